@@ -8,32 +8,26 @@ import subprocess
 import sys
 
 from benchmarks import harness
-from benchmarks.data_sets import QM9_SAMPLE
 from chainer_bspmm import info
 
 OUT = harness.ROOT / 'build' / 'bench'
 
 # module -> arguments of a short run
+STEPS = ['--limit', 500, '--batches', 128, '--data', 'tox21']
 CPU: dict[str, list] = {
-    'training.bench_converter': ['--data', QM9_SAMPLE, '--limit', 1000, '--rounds', 3],
     'training.bench_two_lines': ['--data', 'qm9', '--limit', 300, '--rounds', 1],
-    'training.bench_training': ['--limit', 500, '--batches', 128, '--seconds', 2]
-    + ['--methods', 'rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp'],
-    'training.bench_screening': ['--limit', 256, '--totals', 512, 2048, 2048, '--rounds', 2],
-    'training.bench_examples': ['qm9', '--data', 'sample'],
+    'training.bench_steps': [*STEPS, '--device', -1],
 }
 GPU: dict[str, list] = {
     'products.bench_figures': ['--figures', '6b'],
-    'training.bench_captured': ['--limit', 1000, '--batches', 128, '--data', 'tox21', '--time', 90],
-    'training.bench_layouts': ['--limit', 1000, '--batches', 128, '--data', 'tox21', '--time', 60],
-    'training.bench_methods': ['--limit', 1000, '--time', 60],
-    'training.floors': ['--limit', 1000, '--batches', 128],
+    'training.bench_steps': [*STEPS, '--time', 90],
 }
 LONG = {
     'bench_command': 'trains whole models',
     'products.bench_large': 'takes several minutes',
     'training.bench_network': 'a graph of 115 million edges',
     'training.bench_quality': 'trains to the end',
+    'training.bench_scaling': 'needs MPI',
     'parity': 'compares numbers, not times',
 }
 
@@ -42,9 +36,11 @@ def main():
     args = harness.argument_parser(__doc__).parse_args()
     out = args.out or str(OUT)
     n_gpus, reason = info.count_gpus()
-    skipped = dict(LONG if n_gpus else {**dict.fromkeys(GPU, 'needs a GPU: %s' % reason), **LONG})
+    runs = {**CPU, **(GPU if n_gpus else {})}
+    left = [name for name in GPU if name not in runs]
+    skipped = {**dict.fromkeys(left, 'needs a GPU: %s' % reason), **LONG}
     failed = []
-    for name, arguments in {**CPU, **(GPU if n_gpus else {})}.items():
+    for name, arguments in runs.items():
         command = ['-m', 'benchmarks.' + name, '--commit', args.commit, '--out', out]
         command += map(str, arguments)
         print('\n== python %s' % ' '.join(command), flush=True)

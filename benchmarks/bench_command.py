@@ -286,7 +286,7 @@ def main(argv=None):
         'processors. is_extrapolated: of fewer epochs, of which the later ones count for those '
         'that are missing' % ' '.join(example_runs.OPTIONS),
         'conditions': {
-            **harness.conditions(args.commit, device=device),
+            **harness.conditions(args.commit, device),
             'n_gpus': args.gpus,
             'cpus of each': len(gpus.places(args.gpus)[0].cpus),
         },

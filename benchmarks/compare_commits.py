@@ -91,7 +91,7 @@ def main(argv=None):
         }
         print('%-34s %10.1f %10.1f us  x %.3f  (fastest x %.3f)' % (name, *rows[name].values()))
     result = {
-        'conditions': harness.conditions(arguments.commit, device=device),
+        'conditions': harness.conditions(arguments.commit, device),
         'base': arguments.base,
         'rounds': arguments.rounds,
         'rows': rows,

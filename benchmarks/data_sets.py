@@ -3,8 +3,6 @@
 import os
 
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
-from chainer_chemistry.dataset.parsers import SmilesParser
-from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
 from chainer_chemistry.datasets import NumpyTupleDataset
 import numpy
 import pandas
@@ -13,7 +11,6 @@ from rdkit import RDConfig
 
 from benchmarks.harness import ROOT
 from chainer_bspmm.dataset import from_smiles
-from chainer_bspmm.dataset import to_sparse
 
 QM9_SAMPLE = ROOT / 'examples' / 'qm9' / 'data' / 'qm9_sample.csv.gz'
 
@@ -99,43 +96,14 @@ def _limited(frame, limit):
     return frame if limit is None or limit >= len(frame) else frame.sample(limit, random_state=0)
 
 
-def of_method(smiles, labels, method):
+def of_smiles(smiles, labels, method):
     """Return Chainer Chemistry's data set for a method, and ours of the same molecules.
 
-    Returns:
-        tuple: NumpyTupleDataset of dense matrices, SparseDataset.
-    """
-    with rdBase.BlockLogs():
-        found = SmilesParser(preprocess_method_dict[method]()).parse(
-            smiles, return_is_successful=True
-        )
-    kept = numpy.flatnonzero(found['is_successful'])
-    dense = NumpyTupleDataset(*found['dataset'].get_datasets(), labels[kept])
-    return dense, to_sparse(dense)
-
-
-def of_smiles(smiles, labels, method):
-    """Return what :func:`of_method` does, read by this package, which is several times faster.
-
-    Tests compare the two ways of reading with each other.
+    Both are read by this package, which is several times faster.
     """
     with rdBase.BlockLogs():
         sparse = from_smiles(smiles, method, labels).dataset
     return dense_of(sparse), sparse
-
-
-def adjacency_bytes(dense, sparse):
-    """Return the largest molecule (atoms) and the bytes of the adjacency of a whole data set."""
-    matrices = [dense[i][1] for i in range(len(dense))]
-    largest = max(matrix.shape[-1] for matrix in matrices)
-    first = matrices[0]
-    n_relations = first.shape[0] if first.ndim == 3 else 1
-    return {
-        'largest molecule': largest,
-        'padded dense': first.itemsize * len(matrices) * largest**2 * n_relations,
-        'dense': sum(matrix.nbytes for matrix in matrices),
-        'sparse': sparse.adjacency_nbytes,
-    }
 
 
 def dense_of(sparse):

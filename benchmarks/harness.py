@@ -96,17 +96,10 @@ def _commit(name: str) -> str:
     return found.stdout.strip()
 
 
-def conditions(commit, data=None, n_molecules=None, device=None) -> dict:
-    """Return what a result depends on.
-
-    Args:
-        commit (str): its name.
-        data (str or None): file of the molecules, where there is one.
-        n_molecules (int or None): their number.
-        device (chainer.backend.Device or None): None describes the host.
-    """
+def conditions(commit, device) -> dict:
+    """Return what a result depends on: the name of the commit, the device, the libraries."""
     found = {'date': datetime.date.today().isoformat(), 'commit': commit}
-    if device is None or device.xp is numpy:
+    if device.xp is numpy:
         found.update(cpu=_cpu(), n_cpus=os.cpu_count())
     else:
         runtime = cuda.cupy.cuda.runtime
@@ -116,8 +109,6 @@ def conditions(commit, data=None, n_molecules=None, device=None) -> dict:
             cuda=runtime.runtimeGetVersion(),
             cupy=cuda.cupy.__version__,
         )
-    if data is not None:
-        found.update(data=os.path.basename(data), n_molecules=n_molecules)
     found.update(
         chainer=chainer.__version__,
         chainer_bspmm=chainer_bspmm.__version__,
@@ -129,7 +120,7 @@ def conditions(commit, data=None, n_molecules=None, device=None) -> dict:
 
 def step_conditions(commit, device) -> dict:
     """Return :func:`conditions` of a training step: with other libraries and threads."""
-    found = conditions(commit, device=device)
+    found = conditions(commit, device)
     if device.xp is numpy:
         found['threads'] = os.environ.get('OMP_NUM_THREADS', 'not limited')
     for name in ('torch', 'torch_geometric', 'jax', 'optax'):
@@ -156,10 +147,14 @@ def print_bars(bars):
         print('%s: %s (%s)' % (bar, 'met' if of['met'] else 'MISSED', of['value']))
 
 
+def place(result: dict) -> str:
+    """Return the folder of a result, ``<gpu or cpu>``."""
+    return result.get('conditions', {}).get('gpu', 'cpu').lower().replace(' ', '-')
+
+
 def save(name: str, result: dict, out=None) -> pathlib.Path:
     """Write ``results/<gpu or cpu>/<name>.json``, or into the folder `out`; return its path."""
-    place = result.get('conditions', {}).get('gpu', 'cpu').lower().replace(' ', '-')
-    folder = pathlib.Path(out) if out else RESULTS / place
+    folder = pathlib.Path(out) if out else RESULTS / place(result)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (name + '.json')
     part = folder / (name + '.part')

@@ -12,11 +12,8 @@ import re
 
 import chainer_bspmm  # NOQA: F401  (before chainer)
 import chainer
-from chainer.backends import cuda
-import numpy
 
-from benchmarks.harness import argument_parser
-from benchmarks.harness import conditions
+from benchmarks.harness import argument_parser, conditions, place, RESULTS, ROOT
 from chainer_bspmm.sparse.validate import LAYOUTS
 from tests.support.molecules import SIZES
 from tests.support.parity import ALL_CASES
@@ -29,8 +26,6 @@ from tests.support.parity import FLOAT32
 from tests.support.parity import FLOAT64
 from tests.support.parity import OWN_ERRORS
 
-ROOT = pathlib.Path(__file__).parents[1]
-RESULTS = ROOT / 'benchmarks' / 'results'
 PAGE = ROOT / 'docs' / 'parity.md'
 
 PAGE_INTRO = """\
@@ -71,14 +66,11 @@ def run(device, commit):
         'method': 'Relative error norms against the dense model in float64. Bounds: float32 '
         'max(%g, %g x the error of the dense model in float32), float64 %g'
         % (FLOAT32, OWN_ERRORS, FLOAT64),
-        'conditions': conditions(commit, 'generated', len(SIZES)),
+        'conditions': {**conditions(commit, device), 'n_molecules': len(SIZES)},
         'columns': COLUMNS,
         'cases': [],
         'upstream fails': [],
     }
-    if device.xp is not numpy:
-        result['conditions']['gpu'] = gpu_name()
-        result['conditions']['cupy'] = cuda.cupy.__version__
     for case in ALL_CASES:
         found = compare(case, device)
         beyond = failures(found)
@@ -101,11 +93,6 @@ def run(device, commit):
 def _short(names):
     """Return lists of `COLUMNS`, of two digits: the file holds thousands of them."""
     return {name: [float('%.1e' % e[column]) for column in COLUMNS] for name, e in names.items()}
-
-
-def gpu_name():
-    properties = cuda.cupy.cuda.runtime.getDeviceProperties(cuda.cupy.cuda.Device().id)
-    return properties['name'].decode()
 
 
 def _cells(names):
@@ -177,7 +164,7 @@ def _beyond(result):
 def _machine(result):
     of = result['conditions']
     return '%s, Python %s, NumPy %s%s, commit %s, %s' % (
-        of.get('gpu', of['cpu']),
+        of.get('gpu') or of['cpu'],
         of['python'],
         of['numpy'],
         ', CuPy ' + of['cupy'] if 'cupy' in of else '',
@@ -214,7 +201,7 @@ def main(argv=None):
     device = chainer.get_device('@cupy:0' if args.gpu else '@numpy')
     device.use()
     result = run(device, args.commit)
-    folder = results / (re.sub(r'\W+', '-', gpu_name().lower()) if args.gpu else 'cpu')
+    folder = results / place(result)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / 'parity.json'
     path.write_text(dumps(result))

@@ -1,7 +1,7 @@
 """Draw the figures of docs/ from stored results; needs no GPU.
 
-``python -m benchmarks.plot`` draws all of them, ``python -m benchmarks.plot roofline FILE.json``
-one figure from a result file (default: that in ``benchmarks/results``).
+``python -m benchmarks.plot`` draws all of them, ``python -m benchmarks.plot captured FILE.json``
+those of one result (default: the file in ``benchmarks/results/nvidia-h200``).
 """
 
 import argparse
@@ -18,10 +18,13 @@ from matplotlib import ticker  # NOQA: E402
 import numpy  # NOQA: E402
 
 from benchmarks.harness import number, RESULTS, ROOT, TITLES  # NOQA: E402
-from benchmarks.training import bench_two_lines  # NOQA: E402
 from benchmarks.products.figures import FIGURES, LOOP, TABLES, title  # NOQA: E402
+from benchmarks import bench_command  # NOQA: E402
+from benchmarks.training import bench_two_lines  # NOQA: E402
+from benchmarks.training import step_contenders as steps  # NOQA: E402
 
 FOLDER = ROOT / 'docs'
+STORED = RESULTS / 'nvidia-h200'
 
 # Okabe and Ito's colours, which are safe for colour-blind readers.
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = (
@@ -33,6 +36,85 @@ BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = (
     '#D55E00',
     '#CC79A7',
 )
+GREY = '#999999'
+
+# Contender -> colour, in the order of the bars.
+CAPTURED = {
+    steps.UPSTREAM: ORANGE,
+    steps.EAGER: SKY,
+    steps.CAPTURED: BLUE,
+    steps.ON_DEVICE: BLACK,
+    steps.PACKED: PURPLE,
+    steps.GEOMETRIC: GREEN,
+    steps.GEOMETRIC_CAPTURED: RED,
+}
+JAX = {
+    steps.JAX['scan', 'TF32']: GREY,
+    steps.JAX['jit', 'TF32']: ORANGE,
+    steps.JAX['scan', 'FP32']: GREEN,
+    steps.JAX['jit', 'FP32']: SKY,
+    steps.CAPTURED: BLUE,
+    steps.ON_DEVICE: BLACK,
+    steps.PACKED: PURPLE,
+}
+COMMAND = {bench_command.UPSTREAM: ORANGE, bench_command.EAGER: SKY, bench_command.CAPTURED: BLUE}
+TWO_LINES = {
+    bench_two_lines.UPSTREAM: ORANGE,
+    bench_two_lines.TWO_LINES: BLUE,
+    bench_two_lines.MORE_LINES: BLACK,
+}
+# Contender -> label and colour, from top to bottom.
+SPEED = {
+    steps.UPSTREAM: ('Chainer Chemistry, padded dense', ORANGE),
+    steps.EAGER: ('after sparsify', SKY),
+    steps.GEOMETRIC_CAPTURED: ('PyTorch Geometric, captured in a CUDA graph', '0.6'),
+    steps.ON_DEVICE: ('GraphUpdater and DeviceDataset', BLUE),
+}
+
+KIND = 'device, warm L2'  # time of the products
+CUSPARSE = ['cuSPARSE csr alg%d' % number for number in (1, 2, 3)]
+BSR = ['cuSPARSE bsr alg1, blocks of %d' % size for size in (8, 16)]
+POINTERS = 'cuBLAS fp32 by pointers'
+# Label, colour, style, and the contenders of which the fastest is drawn.
+PRODUCTS = [
+    ('bspmm (ours)', RED, 'o-', ['auto']),
+    ('report, CSR', BLACK, 's-', ['swa']),
+    ('report, ST', GREY, 'v-', ['st']),
+    (
+        'cuBLAS batched, FP32 (figure 8: padded)',
+        BLUE,
+        'D-',
+        ['cuBLAS fp32', 'cuBLAS fp32, padded', POINTERS],
+    ),
+    ('cuBLAS batched, TF32 (figure 8: padded)', SKY, 'D--', ['cuBLAS tf32', 'cuBLAS tf32, padded']),
+    (
+        'cuSPARSE, block-diagonal (best algorithm, PyTorch included)',
+        GREEN,
+        '^-',
+        [*CUSPARSE, *BSR, 'torch.sparse.mm'],
+    ),
+    (
+        'message passing (best of Chainer, PyTorch Geometric)',
+        PURPLE,
+        'P-',
+        ['F.sparse_matmul', 'PyTorch Geometric'],
+    ),
+    (
+        'matrix by matrix (best of cuSPARSE, TensorFlow)',
+        ORANGE,
+        'x:',
+        [name + LOOP for name in ('TensorFlow', *CUSPARSE)],
+    ),
+]
+PRODUCTS_WITH_TABLES = [
+    ('bspmm (ours): no tables', RED, 'o-', ['auto']),
+    ('report, CSR: 6 tables moved', BLACK, 's-', ['swa' + TABLES]),
+    ('report, ST: 6 tables moved', GREY, 'v-', ['st' + TABLES]),
+    ('cuBLAS gemmBatched: 3 tables moved', BLUE, 'D-', [POINTERS + TABLES]),
+    ('report, CSR: tables not counted', BLACK, 's:', ['swa']),
+    ('report, ST: tables not counted', GREY, 'v:', ['st']),
+    ('cuBLAS gemmBatched: tables not counted', BLUE, 'D:', [POINTERS]),
+]
 
 
 def panels(n_rows, n_columns, size, **options):
@@ -45,13 +127,14 @@ def panels(n_rows, n_columns, size, **options):
     return figure, axes
 
 
-def bars(panel, groups, colors, best, reference):
+def bars(panel, groups, colors, best, references):
     """Draw a group of bars for every method: medians with their spread, on a logarithmic axis.
 
     Args:
         groups (dict): method -> name -> {'median', 'low', 'high'}.
         colors (dict): name -> colour, in the order of the bars.
-        best, reference (str): the bars of `best` are labelled with their speed over `reference`.
+        best (str), references (sequence): bars of `best` are labelled with how many times faster
+            they are than the fastest reference.
 
     Returns:
         dict: (method, name) -> where its bar begins and ends.
@@ -61,24 +144,22 @@ def bars(panel, groups, colors, best, reference):
         for place, (method, group) in enumerate(groups.items()):
             if name not in group:
                 continue
-            spread, x = group[name], place + (i - (len(colors) - 1) / 2) * width
+            median, x = group[name]['median'], place + (i - (len(colors) - 1) / 2) * width
             places[method, name] = x - width / 2, x + width / 2
             bar = panel.bar(
                 x,
-                spread['median'],
+                median,
                 width,
                 color=color,
                 label=name,
-                yerr=numpy.array(
-                    [[spread['median'] - spread['low']], [spread['high'] - spread['median']]]
-                ),
+                yerr=numpy.array([[median - group[name]['low']], [group[name]['high'] - median]]),
                 error_kw={'linewidth': 0.7},
             )
-            if name == best and reference in group:
-                ratio = group[reference]['median'] / spread['median']
+            others = [group[other]['median'] for other in references if other in group]
+            if name == best and others:
                 panel.bar_label(
                     bar,
-                    ['%.1fx' % ratio],
+                    ['%.1fx' % (min(others) / median)],
                     padding=3,
                     fontsize=7.5,
                     fontweight='bold',
@@ -109,14 +190,15 @@ def legend(figure, panels, names=None, n_columns=None, title=None):
     )
 
 
-def save(figure, results, name, method=None):
-    """Write docs/<name>.png, with method and conditions beneath, and print its path.
-
-    Args:
-        results (list of dict): what is drawn: one benchmark, on one or several machines.
-        method (str or None): None means that of the first result.
-    """
-    beneath = '%s. %s.' % (method or results[0]['method'], '; '.join(map(_machine, results)))
+def save(figure, result, name, method=None):
+    """Write docs/<name>.png, with method (default: the result's) and conditions beneath."""
+    of = result['conditions']
+    machine = '{cpu}, NumPy {numpy}'
+    if 'gpu' in of:
+        cuda = '%d.%d' % (of['cuda'] // 1000, of['cuda'] % 1000 // 10)
+        machine = '{gpu}, driver {driver}, CUDA %s, CuPy {cupy}' % cuda
+    machine = (machine + ', Python {python}, commit {commit}, {date}.').format(**of)
+    beneath = '%s. %s' % (method or result['method'], machine)
     width = int(figure.get_figwidth() * 16)
     figure.supxlabel('\n'.join(textwrap.wrap(beneath, width)), fontsize=7.5, color='0.3')
     target = FOLDER / (name + '.png')
@@ -125,127 +207,28 @@ def save(figure, results, name, method=None):
     print('wrote', target)
 
 
-def _machine(result):
-    conditions = result['conditions']
-    if 'gpu' in conditions:
-        cuda = '%d.%d' % (conditions['cuda'] // 1000, conditions['cuda'] % 1000 // 10)
-        place = '%s, driver %s, CUDA %s, CuPy %s' % (
-            conditions['gpu'],
-            conditions['driver'],
-            cuda,
-            conditions['cupy'],
-        )
-    else:
-        place = '%s, OMP_NUM_THREADS %s, NumPy %s' % (
-            conditions['cpu'],
-            conditions['threads'],
-            conditions['numpy'],
-        )
-    return '%s, Python %s, commit %s, %s' % (
-        place,
-        conditions['python'],
-        conditions['commit'],
-        conditions['date'],
-    )
-
-
-KIND = 'device, warm L2'  # time of the figures
-# Label, colour, marker, line style, and the contenders of which the fastest is drawn.
-FIGURES_LINES = [
-    ('bspmm (ours)', RED, 'o', '-', ['auto']),
-    ('report, CSR', BLACK, 's', '-', ['swa']),
-    ('report, ST', '#999999', 'v', '-', ['st']),
-    (
-        'cuBLAS batched, FP32 (figure 8: padded)',
-        BLUE,
-        'D',
-        '-',
-        ['cuBLAS fp32', 'cuBLAS fp32, padded', 'cuBLAS fp32 by pointers'],
-    ),
-    (
-        'cuBLAS batched, TF32 (figure 8: padded)',
-        SKY,
-        'D',
-        '--',
-        ['cuBLAS tf32', 'cuBLAS tf32, padded'],
-    ),
-    (
-        'cuSPARSE, block-diagonal (best algorithm, PyTorch included)',
-        GREEN,
-        '^',
-        '-',
-        [
-            'cuSPARSE csr alg1',
-            'cuSPARSE csr alg2',
-            'cuSPARSE csr alg3',
-            'cuSPARSE bsr alg1, blocks of 8',
-            'cuSPARSE bsr alg1, blocks of 16',
-            'torch.sparse.mm',
-        ],
-    ),
-    (
-        'message passing (best of Chainer, PyTorch Geometric)',
-        PURPLE,
-        'P',
-        '-',
-        ['F.sparse_matmul', 'PyTorch Geometric'],
-    ),
-    (
-        'matrix by matrix (best of cuSPARSE, TensorFlow)',
-        ORANGE,
-        'x',
-        ':',
-        [
-            name + LOOP
-            for name in (
-                'TensorFlow',
-                'cuSPARSE csr alg1',
-                'cuSPARSE csr alg2',
-                'cuSPARSE csr alg3',
-            )
-        ],
-    ),
-]
-FIGURES_TABLES_LINES = [
-    ('bspmm (ours): no tables', RED, 'o', '-', ['auto']),
-    ('report, CSR: 6 tables moved', BLACK, 's', '-', ['swa' + TABLES]),
-    ('report, ST: 6 tables moved', '#999999', 'v', '-', ['st' + TABLES]),
-    ('cuBLAS gemmBatched: 3 tables moved', BLUE, 'D', '-', ['cuBLAS fp32 by pointers' + TABLES]),
-    ('report, CSR: tables not counted', BLACK, 's', ':', ['swa']),
-    ('report, ST: tables not counted', '#999999', 'v', ':', ['st']),
-    ('cuBLAS gemmBatched: tables not counted', BLUE, 'D', ':', ['cuBLAS fp32 by pointers']),
-]
-
-
-def figures(result):
-    """Draw figures.png and figures_tables.png from a result of bench_figures."""
-    method = 'float32; %s, CUDA graph replay, median; GFLOP/s = 2 nnz n_B / time' % KIND
-    _draw_figures(result, FIGURES_LINES, 'figures', method)
-    method += '; tables moved: one pinned asynchronous copy a table in every call'
-    _draw_figures(result, FIGURES_TABLES_LINES, 'figures_tables', method)
-
-
-def _draw_figures(result, lines, name, method):
+def products(result, lines, name, method=''):
+    """Draw the report's figures from a result of bench_figures."""
     figure, axes = panels(3, 3, (11, 10))
     for panel, (key, shape) in zip(axes.flat, FIGURES.items()):
         points = [point for point in result['points'] if point['figure'] == key]
-        for order, (label, color, marker, style, contenders) in enumerate(lines):
-            best = []
+        for order, (label, color, style, contenders) in enumerate(lines):
+            best = {}
             for point in points:
                 rates = point['gflops'][KIND]
                 found = [rates[contender] for contender in contenders if contender in rates]
                 if found:
-                    best.append((point['n_B'], max(found)))
+                    best[point['n_B']] = max(found)
             panel.plot(
-                *(zip(*best) if best else ([], [])),
+                list(best),
+                list(best.values()),
                 style,
                 color=color,
-                marker=marker,
                 markersize=4,
                 linewidth=1.2 if order else 2,
                 label=label,
-                zorder=2 if order else 3,
-            )  # the first above all others
+                zorder=2 if order else 3,  # the first above all others
+            )
         panel.set_xscale('log', base=2)
         panel.set_yscale('log')
         panel.yaxis.set_minor_formatter(ticker.NullFormatter())
@@ -257,83 +240,59 @@ def _draw_figures(result, lines, name, method):
     for panel in axes[:, 0]:
         panel.set_ylabel('GFLOP/s', fontsize=9)
     legend(figure, axes.flat, [line[0] for line in lines], n_columns=2)
-    save(figure, [result], name, method)
+    beneath = 'float32; %s, CUDA graph replay, median; GFLOP/s = 2 nnz n_B / time' % KIND
+    save(figure, result, name, beneath + method)
 
 
-TRAINING_COLORS = {
-    'upstream dense': ORANGE,
-    'ours padded': SKY,
-    'ours packed': BLUE,
-    'ours folded': BLACK,
-    'PyTorch Geometric': GREEN,
-}
-CAPTURED_COLORS = {
-    'upstream dense': ORANGE,
-    'ours eager': SKY,
-    'ours captured': BLUE,
-    'ours captured, DeviceDataset': BLACK,
-    'ours captured, DeviceDataset, packed': PURPLE,
-    'PyTorch Geometric': GREEN,
-    'PyTorch Geometric captured': RED,
-}
+def figures(result):
+    products(result, PRODUCTS, 'figures')
+    moved = '; tables moved: one pinned asynchronous copy a table in every call'
+    products(result, PRODUCTS_WITH_TABLES, 'figures_tables', moved)
 
 
-def training(*results):
-    """Draw training.png from results of bench_training, of one or several machines."""
-    rows = [
-        ('%s, ' % result['conditions'].get('gpu', 'CPU'), of)
-        for result in results
-        for of in result['data'].values()
-    ]
-    figure, axes, cells = _step_panels(rows, 2.6, 'ms a training step')
-    for panel, groups in cells:
-        times = {
-            method: {name: found['training']['with converter'] for name, found in group.items()}
-            for method, group in groups.items()
-        }
-        # Runs from before there were folded batches have none.
-        is_folded = any('ours folded' in group for group in groups.values())
-        best = 'ours folded' if is_folded else 'ours packed'
-        bars(panel, times, TRAINING_COLORS, best, 'upstream dense')
-    legend(figure, axes.flat, TRAINING_COLORS)
-    save(figure, results, 'training')
+def step_panels(result, colors, best, references, label):
+    """Draw a result of bench_steps: a row for each data set, a column for each batch.
 
-
-def _walls(groups):
-    """Return method -> name -> milliseconds a step (a summary)."""
-    return {
-        method: {name: found['wall'] for name, found in group.items()}
-        for method, group in groups.items()
-    }
+    Returns:
+        tuple: the figure; a list of (panel, method -> name -> times, what `bars` returned).
+    """
+    data = result['data'].values()
+    batches = {n for of in data for found in of['methods'].values() for n in found['batches']}
+    batches = sorted(batches, key=int)
+    figure, axes = panels(len(data), len(batches), (13, 2.9 * len(data) + 0.6))
+    cells = []
+    for of, row in zip(data, axes):
+        for n_batch, panel in zip(batches, row):
+            groups = {
+                method: found['batches'][n_batch]['milliseconds']
+                for method, found in of['methods'].items()
+                if n_batch in found['batches']
+            }
+            walls = {
+                method: {name: times['wall'] for name, times in group.items()}
+                for method, group in groups.items()
+            }
+            cells.append((panel, groups, bars(panel, walls, colors, best, references)))
+            panel.set_title('%s, batch %s' % (of['description'], n_batch), fontsize=9)
+        row[0].set_ylabel('ms a training step\n(%s)' % label, fontsize=9)
+    legend(figure, axes.flat, colors, n_columns=4)
+    return figure, cells
 
 
 def captured(result):
-    """Draw captured.png and README's speed.png from a result of bench_captured."""
-    rows = [('', of) for of in result['data'].values()]
-    label = 'ms a training step\n(white line: of these on the device)'
-    figure, axes, cells = _step_panels(rows, 2.9, label)
-    for panel, groups in cells:
-        times = _walls(groups)
-        best = 'ours captured, DeviceDataset'
-        places = bars(panel, times, CAPTURED_COLORS, best, 'upstream dense')
+    """Draw captured.png and README's speed.png from a result of bench_steps."""
+    label = 'white line: of these on the device'
+    figure, cells = step_panels(result, CAPTURED, steps.ON_DEVICE, [steps.UPSTREAM], label)
+    for panel, groups, places in cells:
         for (method, name), ends in places.items():
             if 'device' in groups[method][name]:
                 device = groups[method][name]['device']
                 panel.plot(ends, [device] * 2, color='white', linewidth=1.5)
-    legend(figure, axes.flat, CAPTURED_COLORS, n_columns=4)
-    save(figure, [result], 'captured')
-    _draw_speed(result)
+    save(figure, result, 'captured')
+    speed(result)
 
 
-SPEED = {  # from top to bottom
-    'upstream dense': ('Chainer Chemistry, padded dense', ORANGE),
-    'ours eager': ('after sparsify', SKY),
-    'PyTorch Geometric captured': ('PyTorch Geometric, captured in a CUDA graph', '0.6'),
-    'ours captured, DeviceDataset': ('GraphUpdater and DeviceDataset', BLUE),
-}
-
-
-def _draw_speed(result):
+def speed(result):
     """Draw milliseconds a step of Tox21 at batch 128, as bars with their values."""
     methods = result['data']['tox21']['methods']
     figure, axes = panels(1, 1, (10, 4.2))
@@ -355,40 +314,17 @@ def _draw_speed(result):
     panel.xaxis.set_major_formatter(ticker.FormatStrFormatter('%g'))
     panel.set_xlabel('milliseconds per training step, logarithmic')
     legend(figure, [panel], n_columns=2)
-    save(figure, [result], 'speed', 'Tox21, batches of 128, 64 units, float32, Adam; medians')
-
-
-JAX_COLORS = {
-    'JAX scan, TF32': '#999999',
-    'JAX jit, TF32': ORANGE,
-    'JAX scan, FP32': GREEN,
-    'JAX jit, FP32': SKY,
-    'ours captured': BLUE,
-    'ours captured, DeviceDataset': BLACK,
-    'ours captured, DeviceDataset, packed': PURPLE,
-}
+    save(figure, result, 'speed', 'Tox21, batches of 128, 64 units, float32, Adam; medians')
 
 
 def jax(result):
-    """Draw jax.png from a result of bench_captured against JAX."""
-    rows = [('', of) for of in result['data'].values()]
-    label = 'ms a training step\n(labels: JAX in FP32 over ours)'
-    figure, axes, cells = _step_panels(rows, 2.9, label)
-    for panel, groups in cells:
-        times = _walls(groups)
-        for group in times.values():
-            drivers = [name for name in ('JAX jit, FP32', 'JAX scan, FP32') if name in group]
-            if drivers:  # the bars say by how much ours is faster than the better one
-                group[BEST] = min((group[name] for name in drivers), key=lambda of: of['median'])
-        bars(panel, times, JAX_COLORS, 'ours captured, DeviceDataset, packed', BEST)
+    """Draw jax.png from a result of bench_steps against JAX."""
+    drivers = [steps.JAX[driver, 'FP32'] for driver in steps.DRIVERS]
+    label = 'labels: JAX in FP32 over ours'
+    figure, cells = step_panels(result, JAX, steps.PACKED, drivers, label)
+    for panel, _, _ in cells:
         panel.set_yscale('linear')
-    legend(figure, axes.flat, JAX_COLORS, n_columns=4)
-    save(figure, [result], 'jax')
-
-
-BEST = "the better one of JAX's two in FP32"
-
-COMMAND_COLORS = {'upstream dense': ORANGE, 'ours eager': SKY, 'ours captured': BLUE}
+    save(figure, result, 'jax')
 
 
 def command(result):
@@ -403,7 +339,7 @@ def command(result):
                     for name, kinds in of.items()
                     if kind in kinds
                 }
-        places = bars(panel, groups, COMMAND_COLORS, 'ours captured', 'upstream dense')
+        places = bars(panel, groups, COMMAND, bench_command.CAPTURED, [bench_command.UPSTREAM])
         for (group, name), (start, end) in places.items():
             data, method = group.split()
             found = result['data'][data]['methods'][method][name]
@@ -414,16 +350,9 @@ def command(result):
             {'warm': 'caches of a run before', 'cold': 'empty caches'}[kind], fontsize=9
         )
     axes[0, 0].set_ylabel('seconds to the saved model', fontsize=9)
-    legend(figure, axes.flat, COMMAND_COLORS)
+    legend(figure, axes.flat, COMMAND)
     method = result['method'] + '. Hatched: of an earlier commit, or extrapolated'
-    save(figure, [result], 'command', method)
-
-
-TWO_LINES_COLORS = {
-    bench_two_lines.UPSTREAM: ORANGE,
-    bench_two_lines.TWO_LINES: BLUE,
-    bench_two_lines.MORE_LINES: BLACK,
-}
+    save(figure, result, 'command', method)
 
 
 def two_lines(result):
@@ -440,17 +369,15 @@ def two_lines(result):
                 }
                 for method, cells in methods.items()
             }
-            bars(
-                panel, groups, TWO_LINES_COLORS, bench_two_lines.TWO_LINES, bench_two_lines.UPSTREAM
-            )
+            bars(panel, groups, TWO_LINES, bench_two_lines.TWO_LINES, [bench_two_lines.UPSTREAM])
             panel.set_title('%s, batch %s' % (data, n_batch), fontsize=9)
         row[0].set_ylabel('ms an epoch', fontsize=9)
-    legend(figure, axes.flat, TWO_LINES_COLORS)
+    legend(figure, axes.flat, TWO_LINES)
     method = (
         "Epochs of Chainer Chemistry's run_train with validation, the second and later; 4 layers "
         'of 64 units, Adam; medians of interleaved runs, with the 10th and 90th percentile'
     )
-    save(figure, [result], 'two_lines', method)
+    save(figure, result, 'two_lines', method)
 
 
 def scaling(result):
@@ -473,63 +400,27 @@ def scaling(result):
         panel.set_title('batches of %s molecules for each GPU' % n_batch, fontsize=9)
     axes[0, 0].set_ylabel('efficiency (dashed: modelled)', fontsize=9)
     legend(figure, axes.flat)
-    save(figure, [result], 'scaling')
+    save(figure, result, 'scaling')
 
 
 def _spread(values):
     return {'median': statistics.median(values), 'low': min(values), 'high': max(values)}
 
 
-def _step_panels(rows, height, label):
-    """Return a figure and its axes: a row for each (prefix, data set), a column for each batch.
-
-    Also a list of (panel, method -> name -> times).
-    """
-    batches = sorted(
-        {key for _, of in rows for found in of['methods'].values() for key in found['batches']},
-        key=int,
-    )
-    figure, axes = panels(len(rows), len(batches), (13, height * len(rows) + 0.6))
-    cells = []
-    for (prefix, of), row in zip(rows, axes):
-        for n_batch, panel in zip(batches, row):
-            groups = {
-                method: found['batches'][n_batch]['milliseconds']
-                for method, found in of['methods'].items()
-                if n_batch in found['batches']
-            }
-            cells.append((panel, groups))
-            panel.set_title('%s%s, batch %s' % (prefix, of['description'], n_batch), fontsize=9)
-        row[0].set_ylabel(label, fontsize=9)
-    return figure, axes, cells
-
-
-DRAWN = {
-    draw.__name__: (draw, places)
-    for draw, places in (
-        (figures, ['nvidia-h200']),
-        (training, ['nvidia-h200', 'cpu']),
-        (captured, ['nvidia-h200']),
-        (jax, ['nvidia-h200']),
-        (command, ['nvidia-h200']),
-        (two_lines, ['nvidia-h200']),
-        (scaling, ['nvidia-h200']),
-    )
-}
+DRAWN = {draw.__name__: draw for draw in (figures, captured, jax, command, two_lines, scaling)}
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('name', nargs='?', choices=DRAWN, help='default: all')
-    parser.add_argument('files', nargs='*', type=pathlib.Path, help='results to draw')
+    parser.add_argument('file', nargs='?', type=pathlib.Path, help='the result to draw')
     args = parser.parse_args(argv)
     for name in [args.name] if args.name else DRAWN:
-        draw, places = DRAWN[name]
-        files = args.files or [RESULTS / place / (name + '.json') for place in places]
-        if not args.name and not all(path.exists() for path in files):
+        path = args.file or STORED / (name + '.json')
+        if args.name or path.exists():
+            DRAWN[name](json.loads(path.read_text()))
+        else:
             print('not stored:', name)
-            continue
-        draw(*(json.loads(path.read_text()) for path in files))
 
 
 if __name__ == '__main__':

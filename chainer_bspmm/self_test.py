@@ -74,8 +74,8 @@ def outcome_of(model, examples, converter, device):
     model.cleargrads()
     y = model.predictor(*inputs)
     model.lossfun(y, t).backward()
-    gradients = {name: param.grad for name, param in model.namedparams() if param.grad is not None}
-    return {name: cuda.to_cpu(array) for name, array in dict(gradients, y=y.array).items()}
+    arrays = {name: param.grad for name, param in model.namedparams() if param.grad is not None}
+    return {name: cuda.to_cpu(array) for name, array in dict(arrays, y=y.array).items()}
 
 
 def trained(model, examples, converter, device, kind):
@@ -129,10 +129,10 @@ def run(device: chainer.backend.Device) -> Iterator[Outcome]:
 def predicts(method, dtype, device):
     """Return predictions and gradients of a method on the device, and as they should be."""
     model = new_model(method)
-    on_device = cast(model, dtype)
-    on_device.to_device(device)
+    tested = cast(model, dtype)
+    tested.to_device(device)
     return (
-        outcome_of(on_device, molecules(method, dtype), CSRConverter(), device),
+        outcome_of(tested, molecules(method, dtype), CSRConverter(), device),
         outcome_of(densify(model), molecules(method, 'f'), concat_mols, None),
     )
 
@@ -140,12 +140,12 @@ def predicts(method, dtype, device):
 def trains(method, dtype, device):
     """Return trained parameters, on a GPU of captured steps, and as they should be."""
     model = new_model(method)
-    on_device = cast(model, dtype)
-    on_device.to_device(device)
+    tested = cast(model, dtype)
+    tested.to_device(device)
     steps = GraphUpdater if device.xp is cuda.cupy else StandardUpdater
     data = TupleDataset(*zip(*molecules(method, dtype)))
     return (
-        trained(on_device, to_sparse(data), CSRConverter(), device, steps),
+        trained(tested, to_sparse(data), CSRConverter(), device, steps),
         trained(densify(model), molecules(method, 'f'), concat_mols, None, StandardUpdater),
     )
 

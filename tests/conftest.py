@@ -1,4 +1,4 @@
-"""What all tests share: the two array modules, and poisoned GPU memory."""
+"""What all tests share: the array modules, emulated GPUs, and poisoned GPU memory."""
 
 import os
 
@@ -16,6 +16,8 @@ from chainer.backends import cuda
 from chainer_bspmm import info
 from chainer_bspmm.dataset import cache
 from tests.support import poisoned
+from tests.support.devices import GPUS
+from tests.support.devices import place_of
 
 
 # Chainer's own classes are what most tests compare with; tests/training/test_two_lines.py adopts.
@@ -35,6 +37,18 @@ def xp(request, monkeypatch):
         return numpy
     poisoned(monkeypatch, cuda.cupy)
     return cuda.cupy
+
+
+@pytest.fixture(params=GPUS)
+def gpu(request, monkeypatch):
+    """Where kernels run: emulated (slow: under AddressSanitizer as well), or on a GPU."""
+    return place_of(request.param, monkeypatch)
+
+
+@pytest.fixture(params=['numpy', *GPUS])
+def place(request, monkeypatch):
+    """The same, and the host."""
+    return place_of(request.param, monkeypatch)
 
 
 @pytest.fixture(params=['numpy', pytest.param('cupy', marks=pytest.mark.gpu)])

@@ -1,8 +1,5 @@
 """``python -m chainer_bspmm info``, and the self-test behind it."""
 
-import os
-from pathlib import Path
-import subprocess
 import sys
 
 import numpy
@@ -16,21 +13,12 @@ from chainer_bspmm import info
 from chainer_bspmm import self_test
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.ops.graph_linear import products
+from tests.support.processes import python
 
-ROOT = Path(__file__).resolve().parents[1]
 
-
-def test_command_prints_versions_and_the_self_test(tmp_path):
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
-    done = subprocess.run(
-        [sys.executable, '-m', 'chainer_bspmm', 'info'],
-        cwd=tmp_path,
-        text=True,
-        capture_output=True,
-        timeout=300,
-        env=dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS='1'),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_command_prints_versions_and_the_self_test(tmp_path, monkeypatch):
+    monkeypatch.setenv('OMP_NUM_THREADS', '1')
+    done = python('-m', 'chainer_bspmm', 'info', cwd=tmp_path)
     for part in (
         'chainer_bspmm %s in ' % chainer_bspmm.__version__,
         'numpy              %s\n' % numpy.__version__,
@@ -53,7 +41,8 @@ def test_all_parts_pass(device):
 
 
 def wrong(monkeypatch, change):
-    """Let something be wrong with every layer of neighbours on a host."""
+    """Let something be wrong with every layer of neighbours on a host, and test one method."""
+    monkeypatch.setattr(self_test, 'METHODS', ('rsgcn',))
     original = products.graph_linear_on_host
     monkeypatch.setattr(
         products, 'graph_linear_on_host', lambda *args, **kwargs: change(original(*args, **kwargs))

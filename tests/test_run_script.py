@@ -8,7 +8,7 @@ import time
 import pytest
 
 from chainer_bspmm.compat import script_repairs
-from tests.support.processes import Forks, environment
+from tests.support.processes import Forks, environment, python
 
 # As the interpreter does for -m.
 OURS = 'import runpy; runpy._run_module_as_main("chainer_bspmm")'
@@ -28,15 +28,7 @@ def command(forks, tmp_path):
 
 
 def run(*words, cwd):
-    """Run Python in a separate process."""
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment(),
-    )
+    return python(*words, cwd=cwd, status=None)
 
 
 @pytest.fixture
@@ -174,7 +166,7 @@ def test_child_processes_are_repaired(tmp_path, method):
     assert (done.returncode, done.stdout) == (0, '(1, 2) True\n'), done.stderr
 
 
-def test_upstreams_own_script_style_runs_unchanged(tmp_path):
+def test_upstreams_own_script_style_runs_unchanged(command, tmp_path):
     (tmp_path / 'script.py').write_text(
         'import chainer\nimport numpy\n'
         'from chainer_chemistry.models.prediction import Regressor, set_up_predictor\n'
@@ -184,7 +176,7 @@ def test_upstreams_own_script_style_runs_unchanged(tmp_path):
         'loss = model(numpy.array([[6, 8]], "i"), numpy.ones((1, 2, 2), "f"),\n'
         '             numpy.ones((1, 1), "f"))\nprint(loss.shape)\n'
     )
-    done = run('-m', 'chainer_bspmm', 'run', 'script.py', cwd=tmp_path)
+    done = command('run', 'script.py')
     assert done.stdout.endswith('()\n') and done.returncode == 0, done.stderr
 
 

@@ -1,14 +1,12 @@
 """PyTorch Geometric's networks of the shape that Chainer Chemistry's have, and their batches."""
 
 import itertools
-import time
 import types
 
 import numpy
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch_geometric.data import Batch
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv
@@ -150,62 +148,6 @@ def network(method, n_unit, n_layers, n_labels):
     torch.manual_seed(0)
     head = nn.Sequential(nn.Linear(n_unit, n_unit), nn.ReLU(), nn.Linear(n_unit, n_labels))
     return nn.Sequential(PEERS[method](n_unit, n_layers), head)
-
-
-class Contender:
-    """Train and predict in PyTorch Geometric; see `bench_training.Contender`."""
-
-    is_chainer = False
-
-    def __init__(self, method, examples, n_unit, n_layers, n_labels, device):
-        self._examples = examples
-        self._device = torch_device(device)
-        self._model = network(method, n_unit, n_layers, n_labels).to(self._device)
-        self._optimizer = torch.optim.Adam(self._model.parameters())
-
-    def train(self, index):
-        self._model.train()
-        clock = [time.perf_counter()]
-        batch = self._convert(index, clock)
-        loss = _loss(self._model(batch), batch.y)
-        loss.item()  # as Chainer Chemistry reads its loss
-        clock.append(time.perf_counter())
-        self._optimizer.zero_grad()
-        loss.backward()
-        clock.append(time.perf_counter())
-        self._optimizer.step()
-        clock.append(time.perf_counter())
-        self.synchronize()
-        return clock + [time.perf_counter()]
-
-    def predict(self, index):
-        self._model.eval()
-        clock = [time.perf_counter()]
-        batch = self._convert(index, clock)
-        with torch.no_grad():
-            self._model(batch).cpu()
-        return clock + [time.perf_counter()]
-
-    def _convert(self, index, clock):
-        fetched = [self._examples[i] for i in index]
-        clock.append(time.perf_counter())
-        batch = Batch.from_data_list(fetched).to(self._device)
-        self.synchronize()
-        clock.append(time.perf_counter())
-        return batch
-
-    def synchronize(self):
-        if self._device.type == 'cuda':
-            torch.cuda.synchronize()
-
-    def peak_bytes(self, index):
-        """Return what a step allocates at most beyond the parameters; None on the host."""
-        if self._device.type != 'cuda':
-            return None
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        self.train(index)
-        return torch.cuda.max_memory_allocated() - before
 
 
 def _loss(y, t):

@@ -1,56 +1,7 @@
 """The matrices that the benchmarks multiply by, made on the host. Nothing here needs a GPU."""
 
-import chainer_bspmm
 import numpy
 import scipy.sparse
-
-DIFFERENT = 512  # random graphs; a larger batch repeats them
-
-
-def regular(rng, batch, dim, nnz_per_row):
-    """Return a batch of float32 matrices with as many non-zeros in every row, at random columns.
-
-    Args:
-        rng (numpy.random.RandomState): draws columns and values.
-        batch, dim (int): matrices, and rows and columns of each.
-        nnz_per_row (int): at most `dim`; the columns of a row differ from each other.
-
-    Returns:
-        BatchedCSR: packed, on the host.
-    """
-    columns = rng.rand(min(batch, DIFFERENT), dim, dim).argsort(axis=2)[:, :, :nnz_per_row]
-    columns = numpy.resize(columns, (batch, dim, nnz_per_row)).astype(numpy.int32)
-    columns += numpy.arange(0, batch * dim, dim, dtype=numpy.int32)[:, None, None]
-    # Not through the checking constructor, which takes seconds where nnz is in the millions.
-    offsets = numpy.arange(0, batch * dim + 1, dim, dtype=numpy.int32)
-    return chainer_bspmm.BatchedCSR._trusted(
-        indptr=numpy.arange(0, columns.size + 1, nnz_per_row, dtype=numpy.int32),
-        indices=columns.ravel(),
-        data=rng.uniform(0.5, 1.5, columns.size).astype('f'),
-        row_offsets=offsets,
-        col_offsets=offsets,
-        n_relations=1,
-        layout='packed',
-        max_atom_id=None,
-        is_symmetric=False,
-    )
-
-
-def single(matrix):
-    """Return one SciPy matrix as a batch of one graph."""
-    matrix = matrix.tocsr()
-    row_offsets, col_offsets = numpy.array([[0, 0], matrix.shape], numpy.int32).T.copy()
-    return chainer_bspmm.BatchedCSR._trusted(
-        indptr=matrix.indptr.astype(numpy.int32),
-        indices=matrix.indices.astype(numpy.int32),
-        data=matrix.data,
-        row_offsets=row_offsets,
-        col_offsets=col_offsets,
-        n_relations=1,
-        layout='packed',
-        max_atom_id=None,
-        is_symmetric=False,
-    )
 
 
 def banded(rng, n_rows, half_width):

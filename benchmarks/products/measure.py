@@ -14,48 +14,26 @@ CALLS = 50  # calls captured in one graph: a replay's own cost is shared among t
 ROUNDS = 30
 DEVICE_TO_DEVICE = 3  # cudaMemcpyKind
 
-# Copies n float4; every thread has UNROLL loads in flight before it stores the first.
-COPY = r"""
-extern "C" __global__ void copy(
-    const float4* __restrict__ source, float4* __restrict__ target, int n) {
-  const int tile = blockDim.x * UNROLL;
-  for (int start = blockIdx.x * tile; start < n; start += gridDim.x * tile) {
-    float4 held[UNROLL];
-#pragma unroll
-    for (int k = 0; k < UNROLL; ++k) {
-      const int i = start + k * blockDim.x + threadIdx.x;
-      if (i < n) held[k] = source[i];
-    }
-#pragma unroll
-    for (int k = 0; k < UNROLL; ++k) {
-      const int i = start + k * blockDim.x + threadIdx.x;
-      if (i < n) target[i] = held[k];
-    }
-  }
-}
-"""
-
 
 def conditions(commit):
     """Return what a result of the first GPU depends on; see `harness.conditions`."""
-    return harness.conditions(commit, device=chainer.get_device('@cupy:0'))
-
-
-def copy(source, target):
-    """Copy one array to another of its size on the device, on the current stream."""
-    cupy.cuda.runtime.memcpyAsync(
-        target.data.ptr,
-        source.data.ptr,
-        source.nbytes,
-        DEVICE_TO_DEVICE,
-        cupy.cuda.get_current_stream().ptr,
-    )
+    return harness.conditions(commit, chainer.get_device('@cupy:0'))
 
 
 def copy_of(n_bytes):
     """Return a function that copies on the device, and reads and writes `n_bytes` in all."""
     source, target = (cupy.ones(max(n_bytes // 8, 1), 'f') for _ in range(2))
-    return lambda: copy(source, target)
+
+    def copy():
+        cupy.cuda.runtime.memcpyAsync(
+            target.data.ptr,
+            source.data.ptr,
+            source.nbytes,
+            DEVICE_TO_DEVICE,
+            cupy.cuda.get_current_stream().ptr,
+        )
+
+    return copy
 
 
 def capture(call, n_calls=CALLS):
@@ -76,19 +54,6 @@ def capture(call, n_calls=CALLS):
     return graph, stream, pool
 
 
-def device_times(calls):
-    """Measure device microseconds a call of several contenders, interleaved, with a warm L2.
-
-    Args:
-        calls (dict): name -> function without arguments that launches on the current stream.
-
-    Returns:
-        dict: name -> {'median', 'low', 'high'}: over ROUNDS replays, low and high are the 10th
-        and 90th percentile.
-    """
-    return replay_times({name: (*capture(call), CALLS) for name, call in calls.items()}, ROUNDS)
-
-
 def replay_times(graphs, n_rounds):
     """Measure device microseconds a call of several CUDA graphs, interleaved, with a warm L2.
 
@@ -97,7 +62,7 @@ def replay_times(graphs, n_rounds):
         n_rounds (int): replays of each.
 
     Returns:
-        dict: as :func:`device_times`.
+        dict: name -> {'median', 'low', 'high'}; low and high are the 10th and 90th percentile.
     """
     times = {name: [] for name in graphs}
     for _ in range(n_rounds):
@@ -118,7 +83,7 @@ def cold_times(graphs, flushes, n_rounds):
         n_rounds (int): replays of each.
 
     Returns:
-        dict: as :func:`device_times`.
+        dict: as :func:`replay_times`.
     """
     times = {name: [] for name in graphs}
     for _ in range(n_rounds):
@@ -179,7 +144,7 @@ def wall_times(calls, n_rounds, n_calls=5):
         n_calls (int): calls a turn, each of them waited for.
 
     Returns:
-        dict: as :func:`device_times`.
+        dict: as :func:`replay_times`.
     """
     device = cupy.cuda.Device()
     times = {name: [] for name in calls}

@@ -17,7 +17,6 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-import time
 
 import chainer_bspmm
 import chainer
@@ -66,13 +65,12 @@ def worker(args):
     *read, description = subjects.molecules('tox21', args)
     sets, found = {}, {}
     for method in args.methods:
-        dense, sparse = subjects.of_kind(sets, read, method)
-        model = subjects.upstream_model(method, sparse.molecules.labels[0], [dense[0]])
-        model = chainer_bspmm.sparsify(model)
+        subject = subjects.subject_of(method, read, sets)
+        model = chainer_bspmm.sparsify(subject.model)
         n_ranks = 1 if comm is None else comm.size
         for n_batch in dict.fromkeys([*args.batches, args.total // n_ranks]):
             cell = found.setdefault(method, {})
-            cell[str(n_batch)] = measure(model, sparse, n_batch, device, comm, args.rounds)
+            cell[str(n_batch)] = measure(model, subject.data, n_batch, device, comm, args.rounds)
     if comm is None or comm.rank == 0:
         result = {'methods': found, 'description': description}
         pathlib.Path(args.worker).write_text(json.dumps(result))
@@ -96,23 +94,12 @@ def measure(model, sparse, n_batch, device, comm, n_rounds):
         device,
         optimizer,
     )
-    contender.run(WARM if on_gpu else 2)
-    contender.programs()
-    contender.wait()
-    start = time.perf_counter()
-    contender.run(MIN_STEPS)
-    contender.wait()
-    step = (time.perf_counter() - start) / MIN_STEPS
-    n_steps = share(comm, int(numpy.clip(TURN / step, MIN_STEPS, MAX_STEPS)))
+    contender.warm(WARM)
+    n_steps = share(comm, step_contenders.steps_of_a_turn(contender, TURN, MIN_STEPS, MAX_STEPS))
     times = []
     for _ in range(n_rounds):
         share(comm, None)  # a barrier
-        clock = [time.perf_counter()]
-        contender.run(n_steps)
-        clock.append(time.perf_counter())
-        contender.wait()
-        clock.append(time.perf_counter())
-        mine = [1e3 * (end - clock[0]) / n_steps for end in clock[1:]]
+        mine = step_contenders.turn(contender, n_steps)
         times.append(numpy.max([mine] if comm is None else comm.mpi_comm.allgather(mine), axis=0))
     host, wall = map(list, zip(*times))
     cell = {
@@ -125,7 +112,6 @@ def measure(model, sparse, n_batch, device, comm, n_rounds):
         ranks = contender.updater._driver.ranks
         cell['in the graph'] = ranks.has_sum
         cell['exchange alone, us'] = round(exchange_us(ranks, comm, device), 2)
-    contender.free()
     return cell
 
 

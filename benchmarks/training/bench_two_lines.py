@@ -20,16 +20,12 @@ import time
 
 import chainer_bspmm
 import chainer
-from chainer import functions
 from chainer import training
 from chainer.backends import cuda
 from chainer.iterators import SerialIterator
 from chainer.training import extensions
 from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
 from chainer_chemistry.datasets import NumpyTupleDataset
-from chainer_chemistry.models.prediction import Classifier
-from chainer_chemistry.models.prediction import Regressor
-from chainer_chemistry.models.prediction import set_up_predictor
 from chainer_chemistry.training.extensions.auto_print_report import AutoPrintReport
 from chainer_chemistry.utils import run_train
 import numpy
@@ -76,18 +72,6 @@ def as_parsed(dense):
             values = column
         columns.append(values)
     return NumpyTupleDataset(*columns)
-
-
-def new_model(method, labels, device):
-    """Return upstream's model of a script, on a device."""
-    numpy.random.seed(0)
-    with contextlib.redirect_stdout(io.StringIO()):
-        predictor = set_up_predictor(method, subjects.N_UNIT, subjects.N_LAYERS, labels.shape[1])
-    kind, loss, metric = Regressor, functions.mean_squared_error, functions.mean_absolute_error
-    if labels.dtype.kind == 'i':
-        kind, loss = Classifier, functions.sigmoid_cross_entropy
-        metric = functions.binary_accuracy
-    return kind(predictor, lossfun=loss, metrics_fun=metric, device=device)
 
 
 def epochs(name, model, train, valid, n_batch, device):
@@ -161,10 +145,11 @@ def measured(method, dense, device, batches, n_rounds, n_predictions):
     n_train = len(dense) * 9 // 10
     train, valid = dense[:n_train], dense[n_train:]
     names = [UPSTREAM, TWO_LINES] + [MORE_LINES] * (device.xp is not numpy)
-    models = {name: new_model(method, labels, device) for name in names}
-    models[UPSTREAM](*upstream_concat_mols(train[:8], device))
+    models = {name: subjects.new_model(method, labels) for name in names}
+    for model in models.values():
+        model.to_device(device)
+        model(*upstream_concat_mols(train[:8], device))  # makes all parameters
     for name in names[1:]:
-        models[name](*upstream_concat_mols(train[:8], device))  # makes all parameters
         models[name].copyparams(models[UPSTREAM])
         chainer_bspmm.sparsify(models[name])
     found = {}

@@ -1,10 +1,11 @@
-"""The contenders of bench_captured, from iterator to update, and a check that their steps agree."""
+"""Contenders from iterator to update, how their steps are timed, and a check that they agree."""
 
 import concurrent.futures
 import contextlib
 import copy
 import itertools
 import os
+import time
 
 import chainer_bspmm
 import chainer
@@ -13,14 +14,15 @@ from chainer.iterators import SerialIterator
 from chainer.iterators import ShuffleOrderSampler
 from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
+from chainer_chemistry.datasets import NumpyTupleDataset
 import numpy
 
 from benchmarks import harness
-from benchmarks.training.subjects import GEOMETRIC, N_LAYERS, N_UNIT, UPSTREAM
+from benchmarks.training.subjects import FIVE, N_LAYERS, N_UNIT
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.training import GraphUpdater
 
-EAGER = 'ours eager'
+UPSTREAM, GEOMETRIC, EAGER = 'upstream dense', 'PyTorch Geometric', 'ours eager'
 CAPTURED, ON_DEVICE = 'ours captured', 'ours captured, DeviceDataset'
 PACKED = ON_DEVICE + ', packed'  # the others of ours are folded
 EAGER_PACKED = EAGER + ', packed'
@@ -93,11 +95,12 @@ class Trainer:
             chainer.training.Trainer(self.updater, until, out=os.curdir).run()
 
     def wait(self):
-        synchronize(self._device)
+        if self._device.xp is not numpy:
+            cuda.cupy.cuda.runtime.deviceSynchronize()  # streams of every library
 
-    def warm(self, n_captured=None):
-        """Run the first steps: n_captured (None: `WARM_CAPTURED`) of them if it is captured."""
-        self.run((n_captured or WARM_CAPTURED) if self.is_captured else WARM)
+    def warm(self, n_captured):
+        """Run the first steps: so many if it is captured."""
+        self.run(n_captured if self.is_captured else WARM)
         self.programs()
 
     def programs(self):
@@ -128,11 +131,6 @@ class Trainer:
             n_bytes += self.updater.graph_nbytes
         return n_bytes
 
-    def free(self):
-        """Give back what is not in use."""
-        if self._pool is not None:
-            self._pool.free_all_blocks()
-
 
 class Geometric:
     """Train by PyTorch Geometric, see `geometric_models.Loaded` and `Captured`."""
@@ -154,8 +152,8 @@ class Geometric:
     def wait(self):
         self._torch.cuda.synchronize()
 
-    def warm(self):
-        self.run(WARM_CAPTURED if self.is_captured else WARM)
+    def warm(self, n_captured):
+        self.run(n_captured if self.is_captured else WARM)
         # Without what the others hold by now.
         self._bytes = self._torch.cuda.memory_reserved() - self._before
 
@@ -164,9 +162,6 @@ class Geometric:
 
     def peak_bytes(self):
         return self._bytes
-
-    def free(self):
-        self._torch.cuda.empty_cache()
 
 
 class Jax:
@@ -178,27 +173,44 @@ class Jax:
         self.multiple = jitted.multiple
         self.run, self.wait = jitted.run, jitted.wait
 
-    def warm(self):
+    def warm(self, n_captured):
         self.run(self.multiple * WARM)
 
     def peak_bytes(self):
         return None  # its pool is that of all JAX contenders
-
-    def free(self):
-        pass
-
-
-def synchronize(device):
-    if device.xp is not numpy:
-        cuda.cupy.cuda.runtime.deviceSynchronize()  # streams of every library
 
 
 def can_capture(device):
     return device.xp is not numpy
 
 
-def trainers(model, dense, sparse, n_batch, device, **options):
-    """Return name -> function that makes the `Trainer`; without a GPU none is captured."""
+def steps_of_a_turn(contender, seconds, least, most):
+    """Return how many steps fill so many seconds, a multiple of what a contender can make."""
+    n_first = max(least, contender.multiple)
+    contender.wait()
+    start = time.perf_counter()
+    contender.run(n_first)
+    contender.wait()
+    step = (time.perf_counter() - start) / n_first
+    n_calls = int(numpy.clip(seconds / step, least, most) / contender.multiple)
+    return max(1, n_calls) * contender.multiple
+
+
+def turn(contender, n_steps):
+    """Return [host, wall]: milliseconds a step until the last one was launched, and was done."""
+    clock = [time.perf_counter()]
+    contender.run(n_steps)
+    clock.append(time.perf_counter())
+    contender.wait()
+    clock.append(time.perf_counter())
+    return [(end - clock[0]) * 1e3 / n_steps for end in clock[1:]]
+
+
+def trainers(subject, n_batch, device, **options):
+    """Return name -> function that makes the `Trainer`; without a GPU none is captured.
+
+    Dense examples (`subject.data` is `subject.dense`) cannot lie on the device.
+    """
 
     def make(kind, model, converter, data_set):
         return lambda: Trainer(
@@ -211,19 +223,20 @@ def trainers(model, dense, sparse, n_batch, device, **options):
             **{name: copy.deepcopy(value) for name, value in options.items()},
         )
 
-    swapped = chainer_bspmm.sparsify(copy.deepcopy(model))
-    folded, packed = map(chainer_bspmm.CSRConverter, ('folded', 'packed'))
+    swapped = chainer_bspmm.sparsify(copy.deepcopy(subject.model))
+    folded, packed = (subject.converters[layout] for layout in ('folded', 'packed'))
     found = {
-        UPSTREAM: make(StandardUpdater, model, upstream_concat_mols, lambda: dense),
-        EAGER: make(StandardUpdater, swapped, folded, lambda: sparse),
-        EAGER_PACKED: make(StandardUpdater, swapped, packed, lambda: sparse),
+        UPSTREAM: make(StandardUpdater, subject.model, upstream_concat_mols, lambda: subject.dense),
+        EAGER: make(StandardUpdater, swapped, folded, lambda: subject.data),
+        EAGER_PACKED: make(StandardUpdater, swapped, packed, lambda: subject.data),
     }
     if can_capture(device):
-        found[CAPTURED] = make(GraphUpdater, swapped, folded, lambda: sparse)
-        for name, converter in ((ON_DEVICE, folded), (PACKED, packed)):
-            found[name] = make(
-                GraphUpdater, swapped, converter, lambda: DeviceDataset(sparse, device)
-            )
+        found[CAPTURED] = make(GraphUpdater, swapped, folded, lambda: subject.data)
+        if subject.data is not subject.dense:
+            for name, converter in ((ON_DEVICE, folded), (PACKED, packed)):
+                found[name] = make(
+                    GraphUpdater, swapped, converter, lambda: DeviceDataset(subject.data, device)
+                )
     return found
 
 
@@ -232,9 +245,8 @@ def peers(method, examples, sparse, n_batch, device):
     from benchmarks.peers import geometric_models
 
     def network():
-        return geometric_models.network(
-            method, N_UNIT, N_LAYERS, sparse.molecules.labels[0].shape[1]
-        )
+        n_labels = sparse.molecules.labels[0].shape[1]
+        return geometric_models.network(method, N_UNIT, N_LAYERS, n_labels)
 
     def captured():
         order = ShuffleOrderSampler(numpy.random.RandomState(0))
@@ -250,24 +262,19 @@ def peers(method, examples, sparse, n_batch, device):
     }
 
 
-def jax_peers(method, model, sparse, sizes, device):
+def jax_peers(method, subject, sizes, device):
     """Return batch size -> name -> function that makes the `Jax`; all are compiled at once.
 
-    Args:
-        method (str): a key of `jax_models.NETWORKS`.
-        model (chainer.Link): its parameters are the first.
-        sparse (SparseDataset): its molecules, in the order in which the others have them.
-        sizes (list of int): molecules of a batch.
-        device (chainer.backend.Device): where.
+    Parameters and molecules, in their order, are those of the others.
     """
     from benchmarks.peers import jax_models
 
-    first = jax_models.parameters_of(method, parameters(model))
+    first = jax_models.parameters_of(method, parameters(subject.model))
     compiled = {}
     for n_batch in sizes:
         order = ShuffleOrderSampler(numpy.random.RandomState(0))
         batches = jax_models.host_batches(
-            SerialIterator(sparse, n_batch, order_sampler=order), SCANNED
+            SerialIterator(subject.data, n_batch, order_sampler=order), SCANNED
         )
         compiled[n_batch] = jax_models.compiled(method, first, batches, device)
     concurrent.futures.wait(future for of in compiled.values() for future in of.values())
@@ -279,37 +286,44 @@ def jax_peers(method, model, sparse, sizes, device):
     }
 
 
-def equal_sizes(sparse):
-    """Return the numbers of molecules of one size: in a batch of them upstream pads nothing."""
-    sizes = sparse.molecules.sizes[sparse.order]
+def equal_sizes(dense):
+    """Return indices of molecules of one size: in a batch of them upstream pads nothing."""
+    sizes = numpy.array([len(example[0]) for example in dense])
     counts = numpy.bincount(sizes)
     counts[:4] = 0
     return numpy.flatnonzero(sizes == counts.argmax())[:N_EQUAL]
 
 
-def mixed_sizes(sparse):
-    """Return the numbers of molecules of a batch that upstream pads."""
-    return numpy.random.RandomState(0).permutation(len(sparse))[:N_EQUAL]
+def mixed_sizes(dense):
+    """Return indices of the molecules of a batch that upstream pads."""
+    return numpy.random.RandomState(0).permutation(len(dense))[:N_EQUAL]
 
 
-def check(model, dense, sparse, device):
+def check(method, subject, names, device):
     """Compare what one step from equal state changes; dropout is off, all else as it is timed.
 
     Returns:
         dict: the largest relative error of any parameter's change, against upstream's: packed on
-        molecules of one size, the others on molecules of several as well.
+        molecules of one size, the others on molecules of several as well. Of other methods than
+        the five some gradients are 0 but for rounding: all changes are one array.
 
     Raises:
         AssertionError: it is too large, or a step was not captured.
     """
-    model = without_dropout(model)
-    found = judged(changes_of(model, dense, sparse, equal_sizes(sparse), device), UPSTREAM)
-    mixed = changes_of(model, dense, sparse, mixed_sizes(sparse), device)
-    for packed in (EAGER_PACKED, PACKED):
-        mixed.pop(packed, None)
-    for name, error in judged(mixed, UPSTREAM).items():
-        found[name] = max(found[name], error)
+    subject = subject._replace(model=without_dropout(subject.model))
+    found = {}
+    for index in (equal_sizes(subject.dense), mixed_sizes(subject.dense)):
+        changes = changes_of(subject, index, [UPSTREAM, *names], device)
+        names = [name for name in names if name not in (EAGER_PACKED, PACKED)]
+        if method not in FIVE:
+            changes = {name: {'all': flat(of)} for name, of in changes.items()}
+        for name, error in judged(changes, UPSTREAM).items():
+            found[name] = max(found.get(name, 0), error)
     return found
+
+
+def flat(arrays):
+    return numpy.concatenate([arrays[path].ravel() for path in sorted(arrays)])
 
 
 def without_dropout(model):
@@ -321,20 +335,17 @@ def without_dropout(model):
     return model
 
 
-def changes_of(model, dense, sparse, index, device):
+def changes_of(subject, index, names, device):
     """Return name -> parameter -> what one step on these molecules changes."""
     adam = chainer.optimizers.Adam(alpha=GENTLE['lr'], eps=GENTLE['eps'])
+    columns = subject.dense.get_datasets()
+    dense = NumpyTupleDataset(*([column[i] for i in index] for column in columns))
+    data = dense if subject.data is subject.dense else subject.data[index]
+    part = subject._replace(dense=dense, data=data)
+    makers = trainers(part, len(index), device, optimizer=adam, shuffle=False)
     changes = {}
-    for name, make in trainers(
-        model,
-        [dense[i] for i in index],
-        sparse[index],
-        len(index),
-        device,
-        optimizer=adam,
-        shuffle=False,
-    ).items():
-        trainer = make()
+    for name in dict.fromkeys(names):
+        trainer = makers[name]()
         before = parameters(trainer.model)
         if trainer.is_captured:
             trainer.run(1)  # which is eager; the next one is a replay
@@ -360,16 +371,15 @@ def put_back(trainer, values):
             array[...] = 0
 
 
-def check_peers(method, examples, sparse, device):
+def check_peers(method, examples, subject, device):
     """Compare a captured step of PyTorch Geometric with an eager one; see :func:`check`."""
     from benchmarks.peers import geometric_models
 
-    index = equal_sizes(sparse)
+    index, sparse = equal_sizes(subject.dense), subject.data
+    n_labels = sparse.molecules.labels[0].shape[1]
     changes = {}
     for name in (GEOMETRIC, GEOMETRIC_CAPTURED):
-        model = geometric_models.network(
-            method, N_UNIT, N_LAYERS, sparse.molecules.labels[0].shape[1]
-        ).eval()
+        model = geometric_models.network(method, N_UNIT, N_LAYERS, n_labels).eval()
         if name == GEOMETRIC:
             peer = geometric_models.Loaded(
                 model, [examples[i] for i in index], len(index), device, **GENTLE
@@ -389,18 +399,19 @@ def check_peers(method, examples, sparse, device):
     return judged(changes, GEOMETRIC)
 
 
-def check_jax(method, model, sparse, device):
+def check_jax(method, subject, device):
     """Compare a step of JAX's with ours, eager and packed; see :func:`check`."""
     from benchmarks.peers import jax_models
     import jax
 
-    model, part = without_dropout(model), sparse[mixed_sizes(sparse)]
+    model = without_dropout(subject.model)
+    part = subject.data[mixed_sizes(subject.dense)]
     before = parameters(model)
     first = jax_models.parameters_of(method, before)
     trainer = Trainer(
         StandardUpdater,
         chainer_bspmm.sparsify(copy.deepcopy(model)),
-        chainer_bspmm.CSRConverter('packed'),
+        subject.converters['packed'],
         lambda: part,
         len(part),
         device,
@@ -449,3 +460,21 @@ def judged(changes, reference, limit=None):
         raise AssertionError('a step of %s changed nothing' % reference)
     harness.gate(found, STEP_ERROR if limit is None else limit)
     return found
+
+
+def ratio(cell, name, over):
+    """Return how many times faster one is than another; None where one was not run."""
+    times = cell['milliseconds']
+    if name not in times or over not in times:
+        return None
+    return times[over]['wall']['median'] / times[name]['wall']['median']
+
+
+def over_jax(cell, precision):
+    """Return JAX's time, by a jitted step or a scan, over ours, packed and from the device.
+
+    Returns:
+        float or None: the smaller one of the two; None where one of the contenders was not run.
+    """
+    ratios = [ratio(cell, PACKED, JAX[driver, precision]) for driver in DRIVERS]
+    return None if None in ratios else min(ratios)

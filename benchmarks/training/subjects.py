@@ -1,13 +1,15 @@
-"""The models of the benchmarks of training and prediction, and the arguments that choose them."""
+"""The models of the benchmarks of training and prediction, their data, and what chooses them."""
 
+import collections
 import contextlib
 import io
 
-import chainer_bspmm  # noqa: F401  first: repairs Chainer
+import chainer_bspmm
 import chainer
 from chainer import functions
 from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
+from chainer_chemistry.datasets import NumpyTupleDataset
 from chainer_chemistry.models.mlp import MLP
 from chainer_chemistry.models.mpnn import MPNN
 from chainer_chemistry.models.prediction import Classifier
@@ -19,27 +21,67 @@ import numpy
 from benchmarks import data_sets
 from benchmarks import harness
 from chainer_bspmm.dataset import smiles
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.models import METHODS as NAMED
 
 FIVE = ('rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp')
-METHODS = (*FIVE, 'relgat', 'gnnfilm')
+LARGE = ('relgat', 'gnnfilm', 'ggnn_gwm', 'rsgcn_gwm', 'gin_gwm', 'nfp_gwm')
+METHODS = (*LARGE, 'mpnn', *(name for name in NAMED if name not in LARGE))
 N_UNIT, N_LAYERS = 64, 4
 
 # Contenders are Chainer's own classes where they are called so.
 vars(chainer.global_config)['bspmm_capture'] = False
 
-UPSTREAM, GEOMETRIC = 'upstream dense', 'PyTorch Geometric'
+# A method on a data set. model: upstream's, on the host; dense, data: the data set for upstream and
+# for ours; converters: layout -> of ours.
+Subject = collections.namedtuple('Subject', 'model dense data converters')
 
-MIN_ROUNDS, MAX_ROUNDS = 3, 30
 
-
-def upstream_model(method, labels, examples, **sizes):
-    """Return Chainer Chemistry's dense model on the host, with all parameters initialized.
+def subject_of(method, read, sets):
+    """Return the `Subject` of a method of `METHODS`.
 
     Args:
-        method (str): of `set_up_predictor`, or ``'mpnn'``, with the messages of GGNN.
-        labels (array): (M, tasks) of the data set.
-        examples (list): a dense batch.
-        **sizes: of the embeddings, as in `set_up_predictor`.
+        method (str): a name of `set_up_predictor`, or ``'mpnn'``, with the messages of GGNN.
+        read (tuple): SMILES and labels.
+        sets (dict): keeps the data sets that several methods need.
+    """
+    base, _, variant = method.partition('_')
+    dense, data = of_kind(sets, read, method if variant == 'gwm' else base)
+    n_columns, sizes = None, {}
+    if variant.endswith('wle'):
+        with_atom = variant == 'wle'
+        if with_atom not in sets:
+            sets[with_atom] = data_sets.weisfeiler_lehman(dense, with_atom)
+        found, n_labels = sets[with_atom]
+        atoms, matrices, labels = dense.get_datasets()
+        if with_atom:  # the labels are the atoms
+            dense, sizes = NumpyTupleDataset(found, matrices, labels), {'n_atom_types': n_labels}
+            data = to_sparse(dense)
+        else:
+            data = dense = NumpyTupleDataset(atoms, matrices, found, labels)
+            n_columns, sizes = 1, {'n_wle_types': n_labels}
+    model = new_model(method, dense.get_datasets()[-1], **sizes)
+    model(*upstream_concat_mols([dense[0]]))  # makes all parameters
+    converters = {
+        layout: chainer_bspmm.CSRConverter(layout, n_node_columns=n_columns)
+        for layout in ('folded', 'packed')
+    }
+    return Subject(model, dense, data, converters)
+
+
+def of_kind(sets, read, method):
+    """Return a method's data set, dense and sparse, from `sets` where one like it was made."""
+    method = {'mpnn': 'ggnn'}.get(method, method)
+    kind = smiles.KINDS[preprocess_method_dict[method].__name__]
+    if kind not in sets:
+        sets[kind] = data_sets.of_smiles(*read, method=method)
+    return sets[kind]
+
+
+def new_model(method, labels, **sizes):
+    """Return Chainer Chemistry's dense model for labels (M, tasks), on the host.
+
+    sizes: of the embeddings, as in `set_up_predictor`.
     """
     numpy.random.seed(0)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -49,55 +91,20 @@ def upstream_model(method, labels, examples, **sizes):
             )
         else:
             predictor = set_up_predictor(method, N_UNIT, N_LAYERS, labels.shape[1], **sizes)
+    kind, loss, metric = Regressor, functions.mean_squared_error, functions.mean_absolute_error
     if labels.dtype.kind == 'i':
-        model = Classifier(
-            predictor,
-            lossfun=functions.sigmoid_cross_entropy,
-            metrics_fun=functions.binary_accuracy,
-        )
-    else:
-        model = Regressor(
-            predictor,
-            lossfun=functions.mean_squared_error,
-            metrics_fun=functions.mean_absolute_error,
-        )
-    model(*upstream_concat_mols(examples))
-    return model
-
-
-def of_kind(sets, read, method):
-    """Return a method's data set, dense and sparse, from `sets` where one like it was made."""
-    kind = smiles.KINDS[preprocess_method_dict[method].__name__]
-    if kind not in sets:
-        sets[kind] = data_sets.of_smiles(*read, method=method)
-    return sets[kind]
+        kind, loss = Classifier, functions.sigmoid_cross_entropy
+        metric = functions.binary_accuracy
+    return kind(predictor, lossfun=loss, metrics_fun=metric)
 
 
 def argument_parser(doc, methods, device, device_help):
     """Return a parser with the options of all these benchmarks; the arguments are defaults."""
     parser = harness.argument_parser(doc)
     parser.add_argument('--device', default=device, help=device_help)
-    parser.add_argument('--tox21', help="MoleculeNet's tox21.csv.gz")
+    parser.add_argument('--tox21', help="MoleculeNet's tox21.csv.gz; default: generated ones")
     parser.add_argument('--methods', nargs='+', default=methods, choices=methods)
     parser.add_argument('--limit', type=int, help='largest number of molecules of a data set')
-    return parser
-
-
-def step_argument_parser(doc, methods, batches, seconds, device, device_help):
-    """Return :func:`argument_parser` with the options of a benchmark of training steps.
-
-    Without ``--tox21`` molecules of its sizes are generated.
-    """
-    parser = argument_parser(doc, methods, device, device_help)
-    parser.add_argument('--data', nargs='+', default=['tox21', 'qm9'], choices=['tox21', 'qm9'])
-    parser.add_argument('--batches', nargs='+', type=int, default=batches)
-    parser.add_argument(
-        '--seconds',
-        type=float,
-        default=seconds,
-        help='for each method, data set and batch size: from %d to %d rounds'
-        % (MIN_ROUNDS, MAX_ROUNDS),
-    )
     return parser
 
 

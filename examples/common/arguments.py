@@ -2,7 +2,6 @@
 
 import argparse
 
-import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 import chainer
 from common.data import DataError
 from common.ranks import COMMUNICATORS
@@ -10,16 +9,13 @@ from common.tasks import LAYOUTS
 from common.tasks import METHODS
 
 
-def number(kind, low, high=None, words=()):
-    """Return a converter of command line values: a number from low to high, or one of the words."""
+def number(kind, low, high=None):
+    """Return a converter of command line values to numbers from low to high."""
 
     def convert(text):
-        if text in words:
-            return text
         value = kind(text)
         if value < low or (high is not None and value > high):
             expected = 'at least %s' % low if high is None else 'from %s to %s' % (low, high)
-            expected = ' or '.join([expected, *words])
             raise argparse.ArgumentTypeError('got %s, expected %s' % (text, expected))
         return value
 
@@ -27,20 +23,9 @@ def number(kind, low, high=None, words=()):
     return convert
 
 
-def number_or_all(text):
-    """Return a number of molecules of at least 1, or -1 for all of them."""
-    value = int(text)
-    if value < 1 and value != -1:
-        raise argparse.ArgumentTypeError('got %s, expected at least 1, or -1 for all' % text)
-    return value
-
-
-def ratio(text):
-    """Return a number between 0 and 1, both excluded."""
-    value = float(text)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError('got %s, expected a number between 0 and 1' % text)
-    return value
+def number_of_atoms(text):
+    """Return the value of ``--padded-to``: a word, or a number."""
+    return text if text in ('largest', 'batch') else number(int, 1)(text)
 
 
 def make_parser(description):
@@ -51,10 +36,7 @@ def make_parser(description):
 def add_device_argument(parser):
     """Add the option for the device."""
     parser.add_argument(
-        '--device',
-        '-d',
-        default='-1',
-        help='-1: CPU; 0, 1, ...: that GPU; or a Chainer device specifier',
+        '--device', '-d', default='-1', help='-1: CPU; 0, 1, ...: that GPU; or as Chainer names it'
     )
 
 
@@ -71,149 +53,103 @@ def add_communicator_argument(parser, what):
     parser.add_argument(
         '--communicator',
         choices=COMMUNICATORS,
-        help='under mpirun: %s the processes that it starts. naive: on CPUs; pure_nccl: each '
-        'on the GPU of its number, whatever --device says' % what,
+        help='under mpirun: %s its processes, on CPUs (naive) or each on a GPU (pure_nccl)' % what,
     )
-
-
-def add_force_argument(parser, what):
-    """Add the option to write where there is something already."""
-    parser.add_argument('--force', action='store_true', help=what)
-
-
-def add_common_arguments(parser, dense_help):
-    """Add the common options of training and prediction."""
-    add_running_arguments(parser)
-    parser.add_argument(
-        '--no-cache',
-        action='store_true',
-        help='parse the SMILES even if an earlier run left them parsed in the cache folder '
-        '(python -m chainer_bspmm info names it)',
-    )
-    parser.add_argument('--dense', action='store_true', help=dense_help)
 
 
 def add_model_arguments(parser, methods, conv_layers, unit_num, epoch, train_data_ratio):
     """Add the options of every training; the numbers are defaults."""
-    positive = number(int, 1)
     parser.add_argument('--method', '-m', choices=methods, default=methods[0], help='method name')
     for name, default, what in (
         ('--conv-layers', conv_layers, 'number of convolution layers'),
         ('--unit-num', unit_num, 'number of units in one layer'),
         ('--epoch', epoch, 'number of epochs'),
     ):
-        parser.add_argument(name, name[1:3], type=positive, default=default, help=what)
+        parser.add_argument(name, name[1:3], type=number(int, 1), default=default, help=what)
     parser.add_argument(
         '--seed',
         '-s',
         type=number(int, 0, 2**32 - 1),
         default=777,
-        help='decides everything random: the split, the start, the order of the batches',
+        help='decides the split, the start, the order of the batches',
     )
     parser.add_argument(
         '--train-data-ratio',
         '-r',
-        type=ratio,
+        type=number(float, 0, 1),
         default=train_data_ratio,
         help='share of the training data; validation and test halve the rest',
     )
-    parser.add_argument(
-        '--out', '-o', default='result', help='folder of the run, which must be empty or new'
-    )
-    add_force_argument(parser, 'start again in the folder of --out; its run is removed')
+    parser.add_argument('--out', '-o', default='result', help='new or empty folder of the run')
+    parser.add_argument('--force', action='store_true', help='remove the run in --out, start again')
 
 
 def add_training_arguments(parser):
     """Add the options of every train_*.py on molecules."""
     add_model_arguments(parser, METHODS, 4, 16, 20, 0.7)
+    add_running_arguments(parser)
     parser.set_defaults(split='random')
     parser.add_argument(
         '--num-data',
-        type=number_or_all,
+        type=number(int, -1),
         default=-1,
-        help='number of molecules to use, spread evenly over the data; -1: all',
+        help='molecules to use, evenly spread; -1: all',
     )
     parser.add_argument(
-        '--skip-missing',
-        action='store_true',
-        help='leave out, and count, molecules without a label: in a regression without one of '
-        'them, in a classification without any',
+        '--skip-missing', action='store_true', help='leave out, and count, molecules without labels'
     )
     parser.add_argument(
         '--layout',
         choices=LAYOUTS,
         default='folded',
-        help='folded, the default: each molecule is filled up with phantom atoms, as upstream '
-        'does, but in one row; padded: the same, with a row for each of them; packed: none, each '
-        'molecule as it is',
+        help='how a molecule is filled up with phantom atoms, as upstream does. folded, the '
+        'default: in one row; padded: in a row for each of them; packed: not at all',
     )
     parser.add_argument(
         '--padded-to',
-        type=number(int, 1, words=('largest', 'batch')),
+        type=number_of_atoms,
         metavar='N',
-        help='atoms to which folded batches fill up their molecules. largest, the default: those '
-        "of the data set's largest molecule, so that no result depends on the rest of the batch; "
-        "batch: those of each batch's largest, which gives upstream's numbers",
+        help='atoms to which folded batches fill up their molecules; largest, the default: as the '
+        'largest of the data set has; batch: as the largest of each batch, as upstream',
     )
     parser.add_argument(
         '--updater',
         choices=('auto', 'graph', 'standard'),
         default='auto',
-        help='graph: on a GPU, the data set lies there and each training step is one launch of a '
-        "CUDA graph; standard: Chainer's updater; auto, the default: graph on a GPU, standard on "
-        'a CPU and with --dense',
+        help='graph: each training step is one launch of a CUDA graph; standard: by Python; auto, '
+        'the default: graph on a GPU, standard on a CPU and with --dense',
     )
-    add_communicator_argument(
-        parser, 'share the molecules out to (batches of --batchsize on each of)'
+    add_communicator_argument(parser, 'share the molecules out to')
+    parser.add_argument(
+        '--resume', action='store_true', help='continue the run in --out from its last snapshot'
     )
     parser.add_argument(
-        '--resume',
-        action='store_true',
-        help='continue the run in the folder of --out from its last snapshot',
+        '--dense', action='store_true', help="train upstream's dense model instead, for comparison"
     )
-    add_common_arguments(parser, "train upstream's dense model instead, for comparison")
 
 
-def add_prediction_arguments(parser, script, data_help):
-    """Add the options of every predict_*.py; `script` is the one that trains."""
-    add_trained_arguments(parser, script)
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        '--data',
-        help=data_help + '; errors are reported for the targets that it contains; '
-        'default: the test part',
-    )
-    source.add_argument('--smiles', nargs='+', help='molecules; writes a file only with --out')
-    parser.add_argument('--out', '-o', help='CSV file to write (IN_DIR/predictions.csv)')
-    add_force_argument(parser, 'replace the file of --out')
-    add_common_arguments(parser, "use upstream's dense model, with the same parameters")
-
-
-def add_trained_arguments(parser, script):
-    """Add the options that say which model predicts, and how; `script` has trained it."""
+def add_trained_arguments(parser, script, batchsize=32):
+    """Add the options that say which model predicts, and where; `script` has trained it."""
     parser.add_argument('--in-dir', '-i', default='result', help='output folder of ' + script)
     parser.add_argument(
         '--model',
         choices=('last', 'best'),
         default='last',
-        help='last, the default: of the last epoch, whose test errors the training has printed; '
-        'best: of the epoch with the best validation',
+        help='last, the default: of the last epoch; best: of that with the best validation',
     )
-    parser.add_argument('--layout', choices=LAYOUTS, help="another layout than the training's")
+    add_running_arguments(parser, batchsize)
 
 
 def get_device(specifier):
     """Return the Chainer device of `--device`: -1 is the CPU, another number a GPU."""
-    expected = '-1 (CPU), 0, 1, ... (that GPU; needs CuPy: docs/install.md) or a Chainer device'
+    is_number = specifier.lstrip('-').isdigit()
     try:
-        if specifier.lstrip('-').isdigit() and int(specifier) < -1:
+        if is_number and int(specifier) < -1:
             raise ValueError('no GPU has this number')
-        return chainer.get_device(int(specifier) if specifier.lstrip('-').isdigit() else specifier)
-    except Exception as error:
-        if specifier.startswith('cuda:'):
-            expected = specifier[5:] + ' for that GPU'
-        reason = str(error).strip().split('\n')[0]
+        return chainer.get_device(int(specifier) if is_number else specifier)
+    except Exception as error:  # Chainer's and CuPy's are of many types
         raise DataError(
-            '--device %s cannot be used (%s: %s); expected %s'
-            % (specifier, type(error).__name__, reason, expected)
+            '--device %s cannot be used (%s: %s); expected -1 (CPU), 0, 1, ... (that GPU; needs '
+            'CuPy: docs/install.md) or a Chainer device, such as @cupy:0'
+            % (specifier, type(error).__name__, str(error).strip().split('\n')[0])
         ) from error

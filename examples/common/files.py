@@ -2,66 +2,39 @@
 
 import contextlib
 import glob
-import gzip
 import json
-import math
 import os
 import pickle
-import pickletools
 import sys
 import zipfile
 import zlib
 
-import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 import numpy
 from chainer import serializers
 from common.data import DataError
-from common.data import shortened
 
 MODEL_FILE = 'model.npz'
 BEST_FILE = 'best_model.npz'
 SETTINGS_FILE = 'settings.json'
-SNAPSHOT_FILE = 'snapshot.npz'
-RESULT_FILE = 'result.json'
 FAILED_FILE = 'failed.csv'
-LOG_FILE = 'log'  # LogReport's name
-PLOT_FILE = 'learning_curve.png'
-FIT_FILE = 'fit.png'
+SNAPSHOT_FILE = 'snapshot_%s.%d'  # step, rank
 RUN_FILES = (
-    *(SETTINGS_FILE, MODEL_FILE, BEST_FILE, RESULT_FILE, FAILED_FILE, LOG_FILE),
-    *(PLOT_FILE, FIT_FILE),
+    *(SETTINGS_FILE, MODEL_FILE, BEST_FILE, FAILED_FILE, 'log', 'result.json'),
+    *('learning_curve.png', 'fit.png', 'snapshot_*.*'),
 )
-UNREADABLE = (  # RuntimeError: a part seems to be encrypted
-    *(OSError, EOFError, LookupError, RuntimeError, ValueError),
-    *(zipfile.BadZipFile, zlib.error),
-)
-
-
-class Settings(dict):
-    """The settings of a run; one that is missing is an error that names the file."""
-
-    def __init__(self, path, values):
-        super().__init__(values)
-        self._path = path
-
-    def __missing__(self, name):
-        raise DataError('%s has no %r: it is not of a training' % (self._path, name))
 
 
 def check_folder(out, force, resume=False):
     """Refuse a folder for output in which there is something, unless the options allow it."""
-    if not out:
-        raise DataError('--out: expected the name of a folder, got an empty one')
+    has_snapshot = bool(steps(out, 0))
     if os.path.exists(out) and not os.path.isdir(out):
         raise DataError('--out: expected a folder, got the file %s' % out)
-    if resume:
-        if not os.path.exists(os.path.join(out, SNAPSHOT_FILE)):
-            raise DataError('--resume: the folder %s has no %s' % (out, SNAPSHOT_FILE))
-    elif not force and os.path.isdir(out) and os.listdir(out):
-        is_run = os.path.exists(os.path.join(out, SNAPSHOT_FILE))
+    if resume and not has_snapshot:
+        raise DataError('--resume: the folder %s has no snapshot' % out)
+    if not (resume or force) and os.path.isdir(out) and os.listdir(out):
         raise DataError(
             '--out: the folder %s is not empty; expected a new one, %s--force to start again in it'
-            % (out, '--resume to continue its run, or ' if is_run else 'or ')
+            % (out, '--resume to continue its run, or ' if has_snapshot else 'or ')
         )
 
 
@@ -71,36 +44,34 @@ def start_run(out, settings, force):
     Only one of several runs that start at the same time creates the file.
     """
     path = os.path.join(out, SETTINGS_FILE)
-    with writing(path):
-        os.makedirs(out, exist_ok=True)
-        if force and os.path.exists(path):
-            load_settings(out, settings['script'])  # refuses files that no run has written
-            snapshots = glob.glob(os.path.join(glob.escape(out), SNAPSHOT_FILE + '*'))
-            for name in (*(os.path.join(out, name) for name in RUN_FILES), *snapshots):
-                with contextlib.suppress(FileNotFoundError):
-                    os.remove(name)
-        try:
-            file = open(path, 'x')
-        except FileExistsError:
-            raise DataError('--out: another run has just started in the folder %s' % out) from None
-        with file:
-            _dump({**settings, 'folder': os.path.abspath(out)}, file)
+    os.makedirs(out, exist_ok=True)
+    if force and os.path.exists(path):
+        load_settings(out, settings['script'])  # refuses files that no run has written
+        for pattern in RUN_FILES:
+            for name in glob.glob(os.path.join(glob.escape(out), pattern)):
+                os.remove(name)
+    try:
+        with open(path, 'x') as file:
+            json.dump(settings, file, indent=1)
+    except FileExistsError:
+        raise DataError('--out: another run has just started in the folder %s' % out) from None
 
 
 def continue_run(out, settings):
     """Refuse to continue a run with other settings."""
     before = load_settings(out, settings['script'])
     for name in settings:
-        if name == 'digest' and before[name] != settings[name]:
+        if name.startswith('data') or before.get(name) == settings[name]:
+            continue
+        if name == 'digest':
             raise DataError(
                 '--resume: the data have other molecules or labels, or in another order, than '
                 'those of the run in %s' % out
             )
-        if name != 'data' and before.get(name) != settings[name]:
-            raise DataError(
-                '--resume: %s was %r in the run in %s, and is %r now; both must be the same'
-                % (name, before.get(name), out, settings[name])
-            )
+        raise DataError(
+            '--resume: %s was %r in the run in %s, and is %r now; both must be the same'
+            % (name, before.get(name), out, settings[name])
+        )
 
 
 def load_settings(folder, script):
@@ -108,24 +79,16 @@ def load_settings(folder, script):
     path = os.path.join(folder, SETTINGS_FILE)
     try:
         with open(path) as file:
-            values = json.load(file)
+            settings = json.load(file)
+        found = settings['script']
     except FileNotFoundError:
         raise DataError(
             '%s not found: expected the folder of a run of %s' % (path, script)
         ) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, 'strerror', None) or error
-        raise DataError('%s cannot be read: %s' % (path, reason)) from error
-    settings = Settings(path, values if isinstance(values, dict) else {})
-    if settings['script'] != script:
-        raise DataError(
-            '%s is a folder of %s, expected one of %s' % (folder, settings['script'], script)
-        )
-    data = settings['data']
-    if os.path.isabs(data) and not os.path.exists(data):
-        # The folder may have moved together with the data.
-        near = os.path.join(folder, os.path.relpath(data, settings['folder']))
-        settings['data'] = os.path.abspath(near) if os.path.exists(near) else data
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DataError('%s cannot be read, or is not of a run: %s' % (path, error)) from error
+    if found != script:
+        raise DataError('%s is a folder of %s, expected one of %s' % (folder, found, script))
     return settings
 
 
@@ -139,20 +102,16 @@ def writing(path):
         raise DataError('cannot write %s: %s' % (path, error.strerror or error)) from error
 
 
-def write_table(path, table):
-    """Write a CSV file, compressed if it ends in .gz, as a whole or not at all.
+def steps(out, rank):
+    """Return the steps after which a rank has taken the snapshots in a folder."""
+    paths = glob.glob(os.path.join(glob.escape(out), SNAPSHOT_FILE % ('*', rank)))
+    return [int(path.split('_')[-1].split('.')[0]) for path in paths]
 
-    What is no file, such as /dev/stdout, is written to as it is.
-    """
-    is_special = os.path.exists(path) and not os.path.isfile(path)
-    part = path if is_special else path + '.part'
-    with writing(path):
-        # Bytes that are not UTF-8 stay as they are.
-        opened = gzip.open if path.endswith('.gz') else open
-        with opened(part, 'wt', encoding='utf-8', errors='surrogateescape', newline='') as file:
-            table.to_csv(file, index=False, float_format='%.7g')
-        if not is_special:
-            os.replace(part, path)
+
+def resume(out, trainer, ranks):
+    """Load the last snapshot that all ranks have taken: a kill may have come before some had."""
+    step = max(ranks.common(steps(out, ranks.rank)), default=0)
+    load_npz(os.path.join(out, SNAPSHOT_FILE % (step, ranks.rank)), trainer)
 
 
 def check_new_file(path, force):
@@ -161,6 +120,21 @@ def check_new_file(path, force):
         raise DataError('--out: cannot write the file %s: it, or its folder, is none' % path)
     if os.path.isfile(path) and not force:
         raise DataError('--out: %s exists; expected a new file, or --force to replace it' % path)
+
+
+def is_special(path):
+    """Return whether a path is there, but no file, such as /dev/stdout."""
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
+def write_table(path, table):
+    """Write a CSV file, compressed if it ends in .gz, as a whole or not at all."""
+    folder, name = os.path.split(path)
+    part = path if is_special(path) else os.path.join(folder, 'part_' + name)
+    with writing(path):
+        table.to_csv(part, index=False, float_format='%.7g')
+        if part != path:
+            os.replace(part, path)
 
 
 def report_failures(failures, path=None, shown=10):
@@ -172,8 +146,8 @@ def report_failures(failures, path=None, shown=10):
         return
     listed = '' if path is None else ', all listed in %s' % path
     print('%d molecule(s) could not be used%s' % (len(failures), listed))
-    for where, smiles, reason in failures.head(shown).itertuples(index=False):
-        print('  %s: %r: %s' % (where, shortened(smiles), reason))
+    for row in failures.head(shown).itertuples(index=False):
+        print('  %s: %.60r: %s' % row)
     if len(failures) > shown > 0:
         print('  ... and %d more' % (len(failures) - shown))
     if path is not None:
@@ -182,28 +156,9 @@ def report_failures(failures, path=None, shown=10):
 
 def write_result(out, result):
     """Write a dict to OUT/result.json; numbers that are not finite become null, as JSON asks."""
-    path = os.path.join(out, RESULT_FILE)
-    with writing(path), open(path, 'w') as file:
-        _dump(_finite(result), file)
-
-
-def _finite(value):
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _dump(value, file):
-    json.dump(value, file, indent=1, allow_nan=False)
-    file.write('\n')
-
-
-def save_model(out, model):
-    """Write the parameters, and the scaler of the labels if there is one, to OUT/model.npz."""
-    path = os.path.join(out, MODEL_FILE)
-    with writing(path):
-        serializers.save_npz(path, model)
-    return path
+    finite = json.loads(json.dumps(result), parse_constant=lambda name: None)
+    with open(os.path.join(out, 'result.json'), 'w') as file:
+        json.dump(finite, file, indent=1)
 
 
 def load_npz(path, target):
@@ -213,7 +168,10 @@ def load_npz(path, target):
     try:
         check_arrays(path)
         serializers.load_npz(path, target)
-    except UNREADABLE as error:
+    except (  # RuntimeError: a part seems to be encrypted
+        *(OSError, EOFError, LookupError, RuntimeError, ValueError),
+        *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
+    ) as error:
         raise DataError(
             '%s cannot be loaded, it is damaged or another kind of file: %s' % (path, error)
         ) from error
@@ -222,7 +180,7 @@ def load_npz(path, target):
 def check_arrays(path):
     """Refuse an .npz file with objects: loading them would run whatever code they name.
 
-    Chainer stores None as an object; that is the only one allowed. Nothing is unpickled here.
+    Chainer stores None as an object; that is the only one allowed.
     """
     with open(path, 'rb') as file:
         # NumPy takes a file that starts otherwise for a pickle, even if an archive follows.
@@ -231,25 +189,18 @@ def check_arrays(path):
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             with archive.open(info) as file:
-                if _has_objects(file) and _opcodes(file.read()) not in NONES:
-                    raise ValueError('%s is an object, expected numbers' % info.filename)
+                try:
+                    numpy.lib.format.read_array(file)
+                except ValueError:  # an object, at which NumPy has stopped reading
+                    if OnlyArrays(file).load().item() is not None:
+                        raise
 
 
-def _has_objects(file):
-    """Return whether an .npy file has objects, and leave it where the numbers or objects begin."""
-    version = numpy.lib.format.read_magic(file)
-    readers = numpy.lib.format.read_array_header_1_0, numpy.lib.format.read_array_header_2_0
-    _, _, dtype = readers[version[0] - 1](file)
-    return dtype.hasobject
+class OnlyArrays(pickle.Unpickler):
+    """Read an array of objects that need nothing but NumPy to be made."""
 
-
-def _opcodes(pickled):
-    """Return what a pickle would do, without doing it; NumPy 2 has another name for a module."""
-    return [
-        (code.name, arg.replace('numpy._core', 'numpy.core') if isinstance(arg, str) else arg)
-        for code, arg, _ in pickletools.genops(pickled)
-        if code.name != 'FRAME'  # its argument is a length
-    ]
-
-
-NONES = [_opcodes(pickle.dumps(numpy.array(None, object), protocol)) for protocol in (2, 3, 4, 5)]
+    def find_class(self, module, name):
+        modules = 'numpy', 'numpy.core.multiarray', 'numpy._core.multiarray', '_codecs'
+        if module in modules and name in ('dtype', 'ndarray', '_reconstruct', 'encode'):
+            return super().find_class(module, name)
+        raise ValueError('%s.%s is an object, expected numbers' % (module, name))

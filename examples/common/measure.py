@@ -4,7 +4,7 @@ import os
 import platform
 import time
 
-import chainer_bspmm  # first: lets Chainer import on today's Python and NumPy
+import chainer_bspmm
 import chainer
 import chainer_chemistry
 import numpy
@@ -12,57 +12,42 @@ from chainer import training
 from chainer_bspmm.training import GraphUpdater
 
 WARM_UP = 2  # steps that allocate, compile kernels, and capture
-STEPS_A_ROUND = 100
 FIRST, LAST = 1000, -1000  # priorities of extensions
 
 
 class StepTimer(training.Extension):
     """Time the steps of a Trainer: batch, converter, model, optimizer, and what reports each step.
 
-    On a GPU a step returns before that is done. There steps are timed in rounds, from the start of
-    the first until the GPU is done with the last. A round ends with the epoch at the latest,
-    before other extensions do their part.
-
-    Args:
-        trainer (chainer.training.Trainer): extended by this.
-        device (chainer.backend.Device): where it trains.
-
-    Attributes:
-        rounds (list): (steps (int), seconds of each of them (float)).
+    On a GPU a step returns before that is done. There the steps of an epoch are timed together,
+    until the GPU is done with the last, before other extensions do their part. `rounds` holds
+    (number of steps, seconds of each of them).
     """
 
     def __init__(self, trainer, device):
         self.rounds = []
         self._device = device
-        self._start = None
-        every = 1 if device.xp is numpy else STEPS_A_ROUND
 
         def again(trainer):  # a function: Trainer gives it a name
             self.initialize(trainer)
 
-        for trigger in ((every, 'iteration'), (1, 'epoch')):
-            names = ['timer: %s of rounds, %s' % (what, trigger[1]) for what in ('end', 'start')]
-            trainer.extend(self, names[0], trigger, FIRST)
-            trainer.extend(again, names[1], trigger, LAST)
+        trigger = 1, 'iteration' if device.xp is numpy else 'epoch'
+        trainer.extend(self, 'timer: end of a round', trigger, FIRST)
+        trainer.extend(again, 'timer: start of a round', trigger, LAST)
 
     def initialize(self, trainer):
         """Start a round."""
-        self._wait()
-        self._start = trainer.updater.iteration, time.perf_counter()
+        self._start = trainer.updater.iteration, self._now()
 
     def __call__(self, trainer):
         """End a round."""
-        if self._start is None:  # the other trigger has ended it
-            return
-        self._wait()
         iteration, start = self._start
         n_steps = trainer.updater.iteration - iteration
-        self.rounds.append((n_steps, (time.perf_counter() - start) / n_steps))
-        self._start = None
+        self.rounds.append((n_steps, (self._now() - start) / n_steps))
 
-    def _wait(self):
+    def _now(self):
         if self._device.xp is not numpy:
             self._device.device.synchronize()
+        return time.perf_counter()
 
 
 def milliseconds_a_step(rounds):
@@ -96,11 +81,10 @@ def peak_memory(device, updater):
 
 def conditions(device):
     """Return where a run took place: machine, threads, versions."""
-    names = 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS'
     found = {
         'cpu': platform.processor() or platform.machine(),
         'n_cpus': os.cpu_count(),
-        'threads': {name: os.environ[name] for name in names if name in os.environ},
+        'threads': {name: os.environ[name] for name in os.environ if name.endswith('_NUM_THREADS')},
         'device': str(device),
         'python': platform.python_version(),
     }
@@ -111,15 +95,3 @@ def conditions(device):
         properties = device.xp.cuda.runtime.getDeviceProperties(device.device.id)
         found['gpu'] = properties['name'].decode()
     return found
-
-
-def cost_report(step, memory):
-    """Return the lines that a training prints at its end."""
-    lines = []
-    if step is not None:
-        lines.append(
-            'Time a step: %.2f ms, median of %d (batch, converter, forward, backward, '
-            'update)' % (step['median'], step['steps'])
-        )
-    parts = ['%s %.0f MB' % (name, size / 1e6) for name, size in memory.items()]
-    return lines + ['Peak memory: ' + ', '.join(parts)] if parts else lines

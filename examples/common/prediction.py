@@ -3,115 +3,102 @@
 import os
 import sys
 
-import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 import numpy
 import pandas
+from common import arguments
 from common import data
 from common import files
-from common.arguments import get_device
 from common.data import DataError
 from common.tasks import converter_of
-from common.tasks import METHODS
 
 
-def load(args, script, task_of, device, dense=False):
-    """Return (settings (dict), task, model) of the training in `args.in_dir`.
+def load(args, script, source, device):
+    """Return settings (dict), task, model and converter of the training in `args.in_dir`.
 
-    `script` is the name of the one that trains, `task_of` makes the task of its settings, `dense`
-    asks for upstream's model, and `device` becomes the current one.
+    `script` is the name of the one that trains, `source` the module of its data, and
+    `device` becomes the current one.
     """
     device.use()
     settings = files.load_settings(args.in_dir, script)
-    if settings['method'] not in METHODS:
-        raise DataError(
-            '%s: unknown method %r; expected one of %s'
-            % (args.in_dir, settings['method'], ', '.join(METHODS))
-        )
-    task = task_of(settings)
-    model = task.build(settings, dense)
+    task = source.task_of(settings)
+    model = task.build(settings, dense=False)
     name = files.BEST_FILE if args.model == 'best' else files.MODEL_FILE
     files.load_npz(os.path.join(args.in_dir, name), model)
     model.to_device(device)
-    return settings, task, model
+    # Folded batches have the results of dense ones.
+    layout = 'folded' if settings['layout'] == 'dense' else settings['layout']
+    return settings, task, model, converter_of(layout, settings['padded_to'])
 
 
-def converter_for(settings, layout=None, dense=False):
-    """Return the converter of a prediction; warn where the model was trained on other batches."""
-    if dense:
-        layout = 'dense'
-    elif layout is None:  # folded batches have the results of dense ones
-        layout = 'folded' if settings['layout'] == 'dense' else settings['layout']
-    trained = settings['layout'] == 'packed', settings['padded_to']
-    padded_to = settings['padded_to'] if layout == 'folded' else None
-    if (layout == 'packed', padded_to) != trained:
-        print(
-            'Warning: the model was trained on %s batches%s; predictions from %s ones may differ'
-            % (
-                settings['layout'],
-                ' of %d atoms a molecule' % trained[1] if trained[1] else '',
-                layout,
-            ),
-            file=sys.stderr,
-        )
-    return converter_of(layout, padded_to)
-
-
-def from_smiles(args, settings, task):
-    """Return what :func:`data.preprocess` makes of ``--smiles``, after the rows (data.Rows)."""
+def from_smiles(smiles, settings, task):
+    """Return molecules of the command line as :func:`data.load` those of a file."""
     if settings['padded_to'] is None and settings['layout'] != 'packed':
         print(
             'Note: a prediction may depend on the molecules given beside it, as in Chainer '
             'Chemistry; not if the model is trained with --padded-to largest',
             file=sys.stderr,
         )
-    rows = data.typed_smiles(args.smiles, len(task.names))
-    return rows, *data.preprocess(rows, settings['method'], task.labels(rows.labels), args.dense)
+    rows = data.typed_smiles(smiles, len(task.names))
+    dataset, *found = data.preprocess(rows, settings['method'], task.labels(rows.labels))
+    return dataset, rows, *found
 
 
-def test_part(settings, task, read, options):
-    """Return the test molecules of the training: (data set, rows, kept, failures)."""
-    missing = 'skip' if settings['skip_missing'] else 'refuse'
-    description, rows = read(settings['data'], settings, task, missing)
+def from_test_part(folder, settings, task, source):
+    """Return the test molecules of the training in a folder, as :func:`data.load` does."""
+    path, missing = settings['data'], 'skip' if settings['skip_missing'] else 'refuse'
+    if os.path.isabs(path) and not os.path.exists(path):
+        # The folder may have moved together with the data.
+        near = os.path.abspath(os.path.join(folder, settings['data from here']))
+        path = near if os.path.exists(near) else path
+    description, rows = source.read(path, settings, missing, others=True)
     dataset, rows, kept, failures = data.load(
-        description, rows, task, settings['method'], settings['num_data'], *options
+        description, rows, task, settings['method'], settings['num_data']
     )
     if len(dataset) != settings['n_molecules'] or data.digest(rows) != settings['digest']:
         raise DataError(
             '%s has other molecules or labels, or in another order, than when the model was '
-            'trained: the test part cannot be found again' % settings['data']
+            'trained: the test part cannot be found again' % path
         )
     test = data.split(rows.smiles[kept], settings)[2]
     print('%d molecules of the test part' % len(test))
     return dataset[test], rows.take(kept[test]), numpy.arange(len(test)), failures
 
 
-def predict(args, script, task_of, read):
+def predict(script, source):
     """Predict, print the errors where the truth is known, and write the CSV file.
 
-    `task_of` makes the task of the settings of `script`; `read` takes (data, settings, task,
-    missing) and returns (description, rows with all columns).
+    `script` has trained the model, on the data of the module `source`; as of `training.train`.
     """
-    out = args.out
-    if out is None and not args.smiles:
-        out = os.path.join(args.in_dir, 'predictions.csv')
-    settings, task, model = load(args, script, task_of, get_device(args.device), args.dense)
+    parser = arguments.make_parser('Prediction with a model of %s.' % script)
+    arguments.add_trained_arguments(parser, script)
+    molecules = parser.add_mutually_exclusive_group()
+    molecules.add_argument(
+        '--data',
+        help='as of the training, or a CSV file with its column of SMILES; errors are reported '
+        'for the targets that it contains; default: the test part',
+    )
+    molecules.add_argument('--smiles', nargs='+', help='molecules; writes a file only with --out')
+    parser.add_argument('--out', '-o', help='CSV file to write (IN_DIR/predictions.csv)')
+    parser.add_argument('--force', action='store_true', help='replace the file of --out')
+    args = parser.parse_args()
+    device = arguments.get_device(args.device)
+    settings, task, model, converter = load(args, script, source, device)
+    own_file = os.path.join(args.in_dir, 'predictions.csv')
+    out = own_file if args.out is None and not args.smiles else args.out
     failed_file = None
     if out is not None:
-        is_special = os.path.exists(out) and not os.path.isfile(out)  # such as /dev/stdout
-        beside = os.path.join(args.in_dir, 'predictions.csv') if is_special else out
+        beside = own_file if files.is_special(out) else out
         failed_file = os.path.splitext(beside)[0] + '_failed.csv'
         for path in (out, failed_file):
             files.check_new_file(path, args.force)
-    options = args.dense, not args.no_cache
+
     if args.smiles:
-        rows, dataset, kept, failures = from_smiles(args, settings, task)
+        dataset, rows, kept, failures = from_smiles(args.smiles, settings, task)
     elif args.data:
-        description, rows = read(args.data, settings, task, 'keep')
-        dataset, rows, kept, failures = data.load(
-            description, rows, task, settings['method'], -1, *options
-        )
+        description, rows = source.read(args.data, settings, 'keep', others=True)
+        dataset, rows, kept, failures = data.load(description, rows, task, settings['method'])
     else:
-        dataset, rows, kept, failures = test_part(settings, task, read, options)
+        dataset, rows, kept, failures = from_test_part(args.in_dir, settings, task, source)
     others = rows.others.reset_index(drop=True).drop(columns='smiles', errors='ignore')
     has_truth = ~numpy.isnan(rows.labels).all(axis=0)
     titles = [task.column_titles(name)[: 1 + known] for name, known in zip(task.names, has_truth)]
@@ -121,7 +108,7 @@ def predict(args, script, task_of, read):
                 'the data have a column %r, which the predictions would replace; rename it' % title
             )
     files.report_failures(failures, failed_file)
-    converter = converter_for(settings, args.layout, args.dense)
+
     predictions = task.predict(model, dataset, converter, args.batchsize)
     # One row for each molecule of the input, empty where there is no prediction.
     every = numpy.full(rows.labels.shape, numpy.nan)

@@ -3,7 +3,7 @@
 import contextlib
 import io
 
-import chainer_bspmm  # first: lets Chainer import on today's Python and NumPy
+import chainer_bspmm
 import chainer.functions as F
 import numpy
 from chainer.training import extensions
@@ -44,11 +44,7 @@ def converter_of(layout, padded_to=None):
 
 def inputs_converter(converter):
     """Return a converter that leaves out the labels, the last column, for prediction."""
-
-    def inputs_only(batch, device=None):
-        return tuple(converter(batch, device)[:-1])
-
-    return inputs_only
+    return lambda batch, device=None: tuple(converter(batch, device)[:-1])
 
 
 def labels_of(examples):
@@ -59,12 +55,7 @@ def labels_of(examples):
 
 
 class Task:
-    """What is learned.
-
-    Args:
-        names (list of str): the targets.
-        units (dict or None): {target: unit}.
-    """
+    """What is learned: `names` of the targets, and {name: unit}, which is printed."""
 
     answer = 'predicted'  # what a prediction is called
 
@@ -89,7 +80,8 @@ class Regression(Task):
     expected = 'a finite number'
     may_be_missing = False
     log_keys = ('main/loss', 'validation/main/loss', 'main/mae', 'validation/main/mae')
-    best = 'validation/main/loss', min
+    best = 'validation/main/loss', -1  # the log's value, and -1 where less is better
+    evaluator = extensions.Evaluator
 
     def is_good(self, values):
         """Return for an array of values from a file which are labels: finite in float32."""
@@ -104,14 +96,11 @@ class Regression(Task):
 
         The predictor answers in the targets' own units, the loss is in units of each target's
         standard deviation: one rotational constant in GHz would outweigh all energies in hartree.
-
-        Returns:
-            Regressor: its log value 'mae' is in the target's unit for one target, and in standard
-            deviations for all of them together.
+        The log's 'mae' is in the target's unit for one target, else in standard deviations.
         """
         scaler = StandardScaler()
         if train_labels is not None:
-            with contextlib.redirect_stdout(io.StringIO()):  # `prepare` has told of constants
+            with contextlib.redirect_stdout(io.StringIO()):  # the training has told of constants
                 # In float64: a float32 sum over 90,000 energies of -400 hartree loses their spread.
                 scaler.fit(train_labels)
             scaler.mean = scaler.mean.astype(numpy.float32)
@@ -131,8 +120,6 @@ class Regression(Task):
             metrics_fun={'mae': mae if len(self.names) == 1 else scaled(mae)},
         )
 
-    evaluator = extensions.Evaluator
-
     def predict(self, model, dataset, converter, batchsize):
         """Predict (M, T) float32, in the targets' units."""
         return model.predict(dataset, batchsize=batchsize, converter=inputs_converter(converter))
@@ -144,11 +131,9 @@ class Regression(Task):
         return [('loss', 'mean squared error / variance'), ('mae', mae)]
 
     def report(self, labels, predictions, train_labels=None):
-        """Compare predictions with the truth where it is known.
+        """Return lines and {'MAE': {target: ...}} of predictions whose truth is known.
 
-        Returns:
-            tuple: (lines, {'MAE': {target: ...}}); with training labels also of always answering
-            their mean, as 'MAE of the mean alone'.
+        With training labels also 'MAE of the mean alone', of always answering their mean.
         """
         lines, maes, of_mean = [], {}, {}
         for i, (name, t, y) in enumerate(zip(self.names, labels.T, predictions.T)):
@@ -168,12 +153,8 @@ class Regression(Task):
 def roc_aucs(labels, scores):
     """Return the area under the ROC curve of each label, (T,) float64.
 
-    Args:
-        labels (numpy.ndarray): (M, T): 1, 0; anything negative or NaN is missing and left out.
-        scores (numpy.ndarray): (M, T), larger means more likely 1.
-
-    Returns:
-        numpy.ndarray: NaN for a label that has not both a 1 and a 0, or a score that is NaN.
+    Labels (M, T) are 1 or 0; negative ones and NaN are missing and left out. A label that has not
+    both a 1 and a 0, or a score that is NaN, has none: NaN.
     """
     areas = []
     for t, y in zip(labels.T, scores.T):
@@ -204,7 +185,7 @@ class Classification(Task):
     expected = '0, 1 or nothing'
     may_be_missing = True
     log_keys = ('main/loss', 'validation/main/loss', 'validation/main/roc_auc')
-    best = 'validation/main/roc_auc', max
+    best = 'validation/main/roc_auc', 1
 
     def is_good(self, values):
         """Return for an array of values from a file which are labels."""
@@ -229,12 +210,9 @@ class Classification(Task):
         def roc_auc(y, t):
             return mean_of_known(roc_aucs(t.reshape(shape), y.reshape(shape)))
 
+        metrics = {'loss': loss, 'roc_auc': roc_auc}
         return BatchEvaluator(
-            iterator,
-            model,
-            eval_func=model.predictor,
-            metrics_fun={'loss': loss, 'roc_auc': roc_auc},
-            **options,
+            iterator, model, eval_func=model.predictor, metrics_fun=metrics, **options
         )
 
     def predict(self, model, dataset, converter, batchsize):
@@ -251,11 +229,7 @@ class Classification(Task):
         return [('loss', 'cross entropy'), ('roc_auc', 'ROC-AUC, mean of the labels')]
 
     def report(self, labels, predictions, train_labels=None):
-        """Compare probabilities with the labels that are known.
-
-        Returns:
-            tuple: (lines, {'ROC-AUC': {label: ...}, 'mean ROC-AUC': ...}), NaN where undefined.
-        """
+        """Return lines and {'ROC-AUC': {label: ...}, 'mean ROC-AUC': ...}, NaN where undefined."""
         areas = roc_aucs(labels, predictions)
         lines = [
             'ROC-AUC of %s: %.4f (%d molecules, %d positive)'

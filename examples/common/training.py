@@ -6,24 +6,22 @@ import os
 import sys
 import time
 
-import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 import chainer
 import numpy
-import pandas
 from chainer import optimizers
+from chainer import serializers
 from chainer import training
 from chainer.iterators import SerialIterator
 from chainer.training import extensions
 from chainer.training.extensions.snapshot_writers import SimpleWriter
 from chainer.training.extensions.snapshot_writers import ThreadWriter
-from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.training import GraphUpdater
 from common import data
 from common import files
 from common import measure
 from common.arguments import get_device
 from common.data import DataError
-from common.ranks import Ranks
+from common.ranks import ranks_of
 from common.tasks import converter_of
 from common.tasks import labels_of
 
@@ -35,12 +33,10 @@ SETTINGS = (
 
 
 class RandomState(training.Extension):
-    """Keep NumPy's random state in the snapshot, which decides the order of later epochs.
+    """Keep NumPy's random state in the snapshot: it decides the order of later epochs.
 
-    It also decides dropout on a CPU. On a GPU with ``--updater standard`` dropout draws from CuPy,
-    whose state cannot be read: a resumed run continues with other random numbers. With captured
-    steps the random numbers follow from the seed and the number of the step, which are in the
-    snapshot.
+    On a CPU it also decides dropout. Captured steps draw by the seed and their number; CuPy's own
+    state (``--updater standard`` on a GPU) cannot be read.
     """
 
     name = 'random_state'
@@ -62,22 +58,19 @@ class BestModel(training.Extension):
     """Save the model after the epochs whose validation is the best so far.
 
     Not a MinValueTrigger: captured steps take another look at the model after every step where a
-    trigger may be due that is no interval. `best` is (key of the value, min or max).
+    trigger may be due that is no interval. `best` is (the log's value, -1 where less is better).
     """
 
     name, priority = 'best_model', -90  # after the validation, before the snapshot
 
-    def __init__(self, model, best, writer, every):
-        self.trigger = every, 'epoch'
-        self._key, self._better = best
-        self._value = math.nan
-        self._save = extensions.snapshot_object(model, files.BEST_FILE, writer=writer)
+    def __init__(self, best, save):
+        (self._key, self._sign), self._save = best, save
+        self._value = -math.inf
 
     def __call__(self, trainer):
-        value = float(trainer.observation.get(self._key, math.nan))
-        # min and max of a pair return the first where the second is NaN.
-        if math.isnan(self._value) or self._better(self._value, value) != self._value:
-            self._value = value
+        value = self._sign * float(trainer.observation.get(self._key, math.nan))
+        if value > self._value or self._value == -math.inf:  # even NaN, until there is a number
+            self._value = max(self._value, value)
             self._save(trainer)
 
     def serialize(self, serializer):
@@ -87,48 +80,18 @@ class BestModel(training.Extension):
         self._save.finalize()
 
 
-class Snapshots(training.Extension):
-    """Take a snapshot of this rank after an epoch, but not twice in a second; after the last, too.
+class NotTwiceASecond:
+    """Tell whether to take a snapshot: on a GPU an epoch may take less. One after the last, too."""
 
-    On a GPU an epoch takes a tenth of a second, and writing a fifth of that. The first rank's
-    snapshot is overwritten, and counts: the others have theirs of the same step, whenever the run
-    is killed, because they write before the first does, and keep the last three.
-    """
-
-    trigger = (1, 'epoch')
-    priority, name = -100, '_Snapshot'  # as of Chainer's, also in its snapshots
-
-    def __init__(self, ranks, writer, epochs):
-        self._ranks, self._epochs = ranks, epochs
+    def __init__(self, updater, epochs, ranks):
+        self._updater, self._epochs, self._ranks = updater, epochs, ranks
         self._next = 0  # seconds
-        if ranks.is_first:
-            self._snapshot = extensions.snapshot(filename=files.SNAPSHOT_FILE, writer=writer)
-        else:
-            name = snapshot_of(files.SNAPSHOT_FILE, '{.updater.iteration}', ranks.comm.rank)
-            self._snapshot = extensions.snapshot(filename=name, writer=writer, n_retains=3)
 
-    def is_due(self, epoch):
-        """Return whether to take a snapshot after an epoch."""
+    def __call__(self):
         now = time.perf_counter()
-        if now < self._next and epoch < self._epochs:
-            return False
-        self._next = now + 1
-        return True
-
-    def initialize(self, trainer):
-        self._snapshot.initialize(trainer)
-
-    def __call__(self, trainer):
-        if self._ranks.share(self.is_due(trainer.updater.epoch)):
-            self._ranks.in_turn(lambda: self._snapshot(trainer))
-
-    def finalize(self):
-        self._snapshot.finalize()
-
-
-def snapshot_of(path, iteration, rank):
-    """Return the path of another rank's snapshot that goes with one of the first."""
-    return '%s.%s.%d' % (path, iteration, rank)
+        is_due = self._ranks.share(now >= self._next or self._updater.epoch >= self._epochs)
+        self._next = now + 1 if is_due else self._next
+        return is_due
 
 
 class PlainText:
@@ -141,223 +104,164 @@ class PlainText:
         sys.stdout.flush()
 
 
-def updater_of(args, device):
-    """Return ``graph`` or ``standard``, as `--updater` says, or refuse it."""
-    is_cpu = device.xp is numpy
-    if args.updater == 'auto':
-        return 'standard' if is_cpu or args.dense else 'graph'
-    if args.updater == 'graph' and is_cpu:
+def is_captured(args, device):
+    """Return whether `--updater` asks for captured steps, or refuse them."""
+    is_possible = device.xp is not numpy and not args.dense
+    if args.updater == 'graph' and not is_possible:
         raise DataError(
-            '--updater graph: CUDA graphs need a GPU, --device %s is the CPU; use --device 0, or '
-            'drop --updater' % args.device
+            '--updater graph: CUDA graphs need a GPU, as by --device 0, and no --dense; --device '
+            'is %s' % args.device
         )
-    if args.updater == 'graph' and args.dense:
-        raise DataError(
-            '--updater graph: steps of the dense model cannot be captured; leave out --dense'
-        )
-    return args.updater
+    return is_possible and args.updater != 'standard'
 
 
 def layout_of(args, dataset):
     """Return {'layout', 'padded_to'} of a training, with numbers for words."""
-    layout = 'dense' if args.dense else args.layout
-    padded_to = args.padded_to
-    if layout != 'folded':
-        if padded_to not in (None, 'batch'):
-            raise DataError('--padded-to: expected layout folded, got %s' % layout)
-        padded_to = 'batch'
-    if padded_to in (None, 'largest'):
+    layout, padded_to = 'dense' if args.dense else args.layout, args.padded_to
+    if layout != 'folded' and padded_to not in (None, 'batch'):
+        raise DataError('--padded-to: expected layout folded, got %s' % layout)
+    if layout != 'folded' or padded_to == 'batch':
+        padded_to = None
+    elif padded_to in (None, 'largest'):
         padded_to = int(dataset.molecules.full_sizes.max())
-    return {'layout': layout, 'padded_to': None if padded_to == 'batch' else padded_to}
+    return {'layout': layout, 'padded_to': padded_to}
 
 
-def on_device(dataset, device):
-    """Return the data set on a GPU, or as it is, with a message, where it is too large.
-
-    Batches of its parts are gathered on the GPU, too.
-    """
-    try:
-        return DeviceDataset(dataset, device)
-    except ValueError as error:
-        print('The data set stays on the host: %s' % error)
-        return dataset
-
-
-def set_up_trainer(task, model, parts, args, converter, device, report_every, ranks):
-    """Return upstream's usual trainer, with snapshots; `parts` are training and validation."""
-    optimizer = ranks.optimizer(optimizers.Adam())
-    optimizer.setup(model)
-    of_both = {'device': device, 'converter': converter}
-    vars(chainer.global_config)['bspmm_capture'] = (
-        args.updater == 'graph'
-    )  # else evaluators stay, too
-    iterator = ranks.iterator(parts[0], args.batchsize)
-    if args.updater == 'graph':
-        seed = args.seed + ranks.comm.rank
-        updater = GraphUpdater(iterator, optimizer, seed=seed, **of_both)
-    else:
-        updater = training.StandardUpdater(iterator, optimizer, **of_both)
-    trainer = training.Trainer(updater, (args.epoch, 'epoch'), out=args.out)
-    trigger = (report_every, 'epoch')
-    iterator = SerialIterator(parts[1], args.batchsize, repeat=False, shuffle=False)
-    evaluator = ranks.evaluator(task.evaluator(iterator, model, **of_both))
-    trainer.extend(evaluator, name='validation', trigger=trigger)
-
-    def writer():
-        # Compressing a hundred thousand numbers, the order of the molecules, takes 0.1 s. What was
-        # on a GPU was copied and can be written while training continues; a CPU goes on writing to
-        # its own. The first rank writes when the others have: not only begun to.
-        is_behind = device.xp is not numpy and ranks.is_first
-        return (ThreadWriter if is_behind else SimpleWriter)(compression=False)
-
-    if ranks.is_first:
-        # mpirun gives the first rank a terminal, whatever its own output is.
-        is_terminal = sys.stdout.isatty() and not ranks.are_several
-        trainer.extend(extensions.LogReport(filename=files.LOG_FILE, trigger=trigger))
-        columns = ['epoch', *task.log_keys, 'elapsed_time']
-        out = sys.stdout if is_terminal else PlainText()
-        trainer.extend(extensions.PrintReport(columns, out=out), trigger=trigger)
-        if is_terminal:
-            trainer.extend(extensions.ProgressBar())
-        trainer.extend(BestModel(model, task.best, writer(), report_every))
-    trainer.extend(RandomState())
-    trainer.extend(Snapshots(ranks, writer(), args.epoch))
-    return trainer
-
-
-def plot_learning_curve(log, path, title, panels):
-    """Draw the learning curve; `panels` are (key in the log (list of dict), name of the axis)."""
-    from matplotlib.figure import Figure  # here: not before the model is saved
-
-    figure = Figure(figsize=(4.5 * len(panels), 3.6), layout='constrained')
-    table = pandas.DataFrame(log)
-    for ax, (key, name) in zip(figure.subplots(1, len(panels)), panels):
-        for prefix, part, color in (('', 'training', 'C0'), ('validation/', 'validation', 'C1')):
-            column = prefix + 'main/' + key
-            if column in table:
-                ax.plot(table['epoch'], table[column], '.-', label=part, color=color)
-        ax.set(xlabel='epoch', ylabel=name, xlim=(0, table['epoch'].max() + 1))
-        if key != 'roc_auc':
-            ax.set_ylim(0, None)
-        ax.locator_params(axis='x', integer=True)
-        ax.grid(alpha=0.3)
-        ax.legend()
-    figure.suptitle(title)
-    figure.savefig(path, dpi=120)
-
-
-def plot_fit(path, truth, predictions, titles):
-    """Draw predicted against true values of the test molecules, a panel for each target."""
-    from matplotlib.figure import Figure
-
-    n_columns = min(len(titles), 4)
-    n_rows = -(-len(titles) // n_columns)
-    figure = Figure(figsize=(4 * n_columns, 3.8 * n_rows), layout='constrained')
-    axes = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
-    for ax, t, y, title in zip(axes, truth.T, predictions.T, titles):
-        ax.axline((t.mean(), t.mean()), slope=1, color='gray', linewidth=1)
-        ax.scatter(t, y, s=8, alpha=0.5)
-        ax.set(xlabel='true', ylabel='predicted', title=title)
-        ax.grid(alpha=0.3)
-    for ax in axes[len(titles) :]:
-        ax.set_axis_off()
-    figure.savefig(path, dpi=120)
-
-
-def prepare(task, read, args, script, own_settings, device, ranks):
+def prepare(source, args, script, own_settings, n_ranks):
     """Read the data, and start or continue the run in its folder.
 
-    Returns what all ranks need (settings, labels of the training part, seconds for the data), and
-    the three parts of the data set.
+    Returns its settings, and the training, validation and test part of the data set.
     """
     files.check_folder(args.out, args.force, args.resume)
-    start = time.perf_counter()
-    description, rows = read('skip' if args.skip_missing else 'refuse')
-    dataset, rows, kept, failures = data.load(
-        description, rows, task, args.method, args.num_data, args.dense, not args.no_cache
+    task = source.task_of(vars(args))
+    description, rows = source.read(
+        args.data, vars(args), 'skip' if args.skip_missing else 'refuse'
     )
-    if numpy.isnan(rows.labels[kept]).all():
+    dataset, rows, kept, failures = data.load(
+        description, rows, task, args.method, args.num_data, args.dense
+    )
+    rows_kept = rows.take(kept)
+    if numpy.isnan(rows_kept.labels).all():
         raise DataError('%s: no molecule has a label' % description)
     settings = {name: getattr(args, name) for name in (*SETTINGS, *own_settings)}
     settings.update(
         script=os.path.basename(script),
-        n_molecules=len(dataset),
         digest=data.digest(rows),
-        ranks=ranks.comm.size,
+        n_molecules=len(dataset),
+        ranks=n_ranks,
         **layout_of(args, dataset),
     )
-    if args.data not in data.NAMED:
-        settings['data'] = os.path.abspath(args.data)  # predictions may run in another folder
-    indices = data.split(rows.smiles[kept], settings)
+    if description == args.data:  # a file: predictions may run in another folder, or it may move
+        settings['data'] = os.path.abspath(args.data)
+        settings['data from here'] = os.path.relpath(args.data, args.out)
+    parts = [dataset[part] for part in data.split(rows_kept.smiles, settings)]
     if args.resume:
         files.continue_run(args.out, settings)
     else:
         files.start_run(args.out, settings, args.force)
     files.report_failures(failures, os.path.join(args.out, files.FAILED_FILE))
-    data.report_duplicates(rows.take(kept))
-    seconds = time.perf_counter() - start
-    if args.updater == 'graph' and not ranks.are_several:
-        dataset = on_device(dataset, device)
-    parts = [dataset[part] for part in indices]
-    train_labels = labels_of(parts[0])
-    if task.kind == 'regression':
-        for name, values in zip(task.names, train_labels.T):
-            if values.min() == values.max():
-                print('All training molecules have one value of %s: nothing to learn' % name)
+    data.report_duplicates(rows_kept)
     print('Split: %d training, %d validation, %d test' % tuple(map(len, parts)))
     if args.batchsize > len(parts[0]):
         print('Batches of all %d training molecules' % len(parts[0]))
-    return (settings, train_labels, seconds), parts
+    return settings, parts
 
 
-def train(task, read, args, script, title, own_settings=(), report_every=1):
+@files.writing('into the folder of --out')
+def train(source, args, script, title, own_settings=(), report_every=1):
     """Train, test, and write models and results; return the exit status.
 
-    `read` takes what to do about missing labels, and returns (description, rows). `own_settings`
-    are further names of `args` that decide the model or the data, `report_every` epochs between
-    validations.
+    `source` is the module of the data: `task_of(settings)` makes the task, `read(data, settings,
+    missing, others)` returns (description, rows). `own_settings` are further names of `args` that
+    decide the model or the data, `report_every` epochs between validations.
     """
-    ranks = Ranks(args.communicator)
+    ranks = ranks_of(args.communicator)
     device = get_device(ranks.device(args.device))
-    args.updater = updater_of(args, device)
     device.use()
-    found, parts = None, (None, None, None)
-    if ranks.is_first:
-        found, parts = prepare(task, read, args, script, own_settings, device, ranks)
-    settings, train_labels, data_seconds = ranks.share(found)
-    test = parts[2]
-    parts = [ranks.scatter(part) for part in parts[:2]]
-    converter = converter_of(settings['layout'], settings['padded_to'])
-    if args.updater == 'graph' and ranks.are_several:
-        parts = [on_device(part, device) for part in parts]
+    task = source.task_of(vars(args))
+    is_cpu, captured = device.xp is numpy, is_captured(args, device)
 
+    # The data: the first rank reads and splits them.
+    start = time.perf_counter()
+    settings, train_labels, parts = None, None, (None, None, None)
+    if ranks.is_first:
+        settings, parts = prepare(source, args, script, own_settings, ranks.size)
+        train_labels = labels_of(parts[0])
+        for name, values in zip(task.names, train_labels.T):
+            if task.kind == 'regression' and values.min() == values.max():
+                print('All training molecules have one value of %s: nothing to learn' % name)
+    settings, train_labels = ranks.share((settings, train_labels))
+    train_part, validation_part = (ranks.scatter(part) for part in parts[:2])
+    data_seconds = time.perf_counter() - start
+
+    # The model.
     numpy.random.seed(args.seed)
-    if device.xp is not numpy:
+    if not is_cpu:
         device.xp.random.seed(args.seed)  # layers that learn their input size start on the device
     model = task.build(settings, args.dense, train_labels)
     model.to_device(device)
-    if ranks.comm.rank:
-        numpy.random.seed((args.seed + ranks.comm.rank) % 2**32)  # other orders, other dropout
-    every = min(report_every, args.epoch)
-    trainer = set_up_trainer(task, model, parts, args, converter, device, every, ranks)
-    updater = trainer.updater
+    if not ranks.is_first:
+        numpy.random.seed((args.seed + ranks.rank) % 2**32)  # other orders, other dropout
+    optimizer = ranks.optimizer(optimizers.Adam())
+    optimizer.setup(model)
+
+    # The trainer.
+    options = {
+        'device': device,
+        'converter': converter_of(settings['layout'], settings['padded_to']),
+    }
+    # Without captured steps evaluators stay Chainer's, too.
+    vars(chainer.global_config)['bspmm_capture'] = captured
+    iterator = ranks.iterator(train_part, args.batchsize)
+    if captured:
+        updater = GraphUpdater(iterator, optimizer, seed=args.seed + ranks.rank, **options)
+    else:
+        updater = training.StandardUpdater(iterator, optimizer, **options)
+    trainer = training.Trainer(updater, (args.epoch, 'epoch'), out=args.out)
+    trigger = (min(report_every, args.epoch), 'epoch')
+    iterator = SerialIterator(validation_part, args.batchsize, repeat=False, shuffle=False)
+    evaluator = ranks.evaluator(task.evaluator(iterator, model, **options))
+    trainer.extend(evaluator, name='validation', trigger=trigger)
+    # What was on a GPU was copied and can be written while training continues; a CPU goes on
+    # writing to its own. Compression would take longer than an epoch.
+    writer = SimpleWriter if is_cpu or ranks.are_several else ThreadWriter
+    if ranks.is_first:
+        # mpirun gives the first rank a terminal, whatever its own output is.
+        is_terminal = sys.stdout.isatty() and not ranks.are_several
+        trainer.extend(extensions.LogReport(trigger=trigger))
+        columns = ['epoch', *task.log_keys, 'elapsed_time']
+        out = sys.stdout if is_terminal else PlainText()
+        trainer.extend(extensions.PrintReport(columns, out=out), trigger=trigger)
+        if is_terminal:
+            trainer.extend(extensions.ProgressBar())
+        save = extensions.snapshot_object(model, files.BEST_FILE, writer=writer(compression=False))
+        trainer.extend(BestModel(task.best, save), trigger=trigger)
+    trainer.extend(RandomState())
+    # Two of each rank: when one writes its next, all have written the one before.
+    snapshot = extensions.snapshot(
+        filename=files.SNAPSHOT_FILE % ('{.updater.iteration}', ranks.rank),
+        writer=writer(compression=False),
+        condition=NotTwiceASecond(updater, args.epoch, ranks),
+        n_retains=2,
+    )
+    trainer.extend(snapshot)
     if args.resume:
-        resume(args.out, trainer, ranks)
+        files.resume(args.out, trainer, ranks)
         print('Resumed %s: epoch %d, step %d' % (args.out, updater.epoch, updater.iteration))
     timer = measure.StepTimer(trainer, device)
+
+    # Training.
     gc.freeze()  # modules and molecules stay: searching them for garbage takes as long as an epoch
     start = time.perf_counter()
     try:
         if updater.epoch < args.epoch:
-            with files.writing('into ' + args.out):
-                trainer.run(show_loop_exception_msg=False)  # what it would show follows anyway
+            trainer.run(show_loop_exception_msg=False)  # what it would show follows anyway
         else:
             print('The run has all of the %d epochs: nothing to train' % args.epoch)
     except KeyboardInterrupt:
-        has_snapshot = os.path.exists(os.path.join(args.out, files.SNAPSHOT_FILE))
-        way = (
-            '--resume continues from the last snapshot' if has_snapshot else '--force starts again'
-        )
+        way = '--resume continues from the last snapshot'
+        if not files.steps(args.out, 0):
+            way = '--force starts again'
         print('\nInterrupted. The same command with ' + way)
         return 130
     finally:
@@ -366,24 +270,32 @@ def train(task, read, args, script, title, own_settings=(), report_every=1):
     if not ranks.is_first:
         return 0
 
+    # The model, its test, and the pictures.
     log = trainer.get_extension('LogReport').log
     losses = [log[-1].get(key, 0) for key in task.log_keys if key.endswith('/loss')]
     if not numpy.isfinite(losses).all():
         raise DataError('the last losses are %s: there is no model to save' % losses)
-    path = files.save_model(args.out, model)
-    predictions = task.predict(model, test, converter, args.batchsize)
-    # Before anything else allocates memory.
-    memory = measure.peak_memory(device, updater)
+    path = os.path.join(args.out, files.MODEL_FILE)
+    serializers.save_npz(path, model)
+    test_labels = labels_of(parts[2])
+    predictions = task.predict(model, parts[2], options['converter'], args.batchsize)
+    memory = measure.peak_memory(device, updater)  # before anything else allocates some
     step = measure.milliseconds_a_step(timer.rounds)
-    lines, metrics = task.report(labels_of(test), predictions, train_labels)
-    print('\nTest molecules:')
-    print('\n'.join([*lines, '', *measure.cost_report(step, memory)]))
+    lines, metrics = task.report(test_labels, predictions, train_labels)
+    print('\n'.join(['', 'Test molecules:', *lines, '']))
+    if step is not None:
+        print(
+            'Time a step: %.2f ms, median of %d (batch, converter, forward, backward, update)'
+            % (step['median'], step['steps'])
+        )
+    sizes = ['%s %.0f MB' % (name, size / 1e6) for name, size in memory.items()]
+    print('Peak memory: ' + ', '.join(sizes))
     files.write_result(
         args.out,
         {
             'settings': settings,
             'dense': args.dense,
-            'updater': args.updater,
+            'updater': 'graph' if captured else 'standard',
             'epochs': updater.epoch,
             'steps': updater.iteration,
             'test': metrics,
@@ -394,24 +306,16 @@ def train(task, read, args, script, title, own_settings=(), report_every=1):
         },
     )
     print('Model: %s; of the best validation: %s' % (path, files.BEST_FILE))
-    path = os.path.join(args.out, files.PLOT_FILE)
-    plot_learning_curve(log, path, title, task.panels())
+    from common import pictures  # here: Matplotlib takes a second, and the model is saved
+
+    path = os.path.join(args.out, 'learning_curve.png')
+    pictures.learning_curve(log, path, title, task.panels())
     print('Learning curve: %s' % path)
     if task.kind == 'regression':
-        path = os.path.join(args.out, files.FIT_FILE)
-        plot_fit(path, labels_of(test), predictions, task.titles())
+        path = os.path.join(args.out, 'fit.png')
+        pictures.fit(path, test_labels, predictions, task.titles())
         print('Predicted against true: %s' % path)
     return 0
-
-
-def resume(out, trainer, ranks):
-    """Load the snapshot of the first rank, and those of the others that go with it."""
-    path = os.path.join(out, files.SNAPSHOT_FILE)
-    if ranks.is_first:
-        files.load_npz(path, trainer)
-    iteration = ranks.share(trainer.updater.iteration)
-    if not ranks.is_first:
-        files.load_npz(snapshot_of(path, iteration, ranks.comm.rank), trainer)
 
 
 def main(run):
@@ -422,3 +326,5 @@ def main(run):
         sys.exit('error: %s' % error)
     except MemoryError as error:
         sys.exit('error: not enough memory: %s' % error)
+    except KeyboardInterrupt:
+        sys.exit('interrupted')

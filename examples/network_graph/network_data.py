@@ -9,7 +9,6 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for common
 
-import common  # noqa: F401  first: Ctrl-C is one line from here on
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 import chainer
 import numpy
@@ -25,11 +24,7 @@ Network = collections.namedtuple('Network', 'x edges y description')
 
 
 def load(name, seed):
-    """Return the `Network` that `--dataset` names; 'auto': Cora if it is there, else generated.
-
-    Raises:
-        DataError: the files of Cora or CiteSeer are not there, or are of another kind.
-    """
+    """Return the `Network` that `--dataset` names; 'auto': Cora if it is there, else generated."""
     if name == 'auto':
         name = 'cora' if all(map(os.path.isfile, paths_of('cora'))) else 'generated'
     return generate(seed) if name == 'generated' else read(name)
@@ -44,9 +39,8 @@ def paths_of(name):
 def read(name):
     """Read Cora or CiteSeer.
 
-    The first file has a line for each paper: its name, 0 or 1 for each word, and its class. The
-    second one has two names on each line. Citations of papers that are not in the first file are
-    left out, as are a paper's of itself.
+    The first file has a line for each paper: its name, 0 or 1 for each word, its class; the second
+    one pairs of names. Citations of unknown papers, and a paper's of itself, are left out.
     """
     content, cites = paths_of(name)
     for path in (content, cites):

@@ -12,6 +12,7 @@ import network_data  # before common, which it finds
 import chainer_bspmm
 import chainer
 import numpy
+from chainer import serializers
 from chainer.training import extensions
 from chainer.utils import CooMatrix
 from chainer_bspmm.dataset import to_sparse
@@ -30,7 +31,19 @@ from sklearn.linear_model import LogisticRegression
 METHODS = {'gin_sparse': GINSparse, 'gin': GIN}
 
 
-def make_parser():
+def graph_data(network, method):
+    """Return upstream's data of a network: a list of edges, or for GIN a CooMatrix."""
+    if method == 'gin_sparse':
+        return SparseGraphData(x=network.x, edge_index=network.edges, y=network.y)
+    col, row = network.edges
+    ones = numpy.ones(row.size, numpy.float32)
+    n_nodes = len(network.y)
+    return PaddingGraphData(x=network.x, adj=CooMatrix(ones, row, col, (n_nodes,) * 2), y=network.y)
+
+
+@files.writing('into the folder of --out')
+def run(argv=None):
+    """Train, test, and write the model; return the exit status."""
     parser = arguments.make_parser('Classification of the nodes of a citation network.')
     parser.add_argument(
         '--dataset',
@@ -44,21 +57,32 @@ def make_parser():
         '--dropout', type=arguments.number(float, 0, 0.99), default=0.5, help='dropout ratio'
     )
     arguments.add_device_argument(parser)
-    return parser
+    args = parser.parse_args(argv)
+    device = arguments.get_device(args.device)
+    device.use()
+    files.check_folder(args.out, args.force)
 
+    network = network_data.load(args.dataset, args.seed)
+    x, y = network.x, network.y
+    print('Data: %s' % network.description)
+    print(
+        '%d nodes of %d classes, %d edges, %d words'
+        % (len(y), y.max() + 1, network.edges.shape[1] // 2, x.shape[1])
+    )
+    masks = network_data.split(len(y), args.train_data_ratio, args.seed)
+    train_part, validation_part, test = masks
+    print('Split: %d training, %d validation, %d test' % tuple(mask.sum() for mask in masks))
+    if len(numpy.unique(y[train_part])) < 2:
+        raise DataError(
+            '--train-data-ratio: the training nodes are of one class, expected two or more'
+        )
+    settings = {
+        name: value for name, value in vars(args).items() if name not in ('out', 'device', 'force')
+    }
+    settings.update(script=os.path.basename(__file__), data=network.description)
+    files.start_run(args.out, settings, args.force)
 
-def graph_data(network, method):
-    """Return upstream's data of a network: a list of edges, or for GIN a CooMatrix."""
-    if method == 'gin_sparse':
-        return SparseGraphData(x=network.x, edge_index=network.edges, y=network.y)
-    col, row = network.edges
-    ones = numpy.ones(row.size, numpy.float32)
-    n_nodes = len(network.y)
-    return PaddingGraphData(x=network.x, adj=CooMatrix(ones, row, col, (n_nodes,) * 2), y=network.y)
-
-
-def train(args, network, masks, device):
-    """Return the trained classifier, and the data it was trained on."""
+    start = time.perf_counter()
     numpy.random.seed(args.seed)
     if device.xp is not numpy:
         device.xp.random.seed(args.seed)  # layers that learn their input size start on the device
@@ -67,7 +91,7 @@ def train(args, network, masks, device):
             out_dim=None,  # of a readout, which nodes do not need
             node_embedding=True,
             hidden_channels=args.unit_num,
-            out_channels=int(network.y.max()) + 1,
+            out_channels=int(y.max()) + 1,
             n_update_layers=args.conv_layers,
             dropout_ratio=args.dropout,
         )
@@ -81,77 +105,40 @@ def train(args, network, masks, device):
     run_node_classification_train(
         model,
         data,
-        *masks[:2],
+        train_part,
+        validation_part,
         epoch=args.epoch,
         out=args.out,
         device=device,
         use_default_extensions=False,
         extensions_list=[
-            extensions.LogReport(filename=files.LOG_FILE, trigger=every),
+            extensions.LogReport(trigger=every),
             extensions.PrintReport(['epoch', *names, 'elapsed_time'], out=training.PlainText()),
         ],
     )
-    return model, data
-
-
-def predict(model, data, device):
-    """Return the class of every node, (n_nodes,)."""
-    x, adj, _ = chainer_bspmm.CSRConverter('packed')(to_sparse([data]), device)
+    batch_x, adj, _ = chainer_bspmm.CSRConverter('packed')(to_sparse([data]), device)
     with chainer.using_config('train', False), chainer.no_backprop_mode():
-        return chainer.backends.cuda.to_cpu(model.predictor(x, adj).array).argmax(axis=1)
-
-
-def accuracies(network, masks, predicted):
-    """Return the share of test nodes that the model has right, and those of two without edges."""
-    train_part, _, test = masks
-    x, y = network.x, network.y
-    regression = LogisticRegression(max_iter=1000).fit(x[train_part], y[train_part])
-    answers = {
-        'graph convolution': predicted,
-        'logistic regression of the words, without edges': regression.predict(x),
-        'always the largest class': numpy.full(len(y), numpy.bincount(y[train_part]).argmax()),
-    }
-    return {name: float((answer == y)[test].mean()) for name, answer in answers.items()}
-
-
-def run(argv=None):
-    """Train, test, and write the model; return the exit status."""
-    args = make_parser().parse_args(argv)
-    device = arguments.get_device(args.device)
-    device.use()
-    files.check_folder(args.out, args.force)
-    network = network_data.load(args.dataset, args.seed)
-    n_nodes = len(network.y)
-    print('Data: %s' % network.description)
-    print(
-        '%d nodes of %d classes, %d edges, %d words'
-        % (n_nodes, network.y.max() + 1, network.edges.shape[1] // 2, network.x.shape[1])
-    )
-    masks = network_data.split(n_nodes, args.train_data_ratio, args.seed)
-    print('Split: %d training, %d validation, %d test' % tuple(mask.sum() for mask in masks))
-    if len(numpy.unique(network.y[masks[0]])) < 2:
-        raise DataError(
-            '--train-data-ratio: the training nodes are of one class, expected two or more'
-        )
-    settings = {
-        name: value for name, value in vars(args).items() if name not in ('out', 'device', 'force')
-    }
-    settings.update(script=os.path.basename(__file__), data=network.description)
-    files.start_run(args.out, settings, args.force)
-    start = time.perf_counter()
-    model, data = train(args, network, masks, device)
-    predicted = predict(model, data, device)
+        scores = chainer.backends.cuda.to_cpu(model.predictor(batch_x, adj).array)
     seconds = time.perf_counter() - start
-    found = accuracies(network, masks, predicted)
-    print('\nShare of the %d test nodes that are classified right:' % masks[2].sum())
+
+    regression = LogisticRegression(max_iter=1000).fit(x[train_part], y[train_part])
+    found = {
+        name: float((answer == y)[test].mean())
+        for name, answer in (
+            ('graph convolution', scores.argmax(axis=1)),
+            ('logistic regression of the words, without edges', regression.predict(x)),
+            ('always the largest class', numpy.bincount(y[train_part]).argmax()),
+        )
+    }
+    print('\nShare of the %d test nodes that are classified right:' % test.sum())
     for name, share in found.items():
         print('%6.1f %%  %s' % (100 * share, name))
     print('%.1f s for %d epochs and the prediction' % (seconds, args.epoch))
-    model.to_device('@numpy')
-    print('Model: %s' % files.save_model(args.out, model))
-    files.write_result(
-        args.out, {'settings': vars(args), 'data': network.description, 'test': found}
-    )
+    path = os.path.join(args.out, files.MODEL_FILE)
+    serializers.save_npz(path, model)
+    print('Model: %s' % path)
+    result = {'settings': vars(args), 'data': network.description, 'test': found}
+    files.write_result(args.out, result)
     return 0
 
 

@@ -23,8 +23,8 @@ def run(argv=None):
         '--task',
         choices=sorted(TASKS),
         required=True,
-        help='regression: every label is a number; classification: 1, 0, or '
-        'nothing where it is unknown',
+        help='regression: every label is a number; classification: 1, 0, or nothing where it is '
+        'unknown',
     )
     arguments.add_training_arguments(parser)
     parser.add_argument(
@@ -35,18 +35,11 @@ def run(argv=None):
         'the test molecules are unlike those of the training',
     )
     args = parser.parse_args(argv)
-    for name in args.labels:
-        if args.labels.count(name) > 1:
-            raise DataError('--labels: %s is named twice' % name)
-    task = own_data.task_of(args.task, args.labels)
-    return training.train(
-        task,
-        lambda missing: own_data.read_own(args.data, args.smiles_column, task, missing),
-        args,
-        __file__,
-        '%s: %s' % (args.data, ', '.join(args.labels)),
-        own_settings=['task', 'labels', 'smiles_column'],
-    )
+    if len(set(args.labels)) < len(args.labels):
+        raise DataError('--labels: a column is named twice')
+    title = '%s: %s' % (args.data, ', '.join(args.labels))
+    own_settings = ['task', 'labels', 'smiles_column']
+    return training.train(own_data, args, __file__, title, own_settings)
 
 
 if __name__ == '__main__':

@@ -20,22 +20,6 @@ from common.data import spread
 N_MOLECULES = 4000
 
 
-def table_of_all():
-    """Return all molecules, as text so that no digit is touched."""
-    paths = qm9_data.qm9pack_files()
-    if not paths:
-        raise SystemExit('qm9pack is not installed: pip install qm9pack==1.0.3')
-    names = {'Index': 'index', 'SMILES': 'smiles'}
-    names.update({column: name for name, (_, column, _) in qm9_data.TARGETS.items()})
-    parts = [
-        pandas.read_csv(path, usecols=list(names), dtype=str, keep_default_na=False)
-        for path in paths
-    ]
-    table = pandas.concat(parts, ignore_index=True)[list(names)].rename(columns=names)
-    print('%d molecules in qm9pack' % len(table))
-    return table
-
-
 def main():
     parser = argparse.ArgumentParser(description='Make the shipped sample of QM9.')
     parser.add_argument(
@@ -43,7 +27,16 @@ def main():
     )
     parser.add_argument('--all', metavar='FILE', help='write all molecules, there')
     args = parser.parse_args()
-    table = table_of_all()
+    paths = qm9_data.qm9pack_files()
+    if not paths:
+        sys.exit('qm9pack is not installed: pip install qm9pack==1.0.3')
+    names = {'Index': 'index', 'SMILES': 'smiles'}
+    names.update({column: name for name, (_, column, _) in qm9_data.TARGETS.items()})
+    # As text, so that no digit is touched.
+    options = {'usecols': list(names), 'dtype': str, 'keep_default_na': False}
+    parts = [pandas.read_csv(path, **options) for path in paths]
+    table = pandas.concat(parts, ignore_index=True)[list(names)].rename(columns=names)
+    print('%d molecules in qm9pack' % len(table))
     if not args.all:
         table = table.iloc[spread(len(table), N_MOLECULES)]
     text = table.to_csv(index=False).replace('\r\n', '\n').encode('ascii')

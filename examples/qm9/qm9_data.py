@@ -7,8 +7,6 @@ import tarfile
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for common
 
-import common  # noqa: F401  first: Ctrl-C is one line from here on
-import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 from common.data import DataError
 from common.data import join
 from common.data import read_csv
@@ -36,9 +34,9 @@ TARGETS = {
 }
 
 
-def task_of(label):
+def task_of(settings):
     """Return the task that `--label` stands for: one target, or all 15 of 'all'."""
-    names = list(TARGETS) if label == 'all' else [label]
+    names = list(TARGETS) if settings['label'] == 'all' else [settings['label']]
     return Regression(names, {name: TARGETS[name][0] for name in names})
 
 
@@ -55,18 +53,12 @@ def qm9pack_files():
     return paths if all(os.path.exists(path) for path in paths) else []
 
 
-def read_qm9(data, task, missing='refuse', others=False):
-    """Read the molecules that `--data` names.
+def read(data, settings, missing='refuse', others=False):
+    """Return (description, rows) of what `--data` names: a word, or a file like the sample.
 
-    Args:
-        data (str): 'sample', 'full' or the path of a CSV file with a column `smiles` and one for
-            each target.
-        task (Regression): the targets.
-        missing, others: as of `common.data.read_csv`; of files only.
-
-    Returns:
-        tuple: (description (str), Rows).
+    `missing` and `others` are as of `common.data.read_csv`, for files only.
     """
+    task = task_of(settings)
     if data == 'sample':
         return 'the sample of QM9 in this repository', read_csv(SAMPLE, 'smiles', task.names, task)
     if data != 'full':

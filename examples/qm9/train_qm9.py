@@ -23,25 +23,15 @@ def run(argv=None, report_every=1):
     parser.add_argument(
         '--data',
         default='sample',
-        help='sample: the 4,000 molecules in this repository; full: all of QM9 '
-        '(pip install qm9pack, else a download); or a CSV file '
-        'with the columns smiles and the target(s)',
+        help='sample: the 4,000 molecules in this repository; full: all of QM9 (pip install '
+        'qm9pack, else a download); or a CSV file with the columns smiles and the target(s)',
     )
     arguments.add_training_arguments(parser)
     args = parser.parse_args(argv)
-    task = qm9_data.task_of(args.label)
     title = 'all 15 targets'
     if args.label != 'all':
         title = '%s, %s' % (args.label, qm9_data.TARGETS[args.label][2])
-    return training.train(
-        task,
-        lambda missing: qm9_data.read_qm9(args.data, task, missing),
-        args,
-        __file__,
-        'QM9: ' + title,
-        own_settings=['label'],
-        report_every=report_every,
-    )
+    return training.train(qm9_data, args, __file__, 'QM9: ' + title, ['label'], report_every)
 
 
 if __name__ == '__main__':

@@ -42,12 +42,7 @@ SIZE = 500, 375  # pixels, of a molecule of up to 40 atoms
 def saliency(model, dataset, column, name, converter, batchsize):
     """Return (n_molecules, largest) numbers, one for each atom, and 0 past a molecule's last one.
 
-    Args:
-        model (Classifier): a swapped one.
-        dataset (SparseDataset): the molecules.
-        column (int): of the assay.
-        name (str): a key of `CALCULATORS`.
-        converter (CSRConverter), batchsize (int): of the batches.
+    `column` is that of the assay, `name` a key of `CALCULATORS`.
     """
     kind, options = CALCULATORS[name]
 
@@ -93,6 +88,7 @@ def draw(mol, values, path, legend):
         file.write(text)
 
 
+@files.writing('into the folder of --out')
 def run():
     """Explain, and write pictures and numbers."""
     parser = arguments.make_parser('Saliency of the atoms for a model trained on Tox21.')
@@ -101,21 +97,17 @@ def run():
     parser.add_argument('--assay', default=tox21_data.ASSAYS[0], choices=tox21_data.ASSAYS)
     parser.add_argument('--calculator', default='gradient', choices=CALCULATORS)
     parser.add_argument('--out', '-o', help='folder to write (IN_DIR/saliency)')
-    arguments.add_force_argument(parser, 'write into a folder that is not empty')
-    arguments.add_running_arguments(parser)
-    parser.set_defaults(dense=False)
+    parser.add_argument(
+        '--force', action='store_true', help='write into a folder that is not empty'
+    )
     args = parser.parse_args()
     out = os.path.join(args.in_dir, 'saliency') if args.out is None else args.out
     files.check_folder(out, args.force)
     device = arguments.get_device(args.device)
-    settings, task, model = prediction.load(
-        args, 'train_tox21.py', lambda settings: tox21_data.TASK, device
-    )
-    molecules, dataset, kept, failures = prediction.from_smiles(args, settings, task)
-    with files.writing(out):
-        os.makedirs(out, exist_ok=True)
+    settings, task, model, converter = prediction.load(args, 'train_tox21.py', tox21_data, device)
+    dataset, molecules, kept, failures = prediction.from_smiles(args.smiles, settings, task)
+    os.makedirs(out, exist_ok=True)
     files.report_failures(failures, os.path.join(out, files.FAILED_FILE))
-    converter = prediction.converter_for(settings, args.layout)
     column = tox21_data.ASSAYS.index(args.assay)
     found = saliency(model, dataset, column, args.calculator, converter, args.batchsize)
     probabilities = task.predict(model, dataset, converter, args.batchsize)[:, column]

@@ -7,24 +7,8 @@ python predict_tox21.py --in-dir result --smiles CCO 'Oc1ccc(cc1)C(C)(C)c1ccc(O)
 """
 
 import tox21_data  # before common, which it finds
-from common import arguments
 from common import prediction
 from common import training
 
-
-def run():
-    """Predict, and write the CSV file."""
-    parser = arguments.make_parser('Prediction with a model trained on Tox21.')
-    arguments.add_prediction_arguments(
-        parser, 'train_tox21.py', 'download, or a CSV file with a column smiles'
-    )
-    return prediction.predict(
-        parser.parse_args(),
-        'train_tox21.py',
-        lambda settings: tox21_data.TASK,
-        lambda data, settings, task, missing: tox21_data.read_tox21(data, missing, others=True),
-    )
-
-
 if __name__ == '__main__':
-    training.main(run)
+    training.main(lambda: prediction.predict('train_tox21.py', tox21_data))

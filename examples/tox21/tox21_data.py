@@ -5,7 +5,6 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for common
 
-import common  # noqa: F401  first: Ctrl-C is one line from here on
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 from chainer_chemistry.datasets.molnet import molnet
 from chainer_chemistry.datasets.molnet.molnet_config import molnet_default_config
@@ -14,15 +13,15 @@ from common.data import read_csv
 from common.tasks import Classification
 
 ASSAYS = tuple(molnet_default_config['tox21']['tasks'])  # the names of the 12 columns
-TASK = Classification(ASSAYS)
+
+
+def task_of(settings=None):
+    """Return the task of every training: the 12 assays."""
+    return Classification(ASSAYS)
 
 
 def download():
-    """Return the path of MoleculeNet's Tox21 file, which Chainer Chemistry downloads once.
-
-    Raises:
-        DataError: there is no network, or the server has moved; says where to put the file.
-    """
+    """Return the path of MoleculeNet's Tox21 file, which Chainer Chemistry downloads once."""
     path = molnet.get_molnet_filepath('tox21', download_if_not_exist=False)
     if os.path.exists(path):
         return path
@@ -36,19 +35,13 @@ def download():
         ) from error
 
 
-def read_tox21(data, missing='refuse', others=False):
-    """Read the molecules that `--data` names.
+def read(data, settings=None, missing='refuse', others=False):
+    """Return (description, rows) of what `--data` names: the download, or a CSV file in its form.
 
-    Args:
-        data (str): 'download', or the path of a CSV file with a column `smiles` and one for each
-            assay: 1 active, 0 inactive, nothing where it was not measured.
-        missing, others: as of `common.data.read_csv`.
-
-    Returns:
-        tuple: (description (str), Rows).
+    `missing` and `others` are as of `common.data.read_csv`.
     """
     path, description = data, data
     if data == 'download':
         path = download()
         description = "Tox21 from Chainer Chemistry's download, %s" % path
-    return description, read_csv(path, 'smiles', ASSAYS, TASK, missing, others)
+    return description, read_csv(path, 'smiles', ASSAYS, task_of(), missing, others)

@@ -20,14 +20,7 @@ def run(argv=None):
         "with the columns of MoleculeNet's: smiles and the 12 assays",
     )
     arguments.add_training_arguments(parser)
-    args = parser.parse_args(argv)
-    return training.train(
-        tox21_data.TASK,
-        lambda missing: tox21_data.read_tox21(args.data, missing),
-        args,
-        __file__,
-        'Tox21: 12 assays',
-    )
+    return training.train(tox21_data, parser.parse_args(argv), __file__, 'Tox21: 12 assays')
 
 
 if __name__ == '__main__':

@@ -56,46 +56,22 @@ def test_rounds(runs):
         assert found[name]['warm']['is_extrapolated'] == (name != bench.CAPTURED)
 
 
-def test_what_fails_is_said(runs):
-    made, failing = runs
-    failing.append(bench.CAPTURED)
-    found, not_run = bench.compare(arguments(), 1e9, TASK, None)
-    assert not_run == {bench.CAPTURED: 'RuntimeError: exit status 1: no such thing'}
-    assert found[bench.CAPTURED] == {} and found[bench.EAGER]['warm']['seconds'] == 53
-    assert [name for name, _, _ in made].count(bench.CAPTURED) == 1
-
-
-def test_what_runs_out_of_time_is_said_without_folders(runs, monkeypatch):
+def test_what_fails_and_what_there_is_no_time_for_is_said_without_folders(runs, monkeypatch):
     def run(task, name, *rest):
         if name == bench.UPSTREAM:
             raise subprocess.TimeoutExpired(['/folder/python3', 'train.py'], 1.0)
         return whole(task, name, *rest)
 
-    whole = bench.run
+    whole, (made, failing) = bench.run, runs
     monkeypatch.setattr(bench, 'run', run)
-    _, not_run = bench.compare(arguments(), 1e9, TASK, None)
-    assert not_run == {bench.UPSTREAM: 'the time of all runs was up'}
-
-
-def test_bars():
-    def met(upstream, captured, an_epoch=1.0):
-        times = {bench.UPSTREAM: upstream, bench.CAPTURED: captured}
-        of = {name: {'warm': {'seconds': value}} for name, value in times.items() if value}
-        if captured:
-            of[bench.CAPTURED]['warm']['runs'] = [
-                {
-                    'epochs': [10.0, 10 + an_epoch, 10 + 2 * an_epoch],
-                    'steps': 300,
-                    'milliseconds a step': {'median': 8.0},
-                }
-            ]
-        found = bench.bars({'qm9': {'methods': {'gin': of}}})
-        return [(bar['value'], bar['met']) for bar in found.values()]
-
-    assert met(150.0, 10.0) == [(10.0, True), (1.25, True), (15.0, True)]
-    assert met(149.0, 13.0, 1.2) == [(13.0, False), (1.5, False), (11.5, False)]
-    assert met(None, 12.0) == [(12.0, True), (1.25, True)]
-    assert met(150.0, None) == []
+    failing.append(bench.CAPTURED)
+    found, not_run = bench.compare(arguments(), 1e9, TASK, None)
+    assert not_run == {
+        bench.UPSTREAM: 'the time of all runs was up',
+        bench.CAPTURED: 'RuntimeError: exit status 1: no such thing',
+    }
+    assert found[bench.CAPTURED] == {} and found[bench.EAGER]['warm']['seconds'] == 53
+    assert [name for name, _, _ in made].count(bench.CAPTURED) == 1
 
 
 def test_how_many_times_its_steps_an_epoch_takes():
@@ -108,27 +84,19 @@ def test_how_many_times_its_steps_an_epoch_takes():
 
 def test_contenders_that_are_not_run_are_taken_from_an_earlier_result():
     def result(commit, **contenders):
-        data = {
-            'qm9': {'methods': {'gin': {name: {'warm': of} for name, of in contenders.items()}}}
-        }
-        return {'conditions': {'commit': commit}, 'data': data}
+        of = {name: {'warm': value} for name, value in contenders.items()}
+        return {'conditions': {'commit': commit}, 'data': {'qm9': {'methods': {'gin': of}}}}
 
     ours, upstream = bench.CAPTURED, bench.UPSTREAM
     found = result('new', **{ours: 1})
     bench.complete(found, result('old', **{ours: 2, upstream: 3}))
     bench.complete(found, result('older', **{upstream: 4, ours: 5}))
-    again = result('newer', **{ours: 6})
-    bench.complete(again, found)
-    kept = again['data']['qm9']['methods']['gin'][upstream]
-    assert kept == {'warm': 3, 'commit': 'old'}  # that of the run
+    bench.complete(found, {'conditions': {'commit': 'none'}, 'data': {}})
+    kept = {'warm': 3, 'commit': 'old'}  # that of the run
+    assert found['data']['qm9']['methods']['gin'] == {ours: {'warm': 1}, upstream: kept}
     failed = result('newer')
     bench.complete(failed, found)
-    assert ours not in failed['data']['qm9']['methods']['gin']
-    bench.complete(found, {'conditions': {'commit': 'none'}, 'data': {}})
-    assert found['data']['qm9']['methods']['gin'] == {
-        ours: {'warm': 1},
-        upstream: {'warm': 3, 'commit': 'old'},
-    }
+    assert failed['data']['qm9']['methods']['gin'] == {upstream: kept}
 
 
 def test_commands_that_fail_end_with_what_they_print(tmp_path):

@@ -36,9 +36,6 @@ def test_one_task_at_a_time_on_each():
         return task * 10
 
     assert gpus.spread(range(5), 2, call) == [0, 10, 20, 30, 40]
-
-
-def test_errors_are_raised():
     with pytest.raises(ZeroDivisionError):
         gpus.spread([1, 0], 1, lambda task, place: 1 / task)
 

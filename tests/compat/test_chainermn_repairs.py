@@ -1,8 +1,8 @@
 """Repairs of ChainerMN's memory utility, with a stand-in for mpi4py and for the GPU."""
 
-import subprocess
-import sys
 import textwrap
+
+from tests.support.processes import python
 
 _MEMORY_UTILITY = """
     import chainer_bspmm
@@ -17,14 +17,7 @@ _MEMORY_UTILITY = """
 
 
 def run(code):
-    result = subprocess.run(
-        [sys.executable, '-c', textwrap.dedent(_MEMORY_UTILITY + code)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return python('-c', textwrap.dedent(_MEMORY_UTILITY + code)).stdout
 
 
 def test_kernels_include_half():

@@ -17,7 +17,7 @@ import pytest
 rdkit = pytest.importorskip('rdkit')
 
 from chainer_chemistry import dataset, datasets  # noqa: E402
-from chainer_chemistry.dataset.converters import concat_mols, converter_method_dict  # noqa: E402
+from chainer_chemistry.dataset.converters import concat_mols  # noqa: E402
 from chainer_chemistry.dataset.graph_dataset.base_graph_data import BaseGraphData  # noqa: E402
 from chainer_chemistry.dataset.parsers import CSVFileParser, SmilesParser  # noqa: E402
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict, wle  # noqa: E402
@@ -532,17 +532,6 @@ def test_classifier_with_roc_auc_on_cached_tox21(tmp_path, monkeypatch):
         postprocess_fn=functions.sigmoid,
     )
     assert proba.shape == (len(train), len(tasks))
-
-
-def test_gnnfilm_resets_its_state():
-    model = set_up_predictor('gnnfilm', 4, 2, 1)
-    model.graph_conv.reset_state()
-
-
-def test_mpnn_has_a_way_in():
-    dataset, convert = make_dataset('mpnn'), converter_method_dict['mpnn']
-    model = Regressor(set_up_predictor('mpnn', 8, 2, 2), lossfun=functions.mean_squared_error)
-    assert numpy.isfinite(model(*convert(list(dataset))).array)
 
 
 def test_csv_parser(tmp_path):

@@ -1,12 +1,11 @@
 """Imports of upstream in fresh processes: order, leftovers, warnings, missing packages."""
 
-import subprocess
 import sys
 import textwrap
 
 import pytest
 
-from tests.support.processes import Forks, environment
+from tests.support.processes import Forks, python
 
 # Makes modules impossible to import: HIDE.add('pkg_resources').
 _HIDE = """
@@ -54,15 +53,8 @@ def run(forks):
 
 def run_alone(code, *options):
     """Run code in a fresh interpreter and return what it printed and its error output."""
-    result = subprocess.run(
-        [sys.executable, *options, '-c', textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment(),
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout, result.stderr
+    done = python(*options, '-c', textwrap.dedent(code))
+    return done.stdout, done.stderr
 
 
 @pytest.mark.slow  # compiles all of upstream

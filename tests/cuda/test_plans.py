@@ -356,49 +356,30 @@ def test_transpose_launch(n_graphs, max_cols, max_nnz, warps):
     assert launch.shared_bytes == 4 * (max_nnz + warps * max_cols) <= 47 * 1024
 
 
-# --- softmax ---
-
-
-@pytest.mark.parametrize(
-    'n_segments, n_vectors, width',
-    [(0, 3, 4), (1, 1, 1), (1000, 1, 1), (77, 3, 4), (10, 32, 4), (10, 33, 4), (5, 1000, 2)],
-)
-def test_softmax_launch_covers_everything_once(n_segments, n_vectors, width):
-    launch = softmax_launch(9, n_segments, n_vectors * width, width)
-    columns, units, _ = launch.block
-    assert launch.arguments == (n_segments, 9, n_vectors)
-    assert dict(launch.defines) == {'VECTOR': width}
-    assert BLOCK // 2 < columns * units <= BLOCK
-    # A block at least: there may be rows of no segment.
-    assert launch.grid[0] * units >= max(n_segments, 1) > (launch.grid[0] - 1) * units
-    assert launch.grid[1] * columns >= n_vectors > (launch.grid[1] - 1) * columns
-
-
-def test_softmax_launch_stays_within_the_grid():
-    launch = softmax_launch(2**31 - 1, 2**31 - 1, 2**31 - 1, 1)
-    assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
-
-
-# --- modulated messages ---
+# --- softmax, and modulated messages ---
 
 
 @pytest.mark.parametrize(
     'n_units, n_vectors, width',
-    [(1, 1, 1), (1000, 1, 1), (77, 3, 4), (10, 32, 4), (10, 33, 4), (5, 1000, 2)],
+    [(0, 3, 4), (1, 1, 1), (1000, 1, 1), (77, 3, 4), (10, 32, 4), (10, 33, 4), (5, 1000, 2)],
 )
-def test_film_launch_covers_everything_once(n_units, n_vectors, width):
-    launch = film_launch(n_units, n_vectors * width, width, 5)
-    columns, units, _ = launch.block
-    assert launch.arguments == (n_units, n_vectors, 5)
-    assert dict(launch.defines) == {'VECTOR': width}
-    assert BLOCK // 2 < columns * units <= BLOCK
-    assert launch.grid[0] * units >= n_units > (launch.grid[0] - 1) * units
-    assert launch.grid[1] * columns >= n_vectors > (launch.grid[1] - 1) * columns
+def test_softmax_and_film_launches_cover_everything_once(n_units, n_vectors, width):
+    n_channels = n_vectors * width
+    plans = {softmax_launch(9, n_units, n_channels, width): (n_units, 9, n_vectors)}
+    if n_units:  # else there is a block for rows of no segment, and nothing to modulate
+        plans[film_launch(n_units, n_channels, width, 5)] = n_units, n_vectors, 5
+    for launch, arguments in plans.items():
+        columns, units, _ = launch.block
+        assert launch.arguments == arguments and dict(launch.defines) == {'VECTOR': width}
+        assert BLOCK // 2 < columns * units <= BLOCK
+        assert launch.grid[0] * units >= max(n_units, 1) > (launch.grid[0] - 1) * units
+        assert launch.grid[1] * columns >= n_vectors > (launch.grid[1] - 1) * columns
 
 
-def test_film_launch_stays_within_the_grid():
-    launch = film_launch(2**31 - 1, 2**31 - 1, 1, 2)
-    assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
+def test_softmax_and_film_launches_stay_within_the_grid():
+    most = 2**31 - 1
+    for launch in (softmax_launch(most, most, most, 1), film_launch(most, most, 1, 2)):
+        assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
 
 
 # --- dropout ---
@@ -589,8 +570,8 @@ def test_loss_grad_launch():
     [
         (50_000, 100_000, LONG_ROW, 16, 0),
         (50_000, 100_000, LONG_ROW + 1, 16, 64),
-        (50_000, 92_927, 3000, 32, 64),
-        (50_000, 92_928, 3000, 32, 128),  # a thread of a full GPU gathers 22 vectors
+        (50_000, 168_959, 3000, 32, 64),
+        (50_000, 168_960, 3000, 32, 128),  # a thread of a full GPU gathers 40 vectors
         (50_000, 200_000, 200, 32, 0),  # not much longer than a piece
         (1_000, 2_000, 2_000, 16, 64),
         (1_000, 0, 2_000, 16, 0),  # of a batch without the long row

@@ -20,9 +20,9 @@ from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import sparsify
 from tests.support import parity
-from tests.support import relative_error
 from tests.support.data_sets import assert_same_batch
 from tests.support.data_sets import molecules
+from tests.support import assert_close_arrays
 
 packed = CSRConverter('packed')
 UNPADDED = ('packed', 'folded')
@@ -629,9 +629,7 @@ def test_numbers_of_a_model(sizes, out_size, ids, padded_to):
     for data_set in (examples, to_sparse(examples)):
         converter = CSRConverter(padded_to=padded_to, strip_padding=bool(ids))
         actual = outcome([converter(data_set)])
-        assert actual.keys() == expected.keys()
-        for name in actual:
-            assert relative_error(actual[name], expected[name]) < 1e-12, name
+        assert_close_arrays(actual, expected, 1e-12)
 
 
 def test_kept_atoms_of_id_0_are_no_part_of_the_weight():

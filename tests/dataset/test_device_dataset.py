@@ -7,23 +7,14 @@ import pytest
 
 import chainer
 from chainer.backends import cuda
-from chainer.datasets import ConcatenatedDataset
-from chainer.datasets import split_dataset_random
-from chainer.datasets import SubDataset
-from chainer.iterators import SerialIterator
-from chainer_chemistry.dataset.splitters import RandomSplitter
 
 from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
-from chainer_bspmm.dataset.batch_form import Capacity
-from chainer_bspmm.dataset.batch_form import new_buffers
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.dataset import SparseDataset
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.molecules import Molecules
-from chainer_bspmm.sparse.batched_csr import Buffers
-from chainer_bspmm.sparse.batched_csr import fill_buffers
 from tests.support.data_sets import assert_same_batch
 from tests.support.data_sets import LABELS
 from tests.support.data_sets import molecule_set
@@ -254,92 +245,12 @@ def test_many_graphs(n_graphs):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize('spare_rows, spare_nnz', [(0, 0), (1, 3000), (500, 0)])
-@pytest.mark.parametrize('data', [None, 'e', 'f'])
-@pytest.mark.parametrize('folded', [False, True])
-def test_larger_buffers_in_a_captured_graph(folded, data, spare_rows, spare_nnz):
-    cupy = cuda.cupy
-    host = molecule_set(data=data, n_relations=4, labels='five')
-    resident = DeviceDataset(SparseDataset(host), 0).molecules
-    indices = [numpy.array(index) for index in (INDEX, INDEX[::-1], (1, 4, 2) * 3)]
-    n_rows = max(int(host.sizes[index].sum()) for index in indices) + 9 * folded + spare_rows
-    nnz = max(int(host.nnz[index].sum()) for index in indices) + spare_nnz
-    form = resident.form(9, True, 1, 'folded' if folded else 'packed', None)
-    buffers = new_buffers(cupy.empty, form, Capacity(n_rows, nnz, 0, 0, -1))
-    index_on_device = cupy.asarray(resident.check(indices[0]))  # what fits in the buffers
-    padded_to = cupy.full(1, 99, 'i') if folded else None
-    stream = cupy.cuda.Stream(non_blocking=True)
-    cupy.cuda.Device().synchronize()
-    with stream:
-        resident.gather(index_on_device, buffers, padded_to)  # compiles
-        stream.synchronize()
-        stream.begin_capture()
-        resident.gather(index_on_device, buffers, padded_to)
-        graph = stream.end_capture()
-        for index in indices:
-            for array in (*buffers[:7], *buffers.labels):
-                if array is not None:
-                    array.fill(77)
-            index_on_device.set(resident.check(index), stream=stream)
-            n = int(host.full_sizes[index].max())
-            if folded:
-                padded_to.set(numpy.array([n], 'i'), stream=stream)
-            graph.launch(stream)
-            stream.synchronize()
-            atoms, adj, labels = (
-                host.batch(index, 'folded', n) if folded else host.batch(index, 'packed')
-            )
-            expected = Buffers(
-                *(
-                    None
-                    if buffer is None
-                    else [cuda.to_cpu(label) for label in buffer]
-                    if isinstance(buffer, list)
-                    else cuda.to_cpu(buffer)
-                    for buffer in buffers
-                )
-            )
-            actual = pickle.loads(pickle.dumps(expected))
-            fill_buffers(expected, atoms, adj, labels)
-            for a, e in zip((*actual[:7], *actual.labels), (*expected[:7], *expected.labels)):
-                numpy.testing.assert_array_equal(a, e)
-
-
-@pytest.mark.gpu
-def test_iterators_and_splitters():
-    host = to_sparse(molecules((3, 1, 5, 0, 2, 5, 4) * 4))
-    dataset = DeviceDataset(host, 0)
-    assert isinstance(dataset, SparseDataset) and dataset.device.name == '@cupy:0'
-    pairs = [
-        (dataset, host),
-        (dataset[3:20], host[3:20]),
-        [SubDataset(d, 1, 9, numpy.random.RandomState(0).permutation(28)) for d in (dataset, host)],
-        *zip(split_dataset_random(dataset, 20, 0), split_dataset_random(host, 20, 0)),
-        *zip(
-            *(
-                RandomSplitter().train_valid_test_split(d, seed=0, return_index=False)
-                for d in (dataset, host)
-            )
-        ),
-    ]
-    for given, expected in pairs:
-        iterators = [SerialIterator(d, 4, shuffle=False) for d in (given, expected)]
-        for _ in range(3):
-            batch, e_batch = (iterator.next() for iterator in iterators)
-            assert_same_batch(on_host(concat_mols(batch, 0)), concat_mols(e_batch))
-    both = ConcatenatedDataset(dataset, host)
-    index = [0, 30, 5, 54]
-    assert_same_batch(
-        on_host(concat_mols([both[i] for i in index], 0)),
-        concat_mols([host[i % 28] for i in index]),
-    )
-    assert DeviceDataset(dataset, 0).molecules.host is host.molecules
-
-
-@pytest.mark.gpu
 def test_limits_on_a_gpu():
     host = to_sparse(molecules())
-    needed = DeviceDataset(host, 0).molecules.device_nbytes
+    dataset = DeviceDataset(host, 0)
+    assert isinstance(dataset, SparseDataset) and dataset.device.name == '@cupy:0'
+    assert DeviceDataset(dataset, 0).molecules.host is host.molecules
+    needed = dataset.molecules.device_nbytes
     assert len(DeviceDataset(host, 0, max_bytes=needed)) == 3
     with pytest.raises(
         ValueError, match='max_bytes = %d bytes for @cupy:0, got %d' % (needed - 1, needed)

@@ -2,8 +2,6 @@
 
 import io
 import pickle
-import subprocess
-import sys
 import zipfile
 
 import numpy
@@ -17,25 +15,20 @@ from chainer.datasets import SubDataset
 from chainer.datasets import TransformDataset
 from chainer.iterators import MultiprocessIterator
 from chainer.iterators import SerialIterator
-from chainer.optimizers import Adam
-from chainer.training import StandardUpdater
-from chainer.training.extensions import Evaluator
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.dataset.splitters import RandomSplitter
 from chainer_chemistry.dataset.splitters import StratifiedSplitter
 from chainer_chemistry.datasets import NumpyTupleDataset
-from chainer_chemistry.models.prediction import Regressor
-from chainer_chemistry.models.prediction import set_up_predictor
 
 from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import sparse_dataset
 from chainer_bspmm.dataset import SparseDataset
 from chainer_bspmm.dataset import to_sparse
-from chainer_bspmm.models import sparsify
 from tests.support import random_matrix
 from tests.support.data_sets import assert_same_batch
 from tests.support.data_sets import molecules
+from tests.support.processes import python
 
 SIZES = (3, 1, 5, 0, 2, 5, 4)
 LAYOUTS = ('packed', 'folded', 'padded')
@@ -247,14 +240,6 @@ def test_super_node_and_other_fixed_arrays_are_labels():
         numpy.testing.assert_array_equal(actual[2], dense_concat_mols(examples)[2])
 
 
-def test_node_features_in_place_of_ids():
-    rng = numpy.random.RandomState(0)
-    examples = [(rng.uniform(size=(n, 4)).astype('f'), numpy.eye(n, dtype='f')) for n in (2, 3, 1)]
-    for layout in LAYOUTS:
-        converter = CSRConverter(layout)
-        assert_same_batch(converter(to_sparse(examples)), converter(examples))
-
-
 def test_scipy_adjacency_and_duplicate_entries():
     twice = scipy.sparse.coo_matrix(([1.0, 2.0, 4.0], ([0, 0, 1], [1, 1, 0])), (2, 2))
     examples = [(numpy.array([6, 8], 'i'), twice), (numpy.array([6], 'i'), scipy.sparse.eye(1))]
@@ -455,12 +440,7 @@ def test_without_rdkit(tmp_path):
         except ImportError as error:
             print(error)
     """
-    printed = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-c', code, path],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    printed = python('-W', 'ignore', '-c', code, path).stdout
     assert printed.startswith('12 (3, 2)\npreprocessor: SMILES need RDKit: pip install rdkit')
 
 
@@ -480,33 +460,3 @@ def test_repr():
     sparse = to_sparse(molecules(SIZES))
     assert repr(sparse[1:]) == '<SparseDataset: 6 molecules, 1 relation, 3 columns>'
     assert repr(sparse[0]).startswith('SparseExample(array(')
-
-
-def regressor():
-    numpy.random.seed(0)
-    model = Regressor(
-        sparsify(set_up_predictor('rsgcn', 8, 2, 2, conv_kwargs={'dropout_ratio': 0.0}))
-    )
-    model(*concat_mols(molecules((3, 2))))  # gives lazy parameters their values
-    return model
-
-
-def test_training_and_prediction():
-    dense = molecules((3, 1, 5, 2, 4, 6))
-    results = []
-    for data_set in (dense, to_sparse(dense)):
-        model = regressor()
-        updater = StandardUpdater(
-            SerialIterator(data_set, 2, shuffle=False), Adam().setup(model), converter=concat_mols
-        )
-        for _ in range(4):
-            updater.update()
-        iterator = SerialIterator(data_set, 4, repeat=False, shuffle=False)
-        loss = Evaluator(iterator, model, converter=concat_mols)()['main/loss']
-        predicted = model.predict(data_set, batchsize=4, converter=extract)
-        results.append(numpy.append(predicted, loss))
-    numpy.testing.assert_array_equal(*results)
-
-
-def extract(batch, device=None):
-    return concat_mols(batch, device)[:2]

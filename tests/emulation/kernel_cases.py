@@ -136,13 +136,6 @@ def film_truth(adj, messages, film, gy):
     return y, gmessages, gfilm
 
 
-def assert_exact(array, expected, dtype):
-    """Fail unless an array equals the float64 `expected`, rounded once to its dtype."""
-    assert array.dtype == numpy.dtype(dtype)
-    assert array.shape == expected.shape
-    numpy.testing.assert_array_equal(array, expected.astype(dtype))
-
-
 def transpose_on(device, adj):
     """Return what the kernel makes of a host BatchedCSR: indptr, indices, order."""
     launch = transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)

@@ -723,7 +723,7 @@ def cross_entropy_along(device):
     """With accuracy and gradient, by a block of two warps."""
     x, t = integers((3, 43), 'd'), numpy.random.RandomState(0).randint(-1, 2, (3, 43)).astype('i')
     x = x * 100  # the exponential is 0, or 1
-    with mock.patch('chainer_bspmm.ops.mean_loss.MAX_BLOCK', 64):
+    with mock.patch('chainer_bspmm.cuda.plans.MAX_BLOCK', 64):
         found = training_loss('SIGMOID_CROSS_ENTROPY', device.put(x), device.put(t))
     n = (t != -1).sum()
     terms = (t != -1) * (numpy.log1p(numpy.exp(-abs(x))) - x * (t - (x >= 0)))

@@ -1,18 +1,21 @@
 """Run the scripts of examples/ as a user does."""
 
+import contextlib
 import csv
 import importlib
+import io
 import os
 from pathlib import Path
+import runpy
 import subprocess
 import sys
-import tempfile
 from unittest import mock
 
+import chainer
 import numpy
+from threadpoolctl import threadpool_limits
 
 from benchmarks.training.example_runs import environment
-from benchmarks.training.example_runs import run_preloaded
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / 'examples'
@@ -22,30 +25,42 @@ def command(script, arguments):
     return [sys.executable, str(script)] + [str(argument) for argument in arguments]
 
 
-def run(script, *arguments, status=0, cwd=None, stdin=None):
-    """Run a script, `stdin` a file for it; return its stdout, or its stderr where it must fail."""
-    done = subprocess.run(
-        command(script, arguments),
-        cwd=cwd,
-        env=environment(),
-        stdin=stdin,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stderr if status else done.stdout
+def run(script, *arguments, cwd=None):
+    """Run a script in a process; return its stdout."""
+    words, env = command(script, arguments), environment()
+    done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
-def run_at_once(script, *arguments, status=0, cwd=None):
-    """Act as `run` in a process that has the large packages imported already."""
-    # The server starts with the first process; all of them have its environment.
-    with mock.patch.dict(os.environ, environment()), tempfile.TemporaryDirectory() as folder:
-        paths = [os.path.join(folder, name) for name in ('stdout', 'stderr')]
-        exit_status = run_preloaded(command(script, arguments)[1:], *paths, cwd=cwd, timeout=300)
-        out, err = [Path(path).read_text() for path in paths]
-    assert exit_status == status, out + err
-    return err if status else out
+def run_here(script, *arguments, status=0, cwd=None):
+    """Run a script in this process; return what it prints to stdout, or why it ends with 1."""
+    before, out = os.getcwd(), io.StringIO()
+    path = [str(Path(script).parent), *sys.path]
+    with (
+        mock.patch.multiple(
+            sys, argv=command(script, arguments)[1:], path=path, unraisablehook=None
+        ),
+        mock.patch.dict(vars(chainer.global_config)),
+        contextlib.redirect_stdout(out),
+        threadpool_limits(1),  # as of a process: the products are small
+    ):
+        os.chdir(cwd or before)
+        try:
+            runpy.run_path(str(script), run_name='__main__')
+        except SystemExit as end:
+            code = end.code
+        finally:
+            os.chdir(before)
+    assert isinstance(code, str) if status else not code, (code, out.getvalue())
+    return code if status else out.getvalue()
+
+
+def error_of(script, *arguments, cwd=None):
+    """Return the error of a script that must fail: one line, without a traceback."""
+    message = run_here(script, *arguments, status=1, cwd=cwd)
+    assert message.startswith('error: ') and '\n' not in message
+    return message
 
 
 def arrays(path):

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import threading
 import types
 import zlib
 
@@ -10,10 +11,11 @@ import numpy
 import pytest
 
 from tests.examples.scripts import arrays
+from tests.examples.scripts import error_of
 from tests.examples.scripts import EXAMPLES
 from tests.examples.scripts import imported
 from tests.examples.scripts import rows
-from tests.examples.scripts import run_at_once
+from tests.examples.scripts import run_here
 from tests.support.ranks import mpirun
 from tests.support.ranks import needs_mpi
 
@@ -21,8 +23,6 @@ TRAIN = EXAMPLES / 'tox21' / 'train_tox21.py'
 SCREEN = EXAMPLES / 'tox21' / 'screen_tox21.py'
 QUICK = ['--unit-num', '8', '--conv-layers', '2', '--batchsize', '16', '--method', 'nfp']
 TWO = ['--communicator', 'naive']
-
-pytestmark = needs_mpi
 
 
 @pytest.fixture(scope='module')
@@ -57,32 +57,28 @@ def trained(train):
     return train('whole', '--epoch', '2')
 
 
-def test_training(trained):
+@needs_mpi
+def test_training(trained, data_file):
     out, text = trained
     assert text.count('Split: 70 training, 15 validation, 16 test') == 1  # the first rank prints
     assert text.count('Model: ') == 1
     assert '\033' not in text  # mpirun may give the first rank a terminal
-    assert sorted(path.name for path in out.iterdir()) == [
-        'best_model.npz',
-        'learning_curve.png',
-        'log',
-        'model.npz',
-        'result.json',
-        'settings.json',
-        'snapshot.npz',
-        'snapshot.npz.3.1',
-        'snapshot.npz.6.1',
-    ]
+    names = {'best_model.npz', 'learning_curve.png', 'log', 'model.npz', 'result.json'}
+    names |= {'settings.json', *('snapshot_%d.%d' % (i, j) for i in (3, 6) for j in (0, 1))}
+    assert {path.name for path in out.iterdir()} == names
     result = json.loads((out / 'result.json').read_text())
     assert result['settings']['ranks'] == 2
     assert result['steps'] == 2 * 3  # 35 molecules a rank, at most 16 in a step
+    error = error_of(TRAIN, '--data', data_file, *QUICK, '--out', out, '--resume')
+    assert '--resume: ranks was 2 in the run in' in error
 
 
+@needs_mpi
 @pytest.mark.slow
 def test_resuming_ends_with_the_same_model(train, trained):
     out, _ = train('part', '--epoch', '1')
     # As if the run had been killed after the second rank wrote, before the first did.
-    shutil.copy(trained[0] / 'snapshot.npz.6.1', out)
+    shutil.copy(trained[0] / 'snapshot_6.1', out)
     _, text = train('part', '--epoch', '2', '--resume')
     assert text.count('Resumed ') == 1
     for file in ('model.npz', 'best_model.npz'):
@@ -91,20 +87,15 @@ def test_resuming_ends_with_the_same_model(train, trained):
             numpy.testing.assert_array_equal(whole[name], part[name], name)
 
 
-def test_resuming_on_another_number_of_ranks_is_refused(trained, data_file):
-    out = trained[0]
-    arguments = ['--data', data_file, *QUICK, '--out', out, '--resume']
-    error = run_at_once(TRAIN, *arguments, status=1)
-    assert '--resume: ranks was 2 in the run in' in error
-
-
+@needs_mpi
+@pytest.mark.slow
 def test_screening_is_that_of_one_process(trained, tmp_path):
     lines = ['C' * (i % 9 + 1) + 'NOF'[i % 3] for i in range(50)]
     lines[7] = lines[31] = 'C1CC'
     path = tmp_path / 'molecules.smi'
     path.write_text('\n'.join(lines) + '\n')
-    options = [path, '--in-dir', trained[0], '--layout', 'packed', '-b', '4']
-    run_at_once(SCREEN, *options, '--out', tmp_path / 'one.csv')
+    options = [path, '--in-dir', trained[0], '-b', '4']
+    run_here(SCREEN, *options, '--out', tmp_path / 'one.csv')
     done = mpirun(3, SCREEN, *options, *TWO, '--out', tmp_path / 'three.csv')
     assert done.stderr.count('50 molecules, 2 of them could not be used') == 1
     one, three = rows(tmp_path / 'one.csv'), rows(tmp_path / 'three.csv')
@@ -116,17 +107,47 @@ def test_screening_is_that_of_one_process(trained, tmp_path):
             assert x == y == '' or abs(float(x) - float(y)) < 1e-5
 
 
-def test_missing_data(tmp_path):
+@pytest.mark.parametrize('n_lines', [0, 3, 8, 24, 49, 50])
+def test_lines_of_all_ranks_are_in_order(n_lines):
+    """Each of three ranks has every third four lines, and learns of failures late."""
+    screen = imported(EXAMPLES / 'tox21', 'screen_tox21')
+    barrier, turns, found = threading.Barrier(3, timeout=30), [None] * 3, [None] * 3
+
+    def work(rank):
+        def allgather(turn):
+            turns[rank] = turn
+            barrier.wait()
+            of_all = list(turns)
+            barrier.wait()
+            return of_all
+
+        mpi_comm = types.SimpleNamespace(allgather=allgather)
+        ranks = types.SimpleNamespace(size=3, comm=types.SimpleNamespace(mpi_comm=mpi_comm))
+        lines = [i for i in range(n_lines) if i // 4 % 3 == rank]
+        mine = sorted(enumerate(lines), key=lambda row: (row[0] % 8 == 2, row))
+        found[rank] = list(screen.from_all(ranks, mine, 4))
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == [(i, i) for i in range(n_lines)]
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_what_is_refused(trained, tmp_path):
     done = mpirun(2, TRAIN, *TWO, '--data', 'missing.csv', '--out', tmp_path, status=None)
     assert done.stderr.count('error: data file not found') == 1
     assert done.stderr.count('has failed, all ranks end') == 1
-
-
-@pytest.mark.slow
-def test_what_is_refused(trained):
     error = mpirun(2, SCREEN, '--in-dir', trained[0], *TWO, status=None).stderr
     assert error.count('--communicator: expected a file of SMILES, which every process') == 1
-    error = mpirun(2, SCREEN, 'x.smi', '--in-dir', trained[0], status=None).stderr
+
+
+def test_several_processes_need_the_option(monkeypatch):
+    monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '2')
+    error = error_of(SCREEN, 'x.smi', '--in-dir', 'result')
     assert 'error: expected --communicator in each of 2 processes (OMPI_COMM_WORLD_SIZE)' in error
 
 
@@ -137,8 +158,7 @@ def test_processes_that_read_different_files(tmp_path):
     checksum = zlib.crc32(b'CCO\n')
 
     def ranks(other):
-        comm = types.SimpleNamespace(allgather=lambda mine: [mine, other])
-        return types.SimpleNamespace(comm=types.SimpleNamespace(mpi_comm=comm))
+        return types.SimpleNamespace(common=lambda mine: set(mine) & {other})
 
     screen.check_source(ranks(checksum), path)
     screen.check_source(ranks(None), tmp_path / 'missing')

@@ -4,7 +4,6 @@ import numpy
 import pytest
 
 import chainer
-from chainer.backends import cuda
 from chainer_chemistry.links import GINUpdate as DenseGINUpdate
 from chainer_chemistry.links import GraphMLP
 
@@ -13,6 +12,7 @@ from chainer_bspmm.sparse import BatchedCSR
 from tests.support import relative_error
 from tests.support.molecules import adjacency
 from tests.support.parity import randomised
+from tests.support.links import check_update_link
 from tests.support.parity import sparse_link
 
 
@@ -34,22 +34,8 @@ def test_update_link(device, in_channels, options):
     h, adj = inputs()
     dense = DenseGINUpdate(in_channels, dropout_ratio=0.0, **options)
     dense(h, adj)
-    expected = randomised(dense)(h, adj).array
-    link = sparse_link(GINUpdate, dense)
-    link.to_device(device)
-    for layout, features in (
-        ('padded', h),
-        ('padded', h.reshape(10, 6)),
-        ('packed', h.reshape(10, 6)),
-    ):
-        batch = BatchedCSR.from_matrices(list(adj), layout).to_device(device)
-        y = cuda.to_cpu(link(device.send(features), batch).array)
-        assert y.shape[:-1] == features.shape[:-1]
-        assert relative_error(y.reshape(expected.shape), expected) < 1e-5
-    fresh = GINUpdate(in_channels, dropout_ratio=0.0, **options)
-    y = fresh(h.reshape(10, 6), BatchedCSR.from_matrices(list(adj)))
-    assert y.shape == (10, expected.shape[2])
-    assert [name for name, _ in fresh.namedparams()] == [name for name, _ in dense.namedparams()]
+    options = {'dropout_ratio': 0.0, **options}
+    check_update_link(device, GINUpdate, randomised(dense), (in_channels,), h, adj, options=options)
 
 
 def test_another_activation_and_link_hooks_of_the_layers():

@@ -4,14 +4,13 @@ import numpy
 import pytest
 
 import chainer
-from chainer.backends import cuda
 from chainer_chemistry.links.update.gnn_film_update import GNNFiLMUpdate as DenseGNNFiLMUpdate
 
 from chainer_bspmm.links import GNNFiLMUpdate
 from chainer_bspmm.sparse import BatchedCSR
-from tests.support import relative_error
 from tests.support.folded import check_against_padded
 from tests.support.molecules import adjacency
+from tests.support.links import check_update_link
 from tests.support.parity import sparse_link
 
 
@@ -27,24 +26,12 @@ def test_update_link(device, n_relations, activation):
     dense(h, adj)
     dense.norm_layer.gamma.array[...] = rng.uniform(0.5, 2, 6)
     dense.norm_layer.beta.array[...] = rng.uniform(-1, 1, 6)
-    expected = dense(h, adj).array
-    link = sparse_link(GNNFiLMUpdate, dense)
-    link.to_device(device)
-    # All rows of this batch are atoms: packed and padded are the same.
-    for layout, shape in (('padded', (2, 5)), ('packed', (10,)), ('padded', (10,))):
-        batch = BatchedCSR.from_matrices(
-            list(adj) if n_relations > 1 else list(adj[:, 0]), layout
-        ).to_device(device)
-        y = link(device.send(h.reshape(shape + (6,))), batch).array
-        assert y.shape == shape + (6,)
-        assert relative_error(cuda.to_cpu(y).reshape(expected.shape), expected) < 1e-5
-    fresh = GNNFiLMUpdate(6, n_relations, activation)
-    fresh.to_device(device)
-    assert fresh(device.send(h.reshape(10, 6)), batch).shape == (10, 6)
+    arguments = 6, n_relations, activation
+    fresh = check_update_link(device, GNNFiLMUpdate, dense, arguments, h, adj)
     ours, theirs = (dict(link.namedparams()) for link in (fresh, dense))
     assert {k: p.shape for k, p in ours.items()} == {k: p.shape for k, p in theirs.items()}
     for name in ('n_edge_types', 'activation'):
-        assert getattr(fresh, name) == getattr(link, name) == getattr(dense, name)
+        assert getattr(fresh, name) == getattr(dense, name)
 
 
 def test_a_node_without_neighbours_gets_the_bias_of_the_norm():

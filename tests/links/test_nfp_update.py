@@ -4,17 +4,15 @@ import numpy
 import pytest
 
 import chainer
-from chainer.backends import cuda
 from chainer.link_hooks import TimerHook
 from chainer_chemistry.links import NFPUpdate as DenseNFPUpdate
 
 from chainer_bspmm import sparsify
 from chainer_bspmm.links import NFPUpdate
 from chainer_bspmm.sparse import BatchedCSR
-from tests.support import relative_error
 from tests.support.molecules import adjacency
 from tests.support.parity import randomised
-from tests.support.parity import sparse_link
+from tests.support.links import check_update_link
 
 
 def inputs(kind='counted'):
@@ -41,21 +39,8 @@ def test_update_link(device, in_channels, max_degree, kind):
     dense = DenseNFPUpdate(in_channels, 4, max_degree)
     conds = conditions(h, adj, max_degree + 1)
     dense(h, adj, conds)
-    expected = randomised(dense)(h, adj, conds).array
-    link = sparse_link(NFPUpdate, dense)
-    link.to_device(device)
-    for layout, features in (
-        ('padded', h),
-        ('padded', h.reshape(10, 6)),
-        ('packed', h.reshape(10, 6)),
-    ):
-        batch = BatchedCSR.from_matrices(list(adj), layout).to_device(device)
-        y = cuda.to_cpu(link(device.send(features), batch).array)
-        assert y.shape == features.shape[:-1] + (4,)
-        assert relative_error(y.reshape(2, 5, 4), expected) < 1e-5
-    fresh = NFPUpdate(in_channels, 4, max_degree)
-    assert fresh(h.reshape(10, 6), BatchedCSR.from_matrices(list(adj))).shape == (10, 4)
-    assert [name for name, _ in fresh.namedparams()] == [name for name, _ in dense.namedparams()]
+    arguments = in_channels, 4, max_degree
+    fresh = check_update_link(device, NFPUpdate, randomised(dense), arguments, h, adj, conds)
     assert fresh.max_degree == dense.max_degree
 
 

@@ -3,14 +3,12 @@
 import numpy
 import pytest
 
-from chainer.backends import cuda
 from chainer_chemistry.links.update.relgcn_update import RelGCNUpdate as DenseRelGCNUpdate
 
 from chainer_bspmm.links import RelGCNUpdate
 from chainer_bspmm.sparse import BatchedCSR
-from tests.support import relative_error
 from tests.support.molecules import adjacency
-from tests.support.parity import sparse_link
+from tests.support.links import check_update_link
 
 
 @pytest.mark.parametrize('in_channels', [None, 6])
@@ -22,18 +20,7 @@ def test_update_link(device, in_channels, out_channels):
     dense = DenseRelGCNUpdate(in_channels, out_channels)
     dense.graph_linear_self.b.array[...] = 0.5
     dense.graph_linear_edge.b.array[...] = rng.uniform(size=4 * out_channels)
-    expected = dense(h, adj).array
-    link = sparse_link(RelGCNUpdate, dense)
-    link.to_device(device)
-    for layout, shape in (('padded', (2, 5)), ('packed', (10,)), ('padded', (10,))):
-        batch = BatchedCSR.from_matrices(list(adj), layout).to_device(device)
-        y = link(device.send(h.reshape(shape + (6,))), batch).array
-        assert y.shape == shape + (out_channels,)
-        assert relative_error(cuda.to_cpu(y).reshape(expected.shape), expected) < 1e-5
-    fresh = RelGCNUpdate(in_channels, out_channels)
-    fresh.to_device(device)
-    assert fresh(device.send(h.reshape(10, 6)), batch).shape == (10, out_channels)
-    assert [name for name, _ in fresh.namedparams()] == [name for name, _ in dense.namedparams()]
+    check_update_link(device, RelGCNUpdate, dense, (in_channels, out_channels), h, adj)
 
 
 def test_first_call_draws_parameters_as_upstream_does():

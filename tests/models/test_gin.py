@@ -6,7 +6,6 @@ import pytest
 import chainer
 from chainer.backends import cuda
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
-from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import PaddingGraphDataset
 from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import SparseGraphDataset
 from chainer_chemistry.models import GIN as DenseGIN
 from chainer_chemistry.models.gin import GINSparse as DenseGINSparse
@@ -22,9 +21,8 @@ from tests.support import parity
 from tests.support import relative_error
 from tests.support.graph_data import edge_lists
 from tests.support.graph_data import outcome
-from tests.support.graph_data import padding_data
-from tests.support.graph_data import SIZES
 from tests.support.molecules import molecules
+from tests.support import assert_close_arrays
 
 
 PACKED = CSRConverter('packed')
@@ -56,9 +54,7 @@ def test_dropout_is_upstreams(monkeypatch, ratio):
     for one, batch in ((dense, dense_concat_mols(examples)), (model, PACKED(examples))):
         numpy.random.seed(0)
         results.append(parity.outcome(chainer.Sequential(one), [batch]))
-    assert results[0].keys() == results[1].keys()
-    for name in results[0]:
-        assert relative_error(results[1][name], results[0][name]) < 2e-5, name
+    assert_close_arrays(results[1], results[0], 2e-5)
     batch = concat_mols(examples)
     assert (model(*batch).array != model(*batch).array).any()
     with chainer.using_config('train', False):
@@ -121,15 +117,6 @@ def sparse_pair(data, device, ratio=0.0, **options):
     return dense, parity.swapped(dense, device), batch, PACKED(to_sparse(data), device)
 
 
-@pytest.mark.parametrize('sizes', SIZES.values(), ids=SIZES)
-def test_list_of_edges(device, sizes):
-    dense, model, batch, ours = sparse_pair(edge_lists(sizes), device)
-    expected, found = outcome(dense, dense(batch)), outcome(model, model(*ours))
-    assert found.keys() == expected.keys()
-    for name in expected:
-        assert relative_error(found[name], expected[name]) < 1e-5, name
-
-
 def test_dropout_of_a_list_of_edges_is_upstreams(monkeypatch):
     draw_as_chainer(monkeypatch)
     dense, model, batch, ours = sparse_pair(
@@ -139,8 +126,7 @@ def test_dropout_of_a_list_of_edges_is_upstreams(monkeypatch):
     expected = outcome(dense, dense(batch))
     numpy.random.seed(0)
     found = outcome(model, model(*ours))
-    for name in expected:
-        assert relative_error(found[name], expected[name]) < 1e-5, name
+    assert_close_arrays(found, expected)
 
 
 def test_gin_sparse_remembers_its_training_on_lists_of_edges():
@@ -175,20 +161,3 @@ def test_gin_sparse_remembers_its_training_on_lists_of_edges():
 def test_what_gin_sparse_refuses(make, error, message):
     with pytest.raises(error, match=message):
         make(sparsify(DenseGINSparse(3)))
-
-
-@pytest.mark.parametrize('as_coo', [False, True])
-def test_padding_data_set(device, as_coo):
-    """Folded, GIN gives what upstream's gives for the padded batch of dense matrices."""
-    data = [padding_data(graph) for graph in edge_lists([5, 9, 1])]
-    batch = PaddingGraphDataset(data).converter(data, -1)
-    dense = DenseGIN(3, dropout_ratio=0.0)
-    dense(batch.x, batch.adj)
-    parity.randomised(dense)
-    model = parity.swapped(dense, device)
-    data = [padding_data(graph, as_coo) for graph in edge_lists([5, 9, 1])]
-    expected = outcome(dense, dense(batch.x, batch.adj))
-    found = outcome(model, model(*concat_mols(to_sparse(data), device)))
-    assert found.keys() == expected.keys()
-    for name in expected:
-        assert relative_error(found[name], expected[name]) < 1e-5, name

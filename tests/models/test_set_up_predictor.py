@@ -45,23 +45,6 @@ def test_parameters_are_those_of_upstream(method):
             numpy.testing.assert_array_equal(mine[name].array, parameter.array)
 
 
-@pytest.mark.parametrize(
-    'method, n_relations', [('ggnn', 4), ('relgcn', 4), ('relgat', 4), ('gnnfilm', 5)]
-)
-def test_parameters_made_by_the_first_call_are_those_of_upstream(method, n_relations):
-    examples = molecules([5, 3], n_relations=n_relations)
-    predictors = []
-    for make, convert in (
-        (set_up_predictor, concat_mols),
-        (set_up_dense_predictor, dense_concat_mols),
-    ):
-        numpy.random.seed(1)
-        predictors.append(make(method, 6, 2, 3))
-        predictors[-1](*convert(examples)[:2])
-    for (name, ours), (_, theirs) in zip(*[p.namedparams() for p in predictors]):
-        numpy.testing.assert_array_equal(ours.array, theirs.array, name)
-
-
 def test_arguments_reach_the_parts():
     scaler = chainer.Link()
     predictor = set_up_predictor(

@@ -1,7 +1,6 @@
 """What `create_communicator` refuses; nothing of MPI is loaded before it is called."""
 
 import os
-import subprocess
 import sys
 import types
 
@@ -11,25 +10,18 @@ from chainer.backends import cuda
 
 from chainer_bspmm.multi_node import communicators
 from chainer_bspmm.multi_node import faults
-from tests.support.processes import environment
+from tests.support.processes import python
 from tests.support.ranks import needs_mpi
-from tests.support.ranks import on_ranks
-
-
-def python(code):
-    done = subprocess.run(
-        [sys.executable, '-c', code], env=environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+from tests.support.ranks import on_kept_ranks
 
 
 def test_nothing_of_mpi_is_imported():
     assert not python(
+        '-c',
         'import sys, chainer_bspmm, chainer_bspmm.training\n'
         'print(*(name for name in sys.modules if name.startswith(\n'
-        '    ("mpi4py", "chainermn", "chainer_bspmm.multi_node.optimizer"))))\n'
-    ).split()
+        '    ("mpi4py", "chainermn", "chainer_bspmm.multi_node.optimizer"))))\n',
+    ).stdout.split()
 
 
 def create(name='naive', **options):
@@ -150,4 +142,4 @@ def refuse():
 def test_refused_by_all():
     if cuda.available:
         pytest.skip('there is a GPU')
-    on_ranks(2, refuse)
+    on_kept_ranks(2, refuse)

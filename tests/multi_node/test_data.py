@@ -1,5 +1,7 @@
 """Scattered sparse data sets, epochs that end together, evaluations of all molecules."""
 
+import contextlib
+
 import chainer_bspmm  # noqa: F401  first
 import chainer
 import numpy
@@ -13,14 +15,19 @@ from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import SparseDataset
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.multi_node import faults
 from chainer_bspmm.multi_node import PartIterator
 from chainer_bspmm.multi_node.epochs import _check_epochs
 from chainer_bspmm.multi_node.evaluators import create_multi_node_evaluator
 from chainer_bspmm.multi_node.scatter import _fingerprint
 from chainer_bspmm.multi_node.scatter import selection
 from chainer_bspmm.training.examples import Examples
+from tests.multi_node.models import communicator
+from tests.multi_node.models import Disagreement
+from tests.multi_node.models import raise_now
+from tests.multi_node.models import squared_error
 from tests.support.ranks import needs_mpi
-from tests.support.ranks import on_ranks
+from tests.support.ranks import on_kept_ranks
 from tests.support.training import MODELS
 from tests.support.training import molecules
 
@@ -35,14 +42,13 @@ def labels_of(dataset):
     return dataset.features[:, -1]
 
 
-def communicator():
-    import chainermn
-
-    return chainermn.create_communicator('naive')
-
-
-def squared_error(y, t):
-    return chainer.functions.mean_squared_error(y[:, :3], t)
+@contextlib.contextmanager
+def disagreement(message):
+    """Expect an error that all ranks know of."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(faults, 'raise_on', raise_now)
+        with pytest.raises(Disagreement, match=message):
+            yield
 
 
 # --- scattering ---
@@ -87,21 +93,21 @@ def scatter():
 
 @needs_mpi
 def test_scattered_parts_are_sparse():
-    on_ranks(3, scatter)
+    on_kept_ranks(3, scatter)
 
 
 def scatter_two():
     import chainermn
 
     comm = communicator()
-    chainermn.scatter_dataset(data_set(8 + comm.rank), comm)
+    message = r'dataset: expected that of rank 0, or None, got another one on rank 1 \(8 mol'
+    with disagreement(message):
+        chainermn.scatter_dataset(data_set(8 + comm.rank), comm)
 
 
 @needs_mpi
 def test_another_data_set_on_another_rank():
-    error = on_ranks(2, scatter_two, status=None).stderr
-    assert error.count('has failed, all ranks end') == 1
-    assert 'dataset: expected that of rank 0, or None, got another one on rank 1 (8 mol' in error
+    on_kept_ranks(2, scatter_two)
 
 
 def test_other_labels_are_another_data_set():
@@ -195,6 +201,11 @@ def epochs(unequal):
     optimizer.setup(model)
     iterator = SerialIterator(part, 2) if unequal else PartIterator(part, 2, comm)
     updater = StandardUpdater(iterator, optimizer, converter=PACKED)
+    if unequal:
+        message = 'got 2 batches on rank 0 and 3 examples in batches of 2 on rank 1.*PartIterator'
+        with disagreement(message):
+            chainer.training.Trainer(updater, (3, 'epoch'))
+        return
     trainer = chainer.training.Trainer(updater, (3, 'epoch'))
     trainer.run()
     assert comm.mpi_comm.allgather(updater.iteration) == [6, 6]
@@ -203,11 +214,8 @@ def epochs(unequal):
 
 @needs_mpi
 def test_unequal_parts():
-    on_ranks(2, epochs, False)
-    error = on_ranks(2, epochs, True, status=None).stderr
-    assert error.count('has failed, all ranks end') == 1
-    assert 'got 2 batches on rank 0 and 3 examples in batches of 2 on rank 1' in error
-    assert 'PartIterator' in error
+    for unequal in (False, True):
+        on_kept_ranks(2, epochs, unequal)
 
 
 def test_lengths_of_epochs():
@@ -302,7 +310,7 @@ def test_an_evaluator_may_change_its_class():
 
 @needs_mpi
 def test_evaluations_are_of_all_molecules(tmp_path):
-    on_ranks(3, evaluate, tmp_path / 'of ranks.npz')
+    on_kept_ranks(3, evaluate, tmp_path / 'of ranks.npz')
     alone = results(None)
     assert len(alone) == 10
     with numpy.load(tmp_path / 'of ranks.npz') as file:

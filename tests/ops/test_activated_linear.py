@@ -1,5 +1,7 @@
 """Linear layers with an activation against Chainer's two functions; gradients to second order."""
 
+import types
+
 import numpy
 import pytest
 
@@ -7,7 +9,12 @@ import chainer
 from chainer import functions
 from chainer.backends import cuda
 
+from chainer_bspmm.ops import linear_softmax as module
 from chainer_bspmm.ops.linear_softmax import linear_softmax
+from chainer_bspmm.ops.linear_softmax import LinearSoftmax
+from chainer_bspmm.ops.linear_softmax import row_softmax_backward
+from chainer_bspmm.ops.linear_softmax import row_softmax_forward
+from tests.emulation.kernel_cases import CHANNELS
 from tests.support import draw_as_chainer
 from tests.support import DTYPES
 from tests.support import features
@@ -147,6 +154,83 @@ def test_layers_that_share_everything(xp):
 def test_layers_that_do_not_fit(layers, message):
     with pytest.raises(ValueError, match=message):
         linear_softmax(*([numpy.ones(shape, 'f') for shape in layer] for layer in layers))
+
+
+# --- the softmaxes and their sum, by one launch ---
+
+# Roundings to the dtype, three where terms are added, and a few of what is calculated in.
+BOUND = {'e': 2**-9, 'f': 2**-20, 'd': 2**-48}
+
+
+def check(place, dtype, shape, shift=0):
+    rng = numpy.random.RandomState(0)
+    x, g = (rng.uniform(-3, 3, of).astype(dtype) for of in (shape, shape[1:]))
+    a = place.put(x, shift)
+    y = row_softmax_forward(a)
+    gradients = row_softmax_backward(a, place.put(g, shift))
+    wide = x.astype('d')
+    expected = row_softmax_forward(wide)
+    wanted = row_softmax_backward(numpy.array(cuda.to_cpu(a), 'd', subok=False), g.astype('d'))
+    for actual, of in ((a, wide), (y, expected), (gradients, wanted)):
+        assert actual.dtype == dtype and actual.shape == of.shape
+        numpy.testing.assert_allclose(cuda.to_cpu(actual), of, BOUND[dtype], 3 * BOUND[dtype])
+    y[...] = 7  # the result of one term takes its place
+    assert (cuda.to_cpu(a) == 7).all() == (shape[0] == 1)
+
+
+@pytest.mark.parametrize('n_terms', [1, 3])
+@pytest.mark.parametrize('n_channels', CHANNELS)
+@pytest.mark.parametrize('dtype', 'efd')
+def test_channels(place, dtype, n_channels, n_terms):
+    check(place, dtype, (n_terms, 9, n_channels))
+
+
+@pytest.mark.parametrize('n_rows', [1, 31, 32, 33, 129])
+def test_rows(gpu, n_rows):
+    check(gpu, 'f', (2, n_rows, 12))
+
+
+@pytest.mark.parametrize('dtype, shift, width', [('e', 2, 1), ('f', 8, 2), ('d', 8, 1)])
+def test_unaligned_input(gpu, dtype, shift, width):
+    check(gpu, dtype, (2, 5, 16), shift)
+    assert [constants['VECTOR'] for constants in gpu.launched] == [width, width]
+
+
+def test_largest_values_and_nan(gpu):
+    largest, inf, nan = numpy.finfo('f').max, numpy.inf, numpy.nan
+    rows = [[largest, -largest], [-largest, -largest], [-inf, 3], [inf, 3], [nan, 3], [5, 5]]
+    y = cuda.to_cpu(row_softmax_forward(gpu.put(numpy.array([rows], 'f'))))
+    nans = [nan, nan]
+    expected = [[1, 0], [0.5, 0.5], [0, 1], nans, nans, [0.5, 0.5]]
+    numpy.testing.assert_array_equal(y[[0, 1, 2, 4, 5]], numpy.take(expected, [0, 1, 2, 4, 5], 0))
+    assert numpy.isnan(y[3, 0])
+
+
+def test_node(gpu, monkeypatch):
+    """Two layers of other widths, the second without a bias: as on a host."""
+    rng = numpy.random.RandomState(1)
+    shapes = [(9, 5), (4, 5), (4,), (9, 3), (4, 3), (9, 4)]
+    given = [rng.uniform(-1, 1, shape).astype('f') for shape in shapes]
+
+    def outcome(given):
+        node, (*inputs, gy) = LinearSoftmax([3, 2]), given
+        return [node._output(inputs), *node._gradients(inputs, gy, range(5))]
+
+    wanted = outcome(given)
+    room = types.SimpleNamespace(get_array_module=lambda array: cuda.cupy)
+    monkeypatch.setattr(module, 'chainer_backend', room)
+    found = outcome([gpu.put(array) for array in given])
+    assert gpu.names == {'row_softmax', 'graph_linear', 'sum_partials'}
+    for actual, of in zip(found, wanted):
+        assert actual.shape == of.shape and actual.dtype == 'f'
+        numpy.testing.assert_allclose(cuda.to_cpu(actual), of, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize('shape', [(2, 0, 4), (2, 3, 0), (1, 0, 4)])
+def test_empty_result_launches_nothing(gpu, shape):
+    a = gpu.put(numpy.zeros(shape, 'f'))
+    assert row_softmax_forward(a).shape == shape[1:] and not gpu.launched
+    assert row_softmax_backward(a, gpu.put(numpy.zeros(shape[1:], 'f'))).shape == shape
 
 
 # --- with dropout ---

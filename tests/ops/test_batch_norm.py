@@ -9,7 +9,7 @@ from chainer.backends import cuda
 from chainer_chemistry.links import GraphBatchNormalization
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.models import RSGCN
+from chainer_bspmm.ops import batch_norm as module
 from chainer_bspmm.ops.batch_norm import batch_norm
 from tests.support import BATCHES
 from tests.support import relative_error
@@ -17,7 +17,6 @@ from tests.support.gradients import check_gradients
 from tests.support.spare import with_spare
 from tests.support.weights import assert_counts_copies
 from tests.support.weights import copies_of
-from tests.support.weights import poison
 from tests.support.weights import SPARE_ROWS
 from tests.support.weights import sum_of_copies
 from tests.support.weights import WEIGHTED
@@ -25,8 +24,8 @@ from tests.support.weights import weighted_on
 
 
 # Chainer's own float16 sums have errors of that size.
+# Chainer's own float16 sums have errors of that size.
 BOUNDS = {'float16': 2e-2, 'float32': 2e-5, 'float64': 1e-12}
-NAMES = ['many', 'huge among tiny', 'empty graphs first, between, last', 'one graph']
 
 
 def batch(xp, name, n_spare=7):
@@ -68,47 +67,27 @@ def outcome(function, link, x, weights):
     }
 
 
-CASES = [(name, dtype, {}) for name in NAMES for dtype in BOUNDS] + [
+CASES = [(name, dtype, {}) for name in WEIGHTED for dtype in BOUNDS] + [
     (name, 'float32', options)
-    for name in NAMES[1:3]
+    for name in WEIGHTED[1:3]
     for options in ({'use_gamma': False}, {'use_beta': False}, {'decay': 0.3, 'eps': 1e-2})
 ]
 
 
+@pytest.mark.parametrize('is_weighted, n_spare', [(False, 7), (True, 0), (True, 3)])
 @pytest.mark.parametrize('name, dtype, options', CASES, ids=str)
-def test_real_rows_are_as_without_the_spare_ones(xp, name, dtype, options):
-    ordinary, adj = batch(xp, name)
-    n, n_channels = ordinary.n_rows, 6
-    x = features_of(xp, adj, n_channels, dtype)
-    x[n:] = numpy.nan  # must not be read
-    weights = xp.arange(1, x.size + 1).reshape(x.shape).astype(dtype) / x.dtype.type(x.size)
-    link, oracle = (new_link(xp, n_channels, kind, **options) for kind in (dtype, 'float64'))
-    for parameter, given in zip(oracle.params(), link.params()):
-        parameter.array[...] = given.array
-    oracle.avg_mean[...], oracle.avg_var[...] = link.avg_mean, link.avg_var
-    actual = outcome(lambda x: batch_norm(adj, link, x), link, x, weights)
-    dense = chainer.links.BatchNormalization
-    expected = outcome(
-        lambda x: dense.__call__(oracle, x), oracle, x[:n].astype('d'), weights[:n].astype('d')
-    )
-    assert actual.keys() == expected.keys()
-    for key in ('y', 'x'):
-        assert (actual[key][n:] == 0).all(), key
-        actual[key] = actual[key][:n]
-    for key in expected:
-        assert actual[key].dtype == dtype, key
-        assert relative_error(actual[key], expected[key]) < BOUNDS[dtype], key
-
-
-@pytest.mark.parametrize('n_spare', SPARE_ROWS)
-@pytest.mark.parametrize(
-    'name, dtype, options', [(name, *rest) for name, *rest in CASES if name in WEIGHTED], ids=str
-)
-def test_a_row_counts_as_often_as_its_weight(xp, name, dtype, options, n_spare):
-    adj = weighted_on(name, xp, dtype, n_spare)
+def test_a_row_counts_as_often_as_its_weight(xp, name, dtype, options, is_weighted, n_spare):
+    """Those that do not count, such as spare ones, hold NaN."""
+    if is_weighted:
+        adj = weighted_on(name, xp, dtype, n_spare)
+        rows, _ = copies_of(adj.row_weights, adj.row_offsets)
+    else:
+        ordinary, adj = batch(xp, name, n_spare)
+        rows = numpy.arange(ordinary.n_rows)
     n_rows, n_channels = adj.n_rows, 6
-    rows, _ = copies_of(adj.row_weights, adj.row_offsets)
-    x = poison(features_of(xp, adj, n_channels, dtype), adj.row_weights)
+    is_ignored = xp.asarray(numpy.bincount(rows, minlength=n_rows) == 0)
+    x = features_of(xp, adj, n_channels, dtype)
+    x[is_ignored] = numpy.nan
     weights = xp.arange(1, x.size + 1).reshape(x.shape).astype(dtype) / x.dtype.type(x.size)
     link, oracle = (new_link(xp, n_channels, kind, **options) for kind in (dtype, 'float64'))
     for parameter, given in zip(oracle.params(), link.params()):
@@ -124,8 +103,8 @@ def test_a_row_counts_as_often_as_its_weight(xp, name, dtype, options, n_spare):
     expected = outcome(lambda x: dense.__call__(oracle, x), oracle, wide, copies(weights))
     expected['x'] = sum_of_copies(cuda.to_cpu(expected['x']), rows, n_rows)
     assert actual.keys() == expected.keys()
-    assert not actual['x'][adj.row_weights == 0].any()
-    assert not batch_norm(adj, new_link(xp, n_channels, dtype), x).array[adj.row_weights == 0].any()
+    assert not actual['x'][is_ignored].any()
+    assert not batch_norm(adj, new_link(xp, n_channels, dtype), x).array[is_ignored].any()
     for key in expected:
         assert actual[key].dtype == dtype, key
         assert relative_error(actual[key], expected[key]) < BOUNDS[dtype], key
@@ -139,18 +118,6 @@ def test_higher_derivatives_count_copies(xp, n_spare):
         adj,
         features_of(xp, adj, 3, 'float64'),
     )
-
-
-@pytest.mark.parametrize('name, n_spare', [('many', 0), ('many', 300), ('isolated nodes', 2)])
-def test_how_many_rows_are_spare(xp, name, n_spare):
-    ordinary, adj = batch(xp, name, n_spare)
-    n = ordinary.n_rows
-    x = features_of(xp, adj, 3, 'float64')
-    y = batch_norm(adj, new_link(xp, 3, 'float64'), x).array
-    link = new_link(xp, 3, 'float64')
-    expected = chainer.links.BatchNormalization.__call__(link, x[:n]).array
-    assert y.shape == (n + n_spare, 3)
-    assert relative_error(y[:n], expected) < 1e-13
 
 
 @pytest.mark.parametrize('n_spare', [0, 4])
@@ -169,17 +136,6 @@ def test_gradients(xp, n_spare):
         return batch_norm(adj, link, x) ** 2
 
     check_gradients(function, *given)
-
-
-def test_higher_derivatives_do_not_look_at_spare_rows(xp):
-    ordinary, adj = batch(xp, 'many')
-    x = features_of(xp, adj, 3, 'float64')
-    x[ordinary.n_rows :] = numpy.nan
-    x = chainer.Variable(x)
-    y = batch_norm(adj, new_link(xp, 3, 'float64'), x)
-    (gx,) = chainer.grad([functions.sum(y**3)], [x], enable_double_backprop=True)
-    (ggx,) = chainer.grad([functions.sum(gx**2)], [x])
-    assert xp.isfinite(gx.array).all() and xp.isfinite(ggx.array).all()
 
 
 def test_large_mean(xp):
@@ -253,36 +209,67 @@ def test_everything_else_is_the_links(xp, train, spare):
         numpy.testing.assert_array_equal(cuda.to_cpu(actual), cuda.to_cpu(expected))
 
 
-def test_model(xp):
-    """RSGCN gives the same answers, gradients and averages, spare rows or not."""
-    ordinary, adj = batch(xp, 'many')
-    ids = numpy.random.RandomState(0).randint(0, 9, adj.n_rows).astype('i')
-    ids[ordinary.n_rows :] = 0
-    results = []
-    for each in (ordinary, adj):
-        numpy.random.seed(0)
-        with chainer.using_config('dtype', numpy.float64):
-            model = RSGCN(
-                4,
-                5,
-                2,
-                n_atom_types=10,
-                use_batch_norm=True,
-                dropout_ratio=0.0,
-                readout=lambda h, adj: h[: ordinary.n_rows],
-            )
-        if xp is not numpy:
-            model.to_device('@cupy:0')
-        model.cleargrads()
-        y = model(xp.asarray(ids[: each.n_rows]), each)
-        functions.sum(y * y * xp.cos(xp.arange(y.size, dtype='d')).reshape(y.shape)).backward()
-        results.append(
-            [y.array]
-            + [p.grad for _, p in sorted(model.namedparams())]
-            + [array for bnorm in model.bnorms for array in (bnorm.avg_mean, bnorm.avg_var)]
-        )
-    for actual, expected in zip(*results):
-        assert relative_error(actual, expected) < 1e-10
+# --- the launches against the formulas on a host ---
+
+BOUND = {'f': 1e-5, 'd': 1e-13}
+
+
+class AsManyRanks:
+    """So many ranks with the same batch."""
+
+    def __init__(self, n, put):
+        self._n, self._put = n, put
+
+    def sum(self, array):
+        return self._put(cuda.to_cpu(array) * array.dtype.type(self._n))
+
+    sum_of_gradients = sum
+
+
+@pytest.mark.parametrize('n_channels', [1, 5, 33])
+@pytest.mark.parametrize(
+    'weights',
+    [
+        (1,) * 24 + (0,) * 6,
+        (1, 1, 7, 1, 0, 1, 120),
+        (1, 0, 0, 0),
+        (0,) * 4,
+        (3,),
+        (1,) * 4 + (0,) * 70,
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize('dtype', BOUND)
+@pytest.mark.parametrize('recomputing, n_ranks', [(False, 1), (True, 1), (False, 3)])
+def test_same_as_on_the_host(gpu, dtype, weights, n_channels, recomputing, n_ranks):
+    rng = numpy.random.RandomState(0)
+    weights = numpy.array(weights, dtype)[:, None]
+    x, gy = (rng.uniform(-1, 2, (len(weights), n_channels)).astype(dtype) for _ in range(2))
+    for array in (x, gy):
+        array[weights[:, 0] == 0] = numpy.nan
+    gamma, beta, *averages = (rng.uniform(0.5, 2, n_channels).astype(dtype) for _ in range(4))
+
+    def results(put, forward, gradients):
+        running = None if recomputing else [put(array.copy()) for array in averages]
+        ranks = AsManyRanks(n_ranks, put)
+        counts = put(weights), ranks.sum(weights.sum(axis=0))
+        y, statistics = forward(put(x), put(gamma), put(beta), *counts, 1e-3, 0.8, running, ranks)
+        return [
+            y,
+            *statistics,
+            *gradients(put(x), put(gy), put(gamma), *counts, *statistics, ranks),
+            *(running or ()),
+        ]
+
+    actual = results(gpu.put, module._device_forward, module._device_gradients)
+    expected = results(lambda array: array, module._host_forward, module._host_gradients)
+    assert len(actual) == (6 if recomputing else 8)
+    if n_ranks > 1 and weights.sum() > 1:  # the running variance alone knows how many rows count
+        alone = module._host_forward(x, gamma, beta, weights, weights.sum(axis=0), 1e-3, 0, None)
+        numpy.testing.assert_allclose(expected[0], alone[0], BOUND[dtype], BOUND[dtype] * 40)
+    for one, other in zip(actual, expected):
+        assert one.dtype == dtype and one.shape == other.shape
+        numpy.testing.assert_allclose(cuda.to_cpu(one), other, BOUND[dtype], BOUND[dtype] * 40)
 
 
 # --- what is refused ---

@@ -1,60 +1,141 @@
-"""bsddmm: values, gradients, and what it refuses."""
+"""bsddmm: values, launches, gradients, and what it refuses."""
 
 import numpy
 import pytest
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm import papers
 from chainer_bspmm.functions import bsddmm
+from chainer_bspmm.ops import bspmm as module
+from chainer_bspmm.ops.bspmm import bsddmm_forward
+from tests import support
+from tests.emulation.kernel_cases import batch
+from tests.emulation.kernel_cases import BATCHES
+from tests.emulation.kernel_cases import CHANNELS
+from tests.emulation.kernel_cases import integers
+from tests.emulation.kernel_cases import with_room
 from tests.support import assert_close
+from tests.support import assert_exact
 from tests.support import batch_on
-from tests.support import BATCHES
-from tests.support import DTYPES
 from tests.support import features
 from tests.support import random_matrix
 from tests.support import reference
-from tests.support import widths_on
 from tests.support.gradients import check_gradients
 from tests.support.gradients import GRADIENT_BATCHES
 
 
-@pytest.mark.parametrize('dtype', DTYPES)
+def check(place, adj, dtype, n_channels, shifts=(0, 0)):
+    u = integers((adj.n_rows, n_channels), dtype, seed=2)
+    v = integers((adj.n_cols, n_channels), dtype, seed=3)
+    w = bsddmm_forward(place.put(adj), place.put(u, shifts[0]), place.put(v, shifts[1]))
+    assert_exact(w, reference.bsddmm(adj, u, v), dtype)
+
+
+@pytest.mark.parametrize('n_channels', CHANNELS)
+@pytest.mark.parametrize('dtype', 'efd')
+def test_channels(place, dtype, n_channels):
+    check(place, batch('small' if n_channels > 64 else 'mixed', dtype), dtype, n_channels)
+
+
+@pytest.mark.parametrize(
+    'n_channels, lanes, tile',
+    [
+        (4, 1, 1),
+        (8, 1, 2),
+        (12, 2, 2),
+        (20, 4, 2),
+        (36, 8, 2),
+        (68, 16, 2),
+        (132, 32, 2),
+        (400, 32, 2),
+    ],
+)
+def test_lanes(gpu, n_channels, lanes, tile):
+    check(gpu, batch('mixed', 'f'), 'f', n_channels)
+    defines = gpu.launched[-1]
+    assert (defines['LANES'], defines['TILE']) == (lanes, tile)
+
+
+@pytest.mark.parametrize('longest', [3, 4, 5, 8, 9])
+def test_rows_about_as_long_as_what_is_loaded_ahead(place, longest):
+    indices = numpy.concatenate([numpy.arange(longest) % 7, [3]])
+    adj = BatchedCSR(
+        numpy.array([0, longest, longest, longest + 1] + [longest + 1] * 4),
+        indices,
+        numpy.array([0, 7]),
+    )
+    check(place, adj, 'f', 5)
+
+
 @pytest.mark.parametrize('name', BATCHES)
-def test_values(xp, name, dtype):
+def test_batches(place, name):
+    adj = batch(name, 'f')
+    check(place, adj, 'f', 7)
+    assert len(place.launched) in (0, adj.nnz > 0)
+
+
+@pytest.mark.parametrize('name', support.BATCHES)
+def test_other_batches(xp, name):
     rng = numpy.random.RandomState(0)
-    adj = batch_on(name, xp, dtype)
-    for n_channels in widths_on(xp)[:-1] + (200,):
-        u = features(rng, xp, adj.n_rows, n_channels, dtype)
-        v = features(rng, xp, adj.n_cols, n_channels, dtype)
-        assert_close(bsddmm(adj, u, v).array, reference.bsddmm(adj, u, v), dtype)
+    adj = batch_on(name, xp, 'float32')
+    u, v = (features(rng, xp, n, 200, 'float32') for n in adj.shape)
+    w = bsddmm(adj, u, v).array
+    assert_close(w, reference.bsddmm(adj, u, v), 'float32')
+    assert w.tobytes() == bsddmm(adj, u, v).array.tobytes()
 
 
-@pytest.mark.parametrize('n_channels', [4, 8, 12, 20, 36, 132, 257, 512, 1024])
-def test_wide_factors_and_a_long_row(xp, n_channels):
+@pytest.mark.parametrize(
+    'dtype, shifts, width', [('e', (2, 0), 1), ('e', (0, 2), 1), ('f', (8, 0), 2), ('d', (0, 8), 1)]
+)
+def test_unaligned_input(gpu, dtype, shifts, width):
+    check(gpu, batch('small', dtype), dtype, 16, shifts)
+    assert gpu.launched[-1]['VECTOR'] == width
+
+
+def test_input_of_three_dimensions_that_is_not_contiguous(place):
+    adj = batch('padded', 'f')
+    u = integers((adj.n_graphs, adj.max_rows, 8), 'f')
+    v = integers((4, adj.max_rows, adj.n_graphs), 'f', seed=1)
+    expected = reference.bsddmm(adj, u[:, :, ::2], v.T)
+    u, v = place.put(u)[:, :, ::2], place.put(v).T
+    assert_exact(bsddmm_forward(place.put(adj), u, v), expected, 'f')
+
+
+def test_sampled_product_of_halves_is_summed_in_float32():
     rng = numpy.random.RandomState(0)
-    matrix = random_matrix(rng, 40)
-    matrix[7] = 1
-    adj = BatchedCSR.from_matrices([xp.asarray(matrix, 'f'), xp.ones((5, 5), 'f')])
-    u = features(rng, xp, adj.n_rows, n_channels, 'float32')
-    v = features(rng, xp, adj.n_cols, n_channels, 'float32')
-    for sample, matrix in ((bsddmm, adj), (papers.bsddmm, papers.BatchedCOO.from_csr(adj))):
-        w = sample(matrix, u, v).array
-        assert_close(w, reference.bsddmm(matrix, u, v), 'float32')
-        assert w.tobytes() == sample(matrix, u, v).array.tobytes()
+    adj = BatchedCSR.from_matrices([numpy.ones((5, 5))])
+    # Exact in float32; partial sums are not in float16.
+    u, v = (rng.randint(-9, 10, (5, 3000)).astype('e') for _ in range(2))
+    for layout in (numpy.ascontiguousarray, numpy.asfortranarray):
+        w = bsddmm_forward(adj, layout(u), layout(v))
+        numpy.testing.assert_array_equal(w, reference.bsddmm(adj, u, v).astype('e'))
 
 
-def test_no_channels_gives_zeros(xp):
-    adj = batch_on('many', xp, 'float32')
-    w = bsddmm(adj, xp.empty((adj.n_rows, 0), 'f'), xp.empty((adj.n_cols, 0), 'f')).array
-    assert w.shape == (adj.nnz,) and (w == 0).all()
+def test_capacity_beyond_the_batch(gpu):
+    adj, spare = batch('small', 'f'), 5
+    larger = with_room(adj, spare)
+    u = integers((larger.n_rows, 40), 'f', seed=2)
+    v = integers((adj.n_cols, 40), 'f', seed=3)
+    w = bsddmm_forward(gpu.put(larger), gpu.put(u), gpu.put(v))
+    expected = reference.bsddmm(adj, u[: adj.n_rows], v)
+    assert_exact(w, numpy.pad(expected, (0, spare)), 'f')  # entries that no row owns: 0, not NaN
 
 
-def test_factors_that_are_not_contiguous(xp):
-    rng = numpy.random.RandomState(0)
-    adj = batch_on('many', xp, 'float32')
-    u = features(rng, xp, 8, adj.n_rows, 'float32').T
-    v = features(rng, xp, adj.n_cols, 16, 'float32')[:, ::2]
-    assert_close(bsddmm(adj, u, v).array, reference.bsddmm(adj, u, v), 'float32')
+@pytest.mark.parametrize('dtype', 'efd')
+def test_nan_reaches_its_entries_only(place, dtype):
+    adj = batch('mixed', dtype)
+    u = integers((adj.n_rows, 33), dtype, seed=2)
+    v = integers((adj.n_cols, 33), dtype, seed=3)
+    u[10, 32] = v[12, 0] = numpy.nan
+    expected = reference.bsddmm(adj, u, v)
+    assert 0 < numpy.isnan(expected).sum() < expected.size // 2
+    assert_exact(bsddmm_forward(place.put(adj), place.put(u), place.put(v)), expected, dtype)
+
+
+def test_no_channels_launch_nothing(place):
+    adj = batch('small', 'f')
+    empty = place.put(numpy.zeros((adj.n_rows, 0), 'f'))
+    assert_exact(bsddmm(place.put(adj), empty, empty).array, numpy.zeros(adj.nnz), 'f')
+    assert not place.launched
 
 
 @pytest.mark.parametrize('name', GRADIENT_BATCHES)
@@ -75,25 +156,19 @@ def test_padded_shape(xp):
 
 
 @pytest.mark.parametrize(
-    'u, v, error, message',
+    'changes, error, message',
     [
-        ((4, 2), (3, 2), ValueError, r'u: expected shape \(3, n_B\)'),
-        ((3, 2), (4, 2), ValueError, r'v: expected shape \(3, n_B\)'),
-        ((3, 2), (3, 1), ValueError, r'v: expected 2 channels as u, got shape \(3, 1\)'),
+        ({'u': (4, 2)}, ValueError, r'u: expected shape \(3, n_B\)'),
+        ({'v': (4, 2)}, ValueError, r'v: expected shape \(3, n_B\)'),
+        ({'v': (3, 1)}, ValueError, r'v: expected 2 channels as u, got shape \(3, 1\)'),
+        ({'v': numpy.ones((3, 2))}, TypeError, 'v: expected float32, got float64'),
+        ({'adj': (3, 3)}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
     ],
 )
-def test_bad_shapes(monkeypatch, u, v, error, message):
-    monkeypatch.setattr(
-        'chainer_bspmm.ops.bspmm.bsddmm_on_host', lambda *_: pytest.fail('launched')
-    )
+def test_bad_input(monkeypatch, changes, error, message):
+    monkeypatch.setattr(module, 'bsddmm_on_host', lambda *_: pytest.fail('launched'))
     adj = BatchedCSR.from_matrices([numpy.ones((2, 2)), numpy.ones((1, 1))])
+    given = {'adj': adj, 'u': (3, 2), 'v': (3, 2), **changes}
+    given = {k: numpy.ones(v, 'f') if isinstance(v, tuple) else v for k, v in given.items()}
     with pytest.raises(error, match=message):
-        bsddmm(adj, numpy.ones(u, 'f'), numpy.ones(v, 'f'))
-
-
-def test_bad_types():
-    adj = BatchedCSR.from_matrices([numpy.ones((2, 2))])
-    with pytest.raises(TypeError, match='v: expected float32, got float64'):
-        bsddmm(adj, numpy.ones((2, 2), 'f'), numpy.ones((2, 2)))
-    with pytest.raises(TypeError, match='adj: expected a BatchedCSR, got ndarray'):
-        bsddmm(numpy.ones((2, 2)), numpy.ones((2, 2)), numpy.ones((2, 2)))
+        bsddmm(**given)

@@ -8,6 +8,7 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
+from chainer_bspmm.cuda import launch
 from chainer_bspmm.ops import degree_linear
 from chainer_bspmm.ops.degree_linear import degree_linear_sigmoid
 from chainer_bspmm.ops.degree_linear import degrees_of
@@ -24,12 +25,12 @@ N_TYPES = 4
 
 @pytest.fixture(autouse=True)
 def expand_anywhere(monkeypatch):
-    """The kernel by NumPy, for a host that computes as a GPU does; tests/emulation runs it."""
-    launch = degree_linear._expand
+    """The kernel by NumPy, for a host that computes as a GPU does."""
+    launched = degree_linear._expand
 
     def expand(x, is_type):
-        if not isinstance(x, numpy.ndarray):
-            return launch(x, is_type)
+        if launch.on_gpu(x):
+            return launched(x, is_type)
         return numpy.where(is_type[:, :, None], x[:, None, :], x.dtype.type(0)).reshape(
             len(x), is_type.shape[1] * x.shape[1]
         )
@@ -229,6 +230,19 @@ def test_degrees_are_found_once(monkeypatch):
     assert degrees_of(adj, 4) is first
     monkeypatch.undo()
     assert degrees_of(adj, 2).is_type.shape == (10, 2)
+
+
+@pytest.mark.parametrize('shape', [(5, 3, 7), (1, 6, 1), (0, 2, 3), (9, 1, 4)], ids=str)
+@pytest.mark.parametrize('dtype', 'fd')
+def test_expand(gpu, dtype, shape):
+    rng = numpy.random.RandomState(0)
+    n_nodes, n_types, n_in = shape
+    is_type = numpy.arange(n_types) == rng.randint(0, n_types + 1, (n_nodes, 1))
+    x = rng.uniform(1, 2, (n_nodes, n_in)).astype(dtype)
+    blocks = degree_linear._expand(gpu.put(x), gpu.put(is_type))
+    numpy.testing.assert_array_equal(
+        cuda.to_cpu(blocks), (is_type[:, :, None] * x[:, None, :]).reshape(n_nodes, n_types * n_in)
+    )
 
 
 def test_several_relations_are_refused():

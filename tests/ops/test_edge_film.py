@@ -1,4 +1,4 @@
-"""edge_film against plain loops: values, gradients, the matrices of edges, what it refuses."""
+"""edge_film: its kernel in exact numbers, the layer against plain loops, the matrices of edges."""
 
 import numpy
 import pytest
@@ -9,9 +9,17 @@ from chainer.backends import cuda
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.ops.bspmm import bspmm_forward
 from chainer_bspmm.ops.edge_film import edge_film
-from chainer_bspmm.ops.edge_film import EdgeFiLM
+from chainer_bspmm.ops.edge_film import edge_film_backward
+from chainer_bspmm.ops.edge_film import edge_film_forward
+from chainer_bspmm.ops.edge_film import film_launch
 from chainer_bspmm.sparse.edges import edges_of
+from tests.emulation.kernel_cases import batch
+from tests.emulation.kernel_cases import BATCHES
+from tests.emulation.kernel_cases import CHANNELS
+from tests.emulation.kernel_cases import film_arrays
+from tests.emulation.kernel_cases import film_truth
 from tests.support import assert_close
+from tests.support import assert_exact
 from tests.support import reference
 from tests.support import relative_error
 from tests.support.folded import check_against_padded
@@ -19,6 +27,117 @@ from tests.support.gradients import check_gradients
 from tests.support.relations import NAMES
 from tests.support.relations import relation_batch_on
 from tests.support.relations import small_relation_batch_on
+from tests.support.spare import with_spare
+
+
+# --- modulated messages and their gradients ---
+
+
+def check(place, adj, dtype, n_channels, shift=0):
+    arrays = film_arrays(adj, n_channels, dtype)
+    messages, film, gy = (place.put(array, shift) for array in arrays)
+    expected, adj = film_truth(adj, *arrays), place.put(adj)
+    results = edge_film_forward(adj, messages, film), *edge_film_backward(adj, messages, film, gy)
+    for result, of in zip(results, expected):
+        assert_exact(result, of, dtype)
+
+
+@pytest.mark.parametrize('n_channels', CHANNELS)
+@pytest.mark.parametrize('dtype', 'efd')
+def test_channels(place, dtype, n_channels):
+    check(place, batch('small' if n_channels > 64 else 'relations', dtype), dtype, n_channels)
+
+
+@pytest.mark.parametrize('has_values', [True, False])
+@pytest.mark.parametrize('name', BATCHES)
+def test_batches(place, name, has_values):
+    adj = batch(name, 'f')
+    check(place, adj if has_values else adj.replace(data=None), 'f', 7)
+
+
+def test_launches(gpu):
+    check(gpu, batch('relations', 'f').replace(data=None), 'f', 7)
+    assert {defines['WEIGHTED'] for defines in gpu.launched} == {0}
+    assert [d['RESULT'] for d in gpu.launched] == ['OUTPUT', 'BY_MESSAGES', 'BY_FILM']
+
+
+@pytest.mark.parametrize('longest', [3, 4, 5, 8, 9])
+def test_rows_about_as_long_as_what_is_loaded_ahead(place, longest):
+    indices = numpy.append(numpy.arange(longest) * 5 % 14, 3)
+    indptr = numpy.array([0, longest, longest, longest + 1] + [longest + 1] * 4)
+    adj = BatchedCSR(indptr, indices, numpy.array([0, 7]), n_relations=2)
+    check(place, adj, 'f', 5)
+
+
+@pytest.mark.parametrize('dtype, shift, width', [('e', 2, 1), ('f', 8, 2), ('d', 8, 1)])
+def test_unaligned_input(gpu, dtype, shift, width):
+    check(gpu, batch('relations', dtype), dtype, 16, shift)
+    assert {defines['VECTOR'] for defines in gpu.launched} == {width}
+
+
+def test_blocks_that_stride_over_the_channels(gpu, monkeypatch):
+    plan = film_launch
+
+    def few(*sizes):
+        return plan(*sizes)._replace(grid=(plan(*sizes).grid[0], 2, 1))
+
+    monkeypatch.setattr('chainer_bspmm.ops.edge_film.film_launch', few)
+    check(gpu, batch('relations', 'f'), 'f', 33 * 4 * 3)
+
+
+def test_capacity_beyond_the_batch(gpu):
+    adj = batch('relations', 'f')
+    spare = with_spare(adj, 5, 7)
+    for matrix in (spare, spare.T):  # a row that does not exist: reading it would be an error
+        matrix.indices[adj.nnz :] = 2**30
+        matrix.data[adj.nnz :] = numpy.nan
+    arrays = film_arrays(adj, 12, 'f')
+    given = []
+    for array in arrays:
+        larger = numpy.full((len(array) * spare.n_rows // adj.n_rows, array.shape[1]), numpy.nan)
+        larger[: len(array)] = array
+        given.append(gpu.put(larger.astype('f')))
+    messages, film, _ = given
+    spare = gpu.put(spare)
+    results = edge_film_forward(spare, messages, film), *edge_film_backward(spare, *given)
+    for result, expected in zip(results, film_truth(adj, *arrays)):
+        assert_exact(result[: len(expected)], expected, 'f')
+        assert not result[len(expected) :].any()
+
+
+def test_input_that_is_not_contiguous(place):
+    adj = batch('relations', 'f')
+    arrays = film_arrays(adj, 14, 'f')
+    expected = film_truth(adj, *(array[:, ::2] for array in arrays))
+    messages, film, gy = (place.put(array)[:, ::2] for array in arrays)
+    adj = place.put(adj)
+    results = edge_film_forward(adj, messages, film), *edge_film_backward(adj, messages, film, gy)
+    for result, of in zip(results, expected):
+        assert_exact(result, of, 'f')
+
+
+def test_nan_reaches_its_rows_only(place):
+    adj = batch('relations', 'f')
+    arrays = film_arrays(adj, 9, 'f')
+    arrays[0][2, 3] = arrays[1][5, 8] = numpy.nan
+    expected, _, _ = film_truth(adj, *arrays)
+    assert 0 < numpy.isnan(expected).sum() < expected.size // 2
+    messages, film, _ = map(place.put, arrays)
+    assert_exact(edge_film_forward(place.put(adj), messages, film), expected, 'f')
+
+
+@pytest.mark.parametrize('n_rows, n_channels', [(0, 4), (3, 0)])
+def test_empty_result_launches_nothing(place, n_rows, n_channels):
+    adj = BatchedCSR.from_matrices([numpy.zeros((2, n_rows, n_rows))])
+    messages, film, gy = map(place.put, film_arrays(adj, n_channels, 'f'))
+    adj = place.put(adj)
+    assert edge_film_forward(adj, messages, film).shape == (n_rows, n_channels)
+    gmessages, gfilm = edge_film_backward(adj, messages, film, gy)
+    assert (gmessages.shape, gfilm.shape) == (messages.shape, film.shape)
+    assert not place.launched
+
+
+# --- the layer ---
 
 
 def arguments(adj, xp, dtype, n_in=4, n_channels=3):
@@ -56,13 +175,6 @@ def test_values(xp, name):
         assert relative_error(y, truth(adj, *given)) < bound
 
 
-@pytest.mark.parametrize('n_channels', [1, 3, 33])
-def test_widths(xp, n_channels):
-    adj = relation_batch_on('four relations', xp, 'float32')
-    given = arguments(adj, xp, 'float32', n_channels=n_channels)
-    assert relative_error(edge_film(adj, *given).array, truth(adj, *given)) < 1e-6
-
-
 SMALL = ['four relations', 'unsorted relations', 'unsorted values', 'no entries']
 
 
@@ -93,26 +205,6 @@ def test_blocks_of_graphs(monkeypatch, limit):
         given = arguments(adj, numpy, 'float64')
         assert relative_error(edge_film(adj, *given).array, truth(adj, *given)) < 1e-14
     check_gradients(lambda *given: edge_film(adj, *given) ** 2, *given)
-
-
-def test_one_node_whose_gradients_are_those_of_several(xp):
-    """Of a batch in several blocks; the composed nodes are what is compared with."""
-    for dtype, bound in (('float16', 1e-2), ('float32', 1e-5), ('float64', 1e-13)):
-        adj = relation_batch_on('four relations', xp, dtype)
-        results = []
-        for kind in (dtype, 'float64'):
-            batch = adj.astype(kind)
-            given = [
-                chainer.Variable(array.astype(kind)) for array in arguments(adj, xp, dtype, 4, 40)
-            ]
-            node = EdgeFiLM(batch)
-            y = node.apply(given)[0] if kind == dtype else node._composed(*given)
-            y.grad = xp.asarray(numpy.random.RandomState(1).uniform(-1, 1, y.shape)).astype(kind)
-            y.backward()
-            results.append([v.grad for v in given])
-        for actual, expected in zip(*results):
-            assert actual.dtype == dtype
-            assert relative_error(actual, expected) < bound
 
 
 def test_folded(xp):
@@ -158,25 +250,16 @@ HALVES = BatchedCSR.from_matrices([numpy.full((2, 3, 3), 0.5, 'f')])
 @pytest.mark.parametrize(
     'change, error, message',
     [
-        ({'x': numpy.ones((4, 5), 'f')}, ValueError, r'x: expected shape \(3, in_.* got \(4, 5\)'),
-        (
-            {'W': numpy.ones((7, 5), 'f')},
-            ValueError,
-            r'W: expected a multiple of 2 relations .*got shape \(7, 5\)',
-        ),
-        ({'W': numpy.ones((8, 4), 'f')}, ValueError, r'W: expected shape \(8, 5\).* got \(8, 4\)'),
-        ({'W_g': numpy.ones((8, 5), 'f')}, ValueError, r'W_g: expected shape \(16, 5\).* \(8, 5\)'),
-        ({'adj': numpy.ones((2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
+        ({'x': (4, 5)}, ValueError, r'x: expected shape \(3, in_.* got \(4, 5\)'),
+        ({'W': (7, 5)}, ValueError, r'W: expected a multiple of 2 relations .*got shape \(7, 5\)'),
+        ({'W': (8, 4)}, ValueError, r'W: expected shape \(8, 5\).* got \(8, 4\)'),
+        ({'W_g': (8, 5)}, ValueError, r'W_g: expected shape \(16, 5\).* \(8, 5\)'),
+        ({'adj': numpy.ones(3)}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
         ({'adj': HALVES.astype('d')}, TypeError, 'x: expected float64 as the values of adj, got f'),
     ],
 )
 def test_what_does_not_fit(change, error, message):
-    good = {
-        'adj': ADJ,
-        'x': numpy.ones((3, 5), 'f'),
-        'W': numpy.ones((8, 5), 'f'),
-        'W_g': numpy.ones((16, 5), 'f'),
-    }
-    edge_film(**good)
+    given = {'adj': ADJ, 'x': (3, 5), 'W': (8, 5), 'W_g': (16, 5), **change}
+    given = {k: numpy.ones(v, 'f') if isinstance(v, tuple) else v for k, v in given.items()}
     with pytest.raises(error, match=message):
-        edge_film(**dict(good, **change))
+        edge_film(**given)

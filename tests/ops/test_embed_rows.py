@@ -1,4 +1,4 @@
-"""Rows of a table against Chainer's embed_id, gradients to second order, the same bits again."""
+"""Rows of a table, and their gradient: exact sums, to second order, the same bits again."""
 
 import numpy
 import pytest
@@ -8,30 +8,90 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.ops.embed_rows import embed_rows
+from chainer_bspmm.ops.embed_rows import embed_rows_backward
+from tests.emulation.kernel_cases import CHANNELS
+from tests.emulation.kernel_cases import integers
+from tests.support import assert_exact
 from tests.support import DTYPES
 from tests.support import features
-from tests.support import relative_error
-from tests.support import TOLERANCE
 from tests.support.gradients import check_gradients
+
+
+def some_ids(n_rows, n_types, dtype='i'):
+    """Return ids of which a half is one, as carbon is among atoms, and some are none."""
+    rng = numpy.random.RandomState(n_rows)
+    ids = rng.randint(-1, n_types + 1, n_rows)
+    return numpy.where(rng.uniform(size=n_rows) < 0.5, n_types // 2, ids).astype(dtype)
+
+
+def check(place, dtype, ids, n_types, n_channels, step=1):
+    """step: of the ids and columns that are taken."""
+    gy = integers((len(ids[::step]), n_channels * step), dtype)
+    result = embed_rows_backward(place.put(ids)[::step], place.put(gy)[:, ::step], n_types)
+    ids, gy = ids[::step], gy[:, ::step]
+    expected = numpy.zeros((n_types, n_channels))
+    is_type = (ids >= 0) & (ids < n_types)
+    numpy.add.at(expected, ids[is_type], gy[is_type].astype('d'))
+    assert_exact(result, expected, dtype)
+
+
+@pytest.mark.parametrize('n_channels', CHANNELS)
+@pytest.mark.parametrize('dtype', 'efd')
+def test_channels(place, dtype, n_channels):
+    check(place, dtype, some_ids(70, 9), 9, n_channels)
+
+
+@pytest.mark.parametrize('n_rows', [1, 31, 32, 33, 64, 65, 500])
+def test_rows(gpu, n_rows):
+    check(gpu, 'f', some_ids(n_rows, 20), 20, 5)
+
+
+@pytest.mark.parametrize('n_types', [1, 3, 8, 118, 376, 377, 1000])
+@pytest.mark.parametrize('dtype', ['f', 'd'])
+def test_types(gpu, dtype, n_types):
+    check(gpu, dtype, some_ids(300, n_types), n_types, 33)
+
+
+def test_one_type_and_rows_of_no_type(gpu):
+    check(gpu, 'f', numpy.full(100, 3, 'i'), 4, 3)
+    check(gpu, 'f', numpy.full(100, 4, 'i'), 4, 3)
+    check(gpu, 'f', numpy.full(100, -(2**31), 'i'), 400, 3)
+
+
+@pytest.mark.parametrize('ids_dtype', ['int8', 'int64', 'uint16'])
+def test_ids_of_other_types(gpu, ids_dtype):
+    check(gpu, 'f', abs(some_ids(40, 9, ids_dtype)), 9, 3)
+
+
+def test_ids_and_rows_that_lie_apart(place):
+    check(place, 'f', some_ids(80, 9), 9, 3, step=2)
+
+
+@pytest.mark.parametrize('n_rows, n_types, n_channels', [(0, 4, 3), (5, 4, 0), (5, 0, 3)])
+def test_empty_result_launches_nothing(place, n_rows, n_types, n_channels):
+    ids, gy = numpy.zeros(n_rows, 'i'), numpy.zeros((n_rows, n_channels), 'f')
+    result = embed_rows_backward(place.put(ids), place.put(gy), n_types)
+    assert result.shape == (n_types, n_channels) and not result.any() and not place.launched
+
+
+# --- the function ---
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('ids_dtype', ['int32', 'int64'])
 @pytest.mark.parametrize('n_rows, n_types, n_channels', [(300, 7, 5), (1, 1, 1), (0, 4, 2)])
-def test_same_as_chainers_own(xp, dtype, ids_dtype, n_rows, n_types, n_channels):
+def test_values_and_gradients(xp, dtype, ids_dtype, n_rows, n_types, n_channels):
     rng = numpy.random.RandomState(0)
     ids = rng.randint(0, max(n_types - 1, 1), n_rows).astype(ids_dtype)  # the last one is unused
-    W = rng.uniform(-1, 1, (n_types, n_channels)).astype(dtype)
-    gy = rng.uniform(-1, 1, (n_rows, n_channels)).astype(dtype)
+    W, gy = (integers((n, n_channels), numpy.dtype(dtype).char) for n in (n_types, n_rows))
     table = chainer.Variable(xp.asarray(W))
     y = embed_rows(xp.asarray(ids), table)
-    numpy.testing.assert_array_equal(cuda.to_cpu(y.array), W[ids])
+    assert_exact(y.array, W[ids].astype('d'), dtype)
     y.grad = xp.asarray(gy)
     y.backward()
     expected = numpy.zeros(W.shape)
-    numpy.add.at(expected, ids, gy.astype('f8'))
-    assert table.grad.dtype == dtype
-    assert relative_error(table.grad, expected) < TOLERANCE[dtype]
+    numpy.add.at(expected, ids, gy.astype('d'))
+    assert_exact(table.grad, expected, dtype)
 
 
 def test_gradients(xp):
@@ -60,11 +120,3 @@ def test_the_same_bits_again(xp):
         return cuda.to_cpu(table.grad).tobytes()
 
     assert len({gradient() for _ in range(5)}) == 1
-
-
-def test_rows_of_no_type_have_no_gradient(xp):
-    """Ids are not checked; those outside of the table must not write outside of its gradient."""
-    W = chainer.Variable(xp.ones((3, 2), 'f'))
-    ids = xp.array([-1, 0, 2, -3, 0], 'i')
-    chainer.functions.sum(embed_rows(ids, W)).backward()
-    numpy.testing.assert_array_equal(cuda.to_cpu(W.grad), [[2, 2], [0, 0], [1, 1]])

@@ -1,4 +1,4 @@
-"""What only some layers use: rows as their own neighbours, dropout without a rectifier."""
+"""Layers of one relation: with a rectifier, dropout, rows as their own neighbours; on a host."""
 
 import numpy
 import pytest
@@ -13,11 +13,16 @@ from chainer_bspmm.ops.bspmm import bspmm_forward
 from chainer_bspmm.ops.graph_linear import graph_linear
 from chainer_bspmm.ops.graph_linear import node
 from chainer_bspmm.ops.graph_linear import products
+from chainer_bspmm.ops.graph_linear.host import graph_linear_grad_on_host
+from chainer_bspmm.ops.graph_linear.host import graph_linear_on_host
+from tests.support import DTYPES
 from tests.support import features
 from tests.support import random_matrix
 from tests.support import reference
 from tests.support import relative_error
 from tests.support.gradients import check_gradients
+from tests.support.layers import convolved_relu
+from tests.support.layers import linear_relu
 
 
 @pytest.fixture(params=[True, False], ids=['own', 'products'])
@@ -88,6 +93,39 @@ def test_features_with_another_use(xp, other_first):
     assert relative_error(*found) < 1e-12
 
 
+@pytest.mark.parametrize('sizes', [(5, 1, 0, 7), (1,), (0,)], ids=str)
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('ratio', [0.0, 0.5])
+def test_rectifier_and_dropout_as_of_two_functions(xp, sizes, dtype, ratio):
+    rng = numpy.random.RandomState(0)
+    adj = BatchedCSR.from_matrices([random_matrix(rng, n).astype(dtype) for n in sizes])
+    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    arrays = features(rng, xp, sum(sizes), 6, dtype), features(rng, xp, 4, 6, dtype)
+    found = []
+    for function in (
+        lambda x, W: convolved_relu(adj, x, W, ratio),
+        lambda x, W: linear_relu(bspmm(adj, x), W, None, ratio),
+    ):
+        numpy.random.seed(0)
+        xp.random.seed(0)
+        variables = [chainer.Variable(array.copy()) for array in arrays]
+        y = function(*variables)
+        # Not y * y, whose gradient is 0 where a rectifier's output is, masked or not.
+        functions.sum((y + 1) * (y + 1)).backward()
+        found.append([y.array] + [variable.grad for variable in variables])
+    for actual, expected in zip(*found):
+        assert actual.dtype == dtype and actual.shape == expected.shape
+        # The convolution maps before it sums: W is wider than it is high.
+        bound = {'float16': 2e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
+        assert relative_error(actual, expected) < bound
+
+
+def test_gradients_of_a_rectifier(xp):
+    adj, x, W, *_ = given(xp)
+    assert 10 < (convolved_relu(adj, x, W).array > 0).sum() < 42  # both sides of the bend
+    check_gradients(lambda *a: (convolved_relu(adj, *a) + 1) ** 2, x, W)
+
+
 @pytest.mark.parametrize('activation', [functions.identity, functions.tanh])
 def test_dropout_after_other_activations(xp, activation):
     adj, x, W, *_ = given(xp)
@@ -122,3 +160,66 @@ def test_zeros_that_dropout_keeps():
     layer = node.GraphLinear(None, ('x', 'W_self'), functions.identity, 0.5, False)
     layer._y = numpy.array([0.0, -0.0, 3.0], 'f')
     numpy.testing.assert_array_equal(layer._factors(), [2, 0, 2])
+
+
+# --- on a host: as dense matrices, one for each relation ---
+
+PARAMETERS = 'W', 'b', 'W_self', 'b_self'
+
+
+def dense_layer(A, x, loop, W, b=None, W_self=None, b_self=None):
+    """A: (R, n, n)."""
+    n_relations = len(A)
+    A = A + loop * numpy.eye(len(x))
+    y = 0
+    for r in range(n_relations):
+        mapped = x @ W[r::n_relations].T
+        y = y + A[r] @ (mapped if b is None else mapped + b[r::n_relations])
+    if W_self is not None:
+        y = y + x @ W_self.T
+    return y if b_self is None else y + b_self
+
+
+@pytest.mark.parametrize('n_left_out', range(8))
+@pytest.mark.parametrize(
+    'n_relations, loop, widths',
+    [(1, False, (5, 3)), (1, True, (3, 5)), (4, False, (3, 5)), (4, False, (5, 3))],
+)
+def test_host_and_its_gradients(n_relations, loop, widths, n_left_out):
+    """A third relation without entries, nodes without any, entries that name one place twice."""
+    rng = numpy.random.RandomState(0)
+    n, (n_in, n_out) = 9, widths
+    A = rng.rand(n_relations, n, n) * (rng.rand(n_relations, n, n) < 0.3)
+    A[2:3] = 0
+    A[:, 4] = A[:, :, 5] = 0
+    i, j, r = A.transpose(1, 2, 0).nonzero()
+    order = numpy.lexsort((rng.rand(i.size), i))  # columns in any order
+    i, j, r = (numpy.concatenate([part[order][:1], part[order]]) for part in (i, j, r))
+    A[r[0], i[0], j[0]] *= 2
+    values = A[r, i, j]
+    values[:2] /= 2
+    indptr = numpy.searchsorted(i, numpy.arange(n + 1))
+    adj = BatchedCSR(
+        indptr, j * n_relations + r, numpy.array([0, n]), values, n_relations=n_relations
+    )
+    given = {
+        'W': rng.rand(n_out * n_relations, n_in),
+        'b': rng.rand(n_out * n_relations),
+        'W_self': rng.rand(n_out, n_in),
+        'b_self': rng.rand(n_out),
+    }
+    for bit, name in enumerate(PARAMETERS[1:]):
+        if n_left_out >> bit & 1:
+            del given[name]
+    x, gy = rng.rand(n, n_in), rng.rand(n, n_out)
+    y = graph_linear_on_host(adj, x, **given, loop=loop)
+    numpy.testing.assert_allclose(y, dense_layer(A, x, loop, **given), rtol=1e-13)
+    wanted = {'x', *given}
+    gradients = graph_linear_grad_on_host(adj, x, gy, given['W'], given.get('W_self'), wanted, loop)
+    for name in wanted:
+        # The layer is linear in each argument: differences are exact up to rounding.
+        varied = dict(given, x=x)
+        change = rng.rand(*varied[name].shape)
+        varied[name] = varied[name] + change
+        rise = (gy * (dense_layer(A, loop=loop, **varied) - y)).sum()
+        assert (gradients[name] * change).sum() == pytest.approx(rise, rel=1e-11), name

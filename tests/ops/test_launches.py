@@ -1,4 +1,4 @@
-"""What the GPU backend launches; the kernels themselves are tested in tests/emulation."""
+"""Vectors and weights of launches; what the kernels calculate is tested with each operation."""
 
 import numpy
 import pytest
@@ -6,7 +6,6 @@ import pytest
 from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedSELL
 from chainer_bspmm import papers
-from chainer_bspmm.ops.bspmm import ALGORITHMS
 from chainer_bspmm.ops.bspmm import bsddmm_forward
 from chainer_bspmm.ops.bspmm import bspmm_forward
 from chainer_bspmm.ops.dropout import dropout_forward
@@ -20,7 +19,6 @@ from chainer_bspmm.ops.segments import segment_sum_forward
 from tests.support import BATCHES
 from tests.support.launches import DeviceArray
 from tests.support.launches import Launches
-from tests.support.spare import with_spare
 
 ADJ = BATCHES['many'].astype('f')
 COUNTER = numpy.array([3], numpy.uint64).view(DeviceArray)
@@ -90,18 +88,3 @@ def test_segments_read_weights_only_where_there_are_some(launches, is_weighted):
     for launched in launches:
         assert launched.defines['WEIGHTED'] == is_weighted
         assert any(each is weights for each in launched.arguments) == is_weighted
-
-
-@pytest.mark.parametrize('algorithm', ALGORITHMS)
-def test_spare_entries(launches, algorithm):
-    spare = with_spare(ADJ, 3, 3)
-    x = launches.put(numpy.zeros((spare.n_cols, 4), 'f'))
-    bspmm_forward(spare, x, algorithm=algorithm)
-    assert [launched.name for launched in launches] == ['bspmm_csr']
-
-
-def test_algorithms_of_papers():
-    assert papers.algorithms(ADJ) == ['swa', 'swa_rows', 'swa_blocked']
-    assert papers.algorithms(with_spare(ADJ, 0, 1)) == []  # they write rows of graphs only
-    assert papers.algorithms(BatchedCOO.from_csr(ADJ)) == list(papers.gpu.ST_ALGORITHMS)
-    assert papers.algorithms(BatchedSELL(ADJ)) == ['sell']

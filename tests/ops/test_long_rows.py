@@ -1,4 +1,4 @@
-"""Matrices with rows far longer than the mean: products, and what a batch knows of its rows."""
+"""Matrices with rows far longer than the mean: products in pieces, and the bounds of batches."""
 
 import numpy
 import pytest
@@ -11,12 +11,18 @@ from chainer.backends import cuda
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.cuda.plans import Device
 from chainer_bspmm.cuda.plans import LONG_ROW
+from chainer_bspmm.cuda.plans import WARP
 from chainer_bspmm.dataset import device_dataset
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.functions import bsddmm
 from chainer_bspmm.functions import bspmm
+from chainer_bspmm.ops import bspmm as module
 from chainer_bspmm.ops.attention_pattern import AttentionPattern
+from chainer_bspmm.ops.bspmm import AHEAD_LONG
+from chainer_bspmm.ops.bspmm import bsddmm_forward
+from chainer_bspmm.ops.bspmm import bspmm_forward
+from chainer_bspmm.ops.bspmm import csr_launch
 from chainer_bspmm.ops.bspmm import piece_length
 from chainer_bspmm.ops.graph_linear import graph_linear
 from chainer_bspmm.ops.graph_linear.launches import layer_of
@@ -25,13 +31,160 @@ from chainer_bspmm.sparse.relations import relation_rows
 from chainer_bspmm.sparse.relations import transposed_rows
 from chainer_bspmm.training.batches import DeviceBatch
 from chainer_bspmm.training.batches import HostBatch
-from chainer_bspmm.dataset.batch_form import batch_over, buffers_of, batch_arrays
+from chainer_bspmm.dataset.batch_form import batch_arrays
+from chainer_bspmm.dataset.batch_form import batch_over
+from chainer_bspmm.dataset.batch_form import buffers_of
+from tests.emulation.kernel_cases import batch
+from tests.emulation.kernel_cases import integers
+from tests.emulation.kernel_cases import with_room
 from tests.support import assert_close
+from tests.support import assert_exact
 from tests.support import DTYPES
 from tests.support import features
 from tests.support import random_matrix
 from tests.support import reference
 from tests.support.gradients import check_gradients
+
+
+# --- rows in pieces, by kernels/bspmm_csr.cu, bsddmm_csr.cu and sum_pieces.cu ---
+
+PIECE = 4
+FACTOR = {'e': 7, 'f': 63, 'd': 2**20}
+# Lengths of rows. A long row begins with a chunk, ends with one, is followed by another or by empty
+# ones, comes first or last, and has one entry more than a piece or many.
+ROWS = {
+    'first': [5, 0, 1],
+    'last': [3, 5],
+    'side by side': [1, 6, 5, 5, 2, 0, 0, 7],
+    'whole chunks': [4, 8, 4, 12],
+    'short ones': [3, 4, 0, 1],
+    'one': [23],
+    'many pieces': [3, 71, 2, 33, 0, 37, 4, 36, 41],
+    'none': [0, 0],
+    'empty ones around': [0, 0, 9, 0, 0, 0, 30, 0],
+}
+
+
+def rows_of(lengths, dtype, n_cols=None):
+    """Return one graph with rows of these lengths; entries may name the same place."""
+    n_rows = max(len(lengths), n_cols or 0)
+    lengths = numpy.pad(lengths, (0, n_rows - len(lengths)))
+    nnz = int(lengths.sum())
+    return BatchedCSR(
+        numpy.append(0, numpy.cumsum(lengths)),
+        numpy.random.RandomState(0).randint(0, n_rows, nnz),
+        numpy.array([0, n_rows]),
+        integers(nnz, dtype, FACTOR, seed=1),
+    )
+
+
+@pytest.fixture
+def short_pieces(monkeypatch):
+    monkeypatch.setattr(module, 'piece_length', lambda n_rows, n_cols, nnz, *_: PIECE if nnz else 0)
+
+
+def check(gpu, adj, dtype, n_channels, data=None, with_residual=False, trans=False):
+    n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
+    x = integers((n_in, n_channels), dtype, FACTOR, seed=2)
+    residual = integers((n_out, n_channels), dtype, seed=3) if with_residual else None
+    given = [None if array is None else gpu.put(array) for array in (x, data, residual)]
+    y = bspmm_forward(gpu.put(adj), *given, trans=trans)
+    assert_exact(y, reference.bspmm(adj, x, data, residual, trans), dtype)
+    defines = [launched for launched in gpu.launched if 'WEIGHTS' in launched]
+    assert defines[-1].get('PIECES', 0) == (adj.nnz > 0)
+    assert (gpu.launched[-1] is defines[-1]) == (adj.nnz == 0)
+
+
+def check_sampled(gpu, adj, n_channels, spare=0):
+    u, v = (integers((adj.n_rows + spare, n_channels), 'f', FACTOR, seed=seed) for seed in (2, 3))
+    larger = with_room(adj, spare) if spare else adj
+    w = bsddmm_forward(gpu.put(larger), gpu.put(u), gpu.put(v))
+    expected = reference.bsddmm(adj, u[: adj.n_rows], v[: adj.n_cols])
+    assert_exact(w, numpy.pad(expected, (0, spare)), 'f')
+    assert not adj.nnz or gpu.launched[-1]['PIECES'] == 1
+
+
+@pytest.mark.parametrize('name', ROWS)
+@pytest.mark.parametrize('dtype', 'efd')
+def test_rows(gpu, short_pieces, name, dtype):
+    adj = rows_of(ROWS[name], dtype)
+    check(gpu, adj, dtype, 5, with_residual=True)
+    check(gpu, adj, dtype, 8)
+    check(gpu, adj, dtype, 3, trans=True)
+
+
+@pytest.mark.parametrize('n_channels', [1, 31, 33, 64, 200])
+@pytest.mark.parametrize('dtype', 'efd')
+def test_channels(gpu, short_pieces, dtype, n_channels):
+    check(gpu, rows_of(ROWS['side by side'], dtype), dtype, n_channels, with_residual=True)
+
+
+@pytest.mark.parametrize('trans', [False, True])
+def test_given_values(gpu, short_pieces, trans):
+    adj = rows_of(ROWS['side by side'], 'f', 12)
+    check(gpu, adj, 'f', 4, integers(adj.nnz, 'f', seed=4), True, trans)
+    check(gpu, adj.replace(data=None), 'f', 4, trans=trans)
+
+
+@pytest.mark.parametrize('options', [{'stream': True}, {'lanes': 2}, {'OFFSET': 'size_t'}], ids=str)
+def test_variants(gpu, short_pieces, monkeypatch, options):
+    """Results written past the cache, several blocks side by side, more vectors than 2^32."""
+    adj, constants = rows_of(ROWS['many pieces'], 'f'), {}
+    if 'OFFSET' in options:
+        options, constants = {}, options
+    options = {'lanes': WARP, 'ahead': AHEAD_LONG, **options}
+    plan = csr_launch(adj.n_rows, adj.n_cols, 32, 4, **options)
+    plan = plan._replace(defines=tuple(dict(plan.defines, **constants).items()))
+    monkeypatch.setattr(module, 'bspmm_launch', lambda *_: plan)
+    check(gpu, adj, 'f', 32, with_residual=True)
+
+
+@pytest.mark.parametrize('name', ['mixed', 'relations', 'padded', 'duplicates'])
+def test_batches(gpu, short_pieces, name):
+    check(gpu, batch(name, 'f'), 'f', 3, with_residual=True)
+
+
+@pytest.mark.parametrize('name', ['last', 'one', 'none', 'whole chunks'])
+def test_capacity_beyond_the_batch(gpu, short_pieces, name):
+    adj = rows_of(ROWS[name], 'f')
+    check(gpu, with_room(adj, 3 * PIECE + 1), 'f', 4)
+
+
+def test_nan_reaches_its_rows_only(gpu, short_pieces):
+    adj = rows_of(ROWS['side by side'], 'f')
+    x = integers((adj.n_cols, 3), 'f')
+    x[adj.indices[3], 1] = numpy.nan
+    expected = reference.bspmm(adj, x)
+    assert numpy.isnan(expected).any() and not numpy.isnan(expected[:, [0, 2]]).any()
+    assert_exact(bspmm_forward(gpu.put(adj), gpu.put(x)), expected, 'f')
+
+
+@pytest.mark.parametrize('n_channels', [4, 7, 40, 132])
+@pytest.mark.parametrize('name', ROWS)
+def test_sampled_products(gpu, short_pieces, name, n_channels):
+    check_sampled(gpu, rows_of(ROWS[name], 'f'), n_channels)
+
+
+def test_sampled_products_beyond_the_batch(gpu, short_pieces):
+    check_sampled(gpu, rows_of(ROWS['side by side'], 'f'), 40, spare=9)
+
+
+@pytest.mark.parametrize('n_entries, n_launched', [(129, 2), (128, 1), (0, 1)])
+def test_what_the_policy_launches(gpu, n_entries, n_launched):
+    """Of a batch whose bound says that there may be long rows."""
+    adj = rows_of([0, n_entries], 'f').replace(longest=1000)
+    x = integers((adj.n_cols, 4), 'f', FACTOR, seed=2)
+    assert_exact(bspmm_forward(gpu.put(adj), gpu.put(x)), reference.bspmm(adj, x), 'f')
+    assert len(gpu.launched) == n_launched
+
+
+def test_pieces_longer_than_what_is_left_of_the_numbers(gpu, monkeypatch):
+    """The end of a chunk may lie past 2^31."""
+    monkeypatch.setattr(module, 'piece_length', lambda *_: 2**31 - 1)
+    check(gpu, rows_of(ROWS['one'], 'f'), 'f', 4)
+
+
+# --- graphs with long rows ---
 
 H200 = Device(132, 60 << 20)
 

@@ -2,13 +2,16 @@
 
 import numpy
 import pytest
+import scipy.sparse
 
 import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.ops.attention_pattern import attention_pattern
+from chainer_bspmm.ops import attention_pattern
+from chainer_bspmm.ops import relation_attention as module
+from chainer_bspmm.ops.attention_pattern import attention_pattern as pattern_of
 from chainer_bspmm.ops.relation_attention import relation_attention
 from tests.support import random_matrix
 from tests.support import reference
@@ -17,6 +20,8 @@ from tests.support.gradients import check_gradients
 from tests.support.relations import NAMES
 from tests.support.relations import relation_batch_on
 from tests.support.relations import small_relation_batch_on
+from tests.support.relations import UNSORTED
+from tests.support.spare import with_spare
 
 OPTIONS = {
     'mean': {},
@@ -249,15 +254,15 @@ def test_one_node_and_no_search_for_the_pattern_the_second_time(xp):
     assert [
         v is node for v, node in zip((variable.node for variable in given), y.creator_node.inputs)
     ] == [True] * 3
-    pattern = attention_pattern(adj, 2, False, False, numpy.dtype('f'))
+    pattern = pattern_of(adj, 2, False, False, numpy.dtype('f'))
     assert pattern is y.creator_node._pattern
-    assert pattern is not attention_pattern(adj, 2, True, False, numpy.dtype('f'))
+    assert pattern is not pattern_of(adj, 2, True, False, numpy.dtype('f'))
 
 
 @pytest.mark.parametrize('side_by_side', [False, True])
 def test_matrices_pass_the_checks_of_the_constructor(side_by_side):
     adj = relation_batch_on('four relations', numpy, 'float64')
-    pattern = attention_pattern(adj, 3, True, side_by_side, numpy.dtype('d'))
+    pattern = pattern_of(adj, 3, True, side_by_side, numpy.dtype('d'))
     for matrix in (pattern.product, pattern.isolated, pattern.gathers(adj, 3)):
         checked = BatchedCSR(
             matrix.indptr, matrix.indices, matrix.row_offsets, matrix.data, matrix.col_offsets
@@ -271,10 +276,101 @@ def test_matrices_pass_the_checks_of_the_constructor(side_by_side):
 
 def test_no_mean_where_every_node_has_neighbours():
     adj = BatchedCSR.from_matrices([numpy.ones((2, 3, 3))])
-    assert attention_pattern(adj, 2, True, False, numpy.dtype('f')).isolated is None
+    assert pattern_of(adj, 2, True, False, numpy.dtype('f')).isolated is None
     adj = BatchedCSR.from_matrices([numpy.stack([numpy.eye(3), numpy.zeros((3, 3))])])
-    assert attention_pattern(adj, 2, False, False, numpy.dtype('f')).isolated is None
-    assert attention_pattern(adj, 2, True, False, numpy.dtype('f')).isolated is not None
+    assert pattern_of(adj, 2, False, False, numpy.dtype('f')).isolated is None
+    assert pattern_of(adj, 2, True, False, numpy.dtype('f')).isolated is not None
+
+
+# --- the launches, against NumPy ---
+
+VARIED = ['packed', 'folded', 'unsorted', 'no edges']
+LAUNCH_BOUND = {'f': 1e-6, 'd': 1e-14}
+
+
+def varied(name, spare):
+    if name == 'unsorted':
+        adj = UNSORTED['unsorted relations']
+    else:
+        rng = numpy.random.RandomState(0)
+        density = 0 if name == 'no edges' else 0.3
+        matrices = [random_matrix(rng, n, 3, density=density) for n in (4, 0, 1, 6, 0)]
+        matrices[3][:, 2] = 0
+        folded = name == 'folded'
+        adj = BatchedCSR.from_matrices(
+            matrices, 'folded' if folded else 'packed', padded_to=5 if folded else None
+        )
+    return with_spare(adj, *spare) if any(spare) else adj
+
+
+@pytest.mark.parametrize('spare', [(0, 0), (3, 0), (2, 5)], ids=str)
+@pytest.mark.parametrize('n_heads', [1, 3])
+@pytest.mark.parametrize('name', VARIED)
+def test_entries(gpu, name, n_heads, spare):
+    adj = varied(name, spare)
+    results = []
+    for put, fill in (
+        (lambda array: array, attention_pattern._fill_on_host),
+        (gpu.put, attention_pattern._fill_on_device),
+    ):
+        arrays = [put(numpy.zeros(adj.nnz * n_heads, 'i')) for _ in range(2)]
+        arrays.append(put(numpy.zeros(adj.n_cols * n_heads + 1, 'i')))
+        fill(put(adj), n_heads, *arrays)
+        results.append(arrays)
+    for expected, actual in zip(*results):
+        numpy.testing.assert_array_equal(cuda.to_cpu(actual), expected)
+
+
+@pytest.mark.parametrize('spare', [(0, 0), (3, 0), (2, 5)], ids=str)
+@pytest.mark.parametrize('rows_per_node', [1, 3])
+@pytest.mark.parametrize('within', [False, True])
+@pytest.mark.parametrize('name', VARIED)
+def test_rows_without_edges(gpu, name, within, rows_per_node, spare):
+    adj, n_heads = varied(name, spare), 3
+    width = adj.n_relations * n_heads
+    arrays = [numpy.zeros(size, 'i') for size in (2 * [adj.nnz * n_heads])]
+    by_receiver = numpy.zeros(adj.n_cols * n_heads + 1, 'i')
+    attention_pattern._fill_on_host(adj, n_heads, *arrays, by_receiver=by_receiver)
+    given = adj, n_heads, within, rows_per_node, by_receiver, numpy.dtype('d')
+    shape = adj.n_rows * rows_per_node, adj.n_graphs * width
+    expected = attention_pattern._isolated_on_host(*given)
+    assert (expected is None) == (name == 'unsorted' and not within)
+    expected = scipy.sparse.csr_matrix(shape if expected is None else expected, shape)
+    given = gpu.put(adj), *given[1:-2], gpu.put(by_receiver), given[-1]
+    arrays = attention_pattern._isolated_on_device(*given)
+    data, indices, indptr = map(cuda.to_cpu, arrays)
+    n_true = int(adj.row_offsets[-1]) * width
+    assert indptr[-1] == n_true and not data[n_true:].any() and not indices[n_true:].any()
+    actual = scipy.sparse.csr_matrix((data, indices, indptr), shape)
+    numpy.testing.assert_array_equal(actual.toarray(), expected.toarray())
+
+
+@pytest.mark.parametrize('spare', [(0, 0), (2, 5)], ids=str)
+@pytest.mark.parametrize('dtype', LAUNCH_BOUND)
+@pytest.mark.parametrize('name', ['packed', 'unsorted', 'no edges'])
+def test_scores(gpu, name, dtype, spare):
+    """Logits made of them, and their gradients made of the logits'."""
+    adj, n_heads = varied(name, spare), 3
+    pattern = attention_pattern.AttentionPattern(adj, n_heads, False, False, numpy.dtype(dtype))
+    rng = numpy.random.RandomState(0)
+    scores = rng.uniform(-1, 1, (adj.n_cols * n_heads, 2)).astype(dtype)
+    glogits = rng.uniform(-1, 1, adj.nnz * n_heads).astype(dtype)
+    glogits[adj._n_true_entries() * n_heads :] = 0
+    b, slope = numpy.array([0.25], dtype), numpy.dtype(dtype).type(0.2)
+    results = []
+    for put, logits, gradients in (
+        (lambda array: array, module._logits_on_host, module._score_gradients_on_host),
+        (gpu.put, module._logits_on_device, module._score_gradients_on_device),
+    ):
+        gscores = put(numpy.full(scores.shape, numpy.nan, dtype))
+        z, slopes = logits(put(scores), put(pattern.sources), put(pattern.receivers), put(b), slope)
+        gradients(put(glogits), slopes, pattern, adj.n_relations, n_heads, gscores)
+        results.append((z, slopes, gscores))
+    for expected, actual in zip(*results):
+        assert actual.dtype == dtype
+        numpy.testing.assert_allclose(
+            cuda.to_cpu(actual), expected, LAUNCH_BOUND[dtype], LAUNCH_BOUND[dtype]
+        )
 
 
 # --- what is refused ---

@@ -1,4 +1,4 @@
-"""segment_softmax: values, exact sums, huge values, gradients against the dense softmax."""
+"""Softmax over the entries of rows and over the nodes of graphs: values, gradients, extremes."""
 
 import numpy
 import pytest
@@ -7,9 +7,14 @@ import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCOO
+from chainer_bspmm.functions import node_softmax
 from chainer_bspmm.functions import segment_softmax
 from chainer_bspmm.ops.segment_softmax import segment_softmax_backward
 from chainer_bspmm.ops.segment_softmax import segment_softmax_forward
+from chainer_bspmm.ops.segment_softmax import softmax_launch
+from tests.emulation.kernel_cases import CHANNELS
+from tests.emulation.kernel_cases import integers
+from tests.emulation.kernel_cases import weighted
 from tests.support import assert_close
 from tests.support import batch_on
 from tests.support import BATCHES
@@ -18,110 +23,182 @@ from tests.support import features
 from tests.support import reference
 from tests.support import relative_error
 from tests.support.gradients import check_gradients
+from tests.support.spare import with_spare
+from tests.support.weights import assert_counts_copies
+from tests.support.weights import SPARE_ROWS
+from tests.support.weights import WEIGHTED
+from tests.support.weights import weighted_on
 
 EPSILON = {'float16': 2**-11, 'float32': 2**-24, 'float64': 2**-53}
+# Relative error of an element: its rounding to the dtype, and a few of what it is calculated in.
+BOUND = {'e': 2**-10, 'f': 2**-20, 'd': 2**-48}
 
 
-@pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('name', BATCHES)
-def test_values(xp, name, dtype):
+def offsets_of(sizes):
+    return numpy.cumsum((0,) + tuple(sizes)).astype(numpy.int32)
+
+
+# --- values and gradients of arrays ---
+
+
+def check_gradient(place, y, gy, offsets, weights=None, shift=0):
+    given = place.put(offsets), None if weights is None else place.put(weights)
+    gx = segment_softmax_backward(place.put(y, shift), place.put(gy, shift), *given)
+    gx = cuda.to_cpu(gx)
+    assert gx.dtype == y.dtype
+    expected = reference.segment_softmax_grad(y, gy, offsets, weights)
+    bound = BOUND[y.dtype.char]
+    numpy.testing.assert_allclose(gx, expected, rtol=bound, atol=6 * bound)
+    # Of no segment, or of weight 0.
+    assert not gx[offsets[-1] :].any() and (weights is None or not gx[weights == 0].any())
+
+
+def check(place, dtype, n_channels, sizes, spare=0, shift=0):
     rng = numpy.random.RandomState(0)
-    adj = batch_on(name, xp, dtype)
-    x = features(rng, xp, adj.nnz, 64, dtype) * 4
-    expected = reference.segment_softmax(x, adj.indptr)  # columns do not depend on each other
-    for n in (1, 2, 3, 33, 64):
-        assert_close(segment_softmax(adj, x[:, :n].copy()).array, expected[:, :n], dtype)
-    assert (segment_softmax(adj, x[:, 0]).array == segment_softmax(adj, x[:, :1]).array[:, 0]).all()
+    offsets = offsets_of(sizes)
+    n_rows = sum(sizes)
+    x, gy = (rng.uniform(-3, 3, (n_rows + spare, n_channels)).astype(dtype) for _ in range(2))
+    y = cuda.to_cpu(segment_softmax_forward(place.put(x, shift), place.put(offsets)))
+    assert y.dtype == dtype and y.shape == x.shape
+    expected = reference.segment_softmax(x[:n_rows], offsets)
+    numpy.testing.assert_allclose(y[:n_rows], expected, rtol=BOUND[dtype])
+    assert not y[n_rows:].any()
+    check_gradient(place, y, gy, offsets, shift=shift)
 
 
-@pytest.mark.parametrize('dtype', DTYPES)
-def test_rows_sum_to_one(xp, dtype):
-    adj = batch_on('many', xp, dtype)
-    y = cuda.to_cpu(
-        segment_softmax(
-            adj, 10 * features(numpy.random.RandomState(0), xp, adj.nnz, 3, dtype)
-        ).array
-    ).astype('d')
-    indptr = cuda.to_cpu(adj.indptr)
-    used = numpy.diff(indptr) > 0
-    assert not used.all()
-    sums = reference.segment_sum(y, indptr)
-    # Every value is rounded by half a unit of its last place, and they are no more than ten.
-    assert abs(sums[used] - 1).max() < 10 * EPSILON[dtype]
-    assert (sums[~used] == 0).all()
+@pytest.mark.parametrize('n_channels', CHANNELS)
+@pytest.mark.parametrize('dtype', 'efd')
+def test_channels(place, dtype, n_channels):
+    check(place, dtype, n_channels, (0, 3, 0, 0, 24, 1, 5, 0) if n_channels <= 64 else (0, 3, 1))
 
 
-@pytest.mark.parametrize('dtype', DTYPES)
-def test_huge_values(xp, dtype):
-    """Nothing overflows, and large values close to each other keep their difference."""
-    largest = numpy.finfo(dtype).max
-    x = xp.array([largest, -largest, 1024, 1025, -1024, -1025, largest], dtype)
-    e = numpy.exp(1)
-    expected = numpy.array([1, 0, 1 / (1 + e), e / (1 + e), e / (1 + e), 1 / (1 + e), 1])
-    y = segment_softmax_forward(x[:, None], xp.array([0, 2, 2, 4, 6, 7], 'i'))
-    assert_close(y[:, 0], expected, dtype)
+@pytest.mark.parametrize(
+    'sizes, spare',
+    [
+        ((1,), 0),
+        ((5,), 0),
+        ((1,) * 200, 0),
+        ((0, 0, 0, 2), 0),
+        ((2, 0, 0, 0), 0),
+        ((3, 2), 4),
+        ((0, 0), 4),
+        ((), 4),
+        ((2,), 300),
+        ((300,), 0),
+    ],
+    ids=str,
+)
+def test_segments_and_rows_beyond_them(place, sizes, spare):
+    check(place, 'f', 3, sizes, spare)
 
 
-def test_nan_and_infinity_stay_in_their_row(xp):
-    nan, inf = numpy.nan, numpy.inf
-    offsets = xp.array([0, 2, 4, 6, 8], 'i')
-    x = xp.array([[nan, 1], [1, 1], [inf, 1], [1, 1], [-inf, -inf], [-inf, 1], [0, 0], [0, 0]], 'f')
-    y = cuda.to_cpu(segment_softmax_forward(x, offsets))
-    numpy.testing.assert_array_equal(
-        y,
-        numpy.array(
-            [
-                [nan, 0.5],
-                [nan, 0.5],
-                [nan, 0.5],
-                [nan, 0.5],
-                [nan, 0],
-                [nan, 1],
-                [0.5, 0.5],
-                [0.5, 0.5],
-            ],
-            'f',
-        ),
+@pytest.mark.parametrize('dtype, shift, width', [('e', 2, 1), ('f', 8, 2), ('d', 8, 1)])
+def test_unaligned_input(gpu, dtype, shift, width):
+    check(gpu, dtype, 16, (2, 0, 3), shift=shift)
+    assert gpu.launched[-1]['VECTOR'] == width
+
+
+def test_gradient_that_is_not_aligned(gpu):
+    """Where the softmax is."""
+    a, g = (integers((6, 4), 'f', seed=seed) for seed in (2, 3))
+    offsets = numpy.array([0, 2, 6], 'i')
+    inner = reference.segment_sum(a.astype('d') * g, offsets)
+    gx = segment_softmax_backward(gpu.put(a), gpu.put(g, 4), gpu.put(offsets))
+    gx = cuda.to_cpu(gx)
+    numpy.testing.assert_array_equal(gx, (a * (g - inner.repeat([2, 4], axis=0))).astype('f'))
+    assert gpu.launched[-1]['VECTOR'] == 1
+
+
+def test_blocks_that_stride_over_the_channels(gpu, monkeypatch):
+    plan = softmax_launch
+    monkeypatch.setattr(
+        'chainer_bspmm.ops.segment_softmax.softmax_launch',
+        lambda *sizes: plan(*sizes)._replace(grid=(plan(*sizes).grid[0], 2, 1)),
     )
+    check(gpu, 'f', 33 * 4 * 3, (2, 0, 3))
 
 
-def test_long_segments(xp):
+@pytest.mark.parametrize('sizes', [(0, 3, 24, 1, 0, 9), (2, 0, 5), (1, 1, 0, 300)], ids=str)
+@pytest.mark.parametrize('n_channels', [1, 2, 4, 24])
+@pytest.mark.parametrize('dtype', 'efd')
+def test_weights(place, dtype, n_channels, sizes):
     rng = numpy.random.RandomState(0)
-    offsets = xp.array([0, 1000, 1000, 1003], 'i')
-    x = features(rng, xp, 1003, 5, 'float32') * 10
-    assert_close(
-        segment_softmax_forward(x, offsets), reference.segment_softmax(x, offsets), 'float32'
-    )
+    offsets = offsets_of(sizes)
+    poison, weights = weighted(offsets, n_channels, dtype, spare=9)
+    weights[1] = 2**24 - 1
+    uncounted = weights == 0
+    x, gy = (rng.uniform(-3, 3, poison.shape).astype(dtype) for _ in range(2))
+    x[uncounted], gy[uncounted] = poison[uncounted], poison[uncounted]
+    y = segment_softmax_forward(*map(place.put, (x, offsets, weights)))
+    y = cuda.to_cpu(y)
+    assert y.dtype == dtype and not y[uncounted].any()
+    expected = reference.segment_softmax(x, offsets, weights)
+    last_place = float(numpy.finfo(dtype).smallest_subnormal)  # a large weight makes y that small
+    numpy.testing.assert_allclose(y, expected, rtol=BOUND[dtype], atol=last_place)
+    check_gradient(place, y, gy, offsets, weights)
 
 
 @pytest.mark.parametrize('is_weighted', [False, True])
-@pytest.mark.parametrize('dtype', DTYPES)
-def test_weights_and_rows_of_no_segment(xp, dtype, is_weighted):
-    """Rows that do not count hold NaN and get 0."""
+@pytest.mark.parametrize('dtype', ['e', 'f'])
+def test_arithmetic_is_double(place, dtype, is_weighted):
+    """Sums of narrower storage, too: gradients that nearly cancel show it."""
     rng = numpy.random.RandomState(0)
-    sizes = 3, 0, 24, 1, 1000, 2
-    offsets = xp.asarray(numpy.cumsum((0,) + sizes), numpy.int32)
-    n_rows, spare = sum(sizes), 300
-    weights = rng.choice([0, 1, 50], n_rows + spare).astype('f')
-    weights[n_rows - sizes[-1] : n_rows] = 0
-    weights = xp.asarray(weights) if is_weighted else None
-    for n_channels in (1, 3, 64):
-        x = features(rng, xp, n_rows + spare, n_channels, dtype) * 4
-        x[n_rows:] = numpy.nan
-        if is_weighted:
-            x[weights == 0] = numpy.nan
-        y = segment_softmax_forward(x, offsets, weights)
-        assert_close(y, reference.segment_softmax(x, offsets, weights), dtype)
-        gy = features(rng, xp, n_rows + spare, n_channels, dtype)
-        gx = segment_softmax_backward(y, gy, offsets, weights)
-        assert_close(gx, reference.segment_softmax_grad(y, gy, offsets, weights), dtype)
-        assert not gx[n_rows:].any() and not y[n_rows:].any()
+    offsets = numpy.array([0, 300], 'i')
+    a = (rng.uniform(0.5, 1.5, (300, 4)) / 300).astype(dtype)
+    g = (1000 + rng.uniform(-1, 1, (300, 4))).astype(dtype)
+    weights = [rng.randint(1, 9, 300).astype('f')] if is_weighted else []
+    more = [place.put(offsets), *map(place.put, weights)]
+    gx = segment_softmax_backward(place.put(a), place.put(g), *more)
+    expected = reference.segment_softmax_grad(a, g, offsets, *weights).astype(dtype)
+    numpy.testing.assert_array_equal(cuda.to_cpu(gx), expected)
+    y = segment_softmax_forward(place.put(g), *more)
+    expected = reference.segment_softmax(g, offsets, *weights).astype(dtype)
+    numpy.testing.assert_array_equal(cuda.to_cpu(y), expected)
 
 
-def test_input_that_is_not_contiguous(xp):
-    adj = batch_on('many', xp, 'float32')
-    x = features(numpy.random.RandomState(0), xp, 3, adj.nnz, 'float32').T
-    assert_close(segment_softmax(adj, x).array, reference.segment_softmax(x, adj.indptr), 'float32')
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_huge_values(place, dtype):
+    """Nothing overflows, and large values close to each other keep their difference."""
+    largest = numpy.finfo(dtype).max
+    x = numpy.array([largest, -largest, 1024, 1025, -1024, -1025, largest], dtype)
+    e = numpy.exp(1)
+    expected = numpy.array([1, 0, 1 / (1 + e), e / (1 + e), e / (1 + e), 1 / (1 + e), 1])
+    y = segment_softmax_forward(place.put(x[:, None]), place.put(offsets_of((2, 0, 2, 2, 1))))
+    assert_close(y[:, 0], expected, dtype)
+
+
+def test_nan_and_infinity_stay_in_their_segment(place):
+    nan, inf, largest = numpy.nan, numpy.inf, numpy.finfo('f').max
+    segments = [
+        ([[nan, 1], [1, 1]], [[nan, 0.5], [nan, 0.5]]),
+        ([[inf, 1], [1, 1]], [[nan, 0.5], [nan, 0.5]]),
+        ([[-inf, -inf], [-inf, 1]], [[nan, 0], [nan, 1]]),
+        ([[largest, nan], [-largest, 1]], [[1, nan], [0, nan]]),
+        ([[5, -largest], [5, 0]], [[0.5, 0], [0.5, 1]]),
+    ]
+    x, expected = (numpy.array(rows, 'f').reshape(-1, 2) for rows in zip(*segments))
+    y = segment_softmax_forward(place.put(x), place.put(offsets_of([2] * len(segments))))
+    numpy.testing.assert_array_equal(cuda.to_cpu(y), expected)
+
+
+@pytest.mark.parametrize('n_rows, n_channels, n_segments', [(0, 3, 2), (3, 0, 1), (0, 2, 0)])
+def test_empty_result_launches_nothing(place, n_rows, n_channels, n_segments):
+    x = place.put(numpy.zeros((n_rows, n_channels), 'f'))
+    offsets = place.put(numpy.linspace(0, n_rows, n_segments + 1).astype(numpy.int32))
+    assert segment_softmax_forward(x, offsets).shape == (n_rows, n_channels)
+    assert not place.launched
+
+
+# --- over the entries of rows ---
+
+
+@pytest.mark.parametrize('name', ['empty graphs first, between, last', 'many', 'rectangular'])
+def test_values(xp, name):
+    adj = batch_on(name, xp, 'float32')
+    x = features(numpy.random.RandomState(0), xp, 3, adj.nnz, 'float32').T * 4  # not contiguous
+    y = segment_softmax(adj, x).array
+    assert_close(y, reference.segment_softmax(x, adj.indptr), 'float32')
+    assert (segment_softmax(adj, x[:, 0]).array == y[:, 0]).all()
 
 
 @pytest.mark.parametrize('columns', [(), (3,)])
@@ -167,41 +244,111 @@ def test_gradient_is_that_of_the_dense_softmax(xp, dtype):
     assert stop == adj.nnz
 
 
+ADJ = BATCHES['one graph']
+X = numpy.ones(ADJ.nnz, 'f')
+
+
 @pytest.mark.parametrize(
     'adj, x, error, message',
     [
-        (
-            BATCHES['one graph'],
-            numpy.ones((4, 2), 'f'),
-            ValueError,
-            r'x: expected shape \(\d+,\) or \(\d+, n_B\).* \(4, 2\)',
-        ),
-        (
-            BATCHES['one graph'],
-            numpy.ones((BATCHES['one graph'].nnz, 1, 1), 'f'),
-            ValueError,
-            r'x: expected shape .* got \(\d+, 1, 1\)',
-        ),
-        (
-            BATCHES['one graph'],
-            numpy.ones(BATCHES['one graph'].nnz, 'i'),
-            TypeError,
-            'x: expected float16, .* got int32',
-        ),
-        (
-            BatchedCOO.from_csr(BATCHES['one graph']),
-            numpy.ones(3, 'f'),
-            TypeError,
-            'adj: expected a BatchedCSR, got BatchedCOO',
-        ),
-        (
-            numpy.ones((2, 2)),
-            numpy.ones(3, 'f'),
-            TypeError,
-            'adj: expected a BatchedCSR, got ndarray',
-        ),
+        (ADJ, X[:4, None], ValueError, r'x: expected shape \(\d+,\) or \(\d+, n_B\).* \(4, 1\)'),
+        (ADJ, X[:, None, None], ValueError, r'x: expected shape .* got \(\d+, 1, 1\)'),
+        (ADJ, X.astype('i'), TypeError, 'x: expected float16, .* got int32'),
+        (BatchedCOO.from_csr(ADJ), X, TypeError, 'adj: expected a BatchedCSR, got BatchedCOO'),
+        (numpy.ones((2, 2)), X, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
     ],
 )
 def test_bad_input(adj, x, error, message):
     with pytest.raises(error, match=message):
         segment_softmax(adj, x)
+
+
+# --- over the nodes of graphs ---
+
+
+@pytest.mark.parametrize('name', ['huge among tiny', 'empty graphs first, between, last', 'padded'])
+def test_values_and_gradients_of_nodes(xp, name):
+    adj = batch_on(name, xp, 'float64')
+    x = features(numpy.random.RandomState(1), xp, adj.n_rows, 2, 'float64')
+    y = node_softmax(adj, x).array
+    assert_close(y, reference.segment_softmax(x, adj.row_offsets), 'float64')
+    check_gradients(lambda x: node_softmax(adj, x), x)
+
+
+@pytest.mark.parametrize('name', ['one graph', 'many', 'only empty graphs'])
+def test_spare_rows(xp, name):
+    """They may hold anything, and get 0; so do their gradients, of both orders."""
+    ordinary, adj = batch_on(name, xp, 'float64'), with_spare(BATCHES[name], 4, 0, xp)
+    n = ordinary.n_rows
+    x = features(numpy.random.RandomState(1), xp, n + 4, 3, 'float64')
+    x[n:] = numpy.nan
+    results = []
+    for matrix, size in ((adj, n + 4), (ordinary, n)):
+        given = chainer.Variable(x[:size])
+        y = node_softmax(matrix, given)
+        gy = chainer.Variable(xp.cos(xp.arange(y.size, dtype='d')).reshape(y.shape))
+        (once,) = chainer.grad([y], [given], [gy])
+        (gx,) = chainer.grad([y], [given], [gy], enable_double_backprop=True)
+        (ggx,) = chainer.grad([chainer.functions.sum(gx**3)], [given])
+        results.append([variable.array for variable in (y, once, gx, ggx)])
+    for actual, expected in zip(*results):
+        assert not actual[n:].any()
+        numpy.testing.assert_allclose(cuda.to_cpu(actual[:n]), cuda.to_cpu(expected), 1e-10, 1e-15)
+
+
+@pytest.mark.parametrize('n_spare', SPARE_ROWS)
+@pytest.mark.parametrize('name', WEIGHTED)
+def test_gradients_are_sums_over_copies(xp, name, n_spare):
+    adj = weighted_on(name, xp, 'float64', n_spare)
+    x = features(numpy.random.RandomState(1), xp, adj.n_rows, 3, 'float64')
+    assert_counts_copies(node_softmax, adj, x)
+
+
+def test_values_that_underflow_count_in_higher_derivatives(xp):
+    """Where y is 0 although the row counts, Chainer's own softmax is the truth."""
+    adj = batch_on('one graph', xp, 'float32')
+    x = xp.array([[0], [-200], [1], [-300], [-1e4]], 'f')
+    results = []
+    for function in (
+        lambda x: node_softmax(adj, x),
+        lambda x: chainer.functions.softmax(x, axis=0),
+    ):
+        given = chainer.Variable(x)
+        y = function(given)
+        gy = chainer.Variable(xp.arange(5, dtype='f')[:, None])
+        (gx,) = chainer.grad([y], [given], [gy], enable_double_backprop=True)
+        (ggx,) = chainer.grad([chainer.functions.sum(gx**2)], [given])
+        results.append([y.array, gx.array, ggx.array])
+    for actual, expected in zip(*results):
+        numpy.testing.assert_allclose(cuda.to_cpu(actual), cuda.to_cpu(expected), 1e-6, 1e-7)
+
+
+@pytest.mark.parametrize('weight', [1, 0, 100])
+def test_large_gradients_in_float16(weight):
+    """The last row's is the sum over its copies, which may be less than that of another row."""
+    adj = batch_on('huge among tiny', numpy, 'float16')
+    weights = numpy.ones(adj.n_rows, 'f')
+    weights[2] = weight  # a graph of one row
+    weights[302] = weight  # the last of 300
+    adj = adj.replace(row_weights=weights)
+    gy = numpy.full((adj.n_rows, 1), 5e4, 'e')
+    x = chainer.Variable(numpy.zeros(gy.shape, 'e'))
+    y = node_softmax(adj, x)
+    y.grad = gy
+    y.backward()
+    n, total = 299 + weight, 5e4 * (299 + (weight > 0))
+    expected = numpy.zeros(gy.shape)
+    expected[3:303] = (5e4 - weights[3:303, None] * total / n) / n
+    expected[weights == 0] = 0
+    assert numpy.isfinite(x.grad).all()
+    numpy.testing.assert_allclose(x.grad, expected, 2e-3, 2e-1)
+
+
+def test_shapes_that_do_not_fit():
+    adj = BATCHES['many']
+    with pytest.raises(
+        ValueError, match=r'x: expected shape \(%d, n_B\), .* got \(3, 2\)' % adj.n_rows
+    ):
+        node_softmax(adj, numpy.zeros((3, 2)))
+    with pytest.raises(TypeError, match='adj: expected a BatchedCSR'):
+        node_softmax(numpy.zeros((3, 3)), numpy.zeros((3, 2)))

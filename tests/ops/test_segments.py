@@ -1,4 +1,4 @@
-"""Segmented sum, maximum and broadcast."""
+"""Segmented sum, maximum and broadcast, and the sum of all rows."""
 
 import numpy
 import pytest
@@ -6,17 +6,30 @@ import pytest
 import chainer
 from chainer.backends import cuda
 
+from chainer_bspmm import BatchedCSR
 from chainer_bspmm.functions import segment_broadcast
 from chainer_bspmm.functions import segment_max
 from chainer_bspmm.functions import segment_sum
 from chainer_bspmm.ops import segments
+from chainer_bspmm.ops.segment_softmax import node_softmax
+from chainer_bspmm.ops.segments import broadcast_launch
+from chainer_bspmm.ops.segments import reduce_launches
+from chainer_bspmm.ops.segments import row_sum
 from chainer_bspmm.ops.segments import segment_broadcast_forward
+from chainer_bspmm.ops.segments import segment_max_forward
+from chainer_bspmm.ops.segments import segment_sum_forward
+from tests.emulation.kernel_cases import CHANNELS
+from tests.emulation.kernel_cases import integers
+from tests.emulation.kernel_cases import TERM
+from tests.emulation.kernel_cases import weighted
 from tests.support import assert_close
+from tests.support import assert_exact
 from tests.support import batch_on
 from tests.support import BATCHES
 from tests.support import DTYPES
 from tests.support import features
 from tests.support import reference
+from tests.support import relative_error
 from tests.support import widths_on
 from tests.support.gradients import check_gradients
 from tests.support.weights import assert_counts_copies
@@ -27,51 +40,337 @@ from tests.support.weights import sum_of_copies
 from tests.support.weights import WEIGHTED
 from tests.support.weights import weighted_on
 
-from chainer_bspmm.ops.segment_softmax import node_softmax
+
+# Empty segments first, in between and last; one row; one huge among tiny ones; one row more, as
+# many as, and one row fewer than the kernel loads ahead.
+SIZES = (0, 1, 24, 0, 0, 2, 9, 8, 7, 1, 0)
+# Segments that are longer than a chunk of 4 rows, and not; they begin and end within a chunk, at
+# its border and one row next to it, and two meet in one chunk.
+LONG = (
+    (5,),
+    (4,),
+    (8, 9),
+    (3, 6, 5, 2),
+    (4, 5, 0, 0, 5),
+    (1, 1, 30, 2, 0),
+    (7, 7, 7),
+    (0, 17, 0, 1),
+)
+OPERATIONS = ('sum', 'max')
+UNALIGNED = [('e', 2, 1), ('f', 8, 2), ('d', 8, 1)]  # dtype, bytes, width of a vector
 
 
+@pytest.fixture
+def chunks_of_four(monkeypatch):
+    monkeypatch.setattr(segments, 'MIN_CHUNK', 4)
+    for name in ('reduce_launches', 'broadcast_launch'):
+        monkeypatch.setattr(segments, name, getattr(segments, name).__wrapped__)
+
+
+def offsets_of(sizes):
+    return numpy.cumsum((0,) + tuple(sizes)).astype(numpy.int32)
+
+
+# --- sums and maxima ---
+
+
+def check(place, operation, x, sizes, weights=None, shift=0):
+    offsets = offsets_of(sizes)
+    weights = None if weights is None else place.put(weights)
+    function = getattr(segments, 'segment_%s_forward' % operation)
+    y = function(place.put(x, shift), place.put(offsets), None, weights)
+    expected = getattr(reference, 'segment_' + operation)(x, offsets, weights)
+    assert_exact(y, expected, x.dtype.char)
+    return cuda.to_cpu(y)
+
+
+def check_weighted(place, operation, n_channels, dtype, sizes):
+    x, weights = weighted(offsets_of(sizes), n_channels, dtype, spare=5)
+    y = check(place, operation, x, sizes, weights)
+    assert numpy.isfinite(y).all()
+    return y
+
+
+@pytest.mark.parametrize('operation', OPERATIONS)
+@pytest.mark.parametrize('n_channels', CHANNELS)
+@pytest.mark.parametrize('dtype', 'efd')
+def test_channels(place, dtype, n_channels, operation):
+    sizes = SIZES if n_channels <= 64 else SIZES[:3]
+    check(place, operation, integers((sum(sizes), n_channels), dtype, TERM), sizes)
+
+
+@pytest.mark.parametrize('operation', OPERATIONS)
+@pytest.mark.parametrize('sizes', [(1,), (0,), (0, 0, 5), (40,)], ids=str)
+def test_segments(place, sizes, operation):
+    check(place, operation, integers((sum(sizes), 3), 'f', TERM), sizes)
+
+
+def test_maximum_of_negative_values(place):
+    assert check(place, 'max', -1 - abs(integers((sum(SIZES), 4), 'f')), SIZES).min() < 0
+
+
+@pytest.mark.parametrize('operation', OPERATIONS)
+@pytest.mark.parametrize('dtype', 'efd')
+def test_nan_wins_wherever_it_stands(place, dtype, operation):
+    x = integers((37, 3), dtype, TERM)
+    # First, middle and last of a segment, and alone in one.
+    x[0, 0] = x[12, 1] = x[23, 2] = x[36, 1] = numpy.nan
+    assert numpy.isnan(check(place, operation, x, (24, 9, 3, 1))).sum() == 4
+
+
+@pytest.mark.parametrize('dtype, shift, width', UNALIGNED)
+def test_unaligned_input(gpu, dtype, shift, width):
+    check(gpu, 'sum', integers((sum(SIZES), 16), dtype, TERM), SIZES, shift=shift)
+    assert gpu.launched[-1]['VECTOR'] == width
+
+
+def test_rows_beyond_the_batch_are_not_read(place):
+    x = integers((9, 3), 'f', TERM)
+    x[5:] = numpy.nan
+    for operation in OPERATIONS:
+        assert not numpy.isnan(check(place, operation, x, (2, 3))).any()
+
+
+@pytest.mark.parametrize('operation', OPERATIONS)
+@pytest.mark.parametrize('sizes', LONG, ids=str)
+def test_long_segments(gpu, chunks_of_four, sizes, operation):
+    # Two vectors and a part of a wider one; the first of many columns for many units a block.
+    for n_channels in (8, 33, 1):
+        check(gpu, operation, -1 - abs(integers((sum(sizes), n_channels), 'f', TERM)), sizes)
+    has_long = sum(sizes) > 4
+    assert [launched['COMBINE'] for launched in gpu.launched] == [0, 1][: 1 + has_long] * 3
+
+
+@pytest.mark.parametrize('operation', OPERATIONS)
+@pytest.mark.parametrize('dtype', 'efd')
+def test_long_segments_in_every_dtype(gpu, chunks_of_four, dtype, operation):
+    x = integers((34, 24), dtype, TERM)
+    x[29:] = numpy.nan  # rows beyond the batch
+    x[9, 3] = x[25, 4] = numpy.nan
+    assert numpy.isnan(check(gpu, operation, x, (6, 1, 19, 3))).sum() == 2
+
+
+@pytest.mark.parametrize('is_weighted', [False, True])
 @pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('name', BATCHES)
-def test_values(xp, name, dtype):
+@pytest.mark.parametrize(
+    'sizes', [(3, 0, 24, 9, 1), (3, 700, 0, 300, 2, 256, 257), (20000, 5)], ids=str
+)
+def test_more_rows_than_a_block_reduces(xp, sizes, dtype, is_weighted):
+    """Rows that do not count hold NaN: some of every segment, all of the last and of none."""
     rng = numpy.random.RandomState(0)
-    adj = batch_on(name, xp, dtype)
-    offsets = adj.row_offsets
-    x = features(rng, xp, adj.n_rows, max(widths_on(xp)), dtype)
-    y = features(rng, xp, adj.n_graphs, max(widths_on(xp)), dtype)
-    # Columns do not depend on each other.
-    sums, maxima = reference.segment_sum(x, offsets), reference.segment_max(x, offsets)
-    broadcast = reference.segment_broadcast(y, offsets)
-    for n in widths_on(xp):
-        rows, top = x[:, :n].copy(), y[:, :n].copy()
-        assert_close(segment_sum(adj, rows).array, sums[:, :n], dtype)
-        assert_close(segment_max(adj, rows).array, maxima[:, :n], dtype)
-        assert_close(segment_broadcast(adj, top).array, broadcast[:, :n], dtype)
-
-
-@pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('sizes', [(1000,), (3, 700, 0, 300, 2, 256, 257), (20000, 5)], ids=str)
-def test_long_segments(xp, sizes, dtype):
-    """More rows than one block of a GPU handles; sizes are not known on the host."""
-    rng = numpy.random.RandomState(0)
-    offsets = xp.asarray(numpy.cumsum((0,) + sizes), numpy.int32)
-    n_rows = sum(sizes)
+    offsets = xp.asarray(offsets_of(sizes))
+    n_rows, spare = sum(sizes), 7
+    weights = rng.choice([0, 1, 3], n_rows + spare).astype('f')
+    weights[n_rows - sizes[-1] :] = 0
+    weights = xp.asarray(weights) if is_weighted else None
     for n_channels in (1, 3, 24, 64)[: 2 if n_rows > 10000 else None]:
-        # Positive values: otherwise a sum could be small compared with the rounding of its terms.
-        x = features(rng, xp, n_rows, n_channels, dtype) + 2
-        x[-1, 0] = numpy.nan
-        y = features(rng, xp, len(sizes), n_channels, dtype)
-        for name in ('segment_sum', 'segment_max'):
-            calculated = [getattr(segments, name + '_forward')(x, offsets) for _ in range(2)]
-            assert_close(calculated[0], getattr(reference, name)(x, offsets), dtype)
+        # Of one sign: otherwise a sum could be small compared with the rounding of its terms.
+        x = features(rng, xp, n_rows + spare, n_channels, dtype) - 2
+        x[weights == 0 if is_weighted else slice(n_rows, None)] = numpy.nan
+        for operation in OPERATIONS:
+            function = getattr(segments, 'segment_%s_forward' % operation)
+            calculated = [function(x, offsets, None, weights) for _ in range(2)]
+            expected = getattr(reference, 'segment_' + operation)(x, offsets, weights)
+            assert_close(calculated[0], expected, dtype)
             assert calculated[0].tobytes() == calculated[1].tobytes()
-        assert_close(
-            segment_broadcast_forward(y, offsets, n_rows),
-            reference.segment_broadcast(y, offsets),
-            dtype,
-        )
+        y = features(rng, xp, len(sizes), n_channels, dtype)
+        expected = reference.segment_broadcast(y, offsets, weights)
+        actual = segment_broadcast_forward(y, offsets, n_rows + spare, None, weights)
+        assert_close(actual, numpy.pad(expected, ((0, spare), (0, 0))), dtype)
 
 
-# --- weights ---
+@pytest.mark.parametrize('operation', OPERATIONS)
+@pytest.mark.parametrize('n_channels', [1, 2, 4, 24])
+@pytest.mark.parametrize('dtype', 'efd')
+def test_weights(place, dtype, n_channels, operation):
+    y = check_weighted(place, operation, n_channels, dtype, SIZES)
+    assert y.any() and not y[2].any()
+
+
+@pytest.mark.parametrize('operation', OPERATIONS)
+@pytest.mark.parametrize('sizes', [*LONG, (1, 3, 19, 2)], ids=str)
+def test_weights_of_long_segments(gpu, chunks_of_four, sizes, operation):
+    for n_channels in (8, 1):
+        check_weighted(gpu, operation, n_channels, 'f', (*sizes, 0, 0))  # there is a third
+
+
+@pytest.mark.parametrize('dtype', 'efd')
+@pytest.mark.parametrize('sizes', [(6, 3), (2, 1)], ids=str)
+def test_maximum_of_counted_rows_without_a_finite_value(place, chunks_of_four, dtype, sizes):
+    """-inf is a value; so is NaN; neither is what a segment has where no row counts."""
+    x = numpy.full((sum(sizes), 3), -numpy.inf, dtype)
+    x[1] = -numpy.inf, 5, numpy.nan
+    weights = numpy.zeros(sum(sizes), 'f')
+    weights[:2] = 1
+    y = check(place, 'max', x, sizes, weights)
+    numpy.testing.assert_array_equal(y, [[-numpy.inf, 5, numpy.nan], [0, 0, 0]])
+
+
+@pytest.mark.parametrize('dtype', 'efd')
+def test_weights_are_as_exact_as_float32(place, dtype):
+    # Odd numbers, too large for a float16; and one, too large for an integer in float32.
+    weights = numpy.array([2**24 - 1, 2**24 - 2, 2051, 2049], 'f')
+    x = numpy.array([[1], [-1], [1], [-1]], dtype)
+    assert check(place, 'sum', x, (4,), weights) == 3
+
+
+def test_parts_of_a_long_segment_are_not_rounded_to_float16(place, chunks_of_four):
+    # 2049 is not a float16: a part that is one would lose its ones.
+    x = numpy.array([[2048], [0], [0], [1]] * 2 + [[-2048], [0], [0], [0]] * 2, 'e')
+    assert check(place, 'sum', x, (16,)) == 2
+
+
+def test_one_launch_where_no_segment_is_long(gpu, chunks_of_four):
+    x = integers((12, 3), 'f', TERM)
+    offsets = offsets_of((3, 4, 0, 4, 1))
+    y = segment_sum_forward(gpu.put(x), gpu.put(offsets), 4)
+    assert_exact(y, reference.segment_sum(x, offsets), 'f')
+    assert len(gpu.launched) == 1
+    # It is a hint: a wrong one only costs time.
+    y = segment_max_forward(gpu.put(x), gpu.put(offsets_of((12,))), 1)
+    assert_exact(y, reference.segment_max(x, offsets_of((12,))), 'f')
+
+
+@pytest.mark.parametrize('sizes', [(2, 0, 3), (5, 7)], ids=str)
+def test_blocks_that_stride_over_the_channels(gpu, chunks_of_four, monkeypatch, sizes):
+    def narrow(*sizes):
+        plans = reduce_launches.__wrapped__(*sizes)
+        return [launch._replace(grid=(launch.grid[0], 2, 1)) for launch in plans]
+
+    monkeypatch.setattr(segments, 'reduce_launches', narrow)
+    check(gpu, 'sum', integers((sum(sizes), 33 * 4 * 3), 'f', TERM), sizes)
+
+
+# --- the broadcast ---
+
+
+def check_broadcast(place, y, sizes, spare=0, shift=0, max_rows=None, weights=None):
+    offsets = offsets_of(sizes)
+    weights = None if weights is None else place.put(weights)
+    n_rows = int(offsets[-1]) + spare
+    x = segment_broadcast_forward(
+        place.put(y, shift), place.put(offsets), n_rows, max_rows, weights
+    )
+    expected = reference.segment_broadcast(y, offsets, weights)
+    assert_exact(x, numpy.pad(expected, ((0, spare), (0, 0))), y.dtype)
+
+
+def check_weighted_broadcast(place, dtype, n_channels, sizes, spare):
+    _, weights = weighted(offsets_of(sizes), n_channels, dtype, spare)
+    y = integers((len(sizes), n_channels), dtype)
+    y[2] = numpy.nan  # of which no row counts
+    y[2, ::2] = numpy.inf
+    check_broadcast(place, y, sizes, spare, weights=weights)
+
+
+@pytest.mark.parametrize('n_channels', CHANNELS)
+@pytest.mark.parametrize('dtype', 'efd')
+def test_channels_of_broadcast(place, dtype, n_channels):
+    sizes = (0, 3, 0, 0, 24, 1, 5, 0) if n_channels <= 64 else (0, 3, 1)
+    check_broadcast(place, integers((len(sizes), n_channels), dtype, TERM), sizes)
+
+
+@pytest.mark.parametrize(
+    'sizes, spare',
+    [
+        ((1,), 0),
+        ((5,), 0),
+        ((1,) * 9, 0),
+        ((0, 0, 0, 2), 0),
+        ((2, 0, 0, 0), 0),
+        ((3, 2), 4),
+        ((3, 0), 1),
+        ((0, 0), 4),
+        ((), 4),
+    ],
+    ids=str,
+)
+def test_broadcast_to_rows_beyond_the_batch(place, sizes, spare):
+    check_broadcast(place, integers((len(sizes), 3), 'f', TERM), sizes, spare)
+
+
+@pytest.mark.parametrize('dtype, shift, width', UNALIGNED)
+def test_unaligned_input_of_broadcast(gpu, dtype, shift, width):
+    check_broadcast(gpu, integers((3, 16), dtype, TERM), (2, 0, 3), shift=shift)
+    assert gpu.launched[-1]['VECTOR'] == width
+
+
+@pytest.mark.parametrize('max_rows', [None, 4])
+@pytest.mark.parametrize('sizes, spare', list(zip(LONG, (0, 9, 1, 0, 3, 0, 20, 2))), ids=str)
+def test_broadcast_to_long_segments(gpu, chunks_of_four, sizes, spare, max_rows):
+    for n_channels in (8, 1):
+        y = integers((len(sizes), n_channels), 'f', TERM)
+        check_broadcast(gpu, y, sizes, spare, max_rows=max_rows)
+
+
+@pytest.mark.parametrize('n_channels', [1, 2, 4, 24])
+@pytest.mark.parametrize('dtype', 'efd')
+def test_weights_of_broadcast(place, dtype, n_channels):
+    check_weighted_broadcast(place, dtype, n_channels, (0, 3, 24, 1, 0, 9), 5)
+
+
+@pytest.mark.parametrize('sizes', [sizes for sizes in LONG if len(sizes) > 2], ids=str)
+def test_weights_of_broadcast_to_long_segments(gpu, chunks_of_four, sizes):
+    for n_channels in (8, 1):
+        check_weighted_broadcast(gpu, 'f', n_channels, sizes, 7)
+
+
+@pytest.mark.parametrize('dtype', 'efd')
+def test_weights_of_broadcast_are_as_exact_as_float32(place, dtype):
+    weights = numpy.array([2**23 + 1, 2049, 2051], 'f')
+    check_broadcast(place, numpy.array([[2**-8]], dtype), (3,), weights=weights)
+
+
+def test_broadcast_by_blocks_that_stride_over_the_channels(gpu, monkeypatch):
+    def narrow(*sizes, **options):
+        plan = broadcast_launch(*sizes, **options)
+        return plan._replace(grid=(plan.grid[0], 2, 1))
+
+    monkeypatch.setattr(segments, 'broadcast_launch', narrow)
+    check_broadcast(gpu, integers((3, 33 * 4 * 3), 'f', TERM), (2, 0, 3))
+
+
+def test_nan_stays_in_its_segment(place):
+    check_broadcast(place, numpy.array([[1, numpy.nan], [2, 3]], 'f'), (1, 2))
+
+
+# --- the sum of all rows, the gradient of a bias ---
+
+
+@pytest.mark.parametrize('n_rows', [0, 1, 3, 4, 5, 8, 24, 33])
+@pytest.mark.parametrize('n_channels', [0, 1, 3, 8])
+@pytest.mark.parametrize('dtype', 'efd')
+def test_sum_of_all_rows(place, chunks_of_four, dtype, n_channels, n_rows):
+    x = integers((n_rows, n_channels), dtype, TERM)
+    assert_exact(row_sum(place.put(x)), x.astype('d').sum(axis=0), dtype)
+    assert len(place.launched) in (0, 1 + (n_rows > 4))
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_sum_of_many_rows_that_lie_apart(xp, dtype):
+    # Positive values: otherwise a sum could be small compared with the rounding of its terms.
+    x = (features(numpy.random.RandomState(0), xp, 3000, 2, dtype) + 2)[::-1, ::-1]
+    assert_close(row_sum(x), cuda.to_cpu(x).astype('d').sum(axis=0), dtype)
+
+
+def test_rounding_over_many_rows():
+    x = (numpy.random.RandomState(0).normal(size=(200000, 8)) + 0.3).astype('f')
+    truth = x.astype('d').sum(axis=0)
+    assert relative_error(row_sum(x), truth) < 1e-6
+    assert relative_error(x.sum(axis=0), truth) > 3e-6  # which row_sum avoids
+
+
+# --- functions of batches ---
+
+
+@pytest.mark.parametrize('name', WEIGHTED)
+def test_values(xp, name):
+    adj = batch_on(name, xp, 'float32')
+    offsets = adj.row_offsets
+    x, y = (xp.asarray(integers((n, 3), 'f', TERM)) for n in (adj.n_rows, adj.n_graphs))
+    assert_exact(segment_sum(adj, x).array, reference.segment_sum(x, offsets), 'f')
+    assert_exact(segment_max(adj, x).array, reference.segment_max(x, offsets), 'f')
+    assert_exact(segment_broadcast(adj, y).array, reference.segment_broadcast(y, offsets), 'f')
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -95,37 +394,6 @@ def test_a_row_counts_as_often_as_its_weight(xp, name, n_spare, dtype):
         assert_close(segment_max(adj, part).array, maxima[:, :n], dtype)
         actual = segment_broadcast_forward(top, adj.row_offsets, n_rows, adj.max_rows, weights)
         assert_close(actual, broadcast[:, :n], dtype)
-
-
-@pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize(
-    'sizes', [(3, 0, 24, 9, 1), (3, 700, 0, 300, 2, 256, 257), (20000, 5)], ids=str
-)
-def test_long_segments_with_weights(xp, sizes, dtype):
-    """Rows that do not count hold NaN: some of every segment, all of the last and of none."""
-    rng = numpy.random.RandomState(0)
-    offsets = xp.asarray(numpy.cumsum((0,) + sizes), numpy.int32)
-    n_rows, spare = sum(sizes), 7
-    weights = rng.choice([0, 1, 3], n_rows + spare).astype('f')
-    weights[n_rows - sizes[-1] :] = 0
-    weights = xp.asarray(weights)
-    for n_channels in (1, 3, 24, 64)[: 2 if n_rows > 10000 else None]:
-        # Of one sign: otherwise a sum could be small compared with the rounding of its terms.
-        x = features(rng, xp, n_rows + spare, n_channels, dtype) - 2
-        x[weights == 0] = numpy.nan
-        for name in ('segment_sum', 'segment_max'):
-            calculated = [
-                getattr(segments, name + '_forward')(x, offsets, None, weights) for _ in range(2)
-            ]
-            assert_close(calculated[0], getattr(reference, name)(x, offsets, weights), dtype)
-            assert calculated[0].tobytes() == calculated[1].tobytes()
-        y = features(rng, xp, len(sizes), n_channels, dtype)
-        expected = reference.segment_broadcast(y, offsets, weights)
-        assert_close(
-            segment_broadcast_forward(y, offsets, n_rows + spare, None, weights),
-            numpy.pad(expected, ((0, spare), (0, 0))),
-            dtype,
-        )
 
 
 @pytest.mark.parametrize('n_spare', SPARE_ROWS)
@@ -167,47 +435,28 @@ def test_bad_weights(xp, change):
             call(adj, x)
 
 
-# --- edges ---
-
-
+@pytest.mark.parametrize('n_nodes, n_channels', [((2, 1), 0), ((), 3)])
 @pytest.mark.parametrize('function', [segment_sum, segment_max, segment_broadcast])
-def test_no_channels(xp, function):
-    adj = batch_on('many', xp, 'float32')
+def test_empty_result_launches_nothing(place, function, n_nodes, n_channels):
+    adj = place.put(
+        BatchedCSR(numpy.zeros(sum(n_nodes) + 1, 'i'), numpy.zeros(0, 'i'), offsets_of(n_nodes))
+    )
     n_in, n_out = adj.n_rows, adj.n_graphs
     if function is segment_broadcast:
         n_in, n_out = n_out, n_in
-    assert function(adj, xp.empty((n_in, 0), 'f')).shape == (n_out, 0)
+    y = function(adj, place.put(numpy.zeros((n_in, n_channels), 'f')))
+    assert y.shape == (n_out, n_channels) and not place.launched
 
 
-def test_nan(xp):
-    adj = batch_on('one graph', xp, 'float32')
-    for row in range(5):  # first, last and in between
-        x = numpy.arange(10, dtype='f').reshape(5, 2)
-        x[row, 0] = numpy.nan
-        for function in (segment_sum, segment_max):
-            y = cuda.to_cpu(function(adj, xp.asarray(x)).array)
-            assert numpy.isnan(y[0, 0]) and not numpy.isnan(y[0, 1])
-
-
-def test_maximum_of_negative_values(xp):
-    adj = batch_on('empty graphs first, between, last', xp, 'float32')
-    x = -1 - xp.arange(7, dtype='f')[:, None]
-    numpy.testing.assert_array_equal(
-        cuda.to_cpu(segment_max(adj, x).array)[:, 0], [0, -1, 0, 0, -5, 0]
-    )
-
-
-def test_input_that_is_not_contiguous(xp):
-    rng = numpy.random.RandomState(0)
-    adj = batch_on('many', xp, 'float32')
-    x = features(rng, xp, 5, adj.n_rows, 'float32').T
-    y = features(rng, xp, adj.n_graphs, 10, 'float32')[:, ::2]
-    offsets = adj.row_offsets
-    assert_close(segment_sum(adj, x).array, reference.segment_sum(x, offsets), 'float32')
-    assert_close(segment_max(adj, x).array, reference.segment_max(x, offsets), 'float32')
-    assert_close(
-        segment_broadcast(adj, y).array, reference.segment_broadcast(y, offsets), 'float32'
-    )
+def test_input_that_is_not_contiguous(place):
+    adj = place.put(BATCHES['many'].astype('f'))
+    x, y = (integers((n, 10), 'f', TERM) for n in (adj.n_rows, adj.n_graphs))
+    apart = [place.put(array)[:, ::2] for array in (x, y)]
+    x, y, offsets = x[:, ::2], y[:, ::2], adj.row_offsets
+    assert_exact(segment_sum(adj, apart[0]).array, reference.segment_sum(x, offsets), 'f')
+    assert_exact(segment_max(adj, apart[0]).array, reference.segment_max(x, offsets), 'f')
+    broadcast = segment_broadcast(adj, apart[1]).array
+    assert_exact(broadcast, reference.segment_broadcast(y, offsets), 'f')
 
 
 @pytest.mark.parametrize('name', ['empty graphs first, between, last', 'only empty graphs', 'many'])
@@ -233,24 +482,17 @@ def test_gradient_of_a_shared_maximum_is_that_of_chainer(xp):
     assert (x.grad[:, 0] == xp.array([0, 2, 2, 0, 2])).all()
 
 
+X = numpy.ones((5, 2), 'f')
+
+
 @pytest.mark.parametrize(
     'function, x, error, message',
     [
-        (
-            segment_sum,
-            numpy.ones((4, 2), 'f'),
-            ValueError,
-            r'x: expected shape \(5, n_B\).* \(4, 2\)',
-        ),
-        (segment_max, numpy.ones(5, 'f'), ValueError, r'x: expected shape \(5, n_B\).* got \(5,\)'),
-        (segment_sum, numpy.ones((5, 2), 'i'), TypeError, 'x: expected float16, .* got int32'),
-        (segment_broadcast, numpy.ones((5, 2), 'f'), ValueError, r'y: expected shape \(1, n_B\)'),
-        (
-            segment_broadcast,
-            numpy.ones((1, 2), 'i'),
-            TypeError,
-            'y: expected float16, .* got int32',
-        ),
+        (segment_sum, X[1:], ValueError, r'x: expected shape \(5, n_B\).* \(4, 2\)'),
+        (segment_max, X[:, 0], ValueError, r'x: expected shape \(5, n_B\).* got \(5,\)'),
+        (segment_sum, X.astype('i'), TypeError, 'x: expected float16, .* got int32'),
+        (segment_broadcast, X, ValueError, r'y: expected shape \(1, n_B\)'),
+        (segment_broadcast, X[:1].astype('i'), TypeError, 'y: expected float16, .* got int32'),
     ],
 )
 def test_bad_input(function, x, error, message):

@@ -6,6 +6,7 @@ import pytest
 import chainer
 from chainer.backends import cuda
 
+from chainer_bspmm.ops import standardize as module
 from chainer_bspmm.ops.standardize import standardize
 from tests.support.gradients import check_gradients
 
@@ -41,3 +42,16 @@ def test_as_chainer_s_nodes(xp, inverse, dtype, mean_dtype):
 def test_gradients(xp, inverse):
     x, mean, std = arrays(xp, 'd', 'd')
     check_gradients(lambda x: standardize(x, mean, std.astype('d'), inverse) ** 2, x)
+
+
+@pytest.mark.parametrize('inverse', [False, True])
+@pytest.mark.parametrize('shape', [(9, 5), (1, 1), (300, 12)])
+def test_launches_have_the_bits_of_the_host(gpu, shape, inverse):
+    rng = numpy.random.RandomState(0)
+    x, mean, std = (rng.uniform(0, 9, n).astype('f') for n in (shape, shape[1], shape[1]))
+    std[1::3] = 0
+    for arguments in ((x, mean, std), (x, numpy.float32(0), std)):  # value and gradient
+        expected = module._formula(*arguments, inverse=inverse)
+        actual = module._on_device(*map(gpu.put, arguments), inverse=inverse)
+        assert actual.dtype == expected.dtype == 'float32'
+        numpy.testing.assert_array_equal(cuda.to_cpu(actual), expected)

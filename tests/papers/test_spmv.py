@@ -1,4 +1,4 @@
-"""spmv: values for both containers, what beta = 0 leaves unread, and what is refused."""
+"""spmv of both containers: values, launches, what beta = 0 leaves unread, and what is refused."""
 
 import numpy
 import pytest
@@ -8,103 +8,109 @@ from chainer.backends import cuda
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
 from chainer_bspmm import papers
-from tests.support import assert_close
-from tests.support import batch_on
-from tests.support import BATCHES
-from tests.support import DTYPES
-from tests.support import features
-from tests.support import random_matrix
+from chainer_bspmm.papers import policy
+from tests.emulation.kernel_cases import batch
+from tests.emulation.kernel_cases import BATCHES
+from tests.emulation.kernel_cases import integers
+from tests.support import assert_exact
 from tests.support import reference
 
-FORMS = [None] + [
-    (size, sort_rows) for size in (1, 2, 7, 32, 64, 1000) for sort_rows in (False, True)
-]
-FACTORS = [(1, 0), (1, 1), (-2.5, 0), (0.3, -1.7), (0, 0.5), (0, 0)]
+
+# Exact in every dtype: powers of two and small integers.
+# Exact in every dtype: powers of two and small integers.
+FACTORS = [(1, 0), (1, 1), (2, 0), (-0.5, 2), (0, 1), (0, 0), (1, -1)]
+FORMS = {
+    'csr': lambda adj: adj,
+    'sell 1': lambda adj: BatchedSELL(adj, 1),
+    'sell 7 sorted': lambda adj: BatchedSELL(adj, 7, True),
+    'sell 32': lambda adj: BatchedSELL(adj, 32),
+}
 
 
-def form_of(adj, form):
-    return adj if form is None else BatchedSELL(adj, *form)
+def check(place, adj, dtype, form='csr', alpha=2, beta=-3):
+    x, y = integers(adj.n_cols, dtype, seed=2), integers(adj.n_rows, dtype, seed=3)
+    expected = reference.spmv(adj, x, alpha, beta, y)
+    if beta == 0:
+        y.fill(numpy.nan)  # which must not be read
+    x, y = place.put(x), place.put(y)
+    assert papers.spmv(place.put(FORMS[form](adj)), x, alpha, beta, y) is y
+    assert_exact(y, expected, dtype)
 
 
-@pytest.mark.parametrize(
-    'form, dtype',
-    [
-        pytest.param(
-            *(form, dtype),
-            id='%s-%s' % (form, dtype),
-            marks=() if dtype == 'float32' or form in (None, (7, True)) else pytest.mark.slow,
-        )
-        for form in FORMS
-        for dtype in DTYPES
-    ],
-)
+@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('dtype', 'efd')
+@pytest.mark.parametrize('alpha, beta', FACTORS)
+def test_factors(place, form, dtype, alpha, beta):
+    check(place, batch('mixed', dtype), dtype, form, alpha, beta)
+
+
+@pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('name', BATCHES)
-def test_values(xp, name, form, dtype):
-    rng = numpy.random.RandomState(0)
-    adj = batch_on(name, xp, dtype)
-    matrix = form_of(adj, form)
-    x = features(rng, xp, adj.n_cols, 1, dtype)[:, 0]
-    start = features(rng, xp, adj.n_rows, 1, dtype)[:, 0]
-    assert_close(papers.spmv(matrix, x), reference.spmv(adj, x), dtype)
-    for alpha, beta in FACTORS:
-        expected = reference.spmv(adj, x, alpha, beta, start)
-        y = start.copy()
-        if beta == 0:
-            y.fill(numpy.nan)
-        assert papers.spmv(matrix, x, alpha, beta, y) is y
-        assert_close(y, expected, dtype)
+def test_batches(place, name, form):
+    check(place, batch(name, 'f'), 'f', form)
 
 
-@pytest.mark.parametrize('form', [None, (7, True), (32, False)], ids=str)
-def test_long_rows(xp, form):
-    rng = numpy.random.RandomState(0)
-    adj = BatchedCSR.from_matrices(
-        [xp.asarray(random_matrix(rng, n, density=1.0)) for n in (3, 200, 1)]
-    )
-    x, y = (features(rng, xp, n, 1, 'float64')[:, 0] for n in adj.shape)
-    expected = reference.spmv(adj, x, 2.0, 3.0, y)
-    assert_close(papers.spmv(form_of(adj, form), x, 2.0, 3.0, y), expected, 'float64')
+@pytest.mark.parametrize('lanes', [1, 2, 4, 8, 16, 32])
+def test_lanes(gpu, monkeypatch, lanes):
+    plan = policy.spmv_launch
+    monkeypatch.setattr(policy, 'spmv_launch', lambda n_rows, nnz: plan(n_rows, 4 * n_rows * lanes))
+    check(gpu, batch('mixed', 'f'), 'f')
+    assert gpu.launched[-1]['LANES'] == lanes
 
 
-@pytest.mark.parametrize('form', [None, (1, False), (7, True), (32, False)], ids=str)
-def test_nan_and_infinity(xp, form):
-    dense = numpy.array([[1.0, numpy.nan, 0.0], [0.0, 1.0, 0.0], [0.0, 2.0, numpy.inf]], 'f')
-    matrix = form_of(BatchedCSR.from_matrices([xp.asarray(dense)]), form)
-    x = xp.asarray(numpy.array([1.0, 3.0, 5.0], 'f'))
-    numpy.testing.assert_array_equal(cuda.to_cpu(papers.spmv(matrix, x)), [numpy.nan, 3, numpy.inf])
-    # Only column 0 is not finite: that no other row takes part in.
-    x = xp.asarray(numpy.array([numpy.inf, 3.0, 5.0], 'f'))
-    y = xp.asarray(numpy.array([0.0, numpy.nan, 1.0], 'f'))
-    numpy.testing.assert_array_equal(
-        cuda.to_cpu(papers.spmv(matrix, x, beta=1, y=y)), [numpy.nan, numpy.nan, numpy.inf]
-    )
-    # alpha = 0 still multiplies.
-    assert numpy.isnan(cuda.to_cpu(papers.spmv(matrix, x, alpha=0))[[0, 2]]).all()
+def test_rows_as_long_as_the_policy_asks_for(gpu):
+    check(gpu, BatchedCSR.from_matrices([integers((40, 40), 'd', seed=1)]), 'd')
+    assert gpu.launched[-1]['LANES'] == 16
 
 
-@pytest.mark.parametrize('form', [None, (7, False)], ids=str)
-def test_factor_that_is_zero_once_rounded(xp, form):
-    adj = batch_on('many', xp, 'float32')
-    x = xp.ones(adj.n_cols, 'f')
-    y = xp.full(adj.n_rows, numpy.nan, 'f')
-    papers.spmv(form_of(adj, form), x, 1, 1e-60, y)
-    assert_close(y, reference.spmv(adj, x), 'float32')
+@pytest.mark.parametrize('form', FORMS)
+def test_implicit_ones(place, form):
+    check(place, batch('mixed', 'f').replace(data=None), 'f', form)
+    assert {defines['WEIGHTS'] for defines in place.launched} <= {0}
 
 
-@pytest.mark.parametrize('form', [None, (7, False)], ids=str)
-def test_x_that_is_not_contiguous(xp, form):
-    rng = numpy.random.RandomState(0)
-    adj = batch_on('many', xp, 'float32')
-    x = features(rng, xp, adj.n_cols, 2, 'float32')[::-1, 1]
-    before = x.copy()
-    assert_close(papers.spmv(form_of(adj, form), x), reference.spmv(adj, x), 'float32')
-    assert (x == before).all()
+@pytest.mark.parametrize('form', FORMS)
+def test_new_result_of_x_that_is_not_contiguous(place, form):
+    adj = batch('mixed', 'f')
+    x = integers((adj.n_cols, 2), 'f')
+    given = place.put(x)
+    y = papers.spmv(place.put(FORMS[form](adj)), given[::-1, 0])
+    assert_exact(y, reference.spmv(adj, x[::-1, 0]), 'f')
+    assert (cuda.to_cpu(given) == x).all()
 
 
-@pytest.mark.parametrize('form', [None, (7, False)], ids=str)
-def test_no_graphs(xp, form):
-    adj = BatchedCSR(xp.array([0]), xp.array([], 'i'), xp.array([0]))
-    assert papers.spmv(form_of(adj, form), xp.zeros(0, 'f')).shape == (0,)
+@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('alpha, beta', [(1, numpy.nan), (1, numpy.inf), (1, 1e-60), (0, 0)])
+def test_what_factors_do_to_values_that_are_not_finite(place, form, alpha, beta):
+    """A beta that is 0 once rounded leaves y unread; an alpha of 0 still multiplies."""
+    adj = batch('small', 'f')
+    x, y = integers(adj.n_cols, 'f'), numpy.ones(adj.n_rows, 'f')
+    if beta < 1:
+        y.fill(numpy.nan)
+        x[0] = numpy.inf
+    with numpy.errstate(invalid='ignore'):
+        expected = alpha * reference.spmv(adj, x)
+    expected = expected if beta < 1 else numpy.full(adj.n_rows, beta)
+    y = papers.spmv(place.put(FORMS[form](adj)), place.put(x), alpha, beta, place.put(y))
+    numpy.testing.assert_array_equal(cuda.to_cpu(y), expected)
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_nan_and_infinity_reach_their_rows_only(place, form):
+    adj = batch('mixed', 'f')
+    x, y = (integers(adj.n_cols, 'f', seed=seed) for seed in (2, 3))
+    x[0], x[10], y[1] = numpy.inf, numpy.nan, numpy.nan
+    expected = reference.spmv(adj, x, 2, -3, y)
+    assert 3 < (~numpy.isfinite(expected)).sum() < expected.size // 2
+    y = papers.spmv(place.put(FORMS[form](adj)), place.put(x), 2, -3, place.put(y))
+    assert_exact(y, expected, 'f')
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_no_rows_launch_nothing(place, form):
+    adj = BatchedCSR(numpy.array([0]), numpy.array([], 'i'), numpy.array([0]))
+    y = papers.spmv(place.put(FORMS[form](adj)), place.put(numpy.zeros(0, 'f')))
+    assert y.shape == (0,) and not place.launched
 
 
 # --- what is refused, before anything is launched ---
@@ -176,9 +182,3 @@ def test_argument_on_another_device():
             papers.spmv(matrix, ones(3))
         with pytest.raises(ValueError, match='y: expected on .*cupy:0.* got on .*numpy'):
             papers.spmv(matrix, cuda.to_gpu(ones(3)), y=ones(3))
-
-
-def test_sampled_products_refuse_the_default_container():
-    adj, x = BatchedCSR.from_matrices([numpy.eye(2)]), numpy.ones((2, 1))
-    with pytest.raises(TypeError, match='adj: expected a BatchedCOO, got BatchedCSR'):
-        papers.bsddmm(adj, x, x)

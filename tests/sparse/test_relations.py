@@ -3,9 +3,18 @@
 import numpy
 import pytest
 
+from chainer.backends import cuda
+
+
 from chainer_bspmm import BatchedCSR
+from chainer_bspmm.ops.scale_adj import scale_adj
+from chainer_bspmm.sparse import build
+from chainer_bspmm.sparse import relations
 from chainer_bspmm.sparse.relations import relation_rows
 from chainer_bspmm.sparse.relations import with_values
+from tests.emulation.kernel_cases import batch
+from tests.support import batch_on
+from tests.support.relations import relation_batch_on
 
 
 @pytest.fixture
@@ -41,11 +50,124 @@ def test_one_relation_has_them_already():
     assert relation_rows(adj) is adj
 
 
-def test_other_values_have_their_own_transpose(rectangular):
-    values = numpy.arange(6.0)
-    other = with_values(rectangular, values)
-    expected = rectangular.to_scipy()
-    expected.data = values
-    numpy.testing.assert_array_equal(other.to_scipy().toarray(), expected.toarray())
-    numpy.testing.assert_array_equal(other.T.to_scipy().toarray(), expected.T.toarray())
-    assert other.T.indices is rectangular.T.indices
+@pytest.mark.parametrize('name', ['four relations', 'unsorted values'])
+def test_rows_of_relations_of_batches(xp, name):
+    adj = relation_batch_on(name, xp, 'float64')
+    rows = relation_rows(adj)
+    n_relations = adj.n_relations
+    expected = adj.to_scipy().toarray().reshape(adj.n_rows, -1, n_relations).swapaxes(1, 2)
+    numpy.testing.assert_array_equal(
+        rows.to_scipy().toarray(), expected.reshape(adj.n_rows * n_relations, -1)
+    )
+    numpy.testing.assert_array_equal(rows.T.to_scipy().toarray(), rows.to_scipy().toarray().T)
+    assert rows.shape == (adj.n_rows * n_relations, adj.n_cols // n_relations)
+    assert rows.indptr.dtype == rows.indices.dtype == rows.row_offsets.dtype == numpy.int32
+    assert (rows.max_rows, rows.max_cols) == (
+        adj.max_rows * n_relations,
+        adj.max_cols // n_relations,
+    )
+    assert relation_rows(adj) is rows
+    # The checks for arrays of unknown origin accept these.
+    BatchedCSR(rows.indptr, rows.indices, rows.row_offsets, rows.data, rows.col_offsets)
+
+
+@pytest.mark.parametrize('name', ['four relations', 'symmetric', 'symmetric ones', 'many'])
+def test_with_values(xp, name):
+    adj = batch_on(name, xp, 'float64')
+    before = adj.to_scipy().toarray()
+    new = with_values(adj, xp.arange(1.0, adj.nnz + 1))
+    expected = adj.to_scipy()
+    expected.data = numpy.arange(1.0, adj.nnz + 1)
+    numpy.testing.assert_array_equal(new.to_scipy().toarray(), expected.toarray())
+    numpy.testing.assert_array_equal(new.T.to_scipy().toarray(), expected.toarray().T)
+    numpy.testing.assert_array_equal(adj.to_scipy().toarray(), before)
+
+
+# --- by the kernel ---
+
+
+def larger(put, adj, spare):
+    """Return the matrix in arrays with room to spare."""
+    new = adj.replace(has_spare=spare > 0)
+    new.n_rows, new.nnz = adj.n_rows + spare, adj.nnz + spare
+    new.indptr = put(numpy.pad(adj.indptr, (0, spare), mode='edge'))
+    new.indices = put(numpy.pad(adj.indices, (0, spare)))
+    if adj.data is not None:
+        new.data = put(numpy.pad(adj.data, (0, spare)))
+    new.row_offsets, new.col_offsets = put(adj.row_offsets), put(adj.col_offsets)
+    return new
+
+
+def check(gpu, adj, spare=0):
+    expected = build.relation_rows(larger(numpy.array, adj, spare))
+    given = larger(gpu.put, adj, spare)
+    given.indices[adj.nnz :] = 2**30
+    made = build.launch_relation_rows(given)
+    for name, array, of_host in zip(made._fields, made, expected, strict=True):
+        if of_host is None:
+            assert array is None
+        elif name == 'indices':
+            numpy.testing.assert_array_equal(
+                cuda.to_cpu(array), numpy.pad(of_host[: adj.nnz], (0, spare))
+            )
+        else:
+            numpy.testing.assert_array_equal(cuda.to_cpu(array), of_host, name)
+        assert array is None or name == 'data' or array.dtype == 'i4'
+
+
+@pytest.mark.parametrize('dtype', 'efd')
+@pytest.mark.parametrize('spare', [0, 3])
+def test_reciprocal_degrees(gpu, dtype, spare):
+    """Of rows with up to six entries, and of one without; also those of the transpose."""
+    rng = numpy.random.RandomState(0)
+    halves = [numpy.triu(rng.uniform(size=(3, n, n)) < 0.2, 1) for n in (9, 1, 14)]
+    adj = BatchedCSR.from_matrices([half | half.transpose(0, 2, 1) for half in halves])
+    assert adj.is_symmetric and adj.data is None and numpy.diff(adj.indptr).max() > 4
+    made = build.launch_relation_rows(larger(gpu.put, adj, spare), numpy.dtype(dtype))
+    plain = build.relation_rows(adj)
+    degrees = numpy.maximum(numpy.diff(adj.indptr), 1).astype('d')
+    rows = numpy.repeat(numpy.arange(3 * adj.n_rows), numpy.diff(plain.indptr)) // 3
+    for actual, of in ((made.data, plain.indices), (made.transposed_data, rows)):
+        expected = numpy.pad(1 / degrees[of], (0, spare), constant_values=1)
+        if dtype != 'd':  # divided in float32, then rounded
+            expected = expected.astype('f')
+        assert actual.dtype == dtype
+        numpy.testing.assert_array_equal(cuda.to_cpu(actual), expected.astype(dtype))
+
+
+def test_scaled_matrices_have_their_rows_and_those_of_the_transpose(gpu, monkeypatch):
+    rng = numpy.random.RandomState(0)
+    halves = [numpy.triu(rng.uniform(size=(2, n, n)) < 0.3, 1) for n in (5, 3)]
+    adj = BatchedCSR.from_matrices([half | half.transpose(0, 2, 1) for half in halves])
+    expected = scale_adj(adj, numpy.dtype('d'))
+    with monkeypatch.context() as patch:
+        patch.setattr(build, 'relation_rows', build.launch_relation_rows)
+        actual = relations.scaled_by_source(larger(gpu.put, adj, 0), gpu.put(expected.data))
+    rows, transposed = relations.relation_rows(actual), relations.transposed_rows(actual)
+    assert len(gpu.launched) == 1
+    assert (rows.to_scipy() != relations.relation_rows(expected).to_scipy()).nnz == 0
+    assert (transposed.to_scipy() != expected.T.to_scipy()).nnz == 0
+    assert (actual.T.to_scipy() != expected.T.to_scipy()).nnz == 0
+
+
+@pytest.mark.parametrize('name', ['relations', 'duplicates', 'no edges', 'empty graphs', 'mixed'])
+def test_batches(gpu, name):
+    check(gpu, batch(name, 'f'))
+
+
+@pytest.mark.parametrize('spare', [0, 1, 300])
+def test_many_rows_in_any_order_and_capacity_beyond_them(gpu, spare):
+    rng, n_rows, n_relations = numpy.random.RandomState(0), 150, 3
+    counts = rng.randint(0, 6, n_rows)
+    columns = rng.randint(0, n_rows * n_relations, counts.sum())
+    adj = BatchedCSR(
+        numpy.concatenate([[0], counts.cumsum()]),
+        columns,
+        numpy.array([0, n_rows]),
+        n_relations=n_relations,
+    )
+    check(gpu, adj, spare)
+
+
+def test_no_rows(gpu):
+    check(gpu, BatchedCSR.from_matrices([numpy.zeros((2, 0, 0))]))

@@ -36,15 +36,18 @@ NAMES = [name for name in BATCHES if name not in ('padded', 'rectangular')]
 SPARE = [(0, 0), (1, 0), (0, 1), (7, 50)]
 
 
-@pytest.fixture(params=NAMES)
-def name(request):
-    return request.param
+# Every batch with both, some of them with all of SPARE.
+PAIRS = [(name, SPARE[-1]) for name in NAMES] + [
+    (name, spare)
+    for name in ('many', 'four relations', 'only empty graphs', 'duplicates, unsorted')
+    for spare in SPARE[:-1]
+]
 
 
-@pytest.fixture(params=SPARE, ids=str)
-def pair(request, name, xp):
+@pytest.fixture(params=PAIRS, ids=str)
+def pair(request, xp):
     """The ordinary batch and the one with spare rows and entries, float64."""
-    spare_rows, spare_nnz = request.param
+    name, (spare_rows, spare_nnz) = request.param
     return batch_on(name, xp, 'd'), with_spare(BATCHES[name], spare_rows, spare_nnz, xp)
 
 
@@ -119,6 +122,7 @@ def test_derived_matrices(pair):
     assert (scipy_matrix[:n_rows, :n_cols] != adj.to_scipy()).nnz == 0
 
 
+@pytest.mark.parametrize('name', NAMES)
 def test_transpose_that_sorts(name, xp):
     """The path for graphs that are too large for a block."""
     for spare_rows, spare_nnz in SPARE:

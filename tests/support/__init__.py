@@ -42,10 +42,24 @@ def assert_close(actual, expected, dtype):
     assert error <= TOLERANCE[numpy.dtype(dtype).name] * scale, error / max(scale, 1e-300)
 
 
+def assert_exact(array, expected, dtype):
+    """Fail unless an array equals the float64 `expected`, rounded once to its dtype."""
+    assert array.dtype == numpy.dtype(dtype)
+    assert array.shape == expected.shape
+    numpy.testing.assert_array_equal(cuda.to_cpu(array), expected.astype(dtype))
+
+
 def relative_error(actual, expected):
     actual, expected = (cuda.to_cpu(a).astype(numpy.float64) for a in (actual, expected))
     scale = numpy.linalg.norm(expected)
     return numpy.linalg.norm(actual - expected) / (scale if scale else 1.0)
+
+
+def assert_close_arrays(found, expected, bound=1e-5):
+    """Compare two mappings name -> array by the relative error of each."""
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert relative_error(found[name], array) < bound, name
 
 
 def random_matrix(rng, n, n_relations=1, symmetric=False, density=None, ones=False):

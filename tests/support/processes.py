@@ -49,6 +49,24 @@ def environment():
     return dict(os.environ, PYTHONPATH=path, OPENBLAS_NUM_THREADS='1')
 
 
+def python(*words, cwd=None, status=0):
+    """Run ``python WORDS`` in a fresh process, which imports this checkout.
+
+    Returns:
+        subprocess.CompletedProcess: its output; its status is `status`, or any if that is None.
+    """
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment(),
+    )
+    assert status in (None, done.returncode), done.stdout + done.stderr
+    return done
+
+
 class Forks:
     """Run programs in forks of one process that has imported some modules.
 

@@ -1,11 +1,16 @@
 """Functions of test modules on several ranks: each rank is a process that mpirun starts."""
 
+import atexit
+import importlib
 import importlib.util
+import json
 import os
 import pathlib
+import select
 import shutil
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -60,6 +65,89 @@ def on_ranks(n_ranks, function, *arguments, **options):
     code = 'from %s import %s as function\nfunction(*%r)' % (
         function.__module__,
         function.__name__,
-        tuple(str(a) if isinstance(a, os.PathLike) else a for a in arguments),
+        _plain(arguments),
     )
     return mpirun(n_ranks, '-c', code, cwd=ROOT, **options)
+
+
+def on_kept_ranks(n_ranks, function, *arguments):
+    """Call a function of a test module on ranks that stay for the next test.
+
+    For what ends well: starting ranks takes longer than most tests. Their standard output and
+    error are in the message if one fails.
+    """
+    kept = _Kept.ranks.get(n_ranks)
+    if kept is None:
+        kept = _Kept.ranks[n_ranks] = _Kept(n_ranks)
+    kept.call(function, arguments)
+
+
+def _plain(arguments):
+    return tuple(str(a) if isinstance(a, os.PathLike) else a for a in arguments)
+
+
+class _Kept:
+    """Ranks that wait for calls, each at the end of a pipe; they end when the pipes close."""
+
+    ranks: dict[int, '_Kept'] = {}  # number of ranks -> those that run
+    TIMEOUT = 100  # seconds for a call
+
+    def __init__(self, n_ranks):
+        self._n_ranks = n_ranks
+        self._folder = tempfile.TemporaryDirectory()
+        folder = pathlib.Path(self._folder.name)
+        pipes = [folder / str(rank) for rank in range(n_ranks)] + [folder / 'done']
+        for pipe in pipes:
+            os.mkfifo(pipe)
+        self._output = open(folder / 'output', 'w+', errors='replace')
+        code = 'import chainer_bspmm\nfrom %s import wait_for_calls\nwait_for_calls(%r)' % (
+            __name__,
+            str(folder),
+        )
+        self._process = subprocess.Popen(
+            [MPIRUN, '-n', str(n_ranks), sys.executable, '-c', code],
+            cwd=ROOT,
+            env={**environment(), **SETTINGS},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+        # Opened to read and write: nobody waits for the other end.
+        *self._calls, self._done = (os.open(pipe, os.O_RDWR) for pipe in pipes)
+        atexit.register(self.close)
+
+    def call(self, function, arguments):
+        text = json.dumps([function.__module__, function.__name__, _plain(arguments)]) + '\n'
+        for call in self._calls:
+            os.write(call, text.encode())
+        n_done, waited = 0, 0
+        while n_done < self._n_ranks:
+            if select.select([self._done], [], [], 0.2)[0]:
+                n_done += len(os.read(self._done, self._n_ranks))
+                continue
+            waited += 0.2
+            if self._process.poll() is not None or waited > self.TIMEOUT:
+                self.close()
+                self._output.seek(0)
+                raise AssertionError(self._output.read() or 'no answer from the ranks')
+
+    def close(self):
+        if self.ranks.get(self._n_ranks) is self:
+            del self.ranks[self._n_ranks]
+            for pipe in (*self._calls, self._done):
+                os.close(pipe)
+            if self._process.poll() is None:
+                self._process.terminate()
+            self._process.wait()
+
+
+def wait_for_calls(folder):
+    """What a kept rank does."""
+    from mpi4py import MPI
+
+    done = os.open(os.path.join(folder, 'done'), os.O_WRONLY)
+    with open(os.path.join(folder, str(MPI.COMM_WORLD.rank))) as calls:
+        for call in calls:
+            module, name, arguments = json.loads(call)
+            getattr(importlib.import_module(module), name)(*arguments)
+            os.write(done, b'.')

@@ -10,6 +10,7 @@ from chainer import functions
 from chainer import optimizers
 from chainer.backends import cuda
 from chainer.iterators import SerialIterator
+from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.models.mlp import MLP
 from chainer_chemistry.models.prediction import Classifier
 from chainer_chemistry.models.prediction import GraphConvPredictor
@@ -17,8 +18,10 @@ from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm import models
 from chainer_bspmm.training import GraphUpdater
+from tests.support import assert_close_arrays
 
 BATCH = 8
+HOST = chainer.get_device('@numpy')
 MODELS = {
     'RSGCN': lambda: models.RSGCN(5, 8, 3),
     'RSGCN, batch norm': lambda: models.RSGCN(5, 8, 3, use_batch_norm=True),
@@ -98,8 +101,11 @@ def without_dropout(model):
 
 
 def make_updater(
-    kind, device, model, examples, optimizer=None, hooks=(), batch_size=BATCH, **kwargs
+    kind, device, model=None, examples=None, optimizer=None, hooks=(), batch_size=BATCH, **kwargs
 ):
+    """Return an updater; by default of :func:`small_model` and :func:`same_molecules`."""
+    model = small_model() if model is None else model
+    examples = same_molecules() if examples is None else examples
     optimizer = (optimizer or optimizers.Adam()).setup(model)
     for hook in hooks:
         optimizer.add_hook(hook)
@@ -135,6 +141,30 @@ def parameters(updater):
         name: cuda.to_cpu(param.array).copy()
         for name, param in updater.get_optimizer('main').target.namedparams(include_uninit=False)
     }
+
+
+def assert_same_training(make, n_steps=6, between=lambda updater: None, bound=1e-5):
+    """Train with an updater of each kind and compare the parameters; return the GraphUpdater.
+
+    Args:
+        make (callable): returns an updater of a kind, StandardUpdater or GraphUpdater.
+        n_steps (int): to train for.
+        between (callable): called with the updater after each step.
+        bound (float): of relative errors of parameters.
+    """
+    found = []
+    for kind in (StandardUpdater, GraphUpdater):
+        updater = make(kind)
+        for _ in range(n_steps):
+            run(updater, 1)
+            between(updater)
+        found.append(parameters(updater))
+    assert_close_arrays(found[1], found[0], bound)
+    return updater
+
+
+def is_captured(updater):
+    return any(program.is_captured for program in updater._driver.programs.values())
 
 
 def of_variables(batch, device=None):

@@ -9,6 +9,7 @@ import contextlib
 import re
 import sys
 import types
+import warnings
 import weakref
 
 import numpy
@@ -76,15 +77,14 @@ def _capture_and_drop(graphs, function):
     graphs.n_compiled += 1
 
 
-class HostCapturer:
-    nbytes = 1
+class _Counting:
+    """What all capturers on the host have: no streams, and counts."""
 
-    def __init__(self, of):
+    compile_kernels = _capture_and_drop
+
+    def __init__(self):
         self.stream = contextlib.nullcontext()
-        self._driver = of
-        self.n_captures = 0
-        self.n_launches = 0
-        self.n_compiled = 0
+        self.n_captures = self.n_launches = self.n_compiled = 0
 
     def ordered(self):
         return contextlib.nullcontext()
@@ -92,7 +92,13 @@ class HostCapturer:
     def join(self):
         pass
 
-    compile_kernels = _capture_and_drop
+
+class HostCapturer(_Counting):
+    nbytes = 1
+
+    def __init__(self, of):
+        super().__init__()
+        self._driver = of
 
     def capture(self, function):
         optimizer = self._driver.optimizer
@@ -214,6 +220,16 @@ def causes(caught):
     return [text for text in texts if re.search('(trains|predicts|runs|evaluates) eagerly', text)]
 
 
+@contextlib.contextmanager
+def eager_causes():
+    """Yield a list, which gets the texts of :func:`causes` at the end."""
+    found = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        yield found
+    found += causes(caught)
+
+
 class HostFused:
     """`FusedUpdate` of SGD on the host; the learning rate is one of the numbers that are sent."""
 
@@ -316,28 +332,19 @@ def _arrays(result):
     return result.values() if isinstance(result, dict) else [result]
 
 
-class PredictionGraphs:
+class PredictionGraphs(_Counting):
     """Stand-ins for the graphs of a prediction: a launch runs again, into the captured arrays."""
 
     def __init__(self):
-        self.stream = contextlib.nullcontext()
-        self.n_captures = self.n_launches = self.n_waiting = self.most_waiting = 0
+        super().__init__()
+        self.n_waiting = self.most_waiting = self.n_freed = 0
         self.fail = None
-        self.n_freed = self.n_compiled = 0
 
     def capturer(self, device):
         return self
 
-    def ordered(self):
-        return contextlib.nullcontext()
-
-    def join(self):
-        pass
-
     def free_unused(self):
         self.n_freed += 1
-
-    compile_kernels = _capture_and_drop
 
     def capture(self, function):
         if self.fail:

@@ -9,13 +9,16 @@ import pytest
 
 import chainer_bspmm
 import chainer
+from chainer import optimizers
 from chainer import serializers
+from chainer.datasets import split_dataset
 from chainer.datasets import split_dataset_random
 from chainer.datasets import SubDataset
 from chainer.iterators import SerialIterator
 
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import device_dataset
+from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.dataset import SparseDataset
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
@@ -30,11 +33,16 @@ from chainer_bspmm.training.graph_updater import GraphUpdater
 from chainer_bspmm.training.batches import Resident
 from tests.support.data_sets import molecule_set
 from tests.support.training import assert_same_bits
+from tests.support.training import BATCH
 from tests.support.training import make_model
 from tests.support.training import make_updater
 from tests.support.training import molecules
 from tests.support.training import parameters
 from tests.support.training import run
+from tests.support.training import same_molecules
+from tests.support.training import small_model
+
+pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 
 CONVERTER = chainer_bspmm.concat_mols
 
@@ -217,18 +225,6 @@ def test_arrays_that_change(gpu, dataset):
     assert Resident(dataset, gpu).of(host) is not host
 
 
-def test_rows_for_padding_stay_on_the_host(gpu, dataset):
-    copy_there = Resident(dataset, gpu)
-    for converter, source in (
-        (CSRConverter(), DeviceMolecules),
-        (CSRConverter('padded'), None),
-        (CSRConverter('packed', strip_padding=False), None),
-    ):
-        batch = batches.batch_of(dataset[[1, 2]], converter, gpu, copy_there)
-        assert type(batch.source) is (source or type(None)), converter.layout
-
-
-@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 @pytest.mark.parametrize('n_molecules', [40, 1])
 @pytest.mark.parametrize('layout', ['folded', 'packed'])
 def test_training_is_the_same_to_the_bit(device, graphs, request, layout, n_molecules):
@@ -258,7 +254,6 @@ def test_training_is_the_same_to_the_bit(device, graphs, request, layout, n_mole
     assert_same_bits(results[0][1], results[1][1])
 
 
-@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 def test_the_only_molecule_is_copied_once(device, graphs, request, monkeypatch):
     if graphs is not None:
         request.getfixturevalue('gpu')
@@ -300,3 +295,84 @@ def test_prediction_gathers_there_too(device, prediction_graphs, request, monkey
     gc.collect()
     made.clear()
     assert not batches._copies
+
+
+class Gathered:
+    """A `DeviceBatch` on the host: `source` a tuple of batches, of which it sends the number."""
+
+    is_fixed = False
+
+    def __init__(self, source, number):
+        host = source[number]
+        self.source, self._number = source, number
+        self.form, self.need = host.form, host.need
+        self._host = host
+        self.arrays_on = host.arrays_on
+
+    def staged(self, capacity):
+        return {'index': ((1,), 'i4')}
+
+    def write(self, views):
+        views['index'][...] = self._number
+
+    def gather(self, sent, buffers):
+        self.source[int(sent['index'][0])]._fill(buffers)
+
+
+def test_two_data_sets_on_the_device(device, graphs, monkeypatch):
+    if graphs is None:
+        pytest.skip('needs the stand-ins')
+    monkeypatch.setattr(
+        batches.HostBatch,
+        '_fill',
+        lambda self, buffers: batches.fill_buffers(buffers, *self._rows),
+        raising=False,
+    )
+    examples = same_molecules(24)
+    made = [
+        batches.batch_of(examples[start : start + BATCH], chainer_bspmm.concat_mols, None)
+        for start in (0, BATCH, 2 * BATCH)
+    ]
+    gathered = [Gathered((made[0],), 0), Gathered((made[1],), 0), made[2]]
+    results = []
+    for kind in ('mixed', 'host'):
+        order = iter([0, 1, 2] * 4)
+        of_kind = gathered if kind == 'mixed' else made
+        monkeypatch.setattr(
+            batches, 'batch_of', lambda *args, order=order, of_kind=of_kind: of_kind[next(order)]
+        )
+        updater = make_updater(GraphUpdater, device, small_model(), examples, optimizers.SGD(0.1))
+        run(updater, 12)
+        results.append(parameters(updater))
+    assert_same_bits(*results)
+
+
+@pytest.mark.gpu
+def test_columns_of_nodes_with_a_data_set_on_the_device():
+    device = chainer.get_device('@cupy:0')
+    updater = make_updater(
+        GraphUpdater,
+        device,
+        small_model(),
+        DeviceDataset(same_molecules(), device),
+        converter=chainer_bspmm.CSRConverter(n_node_columns=1),
+    )
+    with pytest.raises(ValueError, match='expected dense examples with n_node_columns = 1'):
+        run(updater, 1)
+
+
+def test_buffers_for_a_part_that_chainer_split_off():
+    dataset = to_sparse(molecules(60))
+    order = numpy.random.RandomState(0).permutation(60)
+    first, _ = split_dataset(split_dataset(dataset, 60, order)[0], 40)
+    found, expected = (
+        batches.capacities(part, BATCH, 'packed')._levels for part in (first, dataset[order[:40]])
+    )
+    assert found == expected and len(found) == 2
+    for other in (
+        dataset[:0],
+        split_dataset(dataset, 0)[0],
+        molecules(3),
+        split_dataset(molecules(3), 2)[0],
+    ):
+        assert not batches.capacities(other, BATCH, 'packed')._levels

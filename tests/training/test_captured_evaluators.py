@@ -42,6 +42,13 @@ def make(device, model, kind=extensions.Evaluator, dataset=VALIDATION, **kwargs)
     return evaluator
 
 
+def make_pair(device, model, *args, **kwargs):
+    """Return two evaluators, the first of which is captured."""
+    own, theirs = (make(device, model, *args, **kwargs) for _ in range(2))
+    capture_evaluator(own)
+    return own, theirs
+
+
 def evaluated(evaluator):
     """Evaluate as an extension of a trainer; return what it observes, as floats."""
     with chainer.Reporter().scope({}):
@@ -69,8 +76,7 @@ def test_same_numbers_as_eager(device, prediction_graphs, no_causes, where):
             pytest.skip('a DeviceDataset is on a GPU')
         dataset = DeviceDataset(VALIDATION, device)
     model = on(device, make_model('RSGCN, batch norm'))
-    own, theirs = (make(device, model, dataset=dataset) for _ in range(2))
-    capture_evaluator(own)
+    own, theirs = make_pair(device, model, dataset=dataset)
     for _ in range(3):
         expected = evaluated(theirs)
         assert {'validation/main/loss', 'validation/main/mae'} == set(expected)
@@ -182,8 +188,7 @@ def test_what_is_watched_leads_to_a_new_capture(device, prediction_graphs, no_ca
         return link.inner(atoms, adj)[:, :3] * link.factor
 
     model.predictor.function = forward
-    own, theirs = (make(device, model) for _ in range(2))
-    capture_evaluator(own)
+    own, theirs = make_pair(device, model)
     for factor in (1.0, 2.0):
         model.predictor.factor = factor
         for _ in range(2):
@@ -241,8 +246,7 @@ def test_what_is_not_watched_is_found(device, prediction_graphs):
         return link.inner(atoms, adj)[:, :3] * read()
 
     model = on(device, small_model(forward))
-    own, theirs = (make(device, model) for _ in range(2))
-    capture_evaluator(own)
+    own, theirs = make_pair(device, model)
     assert not warned(own)
     factors[0] = 3.0
     (cause,) = warned(own)
@@ -257,8 +261,7 @@ def test_guards_look_once_an_evaluation(device, prediction_graphs, no_causes, mo
     looks, key = [], Guards.key
     monkeypatch.setattr(Guards, 'key', lambda self: looks.append(self) or key(self))
     model = on(device, small_model(forward))
-    own, theirs = (make(device, model) for _ in range(2))
-    capture_evaluator(own)
+    own, theirs = make_pair(device, model)
     for _ in range(40):  # until most replays are not compared with eager evaluations
         evaluated(own)
     looks.clear()
@@ -274,8 +277,7 @@ def test_values_on_the_host(device, prediction_graphs):
     def report(*arrays):
         chainer.report({'constant': 3.0, 'loss': model(*arrays)})
 
-    own, theirs = (make(device, model, eval_func=report) for _ in range(2))
-    capture_evaluator(own)
+    own, theirs = make_pair(device, model, eval_func=report)
     (cause,) = warned(own)
     assert 'constant is a value on the host' in cause
     assert_close(evaluated(own), evaluated(theirs))
@@ -287,8 +289,7 @@ def test_rows_that_belong_to_no_molecule(device, prediction_graphs):
         h = functions.mean(link.inner.embed(atoms), axis=0)
         return functions.broadcast_to(h[None, :3], (adj.n_graphs, 3))
 
-    own, theirs = (make(device, on(device, small_model(mean))) for _ in range(2))
-    capture_evaluator(own)
+    own, theirs = make_pair(device, on(device, small_model(mean)))
     (cause,) = warned(own)
     assert 'belong to no molecule' in cause
     assert_close(evaluated(own), evaluated(theirs))

@@ -1,5 +1,7 @@
 """`captured_predict` against the model's own predictions, molecule by molecule of the input."""
 
+import contextlib
+import functools
 import itertools
 import multiprocessing
 import warnings
@@ -20,12 +22,15 @@ from chainer_bspmm.dataset import smiles as parsing
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import captured_predict
 from chainer_bspmm.training import predictor
+from chainer_bspmm.training import StepDiffers
 from tests.support import relative_error
+from tests.support.training import HOST
 from tests.support.training import make_model
 from tests.support.training import MODELS
 from tests.support.training import molecules
 from tests.support.training import RELATIONS
 from tests.support.training import Row
+from tests.support.training import three_columns
 from tests.training import host_graphs
 
 SMILES = [
@@ -92,6 +97,11 @@ def collected(predictions):
     )
 
 
+def values_of(model, data, **options):
+    """Return all values, predicted in batches of 8."""
+    return collected(captured_predict(model, data, **{'batch_size': 8, **options}))[1]
+
+
 @pytest.fixture
 def no_warnings():
     with warnings.catch_warnings():
@@ -121,15 +131,27 @@ def test_as_each_molecule_alone(device, graphs, name, no_warnings):
     assert graphs.n_captures >= 1 and graphs.n_launches >= 5
 
 
-@pytest.mark.parametrize('make', (list, to_sparse, lambda examples: to_sparse(examples)[::-1]))
-def test_kinds_of_data(device, graphs, make, no_warnings):
-    model, examples = model_of(device), molecules(40)
-    index, values, _ = collected(captured_predict(model, make(examples), batch_size=8))
-    expected = expected_of(model, examples)
-    if make not in (list, to_sparse):
-        expected = expected[::-1]
+KINDS = {'list': list, 'sparse': to_sparse, 'reversed': lambda examples: to_sparse(examples)[::-1]}
+
+
+@pytest.mark.parametrize('batch_size', (1, 8))
+@pytest.mark.parametrize('kind', KINDS)
+def test_kinds_of_data(device, graphs, kind, batch_size, no_warnings):
+    """Also of lists, whose sizes are not known before. The first batch makes the parameters."""
+    model = make_model()
+    model.to_device(device)
+    device.use()
+    data = KINDS[kind](molecules(40))
+    index, values, _ = collected(captured_predict(model, data, batch_size=batch_size))
     numpy.testing.assert_array_equal(index, numpy.arange(40))
-    assert relative_error(values, expected) < 1e-5 and graphs.n_launches
+    assert relative_error(values, expected_of(model, data)) < 1e-5 and graphs.n_launches
+
+
+def test_growing_molecules(device, graphs, no_warnings):
+    """A sorted list, whose sizes are not known before: still few layouts."""
+    examples = sorted(molecules(400), key=lambda example: len(example[0]))
+    assert len(values_of(model_of(device), examples)) == 400
+    assert graphs.n_launches > 30  # of 50 batches
 
 
 def test_padded_batches_of_growing_molecules_share_graphs(device, graphs, no_warnings):
@@ -137,7 +159,7 @@ def test_padded_batches_of_growing_molecules_share_graphs(device, graphs, no_war
     model = model_of(device, 'GGNN')
     data_set = to_sparse(sorted(molecules(160, 4), key=lambda example: len(example[0])))
     converter = chainer_bspmm.CSRConverter('padded')
-    _, values, _ = collected(captured_predict(model, data_set, batch_size=8, converter=converter))
+    values = values_of(model, data_set, converter=converter)
     assert len(values) == 160 and graphs.n_captures <= 6
 
 
@@ -147,7 +169,7 @@ def test_the_layout_that_the_model_was_trained_with(device, graphs, trained_with
     model.predictor.graph_conv.trained_with = trained_with
     layout, padded_to = trained_with or ('folded', None)
     converter = chainer_bspmm.CSRConverter(layout, padded_to)
-    _, values, _ = collected(captured_predict(model, examples, batch_size=8))
+    values = values_of(model, examples)
     given = collected(captured_predict(model, examples, batch_size=8, converter=converter))
     numpy.testing.assert_array_equal(values, given[1])
     other = chainer_bspmm.CSRConverter('folded', 21)
@@ -167,15 +189,15 @@ def test_a_data_set_on_the_gpu(no_warnings):
 
 
 def test_on_the_cpu_without_warning(no_warnings):
-    model, examples = model_of(chainer.get_device('@numpy')), molecules(20)
+    model, examples = model_of(HOST), molecules(20)
     for data in (examples, to_sparse(examples)):
-        _, values, _ = collected(captured_predict(model, data, batch_size=8))
+        values = values_of(model, data)
         assert relative_error(values, expected_of(model, examples)) < 1e-5
 
 
 def test_the_next_batch_is_launched_before_one_is_waited_for(monkeypatch):
     graphs = host_graphs.stand_in_for_prediction(monkeypatch)
-    model = model_of(chainer.get_device('@numpy'))
+    model = model_of(HOST)
     for _ in captured_predict(model, to_sparse(molecules(64)), batch_size=8):
         pass
     assert graphs.most_waiting == 2 and graphs.n_waiting == 0
@@ -195,30 +217,15 @@ def test_values_are_their_own(device, graphs):
 
 def test_values_on_the_host_are_their_own():
     """A model may give the same array every time."""
-    model, data = model_of(chainer.get_device('@numpy')), to_sparse(molecules(24))
+    model, data = model_of(HOST), to_sparse(molecules(24))
     scores = numpy.zeros(8, 'f')
 
     def predict(atoms, adj):
         scores[...] = model.predictor(atoms, adj).array[:, 0]
         return scores
 
-    values = collected(captured_predict(model, data, batch_size=8, predict=predict))[1]
+    values = values_of(model, data, predict=predict)
     assert relative_error(values, expected_of(model, data)[:, 0]) < 1e-5
-
-
-def test_batches_of_one(device, graphs, no_warnings):
-    model, examples = model_of(device), molecules(30)
-    index, values, _ = collected(captured_predict(model, to_sparse(examples), batch_size=1))
-    numpy.testing.assert_array_equal(index, numpy.arange(30))
-    assert relative_error(values, expected_of(model, examples)) < 1e-5 and graphs.n_launches
-
-
-def test_parameters_that_the_first_batch_makes(device, graphs, no_warnings):
-    model, data = make_model(), to_sparse(molecules(80))
-    model.to_device(device)
-    device.use()
-    values = collected(captured_predict(model, data, batch_size=8))[1]
-    assert relative_error(values, expected_of(model, data)) < 1e-5 and graphs.n_launches
 
 
 def test_two_at_once(device, graphs, no_warnings):
@@ -240,7 +247,7 @@ def test_configuration_of_the_caller(device, graphs):
             assert cuda.cupy.cuda.get_current_stream().ptr == current
     for param in model.params():
         param.array *= 0.5
-    again = collected(captured_predict(model, data, batch_size=8))[1]
+    again = values_of(model, data)
     assert relative_error(again, expected_of(model, data)) < 1e-5
 
 
@@ -285,122 +292,117 @@ def test_classifier_and_postprocessing(device, graphs):
         (functions.sigmoid, functions.sigmoid),
         (functions.identity, None),
     ):
-        values = collected(captured_predict(model, data, batch_size=8, postprocess_fn=given))[1]
+        values = values_of(model, data, postprocess_fn=given)
         assert relative_error(values, expected_of(model, examples, fn)) < 1e-5
-    classes = collected(
-        captured_predict(
-            model, data, batch_size=8, postprocess_fn=lambda y: functions.argmax(y, axis=1)
-        )
-    )[1]
+    classes = values_of(model, data, postprocess_fn=lambda y: functions.argmax(y, axis=1))
     assert classes.dtype.kind == 'i'
     numpy.testing.assert_array_equal(classes, expected_of(model, examples).argmax(axis=1))
-    values = collected(
-        captured_predict(
-            model, data, batch_size=8, predict=lambda atoms, adj: model.predictor(atoms, adj)[:, 0]
-        )
-    )[1]
+    values = values_of(model, data, predict=lambda atoms, adj: model.predictor(atoms, adj)[:, 0])
     assert values.shape == (40,)
     assert relative_error(values, expected_of(model, examples)[:, 0]) < 1e-5
 
 
-def cause(device, function, n=80, **kwargs):
-    """Predict with a model around `function`; return the one warning, and check the values."""
-    model, examples = on(device, Regressor(Row(function))), molecules(n)
-    with warnings.catch_warnings(record=True) as caught:
+def mean_of_rows(link, atoms, adj):
+    h = functions.mean(link.inner.embed(atoms), axis=0)
+    return functions.broadcast_to(h[None, :3], (adj.n_graphs, 3)) + three_columns(link, atoms, adj)
+
+
+def picky(link, atoms, adj):
+    if step.current() is not None:
+        raise ValueError('so many rows?')
+    return three_columns(link, atoms, adj)
+
+
+def counting(link, atoms, adj):
+    link.counter += 1
+    return three_columns(link, atoms, adj)
+
+
+def scaled(link, atoms, adj, factor):
+    return three_columns(link, atoms, adj) * factor(link, adj)
+
+
+# What the model is -> (its function, parts of the one warning, a context for the prediction,
+# whether the values are those of single molecules).
+EAGER = {
+    'of all rows': (mean_of_rows, ('belong to no molecule',), contextlib.nullcontext, False),
+    'failing with spare rows': (
+        picky,
+        ('Row', 'cannot be captured: ValueError: so many rows?'),
+        contextlib.nullcontext,
+        True,
+    ),
+    'random': (
+        functools.partial(scaled, factor=lambda *_: float(numpy.random.rand())),
+        ('run twice',),
+        contextlib.nullcontext,
+        False,
+    ),
+    'changing with every batch': (
+        counting,
+        ('the attribute counter of',),
+        contextlib.nullcontext,
+        True,
+    ),
+    'called with a hook': (
+        three_columns,
+        ('hook TimerHook',),
+        chainer.function_hooks.TimerHook,
+        True,
+    ),
+    'called in debug mode': (
+        three_columns,
+        ('debug mode',),
+        functools.partial(chainer.using_config, 'debug', True),
+        True,
+    ),
+    'reading a sum': (
+        functools.partial(scaled, factor=lambda _, adj: float(adj.data.max() * 3)),
+        ('Row', 'apture', __file__),
+        contextlib.nullcontext,
+        True,
+    ),
+    'sending an array': (
+        functools.partial(scaled, factor=lambda link, _: link.xp.asarray(numpy.ones(3, 'f'))),
+        ('Row', 'from the host', __file__),
+        contextlib.nullcontext,
+        True,
+    ),
+}
+ONLY_ON_A_GPU = 'reading a sum', 'sending an array'
+
+
+def assert_eager(device, function, words, around=contextlib.nullcontext, is_same=True):
+    """Predict with a model around `function`; there is one warning, which has these words."""
+    model = on(device, Regressor(Row(function)))
+    examples = molecules(8 * 40 if function is counting else 80)
+    with warnings.catch_warnings(record=True) as caught, around():
         warnings.simplefilter('always')
-        values = collected(captured_predict(model, to_sparse(examples), batch_size=8, **kwargs))[1]
-    assert len(values) == n
-    texts = [
+        values = values_of(model, to_sparse(examples))
+    (text,) = (
         str(w.message)
         for w in caught
         if 'predicts eagerly' in str(w.message) and w.filename == __file__
-    ]
-    assert len(texts) == 1
-    return texts[0], values, model, examples
-
-
-def test_a_model_that_looks_at_all_rows(device, graphs):
-    def centred(link, atoms, adj):
-        h = functions.mean(link.inner.embed(atoms), axis=0)
-        return (
-            functions.broadcast_to(h[None, :3], (adj.n_graphs, 3)) + link.inner(atoms, adj)[:, :3]
-        )
-
-    assert 'belong to no molecule' in cause(device, centred)[0]
-
-
-def test_a_model_that_fails_with_spare_rows(device, graphs):
-    def picky(link, atoms, adj):
-        if step.current() is not None:
-            raise ValueError('so many rows?')
-        return link.inner(atoms, adj)[:, :3]
-
-    text, values, model, examples = cause(device, picky)
-    assert 'Row' in text and 'cannot be captured: ValueError: so many rows?' in text
-    assert relative_error(values, expected_of(model, examples)) < 1e-5
-
-
-def test_random_predictions(device, graphs):
-    assert (
-        'run twice'
-        in cause(
-            device,
-            lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * float(numpy.random.rand()),
-        )[0]
     )
+    assert all(word in text for word in words), text
+    assert len(values) == len(examples)
+    assert not is_same or relative_error(values, expected_of(model, examples)) < 1e-5
 
 
-def test_an_attribute_that_changes_with_every_batch(device, graphs):
-    def count(link, atoms, adj):
-        link.counter += 1
-        return link.inner(atoms, adj)[:, :3]
-
-    text, values, model, examples = cause(device, count, n=8 * 40)
-    assert 'the attribute counter of' in text
-    assert relative_error(values, expected_of(model, examples)) < 1e-5
+@pytest.mark.parametrize(
+    'name', [*EAGER][:-2] + [pytest.param(name, marks=pytest.mark.gpu) for name in ONLY_ON_A_GPU]
+)
+def test_what_is_predicted_eagerly(device, graphs, name):
+    if name in ONLY_ON_A_GPU and device.xp is numpy:
+        pytest.skip('on a host nothing of it is noticed')
+    assert_eager(device, *EAGER[name])
 
 
 def test_what_fails_at_capture(monkeypatch):
     graphs = host_graphs.stand_in_for_prediction(monkeypatch)
     graphs.fail = RuntimeError('operation not permitted')
-    text, values, model, examples = cause(
-        chainer.get_device('@numpy'), lambda link, *inputs: link.inner(*inputs)[:, :3]
-    )
-    assert 'cannot be captured: RuntimeError: operation not permitted' in text
-    assert relative_error(values, expected_of(model, examples)) < 1e-5
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    'function, words',
-    [
-        (
-            lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * float(adj.data.max() * 3),
-            'apture',
-        ),
-        (
-            lambda link, atoms, adj: (
-                link.inner(atoms, adj)[:, :3] + link.xp.asarray(numpy.ones(3, 'f'))
-            ),
-            'from the host',
-        ),
-    ],
-)
-def test_what_cannot_be_captured(function, words):
-    text, values, model, examples = cause(chainer.get_device('@cupy:0'), function)
-    assert 'Row' in text and words in text and __file__ in text
-    assert relative_error(values, expected_of(model, examples)) < 1e-5
-
-
-def test_hooks_and_debug_mode(device, graphs):
-    def plain(link, atoms, adj):
-        return link.inner(atoms, adj)[:, :3]
-
-    with chainer.function_hooks.TimerHook():
-        assert 'hook TimerHook' in cause(device, plain)[0]
-    with chainer.using_config('debug', True):
-        assert 'debug mode' in cause(device, plain)[0]
-    assert graphs.n_captures == 0
+    words = ('cannot be captured: RuntimeError: operation not permitted',)
+    assert_eager(HOST, three_columns, words)
 
 
 def test_a_dense_model(device, graphs):
@@ -411,9 +413,7 @@ def test_a_dense_model(device, graphs):
     model.predictor(*dense_concat_mols(examples[:2])[:2])
     model.to_device(device)
     with pytest.warns(UserWarning, match='predicts eagerly: converter: expected a tuple'):
-        values = collected(
-            captured_predict(model, examples, batch_size=8, converter=dense_concat_mols)
-        )[1]
+        values = values_of(model, examples, converter=dense_concat_mols)
     expected = model.predict(
         examples, batchsize=8, converter=lambda batch, device: dense_concat_mols(batch, device)[:2]
     )
@@ -457,20 +457,11 @@ def test_values_that_are_not_finite(device, graphs, no_warnings):
 
     model, examples = on(device, Regressor(Row(divided))), molecules(80)
     with numpy.errstate(divide='ignore', invalid='ignore'):
-        values = collected(captured_predict(model, to_sparse(examples), batch_size=8))[1]
+        values = values_of(model, to_sparse(examples))
         expected = expected_of(model, examples)
     numpy.testing.assert_array_equal(numpy.isfinite(values), numpy.isfinite(expected))
     assert not numpy.isfinite(values).all() and numpy.isfinite(values).any()
     assert graphs.n_captures
-
-
-def test_growing_molecules(device, graphs, no_warnings):
-    """A sorted list, whose sizes are not known before: still few layouts."""
-    model = model_of(device)
-    examples = sorted(molecules(400), key=lambda example: len(example[0]))
-    values = collected(captured_predict(model, examples, batch_size=8))[1]
-    assert relative_error(values, expected_of(model, examples)) < 1e-5
-    assert graphs.n_launches > 30  # of 50 batches
 
 
 @pytest.mark.parametrize('n_processes', (None, 2))
@@ -502,7 +493,7 @@ def test_smiles(device, graphs, n_processes):
 @pytest.mark.filterwarnings('ignore:captured_predict')
 def test_smiles_none_of_which_can_be_used():
     pytest.importorskip('rdkit')
-    model = model_of(chainer.get_device('@numpy'))
+    model = model_of(HOST)
     ((index, values, failures),) = captured_predict(model, ['nonsense', None], method='rsgcn')
     assert len(index) == len(values) == 0
     assert [failure.position for failure in failures] == [0, 1]
@@ -520,7 +511,7 @@ def test_smiles_none_of_which_can_be_used():
 
 def test_failures_alone_do_not_wait_for_a_full_batch():
     pytest.importorskip('rdkit')
-    model = model_of(chainer.get_device('@numpy'))
+    model = model_of(HOST)
     predictions = captured_predict(
         model, itertools.repeat('x'), method='rsgcn', batch_size=500, n_processes=1
     )
@@ -531,7 +522,7 @@ def test_failures_alone_do_not_wait_for_a_full_batch():
 @pytest.mark.filterwarnings('ignore:captured_predict')
 def test_molecules_that_no_model_can_be_asked_about():
     pytest.importorskip('rdkit')
-    model = on(chainer.get_device('@numpy'), make_model())
+    model = on(HOST, make_model())
     for method in ('rsgcn', 'rsgcn_gwm'):
         ((index, _, failures),) = captured_predict(
             model, ['C', '', '[Og]', '[Lv]', '[Ts]'], method=method, n_inputs=2
@@ -587,7 +578,7 @@ def test_left_in_the_middle(monkeypatch, children):
     """Nothing is on its way any more, and graphs, memory and processes are gone."""
     pytest.importorskip('rdkit')
     graphs = host_graphs.stand_in_for_prediction(monkeypatch)
-    model = model_of(chainer.get_device('@numpy'))
+    model = model_of(HOST)
 
     def predictions():
         return captured_predict(
@@ -619,7 +610,7 @@ def test_smiles_without_end():
             n_read += 1
             yield 'CCO'
 
-    model = model_of(chainer.get_device('@numpy'))
+    model = model_of(HOST)
     for n_processes in (1, 2):
         n_read = 0
         predictions = captured_predict(
@@ -641,7 +632,7 @@ def test_no_molecules(device, graphs):
 
 
 def test_wrong_arguments():
-    model, examples = model_of(chainer.get_device('@numpy')), molecules(4)
+    model, examples = model_of(HOST), molecules(4)
     for words, error, call in (
         ('batch_size: expected at least 1', ValueError, dict(batch_size=0)),
         ('n_inputs: expected at least 1', ValueError, dict(n_inputs=0)),
@@ -671,7 +662,7 @@ def test_wrong_arguments():
 @pytest.mark.gpu
 def test_another_device():
     with pytest.raises(ValueError, match='device: expected that of the model, @numpy, got @cupy:0'):
-        captured_predict(model_of(chainer.get_device('@numpy')), molecules(4), 0)
+        captured_predict(model_of(HOST), molecules(4), 0)
 
 
 @pytest.mark.gpu
@@ -694,17 +685,6 @@ def test_memory_is_given_back():
 
 
 @pytest.mark.gpu
-def test_on_another_stream():
-    cupy = cuda.cupy
-    device = chainer.get_device('@cupy:0')
-    model, examples = model_of(device), molecules(200)
-    expected = expected_of(model, examples)
-    with cupy.cuda.Stream(non_blocking=True):
-        values = collected(captured_predict(model, DeviceDataset(examples, 0), batch_size=8))[1]
-    assert relative_error(values, expected) < 1e-5
-
-
-@pytest.mark.gpu
 def test_on_streams_in_turn():
     cupy = cuda.cupy
     device = chainer.get_device('@cupy:0')
@@ -721,3 +701,26 @@ def test_on_streams_in_turn():
             assert cupy.cuda.get_current_stream().ptr == stream.ptr
     assert next(predictions, None) is None
     assert relative_error(collected(parts)[1], expected) < 1e-5
+
+
+@pytest.mark.parametrize('changes_at', (1, 5))
+def test_a_prediction_that_changes(device, graphs, changes_at):
+    """Found before anything wrong was given out, it continues eagerly; later it stops."""
+    model, data, given = model_of(device), molecules(4) * 24, []  # equal batches of 8
+    factor = host_graphs.read_at_capture(lambda: 2.0 if len(given) >= changes_at else 1.0)
+
+    def predict(atoms, adj):
+        return model.predictor(atoms, adj) * factor()
+
+    def collect():
+        for part in captured_predict(model, data, batch_size=8, predict=predict):
+            given.append(part.values)
+
+    # One batch is launched ahead. The first is eager; replays 1, 2, 4 and 8 are checked.
+    if changes_at == 1:
+        with pytest.warns(UserWarning, match='predicts eagerly: a replay gave another'):
+            collect()
+        assert len(given) == 12 and relative_error(given[-1], 2 * given[0]) < 1e-5
+    else:
+        with pytest.raises(StepDiffers, match='changed since it was captured'):
+            collect()

@@ -19,9 +19,9 @@ from chainer_chemistry.datasets import NumpyTupleDataset
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import sparse_form
 from chainer_bspmm.dataset.sparse_example import Selection
-from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.training.examples import Examples
 from chainer_bspmm.training.batches import molecules_of
+from tests.support.data_sets import assert_same_batch
 from tests.support.molecules import molecules
 
 CONVERTER = CSRConverter()
@@ -77,22 +77,6 @@ KEPT = {
 }
 
 
-def assert_equal_batches(found, expected):
-    assert len(found) == len(expected)
-    for a, b in zip(found, expected):
-        if isinstance(a, BatchedCSR):
-            assert (a.layout, a.n_relations, a.padded_to) == (b.layout, b.n_relations, b.padded_to)
-            names = 'indptr', 'indices', 'row_offsets', 'row_weights'
-            pairs = [(getattr(a, name), getattr(b, name)) for name in names]
-            pairs.append((a.to_dense(), b.to_dense()))
-            assert a.is_symmetric == b.is_symmetric
-        else:
-            pairs = [(a, b)]
-        for mine, other in pairs:
-            numpy.testing.assert_array_equal(mine, other)
-            assert getattr(mine, 'dtype', None) == getattr(other, 'dtype', None)
-
-
 @pytest.mark.parametrize('converter', [CONVERTER, CSRConverter('packed'), CSRConverter('padded')])
 @pytest.mark.parametrize('name', KEPT)
 def test_the_same_batches(name, converter):
@@ -104,7 +88,7 @@ def test_the_same_batches(name, converter):
         found.append(steps)
     assert all(type(batch) is Selection for batch, _ in found[0])
     for (mine, epoch), (other, expected) in zip(*found):
-        assert_equal_batches(converter(mine), converter(other))
+        assert_same_batch(converter(mine), converter(other))
         assert epoch == expected
     taken.close()
 
@@ -312,7 +296,7 @@ def test_another_data_set_of_the_iterator(locked):
     iterator.dataset = tuples(examples()[::-1])
     found = taken.next(iterator, CONVERTER)
     assert type(found) is Selection
-    assert_equal_batches(CONVERTER(found), CONVERTER([iterator.dataset[i] for i in (3, 4, 5)]))
+    assert_same_batch(CONVERTER(found), CONVERTER([iterator.dataset[i] for i in (3, 4, 5)]))
     taken.close()
     assert not locked()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import weakref
 
 import numpy
 import pytest
@@ -9,7 +10,9 @@ import pytest
 import chainer_bspmm
 import chainer
 from chainer import functions
+from chainer import optimizer_hooks
 from chainer import optimizers
+from chainer.backend import GpuDevice
 from chainer.backends import cuda
 from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
@@ -18,14 +21,22 @@ from chainer_chemistry.models.prediction import Regressor
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import GraphUpdater
-from tests.training import host_graphs
 from tests.support.training import assert_same_bits
 from tests.support.training import BATCH
+from tests.support.training import HOST
+from tests.support.training import is_captured
 from tests.support.training import make_model
+from tests.support.training import make_updater
 from tests.support.training import molecules
+from tests.support.training import of_variables
 from tests.support.training import parameters
 from tests.support.training import RELATIONS
 from tests.support.training import Row
+from tests.support.training import run
+from tests.support.training import same_molecules
+from tests.training import host_graphs
+
+pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 
 N_STEPS = 12
 
@@ -61,11 +72,10 @@ def trained(*args, **kwargs):
 
 def checked_parameters(updater):
     assert updater._driver.reason is None
-    assert any(program.is_captured for program in updater._driver.programs.values())
+    assert is_captured(updater)
     return parameters(updater)
 
 
-@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 @pytest.mark.parametrize('name', ('RSGCN', 'RelGCN'))
 @pytest.mark.parametrize(
     'layout, padded_to', [('packed', None), ('folded', None), ('folded', 9), ('padded', None)]
@@ -157,38 +167,8 @@ def test_a_deleted_updater_leaves_the_others_alone():
 
 
 @pytest.mark.gpu
-def test_steps_from_another_stream():
-    expected = trained()
-    stream = cuda.cupy.cuda.Stream(non_blocking=True)
-    updater = make()
-    cuda.cupy.cuda.Device().synchronize()  # the model was sent by the null stream
-    with stream:
-        step(updater)
-        stream.synchronize()
-    assert_same_bits(checked_parameters(updater), expected)
-
-
-@pytest.mark.gpu
-def test_steps_from_two_streams_in_turn():
-    expected = trained()
-    cupy = cuda.cupy
-    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
-    busy = cupy.zeros((4096, 4096), 'f')
-    updater = make()
-    cupy.cuda.Device().synchronize()
-    for i in range(N_STEPS):
-        with streams[i % 2]:
-            if i % 2 == 0:
-                busy.dot(busy)  # the next step is launched before this one has begun
-            updater.update()
-    cupy.cuda.Device().synchronize()
-    assert_same_bits(checked_parameters(updater), expected)
-
-
-@pytest.mark.gpu
 @pytest.mark.multi_gpu
-@pytest.mark.parametrize('on_device', (False, True))
-@pytest.mark.parametrize('made_current', (False, True))
+@pytest.mark.parametrize('on_device, made_current', [(False, False), (True, True)])
 def test_two_gpus_take_turns(on_device, made_current):
     devices = [chainer.get_device('@cupy:%d' % i) for i in range(2)]
     alone, updaters = [], []
@@ -205,16 +185,6 @@ def test_two_gpus_take_turns(on_device, made_current):
             assert_same_bits(checked_parameters(updater), expected)
         for parameter in updater.get_optimizer('main').target.params():
             assert parameter.device == device
-
-
-def ring_molecules(n):
-    """Return examples of one size, so that all batches have one layout."""
-    rng = numpy.random.RandomState(0)
-    adj = numpy.eye(6, dtype='f')[[1, 2, 3, 4, 5, 0]]
-    adj += adj.T
-    return [
-        (rng.randint(1, 9, 6).astype('i'), adj, rng.normal(size=3).astype('f')) for _ in range(n)
-    ]
 
 
 class InterruptedOnce:
@@ -238,7 +208,6 @@ class InterruptedOnce:
         return h
 
 
-@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 def test_an_interrupt_during_capture(device, monkeypatch):
     graphs = host_graphs.stand_in(monkeypatch) if device.xp is numpy else None
 
@@ -247,9 +216,9 @@ def test_an_interrupt_during_capture(device, monkeypatch):
         numpy.random.seed(0)
         model = Regressor(Row(function), lossfun=functions.mean_squared_error)
         with chainer.no_backprop_mode():  # or layers that learn their size would start on a GPU
-            model.predictor.inner(*chainer_bspmm.concat_mols(ring_molecules(2))[:2])
+            model.predictor.inner(*chainer_bspmm.concat_mols(same_molecules(2))[:2])
         optimizer = optimizers.Adam().setup(model)
-        iterator = SerialIterator(ring_molecules(40), BATCH, shuffle=False)
+        iterator = SerialIterator(same_molecules(32), BATCH, shuffle=False)
         return GraphUpdater(iterator, optimizer, device=device, seed=7), function
 
     # Three calls compare the first batch with itself with spare rows, one trains with it.
@@ -269,3 +238,82 @@ def test_an_interrupt_during_capture(device, monkeypatch):
     assert_same_bits(checked_parameters(updater), checked_parameters(expected))
     if graphs:
         assert all(capturer.n_launches == N_STEPS for capturer in graphs)
+
+
+def test_memory_goes_when_steps_turn_eager(device, graphs):
+    updater = make_updater(GraphUpdater, device)
+    run(updater, 3)
+    capturer = weakref.ref(updater._driver.capturer)
+    if graphs:
+        graphs.clear()
+    updater.converter = of_variables
+    with pytest.warns(UserWarning, match='expected arrays on the host'):
+        run(updater, 1)
+    gc.collect()
+    assert updater.graph_nbytes == 0 and capturer() is None
+
+
+def test_memory_goes_with_the_updater(monkeypatch):
+    """Not with the next garbage collection: a driver and its programs are no cycle."""
+    host_graphs.stand_in(monkeypatch)
+    device = HOST
+    updater = make_updater(GraphUpdater, device)
+    run(updater, 3)
+    assert is_captured(updater)
+    driver = weakref.ref(updater._driver)
+    gc.disable()
+    try:
+        del updater
+        assert driver() is None
+    finally:
+        gc.enable()
+
+
+SPIN = """
+extern "C" __global__ void spin(long long n_clocks) {
+    const long long start = clock64();
+    while (clock64() - start < n_clocks) {}
+}
+"""
+
+
+@pytest.mark.gpu
+def test_from_stream_to_stream(no_causes):
+    """Every step on another stream, half of them late, without a synchronisation of the user's."""
+    device, results = GpuDevice.from_device_id(0), []
+    for n_streams in (1, 3):
+        updater = make_updater(GraphUpdater, device, make_model(), molecules(40))
+        with device.device:
+            streams = [device.xp.cuda.Stream(non_blocking=True) for _ in range(n_streams)]
+            spin = device.xp.RawKernel(SPIN, 'spin')
+            device.device.synchronize()
+            for i in range(60):
+                with streams[i % n_streams]:
+                    if i % 2 == 0:
+                        spin((1,), (1,), (numpy.int64(4_000_000),))  # about 2 ms
+                    updater.update()
+            device.device.synchronize()
+        results.append(parameters(updater))
+    for name, expected in results[0].items():
+        numpy.testing.assert_array_equal(results[1][name], expected)
+
+
+@pytest.mark.gpu
+def test_clipping_with_several_layouts(no_causes):
+    """Scratch memory of the first graph is not reused while others are captured."""
+    cupy = chainer.backends.cuda.cupy
+    device = chainer.get_device('@cupy:0')
+    updater = make_updater(
+        GraphUpdater,
+        device,
+        make_model(),
+        molecules(20),
+        hooks=[optimizer_hooks.GradientClipping(0.5)],
+    )
+    iterators = [SerialIterator(molecules(20), n) for n in (8, 4)]
+    others = []
+    for i in range(12):
+        updater._iterators['main'] = iterators[i % 2]
+        run(updater, 1)
+        others += [cupy.full(n, 7, 'd') for n in (512, 1024, 2048)]
+    assert all(bool((other == 7).all()) for other in others)

@@ -9,9 +9,8 @@ import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 import chainer
 
 from chainer_bspmm.training import programs as training_programs
-from chainer_bspmm.training import state
-from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.driver import Driver
+from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import MAX_NEW
 from chainer_bspmm.training.programs import MAX_PROGRAMS
@@ -87,31 +86,3 @@ def test_which_replays_are_checked(monkeypatch, every, expected):
         powers = {2**i for i in range(11)}
         are_all = is_first and n_first
         assert checked == [n for n in expected if are_all or n in powers or not n % every]
-
-
-class Owner(chainer.Link):
-    def __init__(self):
-        super().__init__()
-        self.number, self.calls, self.table = 1, [1], {'a': 1}
-        with self.init_scope():
-            self.W, self.lazy = chainer.Parameter(0, (2,)), chainer.Parameter(0)
-
-
-def test_nothing_is_left_of_a_dropped_capture():
-    owner = Owner()
-    before = dict(vars(owner))
-    with pytest.raises(RuntimeError, match='a parameter would be made'):
-        with state.untouched([owner], list(owner.params())):
-            owner.number, owner.calls = 2, owner.calls
-            owner.calls.append(2)
-            owner.table['b'] = 2
-            owner.new = owner.W.array
-            with owner.init_scope():
-                owner.another = chainer.Parameter(0, (3,))
-            assert len(list(owner.params())) == 3
-            owner.lazy.initialize((4,))
-    assert vars(owner) == before and owner.number == 1
-    assert owner.calls == [1] and owner.table == {'a': 1} and len(list(owner.params())) == 2
-    assert not owner.lazy.is_initialized
-    owner.lazy.initialize((4,))
-    assert owner.lazy.shape == (4,)

@@ -21,9 +21,10 @@ from chainer_chemistry.utils import run_train
 
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.training import GraphUpdater
-from tests.support import relative_error
+from tests.support import assert_close_arrays
 from tests.support.training import assert_same_bits
 from tests.support.training import BATCH
+from tests.support.training import HOST
 from tests.support.training import make_model
 from tests.support.training import molecules
 from tests.support.training import parameters
@@ -32,7 +33,6 @@ from tests.support.training import without_dropout
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 EXAMPLES = molecules(5 * BATCH + 3)
-HOST = chainer.get_device('@numpy')
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +73,7 @@ def test_a_standard_updater_trains_captured(device, graphs, no_causes):
         updater = script(device, model=model, optimizer=optimizers.SGD(1e-3))
     assert type(updater) is StandardUpdater
     run(updater, 30)
-    for name, value in parameters(updater).items():
-        assert relative_error(found[0][name], value) < 1e-3
+    assert_close_arrays(found[0], parameters(updater), 1e-3)
 
 
 class Own(StandardUpdater):
@@ -122,16 +121,33 @@ def test_dense_validation_sets_are_kept_from_the_first_evaluation(
     assert seen == [True, True]
 
 
-def test_several_optimizers_and_parallel_updaters_stay():
-    model = make_model()
-    optimizer = optimizers.Adam().setup(model)
+def test_several_optimizers_stay():
+    optimizer = optimizers.Adam().setup(make_model())
     iterator, converter = SerialIterator(EXAMPLES, BATCH), chainer_bspmm.concat_mols
     updater = StandardUpdater(iterator, {'generator': optimizer}, converter=converter)
     assert type(updater) is StandardUpdater
+
+
+@pytest.mark.parametrize(
+    'first, second',
+    [
+        ('@numpy', '@numpy'),
+        pytest.param('@cupy:0', '@cupy:1', marks=[pytest.mark.gpu, pytest.mark.multi_gpu]),
+    ],
+)
+def test_a_parallel_updater_stays_and_trains(first, second):
+    model, converter = make_model(), chainer_bspmm.concat_mols
+    model(*converter(EXAMPLES[:2]))  # makes all parameters
     updater = training.updaters.ParallelUpdater(
-        iterator, optimizer, converter=converter, devices={'main': HOST}
+        SerialIterator(EXAMPLES, 6),
+        optimizers.Adam().setup(model),
+        converter=converter,
+        devices={'main': first, 'second': second},
     )
     assert type(updater) is training.updaters.ParallelUpdater
+    before = parameters(updater)
+    updater.update()
+    assert any((before[name] != value).any() for name, value in parameters(updater).items())
 
 
 def test_without_a_gpu_it_trains_as_before(tmp_path):
@@ -179,14 +195,12 @@ def test_updaters_and_evaluators_are_copied(device, graphs, copied, tmp_path):
 def test_an_optimizer_that_is_replaced(device, graphs, no_causes):
     updater = script(device)
     run(updater, 5)
-    before = parameters(updater)
     model = make_model(seed=1)
     model.to_device(device)
     updater._optimizers['main'] = optimizers.Adam().setup(model)
     updater.get_optimizer('main').use_auto_new_epoch = True
     run(updater, 5)
     assert updater.get_optimizer('main').t == 5
-    assert_same_bits(before, before)
 
 
 class Gan(StandardUpdater):
@@ -250,6 +264,7 @@ def test_snapshots_are_resumed_both_ways(device, graphs, no_causes, tmp_path):
     for captured in (True, False):
         trained(device, tmp_path / 'one', 5, captured=captured)
         other = trained(device, tmp_path / 'other', 5, tmp_path / 'one' / '5', not captured)
+        assert other.iteration == other.get_optimizer('main').t == 5
         saved = numpy.load(tmp_path / 'one' / '5')
         for name, value in parameters(other).items():
             numpy.testing.assert_array_equal(
@@ -280,40 +295,45 @@ def test_run_train_of_upstream(device, graphs, no_causes, prediction_graphs, tmp
     assert len(made) == 1 and made[0].iteration > 20
 
 
-def predictions(model, how, n=40 * 3, **kwargs):
-    data = [example[:2] for example in molecules(n, seed=4)]
+DATA = [example[:2] for example in molecules(120, seed=4)]
+
+
+def on(device, **options):
+    model = make_model(**options)
+    model.to_device(device)
+    return model
+
+
+def predictions(model, how='predict', data=DATA, **kwargs):
     return getattr(model, how)(data, batchsize=3, converter=chainer_bspmm.concat_mols, **kwargs)
+
+
+def assert_close(found, expected):
+    assert found.dtype == expected.dtype
+    numpy.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize('how', ['predict', 'predict_proba'])
 def test_predictions_of_upstream_replay(device, prediction_graphs, no_causes, how, monkeypatch):
-    is_classes = how == 'predict_proba'
-    model = make_model(classes=is_classes)
-    model.to_device(device)
+    model = on(device, classes=how == 'predict_proba')
     found = predictions(model, how)
     assert prediction_graphs.n_launches > 20
     n_launches = prediction_graphs.n_launches
     with chainer.using_config('bspmm_capture', False):
         expected = predictions(model, how)
     assert prediction_graphs.n_launches == n_launches
-    assert found.dtype == expected.dtype
-    numpy.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    assert_close(found, expected)
 
 
 def test_predictions_that_upstreams_loop_makes(device, prediction_graphs, no_causes):
     """Few batches, inputs that are kept, functions on the way, and other shapes."""
-    model = make_model()
-    model.to_device(device)
-    data = [example[:2] for example in molecules(120, seed=4)]
-    expected = predictions(model, 'predict')
+    model = on(device)
+    expected = predictions(model)
     n_launches = prediction_graphs.n_launches
-    few = predictions(model, 'predict', 9)
-    numpy.testing.assert_allclose(few, expected[:9], rtol=1e-4, atol=1e-6)
-    given = dict(batchsize=3, converter=chainer_bspmm.concat_mols)
-    found = model.predict(data, preprocess_fn=lambda *inputs: inputs, **given)
-    numpy.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    assert_close(predictions(model, data=DATA[:9]), expected[:9])
+    assert_close(predictions(model, preprocess_fn=lambda *inputs: inputs), expected)
     dense = chainer_bspmm.densify(model)
-    found = dense.predict(data, batchsize=3, converter=dense_concat_mols)
+    found = dense.predict(DATA, batchsize=3, converter=dense_concat_mols)
     numpy.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
     assert prediction_graphs.n_launches == n_launches
 
@@ -330,40 +350,32 @@ def test_predictions_read_a_data_set_of_a_user_once(device, prediction_graphs, n
             self.n_read[i] += 1
             return self.examples[i]
 
-    model = make_model()
-    model.to_device(device)
-    data = Counted([example[:2] for example in molecules(120, seed=4)])
-    found = model.predict(data, batchsize=3, converter=chainer_bspmm.concat_mols)
+    model, data = on(device), Counted(DATA)
+    found = predictions(model, data=data)
     assert set(data.n_read) == {1} and prediction_graphs.n_launches > 20
-    found_in_list = model.predict(data.examples, 3, converter=chainer_bspmm.concat_mols)
-    numpy.testing.assert_allclose(found, found_in_list, rtol=1e-4, atol=1e-6)
+    assert_close(found, predictions(model))
 
 
 def test_forward_with_positional_arguments(device, prediction_graphs):
-    model = make_model()
-    model.to_device(device)
-    data = [example[:2] for example in molecules(120, seed=4)]
+    model = on(device)
     with chainer.using_config('train', False), chainer.no_backprop_mode():
+        given = DATA, model.predictor, 3, chainer_bspmm.concat_mols
         with chainer.using_config('bspmm_capture', False):
-            expected = model._forward(data, model.predictor, 3, chainer_bspmm.concat_mols, False)
-        found = model._forward(data, model.predictor, 3, chainer_bspmm.concat_mols, False)
-        numpy.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
-        found = model._forward(data, model.predictor, 3, converter=chainer_bspmm.concat_mols)
-    numpy.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+            expected = model._forward(*given, False)
+        assert_close(model._forward(*given, False), expected)
+        assert_close(model._forward(*given[:3], converter=given[3]), expected)
 
 
 def test_predictions_of_several_outputs(device, prediction_graphs):
-    model = make_model()
-    model.to_device(device)
-    data = [example[:2] for example in molecules(120, seed=4)]
+    model = on(device)
 
     def both(*inputs):
         y = model.predictor(*inputs)
         return y, F.exp(y)
 
     with chainer.using_config('train', False), chainer.no_backprop_mode():
-        first, second = model._forward(data, both, 3, chainer_bspmm.concat_mols)
-    numpy.testing.assert_allclose(numpy.exp(first), second, rtol=1e-4, atol=1e-6)
+        first, second = model._forward(DATA, both, 3, chainer_bspmm.concat_mols)
+    assert_close(numpy.exp(first), second)
 
 
 # A swap proves itself.

@@ -1,0 +1,89 @@
+"""What benchmarks make of measured times, against what is stored beside them."""
+
+import json
+
+import numpy
+import pytest
+
+pytest.importorskip('rdkit')
+
+from benchmarks import bench_command  # NOQA: E402
+from benchmarks.harness import RESULTS  # NOQA: E402
+from benchmarks.products import figures  # NOQA: E402
+from benchmarks.training import bench_quality  # NOQA: E402
+from benchmarks.training import bench_scaling  # NOQA: E402
+from benchmarks.training import bench_steps  # NOQA: E402
+from benchmarks.training import bench_two_lines  # NOQA: E402
+
+H200 = 'nvidia-h200'
+
+
+def stored(name, place=H200):
+    return json.loads((RESULTS / place / (name + '.json')).read_text())
+
+
+@pytest.mark.parametrize(
+    'against, place', [*((against, H200) for against in bench_steps.STUDIES), ('jax', 'cpu')]
+)
+def test_bars_of_steps(against, place):
+    study = bench_steps.STUDIES[against]
+    result = stored(study.name, place)
+    assert bench_steps.bars(result['data'], study) == result['bars'] != {}
+
+
+def test_bars_of_commands():
+    result = stored('command')
+    assert bench_command.bars(result['data']) == result['bars'] != {}
+
+
+@pytest.mark.parametrize('place', [H200, 'cpu'])
+def test_bars_of_two_lines(place):
+    result = stored('two_lines', place)
+    assert bench_two_lines.bars(result, place == H200) == result['bars'] != {}
+
+
+def test_summary_of_the_quality():
+    result = stored('quality')
+    assert bench_quality.summary(result['runs']) == result['summary'] != {}
+
+
+def test_scaling_with_other_links(tmp_path):
+    before = stored('scaling')
+    options = ['--again', str(RESULTS / H200 / 'scaling.json'), '--out', str(tmp_path)]
+    bench_scaling.main(options)
+    assert json.loads((tmp_path / 'scaling.json').read_text()) == before
+    bench_scaling.main([*options, '--us-of-a-second-launch', '100'])
+    after = json.loads((tmp_path / 'scaling.json').read_text())
+    assert after['ranks'] == before['ranks'] and after['conditions'] == before['conditions']
+    old, new = (of['summary']['rsgcn']['weak']['128'] for of in (before, after))
+    assert new['8'] == old['8'] and new['64']['modelled'] < old['64']['modelled'] / 1.5
+
+
+def test_figures():
+    result = stored('figures')
+    for point in result['points']:
+        for kind, times in point['microseconds'].items():
+            assert figures.ratios(times) == point['time_over_auto'][kind]
+            for name, rate in point['gflops'][kind].items():
+                median = times[name]['median']
+                assert figures.gflops(point['nnz'], point['n_B'], median) == rate
+    for kind, of in result['summary'].items():
+        means = figures.geometric_means(result['points'], kind)
+        assert means == of['geometric_mean_time_over_auto']
+        assert figures.losses(result['points'], kind) == of['auto_is_slower']
+        assert figures.headlines(result['points'], kind) == of['headlines'] != []
+
+
+@pytest.mark.parametrize('name', figures.FIGURES)
+def test_matrices_of_figures(name):
+    figure = figures.FIGURES[name]
+    matrices = figures.random_matrices(figure, numpy.random.RandomState(1))
+    assert len(matrices) == figure.batch
+    counts = [set((matrix != 0).sum(axis=1)) for matrix in matrices]
+    assert all(len(count) == 1 for count in counts), 'rows of one matrix have equally many'
+    found = {len(matrix) for matrix in matrices}, {count.pop() for count in counts}
+    for (low, high), got in zip((figure.dims, figure.nnz_per_row), found):
+        assert low <= min(got) and max(got) <= high
+        assert len(got) == 1 if low == high else len(got) > 1
+    points = [(point['figure'], point['n_B']) for point in stored('figures')['points']]
+    assert [n_b for of, n_b in points if of == name] == figure.n_b

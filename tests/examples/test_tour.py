@@ -1,0 +1,33 @@
+"""examples/tour.ipynb runs, and says what its stored outputs say."""
+
+import pathlib
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.examples.scripts import EXAMPLES
+
+PATH = pathlib.Path(EXAMPLES, 'tour.ipynb')
+
+
+def printed(notebook):
+    return ''.join(
+        output.get('text', '')
+        for cell in notebook.cells
+        for output in cell.get('outputs', [])
+        if output.get('name') == 'stdout'
+    )
+
+
+@pytest.mark.slow
+def test_tour():
+    notebook = nbformat.read(PATH, 4)
+    code = [cell for cell in notebook.cells if cell.cell_type == 'code']
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    stored = printed(notebook)
+    NotebookClient(notebook, timeout=300, resources={'metadata': {'path': PATH.parent}}).execute()
+    for text in stored, printed(notebook):
+        assert 'SwapCheck(equal=True' in text and 'times faster' in text, text
+    pictures = sum('image/png' in str(cell.get('outputs')) for cell in code)
+    assert pictures == 3

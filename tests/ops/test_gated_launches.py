@@ -1,0 +1,167 @@
+"""Gates and steps of a recurrent unit in one kernel, and gradients, against float64."""
+
+import numpy
+import pytest
+
+from chainer.backends import cuda
+
+from chainer_bspmm.cuda.plans import Device
+from chainer_bspmm.ops.gates.launches import gated_step_backward
+from chainer_bspmm.ops.gates.launches import gated_step_forward
+from tests.emulation.gated_cases import arrays, expected, plain
+from tests.support.devices import GPUS
+
+
+# Roundings to the dtype, of the result and of what is kept for the gradients, and those of sums.
+BOUND = {'e': 2**-8, 'f': 2**-18, 'd': 2**-46}
+
+
+# On a GPU a kernel keeps the limit of shared memory that it was compiled for.
+on_an_emulated_device = pytest.mark.parametrize('gpu', GPUS[:-1], indirect=True)
+
+
+def wide_on_host(array):
+    return plain(None if array is None else cuda.to_cpu(array))
+
+
+def check(gpu, dtype, n_rows, widths, state=None, is_tanh=True, shift=0, bias=True):
+    """state: as GRUStep takes it."""
+    gy, x, message, s, pairs = arrays(n_rows, widths, state is not None, bias)
+    gy, x, message, s = (
+        None if array is None else gpu.put(array.astype(dtype), shift)
+        for array in (gy, x, message, x if state == 'x' else s)
+    )
+    s = x if state == 'x' else s
+    given = [
+        tuple(None if a is None else gpu.put(a.astype(dtype), shift) for a in pair)
+        for pair in pairs
+    ]
+    y, kept = gated_step_forward(x, message, s, given, is_tanh)
+    dtypes = [None if array is None else array.dtype for pair in given for array in pair]
+    by_x, by_message, by_state, by_parameters = gated_step_backward(
+        x, message, s, given, kept, gy, is_tanh, dtypes
+    )
+    actual = [y, by_x, by_message, by_state, *by_parameters]
+    wide = [wide_on_host(array) for array in (gy, x, message, s)]
+    wide[3] = wide[1] if state == 'x' else wide[3]
+    reference = expected(
+        *wide, pairs=[tuple(map(wide_on_host, pair)) for pair in given], is_tanh=is_tanh
+    )
+    assert len(actual) == len(reference)
+    for i, (ours, theirs) in enumerate(zip(actual, reference)):
+        assert (ours is None) == (theirs is None), i
+        if ours is not None:
+            assert ours.dtype == dtype and ours.shape == theirs.shape
+            scale = max(1, abs(theirs).max(initial=0))
+            numpy.testing.assert_allclose(
+                cuda.to_cpu(ours), theirs, 0, BOUND[dtype] * scale, err_msg=str(i)
+            )
+
+
+@pytest.mark.parametrize(
+    'state, dtype, width',
+    [
+        pytest.param(
+            *(state, dtype, width),
+            # All widths in one dtype and of one kind, every dtype and kind in one width.
+            marks=() if width == 33 or (state, dtype) == ('given', 'f') else pytest.mark.slow,
+        )
+        for state in (None, 'given', 'x')
+        for dtype in 'efd'
+        for width in (1, 3, 33, 64, 65)
+    ],
+)
+def test_widths(gpu, dtype, width, state):
+    check(gpu, dtype, 9, (width,) * 3, state)
+    assert gpu.names == {'gated_step', 'gated_weights', 'sum_partials'}
+
+
+# Widths that do not fill what a thread or a block has, of each alone; one part, and no bias.
+@pytest.mark.parametrize(
+    'widths, options',
+    [
+        ((5, 2, 7), {'state': 'given'}),
+        ((1, 40, 3), {'state': 'given'}),
+        ((3, 1, 70), {'state': 'given'}),
+        ((64, 1, 6), {'is_tanh': False}),
+        ((6, 64, 2), {'bias': False}),
+        ((66, 0, 6), {'is_tanh': False, 'bias': False}),
+        ((16, 0, 130), {}),
+    ],
+    ids=str,
+)
+def test_unequal_widths(gpu, widths, options):
+    check(gpu, 'f', 9, widths, **options)
+
+
+@pytest.mark.parametrize('n_rows', [1, 15, 16, 17, 63, 64, 65, 2 * 132 * 4 + 1])
+def test_rows(gpu, n_rows):
+    check(gpu, 'f', n_rows, (4, 4, 4), 'given')
+
+
+@pytest.mark.parametrize('dtype, shift, vector', [('e', 2, 1), ('f', 8, 2), ('d', 8, 1)])
+def test_unaligned_input(gpu, dtype, shift, vector):
+    check(gpu, dtype, 5, (8, 8, 8), 'given', shift=shift)
+    vectors = {defines['VECTOR'] for defines in gpu.launched if 'N_TARGETS' not in defines}
+    assert vectors == {vector}
+
+
+# Each of the numbers of rows that a block may have; gradients are summed in several parts.
+@on_an_emulated_device
+@pytest.mark.parametrize('n_rows', [9, 23, 37, 50, 300])
+def test_blocks_of_more_rows(gpu, monkeypatch, n_rows):
+    small = Device(2, 60 << 20)
+    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: small)
+    check(gpu, 'f', n_rows, (12, 8, 20), 'given')
+    assert {d['ROWS'] for d in gpu.launched if 'ROWS' in d} == {
+        {9: 8, 23: 12, 37: 20, 50: 28, 300: 32}[n_rows]
+    }
+
+
+@on_an_emulated_device
+@pytest.mark.parametrize('kilobytes, stages', [(20, {(16, 2), (32, 2)}), (48, {(32, 3)})])
+def test_little_shared_memory(gpu, monkeypatch, kilobytes, stages):
+    small = Device(132, 60 << 20, kilobytes << 10)
+    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: small)
+    check(gpu, 'f', 5, (20, 20, 20), 'given')
+    found = {(d['CHUNK'], d['STAGES']) for d in gpu.launched if 'CHUNK' in d}
+    assert found == stages
+
+
+def test_nan_stays_in_its_row(gpu):
+    _, x, message, state, pairs = arrays(9, (6, 6, 6), True)
+    x[4, 2] = numpy.nan
+    given = [tuple(gpu.put(array) for array in pair) for pair in pairs]
+    x, message, state = map(gpu.put, (x, message, state))
+    y, _ = gated_step_forward(x, message, state, given, True)
+    assert (numpy.isnan(cuda.to_cpu(y)).any(axis=1) == (numpy.arange(9) == 4)).all()
+
+
+def test_what_no_kernel_does(gpu):
+    for n_rows, width in ((3, 200), (0, 4)):
+        _, x, message, state, pairs = arrays(n_rows, (width,) * 3, True)
+        given = [tuple(gpu.put(array) for array in pair) for pair in pairs]
+        x, message, state = map(gpu.put, (x, message, state))
+        assert gated_step_forward(x, message, state, given, True) is None
+    assert not gpu.launched
+
+
+def test_only_what_is_wanted(gpu, monkeypatch):
+    parts = []
+    monkeypatch.setattr(
+        'chainer_bspmm.ops.gates.launches.sum_partials',
+        lambda partials, given: parts.append(given) or given,
+    )
+    gy, x, message, _, pairs = arrays(9, (4, 4, 4), False)
+    gy, x, message = map(gpu.put, (gy, x, message))
+    given = [tuple(gpu.put(array) for array in pair) for pair in pairs]
+    _, kept = gated_step_forward(x, message, None, given, True)
+    for dtypes, launched in (
+        ([None] * 4, {'gated_step'}),
+        ([None, 'f', 'd', None], {'gated_weights'}),
+    ):
+        gpu.names.clear()
+        *_, found = gated_step_backward(x, message, None, given, kept, gy, True, dtypes)
+        assert [gradient is None for gradient in found] == [dtype is None for dtype in dtypes]
+        assert gpu.names == {'gated_step'} | launched
+    assert [[shape for _, shape, _ in part] for part in parts] == [[(4,), (4, 8)]]

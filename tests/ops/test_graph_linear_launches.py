@@ -1,0 +1,315 @@
+"""Layers by kernels/graph_linear.cu, forward and backward, against float64."""
+
+import types
+
+import numpy
+import pytest
+
+from chainer.backends import cuda
+
+from chainer_bspmm.cuda.plans import Device
+from chainer_bspmm.ops.graph_linear.launches import Layer
+from chainer_bspmm.ops.graph_linear.launches import layer_backward
+from chainer_bspmm.ops.graph_linear.launches import layer_forward
+from tests.support import reference
+from tests.support.devices import GPUS
+
+
+# Roundings of the results to the dtype, and of the sums to what they are calculated in.
+BOUND = {'e': 2**-9, 'f': 2**-19, 'd': 2**-47}
+ACTIVATIONS = {
+    'identity': (lambda v: v, lambda y: numpy.ones_like(y)),
+    'relu': (lambda v: numpy.maximum(v, 0), lambda y: (y > 0).astype(y.dtype)),
+    'tanh': (numpy.tanh, lambda y: 1 - y * y),
+    'sigmoid': (lambda v: 1 / (1 + numpy.exp(-v)), lambda y: y * (1 - y)),
+}
+
+
+def layer(width_in, width_out, n_relations=0, activation='identity', **options):
+    fields = dict(
+        has_self=not n_relations, loop=False, has_relation_bias=False, n_biases=0, by_relation=False
+    )
+    return Layer(width_in, width_out, n_relations, activation=activation, **{**fields, **options})
+
+
+def matrices(n_rows, n_relations, dtype, is_weighted=True, seed=0):
+    """Return (R, n_rows, n_rows) with rows of none, few and many entries."""
+    rng = numpy.random.RandomState(seed)
+    found = rng.uniform(0.5, 2, (n_relations, n_rows, n_rows)) * (
+        rng.uniform(size=(n_relations, n_rows, n_rows)) < 0.1
+    )
+    if n_rows > 3:
+        found[0, 2] = rng.uniform(0.5, 2, n_rows)
+        found[:, 3] = 0
+    return (found if is_weighted else found != 0).astype(dtype)
+
+
+def side(gpu, stacked, is_weighted):
+    """Return rows i * R + r of (R, n, n) matrices as the arrays of a CSR matrix."""
+    flat = stacked.transpose(1, 0, 2).reshape(-1, stacked.shape[2])
+    rows, columns = numpy.nonzero(flat)
+    counts = numpy.bincount(rows, minlength=len(flat))
+    return types.SimpleNamespace(
+        indptr=gpu.put(numpy.concatenate([[0], counts.cumsum()]).astype('i4')),
+        indices=gpu.put(columns.astype('i4')),
+        data=gpu.put(flat[rows, columns]) if is_weighted else None,
+    )
+
+
+def by_relation(spec, W):
+    """Return the matrices or biases of the relations, (R, n_out, ...)."""
+    shape = (spec.n_relations, spec.width_out) if spec.by_relation else (-1, spec.n_relations)
+    blocks = W.reshape(shape + W.shape[1:])
+    return blocks if spec.by_relation else blocks.swapaxes(0, 1)
+
+
+def flat(spec, blocks):
+    blocks = blocks if spec.by_relation else blocks.swapaxes(0, 1)
+    return blocks.reshape((-1,) + blocks.shape[2:])
+
+
+def expected(spec, A, x, parameters, gy, kept=1.0):
+    """Return y, gx and the gradients in float64, and the largest value before the activation.
+
+    kept: what dropout multiplies by.
+    """
+    W, W_self, b, b_self = parameters
+    A = A.copy()
+    if spec.loop:
+        A[0] += numpy.eye(len(x))
+    value = numpy.zeros((len(x), spec.width_out))
+    if spec.n_relations:
+        value += numpy.einsum('rij,jk,rck->ic', A, x, by_relation(spec, W))
+    if spec.has_self:
+        value += x @ W_self.T
+    if spec.has_relation_bias:
+        value += numpy.einsum('rij,rc->ic', A, by_relation(spec, b))
+    if spec.n_biases:
+        value += b_self.reshape(spec.n_biases, -1).sum(axis=0)
+    function, derivative = ACTIVATIONS[spec.activation]
+    y = function(value) * kept
+    z = gy * kept * derivative(function(value))
+    gx, gradients = 0, {}
+    if spec.n_relations:
+        S = numpy.einsum('rij,ic->rjc', A, z)
+        gx = gx + numpy.einsum('rjc,rck->jk', S, by_relation(spec, W))
+        gradients['W'] = flat(spec, numpy.einsum('rjc,jk->rck', S, x))
+        if spec.has_relation_bias:
+            gradients['b'] = flat(spec, S.sum(axis=1))
+    if spec.has_self:
+        gx = gx + z @ W_self
+        gradients['W_self'] = z.T @ x
+    if spec.n_biases:
+        gradients['b_self'] = z.sum(axis=0)
+    return dict(gradients, y=y, x=gx), abs(value).max()
+
+
+def on_host(gradients):
+    """Return the same names with arrays, or lists of them, on the host."""
+    return {name: cuda.to_cpu(found) for name, found in gradients.items()}
+
+
+def check(gpu, dtype, spec, n_rows, is_weighted=True, ratio=0.0, shift=0):
+    rng = numpy.random.RandomState(1)
+
+    def drawn(*shape):
+        return rng.uniform(-1, 1, shape).astype(dtype)
+
+    x, gy = drawn(n_rows, spec.width_in), drawn(n_rows, spec.width_out)
+    n_all = spec.n_relations * spec.width_out
+    W = drawn(n_all, spec.width_in) if spec.n_relations else None
+    W_self = drawn(spec.width_out, spec.width_in) if spec.has_self else None
+    b = drawn(n_all) if spec.has_relation_bias else None
+    b_self = drawn(spec.n_biases * spec.width_out) if spec.n_biases else None
+    parameters = W, W_self, b, b_self
+    A = matrices(n_rows, max(spec.n_relations, 1), dtype, is_weighted)
+    forward = backward = None
+    if spec.n_relations:
+        forward = side(gpu, A, is_weighted)
+        backward = side(gpu, A.transpose(0, 2, 1), is_weighted)
+
+    def put(array):
+        return None if array is None else gpu.put(array, shift)
+
+    kept, draw = 1.0, None
+    if ratio:
+        draw = 2**40 + 3, 5, gpu.put(numpy.array([2**33 + 1], 'u8'))
+        kept = reference.kept(gy.size, ratio, 2**40 + 3, 5, 2**33 + 1).reshape(gy.shape)
+        kept = kept * float(numpy.dtype(dtype).type(1 / (1 - ratio)))
+    names = 'W', 'W_self', 'b', 'b_self'
+    given = {name: put(array) for name, array in zip(names, parameters) if array is not None}
+    y = layer_forward(spec, forward, put(x), given, ratio, draw)
+    arguments = spec, backward, put(x), y, put(gy), given, ratio
+    gradients = on_host(layer_backward(*arguments))
+    again = on_host(layer_backward(*arguments, has_features=False))
+    assert again.pop('x') is None
+    more = on_host(layer_backward(*arguments, more=put(x))).pop('x')
+    bound = BOUND[dtype] * max(1, abs(gradients['x']).max())
+    numpy.testing.assert_allclose(more, gradients['x'] + x, 0, bound, err_msg='more')
+    wide = [None if array is None else array.astype('d') for array in parameters]
+    wanted, largest = expected(spec, A.astype('d'), x.astype('d'), wide, gy.astype('d'), kept)
+    if spec.by_relation:  # an array for each relation, and for each of the equal biases
+        wanted['W'] = by_relation(spec, wanted['W'])
+        wanted['b_self'] = numpy.tile(wanted['b_self'], (spec.n_biases, 1))
+        for found in (gradients, again):
+            found.update({name: numpy.stack(found[name]) for name in ('W', 'b_self')})
+    for name, array in dict(gradients, y=cuda.to_cpu(y)).items():
+        of = wanted.pop(name)
+        assert array.dtype == dtype and array.shape == of.shape, name
+        scale = max(1, largest, abs(of).max())
+        numpy.testing.assert_allclose(array, of, 0, BOUND[dtype] * scale, err_msg=name)
+    assert not wanted
+    for name, array in again.items():
+        numpy.testing.assert_array_equal(array, gradients[name])
+
+
+# On a GPU a kernel keeps the limit of shared memory that it was compiled for.
+on_an_emulated_device = pytest.mark.parametrize('gpu', GPUS[:-1], indirect=True)
+
+SPECS = {
+    'convolution': dict(n_relations=1, activation='relu'),
+    'relations': dict(
+        n_relations=3, has_self=True, has_relation_bias=True, n_biases=1, activation='tanh'
+    ),
+    'relations alone': dict(n_relations=2),
+    'loop': dict(n_relations=1, loop=True, has_relation_bias=True, n_biases=1),
+    'linear': dict(n_biases=1, activation='relu'),
+    'degrees': dict(n_relations=4, by_relation=True, n_biases=4, activation='sigmoid'),
+    'many relations': dict(n_relations=33, has_self=True, activation='relu'),
+}
+
+
+@pytest.mark.parametrize(
+    'name, dtype',
+    [
+        pytest.param(
+            *(name, dtype),
+            marks=() if dtype == 'f' or name in ('relations', 'degrees') else pytest.mark.slow,
+        )
+        for name in SPECS
+        for dtype in 'efd'
+    ],
+)
+def test_layers(gpu, name, dtype):
+    check(gpu, dtype, layer(12, 8, **SPECS[name]), 37)
+    assert gpu.names == {'graph_linear', 'sum_partials'}
+
+
+@pytest.mark.parametrize(
+    'name, widths',
+    [
+        pytest.param(name, widths, marks=() if name == 'relations' else pytest.mark.slow)
+        for name in ('relations', 'loop', 'linear')
+        for widths in ((1, 1), (1, 5), (7, 1), (3, 33), (65, 4), (64, 64), (4, 300))
+    ],
+)
+def test_widths(gpu, name, widths):
+    check(gpu, 'f', layer(*widths, **SPECS[name]), 21)
+
+
+def test_relations_that_no_row_has_are_not_multiplied(gpu):
+    spec, n_rows = layer(8, 8, n_relations=3, activation='relu'), 20
+    A = matrices(n_rows, 3, 'f')
+    A[1] = 0
+    W = numpy.ones((8, 3, 8), 'f')
+    W[:, 1] = numpy.nan
+    x = gpu.put(numpy.ones((n_rows, 8), 'f'))
+    given = {'W': gpu.put(W.reshape(24, 8))}
+    y = layer_forward(spec, side(gpu, A, True), x, given)
+    gradients = layer_backward(spec, side(gpu, A.transpose(0, 2, 1), True), x, y, x, given)
+    assert y.any() and numpy.isfinite(y).all() and numpy.isfinite(gradients['x']).all()
+
+
+@pytest.mark.parametrize('n_rows', [1, 15, 16, 17, 33])
+@pytest.mark.parametrize('is_weighted', [False, True])
+def test_rows(gpu, n_rows, is_weighted):
+    check(gpu, 'f', layer(8, 12, **SPECS['relations']), n_rows, is_weighted)
+
+
+@on_an_emulated_device
+@pytest.mark.parametrize('n_sms', [1, 2])
+def test_blocks_take_several_tiles(gpu, monkeypatch, n_sms):
+    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda _: Device(n_sms, 60 << 20))
+    check(gpu, 'f', layer(8, 8, **SPECS['relations']), 150)
+    assert {constants.get('ROWS') for constants in gpu.launched} <= {32, 24, None}
+
+
+def test_nan_stays_where_it_comes_from(gpu):
+    """In the rows that have an entry for it, also behind a rectifier."""
+    spec, n_rows = layer(8, 8, **SPECS['convolution']), 20
+    A = matrices(n_rows, 1, 'f')
+    x = numpy.ones((n_rows, 8), 'f')
+    x[5] = numpy.nan
+    y = layer_forward(spec, side(gpu, A, True), gpu.put(x), {'W': gpu.put(numpy.ones((8, 8), 'f'))})
+    has_nan = A[0, :, 5] != 0
+    assert 0 < has_nan.sum() < n_rows
+    y = cuda.to_cpu(y)
+    numpy.testing.assert_array_equal(numpy.isnan(y), numpy.repeat(has_nan[:, None], 8, axis=1))
+
+
+@pytest.mark.parametrize(
+    'widths, activation, dtype',
+    [
+        pytest.param(
+            *(widths, activation, dtype),
+            marks=() if dtype == 'f' or widths == (8, 7) else pytest.mark.slow,
+        )
+        for widths in ((8, 8), (8, 7))
+        for activation in ('relu', 'identity')
+        for dtype in 'efd'
+    ],
+)
+def test_dropout(gpu, widths, activation, dtype):
+    spec = layer(*widths, n_relations=1, activation=activation)
+    check(gpu, dtype, spec, 19, ratio=0.3)
+
+
+@pytest.mark.parametrize('dtype, value', [('f', 0), ('e', 2**-20)])  # -(2**-26) becomes -0
+def test_zeros_that_dropout_keeps_have_gradients(gpu, dtype, value):
+    spec, x = layer(4, 4), numpy.full((9, 4), value, dtype)
+    given = {'W_self': gpu.put(-numpy.eye(4, dtype=dtype) * numpy.dtype(dtype).type(2**-6))}
+    draw = 3, 1, gpu.put(numpy.array([5], 'u8'))
+    y = layer_forward(spec, None, gpu.put(x), given, 0.5, draw)
+    kept = reference.kept(36, 0.5, 3, 1, 5).reshape(9, 4)
+    assert 0 < kept.sum() < 36 and not y.any()
+    ones = gpu.put(numpy.ones((9, 4), dtype))
+    gradients = layer_backward(spec, None, gpu.put(x), y, ones, given, 0.5)
+    numpy.testing.assert_array_equal(cuda.to_cpu(gradients['x']), -(2.0**-5) * kept)
+
+
+@on_an_emulated_device
+@pytest.mark.parametrize(
+    'widths',
+    [(40, 48), *(pytest.param(widths, marks=pytest.mark.slow) for widths in ((32, 48), (48, 32)))],
+)
+@pytest.mark.parametrize('name', ['relations', 'degrees'])
+def test_blocks_share_the_columns_of_a_wide_result(gpu, monkeypatch, name, widths):
+    narrow = Device(132, 60 << 20, 40 << 10)
+    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: narrow)
+    check(gpu, 'f', layer(*widths, **SPECS[name]), 21)
+    assert max(constants.get('SLICES', 0) for constants in gpu.launched) > 1
+
+
+@on_an_emulated_device
+def test_shares_of_columns_drop_the_same_elements(gpu, monkeypatch):
+    narrow = Device(132, 60 << 20, 6 << 10)
+    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: narrow)
+    check(gpu, 'f', layer(8, 48, **SPECS['convolution']), 19, ratio=0.3)
+    assert gpu.launched[0]['SLICES'] > 1
+
+
+def test_unaligned_input(gpu):
+    check(gpu, 'f', layer(8, 8, **SPECS['relations']), 19, shift=4)
+    assert {constants.get('QUADS') for constants in gpu.launched} == {0, None}
+
+
+def test_no_rows(gpu):
+    spec = layer(3, 2, n_biases=1)
+    x, W = gpu.put(numpy.ones((0, 3), 'f')), gpu.put(numpy.ones((2, 3), 'f'))
+    b, none = gpu.put(numpy.ones(2, 'f')), gpu.put(numpy.ones((0, 2), 'f'))
+    given = {'W_self': W, 'b_self': b}
+    assert layer_forward(spec, None, x, given).shape == (0, 2)
+    gradients = layer_backward(spec, None, x, none, none, given)
+    assert gradients['x'].shape == (0, 3) and not gpu.launched
+    assert not gradients['W_self'].any() and gradients['W_self'].shape == (2, 3)
+    assert gradients['b_self'].tolist() == [0, 0]

@@ -1,0 +1,232 @@
+"""The kernel of losses against Chainer's functions in float64, value and gradient."""
+
+import types
+
+import numpy
+import pytest
+
+import chainer
+from chainer import functions
+from chainer.backends import cuda
+
+from chainer_bspmm.cuda import gemm
+from chainer_bspmm.cuda import step
+from chainer_bspmm.ops.mean_loss import LOSS_ALONG
+from chainer_bspmm.ops.mean_loss import LOSS_CHUNK
+from chainer_bspmm.ops.mean_loss import loss_launches
+from chainer_bspmm.ops.mean_loss import mean_loss_backward
+from chainer_bspmm.ops.mean_loss import mean_loss_forward
+from chainer_bspmm.ops.mean_loss import training_loss
+from chainer_bspmm.training import chainer_nodes
+
+
+# Roundings of the result, and of the terms.
+BOUND = {'e': 2**-10, 'f': 2**-21, 'd': 2**-49}
+CHAINER = {
+    'SIGMOID_CROSS_ENTROPY': functions.sigmoid_cross_entropy,
+    'BINARY_ACCURACY': functions.binary_accuracy,
+    'SQUARED_ERROR': functions.mean_squared_error,
+    'ABSOLUTE_ERROR': functions.mean_absolute_error,
+}
+HAS_LABELS = 'SIGMOID_CROSS_ENTROPY', 'BINARY_ACCURACY'
+
+
+def arrays_of(kind, dtype, shape):
+    rng = numpy.random.RandomState(0)
+    x = (8 * rng.uniform(-1, 1, shape)).astype(dtype)
+    x.ravel()[::5] = 0
+    if kind in HAS_LABELS:
+        return x, rng.randint(-1, 2, shape).astype('i')
+    t = rng.uniform(-1, 1, shape).astype(dtype)
+    t.ravel()[1::5] = x.ravel()[1::5]
+    return x, t
+
+
+def assert_close(actual, expected, dtype):
+    """Compare values, of which the largest is the scale."""
+    assert actual.dtype == dtype and actual.shape == expected.shape
+    scale = abs(numpy.nan_to_num(expected)).max(initial=1e-300)
+    numpy.testing.assert_allclose(cuda.to_cpu(actual), expected, 0, BOUND[dtype] * scale)
+
+
+def check(gpu, kind, dtype, x, t, divisor=None, **options):
+    """Compare with Chainer; `options` are those of its function."""
+    variable = chainer.Variable(x.astype('d'))
+    expected = CHAINER[kind](variable, t.astype('d') if t.dtype.kind == 'f' else t, **options)
+    x, t = gpu.put(x), gpu.put(t)
+    loss, count = mean_loss_forward(kind, x, t, divisor)
+    assert_close(loss, expected.array, dtype)
+    assert (count is None) == (divisor is not None)
+    if count is not None:
+        assert count.dtype == 'int64' and count == max((t != -1).sum(), 1)
+    if kind == 'BINARY_ACCURACY':
+        return
+    expected.grad = numpy.full((), 3.0)
+    expected.backward()
+    gy = gpu.put(numpy.full((), 3, dtype))
+    gx = mean_loss_backward(kind, x, t, gy, count if divisor is None else divisor)
+    assert_close(gx, variable.grad, dtype)
+
+
+@pytest.mark.parametrize('shape', [(1,), (31, 1), (3, 11), (128, 12), (205, 5)])
+@pytest.mark.parametrize('dtype', 'efd')
+@pytest.mark.parametrize('kind', CHAINER)
+def test_shapes(gpu, kind, dtype, shape):
+    x, t = arrays_of(kind, dtype, shape)
+    check(gpu, kind, dtype, x, t, None if kind in HAS_LABELS else x.size)
+    assert len(gpu.launched) == (1 if kind == 'BINARY_ACCURACY' else 2)
+
+
+@pytest.mark.parametrize('kind', CHAINER)
+def test_more_elements_than_a_block_s(gpu, kind):
+    x, t = arrays_of(kind, 'f', (2 * LOSS_CHUNK + 1,))
+    check(gpu, kind, 'f', x, t, None if kind in HAS_LABELS else x.size)
+    assert [d['COMBINE'] for d in gpu.launched] == [0, 1, 0][: len(gpu.launched)]
+
+
+def test_more_blocks_than_threads_add_up(gpu, monkeypatch):
+    monkeypatch.setattr('chainer_bspmm.ops.mean_loss.LOSS_CHUNK', 4)
+    monkeypatch.setattr(
+        'chainer_bspmm.cuda.plans.MAX_BLOCK', 64
+    )  # instead of 1,024: the emulator runs each thread
+    monkeypatch.setattr('chainer_bspmm.ops.mean_loss.loss_launches', loss_launches.__wrapped__)
+    check(gpu, 'SIGMOID_CROSS_ENTROPY', 'f', *arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (1027,)))
+
+
+@pytest.mark.parametrize('dtype', 'efd')
+def test_divisor_that_is_given(gpu, dtype):
+    x, t = arrays_of('SIGMOID_CROSS_ENTROPY', dtype, (9, 4))
+    check(gpu, 'SIGMOID_CROSS_ENTROPY', dtype, x, t, 9, normalize=False)
+
+
+@pytest.mark.parametrize('kind', HAS_LABELS)
+def test_no_labels(gpu, kind):
+    x, t = arrays_of(kind, 'f', (9, 4))
+    check(gpu, kind, 'f', x, numpy.full_like(t, -1))
+
+
+@pytest.mark.parametrize('labels', ['int8', 'int64'])
+def test_labels_of_other_types(gpu, labels):
+    x, t = arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (9, 4))
+    check(gpu, 'SIGMOID_CROSS_ENTROPY', 'f', x, t.astype(labels))
+
+
+@pytest.mark.parametrize('value', [numpy.nan, 100, -100, 3e38, -3e38])
+@pytest.mark.parametrize('label', [-1, 0, 1])
+def test_predictions_beyond_the_range_of_exp(gpu, value, label):
+    """NaN stays NaN, even where it takes no part: as Chainer has it."""
+    x = numpy.array([value, 1], 'f')
+    check(gpu, 'SIGMOID_CROSS_ENTROPY', 'f', x, numpy.array([label, 1], 'i'))
+
+
+@pytest.mark.parametrize('ignore_nan', [False, True])
+@pytest.mark.parametrize('kind', ['SQUARED_ERROR', 'ABSOLUTE_ERROR'])
+def test_values_that_are_nan(gpu, kind, ignore_nan):
+    x, t = arrays_of(kind, 'f', (9, 4))
+    t[::2, 1] = numpy.nan
+    d = numpy.nan_to_num(x - t) if ignore_nan else x - t
+    is_square = kind == 'SQUARED_ERROR'
+    gy, x, t = (gpu.put(array) for array in (numpy.ones((), 'f'), x, t))
+    loss, _ = mean_loss_forward(kind, x, t, x.size, ignore_nan)
+    gx = mean_loss_backward(kind, x, t, gy, x.size, ignore_nan)
+    assert_close(loss, (d**2 if is_square else abs(d)).mean(dtype='d'), 'f')
+    assert_close(gx, (2 * d if is_square else numpy.sign(d)) / d.size, 'f')
+
+
+def test_no_elements(gpu):
+    x, t = gpu.put(numpy.empty((0, 3), 'f')), gpu.put(numpy.empty((0, 3), 'i'))
+    loss, count = mean_loss_forward('SIGMOID_CROSS_ENTROPY', x, t)
+    assert loss == 0 and count == 1 and len(gpu.launched) == 1
+    gx = mean_loss_backward('SIGMOID_CROSS_ENTROPY', x, t, loss, count)
+    assert gx.shape == (0, 3) and len(gpu.launched) == 1
+    loss, _ = mean_loss_forward('SQUARED_ERROR', x, x, 0)
+    assert numpy.isnan(loss)
+
+
+def test_rows_that_lie_apart(gpu):
+    x, t = arrays_of('SQUARED_ERROR', 'f', (8, 6))
+    loss, _ = mean_loss_forward('SQUARED_ERROR', gpu.put(x)[::2], gpu.put(t)[:, ::-1][::2], 24)
+    d = x[::2].astype('d') - t[:, ::-1][::2]
+    assert_close(loss, (d**2).mean(), 'f')
+
+
+@pytest.mark.parametrize('shape', [(1,), (31, 1), (128, 12), (204, 20)])
+@pytest.mark.parametrize('dtype', 'efd')
+@pytest.mark.parametrize('kind', sorted(set(CHAINER) - {'BINARY_ACCURACY'}))
+def test_what_comes_along(gpu, kind, dtype, shape):
+    """The bits of launches for loss, accuracy and gradient each."""
+    x, t = map(gpu.put, arrays_of(kind, dtype, shape))
+    for divisor in (None, 3) if kind in HAS_LABELS else (x.size,):
+        loss, count = mean_loss_forward(kind, x, t, divisor)
+        gx = mean_loss_backward(kind, x, t, gpu.put(numpy.ones((), dtype)), divisor or count)
+        del gpu.launched[:]
+        found = training_loss(kind, x, t, divisor)
+        assert len(gpu.launched) == 1
+        assert found[0] == loss and found[1] == count
+        assert found[3].dtype == dtype and found[3].tobytes() == gx.tobytes()
+        if divisor is None:
+            accuracy, _ = mean_loss_forward('BINARY_ACCURACY', x, t)
+            assert found[2] == accuracy and found[2].dtype == dtype
+        else:
+            assert found[1] is None and found[2] is None
+        assert training_loss(kind, x, t, divisor, with_gradient=False)[::3] == (loss, None)
+
+
+def test_too_many_for_anything_along(gpu):
+    x, t = map(gpu.put, arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (LOSS_ALONG + 1,)))
+    _, _, accuracy, gx = training_loss('SIGMOID_CROSS_ENTROPY', x, t)
+    assert gx is None and accuracy == mean_loss_forward('BINARY_ACCURACY', x, t)[0]
+    x, t = map(gpu.put, arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (LOSS_CHUNK + 1,)))
+    found = training_loss('SIGMOID_CROSS_ENTROPY', x, t)
+    assert found[:2] == mean_loss_forward('SIGMOID_CROSS_ENTROPY', x, t) and found[2:] == (
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize('n_rows, kinds', [(128, 'S'), (400, 'Sg'), (1400, 'SSBBg')])
+def test_launches_of_a_classifier_s_step(gpu, monkeypatch, n_rows, kinds):
+    """Loss, accuracy and gradient, by Chainer's functions."""
+    monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
+    x, t = arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (n_rows, 12))
+    one = numpy.ones((), 'f')
+
+    def results(x, t, one):
+        variable = chainer.Variable(x)
+        loss = functions.sigmoid_cross_entropy(variable, t)
+        accuracy = functions.binary_accuracy(variable, t)
+        loss.grad = one
+        a_step.one = types.SimpleNamespace(is_seed=lambda gradient: gradient is one)
+        loss.backward()
+        return loss.array, accuracy.array, variable.grad
+
+    a_step = step.Step(None, 0, None)
+    with chainer_nodes.under_way(a_step):
+        actual = results(*map(gpu.put, (x, t, one)))
+    found = ''.join('g' if d['GRADIENT'] else d['KIND'][0] for d in gpu.launched)
+    assert found == kinds and not a_step.losses
+    for one_of, other in zip(actual, results(x, t, one)):
+        assert_close(one_of, other, 'f')
+
+
+def test_what_came_along_is_for_the_same_loss(gpu):
+    """Of the same arrays, for a gradient of 1, and once."""
+    x, t = map(gpu.put, arrays_of('SQUARED_ERROR', 'f', (128, 12)))
+    one, two = (gpu.put(numpy.full((), value, 'f')) for value in (1, 2))
+    a_step = step.Step(None, 0, None)
+    a_step.one = types.SimpleNamespace(is_seed=lambda gradient: gradient is one)
+    with chainer_nodes.under_way(a_step):
+        _, divisor = chainer_nodes._loss(a_step, 'SQUARED_ERROR', x, t, x.size)
+        chainer_nodes._loss(a_step, 'ABSOLUTE_ERROR', x, t, x.size)  # a metric
+        for n_launches, *case in (
+            (1, 'SQUARED_ERROR', gpu.put(x + 1), t, one, divisor),
+            (1, 'SQUARED_ERROR', x, gpu.put(t + 1), one, divisor),
+            (1, 'SQUARED_ERROR', x, t, two, divisor),
+            (1, 'SQUARED_ERROR', x, t, one, divisor, True),
+            (0, 'SQUARED_ERROR', x, t, one, divisor),
+            (1, 'SQUARED_ERROR', x, t, one, divisor),
+        ):
+            del gpu.launched[:]
+            found = chainer_nodes._loss_grad(a_step, *case)
+            assert len(gpu.launched) == n_launches
+            assert found.tobytes() == mean_loss_backward(*case).tobytes()

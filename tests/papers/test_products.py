@@ -1,0 +1,589 @@
+"""The papers' products, with every container and kernel: values, launches, gradients, refusals."""
+
+import warnings
+
+import numpy
+import pytest
+
+import chainer
+from chainer.backends import cuda
+
+from chainer_bspmm import BatchedCOO
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm import BatchedSELL
+from chainer_bspmm import functions
+from chainer_bspmm import papers
+from chainer_bspmm.papers import gpu as launches
+from chainer_bspmm.papers import policy
+from chainer_bspmm.papers.products import bsddmm_forward
+from chainer_bspmm.papers.products import bspmm_forward
+from tests import support
+from tests.emulation.kernel_cases import batch
+from tests.emulation.kernel_cases import BATCHES
+from tests.emulation.kernel_cases import CHANNELS
+from tests.emulation.kernel_cases import integers
+from tests.support import assert_close
+from tests.support import assert_exact
+from tests.support import reference
+from tests.support import shuffled
+from tests.support.gradients import check_gradients
+from tests.support.spare import with_spare
+
+
+def coo(adj):
+    return shuffled(BatchedCOO.from_csr(adj))
+
+
+def sell(adj):
+    return BatchedSELL(adj, 7, sort_rows=True)
+
+
+# algorithm -> the container that it multiplies with
+CONTAINERS = {
+    **dict.fromkeys(launches.SWA_ALGORITHMS, lambda adj: adj),
+    **dict.fromkeys(launches.SELL_ALGORITHMS, sell),
+    **dict.fromkeys(launches.ST_ALGORITHMS, coo),
+}
+SWA, ST, ST_CASES = (
+    ('swa', 'swa_rows', 'swa_blocked'),
+    'st',
+    ('st_shared', 'st_blocked', 'st_global'),
+)
+every_algorithm = pytest.mark.parametrize('algorithm', CONTAINERS)
+
+
+def given(place, *arrays, shift=0):
+    return [None if array is None else place.put(array, shift) for array in arrays]
+
+
+def check(place, algorithm, adj, dtype, n_channels, values='own', with_residual=True, trans=False):
+    """adj: a BatchedCSR, or the container itself."""
+    if type(adj) is BatchedCSR:
+        adj = adj.replace(data=None) if values == 'ones' else adj
+        adj = CONTAINERS[algorithm](adj)
+    n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
+    x = integers((n_in, n_channels), dtype, seed=2)
+    residual = integers((n_out, n_channels), dtype, seed=3) if with_residual else None
+    data = integers(adj.nnz, dtype, seed=4) if values == 'given' else None
+    arrays = given(place, x, data, residual)
+    y = bspmm_forward(place.put(adj), *arrays, trans=trans, algorithm=algorithm)
+    assert_exact(y, truth(adj, x, data, residual, trans), dtype)
+    for array, before in zip(arrays, (x, data, residual)):
+        assert before is None or (cuda.to_cpu(array) == before).all()
+
+
+def truth(adj, *arguments, **options):
+    """Return the result of the reference, which does not know BatchedSELL."""
+    return reference.bspmm(adj.to_csr() if type(adj) is BatchedSELL else adj, *arguments, **options)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Use small blocks, which take more rounds over the entries: on a CPU threads are expensive."""
+    monkeypatch.setattr(policy, 'ST_BLOCK', 128)
+    monkeypatch.setattr(policy, 'st_shared_launch', policy.st_shared_launch.__wrapped__)
+
+
+# --- every algorithm ---
+
+
+@pytest.mark.parametrize('n_channels', CHANNELS)
+@pytest.mark.parametrize(
+    'algorithm, dtype', [*((name, dtype) for name in SWA for dtype in 'efd'), (ST, 'f'), (ST, 'd')]
+)
+def test_channels(place, small_blocks, algorithm, dtype, n_channels):
+    name = 'small' if n_channels > 64 or algorithm in SWA else 'mixed'
+    check(place, algorithm, batch(name, dtype), dtype, n_channels)
+    if place.launched:
+        assert place.launched[-1]['SUBWARP'] == policy.subwarp(n_channels)
+
+
+@pytest.mark.parametrize('with_residual', [False, True])
+@pytest.mark.parametrize('trans', [False, True])
+@pytest.mark.parametrize(
+    'algorithm, values',
+    [
+        (algorithm, values)
+        for algorithm in CONTAINERS
+        # SELL takes no other values.
+        for values in (('ones', 'own') if algorithm == 'sell' else ('ones', 'own', 'given'))
+    ],
+)
+def test_values(place, algorithm, values, trans, with_residual):
+    adj = batch('relations', 'f')
+    check(place, algorithm, adj, 'f', 3, values, with_residual, trans)
+    if algorithm in ST_CASES and place.launched:
+        assert place.launched[-1]['WEIGHTS'] == (values != 'ones')
+        assert place.launched[-1]['TRANS'] == trans
+
+
+@pytest.mark.parametrize('trans', [False, True])
+@pytest.mark.parametrize('name', BATCHES)
+@every_algorithm
+def test_batches(place, algorithm, name, trans):
+    dtype = 'f' if algorithm in (*SWA, 'sell') else 'd'
+    values = 'own' if algorithm == 'sell' else 'given'
+    check(place, algorithm, batch(name, dtype), dtype, 3, values, True, trans)
+
+
+@pytest.mark.parametrize('name', support.BATCHES)
+@pytest.mark.parametrize('algorithm', ['swa_blocked', 'sell', 'st'])
+def test_other_batches(place, algorithm, name):
+    """Symmetric and rectangular ones, ones of values that are one, a huge one among tiny ones."""
+    adj = support.BATCHES[name].astype('f')
+    if adj.data is not None:
+        adj = adj.replace(data=numpy.round(9 * adj.data))
+    adj = CONTAINERS[algorithm](adj)
+    for trans in (False, True):
+        x = integers((adj.n_rows if trans else adj.n_cols, 2), 'f')
+        y = bspmm_forward(place.put(adj), place.put(x), trans=trans, algorithm=algorithm)
+        assert_exact(y, truth(adj, x, trans=trans), 'f')
+
+
+@every_algorithm
+def test_input_of_three_dimensions_that_is_not_contiguous(place, algorithm):
+    adj = CONTAINERS[algorithm](batch('padded', 'f'))
+    x = integers((4, adj.max_rows, adj.n_graphs), 'f')
+    data = None if algorithm == 'sell' else integers(2 * adj.nnz, 'f', seed=1)
+    residual = integers((adj.n_graphs, adj.max_rows, 8), 'f', seed=2)
+
+    def taken(x, data, residual):
+        return x.T, None if data is None else data[::2], residual[:, :, ::2]
+
+    arrays = taken(*given(place, x, data, residual))
+    y = bspmm_forward(place.put(adj), *arrays, algorithm=algorithm)
+    assert_exact(y, truth(adj, *taken(x, data, residual)), 'f')
+
+
+@every_algorithm
+def test_nan_reaches_its_rows_only(place, algorithm):
+    adj = batch('mixed', 'f')
+    x = integers((adj.n_cols, 3), 'f')
+    x[0, 0], x[10, 1] = numpy.inf, numpy.nan  # padding of SELL would name row 0
+    adj.data[2] = numpy.nan
+    adj = CONTAINERS[algorithm](adj)
+    expected = truth(adj, x)
+    assert 3 < (~numpy.isfinite(expected)).sum() < expected.size // 2
+    assert_exact(bspmm_forward(place.put(adj), place.put(x), algorithm=algorithm), expected, 'f')
+
+
+@every_algorithm
+def test_duplicates_are_multiplied_before_they_are_added(place, algorithm):
+    values = numpy.array([3e38, 3e38], 'f')  # whose sum is infinite
+    adj = BatchedCSR(numpy.array([0, 2]), numpy.array([0, 0]), numpy.array([0, 1]), values)
+    adj, x = CONTAINERS[algorithm](adj), numpy.array([[1e-3, 1e-8, 0]], 'f')
+    for trans in (False, True):
+        for data in (None,) if algorithm == 'sell' else (None, values):
+            y = bspmm_forward(
+                place.put(adj), *given(place, x, data), trans=trans, algorithm=algorithm
+            )
+            assert_close(y, truth(adj, x, data, None, trans), 'float32')
+
+
+@pytest.mark.parametrize('n_nodes, n_channels', [((), 5), ((0,), 3), ((3,), 0)])
+@every_algorithm
+def test_empty_result_launches_nothing(place, algorithm, n_nodes, n_channels):
+    n_rows = sum(n_nodes)
+    adj = BatchedCSR(numpy.arange(n_rows + 1), numpy.arange(n_rows), numpy.array((0,) + n_nodes))
+    x = place.put(numpy.zeros((n_rows, n_channels), 'f'))
+    y = bspmm_forward(place.put(CONTAINERS[algorithm](adj)), x, algorithm=algorithm)
+    assert y.shape == (n_rows, n_channels) and not place.launched
+
+
+@pytest.mark.parametrize('dtype', 'efd')
+@pytest.mark.parametrize('algorithm', [*SWA, 'sell'])
+def test_input_that_is_aligned_to_an_element_only(gpu, algorithm, dtype):
+    adj = CONTAINERS[algorithm](batch('small', dtype))
+    x = integers((adj.n_cols, 16), dtype)
+    y = bspmm_forward(gpu.put(adj), gpu.put(x, numpy.dtype(dtype).itemsize), algorithm=algorithm)
+    assert_exact(y, truth(adj, x), dtype)
+
+
+@every_algorithm
+def test_gradients(place, algorithm):
+    adj = CONTAINERS[algorithm](batch('relations', 'd'))
+    shapes = [(adj.n_cols, 3), adj.nnz, (adj.n_rows, 3), (adj.n_rows, 3)]
+    x, data, residual, gy = (integers(shape, 'd', seed=i) for i, shape in enumerate(shapes))
+    data = None if algorithm == 'sell' else data
+    arrays = given(place, x, data, residual)
+    inputs = [None if array is None else chainer.Variable(array) for array in arrays]
+    y = papers.bspmm(place.put(adj), *inputs, algorithm='auto' if place.is_host else algorithm)
+    y.grad = place.put(gy)
+    y.backward()
+    assert_exact(y.array, truth(adj, x, data, residual), 'd')
+    assert_exact(inputs[0].grad, truth(adj, gy, data, trans=True), 'd')
+    assert_exact(inputs[2].grad, gy, 'd')
+    if data is not None:
+        assert_exact(inputs[1].grad, reference.bsddmm(adj, gy, x), 'd')
+    if algorithm in ST_CASES and place.launched:
+        assert [defines.get('TRANS') for defines in place.launched] == [0, 1, None]
+
+
+@pytest.mark.parametrize('algorithm', ['swa', 'sell', 'st'])
+def test_second_derivatives(xp, algorithm):
+    """As differences have them: on a GPU by the same algorithm."""
+    rng = numpy.random.RandomState(0)
+    adj = CONTAINERS[algorithm](support.BATCHES['four relations'])
+    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    arrays = [rng.uniform(-1, 1, shape) for shape in ((adj.n_cols, 2), (adj.n_rows, 2), adj.nnz)]
+    names = ['x', 'residual', 'data'][: 2 if algorithm == 'sell' else 3]
+    options = {'algorithm': 'auto' if xp is numpy else algorithm}
+
+    def product(*variables):
+        return papers.bspmm(adj, **dict(zip(names, variables)), **options) ** 2
+
+    check_gradients(product, *map(xp.asarray, arrays[: len(names)]))
+
+
+@pytest.mark.parametrize('algorithm', [ST, *ST_CASES])
+def test_second_derivatives_are_those_of_the_host(gpu, algorithm):
+    adj = coo(batch('relations', 'd'))
+    shapes = [(adj.n_cols, 3), adj.nnz, (adj.n_rows, 3)]
+    arrays = [integers(shape, 'd', {'d': 9}, i) for i, shape in enumerate(shapes)]
+
+    def derivatives(adj, arrays, algorithm):
+        inputs = [chainer.Variable(array) for array in arrays]
+        y = papers.bspmm(adj, *inputs, algorithm=algorithm)
+        first = chainer.grad([chainer.functions.sum(y**2)], inputs, enable_double_backprop=True)
+        total = sum(chainer.functions.sum(g**2) for g in first)
+        return [g.array for g in first + chainer.grad([total], inputs)]
+
+    expected = derivatives(adj, arrays, 'auto')  # SciPy
+    result = derivatives(gpu.put(adj), given(gpu, *arrays), algorithm)
+    assert len(gpu.launched) > 5
+    for actual, exact in zip(result, expected):
+        assert_exact(actual, exact, 'd')
+
+
+# --- SWA: partitions of wide matrices, rows of graphs only ---
+
+
+@pytest.mark.parametrize('n_channels', [1, 2, 3, 5, 9, 17])
+def test_subwarps(gpu, n_channels):
+    check(gpu, 'swa', batch('mixed', 'f'), 'f', n_channels)
+
+
+@pytest.mark.parametrize(
+    'dtype, n_channels, partitions',
+    [
+        ('f', 2048, 1),
+        ('f', 2049, 2),
+        ('f', 4097, 4),
+        ('e', 2049, 2),
+        ('d', 1024, 1),
+        ('d', 1025, 2),
+    ],
+)
+def test_partitions_about_the_budget(gpu, dtype, n_channels, partitions):
+    adj = batch('small', dtype)
+    launch = policy.swa_launch(adj.n_graphs, adj.max_rows, n_channels, numpy.dtype(dtype).itemsize)
+    assert launch.grid[1] == partitions
+    check(gpu, 'swa', adj, dtype, n_channels)
+
+
+def test_rows_beyond_the_last_graph_are_not_written(gpu):
+    adj = batch('small', 'f')
+    adj = adj.replace(n_rows=adj.n_rows + 3)
+    x = gpu.put(integers((adj.n_cols, 4), 'f'))
+    y = cuda.to_cpu(bspmm_forward(gpu.put(adj), x, algorithm='swa'))
+    assert numpy.isnan(y[-3:]).all() and not numpy.isnan(y[:-3]).any()
+
+
+@pytest.mark.parametrize('algorithm', SWA)
+def test_batch_with_spare_rows_is_refused(gpu, algorithm):
+    """They would stay as they were."""
+    adj = batch('small', 'f').replace(has_spare=True)
+    x = gpu.put(integers((adj.n_cols, 4), 'f'))
+    with pytest.raises(ValueError, match='adj: expected no spare rows'):
+        papers.bspmm(gpu.put(adj), x, algorithm=algorithm)
+
+
+# --- SELL: sizes of slices ---
+
+
+@pytest.mark.parametrize(
+    'n_channels, tile',
+    [(1, (1, 1)), (2, (2, 1)), (3, (1, 3)), (7, (1, 7)), (8, None), (9, (1, 8)), (33, (1, 8))],
+)
+@pytest.mark.parametrize('dtype', 'efd')
+def test_tiles(gpu, dtype, n_channels, tile):
+    check(gpu, 'sell', batch('mixed', dtype), dtype, n_channels)
+    defines = gpu.launched[-1]
+    assert (defines['VECTOR'], defines['TILE']) == (
+        tile or {'e': (8, 1), 'f': (4, 2), 'd': (2, 4)}[dtype]
+    )
+
+
+def tall(dtype):
+    """A graph of more rows than two warps, one of exactly a warp, a small and an empty one."""
+    rng = numpy.random.RandomState(0)
+    return BatchedCSR.from_matrices(
+        [integers((n, n), dtype, seed=n) * (rng.uniform(size=(n, n)) < 0.1) for n in (70, 0, 32, 3)]
+    )
+
+
+@pytest.mark.parametrize('values', ['ones', 'own'])
+@pytest.mark.parametrize('sort_rows', [False, True])
+@pytest.mark.parametrize('size', [1, 2, 7, 31, 32, 33, 64, 1000])
+def test_slice_sizes(place, size, sort_rows, values):
+    adj = tall('f') if values == 'own' else tall('f').replace(data=None)
+    for trans in (False, True):
+        check(place, 'sell', BatchedSELL(adj, size, sort_rows), 'f', 3, trans=trans)
+    for defines in place.launched:
+        assert (defines['WHOLE_WARPS'], defines['WEIGHTS']) == (size >= 32, values == 'own')
+
+
+@pytest.mark.parametrize(
+    'dtype, shifts, width',
+    [
+        ('e', (0, 0), 8),
+        ('e', (8, 0), 4),
+        ('f', (8, 0), 2),
+        ('f', (4, 0), 1),
+        ('f', (0, 4), 1),
+        ('d', (8, 0), 1),
+    ],
+)
+def test_vectors_of_sell(gpu, dtype, shifts, width):
+    adj = BatchedSELL(batch('small', dtype), 2)
+    x, residual = (integers((adj.n_rows, 8), dtype, seed=seed) for seed in (2, 3))
+    arrays = gpu.put(x, shifts[0]), None, gpu.put(residual, shifts[1])
+    y = bspmm_forward(gpu.put(adj), *arrays)
+    assert_exact(y, truth(adj, x, None, residual), dtype)
+    assert gpu.launched[-1]['VECTOR'] == width
+
+
+def test_blocks_that_stride_over_the_channels(gpu, monkeypatch):
+    plan = policy.sell_launch
+
+    def narrow(*sizes):
+        return plan(*sizes)._replace(grid=(plan(*sizes).grid[0], 2, 1))
+
+    monkeypatch.setattr(policy, 'sell_launch', narrow)
+    check(gpu, 'sell', batch('small', 'f'), 'f', 33)
+
+
+# --- ST: in shared memory, in parts of it, or not ---
+
+
+@pytest.mark.parametrize('n_channels', [1, 2, 3, 5, 7, 16, 17, 33])
+@pytest.mark.parametrize('algorithm', ST_CASES)
+def test_channels_by_name(gpu, small_blocks, algorithm, n_channels):
+    check(gpu, algorithm, batch('mixed', 'f'), 'f', n_channels)
+
+
+def test_partitions_of_a_wide_output(gpu, small_blocks):
+    # 24 rows of 1024 floats are three times the budget: four partitions.
+    check(gpu, ST, batch('mixed', 'f'), 'f', 1024)
+
+
+def corners(n_rows):
+    """Return a batch of a tall graph, with entries in its corners, and a small one."""
+    ids = [[n_rows - 1, 0], [0, n_rows - 1], [n_rows - 1, 0], [n_rows + 1, n_rows]]
+    return BatchedCOO(
+        numpy.array(ids),
+        numpy.array([0, n_rows, n_rows + 2]),
+        numpy.array([0, 3, 4]),
+        numpy.array([1, 2, 3, 4], 'f'),
+    )
+
+
+@pytest.mark.parametrize(
+    'n_rows, n_channels, expected',
+    [(8192, 1, 'st_shared'), (8192, 2, 'st_blocked'), (8193, 1, 'st_global')],
+)
+def test_rule_at_the_limit_of_shared_memory(gpu, monkeypatch, n_rows, n_channels, expected):
+    taken = []
+    for name in ST_CASES:
+
+        def note(*arguments, name=name, function=launches.ST_ALGORITHMS[name]):
+            taken.append(name)
+            return function(*arguments)
+
+        monkeypatch.setitem(launches.ST_ALGORITHMS, name, note)
+    for trans in (False, True):
+        check(gpu, ST, corners(n_rows), 'f', n_channels, trans=trans)
+    assert taken == [expected] * 2
+
+
+def test_capacity_beyond_the_batch(gpu):
+    adj = coo(batch('small', 'f'))
+    # Places that do not exist, so that using them would be an error.
+    larger = gpu.put(
+        adj.replace(
+            ids=numpy.pad(adj.ids, ((0, 5), (0, 0)), constant_values=2**30),
+            data=numpy.pad(adj.data, (0, 5), constant_values=numpy.nan),
+            nnz=adj.nnz + 5,
+        )
+    )
+    x = integers((adj.n_cols, 4), 'f')
+    for algorithm in ST_CASES:
+        y = bspmm_forward(larger, gpu.put(x), algorithm=algorithm)
+        assert_exact(y, reference.bspmm(adj, x), 'f')
+    w = cuda.to_cpu(bsddmm_forward(larger, gpu.put(x), gpu.put(x)))
+    assert_exact(w[: adj.nnz], reference.bsddmm(adj, x, x), 'f')
+    assert numpy.isnan(w[adj.nnz :]).all()  # as they were
+
+
+def test_blocks_without_a_column_leave(gpu, monkeypatch):
+    plan = policy.st_shared_launch
+
+    def more(*sizes):
+        return plan(*sizes)._replace(grid=(plan(*sizes).grid[0], 1, 3))
+
+    monkeypatch.setattr(policy, 'st_shared_launch', more)
+    check(gpu, 'st_blocked', batch('mixed', 'f'), 'f', 5)
+
+
+def test_atomics_are_declared(gpu):
+    adj = batch('small', 'f')
+    x = integers((adj.n_cols, 3), 'f')
+    there, x_there = gpu.put(coo(adj)), gpu.put(x)
+    with chainer.using_config('warn_nondeterministic', True):
+        with pytest.warns(UserWarning, match='non-deterministic .*atomicAdd in bspmm'):
+            papers.bspmm(there, x_there)
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            papers.bsddmm(there, x_there, x_there)
+            papers.bspmm(coo(adj), x)  # SciPy
+            papers.bspmm(gpu.put(adj), x_there)
+
+
+# --- the sampled product over a BatchedCOO ---
+
+
+def check_sampled(place, name, dtype, n_channels, shift=0):
+    adj = coo(batch(name, dtype))
+    u = integers((adj.n_rows, n_channels), dtype, seed=2)
+    v = integers((adj.n_cols, n_channels), dtype, seed=3)
+    w = bsddmm_forward(place.put(adj), place.put(u, shift), place.put(v))
+    assert_exact(w, reference.bsddmm(adj, u, v), dtype)
+    assert len(place.launched) in (0, adj.nnz > 0)
+
+
+@pytest.mark.parametrize('n_channels', (0,) + CHANNELS)
+@pytest.mark.parametrize('dtype', 'efd')
+def test_sampled_product(place, dtype, n_channels):
+    check_sampled(place, 'small' if n_channels > 64 else 'mixed', dtype, n_channels)
+
+
+@pytest.mark.parametrize(
+    'n_channels, lanes, tile',
+    [(4, 1, 1), (8, 1, 2), (12, 1, 3), (20, 2, 4), (36, 4, 4), (68, 8, 4), (260, 32, 4)],
+)
+def test_lanes_of_the_sampled_product(gpu, n_channels, lanes, tile):
+    check_sampled(gpu, 'mixed', 'f', n_channels)
+    assert (gpu.launched[-1]['LANES'], gpu.launched[-1]['TILE']) == (lanes, tile)
+
+
+@pytest.mark.parametrize('name', BATCHES)
+def test_sampled_product_of_batches(place, name):
+    check_sampled(place, name, 'f', 7)
+
+
+@pytest.mark.parametrize('dtype, shift, width', [('e', 2, 1), ('f', 8, 2), ('d', 8, 1)])
+def test_unaligned_input_of_the_sampled_product(gpu, dtype, shift, width):
+    check_sampled(gpu, 'small', dtype, 16, shift)
+    assert gpu.launched[-1]['VECTOR'] == width
+
+
+def test_gradients_of_the_sampled_product(xp):
+    rng = numpy.random.RandomState(0)
+    adj = support.coo_batch_on('four relations', xp, 'float64')
+    u, v = (support.features(rng, xp, n, 3, 'float64') for n in adj.shape)
+    check_gradients(lambda u, v: papers.bsddmm(adj, u, v) ** 2, u, v)
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    'make, changes, error, message',
+    [
+        (coo, {'x': (4, 2)}, ValueError, r'x: .* \(3, n_B\) to go with <BatchedCOO.* got \(4, 2\)'),
+        (coo, {'x': numpy.ones((3, 2))}, TypeError, 'x: expected float32 as the values of adj'),
+        (coo, {'data': (3,)}, ValueError, r'data: expected shape \(5,\), one value for each entry'),
+        (coo, {'residual': (3, 1)}, ValueError, r'residual: expected shape \(3, 2\), .* \(3, 1\)'),
+        (sell, {'x': (4, 2)}, ValueError, r'x: .* \(3, n_B\) to go with <BatchedSELL.* \(4, 2\)'),
+        (sell, {'x': numpy.ones((3, 2))}, TypeError, 'x: expected float32 as the values of adj'),
+        (
+            sell,
+            {'data': (2,)},
+            ValueError,
+            'data: expected None, because a BatchedSELL .*; edge values go with a BatchedCSR',
+        ),
+        (sell, {'residual': (3, 1)}, ValueError, r'residual: expected shape \(3, 2\)'),
+        *(
+            (make, {'algorithm': name}, ValueError, "^algorithm on a CPU: .*'auto'.*%s" % name)
+            for name, make in [*CONTAINERS.items(), ('vektor', coo), ('vektor', sell)]
+        ),
+    ],
+)
+def test_bad_input(monkeypatch, make, changes, error, message):
+    monkeypatch.setattr(papers.cpu, 'bspmm', lambda *_: pytest.fail('launched'))
+    matrices = [numpy.full((2, 2), 2, 'f'), numpy.eye(1, dtype='f')]
+    arguments = {'adj': make(BatchedCSR.from_matrices(matrices)), 'x': (3, 2), **changes}
+    arguments = {k: numpy.ones(v, 'f') if type(v) is tuple else v for k, v in arguments.items()}
+    with pytest.raises(error, match=message):
+        papers.bspmm(**arguments)
+
+
+@pytest.mark.parametrize(
+    'make, algorithm, message',
+    [
+        (lambda adj: adj, 'st', "expected one of 'auto', 'swa'.* got 'st'"),
+        (coo, 'vector', "expected .* 'auto', 'st', .* got 'vector'"),
+        (sell, 'vector', "expected one of 'auto', 'sell', got 'vector'"),
+    ],
+)
+def test_algorithm_of_another_container(gpu, make, algorithm, message):
+    adj = make(batch('small', 'f'))
+    x = gpu.put(numpy.zeros((adj.n_cols, 2), 'f'))
+    with pytest.raises(ValueError, match='^algorithm: ' + message):
+        papers.bspmm(gpu.put(adj), x, algorithm=algorithm)
+
+
+@pytest.mark.parametrize('algorithm', [ST, *ST_CASES])
+def test_float16(gpu, algorithm):
+    adj = coo(batch('small', 'e'))
+    x = gpu.put(numpy.ones((adj.n_cols, 2), 'e'))
+    with pytest.raises(TypeError, match='x: expected float32 or float64 .* got float16; .*to_csr'):
+        bspmm_forward(gpu.put(adj), x, algorithm=algorithm)
+
+
+@pytest.mark.parametrize(
+    'algorithm, n_rows, n_channels, message',
+    [
+        ('swa_rows', 3, 4097, 'swa_rows .* 32768 .* n_B = 4097'),
+        ('st_shared', 8192, 2, "'st_shared' expects the output .* 32768 bytes .* got 65536 bytes"),
+        (
+            'st_blocked',
+            8193,
+            1,
+            "'st_blocked' expects one column .* 32768 bytes .* got 32772 bytes",
+        ),
+    ],
+)
+def test_forced_kernel_that_does_not_fit(gpu, algorithm, n_rows, n_channels, message):
+    adj = batch('small', 'f') if algorithm == 'swa_rows' else corners(n_rows)
+    x = gpu.put(numpy.zeros((adj.n_cols, n_channels), 'f'))
+    with pytest.raises(ValueError, match='algorithm: %s' % message):
+        bspmm_forward(gpu.put(adj), x, algorithm=algorithm)
+    assert not gpu.launched
+
+
+def test_other_functions_want_csr():
+    adj, x = BatchedSELL(support.BATCHES['one graph']), numpy.ones((5, 2))
+    for call in (lambda: functions.bsddmm(adj, x, x), lambda: functions.segment_sum(adj, x)):
+        with pytest.raises(TypeError, match='adj: expected a BatchedCSR, got'):
+            call()
+    with pytest.raises(TypeError, match='adj: expected a BatchedCOO, got BatchedCSR'):
+        papers.bsddmm(support.BATCHES['one graph'], x, x)
+
+
+def test_algorithms():
+    adj = batch('small', 'f')
+    assert papers.algorithms(adj) == list(SWA)
+    assert papers.algorithms(with_spare(adj, 0, 1)) == []  # they write rows of graphs only
+    assert papers.algorithms(coo(adj)) == [ST, *ST_CASES]
+    assert papers.algorithms(sell(adj)) == ['sell']

@@ -1,0 +1,98 @@
+"""Where an operation runs in a test: on the host, on an emulated GPU, or on a real one.
+
+Every place has `put`, which makes an array of its kind. GPUs also have `launched`, the compile-time
+constants of every launch, and `names`, the kernels that were launched.
+"""
+
+import functools
+
+import numpy
+import pytest
+
+from chainer.backends import cuda
+
+from chainer_bspmm.cuda import kernels
+from chainer_bspmm.sparse.batch import Batch
+from tests.emulation.emulator import cuda_on_cpu
+from tests.emulation.emulator.elementwise_on_cpu import elementwise
+from tests.support import poisoned
+
+GPUS = [
+    'emulated',
+    pytest.param('sanitized', marks=pytest.mark.slow),
+    pytest.param('cupy', marks=pytest.mark.gpu),
+]
+
+
+class Host:
+    """NumPy: nothing is launched."""
+
+    is_host, launched = True, ()
+
+    def put(self, array, shift=0):
+        return array if isinstance(array, Batch) else numpy.array(array)
+
+
+class Emulated(cuda_on_cpu.Device):
+    """Kernels by g++, elementwise ones too: tests/emulation/README.md. Batches stay as they are.
+
+    A kernel may read and write through a table of addresses: those of all new arrays are known.
+    """
+
+    is_host = False
+
+    def __init__(self, monkeypatch, sanitizer):
+        super().__init__(monkeypatch, sanitizer)
+        monkeypatch.setattr(cuda, 'elementwise', functools.partial(elementwise, self.put))
+
+    def _empty(self, shape, dtype):
+        self.reachable.append(super()._empty(shape, dtype))
+        return self.reachable[-1]
+
+    def put(self, array, shift=0):
+        return array if isinstance(array, Batch) else super().put(array, shift)
+
+
+class Real:
+    """CuPy's current device; new arrays are full of NaN."""
+
+    is_host = False
+
+    def __init__(self, monkeypatch):
+        self.launched, self.names = [], set()
+        poisoned(monkeypatch, cuda.cupy)
+        load = kernels.load
+
+        def noted(device_id, name, dtype_char, defines):
+            kernel = load(device_id, name, dtype_char, defines)
+
+            def launch(*arguments, **options):
+                self.launched.append(dict(defines))
+                self.names.add(name)
+                kernel(*arguments, **options)
+
+            return launch
+
+        monkeypatch.setattr(kernels, 'load', noted)
+
+    def put(self, array, shift=0):
+        """Return a copy of an array that lies `shift` bytes past a multiple of 16."""
+        if isinstance(array, Batch):
+            return array.to_device('@cupy:0')
+        array = numpy.asarray(cuda.to_cpu(array))
+        memory = cuda.cupy.zeros(array.nbytes + 32, numpy.uint8)
+        start = -memory.data.ptr % 16 + shift
+        copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        copy[...] = cuda.cupy.asarray(array)
+        return copy
+
+
+def place_of(name, monkeypatch):
+    """Return the place that a parameter of the fixtures `place` and `gpu` names."""
+    if name == 'numpy':
+        return Host()
+    if name == 'cupy':
+        return Real(monkeypatch)
+    if not cuda_on_cpu.has_compiler():
+        pytest.skip('without a GPU the kernels run by g++ -std=c++17, which fails here')
+    return Emulated(monkeypatch, cuda_on_cpu.MEMORY if name == 'sanitized' else None)

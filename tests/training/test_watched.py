@@ -1,0 +1,1129 @@
+"""What happens between the steps of a script, and what becomes of its captured step.
+
+The tables are the list of what is watched: a change leads to a new capture (`CHANGES`), is read at
+every step or found by the check of a replay (`READINGS`), makes steps run eagerly (`EAGER`), or is
+harmless (`HARMLESS`). Every training is compared with that of a StandardUpdater.
+"""
+
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import functools
+import gc
+import types
+import warnings
+import weakref
+
+import numpy
+import pytest
+
+import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+import chainer
+from chainer import functions
+from chainer import link_hooks
+from chainer import links
+from chainer import optimizer_hooks
+from chainer import optimizers
+from chainer.iterators import SerialIterator
+from chainer.training.updaters import StandardUpdater
+from chainer_chemistry.models.prediction import Regressor
+
+from chainer_bspmm.cuda import gemm
+from chainer_bspmm.training import StepDiffers
+from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.training.guards import Guards
+from tests.support import assert_close_arrays
+from tests.support.training import assert_same_bits
+from tests.support.training import assert_same_training
+from tests.support.training import BATCH
+from tests.support.training import HOST
+from tests.support.training import is_captured
+from tests.support.training import make_updater
+from tests.support.training import n_keys
+from tests.support.training import of_variables
+from tests.support.training import parameters
+from tests.support.training import Row
+from tests.support.training import run
+from tests.support.training import same_molecules
+from tests.support.training import small_model
+from tests.support.training import three_columns
+from tests.support.training import without_dropout
+from tests.training import host_graphs
+from tests.training.host_graphs import eager_causes
+from tests.training.host_graphs import read_at_capture
+
+pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+
+FACTOR = 1.0
+loss = 0.0  # a global of the same name as an attribute that functions below read
+
+
+def on_host(array):
+    return chainer.backends.cuda.to_cpu(getattr(array, 'array', array))
+
+
+# --- what the guards watch ---
+
+
+def names_a_global(*args):
+    return sum([FACTOR * i for i in range(len(args))])  # in a function within
+
+
+class Loss:
+    """A loss with a weight, in the ways in which it can be written."""
+
+    def __init__(self, model):
+        self.model, self.weight = model, 1.0
+
+    def __call__(self, *args):
+        return self.model(*args) * self.weight
+
+    def method(self, *args):
+        return self.model(*args) * self.weight
+
+
+class Named(chainer.Chain):
+    """A chain whose forward names a global."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.linear = links.Linear(2, 2)
+
+    def forward(self, x):
+        return self.linear(x) * FACTOR
+
+
+class Calling(chainer.Chain):
+    def __call__(self, x):
+        return x * FACTOR
+
+
+def rule_of(model):
+    return model.predictor.inner.embed.W.update_rule
+
+
+def put(path, value):
+    """A change of a model: an attribute gets what `value` makes of the one before."""
+
+    def change(model, optimizer):
+        *parts, name = path.split('.')
+        owner = functools.reduce(getattr, parts, model)
+        setattr(owner, name, value(getattr(owner, name, None)))
+
+    return change
+
+
+def of_embedding(change):
+    return lambda model, optimizer: change(model.predictor.inner.embed.W)
+
+
+DECAY = optimizer_hooks.WeightDecay(0.1)
+W, NUMBER = 'predictor.inner.embed.W.', type('Number', (int,), {})
+# Functions of (model, optimizer); the order is that of one training.
+CHANGES: dict[str, Callable] = {
+    'a number': put('predictor.counter', lambda before: 1),
+    'a flag for a number': put('predictor.counter', bool),
+    'a number of another type': put('predictor.counter', NUMBER),
+    'a string': put('mode', lambda before: 'fast'),
+    'a tuple': put('sizes', lambda before: (1, (2, 3))),
+    'an array': put('weights', lambda before: numpy.ones(3)),
+    'a function': put('lossfun', lambda before: lambda x, t: before(x, t)),
+    'an attribute that is removed': lambda model, _: delattr(model.predictor, 'removed'),
+    "a parameter's array": put(W + 'array', lambda before: before * 0.5),
+    'requires_grad': put(W + '_requires_grad', lambda before: False),
+    'an update rule that is disabled': lambda model, _: model.predictor.inner.disable_update(),
+    'an update rule that is enabled': lambda model, _: model.predictor.inner.enable_update(),
+    'a state': of_embedding(lambda W: W.update_rule.state.update(v=W.xp.zeros_like(W.array))),
+    'a hook': lambda _, optimizer: optimizer.add_hook(DECAY),
+    'a hook after the update': lambda _, optimizer: optimizer.add_hook(DECAY, 'post', 'post'),
+    'a hook of an update rule': of_embedding(lambda W: W.update_rule.add_hook(DECAY)),
+    'configuration': lambda *_: setattr(chainer.global_config, 'guarded', 0.5),
+    'another update rule': put(
+        W + 'update_rule', lambda before: optimizers.SGD(0.01).create_update_rule()
+    ),
+    'a link': put('predictor', lambda before: Row(three_columns, before.inner)),
+}
+
+
+@pytest.fixture
+def configured():
+    """Take back what is set in the configuration."""
+    yield
+    vars(chainer.global_config).pop('guarded', None)
+
+
+def changing_model():
+    return without_dropout(small_model(removed=1))
+
+
+def guarded():
+    """Return a model, its optimizer, and guards of both."""
+    model = changing_model()
+    optimizer = optimizers.MomentumSGD().setup(model)
+    for param in model.params(include_uninit=False):
+        param.update_rule._init_states(param)
+    return model, optimizer, Guards(model, model, optimizer)
+
+
+@pytest.mark.parametrize('name', CHANGES)
+def test_a_change_is_noticed(configured, name):
+    model, optimizer, guards = guarded()
+    if name == 'an update rule that is enabled':
+        model.predictor.inner.disable_update()
+    before = guards.key()
+    assert guards.key() is before
+    CHANGES[name](model, optimizer)
+    after = guards.key()
+    assert after != before and isinstance(after.change(before), str)
+    assert guards.key() is after
+
+
+def test_a_training_with_every_change(device, graphs, no_causes, configured):
+    """One after the other: each is captured, and as a StandardUpdater trains."""
+    changes, keys = [*CHANGES.values()], []
+
+    def make(kind):
+        vars(chainer.global_config).pop('guarded', None)
+        return make_updater(
+            kind, device, changing_model(), same_molecules(), optimizers.MomentumSGD(0.001)
+        )
+
+    def change(updater):
+        number, step = divmod(updater.iteration, 3)
+        if isinstance(updater, GraphUpdater) and not step:
+            keys.append(updater._driver.guards.key())
+            assert updater._driver.programs and is_captured(updater), [*CHANGES][number - 2]
+        if not step and number <= len(changes):
+            optimizer = updater.get_optimizer('main')
+            changes[number - 1](optimizer.target, optimizer)
+
+    assert_same_training(make, 3 * (len(changes) + 1), change)
+    assert len(keys) == len(changes) + 1
+    assert not [name for name, *pair in zip(CHANGES, keys, keys[1:]) if pair[0] == pair[1]]
+
+
+def test_what_changes_back_is_the_same():
+    model, _, guards = guarded()
+    before = guards.key()
+    model.predictor.counter = 1
+    changed = guards.key()
+    assert changed.change(before) == 'the attribute counter of predictor'
+    model.predictor.counter = 0
+    assert guards.key() == before != changed and hash(guards.key()) == hash(before)
+
+
+def test_states_in_a_new_dict():
+    """Their arrays are watched, not those of the dict that was there when the guards were made."""
+    model, _, guards = guarded()
+    before = guards.key()
+    rule = rule_of(model)
+    rule._state = dict(rule._state)
+    assert guards.key() is before
+    rule._state['v'] = rule._state['v'].copy()
+    assert guards.key() != before
+
+
+def test_other_hyperparameters():
+    """Their numbers may change at every step, so the key is equal; but the update looks again."""
+    model, optimizer, guards = guarded()
+    before = guards.key()
+    rule = rule_of(model)
+    rule.hyperparam = chainer.optimizer.Hyperparameter(optimizer.hyperparam)
+    after = guards.key()
+    assert after == before and after is not before
+    rule.hyperparam.lr = 0.5
+    assert guards.key() is after
+
+
+def test_what_every_step_replaces_is_no_change():
+    model, _, guards = guarded()
+    model.loss, model.cache, model.seen = chainer.Variable(numpy.zeros(1)), {}, []
+    before = guards.key()
+    model.loss, model.cache, model.seen = chainer.Variable(numpy.ones(1)), {1: 2}, [3]
+    assert guards.key() is before
+
+
+def test_configuration_of_the_user():
+    model, _, guards = guarded()
+    with chainer.using_config('noise', 0.0):
+        before = guards.key()
+        with chainer.using_config('noise', 0.5):
+            assert guards.key() != before
+            assert guards.key().change(before) == 'the attribute noise of chainer.config'
+        assert guards.key() == before
+
+
+def test_closures():
+    """Of the loss, of a part of it, and of a function that a link has."""
+    factor, model = 1.0, small_model()
+    around = small_model(lossfun=lambda x, t: factor)
+
+    def loss_func(*args):
+        return factor * model(*args)
+
+    for function in (loss_func, functools.partial(loss_func, 1)):
+        guards = Guards(chainer.Chain(), function)
+        of_link = Guards(around, around)
+        assert [type(link).__name__ for link in guards.links[1:3]] == ['Regressor', 'Row']
+        before = guards.key(), of_link.key()
+        factor = factor + 1.0
+        assert 'factor that loss_func reads' in guards.key().change(before[0])
+        assert of_link.key() != before[1]
+
+
+@pytest.mark.parametrize(
+    'make', (Named, Calling, lambda: links.Linear(2, 2)), ids=('forward', '__call__', 'function')
+)
+def test_globals(monkeypatch, make):
+    model = make()
+    guards = Guards(model, names_a_global if type(model) is links.Linear else model)
+    before = guards.key()
+    monkeypatch.setitem(globals(), 'FACTOR', 2.0)
+    after = guards.key()
+    assert after != before and 'FACTOR' in after.change(before)
+
+
+def test_attributes_are_not_taken_for_globals(monkeypatch):
+    model = small_model()
+    guards = Guards(model, lambda *args: model(*args) and model.loss)
+    before = guards.key()
+    monkeypatch.setitem(globals(), 'loss', 1.0)
+    assert guards.key() == before
+
+
+def test_links_around_a_function():
+    """However the function refers to them: their parameters are watched."""
+    teacher = links.Linear(2, 2)
+    holder = links.Linear(2, 2)
+    holder.teacher = teacher
+
+    class Distilled:
+        def __init__(self):
+            self.teacher = teacher
+
+        def __call__(self, x):
+            return self.teacher(x)
+
+    for target, function in (
+        (links.Linear(2, 2), lambda x: teacher(x)),
+        (links.Linear(2, 2), Distilled()),
+        (holder, holder),
+    ):
+        guards = Guards(target, function)
+        before = guards.key()
+        assert guards.links == [target, teacher]
+        assert set(map(id, guards.other_params)) == {id(teacher.W), id(teacher.b)}
+        teacher.W.array = teacher.W.array.copy()
+        assert guards.key() != before
+
+
+def test_what_is_not_watched():
+    """They are left to the checks of replays, which keeps the list of what is watched short."""
+    settings = types.SimpleNamespace(factor=1.0)
+    numbers = {'factor': 1.0}
+    model = links.Linear(2, 2)
+    guards = Guards(model, lambda x: model(x) * settings.factor * numbers['factor'])
+    before = guards.key()
+    settings.factor = numbers['factor'] = 2.0
+    assert guards.key() is before
+
+
+def test_hooks_that_have_to_see_every_call():
+    model, _, guards = guarded()
+
+    def named():
+        guards.key()
+        return guards.blocking_hook() or ''
+
+    assert not named()
+    with chainer.using_config('debug', True):
+        assert 'debug mode' in named()
+    for hook in (chainer.function_hooks.TimerHook(), link_hooks.TimerHook()):
+        with hook:
+            assert 'TimerHook' in named()
+    embed = model.predictor.inner.embed
+    for _ in range(2):
+        embed.add_hook(link_hooks.TimerHook(), 'mine')
+        assert 'the hook mine has to see every call' == named()
+        embed.delete_hook('mine')
+        assert not named()
+
+
+KNOWN = Regressor(links.Linear(3, 2), functions.mean_squared_error, {'mae': functions.sum})
+
+
+@pytest.mark.parametrize(
+    'model, loss_func, expected',
+    [
+        (KNOWN, None, False),
+        (KNOWN, KNOWN.__call__, False),
+        (Regressor(links.Linear(3, 2), names_a_global), None, True),
+        (Regressor(links.Linear(3, 2), functools.partial(functions.sum)), None, True),
+        (Regressor(links.Linear(3, 2), functions.sum, {'own': names_a_global}), None, True),
+        (Regressor(Named(), functions.sum), None, True),
+        (KNOWN, lambda *args: KNOWN(*args), True),
+        (KNOWN, functools.partial(KNOWN), True),
+        (KNOWN, Loss(KNOWN), True),
+        (KNOWN, Loss(KNOWN).method, True),
+    ],
+)
+def test_code_of_a_user(model, loss_func, expected):
+    assert Guards(model, loss_func or model).has_user_code is expected
+
+
+@pytest.mark.parametrize(
+    'pick', (lambda loss: loss, lambda loss: loss.method, lambda loss: functools.partial(loss))
+)
+def test_weight_of_a_loss(device, graphs, no_causes, pick):
+    def make(kind):
+        model = without_dropout(small_model())
+        own = Loss(model)
+        updater = make_updater(
+            kind, device, model, same_molecules(), optimizers.SGD(0.01), loss_func=pick(own)
+        )
+        updater.own = own
+        return updater
+
+    def change(updater):
+        updater.own.weight = (1.0, 2.0, 1.0, 1.0)[updater.iteration // 3]
+
+    assert n_keys(assert_same_training(make, 9, change)) == 2
+
+
+def test_a_program_keeps_what_its_key_names_by_id(device, graphs):
+    """Another object could get the same id."""
+    model = small_model(factor=device.xp.ones(3, 'f'))
+    model.lossfun = lambda x, t: functions.mean_squared_error(x, t)
+    updater = make_updater(GraphUpdater, device, model, same_molecules())
+    row = model.predictor
+    references = [
+        weakref.ref(thing) for thing in (row, row.inner.embed.W.array, row.factor, model.lossfun)
+    ]
+    run(updater, 3)
+    model.predictor = Row(three_columns, row.inner)
+    row.inner.embed.W.array = row.inner.embed.W.array.copy()
+    row.factor = row.factor.copy()
+    model.lossfun = functions.mean_squared_error
+    del row
+    run(updater, 3)
+    assert len(updater._driver.programs) == 2
+    assert all(reference() is not None for reference in references)
+    updater._driver.programs.popitem(last=False)
+    gc.collect()
+    assert all(reference() is None for reference in references)
+
+
+# --- what checks of replays find ---
+
+
+class Slotted:
+    __slots__ = ('value',)
+    value: float
+
+
+class Weighing:
+    """Where a loss may read its weight from; `updater` and `trainer` are set later."""
+
+    updater: StandardUpdater
+    trainer: types.SimpleNamespace
+
+    def __init__(self):
+        self.values = {'weight': 0.0}
+        self.listed = [0.0]
+        self.nested = types.SimpleNamespace(inner=types.SimpleNamespace(weight=0.0))
+        self.slotted = Slotted()
+
+    def weight(self):
+        return self.updater.iteration
+
+    def next(self):
+        """Before every step."""
+        n = self.updater.iteration
+        self.values['weight'] = self.nested.inner.weight = self.slotted.value = n
+        self.listed = [n]
+        self.updater.get_optimizer('main').lr = 0.01 + 0.001 * n
+
+
+READINGS: dict[str, Callable] = {
+    'updater.iteration': lambda place: place.updater.iteration,
+    'trainer.updater.iteration': lambda place: place.trainer.updater.iteration,
+    'iterator.epoch': lambda place: place.updater.get_iterator('main').epoch,
+    'optimizer.t': lambda place: place.updater.get_optimizer('main').t,
+    'optimizer.lr': lambda place: 100 * place.updater.get_optimizer('main').lr,
+    'a value in a dict': lambda place: place.values['weight'],
+    'a list that is replaced': lambda place: place.listed[0],
+    'a nested namespace': lambda place: place.nested.inner.weight,
+    "an object's method": lambda place: place.weight(),
+    '__slots__': lambda place: place.slotted.value,
+}
+
+
+def annealed(kind, device, read, examples, **kwargs):
+    """Return an updater whose loss is weighted by ``1 + 0.1 * read(place)``, and the place."""
+    place = Weighing()
+    if kind is GraphUpdater:
+        kwargs.setdefault('on_difference', 'warn')
+    weight = read_at_capture(lambda: read(place))
+    model = without_dropout(small_model())
+
+    def loss_func(*args):
+        return model(*args) * (1.0 + 0.1 * weight())
+
+    updater = make_updater(
+        kind, device, model, examples, optimizers.SGD(0.01), loss_func=loss_func, **kwargs
+    )
+    place.updater, place.trainer = updater, types.SimpleNamespace(updater=updater)
+    return updater, place
+
+
+def train(updater, place, n_steps):
+    """Return the texts of the warnings."""
+    with eager_causes() as texts:
+        for _ in range(n_steps):
+            place.next()
+            run(updater, 1)
+    return texts
+
+
+@pytest.mark.parametrize(
+    'name, is_fused',
+    [
+        *((name, False) for name in READINGS),
+        *((name, True) for name in ('updater.iteration', 'optimizer.t', 'optimizer.lr')),
+    ],
+)
+def test_a_weight_that_changes_with_every_step(device, graphs, monkeypatch, name, is_fused):
+    """Found at the second replay at the latest: no step is trained with an old weight."""
+    if graphs is not None and is_fused:  # on a GPU it always is
+        host_graphs.fuse(monkeypatch)
+    results = []
+    for kind in (StandardUpdater, GraphUpdater):
+        updater, place = annealed(kind, device, READINGS[name], same_molecules())
+        texts = train(updater, place, 8)
+        results.append(parameters(updater))
+    assert len(texts) == 1 and 'a replay of the captured step gave another' in texts[0]
+    assert updater._driver.capturer is None and updater.graph_nbytes == 0
+    assert updater.iteration == updater.get_optimizer('main').t == 8
+    assert_close_arrays(results[1], results[0])
+
+
+@pytest.mark.parametrize('period, phase', [(3, 0), (10, 9)])
+def test_a_weight_that_changes_and_changes_back(device, graphs, period, phase):
+    def read(place):
+        return 50.0 if place.updater.iteration % period == phase else 0.0
+
+    updater, place = annealed(GraphUpdater, device, read, same_molecules())
+    (cause,) = train(updater, place, 20)
+    assert 'than the step run eagerly' in cause
+
+
+def test_a_weight_that_changes_later_with_layouts_that_alternate(device, graphs):
+    """Every layout counts its own replays; the change is found at its fourth or eighth."""
+    updater, place = annealed(
+        GraphUpdater, device, lambda place: place.updater.iteration // 10, same_molecules(16)
+    )
+    iterators = [SerialIterator(same_molecules(16), n, shuffle=False) for n in (8, 6)]
+    n_eager = None
+    for i in range(40):
+        updater._iterators['main'] = iterators[i % 2]
+        texts = train(updater, place, 1)
+        if texts:
+            assert n_eager is None
+            n_eager = updater.iteration
+    assert n_eager is not None and 10 < n_eager <= 18
+
+
+def fallen_back(device, monkeypatch, is_eager, **kwargs):
+    """Train with a weight that changes at step 5; return the updater, and the place.
+
+    is_eager: the steps before are run eagerly over the same buffers, and from the step of the
+    check on as without captures.
+    """
+    updater, place = annealed(
+        GraphUpdater, device, lambda place: place.updater.iteration >= 5, same_molecules(), **kwargs
+    )
+    with monkeypatch.context() as patch:
+        if is_eager:
+            patch.setattr('chainer_bspmm.training.step_program.StepProgram.capture', lambda _: None)
+        assert not train(updater, place, 5)  # replays 1 to 4, of which 3 is not checked
+    return updater, place
+
+
+@pytest.mark.parametrize('is_fused', (False, True))
+def test_it_goes_on_from_the_eager_result(device, graphs, monkeypatch, is_fused):
+    """To the bit, reported values and gradients included."""
+    if is_fused and graphs is not None:
+        host_graphs.fuse(monkeypatch)
+    results = []
+    for is_eager in (False, True):
+        updater, place = fallen_back(device, monkeypatch, is_eager, check_every=5)
+        program = list(updater._driver.programs.values())[0]
+        place.next()
+        with eager_causes() as texts, monkeypatch.context() as patch:
+            if is_eager:
+                patch.setattr(type(program), 'capture', lambda _: None)
+            reported = run(updater, 1)
+        assert bool(texts) != is_eager
+        if is_eager:
+            updater._driver.reason = 'from here on'
+            updater._driver.forget()
+        optimizer = updater.get_optimizer('main')
+        gradients = {
+            path: on_host(param.grad).copy()
+            for path, param in optimizer.target.namedparams(include_uninit=False)
+        }
+        after = parameters(updater)
+        train(updater, place, 3)
+        assert optimizer.t == updater.iteration == 9
+        results.append((reported, gradients, after, parameters(updater)))
+    assert results[0][0] == results[1][0]
+    for found, expected in zip(results[0][1:], results[1][1:]):
+        assert_same_bits(found, expected)
+
+
+def test_raise(device, graphs):
+    updater, place = annealed(
+        GraphUpdater, device, READINGS['updater.iteration'], same_molecules(), on_difference='raise'
+    )
+    assert not train(updater, place, 2)
+    with pytest.raises(StepDiffers, match='gave another .* than the step run eagerly'):
+        train(updater, place, 1)
+
+
+def test_warnings_point_to_the_user_s_code(device, graphs):
+    updater, place = annealed(GraphUpdater, device, READINGS['updater.iteration'], same_molecules())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        for _ in range(4):
+            updater.update()
+    found = [w for w in caught if 'GraphUpdater' in str(w.message)]
+    assert found and all(w.filename == __file__ for w in found)
+
+
+def test_a_step_that_is_not_deterministic_and_does_not_say_so(device, graphs):
+    """Kernels that add with atomics."""
+    n = 1 << 14
+    rng = numpy.random.RandomState(0)
+    rows, weights = rng.randint(BATCH, size=n), rng.normal(size=(n, 1)).astype('f') / n
+
+    def function(link, atoms, adj):
+        y = three_columns(link, atoms, adj)
+        if link.xp is numpy:
+            return y * (1 + 1e-5 * numpy.random.rand())
+        return y + 1e-2 * functions.sum(  # backward adds to some rows in any order
+            functions.get_item(y, (link.rows,)) * link.weights, axis=0, keepdims=True
+        )
+
+    model = without_dropout(
+        small_model(function, rows=device.send(rows), weights=device.send(weights))
+    )
+    updater = make_updater(
+        GraphUpdater, device, model, same_molecules(), optimizers.SGD(1e-3), check_every=1
+    )
+    run(updater, 6)
+    if graphs:
+        (program,) = updater._driver.programs.values()
+        assert not program._deterministic
+
+
+def test_a_difference_beyond_rounding(monkeypatch):
+    """Steps that differ from each other do not make up for it."""
+    host_graphs.stand_in(monkeypatch)
+
+    def function(link, atoms, adj):
+        link.shared[0] += 1
+        factor = 2 if link.shared[0] == 6 else 1  # in the replay
+        return three_columns(link, atoms, adj) * (factor + 1e-5 * numpy.random.rand())
+
+    model = without_dropout(small_model(function, shared=[0]))
+    updater = make_updater(GraphUpdater, HOST, model, same_molecules(), on_difference='raise')
+    run(updater, 1)
+    with pytest.raises(StepDiffers):
+        run(updater, 6)
+
+
+# --- what trains eagerly, and what is harmless ---
+
+
+@dataclasses.dataclass
+class Script:
+    """What is unusual in a script.
+
+    Attributes:
+        words (tuple of str): parts of the one warning; none: there is no warning.
+        function (callable): of the model.
+        change (callable): called with the updater after each step.
+        options (dict): of the updater; a `loss_func` has the model before its other arguments.
+        optimizer (callable): makes one, of a small rate: larger steps magnify what the kernels of
+            a step round otherwise.
+        around (callable): returns a context for the training.
+        examples (callable): returns them.
+        attributes (dict): of the model.
+        n_steps (int): to train for.
+        compared (tuple of str): what is compared with a StandardUpdater.
+    """
+
+    words: tuple = ()
+    function: Callable = three_columns
+    change: Callable = lambda updater: None
+    options: dict = dataclasses.field(default_factory=dict)
+    optimizer: Callable = functools.partial(optimizers.SGD, 0.01)
+    around: Callable = contextlib.nullcontext
+    examples: Callable = same_molecules
+    attributes: dict = dataclasses.field(default_factory=dict)
+    n_steps: int = 4
+    compared: tuple = ('reports', 'parameters')
+
+    def make(self, kind, device):
+        attributes = {
+            name: value.copy() if isinstance(value, (list, numpy.ndarray)) else value
+            for name, value in self.attributes.items()
+        }
+        model = without_dropout(small_model(self.function, **attributes))
+        options = dict(self.options)
+        if 'loss_func' in options:
+            options['loss_func'] = functools.partial(options['loss_func'], model)
+        return make_updater(kind, device, model, self.examples(), self.optimizer(), **options)
+
+    def train(self, kind, device):
+        """Return the updater, and what was reported."""
+        updater, reported = self.make(kind, device), []
+        with self.around():
+            for _ in range(self.n_steps):
+                reported += run(updater, 1)
+                self.change(updater)
+        return updater, reported
+
+
+def mean_of_rows(link, atoms, adj):
+    h = functions.mean(link.inner.embed(atoms), axis=0)
+    y = functions.broadcast_to(h[None, :3], (adj.n_graphs, 3))
+    return y + three_columns(link, atoms, adj)
+
+
+def stateful(link, atoms, adj):
+    y = three_columns(link, atoms, adj)
+    link.h = y if link.h is None else 0.5 * chainer.Variable(link.h.array) + y
+    return link.h
+
+
+def counting(link, atoms, adj):
+    link.counter += 1
+    return three_columns(link, atoms, adj)
+
+
+def five_atoms_each(link, atoms, adj):
+    h = functions.reshape(link.inner.embed(atoms), (adj.n_graphs, 5 + 1, -1))
+    return functions.sum(h[:, :5], axis=1)[:, :3]
+
+
+def three_dimensions(link, atoms, adj):
+    n_graphs, n_atoms = atoms.shape
+    return three_columns(link, atoms, adj) / n_atoms
+
+
+def sometimes_reports(link, atoms, adj):
+    link.calls.append(0)
+    y = three_columns(link, atoms, adj)
+    if len(link.calls) % 2:
+        chainer.report({'extra': functions.sum(y)}, link)
+    return y
+
+
+def reports_numbers(link, atoms, adj):
+    chainer.report({'weight': 0.5, 'n': 3, 'flag': True}, link)
+    return three_columns(link, atoms, adj)
+
+
+def with_a_number(batch, device=None):
+    return (*chainer_bspmm.concat_mols(batch, device), numpy.full((), 2, 'f'))
+
+
+class Twice(optimizers.SGD):
+    def update(self, lossfun=None, *args, **kwargs):
+        assert lossfun is not None
+        super().update(lossfun, *args, **kwargs)
+        super().update(lossfun, *args, **kwargs)
+
+
+def scale_from_step_2(updater):
+    if updater.iteration == 2:
+        updater.get_optimizer('main').set_loss_scale(8)
+
+
+CANNOT = '/predictor (Row) cannot be captured: ', __file__
+EAGER = {
+    'a mean over all rows': Script(('belong to no molecule',), mean_of_rows),
+    'random numbers': Script(
+        ('twice',),
+        lambda link, *batch: three_columns(link, *batch) * link.xp.random.rand(),
+        compared=(),
+    ),
+    'a state that goes on from step to step': Script(('twice',), stateful, attributes={'h': None}),
+    'an attribute that changes with every step': Script(
+        ('the attribute counter of predictor',), counting, n_steps=40
+    ),
+    'a function that fails with spare rows': Script(CANNOT, five_atoms_each),
+    'a function that insists on three dimensions': Script(
+        CANNOT, three_dimensions, options={'converter': chainer_bspmm.CSRConverter('padded')}
+    ),
+    'a report that comes and goes': Script(
+        ('extra',), sometimes_reports, attributes={'calls': []}, compared=()
+    ),
+    'reported numbers': Script(('value on the host',), reports_numbers),
+    'a converter of variables': Script(
+        ('expected arrays on the host',), options={'converter': of_variables}
+    ),
+    'a label that has no row for each molecule': Script(
+        ('each of 8 molecules in output 3, got shape ()',),
+        options={
+            'converter': with_a_number,
+            'loss_func': lambda model, *batch: model(*batch[:3]) * float(batch[3]),
+        },
+    ),
+    'a loss that is scaled from some step on': Script(
+        ('scales the loss',), change=scale_from_step_2
+    ),
+    'an optimizer with an update of its own': Script(
+        ('Twice',), optimizer=functools.partial(Twice, 0.01)
+    ),
+    'a hook': Script(('hook TimerHook',), around=chainer.function_hooks.TimerHook),
+    'debug mode': Script(('debug',), around=functools.partial(chainer.using_config, 'debug', True)),
+}
+ON_A_GPU = {
+    'a sum that is read': lambda link, *batch: (
+        three_columns(link, *batch) * float(batch[1].data.sum())
+    ),
+    'an array from the host': lambda link, *batch: (
+        three_columns(link, *batch) + link.xp.asarray(numpy.ones(3, 'f'))
+    ),
+    'numbers of cuRAND': lambda link, *batch: (
+        three_columns(link, *batch) + 0 * link.xp.random.rand()
+    ),
+}
+WORDS = {'a sum that is read': 'apture', 'an array from the host': 'from the host'}
+EAGER_ON_A_GPU = {
+    name: Script(('Row', WORDS.get(name, ''), __file__), function, compared=())
+    for name, function in ON_A_GPU.items()
+}
+
+
+def halve(optimizer):
+    """A hook that gives the parameters other arrays."""
+    for param in optimizer.target.params(False):
+        param.grad = param.grad * numpy.float32(0.5)
+
+
+def add_hook(updater, hook):
+    if updater.iteration == 1:
+        updater.get_optimizer('main').add_hook(hook, 'of a user')
+
+
+def other_gradients(updater, change):
+    add_hook(updater, lambda optimizer: None)  # so that updates are eager
+    change(updater.get_optimizer('main').target)
+
+
+def set_up_again(updater):
+    optimizer = updater.get_optimizer('main')
+    if updater.iteration == 3:
+        optimizer.setup(optimizer.target)
+    elif updater.iteration == 4 and isinstance(updater, GraphUpdater):
+        rules = [param.update_rule for param in optimizer.target.params()]
+        assert updater._driver.guards.key().update == rules
+
+
+def another_loss(updater):
+    if updater.iteration == 3:
+        model = updater.get_optimizer('main').target
+        updater.loss_func = lambda *args: 2 * model(*args)
+    elif updater.iteration > 3 and isinstance(updater, GraphUpdater):
+        assert updater._driver.function is updater.loss_func
+
+
+def noisy(batch, device):
+    atoms, adj, label = chainer_bspmm.concat_mols(batch, device)
+    noise = chainer.backend.get_array_module(label).asarray(numpy.random.normal(size=label.shape))
+    return atoms, adj, label + noise.astype('f')
+
+
+def labels_that_are_nan():
+    return [(atoms, adj, label * numpy.float32('nan')) for atoms, adj, label in same_molecules()]
+
+
+HARMLESS = {
+    'a hook that replaces gradients': Script(change=functools.partial(add_hook, hook=halve)),
+    'gradients that are cleared between steps': Script(
+        change=functools.partial(other_gradients, change=lambda model: model.cleargrads())
+    ),
+    'gradients that are replaced between steps': Script(
+        change=functools.partial(
+            other_gradients,
+            change=lambda model: [
+                setattr(param, 'grad', param.array.copy()) for param in model.params(False)
+            ],
+        )
+    ),
+    'a converter that draws': Script(options={'converter': noisy}),
+    'another loss function': Script(change=another_loss, n_steps=7),
+    'an optimizer that is set up again': Script(
+        change=set_up_again, optimizer=optimizers.Adam, n_steps=6
+    ),
+    'labels that are NaN': Script(examples=labels_that_are_nan, compared=('reports',)),
+}
+
+
+@pytest.mark.parametrize(
+    'script',
+    [
+        *(pytest.param(script, id=name) for name, script in {**EAGER, **HARMLESS}.items()),
+        *(
+            pytest.param(script, id=name, marks=pytest.mark.gpu)
+            for name, script in EAGER_ON_A_GPU.items()
+        ),
+    ],
+)
+def test_unusual_scripts(device, graphs, script):
+    """One warning that says why, however many steps; training continues as ever."""
+    if script in EAGER_ON_A_GPU.values() and device.xp is numpy:
+        pytest.skip('on a host nothing of it is noticed')
+    with eager_causes() as causes:
+        updater, reported = script.train(GraphUpdater, device)
+    assert len(causes) == bool(script.words), causes
+    assert all(word in cause for cause in causes for word in script.words), causes
+    assert script.words or is_captured(updater)
+    assert all('main/loss' in report for report in reported)
+    if script.compared:
+        theirs, expected = script.train(StandardUpdater, device)
+        for one, other in zip(reported, expected, strict=True):
+            assert one.keys() == other.keys()
+            numpy.testing.assert_allclose([one[k] for k in one], [other[k] for k in one], 1e-3)
+    if 'parameters' in script.compared:
+        assert_close_arrays(parameters(updater), parameters(theirs))
+
+
+@pytest.mark.parametrize('value', ('a word', None, (1.0, 2)))
+def test_reports_that_are_no_numbers(device, graphs, value):
+    def reports(link, atoms, adj):
+        chainer.report({'value': value}, link)
+        return three_columns(link, atoms, adj)
+
+    model = small_model(reports)
+    updater = make_updater(GraphUpdater, device, model, same_molecules())
+    reporter = chainer.Reporter()
+    reporter.add_observer('main', model)
+    reporter.add_observer('row', model.predictor)
+    with pytest.warns(UserWarning, match='row/value is reported as a value on the host'):
+        for _ in range(3):
+            with reporter.scope({}):
+                updater.update()
+
+
+def fails(*args):
+    raise LookupError('mine')
+
+
+@pytest.mark.parametrize(
+    'loss_func, words, error, message',
+    [
+        (fails, 'LookupError: mine', LookupError, 'mine'),
+        (
+            lambda *args: None,
+            'trains eagerly',
+            AttributeError,
+            "'NoneType' object has no attribute 'backward'",
+        ),
+    ],
+)
+def test_an_error_of_the_user_s(device, graphs, loss_func, words, error, message):
+    """It comes as from StandardUpdater, after the warning."""
+    updater = make_updater(GraphUpdater, device, loss_func=loss_func)
+    with pytest.warns(UserWarning, match=words), pytest.raises(error, match=message):
+        run(updater, 1)
+    assert updater.iteration == updater.get_optimizer('main').t == 0
+
+
+def test_no_cublas(device, graphs, monkeypatch):
+    def fails():
+        raise FileNotFoundError('/proc/self/maps')
+
+    monkeypatch.setattr(gemm, 'Blas', fails)
+    updater = make_updater(GraphUpdater, device)
+    with pytest.warns(UserWarning, match='trains eagerly: no cuBLAS handle .*proc/self/maps'):
+        run(updater, 2)
+    assert updater._driver.capturer is None
+
+
+def test_parameters_elsewhere(monkeypatch):
+    host_graphs.stand_in(monkeypatch)
+    updater = make_updater(GraphUpdater, HOST)
+    updater._driver.device = types.SimpleNamespace(xp=numpy, name='@cupy:1')
+    assert updater._driver._why_not() == (
+        "parameter '/predictor/inner/embed/W' is on @numpy, the device is @cupy:1"
+    )
+
+
+@pytest.mark.parametrize('dtype', ('float16', 'float32'))
+def test_rounding_of_the_parameters_dtype(monkeypatch, dtype):
+    """However exact the loss is."""
+    host_graphs.stand_in(monkeypatch)
+
+    def function(link, atoms, adj):
+        y = functions.cast(three_columns(link, atoms, adj), 'float32')
+        return y * (1.003 if adj.has_spare else 1.0)
+
+    with chainer.using_config('dtype', numpy.dtype(dtype)):
+        model = without_dropout(small_model(function))
+        updater = make_updater(GraphUpdater, HOST, model, same_molecules(), optimizers.SGD(1e-4))
+        with eager_causes() as causes:
+            run(updater, 3)
+    assert bool(causes) == (dtype == 'float32')
+
+
+# --- links that are not the optimizer's ---
+
+
+def only_a_head(kind, device):
+    """Return an updater of the last layer of a model, and the part that is not trained."""
+    numpy.random.seed(0)
+    row = Row(lambda link, atoms, adj: link.head(link.inner(atoms, adj)))
+    with row.init_scope():
+        row.head = links.Linear(5, 3)
+    without_dropout(row).to_device(device)
+
+    def loss_func(atoms, adj, labels):
+        return functions.mean_squared_error(row(atoms, adj), labels)
+
+    updater = make_updater(
+        kind, device, row.head, same_molecules(), optimizers.SGD(0.01), loss_func=loss_func
+    )
+    updater.body = row.inner
+    return updater
+
+
+def test_parameters_that_are_not_the_optimizer_s(device, graphs, no_causes):
+    """Another array of theirs is another step; their gradients stay as they are."""
+    gradients = []
+
+    def change(updater):
+        if updater.iteration == 4:
+            for param in updater.body.params(False):
+                param.array = param.array * device.xp.float32(1.5)
+                if isinstance(updater, GraphUpdater):
+                    param.grad = device.xp.full_like(param.array, 7)
+                    gradients.append((param, param.grad))
+
+    updater = assert_same_training(lambda kind: only_a_head(kind, device), 8, change)
+    assert n_keys(updater) == 2 and gradients
+    for param, gradient in gradients:
+        assert param.grad is gradient and bool((gradient == 7).all())
+
+
+def test_averages_of_links(device, graphs):
+    """Of one that the loss uses, and no optimizer has, and of one that learns its size: once."""
+    averages = []
+    for kind in (StandardUpdater, GraphUpdater):
+        teacher = links.BatchNormalization(3)
+        teacher.to_device(device)
+        model = without_dropout(
+            small_model(lambda link, *batch: link.norm(three_columns(link, *batch)))
+        )
+        with model.predictor.init_scope():
+            model.predictor.norm = links.BatchNormalization(axis=0)
+
+        def loss_func(atoms, adj, labels):
+            return functions.mean_squared_error(teacher(labels), model.predictor(atoms, adj))  # NOQA: B023
+
+        updater = make_updater(
+            kind, device, model, same_molecules(), optimizers.SGD(0.01), loss_func=loss_func
+        )
+        run(updater, 5)
+        averages.append([on_host(link.avg_mean) for link in (teacher, model.predictor.norm)])
+    assert is_captured(updater)
+    for found, expected, bound in zip(*averages[::-1], (1e-5, 1e-4)):
+        numpy.testing.assert_allclose(found, expected, rtol=bound, atol=bound * abs(expected).max())
+
+
+class Counting:
+    """A loss that keeps arrays: one is changed in place, one replaced."""
+
+    def __init__(self, model, xp):
+        self.model, self.n_calls, self.total = model, xp.zeros(1, 'f'), xp.zeros(1, 'f')
+
+    def __call__(self, *args):
+        self.n_calls += 1
+        self.total = self.total + 1
+        return self.model(*args)
+
+
+@pytest.mark.parametrize('are_watched', (False, True))
+def test_a_check_changes_nothing(device, graphs, are_watched):
+    """Counters, sums and averages go up by one a step, as in StandardUpdater."""
+    found = []
+    for kind in (StandardUpdater, GraphUpdater):
+
+        def count(link, atoms, adj):
+            link.total += 1
+            if are_watched:
+                link.counter += 1
+                link.average = link.average * 0.5 + 1
+            return three_columns(link, atoms, adj)
+
+        xp = device.xp
+        model = small_model(count, total=xp.zeros(2, 'f'), average=xp.zeros((), 'f'))
+        own = Counting(model, xp)
+        updater = make_updater(kind, device, model, loss_func=own)
+        with eager_causes():
+            run(updater, 6)
+        row = model.predictor
+        arrays = row.total, row.average, own.n_calls
+        found.append([row.counter, *(on_host(array).tolist() for array in arrays)])
+    assert found[0] == found[1]
+
+
+def test_attributes_that_a_step_sets(device, graphs, no_causes):
+    """They are those of the last step, from any graph, as after a step run eagerly."""
+
+    def function(link, atoms, adj):
+        link.n_graphs = adj.n_graphs
+        return three_columns(link, atoms, adj)
+
+    examples, seen = same_molecules(14), []
+    for kind in (StandardUpdater, GraphUpdater):
+        model = without_dropout(small_model(function, n_graphs=0))
+        updater = make_updater(kind, device, model, examples, optimizers.SGD(0.01))
+        iterators = [SerialIterator(examples, n, shuffle=False) for n in (8, 6)]
+        kept = []
+        for i in range(24):
+            updater._iterators['main'] = iterators[i % 2]
+            value = run(updater, 1)[0]['main/loss']
+            assert float(on_host(model.loss)) == pytest.approx(value, rel=1e-6)
+            kept.append([model.predictor.n_graphs, len(model.y), value])
+            with chainer.using_config('train', False), chainer.no_backprop_mode():
+                model(*chainer_bspmm.concat_mols(examples[:3], device))
+        seen.append(kept)
+    if graphs:
+        assert graphs[0].n_launches > 12
+    numpy.testing.assert_allclose(seen[1], seen[0], rtol=1e-3)
+
+
+def test_two_updaters_of_one_model(device, graphs, no_causes):
+    def make(kind):
+        updater = make_updater(
+            kind,
+            device,
+            without_dropout(small_model()),
+            same_molecules(),
+            optimizers.SGD(0.01),
+            hooks=[optimizer_hooks.GradientNoise(0)],
+        )
+        updater.other = kind(
+            SerialIterator(same_molecules(16)[8:], BATCH),
+            updater.get_optimizer('main'),
+            device=device,
+            converter=chainer_bspmm.concat_mols,
+        )
+        return updater
+
+    assert_same_training(make, 6, lambda updater: run(updater.other, 1))
