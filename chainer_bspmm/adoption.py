@@ -25,13 +25,12 @@ def _is_ours(converter):
 
 
 def _can_adopt(updater):
-    optimizer = (
-        updater.get_all_optimizers().get('main') if type(updater) is StandardUpdater else None
-    )
+    if type(updater) is not StandardUpdater:
+        return False
+    optimizer = updater.get_all_optimizers().get('main')
     # Not several ranks: captured, they end where one of them cannot go on.
     return (
-        type(updater) is StandardUpdater
-        and _is_ours(updater.converter)
+        _is_ours(updater.converter)
         and StandardUpdater.update_core is _LOOPS[StandardUpdater]
         and hasattr(optimizer, 'target')
         and getattr(optimizer, 'communicator', None) is None
@@ -71,7 +70,7 @@ def _replaying(forward):
     def _forward(self, data, fn, batchsize=16, *args, **kwargs):
         converter, *rest = args or (kwargs.get('converter'),)
         if _is_ours(converter):
-            from chainer_bspmm.training.forward import replayed
+            from chainer_bspmm.training.captured_predict import replayed
 
             options = {name: value for name, value in kwargs.items() if name != 'converter'}
             result = replayed(self, data, fn, batchsize, converter, *rest, **options)

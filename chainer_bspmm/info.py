@@ -69,12 +69,12 @@ def version(package):
 
 def cupy_packages():
     """Return name -> version of every installed package that contains CuPy."""
-    found = {}
+    packages = {}
     for distribution in importlib.metadata.distributions():
         name = (distribution.metadata['Name'] or '').lower()
         if name == 'cupy' or name.startswith(('cupy-cuda', 'cupy-rocm')):
-            found[name] = distribution.version
-    return found
+            packages[name] = distribution.version
+    return packages
 
 
 def has_nvidia_driver():
@@ -103,20 +103,13 @@ def dotted(number):
 
 def versions():
     """Yield the lines about versions, with advice for what is missing."""
-    yield 'chainer_bspmm %s in %s' % (
-        chainer_bspmm.__version__,
-        pathlib.Path(chainer_bspmm.__file__).parent,
-    )
-    yield 'Python %s (%s), %s' % (
-        platform.python_version(),
-        platform.python_implementation(),
-        platform.platform(),
-    )
+    folder = pathlib.Path(chainer_bspmm.__file__).parent
+    yield 'chainer_bspmm %s in %s' % (chainer_bspmm.__version__, folder)
+    words = platform.python_version(), platform.python_implementation(), platform.platform()
+    yield 'Python %s (%s), %s' % words
     for package in PACKAGES:
-        found = version(package)
-        if found is None:
-            found = 'missing: %s' % ADVICE.get(package, 'pip install ' + package)
-        yield '  %-18s %s' % (package, found)
+        missing = 'missing: %s' % ADVICE.get(package, 'pip install ' + package)
+        yield '  %-18s %s' % (package, version(package) or missing)
     for package, use in OPTIONAL.items():
         yield '  %-18s %s' % (package, version(package) or 'not installed; for %s' % use)
     for name in VARIABLES:
@@ -166,13 +159,9 @@ def gpus():
     yield '  captured training steps call cuBLAS through ' + cublas()
     for i in range(n_gpus):
         properties = runtime.getDeviceProperties(i)
-        yield '  device %d: %s, compute capability %d.%d, %.0f GiB' % (
-            i,
-            properties['name'].decode(),
-            properties['major'],
-            properties['minor'],
-            properties['totalGlobalMem'] / 2**30,
-        )
+        name, gib = properties['name'].decode(), properties['totalGlobalMem'] / 2**30
+        words = i, name, properties['major'], properties['minor'], gib
+        yield '  device %d: %s, compute capability %d.%d, %.0f GiB' % words
 
 
 def summary(outcomes):
@@ -199,11 +188,7 @@ def test(device):
 
 
 def info():
-    """Print versions, devices and the self-test on all of them.
-
-    Returns:
-        int: the exit status, 1 if a part of the self-test failed.
-    """
+    """Print versions, devices and the self-test on all of them; return the exit status."""
     for line in versions():
         print(line)
     print('Parsed SMILES are kept in %s' % cache.directory())

@@ -58,14 +58,7 @@ def run_script(path, arguments):
     """Run a Python script as ``python path arguments...`` would.
 
     ``sys.argv``, ``sys.path[0]`` and ``__main__`` are the script's; its classes pickle as those of
-    ``__main__``; its exceptions, including SystemExit, propagate.
-
-    Args:
-        path (str): the script.
-        arguments (list of str): its arguments.
-
-    Raises:
-        FileNotFoundError, IsADirectoryError, PermissionError: the script cannot be read.
+    ``__main__``; its exceptions, including SystemExit, propagate, as do those of reading it.
     """
     full_path = os.path.abspath(path)
     with io.open_code(full_path) as f:
@@ -75,13 +68,9 @@ def run_script(path, arguments):
     main.__loader__ = importlib.machinery.SourceFileLoader('__main__', full_path)
     vars(main)['__builtins__'] = sys.modules['builtins']
     # Some of these exist only in some versions of Python.
-    vars(main).update(
-        {
-            name: value
-            for name, value in [('__annotations__', {}), ('__cached__', None)]
-            if name in vars(sys.modules['__main__'])
-        }
-    )
+    for name, value in ('__annotations__', {}), ('__cached__', None):
+        if name in vars(sys.modules['__main__']):
+            vars(main)[name] = value
     # multiprocessing uses the second name for objects that a child process returns.
     sys.modules['__main__'] = sys.modules['__mp_main__'] = main
     sys.argv[:] = [path] + arguments

@@ -74,8 +74,8 @@ def outcome_of(model, examples, converter, device):
     model.cleargrads()
     y = model.predictor(*inputs)
     model.lossfun(y, t).backward()
-    found = {name: param.grad for name, param in model.namedparams() if param.grad is not None}
-    return {name: cuda.to_cpu(array) for name, array in dict(found, y=y.array).items()}
+    arrays = {name: param.grad for name, param in model.namedparams() if param.grad is not None}
+    return {name: cuda.to_cpu(array) for name, array in dict(arrays, y=y.array).items()}
 
 
 def trained(model, examples, converter, device, kind):
@@ -90,18 +90,18 @@ def trained(model, examples, converter, device, kind):
     return {name: cuda.to_cpu(param.array) for name, param in model.namedparams()}
 
 
-def relative_error(found, expected):
+def relative_error(actual, expected):
     """Return the largest difference of any array, over its largest value; NaN if there is one.
 
     Arrays of small values are compared with a part of the largest value of all.
     """
-    if found.keys() != expected.keys():
-        raise ValueError('gradients of %s' % sorted(found.keys() ^ expected.keys()))
+    if actual.keys() != expected.keys():
+        raise ValueError('gradients of %s' % sorted(actual.keys() ^ expected.keys()))
     largest = {name: abs(array).max(initial=0) for name, array in expected.items()}
     least = FLOOR * max(largest.values())
     errors = [
         abs(array - expected[name]).max(initial=0) / max(largest[name], least)
-        for name, array in found.items()
+        for name, array in actual.items()
     ]
     return float(numpy.max(errors))  # not Python's max, which passes over NaN
 
@@ -117,12 +117,8 @@ def cast(model, dtype):
 def run(device: chainer.backend.Device) -> Iterator[Outcome]:
     """Test a device; on a GPU the kernels of a method are compiled at its first dtype.
 
-    Args:
-        device (chainer.backend.Device): of NumPy or CuPy.
-
-    Yields:
-        Outcome: for each method and dtype, and for its training in float32, as soon as it is known.
-        Nothing is raised.
+    Yields an `Outcome` for each method and dtype, and for its training in float32, as soon as it is
+    known. Nothing is raised.
     """
     for method in METHODS:
         for dtype in TOLERANCES:
@@ -133,10 +129,10 @@ def run(device: chainer.backend.Device) -> Iterator[Outcome]:
 def predicts(method, dtype, device):
     """Return predictions and gradients of a method on the device, and as they should be."""
     model = new_model(method)
-    found = cast(model, dtype)
-    found.to_device(device)
+    tested = cast(model, dtype)
+    tested.to_device(device)
     return (
-        outcome_of(found, molecules(method, dtype), CSRConverter(), device),
+        outcome_of(tested, molecules(method, dtype), CSRConverter(), device),
         outcome_of(densify(model), molecules(method, 'f'), concat_mols, None),
     )
 
@@ -144,12 +140,12 @@ def predicts(method, dtype, device):
 def trains(method, dtype, device):
     """Return trained parameters, on a GPU of captured steps, and as they should be."""
     model = new_model(method)
-    found = cast(model, dtype)
-    found.to_device(device)
+    tested = cast(model, dtype)
+    tested.to_device(device)
     steps = GraphUpdater if device.xp is cuda.cupy else StandardUpdater
     data = TupleDataset(*zip(*molecules(method, dtype)))
     return (
-        trained(found, to_sparse(data), CSRConverter(), device, steps),
+        trained(tested, to_sparse(data), CSRConverter(), device, steps),
         trained(densify(model), molecules(method, 'f'), concat_mols, None, StandardUpdater),
     )
 

@@ -37,8 +37,8 @@ ROT = [
     ),
     (
         'chainer_bspmm/ops/bspmm.py',
-        'plan = dot_launch(adj.n_rows, n_channels, width)',
-        'plan = dot_launch(adj.n_rows, n_channels)',
+        'plan = plans.dot_launch(adj.n_rows, n_channels, width)',
+        'plan = plans.dot_launch(adj.n_rows, n_channels)',
         'call-arg',
     ),
     (

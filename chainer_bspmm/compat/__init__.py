@@ -7,13 +7,4 @@ only during an import exist only for that time (``stand_ins``); names that it re
 run time are visible to the upstream module only (``module_view``). NumPy itself is not changed.
 """
 
-from chainer_bspmm.compat import imports
-
-
-def apply():
-    """Import Chainer and Chainer Chemistry, repaired; ImportError says what to do.
-
-    Calling it again does nothing. Modules of theirs that are already imported are repaired in
-    place; leftovers of a failed import are removed first.
-    """
-    imports.import_upstream()
+from chainer_bspmm.compat.imports import import_upstream as apply  # noqa: F401

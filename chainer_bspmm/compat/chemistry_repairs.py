@@ -14,14 +14,23 @@ from chainer_bspmm.compat.module_view import ModuleView, give_back_numpy_names
 # --- names that NumPy or Python lost ---
 
 
-@repairs('chainer_chemistry.dataset.networkx_preprocessors.base_networkx')  # not in the wheel
-@repairs('chainer_chemistry.dataset.graph_dataset.base_graph_dataset')
-@repairs('chainer_chemistry.dataset.splitters.stratified_splitter')
-@repairs('chainer_chemistry.dataset.preprocessors.gin_preprocessor')
-@repairs('chainer_chemistry.dataset.preprocessors.ggnn_preprocessor')
-def module_reads_int(module):
-    """The files of these modules: numpy.int (gone in NumPy 1.24)."""
-    give_back_numpy_names(module, 'numpy', 'int')
+# Modules, and the name of NumPy that they read: int and float are gone in NumPy 1.24, bool, too
+# (back with NumPy 2), in1d in NumPy 2.4.
+LOST_NAMES = {
+    'dataset.networkx_preprocessors.base_networkx': 'int',  # not in the wheel
+    'dataset.graph_dataset.base_graph_dataset': 'int',
+    'dataset.splitters.stratified_splitter': 'int',
+    'dataset.preprocessors.gin_preprocessor': 'int',
+    'dataset.preprocessors.ggnn_preprocessor': 'int',
+    'dataset.preprocessors.common': 'float',  # swallowed: *_gwm methods would drop all molecules
+    'dataset.indexer': 'bool',
+    'training.extensions.roc_auc_evaluator': 'in1d',
+    'training.extensions.prc_auc_evaluator': 'in1d',
+}
+for _module, _name in LOST_NAMES.items():
+    repairs('chainer_chemistry.' + _module)(
+        lambda module, name=_name: give_back_numpy_names(module, 'numpy', name)
+    )
 
 
 @repairs('chainer_chemistry.datasets.reddit.reddit')  # not in the wheel
@@ -30,21 +39,6 @@ def reddit_reads_from_scipy_sparse_matrix(module):
     if not hasattr(module.nx, 'from_scipy_sparse_matrix'):
         read = module.nx.from_scipy_sparse_array
         module.nx = ModuleView(module.nx, from_scipy_sparse_matrix=read)
-
-
-@repairs('chainer_chemistry.dataset.preprocessors.common')
-def supernode_feature_reads_float(module):
-    """dataset/preprocessors/common.py: numpy.float (gone in NumPy 1.24).
-
-    The parsers swallow the error, so that every molecule of a ``*_gwm`` method is dropped.
-    """
-    give_back_numpy_names(module, 'numpy', 'float')
-
-
-@repairs('chainer_chemistry.dataset.indexer')
-def indexer_reads_bool(module):
-    """dataset/indexer.py: numpy.bool (gone in NumPy 1.24, back with NumPy 2)."""
-    give_back_numpy_names(module, 'numpy', 'bool')
 
 
 @repairs('chainer_chemistry.links.update.relgat_update')
@@ -59,13 +53,6 @@ def relgat_reads_bool(module):
         return own if 'bool' in vars(own) else ModuleView(own, bool=numpy.bool_)
 
     module.RelGATUpdate.xp = property(xp)
-
-
-@repairs('chainer_chemistry.training.extensions.roc_auc_evaluator')
-@repairs('chainer_chemistry.training.extensions.prc_auc_evaluator')
-def evaluator_reads_in1d(module):
-    """The files of these modules: numpy.in1d (gone in NumPy 2.4)."""
-    give_back_numpy_names(module, 'numpy', 'in1d')
 
 
 @repairs('chainer_chemistry.utils.sparse_utils')
@@ -138,21 +125,12 @@ def scaffold_splitter_permutes_lists(module):
 
 
 @repairs('chainer_chemistry.dataset.preprocessors.wle_util')
-def wle_labels_are_ragged(module):
-    """dataset/preprocessors/wle_util.py: to_index makes an array of arrays."""
-    module.np = ModuleView(module.np, array=_ragged_array)
-
-
 @repairs('chainer_chemistry.dataset.preprocessors.wle_io')
-def wle_data_sets_are_ragged(module):
-    """dataset/preprocessors/wle_io.py: create_datasets makes an array of adjacencies."""
-    module.np = ModuleView(module.np, array=_ragged_array)
-
-
 @repairs('chainer_chemistry.dataset.converters.cgcnn_converter')
-def cgcnn_batch_is_ragged(module):
-    """dataset/converters/cgcnn_converter.py: makes an array of the crystals' atom indices."""
-    module.numpy = ModuleView(module.numpy, array=_ragged_array)
+def arrays_are_ragged(module):
+    """The files of these modules make arrays of arrays, of adjacencies, of indices of atoms."""
+    alias = 'np' if hasattr(module, 'np') else 'numpy'
+    setattr(module, alias, ModuleView(numpy, array=_ragged_array))
 
 
 # --- scikit-learn ---
@@ -199,15 +177,11 @@ def _convert_to_scalar(self, value):
 
 
 @repairs('chainer_chemistry.models.prediction.regressor')
-def regressor_reports_lazily(module):
-    """models/prediction/regressor.py: numpy.asscalar (gone in NumPy 1.23), after a host copy."""
-    module.Regressor._convert_to_scalar = _convert_to_scalar
-
-
 @repairs('chainer_chemistry.models.prediction.classifier')
-def classifier_reports_lazily(module):
-    """models/prediction/classifier.py: numpy.asscalar (gone in NumPy 1.23), after a host copy."""
-    module.Classifier._convert_to_scalar = _convert_to_scalar
+def values_are_reported_lazily(module):
+    """The files of these modules: numpy.asscalar (gone in NumPy 1.23), after a host copy."""
+    kind = module.Classifier if hasattr(module, 'Classifier') else module.Regressor
+    kind._convert_to_scalar = _convert_to_scalar
 
 
 # --- nodes that do nothing ---

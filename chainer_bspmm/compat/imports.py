@@ -58,7 +58,11 @@ _is_done = False
 
 
 def import_upstream():
-    """Import chainer and chainer_chemistry, repaired; raise ImportError if one cannot be."""
+    """Import Chainer and Chainer Chemistry, repaired; ImportError says what to do.
+
+    Modules of theirs that are already imported are repaired in place; leftovers of a failed import
+    are removed first.
+    """
     global _is_done
     if _is_done:
         return

@@ -97,7 +97,7 @@ def _catch_up(summary, cuda):
 
 def _fetched(waiting, cuda):
     """Return the values as NumPy scalars, by one copy for each table that they are from."""
-    found, others, places_in = [None] * len(waiting), [], {}
+    results, others, places_in = [None] * len(waiting), [], {}
     for i, (value, table) in enumerate(waiting):
         if table is None:
             others.append(i)
@@ -110,15 +110,15 @@ def _fetched(waiting, cuda):
         firsts = numpy.array([waiting[i][0].data.ptr - start for i in places])
         numbers = numbers[firsts[:, None] + numpy.arange(dtype.itemsize)].view(dtype)
         for i, number in zip(places, numbers[:, 0]):
-            found[i] = number
+            results[i] = number
     kinds = itertools.groupby(others, lambda i: (waiting[i][0].device, waiting[i][0].dtype))
     for (device, _), places in kinds:
         places = list(places)
         with device:
             numbers = cuda.cupy.stack([waiting[i][0] for i in places]).get()
         for i, number in zip(places, numbers):
-            found[i] = number
-    return found
+            results[i] = number
+    return results
 
 
 def _sum(start, values):

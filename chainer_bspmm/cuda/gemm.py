@@ -53,10 +53,7 @@ STATUS = {
 
 
 class Library:
-    """The few cuBLAS calls needed here.
-
-    A library that cannot be loaded raises OSError; a call that fails RuntimeError, with its status.
-    """
+    """The few cuBLAS calls needed here; one that fails raises RuntimeError, with its status."""
 
     _create: Callable
     destroy: Callable
@@ -68,6 +65,8 @@ class Library:
 
     _int, _long, _pointer = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
     _matrix = [_pointer, _int, _int]  # where, type, leading dimension
+    _stack = [*_matrix, _long]  # of matrices: and how far one is from the next
+    _product = [_pointer, *[_int] * 5, _pointer]  # handle, orders, sizes, alpha
     _signatures = {
         'create': ('cublasCreate_v2', [_pointer]),
         'destroy': ('cublasDestroy_v2', [_pointer]),
@@ -76,43 +75,11 @@ class Library:
         'set_math_mode': ('cublasSetMathMode', [_pointer, _int]),
         'gemm_ex': (
             'cublasGemmEx',
-            [
-                _pointer,
-                _int,
-                _int,
-                _int,
-                _int,
-                _int,
-                _pointer,
-                *_matrix,
-                *_matrix,
-                _pointer,
-                *_matrix,
-                _int,
-                _int,
-            ],
+            [*_product, *_matrix, *_matrix, _pointer, *_matrix, _int, _int],
         ),
         'gemm_strided_batched_ex': (
             'cublasGemmStridedBatchedEx',
-            [
-                _pointer,
-                _int,
-                _int,
-                _int,
-                _int,
-                _int,
-                _pointer,
-                *_matrix,
-                _long,
-                *_matrix,
-                _long,
-                _pointer,
-                *_matrix,
-                _long,
-                _int,
-                _int,
-                _int,
-            ],
+            [*_product, *_stack, *_stack, _pointer, *_stack, _int, _int, _int],
         ),
     }
 
@@ -149,10 +116,7 @@ def cublas():
 
 
 def name_of_library():
-    """Return the name of the cuBLAS library that goes with CuPy.
-
-    If the process has loaded a library of that name, from any path, the loader returns that one.
-    """
+    """Return the name of CuPy's cuBLAS; the loader returns the one that the process has, if any."""
     major = cuda.cupy.cuda.runtime.runtimeGetVersion() // 1000  # of the CUDA that CuPy is built for
     return ('cublas64_%d.dll' if sys.platform == 'win32' else 'libcublas.so.%d') % major
 
@@ -197,9 +161,7 @@ class Blas:
     def dot(self, a, b):
         """Multiply two matrices or vectors, as ``cupy.dot`` does; the result is C-contiguous.
 
-        Row-major and column-major arrays are read in place, all others are copied first. Raises
-        TypeError for other dtypes than floats, ValueError where shapes do not fit or are too large
-        for cuBLAS, or an array is on another device.
+        Row-major and column-major arrays are read in place, all others are copied first.
         """
         if a.ndim == b.ndim == 2:
             return self._matrices(a, b)
@@ -246,32 +208,18 @@ class Blas:
             one, zero = factors.ctypes.data, factors.ctypes.data + factors.itemsize
             # cuBLAS is column-major: it computes C^T = B^T A^T.
             head = self._handle, is_b_transposed, is_a_transposed, n, m, k, one
-            a_matrix, b_matrix = (a.data.ptr, type_, lda), (b.data.ptr, type_, ldb)
-            c_matrix = c.data.ptr, type_, n
+            left, right = [b.data.ptr, type_, ldb], [a.data.ptr, type_, lda]
+            result = [c.data.ptr, type_, n]
             if a.ndim == 2:
-                self._library.gemm_ex(
-                    *head,
-                    *b_matrix,
-                    *a_matrix,
-                    zero,
-                    *c_matrix,
-                    compute_type(dtype),
-                    DEFAULT_ALGORITHM,
-                )
+                call, tail = self._library.gemm_ex, (compute_type(dtype), DEFAULT_ALGORITHM)
             else:
-                self._library.gemm_strided_batched_ex(
-                    *head,
-                    *b_matrix,
-                    b.strides[0] // b.itemsize,
-                    *a_matrix,
-                    a.strides[0] // a.itemsize,
-                    zero,
-                    *c_matrix,
-                    m * n,
-                    n_matrices,
-                    COMPUTE_64F if dtype.char == 'd' else COMPUTE_32F,
-                    DEFAULT_ALGORITHM,
-                )
+                left.append(b.strides[0] // b.itemsize)
+                right.append(a.strides[0] // a.itemsize)
+                result.append(m * n)
+                compute = COMPUTE_64F if dtype.char == 'd' else COMPUTE_32F
+                call = self._library.gemm_strided_batched_ex
+                tail = n_matrices, compute, DEFAULT_ALGORITHM
+            call(*head, *left, *right, zero, *result, *tail)
         return c
 
     def _check(self, a, b):
@@ -334,5 +282,5 @@ def step_for(array):
 
 def dot(a: Any, b: Any) -> Any:
     """Compute ``a.dot(b)`` of NumPy or CuPy arrays, in a captured step by its `Blas`."""
-    current = step_for(a)
+    current = None if isinstance(a, numpy.ndarray) else step.current()
     return a.dot(b) if current is None else current.blas.dot(a, b)

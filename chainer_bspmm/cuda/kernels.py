@@ -17,10 +17,7 @@ STORAGE = {'e': '__half', 'f': 'float', 'd': 'double'}
 
 @functools.lru_cache(maxsize=None)
 def directory():
-    """Return the folder (pathlib.Path) of the CUDA sources.
-
-    It is inside the package if that was installed from a wheel, next to it in a checkout.
-    """
+    """Return the folder of the CUDA sources: in the package, or next to it in a checkout."""
     package = pathlib.Path(__file__).resolve().parent.parent
     candidates = [package / 'kernels', package.parent / 'kernels']
     for folder in candidates:
@@ -49,12 +46,13 @@ def source(name):
 def _with_headers(name, text):
     parts = []
     for number, line in enumerate(text.splitlines(keepends=True), 1):
-        found = re.fullmatch(r'#include "(\w+\.cuh)"\n', line)
-        if found is None:
+        include = re.fullmatch(r'#include "(\w+\.cuh)"\n', line)
+        if include is None:
             parts.append(line)
         else:
-            header = (directory() / found[1]).read_text()
-            parts += ['#line 1 "%s"\n' % found[1], header, '#line %d "%s"\n' % (number + 1, name)]
+            header = (directory() / include[1]).read_text()
+            parts += ['#line 1 "%s"\n' % include[1], header]
+            parts.append('#line %d "%s"\n' % (number + 1, name))
     return ''.join(parts)
 
 

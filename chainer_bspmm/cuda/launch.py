@@ -59,15 +59,11 @@ class device_of:
 
 
 def run(name, like, plan, *arguments, storage=None, **constants):
-    """Launch a kernel as planned; the first call with these constants compiles it.
+    """Launch the kernel of a file as planned; the first call with these constants compiles it.
 
-    Args:
-        name (str): of its file.
-        like (cupy.ndarray): on the device, of the dtype that the kernel stores if `storage`, the
-            letter of another, is None.
-        plan (plans.Launch): grid, block, shared memory, and constants.
-        *arguments: all that the kernel takes, including ``plan.arguments``; None is a null pointer.
-        **constants: that are compiled in, besides those of the plan.
+    `like` is an array on the device, of the dtype that the kernel stores unless `storage` is the
+    letter of another. `arguments` are all that the kernel takes, including ``plan.arguments``; None
+    is a null pointer. `constants` are compiled in, as those of the plan.
     """
     defines = plan.defines + tuple(constants.items())
     kernel = kernels.load(like.data.device_id, name, storage or like.dtype.char, defines)

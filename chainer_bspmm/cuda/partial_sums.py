@@ -1,6 +1,6 @@
 """Sums of partial results, such as every block's part of the gradient of a weight.
 
-A step (`cuda.step`) puts its sums off, to do them together before anything reads them.
+A step (`cuda.step`) defers its sums, to do them together before anything reads them.
 """
 
 import numpy
@@ -66,24 +66,21 @@ class PendingSums:
         return array
 
     def chain(self, array, other):
-        """Add a pending sum to another one, and return whether `array` will be both.
-
-        That is if both are pending and together not too many.
-        """
+        """Return whether `array` will be both sums: if both are pending and not too many."""
         if id(array) not in self._sums or id(other) not in self._sums or array is other:
             return False
-        sources, more = self._sums[id(array)][1], self._sums[id(other)][1]
-        if len(sources) + len(more) > N_SOURCES or array.dtype != other.dtype:
+        sources, others = self._sums[id(array)][1], self._sums[id(other)][1]
+        if len(sources) + len(others) > N_SOURCES or array.dtype != other.dtype:
             return False
-        sources += more
+        sources += others
         del self._sums[id(other)]
         return True
 
     def settle(self, array):
         """Do the sum of an array now, if it is pending, because it is about to be read."""
-        found = self._sums.pop(id(array), None)
-        if found is not None:
-            _launch([found])
+        pending = self._sums.pop(id(array), None)
+        if pending is not None:
+            _launch([pending])
 
     def launch(self):
         """Do all sums: one launch for up to 79 arrays of a dtype."""
@@ -98,20 +95,20 @@ class PendingSums:
 
 def _launch(sums):
     by_dtype = {}
-    for found in sums:
-        by_dtype.setdefault(found[0].dtype.char, []).append(found)
+    for pending in sums:
+        by_dtype.setdefault(pending[0].dtype.char, []).append(pending)
     for group in by_dtype.values():
-        some, n_sources = [], 0
-        for found in group:
-            n_sources += len(found[1])
-            if len(some) == N_TARGETS - 1 or n_sources > N_SOURCES:
-                _launch_some(some)
-                some, n_sources = [], len(found[1])
-            some.append(found)
-        _launch_some(some)
+        batch, n_sources = [], 0
+        for pending in group:
+            n_sources += len(pending[1])
+            if len(batch) == N_TARGETS - 1 or n_sources > N_SOURCES:
+                _launch_batch(batch)
+                batch, n_sources = [], len(pending[1])
+            batch.append(pending)
+        _launch_batch(batch)
 
 
-def _launch_some(sums):
+def _launch_batch(sums):
     table = numpy.zeros(1, _TABLE)
     sources, targets, n_chunks = [], [], 0
     for array, parts in sums:

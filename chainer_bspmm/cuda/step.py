@@ -13,33 +13,18 @@ import chainer
 
 
 class Step:
-    """What products and random numbers need inside a step.
+    """What products and random numbers need inside a step."""
 
-    Args:
-        blas (cuda.gemm.Blas): a separate cuBLAS handle, bound to the step's stream.
-        seed (int): of the random numbers, below 2**64.
-        counter (cupy.ndarray): (1,) uint64 on the device, the number of the step; the host writes
-            it before every run or replay.
-
-    Attributes:
-        one (training.gradients.One or None): which gives the gradient of the loss.
-        losses (list): of what losses were calculated, and what came along with them (see
-            `training.chainer_nodes`); empty after the step.
-        sums (cuda.partial_sums.PendingSums or None): sums that are deferred to the end of the
-            backward pass; None: they are done at once.
-        peer_sums (training.peer_sums.PeerSums or None): sums of vectors over several ranks.
-    """
-
-    one: Any
-    sums: Any
-    peer_sums: Any
+    one: Any  # training.step_program.SeedGradient, which gives the gradient of the loss, or None
+    sums: Any  # cuda.partial_sums.PendingSums, deferred to the end of the backward pass, or None
+    peer_sums: Any  # training.peer_memory.PeerSums, of vectors over several ranks, or None
 
     def __init__(self, blas, seed, counter):
-        self.blas = blas
-        self.seed = seed
-        self.counter = counter
+        self.blas = blas  # cuda.gemm.Blas, bound to the step's stream
+        self.seed = seed  # of the random numbers, below 2**64
+        self.counter = counter  # (1,) uint64 on the device, which the host writes before every run
         self.one = self.sums = self.peer_sums = None
-        self.losses = []
+        self.losses = []  # with what came along with them, see training.chainer_nodes
         self._n_streams = 0
 
     def next_stream(self):

@@ -55,10 +55,7 @@ def path_for(smiles, preprocessor):
 
 
 def read(path):
-    """Return what :func:`write` was given, or None if there is no file or it is damaged.
-
-    NumPy compares the checksums in the file, and Molecules the arrays with each other.
-    """
+    """Return what :func:`write` was given, or None if there is no file or it is damaged."""
     try:
         with numpy.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -89,11 +86,9 @@ def write(path, molecules, canonical, kept, failures):
                 os.unlink(file.name)
                 raise
     except OSError as error:
-        warnings.warn(
-            'cache: cannot write to %s: %s; %s names another folder'
-            % (path.parent, error.strerror, VARIABLE),
-            stacklevel=3,
-        )
+        words = path.parent, error.strerror, VARIABLE
+        text = 'cache: cannot write to %s: %s; %s names another folder' % words
+        warnings.warn(text, stacklevel=3)
     else:
         _remove_oldest(path.parent)
 

@@ -75,8 +75,8 @@ class CSRConverter(chainer.dataset.Converter):
         self.strip_padding = None if strip_padding is None else bool(strip_padding)  # of NumPy, too
 
     def __repr__(self):
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        return 'CSRConverter(%s)' % ', '.join('%s=%r' % pair for pair in given.items())
+        options = {name: value for name, value in vars(self).items() if value is not None}
+        return 'CSRConverter(%s)' % ', '.join('%s=%r' % pair for pair in options.items())
 
     def __call__(self, batch: Any, device: Any = None, padding: int | None = None) -> tuple:
         """Convert a batch.
@@ -108,27 +108,19 @@ class CSRConverter(chainer.dataset.Converter):
         return (atoms, adj, *labels)
 
     def convert(self, batch: Any, device: Any = None) -> tuple:
-        """Convert a batch, and say which labels are node columns.
-
-        Args:
-            batch, device: as for a call, which see for errors as well.
-
-        Returns:
-            tuple: atoms; BatchedCSR; list of labels; how many of the first labels (int) have a row
-            for each atom.
-        """
+        """Return atoms, BatchedCSR, list of labels, and how many of the first are node columns."""
         device = None if device is None else chainer.get_device(device)
         if not isinstance(batch, (list, Selection)):
             batch = [batch[i] for i in range(len(batch))]  # a SubDataset has no iterator
-        found, n_node_columns = self.locate(batch), 0
-        if found is None:
+        located, n_node_columns = self.locate(batch), 0
+        if located is None:
             examples = list(batch)
             if any(issubclass(kind, SparseExample) for kind in set(map(type, examples))):
                 examples = [tuple(e) if isinstance(e, SparseExample) else e for e in examples]
             atoms, adj, labels, n_node_columns = self._from_dense(examples)
             adj.n_node_columns = n_node_columns
         else:
-            molecules, index = found
+            molecules, index = located
             atoms, adj, labels = molecules.near(device).batch(
                 index, self.layout, self.padded_to, self.keeps_padding(molecules)
             )
@@ -138,23 +130,16 @@ class CSRConverter(chainer.dataset.Converter):
         return atoms, adj, labels, n_node_columns
 
     def locate(self, batch):
-        """Return the `Molecules` to gather a batch from and their indices, None for dense examples.
-
-        Args:
-            batch (list or SparseDataset): examples.
-
-        Raises:
-            ValueError: node columns were asked for, or padding may be atoms.
-        """
-        found = sparse_example.locate(batch)
-        if found is None:
+        """Return the `Molecules` to gather a batch from and their indices; None: it is dense."""
+        located = sparse_example.locate(batch)
+        if located is None:
             return None
         if self.n_node_columns:
             raise ValueError(
                 'batch: expected dense examples with n_node_columns = %d, got a '
                 'sparse data set, whose labels belong to molecules' % self.n_node_columns
             )
-        molecules, index = found
+        molecules, index = located
         if (
             self.strip_padding is None
             and self._loses
@@ -176,18 +161,18 @@ class CSRConverter(chainer.dataset.Converter):
         return self.strip_padding is False and self._loses and molecules.has_padding
 
     def _from_dense(self, examples):
-        found = dense_examples.gather(examples)
+        gathered = dense_examples.gather(examples)
         n_node_columns, strip, most = self.n_node_columns, self.strip_padding, 0
         # Folded, the values of a node column would be lost. The last column may be one.
         may_lose = strip is None and self.layout == 'folded'
         if n_node_columns is None or (may_lose and not n_node_columns):
-            most = dense_examples.count_node_columns(found, last_too=True)
+            most = dense_examples.count_node_columns(gathered, last_too=True)
         if n_node_columns is None:
-            n_node_columns = most and dense_examples.count_node_columns(found)
+            n_node_columns = most and dense_examples.count_node_columns(gathered)
         if strip is None:
             strip = not (may_lose and (n_node_columns or most))
         strip = strip and self.layout != 'padded'
-        molecules = Molecules.from_examples(found, strip=strip)
+        molecules = Molecules.from_examples(gathered, strip=strip)
         sizes, full_sizes = molecules.sizes, molecules.full_sizes
         if self.strip_padding is None and self._loses and not molecules.is_padding:
             dense_examples.refuse_loss(sizes, full_sizes, self.padded_to or 0)
@@ -195,15 +180,15 @@ class CSRConverter(chainer.dataset.Converter):
         atoms, adj, _ = molecules.batch(index, self.layout, self.padded_to)
         rows = [
             self._node_column(column, sizes, full_sizes, 2 + i)
-            for i, column in enumerate(found.labels[:n_node_columns])
+            for i, column in enumerate(gathered.labels[:n_node_columns])
         ]
         if self.layout != 'packed':
             rows = spread(rows, sizes, numpy.diff(adj.row_offsets))
         if self.layout == 'padded':
             rows = [array.reshape((sizes.size, adj.max_rows) + array.shape[1:]) for array in rows]
         labels = [
-            dense_examples.stack(column, 'batch', 2 + n_node_columns + i, found.full_sizes)
-            for i, column in enumerate(found.labels[n_node_columns:])
+            dense_examples.stack(column, 'batch', 2 + n_node_columns + i, gathered.full_sizes)
+            for i, column in enumerate(gathered.labels[n_node_columns:])
         ]
         return atoms, adj, rows + labels, len(rows)
 

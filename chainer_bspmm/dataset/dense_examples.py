@@ -19,10 +19,7 @@ Examples = collections.namedtuple('Examples', 'atoms full_sizes matrices labels'
 
 
 def gather(examples, name='batch', first=0):
-    """Check examples ``(atoms, adj, label...)`` and collect them by column, with padding.
-
-    Errors call the examples ``name[first]`` and so on.
-    """
+    """Check examples, called ``name[first]`` and so on in errors, and collect them by column."""
     columns = _columns(examples, name, first)
     atoms, matrices = _molecules(columns[0], columns[1], name, first)
     return Examples(atoms, list(map(len, atoms)), matrices, columns[2:])
@@ -44,7 +41,7 @@ def join_atoms(atoms, name='batch', first=0):
     return flat
 
 
-def count_node_columns(found, last_too=False):
+def count_node_columns(examples, last_too=False):
     """Return how many of the first columns of labels have a row for each atom.
 
     Where all molecules have one size, a label of a molecule may have as many rows by chance: only a
@@ -52,17 +49,17 @@ def count_node_columns(found, last_too=False):
     molecules that differed in size, the last one that could tell; the last column, or one of
     molecules of one atom, counts only with `last_too`.
     """
-    one_size = len(set(found.full_sizes)) == 1
-    for i, column in enumerate(found.labels):
+    one_size = len(set(examples.full_sizes)) == 1
+    for i, column in enumerate(examples.labels):
         shapes = list(map(getattr, column, itertools.repeat('shape'), itertools.repeat(())))
         kind = i, shapes[0], getattr(column[0], 'dtype', None)
-        if any(shape[:1] != (n,) for shape, n in zip(shapes, found.full_sizes)):
+        if any(shape[:1] != (n,) for shape, n in zip(shapes, examples.full_sizes)):
             if not one_size and set(shapes) == {shapes[0]}:
                 _of_molecules.add(kind)
             return i
         if one_size and (
             any(values.ndim != 1 or values.dtype.kind not in 'iu' for values in column)
-            or (not last_too and (i == len(found.labels) - 1 or found.full_sizes[0] == 1))
+            or (not last_too and (i == len(examples.labels) - 1 or examples.full_sizes[0] == 1))
             or kind in _of_molecules
         ):
             return i
@@ -70,7 +67,7 @@ def count_node_columns(found, last_too=False):
             _of_molecules.difference_update(
                 [other for other in _of_molecules if (i, kind[2]) == (other[0], other[2])]
             )
-    return len(found.labels)
+    return len(examples.labels)
 
 
 # Column, shape and dtype of labels that belonged to molecules.
@@ -78,10 +75,7 @@ _of_molecules: set[tuple] = set()
 
 
 def refuse_loss(sizes, full_sizes, n_rows):
-    """Raise ValueError if a molecule of a batch would lose what may be atoms.
-
-    `n_rows` is the nodes that a smaller molecule keeps or gets back as phantom atoms.
-    """
+    """Raise ValueError if a molecule would lose what may be atoms; it keeps at least `n_rows`."""
     lost = numpy.asarray(full_sizes) - numpy.maximum(sizes, n_rows)
     if (lost > 0).any():
         i = int((lost > 0).argmax())
@@ -94,35 +88,25 @@ def refuse_loss(sizes, full_sizes, n_rows):
 
 
 def stack(column, name, position, sizes=None):
-    """Return the labels of all examples as one array, (n_examples, ...).
-
-    `sizes` are the molecules' numbers of atoms: an error suggests `n_node_columns` where the
-    labels have as many rows.
-    """
+    """Return a column of labels as one array; `sizes` are those of the molecules, for a hint."""
     column = all_to_host(column)
     try:
         stacked = _joined(column)
     except ValueError:
         stacked = None
-    if stacked is None or stacked.dtype.kind not in 'biuf':
-        kinds = sorted(
-            {
-                '%s %s' % (getattr(label, 'dtype', type(label).__name__), numpy.shape(label))
-                for label in column
-            }
-        )
-        hint = ''
-        if sizes is not None and [numpy.shape(label)[:1] for label in column] == [
-            (n,) for n in sizes
-        ]:
-            hint = '; for one row per atom use CSRConverter(n_node_columns=%d)' % (position - 1)
-        elif all(numpy.ndim(label) == 1 for label in column):
-            hint = '; a second molecule needs another converter (docs/migration.md)'
-        raise ValueError(
-            '%s[...][%d]: expected labels of one shape, got %s%s'
-            % (name, position, ', '.join(kinds), hint)
-        )
-    return stacked
+    if stacked is not None and stacked.dtype.kind in 'biuf':
+        return stacked
+    shapes = list(map(numpy.shape, column))
+    dtypes = [getattr(label, 'dtype', type(label).__name__) for label in column]
+    kinds = ', '.join(sorted({'%s %s' % kind for kind in zip(dtypes, shapes)}))
+    hint = ''
+    if sizes is not None and [shape[:1] for shape in shapes] == [(n,) for n in sizes]:
+        hint = '; for one row per atom use CSRConverter(n_node_columns=%d)' % (position - 1)
+    elif all(len(shape) == 1 for shape in shapes):
+        hint = '; a second molecule needs another converter (docs/migration.md)'
+    raise ValueError(
+        '%s[...][%d]: expected labels of one shape, got %s%s' % (name, position, kinds, hint)
+    )
 
 
 def _joined(column):
@@ -141,10 +125,8 @@ def _columns(examples, name, first):
     for kind in dict.fromkeys(kinds):  # in order: the first wrong one is named
         if not issubclass(kind, tuple):
             hint = '; dataset.to_sparse takes these' * issubclass(kind, BaseGraphData)
-            raise TypeError(
-                '%s[%d]: expected a tuple (atoms, adj, label...), got %s%s'
-                % (name, first + kinds.index(kind), kind.__name__, hint)
-            )
+            words = name, first + kinds.index(kind), kind.__name__, hint
+            raise TypeError('%s[%d]: expected a tuple (atoms, adj, label...), got %s%s' % words)
     n_columns = max(len(examples[0]), 2)
     if set(map(len, examples)) != {n_columns}:
         i, example = next((i, e) for i, e in enumerate(examples) if len(e) != n_columns)
@@ -170,10 +152,10 @@ def _molecules(atoms, matrices, name, first):
     dtypes = set(map(operator.attrgetter('dtype'), atoms))
     kinds = {'id' if dtype.kind in 'iu' else dtype.kind for dtype in dtypes}
     if (kinds, set(map(operator.attrgetter('ndim'), atoms))) not in (({'id'}, {1}), ({'f'}, {2})):
+        got = ', '.join(sorted({'%s of %d dimensions' % (a.dtype, a.ndim) for a in atoms}))
         raise ValueError(
-            '%s: expected (n,) integer atom ids, or (n, channels) floating '
-            'features, throughout, got %s'
-            % (name, ', '.join(sorted({'%s of %d dimensions' % (a.dtype, a.ndim) for a in atoms})))
+            '%s: expected (n,) integer atom ids, or (n, channels) floating features, throughout, '
+            'got %s' % (name, got)
         )
     return all_to_host(atoms), all_to_host(matrices)
 

@@ -12,11 +12,10 @@ from chainer_bspmm.sparse.build import to_host
 def example_of(data, name, n_edge_types=None):
     """Return ``(x, adj)``, or ``(x, adj, y)`` where graph data has a label; anything else as it is.
 
-    Only the attributes of the example are used. The adjacency is an array, a SciPy matrix or a list
-    of such, one for each relation, of which ``edge_attr`` chooses one (None ignores it): ``A[i,
-    j]`` is the number of columns ``(j, i)`` of ``edge_index``. Raises ValueError for edges of
-    another shape or dtype, or outside of the graph or of the types, and for a CooMatrix of several
-    graphs.
+    The adjacency is an array, a SciPy matrix or a list of such, one for each relation, of which
+    ``edge_attr`` chooses one (None ignores it): ``A[i, j]`` is the number of columns ``(j, i)`` of
+    ``edge_index``. ValueError: edges that are not (2, n) indices of nodes, types out of range, a
+    CooMatrix of several graphs.
     """
     if isinstance(data, SparseGraphData):
         adj = _of_edges(data, name, n_edge_types)

@@ -4,34 +4,30 @@ import numpy
 
 from chainer_bspmm.cuda.plans import LONG_ROW
 from chainer_bspmm.dataset import dense_examples
+from chainer_bspmm.dataset.batch_form import Form
+from chainer_bspmm.dataset.batch_form import kinds_of
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse import validate
 
 SYMMETRY_PART = 8192  # molecules whose symmetry is tested at once
+INTEGERS = 'sizes', 'full_sizes', 'row_nnz', 'columns'
+FIELDS = 'atoms', *INTEGERS, 'data', 'n_relations', 'labels'
 
 
 class Molecules:
-    """Hold atoms, adjacency and labels of many molecules, one after the other.
-
-    Only :meth:`load`, which reads arrays from a file, checks them.
+    """Hold atoms, adjacency and labels of M molecules; only :meth:`load` checks them.
 
     Args:
         atoms (array): (n_nodes,) int32 ids, or (n_nodes, channels) floating features.
         sizes (array): (M,) int64, nodes of every molecule.
-        full_sizes (array): (M,) int64, the same including the data set's padding, of which only
-            this is kept.
+        full_sizes (array): (M,) int64, the same with the data set's padding, which is not kept.
         row_nnz (array): (n_nodes,) int32, entries of every row of the adjacency.
         columns (array): (nnz,) int32, ``j * R + r`` of every entry, j counted in its molecule;
             entries of a row sorted by (r, j).
         data (array or None): (nnz,) floating values; None means all ones.
         n_relations (int): R.
         labels (list of array): (M, ...) each.
-
-    Attributes:
-        nnz (array): (M,) int64, entries of every molecule.
-        starts, entry_starts (array): (M,) int64, the nodes and entries before it.
-        max_atom_id (int or None): the largest id; None where nodes have features.
     """
 
     def __init__(self, atoms, sizes, full_sizes, row_nnz, columns, data, n_relations, labels):
@@ -61,32 +57,13 @@ class Molecules:
 
     def fields(self):
         """Return the arguments of the constructor by name."""
-        names = (
-            'atoms',
-            'sizes',
-            'full_sizes',
-            'row_nnz',
-            'columns',
-            'data',
-            'n_relations',
-            'labels',
-        )
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in FIELDS}
 
     @property
     def adjacency_nbytes(self):
         """Bytes of the adjacency of all molecules (int), tables for gathering included."""
-        arrays = (
-            self.sizes,
-            self.full_sizes,
-            self.row_nnz,
-            self.columns,
-            self.data,
-            self.starts,
-            self.entry_starts,
-            self.nnz,
-            self.symmetric,
-        )
+        names = *INTEGERS, 'data', 'starts', 'entry_starts', 'nnz', 'symmetric'
+        arrays = [getattr(self, name) for name in names]
         return sum(array.nbytes for array in arrays if array is not None)
 
     @property
@@ -144,10 +121,7 @@ class Molecules:
         return self
 
     def item(self, i, column):
-        """Return one element of example i, as in the dense data set except for the adjacency.
-
-        Column 0: atoms with their padding; 1: a `BatchedCSR` of this graph; then the labels.
-        """
+        """Return atoms with padding (0), the `BatchedCSR` (1) or a label of example i."""
         if column > 1:
             return self.labels[column - 2][i]
         atoms, adj, _ = self.batch(numpy.array([i]), 'packed', keep_padding=True)
@@ -175,6 +149,11 @@ class Molecules:
         """Return to how many nodes (int) a batch is padded: as many as the largest has, or N."""
         return int(self.full_sizes[index].max()) if padded_to is None else padded_to
 
+    def form(self, n_graphs, is_symmetric, longest, layout, padded_to):
+        """Return the `Form` of a batch."""
+        kinds = kinds_of(self.atoms, self.data, self.labels)
+        return Form(n_graphs, self.n_relations, is_symmetric, *kinds, longest, layout, padded_to)
+
     def batch(self, index, layout, padded_to=None, keep_padding=False):
         """Gather molecules into a batch: atoms, BatchedCSR, list of labels, as of `CSRConverter`.
 
@@ -187,9 +166,9 @@ class Molecules:
         atoms, row_nnz = self.atoms.take(nodes, axis=0), self.row_nnz.take(nodes)
         max_atom_id = int(atoms.max(initial=0)) if atoms.ndim == 1 else None
         n = self.padded_size(index, padded_to)
-        kept = self.full_sizes[index] if keep_padding else sizes
-        weights = build.row_weights(kept, n) if layout == 'folded' else None
-        rows = build.rows_of(kept, layout, n)
+        full = self.full_sizes[index] if keep_padding else sizes
+        weights = build.row_weights(full, n) if layout == 'folded' else None
+        rows = build.rows_of(full, layout, n)
         row_offsets = build.starts_of(rows)
         if rows is not sizes:
             atoms, row_nnz = spread((atoms, row_nnz), sizes, rows)
@@ -237,8 +216,7 @@ class Molecules:
         """Make molecules of what :meth:`arrays` gives; raise ValueError if any number is wrong."""
         names = set(arrays)
         n_labels = sum(name.startswith('label_') for name in names)
-        expected = {'atoms', 'sizes', 'full_sizes', 'row_nnz', 'columns', 'n_relations'}
-        expected |= {'label_%d' % i for i in range(n_labels)}
+        expected = {'atoms', *INTEGERS, 'n_relations', *('label_%d' % i for i in range(n_labels))}
         if names - {'data'} != expected:
             raise ValueError(
                 'expected the arrays of a SparseDataset, got %s' % ', '.join(sorted(names))
@@ -247,17 +225,11 @@ class Molecules:
         labels = [arrays.pop('label_%d' % i) for i in range(n_labels)]
         arrays['n_relations'] = int(arrays['n_relations'])
         _check(labels=labels, **arrays)
-        dtypes = {
-            'sizes': numpy.int64,
-            'full_sizes': numpy.int64,
-            'row_nnz': numpy.int32,
-            'columns': numpy.int32,
-        }
+        dtypes = dict(zip(INTEGERS, (numpy.int64, numpy.int64, numpy.int32, numpy.int32)))
         if arrays['atoms'].ndim == 1:
             dtypes['atoms'] = numpy.int32
-        arrays.update(
-            (name, arrays[name].astype(dtype, copy=False)) for name, dtype in dtypes.items()
-        )
+        for name, dtype in dtypes.items():
+            arrays[name] = arrays[name].astype(dtype, copy=False)
         return cls(labels=labels, **arrays)
 
     def arrays(self):
@@ -283,19 +255,19 @@ class Molecules:
         )
 
     @classmethod
-    def from_examples(cls, found, name='batch', first=0, strip=True):
-        """Make molecules, without labels, of what `dense_examples.gather` found.
+    def from_examples(cls, examples, name='batch', first=0, strip=True):
+        """Make molecules, without labels, of what `dense_examples.gather` returns.
 
         `strip`: trailing atoms of id 0 that have no entry in row or column are padding. Matrices of
         SciPy have none: upstream pads arrays.
         """
-        entries = build.entries_of(found.matrices)
-        atoms = dense_examples.join_atoms(found.atoms, name, first)
+        entries = build.entries_of(examples.matrices)
+        atoms = dense_examples.join_atoms(examples.atoms, name, first)
         row_nnz, columns = (
             array.astype(numpy.int32) for array in (entries.row_nnz, entries.columns)
         )
         sizes = full_sizes = entries.sizes
-        if strip and atoms.ndim == 1 and isinstance(found.matrices[0], numpy.ndarray):
+        if strip and atoms.ndim == 1 and isinstance(examples.matrices[0], numpy.ndarray):
             starts = build.starts_of(sizes)
             if not atoms[starts[1:][sizes > 0] - 1].all():
                 # Id 0 alone is no padding: it is also RDKit's atomic number of a dummy atom.
@@ -312,37 +284,27 @@ class Molecules:
         molecules._symmetric = entries.symmetric
         return molecules
 
+    def _kind(self):
+        """Return in words what molecules must have in common to be joined."""
+        return '%d relations, %s atoms of shape (n%s), labels of shapes %s' % (
+            self.n_relations,
+            'integer' if self.atoms.dtype.kind == 'i' else 'floating',
+            ''.join(', %d' % n for n in self.atoms.shape[1:]),
+            [label.shape[1:] for label in self.labels],
+        )
+
     @classmethod
     def concatenate(cls, parts):
         """Return the molecules of all parts, which must be alike in relations, atoms and labels."""
-        kinds = {
-            (
-                part.n_relations,
-                part.atoms.shape[1:],
-                part.atoms.dtype.kind,
-                tuple(label.shape[1:] for label in part.labels),
-            )
-            for part in parts
-        }
+        kinds = {part._kind() for part in parts}
         if len(kinds) > 1:
             raise ValueError(
                 'expected the same relations, features and labels throughout, got %s'
-                % ' and '.join(
-                    sorted(
-                        '%d relations, %s atoms of shape (n%s), labels of shapes %s'
-                        % (
-                            n_relations,
-                            {'i': 'integer', 'f': 'floating'}[kind],
-                            ''.join(', %d' % n for n in shape),
-                            list(labels),
-                        )
-                        for n_relations, shape, kind, labels in kinds
-                    )
-                )
+                % ' and '.join(sorted(kinds))
             )
         columns = {
             name: numpy.concatenate([getattr(part, name) for part in parts])
-            for name in ('atoms', 'sizes', 'full_sizes', 'row_nnz', 'columns')
+            for name in ('atoms', *INTEGERS)
         }
         data = None
         if any(part.data is not None for part in parts):
@@ -365,25 +327,16 @@ class Molecules:
 
 def _check(atoms, sizes, full_sizes, row_nnz, columns, data, n_relations, labels):
     """Raise ValueError where arrays from a file are not molecules."""
-    kinds = [
-        ('atoms', atoms, 'i' if atoms.ndim == 1 else 'f', (1, 2)),
-        ('sizes', sizes, 'i', (1,)),
-        ('full_sizes', full_sizes, 'i', (1,)),
-        ('row_nnz', row_nnz, 'i', (1,)),
-        ('columns', columns, 'i', (1,)),
-    ]
-    kinds += [] if data is None else [('data', data, 'f', (1,))]
+    kinds = [('atoms', atoms, 'integers' if atoms.ndim == 1 else 'floats', (1, 2))]
+    integers = zip(INTEGERS, (sizes, full_sizes, row_nnz, columns))
+    kinds += [(name, array, 'integers', (1,)) for name, array in integers]
+    kinds += [] if data is None else [('data', data, 'floats', (1,))]
     for name, array, kind, ndims in kinds:
-        if array.dtype.kind != kind or array.ndim not in ndims:
+        if array.dtype.kind != kind[0] or array.ndim not in ndims:
+            n_dims = ' or '.join(map(str, ndims))
             raise ValueError(
                 '%s: expected %s of %s dimensions, got %s of shape %s'
-                % (
-                    name,
-                    {'i': 'integers', 'f': 'floats'}[kind],
-                    ' or '.join(map(str, ndims)),
-                    array.dtype,
-                    array.shape,
-                )
+                % (name, kind, n_dims, array.dtype, array.shape)
             )
     if n_relations < 1:
         raise ValueError('n_relations: expected at least 1, got %d' % n_relations)
@@ -427,11 +380,11 @@ def _check(atoms, sizes, full_sizes, row_nnz, columns, data, n_relations, labels
 
 def largest(values, starts, sizes):
     """Return the largest value of every molecule, 0 where it has none, (M,)."""
-    found = numpy.zeros(sizes.size, values.dtype)
+    results = numpy.zeros(sizes.size, values.dtype)
     used = numpy.flatnonzero(sizes)
     if used.size:
-        found[used] = numpy.maximum.reduceat(values, starts[used])
-    return found
+        results[used] = numpy.maximum.reduceat(values, starts[used])
+    return results
 
 
 def _ranges(starts, lengths):
@@ -443,10 +396,7 @@ def _ranges(starts, lengths):
 
 
 def spread(arrays, sizes, counts):
-    """Return arrays with rows of zeros after those of every molecule, as phantom atoms have.
-
-    `sizes` and `counts` are the rows of every molecule before and after.
-    """
+    """Return arrays with rows of zeros after the `sizes` of every molecule, up to `counts`."""
     offsets = build.starts_of(counts)
     place = _ranges(offsets[:-1], sizes)
     results = []

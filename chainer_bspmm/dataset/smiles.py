@@ -89,10 +89,7 @@ def _mol(smiles):
 
 
 def _atomic_numbers(canonical, mol):
-    """Return the atomic numbers of a molecule, read from its canonical SMILES, as bytes.
-
-    A call of RDKit for each atom takes longer than the text, which has them in the same order.
-    """
+    """Return a molecule's atomic numbers (bytes) from its SMILES: calls of RDKit take longer."""
     if '[' not in canonical:
         text = canonical.encode().replace(b'Cl', b'\x11').replace(b'Br', b'\x23')
         numbers = text.translate(SYMBOLS, NO_SYMBOLS)
@@ -102,15 +99,10 @@ def _atomic_numbers(canonical, mol):
 
 
 def _bonds(mol, n_relations, is_plain):
-    """Return the entries of the adjacency matrix, both directions of each bond, as two arrays.
+    """Return the entries of the adjacency of n atoms, both directions of each bond, as two arrays.
 
-    Args:
-        mol (rdkit.Chem.Mol): of n atoms.
-        n_relations (int): 1 if all bonds are alike.
-        is_plain (bool): whether the order of a bond tells its type.
-
-    Returns:
-        tuple: places ``row * n + column``; orders, one of ORDERS each if they matter.
+    Places ``row * n + column``; orders, one of ORDERS each if they matter (n_relations > 1).
+    `is_plain`: the order of a bond tells its type.
     """
     from rdkit.Chem import rdmolops
 
@@ -152,14 +144,11 @@ def _graph(smiles, preprocessor, kind, for_models):
         raise ValueError('no atoms')
     atoms = _atomic_numbers(canonical, mol)
     largest = max(atoms, default=0)
+    numbers = largest, MAX_ATOMIC_NUM
     if for_models and largest >= MAX_ATOMIC_NUM:
-        raise ValueError(
-            'atomic number %d, the models support those below %d' % (largest, MAX_ATOMIC_NUM)
-        )
+        raise ValueError('atomic number %d, the models support those below %d' % numbers)
     if kind.super_node and largest > MAX_ATOMIC_NUM:
-        raise ValueError(
-            'atomic number %d, a super node counts those up to %d' % (largest, MAX_ATOMIC_NUM)
-        )
+        raise ValueError('atomic number %d, a super node counts those up to %d' % numbers)
     # An explicit dative bond is an arrow; kekulized bonds are still called aromatic.
     is_plain = (
         '>' not in canonical and not preprocessor.kekulize and not atoms.translate(None, NON_METALS)
@@ -205,9 +194,8 @@ def _super_nodes(molecules, relation, kind):
     """Return the features of each molecule's super node, (M, F) float32.
 
     Sizes, sum of the adjacency; for each relation the largest value and its share of the sum; for
-    each atomic number from 1 on, whether it occurs and its share of the atoms.
-
-    Source: ``construct_supernode_feature`` of Chainer Chemistry, sums taken in float64.
+    each atomic number from 1 on, whether it occurs and its share of the atoms. Those of Chainer
+    Chemistry's ``construct_supernode_feature``, sums taken in float64.
     """
     n, n_atoms, n_relations = len(molecules), molecules.sizes, kind.n_relations
     place = numpy.repeat(numpy.arange(n), molecules.nnz) * n_relations + relation
@@ -248,12 +236,8 @@ def _chunk(preprocessor, for_models, first_and_smiles):
             except Exception as error:  # upstream's parsers skip a molecule for any error, too
                 failures.append(Failure(i, text, _reason(error)))
     canonical = '\n'.join([graph[0] for graph in graphs])
-    return (
-        _molecules(graphs, preprocessor, kind),
-        canonical,
-        numpy.array(kept, numpy.int64),
-        failures,
-    )
+    positions = numpy.array(kept, numpy.int64)
+    return _molecules(graphs, preprocessor, kind), canonical, positions, failures
 
 
 def _reason(error):
@@ -277,15 +261,7 @@ def _chunks(smiles):
 
 
 def preprocessor_of(argument, method):
-    """Return the preprocessor of a method, checked.
-
-    Args:
-        argument (str): its name in error messages.
-        method (MolPreprocessor or str): as in :func:`from_smiles`.
-
-    Raises:
-        ImportError, TypeError, ValueError: as :func:`from_smiles`.
-    """
+    """Return the preprocessor of a method, checked as in :func:`from_smiles`."""
     try:
         from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
     except ImportError as error:
@@ -312,24 +288,12 @@ def preprocessor_of(argument, method):
 
 
 def parse(smiles, preprocessor, n_processes=None, for_models=False):
-    """Parse SMILES and yield the results chunk by chunk, in order, at most a few chunks ahead.
+    """Parse SMILES, which may be infinite; yield the results chunk by chunk, a few ahead at most.
 
-    Args:
-        smiles (iterable of str): may be infinite.
-        preprocessor (MolPreprocessor): of :func:`preprocessor_of`.
-        n_processes (int or None): as in :func:`from_smiles`.
-        for_models (bool): also reject molecules that upstream's parsers keep but no model accepts:
-            those without atoms, or with elements that have no embedding.
-
-    Returns:
-        generator of tuple: Molecules; their canonical SMILES, joined by newlines (str); their
-        positions in the input, (n,) int64; list of Failure.
-
-    Raises:
-        RuntimeError: a process died, for example for lack of memory.
-
-    Note:
-        Closing the generator ends the processes.
+    `for_models`: also reject molecules that upstream's parsers keep but no model accepts, those
+    without atoms, or with elements that have no embedding. Yields Molecules; their canonical
+    SMILES, joined by newlines; their positions in the input, (n,) int64; a list of Failure.
+    RuntimeError: a process died. Closing the generator ends the processes.
     """
     n_chunks = -(-operator.length_hint(smiles, sys.maxsize) // CHUNK)  # as far as that is known
     smiles = iter(smiles)
@@ -367,10 +331,10 @@ def _parse_all(smiles, preprocessor, n_processes):
     """Return Molecules, canonical SMILES, positions and failures of a list of SMILES."""
     parts, canonical, kept, failures = [], [], [], []
     with (
-        contextlib.closing(parse(smiles, preprocessor, n_processes)) as found,
+        contextlib.closing(parse(smiles, preprocessor, n_processes)) as chunks,
         tqdm(total=len(smiles), desc='from_smiles', leave=False, disable=None) as bar,
     ):
-        for part, texts, positions, new_failures in found:
+        for part, texts, positions, new_failures in chunks:
             parts.append(part)
             canonical += texts.split('\n') if positions.size else []
             kept.append(positions)
@@ -445,12 +409,12 @@ def from_smiles(
     if n_processes is not None:
         n_processes = validate.count('n_processes', n_processes, 1)
     file = cache_files.path_for(smiles, preprocessor) if cache else None
-    found = None if file is None else cache_files.read(file)
-    if found is None:
-        found = _parse_all(smiles, preprocessor, n_processes)
+    parsed = None if file is None else cache_files.read(file)
+    if parsed is None:
+        parsed = _parse_all(smiles, preprocessor, n_processes)
         if file is not None:
-            cache_files.write(file, *found)
-    molecules, canonical, kept, failures = found
+            cache_files.write(file, *parsed)
+    molecules, canonical, kept, failures = parsed
     if labels is not None:
         molecules.labels.append(_rows(labels, kept))
     return FromSmiles(

@@ -39,11 +39,11 @@ class _Column(collections.abc.Sequence):
         return len(self._dataset)
 
     def __getitem__(self, index):
-        found = self._dataset[index]
-        if isinstance(found, SparseExample):
-            return found[self._column]
-        items = numpy.empty(len(found), object)
-        for i, example in enumerate(found):
+        selected = self._dataset[index]
+        if isinstance(selected, SparseExample):
+            return selected[self._column]
+        items = numpy.empty(len(selected), object)
+        for i, example in enumerate(selected):
             items[i] = example[self._column]
         return items
 
@@ -216,15 +216,14 @@ def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
                     example_of(example, 'dataset[%d]' % i, n_edge_types)
                     for i, example in enumerate(examples, first)
                 ]
-            found = dense_examples.gather(examples, 'dataset', first)
-            parts.append(Molecules.from_examples(found, 'dataset', first))
-            columns.append(found.labels)
+            gathered = dense_examples.gather(examples, 'dataset', first)
+            parts.append(Molecules.from_examples(gathered, 'dataset', first))
+            columns.append(gathered.labels)
             bar.update(len(examples))
-    if len(set(map(len, columns))) > 1:
-        raise ValueError(
-            'dataset: expected as many columns in every example, got %s'
-            % ' and '.join(str(2 + n) for n in sorted(set(map(len, columns))))
-        )
+    n_columns = sorted(set(map(len, columns)))
+    if len(n_columns) > 1:
+        got = ' and '.join(str(2 + n) for n in n_columns)
+        raise ValueError('dataset: expected as many columns in every example, got %s' % got)
     try:
         molecules = Molecules.concatenate(parts)
     except ValueError as error:

@@ -34,14 +34,9 @@ class CannotKeep(Exception):
 class SparseForm:
     """The molecules of a list, a NumpyTupleDataset, or several joined, each converted once.
 
-    Until :meth:`close` the arrays of the examples are read-only: a change in place is an error
-    rather than missed. :meth:`is_current` tells whether the items of a list were replaced.
-
-    Args:
-        dataset (object): exactly of one of these classes; others may run a user's code.
-
-    Raises:
-        CannotKeep: it is not, or its examples have no form that stays.
+    Exactly of one of these classes: others may run a user's code. Until :meth:`close` the arrays of
+    the examples are read-only: a change in place is an error rather than missed. :meth:`is_current`
+    tells whether the items of a list were replaced. CannotKeep: there is no form that stays.
     """
 
     def __init__(self, dataset: Any):
@@ -61,16 +56,13 @@ class SparseForm:
 
     def is_current(self, index: numpy.ndarray | None) -> bool:
         """Return whether the data set still has these examples, (n,) integers; None: all."""
-        columns = columns_of(self._dataset)
-        if len(columns) != len(self._columns) or not all(map(operator.is_, columns, self._columns)):
+        if not _are_same(columns_of(self._dataset), self._columns):
             return False
         for column, items in self._items:
-            if len(column) != len(items):
-                return False
-            if index is not None:
-                some = operator.itemgetter(*index.tolist(), -1)  # a tuple, also of one
-                column, items = some(column), some(items)
-            if not all(map(operator.is_, column, items)):
+            if index is not None and len(column) == len(items):
+                at_index = operator.itemgetter(*index.tolist(), -1)  # a tuple, also of one
+                column, items = at_index(column), at_index(items)
+            if not _are_same(column, items):
                 return False
         return True
 
@@ -90,11 +82,11 @@ class SparseForm:
                 if not issubclass(kind, numpy.ndarray):
                     raise CannotKeep('an array is in memory of something else: ' + kind.__name__)
             arrays = [base for base in bases if isinstance(base, numpy.ndarray)]
-        found = {key: array for level in reversed(levels) for key, array in level.items()}
-        is_writeable = map(operator.attrgetter('flags.writeable'), found.values())
+        arrays = {key: array for level in reversed(levels) for key, array in level.items()}
+        is_writeable = map(operator.attrgetter('flags.writeable'), arrays.values())
         self._locked = {
             key: array
-            for (key, array), is_open in zip(found.items(), is_writeable)
+            for (key, array), is_open in zip(arrays.items(), is_writeable)
             if is_open or key in _locks
         }
         _locks.update(self._locked.keys())
@@ -115,6 +107,10 @@ class SparseForm:
             self._unlock()
 
 
+def _are_same(items, others):
+    return len(items) == len(others) and all(map(operator.is_, items, others))
+
+
 def _make_writeable(array):
     try:
         array.setflags(write=True)
@@ -132,16 +128,14 @@ def columns_of(dataset):
     kind = type(dataset)
     if kind is list:
         return [dataset]
-    columns, allowed = [], [numpy.ndarray]
-    if kind is ConcatenatedDataset:
-        for part in dataset._datasets:
-            columns += columns_of(part)
-    elif kind is NumpyTupleDataset:
-        columns += dataset._datasets
-        allowed += [list]
+    if kind is NumpyTupleDataset:
+        columns, kinds = list(dataset._datasets), (numpy.ndarray, list)
+    elif kind is ConcatenatedDataset:
+        parts = [columns_of(part) for part in dataset._datasets]
+        columns, kinds = list(itertools.chain(*parts)), (numpy.ndarray,)
     else:
         raise CannotKeep('it is a %s' % kind.__name__)
-    if any(type(column) not in allowed for column in columns):
+    if any(type(column) not in kinds for column in columns):
         raise CannotKeep('a column is no array')
     return columns
 
@@ -159,11 +153,7 @@ def _arrays_in(columns):
 
 
 def converted(dataset: Any) -> Molecules:
-    """Return the molecules of a dense data set, of which converters make the same batches.
-
-    Raises:
-        CannotKeep, TypeError, ValueError: there are none of which they do.
-    """
+    """Return the molecules of a dense data set, of which converters make the same batches."""
     dtypes = collections.defaultdict(set)  # that a batch keeps: column -> those of its values
     for _, examples in chunks(dataset):
         if set(map(type, examples)) != {tuple} or len(set(map(len, examples))) != 1:

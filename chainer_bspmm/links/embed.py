@@ -4,7 +4,7 @@ import chainer
 from chainer.backends import cuda
 from chainer_chemistry.links import EmbedAtomID
 
-from chainer_bspmm.links.hooked import hooked
+from chainer_bspmm.links.linear import hooked
 from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.embed_rows import embed_rows

@@ -9,10 +9,10 @@ from chainer import Variable
 from chainer_chemistry.links.readout import ggnn_readout
 from chainer_chemistry.links.readout import scatter_ggnn_readout
 
-from chainer_bspmm.links.hooked import hooked
 from chainer_bspmm.functions import segment_sum
 from chainer_bspmm.ops.gates.gated_linear import ACTIVATIONS
 from chainer_bspmm.ops.gates.gated_linear import gated_linear
+from chainer_bspmm.links.linear import hooked
 from chainer_bspmm.links.linear import linear_rows
 from chainer_bspmm.links.linear import parameters_of
 from chainer_bspmm.links.rows import real_nodes
@@ -37,21 +37,14 @@ class GatedReadout(Sparse):
     def forward(
         self, h: Any, adj: BatchedCSR, h0: Any = None, is_real_node: Any = None
     ) -> Variable:
-        """Reduce.
+        """Reduce (n_rows, channels) to (n_graphs, out_dim).
 
         Args:
             h (Variable or array): (n_rows, channels) node features.
-            adj (BatchedCSR): delimits the graphs.
-            h0 (Variable or array or None): (n_rows, channels0) features of the nodes before the
-                first update.
-            is_real_node (array or None): 1 for nodes that take part, 0 for the others; (n_rows,),
-                or (n_graphs, N) if ``adj`` is padded. None: all rows take part.
-
-        Returns:
-            Variable: (n_graphs, out_dim). A graph without nodes gives ``activation_agg(0)``.
-
-        Raises:
-            TypeError, ValueError: ``is_real_node`` is no array, or has another shape.
+            adj (BatchedCSR): delimits the graphs; one without nodes gives ``activation_agg(0)``.
+            h0 (Variable or array or None): (n_rows, channels0) features before the first update.
+            is_real_node (array or None): (n_rows,), or (n_graphs, N) if ``adj`` is padded: 0 for
+                nodes that are ignored, 1 for the others. None: all count.
         """
         g = self._gated([h] if h0 is None else [h, h0])
         if is_real_node is not None:
@@ -61,8 +54,8 @@ class GatedReadout(Sparse):
     def _gated(self, parts):
         layers = self.i_layer, self.j_layer
         if self.activation in ACTIVATIONS and not hooked(*layers):
-            n_inputs = sum(part.shape[1] for part in parts)
-            gate, value = (parameters_of(layer, n_inputs) for layer in layers)
+            n_inputs = sum([part.shape[1] for part in parts])
+            gate, value = [parameters_of(layer, n_inputs) for layer in layers]
             return gated_linear(parts, gate, value, self.activation)
         h = functions.concat(parts, axis=1)
         gate, value = (linear_rows(layer, h) for layer in layers)

@@ -1,21 +1,15 @@
 """Update step of the gated graph neural network."""
 
-from typing import Any
-
 import chainer
 from chainer_chemistry.links.update import ggnn_update
 
 from chainer_bspmm.functions import relation_linear
 from chainer_bspmm.links.linear import gated_step
 from chainer_bspmm.links.linear import parameters_of
-from chainer_bspmm.links.rows import as_given
-from chainer_bspmm.links.rows import check_relations
-from chainer_bspmm.links.rows import node_rows
-from chainer_bspmm.links.sparse import Sparse
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.links.update import Update
 
 
-class GGNNUpdate(Sparse, ggnn_update.GGNNUpdate):
+class GGNNUpdate(Update, ggnn_update.GGNNUpdate):
     """Compute ``s' = GRU([h[i]; sum_r sum_j A_r[i, j] (W_r h[j] + b_r)], s)`` for every node.
 
     Arguments and parameters are upstream's; rows of ``graph_linear/W`` have the relation as their
@@ -34,22 +28,6 @@ class GGNNUpdate(Sparse, ggnn_update.GGNNUpdate):
                 'update_layer: expected a chainer.links.GRU, got %r' % (link.update_layer,)
             )
 
-    def forward(self, h: Any, adj: BatchedCSR, **kwargs: Any) -> chainer.Variable:
-        """Update the nodes, and the state.
-
-        Args:
-            h (Variable or array): (n_nodes, in_channels); or (n_graphs, N, in_channels) if ``adj``
-                is padded.
-            adj (BatchedCSR): adjacency matrices of ``n_edge_types`` relations, of h's dtype.
-
-        Returns:
-            Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels).
-
-        Raises:
-            TypeError, ValueError: as :func:`chainer_bspmm.functions.relation_linear`, or ``adj``
-            has another number of relations.
-        """
-        check_relations(adj, self.n_edge_types)
-        h, lead = node_rows(h, adj)
+    def _update(self, h, adj, **kwargs):
         message = relation_linear(adj, h, *parameters_of(self.graph_linear, h.shape[1]))
-        return as_given(gated_step(self.update_layer, h, message), lead)
+        return gated_step(self.update_layer, h, message)

@@ -7,7 +7,6 @@ from chainer import initializers
 
 from chainer_bspmm.ops import check
 from chainer_bspmm.functions import relation_linear
-from chainer_bspmm.links.linear import initialized
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.validate import count
 
@@ -58,22 +57,16 @@ class GraphConvolution(chainer.Link):
             self.W = chainer.Parameter(initializers.LeCunNormal())
             self.b = chainer.Parameter(0, self.out_size)
         if in_channels is not None:
-            initialized(self, in_channels)
+            self._initialize(in_channels)
+
+    def _initialize(self, in_channels):
+        if self.W.array is None:
+            self.W.initialize((self.out_size, in_channels))
 
     def forward(self, x: Any, adj: BatchedCSR) -> chainer.Variable:
-        """Convolve.
+        """Convolve by ``adj``, a BatchedCSR of ``n_relations`` relations.
 
-        Args:
-            x (Variable or array): (n_nodes, in_channels); or (n_graphs, N, in_channels) if ``adj``
-                is padded.
-            adj (BatchedCSR): adjacency matrices of ``n_relations`` relations, of x's dtype.
-
-        Returns:
-            Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels).
-
-        Raises:
-            TypeError, ValueError: as :func:`chainer_bspmm.functions.relation_linear`, or ``adj``
-            has another number of relations.
+        Arguments, result and errors are those of :func:`chainer_bspmm.functions.relation_linear`.
         """
         check.adjacency(adj)
         if adj.n_relations != self.n_relations:
@@ -81,4 +74,5 @@ class GraphConvolution(chainer.Link):
                 'adj: expected %d relations, the n_relations of the link, got %r'
                 % (self.n_relations, adj)
             )
-        return relation_linear(adj, x, *initialized(self, x.shape[-1]))
+        self._initialize(x.shape[-1])
+        return relation_linear(adj, x, self.W, self.b)

@@ -47,8 +47,7 @@ class GWM(Sparse, gwm.GWM):
             step (int): which layer's parameters to use.
 
         Returns:
-            tuple of Variable: the nodes (n_rows, hidden_dim), the super nodes (n_graphs,
-            hidden_dim_super).
+            tuple of Variable: nodes and super nodes, shaped as h and g.
         """
         g_new = self.activation(self.update_super[step](g))
         to_super = _to_super(self.graph_transmitter[step], h, g, adj)

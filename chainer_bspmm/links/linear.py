@@ -3,20 +3,29 @@
 import chainer
 from chainer import functions
 
-from chainer_bspmm.links.hooked import hooked
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.functions import gru_step
-from chainer_bspmm.ops.elementwise import ACTIVATIONS
 from chainer_bspmm.ops.dropout import dropout
+from chainer_bspmm.ops.elementwise import ACTIVATIONS
 from chainer_bspmm.ops.graph_linear import graph_linear
 from chainer_bspmm.ops.linear_softmax import linear_softmax
 
 
-def linear_rows(linear, h):
-    """Return ``linear(h)``, (..., n_out), of rows (..., n_in).
+def hooked(*links: chainer.Link) -> bool:
+    """Return whether a link hook is active for all links, or for one of these.
 
-    GraphLinear's own ``__call__`` insists on three dimensions and reshapes twice.
+    Then links are called one by one, as upstream calls them; results differ by rounding.
     """
+    if chainer._get_link_hooks():
+        return True
+    for link in links:
+        if link.local_link_hooks:
+            return True
+    return False
+
+
+def linear_rows(linear, h):
+    """Return ``linear(h)`` of rows (..., n_in); GraphLinear's own call insists on three axes."""
     return chainer.links.Linear.__call__(linear, h, n_batch_axes=h.ndim - 1)
 
 
@@ -27,20 +36,18 @@ def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
     ``adj`` the layer is given ``h + A h``, in the same node.
     """
     ratio = max(dropout_ratio, 0.0)
-    if hooked(linear) or activation not in (*ACTIVATIONS, functions.softmax):
-        y = activation(linear_rows(linear, _with_neighbours(adj, h)))
-        return dropout(y, ratio) if ratio else y
-    W, b = parameters_of(linear, h.shape[1])
-    if activation is functions.softmax:
-        y = linear_softmax((_with_neighbours(adj, h), W, b))
-        return dropout(y, ratio) if ratio else y
+    if not hooked(linear) and activation in ACTIVATIONS:
+        W, b = parameters_of(linear, h.shape[1])
+        if adj is not None:
+            return graph_linear(adj, h, W, None, None, b, activation, ratio, loop=True)
+        return graph_linear(None, h, None, None, W, b, activation, ratio)
     if adj is not None:
-        return graph_linear(adj, h, W, None, None, b, activation, ratio, loop=True)
-    return graph_linear(None, h, None, None, W, b, activation, ratio)
-
-
-def _with_neighbours(adj, h):
-    return h if adj is None else bspmm(adj, h, residual=h)
+        h = bspmm(adj, h, residual=h)
+    if activation is functions.softmax and not hooked(linear):
+        y = linear_softmax((h, *parameters_of(linear, h.shape[1])))
+    else:
+        y = activation(linear_rows(linear, h))
+    return dropout(y, ratio) if ratio else y
 
 
 def gated_step(gru, x, message):
@@ -71,11 +78,6 @@ def parameters_of(linear, n_inputs):
             '%s: expected no link hooks, because the link itself is not called on '
             'sparse batches, got %s' % (linear.name, ', '.join(linear.local_link_hooks))
         )
-    return initialized(linear, n_inputs)
-
-
-def initialized(linear, n_inputs):
-    """Return W and b as :func:`parameters_of`, of a link that is itself being called."""
     if linear.W.array is None:
         linear.W.initialize((linear.out_size, n_inputs))
     return linear.W, linear.b

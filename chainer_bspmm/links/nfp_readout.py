@@ -6,9 +6,9 @@ from chainer import functions
 from chainer import Variable
 from chainer_chemistry.links.readout import nfp_readout
 
-from chainer_bspmm.links.hooked import hooked
 from chainer_bspmm.functions import segment_sum
 from chainer_bspmm.ops.linear_softmax import linear_softmax
+from chainer_bspmm.links.linear import hooked
 from chainer_bspmm.links.linear import activated
 from chainer_bspmm.links.linear import parameters_of
 from chainer_bspmm.links.rows import real_nodes

@@ -1,32 +1,26 @@
 """Update step of the relational graph attention network."""
 
-from typing import Any
-
-from chainer import Variable
 from chainer_chemistry.links.update import relgat_update
 
 from chainer_bspmm.links.linear import linear_rows
 from chainer_bspmm.links.linear import parameters_of
-from chainer_bspmm.links.rows import as_given
-from chainer_bspmm.links.rows import check_relations
-from chainer_bspmm.links.rows import node_rows
-from chainer_bspmm.links.sparse import Sparse
+from chainer_bspmm.links.update import Update
 from chainer_bspmm.ops.relation_attention import relation_attention
-from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.validate import one_of
 
 
 MODES = ('across', 'within')
 
 
-class RelGATUpdate(Sparse, relgat_update.RelGATUpdate):
+class RelGATUpdate(Update, relgat_update.RelGATUpdate):
     """Compute ``h'[i] = mean over k of sum_r sum_j alpha[i, j, r, k] m[j, r, k]`` for every node.
 
     m is a linear map of h for each relation r and head k; alpha is the softmax of ``leaky(a . [m[j,
     r, k]; m[i, r, k]] + b)`` over the edges of node i. Arguments and parameters are upstream's; the
     rows of ``message_layer/W`` are sorted by relation, head, channel. Values of the adjacency
     matrices are ignored: an entry is an edge, and an entry stored twice counts twice. An update is
-    two nodes of the computational graph: hooks of ``attention_layer`` are refused.
+    two nodes of the computational graph: hooks of ``attention_layer`` are refused. The result has
+    out_channels columns, with ``concat_heads`` n_heads times as many.
 
     As upstream, a node without an edge to take the softmax over gets the mean over its graph, in
     padded and folded layout over phantom atoms too. With ``'across'`` that is a node without
@@ -43,27 +37,10 @@ class RelGATUpdate(Sparse, relgat_update.RelGATUpdate):
     def check(link):
         one_of('softmax_mode', link.softmax_mode, MODES)
 
-    def forward(self, h: Any, adj: BatchedCSR, **kwargs: Any) -> Variable:
-        """Update the nodes.
-
-        Args:
-            h (Variable or array): (n_nodes, in_channels); or (n_graphs, N, in_channels) if ``adj``
-                is padded.
-            adj (BatchedCSR): adjacency matrices of ``n_edge_types`` relations.
-
-        Returns:
-            Variable: (n_nodes, width), or (n_graphs, N, width); the width is out_channels, n_heads
-            times that with ``concat_heads``.
-
-        Raises:
-            TypeError: ``adj`` is no BatchedCSR. ValueError: a shape does not fit, or ``adj`` has
-            another number of relations.
-        """
-        check_relations(adj, self.n_edge_types)
-        h, lead = node_rows(h, adj)
+    def _update(self, h, adj, **kwargs):
         messages = linear_rows(self.message_layer, h)
         W, b = parameters_of(self.attention_layer, 2 * self.out_channels)
-        h = relation_attention(
+        return relation_attention(
             adj,
             messages,
             W,
@@ -74,4 +51,3 @@ class RelGATUpdate(Sparse, relgat_update.RelGATUpdate):
             self.negative_slope,
             self.dropout_ratio,
         )
-        return as_given(h, lead)

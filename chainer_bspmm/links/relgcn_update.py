@@ -1,61 +1,34 @@
 """Update step of the relational graph convolution."""
 
-from typing import Any, Callable
-
 from chainer import functions
-from chainer import Variable
 from chainer_chemistry.links.update import relgcn_update
 
 from chainer_bspmm.functions import relation_linear
 from chainer_bspmm.links.linear import parameters_of
-from chainer_bspmm.links.rows import check_relations
-from chainer_bspmm.links.sparse import Sparse
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.links.update import Update
 
 
-class RelGCNUpdate(Sparse, relgcn_update.RelGCNUpdate):
+class RelGCNUpdate(Update, relgcn_update.RelGCNUpdate):
     """Compute ``h'[i] = W_s h[i] + b_s + sum_r sum_j A_r[i, j] (W_r h[j] + b_r)`` for every node.
 
     Arguments and parameters are upstream's; rows of ``graph_linear_edge/W`` have the relation as
-    their minor index. Both linear maps and the product are one node of the computational graph:
-    hooks of the child links are refused.
+    their minor index. Called as ``update(h, adj, activation)``: the last, ``functions.identity``
+    unless it is given, or ``tanh``, is part of the same node. Both linear maps and the product are
+    that node: hooks of the child links are refused.
 
     Source:
         Schlichtkrull et al. 2017 (arXiv:1703.06103), equation 2, with a bias and without its
         normalisation and activation.
     """
 
-    def forward(
-        self,
-        h: Any,
-        adj: BatchedCSR,
-        activation: Callable[[Any], Variable] = functions.identity,
-        **kwargs: Any,
-    ) -> Variable:
-        """Update the nodes.
-
-        Args:
-            h (Variable or array): (n_nodes, in_channels); or (n_graphs, N, in_channels) if ``adj``
-                is padded.
-            adj (BatchedCSR): adjacency matrices of ``n_edge_types`` relations, of h's dtype.
-            activation (callable): of the result, in the same node: ``chainer.functions.identity``
-                or ``tanh``.
-
-        Returns:
-            Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels).
-
-        Raises:
-            TypeError, ValueError: as :func:`chainer_bspmm.functions.relation_linear`, or ``adj``
-            has another number of relations.
-        """
-        check_relations(adj, self.n_edge_types)
+    def _update(self, h, adj, activation=functions.identity, **kwargs):
         # In upstream's order, so that one seed gives the same parameters.
-        own = parameters_of(self.graph_linear_self, h.shape[-1])
-        edge = parameters_of(self.graph_linear_edge, h.shape[-1])
+        own = parameters_of(self.graph_linear_self, h.shape[1])
+        edge = parameters_of(self.graph_linear_edge, h.shape[1])
         return relation_linear(adj, h, *edge, *own, activation=activation)
 
 
-class RelGCNSparseUpdate(Sparse, relgcn_update.RelGCNSparseUpdate):
+class RelGCNSparseUpdate(Update, relgcn_update.RelGCNSparseUpdate):
     """Compute what :class:`RelGCNUpdate` does, with ``A_r[i, j]`` the edges of type r from j to i.
 
     Arguments and parameters are upstream's; rows of ``edge_weight/W`` have the relation as their
@@ -65,13 +38,9 @@ class RelGCNSparseUpdate(Sparse, relgcn_update.RelGCNSparseUpdate):
         As :class:`RelGCNUpdate`.
     """
 
-    def forward(
-        self, h: Any, adj: BatchedCSR, activation: Callable[[Any], Variable] = functions.identity
-    ) -> Variable:
-        """Update the nodes: arguments, result and errors as of :meth:`RelGCNUpdate.forward`."""
-        check_relations(adj, self.n_edge_types)
-        own = parameters_of(self.root_weight, h.shape[-1])
-        edge = parameters_of(self.edge_weight, h.shape[-1])
+    def _update(self, h, adj, activation=functions.identity):
+        own = parameters_of(self.root_weight, h.shape[1])
+        edge = parameters_of(self.edge_weight, h.shape[1])
         edge = (_relation_last(array, self.n_edge_types) for array in edge)
         return relation_linear(adj, h, *edge, *own, activation=activation)
 

@@ -13,7 +13,8 @@ class Sparse:
 
     Each is a subclass of the class it replaces, `upstream`, with another `forward`: constructor,
     attributes, parameter paths and snapshots are upstream's, and assigning ``__class__`` turns an
-    object of one into the other (:func:`chainer_bspmm.sparsify`, :func:`chainer_bspmm.densify`).
+    object of one into the other (`sparsify`, `densify`). `parts` names attributes whose link, or
+    each link of whose list, is swapped with its owner, and the classes that it may have.
 
     All of them take batches in three layouts, and rows are nodes to them. **Folded**
     (``chainer_bspmm.concat_mols``): the nodes of every graph, and one more for all of its phantom
@@ -22,11 +23,6 @@ class Sparse:
     **Padded** (``CSRConverter('padded')``): every graph has as many rows as the largest one; the
     result is the same. **Packed** (``CSRConverter('packed')``): no phantom atoms; the result for a
     graph is what upstream gives for it alone.
-
-    Attributes:
-        upstream (type): the class of Chainer Chemistry.
-        parts (dict): attribute -> classes that the link, or each link of the list, may have. They
-            are swapped together with the link that owns them.
     """
 
     upstream: Any = None

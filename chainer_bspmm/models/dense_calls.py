@@ -14,10 +14,7 @@ OF_GRAPH_DATA = {kind.upstream for kind in (*EDGE_LIST_MODELS, *EDGE_LIST_UPDATE
 
 
 def refuse_sparse_batches():
-    """Make the calls of all classes that are swapped, or that are refused, raise TypeError.
-
-    Inside they would fail as well, but with the message of the function that gets the batch.
-    """
+    """Make calls of all classes that are swapped or refused raise TypeError, with advice."""
     for kind in (*SWAPS, *REFUSALS):
         for name in ('__call__', 'forward'):  # upstream overrides one of them
             if name in vars(kind):

@@ -12,7 +12,6 @@ from chainer_bspmm.links.gin_update import GINSparseUpdate
 from chainer_bspmm.links.gin_update import GINUpdate
 from chainer_bspmm.links.linear import zero_unused
 from chainer_bspmm.links.mlp import MLP
-from chainer_bspmm.links.rows import as_given
 from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.models.message_passing import MessagePassing
 from chainer_bspmm.models.sparse_model import EdgeListModel
@@ -70,7 +69,7 @@ class GIN(MessagePassing, gin.GIN):
         adj = adj.astype(h.dtype)
         for step in range(self.n_update_layers):
             h = self.update_layers[0 if self.weight_tying else step](h, adj)
-        return as_given(h, node_shape(adj))
+        return functions.reshape(h, node_shape(adj) + h.shape[1:]) if adj.layout == 'padded' else h
 
 
 class GINSparse(EdgeListModel, gin.GINSparse):
@@ -105,18 +104,8 @@ class GINSparse(EdgeListModel, gin.GINSparse):
     def forward(self, x: Any, adj: BatchedCSR) -> chainer.Variable:
         """Predict; with ``node_embedding`` return (n_nodes, out_channels) features of the nodes.
 
-        Args:
-            x (array): (n_nodes,) int32 ids, or (n_nodes, channels) features of any width.
-            adj (BatchedCSR): packed, of one relation; ``A[i, j]`` is the number of edges from j to
-                i. Values of another dtype than the features' are converted.
-
-        Returns:
-            Variable: (n_graphs, out_dim), or (n_nodes, out_channels).
-
-        Raises:
-            TypeError: ``adj`` is no BatchedCSR.
-            ValueError: ``adj`` is not packed, shapes do not fit, or an id is outside of the
-                embedding.
+        As :meth:`MessagePassing.forward`; ``adj`` is packed, ``A[i, j]`` is the number of edges
+        from j to i, and features may have any width.
         """
         h = embed_atoms(self.embed, x, adj, any_width=True)
         if x.dtype.kind in 'iu':

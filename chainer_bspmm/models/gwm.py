@@ -38,24 +38,17 @@ class GWMGraphConvModel(GraphConvModel, gwm_graph_conv_model.GWMGraphConvModel):
         """Predict.
 
         Args:
-            atom_array (array): (n_nodes,) int32 atom ids, or (n_nodes, hidden_channels) node
-                features. If ``adj`` is padded: (n_graphs, N) ids or (n_graphs, N, hidden_channels)
-                features.
-            adj (BatchedCSR): adjacency matrices, of as many relations as the updates take. Values
-                of another dtype than the features' are converted.
+            atom_array, adj, is_real_node: as in :meth:`MessagePassing.forward`, but
+                ``GeneralReadout`` counts all nodes, as upstream.
             super_node (array or None): (n_graphs, n_features) floats, the column that the ``*_gwm``
                 preprocessors put after the adjacency; ignored if ``with_gwm=False``.
-            is_real_node (array or None): (n_nodes,), or (n_graphs, N) if ``adj`` is padded; nodes
-                for which it is 0 do not count in the readout (``GeneralReadout`` counts all, as
-                upstream). None: all count.
 
         Returns:
             Variable: (n_graphs, out_dim); with ``concat_hidden`` (n_graphs, n_update_layers *
             out_dim).
 
         Raises:
-            TypeError: ``adj`` is no BatchedCSR, ``super_node`` no array.
-            ValueError: shapes do not fit, or an atom id is outside of the embedding.
+            TypeError, ValueError: as there, or ``super_node`` is no array, or of another shape.
         """
         h, adj = self._embed(atom_array, adj)
         if not self.with_gwm:

@@ -14,10 +14,7 @@ from chainer_bspmm.sparse import BatchedCSR
 
 
 class MessagePassing(SparseModel):
-    """Embedding, updates, and a readout after the last update or (``concat_hidden``) after each.
-
-    A subclass names the class of its updates in `parts`.
-    """
+    """Embedding, updates, and a readout after the last or (``concat_hidden``) after each."""
 
     concat_hidden: bool
     embed: Link

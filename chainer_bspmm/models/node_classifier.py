@@ -29,7 +29,7 @@ class NodeClassifier(Sparse, node_classifier.NodeClassifier):
         return super().__call__(x, *args)
 
     def forward(self, x: Any, adj: BatchedCSR, t: Any, train: Any, valid: Any) -> chainer.Variable:
-        """Return the loss of the training nodes.
+        """Return what ``lossfun`` returns for the training nodes.
 
         Args:
             x (array), adj (BatchedCSR): of one graph, as the predictor takes them. It returns
@@ -37,9 +37,6 @@ class NodeClassifier(Sparse, node_classifier.NodeClassifier):
             t (array): (n_nodes,) or (1, n_nodes), labels of all nodes.
             train, valid (array): which nodes: (k,) or (1, k) integers, or a bool for each node.
                 CuPy asks the device how many are True, so such a step cannot be captured.
-
-        Returns:
-            Variable: what ``lossfun`` returns for the training nodes.
         """
         self.metrics = None
         self.y = self.predictor(x, adj)

@@ -32,22 +32,7 @@ class RelationalModel(SparseModel):
     scale_adj: bool
 
     def forward(self, x: Any, adj: BatchedCSR) -> Variable:
-        """Predict.
-
-        Args:
-            x (array): (n_nodes,) int32 atom ids, or with ``input_type='float'`` (n_nodes, channels)
-                features. If ``adj`` is padded: (n_graphs, N) or (n_graphs, N, channels).
-            adj (BatchedCSR): adjacency matrices of ``n_edge_types`` relations. Values of another
-                dtype than the features' are converted.
-
-        Returns:
-            Variable: (n_graphs, out_dim).
-
-        Raises:
-            TypeError: ``adj`` is no BatchedCSR.
-            ValueError: shapes do not fit, ``x`` is not of the ``input_type``, or an atom id is
-                outside of the embedding.
-        """
+        """Predict, as :meth:`MessagePassing.forward`; x is of the ``input_type``."""
         h = self._embed(x, adj)
         adj = adj.astype(h.dtype)
         if self.scale_adj:
@@ -59,13 +44,10 @@ class RelationalModel(SparseModel):
     def _embed(self, x, adj):
         is_ids = not hasattr(x, 'dtype') or x.dtype.kind in 'iu'
         if is_ids != (self.input_type == 'int'):
+            expected = 'features' if is_ids else 'atom ids'
+            dtype = getattr(x, 'dtype', type(x).__name__)
             raise ValueError(
-                "x: expected %s with input_type='%s', got %s"
-                % (
-                    'atom ids' if self.input_type == 'int' else 'features',
-                    self.input_type,
-                    getattr(x, 'dtype', type(x).__name__),
-                )
+                "x: expected %s with input_type='%s', got %s" % (expected, self.input_type, dtype)
             )
         if is_ids:
             return embed_atoms(self.embed, x, adj)

@@ -15,19 +15,17 @@ _warned = weakref.WeakSet()  # models, which keep no note of it: captured steps 
 class SparseModel(Sparse):
     """Base of the models: links that take whole batches and predict for each molecule.
 
-    Attributes:
-        trained_with (tuple or None): (layout, padded_to) of the batches that it was trained with
-            last; those of padded batches are written as those of folded ones, which give the same
-            numbers. None: it was not trained, or its parameters are from an ``.npz`` file, which
-            does not say. A prediction from batches of another layout warns, once for each model.
-        upstreams_layout (tuple): what that is after a training of upstream's model.
+    ``trained_with`` is (layout, padded_to) of the batches that it was trained with last; padded
+    batches count as folded ones, which give the same numbers. None: it was not trained, or its
+    parameters are from an ``.npz`` file, which does not say. A prediction from batches of another
+    layout warns, once for each model.
     """
 
     links: Callable
     namedlinks: Callable
     params: Callable
     trained_with = None
-    upstreams_layout = 'folded', None
+    upstreams_layout = 'folded', None  # what it is after a training of upstream's model
 
     def __call__(self, *args, **kwargs):
         y = super().__call__(*args, **kwargs)
@@ -38,29 +36,28 @@ class SparseModel(Sparse):
 
     def _compare(self, adj):
         """Remember the layout of a batch in training; warn if a prediction's is another one."""
-        given = ('packed' if adj.layout == 'packed' else 'folded', adj.padded_to)
-        known, config = self.trained_with, chainer.config
-        if given == known:
+        used = ('packed' if adj.layout == 'packed' else 'folded', adj.padded_to)
+        if used == self.trained_with:
             return
-        if config.train:
+        if chainer.config.train:
             # Not in a call that only makes the parameters, before a snapshot is loaded.
-            if config.enable_backprop and any(p.update_rule is not None for p in self.params()):
-                self.trained_with = given
-        elif known is not None and self._padding_counts() and self not in _warned:
+            rules = [param.update_rule for param in self.params()]
+            if chainer.config.enable_backprop and any(rules):
+                self.trained_with = used
+        elif self.trained_with is not None and self._padding_counts() and self not in _warned:
             _warned.add(self)
-            layout, padded_to = known
-            more = '' if padded_to is None else ', padded_to=%d' % padded_to
+            layout, padded_to = self.trained_with
             warn(
                 '%s was trained on %s batches%s and predicts on %s ones%s: its predictions may be '
                 "far off; use CSRConverter(layout='%s'%s)"
                 % (
                     type(self).__name__,
                     layout,
-                    _size(padded_to, layout == given[0]),
+                    _size(padded_to, layout == used[0]),
                     'padded' if adj.layout == 'unfolded' else adj.layout,
-                    _size(given[1], layout == given[0]),
+                    _size(used[1], layout == used[0]),
                     layout,
-                    more,
+                    '' if padded_to is None else ', padded_to=%d' % padded_to,
                 )
             )
 
@@ -103,8 +100,7 @@ def _size(padded_to, has_to_tell):
 def remember_dense_training(model: SparseModel) -> None:
     """Note that a model was trained as upstream's, on its batches, before it was swapped.
 
-    Known from the optimizer's counts, which a pickle keeps, if they are others than when
-    :func:`leave_note` was called.
+    Known from the optimizer's counts, which a pickle keeps, since :func:`leave_note`.
     """
     trained_with, n_updates = model.__dict__.pop('_when_densified', (None, 0))
     if _n_updates(model) != n_updates:
@@ -134,9 +130,6 @@ def layout_of(model: chainer.Link) -> tuple[str, int | None] | None:
         ``'packed'`` or ``'folded'``. None: no model in the tree was trained, as far as is known
         (``.npz`` files do not say), or they differ.
     """
-    found = {
-        link.trained_with
-        for link in model.links()
-        if isinstance(link, SparseModel) and link.trained_with is not None
-    }
-    return found.pop() if len(found) == 1 else None
+    layouts = {link.trained_with for link in model.links() if isinstance(link, SparseModel)}
+    layouts.discard(None)
+    return layouts.pop() if len(layouts) == 1 else None

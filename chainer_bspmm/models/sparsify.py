@@ -102,17 +102,16 @@ def densify(model: Link) -> Link:
     swaps = []
     for path, link in model.namedlinks():
         if isinstance(link, Sparse):
-            kind = type(link)
+            kind, path = type(link), 'model' + path.rstrip('/').replace('/', '.')
             if 'upstream' not in vars(kind):
                 raise ValueError(
-                    'model%s: got %s, a subclass of a sparse link, which has no dense form'
-                    % (path.rstrip('/').replace('/', '.'), _full_name(kind))
+                    '%s: got %s, a subclass of a sparse link, which has no dense form'
+                    % (path, _full_name(kind))
                 )
             if kind is RSGCN and not isinstance(link.readout, GeneralReadout.upstream):
                 raise ValueError(
-                    'model%s.readout: expected a GeneralReadout to go back, got %r, which is '
-                    'called with a sparse batch'
-                    % (path.rstrip('/').replace('/', '.'), link.readout)
+                    '%s.readout: expected a GeneralReadout to go back, got %r, which is called '
+                    'with a sparse batch' % (path, link.readout)
                 )
             swaps.append((link, kind.upstream))
     for link, kind in swaps:
@@ -128,10 +127,7 @@ def _expect_link(model):
 
 
 def _collect(link, path, swaps):
-    """Append what is to be swapped in a tree, after a check; return whether anything is sparse.
-
-    A head does not count: it multiplies by no adjacency.
-    """
+    """Append what is to be swapped, checked; return whether any part but a head is sparse."""
     kind = type(link)
     if isinstance(link, NodeClassifier.upstream):  # ours as well: its predictor may be dense
         if kind is NodeClassifier.upstream:
@@ -153,8 +149,8 @@ def _collect(link, path, swaps):
         for base in kind.__mro__
     ):
         raise ValueError('%s: %s. %s' % (path, why_not(kind), LISTED))
-    found = [_collect(child, '%s.%s' % (path, child.name), swaps) for child in link.children()]
-    return any(found)
+    # All children, not up to the first that is sparse.
+    return any([_collect(child, '%s.%s' % (path, child.name), swaps) for child in link.children()])
 
 
 def why_not(kind: type) -> str:

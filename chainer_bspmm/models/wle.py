@@ -29,22 +29,13 @@ class WLEGraphConvModel(GraphConvModel):
     def forward(
         self, atom_array: Any, adj: BatchedCSR, wle_array: Any = None, is_real_node: Any = None
     ) -> chainer.Variable:
-        """Predict, as :meth:`GWMGraphConvModel.forward`.
+        """Predict; all but ``wle_array`` is as in :meth:`GWMGraphConvModel.forward`.
 
         Args:
-            atom_array, adj, is_real_node: see there.
             wle_array (array or None): (n_rows,) int32 labels in [0, n_wle_types), or (n_graphs, N)
                 if ``adj`` is padded: the column that `CSRConverter` puts after the adjacency;
                 ignored if ``with_wle=False``. (n_graphs, n) where every molecule has n atoms.
                 On a GPU its values are not checked.
-
-        Returns:
-            Variable: (n_graphs, out_dim); with ``concat_hidden`` (n_graphs, n_update_layers *
-            out_dim).
-
-        Raises:
-            TypeError: ``adj`` is no BatchedCSR, ``wle_array`` no array.
-            ValueError: shapes do not fit, or an atom id is outside of the embedding.
         """
         h, adj = self._embed(atom_array, adj)
         h0 = h
@@ -162,19 +153,8 @@ class RelGCN_GWLE(GWLEGraphConvModel, gwle_net.RelGCN_GWLE):
     """:class:`GWLEGraphConvModel` with the update of RelGCN and the readout of GGNN."""
 
 
-MODELS = (
-    CWLEGraphConvModel,
-    GGNN_CWLE,
-    GIN_CWLE,
-    NFP_CWLE,
-    RSGCN_CWLE,
-    RelGAT_CWLE,
-    RelGCN_CWLE,
-    GWLEGraphConvModel,
-    GGNN_GWLE,
-    GIN_GWLE,
-    NFP_GWLE,
-    RSGCN_GWLE,
-    RelGAT_GWLE,
-    RelGCN_GWLE,
+MODELS = tuple(
+    kind
+    for base in (CWLEGraphConvModel, GWLEGraphConvModel)
+    for kind in (base, *base.__subclasses__())
 )

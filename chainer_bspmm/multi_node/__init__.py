@@ -1,8 +1,7 @@
 """ChainerMN on several ranks: what ``import chainermn`` gives once `chainer_bspmm` is imported.
 
-A script stays that of ChainerMN: ``create_communicator``, ``scatter_dataset``,
-``create_multi_node_optimizer``, ``create_multi_node_evaluator``. Here these are mended when
-ChainerMN is imported, by the table of `compat.hooks`; until then nothing of it is loaded.
+A script stays that of ChainerMN. Its functions are patched when it is imported, by the table of
+`compat.hooks`; until then nothing of it is loaded.
 """
 
 from typing import Any
@@ -37,14 +36,12 @@ def count_rows(module):
 
     from chainer_bspmm.ops.batch_norm import batch_norm_of_ranks
 
-    kind = module.MultiNodeBatchNormalization
-    call = kind.__call__
+    call = module.MultiNodeBatchNormalization.__call__
 
     def __call__(self, x, finetune=False):
-        forward = batch_norm_of_ranks if chainer.config.train else call
-        return forward(self, x, finetune)
+        return (batch_norm_of_ranks if chainer.config.train else call)(self, x, finetune)
 
-    kind.__call__ = __call__
+    module.MultiNodeBatchNormalization.__call__ = __call__
 
 
 @repairs('chainermn.datasets.scatter')
@@ -65,10 +62,7 @@ def weight_evaluations(module):
 
 @repairs('chainermn.extensions.checkpoint')
 def keep_checkpoints(module):
-    """chainermn/extensions/checkpoint.py: a Trainer that fails deletes its snapshots.
-
-    It finalizes its extensions then, too.
-    """
+    """chainermn/extensions/checkpoint.py: a Trainer that fails deletes its snapshots."""
 
     def on_error(self, trainer, error, traceback):
         self.files = []

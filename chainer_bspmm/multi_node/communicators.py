@@ -17,13 +17,7 @@ SIZES = 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'SLURM_STEP_NUM_TASKS'
 
 
 def checked(create):
-    """Wrap ``chainermn.create_communicator``: refuse what cannot work, say what to do.
-
-    Raises (in the result):
-        RuntimeError: the processes do not find each other; versions differ; more ranks on a host
-            than GPUs; no NCCL; an MPI that does not know GPUs where one must.
-        ImportError: no mpi4py, or no MPI.
-    """
+    """Wrap ``chainermn.create_communicator``: refuse what cannot work, and say what to do."""
 
     @functools.wraps(create)
     def create_communicator(communicator_name='pure_nccl', mpi_comm=None, **kwargs):
@@ -117,14 +111,11 @@ def _check_number_of_gpus(comm):
         # Each rank may see one of its own.
         n_gpus = len({gpu for of, _, gpus in ranks if of == host for gpu in gpus})
         if n_ranks > n_gpus:
-            faults.raise_on(
-                comm,
-                rank,
-                RuntimeError(
-                    'expected at most one rank for each GPU, got %d ranks and %d GPUs on %s: '
-                    'start fewer (mpirun -n), or on more hosts' % (n_ranks, n_gpus, host)
-                ),
+            text = (
+                'expected at most one rank for each GPU, got %d ranks and %d GPUs on %s: start '
+                'fewer (mpirun -n), or on more hosts' % (n_ranks, n_gpus, host)
             )
+            faults.raise_on(comm, rank, RuntimeError(text))
 
 
 def _versions():
@@ -140,17 +131,13 @@ def _versions():
 
 
 def _compare_versions(comm):
-    found = comm.mpi_comm.allgather((platform.node(), _versions()))
-    first_host, expected = found[0]
-    for rank, (host, versions) in enumerate(found):
-        for name in expected:
-            if versions[name] != expected[name]:
-                faults.raise_on(
-                    comm,
-                    0,
-                    RuntimeError(
-                        'expected one version of %s on all ranks, got %s on rank 0 (%s) and %s on '
-                        'rank %d (%s)'
-                        % (name, expected[name], first_host, versions[name], rank, host)
-                    ),
+    ranks = comm.mpi_comm.allgather((platform.node(), _versions()))
+    first_host, expected = ranks[0]
+    for rank, (host, versions) in enumerate(ranks):
+        for name, version in expected.items():
+            if versions[name] != version:
+                text = (
+                    'expected one version of %s on all ranks, got %s on rank 0 (%s) and %s on rank '
+                    '%d (%s)' % (name, version, first_host, versions[name], rank, host)
                 )
+                faults.raise_on(comm, 0, RuntimeError(text))

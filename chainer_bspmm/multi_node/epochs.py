@@ -41,14 +41,11 @@ class PartIterator(SerialIterator):
         self.n_batches = max(-(-n // size) for n, size in sizes)
         for rank, (n, _) in enumerate(sizes):
             if n < self.n_batches:
-                faults.raise_on(
-                    comm,
-                    0,
-                    ValueError(
-                        'dataset: expected at least %d molecules, one for each batch of an epoch, '
-                        'got %d on rank %d' % (self.n_batches, n, rank)
-                    ),
+                text = (
+                    'dataset: expected at least %d molecules, one for each batch of an epoch, got '
+                    '%d on rank %d' % (self.n_batches, n, rank)
                 )
+                faults.raise_on(comm, 0, ValueError(text))
         super().__init__(dataset, batch_size, repeat, shuffle, order_sampler)
 
     @property
@@ -83,15 +80,12 @@ def _check_epochs(updater):
     lengths = comm.mpi_comm.allgather(_length(updater._iterators.get('main')))
     for rank, length in enumerate(lengths):
         if length != lengths[0]:
-            faults.raise_on(
-                comm,
-                0,
-                ValueError(
-                    'iterator: expected epochs of one length on all ranks, got %s on rank 0 and '
-                    '%s on rank %d; use scatter_dataset(..., force_equal_length=True), or a '
-                    'chainer_bspmm.multi_node.PartIterator' % (lengths[0], length, rank)
-                ),
+            text = (
+                'iterator: expected epochs of one length on all ranks, got %s on rank 0 and %s on '
+                'rank %d; use scatter_dataset(..., force_equal_length=True), or a '
+                'chainer_bspmm.multi_node.PartIterator' % (lengths[0], length, rank)
             )
+            faults.raise_on(comm, 0, ValueError(text))
 
 
 def _length(iterator):

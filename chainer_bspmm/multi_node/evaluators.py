@@ -8,18 +8,11 @@ from chainer.backends import cuda
 
 
 def create_multi_node_evaluator(actual_evaluator, communicator):
-    """Let an evaluator report what the molecules of all ranks give, on every rank.
+    """Let an evaluator report what the molecules of all ranks give, on every rank; return the same.
 
     What an Evaluator reports is the mean over the ranks, each counted as often as its part has
     molecules; ChainerMN's own counts every rank once. A BatchEvaluator of Chainer Chemistry
     (ROC-AUC, PRC-AUC, R2) gets the predictions and labels of all ranks. A part may be empty.
-
-    Args:
-        actual_evaluator (chainer.training.extensions.Evaluator): over the part of this rank.
-        communicator (chainermn.CommunicatorBase): the ranks.
-
-    Returns:
-        chainer.training.extensions.Evaluator: the same object, changed in place.
     """
     evaluator, comm = actual_evaluator, communicator
     evaluator._mn_communicator = comm
@@ -44,8 +37,8 @@ def _n_molecules(evaluator):
 def _mean_of_ranks(evaluator, comm):
     weight, values = _n_molecules(evaluator), {}
     if weight:
-        found = type(evaluator).evaluate(evaluator)
-        values = {name: float(cuda.to_cpu(value)) for name, value in found.items()}
+        result = type(evaluator).evaluate(evaluator)
+        values = {name: float(cuda.to_cpu(value)) for name, value in result.items()}
     results = comm.mpi_comm.allgather((weight, values))
     means = {}
     for name in dict.fromkeys(name for _, values in results for name in values):
@@ -56,14 +49,14 @@ def _mean_of_ranks(evaluator, comm):
 
 
 def _evaluate_together(evaluator, comm):
-    found = None
+    result = None
     if _n_molecules(evaluator):
-        found = type(evaluator).evaluate(evaluator)
+        result = type(evaluator).evaluate(evaluator)
     else:
         for metric in evaluator.metrics_fun.values():
             metric(None, None)  # the other ranks wait for this one
-    results = comm.mpi_comm.allgather(found)
-    return next(found for found in results if found is not None)
+    results = comm.mpi_comm.allgather(result)
+    return next(result for result in results if result is not None)
 
 
 def _of_all(comm, metric, y, t):

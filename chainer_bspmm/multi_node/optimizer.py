@@ -13,7 +13,6 @@ from chainer.backends import cuda
 from chainer_bspmm.ops.ranks import weighted_by
 from chainer_bspmm.multi_node import communicators
 from chainer_bspmm.multi_node import faults
-from chainer_bspmm.multi_node.host_mean import mean_on_host
 from chainer_bspmm.multi_node.start import agree
 from chainer_bspmm.sparse import BatchedCSR
 
@@ -29,17 +28,11 @@ class Weighted:
     rank i has w_i molecules, and its loss is a mean over them. The update uses
     ``sum_i(w_i g_i) / sum_i(w_i)``, the gradient of one batch of all molecules; ChainerMN's own
     counts every rank once, whatever its batch. A rank without a batch (:meth:`join`) counts 0
-    times.
+    times. If a loss is not finite, FloatingPointError on all ranks.
 
     Before the first update, and whenever parameters have been made or removed, all ranks get the
     state of one (`start.agree`). Parameters that are made by the first batch are made by a trial in
     test mode, so that this update is not lost, as it is in ChainerMN's own.
-
-    Raises (by `update`, on all ranks):
-        FloatingPointError: a loss is not finite, unless the optimizer scales it dynamically.
-        RuntimeError: parameters are on a GPU, and the communicator cannot send them.
-        ValueError: models or optimizers differ; with ``zero_fill=False``, ranks have gradients of
-            different parameters.
     """
 
     # Of ChainerMN's class, beside which it is a base.
@@ -80,15 +73,14 @@ class Weighted:
             else:
                 self.target.zerograds()
             loss.backward(loss_scale=self.actual_optimizer._loss_scale)
-        value = 0 if self.actual_optimizer._loss_scaling_is_dynamic else _value(loss)
+        value = 0  # of several losses one that is finite if all are
+        if not self.actual_optimizer._loss_scaling_is_dynamic:
+            value = float(cuda.to_cpu(loss.array).sum())
         del loss
         self._mean_and_update(weight, value)
 
     def join(self):
-        """Take part in an update of the other ranks, without a batch.
-
-        With batch normalisation over all ranks, which wants one, RuntimeError.
-        """
+        """Take part in an update without a batch; not where batch normalisation wants one."""
         for path, link in self.target.namedlinks():
             if _has_ranks(link):
                 raise RuntimeError(
@@ -102,7 +94,9 @@ class Weighted:
         if self.known is not None:
             return
         if not all(param.is_initialized for param in self.target.params()):
-            with chainer.using_config('train', False), chainer.no_backprop_mode(), _unreported():
+            reporters = chainer.reporter._get_reporters()
+            unreported = reporters[-1].scope({}) if reporters else contextlib.nullcontext()
+            with chainer.using_config('train', False), chainer.no_backprop_mode(), unreported:
                 lossfun(*args, **kwds)
         self._agree()
 
@@ -129,24 +123,13 @@ class Weighted:
         comm.mpi_comm.Allgather(numpy.array(mine, table.dtype), table)
         weights, losses, is_new, missing = table.T
         for rank in numpy.flatnonzero(~numpy.isfinite(losses)).tolist():
-            faults.raise_on(
-                comm,
-                rank,
-                FloatingPointError(
-                    'the loss of rank %d is %s in step %d' % (rank, losses[rank], optimizer.t + 1)
-                ),
-            )
+            text = 'the loss of rank %d is %s in step %d' % (rank, losses[rank], optimizer.t + 1)
+            faults.raise_on(comm, rank, FloatingPointError(text))
         if is_new.any():
             self._agree()
         elif weights.all() and len(set(missing)) > 1:
-            faults.raise_on(
-                comm,
-                0,
-                ValueError(
-                    'zero_fill: expected True where ranks have gradients of different parameters, '
-                    'got False'
-                ),
-            )
+            text = 'expected True where ranks have gradients of different parameters, got False'
+            faults.raise_on(comm, 0, ValueError('zero_fill: ' + text))
         elif weights.any():
             # Where a rank has no gradients it cannot tell which ones the others lack.
             self._mean(weight / weights.sum(), self.zero_fill or not weights.all())
@@ -168,7 +151,7 @@ class Weighted:
                 param.grad = param.xp.zeros_like(param.array)
         params = [param for param in params if param.grad is not None]
         if _is_naive(comm) and all(param.device.xp is numpy for param in params):
-            mean_on_host(comm, params, share)
+            _mean_on_host(comm, params, share)
             return
         if share * comm.size != 1:
             for param in params:
@@ -177,11 +160,28 @@ class Weighted:
         comm.multi_node_mean_grad(self.target, zero_fill)
 
 
-def weighted(create, base):
-    """Wrap ``chainermn.create_multi_node_optimizer``: make a `Weighted` one, a subclass of `base`.
+def _mean_on_host(comm, params, share):
+    """Replace gradients by ``sum_i(share_i * g_i)`` over all ranks, as new arrays.
 
-    With ``double_buffering`` it stays ChainerMN's own.
+    ChainerMN's `naive` sends one message for each parameter, and waits for each. All ranks have the
+    same ones, on the host. float16 is sent as float32, which MPI can add.
     """
+    from mpi4py import MPI
+
+    of_dtype = {}
+    for param in params:
+        of_dtype.setdefault(numpy.promote_types(param.dtype, numpy.float32), []).append(param)
+    for dtype, alike in sorted(of_dtype.items(), key=str):
+        total = numpy.concatenate([param.grad.ravel() for param in alike], dtype=dtype)
+        total *= share
+        comm.mpi_comm.Allreduce(MPI.IN_PLACE, total)
+        ends = numpy.cumsum([param.size for param in alike]).tolist()
+        for param, first, last in zip(alike, [0, *ends], ends):
+            param.grad = total[first:last].reshape(param.shape).astype(param.dtype, copy=False)
+
+
+def weighted(create, base):
+    """Wrap ``create_multi_node_optimizer``: make a `Weighted` one, unless with double buffering."""
     kind = type('MultiNodeOptimizer', (Weighted, base), {})
 
     @functools.wraps(create)
@@ -202,25 +202,12 @@ def of_nccl(optimizer):
 
 
 def n_molecules(arguments):
-    """Return the number of molecules in the arguments of a loss function.
-
-    Of a dense batch, in which all arrays have a row for each; 1 for anything else.
-    """
+    """Return how many molecules the arguments of a loss function have; 1 if that is not known."""
     for value in arguments:
         if isinstance(value, BatchedCSR):
             return value.n_graphs
     lengths = {len(value) for value in arguments if getattr(value, 'ndim', 0)}
     return lengths.pop() if len(lengths) == 1 else 1
-
-
-def _unreported():
-    reporters = chainer.reporter._get_reporters()
-    return reporters[-1].scope({}) if reporters else contextlib.nullcontext()
-
-
-def _value(loss):
-    """Return the loss as a float, of several losses one that is finite if all are."""
-    return float(cuda.to_cpu(loss.array).sum())
 
 
 def _made(target):

@@ -18,11 +18,7 @@ def sparse_too(scatter_dataset):
     A `SparseDataset`, or a SubDataset of one, becomes a `SparseDataset` on every rank, with the
     arrays of its part only. The parts are those of ChainerMN: with ``force_equal_length``, the
     default, a few molecules belong to two parts if their number is no multiple of the ranks'.
-    Any other data set is scattered as ever.
-
-    Raises (in the result):
-        ValueError: another rank than the root was given another data set.
-        TypeError: the data set is on a GPU.
+    ValueError: ranks were given different ones. TypeError: it is on a GPU.
     """
 
     @functools.wraps(scatter_dataset)
@@ -40,15 +36,8 @@ def sparse_too(scatter_dataset):
         known = comm.mpi_comm.allgather(_fingerprint(selected))
         _check(comm, root, selected, known)
         if known[root] is None:
-            return scatter_dataset(
-                dataset,
-                comm,
-                root,
-                shuffle,
-                seed,
-                max_buf_len,
-                force_equal_length=force_equal_length,
-            )
+            options = {'force_equal_length': force_equal_length}
+            return scatter_dataset(dataset, comm, root, shuffle, seed, max_buf_len, **options)
         if comm.rank != root:
             return comm.recv_obj(source=root)
         n = len(selected)
@@ -85,28 +74,22 @@ def _fingerprint(dataset):
     if dataset is None:
         return None
     checksum = 0
-    fields = dataset._own().fields()
-    for name in sorted(fields):
-        values = fields[name]
-        for array in values if isinstance(values, (list, tuple)) else [values]:
-            if isinstance(array, numpy.ndarray):
-                checksum = zlib.crc32(numpy.ascontiguousarray(array).view(numpy.uint8), checksum)
+    for _, array in sorted(dataset._own().arrays().items()):
+        if isinstance(array, numpy.ndarray):
+            checksum = zlib.crc32(numpy.ascontiguousarray(array).view(numpy.uint8), checksum)
     return len(dataset), checksum
 
 
 def _check(comm, root, selected, known):
     """Raise if the ranks do not mean the same."""
-    for rank, found in enumerate(known):
-        if found is not None and found != known[root]:
-            faults.raise_on(
-                comm,
-                root,
-                ValueError(
-                    'dataset: expected that of rank %d, or None, got another one on rank %d (%s '
-                    'and %s): read it on one rank only'
-                    % (root, rank, _in_words(known[root]), _in_words(found))
-                ),
+    for rank, fingerprint in enumerate(known):
+        if fingerprint is not None and fingerprint != known[root]:
+            text = (
+                'dataset: expected that of rank %d, or None, got another one on rank %d (%s and '
+                '%s): read it on one rank only'
+                % (root, rank, _in_words(known[root]), _in_words(fingerprint))
             )
+            faults.raise_on(comm, root, ValueError(text))
     if comm.rank == root and selected is not None and type(selected.molecules) is DeviceMolecules:
         raise TypeError(
             'dataset: expected a SparseDataset, got a DeviceDataset: make it of the part, after '

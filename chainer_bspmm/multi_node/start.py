@@ -16,18 +16,17 @@ def agree(comm, optimizer):
     """Give all ranks the parameters, persistent values and optimizer state of one of them.
 
     Of rank 0; if it lacks parameters, because no batch has made them, of the first that has most.
-    Nothing is sent if all have the same parameters and optimizer state, such as after resuming.
-    Where models or optimizers differ, ValueError on all ranks.
+    Nothing is sent if all have the same, such as after resuming. ValueError: they do not fit.
     """
     table = {path: _shape(param) for path, param in optimizer.target.namedparams()}
     tables = comm.mpi_comm.allgather((table, _settings(optimizer), int(optimizer.t)))
-    for rank, found in enumerate(tables):
-        message = _difference(tables[0], found, rank)
+    for rank, other in enumerate(tables):
+        message = _difference(tables[0], other, rank)
         if message:
             faults.raise_on(comm, 0, ValueError(message))
     counts = [sum(map(bool, table.values())) for table, _, _ in tables]
     root = counts.index(max(counts))
-    _make_states(optimizer)
+    make_states(optimizer.target)
     state = DictionarySerializer()
     optimizer.target.serialize(state['model'])
     optimizer.serialize(state['optimizer'])
@@ -38,38 +37,38 @@ def agree(comm, optimizer):
     if comm.rank != root:
         deserializer = NpzDeserializer(sent)
         optimizer.target.serialize(deserializer['model'])
-        _make_states(optimizer)
+        make_states(optimizer.target)
         optimizer.serialize(deserializer['optimizer'])
 
 
-def _make_states(optimizer):
+def make_states(target):
     """Make the states of update rules, which the first update would make."""
-    for param in optimizer.target.params(include_uninit=False):
+    for param in target.params(include_uninit=False):
         if param.update_rule is not None and param.update_rule.enabled:
             param.update_rule._init_states(param)
 
 
 def _settings(optimizer):
     """Return what a user chooses of an optimizer, name -> value."""
-    found = {'class': _kind_of(optimizer)}
+    settings = {'class': _kind_of(optimizer)}
     if isinstance(optimizer, chainer.GradientMethod):
-        found.update(_plain_of(optimizer.hyperparam))
+        settings.update(_plain_of(optimizer.hyperparam))
     hookable = optimizer._hookable
     hooks = [*hookable._pre_update_hooks.items(), *hookable._post_update_hooks.items()]
-    found['list of hooks'] = [name for name, _ in hooks]
+    settings['list of hooks'] = [name for name, _ in hooks]
     for name, hook in hooks:
-        found['hook ' + name] = _kind_of(hook)
+        settings['hook ' + name] = _kind_of(hook)
         if is_user_code(type(hook).__module__):  # its attributes may be those of a rank
             continue
         for attribute, value in _plain_of(hook).items():
-            found['%s of hook %s' % (attribute, name)] = value
+            settings['%s of hook %s' % (attribute, name)] = value
     for path, param in optimizer.target.namedparams():
         rule = param.update_rule
         if rule is not None:
-            found["enabled of parameter '%s'" % path] = rule.enabled
+            settings["enabled of parameter '%s'" % path] = rule.enabled
             for name, value in _plain_of(rule.hyperparam).items():
-                found["%s of parameter '%s'" % (name, path)] = value
-    return found
+                settings["%s of parameter '%s'" % (name, path)] = value
+    return settings
 
 
 def _kind_of(thing):
@@ -93,26 +92,18 @@ def _difference(first, other, rank):
     """Return how a rank differs from rank 0; None if it does not."""
     (shapes, settings, t), (other_shapes, other_settings, other_t) = first, other
     for path in sorted({*shapes, *other_shapes}):
+        this = "model: expected the same on all ranks, parameter '%s' is " % path
         if (path in shapes) != (path in other_shapes):
-            return "model: expected the same on all ranks, parameter '%s' is on rank %d only" % (
-                path,
-                0 if path in shapes else rank,
-            )
+            return this + 'on rank %d only' % (0 if path in shapes else rank)
         one, two = shapes[path], other_shapes[path]
         if one and two and one != two:
-            return (
-                "model: expected the same on all ranks, parameter '%s' is %s of shape %s on rank "
-                '0 and %s of shape %s on rank %d' % (path, one[1], one[0], two[1], two[0], rank)
-            )
+            words = one[1], one[0], two[1], two[0], rank
+            return this + '%s of shape %s on rank 0 and %s of shape %s on rank %d' % words
     for name in dict.fromkeys([*settings, *other_settings]):
         value, other_value = settings.get(name), other_settings.get(name)
         if value != other_value:
-            return 'optimizer: expected one %s on all ranks, got %s on rank 0 and %s on rank %d' % (
-                name,
-                value,
-                other_value,
-                rank,
-            )
+            text = 'optimizer: expected one %s on all ranks, got %s on rank 0 and %s on rank %d'
+            return text % (name, value, other_value, rank)
     if t != other_t:
         return (
             'optimizer: expected as many updates on all ranks, got %d on rank 0 and %d on rank '
@@ -123,11 +114,11 @@ def _difference(first, other, rank):
 
 def _digest(state, table):
     """Return a checksum of the parameters and the optimizer's state, not of other values."""
-    found = hashlib.sha1()
+    digest = hashlib.sha1()
     parameters = {'model' + path for path in table}
     for name in sorted(state):
         if name in parameters or name.startswith('optimizer/'):
             array = numpy.ascontiguousarray(state[name])
-            found.update(name.encode())
-            found.update(array.tobytes() if array.dtype != object else b'')
-    return found.hexdigest()
+            digest.update(name.encode())
+            digest.update(array.tobytes() if array.dtype != object else b'')
+    return digest.hexdigest()

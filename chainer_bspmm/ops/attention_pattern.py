@@ -19,16 +19,13 @@ class AttentionPattern:
     entry for each head; entries are sorted by receiver, head, relation, so that what is summed or
     normalised together is adjacent. Spare entries come last and name row 0.
 
-    Attributes:
-        product (BatchedCSR): what weights and features are multiplied by: a row for every node, in
-            which all its heads add up, or with `side_by_side` for every (node, head).
-        sources, receivers (array): (nnz * K,) int32, the two rows of features of every entry.
-        segments (array): int32, where each group of entries that is normalised together starts.
-        by_receiver (array): (n_nodes * K * R + 1,) int32, where the entries of every (node, head,
-            relation) start.
-        isolated (BatchedCSR or None): rows as `product`, columns ``(g * R + r) * K + k``: the
-            weight of the sum over graph g's nodes in a row that has no edges to weigh; None if the
-            host knows that there is no such row.
+    - `product`: what weights and features are multiplied by: a row for every node, in which all its
+      heads add up, or with `side_by_side` for every (node, head).
+    - `sources`, `receivers`: (nnz * K,) int32, the two rows of features of every entry.
+    - `segments`: int32, where each group of entries that is normalised together starts;
+      `by_receiver`, (n_nodes * K * R + 1,): where those of every (node, head, relation) start.
+    - `isolated`: rows as `product`, columns ``(g * R + r) * K + k``: the weight of the sum over
+      graph g's nodes in a row that has no edges to weigh; None if the host knows that none is so.
     """
 
     def __init__(self, adj, n_heads, within, side_by_side, dtype):
@@ -111,7 +108,7 @@ def _fill_on_host(adj, n_heads, sources, receivers, by_receiver):
 
 
 def _fill_on_device(adj, n_heads, sources, receivers, by_receiver):
-    cuda.elementwise(
+    kernel = cuda.elementwise(
         'raw I indptr, raw I columns, int32 n_relations, int32 n_heads, int32 n_nodes',
         'raw I sources, raw I receivers, I by_receiver',
         """
@@ -129,16 +126,9 @@ def _fill_on_device(adj, n_heads, sources, receivers, by_receiver):
                 ++place;
             }""",
         'bspmm_attention_entries',
-    )(
-        adj.indptr,
-        adj.indices,
-        adj.n_relations,
-        n_heads,
-        adj.n_rows,
-        sources,
-        receivers,
-        by_receiver,
     )
+    sizes = adj.n_relations, n_heads, adj.n_rows
+    kernel(adj.indptr, adj.indices, *sizes, sources, receivers, by_receiver)
 
 
 def _slots(adj):
@@ -171,13 +161,10 @@ def _isolated_on_host(adj, n_heads, within, rows_per_node, by_receiver, dtype):
 
 
 def _isolated_on_device(adj, n_heads, within, rows_per_node, by_receiver, dtype):
-    """Do the same with an entry for every (node, head, relation), most of them 0.
-
-    To find out how many are not would synchronise.
-    """
+    """Do the same with an entry for every (node, head, relation): a count would synchronise."""
     xp, size = cuda.cupy, by_receiver.size - 1
     data, indices = xp.empty(size, dtype), xp.empty(size, 'i')
-    cuda.elementwise(
+    kernel = cuda.elementwise(
         'raw I by_receiver, raw I row_offsets, raw W slots, int32 n_graphs, int32 n_relations, '
         'int32 n_heads, int32 within',
         'T data, I column',
@@ -198,35 +185,17 @@ def _isolated_on_device(adj, n_heads, within, rows_per_node, by_receiver, dtype)
             column = (graph * n_relations + relation) * n_heads + head;
         }""",
         'bspmm_attention_isolated',
-    )(
-        by_receiver,
-        adj.row_offsets,
-        _slots(adj),
-        adj.n_graphs,
-        adj.n_relations,
-        n_heads,
-        int(within),
-        data,
-        indices,
     )
-    width = n_heads * adj.n_relations
-    return (
-        data,
-        indices,
-        equal_rows(
-            adj,
-            adj.n_rows * rows_per_node,
-            width // rows_per_node,
-            adj.row_offsets[-1:] * rows_per_node,
-        ),
-    )
+    sizes = adj.n_graphs, adj.n_relations, n_heads, int(within)
+    kernel(by_receiver, adj.row_offsets, _slots(adj), *sizes, data, indices)
+    n_rows, width = adj.n_rows * rows_per_node, n_heads * adj.n_relations // rows_per_node
+    return data, indices, equal_rows(adj, n_rows, width, adj.row_offsets[-1:] * rows_per_node)
 
 
 def attention_pattern(adj, n_heads, within, side_by_side, dtype):
     """Return the `AttentionPattern` of a batch, n_nodes x (n_nodes * R), kept with it.
 
-    `within` normalises the edges of every relation separately; `side_by_side` has a row for every
-    head in the product, instead of their sum. Does not synchronise.
+    `within`: edges of every relation are normalised separately; `side_by_side`: see `product`.
     """
     options = n_heads, within, side_by_side, dtype
     return adj.cached(('attention', *options), lambda: AttentionPattern(adj, *options))

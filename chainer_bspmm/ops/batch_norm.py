@@ -14,11 +14,7 @@ from chainer_bspmm.ops.segments import row_sum
 
 
 class WeightedBatchNorm(FusedNode):
-    """Inputs x, gamma, beta; row i counts ``weights[i]`` times, an (n_rows,) array.
-
-    `running`: the arrays of mean and variance that are updated, or None. `ranks`: those whose rows
-    count as well.
-    """
+    """Inputs x, gamma, beta; row i counts ``weights[i]`` times; `running`: averages, or None."""
 
     def __init__(self, weights, eps, decay, running, ranks=ONE_RANK):
         self._weights = weights
@@ -65,7 +61,7 @@ class WeightedBatchNorm(FusedNode):
 
 def _dtype(x, gamma):
     """Return what to calculate in: sums of many rows overflow float16."""
-    return numpy.promote_types(numpy.promote_types(x.dtype, gamma.dtype), numpy.float32)
+    return numpy.result_type(x.dtype, gamma.dtype, numpy.float32)
 
 
 def _cast(arrays):
@@ -201,17 +197,14 @@ def batch_norm(adj, link, h):
     (``adj.row_weights``), spare rows (``adj.has_spare``) not at all, and so do the running
     averages; ``y[i, c] = gamma[c] (h[i, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c]``. Rows
     that are ignored get 0 and no gradient, even if they hold NaN. Everything else is left to the
-    link.
+    link. float16 is calculated in float32; a batch without any row leaves mean and variance at 0.
 
     A MultiNodeBatchNormalization of ChainerMN counts the rows of all ranks' batches in the same way
     (ChainerMN's own forward pass counts every rank alike). Its gradients are for the mean over
     ranks that `multi_node.optimizer` takes.
 
-    With weights or spare rows: one node, deterministic, differentiable to any order, does not
-    synchronise, and may be captured in a CUDA graph; float16 is calculated in float32; link hooks
-    and an overridden ``__call__`` are not called; a batch without any row leaves mean and variance
-    at 0; ValueError where the link has another axis, no decay, or its own forward pass. As
-    Ioffe, Szegedy 2015 (arXiv:1502.03167) and Chainer 7.8.1.
+    With weights or spare rows it is one node, differentiable to any order, and link hooks and an
+    overridden ``__call__`` are not called. Source: Ioffe, Szegedy 2015 (arXiv:1502.03167).
     """
     dense = chainer.links.BatchNormalization
     # Of ChainerMN, which is not imported where it is not used.

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 import functools
-from typing import Any
 
 import numpy
 import scipy.sparse
@@ -15,25 +14,12 @@ from chainer.types import NdArray
 
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda.launch import arithmetic
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.launch import vector_width
-from chainer_bspmm.cuda.plans import BLOCK
-from chainer_bspmm.cuda.plans import dot_launch
-from chainer_bspmm.cuda.plans import kept
-from chainer_bspmm.cuda.plans import Launch
-from chainer_bspmm.cuda.plans import LONG_ROW
-from chainer_bspmm.cuda.plans import MAX_GRID_Y
-from chainer_bspmm.cuda.plans import VECTOR_BYTES
-from chainer_bspmm.cuda.plans import WARP
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import apply_untracked
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.build import values_of
-from chainer_bspmm.sparse.validate import FLOATS
 
 
 AHEAD = 3  # entries of a row whose loads are issued together; molecules have two to four
@@ -48,10 +34,10 @@ def csr_launch(
     lanes,
     columns=1,
     rows_per_thread=1,
-    block=BLOCK,
+    block=plans.BLOCK,
     ahead=AHEAD,
     stream=False,
-) -> Launch:
+) -> plans.Launch:
     """Plan a thread per (row, `columns` vectors) of the product: the grid of bspmm_csr.
 
     At most `lanes` threads are side by side in a row, fewer if that splits it more evenly. Where a
@@ -63,9 +49,9 @@ def csr_launch(
     tiles = -(-wanted // lanes)
     lanes = -(-wanted // tiles)
     rows = max(block // lanes, 1)
-    y = min(tiles, MAX_GRID_Y)
+    y = min(tiles, plans.MAX_GRID_Y)
     few = max(n_rows, n_cols) * n_vectors < 2**32
-    return Launch(
+    return plans.Launch(
         (
             ('VECTOR', width),
             ('AHEAD', ahead),
@@ -92,14 +78,13 @@ SHORT, MEDIUM, LONG, VERY_LONG = 1.5, 3, 4, 10  # length
 NARROW = 8  # vectors per row; below, two vectors per thread would leave warps half empty
 
 
-@kept
+@plans.kept
 def bspmm_launch(
     n_rows, n_cols, nnz, n_channels, width, itemsize, device, algorithm='auto', piece=0
-) -> Launch:
+) -> plans.Launch:
     """Plan a product on a GPU: a small model of what was measured, not a table of it.
 
-    ``'vector'`` and ``'pipelined'`` force one row per thread, or several. Unless `piece`, of
-    :func:`piece_length`, is 0, the plan is for :func:`with_pieces`.
+    Unless `piece`, of :func:`piece_length`, is 0, the plan is for :func:`with_pieces`.
     """
     n_vectors = n_channels // width
     work = n_rows * n_vectors / device.n_sms
@@ -114,7 +99,7 @@ def bspmm_launch(
         stream=(n_rows + n_cols) * n_channels * itemsize > device.l2_bytes // 2,
     )
     if piece:  # a warp with rows of different lengths waits for the longest
-        return plan(WARP, ahead=AHEAD_LONG)
+        return plan(plans.WARP, ahead=AHEAD_LONG)
     lanes, columns, rows, options = _csr_settings(
         work, length, n_vectors, width * itemsize, itemsize
     )
@@ -131,23 +116,23 @@ def _csr_settings(work, length, n_vectors, vector_bytes, itemsize):
     long = length > (SHORT if work < SMALL else LONG)
     options = {'ahead': AHEAD_LONG if long and work < LARGE else AHEAD}
     if work < PIPELINED:
-        return WARP, 1, 1, options
+        return plans.WARP, 1, 1, options
     if n_vectors < NARROW:
         # Halves are widened to be added: several rows per thread would need too many registers.
-        return WARP, 1, 1 if half or length > VERY_LONG else 4, options
-    two_warps = n_vectors > 2 * WARP
-    if half and vector_bytes < VECTOR_BYTES or vector_bytes == 4 and (two_warps or long):
+        return plans.WARP, 1, 1 if half or length > VERY_LONG else 4, options
+    two_warps = n_vectors > 2 * plans.WARP
+    if half and vector_bytes < plans.VECTOR_BYTES or vector_bytes == 4 and (two_warps or long):
         # A thread that reads a few bytes at a time has too little in flight with two vectors.
-        return WARP if two_warps else 16, 4, 1 if half or length > MEDIUM else 4, {}
+        return plans.WARP if two_warps else 16, 4, 1 if half or length > MEDIUM else 4, {}
     if length > VERY_LONG:
-        return 16, 1, 1, {'block': 2 * BLOCK}
-    wide = vector_bytes == VECTOR_BYTES
+        return 16, 1, 1, {'block': 2 * plans.BLOCK}
+    wide = vector_bytes == plans.VECTOR_BYTES
     if wide and work < LARGE:
         return 16, 1, 1 if long else 4, options
     if long:
-        return WARP, 1, 4, {}
+        return plans.WARP, 1, 4, {}
     # A row in one tile where a warp can hold it; else tiles of 512 bytes.
-    lanes = 16 if two_warps and wide else WARP
+    lanes = 16 if two_warps and wide else plans.WARP
     return lanes, 2, 8 if not wide and work > HUGE and length < MEDIUM else 4, {}
 
 
@@ -164,7 +149,7 @@ def piece_length(n_rows, n_cols, nnz, longest, n_vectors, device) -> int:
     rest was measured on an H200, for bspmm in float32: benchmarks/products/bench_large.py.
     """
     longest = min(longest, nnz)
-    if longest <= LONG_ROW:
+    if longest <= plans.LONG_ROW:
         return 0
     few = nnz * n_vectors < FEW_ENTRIES * RESIDENT * device.n_sms
     piece = PIECE // 2 if few else PIECE
@@ -173,26 +158,26 @@ def piece_length(n_rows, n_cols, nnz, longest, n_vectors, device) -> int:
     return piece if 2 * piece < longest else 0
 
 
-def with_pieces(launch: Launch, nnz, piece) -> tuple[Launch, int]:
+def with_pieces(plan: plans.Launch, nnz, piece) -> tuple[plans.Launch, int]:
     """Return a plan of bspmm_csr or bsddmm_csr with rows in pieces, and the number of pieces."""
     n_pieces = 2 * -(-nnz // piece)
-    rows = launch.block[1]
-    launch = launch._replace(
-        defines=launch.defines + (('PIECES', 1),),
-        grid=(launch.grid[0] + -(-n_pieces // rows), *launch.grid[1:]),
-        arguments=(*launch.arguments, numpy.int32(piece), numpy.uint32(n_pieces)),
+    rows = plan.block[1]
+    plan = plan._replace(
+        defines=plan.defines + (('PIECES', 1),),
+        grid=(plan.grid[0] + -(-n_pieces // rows), *plan.grid[1:]),
+        arguments=(*plan.arguments, numpy.int32(piece), numpy.uint32(n_pieces)),
     )
-    return launch, n_pieces
+    return plan, n_pieces
 
 
-def sum_pieces_launch(n_pieces, n_channels, piece) -> Launch:
+def sum_pieces_launch(n_pieces, n_channels, piece) -> plans.Launch:
     """Plan a thread per chunk and channel of sum_pieces."""
-    n_chunks, n_at_once, tiles = n_pieces // 2, 8, -(-n_channels // WARP)
-    y = min(tiles, MAX_GRID_Y)
-    return Launch(
+    n_chunks, n_at_once, tiles = n_pieces // 2, 8, -(-n_channels // plans.WARP)
+    y = min(tiles, plans.MAX_GRID_Y)
+    return plans.Launch(
         (('VECTOR', 1), ('AHEAD', 8)),
         (-(-n_chunks // n_at_once), y, -(-tiles // y)),
-        (WARP, n_at_once, 1),
+        (plans.WARP, n_at_once, 1),
         0,
         tuple(map(numpy.int32, (n_channels, piece, n_chunks))),
     )
@@ -204,15 +189,15 @@ ALGORITHMS = 'auto', 'vector', 'pipelined'  # the last two: one row of a thread,
 def _bspmm_on_gpu(adj: BatchedCSR, x, data, residual, trans, algorithm):
     """A thread per vector of a row, of several rows, or of a piece, kernels/bspmm_csr.cu."""
     side = adj.T if trans else adj
-    with device_of(x):
+    with launch.device_of(x):
         y = cuda.cupy.empty(result_shape(adj, side.n_rows, x), x.dtype)
         if not y.size:
             return y
-        x, data, residual = contiguous(x), contiguous(data), contiguous(residual)
+        x, data, residual = map(launch.contiguous, (x, data, residual))
         n_channels, has_residual = x.shape[-1], residual is not None
         weights, data, order = values_of(adj, data, trans)
         device = kernels.device(x.data.device_id)
-        width = vector_width(n_channels, x, y, residual)
+        width = launch.vector_width(n_channels, x, y, residual)
         sizes = side.n_rows, side.n_cols, side.nnz
         piece = 0
         if algorithm == 'auto':
@@ -222,39 +207,37 @@ def _bspmm_on_gpu(adj: BatchedCSR, x, data, residual, trans, algorithm):
         if piece:
             plan, n_pieces = with_pieces(plan, side.nnz, piece)
             sums = (
-                cuda.cupy.empty((n_pieces, n_channels), arithmetic(x.dtype)),
+                cuda.cupy.empty((n_pieces, n_channels), launch.arithmetic(x.dtype)),
                 cuda.cupy.empty(n_pieces // 2, numpy.int32),
             )
         arrays = side.indptr, side.indices, data, order, x, residual, y, *sums
-        run('bspmm_csr', x, plan, *arrays, *plan.arguments, WEIGHTS=weights, RESIDUAL=has_residual)
+        launch.run(
+            'bspmm_csr', x, plan, *arrays, *plan.arguments, WEIGHTS=weights, RESIDUAL=has_residual
+        )
         if piece:
             plan = sum_pieces_launch(n_pieces, n_channels, piece)
-            run('sum_pieces', x, plan, side.indptr, *sums, y, *plan.arguments)
+            launch.run('sum_pieces', x, plan, side.indptr, *sums, y, *plan.arguments)
     return y
 
 
 def _bsddmm_on_gpu(adj: BatchedCSR, u, v):
     n_channels = u.shape[-1]
-    with device_of(u):
-        u, v = contiguous(u), contiguous(v)
+    with launch.device_of(u):
+        u, v = launch.contiguous(u), launch.contiguous(v)
         w = cuda.cupy.empty(adj.nnz, u.dtype)
         if not n_channels or adj.has_spare:  # the kernel writes the entries of rows only
             w.fill(0)
         if n_channels and w.size:
-            width = vector_width(n_channels, u, v)
-            plan = dot_launch(adj.n_rows, n_channels, width)
+            width = launch.vector_width(n_channels, u, v)
+            plan = plans.dot_launch(adj.n_rows, n_channels, width)
             device = kernels.device(u.data.device_id)
             piece = piece_length(
                 adj.n_rows, adj.n_cols, adj.nnz, adj.longest, n_channels // width, device
             )
             if piece:
                 plan, _ = with_pieces(plan, adj.nnz, piece)
-            run('bsddmm_csr', u, plan, adj.indptr, adj.indices, u, v, w, *plan.arguments)
+            launch.run('bsddmm_csr', u, plan, adj.indptr, adj.indices, u, v, w, *plan.arguments)
     return w
-
-
-def _bspmm_on_host(adj, x, data, residual, trans):
-    return multiply_on_host(matrix_on_host(adj, data, compute_dtype(x), trans), adj, x, residual)
 
 
 def multiply_on_host(matrix, adj, x, residual):
@@ -298,17 +281,16 @@ def check_bspmm(adj, arrays):
     """Check x, data and residual of a product by any container."""
     x, data, residual = arrays
     _check_matrix('x', x, adj, adj.n_cols)
-    dtype = x.dtype
-    if data is not None:
+    if data is None:
+        check.values_dtype(adj, x)
+    else:
         check.on_device('data', data, adj)
         if data.shape != (adj.nnz,):
             raise ValueError(
                 'data: expected shape (%d,), one value for each entry, got %s'
                 % (adj.nnz, data.shape)
             )
-        check.same_dtype('data', data.dtype, dtype)
-    else:
-        check.values_dtype(adj, x)
+        check.same_dtype('data', data.dtype, x.dtype)
     if residual is not None:
         check.on_device('residual', residual, adj)
         shape = result_shape(adj, adj.n_rows, x)
@@ -316,7 +298,7 @@ def check_bspmm(adj, arrays):
             raise ValueError(
                 'residual: expected shape %s, that of the product, got %s' % (shape, residual.shape)
             )
-        check.same_dtype('residual', residual.dtype, dtype)
+        check.same_dtype('residual', residual.dtype, x.dtype)
 
 
 def result_shape(adj, n_rows, x):
@@ -336,30 +318,19 @@ def check_bsddmm(adj, u, v):
 
 
 def _check_matrix(name, x, adj, n_rows):
-    check.on_device(name, x, adj)
-    shape = x.shape
-    if x.dtype not in FLOATS:
-        check.floating(name, x)
-    if len(shape) == 2:
-        if shape[0] == n_rows:
-            return
-    elif len(shape) == 3 and adj.layout == 'padded' and adj.n_graphs:
-        if shape[:2] == (adj.n_graphs, n_rows // adj.n_graphs):
-            return
+    check.floats(name, x, adj)
+    if x.ndim == 2 and len(x) == n_rows:
+        return
     expected = '(%d, n_B)' % n_rows
     if adj.layout == 'padded' and adj.n_graphs:
-        expected += ' or (%d, %d, n_B)' % (adj.n_graphs, n_rows // adj.n_graphs)
-    raise ValueError('%s: expected shape %s to go with %r, got %s' % (name, expected, adj, shape))
+        lead = adj.n_graphs, n_rows // adj.n_graphs
+        if x.ndim == 3 and x.shape[:2] == lead:
+            return
+        expected += ' or (%d, %d, n_B)' % lead
+    raise ValueError('%s: expected shape %s to go with %r, got %s' % (name, expected, adj, x.shape))
 
 
-def bspmm_forward(
-    adj: BatchedCSR,
-    x: Any,
-    data: Any = None,
-    residual: Any = None,
-    trans: bool = False,
-    algorithm: str = 'auto',
-) -> Any:
+def bspmm_forward(adj: BatchedCSR, x, data=None, residual=None, trans=False, algorithm='auto'):
     """Compute ``y[i] = sum_k value[k] x[column[k]] (+ residual[i])`` over the entries of row i.
 
     x and the result are (rows, n_B), or (n_graphs, N, n_B) where ``adj`` is padded. ``data``, in
@@ -368,20 +339,16 @@ def bspmm_forward(
     """
     if launch.on_gpu(x):
         return _bspmm_on_gpu(adj, x, data, residual, trans, algorithm)
-    return _bspmm_on_host(adj, x, data, residual, trans)
+    return multiply_on_host(matrix_on_host(adj, data, compute_dtype(x), trans), adj, x, residual)
 
 
-def bsddmm_forward(adj: BatchedCSR, u: Any, v: Any) -> Any:
+def bsddmm_forward(adj: BatchedCSR, u, v):
     """Compute ``w[k] = sum_c u[row[k], c] v[column[k], c]``, (nnz,), for every entry k."""
-    calculate = _bsddmm_on_gpu if launch.on_gpu(u) else bsddmm_on_host
-    return calculate(adj, u, v)
+    return (_bsddmm_on_gpu if launch.on_gpu(u) else bsddmm_on_host)(adj, u, v)
 
 
 class BatchedSpMM(FunctionNode):
-    """C = op(A) X (+ residual); inputs x, then edge values and residual, if any.
-
-    `trans` makes op(A) the transpose, with edge values still in the order of A.
-    """
+    """C = op(A) X (+ residual), op the transpose with `trans`; inputs x, edge values, residual."""
 
     product = staticmethod(bspmm_forward)  # other containers have others: papers/products.py
     by_values: Callable  # the node that is the gradient with respect to edge values
@@ -400,7 +367,7 @@ class BatchedSpMM(FunctionNode):
         # The product is linear in x: only the gradients that involve edge values need the inputs.
         self.retain_inputs((0, 1) if self._has_data else ())
         y = self.product(self._adj, x, data, residual, self._trans, self._algorithm)
-        self._result = check.result(y)
+        self._result = y.dtype, y.shape, type(y)
         return (y,)
 
     def backward(self, indexes, grad_outputs):
@@ -434,7 +401,7 @@ class BatchedSDDMM(FunctionNode):
         self.retain_inputs((0, 1))
         u, v = inputs
         w = self.product(self._adj, u, v)
-        self._result = check.result(w)
+        self._result = w.dtype, w.shape, type(w)
         return (w,)
 
     def backward(self, indexes, grad_outputs):

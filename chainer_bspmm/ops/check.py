@@ -5,18 +5,13 @@ Public functions make them, once; what is below trusts its arguments.
 
 import numpy
 
+import chainer
 from chainer import backend
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import launch
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.validate import FLOATS
 from chainer_bspmm.sparse.validate import one_of
-
-
-def result(y):
-    """Return what a node remembers of its result, for :func:`gradient`."""
-    return y.dtype, y.shape, launch.on_gpu(y)
 
 
 def of_kind(adj, kinds):
@@ -38,24 +33,34 @@ def of_kind(adj, kinds):
 
 def adjacency(adj):
     """Check for a BatchedCSR."""
-    of_kind(adj, (BatchedCSR,))
-
-
-def features(adj, x):
-    """Check the rows that a matrix with a column for every row and relation is multiplied by."""
-    floating('x', x)
-    values_dtype(adj, x)
-    on_device('x', x, adj)
+    if type(adj) is not BatchedCSR:
+        of_kind(adj, (BatchedCSR,))
 
 
 def relations(adj):
     """Check for a BatchedCSR with a column for every row and relation."""
-    adjacency(adj)
-    if adj.n_cols != adj.n_rows * adj.n_relations:
+    if type(adj) is not BatchedCSR or adj.n_cols != adj.n_rows * adj.n_relations:
+        adjacency(adj)
         raise ValueError(
             'adj: expected a column for each of its %d rows and %d relations, got %r'
             % (adj.n_rows, adj.n_relations, adj)
         )
+
+
+def rows(name, x, adj, n_rows, width='n_B', each='node'):
+    """Check for a row of floats for each node, or each graph, on the device of the batch."""
+    if x.ndim != 2 or len(x) != n_rows:
+        raise ValueError(
+            '%s: expected shape (%d, %s), a row for each %s of %r, got %s'
+            % (name, n_rows, width, each, adj, x.shape)
+        )
+    floats(name, x, adj)
+
+
+def features(x, adj, width):
+    """Check for :func:`rows` that a matrix multiplies, whose values have their dtype."""
+    rows('x', x, adj, adj.n_rows, width)
+    values_dtype(adj, x)
 
 
 def shapes(context, expected):
@@ -67,13 +72,11 @@ def shapes(context, expected):
             )
 
 
-def shaped(name, x, adj, shape):
+def floats(name, x, adj):
+    """Check for an array of floats, or a Variable, where a matrix is."""
     on_device(name, x, adj)
-    floating(name, x)
-    if x.shape != shape:
-        raise ValueError(
-            '%s: expected shape %s to go with %r, got %s' % (name, shape, adj, x.shape)
-        )
+    if x.dtype not in FLOATS:
+        floating(name, x)
 
 
 def floating(name, x):
@@ -95,8 +98,8 @@ def values_dtype(adj, x):
 
 
 def on_device(name, x, adj):
-    """Check that an array is where a matrix is."""
-    offsets = adj.row_offsets
+    """Check that an array, or that of a Variable, is where a matrix is."""
+    x, offsets = chainer.as_array(x), adj.row_offsets
     if type(x) is type(offsets) and (
         type(x) is numpy.ndarray or x.data.device_id == offsets.data.device_id
     ):
@@ -108,15 +111,17 @@ def on_device(name, x, adj):
         raise ValueError('%s: expected on %s with adj, got on %s' % (name, there, here))
 
 
-def gradient(gy, remembered):
-    """Check the gradient that comes in for a result; ``chainer.grad`` passes on any."""
-    dtype, shape, is_on_gpu = remembered
+def gradient(gy, result):
+    """Check the gradient of a remembered result; ``chainer.grad`` passes on any."""
+    if (gy.dtype, gy.shape, type(gy)) == result:
+        return
+    dtype, shape, kind = result
     if gy.dtype != dtype:
         raise TypeError('gy: expected %s, as the result, got %s' % (dtype, gy.dtype))
     if gy.shape != shape:
         raise ValueError('gy: expected shape %s, as the result, got %s' % (shape, gy.shape))
-    if launch.on_gpu(gy) != is_on_gpu:
-        where = 'a GPU' if is_on_gpu else 'the host'
+    if isinstance(gy, cuda.ndarray) != issubclass(kind, cuda.ndarray):
+        where = 'a GPU' if issubclass(kind, cuda.ndarray) else 'the host'
         raise ValueError('gy: expected on %s, as the result, got %s' % (where, type(gy).__name__))
 
 

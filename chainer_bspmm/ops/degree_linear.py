@@ -2,7 +2,6 @@
 
 import numpy
 
-import chainer
 from chainer import backend as chainer_backend
 from chainer import functions
 from chainer.backends import cuda
@@ -24,13 +23,7 @@ from chainer_bspmm.sparse.relations import degree_rows
 
 
 class Degrees:
-    """Which nodes have degree 1, 2, ..., n_types; made once a batch by :func:`degrees_of`.
-
-    Attributes:
-        is_type (array): (n_nodes, n_types) bool; all False in a row of any other degree.
-        rows (list of array): on the host, the rows of each type; None on a GPU, where their number
-            is not known without synchronising.
-    """
+    """(n_nodes, n_types) bool, which nodes have degree 1, 2, ...; rows of each, None on a GPU."""
 
     def __init__(self, is_type):
         self.is_type = is_type
@@ -40,11 +33,10 @@ class Degrees:
 
 
 def degrees_of(adj, n_types):
-    """Return the `Degrees` of a batch's nodes from 1 to n_types, kept with it.
+    """Return the `Degrees` of a batch's nodes, kept with it; does not synchronise.
 
     A node's degree is the sum of its column of the matrix, as in Chainer Chemistry: in a matrix
-    that is not symmetric this differs from the sum of its row. One product with the transposed
-    matrix at the first call; does not synchronise. ValueError if the matrix is not square.
+    that is not symmetric this differs from the sum of its row.
     """
     _check_square(adj)
 
@@ -85,10 +77,7 @@ def _expand(x, is_type):
 
 
 def _product(degrees, x, weights, trans):
-    """Compute ``y[i] = W_d x[i]`` (trans: ``x[i] W_d``) where d is the degree; 0 if there is none.
-
-    weights: n_types arrays (n_out, n_in).
-    """
+    """Compute ``y[i] = W_d x[i]`` (trans: ``x[i] W_d``), d the degree; 0 where it has no weight."""
     if degrees.rows is None:
         stacked = concat(weights, axis=0 if trans else 1)
         y = dot(_expand(x, degrees.is_type), stacked if trans else stacked.T)
@@ -119,13 +108,13 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
         n_types = len(weights)
         self._layer = None
         if self._has_relations(x):
-            self._given = _joined(x, weights, biases)
+            self._joined = _joined(x, weights, biases)
             self._layer = layer_of(
-                x, self._given, n_types, False, 'sigmoid', True, self._adj.longest
+                x, self._joined, n_types, False, 'sigmoid', True, self._adj.longest
             )
         if self._layer is not None:
             rows, _ = degree_rows(self._adj, n_types, x.dtype)
-            self._y = layer_forward(self._layer, rows, x, self._given)
+            self._y = layer_forward(self._layer, rows, x, self._joined)
             return self._y
         self._sums = bspmm_forward(self._adj, x)
         y = _product(degrees_of(self._adj, n_types), self._sums, weights, False)
@@ -142,17 +131,10 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
         n_types, gradients = len(weights), {}
         if self._layer is not None:
             _, rows = degree_rows(self._adj, n_types, x.dtype)
-            found = layer_backward(
-                self._layer,
-                rows,
-                x,
-                self._y,
-                gy,
-                self._given,
-                has_features=0 in wanted,
-                more=self._more,
+            by_name = layer_backward(
+                self._layer, rows, x, self._y, gy, self._joined, 0.0, 0 in wanted, self._more
             )
-            return (found['x'], *found['W'], *found['b_self'])
+            return (by_name['x'], *by_name['W'], *by_name['b_self'])
         degrees = degrees_of(self._adj, n_types)
         (gy,) = SigmoidGrad((None,)).forward((self._y, gy))
         if 0 in wanted:
@@ -201,17 +183,11 @@ def degree_linear_sigmoid(adj, x, weights, biases):
     d is the degree of node i; where it has no weight, ``y[i] = sigmoid(sum of all biases)``. That
     every bias is added to every node of any degree is what Chainer Chemistry does: it masks the
     input of each of its linear layers, not the output. `weights`, (n_out, n_in), and `biases` are
-    for degree 1, 2, ... On a GPU one launch, and one for the gradients, if the matrix is symmetric
-    and the weights fit into shared memory (kernels/graph_linear.cu). Differentiable to any order
-    with respect to all but ``adj``; deterministic; does not synchronise.
+    for degree 1, 2, ... Differentiable to any order with respect to all but ``adj``.
     """
     check.adjacency(adj)
     _check_square(adj)
-    check.features(adj, chainer.as_array(x))
-    if x.ndim != 2 or len(x) != adj.n_rows:
-        raise ValueError(
-            'x: expected shape (%d, n_in), a row for each node, got %s' % (adj.n_rows, x.shape)
-        )
+    check.features(x, adj, 'n_in')
     if not weights:
         raise ValueError('weights: expected at least one, got none')
     if len(biases) != len(weights):
@@ -224,9 +200,7 @@ def degree_linear_sigmoid(adj, x, weights, biases):
             'weights[0]: expected shape (n_out, %d), got %s' % (n_in, weights[0].shape)
         )
     n_out = len(weights[0])
-    for name, given, shape in (('weights', weights, (n_out, n_in)), ('biases', biases, (n_out,))):
-        check.shapes(
-            'x of shape %s' % (x.shape,),
-            {'%s[%d]' % (name, i): (array, shape) for i, array in enumerate(given)},
-        )
+    expected = {'weights[%d]' % i: (W, (n_out, n_in)) for i, W in enumerate(weights)}
+    expected.update(('biases[%d]' % i, (b, (n_out,))) for i, b in enumerate(biases))
+    check.shapes('x of shape %s' % (x.shape,), expected)
     return DegreeLinearSigmoid(adj).apply((x, *weights, *biases))[0]

@@ -1,10 +1,8 @@
 """Dropout that draws from the generator of the training step under way, else from Chainer's."""
 
 import math
-from typing import Any
 
 import numpy
-from numpy.typing import DTypeLike
 
 import chainer
 from chainer import backend as chainer_backend
@@ -12,62 +10,31 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda.launch import arithmetic
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.launch import vector_width
-from chainer_bspmm.cuda.plans import BLOCK
-from chainer_bspmm.cuda.plans import kept
-from chainer_bspmm.cuda.plans import Launch
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.cuda.step import current
 
 
-@kept
-def dropout_launch(size, width) -> Launch:
+@plans.kept
+def dropout_launch(size, width) -> plans.Launch:
     """Plan a thread for every four elements of dropout, of which there are from 1 to 2**34."""
     last = (size - 1) // 4
-    return Launch(
+    return plans.Launch(
         (('VECTOR', min(width, 4)),),
-        (last // BLOCK + 1, 1, 1),
-        (BLOCK, 1, 1),
+        (last // plans.BLOCK + 1, 1, 1),
+        (plans.BLOCK, 1, 1),
         0,
         (numpy.uint32(last), numpy.int32(size - 4 * last)),
     )
 
 
-def _dropout_on_gpu(x, ratio, *draw):
-    with device_of(x):
-        x = contiguous(x)
-        mask, y = cuda.cupy.empty(x.shape, x.dtype), cuda.cupy.empty(x.shape, x.dtype)
-        _drop('DROPOUT', x, mask, y, ratio, *draw)
-    return mask, y
-
-
-def _relu_dropout_on_gpu(x, ratio, *draw):
-    with device_of(x):
-        y = contiguous(x)
-        _drop('RELU', y, None, y, ratio, *draw)
-        if y is not x:
-            x[...] = y
-
-
-def _dropout_mask_on_gpu(size, dtype, ratio, seed, stream, counter):
-    with device_of(counter):
-        mask = cuda.cupy.empty(size, dtype)
-        _drop('MASK', None, mask, None, ratio, seed, stream, counter)
-    return mask
-
-
 def _drop(kind, x, mask, y, ratio, seed, stream, counter):
     """Launch kernels/dropout.cu on the arrays that `kind` uses."""
-    given = mask if x is None else x
-    size, dtype = given.size, given.dtype
-    if not size:
+    like = mask if x is None else x
+    if not like.size:
         return
-    plan = dropout_launch(size, vector_width(size, given, x, mask, y))
-    sizes = *plan.arguments, *draw_arguments(seed, stream, ratio, dtype)
-    run('dropout', given, plan, x, mask, y, counter, *sizes, KIND=kind)
+    plan = dropout_launch(like.size, launch.vector_width(like.size, like, x, mask, y))
+    sizes = *plan.arguments, *draw_arguments(seed, stream, ratio, like.dtype)
+    launch.run('dropout', like, plan, x, mask, y, counter, *sizes, KIND=kind)
 
 
 def draw_arguments(seed, stream, ratio, dtype):
@@ -78,24 +45,8 @@ def draw_arguments(seed, stream, ratio, dtype):
         numpy.uint32(stream),
         numpy.uint32(min(math.ceil(ratio * 2**32), 2**32 - 1)),
         # Rounded to the array's dtype, because that is what Chainer multiplies by.
-        arithmetic(dtype)(dtype.type(1 / (1 - ratio))),
+        launch.arithmetic(dtype)(dtype.type(1 / (1 - ratio))),
     )
-
-
-def _dropout_on_host(x, ratio, *draw):
-    mask = _dropout_mask_on_host(x.size, x.dtype, ratio, *draw).reshape(x.shape)
-    return mask, x * mask
-
-
-def _relu_dropout_on_host(x, ratio, *draw):
-    numpy.maximum(x, 0, out=x)
-    x *= _dropout_mask_on_host(x.size, x.dtype, ratio, *draw).reshape(x.shape)
-
-
-def _dropout_mask_on_host(size, dtype, ratio, seed, stream, counter):
-    least = min(math.ceil(ratio * 2**32), 2**32 - 1)  # random word with which an element is kept
-    kept = _random_words(size, seed, stream, int(counter[0])) >= least
-    return kept * dtype.type(1 / (1 - ratio))
 
 
 # Of Philox4x32-10 (Salmon et al. 2011): what words 0 and 2 of a counter are multiplied by in each
@@ -119,6 +70,12 @@ def _random_words(size, seed, stream, step):
     return numpy.stack([even[0], odd[0], even[1], odd[1]], axis=1).ravel()[:size]
 
 
+def _mask_on_host(size, dtype, ratio, seed, stream, counter):
+    least = min(math.ceil(ratio * 2**32), 2**32 - 1)  # random word with which an element is kept
+    is_kept = _random_words(size, seed, stream, int(counter[0])) >= least
+    return is_kept * dtype.type(1 / (1 - ratio))
+
+
 def _check_size(size):
     if size > 2**34:
         raise ValueError(
@@ -127,7 +84,7 @@ def _check_size(size):
         )
 
 
-def dropout_forward(x: Any, ratio: float, seed: int, stream: int, counter: Any) -> tuple[Any, Any]:
+def dropout_forward(x, ratio, seed, stream, counter):
     """Return a mask, 0 with probability ratio, else 1 / (1 - ratio), and ``y = x * mask``.
 
     The same seed (64 bits), number `stream` of the layer (32 bits) and step, the (1,) uint64
@@ -135,24 +92,39 @@ def dropout_forward(x: Any, ratio: float, seed: int, stream: int, counter: Any) 
     defines them. x has at most 2**34 elements.
     """
     _check_size(x.size)
-    calculate = _dropout_on_gpu if launch.on_gpu(x) else _dropout_on_host
-    return calculate(x, ratio, seed, stream, counter)
+    if not launch.on_gpu(x):
+        mask = _mask_on_host(x.size, x.dtype, ratio, seed, stream, counter).reshape(x.shape)
+        return mask, x * mask
+    with launch.device_of(x):
+        x = launch.contiguous(x)
+        mask, y = cuda.cupy.empty(x.shape, x.dtype), cuda.cupy.empty(x.shape, x.dtype)
+        _drop('DROPOUT', x, mask, y, ratio, seed, stream, counter)
+    return mask, y
 
 
-def relu_dropout_forward(x: Any, ratio: float, seed: int, stream: int, counter: Any) -> None:
+def relu_dropout_forward(x, ratio, seed, stream, counter):
     """Compute ``max(0, x) * mask`` in place, as :func:`dropout_forward`. NaN stays NaN."""
     _check_size(x.size)
-    calculate = _relu_dropout_on_gpu if launch.on_gpu(x) else _relu_dropout_on_host
-    calculate(x, ratio, seed, stream, counter)
+    if not launch.on_gpu(x):
+        numpy.maximum(x, 0, out=x)
+        x *= _mask_on_host(x.size, x.dtype, ratio, seed, stream, counter).reshape(x.shape)
+        return
+    with launch.device_of(x):
+        y = launch.contiguous(x)
+        _drop('RELU', y, None, y, ratio, seed, stream, counter)
+        if y is not x:
+            x[...] = y
 
 
-def dropout_mask_forward(
-    size: int, dtype: DTypeLike, ratio: float, seed: int, stream: int, counter: Any
-) -> Any:
+def dropout_mask_forward(size, dtype, ratio, seed, stream, counter):
     """Return the mask alone, (size,) on the device of ``counter``; see :func:`dropout_forward`."""
     _check_size(size)
-    calculate = _dropout_mask_on_gpu if launch.on_gpu(counter) else _dropout_mask_on_host
-    return calculate(size, dtype, ratio, seed, stream, counter)
+    if not launch.on_gpu(counter):
+        return _mask_on_host(size, dtype, ratio, seed, stream, counter)
+    with launch.device_of(counter):
+        mask = cuda.cupy.empty(size, dtype)
+        _drop('MASK', None, mask, None, ratio, seed, stream, counter)
+    return mask
 
 
 def step_draw():
@@ -162,11 +134,7 @@ def step_draw():
 
 
 def step_dropout(node, step, inputs):
-    """Do the forward pass of Chainer's ``Dropout`` node inside a training step, in one launch.
-
-    Draws unless the node was given a mask. The mask stays with the node, for its gradients and for
-    ``return_mask``; ``kernels/dropout.cu`` says which elements are dropped.
-    """
+    """Do the forward pass of Chainer's ``Dropout`` node in one launch; it keeps its mask."""
     (x,) = inputs
     if node.mask is not None:
         return (x * node.mask,)
@@ -207,10 +175,10 @@ def dropout_relu(y, ratio):
 
 
 def draw_kept(shape, ratio):
-    """Return an array of bool: whether each element stays, with probability 1 - ratio.
+    """Return whether each element stays, with probability 1 - ratio; ``numpy.random.seed`` decides.
 
-    ``numpy.random.seed`` decides the result. NumPy's old generator draws only the seed of a quicker
-    one: drawing every element from it, as Chainer does, takes longer than the rest of a layer.
+    NumPy's old generator draws only the seed of a quicker one: drawing every element from it, as
+    Chainer does, takes longer than the rest of a layer.
     """
     size = math.prod(shape)
     # Of the usual ratios, 0.5 or 0.25, a byte decides exactly.
@@ -223,13 +191,10 @@ def draw_kept(shape, ratio):
 
 
 def dropout_mask(like, size, ratio):
-    """Return (size,) elements, 0 with probability ratio, else 1 / (1 - ratio).
-
-    Of the dtype of the array (or Variable) `like`, on its device.
-    """
+    """Return (size,) elements, 0 with probability ratio, else 1 / (1 - ratio), as `like` is."""
     step = current()
     if step is not None:
         return dropout_mask_forward(size, like.dtype, ratio, *step_draw())
     xp = chainer_backend.get_array_module(like)
-    kept = draw_kept((size,), ratio) if xp is numpy else xp.random.rand(size) >= ratio
-    return kept * like.dtype.type(1 / (1 - ratio))
+    is_kept = draw_kept((size,), ratio) if xp is numpy else xp.random.rand(size) >= ratio
+    return is_kept * like.dtype.type(1 / (1 - ratio))

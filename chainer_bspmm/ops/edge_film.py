@@ -1,25 +1,17 @@
 """Feature-wise linear modulation of messages, with its linear maps and sum, as one node."""
 
 import collections
-from typing import Any
 
 import numpy
 import scipy.sparse
 
-import chainer
 from chainer import as_variable
 from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
 from chainer_bspmm.cuda.gemm import dot
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.launch import vector_width
-from chainer_bspmm.cuda.plans import kept
-from chainer_bspmm.cuda.plans import Launch
-from chainer_bspmm.cuda.plans import vector_threads
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.bspmm import bspmm
 from chainer_bspmm.ops.elementwise import by_channel
@@ -31,40 +23,24 @@ from chainer_bspmm.sparse.build import values_of
 from chainer_bspmm.sparse.edges import edges_of
 
 
-@kept
-def film_launch(n_units, n_channels, width, n_relations) -> Launch:
+@plans.kept
+def film_launch(n_units, n_channels, width, n_relations) -> plans.Launch:
     """Plan a thread per (row of the result, vector) of edge_film."""
     n_vectors = n_channels // width
-    return vector_threads(n_units, n_vectors, width, (n_units, n_vectors, n_relations))
+    return plans.vector_threads(n_units, n_vectors, width, (n_units, n_vectors, n_relations))
 
 
-def _edge_film_on_gpu(adj: BatchedCSR, messages, film):
-    with device_of(messages):
-        return _film(
-            'OUTPUT', adj, adj.n_relations, adj.n_rows, contiguous(messages), contiguous(film), None
-        )
-
-
-def _edge_film_grad_on_gpu(adj: BatchedCSR, messages, film, gy):
-    with device_of(messages):
-        messages, film, gy = (contiguous(array) for array in (messages, film, gy))
-        return (
-            _film('BY_MESSAGES', adj.T, adj.n_relations, adj.n_cols, messages, film, gy),
-            _film('BY_FILM', adj, adj.n_relations, adj.n_cols, messages, film, gy),
-        )
-
-
-def _film(result, side, n_relations, n_units, messages, film, gy):
+def _launch(result, side, n_relations, n_units, messages, film, gy):
     """Launch kernels/edge_film.cu for one of its results; `side`: the matrix or its transpose."""
     n_channels = messages.shape[1]
     width = film.shape[1] if result == 'BY_FILM' else n_channels
     y = cuda.cupy.empty((n_units, width), messages.dtype)
     if y.size:
         weights, data, _ = values_of(side)
-        width = vector_width(n_channels, messages, film, y, gy)
+        width = launch.vector_width(n_channels, messages, film, y, gy)
         plan = film_launch(n_units, n_channels, width, n_relations)
         arrays = side.indptr, side.indices, data, messages, film, gy, y
-        run('edge_film', y, plan, *arrays, *plan.arguments, RESULT=result, WEIGHTED=weights)
+        launch.run('edge_film', y, plan, *arrays, *plan.arguments, RESULT=result, WEIGHTED=weights)
     return y
 
 
@@ -144,21 +120,30 @@ def _sum_at(index, values, part):
     return scipy.sparse.csc_matrix((ones, index, order), shape=shape) @ values  # by columns
 
 
-def edge_film_forward(adj: BatchedCSR, messages: Any, film: Any) -> Any:
+def edge_film_forward(adj: BatchedCSR, messages, film):
     """Compute ``y[i] = sum of value max(0, gamma[i, r] messages[j, r] + beta[i, r])``.
 
     The sum is over the entries (i, j * R + r) of row i. `messages` is (n_nodes * R, C), with row
-    ``j * R + r`` for node j and relation r; `film` is (n_nodes * R, 2 * C), gamma and beta. All are
-    of adj's dtype. No array of (nnz, C) is made on a GPU.
+    ``j * R + r`` for node j and relation r; `film` is (n_nodes * R, 2 * C), gamma and beta. No
+    array of (nnz, C) is made on a GPU.
     """
-    calculate = _edge_film_on_gpu if launch.on_gpu(messages) else _edge_film_on_host
-    return calculate(adj, messages, film)
+    if not launch.on_gpu(messages):
+        return _edge_film_on_host(adj, messages, film)
+    with launch.device_of(messages):
+        messages, film = launch.contiguous(messages), launch.contiguous(film)
+        return _launch('OUTPUT', adj, adj.n_relations, adj.n_rows, messages, film, None)
 
 
-def edge_film_backward(adj: BatchedCSR, messages: Any, film: Any, gy: Any) -> tuple[Any, Any]:
-    """Return the gradients of :func:`edge_film_forward` by ``messages`` and ``film``."""
-    calculate = _edge_film_grad_on_gpu if launch.on_gpu(messages) else _edge_film_grad_on_host
-    return calculate(adj, messages, film, gy)
+def edge_film_backward(adj: BatchedCSR, messages, film, gy):
+    """Return the gradients of :func:`edge_film_forward` with respect to messages and film."""
+    if not launch.on_gpu(messages):
+        return _edge_film_grad_on_host(adj, messages, film, gy)
+    with launch.device_of(messages):
+        arrays = [launch.contiguous(array) for array in (messages, film, gy)]
+        return (
+            _launch('BY_MESSAGES', adj.T, adj.n_relations, adj.n_cols, *arrays),
+            _launch('BY_FILM', adj, adj.n_relations, adj.n_cols, *arrays),
+        )
 
 
 class EdgeFiLM(FusedNode):
@@ -178,11 +163,11 @@ class EdgeFiLM(FusedNode):
             )
             for weight in (W, W_g)
         )
-        self._kept = x, messages, film
+        self._saved = x, messages, film
         return edge_film_forward(self._adj, messages, film)
 
     def _gradients(self, inputs, gy, wanted):
-        x, messages, film = self._kept
+        x, messages, film = self._saved
         gx, weights, n_relations = None, [], self._adj.n_relations
         for g, weight in zip(edge_film_backward(self._adj, messages, film, gy), inputs[1:]):
             g = g.reshape(len(x), len(weight))
@@ -215,21 +200,15 @@ def edge_film(adj, x, W, W_g, activation=functions.relu):
     The sum is over the entries (i, j * R + r) of ``adj``, whose values, of x's dtype, are A;
     ``messages[j, r, c] = sum_k W[c * R + r, k] x[j, k]``, and gamma and beta of the receiver come
     from rows ``c * R + r`` and ``(C + c) * R + r`` of ``W_g``, (2 * C * R, in_channels).
-    Differentiable to any order by x, W and W_g; deterministic; does not synchronise. As one node
-    for ``chainer.functions.relu``, which on a GPU stores no array of (nnz, C); any other activation
-    takes a few nodes, which do. A node without edges gets 0.
+    One node for ``chainer.functions.relu``; any other activation takes a few, which store arrays of
+    (nnz, C) on a GPU as well. Differentiable to any order; deterministic; does not synchronise.
 
     Source:
         Brockschmidt 2019 (arXiv:1906.12192), equation 6 without its norm; Chainer Chemistry
         0.7.1, links/update/gnn_film_update.py.
     """
     check.relations(adj)
-    check.features(adj, chainer.as_array(x))
-    if x.ndim != 2 or len(x) != adj.n_rows:
-        raise ValueError(
-            'x: expected shape (%d, in_channels), a row for each node of %r, got %s'
-            % (adj.n_rows, adj, x.shape)
-        )
+    check.features(x, adj, 'in_channels')
     if len(W) % adj.n_relations:
         raise ValueError(
             'W: expected a multiple of %d relations as its number of rows, got shape %s'

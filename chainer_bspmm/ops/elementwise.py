@@ -20,8 +20,7 @@ SIGMOID = '#define SIGMOID(x) (tanh((x) * (T)0.5) * (T)0.5 + (T)0.5)\n'
 def concat(arrays, axis=0):
     """Return arrays of one dtype joined along axis 0, or 1 of two, as ``numpy.concatenate`` does.
 
-    CuPy's ``concatenate`` launches a copy for every array, which for the weights of seven layers
-    would take longer than their product; for more than eight it sends a table from the host.
+    CuPy's launches a copy for every array, and for more than eight sends a table from the host.
     """
     if isinstance(arrays[0], numpy.ndarray):
         return numpy.concatenate(arrays, axis=axis)
@@ -55,10 +54,7 @@ def _joining_kernel(n):
 
 
 def split(array, width):
-    """Return the first `width` columns and the others, each contiguous on a GPU.
-
-    The next operation is a product, which would copy a block of columns that is not contiguous.
-    """
+    """Return the first columns and the others, each contiguous on a GPU for the next product."""
     left, right = array[:, :width], array[:, width:]
     if isinstance(array, numpy.ndarray):
         return left, right
@@ -87,10 +83,7 @@ def activate(xp, activation, y):
 
 
 def activation_gradient(activation, y, gy, dropout_ratio):
-    """Return the gradient with respect to an activation's input, given its result y and gy.
-
-    Elements that dropout set to 0 are recognised by that.
-    """
+    """Return an activation's gradient, given its result, where dropout's zeros are recognised."""
     if activation == 'identity':
         return gy
     scale = y.dtype.type(1 / (1 - dropout_ratio))
@@ -131,8 +124,8 @@ def sigmoid(x, bias=None):
 
 
 # Chainer Chemistry's linear layers emit a row for every output channel and relation in the order
-# c * R + r, the relation as the minor index. The rows of products with a matrix for each relation
-# are r * n_out + c, the relation as the major one. Both functions take Variables, too.
+# c * R + r, products with a matrix for each relation in the order r * n_out + c. Both take
+# Variables, too.
 
 
 def by_relation(parameter, n_relations):

@@ -1,7 +1,5 @@
 """Rows of a table by their number, with a gradient that is deterministic, and fast on a host."""
 
-from typing import Any
-
 import numpy
 import scipy.sparse
 
@@ -9,14 +7,8 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda.launch import arithmetic
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
 from chainer_bspmm.cuda.partial_sums import sum_partials
-from chainer_bspmm.cuda.plans import kept
-from chainer_bspmm.cuda.plans import Launch
-from chainer_bspmm.cuda.plans import WARP
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import AccumulateInPlace
 from chainer_bspmm.ops.node import FusedNode
@@ -29,33 +21,41 @@ EMBED_RUNS = 128  # at most, about one for each multiprocessor
 EMBED_SUMS = 2**21  # elements of all runs together, at most
 
 
-@kept
-def embed_launch(n_rows, n_types, n_channels) -> Launch:
+@plans.kept
+def embed_launch(n_rows, n_types, n_channels) -> plans.Launch:
     """Plan a block per run of rows and 32 channels of embed_grad."""
     runs = min(-(-n_rows // EMBED_ROWS), EMBED_RUNS, max(EMBED_SUMS // (n_types * n_channels), 1))
-    run = -(-n_rows // (runs * WARP)) * WARP
-    return Launch(
+    length = -(-n_rows // (runs * plans.WARP)) * plans.WARP
+    return plans.Launch(
         (('VECTOR', 1), ('WARPS', EMBED_WARPS), ('ROWS', EMBED_CHUNK)),
-        (-(-n_rows // run), -(-n_channels // WARP), 1),
-        (WARP, EMBED_WARPS, 1),
+        (-(-n_rows // length), -(-n_channels // plans.WARP), 1),
+        (plans.WARP, EMBED_WARPS, 1),
         0,
-        tuple(map(numpy.int32, (n_rows, n_channels, n_types, run))),
+        tuple(map(numpy.int32, (n_rows, n_channels, n_types, length))),
     )
 
 
-def _embed_rows_grad_on_gpu(ids, gy, n_types):
+def embed_rows_backward(ids, gy, n_types):
+    """Compute ``y[t] = sum of gy[i] where ids[i] == t``, (n_types, n_B): an embedding's gradient.
+
+    Rows with other ids than 0, ..., n_types - 1 are ignored. On a GPU it is from
+    :func:`sum_partials`, so in a step it may have to be the gradient of a parameter.
+    """
+    if not launch.on_gpu(gy):
+        return _backward_on_host(ids, gy, n_types)
     n_rows, n_channels = gy.shape
-    with device_of(gy):
+    with launch.device_of(gy):
         if not gy.size or not n_types:
             return cuda.cupy.zeros((n_types, n_channels), gy.dtype)
         plan = embed_launch(n_rows, n_types, n_channels)
-        partials = cuda.cupy.empty((plan.grid[0], n_types * n_channels), arithmetic(gy.dtype))
-        ids = contiguous(ids.astype(numpy.int32, copy=False))
-        run('embed_grad', gy, plan, ids, contiguous(gy), partials, *plan.arguments)
+        dtype = launch.arithmetic(gy.dtype)
+        partials = cuda.cupy.empty((plan.grid[0], n_types * n_channels), dtype)
+        ids, gy = launch.contiguous(ids.astype(numpy.int32, copy=False)), launch.contiguous(gy)
+        launch.run('embed_grad', gy, plan, ids, gy, partials, *plan.arguments)
     return sum_partials(partials, [(0, (n_types, n_channels), gy.dtype)])[0]
 
 
-def _embed_rows_grad_on_host(ids, gy, n_types):
+def _backward_on_host(ids, gy, n_types):
     dtype = compute_dtype(gy)
     is_type = (ids >= 0) & (ids < n_types)
     if not is_type.all():  # SciPy would write past its arrays
@@ -66,22 +66,8 @@ def _embed_rows_grad_on_host(ids, gy, n_types):
     return (one_hot.T @ gy.astype(dtype, copy=False)).astype(gy.dtype, copy=False)
 
 
-def embed_rows_backward(ids: Any, gy: Any, n_types: int) -> Any:
-    """Compute ``y[t] = sum of gy[i] where ids[i] == t``, (n_types, n_B): an embedding's gradient.
-
-    Rows with other ids than 0, ..., n_types - 1 are ignored. On a GPU it is from
-    :func:`sum_partials`, so in a step it may have to be the gradient of a parameter.
-    """
-    calculate = _embed_rows_grad_on_gpu if launch.on_gpu(gy) else _embed_rows_grad_on_host
-    return calculate(ids, gy, n_types)
-
-
 class EmbedRows(AccumulateInPlace, FusedNode):
-    """Input W; the ids are constants.
-
-    Chainer's gradient loops over the rows on the host, which takes a fifth of a small model's
-    training step, and adds with atomics on a GPU.
-    """
+    """Input W. Chainer's gradient loops over rows on a host, and adds with atomics on a GPU."""
 
     def __init__(self, ids):
         self._ids = ids
@@ -93,24 +79,10 @@ class EmbedRows(AccumulateInPlace, FusedNode):
         return (embed_rows_backward(self._ids, gy, len(inputs[0])),)
 
     def _composed(self, W):
-        return functions.matmul(_one_hot(self._ids, len(W), W.dtype), W)
-
-
-def _one_hot(ids, n_types, dtype):
-    if isinstance(ids, numpy.ndarray):
-        return (ids[:, None] == numpy.arange(n_types)).astype(dtype)
-    return cuda.elementwise(
-        'raw S ids, int32 n_types',
-        'T y',
-        'y = ids[i / n_types] == i % n_types ? (T)1 : (T)0',
-        'bspmm_one_hot',
-    )(ids, n_types, cuda.cupy.empty((len(ids), n_types), dtype))
+        one_hot = self._ids[:, None] == W.xp.arange(len(W))
+        return functions.matmul(one_hot.astype(W.dtype), W)
 
 
 def embed_rows(ids, W):
-    """Take rows of a table, ``y[i] = W[ids[i]]``, by ids that are not checked.
-
-    Differentiable to any order; deterministic, its gradient too, unlike that of
-    ``chainer.functions.embed_id`` on a GPU. Does not synchronise.
-    """
+    """Take rows of a table, ``y[i] = W[ids[i]]``, by ids that are not checked; deterministic."""
     return EmbedRows(ids).apply((W,))[0]

@@ -1,58 +1,31 @@
 """Layer normalisation, on a GPU a launch forward and two backward."""
 
-from typing import Any
-
 import numpy
 
 from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda.launch import arithmetic
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.launch import vector_width
-from chainer_bspmm.cuda.plans import dot_launch
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.segments import row_sum
 
 
-def _layer_norm_on_gpu(x, gamma, beta, eps):
-    with device_of(x):
-        x, gamma, beta = (contiguous(array) for array in (x, gamma, beta))
-        statistics = cuda.cupy.empty((len(x), 2), arithmetic(x.dtype))
-        y = cuda.cupy.empty(x.shape, x.dtype)
-        _norm(x, gamma, beta, None, statistics, y, None, eps)
-    return y, statistics
-
-
-def _layer_norm_grad_on_gpu(x, gamma, gy, statistics):
-    n_channels = x.shape[1]
-    with device_of(x):
-        x, gamma, gy = (contiguous(array) for array in (x, gamma, gy))
-        gx = cuda.cupy.empty(x.shape, x.dtype)
-        terms = cuda.cupy.empty((len(x), 2 * n_channels), x.dtype)
-        _norm(x, gamma, None, gy, statistics, gx, terms, 0)
-    sums = row_sum(terms)  # one array: one sum does both
-    return gx, sums[:n_channels], sums[n_channels:]
-
-
-def _norm(x, gamma, beta, gy, statistics, y, terms, eps):
+def _launch(x, gamma, beta, gy, statistics, y, terms, eps):
     """Launch kernels/layer_norm.cu on the arrays that the variant uses."""
     if not x.size:
         return
     n_rows, n_channels = x.shape
-    width = vector_width(n_channels, x, gamma, beta, gy, y, terms)
-    plan = dot_launch(n_rows, n_channels, width, tile=1)  # a sub-warp per row, as well
-    sizes = *plan.arguments, arithmetic(x.dtype)(eps)
+    width = launch.vector_width(n_channels, x, gamma, beta, gy, y, terms)
+    plan = plans.dot_launch(n_rows, n_channels, width, tile=1)  # a sub-warp per row, as well
+    sizes = *plan.arguments, launch.arithmetic(x.dtype)(eps)
     arrays = x, gamma, beta, gy, statistics, y, terms
-    run('layer_norm', x, plan, *arrays, *sizes, GRADIENT=gy is not None)
+    launch.run('layer_norm', x, plan, *arrays, *sizes, GRADIENT=gy is not None)
 
 
-def _layer_norm_on_host(x, gamma, beta, eps):
+def _forward_on_host(x, gamma, beta, eps):
     dtype = compute_dtype(x)
     mean = x.mean(axis=1, keepdims=True, dtype=dtype)
     x_hat = x - mean
@@ -62,7 +35,7 @@ def _layer_norm_on_host(x, gamma, beta, eps):
     return y.astype(x.dtype, copy=False), numpy.concatenate([mean, inv_std], axis=1)
 
 
-def _layer_norm_grad_on_host(x, gamma, gy, statistics):
+def _backward_on_host(x, gamma, gy, statistics):
     mean, inv_std = statistics[:, :1], statistics[:, 1:]
     x_hat = (x - mean) * inv_std
     g = gy.astype(x_hat.dtype, copy=False) * gamma
@@ -73,28 +46,34 @@ def _layer_norm_grad_on_host(x, gamma, gy, statistics):
     return gx.astype(x.dtype, copy=False), row_sum(x_hat), row_sum(gy)
 
 
-def layer_norm_forward(x: Any, gamma: Any, beta: Any, eps: float) -> tuple[Any, Any]:
-    """Compute ``y[i, c] = gamma[c] (x[i, c] - mean_i) / sqrt(variance_i + eps) + beta[c]``.
+def layer_norm_forward(x, gamma, beta, eps):
+    """Return :func:`layer_norm` of x, and of its rows means and ``1 / sqrt(variance + eps)``."""
+    if not launch.on_gpu(x):
+        return _forward_on_host(x, gamma, beta, eps)
+    with launch.device_of(x):
+        x, gamma, beta = (launch.contiguous(array) for array in (x, gamma, beta))
+        statistics = cuda.cupy.empty((len(x), 2), launch.arithmetic(x.dtype))
+        y = cuda.cupy.empty(x.shape, x.dtype)
+        _launch(x, gamma, beta, None, statistics, y, None, eps)
+    return y, statistics
 
-    Returns y and (n_rows, 2), the means and ``1 / sqrt(variance + eps)`` of x's rows, in float64
-    for float64, else in float32.
-    """
-    calculate = _layer_norm_on_gpu if launch.on_gpu(x) else _layer_norm_on_host
-    return calculate(x, gamma, beta, eps)
 
-
-def layer_norm_backward(x: Any, gamma: Any, gy: Any, statistics: Any) -> tuple[Any, Any, Any]:
+def layer_norm_backward(x, gamma, gy, statistics):
     """Return the gradients with respect to x, gamma and beta; `statistics` are the forward's."""
-    calculate = _layer_norm_grad_on_gpu if launch.on_gpu(x) else _layer_norm_grad_on_host
-    return calculate(x, gamma, gy, statistics)
+    if not launch.on_gpu(x):
+        return _backward_on_host(x, gamma, gy, statistics)
+    n_channels = x.shape[1]
+    with launch.device_of(x):
+        x, gamma, gy = (launch.contiguous(array) for array in (x, gamma, gy))
+        gx = cuda.cupy.empty(x.shape, x.dtype)
+        terms = cuda.cupy.empty((len(x), 2 * n_channels), x.dtype)
+        _launch(x, gamma, None, gy, statistics, gx, terms, 0)
+    sums = row_sum(terms)  # one array: one sum does both
+    return gx, sums[:n_channels], sums[n_channels:]
 
 
 class LayerNorm(FusedNode):
-    """Inputs x, gamma, beta of :func:`layer_norm`.
-
-    Chainer's calculates its gradient in some twenty nodes, which take more host time than the rest
-    of an update.
-    """
+    """Inputs x, gamma, beta. Chainer's takes some twenty nodes for its gradient, and longer."""
 
     def __init__(self, eps):
         self._eps = eps
@@ -114,11 +93,7 @@ class LayerNorm(FusedNode):
 
 
 def layer_norm(x, gamma, beta, eps):
-    """Compute ``y[i, c] = gamma[c] (x[i, c] - mean_i) / sqrt(variance_i + eps) + beta[c]``.
-
-    Mean and variance are those of a row. As ``chainer.functions.layer_normalization``; one node of
-    the computational graph, differentiable to any order.
-    """
+    """Compute ``y[i, c] = gamma[c] (x[i, c] - mean_i) / sqrt(variance_i + eps) + beta[c]``."""
     if x.ndim != 2:
         raise ValueError('x: expected shape (n_rows, n_B), got %s' % (x.shape,))
     check.floating('x', x)

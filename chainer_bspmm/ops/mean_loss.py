@@ -1,36 +1,27 @@
 """Losses and metrics of all elements of a batch, each one launch on a GPU."""
 
-from typing import Any
-
 import numpy
 
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.plans import BLOCK
-from chainer_bspmm.cuda.plans import kept
-from chainer_bspmm.cuda.plans import Launch
-from chainer_bspmm.cuda.plans import MAX_BLOCK
-from chainer_bspmm.cuda.plans import WARP
+from chainer_bspmm.cuda import plans
 
 
 LOSS_CHUNK = 2**14  # elements of a block: losses of a batch of molecules have one block
 LOSS_ALONG = 2**12  # elements up to which that block's second pass takes less than another launch
 
 
-@kept
-def loss_launches(size) -> tuple[Launch, ...]:
+@plans.kept
+def loss_launches(size) -> tuple[plans.Launch, ...]:
     """Plan mean_loss: one launch, or two where the elements are more than a block's."""
     n_blocks = max(-(-size // LOSS_CHUNK), 1)
     sizes = (size,) if n_blocks == 1 else (size, n_blocks)
     return tuple(
-        Launch(
+        plans.Launch(
             (('VECTOR', 1), ('CHUNK', LOSS_CHUNK), ('COMBINE', combine)),
             (1 if combine else n_blocks, 1, 1),
-            (min(-(-max(n, 1) // WARP) * WARP, MAX_BLOCK), 1, 1),
+            (min(-(-max(n, 1) // plans.WARP) * plans.WARP, plans.MAX_BLOCK), 1, 1),
             0,
             (numpy.uint32(n),),
         )
@@ -38,104 +29,37 @@ def loss_launches(size) -> tuple[Launch, ...]:
     )
 
 
-@kept
-def loss_grad_launch(size) -> Launch:
+@plans.kept
+def loss_grad_launch(size) -> plans.Launch:
     """Plan a thread for every element of the gradient of mean_loss; size as there, positive."""
-    return Launch(
+    return plans.Launch(
         (('VECTOR', 1), ('CHUNK', LOSS_CHUNK), ('COMBINE', 0)),
-        (-(-size // BLOCK), 1, 1),
-        (BLOCK, 1, 1),
+        (-(-size // plans.BLOCK), 1, 1),
+        (plans.BLOCK, 1, 1),
         0,
         (numpy.uint32(size),),
     )
-
-
-def _mean_loss_on_gpu(kind, x, t, divisor=None, ignore_nan=False):
-    with device_of(x):
-        y = cuda.cupy.empty((), x.dtype)
-        count = cuda.cupy.empty((), numpy.int64) if divisor is None else None
-        plans = loss_launches(x.size)
-        partial = None
-        if len(plans) > 1:
-            partial = cuda.cupy.empty((plans[0].grid[0], 2), numpy.float64)
-        for plan in plans:
-            _mean_loss(kind, x, t, None, y, count, partial, divisor, ignore_nan, plan)
-    return y, count
-
-
-def _training_loss_on_gpu(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True):
-    plans = loss_launches(x.size)
-    if len(plans) > 1:
-        return (*_mean_loss_on_gpu(kind, x, t, divisor, ignore_nan), None, None)
-    with device_of(x):
-        y, count, accuracy = cuda.cupy.empty((), x.dtype), None, None
-        if divisor is None:
-            count, accuracy = cuda.cupy.empty((), numpy.int64), cuda.cupy.empty((), x.dtype)
-        gx = None
-        if with_gradient and x.size <= LOSS_ALONG:
-            gx = cuda.cupy.empty(x.shape, x.dtype)
-        along = accuracy, gx
-        _mean_loss(kind, x, t, None, y, count, None, divisor, ignore_nan, plans[0], along)
-    return y, count, accuracy, gx
-
-
-def _mean_loss_grad_on_gpu(kind, x, t, gy, divisor, ignore_nan=False):
-    with device_of(x):
-        gx = cuda.cupy.empty(x.shape, x.dtype)
-        if gx.size:
-            count, divisor = (None, divisor) if isinstance(divisor, int) else (divisor, None)
-            plan = loss_grad_launch(x.size)
-            _mean_loss(kind, x, t, gy, gx, count, None, divisor, ignore_nan, plan)
-    return gx
 
 
 def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan, along=()):
     """Launch kernels/mean_loss.cu; along: accuracy and gradient, if they are to be written too."""
     if t.dtype.kind == 'i':
         t = t.astype(numpy.int32, copy=False)
-    arrays = contiguous(x), contiguous(t), gy, y, count, partial, *(along or (None, None))
-    run(
-        'mean_loss',
-        x,
-        plan,
-        *arrays,
-        *plan.arguments,
-        numpy.float64(divisor or 0),
-        KIND=kind,
-        IGNORE_NAN=ignore_nan,
-        COUNTED=count is not None,
-        GRADIENT=gy is not None,
-        ALONG=bool(along),
-    )
-
-
-def _mean_loss_on_host(kind, x, t, divisor=None, ignore_nan=False):
-    count = None
-    if divisor is None:
-        divisor = count = numpy.asarray(max((t != -1).sum(), 1))
-    terms, _ = _terms(kind, x, t, ignore_nan)
-    return numpy.asarray(terms.sum() / divisor, x.dtype), count
-
-
-def _training_loss_on_host(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True):
-    loss, count = _mean_loss_on_host(kind, x, t, divisor, ignore_nan)
-    accuracy = gx = None
-    if count is not None:
-        accuracy, _ = _mean_loss_on_host('BINARY_ACCURACY', x, t)
-    if with_gradient:
-        gx = _mean_loss_grad_on_host(
-            kind, x, t, 1, count if divisor is None else divisor, ignore_nan
-        )
-    return loss, count, accuracy, gx
-
-
-def _mean_loss_grad_on_host(kind, x, t, gy, divisor, ignore_nan=False):
-    _, slopes = _terms(kind, x, t, ignore_nan)
-    return numpy.asarray(gy * slopes / divisor, x.dtype)
+    x, t = launch.contiguous(x), launch.contiguous(t)
+    arrays = x, t, gy, y, count, partial, *(along or (None, None))
+    defines = {
+        'KIND': kind,
+        'IGNORE_NAN': ignore_nan,
+        'COUNTED': count is not None,
+        'GRADIENT': gy is not None,
+        'ALONG': bool(along),
+    }
+    divisor = numpy.float64(divisor or 0)
+    launch.run('mean_loss', x, plan, *arrays, *plan.arguments, divisor, **defines)
 
 
 def _terms(kind, x, t, ignore_nan):
-    """Return every element's term of a `mean_loss`, and its slope by x, in float64."""
+    """Return every element's term of a `mean_loss`, and its slope, in float64."""
     x = x.astype(numpy.float64)
     is_positive, is_known = x >= 0, t != -1
     if kind == 'BINARY_ACCURACY':
@@ -161,9 +85,7 @@ def _check(x, t):
         )
 
 
-def mean_loss_forward(
-    kind: str, x: Any, t: Any, divisor: int | None = None, ignore_nan: bool = False
-) -> tuple[Any, Any]:
+def mean_loss_forward(kind, x, t, divisor=None, ignore_nan=False):
     """Compute a loss or metric ``y = sum of term(x[i], t[i]) / divisor`` over all elements i.
 
     `kernels/mean_loss.cu` has the terms of each kind: ``'SIGMOID_CROSS_ENTROPY'`` and
@@ -174,33 +96,65 @@ def mean_loss_forward(
     int64.
     """
     _check(x, t)
-    calculate = _mean_loss_on_gpu if launch.on_gpu(x) else _mean_loss_on_host
-    return calculate(kind, x, t, divisor, ignore_nan)
+    count = None
+    if not launch.on_gpu(x):
+        if divisor is None:
+            divisor = count = numpy.asarray(max((t != -1).sum(), 1))
+        terms, _ = _terms(kind, x, t, ignore_nan)
+        return numpy.asarray(terms.sum() / divisor, x.dtype), count
+    with launch.device_of(x):
+        y, partial = cuda.cupy.empty((), x.dtype), None
+        if divisor is None:
+            count = cuda.cupy.empty((), numpy.int64)
+        launches = loss_launches(x.size)
+        if len(launches) > 1:
+            partial = cuda.cupy.empty((launches[0].grid[0], 2), numpy.float64)
+        for plan in launches:
+            _mean_loss(kind, x, t, None, y, count, partial, divisor, ignore_nan, plan)
+    return y, count
 
 
-def training_loss(
-    kind: str,
-    x: Any,
-    t: Any,
-    divisor: int | None = None,
-    ignore_nan: bool = False,
-    with_gradient: bool = True,
-) -> tuple[Any, Any, Any, Any]:
+def training_loss(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True):
     """Compute :func:`mean_loss_forward` and, by the same launch, what a step needs with it.
 
     Returns the loss and its divisor; the binary accuracy of a cross entropy whose labels are
     counted, else None; and if `with_gradient` what :func:`mean_loss_backward` gives where gy is 1,
     else None. On a GPU the last two are None where there are too many elements.
     """
+    accuracy = gx = None
+    if not launch.on_gpu(x):
+        y, count = mean_loss_forward(kind, x, t, divisor, ignore_nan)
+        if count is not None:
+            accuracy, _ = mean_loss_forward('BINARY_ACCURACY', x, t)
+        if with_gradient:
+            divisor = count if divisor is None else divisor
+            gx = mean_loss_backward(kind, x, t, 1, divisor, ignore_nan)
+        return y, count, accuracy, gx
     _check(x, t)
-    calculate = _training_loss_on_gpu if launch.on_gpu(x) else _training_loss_on_host
-    return calculate(kind, x, t, divisor, ignore_nan, with_gradient)
+    launches = loss_launches(x.size)
+    if len(launches) > 1:
+        return (*mean_loss_forward(kind, x, t, divisor, ignore_nan), None, None)
+    with launch.device_of(x):
+        y, count = cuda.cupy.empty((), x.dtype), None
+        if divisor is None:
+            count, accuracy = cuda.cupy.empty((), numpy.int64), cuda.cupy.empty((), x.dtype)
+        if with_gradient and x.size <= LOSS_ALONG:
+            gx = cuda.cupy.empty(x.shape, x.dtype)
+        along = accuracy, gx
+        _mean_loss(kind, x, t, None, y, count, None, divisor, ignore_nan, launches[0], along)
+    return y, count, accuracy, gx
 
 
-def mean_loss_backward(
-    kind: str, x: Any, t: Any, gy: Any, divisor: Any, ignore_nan: bool = False
-) -> Any:
-    """Return the gradient of :func:`mean_loss_forward` by x, of any kind but the accuracy."""
+def mean_loss_backward(kind, x, t, gy, divisor, ignore_nan=False):
+    """Return the gradient of :func:`mean_loss_forward`, of any kind but the accuracy."""
     _check(x, t)
-    calculate = _mean_loss_grad_on_gpu if launch.on_gpu(x) else _mean_loss_grad_on_host
-    return calculate(kind, x, t, gy, divisor, ignore_nan)
+    if not launch.on_gpu(x):
+        _, slopes = _terms(kind, x, t, ignore_nan)
+        return numpy.asarray(gy * slopes / divisor, x.dtype)
+    with launch.device_of(x):
+        gx = cuda.cupy.empty(x.shape, x.dtype)
+        if gx.size:
+            count, divisor = (None, divisor) if isinstance(divisor, int) else (divisor, None)
+            plan = loss_grad_launch(x.size)
+            _mean_loss(kind, x, t, gy, gx, count, None, divisor, ignore_nan, plan)
+    return gx

@@ -16,10 +16,9 @@ from chainer_bspmm.ops import check
 
 
 def apply_untracked(node, inputs):
-    """Apply a fresh node; if no graph is being built, run its ``forward`` only, without type check.
+    """Apply a fresh node; where no graph of the gradients is built, only run its ``forward``.
 
-    An ordinary backward pass builds no graph of the gradients, so a node's checks, hooks and
-    records (about 10 us each) would be wasted.
+    The node's type check, hooks and records, about 10 us, would be wasted then.
     """
     if chainer.config.enable_backprop:
         return node.apply(inputs)
@@ -28,10 +27,7 @@ def apply_untracked(node, inputs):
 
 
 class AccumulateInPlace:
-    """Mixin of nodes that are given the same inputs many times, such as parameters of tied layers.
-
-    If no graph of the gradients is built, these are added without a node for every sum.
-    """
+    """Mixin for shared inputs, such as tied parameters: no node for each sum of gradients."""
 
     backward: Callable
 
@@ -49,10 +45,9 @@ class AccumulateInPlace:
 
 
 class AccumulateInLaunch(AccumulateInPlace):
-    """Mixin of nodes whose first gradient a launch adds to the one that there is already.
+    """Mixin of nodes whose first gradient a launch adds to ``_more``, the one that there is.
 
-    A subclass has ``_layer``, None where no launch does the node, and hands ``_more`` to the launch
-    of its gradients: an array of the first input's shape, or None.
+    ``_layer`` is None where no launch does the node.
     """
 
     inputs: tuple
@@ -76,33 +71,39 @@ class AccumulateInLaunch(AccumulateInPlace):
             self._more = None
 
 
-def _settled(array):
-    """Return the array, whose sums are calculated if a step had put them off."""
+def _pending_sums():
     current = step.current()
-    if current is not None and current.sums is not None:
-        current.sums.settle(array)
+    return None if current is None else current.sums
+
+
+def _settled(array):
+    """Return the array, whose sums are calculated if a step had deferred them."""
+    sums = _pending_sums()
+    if sums is not None:
+        sums.settle(array)
     return array
 
 
 def _accumulated(old, new):
     """Return the sum of two gradients of one variable; in a step they may be deferred."""
-    current = step.current()
-    if current is not None and current.sums is not None:
-        if current.sums.chain(old.array, new.array):
+    sums = _pending_sums()
+    if sums is not None:
+        if sums.chain(old.array, new.array):
             return old
-    return chainer.Variable(_settled(old.array) + _settled(new.array), requires_grad=False)
+        sums.settle(old.array)
+        sums.settle(new.array)
+    return chainer.Variable(old.array + new.array, requires_grad=False)
 
 
 class FusedNode(function_node.FunctionNode):
     """A node of one output that combines several operations.
 
-    First derivatives are calculated on bare arrays. Higher ones are rare and come from the same
+    First derivatives are calculated on bare arrays, higher ones, which are rare, come from the same
     formula in other nodes. A subclass defines
 
-    - ``_output(inputs)``: the output, an array, from a tuple of arrays. It may keep intermediate
-      arrays as attributes; all inputs are retained.
-    - ``_gradients(inputs, gy, wanted)``: the gradients as arrays of any dtype, a sequence or a dict
-      by the index of the input; needed are those of the indexes in ``wanted``.
+    - ``_output(inputs)``: the output, an array; it may keep others as attributes.
+    - ``_gradients(inputs, gy, wanted)``: arrays of any dtype, a sequence or a dict by the index of
+      the input; needed are those of the indexes in ``wanted``.
     - ``_composed(*variables)``: the output, from nodes that are differentiable to any order.
     """
 
@@ -113,7 +114,7 @@ class FusedNode(function_node.FunctionNode):
     def forward(self, inputs):
         self.retain_inputs(tuple(range(len(inputs))))
         y = self._output(inputs)
-        self._result = check.result(y)
+        self._result = y.dtype, y.shape, type(y)
         return (y,)
 
     def backward(self, indexes, grad_outputs):

@@ -17,10 +17,7 @@ _local = _Local()
 
 @contextlib.contextmanager
 def weighted_by(n_molecules):
-    """Let the loss of this thread's step count as often as its batch has molecules.
-
-    Elsewhere the losses of all ranks count alike.
-    """
+    """Let losses of this thread count by molecules; elsewhere those of all ranks count alike."""
     previous, _local.weight = _local.weight, max(n_molecules, 1)
     try:
         yield
@@ -35,10 +32,9 @@ class Ranks:
         self._comm = None if comm is None or comm.size == 1 else comm
 
     def sum(self, array):
-        """Return the sum of the ranks' arrays, of one shape and dtype.
+        """Return the sum of the ranks' arrays, which all call it in the same order.
 
-        All ranks call it in the same order. Synchronises with a GPU, but in a step that may be
-        captured.
+        Synchronises with a GPU, but not in a step that may be captured.
         """
         if self._comm is None:
             return array

@@ -80,13 +80,9 @@ class RelationAttention(FusedNode):
         residual = None
         if pattern.isolated is not None:
             gsums = bspmm_forward(pattern.isolated, gy, trans=True)
-            gslots = segment_broadcast_forward(
-                gsums.reshape(adj.n_graphs, m.shape[1]),
-                adj.row_offsets,
-                adj.n_rows,
-                adj.max_rows,
-                adj.row_weights,
-            )
+            gsums = gsums.reshape(adj.n_graphs, m.shape[1])
+            offsets, n_rows, max_rows = adj.row_offsets, adj.n_rows, adj.max_rows
+            gslots = segment_broadcast_forward(gsums, offsets, n_rows, max_rows, adj.row_weights)
             residual = self._dropped(gslots.reshape(x.shape))
         gx = bspmm_forward(product, gy, self._weights(self._alpha[:, 0]), residual, trans=True)
         galpha = self._weights(bsddmm_forward(product, gy, x))
@@ -161,7 +157,7 @@ def _score_gradients_on_host(glogits, slopes, pattern, n_relations, n_heads, gsc
 
 
 def _score_gradients_on_device(glogits, slopes, pattern, n_relations, n_heads, gscores):
-    cuda.elementwise(
+    kernel = cuda.elementwise(
         'raw T glogits, raw T slopes, raw I starts, raw I order, raw I by_receiver, '
         'int32 n_relations, int32 n_heads',
         'T of_source, T of_receiver',
@@ -178,17 +174,10 @@ def _score_gradients_on_device(glogits, slopes, pattern, n_relations, n_heads, g
             sum += (double)glogits[k] * (double)slopes[k];
         of_receiver = (T)sum;""",
         'bspmm_attention_score_gradients',
-    )(
-        glogits,
-        slopes,
-        pattern.product.T.indptr,
-        pattern.product.transpose_order,
-        pattern.by_receiver,
-        n_relations,
-        n_heads,
-        gscores[:, 0],
-        gscores[:, 1],
     )
+    product, by_receiver = pattern.product, pattern.by_receiver
+    tables = product.T.indptr, product.transpose_order, by_receiver, n_relations, n_heads
+    kernel(glogits, slopes, *tables, gscores[:, 0], gscores[:, 1])
 
 
 def relation_attention(
@@ -196,11 +185,12 @@ def relation_attention(
 ):
     """Sum every node's neighbours with weights that it derives from them and itself.
 
-    With node i, relation r, head k, and ``m[i, r, k]`` a vector of C channels: every edge, entry
-    (i, j * R + r) of ``adj``, has for every head the logit ``leaky(W[0, :C] . m[j, r, k] +
-    W[0, C:] . m[i, r, k] + b)``. Its softmax over the edges of node i, or with ``within`` over
-    those of node i in relation r, is alpha; ``y[i, k] = sum over r, j of alpha m[j, r, k]``; the
-    result is the mean over k. One node of the computational graph, differentiable to any order.
+    ``m``, (n_nodes, R * n_heads * C), has a vector ``m[i, r, k]`` for node i, relation r and head
+    k. Every edge, entry (i, j * R + r) of ``adj``, has for every head the logit ``leaky(W[0, :C] .
+    m[j, r, k] + W[0, C:] . m[i, r, k] + b)``. Its softmax over the edges of node i, or with
+    ``within`` over those of node i in relation r, is alpha; ``y[i, k] = sum over r, j of alpha m[j,
+    r, k]``; the result is the mean over k, (n_nodes, C), with ``concat_heads`` all k side by side.
+    An entry is an edge, even if its value is 0; one that is stored twice counts twice.
 
     If there is no edge to normalise over, the weights are uniform over all slots of the graph: its
     rows, each as often as it counts (``adj.row_weights``), times the R relations unless ``within``.
@@ -209,39 +199,15 @@ def relation_attention(
 
     Dropout in training drops weights one by one, as Chainer Chemistry does, with one difference:
     all rows without edges of a graph share a draw for each slot and head, and a row that stands for
-    several nodes is dropped for all of them or for none. A row without edges
-    is distributed as there; those of a graph are not independent of each other.
+    several nodes is dropped for all of them or for none. A row without edges is distributed as
+    there; those of a graph are not independent of each other.
 
-    Args:
-        adj (BatchedCSR): n_nodes x (n_nodes * R). An entry is an edge, even if its value is 0; one
-            that is stored twice counts twice.
-        m (Variable or array): (n_nodes, R * n_heads * C) floats.
-        W (Variable or array): (1, 2 * C).
-        b (Variable or array): (1,).
-        n_heads (int): K.
-        within (bool): normalise every relation separately.
-        concat_heads (bool): return the heads side by side instead of their mean.
-        negative_slope (float): of the leaky rectifier.
-        dropout_ratio (float): of the weights, in training; 0 or less means none.
-
-    Returns:
-        Variable: (n_nodes, C), or (n_nodes, K * C) with ``concat_heads``; of m's dtype.
-
-    Raises:
-        TypeError: ``adj`` is no BatchedCSR. ValueError: a shape does not fit.
-
-    Note:
-        Deterministic except for dropout; does not synchronise. Heads are folded into the matrix,
-        which has an entry for each head of an edge: one product does them all, forward and
-        backward, with neither a loop nor an array of (edges, heads, C).
-
-    Source:
-        Busbridge et al. 2019 (arXiv:1904.05811), equations 6 and 7 there with additive logits;
-        Chainer Chemistry 0.7.1, links/update/relgat_update.py.
+    One node, differentiable to any order; does not synchronise. Heads are folded into the matrix,
+    which has an entry for each head of an edge: one product does them all, forward and backward,
+    with neither a loop nor an array of (edges, heads, C).
     """
     check.relations(adj)
-    check.floating('m', m)
-    check.on_device('m', chainer.as_array(m), adj)
+    check.floats('m', m, adj)
     n_channels = W.shape[-1] // 2
     expected = {
         'W': (W, (1, 2 * n_channels)),

@@ -14,9 +14,8 @@ from chainer_bspmm.sparse.relations import with_values
 def scale_adj(adj: BatchedCSR, dtype: DTypeLike) -> BatchedCSR:
     """Divide every entry by the degree of its source: ``A_r[i, j] / sum_{r, k} A_r[k, j]``.
 
-    A degree of 0 counts as 1. As in Chainer Chemistry it is the column's degree over all relations;
-    the paper divides by the receiver's degree in each relation. The result, of `dtype` or that of
-    adj's values, is kept with ``adj``: a second call returns the same.
+    A degree of 0 counts as 1. As in Chainer Chemistry it is the column's over all relations; the
+    paper divides by the receiver's in each. The result, of `dtype`, is kept with ``adj``.
     """
 
     def make():
@@ -43,10 +42,7 @@ def _quotients_on_host(adj, dtype):
 
 
 def _reciprocals(adj, dtype):
-    """Return, for every entry, 1 over the number of entries of its source.
-
-    Those are a row of the transpose; of symmetric matrices a row of their own.
-    """
+    """Return 1 over the number of entries of each one's source, a row of the transpose."""
     rows, n_places = (adj, 1) if adj.is_symmetric else (adj.T, adj.n_relations)
     return cuda.elementwise(
         'I index, raw I starts, int32 n_relations, int32 n_places',

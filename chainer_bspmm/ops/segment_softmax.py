@@ -1,10 +1,7 @@
 """Softmax over the entries of every row of a sparse matrix, or over the nodes of every graph."""
 
-from typing import Any
-
 import numpy
 
-import chainer
 from chainer import backend as chainer_backend
 from chainer import functions
 from chainer import Variable
@@ -12,19 +9,12 @@ from chainer.backends import cuda
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.launch import vector_width
-from chainer_bspmm.cuda.plans import kept
-from chainer_bspmm.cuda.plans import Launch
-from chainer_bspmm.cuda.plans import vector_threads
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.segments import segment_broadcast_forward
 from chainer_bspmm.ops.segments import segment_max_forward
 from chainer_bspmm.ops.segments import segment_sum_forward
-from chainer_bspmm.ops.segments import check_rows
 from chainer_bspmm.ops.segments import reduce_rows
 from chainer_bspmm.ops.segments import SegmentBroadcast
 from chainer_bspmm.ops.segments import Segments
@@ -33,34 +23,28 @@ from chainer_bspmm.ops.segments import SegmentSum
 from chainer_bspmm.sparse import BatchedCSR
 
 
-@kept
-def softmax_launch(n_rows, n_segments, n_channels, width) -> Launch:
+@plans.kept
+def softmax_launch(n_rows, n_segments, n_channels, width) -> plans.Launch:
     """Plan a thread per (segment, vector): the grid of segment_softmax."""
     n_vectors = n_channels // width
     # A block at least: there may be rows of no segment.
     n_units = max(n_segments, 1)
-    return vector_threads(n_units, n_vectors, width, (n_segments, n_rows, n_vectors))
+    return plans.vector_threads(n_units, n_vectors, width, (n_segments, n_rows, n_vectors))
 
 
-def _segment_softmax_on_gpu(x, offsets, weights=None):
-    return _softmax(offsets, x, None, weights)
-
-
-def _segment_softmax_grad_on_gpu(y, gy, offsets, weights=None):
-    return _softmax(offsets, y, gy, weights)
-
-
-def _softmax(offsets, a, g, weights):
+def _softmax_on_gpu(offsets, a, g, weights):
     """Launch kernels/segment_softmax.cu; `g` None is the softmax itself."""
     n_rows, n_channels = a.shape
-    with device_of(a):
-        a, g = contiguous(a), contiguous(g)
+    with launch.device_of(a):
+        a, g = launch.contiguous(a), launch.contiguous(g)
         y = cuda.cupy.empty(a.shape, a.dtype)
         if y.size:
-            width = vector_width(n_channels, a, y, g)
+            width = launch.vector_width(n_channels, a, y, g)
             plan = softmax_launch(n_rows, offsets.size - 1, n_channels, width)
             defines = {'GRADIENT': g is not None, 'WEIGHTED': weights is not None}
-            run('segment_softmax', a, plan, offsets, a, g, weights, y, *plan.arguments, **defines)
+            launch.run(
+                'segment_softmax', a, plan, offsets, a, g, weights, y, *plan.arguments, **defines
+            )
     return y
 
 
@@ -97,25 +81,27 @@ def _segment_softmax_grad_on_host(y, gy, offsets, weights=None):
     return gx.astype(dtype, copy=False)
 
 
-def segment_softmax_forward(x: Any, offsets: Any, weights: Any = None) -> Any:
+def segment_softmax_forward(x, offsets, weights=None):
     """Compute ``y[i, c] = exp(x[i, c]) / sum of weights[k] exp(x[k, c])``, in float64.
 
     The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0. The
     maximum is subtracted first: nothing overflows. On a GPU one thread does a segment's column,
     which suits short segments such as the entries of a row.
     """
-    calculate = _segment_softmax_on_gpu if launch.on_gpu(x) else _segment_softmax_on_host
-    return calculate(x, offsets, weights)
+    if launch.on_gpu(x):
+        return _softmax_on_gpu(offsets, x, None, weights)
+    return _segment_softmax_on_host(x, offsets, weights)
 
 
-def segment_softmax_backward(y: Any, gy: Any, offsets: Any, weights: Any = None) -> Any:
+def segment_softmax_backward(y, gy, offsets, weights=None):
     """Compute ``gx[i, c] = y[i, c] (gy[i, c] - weights[i] sum of y[k, c] gy[k, c])``.
 
     The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0 and
     contribute nothing, even if ``gy`` is NaN there.
     """
-    calculate = _segment_softmax_grad_on_gpu if launch.on_gpu(y) else _segment_softmax_grad_on_host
-    return calculate(y, gy, offsets, weights)
+    if launch.on_gpu(y):
+        return _softmax_on_gpu(offsets, y, gy, weights)
+    return _segment_softmax_grad_on_host(y, gy, offsets, weights)
 
 
 class SegmentSoftmax(FusedNode):
@@ -214,8 +200,7 @@ def segment_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
             'x: expected shape (%d,) or (%d, n_B), a row for each entry of adj, '
             'got %s' % (adj.nnz, adj.nnz, x.shape)
         )
-    check.floating('x', x)
-    check.on_device('x', chainer.as_array(x), adj)
+    check.floats('x', x, adj)
     return SegmentSoftmax(Segments(adj.indptr, adj.nnz)).apply((x,))[0]
 
 
@@ -225,8 +210,7 @@ def node_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
     Differentiable to any order.
 
     Args:
-        adj (BatchedCSR): its ``row_offsets`` delimit the graphs; w is its
-            ``row_weights``, 1 without them.
+        adj (BatchedCSR): its ``row_offsets`` delimit the graphs, w is its ``row_weights`` or 1.
         x (Variable or array): (n_rows, n_B) float16, float32 or float64.
 
     Returns:
@@ -234,12 +218,11 @@ def node_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
         ``w[i] y[i]`` is 1. 0 for rows of weight 0 and of no graph.
 
     Raises:
-        TypeError, ValueError: ``adj`` is no BatchedCSR; shape, dtype or device of ``x`` do not
-        fit.
+        TypeError, ValueError: ``adj`` is no BatchedCSR; shape, dtype or device of ``x`` is wrong.
 
     Note:
         Deterministic; does not synchronise.
     """
     segments = segments_of(adj)
-    check_rows('x', x, adj, adj.n_rows)
+    check.rows('x', x, adj, adj.n_rows)
     return NodeSoftmax(segments).apply((x,))[0]

@@ -1,30 +1,21 @@
 """Reductions over the nodes of every graph of a batch, and their transpose."""
 
 import collections
+from collections.abc import Callable
 import math
-from typing import Any
 
 import numpy
 import scipy.sparse
 
-import chainer
 from chainer import function_node
 from chainer import Variable
 from chainer.backends import cuda
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda.launch import arithmetic
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.launch import vector_width
-from chainer_bspmm.cuda.plans import BLOCK
-from chainer_bspmm.cuda.plans import kept
-from chainer_bspmm.cuda.plans import Launch
-from chainer_bspmm.cuda.plans import MAX_GRID_Y
-from chainer_bspmm.cuda.plans import WARP
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops import check
+from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import apply_untracked
 from chainer_bspmm.sparse import BatchedCSR
 
@@ -37,10 +28,10 @@ MAX_CHUNKS = 512  # about four blocks for each multiprocessor of a large GPU, on
 MAX_BLOCK_Z = 64
 
 
-@kept
+@plans.kept
 def reduce_launches(
     n_rows, n_segments, n_channels, width, itemsize, max_rows=None
-) -> tuple[Launch, ...]:
+) -> tuple[plans.Launch, ...]:
     """Plan segment_reduce: one launch, or two where a segment can have more rows than a chunk.
 
     The last of their arguments is the number of chunks. Chunks of long segments are reduced first;
@@ -55,11 +46,11 @@ def reduce_launches(
     # lanes have half as many loads in flight, in fewer registers. Measured on an H200: 3.4 us
     # instead of 4.0 for 100 segments of 50 rows of 512 float32, 66 instead of 73 for one of a
     # million rows of 64.
-    ahead = SEGMENT_ROWS if threads <= BLOCK else SEGMENT_ROWS // 2
+    ahead = SEGMENT_ROWS if threads <= plans.BLOCK else SEGMENT_ROWS // 2
     n_chunks = -(-n_rows // chunk) if has_long else 0
     chunk_blocks = -(-n_chunks // units)
     return tuple(
-        Launch(
+        plans.Launch(
             (('VECTOR', width), ('AHEAD', ahead), ('COMBINE', combine)),
             (chunk_blocks + (0 if combine else -(-n_segments // units)), tiles, 1),
             block,
@@ -70,8 +61,8 @@ def reduce_launches(
     )
 
 
-@kept
-def broadcast_launch(n_rows, n_segments, n_channels, width, max_rows=None) -> Launch:
+@plans.kept
+def broadcast_launch(n_rows, n_segments, n_channels, width, max_rows=None) -> plans.Launch:
     """Plan segment_broadcast; arguments as :func:`reduce_launches`.
 
     Every chunk of rows has a unit of threads even if no segment is long: rows past the last segment
@@ -81,7 +72,7 @@ def broadcast_launch(n_rows, n_segments, n_channels, width, max_rows=None) -> La
         n_rows, n_segments, n_channels, width, max_rows
     )
     n_chunks = -(-n_rows // chunk)
-    return Launch(
+    return plans.Launch(
         (('VECTOR', width),),
         (-(-n_chunks // block[2]) + -(-n_segments // block[2]), tiles, 1),
         block,
@@ -93,11 +84,10 @@ def broadcast_launch(n_rows, n_segments, n_channels, width, max_rows=None) -> La
 def _segments(n_rows, n_segments, n_channels, width, max_rows):
     """Plan a unit of (vectors x lanes) threads per segment, in blocks of several.
 
-    There are enough lanes to have all rows of a mean segment in flight at once. Returns vectors per
-    row, their tiles in the grid, the block, rows per chunk, and whether a segment can be longer.
+    Returns vectors per row, their tiles, the block, rows per chunk, and whether some are longer.
     """
     n_vectors = n_channels // width
-    tiles = -(-n_vectors // WARP)
+    tiles = -(-n_vectors // plans.WARP)
     columns = -(-n_vectors // tiles)
     lanes = 1
     while lanes * SEGMENT_ROWS * n_segments < n_rows and 2 * lanes * columns <= MAX_SEGMENT_BLOCK:
@@ -105,64 +95,61 @@ def _segments(n_rows, n_segments, n_channels, width, max_rows):
     units = min(max(SEGMENT_BLOCK // (columns * lanes), 1), MAX_BLOCK_Z)
     chunk = max(-(-n_rows // MAX_CHUNKS), MIN_CHUNK)
     has_long = (n_rows if max_rows is None else max_rows) > chunk
-    return n_vectors, min(tiles, MAX_GRID_Y), (columns, lanes, units), chunk, has_long
+    return n_vectors, min(tiles, plans.MAX_GRID_Y), (columns, lanes, units), chunk, has_long
 
 
-def _segment_sum_on_gpu(x, offsets, max_rows=None, weights=None):
-    return _reduce(x, offsets, max_rows, weights, 'SUM')
-
-
-def _segment_max_on_gpu(x, offsets, max_rows=None, weights=None):
-    return _reduce(x, offsets, max_rows, weights, 'MAX')
-
-
-def _row_sum_on_gpu(x):
-    return _reduce(x, None, None, None, 'SUM')[0]
-
-
-def _reduce(x, offsets, max_rows, weights, operation):
+def _reduce_on_gpu(operation, x, offsets, max_rows, weights):
     """Launch kernels/segment_reduce.cu, twice if a segment can have more rows than a chunk."""
     n_segments = 1 if offsets is None else offsets.size - 1
     n_rows, n_channels = x.shape
-    with device_of(x):
-        x = contiguous(x)
+    with launch.device_of(x):
+        x = launch.contiguous(x)
         y = cuda.cupy.empty((n_segments, n_channels), x.dtype)
         if y.size:
-            width = vector_width(n_channels, x, y)
-            plans = reduce_launches(n_rows, n_segments, n_channels, width, x.itemsize, max_rows)
+            width = launch.vector_width(n_channels, x, y)
+            launches = reduce_launches(n_rows, n_segments, n_channels, width, x.itemsize, max_rows)
             partial = None
-            if len(plans) > 1:
-                n_chunks = int(plans[0].arguments[-1])
-                partial = cuda.cupy.empty((2, n_chunks, n_channels), arithmetic(x.dtype))
-            for plan in plans:
+            if len(launches) > 1:
+                n_chunks = int(launches[0].arguments[-1])
+                partial = cuda.cupy.empty((2, n_chunks, n_channels), launch.arithmetic(x.dtype))
+            for plan in launches:
                 defines = {'OPERATION': operation, 'WEIGHTED': weights is not None}
                 arguments = offsets, x, weights, y, partial, *plan.arguments
-                run('segment_reduce', x, plan, *arguments, **defines)
+                launch.run('segment_reduce', x, plan, *arguments, **defines)
     return y
 
 
-def _segment_broadcast_on_gpu(y, offsets, n_rows, max_rows=None, weights=None):
+def _broadcast_on_gpu(y, offsets, n_rows, max_rows, weights):
     n_segments, n_channels = y.shape
-    with device_of(y):
-        y = contiguous(y)
+    with launch.device_of(y):
+        y = launch.contiguous(y)
         x = cuda.cupy.empty((n_rows, n_channels), y.dtype)
         if x.size:
-            width = vector_width(n_channels, x, y)
+            width = launch.vector_width(n_channels, x, y)
             plan = broadcast_launch(n_rows, n_segments, n_channels, width, max_rows)
             arguments = offsets, y, weights, x, *plan.arguments
-            run('segment_broadcast', y, plan, *arguments, WEIGHTED=weights is not None)
+            launch.run('segment_broadcast', y, plan, *arguments, WEIGHTED=weights is not None)
     return x
 
 
-def _segment_sum_on_host(x, offsets, max_rows=None, weights=None):
-    compute = numpy.float32 if x.dtype == numpy.float16 else x.dtype
+def segment_sum_forward(x, offsets, max_rows=None, weights=None):
+    """Compute ``y[g] = sum of weights[i] x[i] over offsets[g] <= i < offsets[g + 1]``.
+
+    `max_rows` is the most rows that a segment has, if the host knows it; without it a GPU prepares
+    for a segment of all the rows, by a second launch. `weights` are float32 for any dtype of x;
+    None means ones. A row of weight 0 contributes nothing, even if it holds NaN. An empty segment
+    gives 0.
+    """
+    if launch.on_gpu(x):
+        return _reduce_on_gpu('SUM', x, offsets, max_rows, weights)
+    dtype = compute_dtype(x)
     if weights is None:
-        rows, values = numpy.arange(len(x), dtype=numpy.int32), numpy.ones(len(x), compute)
+        rows, values = numpy.arange(len(x), dtype=numpy.int32), numpy.ones(len(x), dtype)
     else:
         rows, offsets = _counted(offsets, weights)
-        values = weights[rows].astype(compute, copy=False)
+        values = weights[rows].astype(dtype, copy=False)
     membership = scipy.sparse.csr_matrix((values, rows, offsets), shape=(offsets.size - 1, len(x)))
-    return (membership @ x.astype(compute, copy=False)).astype(x.dtype, copy=False)
+    return (membership @ x.astype(dtype, copy=False)).astype(x.dtype, copy=False)
 
 
 def _counted(offsets, weights):
@@ -171,21 +158,10 @@ def _counted(offsets, weights):
     return rows, numpy.searchsorted(rows, offsets).astype(numpy.int32)
 
 
-def _row_sum_on_host(x):
-    # numpy.sum adds one row after the other: its rounding error grows with the batch, and it
-    # reads memory a few channels at a time. Blocks of about sqrt(n_rows) rows are added to one
-    # block, then the rows of that one: several times quicker and closer.
-    n_rows, n_channels = x.shape
-    dtype = numpy.float32 if x.dtype == numpy.float16 else x.dtype
-    block = max(math.isqrt(n_rows), 1)
-    n_blocks = n_rows // block
-    blocks = x[: n_blocks * block].reshape(n_blocks, block * n_channels)
-    y = blocks.sum(axis=0, dtype=dtype).reshape(block, n_channels).sum(axis=0)
-    y += x[n_blocks * block :].sum(axis=0, dtype=dtype)
-    return y.astype(x.dtype, copy=False)
-
-
-def _segment_max_on_host(x, offsets, max_rows=None, weights=None):
+def segment_max_forward(x, offsets, max_rows=None, weights=None):
+    """Compute the maximum of every segment's rows of weight above 0, or 0; NaN propagates."""
+    if launch.on_gpu(x):
+        return _reduce_on_gpu('MAX', x, offsets, max_rows, weights)
     if weights is None:
         x = x[: offsets[-1]]
     else:
@@ -199,7 +175,34 @@ def _segment_max_on_host(x, offsets, max_rows=None, weights=None):
     return y
 
 
-def _segment_broadcast_on_host(y, offsets, n_rows, max_rows=None, weights=None):
+def row_sum(x):
+    """Compute ``y[c] = sum of x[:, c]``, the gradient of a bias; 0 where there are no rows.
+
+    Summed in a tree: closer than row after row, and on a GPU at the speed of memory, unlike CuPy's
+    sum over the first axis.
+    """
+    if launch.on_gpu(x):
+        return _reduce_on_gpu('SUM', x, None, None, None)[0]
+    # numpy.sum reads memory a few channels at a time. Blocks of about sqrt(n_rows) rows are added
+    # to one block, then the rows of that one: several times quicker.
+    n_rows, n_channels = x.shape
+    dtype = compute_dtype(x)
+    block = max(math.isqrt(n_rows), 1)
+    n_blocks = n_rows // block
+    blocks = x[: n_blocks * block].reshape(n_blocks, block * n_channels)
+    y = blocks.sum(axis=0, dtype=dtype).reshape(block, n_channels).sum(axis=0)
+    y += x[n_blocks * block :].sum(axis=0, dtype=dtype)
+    return y.astype(x.dtype, copy=False)
+
+
+def segment_broadcast_forward(y, offsets, n_rows, max_rows=None, weights=None):
+    """Compute ``x[i] = weights[i] y[g]`` for the rows of segment g, the transpose of the sum.
+
+    `n_rows` is ``offsets[-1]``, known on the host, or more: rows past it get 0, as do those of
+    weight 0, whatever ``y`` holds.
+    """
+    if launch.on_gpu(y):
+        return _broadcast_on_gpu(y, offsets, n_rows, max_rows, weights)
     x = numpy.repeat(y, numpy.diff(offsets), axis=0)
     if weights is not None:
         weights = weights[: len(x), None]
@@ -210,53 +213,6 @@ def _segment_broadcast_on_host(y, offsets, n_rows, max_rows=None, weights=None):
     return numpy.concatenate([x, numpy.zeros((n_rows - len(x), x.shape[1]), x.dtype)])
 
 
-def segment_sum_forward(
-    x: Any, offsets: Any, max_rows: int | None = None, weights: Any = None
-) -> Any:
-    """Compute ``y[g] = sum of weights[i] x[i] over offsets[g] <= i < offsets[g + 1]``.
-
-    `max_rows` is the most rows that a segment has, if the host knows it; without it a GPU prepares
-    for a segment of all the rows, by a second launch. `weights` are float32 for any dtype of x;
-    None means ones. A row of weight 0 contributes nothing, even if it holds NaN. An empty segment
-    gives 0.
-    """
-    calculate = _segment_sum_on_gpu if launch.on_gpu(x) else _segment_sum_on_host
-    return calculate(x, offsets, max_rows, weights)
-
-
-def segment_max_forward(
-    x: Any, offsets: Any, max_rows: int | None = None, weights: Any = None
-) -> Any:
-    """Compute the maximum of every segment; arguments as :func:`segment_sum_forward`.
-
-    Rows of weight 0 are ignored. A segment without other rows gives 0; NaN propagates.
-    """
-    calculate = _segment_max_on_gpu if launch.on_gpu(x) else _segment_max_on_host
-    return calculate(x, offsets, max_rows, weights)
-
-
-def row_sum(x: Any) -> Any:
-    """Compute ``y[c] = sum of x[:, c]``, the gradient of a bias; 0 where there are no rows.
-
-    Summed in a tree, which is more accurate than row after row, and on a GPU at the speed of
-    memory, unlike CuPy's sum over the first axis.
-    """
-    calculate = _row_sum_on_gpu if launch.on_gpu(x) else _row_sum_on_host
-    return calculate(x)
-
-
-def segment_broadcast_forward(
-    y: Any, offsets: Any, n_rows: int, max_rows: int | None = None, weights: Any = None
-) -> Any:
-    """Compute ``x[i] = weights[i] y[g]`` for the rows of segment g, the transpose of the sum.
-
-    `n_rows` is ``offsets[-1]``, known on the host, or more: rows past it get 0, as do those of
-    weight 0, whatever ``y`` holds.
-    """
-    calculate = _segment_broadcast_on_gpu if launch.on_gpu(y) else _segment_broadcast_on_host
-    return calculate(y, offsets, n_rows, max_rows, weights)
-
-
 # The segments of n_rows rows: segment g is rows ``offsets[g]`` to ``offsets[g + 1]``, row i counts
 # ``weights[i]`` times; for the others see segment_sum_forward.
 Segments = collections.namedtuple(
@@ -265,11 +221,15 @@ Segments = collections.namedtuple(
 
 
 class _Segmented(function_node.FunctionNode):
+    _calculate: Callable
+
     def __init__(self, segments):
         self._segments = segments
 
-    def _kept(self, y):
-        self._result = check.result(y)
+    def forward(self, inputs):
+        self.retain_inputs(())
+        y = self._calculate(inputs[0])
+        self._result = y.dtype, y.shape, type(y)
         return (y,)
 
     def _apply_other(self, kind, inputs):
@@ -278,28 +238,27 @@ class _Segmented(function_node.FunctionNode):
 
 
 class SegmentSum(_Segmented):
-    def forward(self, inputs):
-        self.retain_inputs(())
-        return self._kept(reduce_rows(segment_sum_forward, inputs[0], self._segments))
+    def _calculate(self, x):
+        offsets, _, max_rows, weights = self._segments
+        return segment_sum_forward(x, offsets, max_rows, weights)
 
     def backward(self, indexes, grad_outputs):
         return tuple(self._apply_other(SegmentBroadcast, grad_outputs))
 
 
 class SegmentBroadcast(_Segmented):
-    def forward(self, inputs):
-        self.retain_inputs(())
-        return self._kept(segment_broadcast_forward(inputs[0], *self._segments))
+    def _calculate(self, y):
+        return segment_broadcast_forward(y, *self._segments)
 
     def backward(self, indexes, grad_outputs):
         return tuple(self._apply_other(SegmentSum, grad_outputs))
 
 
 class SegmentMax(_Segmented):
-    def forward(self, inputs):
+    def _calculate(self, x):
         self.retain_inputs((0,))
         self.retain_outputs((0,))
-        return self._kept(reduce_rows(segment_max_forward, inputs[0], self._segments))
+        return reduce_rows(segment_max_forward, x, self._segments)
 
     def backward(self, indexes, grad_outputs):
         (x,) = self.get_retained_inputs()
@@ -317,7 +276,7 @@ def reduce_rows(reduction, x, segments):
 
 
 def segments_of(adj):
-    """Return the `Segments` that are the graphs of a batch, after checking it."""
+    """Return the `Segments` that are the graphs of a batch, after a check."""
     check.adjacency(adj)
     weights = adj.row_weights
     if weights is not None and (weights.shape != (adj.n_rows,) or weights.dtype != numpy.float32):
@@ -328,25 +287,13 @@ def segments_of(adj):
     return Segments(adj.row_offsets, adj.n_rows, adj.max_rows, weights)
 
 
-def check_rows(name, x, adj, n_rows, each='node'):
-    """Check for a row for each node, or each graph, on the device of the batch."""
-    if x.ndim != 2 or len(x) != n_rows:
-        raise ValueError(
-            '%s: expected shape (%d, n_B), a row for each %s, got %s'
-            % (name, n_rows, each, x.shape)
-        )
-    check.floating(name, x)
-    check.on_device(name, chainer.as_array(x), adj)
-
-
 def segment_sum(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
     """Sum the rows of every graph: ``y[g, c] = sum of w[i] x[i, c] over the nodes i of graph g``.
 
     Differentiable to any order.
 
     Args:
-        adj (BatchedCSR): its ``row_offsets`` delimit the graphs; w is its
-            ``row_weights``, 1 without them.
+        adj (BatchedCSR): its ``row_offsets`` delimit the graphs, w is its ``row_weights`` or 1.
         x (Variable or array): (n_rows, n_B) float16, float32 or float64.
 
     Returns:
@@ -354,14 +301,13 @@ def segment_sum(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
         float32.
 
     Raises:
-        TypeError, ValueError: ``adj`` is no BatchedCSR; shape, dtype or device of ``x`` do not
-        fit.
+        TypeError, ValueError: ``adj`` is no BatchedCSR; shape, dtype or device of ``x`` is wrong.
 
     Note:
         Deterministic; does not synchronise.
     """
     segments = segments_of(adj)
-    check_rows('x', x, adj, adj.n_rows)
+    check.rows('x', x, adj, adj.n_rows)
     return SegmentSum(segments).apply((x,))[0]
 
 
@@ -376,7 +322,7 @@ def segment_max(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
         A row that stands for several nodes gets it as many times; one with weight 0 is ignored.
     """
     segments = segments_of(adj)
-    check_rows('x', x, adj, adj.n_rows)
+    check.rows('x', x, adj, adj.n_rows)
     return SegmentMax(segments).apply((x,))[0]
 
 
@@ -395,5 +341,5 @@ def segment_broadcast(adj: BatchedCSR, y: Variable | NdArray) -> Variable:
         counts once.
     """
     segments = segments_of(adj)._replace(weights=None)
-    check_rows('y', y, adj, adj.n_graphs, 'graph')
+    check.rows('y', y, adj, adj.n_graphs, each='graph')
     return SegmentBroadcast(segments).apply((y,))[0]

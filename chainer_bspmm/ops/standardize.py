@@ -2,6 +2,7 @@
 
 import numpy
 
+from chainer import backend
 from chainer.backends import cuda
 
 from chainer_bspmm.ops.node import FusedNode
@@ -20,17 +21,16 @@ class Standardize(FusedNode):
         return (_scaled(gy, gy.dtype.type(0), self._std, self._inverse),)
 
     def _composed(self, x):
-        std = self._std
-        std = x.xp.where(std == 0, std.dtype.type(1), std)
-        return x * std + self._mean if self._inverse else (x - self._mean) / std
+        return _formula(x, self._mean, self._std, self._inverse)
 
 
 def _scaled(x, *constants):
-    return (_on_host if isinstance(x, numpy.ndarray) else _on_device)(x, *constants)
+    return (_formula if isinstance(x, numpy.ndarray) else _on_device)(x, *constants)
 
 
-def _on_host(x, mean, std, inverse):
-    std = numpy.where(std == 0, std.dtype.type(1), std)
+def _formula(x, mean, std, inverse):
+    """Return the result for an array or a Variable."""
+    std = backend.get_array_module(std).where(std == 0, std.dtype.type(1), std)
     return x * std + mean if inverse else (x - mean) / std
 
 

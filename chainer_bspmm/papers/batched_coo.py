@@ -32,33 +32,21 @@ class BatchedCOO(Batch):
             batch.
         row_offsets (array): (n_graphs + 1,) integers, first row of every graph.
         entry_offsets (array): (n_graphs + 1,) integers, first entry of every graph.
-        data (array or None): (nnz,) float16, float32 or float64 values; None means all ones.
-        col_offsets (array or None): (n_graphs + 1,) integers, first column of every graph;
-            None means ``row_offsets * n_relations``.
-        n_relations (int): R, the number of columns each node owns.
-        layout (str): ``'packed'``, or ``'padded'`` where every graph owns equally many rows.
-        max_atom_id (int or None): largest atom id of the nodes, if known; lets a model check its
-            embedding without reading from the device.
+        data, col_offsets, n_relations, layout, max_atom_id: as in :class:`BatchedCSR`.
 
     Raises:
-        TypeError: an argument is no array, or is not of an integer (``data``: floating) dtype.
-        ValueError: wrong shapes, decreasing offsets, an index outside its graph's block, more
-            than 2**31 - 1 entries, rows or columns. The message names graph, entry, value, bound.
+        TypeError, ValueError: as :class:`BatchedCSR`; the message names graph, entry, value, bound.
 
     Attributes:
-        ids, data, row_offsets, col_offsets, entry_offsets: the arrays (int32; ``data`` floating).
-        n_graphs, n_rows, n_cols, nnz, n_relations (int): sizes.
-        max_rows, max_cols, max_nnz (int): rows, columns and entries of the largest graph.
-        layout, max_atom_id: as given.
-
-    Note:
-        CuPy arrays are copied to the host to be checked (synchronises, once, at construction).
+        ids, entry_offsets: the arrays (int32); all others are those of :class:`BatchedCSR`.
 
     Source:
         TensorFlow's SparseTensor as Nagasaka et al. describe it (section 2.2, figures 1 and 2):
         interleaved, unsorted. One numbering through the batch replaces their tables of pointers.
     """
 
+    ids: Any
+    entry_offsets: Any
     _integers = ('ids', 'row_offsets', 'col_offsets', 'entry_offsets')
 
     def __init__(
@@ -72,10 +60,7 @@ class BatchedCOO(Batch):
         layout: str = 'packed',
         max_atom_id: int | None = None,
     ) -> None:
-        n_relations = validate.count('n_relations', n_relations, 1)
-        if max_atom_id is not None:
-            max_atom_id = validate.count('max_atom_id', max_atom_id, 0)
-        validate.one_of('layout', layout, ('packed', 'padded'))
+        n_relations, max_atom_id = validate.options(n_relations, layout, max_atom_id)
         arrays = {'ids': ids, 'row_offsets': row_offsets, 'entry_offsets': entry_offsets}
         if col_offsets is not None:
             arrays['col_offsets'] = col_offsets
@@ -86,22 +71,12 @@ class BatchedCOO(Batch):
             host['col_offsets'] = host['row_offsets'] * numpy.int64(n_relations)
         validate.entries(n_relations=n_relations, **host)
         if layout == 'padded':
-            validate.equal_blocks('row_offsets', host['row_offsets'])
-            validate.equal_blocks('col_offsets', host['col_offsets'])
+            validate.equal_blocks(host)
         host = {name: numpy.ascontiguousarray(array, numpy.int32) for name, array in host.items()}
-        self._set_sizes(
-            host['row_offsets'],
-            host['col_offsets'],
-            None if data is None else numpy.array(cuda.to_cpu(data)),
-            n_relations,
-            layout,
-            max_atom_id,
-        )  # a copy of data, as of the integers
-        self.ids = host['ids']
-        self.entry_offsets = host['entry_offsets']
+        host['data'] = None if data is None else numpy.array(cuda.to_cpu(data))  # a copy of our own
+        self._set_fields(n_relations=n_relations, layout=layout, max_atom_id=max_atom_id, **host)
         self.nnz = len(self.ids)
         self.max_nnz = int(numpy.diff(self.entry_offsets).max(initial=0))
-        self._cache = {}
         if device.xp is not numpy:
             self._move(device)
 
@@ -109,37 +84,16 @@ class BatchedCOO(Batch):
     def from_csr(cls, adj: BatchedCSR) -> BatchedCOO:
         """Make the same batch out of a `BatchedCSR`, entries and ``data`` in the same order.
 
-        Args:
-            adj (BatchedCSR): on any device.
-
-        Returns:
-            BatchedCOO: on that device; shares ``data`` and the offsets with ``adj``.
-
-        Raises:
-            TypeError: ``adj`` is no BatchedCSR. ValueError: it has spare entries.
+        It is on the same device, and shares ``data`` and the offsets. TypeError if ``adj`` is no
+        BatchedCSR, ValueError if it has spare entries.
         """
         if not isinstance(adj, BatchedCSR):
             raise TypeError('adj: expected a BatchedCSR, got %s' % type(adj).__name__)
         adj.refuse_spare()
         self = cls.__new__(cls)
-        for name in (
-            'data',
-            'row_offsets',
-            'col_offsets',
-            'n_graphs',
-            'n_rows',
-            'n_cols',
-            'nnz',
-            'n_relations',
-            'max_rows',
-            'max_cols',
-            'max_nnz',
-            'layout',
-            'max_atom_id',
-            'row_weights',
-            'padded_to',
-        ):
-            setattr(self, name, getattr(adj, name))
+        others = 'indptr', 'indices', 'is_symmetric', 'longest', '_cache'
+        fields = vars(adj).items()
+        self.__dict__.update((name, value) for name, value in fields if name not in others)
         self.ids = adj.xp.stack([adj.entry_rows(), adj.indices], axis=1)
         self.entry_offsets = adj.indptr[adj.row_offsets]
         self._cache = {}
@@ -148,29 +102,13 @@ class BatchedCOO(Batch):
     def to_csr(self) -> BatchedCSR:
         """Make the same batch as a `BatchedCSR`, its entries sorted by row.
 
-        Entries of one row keep their order; those that name the same place stay apart.
-
-        Returns:
-            BatchedCSR: on this device.
-
-        Note:
-            Sorts on the host: arrays of a device are copied there and back (synchronises).
+        Entries of one row keep their order; those that name the same place stay apart. Sorts on the
+        host: arrays of a device are copied there and back (synchronises).
         """
         host = self.to_device(-1)
         indptr, order = build.group(numpy, host.entry_rows(), self.n_rows)
-        adj = BatchedCSR._trusted(
-            indptr=indptr,
-            indices=host.entry_columns()[order],
-            data=None if host.data is None else host.data[order],
-            row_offsets=host.row_offsets,
-            col_offsets=host.col_offsets,
-            n_relations=self.n_relations,
-            layout=self.layout,
-            max_atom_id=self.max_atom_id,
-            is_symmetric=None,
-            row_weights=host.row_weights,
-            padded_to=self.padded_to,
-        )
+        data = None if host.data is None else host.data[order]
+        adj = csr_of(host, indptr, host.entry_columns()[order], data)
         return adj.to_device(backend.get_device_from_array(self.ids))
 
     def entry_rows(self) -> Any:
@@ -188,3 +126,12 @@ class BatchedCOO(Batch):
         """
         rows, columns = cuda.to_cpu(self.ids).T
         return scipy.sparse.coo_matrix((self._host_values(), (rows, columns)), shape=self.shape)
+
+
+def csr_of(batch, indptr, indices, data, is_symmetric=None):
+    """Return the `BatchedCSR` with these host arrays and all else that a container has."""
+    others = 'row_offsets', 'col_offsets', 'n_relations', 'layout', 'max_atom_id', 'row_weights'
+    fields = {name: getattr(batch, name) for name in (*others, 'padded_to')}
+    return BatchedCSR._trusted(
+        indptr=indptr, indices=indices, data=data, is_symmetric=is_symmetric, **fields
+    )

@@ -9,7 +9,9 @@ import scipy.sparse
 
 from chainer import backend
 
+from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse import validate
+from chainer_bspmm.papers.batched_coo import csr_of
 from chainer_bspmm.sparse.batch import Batch
 from chainer_bspmm.sparse.batched_csr import BatchedCSR
 
@@ -73,14 +75,19 @@ class BatchedSELL(Batch):
             raise TypeError('sort_rows: expected a bool, got %r' % (sort_rows,))
         device = backend.get_device_from_array(adj.indices)
         adj = adj.to_device('@numpy')
-        self._set_sizes(
-            adj.row_offsets, adj.col_offsets, None, adj.n_relations, adj.layout, adj.max_atom_id
+        self._set_fields(
+            row_offsets=adj.row_offsets,
+            col_offsets=adj.col_offsets,
+            data=None,
+            n_relations=adj.n_relations,
+            layout=adj.layout,
+            max_atom_id=adj.max_atom_id,
+            row_weights=adj.row_weights,
+            padded_to=adj.padded_to,
         )
         self.nnz, self.is_symmetric = adj.nnz, adj.is_symmetric and adj.n_relations == 1
-        self.row_weights, self.padded_to = adj.row_weights, adj.padded_to
         self._set_slices()
         self._set_entries(adj, sort_rows)
-        self._cache = {}
         if device.xp is not numpy:
             self._move(device)
 
@@ -107,8 +114,7 @@ class BatchedSELL(Batch):
             counts = counts[self.row_order]
         heights = numpy.diff(self.slice_rows).astype(numpy.int64)
         widths = numpy.maximum.reduceat(counts, self.slice_rows[:-1]) if self.n_slices else heights
-        starts = numpy.zeros(self.n_slices + 1, numpy.int64)
-        numpy.cumsum(heights * widths, out=starts[1:])
+        starts = build.starts_of(heights * widths)
         validate.fits_int32('non-zeros with padding', int(starts[-1]))
         self.slice_starts = starts.astype(numpy.int32)
         stored, entry = _places(self, counts, adj.indptr)
@@ -139,8 +145,7 @@ class BatchedSELL(Batch):
     def to_csr(self) -> BatchedCSR:
         """Return the ``BatchedCSR`` this was made of, entries of a row in their old order.
 
-        Returns:
-            BatchedCSR: on the same device. Passes through the host (synchronises).
+        It is on the same device. Passes through the host (synchronises).
         """
         host = self.to_device('@numpy')
         heights = numpy.diff(host.slice_rows)
@@ -152,8 +157,7 @@ class BatchedSELL(Batch):
         if host.row_order is not None:
             row_counts = numpy.empty_like(counts)
             row_counts[host.row_order] = counts
-        indptr = numpy.zeros(self.n_rows + 1, numpy.int32)
-        numpy.cumsum(row_counts, out=indptr[1:])
+        indptr = build.starts_of(row_counts).astype(numpy.int32)
         stored, entry = _places(host, counts, indptr)
         indices = numpy.empty(self.nnz, numpy.int32)
         indices[entry] = host.column[stored]
@@ -161,19 +165,7 @@ class BatchedSELL(Batch):
         if host.data is not None:
             data = numpy.empty(self.nnz, host.data.dtype)
             data[entry] = host.data[stored]
-        adj = BatchedCSR._trusted(
-            indptr=indptr,
-            indices=indices,
-            data=data,
-            row_offsets=host.row_offsets,
-            col_offsets=host.col_offsets,
-            n_relations=self.n_relations,
-            layout=self.layout,
-            max_atom_id=self.max_atom_id,
-            is_symmetric=self.is_symmetric,
-            row_weights=host.row_weights,
-            padded_to=self.padded_to,
-        )
+        adj = csr_of(host, indptr, indices, data, self.is_symmetric)
         return adj.to_device(backend.get_device_from_array(self.column))
 
     def to_scipy(self) -> scipy.sparse.csr_matrix:

@@ -46,8 +46,7 @@ def _sorted_matrix(adj, values, dtype, trans):
 def _sorted_entries(adj, trans):
     """Return a BatchedCOO's pattern in CSR, the entries' order in it, and the shape.
 
-    SciPy multiplies entries sorted by row several times faster. Its own conversion would add up
-    entries of one place before they are multiplied; their sum may overflow.
+    SciPy's own conversion would add up entries of one place; their sum may overflow.
     """
     rows, columns, shape = adj.entry_rows(), adj.entry_columns(), adj.shape
     if trans:

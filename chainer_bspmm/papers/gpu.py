@@ -6,16 +6,13 @@ device; it returns (n_rows, n_B).
 
 import functools
 
+import numpy
+
 from chainer import utils
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda.launch import arithmetic
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.launch import vector_width
+from chainer_bspmm.cuda import launch
 from chainer_bspmm.ops.bspmm import result_shape
-from chainer_bspmm.papers import check
 from chainer_bspmm.papers import policy
 from chainer_bspmm.papers.batched_coo import BatchedCOO
 from chainer_bspmm.papers.batched_sell import BatchedSELL
@@ -25,8 +22,10 @@ from chainer_bspmm.sparse.build import values_of
 
 def bspmm(adj, x, data, residual, trans, algorithm='auto'):
     product = DEFAULT[type(adj)] if algorithm == 'auto' else algorithms(adj)[algorithm]
-    with device_of(x):
-        y = product(adj, contiguous(x), contiguous(data), contiguous(residual), trans)
+    with launch.device_of(x):
+        y = product(
+            adj, launch.contiguous(x), launch.contiguous(data), launch.contiguous(residual), trans
+        )
     return y.reshape(result_shape(adj, len(y), x))
 
 
@@ -39,7 +38,7 @@ def _swa(adj, x, data, residual, trans, blocked=None):
         plan = policy.swa_launch(side.n_graphs, side.max_rows, n_channels, x.itemsize, blocked)
         weights, data, order = values_of(adj, data, trans)
         matrix = side.row_offsets, side.indptr, side.indices, data, order
-        run('bspmm_swa', x, plan, *matrix, x, residual, y, *plan.arguments, WEIGHTS=weights)
+        launch.run('bspmm_swa', x, plan, *matrix, x, residual, y, *plan.arguments, WEIGHTS=weights)
     return y
 
 
@@ -62,81 +61,89 @@ SELL_ALGORITHMS = {'sell': _sell}
 
 
 def _launch_sell(adj, x, alpha, beta, residual, y):
-    """Compute y = alpha A x + beta residual, kernels/papers/bspmm_sell.cu.
-
-    `residual` may be y or None.
-    """
+    """Compute y = alpha A x + beta residual, which is y or None, kernels/papers/bspmm_sell.cu."""
     if not y.size:
         return
     n_channels = y.size // adj.n_rows
-    width = vector_width(n_channels, x, y, residual)
+    width = launch.vector_width(n_channels, x, y, residual)
     slots = policy.sell_slots(adj.max_slice_rows)
     plan = policy.sell_launch(adj.n_slices, slots, n_channels, width)
     weights, data, _ = values_of(adj)
-    factors = map(arithmetic(x.dtype), (alpha, beta))
+    factors = map(launch.arithmetic(x.dtype), (alpha, beta))
     matrix = adj.slice_starts, adj.slice_rows, adj.column, data, adj.row_order
     arguments = *matrix, x, residual, y, *factors, *plan.arguments
-    run('bspmm_sell', x, plan, *arguments, WEIGHTS=weights)
+    launch.run('bspmm_sell', x, plan, *arguments, WEIGHTS=weights)
 
 
 def spmv(adj, x, alpha, beta, y):
-    with device_of(x):
+    with launch.device_of(x):
         if y is None:
             y = cuda.cupy.empty(adj.n_rows, x.dtype)
-        x = contiguous(x)
+        x = launch.contiguous(x)
         if type(adj) is BatchedSELL:
             _launch_sell(adj, x, alpha, beta, y, y)
         elif y.size:
             plan = policy.spmv_launch(adj.n_rows, adj.nnz)
             weights, data, _ = values_of(adj)
-            factors = map(arithmetic(x.dtype), (alpha, beta))
+            factors = map(launch.arithmetic(x.dtype), (alpha, beta))
             arguments = adj.indptr, adj.indices, data, x, y, *factors, *plan.arguments
-            run('spmv_csr', x, plan, *arguments, WEIGHTS=weights)
+            launch.run('spmv_csr', x, plan, *arguments, WEIGHTS=weights)
     return y
+
+
+def _check_dtype(x):
+    """Refuse float16: an atomicAdd on halves would round every partial sum."""
+    if x.dtype == numpy.float16:
+        raise TypeError(
+            'x: expected float32 or float64 with a BatchedCOO on a GPU, got float16; '
+            'its kernels add with atomics; adj.to_csr() takes float16'
+        )
+
+
+def _check_bytes(algorithm, n_bytes, what, largest):
+    """Refuse a forced ST kernel whose share of the output exceeds a block's shared memory."""
+    if n_bytes > largest:
+        raise ValueError(
+            'algorithm: %r expects %s in at most %d bytes of shared memory, got %d '
+            "bytes; 'st' chooses a kernel that fits" % (algorithm, what, largest, n_bytes)
+        )
 
 
 def _st(adj, x, data, residual, trans):
     """One of the three below, by the paper's rule."""
-    max_rows = adj.max_cols if trans else adj.max_rows
-    algorithm = policy.st_algorithm(max_rows, x.shape[-1], x.itemsize)
+    algorithm = policy.st_algorithm(_st_side(adj, trans)[1], x.shape[-1], x.itemsize)
     return ST_ALGORITHMS[algorithm](adj, x, data, residual, trans)
+
+
+def _st_side(adj, trans):
+    """Return rows, those of the largest matrix, and where each one's begin, of the product."""
+    if trans:
+        return adj.n_cols, adj.max_cols, adj.col_offsets
+    return adj.n_rows, adj.max_rows, adj.row_offsets
 
 
 def _st_shared(adj, x, data, residual, trans):
     """A block per matrix, figure 5-(a)."""
     n_channels = x.shape[-1]
-    max_rows = adj.max_cols if trans else adj.max_rows
-    check.st_bytes(
-        'st_shared',
-        max_rows * n_channels * x.itemsize,
-        'the output of the largest matrix',
-        policy.SHARED_BUDGET,
-    )
+    n_bytes = _st_side(adj, trans)[1] * n_channels * x.itemsize
+    what = 'the output of the largest matrix'
+    _check_bytes('st_shared', n_bytes, what, policy.SHARED_BUDGET)
     return _st_blocks(adj, x, data, residual, trans, n_channels)
 
 
 def _st_blocked(adj, x, data, residual, trans):
     """A block per matrix and partition of columns, figure 5-(b)."""
-    n_channels = x.shape[-1]
-    max_rows = adj.max_cols if trans else adj.max_rows
-    check.st_bytes(
-        'st_blocked',
-        max_rows * x.itemsize,
-        'one column of the output of the largest matrix',
-        policy.SHARED_BUDGET,
-    )
-    n_columns = policy.st_partition(max_rows, n_channels, x.itemsize)
+    max_rows = _st_side(adj, trans)[1]
+    what = 'one column of the output of the largest matrix'
+    _check_bytes('st_blocked', max_rows * x.itemsize, what, policy.SHARED_BUDGET)
+    n_columns = policy.st_partition(max_rows, x.shape[-1], x.itemsize)
     return _st_blocks(adj, x, data, residual, trans, n_columns)
 
 
 def _st_blocks(adj, x, data, residual, trans, n_columns):
     """Launch kernels/papers/bspmm_st_shared.cu."""
-    check.st_dtype(x)
-    n_rows, max_rows, offsets = (
-        (adj.n_cols, adj.max_cols, adj.col_offsets)
-        if trans
-        else (adj.n_rows, adj.max_rows, adj.row_offsets)
-    )
+    _check_dtype(x)
+    n_rows, max_rows, offsets = _st_side(adj, trans)
     n_channels = x.shape[-1]
     y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
     if y.size:
@@ -150,8 +157,8 @@ def _st_blocks(adj, x, data, residual, trans, n_columns):
 
 def _st_global(adj, x, data, residual, trans):
     """A sub-warp per entry, case 3 of section 4.3, kernels/papers/bspmm_st_global.cu."""
-    check.st_dtype(x)
-    shape = adj.n_cols if trans else adj.n_rows, x.shape[-1]
+    _check_dtype(x)
+    shape = _st_side(adj, trans)[0], x.shape[-1]
     # One more launch, because the kernel only adds, by atomics.
     if residual is None:
         y = cuda.cupy.zeros(shape, x.dtype)
@@ -166,7 +173,7 @@ def _st_global(adj, x, data, residual, trans):
 def _run_st(name, plan, adj, x, data, trans, arrays):
     utils.nondeterministic('atomicAdd in bspmm with a BatchedCOO')
     weights, data, _ = values_of(adj, data)  # trans swaps the indices, not the values
-    run(name, x, plan, adj.ids, data, *arrays, *plan.arguments, WEIGHTS=weights, TRANS=trans)
+    launch.run(name, x, plan, adj.ids, data, *arrays, *plan.arguments, WEIGHTS=weights, TRANS=trans)
 
 
 ST_ALGORITHMS = {  # of a BatchedCOO; all of them add with atomics
@@ -190,13 +197,13 @@ def algorithms(adj):
 
 def bsddmm(adj, u, v):
     n_channels = u.shape[-1]
-    with device_of(u):
-        u, v = contiguous(u), contiguous(v)
+    with launch.device_of(u):
+        u, v = launch.contiguous(u), launch.contiguous(v)
         w = cuda.cupy.empty(adj.nnz, u.dtype)
         if not n_channels:
             w.fill(0)
         elif w.size:
-            width = vector_width(n_channels, u, v)
+            width = launch.vector_width(n_channels, u, v)
             plan = policy.coo_dot_launch(adj.n_graphs, adj.nnz, n_channels, width)
-            run('bsddmm_coo', u, plan, adj.ids, adj.entry_offsets, u, v, w, *plan.arguments)
+            launch.run('bsddmm_coo', u, plan, adj.ids, adj.entry_offsets, u, v, w, *plan.arguments)
     return w

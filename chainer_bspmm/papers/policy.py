@@ -4,11 +4,7 @@ import functools
 
 import numpy
 
-from chainer_bspmm.cuda.plans import BLOCK
-from chainer_bspmm.cuda.plans import dot_launch
-from chainer_bspmm.cuda.plans import Launch
-from chainer_bspmm.cuda.plans import MAX_GRID_Y
-from chainer_bspmm.cuda.plans import WARP
+from chainer_bspmm.cuda import plans
 
 SHARED_BUDGET = 32 * 1024  # bytes per block
 ST_BLOCK = 1024  # threads at most; the paper does not say how many it has
@@ -16,15 +12,8 @@ ST_GLOBAL_BLOCK = 256
 
 
 def subwarp(n_channels):
-    """Return how many threads share a row or an entry: 32, or the least power of two >= n_B <= 16.
-
-    Args:
-        n_channels (int): n_B, positive.
-
-    Source:
-        Nagasaka et al., section 4.1: powers of two, so that dividing by them is a shift.
-    """
-    return WARP if n_channels > 16 else 1 << (n_channels - 1).bit_length()
+    """Return the threads of a row or entry: 32, or the least power of two >= n_B (section 4.1)."""
+    return plans.WARP if n_channels > 16 else 1 << (n_channels - 1).bit_length()
 
 
 def st_algorithm(max_rows, n_channels, itemsize):
@@ -35,10 +24,7 @@ def st_algorithm(max_rows, n_channels, itemsize):
 
 
 def st_partition(max_rows, n_channels, itemsize):
-    """Return how many columns a partition has; one column must fit.
-
-    The number of partitions is the smallest power of two, from 2 on, whose largest partition fits.
-    """
+    """Return the columns of the fewest partitions, a power of two from 2 on, that fit."""
     n_partitions = 2
     while max_rows * -(-n_channels // n_partitions) * itemsize > SHARED_BUDGET:
         n_partitions *= 2
@@ -53,11 +39,11 @@ def st_shared_launch(n_graphs, max_rows, max_nnz, n_channels, n_columns, itemsiz
     as many threads as give every entry its sub-warp at once, up to `ST_BLOCK`.
     """
     lanes = subwarp(n_columns)
-    threads = min(max(-(-max_nnz * lanes // WARP), 1) * WARP, ST_BLOCK)
+    threads = min(max(-(-max_nnz * lanes // plans.WARP), 1) * plans.WARP, ST_BLOCK)
     # Fewer than a power of two if the last ones would have no column.
     n_partitions = -(-n_channels // n_columns)
-    y = min(n_partitions, MAX_GRID_Y)
-    return Launch(
+    y = min(n_partitions, plans.MAX_GRID_Y)
+    return plans.Launch(
         (('VECTOR', 1), ('SUBWARP', lanes)),
         (n_graphs, y, -(-n_partitions // y)),
         (threads, 1, 1),
@@ -70,7 +56,7 @@ def st_shared_launch(n_graphs, max_rows, max_nnz, n_channels, n_columns, itemsiz
 def st_global_launch(n_graphs, nnz, n_channels):
     """Plan a sub-warp per entry of the whole batch; all sizes are positive."""
     lanes = subwarp(n_channels)
-    return Launch(
+    return plans.Launch(
         (('VECTOR', 1), ('SUBWARP', lanes)),
         (-(-nnz * lanes // ST_GLOBAL_BLOCK), 1, 1),
         (ST_GLOBAL_BLOCK, 1, 1),
@@ -81,7 +67,7 @@ def st_global_launch(n_graphs, nnz, n_channels):
 
 def swa_shared_bytes(width, lanes, itemsize):
     """Return the shared memory of a block: ``TB / subWarp`` rows of `width` sums."""
-    return BLOCK // lanes * width * max(itemsize, 4)
+    return plans.BLOCK // lanes * width * max(itemsize, 4)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -90,13 +76,8 @@ def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
 
     Without blocking (c) a block owns all columns of its rows. With it (d) the columns are split
     into the fewest partitions, a power of two, whose sums fit in `SHARED_BUDGET`. The last of the
-    plan's arguments is the number of columns that a block owns.
-
-    Raises:
-        ValueError: (c) is forced and does not fit, or the grid is larger than CUDA allows.
-
-    Source:
-        Nagasaka et al., sections 4.1 to 4.3; TB, which they do not state, is `BLOCK`.
+    plan's arguments is the number of columns that a block owns. Nagasaka et al., sections 4.1 to
+    4.3; TB, which they do not state, is `BLOCK`.
     """
     lanes = subwarp(n_channels)
     partitions, width = 1, n_channels
@@ -112,16 +93,16 @@ def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
         width = -(-n_channels // partitions)
         shared_bytes = swa_shared_bytes(width, lanes, itemsize)
     sub_warps = n_graphs * max_rows
-    if sub_warps >= 2**31 or partitions > MAX_GRID_Y:
+    if sub_warps >= 2**31 or partitions > plans.MAX_GRID_Y:
         raise ValueError(
             'algorithm: swa expects fewer than 2**31 sub-warps, graphs times rows of the largest, '
             'and at most %d partitions; got %d x %d and %d'
-            % (MAX_GRID_Y, n_graphs, max_rows, partitions)
+            % (plans.MAX_GRID_Y, n_graphs, max_rows, partitions)
         )
-    return Launch(
+    return plans.Launch(
         (('VECTOR', 1), ('SUBWARP', lanes)),
-        (-(-sub_warps * lanes // BLOCK), partitions, 1),
-        (BLOCK, 1, 1),
+        (-(-sub_warps * lanes // plans.BLOCK), partitions, 1),
+        (plans.BLOCK, 1, 1),
         shared_bytes,
         tuple(map(numpy.int32, (n_graphs, max_rows, n_channels, width))),
     )
@@ -133,28 +114,26 @@ SELL_COLUMNS = 8
 
 def sell_slots(max_slice_rows):
     """Return the threads of every slice of a SELL matrix: its rows, or whole warps of them."""
-    return max_slice_rows if max_slice_rows < WARP else -(-max_slice_rows // WARP) * WARP
+    if max_slice_rows < plans.WARP:
+        return max_slice_rows
+    return -(-max_slice_rows // plans.WARP) * plans.WARP
 
 
 @functools.lru_cache(maxsize=4096)
 def sell_launch(n_slices, n_slots, n_channels, width):
-    """Plan a thread per (row of a slice, tile of vectors): the grid of bspmm_sell.
-
-    Raises:
-        ValueError: more threads than the kernel counts in 32 bits.
-    """
+    """Plan a thread per (row of a slice, tile of vectors): the grid of bspmm_sell."""
     n_vectors = n_channels // width
     tile = min(n_vectors, SELL_COLUMNS // width)
-    blocks = -(-n_slices * n_slots // BLOCK)
-    if blocks * BLOCK >= 2**32:
+    blocks = -(-n_slices * n_slots // plans.BLOCK)
+    if blocks * plans.BLOCK >= 2**32:
         raise ValueError(
             'adj: expected fewer than 2**32 slots, got %d slices of %d; make the '
             'BatchedSELL with a smaller slice_size' % (n_slices, n_slots)
         )
-    return Launch(
-        (('VECTOR', width), ('TILE', tile), ('WHOLE_WARPS', int(n_slots % WARP == 0))),
-        (blocks, min(-(-n_vectors // tile), MAX_GRID_Y), 1),
-        (BLOCK, 1, 1),
+    return plans.Launch(
+        (('VECTOR', width), ('TILE', tile), ('WHOLE_WARPS', int(n_slots % plans.WARP == 0))),
+        (blocks, min(-(-n_vectors // tile), plans.MAX_GRID_Y), 1),
+        (plans.BLOCK, 1, 1),
         0,
         tuple(map(numpy.int32, (n_slices, n_slots, n_vectors))),
     )
@@ -166,15 +145,12 @@ SPMV_AHEAD = 4
 
 @functools.lru_cache(maxsize=4096)
 def spmv_launch(n_rows, nnz):
-    """Plan a thread or, where rows are long, a sub-warp per row: the grid of spmv_csr.
-
-    A lane for every SPMV_AHEAD entries of the mean row, so that its loads are in flight together.
-    """
+    """Plan a lane for every SPMV_AHEAD entries of the mean row: the grid of spmv_csr."""
     lanes = 1
-    while lanes < WARP and lanes * SPMV_AHEAD * n_rows < nnz:
+    while lanes < plans.WARP and lanes * SPMV_AHEAD * n_rows < nnz:
         lanes *= 2
-    rows = BLOCK // lanes
-    return Launch(
+    rows = plans.BLOCK // lanes
+    return plans.Launch(
         (('VECTOR', 1), ('LANES', lanes)),
         (-(-n_rows // rows), 1, 1),
         (lanes, rows, 1),
@@ -190,5 +166,5 @@ COO_TILE = 4
 @functools.lru_cache(maxsize=4096)
 def coo_dot_launch(n_graphs, nnz, n_channels, width):
     """Plan a sub-warp per entry: the grid of bsddmm_coo."""
-    launch = dot_launch(nnz, n_channels, width, COO_TILE)
-    return launch._replace(arguments=(numpy.int32(n_graphs), launch.arguments[1]))
+    plan = plans.dot_launch(nnz, n_channels, width, COO_TILE)
+    return plan._replace(arguments=(numpy.int32(n_graphs), plan.arguments[1]))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
+import numpy
+
 import chainer
+from chainer import backend
 from chainer import Variable
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda import launch
+from chainer_bspmm.ops import check
 from chainer_bspmm.ops.bspmm import BatchedSDDMM
 from chainer_bspmm.ops.bspmm import BatchedSpMM
 from chainer_bspmm.ops.bspmm import bsddmm_forward as bsddmm_of_csr
-from chainer_bspmm.ops.check import algorithm as check_algorithm
-from chainer_bspmm.papers import check
+from chainer_bspmm.ops.bspmm import check_bsddmm
+from chainer_bspmm.ops.bspmm import check_bspmm
 from chainer_bspmm.papers import cpu
 from chainer_bspmm.papers import gpu
 from chainer_bspmm.papers.batched_coo import BatchedCOO
@@ -21,20 +26,13 @@ from chainer_bspmm.papers.batched_sell import BatchedSELL
 from chainer_bspmm.sparse import BatchedCSR
 
 
-def bspmm_forward(
-    adj: BatchedCSR | BatchedCOO | BatchedSELL,
-    x: Any,
-    data: Any = None,
-    residual: Any = None,
-    trans: bool = False,
-    algorithm: str = 'auto',
-) -> Any:
+def bspmm_forward(adj, x, data=None, residual=None, trans=False, algorithm='auto'):
     """Compute ``ops.bspmm.bspmm_forward`` on checked arrays."""
     calculate = gpu.bspmm if launch.on_gpu(x) else cpu.bspmm
     return calculate(adj, x, data, residual, trans, algorithm)
 
 
-def bsddmm_forward(adj: BatchedCSR | BatchedCOO, u: Any, v: Any) -> Any:
+def bsddmm_forward(adj, u, v):
     """Compute ``ops.bspmm.bsddmm_forward`` on checked arrays."""
     if type(adj) is BatchedCSR or not launch.on_gpu(u):
         return bsddmm_of_csr(adj, u, v)
@@ -102,8 +100,16 @@ def bspmm(
         2018-HPC-164 No. 3, for one column there; ``kernels/papers/bspmm_sell.cu``.
     """
     arrays = list(map(chainer.as_array, (x, data, residual)))
-    check.bspmm(adj, arrays)
-    check_algorithm(algorithm, launch.on_gpu(arrays[0]), ('auto', *algorithms(adj)))
+    check.of_kind(adj, (BatchedCSR, BatchedCOO, BatchedSELL))
+    if type(adj) is BatchedCSR and adj.has_spare:
+        raise ValueError('adj: expected no spare rows, which these kernels would not write')
+    if data is not None and type(adj) is BatchedSELL:
+        raise ValueError(
+            'data: expected None, because a BatchedSELL has its own values, got %s; '
+            'edge values go with a BatchedCSR' % type(arrays[1]).__name__
+        )
+    check_bspmm(adj, arrays)
+    check.algorithm(algorithm, launch.on_gpu(arrays[0]), ('auto', *algorithms(adj)))
     inputs = [array for array in (x, data, residual) if array is not None]
     node = PaperSpMM(adj, data is not None, residual is not None, algorithm=algorithm)
     return node.apply(inputs)[0]
@@ -111,8 +117,42 @@ def bspmm(
 
 def bsddmm(adj: BatchedCOO, u: Variable | NdArray, v: Variable | NdArray) -> Variable:
     """Compute :func:`chainer_bspmm.functions.bsddmm` at the entries of a BatchedCOO."""
-    check.bsddmm(adj, chainer.as_array(u), chainer.as_array(v))
+    check.of_kind(adj, (BatchedCOO,))
+    check_bsddmm(adj, chainer.as_array(u), chainer.as_array(v))
     return PaperSDDMM(adj).apply((u, v))[0]
+
+
+def _check_spmv(adj, x, alpha, beta, y):
+    if type(adj) not in (BatchedCSR, BatchedSELL):
+        raise TypeError('adj: expected a BatchedCSR or BatchedSELL, got %s' % type(adj).__name__)
+    for name, factor in (('alpha', alpha), ('beta', beta)):
+        if not isinstance(factor, numbers.Real):
+            raise TypeError('%s: expected a real number, got %r' % (name, factor))
+    _shaped('x', x, adj, (adj.n_cols,))
+    check.values_dtype(adj, x)
+    if y is None:
+        if beta != 0:
+            raise ValueError('y: expected an array to go with beta = %r, got None' % beta)
+        return
+    _shaped('y', y, adj, (adj.n_rows,))
+    check.same_dtype('y', y.dtype, x.dtype)
+    if not y.flags.c_contiguous:
+        raise ValueError(
+            'y: expected a C-contiguous array, because it is written in place, got '
+            'strides %s' % (y.strides,)
+        )
+    if isinstance(y, numpy.ndarray) and not y.flags.writeable:
+        raise ValueError('y: expected a writable array, got a read-only one')
+    if backend.get_array_module(x).may_share_memory(x, y):
+        raise ValueError('y: expected memory apart from that of x, got an overlap')
+
+
+def _shaped(name, x, adj, shape):
+    check.floats(name, x, adj)
+    if x.shape != shape:
+        raise ValueError(
+            '%s: expected shape %s to go with %r, got %s' % (name, shape, adj, x.shape)
+        )
 
 
 def spmv(
@@ -122,7 +162,7 @@ def spmv(
 
     As in BLAS, beta scales y once, and ``beta=0`` never reads y, not even a NaN. alpha and beta
     are rounded to x's dtype (float16: to float32). Unlike in BLAS, ``alpha=0`` still multiplies:
-    a NaN in x stays one.
+    a NaN in x stays one. Deterministic; does not synchronise.
 
     Args:
         adj (BatchedCSR or BatchedSELL): n_rows x n_cols.
@@ -131,20 +171,14 @@ def spmv(
         y (array or None): (n_rows,) of x's dtype, C-contiguous, not overlapping x. None means a new
             array, and requires ``beta=0``.
 
-    Returns:
-        array: ``y``, or a new array (n_rows,) of x's dtype.
-
     Raises:
         TypeError, ValueError: an argument does not fit; before anything is launched.
-
-    Note:
-        Deterministic; does not synchronise.
 
     Source:
         IPSJ report 2018-HPC-164 No. 3, figures 2, 4 and 5; ``papers/bspmm_sell.cu``,
         ``papers/spmv_csr.cu`` of the kernels. The report's listing has beta inside the loop, which
         would scale y more than once.
     """
-    check.spmv(adj, x, alpha, beta, y)
+    _check_spmv(adj, x, alpha, beta, y)
     calculate = gpu.spmv if launch.on_gpu(x) else cpu.spmv
     return calculate(adj, x, alpha, beta, y)

@@ -32,6 +32,12 @@ class Batch:
     ``BatchedCSR.in_buffers``, which may be filled again.
     """
 
+    row_offsets: Any
+    col_offsets: Any
+    data: Any
+    n_relations: int
+    layout: str
+    max_atom_id: int | None
     nnz: int
     entry_rows: Callable[[], Any]
     entry_columns: Callable[[], Any]
@@ -42,19 +48,15 @@ class Batch:
     padded_to = None  # N, where it is fixed; None: the largest molecule of the batch
     n_node_columns = 0  # arrays after this one in a converter's batch that have a row for each node
 
-    def _set_sizes(self, row_offsets, col_offsets, data, n_relations, layout, max_atom_id):
-        """Take over the host arrays and the numbers that every container has."""
-        self.row_offsets = row_offsets
-        self.col_offsets = col_offsets
-        self.data = data
-        self.n_relations = n_relations
-        self.layout = layout
-        self.max_atom_id = max_atom_id
-        self.n_graphs = row_offsets.size - 1
-        self.n_rows = int(row_offsets[-1])
-        self.n_cols = int(col_offsets[-1])
-        self.max_rows = int(numpy.diff(row_offsets).max(initial=0))
-        self.max_cols = int(numpy.diff(col_offsets).max(initial=0))
+    def _set_fields(self, **fields):
+        """Take over host arrays and numbers, and find the sizes that every container has."""
+        self.__dict__.update(fields)
+        self.n_graphs = self.row_offsets.size - 1
+        self.n_rows = int(self.row_offsets[-1])
+        self.n_cols = int(self.col_offsets[-1])
+        self.max_rows = int(numpy.diff(self.row_offsets).max(initial=0))
+        self.max_cols = int(numpy.diff(self.col_offsets).max(initial=0))
+        self._cache = {}
 
     def _arrays(self):
         """Return name -> array of those that this batch has."""
@@ -67,11 +69,7 @@ class Batch:
         self.__dict__.update(zip(arrays, send(list(arrays.values()), device)))
 
     def replace(self: Container, **fields: Any) -> Container:
-        """Return a matrix with these fields replaced, all others shared, and nothing cached.
-
-        Args:
-            **fields: attributes of the new matrix. Nothing is checked.
-        """
+        """Return a matrix with these attributes, all others shared; nothing is checked."""
         new = type(self).__new__(type(self))
         new.__dict__.update(self.__dict__)
         new.__dict__.update(fields)
@@ -79,15 +77,11 @@ class Batch:
         return new
 
     def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what ``make()`` returned at the first call with this key.
+        """Return what ``make()`` returned at the first call with this key, on the batch's device.
 
-        For what is derived from the arrays and costs too much to derive twice in a batch. It must
-        not refer back to the batch: a reference cycle would keep the device memory of both until
-        Python's garbage collector finds it.
-
-        Args:
-            key (hashable): names what is derived and its options.
-            make (callable): takes nothing; runs with the batch's device current.
+        For what costs too much to derive from the arrays twice. It must not refer back to the
+        batch: a reference cycle would keep the device memory of both until Python's garbage
+        collector finds it.
         """
         if key not in self._cache:
             with cuda.get_device_from_array(self.row_offsets):
@@ -115,15 +109,7 @@ class Batch:
         return sum(array.nbytes for array in self._arrays().values())
 
     def to_device(self: Container, device: Any) -> Container:
-        """Return the batch on another device, in one transfer.
-
-        Args:
-            device: anything that ``chainer.get_device`` takes, such as ``-1``, ``0``,
-                ``'@cupy:0'`` or a ``chainer.backend.Device``.
-
-        Returns:
-            A container of this kind: this object if it is there already.
-        """
+        """Return the batch on anything that ``chainer.get_device`` takes, in one transfer."""
         device = chainer.get_device(device)
         if device == backend.get_device_from_array(self.row_offsets):
             return self
@@ -132,14 +118,9 @@ class Batch:
         return new
 
     def astype(self: Container, dtype: Any) -> Container:
-        """Return the batch with ``data`` in another floating dtype.
+        """Return the batch with ``data`` in float16, float32 or float64; the same one every time.
 
-        Args:
-            dtype: float16, float32 or float64.
-
-        Returns:
-            A container of this kind: this object where nothing changes (implicit ones have no
-            dtype). A second call with the same dtype returns the same one.
+        It is this object where nothing changes: implicit ones have no dtype.
         """
         dtype = validate.float_dtype('dtype', dtype)
         if self.data is None or self.data.dtype == dtype:
@@ -148,24 +129,17 @@ class Batch:
         return self.cached(('astype', dtype), lambda: self.replace(data=self.data.astype(dtype)))
 
     def _host_values(self):
-        """Return the values, (nnz,), on the host.
-
-        float32 for implicit ones, and for float16, in which SciPy refuses to work.
-        """
+        """Return the values on the host, float32 for ones and for float16, which SciPy refuses."""
         if self.data is None:
             return numpy.ones(self.nnz, 'f')
         values = cuda.to_cpu(self.data)
         return values.astype('f') if values.dtype == numpy.float16 else values
 
     def to_dense(self) -> Any:
-        """Return the matrices as one zero-padded array, on this device.
+        """Return the matrices as one zero-padded array, on this device; passes through the host.
 
-        Returns:
-            array: (n_graphs, max_rows, max_cols), or (n_graphs, R, max_rows, max_cols / R) where
-            R > 1; float32 for implicit ones. Entries that name the same place are added.
-
-        Note:
-            Passes through the host (synchronises).
+        (n_graphs, max_rows, max_cols), or (n_graphs, R, max_rows, max_cols / R) where R > 1;
+        float32 for implicit ones. Entries that name the same place are added.
         """
         n_graphs, n_relations, xp = self.n_graphs, self.n_relations, self.xp
         row_offsets, col_offsets = cuda.to_cpu(self.row_offsets), cuda.to_cpu(self.col_offsets)

@@ -72,6 +72,8 @@ class BatchedCSR(Batch):
         CuPy arrays are copied to the host to be checked (synchronises, once, at construction).
     """
 
+    indptr: Any
+    indices: Any
     _integers = ('indptr', 'indices', 'row_offsets', 'col_offsets')
 
     def __init__(
@@ -85,10 +87,7 @@ class BatchedCSR(Batch):
         layout: str = 'packed',
         max_atom_id: int | None = None,
     ) -> None:
-        n_relations = validate.count('n_relations', n_relations, 1)
-        if max_atom_id is not None:
-            max_atom_id = validate.count('max_atom_id', max_atom_id, 0)
-        validate.one_of('layout', layout, ('packed', 'padded'))
+        n_relations, max_atom_id = validate.options(n_relations, layout, max_atom_id)
         arrays = {'indptr': indptr, 'indices': indices, 'row_offsets': row_offsets}
         if col_offsets is not None:
             arrays['col_offsets'] = col_offsets
@@ -100,47 +99,20 @@ class BatchedCSR(Batch):
             host['indptr'], host['indices'], host['row_offsets'], host['col_offsets'], n_relations
         )
         if layout == 'padded':
-            validate.equal_blocks('row_offsets', host['row_offsets'])
-            validate.equal_blocks('col_offsets', host['col_offsets'])
+            validate.equal_blocks(host)
         host = {name: array.astype(numpy.int32) for name, array in host.items()}
-        data = None if data is None else numpy.array(cuda.to_cpu(data))  # a copy of our own
-        self._set(
-            data=data,
-            n_relations=n_relations,
-            layout=layout,
-            max_atom_id=max_atom_id,
-            is_symmetric=None,
-            **host,
-        )
+        host['data'] = None if data is None else numpy.array(cuda.to_cpu(data))  # a copy of our own
+        self._set(n_relations=n_relations, layout=layout, max_atom_id=max_atom_id, **host)
         if device.xp is not numpy:
             self._move(device)
 
-    def _set(
-        self,
-        indptr,
-        indices,
-        data,
-        row_offsets,
-        col_offsets,
-        n_relations,
-        layout,
-        max_atom_id,
-        is_symmetric,
-        row_weights=None,
-        padded_to=None,
-    ):
-        """Take over checked host arrays; `is_symmetric` None means find out."""
-        self._set_sizes(row_offsets, col_offsets, data, n_relations, layout, max_atom_id)
-        self.row_weights, self.padded_to = row_weights, padded_to
-        self.indptr = indptr
-        self.indices = indices
-        self.nnz = indices.size
-        self.max_nnz = int(numpy.diff(indptr[row_offsets]).max(initial=0))
-        self._cache = {}
-        if is_symmetric is None:
-            is_symmetric = self._find_symmetry()
-        self.is_symmetric = is_symmetric
-        self.longest = build.longest(self.max_nnz, indptr, indices, is_symmetric)
+    def _set(self, is_symmetric=None, **fields):
+        """Take over checked host arrays and numbers; `is_symmetric` None means find out."""
+        self._set_fields(**fields)
+        self.nnz = self.indices.size
+        self.max_nnz = int(numpy.diff(self.indptr[self.row_offsets]).max(initial=0))
+        self.is_symmetric = self._find_symmetry() if is_symmetric is None else is_symmetric
+        self.longest = build.longest(self.max_nnz, self.indptr, self.indices, self.is_symmetric)
 
     def _find_symmetry(self):
         n_relations = self.n_relations
@@ -188,27 +160,15 @@ class BatchedCSR(Batch):
 
         Only their sizes are looked at: nothing is checked, copied or read from a device.
         ``n_rows``, ``n_cols`` and ``nnz`` are what there is room for; the true sizes are the last
-        items of ``row_offsets`` and ``indptr``. Spare rows, those past the last graph, have no
-        entries: products give them 0, and so do gradients. Spare entries, those past the last
-        row's, are entries of no row: their ``indices`` are 0, their ``data`` finite, their
-        gradients 0.
+        items of ``row_offsets`` and ``indptr``, which from the last graph's end on repeats the true
+        number of entries. Spare rows, those past the last graph, have no entries: products give
+        them 0, and so do gradients. Spare entries, those past the last row's, are entries of no
+        row: their ``indices`` are 0, their ``data`` finite, their gradients 0.
 
-        Args:
-            indptr (array): (n_rows + 1,) int32; equal to the true number of entries from the last
-                graph's end on.
-            indices (array): (nnz,) int32.
-            row_offsets, col_offsets (array): (n_graphs + 1,) int32, of the true rows and columns.
-            data (array or None): (nnz,) floating.
-            n_relations (int): R.
-            max_rows, max_nnz (int): bounds of the rows and entries that a graph has.
-            max_atom_id (int or None): bound of the atom ids.
-            is_symmetric (bool): whether every matrix that the arrays will hold is its transpose.
-            has_spare (bool): False if the arrays are exactly as large as the batch.
-            layout (str): ``'packed'``; ``'folded'``; ``'unfolded'``, for a padded batch whose
-                features have two dimensions, N rows for each graph.
-            row_weights (array or None): (n_rows,) float32, with ``'folded'``; 0 for spare rows.
-            padded_to (int or None): see the class.
-            longest (int or None): see the class; None: as many as a graph has.
+        Arrays and numbers are as in the class, but ``max_rows``, ``max_nnz``, ``max_atom_id`` and
+        ``longest`` (None: ``max_nnz``) are bounds, and ``is_symmetric`` holds for every matrix that
+        the arrays will hold. ``row_weights`` go with ``'folded'``, 0 for spare rows; the layout
+        ``'unfolded'`` is that of a padded batch whose features have two dimensions.
 
         Returns:
             BatchedCSR: on the device of the arrays, which it shares. What is derived from it and
@@ -296,10 +256,7 @@ class BatchedCSR(Batch):
         validate.dense_batch(adj)
         host = cuda.to_cpu(adj)
         validate.one_of('layout', layout, ('packed', 'padded'))
-        if layout == 'packed':
-            matrices = validate.crop(host, n_nodes)
-        else:
-            matrices = list(host)
+        matrices = validate.crop(host, n_nodes) if layout == 'packed' else list(host)
         if not matrices:
             raise ValueError('adj: expected at least one graph, got shape %s' % (adj.shape,))
         self = cls.from_matrices(matrices, layout, max_atom_id)
@@ -346,10 +303,6 @@ class BatchedCSR(Batch):
         )
         return new, order
 
-    def keep_transpose(self, transpose: BatchedCSR, order: Any) -> None:
-        """Take a transpose that is known already, and its :attr:`transpose_order`."""
-        self.cached('transpose', lambda: (transpose, order))
-
     def entry_rows(self) -> Any:
         """Return the row of every entry, (nnz,) int32, on the matrix's device."""
         return build.entry_rows(self.xp, self.indptr, self.nnz, self.has_spare)
@@ -386,10 +339,9 @@ class BatchedCSR(Batch):
 def fill_buffers(buffers: Buffers, atoms: Any, adj: BatchedCSR, labels: Sequence[Any]) -> None:
     """Write a packed or folded batch into arrays that may be larger; the rest becomes spare.
 
-    Spare rows get atoms 0, weight 0 and no entries; spare entries get index and value 0.
-    Everything is written, so that nothing remains of what the arrays held before. Labels are
-    (n_graphs, ...) or, of nodes, (n_rows, ...). A batch of ones on a host may fill buffers that
-    have values. The buffers are on its device, of its dtypes, and large enough: made for it.
+    Everything is written, so that nothing remains of what the arrays held before. A batch of ones
+    on a host may fill buffers that have values. The buffers are on its device, of its dtypes, and
+    large enough: made for it.
     """
     values = adj.data
     if values is None and buffers.data is not None:

@@ -8,11 +8,7 @@ import scipy.sparse
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda.plans import kept
-from chainer_bspmm.cuda.plans import Launch
-from chainer_bspmm.cuda.plans import LONG_ROW
-from chainer_bspmm.cuda.plans import row_threads
-from chainer_bspmm.cuda.plans import WARP
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.sparse import validate
 
 
@@ -104,18 +100,20 @@ TRANSPOSE_SHARED_BYTES = 47 * 1024
 TRANSPOSE_ENTRIES = 128  # entries of the largest graph for each warp of a block
 
 
-@kept
-def transpose_launch(n_graphs, max_cols, max_nnz) -> Launch:
+@plans.kept
+def transpose_launch(n_graphs, max_cols, max_nnz) -> plans.Launch:
     """Plan a block per graph of transpose_csr, or return None where the largest does not fit."""
     warps = 1
-    while warps < WARP and warps * TRANSPOSE_ENTRIES < max_nnz:
+    while warps < plans.WARP and warps * TRANSPOSE_ENTRIES < max_nnz:
         warps *= 2
     while warps > 1 and _transpose_bytes(max_cols, max_nnz, warps) > TRANSPOSE_SHARED_BYTES:
         warps //= 2
     shared_bytes = _transpose_bytes(max_cols, max_nnz, warps)
     if not n_graphs or shared_bytes > TRANSPOSE_SHARED_BYTES:
         return None
-    return Launch((('VECTOR', 1),), (n_graphs, 1, 1), (warps * WARP, 1, 1), shared_bytes, ())
+    return plans.Launch(
+        (('VECTOR', 1),), (n_graphs, 1, 1), (warps * plans.WARP, 1, 1), shared_bytes, ()
+    )
 
 
 def _transpose_bytes(max_cols, max_nnz, warps):
@@ -123,11 +121,7 @@ def _transpose_bytes(max_cols, max_nnz, warps):
 
 
 def transpose_batch(adj):
-    """Return what :func:`transpose` does, for a `BatchedCSR`.
-
-    On a GPU this is one launch, a block per graph, if the largest graph fits in a block's shared
-    memory. It does not synchronise.
-    """
+    """Return :func:`transpose` of a `BatchedCSR`, on a GPU by one launch where graphs are small."""
     if adj.xp is not numpy:
         plan = transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
         if plan is not None:
@@ -188,7 +182,7 @@ def launch_relation_rows(adj, reciprocals=None):
         given = adj.indptr, adj.indices, adj.data, adj.row_offsets, adj.col_offsets
         made = indptr, indices, data, transposed, *offsets
         counts = map(numpy.int32, (adj.n_rows, adj.nnz, adj.n_relations, n_offsets))
-        plan = row_threads(max(adj.n_rows, 1))
+        plan = plans.row_threads(max(adj.n_rows, 1))
         storage = 'f' if dtype is None else dtype.char
         values = 'NONE' if dtype is None else 'RECIPROCALS' if reciprocals else 'GIVEN'
         launch.run(
@@ -232,7 +226,7 @@ def launch_degree_rows(adj, n_types, dtype):
         t_indices = cuda.cupy.empty(adj.nnz, numpy.int32)
         data, t_data = (cuda.cupy.empty(adj.nnz, dtype) for _ in range(2))
         weights, values, _ = values_of(adj)
-        plan = row_threads(max(adj.n_rows, 1))
+        plan = plans.row_threads(max(adj.n_rows, 1))
         made = indptr, data, t_indptr, t_indices, t_data
         sizes = map(numpy.int32, (adj.n_rows, adj.nnz))
         given = adj.indptr, adj.indices, values
@@ -354,11 +348,8 @@ def _sorted_entries(rows, columns, data, shape):
 
 
 def longest(max_nnz, indptr, indices, is_symmetric):
-    """Return a bound of the entries that a row or a column has.
-
-    Few entries of a graph, `max_nnz`, are the bound: a batch of molecules is not looked through.
-    """
-    if max_nnz <= LONG_ROW:
+    """Return a bound of the entries of a row or column, without a look at batches of molecules."""
+    if max_nnz <= plans.LONG_ROW:
         return max_nnz
     of_row = int(numpy.diff(indptr).max(initial=0))
     return of_row if is_symmetric else max(of_row, int(numpy.bincount(indices).max(initial=0)))
@@ -366,7 +357,7 @@ def longest(max_nnz, indptr, indices, is_symmetric):
 
 def times(longest, n):
     """Return n times a bound of what a row has, unless it is that of graphs without long rows."""
-    return longest * n if longest > LONG_ROW else longest
+    return longest * n if longest > plans.LONG_ROW else longest
 
 
 def rows_of(sizes, layout, n=None):
@@ -377,10 +368,7 @@ def rows_of(sizes, layout, n=None):
 
 
 def row_weights(sizes, n):
-    """Return the weights of the rows of folded graphs of `sizes` nodes, float32.
-
-    They are padded to n nodes; larger graphs have no phantom nodes.
-    """
+    """Return the weights of the rows of folded graphs of `sizes` nodes, padded to n, float32."""
     last = numpy.cumsum(sizes + 1) - 1
     weights = numpy.ones(int(sizes.sum()) + sizes.size, numpy.float32)
     weights[last] = numpy.maximum(n - sizes, 0)

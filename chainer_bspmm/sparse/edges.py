@@ -23,10 +23,7 @@ def derived(adj, **fields):
 
 
 def equal_rows(adj, n_rows, width, n_true):
-    """Return the indptr of rows of `width` entries each, (n_rows + 1,) int32; spare ones have none.
-
-    `n_true`, (1,) int32, is the rows that are not spare; it is read if ``adj`` has such.
-    """
+    """Return the indptr of rows of `width` entries each; those past `n_true`, (1,), have none."""
     xp = adj.xp
     starts = xp.arange(0, n_rows * width + 1, width, dtype='i')
     return xp.minimum(starts, n_true * width) if adj.has_spare else starts
@@ -58,11 +55,9 @@ def gathering(entries, columns, row_offsets, col_offsets, max_rows, max_cols, n_
 class Edges:
     """Matrices that gather features along the edges of a batch, and add them up at its nodes.
 
-    Attributes:
-        from_source, from_receiver (BatchedCSR): nnz x (n_nodes * R); their products are, for
-            entry (i, j * R + r) of ``adj``, row ``j * R + r`` and row ``i * R + r`` of features.
-        to_node (BatchedCSR): n_nodes x nnz; its product adds up the edges of every node, times the
-            values of ``adj``.
+    The products of `from_source` and `from_receiver`, nnz x (n_nodes * R), are, for entry
+    (i, j * R + r) of ``adj``, row ``j * R + r`` and row ``i * R + r`` of features. That of
+    `to_node`, n_nodes x nnz, adds up the edges of every node, times the values of ``adj``.
     """
 
     def __init__(self, adj):

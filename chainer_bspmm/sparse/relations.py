@@ -18,21 +18,16 @@ def relation_rows(adj):
     (n_nodes, C) features is every relation's own sum over the neighbours, not yet added up. Kept
     with ``adj``, and ``adj`` itself where R = 1.
     """
-    return adj if adj.n_relations == 1 else adj.cached('relation rows', lambda: _make_rows(adj))
-
-
-def _make_rows(adj):
-    return _with_rows(adj, build.relation_rows(adj))
+    if adj.n_relations == 1:
+        return adj
+    return adj.cached('relation rows', lambda: _with_rows(adj, build.relation_rows(adj)))
 
 
 def _with_rows(adj, made):
-    n_relations = adj.n_relations
+    n_relations, fields = adj.n_relations, made._asdict()
+    del fields['transposed_data']
     return adj.replace(
-        indptr=made.indptr,
-        indices=made.indices,
-        data=made.data,
-        row_offsets=made.row_offsets,
-        col_offsets=made.col_offsets,
+        **fields,
         n_rows=adj.n_rows * n_relations,
         n_cols=adj.n_cols // n_relations,
         max_rows=adj.max_rows * n_relations,
@@ -45,10 +40,7 @@ def _with_rows(adj, made):
 
 
 def transposed_rows(adj):
-    """Return the transpose of every relation's matrix, with rows ``j * R + r`` as well.
-
-    Where each of them is symmetric this is :func:`relation_rows`.
-    """
+    """Return the transpose of every relation's matrix, with rows ``j * R + r`` as well."""
     if adj.is_symmetric:
         return relation_rows(adj)
     return adj.cached('transposed rows', lambda: adj.T)
@@ -61,8 +53,7 @@ def scaled_by_source(adj, data):
     and so one launch makes :func:`relation_rows` and :func:`transposed_rows` of the result, whose
     values are `data`. Nothing is transposed until :attr:`BatchedCSR.T` is read.
     """
-    new = adj.replace(data=data, is_symmetric=False)
-    made = build.relation_rows(adj, data.dtype)
+    new, made = adj.replace(data=data, is_symmetric=False), build.relation_rows(adj, data.dtype)
     rows = _with_rows(adj, made)
     new.cached('relation rows', lambda: rows)
     new.cached('transposed rows', lambda: rows.replace(data=made.transposed_data))
@@ -88,5 +79,6 @@ def with_values(adj, data):
     """Return the matrix with other values at the same places, whose pattern it shares."""
     order = adj.transpose_order
     new = adj.replace(data=data, is_symmetric=False)  # unknown for these values
-    new.keep_transpose(adj.T.replace(data=data[order], is_symmetric=False), order)
+    transpose = adj.T.replace(data=data[order], is_symmetric=False)
+    new.cached('transpose', lambda: (transpose, order))
     return new

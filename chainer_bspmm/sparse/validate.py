@@ -27,6 +27,14 @@ def one_of(name, value, allowed):
         )
 
 
+def options(n_relations, layout, max_atom_id):
+    """Return checked numbers of a container whose layout goes with any arrays."""
+    one_of('layout', layout, ('packed', 'padded'))
+    if max_atom_id is not None:
+        max_atom_id = count('max_atom_id', max_atom_id, 0)
+    return count('n_relations', n_relations, 1), max_atom_id
+
+
 def layout(name, padded_to):
     one_of('layout', name, LAYOUTS)
     if padded_to is None:
@@ -190,13 +198,14 @@ def _starts(name, starts, total, meaning):
         )
 
 
-def equal_blocks(name, offsets):
-    sizes = numpy.diff(offsets)
-    if sizes.size and (sizes != sizes[0]).any():
-        raise ValueError(
-            "%s: layout='padded' expects blocks of one size, got %d to %d"
-            % (name, sizes.min(), sizes.max())
-        )
+def equal_blocks(arrays):
+    for name in ('row_offsets', 'col_offsets'):
+        sizes = numpy.diff(arrays[name])
+        if sizes.size and (sizes != sizes[0]).any():
+            raise ValueError(
+                "%s: layout='padded' expects blocks of one size, got %d to %d"
+                % (name, sizes.min(), sizes.max())
+            )
 
 
 def same_device(name, arrays):

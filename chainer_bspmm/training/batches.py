@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 import collections
+import operator
 from typing import TYPE_CHECKING
+import weakref
 
 import numpy
 
+from chainer.backends import cuda
 from chainer.dataset import convert
+from chainer.datasets import SubDataset
 
 from chainer_bspmm.cuda.plans import LONG_ROW
+from chainer_bspmm.dataset import batch_form
+from chainer_bspmm.dataset import sparse_form
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
+from chainer_bspmm.dataset.device_dataset import SHARE
+from chainer_bspmm.dataset.sparse_dataset import SparseDataset
+from chainer_bspmm.dataset.sparse_example import locate
 from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.dataset.sparse_example import SparseExample
 from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.batched_csr import fill_buffers
-from chainer_bspmm.training.buffers import batch_arrays
-from chainer_bspmm.training.buffers import buffers_of
 from chainer_bspmm.training.buffers import Capacities
-from chainer_bspmm.training.buffers import Capacity
-from chainer_bspmm.training.buffers import Form
-from chainer_bspmm.training.buffers import needs
-from chainer_bspmm.training.buffers import rounded
-from chainer_bspmm.training.resident import molecules_of
 
 if TYPE_CHECKING:
     import chainer
-    from chainer_bspmm.training.resident import Resident
 
 
 class HostBatch:
-    """Atoms, matrix and labels that a converter made, which are sent to the device.
-
-    The first n_node_columns labels have a row for each node.
-    """
+    """Atoms, matrix and labels that a converter made, the first n_node_columns those of nodes."""
 
     def __init__(self, atoms, adj: BatchedCSR, labels, n_node_columns=0):
         self._arrays = atoms, adj, labels
@@ -43,19 +42,17 @@ class HostBatch:
             atoms, *nodes = map(_as_rows, (atoms, *labels[:n_node_columns]))
             labels = [*nodes, *labels[n_node_columns:]]
         self._rows = atoms, adj, labels
-        self.form = Form.of(
+        self.form = batch_form.Form(
             adj.n_graphs,
             adj.n_relations,
             adj.is_symmetric,
-            atoms,
-            adj.data,
-            labels,
-            adj.longest,
+            *batch_form.kinds_of(atoms, adj.data, labels),
+            batch_form.rounded(adj.longest),
             adj.layout,
             adj.padded_to,
             n_node_columns,
         )
-        self.need = needs(
+        self.need = batch_form.needs(
             numpy.diff(adj.row_offsets), numpy.diff(adj.indptr[adj.row_offsets]), adj.max_atom_id
         )
 
@@ -66,11 +63,11 @@ class HostBatch:
 
     def staged(self, capacity):
         """Return name -> (shape, dtype) of what is sent."""
-        return batch_arrays(self.form, capacity)
+        return batch_form.batch_arrays(self.form, capacity)
 
     def write(self, views):
         """Fill host arrays of :meth:`staged`, spare rows and entries included."""
-        fill_buffers(buffers_of(views), *self._rows)
+        fill_buffers(batch_form.buffers_of(views), *self._rows)
 
     source = gather = fill = None
     is_fixed = False
@@ -94,25 +91,16 @@ class DeviceBatch:
         max_rows = tables.max_rows
         if layout == 'folded':
             rows, max_rows = rows + index.size, max_rows + 1
-        self.need = Capacity(rows, entries, max_rows, tables.max_entries, tables.max_atom_id)
+        bounds = max_rows, tables.max_entries, tables.max_atom_id
+        self.need = batch_form.Capacity(rows, entries, *bounds)
         is_symmetric = tables.are_symmetric or molecules.is_symmetric(index)
-        longest = tables.longest
-        if longest > LONG_ROW:
-            longest = rounded(int(molecules.longest[index].max()))
+        longest = LONG_ROW
+        if tables.longest > LONG_ROW:
+            longest = batch_form.rounded(int(molecules.longest[index].max()))
         key = index.size, is_symmetric, longest, layout, padded_to
         self.form = tables.forms.get(key)
         if self.form is None:
-            self.form = tables.forms[key] = Form.of(
-                index.size,
-                molecules.n_relations,
-                is_symmetric,
-                molecules.atoms,
-                molecules.data,
-                molecules.labels,
-                longest,
-                layout,
-                padded_to,
-            )
+            self.form = tables.forms[key] = molecules.form(*key)
 
     def arrays_on(self, device):
         atoms, adj, labels = self._molecules.batch(self._index, *self._layout)
@@ -150,9 +138,8 @@ _PACKED = 2**32  # the entries of a batch are fewer: their numbers are int32
 
 
 def _tables_of(molecules: DeviceMolecules) -> _Tables:
-    found = molecules.tables
-    if found is None:  # kept there: a weak dictionary takes as long as the sums
-        found = molecules.tables = _Tables(
+    if molecules.tables is None:  # kept there: a weak dictionary takes as long as the sums
+        molecules.tables = _Tables(
             molecules.sizes.astype('q') * _PACKED + molecules.nnz,
             int(molecules.sizes.max(initial=0)),
             int(molecules.nnz.max(initial=0)),
@@ -161,7 +148,72 @@ def _tables_of(molecules: DeviceMolecules) -> _Tables:
             bool(molecules.symmetric.all()),
             {},
         )
-    return found
+    return molecules.tables
+
+
+def molecules_of(dataset):
+    """Return the molecules of a data set and their order; None if they are not kept sparse."""
+    if isinstance(dataset, SparseDataset):
+        return locate(dataset)
+    if isinstance(dataset, SubDataset) and len(dataset) and isinstance(dataset[0], SparseExample):
+        return locate(dataset[:])  # as made by Chainer's functions that split data sets
+    form = sparse_form.form_of(sparse_form.base_of(dataset))
+    order = form and sparse_form.position_in_base(dataset, numpy.arange(len(dataset)))
+    return None if form is None or order is None else (form.molecules, order)
+
+
+class Resident:
+    """The copy on a GPU of a data set's molecules, made without being asked for.
+
+    Batches are gathered from it. The arrays of the molecules become read-only: the copy would not
+    follow a change. All that train or predict with the same molecules share a copy. There is none
+    of a data set that is not sparse, or needs more than `SHARE` allows of the free memory.
+    """
+
+    def __init__(self, dataset, device):
+        self._copy = None
+        selected = molecules_of(dataset)
+        if selected is None or device.xp is not cuda.cupy:
+            return
+        host, _ = selected
+        if isinstance(host, DeviceMolecules):
+            return
+        self._copy = _copies.get((id(host), device.name))
+        if self._copy is None:
+            try:
+                self._copy = DeviceMolecules(host, device, device.device.mem_info[0] // SHARE)
+            except ValueError:
+                return
+            _copies[id(host), device.name] = self._copy
+        self._arrays = _arrays_of(host)
+        for array in self._arrays:
+            if array is not None:
+                array.flags.writeable = False
+
+    def of(self, molecules):
+        """Return the copy of molecules; themselves without one, or if arrays were replaced."""
+        copy = self._copy
+        if copy is None or molecules is not copy.host:
+            return molecules
+        arrays = _arrays_of(molecules)
+        is_same = len(arrays) == len(self._arrays) and all(map(operator.is_, arrays, self._arrays))
+        return copy if is_same else molecules
+
+
+# (id of the molecules on the host, name of the device) -> DeviceMolecules, which hold the former.
+_copies = weakref.WeakValueDictionary()
+
+
+def _arrays_of(molecules):
+    return (
+        molecules.atoms,
+        molecules.sizes,
+        molecules.full_sizes,
+        molecules.row_nnz,
+        molecules.columns,
+        molecules.data,
+        *molecules.labels,
+    )
 
 
 class NoSparseBatch(TypeError):
@@ -171,17 +223,13 @@ class NoSparseBatch(TypeError):
 def batch_of(
     examples, converter, device: chainer.backend.GpuDevice, resident: Resident | None = None
 ) -> DeviceBatch | HostBatch:
-    """Return the `DeviceBatch` or `HostBatch` of what an iterator gave.
-
-    Raises:
-        NoSparseBatch: the converter makes something other than a sparse batch.
-    """
+    """Return the `DeviceBatch` or `HostBatch` of what an iterator gave, or raise NoSparseBatch."""
     n_node_columns = 0
     if type(converter) is CSRConverter:
         is_list = isinstance(examples, (list, Selection))
-        found = converter.locate(examples) if is_list and converter.layout != 'padded' else None
-        if found is not None:
-            molecules, index = found
+        located = converter.locate(examples) if is_list and converter.layout != 'padded' else None
+        if located is not None:
+            molecules, index = located
             if resident is not None and not converter.keeps_padding(molecules):
                 molecules = resident.of(molecules)
             if isinstance(molecules, DeviceMolecules) and (
@@ -200,22 +248,16 @@ def batch_of(
     atoms, adj, *labels = arrays
     for array in (atoms, *labels):
         if not isinstance(array, numpy.ndarray):
-            raise NoSparseBatch(
-                'converter: expected arrays on the host where device is None, got '
-                '%s' % type(array).__name__
-            )
+            text = 'converter: expected arrays on the host where device is None, got '
+            raise NoSparseBatch(text + type(array).__name__)
     nodes = node_shape(adj)
-    leads = [nodes] * (1 + n_node_columns) + [(adj.n_graphs,)] * (len(labels) - n_node_columns)
-    for i, (array, lead) in enumerate(zip((atoms, *labels), leads)):
+    for i, array in enumerate((atoms, *labels)):
+        lead, what = ((adj.n_graphs,), 'molecules') if i > n_node_columns else (nodes, 'atoms')
         if array.shape[: len(lead)] != lead:
+            n_rows = ' x '.join(map(str, lead))
             raise NoSparseBatch(
                 'converter: expected a row for each of %s %s in output %d, got shape %s'
-                % (
-                    ' x '.join(map(str, lead)),
-                    'atoms' if lead is nodes else 'molecules',
-                    i and 1 + i,
-                    array.shape,
-                )
+                % (n_rows, what, i and 1 + i, array.shape)
             )
     return HostBatch(atoms, adj, labels, n_node_columns)
 
@@ -228,13 +270,14 @@ def _described(arrays):
 
 def capacities(dataset, n_graphs, layout):
     """Return `Capacities` for batches of a data set (any object), from its sizes if known.
+
     Those of padded batches come from batches: the largest molecule decides how many rows there are.
     """
-    found = None if layout == 'padded' else molecules_of(dataset)
-    if found is None:
+    selected = None if layout == 'padded' else molecules_of(dataset)
+    if selected is None:
         return Capacities(n_graphs)
-    molecules, order = found
+    molecules, order = selected
     sizes, entries = build.rows_of(molecules.sizes, layout), molecules.nnz
     # A DeviceBatch needs room for the largest of all molecules, not of those in the order.
-    largest = needs(sizes, entries, molecules.max_atom_id)
+    largest = batch_form.needs(sizes, entries, molecules.max_atom_id)
     return Capacities(n_graphs, sizes[order], entries[order], largest)

@@ -30,12 +30,9 @@ _HARMLESS = (
 class BetweenSteps:
     """Tell whether a Trainer ran nothing since the last step that needs another look at the model.
 
-    That is known of Chainer's loop with extensions of Chainer's own that only report, as long as
-    no other extension was due. Triggers decide, and change nothing.
-
-    Args:
-        trainer (chainer.training.Trainer): which the updater is connected to.
-        kind (type): of updaters whose steps are known, not those of subclasses.
+    That is known of Chainer's loop with extensions of Chainer's own that only report, as long as no
+    other extension was due, and of updaters of one `kind`, not of subclasses. Triggers decide, and
+    change nothing.
     """
 
     def __init__(self, trainer, kind):
@@ -64,11 +61,12 @@ class BetweenSteps:
             self._look(trainer, updater)
             return False
         self._last = run, iteration + 1
-        if not self._is_known or n_steps != iteration:
-            return False
-        if self._at_epochs and updater.is_new_epoch:
-            return False
-        return all(iteration % period for period in self._periods)
+        return (
+            self._is_known
+            and n_steps == iteration
+            and not (self._at_epochs and updater.is_new_epoch)
+            and all(iteration % period for period in self._periods)
+        )
 
     def _look(self, trainer, updater):
         self._periods, self._at_epochs = [], False

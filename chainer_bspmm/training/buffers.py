@@ -6,10 +6,10 @@ A graph reads the same memory at every launch. A batch therefore lies in buffers
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import math
+import operator
 from typing import TYPE_CHECKING
 import weakref
 
@@ -21,16 +21,13 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import plans
 from chainer_bspmm.cuda import step
-from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse.batched_csr import Buffers
+from chainer_bspmm.dataset.batch_form import batch_over
+from chainer_bspmm.dataset.batch_form import buffers_of
+from chainer_bspmm.dataset.batch_form import Capacity
+from chainer_bspmm.dataset.batch_form import new_buffers
 
 if TYPE_CHECKING:
-    from chainer_bspmm.cuda.gemm import Blas
-    from chainer_bspmm.training.batches import DeviceBatch, HostBatch
-    from chainer_bspmm.training.cuda_graphs import Capturer
-
-# Sizes of the buffers of a batch.
-Capacity = collections.namedtuple('Capacity', 'rows entries max_rows max_entries max_atom_id')
+    from chainer_bspmm.training.driver import Driver
 
 STEP = 64  # rows and entries are multiples of it
 SPARE = 1.1  # factor on a size that is derived from a batch rather than from a data set
@@ -40,17 +37,6 @@ ALIGNMENT = 16  # bytes, the widest load of a kernel
 N_SLOTS = 4  # of a group, which has one event; there are two groups
 # Bytes that a kernel reads over the bus sooner than a GPU has waited for its copy engine.
 FEW_BYTES = 2**14
-
-
-def needs(sizes, entries, max_atom_id):
-    """Return the `Capacity` that a batch of molecules of these sizes and entries just fills."""
-    return Capacity(
-        int(sizes.sum()),
-        int(entries.sum()),
-        int(sizes.max(initial=0)),
-        int(entries.max(initial=0)),
-        -1 if max_atom_id is None else max_atom_id,
-    )
 
 
 def bound(values, n_graphs, deviations):
@@ -89,136 +75,35 @@ class Capacities:
     def of(self, need):
         """Return the smallest known capacity that holds a batch, or add one.
 
-        There is always a spare row and entry, so that the check with and without them detects a
-        model that they affect.
+        There is always a spare row and entry: the check with and without them detects their effect.
         """
+        rows, entries, *bounds = need
+        needed = rows + 1, entries + 1, *bounds
         for level in self._levels:
-            if (
-                level.rows > need.rows
-                and level.entries > need.entries
-                and level.max_rows >= need.max_rows
-                and level.max_entries >= need.max_entries
-                and level.max_atom_id >= need.max_atom_id
-            ):
+            if all(map(operator.ge, level, needed)):
                 return level
-        need = need._replace(rows=need.rows + 1, entries=need.entries + 1)
         largest = self._levels[-1] if self._levels else Capacity(0, 0, 0, 0, -1)
-        asked = Capacity(
-            round_up(need.rows * SPARE),
-            round_up(need.entries * SPARE),
-            math.ceil(need.max_rows * SPARE),
-            math.ceil(need.max_entries * SPARE),
-            need.max_atom_id,
+        max_rows, max_entries, max_atom_id = bounds
+        with_spare = Capacity(
+            round_up((rows + 1) * SPARE),
+            round_up((entries + 1) * SPARE),
+            math.ceil(max_rows * SPARE),
+            math.ceil(max_entries * SPARE),
+            max_atom_id,
         )
-        self._levels.append(Capacity(*map(max, largest, asked)))
+        self._levels.append(Capacity(*map(max, largest, with_spare)))
         return self._levels[-1]
 
 
-class Form(
-    collections.namedtuple(
-        'Form',
-        'n_graphs n_relations is_symmetric atoms data labels longest layout padded_to '
-        'n_node_columns',
-        defaults=('packed', None, 0),
-    )
-):
-    """What determines the places of a batch's arrays, except for the capacity.
-
-    atoms, and each of the labels: (dtype, shape of a row); data: dtype or None. The first
-    n_node_columns labels have a row for each node. longest: `rounded`. longest, layout, padded_to:
-    of the `BatchedCSR`.
-    """
-
-    @classmethod
-    def of(cls, n_graphs, n_relations, is_symmetric, atoms, data, labels, longest, *layout):
-        """Make one from arrays of a batch, or of a data set that batches are gathered from."""
-        return cls(
-            n_graphs,
-            n_relations,
-            is_symmetric,
-            _row(atoms),
-            None if data is None else data.dtype,
-            tuple(map(_row, labels)),
-            rounded(longest),
-            *layout,
-        )
-
-
-def rounded(longest):
-    """Return a bound of the entries that rows have which most batches share."""
-    return max(plans.LONG_ROW, 1 << (longest - 1).bit_length())
-
-
-def _row(array):
-    return array.dtype, array.shape[1:]
-
-
-def batch_arrays(form, capacity):
-    """Return name -> (shape, dtype) of the arrays of a batch.
-
-    Labels are called ``label_0``, ``label_1`` and so on.
-    """
-    dtype, tail = form.atoms
-    arrays = {
-        'row_offsets': ((form.n_graphs + 1,), 'i4'),
-        'col_offsets': ((form.n_graphs + 1,), 'i4'),
-        'indptr': ((capacity.rows + 1,), 'i4'),
-        'indices': ((capacity.entries,), 'i4'),
-        'atoms': ((capacity.rows,) + tail, dtype),
-    }
-    if form.data is not None:
-        arrays['data'] = (capacity.entries,), form.data
-    if form.layout == 'folded':
-        arrays['row_weights'] = (capacity.rows,), 'f4'
-    for i, (dtype, tail) in enumerate(form.labels):
-        n_rows = capacity.rows if i < form.n_node_columns else form.n_graphs
-        arrays['label_%d' % i] = (n_rows,) + tail, dtype
-    return arrays
-
-
-def buffers_of(arrays):
-    """Return the `Buffers` of arrays that are named as :func:`batch_arrays` names them."""
-    labels = [array for name, array in arrays.items() if name.startswith('label_')]
-    names = [name for name in Buffers._fields if name != 'labels']
-    return Buffers(labels=labels, **{name: arrays.get(name) for name in names})
-
-
-def batch_over(buffers, form, capacity):
-    """Return (atoms, BatchedCSR, label...) over buffers; nothing derived from them is cached.
-
-    A padded batch is in rows there, so that others may follow the last graph's.
-    """
-    adj = BatchedCSR.in_buffers(
-        indptr=buffers.indptr,
-        indices=buffers.indices,
-        row_offsets=buffers.row_offsets,
-        col_offsets=buffers.col_offsets,
-        data=buffers.data,
-        n_relations=form.n_relations,
-        max_rows=capacity.max_rows,
-        max_nnz=capacity.max_entries,
-        max_atom_id=None if capacity.max_atom_id < 0 else capacity.max_atom_id,
-        is_symmetric=form.is_symmetric,
-        layout='unfolded' if form.layout == 'padded' else form.layout,
-        row_weights=buffers.row_weights,
-        padded_to=form.padded_to,
-        longest=form.longest,
-    )
-    return (buffers.atoms, adj, *buffers.labels)
-
-
 class Staging:
-    """Send named arrays of fixed shapes to fixed places on a device, in one copy.
+    """Send named arrays, name -> (shape, dtype), to fixed places on a device, in one copy.
 
     The host writes into pinned memory. There are several slots of it, taken in turn, so that the
     next batches can be written before the last one was copied. They are in two groups: one is
     written again when all of it was copied, which takes one event instead of one for each batch.
 
     Few bytes are copied by a kernel, which keeps count of the slots: captured in a CUDA graph, it
-    copies the next one at every launch.
-
-    `arrays` is name -> (shape, dtype), the attribute `device` name -> CuPy array. `device` is the
-    current one when batches are sent.
+    copies the next one at every launch. `device`, name -> CuPy array, is where they arrive.
     """
 
     def __init__(self, arrays, device):
@@ -314,19 +199,10 @@ def _views(buffer, places):
 
 
 class Inputs:
-    """What a captured step reads: a batch of one layout, the number of the step, other numbers."""
+    """What a captured step reads: a batch of one layout, the first, and `n_numbers` others."""
 
-    def __init__(
-        self,
-        capturer: Capturer,
-        blas: Blas,
-        seed: int,
-        device: chainer.backend.GpuDevice,
-        batch: DeviceBatch | HostBatch,
-        capacity: Capacity,
-        n_numbers: int | None = None,
-    ):
-        self._capturer = capturer
+    def __init__(self, driver: Driver, batch, capacity, n_numbers=None):
+        self._capturer, device = driver.capturer, driver.device
         self._form, self._capacity = batch.form, capacity
         self._gather = batch.gather
         arrays = {'counter': ((1,), 'u8'), 'row_address': ((1,), 'u8')}
@@ -334,20 +210,19 @@ class Inputs:
             arrays['numbers'] = (n_numbers,), 'f8'
         arrays.update(batch.staged(capacity))
         self._staging = Staging(arrays, device)
-        buffers = sent = self._staging.device
-        if self._gather is not None:
+        sent = self._staging.device
+        if self._gather is None:
+            self._buffers = buffers_of(sent)
+        else:
             with chainer.using_device(device):
-                layout = batch_arrays(self._form, capacity)
-                buffers = {
-                    name: device.xp.zeros(shape, dtype) for name, (shape, dtype) in layout.items()
-                }
-        self._buffers = buffers_of(buffers)
-        if self._gather is not None and batch.is_fixed:
-            # One warp gathers a molecule: a large graph would take longer than its step.
-            with capturer.ordered():
-                batch.fill(self._buffers)
-            self._gather = None
-        self.step = step.Step(blas, seed, sent['counter'])  # to be current when it is run
+                self._buffers = new_buffers(device.xp.zeros, self._form, capacity)
+            if batch.is_fixed:
+                # One warp gathers a molecule: a large graph would take longer than its step.
+                with self._capturer.ordered():
+                    batch.fill(self._buffers)
+                self._gather = None
+        # To be current when it is run.
+        self.step = step.Step(driver.blas, driver.seed, sent['counter'])
         self.row_address = sent['row_address']  # (1,) uint64, where the step reports: `reports`
         self.numbers = sent.get('numbers')  # (n_numbers,) float64 or None
 
@@ -373,10 +248,7 @@ class Inputs:
             self._staging.copied(stream)
 
     def arrays(self):
-        """Return what was sent, (atoms, BatchedCSR, label...).
-
-        Launches the kernels that gather the batch where it is gathered on the device.
-        """
+        """Return the batch (atoms, BatchedCSR, label...); gather it if only indices were sent."""
         if self._gather is not None:
             self._gather(self._staging.device, self._buffers)
         return batch_over(self._buffers, self._form, self._capacity)

@@ -10,6 +10,7 @@ from chainer.training.extensions import Evaluator
 
 from chainer_bspmm.dataset import CSRConverter
 from chainer_bspmm.training import state
+from chainer_bspmm.training.predictor import is_on_gpu
 from chainer_bspmm.training.predictor import Replays
 from chainer_bspmm.training.programs import StepDiffers
 
@@ -26,17 +27,17 @@ BATCH_EVALUATORS = {
 
 
 class _Evaluation(Replays):
-    """Evaluate batch after batch: the first of a layout eagerly, the others by replays."""
+    """Evaluate batch after batch: ``called(function, arrays)`` returns name -> value."""
 
-    _called: Callable  # of the arrays of a batch: name -> value
     what, who = 'evaluation', 'GraphUpdater: an evaluator evaluates'
     raised = *Replays.raised, StepDiffers
 
-    def evaluate(self, examples):
-        """Return name -> value of a batch; the next one may overwrite the arrays.
+    def __init__(self, called, *args):
+        super().__init__(*args)
+        self._called = called
 
-        Called in test mode.
-        """
+    def evaluate(self, examples):
+        """Return name -> value of a batch, in test mode; the next one may overwrite the arrays."""
         values = self._replayed(examples)
         if values is None:
             values = self.eager(examples)
@@ -48,25 +49,19 @@ class _Evaluation(Replays):
     def values(self, arrays, n_graphs=None):
         return {
             name: value.array if isinstance(value, chainer.Variable) else value
-            for name, value in self._called(arrays).items()
+            for name, value in self._called(self._function, arrays).items()
         }
 
 
-class _Reports(_Evaluation):
-    """What the function reports."""
-
-    def _called(self, arrays):
-        reported = {}
-        with reporter.get_current_reporter().scope(reported):
-            self._function(*arrays)
-        return reported
+def _reported(function, arrays):
+    reported = {}
+    with reporter.get_current_reporter().scope(reported):
+        function(*arrays)
+    return reported
 
 
-class _Outputs(_Evaluation):
-    """What the function returns for all columns but the last, and the last, the labels."""
-
-    def _called(self, arrays):
-        return {'y': self._function(*arrays[:-1]), 't': arrays[-1]}
+def _outputs_and_labels(function, arrays):
+    return {'y': function(*arrays[:-1]), 't': arrays[-1]}
 
 
 class _Captured:
@@ -81,11 +76,8 @@ class _Captured:
     _targets: dict
     _evaluation, _parts, _has_trainer = None, (), False
 
-    def _results(self, kind):
-        """Yield name -> value for each batch, from a `kind` of evaluation.
-
-        The next batch may overwrite the arrays.
-        """
+    def _results(self, called):
+        """Yield name -> value for each batch; the next one may overwrite the arrays."""
         if self.eval_hook:
             self.eval_hook(self)
         iterator, target = self._iterators['main'], self._targets['main']
@@ -94,7 +86,8 @@ class _Captured:
         if self._parts != parts:
             self._close()
             function, dataset = self.eval_func or target, getattr(iterator, 'dataset', None)
-            self._evaluation, self._parts = kind(target, function, self.converter, dataset), parts
+            self._evaluation = _Evaluation(called, target, function, self.converter, dataset)
+            self._parts = parts
         iterator.reset()
         with (
             chainer.using_device(self.device),
@@ -121,7 +114,7 @@ class _Captured:
         """A copy is of the class that this had, and captured at its first call."""
         own = '_evaluation', '_parts', '_has_trainer'
         state = {name: value for name, value in vars(self).items() if name not in own}
-        return _made, (type(self).__bases__[1], state)
+        return object.__new__, (type(self).__bases__[1],), state
 
     def finalize(self):
         super().finalize()
@@ -133,16 +126,10 @@ class _Captured:
         self._evaluation, self._parts = None, ()
 
 
-def _made(kind, state):
-    evaluator = kind.__new__(kind)
-    vars(evaluator).update(state)
-    return evaluator
-
-
 class _CapturedReports(_Captured):
     def evaluate(self):
         summary = reporter.DictSummary()
-        for reported in self._results(_Reports):
+        for reported in self._results(_reported):
             summary.add(reported)
         return summary.compute_mean()
 
@@ -153,7 +140,7 @@ class _CapturedOutputs(_Captured):
     metrics_fun: dict[str, Callable]
 
     def evaluate(self):
-        results = [state.copies(values) for values in self._results(_Outputs)]
+        results = [state.copies(values) for values in self._results(_outputs_and_labels)]
         with chainer.using_device(self.device):
             y, t = (_on_host([result[name] for result in results]) for name in 'yt')
         metrics = {name: metric(y, t) for name, metric in self.metrics_fun.items()}
@@ -171,30 +158,21 @@ def _on_host(arrays):
 
 @functools.lru_cache(maxsize=None)
 def _captured_form(kind):
-    """Return the captured form of a class of evaluators; None: it has none.
-
-    Subclasses have none: they may override what is replaced here.
-    """
+    """Return the captured form of a class; None: it has none, as a subclass may override a lot."""
+    loop = None
     if kind is Evaluator:
         loop = _CapturedReports
     elif '%s.%s' % (kind.__module__, kind.__qualname__) in BATCH_EVALUATORS:
         loop = _CapturedOutputs
-    else:
-        return None
-    return type('Captured' + kind.__name__, (loop, kind), {})
+    return loop and type('Captured' + kind.__name__, (loop, kind), {})
 
 
 def capture_evaluator(evaluator: Evaluator) -> None:
-    """Swap an evaluator that can be captured, as `sparsify` swaps links.
-
-    It is left as it is where its class or converter is a user's, it is for no GPU, or it shows a
-    progress bar.
-    """
+    """Swap an evaluator that can be captured, as `sparsify` swaps links; leave any other."""
     captured = _captured_form(type(evaluator))
     if (
         captured is not None
-        and evaluator.device is not None
-        and evaluator.device.xp is cuda.cupy
+        and is_on_gpu(evaluator.device)
         and evaluator.get_target('main').device == evaluator.device
         and type(evaluator.converter) is CSRConverter
         and hasattr(evaluator.get_iterator('main'), 'reset')

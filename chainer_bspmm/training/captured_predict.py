@@ -1,4 +1,7 @@
-"""`captured_predict`: predictions for many molecules, each batch one launch of a CUDA graph."""
+"""Predictions for many molecules, each batch one launch of a CUDA graph.
+
+`captured_predict` is public; `replayed` is the loop of ``predict`` of Chainer Chemistry's models.
+"""
 
 import collections
 import contextlib
@@ -11,18 +14,25 @@ from tqdm import tqdm
 
 import chainer
 from chainer_chemistry.models.prediction import Classifier
+from chainer_chemistry.models.prediction.base import BaseForwardModel
 
 from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.dataset import CSRConverter
+from chainer_bspmm.dataset import sparse_form
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.smiles import parse
 from chainer_bspmm.dataset.smiles import preprocessor_of
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
+from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.models import layout_of
+from chainer_bspmm.multi_node.scatter import selection
 from chainer_bspmm.sparse import validate
+from chainer_bspmm.training.predictor import is_on_gpu
 from chainer_bspmm.training.predictor import Predictor
+from chainer_bspmm.training.programs import StepDiffers
 
 BATCH_SIZE = 1024
+MIN_BATCHES = 32  # of `predict`: fewer are not worth a capture and its checks
 
 
 class Predictions(NamedTuple):
@@ -43,30 +53,23 @@ _Batch = collections.namedtuple('_Batch', 'index examples failures')
 
 def _of_data_set(data, batch_size):
     """Yield batches of a data set: slices of a sparse one, lists of examples of any other."""
+    sparse = selection(data)
     for first in range(0, len(data), batch_size):
         last = min(first + batch_size, len(data))
-        examples = (
-            data[first:last]
-            if isinstance(data, SparseDataset)
-            else [data[i] for i in range(first, last)]
-        )
+        if sparse is None:
+            examples = [data[i] for i in range(first, last)]
+        else:
+            examples = sparse[first:last]
         yield _Batch(numpy.arange(first, last, dtype=numpy.int64), examples, [])
 
 
-class _UntilError:
-    """The items of an iterable until it ends or raises; `error` is what it raised."""
-
-    error = None
-
-    def __init__(self, items):
-        self._items = items
-
-    def __iter__(self):
-        try:
-            for item in self._items:
-                yield item
-        except Exception as error:
-            self.error = error
+def _until_error(items, errors):
+    """Yield the items of an iterable until it ends or raises, what is added to a list."""
+    try:
+        for item in items:  # not `yield from`, which would close a generator of the caller's
+            yield item
+    except Exception as error:
+        errors.append(error)
 
 
 def _of_smiles(smiles, preprocessor, batch_size, n_processes):
@@ -75,7 +78,8 @@ def _of_smiles(smiles, preprocessor, batch_size, n_processes):
     As many failures as fill a batch are yielded alone. An error that `smiles` raises comes after
     the last batch of the molecules before it.
     """
-    smiles = _UntilError(smiles)
+    errors: list[Exception] = []
+    smiles = _until_error(smiles, errors)
     parts, kept, failures = [], numpy.zeros(0, numpy.int64), []
     with contextlib.closing(parse(smiles, preprocessor, n_processes, for_models=True)) as chunks:
         for part, _, new, failed in chunks:
@@ -86,12 +90,8 @@ def _of_smiles(smiles, preprocessor, batch_size, n_processes):
             if n_full:
                 molecules = Molecules.concatenate(parts)
                 for first in range(0, n_full, batch_size):
-                    last = first + batch_size
-                    yield _Batch(
-                        kept[first:last],
-                        SparseDataset(molecules, numpy.arange(first, last)),
-                        failures,
-                    )
+                    order = numpy.arange(first, first + batch_size)
+                    yield _Batch(kept[order], SparseDataset(molecules, order), failures)
                     failures = []
                 parts = [molecules.take(numpy.arange(n_full, kept.size))]
                 kept = kept[n_full:]
@@ -101,8 +101,8 @@ def _of_smiles(smiles, preprocessor, batch_size, n_processes):
     if kept.size or failures:
         examples = SparseDataset(Molecules.concatenate(parts)) if kept.size else None
         yield _Batch(kept, examples, failures)
-    if smiles.error is not None:
-        raise smiles.error
+    if errors:
+        raise errors[0]
 
 
 def _converter_for(model):
@@ -114,7 +114,7 @@ def _converter_for(model):
     return CSRConverter(layout, padded_to=padded_to)
 
 
-def composed(model, predict, postprocess_fn):
+def _composed(model, predict, postprocess_fn):
     """Return what (callable) predicts: a row for each molecule of (atoms, adj, ...)."""
     if predict is None:
         predict = getattr(model, 'predictor', model)
@@ -122,7 +122,7 @@ def composed(model, predict, postprocess_fn):
             postprocess_fn = chainer.functions.softmax
     if postprocess_fn is None:
         return predict
-    return functools.partial(_postprocessed, postprocess_fn, predict)
+    return functools.partial(_postprocessed, postprocess_fn, predict)  # of which guards know
 
 
 def _postprocessed(postprocess_fn, predict, *inputs):
@@ -130,10 +130,7 @@ def _postprocessed(postprocess_fn, predict, *inputs):
 
 
 def _launched(predictor, batches):
-    """Yield (batch, object that waits for its values), each after the next one was launched.
-
-    An error of reading, parsing or predicting comes after the batches before it.
-    """
+    """Yield (batch, what waits for its values) after the next one was launched, or has failed."""
     last = []
     try:
         for batch in batches:
@@ -251,10 +248,10 @@ def captured_predict(
     if not isinstance(model, chainer.Link):
         raise TypeError('model: expected a chainer.Link, got %s' % type(model).__name__)
     if device is not None and chainer.get_device(device) != model.device:
+        names = model.device.name, chainer.get_device(device).name
         raise ValueError(
-            'device: expected that of the model, %s, got %s; '
-            'model.to_device(device) moves it'
-            % (model.device.name, chainer.get_device(device).name)
+            'device: expected that of the model, %s, got %s; model.to_device(device) moves it'
+            % names
         )
     if n_inputs is not None:
         n_inputs = validate.count('n_inputs', n_inputs, 1)
@@ -278,6 +275,52 @@ def captured_predict(
     if converter is None:
         converter = _converter_for(model)
     predictor = Predictor(
-        model, composed(model, predict, postprocess_fn), converter, n_inputs, data
+        model, _composed(model, predict, postprocess_fn), converter, n_inputs, data
     )
     return _stream(predictor, batches, total)
+
+
+def replayed(
+    model: BaseForwardModel,
+    data: Any,
+    fn: Callable,
+    batchsize: int,
+    converter: CSRConverter,
+    retain_inputs: bool = False,
+    preprocess_fn: Callable | None = None,
+    postprocess_fn: Callable | None = None,
+) -> numpy.ndarray | None:
+    """Return what ``BaseForwardModel._forward`` does; None: upstream's loop has to.
+
+    That is where there is no GPU, there are few batches, the model is not swapped, functions or
+    inputs are asked for on the way, or there is no row for each molecule.
+    """
+    if (
+        not is_on_gpu(model.device)
+        or chainer.config.train
+        or retain_inputs
+        or preprocess_fn is not None
+        or len(data) < MIN_BATCHES * batchsize
+        or not any(isinstance(link, Sparse) for link in model.links())
+    ):
+        return None
+    data = _converted(data, converter)
+    predictor = Predictor(model, _composed(model, fn, postprocess_fn), converter, None, data)
+    predictor.who = 'predict runs'
+    batches = _of_data_set(data, batchsize)
+    try:
+        return numpy.concatenate([values.wait() for _, values in _launched(predictor, batches)])
+    except (StepDiffers, TypeError, ValueError):  # upstream's loop raises what is a user's error
+        return None
+    finally:
+        predictor.close()
+
+
+def _converted(data, converter):
+    """Return a dense data set as a sparse one, or as it is where batches would be others."""
+    try:
+        sparse_form.columns_of(sparse_form.base_of(data))
+        molecules = sparse_form.converted(data)
+    except (sparse_form.CannotKeep, TypeError, ValueError):
+        return data
+    return SparseDataset(molecules) if sparse_form.suits(converter, molecules) else data

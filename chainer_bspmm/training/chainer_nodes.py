@@ -1,7 +1,7 @@
 """Chainer's own nodes during a step that a CUDA graph may capture.
 
-`under_way` gives them another `forward` and restores Chainer's when the step ends. Arrays on the
-host, and threads without such a step, use Chainer's in the meantime. Why each exists:
+The import of this module gives their classes methods that ask for a step first (`under_way`).
+Outside of one, in threads without one, and for arrays on the host Chainer's run. Why each exists:
 
 * ``LinearFunction``, its two gradient nodes, ``MatMul``: CuPy refuses cuBLAS during capture; the
   step brings its own handle. Their gradients are such nodes again, except that of a product with a
@@ -20,48 +20,21 @@ host, and threads without such a step, use Chainer's in the meantime. Why each e
 """
 
 import collections
-import contextlib
 import functools
+import importlib
 import math
-import threading
 
 import numpy
 
 import chainer
 from chainer import FunctionNode
 from chainer import utils
-from chainer.functions.array.concat import Concat
-from chainer.functions.array.stack import Stack
-from chainer.functions.connection.linear import LinearFunction
-from chainer.functions.connection.linear import LinearGradData
-from chainer.functions.connection.linear import LinearGradWeight
-from chainer.functions.evaluation.accuracy import Accuracy
-from chainer.functions.evaluation.binary_accuracy import BinaryAccuracy
-from chainer.functions.evaluation.r2_score import R2_score
-from chainer.functions.loss.mean_absolute_error import MeanAbsoluteError
-from chainer.functions.loss.mean_squared_error import MeanSquaredError
-from chainer.functions.loss.sigmoid_cross_entropy import SigmoidCrossEntropy
-from chainer.functions.loss.sigmoid_cross_entropy import SigmoidCrossEntropyGrad
-from chainer.functions.loss.softmax_cross_entropy import (
-    _SoftmaxCrossEntropyGrad_NoDoubleBackprop as SoftmaxCrossEntropyGrad,
-)
-from chainer.functions.loss.softmax_cross_entropy import SoftmaxCrossEntropy
-from chainer.functions.math.matmul import MatMul
-from chainer.functions.math.sum import Sum
-from chainer.functions.noise.dropout import Dropout
-from chainer_chemistry.functions.evaluation.r2_score import R2Score as MaskedR2Score
-from chainer_chemistry.functions.loss.mean_absolute_error import (
-    MeanAbsoluteError as MaskedMeanAbsoluteError,
-)
-from chainer_chemistry.functions.loss.mean_squared_error import (
-    MeanSquaredError as MaskedMeanSquaredError,
-)
 from chainer_chemistry.links.array.shape_transformer_to_2d import ShapeTransformerTo2D
 from chainer_chemistry.links.scaler.standard_scaler import format_x
-from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
 from chainer_bspmm.cuda import gemm
-from chainer_bspmm.cuda import step as steps
+from chainer_bspmm.cuda.step import Step
+from chainer_bspmm.cuda.step import under_way  # noqa: F401  with the nodes below
 from chainer_bspmm.ops import elementwise
 from chainer_bspmm.ops.dropout import step_dropout
 from chainer_bspmm.ops.graph_linear.launches import layer_backward
@@ -74,13 +47,13 @@ from chainer_bspmm.ops.segments import row_sum
 from chainer_bspmm.ops.standardize import standardize
 
 
-def _linear(node, step: steps.Step, inputs):
+def _linear(node, step: Step, inputs):
     x, W, *b = inputs
     node._config_use_ideep = chainer.config.use_ideep  # its backward reads this
-    given = dict(zip(('W_self', 'b_self'), (W, *b)))
-    layer = _layer_of(x, given)
+    params = dict(zip(('W_self', 'b_self'), (W, *b)))
+    layer = _layer_of(x, params)
     if layer is not None:
-        y = layer_forward(layer, None, x, given)
+        y = layer_forward(layer, None, x, params)
     else:
         y = step.blas.dot(x, W.T).astype(x.dtype, copy=False)
         if b:
@@ -89,45 +62,45 @@ def _linear(node, step: steps.Step, inputs):
     return (y,)
 
 
-def _linear_backward(node, step: steps.Step, indexes, grad_outputs):
+def _linear_backward(node, step: Step, indexes, grad_outputs):
     """All gradients by one launch, where they are not differentiated again."""
     if chainer.config.enable_backprop:
         return None
     x, W = (variable.array for variable in node.get_retained_inputs())
     gy = grad_outputs[0].array
-    given = {'W_self': W}
+    params = {'W_self': W}
     if 2 in indexes:
-        given['b_self'] = W[:, 0]  # of its size; a bias is not read
-    layer = _layer_of(x, given)
+        params['b_self'] = W[:, 0]  # of its size; a bias is not read
+    layer = _layer_of(x, params)
     if layer is None:
         return None
-    found = layer_backward(layer, None, x, None, gy, given, 0.0, 0 in indexes)
+    gradients = layer_backward(layer, None, x, None, gy, params, 0.0, 0 in indexes)
     names = ('x', 'W_self', 'b_self')
-    return tuple(chainer.Variable(found[names[i]], requires_grad=False) for i in indexes)
+    return tuple(chainer.Variable(gradients[names[i]], requires_grad=False) for i in indexes)
 
 
-def _layer_of(x, given):
+def _layer_of(x, params):
     """Describe a linear layer that is one launch; None: it is a product of matrices."""
-    if any(array.dtype != x.dtype for array in given.values()):
+    if any(array.dtype != x.dtype for array in params.values()):
         return None
-    return layer_of(x, given, 0, False, 'identity')
+    return layer_of(x, params, 0, False, 'identity')
 
 
-def _linear_grad_data(node, step: steps.Step, inputs):
+def _linear_grad_data(node, step: Step, inputs):
     W, gy = inputs
     node._config_use_ideep = chainer.config.use_ideep
     node.retain_inputs((0, 1))
     return (step.blas.dot(gy, W).astype(gy.dtype, copy=False),)
 
 
-def _linear_grad_weight(node, step: steps.Step, inputs):
+def _linear_grad_weight(node, step: Step, inputs):
     x, gy = inputs
     node._config_use_ideep = chainer.config.use_ideep
     node.retain_inputs((0, 1))
     return (step.blas.dot(gy.T, x).astype(node._w_dtype, copy=False),)
 
 
-def _matmul(node, step: steps.Step, inputs):
+def _matmul(node, step: Step, inputs):
     node.retain_inputs((0, 1))
     (a, b), trans_a, trans_b = inputs, node.transa, node.transb
     if node.transc:  # (op(a) op(b))^T = op(b)^T op(a)^T
@@ -141,18 +114,18 @@ def _matmul(node, step: steps.Step, inputs):
     return (y.astype(node.dtype or y.dtype, copy=False),)
 
 
-def _sum(node, step: steps.Step, inputs):
+def _sum(node, step: Step, inputs):
     (x,) = inputs
     if x.ndim == 2 and node.axis == (0,) and not node.keepdims and x.dtype.kind == 'f':
         return (row_sum(x),)  # the gradient of a bias
     return (utils.force_array(x.sum(axis=node.axis, keepdims=node.keepdims)),)
 
 
-def _concat(node, step: steps.Step, inputs):
+def _concat(node, step: Step, inputs):
     return (_joined(inputs, node.axis % inputs[0].ndim),)
 
 
-def _stack(node, step: steps.Step, inputs):
+def _stack(node, step: Step, inputs):
     axis = node.axis % (inputs[0].ndim + 1)
     shape = inputs[0].shape
     shape = shape[:axis] + (1,) + shape[axis:]
@@ -172,11 +145,8 @@ def _joined(inputs, axis):
 _Loss = collections.namedtuple('_Loss', 'kind x t divisor ignore_nan accuracy gx')
 
 
-def _loss(step: steps.Step, kind, x, t, divisor, ignore_nan=False):
-    """Return a loss and its divisor, and keep for later what came along with it.
-
-    That is for the same array objects: nobody may write to them in between, as for any node.
-    """
+def _loss(step: Step, kind, x, t, divisor, ignore_nan=False):
+    """Return a loss and its divisor; keep what came along with it, for the same array objects."""
     loss, count, *along = training_loss(
         kind, x, t, divisor, ignore_nan, chainer.config.enable_backprop
     )
@@ -185,36 +155,35 @@ def _loss(step: steps.Step, kind, x, t, divisor, ignore_nan=False):
     return loss, divisor
 
 
-def _loss_grad(step: steps.Step, kind, x, t, gy, divisor, ignore_nan=False):
-    if step.one is not None and step.one.gave(gy):
-        wanted = kind, ignore_nan, type(divisor)  # counted or not
+def _loss_grad(step: Step, kind, x, t, gy, divisor, ignore_nan=False):
+    if step.one is not None and step.one.is_seed(gy):
+        key = kind, ignore_nan, type(divisor)  # counted or not
         for place, loss in enumerate(step.losses):
             if loss.x is x and loss.t is t and loss.gx is not None:
-                if (loss.kind, loss.ignore_nan, type(loss.divisor)) == wanted:
+                if (loss.kind, loss.ignore_nan, type(loss.divisor)) == key:
                     del step.losses[place]  # whoever gets the array may write to it
                     return loss.gx
     return mean_loss_backward(kind, x, t, gy, divisor, ignore_nan)
 
 
-def _mean_error(kind, node, step: steps.Step, inputs):
+def _mean_error(kind, node, step: Step, inputs):
     node.retain_inputs((0, 1))
     x, t = inputs
     loss, _ = _loss(step, kind, x, t, x.size, getattr(node, 'ignore_nan', False))
     return (loss,)
 
 
-def _mean_error_backward(kind, node, step: steps.Step, indexes, grad_outputs):
+def _mean_error_backward(kind, node, step: Step, indexes, grad_outputs):
     x, t = (variable.array for variable in node.get_retained_inputs())
     if chainer.config.enable_backprop:
         node.diff = x - t  # Chainer's MeanAbsoluteError keeps it
         return None
-    gx = _loss_grad(
-        step, kind, x, t, grad_outputs[0].array, x.size, getattr(node, 'ignore_nan', False)
-    )
+    gy, ignore_nan = grad_outputs[0].array, getattr(node, 'ignore_nan', False)
+    gx = _loss_grad(step, kind, x, t, gy, x.size, ignore_nan)
     return tuple(chainer.Variable(-gx if i else gx, requires_grad=False) for i in indexes)
 
 
-def _sigmoid_cross_entropy(node, step: steps.Step, inputs):
+def _sigmoid_cross_entropy(node, step: Step, inputs):
     if node.reduce != 'mean' or node.ignore_label != -1:
         return None
     node.retain_inputs((0, 1))
@@ -225,7 +194,7 @@ def _sigmoid_cross_entropy(node, step: steps.Step, inputs):
     return (loss,)
 
 
-def _sigmoid_cross_entropy_grad(node, step: steps.Step, inputs):
+def _sigmoid_cross_entropy_grad(node, step: Step, inputs):
     if node.ignore_mask is not None:  # Chainer's forward came before
         return None
     node.retain_inputs((0, 1))
@@ -235,7 +204,7 @@ def _sigmoid_cross_entropy_grad(node, step: steps.Step, inputs):
     return (_loss_grad(step, 'SIGMOID_CROSS_ENTROPY', x, node.t, gy, node.count),)
 
 
-def _binary_accuracy(node, step: steps.Step, inputs):
+def _binary_accuracy(node, step: Step, inputs):
     if node.ignore_label != -1:
         return None
     x, t = inputs
@@ -254,7 +223,7 @@ def _without_nan(node, x):
     return xp.where(xp.isnan(x), x.dtype.type(0), x)
 
 
-def _r2_score(node, step: steps.Step, inputs):
+def _r2_score(node, step: Step, inputs):
     true = inputs[1]
     xp = chainer.backend.get_array_module(true)
     residuals, total = (
@@ -268,7 +237,7 @@ def _r2_score(node, step: steps.Step, inputs):
     return (utils.force_array(scores.mean() if node.multioutput == 'uniform_average' else scores),)
 
 
-def _accuracy(node, step: steps.Step, inputs):
+def _accuracy(node, step: Step, inputs):
     y, t = inputs
     is_right = y.argmax(axis=1).reshape(t.shape) == t
     if node.ignore_label is None:
@@ -278,7 +247,7 @@ def _accuracy(node, step: steps.Step, inputs):
     return (utils.force_array(share, y.dtype),)
 
 
-def _softmax_cross_entropy(node, step: steps.Step, inputs):
+def _softmax_cross_entropy(node, step: Step, inputs):
     x, t = inputs
     if node.normalize or node.reduce != 'mean' or x.shape == t.shape:  # the latter: soft targets
         return None
@@ -293,7 +262,7 @@ def _softmax_cross_entropy(node, step: steps.Step, inputs):
     return (utils.force_array(losses.sum(dtype=dtype) * node._coeff, x.dtype),)
 
 
-def _softmax_cross_entropy_grad(node, step: steps.Step, inputs):
+def _softmax_cross_entropy_grad(node, step: Step, inputs):
     x, t, gy = inputs
     if node.coeff is None and x.size:
         node.coeff = chainer.backend.get_array_module(gy).ones((), gy.dtype)
@@ -301,7 +270,7 @@ def _softmax_cross_entropy_grad(node, step: steps.Step, inputs):
     return FunctionNode.forward(node, (x, t, gy))
 
 
-def _standardize(inverse, scaler, step: steps.Step, x, axis=1):
+def _standardize(inverse, scaler, step: Step, x, axis=1):
     if scaler.mean is None:
         return None  # which raises
     is_array = not isinstance(x, chainer.Variable)
@@ -323,39 +292,48 @@ def _mean_and_deviation(scaler, n_features):
     return means, deviations
 
 
-# (class, method) -> what takes its place: a function of the same arguments, with the step after the
-# object. It returns None where Chainer's own does without what cannot be captured, and is to run.
+# Method -> what takes its place: a function of the same arguments, with the step after the object.
+# It returns None where Chainer's own does without what cannot be captured, and is to run.
 IN_STEP = {
-    (LinearFunction, 'forward'): _linear,
-    (LinearFunction, 'backward'): _linear_backward,
-    (LinearGradData, 'forward'): _linear_grad_data,
-    (LinearGradWeight, 'forward'): _linear_grad_weight,
-    (MatMul, 'forward'): _matmul,
-    (SigmoidCrossEntropy, 'forward'): _sigmoid_cross_entropy,
-    (SigmoidCrossEntropyGrad, 'forward'): _sigmoid_cross_entropy_grad,
-    (BinaryAccuracy, 'forward'): _binary_accuracy,
-    (StandardScaler, 'transform'): functools.partial(_standardize, False),
-    (StandardScaler, 'inverse_transform'): functools.partial(_standardize, True),
-    (Dropout, 'forward'): step_dropout,
-    (Concat, 'forward'): _concat,
-    (Stack, 'forward'): _stack,
-    (Accuracy, 'forward'): _accuracy,
-    (R2_score, 'forward'): _r2_score,
-    (MaskedR2Score, 'forward'): _r2_score,
-    (SoftmaxCrossEntropy, 'forward'): _softmax_cross_entropy,
-    (SoftmaxCrossEntropyGrad, 'forward'): _softmax_cross_entropy_grad,
-    (Sum, 'forward'): _sum,
+    'chainer.functions.connection.linear.LinearFunction.forward': _linear,
+    'chainer.functions.connection.linear.LinearFunction.backward': _linear_backward,
+    'chainer.functions.connection.linear.LinearGradData.forward': _linear_grad_data,
+    'chainer.functions.connection.linear.LinearGradWeight.forward': _linear_grad_weight,
+    'chainer.functions.math.matmul.MatMul.forward': _matmul,
+    'chainer.functions.math.sum.Sum.forward': _sum,
+    'chainer.functions.array.concat.Concat.forward': _concat,
+    'chainer.functions.array.stack.Stack.forward': _stack,
+    'chainer.functions.noise.dropout.Dropout.forward': step_dropout,
+    'chainer.functions.loss.sigmoid_cross_entropy.SigmoidCrossEntropy.forward': (
+        _sigmoid_cross_entropy
+    ),
+    'chainer.functions.loss.sigmoid_cross_entropy.SigmoidCrossEntropyGrad.forward': (
+        _sigmoid_cross_entropy_grad
+    ),
+    'chainer.functions.loss.softmax_cross_entropy.SoftmaxCrossEntropy.forward': (
+        _softmax_cross_entropy
+    ),
+    'chainer.functions.loss.softmax_cross_entropy'
+    '._SoftmaxCrossEntropyGrad_NoDoubleBackprop.forward': _softmax_cross_entropy_grad,
+    'chainer.functions.evaluation.binary_accuracy.BinaryAccuracy.forward': _binary_accuracy,
+    'chainer.functions.evaluation.accuracy.Accuracy.forward': _accuracy,
+    'chainer.functions.evaluation.r2_score.R2_score.forward': _r2_score,
+    'chainer_chemistry.functions.evaluation.r2_score.R2Score.forward': _r2_score,
+    'chainer_chemistry.links.scaler.standard_scaler.StandardScaler.transform': (
+        functools.partial(_standardize, False)
+    ),
+    'chainer_chemistry.links.scaler.standard_scaler.StandardScaler.inverse_transform': (
+        functools.partial(_standardize, True)
+    ),
 }
-IN_STEP |= {
-    (kind, name): functools.partial(in_step, error)
-    for kind, error in (
-        (MeanSquaredError, 'SQUARED_ERROR'),
-        (MaskedMeanSquaredError, 'SQUARED_ERROR'),
-        (MeanAbsoluteError, 'ABSOLUTE_ERROR'),
-        (MaskedMeanAbsoluteError, 'ABSOLUTE_ERROR'),
-    )
-    for name, in_step in (('forward', _mean_error), ('backward', _mean_error_backward))
-}
+for _class, _error in {
+    'chainer.functions.loss.mean_squared_error.MeanSquaredError': 'SQUARED_ERROR',
+    'chainer.functions.loss.mean_absolute_error.MeanAbsoluteError': 'ABSOLUTE_ERROR',
+    'chainer_chemistry.functions.loss.mean_squared_error.MeanSquaredError': 'SQUARED_ERROR',
+    'chainer_chemistry.functions.loss.mean_absolute_error.MeanAbsoluteError': 'ABSOLUTE_ERROR',
+}.items():
+    IN_STEP[_class + '.forward'] = functools.partial(_mean_error, _error)
+    IN_STEP[_class + '.backward'] = functools.partial(_mean_error_backward, _error)
 
 # By method, the array that shows whether a call is part of the step.
 _ARRAY = {
@@ -366,9 +344,7 @@ _ARRAY = {
 }
 
 
-def _method(kind, name, in_step):
-    original, array_of = getattr(kind, name), _ARRAY[name]
-
+def _asking_for_a_step(original, array_of, in_step):
     @functools.wraps(original)
     def method(self, *args, **kwargs):
         step = gemm.step_for(array_of(self, *args, **kwargs))
@@ -378,40 +354,7 @@ def _method(kind, name, in_step):
     return method
 
 
-class _Replacements:
-    """Replace the methods of Chainer's classes while at least one thread has a step under way."""
-
-    def __init__(self):
-        self._lock, self._n_steps, self._originals = threading.Lock(), 0, []
-
-    def __enter__(self):
-        with self._lock:
-            self._n_steps += 1
-            if self._n_steps == 1:
-                for (kind, name), in_step in IN_STEP.items():
-                    self._replace(kind, name, _method(kind, name, in_step))
-
-    def _replace(self, kind, name, method):
-        self._originals.append((kind, name, vars(kind).get(name)))
-        setattr(kind, name, method)
-
-    def __exit__(self, *_):
-        with self._lock:
-            self._n_steps -= 1
-            if not self._n_steps:
-                for kind, name, original in self._originals:
-                    if original is None:  # inherited
-                        delattr(kind, name)
-                    else:
-                        setattr(kind, name, original)
-                self._originals = []
-
-
-_replacements = _Replacements()
-
-
-@contextlib.contextmanager
-def under_way(step):
-    """Run a step inside, as `cuda.step.under_way`, with Chainer's nodes in their captured form."""
-    with _replacements, steps.under_way(step):
-        yield step
+for _path, _in_step in IN_STEP.items():
+    _module, _class, _name = _path.rsplit('.', 2)
+    _kind = getattr(importlib.import_module(_module), _class)
+    setattr(_kind, _name, _asking_for_a_step(getattr(_kind, _name), _ARRAY[_name], _in_step))

@@ -17,11 +17,7 @@ class HostCopyError(RuntimeError):
 
 
 def using(device):
-    """Do what ``chainer.using_device`` does, faster where that device is current already.
-
-    Args:
-        device (chainer.backend.Device or None): None changes nothing.
-    """
+    """Do what ``chainer.using_device`` does, faster if it is current; None changes nothing."""
     if device is None:
         return contextlib.nullcontext()
     if device.xp is cuda.cupy and cuda.cupy.cuda.runtime.getDevice() == device.device.id:
@@ -30,17 +26,12 @@ def using(device):
 
 
 class Capturer:
-    """Capture functions on one device, with a stream and a memory pool for their graphs.
+    """Capture functions on one GPU, with a stream and a memory pool for their graphs.
 
     Graphs of one capturer share the pool's memory: they must run one after the other, and only
     arrays that the caller still holds after a capture keep their values until the same graph is
-    replayed.
-
-    Arrays that outlive the capturer, such as gradients that parameters still have, stay valid; the
-    rest of its memory is freed with it.
-
-    Args:
-        device (chainer.backend.GpuDevice): the GPU.
+    replayed. Arrays that outlive the capturer, such as gradients that parameters still have, stay
+    valid; the rest of its memory is freed with it.
     """
 
     def __init__(self, device):
@@ -62,10 +53,7 @@ class Capturer:
             return self._pool.total_bytes()
 
     def free_unused(self):
-        """Free the memory that CuPy's own pool keeps for this stream, which no other can reuse.
-
-        Synchronises the device.
-        """
+        """Free what CuPy's own pool keeps for this stream alone (synchronises)."""
         # No garbage collection: re-entering here deadlocks on CuPy's lock.
         with self._device, _no_garbage_collection():
             cuda.cupy.get_default_memory_pool().free_all_blocks(self.stream)
@@ -100,12 +88,8 @@ class Capturer:
     def capture(self, function):
         """Record what `function` launches; nothing runs.
 
-        Returns:
-            tuple: callable that launches the graph on the current stream, and returns that; what
-            the function returned.
-
-        Raises:
-            Exception: raised by the function, or by CuPy for a call that cannot be captured.
+        Return what launches the graph on the current stream and returns that, and the function's
+        result. Raises what the function does, or CuPy for a call that cannot be captured.
         """
         cupy = cuda.cupy
         with (
@@ -124,24 +108,17 @@ class Capturer:
         return _Launch(graph, self), result
 
     def compile_kernels(self, function):
-        """Compile the kernels that `function` launches, several at a time; nothing runs.
-
-        What it raises is dropped: it will be raised again when it runs.
-        """
+        """Compile the kernels that `function` launches, several at a time, whatever it raises."""
         with contextlib.suppress(Exception), warnings.catch_warnings(), kernels.compiled_together():
             warnings.simplefilter('ignore')
             self.capture(function)
 
     def _allocate(self, n_bytes):
-        """Allocate from the pool, and let the array keep the pool alive.
-
-        CuPy's arrays hold only a weak reference to their pool: their memory would be freed with it.
-        """
+        """Allocate from the pool; the array keeps it alive, as CuPy's own hold a weak reference."""
         memory = self._pool.malloc(n_bytes)
-        kept = cuda.cupy.cuda.UnownedMemory(
-            memory.ptr, n_bytes, _Block(memory, self), self._device.id
-        )
-        return cuda.cupy.cuda.MemoryPointer(kept, 0)
+        owner, device_id = _Block(memory, self), self._device.id
+        unowned = cuda.cupy.cuda.UnownedMemory(memory.ptr, n_bytes, owner, device_id)
+        return cuda.cupy.cuda.MemoryPointer(unowned, 0)
 
     def _abandon(self):
         """End a capture after an error, which CUDA may report again."""
@@ -174,10 +151,7 @@ def _give_back(pool, device):
 
 
 class _Launch:
-    """Launch a graph on the current stream, and return that.
-
-    Holds the capturer, whose memory the graph uses.
-    """
+    """Launch a graph on the current stream, and return that; hold the capturer for its memory."""
 
     def __init__(self, graph, capturer):
         self._graph = graph
@@ -227,7 +201,7 @@ def _no_host_copies():
 def _pinned_allocator():
     """Return the current allocator of pinned memory: that of a pool, or None for no pool.
 
-    CuPy has no getter. But memory from a pool refers to the pool; a function that wraps one is not
+    CuPy has no getter, but memory from a pool refers to it. A function around one is not
     recognised.
     """
     cupy = cuda.cupy

@@ -11,6 +11,7 @@ from chainer_bspmm.cuda import gemm
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.training.batches import batch_of
 from chainer_bspmm.training.batches import NoSparseBatch
+from chainer_bspmm.training.batches import Resident
 from chainer_bspmm.training.cuda_graphs import Capturer
 from chainer_bspmm.training.examples import Examples
 from chainer_bspmm.training.guards import Guards
@@ -18,16 +19,11 @@ from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.programs import Programs
-from chainer_bspmm.training.resident import Resident
 from chainer_bspmm.user_code import warn
 
 
 class Driver:
-    """Find the program for batch after batch: new, or captured where its layout was seen before.
-
-    The loop around it runs the program, or the batch eagerly where there is none. Subclasses say
-    what a program is, and what it needs besides.
-    """
+    """Find the program for batch after batch: new, or captured where its layout was seen before."""
 
     what, who = 'step', 'GraphUpdater trains'  # for messages
     seed, check_every = 0, CHECK_EVERY
@@ -48,14 +44,13 @@ class Driver:
         # What the layout of the next batch has of the last; None where other code has run since.
         self.watched: tuple | None = None
         self.reason: str | None = None  # why nothing can be captured any more
-        self._seen: tuple = ()  # key, function and target that what is shared was made for
+        self._made_for: list = []  # rules, hooks, function and target, what is shared
         self._warned: set[str] = set()
 
     def program(self, examples, converter, dataset, function, counter=0):
         """Return why a batch is to be run eagerly (str or None), its program, and the batch.
 
-        The program is captured if the layout was seen before. `dataset` is what the examples are
-        from, `counter` the number of the step.
+        `dataset` is what the examples are from, `counter` the number of the step.
         """
         program = batch = None
         reason = self.reason
@@ -93,17 +88,13 @@ class Driver:
         return reason, program, batch
 
     def _look(self, function):
-        """Return the guards' key; start anew where that, function or target are others."""
+        """Return the guards' key; start anew where function, target, rules or hooks are others."""
         if self.capturer is not None:
-            key, target = self.guards.key(), self.target
-            last, *made_for = self._seen
-            if key is last and function is made_for[0] and target is made_for[1]:
-                return key
-            if [*key.update, function, target] == [*last.update, *made_for]:
-                self._seen = key, function, target
+            key = self.guards.key()
+            if [*key.update, function, self.target] == self._made_for:
                 return key
         self._prepare(function)
-        return self._seen[0]
+        return self.guards.key()
 
     def _prepare(self, function):
         """Make what all programs share, discarding the old one; raise CannotCapture if it fails."""
@@ -114,7 +105,7 @@ class Driver:
         self.function = function
         self._make()
         self.guards = Guards(self.target, function, self.optimizer)
-        self._seen = self.guards.key(), function, self.target
+        self._made_for = [*self.guards.key().update, function, self.target]
         self.capturer = capturer  # last: there may be an interrupt before
 
     def _make(self):
@@ -142,10 +133,9 @@ class Driver:
 
     def end(self):
         """Let go what was made of dense examples: another training makes it again."""
-        if self.examples.has_form:
+        if self.examples.close():
             self.forget()
             self.resident = None
-        self.examples.close()
 
     def give_up(self, reason):
         """Capture no more, and return the reason."""

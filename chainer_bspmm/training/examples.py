@@ -1,5 +1,7 @@
 """`Examples`: what an iterator gives, as numbers where a list of examples is not needed."""
 
+import operator
+
 from chainer.iterators import _statemachine
 from chainer.iterators import SerialIterator
 import numpy
@@ -19,9 +21,8 @@ class Examples:
     """What an iterator gives for a converter, as a `Selection` where it can be.
 
     It can where Chainer's SerialIterator, or a `PartIterator`, reads for a `CSRConverter` a
-    `SparseDataset`, a dense data set that has a `SparseForm`, or a SubDataset of one: there the
-    list would only be taken apart again. The iterator's state, order and random numbers are the
-    same.
+    `SparseDataset`, a dense data set that has a `SparseForm`, or a SubDataset of one. The
+    iterator's state, order and random numbers are the same.
     """
 
     def __init__(self):
@@ -31,34 +32,18 @@ class Examples:
         self._is_numbered = False
         self._n_forms = 0  # that were opened
 
-    @property
-    def has_form(self):
-        """Whether a dense data set is kept."""
-        return self._form is not None
-
     def __reduce__(self):
         return Examples, ()  # a copy opens its own
 
     def next(self, iterator, converter, may_keep=True, is_known=False):
-        """Return the next list of examples or `Selection`.
+        """Return the next list of examples or `Selection`, or raise StopIteration.
 
-        Args:
-            iterator (Iterator), converter (callable): of an updater or evaluator.
-            may_keep (bool): whether dense data sets may be kept: their arrays are read-only until
-                :meth:`close`, which the caller must be sure to reach.
-            is_known (bool): whether no code of others has run since the last call.
-
-        Raises:
-            StopIteration: the iterator has ended.
+        `may_keep`: dense data sets may be kept; their arrays are read-only until :meth:`close`,
+        which the caller must be sure to reach. `is_known`: no code of others has run since the last
+        call.
         """
         dataset = getattr(iterator, 'dataset', None)
-        was = self._parts
-        if (
-            iterator is not was[0]
-            or dataset is not was[1]
-            or converter is not was[2]
-            or may_keep is not was[3]
-        ):
+        if not all(map(operator.is_, self._parts, (iterator, dataset, converter, may_keep))):
             self._look(iterator, dataset, converter, may_keep)
         if not self._is_numbered or 'next' in vars(iterator):
             return iterator.next()
@@ -68,11 +53,12 @@ class Examples:
         return [dataset[i] for i in index] if selection is None else selection
 
     def close(self):
-        """Let arrays of dense examples be written again."""
+        """Let arrays of dense examples be written again; return whether there were any."""
         form, self._form = self._form, None
         self._parts, self._is_numbered = (None, None, None, None), False
         if form is not None:
             form.close()
+        return form is not None
 
     def _look(self, iterator, dataset, converter, may_keep):
         last, self._form = self._form, None  # closed at the end: it may be the same again
@@ -80,12 +66,14 @@ class Examples:
         if type(iterator) in (SerialIterator, PartIterator) and type(converter) is CSRConverter:
             base = sparse_form.base_of(dataset)
             self._is_numbered = type(base) in (SparseDataset, DeviceDataset)
+            form = None
             if not self._is_numbered and may_keep and self._n_forms < MOST_FORMS:
                 form = sparse_form.open_form(base)
-                self._n_forms += form is not None
-                if form is not None and sparse_form.suits(converter, form.molecules):
+            if form is not None:
+                self._n_forms += 1
+                if sparse_form.suits(converter, form.molecules):
                     self._form, self._is_numbered, self._was_left = form, True, True
-                elif form is not None:
+                else:
                     form.close()
         if last is not None:
             last.close()

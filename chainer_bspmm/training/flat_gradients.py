@@ -8,7 +8,7 @@ from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda.launch import NULL
 from chainer_bspmm.multi_node import faults
 from chainer_bspmm.training import peer_memory
-from chainer_bspmm.training.peer_sums import PeerSums
+from chainer_bspmm.training.peer_memory import PeerSums
 
 _THREADS, _CHUNK, _RESIDENT = 256, 1024, 2  # as in the kernel
 # Kernel arguments are 4 KB at most: these parameters take 3848 bytes of them.
@@ -42,23 +42,18 @@ class FlatGradients:
     :meth:`pack` writes the gradients to one array, :meth:`add_up` adds up those of all ranks, and
     :meth:`unpack` writes the mean back: on the current stream, without a synchronisation.
 
-    On one host the ranks write to each other's memory: :meth:`pack` does all of it, in a launch
-    that a CUDA graph may capture (see `peer_memory` and the kernel). Otherwise the sum is one call
-    of NCCL, which is not captured: NCCL wants graphs that contain one to be captured by all ranks
-    at once and launched by all at once, but each rank launches the graph of its own batch's layout.
+    On one host the ranks write to each other's memory, `peers`: :meth:`pack` does all of it, in a
+    launch that a CUDA graph may capture (see `peer_memory` and the kernel). Otherwise the sum is
+    one call of NCCL, which is not captured: NCCL wants graphs that contain one to be captured by
+    all ranks at once and launched by all at once, but each launches the graph of its own batch's
+    layout.
 
     A loss that is not finite makes all gradients 0, on all ranks: parameters stay finite until the
     hosts notice (:func:`raise_if_not_finite`).
 
-    Args:
-        optimizer (multi_node.optimizer.Weighted): of all ranks, over a communicator of NCCL, whose
-            parameters have been made; if more are made later, make another object.
-        peers (PeerMemory or None): that the ranks share; not taken if it has other sizes.
-
-    Attributes:
-        peers (PeerMemory or None): what is used.
-        sent (cupy.ndarray): what this rank has packed last.
-        sums (PeerSums): what else a step adds up over the ranks.
+    `optimizer` is a `Weighted` one over a communicator of NCCL, whose parameters have been made; if
+    more are made later, make another object. `sent` is what this rank has packed last, `sums` are
+    the `PeerSums` of a step.
     """
 
     def __init__(self, optimizer, peers=None):
@@ -99,10 +94,7 @@ class FlatGradients:
                 self._load(dtype, False, numpy.dtype('f'))
 
     def pack(self, n_molecules, loss, alone=False):
-        """Write the gradients, times the number of molecules, where they are sent from.
-
-        One that is not C-contiguous, or shares memory with another one, is replaced by a copy.
-        """
+        """Write the gradients, times the number of molecules, where they are sent from."""
         if alone or not self.has_sum:
             self._launch(True, self.sent, loss, NULL, n_molecules)
         else:
@@ -179,9 +171,8 @@ class FlatGradients:
     def _launch(self, is_pack, flat, loss, is_bad, n_molecules):
         for dtype, table, n_chunks in self._tables():
             of_loss = numpy.dtype('f') if loss is None else loss.dtype
-            kernel = self._load(dtype, is_pack, of_loss)
             arguments = self._arguments(table, flat, loss, is_bad, n_molecules)
-            kernel((n_chunks, 1, 1), (_THREADS, 1, 1), arguments)
+            self._load(dtype, is_pack, of_loss)((n_chunks, 1, 1), (_THREADS, 1, 1), arguments)
             loss, is_bad = None, NULL  # what is not of a parameter is done
 
     def _exchange(self, n_molecules, loss, is_bad):
@@ -191,12 +182,9 @@ class FlatGradients:
         most = _RESIDENT * kernels.device(self.sent.data.device_id).n_sms
         for dtype, table, n_chunks in self._tables():
             arguments = self._arguments(table, self.sent, loss, is_bad, n_molecules)
-            of_chunks = map(numpy.int32, (first_chunk, n_chunks))
-            self._load(dtype, True, loss.dtype, peers)(
-                (min(n_chunks, most), 1, 1),
-                (_THREADS, 1, 1),
-                (*arguments, data, peers.turn, stride, *of_chunks),
-            )
+            chunks = numpy.int32(first_chunk), numpy.int32(n_chunks)
+            kernel, grid = self._load(dtype, True, loss.dtype, peers), (min(n_chunks, most), 1, 1)
+            kernel(grid, (_THREADS, 1, 1), (*arguments, data, peers.turn, stride, *chunks))
             is_bad = NULL
             first_chunk += n_chunks
 
@@ -222,21 +210,12 @@ def raise_if_not_finite(optimizer, wait=False):
     if flags.any():
         rank = int(flags.argmax())
         flags[...] = 0
-        faults.raise_on(
-            optimizer.communicator,
-            rank,
-            FloatingPointError(
-                'the loss of rank %d is not finite, noticed after step %d' % (rank, optimizer.t)
-            ),
-        )
+        text = 'the loss of rank %d is not finite, noticed after step %d' % (rank, optimizer.t)
+        faults.raise_on(optimizer.communicator, rank, FloatingPointError(text))
 
 
 def _flags_of(optimizer):
-    """Return (n_ranks,) int32 of the host, which kernels write to.
-
-    The optimizer keeps them: kernels may run when the object is gone that has launched them, and
-    what they have found is not forgotten.
-    """
+    """Return (n_ranks,) int32 of the host, the optimizer's: kernels may still write there."""
     if not hasattr(optimizer, '_is_bad'):
         n_ranks = optimizer.communicator.size
         pinned = cuda.cupy.cuda.alloc_pinned_memory(4 * n_ranks)
@@ -247,10 +226,7 @@ def _flags_of(optimizer):
 
 
 def _own_gradients(params):
-    """Let each parameter have a C-contiguous gradient of its own: the mean is written to it.
-
-    The parameters of a sum, such as ``V + W``, have one array for a gradient.
-    """
+    """Let each parameter have a contiguous gradient of its own: those of ``V + W`` share one."""
     end = 0
     for param in sorted(params, key=lambda param: param.grad.data.ptr):
         is_shared = param.grad.data.ptr < end

@@ -5,18 +5,23 @@ which a captured graph would repeat. Here one launch serves up to 70 parameters
 (kernels/fused_update.cu), and everything that changes from step to step is read from device memory.
 """
 
+import collections
+from numbers import Real
 import struct
 
 import numpy
 
 import chainer
+from chainer import optimizer_hooks
+from chainer import optimizers
 from chainer.backends import cuda
+from chainer.optimizers import adam
+from chainer.optimizers import momentum_sgd
+from chainer.optimizers import rmsprop
+from chainer.optimizers import sgd
 
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda.launch import NULL
-from chainer_bspmm.training.supported import HOOKS
-from chainer_bspmm.training.supported import METHODS
-from chainer_bspmm.training.supported import why_unsupported
 
 _MAX_BLOCKS = 1024  # about what is resident on an H200; the next launch adds one number of each
 _THREADS = 256
@@ -51,6 +56,136 @@ def _chunk(dtype):
     return 16 * _THREADS // dtype.itemsize
 
 
+# How an optimizer updates: the type of its rules; hyperparameters -> variant (RULE of the kernel);
+# names of the states, and the numbers (how many, (hyperparameters, step) -> which), in the kernel's
+# order.
+Method = collections.namedtuple('Method', 'rule_type variant states n_numbers numbers')
+
+
+def _adam_numbers(hp, t):
+    rate = adam._learning_rate(hp, t)
+    return rate, 1 - hp.beta1, 1 - hp.beta2, hp.eps, hp.eta, hp.weight_decay_rate
+
+
+def _adam_variant(hp):
+    if hp.adabound:  # refused below; no kernel has it
+        return 'ADABOUND'
+    return 'AMSGRAD' if hp.amsgrad else 'ADAM'
+
+
+def _momentum_numbers(hp, t):
+    return hp.lr, hp.momentum
+
+
+def _rmsprop_variant(hp):
+    return 'RMSPROP_EPS_INSIDE' if hp.eps_inside_sqrt else 'RMSPROP'
+
+
+def _rmsprop_numbers(hp, t):
+    return hp.lr, hp.alpha, hp.eps
+
+
+_ADAM = Method(adam.AdamRule, _adam_variant, ('m', 'v', 'vhat'), 6, _adam_numbers)
+METHODS = {
+    optimizers.Adam: _ADAM,
+    optimizers.AdamW: _ADAM,
+    optimizers.AMSGrad: _ADAM,
+    optimizers.SGD: Method(sgd.SGDRule, lambda hp: 'SGD', (), 1, lambda hp, t: (hp.lr,)),
+    optimizers.MomentumSGD: Method(
+        momentum_sgd.MomentumSGDRule, lambda hp: 'MOMENTUM_SGD', ('v',), 2, _momentum_numbers
+    ),
+    optimizers.RMSprop: Method(rmsprop.RMSpropRule, _rmsprop_variant, ('ms',), 3, _rmsprop_numbers),
+}
+
+# Hooks: their number in the kernel (None: its norm needs another launch), and hook -> two numbers.
+HOOKS = {
+    optimizer_hooks.WeightDecay: (0, lambda hook: (hook.rate, 0)),
+    optimizer_hooks.Lasso: (1, lambda hook: (hook.rate, 0)),
+    optimizer_hooks.GradientHardClipping: (2, lambda hook: (hook.lower_bound, hook.upper_bound)),
+    optimizer_hooks.GradientClipping: (None, lambda hook: (hook.threshold, 0)),
+}
+_MAX_HOOKS = 16  # two bits for each in a 32-bit word
+
+
+def why_unsupported(optimizer):
+    """Return in a sentence why (str or None) an optimizer cannot be used with `FusedUpdate`."""
+    return next(_reasons(optimizer), None)
+
+
+def _reasons(optimizer):
+    method = METHODS.get(type(optimizer))
+    if method is None:
+        kinds = ', '.join(sorted(kind.__name__ for kind in METHODS))
+        yield 'the optimizer is %s, expected one of %s' % (_name(optimizer), kinds)
+    if optimizer.target is None:
+        yield 'the optimizer was not set up: call its method setup'
+    if optimizer._loss_scale is not None or optimizer._loss_scaling_is_dynamic:
+        yield 'the optimizer scales the loss'
+    for name in optimizer._hookable._post_update_hooks:
+        yield "hook '%s' of the optimizer runs after the update" % name
+    hooks = optimizer._hookable._pre_update_hooks
+    for name, hook in hooks.items():
+        this = "hook '%s' of the optimizer " % name
+        if type(hook) not in HOOKS:
+            kinds = ', '.join(sorted(kind.__name__ for kind in HOOKS))
+            yield this + 'is %s, expected one of %s' % (_name(hook), kinds)
+        for number in HOOKS[type(hook)][1](hook):
+            if not isinstance(number, Real):
+                yield this + 'has %r where a number is expected' % (number,)
+    if len(hooks) > _MAX_HOOKS:
+        yield 'the optimizer has %d hooks, expected at most %d' % (len(hooks), _MAX_HOOKS)
+    paths, devices = {}, set()
+    for path, param in optimizer.target.namedparams():
+        this = "parameter '%s' " % path
+        if id(param) in paths:
+            yield this + "is also '%s': it would be updated twice in a step" % paths[id(param)]
+        paths[id(param)] = path
+        for reason in _reasons_of(param, method):
+            yield this + reason
+        if param.array is not None:
+            devices.add(param.device)
+    if len(devices) > 1:
+        yield 'the parameters are on several devices: %s' % ', '.join(sorted(map(str, devices)))
+
+
+def _reasons_of(param, method):
+    if param.device.xp is chainer.backend.chainerx:
+        yield 'is an array of ChainerX'
+    if param.layout is not None:
+        yield 'has a layout, which is not supported'
+    try:
+        dtype = param.dtype
+    except RuntimeError:  # neither initialised nor given
+        dtype = None
+    if dtype is not None and dtype not in (numpy.float32, numpy.float64):
+        yield 'is %s, expected float32 or float64' % dtype
+    if param._loss_scale is not None:
+        yield 'has a scaled gradient'
+    if param.array is not None and not param.array.flags.c_contiguous:
+        yield 'is not C-contiguous'
+    rule = param.update_rule
+    if rule is None:
+        return
+    if type(rule) is not method.rule_type:
+        yield 'is updated by %s, expected %s' % (_name(rule), method.rule_type.__name__)
+    for hooks in (rule._hookable._pre_update_hooks, rule._hookable._post_update_hooks):
+        for name in hooks:
+            yield "has hook '%s' on its update rule" % name
+    if rule._use_fp32_update:
+        yield 'is updated in float32 (use_fp32_update)'
+    hp = rule.hyperparam
+    if method is _ADAM and hp.adabound:
+        yield 'is updated by Adam with adabound=True'
+    if dtype is not None and method is _ADAM and hp.eps and not dtype.type(hp.eps):
+        yield 'is %s, for which eps=%s of Adam is too small' % (dtype, hp.eps)
+    if dtype is not None and method.rule_type is rmsprop.RMSpropRule and not dtype.type(hp.eps):
+        yield 'is %s, for which eps=%s of RMSprop is too small' % (dtype, hp.eps)
+
+
+def _name(thing):
+    return '%s.%s' % (type(thing).__module__, type(thing).__qualname__)
+
+
 class FusedUpdate:
     """Do what ``optimizer.update()`` does, in two parts: numbers on the host, launches.
 
@@ -58,44 +193,26 @@ class FusedUpdate:
     snapshots hold them. The results are those of Chainer's own GPU kernels, up to the rounding of
     the norm of the gradients. Deterministic.
 
-    Args:
-        optimizer (chainer.Optimizer): set up, and supported (`why_unsupported`). If hooks are
-            added or rules replaced later, make another object.
-
-    Attributes:
-        optimizer (chainer.Optimizer): the optimizer.
-        n_numbers (int): how many numbers change from step to step, as `advance` returns them.
-
-    Raises:
-        ValueError: the optimizer is not supported.
+    The optimizer is supported (`why_unsupported`). If hooks are added or rules replaced later, make
+    another object. ``n_numbers`` change from step to step, as :meth:`advance` returns them.
     """
 
     def __init__(self, optimizer):
-        reason = why_unsupported(optimizer)
-        if reason:
-            raise ValueError('optimizer: ' + reason)
         self.optimizer = optimizer
         self._method = METHODS[type(optimizer)]
         self._params = list(optimizer.target.params())
         self._rules = [param.update_rule for param in self._params]
         self._hooks = list(optimizer._hookable._pre_update_hooks.values())
+        self._kinds = [HOOKS[type(hook)][0] for hook in self._hooks]
         self._width = self._method.n_numbers
         self.n_numbers = 2 * len(self._hooks) + self._width * len(self._params)
         self._pack = struct.Struct('%dd' % self._width).pack
         self._partials = None
-        self._were_plain = False
-        self._variants = (None,)  # those of the last plain step: comparing them takes no time
-        self._find_plain()
+        self.variants()
 
     def prepare(self):
-        """Make missing states, scratch memory and kernels: after a first forward, before a capture.
-
-        Raises:
-            ValueError: a parameter that has been initialised by now is not supported.
-        """
-        reason = why_unsupported(self.optimizer)
-        if reason:
-            raise ValueError('optimizer: ' + reason)
+        """Make missing states, scratch memory and kernels: after a first forward."""
+        self.variants()
         groups = self._groups()
         if not groups:
             return
@@ -103,14 +220,13 @@ class FusedUpdate:
             if param.array is not None and _is_updated(rule):
                 # This also sends states to the device that a snapshot has left on the host.
                 rule._init_states(param)
-        first = self._params[groups[0][2][0]]
-        with chainer.using_device(first.device):
+        with chainer.using_device(self._device(groups)):
             if self._partials is None:  # once: captured graphs keep writing there
                 # Launches that leave sums, of float32 and of float64 parameters.
                 n_launches = 2 + len(self._params) // _N_PARAMETERS
                 self._partials = [
                     cuda.cupy.empty(_MAX_BLOCKS * n_launches, numpy.float64)
-                    for _ in range(self._kinds().count(None))
+                    for _ in range(self._kinds.count(None))
                 ]
             self.load_kernels()
 
@@ -120,189 +236,110 @@ class FusedUpdate:
             for name in {variant, 'NONE'} if self._hooks else {variant}:
                 _load(self._params[positions[0]].array, dtype, name)
 
-    def variants(self, is_unchanged=False):
+    def variants(self):
         """Return which variant of the kernel updates each parameter (tuple; None: not updated).
 
         A captured graph is valid for as long as this is equal, and all parameters, gradients and
-        states are the same arrays.
+        states are the same arrays. :meth:`advance` relies on what was found last.
         """
-        # Every step asks, and inherited options are slow to look up.
-        if not is_unchanged:
-            self._find_plain()
-        self._were_plain = self._are_plain()
-        if self._were_plain:
-            variant = self._method.variant(self.optimizer.hyperparam)
-            if variant != self._variants[0]:
-                self._variants = (variant,) * len(self._rules)
-            return self._variants
-        inherits = self._inherits()
-        common = None
-        variants = []
-        for rule in self._rules:
-            variant = None
-            if _is_updated(rule):
-                if rule.hyperparam.__dict__ != inherits:
-                    variant = self._method.variant(rule.hyperparam)
-                else:
-                    variant = common = common or self._method.variant(rule.hyperparam)
-            variants.append(variant)
-        return tuple(variants)
+        common, variant_of = self.optimizer.hyperparam, self._method.variant
+        of_common = variant_of(common)
+        self._hyperparams = [_hyperparam_of(rule, common) for rule in self._rules]
+        self._counted = [rule for rule in self._rules if _is_updated(rule)]
+        self._are_plain = self._hyperparams.count(common) == len(self._hyperparams)
+        hyperparams = self._hyperparams
+        return tuple([of_common if hp is common else hp and variant_of(hp) for hp in hyperparams])
 
-    def advance(self, is_unchanged=False):
+    def advance(self):
         """Count the step, as ``optimizer.update()`` does, and return its numbers.
 
-        Returns:
-            numpy.ndarray: a new (n_numbers,) float64: two for every hook, then those of every
-            parameter, the learning rate with its bias correction first.
+        A new (n_numbers,) float64 array: two for every hook, then those of every parameter, the
+        learning rate with its bias correction first.
         """
-        numbers_of, rules = self._method.numbers, self._rules
-        if not is_unchanged:
-            self._find_plain()
-            self._were_plain = self._are_plain()
+        self.optimizer.t += 1
+        for rule in self._counted:
+            rule.t += 1
+        numbers_of, pack = self._method.numbers, self._pack
         of_hooks = [number for hook in self._hooks for number in HOOKS[type(hook)][1](hook)]
-        if self._were_plain:
-            self.optimizer.t += 1
-            for rule in rules:
-                rule.t += 1
-            steps = [rule.t for rule in rules]
-            if steps.count(steps[0]) == len(steps):
-                packed = self._pack(*numbers_of(self.optimizer.hyperparam, steps[0]))
-                packed_hooks = struct.pack('%dd' % len(of_hooks), *of_hooks)
-                return numpy.frombuffer(packed_hooks + packed * len(steps))
+        packed = [struct.pack('%dd' % len(of_hooks), *of_hooks)]
+        steps = {rule.t for rule in self._counted}
+        if self._are_plain and len(steps) == 1:
+            packed.append(pack(*numbers_of(self.optimizer.hyperparam, *steps)) * len(self._rules))
         else:
-            self.count(1)
-        numbers = numpy.empty(self.n_numbers)
-        numbers[: len(of_hooks)] = of_hooks
-        of_rules = numbers[len(of_hooks) :].reshape(-1, self._width)
-        inherits = self._inherits()
-        common, common_t = 0, None
-        for own, rule in zip(of_rules, rules):
-            if not _is_updated(rule):
-                own[...] = 0
-            elif rule.hyperparam.__dict__ != inherits:
-                own[...] = numbers_of(rule.hyperparam, rule.t)
-            else:  # rules at the same step that inherit all hyperparameters share their numbers
-                if rule.t != common_t:
-                    common, common_t = numbers_of(rule.hyperparam, rule.t), rule.t
-                own[...] = common
-        return numbers
+            known = {}
+            for hp, rule in zip(self._hyperparams, self._rules):
+                key = (id(hp), rule.t) if hp else None
+                if key not in known:
+                    known[key] = pack(*(numbers_of(hp, rule.t) if hp else [0] * self._width))
+                packed.append(known[key])
+        return numpy.frombuffer(b''.join(packed))
 
     def count(self, n_steps):
         """Add to the counters of the optimizer and its rules; -1 undoes `advance`."""
         self.optimizer.t += n_steps
         for rule in self._rules:
-            if rule is not None and rule.enabled:
+            if _is_updated(rule):
                 rule.t += n_steps
 
     def launch(self, numbers):
         """Run hooks and updates on the current stream; a CUDA graph may capture that.
 
-        Gradients end as Chainer's hooks leave them; those that are None become zeros first. One
-        that is not C-contiguous is replaced by a copy that is. Does not synchronise, and copies
-        nothing from or to the host.
-
-        Raises:
-            ValueError: `numbers` is of another shape or dtype.
-            RuntimeError: `prepare` was not called since a parameter was initialised or enabled.
+        Gradients end as Chainer's hooks leave them; those that are None become zeros first, one
+        that is not C-contiguous is replaced by a copy.
         """
-        if numbers.shape != (self.n_numbers,) or numbers.dtype != numpy.float64:
-            raise ValueError(
-                'numbers: got %s of shape %s, expected float64 of shape (%d,)'
-                % (numbers.dtype, numbers.shape, self.n_numbers)
-            )
         self.optimizer.reallocate_cleared_grads()
         groups = self._groups()
         if not groups:
             return
-        if self._partials is None:
-            raise RuntimeError('call prepare() before launch()')
-        kinds = self._kinds()
-        first, before, n_before = 0, NULL, 0
-        with chainer.using_device(self._params[groups[0][2][0]].device):
-            for after in self._partials:
-                stop = kinds.index(None, first)
+        before, n_before, first = NULL, 0, 0
+        with chainer.using_device(self._device(groups)):
+            for after in self._partials:  # the sum of squares before each clipping by the norm
+                stop = self._kinds.index(None, first)
                 n_after = 0
-                for dtype in sorted({dtype.char for _, dtype, _ in groups}):
-                    positions = sorted(
-                        position
-                        for _, of, positions in groups
-                        if of.char == dtype
-                        for position in positions
-                    )
+                for _, _, positions in sorted(self._groups(by_variant=False), key=_char):
                     n_after += self._launch(
-                        'NONE',
-                        positions,
-                        numbers,
-                        before,
-                        after[n_after:],
-                        n_before,
-                        first,
-                        kinds[first:stop],
+                        'NONE', positions, (numbers, before, after[n_after:]), n_before, first, stop
                     )
-                first, before, n_before = stop + 1, after, n_after
+                before, n_before, first = after, n_after, stop + 1
             for variant, _, positions in groups:
-                if variant != 'NONE' or kinds:
-                    self._launch(
-                        variant, positions, numbers, before, None, n_before, first, kinds[first:]
-                    )
+                if variant != 'NONE' or self._kinds:
+                    self._launch(variant, positions, (numbers, before, None), n_before, first)
 
-    def _find_plain(self):
-        """Find whether all parameters are updated with hyperparameters that may be inherited."""
-        rules, self._parent = self._rules, self.optimizer.hyperparam
-        self._own = []  # the attributes of the rules' hyperparameters; empty: not all inherit
-        if all(
-            rule is not None and rule.enabled and rule.hyperparam.parent is self._parent
-            for rule in rules
-        ):
-            self._own = [vars(rule.hyperparam) for rule in rules]
+    def _device(self, groups):
+        return self._params[groups[0][2][0]].device
 
-    def _are_plain(self):
-        """Return whether all parameters are updated, with the optimizer's hyperparameters."""
-        return (
-            bool(self._own)
-            and self.optimizer.hyperparam is self._parent
-            and max(map(len, self._own)) == 1  # the parent alone: none overrides a hyperparameter
-        )
-
-    def _inherits(self):
-        """Return the hyperparameters' attributes of a rule that inherits all of them."""
-        return {'_parent': self.optimizer.hyperparam}
-
-    def _kinds(self):
-        return [HOOKS[type(hook)][0] for hook in self._hooks]
-
-    def _groups(self):
+    def _groups(self, by_variant=True):
         """Return [(variant, dtype, positions)] of the parameters that one launch may serve."""
         groups = {}
         for position, (param, rule) in enumerate(zip(self._params, self._rules)):
             if param.array is not None:
-                variant = self._method.variant(rule.hyperparam) if _is_updated(rule) else 'NONE'
+                variant = 'NONE'
+                if by_variant and _is_updated(rule):
+                    variant = self._method.variant(rule.hyperparam)
                 groups.setdefault((variant, param.dtype), []).append(position)
         return [(*group, positions) for group, positions in groups.items()]
 
-    def _launch(self, variant, positions, numbers, before, after, n_before, first_hook, kinds):
-        """Launch for these parameters, all of one dtype; return the number of blocks."""
-        n_blocks = 0
+    def _launch(self, variant, positions, arrays, n_before, first, stop=None):
+        """Launch hooks `first` to `stop`, and an update, for parameters of one dtype.
+
+        `arrays` are the numbers, the sums that the last launches have left, and those that this one
+        leaves, one for each block (None: none). Return how many blocks there are.
+        """
+        numbers, before, after = arrays
+        kinds = self._kinds[first:stop]
         word = sum(kind << 2 * i for i, kind in enumerate(kinds))
+        sizes = numpy.int32(n_before), numpy.int32(first), numpy.int32(len(kinds))
+        n_blocks = 0
         for start in range(0, len(positions), _N_PARAMETERS):
             table, n_chunks = self._table(positions[start : start + _N_PARAMETERS], variant)
             if not n_chunks:
                 continue
-            array = self._params[positions[start]].array
-            grid = min(n_chunks, _MAX_BLOCKS)
+            array, grid = self._params[positions[start]].array, min(n_chunks, _MAX_BLOCKS)
+            sums = NULL if after is None else after[n_blocks:]
             _load(array, array.dtype, variant)(
                 (grid, 1, 1),
                 (_THREADS, 1, 1),
-                (
-                    table,
-                    numbers,
-                    before,
-                    NULL if after is None else after[n_blocks:],
-                    numpy.int32(n_before),
-                    numpy.int32(first_hook),
-                    numpy.int32(len(kinds)),
-                    numpy.uint32(word),
-                ),
+                (table, numbers, before, sums, *sizes, numpy.uint32(word)),
             )
             n_blocks += grid
         return n_blocks
@@ -320,17 +357,8 @@ class FusedUpdate:
                 for i, name in enumerate(self._method.states):
                     if name != 'vhat' or variant == 'AMSGRAD':
                         states[i] = _state(rule, name, param).data.ptr
-            array = param.array
-            rows.append(
-                (
-                    array.data.ptr,
-                    grad.data.ptr,
-                    states,
-                    array.size,
-                    n_chunks,
-                    2 * len(self._hooks) + self._width * position,
-                )
-            )
+            array, place = param.array, 2 * len(self._hooks) + self._width * position
+            rows.append((array.data.ptr, grad.data.ptr, states, array.size, n_chunks, place))
             n_chunks += -(-array.size // _chunk(array.dtype))
         table = numpy.zeros(1, _TABLE)
         table['parameter'][0, : len(rows)] = rows
@@ -343,20 +371,36 @@ def _is_updated(rule):
     return rule is not None and rule.enabled
 
 
+def _hyperparam_of(rule, common):
+    """Return whose hyperparameters a rule has, None for no update; inherited are slow to read."""
+    if not _is_updated(rule):
+        return None
+    return common if vars(rule.hyperparam) == {'_parent': common} else rule.hyperparam
+
+
+def _char(group):
+    return group[1].char
+
+
 def _state(rule, name, param):
-    array = None if rule.state is None else rule.state.get(name)
-    if type(array) is not type(param.array):
+    array, expected = (rule.state or {}).get(name), param.array
+    if (
+        type(array) is not type(expected)
+        or (array.shape, array.dtype) != (expected.shape, expected.dtype)
+        or not array.flags.c_contiguous
+    ):
         raise RuntimeError(
-            "state '%s' of a parameter '%s' is %s, expected an array on its device: "
-            'prepare() makes it' % (name, param.name, type(array).__name__)
-        )
-    if array.shape != param.shape or array.dtype != param.dtype or not array.flags.c_contiguous:
-        raise RuntimeError(
-            "state '%s' of a parameter '%s' is %s of shape %s, expected %s of shape "
-            '%s, C-contiguous'
-            % (name, param.name, array.dtype, array.shape, param.dtype, param.shape)
+            "state '%s' of a parameter '%s': expected a C-contiguous array on its device, %s of "
+            'shape %s, got %s'
+            % (name, param.name, expected.dtype, expected.shape, _described(array))
         )
     return array
+
+
+def _described(value):
+    if not isinstance(value, chainer.get_array_types()):
+        return type(value).__name__
+    return '%s, %s of shape %s' % (type(value).__name__, value.dtype, value.shape)
 
 
 def _load(array, dtype, variant):

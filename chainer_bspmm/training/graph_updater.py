@@ -12,7 +12,6 @@ from chainer.training.updaters import StandardUpdater
 from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.dataset import CSRConverter
 from chainer_bspmm.dataset.sparse_example import Selection
-from chainer_bspmm.dataset.sparse_example import SparseExample
 from chainer_bspmm.training.between_steps import BetweenSteps
 from chainer_bspmm.training.cuda_graphs import using
 from chainer_bspmm.training.programs import CannotCapture
@@ -86,9 +85,8 @@ class GraphUpdater(StandardUpdater):
     ) -> None:
         super().__init__(iterator, optimizer, converter, device, loss_func, *args, **kwargs)
         if 'main' not in self._optimizers:
-            raise ValueError(
-                "optimizer: expected one named 'main', got %s" % ', '.join(self._optimizers)
-            )
+            names = ', '.join(self._optimizers)
+            raise ValueError("optimizer: expected one named 'main', got %s" % names)
         self._driver = StepDriver(
             self._optimizers['main'], self.input_device, seed, check_every, on_difference
         )
@@ -103,11 +101,10 @@ class GraphUpdater(StandardUpdater):
         iterator = self._iterators['main']
         if type(iterator) is not SerialIterator:
             return iterator.epoch_detail
-        state, found = self._epoch_detail
-        if state is not iterator._state:  # the trigger of every extension asks after every step
-            found = iterator.epoch_detail
-            self._epoch_detail = iterator._state, found
-        return found
+        if self._epoch_detail[0] is not iterator._state:
+            # Once a step: the trigger of every extension asks.
+            self._epoch_detail = iterator._state, iterator.epoch_detail
+        return self._epoch_detail[1]
 
     @property
     def graph_nbytes(self) -> int:
@@ -129,16 +126,17 @@ class GraphUpdater(StandardUpdater):
         return {name: value for name, value in vars(self).items() if name != '_between_steps'}
 
     def update_core(self) -> None:
-        is_known = self._between_steps is not None and self._between_steps.had_no_effect(self)
-        iterator = self._iterators['main']
+        between, iterator = self._between_steps, self._iterators['main']
+        is_known = between is not None and between.had_no_effect(self)
         if self._optimizers['main'] is not self._driver.given:  # replaced
             self._driver = StepDriver(*self._driver.options(self._optimizers['main']))
         driver = self._driver
         if not is_known:
             driver.watched = None
         # Without a Trainer nobody may say when the training ends.
-        may_keep, is_known = self._between_steps is not None, driver.watched is not None
-        examples = driver.examples.next(iterator, self.converter, may_keep, is_known)
+        examples = driver.examples.next(
+            iterator, self.converter, between is not None, driver.watched is not None
+        )
         if type(examples) is not Selection:  # a list may come from a user's code
             driver.watched = None
         if not self._is_checked:
@@ -158,14 +156,10 @@ class GraphUpdater(StandardUpdater):
             or hasattr(driver.given, 'communicator')  # a rank by itself may not sum with others
         ):
             return
-        if isinstance(examples, Selection):
-            source = examples.molecules
-            examples = [SparseExample(source, i) for i in examples.order[:N_EXAMPLES].tolist()]
-        found = check_swap(
-            driver.optimizer.target, examples[:N_EXAMPLES], self.converter, self.loss_func
-        )
-        if found.equal is False:
-            driver.warn_once(found.text)
+        few = [examples[i] for i in range(min(N_EXAMPLES, len(examples)))]
+        check = check_swap(driver.optimizer.target, few, self.converter, self.loss_func)
+        if check.equal is False:
+            driver.warn_once(check.text)
 
     def _train(self, examples):
         driver = self._driver
@@ -192,7 +186,7 @@ class GraphUpdater(StandardUpdater):
         n_before, program.is_done = optimizer.t, False
         try:
             if fused is not None:
-                step_numbers = fused.advance(is_unchanged=True)
+                step_numbers = fused.advance()
             program.stage(batch, self.iteration, step_numbers)
             reported = program.replay() if program.is_captured else program.run()
         except StepDiffers as error:  # after the eager step was done, and counted

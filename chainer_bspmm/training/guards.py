@@ -21,37 +21,18 @@ OPAQUE = chainer.Variable, dict, list
 # Their code keeps no arrays but in attributes.
 KNOWN = 'builtins', 'chainer', 'chainer_chemistry', 'chainermn', 'chainer_bspmm', 'numpy', 'cupy'
 
-_POINTER = ctypes.sizeof(ctypes.c_void_p)
-
 
 class Guards:
     """Watch the values that a step reads from Python and that a captured graph would repeat.
 
-    Watched are:
+    docs/architecture.md, "Captured steps", lists them. Hyperparameters are watched, too, by which a
+    key is another object, but equal.
 
-    * attributes of links, and of the object that the loss is or belongs to: numbers, strings,
-      tuples of these, arrays and functions;
-    * parameters: their arrays, and whether they require a gradient;
-    * the optimizer: its hooks, its update rules and their states, and which are enabled; their
-      hyperparameters, by which a key is another object, but equal;
-    * ``chainer.config``;
-    * of the loss function, and of functions that it or a link refers to: the variables of its
-      closure and the globals that it names, of the same kinds.
-
-    A change of anything else is found when a replay is compared with the eager step.
-
-    Args:
-        target (chainer.Link): the link that is trained or predicts.
-        function (callable): what runs: a link, an object, a method or a function.
-        optimizer (chainer.Optimizer or None): of the target; None where nothing is trained.
-
-    Attributes:
-        links (list of chainer.Link): the target's, and others that the function refers to.
-        owners (list): the links, and the objects that the function is or belongs to.
-        has_user_code (bool): whether what runs may be code of others than Chainer, Chainer
-            Chemistry, and this package.
-        params (list of chainer.Parameter): those of the links.
-        other_params (list of chainer.Parameter): those of them that are not the target's.
+    `target` is the link that is trained or predicts, `function` what runs: a link, an object, a
+    method or a function. `links` are the target's, and others that the function refers to, `params`
+    theirs, `other_params` those of them that are not the target's; `owners` are the links, and the
+    objects that the function is or belongs to. `has_user_code`: what runs may be code of others
+    than Chainer, Chainer Chemistry, and this package.
     """
 
     def __init__(self, target, function, optimizer=None):
@@ -59,25 +40,20 @@ class Guards:
         self._look()
 
     def key(self):
-        """Return a `Key` that equals an earlier one if nothing has changed since then.
-
-        It is the same object as the last one for as long as nothing was replaced.
-        """
+        """Return a `Key`, equal if nothing has changed, the last one if nothing was replaced."""
         values = self._values()
-        if _addresses(values) != self._addresses:
+        # Not item by item: comparing hundreds of objects takes a third of a step.
+        if _addresses(values) != _addresses(self._last):
             self._find_states()
             values = self._values()
             if _differ(values, self._last):
                 self._look()
             else:
-                self._keep(values)
+                self._last = values
         return self._key
 
     def blocking_hook(self):
-        """Return what (str or None) must see every call and so rules out a replay.
-
-        To be called after :meth:`key`.
-        """
+        """Return what (str or None) must see every call, as of the last key, so no replay."""
         if self._is_debug:
             return 'Chainer is in debug mode'
         names = [*chainer.get_function_hooks(), *chainer._get_link_hooks()]
@@ -86,7 +62,7 @@ class Guards:
         return 'the hook %s has to see every call' % names[0] if names else None
 
     def _values(self):
-        """Return the values (tuple) that are watched, as they are now; called at every step."""
+        """Return the values (tuple) that are watched, as they are now."""
         values = [*vars(chainer.config._local).values()]
         extend = values.extend
         for of_owner in self._attributes:
@@ -107,18 +83,13 @@ class Guards:
             extend(itertools.chain.from_iterable(self._states))
         return tuple(values)
 
-    def _keep(self, values):
-        self._last, self._addresses = values, _addresses(values)
-
     def _find_states(self):
         states = [rule._state for rule in self._rules]
         self._states = [of_rule.values() for of_rule in states if of_rule is not None]
 
     def _look(self):
-        links, owners, functions = {}, {}, {}
-        for thing in (self._target, self._function):
-            _follow(thing, links, owners, functions)
-        self.links = list(links.values())
+        followed = _Followed(self._target, self._function)
+        self.links = list(followed.links.values())
         params = {id(param): param for link in self.links for param in link.params()}
         self.params = list(params.values())
         self._target_params = list(self._target.params())
@@ -129,8 +100,8 @@ class Guards:
             rules = [param.update_rule for param in self._target_params]
         self._hooks = _hooks_of(self._optimizer, *rules)
         self._rules = [rule for rule in rules if rule is not None]
-        self.owners = [*self.links, *owners.values()]
-        self.has_user_code = bool(functions) or any(
+        self.owners = [*self.links, *followed.owners.values()]
+        self.has_user_code = bool(followed.functions) or any(
             _is_of_user(part) for owner in (self._function, *self.owners) for part in _parts(owner)
         )
         # Views show what is in a dict at the time. Making one takes half as long as reading it.
@@ -139,14 +110,15 @@ class Guards:
             for attributes in (vars(chainer.global_config), *map(vars, self.owners))
         ]
         self._find_states()
-        self._functions = list(functions.values())
+        self._functions = list(followed.functions.values())
         hooks = [link._local_link_hooks for link in self.links]
         self._link_hooks = [of_link for of_link in hooks if of_link is not None]
-        self._keep(self._values())
-        configuration = _configuration()
+        self._last = self._values()
+        common, of_thread = vars(chainer.global_config), vars(chainer.config._local)
+        configuration = {**common, **of_thread}
         self._is_debug = chainer.is_debug()
         names = ['the attribute %s of chainer.config' % name for name in configuration]
-        values = [*configuration.values(), *self._last[sum(map(len, _configurations())) :]]
+        values = [*configuration.values(), *self._last[len(common) + len(of_thread) :]]
         for owner in self.owners:
             called = getattr(owner, 'name', None) or type(owner).__name__
             names += ['the attribute %s of %s' % (name, called) for name in vars(owner)]
@@ -164,10 +136,7 @@ class Key:
     """What was watched at one moment; equal to another where nothing differs.
 
     Arrays, functions and links are compared by ``id``. The key holds them, so that no other object
-    can get the same one.
-
-    Attributes:
-        update (list): update rules, hooks of the optimizer and of the rules.
+    can get the same one. `update` are the update rules, and hooks of the optimizer and the rules.
     """
 
     def __init__(self, named_values, owners, update):
@@ -199,12 +168,8 @@ class Key:
 
 
 def _addresses(values):
-    """Return the addresses (bytes) of the items of a tuple.
-
-    Those of two tuples are equal if their items are the same objects, as long as both tuples live.
-    Comparing hundreds of items one by one would take a third of a step.
-    """
-    return ctypes.string_at(id(values) + tuple.__basicsize__, len(values) * _POINTER)
+    """Return the addresses (bytes) of the items of a tuple, from its memory."""
+    return ctypes.string_at(id(values) + tuple.__basicsize__, tuple.__itemsize__ * len(values))
 
 
 def _differ(values, others):
@@ -214,40 +179,41 @@ def _differ(values, others):
     )
 
 
-def _follow(thing, links, owners, functions):
-    """Collect, by id, the links, the objects with a loss, and the functions that `thing` uses."""
-    found = links, owners, functions
-    if isinstance(thing, chainer.Link):
-        for link in thing.links():
-            if id(link) not in links:
-                links[id(link)] = link
-                calls = (getattr(type(link), name, None) for name in ('__call__', 'forward'))
-                for value in (*calls, *vars(link).values()):
-                    _follow(value, *found)
-    elif isinstance(thing, functools.partial):
-        for part in (thing.func, *thing.args, *thing.keywords.values()):
-            _follow(part, *found)
-    elif isinstance(thing, types.FunctionType):
-        if id(thing) not in functions and is_user_code(thing.__module__):
-            functions[id(thing)] = thing
-            for value in _surroundings(thing).values():
-                _follow(value, *found)
-    elif isinstance(thing, types.MethodType):
-        _follow_owner(thing.__self__, *found)
-        _follow(thing.__func__, *found)
-    elif callable(thing) and not isinstance(thing, type):
-        _follow_owner(thing, *found)
-        _follow(type(thing).__call__, *found)
+class _Followed:
+    """By id, the links, the objects with a loss, and the functions that something uses."""
 
+    def __init__(self, *things):
+        self.links, self.owners, self.functions = {}, {}, {}
+        self._follow(*things)
 
-def _follow_owner(thing, links, owners, functions):
-    if isinstance(thing, chainer.Link):
-        _follow(thing, links, owners, functions)
-    elif hasattr(thing, '__dict__') and is_user_code(type(thing).__module__):
-        if id(thing) not in owners:
-            owners[id(thing)] = thing
-            for value in vars(thing).values():
-                _follow(value, links, owners, functions)
+    def _follow(self, *things):
+        for thing in things:
+            if isinstance(thing, chainer.Link):
+                for link in thing.links():
+                    if id(link) not in self.links:
+                        self.links[id(link)] = link
+                        calls = type(link).__call__, getattr(type(link), 'forward', None)
+                        self._follow(*calls, *vars(link).values())
+            elif isinstance(thing, functools.partial):
+                self._follow(thing.func, *thing.args, *thing.keywords.values())
+            elif isinstance(thing, types.FunctionType):
+                if id(thing) not in self.functions and is_user_code(thing.__module__):
+                    self.functions[id(thing)] = thing
+                    self._follow(*_surroundings(thing).values())
+            elif isinstance(thing, types.MethodType):
+                self._follow_owner(thing.__self__)
+                self._follow(thing.__func__)
+            elif callable(thing) and not isinstance(thing, type):
+                self._follow_owner(thing)
+                self._follow(type(thing).__call__)
+
+    def _follow_owner(self, thing):
+        if isinstance(thing, chainer.Link):
+            self._follow(thing)
+        elif hasattr(thing, '__dict__') and is_user_code(type(thing).__module__):
+            if id(thing) not in self.owners:
+                self.owners[id(thing)] = thing
+                self._follow(*vars(thing).values())
 
 
 def _is_of_user(value):
@@ -269,13 +235,13 @@ def _parts(owner):
 def _surroundings(function):
     """Return name -> value of a function's closure, and of the globals that it names."""
     around = function.__globals__
-    found = {name: around[name] for name in _names(function.__code__) if name in around}
+    values = {name: around[name] for name in _names(function.__code__) if name in around}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         try:
-            found[name] = cell.cell_contents
+            values[name] = cell.cell_contents
         except ValueError:  # not assigned yet
-            found[name] = None
-    return found
+            values[name] = None
+    return values
 
 
 @functools.lru_cache(maxsize=1024)
@@ -290,15 +256,6 @@ def _names(code):
         if isinstance(constant, types.CodeType):
             names.update(_names(constant))
     return names
-
-
-def _configurations():
-    return vars(chainer.global_config), vars(chainer.config._local)
-
-
-def _configuration():
-    common, of_thread = _configurations()
-    return {**common, **of_thread}
 
 
 def _hooks_of(*things):

@@ -74,14 +74,11 @@ def run_node_classification_train(
     iterator = SerialIterator(dataset, 1)
     updater = kind(iterator, optimizer, converter=converter, device=device)
     trainer = training.Trainer(updater, (epoch, 'epoch'), out=out)
-    defaults = ()
     if use_default_extensions:
-        defaults = (
-            extensions.LogReport(),
-            AutoPrintReport(),
-            extensions.ProgressBar(update_interval=10),
-        )
-    for extension in (*defaults, *(extensions_list or ())):
+        trainer.extend(extensions.LogReport())
+        trainer.extend(AutoPrintReport())
+        trainer.extend(extensions.ProgressBar(update_interval=10))
+    for extension in extensions_list or ():
         trainer.extend(extension)
     if resume_path:
         chainer.serializers.load_npz(resume_path, trainer)
@@ -96,13 +93,9 @@ def _one_graph(data, **masks):
         )
     n_nodes = len(data.x)
     if data.y is None or numpy.shape(data.y) != (n_nodes,):
-        raise ValueError(
-            'data.y: expected a label for each of %d nodes, got %s'
-            % (n_nodes, 'None' if data.y is None else 'shape %s' % (numpy.shape(data.y),))
-        )
-    nodes = [
-        _numbers(name, numpy.asarray(to_host(mask)), n_nodes)[None] for name, mask in masks.items()
-    ]
+        got = 'None' if data.y is None else 'shape %s' % (numpy.shape(data.y),)
+        raise ValueError('data.y: expected a label for each of %d nodes, got %s' % (n_nodes, got))
+    nodes = [_indices(name, to_host(mask), n_nodes)[None] for name, mask in masks.items()]
     if not nodes[0].size:
         raise ValueError('train_mask: expected nodes to train on, got none')
     molecules = to_sparse([data]).molecules
@@ -110,20 +103,18 @@ def _one_graph(data, **masks):
     return SparseDataset(molecules)
 
 
-def _numbers(name, mask, n_nodes):
+def _indices(name, mask, n_nodes):
     """Return which nodes a mask selects, (k,) int32: their count is known without a device."""
+    mask = numpy.asarray(mask)
     if mask.dtype == bool:
         if mask.shape != (n_nodes,):
-            raise ValueError(
-                '%s: expected a bool for each of %d nodes, got shape %s'
-                % (name, n_nodes, mask.shape)
-            )
+            words = name, n_nodes, mask.shape
+            raise ValueError('%s: expected a bool for each of %d nodes, got shape %s' % words)
         return numpy.flatnonzero(mask).astype(numpy.int32)
     if mask.dtype.kind not in 'iu' or mask.ndim != 1:
-        raise TypeError(
-            '%s: expected bools or integers of one dimension, got %s of shape %s'
-            % (name, mask.dtype, mask.shape)
-        )
+        words = name, mask.dtype, mask.shape
+        text = '%s: expected bools or integers of one dimension, got %s of shape %s'
+        raise TypeError(text % words)
     if mask.size and not 0 <= mask.min() <= mask.max() < n_nodes:
         wrong = mask.min() if mask.min() < 0 else mask.max()
         raise ValueError(

@@ -1,4 +1,7 @@
-"""Memory of the GPUs of one host, which every rank has mapped: it writes to that of the others."""
+"""Memory of the GPUs of one host, which every rank has mapped, and sums by it inside of a step.
+
+A rank writes to the memory of the others.
+"""
 
 import contextlib
 
@@ -6,8 +9,11 @@ import numpy
 
 from chainer.backends import cuda
 
+from chainer_bspmm.cuda import kernels
+
 MOST = 8  # ranks, whose addresses are arguments of a kernel
 _ALIGNMENT = 256  # bytes
+_THREADS = 256  # of the block of kernels/peer_sum.cu
 # What CUDA allocates at once: it shares all of it, with whatever else is there.
 _GRANULARITY = 2 << 20
 
@@ -18,22 +24,13 @@ _kept = []
 
 
 class PeerMemory:
-    """Places for what the ranks send each other, on the GPU of the receiver.
+    """Places for what the ranks of a host send each other, on the GPU of the receiver.
 
-    Args:
-        n_ranks (int): of the host.
-        size (int), dtype (numpy.dtype): of what a rank sends.
-        chunks (tuple): (dtype's char, number of chunks) of each launch that sends it.
-        vectors (list): (n, dtype) of the vectors that are added up besides.
-
-    Attributes:
-        data (array): (n_ranks,) uint64, addresses of (2, n_ranks, size) elements, as words.
-        slots (list): (n_ranks,) uint64 addresses of each vector's slot (see kernels/peer_sum.cu).
-        turn (cupy.ndarray): (number of chunks,) uint32, of this rank alone.
-        turns (cupy.ndarray): (n_vectors,) uint32, likewise.
-
-    Raises:
-        cupy.cuda.runtime.CUDARuntimeError: there is no room.
+    A rank sends `size` elements of a dtype, by launches whose `chunks` are (dtype's char, number),
+    and `vectors`, (n, dtype) each. Addresses are (n_ranks,) uint64: `data`, of (2, n_ranks, size)
+    elements as words, and `slots`, of each vector's (see kernels/peer_sum.cu). This rank alone
+    counts the turns of every chunk and vector, in `turn` and `turns`. Without room a
+    CUDARuntimeError is raised.
     """
 
     def __init__(self, n_ranks, size, dtype, chunks, vectors=()):
@@ -59,12 +56,7 @@ class PeerMemory:
         return cuda.cupy.cuda.runtime.ipcGetMemHandle(self._memory.ptr), gpu
 
     def map(self, handles, rank):
-        """Map the memory of the other ranks.
-
-        Args:
-            handles (list): of all ranks.
-            rank (int): the own one.
-        """
+        """Map the memory of the other ranks, given the handles of all."""
         addresses = []
         for other, (handle, _) in enumerate(handles):
             if other != rank:
@@ -84,15 +76,9 @@ class PeerMemory:
 
 
 def connected(comm, size, dtype, chunks, vectors, prepare):
-    """Return the `PeerMemory` of all ranks; None if it cannot be. All of them call it.
+    """Return the `PeerMemory` of all ranks, the same for the same sizes; None if it cannot be.
 
-    For the same sizes the same is returned.
-
-    Args:
-        comm (chainermn.CommunicatorBase): with a GPU for each rank.
-        size, dtype, chunks, vectors: as in `PeerMemory`.
-        prepare (callable): called with it. What it compiles and loads is there before any rank
-            waits for this one.
+    ``prepare(memory)`` compiles and loads what must be there before any rank waits for this one.
     """
     if not 1 < comm.size <= MOST or comm.intra_size != comm.size:
         return None
@@ -105,34 +91,34 @@ def connected(comm, size, dtype, chunks, vectors, prepare):
     choices = comm.mpi_comm.allgather((fitting, [(n, of.char) for n, of in vectors]))
     if choices.count(choices[0]) < comm.size:
         return None
-    found = handle = None
+    memory = handle = None
     # Where GPUs cannot reach each other, or processes may not share memory.
     with contextlib.suppress(refused):
-        found = _kept[fitting[0]][1] if fitting else PeerMemory(comm.size, *sizes, vectors)
-        handle = found.handle()
+        memory = _kept[fitting[0]][1] if fitting else PeerMemory(comm.size, *sizes, vectors)
+        handle = memory.handle()
     handles = comm.mpi_comm.allgather(handle)
     is_done = False
     # Ranks that wait for each other on one GPU might wait forever.
     if all(handles) and len({gpu for _, gpu in handles}) == comm.size:
         with contextlib.suppress(refused):
             if not fitting:
-                found.map(handles, comm.rank)
-            prepare(found)
+                memory.map(handles, comm.rank)
+            prepare(memory)
             is_done = True
     if not all(comm.mpi_comm.allgather(is_done)):
-        if found is not None and not fitting:
-            found.unmap()
+        if memory is not None and not fitting:
+            memory.unmap()
         comm.mpi_comm.Barrier()  # nobody has mapped what is freed now
         return None
     if not fitting:
-        _kept.append((comm, found))
-    return found
+        _kept.append((comm, memory))
+    return memory
 
 
 def addresses_by_value(*arrays):
     """Return arrays of addresses as a kernel takes them by value, one after the other."""
-    found = numpy.concatenate(arrays)
-    return found.view(numpy.dtype([('of', numpy.uint64, found.size)]))
+    joined = numpy.concatenate(arrays)
+    return joined.view(numpy.dtype([('of', numpy.uint64, joined.size)]))
 
 
 def words_of(dtype):
@@ -144,3 +130,59 @@ def _starts(n_ranks, size, dtype, vectors):
     """Return where data and each slot begin, and the end, in bytes."""
     sizes = [16 * n_ranks * n * words_of(of) for n, of in [(size, dtype), *vectors]]
     return numpy.cumsum([0, *(-(-n // _ALIGNMENT) * _ALIGNMENT for n in sizes)]).tolist()
+
+
+class PeerSums:
+    """The sums of a step, such as the statistics of batch normalisation over all ranks.
+
+    They are numbered in the order of the calls, which is that of all ranks. Before the ranks share
+    memory, `peers`, a step adds up nothing and notes which `vectors`, (n, dtype), it would have.
+    """
+
+    def __init__(self, comm, peers=None):
+        self._comm = comm
+        self._peers = peers
+        self.vectors = [] if peers is None else list(peers.vectors)
+        self._alone = True
+        self._next = 0
+
+    def begin(self, alone):
+        """Begin a step; alone: a trial, or the last step again, with what others sent in that."""
+        self._alone = alone
+        self._next = 0
+
+    def sum(self, array):
+        """Return the sum of an array over the ranks; RuntimeError: the first step had another."""
+        vector = array.size, array.dtype
+        number, self._next = self._next, self._next + 1
+        if self._peers is None and number == len(self.vectors):
+            self.vectors.append(vector)
+        if self.vectors[number : number + 1] != [vector]:
+            raise RuntimeError('statistics over several ranks: not the same as in the first step')
+        return array if self._peers is None else self._launch(number, array)
+
+    def load_kernels(self, peers):
+        """Compile the kernels for the vectors of some memory."""
+        for dtype in {of for _, of in peers.vectors}:
+            self._load(peers, dtype)
+
+    def _launch(self, number, array):
+        peers = self._peers
+        array = cuda.cupy.ascontiguousarray(array)
+        total = cuda.cupy.empty(array.shape, array.dtype)
+        sizes = map(numpy.int32, (array.size, self._comm.rank, self._alone))
+        addresses = addresses_by_value(peers.slots[number])
+        turn = peers.turns[number:]
+        self._load(peers, array.dtype)(
+            (1, 1, 1), (_THREADS, 1, 1), (array, total, addresses, turn, *sizes)
+        )
+        return total
+
+    def _load(self, peers, dtype):
+        device_id = peers.turns.data.device_id
+        return kernels.load(device_id, 'peer_sum', dtype.char, defines(len(peers.data)))
+
+
+def defines(n_ranks):
+    """Return the compile-time constants of kernels/peer_sum.cu."""
+    return ('VECTOR', 1), ('PEERS', n_ranks)

@@ -20,22 +20,19 @@ from chainer_bspmm.training.programs import StepDiffers
 from chainer_bspmm.training.reports import Reports
 
 
-class _Host:
-    """Values that are on the host already, copied because a model may overwrite them."""
-
-    def __init__(self, array):
-        self._array = array.copy()
-
-    def wait(self):
-        return self._array
+def is_on_gpu(device):
+    return device is not None and device.xp is cuda.cupy
 
 
 class _Outgoing:
     """Values on their way to the host: copied on the current stream into pinned memory."""
 
     def __init__(self, array):
-        cupy = cuda.cupy
+        cupy, self._memory = cuda.cupy, None
         self._array = array  # until it was copied
+        if isinstance(array, numpy.ndarray):
+            self._array = array.copy()  # a model may overwrite its own
+            return
         self._memory = cupy.cuda.alloc_pinned_memory(max(array.nbytes, 1))
         stream = cupy.cuda.get_current_stream()
         if array.nbytes:
@@ -48,10 +45,8 @@ class _Outgoing:
         if self._memory is not None:
             array = self._array
             self._event.synchronize()
-            self._array = (
-                numpy.frombuffer(self._memory, array.dtype, array.size).reshape(array.shape).copy()
-            )
-            self._memory = None
+            values = numpy.frombuffer(self._memory, array.dtype, array.size)
+            self._array, self._memory = values.reshape(array.shape).copy(), None
         return self._array
 
 
@@ -89,11 +84,8 @@ class _Program(Program):
         self._graph = graph
 
     def replay(self, batch, examples):
-        """Return the values of a batch: numbers, and arrays that the next replay overwrites.
-
-        A replay that differs is CannotCapture before an unchecked one was returned, then
-        StepDiffers.
-        """
+        """Return the values of a batch: numbers, and arrays that the next replay overwrites."""
+        # A replay that differs is CannotCapture until an unchecked one was returned.
         self.stage(batch)
         self.launch()
         values = self._values
@@ -138,33 +130,25 @@ class _Program(Program):
                 raise CannotCapture(blame(error, driver.target)) from error
 
 
-def _difference(found, expected, model):
+def _difference(values, expected, model):
     """Return how (str or None) two predictions differ; equal NaN and infinities do not."""
-    if not isinstance(found, dict):
-        return _difference_of_arrays(found, expected, model)
-    if found.keys() != expected.keys():
-        return '%s instead of %s' % (sorted(found), sorted(expected))
-    for name, array in found.items():
-        differs = _difference_of_arrays(array, expected[name], model)
-        if differs:
-            return '%s: %s' % (name, differs)
-    return None
-
-
-def _difference_of_arrays(found, expected, model):
-    found, expected = cuda.to_cpu(found), cuda.to_cpu(expected)
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        return '%s of shape %s instead of %s of shape %s' % (
-            found.dtype,
-            found.shape,
-            expected.dtype,
-            expected.shape,
-        )
-    if found.dtype.kind != 'f':  # classes, where rounding may decide a tie
-        n_wrong = numpy.count_nonzero(found != expected)
-        return None if n_wrong <= found.size * 0.01 else '%d of %d values' % (n_wrong, found.size)
-    tolerance = spare_tolerance(found.dtype, model)
-    return state.difference({'values': found}, {'values': expected}, tolerance)
+    if isinstance(values, dict):
+        if values.keys() != expected.keys():
+            return '%s instead of %s' % (sorted(values), sorted(expected))
+        for name, array in values.items():
+            differs = _difference(array, expected[name], model)
+            if differs:
+                return '%s: %s' % (name, differs)
+        return None
+    values, expected = cuda.to_cpu(values), cuda.to_cpu(expected)
+    kinds = ['%s of shape %s' % (array.dtype, array.shape) for array in (values, expected)]
+    if kinds[0] != kinds[1]:
+        return ' instead of '.join(kinds)
+    if values.dtype.kind != 'f':  # classes, where rounding may decide a tie
+        n_wrong = numpy.count_nonzero(values != expected)
+        return None if n_wrong <= values.size * 0.01 else '%d of %d values' % (n_wrong, values.size)
+    tolerance = spare_tolerance(values.dtype, model)
+    return state.difference({'values': values}, {'values': expected}, tolerance)
 
 
 class Replays(Driver):
@@ -200,18 +184,14 @@ class Replays(Driver):
         raise NotImplementedError
 
     def _replayed(self, examples):
-        """Return the values of a batch, which the next replay overwrites; None: not captured.
-
-        Called in test mode.
-        """
+        """Return the values of a batch, overwritten by the next; None: not captured."""
         reason, program, batch = self.program(
             examples, self._converter, self._dataset, self._function
         )
         if reason is None:
             try:
-                if program.is_captured:
-                    return program.replay(batch, examples)
-                return program.eager(examples)
+                is_captured = program.is_captured
+                return program.replay(batch, examples) if is_captured else program.eager(examples)
             except self.raised as error:
                 reason = self.give_up(str(error))
         self.warn(reason)
@@ -244,19 +224,15 @@ class Predictor(Replays):
         if not isinstance(self._converter, CSRConverter):
             examples = [examples[i] for i in range(len(examples))]
         with chainer.using_device(self.device):  # its current stream is used throughout
-            if self.device.xp is not cuda.cupy:
-                self._outgoing = _Host(self.eager(examples))
-            else:
+            values = None
+            if is_on_gpu(self.device):
                 with chainer.using_config('train', False), chainer.no_backprop_mode():
                     values = self._replayed(examples)
-                self._outgoing = _Outgoing(self.eager(examples) if values is None else values)
+            self._outgoing = _Outgoing(self.eager(examples) if values is None else values)
         return self._outgoing
 
     def close(self):
-        """Give back the graphs and their memory, once the GPU is done with the last batch.
-
-        Its values are copied to pinned memory, which would be reused.
-        """
+        """Give back the graphs and their memory, once the last batch has left its pinned memory."""
         if self._outgoing is not None:
             self._outgoing.wait()
         super().close()
@@ -268,14 +244,10 @@ class Predictor(Replays):
         values = values.array if isinstance(values, chainer.Variable) else values
         xp = self.device.xp
         if not isinstance(values, xp.ndarray):
-            raise TypeError(
-                'predict: expected an array on %s, got %s'
-                % (self.device.name, type(values).__name__)
-            )
+            names = self.device.name, type(values).__name__
+            raise TypeError('predict: expected an array on %s, got %s' % names)
         n_graphs = arrays[1].n_graphs if n_graphs is None else n_graphs
         if not values.ndim or len(values) != n_graphs:
-            raise ValueError(
-                'predict: expected a row for each of %d molecules, got shape %s'
-                % (n_graphs, values.shape)
-            )
+            text = 'predict: expected a row for each of %d molecules, got shape %s'
+            raise ValueError(text % (n_graphs, values.shape))
         return xp.ascontiguousarray(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import traceback
 from typing import TYPE_CHECKING
 import weakref
 
@@ -14,8 +15,6 @@ from chainer_bspmm.training.buffers import Inputs
 from chainer_bspmm.user_code import is_user_code
 
 if TYPE_CHECKING:
-    from chainer_bspmm.training.batches import DeviceBatch, HostBatch
-    from chainer_bspmm.training.buffers import Capacity
     from chainer_bspmm.training.driver import Driver
 
 CHECK_EVERY = 2000  # replays
@@ -48,22 +47,15 @@ def spare_tolerance(dtype, model):
 
 
 class Program:
-    """What is run for the batches of one layout: captured once, then replayed and checked.
-
-    `batch` is the first of this layout; `n_numbers` float64 are sent along with every batch.
-    """
+    """What is run for the batches of one layout: captured once, then replayed and checked."""
 
     n_first_checks = 0  # replays of a first layout that are all checked; of any one the powers of 2
 
-    def __init__(
-        self, driver: Driver, batch: DeviceBatch | HostBatch, capacity: Capacity, n_numbers=None
-    ):
+    def __init__(self, driver: Driver, batch, capacity, n_numbers=None):
         # A driver has its programs: no garbage collection is needed to free the memory of both.
         self._driver = weakref.proxy(driver)
         self._check_every = driver.check_every
-        self._inputs = Inputs(
-            driver.capturer, driver.blas, driver.seed, driver.device, batch, capacity, n_numbers
-        )
+        self._inputs = Inputs(driver, batch, capacity, n_numbers)
         self._graph = None  # launches it, once captured
         self._reports = None  # made where numbers are reported by name
         self._n_replays = 0
@@ -76,18 +68,15 @@ class Program:
         return self._graph is not None
 
     def stage(self, batch, counter=0, numbers=None):
-        """Send a batch, the number of the step and the optimizer's numbers to the device.
-
-        Once captured, each batch is to be followed by one launch, which may fetch it.
-        """
+        """Send a batch, the number of the step and the optimizer's numbers, for one launch."""
         row_address = 0 if self._reports is None else self._reports.next_row()
         self._inputs.send(batch, counter, numbers, row_address, by_graph=self.is_captured)
 
     def compile_kernels(self, function):
         """Compile the kernels that a function launches, several at a time; change nothing.
 
-        Ends at the first parameter that is still to be made. Does nothing where a user's code would
-        run: it may keep arrays, such as constants, that nothing has written to.
+        Ends at the first parameter that is still to be made. Not where a user's code would run: it
+        may keep arrays, such as constants, that nothing has written to.
         """
         guards = self._driver.guards
         if guards.has_user_code:
@@ -96,10 +85,7 @@ class Program:
             self._driver.capturer.compile_kernels(function)
 
     def _capture(self, function, model):
-        """Capture a function of the batch; return what launches it, and what it returned.
-
-        What it raises leads to CannotCapture, with the place and the link of `model`.
-        """
+        """Capture a function of the batch; return what launches it, and what it returned."""
 
         def whole():
             self._inputs.fetch()
@@ -128,8 +114,8 @@ class Program:
 class Programs(collections.OrderedDict):
     """Layout -> program.
 
-    A layout is a tuple (form, source, capacity, ..., key): a `Form`, where batches are gathered
-    from, a `Capacity`; what else programs differ by; a `guards.Key`.
+    A layout is (`Form`, where batches are gathered from, `Capacity`, what else programs differ by,
+    `guards.Key`).
     """
 
     def __init__(self, what):
@@ -186,19 +172,15 @@ class Programs(collections.OrderedDict):
 def blame(error, model):
     """Return a sentence that says where an exception came from: place, link, message."""
     place, link = None, None
-    frame = error.__traceback__
-    while frame is not None:
-        code = frame.tb_frame.f_code
-        owner = frame.tb_frame.f_locals.get('self')
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get('self')
         if isinstance(owner, chainer.Link):
             link = owner
-        if place is None or is_user_code(frame.tb_frame.f_globals.get('__name__')):
-            place = '%s, line %d, in %s' % (code.co_filename, frame.tb_lineno, code.co_name)
-        frame = frame.tb_next
-    names = {}
-    if isinstance(model, chainer.Link):
-        names = {id(found): path for path, found in model.namedlinks()}
+        if place is None or is_user_code(frame.f_globals.get('__name__')):
+            place = '%s, line %d, in %s' % (frame.f_code.co_filename, line, frame.f_code.co_name)
     where = 'the step'
     if link is not None:
-        where = ('%s (%s)' % (names.get(id(link), ''), type(link).__name__)).lstrip()
+        links = model.namedlinks() if isinstance(model, chainer.Link) else ()
+        path = next((path for path, other in links if other is link), '')
+        where = ('%s (%s)' % (path, type(link).__name__)).lstrip()
     return '%s cannot be captured: %s: %s (%s)' % (where, type(error).__name__, error, place)

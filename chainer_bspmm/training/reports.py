@@ -19,8 +19,7 @@ DEFINES = (('VECTOR', 1), ('N_VALUES', _N_VALUES), ('TABLE_BYTES', _TABLE.itemsi
 class Reports:
     """Keep what replays of one captured step report, without a launch from Python for each number.
 
-    A number is a view of the row of its replay, which nothing overwrites. Rows are allocated
-    together, and freed when the last of their numbers is.
+    A number is a view of the row of its replay, which nothing overwrites.
     """
 
     def __init__(self, device):
@@ -41,18 +40,15 @@ class Reports:
         }
 
     def write(self, numbers, row_address):
-        """Launch the kernel that writes numbers of shape () to the row of a replay; for a capture.
-
-        `row_address`, (1,) uint64 on the device, has what :meth:`next_row` returned.
-        """
+        """Launch the kernel that writes numbers of shape () to the row at an address."""
         self._kinds = [(name, array.dtype) for name, array in numbers.items()]
         arrays = list(numbers.values())
         for first in range(0, len(arrays), _N_VALUES):
-            some = arrays[first : first + _N_VALUES]
+            part = arrays[first : first + _N_VALUES]
             table = numpy.zeros(1, _TABLE)
-            table['value'][0, : len(some)] = [array.data.ptr for array in some]
-            table['bytes'][0, : len(some)] = [array.itemsize for array in some]
-            arguments = row_address, table, numpy.int32(first), numpy.int32(len(some))
+            table['value'][0, : len(part)] = [array.data.ptr for array in part]
+            table['bytes'][0, : len(part)] = [array.itemsize for array in part]
+            arguments = row_address, table, numpy.int32(first), numpy.int32(len(part))
             self._load()((1, 1, 1), (_N_VALUES, 1, 1), arguments)
 
     def next_row(self):
@@ -73,12 +69,9 @@ class Reports:
         """Return name -> array of shape (): what was written to the last row."""
         if not self._kinds:
             return {}
-        start = self._rows + self._offset()
-        ndarray = cuda.cupy.ndarray
-        return {
-            name: ndarray((), dtype, start + WIDTH * i)
-            for i, (name, dtype) in enumerate(self._kinds)
-        }
+        start, ndarray = self._rows + self._offset(), cuda.cupy.ndarray
+        kinds = enumerate(self._kinds)
+        return {name: ndarray((), dtype, start + WIDTH * i) for i, (name, dtype) in kinds}
 
     def _offset(self):
         return (self._row - 1) * len(self._kinds) * WIDTH

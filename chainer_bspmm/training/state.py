@@ -2,6 +2,7 @@
 
 import collections.abc
 import contextlib
+import itertools
 
 import numpy
 
@@ -33,11 +34,10 @@ def _named(target, owners):
     """Return path -> link or object; those that are not links of the target are numbered."""
     named = dict(target.namedlinks())
     known = set(map(id, named.values()))
-    named.update(
-        ('object %d (%s)' % (i, getattr(owner, 'name', None) or type(owner).__name__), owner)
-        for i, owner in enumerate(owners)
-        if id(owner) not in known
-    )
+    for i, owner in enumerate(owners):
+        if id(owner) not in known:
+            name = getattr(owner, 'name', None) or type(owner).__name__
+            named['object %d (%s)' % (i, name)] = owner
     return named
 
 
@@ -56,15 +56,14 @@ class Copies(collections.abc.Mapping):
             groups.setdefault((device_id, array.dtype), {})[name] = array
         self._places = {}  # name -> (group, first element, last element and one, shape)
         self._joined = {}
-        for group, some in groups.items():
-            stop = 0
-            for name, array in some.items():
+        for group, members in groups.items():
+            stop, flat = 0, list(members.values())
+            for name, array in members.items():
                 start, stop = stop, stop + array.size
                 self._places[name] = group, start, stop, array.shape
-            device = chainer.backend.get_device_from_array(array)
+            device = chainer.backend.get_device_from_array(flat[0])
             with chainer.using_device(device):
-                flat = [array.ravel() for array in some.values()]
-                self._joined[group] = device.xp.concatenate(flat)
+                self._joined[group] = device.xp.concatenate([array.ravel() for array in flat])
 
     def __getitem__(self, name):
         group, start, stop, shape = self._places[name]
@@ -96,10 +95,7 @@ class Copies(collections.abc.Mapping):
 
 @contextlib.contextmanager
 def attributes_kept(owners):
-    """Put back attributes of links and objects that are replaced inside.
-
-    Running statistics that a trial step creates are reset.
-    """
+    """Put back attributes that are replaced inside, such as running statistics."""
     before = [(vars(owner), dict(vars(owner))) for owner in owners]
     try:
         yield
@@ -112,17 +108,13 @@ def attributes_kept(owners):
 def untouched(owners, params):
     """Undo what is done inside to attributes of links and objects, and make no parameters.
 
-    For a capture that is dropped: what it assigns is memory that nothing has written to.
-
-    Args:
-        owners (sequence): as in :func:`attributes_kept`. New attributes go, and sets, lists and
-            dicts that are attributes get back their entries.
-        params (iterable of chainer.Parameter): initializing one of them raises RuntimeError.
+    For a capture that is dropped: what it assigns is memory that nothing has written to. New
+    attributes go, and sets, lists and dicts get back their entries.
     """
-    before = [
-        (vars(owner), dict(vars(owner)), [(x, x.copy()) for x in vars(owner).values() if _has(x)])
-        for owner in owners
-    ]
+    kinds = set, list, dict
+    before = [(vars(owner), dict(vars(owner))) for owner in owners]
+    values = itertools.chain.from_iterable(attributes.values() for _, attributes in before)
+    containers = [(value, value.copy()) for value in values if type(value) in kinds]
     lazy = [param for param in params if not param.is_initialized]
     for param in lazy:
         param.initialize = _refuse
@@ -131,36 +123,32 @@ def untouched(owners, params):
     finally:
         for param in lazy:
             del param.initialize
-        for now, values, containers in before:
+        for now, attributes in before:
             now.clear()
-            now.update(values)
-            for container, entries in containers:
-                container.clear()
-                getattr(container, 'extend' if type(container) is list else 'update')(entries)
+            now.update(attributes)
+        for container, entries in containers:
+            container.clear()
+            getattr(container, 'extend' if type(container) is list else 'update')(entries)
 
 
-def _has_same_bits(found, expected):
+def _has_same_bits(actual, expected):
     """Compare two one-dimensional arrays of one dtype on one device."""
     # A comparison of floats would find no NaN equal to itself, and -0 equal to 0.
-    bits = 'u%d' % min(found.itemsize, 8)
-    found, expected = found.view(bits), expected.view(bits)
-    if isinstance(found, numpy.ndarray):
-        return numpy.array_equal(found, expected)
-    with found.device:
+    bits = 'u%d' % min(actual.itemsize, 8)
+    actual, expected = actual.view(bits), expected.view(bits)
+    if isinstance(actual, numpy.ndarray):
+        return numpy.array_equal(actual, expected)
+    with actual.device:
         differ = cuda.cupy.zeros(1, bool)
         # A reduction of CuPy would take four seconds to compile.
         kernel = cuda.elementwise(
-            'T found, T expected',
+            'T actual, T expected',
             'raw bool differ',
-            'if (found != expected) differ[0] = true',
+            'if (actual != expected) differ[0] = true',
             'bspmm_differ',
         )
-        kernel(found, expected, differ)
+        kernel(actual, expected, differ)
         return not differ.item()
-
-
-def _has(value):
-    return type(value) in (set, list, dict)
 
 
 def _refuse(shape):
@@ -171,25 +159,22 @@ def difference(arrays, values, tolerance):
     """Return the first array (str or None) that differs between two runs of a step.
 
     `tolerance` is 0 for equal bits, else the largest relative norm of a difference; NaN then equals
-    NaN.
-
-    Note:
-        Copies all to the host (synchronises), unless two `Copies` are the same.
+    NaN. Copies all to the host (synchronises), unless two `Copies` are the same.
     """
     if isinstance(arrays, Copies) and isinstance(values, Copies) and arrays.is_same(values):
         return None
     for name in {**arrays, **values}:
         if name not in arrays or name not in values:
             return '%s (only one of them has it)' % name
-        found, expected = (
+        actual, expected = (
             numpy.asarray(cuda.to_cpu(array)) for array in (arrays[name], values[name])
         )
-        if found.tobytes() == expected.tobytes():
+        if actual.tobytes() == expected.tobytes():
             continue
-        found, expected = (numpy.asarray(array, 'd') for array in (found, expected))
-        is_same = (found == expected) | (numpy.isnan(found) & numpy.isnan(expected))
+        actual, expected = (numpy.asarray(array, 'd') for array in (actual, expected))
+        is_same = (actual == expected) | (numpy.isnan(actual) & numpy.isnan(expected))
         with numpy.errstate(invalid='ignore'):
-            error = numpy.linalg.norm(numpy.where(is_same, 0, found - expected))
+            error = numpy.linalg.norm(numpy.where(is_same, 0, actual - expected))
         scale = numpy.linalg.norm(expected[numpy.isfinite(expected)])
         if not tolerance or not error <= tolerance * scale:
             return '%s (relative difference %.1e)' % (name, error / scale if scale else error)

@@ -10,16 +10,17 @@ import numpy
 import chainer
 from chainer.backends import cuda
 
+from chainer_bspmm.multi_node.start import make_states
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.training.cuda_graphs import using
 from chainer_bspmm.training.driver import Driver
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.flat_gradients import raise_if_not_finite
 from chainer_bspmm.training.fused_update import FusedUpdate
+from chainer_bspmm.training.fused_update import why_unsupported
 from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.step_program import StepProgram
-from chainer_bspmm.training.supported import why_unsupported
 
 if TYPE_CHECKING:
     from chainer_bspmm.multi_node.optimizer import Weighted
@@ -28,17 +29,9 @@ if TYPE_CHECKING:
 class StepDriver(Driver):
     """All that a GraphUpdater has besides what a StandardUpdater has.
 
-    Args:
-        optimizer (chainer.Optimizer): set up with the model; one of ChainerMN if there are ranks.
-        device (chainer.backend.Device or None): of the updater's batches.
-        seed, check_every, on_difference: as in `GraphUpdater`.
-
-    Attributes:
-        optimizer (chainer.Optimizer): that updates.
-        together (Weighted or None): ChainerMN's around it, if its sums can be captured.
-        do_all_capture (bool or None): whether all ranks do; None until they have agreed.
-        fused (FusedUpdate or None): the update, if it is launched with the step.
-        ranks (FlatGradients or None): the sums, with several ranks.
+    `given` is the updater's optimizer: `together`, ChainerMN's whose sums can be captured, around
+    the `optimizer` that updates, or that itself. `do_all_capture` is None until all ranks have
+    agreed.
     """
 
     optimizer: chainer.Optimizer
@@ -69,7 +62,6 @@ class StepDriver(Driver):
         self.target = self.optimizer.target  # the updater looks at every step
         self.do_all_capture = None
         self.peers = None  # then, the memory that they share, if they do
-        self._variants_key = None  # the guards' key when the update was asked for its variants
 
     def options(self, optimizer):
         """Return the arguments of a driver like this one, for an optimizer."""
@@ -87,20 +79,16 @@ class StepDriver(Driver):
         """Return what (str or None) rules out captured steps permanently."""
         optimizer, device = self.optimizer, self.device
         if not self.is_on_gpu:
-            return 'CUDA graphs need a GPU, the device is %s' % (
-                'not given' if device is None else device.name
-            )
+            name = 'not given' if device is None else device.name
+            return 'CUDA graphs need a GPU, the device is %s' % name
         if not isinstance(optimizer, chainer.GradientMethod):
             return 'the optimizer, %s, is no GradientMethod' % type(optimizer).__name__
         if type(optimizer).update is not chainer.GradientMethod.update:
             return 'the optimizer, %s, overrides the method update' % type(optimizer).__name__
         for path, param in optimizer.target.namedparams(include_uninit=False):
             if param.device != device:
-                return "parameter '%s' is on %s, the device is %s" % (
-                    path,
-                    param.device.name,
-                    device.name,
-                )
+                names = path, param.device.name, device.name
+                return "parameter '%s' is on %s, the device is %s" % names
         return None
 
     def _prepare(self, function):
@@ -115,7 +103,6 @@ class StepDriver(Driver):
             if self.together is not None:
                 raise CannotCapture('the update of several ranks is captured, but ' + reason)
             self.warn_once('GraphUpdater updates eagerly after each replay: ' + reason)
-        self._variants_key = None
         self.fused = FusedUpdate(self.optimizer) if reason is None else None
         self.ranks = None if self.together is None else FlatGradients(self.together, self.peers)
 
@@ -129,21 +116,14 @@ class StepDriver(Driver):
         name = None  # without a reporter reports are dropped, and the target needs no name
         if reporters:
             name = reporters[-1]._observer_names.get(id(self.optimizer.target), '')
-        variants = None
-        if self.fused is not None:
-            variants = self.fused.variants(is_unchanged=key is self._variants_key)
-            self._variants_key = key
-        return variants, name, key
+        return None if self.fused is None else self.fused.variants(), name, key
 
     def _new(self, batch, capacity, counter):
         program = StepProgram(self, batch, capacity)
         fused = self.fused
         program.stage(batch, counter, None if fused is None else numpy.zeros(fused.n_numbers))
         program.check_spare_rows(lambda: batch.arrays_on(self.device), not self.programs)
-        # Lazy links have made their parameters now.
-        for param in self.target.params(include_uninit=False):
-            if param.update_rule is not None and param.update_rule.enabled:
-                param.update_rule._init_states(param)
+        make_states(self.target)  # lazy links have made their parameters now
         if fused is None:
             return program
         if why_unsupported(self.optimizer) is not None:  # because of a parameter just made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import warnings
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ import chainer
 from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.ops.ranks import weighted_by
 from chainer_bspmm.training import chainer_nodes
-from chainer_bspmm.training import gradients
 from chainer_bspmm.training import state
 from chainer_bspmm.training.programs import blame
 from chainer_bspmm.training.programs import CannotCapture
@@ -24,14 +24,13 @@ from chainer_bspmm.training.programs import StepDiffers
 from chainer_bspmm.training.reports import Reports
 
 if TYPE_CHECKING:
-    from chainer_bspmm.training.batches import DeviceBatch, HostBatch
-    from chainer_bspmm.training.buffers import Capacity
     from chainer_bspmm.training.step_driver import StepDriver
 
 # If a kernel adds with atomics, two runs differ by rounding. Steps whose kernels do not declare it,
 # such as chainer.functions.get_item's, are recognised by running them eagerly this many times.
 NONDETERMINISTIC = 1e-3
 REPEATS = 8
+ALIGNMENT = 16  # bytes, the widest load of a kernel
 
 
 class StepProgram(Program):
@@ -42,25 +41,22 @@ class StepProgram(Program):
     _driver: StepDriver
     _reports: Reports
 
-    def __init__(self, driver: StepDriver, batch: DeviceBatch | HostBatch, capacity: Capacity):
+    def __init__(self, driver: StepDriver, batch, capacity):
         n_numbers = None if driver.fused is None else driver.fused.n_numbers
         super().__init__(driver, batch, capacity, n_numbers)
         self._n_molecules = batch.form.n_graphs
         self._deterministic = True
-        self._puts_sums_off = False  # found by a trial
-        self._one = self._inputs.step.one = gradients.One(driver.device)
+        self._defers_sums = False  # found by a trial
+        self._one = self._inputs.step.one = SeedGradient(driver.device)
         self._reports = Reports(driver.device)
         self._names = []  # of what the step reports
         self._copied = {}  # what is reported and is not a single number: name -> array
         self._update_graph = None  # launches it: with several ranks the update has its own
         self._gradients = []  # (path, parameter, array that the graph writes)
-        self._kept = []  # (attributes of a link, those that the step sets, such as a loss)
+        self._attributes = []  # of a link, and those that the step sets, such as a loss
 
     def run(self, alone=False):
-        """Run the step that was staged eagerly; return what it reported, name -> value.
-
-        Alone it ends where it needs other ranks, before the update.
-        """
+        """Run the staged step eagerly; alone: up to what needs other ranks; return its reports."""
         with self._driver.capturer.ordered(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter('always')
             with chainer.using_config('warn_nondeterministic', True):
@@ -88,14 +84,14 @@ class StepProgram(Program):
             if is_first:
                 self.compile_kernels(self._try)
             in_arrays = ordinary()
-            for given in (in_arrays, in_arrays, None):
+            for arguments in (in_arrays, in_arrays, None):
                 if is_first and len(results) == 1:  # and parameters that were missing are made
                     self.compile_kernels(self._try)
                 try:
                     with self._under_way(alone=True), _observed() as reported:
-                        loss = driver.function(*(given or self._inputs.arrays()))
-                        if given is None:
-                            self._puts_sums_off = self._can_put_sums_off(loss)
+                        loss = driver.function(*(arguments or self._inputs.arrays()))
+                        if arguments is None:
+                            self._defers_sums = self._can_defer_sums(loss)
                     results.append(dict(_arrays_of(reported), loss=loss.array))
                 except Exception as error:
                     raise CannotCapture(blame(error, driver.function)) from error
@@ -146,21 +142,17 @@ class StepProgram(Program):
         finally:
             self._driver.target.cleargrads()  # of a capture that is dropped
 
-    def _can_put_sums_off(self, loss):
-        """Return whether all gradients that are sums are those of parameters, read by nothing else.
-
-        They are read where a parameter is also used by a node of another kind, or where the loss
-        contains gradients.
-        """
+    def _can_defer_sums(self, loss):
+        """Return whether all gradients that are sums are those of parameters, read by none else."""
         with _gradients_kept(self._driver.guards.other_params):
             target = self._driver.target
             target.cleargrads()
-            self._one.give(loss)
-            _, is_safe = self._backward_without_sums(loss)
+            self._one.set(loss)
+            _, is_safe = self._backward_deferring(loss)
             target.cleargrads()
         return is_safe
 
-    def _backward_without_sums(self, loss):
+    def _backward_deferring(self, loss):
         """Return the `PendingSums`, and whether all are gradients of parameters."""
         step = self._inputs.step
         sums = step.sums = PendingSums()
@@ -194,25 +186,25 @@ class StepProgram(Program):
         }
         # Links keep holding what the graph writes, so that no other graph takes its memory.
         for attributes, values in zip(links, before):
-            kept = {
+            new = {
                 name: value
                 for name, value in attributes.items()
                 if name not in values or value is not values[name]
             }
-            if kept:
-                self._kept.append((attributes, kept))
+            if new:
+                self._attributes.append((attributes, new))
         self._graph = graph
 
     def _capture_step(self, function):
         """Capture a function that is the step; return what launches it, and what it returned."""
         driver = self._driver
-        graph, (reported, found) = self._capture(function, driver.function)
+        graph, (reported, gradients) = self._capture(function, driver.function)
         for name, value in reported.items():
             if not isinstance(_bare(value), driver.device.xp.ndarray):
                 raise CannotCapture(
                     '%s is reported as a value on the host, which a replay would repeat' % name
                 )
-        return graph, reported, found
+        return graph, reported, gradients
 
     def launch(self):
         super().launch()
@@ -234,9 +226,12 @@ class StepProgram(Program):
             self.launch()
             reported = self._reported()
         self._n_replays += 1
-        self._give_gradients()
-        for attributes, kept in self._kept:
-            attributes.update(kept)
+        # Hooks, other updaters and users give parameters other arrays.
+        for _, parameter, gradient in self._gradients:
+            if parameter._grad is not gradient:
+                parameter._set_grad_without_check(gradient)  # there may be dozens
+        for attributes, new in self._attributes:
+            attributes.update(new)
         return reported
 
     def _reported(self):
@@ -278,10 +273,7 @@ class StepProgram(Program):
         return reported
 
     def _run_again(self, changing, before):
-        """Run the step that was staged eagerly, from the state `before`; return reports and result.
-
-        With several ranks only up to what it sends: the others do not run it again.
-        """
+        """Run the staged step, alone and eagerly, from a state; return reports and result."""
         before.put_back(changing)
         self.is_done = False
         reported = self.run(alone=True)
@@ -290,31 +282,25 @@ class StepProgram(Program):
 
     def _result(self, changing, gradients, reported):
         """Return `Copies` of all that a step gives, with several ranks of what it sends."""
+        arrays = {'gradient of ' + path: array for path, array in gradients.items()}
+        arrays = {**changing, **arrays}
         if self._driver.ranks is not None:
             arrays = {'gradient': self._driver.ranks.sent}
-        else:
-            arrays = dict(changing)
-            arrays.update(('gradient of ' + path, array) for path, array in gradients.items())
         for name, value in reported.items():
             is_array = isinstance(value, chainer.get_array_types())
             arrays[name] = value if is_array else numpy.asarray(value)
         return state.Copies(arrays)
 
-    def _give_gradients(self):
-        # Hooks, other updaters and users give parameters other arrays.
-        for _, parameter, gradient in self._gradients:
-            if parameter._grad is not gradient:
-                parameter._set_grad_without_check(gradient)  # there may be dozens
-
     def _compute_and_report(self):
         """Do what a graph does: as :meth:`_compute`, and write the reported numbers to a row."""
+
+        def write(reported):
+            numbers = self._reports.among(_arrays_of(reported))
+            self._reports.write(numbers, self._inputs.row_address)
+
         ranks = self._driver.ranks
         is_part = ranks is not None and not ranks.has_sum
-        return self._compute(unchain=True, alone=is_part, write=self._write)
-
-    def _write(self, reported):
-        numbers = self._reports.among(_arrays_of(reported))
-        self._reports.write(numbers, self._inputs.row_address)
+        return self._compute(unchain=True, alone=is_part, write=write)
 
     def _compute(self, unchain=False, alone=False, write=lambda reported: None):
         """Launch the step; return what was reported, and the parameters' gradients.
@@ -328,7 +314,7 @@ class StepProgram(Program):
         with self._under_way(alone), _observed() as reported, _not_counted(driver.fused):
             loss = driver.function(*self._inputs.arrays())
             target.cleargrads()
-            self._one.give(loss)
+            self._one.set(loss)
             with _gradients_kept(driver.guards.other_params):
                 self._backward(loss)
             if unchain:
@@ -336,8 +322,8 @@ class StepProgram(Program):
             value = loss.array
             del loss
             params = list(target.params(include_uninit=False))
-            self._one.take_back(params)
-            gradients.zero_missing(params)
+            self._one.detach(params)
+            zero_missing(params)
             if driver.ranks is not None:
                 driver.ranks.pack(self._n_molecules, value, alone)
                 write(reported)
@@ -374,10 +360,10 @@ class StepProgram(Program):
             driver.fused.launch(self._inputs.numbers)
 
     def _backward(self, loss):
-        if not self._puts_sums_off:
+        if not self._defers_sums:
             loss.backward()
             return
-        sums, is_safe = self._backward_without_sums(loss)
+        sums, is_safe = self._backward_deferring(loss)
         if not is_safe:
             raise CannotCapture('gradients of parameters are read before the update, or added up')
         sums.launch()
@@ -438,3 +424,44 @@ def _bare(value):
 
 def _arrays_of(reported):
     return {name: _bare(value) for name, value in reported.items()}
+
+
+class SeedGradient:
+    """The gradient of a loss by itself, filled once."""
+
+    def __init__(self, device):
+        self._may_share = device.xp.may_share_memory
+        with chainer.using_device(device):
+            self._ones = {numpy.dtype(char): device.xp.ones((), char) for char in 'efd'}
+
+    def set(self, loss):
+        """Set the gradient of a scalar that has none."""
+        if loss.array.ndim == 0 and loss.grad is None:
+            loss.grad = self._ones.get(loss.dtype)
+
+    def is_seed(self, gradient):
+        """Return whether an array is the 1."""
+        return gradient is self._ones.get(gradient.dtype)
+
+    def detach(self, params):
+        """Copy the gradients of parameters that lie in the 1 itself: hooks change gradients."""
+        for param in params:
+            grad = param.grad
+            one = None if grad is None else self._ones.get(grad.dtype)
+            if one is not None and self._may_share(grad, one):
+                param.grad = grad.copy()
+
+
+def zero_missing(params):
+    """Give parameters on one device that have no gradient zeros, in one array of each dtype."""
+    missing = {}
+    for param in params:
+        if param.grad is None:
+            missing.setdefault(param.dtype, []).append(param)
+    for dtype, empty in missing.items():
+        sizes = [math.prod(param.shape) for param in empty]
+        step = ALIGNMENT // dtype.itemsize
+        starts = numpy.cumsum([0, *(-(-size // step) * step for size in sizes)]).tolist()
+        zeros = empty[0].xp.zeros(starts[-1], dtype)
+        for param, start, size in zip(empty, starts, sizes):
+            param.grad = zeros[start : start + size].reshape(param.shape)

@@ -56,6 +56,11 @@ class _CannotTell(Exception):
     """The reason, for the user."""
 
 
+class _Outcome(NamedTuple):
+    loss: float
+    gradients: dict  # path -> array
+
+
 def check_swap(
     model: chainer.Link,
     examples: Any,
@@ -115,15 +120,16 @@ def _compared(model, examples, converter, loss_func):
         dtype = run.dtype
         differs = _difference(sparse, dense, dtype)
         if not differs:
-            return SwapCheck(True, '', sparse[0], dense[0])
+            return SwapCheck(True, '', sparse.loss, dense.loss)
         if _difference(run.sparse(converter), sparse, dtype):
             raise _CannotTell('the loss is random')
         cause = _cause(run, converter, sparse, dense)
     text = (
         'the swap changes the numbers of this model: of %d molecules the loss is %.6g, before the '
-        'swap it was %.6g; %s. %s See %s' % (len(chosen), sparse[0], dense[0], differs, cause, PAGE)
+        'swap it was %.6g; %s. %s See %s'
     )
-    return SwapCheck(False, text, sparse[0], dense[0])
+    text %= len(chosen), sparse.loss, dense.loss, differs, cause, PAGE
+    return SwapCheck(False, text, sparse.loss, dense.loss)
 
 
 def _both_ways(model, loss_func, examples, converter):
@@ -149,10 +155,7 @@ def _dense_example(example):
 
 
 def _chosen(examples):
-    """Return up to N_MOLECULES examples: of those with few atoms, from the smallest to the largest.
-
-    Where there are not two with few atoms, the two smallest.
-    """
+    """Return a few examples with few atoms, smallest first; without two such, the two smallest."""
     examples = sorted(examples, key=lambda example: len(example[0]))
     examples = [example for example in examples if 0 < len(example[0]) <= MAX_ATOMS]
     if not examples:
@@ -166,9 +169,9 @@ def _chosen(examples):
 def _padded(example, n):
     """Return an example with phantom atoms up to n."""
     atoms, adj, *labels = example
-    more = max(n - len(atoms), 0)
-    atoms = numpy.pad(atoms, [(0, more)] + [(0, 0)] * (atoms.ndim - 1))
-    return (atoms, numpy.pad(adj, [(0, 0)] * (adj.ndim - 2) + [(0, more)] * 2), *labels)
+    n_phantom = max(n - len(atoms), 0)
+    atoms = numpy.pad(atoms, [(0, n_phantom)] + [(0, 0)] * (atoms.ndim - 1))
+    return (atoms, numpy.pad(adj, [(0, 0)] * (adj.ndim - 2) + [(0, n_phantom)] * 2), *labels)
 
 
 class _Run:
@@ -179,20 +182,20 @@ class _Run:
         for link in model.links():
             for kind in type(link).__mro__:
                 _look_at_code(kind)
-            _weigh(list(vars(link).values()), model)
+            _weigh(list(vars(link).values()))
         try:
             self._model = copy.deepcopy(model, memo)
-            self._function = _copied(loss_func, memo, model) if loss_func else self._model
+            self._function = _copied(loss_func, memo) if loss_func else self._model
             self._model.to_device('@numpy')
             for link in self._model.links():
                 for name, value in vars(link).items():
                     if isinstance(value, numpy.ndarray):
                         vars(link)[name] = _cast(value, dtype)
                     elif isinstance(value, dict):
-                        for key in value:
-                            value[key] = _with_copies(value[key], memo, model)
-                    else:
-                        vars(link)[name] = _with_copies(value, memo, model)
+                        functions = [key for key, entry in value.items() if _is_users(entry)]
+                        value.update((key, _copied(value[key], memo)) for key in functions)
+                    elif _is_users(value):
+                        vars(link)[name] = _copied(value, memo)
         except _CannotTell:
             raise
         except Exception as error:
@@ -236,10 +239,9 @@ class _Run:
             warnings.simplefilter('ignore')  # what there is to say, the training says
             loss = self._function(*batch)
             loss.backward()
-        gradients = {path: param.grad for path, param in model.namedparams(include_uninit=False)}
-        return float(loss.array), {
-            path: gradient for path, gradient in gradients.items() if gradient is not None
-        }
+        params = model.namedparams(include_uninit=False)
+        gradients = {path: param.grad for path, param in params if param.grad is not None}
+        return _Outcome(float(loss.array), gradients)
 
 
 def _cast(value, dtype):
@@ -248,41 +250,33 @@ def _cast(value, dtype):
     return value.copy() if isinstance(value, numpy.ndarray) else value
 
 
-def _with_copies(value, memo, model):
-    """Return a user's function with copies of what it refers to, any other value as it is."""
-    is_users = isinstance(value, types.FunctionType) and is_user_code(value.__module__)
-    return _copied(value, memo, model) if is_users else value
+def _is_users(value):
+    return isinstance(value, types.FunctionType) and is_user_code(value.__module__)
 
 
-def _copied(value, memo, model):
-    """Return a deep copy of a value; a user's function refers to copies.
-
-    Raises:
-        _CannotTell: it refers to too much.
-    """
+def _copied(value, memo):
+    """Return a deep copy of a value, of a user's function with copies of what it refers to."""
     if id(value) in memo:
         return memo[id(value)]
+    if value is None or isinstance(value, SHARED):
+        return value
     if not isinstance(value, types.FunctionType):
-        if isinstance(value, SHARED) or value is None:
-            return value
-        _weigh([value], model)
+        _weigh([value])
         return copy.deepcopy(value, memo)
-    if not is_user_code(value.__module__):
+    if not _is_users(value):
         return value
     around, cells = value.__globals__, value.__closure__ or ()
-    used = {name: around[name] for name in value.__code__.co_names if name in around}
-    used = {name: of for name, of in used.items() if of is not value}
-    new_cells = tuple(types.CellType() for _ in cells)
-    changed = dict(around)
-    made = types.FunctionType(value.__code__, changed, value.__name__, None, new_cells)
-    memo[id(value)] = made
-    for cell, new in zip(cells, new_cells):
-        new.cell_contents = _copied(cell.cell_contents, memo, model)
-    for name, of in used.items():
-        changed[name] = _copied(of, memo, model)
-    made.__defaults__ = _copied(value.__defaults__, memo, model)
-    made.__kwdefaults__ = _copied(value.__kwdefaults__, memo, model)
-    return made
+    new_around, new_cells = dict(around), tuple(types.CellType() for _ in cells)
+    new = types.FunctionType(value.__code__, new_around, value.__name__, None, new_cells)
+    memo[id(value)] = new
+    for cell, new_cell in zip(cells, new_cells):
+        new_cell.cell_contents = _copied(cell.cell_contents, memo)
+    for name in value.__code__.co_names:
+        if name in around and around[name] is not value:
+            new_around[name] = _copied(around[name], memo)
+    new.__defaults__ = _copied(value.__defaults__, memo)
+    new.__kwdefaults__ = _copied(value.__kwdefaults__, memo)
+    return new
 
 
 def _look_at_code(kind):
@@ -295,13 +289,11 @@ def _look_at_code(kind):
             for name in method.__code__.co_names:
                 value = around.get(name)
                 if not isinstance(value, (*PLAIN, *SHARED, types.FunctionType)):
-                    raise _CannotTell(
-                        '%s.%s reads the global %s, a %s'
-                        % (kind.__name__, method.__name__, name, type(value).__name__)
-                    )
+                    words = kind.__name__, method.__name__, name, type(value).__name__
+                    raise _CannotTell('%s.%s reads the global %s, a %s' % words)
 
 
-def _weigh(values, model):
+def _weigh(values):
     """Raise _CannotTell if values, and what they hold, are too much to copy; links do not count."""
     seen, n_bytes = set(), 0
     while values:
@@ -338,26 +330,26 @@ def _random_numbers_kept():
         random.setstate(pythons)
 
 
-def _difference(found, expected, dtype):
+def _difference(actual, expected, dtype):
     """Return how (str) two outcomes differ, '' if they do not beyond rounding."""
     tolerance = TOLERANCE[dtype]
-    norms = {path: numpy.linalg.norm(gradient) for path, gradient in expected[1].items()}
+    norms = {path: numpy.linalg.norm(gradient) for path, gradient in expected.gradients.items()}
     # What the loss is made of may cancel: it is compared with a change of it, too.
     largest = max(norms.values(), default=0)
-    scale = max(abs(found[0]), abs(expected[0]), 1e-2 * largest, FLOOR[dtype])
-    is_finite = numpy.isfinite(found[0]) or numpy.isfinite(expected[0])
-    if is_finite and not abs(found[0] - expected[0]) <= tolerance * scale:
-        return 'off by %.2g of it' % (abs(found[0] - expected[0]) / max(abs(expected[0]), 1e-30))
+    scale = max(abs(actual.loss), abs(expected.loss), 1e-2 * largest, FLOOR[dtype])
+    is_finite = numpy.isfinite(actual.loss) or numpy.isfinite(expected.loss)
+    error = abs(actual.loss - expected.loss)
+    if is_finite and not error <= tolerance * scale:
+        return 'off by %.2g of it' % (error / max(abs(expected.loss), 1e-30))
     least = max(SMALL * largest, FLOOR[dtype])
     worst, where = 0.0, None
-    for path in {**found[1], **expected[1]}:
-        if path not in found[1] or path not in expected[1]:
-            return 'the gradient of %s is there only %s the swap' % (
-                path,
-                'after' if path in found[1] else 'before',
-            )
-        both = numpy.isnan(found[1][path]) & numpy.isnan(expected[1][path])
-        error = numpy.linalg.norm(numpy.where(both, 0, found[1][path] - expected[1][path]))
+    for path in {**actual.gradients, **expected.gradients}:
+        after, before = actual.gradients.get(path), expected.gradients.get(path)
+        if after is None or before is None:
+            side = 'before' if after is None else 'after'
+            return 'the gradient of %s is there only %s the swap' % (path, side)
+        both = numpy.isnan(after) & numpy.isnan(before)
+        error = numpy.linalg.norm(numpy.where(both, 0, after - before))
         if numpy.isfinite(norms[path]):
             error /= max(norms[path], least)
         if not error <= worst:  # NaN as well
@@ -373,7 +365,7 @@ def _cause(run, converter, sparse, dense):
     if converter.layout == 'folded':
         n_rows += n
     for ratio in (n / n_rows, n_rows / n):
-        if abs(sparse[0] - ratio * dense[0]) <= 1e-4 * abs(sparse[0]):
+        if abs(sparse.loss - ratio * dense.loss) <= 1e-4 * abs(sparse.loss):
             return (
                 'It is off by the number of rows over that of molecules: len(atoms) and '
                 'atoms.shape[0] count the rows of a sparse batch; use len(t) or adj.n_graphs.'

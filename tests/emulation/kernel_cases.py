@@ -12,6 +12,8 @@ import numpy
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
+from chainer_bspmm.dataset.batch_form import Capacity
+from chainer_bspmm.dataset.batch_form import new_buffers
 from chainer_bspmm.dataset.gather_batch import gather_batch
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.batched_csr import Buffers
@@ -177,8 +179,8 @@ def gather_folded(device, molecules, index, padded_to, spare=(0, 0)):
         weights,
         labels,
     )
-    buffers = molecules._buffers(index.size, n_rows, nnz)
-    buffers = buffers._replace(row_weights=cuda.cupy.empty(n_rows, 'f'))
+    form = molecules.form(index.size, True, 1, 'folded', padded_to)
+    buffers = new_buffers(cuda.cupy.empty, form, Capacity(n_rows, nnz, 0, 0, -1))
     gather_batch(
         molecules._source,
         device.put(molecules.check(index)),

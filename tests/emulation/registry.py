@@ -14,7 +14,7 @@ from chainer_bspmm.ops.graph_linear.launches import Layer, layer_launch
 from chainer_bspmm.ops.mean_loss import LOSS_CHUNK
 from chainer_bspmm.training import flat_gradients
 from chainer_bspmm.training import fused_update
-from chainer_bspmm.training import peer_sums
+from chainer_bspmm.training import peer_memory
 from chainer_bspmm.training import reports
 from tests.emulation import representatives as use
 
@@ -239,7 +239,7 @@ KERNELS = {
         ],
         widest=1,
     ),
-    'peer_sum': Kernel((use.summed_over_peers,), [peer_sums.defines(n)[1:] for n in (2, 8)]),
+    'peer_sum': Kernel((use.summed_over_peers,), [peer_memory.defines(n)[1:] for n in (2, 8)]),
     'embed_grad': Kernel(
         (use.summed_by_type,), [embed_launch(2300, 118, 64).defines[1:]], widest=1
     ),

@@ -45,7 +45,7 @@ from chainer_bspmm.training import buffers, reports
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.peer_memory import PeerMemory
-from chainer_bspmm.training.peer_sums import PeerSums
+from chainer_bspmm.training.peer_memory import PeerSums
 from chainer_bspmm.training.reports import Reports
 from tests.emulation.gated_cases import arrays, expected, summed
 from tests.emulation.kernel_cases import batch, film_arrays, film_truth, gather_folded
@@ -730,7 +730,7 @@ def cross_entropy_gradient(device):
 
 def cross_entropy_along(device):
     """With accuracy and gradient, by a block of two warps."""
-    with mock.patch('chainer_bspmm.ops.mean_loss.MAX_BLOCK', 64):
+    with mock.patch('chainer_bspmm.cuda.plans.MAX_BLOCK', 64):
         return _on_both(device, training_loss, 'SIGMOID_CROSS_ENTROPY', *_labelled())
 
 

@@ -5,9 +5,12 @@ import numpy
 import pytest
 
 from chainer.backend import CpuDevice
+from chainer.backends import cuda
 
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda.plans import Device
+from chainer_bspmm.dataset.batch_form import Capacity
+from chainer_bspmm.dataset.batch_form import new_buffers
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.gather_batch import gather_launch
 from chainer_bspmm.sparse.batched_csr import Buffers
@@ -53,7 +56,9 @@ def check_spare(device, on_device, molecules, index, spare_rows, spare_nnz):
     index = numpy.array(index)
     atoms, adj, labels = molecules.batch(index, 'packed')
     target = on_device(molecules)
-    buffers = target._buffers(index.size, adj.n_rows + spare_rows, adj.nnz + spare_nnz)
+    capacity = Capacity(adj.n_rows + spare_rows, adj.nnz + spare_nnz, 0, 0, -1)
+    form = target.form(index.size, True, 1, 'packed', None)
+    buffers = new_buffers(cuda.cupy.empty, form, capacity)
     target.gather(device.put(target.check(index)), buffers)
     expected = Buffers(
         *(

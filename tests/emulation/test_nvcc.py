@@ -11,7 +11,7 @@ import pytest
 
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.training import flat_gradients
-from chainer_bspmm.training import peer_sums
+from chainer_bspmm.training import peer_memory
 from tests.emulation.emulator import cache
 from tests.emulation.registry import KERNELS
 
@@ -112,7 +112,7 @@ def test_what_peers_write_meanwhile_is_read(tmp_path, name, n_peers):
     if shutil.which('nvcc') is None:
         pytest.skip('nvcc is not on the PATH')
     f, out = numpy.dtype('f'), tmp_path / 'kernel.ptx'
-    defines = peer_sums.defines(n_peers)
+    defines = peer_memory.defines(n_peers)
     if name == 'flat_gradients':
         defines = flat_gradients.defines(True, f, f, n_peers)
     options = kernels.options('f', defines)

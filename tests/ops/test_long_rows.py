@@ -31,9 +31,9 @@ from chainer_bspmm.sparse.relations import relation_rows
 from chainer_bspmm.sparse.relations import transposed_rows
 from chainer_bspmm.training.batches import DeviceBatch
 from chainer_bspmm.training.batches import HostBatch
-from chainer_bspmm.training.buffers import batch_arrays
-from chainer_bspmm.training.buffers import batch_over
-from chainer_bspmm.training.buffers import buffers_of
+from chainer_bspmm.dataset.batch_form import batch_arrays
+from chainer_bspmm.dataset.batch_form import batch_over
+from chainer_bspmm.dataset.batch_form import buffers_of
 from tests.emulation.kernel_cases import batch
 from tests.emulation.kernel_cases import integers
 from tests.emulation.kernel_cases import with_room

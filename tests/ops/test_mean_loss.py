@@ -87,7 +87,7 @@ def test_more_elements_than_a_block_s(gpu, kind):
 def test_more_blocks_than_threads_add_up(gpu, monkeypatch):
     monkeypatch.setattr('chainer_bspmm.ops.mean_loss.LOSS_CHUNK', 4)
     monkeypatch.setattr(
-        'chainer_bspmm.ops.mean_loss.MAX_BLOCK', 64
+        'chainer_bspmm.cuda.plans.MAX_BLOCK', 64
     )  # instead of 1,024: the emulator runs each thread
     monkeypatch.setattr('chainer_bspmm.ops.mean_loss.loss_launches', loss_launches.__wrapped__)
     check(gpu, 'SIGMOID_CROSS_ENTROPY', 'f', *arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (1027,)))
@@ -196,7 +196,7 @@ def test_launches_of_a_classifier_s_step(gpu, monkeypatch, n_rows, kinds):
         loss = functions.sigmoid_cross_entropy(variable, t)
         accuracy = functions.binary_accuracy(variable, t)
         loss.grad = one
-        a_step.one = types.SimpleNamespace(gave=lambda gradient: gradient is one)
+        a_step.one = types.SimpleNamespace(is_seed=lambda gradient: gradient is one)
         loss.backward()
         return loss.array, accuracy.array, variable.grad
 
@@ -214,7 +214,7 @@ def test_what_came_along_is_for_the_same_loss(gpu):
     x, t = map(gpu.put, arrays_of('SQUARED_ERROR', 'f', (128, 12)))
     one, two = (gpu.put(numpy.full((), value, 'f')) for value in (1, 2))
     a_step = step.Step(None, 0, None)
-    a_step.one = types.SimpleNamespace(gave=lambda gradient: gradient is one)
+    a_step.one = types.SimpleNamespace(is_seed=lambda gradient: gradient is one)
     with chainer_nodes.under_way(a_step):
         _, divisor = chainer_nodes._loss(a_step, 'SQUARED_ERROR', x, t, x.size)
         chainer_nodes._loss(a_step, 'ABSOLUTE_ERROR', x, t, x.size)  # a metric

@@ -24,11 +24,9 @@ from chainer_bspmm.cuda import step
 from chainer_bspmm.ops import elementwise
 from chainer_bspmm.multi_node import communicators
 from chainer_bspmm.training import buffers
-from chainer_bspmm.training import captured_evaluators
 from chainer_bspmm.training import driver
 from chainer_bspmm.training import flat_gradients
-from chainer_bspmm.training import forward
-from chainer_bspmm.training.peer_sums import PeerSums
+from chainer_bspmm.training.peer_memory import PeerSums
 from chainer_bspmm.training import predictor
 from chainer_bspmm.training import reports
 from chainer_bspmm.training import state
@@ -246,10 +244,10 @@ class HostFused:
 
     load_kernels = prepare
 
-    def variants(self, is_unchanged=False):
+    def variants(self):
         return ()
 
-    def advance(self, is_unchanged=False):
+    def advance(self):
         self.count(1)
         return numpy.array([self.optimizer.lr])
 
@@ -382,9 +380,7 @@ def stand_in_for_prediction(monkeypatch):
     """Make captured_predict take the host for a GPU; return the stand-in for its graphs."""
     _stand_in_everywhere(monkeypatch)
     graphs = PredictionGraphs()
-    for module in (captured_evaluators, forward, predictor):
-        stand_in = types.SimpleNamespace(cupy=numpy, to_cpu=cuda.to_cpu)
-        monkeypatch.setattr(module, 'cuda', stand_in)
+    monkeypatch.setattr(predictor, 'cuda', types.SimpleNamespace(cupy=numpy, to_cpu=cuda.to_cpu))
     monkeypatch.setattr(driver, 'Capturer', graphs.capturer)
     monkeypatch.setattr(predictor, '_Outgoing', graphs.outgoing)
     return graphs

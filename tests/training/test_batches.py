@@ -27,11 +27,10 @@ from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training import batches
 from chainer_bspmm.training import captured_predict
-from chainer_bspmm.training import resident
 from chainer_bspmm.training.batches import DeviceBatch
 from chainer_bspmm.training.examples import Examples
 from chainer_bspmm.training.graph_updater import GraphUpdater
-from chainer_bspmm.training.resident import Resident
+from chainer_bspmm.training.batches import Resident
 from tests.support.data_sets import molecule_set
 from tests.support.training import assert_same_bits
 from tests.support.training import BATCH
@@ -173,7 +172,7 @@ def gather(self, index, buffers, padded_to=None):
 @pytest.fixture
 def gpu(monkeypatch):
     """Take the host for a GPU; its kernel that gathers is NumPy's."""
-    for module in (resident, device_dataset):
+    for module in (batches, device_dataset):
         monkeypatch.setattr(module, 'cuda', types.SimpleNamespace(cupy=numpy))
     monkeypatch.setattr(DeviceMolecules, 'gather', gather)
     batch = DeviceMolecules.batch
@@ -192,10 +191,10 @@ def test_one_copy_for_all_and_none_when_they_are_gone(gpu, dataset):
     residents = [Resident(part, gpu) for part in (train, valid, dataset[2:])]
     copies = {id(each.of(dataset.molecules)) for each in residents}
     assert len(copies) == 1 and id(dataset.molecules) not in copies
-    assert len(resident._copies) == 1
+    assert len(batches._copies) == 1
     del residents
     gc.collect()
-    assert not resident._copies
+    assert not batches._copies
 
 
 def test_what_has_no_copy(gpu, dataset):
@@ -295,7 +294,7 @@ def test_prediction_gathers_there_too(device, prediction_graphs, request, monkey
     assert sum(map(len, values)) == 40 and {type(source) for source in made} == {DeviceMolecules}
     gc.collect()
     made.clear()
-    assert not resident._copies
+    assert not batches._copies
 
 
 class Gathered:

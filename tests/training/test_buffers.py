@@ -12,9 +12,10 @@ from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import batches
 from chainer_bspmm.training import buffers
+from chainer_bspmm.dataset import batch_form
+from chainer_bspmm.dataset.batch_form import Capacity
+from chainer_bspmm.dataset.batch_form import needs
 from chainer_bspmm.training.buffers import Capacities
-from chainer_bspmm.training.buffers import Capacity
-from chainer_bspmm.training.buffers import needs
 from chainer_bspmm.training.buffers import STEP
 from chainer_bspmm.training.programs import Programs
 from tests.support.training import BATCH
@@ -259,14 +260,15 @@ def make_inputs(calls, is_few):
             calls.append('copied')
 
     batch = types.SimpleNamespace(
-        form=buffers.Form.of(1, 1, True, numpy.zeros(3, 'i'), None, (), 1),
+        form=batch_form.Form(1, 1, True, (numpy.dtype('i'), ()), None, (), 128),
         gather=None,
-        staged=lambda capacity: buffers.batch_arrays(batch.form, capacity),
+        staged=lambda capacity: batch_form.batch_arrays(batch.form, capacity),
         write=lambda views: calls.append('write'),
     )
     capturer = types.SimpleNamespace(join=lambda: calls.append('join'))
     with mock.patch.object(buffers, 'Staging', Recording):
-        return buffers.Inputs(capturer, None, 0, None, batch, Capacity(64, 64, 3, 4, 9), 2), batch
+        driver = types.SimpleNamespace(capturer=capturer, blas=None, seed=0, device=None)
+        return buffers.Inputs(driver, batch, Capacity(64, 64, 3, 4, 9), 2), batch
 
 
 def test_a_batch_is_sent_after_the_last_step():

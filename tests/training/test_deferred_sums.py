@@ -96,7 +96,7 @@ def test_sums_of_a_step(device, launches, monkeypatch, is_read):
         found.append(parameters(updater))
     assert relative_error(*(found_of['/W'] for found_of in found)) < 1e-5
     (program,) = programs
-    assert program._puts_sums_off != is_read
+    assert program._defers_sums != is_read
     if not is_read:
         assert launches and set(launches) == {1}  # the uses of W are summed together
 

@@ -20,7 +20,7 @@ from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import sparse_form
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.training.examples import Examples
-from chainer_bspmm.training.resident import molecules_of
+from chainer_bspmm.training.batches import molecules_of
 from tests.support.data_sets import assert_same_batch
 from tests.support.molecules import molecules
 

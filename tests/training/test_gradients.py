@@ -9,7 +9,7 @@ from chainer import optimizer_hooks
 from chainer import optimizers
 from chainer.training.updaters import StandardUpdater
 
-from chainer_bspmm.training import gradients
+from chainer_bspmm.training import step_program
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from tests.support import relative_error
 from tests.support.training import make_updater
@@ -28,11 +28,11 @@ def parameter(device, shape, dtype='float32'):
 
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
 def test_one_is_the_gradient_of_a_loss(device, dtype):
-    one, param = gradients.One(device), parameter(device, (3,), dtype)
+    one, param = step_program.SeedGradient(device), parameter(device, (3,), dtype)
     for _ in range(2):
         param.cleargrad()
         loss = functions.sum(param * param)
-        one.give(loss)
+        one.set(loss)
         given = loss.grad
         loss.backward()
         assert given is one._ones[numpy.dtype(dtype)] and given == 1
@@ -40,25 +40,25 @@ def test_one_is_the_gradient_of_a_loss(device, dtype):
 
 
 def test_what_has_a_gradient_or_is_no_scalar_keeps_it(device):
-    one, param = gradients.One(device), parameter(device, (3,))
+    one, param = step_program.SeedGradient(device), parameter(device, (3,))
     loss = functions.sum(param)
     loss.grad = grad = device.xp.full((), 5, 'f')
-    one.give(loss)
+    one.set(loss)
     assert loss.grad is grad
-    one.give(param)
+    one.set(param)
     assert param.grad is None
 
 
 @pytest.mark.parametrize('shape', [(), (1,), (2, 3)])
 def test_hooks_may_change_gradients(device, shape):
     """Those of parameters that are added to the loss are the 1 itself, or a view of it."""
-    one, param = gradients.One(device), parameter(device, shape)
+    one, param = step_program.SeedGradient(device), parameter(device, shape)
     other = parameter(device, shape)
     loss = functions.sum(param) + functions.sum(2 * other)
-    one.give(loss)
+    one.set(loss)
     loss.backward()
     unshared = other.grad
-    one.take_back([param, other, parameter(device, shape)])
+    one.detach([param, other, parameter(device, shape)])
     param.grad += 7
     assert (param.grad == 8).all() and other.grad is unshared
     assert all(array == 1 for array in one._ones.values())
@@ -68,12 +68,12 @@ def test_zeros_of_what_has_no_gradient(device):
     params = [parameter(device, shape) for shape in ((), (3, 5), (4,), (0, 2))]
     params += [parameter(device, (3,), 'float64'), parameter(device, (2,), 'float16')]
     params[2].grad = kept = device.xp.ones(4, 'f')
-    gradients.zero_missing(params)
+    step_program.zero_missing(params)
     first, second = (
         param.grad.ctypes.data if device.xp is numpy else param.grad.data.ptr
         for param in params[:2]
     )
-    assert second - first == gradients.ALIGNMENT
+    assert second - first == step_program.ALIGNMENT
     for param in params:
         assert param.grad.shape == param.shape and param.grad.dtype == param.dtype
         assert param.grad.flags.c_contiguous
@@ -87,7 +87,7 @@ def test_zeros_of_what_has_no_gradient(device):
 def test_nothing_is_missing(device):
     param = parameter(device, (2,))
     param.grad = grad = device.xp.ones(2, 'f')
-    gradients.zero_missing([param])
+    step_program.zero_missing([param])
     assert param.grad is grad
 
 

@@ -21,11 +21,11 @@ from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.training import cuda_graphs
+from chainer_bspmm.training import fused_update
 from chainer_bspmm.training import reports
 from chainer_bspmm.training import state
 from chainer_bspmm.training import step_driver
 from chainer_bspmm.training import step_program
-from chainer_bspmm.training import supported
 from chainer_bspmm.training.buffers import Inputs
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from chainer_bspmm.training.guards import Guards
@@ -399,7 +399,7 @@ def test_counters_after_a_step_that_failed(graphs, monkeypatch):
 def test_a_parameter_made_late_that_a_fused_update_refuses(graphs, monkeypatch):
     if graphs is None:
         pytest.skip('needs the stand-ins')
-    monkeypatch.setattr(step_driver, 'why_unsupported', supported.why_unsupported)
+    monkeypatch.setattr(step_driver, 'why_unsupported', fused_update.why_unsupported)
     with chainer.using_config('dtype', numpy.dtype('e')):
         model = small_model()
         with model.init_scope():

@@ -114,7 +114,8 @@ def test_dense_validation_sets_are_kept_from_the_first_evaluation(
     trainer.extend(evaluator, trigger=(2, 'iteration'))
     seen = []
     trainer.extend(
-        lambda _: seen.append((evaluator._evaluation.examples.has_form)), trigger=(2, 'iteration')
+        lambda _: seen.append(evaluator._evaluation.examples._form is not None),
+        trigger=(2, 'iteration'),
     )
     trainer.run()
     assert seen == [True, True]

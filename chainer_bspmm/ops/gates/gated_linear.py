@@ -30,12 +30,12 @@ class GatedLinear(FusedNode):
     def _output(self, inputs):
         dtype = inputs[0].dtype
         parts, parameters = inputs[: self._n_parts], inputs[self._n_parts :]
-        self._is_whole = False
+        whole = None
         if self._n_parts <= 2:
-            done = gated_step_forward(*self._operands(inputs), is_tanh=self._is_tanh)
-            self._is_whole = done is not None
+            whole = gated_step_forward(*self._operands(inputs), is_tanh=self._is_tanh)
+        self._is_whole = whole is not None
         if self._is_whole:
-            y, self._kept = done
+            y, self._saved = whole
             return y
         x = parts[0] if len(parts) == 1 else concat(parts, axis=1)
         W = concat(parameters[:2]).astype(dtype, copy=False)
@@ -43,43 +43,29 @@ class GatedLinear(FusedNode):
         if len(parameters) == 4:
             both += concat(parameters[2:]).astype(dtype, copy=False)
         gate, value, y = _gated(both, self._is_tanh)
-        self._kept = x, W, gate, value
+        self._saved = x, W, gate, value
         return y
 
     def _operands(self, inputs):
         """Return what `gated_step_forward` takes: parts, no state, and the layers of the gates."""
-        parts, parameters = inputs[: self._n_parts], inputs[self._n_parts :]
-        W_gate, W_value, *biases = (
-            array.astype(parts[0].dtype, copy=False) for array in parameters
-        )
-        b_gate, b_value = biases or (None, None)
-        x, other = (*parts, None)[:2]
+        x, other = (*inputs[: self._n_parts], None)[:2]
+        parameters = [array.astype(x.dtype, copy=False) for array in inputs[self._n_parts :]]
+        W_gate, W_value, b_gate, b_value = (*parameters, None, None)[:4]
         return x, other, None, [(W_value, b_value), (W_gate, b_gate)]
 
-    def _gradients_of_whole(self, inputs, gy, wanted):
-        n, first = len(inputs), self._n_parts
-        W_gate, W_value, *biases = (
-            inputs[i].dtype if i in wanted else None for i in range(first, n)
-        )
-        b_gate, b_value = biases or (None, None)
-        x, other, state, parameters = self._operands(inputs)
-        by_x, by_other, _, (gW_value, gb_value, gW_gate, gb_gate) = gated_step_backward(
-            x,
-            other,
-            state,
-            parameters,
-            self._kept,
-            gy,
-            self._is_tanh,
-            [W_value, b_value, W_gate, b_gate],
-        )
-        return [*[by_x, by_other][:first], gW_gate, gW_value, gb_gate, gb_value]
-
     def _gradients(self, inputs, gy, wanted):
+        first = self._n_parts
         if self._is_whole:
-            return self._gradients_of_whole(inputs, gy, wanted)
-        x, W, gate, value = self._kept
-        n, first = gy.shape[1], self._n_parts
+            dtypes = [inputs[i].dtype if i in wanted else None for i in range(first, len(inputs))]
+            W_gate, W_value, b_gate, b_value = (*dtypes, None, None)[:4]
+            x, other, state, pairs = self._operands(inputs)
+            dtypes = [W_value, b_value, W_gate, b_gate]
+            gx, g_other, _, (gW_value, gb_value, gW_gate, gb_gate) = gated_step_backward(
+                x, other, state, pairs, self._saved, gy, self._is_tanh, dtypes
+            )
+            return [*[gx, g_other][:first], gW_gate, gW_value, gb_gate, gb_value]
+        x, W, gate, value = self._saved
+        n = gy.shape[1]
         g = _gated_gradient(gy, gate, value, self._is_tanh)
         gradients = {}
         if wanted[0] < first:
@@ -157,12 +143,7 @@ def gated_linear(parts, gate, value, activation=functions.identity):
     """Compute ``y[i] = sigmoid(W_g x[i] + b_g) * activation(W_v x[i] + b_v)`` in one node.
 
     `parts` are the column blocks of x, `gate` and `value` are W (n_out, n_in) and b, or None in
-    both; the activation is one of `ACTIVATIONS`. Both maps are one GEMM, on a GPU one kernel with
-    all the rest if the weights fit. Differentiable to any order; deterministic; does not
-    synchronise.
-
-    Source:
-        Li et al. 2015 (arXiv:1511.05493), equation 7, before the sum.
+    both. Both maps are one GEMM, on a GPU one kernel with all the rest if the weights fit.
     """
     if activation not in ACTIVATIONS:
         raise ValueError(
@@ -170,11 +151,16 @@ def gated_linear(parts, gate, value, activation=functions.identity):
         )
     if (gate[1] is None) != (value[1] is None):
         raise ValueError('gate, value: expected a bias in both or in none')
-    n_out, n_in = len(gate[0]), sum(part.shape[1] for part in parts)
-    for name, (W, b) in (('gate', gate), ('value', value)):
-        expected = {name + '[0]': (W, (n_out, n_in)), name + '[1]': (b, (n_out,))}
-        check.shapes('parts of %d columns in all' % n_in, expected)
-    inputs = list(parts) + [gate[0], value[0]]
+    n_out, n_in = len(gate[0]), sum([part.shape[1] for part in parts])
+    matrix, bias = (n_out, n_in), (n_out,)
+    expected = {
+        'gate[0]': (gate[0], matrix),
+        'gate[1]': (gate[1], bias),
+        'value[0]': (value[0], matrix),
+        'value[1]': (value[1], bias),
+    }
+    check.shapes('parts of %d columns in all' % n_in, expected)
+    inputs = [*parts, gate[0], value[0]]
     if gate[1] is not None:
         inputs += [gate[1], value[1]]
     return GatedLinear(len(parts), activation).apply(inputs)[0]

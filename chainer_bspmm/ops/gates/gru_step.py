@@ -25,10 +25,8 @@ from chainer_bspmm.ops.segments import row_sum
 class GRUStep(AccumulateInPlace, FusedNode):
     """Inputs x, message, the state, then W and b of every linear layer.
 
-    On a GPU a kernel does all of it, where the weights fit; otherwise a few GEMMs do.
-
-    Args:
-        state (str or None): ``'x'``: it is x, and no input; ``'given'``; or None: there is none.
+    On a GPU a kernel does all of it, where the weights fit; otherwise a few GEMMs do. `state`:
+    ``'x'``: it is x, and no input; ``'given'``; or None.
     """
 
     def __init__(self, state):
@@ -38,10 +36,10 @@ class GRUStep(AccumulateInPlace, FusedNode):
         x, message, state, pairs = self._split(
             [array.astype(inputs[0].dtype, copy=False) for array in inputs]
         )
-        done = gated_step_forward(x, message, state, pairs, True)
-        self._is_whole = done is not None
+        whole = gated_step_forward(x, message, state, pairs, True)
+        self._is_whole = whole is not None
         if self._is_whole:
-            y, self._kept = done
+            y, self._saved = whole
             return y
         # One GEMM for the layers of the input, one for those of the state. Columns of the sums are
         # those of the candidate h, the update gate z and the reset gate r.
@@ -50,7 +48,7 @@ class GRUStep(AccumulateInPlace, FusedNode):
         sums = dot(both, W.T)
         if state is None:
             h, z, y = _first_step(sums, pairs[0][1], pairs[1][1])
-            self._kept = both, W, h, z
+            self._saved = both, W, h, z
             return y
         U = concat([U for U, _ in pairs[4:]])
         biases = [b for _, b in pairs]
@@ -58,7 +56,7 @@ class GRUStep(AccumulateInPlace, FusedNode):
             sums, dot(state, U.T), biases[1], biases[2], biases[4], biases[5], state
         )
         h, y = _candidate(sums, dot(reset_state, pairs[3][0].T), biases[0], biases[3], z, state)
-        self._kept = both, W, h, z, r, U, reset_state, pairs[3][0]
+        self._saved = both, W, h, z, r, U, reset_state, pairs[3][0]
         return y
 
     def _split(self, inputs):
@@ -70,18 +68,18 @@ class GRUStep(AccumulateInPlace, FusedNode):
     def _gradients(self, inputs, gy, wanted):
         if self._is_whole:
             return self._gradients_of_whole(inputs, gy, wanted)
-        both, W, h, z = self._kept[:4]
+        both, W, h, z = self._saved[:4]
         n = gy.shape[1]
         if self._state is None:
             g = _first_step_gradient(gy, h, z)
-            by_state, gU = None, []
+            g_state, gU = None, []
         else:
-            r, U, reset_state, U_h = self._kept[4:]
+            r, U, reset_state, U_h = self._saved[4:]
             state = inputs[2 if self._state == 'given' else 0].astype(gy.dtype, copy=False)
             # g: of all sums; g_h, g_zr: its parts, each contiguous.
             g, g_h = _candidate_gradient(gy, h, z, state)
-            g_zr, by_state = _gates_gradient(dot(g_h, U_h), gy, z, r, state, g)
-            by_state += dot(g_zr, U)
+            g_zr, g_state = _gates_gradient(dot(g_h, U_h), gy, z, r, state, g)
+            g_state += dot(g_zr, U)
             g_zr = dot(g_zr.T, state)
             gU = [dot(g_h.T, reset_state), g_zr[:n], g_zr[n:]]
         gW, gb = dot(g.T, both), row_sum(g)
@@ -91,23 +89,20 @@ class GRUStep(AccumulateInPlace, FusedNode):
         parameters = [
             array for pair in zip(gradients[0] + gU, gradients[1] + gradients[2]) for array in pair
         ]
-        by_x, by_message = split(dot(g, W), inputs[0].shape[1])
+        gx, g_message = split(dot(g, W), inputs[0].shape[1])
         if self._state == 'x':
-            by_x += by_state
-        return [by_x, by_message, *([by_state] if self._state == 'given' else []), *parameters]
+            gx += g_state
+        return [gx, g_message, *([g_state] if self._state == 'given' else []), *parameters]
 
     def _gradients_of_whole(self, inputs, gy, wanted):
         first = 2 + (self._state == 'given')
-        x, message, state, pairs = self._split(
-            [array.astype(gy.dtype, copy=False) for array in inputs]
+        arrays = [array.astype(gy.dtype, copy=False) for array in inputs]
+        x, message, state, pairs = self._split(arrays)
+        dtypes = [inputs[i].dtype if i in wanted else None for i in range(first, len(inputs))]
+        gx, g_message, g_state, parameters = gated_step_backward(
+            x, message, state, pairs, self._saved, gy, True, dtypes
         )
-        dtypes = [
-            array.dtype if i in wanted else None for i, array in enumerate(inputs[first:], first)
-        ]
-        by_x, by_message, by_state, parameters = gated_step_backward(
-            x, message, state, pairs, self._kept, gy, True, dtypes
-        )
-        return [by_x, by_message, *([by_state] if first == 3 else []), *parameters]
+        return [gx, g_message, *([g_state] if first == 3 else []), *parameters]
 
     def _composed(self, *inputs):
         x, message, state, pairs = self._split(inputs)

@@ -8,15 +8,8 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda.launch import arithmetic
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.launch import vector_width
 from chainer_bspmm.cuda.partial_sums import sum_partials
-from chainer_bspmm.cuda.plans import kept
-from chainer_bspmm.cuda.plans import Launch
-from chainer_bspmm.cuda.plans import QUAD
+from chainer_bspmm.cuda import plans
 
 
 # Rows of a block of gated_step, and threads that share the elements of a sum so that the block has
@@ -29,25 +22,25 @@ GATED_CHUNKS = ((32, 3), (32, 2), (16, 2))
 MAX_GATED_BLOCK = 512  # threads have about a hundred registers
 
 
-@kept
+@plans.kept
 def gated_launch(
     n_rows, widths, has_state, is_same, is_gradient, vector, itemsize, device
-) -> Launch | None:
+) -> plans.Launch | None:
     """Plan gated_step: a block for every few rows. Return None where its weights do not fit.
 
     `widths` are of x, of the message, which may be 0, and of the result; `is_same`: x is the state;
     `vector` is at most 4 elements; `itemsize` is of the dtype that is calculated in.
     """
     n_maps = 2 + has_state
-    x, message, out = (-(-width // QUAD) * QUAD for width in widths)
+    x, message, out = (-(-width // plans.QUAD) * plans.QUAD for width in widths)
     is_apart = has_state and not is_same  # the state has columns of its own
     n_inputs = x + message + is_apart * out
     n_parts = 2 + is_apart  # of the gradient, of a thread
     per_thread = 4 if itemsize == 4 else 2  # rows; of doubles more would not fit in registers
     if is_gradient:
-        columns = -(-n_inputs // (QUAD * n_parts))
+        columns = -(-n_inputs // (plans.QUAD * n_parts))
     else:
-        columns = out // QUAD
+        columns = out // plans.QUAD
 
     def longest(pair):
         """Return what the multiprocessor with most blocks has to do."""
@@ -61,8 +54,8 @@ def gated_launch(
             split //= 2
         for chunk, stages in GATED_CHUNKS if is_alone else GATED_CHUNKS[1:]:
             if is_gradient:
-                wide = columns * QUAD * n_parts
-                row = (n_maps + has_state) * out + QUAD
+                wide = columns * plans.QUAD * n_parts
+                row = (n_maps + has_state) * out + plans.QUAD
                 weights, sums = stages * chunk * wide, split * rows * wide
                 if has_state:
                     sums = max(sums, (stages - 1) * chunk * wide + split * rows * out)
@@ -70,17 +63,17 @@ def gated_launch(
                 row = x + message
                 if has_state:
                     row = max(row, 3 * out) if is_same else max(row, 2 * out) + out
-                row += QUAD
-                weights = stages * n_maps * out * (chunk + QUAD)
+                row += plans.QUAD
+                weights = stages * n_maps * out * (chunk + plans.QUAD)
                 sums = split * rows * n_maps * out
-            n_shared = rows * row + has_state * out * (out + QUAD) + max(weights, sums)
+            n_shared = rows * row + has_state * out * (out + plans.QUAD) + max(weights, sums)
             # A row of the gradient's weights has a thread for every quad.
-            enough = n_inputs // QUAD if is_gradient else 1
+            enough = n_inputs // plans.QUAD if is_gradient else 1
             if (
                 n_shared * itemsize <= device.shared_bytes
                 and enough <= threads * split <= MAX_GATED_BLOCK
             ):
-                return Launch(
+                return plans.Launch(
                     (
                         ('VECTOR', vector),
                         *zip(('WIDTH_X', 'WIDTH_M', 'WIDTH_H'), widths),
@@ -107,12 +100,11 @@ WEIGHT_BLOCKS_PER_SM = 2
 MIN_WEIGHT_ROWS = 64  # that a block adds up
 
 
-@kept
-def gated_weights_launch(n_rows, widths, has_state, is_same, vector, itemsize, device) -> Launch:
-    """Plan gated_weights: blocks for every tile of the gradients, each with a part of the rows.
-
-    Arguments as :func:`gated_launch`. ``grid[1]`` is the number of parts.
-    """
+@plans.kept
+def gated_weights_launch(
+    n_rows, widths, has_state, is_same, vector, itemsize, device
+) -> plans.Launch:
+    """Plan gated_weights: blocks for every tile of the gradients, ``grid[1]`` of each."""
     per_thread = 8 if itemsize == 4 and max(widths) > 32 else 4  # elements, along each side
     tile = 8 * per_thread
     x, message, out = (-(-width // tile) for width in widths)
@@ -121,7 +113,7 @@ def gated_weights_launch(n_rows, widths, has_state, is_same, vector, itemsize, d
         tiles += (1 if is_same else 3) * out * out
     parts = max(WEIGHT_BLOCKS_PER_SM * device.n_sms // tiles, 1)
     each = max(-(-n_rows // parts), MIN_WEIGHT_ROWS)
-    return Launch(
+    return plans.Launch(
         (
             ('VECTOR', vector),
             *zip(('WIDTH_X', 'WIDTH_M', 'WIDTH_H'), widths),
@@ -148,11 +140,11 @@ def gated_step_forward(x, message, state, parameters, is_tanh):
     """
     if not launch.on_gpu(x):
         return None
-    given = [x, message, state, *(array for pair in parameters for array in pair)]
-    given = [array for array in given if array is not None]
-    if x.dtype.char not in kernels.STORAGE or any(array.dtype != x.dtype for array in given):
+    arrays = x, message, state, *(array for pair in parameters for array in pair)
+    dtypes = {array.dtype for array in arrays if array is not None}
+    if x.dtype.char not in kernels.STORAGE or len(dtypes) > 1:
         return None
-    with device_of(x):
+    with launch.device_of(x):
         x, message, state, parameters = _contiguous(x, message, state, parameters)
         widths = _widths(x, message, parameters)
         matrices, biases = _by_map(parameters)
@@ -161,23 +153,23 @@ def gated_step_forward(x, message, state, parameters, is_tanh):
             return None
         y = cuda.cupy.empty((len(x), widths[2]), x.dtype)
         # Of the candidate, the update gate, the reset gate, and that times the state.
-        kept = cuda.cupy.empty((2 if state is None else 4, *y.shape), x.dtype)
-        h, z, r, reset = (*kept, None, None)[:4]
+        saved = cuda.cupy.empty((2 if state is None else 4, *y.shape), x.dtype)
+        h, z, r, reset = (*saved, None, None)[:4]
         arrays = x, message, state, *matrices, *biases, y, h, z, r, reset
-        run('gated_step', x, plan, *arrays, *plan.arguments, TANH=is_tanh)
-    return y, kept
+        launch.run('gated_step', x, plan, *arrays, *plan.arguments, TANH=is_tanh)
+    return y, saved
 
 
-def gated_step_backward(x, message, state, parameters, kept, gy, is_tanh, dtypes):
+def gated_step_backward(x, message, state, parameters, saved, gy, is_tanh, dtypes):
     """Return the gradients of :func:`gated_step_forward`, by two launches and a sum of partials.
 
     They are those of x, message and state (None without one, or if the state is x, whose gradient
     is the sum of both), and a list of the parameters', None where `dtypes`, W, b, W, b, ..., is
-    None. `kept` is the other result of the step.
+    None. `saved` is the other result of the step.
     """
-    with device_of(x):
+    with launch.device_of(x):
         x, message, state, parameters = _contiguous(x, message, state, parameters)
-        gy = contiguous(gy)
+        gy = launch.contiguous(gy)
         widths = _widths(x, message, parameters)
         matrices, _ = _by_map(parameters)
         plan = _plan(x, message, state, (*matrices, gy), widths, True)
@@ -186,9 +178,9 @@ def gated_step_backward(x, message, state, parameters, kept, gy, is_tanh, dtypes
         gx = cuda.cupy.empty(x.shape, x.dtype)
         gm = None if message is None else cuda.cupy.empty(message.shape, x.dtype)
         gs = None if state is None or state is x else cuda.cupy.empty(state.shape, x.dtype)
-        h, z, r, reset = (*kept, None, None)[:4]
+        h, z, r, reset = (*saved, None, None)[:4]
         arrays = gy, state, h, z, r, *matrices, gx, gm, gs, g
-        run('gated_step', x, plan, *arrays, *plan.arguments, TANH=is_tanh)
+        launch.run('gated_step', x, plan, *arrays, *plan.arguments, TANH=is_tanh)
         of_parameters = [None] * len(dtypes)
         if any(dtypes):
             of_parameters = _weights(g, x, message, state, reset, widths, dtypes)
@@ -204,13 +196,13 @@ def _weights(g, x, message, state, reset, widths, dtypes):
         has_state,
         x is state,
         _vector(widths, (g, x, message, state, reset)),
-        numpy.dtype(arithmetic(x.dtype)).itemsize,
+        numpy.dtype(launch.arithmetic(x.dtype)).itemsize,
         kernels.device(x.data.device_id),
     )
     W, U = (n_out, widths[0] + widths[1]), (n_out, n_out)
     sizes = math.prod(W), has_state * math.prod(U), n_out
-    partials = cuda.cupy.empty((plan.grid[1], n_maps * sum(sizes)), arithmetic(x.dtype))
-    run('gated_weights', x, plan, g, x, message, state, reset, partials, *plan.arguments)
+    partials = cuda.cupy.empty((plan.grid[1], n_maps * sum(sizes)), launch.arithmetic(x.dtype))
+    launch.run('gated_weights', x, plan, g, x, message, state, reset, partials, *plan.arguments)
     parts = []
     for kind in range(1 + has_state):  # W, U
         for start in range(0, partials.shape[1], sum(sizes)):
@@ -226,9 +218,14 @@ def _weights(g, x, message, state, reset, widths, dtypes):
 
 def _contiguous(x, message, state, parameters):
     """Return C-contiguous arrays; a state that is x stays the same array as it."""
-    rows = contiguous(x)
-    state = rows if state is x else contiguous(state)
-    return rows, contiguous(message), state, [tuple(map(contiguous, pair)) for pair in parameters]
+    rows = launch.contiguous(x)
+    state = rows if state is x else launch.contiguous(state)
+    return (
+        rows,
+        launch.contiguous(message),
+        state,
+        [tuple(map(launch.contiguous, pair)) for pair in parameters],
+    )
 
 
 def _widths(x, message, parameters):
@@ -253,11 +250,11 @@ def _plan(x, message, state, others, widths, is_gradient):
         x is state,
         is_gradient,
         _vector(widths, (x, message, state, *others)),
-        numpy.dtype(arithmetic(x.dtype)).itemsize,
+        numpy.dtype(launch.arithmetic(x.dtype)).itemsize,
         kernels.device(x.data.device_id),
     )
 
 
 def _vector(widths, arrays):
     """Return how many elements the kernels can copy at once."""
-    return min(vector_width(math.gcd(*widths), *arrays), QUAD)
+    return min(launch.vector_width(math.gcd(*widths), *arrays), plans.QUAD)

@@ -26,10 +26,7 @@ def graph_linear_on_host(adj, x, W, b=None, W_self=None, b_self=None, loop=False
     have any are mapped, which is a third of the arithmetic for molecules.
     """
     sources = _sources(adj, compute_dtype(x))
-    x, W, b, W_self, b_self = (
-        array if array is None else array.astype(sources.matrix.dtype, copy=False)
-        for array in (x, W, b, W_self, b_self)
-    )
+    x, W, b, W_self, b_self = _cast(sources, x, W, b, W_self, b_self)
     mapped = _map(sources, _take(sources, x), _by_relation(adj, W).transpose(1, 2, 0))
     y = sources.matrix @ mapped
     if loop:
@@ -41,8 +38,8 @@ def graph_linear_on_host(adj, x, W, b=None, W_self=None, b_self=None, loop=False
             own.append((numpy.ones((len(y), 1), y.dtype), b_self[:, None]))
             b_self = None
     if own:  # one product, because adding to y takes as long as a narrow one
-        rows, matrices = (numpy.concatenate(parts, axis=1) for parts in zip(*own))
-        y += numpy.dot(rows, matrices.T)
+        rows, matrices = zip(*own)
+        y += numpy.dot(numpy.concatenate(rows, axis=1), numpy.concatenate(matrices, axis=1).T)
     if b_self is not None:
         y += b_self
     return y
@@ -51,10 +48,7 @@ def graph_linear_on_host(adj, x, W, b=None, W_self=None, b_self=None, loop=False
 def graph_linear_grad_on_host(adj, x, gy, W, W_self, wanted, loop=False):
     """Return the gradients of :func:`graph_linear`: {name: array} of the arguments in `wanted`."""
     sources, gradients = _sources(adj, compute_dtype(x)), {}
-    x, gy, W, W_self = (
-        array if array is None else array.astype(sources.matrix.dtype, copy=False)
-        for array in (x, gy, W, W_self)
-    )
+    x, gy, W, W_self = _cast(sources, x, gy, W, W_self)
     if wanted & {'x', 'W'}:
         summed = sources.transpose @ gy
         if loop:
@@ -78,6 +72,11 @@ def graph_linear_grad_on_host(adj, x, gy, W, W_self, wanted, loop=False):
     if 'b_self' in wanted:
         gradients['b_self'] = row_sum(gy)
     return gradients
+
+
+def _cast(sources, *arrays):
+    dtype = sources.matrix.dtype
+    return [None if array is None else array.astype(dtype, copy=False) for array in arrays]
 
 
 def _by_relation(adj, W):

@@ -2,7 +2,6 @@
 
 import collections
 import math
-from typing import Any
 
 import numpy
 
@@ -10,16 +9,8 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda.launch import address_bits
-from chainer_bspmm.cuda.launch import arithmetic
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
 from chainer_bspmm.cuda.partial_sums import sum_partials
-from chainer_bspmm.cuda.plans import kept
-from chainer_bspmm.cuda.plans import Launch
-from chainer_bspmm.cuda.plans import LONG_ROW
-from chainer_bspmm.cuda.plans import WARP
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops.dropout import draw_arguments
 from chainer_bspmm.sparse.build import values_of
 
@@ -45,11 +36,9 @@ LAYER_RESIDENT = 2  # blocks of threads on a multiprocessor
 SM_SHARED_BYTES = 228 << 10  # of a multiprocessor; a block takes another 1 KB
 
 
-@kept
-def layer_launch(layer, n_rows, itemsize, quads, device, is_backward) -> Launch | None:
+@plans.kept
+def layer_launch(layer, n_rows, itemsize, quads, device, is_backward) -> plans.Launch | None:
     """Plan a layer, or its gradient, as one launch; None where it does not fit.
-
-    That is where shared memory or registers are too small.
 
     `quads`: whether rows of all arrays are aligned to four elements.
     """
@@ -62,7 +51,9 @@ def layer_launch(layer, n_rows, itemsize, quads, device, is_backward) -> Launch 
     return None
 
 
-def _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices) -> Launch | None:
+def _layer_launch(
+    layer, n_rows, itemsize, quads, device, is_backward, slices
+) -> plans.Launch | None:
     real = max(itemsize, 4)
     n_in, n_out = -(-layer.width_in // 4), -(-layer.width_out // 4)  # in quads
     if is_backward:
@@ -96,7 +87,7 @@ def _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices) -
     fitting = {}  # rows -> splits
     for rows in LAYER_ROWS:
         # Beside what is dynamic rows have patterns, and an order for each of the most warps.
-        limit = device.shared_bytes - rows * (4 + 2 * LAYER_THREADS // WARP)
+        limit = device.shared_bytes - rows * (4 + 2 * LAYER_THREADS // plans.WARP)
         splits = max(1, min(threads // (produced * rows // 4), gathered))
         while splits > 1 and shared_bytes(rows, splits) > limit:
             splits //= 2
@@ -109,7 +100,7 @@ def _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices) -
     rows = next((rows for rows in fitting if n_rows * slices <= rows * device.n_sms), most)
     n_bytes = shared_bytes(rows, fitting[rows])
     resident = max(1, min(LAYER_RESIDENT, SM_SHARED_BYTES // (n_bytes + 2048)))
-    return Launch(
+    return plans.Launch(
         (
             ('VECTOR', 1),
             ('QUADS', int(quads)),
@@ -136,35 +127,29 @@ def _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices) -
 
 
 def layer_of(
-    x: Any,
-    given: dict,
-    n_relations: int,
-    loop: bool,
-    activation: str,
-    by_relation: bool = False,
-    longest: int = 0,
+    x, parameters, n_relations, loop, activation, by_relation=False, longest=0
 ) -> Layer | None:
     """Return a layer of a graph convolution as a `Layer`, None if it is not one launch.
 
     That is on a host, where the matrices do not fit into a GPU's shared memory, and where rows are
-    long, for which all rows of a tile would wait. `given` holds W (out_channels * R, in_channels),
-    W_self, b (out_channels * R,) and b_self (out_channels,), those that there are; several b_self,
-    one after the other, are all added. `by_relation`: W is one matrix after the other, not with the
-    relation as the minor index of its rows. `loop`: the first matrix has ones on its diagonal
-    added.
+    long, for which all rows of a tile would wait. `parameters` holds W (out_channels * R,
+    in_channels), W_self, b (out_channels * R,) and b_self (out_channels,), those that there are;
+    several b_self, one after the other, are all added. `by_relation`: W is one matrix after the
+    other, not with the relation as the minor index of its rows. `loop`: the first matrix has ones
+    on its diagonal added.
     """
-    if longest > LONG_ROW or not launch.on_gpu(x):
+    if longest > plans.LONG_ROW or not launch.on_gpu(x):
         return None
-    n_all, width_in = given['W' if n_relations else 'W_self'].shape
+    n_all, width_in = parameters['W' if n_relations else 'W_self'].shape
     width_out = n_all // max(n_relations, 1)
     layer = Layer(
         width_in=width_in,
         width_out=width_out,
         n_relations=n_relations,
-        has_self='W_self' in given,
+        has_self='W_self' in parameters,
         loop=loop,
-        has_relation_bias='b' in given,
-        n_biases=given['b_self'].size // width_out if 'b_self' in given else 0,
+        has_relation_bias='b' in parameters,
+        n_biases=parameters['b_self'].size // width_out if 'b_self' in parameters else 0,
         by_relation=by_relation,
         activation=activation,
     )
@@ -175,20 +160,22 @@ def layer_of(
     return layer
 
 
-def layer_forward(layer, rows, x, given, dropout_ratio=0.0, draw=None, out=None):
+def layer_forward(layer, rows, x, parameters, dropout_ratio=0.0, draw=None, out=None):
     """Compute the layer that :func:`layer_of` describes, (n_rows, out_channels) of x's dtype.
 
     `rows`, (n_rows * R) x n_rows, are of `sparse.relations.relation_rows`; `draw` is the (seed,
     stream, counter) of a step for dropout; the result is written to `out`, C-contiguous, if given.
     """
-    with device_of(x):
-        x = contiguous(x)
+    with launch.device_of(x):
+        x = launch.contiguous(x)
         y = cuda.cupy.empty((len(x), layer.width_out), x.dtype) if out is None else out
-        _layer(layer, rows, x, None, None, given, y, None, dropout_ratio, draw)
+        _layer(layer, rows, x, None, None, parameters, y, None, dropout_ratio, draw)
     return y
 
 
-def layer_backward(layer, rows, x, y, gy, given, dropout_ratio=0.0, has_features=True, more=None):
+def layer_backward(
+    layer, rows, x, y, gy, parameters, dropout_ratio=0.0, has_features=True, more=None
+):
     """Return {name: gradient} of x and all parameters, given the layer's result y and gy.
 
     `rows` are of `sparse.relations.transposed_rows`; the gradient with respect to x, wanted if
@@ -196,32 +183,32 @@ def layer_backward(layer, rows, x, y, gy, given, dropout_ratio=0.0, has_features
     :func:`~chainer_bspmm.cuda.partial_sums.sum_partials`; where the layer is ``by_relation``, W and
     b_self are lists, an array for each relation and each bias.
     """
+    n_out, n_all = layer.width_out, layer.n_relations * layer.width_out
     shapes = {}
     if layer.n_relations:
-        shapes['W'] = layer.n_relations * layer.width_out, layer.width_in
+        shapes['W'] = n_all, layer.width_in
     if layer.has_self:
-        shapes['W_self'] = layer.width_out, layer.width_in
+        shapes['W_self'] = n_out, layer.width_in
     if layer.has_relation_bias:
-        shapes['b'] = (layer.n_relations * layer.width_out,)
+        shapes['b'] = (n_all,)
     if layer.n_biases:
-        shapes['b_self'] = (layer.width_out,)
-    with device_of(x):
-        x, gy = contiguous(x), contiguous(gy)
+        shapes['b_self'] = (n_out,)
+    with launch.device_of(x):
+        x, gy, more = (launch.contiguous(array) for array in (x, gy, more))
         gx = cuda.cupy.empty(x.shape, x.dtype) if has_features else None
-        more = contiguous(more)
-        partials = _layer(layer, rows, gy, y, x, given, gx, shapes, dropout_ratio, None, more)
+        partials = _layer(layer, rows, gy, y, x, parameters, gx, shapes, dropout_ratio, None, more)
         parts, first = [], 0
         for name, shape in shapes.items():
             parts += _arrays_of(layer, name, first, shape, x.dtype)
             first += math.prod(shape)
         if partials is None:
-            found = [cuda.cupy.zeros(*part[1:]) for part in parts]
+            sums = [cuda.cupy.zeros(*part[1:]) for part in parts]
         else:
-            found = sum_partials(partials, parts)
+            sums = sum_partials(partials, parts)
     if layer.by_relation:
         n = layer.n_relations
-        return {'W': found[:n], 'b_self': found[n:], 'x': gx}
-    return dict(zip(shapes, found), x=gx)
+        return {'W': sums[:n], 'b_self': sums[n:], 'x': gx}
+    return dict(zip(shapes, sums), x=gx)
 
 
 def _arrays_of(layer, name, first, shape, dtype):
@@ -235,28 +222,29 @@ def _arrays_of(layer, name, first, shape, dtype):
     return [(first + r * size, shape, dtype) for r in range(layer.n_relations)]
 
 
-def _layer(layer, matrix, rows, y, x, given, result, shapes, dropout_ratio, draw, more=None):
+def _layer(layer, matrix, rows, y, x, parameters, result, shapes, dropout_ratio, draw, more=None):
     """Launch kernels/graph_linear.cu; return a gradient's partial sums for `shapes`, or None."""
     if not len(rows):
         return None
     names = ('W', 'W_self') if shapes else ('W', 'W_self', 'b', 'b_self')
-    parameters = [contiguous(given.get(name)) for name in names] + [None] * (4 - len(names))
+    operands = [launch.contiguous(parameters.get(name)) for name in names]
+    operands += [None] * (4 - len(names))
     is_backward = x is not None
     weights, data, indptr, indices = 0, None, None, None
     if layer.n_relations:
         weights, data, _ = values_of(matrix)
         indptr, indices = matrix.indptr, matrix.indices
-    bits = address_bits(rows, y, x, *parameters[:2], more, result)
+    bits = launch.address_bits(rows, y, x, *operands[:2], more, result)
     quads = not (layer.width_in % 4 or layer.width_out % 4 or bits % (4 * rows.itemsize))
     device = kernels.device(rows.data.device_id)
     plan = layer_launch(layer, len(rows), rows.itemsize, quads, device, is_backward)
     partials = None
     if is_backward:
         n_columns = -(-sum(map(math.prod, shapes.values())) // 4) * 4
-        partials = cuda.cupy.empty((plan.grid[0], n_columns), arithmetic(rows.dtype))
+        partials = cuda.cupy.empty((plan.grid[0], n_columns), launch.arithmetic(rows.dtype))
     seed, stream, counter = draw or (0, 0, None)
-    arrays = indptr, indices, data, rows, y, x, *parameters, more, result, partials, counter
-    run(
+    arrays = indptr, indices, data, rows, y, x, *operands, more, result, partials, counter
+    launch.run(
         'graph_linear',
         rows,
         plan,

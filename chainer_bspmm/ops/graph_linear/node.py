@@ -8,6 +8,7 @@ from chainer import functions
 from chainer import Variable
 from chainer.types import NdArray
 
+from chainer_bspmm.cuda import step
 from chainer_bspmm.cuda.gemm import step_for
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.bspmm import bspmm
@@ -31,7 +32,7 @@ from chainer_bspmm.sparse.relations import transposed_rows
 
 
 class GraphLinear(AccumulateInLaunch, FusedNode):
-    """y of :func:`graph_linear`; inputs x and those of W, b, W_self, b_self that `names` has."""
+    """y of :func:`graph_linear`; inputs x and the parameters of these `names`."""
 
     def __init__(self, adj, names, activation, dropout_ratio, loop):
         self._adj = adj
@@ -41,81 +42,75 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
         self._loop = loop
         self._mask = None  # of dropout, if it is an array
 
+    def _split(self, inputs):
+        """Return x and the parameters, of x's dtype: they may have another (mixed precision)."""
+        x, *parameters = inputs
+        parameters = [array.astype(x.dtype, copy=False) for array in parameters]
+        return x, dict(zip(self._names, parameters))
+
     def _output(self, inputs):
-        x, lead, given = _flat(dict(zip(self._names, inputs)))
-        xp = chainer_backend.get_array_module(x)
+        x, parameters = self._split(inputs)
+        adj, ratio = self._adj, self._ratio
+        n_relations, longest = (0, 0) if adj is None else (adj.n_relations, adj.longest)
         self._layer = layer_of(
-            x,
-            given,
-            self._n_relations,
-            self._loop,
-            self._activation,
-            longest=0 if self._adj is None else self._adj.longest,
+            x, parameters, n_relations, self._loop, self._activation, longest=longest
         )
-        is_drawn = bool(self._ratio) and self._layer is not None and step_for(x) is not None
+        is_drawn = False  # with the layer, by its launch
         if self._layer is not None:
-            rows = None if self._adj is None else relation_rows(self._adj)
+            is_drawn = ratio > 0 and step.current() is not None
+            rows = None if adj is None else relation_rows(adj)
             draw = step_draw() if is_drawn else None
-            y = layer_forward(self._layer, rows, x, given, self._ratio if is_drawn else 0.0, draw)
+            y = layer_forward(self._layer, rows, x, parameters, ratio if is_drawn else 0.0, draw)
         else:
-            y, self._kept = products.forward(self._adj, x, given, self._loop)
+            y, self._sums = products.forward(adj, x, parameters, self._loop)
             y = y.astype(x.dtype, copy=False)
-            if not self._ratio:
-                activate(xp, self._activation, y)
-        if self._ratio and not is_drawn:
+            if not ratio:
+                activate(chainer_backend.get_array_module(y), self._activation, y)
+        if ratio and not is_drawn:
             if self._activation == 'relu':
-                dropout_relu(y, self._ratio)
+                dropout_relu(y, ratio)
             else:
-                self._mask, y = dropout_forward(y, self._ratio, *step_draw())
+                self._mask, y = dropout_forward(y, ratio, *step_draw())
         self._y = y
-        return y.reshape(lead + y.shape[1:])
+        return y
 
     def _gradients(self, inputs, gy, wanted):
-        wanted = {self._names[i] for i in wanted}
-        x, lead, given = _flat(dict(zip(self._names, inputs)))
-        gy = gy.reshape(len(x), gy.shape[-1])
+        x, parameters = self._split(inputs)
+        names = 'x', *self._names
+        needed = {names[i] for i in wanted}
         ratio = self._ratio
         if self._mask is not None:
             gy, ratio = gy * self._mask, 0.0
         if self._layer is not None:
             rows = None if self._adj is None else transposed_rows(self._adj)
-            more = None if self._more is None else self._more.reshape(x.shape)
             gradients = layer_backward(
-                self._layer, rows, x, self._y, gy, given, ratio, 'x' in wanted, more
+                self._layer, rows, x, self._y, gy, parameters, ratio, 'x' in needed, self._more
             )
         else:
             gy = activation_gradient(self._activation, self._y, gy, ratio)
-            gradients = products.backward(self._adj, x, given, self._loop, gy, wanted, self._kept)
-        if 'x' in wanted:
-            gradients['x'] = gradients['x'].reshape(lead + x.shape[1:])
-        return {i: gradients[name] for i, name in enumerate(self._names) if name in wanted}
+            gradients = products.backward(
+                self._adj, x, parameters, self._loop, gy, needed, self._sums
+            )
+        return {i: gradients[names[i]] for i in wanted}
 
-    @property
-    def _n_relations(self):
-        return 0 if self._adj is None else self._adj.n_relations
-
-    def _composed(self, *inputs):
-        given = dict(zip(self._names, inputs))
-        x, adj = given.pop('x'), self._adj
-        rows = functions.reshape(x, (-1, x.shape[-1]))
-        given = {name: functions.cast(array, x.dtype) for name, array in given.items()}
+    def _composed(self, x, *arrays):
+        adj = self._adj
+        arrays = [functions.cast(array, x.dtype) for array in arrays]
+        parameters = dict(zip(self._names, arrays))
         y = None
-        if 'W_self' in given:
-            y = functions.linear(rows, given['W_self'], given.get('b_self'))
-        if 'W' in given:
+        if 'W_self' in parameters:
+            y = functions.linear(x, parameters['W_self'], parameters.get('b_self'))
+        if 'W' in parameters:
             W, b = (
-                by_relation(given[name], adj.n_relations) if name in given else None
+                by_relation(parameters[name], adj.n_relations) if name in parameters else None
                 for name in 'Wb'
             )
-            mapped = functions.linear(rows, W, b)
+            mapped = functions.linear(x, W, b)
             mapped = functions.reshape(mapped, (adj.n_cols, len(W) // adj.n_relations))
             y = products.plus(y, bspmm(adj, mapped, residual=mapped if self._loop else None))
-            if 'b_self' in given and 'W_self' not in given:
-                y += functions.broadcast_to(given['b_self'], y.shape)
-        y = functions.reshape(y, x.shape[:-1] + y.shape[1:])
-        if not self._ratio:
-            return getattr(functions, self._activation)(y)
-        return y * self._factors().reshape(y.shape)
+            if 'b_self' in parameters and 'W_self' not in parameters:
+                y += functions.broadcast_to(parameters['b_self'], y.shape)
+        return y * self._factors() if self._ratio else getattr(functions, self._activation)(y)
 
     def _factors(self):
         """Return what activation and dropout multiply by."""
@@ -128,14 +123,6 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
             xp = chainer_backend.get_array_module(y)
             is_kept = (y != 0) | ~xp.signbit(y)
         return is_kept.astype(y.dtype) * y.dtype.type(1 / (1 - self._ratio))
-
-
-def _flat(given):
-    """Return x as (n_nodes, in_channels), the shape of its other axes, and the parameters."""
-    x = given.pop('x')
-    # As in chainer.functions.linear, parameters may have another dtype than x (mixed precision).
-    given = {name: array.astype(x.dtype, copy=False) for name, array in given.items()}
-    return x.reshape(-1, x.shape[-1]), x.shape[:-1], given
 
 
 def graph_linear(
@@ -151,15 +138,9 @@ def graph_linear(
 ):
     """Compute ``act(sum_r sum_j A_r[i, j] (W_r x[j] + b_r) + W_self x[i] + b_self)``, then dropout.
 
-    ``adj``, x, W, b, W_self, b_self and the result have the shapes of `functions.relation_linear`.
-    Each of the parameters may be None, and ``adj`` without W; those of another dtype than x's are
-    converted. With ``chainer.config.train`` dropout sets elements to 0 and divides the others by
-    1 - dropout_ratio. ``loop`` adds the identity to A, of one relation.
-
-    On a GPU one launch, and one for its gradients, if the matrices fit into shared memory and
-    ``adj.longest`` is at most 128 (kernels/graph_linear.cu); else, and on a host, products.
-    Differentiable to any order with respect to all but ``adj``; deterministic; does not
-    synchronise.
+    As `functions.relation_linear`, but x has two dimensions, each of the parameters may be None,
+    and ``adj`` without W. With ``chainer.config.train`` dropout sets elements to 0 and divides the
+    others by 1 - dropout_ratio. ``loop`` adds the identity to A, of one relation.
     """
     if not 0 <= dropout_ratio < 1:
         raise ValueError('dropout_ratio: expected at least 0 and below 1, got %r' % dropout_ratio)
@@ -168,60 +149,44 @@ def graph_linear(
             'activation: expected one of chainer.functions.%s, got %r'
             % (', '.join(ACTIVATIONS.values()), activation)
         )
-    n_relations = 1
     if adj is not None:
         check.relations(adj)
-        n_relations = adj.n_relations
-        if loop and n_relations > 1:
+        if loop and adj.n_relations > 1:
             raise ValueError('adj: expected one relation to go with loop=True, got %r' % adj)
-        _check_features(adj, x)
+        check.features(x, adj, 'in_channels')
     elif x.ndim != 2:
         raise ValueError('x: expected shape (n_rows, in_channels), got %s' % (x.shape,))
-    given = {'x': x, 'W': W, 'b': b, 'W_self': W_self, 'b_self': b_self}
-    given = {name: array for name, array in given.items() if array is not None}
-    matrix = 'W' if W is not None else 'W_self'
-    array, n_rows = given[matrix], n_relations if W is not None else 1
-    if array.ndim != 2 or len(array) % n_rows or array.shape[1] != x.shape[-1]:
-        raise ValueError(
-            '%s: expected shape (out_channels%s, %d)%s, got %s'
-            % (
-                matrix,
-                ' * %d' % n_rows if W is not None else '',
-                x.shape[-1],
-                ', a row for each output channel and relation of adj' if W is not None else '',
-                array.shape,
-            )
-        )
-    n_out = len(array) // n_rows
-    expected = {'b': (n_out * n_rows,), 'W_self': (n_out, x.shape[-1]), 'b_self': (n_out,)}
-    check.shapes(
-        '%s of shape %s' % (matrix, array.shape),
-        {name: (given.get(name), shape) for name, shape in expected.items()},
-    )
+    parameters = {'W': W, 'b': b, 'W_self': W_self, 'b_self': b_self}
+    parameters = {name: array for name, array in parameters.items() if array is not None}
+    _check_parameters(adj, x.shape[1], parameters)
     ratio = dropout_ratio if chainer.config.train else 0.0
     # With other activations than a rectifier's, dropout is part of the node in a step only.
     is_fused = activation is functions.relu or (
         activation is functions.identity and step_for(chainer.as_array(x)) is not None
     )
-    node = GraphLinear(adj, tuple(given), activation, ratio if is_fused else 0.0, loop)
-    (y,) = node.apply(tuple(given.values()))
+    node = GraphLinear(adj, tuple(parameters), activation, ratio if is_fused else 0.0, loop)
+    (y,) = node.apply((x, *parameters.values()))
     return y if is_fused or not ratio else dropout(y, ratio)
 
 
-def _check_features(adj, x):
-    check.features(adj, chainer.as_array(x))
-    leads = [(adj.n_rows,)]
-    if adj.layout == 'padded':
-        leads.append((adj.n_graphs, adj.max_rows))
-    if x.shape[:-1] not in leads:
+def _check_parameters(adj, n_in, parameters):
+    name, n_relations, advice = 'W_self', 1, ''
+    if 'W' in parameters:
+        name, n_relations = 'W', adj.n_relations
+        advice = ', a row for each output channel and relation of adj'
+    matrix = parameters[name]
+    if matrix.ndim != 2 or len(matrix) % n_relations or matrix.shape[1] != n_in:
+        n_rows = 'out_channels * %d' % n_relations if advice else 'out_channels'
         raise ValueError(
-            'x: expected shape %s to go with %r, got %s'
-            % (
-                ' or '.join('(%s, in_channels)' % ', '.join(map(str, lead)) for lead in leads),
-                adj,
-                x.shape,
-            )
+            '%s: expected shape (%s, %d)%s, got %s' % (name, n_rows, n_in, advice, matrix.shape)
         )
+    n_out, get = len(matrix) // n_relations, parameters.get
+    expected = {
+        'b': (get('b'), (n_out * n_relations,)),
+        'W_self': (get('W_self'), (n_out, n_in)),
+        'b_self': (get('b_self'), (n_out,)),
+    }
+    check.shapes('%s of shape %s' % (name, matrix.shape), expected)
 
 
 def relation_linear(
@@ -268,4 +233,10 @@ def relation_linear(
         Nagasaka et al. (CCGrid 2019), the graph convolution with several channels, there a product
         per channel; Chainer Chemistry 0.7.1, links/update/relgcn_update.py and ggnn_update.py.
     """
+    shape = x.shape
+    if x.ndim == 3 and type(adj) is BatchedCSR and adj.layout == 'padded':
+        if shape[:2] == (adj.n_graphs, adj.max_rows):
+            rows = functions.reshape(x, (adj.n_rows, shape[2]))
+            y = graph_linear(adj, rows, W, b, W_self, b_self, activation)
+            return functions.reshape(y, (*shape[:2], y.shape[1]))
     return graph_linear(adj, x, W, b, W_self, b_self, activation)

@@ -18,11 +18,9 @@ from chainer_bspmm.sparse.relations import relation_rows
 def aggregates_first(in_channels, out_channels):
     """Tell whether it is cheaper to sum neighbours first than to map features first.
 
-    Both orders do the same multiplications in their GEMMs. They differ in the array between GEMM
-    and product, written by the one and read by the other, forward and backward: (n_nodes, R, width)
-    with the width of the input if neighbours are summed first, else of the output. If the widths
-    are equal, summing first wins: it needs no permutation of W, which is a matrix of shape
-    (out_channels, R * in_channels) as it lies in memory.
+    The orders differ in the array between GEMM and product, (n_nodes, R, width), with the width of
+    the input if neighbours are summed first, else of the output. If these are equal, summing first
+    wins: it needs no permutation of W, (out_channels, R * in_channels) as it lies in memory.
     """
     return out_channels >= in_channels
 
@@ -102,7 +100,7 @@ class AggregateFirst:
         )
 
 
-def _layer(adj, x, W, loop):
+def _order(adj, x, W, loop):
     if loop or aggregates_first(x.shape[1], len(W) // adj.n_relations):
         return AggregateFirst(adj, loop)
     return TransformFirst(adj)
@@ -113,38 +111,37 @@ def _is_on_host(x):
     return isinstance(x, numpy.ndarray)
 
 
-def forward(adj, x, given, loop):
+def forward(adj, x, parameters, loop):
     """Return the sum of all parts, (n_nodes, out_channels), and what `backward` may use."""
-    kept = None
-    if 'W' not in given:
-        y = dot(x, given['W_self'].T)
+    sums = None
+    if 'W' not in parameters:
+        y = dot(x, parameters['W_self'].T)
     elif _is_on_host(x):
-        return graph_linear_on_host(adj, x, **given, loop=loop), None
+        return graph_linear_on_host(adj, x, **parameters, loop=loop), None
     else:
-        own = dot(x, given['W_self'].T) if 'W_self' in given else None
-        layer = _layer(adj, x, given['W'], loop)
-        y, kept = layer.forward(x, given['W'], given.get('b'), own)
-    if 'b_self' in given:
-        y += given['b_self']
-    return y, kept
+        own = dot(x, parameters['W_self'].T) if 'W_self' in parameters else None
+        order = _order(adj, x, parameters['W'], loop)
+        y, sums = order.forward(x, parameters['W'], parameters.get('b'), own)
+    if 'b_self' in parameters:
+        y += parameters['b_self']
+    return y, sums
 
 
-def backward(adj, x, given, loop, gy, wanted, kept):
-    """Return name -> gradient of what is wanted, given that of the sum."""
-    if 'W' in given and _is_on_host(x):
-        W_self = given.get('W_self')
-        return graph_linear_grad_on_host(adj, x, gy, given['W'], W_self, wanted, loop)
+def backward(adj, x, parameters, loop, gy, needed, sums):
+    """Return {name: gradient} of what is needed, given that of the sum."""
+    W, W_self = parameters.get('W'), parameters.get('W_self')
+    if W is not None and _is_on_host(x):
+        return graph_linear_grad_on_host(adj, x, gy, W, W_self, needed, loop)
     gradients = {}
-    if 'W_self' in wanted:
+    if 'W_self' in needed:
         gradients['W_self'] = dot(gy.T, x)
-    if 'b_self' in wanted:
+    if 'b_self' in needed:
         gradients['b_self'] = row_sum(gy)
-    own = dot(gy, given['W_self']) if 'x' in wanted and 'W_self' in given else None
-    if 'W' not in given:
+    own = dot(gy, W_self) if 'x' in needed and W_self is not None else None
+    if W is None:
         gradients['x'] = own
-    elif wanted & {'x', 'W', 'b'}:
-        layer = _layer(adj, x, given['W'], loop)
-        gradients.update(layer.backward(x, given['W'], gy, own, wanted, kept))
+    elif needed & {'x', 'W', 'b'}:
+        gradients.update(_order(adj, x, W, loop).backward(x, W, gy, own, needed, sums))
     return gradients
 
 

@@ -1,0 +1,57 @@
+"""What the update links have in common."""
+
+from collections.abc import Callable
+from typing import Any
+
+from chainer import functions
+from chainer import Variable
+
+from chainer_bspmm.links.rows import node_shape
+from chainer_bspmm.links.sparse import Sparse
+from chainer_bspmm.ops import check
+from chainer_bspmm.sparse import BatchedCSR
+
+
+class Update(Sparse):
+    """Base of the update links: subclasses have `_update`, of features of two dimensions."""
+
+    _update: Callable
+
+    def forward(self, h: Any, adj: BatchedCSR, *args: Any, **kwargs: Any) -> Variable:
+        """Update the nodes.
+
+        Args:
+            h (Variable or array): (n_nodes, in_channels); or (n_graphs, N, in_channels) if ``adj``
+                is padded.
+            adj (BatchedCSR): adjacency matrices of h's dtype: of ``n_edge_types`` relations, or one
+                if the link has no such attribute.
+            *args, **kwargs: those of the link, see the class.
+
+        Returns:
+            Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels).
+
+        Raises:
+            TypeError: ``adj`` is no BatchedCSR, or its values have another dtype than ``h``.
+            ValueError: a shape does not fit, or ``adj`` has another number of relations.
+        """
+        check.adjacency(adj)
+        n_relations = getattr(self, 'n_edge_types', None)
+        if n_relations is None:
+            if adj.n_cols != adj.n_rows:
+                raise ValueError(
+                    'adj: expected a matrix of one relation, with a column for each node, got %r'
+                    % adj
+                )
+        elif adj.n_relations != n_relations:
+            raise ValueError(
+                'adj: expected %d relations, the n_edge_types of the link, got %r'
+                % (n_relations, adj)
+            )
+        lead = h.shape[:-1]
+        if lead == (adj.n_rows,):
+            return self._update(h, adj, *args, **kwargs)
+        if lead != node_shape(adj):
+            raise ValueError('h: expected a row for each node of %r, got shape %s' % (adj, h.shape))
+        h = functions.reshape(h, (adj.n_rows, h.shape[2]))
+        h = self._update(h, adj, *args, **kwargs)
+        return functions.reshape(h, lead + h.shape[1:])
