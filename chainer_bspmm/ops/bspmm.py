@@ -137,7 +137,7 @@ def _csr_settings(work, length, n_vectors, vector_bytes, itemsize):
 
 
 PIECE = 128  # entries of a piece, at least; half of it where each thread has few
-FEW_ENTRIES = 40  # for each thread of a full GPU, counted for every vector of a row
+FEW_ENTRIES = 22  # for each thread of a full GPU, counted for every vector of a row
 RESIDENT = 1024  # threads of a multiprocessor
 
 
