@@ -400,6 +400,20 @@ static_assert(THREADS == COLUMNS * GROUPS * SPLIT, "every thread has its outputs
 constexpr int G = MAPS * OUT;
 constexpr int ROW = G + (STATE ? OUT : 0) + PAD;
 
+// The map of a chunk of the weights, and its first row. Counted, as NVRTC 13 makes a wrong address of
+// `chunk % n * CHUNK` where n is no power of two: it calculates in eight bits, with a constant taken out.
+struct Chunk {
+    int map = 0, begin = 0;
+
+    __device__ void advance()
+    {
+        begin += CHUNK;
+        if (begin < OUT) return;
+        begin = 0;
+        ++map;
+    }
+};
+
 // sum[j] += the four rows b, times the elements of row j of a.
 __device__ inline void multiply(Quad (&sum)[PER], const Quad (&a)[PER], const Quad (&b)[4])
 {
@@ -436,8 +450,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
     constexpr int OF_MAP = (OUT + CHUNK - 1) / CHUNK;
     const int k = threadIdx.x % (ALL / 4) * 4, line = threadIdx.x / (ALL / 4);
     const Place place(k);
+    Chunk ahead;
     const auto load = [&](const int chunk) {
-        const int map = chunk / OF_MAP, o = chunk % OF_MAP * CHUNK + line;
+        const int map = ahead.map, o = ahead.begin + line;
+        ahead.advance();
         if (map < MAPS && line < STEP) {
             Real *const to = weights + chunk % STAGES * (CHUNK * WIDE) + line * WIDE + k;
             const int stride = place.stride();
@@ -540,11 +556,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
     const int c = threadIdx.x % COLUMNS, g = threadIdx.x / COLUMNS % GROUPS;
     const int part = threadIdx.x / (COLUMNS * GROUPS);
     Quad sum[PARTS][PER] = {};
+    Chunk current;
     for (int chunk = 0; chunk < MAPS * OF_MAP; ++chunk) {
         arrived<STAGES - 2>();
         __syncthreads();  // and the chunk before has been used
         load(chunk + STAGES - 1);
-        const int map = chunk / OF_MAP, begin = chunk % OF_MAP * CHUNK;
+        const int map = current.map, begin = current.begin;
+        current.advance();
         const Real *const from = weights + chunk % STAGES * (CHUNK * WIDE);
 #pragma unroll 1
         for (int q = part; q < CHUNK / 4; q += SPLIT) {

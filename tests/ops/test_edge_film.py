@@ -33,6 +33,11 @@ from tests.support.spare import with_spare
 # --- modulated messages and their gradients ---
 
 
+def launches(place):
+    """Return the constants of its launches; a batch that lies on a GPU needs others."""
+    return [defines for defines in place.launched if 'RESULT' in defines]
+
+
 def check(place, adj, dtype, n_channels, shift=0):
     arrays = film_arrays(adj, n_channels, dtype)
     messages, film, gy = (place.put(array, shift) for array in arrays)
@@ -57,8 +62,9 @@ def test_batches(place, name, has_values):
 
 def test_launches(gpu):
     check(gpu, batch('relations', 'f').replace(data=None), 'f', 7)
-    assert {defines['WEIGHTED'] for defines in gpu.launched} == {0}
-    assert [d['RESULT'] for d in gpu.launched] == ['OUTPUT', 'BY_MESSAGES', 'BY_FILM']
+    launched = launches(gpu)
+    assert {defines['WEIGHTED'] for defines in launched} == {0}
+    assert [d['RESULT'] for d in launched] == ['OUTPUT', 'BY_MESSAGES', 'BY_FILM']
 
 
 @pytest.mark.parametrize('longest', [3, 4, 5, 8, 9])
@@ -72,7 +78,7 @@ def test_rows_about_as_long_as_what_is_loaded_ahead(place, longest):
 @pytest.mark.parametrize('dtype, shift, width', [('e', 2, 1), ('f', 8, 2), ('d', 8, 1)])
 def test_unaligned_input(gpu, dtype, shift, width):
     check(gpu, batch('relations', dtype), dtype, 16, shift)
-    assert {defines['VECTOR'] for defines in gpu.launched} == {width}
+    assert {defines['VECTOR'] for defines in launches(gpu)} == {width}
 
 
 def test_blocks_that_stride_over_the_channels(gpu, monkeypatch):
@@ -134,7 +140,7 @@ def test_empty_result_launches_nothing(place, n_rows, n_channels):
     assert edge_film_forward(adj, messages, film).shape == (n_rows, n_channels)
     gmessages, gfilm = edge_film_backward(adj, messages, film, gy)
     assert (gmessages.shape, gfilm.shape) == (messages.shape, film.shape)
-    assert not place.launched
+    assert not launches(place)
 
 
 # --- the layer ---

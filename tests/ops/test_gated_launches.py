@@ -68,7 +68,7 @@ def check(gpu, dtype, n_rows, widths, state=None, is_tanh=True, shift=0, bias=Tr
         )
         for state in (None, 'given', 'x')
         for dtype in 'efd'
-        for width in (1, 3, 33, 64, 65)
+        for width in (1, 3, 33, 64, 65, 80)
     ],
 )
 def test_widths(gpu, dtype, width, state):

@@ -351,7 +351,6 @@ def test_rows_without_edges(gpu, name, within, rows_per_node, spare):
 def test_scores(gpu, name, dtype, spare):
     """Logits made of them, and their gradients made of the logits'."""
     adj, n_heads = varied(name, spare), 3
-    pattern = attention_pattern.AttentionPattern(adj, n_heads, False, False, numpy.dtype(dtype))
     rng = numpy.random.RandomState(0)
     scores = rng.uniform(-1, 1, (adj.n_cols * n_heads, 2)).astype(dtype)
     glogits = rng.uniform(-1, 1, adj.nnz * n_heads).astype(dtype)
@@ -362,6 +361,9 @@ def test_scores(gpu, name, dtype, spare):
         (lambda array: array, module._logits_on_host, module._score_gradients_on_host),
         (gpu.put, module._logits_on_device, module._score_gradients_on_device),
     ):
+        pattern = attention_pattern.AttentionPattern(
+            put(adj), n_heads, False, False, numpy.dtype(dtype)
+        )
         gscores = put(numpy.full(scores.shape, numpy.nan, dtype))
         z, slopes = logits(put(scores), put(pattern.sources), put(pattern.receivers), put(b), slope)
         gradients(put(glogits), slopes, pattern, adj.n_relations, n_heads, gscores)
