@@ -2,11 +2,12 @@
 
 import pathlib
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from tests.examples.scripts import EXAMPLES
+
+nbformat = pytest.importorskip('nbformat')
+nbclient = pytest.importorskip('nbclient')
 
 PATH = pathlib.Path(EXAMPLES, 'tour.ipynb')
 
@@ -26,7 +27,9 @@ def test_tour():
     code = [cell for cell in notebook.cells if cell.cell_type == 'code']
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     stored = printed(notebook)
-    NotebookClient(notebook, timeout=300, resources={'metadata': {'path': PATH.parent}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=300, resources={'metadata': {'path': PATH.parent}}
+    ).execute()
     for text in stored, printed(notebook):
         assert 'SwapCheck(equal=True' in text and 'times faster' in text, text
     pictures = sum('image/png' in str(cell.get('outputs')) for cell in code)
