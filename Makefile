@@ -8,7 +8,7 @@ override READY := $(VENV)/ready
 help:
 	@echo 'make demo    train on a sample of QM9, compare with the dense model, draw the learning curve'
 	@echo 'make test    run the tests that are not slow, a few minutes'
-	@echo 'make test-all  run every test, about ten minutes'
+	@echo 'make test-all  run every test, about fifteen minutes'
 	@echo 'make lint    check the style, the imports, and by mypy attributes and calls'
 	@echo 'make bench   run short versions of the benchmarks that make sense here'
 	@echo 'make docs    build the pages and the API reference into site/'
