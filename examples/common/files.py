@@ -2,8 +2,8 @@
 
 import contextlib
 import glob
-import json
 import gzip
+import json
 import os
 import pickle
 import sys
