@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import pathlib
+import time
 
 import numpy
 import pytest
@@ -143,7 +144,9 @@ def test_several_processes_at_once(folder):
     others = [context.Process(target=_write_often, args=(10,)) for _ in range(2)]
     for other in others:
         other.start()
+    latest = time.monotonic() + 120
     while any(other.is_alive() for other in others):
+        assert time.monotonic() < latest
         assert_equal(from_smiles(SMILES, 'relgcn', cache=True), expected)
     assert [other.exitcode for other in others] == [0, 0]
     assert [file.suffix for file in folder.iterdir()] == ['.npz']

@@ -208,7 +208,7 @@ def test_of_runs_that_start_together_one_has_the_folder(folder):
         )
         for seed in (1, 2)
     ]
-    errors = [process.communicate()[1] for process in processes]
+    errors = [process.communicate(timeout=300)[1] for process in processes]
     assert sorted(process.returncode for process in processes) == [0, 1]
     seed = 1 + bool(errors[0])
     assert errors[2 - seed].startswith('error: --out: ') and errors[2 - seed].count('\n') == 1
@@ -241,11 +241,13 @@ def test_a_run_that_was_stopped_twice_continues(folder):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # What runs in the background of a shell script ignores it otherwise.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         while process.poll() is None and set(folder.glob('stopped/snapshot_*')) <= before:
             time.sleep(0.01)
         process.send_signal(how)
-        text, error = process.communicate()
+        text, error = process.communicate(timeout=300)
         assert process.returncode == (130 if how == signal.SIGINT else -how), text + error
         assert not (folder / 'stopped' / 'model.npz').exists() and error == ''
         if how == signal.SIGINT:

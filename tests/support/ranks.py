@@ -8,6 +8,7 @@ import os
 import pathlib
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -111,6 +112,7 @@ class _Kept:
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         # Opened to read and write: nobody waits for the other end.
         *self._calls, self._done = (os.open(pipe, os.O_RDWR) for pipe in pipes)
@@ -136,9 +138,12 @@ class _Kept:
             del self.ranks[self._n_ranks]
             for pipe in (*self._calls, self._done):
                 os.close(pipe)
-            if self._process.poll() is None:
-                self._process.terminate()
-            self._process.wait()
+            self._process.terminate()
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
 
 
 def wait_for_calls(folder):
