@@ -17,7 +17,7 @@ from matplotlib import pyplot  # NOQA: E402
 from matplotlib import ticker  # NOQA: E402
 import numpy  # NOQA: E402
 
-from benchmarks.harness import number, RESULTS, ROOT, TITLES  # NOQA: E402
+from benchmarks.harness import RESULTS, ROOT, TITLES  # NOQA: E402
 from benchmarks.products.figures import FIGURES, LOOP, TABLES, title  # NOQA: E402
 from benchmarks import bench_command  # NOQA: E402
 from benchmarks.training import bench_two_lines  # NOQA: E402
@@ -62,13 +62,6 @@ TWO_LINES = {
     bench_two_lines.UPSTREAM: ORANGE,
     bench_two_lines.TWO_LINES: BLUE,
     bench_two_lines.MORE_LINES: BLACK,
-}
-# Contender -> label and colour, from top to bottom.
-SPEED = {
-    steps.UPSTREAM: ('Chainer Chemistry, padded dense', ORANGE),
-    steps.EAGER: ('after sparsify', SKY),
-    steps.GEOMETRIC_CAPTURED: ('PyTorch Geometric, captured in a CUDA graph', '0.6'),
-    steps.ON_DEVICE: ('GraphUpdater and DeviceDataset', BLUE),
 }
 
 KIND = 'device, warm L2'  # time of the products
@@ -280,7 +273,7 @@ def step_panels(result, colors, best, references, label):
 
 
 def captured(result):
-    """Draw captured.png and README's speed.png from a result of bench_steps."""
+    """Draw captured.png from a result of bench_steps."""
     label = 'white line: of these on the device'
     figure, cells = step_panels(result, CAPTURED, steps.ON_DEVICE, [steps.UPSTREAM], label)
     for panel, groups, places in cells:
@@ -289,32 +282,6 @@ def captured(result):
                 device = groups[method][name]['device']
                 panel.plot(ends, [device] * 2, color='white', linewidth=1.5)
     save(figure, result, 'captured')
-    speed(result)
-
-
-def speed(result):
-    """Draw milliseconds a step of Tox21 at batch 128, as bars with their values."""
-    methods = result['data']['tox21']['methods']
-    figure, axes = panels(1, 1, (10, 4.2))
-    panel = axes[0, 0]
-    height = 0.8 / len(SPEED)
-    for i, (name, (label, color)) in enumerate(SPEED.items()):
-        values = {
-            place: of['batches']['128']['milliseconds'][name]['wall']['median']
-            for place, of in enumerate(methods.values())
-            if name in of['batches']['128']['milliseconds']
-        }
-        places = [place + (i - (len(SPEED) - 1) / 2) * height for place in values]
-        drawn = panel.barh(places, values.values(), 0.9 * height, color=color, label=label)
-        panel.bar_label(drawn, [number(value) for value in values.values()], padding=4, fontsize=9)
-    panel.set_yticks(range(len(methods)), [TITLES[method] for method in methods], fontsize=10)
-    panel.invert_yaxis()
-    panel.set_xscale('log')
-    panel.set_xlim(0.05, 100)
-    panel.xaxis.set_major_formatter(ticker.FormatStrFormatter('%g'))
-    panel.set_xlabel('milliseconds per training step, logarithmic')
-    legend(figure, [panel], n_columns=2)
-    save(figure, result, 'speed', 'Tox21, batches of 128, 64 units, float32, Adam; medians')
 
 
 def jax(result):

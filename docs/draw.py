@@ -1,6 +1,5 @@
-"""Draw the pictures of README.md, docs/idea.png and docs/speed.png: python docs/draw.py"""
+"""Draw docs/idea.png: python docs/draw.py"""
 
-import json
 import pathlib
 
 import matplotlib
@@ -10,7 +9,6 @@ from matplotlib import pyplot
 from matplotlib.patches import Rectangle
 
 DOCS = pathlib.Path(__file__).parent
-CAPTURED = DOCS.parent / 'benchmarks' / 'results' / 'nvidia-h200' / 'captured.json'
 
 # Name, colour, number of heavy atoms, bonds.
 MOLECULES = (
@@ -20,21 +18,6 @@ MOLECULES = (
 )
 N, N_CHANNELS = 6, 3
 PHANTOM, EMPTY = '#d9d9d9', 'white'
-
-# Key in captured.json, label, colour.
-CONTENDERS = (
-    ('upstream dense', 'Chainer Chemistry, padded dense', '#e69f00'),
-    ('ours eager', 'after sparsify', '#56b4e9'),
-    ('PyTorch Geometric captured', 'PyTorch Geometric, captured in a CUDA graph', '#999999'),
-    ('ours captured, DeviceDataset', 'GraphUpdater and DeviceDataset', '#0072b2'),
-)
-METHODS = (
-    ('rsgcn', 'RSGCN'),
-    ('relgcn', 'RelGCN'),
-    ('ggnn', 'GGNN'),
-    ('gin', 'GIN'),
-    ('nfp', 'NFP'),
-)
 
 
 def cell(axes, x, y, colour):
@@ -123,33 +106,5 @@ def write_arrays(axes, y):
         axes.text(0, y - 1.1 * k, text, fontsize=10, family='monospace', va='center')
 
 
-def draw_speed():
-    """Draw the time of a training step of Tox21 at batch 128, from the stored results."""
-    stored = json.loads(CAPTURED.read_text())
-    methods = stored['data']['tox21']['methods']
-    figure, axes = pyplot.subplots(figsize=(11, 4.4))
-    height = 0.2
-    for k, (key, label, colour) in enumerate(CONTENDERS):
-        for row, (method, _) in enumerate(METHODS):
-            times = methods[method]['batches']['128']['milliseconds']
-            if key not in times:
-                continue
-            value = times[key]['wall']['median']
-            y = row + (k - 1.5) * height
-            axes.barh(y, value, height * 0.92, color=colour, label=label if row == 0 else None)
-            axes.text(value * 1.05, y, f'{value:.2g}', va='center', fontsize=10)
-    axes.set_xscale('log')
-    axes.set_xlim(0.1, 100)
-    axes.xaxis.set_major_formatter('{x:g}')
-    axes.set_yticks(range(len(METHODS)), [name for _, name in METHODS], fontsize=12)
-    axes.invert_yaxis()
-    axes.set_xlabel('milliseconds per training step, logarithmic', fontsize=12)
-    axes.spines[['top', 'right']].set_visible(False)
-    figure.legend(loc='upper center', ncols=2, fontsize=11, frameon=False)
-    figure.tight_layout(rect=(0, 0, 1, 0.87))
-    figure.savefig(DOCS / 'speed.png', dpi=140)
-
-
 if __name__ == '__main__':
     draw_idea()
-    draw_speed()
