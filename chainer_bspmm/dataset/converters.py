@@ -104,21 +104,13 @@ class CSRConverter(chainer.dataset.Converter):
         """
         if padding not in (None, 0):
             raise ValueError('padding: expected None or 0, got %r' % (padding,))
-        atoms, adj, labels, _ = self.convert(batch, device)
-        return (atoms, adj, *labels)
-
-    def convert(self, batch: Any, device: Any = None) -> tuple:
-        """Return atoms, BatchedCSR, list of labels, and how many of the first are node columns."""
         device = None if device is None else chainer.get_device(device)
         if not isinstance(batch, (list, Selection)):
             batch = [batch[i] for i in range(len(batch))]  # a SubDataset has no iterator
-        located, n_node_columns = self.locate(batch), 0
+        located = self.locate(batch)
         if located is None:
-            examples = list(batch)
-            if any(issubclass(kind, SparseExample) for kind in set(map(type, examples))):
-                examples = [tuple(e) if isinstance(e, SparseExample) else e for e in examples]
-            atoms, adj, labels, n_node_columns = self._from_dense(examples)
-            adj.n_node_columns = n_node_columns
+            examples = [tuple(e) if isinstance(e, SparseExample) else e for e in batch]
+            atoms, adj, labels = self._from_dense(examples)
         else:
             molecules, index = located
             atoms, adj, labels = molecules.near(device).batch(
@@ -127,7 +119,7 @@ class CSRConverter(chainer.dataset.Converter):
         if device is not None and device != backend.get_device_from_array(atoms):
             atoms, *labels = send([atoms] + labels, device)
             adj = adj.to_device(device)
-        return atoms, adj, labels, n_node_columns
+        return (atoms, adj, *labels)
 
     def locate(self, batch):
         """Return the `Molecules` to gather a batch from and their indices; None: it is dense."""
@@ -182,6 +174,7 @@ class CSRConverter(chainer.dataset.Converter):
             self._node_column(column, sizes, full_sizes, 2 + i)
             for i, column in enumerate(gathered.labels[:n_node_columns])
         ]
+        adj.n_node_columns = len(rows)
         if self.layout != 'packed':
             rows = spread(rows, sizes, numpy.diff(adj.row_offsets))
         if self.layout == 'padded':
@@ -190,7 +183,7 @@ class CSRConverter(chainer.dataset.Converter):
             dense_examples.stack(column, 'batch', 2 + n_node_columns + i, gathered.full_sizes)
             for i, column in enumerate(gathered.labels[n_node_columns:])
         ]
-        return atoms, adj, rows + labels, len(rows)
+        return atoms, adj, rows + labels
 
     def _node_column(self, column, sizes, full_sizes, position):
         """Return one row for each node that is not padding."""

@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
 
 class HostBatch:
-    """Atoms, matrix and labels that a converter made, the first n_node_columns those of nodes."""
+    """Atoms, matrix and labels that a converter made."""
 
-    def __init__(self, atoms, adj: BatchedCSR, labels, n_node_columns=0):
+    def __init__(self, atoms, adj: BatchedCSR, labels):
         self._arrays = atoms, adj, labels
+        n_node_columns = adj.n_node_columns
         if adj.layout == 'padded':
             atoms, *nodes = map(_as_rows, (atoms, *labels[:n_node_columns]))
             labels = [*nodes, *labels[n_node_columns:]]
@@ -224,7 +225,6 @@ def batch_of(
     examples, converter, device: chainer.backend.GpuDevice, resident: Resident | None = None
 ) -> DeviceBatch | HostBatch:
     """Return the `DeviceBatch` or `HostBatch` of what an iterator gave, or raise NoSparseBatch."""
-    n_node_columns = 0
     if type(converter) is CSRConverter:
         is_list = isinstance(examples, (list, Selection))
         located = converter.locate(examples) if is_list and converter.layout != 'padded' else None
@@ -236,10 +236,7 @@ def batch_of(
                 molecules.device is device or molecules.device == device
             ):
                 return DeviceBatch(molecules, index, converter.layout, converter.padded_to)
-        atoms, adj, labels, n_node_columns = converter.convert(examples)
-        arrays = (atoms, adj, *labels)
-    else:
-        arrays = convert._call_converter(converter, examples, None)
+    arrays = convert._call_converter(converter, examples, None)
     if not isinstance(arrays, tuple) or len(arrays) < 2 or not isinstance(arrays[1], BatchedCSR):
         raise NoSparseBatch(
             'converter: expected a tuple (atoms, BatchedCSR, label...), as '
@@ -252,14 +249,15 @@ def batch_of(
             raise NoSparseBatch(text + type(array).__name__)
     nodes = node_shape(adj)
     for i, array in enumerate((atoms, *labels)):
-        lead, what = ((adj.n_graphs,), 'molecules') if i > n_node_columns else (nodes, 'atoms')
+        is_of_nodes = i <= adj.n_node_columns
+        lead, what = (nodes, 'atoms') if is_of_nodes else ((adj.n_graphs,), 'molecules')
         if array.shape[: len(lead)] != lead:
             n_rows = ' x '.join(map(str, lead))
             raise NoSparseBatch(
                 'converter: expected a row for each of %s %s in output %d, got shape %s'
                 % (n_rows, what, i and 1 + i, array.shape)
             )
-    return HostBatch(atoms, adj, labels, n_node_columns)
+    return HostBatch(atoms, adj, labels)
 
 
 def _described(arrays):
