@@ -167,16 +167,12 @@ def converted(dataset: Any) -> Molecules:
     if len(dtypes) < 2 or any(len(of_column) != 1 for of_column in dtypes.values()):
         raise CannotKeep('an example has no adjacency, or dtypes differ')
     molecules = to_sparse(dataset).molecules
-    _refuse_node_columns(molecules)
-    return molecules
-
-
-def _refuse_node_columns(molecules):
-    """Raise where a converter may take labels for those of atoms, as in molecules of one size."""
+    # A converter may take labels for those of atoms where all molecules have one size.
     sizes = set(molecules.full_sizes.tolist())
     for label in molecules.labels if molecules.has_padding else molecules.labels[:-1]:
         if len(sizes) == 1 and label.ndim == 2 and label.shape[1:] == (*sizes,):
             raise CannotKeep('labels may be those of atoms')
+    return molecules
 
 
 def open_form(dataset: Any) -> SparseForm | None:

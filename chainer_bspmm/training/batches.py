@@ -19,6 +19,7 @@ from chainer_bspmm.dataset import sparse_form
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.device_dataset import SHARE
+from chainer_bspmm.dataset.molecules import INTEGERS
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.dataset.sparse_example import locate
 from chainer_bspmm.dataset.sparse_example import Selection
@@ -205,16 +206,11 @@ class Resident:
 _copies = weakref.WeakValueDictionary()
 
 
+_fields_of = operator.attrgetter('atoms', *INTEGERS, 'data')
+
+
 def _arrays_of(molecules):
-    return (
-        molecules.atoms,
-        molecules.sizes,
-        molecules.full_sizes,
-        molecules.row_nnz,
-        molecules.columns,
-        molecules.data,
-        *molecules.labels,
-    )
+    return (*_fields_of(molecules), *molecules.labels)
 
 
 class NoSparseBatch(TypeError):

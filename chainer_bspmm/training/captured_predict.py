@@ -304,7 +304,11 @@ def replayed(
         or not any(isinstance(link, Sparse) for link in model.links())
     ):
         return None
-    data = _converted(data, converter)
+    with contextlib.suppress(sparse_form.CannotKeep, TypeError, ValueError):
+        sparse_form.columns_of(sparse_form.base_of(data))
+        molecules = sparse_form.converted(data)
+        if sparse_form.suits(converter, molecules):  # otherwise batches would be others
+            data = SparseDataset(molecules)
     predictor = Predictor(model, _composed(model, fn, postprocess_fn), converter, None, data)
     predictor.who = 'predict runs'
     batches = _of_data_set(data, batchsize)
@@ -314,13 +318,3 @@ def replayed(
         return None
     finally:
         predictor.close()
-
-
-def _converted(data, converter):
-    """Return a dense data set as a sparse one, or as it is where batches would be others."""
-    try:
-        sparse_form.columns_of(sparse_form.base_of(data))
-        molecules = sparse_form.converted(data)
-    except (sparse_form.CannotKeep, TypeError, ValueError):
-        return data
-    return SparseDataset(molecules) if sparse_form.suits(converter, molecules) else data

@@ -101,7 +101,14 @@ class Driver:
         self.forget()
         self.blas = self.capturer = None
         capturer = Capturer(self.device)
-        self.blas = _blas_for(capturer, self.device)
+        try:
+            with chainer.using_device(self.device), capturer.stream:
+                self.blas = gemm.Blas()
+                self.blas.use(capturer.stream)
+        except Exception as error:
+            raise CannotCapture(
+                'no cuBLAS handle could be made with the library that CuPy has loaded: %r' % error
+            ) from error
         self.function = function
         self._make()
         self.guards = Guards(self.target, function, self.optimizer)
@@ -151,18 +158,6 @@ class Driver:
         if text not in self._warned:
             self._warned.add(text)
             warn(text)
-
-
-def _blas_for(capturer, device):
-    try:
-        with chainer.using_device(device), capturer.stream:
-            blas = gemm.Blas()
-            blas.use(capturer.stream)
-    except Exception as error:
-        raise CannotCapture(
-            'no cuBLAS handle could be made with the library that CuPy has loaded: %r' % error
-        ) from error
-    return blas
 
 
 def _roomy(need):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numbers
-from typing import TYPE_CHECKING
-
 import numpy
 
 import chainer
 from chainer.backends import cuda
 
+from chainer_bspmm.multi_node.optimizer import of_nccl
+from chainer_bspmm.multi_node.optimizer import Weighted
 from chainer_bspmm.multi_node.start import make_states
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.training.cuda_graphs import using
@@ -21,9 +21,6 @@ from chainer_bspmm.training.fused_update import why_unsupported
 from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.step_program import StepProgram
-
-if TYPE_CHECKING:
-    from chainer_bspmm.multi_node.optimizer import Weighted
 
 
 class StepDriver(Driver):
@@ -57,7 +54,7 @@ class StepDriver(Driver):
         self.seed = seed  # a snapshot may change it
         self.check_every = validate.count('check_every', check_every, 1)
         self.given = optimizer
-        self.together = _of_ranks(optimizer)
+        self.together = of_nccl(optimizer)
         self.optimizer = optimizer if self.together is None else self.together.actual_optimizer
         self.target = self.optimizer.target  # the updater looks at every step
         self.do_all_capture = None
@@ -179,12 +176,3 @@ class StepDriver(Driver):
                 % (self.together.communicator.rank, reason)
             )
         return super().give_up(reason)
-
-
-def _of_ranks(optimizer):
-    """Return ChainerMN's optimizer where it can be captured; None for any other."""
-    if getattr(optimizer, 'communicator', None) is None:
-        return None
-    from chainer_bspmm.multi_node.optimizer import of_nccl  # not without ChainerMN
-
-    return of_nccl(optimizer)
