@@ -60,7 +60,13 @@ class _WorkingSet:
                 raise _VersionConflict(f'{requirement}, but {version} is installed')
 
 
-def _make_pkg_resources():
+@surrounds('chainer._environment_check', 'chainer.testing.helper', 'chainer.testing.doctest_helper')
+def pkg_resources_stand_in():
+    """chainer/_environment_check.py and chainer/testing import pkg_resources.
+
+    setuptools >= 82 lacks it, and earlier versions warn when it is imported; so the real one is
+    hidden, too.
+    """
     module = types.ModuleType('pkg_resources')
     vars(module).update(
         ResolutionError=_ResolutionError,
@@ -69,17 +75,7 @@ def _make_pkg_resources():
         WorkingSet=_WorkingSet,
         require=_require_nothing,
     )
-    return module
-
-
-@surrounds('chainer._environment_check', 'chainer.testing.helper', 'chainer.testing.doctest_helper')
-def pkg_resources_stand_in():
-    """chainer/_environment_check.py and chainer/testing import pkg_resources.
-
-    setuptools >= 82 lacks it, and earlier versions warn when it is imported; so the real one is
-    hidden, too.
-    """
-    return _in_place(sys.modules, {'pkg_resources': _make_pkg_resources()})
+    return _in_place(sys.modules, {'pkg_resources': module})
 
 
 @surrounds('chainer._environment_check')
