@@ -132,21 +132,22 @@ class CSRConverter(chainer.dataset.Converter):
                 'sparse data set, whose labels belong to molecules' % self.n_node_columns
             )
         molecules, index = located
-        if (
-            self.strip_padding is None
-            and self._loses
-            and molecules.has_padding
-            and not molecules.is_padding
-        ):
+        if self.may_lose_atoms(molecules):
             dense_examples.refuse_loss(
                 molecules.sizes[index], molecules.full_sizes[index], self.padded_to or 0
             )
-        return (molecules.near(None) if self.keeps_padding(molecules) else molecules), index
+        on_host = self.layout == 'padded' or self.keeps_padding(molecules)
+        return (molecules.near(None) if on_host else molecules), index
 
     @property
     def _loses(self):
         """Whether results change with atoms that are taken for padding."""
         return self.layout == 'packed' or self.padded_to is not None
+
+    def may_lose_atoms(self, molecules):
+        """Return whether what batches of `Molecules` drop as padding may be atoms."""
+        is_sure = self.strip_padding is not None or not self._loses
+        return not is_sure and molecules.has_padding and not molecules.is_padding
 
     def keeps_padding(self, molecules):
         """Return whether padding of `Molecules` gets rows: only the host can gather it then."""
@@ -166,7 +167,7 @@ class CSRConverter(chainer.dataset.Converter):
         strip = strip and self.layout != 'padded'
         molecules = Molecules.from_examples(gathered, strip=strip)
         sizes, full_sizes = molecules.sizes, molecules.full_sizes
-        if self.strip_padding is None and self._loses and not molecules.is_padding:
+        if self.may_lose_atoms(molecules):
             dense_examples.refuse_loss(sizes, full_sizes, self.padded_to or 0)
         index = numpy.arange(sizes.size)
         atoms, adj, _ = molecules.batch(index, self.layout, self.padded_to)

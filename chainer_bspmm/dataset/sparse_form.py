@@ -219,8 +219,5 @@ def form_of(dataset: Any) -> SparseForm | None:
 
 def suits(converter: CSRConverter, molecules: Molecules) -> bool:
     """Return whether a converter makes the same batches of molecules as of the dense examples."""
-    if converter.n_node_columns:
-        return False
-    if converter.strip_padding is None:
-        return not converter._loses or not molecules.has_padding or molecules.is_padding
-    return converter.strip_padding or not molecules.has_padding
+    keeps = converter.strip_padding is False and molecules.has_padding
+    return not (converter.n_node_columns or keeps or converter.may_lose_atoms(molecules))
