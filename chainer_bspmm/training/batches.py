@@ -11,7 +11,6 @@ import numpy
 
 from chainer.backends import cuda
 from chainer.dataset import convert
-from chainer.datasets import SubDataset
 
 from chainer_bspmm.cuda.plans import LONG_ROW
 from chainer_bspmm.dataset import batch_form
@@ -20,10 +19,9 @@ from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.device_dataset import SHARE
 from chainer_bspmm.dataset.molecules import INTEGERS
-from chainer_bspmm.dataset.sparse_dataset import SparseDataset
+from chainer_bspmm.dataset.sparse_dataset import selection
 from chainer_bspmm.dataset.sparse_example import locate
 from chainer_bspmm.dataset.sparse_example import Selection
-from chainer_bspmm.dataset.sparse_example import SparseExample
 from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import build
@@ -155,10 +153,9 @@ def _tables_of(molecules: DeviceMolecules) -> _Tables:
 
 def molecules_of(dataset):
     """Return the molecules of a data set and their order; None if they are not kept sparse."""
-    if isinstance(dataset, SparseDataset):
-        return locate(dataset)
-    if isinstance(dataset, SubDataset) and len(dataset) and isinstance(dataset[0], SparseExample):
-        return locate(dataset[:])  # as made by Chainer's functions that split data sets
+    sparse = selection(dataset)
+    if sparse is not None:
+        return locate(sparse)
     form = sparse_form.form_of(sparse_form.base_of(dataset))
     order = form and sparse_form.position_in_base(dataset, numpy.arange(len(dataset)))
     return None if form is None or order is None else (form.molecules, order)
