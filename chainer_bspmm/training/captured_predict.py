@@ -27,7 +27,7 @@ from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.models import layout_of
 from chainer_bspmm.sparse import validate
-from chainer_bspmm.training.predictor import is_on_gpu
+from chainer_bspmm.training.driver import is_on_gpu
 from chainer_bspmm.training.predictor import Predictor
 from chainer_bspmm.training.programs import StepDiffers
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import chainer
+from chainer.backends import cuda
 
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.dataset.sparse_example import Selection
@@ -20,6 +21,10 @@ from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.programs import Programs
 from chainer_bspmm.user_code import warn
+
+
+def is_on_gpu(device):
+    return device is not None and device.xp is cuda.cupy
 
 
 class Driver:

@@ -368,18 +368,13 @@ def _state(rule, name, param):
         or (array.shape, array.dtype) != (expected.shape, expected.dtype)
         or not array.flags.c_contiguous
     ):
+        got = type(array).__name__, getattr(array, 'dtype', None), getattr(array, 'shape', None)
         raise RuntimeError(
             "state '%s' of a parameter '%s': expected a C-contiguous array on its device, %s of "
-            'shape %s, got %s'
-            % (name, param.name, expected.dtype, expected.shape, _described(array))
+            'shape %s, got %s, %s of shape %s'
+            % (name, param.name, expected.dtype, expected.shape, *got)
         )
     return array
-
-
-def _described(value):
-    if not isinstance(value, chainer.get_array_types()):
-        return type(value).__name__
-    return '%s, %s of shape %s' % (type(value).__name__, value.dtype, value.shape)
 
 
 def _load(array, dtype, variant):

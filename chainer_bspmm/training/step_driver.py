@@ -6,14 +6,13 @@ import numbers
 import numpy
 
 import chainer
-from chainer.backends import cuda
-
 from chainer_bspmm.multi_node.optimizer import of_nccl
 from chainer_bspmm.multi_node.optimizer import Weighted
 from chainer_bspmm.multi_node.start import make_states
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.training.cuda_graphs import using
 from chainer_bspmm.training.driver import Driver
+from chainer_bspmm.training.driver import is_on_gpu
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.flat_gradients import raise_if_not_finite
 from chainer_bspmm.training.fused_update import FusedUpdate
@@ -67,15 +66,10 @@ class StepDriver(Driver):
     def __reduce__(self):
         return StepDriver, self.options(self.given)  # a copy captures anew
 
-    @property
-    def is_on_gpu(self):
-        """Whether batches are on a GPU."""
-        return self.device is not None and self.device.xp is cuda.cupy
-
     def _why_not(self):
         """Return what (str or None) rules out captured steps permanently."""
         optimizer, device = self.optimizer, self.device
-        if not self.is_on_gpu:
+        if not is_on_gpu(device):
             name = 'not given' if device is None else device.name
             return 'CUDA graphs need a GPU, the device is %s' % name
         if not isinstance(optimizer, chainer.GradientMethod):
