@@ -39,7 +39,8 @@ class HostBatch:
         self._arrays = atoms, adj, labels
         n_node_columns = adj.n_node_columns
         if adj.layout == 'padded':
-            atoms, *nodes = map(_as_rows, (atoms, *labels[:n_node_columns]))
+            of_nodes = atoms, *labels[:n_node_columns]
+            atoms, *nodes = [array.reshape((-1,) + array.shape[2:]) for array in of_nodes]
             labels = [*nodes, *labels[n_node_columns:]]
         self._rows = atoms, adj, labels
         self.form = batch_form.Form(
@@ -73,23 +74,19 @@ class HostBatch:
     is_fixed = False
 
 
-def _as_rows(array):
-    """Return (n_graphs, N, ...) as (n_graphs * N, ...)."""
-    return array.reshape((-1,) + array.shape[2:])
-
-
 class DeviceBatch:
     """Molecules of a `DeviceDataset`; only their numbers, (n_graphs,), are sent."""
 
     def __init__(self, molecules: DeviceMolecules, index: numpy.ndarray, layout, padded_to):
         self.source = self._molecules = molecules
         self._index, self._layout = index, (layout, padded_to)
+        self._is_folded = layout == 'folded'
         # Whether all batches of this form are the same.
         self.is_fixed = len(molecules) == 1 and layout == 'packed'
         tables = _tables_of(molecules)
         rows, entries = divmod(int(numpy.add.reduce(tables.sizes.take(index))), _PACKED)
         max_rows = tables.max_rows
-        if layout == 'folded':
+        if self._is_folded:
             rows, max_rows = rows + index.size, max_rows + 1
         bounds = max_rows, tables.max_entries, tables.max_atom_id
         self.need = batch_form.Capacity(rows, entries, *bounds)
@@ -114,10 +111,6 @@ class DeviceBatch:
         views['index'][...] = self._index
         if self._is_folded:
             views['padded_to'][...] = self._molecules.padded_size(self._index, self._layout[1])
-
-    @property
-    def _is_folded(self):
-        return self._layout[0] == 'folded'
 
     def gather(self, sent, buffers):
         """Launch the kernels that gather the molecules; sent: what :meth:`staged` names."""

@@ -57,16 +57,14 @@ class Driver:
 
         `dataset` is what the examples are from, `counter` the number of the step.
         """
-        program = batch = None
-        reason = self.reason
-        if reason is not None:
-            return reason, program, batch
+        if self.reason is not None:
+            return self.reason, None, None
         try:
             if self.watched is None:
                 key = self._look(function)
                 reason = self._why_not_now()
                 if reason is not None:
-                    return reason, program, batch
+                    return reason, None, None
                 if self.resident is None:
                     self.resident = Resident(dataset, self.device)
                 self.watched = self._watch(key)
@@ -90,7 +88,7 @@ class Driver:
             return self.give_up(str(error)), None, None
         if not program.is_captured or program.is_check_due():
             self.watched = None  # what runs eagerly may change it
-        return reason, program, batch
+        return None, program, batch
 
     def _look(self, function):
         """Return the guards' key; start anew where function, target, rules or hooks are others."""

@@ -259,9 +259,8 @@ class FusedUpdate:
     def count(self, n_steps):
         """Add to the counters of the optimizer and its rules; -1 undoes `advance`."""
         self.optimizer.t += n_steps
-        for rule in self._rules:
-            if _is_updated(rule):
-                rule.t += n_steps
+        for rule in self._counted:
+            rule.t += n_steps
 
     def launch(self, numbers):
         """Run hooks and updates on the current stream; a CUDA graph may capture that.
