@@ -176,9 +176,7 @@ class DeviceDataset(SparseDataset):
         device = chainer.get_device(device)
         if device.xp is not cuda.cupy:
             raise ValueError('device: expected a GPU, got %s' % device.name)
-        host = to_sparse(dataset)._own()
-        if isinstance(host, DeviceMolecules):
-            host = host.host
+        host = to_sparse(dataset)._own().near(None)
         if max_bytes is None:
             max_bytes = device.device.mem_info[1] // SHARE
         super().__init__(DeviceMolecules(host, device, max_bytes))
