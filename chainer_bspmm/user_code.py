@@ -3,19 +3,16 @@
 import sys
 import warnings
 
-LIBRARIES = frozenset(
-    (
-        'chainer',
-        'chainer_chemistry',
-        'chainermn',
-        'chainer_bspmm',
-        'cupy',
-        'cupy_backends',
-        'numpy',
-        'scipy',
-    )
-)
-NOT_USER_CODE = LIBRARIES | sys.stdlib_module_names
+NOT_USER_CODE = sys.stdlib_module_names | {
+    'chainer',
+    'chainer_chemistry',
+    'chainermn',
+    'chainer_bspmm',
+    'cupy',
+    'cupy_backends',
+    'numpy',
+    'scipy',
+}
 
 
 def is_user_code(module):

@@ -2,7 +2,6 @@
 
 import functools
 import types
-import warnings
 
 import numpy
 
@@ -30,31 +29,18 @@ def resize_images_reads_float(module):
         )
 
 
-def _warns_about_third_positional():
-    shape = numpy.zeros(1, dtype=int)
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        try:
-            numpy.maximum(shape, shape, shape)
-        except (DeprecationWarning, TypeError):
-            return True
-    return False
-
-
 @repairs('chainer.dataset.convert')
 def pad_without_positional_out(module):
     """chainer/dataset/convert.py: numpy.maximum with its output given by position.
 
     NumPy 2.4 warns about it, once a molecule; chainer_chemistry's concat_mols uses it, too.
     """
-    if not _warns_about_third_positional():
-        return
 
     def concat_arrays_with_padding(arrays, padding):
-        shape = numpy.max([array.shape for array in arrays], axis=0)
+        shape = map(max, zip(*[array.shape for array in arrays], strict=True))
         device = module.backend.get_device_from_array(arrays[0])
         with module.chainer.using_device(device):
-            result = device.xp.full((len(arrays), *map(int, shape)), padding, dtype=arrays[0].dtype)
+            result = device.xp.full((len(arrays), *shape), padding, dtype=arrays[0].dtype)
             for i, array in enumerate(arrays):
                 result[(i, *map(slice, array.shape))] = array
         return result

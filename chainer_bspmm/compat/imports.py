@@ -36,13 +36,11 @@ def _purge_leftovers(package, dependents):
     Python removes the package itself but keeps its modules that were imported; a second import
     would mix them with new ones.
     """
-    if package in sys.modules:
-        return
-    if not any(name.startswith(package + '.') for name in sys.modules):
-        return
-    for name in list(sys.modules):
-        if name.split('.')[0] in dependents:
-            del sys.modules[name]
+    are_left = any(name.startswith(package + '.') for name in sys.modules)
+    if are_left and package not in sys.modules:
+        for name in list(sys.modules):
+            if name.split('.')[0] in dependents:
+                del sys.modules[name]
 
 
 def _import(name, when_absent):

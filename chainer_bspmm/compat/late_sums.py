@@ -37,26 +37,20 @@ def summaries_add_late(module):
 
     @functools.wraps(add_now)
     def add(self, value, weight=1):
-        if not isinstance(value, cuda.ndarray) and not isinstance(weight, cuda.ndarray):
-            if self._waiting:
-                _catch_up(self, cuda)
-            add_now(self, value, weight)
-        elif type(weight) is int and weight == 1 and value.dtype.kind == 'f':
-            if not self._waiting:
-                self._waiting = []
-            table = _lasting.get(id(value.data.mem))
-            if table is None:  # a model may write to its own at every step
-                with value.device:
-                    value = value.copy()
-            self._waiting.append((value, table))
-            if len(self._waiting) >= MOST:
-                _catch_up(self, cuda)
-        else:
+        is_plain = type(weight) is int and weight == 1
+        if not is_plain or not isinstance(value, cuda.ndarray) or value.dtype.kind != 'f':
             _catch_up(self, cuda)
-            value, weight = (
-                cuda.to_cpu(x) if isinstance(x, cuda.ndarray) else x for x in (value, weight)
-            )
-            add_now(self, value, weight)
+            both = [cuda.to_cpu(x) if isinstance(x, cuda.ndarray) else x for x in (value, weight)]
+            return add_now(self, *both)
+        if not self._waiting:
+            self._waiting = []
+        table = _lasting.get(id(value.data.mem))
+        if table is None:  # a model may write to its own at every step
+            with value.device:
+                value = value.copy()
+        self._waiting.append((value, table))
+        if len(self._waiting) >= MOST:
+            _catch_up(self, cuda)
 
     kind.add = add
     dict_kind = module.DictSummary

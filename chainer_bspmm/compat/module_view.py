@@ -35,18 +35,14 @@ _LOST_NAMES = {
 }
 
 
-def numpy_lost(name):
-    """Tell whether NumPy has removed or deprecated a name.
+def lost_numpy_names(*names):
+    """Return {name: what it stood for} of those names that NumPy has removed or deprecated.
 
     ``vars`` does not list the aliases that NumPy 1.20-1.23 serve with a warning, and does not
     trigger that warning either. in1d is still listed, deprecated, in NumPy 2.0-2.3.
     """
-    return name not in vars(numpy) or (name == 'in1d' and _NUMPY_MAJOR >= 2)
-
-
-def lost_numpy_names(*names):
-    """Return {name: what it stood for} of those names that NumPy has lost."""
-    return {name: _LOST_NAMES[name] for name in names if numpy_lost(name)}
+    lost = (_LOST_NAMES.keys() - vars(numpy).keys()) | ({'in1d'} if _NUMPY_MAJOR >= 2 else set())
+    return {name: _LOST_NAMES[name] for name in names if name in lost}
 
 
 def give_back_numpy_names(module, alias, *names):

@@ -15,30 +15,16 @@ from chainer_bspmm.compat.module_view import ModuleView, lost_numpy_names
 
 
 @contextlib.contextmanager
-def _modules_in_place(**modules):
-    missing = object()
-    before = {name: sys.modules.get(name, missing) for name in modules}
-    sys.modules.update(modules)
+def _in_place(table, entries):
+    """Put entries into a dict of modules, or of a module's names, and restore it at the end."""
+    before = {name: table[name] for name in entries if name in table}
+    table.update(entries)
     try:
         yield
     finally:
-        for name, module in before.items():
-            if module is missing:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
-
-
-@contextlib.contextmanager
-def _attributes_in_place(owner, attributes):
-    attributes = {name: value for name, value in attributes.items() if name not in vars(owner)}
-    for name, value in attributes.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name in attributes:
-            delattr(owner, name)
+        for name in entries:
+            del table[name]
+        table.update(before)
 
 
 class _ResolutionError(Exception):
@@ -74,7 +60,13 @@ class _WorkingSet:
                 raise _VersionConflict(f'{requirement}, but {version} is installed')
 
 
-def _make_pkg_resources():
+@surrounds('chainer._environment_check', 'chainer.testing.helper', 'chainer.testing.doctest_helper')
+def pkg_resources_stand_in():
+    """chainer/_environment_check.py and chainer/testing import pkg_resources.
+
+    setuptools >= 82 lacks it, and earlier versions warn when it is imported; so the real one is
+    hidden, too.
+    """
     module = types.ModuleType('pkg_resources')
     vars(module).update(
         ResolutionError=_ResolutionError,
@@ -83,17 +75,7 @@ def _make_pkg_resources():
         WorkingSet=_WorkingSet,
         require=_require_nothing,
     )
-    return module
-
-
-@surrounds('chainer._environment_check', 'chainer.testing.helper', 'chainer.testing.doctest_helper')
-def pkg_resources_stand_in():
-    """chainer/_environment_check.py and chainer/testing import pkg_resources.
-
-    setuptools >= 82 lacks it, and earlier versions warn when it is imported; so the real one is
-    hidden, too.
-    """
-    return _modules_in_place(pkg_resources=_make_pkg_resources())
+    return _in_place(sys.modules, {'pkg_resources': module})
 
 
 @surrounds('chainer._environment_check')
@@ -102,12 +84,8 @@ def numpy_distutils_stand_in():
 
     Python 3.12 lacks it, and NumPy >= 1.23 warns when it is imported.
     """
-    return _modules_in_place(
-        **{
-            'numpy.distutils': types.ModuleType('numpy.distutils'),
-            'numpy.distutils.system_info': types.ModuleType('numpy.distutils.system_info'),
-        }
-    )
+    names = 'numpy.distutils', 'numpy.distutils.system_info'
+    return _in_place(sys.modules, {name: types.ModuleType(name) for name in names})
 
 
 @repairs('chainer._environment_check')
@@ -120,13 +98,13 @@ def skip_accelerate_check(module):
 @surrounds('chainer.functions.array.as_strided')
 def sctypes_stand_in():
     """chainer/functions/array/as_strided.py reads numpy.sctypes at import; NumPy 2 has none."""
-    return _attributes_in_place(numpy, lost_numpy_names('sctypes'))
+    return _in_place(vars(numpy), lost_numpy_names('sctypes'))
 
 
 @surrounds('chainer_chemistry.utils.extend')
 def iterable_stand_in():
     """chainer_chemistry/utils/extend.py imports Iterable from collections; Python 3.10 has none."""
-    return _attributes_in_place(collections, {'Iterable': collections.abc.Iterable})
+    return _in_place(vars(collections), {'Iterable': collections.abc.Iterable})
 
 
 @surrounds('chainer.training.updaters.multiprocess_parallel_updater')

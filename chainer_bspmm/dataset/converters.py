@@ -104,21 +104,13 @@ class CSRConverter(chainer.dataset.Converter):
         """
         if padding not in (None, 0):
             raise ValueError('padding: expected None or 0, got %r' % (padding,))
-        atoms, adj, labels, _ = self.convert(batch, device)
-        return (atoms, adj, *labels)
-
-    def convert(self, batch: Any, device: Any = None) -> tuple:
-        """Return atoms, BatchedCSR, list of labels, and how many of the first are node columns."""
         device = None if device is None else chainer.get_device(device)
         if not isinstance(batch, (list, Selection)):
             batch = [batch[i] for i in range(len(batch))]  # a SubDataset has no iterator
-        located, n_node_columns = self.locate(batch), 0
+        located = self.locate(batch)
         if located is None:
-            examples = list(batch)
-            if any(issubclass(kind, SparseExample) for kind in set(map(type, examples))):
-                examples = [tuple(e) if isinstance(e, SparseExample) else e for e in examples]
-            atoms, adj, labels, n_node_columns = self._from_dense(examples)
-            adj.n_node_columns = n_node_columns
+            examples = [tuple(e) if isinstance(e, SparseExample) else e for e in batch]
+            atoms, adj, labels = self._from_dense(examples)
         else:
             molecules, index = located
             atoms, adj, labels = molecules.near(device).batch(
@@ -127,7 +119,7 @@ class CSRConverter(chainer.dataset.Converter):
         if device is not None and device != backend.get_device_from_array(atoms):
             atoms, *labels = send([atoms] + labels, device)
             adj = adj.to_device(device)
-        return atoms, adj, labels, n_node_columns
+        return (atoms, adj, *labels)
 
     def locate(self, batch):
         """Return the `Molecules` to gather a batch from and their indices; None: it is dense."""
@@ -140,21 +132,22 @@ class CSRConverter(chainer.dataset.Converter):
                 'sparse data set, whose labels belong to molecules' % self.n_node_columns
             )
         molecules, index = located
-        if (
-            self.strip_padding is None
-            and self._loses
-            and molecules.has_padding
-            and not molecules.is_padding
-        ):
+        if self.may_lose_atoms(molecules):
             dense_examples.refuse_loss(
                 molecules.sizes[index], molecules.full_sizes[index], self.padded_to or 0
             )
-        return (molecules.near(None) if self.keeps_padding(molecules) else molecules), index
+        on_host = self.layout == 'padded' or self.keeps_padding(molecules)
+        return (molecules.near(None) if on_host else molecules), index
 
     @property
     def _loses(self):
         """Whether results change with atoms that are taken for padding."""
         return self.layout == 'packed' or self.padded_to is not None
+
+    def may_lose_atoms(self, molecules):
+        """Return whether what batches of `Molecules` drop as padding may be atoms."""
+        is_sure = self.strip_padding is not None or not self._loses
+        return not is_sure and molecules.has_padding and not molecules.is_padding
 
     def keeps_padding(self, molecules):
         """Return whether padding of `Molecules` gets rows: only the host can gather it then."""
@@ -174,7 +167,7 @@ class CSRConverter(chainer.dataset.Converter):
         strip = strip and self.layout != 'padded'
         molecules = Molecules.from_examples(gathered, strip=strip)
         sizes, full_sizes = molecules.sizes, molecules.full_sizes
-        if self.strip_padding is None and self._loses and not molecules.is_padding:
+        if self.may_lose_atoms(molecules):
             dense_examples.refuse_loss(sizes, full_sizes, self.padded_to or 0)
         index = numpy.arange(sizes.size)
         atoms, adj, _ = molecules.batch(index, self.layout, self.padded_to)
@@ -182,6 +175,7 @@ class CSRConverter(chainer.dataset.Converter):
             self._node_column(column, sizes, full_sizes, 2 + i)
             for i, column in enumerate(gathered.labels[:n_node_columns])
         ]
+        adj.n_node_columns = len(rows)
         if self.layout != 'packed':
             rows = spread(rows, sizes, numpy.diff(adj.row_offsets))
         if self.layout == 'padded':
@@ -190,7 +184,7 @@ class CSRConverter(chainer.dataset.Converter):
             dense_examples.stack(column, 'batch', 2 + n_node_columns + i, gathered.full_sizes)
             for i, column in enumerate(gathered.labels[n_node_columns:])
         ]
-        return atoms, adj, rows + labels, len(rows)
+        return atoms, adj, rows + labels
 
     def _node_column(self, column, sizes, full_sizes, position):
         """Return one row for each node that is not padding."""

@@ -18,7 +18,6 @@ from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.dataset.sparse_dataset import to_sparse
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse import validate
-from chainer_bspmm.sparse.batch import send
 from chainer_bspmm.sparse.batched_csr import Buffers
 
 SHARE = 8  # default limit: 1/8 of the device's memory
@@ -52,13 +51,9 @@ class DeviceMolecules(Molecules):
                 % (max_bytes, device.name, self.device_nbytes)
             )
         with chainer.using_device(device):
-            self._source = source._replace(
-                labels=list(map(device.send, source.labels)),
-                **{
-                    name: None if array is None else device.send(array)
-                    for name, array in zip(Source._fields, source[:-2])
-                },
-            )
+            *arrays, labels, n_relations = source
+            sent = [None if array is None else device.send(array) for array in arrays]
+            self._source = Source._make([*sent, list(map(device.send, labels)), n_relations])
 
     def near(self, device):
         """Return the copy of these molecules to gather from for a device: this one or `host`."""
@@ -69,13 +64,9 @@ class DeviceMolecules(Molecules):
         return self.host.item(i, column)
 
     def check(self, index):
-        """Check indices, and return them as :meth:`gather` needs them, (n_graphs,) int32."""
-        index = numpy.asarray(index)
-        if index.dtype.kind not in 'iu':
-            raise TypeError('index: expected integers, got %s' % index.dtype)
-        if index.ndim != 1 or not index.size:
-            text = 'index: expected shape (n_graphs,), at least one, got %s'
-            raise ValueError(text % (index.shape,))
+        """Return indices as :meth:`gather` needs them, int32; it would read outside of its arrays
+        for others than those of molecules.
+        """
         least, most = index.min(), index.max()
         if least < 0 or most >= len(self):
             raise IndexError(
@@ -87,13 +78,9 @@ class DeviceMolecules(Molecules):
     def batch(self, index, layout, padded_to=None, keep_padding=False):
         """Gather molecules into a batch on the GPU, as `Molecules.batch`, with one copy to it.
 
-        A padded batch, and one that keeps padding, is gathered on the host and sent.
+        Packed or folded, without rows for padding: `CSRConverter.locate` leaves others to `host`.
         """
         index = self.check(index)
-        if layout == 'padded' or keep_padding:
-            atoms, adj, labels = self.host.batch(index, layout, padded_to, keep_padding)
-            atoms, *labels = send([atoms] + labels, self.device)
-            return atoms, adj.to_device(self.device), labels
         sizes, nnz = build.rows_of(self.sizes[index], layout), self.nnz[index]
         max_atom_id = None if self._max_ids is None else int(self._max_ids[index].max())
         need = needs(sizes, nnz, max_atom_id)
@@ -189,9 +176,7 @@ class DeviceDataset(SparseDataset):
         device = chainer.get_device(device)
         if device.xp is not cuda.cupy:
             raise ValueError('device: expected a GPU, got %s' % device.name)
-        host = to_sparse(dataset)._own()
-        if isinstance(host, DeviceMolecules):
-            host = host.host
+        host = to_sparse(dataset)._own().near(None)
         if max_bytes is None:
             max_bytes = device.device.mem_info[1] // SHARE
         super().__init__(DeviceMolecules(host, device, max_bytes))

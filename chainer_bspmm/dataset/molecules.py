@@ -327,48 +327,18 @@ class Molecules:
 
 def _check(atoms, sizes, full_sizes, row_nnz, columns, data, n_relations, labels):
     """Raise ValueError where arrays from a file are not molecules."""
-    kinds = [('atoms', atoms, 'integers' if atoms.ndim == 1 else 'floats', (1, 2))]
-    integers = zip(INTEGERS, (sizes, full_sizes, row_nnz, columns))
-    kinds += [(name, array, 'integers', (1,)) for name, array in integers]
-    kinds += [] if data is None else [('data', data, 'floats', (1,))]
-    for name, array, kind, ndims in kinds:
-        if array.dtype.kind != kind[0] or array.ndim not in ndims:
-            n_dims = ' or '.join(map(str, ndims))
-            raise ValueError(
-                '%s: expected %s of %s dimensions, got %s of shape %s'
-                % (name, kind, n_dims, array.dtype, array.shape)
-            )
     if n_relations < 1:
         raise ValueError('n_relations: expected at least 1, got %d' % n_relations)
-    for name, array, what, length in (
-        ('atoms', atoms, 'the sum of sizes', sizes.sum()),
-        ('row_nnz', row_nnz, 'the sum of sizes', sizes.sum()),
-        ('full_sizes', full_sizes, 'the length of sizes', sizes.size),
-        ('columns', columns, 'the sum of row_nnz', row_nnz.sum()),
-        *([] if data is None else [('data', data, 'the length of columns', columns.size)]),
-        *(
-            ('label_%d' % i, label, 'the length of sizes', sizes.size)
-            for i, label in enumerate(labels)
-        ),
-    ):
-        if len(array) != length:
-            raise ValueError('%s: expected %d items, %s, got %d' % (name, length, what, len(array)))
-    at_least = [
-        ('sizes', sizes, 0),
-        ('full_sizes', full_sizes, sizes),
-        ('row_nnz', row_nnz, 0),
-        ('columns', columns, 0),
-    ] + ([('atoms', atoms, 0)] if atoms.ndim == 1 else [])
-    for name, array, least in at_least:
-        if (array < least).any():
-            i = int((array < least).argmax())
-            raise ValueError(
-                '%s: expected at least %d at position %d, got %d'
-                % (name, numpy.broadcast_to(least, array.shape)[i], i, array[i])
-            )
-    for name, array in (('atoms', atoms), ('columns', columns)):
-        if array.dtype.kind == 'i':
-            validate.fits_int32(name, int(array.max(initial=0)))
+    _check_array('sizes', sizes, 'integers', least=0)
+    _check_array('full_sizes', full_sizes, 'integers', 'the length of sizes', sizes.size, sizes)
+    _check_array('row_nnz', row_nnz, 'integers', 'the sum of sizes', sizes.sum(), 0)
+    _check_array('columns', columns, 'integers', 'the sum of row_nnz', row_nnz.sum(), 0)
+    kind, least = ('integers', 0) if atoms.ndim == 1 else ('floats', None)
+    _check_array('atoms', atoms, kind, 'the sum of sizes', sizes.sum(), least, (1, 2))
+    if data is not None:
+        _check_array('data', data, 'floats', 'the length of columns', columns.size)
+    for i, label in enumerate(labels):
+        _check_array('label_%d' % i, label, None, 'the length of sizes', sizes.size)
     widths = numpy.repeat(numpy.repeat(sizes.astype(numpy.int64) * n_relations, sizes), row_nnz)
     if (columns >= widths).any():
         i = int((columns >= widths).argmax())
@@ -376,6 +346,22 @@ def _check(atoms, sizes, full_sizes, row_nnz, columns, data, n_relations, labels
             'columns: expected less than %d, relations times the nodes of the '
             'molecule, at position %d, got %d' % (widths[i], i, columns[i])
         )
+
+
+def _check_array(name, array, kind, what='', length=None, least=None, ndims=(1,)):
+    if kind and (array.dtype.kind != kind[0] or array.ndim not in ndims):
+        words = name, kind, ' or '.join(map(str, ndims)), array.dtype, array.shape
+        raise ValueError('%s: expected %s of %s dimensions, got %s of shape %s' % words)
+    if length is not None and len(array) != length:
+        raise ValueError('%s: expected %d items, %s, got %d' % (name, length, what, len(array)))
+    if least is not None and (array < least).any():
+        i = int((array < least).argmax())
+        raise ValueError(
+            '%s: expected at least %d at position %d, got %d'
+            % (name, numpy.broadcast_to(least, array.shape)[i], i, array[i])
+        )
+    if name in ('atoms', 'columns') and array.dtype.kind == 'i':
+        validate.fits_int32(name, int(array.max(initial=0)))
 
 
 def largest(values, starts, sizes):

@@ -81,9 +81,8 @@ def _mol(smiles):
     mol = Chem.MolFromSmiles(smiles)
     if mol is None:
         raw = Chem.MolFromSmiles(smiles, sanitize=False)
-        if raw is None:
-            raise ValueError('RDKit cannot parse it')
-        Chem.SanitizeMol(raw)  # raises as in the call above, but with the reason
+        if raw is not None:
+            Chem.SanitizeMol(raw)  # raises as in the call above, but with the reason
         raise ValueError('RDKit cannot parse it')
     return mol
 
@@ -251,15 +250,6 @@ def _n_cpus():
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
 
 
-def _chunks(smiles):
-    """Yield (position of the first, list of SMILES)."""
-    for first in itertools.count(0, CHUNK):
-        chunk = list(itertools.islice(smiles, CHUNK))
-        if not chunk:
-            return
-        yield first, chunk
-
-
 def preprocessor_of(argument, method):
     """Return the preprocessor of a method, checked as in :func:`from_smiles`."""
     try:
@@ -301,7 +291,9 @@ def parse(smiles, preprocessor, n_processes=None, for_models=False):
         head = list(itertools.islice(smiles, LEAST_PARALLEL))
         n_processes = min(_n_cpus(), n_chunks) if len(head) == LEAST_PARALLEL else 1
         smiles = itertools.chain(head, smiles)
-    task, chunks = functools.partial(_chunk, preprocessor, for_models), _chunks(smiles)
+    task = functools.partial(_chunk, preprocessor, for_models)
+    # Each with the position of its first.
+    chunks = zip(itertools.count(0, CHUNK), iter(lambda: list(itertools.islice(smiles, CHUNK)), []))
     if n_processes == 1:
         yield from map(task, chunks)
         return
@@ -346,13 +338,6 @@ def _parse_all(smiles, preprocessor, n_processes):
             % (len(smiles), ', the first: %r: %s' % failures[0][1:] if failures else '')
         )
     return Molecules.concatenate(parts), canonical, numpy.concatenate(kept), failures
-
-
-def _rows(labels, kept):
-    """Return the labels of the molecules that were kept, as one array."""
-    if isinstance(labels, numpy.ndarray) and labels.dtype.kind in 'biuf':
-        return labels[kept]
-    return dense_examples.stack([labels[i] for i in kept.tolist()], 'labels', 0)
 
 
 def from_smiles(
@@ -415,8 +400,11 @@ def from_smiles(
         if file is not None:
             cache_files.write(file, *parsed)
     molecules, canonical, kept, failures = parsed
-    if labels is not None:
-        molecules.labels.append(_rows(labels, kept))
+    if isinstance(labels, numpy.ndarray) and labels.dtype.kind in 'biuf':
+        molecules.labels.append(labels[kept])
+    elif labels is not None:
+        rows = [labels[i] for i in kept.tolist()]
+        molecules.labels.append(dense_examples.stack(rows, 'labels', 0))
     return FromSmiles(
         SparseDataset(molecules), canonical, kept, [Failure(*failure) for failure in failures]
     )

@@ -4,6 +4,7 @@ import collections.abc
 import itertools
 from typing import Any
 
+from chainer.datasets import SubDataset
 from chainer_chemistry.dataset.indexers.numpy_tuple_dataset_feature_indexer import (
     NumpyTupleDatasetFeatureIndexer,
 )
@@ -168,6 +169,19 @@ class SparseDataset(Selection, NumpyTupleDataset):
             's'[: self.n_relations != 1],
             2 + len(self.molecules.labels),
         )
+
+
+def selection(dataset):
+    """Return a data set as a `SparseDataset` that shares its arrays; None: it is no sparse one."""
+    if isinstance(dataset, SparseDataset):
+        return dataset
+    if type(dataset) is not SubDataset:
+        return None
+    whole = selection(dataset._dataset)
+    if whole is None:
+        return None
+    index = numpy.arange(dataset._start, dataset._finish)
+    return whole[index if dataset._order is None else numpy.asarray(dataset._order)[index]]
 
 
 def chunks(dataset):

@@ -167,16 +167,12 @@ def converted(dataset: Any) -> Molecules:
     if len(dtypes) < 2 or any(len(of_column) != 1 for of_column in dtypes.values()):
         raise CannotKeep('an example has no adjacency, or dtypes differ')
     molecules = to_sparse(dataset).molecules
-    _refuse_node_columns(molecules)
-    return molecules
-
-
-def _refuse_node_columns(molecules):
-    """Raise where a converter may take labels for those of atoms, as in molecules of one size."""
+    # A converter may take labels for those of atoms where all molecules have one size.
     sizes = set(molecules.full_sizes.tolist())
     for label in molecules.labels if molecules.has_padding else molecules.labels[:-1]:
         if len(sizes) == 1 and label.ndim == 2 and label.shape[1:] == (*sizes,):
             raise CannotKeep('labels may be those of atoms')
+    return molecules
 
 
 def open_form(dataset: Any) -> SparseForm | None:
@@ -223,8 +219,5 @@ def form_of(dataset: Any) -> SparseForm | None:
 
 def suits(converter: CSRConverter, molecules: Molecules) -> bool:
     """Return whether a converter makes the same batches of molecules as of the dense examples."""
-    if converter.n_node_columns:
-        return False
-    if converter.strip_padding is None:
-        return not converter._loses or not molecules.has_padding or molecules.is_padding
-    return converter.strip_padding or not molecules.has_padding
+    keeps = converter.strip_padding is False and molecules.has_padding
+    return not (converter.n_node_columns or keeps or converter.may_lose_atoms(molecules))

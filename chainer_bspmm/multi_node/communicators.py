@@ -118,20 +118,17 @@ def _check_number_of_gpus(comm):
             faults.raise_on(comm, rank, RuntimeError(text))
 
 
-def _versions():
+def _compare_versions(comm):
     import chainer_bspmm
 
-    return {
+    mine = {
         'Python': platform.python_version(),
         'chainer_bspmm': chainer_bspmm.__version__,
         'Chainer': chainer.__version__,
         'NumPy': numpy.__version__,
         'CuPy': cuda.cupy.__version__ if cuda.available else None,
     }
-
-
-def _compare_versions(comm):
-    ranks = comm.mpi_comm.allgather((platform.node(), _versions()))
+    ranks = comm.mpi_comm.allgather((platform.node(), mine))
     first_host, expected = ranks[0]
     for rank, (host, versions) in enumerate(ranks):
         for name, version in expected.items():

@@ -81,8 +81,10 @@ class Weighted:
 
     def join(self):
         """Take part in an update without a batch; not where batch normalisation wants one."""
+        from chainermn.links import MultiNodeBatchNormalization
+
         for path, link in self.target.namedlinks():
-            if _has_ranks(link):
+            if isinstance(link, MultiNodeBatchNormalization) and link.comm.size > 1:
                 raise RuntimeError(
                     "join: expected a batch, because the link '%s' has statistics over those of "
                     'all ranks' % path
@@ -222,12 +224,6 @@ def _check_device(comm, target):
             "communicator: 'naive' sends arrays of the host, the model is on %s; use "
             "create_communicator('pure_nccl')" % on_gpu[0].device.name
         )
-
-
-def _has_ranks(link):
-    from chainermn.links import MultiNodeBatchNormalization
-
-    return isinstance(link, MultiNodeBatchNormalization) and link.comm.size > 1
 
 
 def _is_naive(comm):

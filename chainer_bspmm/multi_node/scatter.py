@@ -5,9 +5,8 @@ import zlib
 
 import numpy
 
-from chainer.datasets import SubDataset
-
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
+from chainer_bspmm.dataset.sparse_dataset import selection
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.multi_node import faults
 
@@ -54,19 +53,6 @@ def sparse_too(scatter_dataset):
         return mine
 
     return scatter
-
-
-def selection(dataset):
-    """Return a data set as a `SparseDataset` that shares its arrays; None: it is no sparse one."""
-    if isinstance(dataset, SparseDataset):
-        return dataset
-    if type(dataset) is not SubDataset:
-        return None
-    whole = selection(dataset._dataset)
-    if whole is None:
-        return None
-    index = numpy.arange(dataset._start, dataset._finish)
-    return whole[index if dataset._order is None else numpy.asarray(dataset._order)[index]]
 
 
 def _fingerprint(dataset):

@@ -11,7 +11,6 @@ import numpy
 
 from chainer.backends import cuda
 from chainer.dataset import convert
-from chainer.datasets import SubDataset
 
 from chainer_bspmm.cuda.plans import LONG_ROW
 from chainer_bspmm.dataset import batch_form
@@ -19,10 +18,10 @@ from chainer_bspmm.dataset import sparse_form
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.device_dataset import SHARE
-from chainer_bspmm.dataset.sparse_dataset import SparseDataset
+from chainer_bspmm.dataset.molecules import INTEGERS
+from chainer_bspmm.dataset.sparse_dataset import selection
 from chainer_bspmm.dataset.sparse_example import locate
 from chainer_bspmm.dataset.sparse_example import Selection
-from chainer_bspmm.dataset.sparse_example import SparseExample
 from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import build
@@ -34,12 +33,14 @@ if TYPE_CHECKING:
 
 
 class HostBatch:
-    """Atoms, matrix and labels that a converter made, the first n_node_columns those of nodes."""
+    """Atoms, matrix and labels that a converter made."""
 
-    def __init__(self, atoms, adj: BatchedCSR, labels, n_node_columns=0):
+    def __init__(self, atoms, adj: BatchedCSR, labels):
         self._arrays = atoms, adj, labels
+        n_node_columns = adj.n_node_columns
         if adj.layout == 'padded':
-            atoms, *nodes = map(_as_rows, (atoms, *labels[:n_node_columns]))
+            of_nodes = atoms, *labels[:n_node_columns]
+            atoms, *nodes = [array.reshape((-1,) + array.shape[2:]) for array in of_nodes]
             labels = [*nodes, *labels[n_node_columns:]]
         self._rows = atoms, adj, labels
         self.form = batch_form.Form(
@@ -73,23 +74,19 @@ class HostBatch:
     is_fixed = False
 
 
-def _as_rows(array):
-    """Return (n_graphs, N, ...) as (n_graphs * N, ...)."""
-    return array.reshape((-1,) + array.shape[2:])
-
-
 class DeviceBatch:
     """Molecules of a `DeviceDataset`; only their numbers, (n_graphs,), are sent."""
 
     def __init__(self, molecules: DeviceMolecules, index: numpy.ndarray, layout, padded_to):
         self.source = self._molecules = molecules
         self._index, self._layout = index, (layout, padded_to)
+        self._is_folded = layout == 'folded'
         # Whether all batches of this form are the same.
         self.is_fixed = len(molecules) == 1 and layout == 'packed'
         tables = _tables_of(molecules)
         rows, entries = divmod(int(numpy.add.reduce(tables.sizes.take(index))), _PACKED)
         max_rows = tables.max_rows
-        if layout == 'folded':
+        if self._is_folded:
             rows, max_rows = rows + index.size, max_rows + 1
         bounds = max_rows, tables.max_entries, tables.max_atom_id
         self.need = batch_form.Capacity(rows, entries, *bounds)
@@ -114,10 +111,6 @@ class DeviceBatch:
         views['index'][...] = self._index
         if self._is_folded:
             views['padded_to'][...] = self._molecules.padded_size(self._index, self._layout[1])
-
-    @property
-    def _is_folded(self):
-        return self._layout[0] == 'folded'
 
     def gather(self, sent, buffers):
         """Launch the kernels that gather the molecules; sent: what :meth:`staged` names."""
@@ -153,10 +146,9 @@ def _tables_of(molecules: DeviceMolecules) -> _Tables:
 
 def molecules_of(dataset):
     """Return the molecules of a data set and their order; None if they are not kept sparse."""
-    if isinstance(dataset, SparseDataset):
-        return locate(dataset)
-    if isinstance(dataset, SubDataset) and len(dataset) and isinstance(dataset[0], SparseExample):
-        return locate(dataset[:])  # as made by Chainer's functions that split data sets
+    sparse = selection(dataset)
+    if sparse is not None:
+        return locate(sparse)
     form = sparse_form.form_of(sparse_form.base_of(dataset))
     order = form and sparse_form.position_in_base(dataset, numpy.arange(len(dataset)))
     return None if form is None or order is None else (form.molecules, order)
@@ -204,16 +196,11 @@ class Resident:
 _copies = weakref.WeakValueDictionary()
 
 
+_fields_of = operator.attrgetter('atoms', *INTEGERS, 'data')
+
+
 def _arrays_of(molecules):
-    return (
-        molecules.atoms,
-        molecules.sizes,
-        molecules.full_sizes,
-        molecules.row_nnz,
-        molecules.columns,
-        molecules.data,
-        *molecules.labels,
-    )
+    return (*_fields_of(molecules), *molecules.labels)
 
 
 class NoSparseBatch(TypeError):
@@ -224,7 +211,6 @@ def batch_of(
     examples, converter, device: chainer.backend.GpuDevice, resident: Resident | None = None
 ) -> DeviceBatch | HostBatch:
     """Return the `DeviceBatch` or `HostBatch` of what an iterator gave, or raise NoSparseBatch."""
-    n_node_columns = 0
     if type(converter) is CSRConverter:
         is_list = isinstance(examples, (list, Selection))
         located = converter.locate(examples) if is_list and converter.layout != 'padded' else None
@@ -236,10 +222,7 @@ def batch_of(
                 molecules.device is device or molecules.device == device
             ):
                 return DeviceBatch(molecules, index, converter.layout, converter.padded_to)
-        atoms, adj, labels, n_node_columns = converter.convert(examples)
-        arrays = (atoms, adj, *labels)
-    else:
-        arrays = convert._call_converter(converter, examples, None)
+    arrays = convert._call_converter(converter, examples, None)
     if not isinstance(arrays, tuple) or len(arrays) < 2 or not isinstance(arrays[1], BatchedCSR):
         raise NoSparseBatch(
             'converter: expected a tuple (atoms, BatchedCSR, label...), as '
@@ -252,14 +235,15 @@ def batch_of(
             raise NoSparseBatch(text + type(array).__name__)
     nodes = node_shape(adj)
     for i, array in enumerate((atoms, *labels)):
-        lead, what = ((adj.n_graphs,), 'molecules') if i > n_node_columns else (nodes, 'atoms')
+        is_of_nodes = i <= adj.n_node_columns
+        lead, what = (nodes, 'atoms') if is_of_nodes else ((adj.n_graphs,), 'molecules')
         if array.shape[: len(lead)] != lead:
             n_rows = ' x '.join(map(str, lead))
             raise NoSparseBatch(
                 'converter: expected a row for each of %s %s in output %d, got shape %s'
                 % (n_rows, what, i and 1 + i, array.shape)
             )
-    return HostBatch(atoms, adj, labels, n_node_columns)
+    return HostBatch(atoms, adj, labels)
 
 
 def _described(arrays):

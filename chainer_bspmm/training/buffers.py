@@ -21,10 +21,8 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import plans
 from chainer_bspmm.cuda import step
-from chainer_bspmm.dataset.batch_form import batch_over
-from chainer_bspmm.dataset.batch_form import buffers_of
+from chainer_bspmm.dataset import batch_form
 from chainer_bspmm.dataset.batch_form import Capacity
-from chainer_bspmm.dataset.batch_form import new_buffers
 
 if TYPE_CHECKING:
     from chainer_bspmm.training.driver import Driver
@@ -33,7 +31,6 @@ STEP = 64  # rows and entries are multiples of it
 SPARE = 1.1  # factor on a size that is derived from a batch rather than from a data set
 DEVIATIONS = 1, 4  # standard deviations above the mean batch that the two sizes of a data set hold
 
-ALIGNMENT = 16  # bytes, the widest load of a kernel
 N_SLOTS = 4  # of a group, which has one event; there are two groups
 # Bytes that a kernel reads over the bus sooner than a GPU has waited for its copy engine.
 FEW_BYTES = 2**14
@@ -112,8 +109,8 @@ class Staging:
         for name, (shape, dtype) in arrays.items():
             stop = start + int(numpy.prod(shape)) * numpy.dtype(dtype).itemsize
             places[name] = slice(start, stop), dtype, shape
-            start = -(-stop // ALIGNMENT) * ALIGNMENT
-        self._n_bytes = max(start, ALIGNMENT)
+            start = -(-stop // plans.VECTOR_BYTES) * plans.VECTOR_BYTES
+        self._n_bytes = max(start, plans.VECTOR_BYTES)
         self.is_kernel = self._n_bytes <= FEW_BYTES
         self._device = device.device
         with self._device:
@@ -134,7 +131,7 @@ class Staging:
         self._is_filled = False  # the next slot, which may have been copied if there was an error
 
     def _copying_kernel(self):
-        n_quads = self._n_bytes // ALIGNMENT
+        n_quads = self._n_bytes // plans.VECTOR_BYTES
         plan = plans.one_block(n_quads)
         kernel = kernels.load(cuda.cupy.cuda.runtime.getDevice(), 'staged_copy', 'f', plan.defines)
         sizes = numpy.int32(n_quads), numpy.int32(2 * N_SLOTS)
@@ -212,10 +209,10 @@ class Inputs:
         self._staging = Staging(arrays, device)
         sent = self._staging.device
         if self._gather is None:
-            self._buffers = buffers_of(sent)
+            self._buffers = batch_form.buffers_of(sent)
         else:
             with chainer.using_device(device):
-                self._buffers = new_buffers(device.xp.zeros, self._form, capacity)
+                self._buffers = batch_form.new_buffers(device.xp.zeros, self._form, capacity)
             if batch.is_fixed:
                 # One warp gathers a molecule: a large graph would take longer than its step.
                 with self._capturer.ordered():
@@ -251,4 +248,4 @@ class Inputs:
         """Return the batch (atoms, BatchedCSR, label...); gather it if only indices were sent."""
         if self._gather is not None:
             self._gather(self._staging.device, self._buffers)
-        return batch_over(self._buffers, self._form, self._capacity)
+        return batch_form.batch_over(self._buffers, self._form, self._capacity)

@@ -10,7 +10,7 @@ from chainer.training.extensions import Evaluator
 
 from chainer_bspmm.dataset import CSRConverter
 from chainer_bspmm.training import state
-from chainer_bspmm.training.predictor import is_on_gpu
+from chainer_bspmm.training.driver import is_on_gpu
 from chainer_bspmm.training.predictor import Replays
 from chainer_bspmm.training.programs import StepDiffers
 
@@ -38,9 +38,7 @@ class _Evaluation(Replays):
 
     def evaluate(self, examples):
         """Return name -> value of a batch, in test mode; the next one may overwrite the arrays."""
-        values = self._replayed(examples)
-        if values is None:
-            values = self.eager(examples)
+        values = self._values_of(examples)
         for name, value in values.items():
             if self.reason is None and not isinstance(value, self.device.xp.ndarray):
                 self.give_up('%s is a value on the host, which a replay would repeat' % name)

@@ -22,12 +22,12 @@ from chainer_bspmm.dataset import sparse_form
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.smiles import parse
 from chainer_bspmm.dataset.smiles import preprocessor_of
+from chainer_bspmm.dataset.sparse_dataset import selection
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.models import layout_of
-from chainer_bspmm.multi_node.scatter import selection
 from chainer_bspmm.sparse import validate
-from chainer_bspmm.training.predictor import is_on_gpu
+from chainer_bspmm.training.driver import is_on_gpu
 from chainer_bspmm.training.predictor import Predictor
 from chainer_bspmm.training.programs import StepDiffers
 
@@ -56,10 +56,8 @@ def _of_data_set(data, batch_size):
     sparse = selection(data)
     for first in range(0, len(data), batch_size):
         last = min(first + batch_size, len(data))
-        if sparse is None:
-            examples = [data[i] for i in range(first, last)]
-        else:
-            examples = sparse[first:last]
+        is_dense = sparse is None
+        examples = [data[i] for i in range(first, last)] if is_dense else sparse[first:last]
         yield _Batch(numpy.arange(first, last, dtype=numpy.int64), examples, [])
 
 
@@ -103,15 +101,6 @@ def _of_smiles(smiles, preprocessor, batch_size, n_processes):
         yield _Batch(kept, examples, failures)
     if errors:
         raise errors[0]
-
-
-def _converter_for(model):
-    """Return the converter to the layout that a model was trained with."""
-    known = layout_of(model)
-    if known is None:
-        return concat_mols
-    layout, padded_to = known
-    return CSRConverter(layout, padded_to=padded_to)
 
 
 def _composed(model, predict, postprocess_fn):
@@ -273,7 +262,8 @@ def captured_predict(
         batches = _of_data_set(data, batch_size)
         n_inputs = 2 if n_inputs is None else n_inputs
     if converter is None:
-        converter = _converter_for(model)
+        layout = layout_of(model)  # of its training, with padded_to
+        converter = concat_mols if layout is None else CSRConverter(*layout)
     predictor = Predictor(
         model, _composed(model, predict, postprocess_fn), converter, n_inputs, data
     )
@@ -304,7 +294,11 @@ def replayed(
         or not any(isinstance(link, Sparse) for link in model.links())
     ):
         return None
-    data = _converted(data, converter)
+    with contextlib.suppress(sparse_form.CannotKeep, TypeError, ValueError):
+        sparse_form.columns_of(sparse_form.base_of(data))
+        molecules = sparse_form.converted(data)
+        if sparse_form.suits(converter, molecules):  # otherwise batches would be others
+            data = SparseDataset(molecules)
     predictor = Predictor(model, _composed(model, fn, postprocess_fn), converter, None, data)
     predictor.who = 'predict runs'
     batches = _of_data_set(data, batchsize)
@@ -314,13 +308,3 @@ def replayed(
         return None
     finally:
         predictor.close()
-
-
-def _converted(data, converter):
-    """Return a dense data set as a sparse one, or as it is where batches would be others."""
-    try:
-        sparse_form.columns_of(sparse_form.base_of(data))
-        molecules = sparse_form.converted(data)
-    except (sparse_form.CannotKeep, TypeError, ValueError):
-        return data
-    return SparseDataset(molecules) if sparse_form.suits(converter, molecules) else data

@@ -18,11 +18,10 @@ class HostCopyError(RuntimeError):
 
 def using(device):
     """Do what ``chainer.using_device`` does, faster if it is current; None changes nothing."""
-    if device is None:
-        return contextlib.nullcontext()
-    if device.xp is cuda.cupy and cuda.cupy.cuda.runtime.getDevice() == device.device.id:
-        return contextlib.nullcontext()
-    return chainer.using_device(device)
+    is_current = device is None or (
+        device.xp is cuda.cupy and cuda.cupy.cuda.runtime.getDevice() == device.device.id
+    )
+    return contextlib.nullcontext() if is_current else chainer.using_device(device)
 
 
 class Capturer:
@@ -102,10 +101,17 @@ class Capturer:
                 self.stream.begin_capture()
                 result = function()
             except BaseException:
-                self._abandon()
+                with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):  # the same again
+                    self.stream.end_capture()
                 raise
             graph = self.stream.end_capture()
-        return _Launch(graph, self), result
+
+        def launch():  # holds this object for the graph's memory
+            stream = self.join()
+            graph.launch(stream)
+            return stream
+
+        return launch, result
 
     def compile_kernels(self, function):
         """Compile the kernels that `function` launches, several at a time, whatever it raises."""
@@ -119,11 +125,6 @@ class Capturer:
         owner, device_id = _Block(memory, self), self._device.id
         unowned = cuda.cupy.cuda.UnownedMemory(memory.ptr, n_bytes, owner, device_id)
         return cuda.cupy.cuda.MemoryPointer(unowned, 0)
-
-    def _abandon(self):
-        """End a capture after an error, which CUDA may report again."""
-        with contextlib.suppress(cuda.cupy.cuda.runtime.CUDARuntimeError):
-            self.stream.end_capture()
 
 
 class _Block:
@@ -148,19 +149,6 @@ def _give_back(pool, device):
     # collected here would re-enter, and CuPy 14 deadlocks on a lock that this thread holds.
     with device, _no_garbage_collection():
         pool.free_all_blocks()
-
-
-class _Launch:
-    """Launch a graph on the current stream, and return that; hold the capturer for its memory."""
-
-    def __init__(self, graph, capturer):
-        self._graph = graph
-        self._capturer = capturer
-
-    def __call__(self):
-        stream = self._capturer.join()
-        self._graph.launch(stream)
-        return stream
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import chainer
+from chainer.backends import cuda
 
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.dataset.sparse_example import Selection
@@ -20,6 +21,10 @@ from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.programs import Programs
 from chainer_bspmm.user_code import warn
+
+
+def is_on_gpu(device):
+    return device is not None and device.xp is cuda.cupy
 
 
 class Driver:
@@ -52,16 +57,14 @@ class Driver:
 
         `dataset` is what the examples are from, `counter` the number of the step.
         """
-        program = batch = None
-        reason = self.reason
-        if reason is not None:
-            return reason, program, batch
+        if self.reason is not None:
+            return self.reason, None, None
         try:
             if self.watched is None:
                 key = self._look(function)
                 reason = self._why_not_now()
                 if reason is not None:
-                    return reason, program, batch
+                    return reason, None, None
                 if self.resident is None:
                     self.resident = Resident(dataset, self.device)
                 self.watched = self._watch(key)
@@ -85,7 +88,7 @@ class Driver:
             return self.give_up(str(error)), None, None
         if not program.is_captured or program.is_check_due():
             self.watched = None  # what runs eagerly may change it
-        return reason, program, batch
+        return None, program, batch
 
     def _look(self, function):
         """Return the guards' key; start anew where function, target, rules or hooks are others."""
@@ -101,7 +104,14 @@ class Driver:
         self.forget()
         self.blas = self.capturer = None
         capturer = Capturer(self.device)
-        self.blas = _blas_for(capturer, self.device)
+        try:
+            with chainer.using_device(self.device), capturer.stream:
+                self.blas = gemm.Blas()
+                self.blas.use(capturer.stream)
+        except Exception as error:
+            raise CannotCapture(
+                'no cuBLAS handle could be made with the library that CuPy has loaded: %r' % error
+            ) from error
         self.function = function
         self._make()
         self.guards = Guards(self.target, function, self.optimizer)
@@ -151,18 +161,6 @@ class Driver:
         if text not in self._warned:
             self._warned.add(text)
             warn(text)
-
-
-def _blas_for(capturer, device):
-    try:
-        with chainer.using_device(device), capturer.stream:
-            blas = gemm.Blas()
-            blas.use(capturer.stream)
-    except Exception as error:
-        raise CannotCapture(
-            'no cuBLAS handle could be made with the library that CuPy has loaded: %r' % error
-        ) from error
-    return blas
 
 
 def _roomy(need):

@@ -13,26 +13,10 @@ from chainer_bspmm.training.peer_memory import PeerSums
 _THREADS, _CHUNK, _RESIDENT = 256, 1024, 2  # as in the kernel
 # Kernel arguments are 4 KB at most: these parameters take 3848 bytes of them.
 _N_PARAMETERS = 160
+# Grad, offset, size, first_chunk, unused.
+_PARAMETER = numpy.dtype('u8, i4, i4, i4, i4', align=True)
 _TABLE = numpy.dtype(
-    [
-        (
-            'parameter',
-            numpy.dtype(
-                [
-                    ('grad', numpy.uintp),
-                    ('offset', numpy.int32),
-                    ('size', numpy.int32),
-                    ('first_chunk', numpy.int32),
-                    ('unused', numpy.int32),
-                ],
-                align=True,
-            ),
-            _N_PARAMETERS,
-        ),
-        ('n_parameters', numpy.int32),
-        ('unused', numpy.int32),
-    ],
-    align=True,
+    [('parameter', _PARAMETER, _N_PARAMETERS), ('n_parameters', 'i4'), ('unused', 'i4')], align=True
 )
 
 

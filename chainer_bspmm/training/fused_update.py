@@ -27,26 +27,10 @@ _MAX_BLOCKS = 1024  # about what is resident on an H200; the next launch adds on
 _THREADS = 256
 # Kernel arguments are 4 KB at most: 70 parameters take 3928 bytes of them.
 _N_PARAMETERS = 70
+# Data, grad, three states, size, first_chunk, first_number.
+_PARAMETER = numpy.dtype('u8, u8, 3u8, i8, i4, i4', align=True)
 _TABLE = numpy.dtype(
-    [
-        (
-            'parameter',
-            numpy.dtype(
-                [
-                    ('data', numpy.uintp),
-                    ('grad', numpy.uintp),
-                    ('state', numpy.uintp, 3),
-                    ('size', numpy.int64),
-                    ('first_chunk', numpy.int32),
-                    ('first_number', numpy.int32),
-                ],
-                align=True,
-            ),
-            _N_PARAMETERS,
-        ),
-        ('n_parameters', numpy.int32),
-        ('n_chunks', numpy.int32),
-    ],
+    [('parameter', _PARAMETER, _N_PARAMETERS), ('n_parameters', 'i4'), ('n_chunks', 'i4')],
     align=True,
 )
 
@@ -73,16 +57,8 @@ def _adam_variant(hp):
     return 'AMSGRAD' if hp.amsgrad else 'ADAM'
 
 
-def _momentum_numbers(hp, t):
-    return hp.lr, hp.momentum
-
-
 def _rmsprop_variant(hp):
     return 'RMSPROP_EPS_INSIDE' if hp.eps_inside_sqrt else 'RMSPROP'
-
-
-def _rmsprop_numbers(hp, t):
-    return hp.lr, hp.alpha, hp.eps
 
 
 _ADAM = Method(adam.AdamRule, _adam_variant, ('m', 'v', 'vhat'), 6, _adam_numbers)
@@ -92,9 +68,15 @@ METHODS = {
     optimizers.AMSGrad: _ADAM,
     optimizers.SGD: Method(sgd.SGDRule, lambda hp: 'SGD', (), 1, lambda hp, t: (hp.lr,)),
     optimizers.MomentumSGD: Method(
-        momentum_sgd.MomentumSGDRule, lambda hp: 'MOMENTUM_SGD', ('v',), 2, _momentum_numbers
+        momentum_sgd.MomentumSGDRule,
+        lambda hp: 'MOMENTUM_SGD',
+        ('v',),
+        2,
+        lambda hp, t: (hp.lr, hp.momentum),
     ),
-    optimizers.RMSprop: Method(rmsprop.RMSpropRule, _rmsprop_variant, ('ms',), 3, _rmsprop_numbers),
+    optimizers.RMSprop: Method(
+        rmsprop.RMSpropRule, _rmsprop_variant, ('ms',), 3, lambda hp, t: (hp.lr, hp.alpha, hp.eps)
+    ),
 }
 
 # Hooks: their number in the kernel (None: its norm needs another launch), and hook -> two numbers.
@@ -277,9 +259,8 @@ class FusedUpdate:
     def count(self, n_steps):
         """Add to the counters of the optimizer and its rules; -1 undoes `advance`."""
         self.optimizer.t += n_steps
-        for rule in self._rules:
-            if _is_updated(rule):
-                rule.t += n_steps
+        for rule in self._counted:
+            rule.t += n_steps
 
     def launch(self, numbers):
         """Run hooks and updates on the current stream; a CUDA graph may capture that.
@@ -296,7 +277,8 @@ class FusedUpdate:
             for after in self._partials:  # the sum of squares before each clipping by the norm
                 stop = self._kinds.index(None, first)
                 n_after = 0
-                for _, _, positions in sorted(self._groups(by_variant=False), key=_char):
+                of_dtypes = self._groups(by_variant=False)
+                for _, _, positions in sorted(of_dtypes, key=lambda group: group[1].char):
                     n_after += self._launch(
                         'NONE', positions, (numbers, before, after[n_after:]), n_before, first, stop
                     )
@@ -378,10 +360,6 @@ def _hyperparam_of(rule, common):
     return common if vars(rule.hyperparam) == {'_parent': common} else rule.hyperparam
 
 
-def _char(group):
-    return group[1].char
-
-
 def _state(rule, name, param):
     array, expected = (rule.state or {}).get(name), param.array
     if (
@@ -389,18 +367,13 @@ def _state(rule, name, param):
         or (array.shape, array.dtype) != (expected.shape, expected.dtype)
         or not array.flags.c_contiguous
     ):
+        got = type(array).__name__, getattr(array, 'dtype', None), getattr(array, 'shape', None)
         raise RuntimeError(
             "state '%s' of a parameter '%s': expected a C-contiguous array on its device, %s of "
-            'shape %s, got %s'
-            % (name, param.name, expected.dtype, expected.shape, _described(array))
+            'shape %s, got %s, %s of shape %s'
+            % (name, param.name, expected.dtype, expected.shape, *got)
         )
     return array
-
-
-def _described(value):
-    if not isinstance(value, chainer.get_array_types()):
-        return type(value).__name__
-    return '%s, %s of shape %s' % (type(value).__name__, value.dtype, value.shape)
 
 
 def _load(array, dtype, variant):

@@ -14,6 +14,7 @@ from chainer_bspmm.dataset import CSRConverter
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.training.between_steps import BetweenSteps
 from chainer_bspmm.training.cuda_graphs import using
+from chainer_bspmm.training.driver import is_on_gpu
 from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.programs import StepDiffers
@@ -175,7 +176,7 @@ class GraphUpdater(StandardUpdater):
         if driver.together is not None:
             reason = driver.agree(reason)
         if reason is not None:
-            if self._is_asked_for or driver.is_on_gpu:
+            if self._is_asked_for or is_on_gpu(driver.device):
                 driver.warn(reason)
             self._train_eagerly(examples)
             return

@@ -98,8 +98,13 @@ class Guards:
         rules = []
         if self._optimizer is not None:
             rules = [param.update_rule for param in self._target_params]
-        self._hooks = _hooks_of(self._optimizer, *rules)
         self._rules = [rule for rule in rules if rule is not None]
+        hookables = self._rules if self._optimizer is None else [self._optimizer, *self._rules]
+        self._hooks = [
+            hooks
+            for each in hookables
+            for hooks in (each._hookable._pre_update_hooks, each._hookable._post_update_hooks)
+        ]
         self.owners = [*self.links, *followed.owners.values()]
         self.has_user_code = bool(followed.functions) or any(
             _is_of_user(part) for owner in (self._function, *self.owners) for part in _parts(owner)
@@ -256,16 +261,6 @@ def _names(code):
         if isinstance(constant, types.CodeType):
             names.update(_names(constant))
     return names
-
-
-def _hooks_of(*things):
-    """Return the dicts in which optimizers and update rules (or None) have their hooks."""
-    return [
-        hooks
-        for thing in things
-        if thing is not None
-        for hooks in (thing._hookable._pre_update_hooks, thing._hookable._post_update_hooks)
-    ]
 
 
 def _token(value):

@@ -12,16 +12,13 @@ from chainer_bspmm.dataset import CSRConverter
 from chainer_bspmm.training import chainer_nodes
 from chainer_bspmm.training import state
 from chainer_bspmm.training.driver import Driver
+from chainer_bspmm.training.driver import is_on_gpu
 from chainer_bspmm.training.programs import blame
 from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.programs import spare_tolerance
 from chainer_bspmm.training.programs import StepDiffers
 from chainer_bspmm.training.reports import Reports
-
-
-def is_on_gpu(device):
-    return device is not None and device.xp is cuda.cupy
 
 
 class _Outgoing:
@@ -183,8 +180,8 @@ class Replays(Driver):
         """Return what is made of a batch, an array or name -> array; n_graphs None: see adj."""
         raise NotImplementedError
 
-    def _replayed(self, examples):
-        """Return the values of a batch, overwritten by the next; None: not captured."""
+    def _values_of(self, examples):
+        """Return the values of a batch, replayed where possible: the next may overwrite them."""
         reason, program, batch = self.program(
             examples, self._converter, self._dataset, self._function
         )
@@ -195,7 +192,7 @@ class Replays(Driver):
             except self.raised as error:
                 reason = self.give_up(str(error))
         self.warn(reason)
-        return None
+        return self.eager(examples)
 
     def _new(self, batch, capacity, counter):
         program = _Program(self, batch, capacity)
@@ -223,12 +220,13 @@ class Predictor(Replays):
         self.watched = None
         if not isinstance(self._converter, CSRConverter):
             examples = [examples[i] for i in range(len(examples))]
-        with chainer.using_device(self.device):  # its current stream is used throughout
-            values = None
-            if is_on_gpu(self.device):
-                with chainer.using_config('train', False), chainer.no_backprop_mode():
-                    values = self._replayed(examples)
-            self._outgoing = _Outgoing(self.eager(examples) if values is None else values)
+        with (
+            chainer.using_device(self.device),  # its current stream is used throughout
+            chainer.using_config('train', False),
+            chainer.no_backprop_mode(),
+        ):
+            run = self._values_of if is_on_gpu(self.device) else self.eager
+            self._outgoing = _Outgoing(run(examples))
         return self._outgoing
 
     def close(self):
@@ -239,8 +237,7 @@ class Predictor(Replays):
 
     def values(self, arrays, n_graphs=None):
         """Return what the function makes of a batch, an array with a row for each molecule."""
-        with chainer.using_config('train', False), chainer.no_backprop_mode():
-            values = self._function(*arrays[: self._n_inputs])
+        values = self._function(*arrays[: self._n_inputs])
         values = values.array if isinstance(values, chainer.Variable) else values
         xp = self.device.xp
         if not isinstance(values, xp.ndarray):

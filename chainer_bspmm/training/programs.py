@@ -121,15 +121,13 @@ class Programs(collections.OrderedDict):
     def __init__(self, what):
         super().__init__()
         self._what = what  # a program does, for the message
-        self._n_new = 0
-        self._last_key = None
-        self._last = None, None  # layout and program that were found last
         self.capacities = {}  # (number of graphs, layout) -> Capacities
+        self.clear()
 
     def clear(self):
         super().clear()
         self._n_new, self._last_key = 0, None
-        self._last = None, None
+        self._last = None, None  # layout and program that were found last
 
     def capacity(self, form, need, dataset):
         """Return the `Capacity` for a batch of a data set (any object)."""

@@ -13,10 +13,15 @@ from chainer.backends import cuda
 def state_arrays(optimizer, owners=()):
     """Return name -> array: parameters, optimizer states, and arrays that are attributes."""
     arrays, kinds = {}, chainer.get_array_types()
-    for path, owner in _named(optimizer.target, owners).items():
+    named = dict(optimizer.target.namedlinks())
+    known = set(map(id, named.values()))
+    for i, owner in enumerate(owners):
+        if id(owner) not in known:
+            name = getattr(owner, 'name', None) or type(owner).__name__
+            named['object %d (%s)' % (i, name)] = owner
+    for path, owner in named.items():
         for name, value in vars(owner).items():
-            if isinstance(value, kinds):
-                arrays['%s/%s' % (path.rstrip('/'), name)] = value
+            arrays['%s/%s' % (path.rstrip('/'), name)] = value
     for path, param in optimizer.target.namedparams(include_uninit=False):
         arrays[path] = param.array
         if param.update_rule is not None:
@@ -28,17 +33,6 @@ def state_arrays(optimizer, owners=()):
         if isinstance(array, kinds)
         and not (isinstance(array, numpy.ndarray) and not array.flags.writeable)
     }
-
-
-def _named(target, owners):
-    """Return path -> link or object; those that are not links of the target are numbered."""
-    named = dict(target.namedlinks())
-    known = set(map(id, named.values()))
-    for i, owner in enumerate(owners):
-        if id(owner) not in known:
-            name = getattr(owner, 'name', None) or type(owner).__name__
-            named['object %d (%s)' % (i, name)] = owner
-    return named
 
 
 def copies(arrays):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import numbers
-from typing import TYPE_CHECKING
-
 import numpy
 
 import chainer
-from chainer.backends import cuda
-
+from chainer_bspmm.multi_node.optimizer import of_nccl
+from chainer_bspmm.multi_node.optimizer import Weighted
 from chainer_bspmm.multi_node.start import make_states
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.training.cuda_graphs import using
 from chainer_bspmm.training.driver import Driver
+from chainer_bspmm.training.driver import is_on_gpu
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.flat_gradients import raise_if_not_finite
 from chainer_bspmm.training.fused_update import FusedUpdate
@@ -21,9 +20,6 @@ from chainer_bspmm.training.fused_update import why_unsupported
 from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.step_program import StepProgram
-
-if TYPE_CHECKING:
-    from chainer_bspmm.multi_node.optimizer import Weighted
 
 
 class StepDriver(Driver):
@@ -57,7 +53,7 @@ class StepDriver(Driver):
         self.seed = seed  # a snapshot may change it
         self.check_every = validate.count('check_every', check_every, 1)
         self.given = optimizer
-        self.together = _of_ranks(optimizer)
+        self.together = of_nccl(optimizer)
         self.optimizer = optimizer if self.together is None else self.together.actual_optimizer
         self.target = self.optimizer.target  # the updater looks at every step
         self.do_all_capture = None
@@ -70,15 +66,10 @@ class StepDriver(Driver):
     def __reduce__(self):
         return StepDriver, self.options(self.given)  # a copy captures anew
 
-    @property
-    def is_on_gpu(self):
-        """Whether batches are on a GPU."""
-        return self.device is not None and self.device.xp is cuda.cupy
-
     def _why_not(self):
         """Return what (str or None) rules out captured steps permanently."""
         optimizer, device = self.optimizer, self.device
-        if not self.is_on_gpu:
+        if not is_on_gpu(device):
             name = 'not given' if device is None else device.name
             return 'CUDA graphs need a GPU, the device is %s' % name
         if not isinstance(optimizer, chainer.GradientMethod):
@@ -179,12 +170,3 @@ class StepDriver(Driver):
                 % (self.together.communicator.rank, reason)
             )
         return super().give_up(reason)
-
-
-def _of_ranks(optimizer):
-    """Return ChainerMN's optimizer where it can be captured; None for any other."""
-    if getattr(optimizer, 'communicator', None) is None:
-        return None
-    from chainer_bspmm.multi_node.optimizer import of_nccl  # not without ChainerMN
-
-    return of_nccl(optimizer)

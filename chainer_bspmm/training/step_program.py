@@ -13,6 +13,7 @@ import numpy
 import chainer
 
 from chainer_bspmm.cuda.partial_sums import PendingSums
+from chainer_bspmm.cuda.plans import VECTOR_BYTES
 from chainer_bspmm.ops.ranks import weighted_by
 from chainer_bspmm.training import chainer_nodes
 from chainer_bspmm.training import state
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 # such as chainer.functions.get_item's, are recognised by running them eagerly this many times.
 NONDETERMINISTIC = 1e-3
 REPEATS = 8
-ALIGNMENT = 16  # bytes, the widest load of a kernel
 
 
 class StepProgram(Program):
@@ -460,7 +460,7 @@ def zero_missing(params):
             missing.setdefault(param.dtype, []).append(param)
     for dtype, empty in missing.items():
         sizes = [math.prod(param.shape) for param in empty]
-        step = ALIGNMENT // dtype.itemsize
+        step = VECTOR_BYTES // dtype.itemsize
         starts = numpy.cumsum([0, *(-(-size // step) * step for size in sizes)]).tolist()
         zeros = empty[0].xp.zeros(starts[-1], dtype)
         for param, start, size in zip(empty, starts, sizes):

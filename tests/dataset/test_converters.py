@@ -360,13 +360,13 @@ def test_an_earlier_batch_tells_of_molecules_of_one_size(nothing_told):
         [(*e[:2], numpy.arange(4, dtype='i'), numpy.ones(4, 'f')) for e in molecules(sizes)]
         for sizes in ((4, 4), (3, 1, 7))
     ]
-    assert concat_mols.convert(both[0])[3] == 1  # a guess
-    assert concat_mols.convert(both[1])[3] == 0
+    assert concat_mols(both[0])[1].n_node_columns == 1  # a guess
+    assert concat_mols(both[1])[1].n_node_columns == 0
     *_, labels, weights = concat_mols(both[0])
     assert labels.shape == weights.shape == (2, 4)
     for sizes in ((3, 1, 7), (3, 3), (5,)):
         of_atoms = [(*e[:2], numpy.arange(len(e[0]), dtype='i'), e[2]) for e in molecules(sizes)]
-        assert concat_mols.convert(of_atoms)[3] == 1
+        assert concat_mols(of_atoms)[1].n_node_columns == 1
 
 
 def test_a_batch_of_another_data_set_tells_of_atoms(nothing_told):
@@ -376,7 +376,7 @@ def test_a_batch_of_another_data_set_tells_of_atoms(nothing_told):
         for sizes in ((3, 1, 7), (4, 4))
     )
     for batch, n_columns in ((tasks, 0), (of_one_size, 0), (of_atoms, 1), (of_one_size, 1)):
-        assert concat_mols.convert(batch)[3] == n_columns
+        assert concat_mols(batch)[1].n_node_columns == n_columns
 
 
 def test_padding_of_upstreams_converter():
@@ -421,20 +421,20 @@ def on_host(array):
 def test_node_columns_are_recognised(layout, options, n_node_columns, nothing_told):
     examples = with_column(**options)
     converter = CSRConverter(layout)
-    atoms, adj, labels, n_found = converter.convert(examples)
-    assert n_found == n_node_columns
-    explicit = CSRConverter(layout, n_node_columns=n_node_columns).convert(examples)
-    for ours, theirs in zip([atoms, *labels], [explicit[0], *explicit[2]], strict=True):
+    atoms, adj, *labels = converter(examples)
+    assert adj.n_node_columns == n_node_columns
+    explicit = CSRConverter(layout, n_node_columns=n_node_columns)(examples)
+    for ours, theirs in zip([atoms, *labels], [explicit[0], *explicit[2:]], strict=True):
         numpy.testing.assert_array_equal(ours, theirs)
-    if n_found:
+    if n_node_columns:
         assert labels[0].shape[: atoms.ndim] == atoms.shape
         # of two such columns the second is found as well, unless it may be a label
         twice = [(*e[:3], *e[2:]) for e in examples]
-        assert converter.convert(twice)[3] == 2
+        assert converter(twice)[1].n_node_columns == 2
     # a column behind a label is a label
     behind = [(*e[:2], numpy.float32(1), e[2]) for e in examples]
     if len({len(e[0]) for e in examples}) == 1:
-        assert converter.convert(behind)[3] == 0
+        assert converter(behind)[1].n_node_columns == 0
     else:
         with pytest.raises(ValueError, match=r'batch\[...\]\[3\]: expected labels of one shape'):
             converter(behind)
@@ -455,8 +455,9 @@ def test_super_nodes_and_lists_are_labels():
     ]
     examples[0] = (*examples[0][:2], numpy.zeros(4, 'f'), *examples[0][3:])
     for layout in UNPADDED:
-        atoms, adj, labels, n_found = CSRConverter(layout).convert(examples)
-        assert n_found == 0 and [label.shape for label in labels] == [(2, 4), (2, 4), (2, 2)]
+        atoms, adj, *labels = CSRConverter(layout)(examples)
+        assert not adj.n_node_columns
+        assert [label.shape for label in labels] == [(2, 4), (2, 4), (2, 2)]
 
 
 def test_node_columns_that_do_not_fit():

@@ -91,19 +91,15 @@ def test_examples_and_pickle_are_those_of_the_host(resident):
 
 
 @pytest.mark.parametrize(
-    'index, error, message',
+    'index, message',
     [
-        ([0, 8], IndexError, 'at least 0 and less than 8, the number of molecules, got 8'),
-        ([0, -1, 9], IndexError, 'got -1'),
-        ([], TypeError, 'index: expected integers, got float64'),
-        (numpy.zeros(0, int), ValueError, r'at least one, got \(0,\)'),
-        ([[0]], ValueError, r'expected shape \(n_graphs,\), at least one, got \(1, 1\)'),
-        ([True], TypeError, 'expected integers, got bool'),
+        ([0, 8], 'at least 0 and less than 8, the number of molecules, got 8'),
+        ([0, -1, 9], 'got -1'),
     ],
 )
-def test_bad_index(resident, index, error, message):
-    with pytest.raises(error, match=message):
-        resident.batch(index, 'packed')
+def test_bad_index(resident, index, message):
+    with pytest.raises(IndexError, match=message):
+        resident.batch(numpy.array(index), 'packed')
 
 
 def test_good_index(resident):
@@ -119,11 +115,9 @@ def test_other_devices_are_served_from_the_host(resident):
         for converter in CONVERTERS:
             assert_same_batch(converter(dataset, device), converter(expected))
     resident.device = ON_HOST
-    atoms, adj, labels = resident.batch(numpy.array(INDEX), 'padded')
-    assert_same_batch((atoms, adj, *labels), CSRConverter('padded')(expected[list(INDEX)]))
-    atoms, adj, labels = resident.batch(numpy.array(INDEX), 'packed', keep_padding=True)
-    keep = CSRConverter('packed', strip_padding=False)
-    assert_same_batch((atoms, adj, *labels), keep(expected[list(INDEX)]))
+    for converter in CSRConverter('padded'), CSRConverter('packed', strip_padding=False):
+        batches = (of[list(INDEX)] for of in (dataset, expected))
+        assert_same_batch(*map(converter, batches))
 
 
 @pytest.mark.parametrize(
@@ -133,6 +127,7 @@ def test_other_devices_are_served_from_the_host(resident):
         ({'layout': 'packed', 'strip_padding': False}, False),
         ({'strip_padding': False}, True),  # folded, these are the same numbers
         ({'padded_to': 6, 'strip_padding': False}, False),
+        ({'layout': 'padded'}, False),
         ({}, True),
     ],
 )

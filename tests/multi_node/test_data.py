@@ -14,13 +14,13 @@ from chainer_chemistry.models.prediction import Regressor
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import SparseDataset
 from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.dataset.sparse_dataset import selection
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.multi_node import faults
 from chainer_bspmm.multi_node import PartIterator
 from chainer_bspmm.multi_node.epochs import _check_epochs
 from chainer_bspmm.multi_node.evaluators import create_multi_node_evaluator
 from chainer_bspmm.multi_node.scatter import _fingerprint
-from chainer_bspmm.multi_node.scatter import selection
 from chainer_bspmm.training.examples import Examples
 from tests.multi_node.models import communicator
 from tests.multi_node.models import Disagreement

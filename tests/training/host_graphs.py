@@ -15,7 +15,6 @@ import weakref
 import numpy
 
 import chainer
-from chainer.backends import cuda
 from chainer_chemistry.models.prediction import Classifier
 from chainer_chemistry.models.prediction import Regressor
 
@@ -306,7 +305,6 @@ def stand_in(monkeypatch):
     """
     stand_in_for_prediction(monkeypatch)
     monkeypatch.setattr(step_driver, 'why_unsupported', lambda optimizer: 'this is the host')
-    monkeypatch.setattr(step_driver, 'cuda', types.SimpleNamespace(cupy=numpy))
     made = []
     why_not = step_driver.StepDriver._why_not
 
@@ -380,7 +378,7 @@ def stand_in_for_prediction(monkeypatch):
     """Make captured_predict take the host for a GPU; return the stand-in for its graphs."""
     _stand_in_everywhere(monkeypatch)
     graphs = PredictionGraphs()
-    monkeypatch.setattr(predictor, 'cuda', types.SimpleNamespace(cupy=numpy, to_cpu=cuda.to_cpu))
+    monkeypatch.setattr(driver, 'cuda', types.SimpleNamespace(cupy=numpy))
     monkeypatch.setattr(driver, 'Capturer', graphs.capturer)
     monkeypatch.setattr(predictor, '_Outgoing', graphs.outgoing)
     return graphs

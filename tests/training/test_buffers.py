@@ -169,7 +169,7 @@ def staged(request, monkeypatch):
     def kernel(grid, block, arguments, stream):
         slots, to, n_quads, n_slots, position = arguments
         assert grid == (1, 1, 1) and block[0] <= 1024
-        n_bytes = buffers.ALIGNMENT * int(n_quads)
+        n_bytes = buffers.plans.VECTOR_BYTES * int(n_quads)
         to.copy(int(slots) + int(position[0] % n_slots) * n_bytes, n_bytes, stream)
         position += 1
 

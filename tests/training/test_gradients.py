@@ -73,7 +73,7 @@ def test_zeros_of_what_has_no_gradient(device):
         param.grad.ctypes.data if device.xp is numpy else param.grad.data.ptr
         for param in params[:2]
     )
-    assert second - first == step_program.ALIGNMENT
+    assert second - first == step_program.VECTOR_BYTES
     for param in params:
         assert param.grad.shape == param.shape and param.grad.dtype == param.dtype
         assert param.grad.flags.c_contiguous
