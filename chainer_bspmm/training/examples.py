@@ -4,6 +4,7 @@ import operator
 
 from chainer.iterators import _statemachine
 from chainer.iterators import SerialIterator
+from chainer.iterators import ShuffleOrderSampler
 import numpy
 
 from chainer_bspmm.dataset import sparse_form
@@ -82,6 +83,10 @@ class Examples:
         """Return the `Selection` of examples; None if there are none, or a number is wrong."""
         if not index.size or index.dtype.kind not in 'iu':
             return None
+        # Chainer's own samplers make no wrong numbers, and a look takes microseconds.
+        if type(self._parts[0].order_sampler) not in (type(None), ShuffleOrderSampler):
+            if index.min() < 0 or index.max() >= len(dataset):
+                return None
         index = sparse_form.position_in_base(dataset, index)
         if index is None:
             return None

@@ -364,6 +364,23 @@ def test_samplers_that_give_lists():
     assert type(Examples().next(iterator, CONVERTER)) is Selection
 
 
+@pytest.mark.parametrize('number', [-1, 99])
+def test_samplers_that_count_from_the_end(number):
+    """Chainer takes such numbers for what ``dataset[number]`` is."""
+    found = examples()
+
+    def sampled(order, position):
+        return numpy.arange(len(order))[::-1] + number - len(order) + 1
+
+    iterator = SerialIterator(found, 3, shuffle=None, order_sampler=sampled)
+    if number < 0:
+        batch = Examples().next(iterator, CONVERTER)
+        assert type(batch) is list and batch[0] is found[-1]
+    else:
+        with pytest.raises(IndexError):
+            Examples().next(iterator, CONVERTER)
+
+
 def test_a_selection_is_a_sequence():
     taken = opened(tuples())
     found = taken.next(SerialIterator(tuples(), 3, shuffle=False), CONVERTER)
