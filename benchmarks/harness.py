@@ -40,7 +40,11 @@ def argument_parser(doc: str) -> argparse.ArgumentParser:
         default='',  # which argparse passes on to the type, before the benchmark begins
         help='commit to record in the result; default: ask git',
     )
-    parser.add_argument('--out', help='folder of the result; default: results/<gpu or cpu>')
+    parser.add_argument(
+        '--out',
+        help='folder of the result; default: results/<gpu or cpu>. What a result there has of the '
+        'same commit, device, versions and options is not measured again',
+    )
     return parser
 
 
@@ -152,12 +156,36 @@ def place(result: dict) -> str:
     return result.get('conditions', {}).get('gpu', 'cpu').lower().replace(' ', '-')
 
 
+def resumed(name: str, head: dict, out=None) -> dict:
+    """Return the stored result that begins as `head` does, to be completed, or else `head`.
+
+    head: what a result says before anything is measured: conditions, method, options. The date may
+    differ. A commit with changes (``-dirty``) is none: it does not say what was measured.
+    """
+    path = _path(name, head, out)
+    if not path.exists():
+        return head
+    stored, head = json.loads(path.read_text()), json.loads(json.dumps(head))
+    old, new = (
+        {**{key: of.get(key) for key in head}, **of['conditions'], 'date': 0, 'conditions': 0}
+        for of in (stored, head)
+    )
+    differs = sorted(key for key in {**old, **new} if old.get(key) != new.get(key))
+    if new['commit'].endswith('-dirty'):
+        differs = ['files than the commit']
+    print('%s %s' % (path, 'begins anew: other %s' % ', '.join(differs) if differs else 'goes on'))
+    return head if differs else stored
+
+
 def save(name: str, result: dict, out=None) -> pathlib.Path:
     """Write ``results/<gpu or cpu>/<name>.json``, or into the folder `out`; return its path."""
-    folder = pathlib.Path(out) if out else RESULTS / place(result)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / (name + '.json')
-    part = folder / (name + '.part')
+    path = _path(name, result, out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix('.part')
     part.write_text(json.dumps(result, indent=1) + '\n')
     part.replace(path)  # a run that is killed leaves a whole file
     return path
+
+
+def _path(name, result, out):
+    return (pathlib.Path(out) if out else RESULTS / place(result)) / (name + '.json')
