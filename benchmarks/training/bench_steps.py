@@ -198,7 +198,7 @@ def prepared(method, subject, study, batches, device):
         tuple: what is stored of the method (dict); batch size -> name -> function that makes
         another library's contender.
     """
-    result, peers = {'relative_errors': {}, 'batches': {}}, {}
+    result, peers = {'relative_errors': {}}, {}
     try:
         names = names_of(study, subject, device)
         result['relative_errors'].update(step_contenders.check(method, subject, names, device))
@@ -295,22 +295,34 @@ def table(title, cell):
 
 
 def run(args, device):
-    """Measure all cells, the most important first; the file is written after every one."""
+    """Measure missing cells, the most important first; the file is written after every one."""
     start, study = time.perf_counter(), STUDIES[args.against]
-    result = {
+    head = {
         'question': 'milliseconds of a training step: iterator, converter, forward, backward, Adam',
         'method': METHOD + study.method,
         'conditions': harness.step_conditions(args.commit, device),
-        'data': {},
-        'not_run': [],
+        'options': {
+            'limit': args.limit,
+            'seconds': args.seconds,
+            'tox21': 'a file' if args.tox21 else 'generated',
+        },
     }
+    result = harness.resumed(study.name, head, args.out)
+    result.setdefault('data', {})
+    result['not_run'] = []
     read, sets, ready = {}, {}, {}
     for n_batch, data, method in itertools.product(args.batches, args.data, args.methods):
         if data not in read:
             *read[data], description = subjects.molecules(data, args)
-            result['data'][data] = {'description': description, 'methods': {}}
+            result['data'].setdefault(data, {'description': description, 'methods': {}})
             sets[data] = {}
         of_data, title = result['data'][data], '%s %s, batch %d' % (data, method, n_batch)
+        of = of_data['methods'].get(method, {'batches': {}})
+        is_done = args.against == 'upstream' and any(
+            UPSTREAM in cell['milliseconds'] for cell in of['batches'].values()
+        )
+        if 'wrong' in of or is_done or str(n_batch) in of['batches']:
+            continue
         if time.perf_counter() - start > args.time:
             result['not_run'].append(title)
             continue
@@ -318,13 +330,10 @@ def run(args, device):
             subject = subjects.subject_of(method, read[data], sets[data])
             of_data['n_molecules'] = len(subject.dense)
             found, peers = prepared(method, subject, study, args.batches, device)
-            of_data['methods'][method], ready[data, method] = found, (subject, peers)
+            of = of_data['methods'][method] = {**found, 'batches': of['batches']}
+            ready[data, method] = subject, peers
         subject, peers = ready[data, method]
-        of = of_data['methods'][method]
-        is_done = args.against == 'upstream' and any(
-            UPSTREAM in cell['milliseconds'] for cell in of['batches'].values()
-        )
-        if 'wrong' in of or is_done or n_batch > len(subject.dense):
+        if 'wrong' in of or n_batch > len(subject.dense):
             continue
         makers = step_contenders.trainers(subject, n_batch, device)
         makers = {name: makers[name] for name in names_of(study, subject, device)}

@@ -35,6 +35,7 @@ WARM = 3
 # Each of GraphUpdater's sizes has occurred, and most are past the checks of their first 1,024
 # replays, of which each takes as long as an eager step.
 WARM_CAPTURED = 3000
+WARM_GEOMETRIC = 1000  # each of its sizes has occurred; nothing of it is checked
 
 N_EQUAL = 16  # molecules of the batch on which contenders must agree
 # With so large an eps Adam's step is nearly a multiple of the gradient, so that rounding errors of
@@ -153,7 +154,7 @@ class Geometric:
         self._torch.cuda.synchronize()
 
     def warm(self, n_captured):
-        self.run(n_captured if self.is_captured else WARM)
+        self.run(min(n_captured, WARM_GEOMETRIC) if self.is_captured else WARM)
         # Without what the others hold by now.
         self._bytes = self._torch.cuda.memory_reserved() - self._before
 
