@@ -49,7 +49,7 @@ def tox21(path=None, limit=None):
         smiles = [chain(rng, size) for size in sizes.clip(1, TOX21_LARGEST).astype(int)]
         labels = rng.choice([-1, 0, 1], (n, TOX21_TASKS), p=[0.2, 0.74, 0.06])
         return smiles, labels.astype('i'), "generated, of Tox21's sizes"
-    frame = _limited(pandas.read_csv(path), limit)
+    frame = limited(pandas.read_csv(path), limit)
     return (
         frame['smiles'].tolist(),
         frame.select_dtypes('number').fillna(-1).to_numpy().astype('i'),
@@ -74,7 +74,7 @@ def qm9(limit=None):
     Args:
         limit (int or None): largest number of molecules; they are drawn at random.
     """
-    frame = _limited(pandas.read_csv(QM9_SAMPLE), limit)
+    frame = limited(pandas.read_csv(QM9_SAMPLE), limit)
     targets = frame.drop(columns=['index', 'smiles']).to_numpy()
     targets = (targets - targets.mean(axis=0)) / targets.std(axis=0)
     return frame['smiles'].tolist(), targets.astype('f'), "QM9's sample in this repository"
@@ -87,12 +87,13 @@ def nci(limit=None):
         limit (int or None): largest number of molecules; they are drawn at random.
     """
     path = os.path.join(RDConfig.RDDataDir, 'NCI', 'first_5K.smi')
-    frame = _limited(pandas.read_csv(path, sep=r'\s+', names=['smiles', 'id'], usecols=[0]), limit)
+    frame = limited(pandas.read_csv(path, sep=r'\s+', names=['smiles', 'id'], usecols=[0]), limit)
     targets = numpy.random.RandomState(0).normal(size=(len(frame), 1))
     return frame['smiles'].tolist(), targets.astype('f'), 'NCI compounds shipped with RDKit'
 
 
-def _limited(frame, limit):
+def limited(frame, limit):
+    """Return so many rows of a table, drawn at random; None means all."""
     return frame if limit is None or limit >= len(frame) else frame.sample(limit, random_state=0)
 
 
