@@ -177,12 +177,15 @@ def resumed(name: str, head: dict, out=None) -> dict:
     return head if differs else stored
 
 
-def save(name: str, result: dict, out=None) -> pathlib.Path:
-    """Write ``results/<gpu or cpu>/<name>.json``, or into the folder `out`; return its path."""
+def save(name: str, result: dict, out=None, text: str | None = None) -> pathlib.Path:
+    """Write ``results/<gpu or cpu>/<name>.json``, or into the folder `out`; return its path.
+
+    text: of the file; None means indented JSON.
+    """
     path = _path(name, result, out)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix('.part')
-    part.write_text(json.dumps(result, indent=1) + '\n')
+    part.write_text(json.dumps(result, indent=1) + '\n' if text is None else text)
     part.replace(path)  # a run that is killed leaves a whole file
     return path
 
