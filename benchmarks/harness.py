@@ -87,16 +87,22 @@ def summary(values) -> dict:
 
 
 def _commit(name: str) -> str:
-    """Return a commit's name; '' asks git, which adds ``-dirty`` where files differ from it."""
+    """Return a commit's name; '' asks git, which adds ``-dirty`` where files but results differ."""
     if name:
         return name
-    command = ['git', 'describe', '--always', '--dirty']
     try:
-        found = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True)
+        name = _git('describe', '--always')
+        changes = _git('status', '--porcelain', '-uno', '.', ':!benchmarks/results')
     except (OSError, subprocess.CalledProcessError):
         raise argparse.ArgumentTypeError(
             f'git does not name the commit of {ROOT}; name what is measured, such as --commit v1.0'
         ) from None
+    return name + '-dirty' * bool(changes)
+
+
+def _git(*words):
+    command = ['git', *words]
+    found = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True)
     return found.stdout.strip()
 
 
@@ -160,7 +166,7 @@ def resumed(name: str, head: dict, out=None) -> dict:
     """Return the stored result that begins as `head` does, to be completed, or else `head`.
 
     head: what a result says before anything is measured: conditions, method, options. The date may
-    differ. A commit with changes (``-dirty``) is none: it does not say what was measured.
+    differ. A commit with changes (``-dirty``) does not say what was measured: nothing is kept.
     """
     path = _path(name, head, out)
     if not path.exists():
