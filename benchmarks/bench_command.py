@@ -56,14 +56,7 @@ def environment(caches, shared):
 
 
 def command(task, name, epochs, out):
-    """Return the words of a command.
-
-    Args:
-        task (Task): of which script, and with what.
-        name (str): a key of `OPTIONS`.
-        epochs (int): how many.
-        out (pathlib.Path): folder of its output.
-    """
+    """Return the words of a command of a task; name: a key of `OPTIONS`."""
     script = harness.ROOT / 'examples' / task.data / ('train_%s.py' % task.data)
     words = [sys.executable, script, '--data', task.file, '--method', task.method]
     words += ['--epoch', epochs, '--out', out, *example_runs.OPTIONS]
@@ -74,14 +67,10 @@ def command(task, name, epochs, out):
 def run(task, name, epochs, place, variables, timeout=None):
     """Run a command; return what it cost.
 
-    Returns:
-        dict: 'model', seconds from the start of the process to the saved model; 'exit', to its end,
-        with test and pictures; 'phases', what the script itself says; 'epochs', at which second
-        of the training each of them ended.
-
-    Raises:
-        RuntimeError: it failed; the message ends with what it printed last.
-        subprocess.TimeoutExpired: it takes longer than `timeout` seconds.
+    'model': seconds from the start of the process to the saved model; 'exit': to its end, with test
+    and pictures; 'phases': what the script itself says; 'epochs': at which second of the training
+    each of them ended. A RuntimeError ends with what a command printed that failed;
+    subprocess.TimeoutExpired: it takes longer than `timeout` seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / 'out'
@@ -119,12 +108,10 @@ def extrapolated(found, epochs):
 
 
 def compare(args, deadline, keep, task, place):
-    """Run the contenders of a method on a data set, until time.perf_counter() is `deadline`.
+    """Run the contenders of a task, until time.perf_counter() is `deadline`.
 
-    What is found of one is given to ``keep(task, name, found)`` after each of its runs.
-
-    Returns:
-        dict: name -> why no more of its runs were made.
+    What is found of one is given to ``keep(task, name, found)`` after each of its runs. Returns
+    name -> why no more of its runs were made.
     """
     not_run = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -219,13 +219,9 @@ def makers(batch, n_b):
 
 
 def gated(batch, n_b):
-    """Make every contender and check its result.
+    """Make every contender and check its result; raise AssertionError if one of ours is wrong.
 
-    Returns:
-        tuple: name -> function; name -> relative error; name -> why a peer does not take part.
-
-    Raises:
-        AssertionError: one of ours is wrong. A peer that is wrong does not take part.
+    Returns name -> function; name -> relative error; name -> why a peer does not take part.
     """
     calls, errors, not_run = {}, {}, {}
     if not batch.equal_sizes:

@@ -96,8 +96,7 @@ def metric(kind, truth, answers):
 def run(name, args, kind, frame, seed, epochs, folder):
     """Run a command; return the seconds until it had tested its model, and how good that is.
 
-    Raises:
-        AssertionError: its test molecules are others.
+    Raises AssertionError if its test molecules are others.
     """
     labels = [column for column in frame if column != 'smiles']
     *_, test = split = parts(len(frame), seed)

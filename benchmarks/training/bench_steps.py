@@ -103,14 +103,8 @@ METHOD = (
 def measure(found, seconds, not_run):
     """Time steps of all contenders, interleaved, in turns of as many as take `TURN` seconds.
 
-    Args:
-        found (dict): name -> contender, which was warmed up. One that fails is removed.
-        seconds (float): of all rounds.
-        not_run (dict): name -> why it was removed; added to.
-
-    Returns:
-        tuple: name -> {'wall', 'host': summaries in milliseconds a step, 'steps a turn'}; number of
-        rounds.
+    A contender that fails is removed from `found`, and `not_run` says why. Returns name -> {'wall',
+    'host': summaries in milliseconds a step, 'steps a turn'}, and the number of rounds.
     """
     times = {name: [] for name in found}
     n_steps = {
@@ -194,9 +188,8 @@ def described(error):
 def prepared(method, subject, study, batches, device):
     """Check the contenders of a method on a data set; wrong steps are not timed.
 
-    Returns:
-        tuple: what is stored of the method (dict); batch size -> name -> function that makes
-        another library's contender.
+    Returns what is stored of the method, and batch size -> name -> function that makes another
+    library's contender.
     """
     result, peers = {'relative_errors': {}}, {}
     try:

@@ -50,17 +50,8 @@ TF32_ERROR = 0.05
 class Trainer:
     """Train a Chainer model by an updater whose arrays lie in a separate memory pool.
 
-    Args:
-        kind (type): StandardUpdater or GraphUpdater.
-        model (chainer.Link): Classifier or Regressor; copied.
-        converter (callable): of a list of examples and a device.
-        data_set (callable): returns the data set; what it puts on the device counts.
-        n_batch (int): molecules of a batch.
-        device (chainer.backend.Device): where.
-        optimizer (Optimizer or None): None means Adam.
-        shuffle (bool): False gives the molecules in their order.
-
-    All contenders have `run`, which takes a `multiple` of steps, and `wait` for the device.
+    The model is copied. What `data_set` returns, and puts on the device, counts. All contenders
+    have `run`, which takes a `multiple` of steps, and `wait` for the device.
     """
 
     multiple = 1
@@ -303,13 +294,10 @@ def mixed_sizes(dense):
 def check(method, subject, names, device):
     """Compare what one step from equal state changes; dropout is off, all else as it is timed.
 
-    Returns:
-        dict: the largest relative error of any parameter's change, against upstream's: packed on
-        molecules of one size, the others on molecules of several as well. Of other methods than
-        the five some gradients are 0 but for rounding: all changes are one array.
-
-    Raises:
-        AssertionError: it is too large, or a step was not captured.
+    Returns the largest relative error of any parameter's change, against upstream's: packed on
+    molecules of one size, the others on molecules of several as well. Of other methods than the
+    five some gradients are 0 but for rounding: all changes are one array. Raises AssertionError if
+    one is too large, or a step was not captured.
     """
     subject = subject._replace(model=without_dropout(subject.model))
     found = {}
@@ -472,10 +460,9 @@ def ratio(cell, name, over):
 
 
 def over_jax(cell, precision):
-    """Return JAX's time, by a jitted step or a scan, over ours, packed and from the device.
+    """Return JAX's time, the faster of jit and scan, over ours, packed and from the device.
 
-    Returns:
-        float or None: the smaller one of the two; None where one of the contenders was not run.
+    None where one of the contenders was not run.
     """
     ratios = [ratio(cell, PACKED, JAX[driver, precision]) for driver in DRIVERS]
     return None if None in ratios else min(ratios)
