@@ -220,22 +220,16 @@ def bars(data):
             if CAPTURED not in seconds:
                 continue
             title = '%s %s: ' % (name, method)
-            found[title + 'at most %d s' % MOST_SECONDS] = {
-                'value': seconds[CAPTURED],
-                'met': seconds[CAPTURED] <= MOST_SECONDS,
-            }
+            is_met = seconds[CAPTURED] <= MOST_SECONDS
+            found[title + 'at most %d s' % MOST_SECONDS] = harness.bar(seconds[CAPTURED], is_met)
             times = over_steps(of[CAPTURED][WARM]['runs'])
             if times is not None:
-                found[title + 'an epoch at most %s times its steps' % OVER_STEPS] = {
-                    'value': round(times, 2),
-                    'met': times <= OVER_STEPS,
-                }
+                which = title + 'an epoch at most %s times its steps' % OVER_STEPS
+                found[which] = harness.bar(times, times <= OVER_STEPS)
             if UPSTREAM in seconds:
                 times = seconds[UPSTREAM] / seconds[CAPTURED]
-                found[title + 'at least %dx faster than upstream' % OVER_UPSTREAM] = {
-                    'value': round(times, 1),
-                    'met': times >= OVER_UPSTREAM,
-                }
+                which = title + 'at least %dx faster than upstream' % OVER_UPSTREAM
+                found[which] = harness.bar(times, times >= OVER_UPSTREAM, 1)
     return found
 
 

@@ -151,6 +151,11 @@ def _driver():
     return subprocess.run(command, text=True, capture_output=True, check=True).stdout.split()[0]
 
 
+def bar(value, met, digits=2) -> dict:
+    """Return how a bar is stored: the value that was measured, rounded, and whether it is met."""
+    return {'value': value if value is None else round(float(value), digits), 'met': bool(met)}
+
+
 def print_bars(bars):
     """Print {bar: {'value', 'met'}}, a line each."""
     for bar, of in bars.items():

@@ -16,15 +16,8 @@ import chainer
 from benchmarks.harness import argument_parser, conditions, place, RESULTS, resumed, ROOT, save
 from chainer_bspmm.sparse.validate import LAYOUTS
 from tests.support.molecules import SIZES
-from tests.support.parity import ALL_CASES
-from tests.support.parity import COLUMNS
-from tests.support.parity import compare
-from tests.support.parity import crash
-from tests.support.parity import CRASHES
-from tests.support.parity import failures
-from tests.support.parity import FLOAT32
-from tests.support.parity import FLOAT64
-from tests.support.parity import OWN_ERRORS
+from tests.support.parity import ALL_CASES, COLUMNS, compare, crash, CRASHES, failures
+from tests.support.parity import FLOAT32, FLOAT64, OWN_ERRORS
 
 PAGE = ROOT / 'docs' / 'parity.md'
 

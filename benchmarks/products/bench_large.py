@@ -111,10 +111,7 @@ def bars(cases):
     ratios = [point['times_faster']['cuSPARSE, best'] for case in cases for point in case['points']]
     found = numpy.exp(numpy.log(ratios).mean()), min(ratios)
     return {
-        'at least %.1f, %s' % (least, name): {
-            'value': round(float(value), 3),
-            'met': bool(value >= least),
-        }
+        'at least %.1f, %s' % (least, name): harness.bar(value, value >= least, 3)
         for (name, least), value in zip(BARS.items(), found)
     }
 

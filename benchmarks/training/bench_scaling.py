@@ -237,20 +237,16 @@ def bars(summary):
             title = '%s, batch %s: ' % (method, n_batch)
             if '2' in shares and int(n_batch) in EFFICIENCIES:
                 least, value = EFFICIENCIES[int(n_batch)], shares['2']['measured']
-                found[title + 'two ranks at least %s' % least] = {
-                    'value': value,
-                    'met': value >= least,
-                }
+                which = title + 'two ranks at least %s' % least
+                found[which] = harness.bar(value, value >= least, 3)
             errors = [
                 abs(share_['modelled'] / share_['measured'] - 1)
                 for share_ in shares.values()
                 if len(share_) == 2
             ]
             if errors:
-                found[title + 'the model within %s' % MODEL_ERROR] = {
-                    'value': round(max(errors), 3),
-                    'met': max(errors) <= MODEL_ERROR,
-                }
+                which = title + 'the model within %s' % MODEL_ERROR
+                found[which] = harness.bar(max(errors), max(errors) <= MODEL_ERROR, 3)
     return found
 
 

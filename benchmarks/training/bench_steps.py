@@ -246,7 +246,7 @@ def bars(data, study):
     for name, of_data in data.items():
         for method, of in of_data['methods'].items():
             if 'wrong' in of:
-                found['%s %s: steps agree' % (name, method)] = {'value': None, 'met': False}
+                found['%s %s: steps agree' % (name, method)] = harness.bar(None, False)
             if method not in study.bars.methods:
                 continue
             for n_batch, cell in of['batches'].items():
@@ -258,10 +258,8 @@ def bars(data, study):
                         continue
                     times = ratio(cell, one, over)
                     title = '%s %s, batch %s: %s at least %gx faster than %s'
-                    found[title % (name, method, n_batch, one, least, over)] = {
-                        'value': times and round(times, 2),
-                        'met': times is not None and times >= least,
-                    }
+                    title %= name, method, n_batch, one, least, over
+                    found[title] = harness.bar(times, times is not None and times >= least)
     return found
 
 

@@ -194,17 +194,13 @@ def bars(result, on_gpu):
                 place = '%s, %s, batch %s' % (data, method, n_batch)
                 over = cell['over upstream'][TWO_LINES]
                 bar = ON_GPU if on_gpu else ON_CPU[method]
-                found['%s: at least %g times upstream' % (place, bar)] = {
-                    'value': over,
-                    'met': over >= bar,
-                }
+                title = '%s: at least %g times upstream' % (place, bar)
+                found[title] = harness.bar(over, over >= bar)
                 if on_gpu:
                     times = cell['seconds an epoch']
                     ratio = times[TWO_LINES]['median'] / times[MORE_LINES]['median']
-                    found['%s: at most %g times more lines' % (place, OVER_MORE_LINES)] = {
-                        'value': round(ratio, 2),
-                        'met': ratio <= OVER_MORE_LINES,
-                    }
+                    title = '%s: at most %g times more lines' % (place, OVER_MORE_LINES)
+                    found[title] = harness.bar(ratio, ratio <= OVER_MORE_LINES)
     return found
 
 
