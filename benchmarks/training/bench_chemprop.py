@@ -8,10 +8,10 @@ which may have another environment::
 
 writes ``benchmarks/results/cpu/chemprop.json``, on two threads; ``--device 0`` runs on a GPU.
 
-Each has its defaults. chemprop: messages along bonds, depth 3, 300 units, batches of 64, a learning
-rate that rises for two epochs and falls from then on; it tests the model of the best validation.
-Ours: RelGCN, 4 layers, padded to the largest molecule, batches of 32, Adam; it tests the last
-model. Only its 128 units are not the default.
+chemprop has its defaults: messages along bonds, depth 3, 300 units, batches of 64, a learning rate
+that rises for two epochs and falls from then on; it tests the model of the best validation. Ours is
+RelGCN of 128 units, which is to be chosen; by default it has 4 layers, pads to the largest
+molecule, takes batches of 32, and tests the last model.
 
 A seed decides which molecules are for training, validation and test: train_own.py draws them, and a
 column of the file tells chemprop. The test molecules are compared. chemprop's weights have no
