@@ -25,6 +25,7 @@ GPU: dict[str, list] = {
 LONG = {
     'bench_command': 'trains whole models',
     'products.bench_large': 'takes several minutes',
+    'training.bench_chemprop': 'needs an installation of chemprop',
     'training.bench_network': 'a graph of 115 million edges',
     'training.bench_quality': 'trains to the end',
     'training.bench_scaling': 'needs MPI',

@@ -8,11 +8,12 @@ before::
 
 writes ``benchmarks/results/<gpu>/command.json``; ``examples/qm9/make_sample.py --all qm9.csv.gz``
 makes QM9's file. A method on a data set has a GPU and its processors for itself; what is compared
-runs there, one after the other, in rounds.
+runs there, one after the other. The file is written after every run; the same command goes on with
+contenders that lack some, and says what there is.
 """
 
+import collections
 import functools
-import itertools
 import json
 import os
 import pathlib
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from benchmarks import gpus
@@ -36,6 +38,8 @@ OPTIONS = {
     CAPTURED: ['--updater', 'graph', *PADDED],
 }
 COLD, WARM = 'cold', 'warm'
+# options: of the script; contenders: those that are to be run.
+Task = collections.namedtuple('Task', 'data file method options contenders')
 
 MOST_SECONDS, OVER_UPSTREAM = 12, 15  # of captured runs with warm caches
 OVER_STEPS = 1.3  # that an epoch takes, times its steps
@@ -52,32 +56,21 @@ def environment(caches, shared):
 
 
 def command(task, name, epochs, out):
-    """Return the words of a command.
-
-    Args:
-        task (tuple): (data (str), file (str), method (str), options (list)).
-        name (str): a key of `OPTIONS`.
-        epochs (int): how many.
-        out (pathlib.Path): folder of its output.
-    """
-    data, file, method, options = task
-    script = harness.ROOT / 'examples' / data / ('train_%s.py' % data)
-    words = [sys.executable, script, '--data', file, '--method', method, '--epoch', epochs]
-    words += ['--out', out, *example_runs.OPTIONS, *example_runs.OWN_OPTIONS[data]]
-    return [str(word) for word in (*words, *options, *OPTIONS[name])]
+    """Return the words of a command of a task; name: a key of `OPTIONS`."""
+    script = harness.ROOT / 'examples' / task.data / ('train_%s.py' % task.data)
+    words = [sys.executable, script, '--data', task.file, '--method', task.method]
+    words += ['--epoch', epochs, '--out', out, *example_runs.OPTIONS]
+    words += [*example_runs.OWN_OPTIONS[task.data], *task.options, *OPTIONS[name]]
+    return [str(word) for word in words]
 
 
 def run(task, name, epochs, place, variables, timeout=None):
     """Run a command; return what it cost.
 
-    Returns:
-        dict: 'model', seconds from the start of the process to the saved model; 'exit', to its end,
-        with test and pictures; 'phases', what the script itself says; 'epochs', at which second
-        of the training each of them ended.
-
-    Raises:
-        RuntimeError: it failed; the message ends with what it printed last.
-        subprocess.TimeoutExpired: it takes longer than `timeout` seconds.
+    'model': seconds from the start of the process to the saved model; 'exit': to its end, with test
+    and pictures; 'phases': what the script itself says; 'epochs': at which second of the training
+    each of them ended. A RuntimeError ends with what a command printed that failed;
+    subprocess.TimeoutExpired: it takes longer than `timeout` seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / 'out'
@@ -114,53 +107,65 @@ def extrapolated(found, epochs):
     return round(found['model'] + missing * (ends[-1] - ends[0]) / (len(ends) - 1), 2)
 
 
-def compare(args, deadline, task, place):
-    """Run all variants of a method on a data set, until time.perf_counter() is `deadline`.
+def compare(args, deadline, keep, task, place):
+    """Run the contenders of a task, until time.perf_counter() is `deadline`.
 
-    Returns:
-        tuple: name -> caches -> what is stored; name -> why no more of its runs were made.
+    What is found of one is given to ``keep(task, name, found)`` after each of its runs. Returns
+    name -> why no more of its runs were made.
     """
-    data, _, method, _ = task
-    found, not_run = {name: {COLD: [], WARM: []} for name in args.contenders}, {}
+    not_run = {}
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         # Python's files are in memory then, and Matplotlib has its list of fonts.
-        short = (*task[:3], [*task[3], '--num-data', 200])
+        short = task._replace(options=[*task.options, '--num-data', 200])
         try:
             run(short, EAGER, 1, place, environment(folder / 'first', folder / 'shared'))
         except RuntimeError as error:
-            return {}, {'all': str(error)}
-        for round_, name in itertools.product(range(args.cold + args.warm), args.contenders):
-            is_cold, is_whole = round_ < args.cold, args.few is None or name == CAPTURED
-            if name in not_run or (name != CAPTURED and len(found[name][WARM]) >= args.others):
-                continue
-            # A warm run has the caches of the last cold one.
-            caches = folder / ('%s %d' % (name, min(round_, args.cold - 1)))
-            left = deadline - time.perf_counter()
-            try:
-                cost = run(
-                    task,
-                    name,
-                    EPOCHS if is_whole else args.few,
-                    place,
-                    environment(caches, folder / 'shared'),
-                    max(left, 0),
-                )
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
-                # A timeout's own text is the command, with the machine's folders.
-                is_late = isinstance(error, subprocess.TimeoutExpired)
-                why = '%s: %s' % (type(error).__name__, str(error)[-500:])
-                not_run[name] = 'the time of all runs was up' if is_late else why
-                print(data, method, name, not_run[name], flush=True)
-                continue
-            cost['seconds'] = extrapolated(cost, EPOCHS)
-            kind = COLD if is_cold else WARM
-            found[name][kind].append(cost)
-            print('%s %s, %s, %s: %.1f s' % (data, method, name, kind, cost['seconds']), flush=True)
-    return {
-        name: {kind: summary(costs) for kind, costs in kinds.items() if costs}
-        for name, kinds in found.items()
-    }, not_run
+            return {'all': str(error)}
+        # What is measured comes first.
+        for name in sorted(task.contenders, key=lambda name: name != CAPTURED):
+            costs = {}
+            for kind in runs_of(args, name):
+                # A warm run has the caches of the last cold one.
+                cache = '%s %d' % (name, min(len(costs.get(COLD, [])), args.cold - 1))
+                try:
+                    cost = run(
+                        task,
+                        name,
+                        EPOCHS if args.few is None or name == CAPTURED else args.few,
+                        place,
+                        environment(folder / cache, folder / 'shared'),
+                        max(deadline - time.perf_counter(), 0),
+                    )
+                except (RuntimeError, subprocess.TimeoutExpired) as error:
+                    # A timeout's own text is the command, with the machine's folders.
+                    is_late = isinstance(error, subprocess.TimeoutExpired)
+                    why = '%s: %s' % (type(error).__name__, str(error)[-500:])
+                    not_run[name] = 'the time of all runs was up' if is_late else why
+                    print(task.data, task.method, name, not_run[name], flush=True)
+                    break
+                cost['seconds'] = extrapolated(cost, EPOCHS)
+                costs.setdefault(kind, []).append(cost)
+                keep(task, name, {kind: summary(of) for kind, of in costs.items()})
+                line = '%s %s, %s, %s: %.1f s'
+                print(line % (task.data, task.method, name, kind, cost['seconds']), flush=True)
+    return not_run
+
+
+def runs_of(args, name):
+    """Return the caches of all runs of a contender."""
+    n_warm = args.warm if name == CAPTURED else min(args.warm, args.others)
+    return [COLD] * args.cold + [WARM] * n_warm
+
+
+def missing(args, of):
+    """Return the contenders that were not run as often as they should be, by this commit."""
+    return [
+        name
+        for name in args.contenders
+        if 'commit' in of.get(name, {})
+        or sum(len(kind['runs']) for kind in of.get(name, {}).values()) < len(runs_of(args, name))
+    ]
 
 
 def summary(costs):
@@ -215,22 +220,16 @@ def bars(data):
             if CAPTURED not in seconds:
                 continue
             title = '%s %s: ' % (name, method)
-            found[title + 'at most %d s' % MOST_SECONDS] = {
-                'value': seconds[CAPTURED],
-                'met': seconds[CAPTURED] <= MOST_SECONDS,
-            }
+            is_met = seconds[CAPTURED] <= MOST_SECONDS
+            found[title + 'at most %d s' % MOST_SECONDS] = harness.bar(seconds[CAPTURED], is_met)
             times = over_steps(of[CAPTURED][WARM]['runs'])
             if times is not None:
-                found[title + 'an epoch at most %s times its steps' % OVER_STEPS] = {
-                    'value': round(times, 2),
-                    'met': times <= OVER_STEPS,
-                }
+                which = title + 'an epoch at most %s times its steps' % OVER_STEPS
+                found[which] = harness.bar(times, times <= OVER_STEPS)
             if UPSTREAM in seconds:
                 times = seconds[UPSTREAM] / seconds[CAPTURED]
-                found[title + 'at least %dx faster than upstream' % OVER_UPSTREAM] = {
-                    'value': round(times, 1),
-                    'met': times >= OVER_UPSTREAM,
-                }
+                which = title + 'at least %dx faster than upstream' % OVER_UPSTREAM
+                found[which] = harness.bar(times, times >= OVER_UPSTREAM, 1)
     return found
 
 
@@ -271,13 +270,8 @@ def main(argv=None):
         options += ['--device', 0]
     else:
         args.contenders = [name for name in args.contenders if name != CAPTURED]
-    tasks = [
-        (data, path if path == 'sample' else os.path.abspath(path), method, options)
-        for data, path in files.items()
-        for method in args.methods
-    ]
     device = harness.device_of('0' if args.gpus else '-1')
-    result: dict = {
+    head = {
         'question': 'seconds from the start of a command to the saved model, %d epochs' % EPOCHS,
         'method': 'Each run is a new process; the median of the runs counts. Options %s. cold: '
         'empty folders for the kernels (CUPY_CACHE_DIR) and the data sets (XDG_CACHE_HOME); warm: '
@@ -290,13 +284,35 @@ def main(argv=None):
             'n_gpus': args.gpus,
             'cpus of each': len(gpus.places(args.gpus)[0].cpus),
         },
-        'data': {},
+        'options': {
+            'few': args.few,
+            'num-data': args.num_data,
+            'qm9': 'sample' if args.qm9 == 'sample' else 'all',
+        },
     }
+    result = harness.resumed('command', head, args.out)
+    tasks, lock = [], threading.Lock()
+    for data, path in files.items():
+        path = path if path == 'sample' else os.path.abspath(path)
+        of_data = result.setdefault('data', {}).setdefault(data, {'methods': {}, 'not_run': {}})
+        for method in args.methods:
+            of_data['not_run'][method] = {}
+            names = missing(args, of_data['methods'].setdefault(method, {}))
+            done = [name for name in args.contenders if name not in names]
+            print('%s %s, there are: %s' % (data, method, ', '.join(done) or 'none'), flush=True)
+            if names:
+                tasks.append(Task(data, path, method, options, names))
+
+    def keep(task, name, found):
+        with lock:
+            result['data'][task.data]['methods'][task.method][name] = found
+            result['bars'] = bars(result['data'])
+            harness.save('command', result, args.out)
+
     deadline = time.perf_counter() + args.time
-    found = gpus.spread(tasks, args.gpus, functools.partial(compare, args, deadline))
-    for (data, _, method, _), (of, not_run) in zip(tasks, found):
-        of_data = result['data'].setdefault(data, {'methods': {}, 'not_run': {}})
-        of_data['methods'][method], of_data['not_run'][method] = of, not_run
+    found = gpus.spread(tasks, args.gpus, functools.partial(compare, args, deadline, keep))
+    for task, not_run in zip(tasks, found):
+        result['data'][task.data]['not_run'][task.method] = not_run
     for path in args.earlier:
         complete(result, json.loads(path.read_text()))
     result['bars'] = bars(result['data'])

@@ -34,10 +34,8 @@ PIECES = (
 def tox21(path=None, limit=None):
     """Return SMILES (list), labels (M, 12) int32 with -1 for missing ones, and a description.
 
-    Args:
-        path (str or None): MoleculeNet's CSV file; None generates molecules of Tox21's sizes, one
-            long chain each, with random labels.
-        limit (int or None): largest number of molecules; they are drawn at random.
+    path: MoleculeNet's CSV file; None generates molecules of Tox21's sizes, one long chain each,
+    with random labels.
     """
     rng = numpy.random.RandomState(0)
     if path is None:
@@ -49,7 +47,7 @@ def tox21(path=None, limit=None):
         smiles = [chain(rng, size) for size in sizes.clip(1, TOX21_LARGEST).astype(int)]
         labels = rng.choice([-1, 0, 1], (n, TOX21_TASKS), p=[0.2, 0.74, 0.06])
         return smiles, labels.astype('i'), "generated, of Tox21's sizes"
-    frame = _limited(pandas.read_csv(path), limit)
+    frame = limited(pandas.read_csv(path), limit)
     return (
         frame['smiles'].tolist(),
         frame.select_dtypes('number').fillna(-1).to_numpy().astype('i'),
@@ -69,30 +67,23 @@ def chain(rng, n_atoms):
 
 
 def qm9(limit=None):
-    """Return SMILES (list), standardised targets (M, 15) float32, and a description, of a sample.
-
-    Args:
-        limit (int or None): largest number of molecules; they are drawn at random.
-    """
-    frame = _limited(pandas.read_csv(QM9_SAMPLE), limit)
+    """Return SMILES (list), standardised targets (M, 15) float32, a description, of a sample."""
+    frame = limited(pandas.read_csv(QM9_SAMPLE), limit)
     targets = frame.drop(columns=['index', 'smiles']).to_numpy()
     targets = (targets - targets.mean(axis=0)) / targets.std(axis=0)
     return frame['smiles'].tolist(), targets.astype('f'), "QM9's sample in this repository"
 
 
 def nci(limit=None):
-    """Return SMILES (list), random targets (M, 1) float32, and a description, of NCI compounds.
-
-    Args:
-        limit (int or None): largest number of molecules; they are drawn at random.
-    """
+    """Return SMILES (list), random targets (M, 1) float32, a description, of NCI compounds."""
     path = os.path.join(RDConfig.RDDataDir, 'NCI', 'first_5K.smi')
-    frame = _limited(pandas.read_csv(path, sep=r'\s+', names=['smiles', 'id'], usecols=[0]), limit)
+    frame = limited(pandas.read_csv(path, sep=r'\s+', names=['smiles', 'id'], usecols=[0]), limit)
     targets = numpy.random.RandomState(0).normal(size=(len(frame), 1))
     return frame['smiles'].tolist(), targets.astype('f'), 'NCI compounds shipped with RDKit'
 
 
-def _limited(frame, limit):
+def limited(frame, limit):
+    """Return so many rows of a table, drawn at random; None means all."""
     return frame if limit is None or limit >= len(frame) else frame.sample(limit, random_state=0)
 
 
@@ -114,17 +105,11 @@ def dense_of(sparse):
 
 
 def weisfeiler_lehman(dense, with_atom):
-    """Return labels of all atoms by their neighbours' ids, numbered from 0 as they appear.
+    """Return labels of all atoms, a list of (n,) int32, and how many there are.
 
-    Those of Chainer Chemistry's ``apply_wle_for_datasets`` and ``apply_cwle_for_datasets`` with one
-    iteration, which fail with today's NumPy.
-
-    Args:
-        dense (NumpyTupleDataset): atoms and matrices.
-        with_atom (bool): whether the atom's own id counts as well (``*_wle``).
-
-    Returns:
-        tuple: list of (n,) int32, and how many labels there are.
+    A label stands for the neighbours' ids, and `with_atom` (``*_wle``) for the atom's, too; they
+    are numbered from 0 as they appear. Those of Chainer Chemistry's ``apply_wle_for_datasets`` and
+    ``apply_cwle_for_datasets`` with one iteration, which fail with today's NumPy.
     """
     numbers, found = {}, []
     for atoms, matrix, *_ in dense:

@@ -40,7 +40,11 @@ def argument_parser(doc: str) -> argparse.ArgumentParser:
         default='',  # which argparse passes on to the type, before the benchmark begins
         help='commit to record in the result; default: ask git',
     )
-    parser.add_argument('--out', help='folder of the result; default: results/<gpu or cpu>')
+    parser.add_argument(
+        '--out',
+        help='folder of the result; default: results/<gpu or cpu>. What a result there has of the '
+        'same commit, device, versions and options is not measured again',
+    )
     return parser
 
 
@@ -83,16 +87,22 @@ def summary(values) -> dict:
 
 
 def _commit(name: str) -> str:
-    """Return a commit's name; '' asks git, which adds ``-dirty`` where files differ from it."""
+    """Return a commit's name; '' asks git, which adds ``-dirty`` where files but results differ."""
     if name:
         return name
-    command = ['git', 'describe', '--always', '--dirty']
     try:
-        found = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True)
+        name = _git('describe', '--always')
+        changes = _git('status', '--porcelain', '-uno', '.', ':!benchmarks/results')
     except (OSError, subprocess.CalledProcessError):
         raise argparse.ArgumentTypeError(
             f'git does not name the commit of {ROOT}; name what is measured, such as --commit v1.0'
         ) from None
+    return name + '-dirty' * bool(changes)
+
+
+def _git(*words):
+    command = ['git', *words]
+    found = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True)
     return found.stdout.strip()
 
 
@@ -141,6 +151,11 @@ def _driver():
     return subprocess.run(command, text=True, capture_output=True, check=True).stdout.split()[0]
 
 
+def bar(value, met, digits=2) -> dict:
+    """Return how a bar is stored: the value that was measured, rounded, and whether it is met."""
+    return {'value': value if value is None else round(float(value), digits), 'met': bool(met)}
+
+
 def print_bars(bars):
     """Print {bar: {'value', 'met'}}, a line each."""
     for bar, of in bars.items():
@@ -152,12 +167,39 @@ def place(result: dict) -> str:
     return result.get('conditions', {}).get('gpu', 'cpu').lower().replace(' ', '-')
 
 
-def save(name: str, result: dict, out=None) -> pathlib.Path:
-    """Write ``results/<gpu or cpu>/<name>.json``, or into the folder `out`; return its path."""
-    folder = pathlib.Path(out) if out else RESULTS / place(result)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / (name + '.json')
-    part = folder / (name + '.part')
-    part.write_text(json.dumps(result, indent=1) + '\n')
+def resumed(name: str, head: dict, out=None) -> dict:
+    """Return the stored result that begins as `head` does, to be completed, or else `head`.
+
+    head: what a result says before anything is measured: conditions, method, options. The date may
+    differ. A commit with changes (``-dirty``) does not say what was measured: nothing is kept.
+    """
+    path = _path(name, head, out)
+    if not path.exists():
+        return head
+    stored, head = json.loads(path.read_text()), json.loads(json.dumps(head))
+    old, new = (
+        {**{key: of.get(key) for key in head}, **of['conditions'], 'date': 0, 'conditions': 0}
+        for of in (stored, head)
+    )
+    differs = sorted(key for key in {**old, **new} if old.get(key) != new.get(key))
+    if new['commit'].endswith('-dirty'):
+        differs = ['files than the commit']
+    print('%s %s' % (path, 'begins anew: other %s' % ', '.join(differs) if differs else 'goes on'))
+    return head if differs else stored
+
+
+def save(name: str, result: dict, out=None, text: str | None = None) -> pathlib.Path:
+    """Write ``results/<gpu or cpu>/<name>.json``, or into the folder `out`; return its path.
+
+    text: of the file; None means indented JSON.
+    """
+    path = _path(name, result, out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix('.part')
+    part.write_text(json.dumps(result, indent=1) + '\n' if text is None else text)
     part.replace(path)  # a run that is killed leaves a whole file
     return path
+
+
+def _path(name, result, out):
+    return (pathlib.Path(out) if out else RESULTS / place(result)) / (name + '.json')

@@ -13,18 +13,11 @@ import re
 import chainer_bspmm  # NOQA: F401  (before chainer)
 import chainer
 
-from benchmarks.harness import argument_parser, conditions, place, RESULTS, ROOT
+from benchmarks.harness import argument_parser, conditions, place, RESULTS, resumed, ROOT, save
 from chainer_bspmm.sparse.validate import LAYOUTS
 from tests.support.molecules import SIZES
-from tests.support.parity import ALL_CASES
-from tests.support.parity import COLUMNS
-from tests.support.parity import compare
-from tests.support.parity import crash
-from tests.support.parity import CRASHES
-from tests.support.parity import failures
-from tests.support.parity import FLOAT32
-from tests.support.parity import FLOAT64
-from tests.support.parity import OWN_ERRORS
+from tests.support.parity import ALL_CASES, COLUMNS, compare, crash, CRASHES, failures
+from tests.support.parity import FLOAT32, FLOAT64, OWN_ERRORS
 
 PAGE = ROOT / 'docs' / 'parity.md'
 
@@ -61,21 +54,26 @@ Options that Chainer Chemistry's constructor accepts, but its forward pass does 
 |---|---|---|"""
 
 
-def run(device, commit):
-    result: dict = {
+def run(device, commit, out):
+    """Compare the cases that the stored result lacks; return all, and the path of the file."""
+    head = {
         'method': 'Relative error norms against the dense model in float64. Bounds: float32 '
         'max(%g, %g x the error of the dense model in float32), float64 %g'
         % (FLOAT32, OWN_ERRORS, FLOAT64),
         'conditions': {**conditions(commit, device), 'n_molecules': len(SIZES)},
-        'columns': COLUMNS,
-        'cases': [],
-        'upstream fails': [],
+        'columns': list(COLUMNS),
     }
+    folder = out / place(head)
+    result = resumed('parity', head, folder)
+    cases = result.setdefault('cases', [])
+    done = {(case['model'], case['options']) for case in cases}
     for case in ALL_CASES:
+        if (case.model, case.options) in done:
+            continue
         found = compare(case, device)
         beyond = failures(found)
         print('%s, %s: %s' % (case.model, case.options, '; '.join(beyond) or 'ok'), flush=True)
-        result['cases'].append(
+        cases.append(
             {
                 'model': case.model,
                 'options': case.options,
@@ -83,11 +81,11 @@ def run(device, commit):
                 'layouts': {layout: _short(names) for layout, names in found.items()},
             }
         )
-    for case in CRASHES:
-        result['upstream fails'].append(
-            {'model': case.model, 'options': case.options, 'error': crash(case)}
-        )
-    return result
+        save('parity', result, folder, dumps(result))
+    result['upstream fails'] = [
+        {'model': case.model, 'options': case.options, 'error': crash(case)} for case in CRASHES
+    ]
+    return result, save('parity', result, folder, dumps(result))
 
 
 def _short(names):
@@ -200,11 +198,7 @@ def main(argv=None):
         return 0
     device = chainer.get_device('@cupy:0' if args.gpu else '@numpy')
     device.use()
-    result = run(device, args.commit)
-    folder = results / place(result)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / 'parity.json'
-    path.write_text(dumps(result))
+    result, path = run(device, args.commit, results)
     print('wrote', path)
     return 1 if any(case['failures'] for case in result['cases']) else 0
 

@@ -123,14 +123,8 @@ def panels(n_rows, n_columns, size, **options):
 def bars(panel, groups, colors, best, references):
     """Draw a group of bars for every method: medians with their spread, on a logarithmic axis.
 
-    Args:
-        groups (dict): method -> name -> {'median', 'low', 'high'}.
-        colors (dict): name -> colour, in the order of the bars.
-        best (str), references (sequence): bars of `best` are labelled with how many times faster
-            they are than the fastest reference.
-
-    Returns:
-        dict: (method, name) -> where its bar begins and ends.
+    groups: method -> name -> summary. Bars of `best` are labelled with how many times faster they
+    are than the fastest of `references`. Returns (method, name) -> where its bar begins and ends.
     """
     width, places = 0.8 / len(colors), {}
     for i, (name, color) in enumerate(colors.items()):
@@ -246,8 +240,7 @@ def figures(result):
 def step_panels(result, colors, best, references, label):
     """Draw a result of bench_steps: a row for each data set, a column for each batch.
 
-    Returns:
-        tuple: the figure; a list of (panel, method -> name -> times, what `bars` returned).
+    Returns the figure, and a list of (panel, method -> name -> times, what `bars` returned).
     """
     data = result['data'].values()
     batches = {n for of in data for found in of['methods'].values() for n in found['batches']}

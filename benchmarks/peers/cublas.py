@@ -19,10 +19,8 @@ DEFAULT_MATH, TF32_MATH = 0, 3
 class BatchedGemm:
     """Compute C[b] = A[b] X[b] for all b by ``cublasSgemmStridedBatched``.
 
-    Args:
-        a (cupy.ndarray): (batch, m, k) float32, C-contiguous.
-        x (cupy.ndarray): (batch, k, n) float32, C-contiguous.
-        tf32 (bool): allow the matrix units, which round inputs to 10 bits.
+    A and X are float32 and C-contiguous; tf32 allows the matrix units, which round inputs to 10
+    bits.
     """
 
     def __init__(self, a, x, tf32=False):
@@ -64,9 +62,7 @@ class BatchedGemm:
 class PointerGemm(BatchedGemm):
     """Compute the same in float32 by ``cublasSgemmBatched``, which takes tables of pointers.
 
-    Args:
-        a, x: as :class:`BatchedGemm`.
-        move_tables (bool): copy the three tables to the device in every call; else they are there.
+    move_tables: copy the three tables to the device in every call; else they are there.
     """
 
     def __init__(self, a, x, move_tables):

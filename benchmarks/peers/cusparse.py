@@ -63,11 +63,8 @@ def version():
 class _Product:
     """Compute y = A x by cuSPARSE, with descriptors, buffer and analysis made once.
 
-    Args:
-        matrix: from :func:`csr` or :func:`bsr`; one for every product, as the
-            analysis is kept in it.
-        x, y (cupy.ndarray): factor and result.
-        algorithm (str): a key of the ALGORITHMS of the operation.
+    The analysis is kept in the matrix, of :func:`csr` or :func:`bsr`: each product needs its own.
+    algorithm: a key of the ALGORITHMS of the operation.
     """
 
     _name: str

@@ -161,17 +161,9 @@ def _loss(y, t):
 
 
 class Loaded:
-    """Train eagerly on the batches of PyTorch Geometric's loader.
+    """Train a model eagerly on the batches of PyTorch Geometric's loader, but an epoch's last one.
 
-    Args:
-        model (nn.Module): of :func:`network`; it is moved to the device.
-        examples (list): of :func:`examples_of`.
-        n_batch (int): molecules of a batch; an epoch's last, smaller one is dropped.
-        device (chainer.backend.Device): where.
-        **adam: options of the optimizer.
-
-    Attributes:
-        loss (torch.Tensor): of the last step, on the device.
+    `loss` is that of the last step, on the device.
     """
 
     def __init__(self, model, examples, n_batch, device, **adam):
@@ -195,10 +187,6 @@ class Static:
 
     Rows past the last molecule belong to one more graph, whose output is dropped; the edges past
     the last one lead among the last rows, which no molecule has.
-
-    Args:
-        molecules (SparseDataset): where batches are from.
-        n_batch (int): molecules of a batch.
     """
 
     def __init__(self, molecules, n_batch):
@@ -288,17 +276,10 @@ class Static:
 class Captured:
     """Train with a CUDA graph for each size of a batch: forward, backward, update.
 
-    Batches are made on the host by this package's converter, which is faster than the loader,
-    written into pinned memory and sent in one copy. A batch of a size not met before is captured.
-
-    Args:
-        model (nn.Module): of :func:`network`; it is moved to the device.
-        iterator (chainer.iterators.SerialIterator): gives batches of a SparseDataset.
-        device (chainer.backend.GpuDevice): where.
-        **adam: options of the optimizer.
-
-    Attributes:
-        loss (torch.Tensor): of the last step, on the device; the next one overwrites it.
+    Batches of a SparseDataset's iterator are made on the host by this package's converter, which is
+    faster than the loader, written into pinned memory and sent in one copy. A batch of a size not
+    met before is captured. `loss` is that of the last step, on the device; the next one overwrites
+    it.
     """
 
     def __init__(self, model, iterator, device, **adam):

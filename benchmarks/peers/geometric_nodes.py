@@ -31,12 +31,7 @@ class GIN(nn.Module):
 class Trainer:
     """Train on the labels of some nodes; each step reports on others, too.
 
-    Args:
-        x, edges, y (array): (n_nodes, n_words) float32, (2, n_edges) and (n_nodes,) integers.
-        train, valid (array): integers, which nodes.
-        n_unit, n_layers (int), dropout (float): of the model.
-        device (str): of PyTorch.
-        is_captured (bool): whether a step is one CUDA graph.
+    x: (n_nodes, n_words) float32; edges: (2, n_edges); y: (n_nodes,); train, valid: which nodes.
     """
 
     def __init__(self, x, edges, y, train, valid, n_unit, n_layers, dropout, device, is_captured):

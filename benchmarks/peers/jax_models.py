@@ -99,11 +99,8 @@ NETWORKS = {'rsgcn': gcn, 'gin': gin, 'relgcn': rgcn}
 def parameters_of(method, values):
     """Return JAX's parameters in the layout of these networks.
 
-    Args:
-        method (str): a key of `NETWORKS`.
-        values (dict): path -> array of Chainer Chemistry's parameters, or of what a step changed.
-
-    GIN's ``first_mlp`` is left out: it is never used.
+    values: path -> array of Chainer Chemistry's parameters, or of what a step changed. GIN's
+    ``first_mlp`` is left out: it is never used.
     """
     graph = {
         path.removeprefix('/predictor/graph_conv/'): value
@@ -149,16 +146,10 @@ def parameters_of(method, values):
 
 
 def host_batches(iterator, n_batches):
-    """Return the next batches of an iterator, padded to the size that holds each of them.
+    """Return the next batches of an iterator over a SparseDataset, each name -> array on the host.
 
-    Spare nodes belong to one more molecule; spare edges lead among spare nodes.
-
-    Args:
-        iterator (chainer.iterators.SerialIterator): of a SparseDataset.
-        n_batches (int): how many.
-
-    Returns:
-        list of dict: name -> array on the host; all have the same names, shapes and dtypes.
+    All are padded to the size that holds each of them. Spare nodes belong to one more molecule;
+    spare edges lead among spare nodes.
     """
     convert = CSRConverter('packed')
     batches = [convert(iterator.next()) for _ in range(n_batches)]
@@ -209,11 +200,7 @@ def loss_and_metric(y, labels):
 def step_of(method, adam, precision, dropout):
     """Return a function of (state, batch) that returns the next state, and loss and metric.
 
-    Args:
-        method (str): a key of `NETWORKS`.
-        adam (optax.GradientTransformation): the optimizer.
-        precision (str or None): of products, as in ``jax.default_matmul_precision``.
-        dropout (float): ratio.
+    precision: of products, as in ``jax.default_matmul_precision``.
     """
 
     def objective(parameters, batch, key):
@@ -248,16 +235,8 @@ def jax_device(device):
 class Jitted:
     """Train by a jitted step for each batch, or for many batches at once; it is compiled here.
 
-    Args:
-        step (callable): from :func:`step_of`.
-        adam (optax.GradientTransformation): the optimizer.
-        parameters (dict): from :func:`parameters_of`; copied.
-        batches (list of dict or dict): on the device: one after the other, or each array with
-            those of all batches, which are then scanned.
-
-    Attributes:
-        parameters (dict): after the last step.
-        multiple (int): steps that are one call.
+    batches lie on the device: a list, or each array with those of all batches, which are then
+    scanned. `parameters` are those after the last step, `multiple` steps are one call.
     """
 
     def __init__(self, step, adam, parameters, batches):
@@ -292,15 +271,7 @@ class Jitted:
 def compiled(method, parameters, batches, device, dropout=DROPOUT, **adam):
     """Return (driver, precision) -> future of a `Jitted` that has made its first call.
 
-    driver: ``'jit'`` or ``'scan'``; precision: a key of `PRECISIONS`.
-
-    Args:
-        method (str): a key of `NETWORKS`.
-        parameters (dict): from :func:`parameters_of`.
-        batches (list of dict): from :func:`host_batches`; a scan runs over all of them.
-        device (chainer.backend.Device): where.
-        dropout (float): ratio.
-        **adam: options of the optimizer.
+    driver: ``'jit'`` or ``'scan'``, which runs over all batches; precision: a key of `PRECISIONS`.
     """
     adam = optax.adam(**{'learning_rate': 1e-3, **adam})
     place = jax_device(device)

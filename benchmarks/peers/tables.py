@@ -7,14 +7,7 @@ HOST_TO_DEVICE = 1
 
 
 class Tables:
-    """Hold tables in page-locked host memory and on the device.
-
-    Args:
-        tables (list of numpy.ndarray): one-dimensional.
-
-    Attributes:
-        device (list of cupy.ndarray): the tables on the device, already filled.
-    """
+    """Hold one-dimensional tables in page-locked host memory and, as `device`, on the device."""
 
     def __init__(self, tables):
         self._host = []

@@ -8,12 +8,7 @@ import torch_geometric.nn
 
 
 def sparse_mm(adj, x):
-    """Return a function that computes Y = A X by ``torch.sparse.mm`` on one block-diagonal CSR.
-
-    Args:
-        adj (BatchedCSR): float32 matrices, on the GPU.
-        x (cupy.ndarray): (n_cols, n_B) float32.
-    """
+    """Return a function that computes Y = A X by ``torch.sparse.mm`` on one block-diagonal CSR."""
     with warnings.catch_warnings():  # CSR tensors are in beta
         warnings.simplefilter('ignore', UserWarning)
         matrix = torch.sparse_csr_tensor(
@@ -28,9 +23,6 @@ def geometric(adj, x):
 
     Its layers take the edges as a list unless told otherwise, and so does this: gather the rows of
     x, multiply by the values, add up by target.
-
-    Args:
-        adj, x: as :func:`sparse_mm`.
     """
     layer = torch_geometric.nn.SimpleConv(aggr='sum')
     edges = torch.from_dlpack(cupy.stack([adj.indices, adj.entry_rows()]).astype('i8'))

@@ -219,13 +219,9 @@ def makers(batch, n_b):
 
 
 def gated(batch, n_b):
-    """Make every contender and check its result.
+    """Make every contender and check its result; raise AssertionError if one of ours is wrong.
 
-    Returns:
-        tuple: name -> function; name -> relative error; name -> why a peer does not take part.
-
-    Raises:
-        AssertionError: one of ours is wrong. A peer that is wrong does not take part.
+    Returns name -> function; name -> relative error; name -> why a peer does not take part.
     """
     calls, errors, not_run = {}, {}, {}
     if not batch.equal_sizes:
@@ -381,26 +377,7 @@ def main():
     conditions['cusparse'] = cusparse.version()
     if torch_peers:
         conditions.update(torch_peers.versions())
-    flush = measure.Flush()
-    flushes = (*measure.capture(flush, COLD_CALLS), COLD_CALLS)
-    start, points = time.time(), []
-    with chainer.no_backprop_mode():
-        for name in names:
-            figure = figures.FIGURES[name]
-            batch = Batch(figure)
-            for n_b in figure.n_b:
-                points.append(run_point(name, batch, n_b, flush, flushes))
-                print(
-                    '%4.0f s  figure %s, n_B %d: %d contenders; not run: %s'
-                    % (
-                        time.time() - start,
-                        name,
-                        n_b,
-                        len(points[-1]['relative_error']),
-                        points[-1]['not_run'],
-                    )
-                )
-    result = {
+    head = {
         'question': 'bspmm (float32) at the points of figures 6 to 8 of Nagasaka et al. 2019, '
         'against its peers',
         'method': {
@@ -423,11 +400,34 @@ def main():
             'and analysis are made once',
         },
         'conditions': conditions,
-        'summary': summary(points),
-        'points': points,
     }
-    print_table(points, result['summary'])
     file_name = 'figures' if args.figures == ALL else 'figures_' + '_'.join(names)
+    result = harness.resumed(file_name, head, args.out)
+    points = result.setdefault('points', [])
+    done = {(point['figure'], point['n_B']) for point in points}
+    flush = measure.Flush()
+    flushes = (*measure.capture(flush, COLD_CALLS), COLD_CALLS)
+    start = time.time()
+    with chainer.no_backprop_mode():
+        for name in names:
+            missing = [n_b for n_b in figures.FIGURES[name].n_b if (name, n_b) not in done]
+            batch = Batch(figures.FIGURES[name]) if missing else None
+            for n_b in missing:
+                points.append(run_point(name, batch, n_b, flush, flushes))
+                harness.save(file_name, result, args.out)
+                print(
+                    '%4.0f s  figure %s, n_B %d: %d contenders; not run: %s'
+                    % (
+                        time.time() - start,
+                        name,
+                        n_b,
+                        len(points[-1]['relative_error']),
+                        points[-1]['not_run'],
+                    ),
+                    flush=True,
+                )
+    result['summary'] = summary(points)
+    print_table(points, result['summary'])
     print('%.0f s; wrote %s' % (time.time() - start, harness.save(file_name, result, args.out)))
 
 

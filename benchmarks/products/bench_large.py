@@ -111,10 +111,7 @@ def bars(cases):
     ratios = [point['times_faster']['cuSPARSE, best'] for case in cases for point in case['points']]
     found = numpy.exp(numpy.log(ratios).mean()), min(ratios)
     return {
-        'at least %.1f, %s' % (least, name): {
-            'value': round(float(value), 3),
-            'met': bool(value >= least),
-        }
+        'at least %.1f, %s' % (least, name): harness.bar(value, value >= least, 3)
         for (name, least), value in zip(BARS.items(), found)
     }
 
@@ -150,21 +147,26 @@ def run_case(name, matrix):
 def main():
     parser = harness.argument_parser(__doc__)
     args = parser.parse_args()
-    rng = numpy.random.RandomState(0)
-    cases = [run_case(name, make(rng)) for name, make in CASES.items()]
     conditions = {**measure.conditions(args.commit), 'cusparse': cusparse.version()}
     if torch_peers:
         conditions.update(torch_peers.versions())
-    result = {
+    head = {
         'question': 'one large graph, float32: bspmm against cuSPARSE, PyTorch, and a copy of as '
         'many bytes as the arrays have',
         'method': 'device: median of %d interleaved replays of CUDA graphs of %d calls each, warm '
         'L2; relative errors against float64' % (ROUNDS, CALLS),
         'conditions': conditions,
         'not_run': {} if torch_peers else {TORCH: no_torch},
-        'cases': cases,
-        'bars': bars(cases),
     }
+    result = harness.resumed('large', head, args.out)
+    cases = result.setdefault('cases', [])
+    rng, done = numpy.random.RandomState(0), [case['name'] for case in cases]
+    for name, make in CASES.items():
+        matrix = make(rng)
+        if name not in done:
+            cases.append(run_case(name, matrix))
+            result['bars'] = bars(cases)
+            harness.save('large', result, args.out)
     harness.print_bars(result['bars'])
     print('wrote', harness.save('large', result, args.out))
 

@@ -43,12 +43,7 @@ def title(name):
 
 
 def random_matrices(figure, rng):
-    """Return the dense float32 matrices of a figure: equally many non-zeros in every row of one.
-
-    Args:
-        figure (Figure): what to draw.
-        rng (numpy.random.RandomState): where from.
-    """
+    """Return the dense float32 matrices of a figure: equally many non-zeros in every row of one."""
     matrices = []
     for _ in range(figure.batch):
         dim, nnz = [rng.randint(low, high + 1) for low, high in (figure.dims, figure.nnz_per_row)]
@@ -65,13 +60,10 @@ def gflops(nnz, n_b, microseconds):
 
 
 def ratios(times):
-    """Return how many times longer than ``auto`` each contender takes (dict).
+    """Return how many times longer than ``auto`` each contender takes.
 
     A time that is a small difference of large ones may be lost in their noise: not above 0, it is
     left out.
-
-    Args:
-        times (dict): contender -> {'median': microseconds, ...}.
     """
     medians = {name: time['median'] for name, time in times.items() if time['median'] > 0}
     if AUTO not in medians:
@@ -82,12 +74,7 @@ def ratios(times):
 
 
 def geometric_means(points, kind):
-    """Return the geometric mean of the ratios over the points that each contender ran (dict).
-
-    Args:
-        points (list of dict): each with 'time_over_auto', a dict of kind -> :func:`ratios`.
-        kind (str): a kind of time.
-    """
+    """Return the geometric mean of the ratios over the points that each contender ran."""
     logarithms = collections.defaultdict(list)
     for point in points:
         for name, ratio in point['time_over_auto'][kind].items():

@@ -15,15 +15,9 @@ def banded(rng, n_rows, half_width):
 def blocks_of_mesh(rng, side):
     """Return the matrix of a finite element model: 3 unknowns at every node of a cubic mesh.
 
-    Every node meets itself and its neighbours in the cube of 27 around it, each with a dense 3 x 3
-    block: 81 non-zeros a row inside the mesh, fewer at its faces.
-
-    Args:
-        rng (numpy.random.RandomState): draws the values.
-        side (int): nodes along an edge of the mesh.
-
-    Returns:
-        scipy.sparse.csr_matrix: (3 side^3, 3 side^3) float64.
+    `side` nodes are along an edge. Every node meets itself and its neighbours in the cube of 27
+    around it, each with a dense 3 x 3 block: 81 non-zeros a row inside the mesh, fewer at its
+    faces.
     """
     line = scipy.sparse.diags([1.0, 1.0, 1.0], [-1, 0, 1], shape=(side, side))
     pattern = scipy.sparse.kron(
@@ -38,16 +32,8 @@ def power_law(rng, n_rows, mean, longest):
     """Return a matrix with row lengths of a power law and random columns.
 
     Row lengths are ``mean / 2 * u ** (-1 / 2)`` with u uniform on (0, 1], at most `longest`: a
-    Pareto law of index 2, in random order. Without the bound their mean would be `mean`.
-
-    Args:
-        rng (numpy.random.RandomState): draws lengths, columns and values.
-        n_rows (int): rows and columns.
-        mean, longest (int): entries per row.
-
-    Returns:
-        scipy.sparse.csr_matrix: (n_rows, n_rows) float64, the entries of a row in order; draws
-        that hit the same place are added up.
+    Pareto law of index 2, in random order. Without the bound their mean would be `mean`. Draws that
+    hit the same place are added up.
     """
     lengths = numpy.minimum(mean / 2 / numpy.sqrt(1 - rng.rand(n_rows)), longest).astype(int)
     indptr = numpy.append(0, numpy.cumsum(lengths))
@@ -62,17 +48,10 @@ def power_law(rng, n_rows, mean, longest):
 def rmat(rng, scale, mean):
     """Return the matrix of an R-MAT graph, whose hubs have thousands of neighbours.
 
-    Every edge falls into a quadrant of the matrix, then into one of that quadrant, and so on, with
-    the probabilities 0.57, 0.19, 0.19 and 0.05 of the Graph500 benchmark (Chakrabarti, Zhan,
-    Faloutsos: R-MAT, SDM 2004). Nodes are numbered at random.
-
-    Args:
-        rng (numpy.random.RandomState): draws edges and values.
-        scale (int): 2^scale rows and columns.
-        mean (int): edges per row, before those that coincide become one.
-
-    Returns:
-        scipy.sparse.csr_matrix: (2^scale, 2^scale) float64.
+    It has 2^scale rows and `mean` edges per row, before those that coincide become one. Every edge
+    falls into a quadrant of the matrix, then into one of that quadrant, and so on, with the
+    probabilities 0.57, 0.19, 0.19 and 0.05 of the Graph500 benchmark (Chakrabarti, Zhan, Faloutsos:
+    R-MAT, SDM 2004). Nodes are numbered at random.
     """
     n_rows = 2**scale
     rows, columns = numpy.zeros((2, mean * n_rows), numpy.int64)

@@ -57,12 +57,8 @@ def capture(call, n_calls=CALLS):
 def replay_times(graphs, n_rounds):
     """Measure device microseconds a call of several CUDA graphs, interleaved, with a warm L2.
 
-    Args:
-        graphs (dict): name -> (graph, stream, memory to keep alive, calls in the graph).
-        n_rounds (int): replays of each.
-
-    Returns:
-        dict: name -> {'median', 'low', 'high'}; low and high are the 10th and 90th percentile.
+    graphs: name -> (graph, stream, memory to keep alive, calls in the graph). Returns name ->
+    summary.
     """
     times = {name: [] for name in graphs}
     for _ in range(n_rounds):
@@ -74,16 +70,9 @@ def replay_times(graphs, n_rounds):
 def cold_times(graphs, flushes, n_rounds):
     """Measure device microseconds a call of several CUDA graphs that empty the L2 before each call.
 
-    The time of emptying is measured in every round and subtracted. Dirty lines of a call are
-    written back during the next emptying and so charged to the call.
-
-    Args:
-        graphs (dict): as :func:`replay_times`, every call with a :class:`Flush` before it.
-        flushes (tuple): the same for the :class:`Flush` alone.
-        n_rounds (int): replays of each.
-
-    Returns:
-        dict: as :func:`replay_times`.
+    As :func:`replay_times`; `flushes` is a graph of the :class:`Flush` alone, whose time is
+    measured in every round and subtracted. Dirty lines of a call are written back during the next
+    emptying and so charged to the call.
     """
     times = {name: [] for name in graphs}
     for _ in range(n_rounds):
@@ -136,15 +125,7 @@ def wall_times(calls, n_rounds, n_calls=5):
     """Measure microseconds from the start of one call until the device is done, interleaved.
 
     Every contender's turn begins with one call that is not measured: else the first of several that
-    share much code would pay for bringing it into the processor's caches.
-
-    Args:
-        calls (dict): name -> function without arguments that launches.
-        n_rounds (int): turns of each.
-        n_calls (int): calls a turn, each of them waited for.
-
-    Returns:
-        dict: as :func:`replay_times`.
+    share much code would pay for bringing it into the processor's caches. Returns name -> summary.
     """
     device = cupy.cuda.Device()
     times = {name: [] for name in calls}

@@ -7,7 +7,7 @@ decides the split, the initial parameters and the order of the batches for all a
     python -m benchmarks.training.bench_quality --tox21 tox21.csv.gz --devices 0 --processes 12
 
 writes ``benchmarks/results/<gpu or cpu>/quality.json`` after every run. ``--merge FILE`` keeps the
-runs of an earlier file that are not repeated.
+runs of an earlier commit's file that are not repeated.
 """
 
 import collections
@@ -154,25 +154,10 @@ def key(run):
     return *(of.index(name) for of, name in zip(order, names)), run['seed']
 
 
-def save(runs, conditions, out):
+def save(result, runs, out):
     """Write all runs, {key: run}, and their summary; return the path."""
     runs = [runs[which] for which in sorted(runs)]
-    return harness.save(
-        'quality',
-        {
-            'question': 'test metrics after full-length trainings: upstream dense; ours folded, to '
-            "the batch's largest molecule or the data set's, and packed",
-            'method': '%s; seeds decide split, parameters and batches; ours in captured steps '
-            'where conditions name a GPU; several trainings at a time, so seconds are not '
-            'comparable with those of other files' % ' '.join(example_runs.OPTIONS),
-            'conditions': conditions,
-            'metrics': {data: of.metric for data, of in DATA.items()},
-            'epochs': {data: of.epochs for data, of in DATA.items()},
-            'summary': summary(runs),
-            'runs': runs,
-        },
-        out,
-    )
+    return harness.save('quality', {**result, 'summary': summary(runs), 'runs': runs}, out)
 
 
 def table(found):
@@ -212,13 +197,23 @@ def main(argv=None):
     start = time.perf_counter()
     conditions = harness.step_conditions(args.commit, harness.device_of(args.devices[0]))
     args.machine = conditions.get('gpu') or conditions['cpu']
-    stored = {}
-    if args.merge:
-        old = json.loads(pathlib.Path(args.merge).read_text())['runs']
-        stored = {key(run): run for run in old}
-    runs = chosen(args)
-    if args.missing:
-        runs = [run for run in runs if 'metric' not in stored.get(key(run._asdict()), {})]
+    head = {
+        'question': 'test metrics after full-length trainings: upstream dense; ours folded, to '
+        "the batch's largest molecule or the data set's, and packed",
+        'method': '%s; seeds decide split, parameters and batches; ours in captured steps '
+        'where conditions name a GPU; several trainings at a time, so seconds are not '
+        'comparable with those of other files' % ' '.join(example_runs.OPTIONS),
+        'conditions': conditions,
+        'metrics': {data: of.metric for data, of in DATA.items()},
+        'epochs': {data: args.epoch or of.epochs for data, of in DATA.items()},
+        'options': {'num-data': args.num_data},
+    }
+    result = harness.resumed('quality', head, args.out)
+    old = json.loads(pathlib.Path(args.merge).read_text())['runs'] if args.merge else []
+    stored = {key(run): run for run in (*old, *result.get('runs', []))}
+    done = [run for run in result.get('runs', []) if run['commit'] == args.commit]
+    done = {key(run) for run in done + old * args.missing if 'metric' in run}
+    runs = [run for run in chosen(args) if key(run._asdict()) not in done]
     free, lock = slots(args), threading.Lock()
     # The server of the processes, and with it all of them, has these.
     os.environ.update(example_runs.environment())
@@ -229,7 +224,7 @@ def main(argv=None):
         free.put((device, cpus))
         with lock:
             stored[key(found)] = found
-            save(stored, conditions, args.out)
+            save(result, stored, args.out)
             print(
                 '%4.0f s, %s: %s'
                 % (
@@ -244,7 +239,7 @@ def main(argv=None):
         list(pool.map(work, runs))
     print('\n'.join(table(summary(stored.values()))))
     failed = sum('error' in run for run in stored.values())
-    print('%d failed; wrote %s' % (failed, save(stored, conditions, args.out)))
+    print('%d failed; wrote %s' % (failed, save(result, stored, args.out)))
 
 
 if __name__ == '__main__':

@@ -186,15 +186,9 @@ def on_ranks(n_ranks, args, words):
 def modelled(one, exchange, n_bytes, n_gpus, links=None):
     """Return the milliseconds of a step on n_gpus GPUs, hosts of `GPUS_A_HOST`.
 
-    What two GPUs exchange takes a latency for the most part. Each further GPU of a host sends as
-    many bytes; hosts add up in a ring and wait as often as a tree is high, between two launches.
-
-    Args:
-        one (float): milliseconds of a step on one GPU.
-        exchange (float): microseconds of an exchange of two.
-        n_bytes (int): of the gradients.
-        n_gpus (int): how many, at least 2.
-        links (dict or None): None means `LINKS`.
+    `one` is a step on one GPU in milliseconds, `exchange` that of two GPUs in microseconds, which
+    is a latency for the most part. Each further GPU of a host sends as many bytes; hosts add up in
+    a ring and wait as often as a tree is high, between two launches.
     """
     inner, outer, latency, launch = (links or LINKS).values()
     n_hosts = -(-n_gpus // GPUS_A_HOST)
@@ -205,11 +199,10 @@ def modelled(one, exchange, n_bytes, n_gpus, links=None):
 
 
 def summarized(runs, batches, total, links=None):
-    """Summarize all runs.
+    """Return method -> efficiencies (weak) and speed-ups (strong) of all runs.
 
-    Returns:
-        dict: method -> {'weak': batch -> ranks or GPUs -> {'measured', 'modelled'}, efficiencies;
-        'strong': ranks -> speed-up of batches of `total` over all ranks}.
+    'weak': batch -> ranks or GPUs -> {'measured', 'modelled'}; 'strong': ranks -> speed-up of
+    batches of `total` over all ranks.
     """
     found, alone = {}, runs[1]['methods']
     for method, cells in alone.items():
@@ -244,20 +237,16 @@ def bars(summary):
             title = '%s, batch %s: ' % (method, n_batch)
             if '2' in shares and int(n_batch) in EFFICIENCIES:
                 least, value = EFFICIENCIES[int(n_batch)], shares['2']['measured']
-                found[title + 'two ranks at least %s' % least] = {
-                    'value': value,
-                    'met': value >= least,
-                }
+                which = title + 'two ranks at least %s' % least
+                found[which] = harness.bar(value, value >= least, 3)
             errors = [
                 abs(share_['modelled'] / share_['measured'] - 1)
                 for share_ in shares.values()
                 if len(share_) == 2
             ]
             if errors:
-                found[title + 'the model within %s' % MODEL_ERROR] = {
-                    'value': round(max(errors), 3),
-                    'met': max(errors) <= MODEL_ERROR,
-                }
+                which = title + 'the model within %s' % MODEL_ERROR
+                found[which] = harness.bar(max(errors), max(errors) <= MODEL_ERROR, 3)
     return found
 
 

@@ -103,14 +103,8 @@ METHOD = (
 def measure(found, seconds, not_run):
     """Time steps of all contenders, interleaved, in turns of as many as take `TURN` seconds.
 
-    Args:
-        found (dict): name -> contender, which was warmed up. One that fails is removed.
-        seconds (float): of all rounds.
-        not_run (dict): name -> why it was removed; added to.
-
-    Returns:
-        tuple: name -> {'wall', 'host': summaries in milliseconds a step, 'steps a turn'}; number of
-        rounds.
+    A contender that fails is removed from `found`, and `not_run` says why. Returns name -> {'wall',
+    'host': summaries in milliseconds a step, 'steps a turn'}, and the number of rounds.
     """
     times = {name: [] for name in found}
     n_steps = {
@@ -194,11 +188,10 @@ def described(error):
 def prepared(method, subject, study, batches, device):
     """Check the contenders of a method on a data set; wrong steps are not timed.
 
-    Returns:
-        tuple: what is stored of the method (dict); batch size -> name -> function that makes
-        another library's contender.
+    Returns what is stored of the method, and batch size -> name -> function that makes another
+    library's contender.
     """
-    result, peers = {'relative_errors': {}, 'batches': {}}, {}
+    result, peers = {'relative_errors': {}}, {}
     try:
         names = names_of(study, subject, device)
         result['relative_errors'].update(step_contenders.check(method, subject, names, device))
@@ -253,7 +246,7 @@ def bars(data, study):
     for name, of_data in data.items():
         for method, of in of_data['methods'].items():
             if 'wrong' in of:
-                found['%s %s: steps agree' % (name, method)] = {'value': None, 'met': False}
+                found['%s %s: steps agree' % (name, method)] = harness.bar(None, False)
             if method not in study.bars.methods:
                 continue
             for n_batch, cell in of['batches'].items():
@@ -265,10 +258,8 @@ def bars(data, study):
                         continue
                     times = ratio(cell, one, over)
                     title = '%s %s, batch %s: %s at least %gx faster than %s'
-                    found[title % (name, method, n_batch, one, least, over)] = {
-                        'value': times and round(times, 2),
-                        'met': times is not None and times >= least,
-                    }
+                    title %= name, method, n_batch, one, least, over
+                    found[title] = harness.bar(times, times is not None and times >= least)
     return found
 
 
@@ -295,22 +286,34 @@ def table(title, cell):
 
 
 def run(args, device):
-    """Measure all cells, the most important first; the file is written after every one."""
+    """Measure missing cells, the most important first; the file is written after every one."""
     start, study = time.perf_counter(), STUDIES[args.against]
-    result = {
+    head = {
         'question': 'milliseconds of a training step: iterator, converter, forward, backward, Adam',
         'method': METHOD + study.method,
         'conditions': harness.step_conditions(args.commit, device),
-        'data': {},
-        'not_run': [],
+        'options': {
+            'limit': args.limit,
+            'seconds': args.seconds,
+            'tox21': 'a file' if args.tox21 else 'generated',
+        },
     }
+    result = harness.resumed(study.name, head, args.out)
+    result.setdefault('data', {})
+    result['not_run'] = []
     read, sets, ready = {}, {}, {}
     for n_batch, data, method in itertools.product(args.batches, args.data, args.methods):
         if data not in read:
             *read[data], description = subjects.molecules(data, args)
-            result['data'][data] = {'description': description, 'methods': {}}
+            result['data'].setdefault(data, {'description': description, 'methods': {}})
             sets[data] = {}
         of_data, title = result['data'][data], '%s %s, batch %d' % (data, method, n_batch)
+        of = of_data['methods'].get(method, {'batches': {}})
+        is_done = args.against == 'upstream' and any(
+            UPSTREAM in cell['milliseconds'] for cell in of['batches'].values()
+        )
+        if 'wrong' in of or is_done or str(n_batch) in of['batches']:
+            continue
         if time.perf_counter() - start > args.time:
             result['not_run'].append(title)
             continue
@@ -318,13 +321,10 @@ def run(args, device):
             subject = subjects.subject_of(method, read[data], sets[data])
             of_data['n_molecules'] = len(subject.dense)
             found, peers = prepared(method, subject, study, args.batches, device)
-            of_data['methods'][method], ready[data, method] = found, (subject, peers)
+            of = of_data['methods'][method] = {**found, 'batches': of['batches']}
+            ready[data, method] = subject, peers
         subject, peers = ready[data, method]
-        of = of_data['methods'][method]
-        is_done = args.against == 'upstream' and any(
-            UPSTREAM in cell['milliseconds'] for cell in of['batches'].values()
-        )
-        if 'wrong' in of or is_done or n_batch > len(subject.dense):
+        if 'wrong' in of or n_batch > len(subject.dense):
             continue
         makers = step_contenders.trainers(subject, n_batch, device)
         makers = {name: makers[name] for name in names_of(study, subject, device)}

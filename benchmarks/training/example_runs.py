@@ -38,17 +38,10 @@ def environment():
 
 
 def run_preloaded(argv, stdout, stderr, cwd=None, cpus=None, timeout=None):
-    """Run a script in a process that has imported the large packages already.
+    """Run a script in a process that has imported the large packages; return the exit status.
 
-    Args:
-        argv (list of str): the script and its arguments.
-        stdout, stderr (str): files for what it prints.
-        cwd (str or None): folder to run it in.
-        cpus (set of int or None): processors to run it on.
-        timeout (float or None): seconds after which it is killed.
-
-    Returns:
-        int: the exit status. The processes of all runs have the environment of the first.
+    argv: the script and its arguments; stdout, stderr: files; cpus: numbers of processors. After
+    `timeout` seconds it is killed. The processes of all runs have the environment of the first.
     """
     process = SERVER.Process(target=_main, args=(argv, stdout, stderr, cwd, cpus))
     process.start()
@@ -73,15 +66,9 @@ def _main(argv, stdout, stderr, cwd, cpus):
 def train(example, options, preloaded=False, cpus=None):
     """Train an example into a folder that is removed; return its result and its log of epochs.
 
-    Args:
-        example (str): ``'tox21'`` or ``'qm9'``.
-        options (list): of the script, in addition to OPTIONS.
-        preloaded (bool): save the time of the imports, by :func:`run_preloaded`; the host's peak
-            memory is then not that of a script.
-        cpus (set of int or None): as there.
-
-    Raises:
-        RuntimeError: the script failed; the message ends with what it printed last.
+    `options` come after OPTIONS. preloaded: save the time of the imports, by :func:`run_preloaded`;
+    the host's peak memory is then not that of a script. A RuntimeError ends with what a script
+    printed that failed.
     """
     script = ROOT / 'examples' / example / ('train_%s.py' % example)
     with tempfile.TemporaryDirectory() as folder:

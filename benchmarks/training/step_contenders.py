@@ -35,6 +35,7 @@ WARM = 3
 # Each of GraphUpdater's sizes has occurred, and most are past the checks of their first 1,024
 # replays, of which each takes as long as an eager step.
 WARM_CAPTURED = 3000
+WARM_GEOMETRIC = 1000  # each of its sizes has occurred; nothing of it is checked
 
 N_EQUAL = 16  # molecules of the batch on which contenders must agree
 # With so large an eps Adam's step is nearly a multiple of the gradient, so that rounding errors of
@@ -49,17 +50,8 @@ TF32_ERROR = 0.05
 class Trainer:
     """Train a Chainer model by an updater whose arrays lie in a separate memory pool.
 
-    Args:
-        kind (type): StandardUpdater or GraphUpdater.
-        model (chainer.Link): Classifier or Regressor; copied.
-        converter (callable): of a list of examples and a device.
-        data_set (callable): returns the data set; what it puts on the device counts.
-        n_batch (int): molecules of a batch.
-        device (chainer.backend.Device): where.
-        optimizer (Optimizer or None): None means Adam.
-        shuffle (bool): False gives the molecules in their order.
-
-    All contenders have `run`, which takes a `multiple` of steps, and `wait` for the device.
+    The model is copied. What `data_set` returns, and puts on the device, counts. All contenders
+    have `run`, which takes a `multiple` of steps, and `wait` for the device.
     """
 
     multiple = 1
@@ -153,7 +145,7 @@ class Geometric:
         self._torch.cuda.synchronize()
 
     def warm(self, n_captured):
-        self.run(n_captured if self.is_captured else WARM)
+        self.run(min(n_captured, WARM_GEOMETRIC) if self.is_captured else WARM)
         # Without what the others hold by now.
         self._bytes = self._torch.cuda.memory_reserved() - self._before
 
@@ -302,13 +294,10 @@ def mixed_sizes(dense):
 def check(method, subject, names, device):
     """Compare what one step from equal state changes; dropout is off, all else as it is timed.
 
-    Returns:
-        dict: the largest relative error of any parameter's change, against upstream's: packed on
-        molecules of one size, the others on molecules of several as well. Of other methods than
-        the five some gradients are 0 but for rounding: all changes are one array.
-
-    Raises:
-        AssertionError: it is too large, or a step was not captured.
+    Returns the largest relative error of any parameter's change, against upstream's: packed on
+    molecules of one size, the others on molecules of several as well. Of other methods than the
+    five some gradients are 0 but for rounding: all changes are one array. Raises AssertionError if
+    one is too large, or a step was not captured.
     """
     subject = subject._replace(model=without_dropout(subject.model))
     found = {}
@@ -471,10 +460,9 @@ def ratio(cell, name, over):
 
 
 def over_jax(cell, precision):
-    """Return JAX's time, by a jitted step or a scan, over ours, packed and from the device.
+    """Return JAX's time, the faster of jit and scan, over ours, packed and from the device.
 
-    Returns:
-        float or None: the smaller one of the two; None where one of the contenders was not run.
+    None where one of the contenders was not run.
     """
     ratios = [ratio(cell, PACKED, JAX[driver, precision]) for driver in DRIVERS]
     return None if None in ratios else min(ratios)

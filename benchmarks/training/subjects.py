@@ -40,10 +40,7 @@ Subject = collections.namedtuple('Subject', 'model dense data converters')
 def subject_of(method, read, sets):
     """Return the `Subject` of a method of `METHODS`.
 
-    Args:
-        method (str): a name of `set_up_predictor`, or ``'mpnn'``, with the messages of GGNN.
-        read (tuple): SMILES and labels.
-        sets (dict): keeps the data sets that several methods need.
+    read: SMILES and labels; sets: keeps the data sets that several methods need.
     """
     base, _, variant = method.partition('_')
     dense, data = of_kind(sets, read, method if variant == 'gwm' else base)

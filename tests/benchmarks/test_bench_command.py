@@ -12,7 +12,7 @@ pytest.importorskip('rdkit')
 from benchmarks import bench_command as bench  # NOQA: E402
 from benchmarks import gpus  # NOQA: E402
 
-TASK = 'qm9', 'sample', 'gin', []
+TASK = bench.Task('qm9', 'sample', 'gin', [], list(bench.OPTIONS))
 
 
 def arguments(**given):
@@ -26,7 +26,7 @@ def runs(monkeypatch):
     made = []
 
     def run(task, name, epochs, place, variables, timeout=None):
-        if '--num-data' not in task[3]:
+        if '--num-data' not in task.options:
             made.append((name, epochs, variables['CUPY_CACHE_DIR']))
         if name in failing:
             raise RuntimeError('exit status 1: no such thing')
@@ -38,22 +38,31 @@ def runs(monkeypatch):
     return made, failing
 
 
-def test_rounds(runs):
+def compare(args):
+    found = {}
+    not_run = bench.compare(args, 1e9, lambda _, *of: found.update([of]), TASK, None)
+    return found, not_run
+
+
+def test_runs(runs):
     """Cold runs have new caches, warm ones those of the last cold one; others run less often."""
     made, _ = runs
-    found, not_run = bench.compare(arguments(cold=2, warm=2), 1e9, TASK, None)
-    assert not not_run
+    args = arguments(cold=2, warm=2)
+    found, not_run = compare(args)
+    assert not not_run and not bench.missing(args, found)
     names = [name for name, _, _ in made]
-    every = [bench.UPSTREAM, bench.EAGER, bench.CAPTURED]
-    assert names == every * 3 + [bench.CAPTURED]
-    for name in every:
+    assert names == [bench.CAPTURED] * 4 + [bench.UPSTREAM] * 3 + [bench.EAGER] * 3
+    for name in names:
         caches = [path for of, _, path in made if of == name]
         assert len(set(caches[:2])) == 2 and set(caches[2:]) == {caches[1]}
     assert len({path for _, _, path in made}) == 6
     # 20 epochs: 10 s, the first one's 5, 19 of 2.
-    for name in every:
-        assert {kind: of['seconds'] for kind, of in found[name].items()} == {'cold': 53, 'warm': 53}
-        assert found[name]['warm']['is_extrapolated'] == (name != bench.CAPTURED)
+    for name, of in found.items():
+        assert {kind: of[kind]['seconds'] for kind in of} == {'cold': 53, 'warm': 53}
+        assert of['warm']['is_extrapolated'] == (name != bench.CAPTURED)
+    found[bench.UPSTREAM]['commit'] = 'earlier'
+    found[bench.CAPTURED]['warm']['runs'].pop()
+    assert bench.missing(args, found) == [bench.UPSTREAM, bench.CAPTURED]
 
 
 def test_what_fails_and_what_there_is_no_time_for_is_said_without_folders(runs, monkeypatch):
@@ -65,12 +74,12 @@ def test_what_fails_and_what_there_is_no_time_for_is_said_without_folders(runs, 
     whole, (made, failing) = bench.run, runs
     monkeypatch.setattr(bench, 'run', run)
     failing.append(bench.CAPTURED)
-    found, not_run = bench.compare(arguments(), 1e9, TASK, None)
+    found, not_run = compare(arguments())
     assert not_run == {
         bench.UPSTREAM: 'the time of all runs was up',
         bench.CAPTURED: 'RuntimeError: exit status 1: no such thing',
     }
-    assert found[bench.CAPTURED] == {} and found[bench.EAGER]['warm']['seconds'] == 53
+    assert list(found) == [bench.EAGER] and found[bench.EAGER]['warm']['seconds'] == 53
     assert [name for name, _, _ in made].count(bench.CAPTURED) == 1
 
 
@@ -102,11 +111,12 @@ def test_contenders_that_are_not_run_are_taken_from_an_earlier_result():
 def test_commands_that_fail_end_with_what_they_print(tmp_path):
     variables = bench.environment(tmp_path / 'caches', tmp_path / 'shared')
     with pytest.raises(RuntimeError, match='(?s)exit status 2: .*invalid choice'):
-        bench.run(('qm9', 'sample', 'nothing', []), bench.EAGER, 1, gpus.places(0)[0], variables)
+        task = TASK._replace(method='nothing')
+        bench.run(task, bench.EAGER, 1, gpus.places(0)[0], variables)
 
 
 @pytest.mark.slow
-def test_file(tmp_path, monkeypatch):
+def test_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, 'EPOCHS', 3)
     options = '--qm9 sample --methods rsgcn --gpus 0 --num-data 200 --few 2 --warm 1 --commit none'
     bench.main([*options.split(), '--out', str(tmp_path)])
@@ -120,3 +130,7 @@ def test_file(tmp_path, monkeypatch):
             assert found['is_extrapolated'] and len(cost['epochs']) == 2
             assert 0 < cost['model'] <= cost['exit'] and cost['seconds'] > cost['model']
             assert set(cost['phases']) >= {'data', 'training'}
+    monkeypatch.setattr(bench, 'run', None)  # there is nothing to do
+    bench.main([*options.split(), '--out', str(tmp_path)])
+    assert 'there are: %s, %s' % tuple(of) in capsys.readouterr().out
+    assert json.loads((tmp_path / 'command.json').read_text()) == result

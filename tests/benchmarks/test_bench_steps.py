@@ -208,13 +208,26 @@ def test_the_next_batch_is_for_what_upstream_had_no_memory_for(tmp_path, monkeyp
         original(self, n_steps)
 
     monkeypatch.setattr(steps.Trainer, 'run', run)
-    result = run_main(tmp_path, '--against upstream --methods rsgcn_cwle --batches 99 4 3 2')
+    words = '--against upstream --methods rsgcn_cwle --batches 99 4 3 2'
+    result = run_main(tmp_path, words)
     method = result['data']['tox21']['methods']['rsgcn_cwle']
     batches = method['batches']
     assert list(batches) == ['4', '3']  # 99 are more than there are
     assert method['relative_errors'].keys() == {steps.EAGER} and not result['not_run']
     assert batches['4']['not_run'] == {steps.UPSTREAM: 'MemoryError: 132 atoms'}
     assert set(batches['3']['milliseconds']) == {steps.UPSTREAM, steps.EAGER}
+    monkeypatch.setattr(bench, 'prepared', None)  # nothing is left to do
+    assert run_main(tmp_path, words) == result
+
+
+def test_it_goes_on_with_what_is_missing(tmp_path):
+    words = '--methods rsgcn --data qm9 --batches '
+    result = run_main(tmp_path, words + '8')
+    before = result['data']['qm9']['methods']['rsgcn']['batches']['8']
+    after = run_main(tmp_path, words + '4 8')['data']['qm9']['methods']['rsgcn']['batches']
+    assert list(after) == ['8', '4'] and after['8'] == before
+    after = run_main(tmp_path, words + '8 --seconds 0.1')['data']['qm9']['methods']['rsgcn']
+    assert list(after['batches']) == ['8'] and after['batches']['8'] != before
 
 
 def test_what_there_is_no_time_for_is_said(tmp_path):

@@ -41,3 +41,27 @@ def test_files_and_arguments(tmp_path, monkeypatch):
     path = harness.save('name', {'conditions': {'gpu': 'NVIDIA H200'}})
     assert path == tmp_path / 'nvidia-h200' / 'name.json'
     assert harness.save('name', {}, str(tmp_path / 'out')) == tmp_path / 'out' / 'name.json'
+
+
+def test_a_result_is_completed_unless_it_began_otherwise(tmp_path, capsys):
+    conditions = harness.conditions('abc', harness.device_of('-1'))
+    head = {'conditions': conditions, 'options': {'limit': None, 'epochs': (1, 2)}}
+    assert harness.resumed('name', head, tmp_path) == head
+    stored = {**head, 'conditions': {**conditions, 'date': '2020-01-01'}, 'data': {'a': 1}}
+    harness.save('name', stored, tmp_path)
+    stored['options']['epochs'] = [1, 2]
+    assert harness.resumed('name', head, tmp_path) == stored
+    assert capsys.readouterr().out == '%s goes on\n' % (tmp_path / 'name.json')
+    for name, other in (
+        ('commit', {'commit': 'abd'}),
+        ('numpy', {'numpy': '0'}),
+        ('torch', {'torch': '2'}),
+    ):
+        new = {**head, 'conditions': {**conditions, **other}}
+        assert harness.resumed('name', new, tmp_path) == json.loads(json.dumps(new))
+        assert capsys.readouterr().out.endswith('begins anew: other %s\n' % name)
+    assert 'data' not in harness.resumed('name', {**head, 'options': {'limit': 3}}, tmp_path)
+    assert 'data' not in harness.resumed('name', {**head, 'method': 'more'}, tmp_path)
+    head['conditions'] = {**conditions, 'commit': 'abc-dirty'}
+    harness.save('name', {**head, 'data': {}}, tmp_path)
+    assert 'data' not in harness.resumed('name', head, tmp_path)

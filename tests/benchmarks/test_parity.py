@@ -18,6 +18,9 @@ def test_page_and_file(tmp_path, monkeypatch):
     monkeypatch.setattr(parity, 'PAGE', tmp_path / 'parity.md')
     assert parity.main(['--commit', 'abc', '--out', str(tmp_path)]) == 0
     result = json.loads((tmp_path / 'cpu' / 'parity.json').read_text())
+    monkeypatch.setattr(parity, 'compare', None)  # nothing is left to do
+    assert parity.main(['--commit', 'abc', '--out', str(tmp_path)]) == 0
+    assert json.loads((tmp_path / 'cpu' / 'parity.json').read_text()) == result
     gpu = dict(result, conditions=dict(result['conditions'], gpu='Some GPU', cupy='14'))
     gpu['cases'] = [dict(gpu['cases'][0], failures=['packed output: 1e-3 > 1e-5'])]
     (tmp_path / 'some-gpu').mkdir()
