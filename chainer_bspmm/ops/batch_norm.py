@@ -179,32 +179,17 @@ def _device_gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RAN
     return gx, ggamma, gbeta
 
 
-def _weights_of(adj):
-    """Return how often each row counts, (n_rows,) float32; 0 for spare rows."""
-    if adj.row_weights is not None:
-        return adj.row_weights
-    xp = adj.xp
-    return adj.cached(
-        'ones of rows',
-        lambda: (xp.arange(adj.n_rows, dtype='i') < adj.row_offsets[-1:]).astype(numpy.float32),
-    )
-
-
 def batch_norm(adj, link, h):
     """Normalise node features, (n_rows, n_channels), over the rows of a batch, as ``link`` does.
 
-    In training, mean and variance count every row as often as it stands for a node
-    (``adj.row_weights``), spare rows (``adj.has_spare``) not at all, and so do the running
-    averages; ``y[i, c] = gamma[c] (h[i, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c]``. Rows
-    that are ignored get 0 and no gradient, even if they hold NaN. Everything else is left to the
-    link. float16 is calculated in float32; a batch without any row leaves mean and variance at 0.
+    In training, mean, variance and running averages count every row ``adj.row_weights`` times,
+    spare rows not at all. Rows that are ignored get 0 and no gradient, even if they hold NaN.
+    Without weights and spare rows all is left to the link; with them it is one node, and neither
+    link hooks nor an overridden ``__call__`` are called. float16 is calculated in float32.
 
     A MultiNodeBatchNormalization of ChainerMN counts the rows of all ranks' batches in the same way
-    (ChainerMN's own forward pass counts every rank alike). Its gradients are for the mean over
-    ranks that `multi_node.optimizer` takes.
-
-    With weights or spare rows it is one node, differentiable to any order, and link hooks and an
-    overridden ``__call__`` are not called. Source: Ioffe, Szegedy 2015 (arXiv:1502.03167).
+    (its own forward pass counts every rank alike). Its gradients are for the mean over ranks that
+    `multi_node.optimizer` takes.
     """
     dense = chainer.links.BatchNormalization
     # Of ChainerMN, which is not imported where it is not used.
@@ -214,8 +199,13 @@ def batch_norm(adj, link, h):
     if not chainer.config.train or (comm is None and adj.row_weights is None and not adj.has_spare):
         # Past GraphBatchNormalization's own __call__, which insists on three dimensions.
         return dense.__call__(link, h)
-    if comm is None:
-        _check_link(link)
+    if comm is None and type(link).forward is not dense.forward:
+        raise ValueError(
+            'link: expected the forward pass of chainer.links.BatchNormalization, '
+            'which does not know weights of rows and is replaced, got %r' % (link,)
+        )
+    if comm is None and link.axis not in (None, (0,)):
+        raise ValueError('link.axis: expected None or (0,), got %r' % (link.axis,))
     if link.decay is None:
         raise ValueError('link.decay: expected a number, got None')
     if link.avg_mean is None:
@@ -225,7 +215,14 @@ def batch_norm(adj, link, h):
             'h: expected shape %s to go with %r and the link, got %s'
             % ((adj.n_rows,) + link.avg_mean.shape, adj, h.shape)
         )
-    return _normalise(link, h, _weights_of(adj), link.decay, comm)
+    weights = adj.row_weights
+    if weights is None:  # 0 for spare rows
+        xp = adj.xp
+        weights = adj.cached(
+            'ones of rows',
+            lambda: (xp.arange(adj.n_rows, dtype='i') < adj.row_offsets[-1:]).astype(numpy.float32),
+        )
+    return _normalise(link, h, weights, link.decay, comm)
 
 
 def batch_norm_of_ranks(link, x, finetune=False):
@@ -266,17 +263,6 @@ def _normalise(link, h, weights, decay, comm):
         running = None
     node = WeightedBatchNorm(weights, link.eps, decay, running, Ranks(comm))
     return node.apply((h, gamma, beta))[0]
-
-
-def _check_link(link):
-    dense = chainer.links.BatchNormalization
-    if type(link).forward is not dense.forward:
-        raise ValueError(
-            'link: expected the forward pass of chainer.links.BatchNormalization, '
-            'which does not know weights of rows and is replaced, got %r' % (link,)
-        )
-    if link.axis not in (None, (0,)):
-        raise ValueError('link.axis: expected None or (0,), got %r' % (link.axis,))
 
 
 def _constant(link, value):

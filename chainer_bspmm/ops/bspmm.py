@@ -62,8 +62,7 @@ def csr_launch(
         ),
         (-(-n_rows // (rows * rows_per_thread)), y, -(-tiles // y)),
         (lanes, rows, 1),
-        0,
-        (numpy.uint32(n_rows), numpy.uint32(n_vectors), numpy.uint32(rows_per_thread)),
+        arguments=(numpy.uint32(n_rows), numpy.uint32(n_vectors), numpy.uint32(rows_per_thread)),
     )
 
 
@@ -178,8 +177,7 @@ def sum_pieces_launch(n_pieces, n_channels, piece) -> plans.Launch:
         (('VECTOR', 1), ('AHEAD', 8)),
         (-(-n_chunks // n_at_once), y, -(-tiles // y)),
         (plans.WARP, n_at_once, 1),
-        0,
-        tuple(map(numpy.int32, (n_channels, piece, n_chunks))),
+        arguments=tuple(map(numpy.int32, (n_channels, piece, n_chunks))),
     )
 
 

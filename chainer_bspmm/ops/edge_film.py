@@ -55,28 +55,6 @@ _FilmBlock = collections.namedtuple(
 )
 
 
-def _edge_film_on_host(adj, messages, film):
-    y = numpy.zeros((adj.n_rows, messages.shape[1]), messages.dtype)
-    for block in _film_blocks(adj, messages, film):
-        z = numpy.maximum(block.z, 0, out=block.z)
-        z *= block.value
-        y[block.rows] = _sum_at(block.row, z, block.rows)
-    return y
-
-
-def _edge_film_grad_on_host(adj, messages, film, gy):
-    gmessages, gfilm = numpy.zeros_like(messages), numpy.zeros_like(film)
-    for block in _film_blocks(adj, messages, film):
-        g = gy[block.rows].astype(block.z.dtype, copy=False)[block.row]
-        g *= block.z > 0
-        g *= block.value
-        both = numpy.concatenate([g * block.message, g], axis=1)
-        gfilm[block.pairs] = _sum_at(block.pair, both, block.pairs)
-        g *= block.gamma
-        gmessages[block.columns] = _sum_at(block.column, g, block.columns)
-    return gmessages, gfilm
-
-
 def _film_blocks(adj, messages, film):
     """Yield the `_FilmBlock` of some graphs at a time."""
     n_channels, n_relations = messages.shape[1], adj.n_relations
@@ -128,7 +106,12 @@ def edge_film_forward(adj: BatchedCSR, messages, film):
     array of (nnz, C) is made on a GPU.
     """
     if not launch.on_gpu(messages):
-        return _edge_film_on_host(adj, messages, film)
+        y = numpy.zeros((adj.n_rows, messages.shape[1]), messages.dtype)
+        for block in _film_blocks(adj, messages, film):
+            z = numpy.maximum(block.z, 0, out=block.z)
+            z *= block.value
+            y[block.rows] = _sum_at(block.row, z, block.rows)
+        return y
     with launch.device_of(messages):
         messages, film = launch.contiguous(messages), launch.contiguous(film)
         return _launch('OUTPUT', adj, adj.n_relations, adj.n_rows, messages, film, None)
@@ -137,7 +120,16 @@ def edge_film_forward(adj: BatchedCSR, messages, film):
 def edge_film_backward(adj: BatchedCSR, messages, film, gy):
     """Return the gradients of :func:`edge_film_forward` with respect to messages and film."""
     if not launch.on_gpu(messages):
-        return _edge_film_grad_on_host(adj, messages, film, gy)
+        gmessages, gfilm = numpy.zeros_like(messages), numpy.zeros_like(film)
+        for block in _film_blocks(adj, messages, film):
+            g = gy[block.rows].astype(block.z.dtype, copy=False)[block.row]
+            g *= block.z > 0
+            g *= block.value
+            both = numpy.concatenate([g * block.message, g], axis=1)
+            gfilm[block.pairs] = _sum_at(block.pair, both, block.pairs)
+            g *= block.gamma
+            gmessages[block.columns] = _sum_at(block.column, g, block.columns)
+        return gmessages, gfilm
     with launch.device_of(messages):
         arrays = [launch.contiguous(array) for array in (messages, film, gy)]
         return (

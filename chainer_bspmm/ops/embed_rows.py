@@ -30,8 +30,7 @@ def embed_launch(n_rows, n_types, n_channels) -> plans.Launch:
         (('VECTOR', 1), ('WARPS', EMBED_WARPS), ('ROWS', EMBED_CHUNK)),
         (-(-n_rows // length), -(-n_channels // plans.WARP), 1),
         (plans.WARP, EMBED_WARPS, 1),
-        0,
-        tuple(map(numpy.int32, (n_rows, n_channels, n_types, length))),
+        arguments=tuple(map(numpy.int32, (n_rows, n_channels, n_types, length))),
     )
 
 
@@ -42,7 +41,15 @@ def embed_rows_backward(ids, gy, n_types):
     :func:`sum_partials`, so in a step it may have to be the gradient of a parameter.
     """
     if not launch.on_gpu(gy):
-        return _backward_on_host(ids, gy, n_types)
+        dtype = compute_dtype(gy)
+        is_type = (ids >= 0) & (ids < n_types)
+        if not is_type.all():  # SciPy would write past its arrays
+            ids, gy = ids[is_type], gy[is_type]
+        n = len(ids)
+        one_hot = scipy.sparse.csr_matrix(
+            (numpy.ones(n, dtype), ids, numpy.arange(n + 1)), shape=(n, n_types)
+        )
+        return (one_hot.T @ gy.astype(dtype, copy=False)).astype(gy.dtype, copy=False)
     n_rows, n_channels = gy.shape
     with launch.device_of(gy):
         if not gy.size or not n_types:
@@ -53,17 +60,6 @@ def embed_rows_backward(ids, gy, n_types):
         ids, gy = launch.contiguous(ids.astype(numpy.int32, copy=False)), launch.contiguous(gy)
         launch.run('embed_grad', gy, plan, ids, gy, partials, *plan.arguments)
     return sum_partials(partials, [(0, (n_types, n_channels), gy.dtype)])[0]
-
-
-def _backward_on_host(ids, gy, n_types):
-    dtype = compute_dtype(gy)
-    is_type = (ids >= 0) & (ids < n_types)
-    if not is_type.all():  # SciPy would write past its arrays
-        ids, gy = ids[is_type], gy[is_type]
-    one_hot = scipy.sparse.csr_matrix(
-        (numpy.ones(len(ids), dtype), ids, numpy.arange(len(ids) + 1)), shape=(len(ids), n_types)
-    )
-    return (one_hot.T @ gy.astype(dtype, copy=False)).astype(gy.dtype, copy=False)
 
 
 class EmbedRows(AccumulateInPlace, FusedNode):

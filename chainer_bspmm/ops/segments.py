@@ -239,8 +239,7 @@ class _Segmented(function_node.FunctionNode):
 
 class SegmentSum(_Segmented):
     def _calculate(self, x):
-        offsets, _, max_rows, weights = self._segments
-        return segment_sum_forward(x, offsets, max_rows, weights)
+        return reduce_rows(segment_sum_forward, x, self._segments)
 
     def backward(self, indexes, grad_outputs):
         return tuple(self._apply_other(SegmentBroadcast, grad_outputs))

@@ -60,8 +60,7 @@ def st_global_launch(n_graphs, nnz, n_channels):
         (('VECTOR', 1), ('SUBWARP', lanes)),
         (-(-nnz * lanes // ST_GLOBAL_BLOCK), 1, 1),
         (ST_GLOBAL_BLOCK, 1, 1),
-        0,
-        (numpy.int32(n_graphs), numpy.int32(n_channels)),
+        arguments=(numpy.int32(n_graphs), numpy.int32(n_channels)),
     )
 
 
@@ -134,8 +133,7 @@ def sell_launch(n_slices, n_slots, n_channels, width):
         (('VECTOR', width), ('TILE', tile), ('WHOLE_WARPS', int(n_slots % plans.WARP == 0))),
         (blocks, min(-(-n_vectors // tile), plans.MAX_GRID_Y), 1),
         (plans.BLOCK, 1, 1),
-        0,
-        tuple(map(numpy.int32, (n_slices, n_slots, n_vectors))),
+        arguments=tuple(map(numpy.int32, (n_slices, n_slots, n_vectors))),
     )
 
 
@@ -154,8 +152,7 @@ def spmv_launch(n_rows, nnz):
         (('VECTOR', 1), ('LANES', lanes)),
         (-(-n_rows // rows), 1, 1),
         (lanes, rows, 1),
-        0,
-        (numpy.int32(n_rows),),
+        arguments=(numpy.int32(n_rows),),
     )
 
 

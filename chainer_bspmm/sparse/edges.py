@@ -1,24 +1,18 @@
-"""Matrices whose rows or columns are the entries of a `BatchedCSR`, the edges of its graphs.
-
-All of them share arrays with the given one; nothing here synchronises a device.
-"""
+"""Matrices whose rows or columns are the entries of a `BatchedCSR`, the edges of its graphs."""
 
 
 def derived(adj, **fields):
     """Return a matrix of one relation, derived from another by replacing arrays and sizes.
 
-    Where ``adj`` has spare rows or entries, so may the new one, and its arrays must be as
-    ``BatchedCSR.in_buffers`` wants them.
+    If ``adj`` has spare rows or entries, arrays are as ``BatchedCSR.in_buffers`` wants them.
     """
     return adj.replace(
-        **{
-            'n_relations': 1,
-            'layout': 'packed',
-            'is_symmetric': False,
-            'row_weights': None,
-            'padded_to': None,
-            **fields,
-        }
+        n_relations=1,
+        layout='packed',
+        is_symmetric=False,
+        row_weights=None,
+        padded_to=None,
+        **fields,
     )
 
 
