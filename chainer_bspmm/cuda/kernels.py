@@ -40,19 +40,15 @@ def source(name):
     CuPy's disk cache hashes the text it compiles but not the headers which that text includes: a
     change of an included header would go unnoticed.
     """
-    return _with_headers(paths()[name].name, paths()[name].read_text())
-
-
-def _with_headers(name, text):
-    parts = []
-    for number, line in enumerate(text.splitlines(keepends=True), 1):
+    path, parts = paths()[name], []
+    for number, line in enumerate(path.read_text().splitlines(keepends=True), 1):
         include = re.fullmatch(r'#include "(\w+\.cuh)"\n', line)
         if include is None:
             parts.append(line)
         else:
             header = (directory() / include[1]).read_text()
             parts += ['#line 1 "%s"\n' % include[1], header]
-            parts.append('#line %d "%s"\n' % (number + 1, name))
+            parts.append('#line %d "%s"\n' % (number + 1, path.name))
     return ''.join(parts)
 
 
@@ -91,7 +87,7 @@ def load(device_id, name, dtype_char, defines):
     if key not in asked:
         asked.add(key)
         pool.submit(_compiled_elsewhere, *key)
-    return _launch_nothing
+    return lambda *_, **__: None  # launches nothing
 
 
 @contextlib.contextmanager
@@ -110,10 +106,6 @@ def compiled_together():
             raise
         finally:
             _local.together = None
-
-
-def _launch_nothing(*_, **__):
-    pass
 
 
 def _compiled_elsewhere(device_id, *key):

@@ -109,11 +109,9 @@ def sum_partials(partials, parts):
     """Return the sums over the rows of columns of an array on a GPU.
 
     They are ``partials[:, first : first + prod(shape)].sum(axis=0)``, of that shape and dtype, for
-    each (first, shape, dtype) of `parts`. `partials`, C-contiguous, is of the dtype that kernels
-    calculate in: float64 for float64 results, else float32. One launch, deterministic, without
-    synchronising. Inside a captured step the sums may be deferred: the returned arrays hold nothing
-    until the backward pass ends, so they must be gradients of parameters, which only the update
-    reads.
+    each (first, shape, dtype) of `parts`; `partials` is of the dtype that kernels calculate in.
+    Inside a captured step the sums may be deferred: the returned arrays hold nothing until the
+    backward pass ends, so they must be gradients of parameters, which only the update reads.
     """
     current = step.current()
     deferred = None if current is None else current.sums

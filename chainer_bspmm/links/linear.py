@@ -30,11 +30,7 @@ def linear_rows(linear, h):
 
 
 def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
-    """Return ``dropout(activation(linear(h)))``, in one node if that has the activation.
-
-    A softmax without dropout is one node, too. Hooks of the layer run, which takes more nodes. With
-    ``adj`` the layer is given ``h + A h``, in the same node.
-    """
+    """Return ``dropout(activation(linear(h)))``, or of ``h + A h``; one node if it may be."""
     ratio = max(dropout_ratio, 0.0)
     if not hooked(linear) and activation in ACTIVATIONS:
         W, b = parameters_of(linear, h.shape[1])
@@ -53,8 +49,7 @@ def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
 def gated_step(gru, x, message):
     """Take a step of a GRU with input ``[x, message]``, as one node, and keep the state.
 
-    Without a state, U, U_r, U_z and W_r take no part; a message may have no columns. Hooks of the
-    GRU are not called; those of its layers are refused with ValueError.
+    A message may have no columns. Hooks of the GRU are not called, those of its layers refused.
     """
     n_inputs = x.shape[1] + message.shape[1]
     # In the order of the link's own call, so that one seed gives the same parameters.
@@ -68,12 +63,8 @@ def gated_step(gru, x, message):
 
 
 def parameters_of(linear, n_inputs):
-    """Return W and b of a layer that is part of another node, initialised if necessary.
-
-    A layer with hooks raises ValueError. They would not run, and what they do (spectral
-    normalisation) would be missing from the result without notice.
-    """
-    if linear.local_link_hooks:
+    """Return W and b of a layer that is part of another node, initialised if necessary."""
+    if linear.local_link_hooks:  # such as spectral normalisation, which would be missing
         raise ValueError(
             '%s: expected no link hooks, because the link itself is not called on '
             'sparse batches, got %s' % (linear.name, ', '.join(linear.local_link_hooks))

@@ -1,12 +1,6 @@
 """What the wrappers of Chainer Chemistry (GWM, CWLE, GWLE) have in common, on sparse batches."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
-from chainer import ChainList
 from chainer import functions
-from chainer import Link
 
 from chainer_bspmm.ops.scale_adj import scale_adj
 from chainer_bspmm.ops.batch_norm import batch_norm
@@ -29,21 +23,6 @@ class GraphConvModel(SparseModel):
         ValueError: upstream's constructor takes the options together, but not its forward pass; or
             an update or readout has no sparse form.
     """
-
-    activation: Callable | None
-    bnorms: ChainList
-    concat_hidden: bool
-    dropout_ratio: float
-    embed: Link
-    n_activation: int
-    n_update_layers: int
-    readout_layers: ChainList
-    reset_state: Callable[[], None]
-    scale_adj: bool
-    sum_hidden: bool
-    update_layers: ChainList
-    use_batchnorm: bool
-    weight_tying: bool
 
     parts = {'update_layers': UPDATES, 'readout_layers': READOUTS}
 

@@ -1,7 +1,6 @@
 """`SparseModel`: a model remembers the layout of the batches that it was trained with."""
 
 import weakref
-from collections.abc import Callable
 
 import chainer
 
@@ -21,9 +20,6 @@ class SparseModel(Sparse):
     layout warns, once for each model.
     """
 
-    links: Callable
-    namedlinks: Callable
-    params: Callable
     trained_with = None
     upstreams_layout = 'folded', None  # what it is after a training of upstream's model
 

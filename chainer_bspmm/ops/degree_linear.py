@@ -165,10 +165,9 @@ def _split(inputs):
 def degree_linear_sigmoid(adj, x, weights, biases):
     """Compute ``y[i] = sigmoid(W_d sum_j A[i, j] x[j] + sum over all e of b_e)``, (n_nodes, n_out).
 
-    d is the degree of node i; where it has no weight, ``y[i] = sigmoid(sum of all biases)``. That
-    every bias is added to every node of any degree is what Chainer Chemistry does: it masks the
-    input of each of its linear layers, not the output. `weights`, (n_out, n_in), and `biases` are
-    for degree 1, 2, ... Differentiable to any order with respect to all but ``adj``.
+    d is the degree of node i; where it has no weight, ``y[i] = sigmoid(sum of all biases)``. Every
+    bias is added to every node, as Chainer Chemistry masks the inputs of its linear layers, not
+    the outputs. `weights`, (n_out, n_in), and `biases` are for degree 1, 2, ...
     """
     check.adjacency(adj)
     if adj.n_rows != adj.n_cols:

@@ -193,11 +193,7 @@ def edge_film(adj, x, W, W_g, activation=functions.relu):
     ``messages[j, r, c] = sum_k W[c * R + r, k] x[j, k]``, and gamma and beta of the receiver come
     from rows ``c * R + r`` and ``(C + c) * R + r`` of ``W_g``, (2 * C * R, in_channels).
     One node for ``chainer.functions.relu``; any other activation takes a few, which store arrays of
-    (nnz, C) on a GPU as well. Differentiable to any order; deterministic; does not synchronise.
-
-    Source:
-        Brockschmidt 2019 (arXiv:1906.12192), equation 6 without its norm; Chainer Chemistry
-        0.7.1, links/update/gnn_film_update.py.
+    (nnz, C) on a GPU as well. Differentiable to any order.
     """
     check.relations(adj)
     check.features(x, adj, 'in_channels')

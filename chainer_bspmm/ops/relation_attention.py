@@ -186,17 +186,14 @@ def relation_attention(
 
     If there is no edge to normalise over, the weights are uniform over all slots of the graph: its
     rows, each as often as it counts (``adj.row_weights``), times the R relations unless ``within``.
-    In Chainer Chemistry this is what a softmax over a matrix of masked logits amounts to; here it
-    is a mean.
+    In Chainer Chemistry this is what a softmax over a matrix of masked logits amounts to.
 
-    Dropout in training drops weights one by one, as Chainer Chemistry does, with one difference:
-    all rows without edges of a graph share a draw for each slot and head, and a row that stands for
-    several nodes is dropped for all of them or for none. A row without edges is distributed as
-    there; those of a graph are not independent of each other.
+    Dropout in training drops weights one by one, as there, but all rows without edges of a graph
+    share a draw for each slot and head, and a row that stands for several nodes is dropped for all
+    of them or for none.
 
-    One node, differentiable to any order; does not synchronise. Heads are folded into the matrix,
-    which has an entry for each head of an edge: one product does them all, forward and backward,
-    with neither a loop nor an array of (edges, heads, C).
+    One node, differentiable to any order. Heads are folded into the matrix, which has an entry for
+    each head of an edge: one product does them all, without an array of (edges, heads, C).
     """
     check.relations(adj)
     check.floats('m', m, adj)

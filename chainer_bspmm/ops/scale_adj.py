@@ -14,8 +14,7 @@ from chainer_bspmm.sparse.relations import with_values
 def scale_adj(adj: BatchedCSR, dtype: DTypeLike) -> BatchedCSR:
     """Divide every entry by the degree of its source: ``A_r[i, j] / sum_{r, k} A_r[k, j]``.
 
-    A degree of 0 counts as 1. As in Chainer Chemistry it is the column's over all relations; the
-    paper divides by the receiver's in each. The result, of `dtype`, is kept with ``adj``.
+    As in Chainer Chemistry; the paper divides by the receiver's in each relation.
     """
 
     def make():

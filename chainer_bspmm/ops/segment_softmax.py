@@ -116,24 +116,20 @@ class SegmentSoftmax(FusedNode):
         largest = reduce_rows(segment_max_forward, columns.array, segments)
         shifted = columns - segment_broadcast_forward(largest, *unweighted)
         # Ignored rows may be above the maximum, NaN, or without anything to divide by.
-        is_counted, zero = _counted_rows(segments), columns.xp.zeros((), x.dtype)
+        xp, (offsets, n_rows, _, weights) = columns.xp, segments
+        if weights is None:
+            is_counted = xp.arange(n_rows, dtype=offsets.dtype)[:, None] < offsets[-1:]
+        else:
+            is_counted = weights[:, None] != 0
+        zero = xp.zeros((), x.dtype)
         e = functions.exp(functions.where(is_counted, shifted, zero))
         (total,) = SegmentBroadcast(unweighted).apply(SegmentSum(segments).apply((e,)))
-        total = functions.where(is_counted, total, columns.xp.ones((), x.dtype))
+        total = functions.where(is_counted, total, xp.ones((), x.dtype))
         return functions.reshape(functions.where(is_counted, e / total, zero), x.shape)
 
 
 def _columns(x):
     return x if x.ndim == 2 else x[:, None]
-
-
-def _counted_rows(segments):
-    """Return which rows count, (n_rows, 1) bool: those of a segment whose weight is not 0."""
-    offsets, n_rows, _, weights = segments
-    if weights is not None:
-        return weights[:, None] != 0
-    xp = chainer_backend.get_array_module(offsets)
-    return xp.arange(n_rows, dtype=offsets.dtype)[:, None] < offsets[-1:]
 
 
 class NodeSoftmax(SegmentSoftmax):

@@ -1,7 +1,5 @@
 """Launch plans of the papers' kernels; see `chainer_bspmm.cuda.plans`."""
 
-import functools
-
 import numpy
 
 from chainer_bspmm.cuda import plans
@@ -31,7 +29,7 @@ def st_partition(max_rows, n_channels, itemsize):
     return -(-n_channels // n_partitions)
 
 
-@functools.lru_cache(maxsize=4096)
+@plans.kept
 def st_shared_launch(n_graphs, max_rows, max_nnz, n_channels, n_columns, itemsize):
     """Plan a block per (matrix, partition of n_columns columns).
 
@@ -52,7 +50,7 @@ def st_shared_launch(n_graphs, max_rows, max_nnz, n_channels, n_columns, itemsiz
     )
 
 
-@functools.lru_cache(maxsize=4096)
+@plans.kept
 def st_global_launch(n_graphs, nnz, n_channels):
     """Plan a sub-warp per entry of the whole batch; all sizes are positive."""
     lanes = subwarp(n_channels)
@@ -64,12 +62,7 @@ def st_global_launch(n_graphs, nnz, n_channels):
     )
 
 
-def swa_shared_bytes(width, lanes, itemsize):
-    """Return the shared memory of a block: ``TB / subWarp`` rows of `width` sums."""
-    return plans.BLOCK // lanes * width * max(itemsize, 4)
-
-
-@functools.lru_cache(maxsize=4096)
+@plans.kept
 def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
     """Plan a sub-warp per row of the largest graph, for every graph: the papers' CSR kernels.
 
@@ -80,7 +73,10 @@ def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
     """
     lanes = subwarp(n_channels)
     partitions, width = 1, n_channels
-    shared_bytes = swa_shared_bytes(width, lanes, itemsize)
+    row_bytes = (
+        plans.BLOCK // lanes * max(itemsize, 4)
+    )  # for each column: TB / subWarp rows of sums
+    shared_bytes = width * row_bytes
     if blocked is False and shared_bytes > SHARED_BUDGET:
         raise ValueError(
             'algorithm: swa_rows expects n_B whose sums take at most %d bytes of shared memory '
@@ -90,7 +86,7 @@ def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
     while shared_bytes > SHARED_BUDGET or blocked and partitions == 1:
         partitions *= 2
         width = -(-n_channels // partitions)
-        shared_bytes = swa_shared_bytes(width, lanes, itemsize)
+        shared_bytes = width * row_bytes
     sub_warps = n_graphs * max_rows
     if sub_warps >= 2**31 or partitions > plans.MAX_GRID_Y:
         raise ValueError(
@@ -118,7 +114,7 @@ def sell_slots(max_slice_rows):
     return -(-max_slice_rows // plans.WARP) * plans.WARP
 
 
-@functools.lru_cache(maxsize=4096)
+@plans.kept
 def sell_launch(n_slices, n_slots, n_channels, width):
     """Plan a thread per (row of a slice, tile of vectors): the grid of bspmm_sell."""
     n_vectors = n_channels // width
@@ -141,7 +137,7 @@ def sell_launch(n_slices, n_slots, n_channels, width):
 SPMV_AHEAD = 4
 
 
-@functools.lru_cache(maxsize=4096)
+@plans.kept
 def spmv_launch(n_rows, nnz):
     """Plan a lane for every SPMV_AHEAD entries of the mean row: the grid of spmv_csr."""
     lanes = 1
@@ -160,7 +156,7 @@ def spmv_launch(n_rows, nnz):
 COO_TILE = 4
 
 
-@functools.lru_cache(maxsize=4096)
+@plans.kept
 def coo_dot_launch(n_graphs, nnz, n_channels, width):
     """Plan a sub-warp per entry: the grid of bsddmm_coo."""
     plan = plans.dot_launch(nnz, n_channels, width, COO_TILE)

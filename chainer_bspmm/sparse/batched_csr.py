@@ -88,16 +88,9 @@ class BatchedCSR(Batch):
         max_atom_id: int | None = None,
     ) -> None:
         n_relations, max_atom_id = validate.options(n_relations, layout, max_atom_id)
-        arrays = {'indptr': indptr, 'indices': indices, 'row_offsets': row_offsets}
-        if col_offsets is not None:
-            arrays['col_offsets'] = col_offsets
-        host, device = validate.host_integers(arrays, data)
-        if col_offsets is None:
-            validate.fits_int32('nodes times relations', (host['indptr'].size - 1) * n_relations)
-            host['col_offsets'] = host['row_offsets'] * numpy.int64(n_relations)
-        validate.blocks(
-            host['indptr'], host['indices'], host['row_offsets'], host['col_offsets'], n_relations
-        )
+        arrays = dict(zip(self._integers, (indptr, indices, row_offsets, col_offsets)))
+        host, device = validate.host_integers(arrays, data, n_relations)
+        validate.blocks(n_relations=n_relations, **host)
         if layout == 'padded':
             validate.equal_blocks(host)
         host = {name: array.astype(numpy.int32) for name, array in host.items()}
