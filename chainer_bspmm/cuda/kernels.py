@@ -37,8 +37,7 @@ def paths():
 def source(name):
     """Return the text of a kernel's file with the headers inserted.
 
-    CuPy's disk cache hashes the text it compiles but not the headers which that text includes: a
-    change of an included header would go unnoticed.
+    CuPy's disk cache hashes the text that it compiles, but not headers which that text includes.
     """
     path, parts = paths()[name], []
     for number, line in enumerate(path.read_text().splitlines(keepends=True), 1):
@@ -94,8 +93,8 @@ def load(device_id, name, dtype_char, defines):
 def compiled_together():
     """Compile what this thread loads inside, several at a time; launches do nothing.
 
-    A kernel takes NVRTC up to a second, most models have dozens, and otherwise each is compiled
-    when it is first launched. An error of the compiler is raised then.
+    Otherwise each is compiled, in up to a second, when it is first launched. Errors are raised
+    then.
     """
     with concurrent.futures.ThreadPoolExecutor() as pool:
         _local.together = pool, set()

@@ -1,7 +1,6 @@
 """Launch plans: what the plans of all operations share. Pure functions of a few integers.
 
-Nothing here needs a GPU. Kernels take their tile sizes from the constants decided here and in the
-operations' own plans, so that grid and tile cannot disagree.
+Kernels take their tile sizes from the constants decided here: grid and tile cannot disagree.
 """
 
 import collections

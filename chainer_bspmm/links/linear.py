@@ -12,10 +12,7 @@ from chainer_bspmm.ops.linear_softmax import linear_softmax
 
 
 def hooked(*links: chainer.Link) -> bool:
-    """Return whether a link hook is active for all links, or for one of these.
-
-    Then links are called one by one, as upstream calls them; results differ by rounding.
-    """
+    """Return whether a hook is active for all links, or for one of these: then each is called."""
     if chainer._get_link_hooks():
         return True
     for link in links:
@@ -75,10 +72,7 @@ def parameters_of(linear, n_inputs):
 
 
 def zero_unused(linear, n_inputs):
-    """Give a layer that is never called weights of 0, without drawing random numbers.
-
-    Weights that stay None break optimizers and put a pickled object into snapshots.
-    """
+    """Give a layer that is never called weights of 0: None would break optimizers and snapshots."""
     if linear.W.array is None:
         linear.W.initializer = chainer.initializers.Zero()
         linear.W.initialize((linear.out_size, n_inputs))

@@ -45,10 +45,9 @@ class GraphConvModel(SparseModel):
         return h, scale_adj(adj, h.dtype) if self.scale_adj else adj
 
     def _convolve(self, h, h0, adj, is_real_node, mix=None):
-        """Return the readout, (n_graphs, out_dim), or several side by side (`concat_hidden`).
+        """Return the readout, of h and h0, or several side by side (`concat_hidden`).
 
-        h0: features that readouts take as well as h. mix: ``mix(h, h_new, index)`` returns the
-        nodes, given those before and after an update, all (n_rows, hidden_channels).
+        ``mix(h, h_new, index)`` returns the nodes, given those before and after an update.
         """
 
         def read(readout):

@@ -94,10 +94,7 @@ def _size(padded_to, has_to_tell):
 
 
 def remember_dense_training(model: SparseModel) -> None:
-    """Note that a model was trained as upstream's, on its batches, before it was swapped.
-
-    Known from the optimizer's counts, which a pickle keeps, since :func:`leave_note`.
-    """
+    """Note, by the optimizer's counts, that a model was trained as upstream's before its swap."""
     trained_with, n_updates = model.__dict__.pop('_when_densified', (None, 0))
     if _n_updates(model) != n_updates:
         trained_with = model.upstreams_layout

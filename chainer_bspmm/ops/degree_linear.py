@@ -77,14 +77,6 @@ def _product(degrees, x, weights, trans):
     return y
 
 
-def _weight_gradients(degrees, x, gy, dtype):
-    """Compute ``gW_d = sum of gy[i]^T x[i]`` over the nodes i of degree d, n_types arrays."""
-    if degrees.rows is None:
-        stacked = dot(_expand(gy, degrees.is_type).T, x).astype(dtype, copy=False)
-        return tuple(stacked.reshape(degrees.is_type.shape[1], gy.shape[1], x.shape[1]))
-    return tuple(gy[rows].T.dot(x[rows]).astype(dtype, copy=False) for rows in degrees.rows)
-
-
 class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
     """Inputs x, the weights, then as many biases."""
 
@@ -134,7 +126,12 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
             by_sums = _product(degrees, gy, weights, True)
             gradients[0] = bspmm_forward(self._adj, by_sums, trans=True)
         if set(range(1, n_types + 1)) & set(wanted):
-            by_weights = _weight_gradients(degrees, self._sums, gy, weights[0].dtype)
+            sums = self._sums
+            if degrees.rows is not None:
+                by_weights = [gy[rows].T.dot(sums[rows]) for rows in degrees.rows]
+            else:
+                stacked = dot(_expand(gy, degrees.is_type).T, sums)
+                by_weights = stacked.reshape(n_types, gy.shape[1], x.shape[1])
             gradients.update(enumerate(by_weights, 1))
         if wanted[-1] > n_types:
             # Equal, but in an array for each bias: optimizer hooks write to them.

@@ -81,8 +81,7 @@ def dropout_forward(x, ratio, seed, stream, counter):
     """Return a mask, 0 with probability ratio, else 1 / (1 - ratio), and ``y = x * mask``.
 
     The same seed (64 bits), number `stream` of the layer (32 bits) and step, the (1,) uint64
-    `counter` on x's device, give the same random numbers on every device; ``kernels/dropout.cu``
-    defines them. x has at most 2**34 elements.
+    `counter` on x's device, give the same numbers on every device; see ``kernels/dropout.cu``.
     """
     _check_size(x.size)
     if not launch.on_gpu(x):
@@ -171,10 +170,9 @@ def dropout_relu(y, ratio):
 
 
 def draw_kept(shape, ratio):
-    """Return whether each element stays, with probability 1 - ratio; ``numpy.random.seed`` decides.
+    """Return whether each element stays, with probability 1 - ratio.
 
-    NumPy's old generator draws only the seed of a quicker one: drawing every element from it, as
-    Chainer does, takes longer than the rest of a layer.
+    NumPy's old generator draws only the seed of a quicker one: as Chainer draws, it takes too long.
     """
     size = math.prod(shape)
     # Of the usual ratios, 0.5 or 0.25, a byte decides exactly.

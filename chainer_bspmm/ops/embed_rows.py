@@ -37,8 +37,7 @@ def embed_launch(n_rows, n_types, n_channels) -> plans.Launch:
 def embed_rows_backward(ids, gy, n_types):
     """Compute ``y[t] = sum of gy[i] where ids[i] == t``, (n_types, n_B): an embedding's gradient.
 
-    Rows with other ids than 0, ..., n_types - 1 are ignored. On a GPU it is from
-    :func:`sum_partials`, so in a step it may have to be the gradient of a parameter.
+    Rows with other ids are ignored. On a GPU it is from :func:`sum_partials`.
     """
     if not launch.on_gpu(gy):
         dtype = compute_dtype(gy)

@@ -31,10 +31,9 @@ def _launch(a, g, y):
 
 
 def row_softmax_forward(a):
-    """Replace the rows of matrices by their softmax, and return the sum of the matrices.
+    """Replace the rows of C-contiguous matrices, (n_terms, n_rows, n_B), by their softmax.
 
-    `a`, (n_terms, n_rows, n_B), is C-contiguous and written to; if there is one term, the result is
-    ``a[0]`` itself.
+    Returns the sum of the matrices, which of one term is ``a[0]`` itself.
     """
     n_terms, n_rows, n_channels = a.shape
     if launch.on_gpu(a):

@@ -115,9 +115,8 @@ def mean_loss_forward(kind, x, t, divisor=None, ignore_nan=False, along=()):
 def training_loss(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True):
     """Compute :func:`mean_loss_forward` and, by the same launch, what a step needs with it.
 
-    Returns the loss and its divisor; the binary accuracy of a cross entropy whose labels are
-    counted, else None; and if `with_gradient` what :func:`mean_loss_backward` gives where gy is 1,
-    else None. On a GPU the last two are None where there are too many elements.
+    Returns the loss and its divisor; the binary accuracy if labels are counted, else None; and if
+    `with_gradient` the gradient for a gy of 1. On a GPU None where there are too many elements.
     """
     accuracy, gx, along = None, None, ()
     if launch.on_gpu(x) and x.size <= LOSS_CHUNK:

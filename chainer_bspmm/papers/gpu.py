@@ -1,8 +1,4 @@
-"""The papers' algorithms on CuPy arrays: one kernel launch each, as everywhere.
-
-An algorithm is a function(adj, x, data, residual, trans) of C-contiguous arrays on the current
-device; it returns (n_rows, n_B).
-"""
+"""The papers' algorithms on CuPy arrays, functions(adj, x, data, residual, trans)."""
 
 import functools
 

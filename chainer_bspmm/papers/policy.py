@@ -31,11 +31,7 @@ def st_partition(max_rows, n_channels, itemsize):
 
 @plans.kept
 def st_shared_launch(n_graphs, max_rows, max_nnz, n_channels, n_columns, itemsize):
-    """Plan a block per (matrix, partition of n_columns columns).
-
-    The sub-warp follows from the width of a partition, each being a separate product; a block has
-    as many threads as give every entry its sub-warp at once, up to `ST_BLOCK`.
-    """
+    """Plan a block per (matrix, partition of n_columns columns), a sub-warp for every entry."""
     lanes = subwarp(n_columns)
     threads = min(max(-(-max_nnz * lanes // plans.WARP), 1) * plans.WARP, ST_BLOCK)
     # Fewer than a power of two if the last ones would have no column.
@@ -67,9 +63,8 @@ def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
     """Plan a sub-warp per row of the largest graph, for every graph: the papers' CSR kernels.
 
     Without blocking (c) a block owns all columns of its rows. With it (d) the columns are split
-    into the fewest partitions, a power of two, whose sums fit in `SHARED_BUDGET`. The last of the
-    plan's arguments is the number of columns that a block owns. Nagasaka et al., sections 4.1 to
-    4.3; TB, which they do not state, is `BLOCK`.
+    into the fewest partitions, a power of two, whose sums fit in `SHARED_BUDGET`. Nagasaka et al.,
+    sections 4.1 to 4.3; TB, which they do not state, is `BLOCK`.
     """
     lanes = subwarp(n_channels)
     partitions, width = 1, n_channels

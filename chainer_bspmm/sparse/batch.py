@@ -79,9 +79,8 @@ class Batch:
     def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return what ``make()`` returned at the first call with this key, on the batch's device.
 
-        For what costs too much to derive from the arrays twice. It must not refer back to the
-        batch: a reference cycle would keep the device memory of both until Python's garbage
-        collector finds it.
+        It must not refer back to the batch: such a cycle would keep the device memory of both until
+        Python's garbage collector finds it.
         """
         if key not in self._cache:
             with cuda.get_device_from_array(self.row_offsets):

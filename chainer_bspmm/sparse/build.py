@@ -178,8 +178,7 @@ def launch_relation_rows(adj, reciprocals=None):
 def relation_rows(adj, reciprocals=None):
     """Return the `RelationRows` of a matrix, as ``sparse.relations.relation_rows`` has it.
 
-    With a dtype for `reciprocals`, every entry of an adj on a GPU that is symmetric and all ones is
-    divided by the degree of its source over all relations.
+    With a dtype for `reciprocals` entries are those of `scaled_by_source`.
     """
     if adj.xp is not numpy:
         return launch_relation_rows(adj, reciprocals)
@@ -199,10 +198,7 @@ def relation_rows(adj, reciprocals=None):
 
 
 def launch_degree_rows(adj, n_types, dtype):
-    """Launch kernels/degree_rows.cu on a symmetric matrix.
-
-    Returns indptr and data for a layer, and indptr, indices and data for its gradient.
-    """
+    """Return indptr and data for a layer, and indptr, indices and data for its gradient."""
     with launch.device_of(adj.indptr):
         indptr, t_indptr = (
             cuda.cupy.empty(adj.n_rows * n_types + 1, numpy.int32) for _ in range(2)
@@ -320,14 +316,11 @@ def _of_scipy(matrices):
 
 
 def _sorted_entries(rows, columns, data, shape):
-    """Return indptr, columns and data by row, then column; entries at one place keep their order.
-
-    Two counting sorts, which take the values along; `data` None is that of ones.
-    """
+    """Return indptr, columns and data by row, then column, entries at one place in order."""
     values = numpy.zeros(rows.size, 'i1') if data is None else data.view('i%d' % data.itemsize)
     matrix = scipy.sparse.coo_matrix((values, (rows, columns)), shape)
     matrix.has_canonical_format = True  # else it would add up what is at one place
-    matrix = matrix.tocsc().tocsr()
+    matrix = matrix.tocsc().tocsr()  # two counting sorts
     return matrix.indptr, matrix.indices, None if data is None else matrix.data.view(data.dtype)
 
 

@@ -164,9 +164,8 @@ def gated_step_forward(x, message, state, parameters, is_tanh):
 def gated_step_backward(x, message, state, parameters, saved, gy, is_tanh, dtypes):
     """Return the gradients of :func:`gated_step_forward`, by two launches and a sum of partials.
 
-    They are those of x, message and state (None without one, or if the state is x, whose gradient
-    is the sum of both), and a list of the parameters', None where `dtypes`, W, b, W, b, ..., is
-    None. `saved` is the other result of the step.
+    They are those of x, message and state (None if it is x, whose gradient is the sum of both), and
+    a list of the parameters', None where `dtypes`, W, b, W, b, ..., is None.
     """
     with launch.device_of(x):
         x, message, state, parameters = _contiguous(x, message, state, parameters)

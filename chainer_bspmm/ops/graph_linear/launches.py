@@ -195,7 +195,13 @@ def layer_backward(
         partials = _layer(layer, rows, gy, y, x, parameters, gx, shapes, dropout_ratio, None, more)
         parts, first = [], 0
         for name, shape in shapes.items():
-            parts += _arrays_of(layer, name, first, shape, x.dtype)
+            if not layer.by_relation:
+                parts.append((first, shape, x.dtype))
+            elif name == 'b_self':  # every bias is added to all rows: equal, but an array for each
+                parts += [(first, shape, x.dtype)] * layer.n_biases
+            else:
+                matrix, size = (n_out, layer.width_in), n_out * layer.width_in
+                parts += [(first + r * size, matrix, x.dtype) for r in range(layer.n_relations)]
             first += math.prod(shape)
         if partials is None:
             sums = [cuda.cupy.zeros(*part[1:]) for part in parts]
@@ -205,17 +211,6 @@ def layer_backward(
         n = layer.n_relations
         return {'W': sums[:n], 'b_self': sums[n:], 'x': gx}
     return dict(zip(shapes, sums), x=gx)
-
-
-def _arrays_of(layer, name, first, shape, dtype):
-    """Return the parts, for `sum_partials`, that are the gradients of a layer's parameter."""
-    if not layer.by_relation:
-        return [(first, shape, dtype)]
-    if name == 'b_self':  # every bias is added to all rows: equal, but in an array for each
-        return [(first, shape, dtype)] * layer.n_biases
-    shape = layer.width_out, layer.width_in
-    size = math.prod(shape)
-    return [(first + r * size, shape, dtype) for r in range(layer.n_relations)]
 
 
 def _layer(layer, matrix, rows, y, x, parameters, result, shapes, dropout_ratio, draw, more=None):

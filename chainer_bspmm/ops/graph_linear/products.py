@@ -1,7 +1,4 @@
-"""A layer on bare arrays, as products: what has no launch of a GPU.
-
-Its parts are what :func:`~chainer_bspmm.ops.graph_linear.node.graph_linear` sums.
-"""
+"""A layer on bare arrays, as products: what has no launch of a GPU."""
 
 import numpy
 
