@@ -3,7 +3,6 @@
 import collections
 
 import numpy
-import scipy.sparse
 
 from chainer import as_variable
 from chainer import functions
@@ -18,6 +17,7 @@ from chainer_bspmm.ops.elementwise import by_channel
 from chainer_bspmm.ops.elementwise import by_relation
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import FusedNode
+from chainer_bspmm.ops.segments import sum_at
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.build import values_of
 from chainer_bspmm.sparse.edges import edges_of
@@ -91,13 +91,6 @@ def _film_blocks(adj, messages, film):
         graph = last
 
 
-def _sum_at(index, values, part):
-    """Add up the rows of `values` that have the same index, which counts rows of a slice."""
-    ones, order = numpy.ones(len(index), values.dtype), numpy.arange(len(index) + 1)
-    shape = part.stop - part.start, len(index)
-    return scipy.sparse.csc_matrix((ones, index, order), shape=shape) @ values  # by columns
-
-
 def edge_film_forward(adj: BatchedCSR, messages, film):
     """Compute ``y[i] = sum of value max(0, gamma[i, r] messages[j, r] + beta[i, r])``.
 
@@ -109,7 +102,7 @@ def edge_film_forward(adj: BatchedCSR, messages, film):
         for block in _film_blocks(adj, messages, film):
             z = numpy.maximum(block.z, 0, out=block.z)
             z *= block.value
-            y[block.rows] = _sum_at(block.row, z, block.rows)
+            y[block.rows] = sum_at(block.row, z, len(y[block.rows]))
         return y
     with launch.device_of(messages):
         messages, film = launch.contiguous(messages), launch.contiguous(film)
@@ -125,9 +118,9 @@ def edge_film_backward(adj: BatchedCSR, messages, film, gy):
             g *= block.z > 0
             g *= block.value
             both = numpy.concatenate([g * block.message, g], axis=1)
-            gfilm[block.pairs] = _sum_at(block.pair, both, block.pairs)
+            gfilm[block.pairs] = sum_at(block.pair, both, len(gfilm[block.pairs]))
             g *= block.gamma
-            gmessages[block.columns] = _sum_at(block.column, g, block.columns)
+            gmessages[block.columns] = sum_at(block.column, g, len(gmessages[block.columns]))
         return gmessages, gfilm
     with launch.device_of(messages):
         arrays = [launch.contiguous(array) for array in (messages, film, gy)]

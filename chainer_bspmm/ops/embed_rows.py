@@ -1,7 +1,6 @@
 """Rows of a table by their number, with a gradient that is deterministic, and fast on a host."""
 
 import numpy
-import scipy.sparse
 
 from chainer import functions
 from chainer.backends import cuda
@@ -12,6 +11,7 @@ from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import AccumulateInPlace
 from chainer_bspmm.ops.node import FusedNode
+from chainer_bspmm.ops.segments import sum_at
 
 
 EMBED_WARPS = 8
@@ -40,15 +40,11 @@ def embed_rows_backward(ids, gy, n_types):
     Rows with other ids are ignored. On a GPU it is from :func:`sum_partials`.
     """
     if not launch.on_gpu(gy):
-        dtype = compute_dtype(gy)
         is_type = (ids >= 0) & (ids < n_types)
         if not is_type.all():  # SciPy would write past its arrays
             ids, gy = ids[is_type], gy[is_type]
-        n = len(ids)
-        one_hot = scipy.sparse.csr_matrix(
-            (numpy.ones(n, dtype), ids, numpy.arange(n + 1)), shape=(n, n_types)
-        )
-        return (one_hot.T @ gy.astype(dtype, copy=False)).astype(gy.dtype, copy=False)
+        sums = sum_at(ids, gy.astype(compute_dtype(gy), copy=False), n_types)
+        return sums.astype(gy.dtype, copy=False)
     n_rows, n_channels = gy.shape
     with launch.device_of(gy):
         if not gy.size or not n_types:

@@ -144,6 +144,13 @@ def _counted(offsets, weights):
     return rows, numpy.searchsorted(rows, offsets).astype(numpy.int32)
 
 
+def sum_at(index, values, n):
+    """Add up the rows of a host array that have the same index below n, (n, n_B)."""
+    ones, order = numpy.ones(len(index), values.dtype), numpy.arange(len(index) + 1)
+    matrix = scipy.sparse.csc_matrix((ones, index, order), shape=(n, len(index)))
+    return matrix @ values  # by columns
+
+
 def segment_max_forward(x, offsets, max_rows=None, weights=None):
     """Compute the maximum of every segment's rows of weight above 0, or 0; NaN propagates."""
     if launch.on_gpu(x):

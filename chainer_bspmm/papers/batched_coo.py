@@ -48,6 +48,7 @@ class BatchedCOO(Batch):
     ids: Any
     entry_offsets: Any
     _integers = ('ids', 'row_offsets', 'col_offsets', 'entry_offsets')
+    _check = staticmethod(validate.entries)
 
     def __init__(
         self,
@@ -60,19 +61,13 @@ class BatchedCOO(Batch):
         layout: str = 'packed',
         max_atom_id: int | None = None,
     ) -> None:
-        n_relations, max_atom_id = validate.options(n_relations, layout, max_atom_id)
-        arrays = dict(zip(self._integers, (ids, row_offsets, col_offsets, entry_offsets)))
-        host, device = validate.host_integers(arrays, data, n_relations, 'ids')
-        validate.entries(n_relations=n_relations, **host)
-        if layout == 'padded':
-            validate.equal_blocks(host)
-        host = {name: numpy.ascontiguousarray(array, numpy.int32) for name, array in host.items()}
-        host['data'] = None if data is None else numpy.array(cuda.to_cpu(data))  # a copy of our own
-        self._set_fields(n_relations=n_relations, layout=layout, max_atom_id=max_atom_id, **host)
+        integers = ids, row_offsets, col_offsets, entry_offsets
+        self._check_and_set(integers, data, n_relations, layout, max_atom_id)
+
+    def _set(self, **fields):
+        self._set_fields(**fields)
         self.nnz = len(self.ids)
         self.max_nnz = int(numpy.diff(self.entry_offsets).max(initial=0))
-        if device.xp is not numpy:
-            self._move(device)
 
     @classmethod
     def from_csr(cls, adj: BatchedCSR) -> BatchedCOO:

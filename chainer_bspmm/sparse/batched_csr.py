@@ -75,6 +75,7 @@ class BatchedCSR(Batch):
     indptr: Any
     indices: Any
     _integers = ('indptr', 'indices', 'row_offsets', 'col_offsets')
+    _check = staticmethod(validate.blocks)
 
     def __init__(
         self,
@@ -87,17 +88,8 @@ class BatchedCSR(Batch):
         layout: str = 'packed',
         max_atom_id: int | None = None,
     ) -> None:
-        n_relations, max_atom_id = validate.options(n_relations, layout, max_atom_id)
-        arrays = dict(zip(self._integers, (indptr, indices, row_offsets, col_offsets)))
-        host, device = validate.host_integers(arrays, data, n_relations)
-        validate.blocks(n_relations=n_relations, **host)
-        if layout == 'padded':
-            validate.equal_blocks(host)
-        host = {name: array.astype(numpy.int32) for name, array in host.items()}
-        host['data'] = None if data is None else numpy.array(cuda.to_cpu(data))  # a copy of our own
-        self._set(n_relations=n_relations, layout=layout, max_atom_id=max_atom_id, **host)
-        if device.xp is not numpy:
-            self._move(device)
+        integers = indptr, indices, row_offsets, col_offsets
+        self._check_and_set(integers, data, n_relations, layout, max_atom_id)
 
     def _set(self, is_symmetric=None, **fields):
         """Take over checked host arrays and numbers; `is_symmetric` None means find out."""

@@ -69,12 +69,12 @@ def count(name, value, least):
     return int(value)
 
 
-def host_integers(arrays, data, n_relations, entries='indices'):
-    """Check raw arrays, of which `entries` has an item for each entry; return host copies, device.
+def host_integers(arrays, data, n_relations):
+    """Check kind, dimension and length of raw arrays; return host copies and their device.
 
     Only ``ids`` has two dimensions. Without ``col_offsets`` every row has `n_relations` columns.
     """
-    device = None
+    device, entries = None, 'ids' if 'ids' in arrays else 'indices'
     if arrays['col_offsets'] is None:
         arrays = {name: array for name, array in arrays.items() if name != 'col_offsets'}
     for name, array in list(arrays.items()) + ([] if data is None else [('data', data)]):
