@@ -306,22 +306,19 @@ def _of_scipy(matrices):
     del parts
     if (data == 1).all():
         data = None
-    indptr, columns, data = _sorted_entries(rows, columns, data, (n_rows, n_rows * n_relations))
+    # By row, then column, entries at one place in order: two counting sorts, which take the values.
+    values = numpy.zeros(rows.size, 'i1') if data is None else data.view('i%d' % data.itemsize)
+    matrix = scipy.sparse.coo_matrix((values, (rows, columns)), (n_rows, n_rows * n_relations))
+    matrix.has_canonical_format = True  # else it would add up what is at one place
+    matrix = matrix.tocsc().tocsr()
+    indptr, columns = matrix.indptr, matrix.indices
+    data = None if data is None else matrix.data.view(data.dtype)
     nnz = numpy.diff(indptr[starts])
     columns = columns - numpy.repeat(starts[:-1] * n_relations, nnz)
     if n_relations > 1:
         relation, column = numpy.divmod(columns, numpy.repeat(sizes, nnz))
         columns = column * n_relations + relation
     return Entries(sizes, nnz, numpy.diff(indptr), columns, data, n_relations, None)
-
-
-def _sorted_entries(rows, columns, data, shape):
-    """Return indptr, columns and data by row, then column, entries at one place in order."""
-    values = numpy.zeros(rows.size, 'i1') if data is None else data.view('i%d' % data.itemsize)
-    matrix = scipy.sparse.coo_matrix((values, (rows, columns)), shape)
-    matrix.has_canonical_format = True  # else it would add up what is at one place
-    matrix = matrix.tocsc().tocsr()  # two counting sorts
-    return matrix.indptr, matrix.indices, None if data is None else matrix.data.view(data.dtype)
 
 
 def longest(max_nnz, indptr, indices, is_symmetric):
