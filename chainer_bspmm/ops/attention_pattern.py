@@ -54,8 +54,7 @@ class AttentionPattern:
             max_nnz=adj.max_nnz * n_heads,
             longest=build.times(adj.longest, 1 if side_by_side else n_heads),
         )
-        isolated = _isolated_on_device if launch.on_gpu(adj.indptr) else _isolated_on_host
-        entries = isolated(
+        entries = _isolated(
             adj, n_heads, within, rows_per_node, self.by_receiver, numpy.dtype(dtype)
         )
         self.isolated = None
@@ -93,7 +92,7 @@ class AttentionPattern:
 
 
 def _fill(adj, n_heads, sources, receivers, by_receiver):
-    if not launch.on_gpu(adj.indptr):
+    if not launch.on_gpu(by_receiver):
         n_relations, nnz = adj.n_relations, adj._n_true_entries()
         columns, heads = adj.indices[:nnz, None], numpy.arange(n_heads)
         node, relation = adj.entry_rows()[:nnz, None], columns % n_relations
@@ -133,30 +132,28 @@ def _slots(adj):
     return segment_sum_forward(adj.row_weights[:, None], adj.row_offsets, adj.max_rows)[:, 0]
 
 
-def _isolated_on_host(adj, n_heads, within, rows_per_node, by_receiver, dtype):
+def _isolated(adj, n_heads, within, rows_per_node, by_receiver, dtype):
     """Return data, indices, indptr of `AttentionPattern.isolated`, or None if it has no entry."""
-    n_nodes, n_relations = int(adj.row_offsets[-1]), adj.n_relations
-    shape = n_nodes, n_heads, n_relations
-    empty = (numpy.diff(by_receiver) == 0)[: n_nodes * n_heads * n_relations].reshape(shape)
-    if not within:
-        empty = numpy.broadcast_to(empty.all(axis=2, keepdims=True), shape)
-    place = numpy.flatnonzero(empty)
-    if not place.size:
-        return None
-    node, head, relation = numpy.unravel_index(place, shape)
-    graph = build.entry_rows(numpy, adj.row_offsets, n_nodes)[node]
-    n_slots = numpy.maximum(_slots(adj), 1) * (1 if within else n_relations)
-    width = n_heads * n_relations
-    bounds = numpy.arange(0, adj.n_rows * width + 1, width // rows_per_node)
-    return (
-        (1 / n_slots.astype('d'))[graph].astype(dtype),
-        ((graph * n_relations + relation) * n_heads + head).astype('i'),
-        numpy.searchsorted(place, bounds).astype('i'),
-    )
-
-
-def _isolated_on_device(adj, n_heads, within, rows_per_node, by_receiver, dtype):
-    """Do the same with an entry for every (node, head, relation): a count would synchronise."""
+    if not launch.on_gpu(by_receiver):
+        n_nodes, n_relations = int(adj.row_offsets[-1]), adj.n_relations
+        shape = n_nodes, n_heads, n_relations
+        empty = (numpy.diff(by_receiver) == 0)[: n_nodes * n_heads * n_relations].reshape(shape)
+        if not within:
+            empty = numpy.broadcast_to(empty.all(axis=2, keepdims=True), shape)
+        place = numpy.flatnonzero(empty)
+        if not place.size:
+            return None
+        node, head, relation = numpy.unravel_index(place, shape)
+        graph = build.entry_rows(numpy, adj.row_offsets, n_nodes)[node]
+        n_slots = numpy.maximum(_slots(adj), 1) * (1 if within else n_relations)
+        width = n_heads * n_relations
+        bounds = numpy.arange(0, adj.n_rows * width + 1, width // rows_per_node)
+        return (
+            (1 / n_slots.astype('d'))[graph].astype(dtype),
+            ((graph * n_relations + relation) * n_heads + head).astype('i'),
+            numpy.searchsorted(place, bounds).astype('i'),
+        )
+    # An entry for every (node, head, relation): a count of those that there are would synchronise.
     xp, size = cuda.cupy, by_receiver.size - 1
     data, indices = xp.empty(size, dtype), xp.empty(size, 'i')
     kernel = cuda.elementwise(

@@ -7,6 +7,7 @@ from chainer import backend as chainer_backend
 from chainer import functions
 from chainer.backends import cuda
 
+from chainer_bspmm.cuda import launch
 from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.ranks import ONE_RANK
 from chainer_bspmm.ops.ranks import Ranks
@@ -24,21 +25,19 @@ class WeightedBatchNorm(FusedNode):
         self._ranks = ranks
 
     def _output(self, inputs):
-        forward = _host_forward if isinstance(inputs[0], numpy.ndarray) else _device_forward
         x, gamma, beta = _cast(inputs)
         weights = self._weights.astype(x.dtype, copy=False)[:, None]
         self._count = self._ranks.sum(row_sum(weights))
-        y, self._statistics = forward(
+        y, self._statistics = _forward(
             x, gamma, beta, weights, self._count, self._eps, self._decay, self._running, self._ranks
         )
         return y.astype(inputs[0].dtype, copy=False)
 
     def _gradients(self, inputs, gy, wanted):
         x, gamma, _ = _cast(inputs)
-        gradients = _host_gradients if isinstance(x, numpy.ndarray) else _device_gradients
         weights = self._weights.astype(x.dtype, copy=False)[:, None]
         gy = gy.astype(x.dtype, copy=False)
-        return gradients(x, gy, gamma, weights, self._count, *self._statistics, ranks=self._ranks)
+        return _gradients(x, gy, gamma, weights, self._count, *self._statistics, ranks=self._ranks)
 
     def _composed(self, x, gamma, beta):
         self._ranks.refuse_derivatives()
@@ -73,47 +72,30 @@ def _cast(arrays):
 # the weights. On a device it stays there: it may change with each replay of a captured graph.
 
 
-def _host_forward(x, gamma, beta, weights, count, eps, decay, running, ranks=ONE_RANK):
-    counted = numpy.flatnonzero(weights)
-    n_rows, n = len(x), max(count, 1)
-    x, weights = x.take(counted, axis=0), weights[counted]  # a copy, to be overwritten
-    mean = ranks.sum(row_sum(x * weights)) / n
-    x -= mean
-    squares = x * x
-    squares *= weights
-    variance = ranks.sum(row_sum(squares)) / n
-    inv_std = 1 / numpy.sqrt(variance + x.dtype.type(eps))
-    if running is not None:
-        for average, value in zip(running, (mean, variance * (n / max(n - 1, 1)))):
-            average *= decay
-            average += (1 - decay) * value
-    x *= inv_std * gamma
-    x += beta
-    return _spread(x, counted, n_rows), (mean, inv_std)
-
-
-def _host_gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
-    counted = numpy.flatnonzero(weights)
-    x_hat, gy = x.take(counted, axis=0), gy.take(counted, axis=0)  # copies, to be overwritten
-    x_hat -= mean
-    x_hat *= inv_std
-    ggamma, gbeta = row_sum(gy * x_hat), row_sum(gy)
-    ggammas, gbetas = ranks.sum_of_gradients(numpy.stack([ggamma, gbeta]))
-    x_hat *= ggammas
-    x_hat += gbetas
-    x_hat *= weights[counted] / max(count, 1)
-    gy -= x_hat
-    gy *= gamma * inv_std
-    return _spread(gy, counted, len(x)), ggamma, gbeta
-
-
 def _spread(rows, counted, n_rows):
     x = numpy.zeros((n_rows, rows.shape[1]), rows.dtype)
     x[counted] = rows
     return x
 
 
-def _device_forward(x, gamma, beta, weights, count, eps, decay, running, ranks=ONE_RANK):
+def _forward(x, gamma, beta, weights, count, eps, decay, running, ranks=ONE_RANK):
+    if not launch.on_gpu(x):
+        counted = numpy.flatnonzero(weights)
+        n_rows, n = len(x), max(count, 1)
+        x, weights = x.take(counted, axis=0), weights[counted]  # a copy, to be overwritten
+        mean = ranks.sum(row_sum(x * weights)) / n
+        x -= mean
+        squares = x * x
+        squares *= weights
+        variance = ranks.sum(row_sum(squares)) / n
+        inv_std = 1 / numpy.sqrt(variance + x.dtype.type(eps))
+        if running is not None:
+            for average, value in zip(running, (mean, variance * (n / max(n - 1, 1)))):
+                average *= decay
+                average += (1 - decay) * value
+        x *= inv_std * gamma
+        x += beta
+        return _spread(x, counted, n_rows), (mean, inv_std)
     total = cuda.elementwise(
         'T x, T weight', 'T term', 'term = weight > (T)0 ? weight * x : (T)0', 'bspmm_norm_terms'
     )(x, weights)
@@ -153,7 +135,20 @@ def _device_forward(x, gamma, beta, weights, count, eps, decay, running, ranks=O
     return y, (mean, inv_std)
 
 
-def _device_gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
+def _gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
+    if not launch.on_gpu(x):
+        counted = numpy.flatnonzero(weights)
+        x_hat, gy = x.take(counted, axis=0), gy.take(counted, axis=0)  # copies, to be overwritten
+        x_hat -= mean
+        x_hat *= inv_std
+        ggamma, gbeta = row_sum(gy * x_hat), row_sum(gy)
+        ggammas, gbetas = ranks.sum_of_gradients(numpy.stack([ggamma, gbeta]))
+        x_hat *= ggammas
+        x_hat += gbetas
+        x_hat *= weights[counted] / max(count, 1)
+        gy -= x_hat
+        gy *= gamma * inv_std
+        return _spread(gy, counted, len(x)), ggamma, gbeta
     n_rows, n_channels = x.shape
     terms = cuda.cupy.empty((n_rows, 2 * n_channels), x.dtype)  # one array: one sum does both
     cuda.elementwise(

@@ -154,8 +154,25 @@ RelationRows = collections.namedtuple(
 )
 
 
-def launch_relation_rows(adj, reciprocals=None):
-    """Launch kernels/relation_rows.cu; arguments and result as :func:`relation_rows`."""
+def relation_rows(adj, reciprocals=None):
+    """Return the `RelationRows` of a matrix, as ``sparse.relations.relation_rows`` has it.
+
+    With a dtype for `reciprocals` entries are those of `scaled_by_source`.
+    """
+    if not launch.on_gpu(adj.indptr):
+        n_relations = adj.n_relations
+        rows = entry_rows(numpy, adj.indptr, adj.nnz, adj.has_spare).astype(numpy.int64)
+        places, n_places = rows * n_relations + adj.indices % n_relations, adj.n_rows * n_relations
+        places[int(adj.indptr[-1]) :] = n_places  # spare entries, behind all others
+        starts, order = group(numpy, places, n_places)
+        return RelationRows(
+            starts,
+            adj.indices[order] // n_relations,
+            None if adj.data is None else adj.data[order],
+            adj.row_offsets * n_relations,
+            adj.col_offsets // n_relations,
+            None,
+        )
     dtype = adj.dtype if reciprocals is None else reciprocals
     with launch.device_of(adj.indptr):
         n_offsets = adj.row_offsets.size
@@ -173,28 +190,6 @@ def launch_relation_rows(adj, reciprocals=None):
             'relation_rows', indptr, plan, *given, *made, *counts, storage=storage, VALUES=values
         )
     return RelationRows(indptr, indices, data, *offsets, transposed_data=transposed)
-
-
-def relation_rows(adj, reciprocals=None):
-    """Return the `RelationRows` of a matrix, as ``sparse.relations.relation_rows`` has it.
-
-    With a dtype for `reciprocals` entries are those of `scaled_by_source`.
-    """
-    if adj.xp is not numpy:
-        return launch_relation_rows(adj, reciprocals)
-    n_relations = adj.n_relations
-    rows = entry_rows(numpy, adj.indptr, adj.nnz, adj.has_spare).astype(numpy.int64)
-    places, n_places = rows * n_relations + adj.indices % n_relations, adj.n_rows * n_relations
-    places[int(adj.indptr[-1]) :] = n_places  # spare entries, behind all others
-    starts, order = group(numpy, places, n_places)
-    return RelationRows(
-        starts,
-        adj.indices[order] // n_relations,
-        None if adj.data is None else adj.data[order],
-        adj.row_offsets * n_relations,
-        adj.col_offsets // n_relations,
-        None,
-    )
 
 
 def launch_degree_rows(adj, n_types, dtype):

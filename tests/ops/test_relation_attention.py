@@ -330,11 +330,11 @@ def test_rows_without_edges(gpu, name, within, rows_per_node, spare):
     attention_pattern._fill(adj, n_heads, *arrays, by_receiver=by_receiver)
     given = adj, n_heads, within, rows_per_node, by_receiver, numpy.dtype('d')
     shape = adj.n_rows * rows_per_node, adj.n_graphs * width
-    expected = attention_pattern._isolated_on_host(*given)
+    expected = attention_pattern._isolated(*given)
     assert (expected is None) == (name == 'unsorted' and not within)
     expected = scipy.sparse.csr_matrix(shape if expected is None else expected, shape)
     given = gpu.put(adj), *given[1:-2], gpu.put(by_receiver), given[-1]
-    arrays = attention_pattern._isolated_on_device(*given)
+    arrays = attention_pattern._isolated(*given)
     data, indices, indptr = map(cuda.to_cpu, arrays)
     n_true = int(adj.row_offsets[-1]) * width
     assert indptr[-1] == n_true and not data[n_true:].any() and not indices[n_true:].any()
