@@ -237,7 +237,8 @@ class _Segmented(function_node.FunctionNode):
 
 class SegmentSum(_Segmented):
     def _calculate(self, x):
-        return reduce_rows(segment_sum_forward, x, self._segments)
+        offsets, _, max_rows, weights = self._segments
+        return segment_sum_forward(x, offsets, max_rows, weights)
 
     def backward(self, indexes, grad_outputs):
         return tuple(self._apply_other(SegmentBroadcast, grad_outputs))
