@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Callable
 from typing import Any
 import weakref
 
@@ -55,44 +54,29 @@ STATUS = {
 class Library:
     """The few cuBLAS calls needed here; one that fails raises RuntimeError, with its status."""
 
-    _create: Callable
-    destroy: Callable
-    set_stream: Callable
-    set_workspace: Callable
-    set_math_mode: Callable
-    gemm_ex: Callable
-    gemm_strided_batched_ex: Callable
-
-    _int, _long, _pointer = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
-    _matrix = [_pointer, _int, _int]  # where, type, leading dimension
-    _stack = [*_matrix, _long]  # of matrices: and how far one is from the next
-    _product = [_pointer, *[_int] * 5, _pointer]  # handle, orders, sizes, alpha
-    _signatures = {
-        'create': ('cublasCreate_v2', [_pointer]),
-        'destroy': ('cublasDestroy_v2', [_pointer]),
-        'set_stream': ('cublasSetStream_v2', [_pointer, _pointer]),
-        'set_workspace': ('cublasSetWorkspace_v2', [_pointer, _pointer, ctypes.c_size_t]),
-        'set_math_mode': ('cublasSetMathMode', [_pointer, _int]),
-        'gemm_ex': (
-            'cublasGemmEx',
-            [*_product, *_matrix, *_matrix, _pointer, *_matrix, _int, _int],
-        ),
-        'gemm_strided_batched_ex': (
-            'cublasGemmStridedBatchedEx',
-            [*_product, *_stack, *_stack, _pointer, *_stack, _int, _int, _int],
-        ),
-    }
-
     def __init__(self, name):
         library = ctypes.CDLL(name)
-        for call, (symbol, types) in self._signatures.items():
+
+        def call(symbol, *types):
             function = getattr(library, symbol)
             function.argtypes, function.restype = types, ctypes.c_int
-            setattr(
-                self,
-                '_create' if call == 'create' else call,
-                functools.partial(_checked, symbol, function),
-            )
+            return functools.partial(_checked, symbol, function)
+
+        number, pointer = ctypes.c_int, ctypes.c_void_p
+        matrix = pointer, number, number  # where, type, leading dimension
+        stack = *matrix, ctypes.c_longlong  # of matrices: and how far one is from the next
+        product = pointer, *[number] * 5, pointer  # handle, orders, sizes, alpha
+        self._create = call('cublasCreate_v2', pointer)
+        self.destroy = call('cublasDestroy_v2', pointer)
+        self.set_stream = call('cublasSetStream_v2', pointer, pointer)
+        self.set_workspace = call('cublasSetWorkspace_v2', pointer, pointer, ctypes.c_size_t)
+        self.set_math_mode = call('cublasSetMathMode', pointer, number)
+        end = pointer, *matrix, number, number  # beta, the result, how it is calculated
+        self.gemm_ex = call('cublasGemmEx', *product, *matrix, *matrix, *end)
+        end = pointer, *stack, number, number, number
+        self.gemm_strided_batched_ex = call(
+            'cublasGemmStridedBatchedEx', *product, *stack, *stack, *end
+        )
 
     def create(self):
         handle = ctypes.c_void_p()
@@ -129,14 +113,9 @@ class Blas:
     Do not let it be collected during a capture either: its finalizer destroys the handle, which
     synchronises the device.
 
-    float16 is multiplied and summed in float32, partial sums included. float32 stays float32: the
-    compute type ``CUBLAS_COMPUTE_32F`` promises at least 32 bits for every intermediate, unless the
-    handle's math mode allows TF32, which ours does not. TF32 is requested only where CuPy would
-    request it: if ``CUPY_TF32=1`` or ``cupy._core.set_compute_type`` says so, never for stacks.
-
-    Note:
-        Deterministic on one kind of device and version of cuBLAS. Does not synchronise, and copies
-        nothing from or to the host.
+    float16 is multiplied and summed in float32, partial sums included. TF32 is requested only where
+    CuPy would request it: if ``CUPY_TF32=1`` or ``cupy._core.set_compute_type`` says so, never for
+    stacks. Deterministic on one kind of device and version of cuBLAS.
     """
 
     def __init__(self):

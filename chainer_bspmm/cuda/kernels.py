@@ -37,22 +37,17 @@ def paths():
 def source(name):
     """Return the text of a kernel's file with the headers inserted.
 
-    CuPy's disk cache hashes the text it compiles but not the headers which that text includes: a
-    change of an included header would go unnoticed.
+    CuPy's disk cache hashes the text that it compiles, but not headers which that text includes.
     """
-    return _with_headers(paths()[name].name, paths()[name].read_text())
-
-
-def _with_headers(name, text):
-    parts = []
-    for number, line in enumerate(text.splitlines(keepends=True), 1):
+    path, parts = paths()[name], []
+    for number, line in enumerate(path.read_text().splitlines(keepends=True), 1):
         include = re.fullmatch(r'#include "(\w+\.cuh)"\n', line)
         if include is None:
             parts.append(line)
         else:
             header = (directory() / include[1]).read_text()
             parts += ['#line 1 "%s"\n' % include[1], header]
-            parts.append('#line %d "%s"\n' % (number + 1, name))
+            parts.append('#line %d "%s"\n' % (number + 1, path.name))
     return ''.join(parts)
 
 
@@ -91,15 +86,15 @@ def load(device_id, name, dtype_char, defines):
     if key not in asked:
         asked.add(key)
         pool.submit(_compiled_elsewhere, *key)
-    return _launch_nothing
+    return lambda *_, **__: None  # launches nothing
 
 
 @contextlib.contextmanager
 def compiled_together():
     """Compile what this thread loads inside, several at a time; launches do nothing.
 
-    A kernel takes NVRTC up to a second, most models have dozens, and otherwise each is compiled
-    when it is first launched. An error of the compiler is raised then.
+    Otherwise each is compiled, in up to a second, when it is first launched. Errors are raised
+    then.
     """
     with concurrent.futures.ThreadPoolExecutor() as pool:
         _local.together = pool, set()
@@ -110,10 +105,6 @@ def compiled_together():
             raise
         finally:
             _local.together = None
-
-
-def _launch_nothing(*_, **__):
-    pass
 
 
 def _compiled_elsewhere(device_id, *key):

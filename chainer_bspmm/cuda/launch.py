@@ -59,11 +59,10 @@ class device_of:
 
 
 def run(name, like, plan, *arguments, storage=None, **constants):
-    """Launch the kernel of a file as planned; the first call with these constants compiles it.
+    """Launch the kernel of a file as planned, with `constants` compiled in beside the plan's.
 
     `like` is an array on the device, of the dtype that the kernel stores unless `storage` is the
-    letter of another. `arguments` are all that the kernel takes, including ``plan.arguments``; None
-    is a null pointer. `constants` are compiled in, as those of the plan.
+    letter of another. `arguments` include ``plan.arguments``; None is a null pointer.
     """
     defines = plan.defines + tuple(constants.items())
     kernel = kernels.load(like.data.device_id, name, storage or like.dtype.char, defines)

@@ -15,34 +15,12 @@ from chainer_bspmm.cuda.launch import device_of
 COLUMNS, LANES = 32, 8  # threads of a block, as in the kernel
 # Kernel arguments are 4 KB at most. There is one target more than are used: it marks the end.
 N_SOURCES, N_TARGETS = 80, 80
-_SOURCE = numpy.dtype(
-    [
-        ('from', numpy.uintp),
-        ('first', numpy.int32),
-        ('stride', numpy.int32),
-        ('n_rows', numpy.int32),
-        ('unused', numpy.int32),
-    ],
-    align=True,
-)
+_SOURCE = numpy.dtype([('from', 'P'), ('first', 'i'), ('stride', 'i'), ('n_rows', 'i')], align=True)
 _TARGET = numpy.dtype(
-    [
-        ('to', numpy.uintp),
-        ('size', numpy.int32),
-        ('first_chunk', numpy.int32),
-        ('first_source', numpy.int32),
-        ('unused', numpy.int32),
-    ],
-    align=True,
+    [('to', 'P'), ('size', 'i'), ('first_chunk', 'i'), ('first_source', 'i')], align=True
 )
 _TABLE = numpy.dtype(
-    [
-        ('source', _SOURCE, N_SOURCES),
-        ('target', _TARGET, N_TARGETS),
-        ('n_targets', numpy.int32),
-        ('unused', numpy.int32),
-    ],
-    align=True,
+    [('source', _SOURCE, N_SOURCES), ('target', _TARGET, N_TARGETS), ('n_targets', 'i')], align=True
 )
 DEFINES = (
     ('VECTOR', 1),
@@ -112,12 +90,12 @@ def _launch_batch(sums):
     table = numpy.zeros(1, _TABLE)
     sources, targets, n_chunks = [], [], 0
     for array, parts in sums:
-        targets.append((array.data.ptr, array.size, n_chunks, len(sources), 0))
+        targets.append((array.data.ptr, array.size, n_chunks, len(sources)))
         for partials, first in parts:
             n_rows, stride = partials.shape
-            sources.append((partials.data.ptr, first, stride, n_rows, 0))
+            sources.append((partials.data.ptr, first, stride, n_rows))
         n_chunks += -(-array.size // COLUMNS)
-    targets.append((0, 0, n_chunks, len(sources), 0))
+    targets.append((0, 0, n_chunks, len(sources)))
     table['source'][0, : len(sources)] = sources
     table['target'][0, : len(targets)] = targets
     table['n_targets'] = len(sums)
@@ -131,11 +109,9 @@ def sum_partials(partials, parts):
     """Return the sums over the rows of columns of an array on a GPU.
 
     They are ``partials[:, first : first + prod(shape)].sum(axis=0)``, of that shape and dtype, for
-    each (first, shape, dtype) of `parts`. `partials`, C-contiguous, is of the dtype that kernels
-    calculate in: float64 for float64 results, else float32. One launch, deterministic, without
-    synchronising. Inside a captured step the sums may be deferred: the returned arrays hold nothing
-    until the backward pass ends, so they must be gradients of parameters, which only the update
-    reads.
+    each (first, shape, dtype) of `parts`; `partials` is of the dtype that kernels calculate in.
+    Inside a captured step the sums may be deferred: the returned arrays hold nothing until the
+    backward pass ends, so they must be gradients of parameters, which only the update reads.
     """
     current = step.current()
     deferred = None if current is None else current.sums

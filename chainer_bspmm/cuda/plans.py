@@ -1,7 +1,6 @@
 """Launch plans: what the plans of all operations share. Pure functions of a few integers.
 
-Nothing here needs a GPU. Kernels take their tile sizes from the constants decided here and in the
-operations' own plans, so that grid and tile cannot disagree.
+Kernels take their tile sizes from the constants decided here: grid and tile cannot disagree.
 """
 
 import collections
@@ -25,8 +24,8 @@ class Launch(NamedTuple):
     defines: tuple  # compile-time constants, pairs of name and value
     grid: tuple[int, int, int]  # in CUDA's order (x, y, z), as block
     block: tuple[int, int, int]
-    shared_bytes: int  # dynamic shared memory of a block
-    arguments: tuple  # the sizes among the kernel's arguments, which follow its arrays
+    shared_bytes: int = 0  # dynamic shared memory of a block
+    arguments: tuple = ()  # the sizes among the kernel's arguments, which follow its arrays
 
 
 class Kept(Protocol[Parameters, Plan]):
@@ -85,20 +84,19 @@ def dot_launch(n_rows, n_channels, width, tile=ROW_TILE) -> Launch:
         (('VECTOR', width), ('LANES', lanes), ('TILE', tile)),
         (-(-n_rows // rows), 1, 1),
         (lanes, rows, 1),
-        0,
-        (numpy.int32(n_rows), numpy.int32(n_vectors)),
+        arguments=(numpy.int32(n_rows), numpy.int32(n_vectors)),
     )
 
 
 def one_block(n) -> Launch:
     """Plan one block, with a thread for each of n elements if there are at most 1,024."""
     n_threads = min(-(-n // WARP) * WARP, 1024)
-    return Launch((('VECTOR', 1),), (1, 1, 1), (n_threads, 1, 1), 0, ())
+    return Launch((('VECTOR', 1),), (1, 1, 1), (n_threads, 1, 1))
 
 
 def row_threads(n_rows) -> Launch:
     """Plan a thread for each row."""
-    return Launch((('VECTOR', 1),), (-(-n_rows // BLOCK), 1, 1), (BLOCK, 1, 1), 0, ())
+    return Launch((('VECTOR', 1),), (-(-n_rows // BLOCK), 1, 1), (BLOCK, 1, 1))
 
 
 def vector_threads(n_units, n_vectors, width, arguments) -> Launch:
@@ -110,6 +108,5 @@ def vector_threads(n_units, n_vectors, width, arguments) -> Launch:
         (('VECTOR', width),),
         (-(-n_units // units), min(tiles, MAX_GRID_Y), 1),
         (columns, units, 1),
-        0,
-        tuple(map(numpy.int32, arguments)),
+        arguments=tuple(map(numpy.int32, arguments)),
     )

@@ -13,10 +13,8 @@ from chainer_bspmm.ops.embed_rows import embed_rows
 def embed_atoms(embed, atom_array, adj, any_width=False):
     """Return (n_rows, channels) node features of atom ids; features pass through, flattened.
 
-    Features are as wide as the embedding, or of `any_width`.
-
-    Ids are checked on the host: against the batch's stored maximum, or if that is unknown in the
-    array itself, which synchronises if it is on a device.
+    These are as wide as the embedding, or of `any_width`. Ids are checked by the batch's stored
+    maximum, or if that is unknown by the array itself, which synchronises if it is on a device.
     """
     check.adjacency(adj)
     if not isinstance(atom_array, chainer.get_array_types() + (chainer.Variable,)):
@@ -39,14 +37,14 @@ def embed_atoms(embed, atom_array, adj, any_width=False):
         return chainer.as_variable(flat)
     largest, smallest = adj.max_atom_id, 0
     if largest is None and flat.size:
-        array = cuda.to_cpu(flat.array if isinstance(flat, chainer.Variable) else flat)
+        array = cuda.to_cpu(chainer.as_array(flat))
         largest, smallest = int(array.max()), int(array.min())
     if largest is not None and not (0 <= smallest and largest < n_atom_types):
         raise ValueError(
             'atom_array: expected ids in [0, %d), the size of the embedding, got %d'
             % (n_atom_types, smallest if smallest < 0 else largest)
         )
-    return embed_ids(embed, flat.array if isinstance(flat, chainer.Variable) else flat)
+    return embed_ids(embed, chainer.as_array(flat))
 
 
 def embed_ids(embed, ids):

@@ -1,21 +1,18 @@
 """Gated readout of a batch of graphs."""
 
-from collections.abc import Callable
 from typing import Any
 
 from chainer import functions
-from chainer import Link
 from chainer import Variable
 from chainer_chemistry.links.readout import ggnn_readout
 from chainer_chemistry.links.readout import scatter_ggnn_readout
 
-from chainer_bspmm.functions import segment_sum
 from chainer_bspmm.ops.gates.gated_linear import ACTIVATIONS
 from chainer_bspmm.ops.gates.gated_linear import gated_linear
 from chainer_bspmm.links.linear import hooked
 from chainer_bspmm.links.linear import linear_rows
 from chainer_bspmm.links.linear import parameters_of
-from chainer_bspmm.links.rows import real_nodes
+from chainer_bspmm.links.rows import pool
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse import BatchedCSR
 
@@ -29,11 +26,6 @@ class GatedReadout(Sparse):
         Li et al. 2015 (arXiv:1511.05493), equation 7.
     """
 
-    activation: Callable
-    activation_agg: Callable
-    i_layer: Link
-    j_layer: Link
-
     def forward(
         self, h: Any, adj: BatchedCSR, h0: Any = None, is_real_node: Any = None
     ) -> Variable:
@@ -46,20 +38,16 @@ class GatedReadout(Sparse):
             is_real_node (array or None): (n_rows,), or (n_graphs, N) if ``adj`` is padded: 0 for
                 nodes that are ignored, 1 for the others. None: all count.
         """
-        g = self._gated([h] if h0 is None else [h, h0])
-        if is_real_node is not None:
-            g = g * real_nodes(is_real_node, adj, g.dtype)
-        return _apply(self.activation_agg, segment_sum(adj, g))
-
-    def _gated(self, parts):
-        layers = self.i_layer, self.j_layer
+        parts, layers = [h] if h0 is None else [h, h0], (self.i_layer, self.j_layer)
         if self.activation in ACTIVATIONS and not hooked(*layers):
             n_inputs = sum([part.shape[1] for part in parts])
             gate, value = [parameters_of(layer, n_inputs) for layer in layers]
-            return gated_linear(parts, gate, value, self.activation)
-        h = functions.concat(parts, axis=1)
-        gate, value = (linear_rows(layer, h) for layer in layers)
-        return functions.sigmoid(gate) * _apply(self.activation, value)
+            g = gated_linear(parts, gate, value, self.activation)
+        else:
+            h = functions.concat(parts, axis=1)
+            gate, value = (linear_rows(layer, h) for layer in layers)
+            g = functions.sigmoid(gate) * _apply(self.activation, value)
+        return _apply(self.activation_agg, pool(g, adj, is_real_node))
 
 
 class GGNNReadout(GatedReadout, ggnn_readout.GGNNReadout):

@@ -29,9 +29,6 @@ class GINSparseUpdate(Update, gin_update.GINSparseUpdate):
     columns ``(j, i)`` of upstream's ``edge_index``. Called as ``update(h, adj, activation)``: the
     last is ``functions.identity`` unless it is given, or ``relu``, which the model applies to all
     but the last.
-
-    Source:
-        As :class:`GINUpdate`.
     """
 
     def _update(self, h, adj, activation=functions.identity):

@@ -12,10 +12,7 @@ from chainer_bspmm.ops.linear_softmax import linear_softmax
 
 
 def hooked(*links: chainer.Link) -> bool:
-    """Return whether a link hook is active for all links, or for one of these.
-
-    Then links are called one by one, as upstream calls them; results differ by rounding.
-    """
+    """Return whether a hook is active for all links, or for one of these: then each is called."""
     if chainer._get_link_hooks():
         return True
     for link in links:
@@ -30,11 +27,7 @@ def linear_rows(linear, h):
 
 
 def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
-    """Return ``dropout(activation(linear(h)))``, in one node if that has the activation.
-
-    A softmax without dropout is one node, too. Hooks of the layer run, which takes more nodes. With
-    ``adj`` the layer is given ``h + A h``, in the same node.
-    """
+    """Return ``dropout(activation(linear(h)))``, or of ``h + A h``; one node if it may be."""
     ratio = max(dropout_ratio, 0.0)
     if not hooked(linear) and activation in ACTIVATIONS:
         W, b = parameters_of(linear, h.shape[1])
@@ -53,8 +46,7 @@ def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
 def gated_step(gru, x, message):
     """Take a step of a GRU with input ``[x, message]``, as one node, and keep the state.
 
-    Without a state, U, U_r, U_z and W_r take no part; a message may have no columns. Hooks of the
-    GRU are not called; those of its layers are refused with ValueError.
+    A message may have no columns. Hooks of the GRU are not called, those of its layers refused.
     """
     n_inputs = x.shape[1] + message.shape[1]
     # In the order of the link's own call, so that one seed gives the same parameters.
@@ -68,12 +60,8 @@ def gated_step(gru, x, message):
 
 
 def parameters_of(linear, n_inputs):
-    """Return W and b of a layer that is part of another node, initialised if necessary.
-
-    A layer with hooks raises ValueError. They would not run, and what they do (spectral
-    normalisation) would be missing from the result without notice.
-    """
-    if linear.local_link_hooks:
+    """Return W and b of a layer that is part of another node, initialised if necessary."""
+    if linear.local_link_hooks:  # such as spectral normalisation, which would be missing
         raise ValueError(
             '%s: expected no link hooks, because the link itself is not called on '
             'sparse batches, got %s' % (linear.name, ', '.join(linear.local_link_hooks))
@@ -84,10 +72,7 @@ def parameters_of(linear, n_inputs):
 
 
 def zero_unused(linear, n_inputs):
-    """Give a layer that is never called weights of 0, without drawing random numbers.
-
-    Weights that stay None break optimizers and put a pickled object into snapshots.
-    """
+    """Give a layer that is never called weights of 0: None would break optimizers and snapshots."""
     if linear.W.array is None:
         linear.W.initializer = chainer.initializers.Zero()
         linear.W.initialize((linear.out_size, n_inputs))

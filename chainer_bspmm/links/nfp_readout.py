@@ -6,12 +6,11 @@ from chainer import functions
 from chainer import Variable
 from chainer_chemistry.links.readout import nfp_readout
 
-from chainer_bspmm.functions import segment_sum
 from chainer_bspmm.ops.linear_softmax import linear_softmax
 from chainer_bspmm.links.linear import hooked
 from chainer_bspmm.links.linear import activated
 from chainer_bspmm.links.linear import parameters_of
-from chainer_bspmm.links.rows import real_nodes
+from chainer_bspmm.links.rows import pool
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse import BatchedCSR
 
@@ -47,10 +46,3 @@ def summed_scores(readouts, features):
     return linear_softmax(
         *[(h, *parameters_of(layer, h.shape[1])) for layer, h in zip(layers, features)]
     )
-
-
-def pool(scores, adj, is_real_node):
-    """Sum (n_rows, n_channels) over the real nodes of every graph."""
-    if is_real_node is not None:
-        scores = scores * real_nodes(is_real_node, adj, scores.dtype)
-    return segment_sum(adj, scores)

@@ -6,6 +6,7 @@ from chainer_chemistry.links.update import relgcn_update
 from chainer_bspmm.functions import relation_linear
 from chainer_bspmm.links.linear import parameters_of
 from chainer_bspmm.links.update import Update
+from chainer_bspmm.ops.elementwise import by_channel
 
 
 class RelGCNUpdate(Update, relgcn_update.RelGCNUpdate):
@@ -33,20 +34,10 @@ class RelGCNSparseUpdate(Update, relgcn_update.RelGCNSparseUpdate):
 
     Arguments and parameters are upstream's; rows of ``edge_weight/W`` have the relation as their
     major index, and are put into the other order in each forward pass.
-
-    Source:
-        As :class:`RelGCNUpdate`.
     """
 
     def _update(self, h, adj, activation=functions.identity):
         own = parameters_of(self.root_weight, h.shape[1])
         edge = parameters_of(self.edge_weight, h.shape[1])
-        edge = (_relation_last(array, self.n_edge_types) for array in edge)
+        edge = (by_channel(array, self.n_edge_types) for array in edge)
         return relation_linear(adj, h, *edge, *own, activation=activation)
-
-
-def _relation_last(array, n_relations):
-    """Return (R * C, ...) with rows r * C + c in the order c * R + r."""
-    shape = array.shape
-    array = functions.reshape(array, (n_relations, -1) + shape[1:])
-    return functions.reshape(functions.swapaxes(array, 0, 1), shape)

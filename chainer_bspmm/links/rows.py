@@ -2,14 +2,18 @@
 
 import chainer
 
+from chainer_bspmm.functions import segment_sum
+
 
 def node_shape(adj):
     """Return the shape of an array of one item for each node: (n_rows,), padded (n_graphs, N)."""
     return (adj.n_graphs, adj.max_rows) if adj.layout == 'padded' else (adj.n_rows,)
 
 
-def real_nodes(is_real_node, adj, dtype):
-    """Return (n_rows, 1) factors: 1 for real nodes, 0 for virtual ones."""
+def pool(rows, adj, is_real_node):
+    """Sum (n_rows, n_channels) over the nodes of every graph, or over those that are real."""
+    if is_real_node is None:
+        return segment_sum(adj, rows)
     if not isinstance(is_real_node, chainer.get_array_types()):
         raise TypeError('is_real_node: expected an array, got %s' % type(is_real_node).__name__)
     shapes = list(dict.fromkeys([(adj.n_rows,), node_shape(adj)]))
@@ -18,4 +22,5 @@ def real_nodes(is_real_node, adj, dtype):
             'is_real_node: expected shape %s to go with %r, got %s; labels are not inputs of a '
             'predictor' % (' or '.join(map(str, shapes)), adj, is_real_node.shape)
         )
-    return is_real_node.reshape(adj.n_rows, 1).astype(dtype, copy=False)
+    factors = is_real_node.reshape(adj.n_rows, 1).astype(rows.dtype, copy=False)
+    return segment_sum(adj, rows * factors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from typing import Any
+from typing import TYPE_CHECKING
 
 import chainer
 
@@ -27,6 +28,10 @@ class Sparse:
 
     upstream: Any = None
     parts: dict[str, tuple[type[Sparse], ...]] = {}
+
+    if TYPE_CHECKING:  # other attributes are those of `upstream`
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)

@@ -1,6 +1,5 @@
 """What the update links have in common."""
 
-from collections.abc import Callable
 from typing import Any
 
 from chainer import functions
@@ -14,8 +13,6 @@ from chainer_bspmm.sparse import BatchedCSR
 
 class Update(Sparse):
     """Base of the update links: subclasses have `_update`, of features of two dimensions."""
-
-    _update: Callable
 
     def forward(self, h: Any, adj: BatchedCSR, *args: Any, **kwargs: Any) -> Variable:
         """Update the nodes.

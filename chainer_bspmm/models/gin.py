@@ -82,9 +82,6 @@ class GINSparse(EdgeListModel, gin.GINSparse):
 
     Raises:
         ValueError: ``concat_hidden``, with which upstream fails at the first call.
-
-    Source:
-        As :class:`GIN`.
     """
 
     parts = {

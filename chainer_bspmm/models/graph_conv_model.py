@@ -1,12 +1,6 @@
 """What the wrappers of Chainer Chemistry (GWM, CWLE, GWLE) have in common, on sparse batches."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
-from chainer import ChainList
 from chainer import functions
-from chainer import Link
 
 from chainer_bspmm.ops.scale_adj import scale_adj
 from chainer_bspmm.ops.batch_norm import batch_norm
@@ -30,21 +24,6 @@ class GraphConvModel(SparseModel):
             an update or readout has no sparse form.
     """
 
-    activation: Callable | None
-    bnorms: ChainList
-    concat_hidden: bool
-    dropout_ratio: float
-    embed: Link
-    n_activation: int
-    n_update_layers: int
-    readout_layers: ChainList
-    reset_state: Callable[[], None]
-    scale_adj: bool
-    sum_hidden: bool
-    update_layers: ChainList
-    use_batchnorm: bool
-    weight_tying: bool
-
     parts = {'update_layers': UPDATES, 'readout_layers': READOUTS}
 
     @staticmethod
@@ -66,10 +45,9 @@ class GraphConvModel(SparseModel):
         return h, scale_adj(adj, h.dtype) if self.scale_adj else adj
 
     def _convolve(self, h, h0, adj, is_real_node, mix=None):
-        """Return the readout, (n_graphs, out_dim), or several side by side (`concat_hidden`).
+        """Return the readout, of h and h0, or several side by side (`concat_hidden`).
 
-        h0: features that readouts take as well as h. mix: ``mix(h, h_new, index)`` returns the
-        nodes, given those before and after an update, all (n_rows, hidden_channels).
+        ``mix(h, h_new, index)`` returns the nodes, given those before and after an update.
         """
 
         def read(readout):

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from chainer import ChainList
 from chainer import functions
-from chainer import Link
 from chainer import Variable
 
 from chainer_bspmm.links.embed import embed_atoms
@@ -15,13 +13,6 @@ from chainer_bspmm.sparse import BatchedCSR
 
 class MessagePassing(SparseModel):
     """Embedding, updates, and a readout after the last or (``concat_hidden``) after each."""
-
-    concat_hidden: bool
-    embed: Link
-    n_update_layers: int
-    readout_layers: ChainList
-    update_layers: ChainList
-    weight_tying: bool
 
     parts = {'readout_layers': (GGNNReadout,)}
 

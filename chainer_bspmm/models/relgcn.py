@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from chainer import ChainList
 from chainer import functions
-from chainer import Link
 from chainer import Variable
 from chainer_chemistry.models import relgcn
 
@@ -24,12 +22,6 @@ from chainer_bspmm.sparse import BatchedCSR
 
 class RelationalModel(SparseModel):
     """The forward pass that RelGCN and RelGCNSparse have in common."""
-
-    embed: Link
-    input_type: str
-    rgcn_convs: ChainList
-    rgcn_readout: Link
-    scale_adj: bool
 
     def forward(self, x: Any, adj: BatchedCSR) -> Variable:
         """Predict, as :meth:`MessagePassing.forward`; x is of the ``input_type``."""
@@ -79,9 +71,6 @@ class RelGCNSparse(EdgeListModel, RelationalModel, relgcn.RelGCNSparse):
 
     Batches are packed, with a relation for each type of edge: ``to_sparse(data, n_edge_types)``.
     With ``scale_adj`` upstream fails at the first call.
-
-    Source:
-        As :class:`RelGCN`.
     """
 
     parts = {'rgcn_convs': (RelGCNSparseUpdate,), 'rgcn_readout': (ScatterGGNNReadout,)}

@@ -79,12 +79,8 @@ def _dense(inputs):
     n_of_rows = 2 + adj.n_node_columns
     return tuple(
         matrices if value is adj else spread(value) if i < n_of_rows else value
-        for i, value in enumerate(map(_bare, inputs))
+        for i, value in enumerate(map(chainer.as_array, inputs))
     )
-
-
-def _bare(value):
-    return value.array if isinstance(value, chainer.Variable) else value
 
 
 def _keeping_inputs(forward):
@@ -99,7 +95,7 @@ def _keeping_inputs(forward):
         def keep(*inputs):
             if preprocess_fn is not None:
                 inputs = _tuple(preprocess_fn(*inputs))
-            kept.append([cuda.to_cpu(_bare(value)) for value in _dense(inputs)])
+            kept.append([cuda.to_cpu(chainer.as_array(value)) for value in _dense(inputs)])
             return inputs
 
         result = forward(self, data, *args, preprocess_fn=keep, **kwargs)

@@ -1,7 +1,6 @@
 """`SparseModel`: a model remembers the layout of the batches that it was trained with."""
 
 import weakref
-from collections.abc import Callable
 
 import chainer
 
@@ -21,9 +20,6 @@ class SparseModel(Sparse):
     layout warns, once for each model.
     """
 
-    links: Callable
-    namedlinks: Callable
-    params: Callable
     trained_with = None
     upstreams_layout = 'folded', None  # what it is after a training of upstream's model
 
@@ -98,10 +94,7 @@ def _size(padded_to, has_to_tell):
 
 
 def remember_dense_training(model: SparseModel) -> None:
-    """Note that a model was trained as upstream's, on its batches, before it was swapped.
-
-    Known from the optimizer's counts, which a pickle keeps, since :func:`leave_note`.
-    """
+    """Note, by the optimizer's counts, that a model was trained as upstream's before its swap."""
     trained_with, n_updates = model.__dict__.pop('_when_densified', (None, 0))
     if _n_updates(model) != n_updates:
         trained_with = model.upstreams_layout

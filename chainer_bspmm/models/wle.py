@@ -1,6 +1,5 @@
 """The CWLE and GWLE models (Weisfeiler-Lehman labels in addition to atom ids) on sparse batches."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -21,10 +20,6 @@ from chainer_bspmm.sparse import BatchedCSR
 
 class WLEGraphConvModel(GraphConvModel):
     """What both have in common; a subclass combines the two embeddings in `_combine`."""
-
-    embed_wle: chainer.links.EmbedID
-    with_wle: bool
-    _combine: Callable
 
     def forward(
         self, atom_array: Any, adj: BatchedCSR, wle_array: Any = None, is_real_node: Any = None

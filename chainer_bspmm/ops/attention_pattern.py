@@ -4,6 +4,7 @@ import numpy
 
 from chainer.backends import cuda
 
+from chainer_bspmm.cuda import launch
 from chainer_bspmm.ops.segments import segment_sum_forward
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.edges import derived
@@ -13,7 +14,7 @@ from chainer_bspmm.sparse.validate import fits_int32
 
 
 class AttentionPattern:
-    """The edges of every head, once a batch: see :func:`attention_pattern`.
+    """The edges of every head; `within`: those of each relation are normalised separately.
 
     With node i, relation r and head k, features are rows ``(i * R + r) * K + k``. Every edge has an
     entry for each head; entries are sorted by receiver, head, relation, so that what is summed or
@@ -33,11 +34,9 @@ class AttentionPattern:
         width, nnz = n_relations * n_heads, adj.nnz * n_heads
         fits_int32('nodes times relations times heads, twice', 2 * n_nodes * width)
         fits_int32('non-zeros times heads, twice', 2 * nnz)
-        on_host = xp is numpy
-        fill = _fill_on_host if on_host else _fill_on_device
         self.sources, self.receivers = xp.zeros((2, nnz), 'i')
         self.by_receiver = xp.empty(n_nodes * width + 1, 'i')
-        fill(adj, n_heads, self.sources, self.receivers, self.by_receiver)
+        _fill(adj, n_heads, self.sources, self.receivers, self.by_receiver)
         by_head = xp.ascontiguousarray(self.by_receiver[::n_relations])
         self.segments = self.by_receiver if within else by_head
         rows_per_node = n_heads if side_by_side else 1
@@ -45,7 +44,6 @@ class AttentionPattern:
             adj,
             data=None,
             indices=self.sources,
-            nnz=nnz,
             indptr=by_head if side_by_side else xp.ascontiguousarray(by_head[::n_heads]),
             row_offsets=adj.row_offsets * rows_per_node,
             n_rows=n_nodes * rows_per_node,
@@ -56,8 +54,7 @@ class AttentionPattern:
             max_nnz=adj.max_nnz * n_heads,
             longest=build.times(adj.longest, 1 if side_by_side else n_heads),
         )
-        isolated = _isolated_on_host if on_host else _isolated_on_device
-        entries = isolated(
+        entries = _isolated(
             adj, n_heads, within, rows_per_node, self.by_receiver, numpy.dtype(dtype)
         )
         self.isolated = None
@@ -67,7 +64,6 @@ class AttentionPattern:
                 self.product,
                 data=data,
                 indices=indices,
-                nnz=indices.size,
                 indptr=indptr,
                 col_offsets=xp.arange(adj.n_graphs + 1, dtype='i') * width,
                 n_cols=adj.n_graphs * width,
@@ -77,10 +73,9 @@ class AttentionPattern:
             )
 
     def gathers(self, adj, n_heads):
-        """Return the (nnz * K) x (2 * n_nodes * R * K) matrix that adds two scores for every entry.
+        """Return the matrix that adds, for every entry, column 0 of its source, 1 of its receiver.
 
-        They are column 0 of the source's row and column 1 of the receiver's. ``adj`` is passed in
-        rather than stored: the pattern is kept with it, and a reference back would make a cycle.
+        ``adj``, with which the pattern is kept, is not stored: it would make a cycle.
         """
         return gathering(
             adj,
@@ -96,18 +91,17 @@ class AttentionPattern:
 # The arrays of a pattern, by NumPy or in one launch. On a device it is made in every captured step.
 
 
-def _fill_on_host(adj, n_heads, sources, receivers, by_receiver):
-    n_relations, nnz = adj.n_relations, adj._n_true_entries()
-    columns, heads = adj.indices[:nnz, None], numpy.arange(n_heads)
-    node, relation = adj.entry_rows()[:nnz, None], columns % n_relations
-    group = ((node * n_heads + heads) * n_relations + relation).ravel()
-    by_receiver[:], order = build.group(numpy, group, by_receiver.size - 1)
-    size = order.size
-    sources[:size] = (columns * n_heads + heads).ravel()[order]
-    receivers[:size] = ((node * n_relations + relation) * n_heads + heads).ravel()[order]
-
-
-def _fill_on_device(adj, n_heads, sources, receivers, by_receiver):
+def _fill(adj, n_heads, sources, receivers, by_receiver):
+    if not launch.on_gpu(by_receiver):
+        n_relations, nnz = adj.n_relations, adj._n_true_entries()
+        columns, heads = adj.indices[:nnz, None], numpy.arange(n_heads)
+        node, relation = adj.entry_rows()[:nnz, None], columns % n_relations
+        group = ((node * n_heads + heads) * n_relations + relation).ravel()
+        by_receiver[:], order = build.group(numpy, group, by_receiver.size - 1)
+        size = order.size
+        sources[:size] = (columns * n_heads + heads).ravel()[order]
+        receivers[:size] = ((node * n_relations + relation) * n_heads + heads).ravel()[order]
+        return
     kernel = cuda.elementwise(
         'raw I indptr, raw I columns, int32 n_relations, int32 n_heads, int32 n_nodes',
         'raw I sources, raw I receivers, I by_receiver',
@@ -138,30 +132,28 @@ def _slots(adj):
     return segment_sum_forward(adj.row_weights[:, None], adj.row_offsets, adj.max_rows)[:, 0]
 
 
-def _isolated_on_host(adj, n_heads, within, rows_per_node, by_receiver, dtype):
+def _isolated(adj, n_heads, within, rows_per_node, by_receiver, dtype):
     """Return data, indices, indptr of `AttentionPattern.isolated`, or None if it has no entry."""
-    n_nodes, n_relations = int(adj.row_offsets[-1]), adj.n_relations
-    shape = n_nodes, n_heads, n_relations
-    empty = (numpy.diff(by_receiver) == 0)[: n_nodes * n_heads * n_relations].reshape(shape)
-    if not within:
-        empty = numpy.broadcast_to(empty.all(axis=2, keepdims=True), shape)
-    place = numpy.flatnonzero(empty)
-    if not place.size:
-        return None
-    node, head, relation = numpy.unravel_index(place, shape)
-    graph = build.entry_rows(numpy, adj.row_offsets, n_nodes)[node]
-    n_slots = numpy.maximum(_slots(adj), 1) * (1 if within else n_relations)
-    width = n_heads * n_relations
-    bounds = numpy.arange(0, adj.n_rows * width + 1, width // rows_per_node)
-    return (
-        (1 / n_slots.astype('d'))[graph].astype(dtype),
-        ((graph * n_relations + relation) * n_heads + head).astype('i'),
-        numpy.searchsorted(place, bounds).astype('i'),
-    )
-
-
-def _isolated_on_device(adj, n_heads, within, rows_per_node, by_receiver, dtype):
-    """Do the same with an entry for every (node, head, relation): a count would synchronise."""
+    if not launch.on_gpu(by_receiver):
+        n_nodes, n_relations = int(adj.row_offsets[-1]), adj.n_relations
+        shape = n_nodes, n_heads, n_relations
+        empty = (numpy.diff(by_receiver) == 0)[: n_nodes * n_heads * n_relations].reshape(shape)
+        if not within:
+            empty = numpy.broadcast_to(empty.all(axis=2, keepdims=True), shape)
+        place = numpy.flatnonzero(empty)
+        if not place.size:
+            return None
+        node, head, relation = numpy.unravel_index(place, shape)
+        graph = build.entry_rows(numpy, adj.row_offsets, n_nodes)[node]
+        n_slots = numpy.maximum(_slots(adj), 1) * (1 if within else n_relations)
+        width = n_heads * n_relations
+        bounds = numpy.arange(0, adj.n_rows * width + 1, width // rows_per_node)
+        return (
+            (1 / n_slots.astype('d'))[graph].astype(dtype),
+            ((graph * n_relations + relation) * n_heads + head).astype('i'),
+            numpy.searchsorted(place, bounds).astype('i'),
+        )
+    # An entry for every (node, head, relation): a count of those that there are would synchronise.
     xp, size = cuda.cupy, by_receiver.size - 1
     data, indices = xp.empty(size, dtype), xp.empty(size, 'i')
     kernel = cuda.elementwise(
@@ -193,9 +185,6 @@ def _isolated_on_device(adj, n_heads, within, rows_per_node, by_receiver, dtype)
 
 
 def attention_pattern(adj, n_heads, within, side_by_side, dtype):
-    """Return the `AttentionPattern` of a batch, n_nodes x (n_nodes * R), kept with it.
-
-    `within`: edges of every relation are normalised separately; `side_by_side`: see `product`.
-    """
+    """Return the `AttentionPattern` of a batch, kept with it; arguments as there."""
     options = n_heads, within, side_by_side, dtype
     return adj.cached(('attention', *options), lambda: AttentionPattern(adj, *options))

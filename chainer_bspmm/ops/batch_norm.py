@@ -7,6 +7,7 @@ from chainer import backend as chainer_backend
 from chainer import functions
 from chainer.backends import cuda
 
+from chainer_bspmm.cuda import launch
 from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.ranks import ONE_RANK
 from chainer_bspmm.ops.ranks import Ranks
@@ -24,21 +25,19 @@ class WeightedBatchNorm(FusedNode):
         self._ranks = ranks
 
     def _output(self, inputs):
-        forward = _host_forward if isinstance(inputs[0], numpy.ndarray) else _device_forward
         x, gamma, beta = _cast(inputs)
         weights = self._weights.astype(x.dtype, copy=False)[:, None]
         self._count = self._ranks.sum(row_sum(weights))
-        y, self._statistics = forward(
+        y, self._statistics = _forward(
             x, gamma, beta, weights, self._count, self._eps, self._decay, self._running, self._ranks
         )
         return y.astype(inputs[0].dtype, copy=False)
 
     def _gradients(self, inputs, gy, wanted):
         x, gamma, _ = _cast(inputs)
-        gradients = _host_gradients if isinstance(x, numpy.ndarray) else _device_gradients
         weights = self._weights.astype(x.dtype, copy=False)[:, None]
         gy = gy.astype(x.dtype, copy=False)
-        return gradients(x, gy, gamma, weights, self._count, *self._statistics, ranks=self._ranks)
+        return _gradients(x, gy, gamma, weights, self._count, *self._statistics, ranks=self._ranks)
 
     def _composed(self, x, gamma, beta):
         self._ranks.refuse_derivatives()
@@ -73,47 +72,30 @@ def _cast(arrays):
 # the weights. On a device it stays there: it may change with each replay of a captured graph.
 
 
-def _host_forward(x, gamma, beta, weights, count, eps, decay, running, ranks=ONE_RANK):
-    counted = numpy.flatnonzero(weights)
-    n_rows, n = len(x), max(count, 1)
-    x, weights = x.take(counted, axis=0), weights[counted]  # a copy, to be overwritten
-    mean = ranks.sum(row_sum(x * weights)) / n
-    x -= mean
-    squares = x * x
-    squares *= weights
-    variance = ranks.sum(row_sum(squares)) / n
-    inv_std = 1 / numpy.sqrt(variance + x.dtype.type(eps))
-    if running is not None:
-        for average, value in zip(running, (mean, variance * (n / max(n - 1, 1)))):
-            average *= decay
-            average += (1 - decay) * value
-    x *= inv_std * gamma
-    x += beta
-    return _spread(x, counted, n_rows), (mean, inv_std)
-
-
-def _host_gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
-    counted = numpy.flatnonzero(weights)
-    x_hat, gy = x.take(counted, axis=0), gy.take(counted, axis=0)  # copies, to be overwritten
-    x_hat -= mean
-    x_hat *= inv_std
-    ggamma, gbeta = row_sum(gy * x_hat), row_sum(gy)
-    ggammas, gbetas = ranks.sum_of_gradients(numpy.stack([ggamma, gbeta]))
-    x_hat *= ggammas
-    x_hat += gbetas
-    x_hat *= weights[counted] / max(count, 1)
-    gy -= x_hat
-    gy *= gamma * inv_std
-    return _spread(gy, counted, len(x)), ggamma, gbeta
-
-
 def _spread(rows, counted, n_rows):
     x = numpy.zeros((n_rows, rows.shape[1]), rows.dtype)
     x[counted] = rows
     return x
 
 
-def _device_forward(x, gamma, beta, weights, count, eps, decay, running, ranks=ONE_RANK):
+def _forward(x, gamma, beta, weights, count, eps, decay, running, ranks=ONE_RANK):
+    if not launch.on_gpu(x):
+        counted = numpy.flatnonzero(weights)
+        n_rows, n = len(x), max(count, 1)
+        x, weights = x.take(counted, axis=0), weights[counted]  # a copy, to be overwritten
+        mean = ranks.sum(row_sum(x * weights)) / n
+        x -= mean
+        squares = x * x
+        squares *= weights
+        variance = ranks.sum(row_sum(squares)) / n
+        inv_std = 1 / numpy.sqrt(variance + x.dtype.type(eps))
+        if running is not None:
+            for average, value in zip(running, (mean, variance * (n / max(n - 1, 1)))):
+                average *= decay
+                average += (1 - decay) * value
+        x *= inv_std * gamma
+        x += beta
+        return _spread(x, counted, n_rows), (mean, inv_std)
     total = cuda.elementwise(
         'T x, T weight', 'T term', 'term = weight > (T)0 ? weight * x : (T)0', 'bspmm_norm_terms'
     )(x, weights)
@@ -153,7 +135,20 @@ def _device_forward(x, gamma, beta, weights, count, eps, decay, running, ranks=O
     return y, (mean, inv_std)
 
 
-def _device_gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
+def _gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
+    if not launch.on_gpu(x):
+        counted = numpy.flatnonzero(weights)
+        x_hat, gy = x.take(counted, axis=0), gy.take(counted, axis=0)  # copies, to be overwritten
+        x_hat -= mean
+        x_hat *= inv_std
+        ggamma, gbeta = row_sum(gy * x_hat), row_sum(gy)
+        ggammas, gbetas = ranks.sum_of_gradients(numpy.stack([ggamma, gbeta]))
+        x_hat *= ggammas
+        x_hat += gbetas
+        x_hat *= weights[counted] / max(count, 1)
+        gy -= x_hat
+        gy *= gamma * inv_std
+        return _spread(gy, counted, len(x)), ggamma, gbeta
     n_rows, n_channels = x.shape
     terms = cuda.cupy.empty((n_rows, 2 * n_channels), x.dtype)  # one array: one sum does both
     cuda.elementwise(
@@ -179,32 +174,17 @@ def _device_gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RAN
     return gx, ggamma, gbeta
 
 
-def _weights_of(adj):
-    """Return how often each row counts, (n_rows,) float32; 0 for spare rows."""
-    if adj.row_weights is not None:
-        return adj.row_weights
-    xp = adj.xp
-    return adj.cached(
-        'ones of rows',
-        lambda: (xp.arange(adj.n_rows, dtype='i') < adj.row_offsets[-1:]).astype(numpy.float32),
-    )
-
-
 def batch_norm(adj, link, h):
     """Normalise node features, (n_rows, n_channels), over the rows of a batch, as ``link`` does.
 
-    In training, mean and variance count every row as often as it stands for a node
-    (``adj.row_weights``), spare rows (``adj.has_spare``) not at all, and so do the running
-    averages; ``y[i, c] = gamma[c] (h[i, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c]``. Rows
-    that are ignored get 0 and no gradient, even if they hold NaN. Everything else is left to the
-    link. float16 is calculated in float32; a batch without any row leaves mean and variance at 0.
+    In training, mean, variance and running averages count every row ``adj.row_weights`` times,
+    spare rows not at all. Rows that are ignored get 0 and no gradient, even if they hold NaN.
+    Without weights and spare rows all is left to the link; with them it is one node, and neither
+    link hooks nor an overridden ``__call__`` are called. float16 is calculated in float32.
 
     A MultiNodeBatchNormalization of ChainerMN counts the rows of all ranks' batches in the same way
-    (ChainerMN's own forward pass counts every rank alike). Its gradients are for the mean over
-    ranks that `multi_node.optimizer` takes.
-
-    With weights or spare rows it is one node, differentiable to any order, and link hooks and an
-    overridden ``__call__`` are not called. Source: Ioffe, Szegedy 2015 (arXiv:1502.03167).
+    (its own forward pass counts every rank alike). Its gradients are for the mean over ranks that
+    `multi_node.optimizer` takes.
     """
     dense = chainer.links.BatchNormalization
     # Of ChainerMN, which is not imported where it is not used.
@@ -214,8 +194,13 @@ def batch_norm(adj, link, h):
     if not chainer.config.train or (comm is None and adj.row_weights is None and not adj.has_spare):
         # Past GraphBatchNormalization's own __call__, which insists on three dimensions.
         return dense.__call__(link, h)
-    if comm is None:
-        _check_link(link)
+    if comm is None and type(link).forward is not dense.forward:
+        raise ValueError(
+            'link: expected the forward pass of chainer.links.BatchNormalization, '
+            'which does not know weights of rows and is replaced, got %r' % (link,)
+        )
+    if comm is None and link.axis not in (None, (0,)):
+        raise ValueError('link.axis: expected None or (0,), got %r' % (link.axis,))
     if link.decay is None:
         raise ValueError('link.decay: expected a number, got None')
     if link.avg_mean is None:
@@ -225,7 +210,14 @@ def batch_norm(adj, link, h):
             'h: expected shape %s to go with %r and the link, got %s'
             % ((adj.n_rows,) + link.avg_mean.shape, adj, h.shape)
         )
-    return _normalise(link, h, _weights_of(adj), link.decay, comm)
+    weights = adj.row_weights
+    if weights is None:  # 0 for spare rows
+        xp = adj.xp
+        weights = adj.cached(
+            'ones of rows',
+            lambda: (xp.arange(adj.n_rows, dtype='i') < adj.row_offsets[-1:]).astype(numpy.float32),
+        )
+    return _normalise(link, h, weights, link.decay, comm)
 
 
 def batch_norm_of_ranks(link, x, finetune=False):
@@ -266,17 +258,6 @@ def _normalise(link, h, weights, decay, comm):
         running = None
     node = WeightedBatchNorm(weights, link.eps, decay, running, Ranks(comm))
     return node.apply((h, gamma, beta))[0]
-
-
-def _check_link(link):
-    dense = chainer.links.BatchNormalization
-    if type(link).forward is not dense.forward:
-        raise ValueError(
-            'link: expected the forward pass of chainer.links.BatchNormalization, '
-            'which does not know weights of rows and is replaced, got %r' % (link,)
-        )
-    if link.axis not in (None, (0,)):
-        raise ValueError('link.axis: expected None or (0,), got %r' % (link.axis,))
 
 
 def _constant(link, value):

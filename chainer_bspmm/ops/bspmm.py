@@ -40,9 +40,8 @@ def csr_launch(
 ) -> plans.Launch:
     """Plan a thread per (row, `columns` vectors) of the product: the grid of bspmm_csr.
 
-    At most `lanes` threads are side by side in a row, fewer if that splits it more evenly. Where a
-    thread has several rows, a row's entries are loaded while the previous row is summed. `ahead` is
-    how many entries a thread loads at once; `stream` writes the result past the L2 cache.
+    At most `lanes` threads are side by side in a row, fewer if that splits it more evenly. `ahead`
+    is how many entries a thread loads at once; `stream` writes the result past the L2 cache.
     """
     n_vectors = n_channels // width
     wanted = -(-n_vectors // columns)
@@ -62,8 +61,7 @@ def csr_launch(
         ),
         (-(-n_rows // (rows * rows_per_thread)), y, -(-tiles // y)),
         (lanes, rows, 1),
-        0,
-        (numpy.uint32(n_rows), numpy.uint32(n_vectors), numpy.uint32(rows_per_thread)),
+        arguments=(numpy.uint32(n_rows), numpy.uint32(n_vectors), numpy.uint32(rows_per_thread)),
     )
 
 
@@ -145,8 +143,7 @@ def piece_length(n_rows, n_cols, nnz, longest, n_vectors, device) -> int:
     """Return the most entries of a row that a thread walks, or 0 where it walks rows of any length.
 
     Pieces are no shorter than a row has of them: a thread walks their sums, too. Nor are there so
-    many that their sums take more than twice the memory of both features. `longest` is a bound. The
-    rest was measured on an H200, for bspmm in float32: benchmarks/products/bench_large.py.
+    many that their sums take more than twice the memory of both features. `longest` is a bound.
     """
     longest = min(longest, nnz)
     if longest <= plans.LONG_ROW:
@@ -178,66 +175,11 @@ def sum_pieces_launch(n_pieces, n_channels, piece) -> plans.Launch:
         (('VECTOR', 1), ('AHEAD', 8)),
         (-(-n_chunks // n_at_once), y, -(-tiles // y)),
         (plans.WARP, n_at_once, 1),
-        0,
-        tuple(map(numpy.int32, (n_channels, piece, n_chunks))),
+        arguments=tuple(map(numpy.int32, (n_channels, piece, n_chunks))),
     )
 
 
 ALGORITHMS = 'auto', 'vector', 'pipelined'  # the last two: one row of a thread, or several
-
-
-def _bspmm_on_gpu(adj: BatchedCSR, x, data, residual, trans, algorithm):
-    """A thread per vector of a row, of several rows, or of a piece, kernels/bspmm_csr.cu."""
-    side = adj.T if trans else adj
-    with launch.device_of(x):
-        y = cuda.cupy.empty(result_shape(adj, side.n_rows, x), x.dtype)
-        if not y.size:
-            return y
-        x, data, residual = map(launch.contiguous, (x, data, residual))
-        n_channels, has_residual = x.shape[-1], residual is not None
-        weights, data, order = values_of(adj, data, trans)
-        device = kernels.device(x.data.device_id)
-        width = launch.vector_width(n_channels, x, y, residual)
-        sizes = side.n_rows, side.n_cols, side.nnz
-        piece = 0
-        if algorithm == 'auto':
-            piece = piece_length(*sizes, side.longest, n_channels // width, device)
-        plan = bspmm_launch(*sizes, n_channels, width, x.itemsize, device, algorithm, piece)
-        sums = ()
-        if piece:
-            plan, n_pieces = with_pieces(plan, side.nnz, piece)
-            sums = (
-                cuda.cupy.empty((n_pieces, n_channels), launch.arithmetic(x.dtype)),
-                cuda.cupy.empty(n_pieces // 2, numpy.int32),
-            )
-        arrays = side.indptr, side.indices, data, order, x, residual, y, *sums
-        launch.run(
-            'bspmm_csr', x, plan, *arrays, *plan.arguments, WEIGHTS=weights, RESIDUAL=has_residual
-        )
-        if piece:
-            plan = sum_pieces_launch(n_pieces, n_channels, piece)
-            launch.run('sum_pieces', x, plan, side.indptr, *sums, y, *plan.arguments)
-    return y
-
-
-def _bsddmm_on_gpu(adj: BatchedCSR, u, v):
-    n_channels = u.shape[-1]
-    with launch.device_of(u):
-        u, v = launch.contiguous(u), launch.contiguous(v)
-        w = cuda.cupy.empty(adj.nnz, u.dtype)
-        if not n_channels or adj.has_spare:  # the kernel writes the entries of rows only
-            w.fill(0)
-        if n_channels and w.size:
-            width = launch.vector_width(n_channels, u, v)
-            plan = plans.dot_launch(adj.n_rows, n_channels, width)
-            device = kernels.device(u.data.device_id)
-            piece = piece_length(
-                adj.n_rows, adj.n_cols, adj.nnz, adj.longest, n_channels // width, device
-            )
-            if piece:
-                plan, _ = with_pieces(plan, adj.nnz, piece)
-            launch.run('bsddmm_csr', u, plan, adj.indptr, adj.indices, u, v, w, *plan.arguments)
-    return w
 
 
 def multiply_on_host(matrix, adj, x, residual):
@@ -264,17 +206,6 @@ def matrix_on_host(adj, data, dtype, trans):
 
 def _scipy_matrix(adj, values):
     return scipy.sparse.csr_matrix((values, adj.indices, adj.indptr), shape=adj.shape)
-
-
-def bsddmm_on_host(adj, u, v):
-    """Compute :func:`bsddmm_forward` for any container."""
-    u, v = u.reshape(adj.n_rows, u.shape[-1]), v.reshape(adj.n_cols, v.shape[-1])
-    n_entries = adj._n_true_entries()
-    # In row-major order, as indexing returns it, einsum adds up halves in float32 by itself.
-    w = numpy.einsum(
-        'kc,kc->k', u[adj.entry_rows()[:n_entries]], v[adj.entry_columns()[:n_entries]]
-    )
-    return numpy.pad(w, (0, adj.nnz - n_entries)) if adj.has_spare else w
 
 
 def check_bspmm(adj, arrays):
@@ -335,16 +266,70 @@ def bspmm_forward(adj: BatchedCSR, x, data=None, residual=None, trans=False, alg
 
     x and the result are (rows, n_B), or (n_graphs, N, n_B) where ``adj`` is padded. ``data``, in
     the order of ``adj``'s entries even with ``trans``, replaces its values; ``algorithm``, on a GPU
-    only, is one of ALGORITHMS.
+    only, is one of ALGORITHMS: a thread per vector of a row, of several rows, or of a piece.
     """
-    if launch.on_gpu(x):
-        return _bspmm_on_gpu(adj, x, data, residual, trans, algorithm)
-    return multiply_on_host(matrix_on_host(adj, data, compute_dtype(x), trans), adj, x, residual)
+    if not launch.on_gpu(x):
+        matrix = matrix_on_host(adj, data, compute_dtype(x), trans)
+        return multiply_on_host(matrix, adj, x, residual)
+    side = adj.T if trans else adj
+    with launch.device_of(x):
+        y = cuda.cupy.empty(result_shape(adj, side.n_rows, x), x.dtype)
+        if not y.size:
+            return y
+        x, data, residual = map(launch.contiguous, (x, data, residual))
+        n_channels, has_residual = x.shape[-1], residual is not None
+        weights, data, order = values_of(adj, data, trans)
+        device = kernels.device(x.data.device_id)
+        width = launch.vector_width(n_channels, x, y, residual)
+        sizes = side.n_rows, side.n_cols, side.nnz
+        piece = 0
+        if algorithm == 'auto':
+            piece = piece_length(*sizes, side.longest, n_channels // width, device)
+        plan = bspmm_launch(*sizes, n_channels, width, x.itemsize, device, algorithm, piece)
+        sums = ()
+        if piece:
+            plan, n_pieces = with_pieces(plan, side.nnz, piece)
+            sums = (
+                cuda.cupy.empty((n_pieces, n_channels), launch.arithmetic(x.dtype)),
+                cuda.cupy.empty(n_pieces // 2, numpy.int32),
+            )
+        arrays = side.indptr, side.indices, data, order, x, residual, y, *sums
+        launch.run(
+            'bspmm_csr', x, plan, *arrays, *plan.arguments, WEIGHTS=weights, RESIDUAL=has_residual
+        )
+        if piece:
+            plan = sum_pieces_launch(n_pieces, n_channels, piece)
+            launch.run('sum_pieces', x, plan, side.indptr, *sums, y, *plan.arguments)
+    return y
 
 
 def bsddmm_forward(adj: BatchedCSR, u, v):
     """Compute ``w[k] = sum_c u[row[k], c] v[column[k], c]``, (nnz,), for every entry k."""
-    return (_bsddmm_on_gpu if launch.on_gpu(u) else bsddmm_on_host)(adj, u, v)
+    if not launch.on_gpu(u):
+        u, v = u.reshape(adj.n_rows, u.shape[-1]), v.reshape(adj.n_cols, v.shape[-1])
+        n_entries = adj._n_true_entries()
+        # In row-major order, as indexing returns it, einsum adds up halves in float32 by itself.
+        w = numpy.einsum(
+            'kc,kc->k', u[adj.entry_rows()[:n_entries]], v[adj.entry_columns()[:n_entries]]
+        )
+        return numpy.pad(w, (0, adj.nnz - n_entries)) if adj.has_spare else w
+    n_channels = u.shape[-1]
+    with launch.device_of(u):
+        u, v = launch.contiguous(u), launch.contiguous(v)
+        w = cuda.cupy.empty(adj.nnz, u.dtype)
+        if not n_channels or adj.has_spare:  # the kernel writes the entries of rows only
+            w.fill(0)
+        if n_channels and w.size:
+            width = launch.vector_width(n_channels, u, v)
+            plan = plans.dot_launch(adj.n_rows, n_channels, width)
+            device = kernels.device(u.data.device_id)
+            piece = piece_length(
+                adj.n_rows, adj.n_cols, adj.nnz, adj.longest, n_channels // width, device
+            )
+            if piece:
+                plan, _ = with_pieces(plan, adj.nnz, piece)
+            launch.run('bsddmm_csr', u, plan, adj.indptr, adj.indices, u, v, w, *plan.arguments)
+    return w
 
 
 class BatchedSpMM(FunctionNode):

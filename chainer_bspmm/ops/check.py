@@ -1,7 +1,4 @@
-"""Checks of matrices and arrays, before anything is launched; they never read from a device.
-
-Public functions make them, once; what is below trusts its arguments.
-"""
+"""Checks of matrices and arrays by public functions; they never read from a device."""
 
 import numpy
 

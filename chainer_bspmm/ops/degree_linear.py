@@ -1,5 +1,7 @@
 """A graph convolution whose weight depends on the degree of the node, as one node."""
 
+import collections
+
 import numpy
 
 from chainer import backend as chainer_backend
@@ -22,35 +24,21 @@ from chainer_bspmm.ops.segments import row_sum
 from chainer_bspmm.sparse.relations import degree_rows
 
 
-class Degrees:
-    """(n_nodes, n_types) bool, which nodes have degree 1, 2, ...; rows of each, None on a GPU."""
-
-    def __init__(self, is_type):
-        self.is_type = is_type
-        self.rows = None
-        if isinstance(is_type, numpy.ndarray):
-            self.rows = [numpy.flatnonzero(column) for column in is_type.T]
+# is_type: (n_nodes, n_types) bool, which nodes have degree 1, 2, ...; rows: of each, None on a GPU.
+Degrees = collections.namedtuple('Degrees', 'is_type rows')
 
 
 def degrees_of(adj, n_types):
-    """Return the `Degrees` of a batch's nodes, kept with it; does not synchronise.
-
-    A node's degree is the sum of its column of the matrix, as in Chainer Chemistry: in a matrix
-    that is not symmetric this differs from the sum of its row.
-    """
-    _check_square(adj)
+    """Return the `Degrees` of a batch's nodes: sums of columns, not of rows, as upstream's."""
 
     def find():
         ones = adj.xp.ones((adj.n_rows, 1), numpy.float32 if adj.dtype is None else adj.dtype)
         degree = bspmm_forward(adj, ones, trans=True)
-        return Degrees(degree == adj.xp.arange(1, n_types + 1, dtype=ones.dtype))
+        is_type = degree == adj.xp.arange(1, n_types + 1, dtype=ones.dtype)
+        on_host = adj.xp is numpy
+        return Degrees(is_type, list(map(numpy.flatnonzero, is_type.T)) if on_host else None)
 
     return adj.cached(('degrees', n_types), find)
-
-
-def _check_square(adj):
-    if adj.n_rows != adj.n_cols:
-        raise ValueError('adj: expected a column for each node to take degrees from, got %r' % adj)
 
 
 # Where the whole node is one launch of a GPU, degrees are relations (kernels/degree_rows.cu).
@@ -89,14 +77,6 @@ def _product(degrees, x, weights, trans):
     return y
 
 
-def _weight_gradients(degrees, x, gy, dtype):
-    """Compute ``gW_d = sum of gy[i]^T x[i]`` over the nodes i of degree d, n_types arrays."""
-    if degrees.rows is None:
-        stacked = dot(_expand(gy, degrees.is_type).T, x).astype(dtype, copy=False)
-        return tuple(stacked.reshape(degrees.is_type.shape[1], gy.shape[1], x.shape[1]))
-    return tuple(gy[rows].T.dot(x[rows]).astype(dtype, copy=False) for rows in degrees.rows)
-
-
 class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
     """Inputs x, the weights, then as many biases."""
 
@@ -108,7 +88,12 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
         n_types = len(weights)
         self._layer = None
         if self._has_relations(x):
-            self._joined = _joined(x, weights, biases)
+            n_out, n_in = weights[0].shape
+            n_all = n_types * n_out
+            arrays = [array.astype(x.dtype, copy=False).ravel() for array in inputs[1:]]
+            joined = concat(arrays)  # by one launch
+            W, b = joined[: n_all * n_in].reshape(n_all, n_in), joined[n_all * n_in :]
+            self._joined = {'W': W, 'b_self': b}
             self._layer = layer_of(
                 x, self._joined, n_types, False, 'sigmoid', True, self._adj.longest
             )
@@ -141,7 +126,12 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
             by_sums = _product(degrees, gy, weights, True)
             gradients[0] = bspmm_forward(self._adj, by_sums, trans=True)
         if set(range(1, n_types + 1)) & set(wanted):
-            by_weights = _weight_gradients(degrees, self._sums, gy, weights[0].dtype)
+            sums = self._sums
+            if degrees.rows is not None:
+                by_weights = [gy[rows].T.dot(sums[rows]) for rows in degrees.rows]
+            else:
+                stacked = dot(_expand(gy, degrees.is_type).T, sums)
+                by_weights = stacked.reshape(n_types, gy.shape[1], x.shape[1])
             gradients.update(enumerate(by_weights, 1))
         if wanted[-1] > n_types:
             # Equal, but in an array for each bias: optimizer hooks write to them.
@@ -169,24 +159,16 @@ def _split(inputs):
     return inputs[0], inputs[1 : n_types + 1], inputs[n_types + 1 :]
 
 
-def _joined(x, weights, biases):
-    """Return all weights (n_types * n_out, n_in) and biases (n_types * n_out,), by one launch."""
-    arrays = [array.astype(x.dtype, copy=False).ravel() for array in (*weights, *biases)]
-    n_out, n_in = weights[0].shape
-    joined, n_all = concat(arrays), len(weights) * n_out
-    return {'W': joined[: n_all * n_in].reshape(n_all, n_in), 'b_self': joined[n_all * n_in :]}
-
-
 def degree_linear_sigmoid(adj, x, weights, biases):
     """Compute ``y[i] = sigmoid(W_d sum_j A[i, j] x[j] + sum over all e of b_e)``, (n_nodes, n_out).
 
-    d is the degree of node i; where it has no weight, ``y[i] = sigmoid(sum of all biases)``. That
-    every bias is added to every node of any degree is what Chainer Chemistry does: it masks the
-    input of each of its linear layers, not the output. `weights`, (n_out, n_in), and `biases` are
-    for degree 1, 2, ... Differentiable to any order with respect to all but ``adj``.
+    d is the degree of node i; where it has no weight, ``y[i] = sigmoid(sum of all biases)``. Every
+    bias is added to every node, as Chainer Chemistry masks the inputs of its linear layers, not
+    the outputs. `weights`, (n_out, n_in), and `biases` are for degree 1, 2, ...
     """
     check.adjacency(adj)
-    _check_square(adj)
+    if adj.n_rows != adj.n_cols:
+        raise ValueError('adj: expected a column for each node to take degrees from, got %r' % adj)
     check.features(x, adj, 'n_in')
     if not weights:
         raise ValueError('weights: expected at least one, got none')

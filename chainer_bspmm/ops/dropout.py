@@ -22,8 +22,7 @@ def dropout_launch(size, width) -> plans.Launch:
         (('VECTOR', min(width, 4)),),
         (last // plans.BLOCK + 1, 1, 1),
         (plans.BLOCK, 1, 1),
-        0,
-        (numpy.uint32(last), numpy.int32(size - 4 * last)),
+        arguments=(numpy.uint32(last), numpy.int32(size - 4 * last)),
     )
 
 
@@ -70,12 +69,6 @@ def _random_words(size, seed, stream, step):
     return numpy.stack([even[0], odd[0], even[1], odd[1]], axis=1).ravel()[:size]
 
 
-def _mask_on_host(size, dtype, ratio, seed, stream, counter):
-    least = min(math.ceil(ratio * 2**32), 2**32 - 1)  # random word with which an element is kept
-    is_kept = _random_words(size, seed, stream, int(counter[0])) >= least
-    return is_kept * dtype.type(1 / (1 - ratio))
-
-
 def _check_size(size):
     if size > 2**34:
         raise ValueError(
@@ -88,12 +81,12 @@ def dropout_forward(x, ratio, seed, stream, counter):
     """Return a mask, 0 with probability ratio, else 1 / (1 - ratio), and ``y = x * mask``.
 
     The same seed (64 bits), number `stream` of the layer (32 bits) and step, the (1,) uint64
-    `counter` on x's device, give the same random numbers on every device; ``kernels/dropout.cu``
-    defines them. x has at most 2**34 elements.
+    `counter` on x's device, give the same numbers on every device; see ``kernels/dropout.cu``.
     """
     _check_size(x.size)
     if not launch.on_gpu(x):
-        mask = _mask_on_host(x.size, x.dtype, ratio, seed, stream, counter).reshape(x.shape)
+        mask = dropout_mask_forward(x.size, x.dtype, ratio, seed, stream, counter)
+        mask = mask.reshape(x.shape)
         return mask, x * mask
     with launch.device_of(x):
         x = launch.contiguous(x)
@@ -107,7 +100,7 @@ def relu_dropout_forward(x, ratio, seed, stream, counter):
     _check_size(x.size)
     if not launch.on_gpu(x):
         numpy.maximum(x, 0, out=x)
-        x *= _mask_on_host(x.size, x.dtype, ratio, seed, stream, counter).reshape(x.shape)
+        x *= dropout_mask_forward(x.size, x.dtype, ratio, seed, stream, counter).reshape(x.shape)
         return
     with launch.device_of(x):
         y = launch.contiguous(x)
@@ -120,7 +113,9 @@ def dropout_mask_forward(size, dtype, ratio, seed, stream, counter):
     """Return the mask alone, (size,) on the device of ``counter``; see :func:`dropout_forward`."""
     _check_size(size)
     if not launch.on_gpu(counter):
-        return _mask_on_host(size, dtype, ratio, seed, stream, counter)
+        least = min(math.ceil(ratio * 2**32), 2**32 - 1)  # word with which an element is kept
+        is_kept = _random_words(size, seed, stream, int(counter[0])) >= least
+        return is_kept * dtype.type(1 / (1 - ratio))
     with launch.device_of(counter):
         mask = cuda.cupy.empty(size, dtype)
         _drop('MASK', None, mask, None, ratio, seed, stream, counter)
@@ -175,10 +170,9 @@ def dropout_relu(y, ratio):
 
 
 def draw_kept(shape, ratio):
-    """Return whether each element stays, with probability 1 - ratio; ``numpy.random.seed`` decides.
+    """Return whether each element stays, with probability 1 - ratio.
 
-    NumPy's old generator draws only the seed of a quicker one: drawing every element from it, as
-    Chainer does, takes longer than the rest of a layer.
+    NumPy's old generator draws only the seed of a quicker one: as Chainer draws, it takes too long.
     """
     size = math.prod(shape)
     # Of the usual ratios, 0.5 or 0.25, a byte decides exactly.

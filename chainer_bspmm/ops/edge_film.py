@@ -3,7 +3,6 @@
 import collections
 
 import numpy
-import scipy.sparse
 
 from chainer import as_variable
 from chainer import functions
@@ -18,6 +17,7 @@ from chainer_bspmm.ops.elementwise import by_channel
 from chainer_bspmm.ops.elementwise import by_relation
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import FusedNode
+from chainer_bspmm.ops.segments import sum_at
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.build import values_of
 from chainer_bspmm.sparse.edges import edges_of
@@ -53,28 +53,6 @@ FILM_BLOCK = 2**18  # elements of edges and channels, which stay in the cache
 _FilmBlock = collections.namedtuple(
     '_FilmBlock', 'rows columns pairs row column pair value message gamma z'
 )
-
-
-def _edge_film_on_host(adj, messages, film):
-    y = numpy.zeros((adj.n_rows, messages.shape[1]), messages.dtype)
-    for block in _film_blocks(adj, messages, film):
-        z = numpy.maximum(block.z, 0, out=block.z)
-        z *= block.value
-        y[block.rows] = _sum_at(block.row, z, block.rows)
-    return y
-
-
-def _edge_film_grad_on_host(adj, messages, film, gy):
-    gmessages, gfilm = numpy.zeros_like(messages), numpy.zeros_like(film)
-    for block in _film_blocks(adj, messages, film):
-        g = gy[block.rows].astype(block.z.dtype, copy=False)[block.row]
-        g *= block.z > 0
-        g *= block.value
-        both = numpy.concatenate([g * block.message, g], axis=1)
-        gfilm[block.pairs] = _sum_at(block.pair, both, block.pairs)
-        g *= block.gamma
-        gmessages[block.columns] = _sum_at(block.column, g, block.columns)
-    return gmessages, gfilm
 
 
 def _film_blocks(adj, messages, film):
@@ -113,22 +91,19 @@ def _film_blocks(adj, messages, film):
         graph = last
 
 
-def _sum_at(index, values, part):
-    """Add up the rows of `values` that have the same index, which counts rows of a slice."""
-    ones, order = numpy.ones(len(index), values.dtype), numpy.arange(len(index) + 1)
-    shape = part.stop - part.start, len(index)
-    return scipy.sparse.csc_matrix((ones, index, order), shape=shape) @ values  # by columns
-
-
 def edge_film_forward(adj: BatchedCSR, messages, film):
     """Compute ``y[i] = sum of value max(0, gamma[i, r] messages[j, r] + beta[i, r])``.
 
-    The sum is over the entries (i, j * R + r) of row i. `messages` is (n_nodes * R, C), with row
-    ``j * R + r`` for node j and relation r; `film` is (n_nodes * R, 2 * C), gamma and beta. No
-    array of (nnz, C) is made on a GPU.
+    The sum is over the entries (i, j * R + r) of row i. `messages` is (n_nodes * R, C), `film`
+    (n_nodes * R, 2 * C), gamma and beta. No array of (nnz, C) is made on a GPU.
     """
     if not launch.on_gpu(messages):
-        return _edge_film_on_host(adj, messages, film)
+        y = numpy.zeros((adj.n_rows, messages.shape[1]), messages.dtype)
+        for block in _film_blocks(adj, messages, film):
+            z = numpy.maximum(block.z, 0, out=block.z)
+            z *= block.value
+            y[block.rows] = sum_at(block.row, z, len(y[block.rows]))
+        return y
     with launch.device_of(messages):
         messages, film = launch.contiguous(messages), launch.contiguous(film)
         return _launch('OUTPUT', adj, adj.n_relations, adj.n_rows, messages, film, None)
@@ -137,7 +112,16 @@ def edge_film_forward(adj: BatchedCSR, messages, film):
 def edge_film_backward(adj: BatchedCSR, messages, film, gy):
     """Return the gradients of :func:`edge_film_forward` with respect to messages and film."""
     if not launch.on_gpu(messages):
-        return _edge_film_grad_on_host(adj, messages, film, gy)
+        gmessages, gfilm = numpy.zeros_like(messages), numpy.zeros_like(film)
+        for block in _film_blocks(adj, messages, film):
+            g = gy[block.rows].astype(block.z.dtype, copy=False)[block.row]
+            g *= block.z > 0
+            g *= block.value
+            both = numpy.concatenate([g * block.message, g], axis=1)
+            gfilm[block.pairs] = sum_at(block.pair, both, len(gfilm[block.pairs]))
+            g *= block.gamma
+            gmessages[block.columns] = sum_at(block.column, g, len(gmessages[block.columns]))
+        return gmessages, gfilm
     with launch.device_of(messages):
         arrays = [launch.contiguous(array) for array in (messages, film, gy)]
         return (
@@ -201,11 +185,7 @@ def edge_film(adj, x, W, W_g, activation=functions.relu):
     ``messages[j, r, c] = sum_k W[c * R + r, k] x[j, k]``, and gamma and beta of the receiver come
     from rows ``c * R + r`` and ``(C + c) * R + r`` of ``W_g``, (2 * C * R, in_channels).
     One node for ``chainer.functions.relu``; any other activation takes a few, which store arrays of
-    (nnz, C) on a GPU as well. Differentiable to any order; deterministic; does not synchronise.
-
-    Source:
-        Brockschmidt 2019 (arXiv:1906.12192), equation 6 without its norm; Chainer Chemistry
-        0.7.1, links/update/gnn_film_update.py.
+    (nnz, C) on a GPU as well. Differentiable to any order.
     """
     check.relations(adj)
     check.features(x, adj, 'in_channels')

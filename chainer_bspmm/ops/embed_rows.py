@@ -1,7 +1,6 @@
 """Rows of a table by their number, with a gradient that is deterministic, and fast on a host."""
 
 import numpy
-import scipy.sparse
 
 from chainer import functions
 from chainer.backends import cuda
@@ -12,6 +11,7 @@ from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import AccumulateInPlace
 from chainer_bspmm.ops.node import FusedNode
+from chainer_bspmm.ops.segments import sum_at
 
 
 EMBED_WARPS = 8
@@ -30,19 +30,21 @@ def embed_launch(n_rows, n_types, n_channels) -> plans.Launch:
         (('VECTOR', 1), ('WARPS', EMBED_WARPS), ('ROWS', EMBED_CHUNK)),
         (-(-n_rows // length), -(-n_channels // plans.WARP), 1),
         (plans.WARP, EMBED_WARPS, 1),
-        0,
-        tuple(map(numpy.int32, (n_rows, n_channels, n_types, length))),
+        arguments=tuple(map(numpy.int32, (n_rows, n_channels, n_types, length))),
     )
 
 
 def embed_rows_backward(ids, gy, n_types):
     """Compute ``y[t] = sum of gy[i] where ids[i] == t``, (n_types, n_B): an embedding's gradient.
 
-    Rows with other ids than 0, ..., n_types - 1 are ignored. On a GPU it is from
-    :func:`sum_partials`, so in a step it may have to be the gradient of a parameter.
+    Rows with other ids are ignored. On a GPU it is from :func:`sum_partials`.
     """
     if not launch.on_gpu(gy):
-        return _backward_on_host(ids, gy, n_types)
+        is_type = (ids >= 0) & (ids < n_types)
+        if not is_type.all():  # SciPy would write past its arrays
+            ids, gy = ids[is_type], gy[is_type]
+        sums = sum_at(ids, gy.astype(compute_dtype(gy), copy=False), n_types)
+        return sums.astype(gy.dtype, copy=False)
     n_rows, n_channels = gy.shape
     with launch.device_of(gy):
         if not gy.size or not n_types:
@@ -53,17 +55,6 @@ def embed_rows_backward(ids, gy, n_types):
         ids, gy = launch.contiguous(ids.astype(numpy.int32, copy=False)), launch.contiguous(gy)
         launch.run('embed_grad', gy, plan, ids, gy, partials, *plan.arguments)
     return sum_partials(partials, [(0, (n_types, n_channels), gy.dtype)])[0]
-
-
-def _backward_on_host(ids, gy, n_types):
-    dtype = compute_dtype(gy)
-    is_type = (ids >= 0) & (ids < n_types)
-    if not is_type.all():  # SciPy would write past its arrays
-        ids, gy = ids[is_type], gy[is_type]
-    one_hot = scipy.sparse.csr_matrix(
-        (numpy.ones(len(ids), dtype), ids, numpy.arange(len(ids) + 1)), shape=(len(ids), n_types)
-    )
-    return (one_hot.T @ gy.astype(dtype, copy=False)).astype(gy.dtype, copy=False)
 
 
 class EmbedRows(AccumulateInPlace, FusedNode):

@@ -25,31 +25,16 @@ def _launch(x, gamma, beta, gy, statistics, y, terms, eps):
     launch.run('layer_norm', x, plan, *arrays, *sizes, GRADIENT=gy is not None)
 
 
-def _forward_on_host(x, gamma, beta, eps):
-    dtype = compute_dtype(x)
-    mean = x.mean(axis=1, keepdims=True, dtype=dtype)
-    x_hat = x - mean
-    inv_std = 1 / numpy.sqrt(numpy.square(x_hat).mean(axis=1, keepdims=True) + dtype.type(eps))
-    x_hat *= inv_std
-    y = x_hat * gamma + beta
-    return y.astype(x.dtype, copy=False), numpy.concatenate([mean, inv_std], axis=1)
-
-
-def _backward_on_host(x, gamma, gy, statistics):
-    mean, inv_std = statistics[:, :1], statistics[:, 1:]
-    x_hat = (x - mean) * inv_std
-    g = gy.astype(x_hat.dtype, copy=False) * gamma
-    gx = g - g.mean(axis=1, keepdims=True)
-    gx -= x_hat * (g * x_hat).mean(axis=1, keepdims=True)
-    gx *= inv_std
-    x_hat *= gy
-    return gx.astype(x.dtype, copy=False), row_sum(x_hat), row_sum(gy)
-
-
 def layer_norm_forward(x, gamma, beta, eps):
     """Return :func:`layer_norm` of x, and of its rows means and ``1 / sqrt(variance + eps)``."""
     if not launch.on_gpu(x):
-        return _forward_on_host(x, gamma, beta, eps)
+        dtype = compute_dtype(x)
+        mean = x.mean(axis=1, keepdims=True, dtype=dtype)
+        x_hat = x - mean
+        inv_std = 1 / numpy.sqrt(numpy.square(x_hat).mean(axis=1, keepdims=True) + dtype.type(eps))
+        x_hat *= inv_std
+        y = x_hat * gamma + beta
+        return y.astype(x.dtype, copy=False), numpy.concatenate([mean, inv_std], axis=1)
     with launch.device_of(x):
         x, gamma, beta = (launch.contiguous(array) for array in (x, gamma, beta))
         statistics = cuda.cupy.empty((len(x), 2), launch.arithmetic(x.dtype))
@@ -61,7 +46,14 @@ def layer_norm_forward(x, gamma, beta, eps):
 def layer_norm_backward(x, gamma, gy, statistics):
     """Return the gradients with respect to x, gamma and beta; `statistics` are the forward's."""
     if not launch.on_gpu(x):
-        return _backward_on_host(x, gamma, gy, statistics)
+        mean, inv_std = statistics[:, :1], statistics[:, 1:]
+        x_hat = (x - mean) * inv_std
+        g = gy.astype(x_hat.dtype, copy=False) * gamma
+        gx = g - g.mean(axis=1, keepdims=True)
+        gx -= x_hat * (g * x_hat).mean(axis=1, keepdims=True)
+        gx *= inv_std
+        x_hat *= gy
+        return gx.astype(x.dtype, copy=False), row_sum(x_hat), row_sum(gy)
     n_channels = x.shape[1]
     with launch.device_of(x):
         x, gamma, gy = (launch.contiguous(array) for array in (x, gamma, gy))

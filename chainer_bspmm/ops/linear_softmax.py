@@ -1,5 +1,7 @@
 """Linear layers, a softmax of each, and the sum of these as one node."""
 
+import itertools
+
 import numpy
 
 from chainer import backend as chainer_backend
@@ -7,15 +9,14 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops import check
+from chainer_bspmm.ops.graph_linear import products
 from chainer_bspmm.ops.graph_linear.launches import layer_backward
 from chainer_bspmm.ops.graph_linear.launches import layer_forward
 from chainer_bspmm.ops.graph_linear.launches import layer_of
 from chainer_bspmm.ops.node import AccumulateInPlace
 from chainer_bspmm.ops.node import FusedNode
-from chainer_bspmm.ops.segments import row_sum
 
 
 def _launch(a, g, y):
@@ -30,10 +31,9 @@ def _launch(a, g, y):
 
 
 def row_softmax_forward(a):
-    """Replace the rows of matrices by their softmax, and return the sum of the matrices.
+    """Replace the rows of C-contiguous matrices, (n_terms, n_rows, n_B), by their softmax.
 
-    `a`, (n_terms, n_rows, n_B), is C-contiguous and written to; if there is one term, the result is
-    ``a[0]`` itself.
+    Returns the sum of the matrices, which of one term is ``a[0]`` itself.
     """
     n_terms, n_rows, n_channels = a.shape
     if launch.on_gpu(a):
@@ -107,26 +107,22 @@ def _linear(layer, y):
     plan = layer_of(x, parameters, 0, False, 'identity')
     if plan is not None:
         layer_forward(plan, None, x, parameters, out=y)
-        return plan
-    y[...] = dot(x, parameters['W_self'].T)
-    if 'b_self' in parameters:
-        y += parameters['b_self']
-    return None
+    else:
+        y[...], _ = products.forward(None, x, parameters, False)
+    return plan
 
 
 def _linear_gradients(layer, plan, gy, is_needed):
     """Return a layer's gradients with respect to x, W and, if any, b; None: not needed."""
     x, parameters = _split(*layer)
+    names = 'x', *parameters
     if plan is not None:
         # An identity has a gradient that needs no result.
         gradients = layer_backward(plan, None, x, None, gy, parameters, has_features=is_needed[0])
-        return [gradients[name] for name in ('x', *parameters)]
-    of_x, of_W, *of_b = is_needed
-    return [
-        dot(gy, parameters['W_self']) if of_x else None,
-        dot(gy.T, x) if of_W else None,
-        *[row_sum(gy) if needed else None for needed in of_b],
-    ]
+    else:
+        needed = set(itertools.compress(names, is_needed))
+        gradients = products.backward(None, x, parameters, False, gy, needed, None)
+    return [gradients.get(name) for name in names]
 
 
 def linear_softmax(*layers):

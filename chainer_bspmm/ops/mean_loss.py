@@ -22,8 +22,7 @@ def loss_launches(size) -> tuple[plans.Launch, ...]:
             (('VECTOR', 1), ('CHUNK', LOSS_CHUNK), ('COMBINE', combine)),
             (1 if combine else n_blocks, 1, 1),
             (min(-(-max(n, 1) // plans.WARP) * plans.WARP, plans.MAX_BLOCK), 1, 1),
-            0,
-            (numpy.uint32(n),),
+            arguments=(numpy.uint32(n),),
         )
         for combine, n in enumerate(sizes)
     )
@@ -36,8 +35,7 @@ def loss_grad_launch(size) -> plans.Launch:
         (('VECTOR', 1), ('CHUNK', LOSS_CHUNK), ('COMBINE', 0)),
         (-(-size // plans.BLOCK), 1, 1),
         (plans.BLOCK, 1, 1),
-        0,
-        (numpy.uint32(size),),
+        arguments=(numpy.uint32(size),),
     )
 
 
@@ -85,15 +83,15 @@ def _check(x, t):
         )
 
 
-def mean_loss_forward(kind, x, t, divisor=None, ignore_nan=False):
+def mean_loss_forward(kind, x, t, divisor=None, ignore_nan=False, along=()):
     """Compute a loss or metric ``y = sum of term(x[i], t[i]) / divisor`` over all elements i.
 
     `kernels/mean_loss.cu` has the terms of each kind: ``'SIGMOID_CROSS_ENTROPY'`` and
     ``'BINARY_ACCURACY'`` of integer labels, of which -1 is ignored, ``'SQUARED_ERROR'`` and
     ``'ABSOLUTE_ERROR'`` of values of x's dtype, where with `ignore_nan` a difference that is NaN is
-    0. x has fewer than 2**31 elements. Returns the loss, a scalar of x's dtype summed in float64,
-    and the divisor if it was counted (None was given): the labels other than -1, at least 1, an
-    int64.
+    0. Returns the loss, a scalar of x's dtype summed in float64, and the divisor if it was counted
+    (None was given): the labels other than -1, at least 1, an int64. `along` are arrays on a GPU
+    for the accuracy and the gradient of :func:`training_loss`.
     """
     _check(x, t)
     count = None
@@ -110,38 +108,31 @@ def mean_loss_forward(kind, x, t, divisor=None, ignore_nan=False):
         if len(launches) > 1:
             partial = cuda.cupy.empty((launches[0].grid[0], 2), numpy.float64)
         for plan in launches:
-            _mean_loss(kind, x, t, None, y, count, partial, divisor, ignore_nan, plan)
+            _mean_loss(kind, x, t, None, y, count, partial, divisor, ignore_nan, plan, along)
     return y, count
 
 
 def training_loss(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True):
     """Compute :func:`mean_loss_forward` and, by the same launch, what a step needs with it.
 
-    Returns the loss and its divisor; the binary accuracy of a cross entropy whose labels are
-    counted, else None; and if `with_gradient` what :func:`mean_loss_backward` gives where gy is 1,
-    else None. On a GPU the last two are None where there are too many elements.
+    Returns the loss and its divisor; the binary accuracy if labels are counted, else None; and if
+    `with_gradient` the gradient for a gy of 1. On a GPU None where there are too many elements.
     """
-    accuracy = gx = None
+    accuracy, gx, along = None, None, ()
+    if launch.on_gpu(x) and x.size <= LOSS_CHUNK:
+        with launch.device_of(x):
+            if divisor is None:
+                accuracy = cuda.cupy.empty((), x.dtype)
+            if with_gradient and x.size <= LOSS_ALONG:
+                gx = cuda.cupy.empty(x.shape, x.dtype)
+        along = accuracy, gx
+    y, count = mean_loss_forward(kind, x, t, divisor, ignore_nan, along)
     if not launch.on_gpu(x):
-        y, count = mean_loss_forward(kind, x, t, divisor, ignore_nan)
         if count is not None:
             accuracy, _ = mean_loss_forward('BINARY_ACCURACY', x, t)
         if with_gradient:
             divisor = count if divisor is None else divisor
             gx = mean_loss_backward(kind, x, t, 1, divisor, ignore_nan)
-        return y, count, accuracy, gx
-    _check(x, t)
-    launches = loss_launches(x.size)
-    if len(launches) > 1:
-        return (*mean_loss_forward(kind, x, t, divisor, ignore_nan), None, None)
-    with launch.device_of(x):
-        y, count = cuda.cupy.empty((), x.dtype), None
-        if divisor is None:
-            count, accuracy = cuda.cupy.empty((), numpy.int64), cuda.cupy.empty((), x.dtype)
-        if with_gradient and x.size <= LOSS_ALONG:
-            gx = cuda.cupy.empty(x.shape, x.dtype)
-        along = accuracy, gx
-        _mean_loss(kind, x, t, None, y, count, None, divisor, ignore_nan, launches[0], along)
     return y, count, accuracy, gx
 
 

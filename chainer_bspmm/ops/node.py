@@ -5,6 +5,7 @@ are :class:`FusedNode`.
 """
 
 from collections.abc import Callable
+import operator
 from typing import Any
 
 import chainer
@@ -33,13 +34,9 @@ class AccumulateInPlace:
 
     def backward_accumulate(self, target_input_indexes, grad_outputs, grad_inputs):
         gradients = self.backward(target_input_indexes, grad_outputs)
-        if chainer.config.enable_backprop:
-            return tuple(
-                new if old is None else old if new is None else old + new
-                for old, new in zip(grad_inputs, gradients)
-            )
+        add = operator.add if chainer.config.enable_backprop else _accumulated
         return tuple(
-            new if old is None else _accumulated(old, new)
+            new if old is None else old if new is None else add(old, new)
             for old, new in zip(grad_inputs, gradients)
         )
 
@@ -63,7 +60,10 @@ class AccumulateInLaunch(AccumulateInPlace):
             and target_input_indexes[0] == 0
             and not chainer.config.enable_backprop
         ):
-            self._more = _settled(first.array)
+            self._more = first.array
+            sums = _pending_sums()
+            if sums is not None:  # it may be such a sum, which is about to be read
+                sums.settle(first.array)
             grad_inputs = None, *grad_inputs[1:]
         try:
             return super().backward_accumulate(target_input_indexes, grad_outputs, grad_inputs)
@@ -74,14 +74,6 @@ class AccumulateInLaunch(AccumulateInPlace):
 def _pending_sums():
     current = step.current()
     return None if current is None else current.sums
-
-
-def _settled(array):
-    """Return the array, whose sums are calculated if a step had deferred them."""
-    sums = _pending_sums()
-    if sums is not None:
-        sums.settle(array)
-    return array
 
 
 def _accumulated(old, new):

@@ -6,6 +6,7 @@ import chainer
 from chainer import functions
 from chainer.backends import cuda
 
+from chainer_bspmm.cuda import launch
 from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.attention_pattern import attention_pattern
@@ -46,9 +47,8 @@ class RelationAttention(FusedNode):
         n_channels = W.shape[1] // 2
         x = m.reshape(adj.n_cols * self._n_heads, n_channels)
         scores = dot(x, W.reshape(2, n_channels).T)
-        calculate = _logits_on_host if adj.xp is numpy else _logits_on_device
         slope = scores.dtype.type(self._slope)
-        logits, self._slopes = calculate(scores, pattern.sources, pattern.receivers, b, slope)
+        logits, self._slopes = _logits(scores, pattern.sources, pattern.receivers, b, slope)
         self._alpha = segment_softmax_forward(logits[:, None], pattern.segments)
         residual = None
         if pattern.isolated is not None:
@@ -88,8 +88,7 @@ class RelationAttention(FusedNode):
         galpha = self._weights(bsddmm_forward(product, gy, x))
         glogits = segment_softmax_backward(self._alpha, galpha[:, None], pattern.segments)
         gscores = adj.xp.empty((len(x), 2), x.dtype)
-        add_up = _score_gradients_on_host if adj.xp is numpy else _score_gradients_on_device
-        add_up(glogits[:, 0], self._slopes, pattern, adj.n_relations, n_heads, gscores)
+        _score_gradients(glogits[:, 0], self._slopes, pattern, adj.n_relations, n_heads, gscores)
         gx += dot(gscores, W.reshape(2, n_channels))
         # Both columns have the same sum; that of the receivers has cancelled row by row before.
         gW, gb = dot(gscores.T, x), row_sum(gscores)[1:]
@@ -124,19 +123,15 @@ def _cast(arrays):
     return [array.astype(arrays[0].dtype, copy=False) for array in arrays]
 
 
-# Return ``leaky(scores[source, 0] + scores[receiver, 1] + b)`` of every edge, and its slope.
-
-
-def _logits_on_host(scores, sources, receivers, b, slope):
-    z = scores[:, 0].take(sources)
-    z += scores[:, 1].take(receivers)
-    z += b
-    slopes = numpy.where(z > 0, scores.dtype.type(1), slope)
-    z *= slopes
-    return z, slopes
-
-
-def _logits_on_device(scores, sources, receivers, b, slope):
+def _logits(scores, sources, receivers, b, slope):
+    """Return ``leaky(scores[source, 0] + scores[receiver, 1] + b)`` of all edges, and its slope."""
+    if not launch.on_gpu(scores):
+        z = scores[:, 0].take(sources)
+        z += scores[:, 1].take(receivers)
+        z += b
+        slopes = numpy.where(z > 0, scores.dtype.type(1), slope)
+        z *= slopes
+        return z, slopes
     return cuda.elementwise(
         'raw T scores, int32 source, int32 receiver, T b, T slope',
         'T z, T slopes',
@@ -147,16 +142,13 @@ def _logits_on_device(scores, sources, receivers, b, slope):
     )(scores, sources, receivers, b, slope)
 
 
-# Add up the gradients with respect to the two scores of every row of features: gscores, (rows, 2).
-
-
-def _score_gradients_on_host(glogits, slopes, pattern, n_relations, n_heads, gscores):
-    by_entry, n_rows = glogits * slopes, len(gscores)
-    gscores[:, 0] = numpy.bincount(pattern.sources, by_entry, n_rows)
-    gscores[:, 1] = numpy.bincount(pattern.receivers, by_entry, n_rows)
-
-
-def _score_gradients_on_device(glogits, slopes, pattern, n_relations, n_heads, gscores):
+def _score_gradients(glogits, slopes, pattern, n_relations, n_heads, gscores):
+    """Add up the gradients of the two scores of every row of features in gscores, (n_rows, 2)."""
+    if not launch.on_gpu(glogits):
+        by_entry, n_rows = glogits * slopes, len(gscores)
+        gscores[:, 0] = numpy.bincount(pattern.sources, by_entry, n_rows)
+        gscores[:, 1] = numpy.bincount(pattern.receivers, by_entry, n_rows)
+        return
     kernel = cuda.elementwise(
         'raw T glogits, raw T slopes, raw I starts, raw I order, raw I by_receiver, '
         'int32 n_relations, int32 n_heads',
@@ -194,17 +186,14 @@ def relation_attention(
 
     If there is no edge to normalise over, the weights are uniform over all slots of the graph: its
     rows, each as often as it counts (``adj.row_weights``), times the R relations unless ``within``.
-    In Chainer Chemistry this is what a softmax over a matrix of masked logits amounts to; here it
-    is a mean.
+    In Chainer Chemistry this is what a softmax over a matrix of masked logits amounts to.
 
-    Dropout in training drops weights one by one, as Chainer Chemistry does, with one difference:
-    all rows without edges of a graph share a draw for each slot and head, and a row that stands for
-    several nodes is dropped for all of them or for none. A row without edges is distributed as
-    there; those of a graph are not independent of each other.
+    Dropout in training drops weights one by one, as there, but all rows without edges of a graph
+    share a draw for each slot and head, and a row that stands for several nodes is dropped for all
+    of them or for none.
 
-    One node, differentiable to any order; does not synchronise. Heads are folded into the matrix,
-    which has an entry for each head of an edge: one product does them all, forward and backward,
-    with neither a loop nor an array of (edges, heads, C).
+    One node, differentiable to any order. Heads are folded into the matrix, which has an entry for
+    each head of an edge: one product does them all, without an array of (edges, heads, C).
     """
     check.relations(adj)
     check.floats('m', m, adj)

@@ -14,28 +14,24 @@ from chainer_bspmm.sparse.relations import with_values
 def scale_adj(adj: BatchedCSR, dtype: DTypeLike) -> BatchedCSR:
     """Divide every entry by the degree of its source: ``A_r[i, j] / sum_{r, k} A_r[k, j]``.
 
-    A degree of 0 counts as 1. As in Chainer Chemistry it is the column's over all relations; the
-    paper divides by the receiver's in each. The result, of `dtype`, is kept with ``adj``.
+    As in Chainer Chemistry; the paper divides by the receiver's in each relation.
     """
 
     def make():
         if adj.xp is numpy:  # whose layers need no transpose
-            return adj.replace(data=_quotients_on_host(adj, dtype), is_symmetric=False)
+            n_entries, sources = adj._n_true_entries(), adj.indices // adj.n_relations
+            weights = None if adj.data is None else adj.data[:n_entries]
+            degree = numpy.bincount(sources[:n_entries], weights, adj.n_cols // adj.n_relations)
+            degree[degree == 0] = 1
+            values = numpy.ones((), dtype) if adj.data is None else adj.data
+            data = values / degree.astype(values.dtype)[sources]
+            return adj.replace(data=data, is_symmetric=False)
         if adj.data is not None:
             return with_values(adj, _quotients(adj))
         scaled = scaled_by_source if adj.is_symmetric and adj.n_relations > 1 else with_values
         return scaled(adj, _reciprocals(adj, dtype))
 
     return adj.cached(('scaled by source degree', dtype), make)
-
-
-def _quotients_on_host(adj, dtype):
-    n_entries, sources = adj._n_true_entries(), adj.indices // adj.n_relations
-    weights = None if adj.data is None else adj.data[:n_entries]
-    degree = numpy.bincount(sources[:n_entries], weights, adj.n_cols // adj.n_relations)
-    degree[degree == 0] = 1
-    values = 1 if adj.data is None else adj.data
-    return values / degree.astype(dtype if adj.data is None else adj.data.dtype)[sources]
 
 
 # One launch each instead of six by CuPy's own operations.

@@ -48,26 +48,37 @@ def _softmax_on_gpu(offsets, a, g, weights):
     return y
 
 
-def _segment_softmax_on_host(x, offsets, weights=None):
+def segment_softmax_forward(x, offsets, weights=None):
+    """Compute ``y[i, c] = exp(x[i, c]) / sum of weights[k] exp(x[k, c])``, in float64.
+
+    The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0. The
+    maximum is subtracted first. On a GPU one thread does a segment's column: these are short.
+    """
+    if launch.on_gpu(x):
+        return _softmax_on_gpu(offsets, x, None, weights)
     # In double, as kernels/segment_softmax.cu explains.
-    n_rows = len(x)
-    largest = segment_broadcast_forward(
-        segment_max_forward(x, offsets, weights=weights), offsets, n_rows
-    )
+    largest = segment_max_forward(x, offsets, weights=weights)
+    largest = segment_broadcast_forward(largest, offsets, len(x))
     # A difference may be infinite, and infinities become NaN, without a warning, as on a GPU.
     with numpy.errstate(over='ignore', divide='ignore', invalid='ignore'):
         y = x - largest.astype('d')
         numpy.exp(y, out=y)
-        y /= segment_broadcast_forward(
-            segment_sum_forward(y, offsets, weights=weights), offsets, n_rows
-        )
+        total = segment_sum_forward(y, offsets, weights=weights)
+        y /= segment_broadcast_forward(total, offsets, len(x))
     y[offsets[-1] :] = 0
     if weights is not None:
         y[weights == 0] = 0
     return y.astype(x.dtype, copy=False)
 
 
-def _segment_softmax_grad_on_host(y, gy, offsets, weights=None):
+def segment_softmax_backward(y, gy, offsets, weights=None):
+    """Compute ``gx[i, c] = y[i, c] (gy[i, c] - weights[i] sum of y[k, c] gy[k, c])``.
+
+    The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0 and
+    contribute nothing, even if ``gy`` is NaN there.
+    """
+    if launch.on_gpu(y):
+        return _softmax_on_gpu(offsets, y, gy, weights)
     dtype, n_true = y.dtype, offsets[-1]
     y, gy = y.astype('d', copy=False), gy.astype('d', copy=False)
     if weights is not None or n_true < len(y):
@@ -79,29 +90,6 @@ def _segment_softmax_grad_on_host(y, gy, offsets, weights=None):
     inner = segment_sum_forward(y * gy, offsets)
     gx = y * (gy - segment_broadcast_forward(inner, offsets, len(y), weights=weights))
     return gx.astype(dtype, copy=False)
-
-
-def segment_softmax_forward(x, offsets, weights=None):
-    """Compute ``y[i, c] = exp(x[i, c]) / sum of weights[k] exp(x[k, c])``, in float64.
-
-    The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0. The
-    maximum is subtracted first: nothing overflows. On a GPU one thread does a segment's column,
-    which suits short segments such as the entries of a row.
-    """
-    if launch.on_gpu(x):
-        return _softmax_on_gpu(offsets, x, None, weights)
-    return _segment_softmax_on_host(x, offsets, weights)
-
-
-def segment_softmax_backward(y, gy, offsets, weights=None):
-    """Compute ``gx[i, c] = y[i, c] (gy[i, c] - weights[i] sum of y[k, c] gy[k, c])``.
-
-    The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0 and
-    contribute nothing, even if ``gy`` is NaN there.
-    """
-    if launch.on_gpu(y):
-        return _softmax_on_gpu(offsets, y, gy, weights)
-    return _segment_softmax_grad_on_host(y, gy, offsets, weights)
 
 
 class SegmentSoftmax(FusedNode):
@@ -127,24 +115,20 @@ class SegmentSoftmax(FusedNode):
         largest = reduce_rows(segment_max_forward, columns.array, segments)
         shifted = columns - segment_broadcast_forward(largest, *unweighted)
         # Ignored rows may be above the maximum, NaN, or without anything to divide by.
-        is_counted, zero = _counted_rows(segments), columns.xp.zeros((), x.dtype)
+        xp, (offsets, n_rows, _, weights) = columns.xp, segments
+        if weights is None:
+            is_counted = xp.arange(n_rows, dtype=offsets.dtype)[:, None] < offsets[-1:]
+        else:
+            is_counted = weights[:, None] != 0
+        zero = xp.zeros((), x.dtype)
         e = functions.exp(functions.where(is_counted, shifted, zero))
         (total,) = SegmentBroadcast(unweighted).apply(SegmentSum(segments).apply((e,)))
-        total = functions.where(is_counted, total, columns.xp.ones((), x.dtype))
+        total = functions.where(is_counted, total, xp.ones((), x.dtype))
         return functions.reshape(functions.where(is_counted, e / total, zero), x.shape)
 
 
 def _columns(x):
     return x if x.ndim == 2 else x[:, None]
-
-
-def _counted_rows(segments):
-    """Return which rows count, (n_rows, 1) bool: those of a segment whose weight is not 0."""
-    offsets, n_rows, _, weights = segments
-    if weights is not None:
-        return weights[:, None] != 0
-    xp = chainer_backend.get_array_module(offsets)
-    return xp.arange(n_rows, dtype=offsets.dtype)[:, None] < offsets[-1:]
 
 
 class NodeSoftmax(SegmentSoftmax):

@@ -119,26 +119,12 @@ def _reduce_on_gpu(operation, x, offsets, max_rows, weights):
     return y
 
 
-def _broadcast_on_gpu(y, offsets, n_rows, max_rows, weights):
-    n_segments, n_channels = y.shape
-    with launch.device_of(y):
-        y = launch.contiguous(y)
-        x = cuda.cupy.empty((n_rows, n_channels), y.dtype)
-        if x.size:
-            width = launch.vector_width(n_channels, x, y)
-            plan = broadcast_launch(n_rows, n_segments, n_channels, width, max_rows)
-            arguments = offsets, y, weights, x, *plan.arguments
-            launch.run('segment_broadcast', y, plan, *arguments, WEIGHTED=weights is not None)
-    return x
-
-
 def segment_sum_forward(x, offsets, max_rows=None, weights=None):
     """Compute ``y[g] = sum of weights[i] x[i] over offsets[g] <= i < offsets[g + 1]``.
 
-    `max_rows` is the most rows that a segment has, if the host knows it; without it a GPU prepares
-    for a segment of all the rows, by a second launch. `weights` are float32 for any dtype of x;
-    None means ones. A row of weight 0 contributes nothing, even if it holds NaN. An empty segment
-    gives 0.
+    `max_rows` is the most rows that a segment has; without it a GPU prepares for one of all rows,
+    by a second launch. `weights` are float32 for any dtype of x, None means ones. A row of weight 0
+    contributes nothing, even if it holds NaN. An empty segment gives 0.
     """
     if launch.on_gpu(x):
         return _reduce_on_gpu('SUM', x, offsets, max_rows, weights)
@@ -156,6 +142,13 @@ def _counted(offsets, weights):
     """Return the rows whose weight is not 0, and where those of each segment start, both int32."""
     rows = numpy.flatnonzero(weights[: offsets[-1]]).astype(numpy.int32)
     return rows, numpy.searchsorted(rows, offsets).astype(numpy.int32)
+
+
+def sum_at(index, values, n):
+    """Add up the rows of a host array that have the same index below n, (n, n_B)."""
+    ones, order = numpy.ones(len(index), values.dtype), numpy.arange(len(index) + 1)
+    matrix = scipy.sparse.csc_matrix((ones, index, order), shape=(n, len(index)))
+    return matrix @ values  # by columns
 
 
 def segment_max_forward(x, offsets, max_rows=None, weights=None):
@@ -176,11 +169,7 @@ def segment_max_forward(x, offsets, max_rows=None, weights=None):
 
 
 def row_sum(x):
-    """Compute ``y[c] = sum of x[:, c]``, the gradient of a bias; 0 where there are no rows.
-
-    Summed in a tree: closer than row after row, and on a GPU at the speed of memory, unlike CuPy's
-    sum over the first axis.
-    """
+    """Compute ``y[c] = sum of x[:, c]`` in a tree: on a GPU at the speed of memory, unlike CuPy."""
     if launch.on_gpu(x):
         return _reduce_on_gpu('SUM', x, None, None, None)[0]
     # numpy.sum reads memory a few channels at a time. Blocks of about sqrt(n_rows) rows are added
@@ -201,16 +190,25 @@ def segment_broadcast_forward(y, offsets, n_rows, max_rows=None, weights=None):
     `n_rows` is ``offsets[-1]``, known on the host, or more: rows past it get 0, as do those of
     weight 0, whatever ``y`` holds.
     """
-    if launch.on_gpu(y):
-        return _broadcast_on_gpu(y, offsets, n_rows, max_rows, weights)
-    x = numpy.repeat(y, numpy.diff(offsets), axis=0)
-    if weights is not None:
-        weights = weights[: len(x), None]
-        x[weights[:, 0] == 0] = 0  # first: 0 times infinity is NaN
-        numpy.multiply(x, weights, out=x, casting='same_kind')  # float16 in float32
-    if len(x) == n_rows:
-        return x
-    return numpy.concatenate([x, numpy.zeros((n_rows - len(x), x.shape[1]), x.dtype)])
+    if not launch.on_gpu(y):
+        x = numpy.repeat(y, numpy.diff(offsets), axis=0)
+        if weights is not None:
+            weights = weights[: len(x), None]
+            x[weights[:, 0] == 0] = 0  # first: 0 times infinity is NaN
+            numpy.multiply(x, weights, out=x, casting='same_kind')  # float16 in float32
+        if len(x) == n_rows:
+            return x
+        return numpy.concatenate([x, numpy.zeros((n_rows - len(x), x.shape[1]), x.dtype)])
+    n_segments, n_channels = y.shape
+    with launch.device_of(y):
+        y = launch.contiguous(y)
+        x = cuda.cupy.empty((n_rows, n_channels), y.dtype)
+        if x.size:
+            width = launch.vector_width(n_channels, x, y)
+            plan = broadcast_launch(n_rows, n_segments, n_channels, width, max_rows)
+            arguments = offsets, y, weights, x, *plan.arguments
+            launch.run('segment_broadcast', y, plan, *arguments, WEIGHTED=weights is not None)
+    return x
 
 
 # The segments of n_rows rows: segment g is rows ``offsets[g]`` to ``offsets[g + 1]``, row i counts

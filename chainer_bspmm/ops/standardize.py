@@ -1,10 +1,9 @@
 """Chainer Chemistry's StandardScaler as one node, one launch in each direction."""
 
-import numpy
-
 from chainer import backend
 from chainer.backends import cuda
 
+from chainer_bspmm.cuda import launch
 from chainer_bspmm.ops.node import FusedNode
 
 
@@ -21,20 +20,14 @@ class Standardize(FusedNode):
         return (_scaled(gy, gy.dtype.type(0), self._std, self._inverse),)
 
     def _composed(self, x):
-        return _formula(x, self._mean, self._std, self._inverse)
+        return _scaled(x, self._mean, self._std, self._inverse)
 
 
-def _scaled(x, *constants):
-    return (_formula if isinstance(x, numpy.ndarray) else _on_device)(x, *constants)
-
-
-def _formula(x, mean, std, inverse):
+def _scaled(x, mean, std, inverse):
     """Return the result for an array or a Variable."""
-    std = backend.get_array_module(std).where(std == 0, std.dtype.type(1), std)
-    return x * std + mean if inverse else (x - mean) / std
-
-
-def _on_device(x, mean, std, inverse):
+    if not launch.on_gpu(x):
+        std = backend.get_array_module(std).where(std == 0, std.dtype.type(1), std)
+        return x * std + mean if inverse else (x - mean) / std
     # Every result is rounded before the next operation, as where they are two kernels.
     formula = 'const T p = x * s; y = p + mean;' if inverse else 'const T d = x - mean; y = d / s;'
     return cuda.elementwise(

@@ -48,6 +48,7 @@ class BatchedCOO(Batch):
     ids: Any
     entry_offsets: Any
     _integers = ('ids', 'row_offsets', 'col_offsets', 'entry_offsets')
+    _check = staticmethod(validate.entries)
 
     def __init__(
         self,
@@ -60,25 +61,13 @@ class BatchedCOO(Batch):
         layout: str = 'packed',
         max_atom_id: int | None = None,
     ) -> None:
-        n_relations, max_atom_id = validate.options(n_relations, layout, max_atom_id)
-        arrays = {'ids': ids, 'row_offsets': row_offsets, 'entry_offsets': entry_offsets}
-        if col_offsets is not None:
-            arrays['col_offsets'] = col_offsets
-        host, device = validate.host_integers(arrays, data, 'ids')
-        if col_offsets is None:
-            n_rows = int(host['row_offsets'].max(initial=0))
-            validate.fits_int32('nodes times relations', n_rows * n_relations)
-            host['col_offsets'] = host['row_offsets'] * numpy.int64(n_relations)
-        validate.entries(n_relations=n_relations, **host)
-        if layout == 'padded':
-            validate.equal_blocks(host)
-        host = {name: numpy.ascontiguousarray(array, numpy.int32) for name, array in host.items()}
-        host['data'] = None if data is None else numpy.array(cuda.to_cpu(data))  # a copy of our own
-        self._set_fields(n_relations=n_relations, layout=layout, max_atom_id=max_atom_id, **host)
+        integers = ids, row_offsets, col_offsets, entry_offsets
+        self._check_and_set(integers, data, n_relations, layout, max_atom_id)
+
+    def _set(self, **fields):
+        self._set_fields(**fields)
         self.nnz = len(self.ids)
         self.max_nnz = int(numpy.diff(self.entry_offsets).max(initial=0))
-        if device.xp is not numpy:
-            self._move(device)
 
     @classmethod
     def from_csr(cls, adj: BatchedCSR) -> BatchedCOO:
@@ -91,12 +80,9 @@ class BatchedCOO(Batch):
             raise TypeError('adj: expected a BatchedCSR, got %s' % type(adj).__name__)
         adj.refuse_spare()
         self = cls.__new__(cls)
-        others = 'indptr', 'indices', 'is_symmetric', 'longest', '_cache'
-        fields = vars(adj).items()
-        self.__dict__.update((name, value) for name, value in fields if name not in others)
+        self.__dict__.update(fields_of(adj))
         self.ids = adj.xp.stack([adj.entry_rows(), adj.indices], axis=1)
         self.entry_offsets = adj.indptr[adj.row_offsets]
-        self._cache = {}
         return self
 
     def to_csr(self) -> BatchedCSR:
@@ -126,6 +112,13 @@ class BatchedCOO(Batch):
         """
         rows, columns = cuda.to_cpu(self.ids).T
         return scipy.sparse.coo_matrix((self._host_values(), (rows, columns)), shape=self.shape)
+
+
+def fields_of(adj):
+    """Return what another container takes over of a `BatchedCSR`, and an empty cache."""
+    others = 'indptr', 'indices', 'is_symmetric', 'longest'
+    fields = {name: value for name, value in vars(adj).items() if name not in others}
+    return dict(fields, _cache={})
 
 
 def csr_of(batch, indptr, indices, data, is_symmetric=None):

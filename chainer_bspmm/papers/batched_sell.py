@@ -12,6 +12,7 @@ from chainer import backend
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.papers.batched_coo import csr_of
+from chainer_bspmm.papers.batched_coo import fields_of
 from chainer_bspmm.sparse.batch import Batch
 from chainer_bspmm.sparse.batched_csr import BatchedCSR
 
@@ -75,17 +76,8 @@ class BatchedSELL(Batch):
             raise TypeError('sort_rows: expected a bool, got %r' % (sort_rows,))
         device = backend.get_device_from_array(adj.indices)
         adj = adj.to_device('@numpy')
-        self._set_fields(
-            row_offsets=adj.row_offsets,
-            col_offsets=adj.col_offsets,
-            data=None,
-            n_relations=adj.n_relations,
-            layout=adj.layout,
-            max_atom_id=adj.max_atom_id,
-            row_weights=adj.row_weights,
-            padded_to=adj.padded_to,
-        )
-        self.nnz, self.is_symmetric = adj.nnz, adj.is_symmetric and adj.n_relations == 1
+        self.__dict__.update(fields_of(adj), data=None)
+        self.is_symmetric = adj.is_symmetric and adj.n_relations == 1
         self._set_slices()
         self._set_entries(adj, sort_rows)
         if device.xp is not numpy:

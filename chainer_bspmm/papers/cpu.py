@@ -27,32 +27,19 @@ def _scipy_matrix(adj, dtype):
 
 
 def _coo_matrix(adj, data, dtype, trans):
-    if data is not None:
-        return _sorted_matrix(adj, data, dtype, trans)
-    return adj.cached(
-        ('scipy', dtype, trans), lambda: _sorted_matrix(adj, adj._host_values(), dtype, trans)
-    )
-
-
-def _sorted_matrix(adj, values, dtype, trans):
-    indptr, columns, order, shape = adj.cached(
-        ('sorted', trans), lambda: _sorted_entries(adj, trans)
-    )
-    return scipy.sparse.csr_matrix(
-        (values.astype(dtype, copy=False)[order], columns, indptr), shape=shape
-    )
-
-
-def _sorted_entries(adj, trans):
-    """Return a BatchedCOO's pattern in CSR, the entries' order in it, and the shape.
-
-    SciPy's own conversion would add up entries of one place; their sum may overflow.
-    """
+    # SciPy's own conversion would add up entries of one place; their sum may overflow.
     rows, columns, shape = adj.entry_rows(), adj.entry_columns(), adj.shape
     if trans:
         rows, columns, shape = columns, rows, shape[::-1]
-    indptr, order = build.group(numpy, rows, shape[0])
-    return indptr, columns[order], order, shape
+    indptr, order = adj.cached(('sorted', trans), lambda: build.group(numpy, rows, shape[0]))
+
+    def make(values):
+        values = values.astype(dtype, copy=False)[order]
+        return scipy.sparse.csr_matrix((values, columns[order], indptr), shape=shape)
+
+    if data is not None:
+        return make(data)
+    return adj.cached(('scipy', dtype, trans), lambda: make(adj._host_values()))
 
 
 def spmv(adj, x, alpha, beta, y):

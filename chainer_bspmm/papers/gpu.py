@@ -1,8 +1,4 @@
-"""The papers' algorithms on CuPy arrays: one kernel launch each, as everywhere.
-
-An algorithm is a function(adj, x, data, residual, trans) of C-contiguous arrays on the current
-device; it returns (n_rows, n_B).
-"""
+"""The papers' algorithms on CuPy arrays, functions(adj, x, data, residual, trans)."""
 
 import functools
 
@@ -100,15 +96,6 @@ def _check_dtype(x):
         )
 
 
-def _check_bytes(algorithm, n_bytes, what, largest):
-    """Refuse a forced ST kernel whose share of the output exceeds a block's shared memory."""
-    if n_bytes > largest:
-        raise ValueError(
-            'algorithm: %r expects %s in at most %d bytes of shared memory, got %d '
-            "bytes; 'st' chooses a kernel that fits" % (algorithm, what, largest, n_bytes)
-        )
-
-
 def _st(adj, x, data, residual, trans):
     """One of the three below, by the paper's rule."""
     algorithm = policy.st_algorithm(_st_side(adj, trans)[1], x.shape[-1], x.itemsize)
@@ -122,29 +109,22 @@ def _st_side(adj, trans):
     return adj.n_rows, adj.max_rows, adj.row_offsets
 
 
-def _st_shared(adj, x, data, residual, trans):
-    """A block per matrix, figure 5-(a)."""
-    n_channels = x.shape[-1]
-    n_bytes = _st_side(adj, trans)[1] * n_channels * x.itemsize
-    what = 'the output of the largest matrix'
-    _check_bytes('st_shared', n_bytes, what, policy.SHARED_BUDGET)
-    return _st_blocks(adj, x, data, residual, trans, n_channels)
-
-
-def _st_blocked(adj, x, data, residual, trans):
-    """A block per matrix and partition of columns, figure 5-(b)."""
-    max_rows = _st_side(adj, trans)[1]
-    what = 'one column of the output of the largest matrix'
-    _check_bytes('st_blocked', max_rows * x.itemsize, what, policy.SHARED_BUDGET)
-    n_columns = policy.st_partition(max_rows, x.shape[-1], x.itemsize)
-    return _st_blocks(adj, x, data, residual, trans, n_columns)
-
-
-def _st_blocks(adj, x, data, residual, trans, n_columns):
-    """Launch kernels/papers/bspmm_st_shared.cu."""
-    _check_dtype(x)
+def _st_blocks(adj, x, data, residual, trans, blocked=False):
+    """A block per matrix, figure 5-(a), or per partition of columns, (b): bspmm_st_shared.cu."""
     n_rows, max_rows, offsets = _st_side(adj, trans)
-    n_channels = x.shape[-1]
+    n_channels = n_columns = x.shape[-1]
+    n_bytes = max_rows * x.itemsize * (1 if blocked else n_channels)
+    if n_bytes > policy.SHARED_BUDGET:
+        what = (
+            ('st_blocked', 'one column of the output') if blocked else ('st_shared', 'the output')
+        )
+        raise ValueError(
+            'algorithm: %r expects %s of the largest matrix in at most %d bytes of shared memory, '
+            "got %d bytes; 'st' chooses a kernel that fits" % (*what, policy.SHARED_BUDGET, n_bytes)
+        )
+    _check_dtype(x)
+    if blocked:
+        n_columns = policy.st_partition(max_rows, n_channels, x.itemsize)
     y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
     if y.size:
         plan = policy.st_shared_launch(
@@ -178,8 +158,8 @@ def _run_st(name, plan, adj, x, data, trans, arrays):
 
 ST_ALGORITHMS = {  # of a BatchedCOO; all of them add with atomics
     'st': _st,
-    'st_shared': _st_shared,
-    'st_blocked': _st_blocked,
+    'st_shared': _st_blocks,
+    'st_blocked': functools.partial(_st_blocks, blocked=True),
     'st_global': _st_global,
 }
 

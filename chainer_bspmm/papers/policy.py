@@ -1,7 +1,5 @@
 """Launch plans of the papers' kernels; see `chainer_bspmm.cuda.plans`."""
 
-import functools
-
 import numpy
 
 from chainer_bspmm.cuda import plans
@@ -31,13 +29,9 @@ def st_partition(max_rows, n_channels, itemsize):
     return -(-n_channels // n_partitions)
 
 
-@functools.lru_cache(maxsize=4096)
+@plans.kept
 def st_shared_launch(n_graphs, max_rows, max_nnz, n_channels, n_columns, itemsize):
-    """Plan a block per (matrix, partition of n_columns columns).
-
-    The sub-warp follows from the width of a partition, each being a separate product; a block has
-    as many threads as give every entry its sub-warp at once, up to `ST_BLOCK`.
-    """
+    """Plan a block per (matrix, partition of n_columns columns), a sub-warp for every entry."""
     lanes = subwarp(n_columns)
     threads = min(max(-(-max_nnz * lanes // plans.WARP), 1) * plans.WARP, ST_BLOCK)
     # Fewer than a power of two if the last ones would have no column.
@@ -52,7 +46,7 @@ def st_shared_launch(n_graphs, max_rows, max_nnz, n_channels, n_columns, itemsiz
     )
 
 
-@functools.lru_cache(maxsize=4096)
+@plans.kept
 def st_global_launch(n_graphs, nnz, n_channels):
     """Plan a sub-warp per entry of the whole batch; all sizes are positive."""
     lanes = subwarp(n_channels)
@@ -60,28 +54,24 @@ def st_global_launch(n_graphs, nnz, n_channels):
         (('VECTOR', 1), ('SUBWARP', lanes)),
         (-(-nnz * lanes // ST_GLOBAL_BLOCK), 1, 1),
         (ST_GLOBAL_BLOCK, 1, 1),
-        0,
-        (numpy.int32(n_graphs), numpy.int32(n_channels)),
+        arguments=(numpy.int32(n_graphs), numpy.int32(n_channels)),
     )
 
 
-def swa_shared_bytes(width, lanes, itemsize):
-    """Return the shared memory of a block: ``TB / subWarp`` rows of `width` sums."""
-    return plans.BLOCK // lanes * width * max(itemsize, 4)
-
-
-@functools.lru_cache(maxsize=4096)
+@plans.kept
 def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
     """Plan a sub-warp per row of the largest graph, for every graph: the papers' CSR kernels.
 
     Without blocking (c) a block owns all columns of its rows. With it (d) the columns are split
-    into the fewest partitions, a power of two, whose sums fit in `SHARED_BUDGET`. The last of the
-    plan's arguments is the number of columns that a block owns. Nagasaka et al., sections 4.1 to
-    4.3; TB, which they do not state, is `BLOCK`.
+    into the fewest partitions, a power of two, whose sums fit in `SHARED_BUDGET`. Nagasaka et al.,
+    sections 4.1 to 4.3; TB, which they do not state, is `BLOCK`.
     """
     lanes = subwarp(n_channels)
     partitions, width = 1, n_channels
-    shared_bytes = swa_shared_bytes(width, lanes, itemsize)
+    row_bytes = (
+        plans.BLOCK // lanes * max(itemsize, 4)
+    )  # for each column: TB / subWarp rows of sums
+    shared_bytes = width * row_bytes
     if blocked is False and shared_bytes > SHARED_BUDGET:
         raise ValueError(
             'algorithm: swa_rows expects n_B whose sums take at most %d bytes of shared memory '
@@ -91,7 +81,7 @@ def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
     while shared_bytes > SHARED_BUDGET or blocked and partitions == 1:
         partitions *= 2
         width = -(-n_channels // partitions)
-        shared_bytes = swa_shared_bytes(width, lanes, itemsize)
+        shared_bytes = width * row_bytes
     sub_warps = n_graphs * max_rows
     if sub_warps >= 2**31 or partitions > plans.MAX_GRID_Y:
         raise ValueError(
@@ -119,7 +109,7 @@ def sell_slots(max_slice_rows):
     return -(-max_slice_rows // plans.WARP) * plans.WARP
 
 
-@functools.lru_cache(maxsize=4096)
+@plans.kept
 def sell_launch(n_slices, n_slots, n_channels, width):
     """Plan a thread per (row of a slice, tile of vectors): the grid of bspmm_sell."""
     n_vectors = n_channels // width
@@ -134,8 +124,7 @@ def sell_launch(n_slices, n_slots, n_channels, width):
         (('VECTOR', width), ('TILE', tile), ('WHOLE_WARPS', int(n_slots % plans.WARP == 0))),
         (blocks, min(-(-n_vectors // tile), plans.MAX_GRID_Y), 1),
         (plans.BLOCK, 1, 1),
-        0,
-        tuple(map(numpy.int32, (n_slices, n_slots, n_vectors))),
+        arguments=tuple(map(numpy.int32, (n_slices, n_slots, n_vectors))),
     )
 
 
@@ -143,7 +132,7 @@ def sell_launch(n_slices, n_slots, n_channels, width):
 SPMV_AHEAD = 4
 
 
-@functools.lru_cache(maxsize=4096)
+@plans.kept
 def spmv_launch(n_rows, nnz):
     """Plan a lane for every SPMV_AHEAD entries of the mean row: the grid of spmv_csr."""
     lanes = 1
@@ -154,8 +143,7 @@ def spmv_launch(n_rows, nnz):
         (('VECTOR', 1), ('LANES', lanes)),
         (-(-n_rows // rows), 1, 1),
         (lanes, rows, 1),
-        0,
-        (numpy.int32(n_rows),),
+        arguments=(numpy.int32(n_rows),),
     )
 
 
@@ -163,7 +151,7 @@ def spmv_launch(n_rows, nnz):
 COO_TILE = 4
 
 
-@functools.lru_cache(maxsize=4096)
+@plans.kept
 def coo_dot_launch(n_graphs, nnz, n_channels, width):
     """Plan a sub-warp per entry: the grid of bsddmm_coo."""
     plan = plans.dot_launch(nnz, n_channels, width, COO_TILE)

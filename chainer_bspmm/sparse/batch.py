@@ -42,11 +42,27 @@ class Batch:
     entry_rows: Callable[[], Any]
     entry_columns: Callable[[], Any]
     _cache: dict[Hashable, Any]
+    _check: Callable  # integers on the host, of unknown origin
+    _set: Callable
     _integers = ()
     has_spare = False  # whether arrays may be larger than the batch: BatchedCSR.in_buffers
     row_weights = None
     padded_to = None  # N, where it is fixed; None: the largest molecule of the batch
     n_node_columns = 0  # arrays after this one in a converter's batch that have a row for each node
+
+    def _check_and_set(self, integers, data, n_relations, layout, max_atom_id):
+        """Check arrays of unknown origin, and take over copies of them on their device."""
+        n_relations, max_atom_id = validate.options(n_relations, layout, max_atom_id)
+        arrays = dict(zip(self._integers, integers))
+        host, device = validate.host_integers(arrays, data, n_relations)
+        self._check(n_relations=n_relations, **host)
+        if layout == 'padded':
+            validate.equal_blocks(host)
+        host = {name: numpy.ascontiguousarray(array, numpy.int32) for name, array in host.items()}
+        host['data'] = None if data is None else numpy.array(cuda.to_cpu(data))  # a copy of our own
+        self._set(n_relations=n_relations, layout=layout, max_atom_id=max_atom_id, **host)
+        if device.xp is not numpy:
+            self._move(device)
 
     def _set_fields(self, **fields):
         """Take over host arrays and numbers, and find the sizes that every container has."""
@@ -79,9 +95,8 @@ class Batch:
     def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return what ``make()`` returned at the first call with this key, on the batch's device.
 
-        For what costs too much to derive from the arrays twice. It must not refer back to the
-        batch: a reference cycle would keep the device memory of both until Python's garbage
-        collector finds it.
+        It must not refer back to the batch: such a cycle would keep the device memory of both until
+        Python's garbage collector finds it.
         """
         if key not in self._cache:
             with cuda.get_device_from_array(self.row_offsets):

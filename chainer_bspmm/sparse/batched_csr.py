@@ -75,6 +75,7 @@ class BatchedCSR(Batch):
     indptr: Any
     indices: Any
     _integers = ('indptr', 'indices', 'row_offsets', 'col_offsets')
+    _check = staticmethod(validate.blocks)
 
     def __init__(
         self,
@@ -87,24 +88,8 @@ class BatchedCSR(Batch):
         layout: str = 'packed',
         max_atom_id: int | None = None,
     ) -> None:
-        n_relations, max_atom_id = validate.options(n_relations, layout, max_atom_id)
-        arrays = {'indptr': indptr, 'indices': indices, 'row_offsets': row_offsets}
-        if col_offsets is not None:
-            arrays['col_offsets'] = col_offsets
-        host, device = validate.host_integers(arrays, data)
-        if col_offsets is None:
-            validate.fits_int32('nodes times relations', (host['indptr'].size - 1) * n_relations)
-            host['col_offsets'] = host['row_offsets'] * numpy.int64(n_relations)
-        validate.blocks(
-            host['indptr'], host['indices'], host['row_offsets'], host['col_offsets'], n_relations
-        )
-        if layout == 'padded':
-            validate.equal_blocks(host)
-        host = {name: array.astype(numpy.int32) for name, array in host.items()}
-        host['data'] = None if data is None else numpy.array(cuda.to_cpu(data))  # a copy of our own
-        self._set(n_relations=n_relations, layout=layout, max_atom_id=max_atom_id, **host)
-        if device.xp is not numpy:
-            self._move(device)
+        integers = indptr, indices, row_offsets, col_offsets
+        self._check_and_set(integers, data, n_relations, layout, max_atom_id)
 
     def _set(self, is_symmetric=None, **fields):
         """Take over checked host arrays and numbers; `is_symmetric` None means find out."""
@@ -139,22 +124,7 @@ class BatchedCSR(Batch):
 
     @classmethod
     def in_buffers(
-        cls,
-        indptr,
-        indices,
-        row_offsets,
-        col_offsets,
-        data,
-        n_relations,
-        max_rows,
-        max_nnz,
-        max_atom_id,
-        is_symmetric,
-        has_spare=True,
-        layout='packed',
-        row_weights=None,
-        padded_to=None,
-        longest=None,
+        cls, indptr, indices, row_offsets, n_relations, max_rows, has_spare=True, **fields
     ):
         """Make a batch of arrays that may be larger than it, and may be filled again.
 
@@ -165,8 +135,8 @@ class BatchedCSR(Batch):
         them 0, and so do gradients. Spare entries, those past the last row's, are entries of no
         row: their ``indices`` are 0, their ``data`` finite, their gradients 0.
 
-        Arrays and numbers are as in the class, but ``max_rows``, ``max_nnz``, ``max_atom_id`` and
-        ``longest`` (None: ``max_nnz``) are bounds, and ``is_symmetric`` holds for every matrix that
+        `fields` are all other attributes of the class, of which ``max_nnz``, ``max_atom_id`` and
+        ``longest`` are bounds, as ``max_rows`` is, and ``is_symmetric`` holds for every matrix that
         the arrays will hold. ``row_weights`` go with ``'folded'``, 0 for spare rows; the layout
         ``'unfolded'`` is that of a padded batch whose features have two dimensions.
 
@@ -175,16 +145,12 @@ class BatchedCSR(Batch):
             kept with it, such as :attr:`T`, does not follow when the arrays are filled again.
         """
         self = cls.__new__(cls)
-        self.indptr, self.indices, self.data = indptr, indices, data
-        self.row_offsets, self.col_offsets = row_offsets, col_offsets
-        self.n_relations, self.layout, self.max_atom_id = n_relations, layout, max_atom_id
-        self.row_weights, self.padded_to = row_weights, padded_to
+        self.__dict__.update(fields)
+        self.indptr, self.indices, self.row_offsets = indptr, indices, row_offsets
         self.n_graphs, self.n_rows, self.nnz = row_offsets.size - 1, indptr.size - 1, indices.size
-        self.n_cols = self.n_rows * n_relations
-        self.max_rows, self.max_cols, self.max_nnz = max_rows, max_rows * n_relations, max_nnz
-        self.longest = max_nnz if longest is None else longest
-        self.is_symmetric, self.has_spare = is_symmetric, has_spare
-        self._cache = {}
+        self.n_relations, self.n_cols = n_relations, self.n_rows * n_relations
+        self.max_rows, self.max_cols = max_rows, max_rows * n_relations
+        self.has_spare, self._cache = has_spare, {}
         return self
 
     @classmethod
@@ -270,7 +236,7 @@ class BatchedCSR(Batch):
         A symmetric matrix is its own transpose. For values other than ``data`` see
         :attr:`transpose_order`.
         """
-        return self if self._is_own_transpose else self._transposed()[0]
+        return self if self._is_own_transpose else self._transposed[0]
 
     @property
     def _is_own_transpose(self):
@@ -281,8 +247,9 @@ class BatchedCSR(Batch):
         """(nnz,) int32: entry k of :attr:`T` is entry ``transpose_order[k]`` of this matrix."""
         if self._is_own_transpose:
             return self.cached('transpose order', lambda: build.transpose_batch(self)[2])
-        return self._transposed()[1]
+        return self._transposed[1]
 
+    @property
     def _transposed(self):
         return self.cached('transpose', self._make_transpose)
 
@@ -337,11 +304,9 @@ class BatchedCSR(Batch):
 
 
 def fill_buffers(buffers: Buffers, atoms: Any, adj: BatchedCSR, labels: Sequence[Any]) -> None:
-    """Write a packed or folded batch into arrays that may be larger; the rest becomes spare.
+    """Write a packed or folded batch into arrays made for it or larger; the rest becomes spare.
 
-    Everything is written, so that nothing remains of what the arrays held before. A batch of ones
-    on a host may fill buffers that have values. The buffers are on its device, of its dtypes, and
-    large enough: made for it.
+    A batch of ones on a host may fill buffers that have values.
     """
     values = adj.data
     if values is None and buffers.data is not None:

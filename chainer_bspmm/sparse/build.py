@@ -20,10 +20,7 @@ ONES, DATA, ORDERED = 0, 1, 2
 
 
 def values_of(adj, data=None, trans=False):
-    """Return WEIGHTS, the array of values and that of their order, each None where there is none.
-
-    They are the transpose's with `trans`. `data` replaces the values, in the order of the entries.
-    """
+    """Return WEIGHTS, the values or `data` instead, and their order in the transpose, or None."""
     if data is not None:
         return (ORDERED, data, adj.transpose_order) if trans else (DATA, data, None)
     data = (adj.T if trans else adj).data
@@ -54,10 +51,9 @@ def entry_rows(xp, indptr, nnz, has_spare=False):
 
 
 def group(xp, keys, n_groups):
-    """Sort entries by an integer key, 0 to n_groups; entries with the same key keep their order.
+    """Sort entries by an integer key, 0 to n_groups; those with the same key keep their order.
 
-    Returns where the entries of every key start, (n_groups + 1,), and the order, (nnz,), both
-    int32. The result does not depend on timing.
+    Returns where the entries of every key start, (n_groups + 1,), and the order, (nnz,), int32.
     """
     nnz = keys.size
     if xp is numpy and nnz >= MANY_KEYS:
@@ -72,9 +68,8 @@ def group(xp, keys, n_groups):
 def transpose(xp, indptr, indices, n_cols, has_spare=False):
     """Return the transpose's indptr (n_cols + 1,) and indices (nnz,), and the entries' order.
 
-    Entry k of the transpose is entry ``order[k]`` of the given matrix. Entries of one column keep
-    their order, so the result does not depend on timing. Spare entries, those past ``indptr[-1]``,
-    stay where they are, with index 0.
+    Entry k of the transpose is entry ``order[k]`` of the given matrix; entries of one column keep
+    their order. Spare entries, those past ``indptr[-1]``, stay where they are, with index 0.
     """
     nnz = indices.size
     if xp is numpy:
@@ -106,31 +101,23 @@ def transpose_launch(n_graphs, max_cols, max_nnz) -> plans.Launch:
     warps = 1
     while warps < plans.WARP and warps * TRANSPOSE_ENTRIES < max_nnz:
         warps *= 2
-    while warps > 1 and _transpose_bytes(max_cols, max_nnz, warps) > TRANSPOSE_SHARED_BYTES:
+    while warps > 1 and (max_nnz + warps * max_cols) * 4 > TRANSPOSE_SHARED_BYTES:
         warps //= 2
-    shared_bytes = _transpose_bytes(max_cols, max_nnz, warps)
+    shared_bytes = (max_nnz + warps * max_cols) * 4
     if not n_graphs or shared_bytes > TRANSPOSE_SHARED_BYTES:
         return None
     return plans.Launch(
-        (('VECTOR', 1),), (n_graphs, 1, 1), (warps * plans.WARP, 1, 1), shared_bytes, ()
+        (('VECTOR', 1),), (n_graphs, 1, 1), (warps * plans.WARP, 1, 1), shared_bytes
     )
-
-
-def _transpose_bytes(max_cols, max_nnz, warps):
-    return (max_nnz + warps * max_cols) * 4
 
 
 def transpose_batch(adj):
     """Return :func:`transpose` of a `BatchedCSR`, on a GPU by one launch where graphs are small."""
-    if adj.xp is not numpy:
+    plan = None
+    if launch.on_gpu(adj.indptr):
         plan = transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
-        if plan is not None:
-            return launch_transpose(adj, plan)
-    return transpose(adj.xp, adj.indptr, adj.indices, adj.n_cols, adj.has_spare)
-
-
-def launch_transpose(adj, plan):
-    """Launch kernels/transpose_csr.cu."""
+    if plan is None:
+        return transpose(adj.xp, adj.indptr, adj.indices, adj.n_cols, adj.has_spare)
     with launch.device_of(adj.indptr):
         indptr, indices, order = (
             cuda.cupy.empty(size, numpy.int32) for size in (adj.n_cols + 1, adj.nnz, adj.nnz)
@@ -154,13 +141,10 @@ def asymmetric(rows, columns, data, n_relations):
     places = (rows * n_relations + relations) * n_nodes + columns
     mirrored = (columns * n_relations + relations) * n_nodes + rows
     if data is None:
-        return _sorted(places) != numpy.sort(mirrored)
+        is_sorted = (places[1:] >= places[:-1]).all()
+        return (places if is_sorted else numpy.sort(places)) != numpy.sort(mirrored)
     order, other = numpy.lexsort((data, places)), numpy.lexsort((data, mirrored))
     return (places[order] != mirrored[other]) | (data[order] != data[other])
-
-
-def _sorted(array):
-    return array if (array[1:] >= array[:-1]).all() else numpy.sort(array)
 
 
 # What relation_rows makes: the arrays of the new matrix, and with `reciprocals` the values of its
@@ -170,8 +154,25 @@ RelationRows = collections.namedtuple(
 )
 
 
-def launch_relation_rows(adj, reciprocals=None):
-    """Launch kernels/relation_rows.cu; arguments and result as :func:`relation_rows`."""
+def relation_rows(adj, reciprocals=None):
+    """Return the `RelationRows` of a matrix, as ``sparse.relations.relation_rows`` has it.
+
+    With a dtype for `reciprocals` entries are those of `scaled_by_source`.
+    """
+    if not launch.on_gpu(adj.indptr):
+        n_relations = adj.n_relations
+        rows = entry_rows(numpy, adj.indptr, adj.nnz, adj.has_spare).astype(numpy.int64)
+        places, n_places = rows * n_relations + adj.indices % n_relations, adj.n_rows * n_relations
+        places[int(adj.indptr[-1]) :] = n_places  # spare entries, behind all others
+        starts, order = group(numpy, places, n_places)
+        return RelationRows(
+            starts,
+            adj.indices[order] // n_relations,
+            None if adj.data is None else adj.data[order],
+            adj.row_offsets * n_relations,
+            adj.col_offsets // n_relations,
+            None,
+        )
     dtype = adj.dtype if reciprocals is None else reciprocals
     with launch.device_of(adj.indptr):
         n_offsets = adj.row_offsets.size
@@ -191,34 +192,8 @@ def launch_relation_rows(adj, reciprocals=None):
     return RelationRows(indptr, indices, data, *offsets, transposed_data=transposed)
 
 
-def relation_rows(adj, reciprocals=None):
-    """Return the `RelationRows` of a matrix, as ``sparse.relations.relation_rows`` has it.
-
-    With a dtype for `reciprocals`, every entry of an adj on a GPU that is symmetric and all ones is
-    divided by the degree of its source over all relations.
-    """
-    if adj.xp is not numpy:
-        return launch_relation_rows(adj, reciprocals)
-    n_relations = adj.n_relations
-    rows = entry_rows(numpy, adj.indptr, adj.nnz, adj.has_spare).astype(numpy.int64)
-    places, n_places = rows * n_relations + adj.indices % n_relations, adj.n_rows * n_relations
-    places[int(adj.indptr[-1]) :] = n_places  # spare entries, behind all others
-    starts, order = group(numpy, places, n_places)
-    return RelationRows(
-        starts,
-        adj.indices[order] // n_relations,
-        None if adj.data is None else adj.data[order],
-        adj.row_offsets * n_relations,
-        adj.col_offsets // n_relations,
-        None,
-    )
-
-
 def launch_degree_rows(adj, n_types, dtype):
-    """Launch kernels/degree_rows.cu on a symmetric matrix.
-
-    Returns indptr and data for a layer, and indptr, indices and data for its gradient.
-    """
+    """Return indptr and data for a layer, and indptr, indices and data for its gradient."""
     with launch.device_of(adj.indptr):
         indptr, t_indptr = (
             cuda.cupy.empty(adj.n_rows * n_types + 1, numpy.int32) for _ in range(2)
@@ -326,25 +301,19 @@ def _of_scipy(matrices):
     del parts
     if (data == 1).all():
         data = None
-    indptr, columns, data = _sorted_entries(rows, columns, data, (n_rows, n_rows * n_relations))
+    # By row, then column, entries at one place in order: two counting sorts, which take the values.
+    values = numpy.zeros(rows.size, 'i1') if data is None else data.view('i%d' % data.itemsize)
+    matrix = scipy.sparse.coo_matrix((values, (rows, columns)), (n_rows, n_rows * n_relations))
+    matrix.has_canonical_format = True  # else it would add up what is at one place
+    matrix = matrix.tocsc().tocsr()
+    indptr, columns = matrix.indptr, matrix.indices
+    data = None if data is None else matrix.data.view(data.dtype)
     nnz = numpy.diff(indptr[starts])
     columns = columns - numpy.repeat(starts[:-1] * n_relations, nnz)
     if n_relations > 1:
         relation, column = numpy.divmod(columns, numpy.repeat(sizes, nnz))
         columns = column * n_relations + relation
     return Entries(sizes, nnz, numpy.diff(indptr), columns, data, n_relations, None)
-
-
-def _sorted_entries(rows, columns, data, shape):
-    """Return indptr, columns and data by row, then column; entries at one place keep their order.
-
-    Two counting sorts, which take the values along; `data` None is that of ones.
-    """
-    values = numpy.zeros(rows.size, 'i1') if data is None else data.view('i%d' % data.itemsize)
-    matrix = scipy.sparse.coo_matrix((values, (rows, columns)), shape)
-    matrix.has_canonical_format = True  # else it would add up what is at one place
-    matrix = matrix.tocsc().tocsr()
-    return matrix.indptr, matrix.indices, None if data is None else matrix.data.view(data.dtype)
 
 
 def longest(max_nnz, indptr, indices, is_symmetric):

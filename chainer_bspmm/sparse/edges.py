@@ -1,25 +1,13 @@
-"""Matrices whose rows or columns are the entries of a `BatchedCSR`, the edges of its graphs.
-
-All of them share arrays with the given one; nothing here synchronises a device.
-"""
+"""Matrices whose rows or columns are the entries of a `BatchedCSR`, the edges of its graphs."""
 
 
 def derived(adj, **fields):
     """Return a matrix of one relation, derived from another by replacing arrays and sizes.
 
-    Where ``adj`` has spare rows or entries, so may the new one, and its arrays must be as
-    ``BatchedCSR.in_buffers`` wants them.
+    If ``adj`` has spare rows or entries, arrays are as ``BatchedCSR.in_buffers`` wants them.
     """
-    return adj.replace(
-        **{
-            'n_relations': 1,
-            'layout': 'packed',
-            'is_symmetric': False,
-            'row_weights': None,
-            'padded_to': None,
-            **fields,
-        }
-    )
+    fields = {'is_symmetric': False, 'row_weights': None, 'padded_to': None, **fields}
+    return adj.replace(n_relations=1, layout='packed', nnz=len(fields['indices']), **fields)
 
 
 def equal_rows(adj, n_rows, width, n_true):
@@ -44,7 +32,6 @@ def gathering(entries, columns, row_offsets, col_offsets, max_rows, max_cols, n_
         col_offsets=col_offsets,
         n_rows=n_rows,
         n_cols=n_cols,
-        nnz=columns.size,
         max_rows=max_rows,
         max_cols=max_cols,
         max_nnz=max_rows * width,
@@ -64,17 +51,9 @@ class Edges:
         n_relations = adj.n_relations
         starts = adj.indptr[adj.row_offsets]
         receivers = adj.entry_rows() * n_relations + adj.indices % n_relations
+        sizes = starts, adj.col_offsets, adj.max_nnz, adj.max_cols, adj.n_cols
         self.from_source, self.from_receiver = (
-            gathering(
-                adj,
-                columns[:, None],
-                starts,
-                adj.col_offsets,
-                adj.max_nnz,
-                adj.max_cols,
-                adj.n_cols,
-            )
-            for columns in (adj.indices, receivers)
+            gathering(adj, columns[:, None], *sizes) for columns in (adj.indices, receivers)
         )
         order = adj.xp.arange(adj.nnz, dtype='i')
         self.to_node = derived(

@@ -1,7 +1,4 @@
-"""Matrices made of a `BatchedCSR`: with a row for every relation or degree, with other values.
-
-All are new objects that share arrays with the given one; nothing here synchronises.
-"""
+"""Matrices made of a `BatchedCSR`: with a row for every relation or degree, with other values."""
 
 import collections
 
@@ -12,11 +9,9 @@ Rows = collections.namedtuple('Rows', 'indptr indices data')
 
 
 def relation_rows(adj):
-    """Return the matrix with a row, instead of a column, for every pair of node and relation.
+    """Return the matrix with entry ``(i, j * R + r)`` of ``adj`` as ``(i * R + r, j)``.
 
-    Entry ``(i, j * R + r)`` of ``adj`` becomes entry ``(i * R + r, j)``, so that the product with
-    (n_nodes, C) features is every relation's own sum over the neighbours, not yet added up. Kept
-    with ``adj``, and ``adj`` itself where R = 1.
+    Its product with features is every relation's own sum over the neighbours. Kept with ``adj``.
     """
     if adj.n_relations == 1:
         return adj
@@ -47,11 +42,10 @@ def transposed_rows(adj):
 
 
 def scaled_by_source(adj, data):
-    """Return a matrix of ones, each divided by its source's degree over all relations, on a GPU.
+    """Return a symmetric matrix of ones on a GPU, each divided by its source's degree: `data`.
 
-    The matrices of all relations are symmetric: a source's degree is the length of its own row,
-    and so one launch makes :func:`relation_rows` and :func:`transposed_rows` of the result, whose
-    values are `data`. Nothing is transposed until :attr:`BatchedCSR.T` is read.
+    A source's degree is the length of its own row, and so one launch makes :func:`relation_rows`
+    and :func:`transposed_rows` of the result.
     """
     new, made = adj.replace(data=data, is_symmetric=False), build.relation_rows(adj, data.dtype)
     rows = _with_rows(adj, made)
@@ -64,8 +58,8 @@ def degree_rows(adj, n_types, dtype):
     """Return a symmetric matrix on a GPU with the degree of nodes as relation, and its transpose.
 
     Entry ``(i, j)`` becomes ``(i * n_types + d - 1, j)``; d is the degree, the sum of a row, of i,
-    in the transpose of j. Entries of nodes of any other degree than 1, ..., n_types have the value
-    0. Both are kept with ``adj``; `dtype` is that of their values where it is a matrix of ones.
+    in the transpose of j. Entries of nodes of other degrees than 1, ..., n_types become 0. `dtype`
+    is that of the values where ``adj`` has ones.
     """
 
     def make():

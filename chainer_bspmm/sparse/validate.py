@@ -69,12 +69,14 @@ def count(name, value, least):
     return int(value)
 
 
-def host_integers(arrays, data, entries='indices'):
+def host_integers(arrays, data, n_relations):
     """Check kind, dimension and length of raw arrays; return host copies and their device.
 
-    `entries` names the array that has one item for each entry. Only ``ids`` has two dimensions.
+    Only ``ids`` has two dimensions. Without ``col_offsets`` every row has `n_relations` columns.
     """
-    device = None
+    device, entries = None, 'ids' if 'ids' in arrays else 'indices'
+    if arrays['col_offsets'] is None:
+        arrays = {name: array for name, array in arrays.items() if name != 'col_offsets'}
     for name, array in list(arrays.items()) + ([] if data is None else [('data', data)]):
         if not isinstance(array, (numpy.ndarray, cuda.ndarray)):
             raise TypeError(
@@ -105,7 +107,12 @@ def host_integers(arrays, data, entries='indices'):
             % (len(arrays[entries]), entries, len(data))
         )
     # int64 throughout the checks: unsigned or narrow integers must not wrap around in them.
-    return {name: cuda.to_cpu(array).astype(numpy.int64) for name, array in arrays.items()}, device
+    host = {name: cuda.to_cpu(array).astype(numpy.int64) for name, array in arrays.items()}
+    if 'col_offsets' not in host:
+        n_rows = int(host['row_offsets'].max(initial=0))
+        fits_int32('nodes times relations', n_rows * n_relations)
+        host['col_offsets'] = host['row_offsets'] * numpy.int64(n_relations)
+    return host, device
 
 
 def blocks(indptr, indices, row_offsets, col_offsets, n_relations):

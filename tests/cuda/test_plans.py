@@ -417,7 +417,7 @@ def test_gated_launch(n_rows, widths, state, is_gradient, itemsize, kilobytes):
     has_state, is_same = state
     if is_same:
         widths = widths[2], *widths[1:]
-    launch = gated_launch(n_rows, widths, has_state, is_same, is_gradient, 1, itemsize, device)
+    launch = gated_launch(n_rows, widths, has_state, is_same, 1, itemsize, device, is_gradient)
     if launch is None:
         return
     d = dict(launch.defines)
@@ -445,7 +445,7 @@ def test_gated_launch(n_rows, widths, state, is_gradient, itemsize, kilobytes):
 @pytest.mark.parametrize('is_gradient', [False, True])
 @pytest.mark.parametrize('is_same', [False, True])
 def test_gated_launch_chooses(n_rows, width, expected, is_same, is_gradient):
-    launch = gated_launch(n_rows, (width,) * 3, True, is_same, is_gradient, 4, 4, H200)
+    launch = gated_launch(n_rows, (width,) * 3, True, is_same, 4, 4, H200, is_gradient)
     if expected is None:
         assert launch is None
         return

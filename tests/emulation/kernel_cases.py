@@ -138,13 +138,15 @@ def film_truth(adj, messages, film, gy):
 
 def transpose_on(device, adj):
     """Return what the kernel makes of a host BatchedCSR: indptr, indices, order."""
-    launch = transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
+    sizes = adj.n_graphs, adj.max_cols, adj.max_nnz
+    assert transpose_launch(*sizes) is not None
     placed = types.SimpleNamespace(
         n_cols=adj.n_cols,
         nnz=adj.nnz,
+        **dict(zip(('n_graphs', 'max_cols', 'max_nnz'), sizes)),
         **{name: device.put(getattr(adj, name)) for name in adj._integers},
     )
-    return build.launch_transpose(placed, launch)
+    return build.transpose_batch(placed)
 
 
 def gather_folded(device, molecules, index, padded_to, spare=(0, 0)):

@@ -51,7 +51,7 @@ def table(names, *rows, **others):
 
 
 def gated_step(n_rows, widths, has_state, is_gradient, itemsize, is_same=False):
-    plan = gated_launch(n_rows, widths, has_state, is_same, is_gradient, 1, itemsize, H200)
+    plan = gated_launch(n_rows, widths, has_state, is_same, 1, itemsize, H200, is_gradient)
     return (*plan.defines[1:], ('TANH', int(has_state)))
 
 

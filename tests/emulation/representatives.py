@@ -923,7 +923,7 @@ def rows_of_relations(device):
         data=integers((counts.sum(),), 'f'),
         n_relations=3,
     )
-    made = build.launch_relation_rows(_on(device, adj))
+    made = build.relation_rows(_on(device, adj))
     return flat(made[:-1]), flat(build.relation_rows(adj)[:-1])
 
 
@@ -933,7 +933,7 @@ def rows_of_scaled_relations(device):
     ones[:, 3] = ones[:, :, 3] = 0
     ones[1, 0, 3] = ones[1, 3, 0] = 1
     adj = BatchedCSR.from_matrices([ones, ones[:, :2, :2]])
-    made = build.launch_relation_rows(_on(device, adj), numpy.dtype('d'))
+    made = build.relation_rows(_on(device, adj), numpy.dtype('d'))
     plain, degrees = build.relation_rows(adj), numpy.diff(adj.indptr)
     rows = numpy.repeat(numpy.arange(2 * adj.n_rows), numpy.diff(plain.indptr)) // 2
     expected = plain._replace(data=1 / degrees[plain.indices], transposed_data=1 / degrees[rows])

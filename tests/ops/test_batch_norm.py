@@ -249,23 +249,24 @@ def test_same_as_on_the_host(gpu, dtype, weights, n_channels, recomputing, n_ran
         array[weights[:, 0] == 0] = numpy.nan
     gamma, beta, *averages = (rng.uniform(0.5, 2, n_channels).astype(dtype) for _ in range(4))
 
-    def results(put, forward, gradients):
+    def results(put):
         running = None if recomputing else [put(array.copy()) for array in averages]
         ranks = AsManyRanks(n_ranks, put)
         counts = put(weights), ranks.sum(weights.sum(axis=0))
-        y, statistics = forward(put(x), put(gamma), put(beta), *counts, 1e-3, 0.8, running, ranks)
+        rows = put(x), put(gamma), put(beta)
+        y, statistics = module._forward(*rows, *counts, 1e-3, 0.8, running, ranks)
         return [
             y,
             *statistics,
-            *gradients(put(x), put(gy), put(gamma), *counts, *statistics, ranks),
+            *module._gradients(put(x), put(gy), put(gamma), *counts, *statistics, ranks),
             *(running or ()),
         ]
 
-    actual = results(gpu.put, module._device_forward, module._device_gradients)
-    expected = results(lambda array: array, module._host_forward, module._host_gradients)
+    actual = results(gpu.put)
+    expected = results(lambda array: array)
     assert len(actual) == (6 if recomputing else 8)
     if n_ranks > 1 and weights.sum() > 1:  # the running variance alone knows how many rows count
-        alone = module._host_forward(x, gamma, beta, weights, weights.sum(axis=0), 1e-3, 0, None)
+        alone = module._forward(x, gamma, beta, weights, weights.sum(axis=0), 1e-3, 0, None)
         numpy.testing.assert_allclose(expected[0], alone[0], BOUND[dtype], BOUND[dtype] * 40)
     for one, other in zip(actual, expected):
         assert one.dtype == dtype and one.shape == other.shape

@@ -166,7 +166,7 @@ def test_padded_shape(xp):
     ],
 )
 def test_bad_input(monkeypatch, changes, error, message):
-    monkeypatch.setattr(module, 'bsddmm_on_host', lambda *_: pytest.fail('launched'))
+    monkeypatch.setattr(module.BatchedSDDMM, 'product', lambda *_: pytest.fail('launched'))
     adj = BatchedCSR.from_matrices([numpy.ones((2, 2)), numpy.ones((1, 1))])
     given = {'adj': adj, 'u': (3, 2), 'v': (3, 2), **changes}
     given = {k: numpy.ones(v, 'f') if isinstance(v, tuple) else v for k, v in given.items()}

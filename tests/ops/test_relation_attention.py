@@ -309,13 +309,10 @@ def varied(name, spare):
 def test_entries(gpu, name, n_heads, spare):
     adj = varied(name, spare)
     results = []
-    for put, fill in (
-        (lambda array: array, attention_pattern._fill_on_host),
-        (gpu.put, attention_pattern._fill_on_device),
-    ):
+    for put in (lambda array: array), gpu.put:
         arrays = [put(numpy.zeros(adj.nnz * n_heads, 'i')) for _ in range(2)]
         arrays.append(put(numpy.zeros(adj.n_cols * n_heads + 1, 'i')))
-        fill(put(adj), n_heads, *arrays)
+        attention_pattern._fill(put(adj), n_heads, *arrays)
         results.append(arrays)
     for expected, actual in zip(*results):
         numpy.testing.assert_array_equal(cuda.to_cpu(actual), expected)
@@ -330,14 +327,14 @@ def test_rows_without_edges(gpu, name, within, rows_per_node, spare):
     width = adj.n_relations * n_heads
     arrays = [numpy.zeros(size, 'i') for size in (2 * [adj.nnz * n_heads])]
     by_receiver = numpy.zeros(adj.n_cols * n_heads + 1, 'i')
-    attention_pattern._fill_on_host(adj, n_heads, *arrays, by_receiver=by_receiver)
+    attention_pattern._fill(adj, n_heads, *arrays, by_receiver=by_receiver)
     given = adj, n_heads, within, rows_per_node, by_receiver, numpy.dtype('d')
     shape = adj.n_rows * rows_per_node, adj.n_graphs * width
-    expected = attention_pattern._isolated_on_host(*given)
+    expected = attention_pattern._isolated(*given)
     assert (expected is None) == (name == 'unsorted' and not within)
     expected = scipy.sparse.csr_matrix(shape if expected is None else expected, shape)
     given = gpu.put(adj), *given[1:-2], gpu.put(by_receiver), given[-1]
-    arrays = attention_pattern._isolated_on_device(*given)
+    arrays = attention_pattern._isolated(*given)
     data, indices, indptr = map(cuda.to_cpu, arrays)
     n_true = int(adj.row_offsets[-1]) * width
     assert indptr[-1] == n_true and not data[n_true:].any() and not indices[n_true:].any()
@@ -357,16 +354,14 @@ def test_scores(gpu, name, dtype, spare):
     glogits[adj._n_true_entries() * n_heads :] = 0
     b, slope = numpy.array([0.25], dtype), numpy.dtype(dtype).type(0.2)
     results = []
-    for put, logits, gradients in (
-        (lambda array: array, module._logits_on_host, module._score_gradients_on_host),
-        (gpu.put, module._logits_on_device, module._score_gradients_on_device),
-    ):
+    for put in (lambda array: array), gpu.put:
         pattern = attention_pattern.AttentionPattern(
             put(adj), n_heads, False, False, numpy.dtype(dtype)
         )
         gscores = put(numpy.full(scores.shape, numpy.nan, dtype))
-        z, slopes = logits(put(scores), put(pattern.sources), put(pattern.receivers), put(b), slope)
-        gradients(put(glogits), slopes, pattern, adj.n_relations, n_heads, gscores)
+        rows = put(pattern.sources), put(pattern.receivers)
+        z, slopes = module._logits(put(scores), *rows, put(b), slope)
+        module._score_gradients(put(glogits), slopes, pattern, adj.n_relations, n_heads, gscores)
         results.append((z, slopes, gscores))
     for expected, actual in zip(*results):
         assert actual.dtype == dtype

@@ -51,7 +51,7 @@ def test_launches_have_the_bits_of_the_host(gpu, shape, inverse):
     x, mean, std = (rng.uniform(0, 9, n).astype('f') for n in (shape, shape[1], shape[1]))
     std[1::3] = 0
     for arguments in ((x, mean, std), (x, numpy.float32(0), std)):  # value and gradient
-        expected = module._formula(*arguments, inverse=inverse)
-        actual = module._on_device(*map(gpu.put, arguments), inverse=inverse)
+        expected = module._scaled(*arguments, inverse=inverse)
+        actual = module._scaled(*map(gpu.put, arguments), inverse=inverse)
         assert actual.dtype == expected.dtype == 'float32'
         numpy.testing.assert_array_equal(cuda.to_cpu(actual), expected)

@@ -39,7 +39,6 @@ def test_subwarp_of_wide_matrices():
     ],
 )
 def test_swa_shared_bytes(n_channels, itemsize, expected):
-    assert policy.swa_shared_bytes(n_channels, policy.subwarp(n_channels), itemsize) == expected
     assert policy.swa_launch(1, 1, n_channels, itemsize).shared_bytes == expected
 
 

@@ -102,7 +102,7 @@ def check(gpu, adj, spare=0):
     expected = build.relation_rows(larger(numpy.array, adj, spare))
     given = larger(gpu.put, adj, spare)
     given.indices[adj.nnz :] = 2**30
-    made = build.launch_relation_rows(given)
+    made = build.relation_rows(given)
     for name, array, of_host in zip(made._fields, made, expected, strict=True):
         if of_host is None:
             assert array is None
@@ -123,7 +123,7 @@ def test_reciprocal_degrees(gpu, dtype, spare):
     halves = [numpy.triu(rng.uniform(size=(3, n, n)) < 0.2, 1) for n in (9, 1, 14)]
     adj = BatchedCSR.from_matrices([half | half.transpose(0, 2, 1) for half in halves])
     assert adj.is_symmetric and adj.data is None and numpy.diff(adj.indptr).max() > 4
-    made = build.launch_relation_rows(larger(gpu.put, adj, spare), numpy.dtype(dtype))
+    made = build.relation_rows(larger(gpu.put, adj, spare), numpy.dtype(dtype))
     plain = build.relation_rows(adj)
     degrees = numpy.maximum(numpy.diff(adj.indptr), 1).astype('d')
     rows = numpy.repeat(numpy.arange(3 * adj.n_rows), numpy.diff(plain.indptr)) // 3
@@ -135,14 +135,12 @@ def test_reciprocal_degrees(gpu, dtype, spare):
         numpy.testing.assert_array_equal(cuda.to_cpu(actual), expected.astype(dtype))
 
 
-def test_scaled_matrices_have_their_rows_and_those_of_the_transpose(gpu, monkeypatch):
+def test_scaled_matrices_have_their_rows_and_those_of_the_transpose(gpu):
     rng = numpy.random.RandomState(0)
     halves = [numpy.triu(rng.uniform(size=(2, n, n)) < 0.3, 1) for n in (5, 3)]
     adj = BatchedCSR.from_matrices([half | half.transpose(0, 2, 1) for half in halves])
     expected = scale_adj(adj, numpy.dtype('d'))
-    with monkeypatch.context() as patch:
-        patch.setattr(build, 'relation_rows', build.launch_relation_rows)
-        actual = relations.scaled_by_source(larger(gpu.put, adj, 0), gpu.put(expected.data))
+    actual = relations.scaled_by_source(larger(gpu.put, adj, 0), gpu.put(expected.data))
     rows, transposed = relations.relation_rows(actual), relations.transposed_rows(actual)
     assert len(gpu.launched) == 1
     assert (rows.to_scipy() != relations.relation_rows(expected).to_scipy()).nnz == 0

@@ -67,7 +67,14 @@ class GRUStep(AccumulateInPlace, FusedNode):
 
     def _gradients(self, inputs, gy, wanted):
         if self._is_whole:
-            return self._gradients_of_whole(inputs, gy, wanted)
+            first = 2 + (self._state == 'given')
+            arrays = [array.astype(gy.dtype, copy=False) for array in inputs]
+            x, message, state, pairs = self._split(arrays)
+            dtypes = [inputs[i].dtype if i in wanted else None for i in range(first, len(inputs))]
+            gx, g_message, g_state, parameters = gated_step_backward(
+                x, message, state, pairs, self._saved, gy, True, dtypes
+            )
+            return [gx, g_message, *([g_state] if first == 3 else []), *parameters]
         both, W, h, z = self._saved[:4]
         n = gy.shape[1]
         if self._state is None:
@@ -85,24 +92,12 @@ class GRUStep(AccumulateInPlace, FusedNode):
         gW, gb = dot(g.T, both), row_sum(g)
         # Biases of W and U have equal gradients in two arrays: optimizer hooks write to them.
         gc = gb.copy() if gU else gb
-        gradients = [_parts(array, n) for array in (gW, gb, gc)]
-        parameters = [
-            array for pair in zip(gradients[0] + gU, gradients[1] + gradients[2]) for array in pair
-        ]
+        gW, gb, gc = ([array[i : i + n] for i in range(0, len(array), n)] for array in (gW, gb, gc))
+        parameters = [array for pair in zip(gW + gU, gb + gc) for array in pair]
         gx, g_message = split(dot(g, W), inputs[0].shape[1])
         if self._state == 'x':
             gx += g_state
         return [gx, g_message, *([g_state] if self._state == 'given' else []), *parameters]
-
-    def _gradients_of_whole(self, inputs, gy, wanted):
-        first = 2 + (self._state == 'given')
-        arrays = [array.astype(gy.dtype, copy=False) for array in inputs]
-        x, message, state, pairs = self._split(arrays)
-        dtypes = [inputs[i].dtype if i in wanted else None for i in range(first, len(inputs))]
-        gx, g_message, g_state, parameters = gated_step_backward(
-            x, message, state, pairs, self._saved, gy, True, dtypes
-        )
-        return [gx, g_message, *([g_state] if first == 3 else []), *parameters]
 
     def _composed(self, *inputs):
         x, message, state, pairs = self._split(inputs)
@@ -116,10 +111,6 @@ class GRUStep(AccumulateInPlace, FusedNode):
         z = functions.sigmoid(z + functions.linear(state, *pairs[4]))
         h = functions.tanh(h + functions.linear(r * state, *pairs[3]))
         return state + z * (h - state)
-
-
-def _parts(array, n):
-    return [array[i : i + n] for i in range(0, len(array), n)]
 
 
 # The steps between the GEMMs, each one launch on a GPU instead of about ten. `sums` are those

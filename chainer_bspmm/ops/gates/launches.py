@@ -24,7 +24,7 @@ MAX_GATED_BLOCK = 512  # threads have about a hundred registers
 
 @plans.kept
 def gated_launch(
-    n_rows, widths, has_state, is_same, is_gradient, vector, itemsize, device
+    n_rows, widths, has_state, is_same, vector, itemsize, device, is_gradient
 ) -> plans.Launch | None:
     """Plan gated_step: a block for every few rows. Return None where its weights do not fit.
 
@@ -134,9 +134,8 @@ def gated_step_forward(x, message, state, parameters, is_tanh):
     With ``v = [x; message]``: without a state ``y = sigmoid(W_z v + b_z) * h`` and ``h = W_h v +
     b_h``, or its tanh; with one, which may be x, as :func:`chainer_bspmm.functions.gru_step`.
     `parameters` are (W, b) of h and z, and with a state of r, then (U, c) of h, z and r; biases may
-    be None. Returns y (n_rows, H) and what :func:`gated_step_backward` needs; None where no kernel
-    does this: on a CPU, without rows, for widths whose weights do not fit in a GPU's shared memory
-    (about 128 and more).
+    be None. Returns y (n_rows, H) and what :func:`gated_step_backward` needs; None on a CPU,
+    without rows, and for widths whose weights do not fit in shared memory (about 128 and more).
     """
     if not launch.on_gpu(x):
         return None
@@ -148,8 +147,10 @@ def gated_step_forward(x, message, state, parameters, is_tanh):
         x, message, state, parameters = _contiguous(x, message, state, parameters)
         widths = _widths(x, message, parameters)
         matrices, biases = _by_map(parameters)
-        plan = _plan(x, message, state, (*matrices, *biases), widths, False)
-        if plan is None or _plan(x, message, state, matrices, widths, True) is None:
+        if not (len(x) and widths[0] and widths[2]):
+            return None
+        plan = gated_launch(*_sizes(x, message, state, (*matrices, *biases), widths), False)
+        if plan is None or gated_launch(*_sizes(x, message, state, matrices, widths), True) is None:
             return None
         y = cuda.cupy.empty((len(x), widths[2]), x.dtype)
         # Of the candidate, the update gate, the reset gate, and that times the state.
@@ -163,16 +164,15 @@ def gated_step_forward(x, message, state, parameters, is_tanh):
 def gated_step_backward(x, message, state, parameters, saved, gy, is_tanh, dtypes):
     """Return the gradients of :func:`gated_step_forward`, by two launches and a sum of partials.
 
-    They are those of x, message and state (None without one, or if the state is x, whose gradient
-    is the sum of both), and a list of the parameters', None where `dtypes`, W, b, W, b, ..., is
-    None. `saved` is the other result of the step.
+    They are those of x, message and state (None if it is x, whose gradient is the sum of both), and
+    a list of the parameters', None where `dtypes`, W, b, W, b, ..., is None.
     """
     with launch.device_of(x):
         x, message, state, parameters = _contiguous(x, message, state, parameters)
         gy = launch.contiguous(gy)
         widths = _widths(x, message, parameters)
         matrices, _ = _by_map(parameters)
-        plan = _plan(x, message, state, (*matrices, gy), widths, True)
+        plan = gated_launch(*_sizes(x, message, state, (*matrices, gy), widths), True)
         n_maps = 2 + (state is not None)
         g = cuda.cupy.empty((n_maps, len(x), widths[2]), x.dtype)
         gx = cuda.cupy.empty(x.shape, x.dtype)
@@ -190,15 +190,7 @@ def gated_step_backward(x, message, state, parameters, saved, gy, is_tanh, dtype
 def _weights(g, x, message, state, reset, widths, dtypes):
     """Return the gradients of the parameters that have a dtype, in the order W, b, W, b, ..."""
     n_maps, has_state, n_out = len(g), state is not None, widths[2]
-    plan = gated_weights_launch(
-        len(x),
-        widths,
-        has_state,
-        x is state,
-        _vector(widths, (g, x, message, state, reset)),
-        numpy.dtype(launch.arithmetic(x.dtype)).itemsize,
-        kernels.device(x.data.device_id),
-    )
+    plan = gated_weights_launch(*_sizes(x, message, state, (g, reset), widths))
     W, U = (n_out, widths[0] + widths[1]), (n_out, n_out)
     sizes = math.prod(W), has_state * math.prod(U), n_out
     partials = cuda.cupy.empty((plan.grid[1], n_maps * sum(sizes)), launch.arithmetic(x.dtype))
@@ -240,21 +232,9 @@ def _by_map(parameters):
     return [W for W, _ in pairs], [b for _, b in pairs]
 
 
-def _plan(x, message, state, others, widths, is_gradient):
-    if not (len(x) and widths[0] and widths[2]):
-        return None
-    return gated_launch(
-        len(x),
-        widths,
-        state is not None,
-        x is state,
-        is_gradient,
-        _vector(widths, (x, message, state, *others)),
-        numpy.dtype(launch.arithmetic(x.dtype)).itemsize,
-        kernels.device(x.data.device_id),
-    )
-
-
-def _vector(widths, arrays):
-    """Return how many elements the kernels can copy at once."""
-    return min(launch.vector_width(math.gcd(*widths), *arrays), plans.QUAD)
+def _sizes(x, message, state, others, widths):
+    """Return what plans are made of, among it how many elements the kernels can copy at once."""
+    vector = launch.vector_width(math.gcd(*widths), x, message, state, *others)
+    itemsize = numpy.dtype(launch.arithmetic(x.dtype)).itemsize
+    is_same, device = x is state, kernels.device(x.data.device_id)
+    return len(x), widths, state is not None, is_same, min(vector, plans.QUAD), itemsize, device

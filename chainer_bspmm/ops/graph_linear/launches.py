@@ -132,11 +132,9 @@ def layer_of(
     """Return a layer of a graph convolution as a `Layer`, None if it is not one launch.
 
     That is on a host, where the matrices do not fit into a GPU's shared memory, and where rows are
-    long, for which all rows of a tile would wait. `parameters` holds W (out_channels * R,
-    in_channels), W_self, b (out_channels * R,) and b_self (out_channels,), those that there are;
-    several b_self, one after the other, are all added. `by_relation`: W is one matrix after the
-    other, not with the relation as the minor index of its rows. `loop`: the first matrix has ones
-    on its diagonal added.
+    long, for which all rows of a tile would wait. `parameters` are those of
+    :func:`~chainer_bspmm.ops.graph_linear.node.graph_linear`; several b_self, one after the other,
+    are all added. `by_relation`: W is one matrix after the other. `loop`: as there.
     """
     if longest > plans.LONG_ROW or not launch.on_gpu(x):
         return None
@@ -161,10 +159,9 @@ def layer_of(
 
 
 def layer_forward(layer, rows, x, parameters, dropout_ratio=0.0, draw=None, out=None):
-    """Compute the layer that :func:`layer_of` describes, (n_rows, out_channels) of x's dtype.
+    """Compute the layer that :func:`layer_of` describes, in `out` if that is given.
 
-    `rows`, (n_rows * R) x n_rows, are of `sparse.relations.relation_rows`; `draw` is the (seed,
-    stream, counter) of a step for dropout; the result is written to `out`, C-contiguous, if given.
+    `rows` are of `sparse.relations.relation_rows`, `draw` is of `ops.dropout.step_draw`.
     """
     with launch.device_of(x):
         x = launch.contiguous(x)
@@ -179,9 +176,8 @@ def layer_backward(
     """Return {name: gradient} of x and all parameters, given the layer's result y and gy.
 
     `rows` are of `sparse.relations.transposed_rows`; the gradient with respect to x, wanted if
-    `has_features`, is added to `more`, (n_rows, in_channels). Those of parameters are of
-    :func:`~chainer_bspmm.cuda.partial_sums.sum_partials`; where the layer is ``by_relation``, W and
-    b_self are lists, an array for each relation and each bias.
+    `has_features`, is added to `more`. Those of parameters are of `sum_partials`; where the layer
+    is ``by_relation``, W and b_self are lists, an array for each relation and each bias.
     """
     n_out, n_all = layer.width_out, layer.n_relations * layer.width_out
     shapes = {}
@@ -199,7 +195,13 @@ def layer_backward(
         partials = _layer(layer, rows, gy, y, x, parameters, gx, shapes, dropout_ratio, None, more)
         parts, first = [], 0
         for name, shape in shapes.items():
-            parts += _arrays_of(layer, name, first, shape, x.dtype)
+            if not layer.by_relation:
+                parts.append((first, shape, x.dtype))
+            elif name == 'b_self':  # every bias is added to all rows: equal, but an array for each
+                parts += [(first, shape, x.dtype)] * layer.n_biases
+            else:
+                matrix, size = (n_out, layer.width_in), n_out * layer.width_in
+                parts += [(first + r * size, matrix, x.dtype) for r in range(layer.n_relations)]
             first += math.prod(shape)
         if partials is None:
             sums = [cuda.cupy.zeros(*part[1:]) for part in parts]
@@ -209,17 +211,6 @@ def layer_backward(
         n = layer.n_relations
         return {'W': sums[:n], 'b_self': sums[n:], 'x': gx}
     return dict(zip(shapes, sums), x=gx)
-
-
-def _arrays_of(layer, name, first, shape, dtype):
-    """Return the parts, for `sum_partials`, that are the gradients of a layer's parameter."""
-    if not layer.by_relation:
-        return [(first, shape, dtype)]
-    if name == 'b_self':  # every bias is added to all rows: equal, but in an array for each
-        return [(first, shape, dtype)] * layer.n_biases
-    shape = layer.width_out, layer.width_in
-    size = math.prod(shape)
-    return [(first + r * size, shape, dtype) for r in range(layer.n_relations)]
 
 
 def _layer(layer, matrix, rows, y, x, parameters, result, shapes, dropout_ratio, draw, more=None):

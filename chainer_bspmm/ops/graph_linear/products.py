@@ -1,7 +1,4 @@
-"""A layer on bare arrays, as products: what has no launch of a GPU.
-
-Its parts are what :func:`~chainer_bspmm.ops.graph_linear.node.graph_linear` sums.
-"""
+"""A layer on bare arrays, as products: what has no launch of a GPU."""
 
 import numpy
 
@@ -18,92 +15,29 @@ from chainer_bspmm.sparse.relations import relation_rows
 def aggregates_first(in_channels, out_channels):
     """Tell whether it is cheaper to sum neighbours first than to map features first.
 
-    The orders differ in the array between GEMM and product, (n_nodes, R, width), with the width of
-    the input if neighbours are summed first, else of the output. If these are equal, summing first
-    wins: it needs no permutation of W, (out_channels, R * in_channels) as it lies in memory.
+    Between GEMM and product is an array of the width of the input if neighbours are summed first,
+    else of the output. Equal widths: only mapping first needs a permutation of W.
     """
     return out_channels >= in_channels
 
 
-class TransformFirst:
-    """sum_r A_r (x W_r^T + b_r): one GEMM makes (n_nodes * R, out) rows, one product adds them."""
-
-    def __init__(self, adj):
-        self._adj = adj
-
-    def forward(self, x, W, b, own):
-        n_relations = self._adj.n_relations
-        mapped = dot(x, by_relation(W, n_relations).T)
-        if b is not None:
-            mapped += by_relation(b, n_relations)
-        mapped = mapped.reshape(len(x) * n_relations, len(W) // n_relations)
-        return bspmm_forward(self._adj, mapped, residual=own), None
-
-    def backward(self, x, W, gy, own, wanted, _):
-        grads = {}
-        n_relations = self._adj.n_relations
-        mapped = bspmm_forward(self._adj, gy, trans=True).reshape(len(x), len(W))
-        if 'W' in wanted:
-            grads['W'] = by_channel(dot(mapped.T, x), n_relations)
-        if 'b' in wanted:
-            grads['b'] = by_channel(row_sum(mapped), n_relations)
-        if 'x' in wanted:
-            grads['x'] = plus(own, dot(mapped, by_relation(W, n_relations)))
-        return grads
+def _sums(adj, x, loop):
+    """Return (n_nodes, R * in_channels): the sum over each relation's neighbours."""
+    sums = bspmm_forward(relation_rows(adj), x, residual=x if loop else None)
+    return sums.reshape(adj.n_rows, adj.n_relations * x.shape[1])
 
 
-class AggregateFirst:
-    """[A_1 x | .. | A_R x] [W_1 | .. | W_R]^T + sum_r degree_r b_r: a product, then one GEMM.
-
-    loop: whether A_1 has a 1 more on its diagonal.
-    """
-
-    def __init__(self, adj, loop=False):
-        self._adj = adj
-        self._rows = relation_rows(adj)
-        self._loop = loop
-
-    def forward(self, x, W, b, own):
-        sums = self._sum(x)
-        y = plus(own, dot(sums, self._matrix(W).T))
-        if b is not None:
-            y += dot(self._degrees(x), self._matrix(b).T)
-        return y, sums
-
-    def backward(self, x, W, gy, own, wanted, sums):
-        grads = {}
-        if 'W' in wanted:
-            grads['W'] = dot(gy.T, self._sum(x) if sums is None else sums).reshape(W.shape)
-        if 'b' in wanted:
-            grads['b'] = dot(gy.T, self._degrees(x)).ravel()
-        if 'x' in wanted:
-            mapped = dot(gy, self._matrix(W)).reshape(self._rows.n_rows, x.shape[1])
-            own = plus(own, mapped) if self._loop else own
-            grads['x'] = bspmm_forward(self._rows, mapped, residual=own, trans=True)
-        return grads
-
-    def _sum(self, x):
-        """Return (n_nodes, R * in_channels): the sum over each relation's neighbours."""
-        return bspmm_forward(self._rows, x, residual=x if self._loop else None).reshape(
-            self._adj.n_rows, self._adj.n_relations * x.shape[1]
-        )
-
-    def _matrix(self, parameter):
-        """Return W as (out, R * in), or b as (out, R): views."""
-        return parameter.reshape(len(parameter) // self._adj.n_relations, -1)
-
-    def _degrees(self, x):
-        """Return (n_nodes, R): what a constant feature becomes, row sums of every relation."""
-        return self._adj.cached(
-            ('relation degrees', x.dtype, self._loop),
-            lambda: self._sum(self._adj.xp.ones((len(x), 1), x.dtype)),
-        )
+def _degrees(adj, x, loop):
+    """Return (n_nodes, R): what a constant feature becomes, row sums of every relation."""
+    return adj.cached(
+        ('relation degrees', x.dtype, loop),
+        lambda: _sums(adj, adj.xp.ones((len(x), 1), x.dtype), loop),
+    )
 
 
-def _order(adj, x, W, loop):
-    if loop or aggregates_first(x.shape[1], len(W) // adj.n_relations):
-        return AggregateFirst(adj, loop)
-    return TransformFirst(adj)
+def _by_channel(adj, parameter):
+    """Return W as (out, R * in), or b as (out, R): views."""
+    return parameter.reshape(len(parameter) // adj.n_relations, -1)
 
 
 def _is_on_host(x):
@@ -113,15 +47,23 @@ def _is_on_host(x):
 
 def forward(adj, x, parameters, loop):
     """Return the sum of all parts, (n_nodes, out_channels), and what `backward` may use."""
-    sums = None
-    if 'W' not in parameters:
-        y = dot(x, parameters['W_self'].T)
-    elif _is_on_host(x):
+    sums, b = None, parameters.get('b')
+    if 'W' in parameters and _is_on_host(x):
         return graph_linear_on_host(adj, x, **parameters, loop=loop), None
+    own = dot(x, parameters['W_self'].T) if 'W_self' in parameters else None
+    if 'W' not in parameters:
+        y = own
+    elif loop or aggregates_first(x.shape[1], len(parameters['W']) // adj.n_relations):
+        sums = _sums(adj, x, loop)
+        y = plus(own, dot(sums, _by_channel(adj, parameters['W']).T))
+        if b is not None:
+            y += dot(_degrees(adj, x, loop), _by_channel(adj, b).T)
     else:
-        own = dot(x, parameters['W_self'].T) if 'W_self' in parameters else None
-        order = _order(adj, x, parameters['W'], loop)
-        y, sums = order.forward(x, parameters['W'], parameters.get('b'), own)
+        mapped = dot(x, by_relation(parameters['W'], adj.n_relations).T)
+        if b is not None:
+            mapped += by_relation(b, adj.n_relations)
+        n_out = mapped.shape[1] // adj.n_relations
+        y = bspmm_forward(adj, mapped.reshape(adj.n_cols, n_out), residual=own)
     if 'b_self' in parameters:
         y += parameters['b_self']
     return y, sums
@@ -140,8 +82,24 @@ def backward(adj, x, parameters, loop, gy, needed, sums):
     own = dot(gy, W_self) if 'x' in needed and W_self is not None else None
     if W is None:
         gradients['x'] = own
+    elif sums is not None:
+        if 'W' in needed:
+            gradients['W'] = dot(gy.T, sums).reshape(W.shape)
+        if 'b' in needed:
+            gradients['b'] = dot(gy.T, _degrees(adj, x, loop)).ravel()
+        if 'x' in needed:
+            rows = relation_rows(adj)
+            mapped = dot(gy, _by_channel(adj, W)).reshape(rows.n_rows, x.shape[1])
+            own = plus(own, mapped) if loop else own
+            gradients['x'] = bspmm_forward(rows, mapped, residual=own, trans=True)
     elif needed & {'x', 'W', 'b'}:
-        gradients.update(_order(adj, x, W, loop).backward(x, W, gy, own, needed, sums))
+        mapped = bspmm_forward(adj, gy, trans=True).reshape(len(x), len(W))
+        if 'W' in needed:
+            gradients['W'] = by_channel(dot(mapped.T, x), adj.n_relations)
+        if 'b' in needed:
+            gradients['b'] = by_channel(row_sum(mapped), adj.n_relations)
+        if 'x' in needed:
+            gradients['x'] = plus(own, dot(mapped, by_relation(W, adj.n_relations)))
     return gradients
 
 
