@@ -25,6 +25,7 @@ from chainer_bspmm.training.programs import Program
 from tests.support.training import BATCH
 from tests.support.training import make_model
 from tests.support.training import make_updater
+from tests.support.training import mean_of_rows
 from tests.support.training import molecules
 from tests.support.training import small_model
 from tests.training import host_graphs
@@ -285,11 +286,7 @@ def test_values_on_the_host(device, prediction_graphs):
 
 
 def test_rows_that_belong_to_no_molecule(device, prediction_graphs):
-    def mean(link, atoms, adj):
-        h = functions.mean(link.inner.embed(atoms), axis=0)
-        return functions.broadcast_to(h[None, :3], (adj.n_graphs, 3))
-
-    own, theirs = make_pair(device, on(device, small_model(mean)))
+    own, theirs = make_pair(device, on(device, small_model(mean_of_rows)))
     (cause,) = warned(own)
     assert 'belong to no molecule' in cause
     assert_close(evaluated(own), evaluated(theirs))

@@ -36,9 +36,11 @@ from tests.support import assert_close_arrays
 from tests.support.training import assert_same_bits
 from tests.support.training import assert_same_training
 from tests.support.training import BATCH
+from tests.support.training import counting
 from tests.support.training import HOST
 from tests.support.training import is_captured
 from tests.support.training import make_updater
+from tests.support.training import mean_of_rows
 from tests.support.training import n_keys
 from tests.support.training import of_variables
 from tests.support.training import parameters
@@ -631,21 +633,10 @@ class Script:
         return updater, reported
 
 
-def mean_of_rows(link, atoms, adj):
-    h = functions.mean(link.inner.embed(atoms), axis=0)
-    y = functions.broadcast_to(h[None, :3], (adj.n_graphs, 3))
-    return y + three_columns(link, atoms, adj)
-
-
 def stateful(link, atoms, adj):
     y = three_columns(link, atoms, adj)
     link.h = y if link.h is None else 0.5 * chainer.Variable(link.h.array) + y
     return link.h
-
-
-def counting(link, atoms, adj):
-    link.counter += 1
-    return three_columns(link, atoms, adj)
 
 
 def five_atoms_each(link, atoms, adj):
