@@ -97,6 +97,17 @@ def inputs_of(xp, shapes, dtype):
     return [xp.asarray(rng.uniform(-1, 1, shape).astype(dtype)) for shape in shapes]
 
 
+BOUNDS = {'float16': 2e-3, 'float32': 1e-6, 'float64': 1e-14}
+
+
+def assert_alike(actual, expected, bound):
+    """Compare lists of arrays, whose dtypes and kinds are the same."""
+    for one, other in zip(actual, expected, strict=True):
+        assert one.dtype == other.dtype and one.shape == other.shape
+        assert type(one) is type(other)
+        assert relative_error(one, other) < bound
+
+
 def outputs_and_gradients(function, arrays):
     """Return the output, first gradients, and gradients of a function of those, as arrays."""
     variables = [chainer.Variable(array) for array in arrays]
@@ -117,16 +128,13 @@ def test_same_as_outside(xp, a_step, name, dtype):
     assert a_step.blas.n_products == 0
     with chainer_nodes.under_way(a_step):
         actual = outputs_and_gradients(function, arrays)
-    assert a_step.blas.n_products > 0
-    for one, other in zip(actual, expected):
-        assert one.dtype == other.dtype == dtype and one.shape == other.shape
-        assert type(one) is type(other)
-        assert relative_error(one, other) < {'float32': 2e-6, 'float64': 1e-14}[dtype]
+    n_products = a_step.blas.n_products
+    assert n_products > 0 and actual[0].dtype == dtype
+    assert_alike(actual, expected, {**BOUNDS, 'float32': 2e-6}[dtype])
     # Outside again: nothing stays behind.
-    count = a_step.blas.n_products
     for one, other in zip(outputs_and_gradients(function, arrays), expected):
         assert (one == other).all()
-    assert a_step.blas.n_products == count
+    assert a_step.blas.n_products == n_products
 
 
 @pytest.mark.parametrize('name', VECTORS)
@@ -218,25 +226,20 @@ def test_losses(xp, a_step, n_losses, name, dtype, shape):
     assert not n_losses
     with chainer_nodes.under_way(a_step):
         actual = output_and_gradients(function, arrays)
-    assert len(n_losses) == 2 and a_step.blas.n_products == 0
-    for one, other in zip(actual, expected):
-        assert one.dtype == other.dtype == dtype and one.shape == other.shape
-        assert type(one) is type(other)
-        bound = {'float16': 2e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
-        assert relative_error(one, other) < bound
+    assert len(n_losses) == 2 and a_step.blas.n_products == 0 and actual[0].dtype == dtype
+    assert_alike(actual, expected, BOUNDS[dtype])
 
 
 @pytest.mark.parametrize('name', sorted(set(LOSSES) - {'masked mean_absolute_error'}))
 def test_gradients_of_gradients_of_losses(xp, a_step, n_losses, name):
     function, n_arrays = LOSSES[name]
-    dtype, bound = ('float32', 1e-6) if 'masked' in name else ('float64', 1e-14)
+    dtype = 'float32' if 'masked' in name else 'float64'
     arrays = inputs_of(xp, [(5, 7)] * n_arrays, dtype)
     expected = outputs_and_gradients(function, arrays)
     with chainer_nodes.under_way(a_step):
         actual = outputs_and_gradients(function, arrays)
     assert n_losses
-    for one, other in zip(actual, expected):
-        assert relative_error(one, other) < bound
+    assert_alike(actual, expected, BOUNDS[dtype])
 
 
 @pytest.mark.parametrize('ignore_nan', [False, True])
@@ -269,8 +272,8 @@ def test_binary_accuracy(xp, a_step, n_losses, dtype):
         expected = function(chainer.Variable(x)).array
         with chainer_nodes.under_way(a_step):
             actual = function(chainer.Variable(x)).array
-        assert actual.dtype == expected.dtype and actual.shape == ()
-        assert relative_error(actual, expected) < {'float16': 1e-3}.get(dtype, 1e-7)
+        assert actual.shape == ()
+        assert_alike([actual], [expected], {'float16': 1e-3}.get(dtype, 1e-7))
     assert len(n_losses) == 2
 
 
@@ -285,21 +288,19 @@ def test_one_launch_for_all_of_a_loss(xp, a_step, n_losses, lossfun, dtype):
     def results():
         scores = chainer.Variable(x)
         loss = lossfun(scores, t)
-        found = [loss.array]
+        actual = [loss.array]
         if t.dtype.kind == 'i':
-            found.append(functions.binary_accuracy(scores, t).array)
+            actual.append(functions.binary_accuracy(scores, t).array)
         a_step.one.set(loss)
         loss.backward()
-        return [*found, scores.grad]
+        return [*actual, scores.grad]
 
     a_step.one = step_program.SeedGradient(chainer.backend.get_device_from_array(x))
     expected = results()
     with chainer_nodes.under_way(a_step):
         actual = results()
-    assert len(n_losses) == 1
-    for one, other in zip(actual, expected):
-        assert one.dtype == other.dtype == dtype and one.shape == other.shape
-        assert relative_error(one, other) < {'float16': 2e-3}.get(dtype, 1e-6)
+    assert len(n_losses) == 1 and actual[0].dtype == dtype
+    assert_alike(actual, expected, {'float16': 2e-3}.get(dtype, 1e-6))
 
 
 def test_two_errors_of_the_same_arrays(xp, a_step):
@@ -333,7 +334,7 @@ def test_cross_entropy_of_each_is_chainer_s(xp, a_step, n_losses):
     with chainer_nodes.under_way(a_step):
         actual = output_and_gradients(function, arrays)
     assert not n_losses
-    for one, other in zip(actual, expected):
+    for one, other in zip(actual, expected, strict=True):
         assert (one == other).all()
 
 
@@ -432,12 +433,7 @@ def test_what_would_copy(xp, a_step, name, dtype):
                 lambda: output_and_gradients(function, arrays)
             )
             replay()
-    assert len(actual) == len(expected)
-    for one, other in zip(actual, expected):
-        assert one.dtype == other.dtype and one.shape == other.shape
-        assert type(one) is type(other)
-        bound = {'float16': 2e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
-        assert relative_error(one, other) < bound
+    assert_alike(actual, expected, BOUNDS[dtype])
 
 
 def test_numpy_arrays_are_left_alone_in_a_step():
