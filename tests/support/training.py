@@ -158,11 +158,7 @@ def parameters(updater):
 def assert_same_training(make, n_steps=6, between=lambda updater: None, bound=1e-5):
     """Train with an updater of each kind and compare the parameters; return the GraphUpdater.
 
-    Args:
-        make (callable): returns an updater of a kind, StandardUpdater or GraphUpdater.
-        n_steps (int): to train for.
-        between (callable): called with the updater after each step.
-        bound (float): of relative errors of parameters.
+    `make` returns an updater of a kind; `between` is called with it after each step.
     """
     found = []
     for kind in (StandardUpdater, GraphUpdater):
