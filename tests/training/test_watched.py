@@ -168,19 +168,6 @@ def guarded():
     return model, optimizer, Guards(model, model, optimizer)
 
 
-@pytest.mark.parametrize('name', CHANGES)
-def test_a_change_is_noticed(configured, name):
-    model, optimizer, guards = guarded()
-    if name == 'an update rule that is enabled':
-        model.predictor.inner.disable_update()
-    before = guards.key()
-    assert guards.key() is before
-    CHANGES[name](model, optimizer)
-    after = guards.key()
-    assert after != before and isinstance(after.change(before), str)
-    assert guards.key() is after
-
-
 def test_a_training_with_every_change(device, graphs, no_causes, configured):
     """One after the other: each is captured, and as a StandardUpdater trains."""
     changes, keys = [*CHANGES.values()], []
@@ -202,7 +189,8 @@ def test_a_training_with_every_change(device, graphs, no_causes, configured):
 
     assert_same_training(make, 3 * (len(changes) + 1), change)
     assert len(keys) == len(changes) + 1
-    assert not [name for name, *pair in zip(CHANGES, keys, keys[1:]) if pair[0] == pair[1]]
+    for name, before, after in zip(CHANGES, keys, keys[1:]):
+        assert after != before and isinstance(after.change(before), str), name
 
 
 def test_what_changes_back_is_the_same():
@@ -717,21 +705,22 @@ EAGER = {
     'a hook': Script(('hook TimerHook',), around=chainer.function_hooks.TimerHook),
     'debug mode': Script(('debug',), around=functools.partial(chainer.using_config, 'debug', True)),
 }
-ON_A_GPU = {
-    'a sum that is read': lambda link, *batch: (
-        three_columns(link, *batch) * float(batch[1].data.sum())
-    ),
-    'an array from the host': lambda link, *batch: (
-        three_columns(link, *batch) + link.xp.asarray(numpy.ones(3, 'f'))
-    ),
-    'numbers of cuRAND': lambda link, *batch: (
-        three_columns(link, *batch) + 0 * link.xp.random.rand()
-    ),
-}
-WORDS = {'a sum that is read': 'apture', 'an array from the host': 'from the host'}
 EAGER_ON_A_GPU = {
-    name: Script(('Row', WORDS.get(name, ''), __file__), function, compared=())
-    for name, function in ON_A_GPU.items()
+    'a sum that is read': Script(
+        ('Row', 'apture', __file__),
+        lambda link, *batch: three_columns(link, *batch) * float(batch[1].data.sum()),
+        compared=(),
+    ),
+    'an array from the host': Script(
+        ('Row', 'from the host', __file__),
+        lambda link, *batch: three_columns(link, *batch) + link.xp.asarray(numpy.ones(3, 'f')),
+        compared=(),
+    ),
+    'numbers of cuRAND': Script(
+        ('Row', __file__),
+        lambda link, *batch: three_columns(link, *batch) + 0 * link.xp.random.rand(),
+        compared=(),
+    ),
 }
 
 
