@@ -265,43 +265,32 @@ def _wrapper_cases():
                     **given,
                 )
     common = dict(hidden_channels=6, out_dim=5, n_update_layers=3, readout_layer=GGNNReadout)
-    yield new_case(
-        'GWMGraphConvModel',
-        'RelGCN, scaled',
-        GWMGraphConvModel,
-        'relations',
-        4,
-        'super',
-        update_layer=RelGCNUpdate,
-        scale_adj=True,
-        activation=functions.tanh,
-        **common,
-    )
-    yield new_case(
-        'GWMGraphConvModel',
-        'super node of its own width, two heads, summed',
-        GWMGraphConvModel,
-        'relations',
-        4,
-        'super',
-        update_layer=GGNNUpdate,
-        super_node_dim=9,
-        sum_hidden=True,
-        gwm_kwargs={'n_heads': 2, 'activation': functions.tanh},
-        **common,
-    )
-    yield new_case(
-        'CWLEGraphConvModel',
-        'labels of their own width',
-        CWLEGraphConvModel,
-        'relations',
-        4,
-        'labels',
-        update_layer=GGNNUpdate,
-        wle_dim=9,
-        n_wle_types=N_LABELS,
-        **common,
-    )
+    for kind, label, column, given in (
+        (
+            GWMGraphConvModel,
+            'RelGCN, scaled',
+            'super',
+            dict(update_layer=RelGCNUpdate, scale_adj=True, activation=functions.tanh),
+        ),
+        (
+            GWMGraphConvModel,
+            'super node of its own width, two heads, summed',
+            'super',
+            dict(
+                update_layer=GGNNUpdate,
+                super_node_dim=9,
+                sum_hidden=True,
+                gwm_kwargs={'n_heads': 2, 'activation': functions.tanh},
+            ),
+        ),
+        (
+            CWLEGraphConvModel,
+            'labels of their own width',
+            'labels',
+            dict(update_layer=GGNNUpdate, wle_dim=9, n_wle_types=N_LABELS),
+        ),
+    ):
+        yield new_case(kind.__name__, label, kind, 'relations', 4, column, **given, **common)
 
 
 def _edge_cases():
