@@ -467,23 +467,6 @@ def test_train_resume_predict(tmp_path, method):
     assert pickle.loads(pickle.dumps(dataset[0]))[0].shape == dataset[0][0].shape
 
 
-def test_cached_tox21(tmp_path, monkeypatch):
-    from chainer_chemistry.datasets.molnet import get_molnet_dataset, molnet
-
-    tasks = molnet.molnet_default_config['tox21']['tasks']
-    rows = [','.join([*tasks, 'mol_id', 'smiles'])]
-    rows += [','.join(['0', '1', *[''] * (len(tasks) - 2), 'id', smiles]) for smiles in SMILES[:5]]
-    rows += [','.join(['1', '', *['0'] * (len(tasks) - 2), 'id', smiles]) for smiles in SMILES[5:]]
-    path = tmp_path / 'tox21.csv'
-    path.write_text('\n'.join(rows))
-    monkeypatch.setattr(molnet, 'get_molnet_filepath', lambda *_, **__: str(path))
-    train, valid, test = get_molnet_dataset(
-        'tox21', preprocess_method_dict['relgcn'](), split='scaffold'
-    )['dataset']
-    assert len(train) + len(valid) + len(test) == len(SMILES)
-    assert set(train[0][2].tolist()) <= {-1, 0, 1}
-
-
 @pytest.mark.parametrize(
     'shape, axis, n_nodes',
     [((3, 2), 1, 2), ((3, 2), -1, 2), ((3, 2), 0, 5), ((3, 2, 4), 1, 6)],
