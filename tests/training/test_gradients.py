@@ -26,19 +26,6 @@ def parameter(device, shape, dtype='float32'):
     return param
 
 
-@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
-def test_one_is_the_gradient_of_a_loss(device, dtype):
-    one, param = step_program.SeedGradient(device), parameter(device, (3,), dtype)
-    for _ in range(2):
-        param.cleargrad()
-        loss = functions.sum(param * param)
-        one.set(loss)
-        given = loss.grad
-        loss.backward()
-        assert given is one._ones[numpy.dtype(dtype)] and given == 1
-        assert param.grad.tolist() == [2, 2, 2] and param.grad.dtype == dtype
-
-
 def test_what_has_a_gradient_or_is_no_scalar_keeps_it(device):
     one, param = step_program.SeedGradient(device), parameter(device, (3,))
     loss = functions.sum(param)
