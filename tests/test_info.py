@@ -168,17 +168,16 @@ def test_devices_are_listed():
 
 
 def test_what_captured_steps_call_cublas_through(monkeypatch):
-    monkeypatch.setattr(gemm, 'cublas', lambda: None)
-    monkeypatch.setattr(gemm, 'name_of_library', lambda: 'libcublas.so.13')
-    assert info.cublas() == 'libcublas.so.13'
-
-
-def test_a_cublas_that_is_not_found_is_named(monkeypatch):
     def fail():
         raise OSError('no libcublas')
 
-    monkeypatch.setattr(gemm, 'cublas', fail)
-    assert info.cublas() == 'nothing: OSError: no libcublas'
+    monkeypatch.setattr(gemm, 'name_of_library', lambda: 'libcublas.so.13')
+    for cublas, expected in (
+        (lambda: None, 'libcublas.so.13'),
+        (fail, 'nothing: OSError: no libcublas'),
+    ):
+        monkeypatch.setattr(gemm, 'cublas', cublas)
+        assert info.cublas() == expected
 
 
 def test_dotted():

@@ -19,7 +19,7 @@ rdkit = pytest.importorskip('rdkit')
 from chainer_chemistry import dataset, datasets  # noqa: E402
 from chainer_chemistry.dataset.converters import concat_mols  # noqa: E402
 from chainer_chemistry.dataset.graph_dataset.base_graph_data import BaseGraphData  # noqa: E402
-from chainer_chemistry.dataset.parsers import CSVFileParser, SmilesParser  # noqa: E402
+from chainer_chemistry.dataset.parsers import SmilesParser  # noqa: E402
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict, wle  # noqa: E402
 from chainer_chemistry.dataset.splitters import split_method_dict  # noqa: E402
 from chainer_chemistry.datasets import NumpyTupleDataset  # noqa: E402
@@ -120,18 +120,6 @@ def test_network_graphs_that_the_wheel_lacks(name):
     with pytest.raises(ModuleNotFoundError, match=message % missing) as caught:
         importlib.import_module(name)
     assert caught.value.name == missing
-
-
-def test_network_graphs_of_a_checkout_without_init(tmp_path, monkeypatch):
-    (tmp_path / 'citation_network').mkdir()
-    (tmp_path / 'citation_network' / 'citation.py').write_text('found = True\n')
-    monkeypatch.setattr(datasets, '__path__', [*datasets.__path__, str(tmp_path)])
-    name = 'chainer_chemistry.datasets.citation_network.citation'
-    try:
-        assert importlib.import_module(name).found
-    finally:
-        for imported in (name, name.rpartition('.')[0]):
-            sys.modules.pop(imported, None)
 
 
 def test_graph_datasets_of_both_kinds():
@@ -380,28 +368,21 @@ def make_gin(kind):
 
 @pytest.mark.parametrize('kind', ['dense', 'sparse'])
 def test_gin_npz_holds_no_pickled_object(tmp_path, kind):
+    """Files of before, without weights of the first MLP, are loaded as well."""
     model, forward = make_gin(kind)
     expected = forward().array
-    serializers.save_npz(str(tmp_path / 'gin.npz'), model)
-    with numpy.load(str(tmp_path / 'gin.npz'), allow_pickle=False) as file:
-        assert all(file[name].dtype == numpy.float32 for name in file)
-    loaded, forward = make_gin(kind)
-    serializers.load_npz(str(tmp_path / 'gin.npz'), loaded)
-    numpy.testing.assert_array_equal(forward().array, expected)
-
-
-@pytest.mark.parametrize('kind', ['dense', 'sparse'])
-def test_gin_loads_a_file_without_first_mlp_weights(tmp_path, kind):
-    model, forward = make_gin(kind)
-    expected = forward().array
-    state = serializers.npz.serialize(model)
+    path = str(tmp_path / 'gin.npz')
+    serializers.save_npz(path, model)
+    with numpy.load(path, allow_pickle=False) as file:
+        state = dict(file)
+    assert all(array.dtype == numpy.float32 for array in state.values())
     names = [name for name in state if name.startswith('first_mlp') and name.endswith('W')]
     assert len(names) == 2
-    state[names[0]] = numpy.asarray(None)
-    numpy.savez(str(tmp_path / 'gin.npz'), **state)
-    loaded, forward = make_gin(kind)
-    serializers.load_npz(str(tmp_path / 'gin.npz'), loaded)
-    numpy.testing.assert_array_equal(forward().array, expected)
+    for weight in (state[names[0]], numpy.asarray(None)):
+        numpy.savez(path, **{**state, names[0]: weight})
+        loaded, forward = make_gin(kind)
+        serializers.load_npz(path, loaded)
+        numpy.testing.assert_array_equal(forward().array, expected)
 
 
 @pytest.mark.parametrize('kind', ['dense', 'sparse'])
@@ -484,66 +465,6 @@ def test_train_resume_predict(tmp_path, method):
     loaded = Regressor.load_pickle(str(tmp_path / 'model.pkl'))
     numpy.testing.assert_array_equal(loaded.predict(dataset, converter=features_only), expected)
     assert pickle.loads(pickle.dumps(dataset[0]))[0].shape == dataset[0][0].shape
-
-
-def test_classifier_with_roc_auc_on_cached_tox21(tmp_path, monkeypatch):
-    from chainer_chemistry.datasets.molnet import get_molnet_dataset, molnet
-
-    tasks = molnet.molnet_default_config['tox21']['tasks']
-    rows = [','.join([*tasks, 'mol_id', 'smiles'])]
-    rows += [','.join(['0', '1', *[''] * (len(tasks) - 2), 'id', smiles]) for smiles in SMILES[:5]]
-    rows += [','.join(['1', '', *['0'] * (len(tasks) - 2), 'id', smiles]) for smiles in SMILES[5:]]
-    path = tmp_path / 'tox21.csv'
-    path.write_text('\n'.join(rows))
-    monkeypatch.setattr(molnet, 'get_molnet_filepath', lambda *_, **__: str(path))
-    train, valid, test = get_molnet_dataset(
-        'tox21', preprocess_method_dict['relgcn'](), split='scaffold'
-    )['dataset']
-    assert len(train) + len(valid) + len(test) == len(SMILES)
-    assert set(train[0][2].tolist()) <= {-1, 0, 1}
-
-    predictor = set_up_predictor('relgcn', 4, 1, len(tasks))
-    model = Classifier(
-        predictor, lossfun=functions.sigmoid_cross_entropy, metrics_fun=functions.binary_accuracy
-    )
-    evaluator = ROCAUCEvaluator(
-        chainer.iterators.SerialIterator(train, 5, repeat=False, shuffle=False),
-        model,
-        converter=concat_mols,
-        eval_func=predictor,
-        name='roc',
-        ignore_labels=-1,
-    )
-    run_train(
-        model,
-        train,
-        valid,
-        batch_size=5,
-        epoch=1,
-        out=str(tmp_path / 'out'),
-        converter=concat_mols,
-        extensions_list=[evaluator],
-    )
-    log = json.loads((tmp_path / 'out' / 'log').read_text())
-    assert 0 <= log[0]['roc/main/roc_auc'] <= 1
-    proba = model.predict_proba(
-        train,
-        converter=lambda batch, device: concat_mols(batch, device)[:-1],
-        postprocess_fn=functions.sigmoid,
-    )
-    assert proba.shape == (len(train), len(tasks))
-
-
-def test_csv_parser(tmp_path):
-    path = tmp_path / 'molecules.csv'
-    path.write_text('smiles,y\n' + ''.join(f'{smiles},{i}\n' for i, smiles in enumerate(SMILES)))
-    result = CSVFileParser(
-        preprocess_method_dict['rsgcn'](),
-        labels='y',
-        postprocess_label=lambda values: numpy.asarray(values, numpy.float32),
-    ).parse(str(path), return_smiles=True, return_is_successful=True)
-    assert result['is_successful'].all()
-    assert [atoms.shape[0] for atoms, _, _ in result['dataset']][:2] == [3, 7]
 
 
 @pytest.mark.parametrize(

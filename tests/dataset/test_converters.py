@@ -12,17 +12,13 @@ from chainer.backends import cuda
 from chainer.datasets import SubDataset
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.datasets import NumpyTupleDataset
-from chainer_chemistry.models import GGNN
 
 from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset import to_sparse
-from chainer_bspmm.models import sparsify
-from tests.support import parity
 from tests.support.data_sets import assert_same_batch
 from tests.support.data_sets import molecules
-from tests.support import assert_close_arrays
 
 packed = CSRConverter('packed')
 UNPADDED = ('packed', 'folded')
@@ -122,17 +118,6 @@ def test_host_devices(device):
     check(concat_mols(batch=molecules(), device=device), molecules())
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize('device', [0, '@cupy:0'])
-def test_gpu(device):
-    result = concat_mols(molecules(), device)
-    assert all(
-        array.xp is cuda.cupy if i == 1 else isinstance(array, cuda.ndarray)
-        for i, array in enumerate(result)
-    )
-    check(result, molecules())
-
-
 def test_scalar_and_integer_labels():
     examples = [
         (a, m, numpy.float32(i), i, [i, -1]) for i, (a, m) in enumerate(molecules(n_labels=0))
@@ -145,18 +130,18 @@ def test_scalar_and_integer_labels():
 
 def test_node_features_in_place_of_ids():
     rng = numpy.random.RandomState(0)
-    examples = [(rng.uniform(size=(n, 4)).astype('f'), numpy.eye(n, dtype='f')) for n in (2, 3)]
-    h, adj = packed(examples)
-    numpy.testing.assert_array_equal(h, numpy.concatenate([e[0] for e in examples]))
-    assert adj.max_atom_id is None
-    h, adj = concat_mols(examples)
-    numpy.testing.assert_array_equal(
-        h[[0, 1, 3, 4, 5]], numpy.concatenate([e[0] for e in examples])
-    )
-    assert not h[[2, 6]].any() and adj.max_atom_id is None
-    numpy.testing.assert_array_equal(adj.row_weights, [1, 1, 1, 1, 1, 1, 0])
-    h, _ = CSRConverter('padded')(examples)
-    assert h.shape == (2, 3, 4) and (h[0, 2] == 0).all()
+    examples = [(rng.uniform(size=(n, 4)).astype('f'), numpy.eye(n, dtype='f')) for n in (2, 0, 3)]
+    for data_set in (examples, to_sparse(examples)):
+        h, adj = packed(data_set)
+        numpy.testing.assert_array_equal(h, numpy.concatenate([e[0] for e in examples]))
+        assert adj.max_atom_id is None
+        h, adj = concat_mols(data_set)
+        assert adj.max_atom_id is None
+        numpy.testing.assert_array_equal(adj.row_weights, [1, 1, 1, 3, 1, 1, 1, 0])
+        copies = numpy.repeat(numpy.arange(adj.n_rows), adj.row_weights.astype(int))
+        expected = CSRConverter('padded')(data_set)[0]
+        assert expected.shape == (3, 3, 4)
+        numpy.testing.assert_array_equal(h[copies].reshape(expected.shape), expected)
 
 
 def test_scipy_adjacency():
@@ -289,9 +274,9 @@ def test_bad_batch(batch, error, message):
 @pytest.mark.parametrize('convert', [concat_mols, to_sparse])
 def test_tuples_of_a_class_of_their_own_are_examples(convert):
     example = collections.namedtuple('example', 'atoms adj label')
-    found = convert([example(ATOMS, ADJ, 1.0)])
-    found = concat_mols(found) if convert is to_sparse else found
-    assert_same_batch(found, concat_mols([(ATOMS, ADJ, 1.0)]))
+    actual = convert([example(ATOMS, ADJ, 1.0)])
+    actual = concat_mols(actual) if convert is to_sparse else actual
+    assert_same_batch(actual, concat_mols([(ATOMS, ADJ, 1.0)]))
 
 
 @pytest.mark.parametrize(
@@ -381,9 +366,9 @@ def test_a_batch_of_another_data_set_tells_of_atoms(nothing_told):
 
 def test_padding_of_upstreams_converter():
     examples = molecules()
-    for found, expected in zip(concat_mols(examples, padding=0), concat_mols(examples)):
+    for actual, expected in zip(concat_mols(examples, padding=0), concat_mols(examples)):
         numpy.testing.assert_array_equal(
-            getattr(found, 'indices', found), getattr(expected, 'indices', expected)
+            getattr(actual, 'indices', actual), getattr(expected, 'indices', expected)
         )
     with pytest.raises(ValueError, match='padding: expected None or 0, got -1'):
         concat_mols(examples, None, padding=-1)
@@ -573,64 +558,10 @@ def test_folded_rows_are_those_of_the_padded_batch(examples, kind, strip):
     copies = numpy.repeat(numpy.arange(adj.n_rows), adj.row_weights.astype(int))
     numpy.testing.assert_array_equal(atoms[copies].reshape(e_atoms.shape), e_atoms)
     expected = e_adj.to_dense()
-    found = adj.to_dense()[..., :n, :n]
-    rows = found.shape[-1]
-    numpy.testing.assert_array_equal(found, expected[..., :rows, :rows])
+    actual = adj.to_dense()[..., :n, :n]
+    rows = actual.shape[-1]
+    numpy.testing.assert_array_equal(actual, expected[..., :rows, :rows])
     assert adj.nnz == e_adj.nnz
-
-
-def test_features_folded_and_padded():
-    rng = numpy.random.RandomState(0)
-    examples = [(rng.uniform(size=(n, 4)).astype('f'), numpy.eye(n, dtype='f')) for n in (2, 0, 3)]
-    for data_set in (examples, to_sparse(examples)):
-        h, adj = concat_mols(data_set)
-        copies = numpy.repeat(numpy.arange(adj.n_rows), adj.row_weights.astype(int))
-        expected = CSRConverter('padded')(data_set)[0]
-        numpy.testing.assert_array_equal(h[copies].reshape(expected.shape), expected)
-
-
-def with_padding(examples, n):
-    """Return examples with phantom atoms up to n, at least as many atoms as they have."""
-    return [
-        (
-            numpy.pad(atoms, (0, max(n - len(atoms), 0))),
-            numpy.pad(adj, ((0, 0),) + ((0, max(n - len(atoms), 0)),) * 2),
-        )
-        for atoms, adj in examples
-    ]
-
-
-@pytest.mark.parametrize('padded_to', [None, 2, 5, 8])
-@pytest.mark.parametrize(
-    'sizes, out_size, ids',
-    [
-        ((3, 1, 5, 0, 2), None, 1),
-        ((3, 5, 1), 7, 1),
-        ((4, 4), None, 1),
-        ((4,), None, 1),
-        ((5, 1), None, 0),
-    ],
-)
-def test_numbers_of_a_model(sizes, out_size, ids, padded_to):
-    """In float64: folded gives the predictions and gradients of the padded batch."""
-    examples = [(atoms * ids, adj) for atoms, adj in molecules(sizes, 0, out_size, n_relations=4)]
-    n = padded_to or max(len(atoms) for atoms, _ in examples)
-    if padded_to and out_size:  # what is stored does not count
-        expected = with_padding(molecules(sizes, 0, n_relations=4), n)
-    else:
-        expected = with_padding(examples, n)
-    dense = parity.initialised(lambda: GGNN(3), examples)
-    model = chainer.Sequential(parity.to_double(sparsify(dense)))
-
-    def outcome(batches):
-        return parity.outcome(model, list(map(parity.double, batches)))
-
-    # one by one where padding differs: molecules that are larger than padded_to have none
-    expected = outcome([CSRConverter('padded')([example]) for example in expected])
-    for data_set in (examples, to_sparse(examples)):
-        converter = CSRConverter(padded_to=padded_to, strip_padding=bool(ids))
-        actual = outcome([converter(data_set)])
-        assert_close_arrays(actual, expected, 1e-12)
 
 
 def test_kept_atoms_of_id_0_are_no_part_of_the_weight():

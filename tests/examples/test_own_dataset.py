@@ -194,29 +194,6 @@ def test_a_folder_belongs_to_one_run(folder, error):
     assert json.loads(after['settings.json'])['unit_num'] == 4
 
 
-@pytest.mark.slow
-def test_of_runs_that_start_together_one_has_the_folder(folder):
-    """They find no folder, all of them, and then take their time to read the data."""
-    processes = [
-        subprocess.Popen(
-            command(OWN / 'train_own.py', [*WORDS, '--out', 'new', '--seed', seed]),
-            cwd=folder,
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for seed in (1, 2)
-    ]
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    assert sorted(process.returncode for process in processes) == [0, 1]
-    seed = 1 + bool(errors[0])
-    assert errors[2 - seed].startswith('error: --out: ') and errors[2 - seed].count('\n') == 1
-    for name in ('settings.json', 'result.json'):
-        found = json.loads((folder / 'new' / name).read_text())
-        assert found.get('settings', found)['seed'] == seed
-
-
 def test_a_folder_that_another_run_has_claimed_meanwhile(common, tmp_path):
     for _ in range(2):  # two runs, before either starts
         common.files.check_folder(str(tmp_path), force=False)

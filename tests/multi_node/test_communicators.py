@@ -49,18 +49,27 @@ def test_without_mpi4py(monkeypatch):
         create()
 
 
-def test_flat_without_cuda_in_mpi(mpi, monkeypatch):
+@pytest.mark.parametrize(
+    'name, started_by, message',
+    [
+        ('flat', None, "'flat' needs an MPI that was built with CUDA.*'naive'"),
+        ('pure_nccl', None, "'pure_nccl' needs GPUs, .*'naive' on CPUs"),
+        ('non_cuda_aware', None, "'non_cuda_aware' needs GPUs, .*'naive' on CPUs"),
+        *(
+            ('naive', variable, 'one of 4 processes.* mpi4py, Some MPI 1.2; both')
+            for variable in communicators.SIZES
+        ),
+    ],
+)
+def test_what_is_refused(mpi, monkeypatch, name, started_by, message):
+    """Without GPUs, and where the processes are those of another mpirun."""
+    monkeypatch.setattr(cuda, 'available', False)
     monkeypatch.setattr(communicators, 'knows_gpus', lambda: False)
-    with pytest.raises(RuntimeError, match="'flat' needs an MPI that was built with CUDA.*'naive'"):
-        create('flat')
-
-
-@pytest.mark.parametrize('name', communicators.SIZES)
-def test_another_mpirun(mpi, monkeypatch, name):
     monkeypatch.delenv('SLURM_PTY_PORT', raising=False)
-    monkeypatch.setenv(name, '4')
-    with pytest.raises(RuntimeError, match='one of 4 processes.* mpi4py, Some MPI 1.2; both'):
-        create()
+    if started_by is not None:
+        monkeypatch.setenv(started_by, '4')
+    with pytest.raises(RuntimeError, match=message):
+        create(name)
 
 
 def test_one_process_of_a_step_of_slurm(mpi, monkeypatch):
@@ -73,13 +82,6 @@ def test_one_process_of_a_step_of_slurm(mpi, monkeypatch):
     monkeypatch.delenv('OMPI_COMM_WORLD_SIZE')
     monkeypatch.setenv('SLURM_PTY_PORT', '1234')
     assert communicators.n_started()[0] == 1
-
-
-@pytest.mark.parametrize('name', ['pure_nccl', 'non_cuda_aware'])
-def test_nccl_needs_gpus(mpi, monkeypatch, name):
-    monkeypatch.setattr(cuda, 'available', False)
-    with pytest.raises(RuntimeError, match="'%s' needs GPUs, .*'naive' on CPUs" % name):
-        create(name)
 
 
 class Comm:

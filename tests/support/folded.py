@@ -13,11 +13,7 @@ from tests.support import random_matrix
 def check_against_padded(function, xp, n_relations, n_channels):
     """Compare values, gradients and second gradients in float64.
 
-    Args:
-        function (callable): of a batch and features (n_rows, n_channels), row by row as far as
-            rows that are alike are concerned.
-        xp (module): of the device.
-        n_relations, n_channels (int): R, and the width of the features.
+    The function is of a batch and features; equal rows have equal results.
     """
     rng = numpy.random.RandomState(0)
     matrices = [random_matrix(rng, n, n_relations, density=0.4) for n in (4, 0, 1, 6, 3)]

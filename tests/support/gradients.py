@@ -22,11 +22,7 @@ def check_gradients(function, *inputs):
     """Compare gradients, and theirs, with differences over steps small enough for exponentials.
 
     Also compare the gradients that can be differentiated again, which may come from other nodes,
-    with those that cannot.
-
-    Args:
-        function (callable): of Variables; its second derivatives should not vanish.
-        inputs (array): float64, on one device.
+    with those that cannot. The second derivatives of the function should not vanish.
     """
     rng = numpy.random.RandomState(9)
     xp = chainer.backend.get_array_module(inputs[0])

@@ -20,12 +20,7 @@ SIZES = {
 def edge_lists(sizes, n_edge_types=None, n_channels=None, n_classes=None, seed=0):
     """Return SparseGraphData with directed edges, some twice, and a last node without any.
 
-    Args:
-        sizes (sequence of int): nodes of each graph.
-        n_edge_types (int or None): of ``edge_attr``; None: there is none.
-        n_channels (int or None): of the features; None: ids.
-        n_classes (int or None): of the labels, one for each node; None: there are none.
-        seed (int): of the random numbers.
+    None stands for no types, ids in place of features, and no labels, of which nodes have one each.
     """
     rng = numpy.random.RandomState(seed)
     data = []

@@ -36,12 +36,7 @@ def placed(array, shift=0):
 class Launches(list):
     """List of `Launched`; the results of the calls are never written.
 
-    Args:
-        monkeypatch: pytest's.
-
-    Attributes:
-        shifts (list): for each of the next new arrays, how many bytes it lies past a multiple
-            of 16; later ones lie at one.
+    `shifts`: for each of the next new arrays, how many bytes it lies past a multiple of 16.
     """
 
     def __init__(self, monkeypatch):

@@ -19,18 +19,13 @@ def molecules(sizes=SIZES, kind='relations', n_relations=4, n_labels=3, seed=0):
 
 
 def adjacency(rng, n, kind='relations', n_relations=4):
-    """Return a random adjacency of n atoms, float32.
+    """Return a random adjacency of n atoms, float32, of one of these kinds.
 
-    Args:
-        rng (numpy.random.RandomState): source of random numbers.
-        n (int): number of atoms.
-        kind (str): ``'relations'``: (n_relations, n, n) values, not symmetric, so that a swap of
-            sender and receiver shows; some atoms have no bond. ``'bonds'``: the same as symmetric
-            ones. ``'counted'``: (n, n) numbers of bonds with self-loops, whose column sums, from 0
-            to beyond 7, are not its row sums. ``'counted bonds'``: the same, symmetric.
-            ``'normalised'``: (n, n), symmetric, as RSGCN takes
-            it; no two atoms are equivalent, so that a maximum has one winner.
-        n_relations (int): number of relations.
+    `relations`: (n_relations, n, n) values, not symmetric, so that a swap of sender and receiver
+    shows; some atoms have no bond. `bonds`: the same as symmetric ones. `counted`: (n, n) numbers
+    of bonds with self-loops, whose column sums, from 0 to beyond 7, are not its row sums. `counted
+    bonds`: the same, symmetric. `normalised`: (n, n), symmetric, as RSGCN takes it; no two atoms
+    are equivalent, so that a maximum has one winner.
     """
     if kind in ('relations', 'bonds'):
         which = rng.randint(0, n_relations, (n, n))

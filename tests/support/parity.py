@@ -265,43 +265,32 @@ def _wrapper_cases():
                     **given,
                 )
     common = dict(hidden_channels=6, out_dim=5, n_update_layers=3, readout_layer=GGNNReadout)
-    yield new_case(
-        'GWMGraphConvModel',
-        'RelGCN, scaled',
-        GWMGraphConvModel,
-        'relations',
-        4,
-        'super',
-        update_layer=RelGCNUpdate,
-        scale_adj=True,
-        activation=functions.tanh,
-        **common,
-    )
-    yield new_case(
-        'GWMGraphConvModel',
-        'super node of its own width, two heads, summed',
-        GWMGraphConvModel,
-        'relations',
-        4,
-        'super',
-        update_layer=GGNNUpdate,
-        super_node_dim=9,
-        sum_hidden=True,
-        gwm_kwargs={'n_heads': 2, 'activation': functions.tanh},
-        **common,
-    )
-    yield new_case(
-        'CWLEGraphConvModel',
-        'labels of their own width',
-        CWLEGraphConvModel,
-        'relations',
-        4,
-        'labels',
-        update_layer=GGNNUpdate,
-        wle_dim=9,
-        n_wle_types=N_LABELS,
-        **common,
-    )
+    for kind, label, column, given in (
+        (
+            GWMGraphConvModel,
+            'RelGCN, scaled',
+            'super',
+            dict(update_layer=RelGCNUpdate, scale_adj=True, activation=functions.tanh),
+        ),
+        (
+            GWMGraphConvModel,
+            'super node of its own width, two heads, summed',
+            'super',
+            dict(
+                update_layer=GGNNUpdate,
+                super_node_dim=9,
+                sum_hidden=True,
+                gwm_kwargs={'n_heads': 2, 'activation': functions.tanh},
+            ),
+        ),
+        (
+            CWLEGraphConvModel,
+            'labels of their own width',
+            'labels',
+            dict(update_layer=GGNNUpdate, wle_dim=9, n_wle_types=N_LABELS),
+        ),
+    ):
+        yield new_case(kind.__name__, label, kind, 'relations', 4, column, **given, **common)
 
 
 def _edge_cases():
@@ -520,13 +509,7 @@ def errors(actual, truth):
 
 
 def compare(case, device, with_own=True):
-    """Return, by layout and by name, the errors of upstream's float32, ours, and our float64.
-
-    Args:
-        case (Case): what to compare.
-        device (chainer.backend.Device): where the sparse model runs.
-        with_own (bool): see :func:`upstream`.
-    """
+    """Return layout -> name -> errors of upstream's float32, ours, and our float64."""
     examples = examples_of(case)
     dense = initialised(case.make, examples)
     if case.adjacency.startswith('edges'):
@@ -558,13 +541,9 @@ def converters_of(case):
 
 
 def upstream(dense, batches, with_own=True, mask=None):
-    """Return upstream's outcome in float64, and the errors of its float32 by name.
+    """Return the outcome of a dense model in float64, and the errors of its float32 by name.
 
-    Args:
-        dense (chainer.Link): a model of Chainer Chemistry.
-        batches (list): of its inputs.
-        with_own (bool): False leaves out float32, with 0 for its errors.
-        mask (array or None): is_real_node.
+    `mask` is its is_real_node; without `with_own` its own errors are 0.
     """
     with dense_models_in_float64():
         truth = outcome(_Masked(to_double(dense), mask), map(double, batches))
@@ -576,12 +555,8 @@ def upstream(dense, batches, with_own=True, mask=None):
 def measure(dense, theirs, batch, device, mask=None):
     """Return, by name, the errors of upstream's float32, ours, and our float64.
 
-    Args:
-        dense (chainer.Link): a model of Chainer Chemistry.
-        theirs (tuple): what :func:`upstream` returned.
-        batch (tuple): inputs of the sparse model, on ``device``.
-        device (chainer.backend.Device): where the sparse model runs.
-        mask (array or None): is_real_node of this batch, on the host.
+    `theirs` is what `upstream` returned, `batch` the sparse model's inputs on its device, `mask`
+    the is_real_node of this batch on the host.
     """
     truth, own = theirs
     mask = None if mask is None else device.send(mask)

@@ -51,11 +51,7 @@ def environment():
 
 
 def python(*words, cwd=None, status=0):
-    """Run ``python WORDS`` in a fresh process, which imports this checkout.
-
-    Returns:
-        subprocess.CompletedProcess: its output; its status is `status`, or any if that is None.
-    """
+    """Run ``python WORDS`` in a fresh process, which imports this checkout; status None: any."""
     done = subprocess.run(
         [sys.executable, *map(str, words)],
         cwd=cwd,
@@ -72,10 +68,6 @@ class Forks:
     """Run programs in forks of one process that has imported some modules.
 
     A program finds these modules imported, so it starts fast; it is otherwise alone there.
-
-    Args:
-        folder (path): for the output of the programs.
-        modules (str): names.
     """
 
     def __init__(self, folder, *modules):

@@ -40,12 +40,7 @@ SETTINGS = {
 
 
 def mpirun(n_ranks, *words, status=0, cwd=None, stdin=None, timeout=100):
-    """Run a Python command line on several ranks.
-
-    Returns:
-        subprocess.CompletedProcess: its output; its status is `status`, or any but 0 if that is
-        None.
-    """
+    """Run a Python command line on several ranks; status None: any but 0."""
     done = subprocess.run(
         [MPIRUN, '-n', str(n_ranks), sys.executable, *map(str, words)],
         cwd=cwd,
@@ -77,10 +72,9 @@ def on_kept_ranks(n_ranks, function, *arguments):
     For what ends well: starting ranks takes longer than most tests. Their standard output and
     error are in the message if one fails.
     """
-    kept = _Kept.ranks.get(n_ranks)
-    if kept is None:
-        kept = _Kept.ranks[n_ranks] = _Kept(n_ranks)
-    kept.call(function, arguments)
+    if n_ranks not in _Kept.ranks:
+        _Kept.ranks[n_ranks] = _Kept(n_ranks)
+    _Kept.ranks[n_ranks].call(function, arguments)
 
 
 def _plain(arguments):

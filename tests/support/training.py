@@ -73,6 +73,18 @@ def three_columns(link, atoms, adj):
     return link.inner(atoms, adj)[:, :3]
 
 
+def mean_of_rows(link, atoms, adj):
+    """The same, and a mean over all rows, spare ones included."""
+    h = functions.mean(link.inner.embed(atoms), axis=0)
+    return functions.broadcast_to(h[None, :3], (adj.n_graphs, 3)) + three_columns(link, atoms, adj)
+
+
+def counting(link, atoms, adj):
+    """The same, and another attribute at each call."""
+    link.counter += 1
+    return three_columns(link, atoms, adj)
+
+
 def small_model(function=three_columns, lossfun=functions.mean_squared_error, **attributes):
     numpy.random.seed(0)
     row = Row(function)
@@ -146,11 +158,7 @@ def parameters(updater):
 def assert_same_training(make, n_steps=6, between=lambda updater: None, bound=1e-5):
     """Train with an updater of each kind and compare the parameters; return the GraphUpdater.
 
-    Args:
-        make (callable): returns an updater of a kind, StandardUpdater or GraphUpdater.
-        n_steps (int): to train for.
-        between (callable): called with the updater after each step.
-        bound (float): of relative errors of parameters.
+    `make` returns an updater of a kind; `between` is called with it after each step.
     """
     found = []
     for kind in (StandardUpdater, GraphUpdater):

@@ -72,15 +72,8 @@ def repeated(adj):
 def outcomes(function, adj, x):
     """Return what a function of (adj, x) gives for rows with weights, and for the repeated ones.
 
-    Args:
-        function (callable): of a batch and a Variable, to a row for each row or for each graph; it
-            need not be linear.
-        adj (BatchedCSR): with weights.
-        x (array): (n_rows, n_B) float64.
-
-    Returns:
-        pair of dicts: output, gradient, gradient to be differentiated again, and gradient of that,
-        (n_rows, n_B) each; a gradient by a row is the sum over its copies.
+    Two dicts: output, gradient, gradient to be differentiated again, and gradient of that, (n_rows,
+    n_B) each; a gradient by a row is the sum over its copies. The function need not be linear.
     """
     plain, rows = repeated(adj)
     rows, results = adj.xp.asarray(rows), []

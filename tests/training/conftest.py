@@ -1,7 +1,6 @@
 """Fixtures that several files in this folder use."""
 
 import types
-import warnings
 
 import numpy
 import pytest
@@ -20,10 +19,16 @@ def graphs(device, monkeypatch):
 @pytest.fixture
 def no_causes():
     """Fail where a step could not be captured."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter('always')
+    with host_graphs.eager_causes() as causes:
         yield
-    assert not host_graphs.causes(caught)
+    assert not causes
+
+
+@pytest.fixture
+def fused(graphs, monkeypatch):
+    """Let updates be launched with the step on the stand-ins, too; on a GPU they are."""
+    if graphs is not None:
+        host_graphs.fuse(monkeypatch)
 
 
 @pytest.fixture

@@ -213,20 +213,17 @@ class HostReports(reports.Reports):
         }
 
 
-def causes(caught):
-    """Return the texts of recorded warnings that say why something is not captured."""
-    texts = [str(w.message) for w in caught]
-    return [text for text in texts if re.search('(trains|predicts|runs|evaluates) eagerly', text)]
-
-
 @contextlib.contextmanager
 def eager_causes():
-    """Yield a list, which gets the texts of :func:`causes` at the end."""
-    found = []
+    """Yield a list, which gets the texts of warnings that say why something is not captured."""
+    actual = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
-        yield found
-    found += causes(caught)
+        yield actual
+    texts = [str(w.message) for w in caught]
+    actual += [
+        text for text in texts if re.search('(trains|predicts|runs|evaluates) eagerly', text)
+    ]
 
 
 class HostFused:

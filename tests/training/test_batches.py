@@ -100,7 +100,7 @@ def snapshot(iterator):
 @pytest.mark.parametrize('options', ITERATORS)
 @pytest.mark.parametrize('name', DATA_SETS)
 def test_the_same_molecules_and_states(dataset, name, options):
-    part, found = DATA_SETS[name](dataset), []
+    part, actual = DATA_SETS[name](dataset), []
     for take in (SerialIterator.next, lambda iterator: Examples().next(iterator, CONVERTER)):
         numpy.random.seed(0)
         iterator = SerialIterator(part, **ITERATORS[options])
@@ -112,9 +112,9 @@ def test_the_same_molecules_and_states(dataset, name, options):
                 batch = None
             source, index = (None, None) if not batch else locate(batch)
             steps.append((source, None if batch is None else list(index), state_of(iterator)))
-        found.append(steps)
+        actual.append(steps)
         assert batch is None or take is SerialIterator.next or isinstance(batch, Selection)
-    assert found[0] == found[1]
+    assert actual[0] == actual[1]
 
 
 class OfUser(SerialIterator):
@@ -297,54 +297,27 @@ def test_prediction_gathers_there_too(device, prediction_graphs, request, monkey
     assert not batches._copies
 
 
-class Gathered:
-    """A `DeviceBatch` on the host: `source` a tuple of batches, of which it sends the number."""
-
-    is_fixed = False
-
-    def __init__(self, source, number):
-        host = source[number]
-        self.source, self._number = source, number
-        self.form, self.need = host.form, host.need
-        self._host = host
-        self.arrays_on = host.arrays_on
-
-    def staged(self, capacity):
-        return {'index': ((1,), 'i4')}
-
-    def write(self, views):
-        views['index'][...] = self._number
-
-    def gather(self, sent, buffers):
-        self.source[int(sent['index'][0])]._fill(buffers)
-
-
-def test_two_data_sets_on_the_device(device, graphs, monkeypatch):
+def test_two_data_sets_on_the_device(graphs, request):
+    """And one on the host: a graph gathers from the one that it was captured with."""
     if graphs is None:
         pytest.skip('needs the stand-ins')
-    monkeypatch.setattr(
-        batches.HostBatch,
-        '_fill',
-        lambda self, buffers: batches.fill_buffers(buffers, *self._rows),
-        raising=False,
-    )
-    examples = same_molecules(24)
-    made = [
-        batches.batch_of(examples[start : start + BATCH], chainer_bspmm.concat_mols, None)
-        for start in (0, BATCH, 2 * BATCH)
-    ]
-    gathered = [Gathered((made[0],), 0), Gathered((made[1],), 0), made[2]]
-    results = []
-    for kind in ('mixed', 'host'):
-        order = iter([0, 1, 2] * 4)
-        of_kind = gathered if kind == 'mixed' else made
-        monkeypatch.setattr(
-            batches, 'batch_of', lambda *args, order=order, of_kind=of_kind: of_kind[next(order)]
-        )
-        updater = make_updater(GraphUpdater, device, small_model(), examples, optimizers.SGD(0.1))
-        run(updater, 12)
+    request.getfixturevalue('gpu')
+    device, results, sources = Gpu(), [], []
+    for are_there in (True, False):
+        parts = [to_sparse(same_molecules(24)[i : i + BATCH]) for i in range(0, 24, BATCH)]
+        if are_there:
+            parts[:2] = [SparseDataset(DeviceMolecules(p.molecules, device)) for p in parts[:2]]
+        updater = make_updater(GraphUpdater, device, small_model(), parts[0], optimizers.SGD(0.1))
+        updater._driver.resident = types.SimpleNamespace(of=lambda molecules: molecules)
+        iterators = [SerialIterator(part, BATCH, shuffle=False) for part in parts]
+        for i in range(12):
+            updater._iterators['main'] = iterators[i % 3]
+            run(updater, 1)
         results.append(parameters(updater))
+        sources.append([type(key[1]) for key in updater._driver.programs])
+        assert all(program.is_captured for program in updater._driver.programs.values())
     assert_same_bits(*results)
+    assert sources == [[DeviceMolecules] * 2 + [type(None)], [type(None)]]
 
 
 @pytest.mark.gpu
@@ -365,10 +338,10 @@ def test_buffers_for_a_part_that_chainer_split_off():
     dataset = to_sparse(molecules(60))
     order = numpy.random.RandomState(0).permutation(60)
     first, _ = split_dataset(split_dataset(dataset, 60, order)[0], 40)
-    found, expected = (
+    actual, expected = (
         batches.capacities(part, BATCH, 'packed')._levels for part in (first, dataset[order[:40]])
     )
-    assert found == expected and len(found) == 2
+    assert actual == expected and len(actual) == 2
     for other in (
         dataset[:0],
         split_dataset(dataset, 0)[0],

@@ -63,10 +63,10 @@ def make_trainer(updater, out, n_steps=10, kind=training.Trainer):
     return kind(updater, (n_steps, 'iteration'), out=str(out))
 
 
-def run_with(out, *given, n_steps=10):
+def run_with(out, *given, n_steps=10, updater=None, kind=training.Trainer):
     """Return the numbers of the steps before which nothing needed another look."""
-    updater = Updater()
-    trainer = make_trainer(updater, out, n_steps)
+    updater = updater or Updater()
+    trainer = make_trainer(updater, out, n_steps, kind)
     for extension, trigger in given:
         trainer.extend(extension, trigger=trigger)
     trainer.run()
@@ -105,8 +105,8 @@ def test_extensions_that_only_report(tmp_path):
     ],
 )
 def test_another_extension(tmp_path, trigger, looks):
-    found = run_with(tmp_path, (extensions.LogReport(), None), (a_users, trigger))
-    assert found == sorted(set(range(2, 10)) - looks)
+    actual = run_with(tmp_path, (extensions.LogReport(), None), (a_users, trigger))
+    assert actual == sorted(set(range(2, 10)) - looks)
 
 
 def test_an_extension_that_is_never_called(tmp_path):
@@ -143,13 +143,11 @@ def test_another_loop(tmp_path):
         pass
 
     for updater, kind in ((Updater(), MyTrainer), (MyUpdater(), training.Trainer)):
-        make_trainer(updater, tmp_path, kind=kind).run()
-        assert not any(updater.told)
+        assert run_with(tmp_path, updater=updater, kind=kind) == []
     updater = Updater()
     update = updater.update
     updater.update = lambda: update()
-    make_trainer(updater, tmp_path).run()
-    assert not any(updater.told)
+    assert run_with(tmp_path, updater=updater) == []
 
 
 def test_an_updater_inside_another(tmp_path):
@@ -173,12 +171,9 @@ def test_a_shift_of_an_attribute(tmp_path, is_main):
     updater = Updater()
     shifted = types.SimpleNamespace(rate=1.0, target=chainer.Link())
     updater.get_all_optimizers = lambda: {'main': shifted} if is_main else {}
-    trainer = make_trainer(updater, tmp_path)
     shift = extensions.ExponentialShift('rate', 0.9, optimizer=shifted)
-    trainer.extend(shift, trigger=(3, 'iteration'))
-    trainer.run()
-    looks = [i for i, told in enumerate(updater.told) if not told]
-    assert looks == ([0, 1] if is_main else [0, 1, 3, 6, 9])
+    quiet = run_with(tmp_path, (shift, (3, 'iteration')), updater=updater)
+    assert quiet == ([*range(2, 10)] if is_main else [2, 4, 5, 7, 8])
 
 
 def test_steps_outside_of_the_loop(tmp_path):
@@ -229,15 +224,15 @@ def test_a_run_that_was_interrupted(tmp_path):
 @pytest.fixture
 def looks(monkeypatch):
     """The numbers of the steps at which the guards looked."""
-    found = []
+    actual = []
     look = step_driver.StepDriver._look
 
     def noted(self, function):
-        found.append(self.optimizer.t)
+        actual.append(self.optimizer.t)
         return look(self, function)
 
     monkeypatch.setattr(step_driver.StepDriver, '_look', noted)
-    return found
+    return actual
 
 
 def doubled(link, atoms, adj):
@@ -287,18 +282,12 @@ def test_guards_look_where_they_must(
     )
 
 
-def test_examples_of_a_user(device, graphs, no_causes, tmp_path, monkeypatch, looks):
-    if graphs is not None:
-        host_graphs.fuse(monkeypatch)
+def test_examples_of_a_user(device, graphs, no_causes, tmp_path, fused, looks):
     trained(GraphUpdater, device, tmp_path, a_users, type('OfUser', (list,), {}))
     assert looks == list(range(60))
 
 
-def test_outside_of_a_trainer_they_look_at_every_step(
-    device, graphs, no_causes, monkeypatch, looks
-):
-    if graphs is not None:
-        host_graphs.fuse(monkeypatch)
+def test_outside_of_a_trainer_they_look_at_every_step(device, graphs, no_causes, fused, looks):
     updater = make_updater(GraphUpdater, device, optimizer=optimizers.SGD())
     run(updater, 30)
     assert looks == list(range(30))

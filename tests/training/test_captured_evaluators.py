@@ -60,10 +60,10 @@ def on(device, model):
     return model
 
 
-def assert_close(found, expected, rtol=1e-5):
-    assert list(found) == list(expected)
+def assert_close(actual, expected, rtol=1e-5):
+    assert list(actual) == list(expected)
     for name in expected:
-        numpy.testing.assert_allclose(found[name], expected[name], rtol=rtol, err_msg=name)
+        numpy.testing.assert_allclose(actual[name], expected[name], rtol=rtol, err_msg=name)
 
 
 @pytest.mark.parametrize('where', ('examples', 'SparseDataset', 'DeviceDataset'))
@@ -282,17 +282,6 @@ def test_values_on_the_host(device, prediction_graphs):
     assert 'constant is a value on the host' in cause
     assert_close(evaluated(own), evaluated(theirs))
     assert not prediction_graphs.n_launches
-
-
-def test_rows_that_belong_to_no_molecule(device, prediction_graphs):
-    def mean(link, atoms, adj):
-        h = functions.mean(link.inner.embed(atoms), axis=0)
-        return functions.broadcast_to(h[None, :3], (adj.n_graphs, 3))
-
-    own, theirs = make_pair(device, on(device, small_model(mean)))
-    (cause,) = warned(own)
-    assert 'belong to no molecule' in cause
-    assert_close(evaluated(own), evaluated(theirs))
 
 
 def test_the_loss_of_the_step_stays(device, prediction_graphs):

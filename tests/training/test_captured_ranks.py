@@ -1,7 +1,6 @@
 """Captured steps of several ranks: one collective each, and what one batch of all would give."""
 
 import copy
-import warnings
 
 import numpy
 import pytest
@@ -21,7 +20,7 @@ from tests.support.training import molecules
 from tests.support.training import make_model
 from tests.support.training import without_dropout
 from tests.training import host_graphs
-from tests.training.host_graphs import causes
+from tests.training.host_graphs import eager_causes
 from tests.training.host_graphs import read_at_capture
 
 RATE = 1e-5
@@ -135,11 +134,10 @@ def made(monkeypatch, device, graphs):
 def train(updater, sizes):
     """Update with batches of these sizes; return the causes for which steps are not captured."""
     updater.get_iterator('main').sizes = list(sizes)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter('always')
+    with eager_causes() as causes:
         for _ in sizes:
             updater.update()
-    return causes(caught)
+    return causes
 
 
 @pytest.mark.parametrize('is_one_host', (False, True))

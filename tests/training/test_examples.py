@@ -38,19 +38,21 @@ def locked():
 def examples(kind='relations', n_relations=4, dtype='f'):
     """A list of (atoms, adjacency, label)."""
     rng = numpy.random.RandomState(1)
-    found = molecules(SIZES, kind, n_relations)
-    return [(atoms, adj.astype(dtype), rng.uniform(size=2).astype('f')) for atoms, adj, *_ in found]
+    actual = molecules(SIZES, kind, n_relations)
+    return [
+        (atoms, adj.astype(dtype), rng.uniform(size=2).astype('f')) for atoms, adj, *_ in actual
+    ]
 
 
 def column(values):
-    found = numpy.empty(len(values), object)
-    found[:] = values
-    return found
+    actual = numpy.empty(len(values), object)
+    actual[:] = values
+    return actual
 
 
-def tuples(found=None):
+def tuples(actual=None):
     """Chainer Chemistry's data set, as its parsers make it."""
-    atoms, adj, labels = zip(*(found or examples()))
+    atoms, adj, labels = zip(*(actual or examples()))
     return NumpyTupleDataset(column(atoms), column(adj), numpy.array(labels))
 
 
@@ -80,14 +82,14 @@ KEPT = {
 @pytest.mark.parametrize('converter', [CONVERTER, CSRConverter('packed'), CSRConverter('padded')])
 @pytest.mark.parametrize('name', KEPT)
 def test_the_same_batches(name, converter):
-    dataset, taken, found = KEPT[name](), Examples(), []
+    dataset, taken, actual = KEPT[name](), Examples(), []
     for take in (lambda iterator: taken.next(iterator, converter), SerialIterator.next):
         numpy.random.seed(0)
         iterator = SerialIterator(dataset, 3)
         steps = [(take(iterator), iterator.epoch_detail) for _ in range(12)]
-        found.append(steps)
-    assert all(type(batch) is Selection for batch, _ in found[0])
-    for (mine, epoch), (other, expected) in zip(*found):
+        actual.append(steps)
+    assert all(type(batch) is Selection for batch, _ in actual[0])
+    for (mine, epoch), (other, expected) in zip(*actual):
         assert_same_batch(converter(mine), converter(other))
         assert epoch == expected
     taken.close()
@@ -168,11 +170,11 @@ def test_iterators_and_converters_that_are_not_ours(locked):
 
 def test_padding_that_may_be_atoms(locked):
     """A packed batch of these is an error or not by the batch: as before."""
-    found = [
+    actual = [
         (numpy.append(atoms, numpy.int32(0)), numpy.pad(adj, ((0, 0), (0, 1), (0, 1))), label)
         for atoms, adj, label in examples()
     ]
-    assert type(Examples().next(SerialIterator(found, 3), CSRConverter('packed'))) is list
+    assert type(Examples().next(SerialIterator(actual, 3), CSRConverter('packed'))) is list
     assert not locked()
 
 
@@ -213,14 +215,14 @@ def test_an_edit_in_place_is_an_error_until_the_end(name, place):
 def test_the_owner_of_a_view_is_locked_too():
     owner = numpy.random.RandomState(0).randint(1, 9, (6, 5)).astype('i')
     _, adj, labels = of_one_size()._datasets
-    found = list(zip(owner, adj, labels))
-    taken = opened(found)
+    actual = list(zip(owner, adj, labels))
+    taken = opened(actual)
     for array in (owner, adj, labels):
         with pytest.raises(ValueError, match='read-only'):
             array[0] = 0
     taken.close()
     owner[0] = adj[0] = labels[0] = 1
-    found[1][0][...] = 2
+    actual[1][0][...] = 2
     assert (owner[1] == 2).all()
 
 
@@ -234,95 +236,97 @@ def test_columns_cannot_be_replaced_within():
 
 @pytest.mark.parametrize('base', [False, True])
 def test_a_list_whose_items_are_replaced(base):
-    found = examples()
-    dataset = SubDataset(found, 0, len(found), numpy.arange(len(found))[::-1]) if base else found
+    actual = examples()
+    dataset = (
+        SubDataset(actual, 0, len(actual), numpy.arange(len(actual))[::-1]) if base else actual
+    )
     taken = Examples()
-    iterator = SerialIterator(dataset, len(found), shuffle=False)
+    iterator = SerialIterator(dataset, len(actual), shuffle=False)
     assert type(taken.next(iterator, CONVERTER)) is Selection
-    found[4] = (found[4][0] + 1, *found[4][1:])
-    assert taken.next(iterator, CONVERTER)[-5 if base else 4] is found[4]
-    found[3][0][...] = 1  # no longer locked
+    actual[4] = (actual[4][0] + 1, *actual[4][1:])
+    assert taken.next(iterator, CONVERTER)[-5 if base else 4] is actual[4]
+    actual[3][0][...] = 1  # no longer locked
 
 
-def test_a_column_whose_items_are_replaced():
-    dataset = NumpyTupleDataset(*map(list, tuples()._datasets))
-    taken, iterator = Examples(), SerialIterator(dataset, len(dataset), shuffle=False)
-    assert type(taken.next(iterator, CONVERTER)) is Selection
+def replace_an_item_of_a_column(dataset):
     dataset._datasets[1][5] = dataset._datasets[1][5].copy()
+
+
+def replace_columns(dataset):
+    dataset._datasets = tuples(examples()[::-1])._datasets
+
+
+@pytest.mark.parametrize(
+    'name, change',
+    [
+        ('list', lambda actual: actual.append(actual[0])),
+        ('columns that are lists', replace_an_item_of_a_column),
+        ('NumpyTupleDataset', replace_columns),
+    ],
+)
+def test_what_is_replaced_between_batches(name, change):
+    dataset, taken = KEPT[name](), Examples()
+    iterator = SerialIterator(dataset, len(dataset), shuffle=False)
+    assert type(taken.next(iterator, CONVERTER)) is Selection
+    change(dataset)
     assert type(taken.next(iterator, CONVERTER)) is list
 
 
 def test_an_item_that_is_replaced_long_before_it_is_read():
-    found = examples()
-    taken, iterator = Examples(), SerialIterator(found, 2, shuffle=False)
+    actual = examples()
+    taken, iterator = Examples(), SerialIterator(actual, 2, shuffle=False)
     assert type(taken.next(iterator, CONVERTER)) is Selection
-    found[8] = found[9]
+    actual[8] = actual[9]
     for is_known, kind in ((False, Selection), (True, list), (True, list)):
         assert type(taken.next(iterator, CONVERTER, True, is_known)) is kind
 
 
 def test_items_that_a_sampler_replaces():
-    found = examples()
+    actual = examples()
 
     def sampled(order, position):
-        found[5] = (*found[5],)
+        actual[5] = (*actual[5],)
         return numpy.arange(len(order))
 
     taken = Examples()
-    iterator = SerialIterator(found, 4, shuffle=None, order_sampler=sampled)
+    iterator = SerialIterator(actual, 4, shuffle=None, order_sampler=sampled)
     kinds = [type(taken.next(iterator, CONVERTER, True, True)) for _ in range(5)]
     assert kinds == [Selection] * 3 + [list] * 2
-
-
-def test_a_list_that_grows():
-    found = examples()
-    taken, iterator = Examples(), SerialIterator(found, 3)
-    assert type(taken.next(iterator, CONVERTER)) is Selection
-    found.append(found[0])
-    assert type(taken.next(iterator, CONVERTER)) is list
-
-
-def test_columns_that_are_replaced():
-    dataset = tuples()
-    taken, iterator = Examples(), SerialIterator(dataset, 3)
-    assert type(taken.next(iterator, CONVERTER)) is Selection
-    dataset._datasets = tuples(examples()[::-1])._datasets
-    assert type(taken.next(iterator, CONVERTER)) is list
 
 
 def test_another_data_set_of_the_iterator(locked):
     taken, iterator = Examples(), SerialIterator(tuples(), 3, shuffle=False)
     taken.next(iterator, CONVERTER)
     iterator.dataset = tuples(examples()[::-1])
-    found = taken.next(iterator, CONVERTER)
-    assert type(found) is Selection
-    assert_same_batch(CONVERTER(found), CONVERTER([iterator.dataset[i] for i in (3, 4, 5)]))
+    actual = taken.next(iterator, CONVERTER)
+    assert type(actual) is Selection
+    assert_same_batch(CONVERTER(actual), CONVERTER([iterator.dataset[i] for i in (3, 4, 5)]))
     taken.close()
     assert not locked()
 
 
 def test_arrays_that_are_shared_or_were_read_only():
-    found = examples()
-    found[0][0].flags.writeable = False
-    one, two = opened(found), opened(found[:5])
+    actual = examples()
+    actual[0][0].flags.writeable = False
+    one, two = opened(actual), opened(actual[:5])
     one.close()
     with pytest.raises(ValueError, match='read-only'):
-        found[1][1][...] = 0
-    found[8][1][...] = 0
+        actual[1][1][...] = 0
+    actual[8][1][...] = 0
     two.close()
-    found[1][1][...] = 0
-    assert not found[0][0].flags.writeable
+    actual[1][1][...] = 0
+    assert not actual[0][0].flags.writeable
 
 
 def test_views_of_one_array_in_two_trainings(locked):
     labels = numpy.random.RandomState(0).uniform(size=(len(SIZES), 2)).astype('f')
-    found = [(*example[:2], label) for example, label in zip(examples(), labels)]
-    one, two = opened(found[:5]), opened(found[5:])
+    actual = [(*example[:2], label) for example, label in zip(examples(), labels)]
+    one, two = opened(actual[:5]), opened(actual[5:])
     one.close()
     with pytest.raises(ValueError, match='read-only'):
-        found[0][2][...] = 0  # a view of what the other still locks
+        actual[0][2][...] = 0  # a view of what the other still locks
     two.close()
-    for example in found:
+    for example in actual:
         example[2][...] = 1
     assert not locked() and not sparse_form._waiting
 
@@ -383,16 +387,16 @@ def test_samplers_that_count_from_the_end(number):
 
 def test_a_selection_is_a_sequence():
     taken = opened(tuples())
-    found = taken.next(SerialIterator(tuples(), 3, shuffle=False), CONVERTER)
-    assert [len(example) for example in found] == [3] * 3
-    numpy.testing.assert_array_equal(found[0][0], examples()[0][0])
+    actual = taken.next(SerialIterator(tuples(), 3, shuffle=False), CONVERTER)
+    assert [len(example) for example in actual] == [3] * 3
+    numpy.testing.assert_array_equal(actual[0][0], examples()[0][0])
     taken.close()
 
 
 def test_what_nobody_closes_ends_with_its_owner(locked):
-    found = examples()
-    taken = opened(found)
+    actual = examples()
+    taken = opened(actual)
     del taken
     gc.collect()
-    found[0][1][...] = 0
+    actual[0][1][...] = 0
     assert not locked()

@@ -9,17 +9,14 @@ import pytest
 
 import chainer_bspmm
 import chainer
-from chainer import functions
 from chainer import optimizer_hooks
 from chainer import optimizers
 from chainer.backend import GpuDevice
 from chainer.backends import cuda
 from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
-from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.dataset import DeviceDataset
-from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import GraphUpdater
 from tests.support.training import assert_same_bits
 from tests.support.training import BATCH
@@ -31,9 +28,9 @@ from tests.support.training import molecules
 from tests.support.training import of_variables
 from tests.support.training import parameters
 from tests.support.training import RELATIONS
-from tests.support.training import Row
 from tests.support.training import run
 from tests.support.training import same_molecules
+from tests.support.training import small_model
 from tests.training import host_graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
@@ -41,20 +38,19 @@ pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 N_STEPS = 12
 
 
-def make(name='RSGCN', device='@cupy:0', on_device=False, dataset=None, **kwargs):
+def make(name='RSGCN', device='@cupy:0', on_device=False):
     """Return an updater whose model has all its parameters; its batches come in a fixed order."""
     examples = molecules(40, RELATIONS.get(name, 1))
     model = make_model(name)
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         model(*chainer_bspmm.concat_mols(examples[:2]))
-    if dataset is None:
-        dataset = DeviceDataset(examples, device) if on_device else examples
     return GraphUpdater(
-        SerialIterator(dataset, BATCH, shuffle=False),
+        SerialIterator(
+            DeviceDataset(examples, device) if on_device else examples, BATCH, shuffle=False
+        ),
         optimizers.Adam().setup(model),
         device=chainer.get_device(device),
         seed=7,
-        **kwargs,
     )
 
 
@@ -63,9 +59,9 @@ def step(updater, n_steps=N_STEPS):
         updater.update()
 
 
-def trained(*args, **kwargs):
+def trained(*args):
     """Return the parameters after a training that nothing else disturbs."""
-    updater = make(*args, **kwargs)
+    updater = make(*args)
     step(updater)
     return checked_parameters(updater)
 
@@ -76,29 +72,6 @@ def checked_parameters(updater):
     return parameters(updater)
 
 
-@pytest.mark.parametrize('name', ('RSGCN', 'RelGCN'))
-@pytest.mark.parametrize(
-    'layout, padded_to', [('packed', None), ('folded', None), ('folded', 9), ('padded', None)]
-)
-def test_a_sparse_data_set(device, monkeypatch, name, layout, padded_to):
-    converter = chainer_bspmm.CSRConverter(layout, padded_to)
-    graphs = host_graphs.stand_in(monkeypatch) if device.xp is numpy else None
-    dataset = to_sparse(molecules(40, RELATIONS.get(name, 1)))
-    for part in (dataset, dataset[:25]):
-        updater = make(name, device.name, dataset=part, converter=converter)
-        step(updater)
-        (capacities,) = updater._driver.programs.capacities.values()
-        if layout != 'padded':
-            assert len(capacities._levels) == 2  # from the data set, none from a batch
-            largest = part.molecules.sizes[part.order].max() + (layout == 'folded')
-            assert capacities._levels[0].max_rows == largest
-        found = checked_parameters(updater)
-        if not graphs:
-            resident = DeviceDataset(part, device.name)
-            again = trained(name, device.name, dataset=resident, converter=converter)
-            assert_same_bits(found, again)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize('on_device', (False, True))
 def test_memory_is_given_back(on_device):
@@ -106,7 +79,9 @@ def test_memory_is_given_back(on_device):
         gc.collect()
         return cuda.cupy.get_default_memory_pool().used_bytes()
 
-    trained(on_device=on_device)  # what is kept for good, such as tables of kernels, exists now
+    trained(
+        'RSGCN', '@cupy:0', on_device
+    )  # what is kept for good, such as tables of kernels, exists now
     before = used()
     updater = make(on_device=on_device)
     step(updater)
@@ -187,55 +162,34 @@ def test_two_gpus_take_turns(on_device, made_current):
             assert parameter.device == device
 
 
-class InterruptedOnce:
-    """A model's function during whose call number n a user presses Ctrl-C; never where n is 0."""
+def test_an_interrupt_during_capture(device, graphs):
+    """A user presses Ctrl-C during call 5 of the model; the rest is as without that step."""
+    results = []
+    for interrupted in ((5,), ()):
+        calls = []  # a number that changes would be another step each time
 
-    def __init__(self, n):
-        self.n, self.was_capturing = n, None
-        self._calls = []  # a number that changes would be another step each time
+        def function(link, atoms, adj):
+            h = link.inner(atoms, adj)[:, :3]
+            calls.append(None)  # NOQA: B023
+            if len(calls) in interrupted:  # NOQA: B023
+                assert graphs or link.xp.cuda.get_current_stream().is_capturing()
+                raise KeyboardInterrupt
+            return h
 
-    @property
-    def n_calls(self):
-        return len(self._calls)
-
-    def __call__(self, link, atoms, adj):
-        h = link.inner(atoms, adj)[:, :3]
-        self._calls.append(None)
-        if self.n_calls == self.n:
-            if link.xp is not numpy:
-                self.was_capturing = link.xp.cuda.get_current_stream().is_capturing()
-            raise KeyboardInterrupt
-        return h
-
-
-def test_an_interrupt_during_capture(device, monkeypatch):
-    graphs = host_graphs.stand_in(monkeypatch) if device.xp is numpy else None
-
-    def make_interrupted(n):
-        function = InterruptedOnce(n)
-        numpy.random.seed(0)
-        model = Regressor(Row(function), lossfun=functions.mean_squared_error)
-        with chainer.no_backprop_mode():  # or layers that learn their size would start on a GPU
-            model.predictor.inner(*chainer_bspmm.concat_mols(same_molecules(2))[:2])
-        optimizer = optimizers.Adam().setup(model)
-        iterator = SerialIterator(same_molecules(32), BATCH, shuffle=False)
-        return GraphUpdater(iterator, optimizer, device=device, seed=7), function
-
-    # Three calls compare the first batch with itself with spare rows, one trains with it.
-    updater, function = make_interrupted(5)
-    updater.update()
-    assert function.n_calls == 4
-    with pytest.raises(KeyboardInterrupt):
-        updater.update()
-    assert function.was_capturing or graphs
-    assert updater.iteration == 1
-    step(updater)
-    expected, function = make_interrupted(0)
-    expected.update()
-    expected._iterators['main'].next()  # the batch of the interrupted step
-    step(expected)
-    assert updater.iteration == expected.iteration == 1 + N_STEPS
-    assert_same_bits(checked_parameters(updater), checked_parameters(expected))
+        updater = make_updater(GraphUpdater, device, small_model(function), same_molecules(32))
+        run(updater, 1)
+        # Three calls compare the first batch with itself with spare rows, one trains with it.
+        assert len(calls) == 4
+        if interrupted:
+            with pytest.raises(KeyboardInterrupt):
+                run(updater, 1)
+            assert updater.iteration == 1
+        else:
+            updater.get_iterator('main').next()
+        run(updater, N_STEPS)
+        assert updater.iteration == 1 + N_STEPS
+        results.append(checked_parameters(updater))
+    assert_same_bits(*results)
     if graphs:
         assert all(capturer.n_launches == N_STEPS for capturer in graphs)
 

@@ -56,24 +56,24 @@ def script(
 
 def test_a_standard_updater_trains_captured(device, graphs, no_causes):
     """With the bits of a GraphUpdater, and those of the same steps run eagerly."""
-    found = []
+    actual = []
     for kind in (StandardUpdater, GraphUpdater):
         model = without_dropout(make_model(seed=0))
         updater = script(device, kind, model=model, optimizer=optimizers.SGD(1e-3))
         assert type(updater) is GraphUpdater
         run(updater, 30)
-        found.append(parameters(updater))
+        actual.append(parameters(updater))
         assert updater._driver.capturer is not None
         if graphs is not None:
             assert graphs[-1].n_launches > 20
         updater.finalize()
-    assert_same_bits(*found)
+    assert_same_bits(*actual)
     with chainer.using_config('bspmm_capture', False):
         model = without_dropout(make_model(seed=0))
         updater = script(device, model=model, optimizer=optimizers.SGD(1e-3))
     assert type(updater) is StandardUpdater
     run(updater, 30)
-    assert_close_arrays(found[0], parameters(updater), 1e-3)
+    assert_close_arrays(actual[0], parameters(updater), 1e-3)
 
 
 class Own(StandardUpdater):
@@ -91,14 +91,6 @@ class Own(StandardUpdater):
 )
 def test_what_stays_as_it_is(kind, converter):
     assert type(script(HOST, kind, converter=converter)) is kind
-
-
-def test_several_ranks_stay():
-    optimizer = optimizers.Adam().setup(make_model())
-    optimizer.communicator = 'of ChainerMN'
-    iterator = SerialIterator(EXAMPLES, BATCH)
-    updater = StandardUpdater(iterator, optimizer, converter=chainer_bspmm.concat_mols)
-    assert type(updater) is StandardUpdater
 
 
 def test_dense_validation_sets_are_kept_from_the_first_evaluation(
@@ -121,11 +113,13 @@ def test_dense_validation_sets_are_kept_from_the_first_evaluation(
     assert seen == [True, True]
 
 
-def test_several_optimizers_stay():
-    optimizer = optimizers.Adam().setup(make_model())
-    iterator, converter = SerialIterator(EXAMPLES, BATCH), chainer_bspmm.concat_mols
-    updater = StandardUpdater(iterator, {'generator': optimizer}, converter=converter)
-    assert type(updater) is StandardUpdater
+def test_several_ranks_and_several_optimizers_stay():
+    of_ranks = optimizers.Adam().setup(make_model())
+    of_ranks.communicator = 'of ChainerMN'
+    for given in (of_ranks, {'generator': optimizers.Adam().setup(make_model())}):
+        iterator, converter = SerialIterator(EXAMPLES, BATCH), chainer_bspmm.concat_mols
+        updater = StandardUpdater(iterator, given, converter=converter)
+        assert type(updater) is StandardUpdater
 
 
 @pytest.mark.parametrize(
@@ -152,7 +146,7 @@ def test_a_parallel_updater_stays_and_trains(first, second):
 
 def test_without_a_gpu_it_trains_as_before(tmp_path):
     """Not a word, the same bits, and dense examples are converted once."""
-    seen, found = [], []
+    seen, actual = [], []
     for captured in (True, False):
         with warnings.catch_warnings(), chainer.using_config('bspmm_capture', captured):
             warnings.simplefilter('error')
@@ -161,9 +155,9 @@ def test_without_a_gpu_it_trains_as_before(tmp_path):
             trainer.extend(lambda _: seen.append(EXAMPLES[0][0].flags.writeable))
             trainer.run()
         assert EXAMPLES[0][0].flags.writeable
-        found.append(parameters(updater))
+        actual.append(parameters(updater))
     assert seen == [False] * (len(seen) // 2) + [True] * (len(seen) // 2)
-    assert_same_bits(*found)
+    assert_same_bits(*actual)
 
 
 def test_a_loop_without_a_trainer_locks_nothing():
@@ -250,7 +244,8 @@ def trained(device, folder, n_steps, resume=None, captured=True):
     trainer.extend(extensions.snapshot(filename='{.updater.iteration}'), trigger=(5, 'iteration'))
     if resume is not None:
         if captured:
-            updater.seed = 9  # the snapshot's counts
+            updater.seed = 9  # the snapshot's counts: steps captured with this are not replayed
+            run(updater, 3)
         chainer.serializers.load_npz(resume, trainer)
     trainer.run()
     return updater
@@ -308,21 +303,21 @@ def predictions(model, how='predict', data=DATA, **kwargs):
     return getattr(model, how)(data, batchsize=3, converter=chainer_bspmm.concat_mols, **kwargs)
 
 
-def assert_close(found, expected):
-    assert found.dtype == expected.dtype
-    numpy.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+def assert_close(actual, expected):
+    assert actual.dtype == expected.dtype
+    numpy.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize('how', ['predict', 'predict_proba'])
 def test_predictions_of_upstream_replay(device, prediction_graphs, no_causes, how, monkeypatch):
     model = on(device, classes=how == 'predict_proba')
-    found = predictions(model, how)
+    actual = predictions(model, how)
     assert prediction_graphs.n_launches > 20
     n_launches = prediction_graphs.n_launches
     with chainer.using_config('bspmm_capture', False):
         expected = predictions(model, how)
     assert prediction_graphs.n_launches == n_launches
-    assert_close(found, expected)
+    assert_close(actual, expected)
 
 
 def test_predictions_that_upstreams_loop_makes(device, prediction_graphs, no_causes):
@@ -333,8 +328,8 @@ def test_predictions_that_upstreams_loop_makes(device, prediction_graphs, no_cau
     assert_close(predictions(model, data=DATA[:9]), expected[:9])
     assert_close(predictions(model, preprocess_fn=lambda *inputs: inputs), expected)
     dense = chainer_bspmm.densify(model)
-    found = dense.predict(DATA, batchsize=3, converter=dense_concat_mols)
-    numpy.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+    actual = dense.predict(DATA, batchsize=3, converter=dense_concat_mols)
+    numpy.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-5)
     assert prediction_graphs.n_launches == n_launches
 
 
@@ -351,9 +346,9 @@ def test_predictions_read_a_data_set_of_a_user_once(device, prediction_graphs, n
             return self.examples[i]
 
     model, data = on(device), Counted(DATA)
-    found = predictions(model, data=data)
+    actual = predictions(model, data=data)
     assert set(data.n_read) == {1} and prediction_graphs.n_launches > 20
-    assert_close(found, predictions(model))
+    assert_close(actual, predictions(model))
 
 
 def test_forward_with_positional_arguments(device, prediction_graphs):

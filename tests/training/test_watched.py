@@ -36,9 +36,11 @@ from tests.support import assert_close_arrays
 from tests.support.training import assert_same_bits
 from tests.support.training import assert_same_training
 from tests.support.training import BATCH
+from tests.support.training import counting
 from tests.support.training import HOST
 from tests.support.training import is_captured
 from tests.support.training import make_updater
+from tests.support.training import mean_of_rows
 from tests.support.training import n_keys
 from tests.support.training import of_variables
 from tests.support.training import parameters
@@ -166,19 +168,6 @@ def guarded():
     return model, optimizer, Guards(model, model, optimizer)
 
 
-@pytest.mark.parametrize('name', CHANGES)
-def test_a_change_is_noticed(configured, name):
-    model, optimizer, guards = guarded()
-    if name == 'an update rule that is enabled':
-        model.predictor.inner.disable_update()
-    before = guards.key()
-    assert guards.key() is before
-    CHANGES[name](model, optimizer)
-    after = guards.key()
-    assert after != before and isinstance(after.change(before), str)
-    assert guards.key() is after
-
-
 def test_a_training_with_every_change(device, graphs, no_causes, configured):
     """One after the other: each is captured, and as a StandardUpdater trains."""
     changes, keys = [*CHANGES.values()], []
@@ -200,7 +189,8 @@ def test_a_training_with_every_change(device, graphs, no_causes, configured):
 
     assert_same_training(make, 3 * (len(changes) + 1), change)
     assert len(keys) == len(changes) + 1
-    assert not [name for name, *pair in zip(CHANGES, keys, keys[1:]) if pair[0] == pair[1]]
+    for name, before, after in zip(CHANGES, keys, keys[1:]):
+        assert after != before and isinstance(after.change(before), str), name
 
 
 def test_what_changes_back_is_the_same():
@@ -270,6 +260,17 @@ def test_closures():
         factor = factor + 1.0
         assert 'factor that loss_func reads' in guards.key().change(before[0])
         assert of_link.key() != before[1]
+
+
+@pytest.mark.parametrize(
+    'pick', (lambda loss: loss, lambda loss: loss.method, lambda loss: functools.partial(loss))
+)
+def test_objects_of_a_loss(pick):
+    own = Loss(small_model())
+    guards = Guards(own.model, pick(own))
+    before = guards.key()
+    own.weight = 2.0
+    assert guards.key().change(before) == 'the attribute weight of Loss'
 
 
 @pytest.mark.parametrize(
@@ -372,25 +373,6 @@ def test_code_of_a_user(model, loss_func, expected):
     assert Guards(model, loss_func or model).has_user_code is expected
 
 
-@pytest.mark.parametrize(
-    'pick', (lambda loss: loss, lambda loss: loss.method, lambda loss: functools.partial(loss))
-)
-def test_weight_of_a_loss(device, graphs, no_causes, pick):
-    def make(kind):
-        model = without_dropout(small_model())
-        own = Loss(model)
-        updater = make_updater(
-            kind, device, model, same_molecules(), optimizers.SGD(0.01), loss_func=pick(own)
-        )
-        updater.own = own
-        return updater
-
-    def change(updater):
-        updater.own.weight = (1.0, 2.0, 1.0, 1.0)[updater.iteration // 3]
-
-    assert n_keys(assert_same_training(make, 9, change)) == 2
-
-
 def test_a_program_keeps_what_its_key_names_by_id(device, graphs):
     """Another object could get the same id."""
     model = small_model(factor=device.xp.ones(3, 'f'))
@@ -417,54 +399,19 @@ def test_a_program_keeps_what_its_key_names_by_id(device, graphs):
 # --- what checks of replays find ---
 
 
-class Slotted:
-    __slots__ = ('value',)
-    value: float
-
-
-class Weighing:
-    """Where a loss may read its weight from; `updater` and `trainer` are set later."""
-
-    updater: StandardUpdater
-    trainer: types.SimpleNamespace
-
-    def __init__(self):
-        self.values = {'weight': 0.0}
-        self.listed = [0.0]
-        self.nested = types.SimpleNamespace(inner=types.SimpleNamespace(weight=0.0))
-        self.slotted = Slotted()
-
-    def weight(self):
-        return self.updater.iteration
-
-    def next(self):
-        """Before every step."""
-        n = self.updater.iteration
-        self.values['weight'] = self.nested.inner.weight = self.slotted.value = n
-        self.listed = [n]
-        self.updater.get_optimizer('main').lr = 0.01 + 0.001 * n
-
-
+# Functions of the updater.
 READINGS: dict[str, Callable] = {
-    'updater.iteration': lambda place: place.updater.iteration,
-    'trainer.updater.iteration': lambda place: place.trainer.updater.iteration,
-    'iterator.epoch': lambda place: place.updater.get_iterator('main').epoch,
-    'optimizer.t': lambda place: place.updater.get_optimizer('main').t,
-    'optimizer.lr': lambda place: 100 * place.updater.get_optimizer('main').lr,
-    'a value in a dict': lambda place: place.values['weight'],
-    'a list that is replaced': lambda place: place.listed[0],
-    'a nested namespace': lambda place: place.nested.inner.weight,
-    "an object's method": lambda place: place.weight(),
-    '__slots__': lambda place: place.slotted.value,
+    'updater.iteration': lambda updater: updater.iteration,
+    'optimizer.t': lambda updater: updater.get_optimizer('main').t,
+    'optimizer.lr': lambda updater: 100 * updater.get_optimizer('main').lr,
 }
 
 
 def annealed(kind, device, read, examples, **kwargs):
-    """Return an updater whose loss is weighted by ``1 + 0.1 * read(place)``, and the place."""
-    place = Weighing()
+    """Return an updater whose loss is weighted by ``1 + 0.1 * read(updater)``."""
     if kind is GraphUpdater:
         kwargs.setdefault('on_difference', 'warn')
-    weight = read_at_capture(lambda: read(place))
+    weight = read_at_capture(lambda: read(updater))
     model = without_dropout(small_model())
 
     def loss_func(*args):
@@ -473,34 +420,28 @@ def annealed(kind, device, read, examples, **kwargs):
     updater = make_updater(
         kind, device, model, examples, optimizers.SGD(0.01), loss_func=loss_func, **kwargs
     )
-    place.updater, place.trainer = updater, types.SimpleNamespace(updater=updater)
-    return updater, place
+    return updater
 
 
-def train(updater, place, n_steps):
-    """Return the texts of the warnings."""
+def train(updater, n_steps):
+    """Train with a rate that changes; return the texts of the warnings."""
     with eager_causes() as texts:
         for _ in range(n_steps):
-            place.next()
+            updater.get_optimizer('main').lr = 0.01 + 0.001 * updater.iteration
             run(updater, 1)
     return texts
 
 
-@pytest.mark.parametrize(
-    'name, is_fused',
-    [
-        *((name, False) for name in READINGS),
-        *((name, True) for name in ('updater.iteration', 'optimizer.t', 'optimizer.lr')),
-    ],
-)
+@pytest.mark.parametrize('is_fused', (False, True))
+@pytest.mark.parametrize('name', READINGS)
 def test_a_weight_that_changes_with_every_step(device, graphs, monkeypatch, name, is_fused):
     """Found at the second replay at the latest: no step is trained with an old weight."""
     if graphs is not None and is_fused:  # on a GPU it always is
         host_graphs.fuse(monkeypatch)
     results = []
     for kind in (StandardUpdater, GraphUpdater):
-        updater, place = annealed(kind, device, READINGS[name], same_molecules())
-        texts = train(updater, place, 8)
+        updater = annealed(kind, device, READINGS[name], same_molecules())
+        texts = train(updater, 8)
         results.append(parameters(updater))
     assert len(texts) == 1 and 'a replay of the captured step gave another' in texts[0]
     assert updater._driver.capturer is None and updater.graph_nbytes == 0
@@ -510,44 +451,42 @@ def test_a_weight_that_changes_with_every_step(device, graphs, monkeypatch, name
 
 @pytest.mark.parametrize('period, phase', [(3, 0), (10, 9)])
 def test_a_weight_that_changes_and_changes_back(device, graphs, period, phase):
-    def read(place):
-        return 50.0 if place.updater.iteration % period == phase else 0.0
+    def read(updater):
+        return 50.0 if updater.iteration % period == phase else 0.0
 
-    updater, place = annealed(GraphUpdater, device, read, same_molecules())
-    (cause,) = train(updater, place, 20)
+    updater = annealed(GraphUpdater, device, read, same_molecules())
+    (cause,) = train(updater, 20)
     assert 'than the step run eagerly' in cause
 
 
 def test_a_weight_that_changes_later_with_layouts_that_alternate(device, graphs):
     """Every layout counts its own replays; the change is found at its fourth or eighth."""
-    updater, place = annealed(
-        GraphUpdater, device, lambda place: place.updater.iteration // 10, same_molecules(16)
+    updater = annealed(
+        GraphUpdater, device, lambda updater: updater.iteration // 10, same_molecules(16)
     )
     iterators = [SerialIterator(same_molecules(16), n, shuffle=False) for n in (8, 6)]
-    n_eager = None
+    found_at = []
     for i in range(40):
         updater._iterators['main'] = iterators[i % 2]
-        texts = train(updater, place, 1)
-        if texts:
-            assert n_eager is None
-            n_eager = updater.iteration
-    assert n_eager is not None and 10 < n_eager <= 18
+        found_at += [updater.iteration for _ in train(updater, 1)]
+    (step,) = found_at
+    assert 10 < step <= 18
 
 
 def fallen_back(device, monkeypatch, is_eager, **kwargs):
-    """Train with a weight that changes at step 5; return the updater, and the place.
+    """Return an updater that was trained to where a weight changes, at step 5.
 
     is_eager: the steps before are run eagerly over the same buffers, and from the step of the
     check on as without captures.
     """
-    updater, place = annealed(
-        GraphUpdater, device, lambda place: place.updater.iteration >= 5, same_molecules(), **kwargs
+    updater = annealed(
+        GraphUpdater, device, lambda updater: updater.iteration >= 5, same_molecules(), **kwargs
     )
     with monkeypatch.context() as patch:
         if is_eager:
             patch.setattr('chainer_bspmm.training.step_program.StepProgram.capture', lambda _: None)
-        assert not train(updater, place, 5)  # replays 1 to 4, of which 3 is not checked
-    return updater, place
+        assert not train(updater, 5)  # replays 1 to 4, of which 3 is not checked
+    return updater
 
 
 @pytest.mark.parametrize('is_fused', (False, True))
@@ -557,9 +496,10 @@ def test_it_goes_on_from_the_eager_result(device, graphs, monkeypatch, is_fused)
         host_graphs.fuse(monkeypatch)
     results = []
     for is_eager in (False, True):
-        updater, place = fallen_back(device, monkeypatch, is_eager, check_every=5)
+        updater = fallen_back(device, monkeypatch, is_eager, check_every=5)
         program = list(updater._driver.programs.values())[0]
-        place.next()
+        optimizer = updater.get_optimizer('main')
+        optimizer.lr += 0.001
         with eager_causes() as texts, monkeypatch.context() as patch:
             if is_eager:
                 patch.setattr(type(program), 'capture', lambda _: None)
@@ -568,37 +508,35 @@ def test_it_goes_on_from_the_eager_result(device, graphs, monkeypatch, is_fused)
         if is_eager:
             updater._driver.reason = 'from here on'
             updater._driver.forget()
-        optimizer = updater.get_optimizer('main')
         gradients = {
             path: on_host(param.grad).copy()
             for path, param in optimizer.target.namedparams(include_uninit=False)
         }
         after = parameters(updater)
-        train(updater, place, 3)
+        train(updater, 3)
         assert optimizer.t == updater.iteration == 9
         results.append((reported, gradients, after, parameters(updater)))
     assert results[0][0] == results[1][0]
-    for found, expected in zip(results[0][1:], results[1][1:]):
-        assert_same_bits(found, expected)
+    for actual, expected in zip(results[0][1:], results[1][1:]):
+        assert_same_bits(actual, expected)
 
 
 def test_raise(device, graphs):
-    updater, place = annealed(
-        GraphUpdater, device, READINGS['updater.iteration'], same_molecules(), on_difference='raise'
-    )
-    assert not train(updater, place, 2)
+    read = READINGS['updater.iteration']
+    updater = annealed(GraphUpdater, device, read, same_molecules(), on_difference='raise')
+    assert not train(updater, 2)
     with pytest.raises(StepDiffers, match='gave another .* than the step run eagerly'):
-        train(updater, place, 1)
+        train(updater, 1)
 
 
 def test_warnings_point_to_the_user_s_code(device, graphs):
-    updater, place = annealed(GraphUpdater, device, READINGS['updater.iteration'], same_molecules())
+    updater = annealed(GraphUpdater, device, READINGS['updater.iteration'], same_molecules())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         for _ in range(4):
             updater.update()
-    found = [w for w in caught if 'GraphUpdater' in str(w.message)]
-    assert found and all(w.filename == __file__ for w in found)
+    actual = [w for w in caught if 'GraphUpdater' in str(w.message)]
+    assert actual and all(w.filename == __file__ for w in actual)
 
 
 def test_a_step_that_is_not_deterministic_and_does_not_say_so(device, graphs):
@@ -648,32 +586,19 @@ def test_a_difference_beyond_rounding(monkeypatch):
 
 @dataclasses.dataclass
 class Script:
-    """What is unusual in a script.
-
-    Attributes:
-        words (tuple of str): parts of the one warning; none: there is no warning.
-        function (callable): of the model.
-        change (callable): called with the updater after each step.
-        options (dict): of the updater; a `loss_func` has the model before its other arguments.
-        optimizer (callable): makes one, of a small rate: larger steps magnify what the kernels of
-            a step round otherwise.
-        around (callable): returns a context for the training.
-        examples (callable): returns them.
-        attributes (dict): of the model.
-        n_steps (int): to train for.
-        compared (tuple of str): what is compared with a StandardUpdater.
-    """
+    """What is unusual in a script, and what has to be in its one warning, if there is one."""
 
     words: tuple = ()
-    function: Callable = three_columns
-    change: Callable = lambda updater: None
-    options: dict = dataclasses.field(default_factory=dict)
+    function: Callable = three_columns  # of the model
+    change: Callable = lambda updater: None  # after each step
+    options: dict = dataclasses.field(default_factory=dict)  # of the updater
+    # Larger steps magnify what the kernels of a step round otherwise.
     optimizer: Callable = functools.partial(optimizers.SGD, 0.01)
     around: Callable = contextlib.nullcontext
     examples: Callable = same_molecules
     attributes: dict = dataclasses.field(default_factory=dict)
     n_steps: int = 4
-    compared: tuple = ('reports', 'parameters')
+    compared: tuple = ('reports', 'parameters')  # with a StandardUpdater
 
     def make(self, kind, device):
         attributes = {
@@ -696,21 +621,10 @@ class Script:
         return updater, reported
 
 
-def mean_of_rows(link, atoms, adj):
-    h = functions.mean(link.inner.embed(atoms), axis=0)
-    y = functions.broadcast_to(h[None, :3], (adj.n_graphs, 3))
-    return y + three_columns(link, atoms, adj)
-
-
 def stateful(link, atoms, adj):
     y = three_columns(link, atoms, adj)
     link.h = y if link.h is None else 0.5 * chainer.Variable(link.h.array) + y
     return link.h
-
-
-def counting(link, atoms, adj):
-    link.counter += 1
-    return three_columns(link, atoms, adj)
 
 
 def five_atoms_each(link, atoms, adj):
@@ -791,21 +705,22 @@ EAGER = {
     'a hook': Script(('hook TimerHook',), around=chainer.function_hooks.TimerHook),
     'debug mode': Script(('debug',), around=functools.partial(chainer.using_config, 'debug', True)),
 }
-ON_A_GPU = {
-    'a sum that is read': lambda link, *batch: (
-        three_columns(link, *batch) * float(batch[1].data.sum())
-    ),
-    'an array from the host': lambda link, *batch: (
-        three_columns(link, *batch) + link.xp.asarray(numpy.ones(3, 'f'))
-    ),
-    'numbers of cuRAND': lambda link, *batch: (
-        three_columns(link, *batch) + 0 * link.xp.random.rand()
-    ),
-}
-WORDS = {'a sum that is read': 'apture', 'an array from the host': 'from the host'}
 EAGER_ON_A_GPU = {
-    name: Script(('Row', WORDS.get(name, ''), __file__), function, compared=())
-    for name, function in ON_A_GPU.items()
+    'a sum that is read': Script(
+        ('Row', 'apture', __file__),
+        lambda link, *batch: three_columns(link, *batch) * float(batch[1].data.sum()),
+        compared=(),
+    ),
+    'an array from the host': Script(
+        ('Row', 'from the host', __file__),
+        lambda link, *batch: three_columns(link, *batch) + link.xp.asarray(numpy.ones(3, 'f')),
+        compared=(),
+    ),
+    'numbers of cuRAND': Script(
+        ('Row', __file__),
+        lambda link, *batch: three_columns(link, *batch) + 0 * link.xp.random.rand(),
+        compared=(),
+    ),
 }
 
 
@@ -1041,8 +956,10 @@ def test_averages_of_links(device, graphs):
         run(updater, 5)
         averages.append([on_host(link.avg_mean) for link in (teacher, model.predictor.norm)])
     assert is_captured(updater)
-    for found, expected, bound in zip(*averages[::-1], (1e-5, 1e-4)):
-        numpy.testing.assert_allclose(found, expected, rtol=bound, atol=bound * abs(expected).max())
+    for actual, expected, bound in zip(*averages[::-1], (1e-5, 1e-4)):
+        numpy.testing.assert_allclose(
+            actual, expected, rtol=bound, atol=bound * abs(expected).max()
+        )
 
 
 class Counting:
@@ -1060,7 +977,7 @@ class Counting:
 @pytest.mark.parametrize('are_watched', (False, True))
 def test_a_check_changes_nothing(device, graphs, are_watched):
     """Counters, sums and averages go up by one a step, as in StandardUpdater."""
-    found = []
+    actual = []
     for kind in (StandardUpdater, GraphUpdater):
 
         def count(link, atoms, adj):
@@ -1078,8 +995,8 @@ def test_a_check_changes_nothing(device, graphs, are_watched):
             run(updater, 6)
         row = model.predictor
         arrays = row.total, row.average, own.n_calls
-        found.append([row.counter, *(on_host(array).tolist() for array in arrays)])
-    assert found[0] == found[1]
+        actual.append([row.counter, *(on_host(array).tolist() for array in arrays)])
+    assert actual[0] == actual[1]
 
 
 def test_attributes_that_a_step_sets(device, graphs, no_causes):
@@ -1094,15 +1011,15 @@ def test_attributes_that_a_step_sets(device, graphs, no_causes):
         model = without_dropout(small_model(function, n_graphs=0))
         updater = make_updater(kind, device, model, examples, optimizers.SGD(0.01))
         iterators = [SerialIterator(examples, n, shuffle=False) for n in (8, 6)]
-        kept = []
+        saved = []
         for i in range(24):
             updater._iterators['main'] = iterators[i % 2]
             value = run(updater, 1)[0]['main/loss']
             assert float(on_host(model.loss)) == pytest.approx(value, rel=1e-6)
-            kept.append([model.predictor.n_graphs, len(model.y), value])
+            saved.append([model.predictor.n_graphs, len(model.y), value])
             with chainer.using_config('train', False), chainer.no_backprop_mode():
                 model(*chainer_bspmm.concat_mols(examples[:3], device))
-        seen.append(kept)
+        seen.append(saved)
     if graphs:
         assert graphs[0].n_launches > 12
     numpy.testing.assert_allclose(seen[1], seen[0], rtol=1e-3)
