@@ -20,8 +20,8 @@ def main():
     commands.add_parser(
         'info',
         help='versions, devices and a self-test, for a bug report',
-        description='Print versions and devices, compile the kernels, compare every product with '
-        'the reference. The exit status is 1 if one is wrong.',
+        description='Print versions and devices, and compare seven models with the dense ones on '
+        'each. The exit status is 1 if one is wrong.',
     )
     run = commands.add_parser(
         'run',

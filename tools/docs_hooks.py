@@ -7,8 +7,8 @@ import griffe
 
 
 def on_page_markdown(markdown, **_):
-    """Expand the line ``::: package`` of an API page; name files that are not in the site."""
-    markdown = re.sub(r'^::: (\S+)$', _members, markdown, flags=re.MULTILINE)
+    """Expand ``::: package`` of an API page, drop what is above it; name files outside docs/."""
+    markdown = re.sub(r'^This page is made .*?^::: (\S+)$', _members, markdown, flags=re.M | re.S)
     return re.sub(r'(?<!!)\[([^\]]+)\]\((?:\.\./)+([^)\s]+)\)', _outside, markdown)
 
 

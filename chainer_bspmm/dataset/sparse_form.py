@@ -78,7 +78,11 @@ class SparseForm:
         while arrays:
             levels.append(dict(zip(map(id, arrays), arrays)))
             bases = list(map(operator.attrgetter('base'), levels[-1].values()))
-            for kind in set(map(type, bases)) - {type(None), bytes, list}:  # bytes: unpickled
+            kinds = set(map(type, bases))
+            if memoryview in kinds:
+                kinds.update(type(base.obj) for base in bases if type(base) is memoryview)
+            # Unpickled arrays are in bytes or, by protocol 5, in a bytearray behind a memoryview.
+            for kind in kinds - {type(None), bytes, bytearray, memoryview, list}:
                 if not issubclass(kind, numpy.ndarray):
                     raise CannotKeep('an array is in memory of something else: ' + kind.__name__)
             arrays = [base for base in bases if isinstance(base, numpy.ndarray)]

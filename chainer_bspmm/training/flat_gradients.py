@@ -8,6 +8,7 @@ from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda.launch import NULL
 from chainer_bspmm.multi_node import faults
 from chainer_bspmm.training import peer_memory
+from chainer_bspmm.training.fused_update import own_gradients
 from chainer_bspmm.training.peer_memory import PeerSums
 
 _THREADS, _CHUNK, _RESIDENT = 256, 1024, 2  # as in the kernel
@@ -139,7 +140,7 @@ class FlatGradients:
 
     def _tables(self):
         """Return [(dtype, the kernel's Table as CuPy passes it by value, its chunks)]."""
-        _own_gradients(self._params())
+        own_gradients(self._params())
         tables = []
         for dtype, parts in self._groups():
             rows, n_chunks = [], 0
@@ -207,16 +208,6 @@ def _flags_of(optimizer):
         flags[...] = 0
         object.__setattr__(optimizer, '_is_bad', flags)
     return optimizer._is_bad
-
-
-def _own_gradients(params):
-    """Let each parameter have a contiguous gradient of its own: those of ``V + W`` share one."""
-    end = 0
-    for param in sorted(params, key=lambda param: param.grad.data.ptr):
-        is_shared = param.grad.data.ptr < end
-        end = max(end, param.grad.data.ptr + param.grad.nbytes)
-        if is_shared or not param.grad.flags.c_contiguous:
-            param.grad = cuda.cupy.array(param.grad, order='C')
 
 
 def defines(is_pack, flat, loss, n_peers=0):

@@ -6,6 +6,7 @@ which a captured graph would repeat. Here one launch serves up to 70 parameters
 """
 
 import collections
+import itertools
 from numbers import Real
 import struct
 
@@ -238,9 +239,7 @@ class FusedUpdate:
         A new (n_numbers,) float64 array: two for every hook, then those of every parameter, the
         learning rate with its bias correction first.
         """
-        self.optimizer.t += 1
-        for rule in self._counted:
-            rule.t += 1
+        self.count(1)
         numbers_of, pack = self._method.numbers, self._pack
         of_hooks = [number for hook in self._hooks for number in HOOKS[type(hook)][1](hook)]
         packed = [struct.pack('%dd' % len(of_hooks), *of_hooks)]
@@ -258,9 +257,10 @@ class FusedUpdate:
 
     def count(self, n_steps):
         """Add to the counters of the optimizer and its rules; -1 undoes `advance`."""
-        self.optimizer.t += n_steps
-        for rule in self._counted:
-            rule.t += n_steps
+        counted = [self.optimizer, *self._counted]
+        counters = [each.t + n_steps for each in counted]
+        # Of all or, if an interrupt comes, of none: no Python runs while they are set.
+        collections.deque(map(setattr, counted, itertools.repeat('t'), counters), maxlen=0)
 
     def launch(self, numbers):
         """Run hooks and updates on the current stream; a CUDA graph may capture that.
@@ -272,6 +272,8 @@ class FusedUpdate:
         groups = self._groups()
         if not groups:
             return
+        if self._hooks:  # each writes to the gradient
+            own_gradients(param for param in self._params if param.array is not None)
         before, n_before, first = NULL, 0, 0
         with chainer.using_device(self._device(groups)):
             for after in self._partials:  # the sum of squares before each clipping by the norm
@@ -347,6 +349,16 @@ class FusedUpdate:
         table['n_parameters'] = len(rows)
         table['n_chunks'] = n_chunks
         return table, n_chunks
+
+
+def own_gradients(params):
+    """Let each parameter have a contiguous gradient of its own: those of ``V + W`` share one."""
+    end = 0
+    for param in sorted(params, key=lambda param: param.grad.data.ptr):
+        is_shared = param.grad.data.ptr < end
+        end = max(end, param.grad.data.ptr + param.grad.nbytes)
+        if is_shared or not param.grad.flags.c_contiguous:
+            param.grad = cuda.cupy.array(param.grad, order='C')
 
 
 def _is_updated(rule):

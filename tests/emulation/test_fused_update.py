@@ -4,6 +4,7 @@ import pytest
 import chainer
 from chainer import optimizer_hooks as hooks
 from chainer import optimizers
+from chainer.backends import cuda
 
 from chainer_bspmm.training import fused_update
 from chainer_bspmm.training.fused_update import FusedUpdate
@@ -237,3 +238,38 @@ def test_norms_that_are_no_numbers(device, value):
         1,
         gradient=lambda rng, shape: numpy.full(shape, value),
     )
+
+
+def test_parameters_that_share_a_gradient(device, monkeypatch):
+    """Those of ``V + W`` do; each is clipped and decays by itself."""
+    ours, theirs = (OPTIMIZERS['SGD']().setup(link) for link in links(device, 'd', SHAPES[3:5] * 2))
+    rng = numpy.random.RandomState(1)
+    copied = []
+
+    def copy(array, order):
+        copied.append(device.put(array))
+        device.reachable.append(copied[-1])
+        return copied[-1]
+
+    monkeypatch.setattr(cuda.cupy, 'array', copy)
+    device.reachable = []
+    for optimizer in (ours, theirs):
+        optimizer.add_hook(ELEMENTWISE[0])
+        optimizer.add_hook(ACTIVE)
+    for name, other in (('p000', 'p002'), ('p001', 'p003')):
+        gradient = rng.normal(size=getattr(ours.target, name).shape)
+        getattr(ours.target, name).grad = getattr(ours.target, other).grad = device.put(gradient)
+        getattr(theirs.target, name).grad, getattr(theirs.target, other).grad = (
+            gradient,
+            gradient.copy(),
+        )
+    del ours.target.late, theirs.target.late
+    update = FusedUpdate(ours)
+    update.prepare()
+    device.reachable += [
+        array for param in ours.target.params() for array in (param.array, param.grad)
+    ]
+    update.launch(device.put(update.advance()))
+    theirs.update()
+    assert len(copied) == 2
+    assert_same_update(ours.target, theirs.target, BOUND)

@@ -75,7 +75,8 @@ KEPT = {
     'values': lambda: tuples(examples('normalised', 1)),
     'float64': lambda: tuples(examples(dtype='d')),
     'columns that are lists': lambda: NumpyTupleDataset(*map(list, tuples()._datasets)),
-    'unpickled': lambda: pickle.loads(pickle.dumps(tuples())),
+    'unpickled': lambda: pickle.loads(pickle.dumps(tuples(), 4)),
+    'unpickled, protocol 5': lambda: pickle.loads(pickle.dumps(tuples(), 5)),  # of Python 3.14
 }
 
 

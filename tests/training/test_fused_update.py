@@ -1,6 +1,7 @@
 """FusedUpdate: what it refuses, its numbers on the host, its launches against Chainer's updates."""
 
 import re
+import sys
 
 import numpy
 import pytest
@@ -11,6 +12,7 @@ from chainer import optimizer_hooks as hooks
 from chainer import optimizers
 from chainer.backends import cuda
 
+from chainer_bspmm.training import fused_update
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.fused_update import why_unsupported
 from tests.support.training import assert_same_update
@@ -229,8 +231,6 @@ def test_hyperparameters_of_one_rule_are_seen_though_nothing_else_changed():
 
 def test_scratch_memory_stays(monkeypatch):
     """Captured graphs keep writing there, also if others are prepared later."""
-    from chainer_bspmm.training import fused_update
-
     monkeypatch.setattr(fused_update.cuda, 'cupy', numpy)
     monkeypatch.setattr(fused_update, '_load', lambda *args: None)
     optimizer = optimizer_of(add_hooks=HOOKS['clipping first'])
@@ -244,8 +244,6 @@ def test_scratch_memory_stays(monkeypatch):
 
 def test_scratch_memory_holds_the_sums_of_all_launches(monkeypatch):
     """Of hundreds of parameters of both dtypes, each launch of as many blocks as there may be."""
-    from chainer_bspmm.training import fused_update
-
     n_left = []  # elements where each launch that leaves sums may write
 
     def load(array, dtype, variant):
@@ -261,6 +259,7 @@ def test_scratch_memory_holds_the_sums_of_all_launches(monkeypatch):
             setattr(link, 'q%03d' % i, chainer.Parameter(numpy.zeros(3)))
     monkeypatch.setattr(fused_update.cuda, 'cupy', numpy)
     monkeypatch.setattr(fused_update, '_load', load)
+    monkeypatch.setattr(fused_update, 'own_gradients', list)
     monkeypatch.setattr(FusedUpdate, '_table', lambda *args: (None, 10**6))
     update = FusedUpdate(optimizer_of(link=link, add_hooks=HOOKS['clipping last']))
     update.prepare()
@@ -276,6 +275,42 @@ def test_counting_back():
     update.advance()
     update.count(-1)
     assert optimizer.t == 0 and {p.update_rule.t for p in optimizer.target.params()} == {0}
+
+
+def interrupted(function, n):
+    """Call a function, and raise KeyboardInterrupt at its nth instruction; return if there is."""
+
+    def trace(frame, event, argument):
+        nonlocal n
+        frame.f_trace_opcodes = True
+        if event == 'opcode' and frame.f_code.co_filename == fused_update.__file__:
+            n -= 1
+            if not n:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_an_interrupt_while_counting():
+    """All are counted, or none, so that the optimizer's own tells whether to count back."""
+    optimizer = optimizer_of(add_hooks=[hooks.WeightDecay(0.1)])
+    update = FusedUpdate(optimizer)
+    found = []
+    while interrupted(update.advance, len(found) + 1):
+        found.append(optimizer.t)
+        assert {param.update_rule.t for param in optimizer.target.params()} == {optimizer.t}
+        update.count(-optimizer.t)
+        assert {param.update_rule.t for param in optimizer.target.params()} == {0}
+    assert {*found} == {0, 1}
 
 
 # The rest runs on a GPU. Chainer's kernels have the same formulas, but the compiler may round a
