@@ -33,15 +33,15 @@ class Rows(typing.NamedTuple):
 
     def take(self, index):
         """Return some of the rows."""
-        where, smiles, labels, others = self
-        return Rows(where[index], smiles[index], labels[index], others.iloc[index])
+        *arrays, others = self
+        return Rows._make([*(array[index] for array in arrays), others.iloc[index]])
 
 
 def join(parts):
     """Return the rows of several files."""
-    where, smiles, labels, others = zip(*parts)
-    arrays = map(numpy.concatenate, (where, smiles, labels))
-    return Rows(*arrays, others=pandas.concat(others, ignore_index=True))
+    *arrays, others = zip(*parts)
+    table = pandas.concat(others, ignore_index=True)
+    return Rows._make([*map(numpy.concatenate, arrays), table])
 
 
 def typed_smiles(smiles, n_labels):
@@ -236,30 +236,25 @@ def load(description, rows, task, method, num_data=-1, dense=False):
     return dataset, rows, kept, failures
 
 
-def split_indices(n, train_data_ratio, seed, smiles=None):
-    """Split range(n) into training, validation and test part; the latter halve the rest.
+def split(examples, settings):
+    """Return the indices of training, validation and test part; the latter halve the rest.
 
-    With `smiles` by scaffold, Chainer Chemistry's way: molecules with one scaffold are in one part.
+    If the settings of the run say by scaffold, `examples` are SMILES. This is Chainer Chemistry's
+    way: molecules with one scaffold are in one part.
     """
-    if smiles is None:
+    n, ratio, seed = len(examples), settings['train_data_ratio'], settings['seed']
+    if settings['split'] == 'random':
         order = numpy.random.RandomState(seed).permutation(n)
-        n_train = int(n * train_data_ratio)
+        n_train = int(n * ratio)
         parts = numpy.split(order, [n_train, n_train + (n - n_train) // 2])
     else:
-        rest = (1 - train_data_ratio) / 2
+        rest = (1 - ratio) / 2
         parts = ScaffoldSplitter().train_valid_test_split(
-            numpy.arange(n), smiles, train_data_ratio, rest, rest, seed=seed
+            numpy.arange(n), examples, ratio, rest, rest, seed=seed
         )
     if not all(map(len, parts)):
         raise DataError(
             'a %s split of %d with --train-data-ratio %g has an empty part; expected at least one '
-            'each for training, validation and test'
-            % ('random' if smiles is None else 'scaffold', n, train_data_ratio)
+            'each for training, validation and test' % (settings['split'], n, ratio)
         )
     return [numpy.asarray(part, int) for part in parts]
-
-
-def split(smiles, settings):
-    """Split molecules into training, validation and test part as the settings of a run say."""
-    by = smiles if settings['split'] == 'scaffold' else None
-    return split_indices(len(smiles), settings['train_data_ratio'], settings['seed'], by)

@@ -12,13 +12,12 @@ from common.data import DataError
 from common.tasks import converter_of
 
 
-def load(args, script, source, device):
+def load(args, script, source):
     """Return settings (dict), task, model and converter of the training in `args.in_dir`.
 
-    `script` is the name of the one that trains, `source` the module of its data, and
-    `device` becomes the current one.
+    `script` is the name of the one that trains, `source` the module of its data.
     """
-    device.use()
+    device = arguments.use_device(args.device)
     settings = files.load_settings(args.in_dir, script)
     task = source.task_of(settings)
     model = task.build(settings, dense=False)
@@ -81,8 +80,7 @@ def predict(script, source):
     parser.add_argument('--out', '-o', help='CSV file to write (IN_DIR/predictions.csv)')
     parser.add_argument('--force', action='store_true', help='replace the file of --out')
     args = parser.parse_args()
-    device = arguments.get_device(args.device)
-    settings, task, model, converter = load(args, script, source, device)
+    settings, task, model, converter = load(args, script, source)
     own_file = os.path.join(args.in_dir, 'predictions.csv')
     out = own_file if args.out is None and not args.smiles else args.out
     failed_file = None

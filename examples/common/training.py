@@ -19,17 +19,14 @@ from chainer_bspmm.training import GraphUpdater
 from common import data
 from common import files
 from common import measure
-from common.arguments import get_device
+from common.arguments import use_device
 from common.data import DataError
 from common.ranks import ranks_of
 from common.tasks import converter_of
 from common.tasks import labels_of
 
-# Options that decide the model or the data, in every example: a resumed run must have the same.
-SETTINGS = (
-    *('method', 'conv_layers', 'unit_num', 'batchsize', 'seed', 'train_data_ratio'),
-    *('data', 'num_data', 'skip_missing', 'split'),
-)
+# All other options decide the model or the data: a resumed run must have the same.
+MAY_CHANGE = 'out', 'force', 'resume', 'epoch', 'device', 'updater', 'communicator', 'dense'
 
 
 class RandomState(training.Extension):
@@ -46,11 +43,9 @@ class RandomState(training.Extension):
         pass
 
     def serialize(self, serializer):
-        kind, keys, position, has_gauss, gauss = numpy.random.get_state()
-        keys = serializer('keys', keys)
-        position = serializer('position', position)
-        has_gauss = serializer('has_gauss', has_gauss)
-        gauss = serializer('gauss', gauss)
+        kind, *state = numpy.random.get_state()
+        names = 'keys', 'position', 'has_gauss', 'gauss'
+        keys, position, has_gauss, gauss = map(serializer, names, state)
         numpy.random.set_state((kind, keys, int(position), int(has_gauss), float(gauss)))
 
 
@@ -127,13 +122,12 @@ def layout_of(args, dataset):
     return {'layout': layout, 'padded_to': padded_to}
 
 
-def prepare(source, args, script, own_settings, n_ranks):
+def prepare(source, task, args, script, n_ranks):
     """Read the data, and start or continue the run in its folder.
 
     Returns its settings, and the training, validation and test part of the data set.
     """
     files.check_folder(args.out, args.force, args.resume)
-    task = source.task_of(vars(args))
     description, rows = source.read(
         args.data, vars(args), 'skip' if args.skip_missing else 'refuse'
     )
@@ -143,7 +137,7 @@ def prepare(source, args, script, own_settings, n_ranks):
     rows_kept = rows.take(kept)
     if numpy.isnan(rows_kept.labels).all():
         raise DataError('%s: no molecule has a label' % description)
-    settings = {name: getattr(args, name) for name in (*SETTINGS, *own_settings)}
+    settings = {name: value for name, value in vars(args).items() if name not in MAY_CHANGE}
     settings.update(
         script=os.path.basename(script),
         digest=data.digest(rows),
@@ -168,16 +162,14 @@ def prepare(source, args, script, own_settings, n_ranks):
 
 
 @files.writing('into the folder of --out')
-def train(source, args, script, title, own_settings=(), report_every=1):
+def train(source, args, script, title, report_every=1):
     """Train, test, and write models and results; return the exit status.
 
     `source` is the module of the data: `task_of(settings)` makes the task, `read(data, settings,
-    missing, others)` returns (description, rows). `own_settings` are further names of `args` that
-    decide the model or the data, `report_every` epochs between validations.
+    missing, others)` returns (description, rows). A validation follows `report_every` epochs.
     """
     ranks = ranks_of(args.communicator)
-    device = get_device(ranks.device(args.device))
-    device.use()
+    device = use_device(ranks.device(args.device))
     task = source.task_of(vars(args))
     is_cpu, captured = device.xp is numpy, is_captured(args, device)
 
@@ -185,7 +177,7 @@ def train(source, args, script, title, own_settings=(), report_every=1):
     start = time.perf_counter()
     settings, train_labels, parts = None, None, (None, None, None)
     if ranks.is_first:
-        settings, parts = prepare(source, args, script, own_settings, ranks.size)
+        settings, parts = prepare(source, task, args, script, ranks.size)
         train_labels = labels_of(parts[0])
         for name, values in zip(task.names, train_labels.T):
             if task.kind == 'regression' and values.min() == values.max():

@@ -38,8 +38,7 @@ def run(argv=None):
     if len(set(args.labels)) < len(args.labels):
         raise DataError('--labels: a column is named twice')
     title = '%s: %s' % (args.data, ', '.join(args.labels))
-    own_settings = ['task', 'labels', 'smiles_column']
-    return training.train(own_data, args, __file__, title, own_settings)
+    return training.train(own_data, args, __file__, title)
 
 
 if __name__ == '__main__':

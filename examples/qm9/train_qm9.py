@@ -31,7 +31,7 @@ def run(argv=None, report_every=1):
     title = 'all 15 targets'
     if args.label != 'all':
         title = '%s, %s' % (args.label, qm9_data.TARGETS[args.label][2])
-    return training.train(qm9_data, args, __file__, 'QM9: ' + title, ['label'], report_every)
+    return training.train(qm9_data, args, __file__, 'QM9: ' + title, report_every)
 
 
 if __name__ == '__main__':

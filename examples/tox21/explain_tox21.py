@@ -103,8 +103,7 @@ def run():
     args = parser.parse_args()
     out = os.path.join(args.in_dir, 'saliency') if args.out is None else args.out
     files.check_folder(out, args.force)
-    device = arguments.get_device(args.device)
-    settings, task, model, converter = prediction.load(args, 'train_tox21.py', tox21_data, device)
+    settings, task, model, converter = prediction.load(args, 'train_tox21.py', tox21_data)
     dataset, molecules, kept, failures = prediction.from_smiles(args.smiles, settings, task)
     os.makedirs(out, exist_ok=True)
     files.report_failures(failures, os.path.join(out, files.FAILED_FILE))

@@ -21,6 +21,7 @@ from tests.examples.scripts import run_here
 QM9 = EXAMPLES / 'qm9'
 QUICK = '--epoch 2 --unit-num 8 --conv-layers 2 --num-data 200'.split()
 ALPHA = ['--label', 'alpha', *QUICK]
+RANDOM_SPLIT = {'split': 'random', 'train_data_ratio': 0.7, 'seed': 0}
 METHODS = 'rsgcn relgcn ggnn gin nfp relgat gnnfilm rsgcn_gwm ggnn_gwm gin_gwm nfp_gwm'.split()
 
 
@@ -94,11 +95,13 @@ def test_num_data_spreads_over_the_data(data):
 
 
 def test_split_is_a_partition_decided_by_the_seed(data):
-    parts = data.split_indices(101, 0.7, 1)
+    parts, same, other = [
+        data.split(range(101), dict(RANDOM_SPLIT, seed=seed)) for seed in (1, 1, 2)
+    ]
     assert [len(part) for part in parts] == [70, 15, 16]
     assert sorted(numpy.concatenate(parts)) == list(range(101))
-    assert all((a == b).all() for a, b in zip(parts, data.split_indices(101, 0.7, 1)))
-    assert (parts[0] != data.split_indices(101, 0.7, 2)[0]).any()
+    assert all((a == b).all() for a, b in zip(parts, same))
+    assert (parts[0] != other[0]).any()
 
 
 # Training
@@ -253,7 +256,7 @@ def test_bad_files(qm9_data, data, tmp_path, text, message):
     with pytest.raises(data.DataError) as error:
         _, table = qm9_data.read(str(path), settings)
         dataset, *_ = data.load('mine', table, qm9_data.task_of(settings), 'rsgcn')
-        data.split_indices(len(dataset), 0.7, 0)
+        data.split(dataset, RANDOM_SPLIT)
     assert message in str(error.value)
 
 
