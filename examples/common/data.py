@@ -204,15 +204,15 @@ def what_is_wrong(atoms):
     return None
 
 
-def preprocess(rows, method, labels, dense=False):
+def preprocess(rows, task, method, dense=False):
     """Return (the data set of a method, the rows that it holds, a table of those that failed).
 
-    The data set is sparse, or upstream's dense one; `labels` (M, T) are as the task needs them.
+    The data set is sparse, or upstream's dense one.
     """
     if not len(rows.smiles):
         raise DataError('the data have no molecules')
     to_dataset = dense_dataset if dense else sparse_dataset
-    dataset, reasons = to_dataset(rows.smiles, method, labels)
+    dataset, reasons = to_dataset(rows.smiles, method, task.labels(rows.labels))
     bad = sorted(reasons)
     failures = pandas.DataFrame(
         {'row': rows.where[bad], 'smiles': rows.smiles[bad], 'reason': [reasons[i] for i in bad]}
@@ -229,7 +229,7 @@ def load(description, rows, task, method, num_data=-1, dense=False):
     """Print what there is of `num_data` molecules; return (data set, rows, kept, failures)."""
     n_rows = len(rows.smiles)
     rows = rows.take(spread(n_rows, num_data))
-    dataset, kept, failures = preprocess(rows, method, task.labels(rows.labels), dense)
+    dataset, kept, failures = preprocess(rows, task, method, dense)
     used = '' if len(kept) == n_rows else ', %d of them used' % len(kept)
     print('Data: %s: %d molecules%s' % (description, n_rows, used))
     print('%s: %s' % ('Target' if len(task.names) == 1 else 'Targets', ', '.join(task.titles())))

@@ -38,8 +38,8 @@ def from_smiles(smiles, settings, task):
             file=sys.stderr,
         )
     rows = data.typed_smiles(smiles, len(task.names))
-    dataset, *found = data.preprocess(rows, settings['method'], task.labels(rows.labels))
-    return dataset, rows, *found
+    dataset, kept, failures = data.preprocess(rows, task, settings['method'])
+    return dataset, rows, kept, failures
 
 
 def from_test_part(folder, settings, task, source):
@@ -49,7 +49,7 @@ def from_test_part(folder, settings, task, source):
         # The folder may have moved together with the data.
         near = os.path.abspath(os.path.join(folder, settings['data from here']))
         path = near if os.path.exists(near) else path
-    description, rows = source.read(path, settings, missing, others=True)
+    description, rows = source.read(path, settings, missing=missing, others=True)
     dataset, rows, kept, failures = data.load(
         description, rows, task, settings['method'], settings['num_data']
     )
@@ -93,7 +93,7 @@ def predict(script, source):
     if args.smiles:
         dataset, rows, kept, failures = from_smiles(args.smiles, settings, task)
     elif args.data:
-        description, rows = source.read(args.data, settings, 'keep', others=True)
+        description, rows = source.read(args.data, settings, missing='keep', others=True)
         dataset, rows, kept, failures = data.load(description, rows, task, settings['method'])
     else:
         dataset, rows, kept, failures = from_test_part(args.in_dir, settings, task, source)

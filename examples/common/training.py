@@ -49,30 +49,15 @@ class RandomState(training.Extension):
         numpy.random.set_state((kind, keys, int(position), int(has_gauss), float(gauss)))
 
 
-class BestModel(training.Extension):
-    """Save the model after the epochs whose validation is the best so far.
+def ends_with_best(log, key, sign):
+    """Return whether the last entry has the best value, even NaN, until there is a number.
 
     Not a MinValueTrigger: captured steps take another look at the model after every step where a
-    trigger may be due that is no interval. `best` is (the log's value, -1 where less is better).
+    trigger may be due that is no interval. `sign` is -1 where less is better.
     """
-
-    name, priority = 'best_model', -90  # after the validation, before the snapshot
-
-    def __init__(self, best, save):
-        (self._key, self._sign), self._save = best, save
-        self._value = -math.inf
-
-    def __call__(self, trainer):
-        value = self._sign * float(trainer.observation.get(self._key, math.nan))
-        if value > self._value or self._value == -math.inf:  # even NaN, until there is a number
-            self._value = max(self._value, value)
-            self._save(trainer)
-
-    def serialize(self, serializer):
-        self._value = float(serializer('value', self._value))
-
-    def finalize(self):
-        self._save.finalize()
+    *before, last = [sign * entry[key] for entry in log]
+    best = max((value for value in before if not math.isnan(value)), default=-math.inf)
+    return last > best or best == -math.inf
 
 
 class NotTwiceASecond:
@@ -128,9 +113,8 @@ def prepare(source, task, args, script, n_ranks):
     Returns its settings, and the training, validation and test part of the data set.
     """
     files.check_folder(args.out, args.force, args.resume)
-    description, rows = source.read(
-        args.data, vars(args), 'skip' if args.skip_missing else 'refuse'
-    )
+    missing = 'skip' if args.skip_missing else 'refuse'
+    description, rows = source.read(args.data, vars(args), missing=missing)
     dataset, rows, kept, failures = data.load(
         description, rows, task, args.method, args.num_data, args.dense
     )
@@ -166,7 +150,7 @@ def train(source, args, script, title, report_every=1):
     """Train, test, and write models and results; return the exit status.
 
     `source` is the module of the data: `task_of(settings)` makes the task, `read(data, settings,
-    missing, others)` returns (description, rows). A validation follows `report_every` epochs.
+    **options)` returns (description, rows). A validation follows `report_every` epochs.
     """
     ranks = ranks_of(args.communicator)
     device = use_device(ranks.device(args.device))
@@ -198,10 +182,8 @@ def train(source, args, script, title, report_every=1):
     optimizer.setup(model)
 
     # The trainer.
-    options = {
-        'device': device,
-        'converter': converter_of(settings['layout'], settings['padded_to']),
-    }
+    converter = converter_of(settings['layout'], settings['padded_to'])
+    options = {'device': device, 'converter': converter}
     # Without captured steps evaluators stay Chainer's, too.
     vars(chainer.global_config)['bspmm_capture'] = captured
     iterator = ranks.iterator(train_part, args.batchsize)
@@ -220,14 +202,20 @@ def train(source, args, script, title, report_every=1):
     if ranks.is_first:
         # mpirun gives the first rank a terminal, whatever its own output is.
         is_terminal = sys.stdout.isatty() and not ranks.are_several
-        trainer.extend(extensions.LogReport(trigger=trigger))
+        log = extensions.LogReport(trigger=trigger)
+        trainer.extend(log)
         columns = ['epoch', *task.log_keys, 'elapsed_time']
         out = sys.stdout if is_terminal else PlainText()
         trainer.extend(extensions.PrintReport(columns, out=out), trigger=trigger)
         if is_terminal:
             trainer.extend(extensions.ProgressBar())
-        save = extensions.snapshot_object(model, files.BEST_FILE, writer=writer(compression=False))
-        trainer.extend(BestModel(task.best, save), trigger=trigger)
+        best_model = extensions.snapshot_object(
+            model,
+            files.BEST_FILE,
+            writer=writer(compression=False),
+            condition=lambda: ends_with_best(log.log, *task.best),
+        )
+        trainer.extend(best_model, 'best_model', trigger, priority=-90)  # before the snapshot
     trainer.extend(RandomState())
     # Two of each rank: when one writes its next, all have written the one before.
     snapshot = extensions.snapshot(
@@ -251,9 +239,8 @@ def train(source, args, script, title, report_every=1):
         else:
             print('The run has all of the %d epochs: nothing to train' % args.epoch)
     except KeyboardInterrupt:
-        way = '--resume continues from the last snapshot'
-        if not files.steps(args.out, 0):
-            way = '--force starts again'
+        has_snapshot = files.steps(args.out, 0)
+        way = '--resume continues from the last snapshot' if has_snapshot else '--force starts again'
         print('\nInterrupted. The same command with ' + way)
         return 130
     finally:
@@ -263,14 +250,13 @@ def train(source, args, script, title, report_every=1):
         return 0
 
     # The model, its test, and the pictures.
-    log = trainer.get_extension('LogReport').log
-    losses = [log[-1].get(key, 0) for key in task.log_keys if key.endswith('/loss')]
+    losses = [log.log[-1].get(key, 0) for key in task.log_keys if key.endswith('/loss')]
     if not numpy.isfinite(losses).all():
         raise DataError('the last losses are %s: there is no model to save' % losses)
     path = os.path.join(args.out, files.MODEL_FILE)
     serializers.save_npz(path, model)
     test_labels = labels_of(parts[2])
-    predictions = task.predict(model, parts[2], options['converter'], args.batchsize)
+    predictions = task.predict(model, parts[2], converter, args.batchsize)
     memory = measure.peak_memory(device, updater)  # before anything else allocates some
     step = measure.milliseconds_a_step(timer.rounds)
     lines, metrics = task.report(test_labels, predictions, train_labels)
@@ -301,7 +287,7 @@ def train(source, args, script, title, report_every=1):
     from common import pictures  # here: Matplotlib takes a second, and the model is saved
 
     path = os.path.join(args.out, 'learning_curve.png')
-    pictures.learning_curve(log, path, title, task.panels())
+    pictures.learning_curve(log.log, path, title, task.panels())
     print('Learning curve: %s' % path)
     if task.kind == 'regression':
         path = os.path.join(args.out, 'fit.png')

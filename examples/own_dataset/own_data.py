@@ -14,7 +14,8 @@ def task_of(settings):
     return TASKS[settings['task']](settings['labels'])
 
 
-def read(data, settings, missing='refuse', others=False):
-    """Return (description, rows) of a CSV file, as :func:`common.data.read_csv` reads it."""
-    column, task = settings['smiles_column'], task_of(settings)
-    return data, read_csv(data, column, task.names, task, missing, others)
+def read(data, settings, **options):
+    """Return (description, rows) of a CSV file, by :func:`common.data.read_csv`."""
+    return data, read_csv(
+        data, settings['smiles_column'], settings['labels'], task_of(settings), **options
+    )

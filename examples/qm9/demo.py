@@ -49,8 +49,8 @@ def headline(text):
 def dense_examples(smiles):
     """Return upstream's (atoms, adj, label) of molecules; the label is any number."""
     rows = data.typed_smiles(smiles, 1)
-    labels = numpy.array([[len(text)] for text in smiles], 'f')
-    dataset, _, failures = data.preprocess(rows, METHOD, labels, dense=True)
+    rows.labels[:, 0] = [len(text) for text in smiles]
+    dataset, _, failures = data.preprocess(rows, TASK, METHOD, dense=True)
     files.report_failures(failures, shown=0)
     return [dataset[i] for i in range(len(dataset))]
 
@@ -159,7 +159,7 @@ def main():
         files.load_npz(os.path.join(args.out, files.MODEL_FILE), model)
     _, rows = qm9_data.read('sample', settings)
     rows = rows.take(data.spread(len(rows.smiles), args.num_data))
-    dataset, _, _ = data.preprocess(rows, METHOD, TASK.labels(rows.labels), dense=True)
+    dataset, _, _ = data.preprocess(rows, TASK, METHOD, dense=True)
     examples = [dataset[i] for i in range(len(dataset))]
     test = [examples[i] for i in data.split(rows.smiles, settings)[2]]
     ours = TASK.predict(sparse, test, converter_of('folded'), BATCHSIZE)

@@ -53,16 +53,16 @@ def qm9pack_files():
     return paths if all(os.path.exists(path) for path in paths) else []
 
 
-def read(data, settings, missing='refuse', others=False):
+def read(data, settings, **options):
     """Return (description, rows) of what `--data` names: a word, or a file like the sample.
 
-    `missing` and `others` are as of `common.data.read_csv`, for files only.
+    `options` are those of :func:`common.data.read_csv`, for files only.
     """
     task = task_of(settings)
     if data == 'sample':
         return 'the sample of QM9 in this repository', read_csv(SAMPLE, 'smiles', task.names, task)
     if data != 'full':
-        return data, read_csv(data, 'smiles', task.names, task, missing, others)
+        return data, read_csv(data, 'smiles', task.names, task, **options)
     paths = qm9pack_files()
     if paths:
         columns = [TARGETS[name][1] for name in task.names]

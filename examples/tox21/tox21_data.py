@@ -35,13 +35,13 @@ def download():
         ) from error
 
 
-def read(data, settings=None, missing='refuse', others=False):
-    """Return (description, rows) of what `--data` names: the download, or a CSV file in its form.
+def read(data, settings=None, **options):
+    """Return (description, rows) of what `--data` names, the download or a CSV file in its form.
 
-    `missing` and `others` are as of `common.data.read_csv`.
+    `options` are those of :func:`common.data.read_csv`.
     """
     path, description = data, data
     if data == 'download':
         path = download()
         description = "Tox21 from Chainer Chemistry's download, %s" % path
-    return description, read_csv(path, 'smiles', ASSAYS, task_of(), missing, others)
+    return description, read_csv(path, 'smiles', ASSAYS, task_of(), **options)
