@@ -23,9 +23,12 @@ def number(kind, low, high=None):
     return convert
 
 
+POSITIVE = number(int, 1)
+
+
 def number_of_atoms(text):
     """Return the value of ``--padded-to``: a word, or a number."""
-    return text if text in ('largest', 'batch') else number(int, 1)(text)
+    return text if text in ('largest', 'batch') else POSITIVE(text)
 
 
 def make_parser(description):
@@ -42,9 +45,7 @@ def add_device_argument(parser):
 
 def add_running_arguments(parser, batchsize=32):
     """Add the options of every script with batches."""
-    parser.add_argument(
-        '--batchsize', '-b', type=number(int, 1), default=batchsize, help='batch size'
-    )
+    parser.add_argument('--batchsize', '-b', type=POSITIVE, default=batchsize, help='batch size')
     add_device_argument(parser)
 
 
@@ -65,7 +66,7 @@ def add_model_arguments(parser, methods, conv_layers, unit_num, epoch, train_dat
         ('--unit-num', unit_num, 'number of units in one layer'),
         ('--epoch', epoch, 'number of epochs'),
     ):
-        parser.add_argument(name, name[1:3], type=number(int, 1), default=default, help=what)
+        parser.add_argument(name, name[1:3], type=POSITIVE, default=default, help=what)
     parser.add_argument(
         '--seed',
         '-s',

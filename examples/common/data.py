@@ -24,41 +24,43 @@ class DataError(ValueError):
 
 
 class Rows(typing.NamedTuple):
-    """Molecules of a file or of the command line, before they are parsed."""
+    """Molecules of a file or of the command line."""
 
     where: numpy.ndarray  # (M,) of str: 'FILE row N', the header being row 1
     smiles: numpy.ndarray  # (M,) of str
     labels: numpy.ndarray  # (M, T) float64, NaN where one is missing
     others: pandas.DataFrame  # the other columns, as text
+    reason: numpy.ndarray  # (M,) of str: why a molecule cannot be used, '' if it can
 
     def take(self, index):
         """Return some of the rows."""
-        *arrays, others = self
-        return Rows._make([*(array[index] for array in arrays), others.iloc[index]])
+        where, smiles, labels, others, reason = self
+        return Rows(where[index], smiles[index], labels[index], others.iloc[index], reason[index])
 
 
 def join(parts):
     """Return the rows of several files."""
-    *arrays, others = zip(*parts)
-    table = pandas.concat(others, ignore_index=True)
-    return Rows._make([*map(numpy.concatenate, arrays), table])
+    where, smiles, labels, others, reason = zip(*parts)
+    where, smiles, labels, reason = map(numpy.concatenate, (where, smiles, labels, reason))
+    return Rows(where, smiles, labels, pandas.concat(others, ignore_index=True), reason)
 
 
 def typed_smiles(smiles, n_labels):
     """Return the molecules of the command line, their labels unknown."""
-    where = ['--smiles %d' % i for i in range(1, len(smiles) + 1)]
-    labels = numpy.full((len(smiles), n_labels), numpy.nan)
-    table = pandas.DataFrame(index=range(len(smiles)))
-    return Rows(numpy.array(where, object), numpy.array(smiles, object), labels, table)
+    n = len(smiles)
+    where = numpy.array(['--smiles %d' % i for i in range(1, n + 1)], object)
+    labels, others = numpy.full((n, n_labels), numpy.nan), pandas.DataFrame(index=range(n))
+    return Rows(where, numpy.array(smiles, object), labels, others, numpy.full(n, '', object))
 
 
-def read_csv(path, smiles_column, columns, task, missing='refuse', others=False):
+def read_csv(path, smiles_column, task, columns=None, missing='refuse', others=False):
     """Return the rows of a CSV file, plain or compressed, but lines without SMILES and labels.
 
-    `missing` says what becomes of a molecule without a label that the task needs: 'refuse' the
-    file, 'skip' the molecule, or 'keep' it, even if the file lacks the column. `others` asks for
-    the columns that are neither SMILES nor labels, too.
+    The labels' columns are called as the task calls them, or `columns`. `missing` says what becomes
+    of a molecule without a label that the task needs: 'refuse' the file, 'skip' the molecule, or
+    'keep' it, even if the file lacks the column. `others` asks for the other columns, too.
     """
+    columns = columns or task.names
     wanted = [smiles_column, *columns]
     options = {'dtype': str, 'keep_default_na': False}
     try:
@@ -91,7 +93,8 @@ def read_csv(path, smiles_column, columns, task, missing='refuse', others=False)
     for i, column in enumerate(columns):
         if column in table:
             labels[:, i] = _labels_of(where, table[column], task, missing)
-    rows = Rows(where, table[smiles_column].to_numpy(object), labels, table.drop(columns=known))
+    smiles, others = table[smiles_column].to_numpy(object), table.drop(columns=known)
+    rows = Rows(where, smiles, labels, others, numpy.full(len(table), '', object))
     if missing != 'skip':
         return rows
     is_known = ~numpy.isnan(labels)
@@ -205,35 +208,31 @@ def what_is_wrong(atoms):
 
 
 def preprocess(rows, task, method, dense=False):
-    """Return (the data set of a method, the rows that it holds, a table of those that failed).
-
-    The data set is sparse, or upstream's dense one.
-    """
-    if not len(rows.smiles):
+    """Return (the data set of a method, sparse or upstream's dense one; the rows with reasons)."""
+    n = len(rows.smiles)
+    if not n:
         raise DataError('the data have no molecules')
     to_dataset = dense_dataset if dense else sparse_dataset
     dataset, reasons = to_dataset(rows.smiles, method, task.labels(rows.labels))
-    bad = sorted(reasons)
-    failures = pandas.DataFrame(
-        {'row': rows.where[bad], 'smiles': rows.smiles[bad], 'reason': [reasons[i] for i in bad]}
-    )
-    if len(bad) == len(rows.smiles):
+    if len(reasons) == n:
+        first = rows.where[0], rows.smiles[0], reasons[0]
         raise DataError(
-            'none of the %d molecule(s) can be used, the first: %s: %r: %s'
-            % (len(bad), *failures.iloc[0])
+            'none of the %d molecule(s) can be used, the first: %s: %r: %s' % (n, *first)
         )
-    return dataset, numpy.delete(numpy.arange(len(rows.smiles)), bad), failures
+    return dataset, rows._replace(
+        reason=numpy.array([reasons.get(i, '') for i in range(n)], object)
+    )
 
 
 def load(description, rows, task, method, num_data=-1, dense=False):
-    """Print what there is of `num_data` molecules; return (data set, rows, kept, failures)."""
+    """Print what there is of `num_data` molecules; return (data set, rows with reasons)."""
     n_rows = len(rows.smiles)
     rows = rows.take(spread(n_rows, num_data))
-    dataset, kept, failures = preprocess(rows, task, method, dense)
-    used = '' if len(kept) == n_rows else ', %d of them used' % len(kept)
+    dataset, rows = preprocess(rows, task, method, dense)
+    used = '' if len(dataset) == n_rows else ', %d of them used' % len(dataset)
     print('Data: %s: %d molecules%s' % (description, n_rows, used))
     print('%s: %s' % ('Target' if len(task.names) == 1 else 'Targets', ', '.join(task.titles())))
-    return dataset, rows, kept, failures
+    return dataset, rows
 
 
 def split(examples, settings):

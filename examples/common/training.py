@@ -107,7 +107,7 @@ def layout_of(args, dataset):
     return {'layout': layout, 'padded_to': padded_to}
 
 
-def prepare(source, task, args, script, n_ranks):
+def prepare(source, task, args, n_ranks):
     """Read the data, and start or continue the run in its folder.
 
     Returns its settings, and the training, validation and test part of the data set.
@@ -115,15 +115,13 @@ def prepare(source, task, args, script, n_ranks):
     files.check_folder(args.out, args.force, args.resume)
     missing = 'skip' if args.skip_missing else 'refuse'
     description, rows = source.read(args.data, vars(args), missing=missing)
-    dataset, rows, kept, failures = data.load(
-        description, rows, task, args.method, args.num_data, args.dense
-    )
-    rows_kept = rows.take(kept)
-    if numpy.isnan(rows_kept.labels).all():
+    dataset, rows = data.load(description, rows, task, args.method, args.num_data, args.dense)
+    used = rows.take(rows.reason == '')
+    if numpy.isnan(used.labels).all():
         raise DataError('%s: no molecule has a label' % description)
     settings = {name: value for name, value in vars(args).items() if name not in MAY_CHANGE}
     settings.update(
-        script=os.path.basename(script),
+        script=files.script_of(source),
         digest=data.digest(rows),
         n_molecules=len(dataset),
         ranks=n_ranks,
@@ -132,13 +130,13 @@ def prepare(source, task, args, script, n_ranks):
     if description == args.data:  # a file: predictions may run in another folder, or it may move
         settings['data'] = os.path.abspath(args.data)
         settings['data from here'] = os.path.relpath(args.data, args.out)
-    parts = [dataset[part] for part in data.split(rows_kept.smiles, settings)]
+    parts = [dataset[part] for part in data.split(used.smiles, settings)]
     if args.resume:
         files.continue_run(args.out, settings)
     else:
         files.start_run(args.out, settings, args.force)
-    files.report_failures(failures, os.path.join(args.out, files.FAILED_FILE))
-    data.report_duplicates(rows_kept)
+    files.report_failures(rows, os.path.join(args.out, files.FAILED_FILE))
+    data.report_duplicates(used)
     print('Split: %d training, %d validation, %d test' % tuple(map(len, parts)))
     if args.batchsize > len(parts[0]):
         print('Batches of all %d training molecules' % len(parts[0]))
@@ -146,11 +144,11 @@ def prepare(source, task, args, script, n_ranks):
 
 
 @files.writing('into the folder of --out')
-def train(source, args, script, title, report_every=1):
+def train(source, args, title, report_every=1):
     """Train, test, and write models and results; return the exit status.
 
-    `source` is the module of the data: `task_of(settings)` makes the task, `read(data, settings,
-    **options)` returns (description, rows). A validation follows `report_every` epochs.
+    `source` is the calling script as a module: `task_of(settings)` makes the task, `read(data,
+    settings, **options)` returns (description, rows). A validation follows `report_every` epochs.
     """
     ranks = ranks_of(args.communicator)
     device = use_device(ranks.device(args.device))
@@ -161,7 +159,7 @@ def train(source, args, script, title, report_every=1):
     start = time.perf_counter()
     settings, train_labels, parts = None, None, (None, None, None)
     if ranks.is_first:
-        settings, parts = prepare(source, task, args, script, ranks.size)
+        settings, parts = prepare(source, task, args, ranks.size)
         train_labels = labels_of(parts[0])
         for name, values in zip(task.names, train_labels.T):
             if task.kind == 'regression' and values.min() == values.max():
@@ -240,8 +238,8 @@ def train(source, args, script, title, report_every=1):
             print('The run has all of the %d epochs: nothing to train' % args.epoch)
     except KeyboardInterrupt:
         has_snapshot = files.steps(args.out, 0)
-        way = '--resume continues from the last snapshot' if has_snapshot else '--force starts again'
-        print('\nInterrupted. The same command with ' + way)
+        way = 'resume continues from the last snapshot' if has_snapshot else 'force starts again'
+        print('\nInterrupted. The same command with --' + way)
         return 130
     finally:
         gc.unfreeze()

@@ -22,7 +22,7 @@ import typing
 import warnings
 import zlib
 
-import tox21_data  # before common, which it finds
+import train_tox21  # before common, which it finds
 from chainer import functions
 from chainer_bspmm.training import captured_predict
 from common import arguments
@@ -136,7 +136,7 @@ def run():
         check_source(ranks, args.smiles)
         n_processes = max(1, os.cpu_count() // ranks.comm.intra_size)  # the CPUs of a host
     args.device = ranks.device(args.device)
-    settings, task, model, converter = prediction.load(args, 'train_tox21.py', tox21_data)
+    settings, task, model, converter = prediction.load(args, train_tox21)
     # Failures are in the table, and counted below.
     warnings.filterwarnings('ignore', 'captured_predict: .* could not be used')
     size, n_rows, n_failures = args.batchsize, 0, 0

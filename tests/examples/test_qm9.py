@@ -30,7 +30,7 @@ def run(script, *arguments, **options):
 
 @pytest.fixture(scope='module')
 def qm9_data():
-    return imported(QM9, 'qm9_data')
+    return imported(QM9, 'train_qm9')
 
 
 @pytest.fixture(scope='module')
@@ -68,8 +68,8 @@ def test_sample_has_4000_usable_molecules_and_all_targets(qm9_data, data, dense)
     assert list(qm9_data.TARGETS) == get_qm9_label_names()
     settings = {'label': 'all'}
     _, table = qm9_data.read('sample', settings)
-    dataset, kept, failures = data.preprocess(table, qm9_data.task_of(settings), 'rsgcn', dense)
-    assert len(dataset) == len(kept) == 4000 and failures.empty
+    dataset, table = data.preprocess(table, qm9_data.task_of(settings), 'rsgcn', dense)
+    assert len(dataset) == 4000 and (table.reason == '').all()
     parser = CSVFileParser(
         RSGCNPreprocessor(),
         labels=list(qm9_data.TARGETS),
@@ -267,10 +267,10 @@ def test_damaged_archives(qm9_data, data, tmp_path):
 def test_failures_are_the_same_dense_and_from_the_cache(qm9_data, data):
     table, task = data.typed_smiles(['CC', 'C1', '', '[Og]', 'CCO'], 1), qm9_data.task_of(GAP)
     results = [data.preprocess(table, task, 'relgcn', dense) for dense in (True, False, False)]
-    for dataset, kept, failures in results:
-        assert kept.tolist() == [0, 4] and [len(dataset[i][0]) for i in range(2)] == [2, 3]
-        assert failures['row'].tolist() == ['--smiles 2', '--smiles 3', '--smiles 4']
-        assert failures.equals(results[0][2])
+    for dataset, found in results:
+        assert [len(dataset[i][0]) for i in range(2)] == [2, 3]
+        assert numpy.flatnonzero(found.reason).tolist() == [1, 2, 3]
+        assert found.reason.tolist() == results[0][1].reason.tolist()
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_full_falls_back_on_upstreams_download(qm9_data, tmp_path, monkeypatch, 
     path = tmp_path / 'qm9.csv'  # as upstream writes it
     path.write_text(',SMILES1,SMILES2,gap\n0,CC,CC,0.5\n')
     monkeypatch.setattr(qm9_data, 'qm9pack_files', lambda: [])
-    monkeypatch.setattr('chainer_chemistry.datasets.get_qm9_filepath', lambda: str(path))
+    monkeypatch.setattr(qm9_data, 'get_qm9_filepath', lambda: str(path))
     description, table = qm9_data.read('full', GAP)
     assert 'qm9pack is not installed' in capsys.readouterr().out
     assert str(path) in description and table.labels.tolist() == [[0.5]]
@@ -395,7 +395,7 @@ def test_prediction_of_smiles_and_files(trained, tmp_path):
 
 @pytest.mark.slow
 def test_demo(tmp_path):
-    words = '--epoch', '2', '--num-data', '300', '--repeats', '2'
+    words = '--epoch', '2', '--num-data', '300'
     text = run_script(QM9 / 'demo.py', *words, cwd=tmp_path)
     assert 'limit 1e-05: equal' in text
     table = re.findall(r'^  (\S.*?)' + 3 * r' +(-?\d+\.\d+)' + '$', text, re.MULTILINE)[:4]

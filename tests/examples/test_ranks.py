@@ -28,7 +28,7 @@ TWO = ['--communicator', 'naive']
 @pytest.fixture(scope='module')
 def data_file(tmp_path_factory):
     path = tmp_path_factory.mktemp('data') / 'data.csv'
-    assays = imported(EXAMPLES / 'tox21', 'tox21_data').ASSAYS
+    assays = imported(EXAMPLES / 'tox21', 'train_tox21').ASSAYS
     rng = numpy.random.RandomState(0)
     with open(path, 'w', newline='') as file:
         writer = csv.writer(file)
