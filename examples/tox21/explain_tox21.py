@@ -28,7 +28,6 @@ from chainer_chemistry.saliency.calculator.integrated_gradients_calculator impor
 from chainer_chemistry.saliency.calculator.occlusion_calculator import OcclusionCalculator
 from chainer_chemistry.saliency.visualizer.visualizer_utils import abs_max_scaler, red_blue_cmap
 from rdkit import Chem
-from rdkit.Chem import rdDepictor
 from rdkit.Chem.Draw import rdMolDraw2D
 
 CALCULATORS = {
@@ -62,14 +61,6 @@ def saliency(model, dataset, column, name, converter, batchsize):
         dataset, batchsize=batchsize, converter=converter, show_progress=False
     )
     return calculator.aggregate(samples, method='raw', ch_axis=3)
-
-
-def molecule(smiles):
-    """Return a molecule with the atoms in the order in which the model has them."""
-    canonical = Chem.MolToSmiles(Chem.MolFromSmiles(smiles), isomericSmiles=False, canonical=True)
-    mol = Chem.MolFromSmiles(canonical)
-    rdDepictor.Compute2DCoords(mol)
-    return mol
 
 
 def draw(mol, values, path, legend):
@@ -113,7 +104,8 @@ def run():
     rows, used = [], numpy.flatnonzero(molecules.reason == '').tolist()
     for i, values, probability in zip(used, found, probabilities):
         smiles = molecules.smiles[i]
-        mol = molecule(smiles)
+        # With its atoms in the order in which the model has them.
+        mol = Chem.MolFromSmiles(Chem.CanonSmiles(smiles, useChiral=False))
         values = values[: mol.GetNumAtoms()]
         for extension in ('svg', 'png'):
             path = os.path.join(out, '%d.%s' % (i + 1, extension))
