@@ -52,7 +52,7 @@ def dense_examples(smiles):
     rows.labels[:, 0] = [len(text) for text in smiles]
     dataset, rows = data.preprocess(rows, TASK, METHOD, dense=True)
     files.report_failures(rows, shown=0)
-    return [dataset[i] for i in range(len(dataset))]
+    return dataset[:]
 
 
 def print_padding(sparse, dense):
@@ -153,8 +153,7 @@ def main():
     _, rows = train_qm9.read('sample', settings)
     rows = rows.take(data.spread(len(rows.smiles), args.num_data))
     dataset, _ = data.preprocess(rows, TASK, METHOD, dense=True)
-    examples = [dataset[i] for i in range(len(dataset))]
-    test = [examples[i] for i in data.split(rows.smiles, settings)[2]]
+    test = dataset[data.split(rows.smiles, settings)[2]]
     ours = TASK.predict(sparse, test, converter_of('folded'), BATCHSIZE)
     upstream = TASK.predict(dense, test, converter_of('dense'), BATCHSIZE)
     difference = (numpy.abs(ours - upstream) / numpy.abs(upstream)).max()
@@ -168,7 +167,7 @@ def main():
 
     about = '3. A training step, batch of %d, medians of %d, dense and sparse in turn'
     headline(about % (BATCHSIZE, REPEATS))
-    print_steps('QM9 sample', settings, examples)
+    print_steps('QM9 sample', settings, dataset[:])
     path = os.path.join(RDConfig.RDDataDir, 'NCI', 'first_5K.smi')
     if os.path.exists(path):  # larger molecules
         table = pandas.read_csv(path, sep='\t', header=None, usecols=[0], dtype=str)

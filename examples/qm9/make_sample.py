@@ -47,10 +47,8 @@ def main():
         print('the shipped sample is %s' % ('the same' if same else 'DIFFERENT'))
         sys.exit(0 if same else 1)
     path = args.all or train_qm9.SAMPLE
-    with open(path, 'wb') as raw:
-        # No name and no time in the header, so that equal text makes an equal file.
-        with gzip.GzipFile(filename='', mode='wb', compresslevel=9, fileobj=raw, mtime=0) as f:
-            f.write(text)
+    with open(path, 'wb') as f:
+        f.write(gzip.compress(text, mtime=0))  # no time, so that equal text makes an equal file
     print('%d molecules written to %s' % (len(table), path))
 
 
