@@ -219,9 +219,8 @@ def preprocess(rows, task, method, dense=False):
         raise DataError(
             'none of the %d molecule(s) can be used, the first: %s: %r: %s' % (n, *first)
         )
-    return dataset, rows._replace(
-        reason=numpy.array([reasons.get(i, '') for i in range(n)], object)
-    )
+    reason = numpy.array([reasons.get(i, '') for i in range(n)], object)
+    return dataset, rows._replace(reason=reason)
 
 
 def load(description, rows, task, method, num_data=-1, dense=False):
