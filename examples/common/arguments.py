@@ -23,9 +23,12 @@ def number(kind, low, high=None):
     return convert
 
 
+POSITIVE = number(int, 1)
+
+
 def number_of_atoms(text):
     """Return the value of ``--padded-to``: a word, or a number."""
-    return text if text in ('largest', 'batch') else number(int, 1)(text)
+    return text if text in ('largest', 'batch') else POSITIVE(text)
 
 
 def make_parser(description):
@@ -42,9 +45,7 @@ def add_device_argument(parser):
 
 def add_running_arguments(parser, batchsize=32):
     """Add the options of every script with batches."""
-    parser.add_argument(
-        '--batchsize', '-b', type=number(int, 1), default=batchsize, help='batch size'
-    )
+    parser.add_argument('--batchsize', '-b', type=POSITIVE, default=batchsize, help='batch size')
     add_device_argument(parser)
 
 
@@ -65,7 +66,7 @@ def add_model_arguments(parser, methods, conv_layers, unit_num, epoch, train_dat
         ('--unit-num', unit_num, 'number of units in one layer'),
         ('--epoch', epoch, 'number of epochs'),
     ):
-        parser.add_argument(name, name[1:3], type=number(int, 1), default=default, help=what)
+        parser.add_argument(name, name[1:3], type=POSITIVE, default=default, help=what)
     parser.add_argument(
         '--seed',
         '-s',
@@ -80,6 +81,7 @@ def add_model_arguments(parser, methods, conv_layers, unit_num, epoch, train_dat
         default=train_data_ratio,
         help='share of the training data; validation and test halve the rest',
     )
+    parser.set_defaults(split='random')
     parser.add_argument('--out', '-o', default='result', help='new or empty folder of the run')
     parser.add_argument('--force', action='store_true', help='remove the run in --out, start again')
 
@@ -88,7 +90,6 @@ def add_training_arguments(parser):
     """Add the options of every train_*.py on molecules."""
     add_model_arguments(parser, METHODS, 4, 16, 20, 0.7)
     add_running_arguments(parser)
-    parser.set_defaults(split='random')
     parser.add_argument(
         '--num-data',
         type=number(int, -1),
@@ -140,13 +141,15 @@ def add_trained_arguments(parser, script, batchsize=32):
     add_running_arguments(parser, batchsize)
 
 
-def get_device(specifier):
-    """Return the Chainer device of `--device`: -1 is the CPU, another number a GPU."""
+def use_device(specifier):
+    """Make the device of `--device` the current one and return it: -1 is the CPU."""
     is_number = specifier.lstrip('-').isdigit()
     try:
         if is_number and int(specifier) < -1:
             raise ValueError('no GPU has this number')
-        return chainer.get_device(int(specifier) if is_number else specifier)
+        device = chainer.get_device(int(specifier) if is_number else specifier)
+        device.use()
+        return device
     except Exception as error:  # Chainer's and CuPy's are of many types
         raise DataError(
             '--device %s cannot be used (%s: %s); expected -1 (CPU), 0, 1, ... (that GPU; needs '

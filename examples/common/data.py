@@ -24,41 +24,43 @@ class DataError(ValueError):
 
 
 class Rows(typing.NamedTuple):
-    """Molecules of a file or of the command line, before they are parsed."""
+    """Molecules of a file or of the command line."""
 
     where: numpy.ndarray  # (M,) of str: 'FILE row N', the header being row 1
     smiles: numpy.ndarray  # (M,) of str
     labels: numpy.ndarray  # (M, T) float64, NaN where one is missing
     others: pandas.DataFrame  # the other columns, as text
+    reason: numpy.ndarray  # (M,) of str: why a molecule cannot be used, '' if it can
 
     def take(self, index):
         """Return some of the rows."""
-        where, smiles, labels, others = self
-        return Rows(where[index], smiles[index], labels[index], others.iloc[index])
+        where, smiles, labels, others, reason = self
+        return Rows(where[index], smiles[index], labels[index], others.iloc[index], reason[index])
 
 
 def join(parts):
     """Return the rows of several files."""
-    where, smiles, labels, others = zip(*parts)
-    arrays = map(numpy.concatenate, (where, smiles, labels))
-    return Rows(*arrays, others=pandas.concat(others, ignore_index=True))
+    where, smiles, labels, others, reason = zip(*parts)
+    where, smiles, labels, reason = map(numpy.concatenate, (where, smiles, labels, reason))
+    return Rows(where, smiles, labels, pandas.concat(others, ignore_index=True), reason)
 
 
 def typed_smiles(smiles, n_labels):
     """Return the molecules of the command line, their labels unknown."""
-    where = ['--smiles %d' % i for i in range(1, len(smiles) + 1)]
-    labels = numpy.full((len(smiles), n_labels), numpy.nan)
-    table = pandas.DataFrame(index=range(len(smiles)))
-    return Rows(numpy.array(where, object), numpy.array(smiles, object), labels, table)
+    n = len(smiles)
+    where = numpy.array(['--smiles %d' % i for i in range(1, n + 1)], object)
+    labels, others = numpy.full((n, n_labels), numpy.nan), pandas.DataFrame(index=range(n))
+    return Rows(where, numpy.array(smiles, object), labels, others, numpy.full(n, '', object))
 
 
-def read_csv(path, smiles_column, columns, task, missing='refuse', others=False):
+def read_csv(path, smiles_column, task, columns=None, missing='refuse', others=False):
     """Return the rows of a CSV file, plain or compressed, but lines without SMILES and labels.
 
-    `missing` says what becomes of a molecule without a label that the task needs: 'refuse' the
-    file, 'skip' the molecule, or 'keep' it, even if the file lacks the column. `others` asks for
-    the columns that are neither SMILES nor labels, too.
+    The labels' columns are called as the task calls them, or `columns`. `missing` says what becomes
+    of a molecule without a label that the task needs: 'refuse' the file, 'skip' the molecule, or
+    'keep' it, even if the file lacks the column. `others` asks for the other columns, too.
     """
+    columns = columns or task.names
     wanted = [smiles_column, *columns]
     options = {'dtype': str, 'keep_default_na': False}
     try:
@@ -91,7 +93,8 @@ def read_csv(path, smiles_column, columns, task, missing='refuse', others=False)
     for i, column in enumerate(columns):
         if column in table:
             labels[:, i] = _labels_of(where, table[column], task, missing)
-    rows = Rows(where, table[smiles_column].to_numpy(object), labels, table.drop(columns=known))
+    smiles, others = table[smiles_column].to_numpy(object), table.drop(columns=known)
+    rows = Rows(where, smiles, labels, others, numpy.full(len(table), '', object))
     if missing != 'skip':
         return rows
     is_known = ~numpy.isnan(labels)
@@ -204,62 +207,52 @@ def what_is_wrong(atoms):
     return None
 
 
-def preprocess(rows, method, labels, dense=False):
-    """Return (the data set of a method, the rows that it holds, a table of those that failed).
-
-    The data set is sparse, or upstream's dense one; `labels` (M, T) are as the task needs them.
-    """
-    if not len(rows.smiles):
+def preprocess(rows, task, method, dense=False):
+    """Return (the data set of a method, sparse or upstream's dense one; the rows with reasons)."""
+    n = len(rows.smiles)
+    if not n:
         raise DataError('the data have no molecules')
     to_dataset = dense_dataset if dense else sparse_dataset
-    dataset, reasons = to_dataset(rows.smiles, method, labels)
-    bad = sorted(reasons)
-    failures = pandas.DataFrame(
-        {'row': rows.where[bad], 'smiles': rows.smiles[bad], 'reason': [reasons[i] for i in bad]}
-    )
-    if len(bad) == len(rows.smiles):
+    dataset, reasons = to_dataset(rows.smiles, method, task.labels(rows.labels))
+    if len(reasons) == n:
+        first = rows.where[0], rows.smiles[0], reasons[0]
         raise DataError(
-            'none of the %d molecule(s) can be used, the first: %s: %r: %s'
-            % (len(bad), *failures.iloc[0])
+            'none of the %d molecule(s) can be used, the first: %s: %r: %s' % (n, *first)
         )
-    return dataset, numpy.delete(numpy.arange(len(rows.smiles)), bad), failures
+    reason = numpy.array([reasons.get(i, '') for i in range(n)], object)
+    return dataset, rows._replace(reason=reason)
 
 
 def load(description, rows, task, method, num_data=-1, dense=False):
-    """Print what there is of `num_data` molecules; return (data set, rows, kept, failures)."""
+    """Print what there is of `num_data` molecules; return (data set, rows with reasons)."""
     n_rows = len(rows.smiles)
     rows = rows.take(spread(n_rows, num_data))
-    dataset, kept, failures = preprocess(rows, method, task.labels(rows.labels), dense)
-    used = '' if len(kept) == n_rows else ', %d of them used' % len(kept)
+    dataset, rows = preprocess(rows, task, method, dense)
+    used = '' if len(dataset) == n_rows else ', %d of them used' % len(dataset)
     print('Data: %s: %d molecules%s' % (description, n_rows, used))
     print('%s: %s' % ('Target' if len(task.names) == 1 else 'Targets', ', '.join(task.titles())))
-    return dataset, rows, kept, failures
+    return dataset, rows
 
 
-def split_indices(n, train_data_ratio, seed, smiles=None):
-    """Split range(n) into training, validation and test part; the latter halve the rest.
+def split(examples, settings):
+    """Return the indices of training, validation and test part; the latter halve the rest.
 
-    With `smiles` by scaffold, Chainer Chemistry's way: molecules with one scaffold are in one part.
+    If the settings of the run say by scaffold, `examples` are SMILES. This is Chainer Chemistry's
+    way: molecules with one scaffold are in one part.
     """
-    if smiles is None:
+    n, ratio, seed = len(examples), settings['train_data_ratio'], settings['seed']
+    if settings['split'] == 'random':
         order = numpy.random.RandomState(seed).permutation(n)
-        n_train = int(n * train_data_ratio)
+        n_train = int(n * ratio)
         parts = numpy.split(order, [n_train, n_train + (n - n_train) // 2])
     else:
-        rest = (1 - train_data_ratio) / 2
+        rest = (1 - ratio) / 2
         parts = ScaffoldSplitter().train_valid_test_split(
-            numpy.arange(n), smiles, train_data_ratio, rest, rest, seed=seed
+            numpy.arange(n), examples, ratio, rest, rest, seed=seed
         )
     if not all(map(len, parts)):
         raise DataError(
             'a %s split of %d with --train-data-ratio %g has an empty part; expected at least one '
-            'each for training, validation and test'
-            % ('random' if smiles is None else 'scaffold', n, train_data_ratio)
+            'each for training, validation and test' % (settings['split'], n, ratio)
         )
     return [numpy.asarray(part, int) for part in parts]
-
-
-def split(smiles, settings):
-    """Split molecules into training, validation and test part as the settings of a run say."""
-    by = smiles if settings['split'] == 'scaffold' else None
-    return split_indices(len(smiles), settings['train_data_ratio'], settings['seed'], by)

@@ -11,6 +11,7 @@ import zipfile
 import zlib
 
 import numpy
+import pandas
 from chainer import serializers
 from common.data import DataError
 
@@ -73,6 +74,11 @@ def continue_run(out, settings):
             '--resume: %s was %r in the run in %s, and is %r now; both must be the same'
             % (name, before.get(name), out, settings[name])
         )
+
+
+def script_of(source):
+    """Return the name of the script that a module is."""
+    return os.path.basename(source.__file__)
 
 
 def load_settings(folder, script):
@@ -141,11 +147,10 @@ def write_table(path, table):
             os.replace(part, path)
 
 
-def report_failures(failures, path=None, shown=10):
-    """Print how many molecules were left out, the first ones with the reason; write all to a file.
-
-    `failures` is a table (row, smiles, reason).
-    """
+def report_failures(rows, path=None, shown=10):
+    """Print how many molecules cannot be used, and why the first ones; write all to a file."""
+    bad = rows.take(rows.reason != '')
+    failures = pandas.DataFrame({'row': bad.where, 'smiles': bad.smiles, 'reason': bad.reason})
     if failures.empty:
         return
     listed = '' if path is None else ', all listed in %s' % path

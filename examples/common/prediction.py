@@ -12,14 +12,10 @@ from common.data import DataError
 from common.tasks import converter_of
 
 
-def load(args, script, source, device):
-    """Return settings (dict), task, model and converter of the training in `args.in_dir`.
-
-    `script` is the name of the one that trains, `source` the module of its data, and
-    `device` becomes the current one.
-    """
-    device.use()
-    settings = files.load_settings(args.in_dir, script)
+def load(args, source):
+    """Return settings, task, model and converter of a training, by `source`, in `args.in_dir`."""
+    device = arguments.use_device(args.device)
+    settings = files.load_settings(args.in_dir, files.script_of(source))
     task = source.task_of(settings)
     model = task.build(settings, dense=False)
     name = files.BEST_FILE if args.model == 'best' else files.MODEL_FILE
@@ -31,44 +27,42 @@ def load(args, script, source, device):
 
 
 def from_smiles(smiles, settings, task):
-    """Return molecules of the command line as :func:`data.load` those of a file."""
+    """Return (data set, rows with reasons) of molecules of the command line."""
     if settings['padded_to'] is None and settings['layout'] != 'packed':
         print(
             'Note: a prediction may depend on the molecules given beside it, as in Chainer '
             'Chemistry; not if the model is trained with --padded-to largest',
             file=sys.stderr,
         )
-    rows = data.typed_smiles(smiles, len(task.names))
-    dataset, *found = data.preprocess(rows, settings['method'], task.labels(rows.labels))
-    return dataset, rows, *found
+    return data.preprocess(data.typed_smiles(smiles, len(task.names)), task, settings['method'])
 
 
 def from_test_part(folder, settings, task, source):
-    """Return the test molecules of the training in a folder, as :func:`data.load` does."""
+    """Return (data set, rows) of the test molecules of the training in a folder."""
     path, missing = settings['data'], 'skip' if settings['skip_missing'] else 'refuse'
     if os.path.isabs(path) and not os.path.exists(path):
         # The folder may have moved together with the data.
         near = os.path.abspath(os.path.join(folder, settings['data from here']))
         path = near if os.path.exists(near) else path
-    description, rows = source.read(path, settings, missing, others=True)
-    dataset, rows, kept, failures = data.load(
-        description, rows, task, settings['method'], settings['num_data']
-    )
+    description, rows = source.read(path, settings, missing=missing, others=True)
+    dataset, rows = data.load(description, rows, task, settings['method'], settings['num_data'])
     if len(dataset) != settings['n_molecules'] or data.digest(rows) != settings['digest']:
         raise DataError(
             '%s has other molecules or labels, or in another order, than when the model was '
             'trained: the test part cannot be found again' % path
         )
-    test = data.split(rows.smiles[kept], settings)[2]
+    used = rows.take(rows.reason == '')
+    test = data.split(used.smiles, settings)[2]
     print('%d molecules of the test part' % len(test))
-    return dataset[test], rows.take(kept[test]), numpy.arange(len(test)), failures
+    return dataset[test], used.take(test)
 
 
-def predict(script, source):
+def predict(source):
     """Predict, print the errors where the truth is known, and write the CSV file.
 
-    `script` has trained the model, on the data of the module `source`; as of `training.train`.
+    `source` is the script that has trained the model, as a module.
     """
+    script = files.script_of(source)
     parser = arguments.make_parser('Prediction with a model of %s.' % script)
     arguments.add_trained_arguments(parser, script)
     molecules = parser.add_mutually_exclusive_group()
@@ -81,8 +75,7 @@ def predict(script, source):
     parser.add_argument('--out', '-o', help='CSV file to write (IN_DIR/predictions.csv)')
     parser.add_argument('--force', action='store_true', help='replace the file of --out')
     args = parser.parse_args()
-    device = arguments.get_device(args.device)
-    settings, task, model, converter = load(args, script, source, device)
+    settings, task, model, converter = load(args, source)
     own_file = os.path.join(args.in_dir, 'predictions.csv')
     out = own_file if args.out is None and not args.smiles else args.out
     failed_file = None
@@ -93,12 +86,12 @@ def predict(script, source):
             files.check_new_file(path, args.force)
 
     if args.smiles:
-        dataset, rows, kept, failures = from_smiles(args.smiles, settings, task)
+        dataset, rows = from_smiles(args.smiles, settings, task)
     elif args.data:
-        description, rows = source.read(args.data, settings, 'keep', others=True)
-        dataset, rows, kept, failures = data.load(description, rows, task, settings['method'])
+        description, rows = source.read(args.data, settings, missing='keep', others=True)
+        dataset, rows = data.load(description, rows, task, settings['method'])
     else:
-        dataset, rows, kept, failures = from_test_part(args.in_dir, settings, task, source)
+        dataset, rows = from_test_part(args.in_dir, settings, task, source)
     others = rows.others.reset_index(drop=True).drop(columns='smiles', errors='ignore')
     has_truth = ~numpy.isnan(rows.labels).all(axis=0)
     titles = [task.column_titles(name)[: 1 + known] for name, known in zip(task.names, has_truth)]
@@ -107,19 +100,19 @@ def predict(script, source):
             raise DataError(
                 'the data have a column %r, which the predictions would replace; rename it' % title
             )
-    files.report_failures(failures, failed_file)
+    files.report_failures(rows, failed_file)
 
     predictions = task.predict(model, dataset, converter, args.batchsize)
     # One row for each molecule of the input, empty where there is no prediction.
-    every = numpy.full(rows.labels.shape, numpy.nan)
-    every[kept] = predictions
+    every, is_used = numpy.full(rows.labels.shape, numpy.nan), rows.reason == ''
+    every[is_used] = predictions
     result = pandas.DataFrame({'smiles': rows.smiles}).join(others)
     for i, of_label in enumerate(titles):
         for title, values in zip(of_label, (every, rows.labels)):
             result[title] = values[:, i]
     if args.smiles:
         print(result.to_string(index=False))
-    for line in task.report(rows.labels[kept], predictions)[0]:
+    for line in task.report(rows.labels[is_used], predictions)[0]:
         print(line)
     if out is not None:
         files.write_table(out, result)

@@ -42,11 +42,6 @@ def converter_of(layout, padded_to=None):
     return chainer_bspmm.CSRConverter(layout, padded_to=padded_to)
 
 
-def inputs_converter(converter):
-    """Return a converter that leaves out the labels, the last column, for prediction."""
-    return lambda batch, device=None: tuple(converter(batch, device)[:-1])
-
-
 def labels_of(examples):
     """Return the labels of examples, (M, T) float64."""
     if isinstance(examples, SparseDataset):
@@ -58,6 +53,7 @@ class Task:
     """What is learned: `names` of the targets, and {name: unit}, which is printed."""
 
     answer = 'predicted'  # what a prediction is called
+    postprocess_fn = None  # of the model's output, for a prediction
 
     def __init__(self, names, units=None):
         self.names = list(names)
@@ -71,6 +67,15 @@ class Task:
         """Return what the columns of predicted and of true values are called in a CSV file."""
         unit = ' [%s]' % self.units[name] if name in self.units else ''
         return ['%s %s%s' % (name, what, unit) for what in (self.answer, 'true')]
+
+    def predict(self, model, dataset, converter, batchsize):
+        """Predict (M, T) float32: in the targets' units, or the probability of each label."""
+        return model.predict(
+            dataset,
+            batchsize=batchsize,
+            converter=lambda batch, device=None: tuple(converter(batch, device)[:-1]),  # no labels
+            postprocess_fn=self.postprocess_fn,
+        )
 
 
 class Regression(Task):
@@ -100,11 +105,9 @@ class Regression(Task):
         """
         scaler = StandardScaler()
         if train_labels is not None:
-            with contextlib.redirect_stdout(io.StringIO()):  # the training has told of constants
-                # In float64: a float32 sum over 90,000 energies of -400 hartree loses their spread.
-                scaler.fit(train_labels)
-            scaler.mean = scaler.mean.astype(numpy.float32)
-            scaler.std = scaler.std.astype(numpy.float32)
+            # In float64: a float32 sum over 90,000 energies of -400 hartree loses their spread.
+            scaler.mean = train_labels.mean(axis=0).astype(numpy.float32)
+            scaler.std = train_labels.std(axis=0).astype(numpy.float32)
         options = {'label_scaler': scaler}
         if settings['method'] in WITH_DROPOUT:
             options['conv_kwargs'] = {'dropout_ratio': 0.0}
@@ -119,10 +122,6 @@ class Regression(Task):
             lossfun=scaled(F.mean_squared_error),
             metrics_fun={'mae': mae if len(self.names) == 1 else scaled(mae)},
         )
-
-    def predict(self, model, dataset, converter, batchsize):
-        """Predict (M, T) float32, in the targets' units."""
-        return model.predict(dataset, batchsize=batchsize, converter=inputs_converter(converter))
 
     def panels(self):
         """Return [(key in the log, name of the axis)] of the learning curve."""
@@ -162,12 +161,10 @@ def roc_aucs(labels, scores):
         t, y = t[known], y[known]
         n_ones = numpy.count_nonzero(t)
         n_pairs = n_ones * (t.size - n_ones)
-        if not n_pairs or numpy.isnan(y).any():
-            areas.append(numpy.nan)
-            continue
         # The share of pairs of a 1 and a 0 in which the 1 has the larger score (Mann, Whitney
         # 1947); equal scores share their ranks.
-        areas.append((rankdata(y)[t > 0].sum() - n_ones * (n_ones + 1) / 2) / n_pairs)
+        n_larger = rankdata(y)[t > 0].sum() - n_ones * (n_ones + 1) / 2
+        areas.append(n_larger / n_pairs if n_pairs and not numpy.isnan(y).any() else numpy.nan)
     return numpy.array(areas)
 
 
@@ -181,7 +178,7 @@ class Classification(Task):
     """Labels that are yes, no or unknown; reported as the area under the ROC curve (ROC-AUC)."""
 
     kind = 'classification'
-    answer = 'probability'
+    answer, postprocess_fn = 'probability', staticmethod(F.sigmoid)
     expected = '0, 1 or nothing'
     may_be_missing = True
     log_keys = ('main/loss', 'validation/main/loss', 'validation/main/roc_auc')
@@ -213,15 +210,6 @@ class Classification(Task):
         metrics = {'loss': loss, 'roc_auc': roc_auc}
         return BatchEvaluator(
             iterator, model, eval_func=model.predictor, metrics_fun=metrics, **options
-        )
-
-    def predict(self, model, dataset, converter, batchsize):
-        """Predict (M, T) float32: the probability that each label is 1."""
-        return model.predict_proba(
-            dataset,
-            batchsize=batchsize,
-            postprocess_fn=F.sigmoid,
-            converter=inputs_converter(converter),
         )
 
     def panels(self):

@@ -19,17 +19,14 @@ from chainer_bspmm.training import GraphUpdater
 from common import data
 from common import files
 from common import measure
-from common.arguments import get_device
+from common.arguments import use_device
 from common.data import DataError
 from common.ranks import ranks_of
 from common.tasks import converter_of
 from common.tasks import labels_of
 
-# Options that decide the model or the data, in every example: a resumed run must have the same.
-SETTINGS = (
-    *('method', 'conv_layers', 'unit_num', 'batchsize', 'seed', 'train_data_ratio'),
-    *('data', 'num_data', 'skip_missing', 'split'),
-)
+# All other options decide the model or the data: a resumed run must have the same.
+MAY_CHANGE = 'out', 'force', 'resume', 'epoch', 'device', 'updater', 'communicator', 'dense'
 
 
 class RandomState(training.Extension):
@@ -46,38 +43,21 @@ class RandomState(training.Extension):
         pass
 
     def serialize(self, serializer):
-        kind, keys, position, has_gauss, gauss = numpy.random.get_state()
-        keys = serializer('keys', keys)
-        position = serializer('position', position)
-        has_gauss = serializer('has_gauss', has_gauss)
-        gauss = serializer('gauss', gauss)
+        kind, *state = numpy.random.get_state()
+        names = 'keys', 'position', 'has_gauss', 'gauss'
+        keys, position, has_gauss, gauss = map(serializer, names, state)
         numpy.random.set_state((kind, keys, int(position), int(has_gauss), float(gauss)))
 
 
-class BestModel(training.Extension):
-    """Save the model after the epochs whose validation is the best so far.
+def ends_with_best(log, key, sign):
+    """Return whether the last entry has the best value, even NaN, until there is a number.
 
     Not a MinValueTrigger: captured steps take another look at the model after every step where a
-    trigger may be due that is no interval. `best` is (the log's value, -1 where less is better).
+    trigger may be due that is no interval. `sign` is -1 where less is better.
     """
-
-    name, priority = 'best_model', -90  # after the validation, before the snapshot
-
-    def __init__(self, best, save):
-        (self._key, self._sign), self._save = best, save
-        self._value = -math.inf
-
-    def __call__(self, trainer):
-        value = self._sign * float(trainer.observation.get(self._key, math.nan))
-        if value > self._value or self._value == -math.inf:  # even NaN, until there is a number
-            self._value = max(self._value, value)
-            self._save(trainer)
-
-    def serialize(self, serializer):
-        self._value = float(serializer('value', self._value))
-
-    def finalize(self):
-        self._save.finalize()
+    *before, last = [sign * entry[key] for entry in log]
+    best = max((value for value in before if not math.isnan(value)), default=-math.inf)
+    return last > best or best == -math.inf
 
 
 class NotTwiceASecond:
@@ -127,25 +107,21 @@ def layout_of(args, dataset):
     return {'layout': layout, 'padded_to': padded_to}
 
 
-def prepare(source, args, script, own_settings, n_ranks):
+def prepare(source, task, args, n_ranks):
     """Read the data, and start or continue the run in its folder.
 
     Returns its settings, and the training, validation and test part of the data set.
     """
     files.check_folder(args.out, args.force, args.resume)
-    task = source.task_of(vars(args))
-    description, rows = source.read(
-        args.data, vars(args), 'skip' if args.skip_missing else 'refuse'
-    )
-    dataset, rows, kept, failures = data.load(
-        description, rows, task, args.method, args.num_data, args.dense
-    )
-    rows_kept = rows.take(kept)
-    if numpy.isnan(rows_kept.labels).all():
+    missing = 'skip' if args.skip_missing else 'refuse'
+    description, rows = source.read(args.data, vars(args), missing=missing)
+    dataset, rows = data.load(description, rows, task, args.method, args.num_data, args.dense)
+    used = rows.take(rows.reason == '')
+    if numpy.isnan(used.labels).all():
         raise DataError('%s: no molecule has a label' % description)
-    settings = {name: getattr(args, name) for name in (*SETTINGS, *own_settings)}
+    settings = {name: value for name, value in vars(args).items() if name not in MAY_CHANGE}
     settings.update(
-        script=os.path.basename(script),
+        script=files.script_of(source),
         digest=data.digest(rows),
         n_molecules=len(dataset),
         ranks=n_ranks,
@@ -154,13 +130,13 @@ def prepare(source, args, script, own_settings, n_ranks):
     if description == args.data:  # a file: predictions may run in another folder, or it may move
         settings['data'] = os.path.abspath(args.data)
         settings['data from here'] = os.path.relpath(args.data, args.out)
-    parts = [dataset[part] for part in data.split(rows_kept.smiles, settings)]
+    parts = [dataset[part] for part in data.split(used.smiles, settings)]
     if args.resume:
         files.continue_run(args.out, settings)
     else:
         files.start_run(args.out, settings, args.force)
-    files.report_failures(failures, os.path.join(args.out, files.FAILED_FILE))
-    data.report_duplicates(rows_kept)
+    files.report_failures(rows, os.path.join(args.out, files.FAILED_FILE))
+    data.report_duplicates(used)
     print('Split: %d training, %d validation, %d test' % tuple(map(len, parts)))
     if args.batchsize > len(parts[0]):
         print('Batches of all %d training molecules' % len(parts[0]))
@@ -168,16 +144,14 @@ def prepare(source, args, script, own_settings, n_ranks):
 
 
 @files.writing('into the folder of --out')
-def train(source, args, script, title, own_settings=(), report_every=1):
+def train(source, args, title, report_every=1):
     """Train, test, and write models and results; return the exit status.
 
-    `source` is the module of the data: `task_of(settings)` makes the task, `read(data, settings,
-    missing, others)` returns (description, rows). `own_settings` are further names of `args` that
-    decide the model or the data, `report_every` epochs between validations.
+    `source` is the calling script as a module: `task_of(settings)` makes the task, `read(data,
+    settings, **options)` returns (description, rows). A validation follows `report_every` epochs.
     """
     ranks = ranks_of(args.communicator)
-    device = get_device(ranks.device(args.device))
-    device.use()
+    device = use_device(ranks.device(args.device))
     task = source.task_of(vars(args))
     is_cpu, captured = device.xp is numpy, is_captured(args, device)
 
@@ -185,7 +159,7 @@ def train(source, args, script, title, own_settings=(), report_every=1):
     start = time.perf_counter()
     settings, train_labels, parts = None, None, (None, None, None)
     if ranks.is_first:
-        settings, parts = prepare(source, args, script, own_settings, ranks.size)
+        settings, parts = prepare(source, task, args, ranks.size)
         train_labels = labels_of(parts[0])
         for name, values in zip(task.names, train_labels.T):
             if task.kind == 'regression' and values.min() == values.max():
@@ -206,10 +180,8 @@ def train(source, args, script, title, own_settings=(), report_every=1):
     optimizer.setup(model)
 
     # The trainer.
-    options = {
-        'device': device,
-        'converter': converter_of(settings['layout'], settings['padded_to']),
-    }
+    converter = converter_of(settings['layout'], settings['padded_to'])
+    options = {'device': device, 'converter': converter}
     # Without captured steps evaluators stay Chainer's, too.
     vars(chainer.global_config)['bspmm_capture'] = captured
     iterator = ranks.iterator(train_part, args.batchsize)
@@ -228,14 +200,20 @@ def train(source, args, script, title, own_settings=(), report_every=1):
     if ranks.is_first:
         # mpirun gives the first rank a terminal, whatever its own output is.
         is_terminal = sys.stdout.isatty() and not ranks.are_several
-        trainer.extend(extensions.LogReport(trigger=trigger))
+        log = extensions.LogReport(trigger=trigger)
+        trainer.extend(log)
         columns = ['epoch', *task.log_keys, 'elapsed_time']
         out = sys.stdout if is_terminal else PlainText()
         trainer.extend(extensions.PrintReport(columns, out=out), trigger=trigger)
         if is_terminal:
             trainer.extend(extensions.ProgressBar())
-        save = extensions.snapshot_object(model, files.BEST_FILE, writer=writer(compression=False))
-        trainer.extend(BestModel(task.best, save), trigger=trigger)
+        best_model = extensions.snapshot_object(
+            model,
+            files.BEST_FILE,
+            writer=writer(compression=False),
+            condition=lambda: ends_with_best(log.log, *task.best),
+        )
+        trainer.extend(best_model, 'best_model', trigger, priority=-90)  # before the snapshot
     trainer.extend(RandomState())
     # Two of each rank: when one writes its next, all have written the one before.
     snapshot = extensions.snapshot(
@@ -259,10 +237,9 @@ def train(source, args, script, title, own_settings=(), report_every=1):
         else:
             print('The run has all of the %d epochs: nothing to train' % args.epoch)
     except KeyboardInterrupt:
-        way = '--resume continues from the last snapshot'
-        if not files.steps(args.out, 0):
-            way = '--force starts again'
-        print('\nInterrupted. The same command with ' + way)
+        has_snapshot = files.steps(args.out, 0)
+        way = 'resume continues from the last snapshot' if has_snapshot else 'force starts again'
+        print('\nInterrupted. The same command with --' + way)
         return 130
     finally:
         gc.unfreeze()
@@ -271,14 +248,13 @@ def train(source, args, script, title, own_settings=(), report_every=1):
         return 0
 
     # The model, its test, and the pictures.
-    log = trainer.get_extension('LogReport').log
-    losses = [log[-1].get(key, 0) for key in task.log_keys if key.endswith('/loss')]
+    losses = [log.log[-1].get(key, 0) for key in task.log_keys if key.endswith('/loss')]
     if not numpy.isfinite(losses).all():
         raise DataError('the last losses are %s: there is no model to save' % losses)
     path = os.path.join(args.out, files.MODEL_FILE)
     serializers.save_npz(path, model)
     test_labels = labels_of(parts[2])
-    predictions = task.predict(model, parts[2], options['converter'], args.batchsize)
+    predictions = task.predict(model, parts[2], converter, args.batchsize)
     memory = measure.peak_memory(device, updater)  # before anything else allocates some
     step = measure.milliseconds_a_step(timer.rounds)
     lines, metrics = task.report(test_labels, predictions, train_labels)
@@ -309,7 +285,7 @@ def train(source, args, script, title, own_settings=(), report_every=1):
     from common import pictures  # here: Matplotlib takes a second, and the model is saved
 
     path = os.path.join(args.out, 'learning_curve.png')
-    pictures.learning_curve(log, path, title, task.panels())
+    pictures.learning_curve(log.log, path, title, task.panels())
     print('Learning curve: %s' % path)
     if task.kind == 'regression':
         path = os.path.join(args.out, 'fit.png')

@@ -13,7 +13,6 @@ import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python
 import chainer
 import numpy
 from common.data import DataError
-from common.data import split_indices
 
 CITATIONS = ('cora', 'citeseer')
 URL = 'https://linqs-data.soe.ucsc.edu/public/lbc/%s.tgz'
@@ -96,9 +95,3 @@ def _both_ways(pairs):
     pairs = numpy.array(pairs, numpy.int64).reshape(-1, 2)
     pairs = pairs[(pairs >= 0).all(axis=1) & (pairs[:, 0] != pairs[:, 1])]
     return numpy.unique(numpy.concatenate([pairs, pairs[:, ::-1]]), axis=0).T
-
-
-def split(n_nodes, train_ratio, seed):
-    """Return (n_nodes,) bool for training, validation and test; the latter two halve the rest."""
-    parts = split_indices(n_nodes, train_ratio, seed)
-    return [numpy.isin(numpy.arange(n_nodes), part) for part in parts]

@@ -26,6 +26,7 @@ from common import arguments
 from common import files
 from common import training
 from common.data import DataError
+from common.data import split
 from sklearn.linear_model import LogisticRegression
 
 METHODS = {'gin_sparse': GINSparse, 'gin': GIN}
@@ -58,20 +59,17 @@ def run(argv=None):
     )
     arguments.add_device_argument(parser)
     args = parser.parse_args(argv)
-    device = arguments.get_device(args.device)
-    device.use()
+    device = arguments.use_device(args.device)
     files.check_folder(args.out, args.force)
 
     network = network_data.load(args.dataset, args.seed)
     x, y = network.x, network.y
     print('Data: %s' % network.description)
-    print(
-        '%d nodes of %d classes, %d edges, %d words'
-        % (len(y), y.max() + 1, network.edges.shape[1] // 2, x.shape[1])
-    )
-    masks = network_data.split(len(y), args.train_data_ratio, args.seed)
-    train_part, validation_part, test = masks
-    print('Split: %d training, %d validation, %d test' % tuple(mask.sum() for mask in masks))
+    sizes = len(y), y.max() + 1, network.edges.shape[1] // 2, x.shape[1]
+    print('%d nodes of %d classes, %d edges, %d words' % sizes)
+    parts = [numpy.sort(part) for part in split(y, vars(args))]
+    train_part, validation_part, test_part = parts
+    print('Split: %d training, %d validation, %d test' % tuple(map(len, parts)))
     if len(numpy.unique(y[train_part])) < 2:
         raise DataError(
             '--train-data-ratio: the training nodes are of one class, expected two or more'
@@ -123,22 +121,21 @@ def run(argv=None):
 
     regression = LogisticRegression(max_iter=1000).fit(x[train_part], y[train_part])
     found = {
-        name: float((answer == y)[test].mean())
+        name: float((answer == y)[test_part].mean())
         for name, answer in (
             ('graph convolution', scores.argmax(axis=1)),
             ('logistic regression of the words, without edges', regression.predict(x)),
             ('always the largest class', numpy.bincount(y[train_part]).argmax()),
         )
     }
-    print('\nShare of the %d test nodes that are classified right:' % test.sum())
+    print('\nShare of the %d test nodes that are classified right:' % len(test_part))
     for name, share in found.items():
         print('%6.1f %%  %s' % (100 * share, name))
     print('%.1f s for %d epochs and the prediction' % (seconds, args.epoch))
     path = os.path.join(args.out, files.MODEL_FILE)
     serializers.save_npz(path, model)
     print('Model: %s' % path)
-    result = {'settings': vars(args), 'data': network.description, 'test': found}
-    files.write_result(args.out, result)
+    files.write_result(args.out, {'settings': settings, 'test': found})
     return 0
 
 

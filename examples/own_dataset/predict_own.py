@@ -6,9 +6,9 @@ python predict_own.py --in-dir result --data molecules.csv # a file with the col
 python predict_own.py --in-dir result --smiles CCO c1ccccc1
 """
 
-import own_data  # before common, which it finds
+import train_own  # before common, which it finds
 from common import prediction
 from common import training
 
 if __name__ == '__main__':
-    training.main(lambda: prediction.predict('train_own.py', own_data))
+    training.main(lambda: prediction.predict(train_own))

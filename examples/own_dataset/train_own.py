@@ -6,11 +6,26 @@
         --task classification --method gin --out result
 """
 
-import own_data  # before common, which it finds
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for common
+
 from common import arguments
 from common import training
 from common.data import DataError
+from common.data import read_csv
 from common.tasks import TASKS
+
+
+def task_of(settings):
+    """Return what is learned: a regression or classification of some columns."""
+    return TASKS[settings['task']](settings['labels'])
+
+
+def read(data, settings, **options):
+    """Return (description, rows) of a CSV file, by :func:`common.data.read_csv`."""
+    return data, read_csv(data, settings['smiles_column'], task_of(settings), **options)
 
 
 def run(argv=None):
@@ -38,8 +53,7 @@ def run(argv=None):
     if len(set(args.labels)) < len(args.labels):
         raise DataError('--labels: a column is named twice')
     title = '%s: %s' % (args.data, ', '.join(args.labels))
-    own_settings = ['task', 'labels', 'smiles_column']
-    return training.train(own_data, args, __file__, title, own_settings)
+    return training.train(sys.modules[__name__], args, title)
 
 
 if __name__ == '__main__':

@@ -19,7 +19,6 @@ import chainer
 import chainer_chemistry
 import numpy
 import pandas
-import qm9_data
 import train_qm9
 from chainer import optimizers
 from chainer_bspmm.dataset import to_sparse
@@ -34,25 +33,26 @@ from rdkit import RDConfig
 
 METHOD = 'relgcn'
 LABEL = 'alpha'
-TASK = qm9_data.task_of({'label': LABEL})
+TASK = train_qm9.task_of({'label': LABEL})
 OUT = os.path.join('result', 'demo')
 MAX_DIFFERENCE = 1e-5
 BATCHSIZE = 128
+REPEATS = 25  # measurements of each step
 LARGEST = 9  # atoms of the largest molecule of QM9; hydrogens are not counted
 N_PARTNER = 30  # atoms of a larger molecule to share a batch with
 
 
 def headline(text):
-    print('\n%s\n%s' % (text, '-' * len(text)))
+    print('\n' + text, '-' * len(text), sep='\n')
 
 
 def dense_examples(smiles):
     """Return upstream's (atoms, adj, label) of molecules; the label is any number."""
     rows = data.typed_smiles(smiles, 1)
-    labels = numpy.array([[len(text)] for text in smiles], 'f')
-    dataset, _, failures = data.preprocess(rows, METHOD, labels, dense=True)
-    files.report_failures(failures, shown=0)
-    return [dataset[i] for i in range(len(dataset))]
+    rows.labels[:, 0] = [len(text) for text in smiles]
+    dataset, rows = data.preprocess(rows, TASK, METHOD, dense=True)
+    files.report_failures(rows, shown=0)
+    return dataset[:]
 
 
 def print_padding(sparse, dense):
@@ -78,7 +78,7 @@ def print_padding(sparse, dense):
         print('  %-36s %12.2f %12.2f %12.2f' % (name, *values))
 
 
-def print_steps(name, settings, examples, repeats):
+def print_steps(name, settings, examples):
     """Time training steps, dense and sparse in turn, on the same molecules; print medians."""
     models = []
     for dense in (True, False):
@@ -90,7 +90,7 @@ def print_steps(name, settings, examples, repeats):
     n_atoms = numpy.array([len(example[0]) for example in examples])
     times, sizes, padded = [], [], []
     order = numpy.random.RandomState(0)
-    for _ in range(2 + repeats):
+    for _ in range(2 + REPEATS):
         index = order.permutation(len(examples))[:BATCHSIZE].tolist()
         padded.append(n_atoms[index].max())
         for model, optimizer, convert, held in models:
@@ -127,21 +127,14 @@ def main():
     parser.add_argument(
         '--num-data', type=number(int, -1), default=-1, help='molecules of the sample; -1: all'
     )
-    parser.add_argument(
-        '--repeats', type=number(int, 1), default=25, help='measurements of each step time'
-    )
     args = parser.parse_args()
     start = time.perf_counter()
-    modules = ('NumPy', numpy), ('Chainer', chainer), ('Chainer Chemistry', chainer_chemistry)
-    versions = ', '.join('%s %s' % (name, module.__version__) for name, module in modules)
-    print(
-        'chainer_bspmm %s: graph convolutions as batched sparse products\n'
-        'Python %s, %s; CPU, BLAS thread(s): %s'
-        % (
-            *(chainer_bspmm.__version__, platform.python_version(), versions),
-            os.environ['OPENBLAS_NUM_THREADS'],
-        )
-    )
+    modules = numpy, chainer, chainer_chemistry
+    versions = ['%s %s' % (module.__name__, module.__version__) for module in modules]
+    version, threads = chainer_bspmm.__version__, os.environ['OPENBLAS_NUM_THREADS']
+    print('chainer_bspmm %s: graph convolutions as batched sparse products' % version)
+    print('Python %s, %s' % (platform.python_version(), ', '.join(versions)), end='; ')
+    print('CPU, BLAS thread(s): %s' % threads)
 
     headline('1. RelGCN learns from real molecules')
     words = ['--method', METHOD, '--label', LABEL, '--unit-num', 64, '--epoch', args.epoch]
@@ -157,11 +150,10 @@ def main():
     sparse, dense = models = [TASK.build(settings, dense) for dense in (False, True)]
     for model in models:
         files.load_npz(os.path.join(args.out, files.MODEL_FILE), model)
-    _, rows = qm9_data.read('sample', settings)
+    _, rows = train_qm9.read('sample', settings)
     rows = rows.take(data.spread(len(rows.smiles), args.num_data))
-    dataset, _, _ = data.preprocess(rows, METHOD, TASK.labels(rows.labels), dense=True)
-    examples = [dataset[i] for i in range(len(dataset))]
-    test = [examples[i] for i in data.split(rows.smiles, settings)[2]]
+    dataset, _ = data.preprocess(rows, TASK, METHOD, dense=True)
+    test = dataset[data.split(rows.smiles, settings)[2]]
     ours = TASK.predict(sparse, test, converter_of('folded'), BATCHSIZE)
     upstream = TASK.predict(dense, test, converter_of('dense'), BATCHSIZE)
     difference = (numpy.abs(ours - upstream) / numpy.abs(upstream)).max()
@@ -173,17 +165,15 @@ def main():
     )
     print_padding(sparse, dense)
 
-    headline(
-        '3. A training step, batch of %d, medians of %d, dense and sparse in turn'
-        % (BATCHSIZE, args.repeats)
-    )
-    print_steps('QM9 sample', settings, examples, args.repeats)
+    about = '3. A training step, batch of %d, medians of %d, dense and sparse in turn'
+    headline(about % (BATCHSIZE, REPEATS))
+    print_steps('QM9 sample', settings, dataset[:])
     path = os.path.join(RDConfig.RDDataDir, 'NCI', 'first_5K.smi')
     if os.path.exists(path):  # larger molecules
         table = pandas.read_csv(path, sep='\t', header=None, usecols=[0], dtype=str)
         print()
         larger = dense_examples(table[0].tolist())
-        print_steps('NCI compounds shipped with RDKit', settings, larger, args.repeats)
+        print_steps('NCI compounds shipped with RDKit', settings, larger)
     print('\nThe demo took %.0f seconds.' % (time.perf_counter() - start))
     return 0 if equal else 1
 

@@ -14,7 +14,7 @@ import gzip
 import sys
 
 import pandas
-import qm9_data
+import train_qm9
 from common.data import spread
 
 N_MOLECULES = 4000
@@ -27,11 +27,11 @@ def main():
     )
     parser.add_argument('--all', metavar='FILE', help='write all molecules, there')
     args = parser.parse_args()
-    paths = qm9_data.qm9pack_files()
+    paths = train_qm9.qm9pack_files()
     if not paths:
         sys.exit('qm9pack is not installed: pip install qm9pack==1.0.3')
     names = {'Index': 'index', 'SMILES': 'smiles'}
-    names.update({column: name for name, (_, column, _) in qm9_data.TARGETS.items()})
+    names.update({column: name for name, (_, column, _) in train_qm9.TARGETS.items()})
     # As text, so that no digit is touched.
     options = {'usecols': list(names), 'dtype': str, 'keep_default_na': False}
     parts = [pandas.read_csv(path, **options) for path in paths]
@@ -42,15 +42,13 @@ def main():
     text = table.to_csv(index=False).replace('\r\n', '\n').encode('ascii')
     if args.check:
         # The text, not the file: compressors differ between versions of zlib.
-        with gzip.open(qm9_data.SAMPLE) as f:
+        with gzip.open(train_qm9.SAMPLE) as f:
             same = f.read() == text
         print('the shipped sample is %s' % ('the same' if same else 'DIFFERENT'))
         sys.exit(0 if same else 1)
-    path = args.all or qm9_data.SAMPLE
-    with open(path, 'wb') as raw:
-        # No name and no time in the header, so that equal text makes an equal file.
-        with gzip.GzipFile(filename='', mode='wb', compresslevel=9, fileobj=raw, mtime=0) as f:
-            f.write(text)
+    path = args.all or train_qm9.SAMPLE
+    with open(path, 'wb') as f:
+        f.write(gzip.compress(text, mtime=0))  # no time, so that equal text makes an equal file
     print('%d molecules written to %s' % (len(table), path))
 
 

@@ -6,9 +6,9 @@ python predict_qm9.py --in-dir result --data molecules.csv # a file with a colum
 python predict_qm9.py --in-dir result --smiles CCO c1ccccc1
 """
 
-import qm9_data  # before common, which it finds
+import train_qm9  # before common, which it finds
 from common import prediction
 from common import training
 
 if __name__ == '__main__':
-    training.main(lambda: prediction.predict('train_qm9.py', qm9_data))
+    training.main(lambda: prediction.predict(train_qm9))

@@ -5,9 +5,85 @@ python train_qm9.py --label gap --epoch 50 --unit-num 64 --out result
 python train_qm9.py --label gap --epoch 100 --unit-num 64 --out result --resume
 """
 
-import qm9_data  # before common, which it finds
+import importlib.util
+import os
+import sys
+import tarfile
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for common
+
 from common import arguments
 from common import training
+from common.data import DataError
+from common.data import join
+from common.data import read_csv
+from common.tasks import Regression
+from chainer_chemistry.datasets import get_qm9_filepath
+
+SAMPLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data', 'qm9_sample.csv.gz')
+
+# Upstream's names of the 15 targets -> (unit, column in qm9pack's files, what it is).
+TARGETS = {
+    'A': ('GHz', 'RotA_GHz', 'rotational constant A'),
+    'B': ('GHz', 'RotB_GHz', 'rotational constant B'),
+    'C': ('GHz', 'RotC_GHz', 'rotational constant C'),
+    'mu': ('D', 'Dipole_debye', 'dipole moment'),
+    'alpha': ('bohr^3', 'Polarizability_bohr3', 'isotropic polarizability'),
+    'homo': ('hartree', 'HOMO_au', 'energy of the highest occupied orbital'),
+    'lumo': ('hartree', 'LUMO_au', 'energy of the lowest unoccupied orbital'),
+    'gap': ('hartree', 'HOMO_LUMO_gap_au', 'lumo - homo'),
+    'r2': ('bohr^2', 'R2_bohr2', 'electronic spatial extent'),
+    'zpve': ('hartree', 'ZPVE_au', 'zero-point vibrational energy'),
+    'U0': ('hartree', 'InternalEnergy_0K_au', 'internal energy at 0 K'),
+    'U': ('hartree', 'InternalEnergy_298K_au', 'internal energy at 298.15 K'),
+    'H': ('hartree', 'Enthalphy_298K_au', 'enthalpy at 298.15 K'),
+    'G': ('hartree', 'GibbsFreeEnergy_298K_au', 'free energy at 298.15 K'),
+    'Cv': ('cal/(mol K)', 'Heatcapacity_Cv_cal_mol_K', 'heat capacity at 298.15 K'),
+}
+
+
+def task_of(settings):
+    """Return the task that `--label` stands for: one target, or all 15 of 'all'."""
+    names = list(TARGETS) if settings['label'] == 'all' else [settings['label']]
+    return Regression(names, {name: TARGETS[name][0] for name in names})
+
+
+def qm9pack_files():
+    """Return the paths of qm9pack's CSV files, or [] where the package is not installed.
+
+    The package is located, not imported: importing it needs pkg_resources.
+    """
+    spec = importlib.util.find_spec('qm9pack')
+    if spec is None or not spec.submodule_search_locations:
+        return []
+    folder = os.path.join(spec.submodule_search_locations[0], 'data')
+    paths = [os.path.join(folder, 'qm9_part%d.csv' % part) for part in (1, 2, 3)]
+    return paths if all(os.path.exists(path) for path in paths) else []
+
+
+def read(data, settings, **options):
+    """Return (description, rows) of what `--data` names: a word, or a file like the sample.
+
+    `options` are those of :func:`common.data.read_csv`, for files only.
+    """
+    task = task_of(settings)
+    if data == 'sample':
+        return 'the sample of QM9 in this repository', read_csv(SAMPLE, 'smiles', task)
+    if data != 'full':
+        return data, read_csv(data, 'smiles', task, **options)
+    paths = qm9pack_files()
+    if paths:
+        columns = [TARGETS[name][1] for name in task.names]
+        parts = [read_csv(path, 'SMILES', task, columns) for path in paths]
+        return "QM9 from qm9pack's files", join(parts)
+    print("qm9pack is not installed: using upstream's download of QM9 (once, about 90 MB) ...")
+    try:
+        path = get_qm9_filepath()
+    except (OSError, tarfile.TarError) as error:
+        raise DataError(
+            'the download of QM9 failed (%s); `pip install qm9pack` brings the data, too' % error
+        ) from error
+    return "QM9 from upstream's download, %s" % path, read_csv(path, 'SMILES1', task)
 
 
 def run(argv=None, report_every=1):
@@ -16,7 +92,7 @@ def run(argv=None, report_every=1):
     parser.add_argument(
         '--label',
         '-l',
-        choices=list(qm9_data.TARGETS) + ['all'],
+        choices=list(TARGETS) + ['all'],
         default='all',
         help='target; all means all 15 at once',
     )
@@ -30,8 +106,8 @@ def run(argv=None, report_every=1):
     args = parser.parse_args(argv)
     title = 'all 15 targets'
     if args.label != 'all':
-        title = '%s, %s' % (args.label, qm9_data.TARGETS[args.label][2])
-    return training.train(qm9_data, args, __file__, 'QM9: ' + title, ['label'], report_every)
+        title = '%s, %s' % (args.label, TARGETS[args.label][2])
+    return training.train(sys.modules[__name__], args, 'QM9: ' + title, report_every)
 
 
 if __name__ == '__main__':

@@ -11,7 +11,7 @@ saliency.csv.
 
 import os
 
-import tox21_data  # before common, which it finds
+import train_tox21  # before common, which it finds
 from common import arguments
 from common import files
 from common import prediction
@@ -28,7 +28,6 @@ from chainer_chemistry.saliency.calculator.integrated_gradients_calculator impor
 from chainer_chemistry.saliency.calculator.occlusion_calculator import OcclusionCalculator
 from chainer_chemistry.saliency.visualizer.visualizer_utils import abs_max_scaler, red_blue_cmap
 from rdkit import Chem
-from rdkit.Chem import rdDepictor
 from rdkit.Chem.Draw import rdMolDraw2D
 
 CALCULATORS = {
@@ -64,14 +63,6 @@ def saliency(model, dataset, column, name, converter, batchsize):
     return calculator.aggregate(samples, method='raw', ch_axis=3)
 
 
-def molecule(smiles):
-    """Return a molecule with the atoms in the order in which the model has them."""
-    canonical = Chem.MolToSmiles(Chem.MolFromSmiles(smiles), isomericSmiles=False, canonical=True)
-    mol = Chem.MolFromSmiles(canonical)
-    rdDepictor.Compute2DCoords(mol)
-    return mol
-
-
 def draw(mol, values, path, legend):
     """Draw a molecule to an .svg or .png file, its atoms coloured by their values."""
     is_svg = path.endswith('.svg')
@@ -94,7 +85,7 @@ def run():
     parser = arguments.make_parser('Saliency of the atoms for a model trained on Tox21.')
     arguments.add_trained_arguments(parser, 'train_tox21.py')
     parser.add_argument('--smiles', nargs='+', required=True, help='molecules')
-    parser.add_argument('--assay', default=tox21_data.ASSAYS[0], choices=tox21_data.ASSAYS)
+    parser.add_argument('--assay', default=train_tox21.ASSAYS[0], choices=train_tox21.ASSAYS)
     parser.add_argument('--calculator', default='gradient', choices=CALCULATORS)
     parser.add_argument('--out', '-o', help='folder to write (IN_DIR/saliency)')
     parser.add_argument(
@@ -103,25 +94,25 @@ def run():
     args = parser.parse_args()
     out = os.path.join(args.in_dir, 'saliency') if args.out is None else args.out
     files.check_folder(out, args.force)
-    device = arguments.get_device(args.device)
-    settings, task, model, converter = prediction.load(args, 'train_tox21.py', tox21_data, device)
-    dataset, molecules, kept, failures = prediction.from_smiles(args.smiles, settings, task)
+    settings, task, model, converter = prediction.load(args, train_tox21)
+    dataset, molecules = prediction.from_smiles(args.smiles, settings, task)
     os.makedirs(out, exist_ok=True)
-    files.report_failures(failures, os.path.join(out, files.FAILED_FILE))
-    column = tox21_data.ASSAYS.index(args.assay)
+    files.report_failures(molecules, os.path.join(out, files.FAILED_FILE))
+    column = train_tox21.ASSAYS.index(args.assay)
     found = saliency(model, dataset, column, args.calculator, converter, args.batchsize)
     probabilities = task.predict(model, dataset, converter, args.batchsize)[:, column]
-    rows = []
-    for i, (values, probability) in enumerate(zip(found, probabilities)):
-        smiles = molecules.smiles[kept[i]]
-        mol = molecule(smiles)
+    rows, used = [], numpy.flatnonzero(molecules.reason == '').tolist()
+    for i, values, probability in zip(used, found, probabilities):
+        smiles = molecules.smiles[i]
+        # With its atoms in the order in which the model has them.
+        mol = Chem.MolFromSmiles(Chem.CanonSmiles(smiles, useChiral=False))
         values = values[: mol.GetNumAtoms()]
         for extension in ('svg', 'png'):
-            path = os.path.join(out, '%d.%s' % (kept[i] + 1, extension))
+            path = os.path.join(out, '%d.%s' % (i + 1, extension))
             legend = '%s: probability %.2f\nred raises it, blue lowers it, full colour: %.2g'
             draw(mol, values, path, legend % (args.assay, probability, abs(values).max()))
         rows += [
-            (kept[i] + 1, smiles, atom.GetIdx(), atom.GetSymbol(), value)
+            (i + 1, smiles, atom.GetIdx(), atom.GetSymbol(), value)
             for atom, value in zip(mol.GetAtoms(), values.tolist())
         ]
     table = pandas.DataFrame(rows, columns=['molecule', 'smiles', 'atom', 'element', 'saliency'])

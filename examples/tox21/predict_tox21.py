@@ -6,9 +6,9 @@ python predict_tox21.py --in-dir result --data molecules.csv # a file with a col
 python predict_tox21.py --in-dir result --smiles CCO 'Oc1ccc(cc1)C(C)(C)c1ccc(O)cc1'
 """
 
-import tox21_data  # before common, which it finds
+import train_tox21  # before common, which it finds
 from common import prediction
 from common import training
 
 if __name__ == '__main__':
-    training.main(lambda: prediction.predict('train_tox21.py', tox21_data))
+    training.main(lambda: prediction.predict(train_tox21))

@@ -22,7 +22,7 @@ import typing
 import warnings
 import zlib
 
-import tox21_data  # before common, which it finds
+import train_tox21  # before common, which it finds
 from chainer import functions
 from chainer_bspmm.training import captured_predict
 from common import arguments
@@ -73,53 +73,35 @@ def written_to(path):
             sys.exit(1)
 
 
-def rows(lines, model, method, converter, batch_size, n_processes):
-    """Yield (position of the line, SMILES, error, list of probabilities)."""
-    texts = {}  # SMILES of the lines in progress
+def rows(lines, model, **options):
+    """Yield (number, SMILES, error, list of probabilities) of lines, given as (number, text).
+
+    `options` are those of captured_predict.
+    """
+    waiting = {}  # position -> (number, SMILES) of the lines in progress
 
     def smiles():
-        for position, line in enumerate(lines):
-            texts[position] = (line.split() or [''])[0]
-            yield texts[position]
+        for position, (number, line) in enumerate(lines):
+            waiting[position] = number, (line.split() or [''])[0]
+            yield waiting[position][1]
 
     for index, values, failures in captured_predict(
-        model,
-        smiles(),
-        batch_size=batch_size,
-        method=method,
-        postprocess_fn=functions.sigmoid,
-        converter=converter,
-        n_processes=n_processes,
+        model, smiles(), postprocess_fn=functions.sigmoid, **options
     ):
         for failure in failures:
-            yield failure.position, texts.pop(failure.position), failure.reason, []
+            yield (*waiting.pop(failure.position), failure.reason, [])
         for position, probabilities in zip(index.tolist(), values.tolist()):
-            yield position, texts.pop(position), '', probabilities
+            yield (*waiting.pop(position), '', probabilities)
 
 
-def in_turns(found, batch_size):
-    """Yield lists of rows, sorted, each of `batch_size` lines; rows of failures may come late."""
-    waiting, turn = {}, 0
-    for row in found:
-        waiting.setdefault(row[0] // batch_size, []).append(row)
-        while len(waiting.get(turn, ())) == batch_size:
-            yield sorted(waiting.pop(turn))
-            turn += 1
-    for turn in sorted(waiting):
-        yield sorted(waiting[turn])
-
-
-def from_all(ranks, found, batch_size):
-    """Yield the rows that all ranks have found, in the order of the lines; they take turns."""
-    turns = in_turns(found, batch_size)
-    for round_ in itertools.count():
-        of_ranks = ranks.comm.mpi_comm.allgather(next(turns, None))
-        if not any(of_ranks):
-            return
-        for rank, turn in enumerate(of_ranks):
-            first = (round_ * ranks.size + rank) * batch_size
-            for position, *row in turn or ():
-                yield (first + position % batch_size, *row)
+def from_all(ranks, found, n_rows):
+    """Yield the rows that all ranks find, in the order of the lines; `n_rows` of each at a time."""
+    found, waiting, number = iter(found), {}, 1
+    while any(of_ranks := ranks.comm.mpi_comm.allgather(list(itertools.islice(found, n_rows)))):
+        waiting.update((row[0], row) for row in itertools.chain(*of_ranks))
+        while number in waiting:  # rows of failures come late
+            yield waiting.pop(number)
+            number += 1
 
 
 def check_source(ranks, path):
@@ -153,32 +135,33 @@ def run():
     if ranks.are_several:
         check_source(ranks, args.smiles)
         n_processes = max(1, os.cpu_count() // ranks.comm.intra_size)  # the CPUs of a host
-    device = arguments.get_device(ranks.device(args.device))
-    settings, task, model, converter = prediction.load(args, 'train_tox21.py', tox21_data, device)
+    args.device = ranks.device(args.device)
+    settings, task, model, converter = prediction.load(args, train_tox21)
     # Failures are in the table, and counted below.
     warnings.filterwarnings('ignore', 'captured_predict: .* could not be used')
-    n_rows = n_failures = 0
+    size, n_rows, n_failures = args.batchsize, 0, 0
     with read_from(args.smiles) as lines:
-        size, mine = args.batchsize, lines
-        if ranks.are_several:
-            mine = (line for i, line in enumerate(lines) if i // size % ranks.size == ranks.rank)
-        found = rows(mine, model, settings['method'], converter, size, n_processes)
+        found = rows(
+            (row for row in enumerate(lines, 1) if row[0] // size % ranks.size == ranks.rank),
+            model,
+            batch_size=size,
+            method=settings['method'],
+            converter=converter,
+            n_processes=n_processes,
+        )
         if ranks.are_several:
             found = from_all(ranks, found, size)
-        if not ranks.is_first:
-            for _ in found:
-                pass
-            return 0
-        with written_to(args.out) as file:
+        with written_to(args.out if ranks.is_first else os.devnull) as file:
             writer = csv.writer(file, lineterminator='\n')
             titles = [task.column_titles(name)[0] for name in task.names]
             writer.writerow(['line', 'smiles', 'error', *titles])
-            for position, smiles, error, probabilities in found:
-                numbers = ['%.7g' % probability for probability in probabilities]
-                writer.writerow([position + 1, smiles, error, *(numbers or [''] * len(titles))])
+            for number, smiles, error, probabilities in found:
+                cells = ['%.7g' % probability for probability in probabilities]
+                writer.writerow([number, smiles, error, *(cells or [''] * len(titles))])
                 n_rows += 1
                 n_failures += bool(error)
-    print('%d molecules, %d of them could not be used' % (n_rows, n_failures), file=sys.stderr)
+    if ranks.is_first:
+        print('%d molecules, %d of them could not be used' % (n_rows, n_failures), file=sys.stderr)
     return 0
 
 

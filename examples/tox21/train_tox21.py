@@ -5,9 +5,52 @@ python train_tox21.py --epoch 20 --unit-num 64 --batchsize 128 --out result
 python train_tox21.py --data tox21.csv.gz --method relgcn --device 0 --out result
 """
 
-import tox21_data  # before common, which it finds
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for common
+
 from common import arguments
 from common import training
+from common.data import DataError
+from common.data import read_csv
+from common.tasks import Classification
+from chainer_chemistry.datasets.molnet import molnet
+from chainer_chemistry.datasets.molnet.molnet_config import molnet_default_config
+
+ASSAYS = tuple(molnet_default_config['tox21']['tasks'])  # the names of the 12 columns
+
+
+def task_of(settings=None):
+    """Return the task of every training: the 12 assays."""
+    return Classification(ASSAYS)
+
+
+def download():
+    """Return the path of MoleculeNet's Tox21 file, which Chainer Chemistry downloads once."""
+    path = molnet.get_molnet_filepath('tox21', download_if_not_exist=False)
+    if os.path.exists(path):
+        return path
+    try:
+        return molnet.get_molnet_filepath('tox21')
+    except OSError as error:  # urllib's errors are some
+        raise DataError(
+            "Chainer Chemistry's download of Tox21 failed (%s: %s). Get tox21.csv.gz of "
+            'MoleculeNet elsewhere and name it with --data, or put it where Chainer Chemistry '
+            'looks for it: %s' % (type(error).__name__, error, path)
+        ) from error
+
+
+def read(data, settings=None, **options):
+    """Return (description, rows) of what `--data` names, the download or a CSV file in its form.
+
+    `options` are those of :func:`common.data.read_csv`.
+    """
+    path, description = data, data
+    if data == 'download':
+        path = download()
+        description = "Tox21 from Chainer Chemistry's download, %s" % path
+    return description, read_csv(path, 'smiles', task_of(), **options)
 
 
 def run(argv=None):
@@ -20,7 +63,8 @@ def run(argv=None):
         "with the columns of MoleculeNet's: smiles and the 12 assays",
     )
     arguments.add_training_arguments(parser)
-    return training.train(tox21_data, parser.parse_args(argv), __file__, 'Tox21: 12 assays')
+    args = parser.parse_args(argv)
+    return training.train(sys.modules[__name__], args, 'Tox21: 12 assays')
 
 
 if __name__ == '__main__':

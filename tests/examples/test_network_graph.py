@@ -99,12 +99,6 @@ def test_data_that_cannot_be_used(cache, tmp_path, network_data):
             network_data.load('auto', 0)
 
 
-def test_split(network_data):
-    masks = network_data.split(101, 0.2, 3)
-    numpy.testing.assert_array_equal(sum(mask.astype(int) for mask in masks), 1)
-    assert [mask.sum() for mask in masks] == [20, 40, 41]
-
-
 @pytest.mark.parametrize(
     'ratio, message',
     [

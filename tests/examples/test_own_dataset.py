@@ -67,7 +67,7 @@ def folder(trained, tmp_path):
 
 @pytest.fixture(scope='module')
 def common():
-    imported(OWN, 'own_data')
+    imported(OWN, 'train_own')
     import common.files
     import common.training
 

@@ -4,9 +4,7 @@ import gzip
 import hashlib
 import json
 import re
-import types
 
-import chainer
 import numpy
 import pytest
 
@@ -21,6 +19,8 @@ from tests.examples.scripts import run_here
 QM9 = EXAMPLES / 'qm9'
 QUICK = '--epoch 2 --unit-num 8 --conv-layers 2 --num-data 200'.split()
 ALPHA = ['--label', 'alpha', *QUICK]
+RANDOM_SPLIT = {'split': 'random', 'train_data_ratio': 0.7, 'seed': 0}
+GAP = {'label': 'gap'}
 METHODS = 'rsgcn relgcn ggnn gin nfp relgat gnnfilm rsgcn_gwm ggnn_gwm gin_gwm nfp_gwm'.split()
 
 
@@ -30,7 +30,7 @@ def run(script, *arguments, **options):
 
 @pytest.fixture(scope='module')
 def qm9_data():
-    return imported(QM9, 'qm9_data')
+    return imported(QM9, 'train_qm9')
 
 
 @pytest.fixture(scope='module')
@@ -68,9 +68,8 @@ def test_sample_has_4000_usable_molecules_and_all_targets(qm9_data, data, dense)
     assert list(qm9_data.TARGETS) == get_qm9_label_names()
     settings = {'label': 'all'}
     _, table = qm9_data.read('sample', settings)
-    labels = qm9_data.task_of(settings).labels(table.labels)
-    dataset, kept, failures = data.preprocess(table, 'rsgcn', labels, dense)
-    assert len(dataset) == len(kept) == 4000 and failures.empty
+    dataset, table = data.preprocess(table, qm9_data.task_of(settings), 'rsgcn', dense)
+    assert len(dataset) == 4000 and (table.reason == '').all()
     parser = CSVFileParser(
         RSGCNPreprocessor(),
         labels=list(qm9_data.TARGETS),
@@ -94,11 +93,13 @@ def test_num_data_spreads_over_the_data(data):
 
 
 def test_split_is_a_partition_decided_by_the_seed(data):
-    parts = data.split_indices(101, 0.7, 1)
+    parts, same, other = [
+        data.split(range(101), dict(RANDOM_SPLIT, seed=seed)) for seed in (1, 1, 2)
+    ]
     assert [len(part) for part in parts] == [70, 15, 16]
     assert sorted(numpy.concatenate(parts)) == list(range(101))
-    assert all((a == b).all() for a, b in zip(parts, data.split_indices(101, 0.7, 1)))
-    assert (parts[0] != data.split_indices(101, 0.7, 2)[0]).any()
+    assert all((a == b).all() for a, b in zip(parts, same))
+    assert (parts[0] != other[0]).any()
 
 
 # Training
@@ -160,12 +161,10 @@ def test_resumed_training_equals_an_uninterrupted_one(trained, tmp_path):
 def test_the_model_with_the_best_validation_is_kept(data):
     from common import training
 
-    model, saved = chainer.Link(W=(1,)), []
-    best = training.BestModel(('loss', -1), lambda trainer: saved.append(model.W.array.item()))
-    for epoch, value in enumerate([numpy.nan, 0.5, 0.7, numpy.nan, 0.5, 0.4]):
-        model.W.array[...] = epoch
-        best(types.SimpleNamespace(observation={'loss': value}))
-    assert saved == [0, 1, 5]
+    log = [{'loss': value} for value in (numpy.nan, 0.5, 0.7, numpy.nan, 0.5, 0.4)]
+    lengths = range(1, len(log) + 1)
+    assert [n for n in lengths if training.ends_with_best(log[:n], 'loss', -1)] == [1, 2, 6]
+    assert [n for n in lengths if training.ends_with_best(log[:n], 'loss', 1)] == [1, 2, 3]
 
 
 def test_all_targets_dense(tmp_path):
@@ -249,11 +248,10 @@ def test_methods_are_those_that_are_tested(data):
 def test_bad_files(qm9_data, data, tmp_path, text, message):
     path = tmp_path / 'mine.csv'
     path.write_text(text)
-    settings = {'label': 'gap'}
     with pytest.raises(data.DataError) as error:
-        _, table = qm9_data.read(str(path), settings)
-        dataset, *_ = data.load('mine', table, qm9_data.task_of(settings), 'rsgcn')
-        data.split_indices(len(dataset), 0.7, 0)
+        _, table = qm9_data.read(str(path), GAP)
+        dataset, *_ = data.load('mine', table, qm9_data.task_of(GAP), 'rsgcn')
+        data.split(dataset, RANDOM_SPLIT)
     assert message in str(error.value)
 
 
@@ -263,16 +261,16 @@ def test_damaged_archives(qm9_data, data, tmp_path):
     for text in (whole[:-20], whole[:30] + b'\xff' * 30 + whole[60:], b'smiles,gap\n'):
         path.write_bytes(text)
         with pytest.raises(data.DataError, match='cannot be read as CSV'):
-            qm9_data.read(str(path), {'label': 'gap'})
+            qm9_data.read(str(path), GAP)
 
 
-def test_failures_are_the_same_dense_and_from_the_cache(data):
-    table = data.typed_smiles(['CC', 'C1', '', '[Og]', 'CCO'], 1)
-    results = [data.preprocess(table, 'relgcn', table.labels, dense) for dense in (True, 0, 0)]
-    for dataset, kept, failures in results:
-        assert kept.tolist() == [0, 4] and [len(dataset[i][0]) for i in range(2)] == [2, 3]
-        assert failures['row'].tolist() == ['--smiles 2', '--smiles 3', '--smiles 4']
-        assert failures.equals(results[0][2])
+def test_failures_are_the_same_dense_and_from_the_cache(qm9_data, data):
+    table, task = data.typed_smiles(['CC', 'C1', '', '[Og]', 'CCO'], 1), qm9_data.task_of(GAP)
+    results = [data.preprocess(table, task, 'relgcn', dense) for dense in (True, False, False)]
+    for dataset, found in results:
+        assert [len(dataset[i][0]) for i in range(2)] == [2, 3]
+        assert numpy.flatnonzero(found.reason).tolist() == [1, 2, 3]
+        assert found.reason.tolist() == results[0][1].reason.tolist()
 
 
 @pytest.mark.parametrize(
@@ -338,8 +336,8 @@ def test_full_falls_back_on_upstreams_download(qm9_data, tmp_path, monkeypatch, 
     path = tmp_path / 'qm9.csv'  # as upstream writes it
     path.write_text(',SMILES1,SMILES2,gap\n0,CC,CC,0.5\n')
     monkeypatch.setattr(qm9_data, 'qm9pack_files', lambda: [])
-    monkeypatch.setattr('chainer_chemistry.datasets.get_qm9_filepath', lambda: str(path))
-    description, table = qm9_data.read('full', {'label': 'gap'})
+    monkeypatch.setattr(qm9_data, 'get_qm9_filepath', lambda: str(path))
+    description, table = qm9_data.read('full', GAP)
     assert 'qm9pack is not installed' in capsys.readouterr().out
     assert str(path) in description and table.labels.tolist() == [[0.5]]
 
@@ -397,7 +395,7 @@ def test_prediction_of_smiles_and_files(trained, tmp_path):
 
 @pytest.mark.slow
 def test_demo(tmp_path):
-    words = '--epoch', '2', '--num-data', '300', '--repeats', '2'
+    words = '--epoch', '2', '--num-data', '300'
     text = run_script(QM9 / 'demo.py', *words, cwd=tmp_path)
     assert 'limit 1e-05: equal' in text
     table = re.findall(r'^  (\S.*?)' + 3 * r' +(-?\d+\.\d+)' + '$', text, re.MULTILINE)[:4]

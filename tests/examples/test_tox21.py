@@ -30,7 +30,7 @@ def run(script, *arguments, **options):
 
 @pytest.fixture(scope='module')
 def tox21_data():
-    return imported(TOX21, 'tox21_data')
+    return imported(TOX21, 'train_tox21')
 
 
 @pytest.fixture(scope='module')
