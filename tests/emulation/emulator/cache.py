@@ -50,8 +50,12 @@ def cached_text(make, *parts):
     return cached(lambda path: path.write_text(make()), '.txt', *parts).read_text()
 
 
+class CompileError(Exception):
+    """What g++ says of a source that it refuses."""
+
+
 def compile_cpp(path, text, *options, after=()):
-    """Make g++ read a text and what is linked `after` it, and write a file; fail with its words."""
+    """Make g++ read a text and what is linked `after` it, and write a file; or raise its words."""
     done = subprocess.run(
         [
             'g++',
@@ -68,4 +72,5 @@ def compile_cpp(path, text, *options, after=()):
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
+    if done.returncode:
+        raise CompileError(done.stderr)
