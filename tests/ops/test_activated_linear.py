@@ -190,12 +190,6 @@ def test_rows(gpu, n_rows):
     check(gpu, 'f', (2, n_rows, 12))
 
 
-@pytest.mark.parametrize('dtype, shift, width', [('e', 2, 1), ('f', 8, 2), ('d', 8, 1)])
-def test_unaligned_input(gpu, dtype, shift, width):
-    check(gpu, dtype, (2, 5, 16), shift)
-    assert [constants['VECTOR'] for constants in gpu.launched] == [width, width]
-
-
 def test_largest_values_and_nan(gpu):
     largest, inf, nan = numpy.finfo('f').max, numpy.inf, numpy.nan
     rows = [[largest, -largest], [-largest, -largest], [-inf, 3], [inf, 3], [nan, 3], [5, 5]]

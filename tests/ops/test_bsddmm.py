@@ -83,14 +83,6 @@ def test_other_batches(xp, name):
     assert w.tobytes() == bsddmm(adj, u, v).array.tobytes()
 
 
-@pytest.mark.parametrize(
-    'dtype, shifts, width', [('e', (2, 0), 1), ('e', (0, 2), 1), ('f', (8, 0), 2), ('d', (0, 8), 1)]
-)
-def test_unaligned_input(gpu, dtype, shifts, width):
-    check(gpu, batch('small', dtype), dtype, 16, shifts)
-    assert gpu.launched[-1]['VECTOR'] == width
-
-
 def test_input_of_three_dimensions_that_is_not_contiguous(place):
     adj = batch('padded', 'f')
     u = integers((adj.n_graphs, adj.max_rows, 8), 'f')

@@ -236,24 +236,6 @@ def test_vectors_as_wide_as_the_address_allows(gpu, dtype, shift, width):
     assert gpu.launched == [{'VECTOR': width, 'KIND': 'RELU'}]
 
 
-def test_vectors_no_wider_than_the_address_of_any_array_allows(gpu, monkeypatch):
-    """The arrays that dropout makes lie where the gpu puts them."""
-    x = integers((9, 16), 'f')
-    monkeypatch.setattr(cuda.cupy, 'empty', lambda *array: gpu.put(numpy.empty(*array), 4))
-    _, (mask, y) = run(dropout_forward, gpu, x, 0.3, DRAWS[2])
-    expected = mask_of(x, 0.3, DRAWS[2])
-    numpy.testing.assert_array_equal(mask, expected)
-    numpy.testing.assert_array_equal(y, x * expected)
-
-
-@pytest.mark.parametrize('shift', [4, 8])
-def test_vectors_no_wider_than_the_address_of_the_input_allows(gpu, shift):
-    x = integers((9, 16), 'f')
-    _, (mask, y) = run(dropout_forward, gpu, x, 0.3, DRAWS[2], shift)
-    numpy.testing.assert_array_equal(y, x * mask_of(x, 0.3, DRAWS[2]))
-    assert gpu.launched[-1]['VECTOR'] == shift // 4
-
-
 @pytest.mark.parametrize('element', range(4))
 def test_every_bit_of_the_published_vector_counts(place, element):
     """An element is kept up to the ratio that its word is, and not beyond."""

@@ -10,6 +10,9 @@ from chainer_bspmm.ops.bspmm import bsddmm_forward
 from chainer_bspmm.ops.bspmm import bspmm_forward
 from chainer_bspmm.ops.dropout import dropout_forward
 from chainer_bspmm.ops.dropout import relu_dropout_forward
+from chainer_bspmm.ops.layer_norm import layer_norm_forward
+from chainer_bspmm.ops.linear_softmax import row_softmax_backward
+from chainer_bspmm.ops.linear_softmax import row_softmax_forward
 from chainer_bspmm.ops.segment_softmax import segment_softmax_backward
 from chainer_bspmm.ops.segment_softmax import segment_softmax_forward
 from chainer_bspmm.ops.segments import row_sum
@@ -53,6 +56,9 @@ OPERATIONS = {
     ),
     'segment_softmax': (lambda x: segment_softmax_forward(x, ADJ.row_offsets), 1, 1),
     'segment_softmax_grad': (lambda y, gy: segment_softmax_backward(y, gy, ADJ.row_offsets), 2, 1),
+    'layer_norm': (lambda x, *of_columns: layer_norm_forward(x, *of_columns, 1e-3), 3, 0),
+    'row_softmax': (lambda a: row_softmax_forward(a[None]), 1, 0),
+    'row_softmax_grad': (lambda a, g: row_softmax_backward(a[None], g), 2, 1),
     'dropout': (lambda x: dropout_forward(x, 0.5, 1, 2, COUNTER), 1, 2),
     'relu_dropout': (lambda x: relu_dropout_forward(x, 0.5, 1, 2, COUNTER), 1, 0),
 }

@@ -52,12 +52,6 @@ def test_rows(gpu, n_rows):
     check(gpu, 'f', (n_rows, 12))
 
 
-@pytest.mark.parametrize('dtype, shift, width', [('e', 2, 1), ('f', 8, 2), ('d', 8, 1)])
-def test_unaligned_input(gpu, dtype, shift, width):
-    check(gpu, dtype, (5, 16), shift)
-    assert [d['VECTOR'] for d in gpu.launched if 'LANES' in d] == [width, width]
-
-
 def test_nan_stays_in_its_row(place):
     x = numpy.random.RandomState(0).uniform(-1, 1, (7, 9)).astype('f')
     x[3, 2] = numpy.nan

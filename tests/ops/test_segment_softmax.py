@@ -13,7 +13,6 @@ from chainer_bspmm.ops.segment_softmax import segment_softmax_backward
 from chainer_bspmm.ops.segment_softmax import segment_softmax_forward
 from chainer_bspmm.ops.segment_softmax import softmax_launch
 from tests.emulation.kernel_cases import CHANNELS
-from tests.emulation.kernel_cases import integers
 from tests.emulation.kernel_cases import weighted
 from tests.support import assert_close
 from tests.support import batch_on
@@ -90,23 +89,6 @@ def test_channels(place, dtype, n_channels):
 )
 def test_segments_and_rows_beyond_them(place, sizes, spare):
     check(place, 'f', 3, sizes, spare)
-
-
-@pytest.mark.parametrize('dtype, shift, width', [('e', 2, 1), ('f', 8, 2), ('d', 8, 1)])
-def test_unaligned_input(gpu, dtype, shift, width):
-    check(gpu, dtype, 16, (2, 0, 3), shift=shift)
-    assert gpu.launched[-1]['VECTOR'] == width
-
-
-def test_gradient_that_is_not_aligned(gpu):
-    """Where the softmax is."""
-    a, g = (integers((6, 4), 'f', seed=seed) for seed in (2, 3))
-    offsets = numpy.array([0, 2, 6], 'i')
-    inner = reference.segment_sum(a.astype('d') * g, offsets)
-    gx = segment_softmax_backward(gpu.put(a), gpu.put(g, 4), gpu.put(offsets))
-    gx = cuda.to_cpu(gx)
-    numpy.testing.assert_array_equal(gx, (a * (g - inner.repeat([2, 4], axis=0))).astype('f'))
-    assert gpu.launched[-1]['VECTOR'] == 1
 
 
 def test_blocks_that_stride_over_the_channels(gpu, monkeypatch):

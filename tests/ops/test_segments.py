@@ -57,9 +57,6 @@ LONG = (
     (0, 17, 0, 1),
 )
 OPERATIONS = ('sum', 'max')
-UNALIGNED = [('e', 2, 1), ('f', 8, 2), ('d', 8, 1)]  # dtype, bytes, width of a vector
-
-
 @pytest.fixture
 def chunks_of_four(monkeypatch):
     monkeypatch.setattr(segments, 'MIN_CHUNK', 4)
@@ -105,10 +102,6 @@ def test_segments(place, sizes, operation):
     check(place, operation, integers((sum(sizes), 3), 'f', TERM), sizes)
 
 
-def test_maximum_of_negative_values(place):
-    assert check(place, 'max', -1 - abs(integers((sum(SIZES), 4), 'f')), SIZES).min() < 0
-
-
 @pytest.mark.parametrize('operation', OPERATIONS)
 @pytest.mark.parametrize('dtype', 'efd')
 def test_nan_wins_wherever_it_stands(place, dtype, operation):
@@ -116,12 +109,6 @@ def test_nan_wins_wherever_it_stands(place, dtype, operation):
     # First, middle and last of a segment, and alone in one.
     x[0, 0] = x[12, 1] = x[23, 2] = x[36, 1] = numpy.nan
     assert numpy.isnan(check(place, operation, x, (24, 9, 3, 1))).sum() == 4
-
-
-@pytest.mark.parametrize('dtype, shift, width', UNALIGNED)
-def test_unaligned_input(gpu, dtype, shift, width):
-    check(gpu, 'sum', integers((sum(SIZES), 16), dtype, TERM), SIZES, shift=shift)
-    assert gpu.launched[-1]['VECTOR'] == width
 
 
 def test_rows_beyond_the_batch_are_not_read(place):
@@ -289,12 +276,6 @@ def test_broadcast_to_rows_beyond_the_batch(place, sizes, spare):
     check_broadcast(place, integers((len(sizes), 3), 'f', TERM), sizes, spare)
 
 
-@pytest.mark.parametrize('dtype, shift, width', UNALIGNED)
-def test_unaligned_input_of_broadcast(gpu, dtype, shift, width):
-    check_broadcast(gpu, integers((3, 16), dtype, TERM), (2, 0, 3), shift=shift)
-    assert gpu.launched[-1]['VECTOR'] == width
-
-
 @pytest.mark.parametrize('max_rows', [None, 4])
 @pytest.mark.parametrize('sizes, spare', list(zip(LONG, (0, 9, 1, 0, 3, 0, 20, 2))), ids=str)
 def test_broadcast_to_long_segments(gpu, chunks_of_four, sizes, spare, max_rows):
@@ -361,16 +342,6 @@ def test_rounding_over_many_rows():
 
 
 # --- functions of batches ---
-
-
-@pytest.mark.parametrize('name', WEIGHTED)
-def test_values(xp, name):
-    adj = batch_on(name, xp, 'float32')
-    offsets = adj.row_offsets
-    x, y = (xp.asarray(integers((n, 3), 'f', TERM)) for n in (adj.n_rows, adj.n_graphs))
-    assert_exact(segment_sum(adj, x).array, reference.segment_sum(x, offsets), 'f')
-    assert_exact(segment_max(adj, x).array, reference.segment_max(x, offsets), 'f')
-    assert_exact(segment_broadcast(adj, y).array, reference.segment_broadcast(y, offsets), 'f')
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
