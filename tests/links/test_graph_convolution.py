@@ -8,7 +8,6 @@ from chainer import gradient_check
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.functions import relation_linear
 from chainer_bspmm.links import GraphConvolution
 from tests.support import relative_error
 
@@ -101,17 +100,6 @@ def test_gradients(xp):
         atol=1e-6,
         rtol=1e-5,
     )
-
-
-def test_one_node():
-    adj, X = graphs()
-    link = GraphConvolution(4, 3, 3)
-    batch = BatchedCSR.from_matrices([numpy.stack(a).astype('f') for a in adj])
-    y = link(numpy.concatenate(X).astype('f'), batch)
-    assert y.creator.inputs[1] is link.W.node
-    assert (
-        y.array == relation_linear(batch, numpy.concatenate(X).astype('f'), link.W, link.b).array
-    ).all()
 
 
 def test_number_of_inputs_from_the_first_call(tmp_path):

@@ -45,9 +45,8 @@ def outcome(function, given, wanted, weights):
 
 
 SHAPES = [(50, 7, 3), (1, 1, 1), (0, 4, 2)]
-CASES = [(dtype, shape, (0, 1, 2)) for dtype in DTYPES for shape in SHAPES] + [
-    ('float32', SHAPES[0], wanted) for wanted in ((0, 1), (1,), (0, 2))
-]
+CASES = [(dtype, shape, (0, 1, 2)) for dtype in DTYPES for shape in SHAPES]
+CASES += [('float32', SHAPES[0], wanted) for wanted in ((0, 1), (0, 2))]
 
 
 @pytest.mark.parametrize('dtype, shape, wanted', CASES, ids=str)

@@ -219,16 +219,6 @@ def test_folded(xp):
     check_against_padded(lambda adj, x: edge_film(adj, x, W, W_g), xp, 2, 4)
 
 
-def test_parameters_of_another_dtype_are_converted(xp):
-    adj = relation_batch_on('four relations', xp, 'float16')
-    x, *weights = arguments(adj, xp, 'float32')
-    variables = [chainer.Variable(array) for array in (x.astype('e'), *weights)]
-    y = edge_film(adj, *variables)
-    assert y.dtype == numpy.float16
-    chainer.functions.sum(y).backward()
-    assert [v.grad.dtype.char for v in variables] == ['e', 'f', 'f']
-
-
 @pytest.mark.parametrize('name', [*NAMES, 'symmetric'])
 def test_matrices_of_edges(name):
     """They pass the checks of the constructor, and gather and add up what they should."""

@@ -117,19 +117,6 @@ def test_half_precision(xp, order):
     assert relative_error(y, truth(adj, **given)) < 4 * 5e-4
 
 
-def test_parameters_of_another_dtype_are_converted(xp, order):
-    adj = batch_on('four relations', xp, 'float16')
-    given = parameters(adj, xp, 'float32', (5, 4), PARTS[0])
-    given = {
-        name: chainer.Variable(array.astype('e') if name == 'x' else array)
-        for name, array in given.items()
-    }
-    y = relation_linear(adj, **given)
-    assert y.dtype == numpy.float16
-    chainer.functions.sum(y).backward()
-    assert all(v.grad.dtype == v.dtype for v in given.values())
-
-
 def test_padded_features_of_three_dimensions(xp, order):
     adj = batch_on('padded', xp, 'float64')
     given = parameters(adj, xp, 'float64', (5, 4), PARTS[0])
@@ -197,20 +184,6 @@ def test_third_derivative(xp, order):
     assert abs(slope - (high - low) / 2e-5) < 1e-5 * abs(slope)
 
 
-@pytest.mark.parametrize('only', ['x', 'W', 'b', 'W_self', 'b_self'])
-def test_gradient_of_one_argument_alone(xp, order, only):
-    adj = batch_on('four relations', xp, 'float64')
-    given = parameters(adj, xp, 'float64', (3, 4), PARTS[0])
-    every = {name: chainer.Variable(array) for name, array in given.items()}
-    chainer.functions.sum(relation_linear(adj, **every) ** 2).backward()
-    alone = {
-        name: chainer.Variable(array, requires_grad=name == only) for name, array in given.items()
-    }
-    chainer.functions.sum(relation_linear(adj, **alone) ** 2).backward()
-    assert relative_error(alone[only].grad, every[only].grad) < 1e-14
-    assert all(alone[name].grad is None for name in alone if name != only)
-
-
 @pytest.mark.parametrize('only', ['W', 'b', 'W_self', 'b_self'])
 def test_second_derivative_by_one_parameter_alone(order, only):
     """As with a penalty on one gradient: the others have none to pass on."""
@@ -234,19 +207,6 @@ def test_second_derivative_by_one_parameter_alone(order, only):
             for step in (1e-5, -1e-5)
         )
         assert abs(slope - (high - low) / 2e-5) < 1e-6 * abs(slope), name
-
-
-def test_gradients_share_no_memory(order):
-    adj = batch_on('four relations', numpy, 'float64')
-    given = {
-        name: chainer.Variable(array)
-        for name, array in parameters(adj, numpy, 'float64', (4, 4), PARTS[0]).items()
-    }
-    y = relation_linear(adj, **given)
-    chainer.functions.sum(y**2).backward()
-    gradients = [v.grad for v in given.values()]
-    for i, a in enumerate(gradients):
-        assert not any(numpy.shares_memory(a, b) for b in gradients[:i])
 
 
 # --- cost ---
@@ -284,17 +244,6 @@ def test_products_are_of_the_narrower_width(monkeypatch, widths, between):
     # The degrees are kept with the matrix.
     relation_linear(adj, **given)
     assert seen == [between] + degrees + [between] * 2
-
-
-def test_one_node(xp):
-    adj = batch_on('four relations', xp, 'float32')
-    given = parameters(adj, xp, 'float32', (3, 4), PARTS[0])
-    given = {name: chainer.Variable(array) for name, array in given.items()}
-    y = relation_linear(adj, **given)
-    assert [
-        v is node
-        for v, node in zip((variable.node for variable in given.values()), y.creator_node.inputs)
-    ] == [True] * 5
 
 
 # --- with an activation ---

@@ -57,6 +57,8 @@ LONG = (
     (0, 17, 0, 1),
 )
 OPERATIONS = ('sum', 'max')
+
+
 @pytest.fixture
 def chunks_of_four(monkeypatch):
     monkeypatch.setattr(segments, 'MIN_CHUNK', 4)
