@@ -16,7 +16,6 @@ from chainer_chemistry.dataset.converters import concat_mols
 from chainer_chemistry.link_hooks import VariableMonitorLinkHook
 from chainer_chemistry.models.prediction import Regressor
 from chainer_chemistry.models.prediction import set_up_predictor
-from chainer_chemistry.saliency.calculator.calculator_utils import GaussianNoiseSampler
 from chainer_chemistry.saliency.calculator.gradient_calculator import GradientCalculator
 from chainer_chemistry.saliency.calculator.integrated_gradients_calculator import (
     IntegratedGradientsCalculator,
@@ -184,29 +183,6 @@ def test_a_sparse_data_set():
     numpy.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize('layout', ('packed', 'folded'))
-def test_noise_is_sampled_without_padding_only_where_there_is_none(layout):
-    data = examples('rsgcn')
-    _, ours = pair('rsgcn', data)
-    seen = []
-
-    class Sampler(GaussianNoiseSampler):
-        def sample(self, array):
-            seen.append(array.shape)
-            return super().sample(array)
-
-    numpy.random.seed(0)
-    converter = chainer_bspmm.CSRConverter(layout)
-    _, found = compute(
-        GradientCalculator, ours, data, converter, len(data), M=3, noise_sampler=Sampler()
-    )
-    assert found.shape[0] == 3 and (found[0] != found[1]).any()
-    sizes = [len(atoms) for atoms, _ in data]
-    assert seen == 3 * (
-        [(1, n, 6) for n in sizes] if layout == 'packed' else [(len(data), max(sizes), 6)]
-    )
-
-
 def test_functions_before_and_after():
     data = examples('gin')
     _, ours = pair('gin', data)
@@ -249,18 +225,6 @@ def test_batches_of_one_atom(kind, options, layout, data):
         n = 1 if layout == 'packed' else batchsize
         _, expected = compute(kind, upstream, data, concat_mols, n, options=options)
         numpy.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.parametrize('data', ONE_ATOM, ids=('alone', 'last', 'first'))
-def test_a_layer_of_molecules(data):
-    def link(model):
-        return model.predictor.mlp.layers[0]
-
-    upstream, ours = pair('ggnn', data)
-    packed = chainer_bspmm.CSRConverter('packed')
-    _, found = compute(GradientCalculator, ours, data, packed, 1, link)
-    _, expected = compute(GradientCalculator, upstream, data, concat_mols, 1, link)
-    numpy.testing.assert_array_equal(found, expected)
 
 
 def test_windows_of_several_atoms_are_those_of_the_molecule():
