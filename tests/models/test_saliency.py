@@ -142,14 +142,9 @@ def test_links_that_upstream_calls_without_hooks():
     data = examples('ggnn')
     upstream, ours = pair('ggnn', data)
     graph_conv = ours.predictor.graph_conv
+    given = GradientCalculator, ours, data, chainer_bspmm.concat_mols
     found = [
-        compute(
-            GradientCalculator,
-            ours,
-            data,
-            chainer_bspmm.concat_mols,
-            link=lambda _, link=link: link,
-        )[1]
+        compute(*given, link=lambda _, link=link: link)[1]
         for link in (graph_conv.update_layers[0], graph_conv.readout_layers[0])
     ]
     assert found[0].shape[1:3] == (7, max(len(atoms) for atoms, _ in data)) and found[0].any()
@@ -186,16 +181,14 @@ def test_a_sparse_data_set():
 def test_functions_before_and_after():
     data = examples('gin')
     _, ours = pair('gin', data)
+    given = GradientCalculator, ours, data, chainer_bspmm.concat_mols
     calculator, found = compute(
-        GradientCalculator,
-        ours,
-        data,
-        chainer_bspmm.concat_mols,
+        *given,
         retain_inputs=True,
         preprocess_fn=lambda atoms, adj: (atoms, adj),
         postprocess_fn=lambda saliency: 2 * saliency,
     )
-    _, plain = compute(GradientCalculator, ours, data, chainer_bspmm.concat_mols)
+    _, plain = compute(*given)
     numpy.testing.assert_array_equal(found, 2 * plain)
     atoms, adj = concat_mols(data)
     numpy.testing.assert_array_equal(calculator.inputs[0], atoms)
@@ -288,14 +281,9 @@ def test_errors_leave_the_model_and_no_hook():
     data = examples('ggnn')
     _, ours = pair('ggnn', data)
     kinds = [type(link) for link in ours.links()]
+    given = GradientCalculator, ours, data, chainer_bspmm.concat_mols
     with pytest.raises(TypeError, match='nothing'):
-        compute(
-            GradientCalculator,
-            ours,
-            data,
-            chainer_bspmm.concat_mols,
-            preprocess_fn=lambda atoms, adj: atoms.reshape(nothing=True),
-        )
+        compute(*given, preprocess_fn=lambda atoms, adj: atoms.reshape(nothing=True))
     assert [type(link) for link in ours.links()] == kinds
     assert not chainer._get_link_hooks()
 

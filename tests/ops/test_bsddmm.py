@@ -38,16 +38,7 @@ def test_channels(place, dtype, n_channels):
 
 @pytest.mark.parametrize(
     'n_channels, lanes, tile',
-    [
-        (4, 1, 1),
-        (8, 1, 2),
-        (12, 2, 2),
-        (20, 4, 2),
-        (36, 8, 2),
-        (68, 16, 2),
-        (132, 32, 2),
-        (400, 32, 2),
-    ],
+    [(4, 1, 1), (8, 1, 2), (12, 2, 2), (20, 4, 2), (36, 8, 2), (68, 16, 2), (400, 32, 2)],
 )
 def test_lanes(gpu, n_channels, lanes, tile):
     check(gpu, batch('mixed', 'f'), 'f', n_channels)

@@ -65,13 +65,7 @@ def test_channels(place, dtype, n_channels):
 @pytest.mark.parametrize('with_residual', [False, True])
 @pytest.mark.parametrize(
     'values, trans, weights',
-    [
-        ('ones', False, 0),
-        ('ones', True, 0),
-        ('own', True, 1),
-        ('given', False, 1),
-        ('given', True, 2),
-    ],
+    [('ones', False, 0), ('ones', True, 0), ('own', True, 1), ('given', 0, 1), ('given', True, 2)],
 )
 @pytest.mark.parametrize('dtype, n_channels', [('e', 8), ('f', 3)])
 def test_values(place, dtype, n_channels, values, trans, weights, with_residual):
@@ -372,21 +366,13 @@ SMALL = BatchedCSR.from_matrices([numpy.array([[2.0, 1.0], [0.0, 1.0]], 'f'), on
 @pytest.mark.parametrize(
     'changes, error, message',
     [
-        (
-            {'adj': ones(1, 2, 2)},
-            TypeError,
-            r'adj: expected a BatchedCSR, got ndarray of shape \(1, 2, 2\); .*concat_mols',
-        ),
+        ({'adj': ones(1, 2, 2)}, TypeError, r'adj: .* got ndarray of shape \(1, 2, 2\); .*_mols'),
         ({'adj': None}, TypeError, 'adj: expected a BatchedCSR, got NoneType'),
         ({'x': ones(4, 2)}, ValueError, r'x: expected shape \(3, n_B\) .* got \(4, 2\)'),
         ({'x': ones(3)}, ValueError, r'x: expected shape \(3, n_B\) .* got \(3,\)'),
         ({'x': ones(1, 3, 2)}, ValueError, r'x: expected shape .* got \(1, 3, 2\)'),
         ({'x': ones(3, 2, dtype='i')}, TypeError, 'x: expected float16, .* got int32'),
-        (
-            {'x': ones(3, 2, dtype='d')},
-            TypeError,
-            r'x: expected float32 as the values of adj, got float64; adj.astype',
-        ),
+        ({'x': ones(3, 2, dtype='d')}, TypeError, 'x: .* float32 as the values .* adj.astype'),
         ({'data': ones(3)}, ValueError, r'data: expected shape \(4,\), .* got \(3,\)'),
         ({'data': ones(4, 1)}, ValueError, r'data: expected shape \(4,\), .* got \(4, 1\)'),
         ({'data': ones(4, dtype='d')}, TypeError, 'data: expected float32, got float64'),
@@ -398,12 +384,8 @@ SMALL = BatchedCSR.from_matrices([numpy.array([[2.0, 1.0], [0.0, 1.0]], 'f'), on
             r'x: expected shape \(6, n_B\) .*3 relations.* got \(2, 4\)',
         ),
         (
-            {
-                'adj': BatchedCSR.from_matrices([ones(2, 2), ones(1, 1)], 'padded'),
-                'x': ones(4, 1, 2),
-            },
-            ValueError,
-            r'x: expected shape \(4, n_B\) or \(2, 2, n_B\) .* got \(4, 1, 2\)',
+            {'adj': BatchedCSR.from_matrices([ones(2, 2)] * 2, 'padded'), 'x': ones(4, 1, 2)},
+            *(ValueError, r'x: expected shape \(4, n_B\) or \(2, 2, n_B\) .* got \(4, 1, 2\)'),
         ),
         *(
             ({'algorithm': name}, ValueError, "^algorithm on a CPU: .*'auto'.*%s" % name)

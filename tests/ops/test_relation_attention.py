@@ -369,24 +369,12 @@ ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
 @pytest.mark.parametrize(
     'change, error, message',
     [
-        (
-            {'m': numpy.ones((4, 12), 'f')},
-            ValueError,
-            r'm: expected shape \(3, 12\) .* got \(4, 12\)',
-        ),
-        (
-            {'m': numpy.ones((3, 6), 'f')},
-            ValueError,
-            r'm: expected shape \(3, 12\) .* got \(3, 6\)',
-        ),
-        ({'W': numpy.ones((1, 7), 'f')}, ValueError, r'W: expected shape \(1, 6\) .* got \(1, 7\)'),
-        ({'b': numpy.ones(2, 'f')}, ValueError, r'b: expected shape \(1,\) .* got \(2,\)'),
-        ({'adj': numpy.ones((2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
-        (
-            {'adj': BatchedCOO.from_csr(ADJ)},
-            TypeError,
-            'adj: expected a BatchedCSR, got BatchedCOO',
-        ),
+        ({'m': (4, 12)}, ValueError, r'm: expected shape \(3, 12\) .* got \(4, 12\)'),
+        ({'m': (3, 6)}, ValueError, r'm: expected shape \(3, 12\) .* got \(3, 6\)'),
+        ({'W': (1, 7)}, ValueError, r'W: expected shape \(1, 6\) .* got \(1, 7\)'),
+        ({'b': (2,)}, ValueError, r'b: expected shape \(1,\) .* got \(2,\)'),
+        ({'adj': (2, 3, 3)}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
+        ({'adj': BatchedCOO.from_csr(ADJ)}, TypeError, 'adj: .* a BatchedCSR, got BatchedCOO'),
         (
             {
                 'adj': BatchedCSR(
@@ -402,13 +390,7 @@ ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
     ],
 )
 def test_what_does_not_fit(change, error, message):
-    good = {
-        'adj': ADJ,
-        'm': numpy.ones((3, 12), 'f'),
-        'W': numpy.ones((1, 6), 'f'),
-        'b': numpy.ones(1, 'f'),
-        'n_heads': 2,
-    }
-    relation_attention(**good)
+    given = {'adj': ADJ, 'm': (3, 12), 'W': (1, 6), 'b': (1,), **change}
+    given = {k: numpy.ones(v, 'f') if isinstance(v, tuple) else v for k, v in given.items()}
     with pytest.raises(error, match=message):
-        relation_attention(**dict(good, **change))
+        relation_attention(**given, n_heads=2)

@@ -224,15 +224,12 @@ def test_products_are_of_the_narrower_width(monkeypatch, widths, between):
     adj = BatchedCSR.from_matrices([random_matrix(rng, n, 4).astype('f') for n in (5, 3)])
     monkeypatch.setattr(module, '_is_on_host', lambda *_: False)
     seen = []
-    bspmm = bspmm_forward
-    monkeypatch.setattr(
-        module,
-        'bspmm_forward',
-        lambda adj, x, *args, **options: (
-            seen.append(x.shape[-1]),
-            bspmm(adj, x, *args, **options),
-        )[1],
-    )
+
+    def noted(adj, x, *args, **options):
+        seen.append(x.shape[-1])
+        return bspmm_forward(adj, x, *args, **options)
+
+    monkeypatch.setattr(module, 'bspmm_forward', noted)
     given = {
         name: chainer.Variable(array)
         for name, array in parameters(adj, numpy, 'float32', widths, PARTS[0]).items()
@@ -298,11 +295,7 @@ GOOD = {
         ({'x': (4, 4)}, ValueError, r'x: expected shape \(3, in_channels\), .*, got \(4, 4\)'),
         ({'x': (1, 3, 4)}, ValueError, r'x: expected .* got .*\(1, 3, 4\)'),
         ({'x': numpy.ones((3, 4), 'i')}, TypeError, 'x: expected float16, .*, got int32'),
-        (
-            {'W': (9, 4)},
-            ValueError,
-            r'W: expected shape \(out_channels \* 2, 4\), .*, got \(9, 4\)',
-        ),
+        ({'W': (9, 4)}, ValueError, r'W: expected shape \(out_channels \* 2, 4\), .* \(9, 4\)'),
         ({'W': (10, 3)}, ValueError, r'W: expected .*, got \(10, 3\)'),
         ({'b': (5,)}, ValueError, r'b: expected shape \(10,\) .* got \(5,\)'),
         ({'W_self': (4, 5)}, ValueError, r'W_self: expected shape \(5, 4\) .* got'),
@@ -313,11 +306,7 @@ GOOD = {
             'activation: expected one of chainer.functions.identity, relu, tanh, got .*elu',
         ),
         ({'adj': numpy.ones((1, 2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
-        (
-            {'adj': BatchedCOO.from_csr(ADJ)},
-            TypeError,
-            'adj: expected a BatchedCSR, got BatchedCOO',
-        ),
+        ({'adj': BatchedCOO.from_csr(ADJ)}, TypeError, 'adj: .* a BatchedCSR, got BatchedCOO'),
         (
             {'adj': BatchedCSR.from_matrices([2 * numpy.ones((2, 3, 3))])},
             TypeError,

@@ -46,16 +46,7 @@ from tests.support.weights import weighted_on
 SIZES = (0, 1, 24, 0, 0, 2, 9, 8, 7, 1, 0)
 # Segments that are longer than a chunk of 4 rows, and not; they begin and end within a chunk, at
 # its border and one row next to it, and two meet in one chunk.
-LONG = (
-    (5,),
-    (4,),
-    (8, 9),
-    (3, 6, 5, 2),
-    (4, 5, 0, 0, 5),
-    (1, 1, 30, 2, 0),
-    (7, 7, 7),
-    (0, 17, 0, 1),
-)
+LONG = (5,), (4,), (8, 9), (3, 6, 5, 2), (4, 5, 0, 0, 5), (1, 1, 30, 2, 0), (7, 7, 7), (0, 17, 0, 1)
 OPERATIONS = ('sum', 'max')
 
 
@@ -262,15 +253,8 @@ def test_channels_of_broadcast(place, dtype, n_channels):
 @pytest.mark.parametrize(
     'sizes, spare',
     [
-        ((1,), 0),
-        ((5,), 0),
-        ((1,) * 9, 0),
-        ((0, 0, 0, 2), 0),
-        ((2, 0, 0, 0), 0),
-        ((3, 2), 4),
-        ((3, 0), 1),
-        ((0, 0), 4),
-        ((), 4),
+        *(((1,), 0), ((5,), 0), ((1,) * 9, 0), ((0, 0, 0, 2), 0), ((2, 0, 0, 0), 0)),
+        *(((3, 2), 4), ((3, 0), 1), ((0, 0), 4), ((), 4)),
     ],
     ids=str,
 )

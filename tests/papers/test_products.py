@@ -44,11 +44,8 @@ CONTAINERS = {
     **dict.fromkeys(launches.SELL_ALGORITHMS, sell),
     **dict.fromkeys(launches.ST_ALGORITHMS, coo),
 }
-SWA, ST, ST_CASES = (
-    ('swa', 'swa_rows', 'swa_blocked'),
-    'st',
-    ('st_shared', 'st_blocked', 'st_global'),
-)
+SWA = 'swa', 'swa_rows', 'swa_blocked'
+ST, ST_CASES = 'st', ('st_shared', 'st_blocked', 'st_global')
 every_algorithm = pytest.mark.parametrize('algorithm', CONTAINERS)
 
 
@@ -265,14 +262,7 @@ def test_second_derivatives_are_those_of_the_host(gpu, algorithm):
 
 @pytest.mark.parametrize(
     'dtype, n_channels, partitions',
-    [
-        ('f', 2048, 1),
-        ('f', 2049, 2),
-        ('f', 4097, 4),
-        ('e', 2049, 2),
-        ('d', 1024, 1),
-        ('d', 1025, 2),
-    ],
+    [('f', 2048, 1), ('f', 2049, 2), ('f', 4097, 4), ('e', 2049, 2), ('d', 1025, 2)],
 )
 def test_partitions_about_the_budget(gpu, dtype, n_channels, partitions):
     adj = batch('small', dtype)
@@ -516,12 +506,7 @@ def test_float16(gpu, algorithm):
     [
         ('swa_rows', 3, 4097, 'swa_rows .* 32768 .* n_B = 4097'),
         ('st_shared', 8192, 2, "'st_shared' expects the output .* 32768 bytes .* got 65536 bytes"),
-        (
-            'st_blocked',
-            8193,
-            1,
-            "'st_blocked' expects one column .* 32768 bytes .* got 32772 bytes",
-        ),
+        ('st_blocked', 8193, 1, "'st_blocked' expects one column .* 32768 .* got 32772 bytes"),
     ],
 )
 def test_forced_kernel_that_does_not_fit(gpu, algorithm, n_rows, n_channels, message):

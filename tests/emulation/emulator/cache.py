@@ -56,21 +56,7 @@ class CompileError(Exception):
 
 def compile_cpp(path, text, *options, after=()):
     """Make g++ read a text and what is linked `after` it, and write a file; or raise its words."""
-    done = subprocess.run(
-        [
-            'g++',
-            '-std=c++17',
-            *map(str, options),
-            '-x',
-            'c++',
-            '-',
-            *map(str, after),
-            '-o',
-            str(path),
-        ],
-        input=text,
-        capture_output=True,
-        text=True,
-    )
+    words = ['g++', '-std=c++17', *options, '-x', 'c++', '-', *after, '-o', path]
+    done = subprocess.run([*map(str, words)], input=text, capture_output=True, text=True)
     if done.returncode:
         raise CompileError(done.stderr)
