@@ -375,15 +375,14 @@ def test_dropout_launch_covers_everything_once(size, width):
 
 # --- gated steps ---
 
+WIDTHS = strategies.tuples(*(strategies.integers(*of) for of in ((1, 300), (0, 300), (1, 150))))
 STATES = [(False, False), (True, False), (True, True)]  # whether there is one, and it is x
 
 
 @hypothesis.settings(deadline=None)
 @hypothesis.given(
     strategies.integers(1, 10**6),
-    strategies.tuples(
-        strategies.integers(1, 300), strategies.integers(0, 300), strategies.integers(1, 150)
-    ),
+    WIDTHS,
     strategies.sampled_from(STATES),
     strategies.booleans(),
     strategies.sampled_from([4, 8]),
@@ -433,9 +432,7 @@ def test_gated_launch_chooses(n_rows, width, expected, is_same, is_gradient):
 @hypothesis.settings(deadline=None)
 @hypothesis.given(
     strategies.integers(1, 10**6),
-    strategies.tuples(
-        strategies.integers(1, 300), strategies.integers(0, 300), strategies.integers(1, 150)
-    ),
+    WIDTHS,
     strategies.sampled_from(STATES),
     strategies.sampled_from([4, 8]),
 )

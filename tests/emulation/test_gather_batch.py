@@ -93,13 +93,17 @@ def test_molecules(device, index):
 @pytest.mark.parametrize('data', [None, 'e', 'f', 'd'])
 @pytest.mark.parametrize('n_relations', [1, 4])
 def test_values_and_relations(device, n_relations, data):
-    check_exact(device, molecule_set(n_relations=n_relations, data=data), INDEX)
+    molecules = molecule_set(n_relations=n_relations, data=data)
+    check_exact(device, molecules, INDEX)
+    check_folded(device, molecules, INDEX, 40, spare=(3, 5))
 
 
 @pytest.mark.parametrize('atoms', ['e', 'f', 'd'])
 def test_features(device, atoms):
-    check_exact(device, molecule_set(atoms=atoms), INDEX)
-    check_spare(device, molecule_set(atoms=atoms), INDEX, 3, 5)
+    molecules = molecule_set(atoms=atoms)
+    check_exact(device, molecules, INDEX)
+    check_spare(device, molecules, INDEX, 3, 5)
+    check_folded(device, molecules, INDEX, 40, spare=(3, 5))
 
 
 @pytest.mark.parametrize('labels', LABELS)
@@ -114,8 +118,10 @@ def test_capacity_beyond_the_batch(device, data, spare):
     check_spare(device, molecule_set(data=data, n_relations=2), INDEX, *spare)
 
 
-def test_only_empty_molecules_in_larger_arrays(device):
+def test_only_empty_molecules(device):
     check_spare(device, molecule_set(), (2, 6, 2), 5, 7)
+    check_folded(device, molecule_set(), (2, 6, 2), 4)
+    check_folded(device, molecule_set(), (2, 6, 2), 0, spare=(5, 7))
 
 
 @pytest.mark.parametrize('n_entries', [64, 65, 97, 130])
@@ -149,34 +155,10 @@ def test_folded_molecules(device, index, padded_to):
     check_folded(device, molecule_set(), index, padded_to)
 
 
-@pytest.mark.parametrize('data', [None, 'e', 'f', 'd'])
-@pytest.mark.parametrize('n_relations', [1, 4])
-def test_folded_values_and_relations(device, n_relations, data):
-    molecules = molecule_set(n_relations=n_relations, data=data)
-    check_folded(device, molecules, INDEX, 40, spare=(3, 5))
-
-
-@pytest.mark.parametrize('atoms', ['e', 'f', 'd'])
-def test_folded_features(device, atoms):
-    check_folded(device, molecule_set(atoms=atoms), INDEX, 40, spare=(3, 5))
-
-
 @pytest.mark.parametrize('spare', [(0, 0), (1, 0), (0, 1), (3, 700), (900, 3)], ids=str)
 def test_folded_labels_and_capacity(device, spare):
     molecules = molecule_set(labels='five', n_relations=2)
     assert check_folded(device, molecules, INDEX, 40, spare=spare) == 3
-
-
-def test_folded_empty_molecules(device):
-    check_folded(device, molecule_set(), (2, 6, 2), 4)
-    check_folded(device, molecule_set(), (2, 6, 2), 0, spare=(5, 7))
-
-
-def test_many_folded_graphs(device, monkeypatch):
-    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: Device(4, 60 << 20))
-    rng = numpy.random.RandomState(0)
-    molecules = molecule_set(rng.randint(0, 6, 300))
-    check_folded(device, molecules, rng.randint(0, 300, 300), 5)
 
 
 @pytest.mark.parametrize(
@@ -184,12 +166,13 @@ def test_many_folded_graphs(device, monkeypatch):
     [pytest.param(1500, 132, marks=pytest.mark.slow), (300, 4), (8, 1), (9, 1), (65, 1)],
 )
 def test_many_graphs(device, monkeypatch, n_graphs, n_sms):
-    monkeypatch.setattr(
-        'chainer_bspmm.cuda.kernels.device', lambda device_id: Device(n_sms, 60 << 20)
-    )
+    small = Device(n_sms, 60 << 20)
+    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: small)
     rng = numpy.random.RandomState(0)
     molecules = molecule_set(rng.randint(0, 6, 300))
-    check_exact(device, molecules, rng.randint(0, 300, n_graphs))
+    index = rng.randint(0, 300, n_graphs)
+    check_exact(device, molecules, index)
+    check_folded(device, molecules, index, 5)
 
 
 def test_offsets_beyond_32_bits(gxx):

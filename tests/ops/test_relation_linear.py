@@ -160,30 +160,6 @@ def test_gradients(xp, order, name, parts):
     )
 
 
-def test_third_derivative(xp, order):
-    """d/dt of the second derivative's result, by central differences."""
-    adj = relation_batch_on('unsorted values', xp, 'float64')
-    given = parameters(adj, xp, 'float64', WIDTHS['transform'], PARTS[0])
-
-    def second(step):
-        variables = {name: chainer.Variable(array + step) for name, array in given.items()}
-        y = relation_linear(adj, **variables)
-        first = chainer.grad(
-            [chainer.functions.sum(y**3)], list(variables.values()), enable_double_backprop=True
-        )
-        total = sum(chainer.functions.sum(g**2) for g in first)
-        return variables, chainer.grad(
-            [total], list(variables.values()), enable_double_backprop=True
-        )
-
-    variables, grads = second(0.0)
-    total = sum(chainer.functions.sum(g) for g in grads)
-    third = chainer.grad([total], list(variables.values()))
-    slope = sum(float(g.array.sum()) for g in third)
-    high, low = (sum(float(g.array.sum()) for g in second(step)[1]) for step in (1e-5, -1e-5))
-    assert abs(slope - (high - low) / 2e-5) < 1e-5 * abs(slope)
-
-
 @pytest.mark.parametrize('only', ['W', 'b', 'W_self', 'b_self'])
 def test_second_derivative_by_one_parameter_alone(order, only):
     """As with a penalty on one gradient: the others have none to pass on."""

@@ -128,20 +128,6 @@ def test_batches(place, algorithm, name, trans):
     check(place, algorithm, batch(name, dtype), dtype, 3, values, True, trans)
 
 
-@pytest.mark.parametrize('name', support.BATCHES)
-@pytest.mark.parametrize('algorithm', ['swa_blocked', 'sell', 'st'])
-def test_other_batches(place, algorithm, name):
-    """Symmetric and rectangular ones, ones of values that are one, a huge one among tiny ones."""
-    adj = support.BATCHES[name].astype('f')
-    if adj.data is not None:
-        adj = adj.replace(data=numpy.round(9 * adj.data))
-    adj = CONTAINERS[algorithm](adj)
-    for trans in (False, True):
-        x = integers((adj.n_rows if trans else adj.n_cols, 2), 'f')
-        y = bspmm_forward(place.put(adj), place.put(x), trans=trans, algorithm=algorithm)
-        assert_exact(y, truth(adj, x, trans=trans), 'f')
-
-
 @every_algorithm
 def test_input_of_three_dimensions_that_is_not_contiguous(place, algorithm):
     adj = CONTAINERS[algorithm](batch('padded', 'f'))

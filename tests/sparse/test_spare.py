@@ -226,9 +226,12 @@ def test_broadcast(pair):
     check_function(pair, function, lambda adj: adj.n_graphs, 3)
 
 
-def test_softmax_over_entries(pair):
-    """Spare entries may hold anything, and get 0."""
-    check_function(pair, functions.segment_softmax, n_entries, 2, fill=numpy.nan)
+@pytest.mark.parametrize(
+    'function, rows', [(functions.segment_softmax, n_entries), (functions.node_softmax, n_nodes)]
+)
+def test_softmaxes(pair, function, rows):
+    """Spare entries or rows may hold anything, and get 0."""
+    check_function(pair, function, rows, 2, fill=numpy.nan)
 
 
 def test_degrees(xp):
