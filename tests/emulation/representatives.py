@@ -11,6 +11,7 @@ import types
 from unittest import mock
 
 import numpy
+import pytest
 
 import chainer
 from chainer import optimizer_hooks as hooks
@@ -30,7 +31,7 @@ from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.peer_memory import PeerMemory
 from chainer_bspmm.training.peer_memory import PeerSums
 from chainer_bspmm.training.reports import Reports
-from tests.emulation.kernel_cases import batch, integers, Peers, words
+from tests.emulation.kernel_cases import batch, integers, Peers, share_channels, words
 from tests.support.data_sets import molecule_set
 from tests.support.launches import DeviceArray
 
@@ -38,6 +39,11 @@ from tests.support.launches import DeviceArray
 def tests_of(name):
     """Return a module of tests; before a process with a limit of its time begins."""
     return importlib.import_module('tests.' + name)
+
+
+def use(check, *arguments, **options):
+    """Return a use that checks with the function of a test."""
+    return lambda gpu: check(gpu, *arguments, **options)
 
 
 activated = tests_of('ops.test_activated_linear')
@@ -66,8 +72,7 @@ transpose = tests_of('emulation.test_transpose_csr')
 # --- products ---
 
 
-def product(gpu):
-    bspmm.check(gpu, batch('mixed', 'f'), 'f', 8)
+product = use(bspmm.check, batch('mixed', 'f'), 'f', 8)
 
 
 def pipelined(gpu):
@@ -86,40 +91,21 @@ def long_adj():
     return long_rows.rows_of([0, 5, 6, 1, 0, 8, 12, 2, 37, 4, 0], 'f')
 
 
-@pieces_of_four
-def in_pieces(gpu):
-    """A vector and three lanes, with a residual."""
-    long_rows.check(gpu, long_adj(), 'f', 36, with_residual=True)
-
-
-@pieces_of_four
-def sampled_in_pieces(gpu):
-    long_rows.check_sampled(gpu, long_adj(), 36)
-
-
-def sampled(gpu):
-    bsddmm.check(gpu, batch('mixed', 'f'), 'f', 36)
-
-
-def sampled_coo(gpu):
-    products.check_sampled(gpu, 'mixed', 'f', 36)
+# A vector and three lanes, with a residual.
+in_pieces = pieces_of_four(use(long_rows.check, long_adj(), 'f', 36, with_residual=True))
+sampled_in_pieces = pieces_of_four(use(long_rows.check_sampled, long_adj(), 36))
+sampled = use(bsddmm.check, batch('mixed', 'f'), 'f', 36)
+sampled_coo = use(products.check_sampled, 'mixed', 'f', 36)
 
 
 # --- other operations ---
 
 
-def modulated(gpu):
-    edge_film.check(gpu, batch('relations', 'f'), 'f', 12)
-
-
-def normalised(gpu):
-    """Rows of eight lanes, of which the last block has too few."""
-    layer_norm.check(gpu, 'f', (41, 32))
-
-
-def summed_softmax(gpu):
-    """Each row of nine lanes."""
-    activated.check(gpu, 'f', (3, 41, 36))
+modulated = use(edge_film.check, batch('relations', 'f'), 'f', 12)
+# Rows of eight lanes, of which the last block has too few.
+normalised = use(layer_norm.check, 'f', (41, 32))
+# Each row of nine lanes.
+summed_softmax = use(activated.check, 'f', (3, 41, 36))
 
 
 def rows_of_degrees(gpu):
@@ -128,28 +114,15 @@ def rows_of_degrees(gpu):
     degree_rows.check(gpu, BatchedCSR.from_matrices([numpy.ones((3, 3)), numpy.eye(2)]), 7, 'f', 2)
 
 
-def recurrent(gpu):
-    gated.check(gpu, 'f', 19, (6, 3, 5), 'given')
-
-
-def recurrent_rows(gpu):
-    """The state is x; what a chunk has is x's and the message's."""
-    gated.check(gpu, 'f', 19, (5, 30, 5), 'x')
-
-
-def gated_rows(gpu):
-    """Without a message, and with more inputs than a chunk has."""
-    gated.check(gpu, 'f', 19, (37, 0, 2), is_tanh=False)
-
-
-def weights_of_gates(gpu):
-    """Two tiles of one input, and two parts of the rows, of which the last is short."""
-    gated.check(gpu, 'f', 70, (33, 3, 5))
-
-
-def weights_of_recurrent_rows(gpu):
-    """The state is x, whose width is two tiles."""
-    gated.check(gpu, 'f', 70, (33, 3, 33), 'x')
+recurrent = use(gated.check, 'f', 19, (6, 3, 5), 'given')
+# The state is x; what a chunk has is x's and the message's.
+recurrent_rows = use(gated.check, 'f', 19, (5, 30, 5), 'x')
+# Without a message, and with more inputs than a chunk has.
+gated_rows = use(gated.check, 'f', 19, (37, 0, 2), is_tanh=False)
+# Two tiles of one input, and two parts of the rows, of which the last is short.
+weights_of_gates = use(gated.check, 'f', 70, (33, 3, 5))
+# The state is x, whose width is two tiles.
+weights_of_recurrent_rows = use(gated.check, 'f', 70, (33, 3, 33), 'x')
 
 
 def maximum(gpu):
@@ -159,40 +132,18 @@ def maximum(gpu):
     segments.check(gpu, 'max', x, (19, 1))
 
 
-def long_segments(gpu):
-    """One that begins within a chunk of 256 rows and ends with one, and the other way about."""
-    segments.check(gpu, 'sum', integers((900, 3), 'f'), (9, 503, 288, 100))
-
-
-def weighted_sum(gpu):
-    """Short and long segments; no row of the third counts."""
-    segments.check_weighted(gpu, 'sum', 3, 'f', (9, 388, 3, 300))
-
-
-def weighted_maximum(gpu):
-    segments.check_weighted(gpu, 'max', 3, 'f', (9, 388, 3, 300))
-
-
-def broadcast(gpu):
-    segments.check_broadcast(gpu, integers((3, 8), 'f'), (0, 9, 3), spare=2)
-
-
-def weighted_broadcast(gpu):
-    segments.check_weighted_broadcast(gpu, 'f', 8, (9, 321, 370), 2)
-
-
-def long_broadcast(gpu):
-    """Segments that reach over the border of two chunks, which one block owns."""
-    segments.check_broadcast(gpu, integers((3, 3), 'f'), (9, 321, 370))
-
-
-def row_softmaxes(gpu):
-    """The last rows are of no segment."""
-    softmax.check(gpu, 'f', 12, (4, 0, 1, 8), 300)
-
-
-def weighted_softmaxes(gpu):
-    softmax.test_weights(gpu, 'f', 12, (4, 3, 0, 2))
+# One that begins within a chunk of 256 rows and ends with one, and the other way about.
+long_segments = use(segments.check, 'sum', integers((900, 3), 'f'), (9, 503, 288, 100))
+# Short and long segments; no row of the third counts.
+weighted_sum = use(segments.check_weighted, 'sum', 3, 'f', (9, 388, 3, 300))
+weighted_maximum = use(segments.check_weighted, 'max', 3, 'f', (9, 388, 3, 300))
+broadcast = use(segments.check_broadcast, integers((3, 8), 'f'), (0, 9, 3), spare=2)
+weighted_broadcast = use(segments.check_weighted_broadcast, 'f', 8, (9, 321, 370), 2)
+# Segments that reach over the border of two chunks, which one block owns.
+long_broadcast = use(segments.check_broadcast, integers((3, 3), 'f'), (9, 321, 370))
+# The last rows are of no segment.
+row_softmaxes = use(softmax.check, 'f', 12, (4, 0, 1, 8), 300)
+weighted_softmaxes = use(softmax.test_weights, 'f', 12, (4, 3, 0, 2))
 
 
 def transposed(gpu):
@@ -202,9 +153,8 @@ def transposed(gpu):
     transpose.check(gpu, adj)
 
 
-def dropped(gpu):
-    """By two blocks."""
-    dropout.test_dropout(gpu, 'f', (137, 9), (1, 2, 5))
+# By two blocks.
+dropped = use(dropout.test_dropout, 'f', (137, 9), (1, 2, 5))
 
 
 def gathered(gpu, check):
@@ -260,13 +210,9 @@ def check_loss(gpu, kind, shape):
     mean_loss.check(gpu, kind, 'd', x, t, None if t.dtype == 'i' else x.size)
 
 
-def squared_error(gpu):
-    check_loss(gpu, 'SQUARED_ERROR', (7, 20))
-
-
-def absolute_error(gpu):
-    """With NaN, and 0."""
-    mean_loss.test_values_that_are_nan(gpu, 'ABSOLUTE_ERROR', True)
+squared_error = use(check_loss, 'SQUARED_ERROR', (7, 20))
+# With NaN, and 0.
+absolute_error = use(mean_loss.test_values_that_are_nan, 'ABSOLUTE_ERROR', True)
 
 
 def layer(gpu, width_in, width_out, ratio=0.0, slices=1, **options):
@@ -285,32 +231,18 @@ def layer(gpu, width_in, width_out, ratio=0.0, slices=1, **options):
         layers.check(gpu, 'f', layers.layer(width_in, width_out, **options), 60, ratio=ratio)
 
 
-def layer_of_relations(gpu):
-    layer(gpu, 8, 5, n_relations=2, has_self=True, has_relation_bias=True, n_biases=1)
-
-
-def rectified_layer(gpu):
-    layer(gpu, 8, 5, n_relations=2, has_self=True, n_biases=1, activation='relu')
-
-
-def dropped_layer(gpu):
-    """One relation that the rows themselves belong to."""
-    layer(gpu, 6, 6, 0.5, n_relations=1, loop=True, has_relation_bias=True, n_biases=1)
-
-
-def dropped_slices(gpu):
-    """Rectified, by blocks that share the columns of a result."""
-    layer(gpu, 8, 16, 0.5, 2, n_relations=1, activation='relu')
-
-
-def layer_of_degrees(gpu):
-    """Three matrices one after the other, as many biases, shared columns; sums in uneven parts."""
-    layer(gpu, 24, 24, 0.0, 2, n_relations=3, n_biases=3, by_relation=True)
-
-
-def sums_of_partials(gpu):
-    """Many rows, and results of several chunks."""
-    partial_sums.test_rows(gpu, 'f', 70)
+layer_of_relations = use(
+    layer, 8, 5, n_relations=2, has_self=True, has_relation_bias=True, n_biases=1
+)
+rectified_layer = use(layer, 8, 5, n_relations=2, has_self=True, n_biases=1, activation='relu')
+# One relation that the rows themselves belong to.
+dropped_layer = use(layer, 6, 6, 0.5, n_relations=1, loop=True, has_relation_bias=True, n_biases=1)
+# Rectified, by blocks that share the columns of a result.
+dropped_slices = use(layer, 8, 16, 0.5, 2, n_relations=1, activation='relu')
+# Three matrices one after the other, as many biases, shared columns; sums in uneven parts.
+layer_of_degrees = use(layer, 24, 24, 0.0, 2, n_relations=3, n_biases=3, by_relation=True)
+# Many rows, and results of several chunks.
+sums_of_partials = use(partial_sums.test_rows, 'f', 70)
 
 
 def tied_sums(gpu):
@@ -319,14 +251,10 @@ def tied_sums(gpu):
         partial_sums.test_tied_parameters_are_summed_together(gpu, sums)
 
 
-def rows_of_relations(gpu):
-    """In any order; of some rows more entries than are read at once."""
-    relations.check_random(gpu, 40, 7, 0)
-
-
-def rows_of_scaled_relations(gpu):
-    """Also the values of the transpose."""
-    relations.test_reciprocal_degrees(gpu, 'd', 0)
+# In any order; of some rows more entries than are read at once.
+rows_of_relations = use(relations.check_random, 40, 7, 0)
+# Also the values of the transpose.
+rows_of_scaled_relations = use(relations.test_reciprocal_degrees, 'd', 0)
 
 
 def updated(gpu):
@@ -354,31 +282,17 @@ def sliced(gpu):
 
 def sliced_by_two_blocks(gpu):
     """Blocks that share the columns of a slice."""
-    plan = policy.sell_launch
-
-    def two(*sizes):
-        return plan(*sizes)._replace(grid=(plan(*sizes).grid[0], 2, 1))
-
-    with mock.patch.object(policy, 'sell_launch', two):
+    with pytest.MonkeyPatch.context() as patch:
+        share_channels(patch, policy, 'sell_launch')
         products.check(gpu, 'sell', BatchedSELL(batch('small', 'f'), 2), 'f', 33)
 
 
-def sliced_vector(gpu):
-    spmv.check(gpu, batch('mixed', 'f'), 'f', 'sell 7 sorted')
-
-
-def vector(gpu):
-    """Several lanes a row, and rounds of them."""
-    spmv.check(gpu, BatchedCSR.from_matrices([integers((n, n), 'f') for n in (35, 3)]), 'f')
-
-
-def swa(gpu):
-    """With nine columns 16 lanes share a row: 8 rows per block, of which the last uses 5."""
-    products.check(gpu, 'swa', batch('mixed', 'f'), 'f', 9)
-
-
-def swa_blocked(gpu):
-    products.check(gpu, 'swa_blocked', batch('mixed', 'f'), 'f', 80)
+sliced_vector = use(spmv.check, batch('mixed', 'f'), 'f', 'sell 7 sorted')
+# Several lanes a row, and rounds of them.
+vector = use(spmv.check, BatchedCSR.from_matrices([integers((n, n), 'f') for n in (35, 3)]), 'f')
+# With nine columns 16 lanes share a row: 8 rows per block, of which the last uses 5.
+swa = use(products.check, 'swa', batch('mixed', 'f'), 'f', 9)
+swa_blocked = use(products.check, 'swa_blocked', batch('mixed', 'f'), 'f', 80)
 
 
 def swa_full(gpu):
@@ -387,29 +301,13 @@ def swa_full(gpu):
     products.check(gpu, 'swa', adj, 'f', 16)
 
 
-def st_shared(gpu):
-    products.check(gpu, 'st_shared', batch('relations', 'f'), 'f', 5)
-
-
-def st_blocked(gpu):
-    products.check(gpu, 'st_blocked', batch('relations', 'f'), 'f', 5)
-
-
-def st_global(gpu):
-    products.check(gpu, 'st_global', batch('duplicates', 'f'), 'f', 5)
-
-
-def st_shared_wide(gpu):
-    """Entries go round a block more than once, columns round a sub-warp; the transpose."""
-    products.check(gpu, 'st_shared', batch('mixed', 'f'), 'f', 33, trans=True)
-
-
-def st_blocked_wide(gpu):
-    products.check(gpu, 'st_blocked', batch('mixed', 'f'), 'f', 33)
-
-
-def st_global_wide(gpu):
-    products.check(gpu, 'st_global', batch('mixed', 'f'), 'f', 33, trans=True)
+st_shared = use(products.check, 'st_shared', batch('relations', 'f'), 'f', 5)
+st_blocked = use(products.check, 'st_blocked', batch('relations', 'f'), 'f', 5)
+st_global = use(products.check, 'st_global', batch('duplicates', 'f'), 'f', 5)
+# Entries go round a block more than once, columns round a sub-warp; the transpose.
+st_shared_wide = use(products.check, 'st_shared', batch('mixed', 'f'), 'f', 33, trans=True)
+st_blocked_wide = use(products.check, 'st_blocked', batch('mixed', 'f'), 'f', 33)
+st_global_wide = use(products.check, 'st_global', batch('mixed', 'f'), 'f', 33, trans=True)
 
 
 # --- of steps and ranks ---
@@ -487,8 +385,7 @@ def averaged(gpu, flags=(0, 0, 0)):
     assert_same([*grads, is_bad], [*(factor * value for value in VALUES), flags])
 
 
-def zeroed(gpu):
-    averaged(gpu, (0, 1, 0))
+zeroed = use(averaged, (0, 1, 0))
 
 
 def exchanged(gpu):

@@ -9,10 +9,11 @@ from chainer.backends import cuda
 from chainer_bspmm import BatchedCOO
 from chainer_bspmm.functions import node_softmax
 from chainer_bspmm.functions import segment_softmax
+from chainer_bspmm.ops import segment_softmax as module
 from chainer_bspmm.ops.segment_softmax import segment_softmax_backward
 from chainer_bspmm.ops.segment_softmax import segment_softmax_forward
-from chainer_bspmm.ops.segment_softmax import softmax_launch
 from tests.emulation.kernel_cases import CHANNELS
+from tests.emulation.kernel_cases import share_channels
 from tests.emulation.kernel_cases import weighted
 from tests.support import assert_close
 from tests.support import batch_on
@@ -81,11 +82,7 @@ def test_segments_and_rows_beyond_them(place, sizes, spare):
 
 
 def test_blocks_that_stride_over_the_channels(gpu, monkeypatch):
-    plan = softmax_launch
-    monkeypatch.setattr(
-        'chainer_bspmm.ops.segment_softmax.softmax_launch',
-        lambda *sizes: plan(*sizes)._replace(grid=(plan(*sizes).grid[0], 2, 1)),
-    )
+    share_channels(monkeypatch, module, 'softmax_launch')
     check(gpu, 'f', 33 * 4 * 3, (2, 0, 3))
 
 

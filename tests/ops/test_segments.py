@@ -12,14 +12,13 @@ from chainer_bspmm.functions import segment_max
 from chainer_bspmm.functions import segment_sum
 from chainer_bspmm.ops import segments
 from chainer_bspmm.ops.segment_softmax import node_softmax
-from chainer_bspmm.ops.segments import broadcast_launch
-from chainer_bspmm.ops.segments import reduce_launches
 from chainer_bspmm.ops.segments import row_sum
 from chainer_bspmm.ops.segments import segment_broadcast_forward
 from chainer_bspmm.ops.segments import segment_max_forward
 from chainer_bspmm.ops.segments import segment_sum_forward
 from tests.emulation.kernel_cases import CHANNELS
 from tests.emulation.kernel_cases import integers
+from tests.emulation.kernel_cases import share_channels
 from tests.emulation.kernel_cases import TERM
 from tests.emulation.kernel_cases import weighted
 from tests.support import assert_close
@@ -213,11 +212,7 @@ def test_one_launch_where_no_segment_is_long(gpu, chunks_of_four):
 
 @pytest.mark.parametrize('sizes', [(2, 0, 3), (5, 7)], ids=str)
 def test_blocks_that_stride_over_the_channels(gpu, chunks_of_four, monkeypatch, sizes):
-    def narrow(*sizes):
-        plans = reduce_launches.__wrapped__(*sizes)
-        return [launch._replace(grid=(launch.grid[0], 2, 1)) for launch in plans]
-
-    monkeypatch.setattr(segments, 'reduce_launches', narrow)
+    share_channels(monkeypatch, segments, 'reduce_launches')
     check(gpu, 'sum', integers((sum(sizes), 33 * 4 * 3), 'f', TERM), sizes)
 
 
@@ -289,11 +284,7 @@ def test_weights_of_broadcast_are_as_exact_as_float32(place, dtype):
 
 
 def test_broadcast_by_blocks_that_stride_over_the_channels(gpu, monkeypatch):
-    def narrow(*sizes, **options):
-        plan = broadcast_launch(*sizes, **options)
-        return plan._replace(grid=(plan.grid[0], 2, 1))
-
-    monkeypatch.setattr(segments, 'broadcast_launch', narrow)
+    share_channels(monkeypatch, segments, 'broadcast_launch')
     check_broadcast(gpu, integers((3, 33 * 4 * 3), 'f', TERM), (2, 0, 3))
 
 

@@ -22,6 +22,7 @@ from tests.emulation.kernel_cases import batch
 from tests.emulation.kernel_cases import BATCHES
 from tests.emulation.kernel_cases import CHANNELS
 from tests.emulation.kernel_cases import integers
+from tests.emulation.kernel_cases import share_channels
 from tests.support import assert_close
 from tests.support import assert_exact
 from tests.support import reference
@@ -302,12 +303,7 @@ def test_slice_sizes(place, size, sort_rows, values):
 
 
 def test_blocks_that_stride_over_the_channels(gpu, monkeypatch):
-    plan = policy.sell_launch
-
-    def narrow(*sizes):
-        return plan(*sizes)._replace(grid=(plan(*sizes).grid[0], 2, 1))
-
-    monkeypatch.setattr(policy, 'sell_launch', narrow)
+    share_channels(monkeypatch, policy, 'sell_launch')
     check(gpu, 'sell', batch('small', 'f'), 'f', 33)
 
 
