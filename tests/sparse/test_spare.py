@@ -174,11 +174,11 @@ def check_function(pair, function, rows, n_channels, *parameters, fill=7.0):
         results.append([(y,), *zip(single, double, again)])
     (expected_y, expected_x, *expected), (y, gx, *others) = results
     for pairs in (zip(y, expected_y), zip(gx, expected_x)):
-        for actual, wanted in pairs:
-            assert_padded(actual.array, wanted.array, exact=False)
-    for actual, wanted in zip(sum(others, ()), sum(expected, ())):
+        for actual, of in pairs:
+            assert_padded(actual.array, of.array, exact=False)
+    for actual, of in zip(sum(others, ()), sum(expected, ())):
         numpy.testing.assert_allclose(
-            cuda.to_cpu(actual.array), cuda.to_cpu(wanted.array), 1e-11, 1e-11
+            cuda.to_cpu(actual.array), cuda.to_cpu(of.array), 1e-11, 1e-11
         )
 
 
