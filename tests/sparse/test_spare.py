@@ -153,7 +153,7 @@ def check_function(pair, function, rows, n_channels, *parameters, fill=7.0):
     Args:
         function (callable): of a batch, features and parameters.
         rows (callable): of a batch; the number of rows of the features.
-        fill (float): in the spare rows of the features.
+        fill (float): in the spare rows of the features and of the gradient.
     """
     rng = numpy.random.RandomState(0)
     adj, spare = pair
@@ -167,7 +167,7 @@ def check_function(pair, function, rows, n_channels, *parameters, fill=7.0):
         y = function(matrix, *given)
         if gy is None:
             gy = rng.uniform(-1, 1, y.shape)
-        of_y = [chainer.Variable(adj.xp.asarray(padded_rows(gy, len(y), 3.0)))]
+        of_y = [chainer.Variable(adj.xp.asarray(padded_rows(gy, len(y), fill)))]
         single = chainer.grad([y], given, of_y)
         double = chainer.grad([y], given, of_y, enable_double_backprop=True)
         again = chainer.grad([sum(chainer.functions.sum(g * g) for g in double)], given)
