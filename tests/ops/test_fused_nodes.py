@@ -137,7 +137,8 @@ def test_gradients_share_no_memory(node, higher):
         numpy.testing.assert_array_equal(cuda.to_cpu(variable.grad), 2 * of)
 
 
-def test_parameters_of_another_dtype_are_converted(node):
+@pytest.mark.parametrize('higher', [False, True])
+def test_parameters_of_another_dtype_are_converted(node, higher):
     function, arrays, node = node
     n = node.n_features
     halves = [array.astype('e' if i < n else 'f') for i, array in enumerate(arrays)]
@@ -146,5 +147,5 @@ def test_parameters_of_another_dtype_are_converted(node):
     assert y.dtype == numpy.float16
     expected = function(*(array.astype('d') for array in halves)).array
     assert relative_error(y.array, expected) < 5e-3  # a few roundings of 2**-11
-    functions.sum(y).backward()
+    functions.sum(y).backward(enable_double_backprop=higher)
     assert all(variable.grad.dtype == variable.dtype for variable in variables)
