@@ -62,8 +62,8 @@ NODES = {
         *(2, [(N, 3), (N, 2), (4, 5), (4,), (4, 5), (4,)]),
     ),
     'linear_softmax': Node(
-        lambda adj, x, W, b, x2, W2: linear_softmax((x, W, b), (x2, W2, None)),
-        *(2, [(N, 3), (4, 3), (4,), (N, 2), (4, 2)]),
+        lambda adj, x, x2, W, b, W2: linear_softmax((x, W, b), (x2, W2, None)),
+        *(2, [(N, 3), (N, 2), (4, 3), (4,), (4, 2)]),
     ),
     'degree_linear': Node(
         lambda adj, x, *parameters: degree_linear_sigmoid(adj, x, parameters[:4], parameters[4:]),
