@@ -46,7 +46,9 @@ NODES = {
     'relation_attention': Node(
         lambda adj, m, W, b: relation_attention(adj, m, W, b, 2), 1, [(N, 12), (1, 6), (1,)]
     ),
-    'layer_norm': Node(lambda adj, *arrays: layer_norm(*arrays, 1e-3), 1, [(N, 5), (5,), (5,)]),
+    'layer_norm': Node(
+        lambda adj, x, gamma, beta: layer_norm(x, gamma, beta, 1e-3), 1, [(N, 5), (5,), (5,)]
+    ),
     'gru_step': Node(
         lambda adj, x, message, state, *parameters: gru_step(x, message, state, pairs(parameters)),
         *(3, [(N, 3), (N, 2), (N, 5), *GRU]),
@@ -56,8 +58,8 @@ NODES = {
         *(2, [(N, 3), (N, 2), *GRU[:4]]),
     ),
     'gated_linear': Node(
-        lambda adj, x, message, *parameters: gated_linear(
-            (x, message), *pairs(parameters), functions.tanh
+        lambda adj, x, message, W, b, V, c: gated_linear(
+            (x, message), (W, b), (V, c), functions.tanh
         ),
         *(2, [(N, 3), (N, 2), (4, 5), (4,), (4, 5), (4,)]),
     ),

@@ -47,7 +47,7 @@ OPERATIONS = {
     ),
     'segment_softmax': (lambda x: segment_softmax_forward(x, ADJ.row_offsets), 1, 1),
     'segment_softmax_grad': (lambda y, gy: segment_softmax_backward(y, gy, ADJ.row_offsets), 2, 1),
-    'layer_norm': (lambda x, *of_columns: layer_norm_forward(x, *of_columns, 1e-3), 3, 0),
+    'layer_norm': (lambda x, gamma, beta: layer_norm_forward(x, gamma, beta, 1e-3), 3, 0),
     'row_softmax': (lambda a: row_softmax_forward(a[None]), 1, 0),
     'row_softmax_grad': (lambda a, g: row_softmax_backward(a[None], g), 2, 1),
     'dropout': (lambda x: dropout_forward(x, 0.5, 1, 2, COUNTER), 1, 2),
