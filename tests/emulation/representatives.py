@@ -19,6 +19,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
+from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.cuda.plans import Device, one_block
 from chainer_bspmm.dataset.gather_batch import gather_launch
 from chainer_bspmm.ops.bspmm import csr_launch
@@ -250,7 +251,7 @@ sums_of_partials = use(partial_sums.test_rows, 'f', 70)
 
 def tied_sums(gpu):
     with mock.patch('chainer_bspmm.cuda.step.current') as current:
-        current.return_value.sums = sums = partial_sums.PendingSums()
+        current.return_value.sums = sums = PendingSums()
         partial_sums.test_tied_parameters_are_summed_together(gpu, sums)
 
 

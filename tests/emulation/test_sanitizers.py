@@ -17,7 +17,7 @@ def test_every_kernel_is_registered():
         pytest.param(
             *(name, function, sanitizer),
             id='%s-%d-%s' % (name, i, check),
-            marks=[] if i == 0 and is_quick else [pytest.mark.slow],
+            marks=[] if check == 'plain' or i == 0 and is_quick else [pytest.mark.slow],
         )
         for name, kernel in KERNELS.items()
         for check, sanitizer, is_quick in (
