@@ -38,23 +38,18 @@ from chainer_bspmm.ops.segments import reduce_launches
 from chainer_bspmm.sparse.build import transpose_launch
 
 
-@pytest.mark.parametrize(
-    'n_channels, itemsize, address, expected',
-    [
-        (64, 4, 0, 4),
-        (64, 2, 0, 8),
-        (64, 8, 0, 2),
-        (6, 4, 0, 2),
-        (33, 4, 0, 1),
-        (1, 2, 0, 1),
-        (64, 4, 8, 2),
-        (64, 4, 4, 1),
-        (64, 2, 2, 1),
-        (12, 2, 0, 4),
-    ],
+@hypothesis.given(
+    strategies.integers(1, 200), strategies.sampled_from([2, 4, 8]), strategies.integers(0, 32)
 )
-def test_vector_width(n_channels, itemsize, address, expected):
-    assert widest_vector(n_channels, itemsize, 0x7F0000000000 | address) == expected
+def test_vector_width(n_channels, itemsize, element):
+    """The widest power of two of at most 16 bytes that divides the channels and the address."""
+    address = 0x7F0000000000 + element * itemsize
+    fits = [
+        width
+        for width in (1, 2, 4, 8)
+        if width * itemsize <= 16 and n_channels % width == address % (width * itemsize) == 0
+    ]
+    assert widest_vector(n_channels, itemsize, address) == fits[-1]
 
 
 # --- the product ---
@@ -129,16 +124,8 @@ def test_bspmm_launch_covers_everything_once(
     n_rows, length, n_channels, itemsize, n_sms, algorithm
 ):
     width = widest_vector(n_channels, itemsize, 0)
-    launch = bspmm_launch(
-        n_rows,
-        n_rows,
-        int(length * n_rows),
-        n_channels,
-        width,
-        itemsize,
-        Device(n_sms, 4 << 20),
-        algorithm,
-    )
+    sizes = n_rows, n_rows, int(length * n_rows), n_channels
+    launch = bspmm_launch(*sizes, width, itemsize, Device(n_sms, 4 << 20), algorithm)
     assert_covers_everything_once(launch, n_rows, n_channels // width)
     if algorithm != 'auto':
         assert dict(launch.defines)['PIPELINED'] == (algorithm == 'pipelined')
@@ -159,13 +146,8 @@ def test_csr_launch_stays_within_the_grid():
 
 
 def test_offsets_are_as_wide_as_they_need_to_be():
-    for n_rows, n_cols, offset in (
-        (2**26, 1, 'unsigned'),
-        (2**27, 1, 'size_t'),
-        (1, 2**27, 'size_t'),
-    ):
-        launch = csr_launch(n_rows, n_cols, 128, 4, 32)
-        assert dict(launch.defines)['OFFSET'] == offset
+    for sizes, offset in (((2**26, 1), 'unsigned'), ((2**27, 1), 'size_t'), ((1, 2**27), 'size_t')):
+        assert dict(csr_launch(*sizes, 128, 4, 32).defines)['OFFSET'] == offset
 
 
 @pytest.mark.parametrize(
@@ -180,13 +162,8 @@ def test_result_is_streamed_where_it_does_not_fit_in_l2_beside_x(n_rows, n_cols,
 @pytest.mark.parametrize(
     'itemsize, n_rows, n_channels, length, expected',
     [
-        (
-            4,
-            5000,
-            64,
-            1,
-            {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0, 'AHEAD': 3},
-        ),  # the launch's floor
+        # the launch's floor
+        (4, 5000, 64, 1, {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0, 'AHEAD': 3}),
         (4, 5000, 64, 3, {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0, 'AHEAD': 5}),
         (4, 5000, 512, 3, {'PIPELINED': 1, 'COLUMNS': 1, 'STREAM': 0}),  # fits in L2 twice
         (4, 5000, 512, 5, {'PIPELINED': 0, 'COLUMNS': 1, 'AHEAD': 5}),  # enough in flight
@@ -398,15 +375,14 @@ def test_dropout_launch_covers_everything_once(size, width):
 
 # --- gated steps ---
 
+WIDTHS = strategies.tuples(*(strategies.integers(*of) for of in ((1, 300), (0, 300), (1, 150))))
 STATES = [(False, False), (True, False), (True, True)]  # whether there is one, and it is x
 
 
 @hypothesis.settings(deadline=None)
 @hypothesis.given(
     strategies.integers(1, 10**6),
-    strategies.tuples(
-        strategies.integers(1, 300), strategies.integers(0, 300), strategies.integers(1, 150)
-    ),
+    WIDTHS,
     strategies.sampled_from(STATES),
     strategies.booleans(),
     strategies.sampled_from([4, 8]),
@@ -456,9 +432,7 @@ def test_gated_launch_chooses(n_rows, width, expected, is_same, is_gradient):
 @hypothesis.settings(deadline=None)
 @hypothesis.given(
     strategies.integers(1, 10**6),
-    strategies.tuples(
-        strategies.integers(1, 300), strategies.integers(0, 300), strategies.integers(1, 150)
-    ),
+    WIDTHS,
     strategies.sampled_from(STATES),
     strategies.sampled_from([4, 8]),
 )

@@ -3,6 +3,7 @@ import functools
 import pytest
 
 from tests.emulation.emulator import cuda_on_cpu
+from tests.support.devices import Emulated
 
 USAGE = pytest.StashKey()
 
@@ -30,8 +31,8 @@ def gxx():
 
 @pytest.fixture
 def make_device(gxx, monkeypatch):
-    """`cuda_on_cpu.Device` with its argument `sanitizer`."""
-    return functools.partial(cuda_on_cpu.Device, monkeypatch)
+    """`Emulated` with its argument `sanitizer`."""
+    return functools.partial(Emulated, monkeypatch)
 
 
 @pytest.fixture(params=['plain', pytest.param('memory', marks=pytest.mark.slow)])

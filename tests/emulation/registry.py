@@ -102,7 +102,7 @@ KERNELS = {
     ),
     'bsddmm_coo': Kernel((use.sampled_coo,), table(*DOTS)),
     'edge_film': Kernel(
-        (use.modulated, use.modulated_gradients),
+        (use.modulated,),
         table(
             'RESULT WEIGHTED',
             *('BY_FILM 1', 'OUTPUT 0', 'BY_MESSAGES 1', 'BY_FILM 0', 'OUTPUT 1', 'BY_MESSAGES 0'),
@@ -136,12 +136,10 @@ KERNELS = {
         is_close_to_a_spill=True,
     ),
     'layer_norm': Kernel(
-        (use.normalised_gradients, use.normalised),
-        table('LANES GRADIENT', '32 1', '1 0', '8 1', '4 0', '16 0', '32 1'),
+        (use.normalised,), table('LANES GRADIENT', '32 1', '1 0', '8 1', '4 0', '16 0', '32 1')
     ),
     'row_softmax': Kernel(
-        (use.summed_softmax, use.row_softmax_gradient),
-        table('LANES GRADIENT', '32 0', '1 1', '16 0', '4 1', '16 1', '32 0'),
+        (use.summed_softmax,), table('LANES GRADIENT', '32 0', '1 1', '16 0', '4 1', '16 1', '32 0')
     ),
     'degree_rows': Kernel(
         (use.rows_of_degrees,),
@@ -160,10 +158,7 @@ KERNELS = {
         table('WEIGHTED', '1', '0', '1', '0', '0', '1'),
     ),
     'segment_softmax': Kernel(
-        (
-            *(use.softmax, use.softmax_gradient),
-            *(use.weighted_softmax, use.weighted_softmax_gradient),
-        ),
+        (use.row_softmaxes, use.weighted_softmaxes),
         table('GRADIENT WEIGHTED', '1 1', '0 0', '0 1', '1 0', '0 0', '1 1'),
         is_close_to_a_spill=True,
     ),
@@ -195,7 +190,10 @@ KERNELS = {
         widest=4,
     ),
     'graph_linear': Kernel(
-        (use.layer, use.dropped_layer, use.dropped_slices, use.layer_of_degrees),
+        (
+            *(use.layer_of_relations, use.rectified_layer, use.dropped_layer),
+            *(use.dropped_slices, use.layer_of_degrees),
+        ),
         # As many matrices as a thread may hold gradients of, with half and with all of the threads.
         [
             graph_linear(2300, True, 2, True, 64, 64, 6, False, False, False, 6, True, 'sigmoid'),
@@ -208,13 +206,13 @@ KERNELS = {
         is_close_to_a_spill=True,
         reads_ahead=True,
     ),
-    'sum_partials': Kernel((use.partial_sums,), [partial_sums.DEFINES[1:]]),
+    'sum_partials': Kernel((use.sums_of_partials, use.tied_sums), [partial_sums.DEFINES[1:]]),
     'relation_rows': Kernel(
         (use.rows_of_relations, use.rows_of_scaled_relations),
         table('VALUES', 'RECIPROCALS', 'NONE', 'GIVEN'),
     ),
     'gather_batch': Kernel(
-        (use.gathered, use.gathered_folded), table('LABELS_ONLY FOLDED', '0 0', '1 0', '0 1')
+        (use.gathered_packed, use.gathered_folded), table('LABELS_ONLY FOLDED', '0 0', '1 0', '0 1')
     ),
     'fused_update': Kernel(
         (use.updated, use.updated_by_other_rules),
@@ -244,10 +242,7 @@ KERNELS = {
         (use.summed_by_type,), [embed_launch(2300, 118, 64).defines[1:]], widest=1
     ),
     'mean_loss': Kernel(
-        (
-            *(use.cross_entropy, use.cross_entropy_gradient, use.cross_entropy_along),
-            *(use.absolute_error, use.squared_error_gradient),
-        ),
+        (*(use.cross_entropy, use.cross_entropy_along), *(use.absolute_error, use.squared_error)),
         table(
             'KIND IGNORE_NAN COUNTED GRADIENT COMBINE ALONG',
             *('SIGMOID_CROSS_ENTROPY 0 1 0 0 1', 'SQUARED_ERROR 0 0 0 0 1'),

@@ -84,12 +84,8 @@ def test_shuffle_within_parts_of_a_warp():
 )
 def test_shuffle_that_a_gpu_leaves_undefined(mask, report):
     with pytest.raises(KernelError, match=report):
-        run(
-            build(HANG.replace('3u', mask), 'hang'),
-            (1, 1, 1),
-            (32, 1, 1),
-            (numpy.zeros(1, numpy.int32),),
-        )
+        kernel = build(HANG.replace('3u', mask), 'hang')
+        run(kernel, (1, 1, 1), (32, 1, 1), (numpy.zeros(1, numpy.int32),))
 
 
 SHARED = """

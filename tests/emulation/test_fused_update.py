@@ -118,13 +118,8 @@ def test_five_steps(device, variant, dtype):
         for a, b in zip(link.params(), start.params())
         if a.size and a.name not in ('p003', 'late')
     )
-    assert (
-        all(
-            launch['RULE'] == variant and launch['CHUNK'] == CHUNK[dtype]
-            for launch in device.launched
-        )
-        and len(device.launched) == 5
-    )
+    found = [(launch['RULE'], launch['CHUNK']) for launch in device.launched]
+    assert found == 5 * [(variant, CHUNK[dtype])]
 
 
 ELEMENTWISE = (hooks.WeightDecay(0.1), hooks.Lasso(0.02), hooks.GradientHardClipping(-1.2, 0.9))

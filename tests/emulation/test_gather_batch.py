@@ -27,22 +27,18 @@ INDEX = (3, 0, 6, 5, 5, 2, 1, 7, 0)
 INDICES = [INDEX, (0,), (2,), (2, 6), (4,), (7,), (1, 4, 1), tuple(range(8))]
 
 
-@pytest.fixture
-def on_device(device):
-    """A function that makes DeviceMolecules on the emulated device."""
-
-    class Emulated(CpuDevice):
-        def send(self, array):
-            return device.put(array)
-
-    return lambda molecules: DeviceMolecules(molecules, Emulated())
+def on_device(device, molecules):
+    """Return DeviceMolecules on the emulated device."""
+    emulated = CpuDevice()
+    emulated.send = device.put
+    return DeviceMolecules(molecules, emulated)
 
 
-def check_exact(device, on_device, molecules, index):
+def check_exact(device, molecules, index):
     """Compare with the batch that is gathered on the host; return the number of launches."""
     index = numpy.array(index)
     before = len(device.launched)
-    atoms, adj, labels = on_device(molecules).batch(index, 'packed')
+    atoms, adj, labels = on_device(device, molecules).batch(index, 'packed')
     assert not adj.has_spare
     e_atoms, e_adj, e_labels = molecules.batch(index, 'packed')
     assert_same_batch((atoms, adj, *labels), (e_atoms, e_adj, *e_labels))
@@ -51,11 +47,11 @@ def check_exact(device, on_device, molecules, index):
     return len(device.launched) - before
 
 
-def check_spare(device, on_device, molecules, index, spare_rows, spare_nnz):
+def check_spare(device, molecules, index, spare_rows, spare_nnz):
     """Compare whole buffers, full of 127 or NaN before, with what the host puts in its own."""
     index = numpy.array(index)
     atoms, adj, labels = molecules.batch(index, 'packed')
-    target = on_device(molecules)
+    target = on_device(device, molecules)
     capacity = Capacity(adj.n_rows + spare_rows, adj.nnz + spare_nnz, 0, 0, -1)
     form = target.form(index.size, True, 1, 'packed', None)
     buffers = new_buffers(cuda.cupy.empty, form, capacity)
@@ -82,118 +78,101 @@ def assert_same_buffers(buffers, expected):
         numpy.testing.assert_array_equal(actual, label)
 
 
-def check_folded(device, on_device, molecules, *case, **spare):
+def check_folded(device, molecules, *case, **spare):
     before = len(device.launched)
-    buffers, expected = gather_folded(device, on_device(molecules), *case, **spare)
+    buffers, expected = gather_folded(device, on_device(device, molecules), *case, **spare)
     assert_same_buffers(buffers, expected)
     return len(device.launched) - before
 
 
 @pytest.mark.parametrize('index', INDICES, ids=str)
-def test_molecules(device, on_device, index):
-    assert check_exact(device, on_device, molecule_set(), index) == 1
+def test_molecules(device, index):
+    assert check_exact(device, molecule_set(), index) == 1
 
 
 @pytest.mark.parametrize('data', [None, 'e', 'f', 'd'])
 @pytest.mark.parametrize('n_relations', [1, 4])
-def test_values_and_relations(device, on_device, n_relations, data):
-    check_exact(device, on_device, molecule_set(n_relations=n_relations, data=data), INDEX)
+def test_values_and_relations(device, n_relations, data):
+    molecules = molecule_set(n_relations=n_relations, data=data)
+    check_exact(device, molecules, INDEX)
+    check_folded(device, molecules, INDEX, 40, spare=(3, 5))
 
 
 @pytest.mark.parametrize('atoms', ['e', 'f', 'd'])
-def test_features(device, on_device, atoms):
-    check_exact(device, on_device, molecule_set(atoms=atoms), INDEX)
-    check_spare(device, on_device, molecule_set(atoms=atoms), INDEX, 3, 5)
+def test_features(device, atoms):
+    molecules = molecule_set(atoms=atoms)
+    check_exact(device, molecules, INDEX)
+    check_spare(device, molecules, INDEX, 3, 5)
+    check_folded(device, molecules, INDEX, 40, spare=(3, 5))
 
 
 @pytest.mark.parametrize('labels', LABELS)
-def test_labels(device, on_device, labels):
-    launches = check_exact(device, on_device, molecule_set(labels=labels), INDEX)
+def test_labels(device, labels):
+    launches = check_exact(device, molecule_set(labels=labels), INDEX)
     assert launches == (3 if labels == 'five' else 1)
 
 
 @pytest.mark.parametrize('spare', [(0, 0), (1, 0), (0, 1), (3, 700), (900, 3)], ids=str)
 @pytest.mark.parametrize('data', [None, 'e', 'f'])
-def test_capacity_beyond_the_batch(device, on_device, data, spare):
-    check_spare(device, on_device, molecule_set(data=data, n_relations=2), INDEX, *spare)
+def test_capacity_beyond_the_batch(device, data, spare):
+    check_spare(device, molecule_set(data=data, n_relations=2), INDEX, *spare)
 
 
-def test_only_empty_molecules_in_larger_arrays(device, on_device):
-    check_spare(device, on_device, molecule_set(), (2, 6, 2), 5, 7)
+def test_only_empty_molecules(device):
+    check_spare(device, molecule_set(), (2, 6, 2), 5, 7)
+    check_folded(device, molecule_set(), (2, 6, 2), 4)
+    check_folded(device, molecule_set(), (2, 6, 2), 0, spare=(5, 7))
 
 
 @pytest.mark.parametrize('n_entries', [64, 65, 97, 130])
-def test_molecules_of_many_entries(device, on_device, n_entries):
+def test_molecules_of_many_entries(device, n_entries):
     molecules = molecule_set((20, 3))
     row_nnz = numpy.zeros(23, 'i')
     row_nnz[:20] = numpy.diff(numpy.arange(21) * n_entries // 20)
     columns = numpy.random.RandomState(0).randint(0, 20, n_entries).astype('i')
     fields = dict(molecules.fields(), row_nnz=row_nnz, columns=columns)
     fields['data'] = numpy.arange(n_entries, dtype='f')
-    check_exact(device, on_device, type(molecules)(**fields), (1, 0, 0))
+    check_exact(device, type(molecules)(**fields), (1, 0, 0))
 
 
 @pytest.mark.parametrize('sizes, index', [((1, 4), (1,)), ((4, 1, 4), (0, 2)), ((2, 4), (1,))])
-def test_small_atoms_that_are_not_aligned_in_the_data_set(device, on_device, sizes, index):
+def test_small_atoms_that_are_not_aligned_in_the_data_set(device, sizes, index):
     molecules = molecule_set(sizes)
     fields = dict(molecules.fields(), atoms=molecules.atoms.astype('b'))
-    check_exact(device, on_device, type(molecules)(**fields), index)
+    check_exact(device, type(molecules)(**fields), index)
 
 
-def test_data_set_without_entries(device, on_device):
+def test_data_set_without_entries(device):
     molecules = molecule_set(sizes=(3, 4, 3))
     assert not molecules.columns.size
-    check_exact(device, on_device, molecules, (2, 0))
-    check_spare(device, on_device, molecules, (2, 0), 1, 1)
+    check_exact(device, molecules, (2, 0))
+    check_spare(device, molecules, (2, 0), 1, 1)
 
 
 @pytest.mark.parametrize('padded_to', [0, 5, 36, 38, 2**24])
 @pytest.mark.parametrize('index', INDICES, ids=str)
-def test_folded_molecules(device, on_device, index, padded_to):
-    check_folded(device, on_device, molecule_set(), index, padded_to)
-
-
-@pytest.mark.parametrize('data', [None, 'e', 'f', 'd'])
-@pytest.mark.parametrize('n_relations', [1, 4])
-def test_folded_values_and_relations(device, on_device, n_relations, data):
-    molecules = molecule_set(n_relations=n_relations, data=data)
-    check_folded(device, on_device, molecules, INDEX, 40, spare=(3, 5))
-
-
-@pytest.mark.parametrize('atoms', ['e', 'f', 'd'])
-def test_folded_features(device, on_device, atoms):
-    check_folded(device, on_device, molecule_set(atoms=atoms), INDEX, 40, spare=(3, 5))
+def test_folded_molecules(device, index, padded_to):
+    check_folded(device, molecule_set(), index, padded_to)
 
 
 @pytest.mark.parametrize('spare', [(0, 0), (1, 0), (0, 1), (3, 700), (900, 3)], ids=str)
-def test_folded_labels_and_capacity(device, on_device, spare):
+def test_folded_labels_and_capacity(device, spare):
     molecules = molecule_set(labels='five', n_relations=2)
-    assert check_folded(device, on_device, molecules, INDEX, 40, spare=spare) == 3
-
-
-def test_folded_empty_molecules(device, on_device):
-    check_folded(device, on_device, molecule_set(), (2, 6, 2), 4)
-    check_folded(device, on_device, molecule_set(), (2, 6, 2), 0, spare=(5, 7))
-
-
-def test_many_folded_graphs(device, on_device, monkeypatch):
-    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: Device(4, 60 << 20))
-    rng = numpy.random.RandomState(0)
-    molecules = molecule_set(rng.randint(0, 6, 300))
-    check_folded(device, on_device, molecules, rng.randint(0, 300, 300), 5)
+    assert check_folded(device, molecules, INDEX, 40, spare=spare) == 3
 
 
 @pytest.mark.parametrize(
     'n_graphs, n_sms',
     [pytest.param(1500, 132, marks=pytest.mark.slow), (300, 4), (8, 1), (9, 1), (65, 1)],
 )
-def test_many_graphs(device, on_device, monkeypatch, n_graphs, n_sms):
-    monkeypatch.setattr(
-        'chainer_bspmm.cuda.kernels.device', lambda device_id: Device(n_sms, 60 << 20)
-    )
+def test_many_graphs(device, monkeypatch, n_graphs, n_sms):
+    small = Device(n_sms, 60 << 20)
+    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: small)
     rng = numpy.random.RandomState(0)
     molecules = molecule_set(rng.randint(0, 6, 300))
-    check_exact(device, on_device, molecules, rng.randint(0, 300, n_graphs))
+    index = rng.randint(0, 300, n_graphs)
+    check_exact(device, molecules, index)
+    check_folded(device, molecules, index, 5)
 
 
 def test_offsets_beyond_32_bits(gxx):

@@ -1,6 +1,5 @@
 """Representatives of every kernel under AddressSanitizer and ThreadSanitizer."""
 
-import numpy
 import pytest
 
 from chainer_bspmm.cuda import kernels
@@ -17,8 +16,8 @@ def test_every_kernel_is_registered():
     [
         pytest.param(
             *(name, function, sanitizer),
-            id='%s-%s' % (function.__name__, check),
-            marks=[] if i == 0 and is_quick else [pytest.mark.slow],
+            id='%s-%d-%s' % (name, i, check),
+            marks=[] if check == 'plain' or i == 0 and is_quick else [pytest.mark.slow],
         )
         for name, kernel in KERNELS.items()
         for check, sanitizer, is_quick in (
@@ -31,6 +30,5 @@ def test_every_kernel_is_registered():
 )
 def test_representative(make_device, name, calculate, sanitizer):
     device = make_device(sanitizer)
-    result, expected = calculate(device)
+    calculate(device)
     assert name in device.names
-    numpy.testing.assert_array_equal(result, expected.astype(result.dtype))

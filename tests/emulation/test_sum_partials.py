@@ -27,36 +27,23 @@ def check(found, source, parts):
         numpy.testing.assert_array_equal(array, expected)
 
 
-@pytest.fixture
-def made(device, monkeypatch):
-    """Let kernels reach the results, which a table holds the addresses of."""
-    add = partial_sums.PendingSums.add
-
-    def reachable(*arguments):
-        array = add(*arguments)
-        device.reachable.append(array)
-        return array
-
-    monkeypatch.setattr(partial_sums.PendingSums, 'add', reachable)
-
-
 @pytest.mark.parametrize('n_rows', [1, 7, 8, 9, 64, 65, 150])
 @pytest.mark.parametrize('dtype', DTYPES)
-def test_rows(device, made, dtype, n_rows):
+def test_rows(device, dtype, n_rows):
     source = partials(device, dtype, n_rows, 77)
     parts = [(0, (3, 11), dtype), (40, (1,), dtype), (41, (36,), dtype)]
     check(sum_partials(source, parts), source, parts)
     assert device.names == {'sum_partials'} and len(device.launched) == 1
 
 
-def test_more_results_than_a_launch_has_places_for(device, made):
+def test_more_results_than_a_launch_has_places_for(device):
     source = partials(device, 'f', 5, 200)
     parts = [(i, (1,), 'f') for i in range(200)]
     check(sum_partials(source, parts), source, parts)
     assert len(device.launched) == 3
 
 
-def test_nothing_to_sum(device, made):
+def test_nothing_to_sum(device):
     source = partials(device, 'f', 5, 3)
     (found,) = sum_partials(source, [(3, (0, 4), 'f')])
     assert found.shape == (0, 4) and not device.launched
@@ -70,7 +57,7 @@ def pending(monkeypatch):
     return found
 
 
-def test_sums_of_a_step_are_one_launch_at_its_end(device, made, pending):
+def test_sums_of_a_step_are_one_launch_at_its_end(device, pending):
     sources = [partials(device, 'f', n, 70, seed=n) for n in (3, 20, 9)]
     parts = [(2, (33,), 'f'), (40, (4, 5), 'f')]
     found = [sum_partials(source, parts) for source in sources]
@@ -83,7 +70,7 @@ def test_sums_of_a_step_are_one_launch_at_its_end(device, made, pending):
         check(arrays, source, parts)
 
 
-def test_tied_parameters_are_summed_together(device, made, pending):
+def test_tied_parameters_are_summed_together(device, pending):
     sources = [partials(device, 'f', n, 70, seed=n) for n in (3, 20, 9)]
     total, *others = [sum_partials(source, [(1, (50,), 'f')])[0] for source in sources]
     for other in others:
@@ -96,7 +83,7 @@ def test_tied_parameters_are_summed_together(device, made, pending):
     check([total], numpy.concatenate(sources), [(1, (50,), 'f')])
 
 
-def test_a_sum_that_is_needed_at_once(device, made, pending):
+def test_a_sum_that_is_needed_at_once(device, pending):
     source = partials(device, 'f', 9, 70)
     first, second = sum_partials(source, [(0, (33,), 'f'), (40, (20,), 'f')])
     pending.settle(first)
@@ -108,13 +95,13 @@ def test_a_sum_that_is_needed_at_once(device, made, pending):
     assert len(device.launched) == 2
 
 
-def test_a_chain_ends_where_a_launch_has_no_more_places(device, made, pending):
+def test_a_chain_ends_where_a_launch_has_no_more_places(device, pending):
     source = partials(device, 'f', 2, 4)
     total, *others = [sum_partials(source, [(0, (4,), 'f')])[0] for _ in range(81)]
     assert [pending.chain(total, other) for other in others] == [True] * 79 + [False]
 
 
-def test_gradients_of_one_variable(device, made, pending):
+def test_gradients_of_one_variable(device, pending):
     """Added up later where all are pending, else at once."""
     source = partials(device, 'f', 9, 70)
     first, second, third = (

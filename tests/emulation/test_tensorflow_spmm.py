@@ -40,18 +40,7 @@ def test_product(gxx, sanitizer, n_b, threads):
 def test_nvcc_compiles_it_without_a_warning(tmp_path):
     if shutil.which('nvcc') is None:
         pytest.skip('nvcc is not on the PATH')
-    done = subprocess.run(
-        [
-            'nvcc',
-            '-std=c++17',
-            '-arch=sm_90',
-            '-cubin',
-            '-Werror=all-warnings',
-            '-o',
-            str(tmp_path / 'kernel.cubin'),
-            str(SOURCE),
-        ],
-        capture_output=True,
-        text=True,
-    )
+    options = '-std=c++17', '-arch=sm_90', '-cubin', '-Werror=all-warnings'
+    command = ['nvcc', *options, '-o', str(tmp_path / 'kernel.cubin'), str(SOURCE)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

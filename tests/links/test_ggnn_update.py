@@ -3,7 +3,6 @@
 import numpy
 import pytest
 
-import chainer
 from chainer.backends import cuda
 from chainer_chemistry.links.update.ggnn_update import GGNNUpdate as DenseGGNNUpdate
 
@@ -39,21 +38,6 @@ def test_update_link(device, in_channels, options):
     fresh.to_device(device)
     assert fresh(device.send(h.reshape(10, 6)), batch).shape == (10, fresh.out_channels)
     assert [name for name, _ in fresh.namedparams()] == [name for name, _ in dense.namedparams()]
-
-
-def test_other_number_of_relations():
-    adj = BatchedCSR.from_matrices([numpy.ones((3, 2, 2), 'f')])
-    with pytest.raises(ValueError, match='adj: expected 4 relations, .* got .* 3 relations'):
-        GGNNUpdate()(numpy.ones((2, 5), 'f'), adj)
-
-
-def test_another_update_layer_is_refused():
-    dense = DenseGGNNUpdate(6)
-    del dense.update_layer
-    with dense.init_scope():
-        dense.update_layer = chainer.links.StatelessGRU(22, 16)
-    with pytest.raises(ValueError, match='update_layer: expected a chainer.links.GRU, got'):
-        sparse_link(GGNNUpdate, dense)
 
 
 def test_state_of_another_batch():

@@ -31,9 +31,7 @@ MORE = tuple(
     )
     for kind, n_relations, masked, options in (
         (
-            dense.RelGAT,
-            4,
-            False,
+            *(dense.RelGAT, 4, False),
             (
                 {'weight_tying': True, 'concat_heads': True, 'n_heads': 1},
                 {'concat_hidden': True, 'concat_heads': True},
@@ -44,9 +42,7 @@ MORE = tuple(
             ),
         ),
         (
-            dense.GNNFiLM,
-            5,
-            True,
+            *(dense.GNNFiLM, 5, True),
             ({'hidden_channels': 33, 'n_update_layers': 2}, {'n_edge_types': 1}),
         ),
         (dense.GGNN, 4, True, ({'concat_hidden': True, 'n_update_layers': 3},)),
@@ -59,12 +55,8 @@ BONDS = tuple(
     for case in parity.CASES
     if name_of(case)
     in (
-        'RelGCN, defaults',
-        'RelGCN, scaled',
-        'RelGAT, defaults',
-        'RelGAT, within',
-        'GNNFiLM, defaults',
-        'GGNN, defaults',
+        *('RelGCN, defaults', 'RelGCN, scaled', 'RelGAT, defaults', 'RelGAT, within'),
+        *('GNNFiLM, defaults', 'GGNN, defaults'),
     )
 )
 
@@ -185,13 +177,11 @@ def test_cases_have_names_of_their_own():
 def test_a_mistake_is_found(monkeypatch):
     """A relation layer that loses some of its bias shows in output and gradients."""
     relation_linear = relgcn_update.relation_linear
-    monkeypatch.setattr(
-        relgcn_update,
-        'relation_linear',
-        lambda adj, h, W, b, *own, **options: relation_linear(
-            adj, h, W, b * 0.9999, *own, **options
-        ),
-    )
+
+    def wrong(adj, h, W, b, *own, **options):
+        return relation_linear(adj, h, W, b * 0.9999, *own, **options)
+
+    monkeypatch.setattr(relgcn_update, 'relation_linear', wrong)
     beyond = parity.check(parity.DEFAULTS['RelGCN'], chainer.get_device('@numpy'))
     assert any(line.startswith('packed output: ') for line in beyond)
     assert any(line.startswith('folded /rgcn_convs/') for line in beyond)
@@ -200,16 +190,10 @@ def test_a_mistake_is_found(monkeypatch):
 
 
 def test_errors():
-    truth = {
-        'output': numpy.array([3.0, 4.0]),
-        '/a': numpy.array([1e-12]),
-        '/b': numpy.array([2.0]),
-    }
-    actual = {
-        'output': numpy.array([3.0, 4.5]),
-        '/a': numpy.array([2e-12]),
-        '/b': numpy.array([1.0]),
-    }
+    truth, actual = (
+        {name: numpy.array(values) for name, values in zip(('output', '/a', '/b'), arrays)}
+        for arrays in (([3.0, 4.0], [1e-12], [2.0]), ([3.0, 4.5], [2e-12], [1.0]))
+    )
     found = parity.errors(actual, truth)
     assert found['output'] == pytest.approx(0.1) and found['/b'] == pytest.approx(0.5)
     assert found['/a'] == pytest.approx(5e-13)  # 0 but for rounding: against all gradients

@@ -6,14 +6,12 @@ import pytest
 import chainer
 from chainer.backends import cuda
 from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import SparseGraphDataset
-from chainer_chemistry.models import RelGCN as DenseRelGCN
 from chainer_chemistry.models.relgcn import RelGCNSparse as DenseRelGCNSparse
 from chainer_chemistry.models.relgcn import rescale_adj
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
-from chainer_bspmm import sparsify
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import RelGCN
 from chainer_bspmm.models import RelGCNSparse
@@ -24,25 +22,6 @@ from tests.support import relative_error
 from tests.support.molecules import molecules
 from tests.support.molecules import SIZES
 from tests.support import assert_close_arrays
-
-
-@pytest.mark.parametrize('layout', ['packed', 'padded'])
-def test_features_in_place_of_ids(device, layout):
-    rng = numpy.random.RandomState(0)
-    examples = [
-        (rng.uniform(-1, 1, (len(a), 5)).astype('f'), adj) for a, adj, _ in molecules([6, 6, 6])
-    ]
-    features = numpy.stack([x for x, _ in examples])
-    adj = numpy.stack([a for _, a in examples])
-    dense = DenseRelGCN(4, input_type='float')
-    expected = dense(features, adj).array
-    model = sparsify(dense)
-    model.to_device(device)
-    actual = model(*CSRConverter(layout)(examples, device)).array
-    assert relative_error(actual, expected) < 1e-5
-    fresh = RelGCN(4, input_type='float')
-    fresh.to_device(device)
-    assert fresh(*CSRConverter(layout)(examples, device)).shape == (3, 4)
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'float64'])
@@ -86,22 +65,6 @@ def test_degree_of_zero_counts_as_one():
     numpy.testing.assert_array_equal(scaled[0, 0], [[0, 2, 0.125], [0, -2, 0.375], [0, 0, 0]])
 
 
-def test_gradients_do_not_leak_from_batch_to_batch(device):
-    """Two batches through one model give what each gives by itself."""
-    numpy.random.seed(0)
-    model = RelGCN(scale_adj=True)
-    first, second = (
-        concat_mols(molecules(sizes, seed=seed), device)[:2]
-        for seed, sizes in enumerate(([5, 3], [7]))
-    )
-    model = chainer.Sequential(model).to_device(device)
-    both = parity.outcome(model, [first, second])
-    parts = [parity.outcome(model, [batch]) for batch in (first, second)]
-    for name in both:
-        if name != 'output':
-            assert relative_error(both[name], parts[0][name] + parts[1][name]) < 1e-5
-
-
 # --- what is refused ---
 
 
@@ -113,12 +76,6 @@ def test_input_of_another_type():
         RelGCN(input_type='float')(atoms, adj)
     with pytest.raises(ValueError, match=r'x: expected shape \(5,\) and one more .*\(4, 16\)'):
         RelGCN(input_type='float')(numpy.ones((4, 16), 'f'), adj)
-
-
-def test_features_with_a_dense_adjacency():
-    _, adj, _ = molecules([3])[0]
-    with pytest.raises(TypeError, match='adj: expected a BatchedCSR, .*concat_mols'):
-        RelGCN(input_type='float')(numpy.ones((1, 3, 2), 'f'), adj[None])
 
 
 @pytest.mark.parametrize('sizes', graph_data.SIZES.values(), ids=graph_data.SIZES)

@@ -16,7 +16,6 @@ from chainer_chemistry.dataset.converters import concat_mols
 from chainer_chemistry.link_hooks import VariableMonitorLinkHook
 from chainer_chemistry.models.prediction import Regressor
 from chainer_chemistry.models.prediction import set_up_predictor
-from chainer_chemistry.saliency.calculator.calculator_utils import GaussianNoiseSampler
 from chainer_chemistry.saliency.calculator.gradient_calculator import GradientCalculator
 from chainer_chemistry.saliency.calculator.integrated_gradients_calculator import (
     IntegratedGradientsCalculator,
@@ -143,14 +142,9 @@ def test_links_that_upstream_calls_without_hooks():
     data = examples('ggnn')
     upstream, ours = pair('ggnn', data)
     graph_conv = ours.predictor.graph_conv
+    given = GradientCalculator, ours, data, chainer_bspmm.concat_mols
     found = [
-        compute(
-            GradientCalculator,
-            ours,
-            data,
-            chainer_bspmm.concat_mols,
-            link=lambda _, link=link: link,
-        )[1]
+        compute(*given, link=lambda _, link=link: link)[1]
         for link in (graph_conv.update_layers[0], graph_conv.readout_layers[0])
     ]
     assert found[0].shape[1:3] == (7, max(len(atoms) for atoms, _ in data)) and found[0].any()
@@ -184,42 +178,17 @@ def test_a_sparse_data_set():
     numpy.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize('layout', ('packed', 'folded'))
-def test_noise_is_sampled_without_padding_only_where_there_is_none(layout):
-    data = examples('rsgcn')
-    _, ours = pair('rsgcn', data)
-    seen = []
-
-    class Sampler(GaussianNoiseSampler):
-        def sample(self, array):
-            seen.append(array.shape)
-            return super().sample(array)
-
-    numpy.random.seed(0)
-    converter = chainer_bspmm.CSRConverter(layout)
-    _, found = compute(
-        GradientCalculator, ours, data, converter, len(data), M=3, noise_sampler=Sampler()
-    )
-    assert found.shape[0] == 3 and (found[0] != found[1]).any()
-    sizes = [len(atoms) for atoms, _ in data]
-    assert seen == 3 * (
-        [(1, n, 6) for n in sizes] if layout == 'packed' else [(len(data), max(sizes), 6)]
-    )
-
-
 def test_functions_before_and_after():
     data = examples('gin')
     _, ours = pair('gin', data)
+    given = GradientCalculator, ours, data, chainer_bspmm.concat_mols
     calculator, found = compute(
-        GradientCalculator,
-        ours,
-        data,
-        chainer_bspmm.concat_mols,
+        *given,
         retain_inputs=True,
         preprocess_fn=lambda atoms, adj: (atoms, adj),
         postprocess_fn=lambda saliency: 2 * saliency,
     )
-    _, plain = compute(GradientCalculator, ours, data, chainer_bspmm.concat_mols)
+    _, plain = compute(*given)
     numpy.testing.assert_array_equal(found, 2 * plain)
     atoms, adj = concat_mols(data)
     numpy.testing.assert_array_equal(calculator.inputs[0], atoms)
@@ -249,18 +218,6 @@ def test_batches_of_one_atom(kind, options, layout, data):
         n = 1 if layout == 'packed' else batchsize
         _, expected = compute(kind, upstream, data, concat_mols, n, options=options)
         numpy.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.parametrize('data', ONE_ATOM, ids=('alone', 'last', 'first'))
-def test_a_layer_of_molecules(data):
-    def link(model):
-        return model.predictor.mlp.layers[0]
-
-    upstream, ours = pair('ggnn', data)
-    packed = chainer_bspmm.CSRConverter('packed')
-    _, found = compute(GradientCalculator, ours, data, packed, 1, link)
-    _, expected = compute(GradientCalculator, upstream, data, concat_mols, 1, link)
-    numpy.testing.assert_array_equal(found, expected)
 
 
 def test_windows_of_several_atoms_are_those_of_the_molecule():
@@ -324,14 +281,9 @@ def test_errors_leave_the_model_and_no_hook():
     data = examples('ggnn')
     _, ours = pair('ggnn', data)
     kinds = [type(link) for link in ours.links()]
+    given = GradientCalculator, ours, data, chainer_bspmm.concat_mols
     with pytest.raises(TypeError, match='nothing'):
-        compute(
-            GradientCalculator,
-            ours,
-            data,
-            chainer_bspmm.concat_mols,
-            preprocess_fn=lambda atoms, adj: atoms.reshape(nothing=True),
-        )
+        compute(*given, preprocess_fn=lambda atoms, adj: atoms.reshape(nothing=True))
     assert [type(link) for link in ours.links()] == kinds
     assert not chainer._get_link_hooks()
 

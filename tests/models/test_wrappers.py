@@ -197,20 +197,15 @@ def test_labels():
     atoms, adj, labels = PACKED[True](examples)
     with pytest.raises(TypeError, match='wle_array: expected an array .* got NoneType'):
         model(atoms, adj)
-    with pytest.raises(
-        ValueError,
-        match=r'wle_array: expected integers of shape \(83,\).* got '
-        r'int32 of shape \(82,\); CSRConverter\(n_node_columns',
+    shapes = r'integers of shape \(83,\).* got int32 of shape \(82,\); CSRConverter\(n_node_columns'
+    out_of_range = r'labels in \[0, 40\), .*got '
+    for wrong, message in (
+        (labels[1:], shapes),
+        (labels.astype('f'), 'integers .* got float32'),
+        *((numpy.append(labels[1:], label), out_of_range + str(label)) for label in (-1, 40)),
     ):
-        model(atoms, adj, labels[1:])
-    with pytest.raises(ValueError, match='wle_array: expected integers .* got float32'):
-        model(atoms, adj, labels.astype('f'))
-    for label in (-1, 40):
-        labels[4] = label
-        with pytest.raises(
-            ValueError, match=r'wle_array: expected labels in \[0, 40\), .*got %d' % label
-        ):
-            model(atoms, adj, labels)
+        with pytest.raises(ValueError, match='wle_array: expected ' + message):
+            model(atoms, adj, wrong)
 
 
 @pytest.mark.parametrize('model', [gwm.GGNN_GWM, gwm.GIN_GWM, wle.GGNN_CWLE, wle.RelGCN_GWLE])
@@ -233,19 +228,10 @@ def test_parts_without_a_sparse_form(given, message):
         def __init__(self, in_channels, out_channels, **kwargs):
             super().__init__(hidden_channels=in_channels)
 
-    arguments = dict(
-        dict(
-            hidden_channels=6,
-            out_dim=6,
-            n_update_layers=2,
-            update_layer=GGNNUpdate,
-            readout_layer=parity.GGNNReadout,
-        ),
-        **given,
-    )
+    parts = {'update_layer': GGNNUpdate, 'readout_layer': parity.GGNNReadout, **given}
     if 'update_layer' in given:
-        arguments['update_layer'] = Update
-    dense = GWMGraphConvModel(**arguments)
+        parts['update_layer'] = Update
+    dense = GWMGraphConvModel(hidden_channels=6, out_dim=6, n_update_layers=2, **parts)
     before = copy.copy(dense.update_layers)
     with pytest.raises(ValueError, match=message):
         sparsify(dense)

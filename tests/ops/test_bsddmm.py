@@ -38,16 +38,7 @@ def test_channels(place, dtype, n_channels):
 
 @pytest.mark.parametrize(
     'n_channels, lanes, tile',
-    [
-        (4, 1, 1),
-        (8, 1, 2),
-        (12, 2, 2),
-        (20, 4, 2),
-        (36, 8, 2),
-        (68, 16, 2),
-        (132, 32, 2),
-        (400, 32, 2),
-    ],
+    [(4, 1, 1), (8, 1, 2), (12, 2, 2), (20, 4, 2), (36, 8, 2), (68, 16, 2), (400, 32, 2)],
 )
 def test_lanes(gpu, n_channels, lanes, tile):
     check(gpu, batch('mixed', 'f'), 'f', n_channels)
@@ -81,14 +72,6 @@ def test_other_batches(xp, name):
     w = bsddmm(adj, u, v).array
     assert_close(w, reference.bsddmm(adj, u, v), 'float32')
     assert w.tobytes() == bsddmm(adj, u, v).array.tobytes()
-
-
-@pytest.mark.parametrize(
-    'dtype, shifts, width', [('e', (2, 0), 1), ('e', (0, 2), 1), ('f', (8, 0), 2), ('d', (0, 8), 1)]
-)
-def test_unaligned_input(gpu, dtype, shifts, width):
-    check(gpu, batch('small', dtype), dtype, 16, shifts)
-    assert gpu.launched[-1]['VECTOR'] == width
 
 
 def test_input_of_three_dimensions_that_is_not_contiguous(place):

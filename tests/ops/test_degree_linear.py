@@ -164,21 +164,6 @@ def test_gradients_of_some_inputs_only(xp, way):
                 assert gradient is None
 
 
-@pytest.mark.parametrize('way', ['relations', 'grouped'])
-@pytest.mark.parametrize('higher', [False, True])
-def test_gradients_share_no_memory(xp, higher, way):
-    """The biases' gradients are equal, but an optimizer hook scales each of them in place."""
-    x, weights, biases = operands(xp, 'float32')
-    given = [chainer.Variable(a) for a in biases]
-    y = degree_linear_sigmoid(adjacency(xp, 'float32', way=way), x, weights, given)
-    chainer.functions.sum(y).backward(enable_double_backprop=higher)
-    expected = cuda.to_cpu(given[0].grad).copy()
-    for variable in given:
-        variable.grad *= 2
-    for variable in given:
-        numpy.testing.assert_array_equal(cuda.to_cpu(variable.grad), 2 * expected)
-
-
 def test_infinite_feature_stays_with_its_neighbours(xp):
     """The weight of another degree must not turn an infinity into NaN."""
     for way in WAYS:

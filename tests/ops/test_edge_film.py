@@ -8,16 +8,17 @@ from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.ops.bspmm import bspmm_forward
+from chainer_bspmm.ops import edge_film as module
 from chainer_bspmm.ops.edge_film import edge_film
 from chainer_bspmm.ops.edge_film import edge_film_backward
 from chainer_bspmm.ops.edge_film import edge_film_forward
-from chainer_bspmm.ops.edge_film import film_launch
 from chainer_bspmm.sparse.edges import edges_of
 from tests.emulation.kernel_cases import batch
 from tests.emulation.kernel_cases import BATCHES
 from tests.emulation.kernel_cases import CHANNELS
 from tests.emulation.kernel_cases import film_arrays
 from tests.emulation.kernel_cases import film_truth
+from tests.emulation.kernel_cases import share_channels
 from tests.support import assert_close
 from tests.support import assert_exact
 from tests.support import reference
@@ -82,12 +83,7 @@ def test_unaligned_input(gpu, dtype, shift, width):
 
 
 def test_blocks_that_stride_over_the_channels(gpu, monkeypatch):
-    plan = film_launch
-
-    def few(*sizes):
-        return plan(*sizes)._replace(grid=(plan(*sizes).grid[0], 2, 1))
-
-    monkeypatch.setattr('chainer_bspmm.ops.edge_film.film_launch', few)
+    share_channels(monkeypatch, module, 'film_launch')
     check(gpu, batch('relations', 'f'), 'f', 33 * 4 * 3)
 
 
@@ -217,16 +213,6 @@ def test_folded(xp):
     rng = numpy.random.RandomState(0)
     W, W_g = (xp.asarray(rng.uniform(-1, 1, (n, 4))) for n in (6, 12))
     check_against_padded(lambda adj, x: edge_film(adj, x, W, W_g), xp, 2, 4)
-
-
-def test_parameters_of_another_dtype_are_converted(xp):
-    adj = relation_batch_on('four relations', xp, 'float16')
-    x, *weights = arguments(adj, xp, 'float32')
-    variables = [chainer.Variable(array) for array in (x.astype('e'), *weights)]
-    y = edge_film(adj, *variables)
-    assert y.dtype == numpy.float16
-    chainer.functions.sum(y).backward()
-    assert [v.grad.dtype.char for v in variables] == ['e', 'f', 'f']
 
 
 @pytest.mark.parametrize('name', [*NAMES, 'symmetric'])

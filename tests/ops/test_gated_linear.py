@@ -87,22 +87,6 @@ def test_gradients(xp, activation, with_bias, widths):
     check_gradients(lambda *inputs: apply(len(widths), activation, *inputs), *inputs)
 
 
-@pytest.mark.parametrize('only', range(6))
-def test_gradient_of_one_input_alone(only):
-    inputs = arrays((3, 2), True)
-    expected = outcome(apply, (3, 2), functions.tanh, inputs)[1 + only]
-    actual = outcome(apply, (3, 2), functions.tanh, inputs, [only])[1:]
-    assert relative_error(actual[only], expected) < 1e-14
-    assert [i for i, g in enumerate(actual) if g is not None] == [only]
-
-
-def test_gradients_share_no_memory():
-    """Hooks such as WeightDecay write to a parameter's gradient."""
-    gradients = outcome(apply, (3, 2), functions.identity, arrays((3, 2), True))[1:]
-    for i, a in enumerate(gradients):
-        assert not any(numpy.shares_memory(a, b) for b in gradients[:i])
-
-
 def test_one_variable_as_both_parts():
     x, _, *parameters = arrays((3, 3), True)
     separate = outcome(apply, (3, 3), functions.tanh, [x, x, *parameters])

@@ -78,17 +78,6 @@ def test_gradients(xp, with_state):
     check_gradients(step, *map(xp.asarray, arrays(with_state=with_state)))
 
 
-@pytest.mark.parametrize('only', range(15))
-def test_gradient_of_one_input_alone(only):
-    inputs = arrays()
-    every = [chainer.Variable(array) for array in inputs]
-    expected = backward(step(*every), every)[1 + only]
-    alone = [chainer.Variable(array, requires_grad=i == only) for i, array in enumerate(inputs)]
-    actual = backward(step(*alone), alone)[1:]
-    assert relative_error(actual[only], expected) < 1e-14
-    assert [i for i, g in enumerate(actual) if g is not None] == [only]
-
-
 def test_same_variable_as_features_and_state():
     """As in every step of a GGNN with tied weights after the first."""
     rng = numpy.random.RandomState(0)
@@ -127,42 +116,10 @@ def test_as_wide_as_models_are(xp, state, n_rows):
         assert ours.dtype == 'f' and relative_error(ours, theirs) < 2e-6
 
 
-@pytest.mark.parametrize('with_state', [False, True])
-def test_gradients_share_no_memory(with_state):
-    """Hooks such as WeightDecay write to a parameter's gradient."""
-    variables = [chainer.Variable(array) for array in arrays(with_state=with_state)]
-    gradients = backward(step(*variables), variables)[1:]
-    for i, a in enumerate(gradients):
-        assert not any(numpy.shares_memory(a, b) for b in gradients[:i])
-
-
-def test_parameters_of_another_dtype_are_converted(xp):
-    inputs = [
-        chainer.Variable(xp.asarray(array.astype('e' if i < 3 else 'f')))
-        for i, array in enumerate(arrays())
-    ]
-    y = step(*inputs)
-    assert y.dtype == numpy.float16
-    expected = step(*[variable.array.astype('d') for variable in inputs]).array
-    assert relative_error(y.array, expected) < 3e-3  # a few roundings of 2**-11
-    chainer.functions.sum(y).backward()
-    assert all(variable.grad.dtype == variable.dtype for variable in inputs)
-
-
-def test_one_node():
-    variables = [chainer.Variable(array) for array in arrays()]
-    y = step(*variables)
-    assert all(a is b.node for a, b in zip(y.creator_node.inputs, variables))
-
-
 @pytest.mark.parametrize(
     'index, shape, message',
     [
-        (
-            1,
-            (N + 1, M),
-            r'message: expected a row for each row of x, got shapes \(8, 2\) and \(7, 3\)',
-        ),
+        (1, (N + 1, M), r'message: .* each row of x, got shapes \(8, 2\) and \(7, 3\)'),
         (2, (N + 1, H), r'state: expected shape \(7, 5\), got \(8, 5\); reset_state'),
         (3, (H, C), r'parameters\[0\]\[0\]: expected shape \(5, 5\) to go with x, .* got \(5, 3\)'),
         (10, (H + 1,), r'parameters\[3\]\[1\]: expected shape \(5,\) .* got \(6,\)'),

@@ -5,17 +5,20 @@ import pytest
 
 from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedSELL
-from chainer_bspmm import papers
 from chainer_bspmm.ops.bspmm import bsddmm_forward
 from chainer_bspmm.ops.bspmm import bspmm_forward
 from chainer_bspmm.ops.dropout import dropout_forward
 from chainer_bspmm.ops.dropout import relu_dropout_forward
+from chainer_bspmm.ops.layer_norm import layer_norm_forward
+from chainer_bspmm.ops.linear_softmax import row_softmax_backward
+from chainer_bspmm.ops.linear_softmax import row_softmax_forward
 from chainer_bspmm.ops.segment_softmax import segment_softmax_backward
 from chainer_bspmm.ops.segment_softmax import segment_softmax_forward
 from chainer_bspmm.ops.segments import row_sum
 from chainer_bspmm.ops.segments import segment_broadcast_forward
 from chainer_bspmm.ops.segments import segment_max_forward
 from chainer_bspmm.ops.segments import segment_sum_forward
+from chainer_bspmm.papers import products
 from tests.support import BATCHES
 from tests.support.launches import DeviceArray
 from tests.support.launches import Launches
@@ -32,27 +35,21 @@ def launches(monkeypatch):
 # operation -> (call on its float32 arrays of four channels, how many it takes, how many it makes)
 OPERATIONS = {
     'bspmm': (lambda x, residual: bspmm_forward(ADJ, x, residual=residual), 2, 1),
-    'bspmm, SELL': (
-        lambda x, residual: papers.products.bspmm_forward(BatchedSELL(ADJ), x, residual=residual),
-        2,
-        1,
-    ),
+    'bspmm, SELL': (lambda x, y: products.bspmm_forward(BatchedSELL(ADJ), x, residual=y), 2, 1),
     'bsddmm': (lambda u, v: bsddmm_forward(ADJ, u, v), 2, 0),
-    'bsddmm, COO': (
-        lambda u, v: papers.products.bsddmm_forward(BatchedCOO.from_csr(ADJ), u, v),
-        2,
-        0,
-    ),
+    'bsddmm, COO': (lambda u, v: products.bsddmm_forward(BatchedCOO.from_csr(ADJ), u, v), 2, 0),
     'segment_sum': (lambda x: segment_sum_forward(x, ADJ.row_offsets), 1, 1),
     'segment_max': (lambda x: segment_max_forward(x, ADJ.row_offsets), 1, 1),
     'row_sum': (row_sum, 1, 1),
     'segment_broadcast': (
         lambda y: segment_broadcast_forward(y[: ADJ.n_graphs], ADJ.row_offsets, ADJ.n_rows),
-        1,
-        1,
+        *(1, 1),
     ),
     'segment_softmax': (lambda x: segment_softmax_forward(x, ADJ.row_offsets), 1, 1),
     'segment_softmax_grad': (lambda y, gy: segment_softmax_backward(y, gy, ADJ.row_offsets), 2, 1),
+    'layer_norm': (lambda x, gamma, beta: layer_norm_forward(x, gamma, beta, 1e-3), 3, 0),
+    'row_softmax': (lambda a: row_softmax_forward(a[None]), 1, 0),
+    'row_softmax_grad': (lambda a, g: row_softmax_backward(a[None], g), 2, 1),
     'dropout': (lambda x: dropout_forward(x, 0.5, 1, 2, COUNTER), 1, 2),
     'relu_dropout': (lambda x: relu_dropout_forward(x, 0.5, 1, 2, COUNTER), 1, 0),
 }

@@ -228,12 +228,6 @@ def test_power_law(xp, dtype, n_channels):
     assert w.tobytes() == bsddmm(adj, residual, x).array.tobytes()
 
 
-def test_transpose_of_power_law(xp):
-    rng, adj = power_law_batch(xp, 'float32')
-    x = features(rng, xp, adj.n_rows, 8, 'float32')
-    assert_close(bspmm(adj.T, x).array, reference.bspmm(adj, x, trans=True), 'float32')
-
-
 @pytest.mark.parametrize('both_ways', [False, True])
 def test_gradients(xp, both_ways):
     rng = numpy.random.RandomState(0)
@@ -261,12 +255,6 @@ def test_layer_of_a_graph_with_long_rows(xp, monkeypatch, both_ways):
     y = graph_linear(adj, x, W, activation=functions.relu).array
     assert given == [(None, (150,))]
     assert_close(y, numpy.maximum(reference.bspmm(adj, x @ W.T), 0), 'float64')
-
-
-def test_no_layer_of_long_rows():
-    """Whatever its widths are; the device is not even asked about."""
-    for longest in (LONG_ROW + 1, 10**6):
-        assert layer_of(None, {}, 1, False, 'relu', False, longest) is None
 
 
 def test_bounds():

@@ -86,9 +86,8 @@ def test_more_elements_than_a_block_s(gpu, kind):
 
 def test_more_blocks_than_threads_add_up(gpu, monkeypatch):
     monkeypatch.setattr('chainer_bspmm.ops.mean_loss.LOSS_CHUNK', 4)
-    monkeypatch.setattr(
-        'chainer_bspmm.cuda.plans.MAX_BLOCK', 64
-    )  # instead of 1,024: the emulator runs each thread
+    # Instead of 1,024: the emulator runs each thread.
+    monkeypatch.setattr('chainer_bspmm.cuda.plans.MAX_BLOCK', 64)
     monkeypatch.setattr('chainer_bspmm.ops.mean_loss.loss_launches', loss_launches.__wrapped__)
     check(gpu, 'SIGMOID_CROSS_ENTROPY', 'f', *arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (1027,)))
 
@@ -178,10 +177,7 @@ def test_too_many_for_anything_along(gpu):
     assert gx is None and accuracy == mean_loss_forward('BINARY_ACCURACY', x, t)[0]
     x, t = map(gpu.put, arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (LOSS_CHUNK + 1,)))
     found = training_loss('SIGMOID_CROSS_ENTROPY', x, t)
-    assert found[:2] == mean_loss_forward('SIGMOID_CROSS_ENTROPY', x, t) and found[2:] == (
-        None,
-        None,
-    )
+    assert found == (*mean_loss_forward('SIGMOID_CROSS_ENTROPY', x, t), None, None)
 
 
 @pytest.mark.parametrize('n_rows, kinds', [(128, 'S'), (400, 'Sg'), (1400, 'SSBBg')])

@@ -117,19 +117,6 @@ def test_half_precision(xp, order):
     assert relative_error(y, truth(adj, **given)) < 4 * 5e-4
 
 
-def test_parameters_of_another_dtype_are_converted(xp, order):
-    adj = batch_on('four relations', xp, 'float16')
-    given = parameters(adj, xp, 'float32', (5, 4), PARTS[0])
-    given = {
-        name: chainer.Variable(array.astype('e') if name == 'x' else array)
-        for name, array in given.items()
-    }
-    y = relation_linear(adj, **given)
-    assert y.dtype == numpy.float16
-    chainer.functions.sum(y).backward()
-    assert all(v.grad.dtype == v.dtype for v in given.values())
-
-
 def test_padded_features_of_three_dimensions(xp, order):
     adj = batch_on('padded', xp, 'float64')
     given = parameters(adj, xp, 'float64', (5, 4), PARTS[0])
@@ -173,44 +160,6 @@ def test_gradients(xp, order, name, parts):
     )
 
 
-def test_third_derivative(xp, order):
-    """d/dt of the second derivative's result, by central differences."""
-    adj = relation_batch_on('unsorted values', xp, 'float64')
-    given = parameters(adj, xp, 'float64', WIDTHS['transform'], PARTS[0])
-
-    def second(step):
-        variables = {name: chainer.Variable(array + step) for name, array in given.items()}
-        y = relation_linear(adj, **variables)
-        first = chainer.grad(
-            [chainer.functions.sum(y**3)], list(variables.values()), enable_double_backprop=True
-        )
-        total = sum(chainer.functions.sum(g**2) for g in first)
-        return variables, chainer.grad(
-            [total], list(variables.values()), enable_double_backprop=True
-        )
-
-    variables, grads = second(0.0)
-    total = sum(chainer.functions.sum(g) for g in grads)
-    third = chainer.grad([total], list(variables.values()))
-    slope = sum(float(g.array.sum()) for g in third)
-    high, low = (sum(float(g.array.sum()) for g in second(step)[1]) for step in (1e-5, -1e-5))
-    assert abs(slope - (high - low) / 2e-5) < 1e-5 * abs(slope)
-
-
-@pytest.mark.parametrize('only', ['x', 'W', 'b', 'W_self', 'b_self'])
-def test_gradient_of_one_argument_alone(xp, order, only):
-    adj = batch_on('four relations', xp, 'float64')
-    given = parameters(adj, xp, 'float64', (3, 4), PARTS[0])
-    every = {name: chainer.Variable(array) for name, array in given.items()}
-    chainer.functions.sum(relation_linear(adj, **every) ** 2).backward()
-    alone = {
-        name: chainer.Variable(array, requires_grad=name == only) for name, array in given.items()
-    }
-    chainer.functions.sum(relation_linear(adj, **alone) ** 2).backward()
-    assert relative_error(alone[only].grad, every[only].grad) < 1e-14
-    assert all(alone[name].grad is None for name in alone if name != only)
-
-
 @pytest.mark.parametrize('only', ['W', 'b', 'W_self', 'b_self'])
 def test_second_derivative_by_one_parameter_alone(order, only):
     """As with a penalty on one gradient: the others have none to pass on."""
@@ -236,19 +185,6 @@ def test_second_derivative_by_one_parameter_alone(order, only):
         assert abs(slope - (high - low) / 2e-5) < 1e-6 * abs(slope), name
 
 
-def test_gradients_share_no_memory(order):
-    adj = batch_on('four relations', numpy, 'float64')
-    given = {
-        name: chainer.Variable(array)
-        for name, array in parameters(adj, numpy, 'float64', (4, 4), PARTS[0]).items()
-    }
-    y = relation_linear(adj, **given)
-    chainer.functions.sum(y**2).backward()
-    gradients = [v.grad for v in given.values()]
-    for i, a in enumerate(gradients):
-        assert not any(numpy.shares_memory(a, b) for b in gradients[:i])
-
-
 # --- cost ---
 
 
@@ -264,15 +200,12 @@ def test_products_are_of_the_narrower_width(monkeypatch, widths, between):
     adj = BatchedCSR.from_matrices([random_matrix(rng, n, 4).astype('f') for n in (5, 3)])
     monkeypatch.setattr(module, '_is_on_host', lambda *_: False)
     seen = []
-    bspmm = bspmm_forward
-    monkeypatch.setattr(
-        module,
-        'bspmm_forward',
-        lambda adj, x, *args, **options: (
-            seen.append(x.shape[-1]),
-            bspmm(adj, x, *args, **options),
-        )[1],
-    )
+
+    def noted(adj, x, *args, **options):
+        seen.append(x.shape[-1])
+        return bspmm_forward(adj, x, *args, **options)
+
+    monkeypatch.setattr(module, 'bspmm_forward', noted)
     given = {
         name: chainer.Variable(array)
         for name, array in parameters(adj, numpy, 'float32', widths, PARTS[0]).items()
@@ -284,17 +217,6 @@ def test_products_are_of_the_narrower_width(monkeypatch, widths, between):
     # The degrees are kept with the matrix.
     relation_linear(adj, **given)
     assert seen == [between] + degrees + [between] * 2
-
-
-def test_one_node(xp):
-    adj = batch_on('four relations', xp, 'float32')
-    given = parameters(adj, xp, 'float32', (3, 4), PARTS[0])
-    given = {name: chainer.Variable(array) for name, array in given.items()}
-    y = relation_linear(adj, **given)
-    assert [
-        v is node
-        for v, node in zip((variable.node for variable in given.values()), y.creator_node.inputs)
-    ] == [True] * 5
 
 
 # --- with an activation ---
@@ -349,11 +271,7 @@ GOOD = {
         ({'x': (4, 4)}, ValueError, r'x: expected shape \(3, in_channels\), .*, got \(4, 4\)'),
         ({'x': (1, 3, 4)}, ValueError, r'x: expected .* got .*\(1, 3, 4\)'),
         ({'x': numpy.ones((3, 4), 'i')}, TypeError, 'x: expected float16, .*, got int32'),
-        (
-            {'W': (9, 4)},
-            ValueError,
-            r'W: expected shape \(out_channels \* 2, 4\), .*, got \(9, 4\)',
-        ),
+        ({'W': (9, 4)}, ValueError, r'W: expected shape \(out_channels \* 2, 4\), .* \(9, 4\)'),
         ({'W': (10, 3)}, ValueError, r'W: expected .*, got \(10, 3\)'),
         ({'b': (5,)}, ValueError, r'b: expected shape \(10,\) .* got \(5,\)'),
         ({'W_self': (4, 5)}, ValueError, r'W_self: expected shape \(5, 4\) .* got'),
@@ -364,11 +282,7 @@ GOOD = {
             'activation: expected one of chainer.functions.identity, relu, tanh, got .*elu',
         ),
         ({'adj': numpy.ones((1, 2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
-        (
-            {'adj': BatchedCOO.from_csr(ADJ)},
-            TypeError,
-            'adj: expected a BatchedCSR, got BatchedCOO',
-        ),
+        ({'adj': BatchedCOO.from_csr(ADJ)}, TypeError, 'adj: .* a BatchedCSR, got BatchedCOO'),
         (
             {'adj': BatchedCSR.from_matrices([2 * numpy.ones((2, 3, 3))])},
             TypeError,

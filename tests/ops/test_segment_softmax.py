@@ -9,11 +9,11 @@ from chainer.backends import cuda
 from chainer_bspmm import BatchedCOO
 from chainer_bspmm.functions import node_softmax
 from chainer_bspmm.functions import segment_softmax
+from chainer_bspmm.ops import segment_softmax as module
 from chainer_bspmm.ops.segment_softmax import segment_softmax_backward
 from chainer_bspmm.ops.segment_softmax import segment_softmax_forward
-from chainer_bspmm.ops.segment_softmax import softmax_launch
 from tests.emulation.kernel_cases import CHANNELS
-from tests.emulation.kernel_cases import integers
+from tests.emulation.kernel_cases import share_channels
 from tests.emulation.kernel_cases import weighted
 from tests.support import assert_close
 from tests.support import batch_on
@@ -21,15 +21,12 @@ from tests.support import BATCHES
 from tests.support import DTYPES
 from tests.support import features
 from tests.support import reference
-from tests.support import relative_error
 from tests.support.gradients import check_gradients
-from tests.support.spare import with_spare
 from tests.support.weights import assert_counts_copies
 from tests.support.weights import SPARE_ROWS
 from tests.support.weights import WEIGHTED
 from tests.support.weights import weighted_on
 
-EPSILON = {'float16': 2**-11, 'float32': 2**-24, 'float64': 2**-53}
 # Relative error of an element: its rounding to the dtype, and a few of what it is calculated in.
 BOUND = {'e': 2**-10, 'f': 2**-20, 'd': 2**-48}
 
@@ -75,16 +72,8 @@ def test_channels(place, dtype, n_channels):
 @pytest.mark.parametrize(
     'sizes, spare',
     [
-        ((1,), 0),
-        ((5,), 0),
-        ((1,) * 200, 0),
-        ((0, 0, 0, 2), 0),
-        ((2, 0, 0, 0), 0),
-        ((3, 2), 4),
-        ((0, 0), 4),
-        ((), 4),
-        ((2,), 300),
-        ((300,), 0),
+        *(((1,), 0), ((5,), 0), ((1,) * 200, 0), ((0, 0, 0, 2), 0), ((2, 0, 0, 0), 0)),
+        *(((3, 2), 4), ((0, 0), 4), ((), 4), ((2,), 300), ((300,), 0)),
     ],
     ids=str,
 )
@@ -92,29 +81,8 @@ def test_segments_and_rows_beyond_them(place, sizes, spare):
     check(place, 'f', 3, sizes, spare)
 
 
-@pytest.mark.parametrize('dtype, shift, width', [('e', 2, 1), ('f', 8, 2), ('d', 8, 1)])
-def test_unaligned_input(gpu, dtype, shift, width):
-    check(gpu, dtype, 16, (2, 0, 3), shift=shift)
-    assert gpu.launched[-1]['VECTOR'] == width
-
-
-def test_gradient_that_is_not_aligned(gpu):
-    """Where the softmax is."""
-    a, g = (integers((6, 4), 'f', seed=seed) for seed in (2, 3))
-    offsets = numpy.array([0, 2, 6], 'i')
-    inner = reference.segment_sum(a.astype('d') * g, offsets)
-    gx = segment_softmax_backward(gpu.put(a), gpu.put(g, 4), gpu.put(offsets))
-    gx = cuda.to_cpu(gx)
-    numpy.testing.assert_array_equal(gx, (a * (g - inner.repeat([2, 4], axis=0))).astype('f'))
-    assert gpu.launched[-1]['VECTOR'] == 1
-
-
 def test_blocks_that_stride_over_the_channels(gpu, monkeypatch):
-    plan = softmax_launch
-    monkeypatch.setattr(
-        'chainer_bspmm.ops.segment_softmax.softmax_launch',
-        lambda *sizes: plan(*sizes)._replace(grid=(plan(*sizes).grid[0], 2, 1)),
-    )
+    share_channels(monkeypatch, module, 'softmax_launch')
     check(gpu, 'f', 33 * 4 * 3, (2, 0, 3))
 
 
@@ -218,32 +186,6 @@ def test_gradients(xp, name, columns):
     check_gradients(lambda x: segment_softmax(adj, x) ** 2, x)
 
 
-@pytest.mark.parametrize('dtype', DTYPES)
-def test_gradient_is_that_of_the_dense_softmax(xp, dtype):
-    """Rows of one length: the same values as a dense array."""
-    rng = numpy.random.RandomState(0)
-    adj = batch_on('dense blocks', xp, dtype)
-    n = cuda.to_cpu(adj.row_offsets)
-    x = chainer.Variable(features(rng, xp, adj.nnz, 1, dtype))
-    gy = features(rng, xp, adj.nnz, 1, dtype)
-    y = segment_softmax(adj, x)
-    y.grad = gy
-    y.backward()
-    stop = 0
-    for size in numpy.diff(n).tolist():
-        start, stop = stop, stop + size * size
-        dense = chainer.Variable(cuda.to_cpu(x.array[start:stop]).reshape(size, size).astype('d'))
-        z = chainer.functions.softmax(dense, axis=1)
-        gz = z.grad = cuda.to_cpu(gy[start:stop]).reshape(size, size).astype('d')
-        z.backward()
-        bound = 8 * EPSILON[dtype] * 2**0.5  # y has been rounded, then their difference
-        assert relative_error(y.array[start:stop, 0], z.array.ravel()) < bound
-        # Where a row is one entry the gradient is 0: the bound is against what is subtracted.
-        error = cuda.to_cpu(x.grad[start:stop, 0]).astype('d') - dense.grad.ravel()
-        assert numpy.linalg.norm(error) < bound * numpy.linalg.norm((z.array * gz).ravel())
-    assert stop == adj.nnz
-
-
 ADJ = BATCHES['one graph']
 X = numpy.ones(ADJ.nnz, 'f')
 
@@ -273,27 +215,6 @@ def test_values_and_gradients_of_nodes(xp, name):
     y = node_softmax(adj, x).array
     assert_close(y, reference.segment_softmax(x, adj.row_offsets), 'float64')
     check_gradients(lambda x: node_softmax(adj, x), x)
-
-
-@pytest.mark.parametrize('name', ['one graph', 'many', 'only empty graphs'])
-def test_spare_rows(xp, name):
-    """They may hold anything, and get 0; so do their gradients, of both orders."""
-    ordinary, adj = batch_on(name, xp, 'float64'), with_spare(BATCHES[name], 4, 0, xp)
-    n = ordinary.n_rows
-    x = features(numpy.random.RandomState(1), xp, n + 4, 3, 'float64')
-    x[n:] = numpy.nan
-    results = []
-    for matrix, size in ((adj, n + 4), (ordinary, n)):
-        given = chainer.Variable(x[:size])
-        y = node_softmax(matrix, given)
-        gy = chainer.Variable(xp.cos(xp.arange(y.size, dtype='d')).reshape(y.shape))
-        (once,) = chainer.grad([y], [given], [gy])
-        (gx,) = chainer.grad([y], [given], [gy], enable_double_backprop=True)
-        (ggx,) = chainer.grad([chainer.functions.sum(gx**3)], [given])
-        results.append([variable.array for variable in (y, once, gx, ggx)])
-    for actual, expected in zip(*results):
-        assert not actual[n:].any()
-        numpy.testing.assert_allclose(cuda.to_cpu(actual[:n]), cuda.to_cpu(expected), 1e-10, 1e-15)
 
 
 @pytest.mark.parametrize('n_spare', SPARE_ROWS)

@@ -12,14 +12,13 @@ from chainer_bspmm.functions import segment_max
 from chainer_bspmm.functions import segment_sum
 from chainer_bspmm.ops import segments
 from chainer_bspmm.ops.segment_softmax import node_softmax
-from chainer_bspmm.ops.segments import broadcast_launch
-from chainer_bspmm.ops.segments import reduce_launches
 from chainer_bspmm.ops.segments import row_sum
 from chainer_bspmm.ops.segments import segment_broadcast_forward
 from chainer_bspmm.ops.segments import segment_max_forward
 from chainer_bspmm.ops.segments import segment_sum_forward
 from tests.emulation.kernel_cases import CHANNELS
 from tests.emulation.kernel_cases import integers
+from tests.emulation.kernel_cases import share_channels
 from tests.emulation.kernel_cases import TERM
 from tests.emulation.kernel_cases import weighted
 from tests.support import assert_close
@@ -46,18 +45,8 @@ from tests.support.weights import weighted_on
 SIZES = (0, 1, 24, 0, 0, 2, 9, 8, 7, 1, 0)
 # Segments that are longer than a chunk of 4 rows, and not; they begin and end within a chunk, at
 # its border and one row next to it, and two meet in one chunk.
-LONG = (
-    (5,),
-    (4,),
-    (8, 9),
-    (3, 6, 5, 2),
-    (4, 5, 0, 0, 5),
-    (1, 1, 30, 2, 0),
-    (7, 7, 7),
-    (0, 17, 0, 1),
-)
+LONG = (5,), (4,), (8, 9), (3, 6, 5, 2), (4, 5, 0, 0, 5), (1, 1, 30, 2, 0), (7, 7, 7), (0, 17, 0, 1)
 OPERATIONS = ('sum', 'max')
-UNALIGNED = [('e', 2, 1), ('f', 8, 2), ('d', 8, 1)]  # dtype, bytes, width of a vector
 
 
 @pytest.fixture
@@ -105,10 +94,6 @@ def test_segments(place, sizes, operation):
     check(place, operation, integers((sum(sizes), 3), 'f', TERM), sizes)
 
 
-def test_maximum_of_negative_values(place):
-    assert check(place, 'max', -1 - abs(integers((sum(SIZES), 4), 'f')), SIZES).min() < 0
-
-
 @pytest.mark.parametrize('operation', OPERATIONS)
 @pytest.mark.parametrize('dtype', 'efd')
 def test_nan_wins_wherever_it_stands(place, dtype, operation):
@@ -116,12 +101,6 @@ def test_nan_wins_wherever_it_stands(place, dtype, operation):
     # First, middle and last of a segment, and alone in one.
     x[0, 0] = x[12, 1] = x[23, 2] = x[36, 1] = numpy.nan
     assert numpy.isnan(check(place, operation, x, (24, 9, 3, 1))).sum() == 4
-
-
-@pytest.mark.parametrize('dtype, shift, width', UNALIGNED)
-def test_unaligned_input(gpu, dtype, shift, width):
-    check(gpu, 'sum', integers((sum(SIZES), 16), dtype, TERM), SIZES, shift=shift)
-    assert gpu.launched[-1]['VECTOR'] == width
 
 
 def test_rows_beyond_the_batch_are_not_read(place):
@@ -233,11 +212,7 @@ def test_one_launch_where_no_segment_is_long(gpu, chunks_of_four):
 
 @pytest.mark.parametrize('sizes', [(2, 0, 3), (5, 7)], ids=str)
 def test_blocks_that_stride_over_the_channels(gpu, chunks_of_four, monkeypatch, sizes):
-    def narrow(*sizes):
-        plans = reduce_launches.__wrapped__(*sizes)
-        return [launch._replace(grid=(launch.grid[0], 2, 1)) for launch in plans]
-
-    monkeypatch.setattr(segments, 'reduce_launches', narrow)
+    share_channels(monkeypatch, segments, 'reduce_launches')
     check(gpu, 'sum', integers((sum(sizes), 33 * 4 * 3), 'f', TERM), sizes)
 
 
@@ -273,26 +248,13 @@ def test_channels_of_broadcast(place, dtype, n_channels):
 @pytest.mark.parametrize(
     'sizes, spare',
     [
-        ((1,), 0),
-        ((5,), 0),
-        ((1,) * 9, 0),
-        ((0, 0, 0, 2), 0),
-        ((2, 0, 0, 0), 0),
-        ((3, 2), 4),
-        ((3, 0), 1),
-        ((0, 0), 4),
-        ((), 4),
+        *(((1,), 0), ((5,), 0), ((1,) * 9, 0), ((0, 0, 0, 2), 0), ((2, 0, 0, 0), 0)),
+        *(((3, 2), 4), ((3, 0), 1), ((0, 0), 4), ((), 4)),
     ],
     ids=str,
 )
 def test_broadcast_to_rows_beyond_the_batch(place, sizes, spare):
     check_broadcast(place, integers((len(sizes), 3), 'f', TERM), sizes, spare)
-
-
-@pytest.mark.parametrize('dtype, shift, width', UNALIGNED)
-def test_unaligned_input_of_broadcast(gpu, dtype, shift, width):
-    check_broadcast(gpu, integers((3, 16), dtype, TERM), (2, 0, 3), shift=shift)
-    assert gpu.launched[-1]['VECTOR'] == width
 
 
 @pytest.mark.parametrize('max_rows', [None, 4])
@@ -322,11 +284,7 @@ def test_weights_of_broadcast_are_as_exact_as_float32(place, dtype):
 
 
 def test_broadcast_by_blocks_that_stride_over_the_channels(gpu, monkeypatch):
-    def narrow(*sizes, **options):
-        plan = broadcast_launch(*sizes, **options)
-        return plan._replace(grid=(plan.grid[0], 2, 1))
-
-    monkeypatch.setattr(segments, 'broadcast_launch', narrow)
+    share_channels(monkeypatch, segments, 'broadcast_launch')
     check_broadcast(gpu, integers((3, 33 * 4 * 3), 'f', TERM), (2, 0, 3))
 
 
@@ -361,16 +319,6 @@ def test_rounding_over_many_rows():
 
 
 # --- functions of batches ---
-
-
-@pytest.mark.parametrize('name', WEIGHTED)
-def test_values(xp, name):
-    adj = batch_on(name, xp, 'float32')
-    offsets = adj.row_offsets
-    x, y = (xp.asarray(integers((n, 3), 'f', TERM)) for n in (adj.n_rows, adj.n_graphs))
-    assert_exact(segment_sum(adj, x).array, reference.segment_sum(x, offsets), 'f')
-    assert_exact(segment_max(adj, x).array, reference.segment_max(x, offsets), 'f')
-    assert_exact(segment_broadcast(adj, y).array, reference.segment_broadcast(y, offsets), 'f')
 
 
 @pytest.mark.parametrize('dtype', DTYPES)

@@ -17,7 +17,6 @@ from tests.support import reference
 
 
 # Exact in every dtype: powers of two and small integers.
-# Exact in every dtype: powers of two and small integers.
 FACTORS = [(1, 0), (1, 1), (2, 0), (-0.5, 2), (0, 1), (0, 0), (1, -1)]
 FORMS = {
     'csr': lambda adj: adj,
@@ -120,6 +119,7 @@ def ones(*shape, dtype='f'):
     return numpy.ones(shape, dtype)
 
 
+READ_ONLY = numpy.frombuffer(bytes(12), 'f')
 SMALL = BatchedCSR.from_matrices([numpy.array([[2.0, 1.0], [0.0, 1.0]], 'f'), ones(1, 1)])
 
 
@@ -127,11 +127,7 @@ SMALL = BatchedCSR.from_matrices([numpy.array([[2.0, 1.0], [0.0, 1.0]], 'f'), on
 @pytest.mark.parametrize(
     'arguments, error, message',
     [
-        (
-            (ones(3, 1),),
-            ValueError,
-            r'x: expected shape \(3,\) to go with <Batched.*, got \(3, 1\)',
-        ),
+        ((ones(3, 1),), ValueError, r'x: .* \(3,\) to go with <Batched.*, got \(3, 1\)'),
         ((ones(4),), ValueError, r'x: expected shape \(3,\) .* got \(4,\)'),
         (([1.0, 1.0, 1.0],), TypeError, 'x: expected a NumPy or CuPy array, got list'),
         ((ones(3, dtype='i'),), TypeError, 'x: expected float16, .* got int32'),
@@ -141,24 +137,14 @@ SMALL = BatchedCSR.from_matrices([numpy.array([[2.0, 1.0], [0.0, 1.0]], 'f'), on
         ((ones(3), 1, 1j), TypeError, 'beta: expected a real number, got 1j'),
         ((ones(3), 1, 0, ones(4)), ValueError, r'y: expected shape \(3,\) .* got \(4,\)'),
         ((ones(3), 1, 0, ones(3, dtype='d')), TypeError, 'y: expected float32, got float64'),
-        (
-            (ones(3), 1, 0, ones(6)[::2]),
-            ValueError,
-            r'y: expected a C-contiguous .* strides \(8,\)',
-        ),
+        ((ones(3), 1, 0, ones(6)[::2]), ValueError, r'y: .* C-contiguous .* strides \(8,\)'),
+        ((ones(3), 1, 0, READ_ONLY), ValueError, 'y: .* a writable array, got a read-only one'),
     ],
 )
 def test_bad_input(monkeypatch, matrix, arguments, error, message):
     monkeypatch.setattr(papers.cpu, 'spmv', lambda *_: pytest.fail('launched'))
     with pytest.raises(error, match=message):
         papers.spmv(matrix, *arguments)
-
-
-def test_result_that_is_read_only():
-    y = ones(3)
-    y.flags.writeable = False
-    with pytest.raises(ValueError, match='y: expected a writable array, got a read-only one'):
-        papers.spmv(SMALL, ones(3), y=y)
 
 
 def test_bad_matrix():

@@ -5,7 +5,6 @@ import pytest
 
 from chainer.backends import cuda
 
-
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.ops.scale_adj import scale_adj
 from chainer_bspmm.sparse import build
@@ -13,6 +12,7 @@ from chainer_bspmm.sparse import relations
 from chainer_bspmm.sparse.relations import relation_rows
 from chainer_bspmm.sparse.relations import with_values
 from tests.emulation.kernel_cases import batch
+from tests.emulation.kernel_cases import integers
 from tests.support import batch_on
 from tests.support.relations import relation_batch_on
 
@@ -153,18 +153,21 @@ def test_batches(gpu, name):
     check(gpu, batch(name, 'f'))
 
 
+def check_random(gpu, n_rows, most, spare):
+    """Rows of fewer entries than `most`, in any order."""
+    rng, n_relations = numpy.random.RandomState(0), 3
+    counts = rng.randint(0, most, n_rows)
+    columns = rng.randint(0, n_rows * n_relations, counts.sum())
+    indptr = numpy.concatenate([[0], counts.cumsum()])
+    data = integers(counts.sum(), 'f')
+    adj = BatchedCSR(indptr, columns, numpy.array([0, n_rows]), data, n_relations=n_relations)
+    check(gpu, adj, spare)
+    check(gpu, adj.replace(data=None), spare)
+
+
 @pytest.mark.parametrize('spare', [0, 1, 300])
 def test_many_rows_in_any_order_and_capacity_beyond_them(gpu, spare):
-    rng, n_rows, n_relations = numpy.random.RandomState(0), 150, 3
-    counts = rng.randint(0, 6, n_rows)
-    columns = rng.randint(0, n_rows * n_relations, counts.sum())
-    adj = BatchedCSR(
-        numpy.concatenate([[0], counts.cumsum()]),
-        columns,
-        numpy.array([0, n_rows]),
-        n_relations=n_relations,
-    )
-    check(gpu, adj, spare)
+    check_random(gpu, 150, 6, spare)
 
 
 def test_no_rows(gpu):

@@ -15,7 +15,6 @@ from chainer_bspmm import functions
 from chainer_bspmm.cuda.step import Step
 from chainer_bspmm.cuda.step import under_way
 from chainer_bspmm.ops.attention_pattern import attention_pattern
-from chainer_bspmm.ops.bspmm import bsddmm_forward
 from chainer_bspmm.ops.bspmm import ALGORITHMS
 from chainer_bspmm.ops.bspmm import bspmm_forward
 from chainer_bspmm.ops.degree_linear import degrees_of
@@ -148,91 +147,91 @@ def padded_rows(array, n_rows, fill=0.0):
     return padded
 
 
-@pytest.mark.parametrize('with_data', [False, True])
-def test_product_and_its_gradients(pair, with_data):
+def check_function(pair, function, rows, n_channels, *parameters, fill=7.0):
+    """Compare a function's values, gradients and second gradients with and without spare rows.
+
+    Args:
+        function (callable): of a batch, features and parameters.
+        rows (callable): of a batch; the number of rows of the features.
+        fill (float): in the spare rows of the features and of the gradient.
+    """
+    rng = numpy.random.RandomState(0)
     adj, spare = pair
-    xp, rng = adj.xp, numpy.random.RandomState(0)
-    x, residual, gy = (rng.uniform(-1, 1, (n, 3)) for n in (adj.n_cols, adj.n_rows, adj.n_rows))
-    data = rng.uniform(-1, 1, adj.nnz) if with_data else None
-    results = []
-    for matrix in (spare, adj):
-        # No product reads the spare rows of the features, even if they hold NaN.
-        inputs = [
-            chainer.Variable(xp.asarray(padded_rows(array, n, 7.0)))
-            for array, n in ((x, matrix.n_cols), (residual, matrix.n_rows))
+    x = rng.uniform(-1, 1, (rows(adj), n_channels))
+    gy, results = None, []
+    for matrix in (adj, spare):
+        given = [
+            chainer.Variable(adj.xp.asarray(array))
+            for array in (padded_rows(x, rows(matrix), fill), *parameters)
         ]
-        if with_data:
-            inputs.append(chainer.Variable(xp.asarray(padded_rows(data, matrix.nnz, 7.0))))
-        y = functions.bspmm(matrix, inputs[0], inputs[2] if with_data else None, inputs[1])
-        plain = functions.bspmm(matrix, inputs[0], inputs[2] if with_data else None)
-        gradients = chainer.grad(
-            [plain],
-            inputs[::2],
-            [chainer.Variable(xp.asarray(padded_rows(gy, matrix.n_rows)))],
-            enable_double_backprop=True,
+        y = function(matrix, *given)
+        if gy is None:
+            gy = rng.uniform(-1, 1, y.shape)
+        of_y = [chainer.Variable(adj.xp.asarray(padded_rows(gy, len(y), fill)))]
+        single = chainer.grad([y], given, of_y)
+        double = chainer.grad([y], given, of_y, enable_double_backprop=True)
+        again = chainer.grad([sum(chainer.functions.sum(g * g) for g in double)], given)
+        results.append([(y,), *zip(single, double, again)])
+    (expected_y, expected_x, *expected), (y, gx, *others) = results
+    for pairs in (zip(y, expected_y), zip(gx, expected_x)):
+        for actual, of in pairs:
+            assert_padded(actual.array, of.array, exact=False)
+    for actual, of in zip(sum(others, ()), sum(expected, ())):
+        numpy.testing.assert_allclose(
+            cuda.to_cpu(actual.array), cuda.to_cpu(of.array), 1e-11, 1e-11
         )
-        again = []
-        if with_data:  # the gradient by them of a gradient that depends on them
-            again = chainer.grad([chainer.functions.sum(gradients[0] ** 2)], inputs[2:])
-        results.append([plain, *gradients, *again, y])
-    *actual, y = results[0]
-    *expected, expected_y = results[1]
-    for a, e in zip(actual, expected, strict=True):
-        assert_padded(a.array, e.array, exact=False)
-    assert_padded(y.array[: adj.n_rows], expected_y.array, exact=False)
-    assert (cuda.to_cpu(y.array)[adj.n_rows :] == 7).all()  # the residual
+
+
+def n_nodes(adj):
+    return adj.n_rows
+
+
+def n_entries(adj):
+    return adj.nnz
+
+
+@pytest.mark.parametrize('with_data', [False, True])
+def test_product(pair, with_data):
+    data = numpy.random.RandomState(1).uniform(-1, 1, pair[1].nnz)
+
+    def function(adj, x, *data):
+        return functions.bspmm(adj, x, *(values[: adj.nnz] for values in data)) ** 2
+
+    check_function(pair, function, lambda adj: adj.n_cols, 3, *([data] if with_data else []))
+
+
+def test_residual_of_spare_rows(pair):
+    _, spare = pair
+    zeros, sevens = spare.xp.zeros((spare.n_cols, 2)), spare.xp.full((spare.n_rows, 2), 7.0)
+    y = functions.bspmm(spare, zeros, None, sevens).array
+    assert (y == 7).all()
 
 
 def test_sampled_product(pair):
-    adj, spare = pair
-    rng = numpy.random.RandomState(0)
-    u, v = (rng.uniform(-1, 1, (n, 5)) for n in (adj.n_rows, adj.n_cols))
-    actual, expected = (
-        bsddmm_forward(
-            m,
-            *(
-                m.xp.asarray(padded_rows(array, n, 3.0))
-                for array, n in ((u, m.n_rows), (v, m.n_cols))
-            ),
-        )
-        for m in (spare, adj)
-    )
-    assert len(actual) == spare.nnz
-    assert_padded(actual, expected, exact=False)
+    def function(adj, x, v):
+        return functions.bsddmm(adj, x, v[: adj.n_cols]) ** 2
+
+    check_function(pair, function, n_nodes, 5, numpy.ones((pair[1].n_cols, 5)), fill=3.0)
 
 
 @pytest.mark.parametrize('function', [functions.segment_sum, functions.segment_max])
 def test_reductions(pair, function):
-    adj, spare = pair
-    xp, rng = adj.xp, numpy.random.RandomState(0)
-    x = rng.uniform(-1, 1, (adj.n_rows, 3))
-    gy = rng.uniform(-1, 1, (adj.n_graphs, 3))
-    results = []
-    for matrix in (spare, adj):
-        given = chainer.Variable(xp.asarray(padded_rows(x, matrix.n_rows, 9.0)))
-        y = function(matrix, given)
-        (gx,) = chainer.grad([y], [given], [chainer.Variable(xp.asarray(gy))])
-        broadcast = functions.segment_broadcast(matrix, xp.asarray(gy))
-        results.append((y, gx, broadcast))
-    for actual, expected in zip(*results):
-        assert_padded(actual.array, expected.array, exact=False)
+    check_function(pair, lambda adj, x: function(adj, x) ** 2, n_nodes, 3, fill=9.0)
 
 
-def test_softmax_over_entries(pair):
-    """Spare entries may hold anything, and get 0."""
-    adj, spare = pair
-    xp, rng = adj.xp, numpy.random.RandomState(0)
-    x, gy = rng.uniform(-1, 1, (2, adj.nnz, 3))
-    results = []
-    for matrix in (spare, adj):
-        given = chainer.Variable(xp.asarray(padded_rows(x, matrix.nnz, numpy.nan)))
-        y = functions.segment_softmax(matrix, given)
-        by = chainer.Variable(xp.asarray(padded_rows(gy, matrix.nnz, numpy.nan)))
-        (gx,) = chainer.grad([y], [given], [by])
-        again = chainer.grad([y], [given], [by], enable_double_backprop=True)
-        results.append((y, gx, *again))
-    for actual, expected in zip(*results):
-        assert_padded(actual.array, expected.array, exact=False)
+def test_broadcast(pair):
+    def function(adj, y):
+        return functions.segment_broadcast(adj, y) ** 2
+
+    check_function(pair, function, lambda adj: adj.n_graphs, 3)
+
+
+@pytest.mark.parametrize(
+    'function, rows', [(functions.segment_softmax, n_entries), (functions.node_softmax, n_nodes)]
+)
+def test_softmaxes(pair, function, rows):
+    """Spare entries or rows may hold anything, and get 0."""
+    check_function(pair, function, rows, 2, fill=numpy.nan)
 
 
 def test_degrees(xp):
@@ -251,49 +250,6 @@ def test_forced_algorithms(algorithm):
     spare = with_spare(BATCHES['many'], 3, 3, cuda.cupy)
     x = cuda.cupy.ones((spare.n_cols, 4))
     assert not bspmm_forward(spare, x, algorithm=algorithm)[-3:].any()
-
-
-def check_function(pair, function, rows, n_channels, *parameters, fill=7.0):
-    """Compare a function's values, gradients and second gradients with and without spare rows.
-
-    Args:
-        function (callable): of a batch, features and parameters.
-        rows (callable): of a batch; the number of rows of the features.
-        fill (float): in the spare rows of the features.
-    """
-    rng = numpy.random.RandomState(0)
-    adj, spare = pair
-    x = rng.uniform(-1, 1, (rows(adj), n_channels))
-    gy, results = None, []
-    for matrix in (adj, spare):
-        given = [
-            chainer.Variable(adj.xp.asarray(array))
-            for array in (padded_rows(x, rows(matrix), fill), *parameters)
-        ]
-        y = function(matrix, *given)
-        if gy is None:
-            gy = rng.uniform(-1, 1, y.shape)
-        of_y = [chainer.Variable(adj.xp.asarray(padded_rows(gy, len(y), 3.0)))]
-        single = chainer.grad([y], given, of_y)
-        double = chainer.grad([y], given, of_y, enable_double_backprop=True)
-        again = chainer.grad([sum(chainer.functions.sum(g * g) for g in double)], given)
-        results.append([(y,), *zip(single, double, again)])
-    (expected_y, expected_x, *expected), (y, gx, *others) = results
-    for pairs in (zip(y, expected_y), zip(gx, expected_x)):
-        for actual, wanted in pairs:
-            assert_padded(actual.array, wanted.array, exact=False)
-    for actual, wanted in zip(sum(others, ()), sum(expected, ())):
-        numpy.testing.assert_allclose(
-            cuda.to_cpu(actual.array), cuda.to_cpu(wanted.array), 1e-11, 1e-11
-        )
-
-
-def n_nodes(adj):
-    return adj.n_rows
-
-
-def test_softmax_over_rows(pair):
-    check_function(pair, functions.segment_softmax, lambda adj: adj.nnz, 2, fill=numpy.nan)
 
 
 @pytest.mark.parametrize('dropout_ratio', [0, 0.4])

@@ -50,22 +50,13 @@ def cached_text(make, *parts):
     return cached(lambda path: path.write_text(make()), '.txt', *parts).read_text()
 
 
+class CompileError(Exception):
+    """What g++ says of a source that it refuses."""
+
+
 def compile_cpp(path, text, *options, after=()):
-    """Make g++ read a text and what is linked `after` it, and write a file; fail with its words."""
-    done = subprocess.run(
-        [
-            'g++',
-            '-std=c++17',
-            *map(str, options),
-            '-x',
-            'c++',
-            '-',
-            *map(str, after),
-            '-o',
-            str(path),
-        ],
-        input=text,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    """Make g++ read a text and what is linked `after` it, and write a file; or raise its words."""
+    words = ['g++', '-std=c++17', *options, '-x', 'c++', '-', *after, '-o', path]
+    done = subprocess.run([*map(str, words)], input=text, capture_output=True, text=True)
+    if done.returncode:
+        raise CompileError(done.stderr)

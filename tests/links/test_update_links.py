@@ -1,0 +1,315 @@
+"""Update links alone: against Chainer Chemistry's in every layout, and what they refuse.
+
+The states of GGNN's are in test_ggnn_update.py.
+"""
+
+import numpy
+import pytest
+
+import chainer
+from chainer import functions
+from chainer.backends import cuda
+from chainer.link_hooks import TimerHook
+from chainer_chemistry.links import GraphMLP
+from chainer_chemistry.links.update.ggnn_update import GGNNUpdate as DenseGGNNUpdate
+from chainer_chemistry.links.update.gnn_film_update import GNNFiLMUpdate as DenseGNNFiLMUpdate
+
+from chainer_bspmm import links
+from chainer_bspmm import sparsify
+from chainer_bspmm.sparse import BatchedCSR
+from tests.support import relative_error
+from tests.support.folded import check_against_padded
+from tests.support.molecules import adjacency
+from tests.support.parity import randomised
+from tests.support.parity import sparse_link
+
+ACTIVATIONS = functions.relu, functions.tanh, functions.softplus
+# Class, kind of adjacency, arguments and options of the constructor.
+LINKS = [
+    *(('RSGCNUpdate', 'normalised', (n, 4), {}) for n in (None, 6)),
+    *(('RelGCNUpdate', 'relations', (n, n_out), {}) for n in (None, 6) for n_out in (4, 9)),
+    *(
+        ('GINUpdate', 'counted', (n,), {'dropout_ratio': 0.0, **options})
+        for n in (None, 6)
+        for options in (
+            *({}, {'out_channels': 3}),
+            *({'n_layers': 1}, {'n_layers': 4, 'hidden_channels': 5}),
+        )
+    ),
+    *(
+        ('NFPUpdate', kind, (n, 4, max_degree), {})
+        for kind in ('counted', 'counted bonds')
+        for n in (None, 6)
+        for max_degree in (6, 2)
+    ),
+    *(
+        ('GNNFiLMUpdate', 'relations', (6, n_relations, activation), {})
+        for n_relations in (1, 5)
+        for activation in ACTIVATIONS
+    ),
+    *(
+        (
+            *('RelGATUpdate', 'relations', (n, 4)),
+            {'n_heads': n_heads, 'softmax_mode': mode, 'concat_heads': concat_heads},
+        )
+        for n, n_heads in ((None, 3), (6, 1), (6, 2))
+        for mode in ('across', 'within')
+        for concat_heads in (False, True)
+    ),
+]
+
+
+def inputs(kind='relations', n_relations=4):
+    """Return features of two graphs of five nodes, and the adjacency as upstream takes it."""
+    rng = numpy.random.RandomState(0)
+    h = rng.uniform(-1, 1, (2, 5, 6)).astype('f')
+    return h, numpy.stack([adjacency(rng, 5, kind, n_relations) for _ in range(2)])
+
+
+def numbers(link):
+    """Return the attributes of a link that are numbers, strings or functions."""
+    kinds = int, float, str, type(functions.relu), type(None)
+    own = {name: value for name, value in vars(link).items() if not name.startswith('_')}
+    return {name: value for name, value in own.items() if isinstance(value, kinds)}
+
+
+@pytest.mark.parametrize('name, kind, arguments, options', LINKS, ids=str)
+def test_update_link(device, name, kind, arguments, options):
+    """A swapped link, and a new one. All rows are atoms: packed and padded are the same."""
+    sparse = getattr(links, name)
+    h, adj = inputs(kind, arguments[1] if name == 'GNNFiLMUpdate' else 4)
+    conditions = []
+    if name == 'NFPUpdate':  # what upstream's model gives its link; ours reads the batch instead
+        degrees = adj.sum(axis=1)[:, :, None]
+        conditions = [
+            [numpy.broadcast_to(degrees == d, h.shape) for d in range(1, arguments[2] + 2)]
+        ]
+    dense = sparse.upstream(*arguments, **options)
+    dense(h, adj, *conditions)
+    expected = randomised(dense)(h, adj, *conditions).array
+    swapped, fresh = sparse_link(sparse, dense), sparse(*arguments, **options)
+    for link in (swapped, fresh):
+        link.to_device(device)
+        for layout, shape in (('padded', (2, 5)), ('packed', (10,)), ('padded', (10,))):
+            batch = BatchedCSR.from_matrices(list(adj), layout).to_device(device)
+            y = link(device.send(h.reshape(shape + (6,))), batch).array
+            assert y.shape == shape + expected.shape[-1:]
+            if link is swapped:
+                actual = cuda.to_cpu(y).reshape(expected.shape)
+                assert relative_error(actual, expected) < 1e-5
+        assert numbers(link) == numbers(dense)
+        shapes = [[(path, p.shape) for path, p in each.namedparams()] for each in (link, dense)]
+        assert shapes[0] == shapes[1]
+
+
+def test_first_call_of_relgcn_draws_parameters_as_upstream_does():
+    h, adj = inputs()
+    pair = links.RelGCNUpdate.upstream(None, 4), links.RelGCNUpdate(None, 4)
+    for link, given in zip(pair, (adj, BatchedCSR.from_dense(adj))):
+        numpy.random.seed(3)
+        link(h, given)
+    for dense, sparse in zip(*(link.params() for link in pair)):
+        numpy.testing.assert_array_equal(sparse.array, dense.array)
+
+
+@pytest.mark.parametrize('activation', ACTIVATIONS[:2])
+def test_layers_of_gin_that_users_put_there(activation):
+    """Another activation, and link hooks."""
+
+    class Count(chainer.LinkHook):
+        name = 'Count'
+        calls = 0
+
+        def forward_postprocess(self, args):
+            self.calls += 1
+
+    h, adj = inputs('counted')
+    dense = links.GINUpdate.upstream(6, dropout_ratio=0.0, n_layers=3)
+    del dense.graph_mlp
+    with dense.init_scope():
+        dense.graph_mlp = GraphMLP([5, 5, 4], 6, activation)
+    expected = randomised(dense)(h, adj).array
+    link, hook = sparse_link(links.GINUpdate, dense), Count()
+    for layer in link.graph_mlp.layers:
+        layer.add_hook(hook)
+    y = link(h, BatchedCSR.from_matrices(list(adj), 'padded')).array
+    assert relative_error(y, expected) < 1e-5
+    assert hook.calls == 3
+
+
+def test_swap_of_nfp_alone():
+    model = sparsify(chainer.ChainList(links.NFPUpdate.upstream(6, 4)))
+    assert type(model[0]) is links.NFPUpdate
+
+
+# --- folded batches, and nodes without neighbours ---
+
+
+@pytest.mark.parametrize(
+    'make',
+    [
+        *(lambda f=f: links.GNNFiLMUpdate(3, 2, f) for f in ACTIVATIONS[:2]),
+        *(
+            lambda mode=mode, concat_heads=concat_heads: links.RelGATUpdate(
+                3, 4, 2, 2, softmax_mode=mode, concat_heads=concat_heads
+            )
+            for mode in ('across', 'within')
+            for concat_heads in (False, True)
+        ),
+    ],
+)
+def test_folded(xp, make):
+    with chainer.using_config('dtype', numpy.float64):
+        link = make()
+        link(numpy.ones((2, 3)), BatchedCSR.from_matrices([numpy.ones((2, 2, 2))]))
+    if hasattr(link, 'norm_layer'):
+        link.norm_layer.beta.array[...] = [1, 2, 3]
+    link.to_device('@numpy' if xp is numpy else '@cupy:0')
+    check_against_padded(lambda adj, h: link(h, adj), xp, 2, 3)
+
+
+def test_a_node_without_neighbours_gets_the_bias_of_the_norm():
+    link = links.GNNFiLMUpdate(3, 2)
+    adj = BatchedCSR.from_matrices([numpy.zeros((2, 2, 2), 'f')])
+    h = numpy.ones((2, 3), 'f')
+    link(h, adj)
+    link.norm_layer.beta.array[...] = [1, 2, 3]
+    numpy.testing.assert_array_equal(link(h, adj).array, [[1, 2, 3]] * 2)
+
+
+def test_a_node_without_neighbours_gets_the_mean_of_its_graph():
+    """The mean is over its atoms in packed layout, over all slots in padded layout."""
+    h = inputs()[0][:1, :4]
+    link = links.RelGATUpdate(6, 5, n_heads=1, n_edge_types=1)
+    m = functions.linear(h[0], link.message_layer.W).array
+    packed = BatchedCSR.from_matrices([numpy.zeros((3, 3), 'f'), numpy.zeros((1, 1), 'f')])
+    y = link(h[0], packed).array
+    numpy.testing.assert_allclose(y[:3], numpy.tile(m[:3].mean(axis=0), (3, 1)), rtol=1e-5)
+    numpy.testing.assert_allclose(y[3], m[3], rtol=1e-5)
+    padded = BatchedCSR.from_matrices([numpy.zeros((4, 4), 'f')], 'padded')
+    y = link(h, padded).array[0]
+    numpy.testing.assert_allclose(y, numpy.tile(m.mean(axis=0), (4, 1)), rtol=1e-5)
+
+
+# --- the attention ---
+
+
+@pytest.mark.parametrize('values', [1.0, 1e-3, -2.0, 1e9])
+def test_values_of_the_adjacency_play_no_part_in_attention(values):
+    h, adj = inputs()
+    dense = links.RelGATUpdate.upstream(6, 4)
+    expected = dense(h, adj).array
+    batch = BatchedCSR.from_matrices(list(adj * numpy.float32(values)))
+    y = sparse_link(links.RelGATUpdate, dense)(h.reshape(10, 6), batch).array
+    assert relative_error(y.reshape(expected.shape), expected) < 1e-5
+
+
+@pytest.mark.parametrize('mode', ['across', 'within'])
+def test_large_logits(mode):
+    """Where one edge has all the weight, and as far down as absent edges allow there."""
+    h, adj = inputs()
+    dense = links.RelGATUpdate.upstream(6, 4, softmax_mode=mode)
+    for scale in (1e3, 3e3):
+        dense.attention_layer.W.array[...] = scale * numpy.linspace(-1, 1, 8)
+        expected = dense(h, adj).array
+        link = sparse_link(links.RelGATUpdate, dense)
+        y = link(h.reshape(10, 6), BatchedCSR.from_matrices(list(adj)))
+        assert relative_error(y.array.reshape(expected.shape), expected) < 1e-4
+
+
+def test_dropout_in_training_alone():
+    h, adj = inputs()
+    link = links.RelGATUpdate(6, 4, dropout_ratio=0.5)
+    batch = BatchedCSR.from_matrices(list(adj))
+    assert not numpy.array_equal(*(link(h.reshape(10, 6), batch).array for _ in range(2)))
+    with chainer.using_config('train', False):
+        assert numpy.array_equal(*(link(h.reshape(10, 6), batch).array for _ in range(2)))
+
+
+# --- what is refused ---
+
+
+def replaced(dense, name, link):
+    """Return a link with another child."""
+    delattr(dense, name)
+    with dense.init_scope():
+        setattr(dense, name, link)
+    return dense
+
+
+def nfp_with_a_hook():
+    link = links.NFPUpdate(6, 4)
+    link.graph_linears[3].add_hook(TimerHook())
+    return link
+
+
+@pytest.mark.parametrize(
+    'make, message',
+    [
+        (
+            lambda: links.RelGATUpdate(5, 4, softmax_mode='over'),
+            "softmax_mode: expected .*'across', 'within'.*'over'",
+        ),
+        (
+            lambda: sparse_link(
+                links.GNNFiLMUpdate,
+                replaced(DenseGNNFiLMUpdate(3), 'norm_layer', chainer.links.BatchNormalization(3)),
+            ),
+            'norm_layer: expected .*Layer.* got .*BatchNorm',
+        ),
+        (
+            lambda: sparse_link(
+                links.GGNNUpdate,
+                replaced(DenseGGNNUpdate(6), 'update_layer', chainer.links.StatelessGRU(22, 16)),
+            ),
+            'update_layer: expected a chainer.links.GRU, got',
+        ),
+    ],
+)
+def test_options_without_a_sparse_form(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+DENSE = numpy.ones((1, 4, 2, 2), 'f')
+
+
+@pytest.mark.parametrize(
+    'make, shape, adj, error, message',
+    [
+        *(
+            (make, (2, 5), 3, ValueError, 'adj: expected %d relations, .* got .* 3 relations' % n)
+            for make, n in (
+                (links.GGNNUpdate, 4),
+                (lambda: links.RelGCNUpdate(5, 4), 4),
+                (lambda: links.RelGATUpdate(5, 4), 4),
+                (lambda: links.GNNFiLMUpdate(5), 5),
+            )
+        ),
+        *(
+            (make, (1, 2, 5), DENSE, TypeError, 'adj: expected a BatchedCSR, got ndarray .*_mols')
+            for make in (lambda: links.RelGATUpdate(5, 4), lambda: links.GNNFiLMUpdate(5))
+        ),
+        (
+            *(lambda: links.RSGCNUpdate(5, 4), (2, 5), 4, ValueError),
+            '^adj: expected a matrix of one relation',
+        ),
+        (nfp_with_a_hook, (2, 6), 1, ValueError, '3: expected no link hooks, .* TimerHook'),
+        *(
+            (
+                lambda: links.RelGATUpdate(5, 4),
+                shape,
+                4,
+                ValueError,
+                r'h: expected a row .*%s' % got,
+            )
+            for shape, got in (((3, 5), r'got shape \(3, 5'), ((1, 2, 5), r'got shape \(1, 2, 5\)'))
+        ),
+    ],
+)
+def test_bad_input(make, shape, adj, error, message):
+    """adj: a number of relations, or itself."""
+    if isinstance(adj, int):
+        adj = BatchedCSR.from_matrices([numpy.ones((adj, 2, 2), 'f')])
+    with pytest.raises(error, match=message):
+        make()(numpy.ones(shape, 'f'), adj)

@@ -1,0 +1,153 @@
+"""What holds for every fused node: one node; gradients of some inputs alone, and whose memory."""
+
+import typing
+
+import numpy
+import pytest
+
+import chainer
+from chainer import functions
+from chainer.backends import cuda
+
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm.functions import relation_linear
+from chainer_bspmm.ops.degree_linear import degree_linear_sigmoid
+from chainer_bspmm.ops.edge_film import edge_film
+from chainer_bspmm.ops.gates.gated_linear import gated_linear
+from chainer_bspmm.ops.gates.gru_step import gru_step
+from chainer_bspmm.ops.graph_linear import products
+from chainer_bspmm.ops.layer_norm import layer_norm
+from chainer_bspmm.ops.linear_softmax import linear_softmax
+from chainer_bspmm.ops.relation_attention import relation_attention
+from tests.support import random_matrix
+from tests.support import relative_error
+
+
+class Node(typing.NamedTuple):
+    function: typing.Callable  # of a batch and the arrays
+    n_features: int  # of the arrays; the others are parameters
+    shapes: list
+    n_relations: int = 2  # of the batch
+    aggregates_first: object = None  # products in this order, instead of what a host does
+
+
+def pairs(arrays):
+    return list(zip(arrays[::2], arrays[1::2]))
+
+
+N = 7  # rows
+LINEAR = Node(relation_linear, 1, [(N, 3), (8, 3), (8,), (4, 3), (4,)])
+GRU = [(5, 5), (5,)] * 3 + [(5, 5), (5,)] * 3
+NODES = {
+    'relation_linear': LINEAR,
+    'relation_linear, summed first': LINEAR._replace(aggregates_first=True),
+    'relation_linear, mapped first': LINEAR._replace(aggregates_first=False),
+    'edge_film': Node(edge_film, 1, [(N, 4), (6, 4), (12, 4)]),
+    'relation_attention': Node(
+        lambda adj, m, W, b: relation_attention(adj, m, W, b, 2), 1, [(N, 12), (1, 6), (1,)]
+    ),
+    'layer_norm': Node(
+        lambda adj, x, gamma, beta: layer_norm(x, gamma, beta, 1e-3), 1, [(N, 5), (5,), (5,)]
+    ),
+    'gru_step': Node(
+        lambda adj, x, message, state, *parameters: gru_step(x, message, state, pairs(parameters)),
+        *(3, [(N, 3), (N, 2), (N, 5), *GRU]),
+    ),
+    'gru_step without a state': Node(
+        lambda adj, x, message, *parameters: gru_step(x, message, None, pairs(parameters)),
+        *(2, [(N, 3), (N, 2), *GRU[:4]]),
+    ),
+    'gated_linear': Node(
+        lambda adj, x, message, W, b, V, c: gated_linear(
+            (x, message), (W, b), (V, c), functions.tanh
+        ),
+        *(2, [(N, 3), (N, 2), (4, 5), (4,), (4, 5), (4,)]),
+    ),
+    'linear_softmax': Node(
+        lambda adj, x, x2, W, b, W2: linear_softmax((x, W, b), (x2, W2, None)),
+        *(2, [(N, 3), (N, 2), (4, 3), (4,), (4, 2)]),
+    ),
+    'degree_linear': Node(
+        lambda adj, x, *parameters: degree_linear_sigmoid(adj, x, parameters[:4], parameters[4:]),
+        *(1, [(N, 3), *[(2, 3)] * 4, *[(2,)] * 4]),
+        n_relations=1,
+    ),
+}
+
+
+@pytest.fixture(params=NODES)
+def node(request, xp, monkeypatch):
+    """A function of arrays, and arrays in float64; and the `Node`."""
+    node = NODES[request.param]
+    if node.aggregates_first is not None:
+        monkeypatch.setattr(products, '_is_on_host', lambda *_: False)
+        monkeypatch.setattr(products, 'aggregates_first', lambda *_: node.aggregates_first)
+    rng = numpy.random.RandomState(0)
+    matrices = [random_matrix(rng, n, node.n_relations) for n in (4, 1, 2)]
+    if node.n_relations == 1:  # integers, for degrees
+        matrices = [numpy.ceil(matrix) for matrix in matrices]
+    adj = BatchedCSR.from_matrices(matrices)
+
+    def function(*arrays):
+        values = adj.astype(arrays[0].dtype)
+        values = values if xp is numpy else values.to_device('@cupy:0')
+        return node.function(values, *arrays)
+
+    return function, [xp.asarray(rng.uniform(-1, 1, shape)) for shape in node.shapes], node
+
+
+def gradients(function, arrays, wanted):
+    """Return the variables, with the gradients of some."""
+    variables = [
+        chainer.Variable(array, requires_grad=i in wanted) for i, array in enumerate(arrays)
+    ]
+    functions.sum(function(*variables) ** 2).backward()
+    return variables
+
+
+def test_one_node(node):
+    function, arrays, _ = node
+    variables = [chainer.Variable(array) for array in arrays]
+    inputs = function(*variables).creator_node.inputs
+    assert {id(each) for each in inputs} == {id(variable.node) for variable in variables}
+
+
+def test_gradients_of_some_inputs_alone(node):
+    """As with a layer that is not trained, or with features instead of an embedding."""
+    function, arrays, _ = node
+    n = len(arrays)
+    full = gradients(function, arrays, range(n))
+    for wanted in (*([i] for i in range(n)), range(1, n), range(0, n, 2)):
+        for i, variable in enumerate(gradients(function, arrays, wanted)):
+            if i in wanted:
+                assert relative_error(variable.grad, full[i].grad) < 1e-14
+            else:
+                assert variable.grad is None
+
+
+@pytest.mark.parametrize('higher', [False, True])
+def test_gradients_share_no_memory(node, higher):
+    """Hooks such as WeightDecay write to a parameter's gradient."""
+    function, arrays, node = node
+    variables = [chainer.Variable(array) for array in arrays]
+    functions.sum(function(*variables) ** 2).backward(enable_double_backprop=higher)
+    parameters = variables[node.n_features :]
+    expected = [cuda.to_cpu(variable.grad).copy() for variable in parameters]
+    for variable in parameters:
+        variable.grad *= 2
+    for variable, of in zip(parameters, expected):
+        numpy.testing.assert_array_equal(cuda.to_cpu(variable.grad), 2 * of)
+
+
+@pytest.mark.parametrize('higher', [False, True])
+def test_parameters_of_another_dtype_are_converted(node, higher):
+    function, arrays, node = node
+    n = node.n_features
+    halves = [array.astype('e' if i < n else 'f') for i, array in enumerate(arrays)]
+    variables = [chainer.Variable(array) for array in halves]
+    y = function(*variables)
+    assert y.dtype == numpy.float16
+    expected = function(*(array.astype('d') for array in halves)).array
+    assert relative_error(y.array, expected) < 5e-3  # a few roundings of 2**-11
+    functions.sum(y).backward(enable_double_backprop=higher)
+    assert all(variable.grad.dtype == variable.dtype for variable in variables)
