@@ -250,7 +250,7 @@ def test_same_as_on_the_host(gpu, dtype, weights, n_channels, recomputing, n_ran
         return [
             y,
             *statistics,
-            *module._gradients(put(x), put(gy), put(gamma), *counts, *statistics, ranks),
+            *module._gradients(put(x), put(gy), put(gamma), *counts, *statistics, ranks=ranks),
             *(running or ()),
         ]
 

@@ -149,8 +149,8 @@ def gated_step_forward(x, message, state, parameters, is_tanh):
         matrices, biases = _by_map(parameters)
         if not (len(x) and widths[0] and widths[2]):
             return None
-        plan = gated_launch(*_sizes(x, message, state, (*matrices, *biases), widths), False)
-        if plan is None or gated_launch(*_sizes(x, message, state, matrices, widths), True) is None:
+        plan = _planned(gated_launch, x, message, state, (*matrices, *biases), widths, False)
+        if not (plan and _planned(gated_launch, x, message, state, matrices, widths, True)):
             return None
         y = cuda.cupy.empty((len(x), widths[2]), x.dtype)
         # Of the candidate, the update gate, the reset gate, and that times the state.
@@ -172,7 +172,7 @@ def gated_step_backward(x, message, state, parameters, saved, gy, is_tanh, dtype
         gy = launch.contiguous(gy)
         widths = _widths(x, message, parameters)
         matrices, _ = _by_map(parameters)
-        plan = gated_launch(*_sizes(x, message, state, (*matrices, gy), widths), True)
+        plan = _planned(gated_launch, x, message, state, (*matrices, gy), widths, True)
         n_maps = 2 + (state is not None)
         g = cuda.cupy.empty((n_maps, len(x), widths[2]), x.dtype)
         gx = cuda.cupy.empty(x.shape, x.dtype)
@@ -190,7 +190,7 @@ def gated_step_backward(x, message, state, parameters, saved, gy, is_tanh, dtype
 def _weights(g, x, message, state, reset, widths, dtypes):
     """Return the gradients of the parameters that have a dtype, in the order W, b, W, b, ..."""
     n_maps, has_state, n_out = len(g), state is not None, widths[2]
-    plan = gated_weights_launch(*_sizes(x, message, state, (g, reset), widths))
+    plan = _planned(gated_weights_launch, x, message, state, (g, reset), widths)
     W, U = (n_out, widths[0] + widths[1]), (n_out, n_out)
     sizes = math.prod(W), has_state * math.prod(U), n_out
     partials = cuda.cupy.empty((plan.grid[1], n_maps * sum(sizes)), launch.arithmetic(x.dtype))
@@ -232,9 +232,10 @@ def _by_map(parameters):
     return [W for W, _ in pairs], [b for _, b in pairs]
 
 
-def _sizes(x, message, state, others, widths):
-    """Return what plans are made of, among it how many elements the kernels can copy at once."""
+def _planned(plan, x, message, state, others, widths, *more):
+    """Return a plan for arrays, which say how many elements the kernels can copy at once."""
     vector = launch.vector_width(math.gcd(*widths), x, message, state, *others)
     itemsize = numpy.dtype(launch.arithmetic(x.dtype)).itemsize
     is_same, device = x is state, kernels.device(x.data.device_id)
-    return len(x), widths, state is not None, is_same, min(vector, plans.QUAD), itemsize, device
+    sizes = len(x), widths, state is not None, is_same, min(vector, plans.QUAD), itemsize, device
+    return plan(*sizes, *more)
