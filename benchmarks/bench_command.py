@@ -24,8 +24,7 @@ import tempfile
 import threading
 import time
 
-from benchmarks import gpus
-from benchmarks import harness
+from benchmarks import gpus, harness
 from benchmarks.training import example_runs
 
 METHODS = ('rsgcn', 'relgcn')

@@ -140,8 +140,7 @@ def products(device):
     import chainer
     import numpy
 
-    from chainer_bspmm import BatchedCSR
-    from chainer_bspmm import functions
+    from chainer_bspmm import BatchedCSR, functions
 
     rng = numpy.random.RandomState(0)
     dense = rng.uniform(size=(100, 50, 50)) * (rng.uniform(size=(100, 50, 50)) < 0.06)
@@ -168,8 +167,7 @@ def steps(device, only):
     from chainer_chemistry.models.prediction import Regressor
 
     import chainer_bspmm
-    from chainer_bspmm.dataset import DeviceDataset
-    from chainer_bspmm.dataset import from_smiles
+    from chainer_bspmm.dataset import DeviceDataset, from_smiles
     from chainer_bspmm.models import set_up_predictor
     from chainer_bspmm.training import GraphUpdater
 

@@ -6,8 +6,7 @@ import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python
 from chainer_chemistry.datasets import NumpyTupleDataset
 import numpy
 import pandas
-from rdkit import rdBase
-from rdkit import RDConfig
+from rdkit import rdBase, RDConfig
 
 from benchmarks.harness import ROOT
 from chainer_bspmm.dataset import from_smiles

@@ -13,8 +13,7 @@ import textwrap
 import matplotlib
 
 matplotlib.use('Agg')
-from matplotlib import pyplot  # NOQA: E402
-from matplotlib import ticker  # NOQA: E402
+from matplotlib import pyplot, ticker  # NOQA: E402
 import numpy  # NOQA: E402
 
 from benchmarks.harness import RESULTS, ROOT, TITLES  # NOQA: E402

@@ -9,24 +9,14 @@ Two lines of a training script change::
                               converter=chainer_bspmm.concat_mols)
 """
 
-from chainer_bspmm import compat
-from chainer_bspmm import multi_node
+from chainer_bspmm import compat, multi_node
 
 compat.apply()
 
-from chainer_bspmm import adoption  # NOQA: E402
-from chainer_bspmm import dataset  # NOQA: E402
-from chainer_bspmm import functions  # NOQA: E402
-from chainer_bspmm import links  # NOQA: E402
-from chainer_bspmm import models  # NOQA: E402
-from chainer_bspmm import papers  # NOQA: E402
-from chainer_bspmm import sparse  # NOQA: E402
-from chainer_bspmm.dataset import concat_mols  # NOQA: E402
-from chainer_bspmm.dataset import CSRConverter  # NOQA: E402
-from chainer_bspmm.models import densify  # NOQA: E402
-from chainer_bspmm.models import sparsify  # NOQA: E402
-from chainer_bspmm.papers import BatchedCOO  # NOQA: E402
-from chainer_bspmm.papers import BatchedSELL  # NOQA: E402
+from chainer_bspmm import adoption, dataset, functions, links, models, papers, sparse  # NOQA: E402
+from chainer_bspmm.dataset import concat_mols, CSRConverter  # NOQA: E402
+from chainer_bspmm.models import densify, sparsify  # NOQA: E402
+from chainer_bspmm.papers import BatchedCOO, BatchedSELL  # NOQA: E402
 from chainer_bspmm.sparse import BatchedCSR  # NOQA: E402
 
 adoption.install()

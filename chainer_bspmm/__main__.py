@@ -4,8 +4,7 @@ import argparse
 import sys
 
 import chainer_bspmm
-from chainer_bspmm import info
-from chainer_bspmm import run_script
+from chainer_bspmm import info, run_script
 
 
 def main():

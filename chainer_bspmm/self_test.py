@@ -19,10 +19,8 @@ from chainer.training import StandardUpdater
 from chainer_chemistry.dataset.converters import concat_mols
 from chainer_chemistry.models.prediction import Regressor
 
-from chainer_bspmm.dataset import CSRConverter
-from chainer_bspmm.dataset import to_sparse
-from chainer_bspmm.models import densify
-from chainer_bspmm.models import set_up_predictor
+from chainer_bspmm.dataset import CSRConverter, to_sparse
+from chainer_bspmm.models import densify, set_up_predictor
 from chainer_bspmm.training import GraphUpdater
 
 SIZES = 5, 1, 9, 3  # atoms of the molecules

@@ -16,8 +16,7 @@ from chainer.backends import cuda
 from chainer_bspmm import info
 from chainer_bspmm.dataset import cache
 from tests.support import poisoned
-from tests.support.devices import GPUS
-from tests.support.devices import place_of
+from tests.support.devices import GPUS, place_of
 
 
 # Chainer's own classes are what most tests compare with; tests/training/test_two_lines.py adopts.

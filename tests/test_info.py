@@ -9,8 +9,7 @@ import chainer_bspmm
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm import info
-from chainer_bspmm import self_test
+from chainer_bspmm import info, self_test
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.ops.graph_linear import products
 from tests.support.processes import python

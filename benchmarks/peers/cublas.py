@@ -10,8 +10,7 @@ import cupy
 import numpy
 
 from benchmarks.peers.tables import Tables
-from chainer_bspmm.cuda.gemm import name_of_library
-from chainer_bspmm.cuda.gemm import WORKSPACE
+from chainer_bspmm.cuda.gemm import name_of_library, WORKSPACE
 
 DEFAULT_MATH, TF32_MATH = 0, 3
 

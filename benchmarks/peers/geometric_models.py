@@ -9,10 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
-from torch_geometric.nn import GCNConv
-from torch_geometric.nn import GINConv
-from torch_geometric.nn import RGCNConv
-from torch_geometric.nn import global_add_pool
+from torch_geometric.nn import GCNConv, GINConv, RGCNConv, global_add_pool
 
 from chainer.backends import cuda
 from chainer_chemistry.config import MAX_ATOMIC_NUM

@@ -14,14 +14,10 @@ import chainer_bspmm
 import chainer
 
 from benchmarks import harness
-from benchmarks.peers import cublas
-from benchmarks.peers import cusparse
-from benchmarks.peers import tensorflow_spmm
+from benchmarks.peers import cublas, cusparse, tensorflow_spmm
 from benchmarks.peers.tables import Tables
-from benchmarks.products import figures
-from benchmarks.products import measure
-from benchmarks.products.figures import LOOP
-from benchmarks.products.figures import TABLES
+from benchmarks.products import figures, measure
+from benchmarks.products.figures import LOOP, TABLES
 from chainer_bspmm import papers
 from chainer_bspmm.ops.bspmm import bspmm_forward
 from tests.support import reference

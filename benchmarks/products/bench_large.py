@@ -13,12 +13,10 @@ import numpy
 
 from benchmarks import harness
 from benchmarks.peers import cusparse
-from benchmarks.products import matrices
-from benchmarks.products import measure
+from benchmarks.products import matrices, measure
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda.plans import widest_vector
-from chainer_bspmm.ops.bspmm import bspmm_forward
-from chainer_bspmm.ops.bspmm import piece_length
+from chainer_bspmm.ops.bspmm import bspmm_forward, piece_length
 
 try:
     from benchmarks.peers import torch_peers

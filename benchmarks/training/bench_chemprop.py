@@ -33,9 +33,7 @@ import numpy
 import pandas
 from sklearn.metrics import roc_auc_score
 
-from benchmarks import bench_command
-from benchmarks import data_sets
-from benchmarks import harness
+from benchmarks import bench_command, data_sets, harness
 
 OURS, CHEMPROP = 'ours', 'chemprop'
 OPTIONS = ['--method', 'relgcn', '--unit-num', '128']

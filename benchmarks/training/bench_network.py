@@ -16,8 +16,7 @@ from chainer.backends import cuda
 from chainer.utils import CooMatrix
 from chainer_chemistry.dataset.graph_dataset.base_graph_data import PaddingGraphData
 from chainer_chemistry.dataset.graph_dataset.base_graph_data import SparseGraphData
-from chainer_chemistry.models.gin import GIN
-from chainer_chemistry.models.gin import GINSparse
+from chainer_chemistry.models.gin import GIN, GINSparse
 from chainer_chemistry.models.prediction.node_classifier import NodeClassifier
 from chainer_chemistry.utils.train_utils import run_node_classification_train as upstreams
 import numpy

@@ -24,11 +24,8 @@ from chainer.training.updaters import StandardUpdater
 import numpy
 
 from benchmarks import harness
-from benchmarks.training import example_runs
-from benchmarks.training import step_contenders
-from benchmarks.training import subjects
-from chainer_bspmm.dataset import CSRConverter
-from chainer_bspmm.dataset import DeviceDataset
+from benchmarks.training import example_runs, step_contenders, subjects
+from chainer_bspmm.dataset import CSRConverter, DeviceDataset
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.cuda_graphs import Capturer
 

@@ -18,8 +18,7 @@ import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 from chainer.backends import cuda
 
 from benchmarks import harness
-from benchmarks.training import step_contenders
-from benchmarks.training import subjects
+from benchmarks.training import step_contenders, subjects
 from benchmarks.training.step_contenders import CAPTURED, EAGER, EAGER_PACKED, GEOMETRIC
 from benchmarks.training.step_contenders import GEOMETRIC_CAPTURED, JAX, ON_DEVICE, PACKED
 from benchmarks.training.step_contenders import ratio, SCANNED, UPSTREAM, WARM_CAPTURED

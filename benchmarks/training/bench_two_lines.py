@@ -34,8 +34,7 @@ import numpy
 
 from benchmarks import harness
 from benchmarks.training import subjects
-from chainer_bspmm.dataset import DeviceDataset
-from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.dataset import DeviceDataset, to_sparse
 from chainer_bspmm.training import GraphUpdater
 
 UPSTREAM, TWO_LINES, MORE_LINES = 'upstream', 'two lines', 'GraphUpdater, DeviceDataset'

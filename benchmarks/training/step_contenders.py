@@ -10,8 +10,7 @@ import time
 import chainer_bspmm
 import chainer
 from chainer.backends import cuda
-from chainer.iterators import SerialIterator
-from chainer.iterators import ShuffleOrderSampler
+from chainer.iterators import SerialIterator, ShuffleOrderSampler
 from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
 from chainer_chemistry.datasets import NumpyTupleDataset

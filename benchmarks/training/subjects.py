@@ -12,16 +12,12 @@ from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
 from chainer_chemistry.datasets import NumpyTupleDataset
 from chainer_chemistry.models.mlp import MLP
 from chainer_chemistry.models.mpnn import MPNN
-from chainer_chemistry.models.prediction import Classifier
-from chainer_chemistry.models.prediction import GraphConvPredictor
-from chainer_chemistry.models.prediction import Regressor
+from chainer_chemistry.models.prediction import Classifier, GraphConvPredictor, Regressor
 from chainer_chemistry.models.prediction import set_up_predictor
 import numpy
 
-from benchmarks import data_sets
-from benchmarks import harness
-from chainer_bspmm.dataset import smiles
-from chainer_bspmm.dataset import to_sparse
+from benchmarks import data_sets, harness
+from chainer_bspmm.dataset import smiles, to_sparse
 from chainer_bspmm.models import METHODS as NAMED
 
 FIVE = ('rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp')

@@ -6,8 +6,7 @@ import types
 
 import numpy
 
-from chainer_bspmm.compat.hooks import explain_absence
-from chainer_bspmm.compat.hooks import repairs
+from chainer_bspmm.compat.hooks import explain_absence, repairs
 from chainer_bspmm.compat.module_view import ModuleView, give_back_numpy_names
 
 

@@ -4,8 +4,7 @@ import numpy
 
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import kernels
-from chainer_bspmm.cuda import plans
+from chainer_bspmm.cuda import kernels, plans
 
 NULL = numpy.uintp(0)
 

@@ -7,8 +7,7 @@ import numpy
 
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import kernels
-from chainer_bspmm.cuda import step
+from chainer_bspmm.cuda import kernels, step
 from chainer_bspmm.cuda.launch import device_of
 
 

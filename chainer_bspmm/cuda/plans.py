@@ -6,10 +6,7 @@ Kernels take their tile sizes from the constants decided here: grid and tile can
 import collections
 from collections.abc import Callable
 import functools
-from typing import NamedTuple
-from typing import ParamSpec
-from typing import Protocol
-from typing import TypeVar
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy
 

@@ -7,8 +7,7 @@ import operator
 from chainer_chemistry.dataset.graph_dataset.base_graph_data import BaseGraphData
 import numpy
 
-from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse import BatchedCSR, validate
 from chainer_bspmm.sparse.build import all_to_host
 
 _shape = operator.attrgetter('shape')

@@ -7,17 +7,11 @@ import numpy
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm.dataset.batch_form import batch_over
-from chainer_bspmm.dataset.batch_form import needs
-from chainer_bspmm.dataset.batch_form import new_buffers
-from chainer_bspmm.dataset.gather_batch import gather_batch
-from chainer_bspmm.dataset.gather_batch import Source
-from chainer_bspmm.dataset.molecules import largest
-from chainer_bspmm.dataset.molecules import Molecules
-from chainer_bspmm.dataset.sparse_dataset import SparseDataset
-from chainer_bspmm.dataset.sparse_dataset import to_sparse
-from chainer_bspmm.sparse import build
-from chainer_bspmm.sparse import validate
+from chainer_bspmm.dataset.batch_form import batch_over, needs, new_buffers
+from chainer_bspmm.dataset.gather_batch import gather_batch, Source
+from chainer_bspmm.dataset.molecules import largest, Molecules
+from chainer_bspmm.dataset.sparse_dataset import SparseDataset, to_sparse
+from chainer_bspmm.sparse import build, validate
 from chainer_bspmm.sparse.batched_csr import Buffers
 
 SHARE = 8  # default limit: 1/8 of the device's memory

@@ -6,11 +6,8 @@ import math
 import numpy
 
 from chainer_bspmm.cuda import kernels
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.plans import kept
-from chainer_bspmm.cuda.plans import Launch
-from chainer_bspmm.cuda.plans import WARP
+from chainer_bspmm.cuda.launch import device_of, run
+from chainer_bspmm.cuda.plans import kept, Launch, WARP
 
 
 GATHER_WARPS, MAX_GATHER_WARPS = 8, 16  # of a block

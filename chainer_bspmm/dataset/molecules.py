@@ -4,11 +4,8 @@ import numpy
 
 from chainer_bspmm.cuda.plans import LONG_ROW
 from chainer_bspmm.dataset import dense_examples
-from chainer_bspmm.dataset.batch_form import Form
-from chainer_bspmm.dataset.batch_form import kinds_of
-from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse import build
-from chainer_bspmm.sparse import validate
+from chainer_bspmm.dataset.batch_form import Form, kinds_of
+from chainer_bspmm.sparse import BatchedCSR, build, validate
 
 SYMMETRY_PART = 8192  # molecules whose symmetry is tested at once
 INTEGERS = 'sizes', 'full_sizes', 'row_nnz', 'columns'

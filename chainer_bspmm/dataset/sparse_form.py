@@ -9,15 +9,12 @@ import operator
 from typing import Any
 import weakref
 
-from chainer.datasets import ConcatenatedDataset
-from chainer.datasets import SubDataset
+from chainer.datasets import ConcatenatedDataset, SubDataset
 import numpy
 
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.molecules import Molecules
-from chainer_bspmm.dataset.sparse_dataset import chunks
-from chainer_bspmm.dataset.sparse_dataset import NumpyTupleDataset
-from chainer_bspmm.dataset.sparse_dataset import to_sparse
+from chainer_bspmm.dataset.sparse_dataset import chunks, NumpyTupleDataset, to_sparse
 
 # id of an array -> how many forms keep it from being written.
 _locks: collections.Counter[int] = collections.Counter()

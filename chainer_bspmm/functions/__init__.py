@@ -3,15 +3,11 @@
 They are the public part of :mod:`chainer_bspmm.ops`.
 """
 
-from chainer_bspmm.ops.bspmm import bsddmm
-from chainer_bspmm.ops.bspmm import bspmm
+from chainer_bspmm.ops.bspmm import bsddmm, bspmm
 from chainer_bspmm.ops.gates.gru_step import gru_step
 from chainer_bspmm.ops.graph_linear import relation_linear
-from chainer_bspmm.ops.segments import segment_broadcast
-from chainer_bspmm.ops.segments import segment_max
-from chainer_bspmm.ops.segments import segment_sum
-from chainer_bspmm.ops.segment_softmax import node_softmax
-from chainer_bspmm.ops.segment_softmax import segment_softmax
+from chainer_bspmm.ops.segments import segment_broadcast, segment_max, segment_sum
+from chainer_bspmm.ops.segment_softmax import node_softmax, segment_softmax
 
 __all__ = [
     'bsddmm',

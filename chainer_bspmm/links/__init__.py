@@ -1,11 +1,9 @@
 """Links of Chainer Chemistry that take a `BatchedCSR`, and the graph convolution of the papers."""
 
 from chainer_bspmm.links.general_readout import GeneralReadout
-from chainer_bspmm.links.ggnn_readout import GGNNReadout
-from chainer_bspmm.links.ggnn_readout import ScatterGGNNReadout
+from chainer_bspmm.links.ggnn_readout import GGNNReadout, ScatterGGNNReadout
 from chainer_bspmm.links.ggnn_update import GGNNUpdate
-from chainer_bspmm.links.gin_update import GINSparseUpdate
-from chainer_bspmm.links.gin_update import GINUpdate
+from chainer_bspmm.links.gin_update import GINSparseUpdate, GINUpdate
 from chainer_bspmm.links.gnn_film_update import GNNFiLMUpdate
 from chainer_bspmm.links.graph_convolution import GraphConvolution
 from chainer_bspmm.links.gwm import GWM
@@ -14,8 +12,7 @@ from chainer_bspmm.links.mpnn_readout import MPNNReadout
 from chainer_bspmm.links.nfp_readout import NFPReadout
 from chainer_bspmm.links.nfp_update import NFPUpdate
 from chainer_bspmm.links.relgat_update import RelGATUpdate
-from chainer_bspmm.links.relgcn_update import RelGCNSparseUpdate
-from chainer_bspmm.links.relgcn_update import RelGCNUpdate
+from chainer_bspmm.links.relgcn_update import RelGCNSparseUpdate, RelGCNUpdate
 from chainer_bspmm.links.rsgcn_update import RSGCNUpdate
 
 __all__ = [

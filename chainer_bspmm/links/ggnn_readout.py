@@ -2,16 +2,11 @@
 
 from typing import Any
 
-from chainer import functions
-from chainer import Variable
-from chainer_chemistry.links.readout import ggnn_readout
-from chainer_chemistry.links.readout import scatter_ggnn_readout
+from chainer import functions, Variable
+from chainer_chemistry.links.readout import ggnn_readout, scatter_ggnn_readout
 
-from chainer_bspmm.ops.gates.gated_linear import ACTIVATIONS
-from chainer_bspmm.ops.gates.gated_linear import gated_linear
-from chainer_bspmm.links.linear import hooked
-from chainer_bspmm.links.linear import linear_rows
-from chainer_bspmm.links.linear import parameters_of
+from chainer_bspmm.ops.gates.gated_linear import ACTIVATIONS, gated_linear
+from chainer_bspmm.links.linear import hooked, linear_rows, parameters_of
 from chainer_bspmm.links.rows import pool
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse import BatchedCSR

@@ -4,8 +4,7 @@ import chainer
 from chainer_chemistry.links.update import ggnn_update
 
 from chainer_bspmm.functions import relation_linear
-from chainer_bspmm.links.linear import gated_step
-from chainer_bspmm.links.linear import parameters_of
+from chainer_bspmm.links.linear import gated_step, parameters_of
 from chainer_bspmm.links.update import Update
 
 

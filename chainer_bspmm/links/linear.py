@@ -3,8 +3,7 @@
 import chainer
 from chainer import functions
 
-from chainer_bspmm.functions import bspmm
-from chainer_bspmm.functions import gru_step
+from chainer_bspmm.functions import bspmm, gru_step
 from chainer_bspmm.ops.dropout import dropout
 from chainer_bspmm.ops.elementwise import ACTIVATIONS
 from chainer_bspmm.ops.graph_linear import graph_linear

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from chainer import functions
-from chainer import links
-from chainer import Variable
+from chainer import functions, links, Variable
 from chainer_chemistry.models import mlp
 
 from chainer_bspmm.links.linear import activated

@@ -6,9 +6,7 @@ import chainer
 from chainer import functions
 from chainer_chemistry.links.readout import mpnn_readout
 
-from chainer_bspmm.functions import node_softmax
-from chainer_bspmm.functions import segment_broadcast
-from chainer_bspmm.functions import segment_sum
+from chainer_bspmm.functions import node_softmax, segment_broadcast, segment_sum
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse import BatchedCSR
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 import chainer
 

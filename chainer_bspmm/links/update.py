@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from chainer import functions
-from chainer import Variable
+from chainer import functions, Variable
 
 from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.links.sparse import Sparse

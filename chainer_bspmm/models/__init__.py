@@ -2,41 +2,22 @@
 
 from chainer_bspmm.models.dense_calls import refuse_sparse_batches
 from chainer_bspmm.models.ggnn import GGNN
-from chainer_bspmm.models.gin import GIN
-from chainer_bspmm.models.gin import GINSparse
+from chainer_bspmm.models.gin import GIN, GINSparse
 from chainer_bspmm.models.gnn_film import GNNFiLM
-from chainer_bspmm.models.gwm import GGNN_GWM
-from chainer_bspmm.models.gwm import GIN_GWM
-from chainer_bspmm.models.gwm import GWMGraphConvModel
-from chainer_bspmm.models.gwm import NFP_GWM
-from chainer_bspmm.models.gwm import RSGCN_GWM
+from chainer_bspmm.models.gwm import GGNN_GWM, GIN_GWM, GWMGraphConvModel, NFP_GWM, RSGCN_GWM
 from chainer_bspmm.models.mpnn import MPNN
 from chainer_bspmm.models.nfp import NFP
 from chainer_bspmm.models.node_classifier import NodeClassifier
 from chainer_bspmm.models.relgat import RelGAT
-from chainer_bspmm.models.relgcn import RelGCN
-from chainer_bspmm.models.relgcn import RelGCNSparse
+from chainer_bspmm.models.relgcn import RelGCN, RelGCNSparse
 from chainer_bspmm.models.rsgcn import RSGCN
 from chainer_bspmm.models.saliency import take_sparse_batches
-from chainer_bspmm.models.set_up_predictor import METHODS
-from chainer_bspmm.models.set_up_predictor import set_up_predictor
+from chainer_bspmm.models.set_up_predictor import METHODS, set_up_predictor
 from chainer_bspmm.models.sparse_model import layout_of
-from chainer_bspmm.models.sparsify import densify
-from chainer_bspmm.models.sparsify import sparsify
-from chainer_bspmm.models.wle import CWLEGraphConvModel
-from chainer_bspmm.models.wle import GGNN_CWLE
-from chainer_bspmm.models.wle import GGNN_GWLE
-from chainer_bspmm.models.wle import GIN_CWLE
-from chainer_bspmm.models.wle import GIN_GWLE
-from chainer_bspmm.models.wle import GWLEGraphConvModel
-from chainer_bspmm.models.wle import NFP_CWLE
-from chainer_bspmm.models.wle import NFP_GWLE
-from chainer_bspmm.models.wle import RelGAT_CWLE
-from chainer_bspmm.models.wle import RelGAT_GWLE
-from chainer_bspmm.models.wle import RelGCN_CWLE
-from chainer_bspmm.models.wle import RelGCN_GWLE
-from chainer_bspmm.models.wle import RSGCN_CWLE
-from chainer_bspmm.models.wle import RSGCN_GWLE
+from chainer_bspmm.models.sparsify import densify, sparsify
+from chainer_bspmm.models.wle import CWLEGraphConvModel, GGNN_CWLE, GGNN_GWLE, GIN_CWLE, GIN_GWLE
+from chainer_bspmm.models.wle import GWLEGraphConvModel, NFP_CWLE, NFP_GWLE, RelGAT_CWLE
+from chainer_bspmm.models.wle import RelGAT_GWLE, RelGCN_CWLE, RelGCN_GWLE, RSGCN_CWLE, RSGCN_GWLE
 
 refuse_sparse_batches()
 take_sparse_batches()

@@ -6,8 +6,7 @@ from chainer_bspmm.ops.scale_adj import scale_adj
 from chainer_bspmm.ops.batch_norm import batch_norm
 from chainer_bspmm.ops.dropout import dropout
 from chainer_bspmm.links.embed import embed_atoms
-from chainer_bspmm.links.swaps import READOUTS
-from chainer_bspmm.links.swaps import UPDATES
+from chainer_bspmm.links.swaps import READOUTS, UPDATES
 from chainer_bspmm.models.sparse_model import SparseModel
 
 

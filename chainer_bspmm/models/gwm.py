@@ -4,8 +4,7 @@ from typing import Any
 
 import chainer
 from chainer import functions
-from chainer_chemistry.models.gwm import gwm_graph_conv_model
-from chainer_chemistry.models.gwm import gwm_net
+from chainer_chemistry.models.gwm import gwm_graph_conv_model, gwm_net
 
 from chainer_bspmm.links.gwm import GWM
 from chainer_bspmm.links.linear import zero_unused

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from chainer import functions
-from chainer import Variable
+from chainer import functions, Variable
 
 from chainer_bspmm.links.embed import embed_atoms
 from chainer_bspmm.links.ggnn_readout import GGNNReadout

@@ -5,12 +5,9 @@ from typing import Any
 from chainer import Variable
 from chainer_chemistry.models import mpnn
 
-from chainer_bspmm.links import GGNNReadout
-from chainer_bspmm.links import GGNNUpdate
-from chainer_bspmm.links import MPNNReadout
+from chainer_bspmm.links import GGNNReadout, GGNNUpdate, MPNNReadout
 from chainer_bspmm.models.message_passing import MessagePassing
-from chainer_bspmm.models.refusals import EDGENET
-from chainer_bspmm.models.refusals import UNSWAPPED
+from chainer_bspmm.models.refusals import EDGENET, UNSWAPPED
 from chainer_bspmm.sparse import BatchedCSR
 
 

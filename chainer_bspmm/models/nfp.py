@@ -2,13 +2,11 @@
 
 from typing import Any
 
-from chainer import functions
-from chainer import Variable
+from chainer import functions, Variable
 from chainer_chemistry.models import nfp
 
 from chainer_bspmm.links.embed import embed_atoms
-from chainer_bspmm.links.nfp_readout import NFPReadout
-from chainer_bspmm.links.nfp_readout import summed_scores
+from chainer_bspmm.links.nfp_readout import NFPReadout, summed_scores
 from chainer_bspmm.links.nfp_update import NFPUpdate
 from chainer_bspmm.links.rows import pool
 from chainer_bspmm.models.sparse_model import SparseModel

@@ -2,16 +2,13 @@
 
 from chainer_chemistry.links.update.cgcnn_update import CGCNNUpdate
 from chainer_chemistry.links.update.megnet_update import MEGNetUpdate
-from chainer_chemistry.links.update.mpnn_update import EdgeNet
-from chainer_chemistry.links.update.mpnn_update import MPNNUpdate
-from chainer_chemistry.links.update.schnet_update import CFConv
-from chainer_chemistry.links.update.schnet_update import SchNetUpdate
+from chainer_chemistry.links.update.mpnn_update import EdgeNet, MPNNUpdate
+from chainer_chemistry.links.update.schnet_update import CFConv, SchNetUpdate
 from chainer_chemistry.models.cgcnn import CGCNN
 from chainer_chemistry.models.ggnn import SparseGGNN
 from chainer_chemistry.models.megnet import MEGNet
 from chainer_chemistry.models.schnet import SchNet
-from chainer_chemistry.models.weavenet import WeaveModule
-from chainer_chemistry.models.weavenet import WeaveNet
+from chainer_chemistry.models.weavenet import WeaveModule, WeaveNet
 
 SCHNET = (
     'has no adjacency matrix: its filters are functions of the distances between atoms, and '

@@ -2,14 +2,12 @@
 
 from typing import Any
 
-from chainer import functions
-from chainer import Variable
+from chainer import functions, Variable
 from chainer_chemistry.models import rsgcn
 
 from chainer_bspmm.ops.batch_norm import batch_norm
 from chainer_bspmm.ops.dropout import dropout
-from chainer_bspmm.links import GeneralReadout
-from chainer_bspmm.links import RSGCNUpdate
+from chainer_bspmm.links import GeneralReadout, RSGCNUpdate
 from chainer_bspmm.links.embed import embed_atoms
 from chainer_bspmm.links.sparse import swaps_at
 from chainer_bspmm.models.sparse_model import SparseModel

@@ -17,9 +17,7 @@ from chainer_chemistry.models.prediction import base
 
 from chainer_bspmm.compat import hooks
 from chainer_bspmm.links.sparse import Sparse
-from chainer_bspmm.models.sparse_model import EdgeListModel
-from chainer_bspmm.models.sparse_model import remember_dense_training
-from chainer_bspmm.models.sparse_model import SparseModel
+from chainer_bspmm.models.sparse_model import EdgeListModel, remember_dense_training, SparseModel
 from chainer_bspmm.models.sparsify import densify
 from chainer_bspmm.sparse.batch import Batch
 

@@ -14,9 +14,7 @@ from chainer_chemistry.models.prediction.set_up_predictor import (
 from chainer_chemistry.models.schnet import SchNet
 from chainer_chemistry.models.weavenet import WeaveNet
 
-from chainer_bspmm.models.refusals import LISTED
-from chainer_bspmm.models.refusals import REFUSALS
-from chainer_bspmm.models.refusals import UNSWAPPED
+from chainer_bspmm.models.refusals import LISTED, REFUSALS, UNSWAPPED
 from chainer_bspmm.models.sparsify import sparsify
 
 LABELLED = ('', '_wle', '_cwle', '_gwle')  # with Weisfeiler-Lehman labels, as atoms or in addition

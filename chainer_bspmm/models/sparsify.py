@@ -6,29 +6,20 @@ import chainer
 
 from chainer_bspmm.links import GeneralReadout
 from chainer_bspmm.links.mlp import MLP
-from chainer_bspmm.links.sparse import Sparse
-from chainer_bspmm.links.sparse import swaps_at
-from chainer_bspmm.links.swaps import EDGE_LIST_UPDATES
-from chainer_bspmm.links.swaps import UPDATES
-from chainer_bspmm.models import gwm
-from chainer_bspmm.models import wle
+from chainer_bspmm.links.sparse import Sparse, swaps_at
+from chainer_bspmm.links.swaps import EDGE_LIST_UPDATES, UPDATES
+from chainer_bspmm.models import gwm, wle
 from chainer_bspmm.models.ggnn import GGNN
-from chainer_bspmm.models.gin import GIN
-from chainer_bspmm.models.gin import GINSparse
+from chainer_bspmm.models.gin import GIN, GINSparse
 from chainer_bspmm.models.gnn_film import GNNFiLM
 from chainer_bspmm.models.mpnn import MPNN
 from chainer_bspmm.models.nfp import NFP
 from chainer_bspmm.models.node_classifier import NodeClassifier
-from chainer_bspmm.models.refusals import LISTED
-from chainer_bspmm.models.refusals import REFUSALS
-from chainer_bspmm.models.refusals import UNSWAPPED
+from chainer_bspmm.models.refusals import LISTED, REFUSALS, UNSWAPPED
 from chainer_bspmm.models.relgat import RelGAT
-from chainer_bspmm.models.relgcn import RelGCN
-from chainer_bspmm.models.relgcn import RelGCNSparse
+from chainer_bspmm.models.relgcn import RelGCN, RelGCNSparse
 from chainer_bspmm.models.rsgcn import RSGCN
-from chainer_bspmm.models.sparse_model import leave_note
-from chainer_bspmm.models.sparse_model import remember_dense_training
-from chainer_bspmm.models.sparse_model import SparseModel
+from chainer_bspmm.models.sparse_model import leave_note, remember_dense_training, SparseModel
 
 MODELS = (RSGCN, GIN, NFP, RelGCN, GGNN, MPNN, RelGAT, GNNFiLM) + gwm.MODELS + wle.MODELS
 EDGE_LIST_MODELS = (GINSparse, RelGCNSparse)

@@ -6,10 +6,8 @@ import numpy
 
 import chainer
 from chainer import functions
-from chainer_chemistry.models.cwle import cwle_graph_conv_model
-from chainer_chemistry.models.cwle import cwle_net
-from chainer_chemistry.models.gwle import gwle_graph_conv_model
-from chainer_chemistry.models.gwle import gwle_net
+from chainer_chemistry.models.cwle import cwle_graph_conv_model, cwle_net
+from chainer_chemistry.models.gwle import gwle_graph_conv_model, gwle_net
 
 from chainer_bspmm.links.embed import embed_ids
 from chainer_bspmm.links.linear import linear_rows

@@ -20,8 +20,7 @@ def check_communicators(module):
 @repairs('chainermn.optimizers')
 def weight_ranks(module):
     """Weight gradients by molecules, start from one state without losing a step, notice NaN."""
-    from chainer_bspmm.multi_node import epochs
-    from chainer_bspmm.multi_node import optimizer
+    from chainer_bspmm.multi_node import epochs, optimizer
 
     module.create_multi_node_optimizer = optimizer.weighted(
         module.create_multi_node_optimizer, module._MultiNodeOptimizer

@@ -11,8 +11,7 @@ import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm.ops.ranks import weighted_by
-from chainer_bspmm.multi_node import communicators
-from chainer_bspmm.multi_node import faults
+from chainer_bspmm.multi_node import communicators, faults
 from chainer_bspmm.multi_node.start import agree
 from chainer_bspmm.sparse import BatchedCSR
 

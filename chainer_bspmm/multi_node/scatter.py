@@ -6,8 +6,7 @@ import zlib
 import numpy
 
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
-from chainer_bspmm.dataset.sparse_dataset import selection
-from chainer_bspmm.dataset.sparse_dataset import SparseDataset
+from chainer_bspmm.dataset.sparse_dataset import selection, SparseDataset
 from chainer_bspmm.multi_node import faults
 
 

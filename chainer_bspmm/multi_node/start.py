@@ -5,8 +5,7 @@ import hashlib
 import numpy
 
 import chainer
-from chainer.serializers import DictionarySerializer
-from chainer.serializers import NpzDeserializer
+from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from chainer_bspmm.multi_node import faults
 from chainer_bspmm.user_code import is_user_code

@@ -7,9 +7,7 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import launch
 from chainer_bspmm.ops.segments import segment_sum_forward
 from chainer_bspmm.sparse import build
-from chainer_bspmm.sparse.edges import derived
-from chainer_bspmm.sparse.edges import equal_rows
-from chainer_bspmm.sparse.edges import gathering
+from chainer_bspmm.sparse.edges import derived, equal_rows, gathering
 from chainer_bspmm.sparse.validate import fits_int32
 
 

@@ -9,8 +9,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
 from chainer_bspmm.ops.node import FusedNode
-from chainer_bspmm.ops.ranks import ONE_RANK
-from chainer_bspmm.ops.ranks import Ranks
+from chainer_bspmm.ops.ranks import ONE_RANK, Ranks
 from chainer_bspmm.ops.segments import row_sum
 
 

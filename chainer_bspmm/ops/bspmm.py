@@ -12,9 +12,7 @@ from chainer.backends import cuda
 from chainer.function_node import FunctionNode
 from chainer.types import NdArray
 
-from chainer_bspmm.cuda import kernels
-from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda import plans
+from chainer_bspmm.cuda import kernels, launch, plans
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import apply_untracked

@@ -7,8 +7,7 @@ from chainer import backend
 from chainer.backends import cuda
 
 from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse.validate import FLOATS
-from chainer_bspmm.sparse.validate import one_of
+from chainer_bspmm.sparse.validate import FLOATS, one_of
 
 
 def of_kind(adj, kinds):

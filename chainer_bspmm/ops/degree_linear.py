@@ -11,15 +11,10 @@ from chainer.functions.activation.sigmoid import SigmoidGrad
 
 from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.ops import check
-from chainer_bspmm.ops.bspmm import bspmm
-from chainer_bspmm.ops.bspmm import bspmm_forward
-from chainer_bspmm.ops.elementwise import concat
-from chainer_bspmm.ops.elementwise import sigmoid
-from chainer_bspmm.ops.graph_linear.launches import layer_backward
-from chainer_bspmm.ops.graph_linear.launches import layer_forward
-from chainer_bspmm.ops.graph_linear.launches import layer_of
-from chainer_bspmm.ops.node import AccumulateInLaunch
-from chainer_bspmm.ops.node import FusedNode
+from chainer_bspmm.ops.bspmm import bspmm, bspmm_forward
+from chainer_bspmm.ops.elementwise import concat, sigmoid
+from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forward, layer_of
+from chainer_bspmm.ops.node import AccumulateInLaunch, FusedNode
 from chainer_bspmm.ops.segments import row_sum
 from chainer_bspmm.sparse.relations import degree_rows
 

@@ -9,8 +9,7 @@ from chainer import backend as chainer_backend
 from chainer import functions
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda import plans
+from chainer_bspmm.cuda import launch, plans
 from chainer_bspmm.cuda.step import current
 
 

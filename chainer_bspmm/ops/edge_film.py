@@ -4,8 +4,7 @@ import collections
 
 import numpy
 
-from chainer import as_variable
-from chainer import functions
+from chainer import as_variable, functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
@@ -13,9 +12,7 @@ from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.bspmm import bspmm
-from chainer_bspmm.ops.elementwise import by_channel
-from chainer_bspmm.ops.elementwise import by_relation
-from chainer_bspmm.ops.elementwise import compute_dtype
+from chainer_bspmm.ops.elementwise import by_channel, by_relation, compute_dtype
 from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.segments import sum_at
 from chainer_bspmm.sparse import BatchedCSR

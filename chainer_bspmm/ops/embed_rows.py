@@ -9,8 +9,7 @@ from chainer_bspmm.cuda import launch
 from chainer_bspmm.cuda.partial_sums import sum_partials
 from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops.elementwise import compute_dtype
-from chainer_bspmm.ops.node import AccumulateInPlace
-from chainer_bspmm.ops.node import FusedNode
+from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
 from chainer_bspmm.ops.segments import sum_at
 
 

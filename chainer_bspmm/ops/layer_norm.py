@@ -5,8 +5,7 @@ import numpy
 from chainer import functions
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda import plans
+from chainer_bspmm.cuda import launch, plans
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import FusedNode

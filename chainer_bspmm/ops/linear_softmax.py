@@ -8,15 +8,11 @@ from chainer import backend as chainer_backend
 from chainer import functions
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda import plans
+from chainer_bspmm.cuda import launch, plans
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.graph_linear import products
-from chainer_bspmm.ops.graph_linear.launches import layer_backward
-from chainer_bspmm.ops.graph_linear.launches import layer_forward
-from chainer_bspmm.ops.graph_linear.launches import layer_of
-from chainer_bspmm.ops.node import AccumulateInPlace
-from chainer_bspmm.ops.node import FusedNode
+from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forward, layer_of
+from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
 
 
 def _launch(a, g, y):

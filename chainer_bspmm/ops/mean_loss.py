@@ -4,8 +4,7 @@ import numpy
 
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda import plans
+from chainer_bspmm.cuda import launch, plans
 
 
 LOSS_CHUNK = 2**14  # elements of a block: losses of a batch of molecules have one block

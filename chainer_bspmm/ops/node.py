@@ -9,8 +9,7 @@ import operator
 from typing import Any
 
 import chainer
-from chainer import function_node
-from chainer import functions
+from chainer import function_node, functions
 
 from chainer_bspmm.cuda import step
 from chainer_bspmm.ops import check

@@ -10,19 +10,13 @@ from chainer_bspmm.cuda import launch
 from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.attention_pattern import attention_pattern
-from chainer_bspmm.ops.bspmm import bsddmm_forward
-from chainer_bspmm.ops.bspmm import bspmm
-from chainer_bspmm.ops.bspmm import bspmm_forward
+from chainer_bspmm.ops.bspmm import bsddmm_forward, bspmm, bspmm_forward
 from chainer_bspmm.ops.dropout import dropout_mask
 from chainer_bspmm.ops.node import FusedNode
-from chainer_bspmm.ops.segment_softmax import segment_softmax_backward
-from chainer_bspmm.ops.segment_softmax import segment_softmax_forward
+from chainer_bspmm.ops.segment_softmax import segment_softmax_backward, segment_softmax_forward
 from chainer_bspmm.ops.segment_softmax import SegmentSoftmax
-from chainer_bspmm.ops.segments import row_sum
-from chainer_bspmm.ops.segments import segment_broadcast_forward
-from chainer_bspmm.ops.segments import segment_sum
-from chainer_bspmm.ops.segments import segment_sum_forward
-from chainer_bspmm.ops.segments import Segments
+from chainer_bspmm.ops.segments import row_sum, segment_broadcast_forward, segment_sum
+from chainer_bspmm.ops.segments import segment_sum_forward, Segments
 
 
 class RelationAttention(FusedNode):

@@ -7,8 +7,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm.ops.segments import segment_sum_forward
 from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse.relations import scaled_by_source
-from chainer_bspmm.sparse.relations import with_values
+from chainer_bspmm.sparse.relations import scaled_by_source, with_values
 
 
 def scale_adj(adj: BatchedCSR, dtype: DTypeLike) -> BatchedCSR:

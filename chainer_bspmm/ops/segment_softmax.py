@@ -3,23 +3,16 @@
 import numpy
 
 from chainer import backend as chainer_backend
-from chainer import functions
-from chainer import Variable
+from chainer import functions, Variable
 from chainer.backends import cuda
 from chainer.types import NdArray
 
-from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda import plans
+from chainer_bspmm.cuda import launch, plans
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.node import FusedNode
-from chainer_bspmm.ops.segments import segment_broadcast_forward
-from chainer_bspmm.ops.segments import segment_max_forward
-from chainer_bspmm.ops.segments import segment_sum_forward
-from chainer_bspmm.ops.segments import reduce_rows
-from chainer_bspmm.ops.segments import SegmentBroadcast
-from chainer_bspmm.ops.segments import Segments
-from chainer_bspmm.ops.segments import segments_of
-from chainer_bspmm.ops.segments import SegmentSum
+from chainer_bspmm.ops.segments import segment_broadcast_forward, segment_max_forward
+from chainer_bspmm.ops.segments import segment_sum_forward, reduce_rows, SegmentBroadcast, Segments
+from chainer_bspmm.ops.segments import segments_of, SegmentSum
 from chainer_bspmm.sparse import BatchedCSR
 
 

@@ -7,13 +7,11 @@ import math
 import numpy
 import scipy.sparse
 
-from chainer import function_node
-from chainer import Variable
+from chainer import function_node, Variable
 from chainer.backends import cuda
 from chainer.types import NdArray
 
-from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda import plans
+from chainer_bspmm.cuda import launch, plans
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import apply_untracked

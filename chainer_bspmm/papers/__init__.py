@@ -6,9 +6,6 @@ and sliced ELLPACK (:class:`BatchedSELL`) with its SpMV. Nothing else of the pac
 
 from chainer_bspmm.papers.batched_coo import BatchedCOO
 from chainer_bspmm.papers.batched_sell import BatchedSELL
-from chainer_bspmm.papers.products import algorithms
-from chainer_bspmm.papers.products import bsddmm
-from chainer_bspmm.papers.products import bspmm
-from chainer_bspmm.papers.products import spmv
+from chainer_bspmm.papers.products import algorithms, bsddmm, bspmm, spmv
 
 __all__ = ['BatchedCOO', 'BatchedSELL', 'algorithms', 'bsddmm', 'bspmm', 'spmv']

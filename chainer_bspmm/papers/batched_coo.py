@@ -10,8 +10,7 @@ import scipy.sparse
 from chainer import backend
 from chainer.backends import cuda
 
-from chainer_bspmm.sparse import build
-from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse import build, validate
 from chainer_bspmm.sparse.batch import Batch
 from chainer_bspmm.sparse.batched_csr import BatchedCSR
 

@@ -9,10 +9,8 @@ import scipy.sparse
 
 from chainer import backend
 
-from chainer_bspmm.sparse import build
-from chainer_bspmm.sparse import validate
-from chainer_bspmm.papers.batched_coo import csr_of
-from chainer_bspmm.papers.batched_coo import fields_of
+from chainer_bspmm.sparse import build, validate
+from chainer_bspmm.papers.batched_coo import csr_of, fields_of
 from chainer_bspmm.sparse.batch import Batch
 from chainer_bspmm.sparse.batched_csr import BatchedCSR
 

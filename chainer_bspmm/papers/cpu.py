@@ -3,12 +3,10 @@
 import numpy
 import scipy.sparse
 
-from chainer_bspmm.ops.bspmm import matrix_on_host
-from chainer_bspmm.ops.bspmm import multiply_on_host
+from chainer_bspmm.ops.bspmm import matrix_on_host, multiply_on_host
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.papers.batched_coo import BatchedCOO
-from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse import build
+from chainer_bspmm.sparse import BatchedCSR, build
 
 
 def bspmm(adj, x, data, residual, trans, algorithm='auto'):

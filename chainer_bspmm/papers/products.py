@@ -8,19 +8,15 @@ from typing import Any
 import numpy
 
 import chainer
-from chainer import backend
-from chainer import Variable
+from chainer import backend, Variable
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda import launch
 from chainer_bspmm.ops import check
-from chainer_bspmm.ops.bspmm import BatchedSDDMM
-from chainer_bspmm.ops.bspmm import BatchedSpMM
+from chainer_bspmm.ops.bspmm import BatchedSDDMM, BatchedSpMM
 from chainer_bspmm.ops.bspmm import bsddmm_forward as bsddmm_of_csr
-from chainer_bspmm.ops.bspmm import check_bsddmm
-from chainer_bspmm.ops.bspmm import check_bspmm
-from chainer_bspmm.papers import cpu
-from chainer_bspmm.papers import gpu
+from chainer_bspmm.ops.bspmm import check_bsddmm, check_bspmm
+from chainer_bspmm.papers import cpu, gpu
 from chainer_bspmm.papers.batched_coo import BatchedCOO
 from chainer_bspmm.papers.batched_sell import BatchedSELL
 from chainer_bspmm.sparse import BatchedCSR

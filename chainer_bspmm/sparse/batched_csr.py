@@ -12,8 +12,7 @@ import scipy.sparse
 from chainer import backend
 from chainer.backends import cuda
 
-from chainer_bspmm.sparse import build
-from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse import build, validate
 from chainer_bspmm.sparse.batch import Batch
 
 # What a batch of fixed capacity lies in: atoms (n_rows,) int32 or (n_rows, channels) floating;

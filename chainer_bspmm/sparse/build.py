@@ -7,8 +7,7 @@ import scipy.sparse
 
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda import plans
+from chainer_bspmm.cuda import launch, plans
 from chainer_bspmm.sparse import validate
 
 

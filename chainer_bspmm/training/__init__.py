@@ -1,12 +1,10 @@
 """Training and prediction: steps captured in CUDA graphs."""
 
-from chainer_bspmm.training.captured_predict import captured_predict
-from chainer_bspmm.training.captured_predict import Predictions
+from chainer_bspmm.training.captured_predict import captured_predict, Predictions
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from chainer_bspmm.training.node_classification import run_node_classification_train
 from chainer_bspmm.training.programs import StepDiffers
-from chainer_bspmm.training.swap_check import check_swap
-from chainer_bspmm.training.swap_check import SwapCheck
+from chainer_bspmm.training.swap_check import check_swap, SwapCheck
 
 __all__ = [
     'GraphUpdater',

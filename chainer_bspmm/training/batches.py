@@ -13,18 +13,14 @@ from chainer.backends import cuda
 from chainer.dataset import convert
 
 from chainer_bspmm.cuda.plans import LONG_ROW
-from chainer_bspmm.dataset import batch_form
-from chainer_bspmm.dataset import sparse_form
+from chainer_bspmm.dataset import batch_form, sparse_form
 from chainer_bspmm.dataset.converters import CSRConverter
-from chainer_bspmm.dataset.device_dataset import DeviceMolecules
-from chainer_bspmm.dataset.device_dataset import SHARE
+from chainer_bspmm.dataset.device_dataset import DeviceMolecules, SHARE
 from chainer_bspmm.dataset.molecules import INTEGERS
 from chainer_bspmm.dataset.sparse_dataset import selection
-from chainer_bspmm.dataset.sparse_example import locate
-from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.dataset.sparse_example import locate, Selection
 from chainer_bspmm.links.rows import node_shape
-from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse import build
+from chainer_bspmm.sparse import BatchedCSR, build
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training.buffers import Capacities
 

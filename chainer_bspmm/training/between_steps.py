@@ -4,8 +4,7 @@ import weakref
 
 import chainer
 from chainer import training
-from chainer.training import extensions
-from chainer.training import util
+from chainer.training import extensions, util
 from chainer.training.triggers import IntervalTrigger
 from chainer_chemistry.training.extensions.auto_print_report import AutoPrintReport
 

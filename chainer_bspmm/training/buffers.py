@@ -18,9 +18,7 @@ import numpy
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import kernels
-from chainer_bspmm.cuda import plans
-from chainer_bspmm.cuda import step
+from chainer_bspmm.cuda import kernels, plans, step
 from chainer_bspmm.dataset import batch_form
 from chainer_bspmm.dataset.batch_form import Capacity
 

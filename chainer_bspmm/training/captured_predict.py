@@ -16,14 +16,10 @@ import chainer
 from chainer_chemistry.models.prediction import Classifier
 from chainer_chemistry.models.prediction.base import BaseForwardModel
 
-from chainer_bspmm.dataset import concat_mols
-from chainer_bspmm.dataset import CSRConverter
-from chainer_bspmm.dataset import sparse_form
+from chainer_bspmm.dataset import concat_mols, CSRConverter, sparse_form
 from chainer_bspmm.dataset.molecules import Molecules
-from chainer_bspmm.dataset.smiles import parse
-from chainer_bspmm.dataset.smiles import preprocessor_of
-from chainer_bspmm.dataset.sparse_dataset import selection
-from chainer_bspmm.dataset.sparse_dataset import SparseDataset
+from chainer_bspmm.dataset.smiles import parse, preprocessor_of
+from chainer_bspmm.dataset.sparse_dataset import selection, SparseDataset
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.models import layout_of
 from chainer_bspmm.sparse import validate

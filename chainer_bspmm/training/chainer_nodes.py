@@ -27,8 +27,7 @@ import math
 import numpy
 
 import chainer
-from chainer import FunctionNode
-from chainer import utils
+from chainer import FunctionNode, utils
 from chainer_chemistry.links.array.shape_transformer_to_2d import ShapeTransformerTo2D
 from chainer_chemistry.links.scaler.standard_scaler import format_x
 
@@ -37,12 +36,8 @@ from chainer_bspmm.cuda.step import Step
 from chainer_bspmm.cuda.step import under_way  # noqa: F401  with the nodes below
 from chainer_bspmm.ops import elementwise
 from chainer_bspmm.ops.dropout import step_dropout
-from chainer_bspmm.ops.graph_linear.launches import layer_backward
-from chainer_bspmm.ops.graph_linear.launches import layer_forward
-from chainer_bspmm.ops.graph_linear.launches import layer_of
-from chainer_bspmm.ops.mean_loss import mean_loss_backward
-from chainer_bspmm.ops.mean_loss import mean_loss_forward
-from chainer_bspmm.ops.mean_loss import training_loss
+from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forward, layer_of
+from chainer_bspmm.ops.mean_loss import mean_loss_backward, mean_loss_forward, training_loss
 from chainer_bspmm.ops.segments import row_sum
 from chainer_bspmm.ops.standardize import standardize
 

@@ -10,16 +10,11 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.dataset.sparse_example import Selection
-from chainer_bspmm.training.batches import batch_of
-from chainer_bspmm.training.batches import NoSparseBatch
-from chainer_bspmm.training.batches import Resident
+from chainer_bspmm.training.batches import batch_of, NoSparseBatch, Resident
 from chainer_bspmm.training.cuda_graphs import Capturer
 from chainer_bspmm.training.examples import Examples
 from chainer_bspmm.training.guards import Guards
-from chainer_bspmm.training.programs import CannotCapture
-from chainer_bspmm.training.programs import CHECK_EVERY
-from chainer_bspmm.training.programs import Program
-from chainer_bspmm.training.programs import Programs
+from chainer_bspmm.training.programs import CannotCapture, CHECK_EVERY, Program, Programs
 from chainer_bspmm.user_code import warn
 
 

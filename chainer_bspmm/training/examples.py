@@ -2,9 +2,7 @@
 
 import operator
 
-from chainer.iterators import _statemachine
-from chainer.iterators import SerialIterator
-from chainer.iterators import ShuffleOrderSampler
+from chainer.iterators import _statemachine, SerialIterator, ShuffleOrderSampler
 import numpy
 
 from chainer_bspmm.dataset import sparse_form

@@ -13,13 +13,9 @@ import struct
 import numpy
 
 import chainer
-from chainer import optimizer_hooks
-from chainer import optimizers
+from chainer import optimizer_hooks, optimizers
 from chainer.backends import cuda
-from chainer.optimizers import adam
-from chainer.optimizers import momentum_sgd
-from chainer.optimizers import rmsprop
-from chainer.optimizers import sgd
+from chainer.optimizers import adam, momentum_sgd, rmsprop, sgd
 
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda.launch import NULL

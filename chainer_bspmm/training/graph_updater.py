@@ -9,15 +9,12 @@ from chainer.dataset import convert
 from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 
-from chainer_bspmm.dataset import concat_mols
-from chainer_bspmm.dataset import CSRConverter
+from chainer_bspmm.dataset import concat_mols, CSRConverter
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.training.between_steps import BetweenSteps
 from chainer_bspmm.training.cuda_graphs import using
 from chainer_bspmm.training.driver import is_on_gpu
-from chainer_bspmm.training.programs import CannotCapture
-from chainer_bspmm.training.programs import CHECK_EVERY
-from chainer_bspmm.training.programs import StepDiffers
+from chainer_bspmm.training.programs import CannotCapture, CHECK_EVERY, StepDiffers
 from chainer_bspmm.training.step_driver import StepDriver
 from chainer_bspmm.training.swap_check import check_swap
 

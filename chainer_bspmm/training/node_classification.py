@@ -14,8 +14,7 @@ from chainer_chemistry.training.extensions.auto_print_report import AutoPrintRep
 import numpy
 
 from chainer_bspmm.dataset.converters import CSRConverter
-from chainer_bspmm.dataset.sparse_dataset import SparseDataset
-from chainer_bspmm.dataset.sparse_dataset import to_sparse
+from chainer_bspmm.dataset.sparse_dataset import SparseDataset, to_sparse
 from chainer_bspmm.models.node_classifier import NodeClassifier
 from chainer_bspmm.sparse.build import to_host
 from chainer_bspmm.training.graph_updater import GraphUpdater

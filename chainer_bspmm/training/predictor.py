@@ -9,14 +9,9 @@ from chainer.backends import cuda
 from chainer.dataset import convert
 
 from chainer_bspmm.dataset import CSRConverter
-from chainer_bspmm.training import chainer_nodes
-from chainer_bspmm.training import state
-from chainer_bspmm.training.driver import Driver
-from chainer_bspmm.training.driver import is_on_gpu
-from chainer_bspmm.training.programs import blame
-from chainer_bspmm.training.programs import CannotCapture
-from chainer_bspmm.training.programs import Program
-from chainer_bspmm.training.programs import spare_tolerance
+from chainer_bspmm.training import chainer_nodes, state
+from chainer_bspmm.training.driver import Driver, is_on_gpu
+from chainer_bspmm.training.programs import blame, CannotCapture, Program, spare_tolerance
 from chainer_bspmm.training.programs import StepDiffers
 from chainer_bspmm.training.reports import Reports
 

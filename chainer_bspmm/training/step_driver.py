@@ -6,19 +6,14 @@ import numbers
 import numpy
 
 import chainer
-from chainer_bspmm.multi_node.optimizer import of_nccl
-from chainer_bspmm.multi_node.optimizer import Weighted
+from chainer_bspmm.multi_node.optimizer import of_nccl, Weighted
 from chainer_bspmm.multi_node.start import make_states
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.training.cuda_graphs import using
-from chainer_bspmm.training.driver import Driver
-from chainer_bspmm.training.driver import is_on_gpu
-from chainer_bspmm.training.flat_gradients import FlatGradients
-from chainer_bspmm.training.flat_gradients import raise_if_not_finite
-from chainer_bspmm.training.fused_update import FusedUpdate
-from chainer_bspmm.training.fused_update import why_unsupported
-from chainer_bspmm.training.programs import CannotCapture
-from chainer_bspmm.training.programs import CHECK_EVERY
+from chainer_bspmm.training.driver import Driver, is_on_gpu
+from chainer_bspmm.training.flat_gradients import FlatGradients, raise_if_not_finite
+from chainer_bspmm.training.fused_update import FusedUpdate, why_unsupported
+from chainer_bspmm.training.programs import CannotCapture, CHECK_EVERY
 from chainer_bspmm.training.step_program import StepProgram
 
 

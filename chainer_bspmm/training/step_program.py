@@ -15,12 +15,8 @@ import chainer
 from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.cuda.plans import VECTOR_BYTES
 from chainer_bspmm.ops.ranks import weighted_by
-from chainer_bspmm.training import chainer_nodes
-from chainer_bspmm.training import state
-from chainer_bspmm.training.programs import blame
-from chainer_bspmm.training.programs import CannotCapture
-from chainer_bspmm.training.programs import Program
-from chainer_bspmm.training.programs import spare_tolerance
+from chainer_bspmm.training import chainer_nodes, state
+from chainer_bspmm.training.programs import blame, CannotCapture, Program, spare_tolerance
 from chainer_bspmm.training.programs import StepDiffers
 from chainer_bspmm.training.reports import Reports
 

@@ -13,11 +13,9 @@ import numpy
 import chainer
 from chainer.dataset.convert import concat_examples
 
-from chainer_bspmm.dataset import concat_mols
-from chainer_bspmm.dataset import CSRConverter
+from chainer_bspmm.dataset import concat_mols, CSRConverter
 from chainer_bspmm.links.sparse import Sparse
-from chainer_bspmm.models import densify
-from chainer_bspmm.models import sparsify
+from chainer_bspmm.models import densify, sparsify
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.build import to_host
 from chainer_bspmm.user_code import is_user_code

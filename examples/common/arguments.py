@@ -5,8 +5,7 @@ import argparse
 import chainer
 from common.data import DataError
 from common.ranks import COMMUNICATORS
-from common.tasks import LAYOUTS
-from common.tasks import METHODS
+from common.tasks import LAYOUTS, METHODS
 
 
 def number(kind, low, high=None):

@@ -12,8 +12,7 @@ from chainer_chemistry.config import MAX_ATOMIC_NUM
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
 from chainer_chemistry.dataset.splitters.scaffold_splitter import ScaffoldSplitter
 from chainer_chemistry.datasets import NumpyTupleDataset
-from rdkit import Chem
-from rdkit import rdBase
+from rdkit import Chem, rdBase
 from tqdm import tqdm
 
 MISSING = ('', 'na', 'n/a', 'nan', 'none', 'null')  # cells without a label, in any case

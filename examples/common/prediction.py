@@ -5,9 +5,7 @@ import sys
 
 import numpy
 import pandas
-from common import arguments
-from common import data
-from common import files
+from common import arguments, data, files
 from common.data import DataError
 from common.tasks import converter_of
 

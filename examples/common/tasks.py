@@ -10,9 +10,7 @@ from chainer.training import extensions
 from chainer_bspmm.dataset import SparseDataset
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
-from chainer_chemistry.models.prediction import Classifier
-from chainer_chemistry.models.prediction import Regressor
-from chainer_chemistry.models.prediction import set_up_predictor
+from chainer_chemistry.models.prediction import Classifier, Regressor, set_up_predictor
 from chainer_chemistry.training.extensions import BatchEvaluator
 from scipy.stats import rankdata
 

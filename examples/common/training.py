@@ -8,22 +8,16 @@ import time
 
 import chainer
 import numpy
-from chainer import optimizers
-from chainer import serializers
-from chainer import training
+from chainer import optimizers, serializers, training
 from chainer.iterators import SerialIterator
 from chainer.training import extensions
-from chainer.training.extensions.snapshot_writers import SimpleWriter
-from chainer.training.extensions.snapshot_writers import ThreadWriter
+from chainer.training.extensions.snapshot_writers import SimpleWriter, ThreadWriter
 from chainer_bspmm.training import GraphUpdater
-from common import data
-from common import files
-from common import measure
+from common import data, files, measure
 from common.arguments import use_device
 from common.data import DataError
 from common.ranks import ranks_of
-from common.tasks import converter_of
-from common.tasks import labels_of
+from common.tasks import converter_of, labels_of
 
 # All other options decide the model or the data: a resumed run must have the same.
 MAY_CHANGE = 'out', 'force', 'resume', 'epoch', 'device', 'updater', 'communicator', 'dense'

@@ -19,14 +19,10 @@ from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import run_node_classification_train
 from chainer_chemistry.dataset.graph_dataset.base_graph_data import PaddingGraphData
 from chainer_chemistry.dataset.graph_dataset.base_graph_data import SparseGraphData
-from chainer_chemistry.models.gin import GIN
-from chainer_chemistry.models.gin import GINSparse
+from chainer_chemistry.models.gin import GIN, GINSparse
 from chainer_chemistry.models.prediction.node_classifier import NodeClassifier
-from common import arguments
-from common import files
-from common import training
-from common.data import DataError
-from common.data import split
+from common import arguments, files, training
+from common.data import DataError, split
 from sklearn.linear_model import LogisticRegression
 
 METHODS = {'gin_sparse': GINSparse, 'gin': GIN}

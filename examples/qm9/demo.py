@@ -22,13 +22,9 @@ import pandas
 import train_qm9
 from chainer import optimizers
 from chainer_bspmm.dataset import to_sparse
-from common import data
-from common import files
-from common import training
-from common.arguments import make_parser
-from common.arguments import number
-from common.tasks import converter_of
-from common.tasks import labels_of
+from common import data, files, training
+from common.arguments import make_parser, number
+from common.tasks import converter_of, labels_of
 from rdkit import RDConfig
 
 METHOD = 'relgcn'

@@ -7,8 +7,7 @@ python predict_qm9.py --in-dir result --smiles CCO c1ccccc1
 """
 
 import train_qm9  # before common, which it finds
-from common import prediction
-from common import training
+from common import prediction, training
 
 if __name__ == '__main__':
     training.main(lambda: prediction.predict(train_qm9))

@@ -12,11 +12,8 @@ import tarfile
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for common
 
-from common import arguments
-from common import training
-from common.data import DataError
-from common.data import join
-from common.data import read_csv
+from common import arguments, training
+from common.data import DataError, join, read_csv
 from common.tasks import Regression
 from chainer_chemistry.datasets import get_qm9_filepath
 

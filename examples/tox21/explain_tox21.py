@@ -12,10 +12,7 @@ saliency.csv.
 import os
 
 import train_tox21  # before common, which it finds
-from common import arguments
-from common import files
-from common import prediction
-from common import training
+from common import arguments, files, prediction, training
 
 import numpy
 import pandas

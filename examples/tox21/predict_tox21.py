@@ -7,8 +7,7 @@ python predict_tox21.py --in-dir result --smiles CCO 'Oc1ccc(cc1)C(C)(C)c1ccc(O)
 """
 
 import train_tox21  # before common, which it finds
-from common import prediction
-from common import training
+from common import prediction, training
 
 if __name__ == '__main__':
     training.main(lambda: prediction.predict(train_tox21))

@@ -25,10 +25,7 @@ import zlib
 import train_tox21  # before common, which it finds
 from chainer import functions
 from chainer_bspmm.training import captured_predict
-from common import arguments
-from common import files
-from common import prediction
-from common import training
+from common import arguments, files, prediction, training
 from common.data import DataError
 from common.ranks import ranks_of
 

@@ -10,10 +10,8 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for common
 
-from common import arguments
-from common import training
-from common.data import DataError
-from common.data import read_csv
+from common import arguments, training
+from common.data import DataError, read_csv
 from common.tasks import Classification
 from chainer_chemistry.datasets.molnet import molnet
 from chainer_chemistry.datasets.molnet.molnet_config import molnet_default_config

@@ -10,9 +10,7 @@ pytest.importorskip('rdkit')
 from benchmarks import bench_command  # NOQA: E402
 from benchmarks.harness import RESULTS  # NOQA: E402
 from benchmarks.products import figures  # NOQA: E402
-from benchmarks.training import bench_quality  # NOQA: E402
-from benchmarks.training import bench_scaling  # NOQA: E402
-from benchmarks.training import bench_steps  # NOQA: E402
+from benchmarks.training import bench_quality, bench_scaling, bench_steps  # NOQA: E402
 from benchmarks.training import bench_two_lines  # NOQA: E402
 
 H200 = 'nvidia-h200'

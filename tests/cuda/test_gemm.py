@@ -13,12 +13,9 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import gemm
-from chainer_bspmm.cuda import step
+from chainer_bspmm.cuda import gemm, step
 from tests.emulation.emulator import cublas_on_cpu
-from tests.support import assert_close
-from tests.support import DTYPES
-from tests.support import poisoned
+from tests.support import assert_close, DTYPES, poisoned
 
 
 class OnHost:

@@ -4,37 +4,19 @@ import hypothesis
 from hypothesis import strategies
 import pytest
 
-from chainer_bspmm.cuda.plans import widest_vector
-from chainer_bspmm.cuda.plans import BLOCK
-from chainer_bspmm.cuda.plans import Device
-from chainer_bspmm.cuda.plans import dot_launch
-from chainer_bspmm.cuda.plans import LONG_ROW
-from chainer_bspmm.cuda.plans import MAX_GRID_Y
+from chainer_bspmm.cuda.plans import widest_vector, BLOCK, Device, dot_launch, LONG_ROW, MAX_GRID_Y
 from chainer_bspmm.cuda.plans import ROW_TILE
-from chainer_bspmm.ops.bspmm import bspmm_launch
-from chainer_bspmm.ops.bspmm import csr_launch
-from chainer_bspmm.ops.bspmm import piece_length
-from chainer_bspmm.ops.bspmm import sum_pieces_launch
+from chainer_bspmm.ops.bspmm import bspmm_launch, csr_launch, piece_length, sum_pieces_launch
 from chainer_bspmm.ops.bspmm import with_pieces
 from chainer_bspmm.ops.dropout import dropout_launch
 from chainer_bspmm.ops.edge_film import film_launch
-from chainer_bspmm.ops.embed_rows import embed_launch
-from chainer_bspmm.ops.embed_rows import EMBED_RUNS
-from chainer_bspmm.ops.embed_rows import EMBED_SUMS
-from chainer_bspmm.ops.gates.launches import gated_launch
-from chainer_bspmm.ops.gates.launches import gated_weights_launch
-from chainer_bspmm.ops.gates.launches import MAX_GATED_BLOCK
-from chainer_bspmm.ops.graph_linear.launches import Layer
-from chainer_bspmm.ops.graph_linear.launches import layer_launch
-from chainer_bspmm.ops.mean_loss import loss_grad_launch
-from chainer_bspmm.ops.mean_loss import loss_launches
+from chainer_bspmm.ops.embed_rows import embed_launch, EMBED_RUNS, EMBED_SUMS
+from chainer_bspmm.ops.gates.launches import gated_launch, gated_weights_launch, MAX_GATED_BLOCK
+from chainer_bspmm.ops.graph_linear.launches import Layer, layer_launch
+from chainer_bspmm.ops.mean_loss import loss_grad_launch, loss_launches
 from chainer_bspmm.ops.segment_softmax import softmax_launch
-from chainer_bspmm.ops.segments import broadcast_launch
-from chainer_bspmm.ops.segments import MAX_BLOCK_Z
-from chainer_bspmm.ops.segments import MAX_CHUNKS
-from chainer_bspmm.ops.segments import MAX_SEGMENT_BLOCK
-from chainer_bspmm.ops.segments import MIN_CHUNK
-from chainer_bspmm.ops.segments import reduce_launches
+from chainer_bspmm.ops.segments import broadcast_launch, MAX_BLOCK_Z, MAX_CHUNKS, MAX_SEGMENT_BLOCK
+from chainer_bspmm.ops.segments import MIN_CHUNK, reduce_launches
 from chainer_bspmm.sparse.build import transpose_launch
 
 

@@ -16,8 +16,7 @@ from chainer_chemistry.dataset.preprocessors import preprocess_method_dict  # NO
 import chainer_chemistry  # NOQA: E402
 import rdkit  # NOQA: E402
 
-from chainer_bspmm.dataset import cache  # NOQA: E402
-from chainer_bspmm.dataset import from_smiles  # NOQA: E402
+from chainer_bspmm.dataset import cache, from_smiles  # NOQA: E402
 from chainer_bspmm.dataset import smiles as smiles_module  # NOQA: E402
 
 SMILES = ['C', 'CCO', 'C1CC', 'c1ccccc1', '', 'CN(C)(C)C', 'O=[N+]([O-])c1ccccc1', 'CC#N', '[U]']

@@ -13,12 +13,9 @@ from chainer.datasets import SubDataset
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.datasets import NumpyTupleDataset
 
-from chainer_bspmm import concat_mols
-from chainer_bspmm import CSRConverter
-from chainer_bspmm.dataset import dense_examples
-from chainer_bspmm.dataset import to_sparse
-from tests.support.data_sets import assert_same_batch
-from tests.support.data_sets import molecules
+from chainer_bspmm import concat_mols, CSRConverter
+from chainer_bspmm.dataset import dense_examples, to_sparse
+from tests.support.data_sets import assert_same_batch, molecules
 
 packed = CSRConverter('packed')
 UNPADDED = ('packed', 'folded')

@@ -8,17 +8,11 @@ import pytest
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm import concat_mols
-from chainer_bspmm import CSRConverter
-from chainer_bspmm.dataset import DeviceDataset
-from chainer_bspmm.dataset import SparseDataset
-from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm import concat_mols, CSRConverter
+from chainer_bspmm.dataset import DeviceDataset, SparseDataset, to_sparse
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.molecules import Molecules
-from tests.support.data_sets import assert_same_batch
-from tests.support.data_sets import LABELS
-from tests.support.data_sets import molecule_set
-from tests.support.data_sets import molecules
+from tests.support.data_sets import assert_same_batch, LABELS, molecule_set, molecules
 
 INDEX = (3, 0, 6, 5, 5, 2, 1, 7, 0)
 ON_HOST = chainer.get_device('@numpy')

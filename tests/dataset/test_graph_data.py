@@ -10,12 +10,9 @@ from chainer_chemistry.dataset.graph_dataset.base_graph_data import SparseGraphD
 from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import PaddingGraphDataset
 from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import SparseGraphDataset
 
-from chainer_bspmm import concat_mols
-from chainer_bspmm import CSRConverter
+from chainer_bspmm import concat_mols, CSRConverter
 from chainer_bspmm.dataset import to_sparse
-from tests.support.graph_data import edge_lists
-from tests.support.graph_data import padding_data
-from tests.support.graph_data import SIZES
+from tests.support.graph_data import edge_lists, padding_data, SIZES
 
 PACKED = CSRConverter('packed')
 

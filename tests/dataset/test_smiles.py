@@ -16,8 +16,7 @@ from chainer_chemistry.dataset.parsers import SmilesParser  # NOQA: E402
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict  # NOQA: E402
 
 from chainer_bspmm import concat_mols  # NOQA: E402
-from chainer_bspmm.dataset import Failure  # NOQA: E402
-from chainer_bspmm.dataset import from_smiles  # NOQA: E402
+from chainer_bspmm.dataset import Failure, from_smiles  # NOQA: E402
 from chainer_bspmm.dataset import smiles as smiles_module  # NOQA: E402
 from chainer_bspmm.dataset import to_sparse  # NOQA: E402
 from tests.support import relative_error  # NOQA: E402

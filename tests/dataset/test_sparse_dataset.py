@@ -10,24 +10,16 @@ import scipy.sparse
 
 from chainer.backends import cuda
 from chainer.dataset import concat_examples
-from chainer.datasets import ConcatenatedDataset
-from chainer.datasets import SubDataset
-from chainer.datasets import TransformDataset
-from chainer.iterators import MultiprocessIterator
-from chainer.iterators import SerialIterator
+from chainer.datasets import ConcatenatedDataset, SubDataset, TransformDataset
+from chainer.iterators import MultiprocessIterator, SerialIterator
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
-from chainer_chemistry.dataset.splitters import RandomSplitter
-from chainer_chemistry.dataset.splitters import StratifiedSplitter
+from chainer_chemistry.dataset.splitters import RandomSplitter, StratifiedSplitter
 from chainer_chemistry.datasets import NumpyTupleDataset
 
-from chainer_bspmm import concat_mols
-from chainer_bspmm import CSRConverter
-from chainer_bspmm.dataset import sparse_dataset
-from chainer_bspmm.dataset import SparseDataset
-from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm import concat_mols, CSRConverter
+from chainer_bspmm.dataset import sparse_dataset, SparseDataset, to_sparse
 from tests.support import random_matrix
-from tests.support.data_sets import assert_same_batch
-from tests.support.data_sets import molecules
+from tests.support.data_sets import assert_same_batch, molecules
 from tests.support.processes import python
 
 SIZES = (3, 1, 5, 0, 2, 5, 4)

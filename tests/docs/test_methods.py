@@ -6,8 +6,7 @@ import re
 import pytest
 
 from chainer_bspmm.models import METHODS
-from chainer_bspmm.models.set_up_predictor import EDGE_LIST_METHODS
-from chainer_bspmm.models.set_up_predictor import REFUSED
+from chainer_bspmm.models.set_up_predictor import EDGE_LIST_METHODS, REFUSED
 from chainer_bspmm.sparse.validate import LAYOUTS
 
 PAGE = (pathlib.Path(__file__).parents[2] / 'docs' / 'methods.md').read_text()

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from tests.examples.scripts import ROOT
-from tests.examples.scripts import run
+from tests.examples.scripts import ROOT, run
 
 PAGE = ROOT / 'docs' / 'quickstart.md'
 

@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from chainer_bspmm.models import METHODS
-from chainer_bspmm.models.set_up_predictor import EDGE_LIST_METHODS
-from chainer_bspmm.models.set_up_predictor import REFUSED
+from chainer_bspmm.models.set_up_predictor import EDGE_LIST_METHODS, REFUSED
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = ROOT / 'docs' / 'upstream.md'

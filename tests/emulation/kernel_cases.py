@@ -12,8 +12,7 @@ import numpy
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.dataset.batch_form import Capacity
-from chainer_bspmm.dataset.batch_form import new_buffers
+from chainer_bspmm.dataset.batch_form import Capacity, new_buffers
 from chainer_bspmm.dataset.gather_batch import gather_batch
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.batched_csr import Buffers

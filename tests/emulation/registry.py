@@ -12,10 +12,7 @@ from chainer_bspmm.ops.embed_rows import embed_launch
 from chainer_bspmm.ops.gates.launches import gated_launch, gated_weights_launch
 from chainer_bspmm.ops.graph_linear.launches import Layer, layer_launch
 from chainer_bspmm.ops.mean_loss import LOSS_CHUNK
-from chainer_bspmm.training import flat_gradients
-from chainer_bspmm.training import fused_update
-from chainer_bspmm.training import peer_memory
-from chainer_bspmm.training import reports
+from chainer_bspmm.training import flat_gradients, fused_update, peer_memory, reports
 from tests.emulation import representatives as use
 
 # The widest and the narrowest vector of every storage dtype.

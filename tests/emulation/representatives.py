@@ -17,8 +17,7 @@ import chainer
 from chainer import optimizer_hooks as hooks
 from chainer.backends import cuda
 
-from chainer_bspmm import BatchedCSR
-from chainer_bspmm import BatchedSELL
+from chainer_bspmm import BatchedCSR, BatchedSELL
 from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.cuda.plans import Device, one_block
 from chainer_bspmm.dataset.gather_batch import gather_launch
@@ -29,8 +28,7 @@ from chainer_bspmm.ops.mean_loss import loss_launches
 from chainer_bspmm.papers import policy
 from chainer_bspmm.training import buffers, reports
 from chainer_bspmm.training.flat_gradients import FlatGradients
-from chainer_bspmm.training.peer_memory import PeerMemory
-from chainer_bspmm.training.peer_memory import PeerSums
+from chainer_bspmm.training.peer_memory import PeerMemory, PeerSums
 from chainer_bspmm.training.reports import Reports
 from tests.emulation.gated_cases import summed
 from tests.emulation.kernel_cases import batch, integers, Peers, share_channels, words

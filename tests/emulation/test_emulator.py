@@ -4,8 +4,7 @@ import numpy
 import pytest
 
 from chainer_bspmm.ops.bspmm import bspmm_forward
-from tests.emulation.emulator.cuda_on_cpu import build, knows, run
-from tests.emulation.emulator.cuda_on_cpu import MEMORY, RACES, KernelError
+from tests.emulation.emulator.cuda_on_cpu import build, knows, run, MEMORY, RACES, KernelError
 from tests.emulation.kernel_cases import batch
 
 pytestmark = pytest.mark.usefixtures('gxx')

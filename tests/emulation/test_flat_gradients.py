@@ -12,11 +12,8 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda.plans import Device
 from chainer_bspmm.training import flat_gradients
-from chainer_bspmm.training.flat_gradients import FlatGradients
-from chainer_bspmm.training.flat_gradients import raise_if_not_finite
-from tests.emulation.kernel_cases import integers
-from tests.emulation.kernel_cases import Peers
-from tests.emulation.kernel_cases import words
+from chainer_bspmm.training.flat_gradients import FlatGradients, raise_if_not_finite
+from tests.emulation.kernel_cases import integers, Peers, words
 from tests.support.launches import DeviceArray
 
 SHAPES = (), (0,), (3, 5), (1024,), (1025,), (2, 0), (2, 1025)

@@ -9,17 +9,13 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda.plans import Device
-from chainer_bspmm.dataset.batch_form import Capacity
-from chainer_bspmm.dataset.batch_form import new_buffers
+from chainer_bspmm.dataset.batch_form import Capacity, new_buffers
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.gather_batch import gather_launch
-from chainer_bspmm.sparse.batched_csr import Buffers
-from chainer_bspmm.sparse.batched_csr import fill_buffers
+from chainer_bspmm.sparse.batched_csr import Buffers, fill_buffers
 from tests.emulation.emulator.cuda_on_cpu import build, run
 from tests.emulation.kernel_cases import gather_folded
-from tests.support.data_sets import assert_same_batch
-from tests.support.data_sets import LABELS
-from tests.support.data_sets import molecule_set
+from tests.support.data_sets import assert_same_batch, LABELS, molecule_set
 
 MAP_NORESERVE = 0x4000  # of Linux
 NULL = numpy.uintp(0)

@@ -10,8 +10,7 @@ import numpy
 import pytest
 
 from chainer_bspmm.cuda import kernels
-from chainer_bspmm.training import flat_gradients
-from chainer_bspmm.training import peer_memory
+from chainer_bspmm.training import flat_gradients, peer_memory
 from tests.emulation.emulator import cache
 from tests.emulation.registry import KERNELS
 

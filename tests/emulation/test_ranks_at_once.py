@@ -20,8 +20,7 @@ from chainer_bspmm.training import peer_memory
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from tests.emulation.emulator import cuda_on_cpu
 from tests.support.launches import DeviceArray
-from tests.support.ranks import needs_mpi
-from tests.support.ranks import on_ranks
+from tests.support.ranks import needs_mpi, on_ranks
 
 N_TURNS = 20
 RECEIVE = 'receive(received + r * stride, i, now, value[r][e])'

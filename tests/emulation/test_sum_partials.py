@@ -5,8 +5,7 @@ import pytest
 
 import chainer
 
-from chainer_bspmm.cuda import partial_sums
-from chainer_bspmm.cuda import step
+from chainer_bspmm.cuda import partial_sums, step
 from chainer_bspmm.cuda.partial_sums import sum_partials
 from chainer_bspmm.ops import node
 from tests.emulation.kernel_cases import DTYPES, integers

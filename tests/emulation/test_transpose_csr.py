@@ -4,8 +4,7 @@ import pytest
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.build import transpose_launch
-from tests.emulation.kernel_cases import batch, transpose_on
-from tests.emulation.kernel_cases import BATCHES
+from tests.emulation.kernel_cases import batch, transpose_on, BATCHES
 
 
 def check(device, adj):

@@ -9,12 +9,7 @@ import chainer
 import numpy
 import pytest
 
-from tests.examples.scripts import arrays
-from tests.examples.scripts import command
-from tests.examples.scripts import environment
-from tests.examples.scripts import error_of
-from tests.examples.scripts import EXAMPLES
-from tests.examples.scripts import imported
+from tests.examples.scripts import arrays, command, environment, error_of, EXAMPLES, imported
 
 TRAIN = EXAMPLES / 'qm9' / 'train_qm9.py'
 QUICK = ['--unit-num', '8', '--conv-layers', '2', '--num-data', '200']

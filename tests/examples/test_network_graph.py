@@ -4,16 +4,12 @@ import json
 
 from chainer import serializers
 from chainer.dataset import download
-from chainer_chemistry.models.gin import GIN
-from chainer_chemistry.models.gin import GINSparse
+from chainer_chemistry.models.gin import GIN, GINSparse
 from chainer_chemistry.models.prediction.node_classifier import NodeClassifier
 import numpy
 import pytest
 
-from tests.examples.scripts import EXAMPLES
-from tests.examples.scripts import error_of
-from tests.examples.scripts import imported
-from tests.examples.scripts import run_here
+from tests.examples.scripts import EXAMPLES, error_of, imported, run_here
 
 FOLDER = EXAMPLES / 'network_graph'
 SCRIPT = FOLDER / 'train_network_graph.py'

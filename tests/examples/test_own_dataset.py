@@ -18,13 +18,7 @@ import chainer
 import numpy
 import pytest
 
-from tests.examples.scripts import arrays
-from tests.examples.scripts import command
-from tests.examples.scripts import environment
-from tests.examples.scripts import error_of
-from tests.examples.scripts import EXAMPLES
-from tests.examples.scripts import imported
-from tests.examples.scripts import rows
+from tests.examples.scripts import arrays, command, environment, error_of, EXAMPLES, imported, rows
 from tests.examples.scripts import run_here
 
 OWN = EXAMPLES / 'own_dataset'

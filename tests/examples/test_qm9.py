@@ -8,11 +8,7 @@ import re
 import numpy
 import pytest
 
-from tests.examples.scripts import arrays
-from tests.examples.scripts import error_of
-from tests.examples.scripts import EXAMPLES
-from tests.examples.scripts import imported
-from tests.examples.scripts import rows
+from tests.examples.scripts import arrays, error_of, EXAMPLES, imported, rows
 from tests.examples.scripts import run as run_script
 from tests.examples.scripts import run_here
 

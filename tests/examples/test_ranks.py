@@ -10,14 +10,8 @@ import zlib
 import numpy
 import pytest
 
-from tests.examples.scripts import arrays
-from tests.examples.scripts import error_of
-from tests.examples.scripts import EXAMPLES
-from tests.examples.scripts import imported
-from tests.examples.scripts import rows
-from tests.examples.scripts import run_here
-from tests.support.ranks import mpirun
-from tests.support.ranks import needs_mpi
+from tests.examples.scripts import arrays, error_of, EXAMPLES, imported, rows, run_here
+from tests.support.ranks import mpirun, needs_mpi
 
 TRAIN = EXAMPLES / 'tox21' / 'train_tox21.py'
 SCREEN = EXAMPLES / 'tox21' / 'screen_tox21.py'

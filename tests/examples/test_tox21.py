@@ -10,12 +10,7 @@ import numpy
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from tests.examples.scripts import arrays
-from tests.examples.scripts import error_of
-from tests.examples.scripts import EXAMPLES
-from tests.examples.scripts import imported
-from tests.examples.scripts import rows
-from tests.examples.scripts import run_here
+from tests.examples.scripts import arrays, error_of, EXAMPLES, imported, rows, run_here
 
 TOX21 = EXAMPLES / 'tox21'
 QUICK = ['--unit-num', '8', '--conv-layers', '2', '--batchsize', '16']

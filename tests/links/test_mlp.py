@@ -4,14 +4,12 @@ import numpy
 import pytest
 
 import chainer
-from chainer import functions
-from chainer import links
+from chainer import functions, links
 from chainer_chemistry.models.mlp import MLP as Dense
 from chainer_chemistry.models.prediction import GraphConvPredictor
 from chainer_chemistry.models.rsgcn import RSGCN
 
-from chainer_bspmm import densify
-from chainer_bspmm import sparsify
+from chainer_bspmm import densify, sparsify
 from chainer_bspmm.links import MLP
 from tests.support import relative_error
 

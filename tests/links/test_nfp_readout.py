@@ -9,8 +9,7 @@ from chainer_chemistry.links import NFPReadout as DenseNFPReadout
 from chainer_bspmm.links import NFPReadout
 from chainer_bspmm.sparse import BatchedCSR
 from tests.support import relative_error
-from tests.support.parity import randomised
-from tests.support.parity import sparse_link
+from tests.support.parity import randomised, sparse_link
 
 
 @pytest.mark.parametrize('in_channels', [None, 6])

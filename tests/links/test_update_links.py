@@ -14,14 +14,12 @@ from chainer_chemistry.links import GraphMLP
 from chainer_chemistry.links.update.ggnn_update import GGNNUpdate as DenseGGNNUpdate
 from chainer_chemistry.links.update.gnn_film_update import GNNFiLMUpdate as DenseGNNFiLMUpdate
 
-from chainer_bspmm import links
-from chainer_bspmm import sparsify
+from chainer_bspmm import links, sparsify
 from chainer_bspmm.sparse import BatchedCSR
 from tests.support import relative_error
 from tests.support.folded import check_against_padded
 from tests.support.molecules import adjacency
-from tests.support.parity import randomised
-from tests.support.parity import sparse_link
+from tests.support.parity import randomised, sparse_link
 
 # Class, kind of adjacency, arguments and options of the constructor.
 LINKS = [

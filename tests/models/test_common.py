@@ -12,16 +12,10 @@ import chainer
 from chainer.backends import cuda
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 
-from chainer_bspmm import concat_mols
-from chainer_bspmm import CSRConverter
-from chainer_bspmm import densify
-from chainer_bspmm import models
-from chainer_bspmm import sparsify
+from chainer_bspmm import concat_mols, CSRConverter, densify, models, sparsify
 from chainer_bspmm.links.sparse import Sparse
-from tests.support import parity
-from tests.support import relative_error
-from tests.support.molecules import mask_of
-from tests.support.molecules import molecules
+from tests.support import parity, relative_error
+from tests.support.molecules import mask_of, molecules
 
 CASES = parity.DEFAULTS
 BASE = ('RSGCN', 'NFP', 'GIN', 'GGNN', 'RelGCN', 'RelGAT', 'GNNFiLM', 'MPNN')

@@ -13,15 +13,9 @@ from chainer_chemistry.links.update.rsgcn_update import RSGCNUpdate
 from chainer_chemistry.models import prediction
 from chainer_chemistry.models.prediction.node_classifier import NodeClassifier
 
-from chainer_bspmm import BatchedCOO
-from chainer_bspmm import concat_mols
-from chainer_bspmm import densify
-from chainer_bspmm import models
-from chainer_bspmm import sparsify
+from chainer_bspmm import BatchedCOO, concat_mols, densify, models, sparsify
 from chainer_bspmm.models.refusals import REFUSALS
-from chainer_bspmm.models.set_up_predictor import EDGE_LIST_METHODS
-from chainer_bspmm.models.set_up_predictor import METHODS
-from chainer_bspmm.models.set_up_predictor import REFUSED
+from chainer_bspmm.models.set_up_predictor import EDGE_LIST_METHODS, METHODS, REFUSED
 from chainer_bspmm.models.sparsify import SWAPS
 from tests.support import parity
 from tests.support.molecules import molecules

@@ -10,17 +10,11 @@ from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import SparseGra
 from chainer_chemistry.models import GIN as DenseGIN
 from chainer_chemistry.models.gin import GINSparse as DenseGINSparse
 
-from chainer_bspmm import concat_mols
-from chainer_bspmm import CSRConverter
-from chainer_bspmm import sparsify
+from chainer_bspmm import concat_mols, CSRConverter, sparsify
 from chainer_bspmm.dataset import to_sparse
-from chainer_bspmm.models import GIN
-from chainer_bspmm.models import layout_of
-from tests.support import draw_as_chainer
-from tests.support import parity
-from tests.support import relative_error
-from tests.support.graph_data import edge_lists
-from tests.support.graph_data import outcome
+from chainer_bspmm.models import GIN, layout_of
+from tests.support import draw_as_chainer, parity, relative_error
+from tests.support.graph_data import edge_lists, outcome
 from tests.support.molecules import molecules
 from tests.support import assert_close_arrays
 

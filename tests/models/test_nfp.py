@@ -8,13 +8,10 @@ from chainer.link_hooks import TimerHook
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.models import NFP as DenseNFP
 
-from chainer_bspmm import concat_mols
-from chainer_bspmm import CSRConverter
-from chainer_bspmm import sparsify
+from chainer_bspmm import concat_mols, CSRConverter, sparsify
 from chainer_bspmm.models import NFP
 from chainer_bspmm.ops.bspmm import bspmm_forward
-from tests.support import parity
-from tests.support import relative_error
+from tests.support import parity, relative_error
 from tests.support.molecules import molecules
 
 EXAMPLES = [example[:2] for example in molecules(kind='counted')]

@@ -13,18 +13,11 @@ from chainer_chemistry.models.gin import GINSparse as DenseGINSparse
 from chainer_chemistry.models.prediction.node_classifier import NodeClassifier as Dense
 from chainer_chemistry.utils.train_utils import run_node_classification_train
 
-from chainer_bspmm import CSRConverter
-from chainer_bspmm import densify
-from chainer_bspmm import sparsify
+from chainer_bspmm import CSRConverter, densify, sparsify
 from chainer_bspmm.dataset import to_sparse
-from chainer_bspmm.models import GIN
-from chainer_bspmm.models import GINSparse
-from chainer_bspmm.models import NodeClassifier
-from tests.support import parity
-from tests.support import relative_error
-from tests.support.graph_data import edge_lists
-from tests.support.graph_data import OfPaddingData
-from tests.support.graph_data import padding_data
+from chainer_bspmm.models import GIN, GINSparse, NodeClassifier
+from tests.support import parity, relative_error
+from tests.support.graph_data import edge_lists, OfPaddingData, padding_data
 
 N, N_CHANNELS, N_CLASSES = 60, 9, 4
 DATA = {

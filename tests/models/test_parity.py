@@ -13,8 +13,7 @@ from chainer_chemistry.links import GeneralReadout
 
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.links import relgcn_update
-from tests.support import parity
-from tests.support import relative_error
+from tests.support import parity, relative_error
 from tests.support.molecules import SIZES
 
 EQUAL = (7,) * 3

@@ -9,18 +9,12 @@ from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import SparseGra
 from chainer_chemistry.models.relgcn import RelGCNSparse as DenseRelGCNSparse
 from chainer_chemistry.models.relgcn import rescale_adj
 
-from chainer_bspmm import BatchedCSR
-from chainer_bspmm import concat_mols
-from chainer_bspmm import CSRConverter
+from chainer_bspmm import BatchedCSR, concat_mols, CSRConverter
 from chainer_bspmm.dataset import to_sparse
-from chainer_bspmm.models import RelGCN
-from chainer_bspmm.models import RelGCNSparse
+from chainer_bspmm.models import RelGCN, RelGCNSparse
 from chainer_bspmm.ops.scale_adj import scale_adj
-from tests.support import graph_data
-from tests.support import parity
-from tests.support import relative_error
-from tests.support.molecules import molecules
-from tests.support.molecules import SIZES
+from tests.support import graph_data, parity, relative_error
+from tests.support.molecules import molecules, SIZES
 from tests.support import assert_close_arrays
 
 

@@ -6,10 +6,7 @@ import pytest
 import chainer
 from chainer_chemistry.models import RSGCN as DenseRSGCN
 
-from chainer_bspmm import concat_mols
-from chainer_bspmm import CSRConverter
-from chainer_bspmm import links
-from chainer_bspmm import sparsify
+from chainer_bspmm import concat_mols, CSRConverter, links, sparsify
 from chainer_bspmm.models import RSGCN
 from chainer_bspmm.sparse import BatchedCSR
 from tests.support.molecules import molecules

@@ -14,8 +14,7 @@ except ImportError as error:
 
 from chainer_chemistry.dataset.converters import concat_mols
 from chainer_chemistry.link_hooks import VariableMonitorLinkHook
-from chainer_chemistry.models.prediction import Regressor
-from chainer_chemistry.models.prediction import set_up_predictor
+from chainer_chemistry.models.prediction import Regressor, set_up_predictor
 from chainer_chemistry.saliency.calculator.gradient_calculator import GradientCalculator
 from chainer_chemistry.saliency.calculator.integrated_gradients_calculator import (
     IntegratedGradientsCalculator,

@@ -10,10 +10,8 @@ from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mol
 from chainer_chemistry.models.prediction import set_up_predictor as set_up_dense_predictor
 
 from chainer_bspmm import concat_mols
-from chainer_bspmm.models import METHODS
-from chainer_bspmm.models import set_up_predictor
-from chainer_bspmm.models.set_up_predictor import EDGE_LIST_METHODS
-from chainer_bspmm.models.set_up_predictor import REFUSED
+from chainer_bspmm.models import METHODS, set_up_predictor
+from chainer_bspmm.models.set_up_predictor import EDGE_LIST_METHODS, REFUSED
 from chainer_bspmm.models.sparsify import SWAPS
 from tests.support.molecules import molecules
 

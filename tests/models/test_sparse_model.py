@@ -11,14 +11,9 @@ from chainer_chemistry import models as dense
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.links import GeneralReadout
 from chainer_chemistry.models import MLP
-from chainer_chemistry.models.prediction import GraphConvPredictor
-from chainer_chemistry.models.prediction import Regressor
+from chainer_chemistry.models.prediction import GraphConvPredictor, Regressor
 
-from chainer_bspmm import BatchedCSR
-from chainer_bspmm import CSRConverter
-from chainer_bspmm import densify
-from chainer_bspmm import models
-from chainer_bspmm import sparsify
+from chainer_bspmm import BatchedCSR, CSRConverter, densify, models, sparsify
 from chainer_bspmm.models import layout_of
 from tests.support import parity
 from tests.support.molecules import molecules

@@ -13,21 +13,12 @@ from chainer_chemistry.links import GeneralReadout as DenseReadout
 from chainer_chemistry.links import RSGCNUpdate as DenseRSGCNUpdate
 from chainer_chemistry import models as dense
 from chainer_chemistry.links import update
-from chainer_chemistry.models import MLP
-from chainer_chemistry.models import SchNet
+from chainer_chemistry.models import MLP, SchNet
 from chainer_chemistry.models.gwm.gwm import GWM
-from chainer_chemistry.models.prediction import GraphConvPredictor
-from chainer_chemistry.models.prediction import Regressor
-from chainer_chemistry.models.prediction import set_up_predictor
+from chainer_chemistry.models.prediction import GraphConvPredictor, Regressor, set_up_predictor
 
-from chainer_bspmm import concat_mols
-from chainer_bspmm import CSRConverter
-from chainer_bspmm import densify
-from chainer_bspmm import links
-from chainer_bspmm import models
-from chainer_bspmm import sparsify
-from tests.support import parity
-from tests.support import relative_error
+from chainer_bspmm import concat_mols, CSRConverter, densify, links, models, sparsify
+from tests.support import parity, relative_error
 from tests.support.molecules import molecules
 from tests.support import assert_close_arrays
 

@@ -20,17 +20,10 @@ from chainer_chemistry.links.update.schnet_update import SchNetUpdate
 from chainer_chemistry.models.gwm.gwm_graph_conv_model import GWMGraphConvModel
 from chainer_chemistry.models.prediction import set_up_predictor as set_up_dense_predictor
 
-from chainer_bspmm import BatchedCSR
-from chainer_bspmm import concat_mols
-from chainer_bspmm import CSRConverter
-from chainer_bspmm import sparsify
-from chainer_bspmm import models
-from chainer_bspmm.dataset import from_smiles
-from chainer_bspmm.dataset import to_sparse
-from chainer_bspmm.models import gwm
-from chainer_bspmm.models import wle
-from tests.support import parity
-from tests.support import relative_error
+from chainer_bspmm import BatchedCSR, concat_mols, CSRConverter, sparsify, models
+from chainer_bspmm.dataset import from_smiles, to_sparse
+from chainer_bspmm.models import gwm, wle
+from tests.support import parity, relative_error
 
 CASES = {
     case.model: case for case in parity.CASES if case.options == 'defaults' and '_' in case.model

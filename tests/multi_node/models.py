@@ -4,15 +4,12 @@ import chainer_bspmm  # noqa: F401  first
 import chainer
 import numpy
 from chainer import functions
-from chainer.training import extension
-from chainer.training import StandardUpdater
+from chainer.training import extension, StandardUpdater
 
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import GraphUpdater
-from tests.support.training import MODELS
-from tests.support.training import molecules
-from tests.support.training import RELATIONS
+from tests.support.training import MODELS, molecules, RELATIONS
 
 N_STEPS = 6  # eager; each of four batches at least once
 N_STEPS_ON_GPUS = 20

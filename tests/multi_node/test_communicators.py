@@ -8,11 +8,9 @@ import chainer_bspmm  # noqa: F401  first
 import pytest
 from chainer.backends import cuda
 
-from chainer_bspmm.multi_node import communicators
-from chainer_bspmm.multi_node import faults
+from chainer_bspmm.multi_node import communicators, faults
 from tests.support.processes import python
-from tests.support.ranks import needs_mpi
-from tests.support.ranks import on_kept_ranks
+from tests.support.ranks import needs_mpi, on_kept_ranks
 
 
 def test_nothing_of_mpi_is_imported():

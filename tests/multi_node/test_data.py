@@ -7,29 +7,21 @@ import chainer
 import numpy
 import pytest
 from chainer.iterators import SerialIterator
-from chainer.training import extensions
-from chainer.training import StandardUpdater
+from chainer.training import extensions, StandardUpdater
 from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm import CSRConverter
-from chainer_bspmm.dataset import SparseDataset
-from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.dataset import SparseDataset, to_sparse
 from chainer_bspmm.dataset.sparse_dataset import selection
 from chainer_bspmm.dataset.sparse_example import Selection
-from chainer_bspmm.multi_node import faults
-from chainer_bspmm.multi_node import PartIterator
+from chainer_bspmm.multi_node import faults, PartIterator
 from chainer_bspmm.multi_node.epochs import _check_epochs
 from chainer_bspmm.multi_node.evaluators import create_multi_node_evaluator
 from chainer_bspmm.multi_node.scatter import _fingerprint
 from chainer_bspmm.training.examples import Examples
-from tests.multi_node.models import communicator
-from tests.multi_node.models import Disagreement
-from tests.multi_node.models import raise_now
-from tests.multi_node.models import squared_error
-from tests.support.ranks import needs_mpi
-from tests.support.ranks import on_kept_ranks
-from tests.support.training import MODELS
-from tests.support.training import molecules
+from tests.multi_node.models import communicator, Disagreement, raise_now, squared_error
+from tests.support.ranks import needs_mpi, on_kept_ranks
+from tests.support.training import MODELS, molecules
 
 PACKED = CSRConverter('packed')
 
@@ -252,8 +244,7 @@ def evaluate(path):
 
 def results(comm):
     """Return what evaluators report on all ranks, or in this process alone."""
-    from chainer_chemistry.training.extensions import BatchEvaluator
-    from chainer_chemistry.training.extensions import R2ScoreEvaluator
+    from chainer_chemistry.training.extensions import BatchEvaluator, R2ScoreEvaluator
 
     if comm:
         import chainermn

@@ -11,18 +11,14 @@ import chainer
 import numpy
 import pytest
 from chainer.iterators import SerialIterator
-from chainer.training import extensions
-from chainer.training import StandardUpdater
+from chainer.training import extensions, StandardUpdater
 
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.multi_node import faults
 from tests.multi_node.models import At
-from tests.support.ranks import needs_mpi
-from tests.support.ranks import on_kept_ranks
-from tests.support.ranks import on_ranks
-from tests.support.training import MODELS
-from tests.support.training import molecules
+from tests.support.ranks import needs_mpi, on_kept_ranks, on_ranks
+from tests.support.training import MODELS, molecules
 
 SECONDS = 20  # with the start of the processes; a hang lasts forever
 N_STEPS = 8

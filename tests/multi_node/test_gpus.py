@@ -15,17 +15,9 @@ from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.step_program import StepProgram
-from tests.multi_node.models import At
-from tests.multi_node.models import arrays_of
-from tests.multi_node.models import communicator
-from tests.multi_node.models import CONVERTERS
-from tests.multi_node.models import my_share
-from tests.multi_node.models import N_ALL
-from tests.multi_node.models import optimizer_of
-from tests.multi_node.models import parameters_of_every_model
-from tests.multi_node.models import regressor
-from tests.support.ranks import needs_mpi
-from tests.support.ranks import on_ranks
+from tests.multi_node.models import At, arrays_of, communicator, CONVERTERS, my_share, N_ALL
+from tests.multi_node.models import optimizer_of, parameters_of_every_model, regressor
+from tests.support.ranks import needs_mpi, on_ranks
 from tests.support.training import molecules
 from tests.support import assert_close_arrays
 

@@ -13,25 +13,14 @@ from chainer import functions
 from chainer.backends import cuda
 from chainer.training import StandardUpdater
 
-from chainer_bspmm.multi_node import faults
-from chainer_bspmm.multi_node import optimizer
+from chainer_bspmm.multi_node import faults, optimizer
 from chainer_bspmm.multi_node.optimizer import n_molecules
 from chainer_bspmm.training import GraphUpdater
-from tests.multi_node.models import arrays_of
-from tests.multi_node.models import CASES
-from tests.multi_node.models import communicator
-from tests.multi_node.models import CONVERTERS
-from tests.multi_node.models import Disagreement
-from tests.multi_node.models import my_share
-from tests.multi_node.models import N_ALL
-from tests.multi_node.models import N_STEPS
-from tests.multi_node.models import optimizer_of
-from tests.multi_node.models import parameters_of_every_model
-from tests.multi_node.models import raise_now
-from tests.multi_node.models import regressor
+from tests.multi_node.models import arrays_of, CASES, communicator, CONVERTERS, Disagreement
+from tests.multi_node.models import my_share, N_ALL, N_STEPS, optimizer_of
+from tests.multi_node.models import parameters_of_every_model, raise_now, regressor
 from tests.support import relative_error
-from tests.support.ranks import needs_mpi
-from tests.support.ranks import on_kept_ranks
+from tests.support.ranks import needs_mpi, on_kept_ranks
 from tests.support.training import molecules
 from tests.training import host_graphs
 from tests.support import assert_close_arrays

@@ -10,15 +10,10 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.ops import linear_softmax as module
-from chainer_bspmm.ops.linear_softmax import linear_softmax
-from chainer_bspmm.ops.linear_softmax import LinearSoftmax
-from chainer_bspmm.ops.linear_softmax import row_softmax_backward
+from chainer_bspmm.ops.linear_softmax import linear_softmax, LinearSoftmax, row_softmax_backward
 from chainer_bspmm.ops.linear_softmax import row_softmax_forward
 from tests.emulation.kernel_cases import CHANNELS
-from tests.support import draw_as_chainer
-from tests.support import DTYPES
-from tests.support import features
-from tests.support import relative_error
+from tests.support import draw_as_chainer, DTYPES, features, relative_error
 from tests.support.gradients import check_gradients
 from tests.support.layers import linear_relu
 

@@ -11,16 +11,11 @@ from chainer_chemistry.links import GraphBatchNormalization
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.ops import batch_norm as module
 from chainer_bspmm.ops.batch_norm import batch_norm
-from tests.support import BATCHES
-from tests.support import relative_error
+from tests.support import BATCHES, relative_error
 from tests.support.gradients import check_gradients
 from tests.support.spare import with_spare
-from tests.support.weights import assert_counts_copies
-from tests.support.weights import copies_of
-from tests.support.weights import SPARE_ROWS
-from tests.support.weights import sum_of_copies
-from tests.support.weights import WEIGHTED
-from tests.support.weights import weighted_on
+from tests.support.weights import assert_counts_copies, copies_of, SPARE_ROWS, sum_of_copies
+from tests.support.weights import WEIGHTED, weighted_on
 
 
 # Chainer's own float16 sums have errors of that size.

@@ -8,19 +8,9 @@ from chainer_bspmm.functions import bsddmm
 from chainer_bspmm.ops import bspmm as module
 from chainer_bspmm.ops.bspmm import bsddmm_forward
 from tests import support
-from tests.emulation.kernel_cases import batch
-from tests.emulation.kernel_cases import BATCHES
-from tests.emulation.kernel_cases import CHANNELS
-from tests.emulation.kernel_cases import integers
-from tests.emulation.kernel_cases import with_room
-from tests.support import assert_close
-from tests.support import assert_exact
-from tests.support import batch_on
-from tests.support import features
-from tests.support import random_matrix
-from tests.support import reference
-from tests.support.gradients import check_gradients
-from tests.support.gradients import GRADIENT_BATCHES
+from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, integers, with_room
+from tests.support import assert_close, assert_exact, batch_on, features, random_matrix, reference
+from tests.support.gradients import check_gradients, GRADIENT_BATCHES
 
 
 def check(place, adj, dtype, n_channels, shifts=(0, 0)):

@@ -15,28 +15,13 @@ from chainer_bspmm.cuda.plans import widest_vector
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.ops import bspmm as module
 from chainer_bspmm.ops import segments
-from chainer_bspmm.ops.bspmm import ALGORITHMS
-from chainer_bspmm.ops.bspmm import bsddmm_forward
-from chainer_bspmm.ops.bspmm import bspmm_forward
-from chainer_bspmm.ops.bspmm import csr_launch
-from chainer_bspmm.ops.segments import segment_broadcast_forward
-from chainer_bspmm.ops.segments import segment_max_forward
+from chainer_bspmm.ops.bspmm import ALGORITHMS, bsddmm_forward, bspmm_forward, csr_launch
+from chainer_bspmm.ops.segments import segment_broadcast_forward, segment_max_forward
 from tests import support
-from tests.emulation.kernel_cases import batch
-from tests.emulation.kernel_cases import BATCHES
-from tests.emulation.kernel_cases import CHANNELS
-from tests.emulation.kernel_cases import CSR_VARIANTS
-from tests.emulation.kernel_cases import integers
-from tests.emulation.kernel_cases import with_room
-from tests.support import assert_close
-from tests.support import assert_exact
-from tests.support import batch_on
-from tests.support import DTYPES
-from tests.support import features
-from tests.support import random_matrix
+from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, CSR_VARIANTS, integers, with_room
+from tests.support import assert_close, assert_exact, batch_on, DTYPES, features, random_matrix
 from tests.support import reference
-from tests.support.gradients import check_gradients
-from tests.support.gradients import GRADIENT_BATCHES
+from tests.support.gradients import check_gradients, GRADIENT_BATCHES
 
 
 # --- values ---

@@ -10,11 +10,8 @@ from chainer.backends import cuda
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.cuda import launch
 from chainer_bspmm.ops import degree_linear
-from chainer_bspmm.ops.degree_linear import degree_linear_sigmoid
-from chainer_bspmm.ops.degree_linear import degrees_of
-from tests.support import assert_close
-from tests.support import DTYPES
-from tests.support import features
+from chainer_bspmm.ops.degree_linear import degree_linear_sigmoid, degrees_of
+from tests.support import assert_close, DTYPES, features
 from tests.support.gradients import check_gradients
 
 

@@ -10,21 +10,12 @@ from chainer.backends import cuda
 from chainer.functions.noise.dropout import Dropout
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.cuda.step import current
-from chainer_bspmm.cuda.step import Step
-from chainer_bspmm.cuda.step import under_way
-from chainer_bspmm.ops.dropout import draw_kept
-from chainer_bspmm.ops.dropout import dropout_forward
-from chainer_bspmm.ops.dropout import dropout_mask_forward
-from chainer_bspmm.ops.dropout import relu_dropout_forward
-from chainer_bspmm.ops.dropout import step_dropout
+from chainer_bspmm.cuda.step import current, Step, under_way
+from chainer_bspmm.ops.dropout import draw_kept, dropout_forward, dropout_mask_forward
+from chainer_bspmm.ops.dropout import relu_dropout_forward, step_dropout
 from chainer_bspmm.ops.relation_attention import relation_attention
-from tests.emulation.kernel_cases import integers
-from tests.emulation.kernel_cases import TERM
-from tests.support import DTYPES
-from tests.support import features
-from tests.support import random_matrix
-from tests.support import reference
+from tests.emulation.kernel_cases import integers, TERM
+from tests.support import DTYPES, features, random_matrix, reference
 from tests.support.gradients import check_gradients
 from tests.support.layers import linear_relu
 

@@ -9,25 +9,14 @@ from chainer.backends import cuda
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.ops.bspmm import bspmm_forward
 from chainer_bspmm.ops import edge_film as module
-from chainer_bspmm.ops.edge_film import edge_film
-from chainer_bspmm.ops.edge_film import edge_film_backward
-from chainer_bspmm.ops.edge_film import edge_film_forward
+from chainer_bspmm.ops.edge_film import edge_film, edge_film_backward, edge_film_forward
 from chainer_bspmm.sparse.edges import edges_of
-from tests.emulation.kernel_cases import batch
-from tests.emulation.kernel_cases import BATCHES
-from tests.emulation.kernel_cases import CHANNELS
-from tests.emulation.kernel_cases import film_arrays
-from tests.emulation.kernel_cases import film_truth
+from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, film_arrays, film_truth
 from tests.emulation.kernel_cases import share_channels
-from tests.support import assert_close
-from tests.support import assert_exact
-from tests.support import reference
-from tests.support import relative_error
+from tests.support import assert_close, assert_exact, reference, relative_error
 from tests.support.folded import check_against_padded
 from tests.support.gradients import check_gradients
-from tests.support.relations import NAMES
-from tests.support.relations import relation_batch_on
-from tests.support.relations import small_relation_batch_on
+from tests.support.relations import NAMES, relation_batch_on, small_relation_batch_on
 from tests.support.spare import with_spare
 
 

@@ -7,13 +7,9 @@ import chainer
 from chainer import functions
 from chainer.backends import cuda
 
-from chainer_bspmm.ops.embed_rows import embed_rows
-from chainer_bspmm.ops.embed_rows import embed_rows_backward
-from tests.emulation.kernel_cases import CHANNELS
-from tests.emulation.kernel_cases import integers
-from tests.support import assert_exact
-from tests.support import DTYPES
-from tests.support import features
+from chainer_bspmm.ops.embed_rows import embed_rows, embed_rows_backward
+from tests.emulation.kernel_cases import CHANNELS, integers
+from tests.support import assert_exact, DTYPES, features
 from tests.support.gradients import check_gradients
 
 

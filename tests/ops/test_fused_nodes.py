@@ -19,8 +19,7 @@ from chainer_bspmm.ops.graph_linear import products
 from chainer_bspmm.ops.layer_norm import layer_norm
 from chainer_bspmm.ops.linear_softmax import linear_softmax
 from chainer_bspmm.ops.relation_attention import relation_attention
-from tests.support import random_matrix
-from tests.support import relative_error
+from tests.support import random_matrix, relative_error
 
 
 class Node(typing.NamedTuple):

@@ -6,8 +6,7 @@ import pytest
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda.plans import Device
-from chainer_bspmm.ops.gates.launches import gated_step_backward
-from chainer_bspmm.ops.gates.launches import gated_step_forward
+from chainer_bspmm.ops.gates.launches import gated_step_backward, gated_step_forward
 from tests.emulation.gated_cases import arrays, expected, plain
 from tests.support.devices import GPUS
 

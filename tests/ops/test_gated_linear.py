@@ -8,8 +8,7 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.ops.gates.gated_linear import gated_linear
-from tests.support import DTYPES
-from tests.support import relative_error
+from tests.support import DTYPES, relative_error
 from tests.support.gradients import check_gradients
 
 N, OUT = 9, 4

@@ -10,19 +10,11 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm.cuda import step
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.ops.bspmm import bspmm_forward
-from chainer_bspmm.ops.graph_linear import graph_linear
-from chainer_bspmm.ops.graph_linear import node
-from chainer_bspmm.ops.graph_linear import products
-from chainer_bspmm.ops.graph_linear.host import graph_linear_grad_on_host
-from chainer_bspmm.ops.graph_linear.host import graph_linear_on_host
-from tests.support import DTYPES
-from tests.support import features
-from tests.support import random_matrix
-from tests.support import reference
-from tests.support import relative_error
+from chainer_bspmm.ops.graph_linear import graph_linear, node, products
+from chainer_bspmm.ops.graph_linear.host import graph_linear_grad_on_host, graph_linear_on_host
+from tests.support import DTYPES, features, random_matrix, reference, relative_error
 from tests.support.gradients import check_gradients
-from tests.support.layers import convolved_relu
-from tests.support.layers import linear_relu
+from tests.support.layers import convolved_relu, linear_relu
 
 
 @pytest.fixture(params=[True, False], ids=['own', 'products'])

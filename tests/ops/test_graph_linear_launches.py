@@ -8,9 +8,7 @@ import pytest
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda.plans import Device
-from chainer_bspmm.ops.graph_linear.launches import Layer
-from chainer_bspmm.ops.graph_linear.launches import layer_backward
-from chainer_bspmm.ops.graph_linear.launches import layer_forward
+from chainer_bspmm.ops.graph_linear.launches import Layer, layer_backward, layer_forward
 from tests.support import reference
 from tests.support.devices import GPUS
 

@@ -3,25 +3,17 @@
 import numpy
 import pytest
 
-from chainer_bspmm import BatchedCOO
-from chainer_bspmm import BatchedSELL
-from chainer_bspmm.ops.bspmm import bsddmm_forward
-from chainer_bspmm.ops.bspmm import bspmm_forward
-from chainer_bspmm.ops.dropout import dropout_forward
-from chainer_bspmm.ops.dropout import relu_dropout_forward
+from chainer_bspmm import BatchedCOO, BatchedSELL
+from chainer_bspmm.ops.bspmm import bsddmm_forward, bspmm_forward
+from chainer_bspmm.ops.dropout import dropout_forward, relu_dropout_forward
 from chainer_bspmm.ops.layer_norm import layer_norm_forward
-from chainer_bspmm.ops.linear_softmax import row_softmax_backward
-from chainer_bspmm.ops.linear_softmax import row_softmax_forward
-from chainer_bspmm.ops.segment_softmax import segment_softmax_backward
-from chainer_bspmm.ops.segment_softmax import segment_softmax_forward
-from chainer_bspmm.ops.segments import row_sum
-from chainer_bspmm.ops.segments import segment_broadcast_forward
-from chainer_bspmm.ops.segments import segment_max_forward
+from chainer_bspmm.ops.linear_softmax import row_softmax_backward, row_softmax_forward
+from chainer_bspmm.ops.segment_softmax import segment_softmax_backward, segment_softmax_forward
+from chainer_bspmm.ops.segments import row_sum, segment_broadcast_forward, segment_max_forward
 from chainer_bspmm.ops.segments import segment_sum_forward
 from chainer_bspmm.papers import products
 from tests.support import BATCHES
-from tests.support.launches import DeviceArray
-from tests.support.launches import Launches
+from tests.support.launches import DeviceArray, Launches
 
 ADJ = BATCHES['many'].astype('f')
 COUNTER = numpy.array([3], numpy.uint64).view(DeviceArray)

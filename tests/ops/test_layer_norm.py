@@ -6,9 +6,7 @@ import pytest
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm.ops.layer_norm import layer_norm
-from chainer_bspmm.ops.layer_norm import layer_norm_backward
-from chainer_bspmm.ops.layer_norm import layer_norm_forward
+from chainer_bspmm.ops.layer_norm import layer_norm, layer_norm_backward, layer_norm_forward
 from tests.emulation.kernel_cases import CHANNELS
 from tests.support.gradients import check_gradients
 

@@ -9,40 +9,22 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.cuda.plans import Device
-from chainer_bspmm.cuda.plans import LONG_ROW
-from chainer_bspmm.cuda.plans import WARP
-from chainer_bspmm.dataset import device_dataset
-from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.cuda.plans import Device, LONG_ROW, WARP
+from chainer_bspmm.dataset import device_dataset, to_sparse
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
-from chainer_bspmm.functions import bsddmm
-from chainer_bspmm.functions import bspmm
+from chainer_bspmm.functions import bsddmm, bspmm
 from chainer_bspmm.ops import bspmm as module
 from chainer_bspmm.ops.attention_pattern import AttentionPattern
-from chainer_bspmm.ops.bspmm import AHEAD_LONG
-from chainer_bspmm.ops.bspmm import bsddmm_forward
-from chainer_bspmm.ops.bspmm import bspmm_forward
-from chainer_bspmm.ops.bspmm import csr_launch
+from chainer_bspmm.ops.bspmm import AHEAD_LONG, bsddmm_forward, bspmm_forward, csr_launch
 from chainer_bspmm.ops.bspmm import piece_length
 from chainer_bspmm.ops.graph_linear import graph_linear
 from chainer_bspmm.ops.graph_linear.launches import layer_of
 from chainer_bspmm.sparse.edges import edges_of
-from chainer_bspmm.sparse.relations import relation_rows
-from chainer_bspmm.sparse.relations import transposed_rows
-from chainer_bspmm.training.batches import DeviceBatch
-from chainer_bspmm.training.batches import HostBatch
-from chainer_bspmm.dataset.batch_form import batch_arrays
-from chainer_bspmm.dataset.batch_form import batch_over
-from chainer_bspmm.dataset.batch_form import buffers_of
-from tests.emulation.kernel_cases import batch
-from tests.emulation.kernel_cases import integers
-from tests.emulation.kernel_cases import with_room
-from tests.support import assert_close
-from tests.support import assert_exact
-from tests.support import DTYPES
-from tests.support import features
-from tests.support import random_matrix
-from tests.support import reference
+from chainer_bspmm.sparse.relations import relation_rows, transposed_rows
+from chainer_bspmm.training.batches import DeviceBatch, HostBatch
+from chainer_bspmm.dataset.batch_form import batch_arrays, batch_over, buffers_of
+from tests.emulation.kernel_cases import batch, integers, with_room
+from tests.support import assert_close, assert_exact, DTYPES, features, random_matrix, reference
 from tests.support.gradients import check_gradients
 
 

@@ -9,14 +9,9 @@ import chainer
 from chainer import functions
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import gemm
-from chainer_bspmm.cuda import step
-from chainer_bspmm.ops.mean_loss import LOSS_ALONG
-from chainer_bspmm.ops.mean_loss import LOSS_CHUNK
-from chainer_bspmm.ops.mean_loss import loss_launches
-from chainer_bspmm.ops.mean_loss import mean_loss_backward
-from chainer_bspmm.ops.mean_loss import mean_loss_forward
-from chainer_bspmm.ops.mean_loss import training_loss
+from chainer_bspmm.cuda import gemm, step
+from chainer_bspmm.ops.mean_loss import LOSS_ALONG, LOSS_CHUNK, loss_launches, mean_loss_backward
+from chainer_bspmm.ops.mean_loss import mean_loss_forward, training_loss
 from chainer_bspmm.training import chainer_nodes
 
 

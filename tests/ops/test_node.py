@@ -8,10 +8,7 @@ from chainer.functions.math.basic_math import Mul
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import functions as public
-from chainer_bspmm.ops.node import AccumulateInLaunch
-from chainer_bspmm.ops.node import AccumulateInPlace
-from chainer_bspmm.ops.node import apply_untracked
-from chainer_bspmm.ops.node import FusedNode
+from chainer_bspmm.ops.node import AccumulateInLaunch, AccumulateInPlace, apply_untracked, FusedNode
 
 
 class Calls(chainer.FunctionHook):

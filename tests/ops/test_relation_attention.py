@@ -7,20 +7,14 @@ import scipy.sparse
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm import BatchedCOO
-from chainer_bspmm import BatchedCSR
+from chainer_bspmm import BatchedCOO, BatchedCSR
 from chainer_bspmm.ops import attention_pattern
 from chainer_bspmm.ops import relation_attention as module
 from chainer_bspmm.ops.attention_pattern import attention_pattern as pattern_of
 from chainer_bspmm.ops.relation_attention import relation_attention
-from tests.support import random_matrix
-from tests.support import reference
-from tests.support import relative_error
+from tests.support import random_matrix, reference, relative_error
 from tests.support.gradients import check_gradients
-from tests.support.relations import NAMES
-from tests.support.relations import relation_batch_on
-from tests.support.relations import small_relation_batch_on
-from tests.support.relations import UNSORTED
+from tests.support.relations import NAMES, relation_batch_on, small_relation_batch_on, UNSORTED
 from tests.support.spare import with_spare
 
 OPTIONS = {

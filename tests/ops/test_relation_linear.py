@@ -8,19 +8,12 @@ import pytest
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm import BatchedCOO
-from chainer_bspmm import BatchedCSR
+from chainer_bspmm import BatchedCOO, BatchedCSR
 from chainer_bspmm.functions import relation_linear
 from chainer_bspmm.ops.bspmm import bspmm_forward
-from tests.support import assert_close
-from tests.support import batch_on
-from tests.support import random_matrix
-from tests.support import reference
-from tests.support import relative_error
+from tests.support import assert_close, batch_on, random_matrix, reference, relative_error
 from tests.support.gradients import check_gradients
-from tests.support.relations import NAMES
-from tests.support.relations import relation_batch_on
-from tests.support.relations import small_relation_batch_on
+from tests.support.relations import NAMES, relation_batch_on, small_relation_batch_on
 
 module = importlib.import_module('chainer_bspmm.ops.graph_linear.products')
 

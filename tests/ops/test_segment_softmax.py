@@ -7,25 +7,13 @@ import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCOO
-from chainer_bspmm.functions import node_softmax
-from chainer_bspmm.functions import segment_softmax
+from chainer_bspmm.functions import node_softmax, segment_softmax
 from chainer_bspmm.ops import segment_softmax as module
-from chainer_bspmm.ops.segment_softmax import segment_softmax_backward
-from chainer_bspmm.ops.segment_softmax import segment_softmax_forward
-from tests.emulation.kernel_cases import CHANNELS
-from tests.emulation.kernel_cases import share_channels
-from tests.emulation.kernel_cases import weighted
-from tests.support import assert_close
-from tests.support import batch_on
-from tests.support import BATCHES
-from tests.support import DTYPES
-from tests.support import features
-from tests.support import reference
+from chainer_bspmm.ops.segment_softmax import segment_softmax_backward, segment_softmax_forward
+from tests.emulation.kernel_cases import CHANNELS, share_channels, weighted
+from tests.support import assert_close, batch_on, BATCHES, DTYPES, features, reference
 from tests.support.gradients import check_gradients
-from tests.support.weights import assert_counts_copies
-from tests.support.weights import SPARE_ROWS
-from tests.support.weights import WEIGHTED
-from tests.support.weights import weighted_on
+from tests.support.weights import assert_counts_copies, SPARE_ROWS, WEIGHTED, weighted_on
 
 # Relative error of an element: its rounding to the dtype, and a few of what it is calculated in.
 BOUND = {'e': 2**-10, 'f': 2**-20, 'd': 2**-48}

@@ -7,37 +7,17 @@ import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.functions import segment_broadcast
-from chainer_bspmm.functions import segment_max
-from chainer_bspmm.functions import segment_sum
+from chainer_bspmm.functions import segment_broadcast, segment_max, segment_sum
 from chainer_bspmm.ops import segments
 from chainer_bspmm.ops.segment_softmax import node_softmax
-from chainer_bspmm.ops.segments import row_sum
-from chainer_bspmm.ops.segments import segment_broadcast_forward
-from chainer_bspmm.ops.segments import segment_max_forward
+from chainer_bspmm.ops.segments import row_sum, segment_broadcast_forward, segment_max_forward
 from chainer_bspmm.ops.segments import segment_sum_forward
-from tests.emulation.kernel_cases import CHANNELS
-from tests.emulation.kernel_cases import integers
-from tests.emulation.kernel_cases import share_channels
-from tests.emulation.kernel_cases import TERM
-from tests.emulation.kernel_cases import weighted
-from tests.support import assert_close
-from tests.support import assert_exact
-from tests.support import batch_on
-from tests.support import BATCHES
-from tests.support import DTYPES
-from tests.support import features
-from tests.support import reference
-from tests.support import relative_error
-from tests.support import widths_on
+from tests.emulation.kernel_cases import CHANNELS, integers, share_channels, TERM, weighted
+from tests.support import assert_close, assert_exact, batch_on, BATCHES, DTYPES, features, reference
+from tests.support import relative_error, widths_on
 from tests.support.gradients import check_gradients
-from tests.support.weights import assert_counts_copies
-from tests.support.weights import copies_of
-from tests.support.weights import poison
-from tests.support.weights import SPARE_ROWS
-from tests.support.weights import sum_of_copies
-from tests.support.weights import WEIGHTED
-from tests.support.weights import weighted_on
+from tests.support.weights import assert_counts_copies, copies_of, poison, SPARE_ROWS, sum_of_copies
+from tests.support.weights import WEIGHTED, weighted_on
 
 
 # Empty segments first, in between and last; one row; one huge among tiny ones; one row more, as

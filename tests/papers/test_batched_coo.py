@@ -7,12 +7,8 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm import BatchedCOO
-from chainer_bspmm import BatchedCSR
-from tests.support import BATCHES
-from tests.support import batch_on
-from tests.support import coo_batch_on
-from tests.support import shuffled
+from chainer_bspmm import BatchedCOO, BatchedCSR
+from tests.support import BATCHES, batch_on, coo_batch_on, shuffled
 
 INTEGERS = (
     'n_graphs',

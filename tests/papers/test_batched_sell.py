@@ -8,11 +8,9 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm import BatchedCSR
-from chainer_bspmm import BatchedSELL
+from chainer_bspmm import BatchedCSR, BatchedSELL
 from chainer_bspmm.sparse import validate
-from tests.support import BATCHES
-from tests.support import batch_on
+from tests.support import BATCHES, batch_on
 
 SIZES = (1, 2, 7, 32, 64, 1000)
 ARRAYS = ('slice_starts', 'slice_rows', 'column', 'data', 'row_order', 'row_offsets', 'col_offsets')

@@ -8,25 +8,13 @@ import pytest
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm import BatchedCOO
-from chainer_bspmm import BatchedCSR
-from chainer_bspmm import BatchedSELL
-from chainer_bspmm import functions
-from chainer_bspmm import papers
+from chainer_bspmm import BatchedCOO, BatchedCSR, BatchedSELL, functions, papers
 from chainer_bspmm.papers import gpu as launches
 from chainer_bspmm.papers import policy
-from chainer_bspmm.papers.products import bsddmm_forward
-from chainer_bspmm.papers.products import bspmm_forward
+from chainer_bspmm.papers.products import bsddmm_forward, bspmm_forward
 from tests import support
-from tests.emulation.kernel_cases import batch
-from tests.emulation.kernel_cases import BATCHES
-from tests.emulation.kernel_cases import CHANNELS
-from tests.emulation.kernel_cases import integers
-from tests.emulation.kernel_cases import share_channels
-from tests.support import assert_close
-from tests.support import assert_exact
-from tests.support import reference
-from tests.support import shuffled
+from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, integers, share_channels
+from tests.support import assert_close, assert_exact, reference, shuffled
 from tests.support.gradients import check_gradients
 from tests.support.spare import with_spare
 

@@ -5,15 +5,10 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm import BatchedCSR
-from chainer_bspmm import BatchedSELL
-from chainer_bspmm import papers
+from chainer_bspmm import BatchedCSR, BatchedSELL, papers
 from chainer_bspmm.papers import policy
-from tests.emulation.kernel_cases import batch
-from tests.emulation.kernel_cases import BATCHES
-from tests.emulation.kernel_cases import integers
-from tests.support import assert_exact
-from tests.support import reference
+from tests.emulation.kernel_cases import batch, BATCHES, integers
+from tests.support import assert_exact, reference
 
 
 # Exact in every dtype: powers of two and small integers.

@@ -12,11 +12,8 @@ import scipy.sparse
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.sparse.relations import relation_rows
-from chainer_bspmm.sparse.relations import transposed_rows
-from tests.support import BATCHES
-from tests.support import batch_on
-from tests.support import random_matrix
+from chainer_bspmm.sparse.relations import relation_rows, transposed_rows
+from tests.support import BATCHES, batch_on, random_matrix
 
 SIZES = [3, 1, 0, 5]
 

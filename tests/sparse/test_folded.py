@@ -7,16 +7,12 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm import BatchedCOO
-from chainer_bspmm import BatchedCSR
-from chainer_bspmm import BatchedSELL
+from chainer_bspmm import BatchedCOO, BatchedCSR, BatchedSELL
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.sparse.edges import edges_of
-from chainer_bspmm.sparse.relations import relation_rows
-from chainer_bspmm.sparse.relations import with_values
+from chainer_bspmm.sparse.relations import relation_rows, with_values
 from tests.support import random_matrix
-from tests.support.spare import buffers_for
-from tests.support.spare import with_spare
+from tests.support.spare import buffers_for, with_spare
 
 SIZES = [3, 1, 0, 5]
 # padded_to -> weights of all rows; the last row of each graph stands for its phantom nodes.

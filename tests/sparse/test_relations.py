@@ -7,12 +7,9 @@ from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.ops.scale_adj import scale_adj
-from chainer_bspmm.sparse import build
-from chainer_bspmm.sparse import relations
-from chainer_bspmm.sparse.relations import relation_rows
-from chainer_bspmm.sparse.relations import with_values
-from tests.emulation.kernel_cases import batch
-from tests.emulation.kernel_cases import integers
+from chainer_bspmm.sparse import build, relations
+from chainer_bspmm.sparse.relations import relation_rows, with_values
+from tests.emulation.kernel_cases import batch, integers
 from tests.support import batch_on
 from tests.support.relations import relation_batch_on
 

@@ -8,28 +8,19 @@ import pytest
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm import BatchedCOO
-from chainer_bspmm import BatchedCSR
-from chainer_bspmm import BatchedSELL
-from chainer_bspmm import functions
-from chainer_bspmm.cuda.step import Step
-from chainer_bspmm.cuda.step import under_way
+from chainer_bspmm import BatchedCOO, BatchedCSR, BatchedSELL, functions
+from chainer_bspmm.cuda.step import Step, under_way
 from chainer_bspmm.ops.attention_pattern import attention_pattern
-from chainer_bspmm.ops.bspmm import ALGORITHMS
-from chainer_bspmm.ops.bspmm import bspmm_forward
+from chainer_bspmm.ops.bspmm import ALGORITHMS, bspmm_forward
 from chainer_bspmm.ops.degree_linear import degrees_of
 from chainer_bspmm.ops.edge_film import edge_film
 from chainer_bspmm.ops.relation_attention import relation_attention
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.sparse.edges import edges_of
-from chainer_bspmm.sparse.relations import relation_rows
-from chainer_bspmm.sparse.relations import with_values
-from tests.support import batch_on
-from tests.support import BATCHES
-from tests.support import TOLERANCE
-from tests.support.spare import buffers_for
-from tests.support.spare import with_spare
+from chainer_bspmm.sparse.relations import relation_rows, with_values
+from tests.support import batch_on, BATCHES, TOLERANCE
+from tests.support.spare import buffers_for, with_spare
 
 NAMES = [name for name in BATCHES if name not in ('padded', 'rectangular')]
 SPARE = [(0, 0), (1, 0), (0, 1), (7, 50)]

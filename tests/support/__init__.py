@@ -4,8 +4,7 @@ import numpy
 
 from chainer.backends import cuda
 
-from chainer_bspmm import BatchedCOO
-from chainer_bspmm import BatchedCSR
+from chainer_bspmm import BatchedCOO, BatchedCSR
 from chainer_bspmm.ops import dropout
 
 DTYPES = ('float16', 'float32', 'float64')

@@ -7,8 +7,7 @@ import numpy
 
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import kernels
-from chainer_bspmm.cuda import launch
+from chainer_bspmm.cuda import kernels, launch
 from chainer_bspmm.cuda.plans import Device
 
 

@@ -37,10 +37,7 @@ from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.sparse.validate import LAYOUTS
 from tests.support.graph_data import edge_lists
-from tests.support.molecules import adjacency
-from tests.support.molecules import folded_mask_of
-from tests.support.molecules import mask_of
-from tests.support.molecules import SIZES
+from tests.support.molecules import adjacency, folded_mask_of, mask_of, SIZES
 
 EQUAL_SIZES = (11,) * 6  # no phantom atoms
 N_LABELS = 40

@@ -15,8 +15,7 @@ import tempfile
 
 import pytest
 
-from tests.support.processes import environment
-from tests.support.processes import ROOT
+from tests.support.processes import environment, ROOT
 
 # The one beside the interpreter belongs to the MPI that mpi4py finds there.
 MPIRUN = shutil.which('mpirun', path=str(pathlib.Path(sys.executable).parent)) or shutil.which(

@@ -3,8 +3,7 @@
 import numpy
 
 from chainer_bspmm import BatchedCSR
-from tests.support import batch_on
-from tests.support import random_matrix
+from tests.support import batch_on, random_matrix
 
 # Rows whose entries do not come relation by relation, one of them stored twice.
 UNSORTED = {

@@ -3,8 +3,7 @@
 import numpy
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.sparse.batched_csr import Buffers
-from chainer_bspmm.sparse.batched_csr import fill_buffers
+from chainer_bspmm.sparse.batched_csr import Buffers, fill_buffers
 
 INTEGERS = ('indptr', 'indices', 'row_offsets', 'col_offsets')
 OPTIONAL = ('data', 'row_weights')

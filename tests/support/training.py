@@ -6,15 +6,12 @@ import numpy
 
 import chainer_bspmm
 import chainer
-from chainer import functions
-from chainer import optimizers
+from chainer import functions, optimizers
 from chainer.backends import cuda
 from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.models.mlp import MLP
-from chainer_chemistry.models.prediction import Classifier
-from chainer_chemistry.models.prediction import GraphConvPredictor
-from chainer_chemistry.models.prediction import Regressor
+from chainer_chemistry.models.prediction import Classifier, GraphConvPredictor, Regressor
 
 from chainer_bspmm import models
 from chainer_bspmm.training import GraphUpdater

@@ -15,22 +15,14 @@ import weakref
 import numpy
 
 import chainer
-from chainer_chemistry.models.prediction import Classifier
-from chainer_chemistry.models.prediction import Regressor
+from chainer_chemistry.models.prediction import Classifier, Regressor
 
-from chainer_bspmm.cuda import gemm
-from chainer_bspmm.cuda import step
+from chainer_bspmm.cuda import gemm, step
 from chainer_bspmm.ops import elementwise
 from chainer_bspmm.multi_node import communicators
-from chainer_bspmm.training import buffers
-from chainer_bspmm.training import driver
-from chainer_bspmm.training import flat_gradients
+from chainer_bspmm.training import buffers, driver, flat_gradients
 from chainer_bspmm.training.peer_memory import PeerSums
-from chainer_bspmm.training import predictor
-from chainer_bspmm.training import reports
-from chainer_bspmm.training import state
-from chainer_bspmm.training import step_driver
-from chainer_bspmm.training import step_program
+from chainer_bspmm.training import predictor, reports, state, step_driver, step_program
 from chainer_bspmm.training.cuda_graphs import HostCopyError
 
 _tape = types.SimpleNamespace(recorded=None, replayed=None)

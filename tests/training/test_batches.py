@@ -9,38 +9,23 @@ import pytest
 
 import chainer_bspmm
 import chainer
-from chainer import optimizers
-from chainer import serializers
-from chainer.datasets import split_dataset
-from chainer.datasets import split_dataset_random
-from chainer.datasets import SubDataset
+from chainer import optimizers, serializers
+from chainer.datasets import split_dataset, split_dataset_random, SubDataset
 from chainer.iterators import SerialIterator
 
 from chainer_bspmm import CSRConverter
-from chainer_bspmm.dataset import device_dataset
-from chainer_bspmm.dataset import DeviceDataset
-from chainer_bspmm.dataset import SparseDataset
-from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.dataset import device_dataset, DeviceDataset, SparseDataset, to_sparse
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
-from chainer_bspmm.dataset.sparse_example import locate
-from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.dataset.sparse_example import locate, Selection
 from chainer_bspmm.sparse.batched_csr import fill_buffers
-from chainer_bspmm.training import batches
-from chainer_bspmm.training import captured_predict
+from chainer_bspmm.training import batches, captured_predict
 from chainer_bspmm.training.batches import DeviceBatch
 from chainer_bspmm.training.examples import Examples
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from chainer_bspmm.training.batches import Resident
 from tests.support.data_sets import molecule_set
-from tests.support.training import assert_same_bits
-from tests.support.training import BATCH
-from tests.support.training import make_model
-from tests.support.training import make_updater
-from tests.support.training import molecules
-from tests.support.training import parameters
-from tests.support.training import run
-from tests.support.training import same_molecules
-from tests.support.training import small_model
+from tests.support.training import assert_same_bits, BATCH, make_model, make_updater, molecules
+from tests.support.training import parameters, run, same_molecules, small_model
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 

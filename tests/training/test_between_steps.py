@@ -8,8 +8,7 @@ import pytest
 
 import chainer_bspmm
 import chainer
-from chainer import optimizers
-from chainer import training
+from chainer import optimizers, training
 from chainer.training import extensions
 from chainer.training.triggers import ManualScheduleTrigger
 from chainer.training.updaters import StandardUpdater
@@ -19,11 +18,7 @@ from chainer_bspmm.training import step_driver
 from chainer_bspmm.training.between_steps import BetweenSteps
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from tests.support import assert_close_arrays
-from tests.support.training import make_updater
-from tests.support.training import parameters
-from tests.support.training import run
-from tests.support.training import same_molecules
-from tests.support.training import small_model
+from tests.support.training import make_updater, parameters, run, same_molecules, small_model
 from tests.support.training import without_dropout
 from tests.training import host_graphs
 

@@ -10,13 +10,10 @@ import pytest
 
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
-from chainer_bspmm.training import batches
-from chainer_bspmm.training import buffers
+from chainer_bspmm.training import batches, buffers
 from chainer_bspmm.dataset import batch_form
-from chainer_bspmm.dataset.batch_form import Capacity
-from chainer_bspmm.dataset.batch_form import needs
-from chainer_bspmm.training.buffers import Capacities
-from chainer_bspmm.training.buffers import STEP
+from chainer_bspmm.dataset.batch_form import Capacity, needs
+from chainer_bspmm.training.buffers import Capacities, STEP
 from chainer_bspmm.training.programs import Programs
 from tests.support.training import BATCH
 from tests.support.training import molecules as examples

@@ -12,9 +12,7 @@ from chainer import functions
 from chainer.iterators import SerialIterator
 from chainer.training import extensions
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
-from chainer_chemistry.training.extensions import BatchEvaluator
-from chainer_chemistry.training.extensions import R2ScoreEvaluator
-from chainer_chemistry.training.extensions import ROCAUCEvaluator
+from chainer_chemistry.training.extensions import BatchEvaluator, R2ScoreEvaluator, ROCAUCEvaluator
 from chainer_chemistry.training.extensions.prc_auc_evaluator import PRCAUCEvaluator
 
 from chainer_bspmm.dataset import DeviceDataset
@@ -22,11 +20,7 @@ from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.captured_evaluators import capture_evaluator
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.programs import Program
-from tests.support.training import BATCH
-from tests.support.training import make_model
-from tests.support.training import make_updater
-from tests.support.training import molecules
-from tests.support.training import small_model
+from tests.support.training import BATCH, make_model, make_updater, molecules, small_model
 from tests.training import host_graphs
 
 VALIDATION = molecules(5 * BATCH + 3, seed=1)  # the last batch is smaller

@@ -18,19 +18,10 @@ from chainer_bspmm.cuda import step
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.dataset import smiles as parsing
 from chainer_bspmm.dataset import to_sparse
-from chainer_bspmm.training import captured_predict
-from chainer_bspmm.training import predictor
-from chainer_bspmm.training import StepDiffers
+from chainer_bspmm.training import captured_predict, predictor, StepDiffers
 from tests.support import relative_error
-from tests.support.training import counting
-from tests.support.training import HOST
-from tests.support.training import make_model
-from tests.support.training import mean_of_rows
-from tests.support.training import MODELS
-from tests.support.training import molecules
-from tests.support.training import RELATIONS
-from tests.support.training import Row
-from tests.support.training import three_columns
+from tests.support.training import counting, HOST, make_model, mean_of_rows, MODELS, molecules
+from tests.support.training import RELATIONS, Row, three_columns
 from tests.training import host_graphs
 
 SMILES = [

@@ -7,8 +7,7 @@ import pytest
 
 import chainer_bspmm
 import chainer
-from chainer import optimizer_hooks
-from chainer import optimizers
+from chainer import optimizer_hooks, optimizers
 from chainer.backend import CpuDevice
 
 from chainer_bspmm.multi_node import faults
@@ -16,12 +15,9 @@ from chainer_bspmm.multi_node import optimizer as multi_node
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from chainer_bspmm.training.step_program import StepProgram
 from tests.support import relative_error
-from tests.support.training import molecules
-from tests.support.training import make_model
-from tests.support.training import without_dropout
+from tests.support.training import molecules, make_model, without_dropout
 from tests.training import host_graphs
-from tests.training.host_graphs import eager_causes
-from tests.training.host_graphs import read_at_capture
+from tests.training.host_graphs import eager_causes, read_at_capture
 
 RATE = 1e-5
 LARGEST_NORM = 1.0

@@ -9,21 +9,17 @@ import pytest
 import chainer
 from chainer import functions
 from chainer.backends import cuda
-from chainer.functions.connection.linear import LinearGradData
-from chainer.functions.connection.linear import LinearGradWeight
+from chainer.functions.connection.linear import LinearGradData, LinearGradWeight
 from chainer_chemistry.functions import mean_absolute_error as masked_mean_absolute_error
 from chainer_chemistry.functions import mean_squared_error as masked_mean_squared_error
 from chainer_chemistry.functions import r2_score as masked_r2_score
 from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
-from chainer_bspmm.cuda import gemm
-from chainer_bspmm.cuda import step
+from chainer_bspmm.cuda import gemm, step
 from chainer_bspmm.ops.linear_softmax import linear_softmax
-from chainer_bspmm.training import chainer_nodes
-from chainer_bspmm.training import step_program
+from chainer_bspmm.training import chainer_nodes, step_program
 from chainer_bspmm.training.cuda_graphs import Capturer
-from tests.support import reference
-from tests.support import relative_error
+from tests.support import reference, relative_error
 from tests.support.layers import linear_relu
 
 

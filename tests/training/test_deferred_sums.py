@@ -6,22 +6,16 @@ import numpy
 import pytest
 
 import chainer
-from chainer import functions
-from chainer import optimizers
+from chainer import functions, optimizers
 from chainer.training.updaters import StandardUpdater
 
-from chainer_bspmm.cuda import partial_sums
-from chainer_bspmm.cuda import step
+from chainer_bspmm.cuda import partial_sums, step
 from chainer_bspmm.functions import segment_sum
-from chainer_bspmm.ops.node import AccumulateInPlace
-from chainer_bspmm.ops.node import FusedNode
+from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from tests.support import relative_error
-from tests.support.training import make_updater
-from tests.support.training import parameters
-from tests.support.training import run
-from tests.support.training import same_molecules
+from tests.support.training import make_updater, parameters, run, same_molecules
 
 
 class Mapped(AccumulateInPlace, FusedNode):

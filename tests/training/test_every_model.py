@@ -10,30 +10,22 @@ import pytest
 
 import chainer_bspmm
 import chainer
-from chainer import functions
-from chainer import optimizers
+from chainer import functions, optimizers
 from chainer.backends import cuda
 from chainer.training.updaters import StandardUpdater
 from chainer_chemistry import functions as chemistry_functions
 from chainer_chemistry import models
 from chainer_chemistry.models.gin import GINSparse
 from chainer_chemistry.models.mlp import MLP
-from chainer_chemistry.models.prediction import Classifier
-from chainer_chemistry.models.prediction import GraphConvPredictor
-from chainer_chemistry.models.prediction import Regressor
+from chainer_chemistry.models.prediction import Classifier, GraphConvPredictor, Regressor
 from chainer_chemistry.models.relgcn import RelGCNSparse
 
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import layout_of
-from chainer_bspmm.training import captured_predict
-from chainer_bspmm.training import GraphUpdater
-from tests.support import parity
-from tests.support import relative_error
+from chainer_bspmm.training import captured_predict, GraphUpdater
+from tests.support import parity, relative_error
 from tests.support.graph_data import edge_lists
-from tests.support.training import assert_same_update
-from tests.support.training import is_captured
-from tests.support.training import make_updater
-from tests.support.training import run
+from tests.support.training import assert_same_update, is_captured, make_updater, run
 from tests.training import host_graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')

@@ -8,12 +8,8 @@ import numpy
 import pytest
 
 import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
-from chainer.datasets import ConcatenatedDataset
-from chainer.datasets import split_dataset_random
-from chainer.datasets import SubDataset
-from chainer.datasets import TransformDataset
-from chainer.iterators import MultithreadIterator
-from chainer.iterators import SerialIterator
+from chainer.datasets import ConcatenatedDataset, split_dataset_random, SubDataset, TransformDataset
+from chainer.iterators import MultithreadIterator, SerialIterator
 from chainer_chemistry.datasets import NumpyTupleDataset
 
 from chainer_bspmm import CSRConverter

@@ -13,8 +13,7 @@ from chainer import optimizers
 from chainer.backends import cuda
 
 from chainer_bspmm.training import fused_update
-from chainer_bspmm.training.fused_update import FusedUpdate
-from chainer_bspmm.training.fused_update import why_unsupported
+from chainer_bspmm.training.fused_update import FusedUpdate, why_unsupported
 from tests.support.training import assert_same_update
 
 OPTIMIZERS = {

@@ -4,19 +4,13 @@ import numpy
 import pytest
 
 import chainer
-from chainer import functions
-from chainer import optimizer_hooks
-from chainer import optimizers
+from chainer import functions, optimizer_hooks, optimizers
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from tests.support import relative_error
-from tests.support.training import make_updater
-from tests.support.training import parameters
-from tests.support.training import run
-from tests.support.training import same_molecules
-from tests.support.training import small_model
+from tests.support.training import make_updater, parameters, run, same_molecules, small_model
 
 
 def parameter(device, shape, dtype='float32'):

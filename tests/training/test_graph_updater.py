@@ -7,41 +7,23 @@ import pytest
 
 import chainer_bspmm
 import chainer
-from chainer import functions
-from chainer import optimizer_hooks
-from chainer import optimizers
+from chainer import functions, optimizer_hooks, optimizers
 from chainer.backends import cuda
 from chainer.datasets import TransformDataset
 from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.cuda import kernels
-from chainer_bspmm.training import cuda_graphs
-from chainer_bspmm.training import fused_update
-from chainer_bspmm.training import reports
-from chainer_bspmm.training import state
-from chainer_bspmm.training import step_driver
+from chainer_bspmm.training import cuda_graphs, fused_update, reports, state, step_driver
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training.buffers import Inputs
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.step_program import StepProgram
-from tests.support.training import assert_same_bits
-from tests.support.training import assert_same_training
-from tests.support.training import BATCH
-from tests.support.training import HOST
-from tests.support.training import is_captured
-from tests.support.training import make_model
-from tests.support.training import make_updater
-from tests.support.training import MODELS
-from tests.support.training import molecules
-from tests.support.training import parameters
-from tests.support.training import RELATIONS
-from tests.support.training import run
-from tests.support.training import same_molecules
-from tests.support.training import small_model
-from tests.support.training import without_dropout
+from tests.support.training import assert_same_bits, assert_same_training, BATCH, HOST, is_captured
+from tests.support.training import make_model, make_updater, MODELS, molecules, parameters
+from tests.support.training import RELATIONS, run, same_molecules, small_model, without_dropout
 from tests.training import host_graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')

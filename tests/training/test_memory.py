@@ -9,8 +9,7 @@ import pytest
 
 import chainer_bspmm
 import chainer
-from chainer import optimizer_hooks
-from chainer import optimizers
+from chainer import optimizer_hooks, optimizers
 from chainer.backend import GpuDevice
 from chainer.backends import cuda
 from chainer.iterators import SerialIterator
@@ -18,19 +17,9 @@ from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.training import GraphUpdater
-from tests.support.training import assert_same_bits
-from tests.support.training import BATCH
-from tests.support.training import HOST
-from tests.support.training import is_captured
-from tests.support.training import make_model
-from tests.support.training import make_updater
-from tests.support.training import molecules
-from tests.support.training import of_variables
-from tests.support.training import parameters
-from tests.support.training import RELATIONS
-from tests.support.training import run
-from tests.support.training import same_molecules
-from tests.support.training import small_model
+from tests.support.training import assert_same_bits, BATCH, HOST, is_captured, make_model
+from tests.support.training import make_updater, molecules, of_variables, parameters, RELATIONS, run
+from tests.support.training import same_molecules, small_model
 from tests.training import host_graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')

@@ -14,13 +14,9 @@ from chainer_chemistry.models.prediction.node_classifier import NodeClassifier
 from chainer_chemistry.utils import train_utils
 
 from chainer_bspmm import sparsify
-from chainer_bspmm.training import GraphUpdater
-from chainer_bspmm.training import node_classification
-from chainer_bspmm.training import run_node_classification_train
+from chainer_bspmm.training import GraphUpdater, node_classification, run_node_classification_train
 from tests.support import relative_error
-from tests.support.graph_data import edge_lists
-from tests.support.graph_data import OfPaddingData
-from tests.support.graph_data import padding_data
+from tests.support.graph_data import edge_lists, OfPaddingData, padding_data
 from tests.training import host_graphs
 
 N, N_CLASSES, EPOCHS = 80, 4, 6

@@ -11,10 +11,7 @@ import chainer
 from chainer_bspmm.training import programs as training_programs
 from chainer_bspmm.training.driver import Driver
 from chainer_bspmm.training.guards import Guards
-from chainer_bspmm.training.programs import CannotCapture
-from chainer_bspmm.training.programs import MAX_NEW
-from chainer_bspmm.training.programs import MAX_PROGRAMS
-from chainer_bspmm.training.programs import Programs
+from chainer_bspmm.training.programs import CannotCapture, MAX_NEW, MAX_PROGRAMS, Programs
 
 
 def test_the_least_recently_used_is_dropped():

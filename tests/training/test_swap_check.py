@@ -12,14 +12,10 @@ import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 import chainer
 from chainer import functions as F
 from chainer import links as L
-from chainer_chemistry.links import EmbedAtomID
-from chainer_chemistry.links import GGNNUpdate
-from chainer_chemistry.models.prediction import Regressor
-from chainer_chemistry.models.prediction import set_up_predictor
+from chainer_chemistry.links import EmbedAtomID, GGNNUpdate
+from chainer_chemistry.models.prediction import Regressor, set_up_predictor
 
-from chainer_bspmm import CSRConverter
-from chainer_bspmm import functions
-from chainer_bspmm import sparsify
+from chainer_bspmm import CSRConverter, functions, sparsify
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import check_swap
 from tests.support import parity

@@ -10,8 +10,7 @@ import pytest
 import chainer_bspmm
 import chainer
 from chainer import functions as F
-from chainer import optimizers
-from chainer import training
+from chainer import optimizers, training
 from chainer.iterators import SerialIterator
 from chainer.training import extensions
 from chainer.training.updaters import StandardUpdater
@@ -22,14 +21,8 @@ from chainer_chemistry.utils import run_train
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.training import GraphUpdater
 from tests.support import assert_close_arrays
-from tests.support.training import assert_same_bits
-from tests.support.training import BATCH
-from tests.support.training import HOST
-from tests.support.training import make_model
-from tests.support.training import molecules
-from tests.support.training import parameters
-from tests.support.training import run
-from tests.support.training import without_dropout
+from tests.support.training import assert_same_bits, BATCH, HOST, make_model, molecules, parameters
+from tests.support.training import run, without_dropout
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 EXAMPLES = molecules(5 * BATCH + 3)

@@ -19,11 +19,7 @@ import pytest
 
 import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 import chainer
-from chainer import functions
-from chainer import link_hooks
-from chainer import links
-from chainer import optimizer_hooks
-from chainer import optimizers
+from chainer import functions, link_hooks, links, optimizer_hooks, optimizers
 from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.models.prediction import Regressor
@@ -33,26 +29,12 @@ from chainer_bspmm.training import StepDiffers
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from chainer_bspmm.training.guards import Guards
 from tests.support import assert_close_arrays
-from tests.support.training import assert_same_bits
-from tests.support.training import assert_same_training
-from tests.support.training import BATCH
-from tests.support.training import counting
-from tests.support.training import HOST
-from tests.support.training import is_captured
-from tests.support.training import make_updater
-from tests.support.training import mean_of_rows
-from tests.support.training import n_keys
-from tests.support.training import of_variables
-from tests.support.training import parameters
-from tests.support.training import Row
-from tests.support.training import run
-from tests.support.training import same_molecules
-from tests.support.training import small_model
-from tests.support.training import three_columns
+from tests.support.training import assert_same_bits, assert_same_training, BATCH, counting, HOST
+from tests.support.training import is_captured, make_updater, mean_of_rows, n_keys, of_variables
+from tests.support.training import parameters, Row, run, same_molecules, small_model, three_columns
 from tests.support.training import without_dropout
 from tests.training import host_graphs
-from tests.training.host_graphs import eager_causes
-from tests.training.host_graphs import read_at_capture
+from tests.training.host_graphs import eager_causes, read_at_capture
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 

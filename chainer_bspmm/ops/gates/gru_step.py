@@ -4,21 +4,15 @@ from collections.abc import Sequence
 
 import numpy
 
-from chainer import functions
-from chainer import Variable
+from chainer import functions, Variable
 from chainer.backends import cuda
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.ops import check
-from chainer_bspmm.ops.elementwise import concat
-from chainer_bspmm.ops.elementwise import SIGMOID
-from chainer_bspmm.ops.elementwise import sigmoid
-from chainer_bspmm.ops.elementwise import split
-from chainer_bspmm.ops.gates.launches import gated_step_backward
-from chainer_bspmm.ops.gates.launches import gated_step_forward
-from chainer_bspmm.ops.node import AccumulateInPlace
-from chainer_bspmm.ops.node import FusedNode
+from chainer_bspmm.ops.elementwise import concat, SIGMOID, sigmoid, split
+from chainer_bspmm.ops.gates.launches import gated_step_backward, gated_step_forward
+from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
 from chainer_bspmm.ops.segments import row_sum
 
 

@@ -6,8 +6,7 @@ import numpy
 
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import kernels
-from chainer_bspmm.cuda import launch
+from chainer_bspmm.cuda import kernels, launch
 from chainer_bspmm.cuda.partial_sums import sum_partials
 from chainer_bspmm.cuda import plans
 

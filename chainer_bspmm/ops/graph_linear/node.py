@@ -4,31 +4,20 @@ from collections.abc import Callable
 
 import chainer
 from chainer import backend as chainer_backend
-from chainer import functions
-from chainer import Variable
+from chainer import functions, Variable
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda import step
 from chainer_bspmm.cuda.gemm import step_for
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.bspmm import bspmm
-from chainer_bspmm.ops.dropout import dropout
-from chainer_bspmm.ops.dropout import dropout_forward
-from chainer_bspmm.ops.dropout import dropout_relu
-from chainer_bspmm.ops.dropout import step_draw
-from chainer_bspmm.ops.elementwise import activate
-from chainer_bspmm.ops.elementwise import activation_gradient
-from chainer_bspmm.ops.elementwise import ACTIVATIONS
-from chainer_bspmm.ops.elementwise import by_relation
+from chainer_bspmm.ops.dropout import dropout, dropout_forward, dropout_relu, step_draw
+from chainer_bspmm.ops.elementwise import activate, activation_gradient, ACTIVATIONS, by_relation
 from chainer_bspmm.ops.graph_linear import products
-from chainer_bspmm.ops.graph_linear.launches import layer_backward
-from chainer_bspmm.ops.graph_linear.launches import layer_forward
-from chainer_bspmm.ops.graph_linear.launches import layer_of
-from chainer_bspmm.ops.node import AccumulateInLaunch
-from chainer_bspmm.ops.node import FusedNode
+from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forward, layer_of
+from chainer_bspmm.ops.node import AccumulateInLaunch, FusedNode
 from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse.relations import relation_rows
-from chainer_bspmm.sparse.relations import transposed_rows
+from chainer_bspmm.sparse.relations import relation_rows, transposed_rows
 
 
 class GraphLinear(AccumulateInLaunch, FusedNode):

@@ -4,10 +4,8 @@ import numpy
 
 from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.ops.bspmm import bspmm_forward
-from chainer_bspmm.ops.elementwise import by_channel
-from chainer_bspmm.ops.elementwise import by_relation
-from chainer_bspmm.ops.graph_linear.host import graph_linear_grad_on_host
-from chainer_bspmm.ops.graph_linear.host import graph_linear_on_host
+from chainer_bspmm.ops.elementwise import by_channel, by_relation
+from chainer_bspmm.ops.graph_linear.host import graph_linear_grad_on_host, graph_linear_on_host
 from chainer_bspmm.ops.segments import row_sum
 from chainer_bspmm.sparse.relations import relation_rows
 

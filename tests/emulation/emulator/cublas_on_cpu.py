@@ -9,8 +9,7 @@ import numpy
 import pytest
 
 from chainer_bspmm.cuda import gemm
-from tests.emulation.emulator import cache
-from tests.emulation.emulator import cuda_on_cpu
+from tests.emulation.emulator import cache, cuda_on_cpu
 
 SOURCE = pathlib.Path(__file__).resolve().parent / 'cublas_on_cpu.cpp'
 

@@ -17,12 +17,9 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import kernels
-from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda import plans
+from chainer_bspmm.cuda import kernels, launch, plans
 from tests.emulation.emulator import cache
-from tests.support.launches import DeviceArray
-from tests.support.launches import placed
+from tests.support.launches import DeviceArray, placed
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 # For -fsanitize=. MEMORY: accesses outside arrays, vectors that are not aligned. RACES: data races.
