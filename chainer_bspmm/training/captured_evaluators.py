@@ -46,7 +46,7 @@ class _Evaluation(Replays):
 
     def values(self, arrays, n_graphs=None):
         return {
-            name: value.array if isinstance(value, chainer.Variable) else value
+            name: chainer.as_array(value)
             for name, value in self._called(self._function, arrays).items()
         }
 

@@ -232,8 +232,7 @@ class Predictor(Replays):
 
     def values(self, arrays, n_graphs=None):
         """Return what the function makes of a batch, an array with a row for each molecule."""
-        values = self._function(*arrays[: self._n_inputs])
-        values = values.array if isinstance(values, chainer.Variable) else values
+        values = chainer.as_array(self._function(*arrays[: self._n_inputs]))
         xp = self.device.xp
         if not isinstance(values, xp.ndarray):
             names = self.device.name, type(values).__name__

@@ -178,7 +178,7 @@ class StepProgram(Program):
         self._names = list(reported)
         numbers = self._reports.among(_arrays_of(reported))
         self._copied = {
-            name: _bare(value) for name, value in reported.items() if name not in numbers
+            name: chainer.as_array(value) for name, value in reported.items() if name not in numbers
         }
         # Links keep holding what the graph writes, so that no other graph takes its memory.
         for attributes, values in zip(links, before):
@@ -196,7 +196,7 @@ class StepProgram(Program):
         driver = self._driver
         graph, (reported, gradients) = self._capture(function, driver.function)
         for name, value in reported.items():
-            if not isinstance(_bare(value), driver.device.xp.ndarray):
+            if not isinstance(chainer.as_array(value), driver.device.xp.ndarray):
                 raise CannotCapture(
                     '%s is reported as a value on the host, which a replay would repeat' % name
                 )
@@ -414,12 +414,8 @@ def _observed():
         yield reported
 
 
-def _bare(value):
-    return value.array if isinstance(value, chainer.Variable) else value
-
-
 def _arrays_of(reported):
-    return {name: _bare(value) for name, value in reported.items()}
+    return {name: chainer.as_array(value) for name, value in reported.items()}
 
 
 class SeedGradient:

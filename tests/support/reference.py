@@ -57,26 +57,6 @@ def bsddmm(adj, u, v):
     return w
 
 
-def edge_film(adj, messages, film):
-    """y[i] = sum over (i, j * R + r) of value * max(0, gamma[i, r] * m[j, r] + beta[i, r])."""
-    messages, film = _host(messages), _host(film)
-    values = numpy.ones(adj.nnz) if adj.data is None else _host(adj.data)
-    n_channels, n_relations = messages.shape[1], adj.n_relations
-    y = numpy.zeros((adj.n_rows, n_channels))
-    for entry, row, column in entries(adj):
-        gamma, beta = numpy.split(film[row * n_relations + column % n_relations], 2)
-        y[row] += values[entry] * numpy.maximum(gamma * messages[column] + beta, 0)
-    return y
-
-
-def layer_norm(x, gamma, beta, eps):
-    """gamma * (x - mean) / sqrt(variance + eps) + beta, with mean and variance of every row."""
-    x = _host(x)
-    centred = x - x.mean(axis=1, keepdims=True)
-    deviation = numpy.sqrt((centred**2).mean(axis=1, keepdims=True) + eps)
-    return _host(gamma) * centred / deviation + _host(beta)
-
-
 def _segments(n_rows, offsets, weights):
     """Yield the rows of every segment whose weight is not 0, and these weights (rows, 1)."""
     weights = numpy.ones(n_rows) if weights is None else _host(weights)

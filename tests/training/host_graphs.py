@@ -113,7 +113,7 @@ class HostCapturer(_Counting):
                     for name, variable in variables.items():
                         variable.array[...] = attributes[name].array
             for name, value in again.items():
-                step_program._bare(reported[name])[...] = step_program._bare(value)
+                chainer.as_array(reported[name])[...] = chainer.as_array(value)
             for (_, _, old), (_, _, gradient) in zip(gradients, new):
                 old[...] = gradient
 
@@ -282,9 +282,7 @@ def _stand_in_everywhere(monkeypatch):
     for name in ('concatenate', 'stack'):
         monkeypatch.setattr(numpy, name, _as_cupy_joins(getattr(numpy, name)))
     for kind in (Classifier, Regressor):  # on the host they report Python numbers
-        monkeypatch.setattr(
-            kind, '_convert_to_scalar', lambda self, value: step_program._bare(value)
-        )
+        monkeypatch.setattr(kind, '_convert_to_scalar', lambda self, value: chainer.as_array(value))
 
 
 def stand_in(monkeypatch):
