@@ -32,7 +32,7 @@ class WeightedBatchNorm(FusedNode):
         )
         return y.astype(inputs[0].dtype, copy=False)
 
-    def _gradients(self, inputs, gy, wanted):
+    def _gradients(self, inputs, gy, indexes):
         x, gamma, _ = _cast(inputs)
         weights = self._weights.astype(x.dtype, copy=False)[:, None]
         gy = gy.astype(x.dtype, copy=False)

@@ -42,9 +42,9 @@ def csr_launch(
     is how many entries a thread loads at once; `stream` writes the result past the L2 cache.
     """
     n_vectors = n_channels // width
-    wanted = -(-n_vectors // columns)
-    tiles = -(-wanted // lanes)
-    lanes = -(-wanted // tiles)
+    needed = -(-n_vectors // columns)
+    tiles = -(-needed // lanes)
+    lanes = -(-needed // tiles)
     rows = max(block // lanes, 1)
     y = min(tiles, plans.MAX_GRID_Y)
     few = max(n_rows, n_cols) * n_vectors < 2**32

@@ -106,21 +106,21 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
         """Tell whether degrees can be relations: degrees of rows are those of columns."""
         return self._adj.is_symmetric and not isinstance(x, numpy.ndarray)
 
-    def _gradients(self, inputs, gy, wanted):
+    def _gradients(self, inputs, gy, indexes):
         x, weights, biases = _split(inputs)
         n_types, gradients = len(weights), {}
         if self._layer is not None:
             _, rows = degree_rows(self._adj, n_types, x.dtype)
             by_name = layer_backward(
-                self._layer, rows, x, self._y, gy, self._joined, 0.0, 0 in wanted, self._more
+                self._layer, rows, x, self._y, gy, self._joined, 0.0, 0 in indexes, self._more
             )
             return (by_name['x'], *by_name['W'], *by_name['b_self'])
         degrees = degrees_of(self._adj, n_types)
         (gy,) = SigmoidGrad((None,)).forward((self._y, gy))
-        if 0 in wanted:
+        if 0 in indexes:
             by_sums = _product(degrees, gy, weights, True)
             gradients[0] = bspmm_forward(self._adj, by_sums, trans=True)
-        if set(range(1, n_types + 1)) & set(wanted):
+        if set(range(1, n_types + 1)) & set(indexes):
             sums = self._sums
             if degrees.rows is not None:
                 by_weights = [gy[rows].T.dot(sums[rows]) for rows in degrees.rows]
@@ -128,7 +128,7 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
                 stacked = dot(_expand(gy, degrees.is_type).T, sums)
                 by_weights = stacked.reshape(n_types, gy.shape[1], x.shape[1])
             gradients.update(enumerate(by_weights, 1))
-        if wanted[-1] > n_types:
+        if indexes[-1] > n_types:
             # Equal, but in an array for each bias: optimizer hooks write to them.
             rows = chainer_backend.get_array_module(gy).empty(
                 (n_types, gy.shape[1]), biases[0].dtype

@@ -147,12 +147,12 @@ class EdgeFiLM(FusedNode):
         self._saved = x, messages, film
         return edge_film_forward(self._adj, messages, film)
 
-    def _gradients(self, inputs, gy, wanted):
+    def _gradients(self, inputs, gy, indexes):
         x, messages, film = self._saved
         gx, weights, n_relations = None, [], self._adj.n_relations
         for g, weight in zip(edge_film_backward(self._adj, messages, film, gy), inputs[1:]):
             g = g.reshape(len(x), len(weight))
-            if 0 in wanted:
+            if 0 in indexes:
                 by_x = dot(g, by_relation(weight.astype(x.dtype, copy=False), n_relations))
                 gx = by_x if gx is None else gx + by_x
             weights.append(by_channel(dot(g.T, x), n_relations))

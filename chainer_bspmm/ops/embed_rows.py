@@ -65,7 +65,7 @@ class EmbedRows(AccumulateInPlace, FusedNode):
     def _output(self, inputs):
         return inputs[0].take(self._ids, axis=0)
 
-    def _gradients(self, inputs, gy, wanted):
+    def _gradients(self, inputs, gy, indexes):
         return (embed_rows_backward(self._ids, gy, len(inputs[0])),)
 
     def _composed(self, W):

@@ -74,7 +74,7 @@ class LayerNorm(FusedNode):
         y, self._statistics = layer_norm_forward(x, gamma, beta, self._eps)
         return y
 
-    def _gradients(self, inputs, gy, wanted):
+    def _gradients(self, inputs, gy, indexes):
         gamma = inputs[1].astype(gy.dtype, copy=False)
         return layer_norm_backward(inputs[0], gamma, gy, self._statistics)
 

@@ -74,11 +74,11 @@ class LinearSoftmax(AccumulateInPlace, FusedNode):
         self._plans = [_linear(layer, y) for layer, y in zip(layers, self._y)]
         return row_softmax_forward(self._y)
 
-    def _gradients(self, inputs, gy, wanted):
+    def _gradients(self, inputs, gy, indexes):
         gradients = []
         gy = row_softmax_backward(self._y, gy)
         for layer, plan, by_layer in zip(self._layers(inputs), self._plans, gy):
-            is_needed = [len(gradients) + i in wanted for i in range(len(layer))]
+            is_needed = [len(gradients) + i in indexes for i in range(len(layer))]
             gradients += _linear_gradients(layer, plan, by_layer, is_needed)
         return gradients
 

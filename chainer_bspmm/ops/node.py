@@ -93,8 +93,8 @@ class FusedNode(function_node.FunctionNode):
     formula in other nodes. A subclass defines
 
     - ``_output(inputs)``: the output, an array; it may keep others as attributes.
-    - ``_gradients(inputs, gy, wanted)``: arrays of any dtype, a sequence or a dict by the index of
-      the input; needed are those of the indexes in ``wanted``.
+    - ``_gradients(inputs, gy, indexes)``: arrays of any dtype, a sequence or a dict by the index of
+      the input; needed are those of `indexes`.
     - ``_composed(*variables)``: the output, from nodes that are differentiable to any order.
     """
 

@@ -63,7 +63,7 @@ class RelationAttention(FusedNode):
         """Return features, (n_nodes * R * K, C), as rows without edges see them after dropout."""
         return x if self._slot_mask is None else x * self._slot_mask[:, None]
 
-    def _gradients(self, inputs, gy, wanted):
+    def _gradients(self, inputs, gy, indexes):
         m, W, _ = _cast(inputs)
         pattern, adj, n_heads = self._pattern, self._adj, self._n_heads
         n_channels, product = W.shape[1] // 2, self._pattern.product

@@ -97,7 +97,7 @@ class SegmentSoftmax(FusedNode):
         self._y = segment_softmax_forward(_columns(x), offsets, weights)
         return self._y.reshape(x.shape)
 
-    def _gradients(self, inputs, gy, wanted):
+    def _gradients(self, inputs, gy, indexes):
         offsets, _, _, weights = self._segments
         gx = segment_softmax_backward(self._y, _columns(gy), offsets, weights)
         return (gx.reshape(gy.shape),)
@@ -125,7 +125,7 @@ def _columns(x):
 
 
 class NodeSoftmax(SegmentSoftmax):
-    def _gradients(self, inputs, gy, wanted):
+    def _gradients(self, inputs, gy, indexes):
         # Subtract the mean over each graph first: it cancels exactly, but its rounding error would
         # not, and attention over many similar nodes, such as phantom atoms, has little else.
         xp, segments = chainer_backend.get_array_module(gy), self._segments

@@ -16,7 +16,7 @@ class Standardize(FusedNode):
     def _output(self, inputs):
         return _scaled(inputs[0], self._mean, self._std, self._inverse)
 
-    def _gradients(self, inputs, gy, wanted):
+    def _gradients(self, inputs, gy, indexes):
         return (_scaled(gy, gy.dtype.type(0), self._std, self._inverse),)
 
     def _composed(self, x):

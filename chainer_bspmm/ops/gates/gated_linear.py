@@ -50,10 +50,10 @@ class GatedLinear(FusedNode):
         W_gate, W_value, b_gate, b_value = (*parameters, None, None)[:4]
         return x, other, None, [(W_value, b_value), (W_gate, b_gate)]
 
-    def _gradients(self, inputs, gy, wanted):
+    def _gradients(self, inputs, gy, indexes):
         first = self._n_parts
         if self._is_whole:
-            dtypes = [inputs[i].dtype if i in wanted else None for i in range(first, len(inputs))]
+            dtypes = [inputs[i].dtype if i in indexes else None for i in range(first, len(inputs))]
             W_gate, W_value, b_gate, b_value = (*dtypes, None, None)[:4]
             x, other, state, pairs = self._operands(inputs)
             dtypes = [W_value, b_value, W_gate, b_gate]
@@ -65,15 +65,15 @@ class GatedLinear(FusedNode):
         n = gy.shape[1]
         g = _gated_gradient(gy, gate, value, self._is_tanh)
         gradients = {}
-        if wanted[0] < first:
+        if indexes[0] < first:
             gx, start = dot(g, W), 0
             for i, part in enumerate(inputs[:first]):
                 gradients[i] = gx[:, start : start + part.shape[1]]
                 start += part.shape[1]
-        if {first, first + 1} & set(wanted):
+        if {first, first + 1} & set(indexes):
             gW = dot(g.T, x)
             gradients[first], gradients[first + 1] = gW[:n], gW[n:]
-        if wanted[-1] >= first + 2:
+        if indexes[-1] >= first + 2:
             gb = row_sum(g)
             gradients[first + 2], gradients[first + 3] = gb[:n], gb[n:]
         return gradients

@@ -59,12 +59,12 @@ class GRUStep(AccumulateInPlace, FusedNode):
         state = rest.pop(0) if self._state == 'given' else x if self._state == 'x' else None
         return x, message, state, list(zip(rest[::2], rest[1::2]))
 
-    def _gradients(self, inputs, gy, wanted):
+    def _gradients(self, inputs, gy, indexes):
         if self._is_whole:
             first = 2 + (self._state == 'given')
             arrays = [array.astype(gy.dtype, copy=False) for array in inputs]
             x, message, state, pairs = self._split(arrays)
-            dtypes = [inputs[i].dtype if i in wanted else None for i in range(first, len(inputs))]
+            dtypes = [inputs[i].dtype if i in indexes else None for i in range(first, len(inputs))]
             gx, g_message, g_state, parameters = gated_step_backward(
                 x, message, state, pairs, self._saved, gy, True, dtypes
             )

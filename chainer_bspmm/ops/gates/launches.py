@@ -199,10 +199,10 @@ def _weights(g, x, message, state, reset, widths, dtypes):
         for start in range(0, partials.shape[1], sum(sizes)):
             parts.append((start + kind * sizes[0], (W, U)[kind]))
             parts.append((start + sizes[0] + sizes[1], (n_out,)))
-    wanted = [i for i, dtype in enumerate(dtypes) if dtype is not None]
-    sums = sum_partials(partials, [(*parts[i], dtypes[i]) for i in wanted])
+    needed = [i for i, dtype in enumerate(dtypes) if dtype is not None]
+    sums = sum_partials(partials, [(*parts[i], dtypes[i]) for i in needed])
     gradients = [None] * len(dtypes)
-    for i, gradient in zip(wanted, sums):
+    for i, gradient in zip(needed, sums):
         gradients[i] = gradient
     return gradients
 

@@ -44,31 +44,31 @@ def graph_linear_on_host(adj, x, W, b=None, W_self=None, b_self=None, loop=False
     return y
 
 
-def graph_linear_grad_on_host(adj, x, gy, W, W_self, wanted, loop=False):
-    """Return the gradients of :func:`graph_linear`: {name: array} of the arguments in `wanted`."""
+def graph_linear_grad_on_host(adj, x, gy, W, W_self, needed, loop=False):
+    """Return the gradients of :func:`graph_linear`: {name: array} of the arguments in `needed`."""
     sources, gradients = _sources(adj, compute_dtype(x)), {}
     x, gy, W, W_self = _cast(sources, x, gy, W, W_self)
-    if wanted & {'x', 'W'}:
+    if needed & {'x', 'W'}:
         summed = sources.transpose @ gy
         if loop:
             summed += gy
-    if 'x' in wanted:
+    if 'x' in needed:
         gx = _map(sources, summed, _by_relation(adj, W).transpose(1, 0, 2))
         if sources.spread is not None:
             gx = sources.spread @ gx
         if W_self is not None:
             gx += numpy.dot(gy, W_self)
         gradients['x'] = gx
-    if 'W' in wanted:
+    if 'W' in needed:
         gradients['W'] = numpy.zeros_like(W)
         by_relation, rows = _by_relation(adj, gradients['W']), _take(sources, x)
         for relation, part in sources.parts:
             by_relation[:, relation] = numpy.dot(summed[part].T, rows[part])
-    if 'W_self' in wanted:
+    if 'W_self' in needed:
         gradients['W_self'] = numpy.dot(gy.T, x)
-    if 'b' in wanted:
+    if 'b' in needed:
         gradients['b'] = numpy.dot(gy.T, _degrees(adj, gy.dtype, loop)).ravel()
-    if 'b_self' in wanted:
+    if 'b_self' in needed:
         gradients['b_self'] = row_sum(gy)
     return gradients
 

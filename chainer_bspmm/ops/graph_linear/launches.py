@@ -174,7 +174,7 @@ def layer_backward(
 ):
     """Return {name: gradient} of x and all parameters, given the layer's result y and gy.
 
-    `rows` are of `sparse.relations.transposed_rows`; the gradient with respect to x, wanted if
+    `rows` are of `sparse.relations.transposed_rows`; the gradient with respect to x, needed if
     `has_features`, is added to `more`. Those of parameters are of `sum_partials`; where the layer
     is ``by_relation``, W and b_self are lists, an array for each relation and each bias.
     """

@@ -63,10 +63,10 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
         self._y = y
         return y
 
-    def _gradients(self, inputs, gy, wanted):
+    def _gradients(self, inputs, gy, indexes):
         x, parameters = self._split(inputs)
         names = 'x', *self._names
-        needed = {names[i] for i in wanted}
+        needed = {names[i] for i in indexes}
         ratio = self._ratio
         if self._mask is not None:
             gy, ratio = gy * self._mask, 0.0
@@ -80,7 +80,7 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
             gradients = products.backward(
                 self._adj, x, parameters, self._loop, gy, needed, self._sums
             )
-        return {i: gradients[names[i]] for i in wanted}
+        return {i: gradients[names[i]] for i in indexes}
 
     def _composed(self, x, *arrays):
         adj = self._adj
