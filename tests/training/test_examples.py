@@ -13,7 +13,7 @@ from chainer.iterators import MultithreadIterator, SerialIterator
 from chainer_chemistry.datasets import NumpyTupleDataset
 
 from chainer_bspmm import CSRConverter
-from chainer_bspmm.dataset import sparse_form
+from chainer_bspmm.dataset import sparse_form, to_sparse
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.training.examples import Examples
 from chainer_bspmm.training.batches import molecules_of
@@ -397,3 +397,28 @@ def test_what_nobody_closes_ends_with_its_owner(locked):
     gc.collect()
     actual[0][1][...] = 0
     assert not locked()
+
+
+@pytest.mark.parametrize('strip_padding', [None, False, True])
+@pytest.mark.parametrize('layout', ['folded', 'padded', 'packed', 9])
+@pytest.mark.parametrize('last', [(6, True), (0, False), (0, True)], ids=str)
+def test_a_form_that_suits_a_converter(layout, strip_padding, last):
+    """It makes the batches of the dense examples."""
+    atom, is_bonded = last  # of each molecule: an atom, padding, or a bonded atom of id 0
+    dense = examples(n_relations=1)
+    for atoms, adj, _ in dense:
+        atoms[-1], adj[-1], adj[:, -1] = atom, is_bonded, is_bonded
+    sizes = {'padded_to': 9} if layout == 9 else {'layout': layout}
+    converter = CSRConverter(strip_padding=strip_padding, **sizes)
+    form = to_sparse(dense)
+    may_lose = strip_padding is None and layout in ('packed', 9)
+    suits = last != (0, False) or not (may_lose or strip_padding is False)
+    assert sparse_form.suits(converter, form.molecules) == suits
+    if suits:
+        assert_same_batch(converter(form[:]), converter(dense))
+
+
+def test_a_converter_of_columns_of_atoms_does_not_suit():
+    molecules = to_sparse(examples()).molecules
+    assert sparse_form.suits(CSRConverter(n_node_columns=0), molecules)
+    assert not sparse_form.suits(CSRConverter(n_node_columns=1), molecules)

@@ -20,6 +20,7 @@ from chainer_chemistry.utils import run_train
 
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.training import GraphUpdater
+from chainer_bspmm.training.captured_predict import MIN_BATCHES
 from tests.support import assert_close_arrays
 from tests.support.training import assert_same_bits, BATCH, HOST, make_model, molecules, parameters
 from tests.support.training import run, without_dropout
@@ -324,6 +325,14 @@ def test_predictions_that_upstreams_loop_makes(device, prediction_graphs, no_cau
     actual = dense.predict(DATA, batchsize=3, converter=dense_concat_mols)
     numpy.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-5)
     assert prediction_graphs.n_launches == n_launches
+
+
+def test_how_many_batches_are_replayed(device, prediction_graphs, no_causes):
+    model, n_launches = on(device), prediction_graphs.n_launches
+    predictions(model, data=(DATA * 2)[: 3 * MIN_BATCHES - 3])
+    assert prediction_graphs.n_launches == n_launches
+    predictions(model, data=(DATA * 2)[: 3 * MIN_BATCHES])
+    assert prediction_graphs.n_launches > n_launches
 
 
 def test_predictions_read_a_data_set_of_a_user_once(device, prediction_graphs, no_causes):
