@@ -503,6 +503,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) graph_linear(
                     value = tanh(value);
 #elif ACTIVATION == SIGMOID
                     value = tanh(value * Real(0.5)) * Real(0.5) + Real(0.5);
+#elif ACTIVATION != IDENTITY
+#error ACTIVATION
 #endif
                     total.element[e] = value;
                 }

@@ -45,12 +45,12 @@ def relations(adj):
 
 def rows(name, x, adj, n_rows, width='n_B', each='node'):
     """Check for a row of floats for each node, or each graph, on the device of the batch."""
+    floats(name, x, adj)
     if x.ndim != 2 or len(x) != n_rows:
         raise ValueError(
             '%s: expected shape (%d, %s), a row for each %s of %r, got %s'
             % (name, n_rows, width, each, adj, x.shape)
         )
-    floats(name, x, adj)
 
 
 def features(x, adj, width):

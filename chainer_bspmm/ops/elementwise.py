@@ -80,13 +80,21 @@ def activate(xp, activation, y):
         xp.maximum(y, 0, out=y)
     elif activation == 'tanh':
         xp.tanh(y, out=y)
+    elif activation != 'identity':
+        raise NotImplementedError(activation)
+
+
+GRADIENTS = {
+    'relu': 'gx = gy * scale; if (!(y > (T)0)) gx = (T)0',
+    'tanh': 'gx = gy * ((T)1 - y * y)',
+}
 
 
 def activation_gradient(activation, y, gy, dropout_ratio):
     """Return an activation's gradient, given its result, where dropout's zeros are recognised."""
     if activation == 'identity':
         return gy
-    scale = y.dtype.type(1 / (1 - dropout_ratio))
+    formula, scale = GRADIENTS[activation], y.dtype.type(1 / (1 - dropout_ratio))
     if isinstance(gy, numpy.ndarray):
         if activation == 'tanh':
             factor = y * y
@@ -96,14 +104,8 @@ def activation_gradient(activation, y, gy, dropout_ratio):
         gx = (y > 0) * scale
         gx *= gy
         return gx
-    return cuda.elementwise(
-        'T y, T gy, T scale',
-        'T gx',
-        'gx = gy * ((T)1 - y * y)'
-        if activation == 'tanh'
-        else 'gx = gy * scale; if (!(y > (T)0)) gx = (T)0',
-        'bspmm_%s_grad' % activation,
-    )(y, gy, scale)
+    name = 'bspmm_%s_grad' % activation
+    return cuda.elementwise('T y, T gy, T scale', 'T gx', formula, name)(y, gy, scale)
 
 
 def sigmoid(x, bias=None):

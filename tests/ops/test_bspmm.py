@@ -355,6 +355,7 @@ SMALL = BatchedCSR.from_matrices([numpy.array([[2.0, 1.0], [0.0, 1.0]], 'f'), on
         ({'adj': None}, TypeError, 'adj: expected a BatchedCSR, got NoneType'),
         ({'x': ones(4, 2)}, ValueError, r'x: expected shape \(3, n_B\) .* got \(4, 2\)'),
         ({'x': ones(3)}, ValueError, r'x: expected shape \(3, n_B\) .* got \(3,\)'),
+        ({'x': [[1.0], [2.0], [3.0]]}, TypeError, 'x: expected a NumPy or CuPy array, got list'),
         ({'x': ones(1, 3, 2)}, ValueError, r'x: expected shape .* got \(1, 3, 2\)'),
         ({'x': ones(3, 2, dtype='i')}, TypeError, 'x: expected float16, .* got int32'),
         ({'x': ones(3, 2, dtype='d')}, TypeError, 'x: .* float32 as the values .* adj.astype'),

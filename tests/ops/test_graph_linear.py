@@ -9,6 +9,7 @@ from chainer import functions
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.cuda import step
 from chainer_bspmm.functions import bspmm
+from chainer_bspmm.ops import elementwise
 from chainer_bspmm.ops.bspmm import bspmm_forward
 from chainer_bspmm.ops.graph_linear import graph_linear, node, products
 from chainer_bspmm.ops.graph_linear.host import graph_linear_grad_on_host, graph_linear_on_host
@@ -215,3 +216,11 @@ def test_host_and_its_gradients(n_relations, loop, widths, n_left_out):
         varied[name] = varied[name] + change
         rise = (gy * (dense_layer(A, loop=loop, **varied) - y)).sum()
         assert (gradients[name] * change).sum() == pytest.approx(rise, rel=1e-11), name
+
+
+def test_an_activation_without_formulas():
+    y = numpy.ones((2, 2))
+    with pytest.raises(NotImplementedError):
+        elementwise.activate(numpy, 'elu', y)
+    with pytest.raises(KeyError):
+        elementwise.activation_gradient('elu', y, y, 0.0)
