@@ -148,10 +148,8 @@ def _graph(smiles, preprocessor, kind, for_models):
         raise ValueError('atomic number %d, the models support those below %d' % numbers)
     if kind.super_node and largest > MAX_ATOMIC_NUM:
         raise ValueError('atomic number %d, a super node counts those up to %d' % numbers)
-    # An explicit dative bond is an arrow; kekulized bonds are still called aromatic.
-    is_plain = (
-        '>' not in canonical and not preprocessor.kekulize and not atoms.translate(None, NON_METALS)
-    )
+    # Kekulized bonds are still called aromatic. A dative bond has an entry in one direction.
+    is_plain = not preprocessor.kekulize and not atoms.translate(None, NON_METALS)
     return (canonical, atoms, *_bonds(mol, kind.n_relations, is_plain))
 
 

@@ -352,6 +352,8 @@ def _difference(actual, expected, dtype):
             error /= max(norms[path], least)
         if not error <= worst:  # NaN as well
             worst, where = error, path
+        if numpy.isnan(worst):
+            break
     if worst <= tolerance:
         return ''
     return 'its gradient with respect to %s is off by %.2g of it' % (where, worst)

@@ -65,6 +65,7 @@ SMILES = [
     'C$C',  # quadruple bond: has no relation
     'C~C',
     'CN(C)(C)->B',
+    *('CS(C)->O', 'O<-S', 'O<-C1CC1'),
     'CB(O)OI',
     'C' * 300,  # more than are read from one matrix
     '[NH4+].[O-]c1ccc[se]1',
@@ -243,7 +244,7 @@ def test_errors():
     with pytest.raises(TypeError, match='got NFPPreprocessor; for another'):
         own = type('NFPPreprocessor', (preprocess_method_dict['nfp'],), {'__module__': 'own'})
         from_smiles(SMILES, own())
-    with pytest.raises(ValueError, match='labels: expected one for each of the 32 SMILES, got 2'):
+    with pytest.raises(ValueError, match='labels: expected one for each of the 35 SMILES, got 2'):
         from_smiles(SMILES, 'nfp', [1, 2])
     with pytest.raises(ValueError, match="at least one molecule .* got 2, the first: 'C1': RDKit"):
         from_smiles(['C1', 'C2'], 'nfp')

@@ -432,3 +432,12 @@ def test_repr():
     sparse = to_sparse(molecules(SIZES))
     assert repr(sparse[1:]) == '<SparseDataset: 6 molecules, 1 relation, 3 columns>'
     assert repr(sparse[0]).startswith('SparseExample(array(')
+
+
+def test_a_molecule_alone_may_end_with_an_atom_of_id_0():
+    """Nothing tells it from padding: a packed batch asks."""
+    example = numpy.array([6, 8, 0], 'i'), numpy.diag(numpy.ones(3, 'f'))[None]
+    example[1][0, 2, 2] = 0
+    for batch in ([example], to_sparse([example])[:]):
+        with pytest.raises(ValueError, match='strip_padding'):
+            CSRConverter('packed')(batch)

@@ -133,6 +133,11 @@ def test_layers_of_gin_that_users_put_there(activation):
     y = link(h, BatchedCSR.from_matrices(list(adj), 'padded')).array
     assert relative_error(y, expected) < 1e-5
     assert hook.calls == 3
+    for layer in link.graph_mlp.layers:
+        layer.delete_hook('Count')
+    with Count() as of_this_thread:
+        link(h, BatchedCSR.from_matrices(list(adj), 'padded'))
+    assert of_this_thread.calls == 4  # the link itself, too
 
 
 def test_swap_of_nfp_alone():

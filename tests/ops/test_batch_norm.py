@@ -1,5 +1,7 @@
 """batch_norm of batches with weights or spare rows against Chainer's link on the rows they mean."""
 
+import types
+
 import numpy
 import pytest
 
@@ -9,7 +11,7 @@ from chainer.backends import cuda
 from chainer_chemistry.links import GraphBatchNormalization
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.ops import batch_norm as module
+from chainer_bspmm.ops import batch_norm as module, ranks
 from chainer_bspmm.ops.batch_norm import batch_norm
 from tests.support import BATCHES, relative_error
 from tests.support.gradients import check_gradients
@@ -282,3 +284,14 @@ def test_what_does_not_fit(link, shape, message):
     adj = with_spare(BATCHES['one graph'], 7, 0)
     with pytest.raises(ValueError, match=message):
         batch_norm(adj, link, numpy.zeros(shape, 'f'))
+
+
+def test_a_loss_that_raises_leaves_no_weight(monkeypatch):
+    added = []
+    monkeypatch.setattr(ranks.Ranks, 'sum', lambda self, array: added.append(array) or array)
+    of_two = ranks.Ranks(types.SimpleNamespace(size=2))
+    with pytest.raises(KeyError), ranks.weighted_by(5):
+        of_two.sum_of_gradients(numpy.ones(2))
+        raise KeyError
+    of_two.sum_of_gradients(numpy.ones(2))
+    assert [array[0] for array in added] == [5, 1]

@@ -95,6 +95,14 @@ def check_values(xp, name, options, n_heads, dtype):
     assert relative_error(y, expected) < BOUNDS[dtype]
 
 
+def test_one_batch_for_several_dtypes(xp):
+    adj = relation_batch_on('isolated nodes', xp, 'float64').replace(data=None)
+    for dtype in ('float32', 'float64'):
+        given = arguments(adj, xp, dtype, 2)
+        y = relation_attention(adj, *given, n_heads=2).array
+        assert relative_error(y, truth(adj, *given, n_heads=2)) < BOUNDS[dtype]
+
+
 SMALL = ['four relations', 'unsorted relations', 'no entries', 'duplicates, unsorted']
 
 

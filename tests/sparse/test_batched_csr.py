@@ -428,6 +428,8 @@ def test_bad_matrices(given, error, message):
         (ones(1, 2, 2), [1, 2], 'n_nodes: expected 1 integers'),
         (ones(1, 2, 2), [3], r'n_nodes\[0\]: expected 0 to 2, got 3'),
         (ones(1, 2, 2), [1], r'adj\[0\]: expected zeros outside of its 1 nodes'),
+        (numpy.triu(ones(1, 2, 2)) - numpy.eye(2), [1], r'adj\[0\]: expected zeros outside'),
+        (numpy.tril(ones(1, 2, 2)) - numpy.eye(2), [1], r'adj\[0\]: expected zeros outside'),
     ],
 )
 def test_bad_dense_batch(adj, n_nodes, message):

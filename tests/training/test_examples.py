@@ -365,10 +365,11 @@ def test_samplers_that_give_lists():
     assert type(Examples().next(iterator, CONVERTER)) is Selection
 
 
+@pytest.mark.parametrize('make', [examples, lambda: SubDataset(examples(), 2, 9)])
 @pytest.mark.parametrize('number', [-1, 99])
-def test_samplers_that_count_from_the_end(number):
+def test_samplers_that_count_from_the_end(make, number):
     """Chainer takes such numbers for what ``dataset[number]`` is."""
-    found = examples()
+    found = make()
 
     def sampled(order, position):
         return numpy.arange(len(order))[::-1] + number - len(order) + 1

@@ -137,6 +137,12 @@ def with_scaled_gradient(optimizer):
             lambda optimizer: optimizer.target.p002.update_rule.add_hook(hooks.WeightDecay(0.1)),
             "'/p002' has hook 'WeightDecay' on its update rule",
         ),
+        (
+            lambda optimizer: optimizer.target.p002.update_rule.add_hook(
+                hooks.WeightDecay(0.1), timing='post'
+            ),
+            "'/p002' has hook 'WeightDecay' on its update rule",
+        ),
         (lambda optimizer: optimizer.use_fp32_update(), 'use_fp32_update'),
         (with_rule, "'/p002' is updated by .*SGDRule, expected AdamRule"),
         (with_half, "'/p002' is float16"),

@@ -112,6 +112,9 @@ ROWS = {
     'the deviation of ids': lambda self, y, x, adj, t: F.mean(y) / numpy.float32(x.std()),
     'atoms.ndim': lambda self, y, x, adj, t: F.mean(y - t) * numpy.float32(x.ndim),
     'copies of y': lambda self, y, x, adj, t: F.mean(F.tile(y, (len(x), 1))) * len(x) ** 0.5,
+    'a gradient that is NaN': lambda self, y, x, adj, t: (
+        F.mean(y) + 0 * F.sum(F.sqrt(self.weight * numpy.float32(x.ndim == 2)))
+    ),
     'only the gradient': lambda self, y, x, adj, t: (
         F.mean(y) + 0 * len(x) * F.sum(y) if x.ndim == 2 else F.mean(y) + F.sum(y - y.array)
     ),
