@@ -135,7 +135,8 @@ def test_layers_of_gin_that_users_put_there(activation):
     assert hook.calls == 3
     for layer in link.graph_mlp.layers:
         layer.delete_hook('Count')
-    with Count() as of_this_thread:
+    of_this_thread = Count()
+    with of_this_thread:
         link(h, BatchedCSR.from_matrices(list(adj), 'padded'))
     assert of_this_thread.calls == 4  # the link itself, too
 
