@@ -242,7 +242,7 @@ ATOMS, ADJ = numpy.array([6, 8], 'i'), numpy.eye(2, dtype='f')
             ValueError,
             r'batch\[1\]\[0\]: expected atom ids of at least 0, got -1',
         ),
-        ([(ATOMS, ADJ), (-ATOMS, ADJ)], ValueError, r'batch\[1\]\[0\]: .* at least 0, got -'),
+        ([(ATOMS, ADJ), (numpy.array([-6, 8]), ADJ)], ValueError, r'batch\[1\]\[0\]: .* got -6'),
         ([('CO', ADJ)], TypeError, r'batch\[0\]: expected arrays of atoms .* got str'),
         (
             [(ATOMS, ADJ, [1.0]), (ATOMS, ADJ, [1.0, 2.0])],

@@ -96,7 +96,9 @@ def check_values(xp, name, options, n_heads, dtype):
 
 
 def test_one_batch_for_several_dtypes(xp):
-    adj = relation_batch_on('isolated nodes', xp, 'float64').replace(data=None)
+    adj = BatchedCSR.from_matrices([numpy.zeros((2, 3, 3))])  # means of six
+    if xp is not numpy:
+        adj = adj.to_device('@cupy:0')
     for dtype in ('float32', 'float64'):
         given = arguments(adj, xp, dtype, 2)
         y = relation_attention(adj, *given, n_heads=2).array
