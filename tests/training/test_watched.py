@@ -944,6 +944,31 @@ def test_averages_of_links(device, graphs):
         )
 
 
+def test_averages_after_a_loss_that_raised_in_the_trial(device, graphs):
+    """In none of its runs, or in one of the first: they are as the eager step leaves them."""
+    averages = []
+    for call in range(4):
+        teacher, calls = links.BatchNormalization(3), []
+        teacher.to_device(device)
+
+        def loss_func(atoms, adj, labels):
+            calls.append(teacher(labels))  # NOQA: B023
+            if len(calls) == call:  # NOQA: B023
+                raise RuntimeError
+            return functions.mean(calls[-1]) + functions.mean(model.predictor(atoms, adj))  # NOQA: B023
+
+        model = without_dropout(small_model(three_columns))
+        data = same_molecules()
+        updater = make_updater(GraphUpdater, device, model, data, loss_func=loss_func)
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            run(updater, 1)
+        assert call == 0 or 'RuntimeError' in updater._driver.reason
+        averages.append(on_host(teacher.avg_mean))
+    for average in averages[1:]:
+        numpy.testing.assert_array_equal(average, averages[0])
+
+
 class Counting:
     """A loss that keeps arrays: one is changed in place, one replaced."""
 
