@@ -37,10 +37,10 @@ def pad_without_positional_out(module):
     """
 
     def concat_arrays_with_padding(arrays, padding):
-        shape = map(max, zip(*[array.shape for array in arrays], strict=True))
+        shape = numpy.max([array.shape for array in arrays], axis=0)
         device = module.backend.get_device_from_array(arrays[0])
         with module.chainer.using_device(device):
-            result = device.xp.full((len(arrays), *shape), padding, dtype=arrays[0].dtype)
+            result = device.xp.full((len(arrays), *map(int, shape)), padding, dtype=arrays[0].dtype)
             for i, array in enumerate(arrays):
                 result[(i, *map(slice, array.shape))] = array
         return result

@@ -23,7 +23,7 @@ def _in_place(table, entries):
         yield
     finally:
         for name in entries:
-            del table[name]
+            table.pop(name, None)
         table.update(before)
 
 

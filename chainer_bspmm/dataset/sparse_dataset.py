@@ -178,7 +178,9 @@ def selection(dataset):
     if whole is None:
         return None
     index = numpy.arange(dataset._start, dataset._finish)
-    return whole[index if dataset._order is None else numpy.asarray(dataset._order)[index]]
+    if dataset._order is not None and index.size:
+        index = numpy.asarray(dataset._order)[index]
+    return whole[index]
 
 
 def chunks(dataset):

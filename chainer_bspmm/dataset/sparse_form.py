@@ -6,6 +6,7 @@ import collections
 import contextlib
 import itertools
 import operator
+import sys
 from typing import Any
 import weakref
 
@@ -75,11 +76,10 @@ class SparseForm:
         while arrays:
             levels.append(dict(zip(map(id, arrays), arrays)))
             bases = list(map(operator.attrgetter('base'), levels[-1].values()))
-            kinds = set(map(type, bases))
-            if memoryview in kinds:
-                kinds.update(type(base.obj) for base in bases if type(base) is memoryview)
-            # Unpickled arrays are in bytes or, by protocol 5, in a bytearray behind a memoryview.
-            for kind in kinds - {type(None), bytes, bytearray, memoryview, list}:
+            kinds = set(map(type, bases)) - {type(None), bytes, list}  # bytes: unpickled
+            if memoryview in kinds and all(map(_is_unpickled, bases)):
+                kinds.remove(memoryview)
+            for kind in kinds:
                 if not issubclass(kind, numpy.ndarray):
                     raise CannotKeep('an array is in memory of something else: ' + kind.__name__)
             arrays = [base for base in bases if isinstance(base, numpy.ndarray)]
@@ -151,6 +151,13 @@ def _arrays_in(columns):
             values = itertools.chain.from_iterable(examples)
             arrays += [value for value in values if isinstance(value, numpy.ndarray)]
     return arrays
+
+
+def _is_unpickled(base):
+    """Return whether nobody else can write to a memoryview's memory, as by pickle's protocol 5."""
+    if type(base) is not memoryview:
+        return True
+    return type(base.obj) is bytearray and sys.getrefcount(base.obj) <= 2
 
 
 def converted(dataset: Any) -> Molecules:

@@ -132,11 +132,14 @@ def sigmoid(x, bias=None):
 
 def by_relation(parameter, n_relations):
     """Return rows c * R + r of W or b in the order r * n_out + c."""
-    shape = parameter.shape
-    blocks = parameter.reshape((shape[0] // n_relations, n_relations) + shape[1:])
-    return blocks.transpose((1, 0, 2)[: blocks.ndim]).reshape(shape)
+    return _swapped(parameter, len(parameter) // n_relations, n_relations)
 
 
 def by_channel(parameter, n_relations):
     """Return rows r * n_out + c in the order c * R + r."""
-    return by_relation(parameter, len(parameter) // n_relations)
+    return _swapped(parameter, n_relations, len(parameter) // n_relations)
+
+
+def _swapped(parameter, major, minor):
+    blocks = parameter.reshape((major, minor) + parameter.shape[1:])
+    return blocks.transpose((1, 0, 2)[: blocks.ndim]).reshape(parameter.shape)

@@ -64,6 +64,9 @@ class Batch:
         if device.xp is not numpy:
             self._move(device)
 
+    def __getstate__(self):
+        return {**vars(self), '_cache': {}}
+
     def _set_fields(self, **fields):
         """Take over host arrays and numbers, and find the sizes that every container has."""
         self.__dict__.update(fields)

@@ -123,7 +123,22 @@ class BatchedCSR(Batch):
 
     @classmethod
     def in_buffers(
-        cls, indptr, indices, row_offsets, n_relations, max_rows, has_spare=True, **fields
+        cls,
+        indptr,
+        indices,
+        row_offsets,
+        col_offsets,
+        data,
+        n_relations,
+        max_rows,
+        max_nnz,
+        max_atom_id,
+        is_symmetric,
+        has_spare=True,
+        layout='packed',
+        row_weights=None,
+        padded_to=None,
+        longest=None,
     ):
         """Make a batch of arrays that may be larger than it, and may be filled again.
 
@@ -134,8 +149,8 @@ class BatchedCSR(Batch):
         them 0, and so do gradients. Spare entries, those past the last row's, are entries of no
         row: their ``indices`` are 0, their ``data`` finite, their gradients 0.
 
-        `fields` are all other attributes of the class, of which ``max_nnz``, ``max_atom_id`` and
-        ``longest`` are bounds, as ``max_rows`` is, and ``is_symmetric`` holds for every matrix that
+        Arrays and numbers are as in the class, but ``max_rows``, ``max_nnz``, ``max_atom_id`` and
+        ``longest`` (None: ``max_nnz``) are bounds, and ``is_symmetric`` holds for every matrix that
         the arrays will hold. ``row_weights`` go with ``'folded'``, 0 for spare rows; the layout
         ``'unfolded'`` is that of a padded batch whose features have two dimensions.
 
@@ -144,12 +159,16 @@ class BatchedCSR(Batch):
             kept with it, such as :attr:`T`, does not follow when the arrays are filled again.
         """
         self = cls.__new__(cls)
-        self.__dict__.update(fields)
-        self.indptr, self.indices, self.row_offsets = indptr, indices, row_offsets
+        self.indptr, self.indices, self.data = indptr, indices, data
+        self.row_offsets, self.col_offsets = row_offsets, col_offsets
+        self.n_relations, self.layout, self.max_atom_id = n_relations, layout, max_atom_id
+        self.row_weights, self.padded_to = row_weights, padded_to
         self.n_graphs, self.n_rows, self.nnz = row_offsets.size - 1, indptr.size - 1, indices.size
-        self.n_relations, self.n_cols = n_relations, self.n_rows * n_relations
-        self.max_rows, self.max_cols = max_rows, max_rows * n_relations
-        self.has_spare, self._cache = has_spare, {}
+        self.n_cols = self.n_rows * n_relations
+        self.max_rows, self.max_cols, self.max_nnz = max_rows, max_rows * n_relations, max_nnz
+        self.longest = max_nnz if longest is None else longest
+        self.is_symmetric, self.has_spare = is_symmetric, has_spare
+        self._cache = {}
         return self
 
     @classmethod

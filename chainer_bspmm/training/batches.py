@@ -11,6 +11,7 @@ import numpy
 
 from chainer.backends import cuda
 from chainer.dataset import convert
+from chainer.datasets import SubDataset
 
 from chainer_bspmm.cuda.plans import LONG_ROW
 from chainer_bspmm.dataset import batch_form, sparse_form
@@ -18,7 +19,7 @@ from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules, SHARE
 from chainer_bspmm.dataset.molecules import INTEGERS
 from chainer_bspmm.dataset.sparse_dataset import selection
-from chainer_bspmm.dataset.sparse_example import locate, Selection
+from chainer_bspmm.dataset.sparse_example import locate, Selection, SparseExample
 from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.sparse import BatchedCSR, build
 from chainer_bspmm.sparse.batched_csr import fill_buffers
@@ -29,11 +30,10 @@ if TYPE_CHECKING:
 
 
 class HostBatch:
-    """Atoms, matrix and labels that a converter made."""
+    """Atoms, matrix and labels that a converter made, the first n_node_columns those of nodes."""
 
-    def __init__(self, atoms, adj: BatchedCSR, labels):
+    def __init__(self, atoms, adj: BatchedCSR, labels, n_node_columns=0):
         self._arrays = atoms, adj, labels
-        n_node_columns = adj.n_node_columns
         if adj.layout == 'padded':
             of_nodes = atoms, *labels[:n_node_columns]
             atoms, *nodes = [array.reshape((-1,) + array.shape[2:]) for array in of_nodes]
@@ -145,6 +145,8 @@ def molecules_of(dataset):
     sparse = selection(dataset)
     if sparse is not None:
         return locate(sparse)
+    if isinstance(dataset, SubDataset) and len(dataset) and isinstance(dataset[0], SparseExample):
+        return locate(dataset[:])  # of a list, for instance
     form = sparse_form.form_of(sparse_form.base_of(dataset))
     order = form and sparse_form.position_in_base(dataset, numpy.arange(len(dataset)))
     return None if form is None or order is None else (form.molecules, order)
@@ -229,17 +231,17 @@ def batch_of(
         if not isinstance(array, numpy.ndarray):
             text = 'converter: expected arrays on the host where device is None, got '
             raise NoSparseBatch(text + type(array).__name__)
+    n_node_columns = adj.n_node_columns if type(converter) is CSRConverter else 0
     nodes = node_shape(adj)
     for i, array in enumerate((atoms, *labels)):
-        is_of_nodes = i <= adj.n_node_columns
-        lead, what = (nodes, 'atoms') if is_of_nodes else ((adj.n_graphs,), 'molecules')
+        lead, what = ((adj.n_graphs,), 'molecules') if i > n_node_columns else (nodes, 'atoms')
         if array.shape[: len(lead)] != lead:
             n_rows = ' x '.join(map(str, lead))
             raise NoSparseBatch(
                 'converter: expected a row for each of %s %s in output %d, got shape %s'
                 % (n_rows, what, i and 1 + i, array.shape)
             )
-    return HostBatch(atoms, adj, labels)
+    return HostBatch(atoms, adj, labels, n_node_columns)
 
 
 def _described(arrays):

@@ -78,10 +78,11 @@ def predict(source):
     out = own_file if args.out is None and not args.smiles else args.out
     failed_file = None
     if out is not None:
-        beside = own_file if files.is_special(out) else out
-        failed_file = os.path.splitext(beside)[0] + '_failed.csv'
-        for path in (out, failed_file):
-            files.check_new_file(path, args.force)
+        files.check_new_file(out, args.force)
+        if args.smiles or args.data:
+            beside = own_file if files.is_special(out) else out
+            failed_file = os.path.splitext(beside)[0] + '_failed.csv'
+            files.check_new_file(failed_file, args.force)
 
     if args.smiles:
         dataset, rows = from_smiles(args.smiles, settings, task)

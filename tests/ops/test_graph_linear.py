@@ -224,3 +224,12 @@ def test_an_activation_without_formulas():
         elementwise.activate(numpy, 'elu', y)
     with pytest.raises(KeyError):
         elementwise.activation_gradient('elu', y, y, 0.0)
+
+
+@pytest.mark.parametrize('shape', [(6, 2), (6,), (0, 5)], ids=str)
+def test_rows_by_channel_and_by_relation(shape):
+    W = numpy.arange(numpy.prod(shape)).reshape(shape)
+    rows = elementwise.by_relation(W, 3)
+    numpy.testing.assert_array_equal(elementwise.by_channel(rows, 3), W)
+    order = [c * 3 + r for r in range(3) for c in range(len(W) // 3)]
+    numpy.testing.assert_array_equal(rows, W[order])

@@ -362,3 +362,16 @@ def test_layouts_have_sizes_of_their_own():
         rows[layout] = programs.capacity(batch.form, batch.need, data_set).rows
         assert rows[layout] == batches.capacities(data_set, 100, layout).of(batch.need).rows
     assert rows['padded'] > rows['folded'] > rows['packed']
+
+
+def test_a_converter_of_a_user_that_leaves_out_a_column_of_atoms():
+    dense = [(*example[:2], example[0], numpy.float32(1)) for example in examples(6)]
+    converter = CSRConverter(n_node_columns=1)
+
+    def without(batch, device=None):
+        atoms, adj, _, label = converter(batch, device)
+        return atoms, adj, label
+
+    batch = batches.batch_of(dense, without, None)
+    assert isinstance(batch, batches.HostBatch)
+    assert [array.shape for array in batch._rows[2]] == [(6,)]

@@ -423,3 +423,26 @@ def test_a_converter_of_columns_of_atoms_does_not_suit():
     molecules = to_sparse(examples()).molecules
     assert sparse_form.suits(CSRConverter(n_node_columns=0), molecules)
     assert not sparse_form.suits(CSRConverter(n_node_columns=1), molecules)
+
+
+@pytest.mark.parametrize('how', ['bytearray', 'memoryview of it', 'memoryview of an array'])
+def test_memory_that_somebody_else_can_write_to(how, locked):
+    """Arrays over it cannot be locked: they are converted batch by batch."""
+    memory = bytearray(4 * sum(SIZES))
+    if how == 'memoryview of an array':
+        flat = numpy.asarray(memoryview(numpy.frombuffer(memory, 'i')))
+    else:
+        flat = numpy.frombuffer(memoryview(memory) if how == 'memoryview of it' else memory, 'i')
+    flat[:] = 6
+    atoms = numpy.split(flat, numpy.cumsum(SIZES)[:-1])
+    dataset = [(mine, *example[1:]) for mine, example in zip(atoms, examples())]
+    assert type(Examples().next(SerialIterator(dataset, 3), CONVERTER)) is list
+    assert not locked()
+    memory[0] = 7  # nobody has taken it
+
+
+def test_sparse_examples_in_lists_that_are_split():
+    for make in (list, tuple):
+        found = molecules_of(SubDataset(make(to_sparse(examples())), 2, 9))
+        assert found is not None and found[1].tolist() == list(range(2, 9))
+    assert molecules_of(SubDataset(to_sparse(examples())[:0], 0, 0, [])) is None
