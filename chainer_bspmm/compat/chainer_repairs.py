@@ -37,7 +37,10 @@ def pad_without_positional_out(module):
     """
 
     def concat_arrays_with_padding(arrays, padding):
-        shape = numpy.max([array.shape for array in arrays], axis=0)
+        shapes = [array.shape for array in arrays]
+        if len(set(map(len, shapes))) > 1:
+            raise ValueError('padding: expected arrays of as many dimensions, got %s' % shapes)
+        shape = numpy.max(shapes, axis=0)
         device = module.backend.get_device_from_array(arrays[0])
         with module.chainer.using_device(device):
             result = device.xp.full((len(arrays), *map(int, shape)), padding, dtype=arrays[0].dtype)
