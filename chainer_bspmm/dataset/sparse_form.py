@@ -208,16 +208,18 @@ def base_of(dataset: Any) -> Any:
 
 def position_in_base(dataset: Any, index: numpy.ndarray) -> numpy.ndarray | None:
     """Return the numbers of examples in the base; None where one is out of range."""
-    while type(dataset) is SubDataset:
-        if index.size and (index.min() < 0 or index.max() >= len(dataset)):
+    while True:
+        # Without its sign a negative number is larger than all.
+        if index.size and index.view('u%d' % index.itemsize).max() >= len(dataset):
             return None
+        if type(dataset) is not SubDataset:
+            return index
         index = index + dataset._start
         if dataset._order is not None:
             index = dataset._order.take(index)
             if index.dtype.kind not in 'iu':
                 return None
         dataset = dataset._dataset
-    return index
 
 
 def form_of(dataset: Any) -> SparseForm | None:

@@ -2,7 +2,7 @@
 
 import operator
 
-from chainer.iterators import _statemachine, SerialIterator, ShuffleOrderSampler
+from chainer.iterators import _statemachine, SerialIterator
 import numpy
 
 from chainer_bspmm.dataset import sparse_form
@@ -48,7 +48,7 @@ class Examples:
             return iterator.next()
         index = _next_index(iterator)
         # A sampler of an iterator may be a user's.
-        selection = self._selected(iterator, index, is_known and not iterator.is_new_epoch)
+        selection = self._selected(dataset, index, is_known and not iterator.is_new_epoch)
         return [dataset[i] for i in index] if selection is None else selection
 
     def close(self):
@@ -77,15 +77,10 @@ class Examples:
         if last is not None:
             last.close()
 
-    def _selected(self, iterator, index, is_known):
+    def _selected(self, dataset, index, is_known):
         """Return the `Selection` of examples; None if there are none, or a number is wrong."""
         if not index.size or index.dtype.kind not in 'iu':
             return None
-        dataset = iterator.dataset
-        # Chainer's own samplers make no wrong numbers, and a look takes microseconds.
-        if type(iterator.order_sampler) not in (type(None), ShuffleOrderSampler):
-            if index.min() < 0 or index.max() >= len(dataset):
-                return None
         index = sparse_form.position_in_base(dataset, index)
         if index is None:
             return None

@@ -385,6 +385,13 @@ def test_samplers_that_count_from_the_end(make, number):
             Examples().next(iterator, CONVERTER)
 
 
+def test_a_split_that_counts_from_the_end():
+    base = examples()
+    split = SubDataset(base, 0, len(base), numpy.arange(len(base)) - 2)  # of molecules -2, -1, 0, 1
+    batch = Examples().next(SerialIterator(split, 3, shuffle=False), CONVERTER)
+    assert type(batch) is list and [e is base[i] for i, e in zip((-2, -1, 0), batch)] == [True] * 3
+
+
 def test_a_selection_is_a_sequence():
     taken = opened(tuples())
     actual = taken.next(SerialIterator(tuples(), 3, shuffle=False), CONVERTER)
