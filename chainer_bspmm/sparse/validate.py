@@ -109,8 +109,9 @@ def host_integers(arrays, data, n_relations):
     # int64 throughout the checks: unsigned or narrow integers must not wrap around in them.
     host = {name: cuda.to_cpu(array).astype(numpy.int64) for name, array in arrays.items()}
     if 'col_offsets' not in host:
-        in_offsets = int(host['row_offsets'].max(initial=0))
-        n_rows = max(len(arrays['indptr']) - 1, 0) if 'indptr' in arrays else in_offsets
+        n_rows = int(host['row_offsets'].max(initial=0))
+        if 'indptr' in host:
+            n_rows = host['indptr'].size - 1
         fits_int32('nodes times relations', n_rows * n_relations)
         host['col_offsets'] = host['row_offsets'] * numpy.int64(n_relations)
     return host, device

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numbers
+
 import numpy
 
 import chainer
+
 from chainer_bspmm.multi_node.optimizer import of_nccl, Weighted
 from chainer_bspmm.multi_node.start import make_states
 from chainer_bspmm.sparse import validate
