@@ -19,6 +19,8 @@ import numpy
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'benchmarks' / 'results'
+# Folders: of the GPU that the pages speak of, and of results that are not measured again.
+GPU, EARLIER = 'nvidia-h100-80gb-hbm3', 'earlier'
 TITLES = {
     'rsgcn': 'RSGCN',
     'relgcn': 'RelGCN',
@@ -186,6 +188,12 @@ def resumed(name: str, head: dict, out=None) -> dict:
         differs = ['files than the commit']
     print('%s %s' % (path, 'begins anew: other %s' % ', '.join(differs) if differs else 'goes on'))
     return head if differs else stored
+
+
+def stored(name: str, results: pathlib.Path = RESULTS) -> pathlib.Path:
+    """Return the path of a GPU's result, of an earlier one if it was not measured again."""
+    path = results / GPU / (name + '.json')
+    return path if path.exists() else results / EARLIER / path.name
 
 
 def save(name: str, result: dict, out=None, text: str | None = None) -> pathlib.Path:

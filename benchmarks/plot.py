@@ -1,7 +1,7 @@
 """Draw the figures of docs/ from stored results; needs no GPU.
 
 ``python -m benchmarks.plot`` draws all of them, ``python -m benchmarks.plot captured FILE.json``
-those of one result (default: the file in ``benchmarks/results/nvidia-h200``).
+those of one result (default: `harness.stored`).
 """
 
 import argparse
@@ -16,14 +16,13 @@ matplotlib.use('Agg')
 from matplotlib import pyplot, ticker  # NOQA: E402
 import numpy  # NOQA: E402
 
-from benchmarks.harness import RESULTS, ROOT, TITLES  # NOQA: E402
+from benchmarks.harness import ROOT, stored, TITLES  # NOQA: E402
 from benchmarks.products.figures import FIGURES, LOOP, TABLES, title  # NOQA: E402
 from benchmarks import bench_command  # NOQA: E402
 from benchmarks.training import bench_two_lines  # NOQA: E402
 from benchmarks.training import step_contenders as steps  # NOQA: E402
 
 FOLDER = ROOT / 'docs'
-STORED = RESULTS / 'nvidia-h200'
 
 # Okabe and Ito's colours, which are safe for colour-blind readers.
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = (
@@ -375,7 +374,7 @@ def main(argv=None):
     parser.add_argument('file', nargs='?', type=pathlib.Path, help='the result to draw')
     args = parser.parse_args(argv)
     for name in [args.name] if args.name else DRAWN:
-        path = args.file or STORED / (name + '.json')
+        path = args.file or stored(name)
         if args.name or path.exists():
             DRAWN[name](json.loads(path.read_text()))
         else:

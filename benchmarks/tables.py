@@ -1,4 +1,4 @@
-"""Write the tables of docs/performance.md from the stored results.
+"""Write the tables of docs/performance.md and docs/products.md from the stored results.
 
 ``python -m benchmarks.tables`` replaces what stands between ``<!-- table: NAME -->`` and
 ``<!-- end -->``. A table whose results are not stored is left as it is, and named.
@@ -8,14 +8,14 @@ import json
 import re
 
 from benchmarks import bench_command
-from benchmarks.harness import number, RESULTS, ROOT, TITLES
-from benchmarks.training import bench_two_lines
+from benchmarks.harness import number, RESULTS, ROOT, stored, TITLES
+from benchmarks.training import bench_chemprop, bench_two_lines
 from benchmarks.training.bench_steps import STUDIES
 from benchmarks.training.step_contenders import CAPTURED, DRIVERS, EAGER, EAGER_PACKED, GEOMETRIC
 from benchmarks.training.step_contenders import GEOMETRIC_CAPTURED, JAX, ON_DEVICE, PACKED
 from benchmarks.training.step_contenders import over_jax, ratio, UPSTREAM
 
-PAGE = ROOT / 'docs' / 'performance.md'
+PAGES = [ROOT / 'docs' / name for name in ('performance.md', 'products.md')]
 BLOCK = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- end -->)', re.DOTALL)
 
 NAMES = {'tox21': 'Tox21', 'qm9': 'QM9'}
@@ -252,6 +252,21 @@ def two_lines_predict(result):
     return table(head, rows)
 
 
+def chemprop(result):
+    """Seconds and test metrics of chemprop's command and ours, median and range."""
+    rows = []
+    for data, of in result['data'].items():
+        unit, digits = {'qm9': (', bohr³', 2), 'tox21': ('', 3)}[data]
+        row = ['%s, %s%s' % (NAMES[data], of['metric'], unit)]
+        for name in (bench_chemprop.CHEMPROP, bench_chemprop.OURS):
+            tests = [run['test'] for run in of['runs'] if run['contender'] == name]
+            row += [of['median'][name]['seconds'], '%.*f' % (digits, of['median'][name]['test'])]
+            row.append('%.*f to %.*f' % (digits, min(tests), digits, max(tests)))
+        rows.append(row)
+    head = ['chemprop, s', 'test metric', 'its range', 'ours, s', 'test metric', 'its range']
+    return table(['', *head], rows)
+
+
 def _of_two_lines(result):
     """Yield data set, method, batch size or `PREDICT`, and cell of a result of bench_two_lines."""
     for data, of_methods in result['data'].items():
@@ -260,31 +275,32 @@ def _of_two_lines(result):
                 yield data, method, n_batch, cell
 
 
+# Name of a table -> what makes it, and of which result; True: on a CPU.
 TABLES = {
-    'two_lines': (two_lines, 'nvidia-h200/two_lines.json'),
-    'two_lines_predict': (two_lines_predict, 'nvidia-h200/two_lines.json'),
-    'two_lines_cpu': (two_lines, 'cpu/two_lines.json'),
-    'two_lines_predict_cpu': (two_lines_predict, 'cpu/two_lines.json'),
-    'captured': (captured, 'nvidia-h200/captured.json'),
-    'jax': (jax, 'nvidia-h200/jax.json'),
-    'jax_cpu': (jax_cpu, 'cpu/jax.json'),
-    'command': (command, 'nvidia-h200/command.json'),
-    'large': (large, 'nvidia-h200/large.json'),
-    'network': (network, 'nvidia-h200/network.json'),
-    'methods': (methods, 'nvidia-h200/methods.json'),
-    'quality': (quality, 'nvidia-h200/quality.json'),
+    'two_lines': (two_lines, 'two_lines', False),
+    'two_lines_predict': (two_lines_predict, 'two_lines', False),
+    'two_lines_cpu': (two_lines, 'two_lines', True),
+    'two_lines_predict_cpu': (two_lines_predict, 'two_lines', True),
+    'captured': (captured, 'captured', False),
+    'jax': (jax, 'jax', False),
+    'jax_cpu': (jax_cpu, 'jax', True),
+    'command': (command, 'command', False),
+    'large': (large, 'large', False),
+    'network': (network, 'network', False),
+    'methods': (methods, 'methods', False),
+    'quality': (quality, 'quality', False),
 }
 
 
-def page(text, folder=RESULTS):
+def page(text, results=RESULTS):
     """Return a page with its tables replaced, and the names of those without results."""
     missing = []
 
     def replaced(found):
-        make, name = TABLES[found[2]]
-        path = folder / name
+        make, name, on_cpu = TABLES[found[2]]
+        path = results / 'cpu' / (name + '.json') if on_cpu else stored(name, results)
         if not path.exists():
-            missing.append(name)
+            missing.append(found[2])
             return found[0]
         return found[1] + '\n'.join(make(json.loads(path.read_text()))) + '\n' + found[3]
 
@@ -292,9 +308,10 @@ def page(text, folder=RESULTS):
 
 
 def main():
-    text, missing = page(PAGE.read_text())
-    PAGE.write_text(text)
-    print('wrote %s; not stored: %s' % (PAGE, ', '.join(missing) or 'nothing'))
+    for path in PAGES:
+        text, missing = page(path.read_text())
+        path.write_text(text)
+        print('wrote %s; not stored: %s' % (path, ', '.join(missing) or 'nothing'))
 
 
 if __name__ == '__main__':

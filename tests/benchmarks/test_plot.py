@@ -24,7 +24,7 @@ def test_figures_are_drawn(folder, monkeypatch, name):
 
     monkeypatch.setattr(plot.pyplot, 'close', check)
     plot.main([name] if name else [])
-    assert all((plot.STORED / (drawn + '.json')).exists() for drawn in plot.DRAWN)
+    assert all(plot.stored(drawn).exists() for drawn in plot.DRAWN)
     names = {name} if name else {*plot.DRAWN, 'figures_tables'}
     assert {path.stem for path in folder.glob('*.png')} == names
 

@@ -8,24 +8,23 @@ import pytest
 pytest.importorskip('rdkit')
 
 from benchmarks import bench_command  # NOQA: E402
-from benchmarks.harness import RESULTS  # NOQA: E402
+from benchmarks import harness  # NOQA: E402
 from benchmarks.products import figures  # NOQA: E402
 from benchmarks.training import bench_quality, bench_scaling, bench_steps  # NOQA: E402
 from benchmarks.training import bench_two_lines  # NOQA: E402
 
-H200 = 'nvidia-h200'
 
-
-def stored(name, place=H200):
-    return json.loads((RESULTS / place / (name + '.json')).read_text())
+def stored(name, on_cpu=False):
+    path = harness.RESULTS / 'cpu' / (name + '.json') if on_cpu else harness.stored(name)
+    return json.loads(path.read_text())
 
 
 @pytest.mark.parametrize(
-    'against, place', [*((against, H200) for against in bench_steps.STUDIES), ('jax', 'cpu')]
+    'against, on_cpu', [*((against, False) for against in bench_steps.STUDIES), ('jax', True)]
 )
-def test_bars_of_steps(against, place):
+def test_bars_of_steps(against, on_cpu):
     study = bench_steps.STUDIES[against]
-    result = stored(study.name, place)
+    result = stored(study.name, on_cpu)
     assert bench_steps.bars(result['data'], study) == result['bars'] != {}
 
 
@@ -34,10 +33,10 @@ def test_bars_of_commands():
     assert bench_command.bars(result['data']) == result['bars'] != {}
 
 
-@pytest.mark.parametrize('place', [H200, 'cpu'])
-def test_bars_of_two_lines(place):
-    result = stored('two_lines', place)
-    assert bench_two_lines.bars(result, place == H200) == result['bars'] != {}
+@pytest.mark.parametrize('on_cpu', [False, True])
+def test_bars_of_two_lines(on_cpu):
+    result = stored('two_lines', on_cpu)
+    assert bench_two_lines.bars(result, not on_cpu) == result['bars'] != {}
 
 
 def test_summary_of_the_quality():
@@ -47,7 +46,7 @@ def test_summary_of_the_quality():
 
 def test_scaling_with_other_links(tmp_path):
     before = stored('scaling')
-    options = ['--again', str(RESULTS / H200 / 'scaling.json'), '--out', str(tmp_path)]
+    options = ['--again', str(harness.stored('scaling')), '--out', str(tmp_path)]
     bench_scaling.main(options)
     assert json.loads((tmp_path / 'scaling.json').read_text()) == before
     bench_scaling.main([*options, '--us-of-a-second-launch', '100'])

@@ -13,7 +13,7 @@ from tests.examples.scripts import EXAMPLES, error_of, imported, run_here
 
 FOLDER = EXAMPLES / 'network_graph'
 SCRIPT = FOLDER / 'train_network_graph.py'
-RESULTS = EXAMPLES.parent / 'benchmarks' / 'results' / 'cpu'
+RESULTS = EXAMPLES.parent / 'benchmarks' / 'results' / 'earlier'
 MODEL, REGRESSION, LARGEST = (
     'graph convolution',
     'logistic regression of the words, without edges',
