@@ -76,8 +76,9 @@ def floats(name, x, adj):
 
 
 def floating(name, x):
-    if x.dtype not in FLOATS:
-        raise TypeError('%s: expected float16, float32 or float64, got %s' % (name, x.dtype))
+    if not hasattr(x, 'dtype') or x.dtype not in FLOATS:
+        found = getattr(x, 'dtype', type(x).__name__)
+        raise TypeError('%s: expected float16, float32 or float64, got %s' % (name, found))
 
 
 def same_dtype(name, dtype, expected):

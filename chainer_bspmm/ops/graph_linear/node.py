@@ -163,6 +163,8 @@ def _check_parameters(adj, n_in, parameters):
     if 'W' in parameters:
         name, n_relations = 'W', adj.n_relations
         advice = ', a row for each output channel and relation of adj'
+    for of, array in parameters.items():
+        check.floating(of, array)
     matrix = parameters[name]
     if matrix.ndim != 2 or len(matrix) % n_relations or matrix.shape[1] != n_in:
         n_rows = 'out_channels * %d' % n_relations if advice else 'out_channels'
@@ -212,7 +214,8 @@ def relation_linear(
         parameters of another dtype are converted.
 
     Raises:
-        TypeError: ``adj`` is no BatchedCSR, or its values have another dtype than ``x``.
+        TypeError: ``adj`` is no BatchedCSR, or its values have another dtype than ``x``; an array
+            has no floats.
         ValueError: a shape or a device does not fit, or another activation is given.
 
     Note:
@@ -222,8 +225,11 @@ def relation_linear(
         Nagasaka et al. (CCGrid 2019), the graph convolution with several channels, there a product
         per channel; Chainer Chemistry 0.7.1, links/update/relgcn_update.py and ggnn_update.py.
     """
-    shape = x.shape
-    if x.ndim == 3 and type(adj) is BatchedCSR and adj.layout == 'padded':
+    if adj is None or W is None:  # which `graph_linear` takes
+        check.adjacency(adj)
+        check.floating('W', W)
+    shape = getattr(x, 'shape', ())
+    if len(shape) == 3 and type(adj) is BatchedCSR and adj.layout == 'padded':
         if shape[:2] == (adj.n_graphs, adj.max_rows):
             rows = functions.reshape(x, (adj.n_rows, shape[2]))
             y = graph_linear(adj, rows, W, b, W_self, b_self, activation)
