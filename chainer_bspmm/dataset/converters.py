@@ -38,15 +38,15 @@ class CSRConverter(chainer.dataset.Converter):
             atom, such as the labels of the ``*_cwle`` and ``*_gwle`` methods. They are laid out as
             the atoms are, with 0 for phantom atoms. None: those first columns whose values are
             arrays as long as their molecules. If all molecules of a batch have one size (a batch of
-            one, stored padding), the label of a molecule may be as long by chance: only arrays of
-            integers of one dimension count then, that had another shape in earlier batches of
-            molecules that differed in size, and the last column does not.
+            one, stored padding), labels of molecules may be as long by chance. The last column then
+            does not count; others do if they are one-dimensional arrays of integers, and did not
+            have the same shape in an earlier batch of molecules that differed in size.
         strip_padding (bool or None): whether trailing atoms of id 0 without bonds are padding of
             the data set. True: they are, and get no rows. False: they are atoms, as where ids begin
-            at 0 (labels of the ``*_wle`` methods). None: they are, but if that is not sure, because
-            molecules differ in size or another atom has id 0, packed batches raise ValueError
-            rather than drop them. To folded batches it makes no difference: a phantom atom is such
-            an atom. Two exceptions: a ``padded_to`` that molecules exceed, where the rest would be
+            at 0 (labels of the ``*_wle`` methods). None: they are padding, but packed batches raise
+            ValueError where that is not sure, because molecules differ in size or another atom has
+            id 0. Folded batches do not depend on it, because such an atom equals a phantom atom,
+            with two exceptions: a ``padded_to`` that molecules exceed, where the rest would be
             dropped, and node columns, whose rows only True drops. Padded batches keep all.
     """
 

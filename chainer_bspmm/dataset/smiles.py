@@ -345,7 +345,7 @@ def from_smiles(
     n_processes: int | None = None,
     cache: bool = False,
 ) -> FromSmiles:
-    """Turn SMILES into a sparse data set, as Chainer Chemistry's preprocessor into a dense one.
+    """Turn SMILES into a sparse data set, with a preprocessor of Chainer Chemistry.
 
     No dense data set is made. Molecules that cannot be used are skipped and listed with the reason.
     Shows a progress bar on a terminal.
@@ -358,8 +358,8 @@ def from_smiles(
         labels (array or None): (M, ...) labels; the rows of skipped molecules are skipped.
         n_processes (int or None): worker processes; None means one for each CPU from 1000
             molecules on, else none. 1 starts none.
-        cache (bool): whether to look for the parsed molecules in a folder on disk, and to leave
-            them there. They are found by all SMILES, class and options of the preprocessor, and
+        cache (bool): whether to look for the parsed molecules in a folder on disk, and to keep
+            them there. They are found again by the same SMILES, preprocessor class and options, and
             versions of RDKit, Chainer Chemistry and this package. The folder is
             ``$CHAINER_BSPMM_CACHE_DIR``, or ``chainer_bspmm`` in ``$XDG_CACHE_HOME`` or
             ``~/.cache``. It keeps 2 GiB of what was used last, and may be deleted at any time.

@@ -202,13 +202,13 @@ def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
 
     Args:
         dataset (sequence): examples ``(atoms, adj, label...)`` as `CSRConverter` takes them: a
-            NumpyTupleDataset of Chainer Chemistry, a SubDataset or a list. Of trailing atoms of id
-            0 without bonds only the number is stored; `CSRConverter` decides what they are
-            (``strip_padding``), and makes the same batches as of the dense data set. Or of graph
-            data: a SparseGraphDataset, whose batches are to be packed, a PaddingGraphDataset, a
+            NumpyTupleDataset of Chainer Chemistry, a SubDataset or a list. Only the number of
+            trailing atoms of id 0 without bonds is stored. `CSRConverter` decides what they are
+            (``strip_padding``), and makes the same batches as from the dense data set. Or graph
+            data: a SparseGraphDataset, whose batches must be packed, a PaddingGraphDataset, or a
             list of such data. ``x``, the edges or ``adj``, and ``y``, if it is not None, are used.
-        n_edge_types (int or None): of a SparseGraphDataset, into how many relations ``edge_attr``
-            divides the edges; None: all are of one.
+        n_edge_types (int or None): for a SparseGraphDataset, how many relations ``edge_attr``
+            divides the edges into; None means one.
 
     Returns:
         SparseDataset: as many examples; the labels of a column are one array.

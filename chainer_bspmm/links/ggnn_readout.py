@@ -48,8 +48,8 @@ class GatedReadout(Sparse):
 class GGNNReadout(GatedReadout, ggnn_readout.GGNNReadout):
     """Reduce as :class:`GatedReadout`; arguments and parameters are upstream's.
 
-    But ``activation`` gets two dimensions here, three there: a softmax would go over the nodes
-    there.
+    Except that ``activation`` gets two dimensions. In upstream's it gets three, where a softmax
+    would go over the nodes.
     """
 
 

@@ -10,7 +10,7 @@ from chainer_bspmm.links.sparse import Sparse
 
 
 class MLP(Sparse, mlp.MLP):
-    """Several linear layers, each but the last one with its activation as one node.
+    """Apply several linear layers, each one node with its activation; the last has none.
 
     Arguments and parameters are upstream's.
     """

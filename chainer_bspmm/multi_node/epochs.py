@@ -10,7 +10,7 @@ from chainer_bspmm.sparse import validate
 
 
 class PartIterator(SerialIterator):
-    """Iterate over the part of this rank so that all ranks make as many batches in an epoch.
+    """Iterate over the part of this rank, in as many batches an epoch as all other ranks.
 
     Chainer's SerialIterator, for parts that differ in size (``scatter_dataset(...,
     force_equal_length=False)``): an epoch has every molecule once. Each rank divides its part into

@@ -436,8 +436,8 @@ def bspmm(
 
     Note:
         Deterministic. Does not synchronise. Arrays that are not C-contiguous are copied. On a GPU
-        float32 denormals are flushed to zero. There rows of a graph that has one of more than 128
-        entries may be summed in pieces, by several threads, and a second launch adds these up.
+        float32 denormals are flushed to zero, and if a graph has a row of more than 128 entries,
+        its rows may be summed in pieces by several threads; a second launch adds the pieces up.
 
     Source:
         Nagasaka, Nukada, Kojima, Matsuoka: Batched Sparse Matrix Multiplication for Accelerating

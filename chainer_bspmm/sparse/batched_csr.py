@@ -62,8 +62,8 @@ class BatchedCSR(Batch):
         is_symmetric (bool): whether the matrix of every relation is known to equal its transpose.
         has_spare (bool): whether the arrays may be larger than the batch; see :meth:`in_buffers`.
         layout, max_atom_id: as given.
-        row_weights (array or None): (n_rows,) float32, how often each row counts in what looks over
-            the nodes of a graph; None: once.
+        row_weights (array or None): (n_rows,) float32, how often each row counts in a reduction
+            over the nodes of a graph; None: once.
         padded_to (int or None): to how many nodes folded graphs are padded; None: as many as the
             largest of the batch has.
 

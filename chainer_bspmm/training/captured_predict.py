@@ -170,7 +170,7 @@ def captured_predict(
 ) -> Generator[Predictions, None, None]:
     """Predict for many molecules with a model in test mode, batch by batch as they are ready.
 
-    On a GPU the first batch of a layout (number of molecules, and one of a few buffer sizes) is
+    On a GPU the first batch of a form (number of molecules, and one of a few buffer sizes) is
     predicted eagerly, the second is captured in a CUDA graph, all others replay it. While the GPU
     works on a batch, the one before it is yielded. On the CPU batches are predicted one by one.
 
@@ -183,7 +183,7 @@ def captured_predict(
     Args:
         model (chainer.Link): on its device, such as a Regressor or Classifier of Chainer Chemistry.
         data: a data set that the converter takes, a `SparseDataset` or a `DeviceDataset` (of which
-            only the numbers of the molecules are sent); with ``method`` an iterable of SMILES
+            only the indices of the molecules are sent); with ``method`` an iterable of SMILES
             (str), which is read a little ahead of the predictions, and may be infinite.
         device (device specifier): that of the model; None means the same.
         batch_size (int): molecules of a batch; the last one is smaller.

@@ -27,11 +27,11 @@ class GraphUpdater(StandardUpdater):
     Replaces ``chainer.training.updaters.StandardUpdater``: same arguments; Trainer, extensions,
     optimizers and snapshots work unchanged. A StandardUpdater with a `CSRConverter` becomes one.
 
-    The first batch of a layout (number of molecules, and one of a few buffer sizes) trains eagerly,
+    The first batch of a form (number of molecules, and one of a few buffer sizes) trains eagerly,
     the second is captured in a CUDA graph, all others replay it. A step is captured again when
-    something watched that it reads from Python changes (`guards.Guards`), and replays are compared
-    with the same step run eagerly, bit for bit: 1, 2, 4, ..., 1,024 of a layout, multiples of
-    `check_every`, and the first 16 of the first layout. What cannot be captured trains eagerly,
+    something that it reads from Python and that is watched changes (`guards.Guards`). Replays 1, 2,
+    4, ..., 1,024 of a form, multiples of `check_every`, and the first 16 of the first form are
+    compared with the same step run eagerly, bit for bit. What cannot be captured trains eagerly,
     with one warning that names the cause. docs/captured_training.md has the details, and
     docs/several_gpus.md those of several ranks.
 
@@ -39,7 +39,7 @@ class GraphUpdater(StandardUpdater):
         iterator (Iterator or dict): of the training set.
         optimizer (Optimizer or dict): set up with the model.
         converter (callable): makes sparse batches. Those of a ``SparseDataset`` that fits are
-            gathered on the GPU, unless padded (see `resident.Resident`).
+            gathered on the GPU, unless padded (see `batches.Resident`).
         device (device specifier): the GPU.
         loss_func (callable or None): None means the optimizer's target.
         seed (int or None): of the random numbers, at least 0, below 2**63; None draws it from

@@ -25,7 +25,7 @@ KNOWN = 'builtins', 'chainer', 'chainer_chemistry', 'chainermn', 'chainer_bspmm'
 class Guards:
     """Watch the values that a step reads from Python and that a captured graph would repeat.
 
-    docs/architecture.md, "Captured steps", lists them. Hyperparameters are watched, too, by which a
+    docs/captured_training.md lists them. Hyperparameters are watched, too: where one changes, the
     key is another object, but equal.
 
     `target` is the link that is trained or predicts, `function` what runs: a link, an object, a

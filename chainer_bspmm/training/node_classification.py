@@ -36,8 +36,8 @@ def run_node_classification_train(
     """Train a model of one graph on the labels of some of its nodes.
 
     Replaces ``chainer_chemistry.utils.train_utils.run_node_classification_train`` for a swapped
-    model: same arguments, but for ``converter``, which is ignored there. On a GPU the graph lies
-    there, and each step, which is an epoch, is one launch (:class:`GraphUpdater`).
+    model, with the same arguments except ``converter``, which upstream ignores. On a GPU the graph
+    stays there, and each step, which is an epoch, is one launch (:class:`GraphUpdater`).
 
     Args:
         model (NodeClassifier): of ``sparsify``; its predictor takes the features and a BatchedCSR.

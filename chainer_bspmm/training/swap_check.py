@@ -38,9 +38,9 @@ class SwapCheck(NamedTuple):
     """What `check_swap` found.
 
     Attributes:
-        equal (bool or None): whether loss and gradients are those of the dense model; None: it
-            cannot be told.
-        text (str): by how much they differ and the likely cause, or why it cannot be told.
+        equal (bool or None): whether loss and gradients are those of the dense model; None: that
+            is not known.
+        text (str): by how much they differ and the likely cause, or why that is not known.
         loss, dense_loss (float or None): of the molecules that were compared.
     """
 
@@ -81,16 +81,16 @@ def check_swap(
         loss_func (callable or None): as an updater has it; None means the model.
 
     Returns:
-        SwapCheck: it cannot be told for other converters than `CSRConverter`, packed batches
+        SwapCheck: ``equal`` is None for converters other than `CSRConverter`, packed batches
         (which are not upstream's, on purpose), molecules of more than 64 atoms, models without a
         dense form or that the dense batch does not fit, losses that are random in test mode, and
         code of a user that reads globals other than modules, functions, numbers and strings, or
         much data.
 
     Note:
-        Runs copies of the model and of what the loss function refers to: neither they change, nor
-        what is reported, nor the random numbers of NumPy and Python. What code of a user does
-        besides, such as printing, it does here as well. Mostly takes tens of milliseconds.
+        Runs copies of the model and of what the loss function refers to. The originals, what is
+        reported, and the random numbers of NumPy and Python do not change. Other effects of a
+        user's code, such as printing, happen here as well. Usually takes tens of milliseconds.
     """
     try:
         return _compared(model, examples, converter, loss_func)
