@@ -14,7 +14,7 @@ from chainer.backends import cuda
 from chainer.training import StandardUpdater
 
 from chainer_bspmm.multi_node import faults, optimizer
-from chainer_bspmm.multi_node.optimizer import n_molecules
+from chainer_bspmm.multi_node.optimizer import _mean_on_host, n_molecules
 from chainer_bspmm.training import GraphUpdater
 from tests.multi_node.models import arrays_of, CASES, communicator, CONVERTERS, Disagreement
 from tests.multi_node.models import my_share, N_ALL, N_STEPS, optimizer_of
@@ -265,6 +265,8 @@ def begin_with(comm, case):
                 model(*batch)
     if case == 'nan' and comm.rank:
         optimizer.update(model, *batch[:2], batch[2] * numpy.nan)
+    if case == 'joined':  # by the first rank, whose model has no parameters
+        optimizer.update(model, *batch) if comm.rank else optimizer.join()
     optimizer.update(model, *batch)
     if case == 'another model':
         model = regressor(name, 7 + comm.rank)
@@ -291,8 +293,21 @@ def begin_with(comm, case):
 
 @needs_mpi
 def test_ranks_begin_alike():
-    cases = 'lazy', 'made on one', 'grown', 'another model', 'no batch', 'of a rank'
+    cases = 'lazy', 'made on one', 'joined', 'grown', 'another model', 'no batch', 'of a rank'
     on_kept_ranks(2, begin, *cases)
+
+
+def mean_of_halves():
+    param = chainer.Parameter(numpy.zeros(2, 'e'))
+    param.grad = numpy.array([1, 2000], 'e')
+    _mean_on_host(communicator(), [param], 0.5)
+    assert param.grad.dtype == 'e' and param.grad.tolist() == [1, 2000]
+
+
+@needs_mpi
+def test_gradients_of_float16():
+    """MPI cannot add them."""
+    on_kept_ranks(2, mean_of_halves)
 
 
 DISAGREEMENTS = {
