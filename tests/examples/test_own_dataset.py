@@ -446,6 +446,11 @@ def test_earlier_predictions_are_not_replaced(trained, tmp_path, error):
         message = error(*predict, first, '--out', path)
         assert message.startswith('error: --out: %s exists; expected a new file' % path)
         assert path.read_bytes() == before
+    failed = tmp_path / 'second_failed.csv'
+    failed.write_text('')
+    message = error(*predict, trained / 'mine.csv', '--out', second)
+    assert message.startswith('error: --out: %s exists' % failed)
+    failed.unlink()
     text = first.read_text().replace('y predicted', 'before')
     first.write_text(text)
     run(*predict, first, '--out', second)  # no label y here: nothing replaces y true
