@@ -87,16 +87,18 @@ def _train_one_step(optimizer):
     return model
 
 
-def test_optimizer_resumes_without_state_of_unused_parameters(tmp_path):
+@pytest.mark.parametrize('is_enabled', [True, False])
+def test_optimizer_resumes_without_state_of_unused_parameters(tmp_path, is_enabled):
     optimizer = optimizers.Adam()
     _train_one_step(optimizer)
     serializers.save_npz(str(tmp_path / 'adam.npz'), optimizer)
     resumed = optimizers.Adam().setup(_UnusedLayer())
+    resumed.target.unused.W.update_rule.enabled = is_enabled
     serializers.load_npz(str(tmp_path / 'adam.npz'), resumed)
     numpy.testing.assert_array_equal(
         resumed.target.used.W.update_rule.state['m'], optimizer.target.used.W.update_rule.state['m']
     )
-    assert resumed.target.unused.W.update_rule.enabled
+    assert resumed.target.unused.W.update_rule.enabled == is_enabled
 
 
 def test_optimizer_still_refuses_the_snapshot_of_another_kind(tmp_path):

@@ -367,6 +367,7 @@ def test_errors_name_the_example(monkeypatch):
     for examples, message in (
         ([], 'dataset: expected at least one example, got none'),
         (good + [(atoms, adj[:2], label)], r'dataset\[3\]: expected a row and a column'),
+        (good + [(atoms - 99, adj, label)], r'dataset\[3\]\[0\]: expected atom ids of at least 0'),
         (good[:2] + [(atoms, adj)], 'dataset: expected as many columns .* 2 and 3'),
         (
             good[:2] + molecules((3, 2), n_relations=4),

@@ -355,10 +355,11 @@ def test_results_are_valid_json(common, tmp_path):
 
 def test_the_test_part_is_refused_when_the_data_have_changed(folder, error):
     header, *lines = TABLE.splitlines(keepends=True)
-    (folder / 'mine.csv').write_text(header + ''.join(lines[::-1]))
-    assert 'in another order' in error('predict_own.py')
-    message = error('train_own.py', *WORDS, '--resume')
-    assert '--resume: the data have other molecules' in message
+    for changed in (lines[::-1], [lines[0].replace(',0,', ',7,'), *lines[1:]]):
+        (folder / 'mine.csv').write_text(header + ''.join(changed))
+        assert 'in another order' in error('predict_own.py')
+        message = error('train_own.py', *WORDS, '--resume')
+        assert '--resume: the data have other molecules or labels' in message
 
 
 def test_folder_and_data_may_move_together(folder, error):
@@ -445,6 +446,11 @@ def test_earlier_predictions_are_not_replaced(trained, tmp_path, error):
         message = error(*predict, first, '--out', path)
         assert message.startswith('error: --out: %s exists; expected a new file' % path)
         assert path.read_bytes() == before
+    failed = tmp_path / 'second_failed.csv'
+    failed.write_text('')
+    message = error(*predict, trained / 'mine.csv', '--out', second)
+    assert message.startswith('error: --out: %s exists' % failed)
+    failed.unlink()
     text = first.read_text().replace('y predicted', 'before')
     first.write_text(text)
     run(*predict, first, '--out', second)  # no label y here: nothing replaces y true

@@ -85,10 +85,13 @@ def test_constructor_makes_upstreams_parameters():
     assert inspect.signature(GWM) == inspect.signature(DenseGWM)
 
 
-def test_dropout():
-    """It changes attention and gates, in training only, and keeps their mean."""
+@pytest.mark.parametrize('part', ['graph_transmitter', 'wgu_local', 'wgu_super'])
+def test_dropout(part):
+    """It changes attention and each gate, in training only."""
     numpy.random.seed(0)
-    link = GWM(**OPTIONS, dropout_ratio=0.5)
+    link = GWM(**OPTIONS)
+    for unit in getattr(link, part):
+        unit.dropout_ratio = 0.5
     h, h_new = features(numpy.random.RandomState(0), sum(SIZES))
     g = numpy.ones((len(SIZES), 5), 'f')
     adj = batch('packed')

@@ -99,6 +99,15 @@ def test_parity(device, kind, options, as_numbers):
         assert relative_error(one, other) < 1e-5
 
 
+def test_metrics_can_be_switched_off():
+    model = sparsify(Dense(predictor('list of edges')))
+    model.compute_metrics = False
+    _, found, _ = result(
+        model, *CSRConverter('packed')(to_sparse([graph('list of edges')])), *masks()
+    )
+    assert list(found) == ['main/loss(train)', 'main/loss(valid)']
+
+
 @pytest.mark.parametrize('layout', ['folded', 'padded'])
 def test_other_layouts(layout):
     """Columns of nodes have rows for phantom nodes, which no mask selects."""

@@ -9,11 +9,13 @@ import numpy
 import pytest
 
 import chainer
+from chainer import functions
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
 from chainer_chemistry.dataset.preprocessors.wle import apply_cwle_for_datasets
 from chainer_chemistry.dataset.preprocessors.wle import apply_wle_for_datasets
 from chainer_chemistry.datasets import NumpyTupleDataset
+from chainer_chemistry.links.readout.ggnn_readout import GGNNReadout
 from chainer_chemistry.links.readout.schnet_readout import SchNetReadout
 from chainer_chemistry.links.update.ggnn_update import GGNNUpdate
 from chainer_chemistry.links.update.schnet_update import SchNetUpdate
@@ -69,6 +71,16 @@ def test_unused_layer_gets_weights(tmp_path, model):
     with numpy.load(tmp_path / 'model.npz') as snapshot:
         assert all(snapshot[key].dtype.kind == 'f' for key in snapshot.files)
     numpy.testing.assert_array_equal(dense.linear_for_concat_super.W.array, weight.array)
+
+
+def test_tied_updates_are_activated_once():
+    """As upstream: after the first, however many there are."""
+    examples = parity.examples_of(CASES['GGNN_GWM'])
+    options = dict(hidden_channels=6, out_dim=5, n_update_layers=3, activation=functions.tanh)
+    kinds = dict(update_layer=GGNNUpdate, readout_layer=GGNNReadout)
+    model = GWMGraphConvModel(**kinds, **options, weight_tying=True)
+    expected = model(*dense_concat_mols(examples)).array
+    assert relative_error(sparsify(model)(*concat_mols(examples)).array, expected) < 1e-5
 
 
 # --- real molecules ---

@@ -111,9 +111,10 @@ def test_other_labels_are_another_data_set():
 
 def test_selection_follows_sub_data_sets():
     whole = data_set(9)
-    first, _ = chainer.datasets.split_dataset(whole, 6)
-    odd = chainer.datasets.SubDataset(first, 0, 3, [5, 3, 1, 0, 2, 4])
-    numpy.testing.assert_array_equal(labels_of(selection(odd)), labels_of(whole)[[5, 3, 1]])
+    first, last = chainer.datasets.split_dataset(whole, 6)
+    odd = chainer.datasets.SubDataset(first, 1, 4, [5, 3, 1, 0, 2, 4])
+    numpy.testing.assert_array_equal(labels_of(selection(odd)), labels_of(whole)[[3, 1, 0]])
+    numpy.testing.assert_array_equal(labels_of(selection(last)), labels_of(whole)[6:])
     assert selection(whole) is whole
     assert selection([1, 2]) is None
     assert selection(chainer.datasets.SubDataset([1, 2], 0, 1)) is None
@@ -297,6 +298,18 @@ def test_an_evaluator_may_change_its_class():
     evaluator = create_multi_node_evaluator(evaluator, Comm([3], 0, {'loss': 2.0}))
     evaluator.__class__ = Captured
     assert evaluator.evaluate() == {'loss': 2}
+
+
+def test_a_value_that_one_rank_reports_is_a_mean_over_its_molecules():
+    class Fixed(extensions.Evaluator):
+        def evaluate(self):
+            return {'loss': 2.0}
+
+    comm = Comm([3, 1], 0, {'loss': 2.0})
+    comm.sizes[1] = 1, {'loss': 6.0, 'rare': 4.0}
+    evaluator = Fixed(SerialIterator([1, 2, 3], 2, repeat=False), None)
+    evaluator = create_multi_node_evaluator(evaluator, comm)
+    assert evaluator.evaluate() == {'loss': 3, 'rare': 4}
 
 
 @needs_mpi

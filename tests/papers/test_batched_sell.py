@@ -121,6 +121,14 @@ def test_transpose(xp, name):
     assert_same_arrays(sell.T.T, BatchedSELL(adj.T.T, 7, True), ARRAYS)
 
 
+def test_transpose_of_symmetric_relations():
+    """Its rows are pairs of node and relation."""
+    adj = BatchedCSR.from_matrices([numpy.stack([numpy.eye(3), numpy.ones((3, 3))])])
+    assert adj.is_symmetric
+    transpose = BatchedSELL(adj).T
+    numpy.testing.assert_array_equal(transpose.to_scipy().toarray(), adj.to_scipy().toarray().T)
+
+
 @pytest.mark.parametrize('sort_rows', [False, True])
 @pytest.mark.parametrize('name', BATCHES)
 def test_to_device_and_back(xp, name, sort_rows):

@@ -320,6 +320,7 @@ def raw(xp=numpy, data=None, **changes):
     'changes, message',
     [
         ({'indptr': [0, 3, 2, 4]}, 'indptr: expected not to decrease, got 2 after 3 at position 2'),
+        ({'indptr': numpy.array([0, 3, 2, 4], 'u4')}, 'indptr: expected not to decrease'),
         ({'indptr': [1, 2, 3, 4]}, 'indptr: expected to start at 0, got 1'),
         ({'indptr': [0, 2, 3, 5]}, r'indptr: expected to end at 4 \(.*non-zeros.*\), got 5'),
         ({'indptr': [0, 2, 4]}, r'row_offsets: expected to end at 2 \(.*rows.*\), got 3'),

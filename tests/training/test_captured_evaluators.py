@@ -113,6 +113,13 @@ def test_predictions_are_collected(device, prediction_graphs, no_causes, kind):
     assert prediction_graphs.n_launches >= 5
 
 
+def test_a_loop_that_somebody_else_replaced_is_used(device, prediction_graphs, monkeypatch):
+    monkeypatch.setattr(chainer.global_config, 'bspmm_capture', True)
+    monkeypatch.setattr(extensions.Evaluator, 'evaluate', lambda self: {'called': self})
+    evaluator = make(device, on(device, make_model()))
+    assert evaluator() == {'called': evaluator} and type(evaluator) is extensions.Evaluator
+
+
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 def test_those_of_a_trainer(device, graphs, prediction_graphs, tmp_path, monkeypatch):
     monkeypatch.setattr(chainer.global_config, 'bspmm_capture', True)
