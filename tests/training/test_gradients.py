@@ -81,14 +81,8 @@ class Shifted(chainer.Chain):
 def test_hooks_change_gradients_of_one_step_only(device, graphs):
     actual = []
     for kind in (GraphUpdater, StandardUpdater):
-        updater = make_updater(
-            kind,
-            device,
-            Shifted(),
-            same_molecules(),
-            optimizers.SGD(0.01),
-            [optimizer_hooks.WeightDecay(0.5)],
-        )
+        sgd, decay = optimizers.SGD(0.01), [optimizer_hooks.WeightDecay(0.5)]
+        updater = make_updater(kind, device, Shifted(), same_molecules(), sgd, decay)
         run(updater, 4)
         actual.append(parameters(updater)['/shift'])
     assert relative_error(*actual) < 1e-6

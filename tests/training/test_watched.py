@@ -811,7 +811,10 @@ def fails(*args):
 
 @pytest.mark.parametrize(
     'loss_func, words, error, message',
-    [(lambda *args: None, 'trains eagerly', AttributeError, "no attribute 'backward'")],
+    [
+        (fails, 'LookupError: mine', LookupError, 'mine'),
+        (lambda *args: None, 'trains eagerly', AttributeError, "no attribute 'backward'"),
+    ],
 )
 def test_an_error_of_the_user_s(device, graphs, loss_func, words, error, message):
     """It comes as from StandardUpdater, after the warning."""
