@@ -242,12 +242,9 @@ def test_broadcast_launch_covers_everything_once(n_rows, n_segments, n_vectors, 
 
 def test_two_steps_only_where_a_segment_may_be_long():
     most = MIN_CHUNK
-    for n_rows, max_rows, has_long in (
-        (most, None, False),
-        (most + 1, None, True),
-        (10 * most, most, False),
-        (10 * most, most + 1, True),
-    ):
+    short, long = [(most, None), (10 * most, most)], [(most + 1, None), (10 * most, most + 1)]
+    for n_rows, max_rows in short + long:
+        has_long = (n_rows, max_rows) in long
         assert len(reduce_launches(n_rows, 9, 64, 4, 4, max_rows)) == 1 + has_long
         assert broadcast_launch(n_rows, 9, 64, 4, max_rows).arguments[-1] == has_long
 
@@ -255,13 +252,8 @@ def test_two_steps_only_where_a_segment_may_be_long():
 @pytest.mark.parametrize(
     'n_rows, n_segments, n_vectors, lanes, units',
     [
-        (128 * 18, 128, 16, 4, 1),
-        (100 * 50, 100, 32, 8, 1),
-        (10**6, 1, 16, 16, 1),
-        (10**6, 1, 1, 256, 1),
-        (100, 100, 1, 1, 64),
-        (100, 100, 3, 1, 21),
-        (10**6, 1, 33, 8, 1),
+        *((128 * 18, 128, 16, 4, 1), (100 * 50, 100, 32, 8, 1), (10**6, 1, 16, 16, 1)),
+        *((10**6, 1, 1, 256, 1), (100, 100, 1, 1, 64), (100, 100, 3, 1, 21), (10**6, 1, 33, 8, 1)),
     ],
 )
 def test_segment_lanes(n_rows, n_segments, n_vectors, lanes, units):
@@ -279,12 +271,8 @@ def test_segment_launch_stays_within_the_grid():
 
 
 def test_fewer_loads_in_flight_in_large_blocks():
-    for n_rows, n_segments, n_channels, ahead in (
-        (128 * 18, 128, 64, 8),
-        (4096 * 20, 4096, 64, 8),
-        (100 * 50, 100, 512, 4),
-        (10**6, 1, 64, 4),
-    ):
+    eight, four = ((2304, 128, 64), (81920, 4096, 64)), ((5000, 100, 512), (10**6, 1, 64))
+    for (n_rows, n_segments, n_channels), ahead in zip(eight + four, (8, 8, 4, 4)):
         for launch in reduce_launches(n_rows, n_segments, n_channels, 4, 4):
             assert dict(launch.defines)['AHEAD'] == ahead
 
@@ -295,15 +283,8 @@ def test_fewer_loads_in_flight_in_large_blocks():
 @pytest.mark.parametrize(
     'n_graphs, max_cols, max_nnz, warps',
     [
-        (128, 30, 70, 1),
-        (1, 0, 0, 1),
-        (3, 50, 150, 2),
-        (1, 1000, 3000, 8),
-        (1, 4000, 8000, 1),
-        (1, 4001, 8032, None),
-        (1, 0, 12033, None),
-        (0, 0, 0, None),
-        (1, 100, 6000, 32),
+        *((128, 30, 70, 1), (1, 0, 0, 1), (3, 50, 150, 2), (1, 1000, 3000, 8), (1, 4000, 8000, 1)),
+        *((1, 4001, 8032, None), (1, 0, 12033, None), (0, 0, 0, None), (1, 100, 6000, 32)),
     ],
 )
 def test_transpose_launch(n_graphs, max_cols, max_nnz, warps):

@@ -13,7 +13,7 @@ from chainer_bspmm.functions import relation_linear
 from chainer_bspmm.ops.bspmm import bspmm_forward
 from tests.support import assert_close, batch_on, random_matrix, reference, relative_error
 from tests.support.gradients import check_gradients
-from tests.support.relations import NAMES, relation_batch_on, small_relation_batch_on
+from tests.support.relations import NAMES, relation_batch_on, small_relation_batch_on, TOO_WIDE
 
 module = importlib.import_module('chainer_bspmm.ops.graph_linear.products')
 
@@ -272,27 +272,15 @@ GOOD = {
         (
             {'activation': chainer.functions.elu},
             ValueError,
-            'activation: expected one of chainer.functions.identity, relu, tanh, got .*elu',
+            'activation: .*, relu, tanh, got .*elu',
         ),
         ({'adj': numpy.ones((1, 2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
         ({'adj': BatchedCOO.from_csr(ADJ)}, TypeError, 'adj: .* a BatchedCSR, got BatchedCOO'),
         (
             {'adj': BatchedCSR.from_matrices([2 * numpy.ones((2, 3, 3))])},
-            TypeError,
-            r'x: expected float64 as the values of adj, got float32; adj.astype',
+            *(TypeError, r'x: expected float64 as the values of adj, got float32; adj.astype'),
         ),
-        (
-            {
-                'adj': BatchedCSR(
-                    numpy.array([0, 1]),
-                    numpy.array([0]),
-                    numpy.array([0, 1]),
-                    col_offsets=numpy.array([0, 4]),
-                )
-            },
-            ValueError,
-            'adj: expected a column for each of its 1 rows and 1 relations',
-        ),
+        ({'adj': TOO_WIDE}, ValueError, 'adj: .* a column for each of its 1 rows and 1 relations'),
     ],
 )
 def test_what_does_not_fit(change, error, message):

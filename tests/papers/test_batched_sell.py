@@ -22,13 +22,10 @@ def device_of(xp):
 
 def assert_same_arrays(a, b, names):
     for name in names:
-        numpy.testing.assert_array_equal(
-            *(
-                None if getattr(each, name) is None else cuda.to_cpu(getattr(each, name))
-                for each in (a, b)
-            ),
-            err_msg=name,
-        )
+        one, other = (getattr(each, name) for each in (a, b))
+        assert (one is None) == (other is None), name
+        if one is not None:
+            numpy.testing.assert_array_equal(cuda.to_cpu(one), cuda.to_cpu(other), name)
 
 
 def report_example():
@@ -138,12 +135,8 @@ def test_ones_stay_implicit():
 
 
 def test_stored_zero_is_no_padding():
-    adj = BatchedCSR(
-        numpy.array([0, 1, 3]),
-        numpy.array([0, 0, 1]),
-        numpy.array([0, 2]),
-        data=numpy.array([0.0, 0.0, 2.0]),
-    )
+    arrays = map(numpy.array, ([0, 1, 3], [0, 0, 1], [0, 2]))
+    adj = BatchedCSR(*arrays, data=numpy.array([0.0, 0.0, 2.0]))
     again = BatchedSELL(adj).to_csr()
     assert again.nnz == 3
     numpy.testing.assert_array_equal(again.data, [0, 0, 2])

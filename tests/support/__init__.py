@@ -104,25 +104,12 @@ def batches(seed=0):
         'padded',
         BatchedCSR.from_matrices([random_matrix(rng, n) for n in sizes], layout='padded'),
     )
-    yield (
-        'duplicates, unsorted',
-        BatchedCSR(
-            numpy.array([0, 4, 4, 7]),
-            numpy.array([1, 0, 1, 1, 2, 2, 2]),
-            numpy.array([0, 2, 3]),
-            data=rng.uniform(-1, 1, 7),
-        ),
-    )
-    yield (
-        'rectangular',
-        BatchedCSR(
-            numpy.array([0, 2, 3, 3]),
-            numpy.array([0, 4, 6]),
-            numpy.array([0, 1, 3]),
-            data=rng.uniform(-1, 1, 3),
-            col_offsets=numpy.array([0, 5, 7]),
-        ),
-    )
+    indptr, indices, row_offsets = [0, 4, 4, 7], [1, 0, 1, 1, 2, 2, 2], [0, 2, 3]
+    arrays = map(numpy.array, (indptr, indices, row_offsets))
+    yield 'duplicates, unsorted', BatchedCSR(*arrays, data=rng.uniform(-1, 1, 7))
+    arrays = map(numpy.array, ([0, 2, 3, 3], [0, 4, 6], [0, 1, 3]))
+    options = {'data': rng.uniform(-1, 1, 3), 'col_offsets': numpy.array([0, 5, 7])}
+    yield 'rectangular', BatchedCSR(*arrays, **options)
 
 
 BATCHES = dict(batches())
@@ -134,16 +121,7 @@ def shuffled(adj, seed=0):
     starts = adj.entry_offsets.tolist()
     order = [start + rng.permutation(end - start) for start, end in zip(starts, starts[1:])]
     order = numpy.concatenate(order).astype(int) if order else numpy.zeros(0, int)
-    return BatchedCOO(
-        adj.ids[order],
-        adj.row_offsets,
-        adj.entry_offsets,
-        None if adj.data is None else adj.data[order],
-        adj.col_offsets,
-        adj.n_relations,
-        adj.layout,
-        adj.max_atom_id,
-    )
+    return adj.replace(ids=adj.ids[order], data=None if adj.data is None else adj.data[order])
 
 
 def coo_batch_on(name, xp, dtype):
