@@ -76,15 +76,9 @@ def test_parsed_again_where_anything_differs(folder, parsed, monkeypatch):
     cls = preprocess_method_dict['rsgcn']
     changed = [*SMILES[:-1], 'CCCCN']
     cases = [
-        (SMILES, 'rsgcn'),
-        (changed, 'rsgcn'),
-        (SMILES[::-1], 'rsgcn'),
-        (SMILES[:-1], 'rsgcn'),
-        (SMILES, 'nfp'),
-        (SMILES, cls(add_Hs=True)),
-        (SMILES, cls(max_atoms=5)),
-        (['CC', 'C'], 'rsgcn'),
-        (['C', 'CC'], 'rsgcn'),
+        *((SMILES, 'rsgcn'), (changed, 'rsgcn'), (SMILES[::-1], 'rsgcn'), (SMILES[:-1], 'rsgcn')),
+        *((SMILES, 'nfp'), (SMILES, cls(add_Hs=True)), (SMILES, cls(max_atoms=5))),
+        *((['CC', 'C'], 'rsgcn'), (['C', 'CC'], 'rsgcn')),
     ]
     for n, (smiles, method) in enumerate(cases, 1):
         for _ in range(2):

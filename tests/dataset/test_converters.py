@@ -373,11 +373,8 @@ def on_host(array):
         ({'shape': (3,), 'dtype': 'f'}, 1),
         ({'n_labels': 0}, 1),
         # Molecules of one size: only one-dimensional integers in front of another column.
-        ({'out_size': 7}, 1),
-        ({'sizes': (4,)}, 1),
-        ({'sizes': (4, 4)}, 1),
-        ({'sizes': (4, 4), 'dtype': 'f'}, 0),
-        ({'sizes': (4, 4), 'shape': (3,)}, 0),
+        *(({'out_size': 7}, 1), ({'sizes': (4,)}, 1), ({'sizes': (4, 4)}, 1)),
+        *(({'sizes': (4, 4), 'dtype': 'f'}, 0), ({'sizes': (4, 4), 'shape': (3,)}, 0)),
         ({'sizes': (4, 4), 'n_labels': 0}, 0),
     ],
     ids=str,

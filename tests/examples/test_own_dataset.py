@@ -101,14 +101,7 @@ def test_regression_of_several_labels(tmp_path):
 def test_classification_by_scaffold(tmp_path):
     """Molecules with one scaffold are in one part; predictions find the test part again."""
     rings = [
-        'C1CCCCC1',
-        'c1ccccc1',
-        'c1ccncc1',
-        'C1CCCC1',
-        'C1CCC1',
-        'C1CC1',
-        'C1CCNCC1',
-        'c1ccoc1',
+        *('C1CCCCC1', 'c1ccccc1', 'c1ccncc1', 'C1CCCC1', 'C1CCC1', 'C1CC1', 'C1CCNCC1', 'c1ccoc1')
     ]
     smiles = [end + ring for ring in rings for end in ('C', 'CC', 'N', 'O', 'F', 'CN')]
     lines = [

@@ -203,12 +203,8 @@ def test_is_real_node_in_packed_batches(device, name):
     """Nodes left out are left out of the readout: here the last of every molecule."""
     dense, examples = dense_model(name), examples_of(name)
     keep = [(numpy.arange(len(e[0])) < max(len(e[0]) - 1, 1)).astype('f') for e in examples]
-    expected = numpy.concatenate(
-        [
-            dense(*dense_concat_mols([e]), is_real_node=mask[None]).array
-            for e, mask in zip(examples, keep)
-        ]
-    )
+    masked = zip(map(dense_concat_mols, [[e] for e in examples]), keep)
+    expected = numpy.concatenate([dense(*e, is_real_node=m[None]).array for e, m in masked])
     model = parity.swapped(dense, device)
     mask = device.send(numpy.concatenate(keep))
     actual = model(*packed(name, examples, device), is_real_node=mask)
@@ -295,9 +291,8 @@ def test_dense_adjacency_is_refused_with_advice(name):
 def test_other_number_of_relations(name):
     n = CASES[name].n_relations
     batch = concat_mols(molecules((3,), n_relations=n - 1))[:2]
-    with pytest.raises(
-        ValueError, match='adj: expected %d relations, .* got .* %d relations' % (n, n - 1)
-    ):
+    message = 'adj: expected %d relations, .* got .* %d relations' % (n, n - 1)
+    with pytest.raises(ValueError, match=message):
         ours(name)(*batch)
 
 

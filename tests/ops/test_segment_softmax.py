@@ -161,10 +161,7 @@ def test_values(xp, name):
 @pytest.mark.parametrize(
     'name',
     [
-        'empty graphs first, between, last',
-        'no entries',
-        'one graph',
-        'duplicates, unsorted',
+        *('empty graphs first, between, last', 'no entries', 'one graph', 'duplicates, unsorted'),
         'rectangular',
     ],
 )
