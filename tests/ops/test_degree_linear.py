@@ -111,12 +111,8 @@ def test_values(xp, types, dtype, way):
 def test_gradients(xp, way):
     x, weights, biases = operands(xp, 'float64')
     given = adjacency(xp, 'float64', way=way)
-    check_gradients(
-        lambda x, *a: degree_linear_sigmoid(given, x, a[:N_TYPES], a[N_TYPES:]) ** 2,
-        x,
-        *weights,
-        *biases,
-    )
+    layer = lambda x, *a: degree_linear_sigmoid(given, x, a[:N_TYPES], a[N_TYPES:])  # NOQA: E731
+    check_gradients(lambda *inputs: layer(*inputs) ** 2, x, *weights, *biases)
 
 
 @pytest.mark.parametrize('way', WAYS)
@@ -229,9 +225,8 @@ def test_expand(gpu, dtype, shape):
 
 def test_several_relations_are_refused():
     with pytest.raises(ValueError, match='adj: expected a column for each node .* 2 relations'):
-        degree_linear_sigmoid(
-            BatchedCSR.from_matrices([numpy.ones((2, 3, 3))]), numpy.ones((3, 2)), [], []
-        )
+        adj = BatchedCSR.from_matrices([numpy.ones((2, 3, 3))])
+        degree_linear_sigmoid(adj, numpy.ones((3, 2)), [], [])
 
 
 @pytest.mark.parametrize(
@@ -246,12 +241,8 @@ def test_several_relations_are_refused():
 )
 def test_bad_input(x, n_weights, n_biases, message):
     with pytest.raises(ValueError, match=message):
-        degree_linear_sigmoid(
-            adjacency(numpy, 'float32'),
-            x,
-            [numpy.ones((3, 2), 'f')] * n_weights,
-            [numpy.ones(3, 'f')] * n_biases,
-        )
+        weights, biases = [numpy.ones((3, 2), 'f')] * n_weights, [numpy.ones(3, 'f')] * n_biases
+        degree_linear_sigmoid(adjacency(numpy, 'float32'), x, weights, biases)
 
 
 def test_weights_of_different_shapes():

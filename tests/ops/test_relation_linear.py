@@ -66,25 +66,8 @@ def test_one_matrix_for_several_dtypes(order, xp):
         numpy.testing.assert_array_equal(cuda.to_cpu(found), cuda.to_cpu(alone))
 
 
-def truth(adj, x, W, b=None, W_self=None, b_self=None):
-    """The formula of the docstring for all entries, in float64."""
-    x, W, b, W_self, b_self = (
-        None if array is None else cuda.to_cpu(array).astype('d')
-        for array in (x, W, b, W_self, b_self)
-    )
-    n_relations = adj.n_relations
-    W = W.reshape(-1, n_relations, x.shape[1])
-    y = numpy.zeros((adj.n_rows, len(W)))
-    values = numpy.ones(adj.nnz) if adj.data is None else cuda.to_cpu(adj.data).astype('d')
-    entries = numpy.array(list(reference.entries(adj)), int).reshape(-1, 3)
-    entry, row, (node, relation) = *entries.T[:2], divmod(entries[:, 2], n_relations)
-    mapped = numpy.einsum('cek,ek->ec', W[:, relation], x[node])
-    if b is not None:
-        mapped += b.reshape(-1, n_relations)[:, relation].T
-    numpy.add.at(y, row, values[entry, None] * mapped)
-    if W_self is not None:
-        y += x @ W_self.T
-    return y if b_self is None else y + b_self
+def truth(adj, **given):
+    return reference.graph_linear(reference.matrices(adj), **given)
 
 
 # --- values ---

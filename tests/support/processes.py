@@ -52,14 +52,9 @@ def environment():
 
 def python(*words, cwd=None, status=0):
     """Run ``python WORDS`` in a fresh process, which imports this checkout; status None: any."""
-    done = subprocess.run(
-        [sys.executable, *map(str, words)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=environment(),
-    )
+    command = [sys.executable, *map(str, words)]
+    options = {'capture_output': True, 'text': True, 'timeout': 300, 'env': environment()}
+    done = subprocess.run(command, cwd=cwd, **options)
     assert status in (None, done.returncode), done.stdout + done.stderr
     return done
 
@@ -72,13 +67,9 @@ class Forks:
 
     def __init__(self, folder, *modules):
         self._files = [str(folder / name) for name in ('stdout', 'stderr')]
-        self._process = subprocess.Popen(
-            [sys.executable, '-c', _SERVER, *modules],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment(),
-        )
+        command, options = [sys.executable, '-c', _SERVER, *modules], {'text': True}
+        options.update(stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment())
+        self._process = subprocess.Popen(command, **options)
 
     def run(self, code, argv=('-c',), cwd='.'):
         """Run a program text; return its status and output (Done)."""
