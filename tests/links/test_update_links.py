@@ -1,7 +1,4 @@
-"""Update links alone: against Chainer Chemistry's in every layout, and what they refuse.
-
-The states of GGNN's are in test_ggnn_update.py.
-"""
+"""Update links alone: against Chainer Chemistry's in every layout, and what they refuse."""
 
 import functools
 
@@ -27,6 +24,13 @@ from tests.support.parity import randomised, sparse_link
 LINKS = [
     *(('RSGCNUpdate', 'normalised', (n, 4), {}) for n in (None, 6)),
     *(('RelGCNUpdate', 'relations', (n, n_out), {}) for n in (None, 6) for n_out in (4, 9)),
+    *(
+        ('GGNNUpdate', 'relations', (n,), options)
+        for n, options in (
+            *((None, {}), (6, {'hidden_channels': 6})),
+            (6, {'hidden_channels': 4, 'out_channels': 6}),
+        )
+    ),
     *(
         ('GINUpdate', 'counted', (n,), {'dropout_ratio': 0.0, **options})
         for n in (None, 6)
@@ -86,17 +90,21 @@ def test_update_link(device, name, kind, arguments, options):
         ]
     dense = sparse.upstream(*arguments, **options)
     dense(h, adj, *conditions)
-    expected = randomised(dense)(h, adj, *conditions).array
+    getattr(randomised(dense), 'reset_state', int)()
+    steps = [dense(h, adj, *conditions).array for _ in range(3)]
+    assert (steps[0] != steps[1]).all() == (name == 'GGNNUpdate')  # its state counts
     swapped, fresh = sparse_link(sparse, dense), sparse(*arguments, **options)
     for link in (swapped, fresh):
         link.to_device(device)
         for layout, shape in (('padded', (2, 5)), ('packed', (10,)), ('padded', (10,))):
             batch = BatchedCSR.from_matrices(list(adj), layout).to_device(device)
-            y = link(device.send(h.reshape(shape + (6,))), batch).array
-            assert y.shape == shape + expected.shape[-1:]
-            if link is swapped:
-                actual = cuda.to_cpu(y).reshape(expected.shape)
-                assert relative_error(actual, expected) < 1e-5
+            getattr(link, 'reset_state', int)()
+            for expected in steps:
+                y = link(device.send(h.reshape(shape + (6,))), batch).array
+                assert y.shape == shape + expected.shape[-1:]
+                if link is swapped:
+                    actual = cuda.to_cpu(y).reshape(expected.shape)
+                    assert relative_error(actual, expected) < 1e-5
         assert numbers(link) == numbers(dense)
         shapes = [[(path, p.shape) for path, p in each.namedparams()] for each in (link, dense)]
         assert shapes[0] == shapes[1]
@@ -141,6 +149,16 @@ def test_layers_of_gin_that_users_put_there(activation):
     with of_this_thread:
         link(h, BatchedCSR.from_matrices(list(adj), 'padded'))
     assert of_this_thread.calls == 4  # the link itself, too
+
+
+def test_state_of_another_batch():
+    link = links.GGNNUpdate()
+    adj, smaller = (BatchedCSR.from_matrices([numpy.ones((4, n, n), 'f')]) for n in (3, 2))
+    link(numpy.ones((3, 16), 'f'), adj)
+    with pytest.raises(ValueError, match=r'state: expected shape \(2, 16\), got \(3, 16\)'):
+        link(numpy.ones((2, 16), 'f'), smaller)
+    link.reset_state()
+    assert link(numpy.ones((2, 16), 'f'), smaller).shape == (2, 16)
 
 
 def test_swap_of_nfp_alone():
