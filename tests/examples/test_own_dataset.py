@@ -18,8 +18,8 @@ import chainer
 import numpy
 import pytest
 
-from tests.examples.scripts import arrays, command, environment, error_of, EXAMPLES, imported, rows
-from tests.examples.scripts import run_here
+from tests.examples.scripts import arrays, command, error_of, EXAMPLES, imported, rows, run_here
+from tests.support.processes import environment
 
 OWN = EXAMPLES / 'own_dataset'
 QUICK = '--unit-num 8 --conv-layers 2 --batchsize 16 --epoch 2'.split()
@@ -467,15 +467,10 @@ def test_pictures(common, monkeypatch):
     from common import pictures
 
     figures = []
-    monkeypatch.setattr(
-        'matplotlib.figure.Figure.savefig', lambda self, *_, **__: figures.append(self)
-    )
-    entry = {
-        'epoch': 1,
-        'main/loss': 1.0,
-        'validation/main/loss': 2,
-        'validation/main/roc_auc': 0.6,
-    }
+    save = lambda self, *_, **__: figures.append(self)  # NOQA: E731
+    monkeypatch.setattr('matplotlib.figure.Figure.savefig', save)
+    of_validation = {'validation/main/loss': 2, 'validation/main/roc_auc': 0.6}
+    entry = {'epoch': 1, 'main/loss': 1.0, **of_validation}
     panels = ('loss', 'cross entropy'), ('roc_auc', 'ROC-AUC')
     pictures.learning_curve([entry], 'path', 'title', panels)
     left, right = figures[0].axes
