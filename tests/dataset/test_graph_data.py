@@ -90,7 +90,7 @@ FAR = CooMatrix(numpy.ones(1, 'f'), numpy.array([0], 'i'), numpy.array([7], 'i')
     'data, options, message',
     [
         (broken(edge_index=numpy.zeros(4, 'i')), {}, r'edge_index: expected shape \(2, n_edges'),
-        (broken(edge_index=numpy.array([[0], [3]])), {}, 'edge_index: .* 3, the number of nodes, got 3'),
+        (broken(edge_index=numpy.array([[0], [3]])), {}, 'edge_index: .* number of nodes, got 3'),
         (broken(edge_index=numpy.array([[0], [-1]])), {}, 'edge_index: .* of at least 0 .* got -1'),
         (broken(edge_index=numpy.zeros((2, 1))), {}, 'edge_index: expected integers, got float64'),
         (broken(), {'n_edge_types': 2}, 'edge_attr: expected the types .* = 2, got None'),

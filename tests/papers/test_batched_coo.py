@@ -8,15 +8,11 @@ import pytest
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCOO, BatchedCSR
-from tests.support import BATCHES, batch_on, coo_batch_on, shuffled
+from tests.support import BATCHES, batch_on, coo_batch_on, device_of, shuffled
 
 INTEGERS = tuple('n_graphs n_rows n_cols nnz n_relations max_rows max_cols max_nnz'.split())
 INTEGERS += 'layout', 'max_atom_id'
 ARRAYS = ('ids', 'row_offsets', 'col_offsets', 'entry_offsets', 'data')
-
-
-def device_of(xp):
-    return '@numpy' if xp is numpy else '@cupy:0'
 
 
 def assert_same(a, b):

@@ -10,14 +10,10 @@ from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR, BatchedSELL
 from chainer_bspmm.sparse import validate
-from tests.support import BATCHES, batch_on
+from tests.support import BATCHES, batch_on, device_of
 
 SIZES = (1, 2, 7, 32, 64, 1000)
 ARRAYS = ('slice_starts', 'slice_rows', 'column', 'data', 'row_order', 'row_offsets', 'col_offsets')
-
-
-def device_of(xp):
-    return '@numpy' if xp is numpy else '@cupy:0'
 
 
 def assert_same_arrays(a, b, names):
@@ -47,16 +43,6 @@ def test_slices_by_hand(xp):
     }.items():
         numpy.testing.assert_array_equal(cuda.to_cpu(getattr(sell, name)), expected)
     assert (sell.n_slices, sell.padding_ratio, sell.max_slice_rows) == (3, 16 / 9, 3)
-
-
-def test_sorted_slices_by_hand():
-    sell = BatchedSELL(report_example(), 2, sort_rows=True)
-    numpy.testing.assert_array_equal(sell.row_order, [0, 1, 2, 3, 5, 4, 6])
-    numpy.testing.assert_array_equal(sell.slice_starts, [0, 4, 6, 12, 12])
-    numpy.testing.assert_array_equal(sell.column[6:], [4, -1, 5, -1, 6, -1])
-    numpy.testing.assert_array_equal(
-        BatchedSELL(report_example(), 1, True).data, [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    )
 
 
 @pytest.mark.parametrize('sort_rows', [False, True])

@@ -13,7 +13,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.sparse.relations import relation_rows, transposed_rows
-from tests.support import BATCHES, batch_on, random_matrix
+from tests.support import BATCHES, batch_on, device_of, random_matrix
 
 SIZES = [3, 1, 0, 5]
 
@@ -28,10 +28,6 @@ def padded(dense, n):
     for row, matrix in zip(out, dense):
         row[..., : matrix.shape[-1], : matrix.shape[-1]] = matrix
     return out
-
-
-def device_of(xp):
-    return '@numpy' if xp is numpy else '@cupy:0'
 
 
 @pytest.mark.parametrize('n_relations', [1, 3])

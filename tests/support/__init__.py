@@ -14,13 +14,6 @@ DTYPES = ('float16', 'float32', 'float64')
 # are float32, so only the result is rounded, by 2**-11 = 5e-4 of an element at worst.
 TOLERANCE = {'float16': 5e-4, 'float32': 1e-5, 'float64': 1e-14}
 
-WIDTHS = (1, 2, 3, 31, 33, 64, 1024)
-
-
-def widths_on(xp):
-    """Return the numbers of channels that kernels distinguish; fewer on a host: SciPy does not."""
-    return WIDTHS if xp is not numpy else (1, 3, 33)
-
 
 def draw_as_chainer(monkeypatch):
     """Let dropout on a host keep the elements that ``chainer.functions.dropout`` keeps."""
@@ -134,6 +127,11 @@ def batch_on(name, xp, dtype):
     """Return one of BATCHES in a dtype on a device."""
     adj = BATCHES[name].astype(dtype)
     return adj if xp is numpy else adj.to_device('@cupy:%d' % xp.cuda.Device().id)
+
+
+def device_of(xp):
+    """Return the name of the device of an array module."""
+    return '@numpy' if xp is numpy else '@cupy:0'
 
 
 def features(rng, xp, n_rows, n_channels, dtype):
