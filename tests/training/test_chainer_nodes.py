@@ -286,21 +286,6 @@ def test_one_launch_for_all_of_a_loss(xp, a_step, n_losses, lossfun, dtype):
     assert_alike(actual, expected, {'float16': 2e-3}.get(dtype, 1e-6))
 
 
-def test_two_errors_of_the_same_arrays(xp, a_step):
-    """The gradient that came along with one of them is not the other's."""
-    x, t = inputs_of(xp, [(5, 7)] * 2, 'float32')
-    t[1, 2] = numpy.nan
-    a_step.one = step_program.SeedGradient(chainer.backend.get_device_from_array(x))
-    scores = chainer.Variable(x)
-    with chainer_nodes.under_way(a_step):
-        losses = [masked_mean_squared_error(scores, t, ignore_nan=i) for i in (True, False)]
-        for loss, is_nan in zip(losses[::-1], (True, False)):
-            a_step.one.set(loss)
-            scores.cleargrad()
-            loss.backward()
-            assert bool(xp.isnan(scores.grad).any()) == is_nan
-
-
 def test_an_accuracy_that_is_asked_for_twice(xp, a_step):
     x, t = inputs_of(xp, [(5, 7)] * 2, 'float32')
     t = (t > 0).astype('i')
