@@ -212,15 +212,12 @@ def test_what_is_refused(place, product, a, b, error, message):
         getattr(gemm.Blas(), product)(place.put(a), place.put(b))
 
 
-def test_another_device_is_refused(host):
+def test_another_device_and_more_than_an_int_holds_are_refused(host):
     a = cublas_on_cpu.on_host(numpy.ones((2, 2)))
     b = a.copy()
     b.device_id = 1
     with pytest.raises(ValueError, match='b: expected on device 0, .* got on 1'):
         gemm.Blas().dot(a, b)
-
-
-def test_more_than_an_int_holds_is_refused(host):
     row = host.put(numpy.ones(1, 'f'))
     wide = numpy.lib.stride_tricks.as_strided(row, (1, 2**31), (0, 4), subok=True)
     with pytest.raises(ValueError, match=r'below 2\*\*31'):

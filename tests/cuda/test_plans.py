@@ -121,10 +121,22 @@ def test_csr_launch_evens_out_the_lanes():
         assert lanes * rows > BLOCK // 2
 
 
-def test_csr_launch_stays_within_the_grid():
+def test_launches_stay_within_the_grid():
+    """And numbers of rows within 32 bits."""
     launch = csr_launch(2**31 - 1, 1, 2**31 - 1, 1, 32)
     assert launch.grid[0] <= 2**31 - 1 and max(launch.grid[1:]) <= 65535
     assert launch.grid[1] * launch.grid[2] * launch.block[0] >= 2**31 - 1
+    sizes = 2**31 - 1, 2**31 - 1 - 2**16, 2**31 - 1, 1
+    for launch in (*reduce_launches(*sizes, 4), broadcast_launch(*sizes)):
+        assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
+        # The kernel's chunks are numbered and multiplied in 32 bits.
+        *_, chunk, n_chunks = map(int, launch.arguments[:5])
+        assert (n_chunks - 1) * chunk < 2**31
+    most = 2**31 - 1
+    for launch in (softmax_launch(most, most, most, 1), film_launch(most, most, 1, 2)):
+        assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
+    sums = sum_pieces_launch(2, 32 * MAX_GRID_Y + 1, 64)
+    assert sums.grid == (1, MAX_GRID_Y, 2)
 
 
 def test_offsets_are_as_wide_as_they_need_to_be():
@@ -261,15 +273,6 @@ def test_segment_lanes(n_rows, n_segments, n_vectors, lanes, units):
     assert launch.block[1:] == (lanes, units)
 
 
-def test_segment_launch_stays_within_the_grid():
-    sizes = 2**31 - 1, 2**31 - 1 - 2**16, 2**31 - 1, 1
-    for launch in (*reduce_launches(*sizes, 4), broadcast_launch(*sizes)):
-        assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
-        # The kernel's chunks are numbered and multiplied in 32 bits.
-        *_, chunk, n_chunks = map(int, launch.arguments[:5])
-        assert (n_chunks - 1) * chunk < 2**31
-
-
 def test_fewer_loads_in_flight_in_large_blocks():
     eight, four = ((2304, 128, 64), (81920, 4096, 64)), ((5000, 100, 512), (10**6, 1, 64))
     for (n_rows, n_segments, n_channels), ahead in zip(eight + four, (8, 8, 4, 4)):
@@ -314,12 +317,6 @@ def test_softmax_and_film_launches_cover_everything_once(n_units, n_vectors, wid
         assert BLOCK // 2 < columns * units <= BLOCK
         assert launch.grid[0] * units >= max(n_units, 1) > (launch.grid[0] - 1) * units
         assert launch.grid[1] * columns >= n_vectors > (launch.grid[1] - 1) * columns
-
-
-def test_softmax_and_film_launches_stay_within_the_grid():
-    most = 2**31 - 1
-    for launch in (softmax_launch(most, most, most, 1), film_launch(most, most, 1, 2)):
-        assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
 
 
 # --- dropout ---
@@ -521,11 +518,6 @@ def test_loss_grad_launch():
 )
 def test_piece_length(n_nodes, nnz, longest, n_vectors, piece):
     assert piece_length(n_nodes, n_nodes, nnz, longest, n_vectors, H200) == piece
-
-
-def test_sums_of_wide_features_have_a_grid():
-    sums = sum_pieces_launch(2, 32 * MAX_GRID_Y + 1, 64)
-    assert sums.grid == (1, MAX_GRID_Y, 2)
 
 
 @pytest.mark.parametrize('nnz', [1, 64, 65, 1000])

@@ -389,12 +389,9 @@ def test_without_rdkit(tmp_path):
     assert printed.startswith('12 (3, 2)\npreprocessor: SMILES need RDKit: pip install rdkit')
 
 
-def test_batch_without_examples():
+def test_batches_of_no_example_or_of_too_many_columns():
     with pytest.raises(ValueError, match='batch: expected at least one example, got none'):
         concat_mols(to_sparse(molecules())[:0])
-
-
-def test_too_many_columns_for_one_batch():
     sparse = to_sparse(molecules((3,)))
     sparse.molecules.n_relations = 2**30
     with pytest.raises(ValueError, match='nodes times relations: expected at most'):

@@ -23,20 +23,17 @@ H = numpy.array([[1.0, -4.0], [2.0, -3.0], [-5.0, 6.0]], 'f')
 
 
 @pytest.mark.parametrize(
-    'mode, expected',
+    'mode, activation, expected',
     [
-        ('sum', [[3, -7], [-5, 6]]),
-        ('max', [[2, -3], [-5, 6]]),
-        ('summax', [[3, -7, 2, -3], [-5, 6, -5, 6]]),
+        ('sum', None, [[3, -7], [-5, 6]]),
+        ('sum', chainer.functions.relu, [[3, 0], [0, 6]]),  # which comes first
+        ('max', None, [[2, -3], [-5, 6]]),
+        ('summax', None, [[3, -7, 2, -3], [-5, 6, -5, 6]]),
     ],
 )
-def test_modes(mode, expected):
-    numpy.testing.assert_array_equal(GeneralReadout(mode)(H, OF_TWO).array, expected)
-
-
-def test_activation_comes_first():
-    y = GeneralReadout('sum', activation=chainer.functions.relu)(H, OF_TWO)
-    numpy.testing.assert_array_equal(y.array, [[3, 0], [0, 6]])
+def test_modes(mode, activation, expected):
+    y = GeneralReadout(mode, activation=activation)(H, OF_TWO)
+    numpy.testing.assert_array_equal(y.array, expected)
 
 
 def test_unknown_mode():

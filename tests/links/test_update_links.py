@@ -188,17 +188,14 @@ def test_folded(xp, make):
     check_against_padded(lambda adj, h: link(h, adj), xp, 2, 3)
 
 
-def test_a_node_without_neighbours_gets_the_bias_of_the_norm():
+def test_a_node_without_neighbours():
+    """It gets the bias of the norm, or the mean: of its atoms if packed, of all slots if padded."""
     link = links.GNNFiLMUpdate(3, 2)
     adj = BatchedCSR.from_matrices([numpy.zeros((2, 2, 2), 'f')])
     h = numpy.ones((2, 3), 'f')
     link(h, adj)
     link.norm_layer.beta.array[...] = [1, 2, 3]
     numpy.testing.assert_array_equal(link(h, adj).array, [[1, 2, 3]] * 2)
-
-
-def test_a_node_without_neighbours_gets_the_mean_of_its_graph():
-    """The mean is over its atoms in packed layout, over all slots in padded layout."""
     h = inputs()[0][:1, :4]
     link = links.RelGATUpdate(6, 5, n_heads=1, n_edge_types=1)
     m = functions.linear(h[0], link.message_layer.W).array

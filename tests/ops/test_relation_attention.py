@@ -204,7 +204,8 @@ def test_dropout_of_uniform_weights_one_by_one(xp, within, layout):
     W = numpy.zeros((1, 2 * n_rows * n_relations))
     given = numpy.tile(slots, (n_graphs, 1)), W, numpy.zeros(1)
     options = {'within': within, 'dropout_ratio': ratio}
-    y = relation_attention(adj, *map(xp.asarray, given), 1, **options).array
+    m, W, b = map(xp.asarray, given)
+    y = relation_attention(adj, m, W, b, 1, **options).array
     weights = cuda.to_cpu(y).reshape(n_graphs, n_rows, n_rows, n_relations)
     kept = weights > 0
     counts = numpy.ones((n_rows, 1))

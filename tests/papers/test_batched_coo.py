@@ -81,15 +81,12 @@ def test_from_raw_arrays(xp):
     assert empty.to_csr().n_graphs == 0
 
 
-def test_columns_follow_from_relations():
+def test_columns_follow_from_relations_and_ids_lie_in_any_order():
     adj = BatchedCOO(numpy.array([[1, 5]]), numpy.array([0, 2]), numpy.array([0, 1]), n_relations=3)
     assert adj.n_cols == adj.max_cols == 6 and adj.data is None and adj.dtype is None
     numpy.testing.assert_array_equal(
         adj.to_dense(), [[[[0, 0], [0, 0]], [[0, 0], [0, 0]], [[0, 0], [0, 1]]]]
     )
-
-
-def test_input_arrays_in_any_memory_order():
     ids = numpy.array([[0, 1], [1, 0], [1, 1]])
     for given in (numpy.asfortranarray(ids), ids[::-1], ids.astype('>i8')):
         adj = BatchedCOO(given, numpy.array([0, 2]), numpy.array([0, 3]))

@@ -164,13 +164,10 @@ def test_pickle():
     assert_same_arrays(again.T, sell.T, ARRAYS)
 
 
-def test_no_graphs():
+def test_no_graphs_and_a_size_beyond_64_bits():
     sell = BatchedSELL(BatchedCSR(numpy.array([0]), numpy.array([], 'i'), numpy.array([0])))
     assert (sell.n_slices, sell.column.size, sell.max_slice_rows) == (0, 0, 0)
     assert sell.to_csr().shape == (0, 0)
-
-
-def test_size_beyond_64_bits():
     assert BatchedSELL(report_example(), 10**30).n_slices == 2
 
 

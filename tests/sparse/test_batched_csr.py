@@ -103,20 +103,14 @@ def test_from_raw_arrays(xp):
     assert (empty.n_graphs, empty.n_rows, empty.nnz, empty.max_rows) == (0, 0, 0, 0)
 
 
-def test_value_dtype():
+def test_values_that_are_stored():
     matrix = numpy.array([[2, 0], [1, 3]])
     for given, expected in {'e': 'e', 'f': 'f', 'd': 'd', 'int64': 'f', '?': None}.items():
         adj = BatchedCSR.from_matrices([matrix.astype(given)])
         assert adj.dtype == (expected and numpy.dtype(expected)) and adj.nnz == 3
-
-
-def test_ones_are_implicit():
     adj = BatchedCSR.from_matrices(matrices(ones=True))
     assert adj.data is None and adj.dtype is None and adj.astype('float16') is adj
     assert adj.to_dense().dtype == numpy.float32
-
-
-def test_nan_is_a_value():
     adj = BatchedCSR.from_matrices([numpy.array([[0.0, numpy.nan], [1.0, 0.0]])])
     assert adj.nnz == 2 and numpy.isnan(adj.data[0]) and not adj.is_symmetric
 

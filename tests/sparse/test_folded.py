@@ -62,22 +62,19 @@ def test_from_matrices(xp, n_relations, padded_to):
         assert not matrix[..., n:, :].any() and not matrix[..., n:].any()
 
 
-def test_only_empty_graphs():
+def test_other_layouts_have_no_weights_and_empty_graphs_have_some():
     adj = BatchedCSR.from_matrices([numpy.zeros((0, 0))] * 2, 'folded')
     assert (adj.n_rows, adj.nnz, list(adj.row_weights)) == (2, 0, [0, 0])
     adj = BatchedCSR.from_matrices([numpy.zeros((0, 0))] * 2, 'folded', padded_to=4)
     assert list(adj.row_weights) == [4, 4]
+    for layout in ('packed', 'padded'):
+        adj = BatchedCSR.from_matrices(matrices(), layout)
+        assert adj.row_weights is None and adj.padded_to is None
 
 
 def test_symmetry_is_found():
     assert folded(symmetric=True).is_symmetric and folded(symmetric=True).T.row_weights is not None
     assert not folded().is_symmetric
-
-
-def test_other_layouts_have_no_weights():
-    for layout in ('packed', 'padded'):
-        adj = BatchedCSR.from_matrices(matrices(), layout)
-        assert adj.row_weights is None and adj.padded_to is None
 
 
 @pytest.mark.parametrize('padded_to', [None, 9])

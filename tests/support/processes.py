@@ -52,9 +52,14 @@ def environment():
 
 def python(*words, cwd=None, status=0):
     """Run ``python WORDS`` in a fresh process, which imports this checkout; status None: any."""
-    command = [sys.executable, *map(str, words)]
-    options = {'capture_output': True, 'text': True, 'timeout': 300, 'env': environment()}
-    done = subprocess.run(command, cwd=cwd, **options)
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment(),
+    )
     assert status in (None, done.returncode), done.stdout + done.stderr
     return done
 
@@ -67,9 +72,13 @@ class Forks:
 
     def __init__(self, folder, *modules):
         self._files = [str(folder / name) for name in ('stdout', 'stderr')]
-        command, options = [sys.executable, '-c', _SERVER, *modules], {'text': True}
-        options.update(stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment())
-        self._process = subprocess.Popen(command, **options)
+        self._process = subprocess.Popen(
+            [sys.executable, '-c', _SERVER, *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
 
     def run(self, code, argv=('-c',), cwd='.'):
         """Run a program text; return its status and output (Done)."""

@@ -40,10 +40,16 @@ SETTINGS = {
 
 def mpirun(n_ranks, *words, status=0, cwd=None, stdin=None, timeout=100):
     """Run a Python command line on several ranks; status None: any but 0."""
-    command = [MPIRUN, '-n', str(n_ranks), sys.executable, *map(str, words)]
-    options = {'stdin': stdin or subprocess.DEVNULL, 'capture_output': True, 'text': True}
-    options.update(env={**environment(), **SETTINGS}, errors='replace', timeout=timeout)
-    done = subprocess.run(command, cwd=cwd, **options)
+    done = subprocess.run(
+        [MPIRUN, '-n', str(n_ranks), sys.executable, *map(str, words)],
+        cwd=cwd,
+        env={**environment(), **SETTINGS},
+        stdin=stdin or subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors='replace',
+        timeout=timeout,
+    )
     is_expected = done.returncode == status if status is not None else done.returncode
     assert is_expected, done.stdout + done.stderr
     return done

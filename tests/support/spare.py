@@ -13,9 +13,12 @@ def buffers_for(adj, spare_rows, spare_nnz, n_labels=0):
     """Return NumPy buffers full of what must not be read."""
     n_rows, nnz = adj.n_rows + spare_rows, adj.nnz + spare_nnz
     return Buffers(
-        *(numpy.full(size, 2**30, 'i') for size in (n_rows, n_rows + 1, nnz)),
+        numpy.full(n_rows, 2**30, 'i'),
+        numpy.full(n_rows + 1, 2**30, 'i'),
+        numpy.full(nnz, 2**30, 'i'),
         None if adj.data is None else numpy.full(nnz, numpy.nan, adj.data.dtype),
-        *(numpy.full(adj.n_graphs + 1, -1, 'i') for _ in range(2)),
+        numpy.full(adj.n_graphs + 1, -1, 'i'),
+        numpy.full(adj.n_graphs + 1, -1, 'i'),
         None if adj.row_weights is None else numpy.full(n_rows, numpy.nan, 'f'),
         [numpy.full((adj.n_graphs, 2), numpy.nan) for _ in range(n_labels)],
     )

@@ -157,18 +157,9 @@ DTYPES = {'float64': numpy.dtype('d'), 'mixed16': chainer.mixed16}
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
-def test_a_dtype(device, monkeypatch, no_causes, dtype):
-    check_dtype(device, monkeypatch, parity.DEFAULTS['GGNN'], 'folded', DTYPES[dtype])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('dtype', DTYPES)
-@cases(parity.DEFAULTS.values())
+@cases(parity.DEFAULTS.values(), quick=('folded',), without='^(?!GGNN$)')
 def test_dtypes(device, monkeypatch, no_causes, case, layout, dtype):
-    check_dtype(device, monkeypatch, case, layout, DTYPES[dtype])
-
-
-def check_dtype(device, monkeypatch, case, layout, dtype):
+    dtype = DTYPES[dtype]
     with chainer.using_config('dtype', dtype):
         in_dtype = chainer.get_dtype(dtype)
         examples = [
