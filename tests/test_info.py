@@ -23,10 +23,7 @@ def test_command_prints_versions_and_the_self_test(tmp_path, monkeypatch):
         'numpy              %s\n' % numpy.__version__,
         'Python ',
         'chainer            %s\n' % chainer.__version__,
-        'chainer-chemistry  0.7.1',
-        '  OMP_NUM_THREADS=1\n',
-        'GPU:\n',
-        'Self-test on @numpy',
+        *('chainer-chemistry  0.7.1', '  OMP_NUM_THREADS=1\n', 'GPU:\n', 'Self-test on @numpy'),
         'All is well.',
     ):
         assert part in done.stdout

@@ -37,18 +37,8 @@ from chainer_chemistry.training.extensions.prc_auc_evaluator import (  # noqa: E
 )
 from chainer_chemistry.utils import run_train  # noqa: E402
 
-SMILES = [
-    'CCO',
-    'c1ccccc1O',
-    'CC(=O)O',
-    'CCN(CC)CC',
-    'C1CCCCC1',
-    'CC#N',
-    'O=C(O)c1ccccc1',
-    'CCCl',
-    'OCC(O)CO',
-    'Cc1ccccc1',
-]
+SMILES = 'CCO c1ccccc1O CC(=O)O CCN(CC)CC C1CCCCC1 CC#N O=C(O)c1ccccc1 CCCl OCC(O)CO'.split()
+SMILES += ['Cc1ccccc1']
 
 
 @pytest.fixture(autouse=True)
@@ -88,9 +78,8 @@ def module_of_a_checkout(package, name, text, tmp_path, monkeypatch):
 
 def test_network_graphs_of_a_checkout_read_int(tmp_path, monkeypatch):
     text = 'import numpy\n\n\ndef ids(values):\n    return numpy.array(values, dtype=numpy.int)\n'
-    with module_of_a_checkout(
-        dataset, 'networkx_preprocessors.base_networkx', text, tmp_path, monkeypatch
-    ) as module:
+    name = 'networkx_preprocessors.base_networkx'
+    with module_of_a_checkout(dataset, name, text, tmp_path, monkeypatch) as module:
         assert module.ids([1, 2]).tolist() == [1, 2]
 
 
@@ -114,9 +103,7 @@ def test_reddit_of_a_checkout_reads_sparse_matrices(tmp_path, monkeypatch):
 )
 def test_network_graphs_that_the_wheel_lacks(name):
     missing = name.rpartition('.')[0]
-    message = (
-        "No module named '%s': the wheel .* Clone https://github.com/chainer/chainer-chemistry"
-    )
+    message = "'%s': the wheel .* Clone https://github.com/chainer/chainer-chemistry"
     with pytest.raises(ModuleNotFoundError, match=message % missing) as caught:
         importlib.import_module(name)
     assert caught.value.name == missing
@@ -212,18 +199,11 @@ def test_windows_of_occlusion_have_several_elements():
     from chainer_chemistry.saliency.calculator.occlusion_calculator import OcclusionCalculator
 
     weights = numpy.array([[1, 2, 4], [8, 16, 32]], 'f')
-    calculator = OcclusionCalculator(
-        chainer.Chain(),
-        eval_fun=lambda x: chainer.functions.sum(x * weights, axis=(1, 2)),
-        device=-1,
-        slide_axis=(1, 2),
-        size=2,
-    )
-    found = calculator.compute(
-        [numpy.ones((2, 3), 'f')] * 2,
-        converter=chainer.dataset.concat_examples,
-        show_progress=False,
-    )
+    summed = lambda x: chainer.functions.sum(x * weights, axis=(1, 2))  # NOQA: E731
+    options = {'eval_fun': summed, 'device': -1, 'slide_axis': (1, 2), 'size': 2}
+    calculator = OcclusionCalculator(chainer.Chain(), **options)
+    batch, converter = [numpy.ones((2, 3), 'f')] * 2, chainer.dataset.concat_examples
+    found = calculator.compute(batch, converter=converter, show_progress=False)
     # Two windows, whose sums are 27 and 54; the column in the middle is in both.
     expected = numpy.array([[27, 81, 54]] * 2)
     numpy.testing.assert_array_equal(found, [[expected, expected]])
@@ -235,15 +215,9 @@ def test_windows_of_occlusion_have_several_elements():
 @pytest.mark.parametrize('name', sorted(split_method_dict))
 def test_splitters_give_a_partition(name):
     dataset = make_dataset('rsgcn', numpy.int32)
-    parts = split_method_dict[name]().train_valid_test_split(
-        dataset,
-        smiles_list=SMILES,
-        time_list=list(range(10)),
-        seed=0,
-        frac_train=0.6,
-        frac_valid=0.2,
-        frac_test=0.2,
-    )
+    options = {'smiles_list': SMILES, 'time_list': list(range(10)), 'seed': 0}
+    options.update(frac_train=0.6, frac_valid=0.2, frac_test=0.2)
+    parts = split_method_dict[name]().train_valid_test_split(dataset, **options)
     assert sorted(numpy.concatenate(parts).tolist()) == list(range(10))
     if 'scaffold' not in name:
         assert [len(part) for part in parts] == [6, 2, 2]
@@ -285,15 +259,11 @@ def test_cwle():
 def test_cgcnn_converter():
     from chainer_chemistry.dataset.converters import cgcnn_converter
 
+    shapes = (2,), (3, 4), (3,)
     batch = [
-        (
-            numpy.ones((n, 2), 'f'),
-            numpy.ones((n, 3, 4), 'f'),
-            numpy.zeros((n, 3), 'i'),
-            numpy.zeros(1, 'f'),
-        )
-        for n in (2, 3)
+        [numpy.ones((n, *shape), dtype) for shape, dtype in zip(shapes, 'ffi')] for n in (2, 3)
     ]
+    batch = [(a, b, 0 * c, numpy.zeros(1, 'f')) for a, b, c in batch]
     indices = cgcnn_converter(batch, device=chainer.get_device(-1))[2]
     assert [part.tolist() for part in indices] == [[0, 1], [2, 3, 4]]
 
@@ -436,17 +406,9 @@ def test_train_resume_predict(tmp_path, method):
             set_up_predictor(method, 4, 1, 2), metrics_fun={'mae': functions.mean_absolute_error}
         )
         snapshot = chainer.training.extensions.snapshot(filename='snapshot')
-        run_train(
-            model,
-            dataset,
-            dataset,
-            batch_size=5,
-            epoch=epoch,
-            out=str(tmp_path),
-            converter=concat_mols,
-            extensions_list=[snapshot],
-            resume_path=resume,
-        )
+        options = {'epoch': epoch, 'resume_path': resume, 'extensions_list': [snapshot]}
+        options.update(batch_size=5, out=str(tmp_path), converter=concat_mols)
+        run_train(model, dataset, dataset, **options)
         return model
 
     run(1)

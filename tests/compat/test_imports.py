@@ -22,12 +22,7 @@ _HIDE = """
 # What upstream imports of others; the programs import upstream itself. None of these has imported
 # pkg_resources, setuptools or distutils.
 OTHERS = (
-    'joblib',
-    'numpy.testing',
-    'pandas',
-    'rdkit.Chem.AllChem',
-    'scipy.sparse',
-    'sklearn.metrics',
+    *('joblib', 'numpy.testing', 'pandas', 'rdkit.Chem.AllChem', 'scipy.sparse', 'sklearn.metrics'),
     'tqdm',
 )
 
@@ -105,13 +100,7 @@ def test_heavy_packages_are_imported_when_they_are_used():
         print(megnet_preprocessor.AllChem.AddHs is AllChem.AddHs, megnet_preprocessor.Chem.__name__)
     """)
     assert printed.splitlines() == [
-        'True',
-        '[]',
-        '1.0 1.0',
-        '[0.0]',
-        '-1.838',
-        'True',
-        'True rdkit.Chem',
+        *('True', '[]', '1.0 1.0', '[0.0]', '-1.838', 'True', 'True rdkit.Chem')
     ]
 
 

@@ -145,14 +145,8 @@ def test_vectors(place, dtype):
 @pytest.mark.parametrize(
     'a, b',
     [
-        ((0, 7), (7, 3)),
-        ((5, 0), (0, 3)),
-        ((5, 7), (7, 0)),
-        ((0, 0), (0, 0)),
-        ((0,), (0,)),
-        ((2, 5, 0), (2, 0, 3)),
-        ((0, 5, 7), (0, 7, 3)),
-        ((0, 5, 7), (7, 3)),
+        *(((0, 7), (7, 3)), ((5, 0), (0, 3)), ((5, 7), (7, 0)), ((0, 0), (0, 0)), ((0,), (0,))),
+        *(((2, 5, 0), (2, 0, 3)), ((0, 5, 7), (0, 7, 3)), ((0, 5, 7), (7, 3))),
         ((2, 0, 7), (1, 7, 3)),
     ],
 )
@@ -175,9 +169,7 @@ def test_mixed_dtypes(place, dtypes):
 @pytest.mark.parametrize(
     'a, b',
     [
-        ((4, 5, 7), (4, 7, 3)),
-        ((1, 5, 7), (1, 7, 3)),
-        ((4, 1, 7), (4, 7, 1)),
+        *(((4, 5, 7), (4, 7, 3)), ((1, 5, 7), (1, 7, 3)), ((4, 1, 7), (4, 7, 1))),
         ((4, 5, 1), (4, 1, 3)),
     ],
 )
@@ -192,15 +184,9 @@ def test_stacks(place, a, b, dtype):
 @pytest.mark.parametrize(
     'a, b',
     [
-        ((5, 7), (4, 7, 3)),
-        ((4, 5, 7), (7, 3)),
-        ((1, 5, 7), (4, 7, 3)),
-        ((4, 5, 7), (1, 7, 3)),
-        ((2, 4, 5, 7), (4, 7, 3)),
-        ((2, 1, 5, 7), (1, 4, 7, 3)),
-        ((7,), (4, 7, 3)),
-        ((4, 5, 7), (7,)),
-        ((2, 4, 5, 7), (7,)),
+        *(((5, 7), (4, 7, 3)), ((4, 5, 7), (7, 3)), ((1, 5, 7), (4, 7, 3)), ((4, 5, 7), (1, 7, 3))),
+        *(((2, 4, 5, 7), (4, 7, 3)), ((2, 1, 5, 7), (1, 4, 7, 3)), ((7,), (4, 7, 3))),
+        *(((4, 5, 7), (7,)), ((2, 4, 5, 7), (7,))),
     ],
 )
 def test_broadcast_stacks(place, a, b, dtype):
@@ -226,15 +212,12 @@ def test_what_is_refused(place, product, a, b, error, message):
         getattr(gemm.Blas(), product)(place.put(a), place.put(b))
 
 
-def test_another_device_is_refused(host):
+def test_another_device_and_more_than_an_int_holds_are_refused(host):
     a = cublas_on_cpu.on_host(numpy.ones((2, 2)))
     b = a.copy()
     b.device_id = 1
     with pytest.raises(ValueError, match='b: expected on device 0, .* got on 1'):
         gemm.Blas().dot(a, b)
-
-
-def test_more_than_an_int_holds_is_refused(host):
     row = host.put(numpy.ones(1, 'f'))
     wide = numpy.lib.stride_tricks.as_strided(row, (1, 2**31), (0, 4), subok=True)
     with pytest.raises(ValueError, match=r'below 2\*\*31'):
@@ -294,8 +277,7 @@ def test_unknown_errors_have_numbers(host):
 @pytest.mark.parametrize(
     'told, single, double',
     [
-        (0, gemm.COMPUTE_32F, gemm.COMPUTE_64F),
-        (1, gemm.COMPUTE_32F, gemm.COMPUTE_64F),
+        *((told, gemm.COMPUTE_32F, gemm.COMPUTE_64F) for told in (0, 1)),
         (2, gemm.COMPUTE_32F_PEDANTIC, gemm.COMPUTE_64F_PEDANTIC),
         (7, gemm.COMPUTE_32F_FAST_TF32, gemm.COMPUTE_64F),
     ],

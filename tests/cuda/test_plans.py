@@ -121,10 +121,22 @@ def test_csr_launch_evens_out_the_lanes():
         assert lanes * rows > BLOCK // 2
 
 
-def test_csr_launch_stays_within_the_grid():
+def test_launches_stay_within_the_grid():
+    """And numbers of rows within 32 bits."""
     launch = csr_launch(2**31 - 1, 1, 2**31 - 1, 1, 32)
     assert launch.grid[0] <= 2**31 - 1 and max(launch.grid[1:]) <= 65535
     assert launch.grid[1] * launch.grid[2] * launch.block[0] >= 2**31 - 1
+    sizes = 2**31 - 1, 2**31 - 1 - 2**16, 2**31 - 1, 1
+    for launch in (*reduce_launches(*sizes, 4), broadcast_launch(*sizes)):
+        assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
+        # The kernel's chunks are numbered and multiplied in 32 bits.
+        *_, chunk, n_chunks = map(int, launch.arguments[:5])
+        assert (n_chunks - 1) * chunk < 2**31
+    most = 2**31 - 1
+    for launch in (softmax_launch(most, most, most, 1), film_launch(most, most, 1, 2)):
+        assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
+    sums = sum_pieces_launch(2, 32 * MAX_GRID_Y + 1, 64)
+    assert sums.grid == (1, MAX_GRID_Y, 2)
 
 
 def test_offsets_are_as_wide_as_they_need_to_be():
@@ -242,12 +254,9 @@ def test_broadcast_launch_covers_everything_once(n_rows, n_segments, n_vectors, 
 
 def test_two_steps_only_where_a_segment_may_be_long():
     most = MIN_CHUNK
-    for n_rows, max_rows, has_long in (
-        (most, None, False),
-        (most + 1, None, True),
-        (10 * most, most, False),
-        (10 * most, most + 1, True),
-    ):
+    short, long = [(most, None), (10 * most, most)], [(most + 1, None), (10 * most, most + 1)]
+    for n_rows, max_rows in short + long:
+        has_long = (n_rows, max_rows) in long
         assert len(reduce_launches(n_rows, 9, 64, 4, 4, max_rows)) == 1 + has_long
         assert broadcast_launch(n_rows, 9, 64, 4, max_rows).arguments[-1] == has_long
 
@@ -255,13 +264,8 @@ def test_two_steps_only_where_a_segment_may_be_long():
 @pytest.mark.parametrize(
     'n_rows, n_segments, n_vectors, lanes, units',
     [
-        (128 * 18, 128, 16, 4, 1),
-        (100 * 50, 100, 32, 8, 1),
-        (10**6, 1, 16, 16, 1),
-        (10**6, 1, 1, 256, 1),
-        (100, 100, 1, 1, 64),
-        (100, 100, 3, 1, 21),
-        (10**6, 1, 33, 8, 1),
+        *((128 * 18, 128, 16, 4, 1), (100 * 50, 100, 32, 8, 1), (10**6, 1, 16, 16, 1)),
+        *((10**6, 1, 1, 256, 1), (100, 100, 1, 1, 64), (100, 100, 3, 1, 21), (10**6, 1, 33, 8, 1)),
     ],
 )
 def test_segment_lanes(n_rows, n_segments, n_vectors, lanes, units):
@@ -269,22 +273,9 @@ def test_segment_lanes(n_rows, n_segments, n_vectors, lanes, units):
     assert launch.block[1:] == (lanes, units)
 
 
-def test_segment_launch_stays_within_the_grid():
-    sizes = 2**31 - 1, 2**31 - 1 - 2**16, 2**31 - 1, 1
-    for launch in (*reduce_launches(*sizes, 4), broadcast_launch(*sizes)):
-        assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
-        # The kernel's chunks are numbered and multiplied in 32 bits.
-        *_, chunk, n_chunks = map(int, launch.arguments[:5])
-        assert (n_chunks - 1) * chunk < 2**31
-
-
 def test_fewer_loads_in_flight_in_large_blocks():
-    for n_rows, n_segments, n_channels, ahead in (
-        (128 * 18, 128, 64, 8),
-        (4096 * 20, 4096, 64, 8),
-        (100 * 50, 100, 512, 4),
-        (10**6, 1, 64, 4),
-    ):
+    eight, four = ((2304, 128, 64), (81920, 4096, 64)), ((5000, 100, 512), (10**6, 1, 64))
+    for (n_rows, n_segments, n_channels), ahead in zip(eight + four, (8, 8, 4, 4)):
         for launch in reduce_launches(n_rows, n_segments, n_channels, 4, 4):
             assert dict(launch.defines)['AHEAD'] == ahead
 
@@ -295,15 +286,8 @@ def test_fewer_loads_in_flight_in_large_blocks():
 @pytest.mark.parametrize(
     'n_graphs, max_cols, max_nnz, warps',
     [
-        (128, 30, 70, 1),
-        (1, 0, 0, 1),
-        (3, 50, 150, 2),
-        (1, 1000, 3000, 8),
-        (1, 4000, 8000, 1),
-        (1, 4001, 8032, None),
-        (1, 0, 12033, None),
-        (0, 0, 0, None),
-        (1, 100, 6000, 32),
+        *((128, 30, 70, 1), (1, 0, 0, 1), (3, 50, 150, 2), (1, 1000, 3000, 8), (1, 4000, 8000, 1)),
+        *((1, 4001, 8032, None), (1, 0, 12033, None), (0, 0, 0, None), (1, 100, 6000, 32)),
     ],
 )
 def test_transpose_launch(n_graphs, max_cols, max_nnz, warps):
@@ -333,12 +317,6 @@ def test_softmax_and_film_launches_cover_everything_once(n_units, n_vectors, wid
         assert BLOCK // 2 < columns * units <= BLOCK
         assert launch.grid[0] * units >= max(n_units, 1) > (launch.grid[0] - 1) * units
         assert launch.grid[1] * columns >= n_vectors > (launch.grid[1] - 1) * columns
-
-
-def test_softmax_and_film_launches_stay_within_the_grid():
-    most = 2**31 - 1
-    for launch in (softmax_launch(most, most, most, 1), film_launch(most, most, 1, 2)):
-        assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
 
 
 # --- dropout ---
@@ -540,11 +518,6 @@ def test_loss_grad_launch():
 )
 def test_piece_length(n_nodes, nnz, longest, n_vectors, piece):
     assert piece_length(n_nodes, n_nodes, nnz, longest, n_vectors, H200) == piece
-
-
-def test_sums_of_wide_features_have_a_grid():
-    sums = sum_pieces_launch(2, 32 * MAX_GRID_Y + 1, 64)
-    assert sums.grid == (1, MAX_GRID_Y, 2)
 
 
 @pytest.mark.parametrize('nnz', [1, 64, 65, 1000])

@@ -76,15 +76,9 @@ def test_parsed_again_where_anything_differs(folder, parsed, monkeypatch):
     cls = preprocess_method_dict['rsgcn']
     changed = [*SMILES[:-1], 'CCCCN']
     cases = [
-        (SMILES, 'rsgcn'),
-        (changed, 'rsgcn'),
-        (SMILES[::-1], 'rsgcn'),
-        (SMILES[:-1], 'rsgcn'),
-        (SMILES, 'nfp'),
-        (SMILES, cls(add_Hs=True)),
-        (SMILES, cls(max_atoms=5)),
-        (['CC', 'C'], 'rsgcn'),
-        (['C', 'CC'], 'rsgcn'),
+        *((SMILES, 'rsgcn'), (changed, 'rsgcn'), (SMILES[::-1], 'rsgcn'), (SMILES[:-1], 'rsgcn')),
+        *((SMILES, 'nfp'), (SMILES, cls(add_Hs=True)), (SMILES, cls(max_atoms=5))),
+        *((['CC', 'C'], 'rsgcn'), (['C', 'CC'], 'rsgcn')),
     ]
     for n, (smiles, method) in enumerate(cases, 1):
         for _ in range(2):
@@ -93,11 +87,8 @@ def test_parsed_again_where_anything_differs(folder, parsed, monkeypatch):
     parsed.clear()
     from_smiles(SMILES, cls(), cache=True)  # the same as 'rsgcn'
     assert not parsed
-    for owner, name in (
-        (chainer_chemistry, '__version__'),
-        (rdkit, '__version__'),
-        (cache, '_own_version'),
-    ):
+    versions = [(of, '__version__') for of in (chainer_chemistry, rdkit)]
+    for owner, name in (*versions, (cache, '_own_version')):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, lambda: 'another')
             from_smiles(SMILES, 'rsgcn', cache=True)

@@ -98,13 +98,8 @@ def test_kinds_of_data_set(sizes):
             arrays.append(numpy.empty(len(column), object))
             arrays[-1][:] = column
     data_set = NumpyTupleDataset(*arrays)
-    for batch in (
-        examples,
-        data_set,
-        data_set[:],
-        SubDataset(data_set, 0, 3),
-        SubDataset(examples, 0, 3),
-    ):
+    parts = SubDataset(data_set, 0, 3), SubDataset(examples, 0, 3)
+    for batch in (examples, data_set, data_set[:], *parts):
         check(concat_mols(batch), examples)
     check(concat_mols(SubDataset(data_set, 1, 3)), examples[1:])
 
@@ -211,60 +206,51 @@ ATOMS, ADJ = numpy.array([6, 8], 'i'), numpy.eye(2, dtype='f')
 
 
 @pytest.mark.parametrize(
-    'batch, error, message',
+    'batch, message',
     [
-        ([], ValueError, 'batch: expected at least one example, got none'),
-        ([ATOMS], TypeError, r'batch\[0\]: expected a tuple .* got ndarray'),
-        ([{'atoms': ATOMS}], TypeError, r'batch\[0\]: expected a tuple .* got dict'),
-        ([(ATOMS,)], ValueError, r'batch\[0\]: expected a tuple .* of 2 elements, got 1'),
-        ([(ATOMS, ADJ), (ATOMS, ADJ, 1.0)], ValueError, r'batch\[1\]: .* of 2 elements, got 3'),
+        ([], 'batch: expected at least one example, got none'),
+        ([ATOMS], r'batch\[0\]: expected a tuple .* got ndarray'),
+        ([{'atoms': ATOMS}], r'batch\[0\]: expected a tuple .* got dict'),
+        ([(ATOMS,)], r'batch\[0\]: expected a tuple .* of 2 elements, got 1'),
+        ([(ATOMS, ADJ), (ATOMS, ADJ, 1.0)], r'batch\[1\]: .* of 2 elements, got 3'),
         (
             [(ATOMS, ADJ), (ATOMS, numpy.eye(3))],
-            ValueError,
             r'batch\[1\]: expected a row and a column .* atoms of shape \(2,\) .* \(3, 3\)',
         ),
-        (
-            [(ATOMS, numpy.ones((3, 2), 'f'))],
-            ValueError,
-            r'batch\[0\]: .* adjacency of shape \(3, 2\)',
-        ),
+        ([(ATOMS, numpy.ones((3, 2), 'f'))], r'batch\[0\]: .* adjacency of shape \(3, 2\)'),
         (
             [(ATOMS, ADJ), (ATOMS[:, None].astype('f'), ADJ)],
-            ValueError,
             'batch: expected .* throughout, got float32 of 2 dimensions, int32 of 1 dimensions',
         ),
-        ([(ATOMS != 6, ADJ)], ValueError, 'batch: expected .* got bool of 1 dimensions'),
-        ([(numpy.array([6, 2**31]), ADJ)], ValueError, r'atom ids: expected at most 2\*\*31 - 1'),
-        ([(ATOMS, ADJ, None)], ValueError, r'expected labels of one shape, got NoneType \(\)'),
-        ([(ATOMS, ADJ, 'toxic')], ValueError, r'expected labels of one shape, got str \(\)'),
+        ([(ATOMS != 6, ADJ)], 'batch: expected .* got bool of 1 dimensions'),
+        ([(numpy.array([6, 2**31]), ADJ)], r'atom ids: expected at most 2\*\*31 - 1'),
+        ([(ATOMS, ADJ, None)], r'expected labels of one shape, got NoneType \(\)'),
+        ([(ATOMS, ADJ, 'toxic')], r'expected labels of one shape, got str \(\)'),
         (
             [(ATOMS, ADJ), (numpy.array([6, -1]), ADJ)],
-            ValueError,
             r'batch\[1\]\[0\]: expected atom ids of at least 0, got -1',
         ),
-        ([(ATOMS, ADJ), (numpy.array([-6, 8]), ADJ)], ValueError, r'batch\[1\]\[0\]: .* got -6'),
-        ([('CO', ADJ)], TypeError, r'batch\[0\]: expected arrays of atoms .* got str'),
+        ([(ATOMS, ADJ), (numpy.array([-6, 8]), ADJ)], r'batch\[1\]\[0\]: .* got -6'),
+        ([('CO', ADJ)], r'batch\[0\]: expected arrays of atoms .* got str'),
         (
             [(ATOMS, ADJ, [1.0]), (ATOMS, ADJ, [1.0, 2.0])],
-            ValueError,
             r'batch\[...\]\[2\]: expected labels of one shape, got list \(1,\), list \(2,\)',
         ),
-        ([(ATOMS, ADJ), (ATOMS, numpy.ones((4, 2, 2)))], ValueError, r'got \(4, 2, 2\)'),
+        ([(ATOMS, ADJ), (ATOMS, numpy.ones((4, 2, 2)))], r'got \(4, 2, 2\)'),
         # the first of several that are wrong is named, with the shape that it was given with
-        ([(ATOMS, ADJ), 'CO', [ATOMS, ADJ], 'N'], TypeError, r'batch\[1\]: .* got str'),
+        ([(ATOMS, ADJ), 'CO', [ATOMS, ADJ], 'N'], r'batch\[1\]: .* got str'),
         (
             [(ATOMS, ADJ), (ATOMS, numpy.eye(3)), (ATOMS[:1], ADJ), (ATOMS, numpy.eye(3))],
-            ValueError,
             r'batch\[1\]: .* atoms of shape \(2,\) and adjacency of shape \(3, 3\)',
         ),
         (
             [(ATOMS, ADJ)] + 2 * [(numpy.array([6, 0]), numpy.diag([1.0, 0])[None])],
-            ValueError,
             r'matrices\[1\]: expected shape \(n, n\) .* got \(1, 2, 2\)',
         ),
     ],
 )
-def test_bad_batch(batch, error, message):
+def test_bad_batch(batch, message):
+    error = TypeError if message.endswith(('got ndarray', 'got dict', 'got str')) else ValueError
     with pytest.raises(error, match=message):
         concat_mols(batch)
 
@@ -280,11 +266,7 @@ def test_tuples_of_a_class_of_their_own_are_examples(convert):
 @pytest.mark.parametrize(
     'options, error, message',
     [
-        (
-            {'layout': 'dense'},
-            ValueError,
-            "layout: expected one of 'packed', 'folded', 'padded', got 'dense'",
-        ),
+        ({'layout': 'dense'}, ValueError, "layout: expected one of 'packed', 'folded', 'padded'"),
         ({'layout': 'packed', 'padded_to': 9}, ValueError, 'padded_to: expected None with layout='),
         ({'padded_to': 0}, ValueError, 'padded_to: expected at least 1, got 0'),
         ({'padded_to': 9.5}, TypeError, 'padded_to: expected an int, got 9.5'),
@@ -391,11 +373,8 @@ def on_host(array):
         ({'shape': (3,), 'dtype': 'f'}, 1),
         ({'n_labels': 0}, 1),
         # Molecules of one size: only one-dimensional integers in front of another column.
-        ({'out_size': 7}, 1),
-        ({'sizes': (4,)}, 1),
-        ({'sizes': (4, 4)}, 1),
-        ({'sizes': (4, 4), 'dtype': 'f'}, 0),
-        ({'sizes': (4, 4), 'shape': (3,)}, 0),
+        *(({'out_size': 7}, 1), ({'sizes': (4,)}, 1), ({'sizes': (4, 4)}, 1)),
+        *(({'sizes': (4, 4), 'dtype': 'f'}, 0), ({'sizes': (4, 4), 'shape': (3,)}, 0)),
         ({'sizes': (4, 4), 'n_labels': 0}, 0),
     ],
     ids=str,
@@ -445,17 +424,12 @@ def test_super_nodes_and_lists_are_labels():
 
 def test_node_columns_that_do_not_fit():
     examples = [(atoms, adj, numpy.zeros(len(atoms)), label) for atoms, adj, label in molecules()]
-    with pytest.raises(
-        ValueError,
-        match=r'labels of one shape.*one row per atom use CSRConverter\(n_node_columns=1\)',
-    ):
+    message = r'labels of one shape.*one row per atom use CSRConverter\(n_node_columns=1\)'
+    with pytest.raises(ValueError, match=message):
         CSRConverter(n_node_columns=0)(examples)
     examples[1] = examples[1][:2] + (numpy.zeros(2),) + examples[1][3:]
-    with pytest.raises(
-        ValueError,
-        match=r'batch\[1\]\[2\]: expected a row for each of 1 atoms, '
-        r'got shape \(2,\)',
-    ):
+    message = r'batch\[1\]\[2\]: expected a row for each of 1 atoms, got shape \(2,\)'
+    with pytest.raises(ValueError, match=message):
         CSRConverter(n_node_columns=1)(examples)
     with pytest.raises(ValueError, match='batch: expected dense examples .* n_node_columns = 1'):
         CSRConverter(n_node_columns=1)(to_sparse(molecules()))

@@ -51,11 +51,8 @@ def test_no_gpu(monkeypatch):
 def test_too_large(resident):
     needed = resident.device_nbytes
     assert DeviceMolecules(resident.host, ON_HOST, needed).device_nbytes == needed
-    with pytest.raises(
-        ValueError,
-        match='max_bytes = %d bytes for @numpy, got %d; keep using the '
-        'SparseDataset' % (needed - 1, needed),
-    ):
+    message = 'max_bytes = %d bytes for @numpy, got %d; keep using the SparseDataset'
+    with pytest.raises(ValueError, match=message % (needed - 1, needed)):
         DeviceMolecules(resident.host, ON_HOST, needed - 1)
 
 
@@ -86,10 +83,7 @@ def test_examples_and_pickle_are_those_of_the_host(resident):
 
 @pytest.mark.parametrize(
     'index, message',
-    [
-        ([0, 8], 'at least 0 and less than 8, the number of molecules, got 8'),
-        ([0, -1, 9], 'got -1'),
-    ],
+    [([0, 8], 'at least 0 and less than 8, the number of .*, got 8'), ([0, -1, 9], 'got -1')],
 )
 def test_bad_index(resident, index, message):
     with pytest.raises(IndexError, match=message):
@@ -173,10 +167,7 @@ def test_the_only_molecule_is_not_gathered(device, monkeypatch, n_relations):
     only, index = DeviceMolecules(host, device), numpy.zeros(1, 'l')
     atoms, adj, labels = only.batch(index, 'packed')
     expected = host.batch(index, 'packed')
-    assert_same_batch(
-        (cuda.to_cpu(atoms), adj.to_device(-1), *map(cuda.to_cpu, labels)),
-        (*expected[:2], *expected[2]),
-    )
+    assert_same_batch(on_host((atoms, adj, *labels)), (*expected[:2], *expected[2]))
     for name in ('n_rows', 'n_cols', 'nnz', 'max_rows', 'max_cols', 'max_nnz', 'max_atom_id'):
         assert getattr(adj, name) == getattr(expected[1], name), name
     assert adj.is_symmetric == expected[1].is_symmetric and not adj.has_spare
@@ -241,9 +232,8 @@ def test_limits_on_a_gpu():
     assert DeviceDataset(dataset, 0).molecules.host is host.molecules
     needed = dataset.molecules.device_nbytes
     assert len(DeviceDataset(host, 0, max_bytes=needed)) == 3
-    with pytest.raises(
-        ValueError, match='max_bytes = %d bytes for @cupy:0, got %d' % (needed - 1, needed)
-    ):
+    message = 'max_bytes = %d bytes for @cupy:0, got %d' % (needed - 1, needed)
+    with pytest.raises(ValueError, match=message):
         DeviceDataset(host, 0, max_bytes=needed - 1)
     with pytest.raises(ValueError, match='device: expected a GPU, got @numpy'):
         DeviceDataset(host, -1)

@@ -21,52 +21,19 @@ from chainer_bspmm.dataset import smiles as smiles_module  # NOQA: E402
 from chainer_bspmm.dataset import to_sparse  # NOQA: E402
 from tests.support import relative_error  # NOQA: E402
 
-METHODS = (
-    'nfp',
-    'gin',
-    'rsgcn',
-    'ggnn',
-    'relgcn',
-    'relgat',
-    'gnnfilm',
-    'nfp_gwm',
-    'gin_gwm',
-    'rsgcn_gwm',
-    'ggnn_gwm',
-)
+METHODS = 'nfp gin rsgcn ggnn relgcn relgat gnnfilm nfp_gwm gin_gwm rsgcn_gwm ggnn_gwm'.split()
 
 SMILES = [
-    'C',
-    'CCO',
-    'c1ccccc1',
-    'CC#N',
-    'C=C(C)C(=O)O',
-    '[Na+].[Cl-]',
-    'N.[Na]',
-    '*C*',
-    '[U]',
+    *'C CCO c1ccccc1 CC#N C=C(C)C(=O)O [Na+].[Cl-] N.[Na] *C* [U]'.split(),
     'CN(C)(C)C',  # valence
     'C1CC',  # open ring
     '[NH3]->[Cu]',  # dative bond: has no relation
     '',
-    'C1CC2C1CC2',
-    'OCC(O)C(O)C(O)C(O)CO',
-    'Clc1ccc(cc1)C(c1ccc(Cl)cc1)C(Cl)(Cl)Cl',
-    'CC(C)(C)c1ccc(O)cc1',
-    '[H][H]',
-    'O=[N+]([O-])c1ccccc1',
-    'F/C=C/F',
-    'ClCBr',
-    'c1cc[nH]c1',
-    '[2H]C',
-    'C1=CC=C[CH-]1.[Fe+2]',
-    'N->[Pt](<-N)(Cl)Cl',
-    'C[Mg]Br',
+    *'C1CC2C1CC2 OCC(O)C(O)C(O)C(O)CO Clc1ccc(cc1)C(c1ccc(Cl)cc1)C(Cl)(Cl)Cl'.split(),
+    *'CC(C)(C)c1ccc(O)cc1 [H][H] O=[N+]([O-])c1ccccc1 F/C=C/F ClCBr c1cc[nH]c1 [2H]C'.split(),
+    *'C1=CC=C[CH-]1.[Fe+2] N->[Pt](<-N)(Cl)Cl C[Mg]Br'.split(),
     'C$C',  # quadruple bond: has no relation
-    'C~C',
-    'CN(C)(C)->B',
-    *('CS(C)->O', 'O<-S', 'O<-C1CC1'),
-    'CB(O)OI',
+    *'C~C CN(C)(C)->B CS(C)->O O<-S O<-C1CC1 CB(O)OI'.split(),
     'C' * 300,  # more than are read from one matrix
     '[NH4+].[O-]c1ccc[se]1',
 ]
@@ -105,10 +72,7 @@ def test_equals_upstream(method):
 
 
 OPTIONS: list[dict] = [
-    {'add_Hs': True},
-    {'kekulize': True},
-    {'max_atoms': 6},
-    {'out_size': 9},
+    *({'add_Hs': True}, {'kekulize': True}, {'max_atoms': 6}, {'out_size': 9}),
     {'max_atoms': 4, 'out_size': 6, 'add_Hs': True},
 ]
 
@@ -126,9 +90,8 @@ def test_options_of_the_preprocessor(method, options):
     cls = preprocess_method_dict[method]
     preprocessor = cls(**options)
     if 'out_size' in options and (method == 'gnnfilm' or method.endswith('_gwm')):
-        with pytest.raises(
-            ValueError, match='preprocessor: expected out_size=-1, as %s fails' % cls.__name__
-        ):
+        message = 'preprocessor: expected out_size=-1, as %s fails' % cls.__name__
+        with pytest.raises(ValueError, match=message):
             from_smiles(SMILES, preprocessor)
     else:
         assert_same(from_smiles(SMILES, preprocessor), upstream(SMILES, preprocessor))
@@ -194,17 +157,8 @@ def test_labels_follow_the_molecules():
 
 
 def test_failures_say_why(capfd):
-    smiles = [
-        'C',
-        'CN(C)(C)C',
-        'C1CC',
-        '[NH3]->[Cu]',
-        'CCCC',
-        None,
-        'c1cccc1',
-        'C\ufffdC',
-        '\xa0\xe4',
-    ]
+    smiles = ['C', 'CN(C)(C)C', 'C1CC', '[NH3]->[Cu]', 'CCCC', None]
+    smiles += ['c1cccc1', 'C\ufffdC', '\xa0\xe4']
     result = from_smiles(smiles, preprocess_method_dict['relgcn'](max_atoms=3))
     assert result.kept.tolist() == [0] and result.kept.dtype.kind == 'i'
     assert [failure[:2] for failure in result.failures] == list(enumerate(smiles))[1:]

@@ -1,5 +1,6 @@
 """to_sparse and SparseDataset: equal to the dense data set in every use that one has."""
 
+import functools
 import io
 import pickle
 import zipfile
@@ -98,16 +99,9 @@ def test_indexing():
     n, numbers = len(dense), numpy.arange(len(dense))
     numpy.testing.assert_array_equal(sparse[-1][0], dense[-1][0])
     numpy.testing.assert_array_equal(sparse[numpy.int64(2)][0], dense[2][0])
-    for index in (
-        slice(None),
-        slice(1, 4),
-        slice(None, None, -2),
-        [4, 0, 4],
-        numpy.array([6, 1]),
-        [True, False] * 3 + [True],
-        numpy.arange(n) > 3,
-        slice(5, 2),
-    ):
+    slices = slice(None), slice(1, 4), slice(None, None, -2), slice(5, 2)
+    masks = [True, False] * 3 + [True], numpy.arange(n) > 3
+    for index in (*slices, *masks, [4, 0, 4], numpy.array([6, 1])):
         part = sparse[index]
         assert isinstance(part, SparseDataset) and len(part) == len(numbers[index])
         assert part.molecules is sparse.molecules  # nothing is copied
@@ -183,12 +177,8 @@ def test_splitters():
     ]
     dense, sparse = tuple_data_set(examples), to_sparse(examples)
     for splitter in (RandomSplitter(), StratifiedSplitter()):
-        for parts in zip(
-            *(
-                splitter.train_valid_test_split(data_set, return_index=False, seed=3)
-                for data_set in (sparse, dense)
-            )
-        ):
+        split = functools.partial(splitter.train_valid_test_split, return_index=False, seed=3)
+        for parts in zip(split(sparse), split(dense)):
             assert isinstance(parts[0], SparseDataset)
             assert_same_batch(*map(concat_mols, parts))
 
@@ -248,14 +238,12 @@ def test_pickle_takes_only_its_own_part():
 @pytest.mark.parametrize('ones', [True, False])
 def test_save_and_load(tmp_path, n_labels, ones):
     rng = numpy.random.RandomState(0)
-    examples = [
-        (
-            numpy.pad(numpy.arange(1, n + 1), (0, 7 - n)).astype('i'),
-            numpy.pad(random_matrix(rng, n, 4, ones=ones), ((0, 0), (0, 7 - n), (0, 7 - n))),
-        )
-        + (numpy.float32(n),) * n_labels
-        for n in SIZES
-    ]
+    examples = []
+    for n in SIZES:
+        atoms = numpy.pad(numpy.arange(1, n + 1), (0, 7 - n)).astype('i')
+        room = (0, 0), (0, 7 - n), (0, 7 - n)
+        adj = numpy.pad(random_matrix(rng, n, 4, ones=ones), room)
+        examples.append((atoms, adj) + (numpy.float32(n),) * n_labels)
     sparse = to_sparse(examples)
     path = str(tmp_path / 'set.npz')
     for data_set in (sparse, sparse[[4, 2, 0]]):
@@ -281,40 +269,25 @@ def test_save_refuses_other_data_sets(tmp_path):
     [
         ({'sizes': None}, 'expected the arrays of a SparseDataset, got atoms, columns'),
         ({'other': numpy.zeros(3)}, 'expected the arrays of a SparseDataset, got .*other'),
-        (
-            {'atoms': numpy.array([[[1]]])},
-            r'atoms: expected floats of 1 or 2 dimensions, got int64',
-        ),
+        ({'atoms': numpy.array([[[1]]])}, r'atoms: expected floats of 1 or 2 dim.*, got int64'),
         ({'atoms': numpy.array([6.0, 8, 1])}, 'atoms: expected integers of 1 or 2 dimensions'),
         ({'atoms': numpy.array([6, 2**31, 1])}, r'atoms: expected at most 2\*\*31 - 1'),
-        (
-            {'columns': numpy.array([0.0, 1, 0, 1])},
-            'columns: expected integers of 1 dimensions, got fl',
-        ),
+        ({'columns': numpy.array([0.0, 1, 0, 1])}, 'columns: expected integers of 1 .*, got fl'),
         ({'n_relations': 0}, 'n_relations: expected at least 1, got 0'),
         ({'atoms': numpy.array([6])}, 'atoms: expected 3 items, the sum of sizes, got 1'),
         ({'row_nnz': numpy.array([1])}, 'row_nnz: expected 3 items, the sum of sizes, got 1'),
-        (
-            {'full_sizes': numpy.array([9])},
-            'full_sizes: expected 2 items, the length of sizes, got 1',
-        ),
+        ({'full_sizes': numpy.array([9])}, 'full_sizes: expected 2 .*, the length of sizes, got 1'),
         ({'columns': numpy.array([0])}, 'columns: expected 4 items, the sum of row_nnz, got 1'),
         ({'data': numpy.array([1.0])}, 'data: expected 4 items, the length of columns, got 1'),
         ({'label_0': numpy.array([1.0])}, 'label_0: expected 2 items, the length of sizes, got 1'),
         ({'sizes': numpy.array([4, -1])}, 'sizes: expected at least 0 at position 1, got -1'),
-        (
-            {'full_sizes': numpy.array([2, 0])},
-            'full_sizes: expected at least 1 at position 1, got 0',
+        *(
+            ({name: numpy.array(v)}, '%s: .* at least %d at position 1, got %d' % (name, n, v[1]))
+            for name, v, n in (
+                *(('full_sizes', [2, 0], 1), ('row_nnz', [5, -1, 0], 0)),
+                *(('columns', [0, -2, 0, 0], 0), ('atoms', [6, -6, 1], 0)),
+            )
         ),
-        (
-            {'row_nnz': numpy.array([5, -1, 0])},
-            'row_nnz: expected at least 0 at position 1, got -1',
-        ),
-        (
-            {'columns': numpy.array([0, -2, 0, 0])},
-            'columns: expected at least 0 at position 1, got -2',
-        ),
-        ({'atoms': numpy.array([6, -6, 1])}, 'atoms: expected at least 0 at position 1, got -6'),
         (
             {'columns': numpy.array([0, 1, 1, 1])},
             'columns: expected less than 1, relations times the nodes of the molecule, '
@@ -417,12 +390,9 @@ def test_without_rdkit(tmp_path):
     assert printed.startswith('12 (3, 2)\npreprocessor: SMILES need RDKit: pip install rdkit')
 
 
-def test_batch_without_examples():
+def test_batches_of_no_example_or_of_too_many_columns():
     with pytest.raises(ValueError, match='batch: expected at least one example, got none'):
         concat_mols(to_sparse(molecules())[:0])
-
-
-def test_too_many_columns_for_one_batch():
     sparse = to_sparse(molecules((3,)))
     sparse.molecules.n_relations = 2**30
     with pytest.raises(ValueError, match='nodes times relations: expected at most'):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.examples.scripts import ROOT, run
+from tests.support.processes import python, ROOT
 
 
 def test_script(tmp_path):
@@ -17,5 +17,5 @@ def test_script(tmp_path):
     for sign, words in (('-', ['-m', 'chainer_bspmm', 'run', 'script.py']), ('+', ['script.py'])):
         lines = [line[1:] for line in block.splitlines() if line[:1] in (' ', sign, '')]
         (tmp_path / 'script.py').write_text('\n'.join(lines))
-        printed.append(run(*words, cwd=tmp_path).splitlines()[-1])
+        printed.append(python(*words, cwd=tmp_path).stdout.splitlines()[-1])
     assert printed[0] == printed[1] and printed[0].startswith('mean absolute error of the gap: 0.')

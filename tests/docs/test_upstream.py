@@ -1,32 +1,15 @@
 """docs/upstream.md: its programs print the output shown below them."""
 
-import os
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
 from chainer_bspmm.models import METHODS
 from chainer_bspmm.models.set_up_predictor import EDGE_LIST_METHODS, REFUSED
+from tests.support.processes import python, ROOT
 
-ROOT = pathlib.Path(__file__).parents[2]
 PAGE = ROOT / 'docs' / 'upstream.md'
 LISTINGS = re.findall(r'```python\n(.*?)```\n\n```text\n(.*?)```', PAGE.read_text(), re.DOTALL)
-
-
-def printed(program):
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
-    done = subprocess.run(
-        [sys.executable, '-c', program],
-        capture_output=True,
-        text=True,
-        env=dict(os.environ, PYTHONPATH=path),
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_scripts_name_every_method():
@@ -48,4 +31,4 @@ def test_every_program_has_its_output():
 def test_output(program, output):
     if 'rdkit' in program or 'SmilesParser' in program:
         pytest.importorskip('rdkit')
-    assert printed(program) == output
+    assert python('-c', program).stdout == output

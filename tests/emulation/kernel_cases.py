@@ -18,7 +18,6 @@ from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.batched_csr import Buffers
 from chainer_bspmm.sparse.build import transpose_launch
 from chainer_bspmm.training.peer_memory import words_of
-from tests.support import reference
 
 DTYPES = 'efd'
 CHANNELS = (1, 2, 3, 31, 33, 64, 1024)
@@ -75,12 +74,8 @@ def batch(name, dtype):
 
     if name == 'duplicates':
         indices = [1, 1, 1, 0, 0, 2, 2, 1, 2]
-        return BatchedCSR(
-            numpy.array([0, 3, 3, 9]),
-            numpy.array(indices),
-            numpy.array([0, 3]),
-            integers(len(indices), dtype),
-        )
+        arrays = numpy.array([0, 3, 3, 9]), numpy.array(indices), numpy.array([0, 3])
+        return BatchedCSR(*arrays, integers(len(indices), dtype))
     if name == 'mixed':  # one huge graph among small ones, with a row far longer than the others
         huge = graph(24, density=0.12)
         huge[5] = integers(24, dtype, seed=1)
@@ -132,23 +127,6 @@ def film_arrays(adj, n_channels, dtype):
     return [integers(shape, dtype, largest, seed) for seed, shape in enumerate(shapes)]
 
 
-def film_truth(adj, messages, film, gy):
-    """Return what edge_film makes of them, in float64: result, gradients by messages and film."""
-    messages, film, gy = (numpy.asarray(array, 'd') for array in (messages, film, gy))
-    n_channels, n_relations = messages.shape[1], adj.n_relations
-    y, gmessages, gfilm = (numpy.zeros(array.shape) for array in (gy, messages, film))
-    for entry, row, column in reference.entries(adj):
-        value = 1 if adj.data is None else float(adj.data[entry])
-        pair = row * n_relations + column % n_relations
-        gamma, beta = film[pair, :n_channels], film[pair, n_channels:]
-        z = gamma * messages[column] + beta
-        g = value * gy[row] * (z > 0)
-        y[row] += value * numpy.maximum(z, 0)
-        gmessages[column] += g * gamma
-        gfilm[pair] += numpy.concatenate([g * messages[column], g])
-    return y, gmessages, gfilm
-
-
 def transpose_on(device, adj):
     """Return what the kernel makes of a host BatchedCSR: indptr, indices, order."""
     sizes = adj.n_graphs, adj.max_cols, adj.max_nnz
@@ -184,24 +162,16 @@ def gather_folded(device, molecules, index, padded_to, spare=(0, 0)):
     weights[nodes] = 1
     weights[starts[1:] - 1] = numpy.maximum(padded_to - sizes, 0)
     columns = adj.indices + numpy.repeat(graph, row_nnz) * adj.n_relations
+    padded = numpy.pad(columns, (0, spare[1]))
+    data = None if adj.data is None else numpy.pad(adj.data, (0, spare[1]))
+    offsets = starts, starts * adj.n_relations
     expected = Buffers(
-        expected_atoms,
-        numpy.cumsum(indptr),
-        numpy.pad(columns, (0, spare[1])),
-        None if adj.data is None else numpy.pad(adj.data, (0, spare[1])),
-        starts,
-        starts * adj.n_relations,
-        weights,
-        labels,
+        expected_atoms, numpy.cumsum(indptr), padded, data, *offsets, weights, labels
     )
     form = molecules.form(index.size, True, 1, 'folded', padded_to)
     buffers = new_buffers(cuda.cupy.empty, form, Capacity(n_rows, nnz, 0, 0, -1))
-    gather_batch(
-        molecules._source,
-        device.put(molecules.check(index)),
-        buffers,
-        device.put(numpy.array([padded_to], 'i')),
-    )
+    given = device.put(molecules.check(index)), buffers, device.put(numpy.array([padded_to], 'i'))
+    gather_batch(molecules._source, *given)
     return buffers, expected
 
 

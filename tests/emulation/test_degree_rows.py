@@ -41,13 +41,8 @@ def expected(adj, n_types):
     own = numpy.concatenate([[0], *([counts[i]] * len(row) for i, row in enumerate(rows))])[1:]
     others = numpy.array([counts[j] for j in adj.indices])
     order, data = numpy.array(order, int), numpy.nan_to_num(data)
-    return (
-        indptr + [adj.nnz],
-        data * own,
-        t_indptr + [adj.nnz],
-        adj.indices[order],
-        (data * others)[order],
-    )
+    sides = data * own, t_indptr + [adj.nnz], adj.indices[order], (data * others)[order]
+    return indptr + [adj.nnz], *sides
 
 
 def check(device, adj, n_types, dtype, spare=0):

@@ -129,13 +129,8 @@ ACTIVE, INACTIVE = hooks.GradientClipping(1.5), hooks.GradientClipping(1e4)
 @pytest.mark.parametrize(
     'add_hooks',
     [
-        ELEMENTWISE,
-        ELEMENTWISE[::-1],
-        (ACTIVE,),
-        (INACTIVE,),
-        (*ELEMENTWISE, ACTIVE),
-        (ACTIVE, *ELEMENTWISE),
-        (*ELEMENTWISE[:2], ACTIVE, ELEMENTWISE[2]),
+        *(ELEMENTWISE, ELEMENTWISE[::-1], (ACTIVE,), (INACTIVE,), (*ELEMENTWISE, ACTIVE)),
+        *((ACTIVE, *ELEMENTWISE), (*ELEMENTWISE[:2], ACTIVE, ELEMENTWISE[2])),
         (*ELEMENTWISE, INACTIVE),
         (ELEMENTWISE[0], ACTIVE, ELEMENTWISE[1], hooks.GradientClipping(0.5), ELEMENTWISE[2]),
     ],
@@ -170,15 +165,8 @@ def test_many_parameters_and_few_blocks(device, monkeypatch):
 
 def test_both_dtypes_in_one_norm(device):
     # Integers: Chainer adds up the float32 part of the norm in float32, which is then exact.
-    check(
-        device,
-        OPTIMIZERS['MOMENTUM_SGD'],
-        'fd',
-        SHAPES[:6],
-        (ACTIVE,),
-        n_steps=2,
-        gradient=lambda rng, shape: rng.randint(-3, 4, shape),
-    )
+    integers = {'n_steps': 2, 'gradient': lambda rng, shape: rng.randint(-3, 4, shape)}
+    check(device, OPTIMIZERS['MOMENTUM_SGD'], 'fd', SHAPES[:6], (ACTIVE,), **integers)
 
 
 @pytest.mark.parametrize('add_hooks', [(), (ELEMENTWISE[0], ACTIVE)], ids=['plain', 'hooks'])
@@ -224,15 +212,8 @@ def test_sign_of_parameters_that_have_none(device, dtype):
 
 @pytest.mark.parametrize('value', [0.0, numpy.nan, numpy.inf])
 def test_norms_that_are_no_numbers(device, value):
-    check(
-        device,
-        OPTIMIZERS['SGD'],
-        'd',
-        SHAPES[:5],
-        (ACTIVE,),
-        1,
-        gradient=lambda rng, shape: numpy.full(shape, value),
-    )
+    full = lambda rng, shape: numpy.full(shape, value)  # NOQA: E731
+    check(device, OPTIMIZERS['SGD'], 'd', SHAPES[:5], (ACTIVE,), 1, gradient=full)
 
 
 def test_parameters_that_share_a_gradient(device, monkeypatch):

@@ -52,16 +52,8 @@ def check_spare(device, molecules, index, spare_rows, spare_nnz):
     form = target.form(index.size, True, 1, 'packed', None)
     buffers = new_buffers(cuda.cupy.empty, form, capacity)
     target.gather(device.put(target.check(index)), buffers)
-    expected = Buffers(
-        *(
-            [numpy.empty_like(label) for label in buffer]
-            if isinstance(buffer, list)
-            else None
-            if buffer is None
-            else numpy.empty_like(buffer)
-            for buffer in buffers
-        )
-    )
+    empty = lambda buffer: None if buffer is None else numpy.empty_like(buffer)  # NOQA: E731
+    expected = Buffers(*([*map(empty, b)] if isinstance(b, list) else empty(b) for b in buffers))
     fill_buffers(expected, atoms, adj, labels)
     assert_same_buffers(buffers, expected)
 
@@ -185,28 +177,14 @@ def test_offsets_beyond_32_bits(gxx):
     text = kernels.source('gather_batch')
     assert first in text
     options = kernels.options('f', (('VECTOR', 1), ('LABELS_ONLY', 0), ('FOLDED', 0)))
-    run(
-        build(text.replace(first, 'first = 1;'), 'gather_batch', options),
-        (1, 1, 1),
-        (32, 1, 1),
-        (
-            numpy.array([0, 1], 'i'),
-            numpy.array([0, n_nodes - 1, n_nodes]),
-            numpy.zeros(3, numpy.int64),
-            places[0],
-            rows,
-            entries,
-            *4 * [NULL],
-            places[1],
-            rows.copy(),
-            entries,
-            NULL,
-            numpy.zeros(3, 'i'),
-            numpy.zeros(3, 'i'),
-            *3 * [NULL],
-            *map(numpy.int32, (2, 2, n_nodes, 0, 1, atom_bytes, 0, 0, 0)),
-        ),
-    )
+    program = build(text.replace(first, 'first = 1;'), 'gather_batch', options)
+    starts = numpy.array([0, n_nodes - 1, n_nodes]), numpy.zeros(3, numpy.int64)
+    source = places[0], rows, entries, *4 * [NULL]
+    offsets = [numpy.zeros(3, 'i') for _ in range(2)]
+    target = places[1], rows.copy(), entries, NULL, *offsets, *3 * [NULL]
+    sizes = map(numpy.int32, (2, 2, n_nodes, 0, 1, atom_bytes, 0, 0, 0))
+    arguments = numpy.array([0, 1], 'i'), *starts, *source, *target, *sizes
+    run(program, (1, 1, 1), (32, 1, 1), arguments)
     assert memory[1][2**31 : 2**31 + 4] == b'last'
 
 

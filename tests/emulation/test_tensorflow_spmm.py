@@ -27,12 +27,8 @@ def test_product(gxx, sanitizer, n_b, threads):
     c = numpy.zeros((9, n_b), 'f')
     program = build(SOURCE.read_text(), 'tensorflow_spmm', sanitizer=sanitizer)
     n_blocks = -(-len(ids) * n_b // threads)
-    run(
-        program,
-        (n_blocks, 1, 1),
-        (threads, 1, 1),
-        (ids, values, b, c, numpy.int32(len(ids)), numpy.int32(n_b)),
-    )
+    arguments = ids, values, b, c, numpy.int32(len(ids)), numpy.int32(n_b)
+    run(program, (n_blocks, 1, 1), (threads, 1, 1), arguments)
     numpy.testing.assert_array_equal(c, dense @ b)
 
 

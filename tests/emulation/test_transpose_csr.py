@@ -26,12 +26,10 @@ def random_batch(sizes, n_columns=None, per_row=3, seed=0):
         for size, columns, start in zip(sizes, n_columns, starts)
         for _ in range(size)
     ]
-    return BatchedCSR(
-        numpy.cumsum([0] + [len(row) for row in rows]),
-        numpy.concatenate(rows).astype(int),
-        numpy.cumsum((0,) + tuple(sizes)),
-        col_offsets=starts,
-    )
+    indptr = numpy.cumsum([0] + [len(row) for row in rows])
+    row_offsets = numpy.cumsum((0,) + tuple(sizes))
+    indices = numpy.concatenate(rows).astype(int)
+    return BatchedCSR(indptr, indices, row_offsets, col_offsets=starts)
 
 
 @pytest.mark.parametrize('name', BATCHES)
@@ -57,25 +55,14 @@ def test_rectangular(device, sizes, n_columns):
 
 
 def test_no_columns(device):
-    check(
-        device,
-        BatchedCSR(
-            numpy.zeros(4, int),
-            numpy.zeros(0, int),
-            numpy.array([0, 1, 3]),
-            col_offsets=numpy.array([0, 0, 0]),
-        ),
-    )
+    arrays = numpy.zeros(4, int), numpy.zeros(0, int), numpy.array([0, 1, 3])
+    check(device, BatchedCSR(*arrays, col_offsets=numpy.array([0, 0, 0])))
 
 
 @pytest.mark.parametrize('n_entries', [31, 32, 33, 128, 129, 300])
 def test_all_entries_in_one_column_keep_their_order(device, n_entries):
-    check(
-        device,
-        BatchedCSR(
-            numpy.array([0, n_entries, n_entries]), numpy.ones(n_entries, int), numpy.array([0, 2])
-        ),
-    )
+    indptr = numpy.array([0, n_entries, n_entries])
+    check(device, BatchedCSR(indptr, numpy.ones(n_entries, int), numpy.array([0, 2])))
 
 
 @pytest.mark.parametrize('n_entries, warps', [(128, 1), (129, 2), (256, 2), (257, 4), (600, 8)])

@@ -7,7 +7,6 @@ import io
 import os
 from pathlib import Path
 import runpy
-import subprocess
 import sys
 from unittest import mock
 
@@ -15,22 +14,13 @@ import chainer
 import numpy
 from threadpoolctl import threadpool_limits
 
-from benchmarks.training.example_runs import environment
+from tests.support.processes import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / 'examples'
 
 
 def command(script, arguments):
     return [sys.executable, str(script)] + [str(argument) for argument in arguments]
-
-
-def run(script, *arguments, cwd=None):
-    """Run a script in a process; return its stdout."""
-    words, env = command(script, arguments), environment()
-    done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def run_here(script, *arguments, status=0, cwd=None):

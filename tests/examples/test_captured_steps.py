@@ -2,14 +2,14 @@
 
 import argparse
 import json
-import subprocess
 import types
 
 import chainer
 import numpy
 import pytest
 
-from tests.examples.scripts import arrays, command, environment, error_of, EXAMPLES, imported
+from tests.examples.scripts import arrays, error_of, EXAMPLES, imported
+from tests.support.processes import python
 
 TRAIN = EXAMPLES / 'qm9' / 'train_qm9.py'
 QUICK = ['--unit-num', '8', '--conv-layers', '2', '--num-data', '200']
@@ -127,14 +127,7 @@ def test_captured_training_resumes_exactly(tmp_path):
     def train(folder, epochs, *options):
         arguments = ['--label', 'alpha', '--device', 0, '--epoch', epochs]
         arguments += ['--out', tmp_path / folder, *QUICK, *options]
-        done = subprocess.run(
-            command(TRAIN, arguments),
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = python(TRAIN, *arguments)
         assert 'GraphUpdater' not in done.stderr
         assert 'Time a step: ' in done.stdout
         result = json.loads((tmp_path / folder / 'result.json').read_text())

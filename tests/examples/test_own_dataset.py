@@ -18,8 +18,8 @@ import chainer
 import numpy
 import pytest
 
-from tests.examples.scripts import arrays, command, environment, error_of, EXAMPLES, imported, rows
-from tests.examples.scripts import run_here
+from tests.examples.scripts import arrays, command, error_of, EXAMPLES, imported, rows, run_here
+from tests.support.processes import environment
 
 OWN = EXAMPLES / 'own_dataset'
 QUICK = '--unit-num 8 --conv-layers 2 --batchsize 16 --epoch 2'.split()
@@ -101,14 +101,7 @@ def test_regression_of_several_labels(tmp_path):
 def test_classification_by_scaffold(tmp_path):
     """Molecules with one scaffold are in one part; predictions find the test part again."""
     rings = [
-        'C1CCCCC1',
-        'c1ccccc1',
-        'c1ccncc1',
-        'C1CCCC1',
-        'C1CCC1',
-        'C1CC1',
-        'C1CCNCC1',
-        'c1ccoc1',
+        *('C1CCCCC1', 'c1ccccc1', 'c1ccncc1', 'C1CCCC1', 'C1CCC1', 'C1CC1', 'C1CCNCC1', 'c1ccoc1')
     ]
     smiles = [end + ring for ring in rings for end in ('C', 'CC', 'N', 'O', 'F', 'CN')]
     lines = [
@@ -480,15 +473,10 @@ def test_pictures(common, monkeypatch):
     from common import pictures
 
     figures = []
-    monkeypatch.setattr(
-        'matplotlib.figure.Figure.savefig', lambda self, *_, **__: figures.append(self)
-    )
-    entry = {
-        'epoch': 1,
-        'main/loss': 1.0,
-        'validation/main/loss': 2,
-        'validation/main/roc_auc': 0.6,
-    }
+    save = lambda self, *_, **__: figures.append(self)  # NOQA: E731
+    monkeypatch.setattr('matplotlib.figure.Figure.savefig', save)
+    of_validation = {'validation/main/loss': 2, 'validation/main/roc_auc': 0.6}
+    entry = {'epoch': 1, 'main/loss': 1.0, **of_validation}
     panels = ('loss', 'cross entropy'), ('roc_auc', 'ROC-AUC')
     pictures.learning_curve([entry], 'path', 'title', panels)
     left, right = figures[0].axes

@@ -1,16 +1,17 @@
 """The scripts of examples/qm9, run as a user runs them."""
 
+import functools
 import gzip
 import hashlib
+import itertools
 import json
 import re
 
 import numpy
 import pytest
 
-from tests.examples.scripts import arrays, error_of, EXAMPLES, imported, rows
-from tests.examples.scripts import run as run_script
-from tests.examples.scripts import run_here
+from tests.examples.scripts import arrays, error_of, EXAMPLES, imported, rows, run_here
+from tests.support.processes import python
 
 QM9 = EXAMPLES / 'qm9'
 QUICK = '--epoch 2 --unit-num 8 --conv-layers 2 --num-data 200'.split()
@@ -66,12 +67,9 @@ def test_sample_has_4000_usable_molecules_and_all_targets(qm9_data, data, dense)
     _, table = qm9_data.read('sample', settings)
     dataset, table = data.preprocess(table, qm9_data.task_of(settings), 'rsgcn', dense)
     assert len(dataset) == 4000 and (table.reason == '').all()
-    parser = CSVFileParser(
-        RSGCNPreprocessor(),
-        labels=list(qm9_data.TARGETS),
-        smiles_col='smiles',
-        postprocess_label=lambda label: numpy.asarray(label, 'f'),
-    )
+    options = {'labels': list(qm9_data.TARGETS), 'smiles_col': 'smiles'}
+    as_floats = functools.partial(numpy.asarray, dtype='f')
+    parser = CSVFileParser(RSGCNPreprocessor(), postprocess_label=as_floats, **options)
     index = [0, *range(1000, 1050)]
     expected = parser.parse(qm9_data.SAMPLE, target_index=index)['dataset']
     for i, upstream in zip(index, expected):
@@ -110,11 +108,9 @@ def test_training_prints_data_split_and_error_in_the_unit(trained):
     assert len(json.loads((out / 'log').read_text())) == 2
     result = json.loads((out / 'result.json').read_text())
     test = result['test']
-    assert (
-        'MAE of alpha: %.6g bohr^3 (30 molecules; always the mean: %.6g)'
-        % (test['MAE']['alpha'], test['MAE of the mean alone']['alpha'])
-        in text
-    )
+    errors = test['MAE']['alpha'], test['MAE of the mean alone']['alpha']
+    line = 'MAE of alpha: %.6g bohr^3 (30 molecules; always the mean: %.6g)' % errors
+    assert line in text
     assert 'Time a step: %.2f ms' % result['milliseconds a step']['median'] in text
     assert 'Peak memory: host %.0f MB' % (result['peak memory in bytes']['host'] / 1e6) in text
     assert (result['epochs'], result['steps'], result['milliseconds a step']['steps']) == (2, 9, 7)
@@ -142,14 +138,10 @@ def test_resumed_training_equals_an_uninterrupted_one(trained, tmp_path):
         assert ours.keys() == other.keys()
         for key in ours:
             numpy.testing.assert_array_equal(ours[key], other[key])
-    log, other_log = [
-        [
-            {key: entry[key] for key in entry if key != 'elapsed_time'}
-            for entry in json.loads((folder / 'log').read_text())
-        ]
-        for folder in (trained[0], tmp_path)
-    ]
-    assert log == other_log
+    logs = [json.loads((folder / 'log').read_text()) for folder in (trained[0], tmp_path)]
+    for entry in itertools.chain(*logs):
+        del entry['elapsed_time']
+    assert logs[0] == logs[1]
     again = run(*train, '--resume')
     assert 'nothing to train' in again and re.search('MAE.*', trained[1])[0] in again
 
@@ -172,12 +164,9 @@ def test_all_targets_dense(tmp_path):
 @pytest.mark.slow
 def test_layouts_with_phantom_atoms_train_as_the_dense_model_does(tmp_path):
     logs = {}
-    for name, option in (
-        ('dense', '--dense'),
-        ('padded', '--layout padded'),
-        ('folded', '--padded-to batch'),
-        ('packed', '--layout packed'),
-    ):
+    layouts = {'padded': '--layout padded', 'folded': '--padded-to batch'}
+    layouts.update(dense='--dense', packed='--layout packed')
+    for name, option in layouts.items():
         run('train_qm9.py', '--method', 'relgcn', '--out', tmp_path / name, *option.split(), *ALPHA)
         log = json.loads((tmp_path / name / 'log').read_text())
         logs[name] = [entry['validation/main/loss'] for entry in log]
@@ -218,10 +207,7 @@ def test_methods_are_those_that_are_tested(data):
 @pytest.mark.parametrize(
     'text, message',
     [
-        (
-            'smiles,gap\nCC,1\n\nCCC,high\n',
-            "mine.csv row 4: target gap is 'high', expected a finite",
-        ),
+        ('smiles,gap\nCC,1\n\nCCC,high\n', "mine.csv row 4: target gap is 'high', expected a fin"),
         ('smiles,gap\nCC,nan\n', "mine.csv row 2: target gap is 'nan', expected a finite number"),
         ('smiles,gap\nCC,1e39\n', "mine.csv row 2: target gap is '1e39', expected a finite"),
         ('smiles,gap\nCC,%s\n' % (400 * 'x'), "target gap is '%s, expected" % (59 * 'x')),
@@ -392,7 +378,7 @@ def test_prediction_of_smiles_and_files(trained, tmp_path):
 @pytest.mark.slow
 def test_demo(tmp_path):
     words = '--epoch', '2', '--num-data', '300'
-    text = run_script(QM9 / 'demo.py', *words, cwd=tmp_path)
+    text = python(QM9 / 'demo.py', *words, cwd=tmp_path).stdout
     assert 'limit 1e-05: equal' in text
     table = re.findall(r'^  (\S.*?)' + 3 * r' +(-?\d+\.\d+)' + '$', text, re.MULTILINE)[:4]
     dense, folded, padded_to, packed = (list(map(float, values)) for _, *values in table)

@@ -1,7 +1,6 @@
-"""Update links alone: against Chainer Chemistry's in every layout, and what they refuse.
+"""Update links alone: against Chainer Chemistry's in every layout, and what they refuse."""
 
-The states of GGNN's are in test_ggnn_update.py.
-"""
+import functools
 
 import numpy
 import pytest
@@ -25,6 +24,13 @@ from tests.support.parity import randomised, sparse_link
 LINKS = [
     *(('RSGCNUpdate', 'normalised', (n, 4), {}) for n in (None, 6)),
     *(('RelGCNUpdate', 'relations', (n, n_out), {}) for n in (None, 6) for n_out in (4, 9)),
+    *(
+        ('GGNNUpdate', 'relations', (n,), options)
+        for n, options in (
+            *((None, {}), (6, {'hidden_channels': 6})),
+            (6, {'hidden_channels': 4, 'out_channels': 6}),
+        )
+    ),
     *(
         ('GINUpdate', 'counted', (n,), {'dropout_ratio': 0.0, **options})
         for n in (None, 6)
@@ -84,17 +90,21 @@ def test_update_link(device, name, kind, arguments, options):
         ]
     dense = sparse.upstream(*arguments, **options)
     dense(h, adj, *conditions)
-    expected = randomised(dense)(h, adj, *conditions).array
+    getattr(randomised(dense), 'reset_state', int)()
+    steps = [dense(h, adj, *conditions).array for _ in range(3)]
+    assert (steps[0] != steps[1]).all() == (name == 'GGNNUpdate')  # its state counts
     swapped, fresh = sparse_link(sparse, dense), sparse(*arguments, **options)
     for link in (swapped, fresh):
         link.to_device(device)
         for layout, shape in (('padded', (2, 5)), ('packed', (10,)), ('padded', (10,))):
             batch = BatchedCSR.from_matrices(list(adj), layout).to_device(device)
-            y = link(device.send(h.reshape(shape + (6,))), batch).array
-            assert y.shape == shape + expected.shape[-1:]
-            if link is swapped:
-                actual = cuda.to_cpu(y).reshape(expected.shape)
-                assert relative_error(actual, expected) < 1e-5
+            getattr(link, 'reset_state', int)()
+            for expected in steps:
+                y = link(device.send(h.reshape(shape + (6,))), batch).array
+                assert y.shape == shape + expected.shape[-1:]
+                if link is swapped:
+                    actual = cuda.to_cpu(y).reshape(expected.shape)
+                    assert relative_error(actual, expected) < 1e-5
         assert numbers(link) == numbers(dense)
         shapes = [[(path, p.shape) for path, p in each.namedparams()] for each in (link, dense)]
         assert shapes[0] == shapes[1]
@@ -141,6 +151,16 @@ def test_layers_of_gin_that_users_put_there(activation):
     assert of_this_thread.calls == 4  # the link itself, too
 
 
+def test_state_of_another_batch():
+    link = links.GGNNUpdate()
+    adj, smaller = (BatchedCSR.from_matrices([numpy.ones((4, n, n), 'f')]) for n in (3, 2))
+    link(numpy.ones((3, 16), 'f'), adj)
+    with pytest.raises(ValueError, match=r'state: expected shape \(2, 16\), got \(3, 16\)'):
+        link(numpy.ones((2, 16), 'f'), smaller)
+    link.reset_state()
+    assert link(numpy.ones((2, 16), 'f'), smaller).shape == (2, 16)
+
+
 def test_swap_of_nfp_alone():
     model = sparsify(chainer.ChainList(links.NFPUpdate.upstream(6, 4)))
     assert type(model[0]) is links.NFPUpdate
@@ -151,15 +171,11 @@ def test_swap_of_nfp_alone():
 
 @pytest.mark.parametrize(
     'make',
-    [
-        *(lambda f=f: links.GNNFiLMUpdate(3, 2, f) for f in [functions.relu, functions.tanh]),
-        *(
-            lambda mode=mode, concat_heads=concat_heads: links.RelGATUpdate(
-                3, 4, 2, 2, softmax_mode=mode, concat_heads=concat_heads
-            )
-            for mode in ('across', 'within')
-            for concat_heads in (False, True)
-        ),
+    [functools.partial(links.GNNFiLMUpdate, 3, 2, f) for f in (functions.relu, functions.tanh)]
+    + [
+        functools.partial(links.RelGATUpdate, 3, 4, 2, 2, **mode, concat_heads=are_concatenated)
+        for mode in ({'softmax_mode': 'across'}, {'softmax_mode': 'within'})
+        for are_concatenated in (False, True)
     ],
 )
 def test_folded(xp, make):
@@ -172,17 +188,14 @@ def test_folded(xp, make):
     check_against_padded(lambda adj, h: link(h, adj), xp, 2, 3)
 
 
-def test_a_node_without_neighbours_gets_the_bias_of_the_norm():
+def test_a_node_without_neighbours():
+    """It gets the bias of the norm, or the mean: of its atoms if packed, of all slots if padded."""
     link = links.GNNFiLMUpdate(3, 2)
     adj = BatchedCSR.from_matrices([numpy.zeros((2, 2, 2), 'f')])
     h = numpy.ones((2, 3), 'f')
     link(h, adj)
     link.norm_layer.beta.array[...] = [1, 2, 3]
     numpy.testing.assert_array_equal(link(h, adj).array, [[1, 2, 3]] * 2)
-
-
-def test_a_node_without_neighbours_gets_the_mean_of_its_graph():
-    """The mean is over its atoms in packed layout, over all slots in padded layout."""
     h = inputs()[0][:1, :4]
     link = links.RelGATUpdate(6, 5, n_heads=1, n_edge_types=1)
     m = functions.linear(h[0], link.message_layer.W).array
@@ -252,7 +265,7 @@ def nfp_with_a_hook():
     [
         (
             lambda: links.RelGATUpdate(5, 4, softmax_mode='over'),
-            "softmax_mode: expected .*'across', 'within'.*'over'",
+            "expected .*'across', 'within'.*'ov",
         ),
         (
             lambda: sparse_link(
@@ -276,6 +289,10 @@ def test_options_without_a_sparse_form(make, message):
 
 
 DENSE = numpy.ones((1, 4, 2, 2), 'f')
+relgat, rsgcn, film = (
+    functools.partial(getattr(links, name + 'Update'), *sizes)
+    for name, sizes in (('RelGAT', (5, 4)), ('RSGCN', (5, 4)), ('GNNFiLM', (5,)))
+)
 
 
 @pytest.mark.parametrize(
@@ -284,29 +301,18 @@ DENSE = numpy.ones((1, 4, 2, 2), 'f')
         *(
             (make, (2, 5), 3, ValueError, 'adj: expected %d relations, .* got .* 3 relations' % n)
             for make, n in (
-                (links.GGNNUpdate, 4),
-                (lambda: links.RelGCNUpdate(5, 4), 4),
-                (lambda: links.RelGATUpdate(5, 4), 4),
-                (lambda: links.GNNFiLMUpdate(5), 5),
+                *((links.GGNNUpdate, 4), (lambda: links.RelGCNUpdate(5, 4), 4)),
+                *((relgat, 4), (film, 5)),
             )
         ),
         *(
             (make, (1, 2, 5), DENSE, TypeError, 'adj: expected a BatchedCSR, got ndarray .*_mols')
-            for make in (lambda: links.RelGATUpdate(5, 4), lambda: links.GNNFiLMUpdate(5))
+            for make in (relgat, film)
         ),
-        (
-            *(lambda: links.RSGCNUpdate(5, 4), (2, 5), 4, ValueError),
-            '^adj: expected a matrix of one relation',
-        ),
+        (rsgcn, (2, 5), 4, ValueError, '^adj: expected a matrix of one relation'),
         (nfp_with_a_hook, (2, 6), 1, ValueError, '3: expected no link hooks, .* TimerHook'),
         *(
-            (
-                lambda: links.RelGATUpdate(5, 4),
-                shape,
-                4,
-                ValueError,
-                r'h: expected a row .*%s' % got,
-            )
+            (relgat, shape, 4, ValueError, r'h: expected a row .*%s' % got)
             for shape, got in (((3, 5), r'got shape \(3, 5'), ((1, 2, 5), r'got shape \(1, 2, 5\)'))
         ),
     ],

@@ -15,7 +15,7 @@ from chainer_chemistry.models.prediction.node_classifier import NodeClassifier
 
 from chainer_bspmm import BatchedCOO, concat_mols, densify, models, sparsify
 from chainer_bspmm.models.refusals import REFUSALS
-from chainer_bspmm.models.set_up_predictor import EDGE_LIST_METHODS, METHODS, REFUSED
+from chainer_bspmm.models.set_up_predictor import EDGE_LIST_METHODS, REFUSED
 from chainer_bspmm.models.sparsify import SWAPS
 from tests.support import parity
 from tests.support.molecules import molecules
@@ -51,23 +51,12 @@ def test_a_model_that_can_be_swapped(name):
     assert message_of(lambda: model(ATOMS, adj=ADJ)) == ADVICE % (name, 'BatchedCSR')
 
 
-@pytest.mark.parametrize('method', METHODS)
-def test_a_predictor_that_can_be_swapped(method):
-    predictor = set_up(method)
-    name = type(predictor.graph_conv).__name__
-    assert message_of(lambda: predictor(ATOMS, ADJ)) == ADVICE % (name, 'BatchedCSR')
-
-
 @pytest.mark.parametrize('retain_inputs', [False, True])
 def test_predict(retain_inputs):
     model = prediction.Regressor(set_up('nfp'))
-    message = message_of(
-        lambda: model.predict(
-            [example[:2] for example in EXAMPLES],
-            converter=concat_mols,
-            retain_inputs=retain_inputs,
-        )
-    )
+    examples = [example[:2] for example in EXAMPLES]
+    options = {'converter': concat_mols, 'retain_inputs': retain_inputs}
+    message = message_of(lambda: model.predict(examples, **options))
     assert message == ADVICE % ('NFP', 'BatchedCSR')
 
 

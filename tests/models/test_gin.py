@@ -71,16 +71,16 @@ def test_first_mlp_gets_zeros_in_the_first_call(device, is_cleared):
 @pytest.mark.parametrize(
     'options, message',
     [
-        ({}, "expected hidden_channels = 16, the width that the readout's parameters have, got 5"),
+        ({}, "16, the width that the readout's parameters have, got 5"),
         (
             {'node_embedding': True, 'weight_tying': True},
-            'expected hidden_channels = 16, the width that the tied update takes, got 5',
+            '16, the width that the tied update takes, got 5',
         ),
     ],
 )
 def test_out_channels_that_do_not_fit(options, message):
     for make in (GIN, lambda *a, **k: sparsify(DenseGIN(*a, **k))):
-        with pytest.raises(ValueError, match='out_channels: ' + message):
+        with pytest.raises(ValueError, match='out_channels: expected hidden_channels = ' + message):
             make(3, out_channels=5, **options)
     # With one update the tied one does not take its own result.
     GIN(3, out_channels=5, node_embedding=True, weight_tying=True, n_update_layers=1)

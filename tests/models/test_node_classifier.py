@@ -25,16 +25,12 @@ DATA = {
     'dense': padding_data,
     'CooMatrix': functools.partial(padding_data, as_coo=True),
 }
+both = {'accuracy': functions.accuracy, 'error': lambda y, t: 1 - functions.accuracy(y, t)}
 OPTIONS = {
     'defaults': {},
     'another loss': {'lossfun': lambda y, t: functions.sum(y * y) / len(t)},
     'hinge': {'lossfun': functions.hinge},
-    'two metrics': {
-        'metrics_fun': {
-            'accuracy': functions.accuracy,
-            'error': lambda y, t: 1 - functions.accuracy(y, t),
-        }
-    },
+    'two metrics': {'metrics_fun': both},
     'no metrics': {'metrics_fun': None},
 }
 
@@ -52,14 +48,8 @@ def masks():
 def predictor(kind):
     numpy.random.seed(0)
     make = DenseGINSparse if kind == 'list of edges' else DenseGIN
-    return make(
-        3,
-        node_embedding=True,
-        hidden_channels=8,
-        out_channels=N_CLASSES,
-        n_update_layers=2,
-        dropout_ratio=0.0,
-    )
+    options = {'hidden_channels': 8, 'out_channels': N_CLASSES, 'n_update_layers': 2}
+    return make(3, node_embedding=True, dropout_ratio=0.0, **options)
 
 
 def result(model, *inputs):

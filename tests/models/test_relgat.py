@@ -15,8 +15,3 @@ def test_tied_update_that_cannot_take_its_own_result():
     with pytest.raises(ValueError, match=r'model\.weight_tying: expected False'):
         sparsify(DenseRelGAT(3, **options))
     RelGAT(3, n_update_layers=1, **options)
-
-
-def test_unknown_mode():
-    with pytest.raises(ValueError, match="softmax_mode: expected .*'across', 'within'"):
-        RelGAT(3, softmax_mode='beside')

@@ -37,7 +37,7 @@ def test_readouts():
 # --- what is refused ---
 
 
-def test_atom_id_outside_of_the_embedding():
+def test_atoms_that_are_no_array_or_out_of_range():
     model = RSGCN(3, n_atom_types=10)
     example = numpy.array([9, 10], 'i'), numpy.eye(2, dtype='f'), 0.0
     atoms, adj, _ = CSRConverter('packed')([example])
@@ -52,9 +52,6 @@ def test_atom_id_outside_of_the_embedding():
         model(atoms, unknown)
     with pytest.raises(ValueError, match='got -1'):
         model(numpy.array([0, -1], 'i'), unknown)
-
-
-def test_atoms_that_are_no_array():
     adj = BatchedCSR.from_matrices([numpy.ones((2, 2))])
     with pytest.raises(TypeError, match='atom_array: expected an array, got list'):
         RSGCN(3)([6, 6], adj)

@@ -45,17 +45,9 @@ def test_parameters_are_those_of_upstream(method):
 
 def test_arguments_reach_the_parts():
     scaler = chainer.Link()
-    predictor = set_up_predictor(
-        'gin_cwle',
-        6,
-        3,
-        2,
-        label_scaler=scaler,
-        postprocess_fn=chainer.functions.sigmoid,
-        n_atom_types=30,
-        conv_kwargs={'dropout_ratio': 0.25},
-        n_wle_types=77,
-    )
+    sizes = {'n_atom_types': 30, 'conv_kwargs': {'dropout_ratio': 0.25}, 'n_wle_types': 77}
+    options = {'label_scaler': scaler, 'postprocess_fn': chainer.functions.sigmoid, **sizes}
+    predictor = set_up_predictor('gin_cwle', 6, 3, 2, **options)
     conv = predictor.graph_conv
     assert predictor.label_scaler is scaler
     assert predictor.postprocess_fn is chainer.functions.sigmoid
@@ -77,11 +69,9 @@ def test_arguments_reach_the_parts():
 )
 def test_methods_without_a_sparse_form(method, reason):
     assert method in REFUSED
-    with pytest.raises(
-        ValueError,
-        match="^method: '%s' .*%s.*\nIt runs unswapped, with upstream's converter: python -m .*"
-        'docs/methods.md lists' % (method, reason),
-    ):
+    advice = "It runs unswapped, with upstream's converter: python -m .*docs/methods.md lists"
+    message = "^method: '%s' .*%s.*\n%s" % (method, reason, advice)
+    with pytest.raises(ValueError, match=message):
         set_up_predictor(method, 6, 2, 3)
 
 

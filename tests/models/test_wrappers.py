@@ -38,11 +38,8 @@ PACKED = {
 def predictor(method, make=set_up_dense_predictor):
     numpy.random.seed(0)
     labels = {} if method.endswith('_gwm') else {'n_wle_types': parity.N_LABELS}
-    no_dropout = (
-        {}
-        if method.split('_')[0] not in ('rsgcn', 'gin')
-        else {'conv_kwargs': {'dropout_ratio': 0.0}}
-    )
+    has_dropout = method.split('_')[0] in ('rsgcn', 'gin')
+    no_dropout = {'conv_kwargs': {'dropout_ratio': 0.0}} if has_dropout else {}
     return make(method, 8, 2, 3, **labels, **no_dropout)
 
 

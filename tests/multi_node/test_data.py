@@ -266,16 +266,12 @@ def results(comm):
         def iterate(dataset):
             return SerialIterator(dataset, 13, repeat=False, shuffle=False)
 
+        medians = {'median': lambda y, t: numpy.median(y - t), 'n': lambda y, t: y.size}
+        common['eval_func'] = three_columns
         evaluators = [
-            extensions.Evaluator(iterate(part), model, **common),
-            BatchEvaluator(
-                iterate(part),
-                model,
-                eval_func=three_columns,
-                metrics_fun={'median': lambda y, t: numpy.median(y - t), 'n': lambda y, t: y.size},
-                **common,
-            ),
-            R2ScoreEvaluator(iterate(part), model, eval_func=three_columns, **common),
+            extensions.Evaluator(iterate(part), model, converter=PACKED, device='@numpy'),
+            BatchEvaluator(iterate(part), model, metrics_fun=medians, **common),
+            R2ScoreEvaluator(iterate(part), model, **common),
         ]
         for i, evaluator in enumerate(evaluators):
             if comm:

@@ -38,12 +38,9 @@ def make_trainer(comm, folder, n_steps=N_STEPS, kind=SNAPSHOTS):
     )
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
     optimizer.setup(model)
-    updater = StandardUpdater(
-        # Random numbers are not in a snapshot by themselves.
-        SerialIterator(part, 4, shuffle=False),
-        optimizer,
-        converter=CSRConverter('packed'),
-    )
+    # Random numbers are not in a snapshot by themselves.
+    iterator = SerialIterator(part, 4, shuffle=False)
+    updater = StandardUpdater(iterator, optimizer, converter=CSRConverter('packed'))
     trainer = chainer.training.Trainer(updater, (n_steps, 'iteration'), out=folder)
     if kind == CHECKPOINTS:
         saved = chainermn.create_multi_node_checkpointer('run', comm)

@@ -102,16 +102,11 @@ def updater_of(comm, name):
     model.to_device(device)
     part = to_sparse(my_share(molecules(4 * N_ALL), comm, (7, 5)))
     optimizer = optimizer_of(model, comm)
-    return [
-        GraphUpdater(
-            chainer.iterators.SerialIterator(part, len(part) // 4, shuffle=False),
-            optimizer,
-            converter=CONVERTERS['packed'],
-            device=device,
-            on_difference='raise',
-        )
-        for _ in range(2)
+    options = {'converter': CONVERTERS['packed'], 'device': device, 'on_difference': 'raise'}
+    iterators = [
+        chainer.iterators.SerialIterator(part, len(part) // 4, shuffle=False) for _ in range(2)
     ]
+    return [GraphUpdater(iterator, optimizer, **options) for iterator in iterators]
 
 
 def train_both_ways():

@@ -111,12 +111,8 @@ def test_values(xp, types, dtype, way):
 def test_gradients(xp, way):
     x, weights, biases = operands(xp, 'float64')
     given = adjacency(xp, 'float64', way=way)
-    check_gradients(
-        lambda x, *a: degree_linear_sigmoid(given, x, a[:N_TYPES], a[N_TYPES:]) ** 2,
-        x,
-        *weights,
-        *biases,
-    )
+    layer = lambda x, *a: degree_linear_sigmoid(given, x, a[:N_TYPES], a[N_TYPES:])  # NOQA: E731
+    check_gradients(lambda *inputs: layer(*inputs) ** 2, x, *weights, *biases)
 
 
 @pytest.mark.parametrize('way', WAYS)
@@ -227,11 +223,16 @@ def test_expand(gpu, dtype, shape):
     )
 
 
-def test_several_relations_are_refused():
+def test_weights_of_different_shapes_and_several_relations():
     with pytest.raises(ValueError, match='adj: expected a column for each node .* 2 relations'):
-        degree_linear_sigmoid(
-            BatchedCSR.from_matrices([numpy.ones((2, 3, 3))]), numpy.ones((3, 2)), [], []
-        )
+        adj = BatchedCSR.from_matrices([numpy.ones((2, 3, 3))])
+        degree_linear_sigmoid(adj, numpy.ones((3, 2)), [], [])
+    weights, biases = [numpy.ones((3, 2), 'f')] * 4, [numpy.ones(3, 'f')] * 4
+    adj, x = adjacency(numpy, 'float32'), numpy.ones((11, 2), 'f')
+    with pytest.raises(ValueError, match=r'weights\[3\]: expected shape \(3, 2\) .* \(2, 2\)'):
+        degree_linear_sigmoid(adj, x, weights[:3] + [numpy.ones((2, 2), 'f')], biases)
+    with pytest.raises(ValueError, match=r'biases\[1\]: expected shape \(3,\) .* got \(2,\)'):
+        degree_linear_sigmoid(adj, x, weights, [biases[0], biases[1][:2], *biases[2:]])
 
 
 @pytest.mark.parametrize(
@@ -246,18 +247,5 @@ def test_several_relations_are_refused():
 )
 def test_bad_input(x, n_weights, n_biases, message):
     with pytest.raises(ValueError, match=message):
-        degree_linear_sigmoid(
-            adjacency(numpy, 'float32'),
-            x,
-            [numpy.ones((3, 2), 'f')] * n_weights,
-            [numpy.ones(3, 'f')] * n_biases,
-        )
-
-
-def test_weights_of_different_shapes():
-    weights, biases = [numpy.ones((3, 2), 'f')] * 4, [numpy.ones(3, 'f')] * 4
-    adj, x = adjacency(numpy, 'float32'), numpy.ones((11, 2), 'f')
-    with pytest.raises(ValueError, match=r'weights\[3\]: expected shape \(3, 2\) .* \(2, 2\)'):
-        degree_linear_sigmoid(adj, x, weights[:3] + [numpy.ones((2, 2), 'f')], biases)
-    with pytest.raises(ValueError, match=r'biases\[1\]: expected shape \(3,\) .* got \(2,\)'):
-        degree_linear_sigmoid(adj, x, weights, [biases[0], biases[1][:2], *biases[2:]])
+        weights, biases = [numpy.ones((3, 2), 'f')] * n_weights, [numpy.ones(3, 'f')] * n_biases
+        degree_linear_sigmoid(adjacency(numpy, 'float32'), x, weights, biases)

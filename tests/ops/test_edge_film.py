@@ -11,7 +11,7 @@ from chainer_bspmm.ops.bspmm import bspmm_forward
 from chainer_bspmm.ops import edge_film as module
 from chainer_bspmm.ops.edge_film import edge_film, edge_film_backward, edge_film_forward
 from chainer_bspmm.sparse.edges import edges_of
-from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, film_arrays, film_truth
+from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, film_arrays
 from tests.emulation.kernel_cases import share_channels
 from tests.support import assert_close, assert_exact, reference, relative_error
 from tests.support.folded import check_against_padded
@@ -31,7 +31,7 @@ def launches(place):
 def check(place, adj, dtype, n_channels, shift=0):
     arrays = film_arrays(adj, n_channels, dtype)
     messages, film, gy = (place.put(array, shift) for array in arrays)
-    expected, adj = film_truth(adj, *arrays), place.put(adj)
+    expected, adj = reference.edge_film(adj, *arrays), place.put(adj)
     results = edge_film_forward(adj, messages, film), *edge_film_backward(adj, messages, film, gy)
     for result, of in zip(results, expected):
         assert_exact(result, of, dtype)
@@ -91,7 +91,7 @@ def test_capacity_beyond_the_batch(gpu):
     messages, film, _ = given
     spare = gpu.put(spare)
     results = edge_film_forward(spare, messages, film), *edge_film_backward(spare, *given)
-    for result, expected in zip(results, film_truth(adj, *arrays)):
+    for result, expected in zip(results, reference.edge_film(adj, *arrays)):
         assert_exact(result[: len(expected)], expected, 'f')
         assert not result[len(expected) :].any()
 
@@ -99,7 +99,7 @@ def test_capacity_beyond_the_batch(gpu):
 def test_input_that_is_not_contiguous(place):
     adj = batch('relations', 'f')
     arrays = film_arrays(adj, 14, 'f')
-    expected = film_truth(adj, *(array[:, ::2] for array in arrays))
+    expected = reference.edge_film(adj, *(array[:, ::2] for array in arrays))
     messages, film, gy = (place.put(array)[:, ::2] for array in arrays)
     adj = place.put(adj)
     results = edge_film_forward(adj, messages, film), *edge_film_backward(adj, messages, film, gy)
@@ -111,7 +111,7 @@ def test_nan_reaches_its_rows_only(place):
     adj = batch('relations', 'f')
     arrays = film_arrays(adj, 9, 'f')
     arrays[0][2, 3] = arrays[1][5, 8] = numpy.nan
-    expected, _, _ = film_truth(adj, *arrays)
+    expected, _, _ = reference.edge_film(adj, *arrays)
     assert 0 < numpy.isnan(expected).sum() < expected.size // 2
     messages, film, _ = map(place.put, arrays)
     assert_exact(edge_film_forward(place.put(adj), messages, film), expected, 'f')
@@ -141,19 +141,13 @@ def arguments(adj, xp, dtype, n_in=4, n_channels=3):
     return [xp.asarray(rng.uniform(-1, 1, shape).astype(dtype)) for shape in shapes]
 
 
-def truth(adj, x, W, W_g, activation=lambda z: numpy.maximum(z, 0)):
+def truth(adj, x, W, W_g, **activation):
     """The docstring's formula, edge by edge, in float64."""
-    x, W, W_g = (cuda.to_cpu(array).astype('d') for array in (x, W, W_g))
-    values = numpy.ones(adj.nnz) if adj.data is None else cuda.to_cpu(adj.data).astype('d')
+    x, *maps = (cuda.to_cpu(array).astype('d') for array in (x, W, W_g))
     n_relations = adj.n_relations
-    n_channels = len(W) // n_relations
-    y = numpy.zeros((adj.n_rows, n_channels))
-    for entry, row, column in reference.entries(adj):
-        source, relation = divmod(column, n_relations)
-        message = W[relation::n_relations] @ x[source]
-        film = W_g[relation::n_relations] @ x[row]
-        y[row] += values[entry] * activation(film[:n_channels] * message + film[n_channels:])
-    return y
+    mapped = [numpy.stack([x @ W[r::n_relations].T for r in range(n_relations)], 1) for W in maps]
+    messages, film = (array.reshape(-1, array.shape[2]) for array in mapped)
+    return reference.edge_film(adj, messages, film, **activation)
 
 
 @pytest.mark.parametrize('name', NAMES)

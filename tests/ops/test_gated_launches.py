@@ -79,12 +79,9 @@ def test_widths(gpu, dtype, width, state):
 @pytest.mark.parametrize(
     'widths, options',
     [
-        ((5, 2, 7), {'state': 'given'}),
-        ((1, 40, 3), {'state': 'given'}),
-        ((3, 1, 70), {'state': 'given'}),
-        ((64, 1, 6), {'is_tanh': False}),
-        ((6, 64, 2), {'bias': False}),
-        ((66, 0, 6), {'is_tanh': False, 'bias': False}),
+        *(((5, 2, 7), {'state': 'given'}), ((1, 40, 3), {'state': 'given'})),
+        *(((3, 1, 70), {'state': 'given'}), ((64, 1, 6), {'is_tanh': False})),
+        *(((6, 64, 2), {'bias': False}), ((66, 0, 6), {'is_tanh': False, 'bias': False})),
         ((16, 0, 130), {}),
     ],
     ids=str,

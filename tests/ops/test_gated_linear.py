@@ -61,10 +61,8 @@ def test_same_as_chainers_nodes(xp, dtype, activation, with_bias, widths):
     for actual, reference in zip(outcome(apply, widths, activation, inputs), expected):
         assert actual.dtype == dtype and actual.shape == reference.shape
         # float16: some twenty roundings of 2**-11 in each element.
-        assert (
-            relative_error(actual, reference)
-            < {'float16': 5e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
-        )
+        bound = {'float16': 5e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
+        assert relative_error(actual, reference) < bound
 
 
 @pytest.mark.parametrize('widths', [(128,), (64, 64), (64, 32, 32)], ids=str)

@@ -75,15 +75,9 @@ def expected(spec, A, x, parameters, gy, kept=1.0):
     A = A.copy()
     if spec.loop:
         A[0] += numpy.eye(len(x))
-    value = numpy.zeros((len(x), spec.width_out))
-    if spec.n_relations:
-        value += numpy.einsum('rij,jk,rck->ic', A, x, by_relation(spec, W))
-    if spec.has_self:
-        value += x @ W_self.T
-    if spec.has_relation_bias:
-        value += numpy.einsum('rij,rc->ic', A, by_relation(spec, b))
-    if spec.n_biases:
-        value += b_self.reshape(spec.n_biases, -1).sum(axis=0)
+    rows = W if not spec.by_relation else by_relation(spec, W).swapaxes(0, 1).reshape(W.shape)
+    total = b_self.reshape(spec.n_biases, -1).sum(axis=0) if spec.n_biases else None
+    value = reference.graph_linear(A[: spec.n_relations], x, rows, b, W_self, total)
     function, derivative = ACTIVATIONS[spec.activation]
     y = function(value) * kept
     z = gy * kept * derivative(function(value))

@@ -23,12 +23,8 @@ def arrays(dtype='float64', with_state=True, seed=0):
 def step(*inputs):
     with_state = len(inputs) > 6
     parameters = inputs[2 + with_state :]
-    return gru_step(
-        inputs[0],
-        inputs[1],
-        inputs[2] if with_state else None,
-        list(zip(parameters[::2], parameters[1::2])),
-    )
+    pairs = list(zip(parameters[::2], parameters[1::2]))
+    return gru_step(inputs[0], inputs[1], inputs[2] if with_state else None, pairs)
 
 
 def chainers_own(inputs):

@@ -52,12 +52,9 @@ def rows_of(lengths, dtype, n_cols=None):
     n_rows = max(len(lengths), n_cols or 0)
     lengths = numpy.pad(lengths, (0, n_rows - len(lengths)))
     nnz = int(lengths.sum())
-    return BatchedCSR(
-        numpy.append(0, numpy.cumsum(lengths)),
-        numpy.random.RandomState(0).randint(0, n_rows, nnz),
-        numpy.array([0, n_rows]),
-        integers(nnz, dtype, FACTOR, seed=1),
-    )
+    indptr, rng = numpy.append(0, numpy.cumsum(lengths)), numpy.random.RandomState(0)
+    values = integers(nnz, dtype, FACTOR, seed=1)
+    return BatchedCSR(indptr, rng.randint(0, n_rows, nnz), numpy.array([0, n_rows]), values)
 
 
 @pytest.fixture
@@ -284,15 +281,9 @@ def test_matrices_that_are_made_of_molecules_have_no_long_rows():
     assert adj.longest <= LONG_ROW // 8 < LONG_ROW < adj.nnz
     adj = adj.replace(longest=LONG_ROW)  # as in captured steps
     edges, pattern = edges_of(adj), AttentionPattern(adj, 8, True, False, 'f')
-    for matrix in (
-        relation_rows(adj),
-        relation_rows(adj.replace(is_symmetric=False)),
-        edges.from_source,
-        edges.from_receiver,
-        edges.to_node,
-        pattern.product,
-        pattern.gathers(adj, 8),
-    ):
+    rows = relation_rows(adj), relation_rows(adj.replace(is_symmetric=False))
+    of_edges = edges.from_source, edges.from_receiver, edges.to_node
+    for matrix in (*rows, *of_edges, pattern.product, pattern.gathers(adj, 8)):
         assert matrix.longest <= LONG_ROW
 
 
@@ -306,10 +297,7 @@ def test_bounds_in_data_sets_and_captured_batches(monkeypatch):
     molecules = DeviceMolecules(to_sparse(examples).molecules, chainer.get_device('@numpy'))
     assert molecules.longest.tolist() == [3, 150, 20, 300]
     for index, bound, in_buffers in (
-        ([0, 2], 20, LONG_ROW),
-        ([0, 1], 150, 256),
-        ([3, 0], 300, 512),
-        ([1, 1], 150, 256),
+        *(([0, 2], 20, LONG_ROW), ([0, 1], 150, 256), ([3, 0], 300, 512), ([1, 1], 150, 256)),
     ):
         index = numpy.array(index)
         on_host, there = (of.batch(index, 'packed') for of in (molecules.host, molecules))

@@ -14,7 +14,8 @@ from chainer_bspmm.ops.attention_pattern import attention_pattern as pattern_of
 from chainer_bspmm.ops.relation_attention import relation_attention
 from tests.support import random_matrix, reference, relative_error
 from tests.support.gradients import check_gradients
-from tests.support.relations import NAMES, relation_batch_on, small_relation_batch_on, UNSORTED
+from tests.support.relations import NAMES, relation_batch_on, small_relation_batch_on, TOO_WIDE
+from tests.support.relations import UNSORTED
 from tests.support.spare import with_spare
 
 OPTIONS = {
@@ -200,15 +201,11 @@ def test_dropout_of_uniform_weights_one_by_one(xp, within, layout):
     n_rows = adj.max_rows  # of a graph
     slots = numpy.eye(n_rows * n_relations).reshape(n_rows, -1)
     xp.random.seed(0)
-    y = relation_attention(
-        adj,
-        xp.asarray(numpy.tile(slots, (n_graphs, 1))),
-        xp.zeros((1, 2 * n_rows * n_relations)),
-        xp.zeros(1),
-        1,
-        within=within,
-        dropout_ratio=ratio,
-    ).array
+    W = numpy.zeros((1, 2 * n_rows * n_relations))
+    given = numpy.tile(slots, (n_graphs, 1)), W, numpy.zeros(1)
+    options = {'within': within, 'dropout_ratio': ratio}
+    m, W, b = map(xp.asarray, given)
+    y = relation_attention(adj, m, W, b, 1, **options).array
     weights = cuda.to_cpu(y).reshape(n_graphs, n_rows, n_rows, n_relations)
     kept = weights > 0
     counts = numpy.ones((n_rows, 1))
@@ -374,18 +371,7 @@ ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
         ({'b': (2,)}, ValueError, r'b: expected shape \(1,\) .* got \(2,\)'),
         ({'adj': (2, 3, 3)}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
         ({'adj': BatchedCOO.from_csr(ADJ)}, TypeError, 'adj: .* a BatchedCSR, got BatchedCOO'),
-        (
-            {
-                'adj': BatchedCSR(
-                    numpy.array([0, 1]),
-                    numpy.array([0]),
-                    numpy.array([0, 1]),
-                    col_offsets=numpy.array([0, 4]),
-                )
-            },
-            ValueError,
-            'adj: expected a column for each of its 1 rows and 1 relations',
-        ),
+        ({'adj': TOO_WIDE}, ValueError, 'adj: .* a column for each of its 1 rows and 1 relations'),
     ],
 )
 def test_what_does_not_fit(change, error, message):

@@ -161,10 +161,7 @@ def test_values(xp, name):
 @pytest.mark.parametrize(
     'name',
     [
-        'empty graphs first, between, last',
-        'no entries',
-        'one graph',
-        'duplicates, unsorted',
+        *('empty graphs first, between, last', 'no entries', 'one graph', 'duplicates, unsorted'),
         'rectangular',
     ],
 )
@@ -218,10 +215,8 @@ def test_values_that_underflow_count_in_higher_derivatives(xp):
     adj = batch_on('one graph', xp, 'float32')
     x = xp.array([[0], [-200], [1], [-300], [-1e4]], 'f')
     results = []
-    for function in (
-        lambda x: node_softmax(adj, x),
-        lambda x: chainer.functions.softmax(x, axis=0),
-    ):
+    softmaxes = lambda x: node_softmax(adj, x), lambda x: chainer.functions.softmax(x, axis=0)
+    for function in softmaxes:
         given = chainer.Variable(x)
         y = function(given)
         gy = chainer.Variable(xp.arange(5, dtype='f')[:, None])
@@ -255,9 +250,8 @@ def test_large_gradients_in_float16(weight):
 
 def test_shapes_that_do_not_fit():
     adj = BATCHES['many']
-    with pytest.raises(
-        ValueError, match=r'x: expected shape \(%d, n_B\), .* got \(3, 2\)' % adj.n_rows
-    ):
+    message = r'x: expected shape \(%d, n_B\), .* got \(3, 2\)' % adj.n_rows
+    with pytest.raises(ValueError, match=message):
         node_softmax(adj, numpy.zeros((3, 2)))
     with pytest.raises(TypeError, match='adj: expected a BatchedCSR'):
         node_softmax(numpy.zeros((3, 3)), numpy.zeros((3, 2)))

@@ -14,9 +14,9 @@ from chainer_bspmm.ops.segments import row_sum, segment_broadcast_forward, segme
 from chainer_bspmm.ops.segments import segment_sum_forward
 from tests.emulation.kernel_cases import CHANNELS, integers, share_channels, TERM, weighted
 from tests.support import assert_close, assert_exact, batch_on, BATCHES, DTYPES, features, reference
-from tests.support import relative_error, widths_on
+from tests.support import relative_error
 from tests.support.gradients import check_gradients
-from tests.support.weights import assert_counts_copies, copies_of, poison, SPARE_ROWS, sum_of_copies
+from tests.support.weights import assert_counts_copies, SPARE_ROWS
 from tests.support.weights import WEIGHTED, weighted_on
 
 
@@ -299,29 +299,6 @@ def test_rounding_over_many_rows():
 
 
 # --- functions of batches ---
-
-
-@pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('n_spare', SPARE_ROWS)
-@pytest.mark.parametrize('name', WEIGHTED)
-def test_a_row_counts_as_often_as_its_weight(xp, name, n_spare, dtype):
-    """Rows of weight 0 hold NaN and infinity; what would be added to them is infinite."""
-    rng = numpy.random.RandomState(0)
-    adj = weighted_on(name, xp, dtype, n_spare)
-    weights, n_rows = adj.row_weights, adj.n_rows
-    rows, starts = copies_of(weights, adj.row_offsets)
-    x = poison(features(rng, xp, n_rows, max(widths_on(xp)), dtype), weights)
-    y = features(rng, xp, adj.n_graphs, max(widths_on(xp)), dtype)
-    y[xp.asarray(numpy.diff(starts) == 0)] = numpy.inf
-    copies = cuda.to_cpu(x)[rows]
-    sums, maxima = reference.segment_sum(copies, starts), reference.segment_max(copies, starts)
-    broadcast = sum_of_copies(reference.segment_broadcast(y, starts), rows, n_rows)
-    for n in widths_on(xp):
-        part, top = x[:, :n].copy(), y[:, :n].copy()
-        assert_close(segment_sum(adj, part).array, sums[:, :n], dtype)
-        assert_close(segment_max(adj, part).array, maxima[:, :n], dtype)
-        actual = segment_broadcast_forward(top, adj.row_offsets, n_rows, adj.max_rows, weights)
-        assert_close(actual, broadcast[:, :n], dtype)
 
 
 @pytest.mark.parametrize('n_spare', SPARE_ROWS)

@@ -8,25 +8,11 @@ import pytest
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCOO, BatchedCSR
-from tests.support import BATCHES, batch_on, coo_batch_on, shuffled
+from tests.support import BATCHES, batch_on, coo_batch_on, device_of, shuffled
 
-INTEGERS = (
-    'n_graphs',
-    'n_rows',
-    'n_cols',
-    'nnz',
-    'n_relations',
-    'max_rows',
-    'max_cols',
-    'max_nnz',
-    'layout',
-    'max_atom_id',
-)
+INTEGERS = tuple('n_graphs n_rows n_cols nnz n_relations max_rows max_cols max_nnz'.split())
+INTEGERS += 'layout', 'max_atom_id'
 ARRAYS = ('ids', 'row_offsets', 'col_offsets', 'entry_offsets', 'data')
-
-
-def device_of(xp):
-    return '@numpy' if xp is numpy else '@cupy:0'
 
 
 def assert_same(a, b):
@@ -70,12 +56,8 @@ def test_order_of_entries_does_not_matter(xp, name):
 
 
 def test_entries_of_a_row_keep_their_order():
-    coo = BatchedCOO(
-        numpy.array([[1, 1], [0, 1], [1, 0], [0, 1], [1, 1]]),
-        numpy.array([0, 2]),
-        numpy.array([0, 5]),
-        numpy.arange(5.0),
-    )
+    ids = numpy.array([[1, 1], [0, 1], [1, 0], [0, 1], [1, 1]])
+    coo = BatchedCOO(ids, numpy.array([0, 2]), numpy.array([0, 5]), numpy.arange(5.0))
     csr = coo.to_csr()
     numpy.testing.assert_array_equal(csr.indptr, [0, 2, 5])
     numpy.testing.assert_array_equal(csr.indices, [1, 1, 1, 0, 1])
@@ -84,13 +66,8 @@ def test_entries_of_a_row_keep_their_order():
 
 
 def test_from_raw_arrays(xp):
-    adj = BatchedCOO(
-        xp.array([[1, 3], [0, 0], [2, 4]], 'u1'),
-        xp.array([0, 2, 2, 3]),
-        xp.array([0, 2, 2, 3]),
-        xp.array([1, 2, 3], 'f'),
-        xp.array([0, 4, 4, 6]),
-    )
+    ids, offsets = xp.array([[1, 3], [0, 0], [2, 4]], 'u1'), xp.array([0, 2, 2, 3])
+    adj = BatchedCOO(ids, offsets, offsets, xp.array([1, 2, 3], 'f'), xp.array([0, 4, 4, 6]))
     assert adj.xp is xp and adj.ids.dtype == numpy.int32 and adj.ids.flags.c_contiguous
     assert (adj.n_graphs, adj.shape, adj.nnz) == (3, (3, 6), 3)
     assert (adj.max_rows, adj.max_cols, adj.max_nnz) == (2, 4, 2)
@@ -104,15 +81,12 @@ def test_from_raw_arrays(xp):
     assert empty.to_csr().n_graphs == 0
 
 
-def test_columns_follow_from_relations():
+def test_columns_follow_from_relations_and_ids_lie_in_any_order():
     adj = BatchedCOO(numpy.array([[1, 5]]), numpy.array([0, 2]), numpy.array([0, 1]), n_relations=3)
     assert adj.n_cols == adj.max_cols == 6 and adj.data is None and adj.dtype is None
     numpy.testing.assert_array_equal(
         adj.to_dense(), [[[[0, 0], [0, 0]], [[0, 0], [0, 0]], [[0, 0], [0, 1]]]]
     )
-
-
-def test_input_arrays_in_any_memory_order():
     ids = numpy.array([[0, 1], [1, 0], [1, 1]])
     for given in (numpy.asfortranarray(ids), ids[::-1], ids.astype('>i8')):
         adj = BatchedCOO(given, numpy.array([0, 2]), numpy.array([0, 3]))
@@ -130,13 +104,9 @@ def test_to_device_and_back(xp, name):
 
 
 def test_astype_bytes_pickle_and_repr(xp):
-    adj = shuffled(
-        BatchedCOO.from_csr(
-            BatchedCSR.from_matrices(
-                [numpy.array([[2.0, 1.0], [0.0, 1.0]]), numpy.eye(1)], max_atom_id=7
-            )
-        )
-    ).to_device(device_of(xp))
+    matrices = [numpy.array([[2.0, 1.0], [0.0, 1.0]]), numpy.eye(1)]
+    csr = BatchedCSR.from_matrices(matrices, max_atom_id=7)
+    adj = shuffled(BatchedCOO.from_csr(csr)).to_device(device_of(xp))
     half = adj.astype('float16')
     assert half.to_dense().dtype == numpy.float16 and half.to_scipy().dtype == numpy.float32
     assert half.dtype == numpy.float16 and adj.dtype == numpy.float64 and adj.astype(float) is adj
@@ -201,12 +171,8 @@ def test_too_large():
     with pytest.raises(ValueError, match=r'non-zeros: expected at most .* got 2147483648'):
         BatchedCOO(huge, numpy.array([0, 1]), numpy.array([0, 2**31]))
     with pytest.raises(ValueError, match='row_offsets: expected at most .* got 2147483648'):
-        BatchedCOO(
-            numpy.zeros((0, 2), int),
-            numpy.array([0, 2**31]),
-            numpy.array([0, 0]),
-            col_offsets=numpy.array([0, 1]),
-        )
+        rows, one = numpy.array([0, 2**31]), numpy.array([0, 1])
+        BatchedCOO(numpy.zeros((0, 2), int), rows, numpy.array([0, 0]), col_offsets=one)
 
 
 def test_from_csr_of_something_else():

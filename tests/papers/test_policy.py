@@ -23,13 +23,9 @@ def test_subwarp():
 @pytest.mark.parametrize(
     'n_channels, itemsize, partitions, width, shared_bytes',
     [
-        (2048, 4, 1, 2048, 32768),
-        (2049, 4, 2, 1025, 16400),
-        (4096, 4, 2, 2048, 32768),
-        (4097, 4, 4, 1025, 16400),
-        (2049, 2, 2, 1025, 16400),
-        (1024, 8, 1, 1024, 32768),
-        (1025, 8, 2, 513, 16416),
+        *((2048, 4, 1, 2048, 32768), (2049, 4, 2, 1025, 16400), (4096, 4, 2, 2048, 32768)),
+        *((4097, 4, 4, 1025, 16400), (2049, 2, 2, 1025, 16400)),
+        *((1024, 8, 1, 1024, 32768), (1025, 8, 2, 513, 16416)),
     ],
 )
 def test_swa_partitions_about_the_budget(n_channels, itemsize, partitions, width, shared_bytes):
@@ -133,15 +129,10 @@ def test_sources_load_as_many_entries_as_the_policy_assumes():
 @pytest.mark.parametrize(
     'max_rows, n_channels, itemsize, expected',
     [
-        # 32 KB hold 8192 floats
-        (8192, 1, 4, 'st_shared'),
-        (8192, 2, 4, 'st_blocked'),
-        (8193, 1, 4, 'st_global'),
-        (4096, 1, 8, 'st_shared'),
-        (4096, 2, 8, 'st_blocked'),
-        (4097, 1, 8, 'st_global'),
-        (0, 64, 4, 'st_shared'),
-        (50, 512, 4, 'st_blocked'),  # figure 6b
+        # 32 KB hold 8192 floats; the last is figure 6b
+        *((8192, 1, 4, 'st_shared'), (8192, 2, 4, 'st_blocked'), (8193, 1, 4, 'st_global')),
+        *((4096, 1, 8, 'st_shared'), (4096, 2, 8, 'st_blocked'), (4097, 1, 8, 'st_global')),
+        *((0, 64, 4, 'st_shared'), (50, 512, 4, 'st_blocked')),
     ],
 )
 def test_st_algorithm(max_rows, n_channels, itemsize, expected):

@@ -77,10 +77,8 @@ def small_blocks(monkeypatch):
 @pytest.mark.parametrize('n_channels', [*CHANNELS, 5, 7, 9, 17])
 @pytest.mark.parametrize(
     'algorithm, dtype',
-    [
-        *((name, dtype) for name in SWA for dtype in 'efd'),
-        *((name, dtype) for name in (ST, *ST_CASES) for dtype in 'fd'),
-    ],
+    [(name, d) for name in SWA for d in 'efd']
+    + [(name, d) for name in (ST, *ST_CASES) for d in 'fd'],
 )
 def test_channels(place, small_blocks, algorithm, dtype, n_channels):
     name = 'small' if n_channels > 64 else 'mixed'
@@ -306,12 +304,8 @@ def test_partitions_of_a_wide_output(gpu, small_blocks):
 def corners(n_rows):
     """Return a batch of a tall graph, with entries in its corners, and a small one."""
     ids = [[n_rows - 1, 0], [0, n_rows - 1], [n_rows - 1, 0], [n_rows + 1, n_rows]]
-    return BatchedCOO(
-        numpy.array(ids),
-        numpy.array([0, n_rows, n_rows + 2]),
-        numpy.array([0, 3, 4]),
-        numpy.array([1, 2, 3, 4], 'f'),
-    )
+    offsets = numpy.array([0, n_rows, n_rows + 2]), numpy.array([0, 3, 4])
+    return BatchedCOO(numpy.array(ids), *offsets, numpy.array([1, 2, 3, 4], 'f'))
 
 
 @pytest.mark.parametrize(
@@ -335,13 +329,9 @@ def test_rule_at_the_limit_of_shared_memory(gpu, monkeypatch, n_rows, n_channels
 def test_capacity_beyond_the_batch(gpu):
     adj = coo(batch('small', 'f'))
     # Places that do not exist, so that using them would be an error.
-    larger = gpu.put(
-        adj.replace(
-            ids=numpy.pad(adj.ids, ((0, 5), (0, 0)), constant_values=2**30),
-            data=numpy.pad(adj.data, (0, 5), constant_values=numpy.nan),
-            nnz=adj.nnz + 5,
-        )
-    )
+    ids = numpy.pad(adj.ids, ((0, 5), (0, 0)), constant_values=2**30)
+    data = numpy.pad(adj.data, (0, 5), constant_values=numpy.nan)
+    larger = gpu.put(adj.replace(ids=ids, data=data, nnz=adj.nnz + 5))
     x = integers((adj.n_cols, 4), 'f')
     for algorithm in ST_CASES:
         y = bspmm_forward(larger, gpu.put(x), algorithm=algorithm)
@@ -427,9 +417,7 @@ def test_gradients_of_the_sampled_product(xp):
         (sell, {'x': (4, 2)}, ValueError, r'x: .* \(3, n_B\) to go with <BatchedSELL.* \(4, 2\)'),
         (sell, {'x': numpy.ones((3, 2))}, TypeError, 'x: expected float32 as the values of adj'),
         (
-            sell,
-            {'data': (2,)},
-            ValueError,
+            *(sell, {'data': (2,)}, ValueError),
             'data: expected None, because a BatchedSELL .*; edge values go with a BatchedCSR',
         ),
         (sell, {'residual': (3, 1)}, ValueError, r'residual: expected shape \(3, 2\)'),

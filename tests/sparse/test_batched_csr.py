@@ -13,7 +13,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.sparse.relations import relation_rows, transposed_rows
-from tests.support import BATCHES, batch_on, random_matrix
+from tests.support import BATCHES, batch_on, device_of, random_matrix
 
 SIZES = [3, 1, 0, 5]
 
@@ -28,10 +28,6 @@ def padded(dense, n):
     for row, matrix in zip(out, dense):
         row[..., : matrix.shape[-1], : matrix.shape[-1]] = matrix
     return out
-
-
-def device_of(xp):
-    return '@numpy' if xp is numpy else '@cupy:0'
 
 
 @pytest.mark.parametrize('n_relations', [1, 3])
@@ -98,33 +94,23 @@ def test_from_padded_dense_batch(xp, n_relations):
 
 
 def test_from_raw_arrays(xp):
-    adj = BatchedCSR(
-        xp.array([0, 2, 3]),
-        xp.array([0, 1, 2]),
-        xp.array([0, 1, 2]),
-        data=xp.array([1.0, 2.0, 3.0], 'f'),
-        col_offsets=xp.array([0, 2, 3]),
-    )
+    arrays = map(xp.array, ([0, 2, 3], [0, 1, 2], [0, 1, 2]))
+    options = {'data': xp.array([1.0, 2.0, 3.0], 'f'), 'col_offsets': xp.array([0, 2, 3])}
+    adj = BatchedCSR(*arrays, **options)
     assert adj.xp is xp and adj.shape == (2, 3) and adj.max_rows == 1 and adj.max_nnz == 2
     numpy.testing.assert_array_equal(adj.to_scipy().toarray(), [[1, 2, 0], [0, 0, 3]])
     empty = BatchedCSR(xp.array([0]), xp.array([], 'i'), xp.array([0]))
     assert (empty.n_graphs, empty.n_rows, empty.nnz, empty.max_rows) == (0, 0, 0, 0)
 
 
-def test_value_dtype():
+def test_values_that_are_stored():
     matrix = numpy.array([[2, 0], [1, 3]])
     for given, expected in {'e': 'e', 'f': 'f', 'd': 'd', 'int64': 'f', '?': None}.items():
         adj = BatchedCSR.from_matrices([matrix.astype(given)])
         assert adj.dtype == (expected and numpy.dtype(expected)) and adj.nnz == 3
-
-
-def test_ones_are_implicit():
     adj = BatchedCSR.from_matrices(matrices(ones=True))
     assert adj.data is None and adj.dtype is None and adj.astype('float16') is adj
     assert adj.to_dense().dtype == numpy.float32
-
-
-def test_nan_is_a_value():
     adj = BatchedCSR.from_matrices([numpy.array([[0.0, numpy.nan], [1.0, 0.0]])])
     assert adj.nnz == 2 and numpy.isnan(adj.data[0]) and not adj.is_symmetric
 
@@ -166,19 +152,12 @@ def test_symmetry_of_relations_in_any_order_is_found():
 
 
 # The last two have more entries, or columns, than a block of a GPU handles.
+LARGE = [((900,), 1, 0.004), ((150, 3), 1, 0.9), ((13000,), 1, 1e-5)]
+SEVERAL = [((18, 5, 0, 132, 31), 1, 0.1), ((20, 1, 7), 4, 0.1), ((50,) * 20, 1, 0.06)]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    'sizes, n_relations, density',
-    [
-        ((18, 5, 0, 132, 31), 1, 0.1),
-        ((20, 1, 7), 4, 0.1),
-        ((50,) * 20, 1, 0.06),
-        ((900,), 1, 0.004),
-        ((150, 3), 1, 0.9),
-        ((13000,), 1, 1e-5),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize('sizes, n_relations, density', SEVERAL + LARGE, ids=str)
 def test_transpose_is_that_of_the_host_bit_for_bit(sizes, n_relations, density):
     rng = numpy.random.RandomState(0)
 
@@ -325,12 +304,14 @@ def raw(xp=numpy, data=None, **changes):
         ({'indptr': [0, 2, 3, 5]}, r'indptr: expected to end at 4 \(.*non-zeros.*\), got 5'),
         ({'indptr': [0, 2, 4]}, r'row_offsets: expected to end at 2 \(.*rows.*\), got 3'),
         ({'indptr': []}, 'indptr: expected n_rows'),
-        (
-            {'indices': [0, 1, 1, -1]},
-            r'indices: graph 1, row 2: expected a column in \[2, 3\), .* got -1 \(entry 3\)',
+        *(
+            ({'indices': [0, *columns]}, r'indices: graph %d, row %d: %s' % (*place, message))
+            for columns, place, message in (
+                ([1, 1, -1], (1, 2), r'expected a column in \[2, 3\), .* got -1 \(entry 3\)'),
+                ([2, 1, 2], (0, 0), r'.* column in \[0, 2\), .* got 2'),
+                ([1, 1, 3], (1, 2), '.* got 3'),
+            )
         ),
-        ({'indices': [0, 2, 1, 2]}, r'indices: graph 0, row 0: .* column in \[0, 2\), .* got 2'),
-        ({'indices': [0, 1, 1, 3]}, r'indices: graph 1, row 2: .* got 3'),
         ({'row_offsets': [0, 2]}, 'row_offsets: expected to end at 3 .*, got 2'),
         ({'row_offsets': [1, 3]}, 'row_offsets: expected to start at 0, got 1'),
         ({'row_offsets': [0, 3, 2, 3]}, 'row_offsets: expected not to decrease'),
@@ -429,8 +410,10 @@ def test_bad_matrices(given, error, message):
         (ones(1, 2, 2), [1, 2], 'n_nodes: expected 1 integers'),
         (ones(1, 2, 2), [3], r'n_nodes\[0\]: expected 0 to 2, got 3'),
         (ones(1, 2, 2), [1], r'adj\[0\]: expected zeros outside of its 1 nodes'),
-        (numpy.triu(ones(1, 2, 2)) - numpy.eye(2), [1], r'adj\[0\]: expected zeros outside'),
-        (numpy.tril(ones(1, 2, 2)) - numpy.eye(2), [1], r'adj\[0\]: expected zeros outside'),
+        *(
+            (half(ones(1, 2, 2)) - numpy.eye(2), [1], r'adj\[0\]: expected zeros outside')
+            for half in (numpy.triu, numpy.tril)
+        ),
     ],
 )
 def test_bad_dense_batch(adj, n_nodes, message):

@@ -62,22 +62,19 @@ def test_from_matrices(xp, n_relations, padded_to):
         assert not matrix[..., n:, :].any() and not matrix[..., n:].any()
 
 
-def test_only_empty_graphs():
+def test_other_layouts_have_no_weights_and_empty_graphs_have_some():
     adj = BatchedCSR.from_matrices([numpy.zeros((0, 0))] * 2, 'folded')
     assert (adj.n_rows, adj.nnz, list(adj.row_weights)) == (2, 0, [0, 0])
     adj = BatchedCSR.from_matrices([numpy.zeros((0, 0))] * 2, 'folded', padded_to=4)
     assert list(adj.row_weights) == [4, 4]
+    for layout in ('packed', 'padded'):
+        adj = BatchedCSR.from_matrices(matrices(), layout)
+        assert adj.row_weights is None and adj.padded_to is None
 
 
 def test_symmetry_is_found():
     assert folded(symmetric=True).is_symmetric and folded(symmetric=True).T.row_weights is not None
     assert not folded().is_symmetric
-
-
-def test_other_layouts_have_no_weights():
-    for layout in ('packed', 'padded'):
-        adj = BatchedCSR.from_matrices(matrices(), layout)
-        assert adj.row_weights is None and adj.padded_to is None
 
 
 @pytest.mark.parametrize('padded_to', [None, 9])
@@ -88,20 +85,12 @@ def test_what_has_the_same_rows_has_the_weights(xp, n_relations, padded_to):
     arrays = host.indptr, host.indices, host.data, host.row_offsets, host.col_offsets
     expected = sum(array.nbytes for array in (*arrays, host.row_weights))
     assert adj.nbytes == host.nbytes == expected
-    for same in (
-        adj,
-        adj.to_device(-1),
-        adj.astype('e'),
-        adj.replace(max_atom_id=None),
-        with_values(adj, adj.data * 2),
-        BatchedCOO.from_csr(adj),
-        BatchedCOO.from_csr(adj).astype('f'),
-        BatchedCOO.from_csr(adj).to_csr(),
-        BatchedCOO.from_csr(adj).to_device(-1),
-        BatchedSELL(adj).to_csr(),
-        BatchedSELL(adj, 2, True).to_csr(),
-        pickle.loads(pickle.dumps(host)),
-    ):
+    coo = BatchedCOO.from_csr(adj)
+    same_coo = coo, coo.astype('f'), coo.to_csr(), coo.to_device(-1)
+    same_sell = BatchedSELL(adj).to_csr(), BatchedSELL(adj, 2, True).to_csr()
+    changed = adj.to_device(-1), adj.astype('e'), adj.replace(max_atom_id=None)
+    again = pickle.loads(pickle.dumps(host))
+    for same in (adj, *changed, with_values(adj, adj.data * 2), *same_coo, *same_sell, again):
         assert_weights(same, padded_to)
         numpy.testing.assert_array_equal(
             cuda.to_cpu(same.to_dense()) != 0, cuda.to_cpu(adj.to_dense()) != 0

@@ -14,13 +14,6 @@ DTYPES = ('float16', 'float32', 'float64')
 # are float32, so only the result is rounded, by 2**-11 = 5e-4 of an element at worst.
 TOLERANCE = {'float16': 5e-4, 'float32': 1e-5, 'float64': 1e-14}
 
-WIDTHS = (1, 2, 3, 31, 33, 64, 1024)
-
-
-def widths_on(xp):
-    """Return the numbers of channels that kernels distinguish; fewer on a host: SciPy does not."""
-    return WIDTHS if xp is not numpy else (1, 3, 33)
-
 
 def draw_as_chainer(monkeypatch):
     """Let dropout on a host keep the elements that ``chainer.functions.dropout`` keeps."""
@@ -104,25 +97,12 @@ def batches(seed=0):
         'padded',
         BatchedCSR.from_matrices([random_matrix(rng, n) for n in sizes], layout='padded'),
     )
-    yield (
-        'duplicates, unsorted',
-        BatchedCSR(
-            numpy.array([0, 4, 4, 7]),
-            numpy.array([1, 0, 1, 1, 2, 2, 2]),
-            numpy.array([0, 2, 3]),
-            data=rng.uniform(-1, 1, 7),
-        ),
-    )
-    yield (
-        'rectangular',
-        BatchedCSR(
-            numpy.array([0, 2, 3, 3]),
-            numpy.array([0, 4, 6]),
-            numpy.array([0, 1, 3]),
-            data=rng.uniform(-1, 1, 3),
-            col_offsets=numpy.array([0, 5, 7]),
-        ),
-    )
+    indptr, indices, row_offsets = [0, 4, 4, 7], [1, 0, 1, 1, 2, 2, 2], [0, 2, 3]
+    arrays = map(numpy.array, (indptr, indices, row_offsets))
+    yield 'duplicates, unsorted', BatchedCSR(*arrays, data=rng.uniform(-1, 1, 7))
+    arrays = map(numpy.array, ([0, 2, 3, 3], [0, 4, 6], [0, 1, 3]))
+    options = {'data': rng.uniform(-1, 1, 3), 'col_offsets': numpy.array([0, 5, 7])}
+    yield 'rectangular', BatchedCSR(*arrays, **options)
 
 
 BATCHES = dict(batches())
@@ -134,16 +114,7 @@ def shuffled(adj, seed=0):
     starts = adj.entry_offsets.tolist()
     order = [start + rng.permutation(end - start) for start, end in zip(starts, starts[1:])]
     order = numpy.concatenate(order).astype(int) if order else numpy.zeros(0, int)
-    return BatchedCOO(
-        adj.ids[order],
-        adj.row_offsets,
-        adj.entry_offsets,
-        None if adj.data is None else adj.data[order],
-        adj.col_offsets,
-        adj.n_relations,
-        adj.layout,
-        adj.max_atom_id,
-    )
+    return adj.replace(ids=adj.ids[order], data=None if adj.data is None else adj.data[order])
 
 
 def coo_batch_on(name, xp, dtype):
@@ -156,6 +127,11 @@ def batch_on(name, xp, dtype):
     """Return one of BATCHES in a dtype on a device."""
     adj = BATCHES[name].astype(dtype)
     return adj if xp is numpy else adj.to_device('@cupy:%d' % xp.cuda.Device().id)
+
+
+def device_of(xp):
+    """Return the name of the device of an array module."""
+    return '@numpy' if xp is numpy else '@cupy:0'
 
 
 def features(rng, xp, n_rows, n_channels, dtype):

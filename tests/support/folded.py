@@ -20,14 +20,9 @@ def check_against_padded(function, xp, n_relations, n_channels):
     folded, padded = (BatchedCSR.from_matrices(matrices, layout) for layout in ('folded', 'padded'))
     n = padded.max_rows
     # The row of the folded batch that a row of the padded one is a copy of.
-    copied = xp.asarray(
-        numpy.concatenate(
-            [
-                numpy.minimum(numpy.arange(first, first + n), last - 1)
-                for first, last in zip(folded.row_offsets, folded.row_offsets[1:])
-            ]
-        )
-    )
+    ends = zip(folded.row_offsets, folded.row_offsets[1:])
+    rows = [numpy.minimum(numpy.arange(a, a + n), b - 1) for a, b in ends]
+    copied = xp.asarray(numpy.concatenate(rows))
     if xp is not numpy:
         folded, padded = folded.to_device('@cupy:0'), padded.to_device('@cupy:0')
     x = xp.asarray(rng.uniform(-1, 1, (folded.n_rows, n_channels)))

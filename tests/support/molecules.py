@@ -8,14 +8,11 @@ SIZES = (9, 1, 17, 4, 12, 2, 30, 8)
 def molecules(sizes=SIZES, kind='relations', n_relations=4, n_labels=3, seed=0):
     """Return examples (atoms, adjacency, label); `kind` is that of :func:`adjacency`."""
     rng = numpy.random.RandomState(seed)
-    return [
-        (
-            rng.randint(1, 20, n).astype('i'),
-            adjacency(rng, n, kind, n_relations),
-            rng.uniform(-1, 1, n_labels).astype('f'),
-        )
-        for n in sizes
-    ]
+    examples = []
+    for n in sizes:
+        atoms, adj = rng.randint(1, 20, n).astype('i'), adjacency(rng, n, kind, n_relations)
+        examples.append((atoms, adj, rng.uniform(-1, 1, n_labels).astype('f')))
+    return examples
 
 
 def adjacency(rng, n, kind='relations', n_relations=4):

@@ -77,17 +77,9 @@ def new_case(
 ):
     n_relations = given.get('n_edge_types', n_relations)
     sizes = EQUAL_SIZES if one_size else SIZES
-    return Case(
-        model,
-        options,
-        functools.partial(kind, **given),
-        adjacency,
-        n_relations,
-        column,
-        sizes,
-        EQUAL_SIZES if given.get('use_batch_norm') else sizes,
-        masked,
-    )
+    packed_sizes = EQUAL_SIZES if given.get('use_batch_norm') else sizes
+    inputs = adjacency, n_relations, column, sizes, packed_sizes, masked
+    return Case(model, options, functools.partial(kind, **given), *inputs)
 
 
 def _readout(mode, activation=None):
@@ -165,17 +157,8 @@ def _base_cases():
             ', concatenated': {'concat_hidden': True, 'n_update_layers': 2},
             ', two relations': {'n_edge_types': 2},
         }.items():
-            yield new_case(
-                'MPNN',
-                readout + options,
-                models.MPNN,
-                'relations',
-                4,
-                out_dim=3,
-                message_func='ggnn',
-                readout_func=readout,
-                **given,
-            )
+            given = dict(given, out_dim=3, message_func='ggnn', readout_func=readout)
+            yield new_case('MPNN', readout + options, models.MPNN, 'relations', 4, **given)
     for options, given in {
         'defaults': {},
         'within': {'softmax_mode': 'within'},
@@ -217,10 +200,9 @@ def _wrapper_cases():
         'two relations': {'n_edge_types': 2},
         'off': {'off': True},
     }
+    wide = {'out_dim': 16, 'hidden_channels': 16}
     options: dict[str, dict] = {
-        'GGNN': relations,
-        'RelGCN': relations,
-        'RelGAT': relations,
+        **dict.fromkeys(('GGNN', 'RelGCN', 'RelGAT'), relations),
         'GIN': {name: relations[name] for name in relations if name != 'two relations'},
         'NFP': {
             'defaults': {'masked': True},
@@ -229,19 +211,18 @@ def _wrapper_cases():
             'off': {'off': True},
         },
         'RSGCN': {
-            'defaults': {'out_dim': 16, 'hidden_channels': 16},
-            'batch norm': {'use_batch_norm': True, 'out_dim': 16, 'hidden_channels': 16},
-            'max': {'readout': _readout('max'), 'out_dim': 16, 'hidden_channels': 16},
+            'defaults': wide,
+            'batch norm': {'use_batch_norm': True, **wide},
+            'max': {'readout': _readout('max'), **wide},
             'off': {'off': True},
         },
     }
+    adjacencies = {'RSGCN': 'normalised', 'NFP': 'counted', 'GIN': 'counted'}
     for wrapper, (net, bases) in nets.items():
         column = 'super' if wrapper == 'GWM' else 'labels'
         for base in bases:
-            name = '%s_%s' % (base, wrapper)
-            adjacency = {'RSGCN': 'normalised', 'NFP': 'counted', 'GIN': 'counted'}.get(
-                base, 'relations'
-            )
+            name, adjacency = '%s_%s' % (base, wrapper), adjacencies.get(base, 'relations')
+            n_relations = 4 if adjacency == 'relations' else 1
             for label, given in options[base].items():
                 given = dict({'out_dim': 5}, **given)
                 if given.pop('off', False):
@@ -252,40 +233,20 @@ def _wrapper_cases():
                     given['dropout_ratio'] = 0.0
                 if wrapper != 'GWM':
                     given['n_wle_types'] = N_LABELS
-                yield new_case(
-                    name,
-                    label,
-                    getattr(net, name),
-                    adjacency,
-                    4 if adjacency == 'relations' else 1,
-                    column,
-                    **given,
-                )
+                kind = getattr(net, name)
+                yield new_case(name, label, kind, adjacency, n_relations, column, **given)
     common = dict(hidden_channels=6, out_dim=5, n_update_layers=3, readout_layer=GGNNReadout)
+    with_tanh = {'activation': functions.tanh}
+    scaled = dict(update_layer=RelGCNUpdate, scale_adj=True, **with_tanh)
+    of_own_width = dict(super_node_dim=9, sum_hidden=True, gwm_kwargs={'n_heads': 2, **with_tanh})
+    labels = dict(update_layer=GGNNUpdate, wle_dim=9, n_wle_types=N_LABELS)
     for kind, label, column, given in (
+        (GWMGraphConvModel, 'RelGCN, scaled', 'super', scaled),
         (
-            GWMGraphConvModel,
-            'RelGCN, scaled',
-            'super',
-            dict(update_layer=RelGCNUpdate, scale_adj=True, activation=functions.tanh),
+            *(GWMGraphConvModel, 'super node of its own width, two heads, summed', 'super'),
+            dict(update_layer=GGNNUpdate, **of_own_width),
         ),
-        (
-            GWMGraphConvModel,
-            'super node of its own width, two heads, summed',
-            'super',
-            dict(
-                update_layer=GGNNUpdate,
-                super_node_dim=9,
-                sum_hidden=True,
-                gwm_kwargs={'n_heads': 2, 'activation': functions.tanh},
-            ),
-        ),
-        (
-            CWLEGraphConvModel,
-            'labels of their own width',
-            'labels',
-            dict(update_layer=GGNNUpdate, wle_dim=9, n_wle_types=N_LABELS),
-        ),
+        (CWLEGraphConvModel, 'labels of their own width', 'labels', labels),
     ):
         yield new_case(kind.__name__, label, kind, 'relations', 4, column, **given, **common)
 
@@ -326,14 +287,9 @@ DEFAULTS = {case.model: case for case in reversed(CASES)}
 
 # Options that Chainer Chemistry's constructors take and its forward passes fail with.
 CRASHES = (
-    new_case('NFP', 'concat_hidden', models.NFP, 'counted', out_dim=3, concat_hidden=True),
     new_case(
-        'GIN',
-        'out_channels other than hidden_channels',
-        models.GIN,
-        'counted',
-        out_dim=3,
-        out_channels=5,
+        *('GIN', 'out_channels other than hidden_channels', models.GIN, 'counted'),
+        **{'out_dim': 3, 'out_channels': 5},
     ),
     *(
         case._replace(
@@ -465,11 +421,8 @@ def outcome(model, batches):
         weight = numpy.linspace(0.5, 1.5, y.shape[-1]).astype(y.dtype)
         functions.sum(y * y * model.xp.asarray(weight)).backward()
         outputs.append(cuda.to_cpu(y.array).reshape(-1, y.shape[-1]))
-    result = {
-        name[len('/model') :]: cuda.to_cpu(p.grad)
-        for name, p in model.namedparams()
-        if p.grad is not None
-    }
+    params = {name[len('/model') :]: p for name, p in model.namedparams() if p.grad is not None}
+    result = {name: cuda.to_cpu(p.grad) for name, p in params.items()}
     result['output'] = numpy.concatenate(outputs)
     return result
 
@@ -489,19 +442,14 @@ def unfolded(y, adj):
 def errors(actual, truth):
     """Return the relative error norm of the output and of each gradient."""
     if actual.keys() != truth.keys():
-        raise AssertionError(
-            'gradients of other parameters: %s' % ', '.join(sorted(actual.keys() ^ truth.keys()))
-        )
+        others = ', '.join(sorted(actual.keys() ^ truth.keys()))
+        raise AssertionError('gradients of other parameters: ' + others)
     norms = {name: numpy.linalg.norm(array) for name, array in truth.items()}
     whole = numpy.linalg.norm([norm for name, norm in norms.items() if name != 'output'])
     found = {}
     for name, array in truth.items():
         scale = whole if name != 'output' and norms[name] < ZERO * whole else norms[name]
-        found[name] = (
-            float(numpy.linalg.norm(actual[name] - array) / scale)
-            if scale
-            else float(numpy.linalg.norm(actual[name]))
-        )
+        found[name] = float(numpy.linalg.norm(actual[name] - array) / (scale or 1))
     return found
 
 

@@ -57,6 +57,51 @@ def bsddmm(adj, u, v):
     return w
 
 
+def matrices(adj):
+    """(R, n_rows, n_rows) of a batch with a column for each node and relation."""
+    dense, n_relations = adj.to_scipy().toarray(), adj.n_relations
+    return numpy.stack([dense[:, r::n_relations] for r in range(n_relations)])
+
+
+def graph_linear(A, x, W=None, b=None, W_self=None, b_self=None):
+    """y = sum over r of A[r] (x W_r^T + b_r) + x W_self^T + b_self.
+
+    A: (R, n, n). Row c * R + r of W and b is of channel c and relation r.
+    """
+    x, W, b, W_self, b_self = (None if a is None else _host(a) for a in (x, W, b, W_self, b_self))
+    y = numpy.zeros(1) if b_self is None else b_self
+    for r, matrix in enumerate(A):
+        mapped = x @ W[r :: len(A)].T
+        y = y + matrix @ (mapped if b is None else mapped + b[r :: len(A)])
+    return y if W_self is None else y + x @ W_self.T
+
+
+def edge_film(adj, messages, film, gy=None, activation=lambda z: numpy.maximum(z, 0)):
+    """y[row] = sum over the row's entries of value * activation(gamma * messages[column] + beta).
+
+    gamma and beta are the halves of film[row * R + relation of the column]. With `gy` also the
+    gradients with respect to messages and film, of a rectifier.
+    """
+    messages, film, n_relations = _host(messages), _host(film), adj.n_relations
+    n_channels, values = (
+        messages.shape[1],
+        numpy.ones(adj.nnz) if adj.data is None else _host(adj.data),
+    )
+    y, gmessages, gfilm = (
+        numpy.zeros((n, c)) for n, c in ((adj.n_rows, n_channels), messages.shape, film.shape)
+    )
+    for entry, row, column in entries(adj):
+        pair = row * n_relations + column % n_relations
+        gamma, beta = film[pair, :n_channels], film[pair, n_channels:]
+        z = gamma * messages[column] + beta
+        y[row] += values[entry] * activation(z)
+        if gy is not None:
+            g = values[entry] * gy[row].astype('d') * (z > 0)
+            gmessages[column] += g * gamma
+            gfilm[pair] += numpy.concatenate([g * messages[column], g])
+    return y if gy is None else (y, gmessages, gfilm)
+
+
 def _segments(n_rows, offsets, weights):
     """Yield the rows of every segment whose weight is not 0, and these weights (rows, 1)."""
     weights = numpy.ones(n_rows) if weights is None else _host(weights)

@@ -28,19 +28,9 @@ def with_spare(adj, spare_rows, spare_nnz, xp=numpy):
     """Return a host batch in larger arrays of a device."""
     buffers = buffers_for(adj, spare_rows, spare_nnz)
     fill_buffers(buffers, numpy.zeros(adj.n_rows, 'i'), adj, [])
-    arrays = {name: xp.asarray(getattr(buffers, name)) for name in INTEGERS}
-    arrays.update(
-        (name, None if getattr(buffers, name) is None else xp.asarray(getattr(buffers, name)))
-        for name in OPTIONAL
-    )
-    return BatchedCSR.in_buffers(
-        layout=adj.layout,
-        padded_to=adj.padded_to,
-        n_relations=adj.n_relations,
-        max_rows=adj.max_rows + 3,
-        max_nnz=adj.max_nnz + 2,
-        max_atom_id=9,
-        is_symmetric=adj.is_symmetric,
-        longest=adj.longest,
-        **arrays,
-    )
+    arrays = {name: getattr(buffers, name) for name in (*INTEGERS, *OPTIONAL)}
+    arrays = {n: None if array is None else xp.asarray(array) for n, array in arrays.items()}
+    same = 'layout padded_to n_relations is_symmetric longest'.split()
+    options = {name: getattr(adj, name) for name in same}
+    options.update(max_rows=adj.max_rows + 3, max_nnz=adj.max_nnz + 2, max_atom_id=9)
+    return BatchedCSR.in_buffers(**options, **arrays)

@@ -19,13 +19,13 @@ from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.sparse_example import locate, Selection
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training import batches, captured_predict
-from chainer_bspmm.training.batches import DeviceBatch
+from chainer_bspmm.training.batches import DeviceBatch, Resident
 from chainer_bspmm.training.examples import Examples
 from chainer_bspmm.training.graph_updater import GraphUpdater
-from chainer_bspmm.training.batches import Resident
 from tests.support.data_sets import molecule_set
 from tests.support.training import assert_same_bits, BATCH, make_model, make_updater, molecules
 from tests.support.training import parameters, run, same_molecules, small_model
+from tests.training import host_graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 
@@ -63,23 +63,14 @@ ITERATORS = {
 }
 
 
+STATE = 'current_position epoch is_new_epoch epoch_detail previous_epoch_detail'.split()
+
+
 def state_of(iterator):
-    return {
-        name: copy.deepcopy(getattr(iterator, name))
-        for name in (
-            'current_position',
-            'epoch',
-            'is_new_epoch',
-            'epoch_detail',
-            'previous_epoch_detail',
-        )
-    } | {'saved': snapshot(iterator)}
-
-
-def snapshot(iterator):
     serializer = serializers.DictionarySerializer()
     iterator.serialize(serializer)
-    return {name: numpy.asarray(value).tolist() for name, value in serializer.target.items()}
+    saved = {name: numpy.asarray(value).tolist() for name, value in serializer.target.items()}
+    return [saved, *(copy.deepcopy(getattr(iterator, name)) for name in STATE)]
 
 
 @pytest.mark.parametrize('options', ITERATORS)
@@ -171,6 +162,12 @@ def gpu(monkeypatch):
     return Gpu()
 
 
+@pytest.fixture
+def there(device, request):
+    """The device, on the host that which is taken for a GPU."""
+    return request.getfixturevalue('gpu') if device.xp is numpy else device
+
+
 def test_one_copy_for_all_and_none_when_they_are_gone(gpu, dataset):
     train, valid = split_dataset_random(dataset, 5, seed=0)
     residents = [Resident(part, gpu) for part in (train, valid, dataset[2:])]
@@ -212,21 +209,15 @@ def test_arrays_that_change(gpu, dataset):
 
 @pytest.mark.parametrize('n_molecules', [40, 1])
 @pytest.mark.parametrize('layout', ['folded', 'packed'])
-def test_training_is_the_same_to_the_bit(device, graphs, request, layout, n_molecules):
+def test_training_is_the_same_to_the_bit(there, graphs, layout, n_molecules):
     """From numbers and the copy, as from a list of examples that come from the host."""
-    examples = to_sparse(molecules(n_molecules))
-    if graphs is not None:
-        request.getfixturevalue('gpu')
-        device = Gpu()
+    examples, converter = (
+        to_sparse(molecules(n_molecules)),
+        CSRConverter(layout, strip_padding=True),
+    )
     results = []
     for kind in (SerialIterator, OfUser):
-        updater = make_updater(
-            GraphUpdater,
-            device,
-            make_model(),
-            examples,
-            converter=CSRConverter(layout, strip_padding=True),
-        )
+        updater = make_updater(GraphUpdater, there, make_model(), examples, converter=converter)
         if kind is OfUser:
             numpy.random.seed(3)
             updater._iterators['main'] = OfUser(examples, 8)
@@ -239,31 +230,20 @@ def test_training_is_the_same_to_the_bit(device, graphs, request, layout, n_mole
     assert_same_bits(results[0][1], results[1][1])
 
 
-def test_the_only_molecule_is_copied_once(device, graphs, request, monkeypatch):
-    if graphs is not None:
-        request.getfixturevalue('gpu')
-        device = Gpu()
+def test_the_only_molecule_is_copied_once(there, graphs, monkeypatch):
     n_calls, fill = [], DeviceBatch.fill
     monkeypatch.setattr(device_dataset, 'gather_batch', lambda *_: pytest.fail('by one warp'))
     monkeypatch.setattr(
         DeviceBatch, 'fill', lambda self, *args: n_calls.append(1) or fill(self, *args)
     )
-    updater = make_updater(
-        GraphUpdater,
-        device,
-        make_model(),
-        to_sparse(molecules(1)),
-        converter=CSRConverter('packed'),
-        batch_size=1,
-    )
+    options = {'converter': CSRConverter('packed'), 'batch_size': 1}
+    updater = make_updater(GraphUpdater, there, make_model(), to_sparse(molecules(1)), **options)
     run(updater, 6)
     (program,) = updater._driver.programs.values()
     assert program.is_captured and len(n_calls) == 1
 
 
-def test_prediction_gathers_there_too(device, prediction_graphs, request, monkeypatch):
-    if device.xp is numpy:
-        request.getfixturevalue('gpu')
+def test_prediction_gathers_there_too(there, prediction_graphs, monkeypatch):
     made = []
     of = Resident.of
 
@@ -273,7 +253,7 @@ def test_prediction_gathers_there_too(device, prediction_graphs, request, monkey
 
     monkeypatch.setattr(Resident, 'of', noted)
     model = make_model()
-    model.to_device(Gpu() if device.xp is numpy else device)
+    model.to_device(there)
     data = to_sparse(molecules(40))
     values = [part.values for part in captured_predict(model, data, batch_size=8)]
     assert sum(map(len, values)) == 40 and {type(source) for source in made} == {DeviceMolecules}
@@ -282,17 +262,15 @@ def test_prediction_gathers_there_too(device, prediction_graphs, request, monkey
     assert not batches._copies
 
 
-def test_two_data_sets_on_the_device(graphs, request):
+def test_two_data_sets_on_the_device(gpu, monkeypatch):
     """And one on the host: a graph gathers from the one that it was captured with."""
-    if graphs is None:
-        pytest.skip('needs the stand-ins')
-    request.getfixturevalue('gpu')
-    device, results, sources = Gpu(), [], []
+    host_graphs.stand_in(monkeypatch)
+    results, sources = [], []
     for are_there in (True, False):
         parts = [to_sparse(same_molecules(24)[i : i + BATCH]) for i in range(0, 24, BATCH)]
         if are_there:
-            parts[:2] = [SparseDataset(DeviceMolecules(p.molecules, device)) for p in parts[:2]]
-        updater = make_updater(GraphUpdater, device, small_model(), parts[0], optimizers.SGD(0.1))
+            parts[:2] = [SparseDataset(DeviceMolecules(p.molecules, gpu)) for p in parts[:2]]
+        updater = make_updater(GraphUpdater, gpu, small_model(), parts[0], optimizers.SGD(0.1))
         updater._driver.resident = types.SimpleNamespace(of=lambda molecules: molecules)
         iterators = [SerialIterator(part, BATCH, shuffle=False) for part in parts]
         for i in range(12):
@@ -307,14 +285,9 @@ def test_two_data_sets_on_the_device(graphs, request):
 
 @pytest.mark.gpu
 def test_columns_of_nodes_with_a_data_set_on_the_device():
-    device = chainer.get_device('@cupy:0')
-    updater = make_updater(
-        GraphUpdater,
-        device,
-        small_model(),
-        DeviceDataset(same_molecules(), device),
-        converter=chainer_bspmm.CSRConverter(n_node_columns=1),
-    )
+    device, converter = chainer.get_device('@cupy:0'), CSRConverter(n_node_columns=1)
+    dataset = DeviceDataset(same_molecules(), device)
+    updater = make_updater(GraphUpdater, device, examples=dataset, converter=converter)
     with pytest.raises(ValueError, match='expected dense examples with n_node_columns = 1'):
         run(updater, 1)
 
@@ -327,10 +300,6 @@ def test_buffers_for_a_part_that_chainer_split_off():
         batches.capacities(part, BATCH, 'packed')._levels for part in (first, dataset[order[:40]])
     )
     assert actual == expected and len(actual) == 2
-    for other in (
-        dataset[:0],
-        split_dataset(dataset, 0)[0],
-        molecules(3),
-        split_dataset(molecules(3), 2)[0],
-    ):
+    dense = molecules(3)
+    for other in (dataset[:0], split_dataset(dataset, 0)[0], dense, split_dataset(dense, 2)[0]):
         assert not batches.capacities(other, BATCH, 'packed')._levels

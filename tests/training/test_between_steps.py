@@ -73,15 +73,12 @@ def a_users(trainer):
 
 
 def test_extensions_that_only_report(tmp_path):
+    another = extensions.LogReport(trigger=(1, 'epoch'), filename='log_2')
     harmless = [
         (extensions.LogReport(trigger=(3, 'iteration')), None),
-        (
-            extensions.LogReport(trigger=(1, 'epoch'), filename='log_2'),
-            ManualScheduleTrigger([2], 'iteration'),
-        ),
+        (another, ManualScheduleTrigger([2], 'iteration')),
         (extensions.PrintReport(['loss']), (1, 'epoch')),
-        (AutoPrintReport(), None),
-        (extensions.ProgressBar(), None),
+        *((extension, None) for extension in (AutoPrintReport(), extensions.ProgressBar())),
     ]
     assert run_with(tmp_path, *harmless) == list(range(2, 10))
 
@@ -90,13 +87,15 @@ def test_extensions_that_only_report(tmp_path):
     'trigger, looks',
     [
         ((3, 'iteration'), {3, 6, 9}),
-        ((1, 'iteration'), set(range(10))),
         ((1, 'epoch'), {4, 8}),
         ((2, 'epoch'), {4, 8}),  # once more than it is called
-        ((0.5, 'epoch'), set(range(10))),
-        ((float('inf'), 'epoch'), set(range(10))),
-        (ManualScheduleTrigger([5], 'iteration'), set(range(10))),
-        (lambda trainer: False, set(range(10))),
+        *(
+            (trigger, set(range(10)))
+            for trigger in (
+                *((1, 'iteration'), (0.5, 'epoch'), (float('inf'), 'epoch')),
+                *(ManualScheduleTrigger([5], 'iteration'), lambda trainer: False),
+            )
+        ),
     ],
 )
 def test_another_extension(tmp_path, trigger, looks):
@@ -235,13 +234,8 @@ def doubled(link, atoms, adj):
 
 
 def trained(kind, device, out, change, make_dataset=chainer_bspmm.dataset.to_sparse):
-    updater = make_updater(
-        kind,
-        device,
-        without_dropout(small_model(doubled)),
-        make_dataset(same_molecules()),
-        optimizers.SGD(0.01),
-    )
+    examples, model = make_dataset(same_molecules()), without_dropout(small_model(doubled))
+    updater = make_updater(kind, device, model, examples, optimizers.SGD(0.01))
     trainer = make_trainer(updater, out, 60)
     trainer.extend(extensions.LogReport(trigger=(7, 'iteration')))
     trainer.extend(change, trigger=(25, 'iteration'))

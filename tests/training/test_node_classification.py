@@ -36,14 +36,9 @@ def graph(kind='GINSparse', **options):
 def make_model(kind='GINSparse', dropout_ratio=0.0):
     """Return upstream's model as its example has it, with a readout that never gets parameters."""
     numpy.random.seed(0)
-    return (GINSparse if kind == 'GINSparse' else GIN)(
-        out_dim=None,
-        node_embedding=True,
-        out_channels=N_CLASSES,
-        hidden_channels=8,
-        n_update_layers=2,
-        dropout_ratio=dropout_ratio,
-    )
+    kind, size = GINSparse if kind == 'GINSparse' else GIN, {'hidden_channels': 8}
+    size.update(out_dim=None, out_channels=N_CLASSES, n_update_layers=2)
+    return kind(node_embedding=True, dropout_ratio=dropout_ratio, **size)
 
 
 @pytest.fixture

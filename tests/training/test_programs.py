@@ -15,6 +15,7 @@ from chainer_bspmm.training.programs import CannotCapture, MAX_NEW, MAX_PROGRAMS
 
 
 def test_the_least_recently_used_is_dropped():
+    """And all by clear."""
     programs, made = Programs('step'), [types.SimpleNamespace() for _ in range(MAX_PROGRAMS + 1)]
     for number in range(MAX_PROGRAMS):
         programs.add((number,), made[number])
@@ -23,9 +24,6 @@ def test_the_least_recently_used_is_dropped():
     programs.add((MAX_PROGRAMS,), made[-1])
     assert programs.find((2,)) is None and programs.find((0,)) is made[0]
     assert programs.find((MAX_PROGRAMS,)) is made[-1] and len(programs) == MAX_PROGRAMS
-
-
-def test_nothing_is_found_after_clear():
     programs = Programs('step')
     programs.add((1, 2), types.SimpleNamespace())
     assert programs.find((1, 2)) is not None

@@ -91,20 +91,21 @@ def test_dense_validation_sets_are_kept_from_the_first_evaluation(
     device, graphs, no_causes, tmp_path
 ):
     updater = script(device)
-    target = updater.get_optimizer('main').target
-    iterator = SerialIterator(molecules(11, seed=2), 4, repeat=False, shuffle=False)
-    evaluator = extensions.Evaluator(
-        iterator, target, converter=chainer_bspmm.concat_mols, device=device
-    )
+    evaluator = evaluator_of(updater, molecules(11, seed=2), device)
     trainer = training.Trainer(updater, (4, 'iteration'), out=str(tmp_path))
     trainer.extend(evaluator, trigger=(2, 'iteration'))
     seen = []
-    trainer.extend(
-        lambda _: seen.append(evaluator._evaluation.examples._form is not None),
-        trigger=(2, 'iteration'),
-    )
+    note = lambda _: seen.append(evaluator._evaluation.examples._form is not None)  # NOQA: E731
+    trainer.extend(note, trigger=(2, 'iteration'))
     trainer.run()
     assert seen == [True, True]
+
+
+def evaluator_of(updater, dataset, device):
+    """Return an evaluator of a script for the model of its updater."""
+    iterator = SerialIterator(dataset, 4, repeat=False, shuffle=False)
+    model, converter = updater.get_optimizer('main').target, chainer_bspmm.concat_mols
+    return extensions.Evaluator(iterator, model, converter=converter, device=device)
 
 
 def test_several_ranks_and_several_optimizers_stay():
@@ -126,12 +127,9 @@ def test_several_ranks_and_several_optimizers_stay():
 def test_a_parallel_updater_stays_and_trains(first, second):
     model, converter = make_model(), chainer_bspmm.concat_mols
     model(*converter(EXAMPLES[:2]))  # makes all parameters
-    updater = training.updaters.ParallelUpdater(
-        SerialIterator(EXAMPLES, 6),
-        optimizers.Adam().setup(model),
-        converter=converter,
-        devices={'main': first, 'second': second},
-    )
+    given = SerialIterator(EXAMPLES, 6), optimizers.Adam().setup(model)
+    devices = {'main': first, 'second': second}
+    updater = training.updaters.ParallelUpdater(*given, converter=converter, devices=devices)
     assert type(updater) is training.updaters.ParallelUpdater
     before = parameters(updater)
     updater.update()
@@ -164,12 +162,7 @@ def test_a_loop_without_a_trainer_locks_nothing():
 def test_updaters_and_evaluators_are_copied(device, graphs, copied, tmp_path):
     updater = script(device, model=make_model('GIN'))
     trainer = training.Trainer(updater, (20, 'iteration'), out=str(tmp_path))
-    evaluator = extensions.Evaluator(
-        SerialIterator(EXAMPLES, 4, repeat=False, shuffle=False),
-        updater.get_optimizer('main').target,
-        converter=chainer_bspmm.concat_mols,
-        device=device,
-    )
+    evaluator = evaluator_of(updater, EXAMPLES, device)
     trainer.extend(evaluator, trigger=(5, 'iteration'))
     trainer.run()
     other = copied(updater)
@@ -230,11 +223,8 @@ def trained(device, folder, n_steps, resume=None, captured=True):
     """Train with upstream's extensions, as a Trainer by hand; return the updater."""
     with chainer.using_config('bspmm_capture', captured):
         updater = script(device)
-    model = updater.get_optimizer('main').target
     trainer = training.Trainer(updater, (n_steps, 'iteration'), out=str(folder))
-    valid = SerialIterator(EXAMPLES[:11], 4, repeat=False, shuffle=False)
-    converter = chainer_bspmm.concat_mols
-    trainer.extend(extensions.Evaluator(valid, model, device=device, converter=converter))
+    trainer.extend(evaluator_of(updater, EXAMPLES[:11], device))
     trainer.extend(extensions.snapshot(filename='{.updater.iteration}'), trigger=(5, 'iteration'))
     if resume is not None:
         if captured:
@@ -269,18 +259,9 @@ def test_run_train_of_upstream(device, graphs, no_causes, prediction_graphs, tmp
         connect(self, trainer)
 
     monkeypatch.setattr(GraphUpdater, 'connect_trainer', noted)
-    model = make_model()
-    run_train(
-        model,
-        EXAMPLES,
-        valid=EXAMPLES[:20],
-        batch_size=BATCH,
-        epoch=4,
-        out=str(tmp_path),
-        converter=chainer_bspmm.concat_mols,
-        device=device,
-        extensions_list=[extensions.LogReport()],
-    )
+    options = {'batch_size': BATCH, 'epoch': 4, 'out': str(tmp_path), 'device': device}
+    options.update(converter=chainer_bspmm.concat_mols, extensions_list=[extensions.LogReport()])
+    run_train(make_model(), EXAMPLES, valid=EXAMPLES[:20], **options)
     assert len(made) == 1 and made[0].iteration > 20
 
 

@@ -123,9 +123,7 @@ CHANGES: dict[str, Callable] = {
     'a hook after the update': lambda _, optimizer: optimizer.add_hook(DECAY, 'post', 'post'),
     'a hook of an update rule': of_embedding(lambda W: W.update_rule.add_hook(DECAY)),
     'configuration': lambda *_: setattr(chainer.global_config, 'guarded', 0.5),
-    'another update rule': put(
-        W + 'update_rule', lambda before: optimizers.SGD(0.01).create_update_rule()
-    ),
+    'another update rule': put(W + 'update_rule', lambda _: optimizers.SGD().create_update_rule()),
     'a link': put('predictor', lambda before: Row(three_columns, before.inner)),
 }
 
@@ -361,15 +359,14 @@ def test_a_program_keeps_what_its_key_names_by_id(device, graphs):
     model.lossfun = lambda x, t: functions.mean_squared_error(x, t)
     updater = make_updater(GraphUpdater, device, model, same_molecules())
     row = model.predictor
-    references = [
-        weakref.ref(thing) for thing in (row, row.inner.embed.W.array, row.factor, model.lossfun)
-    ]
+    things = row, row.inner.embed.W.array, row.factor, model.lossfun
+    references = [weakref.ref(thing) for thing in things]
     run(updater, 3)
     model.predictor = Row(three_columns, row.inner)
     row.inner.embed.W.array = row.inner.embed.W.array.copy()
     row.factor = row.factor.copy()
     model.lossfun = functions.mean_squared_error
-    del row
+    del row, things
     run(updater, 3)
     assert len(updater._driver.programs) == 2
     assert all(reference() is not None for reference in references)
@@ -399,9 +396,8 @@ def annealed(kind, device, read, examples, **kwargs):
     def loss_func(*args):
         return model(*args) * (1.0 + 0.1 * weight())
 
-    updater = make_updater(
-        kind, device, model, examples, optimizers.SGD(0.01), loss_func=loss_func, **kwargs
-    )
+    options = {'loss_func': loss_func, **kwargs}
+    updater = make_updater(kind, device, model, examples, optimizers.SGD(0.01), **options)
     return updater
 
 
@@ -535,12 +531,9 @@ def test_a_step_that_is_not_deterministic_and_does_not_say_so(device, graphs):
             functions.get_item(y, (link.rows,)) * link.weights, axis=0, keepdims=True
         )
 
-    model = without_dropout(
-        small_model(function, rows=device.send(rows), weights=device.send(weights))
-    )
-    updater = make_updater(
-        GraphUpdater, device, model, same_molecules(), optimizers.SGD(1e-3), check_every=1
-    )
+    sent = {'rows': device.send(rows), 'weights': device.send(weights)}
+    model, sgd = without_dropout(small_model(function, **sent)), optimizers.SGD(1e-3)
+    updater = make_updater(GraphUpdater, device, model, optimizer=sgd, check_every=1)
     run(updater, 6)
     if graphs:
         (program,) = updater._driver.programs.values()
@@ -636,6 +629,15 @@ def with_a_number(batch, device=None):
     return (*chainer_bspmm.concat_mols(batch, device), numpy.full((), 2, 'f'))
 
 
+def times_the_number(model, *batch):
+    return model(*batch[:3]) * float(batch[3])
+
+
+def of_three_columns(change):
+    """A function of a model: what a change makes of it, its batch, and three columns."""
+    return lambda link, atoms, adj: change(link, adj, three_columns(link, atoms, adj))
+
+
 class Twice(optimizers.SGD):
     def update(self, lossfun=None, *args, **kwargs):
         assert lossfun is not None
@@ -652,9 +654,7 @@ CANNOT = '/predictor (Row) cannot be captured: ', __file__
 EAGER = {
     'a mean over all rows': Script(('belong to no molecule',), mean_of_rows),
     'random numbers': Script(
-        ('twice',),
-        lambda link, *batch: three_columns(link, *batch) * link.xp.random.rand(),
-        compared=(),
+        ('twice',), of_three_columns(lambda link, _, y: y * link.xp.random.rand()), compared=()
     ),
     'a state that goes on from step to step': Script(('twice',), stateful, attributes={'h': None}),
     'an attribute that changes with every step': Script(
@@ -673,10 +673,7 @@ EAGER = {
     ),
     'a label that has no row for each molecule': Script(
         ('each of 8 molecules in output 3, got shape ()',),
-        options={
-            'converter': with_a_number,
-            'loss_func': lambda model, *batch: model(*batch[:3]) * float(batch[3]),
-        },
+        options={'converter': with_a_number, 'loss_func': times_the_number},
     ),
     'a loss that is scaled from some step on': Script(
         ('scales the loss',), change=scale_from_step_2
@@ -688,21 +685,15 @@ EAGER = {
     'debug mode': Script(('debug',), around=functools.partial(chainer.using_config, 'debug', True)),
 }
 EAGER_ON_A_GPU = {
-    'a sum that is read': Script(
-        ('Row', 'apture', __file__),
-        lambda link, *batch: three_columns(link, *batch) * float(batch[1].data.sum()),
-        compared=(),
-    ),
-    'an array from the host': Script(
-        ('Row', 'from the host', __file__),
-        lambda link, *batch: three_columns(link, *batch) + link.xp.asarray(numpy.ones(3, 'f')),
-        compared=(),
-    ),
-    'numbers of cuRAND': Script(
-        ('Row', __file__),
-        lambda link, *batch: three_columns(link, *batch) + 0 * link.xp.random.rand(),
-        compared=(),
-    ),
+    name: Script(('Row', *words, __file__), of_three_columns(change), compared=())
+    for name, words, change in (
+        ('a sum that is read', ['apture'], lambda _, adj, y: y * float(adj.data.sum())),
+        (
+            *('an array from the host', ['from the host']),
+            lambda link, _, y: y + link.xp.asarray(numpy.ones(3, 'f')),
+        ),
+        ('numbers of cuRAND', [], lambda link, _, y: y + 0 * link.xp.random.rand()),
+    )
 }
 
 
@@ -749,19 +740,19 @@ def labels_that_are_nan():
     return [(atoms, adj, label * numpy.float32('nan')) for atoms, adj, label in same_molecules()]
 
 
+def replace_gradients(model):
+    for param in model.params(False):
+        param.grad = param.array.copy()
+
+
+def between(change):
+    return Script(change=functools.partial(other_gradients, change=change))
+
+
 HARMLESS = {
     'a hook that replaces gradients': Script(change=functools.partial(add_hook, hook=halve)),
-    'gradients that are cleared between steps': Script(
-        change=functools.partial(other_gradients, change=lambda model: model.cleargrads())
-    ),
-    'gradients that are replaced between steps': Script(
-        change=functools.partial(
-            other_gradients,
-            change=lambda model: [
-                setattr(param, 'grad', param.array.copy()) for param in model.params(False)
-            ],
-        )
-    ),
+    'gradients that are cleared between steps': between(lambda model: model.cleargrads()),
+    'gradients that are replaced between steps': between(replace_gradients),
     'a converter that draws': Script(options={'converter': noisy}),
     'another loss function': Script(change=another_loss, n_steps=7),
     'an optimizer that is set up again': Script(
@@ -771,19 +762,16 @@ HARMLESS = {
 }
 
 
+SCRIPTS = {**EAGER, **HARMLESS, **EAGER_ON_A_GPU}
+
+
 @pytest.mark.parametrize(
-    'script',
-    [
-        *(pytest.param(script, id=name) for name, script in {**EAGER, **HARMLESS}.items()),
-        *(
-            pytest.param(script, id=name, marks=pytest.mark.gpu)
-            for name, script in EAGER_ON_A_GPU.items()
-        ),
-    ],
+    'name', [pytest.param(n, marks=pytest.mark.gpu) if n in EAGER_ON_A_GPU else n for n in SCRIPTS]
 )
-def test_unusual_scripts(device, graphs, script):
+def test_unusual_scripts(device, graphs, name):
     """One warning that says why, however many steps; training continues as ever."""
-    if script in EAGER_ON_A_GPU.values() and device.xp is numpy:
+    script = SCRIPTS[name]
+    if name in EAGER_ON_A_GPU and device.xp is numpy:
         pytest.skip('on a host nothing of it is noticed')
     with eager_causes() as causes:
         updater, reported = script.train(GraphUpdater, device)
@@ -825,12 +813,7 @@ def fails(*args):
     'loss_func, words, error, message',
     [
         (fails, 'LookupError: mine', LookupError, 'mine'),
-        (
-            lambda *args: None,
-            'trains eagerly',
-            AttributeError,
-            "'NoneType' object has no attribute 'backward'",
-        ),
+        (lambda *args: None, 'trains eagerly', AttributeError, "no attribute 'backward'"),
     ],
 )
 def test_an_error_of_the_user_s(device, graphs, loss_func, words, error, message):
@@ -892,9 +875,8 @@ def only_a_head(kind, device):
     def loss_func(atoms, adj, labels):
         return functions.mean_squared_error(row(atoms, adj), labels)
 
-    updater = make_updater(
-        kind, device, row.head, same_molecules(), optimizers.SGD(0.01), loss_func=loss_func
-    )
+    options = {'optimizer': optimizers.SGD(0.01), 'loss_func': loss_func}
+    updater = make_updater(kind, device, row.head, **options)
     updater.body = row.inner
     return updater
 
@@ -932,9 +914,8 @@ def test_averages_of_links(device, graphs):
         def loss_func(atoms, adj, labels):
             return functions.mean_squared_error(teacher(labels), model.predictor(atoms, adj))  # NOQA: B023
 
-        updater = make_updater(
-            kind, device, model, same_molecules(), optimizers.SGD(0.01), loss_func=loss_func
-        )
+        options = {'optimizer': optimizers.SGD(0.01), 'loss_func': loss_func}
+        updater = make_updater(kind, device, model, **options)
         run(updater, 5)
         averages.append([on_host(link.avg_mean) for link in (teacher, model.predictor.norm)])
     assert is_captured(updater)
@@ -957,9 +938,8 @@ def test_averages_after_a_loss_that_raised_in_the_trial(device, graphs):
                 raise RuntimeError
             return functions.mean(calls[-1]) + functions.mean(model.predictor(atoms, adj))  # NOQA: B023
 
-        model = without_dropout(small_model(three_columns))
-        data = same_molecules()
-        updater = make_updater(GraphUpdater, device, model, data, loss_func=loss_func)
+        model = without_dropout(small_model())
+        updater = make_updater(GraphUpdater, device, model, loss_func=loss_func)
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
             run(updater, 1)
@@ -1034,20 +1014,11 @@ def test_attributes_that_a_step_sets(device, graphs, no_causes):
 
 def test_two_updaters_of_one_model(device, graphs, no_causes):
     def make(kind):
-        updater = make_updater(
-            kind,
-            device,
-            without_dropout(small_model()),
-            same_molecules(),
-            optimizers.SGD(0.01),
-            hooks=[optimizer_hooks.GradientNoise(0)],
-        )
-        updater.other = kind(
-            SerialIterator(same_molecules(16)[8:], BATCH),
-            updater.get_optimizer('main'),
-            device=device,
-            converter=chainer_bspmm.concat_mols,
-        )
+        model, noise = without_dropout(small_model()), [optimizer_hooks.GradientNoise(0)]
+        updater = make_updater(kind, device, model, None, optimizers.SGD(0.01), noise)
+        options = {'device': device, 'converter': chainer_bspmm.concat_mols}
+        iterator = SerialIterator(same_molecules(16)[8:], BATCH)
+        updater.other = kind(iterator, updater.get_optimizer('main'), **options)
         return updater
 
     assert_same_training(make, 6, lambda updater: run(updater.other, 1))

@@ -60,3 +60,9 @@ def compile_cpp(path, text, *options, after=()):
     done = subprocess.run([*map(str, words)], input=text, capture_output=True, text=True)
     if done.returncode:
         raise CompileError(done.stderr)
+
+
+def library(text, *options):
+    """Return the path of the shared library of a C++ text, compiled with these options of g++."""
+    parts = version('g++'), text, options
+    return cached(lambda path: compile_cpp(path, text, *options), '.so', *parts)

@@ -46,15 +46,7 @@ def path():
         pytest.skip('g++ knows no _Float16')
     # Bsymbolic: its calls must resolve to itself, even if CuPy has loaded the real library.
     options = '-O1', '-shared', '-fPIC', '-Wl,-Bsymbolic'
-    return str(
-        cache.cached(
-            lambda path: cache.compile_cpp(path, text, *options),
-            '.so',
-            cache.version('g++'),
-            text,
-            options,
-        )
-    )
+    return str(cache.library(text, *options))
 
 
 class Streams:

@@ -219,17 +219,14 @@ class Device:
         monkeypatch.setattr(kernels, 'load', self._load)
         monkeypatch.setattr(kernels, 'device', lambda device_id: plans.Device(132, 60 << 20))
         monkeypatch.setattr(launch, 'on_gpu', lambda x: isinstance(x, DeviceArray))
-        monkeypatch.setattr(
-            cuda,
-            'cupy',
-            types.SimpleNamespace(
-                empty=self._empty,
-                array=lambda *array, **options: self.put(numpy.array(*array, **options)),
-                ascontiguousarray=self._ascontiguousarray,
-                zeros=lambda shape, dtype: self.put(numpy.zeros(shape, dtype)),
-                cuda=types.SimpleNamespace(runtime=types.SimpleNamespace(getDevice=lambda: 0)),
-            ),
+        cupy = types.SimpleNamespace(
+            empty=self._empty,
+            array=lambda *array, **options: self.put(numpy.array(*array, **options)),
+            ascontiguousarray=self._ascontiguousarray,
+            zeros=lambda shape, dtype: self.put(numpy.zeros(shape, dtype)),
+            cuda=types.SimpleNamespace(runtime=types.SimpleNamespace(getDevice=lambda: 0)),
         )
+        monkeypatch.setattr(cuda, 'cupy', cupy)
 
     def put(self, array, shift=0):
         """Return a copy of an array that lies `shift` bytes past a multiple of 16."""

@@ -24,14 +24,7 @@ OPTIONS = {'--fmad=false': '-ffp-contract=off'}
 @functools.lru_cache(maxsize=None)
 def _build(text, options):
     options = '-O1', '-Wall', '-Wextra', '-Werror', '-shared', '-fPIC', *options
-    path = cache.cached(
-        lambda path: cache.compile_cpp(path, text, *options),
-        '.so',
-        cache.version('g++'),
-        text,
-        options,
-    )
-    return ctypes.CDLL(str(path)).run
+    return ctypes.CDLL(str(cache.library(text, *options))).run
 
 
 def _parameters(text):
@@ -57,13 +50,9 @@ def elementwise(put, in_params, out_params, operation, name, options=()):
         for (_, kind, label), argument in zip(parameters, arguments):
             if isinstance(argument, numpy.ndarray):
                 assert types.setdefault(kind, argument.dtype) == argument.dtype, label
-        shape = numpy.broadcast_shapes(
-            *(
-                argument.shape
-                for (is_raw, _, _), argument in zip(parameters, arguments)
-                if not is_raw and isinstance(argument, numpy.ndarray)
-            )
-        )
+        given = [argument for (is_raw, *_), argument in zip(parameters, arguments) if not is_raw]
+        arrays = [argument for argument in given if isinstance(argument, numpy.ndarray)]
+        shape = numpy.broadcast_shapes(*(array.shape for array in arrays))
         results = list(arguments[len(inputs) :]) or [
             put(numpy.full(shape, numpy.nan, types[kind])) for _, kind, _ in outputs
         ]
@@ -80,33 +69,19 @@ def elementwise(put, in_params, out_params, operation, name, options=()):
             constant = 'const ' if n < len(inputs) else ''
             c_type = C_TYPES[types[kind].char]
             signature.append('%s%s *_%s' % (constant, c_type, label))
-            in_loop.append(
-                '%s%s %s%s = _%s%s; (void)%s;'
-                % (
-                    constant,
-                    c_type,
-                    '*' if is_raw else '&',
-                    label,
-                    label,
-                    '' if is_raw else '[i]',
-                    label,
-                )
-            )
-        aliases = ' '.join(
-            'using %s = %s;' % (kind, C_TYPES[dtype.char])
-            for kind, dtype in types.items()
-            if len(kind) == 1
-        )
+            pointer, place = ('*', '') if is_raw else ('&', '[i]')
+            names = constant, c_type, pointer, label, label, place, label
+            in_loop.append('%s%s %s%s = _%s%s; (void)%s;' % names)
+        named = [(kind, dtype) for kind, dtype in types.items() if len(kind) == 1]
+        aliases = ' '.join('using %s = %s;' % (kind, C_TYPES[d.char]) for kind, d in named)
         run = _build(
             '%s%s\nextern "C" void run(long size, %s)\n{\n'
             'for (long i = 0; i < size; ++i) {\n%s\n%s;\n}\n}\n'
             % (HEADER, aliases, ', '.join(signature), '\n'.join(in_loop), operation),
             tuple(OPTIONS[option] for option in options),
         )
-        run(
-            ctypes.c_long(int(numpy.prod(shape))),
-            *(ctypes.c_void_p(place.ctypes.data) for place in places),
-        )
+        addresses = [ctypes.c_void_p(place.ctypes.data) for place in places]
+        run(ctypes.c_long(int(numpy.prod(shape))), *addresses)
         for result, place in zip(results, places[len(inputs) :]):
             result[...] = place
         return results[0] if len(results) == 1 else tuple(results)
