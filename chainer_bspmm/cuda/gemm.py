@@ -178,10 +178,8 @@ class Blas:
             a, is_a_transposed, lda = _laid_out(a.astype(dtype, copy=False))
             b, is_b_transposed, ldb = _laid_out(b.astype(dtype, copy=False))
             if max(m, n, k, lda, ldb, n_matrices) > LARGEST_INT:
-                raise ValueError(
-                    'a, b: expected dimensions and strides below 2**31, got shapes %s '
-                    'and %s' % (a.shape, b.shape)
-                )
+                text = 'a, b: expected dimensions and strides below 2**31, got shapes %s and %s'
+                raise ValueError(text % (a.shape, b.shape))
             c = cuda.cupy.empty(shape, dtype)
             type_, factors = DATA_TYPES[dtype.char], FACTORS[dtype.char]
             one, zero = factors.ctypes.data, factors.ctypes.data + factors.itemsize
@@ -208,15 +206,11 @@ class Blas:
                     '%s: expected float16, float32 or float64, got %s' % (name, array.dtype)
                 )
             if array.data.device_id != self.device:
-                raise ValueError(
-                    '%s: expected on device %d, that of the cuBLAS handle, got on %d'
-                    % (name, self.device, array.data.device_id)
-                )
+                text = '%s: expected on device %d, that of the cuBLAS handle, got on %d'
+                raise ValueError(text % (name, self.device, array.data.device_id))
         if a.shape[-1] != b.shape[-2]:
-            raise ValueError(
-                'b: expected %d rows to go with a of shape %s, got shape %s'
-                % (a.shape[-1], a.shape, b.shape)
-            )
+            text = 'b: expected %d rows to go with a of shape %s, got shape %s'
+            raise ValueError(text % (a.shape[-1], a.shape, b.shape))
 
 
 def _of_vectors(product, a, b):

@@ -23,10 +23,8 @@ def directory():
     for folder in candidates:
         if (folder / 'common.cuh').is_file():
             return folder
-    raise FileNotFoundError(
-        'kernels: expected the CUDA sources in %s or %s, found neither; '
-        'reinstall chainer_bspmm' % tuple(candidates)
-    )
+    text = 'kernels: expected the CUDA sources in %s or %s, found neither; reinstall chainer_bspmm'
+    raise FileNotFoundError(text % tuple(candidates))
 
 
 def paths():

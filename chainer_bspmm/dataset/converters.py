@@ -188,10 +188,8 @@ class CSRConverter(chainer.dataset.Converter):
         rows = []
         for i, (values, n, full) in enumerate(zip(column, sizes, full_sizes)):
             if numpy.shape(values)[:1] != (full,):
-                raise ValueError(
-                    'batch[%d][%d]: expected a row for each of %d atoms, got shape %s'
-                    % (i, position, full, numpy.shape(values))
-                )
+                text = 'batch[%d][%d]: expected a row for each of %d atoms, got shape %s'
+                raise ValueError(text % (i, position, full, numpy.shape(values)))
             rows.append(to_host(values)[:n])
         return numpy.concatenate(rows)
 

@@ -32,10 +32,8 @@ def join_atoms(atoms, name='batch', first=0):
         if flat.min(initial=0) < 0:
             ends = numpy.cumsum(list(map(len, atoms)))
             graph = int(numpy.searchsorted(ends, flat.argmin(), side='right'))
-            raise ValueError(
-                '%s[%d][0]: expected atom ids of at least 0, got %d'
-                % (name, first + graph, flat.min())
-            )
+            text = '%s[%d][0]: expected atom ids of at least 0, got %d'
+            raise ValueError(text % (name, first + graph, flat.min()))
         flat = flat.astype(numpy.int32, copy=False)
     return flat
 
@@ -129,10 +127,8 @@ def _columns(examples, name, first):
     n_columns = max(len(examples[0]), 2)
     if set(map(len, examples)) != {n_columns}:
         i, example = next((i, e) for i, e in enumerate(examples) if len(e) != n_columns)
-        raise ValueError(
-            '%s[%d]: expected a tuple (atoms, adj, label...) of %d elements, '
-            'got %d' % (name, first + i, n_columns, len(example))
-        )
+        text = '%s[%d]: expected a tuple (atoms, adj, label...) of %d elements, got %d'
+        raise ValueError(text % (name, first + i, n_columns, len(example)))
     return list(zip(*examples))
 
 
@@ -164,10 +160,8 @@ def _check_each(atoms, matrices, name, first):
     for i, (ids, matrix) in enumerate(zip(atoms, matrices)):
         for part in matrix if isinstance(matrix, list) else [matrix]:
             if not hasattr(ids, 'dtype') or not hasattr(part, 'shape'):
-                raise TypeError(
-                    '%s[%d]: expected arrays of atoms and adjacency, got %s and %s'
-                    % (name, first + i, type(ids).__name__, type(part).__name__)
-                )
+                text = '%s[%d]: expected arrays of atoms and adjacency, got %s and %s'
+                raise TypeError(text % (name, first + i, type(ids).__name__, type(part).__name__))
             if part.shape[-2:] != ids.shape[:1] * 2:
                 raise ValueError(
                     '%s[%d]: expected a row and a column of the adjacency for each '

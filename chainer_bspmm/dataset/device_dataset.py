@@ -63,10 +63,8 @@ class DeviceMolecules(Molecules):
         """
         least, most = index.min(), index.max()
         if least < 0 or most >= len(self):
-            raise IndexError(
-                'index: expected at least 0 and less than %d, the number of molecules, got %d'
-                % (len(self), least if least < 0 else most)
-            )
+            text = 'index: expected at least 0 and less than %d, the number of molecules, got %d'
+            raise IndexError(text % (len(self), least if least < 0 else most))
         return index.astype(numpy.int32)
 
     def batch(self, index, layout, padded_to=None, keep_padding=False):

@@ -295,10 +295,8 @@ class Molecules:
         """Return the molecules of all parts, which must be alike in relations, atoms and labels."""
         kinds = {part._kind() for part in parts}
         if len(kinds) > 1:
-            raise ValueError(
-                'expected the same relations, features and labels throughout, got %s'
-                % ' and '.join(sorted(kinds))
-            )
+            text = 'expected the same relations, features and labels throughout, got %s'
+            raise ValueError(text % ' and '.join(sorted(kinds)))
         columns = {
             name: numpy.concatenate([getattr(part, name) for part in parts])
             for name in ('atoms', *INTEGERS)
@@ -353,10 +351,8 @@ def _check_array(name, array, kind, what='', length=None, least=None, ndims=(1,)
         raise ValueError('%s: expected %d items, %s, got %d' % (name, length, what, len(array)))
     if least is not None and (array < least).any():
         i = int((array < least).argmax())
-        raise ValueError(
-            '%s: expected at least %d at position %d, got %d'
-            % (name, numpy.broadcast_to(least, array.shape)[i], i, array[i])
-        )
+        text = '%s: expected at least %d at position %d, got %d'
+        raise ValueError(text % (name, numpy.broadcast_to(least, array.shape)[i], i, array[i]))
     if name in ('atoms', 'columns') and array.dtype.kind == 'i':
         validate.fits_int32(name, int(array.max(initial=0)))
 

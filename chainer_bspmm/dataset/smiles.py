@@ -268,10 +268,8 @@ def preprocessor_of(argument, method):
             'then use to_sparse' % (argument, ', '.join(KINDS), name)
         )
     if method.out_size >= 0 and (KINDS[name].n_relations == 5 or KINDS[name].super_node):
-        raise ValueError(
-            '%s: expected out_size=-1, as %s fails for molecules that are padded, got '
-            '%d' % (argument, name, method.out_size)
-        )
+        text = '%s: expected out_size=-1, as %s fails for molecules that are padded, got %d'
+        raise ValueError(text % (argument, name, method.out_size))
     return method
 
 

@@ -81,7 +81,5 @@ def swaps_at(path: str, link: chainer.Link, kinds: tuple[type[Sparse], ...]):
                 return kind.swaps(link)
             except ValueError as error:
                 raise ValueError('%s.%s' % (path, error)) from None
-    raise ValueError(
-        "%s: expected Chainer Chemistry's %s, got %r"
-        % (path, ' or '.join(kind.__name__ for kind in kinds), link)
-    )
+    text = "%s: expected Chainer Chemistry's %s, got %r"
+    raise ValueError(text % (path, ' or '.join(kind.__name__ for kind in kinds), link))

@@ -41,10 +41,8 @@ class RelationalModel(SparseModel):
         check.adjacency(adj)
         lead = node_shape(adj)
         if x.shape[:-1] != lead:
-            raise ValueError(
-                'x: expected shape %s and one more dimension to go with %r, got %s'
-                % (lead, adj, x.shape)
-            )
+            text = 'x: expected shape %s and one more dimension to go with %r, got %s'
+            raise ValueError(text % (lead, adj, x.shape))
         return linear_rows(self.embed, x.reshape((adj.n_rows, x.shape[-1])))
 
 

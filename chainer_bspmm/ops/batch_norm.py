@@ -205,10 +205,8 @@ def batch_norm(adj, link, h):
     if link.avg_mean is None:
         link._initialize_params(h.shape[1:])
     if h.shape != (adj.n_rows,) + link.avg_mean.shape:
-        raise ValueError(
-            'h: expected shape %s to go with %r and the link, got %s'
-            % ((adj.n_rows,) + link.avg_mean.shape, adj, h.shape)
-        )
+        text = 'h: expected shape %s to go with %r and the link, got %s'
+        raise ValueError(text % ((adj.n_rows,) + link.avg_mean.shape, adj, h.shape))
     weights = adj.row_weights
     if weights is None:  # 0 for spare rows
         xp = adj.xp
@@ -228,10 +226,8 @@ def batch_norm_of_ranks(link, x, finetune=False):
     """
     n_axes = link.avg_mean.ndim
     if x.shape[1 : 1 + n_axes] != link.avg_mean.shape:
-        raise ValueError(
-            'x: expected shape (n, %s, ...), got %s'
-            % (', '.join(map(str, link.avg_mean.shape)), x.shape)
-        )
+        text = 'x: expected shape (n, %s, ...), got %s'
+        raise ValueError(text % (', '.join(map(str, link.avg_mean.shape)), x.shape))
     decay = link.decay
     if finetune:
         link.N += 1

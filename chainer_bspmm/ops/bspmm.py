@@ -215,10 +215,8 @@ def check_bspmm(adj, arrays):
     else:
         check.on_device('data', data, adj)
         if data.shape != (adj.nnz,):
-            raise ValueError(
-                'data: expected shape (%d,), one value for each entry, got %s'
-                % (adj.nnz, data.shape)
-            )
+            text = 'data: expected shape (%d,), one value for each entry, got %s'
+            raise ValueError(text % (adj.nnz, data.shape))
         check.same_dtype('data', data.dtype, x.dtype)
     if residual is not None:
         check.on_device('residual', residual, adj)

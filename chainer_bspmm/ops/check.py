@@ -37,20 +37,16 @@ def relations(adj):
     """Check for a BatchedCSR with a column for every row and relation."""
     if type(adj) is not BatchedCSR or adj.n_cols != adj.n_rows * adj.n_relations:
         adjacency(adj)
-        raise ValueError(
-            'adj: expected a column for each of its %d rows and %d relations, got %r'
-            % (adj.n_rows, adj.n_relations, adj)
-        )
+        text = 'adj: expected a column for each of its %d rows and %d relations, got %r'
+        raise ValueError(text % (adj.n_rows, adj.n_relations, adj))
 
 
 def rows(name, x, adj, n_rows, width='n_B', each='node'):
     """Check for a row of floats for each node, or each graph, on the device of the batch."""
     floats(name, x, adj)
     if x.ndim != 2 or len(x) != n_rows:
-        raise ValueError(
-            '%s: expected shape (%d, %s), a row for each %s of %r, got %s'
-            % (name, n_rows, width, each, adj, x.shape)
-        )
+        text = '%s: expected shape (%d, %s), a row for each %s of %r, got %s'
+        raise ValueError(text % (name, n_rows, width, each, adj, x.shape))
 
 
 def features(x, adj, width):
@@ -87,10 +83,8 @@ def same_dtype(name, dtype, expected):
 
 def values_dtype(adj, x):
     if adj.data is not None and adj.data.dtype != x.dtype:
-        raise TypeError(
-            'x: expected %s as the values of adj, got %s; adj.astype(x.dtype) converts'
-            % (adj.data.dtype, x.dtype)
-        )
+        text = 'x: expected %s as the values of adj, got %s; adj.astype(x.dtype) converts'
+        raise TypeError(text % (adj.data.dtype, x.dtype))
 
 
 def on_device(name, x, adj):

@@ -70,10 +70,8 @@ def _random_words(size, seed, stream, step):
 
 def _check_size(size):
     if size > 2**34:
-        raise ValueError(
-            'size: expected at most 2**34 elements, the random numbers that a layer has, got %d'
-            % size
-        )
+        text = 'size: expected at most 2**34 elements, the random numbers that a layer has, got %d'
+        raise ValueError(text % size)
 
 
 def dropout_forward(x, ratio, seed, stream, counter):

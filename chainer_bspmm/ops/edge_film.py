@@ -187,10 +187,8 @@ def edge_film(adj, x, W, W_g, activation=functions.relu):
     check.relations(adj)
     check.features(x, adj, 'in_channels')
     if len(W) % adj.n_relations:
-        raise ValueError(
-            'W: expected a multiple of %d relations as its number of rows, got shape %s'
-            % (adj.n_relations, W.shape)
-        )
+        text = 'W: expected a multiple of %d relations as its number of rows, got shape %s'
+        raise ValueError(text % (adj.n_relations, W.shape))
     expected = {'W': (W, (len(W), x.shape[1])), 'W_g': (W_g, (2 * len(W), x.shape[1]))}
     check.shapes('x of shape %s' % (x.shape,), expected)
     if activation is not functions.relu:

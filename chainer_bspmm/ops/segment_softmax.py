@@ -173,10 +173,8 @@ def segment_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
     """
     check.adjacency(adj)
     if x.ndim not in (1, 2) or len(x) != adj.nnz:
-        raise ValueError(
-            'x: expected shape (%d,) or (%d, n_B), a row for each entry of adj, '
-            'got %s' % (adj.nnz, adj.nnz, x.shape)
-        )
+        text = 'x: expected shape (%d,) or (%d, n_B), a row for each entry of adj, got %s'
+        raise ValueError(text % (adj.nnz, adj.nnz, x.shape))
     check.floats('x', x, adj)
     return SegmentSoftmax(Segments(adj.indptr, adj.nnz)).apply((x,))[0]
 

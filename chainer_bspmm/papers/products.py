@@ -133,10 +133,8 @@ def _check_spmv(adj, x, alpha, beta, y):
     _shaped('y', y, adj, (adj.n_rows,))
     check.same_dtype('y', y.dtype, x.dtype)
     if not y.flags.c_contiguous:
-        raise ValueError(
-            'y: expected a C-contiguous array, because it is written in place, got '
-            'strides %s' % (y.strides,)
-        )
+        text = 'y: expected a C-contiguous array, because it is written in place, got strides %s'
+        raise ValueError(text % (y.strides,))
     if isinstance(y, numpy.ndarray) and not y.flags.writeable:
         raise ValueError('y: expected a writable array, got a read-only one')
     if backend.get_array_module(x).may_share_memory(x, y):

@@ -40,10 +40,8 @@ def layout(name, padded_to):
     if padded_to is None:
         return
     if name != 'folded':
-        raise ValueError(
-            "padded_to: expected None with layout=%r, got %r; it goes with 'folded'"
-            % (name, padded_to)
-        )
+        text = "padded_to: expected None with layout=%r, got %r; it goes with 'folded'"
+        raise ValueError(text % (name, padded_to))
     count('padded_to', padded_to, 1)
 
 
@@ -90,10 +88,8 @@ def host_integers(arrays, data, n_relations):
         device = here
         if name == 'ids':
             if array.ndim != 2 or array.shape[1] != 2:
-                raise ValueError(
-                    'ids: expected shape (nnz, 2), a row and a column for each entry, '
-                    'got %s' % (array.shape,)
-                )
+                text = 'ids: expected shape (nnz, 2), a row and a column for each entry, got %s'
+                raise ValueError(text % (array.shape,))
         elif array.ndim != 1:
             raise ValueError('%s: expected 1 dimension, got shape %s' % (name, array.shape))
         fits_int32('non-zeros' if name in (entries, 'data') else 'length of ' + name, len(array))
@@ -102,10 +98,8 @@ def host_integers(arrays, data, n_relations):
         elif array.dtype.kind not in 'iu':
             raise TypeError('%s: expected integers, got %s' % (name, array.dtype))
     if data is not None and len(data) != len(arrays[entries]):
-        raise ValueError(
-            'data: expected one value for each of the %d %s, got %d'
-            % (len(arrays[entries]), entries, len(data))
-        )
+        text = 'data: expected one value for each of the %d %s, got %d'
+        raise ValueError(text % (len(arrays[entries]), entries, len(data)))
     # int64 throughout the checks: unsigned or narrow integers must not wrap around in them.
     host = {name: cuda.to_cpu(array).astype(numpy.int64) for name, array in arrays.items()}
     if 'col_offsets' not in host:
@@ -174,18 +168,14 @@ def _columns(row_offsets, col_offsets, n_relations):
     fits_int32('col_offsets', int(col_offsets[-1]))
     _starts('col_offsets', col_offsets, int(col_offsets[-1]), 'columns')
     if (col_offsets % n_relations).any():
-        raise ValueError(
-            'col_offsets: expected multiples of n_relations = %d, got %d'
-            % (n_relations, col_offsets[(col_offsets % n_relations).argmax()])
-        )
+        text = 'col_offsets: expected multiples of n_relations = %d, got %d'
+        raise ValueError(text % (n_relations, col_offsets[(col_offsets % n_relations).argmax()]))
 
 
 def _one_for_each_graph(name, starts, row_offsets):
     if starts.size != row_offsets.size:
-        raise ValueError(
-            '%s: expected n_graphs + 1 = %d entries as row_offsets has, got %d'
-            % (name, row_offsets.size, starts.size)
-        )
+        text = '%s: expected n_graphs + 1 = %d entries as row_offsets has, got %d'
+        raise ValueError(text % (name, row_offsets.size, starts.size))
 
 
 def _starts(name, starts, total, meaning):
@@ -196,25 +186,19 @@ def _starts(name, starts, total, meaning):
     decreasing = numpy.diff(starts) < 0
     if decreasing.any():
         i = int(decreasing.argmax())
-        raise ValueError(
-            '%s: expected not to decrease, got %d after %d at position %d'
-            % (name, starts[i + 1], starts[i], i + 1)
-        )
+        text = '%s: expected not to decrease, got %d after %d at position %d'
+        raise ValueError(text % (name, starts[i + 1], starts[i], i + 1))
     if starts[-1] != total:
-        raise ValueError(
-            '%s: expected to end at %d (the number of %s), got %d'
-            % (name, total, meaning, starts[-1])
-        )
+        text = '%s: expected to end at %d (the number of %s), got %d'
+        raise ValueError(text % (name, total, meaning, starts[-1]))
 
 
 def equal_blocks(arrays):
     for name in ('row_offsets', 'col_offsets'):
         sizes = numpy.diff(arrays[name])
         if sizes.size and (sizes != sizes[0]).any():
-            raise ValueError(
-                "%s: layout='padded' expects blocks of one size, got %d to %d"
-                % (name, sizes.min(), sizes.max())
-            )
+            text = "%s: layout='padded' expects blocks of one size, got %d to %d"
+            raise ValueError(text % (name, sizes.min(), sizes.max()))
 
 
 def same_device(name, arrays):
@@ -263,15 +247,11 @@ def sparse_matrices(matrices):
                     'got %s' % (i, type(part).__name__)
                 )
             if part.shape != (stack[0].shape[0],) * 2:
-                raise ValueError(
-                    'matrices[%d]: expected square matrices of one size, got %s'
-                    % (i, [other.shape for other in stack])
-                )
+                text = 'matrices[%d]: expected square matrices of one size, got %s'
+                raise ValueError(text % (i, [other.shape for other in stack]))
         if len(stack) != (len(stacks[0]) if stacks else max(len(stack), 1)):
-            raise ValueError(
-                'matrices[%d]: expected %d relations as in matrices[0], got %d'
-                % (i, max(len(stacks[0]), 1) if stacks else 1, len(stack))
-            )
+            text = 'matrices[%d]: expected %d relations as in matrices[0], got %d'
+            raise ValueError(text % (i, max(len(stacks[0]), 1) if stacks else 1, len(stack)))
         stacks.append(stack)
     dtype = numpy.result_type(*{part.dtype for stack in stacks for part in stack})
     sizes = numpy.array([stack[0].shape[0] for stack in stacks])
@@ -301,10 +281,8 @@ def crop(adj, n_nodes):
         )
     n_nodes = numpy.asarray(n_nodes)
     if n_nodes.shape != (len(adj),) or n_nodes.dtype.kind not in 'iu':
-        raise ValueError(
-            'n_nodes: expected %d integers, one for each graph, got %s %s'
-            % (len(adj), n_nodes.dtype, n_nodes.shape)
-        )
+        text = 'n_nodes: expected %d integers, one for each graph, got %s %s'
+        raise ValueError(text % (len(adj), n_nodes.dtype, n_nodes.shape))
     matrices = []
     for graph, (matrix, n) in enumerate(zip(adj, n_nodes)):
         if not 0 <= n <= adj.shape[-1]:

@@ -237,10 +237,8 @@ def batch_of(
         lead, what = ((adj.n_graphs,), 'molecules') if i > n_node_columns else (nodes, 'atoms')
         if array.shape[: len(lead)] != lead:
             n_rows = ' x '.join(map(str, lead))
-            raise NoSparseBatch(
-                'converter: expected a row for each of %s %s in output %d, got shape %s'
-                % (n_rows, what, i and 1 + i, array.shape)
-            )
+            text = 'converter: expected a row for each of %s %s in output %d, got shape %s'
+            raise NoSparseBatch(text % (n_rows, what, i and 1 + i, array.shape))
     return HostBatch(atoms, adj, labels, n_node_columns)
 
 

@@ -234,10 +234,8 @@ def captured_predict(
         raise TypeError('model: expected a chainer.Link, got %s' % type(model).__name__)
     if device is not None and chainer.get_device(device) != model.device:
         names = model.device.name, chainer.get_device(device).name
-        raise ValueError(
-            'device: expected that of the model, %s, got %s; model.to_device(device) moves it'
-            % names
-        )
+        text = 'device: expected that of the model, %s, got %s; model.to_device(device) moves it'
+        raise ValueError(text % names)
     if n_inputs is not None:
         n_inputs = validate.count('n_inputs', n_inputs, 1)
     if isinstance(data, (str, bytes)):
@@ -251,10 +249,8 @@ def captured_predict(
         batches = _of_smiles(data, preprocessor_of('method', method), batch_size, n_processes)
     else:
         if total is None or isinstance(next(iter(data), None), str):
-            raise TypeError(
-                'data: expected a data set, or method= to go with SMILES, got %s'
-                % type(data).__name__
-            )
+            text = 'data: expected a data set, or method= to go with SMILES, got %s'
+            raise TypeError(text % type(data).__name__)
         batches = _of_data_set(data, batch_size)
         n_inputs = 2 if n_inputs is None else n_inputs
     if converter is None:

@@ -59,10 +59,8 @@ def run_node_classification_train(
             :func:`~chainer_bspmm.dataset.to_sparse`.
     """
     if not isinstance(model, NodeClassifier):
-        raise TypeError(
-            'model: expected the NodeClassifier of chainer_bspmm.sparsify(model), got %s.%s'
-            % (type(model).__module__, type(model).__name__)
-        )
+        text = 'model: expected the NodeClassifier of chainer_bspmm.sparsify(model), got %s.%s'
+        raise TypeError(text % (type(model).__module__, type(model).__name__))
     dataset = _one_graph(data, train_mask=train_mask, valid_mask=valid_mask)
     optimizer = (optimizer or chainer.optimizers.Adam()).setup(model)
     device = chainer.get_device(device)

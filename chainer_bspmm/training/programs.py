@@ -151,10 +151,8 @@ class Programs(collections.OrderedDict):
         self._last = None, None
         self._n_new += 1
         if self._n_new > MAX_NEW:
-            raise CannotCapture(
-                'no %s can be replayed, because %s changes with every one'
-                % (self._what, layout[-1].change(self._last_key))
-            )
+            text = 'no %s can be replayed, because %s changes with every one'
+            raise CannotCapture(text % (self._what, layout[-1].change(self._last_key)))
         return None
 
     def add(self, layout, program):

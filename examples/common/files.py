@@ -70,10 +70,8 @@ def continue_run(out, settings):
                 '--resume: the data have other molecules or labels, or in another order, than '
                 'those of the run in %s' % out
             )
-        raise DataError(
-            '--resume: %s was %r in the run in %s, and is %r now; both must be the same'
-            % (name, before.get(name), out, settings[name])
-        )
+        text = '--resume: %s was %r in the run in %s, and is %r now; both must be the same'
+        raise DataError(text % (name, before.get(name), out, settings[name]))
 
 
 def script_of(source):

@@ -44,10 +44,8 @@ def read(name):
     content, cites = paths_of(name)
     for path in (content, cites):
         if not os.path.isfile(path):
-            raise DataError(
-                '--dataset %s: %s not found. Unpack %s there, or use --dataset generated'
-                % (name, path, URL % name)
-            )
+            text = '--dataset %s: %s not found. Unpack %s there, or use --dataset generated'
+            raise DataError(text % (name, path, URL % name))
     try:
         path = content
         papers = _words_of(path)

@@ -43,10 +43,8 @@ def read_from(path):
     # Neither in SMILES: separators of a table, bytes of gzip and of UTF-16.
     first = file.peek(80).split(b'\n')[0]
     if set((first.split() or [b''])[0]) & set(b',;') or set(first) & set(b'\x1f\0'):
-        raise DataError(
-            '%s: expected one SMILES a line, got %r; for a CSV file use predict_tox21.py --data'
-            % (path or 'standard input', first[:40].decode(errors='replace'))
-        )
+        text = '%s: expected one SMILES a line, got %r; for a CSV file use predict_tox21.py --data'
+        raise DataError(text % (path or 'standard input', first[:40].decode(errors='replace')))
     # A character that is not UTF-8 affects its line, not the whole run.
     return io.TextIOWrapper(file, encoding='utf-8-sig', errors='replace')
 

@@ -134,10 +134,8 @@ def graph_linear(
     if not 0 <= dropout_ratio < 1:
         raise ValueError('dropout_ratio: expected at least 0 and below 1, got %r' % dropout_ratio)
     if activation not in ACTIVATIONS:
-        raise ValueError(
-            'activation: expected one of chainer.functions.%s, got %r'
-            % (', '.join(ACTIVATIONS.values()), activation)
-        )
+        text = 'activation: expected one of chainer.functions.%s, got %r'
+        raise ValueError(text % (', '.join(ACTIVATIONS.values()), activation))
     if adj is not None:
         check.relations(adj)
         if loop and adj.n_relations > 1:
