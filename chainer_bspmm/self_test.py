@@ -89,10 +89,8 @@ def trained(model, examples, converter, device, kind):
 
 
 def relative_error(actual, expected):
-    """Return the largest difference of any array, over its largest value; NaN if there is one.
-
-    Arrays of small values are compared with a part of the largest value of all.
-    """
+    """Return the largest difference of any array, over its largest value; NaN if there is one."""
+    # Arrays of small values are compared with a part of the largest value of all.
     if actual.keys() != expected.keys():
         raise ValueError('gradients of %s' % sorted(actual.keys() ^ expected.keys()))
     largest = {name: abs(array).max(initial=0) for name, array in expected.items()}
@@ -113,11 +111,7 @@ def cast(model, dtype):
 
 
 def run(device: chainer.backend.Device) -> Iterator[Outcome]:
-    """Test a device; on a GPU the kernels of a method are compiled at its first dtype.
-
-    Yields an `Outcome` for each method and dtype, and for its training in float32, as soon as it is
-    known. Nothing is raised.
-    """
+    """Yield an `Outcome` for each method and dtype, and for its training; nothing is raised."""
     for method in METHODS:
         for dtype in TOLERANCES:
             yield _outcome(method, dtype, device, predicts)

@@ -138,10 +138,8 @@ class Blas:
             self._stream = stream.ptr
 
     def dot(self, a, b):
-        """Multiply two matrices or vectors, as ``cupy.dot`` does; the result is C-contiguous.
-
-        Row-major and column-major arrays are read in place, all others are copied first.
-        """
+        """Multiply two matrices or vectors, as ``cupy.dot`` does; the result is C-contiguous."""
+        # Row-major and column-major arrays are read in place, all others are copied first.
         if a.ndim == b.ndim == 2:
             return self._matrices(a, b)
         if not 1 <= a.ndim <= 2 or not 1 <= b.ndim <= 2:

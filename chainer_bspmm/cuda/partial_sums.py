@@ -1,7 +1,4 @@
-"""Sums of partial results, such as every block's part of the gradient of a weight.
-
-A step (`cuda.step`) defers its sums, to do them together before anything reads them.
-"""
+"""Sums of partial results, such as every block's part of a gradient; a step defers its sums."""
 
 import numpy
 

@@ -133,9 +133,7 @@ class Molecules:
 
     @property
     def is_padding(self):
-        """Whether padding can be nothing else: it makes all of several molecules equally large, and
-        its id is that of no atom.
-        """
+        """Whether all of several molecules have one size with padding, whose id no atom has."""
         if self._is_padding is None:
             sizes = self.full_sizes
             are_equal = len(self) != 1 and bool((sizes == sizes[:1]).all())

@@ -188,12 +188,9 @@ def _molecules(graphs, preprocessor, kind):
 
 
 def _super_nodes(molecules, relation, kind):
-    """Return the features of each molecule's super node, (M, F) float32.
-
-    Sizes, sum of the adjacency; for each relation the largest value and its share of the sum; for
-    each atomic number from 1 on, whether it occurs and its share of the atoms. Those of Chainer
-    Chemistry's ``construct_supernode_feature``, sums taken in float64.
-    """
+    """Return what ``construct_supernode_feature`` does of each molecule, (M, F) float32."""
+    # Sizes, sum of the adjacency; for each relation the largest value and its share of the sum; for
+    # each atomic number from 1 on, whether it occurs and its share of the atoms.
     n, n_atoms, n_relations = len(molecules), molecules.sizes, kind.n_relations
     place = numpy.repeat(numpy.arange(n), molecules.nnz) * n_relations + relation
     values = numpy.ones(place.size) if molecules.data is None else molecules.data

@@ -56,10 +56,7 @@ class Sparse:
 
     @classmethod
     def swaps(cls, link: chainer.Link) -> list[tuple[chainer.Link, type]]:
-        """Return the link and its parts, each with its sparse class, after a check of all.
-
-        If one has no sparse form, ValueError names its path first.
-        """
+        """Return the link and its parts, each with its sparse class, or raise ValueError."""
         cls.check(link)
         pairs = [(link, cls)]
         for name, kinds in cls.parts.items():

@@ -71,10 +71,8 @@ class AttentionPattern:
             )
 
     def gathers(self, adj, n_heads):
-        """Return the matrix that adds, for every entry, column 0 of its source, 1 of its receiver.
-
-        ``adj``, with which the pattern is kept, is not stored: it would make a cycle.
-        """
+        """Return the matrix that adds, for an entry, column 0 of its source, 1 of its receiver."""
+        # ``adj``, with which the pattern is kept, is not stored: it would make a cycle.
         return gathering(
             adj,
             adj.xp.stack((2 * self.sources, 2 * self.receivers + 1), axis=1),

@@ -78,10 +78,7 @@ NARROW = 8  # vectors per row; below, two vectors per thread would leave warps h
 def bspmm_launch(
     n_rows, n_cols, nnz, n_channels, width, itemsize, device, algorithm='auto', piece=0
 ) -> plans.Launch:
-    """Plan a product on a GPU: a small model of what was measured, not a table of it.
-
-    Unless `piece`, of :func:`piece_length`, is 0, the plan is for :func:`with_pieces`.
-    """
+    """Plan a product on a GPU by a small model of what was measured, not a table of it."""
     n_vectors = n_channels // width
     work = n_rows * n_vectors / device.n_sms
     length = nnz / n_rows

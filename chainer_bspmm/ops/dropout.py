@@ -167,10 +167,8 @@ def dropout_relu(y, ratio):
 
 
 def draw_kept(shape, ratio):
-    """Return whether each element stays, with probability 1 - ratio.
-
-    NumPy's old generator draws only the seed of a quicker one: as Chainer draws, it takes too long.
-    """
+    """Return whether each element stays, with probability 1 - ratio."""
+    # NumPy's old generator only draws the seed of another one: as Chainer draws, it is too slow.
     size = math.prod(shape)
     # Of the usual ratios, 0.5 or 0.25, a byte decides exactly.
     word = numpy.dtype(numpy.uint8 if (ratio * 2**8).is_integer() else numpy.uint32)

@@ -181,10 +181,7 @@ class BatchedSELL(Batch):
 
 
 def _places(sell, counts, indptr):
-    """Return where the entries lie in SELL and in CSR, two (nnz,) arrays in the same order.
-
-    `counts` (n_rows,): entries of the row at every place of the sorted numbering. Host arrays.
-    """
+    """Return where entries lie in SELL and in CSR, given `counts` of rows in their new order."""
     heights = numpy.diff(sell.slice_rows)
     place = numpy.repeat(numpy.arange(sell.n_rows), counts)
     k = numpy.arange(place.size) - numpy.repeat(numpy.cumsum(counts) - counts, counts)

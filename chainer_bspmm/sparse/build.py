@@ -130,10 +130,7 @@ def transpose_batch(adj):
 
 
 def asymmetric(rows, columns, data, n_relations):
-    """Return (nnz,) bool, all False for a graph where the matrix of every relation is symmetric.
-
-    Of the entries ``(i, j * R + r)``, i and j are numbered alike, and i ascends.
-    """
+    """Return, for entries by row, (nnz,) bool: all False for a graph that is symmetric."""
     rows = rows.astype(numpy.int64)
     columns, relations = numpy.divmod(columns.astype(numpy.int64), n_relations)
     n_nodes = max(rows.max(initial=0), columns.max(initial=0)) + 1
@@ -154,10 +151,7 @@ RelationRows = collections.namedtuple(
 
 
 def relation_rows(adj, reciprocals=None):
-    """Return the `RelationRows` of a matrix, as ``sparse.relations.relation_rows`` has it.
-
-    With a dtype for `reciprocals` entries are those of `scaled_by_source`.
-    """
+    """Return the `RelationRows` of a matrix; `reciprocals`: dtype, as `scaled_by_source` asks."""
     if not launch.on_gpu(adj.indptr):
         n_relations = adj.n_relations
         rows = entry_rows(numpy, adj.indptr, adj.nnz, adj.has_spare).astype(numpy.int64)

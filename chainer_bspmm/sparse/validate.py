@@ -68,10 +68,7 @@ def count(name, value, least):
 
 
 def host_integers(arrays, data, n_relations):
-    """Check kind, dimension and length of raw arrays; return host copies and their device.
-
-    Only ``ids`` has two dimensions. Without ``col_offsets`` every row has `n_relations` columns.
-    """
+    """Check kind, dimension and length of raw arrays; return host copies and their device."""
     device, entries = None, 'ids' if 'ids' in arrays else 'indices'
     if arrays['col_offsets'] is None:
         arrays = {name: array for name, array in arrays.items() if name != 'col_offsets'}

@@ -249,10 +249,8 @@ def _described(arrays):
 
 
 def capacities(dataset, n_graphs, layout):
-    """Return `Capacities` for batches of a data set (any object), from its sizes if known.
-
-    Those of padded batches come from batches: the largest molecule decides how many rows there are.
-    """
+    """Return `Capacities` for batches of a data set (any object), from its sizes if known."""
+    # Those of padded batches come from batches: the largest molecule decides on the rows.
     selected = None if layout == 'padded' else molecules_of(dataset)
     if selected is None:
         return Capacities(n_graphs)

@@ -67,11 +67,9 @@ def _until_error(items, errors):
 
 
 def _of_smiles(smiles, preprocessor, batch_size, n_processes):
-    """Yield batches of the molecules of SMILES, all but the last of them full.
-
-    As many failures as fill a batch are yielded alone. An error that `smiles` raises comes after
-    the last batch of the molecules before it.
-    """
+    """Yield batches of the molecules of SMILES, all but the last of them full."""
+    # As many failures as fill a batch are yielded alone. An error that `smiles` raises comes after
+    # the last batch of the molecules before it.
     errors: list[Exception] = []
     smiles = _until_error(smiles, errors)
     parts, kept, failures = [], numpy.zeros(0, numpy.int64), []
@@ -272,11 +270,9 @@ def replayed(
     preprocess_fn: Callable | None = None,
     postprocess_fn: Callable | None = None,
 ) -> numpy.ndarray | None:
-    """Return what ``BaseForwardModel._forward`` does; None: upstream's loop has to.
-
-    That is where there is no GPU, there are few batches, the model is not swapped, functions or
-    inputs are asked for on the way, or there is no row for each molecule.
-    """
+    """Return what ``BaseForwardModel._forward`` does; None: upstream's loop has to."""
+    # That is where there is no GPU, there are few batches, the model is not swapped, functions or
+    # inputs are asked for on the way, or there is no row for each molecule.
     if (
         not is_on_gpu(model.device)
         or chainer.config.train

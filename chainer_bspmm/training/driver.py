@@ -48,10 +48,7 @@ class Driver:
         self._warned: set[str] = set()
 
     def program(self, examples, converter, dataset, function, counter=0):
-        """Return why a batch is to be run eagerly (str or None), its program, and the batch.
-
-        `dataset` is what the examples are from, `counter` the number of the step.
-        """
+        """Return why a batch is to be run eagerly (str or None), its program, and the batch."""
         if self.reason is not None:
             return self.reason, None, None
         try:

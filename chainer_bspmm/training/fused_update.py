@@ -216,11 +216,9 @@ class FusedUpdate:
                 _load(self._params[positions[0]].array, dtype, name)
 
     def variants(self):
-        """Return which variant of the kernel updates each parameter (tuple; None: not updated).
-
-        A captured graph is valid for as long as this is equal, and all parameters, gradients and
-        states are the same arrays. :meth:`advance` relies on what was found last.
-        """
+        """Return which variant of the kernel updates each parameter (tuple; None: not updated)."""
+        # A captured graph is valid for as long as this is equal, and all parameters, gradients and
+        # states are the same arrays. :meth:`advance` relies on what was found last.
         common, variant_of = self.optimizer.hyperparam, self._method.variant
         of_common = variant_of(common)
         self._hyperparams = [_hyperparam_of(rule, common) for rule in self._rules]
@@ -259,11 +257,8 @@ class FusedUpdate:
         collections.deque(map(setattr, counted, itertools.repeat('t'), counters), maxlen=0)
 
     def launch(self, numbers):
-        """Run hooks and updates on the current stream; a CUDA graph may capture that.
-
-        Gradients end as Chainer's hooks leave them; those that are None become zeros first, one
-        that is not C-contiguous is replaced by a copy.
-        """
+        """Run hooks and updates on the current stream; a CUDA graph may capture that."""
+        # Gradients end as Chainer's hooks leave them; those that are None become zeros first.
         self.optimizer.reallocate_cleared_grads()
         groups = self._groups()
         if not groups:

@@ -1,7 +1,4 @@
-"""Memory of the GPUs of one host, which every rank has mapped, and sums by it inside of a step.
-
-A rank writes to the memory of the others.
-"""
+"""Memory of the GPUs of one host to which every rank writes, and sums by it inside of a step."""
 
 import contextlib
 
@@ -76,10 +73,8 @@ class PeerMemory:
 
 
 def connected(comm, size, dtype, chunks, vectors, prepare):
-    """Return the `PeerMemory` of all ranks, the same for the same sizes; None if it cannot be.
-
-    ``prepare(memory)`` compiles and loads what must be there before any rank waits for this one.
-    """
+    """Return the `PeerMemory` of all ranks, the same for the same sizes; None if it cannot be."""
+    # ``prepare(memory)`` compiles and loads what must be there before any rank waits for this one.
     if not 1 < comm.size <= MOST or comm.intra_size != comm.size:
         return None
     refused, sizes = cuda.cupy.cuda.runtime.CUDARuntimeError, (size, dtype, chunks)

@@ -110,10 +110,8 @@ class _Program(Program):
             return self._driver.values(self._inputs.arrays() if arrays is None else arrays)
 
     def eager(self, examples):
-        """Return what is made of a batch without buffers, by the kernels of the graph.
-
-        Those of Chainer that reduce a whole array take seconds to compile, anew for most sizes.
-        """
+        """Return what is made of a batch without buffers, by the kernels of the graph."""
+        # Those of Chainer that reduce a whole array take seconds to compile, anew for most sizes.
         driver = self._driver
         with driver.capturer.ordered(), chainer_nodes.under_way(self._inputs.step):
             try:

@@ -73,11 +73,9 @@ class Program:
         self._inputs.send(batch, counter, numbers, row_address, by_graph=self.is_captured)
 
     def compile_kernels(self, function):
-        """Compile the kernels that a function launches, several at a time; change nothing.
-
-        Ends at the first parameter that is still to be made. Not where a user's code would run: it
-        may keep arrays, such as constants, that nothing has written to.
-        """
+        """Compile the kernels that a function launches, several at a time; change nothing."""
+        # Ends at the first parameter that is still to be made. Not where a user's code would run:
+        # it may keep arrays, such as constants, that nothing has written to.
         guards = self._driver.guards
         if guards.has_user_code:
             return
@@ -112,11 +110,7 @@ class Program:
 
 
 class Programs(collections.OrderedDict):
-    """Layout -> program.
-
-    A layout is (`Form`, where batches are gathered from, `Capacity`, what else programs differ by,
-    `guards.Key`).
-    """
+    """(`Form`, source of its batch, `Capacity`, what else programs differ by, Key) -> program."""
 
     def __init__(self, what):
         super().__init__()

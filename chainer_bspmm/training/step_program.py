@@ -67,11 +67,9 @@ class StepProgram(Program):
         return reported
 
     def check_spare_rows(self, ordinary, is_first):
-        """Compare the losses of the staged batch with and without spare rows; change nothing.
-
-        `ordinary` returns it without any, on the device. Kernels are compiled where it is the first
-        of all layouts. What the loss raises leads to CannotCapture; the eager step raises it again.
-        """
+        """Compare the losses of the staged batch with and without spare rows; change nothing."""
+        # `ordinary` returns it without any, on the device. Kernels are compiled for the first
+        # layout. What the loss raises leads to CannotCapture; the eager step raises it again.
         driver = self._driver
         arrays = state.state_arrays(driver.optimizer, driver.guards.owners)
         before = state.Copies(arrays)
@@ -110,10 +108,8 @@ class StepProgram(Program):
             )
 
     def check_alone(self):
-        """Run and capture this rank's part of the step that was staged; change nothing.
-
-        A capture that fails later would leave other ranks waiting for this one.
-        """
+        """Run and capture this rank's part of the step that was staged; change nothing."""
+        # A capture that fails later would leave other ranks waiting for this one.
         driver = self._driver
         arrays = state.state_arrays(driver.optimizer, driver.guards.owners)
         before = state.Copies(arrays)
@@ -211,11 +207,9 @@ class StepProgram(Program):
             self.is_done = True
 
     def replay(self):
-        """Run the captured step that was staged; return what it reported, name -> a new array.
-
-        After StepDiffers parameters, states, gradients and links' attributes are those of the eager
-        step, with several ranks those of the replay.
-        """
+        """Run the captured step that was staged; return what it reported, name -> a new array."""
+        # After StepDiffers parameters, states, gradients and links' attributes are those of the
+        # eager step, with several ranks those of the replay.
         if self.is_check_due():
             reported = self._checked_replay()
         else:
@@ -387,11 +381,9 @@ def _not_counted(fused):
 
 @contextlib.contextmanager
 def _gradients_kept(params):
-    """Restore the gradients of parameters that are not the optimizer's.
-
-    They are never cleared, so a graph would keep adding to those of its capture, in memory that
-    may have been reused since.
-    """
+    """Restore the gradients of parameters that are not the optimizer's."""
+    # They are never cleared, so a graph would keep adding to those of its capture, in memory that
+    # may have been reused since.
     before = [(param, param.grad) for param in params if param.is_initialized]
     for param, _ in before:
         param.cleargrad()

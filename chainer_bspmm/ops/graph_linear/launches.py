@@ -37,10 +37,7 @@ SM_SHARED_BYTES = 228 << 10  # of a multiprocessor; a block takes another 1 KB
 
 @plans.kept
 def layer_launch(layer, n_rows, itemsize, quads, device, is_backward) -> plans.Launch | None:
-    """Plan a layer, or its gradient, as one launch; None where it does not fit.
-
-    `quads`: whether rows of all arrays are aligned to four elements.
-    """
+    """Plan a layer, or its gradient, as one launch; None where it does not fit."""
     produced = layer.width_in if is_backward else layer.width_out
     for slices in LAYER_SLICES:
         if slices == 1 or produced % (4 * slices) == 0:
