@@ -9,9 +9,7 @@ import numpy
 from chainer_bspmm.compat.hooks import explain_absence, repairs
 from chainer_bspmm.compat.module_view import ModuleView, give_back_numpy_names
 
-
 # --- names that NumPy or Python lost ---
-
 
 # Modules, and the name of NumPy that they read: int and float are gone in NumPy 1.24, bool, too
 # (back with NumPy 2), in1d in NumPy 2.4.

@@ -7,7 +7,6 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import kernels, step
 from chainer_bspmm.cuda.launch import device_of
 
-
 COLUMNS, LANES = 32, 8  # threads of a block, as in the kernel
 # Kernel arguments are 4 KB at most. There is one target more than are used: it marks the end.
 N_SOURCES, N_TARGETS = 80, 80

@@ -10,7 +10,6 @@ from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy
 
-
 Parameters = ParamSpec('Parameters')
 Plan = TypeVar('Plan', covariant=True)
 
@@ -62,7 +61,6 @@ def widest_vector(n_channels, itemsize, address_bits) -> int:
 
 # A GPU: its multiprocessors, the bytes of its L2 cache, and of shared memory that a block may have.
 Device = collections.namedtuple('Device', 'n_sms l2_bytes shared_bytes', defaults=(227 << 10,))
-
 
 # Vectors of a row that a lane of bsddmm_csr has in flight, of each entry that it takes together.
 ROW_TILE = 2

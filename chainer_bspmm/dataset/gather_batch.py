@@ -9,7 +9,6 @@ from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda.launch import device_of, run
 from chainer_bspmm.cuda.plans import kept, Launch, WARP
 
-
 GATHER_WARPS, MAX_GATHER_WARPS = 8, 16  # of a block
 GATHER_BLOCKS_PER_SM = 2  # each adds up the sizes of the whole batch
 

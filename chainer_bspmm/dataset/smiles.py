@@ -57,7 +57,6 @@ ORDERS = frozenset(BOND_TYPES.values())
 RELATIONS = numpy.zeros(7, int)  # by twice the order
 RELATIONS[[int(2 * order) for order in BOND_TYPES.values()]] = range(4)
 
-
 # What the SMILES of a molecule without brackets, as RDKit writes them, has for its atoms, after
 # Cl and Br have become their atomic numbers, and what it has besides them.
 SYMBOLS = bytes.maketrans(

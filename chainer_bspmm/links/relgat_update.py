@@ -7,7 +7,6 @@ from chainer_bspmm.links.update import Update
 from chainer_bspmm.ops.relation_attention import relation_attention
 from chainer_bspmm.sparse.validate import one_of
 
-
 MODES = ('across', 'within')
 
 

@@ -19,7 +19,6 @@ from chainer_bspmm.ops.node import apply_untracked
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.build import values_of
 
-
 AHEAD = 3  # entries of a row whose loads are issued together; molecules have two to four
 AHEAD_LONG = 5  # the same for longer rows, where that leaves enough threads
 

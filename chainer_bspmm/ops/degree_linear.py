@@ -18,7 +18,6 @@ from chainer_bspmm.ops.node import AccumulateInLaunch, FusedNode
 from chainer_bspmm.ops.segments import row_sum
 from chainer_bspmm.sparse.relations import degree_rows
 
-
 # is_type: (n_nodes, n_types) bool, which nodes have degree 1, 2, ...; rows: of each, None on a GPU.
 Degrees = collections.namedtuple('Degrees', 'is_type rows')
 

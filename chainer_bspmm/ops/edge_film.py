@@ -43,7 +43,6 @@ def _launch(result, side, n_relations, n_units, messages, film, gy):
 
 FILM_BLOCK = 2**18  # elements of edges and channels, which stay in the cache
 
-
 # The edges of some graphs: slices of these graphs' rows, columns, and pairs of row and relation;
 # each edge's row, column and pair, counted from the start of the slices, and value, (n, 1) or 1;
 # (n, C): its message, its gamma, and what it carries before the rectifier.

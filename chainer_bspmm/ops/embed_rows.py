@@ -12,7 +12,6 @@ from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
 from chainer_bspmm.ops.segments import sum_at
 
-
 EMBED_WARPS = 8
 EMBED_CHUNK = 160  # rows of a block in shared memory: of float64 they take 42 KB, the limit is 48
 EMBED_ROWS = 64  # of a run at least, because every run writes sums for all types

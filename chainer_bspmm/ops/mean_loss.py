@@ -6,7 +6,6 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch, plans
 
-
 LOSS_CHUNK = 2**14  # elements of a block: losses of a batch of molecules have one block
 LOSS_ALONG = 2**12  # elements up to which that block's second pass takes less than another launch
 

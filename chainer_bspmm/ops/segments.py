@@ -17,7 +17,6 @@ from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import apply_untracked
 from chainer_bspmm.sparse import BatchedCSR
 
-
 SEGMENT_ROWS = 8  # rows of the mean segment that a lane gets, and the most it has in flight at once
 SEGMENT_BLOCK = 64  # threads; more only where the lanes of one segment are more
 MAX_SEGMENT_BLOCK = 256

@@ -10,9 +10,7 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import launch, plans
 from chainer_bspmm.sparse import validate
 
-
 MANY_KEYS = 1000  # that a counting sort, which SciPy takes long to begin, sorts quicker
-
 
 # How a kernel finds the value of an entry (WEIGHTS); see kernels/bspmm_csr.cu.
 ONES, DATA, ORDERED = 0, 1, 2

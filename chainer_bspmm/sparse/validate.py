@@ -11,7 +11,6 @@ from chainer.backends import cuda
 FLOATS = tuple(numpy.dtype(name) for name in ('float16', 'float32', 'float64'))
 INT32_MAX = 2**31 - 1
 
-
 # How the nodes of a batch are laid out as rows. Chainer Chemistry pads every molecule of n atoms to
 # N with phantom atoms, all alike, of id 0 and without bonds.
 #

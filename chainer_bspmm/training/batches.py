@@ -193,7 +193,6 @@ class Resident:
 # (id of the molecules on the host, name of the device) -> DeviceMolecules, which hold the former.
 _copies = weakref.WeakValueDictionary()
 
-
 _fields_of = operator.attrgetter('atoms', *INTEGERS, 'data')
 
 

@@ -14,7 +14,6 @@ _THREADS = 256  # of the block of kernels/peer_sum.cu
 # What CUDA allocates at once: it shares all of it, with whatever else is there.
 _GRANULARITY = 2 << 20
 
-
 # (communicator, PeerMemory), for the life of the process: memory that another rank has mapped must
 # not be freed, and a graph that was captured may still be launched.
 _kept = []

@@ -12,7 +12,6 @@ from chainer_bspmm.ops.gates.launches import gated_step_backward, gated_step_for
 from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.segments import row_sum
 
-
 ACTIVATIONS = (functions.identity, functions.tanh)
 
 

@@ -9,7 +9,6 @@ from chainer_bspmm.ops.bspmm import matrix_on_host
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.segments import row_sum
 
-
 # What a layer multiplies by. matrix: (n_rows, n_sources), a column for each pair of relation and
 # node that has entries, in this order, and transpose; nodes: (n_sources,), the node of each; parts:
 # (relation, slice of its columns) for those relations that have any; spread: (n_nodes, n_sources),

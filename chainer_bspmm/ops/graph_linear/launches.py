@@ -13,7 +13,6 @@ from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops.dropout import draw_arguments
 from chainer_bspmm.sparse.build import values_of
 
-
 # A layer as kernels/graph_linear.cu does it. n_relations 0: none; n_biases: rows of b_self;
 # activation: the name of one; loop, by_relation: as in the kernel's header.
 Layer = collections.namedtuple(
@@ -22,14 +21,12 @@ Layer = collections.namedtuple(
     'activation',
 )
 
-
 LAYER_THREADS = 256
 LAYER_ROWS = 16, 20, 24, 32  # of a tile: the fewest that give every multiprocessor at most one
 LAYER_SLICES = 1, 2, 4  # of the columns of a result, where it is too wide for one block
 # Blocks of 4 x 4 of the gradients of weights that a thread holds in registers, by their bytes; half
 # as many where there are twice the threads.
 LAYER_BLOCKS = {4: 6, 8: 2}
-
 
 LAYER_RESIDENT = 2  # blocks of threads on a multiprocessor
 SM_SHARED_BYTES = 228 << 10  # of a multiprocessor; a block takes another 1 KB
