@@ -272,16 +272,14 @@ def graph_datasets_have_their_own_features(module):
 # --- GIN's first_mlp, which is never called ---
 
 
-def zero_unused_layers(mlp, n_channels):
-    """Give layers that were never called a weight, without drawing random numbers."""
+def zero_unused(linear, n_inputs):
+    """Give a layer that is never called weights of 0: None would break optimizers and snapshots."""
     import chainer
 
-    for link in mlp.links():
-        if isinstance(link, chainer.links.Linear) and link.W.array is None:
-            weight: chainer.Parameter = link.W
-            weight.initializer = chainer.initializers.Zero()
-            weight.initialize((link.out_size, n_channels))
-            link.cleargrads()
+    if linear.W.array is None:
+        linear.W.initializer = chainer.initializers.Zero()
+        linear.W.initialize((linear.out_size, n_inputs))
+        linear.cleargrads()
 
 
 def _initialize_first_mlp(model_class, get_atoms):
@@ -292,7 +290,9 @@ def _initialize_first_mlp(model_class, get_atoms):
         # Atom ids go through the embedding. Only GINSparse passes features through first_mlp,
         # which then takes its shapes from them.
         if get_atoms(*args, **kwargs).dtype == numpy.int32:
-            zero_unused_layers(self.first_mlp, self.hidden_channels)
+            for link in self.first_mlp.links():
+                if hasattr(link, 'W'):
+                    zero_unused(link, self.hidden_channels)
         return forward(self, *args, **kwargs)
 
     model_class.__call__ = call

@@ -66,11 +66,3 @@ def parameters_of(linear, n_inputs):
     if linear.W.array is None:
         linear.W.initialize((linear.out_size, n_inputs))
     return linear.W, linear.b
-
-
-def zero_unused(linear, n_inputs):
-    """Give a layer that is never called weights of 0: None would break optimizers and snapshots."""
-    if linear.W.array is None:
-        linear.W.initializer = chainer.initializers.Zero()
-        linear.W.initialize((linear.out_size, n_inputs))
-        linear.cleargrads()

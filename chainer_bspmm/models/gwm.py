@@ -6,8 +6,8 @@ import chainer
 from chainer import functions
 from chainer_chemistry.models.gwm import gwm_graph_conv_model, gwm_net
 
+from chainer_bspmm.compat.chemistry_repairs import zero_unused
 from chainer_bspmm.links.gwm import GWM
-from chainer_bspmm.links.linear import zero_unused
 from chainer_bspmm.links.sparse import swaps_at
 from chainer_bspmm.models.graph_conv_model import GraphConvModel
 from chainer_bspmm.sparse import BatchedCSR
