@@ -8,11 +8,11 @@ import chainer
 from chainer import backend
 
 from chainer_bspmm.dataset import dense_examples, sparse_example
-from chainer_bspmm.dataset.molecules import Molecules, spread
+from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.sparse_example import Selection, SparseExample
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.batch import send
-from chainer_bspmm.sparse.build import to_host
+from chainer_bspmm.sparse.build import spread, to_host
 
 
 class CSRConverter(chainer.dataset.Converter):

@@ -212,28 +212,39 @@ Entries = collections.namedtuple('Entries', 'sizes nnz row_nnz columns data n_re
 def from_matrices(matrices, layout, padded_to=None):
     """Gather host matrices, one per graph, into the fields of a `BatchedCSR`."""
     found = entries_of(matrices)
-    sizes, n_relations, row_nnz = found.sizes, found.n_relations, found.row_nnz
-    offsets = starts_of(rows_of(sizes, layout, sizes.max()))
-    validate.fits_int32('nodes times relations', int(offsets[-1]) * n_relations)
-    validate.fits_int32('non-zeros', found.columns.size)
-    if layout != 'packed':
-        n_before = offsets[:-1] - starts_of(sizes)[:-1]  # rows of phantom nodes
-        row_nnz = numpy.zeros(int(offsets[-1]), row_nnz.dtype)
-        row_nnz[numpy.arange(found.row_nnz.size) + numpy.repeat(n_before, sizes)] = found.row_nnz
+    sizes, row_nnz = found.sizes, found.row_nnz
+    rows = rows_of(sizes, layout, sizes.max())
+    validate.fits_int32('nodes times relations', int(rows.sum()) * found.n_relations)
+    if rows is not sizes:
+        (row_nnz,) = spread([row_nnz], sizes, rows)
     weights = None
     if layout == 'folded':
         weights = row_weights(sizes, sizes.max() if padded_to is None else padded_to)
-    indices = found.columns + numpy.repeat(offsets[:-1] * n_relations, found.nnz)
     return {
-        'indptr': starts_of(row_nnz).astype(numpy.int32),
-        'indices': indices.astype(numpy.int32),
+        **block_diagonal(rows, row_nnz, found.nnz, found.columns, found.n_relations),
         'data': found.data,
-        'row_offsets': offsets.astype(numpy.int32),
-        'col_offsets': (offsets * n_relations).astype(numpy.int32),
-        'n_relations': n_relations,
         'is_symmetric': None if found.symmetric is None else bool(found.symmetric.all()),
         'row_weights': weights,
         'padded_to': padded_to,
+    }
+
+
+def block_diagonal(rows, row_nnz, nnz, columns, n_relations):
+    """Return the tables of a batch by name; rows: of every graph, all else as in `Entries`."""
+    row_offsets = starts_of(rows)
+    validate.fits_int32('nodes times relations', int(row_offsets[-1]) * n_relations)
+    validate.fits_int32('non-zeros', columns.size)
+    row_offsets = row_offsets.astype(numpy.int32)
+    col_offsets = row_offsets * numpy.int32(n_relations)
+    indptr = numpy.zeros(row_nnz.size + 1, numpy.int32)
+    # Without dtype NumPy would add in int64 and then copy.
+    numpy.cumsum(row_nnz, dtype=numpy.int32, out=indptr[1:])
+    return {
+        'indptr': indptr,
+        'indices': columns.astype(numpy.int32, copy=False) + numpy.repeat(col_offsets[:-1], nnz),
+        'row_offsets': row_offsets,
+        'col_offsets': col_offsets,
+        'n_relations': n_relations,
     }
 
 
@@ -333,6 +344,25 @@ def row_weights(sizes, n):
     weights = numpy.ones(int(sizes.sum()) + sizes.size, numpy.float32)
     weights[last] = numpy.maximum(n - sizes, 0)
     return weights
+
+
+def ranges(starts, lengths):
+    """Return starts[0], starts[0] + 1, ... (lengths[0] of them), then those of starts[1], ..."""
+    ends = numpy.cumsum(lengths)
+    places = numpy.repeat(starts - (ends - lengths), lengths)
+    places += numpy.arange(places.size)
+    return places
+
+
+def spread(arrays, sizes, counts):
+    """Return arrays with rows of zeros after the `sizes` of every molecule, up to `counts`."""
+    offsets = starts_of(counts)
+    place = ranges(offsets[:-1], sizes)
+    results = []
+    for array in arrays:
+        results.append(numpy.zeros((offsets[-1],) + array.shape[1:], array.dtype))
+        results[-1][place] = array
+    return results
 
 
 def starts_of(lengths):
