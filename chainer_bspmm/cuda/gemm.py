@@ -253,5 +253,5 @@ def step_for(array):
 
 def dot(a: Any, b: Any) -> Any:
     """Compute ``a.dot(b)`` of NumPy or CuPy arrays, in a captured step by its `Blas`."""
-    current = None if isinstance(a, numpy.ndarray) else step.current()
+    current = step_for(a)
     return a.dot(b) if current is None else current.blas.dot(a, b)

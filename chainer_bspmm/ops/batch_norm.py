@@ -243,19 +243,15 @@ def batch_norm_of_ranks(link, x, finetune=False):
 
 def _normalise(link, h, weights, decay, comm):
     """Return h (n, c) normalised as a link in training does it, with weights of rows."""
-    gamma, beta = (
-        _constant(link, value) if getattr(link, name, None) is None else getattr(link, name)
-        for name, value in (('gamma', 1), ('beta', 0))
-    )
+    gamma, beta = getattr(link, 'gamma', None), getattr(link, 'beta', None)
+    with chainer.using_device(link.device):  # of a link that has none
+        if gamma is None:
+            gamma = link.xp.ones(link.avg_mean.shape, link._highprec_dtype)
+        if beta is None:
+            beta = link.xp.zeros(link.avg_mean.shape, link._highprec_dtype)
     parts = gamma, beta, link.avg_mean, link.avg_var
     gamma, beta, *running = (part.reshape(h.shape[1]) for part in parts)
     if chainer.config.in_recomputing:
         running = None
     node = WeightedBatchNorm(weights, link.eps, decay, running, Ranks(comm))
     return node.apply((h, gamma, beta))[0]
-
-
-def _constant(link, value):
-    """Return what stands for a parameter that the link does not have."""
-    with chainer.using_device(link.device):
-        return link.xp.full(link.avg_mean.shape, value, link._highprec_dtype)

@@ -221,9 +221,12 @@ def batch_of(
                 return DeviceBatch(molecules, index, converter.layout, converter.padded_to)
     arrays = convert._call_converter(converter, examples, None)
     if not isinstance(arrays, tuple) or len(arrays) < 2 or not isinstance(arrays[1], BatchedCSR):
+        got = type(arrays).__name__
+        if isinstance(arrays, tuple):
+            got = '(%s)' % ', '.join(type(array).__name__ for array in arrays)
         raise NoSparseBatch(
             'converter: expected a tuple (atoms, BatchedCSR, label...), as '
-            'chainer_bspmm.concat_mols makes it, got %s' % _described(arrays)
+            'chainer_bspmm.concat_mols makes it, got %s' % got
         )
     atoms, adj, *labels = arrays
     for array in (atoms, *labels):
@@ -239,12 +242,6 @@ def batch_of(
             text = 'converter: expected a row for each of %s %s in output %d, got shape %s'
             raise NoSparseBatch(text % (n_rows, what, i and 1 + i, array.shape))
     return HostBatch(atoms, adj, labels, n_node_columns)
-
-
-def _described(arrays):
-    if isinstance(arrays, tuple):
-        return '(%s)' % ', '.join(type(array).__name__ for array in arrays)
-    return type(arrays).__name__
 
 
 def capacities(dataset, n_graphs, layout):

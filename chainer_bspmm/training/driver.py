@@ -65,7 +65,8 @@ class Driver:
             if not self.knows_sizes and (
                 not isinstance(examples, Selection) or form.layout == 'padded'
             ):
-                need = _roomy(need)
+                rows, entries = 1 << need.max_rows.bit_length(), 1 << need.max_entries.bit_length()
+                need = need._replace(max_rows=rows, max_entries=entries)
             capacity = self.programs.capacity(form, need, dataset)
             layout = form, batch.source, capacity
             program = self.programs.find((*layout, *self.watched))
@@ -153,10 +154,3 @@ class Driver:
         if text not in self._warned:
             self._warned.add(text)
             warn(text)
-
-
-def _roomy(need):
-    """Return a `Capacity` that leaves room for larger molecules, where the largest is unknown."""
-    return need._replace(
-        max_rows=1 << need.max_rows.bit_length(), max_entries=1 << need.max_entries.bit_length()
-    )
