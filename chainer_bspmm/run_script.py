@@ -53,11 +53,9 @@ def _hide_frames_above(codes):
 
 
 def run_script(path, arguments):
-    """Run a Python script as ``python path arguments...`` would.
-
-    ``sys.argv``, ``sys.path[0]`` and ``__main__`` are the script's; its classes pickle as those of
-    ``__main__``; its exceptions, including SystemExit, propagate, as do those of reading it.
-    """
+    """Run a Python script as ``python path arguments...`` would."""
+    # ``sys.argv``, ``sys.path[0]`` and ``__main__`` are the script's; its classes pickle as those
+    # of ``__main__``; its exceptions, including SystemExit, propagate, as do those of reading it.
     full_path = os.path.abspath(path)
     with io.open_code(full_path) as f:
         source = f.read()

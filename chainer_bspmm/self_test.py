@@ -118,22 +118,16 @@ def run(device: chainer.backend.Device) -> Iterator[Outcome]:
         yield _outcome(method, 'f', device, trains)
 
 
-def predicts(method, dtype, device):
+def predicts(model, tested, method, dtype, device):
     """Return predictions and gradients of a method on the device, and as they should be."""
-    model = new_model(method)
-    tested = cast(model, dtype)
-    tested.to_device(device)
     return (
         outcome_of(tested, molecules(method, dtype), CSRConverter(), device),
         outcome_of(densify(model), molecules(method, 'f'), concat_mols, None),
     )
 
 
-def trains(method, dtype, device):
+def trains(model, tested, method, dtype, device):
     """Return trained parameters, on a GPU of captured steps, and as they should be."""
-    model = new_model(method)
-    tested = cast(model, dtype)
-    tested.to_device(device)
     steps = GraphUpdater if device.xp is cuda.cupy else StandardUpdater
     data = TupleDataset(*zip(*molecules(method, dtype)))
     return (
@@ -146,7 +140,10 @@ def _outcome(method, dtype, device, test):
     name = method + ', trained' if test is trains else method
     try:
         with chainer.using_device(device), chainer.using_config('train', False):
-            error = relative_error(*test(method, dtype, device))
+            model = new_model(method)
+            tested = cast(model, dtype)
+            tested.to_device(device)
+            error = relative_error(*test(model, tested, method, dtype, device))
     except Exception as problem:  # any error belongs in the report
         return Outcome(name, dtype, None, '%s: %s' % (type(problem).__name__, problem))
     limit = TOLERANCES[dtype]

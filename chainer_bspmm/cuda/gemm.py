@@ -222,11 +222,9 @@ def _of_vectors(product, a, b):
 
 
 def _laid_out(a):
-    """Return a matrix or stack as cuBLAS can read it, its order, and its leading dimension.
-
-    The order is 0 for row-major, 1 for column-major. It is also the operation to pass to
-    cuBLAS, which reads a row-major matrix as its transpose and computes with transposes here.
-    """
+    """Return a matrix or stack as cuBLAS can read it, its order, and its leading dimension."""
+    # The order is 0 for row-major, 1 for column-major. It is also the operation to pass to cuBLAS,
+    # which reads a row-major matrix as its transpose and computes with transposes here.
     size, (n_rows, n_columns), (*stack, down, along) = a.itemsize, a.shape[-2:], a.strides
     if min(stack, default=0) >= 0 and not any(stride % size for stride in a.strides):
         if (along == size or n_columns == 1) and (down >= n_columns * size or n_rows == 1):

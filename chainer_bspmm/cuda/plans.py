@@ -1,7 +1,5 @@
-"""Launch plans: what the plans of all operations share. Pure functions of a few integers.
-
-Kernels take their tile sizes from the constants decided here: grid and tile cannot disagree.
-"""
+"""Launch plans: what the plans of all operations share. Pure functions of a few integers."""
+# Kernels take their tile sizes from the constants decided here: grid and tile cannot disagree.
 
 import collections
 from collections.abc import Callable
@@ -49,10 +47,8 @@ LONG_ROW = 128  # entries that a row of a molecule never has: no policy of their
 
 
 def widest_vector(n_channels, itemsize, address_bits) -> int:
-    """Return how many elements one thread moves at a time, `address_bits` being addresses or-ed.
-
-    The widest of 16, 8, 4, ... bytes that divides a row and that all addresses are aligned to.
-    """
+    """Return how many elements one thread moves at a time, for or-ed addresses."""
+    # The widest of 16, 8, 4, ... bytes that divides a row and that all addresses are aligned to.
     width = VECTOR_BYTES // itemsize
     while width > 1 and (n_channels % width or address_bits % (width * itemsize)):
         width //= 2

@@ -237,11 +237,9 @@ class Molecules:
 
     @classmethod
     def from_examples(cls, examples, name='batch', first=0, strip=True):
-        """Make molecules, without labels, of what `dense_examples.gather` returns.
-
-        `strip`: trailing atoms of id 0 that have no entry in row or column are padding. Matrices of
-        SciPy have none: upstream pads arrays.
-        """
+        """Make molecules, without labels, of what `dense_examples.gather` returns."""
+        # `strip`: trailing atoms of id 0 that have no entry in row or column are padding. Matrices
+        # of SciPy have none: upstream pads arrays.
         entries = build.entries_of(examples.matrices)
         atoms = dense_examples.join_atoms(examples.atoms, name, first)
         row_nnz, columns = (

@@ -97,11 +97,9 @@ def _atomic_numbers(canonical, mol):
 
 
 def _bonds(mol, n_relations, is_plain):
-    """Return the entries of the adjacency of n atoms, both directions of each bond, as two arrays.
-
-    Places ``row * n + column``; orders, one of ORDERS each if they matter (n_relations > 1).
-    `is_plain`: the order of a bond tells its type.
-    """
+    """Return the entries of the adjacency, both directions of each bond, as two arrays."""
+    # Places ``row * n + column``; orders, one of ORDERS each if they matter (n_relations > 1).
+    # `is_plain`: the order of a bond tells its type.
     from rdkit.Chem import rdmolops
 
     n = mol.GetNumAtoms()

@@ -11,11 +11,9 @@ from chainer_bspmm.ops.embed_rows import embed_rows
 
 
 def embed_atoms(embed, atom_array, adj, any_width=False):
-    """Return (n_rows, channels) node features of atom ids; features pass through, flattened.
-
-    These are as wide as the embedding, or of `any_width`. Ids are checked by the batch's stored
-    maximum, or if that is unknown by the array itself, which synchronises if it is on a device.
-    """
+    """Return (n_rows, channels) node features of atom ids; features pass through, flattened."""
+    # These are as wide as the embedding, or of `any_width`. Ids are checked by the batch's stored
+    # maximum, or if that is unknown by the array itself, which synchronises if it is on a device.
     check.adjacency(adj)
     if not isinstance(atom_array, chainer.get_array_types() + (chainer.Variable,)):
         raise TypeError('atom_array: expected an array, got %s' % type(atom_array).__name__)

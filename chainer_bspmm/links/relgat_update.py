@@ -38,14 +38,6 @@ class RelGATUpdate(Update, relgat_update.RelGATUpdate):
     def _update(self, h, adj, **kwargs):
         messages = linear_rows(self.message_layer, h)
         W, b = parameters_of(self.attention_layer, 2 * self.out_channels)
-        return relation_attention(
-            adj,
-            messages,
-            W,
-            b,
-            self.n_heads,
-            self.softmax_mode == 'within',
-            self.concat_heads,
-            self.negative_slope,
-            self.dropout_ratio,
-        )
+        within, ratio = self.softmax_mode == 'within', self.dropout_ratio
+        options = within, self.concat_heads, self.negative_slope, ratio
+        return relation_attention(adj, messages, W, b, self.n_heads, *options)

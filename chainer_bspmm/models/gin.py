@@ -41,14 +41,9 @@ class GIN(MessagePassing, gin.GIN):
         width = link.update_layers[-1].graph_mlp.layers[-1].out_size
         is_repeated = link.weight_tying and link.n_update_layers > 1
         if width != link.hidden_channels and (is_repeated or not link.node_embedding):
-            raise ValueError(
-                'out_channels: expected hidden_channels = %d, the width that %s, got %d'
-                % (
-                    link.hidden_channels,
-                    'the tied update takes' if is_repeated else "the readout's parameters have",
-                    width,
-                )
-            )
+            which = 'the tied update takes' if is_repeated else "the readout's parameters have"
+            text = 'out_channels: expected hidden_channels = %d, the width that %s, got %d'
+            raise ValueError(text % (link.hidden_channels, which, width))
 
     def forward(
         self, atom_array: Any, adj: BatchedCSR, is_real_node: Any = None

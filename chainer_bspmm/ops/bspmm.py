@@ -134,11 +134,9 @@ RESIDENT = 1024  # threads of a multiprocessor
 
 
 def piece_length(n_rows, n_cols, nnz, longest, n_vectors, device) -> int:
-    """Return the most entries of a row that a thread walks, or 0 where it walks rows of any length.
-
-    Pieces are no shorter than a row has of them: a thread walks their sums, too. Nor are there so
-    many that their sums take more than twice the memory of both features. `longest` is a bound.
-    """
+    """Return the most entries of a row that a thread walks, or 0: it walks rows of any length."""
+    # Pieces are no shorter than a row has of them: a thread walks their sums, too. Nor are there so
+    # many that their sums take more than twice the memory of both features. `longest` is a bound.
     longest = min(longest, nnz)
     if longest <= plans.LONG_ROW:
         return 0

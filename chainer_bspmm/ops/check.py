@@ -13,18 +13,15 @@ from chainer_bspmm.sparse.validate import FLOATS, one_of
 def of_kind(adj, kinds):
     """Check that a matrix is of one of some classes of containers."""
     if type(adj) not in kinds:
-        raise TypeError(
-            'adj: expected a %s, got %s%s; %s'
-            % (
-                ' or '.join(kind.__name__ for kind in kinds),
-                type(adj).__name__,
-                ' of shape %s' % (adj.shape,) if hasattr(adj, 'shape') else '',
-                'adj.to_csr() makes one, chainer_bspmm.papers.bspmm takes it'
-                if hasattr(adj, 'to_csr')
-                else 'data sets become sparse batches with converter=chainer_bspmm.concat_mols, '
-                'arrays with BatchedCSR.from_dense',
-            )
+        advice = (
+            'data sets become sparse batches with converter=chainer_bspmm.concat_mols, '
+            'arrays with BatchedCSR.from_dense'
         )
+        if hasattr(adj, 'to_csr'):
+            advice = 'adj.to_csr() makes one, chainer_bspmm.papers.bspmm takes it'
+        got = type(adj).__name__ + (' of shape %s' % (adj.shape,) if hasattr(adj, 'shape') else '')
+        names = ' or '.join(kind.__name__ for kind in kinds)
+        raise TypeError('adj: expected a %s, got %s; %s' % (names, got, advice))
 
 
 def adjacency(adj):

@@ -154,12 +154,10 @@ def _split(inputs):
 
 
 def degree_linear_sigmoid(adj, x, weights, biases):
-    """Compute ``y[i] = sigmoid(W_d sum_j A[i, j] x[j] + sum over all e of b_e)``, (n_nodes, n_out).
-
-    d is the degree of node i; where it has no weight, ``y[i] = sigmoid(sum of all biases)``. Every
-    bias is added to every node, as Chainer Chemistry masks the inputs of its linear layers, not
-    the outputs. `weights`, (n_out, n_in), and `biases` are for degree 1, 2, ...
-    """
+    """Compute ``y[i] = sigmoid(W_d sum_j A[i, j] x[j] + b_1 + b_2 + ...)``, (n_nodes, n_out)."""
+    # d is the degree of node i; where it has no weight, there are the biases only. Every bias is
+    # added to every node, as Chainer Chemistry masks the inputs of its linear layers, not the
+    # outputs.
     check.adjacency(adj)
     if adj.n_rows != adj.n_cols:
         raise ValueError('adj: expected a column for each node to take degrees from, got %r' % adj)

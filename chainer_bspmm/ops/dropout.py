@@ -75,11 +75,9 @@ def _check_size(size):
 
 
 def dropout_forward(x, ratio, seed, stream, counter):
-    """Return a mask, 0 with probability ratio, else 1 / (1 - ratio), and ``y = x * mask``.
-
-    The same seed (64 bits), number `stream` of the layer (32 bits) and step, the (1,) uint64
-    `counter` on x's device, give the same numbers on every device; see ``kernels/dropout.cu``.
-    """
+    """Return a mask, 0 with probability ratio, else 1 / (1 - ratio), and ``y = x * mask``."""
+    # The same seed (64 bits), number `stream` of the layer (32 bits) and step, the (1,) uint64
+    # `counter` on x's device, give the same numbers on every device; see kernels/dropout.cu.
     _check_size(x.size)
     if not launch.on_gpu(x):
         mask = dropout_mask_forward(x.size, x.dtype, ratio, seed, stream, counter)

@@ -88,11 +88,9 @@ def _film_blocks(adj, messages, film):
 
 
 def edge_film_forward(adj: BatchedCSR, messages, film):
-    """Compute ``y[i] = sum of value max(0, gamma[i, r] messages[j, r] + beta[i, r])``.
-
-    The sum is over the entries (i, j * R + r) of row i. `messages` is (n_nodes * R, C), `film`
-    (n_nodes * R, 2 * C), gamma and beta. No array of (nnz, C) is made on a GPU.
-    """
+    """Compute ``y[i] = sum of value max(0, gamma[i, r] messages[j, r] + beta[i, r])``."""
+    # The sum is over the entries (i, j * R + r) of row i. `messages` is (n_nodes * R, C), `film`
+    # (n_nodes * R, 2 * C), gamma and beta. No array of (nnz, C) is made on a GPU.
     if not launch.on_gpu(messages):
         y = numpy.zeros((adj.n_rows, messages.shape[1]), messages.dtype)
         for block in _film_blocks(adj, messages, film):

@@ -29,11 +29,10 @@ MAX_BLOCK_Z = 64
 def reduce_launches(
     n_rows, n_segments, n_channels, width, itemsize, max_rows=None
 ) -> tuple[plans.Launch, ...]:
-    """Plan segment_reduce: one launch, or two where a segment can have more rows than a chunk.
-
-    The last of their arguments is the number of chunks. Chunks of long segments are reduced first;
-    the second launch (COMBINE) adds up their results. Without `max_rows` a segment may have n_rows.
-    """
+    """Plan segment_reduce: one launch, or two where a segment can have more rows than a chunk."""
+    # The last of their arguments is the number of chunks. Chunks of long segments are reduced
+    # first; the second launch (COMBINE) adds up their results. Without `max_rows` a segment may
+    # have n_rows.
     n_vectors, tiles, block, chunk, has_long = _segments(
         n_rows, n_segments, n_channels, width, max_rows
     )

@@ -48,10 +48,8 @@ def entry_rows(xp, indptr, nnz, has_spare=False):
 
 
 def group(xp, keys, n_groups):
-    """Sort entries by an integer key, 0 to n_groups; those with the same key keep their order.
-
-    Returns where the entries of every key start, (n_groups + 1,), and the order, (nnz,), int32.
-    """
+    """Return where the entries of every integer key, 0 to n_groups, start, and their order."""
+    # Int32; entries with the same key keep their order.
     nnz = keys.size
     if xp is numpy and nnz >= MANY_KEYS:
         starts, order, _ = transpose(numpy, numpy.arange(nnz + 1), keys, n_groups + 1)
@@ -63,11 +61,9 @@ def group(xp, keys, n_groups):
 
 
 def transpose(xp, indptr, indices, n_cols, has_spare=False):
-    """Return the transpose's indptr (n_cols + 1,) and indices (nnz,), and the entries' order.
-
-    Entry k of the transpose is entry ``order[k]`` of the given matrix; entries of one column keep
-    their order. Spare entries, those past ``indptr[-1]``, stay where they are, with index 0.
-    """
+    """Return the transpose's indptr (n_cols + 1,) and indices (nnz,), and the entries' order."""
+    # Entry k of the transpose is entry ``order[k]`` of the given matrix; entries of one column keep
+    # their order. Spare entries, those past ``indptr[-1]``, stay where they are, with index 0.
     nnz = indices.size
     if xp is numpy:
         pattern = scipy.sparse.csr_matrix(

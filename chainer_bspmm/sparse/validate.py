@@ -121,17 +121,11 @@ def blocks(indptr, indices, row_offsets, col_offsets, n_relations):
     wrong = (indices < low) | (indices >= high)
     if wrong.any():
         k = int(wrong.argmax())
+        graph = numpy.searchsorted(indptr[row_offsets], k, side='right') - 1
+        row = numpy.searchsorted(indptr, k, side='right') - 1
         raise ValueError(
             'indices: graph %d, row %d: expected a column in [%d, %d), the block of that graph, '
-            'got %d (entry %d)'
-            % (
-                numpy.searchsorted(indptr[row_offsets], k, side='right') - 1,
-                numpy.searchsorted(indptr, k, side='right') - 1,
-                low[k],
-                high[k],
-                indices[k],
-                k,
-            )
+            'got %d (entry %d)' % (graph, row, low[k], high[k], indices[k], k)
         )
 
 

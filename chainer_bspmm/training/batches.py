@@ -39,16 +39,10 @@ class HostBatch:
             atoms, *nodes = [array.reshape((-1,) + array.shape[2:]) for array in of_nodes]
             labels = [*nodes, *labels[n_node_columns:]]
         self._rows = atoms, adj, labels
-        self.form = batch_form.Form(
-            adj.n_graphs,
-            adj.n_relations,
-            adj.is_symmetric,
-            *batch_form.kinds_of(atoms, adj.data, labels),
-            batch_form.rounded(adj.longest),
-            adj.layout,
-            adj.padded_to,
-            n_node_columns,
-        )
+        graphs = adj.n_graphs, adj.n_relations, adj.is_symmetric
+        kinds = batch_form.kinds_of(atoms, adj.data, labels)
+        layout = batch_form.rounded(adj.longest), adj.layout, adj.padded_to
+        self.form = batch_form.Form(*graphs, *kinds, *layout, n_node_columns)
         self.need = batch_form.needs(
             numpy.diff(adj.row_offsets), numpy.diff(adj.indptr[adj.row_offsets]), adj.max_atom_id
         )

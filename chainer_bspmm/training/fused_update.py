@@ -228,11 +228,8 @@ class FusedUpdate:
         return tuple([of_common if hp is common else hp and variant_of(hp) for hp in hyperparams])
 
     def advance(self):
-        """Count the step, as ``optimizer.update()`` does, and return its numbers.
-
-        A new (n_numbers,) float64 array: two for every hook, then those of every parameter, the
-        learning rate with its bias correction first.
-        """
+        """Count the step, as ``optimizer.update()`` does, and return its numbers, (n_numbers,)."""
+        # Two for every hook, then those of every parameter, its corrected learning rate first.
         self.count(1)
         numbers_of, pack = self._method.numbers, self._pack
         of_hooks = [number for hook in self._hooks for number in HOOKS[type(hook)][1](hook)]
@@ -295,11 +292,9 @@ class FusedUpdate:
         return [(*group, positions) for group, positions in groups.items()]
 
     def _launch(self, variant, positions, arrays, n_before, first, stop=None):
-        """Launch hooks `first` to `stop`, and an update, for parameters of one dtype.
-
-        `arrays` are the numbers, the sums that the last launches have left, and those that this one
-        leaves, one for each block (None: none). Return how many blocks there are.
-        """
+        """Launch hooks `first` to `stop`, and an update; return how many blocks there are."""
+        # For parameters of one dtype. `arrays` are the numbers, the sums that the last launches
+        # have left, and those that this one leaves, one for each block (None: none).
         numbers, before, after = arrays
         kinds = self._kinds[first:stop]
         word = sum(kind << 2 * i for i, kind in enumerate(kinds))

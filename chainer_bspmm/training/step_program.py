@@ -293,12 +293,10 @@ class StepProgram(Program):
         return self._compute(unchain=True, alone=is_part, write=write)
 
     def _compute(self, unchain=False, alone=False, write=lambda reported: None):
-        """Launch the step; return what was reported, and the parameters' gradients.
-
-        `unchain`: the arrays of the graph go, even where a link keeps the loss. `alone`: see `run`.
-        `write` is called where what was reported is as `run` returns it: with several ranks before
-        the update.
-        """
+        """Launch the step; return what was reported, and the parameters' gradients."""
+        # `unchain`: the arrays of the graph go, even where a link keeps the loss. `alone`: see
+        # `run`. `write` is called where what was reported is as `run` returns it: with several
+        # ranks before the update.
         driver = self._driver
         target = driver.target
         with self._under_way(alone), _observed() as reported, _not_counted(driver.fused):
