@@ -53,12 +53,11 @@ def typed_smiles(smiles, n_labels):
 
 
 def read_csv(path, smiles_column, task, columns=None, missing='refuse', others=False):
-    """Return the rows of a CSV file, plain or compressed, but lines without SMILES and labels.
-
-    The labels' columns are called as the task calls them, or `columns`. `missing` says what becomes
-    of a molecule without a label that the task needs: 'refuse' the file, 'skip' the molecule, or
-    'keep' it, even if the file lacks the column. `others` asks for the other columns, too.
-    """
+    """Return the rows of a CSV file, plain or compressed, but lines without SMILES and labels."""
+    # The labels' columns are called as the task calls them, or `columns`. `missing` says what
+    # becomes of a molecule without a label that the task needs: 'refuse' the file, 'skip' the
+    # molecule, or 'keep' it, even if the file lacks the column. `others` asks for the other
+    # columns, too.
     columns = columns or task.names
     wanted = [smiles_column, *columns]
     options = {'dtype': str, 'keep_default_na': False}
@@ -100,10 +99,8 @@ def read_csv(path, smiles_column, task, columns=None, missing='refuse', others=F
     kept = is_known.any(axis=1) if task.may_be_missing else is_known.all(axis=1)
     if not kept.all():
         which = 'any label' if task.may_be_missing else 'each label'
-        print(
-            'Skipped %d molecule(s) without %s of %s, the first: %s'
-            % ((~kept).sum(), which, ', '.join(columns), where[~kept][0])
-        )
+        text = 'Skipped %d molecule(s) without %s of %s, the first: %s'
+        print(text % ((~kept).sum(), which, ', '.join(columns), where[~kept][0]))
     return rows.take(kept)
 
 
@@ -131,10 +128,8 @@ def _labels_of(where, cells, task, missing):
 
 
 def spread(n, num_data):
-    """Return `num_data` numbers spread evenly over range(n); -1 means all of them.
-
-    Data are often sorted by size: the first molecules would be the smallest only.
-    """
+    """Return `num_data` numbers spread evenly over range(n); -1 means all of them."""
+    # Data are often sorted by size: the first molecules would be the smallest only.
     num_data = n if num_data < 0 else min(num_data, n)
     return numpy.arange(num_data) * n // max(num_data, 1)
 
@@ -234,11 +229,9 @@ def load(description, rows, task, method, num_data=-1, dense=False):
 
 
 def split(examples, settings):
-    """Return the indices of training, validation and test part; the latter halve the rest.
-
-    If the settings of the run say by scaffold, `examples` are SMILES. This is Chainer Chemistry's
-    way: molecules with one scaffold are in one part.
-    """
+    """Return the indices of training, validation and test part; the latter halve the rest."""
+    # By scaffold, Chainer Chemistry's way, `examples` are SMILES: those with one scaffold are in
+    # one part.
     n, ratio, seed = len(examples), settings['train_data_ratio'], settings['seed']
     if settings['split'] == 'random':
         order = numpy.random.RandomState(seed).permutation(n)

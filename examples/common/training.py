@@ -44,11 +44,9 @@ class RandomState(training.Extension):
 
 
 def ends_with_best(log, key, sign):
-    """Return whether the last entry has the best value, even NaN, until there is a number.
-
-    Not a MinValueTrigger: captured steps take another look at the model after every step where a
-    trigger may be due that is no interval. `sign` is -1 where less is better.
-    """
+    """Return whether the last entry has the best value, even NaN, until there is a number."""
+    # Not a MinValueTrigger: captured steps take another look at the model after every step where a
+    # trigger may be due that is no interval. `sign` is -1 where less is better.
     *before, last = [sign * entry[key] for entry in log]
     best = max((value for value in before if not math.isnan(value)), default=-math.inf)
     return last > best or best == -math.inf
@@ -139,11 +137,9 @@ def prepare(source, task, args, n_ranks):
 
 @files.writing('into the folder of --out')
 def train(source, args, title, report_every=1):
-    """Train, test, and write models and results; return the exit status.
-
-    `source` is the calling script as a module: `task_of(settings)` makes the task, `read(data,
-    settings, **options)` returns (description, rows). A validation follows `report_every` epochs.
-    """
+    """Train, test, and write models and results; return the exit status."""
+    # `source` is the calling script as a module: `task_of(settings)` makes the task, `read(data,
+    # settings, **options)` returns (description, rows). A validation follows `report_every` epochs.
     ranks = ranks_of(args.communicator)
     device = use_device(ranks.device(args.device))
     task = source.task_of(vars(args))
@@ -254,10 +250,8 @@ def train(source, args, title, report_every=1):
     lines, metrics = task.report(test_labels, predictions, train_labels)
     print('\n'.join(['', 'Test molecules:', *lines, '']))
     if step is not None:
-        print(
-            'Time a step: %.2f ms, median of %d (batch, converter, forward, backward, update)'
-            % (step['median'], step['steps'])
-        )
+        text = 'Time a step: %.2f ms, median of %d (batch, converter, forward, backward, update)'
+        print(text % (step['median'], step['steps']))
     sizes = ['%s %.0f MB' % (name, size / 1e6) for name, size in memory.items()]
     print('Peak memory: ' + ', '.join(sizes))
     files.write_result(

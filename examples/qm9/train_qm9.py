@@ -46,10 +46,8 @@ def task_of(settings):
 
 
 def qm9pack_files():
-    """Return the paths of qm9pack's CSV files, or [] where the package is not installed.
-
-    The package is located, not imported: importing it needs pkg_resources.
-    """
+    """Return the paths of qm9pack's CSV files, or [] where the package is not installed."""
+    # The package is located, not imported: importing it needs pkg_resources.
     spec = importlib.util.find_spec('qm9pack')
     if spec is None or not spec.submodule_search_locations:
         return []

@@ -51,10 +51,8 @@ def read_from(path):
 
 @contextlib.contextmanager
 def written_to(path):
-    """Give a file for a CSV table, or standard output, and say what cannot be written.
-
-    When the reader of the output, such as ``head``, has closed it, exit quietly with status 1.
-    """
+    """Give a file for a CSV table, or standard output, and say what cannot be written."""
+    # When the reader of the output, such as ``head``, has closed it, exit quietly with status 1.
     with files.writing(path or 'standard output'), contextlib.ExitStack() as stack:
         file = sys.stdout
         if path is not None:
@@ -69,10 +67,7 @@ def written_to(path):
 
 
 def rows(lines, model, **options):
-    """Yield (number, SMILES, error, list of probabilities) of lines, given as (number, text).
-
-    `options` are those of captured_predict.
-    """
+    """Yield (number, SMILES, error, list of probabilities) of lines, given as (number, text)."""
     waiting = {}  # position -> (number, SMILES) of the lines in progress
 
     def smiles():

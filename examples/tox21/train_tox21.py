@@ -40,10 +40,7 @@ def download():
 
 
 def read(data, settings=None, **options):
-    """Return (description, rows) of what `--data` names, the download or a CSV file in its form.
-
-    `options` are those of :func:`common.data.read_csv`.
-    """
+    """Return (description, rows) of what `--data` names, the download or a CSV file in its form."""
     path, description = data, data
     if data == 'download':
         path = download()
