@@ -50,9 +50,8 @@ def run(argv=None):
         'cora if it is there, else generated',
     )
     arguments.add_model_arguments(parser, [*METHODS], 2, 32, 200, 0.2)
-    parser.add_argument(
-        '--dropout', type=arguments.number(float, 0, 0.99), default=0.5, help='dropout ratio'
-    )
+    text = 'dropout ratio'
+    parser.add_argument('--dropout', type=arguments.number(float, 0, 0.99), default=0.5, help=text)
     arguments.add_device_argument(parser)
     args = parser.parse_args(argv)
     device = arguments.use_device(args.device)

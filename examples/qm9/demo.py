@@ -120,9 +120,8 @@ def main():
     parser = make_parser(__doc__.split('\n')[0])
     parser.add_argument('--out', '-o', default=OUT, help='folder for pictures, log and models')
     parser.add_argument('--epoch', '-e', type=number(int, 1), default=30, help='number of epochs')
-    parser.add_argument(
-        '--num-data', type=number(int, -1), default=-1, help='molecules of the sample; -1: all'
-    )
+    text = 'molecules of the sample; -1: all'
+    parser.add_argument('--num-data', type=number(int, -1), default=-1, help=text)
     args = parser.parse_args()
     start = time.perf_counter()
     modules = numpy, chainer, chainer_chemistry

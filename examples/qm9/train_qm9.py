@@ -84,19 +84,13 @@ def read(data, settings, **options):
 def run(argv=None, report_every=1):
     """Train, test, and write the model; return the exit status."""
     parser = arguments.make_parser('Regression on QM9.')
-    parser.add_argument(
-        '--label',
-        '-l',
-        choices=list(TARGETS) + ['all'],
-        default='all',
-        help='target; all means all 15 at once',
+    text = 'target; all means all 15 at once'
+    parser.add_argument('--label', '-l', choices=list(TARGETS) + ['all'], default='all', help=text)
+    text = (
+        'sample: the 4,000 molecules in this repository; full: all of QM9 (pip install qm9pack, '
+        'else a download); or a CSV file with the columns smiles and the target(s)'
     )
-    parser.add_argument(
-        '--data',
-        default='sample',
-        help='sample: the 4,000 molecules in this repository; full: all of QM9 (pip install '
-        'qm9pack, else a download); or a CSV file with the columns smiles and the target(s)',
-    )
+    parser.add_argument('--data', default='sample', help=text)
     arguments.add_training_arguments(parser)
     args = parser.parse_args(argv)
     title = 'all 15 targets'

@@ -85,9 +85,8 @@ def run():
     parser.add_argument('--assay', default=train_tox21.ASSAYS[0], choices=train_tox21.ASSAYS)
     parser.add_argument('--calculator', default='gradient', choices=CALCULATORS)
     parser.add_argument('--out', '-o', help='folder to write (IN_DIR/saliency)')
-    parser.add_argument(
-        '--force', action='store_true', help='write into a folder that is not empty'
-    )
+    text = 'write into a folder that is not empty'
+    parser.add_argument('--force', action='store_true', help=text)
     args = parser.parse_args()
     out = os.path.join(args.in_dir, 'saliency') if args.out is None else args.out
     files.check_folder(out, args.force)

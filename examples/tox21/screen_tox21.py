@@ -110,9 +110,8 @@ def check_source(ranks, path):
 def run():
     """Screen, and write the CSV file."""
     parser = arguments.make_parser('Screening with a model trained on Tox21.')
-    parser.add_argument(
-        'smiles', nargs='?', help='file of SMILES; without it, or -: standard input'
-    )
+    text = 'file of SMILES; without it, or -: standard input'
+    parser.add_argument('smiles', nargs='?', help=text)
     arguments.add_trained_arguments(parser, 'train_tox21.py', batchsize=1024)
     parser.add_argument('--out', '-o', help='CSV file to write; without it: standard output')
     parser.add_argument('--force', action='store_true', help='replace the file of --out')
