@@ -79,10 +79,9 @@ def read_csv(path, smiles_column, task, columns=None, missing='refuse', others=F
         if header.count(name) > 1:
             raise DataError('%s has %d columns %r' % (path, header.count(name), name))
         if name not in header and (missing != 'keep' or name == smiles_column):
-            raise DataError(
-                '%s has no column %r; expected the columns %s, separated by commas, found %s'
-                % (path, name, *(', '.join(map(repr, names)) for names in (wanted, header)))
-            )
+            lists = [', '.join(map(repr, names)) for names in (wanted, header)]
+            text = '%s has no column %r; expected the columns %s, separated by commas, found %s'
+            raise DataError(text % (path, name, *lists))
     known = [name for name in wanted if name in table]
     table = table[(table[known] != '').any(axis=1)]
     name = os.path.basename(path)
@@ -113,14 +112,10 @@ def _labels_of(where, cells, task, missing):
     may_be_empty = task.may_be_missing or missing != 'refuse'
     bad = numpy.flatnonzero(numpy.isnan(values) & ~(is_empty & may_be_empty))
     if bad.size:
-        message = '%s: target %s is %.60r, expected %s (%d such rows%s)' % (
-            where[bad[0]],
-            cells.name,
-            text.iloc[bad[0]],
-            task.expected,
-            bad.size,
-            '; --skip-missing leaves empty ones out' if is_empty[bad].any() else '',
-        )
+        advice = '; --skip-missing leaves empty ones out' if is_empty[bad].any() else ''
+        first = where[bad[0]], cells.name, text.iloc[bad[0]], task.expected
+        words = *first, bad.size, advice
+        message = '%s: target %s is %.60r, expected %s (%d such rows%s)' % words
         if missing != 'keep':
             raise DataError(message)
         print('Unknown labels: ' + message)
@@ -209,10 +204,8 @@ def preprocess(rows, task, method, dense=False):
     to_dataset = dense_dataset if dense else sparse_dataset
     dataset, reasons = to_dataset(rows.smiles, method, task.labels(rows.labels))
     if len(reasons) == n:
-        first = rows.where[0], rows.smiles[0], reasons[0]
-        raise DataError(
-            'none of the %d molecule(s) can be used, the first: %s: %r: %s' % (n, *first)
-        )
+        words = n, rows.where[0], rows.smiles[0], reasons[0]
+        raise DataError('none of the %d molecule(s) can be used, the first: %s: %r: %s' % words)
     reason = numpy.array([reasons.get(i, '') for i in range(n)], object)
     return dataset, rows._replace(reason=reason)
 

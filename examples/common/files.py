@@ -85,9 +85,8 @@ def load_settings(folder, script):
             settings = json.load(file)
         found = settings['script']
     except FileNotFoundError:
-        raise DataError(
-            '%s not found: expected the folder of a run of %s' % (path, script)
-        ) from None
+        text = '%s not found: expected the folder of a run of %s'
+        raise DataError(text % (path, script)) from None
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError('%s cannot be read, or is not of a run: %s' % (path, error)) from error
     if found != script:
@@ -177,9 +176,8 @@ def load_npz(path, target):
         *(OSError, EOFError, LookupError, RuntimeError, ValueError),
         *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
     ) as error:
-        raise DataError(
-            '%s cannot be loaded, it is damaged or another kind of file: %s' % (path, error)
-        ) from error
+        text = '%s cannot be loaded, it is damaged or another kind of file: %s'
+        raise DataError(text % (path, error)) from error
 
 
 def check_arrays(path):

@@ -112,12 +112,9 @@ class Regression(Task):
         def scaled(lossfun):
             return lambda y, t: lossfun(scaler.transform(y), scaler.transform(t))
 
-        mae = F.mean_absolute_error
-        return Regressor(
-            predictor,
-            lossfun=scaled(F.mean_squared_error),
-            metrics_fun={'mae': mae if len(self.names) == 1 else scaled(mae)},
-        )
+        mae = F.mean_absolute_error if len(self.names) == 1 else scaled(F.mean_absolute_error)
+        lossfun = scaled(F.mean_squared_error)
+        return Regressor(predictor, lossfun=lossfun, metrics_fun={'mae': mae})
 
     def panels(self):
         """Return [(key in the log, name of the axis)] of the learning curve."""
@@ -199,10 +196,8 @@ class Classification(Task):
         def roc_auc(y, t):
             return mean_of_known(roc_aucs(t.reshape(shape), y.reshape(shape)))
 
-        metrics = {'loss': loss, 'roc_auc': roc_auc}
-        return BatchEvaluator(
-            iterator, model, eval_func=model.predictor, metrics_fun=metrics, **options
-        )
+        options.update(eval_func=model.predictor, metrics_fun={'loss': loss, 'roc_auc': roc_auc})
+        return BatchEvaluator(iterator, model, **options)
 
     def panels(self):
         """Return [(key in the log, name of the axis)] of the learning curve."""

@@ -24,11 +24,10 @@ MAY_CHANGE = 'out', 'force', 'resume', 'epoch', 'device', 'updater', 'communicat
 
 
 class RandomState(training.Extension):
-    """Keep NumPy's random state in the snapshot: it decides the order of later epochs.
+    """Keep NumPy's random state in snapshots: it decides later epochs' order, dropout on CPUs."""
 
-    On a CPU it also decides dropout. Captured steps draw by the seed and their number; CuPy's own
-    state (``--updater standard`` on a GPU) cannot be read.
-    """
+    # Captured steps draw by the seed and their number; CuPy's own state (``--updater standard`` on
+    # a GPU) cannot be read.
 
     name = 'random_state'
     trigger = (1, 'epoch')
@@ -100,10 +99,7 @@ def layout_of(args, dataset):
 
 
 def prepare(source, task, args, n_ranks):
-    """Read the data, and start or continue the run in its folder.
-
-    Returns its settings, and the training, validation and test part of the data set.
-    """
+    """Read the data, start or continue the run; return its settings, and the three parts."""
     files.check_folder(args.out, args.force, args.resume)
     missing = 'skip' if args.skip_missing else 'refuse'
     description, rows = source.read(args.data, vars(args), missing=missing)
@@ -112,13 +108,8 @@ def prepare(source, task, args, n_ranks):
     if numpy.isnan(used.labels).all():
         raise DataError('%s: no molecule has a label' % description)
     settings = {name: value for name, value in vars(args).items() if name not in MAY_CHANGE}
-    settings.update(
-        script=files.script_of(source),
-        digest=data.digest(rows),
-        n_molecules=len(dataset),
-        ranks=n_ranks,
-        **layout_of(args, dataset),
-    )
+    settings.update(script=files.script_of(source), digest=data.digest(rows))
+    settings.update(n_molecules=len(dataset), ranks=n_ranks, **layout_of(args, dataset))
     if description == args.data:  # a file: predictions may run in another folder, or it may move
         settings['data'] = os.path.abspath(args.data)
         settings['data from here'] = os.path.relpath(args.data, args.out)
@@ -254,21 +245,19 @@ def train(source, args, title, report_every=1):
         print(text % (step['median'], step['steps']))
     sizes = ['%s %.0f MB' % (name, size / 1e6) for name, size in memory.items()]
     print('Peak memory: ' + ', '.join(sizes))
-    files.write_result(
-        args.out,
-        {
-            'settings': settings,
-            'dense': args.dense,
-            'updater': 'graph' if captured else 'standard',
-            'epochs': updater.epoch,
-            'steps': updater.iteration,
-            'test': metrics,
-            'milliseconds a step': step,
-            'seconds': {'data': round(data_seconds, 3), 'training': round(training_seconds, 3)},
-            'peak memory in bytes': memory,
-            'conditions': measure.conditions(device),
-        },
-    )
+    result = {
+        'settings': settings,
+        'dense': args.dense,
+        'updater': 'graph' if captured else 'standard',
+        'epochs': updater.epoch,
+        'steps': updater.iteration,
+        'test': metrics,
+        'milliseconds a step': step,
+        'seconds': {'data': round(data_seconds, 3), 'training': round(training_seconds, 3)},
+        'peak memory in bytes': memory,
+        'conditions': measure.conditions(device),
+    }
+    files.write_result(args.out, result)
     print('Model: %s; of the best validation: %s' % (path, files.BEST_FILE))
     from common import pictures  # here: Matplotlib takes a second, and the model is saved
 

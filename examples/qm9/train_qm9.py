@@ -57,10 +57,7 @@ def qm9pack_files():
 
 
 def read(data, settings, **options):
-    """Return (description, rows) of what `--data` names: a word, or a file like the sample.
-
-    `options` are those of :func:`common.data.read_csv`, for files only.
-    """
+    """Return (description, rows) of what `--data` names: a word, or a file like the sample."""
     task = task_of(settings)
     if data == 'sample':
         return 'the sample of QM9 in this repository', read_csv(SAMPLE, 'smiles', task)
@@ -75,9 +72,8 @@ def read(data, settings, **options):
     try:
         path = get_qm9_filepath()
     except (OSError, tarfile.TarError) as error:
-        raise DataError(
-            'the download of QM9 failed (%s); `pip install qm9pack` brings the data, too' % error
-        ) from error
+        text = 'the download of QM9 failed (%s); `pip install qm9pack` brings the data, too'
+        raise DataError(text % error) from error
     return "QM9 from upstream's download, %s" % path, read_csv(path, 'SMILES1', task)
 
 

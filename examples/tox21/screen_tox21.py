@@ -129,15 +129,10 @@ def run():
     # Failures are in the table, and counted below.
     warnings.filterwarnings('ignore', 'captured_predict: .* could not be used')
     size, n_rows, n_failures = args.batchsize, 0, 0
+    options = {'method': settings['method'], 'converter': converter, 'n_processes': n_processes}
     with read_from(args.smiles) as lines:
-        found = rows(
-            (row for row in enumerate(lines, 1) if row[0] // size % ranks.size == ranks.rank),
-            model,
-            batch_size=size,
-            method=settings['method'],
-            converter=converter,
-            n_processes=n_processes,
-        )
+        mine = (row for row in enumerate(lines, 1) if row[0] // size % ranks.size == ranks.rank)
+        found = rows(mine, model, batch_size=size, **options)
         if ranks.are_several:
             found = from_all(ranks, found, size)
         with written_to(args.out if ranks.is_first else os.devnull) as file:
