@@ -27,16 +27,10 @@ def _in_place(table, entries):
         table.update(before)
 
 
-class _ResolutionError(Exception):
-    """Stands for pkg_resources.ResolutionError."""
-
-
-class _DistributionNotFound(_ResolutionError):
-    """Stands for pkg_resources.DistributionNotFound."""
-
-
-class _VersionConflict(_ResolutionError):
-    """Stands for pkg_resources.VersionConflict."""
+# Those of pkg_resources.
+_ResolutionError = type('ResolutionError', (Exception,), {})
+_DistributionNotFound = type('DistributionNotFound', (_ResolutionError,), {})
+_VersionConflict = type('VersionConflict', (_ResolutionError,), {})
 
 
 def _require_nothing(requirement):

@@ -87,9 +87,8 @@ class Library:
 def _checked(symbol, function, *arguments):
     status = function(*arguments)
     if status:
-        raise RuntimeError(
-            '%s: CUBLAS_STATUS_%s (%d)' % (symbol, STATUS.get(status, 'UNKNOWN'), status)
-        )
+        text = '%s: CUBLAS_STATUS_%s (%d)'
+        raise RuntimeError(text % (symbol, STATUS.get(status, 'UNKNOWN'), status))
 
 
 @functools.lru_cache(maxsize=None)
@@ -143,9 +142,8 @@ class Blas:
         if a.ndim == b.ndim == 2:
             return self._matrices(a, b)
         if not 1 <= a.ndim <= 2 or not 1 <= b.ndim <= 2:
-            raise ValueError(
-                'a, b: expected one or two dimensions, got shapes %s and %s' % (a.shape, b.shape)
-            )
+            text = 'a, b: expected one or two dimensions, got shapes %s and %s'
+            raise ValueError(text % (a.shape, b.shape))
         return _of_vectors(self._matrices, a, b)
 
     def matmul(self, a, b):
@@ -200,9 +198,8 @@ class Blas:
     def _check(self, a, b):
         for name, array in (('a', a), ('b', b)):
             if array.dtype.char not in DATA_TYPES:
-                raise TypeError(
-                    '%s: expected float16, float32 or float64, got %s' % (name, array.dtype)
-                )
+                text = '%s: expected float16, float32 or float64, got %s'
+                raise TypeError(text % (name, array.dtype))
             if array.data.device_id != self.device:
                 text = '%s: expected on device %d, that of the cuBLAS handle, got on %d'
                 raise ValueError(text % (name, self.device, array.data.device_id))

@@ -99,9 +99,8 @@ def stack(column, name, position, sizes=None):
         hint = '; for one row per atom use CSRConverter(n_node_columns=%d)' % (position - 1)
     elif all(len(shape) == 1 for shape in shapes):
         hint = '; a second molecule needs another converter (docs/migration.md)'
-    raise ValueError(
-        '%s[...][%d]: expected labels of one shape, got %s%s' % (name, position, kinds, hint)
-    )
+    text = '%s[...][%d]: expected labels of one shape, got %s%s'
+    raise ValueError(text % (name, position, kinds, hint))
 
 
 def _joined(column):

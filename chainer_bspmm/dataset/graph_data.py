@@ -66,9 +66,8 @@ def _of_coo(matrix, name):
         arrays = [array[0] for array in arrays]
     data, row, col = arrays
     if data.ndim != 1:
-        raise ValueError(
-            '%s.adj: expected the CooMatrix of one graph, got data of shape %s' % (name, data.shape)
-        )
+        text = '%s.adj: expected the CooMatrix of one graph, got data of shape %s'
+        raise ValueError(text % (name, data.shape))
     for part, array, n in ('row', row, matrix.shape[0]), ('col', col, matrix.shape[1]):
         _check_range('%s.adj.%s' % (name, part), array, n, 'its shape')
     return scipy.sparse.coo_matrix((data, (row, col)), matrix.shape)

@@ -199,9 +199,8 @@ class Molecules:
         n_labels = sum(name.startswith('label_') for name in names)
         expected = {'atoms', *INTEGERS, 'n_relations', *('label_%d' % i for i in range(n_labels))}
         if names - {'data'} != expected:
-            raise ValueError(
-                'expected the arrays of a SparseDataset, got %s' % ', '.join(sorted(names))
-            )
+            text = 'expected the arrays of a SparseDataset, got %s'
+            raise ValueError(text % ', '.join(sorted(names)))
         arrays = {'data': None, **{name: arrays[name] for name in names}}
         labels = [arrays.pop('label_%d' % i) for i in range(n_labels)]
         arrays['n_relations'] = int(arrays['n_relations'])

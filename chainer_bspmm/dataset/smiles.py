@@ -247,9 +247,8 @@ def preprocessor_of(argument, method):
     try:
         from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
     except ImportError as error:
-        raise ImportError(
-            '%s: SMILES need RDKit: pip install rdkit (%s)' % (argument, error)
-        ) from error
+        text = '%s: SMILES need RDKit: pip install rdkit (%s)'
+        raise ImportError(text % (argument, error)) from error
     if isinstance(method, str):
         if method not in preprocess_method_dict:
             known = [key for key, kind in preprocess_method_dict.items() if kind.__name__ in KINDS]
@@ -302,9 +301,8 @@ def parse(smiles, preprocessor, n_processes=None, for_models=False):
             first, future = waiting.popleft()
             yield future.result()
     except concurrent.futures.process.BrokenProcessPool as error:
-        raise RuntimeError(
-            'smiles: a process died while parsing those at positions %d to %d' % (first, n_read - 1)
-        ) from error
+        text = 'smiles: a process died while parsing those at positions %d to %d'
+        raise RuntimeError(text % (first, n_read - 1)) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -378,9 +376,8 @@ def from_smiles(
         raise TypeError('smiles: expected a sequence of SMILES, got one: %r' % smiles)
     smiles = list(smiles)
     if labels is not None and len(labels) != len(smiles):
-        raise ValueError(
-            'labels: expected one for each of the %d SMILES, got %d' % (len(smiles), len(labels))
-        )
+        text = 'labels: expected one for each of the %d SMILES, got %d'
+        raise ValueError(text % (len(smiles), len(labels)))
     if n_processes is not None:
         n_processes = validate.count('n_processes', n_processes, 1)
     file = cache_files.path_for(smiles, preprocessor) if cache else None

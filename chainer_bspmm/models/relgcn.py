@@ -33,9 +33,8 @@ class RelationalModel(SparseModel):
         if is_ids != (self.input_type == 'int'):
             expected = 'features' if is_ids else 'atom ids'
             dtype = getattr(x, 'dtype', type(x).__name__)
-            raise ValueError(
-                "x: expected %s with input_type='%s', got %s" % (expected, self.input_type, dtype)
-            )
+            text = "x: expected %s with input_type='%s', got %s"
+            raise ValueError(text % (expected, self.input_type, dtype))
         if is_ids:
             return embed_atoms(self.embed, x, adj)
         check.adjacency(adj)

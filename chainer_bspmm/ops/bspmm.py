@@ -216,9 +216,8 @@ def check_bspmm(adj, arrays):
         check.on_device('residual', residual, adj)
         shape = result_shape(adj, adj.n_rows, x)
         if residual.shape != shape:
-            raise ValueError(
-                'residual: expected shape %s, that of the product, got %s' % (shape, residual.shape)
-            )
+            text = 'residual: expected shape %s, that of the product, got %s'
+            raise ValueError(text % (shape, residual.shape))
         check.same_dtype('residual', residual.dtype, x.dtype)
 
 

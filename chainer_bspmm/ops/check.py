@@ -56,9 +56,8 @@ def shapes(context, expected):
     """Check shapes; expected: {name: (array or None, shape)}."""
     for name, (array, shape) in expected.items():
         if array is not None and array.shape != shape:
-            raise ValueError(
-                '%s: expected shape %s to go with %s, got %s' % (name, shape, context, array.shape)
-            )
+            text = '%s: expected shape %s to go with %s, got %s'
+            raise ValueError(text % (name, shape, context, array.shape))
 
 
 def floats(name, x, adj):

@@ -165,14 +165,12 @@ def degree_linear_sigmoid(adj, x, weights, biases):
     if not weights:
         raise ValueError('weights: expected at least one, got none')
     if len(biases) != len(weights):
-        raise ValueError(
-            'biases: expected one for each of %d weights, got %d' % (len(weights), len(biases))
-        )
+        text = 'biases: expected one for each of %d weights, got %d'
+        raise ValueError(text % (len(weights), len(biases)))
     n_in = x.shape[1]
     if weights[0].ndim != 2 or weights[0].shape[1] != n_in:
-        raise ValueError(
-            'weights[0]: expected shape (n_out, %d), got %s' % (n_in, weights[0].shape)
-        )
+        text = 'weights[0]: expected shape (n_out, %d), got %s'
+        raise ValueError(text % (n_in, weights[0].shape))
     n_out = len(weights[0])
     expected = {'weights[%d]' % i: (W, (n_out, n_in)) for i, W in enumerate(weights)}
     expected.update(('biases[%d]' % i, (b, (n_out,))) for i, b in enumerate(biases))

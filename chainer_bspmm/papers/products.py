@@ -144,9 +144,8 @@ def _check_spmv(adj, x, alpha, beta, y):
 def _shaped(name, x, adj, shape):
     check.floats(name, x, adj)
     if x.shape != shape:
-        raise ValueError(
-            '%s: expected shape %s to go with %r, got %s' % (name, shape, adj, x.shape)
-        )
+        text = '%s: expected shape %s to go with %r, got %s'
+        raise ValueError(text % (name, shape, adj, x.shape))
 
 
 def spmv(

@@ -21,9 +21,8 @@ LAYOUTS = ('packed', 'folded', 'padded')
 
 def one_of(name, value, allowed):
     if value not in allowed:
-        raise ValueError(
-            '%s: expected one of %s, got %r' % (name, ', '.join(map(repr, allowed)), value)
-        )
+        text = '%s: expected one of %s, got %r'
+        raise ValueError(text % (name, ', '.join(map(repr, allowed)), value))
 
 
 def options(n_relations, layout, max_atom_id):
@@ -46,9 +45,8 @@ def layout(name, padded_to):
 
 def fits_int32(what, number):
     if number > INT32_MAX:
-        raise ValueError(
-            '%s: expected at most 2**31 - 1 = %d in one batch, got %d' % (what, INT32_MAX, number)
-        )
+        text = '%s: expected at most 2**31 - 1 = %d in one batch, got %d'
+        raise ValueError(text % (what, INT32_MAX, number))
 
 
 def float_dtype(name, dtype):
@@ -73,14 +71,12 @@ def host_integers(arrays, data, n_relations):
         arrays = {name: array for name, array in arrays.items() if name != 'col_offsets'}
     for name, array in list(arrays.items()) + ([] if data is None else [('data', data)]):
         if not isinstance(array, (numpy.ndarray, cuda.ndarray)):
-            raise TypeError(
-                '%s: expected a NumPy or CuPy array, got %s' % (name, type(array).__name__)
-            )
+            text = '%s: expected a NumPy or CuPy array, got %s'
+            raise TypeError(text % (name, type(array).__name__))
         here = backend.get_device_from_array(array)
         if device is not None and here != device:
-            raise ValueError(
-                '%s: expected on %s as the other arrays, got on %s' % (name, device, here)
-            )
+            text = '%s: expected on %s as the other arrays, got on %s'
+            raise ValueError(text % (name, device, here))
         device = here
         if name == 'ids':
             if array.ndim != 2 or array.shape[1] != 2:
@@ -210,9 +206,8 @@ def dense_matrices(matrices):
         raise ValueError('matrices[0]: expected shape (n, n) or (R, n, n), got %s' % (first.shape,))
     n_relations = 1 if first.ndim == 2 else first.shape[0]
     if n_relations == 0:
-        raise ValueError(
-            'matrices[0]: expected at least one relation, got shape %s' % (first.shape,)
-        )
+        text = 'matrices[0]: expected at least one relation, got shape %s'
+        raise ValueError(text % (first.shape,))
     lead = first.shape[:-2]
     shapes = list(map(operator.attrgetter('shape'), matrices))
     for shape in dict.fromkeys(shapes):  # in order: the first wrong one is named
@@ -258,9 +253,8 @@ def dense_batch(adj):
     if not isinstance(adj, (numpy.ndarray, cuda.ndarray)):
         raise TypeError('adj: expected a NumPy or CuPy array, got %s' % type(adj).__name__)
     if adj.ndim not in (3, 4) or adj.shape[-1] != adj.shape[-2]:
-        raise ValueError(
-            'adj: expected shape (n_graphs, N, N) or (n_graphs, R, N, N), got %s' % (adj.shape,)
-        )
+        text = 'adj: expected shape (n_graphs, N, N) or (n_graphs, R, N, N), got %s'
+        raise ValueError(text % (adj.shape,))
 
 
 def crop(adj, n_nodes):
@@ -278,8 +272,7 @@ def crop(adj, n_nodes):
         if not 0 <= n <= adj.shape[-1]:
             raise ValueError('n_nodes[%d]: expected 0 to %d, got %d' % (graph, adj.shape[-1], n))
         if (matrix[..., n:, :] != 0).any() or (matrix[..., n:] != 0).any():
-            raise ValueError(
-                'adj[%d]: expected zeros outside of its %d nodes, got other values' % (graph, n)
-            )
+            text = 'adj[%d]: expected zeros outside of its %d nodes, got other values'
+            raise ValueError(text % (graph, n))
         matrices.append(matrix[..., :n, :n])
     return matrices

@@ -102,9 +102,8 @@ class Driver:
                 self.blas = gemm.Blas()
                 self.blas.use(capturer.stream)
         except Exception as error:
-            raise CannotCapture(
-                'no cuBLAS handle could be made with the library that CuPy has loaded: %r' % error
-            ) from error
+            text = 'no cuBLAS handle could be made with the library that CuPy has loaded: %r'
+            raise CannotCapture(text % error) from error
         self.function = function
         self._make()
         self.guards = Guards(self.target, function, self.optimizer)

@@ -56,9 +56,8 @@ class _Program(Program):
             self._reports = Reports(driver.device)
         differs = _difference(self.eager(examples), expected, driver.target)
         if differs:
-            raise CannotCapture(
-                'one batch gives another prediction when it is run twice: %s' % differs
-            )
+            text = 'one batch gives another prediction when it is run twice: %s'
+            raise CannotCapture(text % differs)
         self.stage(batch)
         try:
             differs = _difference(self.run(), expected, driver.target)

@@ -193,9 +193,8 @@ class StepProgram(Program):
         graph, (reported, gradients) = self._capture(function, driver.function)
         for name, value in reported.items():
             if not isinstance(chainer.as_array(value), driver.device.xp.ndarray):
-                raise CannotCapture(
-                    '%s is reported as a value on the host, which a replay would repeat' % name
-                )
+                text = '%s is reported as a value on the host, which a replay would repeat'
+                raise CannotCapture(text % name)
         return graph, reported, gradients
 
     def launch(self):

@@ -164,9 +164,8 @@ def _check_parameters(adj, n_in, parameters):
     matrix = parameters[name]
     if matrix.ndim != 2 or len(matrix) % n_relations or matrix.shape[1] != n_in:
         n_rows = 'out_channels * %d' % n_relations if advice else 'out_channels'
-        raise ValueError(
-            '%s: expected shape (%s, %d)%s, got %s' % (name, n_rows, n_in, advice, matrix.shape)
-        )
+        text = '%s: expected shape (%s, %d)%s, got %s'
+        raise ValueError(text % (name, n_rows, n_in, advice, matrix.shape))
     n_out, get = len(matrix) // n_relations, parameters.get
     expected = {
         'b': (get('b'), (n_out * n_relations,)),
