@@ -15,7 +15,6 @@ from chainer_chemistry.models.prediction.base import BaseForwardModel
 
 from chainer_bspmm.dataset.converters import CSRConverter
 
-
 # The loops that are replaced, unless somebody else has replaced them.
 _LOOPS = {StandardUpdater: StandardUpdater.update_core, Evaluator: Evaluator.evaluate}
 

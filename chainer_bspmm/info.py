@@ -16,17 +16,8 @@ from chainer_bspmm import self_test
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.dataset import cache
 
-PACKAGES = (
-    'numpy',
-    'scipy',
-    'chainer',
-    'chainer-chemistry',
-    'rdkit',
-    'pandas',
-    'scikit-learn',
-    'matplotlib',
-    'tqdm',
-)
+LIBRARIES = 'numpy', 'scipy', 'rdkit', 'pandas', 'scikit-learn', 'matplotlib', 'tqdm'
+PACKAGES = 'chainer', 'chainer-chemistry', *LIBRARIES
 # What Chainer and Chainer Chemistry use only if it is installed -> for what.
 OPTIONAL = {
     'cairosvg': 'saliency as PNG',
@@ -40,19 +31,10 @@ ADVICE = {
     'rdkit': "pip install rdkit    (SMILES and Chainer Chemistry's preprocessors need it)",
     'chainer': "pip install 'setuptools<81' wheel; pip install --no-build-isolation chainer==7.8.1",
 }
-VARIABLES = (
-    'OMP_NUM_THREADS',
-    'OPENBLAS_NUM_THREADS',
-    'MKL_NUM_THREADS',
-    'CUDA_VISIBLE_DEVICES',
-    'CUDA_PATH',
-    'CUPY_CACHE_DIR',
-    'CHAINER_DTYPE',
-    'CHAINER_USE_IDEEP',
-    'CHAINER_DATASET_ROOT',
-    cache.VARIABLE,
-    'XDG_CACHE_HOME',
-)
+OF_THREADS = 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'
+OF_CUDA = 'CUDA_VISIBLE_DEVICES', 'CUDA_PATH', 'CUPY_CACHE_DIR'
+OF_CHAINER = 'CHAINER_DTYPE', 'CHAINER_USE_IDEEP', 'CHAINER_DATASET_ROOT'
+VARIABLES = *OF_THREADS, *OF_CUDA, *OF_CHAINER, cache.VARIABLE, 'XDG_CACHE_HOME'
 FLOAT16_ADVICE = (
     "float16 needs the CUDA runtime's headers, of the same version as the toolkit:\n"
     '  pip install nvidia-cuda-runtime (CUDA 13), nvidia-cuda-runtime-cu12 (CUDA 12)'
@@ -79,10 +61,8 @@ def cupy_packages():
 
 def has_nvidia_driver():
     """Return whether this machine has NVIDIA's driver, with or without CuPy."""
-    return (
-        pathlib.Path('/proc/driver/nvidia/version').exists()
-        or shutil.which('nvidia-smi') is not None
-    )
+    driver = pathlib.Path('/proc/driver/nvidia/version')
+    return driver.exists() or shutil.which('nvidia-smi') is not None
 
 
 def count_gpus():

@@ -13,11 +13,9 @@ from chainer_bspmm.compat import script_repairs  # noqa: F401  fills the table o
 
 
 def repair_child_processes():
-    """Make processes of multiprocessing import chainer_bspmm before the script.
-
-    A forked process has it already; a spawned one, or one of a fork server, runs the script's top
-    level itself.
-    """
+    """Make processes of multiprocessing import chainer_bspmm before the script."""
+    # A forked process has it already; a spawned one, or one of a fork server, runs the script's top
+    # level itself.
     # Replaces the script, which the server would run first.
     multiprocessing.set_forkserver_preload(['chainer_bspmm'])
     original = multiprocessing.spawn.get_command_line
@@ -55,11 +53,9 @@ def _hide_frames_above(codes):
 
 
 def run_script(path, arguments):
-    """Run a Python script as ``python path arguments...`` would.
-
-    ``sys.argv``, ``sys.path[0]`` and ``__main__`` are the script's; its classes pickle as those of
-    ``__main__``; its exceptions, including SystemExit, propagate, as do those of reading it.
-    """
+    """Run a Python script as ``python path arguments...`` would."""
+    # ``sys.argv``, ``sys.path[0]`` and ``__main__`` are the script's; its classes pickle as those
+    # of ``__main__``; its exceptions, including SystemExit, propagate, as do those of reading it.
     full_path = os.path.abspath(path)
     with io.open_code(full_path) as f:
         source = f.read()

@@ -89,10 +89,8 @@ def trained(model, examples, converter, device, kind):
 
 
 def relative_error(actual, expected):
-    """Return the largest difference of any array, over its largest value; NaN if there is one.
-
-    Arrays of small values are compared with a part of the largest value of all.
-    """
+    """Return the largest difference of any array, over its largest value; NaN if there is one."""
+    # Arrays of small values are compared with a part of the largest value of all.
     if actual.keys() != expected.keys():
         raise ValueError('gradients of %s' % sorted(actual.keys() ^ expected.keys()))
     largest = {name: abs(array).max(initial=0) for name, array in expected.items()}
@@ -113,33 +111,23 @@ def cast(model, dtype):
 
 
 def run(device: chainer.backend.Device) -> Iterator[Outcome]:
-    """Test a device; on a GPU the kernels of a method are compiled at its first dtype.
-
-    Yields an `Outcome` for each method and dtype, and for its training in float32, as soon as it is
-    known. Nothing is raised.
-    """
+    """Yield an `Outcome` for each method and dtype, and for its training; nothing is raised."""
     for method in METHODS:
         for dtype in TOLERANCES:
             yield _outcome(method, dtype, device, predicts)
         yield _outcome(method, 'f', device, trains)
 
 
-def predicts(method, dtype, device):
+def predicts(model, tested, method, dtype, device):
     """Return predictions and gradients of a method on the device, and as they should be."""
-    model = new_model(method)
-    tested = cast(model, dtype)
-    tested.to_device(device)
     return (
         outcome_of(tested, molecules(method, dtype), CSRConverter(), device),
         outcome_of(densify(model), molecules(method, 'f'), concat_mols, None),
     )
 
 
-def trains(method, dtype, device):
+def trains(model, tested, method, dtype, device):
     """Return trained parameters, on a GPU of captured steps, and as they should be."""
-    model = new_model(method)
-    tested = cast(model, dtype)
-    tested.to_device(device)
     steps = GraphUpdater if device.xp is cuda.cupy else StandardUpdater
     data = TupleDataset(*zip(*molecules(method, dtype)))
     return (
@@ -152,7 +140,10 @@ def _outcome(method, dtype, device, test):
     name = method + ', trained' if test is trains else method
     try:
         with chainer.using_device(device), chainer.using_config('train', False):
-            error = relative_error(*test(method, dtype, device))
+            model = new_model(method)
+            tested = cast(model, dtype)
+            tested.to_device(device)
+            error = relative_error(*test(model, tested, method, dtype, device))
     except Exception as problem:  # any error belongs in the report
         return Outcome(name, dtype, None, '%s: %s' % (type(problem).__name__, problem))
     limit = TOLERANCES[dtype]

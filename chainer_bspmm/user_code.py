@@ -3,16 +3,8 @@
 import sys
 import warnings
 
-NOT_USER_CODE = sys.stdlib_module_names | {
-    'chainer',
-    'chainer_chemistry',
-    'chainermn',
-    'chainer_bspmm',
-    'cupy',
-    'cupy_backends',
-    'numpy',
-    'scipy',
-}
+LIBRARIES = 'chainer', 'chainer_chemistry', 'chainermn', 'chainer_bspmm', 'cupy', 'cupy_backends'
+NOT_USER_CODE = sys.stdlib_module_names | {*LIBRARIES, 'numpy', 'scipy'}
 
 
 def is_user_code(module):

@@ -17,10 +17,8 @@ def as_strided_reads_sctypes(module):
 
 @repairs('chainer.functions.array.resize_images')
 def resize_images_reads_float(module):
-    """chainer/functions/array/resize_images.py: numpy.float (gone in NumPy 1.24).
-
-    Only this one function gets the view: others in the module compare ``xp is numpy``.
-    """
+    """chainer/functions/array/resize_images.py: numpy.float (gone in NumPy 1.24)."""
+    # Only this one function gets the view: others in the module compare ``xp is numpy``.
     lost = lost_numpy_names('float')
     if lost:
         module.compute_indices_and_weights = types.FunctionType(
@@ -31,10 +29,8 @@ def resize_images_reads_float(module):
 
 @repairs('chainer.dataset.convert')
 def pad_without_positional_out(module):
-    """chainer/dataset/convert.py: numpy.maximum with its output given by position.
-
-    NumPy 2.4 warns about it, once a molecule; chainer_chemistry's concat_mols uses it, too.
-    """
+    """chainer/dataset/convert.py: numpy.maximum with its output given by position."""
+    # NumPy 2.4 warns about it, once a molecule; chainer_chemistry's concat_mols uses it, too.
 
     def concat_arrays_with_padding(arrays, padding):
         shapes = [array.shape for array in arrays]
@@ -53,23 +49,18 @@ def pad_without_positional_out(module):
 
 @repairs('chainer.backends.cuda')
 def expect_no_cudnn(module):
-    """chainer/backends/cuda.py: warns that cuDNN is not enabled, though CuPy 14 cannot have it.
-
-    With an earlier CuPy, for which cuDNN can be installed, the warning stays.
-    """
+    """chainer/backends/cuda.py: warns that cuDNN is not enabled, though CuPy 14 cannot have it."""
+    # With an earlier CuPy, for which cuDNN can be installed, the warning stays.
     if module.available and not module.cudnn_enabled and module._cupy_major >= 14:
         module.check_cuda_available._already_warned = True
 
 
 @repairs('chainer.optimizer')
 def resume_without_state_of_unused_parameters(module):
-    """chainer/optimizer.py: demands an optimizer state of parameters that never had one.
-
-    A parameter without a shape that no forward pass uses (``first_mlp`` of a GIN trained without
-    chainer_bspmm, parts of WeaveNet) is saved without a state; resuming then raises KeyError. A
-    disabled update rule needs no state, so the rules of such parameters are disabled while they
-    load.
-    """
+    """chainer/optimizer.py: demands an optimizer state of parameters that never had one."""
+    # A parameter without a shape that no forward pass uses (``first_mlp`` of a GIN trained without
+    # chainer_bspmm, parts of WeaveNet) is saved without a state; resuming then raises KeyError. A
+    # disabled update rule needs none.
     serialize = module.Optimizer.serialize
 
     @functools.wraps(serialize)
@@ -92,10 +83,8 @@ def resume_without_state_of_unused_parameters(module):
 
 @repairs('chainer.training.triggers.interval_trigger')
 def triggers_ask_once(module):
-    """chainer/training/triggers/interval_trigger.py: asks the updater for its epoch three times.
-
-    A Trainer calls one for every extension after every step.
-    """
+    """chainer/training/triggers/interval_trigger.py: asks the updater for its epoch three times."""
+    # A Trainer calls one for every extension after every step.
 
     def call(self, trainer):
         updater = trainer.updater

@@ -8,10 +8,8 @@ from chainer_bspmm.compat.module_view import ModuleView
 
 @repairs('chainermn.communicators._memory_utility')
 def include_half(module):
-    """chainermn/communicators/_memory_utility.py: kernels use ``half`` but do not include it.
-
-    They rely on cupy/carray.cuh, which no longer defines it in CuPy 14.
-    """
+    """chainermn/communicators/_memory_utility.py: kernels use ``half`` but do not include it."""
+    # They rely on cupy/carray.cuh, which no longer defines it in CuPy 14.
     cuda = module.chainer.cuda
 
     def raw(code, name, *args, **kwargs):
@@ -22,10 +20,8 @@ def include_half(module):
 
 @repairs('chainermn.communicators._memory_utility')
 def unpack_with_conversion(module):
-    """chainermn/communicators/_memory_utility.py: ``xp.array(..., copy=False)`` to convert.
-
-    NumPy 2 and CuPy 14 refuse it when the conversion copies, which it does here.
-    """
+    """chainermn/communicators/_memory_utility.py: ``xp.array(..., copy=False)`` to convert."""
+    # NumPy 2 and CuPy 14 refuse it when the conversion copies, which it does here.
 
     def unpack_params(params, attr_name, buffer, transfer_dtype, zero_fill, stream=None):
         offset = 0

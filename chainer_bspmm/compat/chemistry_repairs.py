@@ -9,9 +9,7 @@ import numpy
 from chainer_bspmm.compat.hooks import explain_absence, repairs
 from chainer_bspmm.compat.module_view import ModuleView, give_back_numpy_names
 
-
 # --- names that NumPy or Python lost ---
-
 
 # Modules, and the name of NumPy that they read: int and float are gone in NumPy 1.24, bool, too
 # (back with NumPy 2), in1d in NumPy 2.4.
@@ -42,10 +40,8 @@ def reddit_reads_from_scipy_sparse_matrix(module):
 
 @repairs('chainer_chemistry.links.update.relgat_update')
 def relgat_reads_bool(module):
-    """links/update/relgat_update.py: xp.bool (gone in NumPy 1.24, back with NumPy 2).
-
-    It reads the link's array module, which may be CuPy; so the link returns a view.
-    """
+    """links/update/relgat_update.py: xp.bool (gone in NumPy 1.24, back with NumPy 2)."""
+    # It reads the link's array module, which may be CuPy; so the link returns a view.
 
     def xp(self):
         own = super(module.RelGATUpdate, self).xp
@@ -74,11 +70,9 @@ def colours_are_floats(module):
 
 @repairs('chainer_chemistry.saliency.calculator.occlusion_calculator')
 def windows_have_several_elements(module):
-    """saliency/calculator/occlusion_calculator.py: it reshapes one score to the whole window.
-
-    That fails unless a window has one element along each axis that it slides on. A score for each
-    molecule is broadcast.
-    """
+    """saliency/calculator/occlusion_calculator.py: it reshapes one score to the whole window."""
+    # That fails unless a window has one element along each axis that it slides on. A score for each
+    # molecule is broadcast.
     get_array_module = module.cuda.get_array_module
 
     def reshape(scores, shape):
@@ -115,10 +109,8 @@ class _RaggedRandomState(numpy.random.RandomState):
 
 @repairs('chainer_chemistry.dataset.splitters.scaffold_splitter')
 def scaffold_splitter_permutes_lists(module):
-    """dataset/splitters/scaffold_splitter.py: permutes a list of lists of different lengths.
-
-    The permutation of an object array draws the same numbers, so that a seed keeps its split.
-    """
+    """dataset/splitters/scaffold_splitter.py: permutes a list of lists of different lengths."""
+    # The permutation of an object array draws the same numbers, so that a seed keeps its split.
     random = ModuleView(module.numpy.random, RandomState=_RaggedRandomState)
     module.numpy = ModuleView(module.numpy, random=random)
 
@@ -137,11 +129,9 @@ def arrays_are_ragged(module):
 
 @repairs('chainer_chemistry.training.extensions.roc_auc_evaluator')
 def roc_auc_of_one_class_raises(module):
-    """training/extensions/roc_auc_evaluator.py: relies on scikit-learn's ValueError.
-
-    For labels of one class scikit-learn >= 1.6 warns and returns NaN, so that
-    ``raise_value_error=True`` raised nothing and False logged nothing.
-    """
+    """training/extensions/roc_auc_evaluator.py: relies on scikit-learn's ValueError."""
+    # For labels of one class scikit-learn >= 1.6 warns and returns NaN, so that
+    # ``raise_value_error=True`` raised nothing and False logged nothing.
     metrics = module.metrics
 
     def roc_auc_score(y_true, y_score, **kwargs):
@@ -158,11 +148,9 @@ def roc_auc_of_one_class_raises(module):
 
 
 def _convert_to_scalar(self, value):
-    """Convert a reported value to a scalar, but leave CuPy arrays on their device.
-
-    Those, of one element, become zero-dimensional: the reporter accumulates them on the device, and
-    LogReport reads them when it logs, so nothing is synchronised here.
-    """
+    """Convert a reported value to a scalar, but leave CuPy arrays on their device."""
+    # Arrays of one element become zero-dimensional: the reporter accumulates them on the device,
+    # and LogReport reads them when it logs, so nothing is synchronised here.
     from chainer import Variable
     from chainer.backends import cuda
 
@@ -188,11 +176,8 @@ def values_are_reported_lazily(module):
 
 @repairs('chainer_chemistry.links.array.shape_transformer_to_2d')
 def scaler_leaves_matrices_as_they_are(module):
-    """links/array/shape_transformer_to_2d.py: three nodes to turn a matrix into the same matrix.
-
-    A regressor with a StandardScaler scales three times a step, which took a twentieth of it for
-    small molecules on a CPU.
-    """
+    """links/array/shape_transformer_to_2d.py: three nodes to turn a matrix into the same matrix."""
+    # A regressor scales three times a step, which took a twentieth of it on a CPU.
     kind = module.ShapeTransformerTo2D
     transform, inverse_transform = kind.transform, kind.inverse_transform
 
@@ -272,10 +257,8 @@ def mpnn_can_be_set_up(module):
 
 @repairs('chainer_chemistry.dataset.graph_dataset.base_graph_dataset')
 def graph_datasets_have_their_own_features(module):
-    """dataset/graph_dataset/base_graph_dataset.py: register_feature adds to lists of the class.
-
-    So a SparseGraphDataset cannot convert a batch after a PaddingGraphDataset was made.
-    """
+    """dataset/graph_dataset/base_graph_dataset.py: register_feature adds to lists of the class."""
+    # So a SparseGraphDataset cannot convert a batch after a PaddingGraphDataset was made.
     init = module.BaseGraphDataset.__init__
 
     @functools.wraps(init)
@@ -289,16 +272,14 @@ def graph_datasets_have_their_own_features(module):
 # --- GIN's first_mlp, which is never called ---
 
 
-def zero_unused_layers(mlp, n_channels):
-    """Give layers that were never called a weight, without drawing random numbers."""
+def zero_unused(linear, n_inputs):
+    """Give a layer that is never called weights of 0: None would break optimizers and snapshots."""
     import chainer
 
-    for link in mlp.links():
-        if isinstance(link, chainer.links.Linear) and link.W.array is None:
-            weight: chainer.Parameter = link.W
-            weight.initializer = chainer.initializers.Zero()
-            weight.initialize((link.out_size, n_channels))
-            link.cleargrads()
+    if linear.W.array is None:
+        linear.W.initializer = chainer.initializers.Zero()
+        linear.W.initialize((linear.out_size, n_inputs))
+        linear.cleargrads()
 
 
 def _initialize_first_mlp(model_class, get_atoms):
@@ -309,7 +290,9 @@ def _initialize_first_mlp(model_class, get_atoms):
         # Atom ids go through the embedding. Only GINSparse passes features through first_mlp,
         # which then takes its shapes from them.
         if get_atoms(*args, **kwargs).dtype == numpy.int32:
-            zero_unused_layers(self.first_mlp, self.hidden_channels)
+            for link in self.first_mlp.links():
+                if hasattr(link, 'W'):
+                    zero_unused(link, self.hidden_channels)
         return forward(self, *args, **kwargs)
 
     model_class.__call__ = call
@@ -317,13 +300,10 @@ def _initialize_first_mlp(model_class, get_atoms):
 
 @repairs('chainer_chemistry.models.gin')
 def gin_initializes_first_mlp(module):
-    """models/gin.py: ``first_mlp`` is registered but not called, so its weights stay None.
-
-    Then the .npz file holds a pickled object, ``optimizer.update`` without ``cleargrads`` fails,
-    and the trainer's snapshot cannot be resumed (KeyError ``first_mlp/layers/0/W/m``). They
-    become zeros in the first forward pass, together with the other weights whose shapes GIN
-    leaves open. Files in which they are None load as before.
-    """
+    """models/gin.py: ``first_mlp`` is registered but not called, so its weights stay None."""
+    # Then the .npz file holds a pickled object, ``optimizer.update`` without ``cleargrads`` fails,
+    # and the trainer's snapshot cannot be resumed (KeyError ``first_mlp/layers/0/W/m``). Files in
+    # which the weights are None load as before.
     _initialize_first_mlp(module.GIN, lambda atom_array, *_, **__: atom_array)
     _initialize_first_mlp(module.GINSparse, lambda sparse_batch, *_, **__: sparse_batch.x)
 

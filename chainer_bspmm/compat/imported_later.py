@@ -1,4 +1,4 @@
-"""Packages that upstream modules import at once but use in few functions: imported when used.
+"""Packages that upstream imports at once but uses in few functions: imported when used.
 
 They are two thirds of the time of ``import chainer_chemistry``.
 """
@@ -67,11 +67,8 @@ def _stands_for(name, later):
 @surrounds(*IMPORTED_LATER)
 @contextlib.contextmanager
 def import_later():
-    """The modules of the table import pandas, scikit-learn and others for a few functions.
-
-    Only import statements of these modules themselves are served by stand-ins: what they import
-    imports as usual.
-    """
+    """The modules of the table import pandas, scikit-learn and others for a few functions."""
+    # Only import statements of these modules themselves: what they import imports as usual.
     import_now = builtins.__import__
 
     def import_(name, globals=None, locals=None, fromlist=(), level=0):

@@ -14,23 +14,17 @@ _lasting = weakref.WeakValueDictionary()  # id of its memory -> array
 
 
 def never_overwritten(array):
-    """Promise that values in the memory of a CuPy array last: while they wait, no copy is needed.
-
-    Holds for as long as the array exists. Values are fetched with all of it.
-    """
+    """Promise that values in an array's memory last, so that those that wait need no copy."""
     _lasting[id(array.data.mem)] = array
 
 
 @repairs('chainer.reporter')
 def summaries_add_late(module):
-    """chainer/reporter.py: Summary.add launches five kernels for a value on a GPU.
-
-    LogReport adds every reported value of every step. A copy of it waits instead, until a
-    statistic is asked for, the summary is serialized, or there are MOST: then all are fetched at
-    once and added on the host, one after the other in the type that they have. These are the
-    numbers that the device would give (it takes numbers below 1e-38 for 0). Statistics are NumPy
-    scalars, as they are for values on the host.
-    """
+    """chainer/reporter.py: Summary.add launches five kernels for a value on a GPU."""
+    # LogReport adds every reported value of every step. A copy of it waits instead, until a
+    # statistic is asked for, the summary is serialized, or there are MOST: then all are fetched at
+    # once and added on the host, one after the other in their type, which gives the device's
+    # numbers (it takes numbers below 1e-38 for 0).
     kind, cuda = module.Summary, module.chainer.backends.cuda
     add_now = kind.add
     kind._waiting = ()

@@ -27,16 +27,10 @@ def _in_place(table, entries):
         table.update(before)
 
 
-class _ResolutionError(Exception):
-    """Stands for pkg_resources.ResolutionError."""
-
-
-class _DistributionNotFound(_ResolutionError):
-    """Stands for pkg_resources.DistributionNotFound."""
-
-
-class _VersionConflict(_ResolutionError):
-    """Stands for pkg_resources.VersionConflict."""
+# Those of pkg_resources.
+_ResolutionError = type('ResolutionError', (Exception,), {})
+_DistributionNotFound = type('DistributionNotFound', (_ResolutionError,), {})
+_VersionConflict = type('VersionConflict', (_ResolutionError,), {})
 
 
 def _require_nothing(requirement):
@@ -62,11 +56,8 @@ class _WorkingSet:
 
 @surrounds('chainer._environment_check', 'chainer.testing.helper', 'chainer.testing.doctest_helper')
 def pkg_resources_stand_in():
-    """chainer/_environment_check.py and chainer/testing import pkg_resources.
-
-    setuptools >= 82 lacks it, and earlier versions warn when it is imported; so the real one is
-    hidden, too.
-    """
+    """chainer/_environment_check.py and chainer/testing import pkg_resources."""
+    # setuptools >= 82 lacks it, earlier versions warn at its import: the real one is hidden, too.
     module = types.ModuleType('pkg_resources')
     vars(module).update(
         ResolutionError=_ResolutionError,
@@ -80,10 +71,8 @@ def pkg_resources_stand_in():
 
 @surrounds('chainer._environment_check')
 def numpy_distutils_stand_in():
-    """chainer/_environment_check.py imports numpy.distutils.system_info.
-
-    Python 3.12 lacks it, and NumPy >= 1.23 warns when it is imported.
-    """
+    """chainer/_environment_check.py imports numpy.distutils.system_info."""
+    # Python 3.12 lacks it, and NumPy >= 1.23 warns when it is imported.
     names = 'numpy.distutils', 'numpy.distutils.system_info'
     return _in_place(sys.modules, {name: types.ModuleType(name) for name in names})
 
@@ -110,10 +99,8 @@ def iterable_stand_in():
 @surrounds('chainer.training.updaters.multiprocess_parallel_updater')
 @contextlib.contextmanager
 def nccl_may_be_missing():
-    """chainer/training/updaters/multiprocess_parallel_updater.py tries whether CuPy has NCCL.
-
-    CuPy 13 and later warn if it has not. The updater itself raises an error on construction.
-    """
+    """chainer/training/updaters/multiprocess_parallel_updater.py tries whether CuPy has NCCL."""
+    # CuPy 13 and later warn if it has not. The updater itself raises an error on construction.
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', r'\s*nccl library could not be loaded')
         yield

@@ -87,9 +87,8 @@ class Library:
 def _checked(symbol, function, *arguments):
     status = function(*arguments)
     if status:
-        raise RuntimeError(
-            '%s: CUBLAS_STATUS_%s (%d)' % (symbol, STATUS.get(status, 'UNKNOWN'), status)
-        )
+        text = '%s: CUBLAS_STATUS_%s (%d)'
+        raise RuntimeError(text % (symbol, STATUS.get(status, 'UNKNOWN'), status))
 
 
 @functools.lru_cache(maxsize=None)
@@ -138,16 +137,13 @@ class Blas:
             self._stream = stream.ptr
 
     def dot(self, a, b):
-        """Multiply two matrices or vectors, as ``cupy.dot`` does; the result is C-contiguous.
-
-        Row-major and column-major arrays are read in place, all others are copied first.
-        """
+        """Multiply two matrices or vectors, as ``cupy.dot`` does; the result is C-contiguous."""
+        # Row-major and column-major arrays are read in place, all others are copied first.
         if a.ndim == b.ndim == 2:
             return self._matrices(a, b)
         if not 1 <= a.ndim <= 2 or not 1 <= b.ndim <= 2:
-            raise ValueError(
-                'a, b: expected one or two dimensions, got shapes %s and %s' % (a.shape, b.shape)
-            )
+            text = 'a, b: expected one or two dimensions, got shapes %s and %s'
+            raise ValueError(text % (a.shape, b.shape))
         return _of_vectors(self._matrices, a, b)
 
     def matmul(self, a, b):
@@ -178,10 +174,8 @@ class Blas:
             a, is_a_transposed, lda = _laid_out(a.astype(dtype, copy=False))
             b, is_b_transposed, ldb = _laid_out(b.astype(dtype, copy=False))
             if max(m, n, k, lda, ldb, n_matrices) > LARGEST_INT:
-                raise ValueError(
-                    'a, b: expected dimensions and strides below 2**31, got shapes %s '
-                    'and %s' % (a.shape, b.shape)
-                )
+                text = 'a, b: expected dimensions and strides below 2**31, got shapes %s and %s'
+                raise ValueError(text % (a.shape, b.shape))
             c = cuda.cupy.empty(shape, dtype)
             type_, factors = DATA_TYPES[dtype.char], FACTORS[dtype.char]
             one, zero = factors.ctypes.data, factors.ctypes.data + factors.itemsize
@@ -204,19 +198,14 @@ class Blas:
     def _check(self, a, b):
         for name, array in (('a', a), ('b', b)):
             if array.dtype.char not in DATA_TYPES:
-                raise TypeError(
-                    '%s: expected float16, float32 or float64, got %s' % (name, array.dtype)
-                )
+                text = '%s: expected float16, float32 or float64, got %s'
+                raise TypeError(text % (name, array.dtype))
             if array.data.device_id != self.device:
-                raise ValueError(
-                    '%s: expected on device %d, that of the cuBLAS handle, got on %d'
-                    % (name, self.device, array.data.device_id)
-                )
+                text = '%s: expected on device %d, that of the cuBLAS handle, got on %d'
+                raise ValueError(text % (name, self.device, array.data.device_id))
         if a.shape[-1] != b.shape[-2]:
-            raise ValueError(
-                'b: expected %d rows to go with a of shape %s, got shape %s'
-                % (a.shape[-1], a.shape, b.shape)
-            )
+            text = 'b: expected %d rows to go with a of shape %s, got shape %s'
+            raise ValueError(text % (a.shape[-1], a.shape, b.shape))
 
 
 def _of_vectors(product, a, b):
@@ -230,11 +219,9 @@ def _of_vectors(product, a, b):
 
 
 def _laid_out(a):
-    """Return a matrix or stack as cuBLAS can read it, its order, and its leading dimension.
-
-    The order is 0 for row-major, 1 for column-major. It is also the operation to pass to
-    cuBLAS, which reads a row-major matrix as its transpose and computes with transposes here.
-    """
+    """Return a matrix or stack as cuBLAS can read it, its order, and its leading dimension."""
+    # The order is 0 for row-major, 1 for column-major. It is also the operation to pass to cuBLAS,
+    # which reads a row-major matrix as its transpose and computes with transposes here.
     size, (n_rows, n_columns), (*stack, down, along) = a.itemsize, a.shape[-2:], a.strides
     if min(stack, default=0) >= 0 and not any(stride % size for stride in a.strides):
         if (along == size or n_columns == 1) and (down >= n_columns * size or n_rows == 1):
@@ -261,5 +248,5 @@ def step_for(array):
 
 def dot(a: Any, b: Any) -> Any:
     """Compute ``a.dot(b)`` of NumPy or CuPy arrays, in a captured step by its `Blas`."""
-    current = None if isinstance(a, numpy.ndarray) else step.current()
+    current = step_for(a)
     return a.dot(b) if current is None else current.blas.dot(a, b)

@@ -23,10 +23,8 @@ def directory():
     for folder in candidates:
         if (folder / 'common.cuh').is_file():
             return folder
-    raise FileNotFoundError(
-        'kernels: expected the CUDA sources in %s or %s, found neither; '
-        'reinstall chainer_bspmm' % tuple(candidates)
-    )
+    text = 'kernels: expected the CUDA sources in %s or %s, found neither; reinstall chainer_bspmm'
+    raise FileNotFoundError(text % tuple(candidates))
 
 
 def paths():
@@ -35,10 +33,8 @@ def paths():
 
 
 def source(name):
-    """Return the text of a kernel's file with the headers inserted.
-
-    CuPy's disk cache hashes the text that it compiles, but not headers which that text includes.
-    """
+    """Return the text of a kernel's file with the headers inserted."""
+    # CuPy's disk cache hashes the text that it compiles, but not headers which that text includes.
     path, parts = paths()[name], []
     for number, line in enumerate(path.read_text().splitlines(keepends=True), 1):
         include = re.fullmatch(r'#include "(\w+\.cuh)"\n', line)
@@ -91,11 +87,8 @@ def load(device_id, name, dtype_char, defines):
 
 @contextlib.contextmanager
 def compiled_together():
-    """Compile what this thread loads inside, several at a time; launches do nothing.
-
-    Otherwise each is compiled, in up to a second, when it is first launched. Errors are raised
-    then.
-    """
+    """Compile what this thread loads inside, several at a time; launches do nothing."""
+    # Otherwise each is compiled, in up to a second, at its first launch, where errors are raised.
     with concurrent.futures.ThreadPoolExecutor() as pool:
         _local.together = pool, set()
         try:

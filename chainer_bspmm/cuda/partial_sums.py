@@ -1,7 +1,4 @@
-"""Sums of partial results, such as every block's part of the gradient of a weight.
-
-A step (`cuda.step`) defers its sums, to do them together before anything reads them.
-"""
+"""Sums of partial results, such as every block's part of a gradient; a step defers its sums."""
 
 import numpy
 
@@ -9,7 +6,6 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import kernels, step
 from chainer_bspmm.cuda.launch import device_of
-
 
 COLUMNS, LANES = 32, 8  # threads of a block, as in the kernel
 # Kernel arguments are 4 KB at most. There is one target more than are used: it marks the end.

@@ -1,7 +1,5 @@
-"""Launch plans: what the plans of all operations share. Pure functions of a few integers.
-
-Kernels take their tile sizes from the constants decided here: grid and tile cannot disagree.
-"""
+"""Launch plans: what the plans of all operations share. Pure functions of a few integers."""
+# Kernels take their tile sizes from the constants decided here: grid and tile cannot disagree.
 
 import collections
 from collections.abc import Callable
@@ -9,7 +7,6 @@ import functools
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy
-
 
 Parameters = ParamSpec('Parameters')
 Plan = TypeVar('Plan', covariant=True)
@@ -50,10 +47,8 @@ LONG_ROW = 128  # entries that a row of a molecule never has: no policy of their
 
 
 def widest_vector(n_channels, itemsize, address_bits) -> int:
-    """Return how many elements one thread moves at a time, `address_bits` being addresses or-ed.
-
-    The widest of 16, 8, 4, ... bytes that divides a row and that all addresses are aligned to.
-    """
+    """Return how many elements one thread moves at a time, for or-ed addresses."""
+    # The widest of 16, 8, 4, ... bytes that divides a row and that all addresses are aligned to.
     width = VECTOR_BYTES // itemsize
     while width > 1 and (n_channels % width or address_bits % (width * itemsize)):
         width //= 2
@@ -62,7 +57,6 @@ def widest_vector(n_channels, itemsize, address_bits) -> int:
 
 # A GPU: its multiprocessors, the bytes of its L2 cache, and of shared memory that a block may have.
 Device = collections.namedtuple('Device', 'n_sms l2_bytes shared_bytes', defaults=(227 << 10,))
-
 
 # Vectors of a row that a lane of bsddmm_csr has in flight, of each entry that it takes together.
 ROW_TILE = 2

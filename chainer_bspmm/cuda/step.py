@@ -48,10 +48,8 @@ def current():
 
 @contextlib.contextmanager
 def under_way(step):
-    """Make products and random numbers of this thread those of `step`; its layers count from 0.
-
-    Inside, Chainer's functions do not use cuDNN, whose calls cannot be captured (CuPy before 14).
-    """
+    """Make products and random numbers of this thread those of `step`; its layers count from 0."""
+    # Chainer's functions do not use cuDNN, whose calls cannot be captured (CuPy before 14).
     previous, _local.step = _local.step, step
     step._n_streams = 0
     try:

@@ -8,11 +8,11 @@ import chainer
 from chainer import backend
 
 from chainer_bspmm.dataset import dense_examples, sparse_example
-from chainer_bspmm.dataset.molecules import Molecules, spread
+from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.sparse_example import Selection, SparseExample
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.batch import send
-from chainer_bspmm.sparse.build import to_host
+from chainer_bspmm.sparse.build import spread, to_host
 
 
 class CSRConverter(chainer.dataset.Converter):
@@ -188,10 +188,8 @@ class CSRConverter(chainer.dataset.Converter):
         rows = []
         for i, (values, n, full) in enumerate(zip(column, sizes, full_sizes)):
             if numpy.shape(values)[:1] != (full,):
-                raise ValueError(
-                    'batch[%d][%d]: expected a row for each of %d atoms, got shape %s'
-                    % (i, position, full, numpy.shape(values))
-                )
+                text = 'batch[%d][%d]: expected a row for each of %d atoms, got shape %s'
+                raise ValueError(text % (i, position, full, numpy.shape(values)))
             rows.append(to_host(values)[:n])
         return numpy.concatenate(rows)
 

@@ -32,22 +32,18 @@ def join_atoms(atoms, name='batch', first=0):
         if flat.min(initial=0) < 0:
             ends = numpy.cumsum(list(map(len, atoms)))
             graph = int(numpy.searchsorted(ends, flat.argmin(), side='right'))
-            raise ValueError(
-                '%s[%d][0]: expected atom ids of at least 0, got %d'
-                % (name, first + graph, flat.min())
-            )
+            text = '%s[%d][0]: expected atom ids of at least 0, got %d'
+            raise ValueError(text % (name, first + graph, flat.min()))
         flat = flat.astype(numpy.int32, copy=False)
     return flat
 
 
 def count_node_columns(examples, last_too=False):
-    """Return how many of the first columns of labels have a row for each atom.
-
-    Where all molecules have one size, a label of a molecule may have as many rows by chance: only a
-    column of one-dimensional integer arrays counts, unless it had the same shape in a batch of
-    molecules that differed in size, the last one that could tell; the last column, or one of
-    molecules of one atom, counts only with `last_too`.
-    """
+    """Return how many of the first columns of labels have a row for each atom."""
+    # Where all molecules have one size, a label of a molecule may have as many rows by chance: only
+    # a column of one-dimensional integer arrays counts, unless it had the same shape in a batch of
+    # molecules that differed in size, the last one that could tell; the last column, or one of
+    # molecules of one atom, counts only with `last_too`.
     one_size = len(set(examples.full_sizes)) == 1
     for i, column in enumerate(examples.labels):
         shapes = list(map(getattr, column, itertools.repeat('shape'), itertools.repeat(())))
@@ -103,9 +99,8 @@ def stack(column, name, position, sizes=None):
         hint = '; for one row per atom use CSRConverter(n_node_columns=%d)' % (position - 1)
     elif all(len(shape) == 1 for shape in shapes):
         hint = '; a second molecule needs another converter (docs/migration.md)'
-    raise ValueError(
-        '%s[...][%d]: expected labels of one shape, got %s%s' % (name, position, kinds, hint)
-    )
+    text = '%s[...][%d]: expected labels of one shape, got %s%s'
+    raise ValueError(text % (name, position, kinds, hint))
 
 
 def _joined(column):
@@ -129,10 +124,8 @@ def _columns(examples, name, first):
     n_columns = max(len(examples[0]), 2)
     if set(map(len, examples)) != {n_columns}:
         i, example = next((i, e) for i, e in enumerate(examples) if len(e) != n_columns)
-        raise ValueError(
-            '%s[%d]: expected a tuple (atoms, adj, label...) of %d elements, '
-            'got %d' % (name, first + i, n_columns, len(example))
-        )
+        text = '%s[%d]: expected a tuple (atoms, adj, label...) of %d elements, got %d'
+        raise ValueError(text % (name, first + i, n_columns, len(example)))
     return list(zip(*examples))
 
 
@@ -164,10 +157,8 @@ def _check_each(atoms, matrices, name, first):
     for i, (ids, matrix) in enumerate(zip(atoms, matrices)):
         for part in matrix if isinstance(matrix, list) else [matrix]:
             if not hasattr(ids, 'dtype') or not hasattr(part, 'shape'):
-                raise TypeError(
-                    '%s[%d]: expected arrays of atoms and adjacency, got %s and %s'
-                    % (name, first + i, type(ids).__name__, type(part).__name__)
-                )
+                text = '%s[%d]: expected arrays of atoms and adjacency, got %s and %s'
+                raise TypeError(text % (name, first + i, type(ids).__name__, type(part).__name__))
             if part.shape[-2:] != ids.shape[:1] * 2:
                 raise ValueError(
                     '%s[%d]: expected a row and a column of the adjacency for each '

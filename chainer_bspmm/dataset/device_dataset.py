@@ -58,22 +58,16 @@ class DeviceMolecules(Molecules):
         return self.host.item(i, column)
 
     def check(self, index):
-        """Return indices as :meth:`gather` needs them, int32; it would read outside of its arrays
-        for others than those of molecules.
-        """
+        """Return indices as :meth:`gather` needs them, int32; IndexError: one of no molecule."""
         least, most = index.min(), index.max()
         if least < 0 or most >= len(self):
-            raise IndexError(
-                'index: expected at least 0 and less than %d, the number of molecules, got %d'
-                % (len(self), least if least < 0 else most)
-            )
+            text = 'index: expected at least 0 and less than %d, the number of molecules, got %d'
+            raise IndexError(text % (len(self), least if least < 0 else most))
         return index.astype(numpy.int32)
 
     def batch(self, index, layout, padded_to=None, keep_padding=False):
-        """Gather molecules into a batch on the GPU, as `Molecules.batch`, with one copy to it.
-
-        Packed or folded, without rows for padding: `CSRConverter.locate` leaves others to `host`.
-        """
+        """Gather molecules into a batch on the GPU, as `Molecules.batch`, with one copy to it."""
+        # Packed or folded, without rows for padding: `CSRConverter.locate` leaves others to `host`.
         index = self.check(index)
         sizes, nnz = build.rows_of(self.sizes[index], layout), self.nnz[index]
         max_atom_id = None if self._max_ids is None else int(self._max_ids[index].max())

@@ -9,7 +9,6 @@ from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda.launch import device_of, run
 from chainer_bspmm.cuda.plans import kept, Launch, WARP
 
-
 GATHER_WARPS, MAX_GATHER_WARPS = 8, 16  # of a block
 GATHER_BLOCKS_PER_SM = 2  # each adds up the sizes of the whole batch
 
@@ -47,31 +46,15 @@ def gather_batch(source, index, buffers, padded_to=None):
     pairs = [(label, out, _item_bytes(out)) for label, out in zip(source.labels, buffers.labels)]
     with device_of(index):
         plan = gather_launch(index.size, kernels.device(index.data.device_id))
-        sizes = (
-            buffers.indptr.size - 1,
-            buffers.indices.size,
-            source.n_relations,
-            _item_bytes(source.atoms),
-            0 if source.data is None else source.data.itemsize,
-        )
+        n_rows, n_entries = buffers.indptr.size - 1, buffers.indices.size
+        data_bytes = 0 if source.data is None else source.data.itemsize
+        sizes = n_rows, n_entries, source.n_relations, _item_bytes(source.atoms), data_bytes
         for first in range(0, max(len(pairs), 1), 2):
             labels, outs, label_bytes = zip(*(pairs[first : first + 2] + 2 * [(None, None, 0)])[:2])
-            run(
-                'gather_batch',
-                index,
-                plan,
-                index,
-                *source[:-2],
-                *labels,
-                padded_to,
-                *buffers[:-1],
-                *outs,
-                *plan.arguments,
-                *map(numpy.int32, (*sizes, *label_bytes)),
-                storage='f',
-                LABELS_ONLY=first > 0,
-                FOLDED=padded_to is not None,
-            )
+            arrays = index, *source[:-2], *labels, padded_to, *buffers[:-1], *outs
+            numbers = *plan.arguments, *map(numpy.int32, (*sizes, *label_bytes))
+            defines = {'LABELS_ONLY': first > 0, 'FOLDED': padded_to is not None}
+            run('gather_batch', index, plan, *arrays, *numbers, storage='f', **defines)
 
 
 def _item_bytes(array):

@@ -34,16 +34,12 @@ def _of_edges(data, name, n_edge_types):
     if n_edge_types is None:
         return _counts(edges, n_nodes)
     if data.edge_attr is None:
-        raise ValueError(
-            '%s.edge_attr: expected the types of the edges, for n_edge_types = %d, got None'
-            % (name, n_edge_types)
-        )
+        text = '%s.edge_attr: expected the types of the edges, for n_edge_types = %d, got None'
+        raise ValueError(text % (name, n_edge_types))
     types = numpy.asarray(to_host(data.edge_attr))
     if types.shape != edges.shape[1:]:
-        raise ValueError(
-            '%s.edge_attr: expected a type for each of %d edges, got shape %s'
-            % (name, edges.shape[1], types.shape)
-        )
+        text = '%s.edge_attr: expected a type for each of %d edges, got shape %s'
+        raise ValueError(text % (name, edges.shape[1], types.shape))
     _check_range('%s.edge_attr' % name, types, n_edge_types, 'n_edge_types')
     return [_counts(edges[:, types == r], n_nodes) for r in range(n_edge_types)]
 
@@ -53,10 +49,8 @@ def _check_range(name, array, bound, what):
         raise ValueError('%s: expected integers, got %s' % (name, array.dtype))
     is_wrong = (array < 0) | (array >= bound)
     if is_wrong.any():
-        raise ValueError(
-            '%s: expected integers of at least 0 and less than %d, %s, got %d'
-            % (name, bound, what, array[is_wrong][0])
-        )
+        text = '%s: expected integers of at least 0 and less than %d, %s, got %d'
+        raise ValueError(text % (name, bound, what, array[is_wrong][0]))
 
 
 def _counts(edges, n_nodes):
@@ -72,9 +66,8 @@ def _of_coo(matrix, name):
         arrays = [array[0] for array in arrays]
     data, row, col = arrays
     if data.ndim != 1:
-        raise ValueError(
-            '%s.adj: expected the CooMatrix of one graph, got data of shape %s' % (name, data.shape)
-        )
+        text = '%s.adj: expected the CooMatrix of one graph, got data of shape %s'
+        raise ValueError(text % (name, data.shape))
     for part, array, n in ('row', row, matrix.shape[0]), ('col', col, matrix.shape[1]):
         _check_range('%s.adj.%s' % (name, part), array, n, 'its shape')
     return scipy.sparse.coo_matrix((data, (row, col)), matrix.shape)

@@ -133,9 +133,7 @@ class Molecules:
 
     @property
     def is_padding(self):
-        """Whether padding can be nothing else: it makes all of several molecules equally large, and
-        its id is that of no atom.
-        """
+        """Whether all of several molecules have one size with padding, whose id no atom has."""
         if self._is_padding is None:
             sizes = self.full_sizes
             are_equal = len(self) != 1 and bool((sizes == sizes[:1]).all())
@@ -158,39 +156,25 @@ class Molecules:
         rows for padding as well. Raises ValueError for more than 2**31 - 1 columns or entries.
         """
         sizes, nnz = self.sizes[index], self.nnz[index]
-        nodes = _ranges(self.starts[index], sizes)
-        entries = _ranges(self.entry_starts[index], nnz)
+        nodes = build.ranges(self.starts[index], sizes)
+        entries = build.ranges(self.entry_starts[index], nnz)
         atoms, row_nnz = self.atoms.take(nodes, axis=0), self.row_nnz.take(nodes)
         max_atom_id = int(atoms.max(initial=0)) if atoms.ndim == 1 else None
         n = self.padded_size(index, padded_to)
         full = self.full_sizes[index] if keep_padding else sizes
-        weights = build.row_weights(full, n) if layout == 'folded' else None
         rows = build.rows_of(full, layout, n)
-        row_offsets = build.starts_of(rows)
         if rows is not sizes:
-            atoms, row_nnz = spread((atoms, row_nnz), sizes, rows)
+            atoms, row_nnz = build.spread((atoms, row_nnz), sizes, rows)
         if layout == 'padded':
             atoms = atoms.reshape((index.size, rows[0]) + atoms.shape[1:])
-        validate.fits_int32('nodes times relations', int(row_offsets[-1]) * self.n_relations)
-        validate.fits_int32('non-zeros', entries.size)
-        col_offsets = row_offsets * self.n_relations
-        indptr = numpy.zeros(row_nnz.size + 1, numpy.int32)
-        # Without dtype NumPy would add in int64 and then copy.
-        numpy.cumsum(row_nnz, dtype=numpy.int32, out=indptr[1:])
-        col_offsets = col_offsets.astype(numpy.int32)
-        indices = self.columns.take(entries)
-        indices += numpy.repeat(col_offsets[:-1], nnz)
+        columns = self.columns.take(entries)
         adj = BatchedCSR._trusted(
-            indptr=indptr,
-            indices=indices,
+            **build.block_diagonal(rows, row_nnz, nnz, columns, self.n_relations),
             data=None if self.data is None else self.data.take(entries),
-            row_offsets=row_offsets.astype(numpy.int32),
-            col_offsets=col_offsets,
-            n_relations=self.n_relations,
             layout=layout,
             max_atom_id=max_atom_id,
             is_symmetric=self.is_symmetric(index),
-            row_weights=weights,
+            row_weights=build.row_weights(full, n) if layout == 'folded' else None,
             padded_to=padded_to,
         )
         return atoms, adj, [label[index] for label in self.labels]
@@ -215,9 +199,8 @@ class Molecules:
         n_labels = sum(name.startswith('label_') for name in names)
         expected = {'atoms', *INTEGERS, 'n_relations', *('label_%d' % i for i in range(n_labels))}
         if names - {'data'} != expected:
-            raise ValueError(
-                'expected the arrays of a SparseDataset, got %s' % ', '.join(sorted(names))
-            )
+            text = 'expected the arrays of a SparseDataset, got %s'
+            raise ValueError(text % ', '.join(sorted(names)))
         arrays = {'data': None, **{name: arrays[name] for name in names}}
         labels = [arrays.pop('label_%d' % i) for i in range(n_labels)]
         arrays['n_relations'] = int(arrays['n_relations'])
@@ -238,8 +221,8 @@ class Molecules:
 
     def take(self, index):
         """Return a copy of the molecules at an index, (k,) int64."""
-        nodes = _ranges(self.starts[index], self.sizes[index])
-        entries = _ranges(self.entry_starts[index], self.nnz[index])
+        nodes = build.ranges(self.starts[index], self.sizes[index])
+        entries = build.ranges(self.entry_starts[index], self.nnz[index])
         return Molecules(
             self.atoms[nodes],
             self.sizes[index],
@@ -253,11 +236,9 @@ class Molecules:
 
     @classmethod
     def from_examples(cls, examples, name='batch', first=0, strip=True):
-        """Make molecules, without labels, of what `dense_examples.gather` returns.
-
-        `strip`: trailing atoms of id 0 that have no entry in row or column are padding. Matrices of
-        SciPy have none: upstream pads arrays.
-        """
+        """Make molecules, without labels, of what `dense_examples.gather` returns."""
+        # `strip`: trailing atoms of id 0 that have no entry in row or column are padding. Matrices
+        # of SciPy have none: upstream pads arrays.
         entries = build.entries_of(examples.matrices)
         atoms = dense_examples.join_atoms(examples.atoms, name, first)
         row_nnz, columns = (
@@ -295,10 +276,8 @@ class Molecules:
         """Return the molecules of all parts, which must be alike in relations, atoms and labels."""
         kinds = {part._kind() for part in parts}
         if len(kinds) > 1:
-            raise ValueError(
-                'expected the same relations, features and labels throughout, got %s'
-                % ' and '.join(sorted(kinds))
-            )
+            text = 'expected the same relations, features and labels throughout, got %s'
+            raise ValueError(text % ' and '.join(sorted(kinds)))
         columns = {
             name: numpy.concatenate([getattr(part, name) for part in parts])
             for name in ('atoms', *INTEGERS)
@@ -353,10 +332,8 @@ def _check_array(name, array, kind, what='', length=None, least=None, ndims=(1,)
         raise ValueError('%s: expected %d items, %s, got %d' % (name, length, what, len(array)))
     if least is not None and (array < least).any():
         i = int((array < least).argmax())
-        raise ValueError(
-            '%s: expected at least %d at position %d, got %d'
-            % (name, numpy.broadcast_to(least, array.shape)[i], i, array[i])
-        )
+        text = '%s: expected at least %d at position %d, got %d'
+        raise ValueError(text % (name, numpy.broadcast_to(least, array.shape)[i], i, array[i]))
     if name in ('atoms', 'columns') and array.dtype.kind == 'i':
         validate.fits_int32(name, int(array.max(initial=0)))
 
@@ -367,23 +344,4 @@ def largest(values, starts, sizes):
     used = numpy.flatnonzero(sizes)
     if used.size:
         results[used] = numpy.maximum.reduceat(values, starts[used])
-    return results
-
-
-def _ranges(starts, lengths):
-    """Return starts[0], starts[0] + 1, ... (lengths[0] of them), then those of starts[1], ..."""
-    ends = numpy.cumsum(lengths)
-    ranges = numpy.repeat(starts - (ends - lengths), lengths)
-    ranges += numpy.arange(ranges.size)
-    return ranges
-
-
-def spread(arrays, sizes, counts):
-    """Return arrays with rows of zeros after the `sizes` of every molecule, up to `counts`."""
-    offsets = build.starts_of(counts)
-    place = _ranges(offsets[:-1], sizes)
-    results = []
-    for array in arrays:
-        results.append(numpy.zeros((offsets[-1],) + array.shape[1:], array.dtype))
-        results[-1][place] = array
     return results

@@ -57,7 +57,6 @@ ORDERS = frozenset(BOND_TYPES.values())
 RELATIONS = numpy.zeros(7, int)  # by twice the order
 RELATIONS[[int(2 * order) for order in BOND_TYPES.values()]] = range(4)
 
-
 # What the SMILES of a molecule without brackets, as RDKit writes them, has for its atoms, after
 # Cl and Br have become their atomic numbers, and what it has besides them.
 SYMBOLS = bytes.maketrans(
@@ -98,11 +97,9 @@ def _atomic_numbers(canonical, mol):
 
 
 def _bonds(mol, n_relations, is_plain):
-    """Return the entries of the adjacency of n atoms, both directions of each bond, as two arrays.
-
-    Places ``row * n + column``; orders, one of ORDERS each if they matter (n_relations > 1).
-    `is_plain`: the order of a bond tells its type.
-    """
+    """Return the entries of the adjacency, both directions of each bond, as two arrays."""
+    # Places ``row * n + column``; orders, one of ORDERS each if they matter (n_relations > 1).
+    # `is_plain`: the order of a bond tells its type.
     from rdkit.Chem import rdmolops
 
     n = mol.GetNumAtoms()
@@ -188,12 +185,9 @@ def _molecules(graphs, preprocessor, kind):
 
 
 def _super_nodes(molecules, relation, kind):
-    """Return the features of each molecule's super node, (M, F) float32.
-
-    Sizes, sum of the adjacency; for each relation the largest value and its share of the sum; for
-    each atomic number from 1 on, whether it occurs and its share of the atoms. Those of Chainer
-    Chemistry's ``construct_supernode_feature``, sums taken in float64.
-    """
+    """Return what ``construct_supernode_feature`` does of each molecule, (M, F) float32."""
+    # Sizes, sum of the adjacency; for each relation the largest value and its share of the sum; for
+    # each atomic number from 1 on, whether it occurs and its share of the atoms.
     n, n_atoms, n_relations = len(molecules), molecules.sizes, kind.n_relations
     place = numpy.repeat(numpy.arange(n), molecules.nnz) * n_relations + relation
     values = numpy.ones(place.size) if molecules.data is None else molecules.data
@@ -253,9 +247,8 @@ def preprocessor_of(argument, method):
     try:
         from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
     except ImportError as error:
-        raise ImportError(
-            '%s: SMILES need RDKit: pip install rdkit (%s)' % (argument, error)
-        ) from error
+        text = '%s: SMILES need RDKit: pip install rdkit (%s)'
+        raise ImportError(text % (argument, error)) from error
     if isinstance(method, str):
         if method not in preprocess_method_dict:
             known = [key for key, kind in preprocess_method_dict.items() if kind.__name__ in KINDS]
@@ -268,10 +261,8 @@ def preprocessor_of(argument, method):
             'then use to_sparse' % (argument, ', '.join(KINDS), name)
         )
     if method.out_size >= 0 and (KINDS[name].n_relations == 5 or KINDS[name].super_node):
-        raise ValueError(
-            '%s: expected out_size=-1, as %s fails for molecules that are padded, got '
-            '%d' % (argument, name, method.out_size)
-        )
+        text = '%s: expected out_size=-1, as %s fails for molecules that are padded, got %d'
+        raise ValueError(text % (argument, name, method.out_size))
     return method
 
 
@@ -310,9 +301,8 @@ def parse(smiles, preprocessor, n_processes=None, for_models=False):
             first, future = waiting.popleft()
             yield future.result()
     except concurrent.futures.process.BrokenProcessPool as error:
-        raise RuntimeError(
-            'smiles: a process died while parsing those at positions %d to %d' % (first, n_read - 1)
-        ) from error
+        text = 'smiles: a process died while parsing those at positions %d to %d'
+        raise RuntimeError(text % (first, n_read - 1)) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -386,9 +376,8 @@ def from_smiles(
         raise TypeError('smiles: expected a sequence of SMILES, got one: %r' % smiles)
     smiles = list(smiles)
     if labels is not None and len(labels) != len(smiles):
-        raise ValueError(
-            'labels: expected one for each of the %d SMILES, got %d' % (len(smiles), len(labels))
-        )
+        text = 'labels: expected one for each of the %d SMILES, got %d'
+        raise ValueError(text % (len(smiles), len(labels)))
     if n_processes is not None:
         n_processes = validate.count('n_processes', n_processes, 1)
     file = cache_files.path_for(smiles, preprocessor) if cache else None

@@ -75,10 +75,8 @@ class SparseDataset(Selection, NumpyTupleDataset):
                 index = slice(0)
             order = self.order[index]
             if order.ndim != 1:
-                raise IndexError(
-                    'index: expected an int, a slice, or one dimension of indices, '
-                    'got shape %s' % (numpy.shape(index),)
-                )
+                text = 'index: expected an int, a slice, or one dimension of indices, got shape %s'
+                raise IndexError(text % (numpy.shape(index),))
             return SparseDataset(self.molecules, order)
         if self._numbers is None:
             self._numbers = self.order.tolist()

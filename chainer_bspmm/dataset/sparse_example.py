@@ -64,11 +64,8 @@ def no_array(thing):
 
 
 def locate(batch):
-    """Return the `Molecules` that all examples of a batch are from, and their indices.
-
-    Examples of several sets, such as those that came from other processes, are merged into one.
-    None unless all are `SparseExample` instances and there is at least one.
-    """
+    """Return the `Molecules` that all examples of a batch are from, and their indices, or None."""
+    # Examples of several sets, such as those that came from other processes, are merged into one.
     if isinstance(batch, Selection) and len(batch):
         return batch.molecules, batch.order
     if set(map(type, batch)) != {SparseExample}:

@@ -11,11 +11,9 @@ from chainer_bspmm.ops.embed_rows import embed_rows
 
 
 def embed_atoms(embed, atom_array, adj, any_width=False):
-    """Return (n_rows, channels) node features of atom ids; features pass through, flattened.
-
-    These are as wide as the embedding, or of `any_width`. Ids are checked by the batch's stored
-    maximum, or if that is unknown by the array itself, which synchronises if it is on a device.
-    """
+    """Return (n_rows, channels) node features of atom ids; features pass through, flattened."""
+    # These are as wide as the embedding, or of `any_width`. Ids are checked by the batch's stored
+    # maximum, or if that is unknown by the array itself, which synchronises if it is on a device.
     check.adjacency(adj)
     if not isinstance(atom_array, chainer.get_array_types() + (chainer.Variable,)):
         raise TypeError('atom_array: expected an array, got %s' % type(atom_array).__name__)
@@ -30,20 +28,16 @@ def embed_atoms(embed, atom_array, adj, any_width=False):
     n_atom_types, n_channels = embed.W.shape
     if not is_ids:
         if flat.shape[1] != n_channels and not any_width:
-            raise ValueError(
-                'atom_array: expected features of %d channels, got shape %s'
-                % (n_channels, atom_array.shape)
-            )
+            text = 'atom_array: expected features of %d channels, got shape %s'
+            raise ValueError(text % (n_channels, atom_array.shape))
         return chainer.as_variable(flat)
     largest, smallest = adj.max_atom_id, 0
     if largest is None and flat.size:
         array = cuda.to_cpu(chainer.as_array(flat))
         largest, smallest = int(array.max()), int(array.min())
     if largest is not None and not (0 <= smallest and largest < n_atom_types):
-        raise ValueError(
-            'atom_array: expected ids in [0, %d), the size of the embedding, got %d'
-            % (n_atom_types, smallest if smallest < 0 else largest)
-        )
+        text = 'atom_array: expected ids in [0, %d), the size of the embedding, got %d'
+        raise ValueError(text % (n_atom_types, smallest if smallest < 0 else largest))
     return embed_ids(embed, chainer.as_array(flat))
 
 

@@ -10,7 +10,6 @@ from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.validate import one_of
 
-
 MODES = ('sum', 'max', 'summax')
 
 

@@ -23,9 +23,8 @@ class GGNNUpdate(Update, ggnn_update.GGNNUpdate):
     @staticmethod
     def check(link):
         if type(link.update_layer) is not chainer.links.GRU:
-            raise ValueError(
-                'update_layer: expected a chainer.links.GRU, got %r' % (link.update_layer,)
-            )
+            text = 'update_layer: expected a chainer.links.GRU, got %r'
+            raise ValueError(text % (link.update_layer,))
 
     def _update(self, h, adj, **kwargs):
         message = relation_linear(adj, h, *parameters_of(self.graph_linear, h.shape[1]))

@@ -25,10 +25,8 @@ class GNNFiLMUpdate(Update, gnn_film_update.GNNFiLMUpdate):
     @staticmethod
     def check(link):
         if type(link.norm_layer) is not chainer.links.LayerNormalization:
-            raise ValueError(
-                'norm_layer: expected a chainer.links.LayerNormalization, got %r'
-                % (link.norm_layer,)
-            )
+            text = 'norm_layer: expected a chainer.links.LayerNormalization, got %r'
+            raise ValueError(text % (link.norm_layer,))
 
     def _update(self, h, adj):
         W, W_g = (parameters_of(layer, h.shape[1])[0] for layer in (self.W_linear, self.W_g))

@@ -70,9 +70,7 @@ class GraphConvolution(chainer.Link):
         """
         check.adjacency(adj)
         if adj.n_relations != self.n_relations:
-            raise ValueError(
-                'adj: expected %d relations, the n_relations of the link, got %r'
-                % (self.n_relations, adj)
-            )
+            text = 'adj: expected %d relations, the n_relations of the link, got %r'
+            raise ValueError(text % (self.n_relations, adj))
         self._initialize(x.shape[-1])
         return relation_linear(adj, x, self.W, self.b)

@@ -43,10 +43,8 @@ def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
 
 
 def gated_step(gru, x, message):
-    """Take a step of a GRU with input ``[x, message]``, as one node, and keep the state.
-
-    A message may have no columns. Hooks of the GRU are not called, those of its layers refused.
-    """
+    """Take a step of a GRU with input ``[x, message]`` as one node, and keep the state."""
+    # Hooks of the GRU are not called, those of its layers refused.
     n_inputs = x.shape[1] + message.shape[1]
     # In the order of the link's own call, so that one seed gives the same parameters.
     update, candidate = (parameters_of(layer, n_inputs) for layer in (gru.W_z, gru.W))
@@ -68,11 +66,3 @@ def parameters_of(linear, n_inputs):
     if linear.W.array is None:
         linear.W.initialize((linear.out_size, n_inputs))
     return linear.W, linear.b
-
-
-def zero_unused(linear, n_inputs):
-    """Give a layer that is never called weights of 0: None would break optimizers and snapshots."""
-    if linear.W.array is None:
-        linear.W.initializer = chainer.initializers.Zero()
-        linear.W.initialize((linear.out_size, n_inputs))
-        linear.cleargrads()

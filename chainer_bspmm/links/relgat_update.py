@@ -7,7 +7,6 @@ from chainer_bspmm.links.update import Update
 from chainer_bspmm.ops.relation_attention import relation_attention
 from chainer_bspmm.sparse.validate import one_of
 
-
 MODES = ('across', 'within')
 
 
@@ -39,14 +38,6 @@ class RelGATUpdate(Update, relgat_update.RelGATUpdate):
     def _update(self, h, adj, **kwargs):
         messages = linear_rows(self.message_layer, h)
         W, b = parameters_of(self.attention_layer, 2 * self.out_channels)
-        return relation_attention(
-            adj,
-            messages,
-            W,
-            b,
-            self.n_heads,
-            self.softmax_mode == 'within',
-            self.concat_heads,
-            self.negative_slope,
-            self.dropout_ratio,
-        )
+        within, ratio = self.softmax_mode == 'within', self.dropout_ratio
+        options = within, self.concat_heads, self.negative_slope, ratio
+        return relation_attention(adj, messages, W, b, self.n_heads, *options)

@@ -56,10 +56,7 @@ class Sparse:
 
     @classmethod
     def swaps(cls, link: chainer.Link) -> list[tuple[chainer.Link, type]]:
-        """Return the link and its parts, each with its sparse class, after a check of all.
-
-        If one has no sparse form, ValueError names its path first.
-        """
+        """Return the link and its parts, each with its sparse class, or raise ValueError."""
         cls.check(link)
         pairs = [(link, cls)]
         for name, kinds in cls.parts.items():
@@ -81,7 +78,5 @@ def swaps_at(path: str, link: chainer.Link, kinds: tuple[type[Sparse], ...]):
                 return kind.swaps(link)
             except ValueError as error:
                 raise ValueError('%s.%s' % (path, error)) from None
-    raise ValueError(
-        "%s: expected Chainer Chemistry's %s, got %r"
-        % (path, ' or '.join(kind.__name__ for kind in kinds), link)
-    )
+    text = "%s: expected Chainer Chemistry's %s, got %r"
+    raise ValueError(text % (path, ' or '.join(kind.__name__ for kind in kinds), link))

@@ -34,15 +34,11 @@ class Update(Sparse):
         n_relations = getattr(self, 'n_edge_types', None)
         if n_relations is None:
             if adj.n_cols != adj.n_rows:
-                raise ValueError(
-                    'adj: expected a matrix of one relation, with a column for each node, got %r'
-                    % adj
-                )
+                text = 'adj: expected a matrix of one relation, with a column for each node, got %r'
+                raise ValueError(text % adj)
         elif adj.n_relations != n_relations:
-            raise ValueError(
-                'adj: expected %d relations, the n_edge_types of the link, got %r'
-                % (n_relations, adj)
-            )
+            text = 'adj: expected %d relations, the n_edge_types of the link, got %r'
+            raise ValueError(text % (n_relations, adj))
         lead = h.shape[:-1]
         if lead == (adj.n_rows,):
             return self._update(h, adj, *args, **kwargs)

@@ -6,10 +6,10 @@ import chainer
 from chainer import functions
 from chainer_chemistry.models import gin
 
+from chainer_bspmm.compat.chemistry_repairs import zero_unused
 from chainer_bspmm.links.embed import embed_atoms
 from chainer_bspmm.links.ggnn_readout import ScatterGGNNReadout
 from chainer_bspmm.links.gin_update import GINSparseUpdate, GINUpdate
-from chainer_bspmm.links.linear import zero_unused
 from chainer_bspmm.links.mlp import MLP
 from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.models.message_passing import MessagePassing
@@ -41,14 +41,9 @@ class GIN(MessagePassing, gin.GIN):
         width = link.update_layers[-1].graph_mlp.layers[-1].out_size
         is_repeated = link.weight_tying and link.n_update_layers > 1
         if width != link.hidden_channels and (is_repeated or not link.node_embedding):
-            raise ValueError(
-                'out_channels: expected hidden_channels = %d, the width that %s, got %d'
-                % (
-                    link.hidden_channels,
-                    'the tied update takes' if is_repeated else "the readout's parameters have",
-                    width,
-                )
-            )
+            which = 'the tied update takes' if is_repeated else "the readout's parameters have"
+            text = 'out_channels: expected hidden_channels = %d, the width that %s, got %d'
+            raise ValueError(text % (link.hidden_channels, which, width))
 
     def forward(
         self, atom_array: Any, adj: BatchedCSR, is_real_node: Any = None

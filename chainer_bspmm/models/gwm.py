@@ -6,8 +6,8 @@ import chainer
 from chainer import functions
 from chainer_chemistry.models.gwm import gwm_graph_conv_model, gwm_net
 
+from chainer_bspmm.compat.chemistry_repairs import zero_unused
 from chainer_bspmm.links.gwm import GWM
-from chainer_bspmm.links.linear import zero_unused
 from chainer_bspmm.links.sparse import swaps_at
 from chainer_bspmm.models.graph_conv_model import GraphConvModel
 from chainer_bspmm.sparse import BatchedCSR
@@ -53,15 +53,11 @@ class GWMGraphConvModel(GraphConvModel, gwm_graph_conv_model.GWMGraphConvModel):
         if not self.with_gwm:
             return self._convolve(h, h, adj, is_real_node)
         if not isinstance(super_node, chainer.get_array_types() + (chainer.Variable,)):
-            raise TypeError(
-                'super_node: expected an array of a row for each molecule, got %s'
-                % type(super_node).__name__
-            )
+            text = 'super_node: expected an array of a row for each molecule, got %s'
+            raise TypeError(text % type(super_node).__name__)
         if super_node.ndim != 2 or len(super_node) != adj.n_graphs:
-            raise ValueError(
-                'super_node: expected shape (%d, n_features) to go with %r, got %s'
-                % (adj.n_graphs, adj, super_node.shape)
-            )
+            text = 'super_node: expected shape (%d, n_features) to go with %r, got %s'
+            raise ValueError(text % (adj.n_graphs, adj, super_node.shape))
         g = self.embed_super(super_node)
 
         def mix(h, h_new, index):

@@ -28,10 +28,8 @@ class MPNN(MessagePassing, mpnn.MPNN):
     @staticmethod
     def check(link):
         if link.message_func != 'ggnn':
-            raise ValueError(
-                "message_func: expected 'ggnn', got %r, which %s.\n%s"
-                % (link.message_func, EDGENET, UNSWAPPED)
-            )
+            text = "message_func: expected 'ggnn', got %r, which %s.\n%s"
+            raise ValueError(text % (link.message_func, EDGENET, UNSWAPPED))
 
     def forward(self, atom_array: Any, adj: BatchedCSR) -> Variable:
         """Predict, as :meth:`MessagePassing.forward`; all nodes count in the readout."""

@@ -33,18 +33,15 @@ class RelationalModel(SparseModel):
         if is_ids != (self.input_type == 'int'):
             expected = 'features' if is_ids else 'atom ids'
             dtype = getattr(x, 'dtype', type(x).__name__)
-            raise ValueError(
-                "x: expected %s with input_type='%s', got %s" % (expected, self.input_type, dtype)
-            )
+            text = "x: expected %s with input_type='%s', got %s"
+            raise ValueError(text % (expected, self.input_type, dtype))
         if is_ids:
             return embed_atoms(self.embed, x, adj)
         check.adjacency(adj)
         lead = node_shape(adj)
         if x.shape[:-1] != lead:
-            raise ValueError(
-                'x: expected shape %s and one more dimension to go with %r, got %s'
-                % (lead, adj, x.shape)
-            )
+            text = 'x: expected shape %s and one more dimension to go with %r, got %s'
+            raise ValueError(text % (lead, adj, x.shape))
         return linear_rows(self.embed, x.reshape((adj.n_rows, x.shape[-1])))
 
 

@@ -1,8 +1,6 @@
-"""Chainer Chemistry's saliency calculators, and inputs that are kept, on sparse batches.
-
-Upstream's code takes arrays that are padded to one number of atoms: so a calculator gets sparse
-batches as such arrays, and a swapped model is upstream's while it runs.
-"""
+"""Chainer Chemistry's saliency calculators, and inputs that are kept, on sparse batches."""
+# Upstream's code takes arrays that are padded to one number of atoms: so a calculator gets sparse
+# batches as such arrays, and a swapped model is upstream's while it runs.
 
 import contextlib
 import functools
@@ -47,10 +45,7 @@ def _batch_in(inputs):
 
 
 def _dense(inputs):
-    """Return inputs as upstream has them: arrays (n_graphs, N, ...), 0 for phantom atoms.
-
-    Those of a sparse batch are rows, (n_rows, ...), up to and including the node columns.
-    """
+    """Return inputs as upstream has them: arrays (n_graphs, N, ...), 0 for phantom atoms."""
     adj = _batch_in(inputs)
     if adj is None:
         return inputs

@@ -19,12 +19,8 @@ from chainer_bspmm.models.sparsify import sparsify
 
 LABELLED = ('', '_wle', '_cwle', '_gwle')  # with Weisfeiler-Lehman labels, as atoms or in addition
 VARIANTS = {
-    'nfp': LABELLED + ('_gwm',),
-    'ggnn': LABELLED + ('_gwm',),
-    'rsgcn': LABELLED + ('_gwm',),
-    'gin': LABELLED + ('_gwm',),
-    'relgcn': LABELLED,
-    'relgat': LABELLED,
+    **dict.fromkeys(('nfp', 'ggnn', 'rsgcn', 'gin'), LABELLED + ('_gwm',)),
+    **dict.fromkeys(('relgcn', 'relgat'), LABELLED),
     'gnnfilm': ('',),
 }
 METHODS = tuple(base + variant for base, variants in VARIANTS.items() for variant in variants)
@@ -82,23 +78,12 @@ def set_up_predictor(
         <class 'chainer_bspmm.models.rsgcn.RSGCN'>
     """
     if method in REFUSED:
-        raise ValueError(
-            'method: %r %s.\n%s. %s' % (method, REFUSALS[REFUSED[method]], UNSWAPPED, LISTED)
-        )
+        text = 'method: %r %s.\n%s. %s'
+        raise ValueError(text % (method, REFUSALS[REFUSED[method]], UNSWAPPED, LISTED))
     known = METHODS + EDGE_LIST_METHODS + ('mpnn',)
     if method not in known:
         methods = ', '.join(map(repr, known))
         raise ValueError('method: expected one of %s, got %r' % (methods, method))
-    return sparsify(
-        set_up_dense_predictor(
-            method,
-            n_unit,
-            conv_layers,
-            class_num,
-            label_scaler,
-            postprocess_fn,
-            n_atom_types,
-            conv_kwargs,
-            n_wle_types,
-        )
-    )
+    sizes = n_unit, conv_layers, class_num
+    others = label_scaler, postprocess_fn, n_atom_types, conv_kwargs, n_wle_types
+    return sparsify(set_up_dense_predictor(method, *sizes, *others))

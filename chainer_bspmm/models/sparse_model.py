@@ -43,18 +43,13 @@ class SparseModel(Sparse):
         elif self.trained_with is not None and self._padding_counts() and self not in _warned:
             _warned.add(self)
             layout, padded_to = self.trained_with
+            before, now = (_size(n, layout == used[0]) for n in (padded_to, used[1]))
+            given = 'padded' if adj.layout == 'unfolded' else adj.layout
+            option = '' if padded_to is None else ', padded_to=%d' % padded_to
             warn(
                 '%s was trained on %s batches%s and predicts on %s ones%s: its predictions may be '
                 "far off; use CSRConverter(layout='%s'%s)"
-                % (
-                    type(self).__name__,
-                    layout,
-                    _size(padded_to, layout == used[0]),
-                    'padded' if adj.layout == 'unfolded' else adj.layout,
-                    _size(used[1], layout == used[0]),
-                    layout,
-                    '' if padded_to is None else ', padded_to=%d' % padded_to,
-                )
+                % (type(self).__name__, layout, before, given, now, layout, option)
             )
 
     def serialize(self, serializer):

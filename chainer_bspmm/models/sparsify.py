@@ -95,10 +95,8 @@ def densify(model: Link) -> Link:
         if isinstance(link, Sparse):
             kind, path = type(link), 'model' + path.rstrip('/').replace('/', '.')
             if 'upstream' not in vars(kind):
-                raise ValueError(
-                    '%s: got %s, a subclass of a sparse link, which has no dense form'
-                    % (path, _full_name(kind))
-                )
+                text = '%s: got %s, a subclass of a sparse link, which has no dense form'
+                raise ValueError(text % (path, _full_name(kind)))
             if kind is RSGCN and not isinstance(link.readout, GeneralReadout.upstream):
                 raise ValueError(
                     '%s.readout: expected a GeneralReadout to go back, got %r, which is called '

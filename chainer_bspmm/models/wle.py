@@ -40,10 +40,8 @@ class WLEGraphConvModel(GraphConvModel):
 
 def _labels(wle_array, adj, n_wle_types):
     if not isinstance(wle_array, chainer.get_array_types()):
-        raise TypeError(
-            'wle_array: expected an array of a label for each atom, got %s'
-            % type(wle_array).__name__
-        )
+        text = 'wle_array: expected an array of a label for each atom, got %s'
+        raise TypeError(text % type(wle_array).__name__)
     shape = node_shape(adj)
     per_graph = adj.n_graphs, adj.max_rows - (adj.layout == 'folded')
     # A converter cannot tell the last column of molecules of one size from labels of molecules.
@@ -62,10 +60,8 @@ def _labels(wle_array, adj, n_wle_types):
     if isinstance(wle_array, numpy.ndarray) and wle_array.size:
         smallest, largest = int(wle_array.min()), int(wle_array.max())
         if smallest < 0 or largest >= n_wle_types:
-            raise ValueError(
-                'wle_array: expected labels in [0, %d), n_wle_types, got %d'
-                % (n_wle_types, smallest if smallest < 0 else largest)
-            )
+            text = 'wle_array: expected labels in [0, %d), n_wle_types, got %d'
+            raise ValueError(text % (n_wle_types, smallest if smallest < 0 else largest))
     return wle_array.reshape(-1)
 
 

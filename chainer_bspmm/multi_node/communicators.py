@@ -93,9 +93,8 @@ def _check_nccl(name):
     from chainermn import nccl
 
     if not cuda.available:
-        raise RuntimeError(
-            "communicator_name: '%s' needs GPUs, and CuPy finds none; use 'naive' on CPUs" % name
-        )
+        text = "communicator_name: '%s' needs GPUs, and CuPy finds none; use 'naive' on CPUs"
+        raise RuntimeError(text % name)
     if not nccl._available:
         raise RuntimeError(
             "communicator_name: '%s' needs NCCL, which CuPy does not find; the extras cuda12 and "

@@ -24,10 +24,7 @@ _process = None  # the one that end_all_on_error was installed in
 
 
 def end_all_on_error():
-    """Let an uncaught exception, and ``sys.exit`` with an error, end all ranks of this MPI run.
-
-    The traceback comes first, then a line with rank, host and error.
-    """
+    """Let an uncaught exception, and ``sys.exit`` with an error, end all ranks of this MPI run."""
     global _process
     if _process == os.getpid():
         return

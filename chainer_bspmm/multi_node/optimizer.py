@@ -52,11 +52,9 @@ class Weighted:
         return self
 
     def update(self, lossfun=None, *args, **kwds):
-        """Do ``chainer.Optimizer.update`` on the batches of all ranks.
-
-        Without a loss function gradients are given, and all ranks count alike; nothing is updated
-        where parameters had to be sent first.
-        """
+        """Do ``chainer.Optimizer.update`` on the batches of all ranks."""
+        # Without a loss function gradients are given, and all ranks count alike; nothing is updated
+        # where parameters had to be sent first.
         if lossfun is None:
             if self.known is None:
                 self._take_part()
@@ -162,11 +160,9 @@ class Weighted:
 
 
 def _mean_on_host(comm, params, share):
-    """Replace gradients by ``sum_i(share_i * g_i)`` over all ranks, as new arrays.
-
-    ChainerMN's `naive` sends one message for each parameter, and waits for each. All ranks have the
-    same ones, on the host. float16 is sent as float32, which MPI can add.
-    """
+    """Replace gradients by ``sum_i(share_i * g_i)`` over all ranks, as new arrays."""
+    # ChainerMN's `naive` sends a message for each parameter, and waits for each. float16 is sent as
+    # float32, which MPI can add.
     from mpi4py import MPI
 
     of_dtype = {}

@@ -12,11 +12,8 @@ from chainer_bspmm.user_code import is_user_code
 
 
 def agree(comm, optimizer):
-    """Give all ranks the parameters, persistent values and optimizer state of one of them.
-
-    Of rank 0; if it lacks parameters, because no batch has made them, of the first that has most.
-    Nothing is sent if all have the same, such as after resuming. ValueError: they do not fit.
-    """
+    """Give all ranks parameters, persistent values and optimizer state of one, if they differ."""
+    # Of rank 0; if it lacks parameters, because no batch has made them, of the first that has most.
     table = {path: _shape(param) for path, param in optimizer.target.namedparams()}
     tables = comm.mpi_comm.allgather((table, _settings(optimizer), int(optimizer.t)))
     for rank, other in enumerate(tables):

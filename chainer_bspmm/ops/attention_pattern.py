@@ -71,19 +71,12 @@ class AttentionPattern:
             )
 
     def gathers(self, adj, n_heads):
-        """Return the matrix that adds, for every entry, column 0 of its source, 1 of its receiver.
-
-        ``adj``, with which the pattern is kept, is not stored: it would make a cycle.
-        """
-        return gathering(
-            adj,
-            adj.xp.stack((2 * self.sources, 2 * self.receivers + 1), axis=1),
-            adj.indptr[adj.row_offsets] * n_heads,
-            adj.col_offsets * (2 * n_heads),
-            adj.max_nnz * n_heads,
-            adj.max_cols * 2 * n_heads,
-            2 * adj.n_cols * n_heads,
-        )
+        """Return the matrix that adds, for an entry, column 0 of its source, 1 of its receiver."""
+        # ``adj``, with which the pattern is kept, is not stored: it would make a cycle.
+        columns = adj.xp.stack((2 * self.sources, 2 * self.receivers + 1), axis=1)
+        starts, n_scores = adj.indptr[adj.row_offsets], 2 * n_heads
+        sizes = adj.max_nnz * n_heads, adj.max_cols * n_scores, adj.n_cols * n_scores
+        return gathering(adj, columns, starts * n_heads, adj.col_offsets * n_scores, *sizes)
 
 
 # The arrays of a pattern, by NumPy or in one launch. On a device it is made in every captured step.

@@ -174,17 +174,14 @@ def _gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
 
 
 def batch_norm(adj, link, h):
-    """Normalise node features, (n_rows, n_channels), over the rows of a batch, as ``link`` does.
-
-    In training, mean, variance and running averages count every row ``adj.row_weights`` times,
-    spare rows not at all. Rows that are ignored get 0 and no gradient, even if they hold NaN.
-    Without weights and spare rows all is left to the link; with them it is one node, and neither
-    link hooks nor an overridden ``__call__`` are called. float16 is calculated in float32.
-
-    A MultiNodeBatchNormalization of ChainerMN counts the rows of all ranks' batches in the same way
-    (its own forward pass counts every rank alike). Its gradients are for the mean over ranks that
-    `multi_node.optimizer` takes.
-    """
+    """Normalise node features, (n_rows, n_channels), over the rows of a batch, as ``link`` does."""
+    # In training, mean, variance and running averages count every row ``adj.row_weights`` times,
+    # spare rows not at all. Rows that are ignored get 0 and no gradient, even if they hold NaN.
+    # Without weights and spare rows all is left to the link; with them it is one node, and neither
+    # link hooks nor an overridden ``__call__`` are called. A MultiNodeBatchNormalization of
+    # ChainerMN counts the rows of all ranks' batches in the same way (its own forward pass counts
+    # every rank alike). Its gradients are for the mean over ranks that `multi_node.optimizer`
+    # takes.
     dense = chainer.links.BatchNormalization
     # Of ChainerMN, which is not imported where it is not used.
     comm = None if isinstance(link, dense) else getattr(link, 'comm', None)
@@ -205,10 +202,8 @@ def batch_norm(adj, link, h):
     if link.avg_mean is None:
         link._initialize_params(h.shape[1:])
     if h.shape != (adj.n_rows,) + link.avg_mean.shape:
-        raise ValueError(
-            'h: expected shape %s to go with %r and the link, got %s'
-            % ((adj.n_rows,) + link.avg_mean.shape, adj, h.shape)
-        )
+        text = 'h: expected shape %s to go with %r and the link, got %s'
+        raise ValueError(text % ((adj.n_rows,) + link.avg_mean.shape, adj, h.shape))
     weights = adj.row_weights
     if weights is None:  # 0 for spare rows
         xp = adj.xp
@@ -220,18 +215,14 @@ def batch_norm(adj, link, h):
 
 
 def batch_norm_of_ranks(link, x, finetune=False):
-    """Normalise an array (n, c, ...) of any rows over the batches of all ranks, in training.
-
-    What a MultiNodeBatchNormalization of ChainerMN does outside of graphs, with the gradients of
-    :func:`batch_norm`: those of ChainerMN's own count every rank alike. `finetune`: running
-    averages are means of all batches since ``link.start_finetuning()``.
-    """
+    """Normalise an array (n, c, ...) of any rows over the batches of all ranks, in training."""
+    # What a MultiNodeBatchNormalization of ChainerMN does outside of graphs, with the gradients of
+    # :func:`batch_norm`. `finetune`: running averages are means of all batches since
+    # ``link.start_finetuning()``.
     n_axes = link.avg_mean.ndim
     if x.shape[1 : 1 + n_axes] != link.avg_mean.shape:
-        raise ValueError(
-            'x: expected shape (n, %s, ...), got %s'
-            % (', '.join(map(str, link.avg_mean.shape)), x.shape)
-        )
+        text = 'x: expected shape (n, %s, ...), got %s'
+        raise ValueError(text % (', '.join(map(str, link.avg_mean.shape)), x.shape))
     decay = link.decay
     if finetune:
         link.N += 1
@@ -247,19 +238,15 @@ def batch_norm_of_ranks(link, x, finetune=False):
 
 def _normalise(link, h, weights, decay, comm):
     """Return h (n, c) normalised as a link in training does it, with weights of rows."""
-    gamma, beta = (
-        _constant(link, value) if getattr(link, name, None) is None else getattr(link, name)
-        for name, value in (('gamma', 1), ('beta', 0))
-    )
+    gamma, beta = getattr(link, 'gamma', None), getattr(link, 'beta', None)
+    with chainer.using_device(link.device):  # of a link that has none
+        if gamma is None:
+            gamma = link.xp.ones(link.avg_mean.shape, link._highprec_dtype)
+        if beta is None:
+            beta = link.xp.zeros(link.avg_mean.shape, link._highprec_dtype)
     parts = gamma, beta, link.avg_mean, link.avg_var
     gamma, beta, *running = (part.reshape(h.shape[1]) for part in parts)
     if chainer.config.in_recomputing:
         running = None
     node = WeightedBatchNorm(weights, link.eps, decay, running, Ranks(comm))
     return node.apply((h, gamma, beta))[0]
-
-
-def _constant(link, value):
-    """Return what stands for a parameter that the link does not have."""
-    with chainer.using_device(link.device):
-        return link.xp.full(link.avg_mean.shape, value, link._highprec_dtype)

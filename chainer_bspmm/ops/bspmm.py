@@ -19,7 +19,6 @@ from chainer_bspmm.ops.node import apply_untracked
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.build import values_of
 
-
 AHEAD = 3  # entries of a row whose loads are issued together; molecules have two to four
 AHEAD_LONG = 5  # the same for longer rows, where that leaves enough threads
 
@@ -78,10 +77,7 @@ NARROW = 8  # vectors per row; below, two vectors per thread would leave warps h
 def bspmm_launch(
     n_rows, n_cols, nnz, n_channels, width, itemsize, device, algorithm='auto', piece=0
 ) -> plans.Launch:
-    """Plan a product on a GPU: a small model of what was measured, not a table of it.
-
-    Unless `piece`, of :func:`piece_length`, is 0, the plan is for :func:`with_pieces`.
-    """
+    """Plan a product on a GPU by a small model of what was measured, not a table of it."""
     n_vectors = n_channels // width
     work = n_rows * n_vectors / device.n_sms
     length = nnz / n_rows
@@ -138,11 +134,9 @@ RESIDENT = 1024  # threads of a multiprocessor
 
 
 def piece_length(n_rows, n_cols, nnz, longest, n_vectors, device) -> int:
-    """Return the most entries of a row that a thread walks, or 0 where it walks rows of any length.
-
-    Pieces are no shorter than a row has of them: a thread walks their sums, too. Nor are there so
-    many that their sums take more than twice the memory of both features. `longest` is a bound.
-    """
+    """Return the most entries of a row that a thread walks, or 0: it walks rows of any length."""
+    # Pieces are no shorter than a row has of them: a thread walks their sums, too. Nor are there so
+    # many that their sums take more than twice the memory of both features. `longest` is a bound.
     longest = min(longest, nnz)
     if longest <= plans.LONG_ROW:
         return 0
@@ -215,18 +209,15 @@ def check_bspmm(adj, arrays):
     else:
         check.on_device('data', data, adj)
         if data.shape != (adj.nnz,):
-            raise ValueError(
-                'data: expected shape (%d,), one value for each entry, got %s'
-                % (adj.nnz, data.shape)
-            )
+            text = 'data: expected shape (%d,), one value for each entry, got %s'
+            raise ValueError(text % (adj.nnz, data.shape))
         check.same_dtype('data', data.dtype, x.dtype)
     if residual is not None:
         check.on_device('residual', residual, adj)
         shape = result_shape(adj, adj.n_rows, x)
         if residual.shape != shape:
-            raise ValueError(
-                'residual: expected shape %s, that of the product, got %s' % (shape, residual.shape)
-            )
+            text = 'residual: expected shape %s, that of the product, got %s'
+            raise ValueError(text % (shape, residual.shape))
         check.same_dtype('residual', residual.dtype, x.dtype)
 
 

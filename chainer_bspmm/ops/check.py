@@ -13,18 +13,15 @@ from chainer_bspmm.sparse.validate import FLOATS, one_of
 def of_kind(adj, kinds):
     """Check that a matrix is of one of some classes of containers."""
     if type(adj) not in kinds:
-        raise TypeError(
-            'adj: expected a %s, got %s%s; %s'
-            % (
-                ' or '.join(kind.__name__ for kind in kinds),
-                type(adj).__name__,
-                ' of shape %s' % (adj.shape,) if hasattr(adj, 'shape') else '',
-                'adj.to_csr() makes one, chainer_bspmm.papers.bspmm takes it'
-                if hasattr(adj, 'to_csr')
-                else 'data sets become sparse batches with converter=chainer_bspmm.concat_mols, '
-                'arrays with BatchedCSR.from_dense',
-            )
+        advice = (
+            'data sets become sparse batches with converter=chainer_bspmm.concat_mols, '
+            'arrays with BatchedCSR.from_dense'
         )
+        if hasattr(adj, 'to_csr'):
+            advice = 'adj.to_csr() makes one, chainer_bspmm.papers.bspmm takes it'
+        got = type(adj).__name__ + (' of shape %s' % (adj.shape,) if hasattr(adj, 'shape') else '')
+        names = ' or '.join(kind.__name__ for kind in kinds)
+        raise TypeError('adj: expected a %s, got %s; %s' % (names, got, advice))
 
 
 def adjacency(adj):
@@ -37,20 +34,16 @@ def relations(adj):
     """Check for a BatchedCSR with a column for every row and relation."""
     if type(adj) is not BatchedCSR or adj.n_cols != adj.n_rows * adj.n_relations:
         adjacency(adj)
-        raise ValueError(
-            'adj: expected a column for each of its %d rows and %d relations, got %r'
-            % (adj.n_rows, adj.n_relations, adj)
-        )
+        text = 'adj: expected a column for each of its %d rows and %d relations, got %r'
+        raise ValueError(text % (adj.n_rows, adj.n_relations, adj))
 
 
 def rows(name, x, adj, n_rows, width='n_B', each='node'):
     """Check for a row of floats for each node, or each graph, on the device of the batch."""
     floats(name, x, adj)
     if x.ndim != 2 or len(x) != n_rows:
-        raise ValueError(
-            '%s: expected shape (%d, %s), a row for each %s of %r, got %s'
-            % (name, n_rows, width, each, adj, x.shape)
-        )
+        text = '%s: expected shape (%d, %s), a row for each %s of %r, got %s'
+        raise ValueError(text % (name, n_rows, width, each, adj, x.shape))
 
 
 def features(x, adj, width):
@@ -63,9 +56,8 @@ def shapes(context, expected):
     """Check shapes; expected: {name: (array or None, shape)}."""
     for name, (array, shape) in expected.items():
         if array is not None and array.shape != shape:
-            raise ValueError(
-                '%s: expected shape %s to go with %s, got %s' % (name, shape, context, array.shape)
-            )
+            text = '%s: expected shape %s to go with %s, got %s'
+            raise ValueError(text % (name, shape, context, array.shape))
 
 
 def floats(name, x, adj):
@@ -88,10 +80,8 @@ def same_dtype(name, dtype, expected):
 
 def values_dtype(adj, x):
     if adj.data is not None and adj.data.dtype != x.dtype:
-        raise TypeError(
-            'x: expected %s as the values of adj, got %s; adj.astype(x.dtype) converts'
-            % (adj.data.dtype, x.dtype)
-        )
+        text = 'x: expected %s as the values of adj, got %s; adj.astype(x.dtype) converts'
+        raise TypeError(text % (adj.data.dtype, x.dtype))
 
 
 def on_device(name, x, adj):

@@ -18,7 +18,6 @@ from chainer_bspmm.ops.node import AccumulateInLaunch, FusedNode
 from chainer_bspmm.ops.segments import row_sum
 from chainer_bspmm.sparse.relations import degree_rows
 
-
 # is_type: (n_nodes, n_types) bool, which nodes have degree 1, 2, ...; rows: of each, None on a GPU.
 Degrees = collections.namedtuple('Degrees', 'is_type rows')
 
@@ -155,12 +154,10 @@ def _split(inputs):
 
 
 def degree_linear_sigmoid(adj, x, weights, biases):
-    """Compute ``y[i] = sigmoid(W_d sum_j A[i, j] x[j] + sum over all e of b_e)``, (n_nodes, n_out).
-
-    d is the degree of node i; where it has no weight, ``y[i] = sigmoid(sum of all biases)``. Every
-    bias is added to every node, as Chainer Chemistry masks the inputs of its linear layers, not
-    the outputs. `weights`, (n_out, n_in), and `biases` are for degree 1, 2, ...
-    """
+    """Compute ``y[i] = sigmoid(W_d sum_j A[i, j] x[j] + b_1 + b_2 + ...)``, (n_nodes, n_out)."""
+    # d is the degree of node i; where it has no weight, there are the biases only. Every bias is
+    # added to every node, as Chainer Chemistry masks the inputs of its linear layers, not the
+    # outputs.
     check.adjacency(adj)
     if adj.n_rows != adj.n_cols:
         raise ValueError('adj: expected a column for each node to take degrees from, got %r' % adj)
@@ -168,14 +165,12 @@ def degree_linear_sigmoid(adj, x, weights, biases):
     if not weights:
         raise ValueError('weights: expected at least one, got none')
     if len(biases) != len(weights):
-        raise ValueError(
-            'biases: expected one for each of %d weights, got %d' % (len(weights), len(biases))
-        )
+        text = 'biases: expected one for each of %d weights, got %d'
+        raise ValueError(text % (len(weights), len(biases)))
     n_in = x.shape[1]
     if weights[0].ndim != 2 or weights[0].shape[1] != n_in:
-        raise ValueError(
-            'weights[0]: expected shape (n_out, %d), got %s' % (n_in, weights[0].shape)
-        )
+        text = 'weights[0]: expected shape (n_out, %d), got %s'
+        raise ValueError(text % (n_in, weights[0].shape))
     n_out = len(weights[0])
     expected = {'weights[%d]' % i: (W, (n_out, n_in)) for i, W in enumerate(weights)}
     expected.update(('biases[%d]' % i, (b, (n_out,))) for i, b in enumerate(biases))

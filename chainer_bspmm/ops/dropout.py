@@ -70,18 +70,14 @@ def _random_words(size, seed, stream, step):
 
 def _check_size(size):
     if size > 2**34:
-        raise ValueError(
-            'size: expected at most 2**34 elements, the random numbers that a layer has, got %d'
-            % size
-        )
+        text = 'size: expected at most 2**34 elements, the random numbers that a layer has, got %d'
+        raise ValueError(text % size)
 
 
 def dropout_forward(x, ratio, seed, stream, counter):
-    """Return a mask, 0 with probability ratio, else 1 / (1 - ratio), and ``y = x * mask``.
-
-    The same seed (64 bits), number `stream` of the layer (32 bits) and step, the (1,) uint64
-    `counter` on x's device, give the same numbers on every device; see ``kernels/dropout.cu``.
-    """
+    """Return a mask, 0 with probability ratio, else 1 / (1 - ratio), and ``y = x * mask``."""
+    # The same seed (64 bits), number `stream` of the layer (32 bits) and step, the (1,) uint64
+    # `counter` on x's device, give the same numbers on every device; see kernels/dropout.cu.
     _check_size(x.size)
     if not launch.on_gpu(x):
         mask = dropout_mask_forward(x.size, x.dtype, ratio, seed, stream, counter)
@@ -169,10 +165,8 @@ def dropout_relu(y, ratio):
 
 
 def draw_kept(shape, ratio):
-    """Return whether each element stays, with probability 1 - ratio.
-
-    NumPy's old generator draws only the seed of a quicker one: as Chainer draws, it takes too long.
-    """
+    """Return whether each element stays, with probability 1 - ratio."""
+    # NumPy's old generator only draws the seed of another one: as Chainer draws, it is too slow.
     size = math.prod(shape)
     # Of the usual ratios, 0.5 or 0.25, a byte decides exactly.
     word = numpy.dtype(numpy.uint8 if (ratio * 2**8).is_integer() else numpy.uint32)

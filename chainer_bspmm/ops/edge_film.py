@@ -43,7 +43,6 @@ def _launch(result, side, n_relations, n_units, messages, film, gy):
 
 FILM_BLOCK = 2**18  # elements of edges and channels, which stay in the cache
 
-
 # The edges of some graphs: slices of these graphs' rows, columns, and pairs of row and relation;
 # each edge's row, column and pair, counted from the start of the slices, and value, (n, 1) or 1;
 # (n, C): its message, its gamma, and what it carries before the rectifier.
@@ -89,11 +88,9 @@ def _film_blocks(adj, messages, film):
 
 
 def edge_film_forward(adj: BatchedCSR, messages, film):
-    """Compute ``y[i] = sum of value max(0, gamma[i, r] messages[j, r] + beta[i, r])``.
-
-    The sum is over the entries (i, j * R + r) of row i. `messages` is (n_nodes * R, C), `film`
-    (n_nodes * R, 2 * C), gamma and beta. No array of (nnz, C) is made on a GPU.
-    """
+    """Compute ``y[i] = sum of value max(0, gamma[i, r] messages[j, r] + beta[i, r])``."""
+    # The sum is over the entries (i, j * R + r) of row i. `messages` is (n_nodes * R, C), `film`
+    # (n_nodes * R, 2 * C), gamma and beta. No array of (nnz, C) is made on a GPU.
     if not launch.on_gpu(messages):
         y = numpy.zeros((adj.n_rows, messages.shape[1]), messages.dtype)
         for block in _film_blocks(adj, messages, film):
@@ -187,10 +184,8 @@ def edge_film(adj, x, W, W_g, activation=functions.relu):
     check.relations(adj)
     check.features(x, adj, 'in_channels')
     if len(W) % adj.n_relations:
-        raise ValueError(
-            'W: expected a multiple of %d relations as its number of rows, got shape %s'
-            % (adj.n_relations, W.shape)
-        )
+        text = 'W: expected a multiple of %d relations as its number of rows, got shape %s'
+        raise ValueError(text % (adj.n_relations, W.shape))
     expected = {'W': (W, (len(W), x.shape[1])), 'W_g': (W_g, (2 * len(W), x.shape[1]))}
     check.shapes('x of shape %s' % (x.shape,), expected)
     if activation is not functions.relu:

@@ -18,10 +18,8 @@ SIGMOID = '#define SIGMOID(x) (tanh((x) * (T)0.5) * (T)0.5 + (T)0.5)\n'
 
 
 def concat(arrays, axis=0):
-    """Return arrays of one dtype joined along axis 0, or 1 of two, as ``numpy.concatenate`` does.
-
-    CuPy's launches a copy for every array, and for more than eight sends a table from the host.
-    """
+    """Join arrays of one dtype along axis 0, or 1 of two, as ``numpy.concatenate`` does."""
+    # CuPy's launches a copy for every array, and for more than eight sends a table from the host.
     if isinstance(arrays[0], numpy.ndarray):
         return numpy.concatenate(arrays, axis=axis)
     if len(arrays) > MAX_JOINED:

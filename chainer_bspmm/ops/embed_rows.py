@@ -12,7 +12,6 @@ from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
 from chainer_bspmm.ops.segments import sum_at
 
-
 EMBED_WARPS = 8
 EMBED_CHUNK = 160  # rows of a block in shared memory: of float64 they take 42 KB, the limit is 48
 EMBED_ROWS = 64  # of a run at least, because every run writes sums for all types
@@ -34,10 +33,7 @@ def embed_launch(n_rows, n_types, n_channels) -> plans.Launch:
 
 
 def embed_rows_backward(ids, gy, n_types):
-    """Compute ``y[t] = sum of gy[i] where ids[i] == t``, (n_types, n_B): an embedding's gradient.
-
-    Rows with other ids are ignored. On a GPU it is from :func:`sum_partials`.
-    """
+    """Compute ``y[t] = sum of gy[i] where ids[i] == t``, (n_types, n_B); other ids are ignored."""
     if not launch.on_gpu(gy):
         is_type = (ids >= 0) & (ids < n_types)
         if not is_type.all():  # SciPy would write past its arrays

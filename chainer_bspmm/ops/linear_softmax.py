@@ -27,10 +27,7 @@ def _launch(a, g, y):
 
 
 def row_softmax_forward(a):
-    """Replace the rows of C-contiguous matrices, (n_terms, n_rows, n_B), by their softmax.
-
-    Returns the sum of the matrices, which of one term is ``a[0]`` itself.
-    """
+    """Softmax the rows of (n_terms, n_rows, n_B) in place; return their sum over the terms."""
     n_terms, n_rows, n_channels = a.shape
     if launch.on_gpu(a):
         with launch.device_of(a):
@@ -122,10 +119,8 @@ def _linear_gradients(layer, plan, gy, is_needed):
 
 
 def linear_softmax(*layers):
-    """Compute ``y[i] = sum of softmax(W x[i] + b)`` over layers (x, W, b), b or None.
-
-    On a GPU a launch for each and one for all softmaxes, if the weights fit into shared memory.
-    """
+    """Compute ``y[i] = sum of softmax(W x[i] + b)`` over layers (x, W, b), b or None."""
+    # On a GPU a launch for each and one for all softmaxes, if the weights fit into shared memory.
     n_rows, n_out = len(layers[0][0]), len(layers[0][1])
     inputs, sizes = [], []
     for i, (x, W, b) in enumerate(layers):

@@ -6,7 +6,6 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch, plans
 
-
 LOSS_CHUNK = 2**14  # elements of a block: losses of a batch of molecules have one block
 LOSS_ALONG = 2**12  # elements up to which that block's second pass takes less than another launch
 
@@ -44,15 +43,10 @@ def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan, alo
         t = t.astype(numpy.int32, copy=False)
     x, t = launch.contiguous(x), launch.contiguous(t)
     arrays = x, t, gy, y, count, partial, *(along or (None, None))
-    defines = {
-        'KIND': kind,
-        'IGNORE_NAN': ignore_nan,
-        'COUNTED': count is not None,
-        'GRADIENT': gy is not None,
-        'ALONG': bool(along),
-    }
-    divisor = numpy.float64(divisor or 0)
-    launch.run('mean_loss', x, plan, *arrays, *plan.arguments, divisor, **defines)
+    numbers = *plan.arguments, numpy.float64(divisor or 0)
+    flags = {'COUNTED': count is not None, 'GRADIENT': gy is not None, 'ALONG': bool(along)}
+    options = {'KIND': kind, 'IGNORE_NAN': ignore_nan, **flags}
+    launch.run('mean_loss', x, plan, *arrays, *numbers, **options)
 
 
 def _terms(kind, x, t, ignore_nan):

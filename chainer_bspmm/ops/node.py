@@ -16,10 +16,8 @@ from chainer_bspmm.ops import check
 
 
 def apply_untracked(node, inputs):
-    """Apply a fresh node; where no graph of the gradients is built, only run its ``forward``.
-
-    The node's type check, hooks and records, about 10 us, would be wasted then.
-    """
+    """Apply a fresh node; where no graph of the gradients is built, only run its ``forward``."""
+    # The node's type check, hooks and records, about 10 us, would be wasted then.
     if chainer.config.enable_backprop:
         return node.apply(inputs)
     outputs = node.forward(tuple(variable.array for variable in inputs))
@@ -41,10 +39,7 @@ class AccumulateInPlace:
 
 
 class AccumulateInLaunch(AccumulateInPlace):
-    """Mixin of nodes whose first gradient a launch adds to ``_more``, the one that there is.
-
-    ``_layer`` is None where no launch does the node.
-    """
+    """Mixin: the launch of ``_layer``, if any, adds ``_more``, a gradient that there is."""
 
     inputs: tuple
     _layer: Any

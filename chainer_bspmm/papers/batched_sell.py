@@ -170,21 +170,15 @@ class BatchedSELL(Batch):
         return self.to_csr().to_dense()
 
     def _trait(self):
-        return '%s, %d slice%s of up to %d rows%s, padding ratio %.3g' % (
-            ', symmetric' if self.is_symmetric else '',
-            self.n_slices,
-            's'[: self.n_slices != 1],
-            self.slice_size,
-            ', sorted' if self.row_order is not None else '',
-            self.padding_ratio,
-        )
+        symmetric, is_sorted = ', symmetric' * self.is_symmetric, self.row_order is not None
+        slices = '%d slice%s' % (self.n_slices, 's'[: self.n_slices != 1])
+        rows = '%d rows%s' % (self.slice_size, ', sorted' * is_sorted)
+        ratio = self.padding_ratio
+        return '%s, %s of up to %s, padding ratio %.3g' % (symmetric, slices, rows, ratio)
 
 
 def _places(sell, counts, indptr):
-    """Return where the entries lie in SELL and in CSR, two (nnz,) arrays in the same order.
-
-    `counts` (n_rows,): entries of the row at every place of the sorted numbering. Host arrays.
-    """
+    """Return where entries lie in SELL and in CSR, given `counts` of rows in their new order."""
     heights = numpy.diff(sell.slice_rows)
     place = numpy.repeat(numpy.arange(sell.n_rows), counts)
     k = numpy.arange(place.size) - numpy.repeat(numpy.cumsum(counts) - counts, counts)

@@ -163,7 +163,6 @@ ST_ALGORITHMS = {  # of a BatchedCOO; all of them add with atomics
     'st_global': _st_global,
 }
 
-
 # What 'auto' means for a container.
 DEFAULT = {BatchedCSR: _swa, BatchedCOO: _st, BatchedSELL: _sell}
 

@@ -60,17 +60,13 @@ def st_global_launch(n_graphs, nnz, n_channels):
 
 @plans.kept
 def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
-    """Plan a sub-warp per row of the largest graph, for every graph: the papers' CSR kernels.
-
-    Without blocking (c) a block owns all columns of its rows. With it (d) the columns are split
-    into the fewest partitions, a power of two, whose sums fit in `SHARED_BUDGET`. Nagasaka et al.,
-    sections 4.1 to 4.3; TB, which they do not state, is `BLOCK`.
-    """
+    """Plan a sub-warp per row of the largest graph, for every graph: the papers' CSR kernels."""
+    # Without blocking (c) a block owns all columns of its rows. With it (d) the columns are split
+    # into the fewest partitions, a power of two, whose sums fit in `SHARED_BUDGET`. Nagasaka et
+    # al., sections 4.1 to 4.3; TB, which they do not state, is `BLOCK`.
     lanes = subwarp(n_channels)
     partitions, width = 1, n_channels
-    row_bytes = (
-        plans.BLOCK // lanes * max(itemsize, 4)
-    )  # for each column: TB / subWarp rows of sums
+    row_bytes = plans.BLOCK // lanes * max(itemsize, 4)  # of a column: TB / subWarp rows of sums
     shared_bytes = width * row_bytes
     if blocked is False and shared_bytes > SHARED_BUDGET:
         raise ValueError(

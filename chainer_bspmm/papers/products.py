@@ -133,10 +133,8 @@ def _check_spmv(adj, x, alpha, beta, y):
     _shaped('y', y, adj, (adj.n_rows,))
     check.same_dtype('y', y.dtype, x.dtype)
     if not y.flags.c_contiguous:
-        raise ValueError(
-            'y: expected a C-contiguous array, because it is written in place, got '
-            'strides %s' % (y.strides,)
-        )
+        text = 'y: expected a C-contiguous array, because it is written in place, got strides %s'
+        raise ValueError(text % (y.strides,))
     if isinstance(y, numpy.ndarray) and not y.flags.writeable:
         raise ValueError('y: expected a writable array, got a read-only one')
     if backend.get_array_module(x).may_share_memory(x, y):
@@ -146,9 +144,8 @@ def _check_spmv(adj, x, alpha, beta, y):
 def _shaped(name, x, adj, shape):
     check.floats(name, x, adj)
     if x.shape != shape:
-        raise ValueError(
-            '%s: expected shape %s to go with %r, got %s' % (name, shape, adj, x.shape)
-        )
+        text = '%s: expected shape %s to go with %r, got %s'
+        raise ValueError(text % (name, shape, adj, x.shape))
 
 
 def spmv(

@@ -322,10 +322,7 @@ class BatchedCSR(Batch):
 
 
 def fill_buffers(buffers: Buffers, atoms: Any, adj: BatchedCSR, labels: Sequence[Any]) -> None:
-    """Write a packed or folded batch into arrays made for it or larger; the rest becomes spare.
-
-    A batch of ones on a host may fill buffers that have values.
-    """
+    """Write a packed or folded batch into arrays made for it or larger; the rest becomes spare."""
     values = adj.data
     if values is None and buffers.data is not None:
         values = numpy.ones(adj.nnz, buffers.data.dtype)

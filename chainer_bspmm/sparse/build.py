@@ -10,9 +10,7 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import launch, plans
 from chainer_bspmm.sparse import validate
 
-
 MANY_KEYS = 1000  # that a counting sort, which SciPy takes long to begin, sorts quicker
-
 
 # How a kernel finds the value of an entry (WEIGHTS); see kernels/bspmm_csr.cu.
 ONES, DATA, ORDERED = 0, 1, 2
@@ -50,10 +48,8 @@ def entry_rows(xp, indptr, nnz, has_spare=False):
 
 
 def group(xp, keys, n_groups):
-    """Sort entries by an integer key, 0 to n_groups; those with the same key keep their order.
-
-    Returns where the entries of every key start, (n_groups + 1,), and the order, (nnz,), int32.
-    """
+    """Return where the entries of every integer key, 0 to n_groups, start, and their order."""
+    # Int32; entries with the same key keep their order.
     nnz = keys.size
     if xp is numpy and nnz >= MANY_KEYS:
         starts, order, _ = transpose(numpy, numpy.arange(nnz + 1), keys, n_groups + 1)
@@ -65,11 +61,9 @@ def group(xp, keys, n_groups):
 
 
 def transpose(xp, indptr, indices, n_cols, has_spare=False):
-    """Return the transpose's indptr (n_cols + 1,) and indices (nnz,), and the entries' order.
-
-    Entry k of the transpose is entry ``order[k]`` of the given matrix; entries of one column keep
-    their order. Spare entries, those past ``indptr[-1]``, stay where they are, with index 0.
-    """
+    """Return the transpose's indptr (n_cols + 1,) and indices (nnz,), and the entries' order."""
+    # Entry k of the transpose is entry ``order[k]`` of the given matrix; entries of one column keep
+    # their order. Spare entries, those past ``indptr[-1]``, stay where they are, with index 0.
     nnz = indices.size
     if xp is numpy:
         pattern = scipy.sparse.csr_matrix(
@@ -130,10 +124,7 @@ def transpose_batch(adj):
 
 
 def asymmetric(rows, columns, data, n_relations):
-    """Return (nnz,) bool, all False for a graph where the matrix of every relation is symmetric.
-
-    Of the entries ``(i, j * R + r)``, i and j are numbered alike, and i ascends.
-    """
+    """Return, for entries by row, (nnz,) bool: all False for a graph that is symmetric."""
     rows = rows.astype(numpy.int64)
     columns, relations = numpy.divmod(columns.astype(numpy.int64), n_relations)
     n_nodes = max(rows.max(initial=0), columns.max(initial=0)) + 1
@@ -154,10 +145,7 @@ RelationRows = collections.namedtuple(
 
 
 def relation_rows(adj, reciprocals=None):
-    """Return the `RelationRows` of a matrix, as ``sparse.relations.relation_rows`` has it.
-
-    With a dtype for `reciprocals` entries are those of `scaled_by_source`.
-    """
+    """Return the `RelationRows` of a matrix; `reciprocals`: dtype, as `scaled_by_source` asks."""
     if not launch.on_gpu(adj.indptr):
         n_relations = adj.n_relations
         rows = entry_rows(numpy, adj.indptr, adj.nnz, adj.has_spare).astype(numpy.int64)
@@ -220,28 +208,39 @@ Entries = collections.namedtuple('Entries', 'sizes nnz row_nnz columns data n_re
 def from_matrices(matrices, layout, padded_to=None):
     """Gather host matrices, one per graph, into the fields of a `BatchedCSR`."""
     found = entries_of(matrices)
-    sizes, n_relations, row_nnz = found.sizes, found.n_relations, found.row_nnz
-    offsets = starts_of(rows_of(sizes, layout, sizes.max()))
-    validate.fits_int32('nodes times relations', int(offsets[-1]) * n_relations)
-    validate.fits_int32('non-zeros', found.columns.size)
-    if layout != 'packed':
-        n_before = offsets[:-1] - starts_of(sizes)[:-1]  # rows of phantom nodes
-        row_nnz = numpy.zeros(int(offsets[-1]), row_nnz.dtype)
-        row_nnz[numpy.arange(found.row_nnz.size) + numpy.repeat(n_before, sizes)] = found.row_nnz
+    sizes, row_nnz = found.sizes, found.row_nnz
+    rows = rows_of(sizes, layout, sizes.max())
+    validate.fits_int32('nodes times relations', int(rows.sum()) * found.n_relations)
+    if rows is not sizes:
+        (row_nnz,) = spread([row_nnz], sizes, rows)
     weights = None
     if layout == 'folded':
         weights = row_weights(sizes, sizes.max() if padded_to is None else padded_to)
-    indices = found.columns + numpy.repeat(offsets[:-1] * n_relations, found.nnz)
     return {
-        'indptr': starts_of(row_nnz).astype(numpy.int32),
-        'indices': indices.astype(numpy.int32),
+        **block_diagonal(rows, row_nnz, found.nnz, found.columns, found.n_relations),
         'data': found.data,
-        'row_offsets': offsets.astype(numpy.int32),
-        'col_offsets': (offsets * n_relations).astype(numpy.int32),
-        'n_relations': n_relations,
         'is_symmetric': None if found.symmetric is None else bool(found.symmetric.all()),
         'row_weights': weights,
         'padded_to': padded_to,
+    }
+
+
+def block_diagonal(rows, row_nnz, nnz, columns, n_relations):
+    """Return the tables of a batch by name; rows: of every graph, all else as in `Entries`."""
+    row_offsets = starts_of(rows)
+    validate.fits_int32('nodes times relations', int(row_offsets[-1]) * n_relations)
+    validate.fits_int32('non-zeros', columns.size)
+    row_offsets = row_offsets.astype(numpy.int32)
+    col_offsets = row_offsets * numpy.int32(n_relations)
+    indptr = numpy.zeros(row_nnz.size + 1, numpy.int32)
+    # Without dtype NumPy would add in int64 and then copy.
+    numpy.cumsum(row_nnz, dtype=numpy.int32, out=indptr[1:])
+    return {
+        'indptr': indptr,
+        'indices': columns.astype(numpy.int32, copy=False) + numpy.repeat(col_offsets[:-1], nnz),
+        'row_offsets': row_offsets,
+        'col_offsets': col_offsets,
+        'n_relations': n_relations,
     }
 
 
@@ -341,6 +340,25 @@ def row_weights(sizes, n):
     weights = numpy.ones(int(sizes.sum()) + sizes.size, numpy.float32)
     weights[last] = numpy.maximum(n - sizes, 0)
     return weights
+
+
+def ranges(starts, lengths):
+    """Return starts[0], starts[0] + 1, ... (lengths[0] of them), then those of starts[1], ..."""
+    ends = numpy.cumsum(lengths)
+    places = numpy.repeat(starts - (ends - lengths), lengths)
+    places += numpy.arange(places.size)
+    return places
+
+
+def spread(arrays, sizes, counts):
+    """Return arrays with rows of zeros after the `sizes` of every molecule, up to `counts`."""
+    offsets = starts_of(counts)
+    place = ranges(offsets[:-1], sizes)
+    results = []
+    for array in arrays:
+        results.append(numpy.zeros((offsets[-1],) + array.shape[1:], array.dtype))
+        results[-1][place] = array
+    return results
 
 
 def starts_of(lengths):

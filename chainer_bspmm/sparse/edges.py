@@ -2,10 +2,8 @@
 
 
 def derived(adj, **fields):
-    """Return a matrix of one relation, derived from another by replacing arrays and sizes.
-
-    If ``adj`` has spare rows or entries, arrays are as ``BatchedCSR.in_buffers`` wants them.
-    """
+    """Return a matrix of one relation, derived from another by replacing arrays and sizes."""
+    # If ``adj`` has spare rows or entries, arrays are as ``BatchedCSR.in_buffers`` wants them.
     fields = {'is_symmetric': False, 'row_weights': None, 'padded_to': None, **fields}
     return adj.replace(n_relations=1, layout='packed', nnz=len(fields['indices']), **fields)
 

@@ -9,10 +9,8 @@ Rows = collections.namedtuple('Rows', 'indptr indices data')
 
 
 def relation_rows(adj):
-    """Return the matrix with entry ``(i, j * R + r)`` of ``adj`` as ``(i * R + r, j)``.
-
-    Its product with features is every relation's own sum over the neighbours. Kept with ``adj``.
-    """
+    """Return the matrix with entry ``(i, j * R + r)`` of ``adj`` as ``(i * R + r, j)``."""
+    # Its product with features is every relation's own sum over the neighbours.
     if adj.n_relations == 1:
         return adj
     return adj.cached('relation rows', lambda: _with_rows(adj, build.relation_rows(adj)))
@@ -42,11 +40,9 @@ def transposed_rows(adj):
 
 
 def scaled_by_source(adj, data):
-    """Return a symmetric matrix of ones on a GPU, each divided by its source's degree: `data`.
-
-    A source's degree is the length of its own row, and so one launch makes :func:`relation_rows`
-    and :func:`transposed_rows` of the result.
-    """
+    """Return a symmetric matrix of ones on a GPU, each divided by its source's degree: `data`."""
+    # A source's degree is the length of its own row, and so one launch makes :func:`relation_rows`
+    # and :func:`transposed_rows` of the result.
     new, made = adj.replace(data=data, is_symmetric=False), build.relation_rows(adj, data.dtype)
     rows = _with_rows(adj, made)
     new.cached('relation rows', lambda: rows)

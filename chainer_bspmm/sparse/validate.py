@@ -11,7 +11,6 @@ from chainer.backends import cuda
 FLOATS = tuple(numpy.dtype(name) for name in ('float16', 'float32', 'float64'))
 INT32_MAX = 2**31 - 1
 
-
 # How the nodes of a batch are laid out as rows. Chainer Chemistry pads every molecule of n atoms to
 # N with phantom atoms, all alike, of id 0 and without bonds.
 #
@@ -22,9 +21,8 @@ LAYOUTS = ('packed', 'folded', 'padded')
 
 def one_of(name, value, allowed):
     if value not in allowed:
-        raise ValueError(
-            '%s: expected one of %s, got %r' % (name, ', '.join(map(repr, allowed)), value)
-        )
+        text = '%s: expected one of %s, got %r'
+        raise ValueError(text % (name, ', '.join(map(repr, allowed)), value))
 
 
 def options(n_relations, layout, max_atom_id):
@@ -40,18 +38,15 @@ def layout(name, padded_to):
     if padded_to is None:
         return
     if name != 'folded':
-        raise ValueError(
-            "padded_to: expected None with layout=%r, got %r; it goes with 'folded'"
-            % (name, padded_to)
-        )
+        text = "padded_to: expected None with layout=%r, got %r; it goes with 'folded'"
+        raise ValueError(text % (name, padded_to))
     count('padded_to', padded_to, 1)
 
 
 def fits_int32(what, number):
     if number > INT32_MAX:
-        raise ValueError(
-            '%s: expected at most 2**31 - 1 = %d in one batch, got %d' % (what, INT32_MAX, number)
-        )
+        text = '%s: expected at most 2**31 - 1 = %d in one batch, got %d'
+        raise ValueError(text % (what, INT32_MAX, number))
 
 
 def float_dtype(name, dtype):
@@ -70,30 +65,23 @@ def count(name, value, least):
 
 
 def host_integers(arrays, data, n_relations):
-    """Check kind, dimension and length of raw arrays; return host copies and their device.
-
-    Only ``ids`` has two dimensions. Without ``col_offsets`` every row has `n_relations` columns.
-    """
+    """Check kind, dimension and length of raw arrays; return host copies and their device."""
     device, entries = None, 'ids' if 'ids' in arrays else 'indices'
     if arrays['col_offsets'] is None:
         arrays = {name: array for name, array in arrays.items() if name != 'col_offsets'}
     for name, array in list(arrays.items()) + ([] if data is None else [('data', data)]):
         if not isinstance(array, (numpy.ndarray, cuda.ndarray)):
-            raise TypeError(
-                '%s: expected a NumPy or CuPy array, got %s' % (name, type(array).__name__)
-            )
+            text = '%s: expected a NumPy or CuPy array, got %s'
+            raise TypeError(text % (name, type(array).__name__))
         here = backend.get_device_from_array(array)
         if device is not None and here != device:
-            raise ValueError(
-                '%s: expected on %s as the other arrays, got on %s' % (name, device, here)
-            )
+            text = '%s: expected on %s as the other arrays, got on %s'
+            raise ValueError(text % (name, device, here))
         device = here
         if name == 'ids':
             if array.ndim != 2 or array.shape[1] != 2:
-                raise ValueError(
-                    'ids: expected shape (nnz, 2), a row and a column for each entry, '
-                    'got %s' % (array.shape,)
-                )
+                text = 'ids: expected shape (nnz, 2), a row and a column for each entry, got %s'
+                raise ValueError(text % (array.shape,))
         elif array.ndim != 1:
             raise ValueError('%s: expected 1 dimension, got shape %s' % (name, array.shape))
         fits_int32('non-zeros' if name in (entries, 'data') else 'length of ' + name, len(array))
@@ -102,10 +90,8 @@ def host_integers(arrays, data, n_relations):
         elif array.dtype.kind not in 'iu':
             raise TypeError('%s: expected integers, got %s' % (name, array.dtype))
     if data is not None and len(data) != len(arrays[entries]):
-        raise ValueError(
-            'data: expected one value for each of the %d %s, got %d'
-            % (len(arrays[entries]), entries, len(data))
-        )
+        text = 'data: expected one value for each of the %d %s, got %d'
+        raise ValueError(text % (len(arrays[entries]), entries, len(data)))
     # int64 throughout the checks: unsigned or narrow integers must not wrap around in them.
     host = {name: cuda.to_cpu(array).astype(numpy.int64) for name, array in arrays.items()}
     if 'col_offsets' not in host:
@@ -131,17 +117,11 @@ def blocks(indptr, indices, row_offsets, col_offsets, n_relations):
     wrong = (indices < low) | (indices >= high)
     if wrong.any():
         k = int(wrong.argmax())
+        graph = numpy.searchsorted(indptr[row_offsets], k, side='right') - 1
+        row = numpy.searchsorted(indptr, k, side='right') - 1
         raise ValueError(
             'indices: graph %d, row %d: expected a column in [%d, %d), the block of that graph, '
-            'got %d (entry %d)'
-            % (
-                numpy.searchsorted(indptr[row_offsets], k, side='right') - 1,
-                numpy.searchsorted(indptr, k, side='right') - 1,
-                low[k],
-                high[k],
-                indices[k],
-                k,
-            )
+            'got %d (entry %d)' % (graph, row, low[k], high[k], indices[k], k)
         )
 
 
@@ -174,18 +154,14 @@ def _columns(row_offsets, col_offsets, n_relations):
     fits_int32('col_offsets', int(col_offsets[-1]))
     _starts('col_offsets', col_offsets, int(col_offsets[-1]), 'columns')
     if (col_offsets % n_relations).any():
-        raise ValueError(
-            'col_offsets: expected multiples of n_relations = %d, got %d'
-            % (n_relations, col_offsets[(col_offsets % n_relations).argmax()])
-        )
+        text = 'col_offsets: expected multiples of n_relations = %d, got %d'
+        raise ValueError(text % (n_relations, col_offsets[(col_offsets % n_relations).argmax()]))
 
 
 def _one_for_each_graph(name, starts, row_offsets):
     if starts.size != row_offsets.size:
-        raise ValueError(
-            '%s: expected n_graphs + 1 = %d entries as row_offsets has, got %d'
-            % (name, row_offsets.size, starts.size)
-        )
+        text = '%s: expected n_graphs + 1 = %d entries as row_offsets has, got %d'
+        raise ValueError(text % (name, row_offsets.size, starts.size))
 
 
 def _starts(name, starts, total, meaning):
@@ -196,25 +172,19 @@ def _starts(name, starts, total, meaning):
     decreasing = numpy.diff(starts) < 0
     if decreasing.any():
         i = int(decreasing.argmax())
-        raise ValueError(
-            '%s: expected not to decrease, got %d after %d at position %d'
-            % (name, starts[i + 1], starts[i], i + 1)
-        )
+        text = '%s: expected not to decrease, got %d after %d at position %d'
+        raise ValueError(text % (name, starts[i + 1], starts[i], i + 1))
     if starts[-1] != total:
-        raise ValueError(
-            '%s: expected to end at %d (the number of %s), got %d'
-            % (name, total, meaning, starts[-1])
-        )
+        text = '%s: expected to end at %d (the number of %s), got %d'
+        raise ValueError(text % (name, total, meaning, starts[-1]))
 
 
 def equal_blocks(arrays):
     for name in ('row_offsets', 'col_offsets'):
         sizes = numpy.diff(arrays[name])
         if sizes.size and (sizes != sizes[0]).any():
-            raise ValueError(
-                "%s: layout='padded' expects blocks of one size, got %d to %d"
-                % (name, sizes.min(), sizes.max())
-            )
+            text = "%s: layout='padded' expects blocks of one size, got %d to %d"
+            raise ValueError(text % (name, sizes.min(), sizes.max()))
 
 
 def same_device(name, arrays):
@@ -236,9 +206,8 @@ def dense_matrices(matrices):
         raise ValueError('matrices[0]: expected shape (n, n) or (R, n, n), got %s' % (first.shape,))
     n_relations = 1 if first.ndim == 2 else first.shape[0]
     if n_relations == 0:
-        raise ValueError(
-            'matrices[0]: expected at least one relation, got shape %s' % (first.shape,)
-        )
+        text = 'matrices[0]: expected at least one relation, got shape %s'
+        raise ValueError(text % (first.shape,))
     lead = first.shape[:-2]
     shapes = list(map(operator.attrgetter('shape'), matrices))
     for shape in dict.fromkeys(shapes):  # in order: the first wrong one is named
@@ -263,15 +232,11 @@ def sparse_matrices(matrices):
                     'got %s' % (i, type(part).__name__)
                 )
             if part.shape != (stack[0].shape[0],) * 2:
-                raise ValueError(
-                    'matrices[%d]: expected square matrices of one size, got %s'
-                    % (i, [other.shape for other in stack])
-                )
+                text = 'matrices[%d]: expected square matrices of one size, got %s'
+                raise ValueError(text % (i, [other.shape for other in stack]))
         if len(stack) != (len(stacks[0]) if stacks else max(len(stack), 1)):
-            raise ValueError(
-                'matrices[%d]: expected %d relations as in matrices[0], got %d'
-                % (i, max(len(stacks[0]), 1) if stacks else 1, len(stack))
-            )
+            text = 'matrices[%d]: expected %d relations as in matrices[0], got %d'
+            raise ValueError(text % (i, max(len(stacks[0]), 1) if stacks else 1, len(stack)))
         stacks.append(stack)
     dtype = numpy.result_type(*{part.dtype for stack in stacks for part in stack})
     sizes = numpy.array([stack[0].shape[0] for stack in stacks])
@@ -288,9 +253,8 @@ def dense_batch(adj):
     if not isinstance(adj, (numpy.ndarray, cuda.ndarray)):
         raise TypeError('adj: expected a NumPy or CuPy array, got %s' % type(adj).__name__)
     if adj.ndim not in (3, 4) or adj.shape[-1] != adj.shape[-2]:
-        raise ValueError(
-            'adj: expected shape (n_graphs, N, N) or (n_graphs, R, N, N), got %s' % (adj.shape,)
-        )
+        text = 'adj: expected shape (n_graphs, N, N) or (n_graphs, R, N, N), got %s'
+        raise ValueError(text % (adj.shape,))
 
 
 def crop(adj, n_nodes):
@@ -301,17 +265,14 @@ def crop(adj, n_nodes):
         )
     n_nodes = numpy.asarray(n_nodes)
     if n_nodes.shape != (len(adj),) or n_nodes.dtype.kind not in 'iu':
-        raise ValueError(
-            'n_nodes: expected %d integers, one for each graph, got %s %s'
-            % (len(adj), n_nodes.dtype, n_nodes.shape)
-        )
+        text = 'n_nodes: expected %d integers, one for each graph, got %s %s'
+        raise ValueError(text % (len(adj), n_nodes.dtype, n_nodes.shape))
     matrices = []
     for graph, (matrix, n) in enumerate(zip(adj, n_nodes)):
         if not 0 <= n <= adj.shape[-1]:
             raise ValueError('n_nodes[%d]: expected 0 to %d, got %d' % (graph, adj.shape[-1], n))
         if (matrix[..., n:, :] != 0).any() or (matrix[..., n:] != 0).any():
-            raise ValueError(
-                'adj[%d]: expected zeros outside of its %d nodes, got other values' % (graph, n)
-            )
+            text = 'adj[%d]: expected zeros outside of its %d nodes, got other values'
+            raise ValueError(text % (graph, n))
         matrices.append(matrix[..., :n, :n])
     return matrices

@@ -39,16 +39,10 @@ class HostBatch:
             atoms, *nodes = [array.reshape((-1,) + array.shape[2:]) for array in of_nodes]
             labels = [*nodes, *labels[n_node_columns:]]
         self._rows = atoms, adj, labels
-        self.form = batch_form.Form(
-            adj.n_graphs,
-            adj.n_relations,
-            adj.is_symmetric,
-            *batch_form.kinds_of(atoms, adj.data, labels),
-            batch_form.rounded(adj.longest),
-            adj.layout,
-            adj.padded_to,
-            n_node_columns,
-        )
+        graphs = adj.n_graphs, adj.n_relations, adj.is_symmetric
+        kinds = batch_form.kinds_of(atoms, adj.data, labels)
+        layout = batch_form.rounded(adj.longest), adj.layout, adj.padded_to
+        self.form = batch_form.Form(*graphs, *kinds, *layout, n_node_columns)
         self.need = batch_form.needs(
             numpy.diff(adj.row_offsets), numpy.diff(adj.indptr[adj.row_offsets]), adj.max_atom_id
         )
@@ -193,7 +187,6 @@ class Resident:
 # (id of the molecules on the host, name of the device) -> DeviceMolecules, which hold the former.
 _copies = weakref.WeakValueDictionary()
 
-
 _fields_of = operator.attrgetter('atoms', *INTEGERS, 'data')
 
 
@@ -222,9 +215,12 @@ def batch_of(
                 return DeviceBatch(molecules, index, converter.layout, converter.padded_to)
     arrays = convert._call_converter(converter, examples, None)
     if not isinstance(arrays, tuple) or len(arrays) < 2 or not isinstance(arrays[1], BatchedCSR):
+        got = type(arrays).__name__
+        if isinstance(arrays, tuple):
+            got = '(%s)' % ', '.join(type(array).__name__ for array in arrays)
         raise NoSparseBatch(
             'converter: expected a tuple (atoms, BatchedCSR, label...), as '
-            'chainer_bspmm.concat_mols makes it, got %s' % _described(arrays)
+            'chainer_bspmm.concat_mols makes it, got %s' % got
         )
     atoms, adj, *labels = arrays
     for array in (atoms, *labels):
@@ -237,24 +233,14 @@ def batch_of(
         lead, what = ((adj.n_graphs,), 'molecules') if i > n_node_columns else (nodes, 'atoms')
         if array.shape[: len(lead)] != lead:
             n_rows = ' x '.join(map(str, lead))
-            raise NoSparseBatch(
-                'converter: expected a row for each of %s %s in output %d, got shape %s'
-                % (n_rows, what, i and 1 + i, array.shape)
-            )
+            text = 'converter: expected a row for each of %s %s in output %d, got shape %s'
+            raise NoSparseBatch(text % (n_rows, what, i and 1 + i, array.shape))
     return HostBatch(atoms, adj, labels, n_node_columns)
 
 
-def _described(arrays):
-    if isinstance(arrays, tuple):
-        return '(%s)' % ', '.join(type(array).__name__ for array in arrays)
-    return type(arrays).__name__
-
-
 def capacities(dataset, n_graphs, layout):
-    """Return `Capacities` for batches of a data set (any object), from its sizes if known.
-
-    Those of padded batches come from batches: the largest molecule decides how many rows there are.
-    """
+    """Return `Capacities` for batches of a data set (any object), from its sizes if known."""
+    # Those of padded batches come from batches: the largest molecule decides on the rows.
     selected = None if layout == 'padded' else molecules_of(dataset)
     if selected is None:
         return Capacities(n_graphs)

@@ -68,10 +68,8 @@ class Capacities:
             self._levels.append(largest._replace(rows=rows, entries=total))
 
     def of(self, need):
-        """Return the smallest known capacity that holds a batch, or add one.
-
-        There is always a spare row and entry: the check with and without them detects their effect.
-        """
+        """Return the smallest known capacity that holds a batch, or add one."""
+        # Always with a spare row and entry: the check with and without them detects their effect.
         rows, entries, *bounds = need
         needed = rows + 1, entries + 1, *bounds
         for level in self._levels:

@@ -67,11 +67,9 @@ def _until_error(items, errors):
 
 
 def _of_smiles(smiles, preprocessor, batch_size, n_processes):
-    """Yield batches of the molecules of SMILES, all but the last of them full.
-
-    As many failures as fill a batch are yielded alone. An error that `smiles` raises comes after
-    the last batch of the molecules before it.
-    """
+    """Yield batches of the molecules of SMILES, all but the last of them full."""
+    # As many failures as fill a batch are yielded alone. An error that `smiles` raises comes after
+    # the last batch of the molecules before it.
     errors: list[Exception] = []
     smiles = _until_error(smiles, errors)
     parts, kept, failures = [], numpy.zeros(0, numpy.int64), []
@@ -234,10 +232,8 @@ def captured_predict(
         raise TypeError('model: expected a chainer.Link, got %s' % type(model).__name__)
     if device is not None and chainer.get_device(device) != model.device:
         names = model.device.name, chainer.get_device(device).name
-        raise ValueError(
-            'device: expected that of the model, %s, got %s; model.to_device(device) moves it'
-            % names
-        )
+        text = 'device: expected that of the model, %s, got %s; model.to_device(device) moves it'
+        raise ValueError(text % names)
     if n_inputs is not None:
         n_inputs = validate.count('n_inputs', n_inputs, 1)
     if isinstance(data, (str, bytes)):
@@ -251,10 +247,8 @@ def captured_predict(
         batches = _of_smiles(data, preprocessor_of('method', method), batch_size, n_processes)
     else:
         if total is None or isinstance(next(iter(data), None), str):
-            raise TypeError(
-                'data: expected a data set, or method= to go with SMILES, got %s'
-                % type(data).__name__
-            )
+            text = 'data: expected a data set, or method= to go with SMILES, got %s'
+            raise TypeError(text % type(data).__name__)
         batches = _of_data_set(data, batch_size)
         n_inputs = 2 if n_inputs is None else n_inputs
     if converter is None:
@@ -276,11 +270,9 @@ def replayed(
     preprocess_fn: Callable | None = None,
     postprocess_fn: Callable | None = None,
 ) -> numpy.ndarray | None:
-    """Return what ``BaseForwardModel._forward`` does; None: upstream's loop has to.
-
-    That is where there is no GPU, there are few batches, the model is not swapped, functions or
-    inputs are asked for on the way, or there is no row for each molecule.
-    """
+    """Return what ``BaseForwardModel._forward`` does; None: upstream's loop has to."""
+    # That is where there is no GPU, there are few batches, the model is not swapped, functions or
+    # inputs are asked for on the way, or there is no row for each molecule.
     if (
         not is_on_gpu(model.device)
         or chainer.config.train

@@ -85,11 +85,8 @@ class Capturer:
         return stream
 
     def capture(self, function):
-        """Record what `function` launches; nothing runs.
-
-        Return what launches the graph on the current stream and returns that, and the function's
-        result. Raises what the function does, or CuPy for a call that cannot be captured.
-        """
+        """Record what a function launches; return what launches the graph, and its result."""
+        # Nothing runs. Raises what the function does, or CuPy for a call that cannot be captured.
         cupy = cuda.cupy
         with (
             self.ordered(),
@@ -165,10 +162,8 @@ def _no_garbage_collection():
 
 @contextlib.contextmanager
 def _no_host_copies():
-    """Refuse copies from the host within: CuPy makes them through pinned memory.
-
-    The graph would copy from the same place again, which holds other data by then.
-    """
+    """Refuse copies from the host within: CuPy makes them through pinned memory."""
+    # The graph would copy from the same place again, which holds other data by then.
     cupy = cuda.cupy
     pool = cupy.get_default_pinned_memory_pool()
     previous = _pinned_allocator()
@@ -187,11 +182,8 @@ def _no_host_copies():
 
 
 def _pinned_allocator():
-    """Return the current allocator of pinned memory: that of a pool, or None for no pool.
-
-    CuPy has no getter, but memory from a pool refers to it. A function around one is not
-    recognised.
-    """
+    """Return the current allocator of pinned memory: that of a pool, or None for no pool."""
+    # CuPy has no getter, but memory from a pool refers to it. One around that is not recognised.
     cupy = cuda.cupy
     memory = cupy.cuda.alloc_pinned_memory(1).mem
     if type(memory) is cupy.cuda.PinnedMemory:

@@ -48,10 +48,7 @@ class Driver:
         self._warned: set[str] = set()
 
     def program(self, examples, converter, dataset, function, counter=0):
-        """Return why a batch is to be run eagerly (str or None), its program, and the batch.
-
-        `dataset` is what the examples are from, `counter` the number of the step.
-        """
+        """Return why a batch is to be run eagerly (str or None), its program, and the batch."""
         if self.reason is not None:
             return self.reason, None, None
         try:
@@ -68,7 +65,8 @@ class Driver:
             if not self.knows_sizes and (
                 not isinstance(examples, Selection) or form.layout == 'padded'
             ):
-                need = _roomy(need)
+                rows, entries = 1 << need.max_rows.bit_length(), 1 << need.max_entries.bit_length()
+                need = need._replace(max_rows=rows, max_entries=entries)
             capacity = self.programs.capacity(form, need, dataset)
             layout = form, batch.source, capacity
             program = self.programs.find((*layout, *self.watched))
@@ -104,9 +102,8 @@ class Driver:
                 self.blas = gemm.Blas()
                 self.blas.use(capturer.stream)
         except Exception as error:
-            raise CannotCapture(
-                'no cuBLAS handle could be made with the library that CuPy has loaded: %r' % error
-            ) from error
+            text = 'no cuBLAS handle could be made with the library that CuPy has loaded: %r'
+            raise CannotCapture(text % error) from error
         self.function = function
         self._make()
         self.guards = Guards(self.target, function, self.optimizer)
@@ -156,10 +153,3 @@ class Driver:
         if text not in self._warned:
             self._warned.add(text)
             warn(text)
-
-
-def _roomy(need):
-    """Return a `Capacity` that leaves room for larger molecules, where the largest is unknown."""
-    return need._replace(
-        max_rows=1 << need.max_rows.bit_length(), max_entries=1 << need.max_entries.bit_length()
-    )

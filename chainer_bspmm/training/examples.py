@@ -12,7 +12,6 @@ from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.multi_node.epochs import PartIterator
 
-
 MOST_FORMS = 4  # that are opened: a script that changes its data set all the time converts batches
 
 

@@ -216,11 +216,9 @@ class FusedUpdate:
                 _load(self._params[positions[0]].array, dtype, name)
 
     def variants(self):
-        """Return which variant of the kernel updates each parameter (tuple; None: not updated).
-
-        A captured graph is valid for as long as this is equal, and all parameters, gradients and
-        states are the same arrays. :meth:`advance` relies on what was found last.
-        """
+        """Return which variant of the kernel updates each parameter (tuple; None: not updated)."""
+        # A captured graph is valid for as long as this is equal, and all parameters, gradients and
+        # states are the same arrays. :meth:`advance` relies on what was found last.
         common, variant_of = self.optimizer.hyperparam, self._method.variant
         of_common = variant_of(common)
         self._hyperparams = [_hyperparam_of(rule, common) for rule in self._rules]
@@ -230,11 +228,8 @@ class FusedUpdate:
         return tuple([of_common if hp is common else hp and variant_of(hp) for hp in hyperparams])
 
     def advance(self):
-        """Count the step, as ``optimizer.update()`` does, and return its numbers.
-
-        A new (n_numbers,) float64 array: two for every hook, then those of every parameter, the
-        learning rate with its bias correction first.
-        """
+        """Count the step, as ``optimizer.update()`` does, and return its numbers, (n_numbers,)."""
+        # Two for every hook, then those of every parameter, its corrected learning rate first.
         self.count(1)
         numbers_of, pack = self._method.numbers, self._pack
         of_hooks = [number for hook in self._hooks for number in HOOKS[type(hook)][1](hook)]
@@ -259,11 +254,8 @@ class FusedUpdate:
         collections.deque(map(setattr, counted, itertools.repeat('t'), counters), maxlen=0)
 
     def launch(self, numbers):
-        """Run hooks and updates on the current stream; a CUDA graph may capture that.
-
-        Gradients end as Chainer's hooks leave them; those that are None become zeros first, one
-        that is not C-contiguous is replaced by a copy.
-        """
+        """Run hooks and updates on the current stream; a CUDA graph may capture that."""
+        # Gradients end as Chainer's hooks leave them; those that are None become zeros first.
         self.optimizer.reallocate_cleared_grads()
         groups = self._groups()
         if not groups:
@@ -300,11 +292,9 @@ class FusedUpdate:
         return [(*group, positions) for group, positions in groups.items()]
 
     def _launch(self, variant, positions, arrays, n_before, first, stop=None):
-        """Launch hooks `first` to `stop`, and an update, for parameters of one dtype.
-
-        `arrays` are the numbers, the sums that the last launches have left, and those that this one
-        leaves, one for each block (None: none). Return how many blocks there are.
-        """
+        """Launch hooks `first` to `stop`, and an update; return how many blocks there are."""
+        # For parameters of one dtype. `arrays` are the numbers, the sums that the last launches
+        # have left, and those that this one leaves, one for each block (None: none).
         numbers, before, after = arrays
         kinds = self._kinds[first:stop]
         word = sum(kind << 2 * i for i, kind in enumerate(kinds))

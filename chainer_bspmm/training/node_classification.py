@@ -59,10 +59,8 @@ def run_node_classification_train(
             :func:`~chainer_bspmm.dataset.to_sparse`.
     """
     if not isinstance(model, NodeClassifier):
-        raise TypeError(
-            'model: expected the NodeClassifier of chainer_bspmm.sparsify(model), got %s.%s'
-            % (type(model).__module__, type(model).__name__)
-        )
+        text = 'model: expected the NodeClassifier of chainer_bspmm.sparsify(model), got %s.%s'
+        raise TypeError(text % (type(model).__module__, type(model).__name__))
     dataset = _one_graph(data, train_mask=train_mask, valid_mask=valid_mask)
     optimizer = (optimizer or chainer.optimizers.Adam()).setup(model)
     device = chainer.get_device(device)
@@ -87,9 +85,8 @@ def run_node_classification_train(
 def _one_graph(data, **masks):
     """Return a `SparseDataset` of one graph: its labels, and numbers of nodes for each mask."""
     if not isinstance(data, (SparseGraphData, PaddingGraphData)):
-        raise TypeError(
-            'data: expected SparseGraphData or PaddingGraphData, got %s' % type(data).__name__
-        )
+        text = 'data: expected SparseGraphData or PaddingGraphData, got %s'
+        raise TypeError(text % type(data).__name__)
     n_nodes = len(data.x)
     if data.y is None or numpy.shape(data.y) != (n_nodes,):
         got = 'None' if data.y is None else 'shape %s' % (numpy.shape(data.y),)
@@ -116,7 +113,6 @@ def _indices(name, mask, n_nodes):
         raise TypeError(text % words)
     if mask.size and not 0 <= mask.min() <= mask.max() < n_nodes:
         wrong = mask.min() if mask.min() < 0 else mask.max()
-        raise ValueError(
-            '%s: expected numbers of at least 0 and less than %d, got %d' % (name, n_nodes, wrong)
-        )
+        text = '%s: expected numbers of at least 0 and less than %d, got %d'
+        raise ValueError(text % (name, n_nodes, wrong))
     return mask.astype(numpy.int32)

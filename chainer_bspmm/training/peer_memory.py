@@ -1,7 +1,4 @@
-"""Memory of the GPUs of one host, which every rank has mapped, and sums by it inside of a step.
-
-A rank writes to the memory of the others.
-"""
+"""Memory of the GPUs of one host to which every rank writes, and sums by it inside of a step."""
 
 import contextlib
 
@@ -16,7 +13,6 @@ _ALIGNMENT = 256  # bytes
 _THREADS = 256  # of the block of kernels/peer_sum.cu
 # What CUDA allocates at once: it shares all of it, with whatever else is there.
 _GRANULARITY = 2 << 20
-
 
 # (communicator, PeerMemory), for the life of the process: memory that another rank has mapped must
 # not be freed, and a graph that was captured may still be launched.
@@ -76,10 +72,8 @@ class PeerMemory:
 
 
 def connected(comm, size, dtype, chunks, vectors, prepare):
-    """Return the `PeerMemory` of all ranks, the same for the same sizes; None if it cannot be.
-
-    ``prepare(memory)`` compiles and loads what must be there before any rank waits for this one.
-    """
+    """Return the `PeerMemory` of all ranks, the same for the same sizes; None if it cannot be."""
+    # ``prepare(memory)`` compiles and loads what must be there before any rank waits for this one.
     if not 1 < comm.size <= MOST or comm.intra_size != comm.size:
         return None
     refused, sizes = cuda.cupy.cuda.runtime.CUDARuntimeError, (size, dtype, chunks)

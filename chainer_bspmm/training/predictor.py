@@ -56,9 +56,8 @@ class _Program(Program):
             self._reports = Reports(driver.device)
         differs = _difference(self.eager(examples), expected, driver.target)
         if differs:
-            raise CannotCapture(
-                'one batch gives another prediction when it is run twice: %s' % differs
-            )
+            text = 'one batch gives another prediction when it is run twice: %s'
+            raise CannotCapture(text % differs)
         self.stage(batch)
         try:
             differs = _difference(self.run(), expected, driver.target)
@@ -110,10 +109,8 @@ class _Program(Program):
             return self._driver.values(self._inputs.arrays() if arrays is None else arrays)
 
     def eager(self, examples):
-        """Return what is made of a batch without buffers, by the kernels of the graph.
-
-        Those of Chainer that reduce a whole array take seconds to compile, anew for most sizes.
-        """
+        """Return what is made of a batch without buffers, by the kernels of the graph."""
+        # Those of Chainer that reduce a whole array take seconds to compile, anew for most sizes.
         driver = self._driver
         with driver.capturer.ordered(), chainer_nodes.under_way(self._inputs.step):
             try:

@@ -73,11 +73,9 @@ class Program:
         self._inputs.send(batch, counter, numbers, row_address, by_graph=self.is_captured)
 
     def compile_kernels(self, function):
-        """Compile the kernels that a function launches, several at a time; change nothing.
-
-        Ends at the first parameter that is still to be made. Not where a user's code would run: it
-        may keep arrays, such as constants, that nothing has written to.
-        """
+        """Compile the kernels that a function launches, several at a time; change nothing."""
+        # Ends at the first parameter that is still to be made. Not where a user's code would run:
+        # it may keep arrays, such as constants, that nothing has written to.
         guards = self._driver.guards
         if guards.has_user_code:
             return
@@ -112,11 +110,7 @@ class Program:
 
 
 class Programs(collections.OrderedDict):
-    """Layout -> program.
-
-    A layout is (`Form`, where batches are gathered from, `Capacity`, what else programs differ by,
-    `guards.Key`).
-    """
+    """(`Form`, source of its batch, `Capacity`, what else programs differ by, Key) -> program."""
 
     def __init__(self, what):
         super().__init__()
@@ -151,10 +145,8 @@ class Programs(collections.OrderedDict):
         self._last = None, None
         self._n_new += 1
         if self._n_new > MAX_NEW:
-            raise CannotCapture(
-                'no %s can be replayed, because %s changes with every one'
-                % (self._what, layout[-1].change(self._last_key))
-            )
+            text = 'no %s can be replayed, because %s changes with every one'
+            raise CannotCapture(text % (self._what, layout[-1].change(self._last_key)))
         return None
 
     def add(self, layout, program):

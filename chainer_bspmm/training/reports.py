@@ -17,10 +17,7 @@ DEFINES = (('VECTOR', 1), ('N_VALUES', _N_VALUES), ('TABLE_BYTES', _TABLE.itemsi
 
 
 class Reports:
-    """Keep what replays of one captured step report, without a launch from Python for each number.
-
-    A number is a view of the row of its replay, which nothing overwrites.
-    """
+    """Keep the numbers that replays report, views of a row each, without a launch for each."""
 
     def __init__(self, device):
         self._device = device

@@ -100,11 +100,8 @@ def attributes_kept(owners):
 
 @contextlib.contextmanager
 def untouched(owners, params):
-    """Undo what is done inside to attributes of links and objects, and make no parameters.
-
-    For a capture that is dropped: what it assigns is memory that nothing has written to. New
-    attributes go, and sets, lists and dicts get back their entries.
-    """
+    """Undo what is done inside to attributes of links and objects, and make no parameters."""
+    # For a capture that is dropped: what it assigns is memory that nothing has written to.
     kinds = set, list, dict
     before = [(vars(owner), dict(vars(owner))) for owner in owners]
     values = itertools.chain.from_iterable(attributes.values() for _, attributes in before)
@@ -150,11 +147,9 @@ def _refuse(shape):
 
 
 def difference(arrays, values, tolerance):
-    """Return the first array (str or None) that differs between two runs of a step.
-
-    `tolerance` is 0 for equal bits, else the largest relative norm of a difference; NaN then equals
-    NaN. Copies all to the host (synchronises), unless two `Copies` are the same.
-    """
+    """Return the first array (str or None) that differs between two runs of a step."""
+    # `tolerance` is 0 for equal bits, else the largest relative norm of a difference; NaN then
+    # equals NaN. Copies all to the host (synchronises), unless two `Copies` are the same.
     if isinstance(arrays, Copies) and isinstance(values, Copies) and arrays.is_same(values):
         return None
     for name in {**arrays, **values}:

@@ -162,8 +162,6 @@ class StepDriver(Driver):
 
     def give_up(self, reason):
         if self.do_all_capture:
-            raise RuntimeError(
-                'rank %d cannot go on as the other ranks do, with captured steps: %s'
-                % (self.together.communicator.rank, reason)
-            )
+            text = 'rank %d cannot go on as the other ranks do, with captured steps: %s'
+            raise RuntimeError(text % (self.together.communicator.rank, reason))
         return super().give_up(reason)

@@ -67,11 +67,9 @@ class StepProgram(Program):
         return reported
 
     def check_spare_rows(self, ordinary, is_first):
-        """Compare the losses of the staged batch with and without spare rows; change nothing.
-
-        `ordinary` returns it without any, on the device. Kernels are compiled where it is the first
-        of all layouts. What the loss raises leads to CannotCapture; the eager step raises it again.
-        """
+        """Compare the losses of the staged batch with and without spare rows; change nothing."""
+        # `ordinary` returns it without any, on the device. Kernels are compiled for the first
+        # layout. What the loss raises leads to CannotCapture; the eager step raises it again.
         driver = self._driver
         arrays = state.state_arrays(driver.optimizer, driver.guards.owners)
         before = state.Copies(arrays)
@@ -110,10 +108,8 @@ class StepProgram(Program):
             )
 
     def check_alone(self):
-        """Run and capture this rank's part of the step that was staged; change nothing.
-
-        A capture that fails later would leave other ranks waiting for this one.
-        """
+        """Run and capture this rank's part of the step that was staged; change nothing."""
+        # A capture that fails later would leave other ranks waiting for this one.
         driver = self._driver
         arrays = state.state_arrays(driver.optimizer, driver.guards.owners)
         before = state.Copies(arrays)
@@ -197,9 +193,8 @@ class StepProgram(Program):
         graph, (reported, gradients) = self._capture(function, driver.function)
         for name, value in reported.items():
             if not isinstance(chainer.as_array(value), driver.device.xp.ndarray):
-                raise CannotCapture(
-                    '%s is reported as a value on the host, which a replay would repeat' % name
-                )
+                text = '%s is reported as a value on the host, which a replay would repeat'
+                raise CannotCapture(text % name)
         return graph, reported, gradients
 
     def launch(self):
@@ -211,11 +206,9 @@ class StepProgram(Program):
             self.is_done = True
 
     def replay(self):
-        """Run the captured step that was staged; return what it reported, name -> a new array.
-
-        After StepDiffers parameters, states, gradients and links' attributes are those of the eager
-        step, with several ranks those of the replay.
-        """
+        """Run the captured step that was staged; return what it reported, name -> a new array."""
+        # After StepDiffers parameters, states, gradients and links' attributes are those of the
+        # eager step, with several ranks those of the replay.
         if self.is_check_due():
             reported = self._checked_replay()
         else:
@@ -299,12 +292,10 @@ class StepProgram(Program):
         return self._compute(unchain=True, alone=is_part, write=write)
 
     def _compute(self, unchain=False, alone=False, write=lambda reported: None):
-        """Launch the step; return what was reported, and the parameters' gradients.
-
-        `unchain`: the arrays of the graph go, even where a link keeps the loss. `alone`: see `run`.
-        `write` is called where what was reported is as `run` returns it: with several ranks before
-        the update.
-        """
+        """Launch the step; return what was reported, and the parameters' gradients."""
+        # `unchain`: the arrays of the graph go, even where a link keeps the loss. `alone`: see
+        # `run`. `write` is called where what was reported is as `run` returns it: with several
+        # ranks before the update.
         driver = self._driver
         target = driver.target
         with self._under_way(alone), _observed() as reported, _not_counted(driver.fused):
@@ -387,11 +378,9 @@ def _not_counted(fused):
 
 @contextlib.contextmanager
 def _gradients_kept(params):
-    """Restore the gradients of parameters that are not the optimizer's.
-
-    They are never cleared, so a graph would keep adding to those of its capture, in memory that
-    may have been reused since.
-    """
+    """Restore the gradients of parameters that are not the optimizer's."""
+    # They are never cleared, so a graph would keep adding to those of its capture, in memory that
+    # may have been reused since.
     before = [(param, param.grad) for param in params if param.is_initialized]
     for param, _ in before:
         param.cleargrad()

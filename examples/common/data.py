@@ -53,12 +53,11 @@ def typed_smiles(smiles, n_labels):
 
 
 def read_csv(path, smiles_column, task, columns=None, missing='refuse', others=False):
-    """Return the rows of a CSV file, plain or compressed, but lines without SMILES and labels.
-
-    The labels' columns are called as the task calls them, or `columns`. `missing` says what becomes
-    of a molecule without a label that the task needs: 'refuse' the file, 'skip' the molecule, or
-    'keep' it, even if the file lacks the column. `others` asks for the other columns, too.
-    """
+    """Return the rows of a CSV file, plain or compressed, but lines without SMILES and labels."""
+    # The labels' columns are called as the task calls them, or `columns`. `missing` says what
+    # becomes of a molecule without a label that the task needs: 'refuse' the file, 'skip' the
+    # molecule, or 'keep' it, even if the file lacks the column. `others` asks for the other
+    # columns, too.
     columns = columns or task.names
     wanted = [smiles_column, *columns]
     options = {'dtype': str, 'keep_default_na': False}
@@ -80,10 +79,9 @@ def read_csv(path, smiles_column, task, columns=None, missing='refuse', others=F
         if header.count(name) > 1:
             raise DataError('%s has %d columns %r' % (path, header.count(name), name))
         if name not in header and (missing != 'keep' or name == smiles_column):
-            raise DataError(
-                '%s has no column %r; expected the columns %s, separated by commas, found %s'
-                % (path, name, *(', '.join(map(repr, names)) for names in (wanted, header)))
-            )
+            lists = [', '.join(map(repr, names)) for names in (wanted, header)]
+            text = '%s has no column %r; expected the columns %s, separated by commas, found %s'
+            raise DataError(text % (path, name, *lists))
     known = [name for name in wanted if name in table]
     table = table[(table[known] != '').any(axis=1)]
     name = os.path.basename(path)
@@ -100,10 +98,8 @@ def read_csv(path, smiles_column, task, columns=None, missing='refuse', others=F
     kept = is_known.any(axis=1) if task.may_be_missing else is_known.all(axis=1)
     if not kept.all():
         which = 'any label' if task.may_be_missing else 'each label'
-        print(
-            'Skipped %d molecule(s) without %s of %s, the first: %s'
-            % ((~kept).sum(), which, ', '.join(columns), where[~kept][0])
-        )
+        text = 'Skipped %d molecule(s) without %s of %s, the first: %s'
+        print(text % ((~kept).sum(), which, ', '.join(columns), where[~kept][0]))
     return rows.take(kept)
 
 
@@ -116,14 +112,10 @@ def _labels_of(where, cells, task, missing):
     may_be_empty = task.may_be_missing or missing != 'refuse'
     bad = numpy.flatnonzero(numpy.isnan(values) & ~(is_empty & may_be_empty))
     if bad.size:
-        message = '%s: target %s is %.60r, expected %s (%d such rows%s)' % (
-            where[bad[0]],
-            cells.name,
-            text.iloc[bad[0]],
-            task.expected,
-            bad.size,
-            '; --skip-missing leaves empty ones out' if is_empty[bad].any() else '',
-        )
+        advice = '; --skip-missing leaves empty ones out' if is_empty[bad].any() else ''
+        first = where[bad[0]], cells.name, text.iloc[bad[0]], task.expected
+        words = *first, bad.size, advice
+        message = '%s: target %s is %.60r, expected %s (%d such rows%s)' % words
         if missing != 'keep':
             raise DataError(message)
         print('Unknown labels: ' + message)
@@ -131,10 +123,8 @@ def _labels_of(where, cells, task, missing):
 
 
 def spread(n, num_data):
-    """Return `num_data` numbers spread evenly over range(n); -1 means all of them.
-
-    Data are often sorted by size: the first molecules would be the smallest only.
-    """
+    """Return `num_data` numbers spread evenly over range(n); -1 means all of them."""
+    # Data are often sorted by size: the first molecules would be the smallest only.
     num_data = n if num_data < 0 else min(num_data, n)
     return numpy.arange(num_data) * n // max(num_data, 1)
 
@@ -214,10 +204,8 @@ def preprocess(rows, task, method, dense=False):
     to_dataset = dense_dataset if dense else sparse_dataset
     dataset, reasons = to_dataset(rows.smiles, method, task.labels(rows.labels))
     if len(reasons) == n:
-        first = rows.where[0], rows.smiles[0], reasons[0]
-        raise DataError(
-            'none of the %d molecule(s) can be used, the first: %s: %r: %s' % (n, *first)
-        )
+        words = n, rows.where[0], rows.smiles[0], reasons[0]
+        raise DataError('none of the %d molecule(s) can be used, the first: %s: %r: %s' % words)
     reason = numpy.array([reasons.get(i, '') for i in range(n)], object)
     return dataset, rows._replace(reason=reason)
 
@@ -234,11 +222,9 @@ def load(description, rows, task, method, num_data=-1, dense=False):
 
 
 def split(examples, settings):
-    """Return the indices of training, validation and test part; the latter halve the rest.
-
-    If the settings of the run say by scaffold, `examples` are SMILES. This is Chainer Chemistry's
-    way: molecules with one scaffold are in one part.
-    """
+    """Return the indices of training, validation and test part; the latter halve the rest."""
+    # By scaffold, Chainer Chemistry's way, `examples` are SMILES: those with one scaffold are in
+    # one part.
     n, ratio, seed = len(examples), settings['train_data_ratio'], settings['seed']
     if settings['split'] == 'random':
         order = numpy.random.RandomState(seed).permutation(n)

@@ -41,10 +41,8 @@ def check_folder(out, force, resume=False):
 
 
 def start_run(out, settings, force):
-    """Make the folder of a run and claim it, by its settings; `force` removes a run that is there.
-
-    Only one of several runs that start at the same time creates the file.
-    """
+    """Make the folder of a run, claim it by its settings; `force` removes a run that is there."""
+    # Only one of several runs that start at the same time creates the file.
     path = os.path.join(out, SETTINGS_FILE)
     os.makedirs(out, exist_ok=True)
     if force and os.path.exists(path):
@@ -70,10 +68,8 @@ def continue_run(out, settings):
                 '--resume: the data have other molecules or labels, or in another order, than '
                 'those of the run in %s' % out
             )
-        raise DataError(
-            '--resume: %s was %r in the run in %s, and is %r now; both must be the same'
-            % (name, before.get(name), out, settings[name])
-        )
+        text = '--resume: %s was %r in the run in %s, and is %r now; both must be the same'
+        raise DataError(text % (name, before.get(name), out, settings[name]))
 
 
 def script_of(source):
@@ -89,9 +85,8 @@ def load_settings(folder, script):
             settings = json.load(file)
         found = settings['script']
     except FileNotFoundError:
-        raise DataError(
-            '%s not found: expected the folder of a run of %s' % (path, script)
-        ) from None
+        text = '%s not found: expected the folder of a run of %s'
+        raise DataError(text % (path, script)) from None
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError('%s cannot be read, or is not of a run: %s' % (path, error)) from error
     if found != script:
@@ -181,16 +176,13 @@ def load_npz(path, target):
         *(OSError, EOFError, LookupError, RuntimeError, ValueError),
         *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
     ) as error:
-        raise DataError(
-            '%s cannot be loaded, it is damaged or another kind of file: %s' % (path, error)
-        ) from error
+        text = '%s cannot be loaded, it is damaged or another kind of file: %s'
+        raise DataError(text % (path, error)) from error
 
 
 def check_arrays(path):
-    """Refuse an .npz file with objects: loading them would run whatever code they name.
-
-    Chainer stores None as an object; that is the only one allowed.
-    """
+    """Refuse an .npz file with objects: loading them would run whatever code they name."""
+    # Chainer stores None as an object; that is the only one allowed.
     with open(path, 'rb') as file:
         # NumPy takes a file that starts otherwise for a pickle, even if an archive follows.
         if file.read(4) != b'PK\3\4':

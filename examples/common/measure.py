@@ -16,11 +16,10 @@ FIRST, LAST = 1000, -1000  # priorities of extensions
 
 
 class StepTimer(training.Extension):
-    """Time the steps of a Trainer: batch, converter, model, optimizer, and what reports each step.
+    """Time the steps of a Trainer: `rounds` holds (number of steps, seconds of each of them).
 
-    On a GPU a step returns before that is done. There the steps of an epoch are timed together,
-    until the GPU is done with the last, before other extensions do their part. `rounds` holds
-    (number of steps, seconds of each of them).
+    On a GPU a step returns before it is done. There the steps of an epoch are timed together,
+    until the GPU is done with the last, before other extensions do their part.
     """
 
     def __init__(self, trainer, device):
@@ -62,10 +61,8 @@ def milliseconds_a_step(rounds):
 
 
 def peak_memory(device, updater):
-    """Return the most memory that this process has held, in bytes: the host's, where Linux tells.
-
-    On a GPU also what CuPy's pool holds, which does not shrink by itself, and that of CUDA graphs.
-    """
+    """Return the most bytes that this process has held: of the host, where Linux tells; of GPUs."""
+    # CuPy's pool does not shrink by itself; it does not count CUDA graphs.
     found = {}
     if os.path.exists('/proc/self/status'):
         # Not getrusage: its number starts with that of the process that started this one.

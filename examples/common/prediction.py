@@ -27,11 +27,11 @@ def load(args, source):
 def from_smiles(smiles, settings, task):
     """Return (data set, rows with reasons) of molecules of the command line."""
     if settings['padded_to'] is None and settings['layout'] != 'packed':
-        print(
+        text = (
             'Note: a prediction may depend on the molecules given beside it, as in Chainer '
-            'Chemistry; not if the model is trained with --padded-to largest',
-            file=sys.stderr,
+            'Chemistry; not if the model is trained with --padded-to largest'
         )
+        print(text, file=sys.stderr)
     return data.preprocess(data.typed_smiles(smiles, len(task.names)), task, settings['method'])
 
 
@@ -56,10 +56,7 @@ def from_test_part(folder, settings, task, source):
 
 
 def predict(source):
-    """Predict, print the errors where the truth is known, and write the CSV file.
-
-    `source` is the script that has trained the model, as a module.
-    """
+    """Predict with a model of the script `source`, print its errors, write the CSV file."""
     script = files.script_of(source)
     parser = arguments.make_parser('Prediction with a model of %s.' % script)
     arguments.add_trained_arguments(parser, script)
@@ -96,9 +93,8 @@ def predict(source):
     titles = [task.column_titles(name)[: 1 + known] for name, known in zip(task.names, has_truth)]
     for title in sum(titles, []):
         if title in others:
-            raise DataError(
-                'the data have a column %r, which the predictions would replace; rename it' % title
-            )
+            text = 'the data have a column %r, which the predictions would replace; rename it'
+            raise DataError(text % title)
     files.report_failures(rows, failed_file)
 
     predictions = task.predict(model, dataset, converter, args.batchsize)

@@ -24,11 +24,10 @@ MAY_CHANGE = 'out', 'force', 'resume', 'epoch', 'device', 'updater', 'communicat
 
 
 class RandomState(training.Extension):
-    """Keep NumPy's random state in the snapshot: it decides the order of later epochs.
+    """Keep NumPy's random state in snapshots: it decides later epochs' order, dropout on CPUs."""
 
-    On a CPU it also decides dropout. Captured steps draw by the seed and their number; CuPy's own
-    state (``--updater standard`` on a GPU) cannot be read.
-    """
+    # Captured steps draw by the seed and their number; CuPy's own state (``--updater standard`` on
+    # a GPU) cannot be read.
 
     name = 'random_state'
     trigger = (1, 'epoch')
@@ -44,11 +43,9 @@ class RandomState(training.Extension):
 
 
 def ends_with_best(log, key, sign):
-    """Return whether the last entry has the best value, even NaN, until there is a number.
-
-    Not a MinValueTrigger: captured steps take another look at the model after every step where a
-    trigger may be due that is no interval. `sign` is -1 where less is better.
-    """
+    """Return whether the last entry has the best value, even NaN, until there is a number."""
+    # Not a MinValueTrigger: captured steps take another look at the model after every step where a
+    # trigger may be due that is no interval. `sign` is -1 where less is better.
     *before, last = [sign * entry[key] for entry in log]
     best = max((value for value in before if not math.isnan(value)), default=-math.inf)
     return last > best or best == -math.inf
@@ -102,10 +99,7 @@ def layout_of(args, dataset):
 
 
 def prepare(source, task, args, n_ranks):
-    """Read the data, and start or continue the run in its folder.
-
-    Returns its settings, and the training, validation and test part of the data set.
-    """
+    """Read the data, start or continue the run; return its settings, and the three parts."""
     files.check_folder(args.out, args.force, args.resume)
     missing = 'skip' if args.skip_missing else 'refuse'
     description, rows = source.read(args.data, vars(args), missing=missing)
@@ -114,13 +108,8 @@ def prepare(source, task, args, n_ranks):
     if numpy.isnan(used.labels).all():
         raise DataError('%s: no molecule has a label' % description)
     settings = {name: value for name, value in vars(args).items() if name not in MAY_CHANGE}
-    settings.update(
-        script=files.script_of(source),
-        digest=data.digest(rows),
-        n_molecules=len(dataset),
-        ranks=n_ranks,
-        **layout_of(args, dataset),
-    )
+    settings.update(script=files.script_of(source), digest=data.digest(rows))
+    settings.update(n_molecules=len(dataset), ranks=n_ranks, **layout_of(args, dataset))
     if description == args.data:  # a file: predictions may run in another folder, or it may move
         settings['data'] = os.path.abspath(args.data)
         settings['data from here'] = os.path.relpath(args.data, args.out)
@@ -139,11 +128,9 @@ def prepare(source, task, args, n_ranks):
 
 @files.writing('into the folder of --out')
 def train(source, args, title, report_every=1):
-    """Train, test, and write models and results; return the exit status.
-
-    `source` is the calling script as a module: `task_of(settings)` makes the task, `read(data,
-    settings, **options)` returns (description, rows). A validation follows `report_every` epochs.
-    """
+    """Train, test, and write models and results; return the exit status."""
+    # `source` is the calling script as a module: `task_of(settings)` makes the task, `read(data,
+    # settings, **options)` returns (description, rows). A validation follows `report_every` epochs.
     ranks = ranks_of(args.communicator)
     device = use_device(ranks.device(args.device))
     task = source.task_of(vars(args))
@@ -254,27 +241,23 @@ def train(source, args, title, report_every=1):
     lines, metrics = task.report(test_labels, predictions, train_labels)
     print('\n'.join(['', 'Test molecules:', *lines, '']))
     if step is not None:
-        print(
-            'Time a step: %.2f ms, median of %d (batch, converter, forward, backward, update)'
-            % (step['median'], step['steps'])
-        )
+        text = 'Time a step: %.2f ms, median of %d (batch, converter, forward, backward, update)'
+        print(text % (step['median'], step['steps']))
     sizes = ['%s %.0f MB' % (name, size / 1e6) for name, size in memory.items()]
     print('Peak memory: ' + ', '.join(sizes))
-    files.write_result(
-        args.out,
-        {
-            'settings': settings,
-            'dense': args.dense,
-            'updater': 'graph' if captured else 'standard',
-            'epochs': updater.epoch,
-            'steps': updater.iteration,
-            'test': metrics,
-            'milliseconds a step': step,
-            'seconds': {'data': round(data_seconds, 3), 'training': round(training_seconds, 3)},
-            'peak memory in bytes': memory,
-            'conditions': measure.conditions(device),
-        },
-    )
+    result = {
+        'settings': settings,
+        'dense': args.dense,
+        'updater': 'graph' if captured else 'standard',
+        'epochs': updater.epoch,
+        'steps': updater.iteration,
+        'test': metrics,
+        'milliseconds a step': step,
+        'seconds': {'data': round(data_seconds, 3), 'training': round(training_seconds, 3)},
+        'peak memory in bytes': memory,
+        'conditions': measure.conditions(device),
+    }
+    files.write_result(args.out, result)
     print('Model: %s; of the best validation: %s' % (path, files.BEST_FILE))
     from common import pictures  # here: Matplotlib takes a second, and the model is saved
 

@@ -50,9 +50,8 @@ def run(argv=None):
         'cora if it is there, else generated',
     )
     arguments.add_model_arguments(parser, [*METHODS], 2, 32, 200, 0.2)
-    parser.add_argument(
-        '--dropout', type=arguments.number(float, 0, 0.99), default=0.5, help='dropout ratio'
-    )
+    text = 'dropout ratio'
+    parser.add_argument('--dropout', type=arguments.number(float, 0, 0.99), default=0.5, help=text)
     arguments.add_device_argument(parser)
     args = parser.parse_args(argv)
     device = arguments.use_device(args.device)
@@ -67,48 +66,38 @@ def run(argv=None):
     train_part, validation_part, test_part = parts
     print('Split: %d training, %d validation, %d test' % tuple(map(len, parts)))
     if len(numpy.unique(y[train_part])) < 2:
-        raise DataError(
-            '--train-data-ratio: the training nodes are of one class, expected two or more'
-        )
-    settings = {
-        name: value for name, value in vars(args).items() if name not in ('out', 'device', 'force')
-    }
-    settings.update(script=os.path.basename(__file__), data=network.description)
+        text = '--train-data-ratio: the training nodes are of one class, expected two or more'
+        raise DataError(text)
+    settings = dict(vars(args), script=os.path.basename(__file__), data=network.description)
+    for name in ('out', 'device', 'force'):
+        del settings[name]
     files.start_run(args.out, settings, args.force)
 
     start = time.perf_counter()
     numpy.random.seed(args.seed)
     if device.xp is not numpy:
         device.xp.random.seed(args.seed)  # layers that learn their input size start on the device
-    model = NodeClassifier(
-        METHODS[args.method](
-            out_dim=None,  # of a readout, which nodes do not need
-            node_embedding=True,
-            hidden_channels=args.unit_num,
-            out_channels=int(y.max()) + 1,
-            n_update_layers=args.conv_layers,
-            dropout_ratio=args.dropout,
-        )
+    graph_convolution = METHODS[args.method](
+        out_dim=None,  # of a readout, which nodes do not need
+        node_embedding=True,
+        hidden_channels=args.unit_num,
+        out_channels=int(y.max()) + 1,
+        n_update_layers=args.conv_layers,
+        dropout_ratio=args.dropout,
     )
-    chainer_bspmm.sparsify(model)
+    model = chainer_bspmm.sparsify(NodeClassifier(graph_convolution))
     data = graph_data(network, args.method)
     every = max(args.epoch // 10, 1), 'epoch'
     names = [
         'main/%s(%s)' % (name, of) for name in ('loss', 'accuracy') for of in ('train', 'valid')
     ]
+    reports = [
+        extensions.LogReport(trigger=every),
+        extensions.PrintReport(['epoch', *names, 'elapsed_time'], out=training.PlainText()),
+    ]
+    options = {'epoch': args.epoch, 'out': args.out, 'device': device, 'extensions_list': reports}
     run_node_classification_train(
-        model,
-        data,
-        train_part,
-        validation_part,
-        epoch=args.epoch,
-        out=args.out,
-        device=device,
-        use_default_extensions=False,
-        extensions_list=[
-            extensions.LogReport(trigger=every),
-            extensions.PrintReport(['epoch', *names, 'elapsed_time'], out=training.PlainText()),
-        ],
+        model, data, train_part, validation_part, use_default_extensions=False, **options
     )
     batch_x, adj, _ = chainer_bspmm.CSRConverter('packed')(to_sparse([data]), device)
     with chainer.using_config('train', False), chainer.no_backprop_mode():
@@ -116,14 +105,12 @@ def run(argv=None):
     seconds = time.perf_counter() - start
 
     regression = LogisticRegression(max_iter=1000).fit(x[train_part], y[train_part])
-    found = {
-        name: float((answer == y)[test_part].mean())
-        for name, answer in (
-            ('graph convolution', scores.argmax(axis=1)),
-            ('logistic regression of the words, without edges', regression.predict(x)),
-            ('always the largest class', numpy.bincount(y[train_part]).argmax()),
-        )
+    answers = {
+        'graph convolution': scores.argmax(axis=1),
+        'logistic regression of the words, without edges': regression.predict(x),
+        'always the largest class': numpy.bincount(y[train_part]).argmax(),
     }
+    found = {name: float((answer == y)[test_part].mean()) for name, answer in answers.items()}
     print('\nShare of the %d test nodes that are classified right:' % len(test_part))
     for name, share in found.items():
         print('%6.1f %%  %s' % (100 * share, name))

@@ -54,11 +54,9 @@ def dense_examples(smiles):
 def print_padding(sparse, dense):
     """Print what the trained model predicts for ethanol in different batches."""
     ethanol, largest, partner = dense_examples(['CCO', 'C' * LARGEST, 'C' * N_PARTNER])
-    print(
-        'Upstream pads a batch to its largest molecule, and a model learns with that padding.\n'
-        '%s [%s] of ethanol from the trained model, by what is in the batch:'
-        % (LABEL, TASK.units[LABEL])
-    )
+    print('Upstream pads a batch to its largest molecule, and a model learns with that padding.')
+    text = '%s [%s] of ethanol from the trained model, by what is in the batch:'
+    print(text % (LABEL, TASK.units[LABEL]))
     columns = '+ %d atoms' % LARGEST, 'ethanol only', '+ %d atoms' % N_PARTNER
     print('%-38s %12s %12s %12s' % ('', *columns))
     for name, model, converter in (
@@ -101,11 +99,9 @@ def print_steps(name, settings, examples):
     # Of dense and sparse; the first two steps allocate and warm up.
     times = 1e3 * numpy.median(numpy.reshape(times, (-1, 2, 3))[2:], axis=0)
     sizes = numpy.reshape(sizes, (-1, 2)).mean(axis=0)
-    print(
-        '%s: %d molecules, %.1f atoms on average, %d at most;\n'
-        '  a dense batch pads them to %.0f on average'
-        % (name, len(examples), n_atoms.mean(), n_atoms.max(), numpy.mean(padded))
-    )
+    words = name, len(examples), n_atoms.mean(), n_atoms.max()
+    print('%s: %d molecules, %.1f atoms on average, %d at most;' % words)
+    print('  a dense batch pads them to %.0f on average' % numpy.mean(padded))
     print('  %-36s %10s %10s   %s' % ('', 'dense', 'sparse', 'ratio'))
     for title, (upstream, ours) in (
         ('converter [ms]', times[:, 0]),
@@ -120,9 +116,8 @@ def main():
     parser = make_parser(__doc__.split('\n')[0])
     parser.add_argument('--out', '-o', default=OUT, help='folder for pictures, log and models')
     parser.add_argument('--epoch', '-e', type=number(int, 1), default=30, help='number of epochs')
-    parser.add_argument(
-        '--num-data', type=number(int, -1), default=-1, help='molecules of the sample; -1: all'
-    )
+    text = 'molecules of the sample; -1: all'
+    parser.add_argument('--num-data', type=number(int, -1), default=-1, help=text)
     args = parser.parse_args()
     start = time.perf_counter()
     modules = numpy, chainer, chainer_chemistry
@@ -154,11 +149,9 @@ def main():
     upstream = TASK.predict(dense, test, converter_of('dense'), BATCHSIZE)
     difference = (numpy.abs(ours - upstream) / numpy.abs(upstream)).max()
     equal = difference < MAX_DIFFERENCE
-    print(
-        '%d test molecules in batches of %d:\n'
-        '  largest relative difference of a prediction: %.1e, limit %.0e: %s\n'
-        % (len(test), BATCHSIZE, difference, MAX_DIFFERENCE, 'equal' if equal else 'DIFFERENT')
-    )
+    print('%d test molecules in batches of %d:' % (len(test), BATCHSIZE))
+    words = difference, MAX_DIFFERENCE, 'equal' if equal else 'DIFFERENT'
+    print('  largest relative difference of a prediction: %.1e, limit %.0e: %s\n' % words)
     print_padding(sparse, dense)
 
     about = '3. A training step, batch of %d, medians of %d, dense and sparse in turn'

@@ -22,9 +22,8 @@ N_MOLECULES = 4000
 
 def main():
     parser = argparse.ArgumentParser(description='Make the shipped sample of QM9.')
-    parser.add_argument(
-        '--check', action='store_true', help='write nothing, compare the shipped sample'
-    )
+    text = 'write nothing, compare the shipped sample'
+    parser.add_argument('--check', action='store_true', help=text)
     parser.add_argument('--all', metavar='FILE', help='write all molecules, there')
     args = parser.parse_args()
     paths = train_qm9.qm9pack_files()

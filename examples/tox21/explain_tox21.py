@@ -18,11 +18,8 @@ import numpy
 import pandas
 from chainer import functions
 from chainer_chemistry.link_hooks import VariableMonitorLinkHook
-from chainer_chemistry.saliency.calculator.gradient_calculator import GradientCalculator
-from chainer_chemistry.saliency.calculator.integrated_gradients_calculator import (
-    IntegratedGradientsCalculator,
-)
-from chainer_chemistry.saliency.calculator.occlusion_calculator import OcclusionCalculator
+from chainer_chemistry.saliency.calculator import GradientCalculator, OcclusionCalculator
+from chainer_chemistry.saliency.calculator import IntegratedGradientsCalculator
 from chainer_chemistry.saliency.visualizer.visualizer_utils import abs_max_scaler, red_blue_cmap
 from rdkit import Chem
 from rdkit.Chem.Draw import rdMolDraw2D
@@ -36,10 +33,7 @@ SIZE = 500, 375  # pixels, of a molecule of up to 40 atoms
 
 
 def saliency(model, dataset, column, name, converter, batchsize):
-    """Return (n_molecules, largest) numbers, one for each atom, and 0 past a molecule's last one.
-
-    `column` is that of the assay, `name` a key of `CALCULATORS`.
-    """
+    """Return (n_molecules, largest) numbers, one for each atom, and 0 past a molecule's last."""
     kind, options = CALCULATORS[name]
 
     def score(*batch):
@@ -47,16 +41,11 @@ def saliency(model, dataset, column, name, converter, batchsize):
         # The gradient of the sum holds that of each molecule.
         return scores if kind is OcclusionCalculator else functions.sum(scores)
 
-    calculator = kind(
-        model,
-        target_extractor=VariableMonitorLinkHook(model.predictor.graph_conv.embed),
-        eval_fun=score,
-        device=model.device.device.id if model.xp is not numpy else -1,
-        **options,
-    )
-    samples = calculator.compute(
-        dataset, batchsize=batchsize, converter=converter, show_progress=False
-    )
+    monitor = VariableMonitorLinkHook(model.predictor.graph_conv.embed)
+    device = model.device.device.id if model.xp is not numpy else -1
+    calculator = kind(model, monitor, eval_fun=score, device=device, **options)
+    batches = {'batchsize': batchsize, 'converter': converter}
+    samples = calculator.compute(dataset, show_progress=False, **batches)
     return calculator.aggregate(samples, method='raw', ch_axis=3)
 
 
@@ -85,9 +74,8 @@ def run():
     parser.add_argument('--assay', default=train_tox21.ASSAYS[0], choices=train_tox21.ASSAYS)
     parser.add_argument('--calculator', default='gradient', choices=CALCULATORS)
     parser.add_argument('--out', '-o', help='folder to write (IN_DIR/saliency)')
-    parser.add_argument(
-        '--force', action='store_true', help='write into a folder that is not empty'
-    )
+    text = 'write into a folder that is not empty'
+    parser.add_argument('--force', action='store_true', help=text)
     args = parser.parse_args()
     out = os.path.join(args.in_dir, 'saliency') if args.out is None else args.out
     files.check_folder(out, args.force)

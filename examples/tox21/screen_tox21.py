@@ -43,20 +43,16 @@ def read_from(path):
     # Neither in SMILES: separators of a table, bytes of gzip and of UTF-16.
     first = file.peek(80).split(b'\n')[0]
     if set((first.split() or [b''])[0]) & set(b',;') or set(first) & set(b'\x1f\0'):
-        raise DataError(
-            '%s: expected one SMILES a line, got %r; for a CSV file use predict_tox21.py --data'
-            % (path or 'standard input', first[:40].decode(errors='replace'))
-        )
+        text = '%s: expected one SMILES a line, got %r; for a CSV file use predict_tox21.py --data'
+        raise DataError(text % (path or 'standard input', first[:40].decode(errors='replace')))
     # A character that is not UTF-8 affects its line, not the whole run.
     return io.TextIOWrapper(file, encoding='utf-8-sig', errors='replace')
 
 
 @contextlib.contextmanager
 def written_to(path):
-    """Give a file for a CSV table, or standard output, and say what cannot be written.
-
-    When the reader of the output, such as ``head``, has closed it, exit quietly with status 1.
-    """
+    """Give a file for a CSV table, or standard output, and say what cannot be written."""
+    # When the reader of the output, such as ``head``, has closed it, exit quietly with status 1.
     with files.writing(path or 'standard output'), contextlib.ExitStack() as stack:
         file = sys.stdout
         if path is not None:
@@ -71,10 +67,7 @@ def written_to(path):
 
 
 def rows(lines, model, **options):
-    """Yield (number, SMILES, error, list of probabilities) of lines, given as (number, text).
-
-    `options` are those of captured_predict.
-    """
+    """Yield (number, SMILES, error, list of probabilities) of lines, given as (number, text)."""
     waiting = {}  # position -> (number, SMILES) of the lines in progress
 
     def smiles():
@@ -117,9 +110,8 @@ def check_source(ranks, path):
 def run():
     """Screen, and write the CSV file."""
     parser = arguments.make_parser('Screening with a model trained on Tox21.')
-    parser.add_argument(
-        'smiles', nargs='?', help='file of SMILES; without it, or -: standard input'
-    )
+    text = 'file of SMILES; without it, or -: standard input'
+    parser.add_argument('smiles', nargs='?', help=text)
     arguments.add_trained_arguments(parser, 'train_tox21.py', batchsize=1024)
     parser.add_argument('--out', '-o', help='CSV file to write; without it: standard output')
     parser.add_argument('--force', action='store_true', help='replace the file of --out')
@@ -137,15 +129,10 @@ def run():
     # Failures are in the table, and counted below.
     warnings.filterwarnings('ignore', 'captured_predict: .* could not be used')
     size, n_rows, n_failures = args.batchsize, 0, 0
+    options = {'method': settings['method'], 'converter': converter, 'n_processes': n_processes}
     with read_from(args.smiles) as lines:
-        found = rows(
-            (row for row in enumerate(lines, 1) if row[0] // size % ranks.size == ranks.rank),
-            model,
-            batch_size=size,
-            method=settings['method'],
-            converter=converter,
-            n_processes=n_processes,
-        )
+        mine = (row for row in enumerate(lines, 1) if row[0] // size % ranks.size == ranks.rank)
+        found = rows(mine, model, batch_size=size, **options)
         if ranks.are_several:
             found = from_all(ranks, found, size)
         with written_to(args.out if ranks.is_first else os.devnull) as file:

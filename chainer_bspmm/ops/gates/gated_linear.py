@@ -12,7 +12,6 @@ from chainer_bspmm.ops.gates.launches import gated_step_backward, gated_step_for
 from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.segments import row_sum
 
-
 ACTIVATIONS = (functions.identity, functions.tanh)
 
 
@@ -143,9 +142,8 @@ def gated_linear(parts, gate, value, activation=functions.identity):
     both. Both maps are one GEMM, on a GPU one kernel with all the rest if the weights fit.
     """
     if activation not in ACTIVATIONS:
-        raise ValueError(
-            'activation: expected chainer.functions.identity or tanh, got %r' % (activation,)
-        )
+        text = 'activation: expected chainer.functions.identity or tanh, got %r'
+        raise ValueError(text % (activation,))
     if (gate[1] is None) != (value[1] is None):
         raise ValueError('gate, value: expected a bias in both or in none')
     n_out, n_in = len(gate[0]), sum([part.shape[1] for part in parts])

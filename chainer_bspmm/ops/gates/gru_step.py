@@ -273,15 +273,11 @@ def gru_step(
     """
     n_out, n_in = parameters[0][0].shape[0], x.shape[-1] + message.shape[-1]
     if x.ndim != 2 or message.shape[:-1] != x.shape[:1]:
-        raise ValueError(
-            'message: expected a row for each row of x, got shapes %s and %s'
-            % (message.shape, x.shape)
-        )
+        text = 'message: expected a row for each row of x, got shapes %s and %s'
+        raise ValueError(text % (message.shape, x.shape))
     if state is not None and state.shape != (len(x), n_out):
-        raise ValueError(
-            'state: expected shape %s, got %s; reset_state() clears the state of '
-            'another batch' % ((len(x), n_out), state.shape)
-        )
+        text = 'state: expected shape %s, got %s; reset_state() clears the state of another batch'
+        raise ValueError(text % ((len(x), n_out), state.shape))
     for i, (W, b) in enumerate(parameters):
         name, shape = 'parameters[%d]' % i, (n_out, n_in if i < 3 else n_out)
         expected = {name + '[0]': (W, shape), name + '[1]': (b, shape[:1])}

@@ -2,5 +2,4 @@
 
 from chainer_bspmm.ops.graph_linear.node import graph_linear, relation_linear
 
-
 __all__ = ['graph_linear', 'relation_linear']

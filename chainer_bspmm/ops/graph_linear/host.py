@@ -9,7 +9,6 @@ from chainer_bspmm.ops.bspmm import matrix_on_host
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.segments import row_sum
 
-
 # What a layer multiplies by. matrix: (n_rows, n_sources), a column for each pair of relation and
 # node that has entries, in this order, and transpose; nodes: (n_sources,), the node of each; parts:
 # (relation, slice of its columns) for those relations that have any; spread: (n_nodes, n_sources),
@@ -19,11 +18,9 @@ _Sources = collections.namedtuple('_Sources', 'matrix transpose nodes parts spre
 
 
 def graph_linear_on_host(adj, x, W, b=None, W_self=None, b_self=None, loop=False):
-    """Compute ``y = sum over r of A_r (x W_r^T + b_r) + x W_self^T + b_self``, (n_rows, n_out).
-
-    Most nodes have entries in few relations: only pairs of relation and node that have any are
-    mapped, which is a third of the arithmetic for molecules.
-    """
+    """Compute ``y = sum over r of A_r (x W_r^T + b_r) + x W_self^T + b_self``, (n_rows, n_out)."""
+    # Most nodes have entries in few relations: only pairs of relation and node that have any are
+    # mapped, which is a third of the arithmetic for molecules.
     sources = _sources(adj, compute_dtype(x))
     x, W, b, W_self, b_self = _cast(sources, x, W, b, W_self, b_self)
     mapped = _map(sources, _take(sources, x), _by_relation(adj, W).transpose(1, 2, 0))

@@ -13,7 +13,6 @@ from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops.dropout import draw_arguments
 from chainer_bspmm.sparse.build import values_of
 
-
 # A layer as kernels/graph_linear.cu does it. n_relations 0: none; n_biases: rows of b_self;
 # activation: the name of one; loop, by_relation: as in the kernel's header.
 Layer = collections.namedtuple(
@@ -22,7 +21,6 @@ Layer = collections.namedtuple(
     'activation',
 )
 
-
 LAYER_THREADS = 256
 LAYER_ROWS = 16, 20, 24, 32  # of a tile: the fewest that give every multiprocessor at most one
 LAYER_SLICES = 1, 2, 4  # of the columns of a result, where it is too wide for one block
@@ -30,17 +28,13 @@ LAYER_SLICES = 1, 2, 4  # of the columns of a result, where it is too wide for o
 # as many where there are twice the threads.
 LAYER_BLOCKS = {4: 6, 8: 2}
 
-
 LAYER_RESIDENT = 2  # blocks of threads on a multiprocessor
 SM_SHARED_BYTES = 228 << 10  # of a multiprocessor; a block takes another 1 KB
 
 
 @plans.kept
 def layer_launch(layer, n_rows, itemsize, quads, device, is_backward) -> plans.Launch | None:
-    """Plan a layer, or its gradient, as one launch; None where it does not fit.
-
-    `quads`: whether rows of all arrays are aligned to four elements.
-    """
+    """Plan a layer, or its gradient, as one launch; None where it does not fit."""
     produced = layer.width_in if is_backward else layer.width_out
     for slices in LAYER_SLICES:
         if slices == 1 or produced % (4 * slices) == 0:
@@ -234,15 +228,7 @@ def _layer(layer, matrix, rows, y, x, parameters, result, shapes, dropout_ratio,
         partials = cuda.cupy.empty((plan.grid[0], n_columns), launch.arithmetic(rows.dtype))
     seed, stream, counter = draw or (0, 0, None)
     arrays = indptr, indices, data, rows, y, x, *operands, more, result, partials, counter
-    launch.run(
-        'graph_linear',
-        rows,
-        plan,
-        *arrays,
-        *plan.arguments,
-        *draw_arguments(seed, stream, dropout_ratio, rows.dtype),
-        WEIGHTED=weights,
-        DROPOUT=dropout_ratio > 0,
-        FEATURES=result is not None,
-    )
+    numbers = *plan.arguments, *draw_arguments(seed, stream, dropout_ratio, rows.dtype)
+    flags = {'DROPOUT': dropout_ratio > 0, 'FEATURES': result is not None}
+    launch.run('graph_linear', rows, plan, *arrays, *numbers, WEIGHTED=weights, **flags)
     return partials

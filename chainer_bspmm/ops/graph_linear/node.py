@@ -134,10 +134,8 @@ def graph_linear(
     if not 0 <= dropout_ratio < 1:
         raise ValueError('dropout_ratio: expected at least 0 and below 1, got %r' % dropout_ratio)
     if activation not in ACTIVATIONS:
-        raise ValueError(
-            'activation: expected one of chainer.functions.%s, got %r'
-            % (', '.join(ACTIVATIONS.values()), activation)
-        )
+        text = 'activation: expected one of chainer.functions.%s, got %r'
+        raise ValueError(text % (', '.join(ACTIVATIONS.values()), activation))
     if adj is not None:
         check.relations(adj)
         if loop and adj.n_relations > 1:
@@ -168,9 +166,8 @@ def _check_parameters(adj, n_in, parameters):
     matrix = parameters[name]
     if matrix.ndim != 2 or len(matrix) % n_relations or matrix.shape[1] != n_in:
         n_rows = 'out_channels * %d' % n_relations if advice else 'out_channels'
-        raise ValueError(
-            '%s: expected shape (%s, %d)%s, got %s' % (name, n_rows, n_in, advice, matrix.shape)
-        )
+        text = '%s: expected shape (%s, %d)%s, got %s'
+        raise ValueError(text % (name, n_rows, n_in, advice, matrix.shape))
     n_out, get = len(matrix) // n_relations, parameters.get
     expected = {
         'b': (get('b'), (n_out * n_relations,)),

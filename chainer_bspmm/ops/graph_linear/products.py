@@ -11,11 +11,9 @@ from chainer_bspmm.sparse.relations import relation_rows
 
 
 def aggregates_first(in_channels, out_channels):
-    """Tell whether it is cheaper to sum neighbours first than to map features first.
-
-    Between GEMM and product is an array of the width of the input if neighbours are summed first,
-    else of the output. Equal widths: only mapping first needs a permutation of W.
-    """
+    """Tell whether it is cheaper to sum neighbours first than to map features first."""
+    # Between GEMM and product is an array of the width of the input if neighbours are summed first,
+    # else of the output. Equal widths: only mapping first needs a permutation of W.
     return out_channels >= in_channels
 
 
