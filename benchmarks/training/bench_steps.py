@@ -122,7 +122,7 @@ def measure(found, seconds, not_run):
                 times[name].append(step_contenders.turn(contender, n_steps[name]))
             except Exception as error:  # no memory for a larger batch, for one
                 not_run[name] = described(error)
-                del found[name]
+                close([found.pop(name)])
         n_rounds += 1
     result = {}
     for name in found:
@@ -160,8 +160,7 @@ def run_cell(makers, warm, seconds):
         else:
             found[name] = contender
             continue
-        contender = None
-        gc.collect()  # it may have taken all the memory that there is
+        close([contender])  # it may have taken all the memory that there is
     milliseconds, n_rounds = measure(found, seconds, not_run)
     for name, contender in found.items():
         if contender.is_captured:
@@ -170,14 +169,22 @@ def run_cell(makers, warm, seconds):
             times['busy'] = round(device_ms / times['wall']['median'], 3)
     peak_bytes = {name: contender.peak_bytes() for name, contender in found.items()}
     del contender
+    close(found.values())  # or graphs would be freed while the next cell is timed
     found.clear()
-    gc.collect()  # or graphs would be freed while the next cell is timed
     return {
         'n_rounds': n_rounds,
         'milliseconds': milliseconds,
         'not_run': not_run,
         'peak_bytes': peak_bytes,
     }
+
+
+def close(contenders):
+    """Free the memory of Chainer's among some contenders; None is none."""
+    for contender in contenders:
+        if isinstance(contender, step_contenders.Trainer):
+            contender.close()
+    gc.collect()
 
 
 def described(error):

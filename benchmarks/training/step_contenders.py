@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import copy
+import gc
 import itertools
 import os
 import time
@@ -19,6 +20,7 @@ import numpy
 from benchmarks import harness
 from benchmarks.training.subjects import FIVE, N_LAYERS, N_UNIT
 from chainer_bspmm.dataset import DeviceDataset
+from chainer_bspmm.dataset.sparse_dataset import selection
 from chainer_bspmm.training import GraphUpdater
 
 UPSTREAM, GEOMETRIC, EAGER = 'upstream dense', 'PyTorch Geometric', 'ours eager'
@@ -69,6 +71,8 @@ class Trainer:
             iterator = SerialIterator(
                 data_set(), n_batch, order_sampler=order, shuffle=None if shuffle else False
             )
+            # Each of Chainer's loops would look anew for the sparse form of examples without one.
+            self._has_loop = selection(iterator.dataset) is not None or not self.is_captured
             options = {'on_difference': 'raise'} if self.is_captured else {}
             self.updater = kind(
                 iterator, self.optimizer, converter=converter, device=device, **options
@@ -83,7 +87,11 @@ class Trainer:
         """Train by Chainer's loop, without extensions: reported values are not read."""
         until = self.updater.iteration + n_steps, 'iteration'
         with self._memory():
-            chainer.training.Trainer(self.updater, until, out=os.curdir).run()
+            if self._has_loop:
+                chainer.training.Trainer(self.updater, until, out=os.curdir).run()
+            else:
+                for _ in range(n_steps):
+                    self.updater.update()
 
     def wait(self):
         if self._device.xp is not numpy:
@@ -104,6 +112,13 @@ class Trainer:
         if not found:
             raise AssertionError('trains eagerly: %s' % self.updater._driver.reason)
         return found
+
+    def close(self):
+        """Free the memory: a pool that goes before its arrays would never give back its blocks."""
+        self.model = self.optimizer = self.updater = None
+        gc.collect()
+        if self._pool is not None:
+            self._pool.free_all_blocks()
 
     def replay(self):
         """Replay the most used graph with the batch that it had last."""
