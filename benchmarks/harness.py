@@ -190,10 +190,10 @@ def resumed(name: str, head: dict, out=None) -> dict:
     return head if differs else stored
 
 
-def stored(name: str, results: pathlib.Path = RESULTS) -> pathlib.Path:
-    """Return the path of a GPU's result, of an earlier one if it was not measured again."""
-    path = results / GPU / (name + '.json')
-    return path if path.exists() else results / EARLIER / path.name
+def stored(name: str, on_cpu: bool = False, results: pathlib.Path = RESULTS) -> pathlib.Path:
+    """Return the path of a result, of an earlier one if it was not measured again."""
+    path = results / ('cpu' if on_cpu else GPU) / (name + '.json')
+    return path if path.exists() else results / EARLIER / (name + '_cpu' * on_cpu + '.json')
 
 
 def save(name: str, result: dict, out=None, text: str | None = None) -> pathlib.Path:

@@ -289,6 +289,7 @@ TABLES = {
     'network': (network, 'network', False),
     'methods': (methods, 'methods', False),
     'quality': (quality, 'quality', False),
+    'chemprop': (chemprop, 'chemprop', True),
 }
 
 
@@ -298,7 +299,7 @@ def page(text, results=RESULTS):
 
     def replaced(found):
         make, name, on_cpu = TABLES[found[2]]
-        path = results / 'cpu' / (name + '.json') if on_cpu else stored(name, results)
+        path = stored(name, on_cpu, results)
         if not path.exists():
             missing.append(found[2])
             return found[0]

@@ -15,8 +15,7 @@ from benchmarks.training import bench_two_lines  # NOQA: E402
 
 
 def stored(name, on_cpu=False):
-    path = harness.RESULTS / 'cpu' / (name + '.json') if on_cpu else harness.stored(name)
-    return json.loads(path.read_text())
+    return json.loads(harness.stored(name, on_cpu).read_text())
 
 
 @pytest.mark.parametrize(
