@@ -51,6 +51,14 @@ def test_tables():
     assert sorted(names) == sorted(tables.TABLES)
 
 
+def test_one_commit():
+    """What is measured again is of one commit; what is not is kept apart, and says its own."""
+    folders = [harness.RESULTS / name for name in (harness.GPU, 'cpu')]
+    paths = [path for folder in folders for path in folder.glob('*.json')]
+    commits = {json.loads(path.read_text())['conditions']['commit'] for path in paths}
+    assert len(commits) == 1, commits
+
+
 @pytest.mark.parametrize(
     'page, n_better, n_worse', [('README.md', 1, 1), ('docs/methods.md', 3, 3)]
 )
