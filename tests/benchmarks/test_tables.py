@@ -48,7 +48,7 @@ def test_steps():
     ours = {tables.ON_DEVICE: 1.25}
     both = {**ours, tables.UPSTREAM: 500.0}
     (row,) = cells(tables.methods(of_steps('tox21', 'relgat', _128=ours, _32=both)))
-    assert row == ['`relgat`', '32', '`DeviceDataset`', '500', '1.2', '400, at least 20', '97 %']
+    assert row == ['`relgat`', '32', '`DeviceDataset`', '500', '1.2', '400', '97 %']
     (row,) = cells(tables.methods({'data': {'tox21': {'methods': {'nfp': {'batches': {}}}}}}))
     assert row == ['`nfp`'] + ['-'] * 6
 
