@@ -35,7 +35,7 @@ LINKS = [
         ('GINUpdate', 'counted', (n,), {'dropout_ratio': 0.0, **options})
         for n in (None, 6)
         for options in (
-            *({}, {'out_channels': 3}),
+            *({}, {'out_channels': 3}, {'dropout_ratio': -1.0}),
             *({'n_layers': 1}, {'n_layers': 4, 'hidden_channels': 5}),
         )
     ),
@@ -91,6 +91,8 @@ def test_update_link(device, name, kind, arguments, options):
     dense = sparse.upstream(*arguments, **options)
     dense(h, adj, *conditions)
     getattr(randomised(dense), 'reset_state', int)()
+    if name == 'GNNFiLMUpdate':
+        dense.norm_layer.eps = 0.5  # the user's own
     steps = [dense(h, adj, *conditions).array for _ in range(3)]
     assert (steps[0] != steps[1]).all() == (name == 'GGNNUpdate')  # its state counts
     swapped, fresh = sparse_link(sparse, dense), sparse(*arguments, **options)

@@ -84,9 +84,11 @@ def test_mpnn():
         (set_up_dense_predictor, dense_concat_mols),
     ):
         numpy.random.seed(1)
-        predictors.append(make('mpnn', 6, 2, 3, conv_kwargs={'message_func': 'ggnn'}))
+        options = {'conv_kwargs': {'message_func': 'ggnn'}, 'n_atom_types': 120}
+        predictors.append(make('mpnn', 6, 2, 3, **options))
         y = predictors[-1](*convert(examples)[:2])
         assert y.shape == (2, 3)
+        assert {p.shape for p in predictors[-1].params()} & {(120, 6)}  # the embedding
     for (name, ours), (_, theirs) in zip(*[p.namedparams() for p in predictors]):
         numpy.testing.assert_array_equal(ours.array, theirs.array, name)
     edge_network = set_up_dense_predictor('mpnn', n_unit=6, conv_layers=2, class_num=3)

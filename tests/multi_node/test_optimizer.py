@@ -13,7 +13,7 @@ from chainer import functions
 from chainer.backends import cuda
 from chainer.training import StandardUpdater
 
-from chainer_bspmm.multi_node import faults, optimizer
+from chainer_bspmm.multi_node import faults, optimizer, start
 from chainer_bspmm.multi_node.optimizer import _mean_on_host, n_molecules
 from chainer_bspmm.training import GraphUpdater
 from tests.multi_node.models import arrays_of, CASES, communicator, CONVERTERS, Disagreement
@@ -349,6 +349,13 @@ def test_what_ranks_disagree_about(tmp_path):
     for case, message in DISAGREEMENTS.items():
         rank, text = of_0[case]
         assert message in text and rank == (case == 'nan')
+
+
+@pytest.mark.parametrize('has, rank', [(0, 0), (3, 3)])
+def test_a_parameter_of_one_rank(has, rank):
+    one, none = ({'/a': ((2,), 'float32')}, {}, 0), ({}, {}, 0)
+    pair = (one, none) if has == 0 else (none, one)
+    assert "parameter '/a' is on rank %d only" % rank in start._difference(*pair, 3)
 
 
 # --- batch normalisation of ChainerMN ---

@@ -396,7 +396,7 @@ X = numpy.ones((5, 2), 'f')
         (segment_sum, X[1:], ValueError, r'x: expected shape \(5, n_B\).* \(4, 2\)'),
         (segment_max, X[:, 0], ValueError, r'x: expected shape \(5, n_B\).* got \(5,\)'),
         (segment_sum, X.astype('i'), TypeError, 'x: expected float16, .* got int32'),
-        (segment_broadcast, X, ValueError, r'y: expected shape \(1, n_B\)'),
+        (segment_broadcast, X, ValueError, r'y: expected shape \(1, n_B\), a row for each graph'),
         (segment_broadcast, X[:1].astype('i'), TypeError, 'y: expected float16, .* got int32'),
     ],
 )

@@ -75,5 +75,14 @@ def assert_same_batch(actual, expected):
     for a, e in zip([atoms] + labels, [e_atoms] + e_labels, strict=True):
         numpy.testing.assert_array_equal(a, e)
         assert a.dtype == e.dtype
+    for name in ('indptr', 'indices', 'row_offsets', 'col_offsets'):
+        a, e = getattr(adj, name), getattr(e_adj, name)
+        numpy.testing.assert_array_equal(a, e, name)
+        assert a.dtype == e.dtype == numpy.int32
+    numpy.testing.assert_array_equal(adj._host_values(), e_adj._host_values())
+    assert (adj.row_weights is None) == (e_adj.row_weights is None)
+    if adj.row_weights is not None:
+        numpy.testing.assert_array_equal(adj.row_weights, e_adj.row_weights)
+        assert adj.row_weights.dtype == e_adj.row_weights.dtype == numpy.float32
     for name in SIZES_OF_BATCH.split():
         assert getattr(adj, name) == getattr(e_adj, name), name

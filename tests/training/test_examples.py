@@ -165,7 +165,9 @@ def test_iterators_and_converters_that_are_not_ours(locked):
     for converter in (CSRConverter(n_node_columns=1), lambda batch, device=None: batch):
         assert type(Examples().next(SerialIterator(dataset, 3), converter)) is list
     assert not locked()
-    assert sparse_form.suits(CSRConverter(n_node_columns=0), to_sparse(dataset).molecules)
+    for n, suits in ((0, True), (1, False)):
+        converter = CSRConverter(n_node_columns=n)
+        assert sparse_form.suits(converter, to_sparse(dataset).molecules) == suits
 
 
 def test_padding_that_may_be_atoms(locked):
