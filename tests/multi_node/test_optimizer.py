@@ -354,8 +354,8 @@ def test_what_ranks_disagree_about(tmp_path):
 @pytest.mark.parametrize('has, rank', [(0, 0), (3, 3)])
 def test_a_parameter_of_one_rank(has, rank):
     one, none = ({'/a': ((2,), 'float32')}, {}, 0), ({}, {}, 0)
-    pair = (one, none) if has == 0 else (none, one)
-    assert "parameter '/a' is on rank %d only" % rank in start._difference(*pair, 3)
+    first, other = (one, none) if has == 0 else (none, one)
+    assert "parameter '/a' is on rank %d only" % rank in start._difference(first, other, 3)
 
 
 # --- batch normalisation of ChainerMN ---
