@@ -85,7 +85,7 @@ STUDIES = {
         warm=150,  # past the checks of a layout's first replays
         bars=Bars(subjects.LARGE, (ON_DEVICE,), {UPSTREAM: 20}),
         method='Ours is folded, from the fastest data set that a method can have: DeviceDataset, '
-        'for cwle and gwle dense examples',
+        'for cwle and gwle dense examples, by updates without a Trainer',
     ),
 }
 METHOD = (
