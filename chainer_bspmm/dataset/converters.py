@@ -62,6 +62,11 @@ class CSRConverter(chainer.dataset.Converter):
         n_node_columns: int | None = None,
         strip_padding: bool | None = None,
     ):
+        if isinstance(layout, (list, tuple)):
+            text = (
+                'layout: expected a str, got a %s; as converter give CSRConverter(), not the class'
+            )
+            raise TypeError(text % type(layout).__name__)
         validate.layout(layout, padded_to)
         if n_node_columns is not None:
             validate.count('n_node_columns', n_node_columns, 0)

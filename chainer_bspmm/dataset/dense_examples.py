@@ -10,6 +10,8 @@ import numpy
 from chainer_bspmm.sparse import BatchedCSR, validate
 from chainer_bspmm.sparse.build import all_to_host
 
+MAX_KINDS = 4  # of labels that an error lists
+
 _shape = operator.attrgetter('shape')
 
 # atoms: for every molecule (n,) integer ids or (n, channels) features, on the host; full_sizes: its
@@ -93,14 +95,16 @@ def stack(column, name, position, sizes=None):
         return stacked
     shapes = list(map(numpy.shape, column))
     dtypes = [getattr(label, 'dtype', type(label).__name__) for label in column]
-    kinds = ', '.join(sorted({'%s %s' % kind for kind in zip(dtypes, shapes)}))
+    kinds = sorted({'%s %s' % kind for kind in zip(dtypes, shapes)})
+    if len(kinds) > MAX_KINDS:
+        kinds[MAX_KINDS:] = ['%d others' % (len(kinds) - MAX_KINDS)]
     hint = ''
     if sizes is not None and [shape[:1] for shape in shapes] == [(n,) for n in sizes]:
         hint = '; for one row per atom use CSRConverter(n_node_columns=%d)' % (position - 1)
     elif all(len(shape) == 1 for shape in shapes):
         hint = '; a second molecule needs another converter (docs/migration.md)'
     text = '%s[...][%d]: expected labels of one shape, got %s%s'
-    raise ValueError(text % (name, position, kinds, hint))
+    raise ValueError(text % (name, position, ', '.join(kinds), hint))
 
 
 def _joined(column):

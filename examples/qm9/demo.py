@@ -160,7 +160,7 @@ def main():
     path = os.path.join(RDConfig.RDDataDir, 'NCI', 'first_5K.smi')
     if os.path.exists(path):  # larger molecules
         table = pandas.read_csv(path, sep='\t', header=None, usecols=[0], dtype=str)
-        print()
+        print('\nReading the NCI compounds shipped with RDKit')
         larger = dense_examples(table[0].tolist())
         print_steps('NCI compounds shipped with RDKit', settings, larger)
     print('\nThe demo took %.0f seconds.' % (time.perf_counter() - start))
