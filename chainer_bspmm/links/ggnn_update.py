@@ -3,9 +3,9 @@
 import chainer
 from chainer_chemistry.links.update import ggnn_update
 
-from chainer_bspmm.functions import relation_linear
 from chainer_bspmm.links.linear import gated_step, parameters_of
 from chainer_bspmm.links.update import Update
+from chainer_bspmm.ops.graph_linear import graph_linear
 
 
 class GGNNUpdate(Update, ggnn_update.GGNNUpdate):
@@ -27,5 +27,5 @@ class GGNNUpdate(Update, ggnn_update.GGNNUpdate):
             raise ValueError(text % (link.update_layer,))
 
     def _update(self, h, adj, **kwargs):
-        message = relation_linear(adj, h, *parameters_of(self.graph_linear, h.shape[1]))
+        message = graph_linear(adj, h, *parameters_of(self.graph_linear, h.shape[1]))
         return gated_step(self.update_layer, h, message)

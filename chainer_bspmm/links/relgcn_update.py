@@ -3,9 +3,9 @@
 from chainer import functions
 from chainer_chemistry.links.update import relgcn_update
 
-from chainer_bspmm.functions import relation_linear
 from chainer_bspmm.links.linear import parameters_of
 from chainer_bspmm.links.update import Update
+from chainer_bspmm.ops.graph_linear import graph_linear
 from chainer_bspmm.ops.elementwise import by_channel
 
 
@@ -26,7 +26,7 @@ class RelGCNUpdate(Update, relgcn_update.RelGCNUpdate):
         # In upstream's order, so that one seed gives the same parameters.
         own = parameters_of(self.graph_linear_self, h.shape[1])
         edge = parameters_of(self.graph_linear_edge, h.shape[1])
-        return relation_linear(adj, h, *edge, *own, activation=activation)
+        return graph_linear(adj, h, *edge, *own, activation=activation)
 
 
 class RelGCNSparseUpdate(Update, relgcn_update.RelGCNSparseUpdate):
@@ -40,4 +40,4 @@ class RelGCNSparseUpdate(Update, relgcn_update.RelGCNSparseUpdate):
         own = parameters_of(self.root_weight, h.shape[1])
         edge = parameters_of(self.edge_weight, h.shape[1])
         edge = (by_channel(array, self.n_edge_types) for array in edge)
-        return relation_linear(adj, h, *edge, *own, activation=activation)
+        return graph_linear(adj, h, *edge, *own, activation=activation)

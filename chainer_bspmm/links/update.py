@@ -30,7 +30,8 @@ class Update(Sparse):
             TypeError: ``adj`` is no BatchedCSR, or its values have another dtype than ``h``.
             ValueError: a shape does not fit, or ``adj`` has another number of relations.
         """
-        check.adjacency(adj)
+        if type(adj) is not BatchedCSR:
+            check.adjacency(adj)
         n_relations = getattr(self, 'n_edge_types', None)
         if n_relations is None:
             if adj.n_cols != adj.n_rows:

@@ -90,7 +90,7 @@ def _gated(both, is_tanh):
     n = both.shape[1] // 2
     if isinstance(both, numpy.ndarray):
         # NumPy is several times slower on blocks of columns than on arrays without gaps.
-        gate, value = (numpy.ascontiguousarray(part) for part in (both[:, :n], both[:, n:]))
+        gate, value = numpy.ascontiguousarray(both[:, :n]), numpy.ascontiguousarray(both[:, n:])
         sigmoid(gate)
         if is_tanh:
             numpy.tanh(value, out=value)

@@ -18,6 +18,7 @@ from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forwar
 from chainer_bspmm.ops.node import AccumulateInLaunch, FusedNode
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.relations import relation_rows, transposed_rows
+from chainer_bspmm.sparse.validate import FLOATS
 
 
 class GraphLinear(AccumulateInLaunch, FusedNode):
@@ -162,7 +163,8 @@ def _check_parameters(adj, n_in, parameters):
         name, n_relations = 'W', adj.n_relations
         advice = ', a row for each output channel and relation of adj'
     for of, array in parameters.items():
-        check.floating(of, array)
+        if not hasattr(array, 'dtype') or array.dtype not in FLOATS:
+            check.floating(of, array)
     matrix = parameters[name]
     if matrix.ndim != 2 or len(matrix) % n_relations or matrix.shape[1] != n_in:
         n_rows = 'out_channels * %d' % n_relations if advice else 'out_channels'
