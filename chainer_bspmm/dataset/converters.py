@@ -108,6 +108,7 @@ class CSRConverter(chainer.dataset.Converter):
             raise ValueError('padding: expected None or 0, got %r' % (padding,))
         device = None if device is None else chainer.get_device(device)
         if not isinstance(batch, (list, Selection)):
+            dense_examples.check_sequence('batch', batch)
             batch = [batch[i] for i in range(len(batch))]  # a SubDataset has no iterator
         located = self.locate(batch)
         if located is None:

@@ -19,6 +19,11 @@ _shape = operator.attrgetter('shape')
 Examples = collections.namedtuple('Examples', 'atoms full_sizes matrices labels')
 
 
+def check_sequence(name, examples):
+    if not hasattr(examples, '__len__') or not hasattr(examples, '__getitem__'):
+        raise TypeError('%s: expected a sequence, got %s' % (name, type(examples).__name__))
+
+
 def gather(examples, name='batch', first=0):
     """Check examples, called ``name[first]`` and so on in errors, and collect them by column."""
     columns = _columns(examples, name, first)
@@ -49,8 +54,8 @@ def count_node_columns(examples, last_too=False):
     one_size = len(set(examples.full_sizes)) == 1
     for i, column in enumerate(examples.labels):
         shapes = list(map(getattr, column, itertools.repeat('shape'), itertools.repeat(())))
-        kind = i, shapes[0], getattr(column[0], 'dtype', None)
-        if any(shape[:1] != (n,) for shape, n in zip(shapes, examples.full_sizes)):
+        kind, width = (i, shapes[0], getattr(column[0], 'dtype', None)), shapes[0][1:]
+        if any(shape != (n, *width) for shape, n in zip(shapes, examples.full_sizes)):
             if not one_size and set(shapes) == {shapes[0]}:
                 _of_molecules.add(kind)
             return i
@@ -94,17 +99,20 @@ def stack(column, name, position, sizes=None):
     if stacked is not None and stacked.dtype.kind in 'biuf':
         return stacked
     shapes = list(map(numpy.shape, column))
-    dtypes = [getattr(label, 'dtype', type(label).__name__) for label in column]
-    kinds = sorted({'%s %s' % kind for kind in zip(dtypes, shapes)})
+    are_arrays = map(isinstance, column, itertools.repeat((numpy.ndarray, numpy.generic)))
+    names = [x.dtype if is_array else type(x).__name__ for x, is_array in zip(column, are_arrays)]
+    kinds = sorted({'%s %s' % kind for kind in zip(names, shapes)})
     if len(kinds) > MAX_KINDS:
         kinds[MAX_KINDS:] = ['%d others' % (len(kinds) - MAX_KINDS)]
-    hint = ''
-    if sizes is not None and [shape[:1] for shape in shapes] == [(n,) for n in sizes]:
+    hint, expected = '', 'labels of one shape'
+    if len(set(shapes)) == 1:
+        expected = 'numbers, or NumPy arrays of them'
+    elif sizes is not None and shapes == [(n, *shapes[0][1:]) for n in sizes]:
         hint = '; for one row per atom use CSRConverter(n_node_columns=%d)' % (position - 1)
     elif all(len(shape) == 1 for shape in shapes):
         hint = '; a second molecule needs another converter (docs/migration.md)'
-    text = '%s[...][%d]: expected labels of one shape, got %s%s'
-    raise ValueError(text % (name, position, ', '.join(kinds), hint))
+    text = '%s[...][%d]: expected %s, got %s%s'
+    raise ValueError(text % (name, position, expected, ', '.join(kinds), hint))
 
 
 def _joined(column):

@@ -1,5 +1,7 @@
 """`Molecules`: the graphs of a whole data set in a few arrays, from which batches are gathered."""
 
+import re
+
 import numpy
 
 from chainer_bspmm.cuda.plans import LONG_ROW
@@ -239,7 +241,16 @@ class Molecules:
         """Make molecules, without labels, of what `dense_examples.gather` returns."""
         # `strip`: trailing atoms of id 0 that have no entry in row or column are padding. Matrices
         # of SciPy have none: upstream pads arrays.
-        entries = build.entries_of(examples.matrices)
+        try:
+            entries = build.entries_of(examples.matrices)
+        except (TypeError, ValueError) as error:
+            # Of a part of a data set.
+            text = re.sub(
+                r'matrices\[(\d+)\]',
+                lambda found: '%s[%d][1]' % (name, first + int(found[1])),
+                str(error),
+            )
+            raise type(error)(text) from None
         atoms = dense_examples.join_atoms(examples.atoms, name, first)
         row_nnz, columns = (
             array.astype(numpy.int32) for array in (entries.row_nnz, entries.columns)

@@ -345,7 +345,8 @@ def from_smiles(
         preprocessor (MolPreprocessor or str): Chainer Chemistry's for NFP, GIN, RSGCN, GGNN,
             RelGCN, RelGAT, GNNFiLM or their GWM variants, with any options; or the name of a
             method, a key of ``preprocess_method_dict``.
-        labels (array or None): (M, ...) labels; the rows of skipped molecules are skipped.
+        labels (array or None): (M, ...) labels, by position: also a Series or DataFrame; the rows
+            of skipped molecules are skipped.
         n_processes (int or None): worker processes; None means one for each CPU from 1000
             molecules on, else none. 1 starts none.
         cache (bool): whether to look for the parsed molecules in a folder on disk, and to keep
@@ -375,6 +376,8 @@ def from_smiles(
     if isinstance(smiles, str):
         raise TypeError('smiles: expected a sequence of SMILES, got one: %r' % smiles)
     smiles = list(smiles)
+    if labels is not None and not isinstance(labels, (list, tuple)):
+        labels = numpy.atleast_1d(labels)  # those of pandas are indexed by its own index
     if labels is not None and len(labels) != len(smiles):
         text = 'labels: expected one for each of the %d SMILES, got %d'
         raise ValueError(text % (len(smiles), len(labels)))

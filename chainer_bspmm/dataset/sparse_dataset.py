@@ -65,6 +65,9 @@ class SparseDataset(Selection, NumpyTupleDataset):
     """
 
     def __init__(self, molecules: Molecules, order: numpy.ndarray | None = None):
+        if not isinstance(molecules, Molecules):
+            text = 'molecules: expected Molecules, got %s; to_sparse converts a data set'
+            raise TypeError(text % type(molecules).__name__)
         super().__init__(molecules, order)
         # The order as Python ints, for single examples: reading them from an array is slow.
         self._numbers = range(len(molecules)) if order is None else None
@@ -217,6 +220,7 @@ def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
     """
     if isinstance(dataset, SparseDataset):
         return dataset
+    dense_examples.check_sequence('dataset', dataset)
     if n_edge_types is not None:
         validate.count('n_edge_types', n_edge_types, 1)
     parts, columns = [], []

@@ -26,6 +26,8 @@ FEW_ATOMS, MAX_ATOMS = 16, 64  # of a molecule: dense, it takes n**2; the second
 # inside of it is not.
 TOLERANCE = {'float64': 1e-4, 'float32': 1e-3}
 FLOOR = {'float64': 1e-6, 'float32': 1e-2}  # losses and gradients below are compared with it
+# Parameters are scaled by so little that nothing but rounding may show.
+SCALES = {'float64': (1 + 1e-9, 1 + 3e-9, 1 + 7e-9), 'float32': (1 + 1e-6, 1 + 3e-6, 1 + 7e-6)}
 SMALL = 1e-3  # gradients below this share of all are compared with the share
 MAX_NODES, MAX_BYTES = 2000, 10_000_000  # of what the model and the loss refer to, to be copied
 PLAIN = (type(None), bool, int, float, complex, str, bytes, numpy.generic, numpy.dtype)
@@ -92,6 +94,8 @@ def check_swap(
         reported, and the random numbers of NumPy and Python do not change. Other effects of a
         user's code, such as printing, happen here as well. Usually takes tens of milliseconds.
     """
+    if not isinstance(model, chainer.Link):
+        raise TypeError('model: expected a chainer.Link, got %s' % type(model).__name__)
     try:
         return _compared(model, examples, converter, loss_func)
     except Exception as error:  # the training raises what is wrong
@@ -121,6 +125,12 @@ def _compared(model, examples, converter, loss_func):
             return SwapCheck(True, '', sparse.loss, dense.loss)
         if _difference(run.sparse(converter), sparse, dtype):
             raise _CannotTell('the loss is random')
+        for scale in SCALES[dtype]:
+            with run.scaled(scale):
+                if _difference(run.dense(), dense, dtype) or _difference(
+                    run.sparse(converter), sparse, dtype
+                ):
+                    raise _CannotTell('gradients jump with rounding, as where a maximum is tied')
         cause = _cause(run, converter, sparse, dense)
     text = (
         'the swap changes the numbers of this model: of %d molecules the loss is %.6g, before the '
@@ -139,7 +149,7 @@ def _both_ways(model, loss_func, examples, converter):
         except Exception as error:
             failure = error
     # What the swapped model raises the training raises as well, with its traceback.
-    raise _CannotTell('it runs only on one kind of batch: %r' % failure)
+    raise _CannotTell('swapped or dense, it does not run on such a batch: %r' % failure)
 
 
 def _dense_example(example):
@@ -205,6 +215,18 @@ class _Run:
         # An earlier run may leave its state, such as that of a GRU, in attributes.
         self._attributes = [(vars(link), dict(vars(link))) for link in self._model.links()]
         self.sizes = [len(example[0]) for example in examples]
+
+    @contextlib.contextmanager
+    def scaled(self, factor):
+        """Multiply the parameters by a factor."""
+        before = [(param, param.array) for param in self._model.params(include_uninit=False)]
+        for param, array in before:
+            param.array = array * array.dtype.type(factor)
+        try:
+            yield
+        finally:
+            for param, array in before:
+                param.array = array
 
     def sparse(self, converter):
         """Return the loss (float) and path -> gradient of the swapped model."""
