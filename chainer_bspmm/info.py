@@ -180,7 +180,7 @@ def info():
     for name in ['@numpy'] + ['@cupy:%d' % i for i in range(count_gpus()[0])]:
         device = chainer.get_device(name)
         print(
-            'Self-test on %s, largest relative error against the dense models:%s'
+            'Self-test on %s, largest relative error against the dense models in float32:%s'
             % (name, '' if name == '@numpy' else ' (kernels are compiled first)'),
             flush=True,
         )
