@@ -97,7 +97,9 @@ def stack(column, name, position, sizes=None):
     except ValueError:
         stacked = None
     if stacked is not None and stacked.dtype.kind in 'biuf':
-        return stacked
+        first = getattr(column[0], 'dtype', stacked.dtype)
+        # As upstream does, which would also cut off the digits where the first is an integer.
+        return stacked.astype(first, copy=False) if first.kind == 'f' else stacked
     shapes = list(map(numpy.shape, column))
     are_arrays = map(isinstance, column, itertools.repeat((numpy.ndarray, numpy.generic)))
     names = [x.dtype if is_array else type(x).__name__ for x, is_array in zip(column, are_arrays)]
