@@ -79,9 +79,8 @@ def test_a_wrong_gradient_fails(monkeypatch):
         return {name: 2 * array for name, array in original(*args).items()}
 
     monkeypatch.setattr(products, 'graph_linear_grad_on_host', doubled)
-    bad = {
-        outcome.method for outcome in self_test.run(chainer.get_device('@numpy')) if outcome.reason
-    }
+    outcomes = self_test.run(chainer.get_device('@numpy'))
+    bad = {outcome.method for outcome in outcomes if outcome.reason}
     assert {'rsgcn', 'rsgcn, trained', 'relgcn', 'ggnn', 'gin'} <= bad
 
 
@@ -168,10 +167,8 @@ def test_what_captured_steps_call_cublas_through(monkeypatch):
         raise OSError('no libcublas')
 
     monkeypatch.setattr(gemm, 'name_of_library', lambda: 'libcublas.so.13')
-    for cublas, expected in (
-        (lambda: None, 'libcublas.so.13'),
-        (fail, 'nothing: OSError: no libcublas'),
-    ):
+    of_error = 'nothing: OSError: no libcublas'
+    for cublas, expected in ((lambda: None, 'libcublas.so.13'), (fail, of_error)):
         monkeypatch.setattr(gemm, 'cublas', cublas)
         assert info.cublas() == expected
 

@@ -22,7 +22,7 @@ ROT = [
     (
         TRAINING + 'predictor.py',
         '(StepDiffers if self._n',
-        '(StepDiffers if self._m',
+        '(StepDiffers if self.n',
         'attr-defined',
     ),
     (OPS + 'bspmm.py', '(n_pieces, n_channels, piece)\n', '(1, 1, length=piece)\n', 'call-arg'),

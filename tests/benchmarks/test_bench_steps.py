@@ -112,9 +112,8 @@ def test_cell(captures):
         assert bench.MIN_STEPS <= times['steps a turn'] <= bench.MAX_STEPS
         assert ('busy' in times) == (name in (steps.CAPTURED, steps.ON_DEVICE, steps.PACKED))
         assert times.get('busy', 0.01 / wall) == pytest.approx(0.01 / wall, abs=1e-3)
-    (line,) = [
-        line for line in bench.table('', cell) if line.split()[:3] == 'ours captured wall'.split()
-    ]
+    words = ['ours', 'captured', 'wall']
+    (line,) = [line for line in bench.table('', cell) if line.split()[:3] == words]
     assert 'device 0.010, busy' in line
 
 
@@ -266,9 +265,8 @@ def test_static_batches_of_pytorch_geometric(method, size):
     if size == 1:
         found = static.sizes[1]
     assert found == static.sizes[size]
-    views = {
-        name: numpy.full(shape, 77, dtype) for name, (shape, dtype) in static.layout(found).items()
-    }
+    layout = static.layout(found).items()
+    views = {name: numpy.full(shape, 77, dtype) for name, (shape, dtype) in layout}
     static.write(views, arrays)
     assert views['batch'][-1] == 6  # at least one row is to spare
 

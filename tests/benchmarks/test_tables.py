@@ -18,7 +18,7 @@ def of_steps(data, method, **batches):
     found = {
         n.strip('_'): {
             'milliseconds': {
-                name: {'wall': {'median': ms}, 'busy': 0.974} for name, ms in times.items()
+                name: {'wall': {'median': t}, 'busy': 0.974} for name, t in times.items()
             }
         }
         for n, times in batches.items()

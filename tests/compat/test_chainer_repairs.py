@@ -58,9 +58,8 @@ def test_padding_without_warning():
     small = numpy.ones((1, 2, 2), 'f')
     large = numpy.full((1, 3, 1), 2, 'f')
     adj, label = concat_mols([(small, numpy.int32(1)), (large, numpy.int32(2))], device=-1)
-    numpy.testing.assert_array_equal(
-        adj[:, 0], [[[1, 1], [1, 1], [0, 0]], [[2, 0], [2, 0], [2, 0]]]
-    )
+    expected = [[[1, 1], [1, 1], [0, 0]], [[2, 0], [2, 0], [2, 0]]]
+    numpy.testing.assert_array_equal(adj[:, 0], expected)
     assert adj.dtype == numpy.float32
     numpy.testing.assert_array_equal(label, [1, 2])
 

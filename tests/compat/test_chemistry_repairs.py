@@ -402,9 +402,8 @@ def test_train_resume_predict(tmp_path, method):
     dataset = make_dataset(method)
 
     def run(epoch, resume=None):
-        model = Regressor(
-            set_up_predictor(method, 4, 1, 2), metrics_fun={'mae': functions.mean_absolute_error}
-        )
+        metrics = {'mae': functions.mean_absolute_error}
+        model = Regressor(set_up_predictor(method, 4, 1, 2), metrics_fun=metrics)
         snapshot = chainer.training.extensions.snapshot(filename='snapshot')
         options = {'epoch': epoch, 'resume_path': resume, 'extensions_list': [snapshot]}
         options.update(batch_size=5, out=str(tmp_path), converter=concat_mols)

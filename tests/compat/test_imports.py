@@ -99,9 +99,8 @@ def test_heavy_packages_are_imported_when_they_are_used():
         from rdkit.Chem import AllChem
         print(megnet_preprocessor.AllChem.AddHs is AllChem.AddHs, megnet_preprocessor.Chem.__name__)
     """)
-    assert printed.splitlines() == [
-        *('True', '[]', '1.0 1.0', '[0.0]', '-1.838', 'True', 'True rdkit.Chem')
-    ]
+    expected = 'True', '[]', '1.0 1.0', '[0.0]', '-1.838', 'True', 'True rdkit.Chem'
+    assert printed.splitlines() == [*expected]
 
 
 def test_nccl_that_nobody_asked_for_is_not_missed(tmp_path):

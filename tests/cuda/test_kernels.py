@@ -31,11 +31,8 @@ def test_source_contains_each_header_once(name):
 
 
 def test_options():
-    assert kernels.options('e', (('VECTOR', 8),)) == (
-        '-std=c++17',
-        '-DSTORAGE=__half',
-        '-DVECTOR=8',
-    )
+    options = kernels.options('e', (('VECTOR', 8),))
+    assert options == ('-std=c++17', '-DSTORAGE=__half', '-DVECTOR=8')
 
 
 def test_missing_sources(monkeypatch, tmp_path):

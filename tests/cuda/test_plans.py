@@ -83,12 +83,8 @@ def assert_covers_everything_once(launch, n_rows, n_vectors):
     strategies.sampled_from([1, 2, 7]),
     strategies.sampled_from([32, 128, 256]),
 )
-def test_csr_launch_covers_everything_once(
-    n_rows, n_vectors, width, lanes, columns, rows_per_thread, block
-):
-    launch = csr_launch(
-        n_rows, n_rows, n_vectors * width, width, lanes, columns, rows_per_thread, block
-    )
+def test_csr_launch_covers_everything_once(n_rows, n_vectors, width, lanes, columns, per, block):
+    launch = csr_launch(n_rows, n_rows, n_vectors * width, width, lanes, columns, per, block)
     assert_covers_everything_once(launch, n_rows, n_vectors)
     assert launch.block[0] <= lanes and dict(launch.defines)['VECTOR'] == width
 
@@ -102,12 +98,10 @@ def test_csr_launch_covers_everything_once(
     strategies.sampled_from([1, 20, 132]),
     strategies.sampled_from(['auto', 'vector', 'pipelined']),
 )
-def test_bspmm_launch_covers_everything_once(
-    n_rows, length, n_channels, itemsize, n_sms, algorithm
-):
-    width = widest_vector(n_channels, itemsize, 0)
+def test_bspmm_launch_covers_everything_once(n_rows, length, n_channels, size, n_sms, algorithm):
+    width = widest_vector(n_channels, size, 0)
     sizes = n_rows, n_rows, int(length * n_rows), n_channels
-    launch = bspmm_launch(*sizes, width, itemsize, Device(n_sms, 4 << 20), algorithm)
+    launch = bspmm_launch(*sizes, width, size, Device(n_sms, 4 << 20), algorithm)
     assert_covers_everything_once(launch, n_rows, n_channels // width)
     if algorithm != 'auto':
         assert dict(launch.defines)['PIPELINED'] == (algorithm == 'pipelined')

@@ -87,9 +87,7 @@ def test_has_api_page(package):
         assert f'\n::: {package.__name__}\n' in text  # tools/docs_hooks.py expands it
 
 
-EXAMPLES = sorted(
-    {member.__module__ for member in NAMES.values() if '>>>' in (member.__doc__ or '')}
-)
+EXAMPLES = sorted({of.__module__ for of in NAMES.values() if '>>>' in (of.__doc__ or '')})
 
 
 @pytest.mark.parametrize('module', EXAMPLES)

@@ -35,9 +35,8 @@ def test_updaters_and_options_that_exclude_each_other(common):
     gpu = types.SimpleNamespace(xp='cupy')
 
     def captured(device, name, dense=False):
-        return training.is_captured(
-            argparse.Namespace(device='0', updater=name, dense=dense), device
-        )
+        options = argparse.Namespace(device='0', updater=name, dense=dense)
+        return training.is_captured(options, device)
 
     assert captured(gpu, 'auto') and captured(gpu, 'graph') and not captured(gpu, 'standard')
     assert not captured(gpu, 'auto', dense=True) and not captured(cpu, 'auto')

@@ -24,9 +24,7 @@ from tests.support.processes import environment
 OWN = EXAMPLES / 'own_dataset'
 QUICK = '--unit-num 8 --conv-layers 2 --batchsize 16 --epoch 2'.split()
 CHAINS = ['C' * n + end for n in range(1, 31) for end in ('', 'N', 'O')]
-TABLE = 'smiles,y,name\n' + ''.join(
-    '%s,%d,m%d\n' % (smiles, i, i) for i, smiles in enumerate(CHAINS)
-)
+TABLE = 'smiles,y,name\n' + ''.join('%s,%d,m%d\n' % (each, i, i) for i, each in enumerate(CHAINS))
 SNAPSHOT = 'snapshot_8.0'  # the last of WORDS
 WORDS = ['--data', 'mine.csv', '--labels', 'y', '--task', 'regression', '--out', 'result', *QUICK]
 
@@ -100,9 +98,7 @@ def test_regression_of_several_labels(tmp_path):
 
 def test_classification_by_scaffold(tmp_path):
     """Molecules with one scaffold are in one part; predictions find the test part again."""
-    rings = [
-        *('C1CCCCC1', 'c1ccccc1', 'c1ccncc1', 'C1CCCC1', 'C1CCC1', 'C1CC1', 'C1CCNCC1', 'c1ccoc1')
-    ]
+    rings = 'C1CCCCC1 c1ccccc1 c1ccncc1 C1CCCC1 C1CCC1 C1CC1 C1CCNCC1 c1ccoc1'.split()
     smiles = [end + ring for ring in rings for end in ('C', 'CC', 'N', 'O', 'F', 'CN')]
     lines = [
         '%s,%s,%s\n' % (each, '' if i % 5 == 0 else int('N' in each), rings[i // 6])
@@ -271,9 +267,8 @@ def test_objects_in_files_are_refused_before_they_run(common, folder, error, nam
 @pytest.mark.parametrize('protocol', range(2, 6))
 def test_none_of_every_pickle_protocol_is_no_object(common, tmp_path, protocol):
     header = io.BytesIO()
-    numpy.lib.format.write_array_header_1_0(
-        header, {'descr': '|O', 'fortran_order': False, 'shape': ()}
-    )
+    description = {'descr': '|O', 'fortran_order': False, 'shape': ()}
+    numpy.lib.format.write_array_header_1_0(header, description)
     text = pickle.dumps(numpy.array(None, object), protocol)
     texts = [text]
     if protocol < 4:  # no lengths of texts: what other versions of NumPy have written

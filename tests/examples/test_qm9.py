@@ -87,9 +87,8 @@ def test_num_data_spreads_over_the_data(data):
 
 
 def test_split_is_a_partition_decided_by_the_seed(data):
-    parts, same, other = [
-        data.split(range(101), dict(RANDOM_SPLIT, seed=seed)) for seed in (1, 1, 2)
-    ]
+    settings = [dict(RANDOM_SPLIT, seed=seed) for seed in (1, 1, 2)]
+    parts, same, other = [data.split(range(101), of) for of in settings]
     assert [len(part) for part in parts] == [70, 15, 16]
     assert sorted(numpy.concatenate(parts)) == list(range(101))
     assert all((a == b).all() for a, b in zip(parts, same))
@@ -333,16 +332,13 @@ def test_prediction_repeats_the_test_error_of_the_training(trained):
     predict = 'predict_qm9.py', '--in-dir', out
     assert 'MAE of alpha: %.6g ' % mae in run(*predict)
     result = rows(out / 'predictions.csv')
-    errors = [
-        abs(float(row['alpha predicted [bohr^3]']) - float(row['alpha true [bohr^3]']))
-        for row in result
-    ]
+    names = 'alpha predicted [bohr^3]', 'alpha true [bohr^3]'
+    errors = [abs(float(row[names[0]]) - float(row[names[1]])) for row in result]
     assert len(errors) == 30 and numpy.mean(errors) == pytest.approx(mae, rel=1e-4)
     # What is there is not replaced, and --smiles writes no file.
     before = (out / 'predictions.csv').read_bytes()
-    assert 'predictions.csv exists; expected a new file, or --force' in error_of(
-        QM9 / predict[0], *predict[1:]
-    )
+    error = error_of(QM9 / predict[0], *predict[1:])
+    assert 'predictions.csv exists; expected a new file, or --force' in error
     text = run(*predict, '--smiles', 'OCC', 'C1')
     assert 'Predictions: ' not in text and "--smiles 2: 'C1': RDKit cannot parse it" in text
     assert (out / 'predictions.csv').read_bytes() == before

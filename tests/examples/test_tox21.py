@@ -102,9 +102,8 @@ def test_validation_reports_loss_and_roc_auc_of_all_molecules(tasks):
         found = evaluator()
     expected = {'loss': model.lossfun(scores, labels).item()}
     expected['roc_auc'] = tasks.roc_aucs(labels, scores).mean()
-    assert found == {
-        'validation/main/' + name: pytest.approx(value) for name, value in expected.items()
-    }
+    expected = {'validation/main/' + name: value for name, value in expected.items()}
+    assert found == pytest.approx(expected)
 
 
 def test_missing_labels_change_neither_loss_nor_gradient(tasks):
@@ -358,9 +357,8 @@ def test_other_labels_are_refused(tox21_data, tmp_path, value):
     path.write_text('smiles,%s\nCC%s\n' % (','.join(tox21_data.ASSAYS), ',' + value + ',1' * 11))
     with pytest.raises(tox21_data.DataError) as error:
         tox21_data.read(str(path))
-    assert "mine.csv row 2: target NR-AR is '%s', expected 0, 1 or nothing" % value in str(
-        error.value
-    )
+    message = "mine.csv row 2: target NR-AR is '%s', expected 0, 1 or nothing" % value
+    assert message in str(error.value)
 
 
 @pytest.mark.skipif(not REAL, reason="TOX21_CSV names no file: MoleculeNet's tox21.csv.gz")

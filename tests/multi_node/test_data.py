@@ -219,11 +219,8 @@ def test_lengths_of_epochs():
 
     def check(n, batch_size, others, optimizers=('main',)):
         Optimizer.communicator.allgather = lambda mine: [mine, others]
-        _check_epochs(
-            StandardUpdater(
-                SerialIterator(range(n), batch_size), {name: Optimizer() for name in optimizers}
-            )
-        )
+        of_names = {name: Optimizer() for name in optimizers}
+        _check_epochs(StandardUpdater(SerialIterator(range(n), batch_size), of_names))
 
     check(28, 7, '4 batches')
     check(28, 7, '4 batches', ('gen', 'dis'))

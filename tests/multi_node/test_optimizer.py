@@ -366,10 +366,8 @@ def test_a_parameter_of_one_rank(has, rank):
 def test_batch_normalisation_of_one_rank(size, shape):
     from chainermn.links import MultiNodeBatchNormalization
 
-    links = (
-        chainer.links.BatchNormalization(size),
-        MultiNodeBatchNormalization(size, communicator()),
-    )
+    multi_node = MultiNodeBatchNormalization(size, communicator())
+    links = chainer.links.BatchNormalization(size), multi_node
     results = []
     for link in links:
         rng = numpy.random.RandomState(0)

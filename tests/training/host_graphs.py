@@ -213,9 +213,8 @@ def eager_causes():
         warnings.simplefilter('always')
         yield actual
     texts = [str(w.message) for w in caught]
-    actual += [
-        text for text in texts if re.search('(trains|predicts|runs|evaluates) eagerly', text)
-    ]
+    pattern = '(trains|predicts|runs|evaluates) eagerly'
+    actual += [text for text in texts if re.search(pattern, text)]
 
 
 class HostFused:

@@ -211,10 +211,8 @@ def test_arrays_that_change(gpu, dataset):
 @pytest.mark.parametrize('layout', ['folded', 'packed'])
 def test_training_is_the_same_to_the_bit(there, graphs, layout, n_molecules):
     """From numbers and the copy, as from a list of examples that come from the host."""
-    examples, converter = (
-        to_sparse(molecules(n_molecules)),
-        CSRConverter(layout, strip_padding=True),
-    )
+    examples = to_sparse(molecules(n_molecules))
+    converter = CSRConverter(layout, strip_padding=True)
     results = []
     for kind in (SerialIterator, OfUser):
         updater = make_updater(GraphUpdater, there, make_model(), examples, converter=converter)
@@ -233,9 +231,8 @@ def test_training_is_the_same_to_the_bit(there, graphs, layout, n_molecules):
 def test_the_only_molecule_is_copied_once(there, graphs, monkeypatch):
     n_calls, fill = [], DeviceBatch.fill
     monkeypatch.setattr(device_dataset, 'gather_batch', lambda *_: pytest.fail('by one warp'))
-    monkeypatch.setattr(
-        DeviceBatch, 'fill', lambda self, *args: n_calls.append(1) or fill(self, *args)
-    )
+    counted = lambda self, *args: n_calls.append(1) or fill(self, *args)  # NOQA: E731
+    monkeypatch.setattr(DeviceBatch, 'fill', counted)
     options = {'converter': CSRConverter('packed'), 'batch_size': 1}
     updater = make_updater(GraphUpdater, there, make_model(), to_sparse(molecules(1)), **options)
     run(updater, 6)

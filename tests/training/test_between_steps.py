@@ -244,9 +244,7 @@ def trained(kind, device, out, change, make_dataset=chainer_bspmm.dataset.to_spa
 
 
 @pytest.mark.parametrize('is_fused', [False, True])
-def test_guards_look_where_they_must(
-    device, graphs, no_causes, tmp_path, monkeypatch, looks, is_fused
-):
+def test_guards_look_when_needed(device, graphs, no_causes, tmp_path, monkeypatch, looks, is_fused):
     if graphs is not None and is_fused:
         host_graphs.fuse(monkeypatch)
     if not is_fused:

@@ -181,9 +181,7 @@ def test_the_host_waits_for_the_last_copy_from_a_group_of_slots(staged):
         staged.send('the current one')
     assert slots[: 2 * n] == slots[2 * n :] and len(set(slots)) == 2 * n  # in turn
     assert [call for call, _ in calls] == ['wait', *['copy'] * n, 'record'] * 4
-    waited, recorded = (
-        [event for call, event in calls if call == kind] for kind in ('wait', 'record')
-    )
+    waited, recorded = ([event for call, event in calls if call == k] for k in ('wait', 'record'))
     assert waited == recorded and waited[:2] == waited[2:] and waited[0] is not waited[1]
 
 

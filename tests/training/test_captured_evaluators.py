@@ -82,9 +82,10 @@ def test_same_numbers_as_eager(device, prediction_graphs, no_causes, where):
     assert prediction_graphs.n_captures >= 2 and prediction_graphs.n_launches >= 10
 
 
-@pytest.mark.parametrize(
-    'kind', (ROCAUCEvaluator, PRCAUCEvaluator, R2ScoreEvaluator, BatchEvaluator)
-)
+KINDS = ROCAUCEvaluator, PRCAUCEvaluator, R2ScoreEvaluator, BatchEvaluator
+
+
+@pytest.mark.parametrize('kind', KINDS)
 def test_predictions_are_collected(device, prediction_graphs, no_causes, kind):
     is_score = kind is R2ScoreEvaluator
     dataset = molecules(len(VALIDATION), seed=1, classes=not is_score)
@@ -207,9 +208,7 @@ def test_what_is_watched_leads_to_a_new_capture(device, prediction_graphs, no_ca
     assert_close(evaluated(own), evaluated(theirs))
 
 
-def test_what_a_checked_replay_changes_is_seen_by_the_next_batch(
-    device, prediction_graphs, monkeypatch
-):
+def test_a_change_by_a_checked_replay_is_seen_by_the_next(device, prediction_graphs, monkeypatch):
     """The model itself runs, too, for the check."""
     monkeypatch.setattr(Program, 'n_first_checks', 16)
     model, late = on(device, small_model(factor=1.0)), types.SimpleNamespace(factor=1.0)

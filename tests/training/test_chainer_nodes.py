@@ -75,10 +75,8 @@ for a, b in itertools.product((False, True), repeat=2):
     options = {'transa': a, 'transb': b}
     CASES['matmul %s' % options] = matmul(**options), shapes
     CASES['matmul of stacks %s' % options] = matmul(**options), [(2,) + s for s in shapes]
-    CASES['matmul, broadcast %s' % options] = (
-        matmul(**options),
-        [(2, 1) + shapes[0], (1, 4) + shapes[1]],
-    )
+    shapes = [(2, 1) + shapes[0], (1, 4) + shapes[1]]
+    CASES['matmul, broadcast %s' % options] = matmul(**options), shapes
 CASES['matmul of vectors'] = matmul(), [(7,), (7,)]
 # Their gradients' gradients are by chainer.functions.tensordot in part.
 VECTORS = {
@@ -415,10 +413,8 @@ def test_dropout(xp, a_step):
             expected = (reference.kept(12, 0.25, 5, layer, 9) / numpy.float32(0.75)).reshape(4, 3)
             for array in (y.array, x.grad):
                 numpy.testing.assert_allclose(cuda.to_cpu(array), expected, 1e-6)
-    assert set(numpy.unique(cuda.to_cpu(functions.dropout(x, 0.25).array))) <= {
-        0,
-        numpy.float32(1 / 0.75),
-    }
+    outside = cuda.to_cpu(functions.dropout(x, 0.25).array)
+    assert set(numpy.unique(outside)) <= {0, numpy.float32(1 / 0.75)}
     assert a_step.next_stream() == 2  # outside none was taken
 
 

@@ -34,10 +34,8 @@ def locked():
 def examples(kind='relations', n_relations=4, dtype='f'):
     """A list of (atoms, adjacency, label)."""
     rng = numpy.random.RandomState(1)
-    actual = molecules(SIZES, kind, n_relations)
-    return [
-        (atoms, adj.astype(dtype), rng.uniform(size=2).astype('f')) for atoms, adj, *_ in actual
-    ]
+    made = molecules(SIZES, kind, n_relations)
+    return [(atoms, adj.astype(dtype), rng.uniform(size=2).astype('f')) for atoms, adj, *_ in made]
 
 
 def column(values):
@@ -136,7 +134,7 @@ NOT_KEPT = {
     'mapped memory': with_mapped_memory,
     'dtypes that differ': lambda path: examples() + examples(dtype='d'),
     'labels of atoms': lambda path: [(*e[:2], numpy.arange(len(e[0])), e[2]) for e in examples()],
-    'what may be labels of atoms': lambda path: [
+    'what may be labels of atoms': lambda _: [
         (*e[:2], numpy.arange(5), e[2]) for e in of_one_size()
     ],
     'a Python number': lambda path: [(*example[:2], 1.0) for example in examples()],
@@ -156,10 +154,8 @@ def test_what_is_not_kept(name, tmp_path, locked):
 
 def test_iterators_and_converters_that_are_not_ours(locked):
     dataset = tuples()
-    for iterator in (
-        MultithreadIterator(dataset, 3),
-        type('It', (SerialIterator,), {})(dataset, 3),
-    ):
+    own = type('It', (SerialIterator,), {})(dataset, 3)
+    for iterator in (MultithreadIterator(dataset, 3), own):
         assert type(Examples().next(iterator, CONVERTER)) is list
         iterator.finalize()
     for converter in (CSRConverter(n_node_columns=1), lambda batch, device=None: batch):
@@ -202,9 +198,8 @@ def test_an_edit_in_place_is_an_error_until_the_end(name, place):
     dataset[0][place][...] = 1
     assert (dataset[0][place] == 1).all()
     again = opened(dataset)  # converted anew
-    atoms, adj, labels = CONVERTER(
-        Selection(molecules_of(dataset)[0], molecules_of(dataset)[1][:1])
-    )
+    molecules, index = molecules_of(dataset)
+    atoms, adj, labels = CONVERTER(Selection(molecules, index[:1]))
     if place == 0:
         assert (atoms[:-1] == 1).all()
     elif place == 1:
@@ -239,9 +234,8 @@ def test_columns_cannot_be_replaced_within():
 @pytest.mark.parametrize('base', [False, True])
 def test_a_list_whose_items_are_replaced(base):
     actual = examples()
-    dataset = (
-        SubDataset(actual, 0, len(actual), numpy.arange(len(actual))[::-1]) if base else actual
-    )
+    order = numpy.arange(len(actual))[::-1]
+    dataset = SubDataset(actual, 0, len(actual), order) if base else actual
     taken = Examples()
     iterator = SerialIterator(dataset, len(actual), shuffle=False)
     assert type(taken.next(iterator, CONVERTER)) is Selection

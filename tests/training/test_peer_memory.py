@@ -88,9 +88,8 @@ def communicator(
         return [is_done, mine, True]
 
     comm = types.SimpleNamespace(rank=1, size=size, intra_size=intra_size, told=told)
-    comm.mpi_comm = types.SimpleNamespace(
-        allgather=allgather, Barrier=lambda: runtime.events.append('barrier')
-    )
+    barrier = lambda: runtime.events.append('barrier')  # NOQA: E731
+    comm.mpi_comm = types.SimpleNamespace(allgather=allgather, Barrier=barrier)
     return comm
 
 
@@ -109,11 +108,8 @@ def test_addresses_of_all_ranks(runtime):
     assert first.tolist() == [19 * 256] * 3 and second.tolist() == [20 * 256] * 3
     assert found.fits(SIZE, DTYPE, CHUNKS)
     # Blocks count their turns: the same chunks in other launches are not the same.
-    for other in (
-        (SIZE - 1, DTYPE, CHUNKS),
-        (SIZE, VECTORS[1][1], CHUNKS),
-        (SIZE, DTYPE, CHUNKS[::-1]),
-    ):
+    other_dtype = VECTORS[1][1]
+    for other in ((99, DTYPE, CHUNKS), (SIZE, other_dtype, CHUNKS), (SIZE, DTYPE, CHUNKS[::-1])):
         assert not found.fits(*other)
     del found, comm
     assert runtime.opened == list(OTHERS.values())

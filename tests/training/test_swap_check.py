@@ -201,10 +201,7 @@ CANNOT_BE_TOLD = {
         {'loss': lambda self, y, *batch: F.mean(y) * numpy.float32(numpy.random.uniform())},
         'random',
     ),
-    'of sparse batches': (
-        {'loss': lambda self, y, x, adj, t: F.mean(y) * adj.n_graphs},
-        'n_graphs',
-    ),
+    'of sparse batches': ({'loss': lambda self, y, x, adj, t: F.mean(y) * adj.n_graphs}, 'n_gr'),
 }
 
 
@@ -270,11 +267,8 @@ def test_what_a_loss_refers_to_stays():
         param.grad = numpy.full_like(param.array, 7)
     attributes = dict(vars(model))
     assert check_swap(model, one_relation(examples()), loss_func=loss).equal
-    assert (
-        count == {'n': 0, 'list': []}
-        and vars(model) == attributes
-        and noise.bit_generator.state == before
-    )
+    assert count == {'n': 0, 'list': []} and vars(model) == attributes
+    assert noise.bit_generator.state == before
     weighted = Regressor(
         model,
         lossfun=lambda y, t: (

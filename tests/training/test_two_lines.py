@@ -27,6 +27,7 @@ from tests.support.training import run, without_dropout
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 EXAMPLES = molecules(5 * BATCH + 3)
+TWO_GPUS = [pytest.mark.gpu, pytest.mark.multi_gpu]
 
 
 @pytest.fixture(autouse=True)
@@ -34,12 +35,10 @@ def adopting(monkeypatch):
     monkeypatch.setattr(chainer.global_config, 'bspmm_capture', True)
 
 
-def script(
-    device, kind=StandardUpdater, examples=EXAMPLES, converter=None, model=None, optimizer=None
-):
+def script(device, kind=StandardUpdater, examples=EXAMPLES, converter=None, model=None, by=None):
     """Return the updater of a script, as it is made there."""
     model = model or make_model(seed=0)
-    optimizer = (optimizer or optimizers.Adam()).setup(model)
+    optimizer = (by or optimizers.Adam()).setup(model)
     numpy.random.seed(3)
     if device.xp is not numpy:
         device.xp.random.seed(3)  # layers that learn their input size start on the device
@@ -53,7 +52,7 @@ def test_a_standard_updater_trains_captured(device, graphs, no_causes):
     actual = []
     for kind in (StandardUpdater, GraphUpdater):
         model = without_dropout(make_model(seed=0))
-        updater = script(device, kind, model=model, optimizer=optimizers.SGD(1e-3))
+        updater = script(device, kind, model=model, by=optimizers.SGD(1e-3))
         assert type(updater) is GraphUpdater
         run(updater, 30)
         actual.append(parameters(updater))
@@ -64,7 +63,7 @@ def test_a_standard_updater_trains_captured(device, graphs, no_causes):
     assert_same_bits(*actual)
     with chainer.using_config('bspmm_capture', False):
         model = without_dropout(make_model(seed=0))
-        updater = script(device, model=model, optimizer=optimizers.SGD(1e-3))
+        updater = script(device, model=model, by=optimizers.SGD(1e-3))
     assert type(updater) is StandardUpdater
     run(updater, 30)
     assert_close_arrays(actual[0], parameters(updater), 1e-3)
@@ -87,9 +86,7 @@ def test_what_stays_as_it_is(kind, converter):
     assert type(script(HOST, kind, converter=converter)) is kind
 
 
-def test_dense_validation_sets_are_kept_from_the_first_evaluation(
-    device, graphs, no_causes, tmp_path
-):
+def test_dense_validation_sets_are_kept_from_the_first_on(device, graphs, no_causes, tmp_path):
     updater = script(device)
     evaluator = evaluator_of(updater, molecules(11, seed=2), device)
     trainer = training.Trainer(updater, (4, 'iteration'), out=str(tmp_path))
@@ -118,11 +115,7 @@ def test_several_ranks_and_several_optimizers_stay():
 
 
 @pytest.mark.parametrize(
-    'first, second',
-    [
-        ('@numpy', '@numpy'),
-        pytest.param('@cupy:0', '@cupy:1', marks=[pytest.mark.gpu, pytest.mark.multi_gpu]),
-    ],
+    'first, second', [('@numpy', '@numpy'), pytest.param('@cupy:0', '@cupy:1', marks=TWO_GPUS)]
 )
 def test_a_parallel_updater_stays_and_trains(first, second):
     model, converter = make_model(), chainer_bspmm.concat_mols
@@ -246,9 +239,8 @@ def test_snapshots_are_resumed_both_ways(device, graphs, no_causes, tmp_path):
         assert other.iteration == other.get_optimizer('main').t == 5
         saved = numpy.load(tmp_path / 'one' / '5')
         for name, value in parameters(other).items():
-            numpy.testing.assert_array_equal(
-                value, saved['updater/model:main' + name], err_msg=name
-            )
+            expected = saved['updater/model:main' + name]
+            numpy.testing.assert_array_equal(value, expected, err_msg=name)
 
 
 def test_run_train_of_upstream(device, graphs, no_causes, prediction_graphs, tmp_path, monkeypatch):
