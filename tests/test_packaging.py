@@ -41,10 +41,8 @@ def test_an_sdist_depends_on_its_files_only(tmp_path):
         package.rewrite(path, 5)
         digests.add(hashlib.sha256(path.read_bytes()).digest())
         with tarfile.open(path) as archive:
-            assert [(m.name, m.mtime, m.mode, m.uid) for m in archive.getmembers()] == [
-                ('a', 5, 0o644, 0),
-                ('b', 5, 0o644, 0),
-            ]
+            members = [(m.name, m.mtime, m.mode, m.uid) for m in archive.getmembers()]
+            assert members == [('a', 5, 0o644, 0), ('b', 5, 0o644, 0)]
             assert archive.extractfile('b').read() == b'b'
     assert len(digests) == 1
 

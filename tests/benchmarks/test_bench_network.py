@@ -44,9 +44,6 @@ def test_no_timed_step_is_a_check():
     checks = {*range(17), *(2**i for i in range(11))}
     for size in bench_network.SIZES.values():
         # The first steps are eager or captured: one replay fewer, or two.
-        replays = {
-            step - eager
-            for step in range(size.warm + 1, size.warm + size.steps + 1)
-            for eager in (0, 1, 2)
-        }
+        steps = range(size.warm + 1, size.warm + size.steps + 1)
+        replays = {step - eager for step in steps for eager in (0, 1, 2)}
         assert not checks & replays

@@ -43,6 +43,5 @@ def test_the_page_is_of_the_stored_files():
     assert parity.PAGE.read_text() == parity.page(parity.RESULTS)
     stored = json.loads((parity.RESULTS / 'cpu' / 'parity.json').read_text())
     assert not any(case['failures'] for case in stored['cases'])
-    assert [(case['model'], case['options']) for case in stored['cases']] == [
-        (case.model, case.options) for case in parity.ALL_CASES
-    ]
+    names = [(case['model'], case['options']) for case in stored['cases']]
+    assert names == [(case.model, case.options) for case in parity.ALL_CASES]

@@ -94,9 +94,8 @@ def test_optimizer_resumes_without_state_of_unused_parameters(tmp_path, is_enabl
     resumed = optimizers.Adam().setup(_UnusedLayer())
     resumed.target.unused.W.update_rule.enabled = is_enabled
     serializers.load_npz(str(tmp_path / 'adam.npz'), resumed)
-    numpy.testing.assert_array_equal(
-        resumed.target.used.W.update_rule.state['m'], optimizer.target.used.W.update_rule.state['m']
-    )
+    found, expected = (of.target.used.W.update_rule.state['m'] for of in (resumed, optimizer))
+    numpy.testing.assert_array_equal(found, expected)
     assert resumed.target.unused.W.update_rule.enabled == is_enabled
 
 

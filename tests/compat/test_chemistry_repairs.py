@@ -135,9 +135,9 @@ def test_sparse_graph_dataset():
 def test_sparse_preprocessor(method, shape):
     adj = numpy.zeros(shape, 'f')
     adj[..., 0, 1] = 1
-    data = preprocess_method_dict[method + '_sparse']().construct_sparse_data(
-        numpy.arange(3, dtype='i'), adj, numpy.zeros(1, 'f')
-    )
+    preprocessor = preprocess_method_dict[method + '_sparse']()
+    arrays = numpy.arange(3, dtype='i'), adj, numpy.zeros(1, 'f')
+    data = preprocessor.construct_sparse_data(*arrays)
     assert data.edge_index.dtype.kind == 'i'
     assert data.edge_index.shape == (2, numpy.count_nonzero(adj))
 
@@ -226,19 +226,16 @@ def test_splitters_give_a_partition(name):
 def test_scaffold_splitter_keeps_the_split_of_a_seed():
     # As drawn by the unrepaired splitter with NumPy 1.22.
     splitter = split_method_dict['scaffold']()
-    parts = splitter.train_valid_test_split(
-        list(SMILES), SMILES, seed=3, frac_train=0.4, frac_valid=0.3, frac_test=0.3
-    )
+    options = {'seed': 3, 'frac_train': 0.4, 'frac_valid': 0.3, 'frac_test': 0.3}
+    parts = splitter.train_valid_test_split(list(SMILES), SMILES, **options)
     assert [part.tolist() for part in parts] == [[0, 2, 3, 5, 7, 8], [1, 6, 9], [4]]
 
 
 @pytest.mark.parametrize('method', ['nfp', 'relgcn'])
 def test_wle(method):
     dataset = make_dataset(method)
-    parts = tuple(
-        NumpyTupleDataset(*dataset.features[part])
-        for part in (slice(0, 6), slice(6, 8), slice(8, 10))
-    )
+    parts = slice(0, 6), slice(6, 8), slice(8, 10)
+    parts = tuple(NumpyTupleDataset(*dataset.features[part]) for part in parts)
     expanded, labels, frequencies = wle.apply_wle_for_datasets(parts, 0, 1)
     assert sum(frequencies.values()) == sum(len(atoms) for atoms, _, _ in dataset)
     for part, expanded_part in zip(parts, expanded):

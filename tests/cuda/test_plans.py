@@ -421,9 +421,8 @@ def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, sta
 def test_a_layer_that_fits_does_so_at_any_number_of_rows(
     n_rows, widths, n_relations, has_self, n_biases, itemsize, kilobytes
 ):
-    layer = Layer._make(
-        [*widths, n_relations, has_self or not n_relations, False, False, n_biases, False, 'relu']
-    )
+    has_self = has_self or not n_relations
+    layer = Layer(*widths, n_relations, has_self, False, False, n_biases, False, 'relu')
     device = Device(132, 60 << 20, kilobytes << 10)
     for is_backward in (False, True):
         one, plan = (

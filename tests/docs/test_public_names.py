@@ -23,11 +23,7 @@ PACKAGES = [chainer_bspmm] + [
     )
     if hasattr(module, '__all__')
 ]
-NAMES = {
-    f'{package.__name__}.{name}': getattr(package, name)
-    for package in PACKAGES[1:]
-    for name in package.__all__
-}
+NAMES = {f'{of.__name__}.{name}': getattr(of, name) for of in PACKAGES[1:] for name in of.__all__}
 
 
 def api_page(package):

@@ -100,10 +100,8 @@ def test_classification_by_scaffold(tmp_path):
     """Molecules with one scaffold are in one part; predictions find the test part again."""
     rings = 'C1CCCCC1 c1ccccc1 c1ccncc1 C1CCCC1 C1CCC1 C1CC1 C1CCNCC1 c1ccoc1'.split()
     smiles = [end + ring for ring in rings for end in ('C', 'CC', 'N', 'O', 'F', 'CN')]
-    lines = [
-        '%s,%s,%s\n' % (each, '' if i % 5 == 0 else int('N' in each), rings[i // 6])
-        for i, each in enumerate(smiles)
-    ]
+    labels = ['' if i % 5 == 0 else int('N' in each) for i, each in enumerate(smiles)]
+    lines = ['%s,%s,%s\n' % (each, labels[i], rings[i // 6]) for i, each in enumerate(smiles)]
     text = 'smiles,y,ring\n' + ''.join(lines)
     printed = train_on(tmp_path, text, '--task', 'classification', '--split', 'scaffold')
     assert 'Split: 36 training, 6 validation, 6 test' in printed

@@ -50,9 +50,8 @@ def trained(tmp_path_factory):
 def test_sample_is_the_one_that_make_sample_writes():
     with gzip.open(QM9 / 'data' / 'qm9_sample.csv.gz') as f:
         text = f.read()
-    assert hashlib.sha256(text).hexdigest() == (
-        '2562bb454932be7958f4f01455ff89e77bb5f38bbf24d37c9df48c51cbc162a6'
-    )
+    digest = '2562bb454932be7958f4f01455ff89e77bb5f38bbf24d37c9df48c51cbc162a6'
+    assert hashlib.sha256(text).hexdigest() == digest
 
 
 @pytest.mark.parametrize('dense', [False, True])
@@ -221,7 +220,7 @@ def test_methods_are_those_that_are_tested(data):
         ('smiles,gap\nC1,1\n', "one molecule that can be used, got 1, the first: 'C1': RDKit"),
         (
             'smiles,gap\n[Og],1\n',
-            "none of the 1 molecule(s) can be used, the first: mine.csv row 2: '[Og]': atomic",
+            'none of the 1 molecule(s) can be used, the first: mine.csv row 2',
         ),
         ('smiles,gap\nCC,1\n', 'a random split of 1 with --train-data-ratio 0.7 has an empty part'),
     ],

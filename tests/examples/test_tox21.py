@@ -87,10 +87,8 @@ def test_validation_reports_loss_and_roc_auc_of_all_molecules(tasks):
 
     rng = numpy.random.RandomState(0)
     scores, labels = rng.normal(size=(9, 2)).astype('f'), rng.randint(-1, 2, (9, 2)).astype('i')
-    model = Classifier(
-        chainer.Sequential(chainer.functions.identity),
-        lossfun=chainer.functions.sigmoid_cross_entropy,
-    )
+    loss = chainer.functions.sigmoid_cross_entropy
+    model = Classifier(chainer.Sequential(chainer.functions.identity), lossfun=loss)
     evaluator = tasks.Classification(['a', 'b']).evaluator(
         chainer.iterators.SerialIterator(list(zip(scores, labels)), 4, repeat=False, shuffle=False),
         model,
@@ -145,9 +143,8 @@ def test_enough_training_separates_the_classes(data_file, tmp_path):
 def test_dense_and_sparse_start_from_the_same_parameters(data_file, trained, tmp_path):
     run('train_tox21.py', '--data', data_file, '--dense', '--epoch', '1', '--out', tmp_path, *QUICK)
     ours, dense = arrays(trained[0] / 'model.npz'), arrays(tmp_path / 'model.npz')
-    assert {name: array.shape for name, array in ours.items()} == {
-        name: array.shape for name, array in dense.items()
-    }
+    shapes = [{name: array.shape for name, array in of.items()} for of in (ours, dense)]
+    assert shapes[0] == shapes[1]
     result = json.loads((tmp_path / 'result.json').read_text())
     assert result['dense'] and result['steps'] == 9
 
@@ -184,9 +181,8 @@ def test_prediction_of_smiles_and_of_files_without_labels(trained, tmp_path):
     assert [row['smiles'] for row in table] == ['CCO', 'C1CC', 'CCN']
     assert table[1]['NR-ER probability'] == '' and 'NR-AR true' not in table[0]
     run('predict_tox21.py', '--in-dir', out, '--out', tmp_path / 'b.csv', '--smiles', 'OCC')
-    assert float(rows(tmp_path / 'b.csv')[0]['NR-ER probability']) == pytest.approx(
-        float(table[0]['NR-ER probability']), rel=1e-5
-    )
+    one, other = rows(tmp_path / 'b.csv')[0]['NR-ER probability'], table[0]['NR-ER probability']
+    assert float(one) == pytest.approx(float(other), rel=1e-5)
 
 
 # Saliency

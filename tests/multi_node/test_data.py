@@ -75,9 +75,8 @@ def scatter():
     half, _ = chainer.datasets.split_dataset_random(whole, 6, seed=0)
     part = chainermn.scatter_dataset(half, comm)
     assert type(part) is SparseDataset
-    numpy.testing.assert_array_equal(
-        numpy.concatenate(comm.mpi_comm.allgather(labels_of(part))), [half[i][2] for i in range(6)]
-    )
+    labels = numpy.concatenate(comm.mpi_comm.allgather(labels_of(part)))
+    numpy.testing.assert_array_equal(labels, [half[i][2] for i in range(6)])
     # Others are ChainerMN's.
     dense = chainermn.scatter_dataset(molecules(6) if comm.rank == 0 else None, comm)
     assert type(dense) is chainer.datasets.SubDataset and len(dense) == 2

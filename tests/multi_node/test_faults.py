@@ -33,9 +33,8 @@ def make_trainer(comm, folder, n_steps=N_STEPS, kind=SNAPSHOTS):
     model = Regressor(
         MODELS['NFP'](), lossfun=lambda y, t: chainer.functions.mean_squared_error(y[:, :3], t)
     )
-    part = chainermn.scatter_dataset(
-        to_sparse(molecules(22)) if comm.rank == 0 else None, comm, shuffle=True, seed=0
-    )
+    mine = to_sparse(molecules(22)) if comm.rank == 0 else None
+    part = chainermn.scatter_dataset(mine, comm, shuffle=True, seed=0)
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
     optimizer.setup(model)
     # Random numbers are not in a snapshot by themselves.
@@ -47,10 +46,8 @@ def make_trainer(comm, folder, n_steps=N_STEPS, kind=SNAPSHOTS):
         trainer.extend(saved, trigger=(2, 'iteration'))
     else:
         saved = extensions.snapshot(filename='snapshot_{.updater.iteration}')
-        trainer.extend(
-            chainermn.extensions.multi_node_snapshot(comm, saved, list(range(comm.size))),
-            trigger=(2, 'iteration'),
-        )
+        saved_by_all = chainermn.extensions.multi_node_snapshot(comm, saved, [*range(comm.size)])
+        trainer.extend(saved_by_all, trigger=(2, 'iteration'))
     return trainer, model, saved
 
 

@@ -122,12 +122,10 @@ def unequal_batches(path):
 
 def parameters_of_unequal_batches(comm):
     found, examples = {}, molecules(N_ALL)
-    for name, sizes in (
-        ('RSGCN', [1, 9, 2]),
-        ('RSGCN', [8, 0, 4]),
-        ('RSGCN, batch norm', [1, 9, 2]),
-        ('norm of head', [1, 9, 2]),
-    ):
+    norms = 'RSGCN, batch norm', 'norm of head'
+    sizes_of_ranks = [1, 9, 2]
+    cases = [('RSGCN', [8, 0, 4]), *((name, sizes_of_ranks) for name in ('RSGCN', *norms))]
+    for name, sizes in cases:
         model = regressor(name, comm.rank if comm else 0, comm if 'norm' in name else None)
         optimizer = optimizer_of(model, comm, chainer.optimizers.SGD(1e-3))
         optimizer.remove_hook('GradientClipping')  # which hides a factor of all gradients

@@ -147,10 +147,8 @@ class HostStaging(buffers.Staging):
 
     def __init__(self, arrays, device):
         self.device = {name: numpy.zeros(*spec) for name, spec in arrays.items()}
-        self._slots = [
-            {name: array.copy() for name, array in self.device.items()}
-            for _ in range(2 * buffers.N_SLOTS)
-        ]
+        arrays, n = self.device.items(), 2 * buffers.N_SLOTS
+        self._slots = [{name: array.copy() for name, array in arrays} for _ in range(n)]
         self._next = self._position = 0
         self._is_filled = False
 
@@ -199,10 +197,8 @@ class HostReports(reports.Reports):
         return self._row - 1
 
     def numbers(self):
-        return {
-            name: self._rows[self._row - 1, i : i + 1].view(dtype)[:1].reshape(())
-            for i, (name, dtype) in enumerate(self._kinds)
-        }
+        kinds, row = enumerate(self._kinds), self._row - 1
+        return {name: self._rows[row, i : i + 1].view(t)[:1].reshape(()) for i, (name, t) in kinds}
 
 
 @contextlib.contextmanager

@@ -293,9 +293,8 @@ def test_buffers_for_a_part_that_chainer_split_off():
     dataset = to_sparse(molecules(60))
     order = numpy.random.RandomState(0).permutation(60)
     first, _ = split_dataset(split_dataset(dataset, 60, order)[0], 40)
-    actual, expected = (
-        batches.capacities(part, BATCH, 'packed')._levels for part in (first, dataset[order[:40]])
-    )
+    parts = first, dataset[order[:40]]
+    actual, expected = (batches.capacities(of, BATCH, 'packed')._levels for of in parts)
     assert actual == expected and len(actual) == 2
     dense = molecules(3)
     for other in (dataset[:0], split_dataset(dataset, 0)[0], dense, split_dataset(dense, 2)[0]):

@@ -264,9 +264,8 @@ def test_guards_look_when_needed(device, graphs, no_causes, tmp_path, monkeypatc
         assert looks == list(range(60))
     theirs, expected = trained(StandardUpdater, device, tmp_path, change)
     assert_close_arrays(parameters(updater), parameters(theirs))
-    numpy.testing.assert_allclose(
-        [entry['main/loss'] for entry in log], [entry['main/loss'] for entry in expected], 1e-5
-    )
+    losses = [[entry['main/loss'] for entry in entries] for entries in (log, expected)]
+    numpy.testing.assert_allclose(*losses, 1e-5)
 
 
 def test_examples_of_a_user(device, graphs, no_causes, tmp_path, fused, looks):

@@ -302,10 +302,8 @@ def test_what_a_batch_of_a_device_dataset_sends(layout, padded_to):
 def test_symmetric_batches_have_a_form_of_their_own():
     molecules = to_sparse([*examples(2), *without_symmetry(examples(2))]).molecules
     vars(molecules).update(tables=None)
-    made = [
-        batches.DeviceBatch(molecules, numpy.array(index), 'packed', None)
-        for index in ((0, 1), (2, 3), (0, 1))
-    ]
+    index = (0, 1), (2, 3), (0, 1)
+    made = [batches.DeviceBatch(molecules, numpy.array(i), 'packed', None) for i in index]
     assert [batch.form.is_symmetric for batch in made] == [True, False, True]
 
 

@@ -23,15 +23,15 @@ from chainer_bspmm.training.programs import Program
 from tests.support.training import BATCH, make_model, make_updater, molecules, small_model
 from tests.training import host_graphs
 
+KINDS = ROCAUCEvaluator, PRCAUCEvaluator, R2ScoreEvaluator, BatchEvaluator
 VALIDATION = molecules(5 * BATCH + 3, seed=1)  # the last batch is smaller
 
 
 def make(device, model, kind=extensions.Evaluator, dataset=VALIDATION, **kwargs):
     """Return an evaluator, as a script makes it."""
     kwargs.setdefault('converter', chainer_bspmm.concat_mols)
-    evaluator = kind(
-        SerialIterator(dataset, BATCH, repeat=False, shuffle=False), model, device=device, **kwargs
-    )
+    iterator = SerialIterator(dataset, BATCH, repeat=False, shuffle=False)
+    evaluator = kind(iterator, model, device=device, **kwargs)
     evaluator.name = 'validation'  # as Trainer.extend names it
     return evaluator
 
@@ -80,9 +80,6 @@ def test_same_numbers_as_eager(device, prediction_graphs, no_causes, where):
     assert own.get_iterator('main').__dict__.keys() == theirs.get_iterator('main').__dict__.keys()
     assert own.get_iterator('main').epoch_detail == theirs.get_iterator('main').epoch_detail == 1
     assert prediction_graphs.n_captures >= 2 and prediction_graphs.n_launches >= 10
-
-
-KINDS = ROCAUCEvaluator, PRCAUCEvaluator, R2ScoreEvaluator, BatchEvaluator
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -157,14 +154,12 @@ def test_those_of_a_trainer(device, graphs, prediction_graphs, tmp_path, monkeyp
     monkeypatch.setattr(chainer.global_config, 'bspmm_capture', False)
     expected = evaluated(make(device, model))
     for name in ('loss', 'mae'):
-        assert log.log[-1]['evaluator_0/main/' + name] == pytest.approx(
-            expected['validation/main/' + name], rel=1e-4
-        )
+        value = pytest.approx(expected['validation/main/' + name], rel=1e-4)
+        assert log.log[-1]['evaluator_0/main/' + name] == value
     assert numpy.isfinite(log.log[-1]['evaluator_1/main/r2_score'])
     assert evaluators[0]._evaluation is None  # the graphs were freed at the end
-    assert evaluated(evaluators[0])['evaluator_0/main/loss'] == pytest.approx(
-        expected['validation/main/loss'], rel=1e-4
-    )
+    loss = pytest.approx(expected['validation/main/loss'], rel=1e-4)
+    assert evaluated(evaluators[0])['evaluator_0/main/loss'] == loss
 
 
 def test_an_updater_on_the_cpu_leaves_evaluators_alone(tmp_path):

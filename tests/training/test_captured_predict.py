@@ -64,11 +64,8 @@ def expected_of(model, data, postprocess_fn=None):
 def collected(predictions):
     """Return all indices, values and failures."""
     index, values, failures = zip(*predictions)
-    return (
-        numpy.concatenate(index),
-        numpy.concatenate([v for v in values if len(v)]),
-        list(itertools.chain(*failures)),
-    )
+    values = numpy.concatenate([v for v in values if len(v)])
+    return numpy.concatenate(index), values, list(itertools.chain(*failures))
 
 
 def values_of(model, data, **options):
@@ -241,11 +238,8 @@ def test_an_attribute_that_changes(device, graphs, no_warnings):
 def test_classifier_and_postprocessing(device, graphs):
     model, examples = model_of(device, classes=True), molecules(40, classes=True)
     data = to_sparse(examples)
-    for given, fn in (
-        (None, functions.softmax),
-        (functions.sigmoid, functions.sigmoid),
-        (functions.identity, None),
-    ):
+    softmax, sigmoid, identity = functions.softmax, functions.sigmoid, functions.identity
+    for given, fn in ((None, softmax), (sigmoid, sigmoid), (identity, None)):
         values = values_of(model, data, postprocess_fn=given)
         assert relative_error(values, expected_of(model, examples, fn)) < 1e-5
     classes = values_of(model, data, postprocess_fn=lambda y: functions.argmax(y, axis=1))
@@ -268,10 +262,7 @@ CANNOT = 'Row', 'cannot be captured: ValueError: so many rows?', __file__
 EAGER = {
     'of all rows': (mean_of_rows, ('belong to no molecule',), False),
     'failing with spare rows': (picky, CANNOT, True),
-    'random': (
-        lambda link, *batch: three_columns(link, *batch) * float(numpy.random.rand()),
-        *(('run twice',), False),
-    ),
+    'random': (lambda *given: three_columns(*given) * numpy.random.rand(), ('run twice',), False),
     'changing with every batch': (counting, ('the attribute counter of',), True),
 }
 
@@ -316,9 +307,8 @@ def test_a_dense_model(device, graphs):
     model.to_device(device)
     with pytest.warns(UserWarning, match='predicts eagerly: converter: expected a tuple'):
         values = values_of(model, examples, converter=dense_concat_mols)
-    expected = model.predict(
-        examples, batchsize=8, converter=lambda batch, device: dense_concat_mols(batch, device)[:2]
-    )
+    inputs = lambda batch, device: dense_concat_mols(batch, device)[:2]  # NOQA: E731
+    expected = model.predict(examples, batchsize=8, converter=inputs)
     assert relative_error(values, expected) < 1e-5
 
 
@@ -340,9 +330,8 @@ def test_what_is_compared():
     values[:2] = numpy.nan, numpy.inf
     for factor, differ in ((1.0001, (False, False)), (1.01, (True, False)), (1.1, (True, True))):
         actual = values * numpy.float32(factor)
-        assert differ == tuple(
-            predictor._difference(actual, values, link) is not None for link in (model, half)
-        )
+        found = [predictor._difference(actual, values, link) for link in (model, half)]
+        assert differ == tuple(difference is not None for difference in found)
     classes = numpy.arange(200)
     for n_wrong, differs in ((0, None), (2, None), (3, '3 of 200 values')):
         wrong = numpy.where(classes < n_wrong, -1, classes)

@@ -378,9 +378,8 @@ def test_what_would_copy(xp, a_step, name, dtype):
     with chainer_nodes.under_way(a_step):
         actual = output_and_gradients(function, arrays)
         if xp is not numpy:
-            replay, actual = Capturer(chainer.get_device('@cupy:0')).capture(
-                lambda: output_and_gradients(function, arrays)
-            )
+            gpu, again = Capturer(chainer.get_device('@cupy:0')), output_and_gradients
+            replay, actual = gpu.capture(lambda: again(function, arrays))
             replay()
     assert_alike(actual, expected, BOUNDS[dtype])
 

@@ -357,9 +357,8 @@ def test_data_sets_that_take_turns(locked):
 
 
 def test_samplers_that_give_lists():
-    iterator = SerialIterator(
-        tuples(), 3, shuffle=None, order_sampler=lambda order, position: list(range(len(order)))
-    )
+    sampler = lambda order, position: list(range(len(order)))  # NOQA: E731
+    iterator = SerialIterator(tuples(), 3, shuffle=None, order_sampler=sampler)
     assert type(Examples().next(iterator, CONVERTER)) is Selection
 
 

@@ -142,9 +142,8 @@ def launches(monkeypatch):
         found.append(len(sums))
         for array, parts in sums:
             size = array.size
-            array[...] = sum(
-                partials[:, first : first + size].sum(axis=0) for partials, first in parts
-            ).reshape(array.shape)
+            total = sum(partials[:, first : first + size].sum(axis=0) for partials, first in parts)
+            array[...] = total.reshape(array.shape)
 
     def empty(shape, dtype):
         return numpy.full(shape, numpy.nan, dtype)

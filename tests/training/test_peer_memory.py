@@ -9,6 +9,7 @@ from chainer_bspmm.training import peer_memory
 
 SIZE, DTYPE, CHUNKS = 100, numpy.dtype('f'), (('f', 2), ('d', 1))
 VECTORS = [(1, DTYPE), (70, numpy.dtype('d'))]
+FAILS = 'get', 0, 2, 'prepare', 'another, get', 'another, open', 'one GPU', 'vectors'
 OWN, OTHERS = 4096, {0: 10**6, 2: 2 * 10**6}  # addresses
 
 
@@ -64,9 +65,8 @@ def runtime(monkeypatch):
         def __del__(self):
             found.events.append('free')
 
-    place = types.SimpleNamespace(
-        runtime=found, Memory=Memory, Device=lambda: types.SimpleNamespace(pci_bus_id='gpu 1')
-    )
+    gpu = types.SimpleNamespace(pci_bus_id='gpu 1')
+    place = types.SimpleNamespace(runtime=found, Memory=Memory, Device=lambda: gpu)
     cupy = types.SimpleNamespace(cuda=place, zeros=numpy.zeros)
     monkeypatch.setattr(peer_memory, 'cuda', types.SimpleNamespace(cupy=cupy))
     monkeypatch.setattr(peer_memory, '_kept', [])
@@ -135,9 +135,7 @@ def test_one_rank_many_or_several_hosts(runtime, size, intra_size):
     assert not comm.told
 
 
-@pytest.mark.parametrize(
-    'fails', ['get', 0, 2, 'prepare', 'another, get', 'another, open', 'one GPU', 'vectors']
-)
+@pytest.mark.parametrize('fails', FAILS)
 def test_all_give_up_where_one_has_to(runtime, fails):
     runtime.fails = fails
     another = {

@@ -46,9 +46,8 @@ def test_copies_of_arrays_of_several_kinds():
         'flag': numpy.array([True]),
     }
     copies, same = state.Copies(arrays), state.Copies(arrays)
-    assert {name: array.tobytes() for name, array in copies.items()} == {
-        name: array.tobytes() for name, array in arrays.items()
-    }
+    bits = lambda found: {name: array.tobytes() for name, array in found.items()}  # NOQA: E731
+    assert bits(copies) == bits(arrays)
     assert state.difference(copies, same, 0) is None
     for name, array in arrays.items():
         if array.size:

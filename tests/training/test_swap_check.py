@@ -144,11 +144,8 @@ class Layers(chainer.Chain):
         return self.reduce(self.update(self.embed(x), adj))
 
 
-REDUCTIONS = {
-    'mean': F.mean,
-    'maximum': lambda h: F.sum(F.max(h, axis=0)),
-    'norm': lambda h: F.mean(F.normalize(h, axis=1)),
-}
+REDUCTIONS = {'mean': F.mean, 'maximum': lambda h: F.sum(F.max(h, axis=0))}
+REDUCTIONS['norm'] = lambda h: F.mean(F.normalize(h, axis=1))
 
 
 @pytest.mark.parametrize('name', REDUCTIONS)

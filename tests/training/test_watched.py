@@ -103,6 +103,7 @@ def of_embedding(change):
     return lambda model, optimizer: change(model.predictor.inner.embed.W)
 
 
+HOW = {'forward': Named, '__call__': Calling, 'function': lambda: links.Linear(2, 2)}
 DECAY = optimizer_hooks.WeightDecay(0.1)
 W, NUMBER = 'predictor.inner.embed.W.', type('Number', (int,), {})
 # Functions of (model, optimizer); the order is that of one training.
@@ -235,9 +236,7 @@ def test_closures():
         assert guards.key().change(before) == 'the attribute weight of Loss'
 
 
-@pytest.mark.parametrize(
-    'make', (Named, Calling, lambda: links.Linear(2, 2)), ids=('forward', '__call__', 'function')
-)
+@pytest.mark.parametrize('make', HOW.values(), ids=HOW)
 def test_globals(monkeypatch, make):
     model = make()
     guards = Guards(model, names_a_global if type(model) is links.Linear else model)
@@ -450,10 +449,8 @@ def test_it_goes_on_from_the_eager_result(device, graphs, monkeypatch, is_fused)
         if is_eager:
             updater._driver.reason = 'from here on'
             updater._driver.forget()
-        gradients = {
-            path: on_host(param.grad).copy()
-            for path, param in optimizer.target.namedparams(include_uninit=False)
-        }
+        params = optimizer.target.namedparams(include_uninit=False)
+        gradients = {path: on_host(param.grad).copy() for path, param in params}
         after = parameters(updater)
         train(updater, 3)
         assert optimizer.t == updater.iteration == 9
@@ -791,9 +788,8 @@ def test_parameters_elsewhere(monkeypatch):
     host_graphs.stand_in(monkeypatch)
     updater = make_updater(GraphUpdater, HOST)
     updater._driver.device = types.SimpleNamespace(xp=numpy, name='@cupy:1')
-    assert updater._driver._why_not() == (
-        "parameter '/predictor/inner/embed/W' is on @numpy, the device is @cupy:1"
-    )
+    words = "parameter '/predictor/inner/embed/W' is on @numpy, the device is @cupy:1"
+    assert updater._driver._why_not() == words
 
 
 @pytest.mark.parametrize('dtype', ('float16', 'float32'))
