@@ -20,9 +20,14 @@ from chainer_bspmm.ops.segments import MIN_CHUNK, reduce_launches
 from chainer_bspmm.sparse.build import transpose_launch
 
 
-@hypothesis.given(
-    strategies.integers(1, 200), strategies.sampled_from([2, 4, 8]), strategies.integers(0, 32)
-)
+def given(*drawn):
+    """Call a test with numbers, each from the least to the most, or one of a list."""
+    kinds = {tuple: lambda of: strategies.integers(*of), list: strategies.sampled_from}
+    found = [kinds[type(of)](of) if type(of) in kinds else of for of in drawn]
+    return lambda test: hypothesis.settings(deadline=None)(hypothesis.given(*found)(test))
+
+
+@given((1, 200), [2, 4, 8], (0, 32))
 def test_vector_width(n_channels, itemsize, element):
     """The widest power of two of at most 16 bytes that divides the channels and the address."""
     address = 0x7F0000000000 + element * itemsize
@@ -36,6 +41,7 @@ def test_vector_width(n_channels, itemsize, element):
 
 # --- the product ---
 
+LENGTHS, ALGORITHMS = strategies.floats(0, 40), ['auto', 'vector', 'pipelined']
 H200 = Device(132, 60 << 20)
 
 
@@ -73,31 +79,14 @@ def assert_covers_everything_once(launch, n_rows, n_vectors):
     assert dict(launch.defines)['PIPELINED'] == (launch.arguments[2] > 1)
 
 
-@hypothesis.settings(deadline=None)
-@hypothesis.given(
-    strategies.integers(1, 3000),
-    strategies.integers(1, 3000),
-    strategies.sampled_from([1, 2, 8]),
-    strategies.sampled_from([1, 3, 8, 32]),
-    strategies.sampled_from([1, 2, 4]),
-    strategies.sampled_from([1, 2, 7]),
-    strategies.sampled_from([32, 128, 256]),
-)
+@given((1, 3000), (1, 3000), [1, 2, 8], [1, 3, 8, 32], [1, 2, 4], [1, 2, 7], [32, 128, 256])
 def test_csr_launch_covers_everything_once(n_rows, n_vectors, width, lanes, columns, per, block):
     launch = csr_launch(n_rows, n_rows, n_vectors * width, width, lanes, columns, per, block)
     assert_covers_everything_once(launch, n_rows, n_vectors)
     assert launch.block[0] <= lanes and dict(launch.defines)['VECTOR'] == width
 
 
-@hypothesis.settings(deadline=None)
-@hypothesis.given(
-    strategies.integers(1, 20000),
-    strategies.floats(0, 40),
-    strategies.integers(1, 1100),
-    strategies.sampled_from([2, 4, 8]),
-    strategies.sampled_from([1, 20, 132]),
-    strategies.sampled_from(['auto', 'vector', 'pipelined']),
-)
+@given((1, 20000), LENGTHS, (1, 1100), [2, 4, 8], [1, 20, 132], ALGORITHMS)
 def test_bspmm_launch_covers_everything_once(n_rows, length, n_channels, size, n_sms, algorithm):
     width = widest_vector(n_channels, size, 0)
     sizes = n_rows, n_rows, int(length * n_rows), n_channels
@@ -194,13 +183,7 @@ def test_dot_launch(n_vectors, most):
 # --- segments ---
 
 
-@hypothesis.settings(deadline=None)
-@hypothesis.given(
-    strategies.integers(0, 10**7),
-    strategies.integers(0, 10**5),
-    strategies.integers(1, 3000),
-    strategies.sampled_from([1, 2, 4, 8]),
-)
+@given((0, 10**7), (0, 10**5), (1, 3000), [1, 2, 4, 8])
 def test_segment_launches_cover_everything_once(n_rows, n_segments, n_vectors, width):
     first, *second = reduce_launches(n_rows, n_segments, n_vectors * width, width, 4)
     columns, lanes, units = first.block
@@ -226,14 +209,7 @@ def test_segment_launches_cover_everything_once(n_rows, n_segments, n_vectors, w
         assert getattr(combining, field) == getattr(first, field)
 
 
-@hypothesis.settings(deadline=None)
-@hypothesis.given(
-    strategies.integers(0, 10**7),
-    strategies.integers(0, 10**5),
-    strategies.integers(1, 3000),
-    strategies.sampled_from([1, 2, 4, 8]),
-    strategies.sampled_from([None, 9]),
-)
+@given((0, 10**7), (0, 10**5), (1, 3000), [1, 2, 4, 8], [None, 9])
 def test_broadcast_launch_covers_everything_once(n_rows, n_segments, n_vectors, width, max_rows):
     launch = broadcast_launch(n_rows, n_segments, n_vectors * width, width, max_rows)
     reduction = reduce_launches(n_rows, n_segments, n_vectors * width, width, 4, max_rows)
@@ -333,15 +309,7 @@ WIDTHS = strategies.tuples(*(strategies.integers(*of) for of in ((1, 300), (0, 3
 STATES = [(False, False), (True, False), (True, True)]  # whether there is one, and it is x
 
 
-@hypothesis.settings(deadline=None)
-@hypothesis.given(
-    strategies.integers(1, 10**6),
-    WIDTHS,
-    strategies.sampled_from(STATES),
-    strategies.booleans(),
-    strategies.sampled_from([4, 8]),
-    strategies.sampled_from([64, 99, 163, 227]),
-)
+@given((1, 10**6), WIDTHS, STATES, [False, True], [4, 8], [64, 99, 163, 227])
 def test_gated_launch(n_rows, widths, state, is_gradient, itemsize, kilobytes):
     device = Device(132, 60 << 20, kilobytes << 10)
     has_state, is_same = state
@@ -383,13 +351,7 @@ def test_gated_launch_chooses(n_rows, width, expected, is_same, is_gradient):
     assert {name: defines[name] for name in expected} == expected
 
 
-@hypothesis.settings(deadline=None)
-@hypothesis.given(
-    strategies.integers(1, 10**6),
-    WIDTHS,
-    strategies.sampled_from(STATES),
-    strategies.sampled_from([4, 8]),
-)
+@given((1, 10**6), WIDTHS, STATES, [4, 8])
 def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, state, itemsize):
     has_state, is_same = state
     if is_same:
@@ -408,21 +370,12 @@ def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, sta
 # --- layers ---
 
 
-@hypothesis.settings(deadline=None)
-@hypothesis.given(
-    strategies.integers(1, 10**5),
-    strategies.tuples(strategies.integers(1, 300), strategies.integers(1, 300)),
-    strategies.integers(0, 12),
-    strategies.booleans(),
-    strategies.integers(0, 2),
-    strategies.sampled_from([2, 4, 8]),
-    strategies.sampled_from([48, 99, 227]),
-)
+@given((1, 10**5), (1, 300), (1, 300), (0, 12), [False, True], (0, 2), [2, 4, 8], [48, 99, 227])
 def test_a_layer_that_fits_does_so_at_any_number_of_rows(
-    n_rows, widths, n_relations, has_self, n_biases, itemsize, kilobytes
+    n_rows, n_in, n_out, n_relations, has_self, n_biases, itemsize, kilobytes
 ):
     has_self = has_self or not n_relations
-    layer = Layer(*widths, n_relations, has_self, False, False, n_biases, False, 'relu')
+    layer = Layer(n_in, n_out, n_relations, has_self, False, False, n_biases, False, 'relu')
     device = Device(132, 60 << 20, kilobytes << 10)
     for is_backward in (False, True):
         one, plan = (
@@ -440,12 +393,7 @@ def test_a_layer_that_fits_does_so_at_any_number_of_rows(
 # --- the gradient of embeddings, and losses ---
 
 
-@hypothesis.settings(deadline=None)
-@hypothesis.given(
-    strategies.integers(1, 2**31 - 64),  # a run of rows, whole warps, is an int32
-    strategies.integers(1, 10**5),
-    strategies.integers(1, 3000),
-)
+@given((1, 2**31 - 64), (1, 10**5), (1, 3000))  # a run of rows, whole warps, is an int32
 def test_embed_launch_covers_everything_once(n_rows, n_types, n_channels):
     launch = embed_launch(n_rows, n_types, n_channels)
     n_runs, n_blocks, _ = launch.grid
