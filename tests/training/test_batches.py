@@ -228,16 +228,14 @@ def test_training_is_the_same_to_the_bit(there, graphs, layout, n_molecules):
     assert_same_bits(results[0][1], results[1][1])
 
 
-def test_the_only_molecule_is_copied_once(there, graphs, monkeypatch):
-    n_calls, fill = [], DeviceBatch.fill
+def test_the_only_molecule_is_copied_once(there, graphs, monkeypatch, noted):
     monkeypatch.setattr(device_dataset, 'gather_batch', lambda *_: pytest.fail('by one warp'))
-    counted = lambda self, *args: n_calls.append(1) or fill(self, *args)  # NOQA: E731
-    monkeypatch.setattr(DeviceBatch, 'fill', counted)
-    options = {'converter': CSRConverter('packed'), 'batch_size': 1}
-    updater = make_updater(GraphUpdater, there, make_model(), to_sparse(molecules(1)), **options)
+    calls, options = noted(DeviceBatch, 'fill'), {'converter': CSRConverter('packed')}
+    examples = to_sparse(molecules(1))
+    updater = make_updater(GraphUpdater, there, make_model(), examples, batch_size=1, **options)
     run(updater, 6)
     (program,) = updater._driver.programs.values()
-    assert program.is_captured and len(n_calls) == 1
+    assert program.is_captured and len(calls) == 1
 
 
 def test_prediction_gathers_there_too(there, prediction_graphs, monkeypatch):

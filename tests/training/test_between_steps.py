@@ -20,7 +20,6 @@ from chainer_bspmm.training.graph_updater import GraphUpdater
 from tests.support import assert_close_arrays
 from tests.support.training import make_updater, parameters, run, same_molecules, small_model
 from tests.support.training import without_dropout
-from tests.training import host_graphs
 
 PER_EPOCH = 4  # steps
 
@@ -216,17 +215,9 @@ def test_a_run_that_was_interrupted(tmp_path):
 
 
 @pytest.fixture
-def looks(monkeypatch):
+def looks(noted):
     """The numbers of the steps at which the guards looked."""
-    actual = []
-    look = step_driver.StepDriver._look
-
-    def noted(self, function):
-        actual.append(self.optimizer.t)
-        return look(self, function)
-
-    monkeypatch.setattr(step_driver.StepDriver, '_look', noted)
-    return actual
+    return noted(step_driver.StepDriver, '_look', of=lambda driver, _: driver.optimizer.t)
 
 
 def doubled(link, atoms, adj):
@@ -243,10 +234,7 @@ def trained(kind, device, out, change, make_dataset=chainer_bspmm.dataset.to_spa
     return updater, trainer.get_extension('LogReport').log
 
 
-@pytest.mark.parametrize('is_fused', [False, True])
 def test_guards_look_when_needed(device, graphs, no_causes, tmp_path, monkeypatch, looks, is_fused):
-    if graphs is not None and is_fused:
-        host_graphs.fuse(monkeypatch)
     if not is_fused:
         monkeypatch.setattr(step_driver, 'why_unsupported', lambda optimizer: 'this is a test')
 

@@ -249,12 +249,11 @@ def test_what_is_not_watched_is_found(device, prediction_graphs):
     assert_close(evaluated(own), evaluated(theirs))
 
 
-def test_guards_look_once_an_evaluation(device, prediction_graphs, no_causes, monkeypatch):
+def test_guards_look_once_an_evaluation(device, prediction_graphs, no_causes, noted):
     def forward(link, atoms, adj):
         return link.inner(atoms, adj)[:, :3] * (2.0 if link.counter else 1.0)
 
-    looks, key = [], Guards.key
-    monkeypatch.setattr(Guards, 'key', lambda self: looks.append(self) or key(self))
+    looks = noted(Guards, 'key')
     model = on(device, small_model(forward))
     own, theirs = make_pair(device, model)
     for _ in range(40):  # until most replays are not compared with eager evaluations

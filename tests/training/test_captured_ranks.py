@@ -132,14 +132,12 @@ def train(updater, sizes):
 
 @pytest.mark.parametrize('is_one_host', (False, True))
 @pytest.mark.parametrize('is_clipped', (False, True))
-def test_ranks_are_one_large_batch(made, graphs, monkeypatch, is_clipped, is_one_host):
+def test_ranks_are_one_large_batch(made, graphs, noted, is_clipped, is_one_host):
     """And every step, run, captured, replayed or checked, is one collective of one size."""
     hooks = [optimizer_hooks.GradientClipping(LARGEST_NORM)] * is_clipped
     updater, comm = made(hooks=hooks)
     comm.is_one_host = is_one_host
-    tried = []
-    check = StepProgram.check_alone
-    monkeypatch.setattr(StepProgram, 'check_alone', lambda self: tried.append(check(self)))
+    tried = noted(StepProgram, 'check_alone')
     alone = chainer.optimizers.SGD(RATE).setup(copy.deepcopy(updater._driver.optimizer.target))
     for hook in hooks:
         alone.add_hook(hook)

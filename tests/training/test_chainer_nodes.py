@@ -161,14 +161,11 @@ def test_mixed_dtypes(xp, a_step, dtypes):
 
 
 @pytest.fixture
-def n_losses(monkeypatch):
-    """The number of calls for losses, metrics and gradients, in a list."""
+def n_losses(noted):
+    """The calls for losses, metrics and gradients, in a list."""
     counts = []
     for name in ('mean_loss_forward', 'training_loss', 'mean_loss_backward'):
-        call = getattr(chainer_nodes, name)
-        monkeypatch.setattr(
-            chainer_nodes, name, lambda *args, call=call: counts.append(1) or call(*args)
-        )
+        noted(chainer_nodes, name, counts)
     return counts
 
 
@@ -418,7 +415,7 @@ def test_dropout(xp, a_step):
 
 
 @pytest.mark.parametrize('indices', [None, [0, 2, 3]])
-def test_standard_scaler(xp, a_step, monkeypatch, indices):
+def test_standard_scaler(xp, a_step, noted, indices):
     labels = numpy.random.RandomState(0).uniform(-1, 1, (9, 4)).astype('f')
     labels[:, 2] = 5  # a deviation of 0
     scaler = StandardScaler()
@@ -427,9 +424,7 @@ def test_standard_scaler(xp, a_step, monkeypatch, indices):
         scaler.to_device('@cupy:%d' % xp.cuda.Device().id)
     x = chainer.Variable(xp.asarray(labels + 1))
     expected = scaler.transform(x).array, scaler.inverse_transform(x).array
-    asked, way = [], chainer_nodes._mean_and_deviation
-    noted = lambda *given: asked.append(given) or way(*given)  # NOQA: E731
-    monkeypatch.setattr(chainer_nodes, '_mean_and_deviation', noted)
+    asked = noted(chainer_nodes, '_mean_and_deviation')
     with chainer_nodes.under_way(a_step):
         actual = scaler.transform(x).array, scaler.inverse_transform(x).array
     assert len(asked) == 2

@@ -92,22 +92,15 @@ def test_the_same_batches(name, converter):
     taken.close()
 
 
-def test_it_is_converted_once(monkeypatch):
-    n_conversions, to_sparse = 0, sparse_form.to_sparse
-
-    def counted(dataset):
-        nonlocal n_conversions
-        n_conversions += 1
-        return to_sparse(dataset)
-
-    monkeypatch.setattr(sparse_form, 'to_sparse', counted)
+def test_it_is_converted_once(noted):
+    conversions = noted(sparse_form, 'to_sparse')
     train, valid = split_dataset_random(tuples(), 8)
     one, two = Examples(), Examples()
     iterators = SerialIterator(train, 3), SerialIterator(valid, 3)
     for _ in range(9):
         for taken, iterator in zip((one, two), iterators):
             taken.next(iterator, CONVERTER)
-    assert n_conversions == 1
+    assert len(conversions) == 1
     assert molecules_of(train)[0] is molecules_of(valid)[0]
     numpy.testing.assert_array_equal(molecules_of(train)[1], train._order[:8])
     one.close(), two.close()

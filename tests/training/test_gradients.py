@@ -155,15 +155,9 @@ def launches(monkeypatch):
 
 
 @pytest.mark.parametrize('is_read', [False, True])
-def test_sums_of_a_step(launches, monkeypatch, is_read):
+def test_sums_of_a_step(launches, noted, is_read):
     """Only where nothing reads them before."""
-    found, programs, capture = [], [], step_program.StepProgram.capture
-
-    def noted(self):
-        programs.append(self)
-        return capture(self)
-
-    monkeypatch.setattr(step_program.StepProgram, 'capture', noted)
+    found, programs = [], noted(step_program.StepProgram, 'capture', of=lambda program: program)
     for kind in (GraphUpdater, StandardUpdater):
         sgd = optimizers.SGD(0.1)
         updater = make_updater(kind, HOST, Model(is_read), same_molecules(), sgd)

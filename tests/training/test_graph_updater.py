@@ -236,40 +236,25 @@ def test_first_without_a_reporter(device, graphs):
     assert all('main/loss' in report for report in run(updater, 3))
 
 
-def test_a_check_waits_for_the_last_step(device, graphs, monkeypatch):
+def test_a_check_waits_for_the_last_step(device, graphs, noted):
     """Which may have been launched on another stream; then all that is checked is copied."""
     capturer = host_graphs.HostCapturer if graphs is not None else cuda_graphs.Capturer
-    calls, join, checked_replay = [], capturer.join, StepProgram._checked_replay
-    copy = state.Copies.__init__
-
-    def joined(self, *args):
-        calls.append('join')
-        return join(self, *args)
-
-    def copied(self, arrays):
-        calls.append('copies')
-        copy(self, arrays)
-
-    def checked(self):
-        calls.append('check')
-        return checked_replay(self)
-
+    calls = []
     updater = make_updater(GraphUpdater, device, small_model(), molecules(BATCH))
     run(updater, 2)
-    monkeypatch.setattr(capturer, 'join', joined)
-    monkeypatch.setattr(state.Copies, '__init__', copied)
-    monkeypatch.setattr(StepProgram, '_checked_replay', checked)
+    noted(capturer, 'join', calls, lambda *_: 'join')
+    noted(state.Copies, '__init__', calls, lambda *_: 'copies')
+    noted(StepProgram, '_checked_replay', calls, lambda *_: 'check')
     run(updater, 2)
     first = calls.index('check')
     assert calls[first : first + 3] == ['check', 'join', 'copies']
 
 
-def test_an_eager_step_between_captured_ones_waits_too(device, graphs, monkeypatch):
+def test_an_eager_step_between_captured_ones_waits_too(device, graphs, noted):
     capturer = host_graphs.HostCapturer if graphs is not None else cuda_graphs.Capturer
-    calls, join = [], capturer.join
     updater = make_updater(GraphUpdater, device, small_model(), molecules(BATCH))
     run(updater, 2)
-    monkeypatch.setattr(capturer, 'join', lambda self, *args: calls.append(1) or join(self, *args))
+    calls = noted(capturer, 'join')
     with pytest.warns(UserWarning, match='hook'), chainer.function_hooks.TimerHook():
         run(updater, 1)
     assert len(calls) == 1

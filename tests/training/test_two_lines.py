@@ -243,14 +243,8 @@ def test_snapshots_are_resumed_both_ways(device, graphs, no_causes, tmp_path):
             numpy.testing.assert_array_equal(value, expected, err_msg=name)
 
 
-def test_run_train_of_upstream(device, graphs, no_causes, prediction_graphs, tmp_path, monkeypatch):
-    made, connect = [], GraphUpdater.connect_trainer
-
-    def noted(self, trainer):
-        made.append(self)
-        connect(self, trainer)
-
-    monkeypatch.setattr(GraphUpdater, 'connect_trainer', noted)
+def test_run_train_of_upstream(device, graphs, no_causes, prediction_graphs, tmp_path, noted):
+    made = noted(GraphUpdater, 'connect_trainer', of=lambda updater, _: updater)
     options = {'batch_size': BATCH, 'epoch': 4, 'out': str(tmp_path), 'device': device}
     options.update(converter=chainer_bspmm.concat_mols, extensions_list=[extensions.LogReport()])
     run_train(make_model(), EXAMPLES, valid=EXAMPLES[:20], **options)

@@ -385,12 +385,9 @@ def train(updater, n_steps):
     return texts
 
 
-@pytest.mark.parametrize('is_fused', (False, True))
 @pytest.mark.parametrize('name', READINGS)
-def test_a_weight_that_changes_with_every_step(device, graphs, monkeypatch, name, is_fused):
+def test_a_weight_that_changes_with_every_step(device, graphs, name, is_fused):
     """Found at the second replay at the latest: no step is trained with an old weight."""
-    if graphs is not None and is_fused:  # on a GPU it always is
-        host_graphs.fuse(monkeypatch)
     results = []
     for kind in (StandardUpdater, GraphUpdater):
         updater = annealed(kind, device, READINGS[name], same_molecules())
@@ -425,14 +422,11 @@ def test_a_weight_that_changes_later_with_layouts_that_alternate(device, graphs)
     assert 10 < step <= 18
 
 
-@pytest.mark.parametrize('is_fused', (False, True))
 def test_it_goes_on_from_the_eager_result(device, graphs, monkeypatch, is_fused):
     """To the bit, reported values and gradients included, from step 5 on, where a weight changes.
 
     It is compared with steps run eagerly over the same buffers, and without captures after these.
     """
-    if is_fused and graphs is not None:
-        host_graphs.fuse(monkeypatch)
     results = []
     for is_eager in (False, True):
         changes = lambda updater: updater.iteration >= 5  # NOQA: E731
