@@ -57,9 +57,6 @@ def make_dataset(method, dtype=numpy.float32):
     return NumpyTupleDataset(*features.get_datasets(), labels.astype(dtype))
 
 
-# --- names that NumPy or Python lost ---
-
-
 @contextlib.contextmanager
 def module_of_a_checkout(package, name, text, tmp_path, monkeypatch):
     """A module of Chainer Chemistry that its wheel lacks."""
@@ -209,9 +206,6 @@ def test_windows_of_occlusion_have_several_elements():
     numpy.testing.assert_array_equal(found, [[expected, expected]])
 
 
-# --- lists of arrays of different shapes ---
-
-
 @pytest.mark.parametrize('name', sorted(split_method_dict))
 def test_splitters_give_a_partition(name):
     dataset = make_dataset('rsgcn', numpy.int32)
@@ -265,9 +259,6 @@ def test_cgcnn_converter():
     assert [part.tolist() for part in indices] == [[0, 1], [2, 3, 4]]
 
 
-# --- scikit-learn ---
-
-
 def test_roc_auc_of_one_class_raises_if_asked_to():
     iterator = chainer.iterators.SerialIterator([0], 1, repeat=False)
     scores, labels = numpy.array([0.1, 0.9]), numpy.array([1, 1])
@@ -279,9 +270,6 @@ def test_roc_auc_of_one_class_raises_if_asked_to():
     evaluator = ROCAUCEvaluator(iterator, chainer.Chain(), raise_value_error=False, logger=logger)
     assert numpy.isnan(evaluator.roc_auc_score(scores, labels))
     assert 'Only one class' in messages[0]
-
-
-# --- what Regressor and Classifier report ---
 
 
 class _DeviceArray(cuda.ndarray if not cuda.available else object):
@@ -314,8 +302,6 @@ def test_report_of_a_host_array_is_a_python_scalar(model_class):
     with pytest.raises(ValueError):
         convert(numpy.zeros(2))
 
-
-# --- GIN ---
 
 ATOMS = numpy.array([[6, 6, 8]], 'i')
 ADJ = numpy.ones((1, 3, 3), 'f')
@@ -389,9 +375,6 @@ def test_gin_sparse_still_takes_features_through_first_mlp():
     model(batch)
     assert model.first_mlp.layers[0].W.shape == (4, 7)
     assert model.first_mlp.layers[0].W.array.any()
-
-
-# --- whole runs ---
 
 
 @pytest.mark.parametrize('method', ['rsgcn', 'gin', 'ggnn_gwm'])

@@ -39,8 +39,6 @@ def test_vector_width(n_channels, itemsize, element):
     assert widest_vector(n_channels, itemsize, address) == fits[-1]
 
 
-# --- the product ---
-
 LENGTHS, ALGORITHMS = strategies.floats(0, 40), ['auto', 'vector', 'pipelined']
 H200 = Device(132, 60 << 20)
 
@@ -163,9 +161,6 @@ def test_bspmm_launch_chooses(itemsize, n_rows, n_channels, length, expected):
     assert {name: defines[name] for name in expected} == expected
 
 
-# --- the sampled product ---
-
-
 @pytest.mark.parametrize('n_vectors', [1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 1000])
 @pytest.mark.parametrize('most', [ROW_TILE, 4])
 def test_dot_launch(n_vectors, most):
@@ -178,9 +173,6 @@ def test_dot_launch(n_vectors, most):
     assert lanes == 1 or lanes // 2 * tile < n_vectors  # no lane is idle in all rows
     assert lanes * rows % 32 == 0  # the lanes of a row lie in one warp
     assert (launch.grid[0] - 1) * rows < 100 <= launch.grid[0] * rows
-
-
-# --- segments ---
 
 
 @given((0, 10**7), (0, 10**5), (1, 3000), [1, 2, 4, 8])
@@ -250,9 +242,6 @@ def test_fewer_loads_in_flight_in_large_blocks():
             assert dict(launch.defines)['AHEAD'] == ahead
 
 
-# --- the transpose ---
-
-
 @pytest.mark.parametrize(
     'n_graphs, max_cols, max_nnz, warps',
     [
@@ -267,9 +256,6 @@ def test_transpose_launch(n_graphs, max_cols, max_nnz, warps):
         return
     assert launch.grid == (n_graphs, 1, 1) and launch.block == (warps * 32, 1, 1)
     assert launch.shared_bytes == 4 * (max_nnz + warps * max_cols) <= 47 * 1024
-
-
-# --- softmax, and modulated messages ---
 
 
 @pytest.mark.parametrize(
@@ -289,9 +275,6 @@ def test_softmax_and_film_launches_cover_everything_once(n_units, n_vectors, wid
         assert launch.grid[1] * columns >= n_vectors > (launch.grid[1] - 1) * columns
 
 
-# --- dropout ---
-
-
 @pytest.mark.parametrize('width', [1, 2, 4, 8])
 @pytest.mark.parametrize('size', [1, 3, 4, 5, 511, 512, 513, 2**34])
 def test_dropout_launch_covers_everything_once(size, width):
@@ -302,8 +285,6 @@ def test_dropout_launch_covers_everything_once(size, width):
     assert launch.grid[0] < 2**31 and launch.grid[1:] == launch.block[1:] == (1, 1)
     assert launch.defines == (('VECTOR', min(width, 4)),)
 
-
-# --- gated steps ---
 
 WIDTHS = strategies.tuples(*(strategies.integers(*of) for of in ((1, 300), (0, 300), (1, 150))))
 STATES = [(False, False), (True, False), (True, True)]  # whether there is one, and it is x
@@ -367,9 +348,6 @@ def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, sta
     assert launch.shared_bytes >= (tile * tile + max(tile * tile, launch.block[0])) * itemsize
 
 
-# --- layers ---
-
-
 @given((1, 10**5), (1, 300), (1, 300), (0, 12), [False, True], (0, 2), [2, 4, 8], [48, 99, 227])
 def test_a_layer_that_fits_does_so_at_any_number_of_rows(
     n_rows, n_in, n_out, n_relations, has_self, n_biases, itemsize, kilobytes
@@ -388,9 +366,6 @@ def test_a_layer_that_fits_does_so_at_any_number_of_rows(
             assert plan.grid[0] * defines['ROWS'] < n_rows + 2 * defines['ROWS'] * device.n_sms
             n_static = defines['ROWS'] * (4 + defines['THREADS'] // 32)
             assert plan.shared_bytes + n_static <= device.shared_bytes
-
-
-# --- the gradient of embeddings, and losses ---
 
 
 @given((1, 2**31 - 64), (1, 10**5), (1, 3000))  # a run of rows, whole warps, is an int32
@@ -435,9 +410,6 @@ def test_loss_grad_launch():
         launch = loss_grad_launch(size)
         (threads, *_), (blocks, *_) = launch.block, launch.grid
         assert (blocks - 1) * threads < size <= blocks * threads < 2**32
-
-
-# --- long rows ---
 
 
 @pytest.mark.parametrize(

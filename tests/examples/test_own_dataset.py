@@ -151,9 +151,6 @@ def test_numbers_out_of_range(capsys, option, message):
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-# The folder of a run
-
-
 def test_a_folder_belongs_to_one_run(folder, error):
     before = content(folder / 'result')
     train = ['train_own.py', *WORDS]
@@ -336,9 +333,6 @@ def test_results_are_valid_json(common, tmp_path):
     assert json.loads(text, parse_constant=pytest.fail) == {'a': {'b': None, 'c': None}, 'd': 1.5}
 
 
-# What is read
-
-
 def test_the_test_part_is_refused_when_the_data_have_changed(folder, error):
     header, *lines = TABLE.splitlines(keepends=True)
     for changed in (lines[::-1], [lines[0].replace(',0,', ',7,'), *lines[1:]]):
@@ -409,9 +403,6 @@ def test_labels_from_which_nothing_is_learned(tmp_path):
     printed = train_on(tmp_path, constant, '--out', 'constant')
     assert 'All training molecules have one value of y: nothing to learn\n' in printed
     assert 'std was 0' not in printed
-
-
-# What is predicted
 
 
 def test_predictions_keep_the_other_columns(trained, tmp_path):

@@ -44,9 +44,6 @@ def trained(tmp_path_factory):
     return out, run('train_qm9.py', '--out', out, *ALPHA)
 
 
-# The sample
-
-
 def test_sample_is_the_one_that_make_sample_writes():
     with gzip.open(QM9 / 'data' / 'qm9_sample.csv.gz') as f:
         text = f.read()
@@ -92,9 +89,6 @@ def test_split_is_a_partition_decided_by_the_seed(data):
     assert sorted(numpy.concatenate(parts)) == list(range(101))
     assert all((a == b).all() for a, b in zip(parts, same))
     assert (parts[0] != other[0]).any()
-
-
-# Training
 
 
 def test_training_prints_data_split_and_error_in_the_unit(trained):
@@ -197,9 +191,6 @@ def test_methods_are_those_that_are_tested(data):
     from common import tasks
 
     assert tasks.METHODS == tuple(METHODS)
-
-
-# Data of the user's own
 
 
 @pytest.mark.parametrize(
@@ -322,9 +313,6 @@ def test_full_falls_back_on_upstreams_download(qm9_data, tmp_path, monkeypatch, 
     assert str(path) in description and table.labels.tolist() == [[0.5]]
 
 
-# Prediction
-
-
 def test_prediction_repeats_the_test_error_of_the_training(trained):
     out, _ = trained
     mae = json.loads((out / 'result.json').read_text())['test']['MAE']['alpha']
@@ -365,9 +353,6 @@ def test_prediction_of_smiles_and_files(trained, tmp_path):
     for name in ('', 'no/p.csv'):
         text = error_of(*predict, '--smiles', 'C', '--out', tmp_path / name)
         assert text.startswith('error: --out: ')
-
-
-# The demo
 
 
 @pytest.mark.slow

@@ -59,9 +59,6 @@ def trained(data_file, tmp_path_factory):
     return out, run('train_tox21.py', '--data', data_file, '--epoch', '3', '--out', out, *QUICK)
 
 
-# The metric
-
-
 def test_roc_auc_is_that_of_scikit_learn_without_missing_labels(tasks):
     rng = numpy.random.RandomState(1)
     labels = rng.randint(-1, 2, (501, 3)).astype('f')
@@ -113,9 +110,6 @@ def test_missing_labels_change_neither_loss_nor_gradient(tasks):
     assert float(full.array) == pytest.approx(float(masked.array))
 
 
-# Training
-
-
 def test_training_learns_and_reports(trained, tox21_data):
     out, text = trained
     assert '201 molecules, 200 of them used' in text
@@ -147,9 +141,6 @@ def test_dense_and_sparse_start_from_the_same_parameters(data_file, trained, tmp
     assert shapes[0] == shapes[1]
     result = json.loads((tmp_path / 'result.json').read_text())
     assert result['dense'] and result['steps'] == 9
-
-
-# Prediction
 
 
 def test_prediction_repeats_the_roc_auc_of_the_training(trained, tmp_path):
@@ -185,9 +176,6 @@ def test_prediction_of_smiles_and_of_files_without_labels(trained, tmp_path):
     assert float(one) == pytest.approx(float(other), rel=1e-5)
 
 
-# Saliency
-
-
 @pytest.mark.parametrize('calculator', ('gradient', 'integrated', 'occlusion'))
 def test_saliency_of_each_atom(trained, tmp_path, calculator):
     out, _ = trained
@@ -217,9 +205,6 @@ def test_saliency_of_a_super_node_and_of_single_atoms(data_file, tmp_path, calcu
     table = rows(tmp_path / 'saliency' / 'saliency.csv')
     assert [row['molecule'] for row in table] == 3 * ['1'] + ['2']
     assert any(float(row['saliency']) for row in table)
-
-
-# Screening
 
 
 def test_screening_repeats_the_predictions(trained, tmp_path):
@@ -317,9 +302,6 @@ def test_screening_says_what_it_cannot_read_or_write(trained, tmp_path):
     ):
         assert words in error_of(TOX21 / 'screen_tox21.py', '--in-dir', trained[0], *arguments)
     assert path.read_text() == 'CCO\n'
-
-
-# Where the data come from
 
 
 def test_upstreams_cache_is_used_where_it_has_the_file(

@@ -43,9 +43,6 @@ def disagreement(message):
             yield
 
 
-# --- scattering ---
-
-
 def scatter():
     import chainermn
 
@@ -117,9 +114,6 @@ def test_selection_follows_sub_data_sets():
     assert selection(whole) is whole
     assert selection([1, 2]) is None
     assert selection(chainer.datasets.SubDataset([1, 2], 0, 1)) is None
-
-
-# --- epochs ---
 
 
 class Comm:
@@ -227,9 +221,6 @@ def test_lengths_of_epochs():
     for optimizers in ('main',), ('gen', 'dis'):
         with pytest.raises(ValueError, match='got 4 batches on rank 0 and 5 batches on rank 1'):
             check(28, 7, '5 batches', optimizers)
-
-
-# --- evaluation ---
 
 
 def evaluate(path):

@@ -121,9 +121,6 @@ def test_an_exit_that_was_caught_is_none(monkeypatch):
         assert aborted == ['exit status 1']
 
 
-# --- resuming ---
-
-
 def train(folder, *runs):
     import chainermn
 

@@ -51,9 +51,6 @@ def test_two_gpus_are_one_large_batch(tmp_path):
         assert_close_arrays(file, alone)
 
 
-# --- the exchange alone ---
-
-
 def exchange(n_turns):
     """Replace gradients by their mean, with either rank late now and then: integers, exact."""
     comm = communicator('pure_nccl')
@@ -88,9 +85,6 @@ def exchange(n_turns):
 
 def test_many_exchanges():
     on_ranks(2, exchange, 1000, timeout=200)
-
-
-# --- captured steps and the same steps run eagerly ---
 
 
 def updater_of(comm, name):
@@ -133,9 +127,6 @@ def train_both_ways():
 
 def test_captured_steps_are_those_run_eagerly():
     on_ranks(2, train_both_ways, timeout=300)
-
-
-# --- faults while the GPU of the other rank waits ---
 
 
 def fail(how):

@@ -29,9 +29,6 @@ N_CAPTURED, CAPTURED_SIZES = 16, (7, 5)  # steps, and molecules of the ranks in 
 CAPTURED = 'RSGCN', 'RSGCN, batch norm', 'norm of head'
 
 
-# --- equality ---
-
-
 def train_every_model(path):
     comm = communicator()
     found = parameters_of_every_model(comm)
@@ -50,9 +47,6 @@ def test_ranks_are_one_large_batch(tmp_path, n_ranks):
             assert sum(key.startswith(prefix) for key in alone) > 3
     with numpy.load(tmp_path / 'of ranks.npz') as found:
         assert_close_arrays(found, alone)
-
-
-# --- captured steps, with stand-ins for the GPU and for NCCL ---
 
 
 def trained_with(kind, name, comm=None, sizes=None):
@@ -105,9 +99,6 @@ def test_captured_ranks_are_one_large_batch(tmp_path):
         for rest in itertools.product((False, True), range(2)):
             with numpy.load(tmp_path / ('%s, %s, %d.npz' % (name, *rest))) as found:
                 assert_close_arrays(found, expected)
-
-
-# --- batches of different sizes, ranks without a batch ---
 
 
 def unequal_batches(path):
@@ -182,9 +173,6 @@ def test_number_of_molecules():
     assert n_molecules([numpy.zeros((4, 9)), numpy.zeros((4, 9, 9))]) == 4  # a dense batch
     assert n_molecules([]) == n_molecules(['no array']) == 1
     assert n_molecules([numpy.zeros((7, 4)), numpy.zeros(4)]) == 1  # batches along another axis
-
-
-# --- the state that ranks begin with ---
 
 
 class OfRank:
@@ -354,9 +342,6 @@ def test_a_parameter_of_one_rank(has, rank):
     one, none = ({'/a': ((2,), 'float32')}, {}, 0), ({}, {}, 0)
     first, other = (one, none) if has == 0 else (none, one)
     assert "parameter '/a' is on rank %d only" % rank in start._difference(first, other, 3)
-
-
-# --- batch normalisation of ChainerMN ---
 
 
 @needs_mpi

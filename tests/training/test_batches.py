@@ -37,8 +37,6 @@ def dataset():
     return SparseDataset(molecule_set())
 
 
-# Numbers instead of a list of examples.
-
 DATA_SETS = {
     'whole': lambda whole: whole,
     'slice': lambda whole: whole[6:0:-2],
@@ -124,9 +122,6 @@ def test_a_number_that_is_wrong(dataset, name, wrong):
         iterator = SerialIterator(part, len(part), order_sampler=lambda order, _: order * 0 + wrong)
         with pytest.raises(IndexError):
             take(iterator)
-
-
-# A copy of the data set on the GPU.
 
 
 class Gpu(chainer.backend.CpuDevice):

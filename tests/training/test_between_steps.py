@@ -211,9 +211,6 @@ def test_a_run_that_was_interrupted(tmp_path):
     assert updater.told == [False] * 2 + [True] * 2 + [False] * 2 + [True] * 2 + [False, True]
 
 
-# With real steps.
-
-
 @pytest.fixture
 def looks(noted):
     """The numbers of the steps at which the guards looked."""

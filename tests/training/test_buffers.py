@@ -88,8 +88,6 @@ def test_a_size_that_is_full_has_no_spare_row(sizes):
         assert getattr(capacities.of(full), name) > getattr(small, name)
 
 
-# The staging buffer and its pinned copies.
-
 ARRAYS = {
     'counter': ((1,), 'u8'),
     'bytes': ((3,), 'b'),
@@ -269,9 +267,6 @@ def test_a_graph_fetches_few_bytes(is_few):
     inputs.send(batch, 5, [1.5, 2.5], by_graph=True)
     inputs.fetched('the stream')
     assert calls == ['fill', 'write', *([] if is_few else ['join', 'copy']), 'copied']
-
-
-# Batches.
 
 
 @pytest.mark.parametrize('layout, padded_to', [('packed', None), ('folded', None), ('folded', 30)])

@@ -125,9 +125,6 @@ def test_an_error_while_kernels_are_compiled(make, monkeypatch):
     assert kernels._local.together is None
 
 
-# Streams.
-
-
 @pytest.fixture
 def streams(make, monkeypatch):
     """A capturer, the list of what streams and events are told, and a function that uses one."""
@@ -181,9 +178,6 @@ def test_a_stream_waits_for_the_one_used_before(streams):
     assert calls == [('second', 'waits for', 'outside')]
     capturer.join()
     assert calls[1:] == [('outside', 'waits for', 'second')]
-
-
-# Pinned memory.
 
 
 class PinnedMemory:

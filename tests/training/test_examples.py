@@ -169,9 +169,6 @@ def test_padding_that_may_be_atoms(locked):
     assert not locked()
 
 
-# Examples that change.
-
-
 def opened(dataset):
     taken = Examples()
     assert type(taken.next(SerialIterator(dataset, 3, shuffle=False), CONVERTER)) is Selection

@@ -96,9 +96,6 @@ def test_hooks_change_gradients_of_one_step_only(device, graphs):
     assert relative_error(*actual) < 1e-6
 
 
-# --- deferred sums ---
-
-
 class Mapped(AccumulateInPlace, FusedNode):
     """x W^T; the gradient by W is a sum that a step may put off."""
 

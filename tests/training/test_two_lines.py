@@ -342,9 +342,6 @@ def test_predictions_of_several_outputs(device, prediction_graphs):
     assert_close(numpy.exp(first), second)
 
 
-# A swap proves itself.
-
-
 class Loss(chainer.Chain):
     def __init__(self, divisor):
         super().__init__()
