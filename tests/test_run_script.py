@@ -23,7 +23,6 @@ def forks(tmp_path_factory):
 
 @pytest.fixture
 def command(forks, tmp_path):
-    """What runs `python -m chainer_bspmm` in `tmp_path`."""
     return lambda *words: forks.run(OURS, ['-m', *words], tmp_path)
 
 

@@ -133,7 +133,6 @@ def test_cudnn_warning_only_where_cudnn_can_be_installed(monkeypatch, cupy_major
     'period, unit', [(1, 'epoch'), (0.3, 'epoch'), (2, 'epoch'), (3, 'iteration')]
 )
 def test_triggers_fire_as_before(tmp_path, period, unit):
-    """The repaired trigger and Chainer's own, over snapshots old and new."""
     from chainer.training.triggers import IntervalTrigger
 
     own, theirs = IntervalTrigger(period, unit), IntervalTrigger(period, unit)

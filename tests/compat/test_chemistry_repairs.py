@@ -308,7 +308,6 @@ ADJ = numpy.ones((1, 3, 3), 'f')
 
 
 def make_gin(kind):
-    """Return a GIN, and a function that calls it."""
     if kind == 'dense':
         model = GIN(out_dim=2, hidden_channels=4, n_update_layers=1, dropout_ratio=0)
         return model, lambda model=model: model(ATOMS, ADJ)

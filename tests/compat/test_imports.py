@@ -47,7 +47,6 @@ def run(forks):
 
 
 def run_alone(code, *options):
-    """Run code in a fresh interpreter and return what it printed and its error output."""
     done = python(*options, '-c', textwrap.dedent(code))
     return done.stdout, done.stderr
 

@@ -19,8 +19,6 @@ from tests.support import assert_close, DTYPES, poisoned
 
 
 class OnHost:
-    """The stand-in: a library, and how arrays for it are made."""
-
     put, empty = staticmethod(cublas_on_cpu.on_host), staticmethod(cublas_on_cpu.empty)
 
     def __init__(self, monkeypatch):

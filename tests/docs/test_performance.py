@@ -24,7 +24,6 @@ def agrees(cell, value):
 
 
 def test_agrees():
-    """A cell is rounded to its digits; zeros at the end of an integer are none."""
     for cell, right, wrong in (
         *(('0.33', 0.335, 0.336), ('97 %', 97.4, 98), ('611,000', 610678, 612000), ('-', None, 1)),
         ('1', 1.4, None),

@@ -17,7 +17,6 @@ QUICK = ['--unit-num', '8', '--conv-layers', '2', '--num-data', '200']
 
 @pytest.fixture(scope='module')
 def common():
-    """The modules of examples/common."""
     imported(EXAMPLES / 'qm9', 'train_qm9')
     from common import data, measure, ranks, training
 

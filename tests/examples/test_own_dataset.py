@@ -34,7 +34,6 @@ def run(script, *arguments, **options):
 
 
 def train_on(folder, text, *arguments, **options):
-    """Train on a CSV file of this text in a folder, into the folder `result` there."""
     folder.mkdir(exist_ok=True)
     (folder / 'mine.csv').write_text(text)
     return run('train_own.py', *WORDS, *arguments, cwd=folder, **options)
@@ -42,7 +41,6 @@ def train_on(folder, text, *arguments, **options):
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    """A folder with mine.csv and, of a training on it, result."""
     folder = tmp_path_factory.mktemp('trained')
     train_on(folder, TABLE)
     return folder
@@ -50,7 +48,6 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def folder(trained, tmp_path):
-    """A copy of it."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     path = tmp_path / 'result' / 'settings.json'
     path.write_text(path.read_text().replace(str(trained), str(tmp_path)))
@@ -68,7 +65,6 @@ def common():
 
 @pytest.fixture
 def error(tmp_path, monkeypatch):
-    """Call for the error of a script in the folder of the test."""
     monkeypatch.chdir(tmp_path)
     return lambda script, *arguments: error_of(OWN / script, *arguments)
 
@@ -185,7 +181,6 @@ def test_a_folder_that_another_run_has_claimed_meanwhile(common, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_twice_continues(folder):
-    """It ends with the bits of a run that was not stopped."""
     options = [*WORDS, '--batchsize', '2', '--epoch', '40', '--out', 'stopped']
     before = set()
     for how, more in ((signal.SIGINT, []), (signal.SIGKILL, ['--resume'])):

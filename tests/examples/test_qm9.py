@@ -39,7 +39,6 @@ def data(qm9_data):
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    """The output folder of a short training, and what was printed."""
     out = tmp_path_factory.mktemp('trained')
     return out, run('train_qm9.py', '--out', out, *ALPHA)
 

@@ -35,7 +35,6 @@ def data_file(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def train(data_file, tmp_path_factory):
-    """Call to train on two ranks; return the folder and what was printed."""
     folder = tmp_path_factory.mktemp('trained')
 
     def run(name, *options):

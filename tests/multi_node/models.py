@@ -24,8 +24,6 @@ CASES += [(name, 'folded') for name in ('RSGCN, batch norm', 'RelGCN')]
 
 
 class NormOfHead(chainer.Chain):
-    """Batch normalisation of molecules instead of atoms."""
-
     def __init__(self):
         super().__init__()
         with self.init_scope():
@@ -61,7 +59,6 @@ def communicator(name='naive'):
 
 
 def optimizer_of(model, comm, of=None):
-    """Return an optimizer of all ranks, or Chainer's own."""
     # By default Adam would make a whole step of a gradient that is nothing but rounding.
     of = of or chainer.optimizers.Adam(eps=1e-3)
     if comm:
@@ -74,7 +71,6 @@ def optimizer_of(model, comm, of=None):
 
 
 def arrays_of(model):
-    """Return parameters and persistent values."""
     serializer = chainer.serializers.DictionarySerializer()
     model.serialize(serializer)
     return dict(serializer.target)
@@ -94,7 +90,6 @@ def my_share(examples, comm, sizes=None):
 
 
 def parameters_of_every_model(comm, device='@numpy', check=lambda updater: None):
-    """Return parameters after one step and after many."""
     found = {}
     chainer.get_device(device).use()
     for name, layout in CASES:
@@ -131,8 +126,6 @@ def raise_now(comm, rank, error):
 
 
 class At(extension.Extension):
-    """Call something after a step."""
-
     trigger = (1, 'iteration')
 
     def __init__(self, step, function):

@@ -36,7 +36,6 @@ def labels_of(dataset):
 
 @contextlib.contextmanager
 def disagreement(message):
-    """Expect an error that all ranks know of."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(faults, 'raise_on', raise_now)
         with pytest.raises(Disagreement, match=message):
@@ -231,7 +230,6 @@ def evaluate(path):
 
 
 def results(comm):
-    """Return what evaluators report on all ranks, or in this process alone."""
     from chainer_chemistry.training.extensions import BatchEvaluator, R2ScoreEvaluator
 
     if comm:

@@ -50,7 +50,6 @@ def test_ranks_are_one_large_batch(tmp_path, n_ranks):
 
 
 def trained_with(kind, name, comm=None, sizes=None):
-    """Return the updater after training."""
     examples = my_share(molecules(4 * N_ALL), comm, sizes)
     # Ranks start from one state, which is not that of rank 1.
     model = regressor(name, comm.rank if comm else 0, comm if 'norm' in name else None)
@@ -176,8 +175,6 @@ def test_number_of_molecules():
 
 
 class OfRank:
-    """A hook of a user's, which differs between ranks."""
-
     name = 'OfRank'
 
     def __init__(self, rank):

@@ -125,8 +125,6 @@ def test_a_number_that_is_wrong(dataset, name, wrong):
 
 
 class Gpu(chainer.backend.CpuDevice):
-    """The host, taken for a GPU with some free memory."""
-
     name = '@cupy:0'
     xp = numpy
 
@@ -159,7 +157,6 @@ def gpu(monkeypatch):
 
 @pytest.fixture
 def there(device, request):
-    """The device, on the host that which is taken for a GPU."""
     return request.getfixturevalue('gpu') if device.xp is numpy else device
 
 

@@ -25,8 +25,6 @@ PER_EPOCH = 4  # steps
 
 
 class Updater(training.Updater):
-    """Writes down what it is told before each step."""
-
     def __init__(self):
         self.iteration, self.told = 0, []
 
@@ -213,7 +211,6 @@ def test_a_run_that_was_interrupted(tmp_path):
 
 @pytest.fixture
 def looks(noted):
-    """The numbers of the steps at which the guards looked."""
     return noted(step_driver.StepDriver, '_look', of=lambda driver, _: driver.optimizer.t)
 
 

@@ -99,8 +99,6 @@ ARRAYS = {
 
 
 class Pinned(bytearray):
-    """What ``cupy.cuda.alloc_pinned_memory`` returns."""
-
     @property
     def ptr(self):
         return ctypes.addressof(ctypes.c_char.from_buffer(self))

@@ -28,7 +28,6 @@ VALIDATION = molecules(5 * BATCH + 3, seed=1)  # the last batch is smaller
 
 
 def make(device, model, kind=extensions.Evaluator, dataset=VALIDATION, **kwargs):
-    """Return an evaluator, as a script makes it."""
     kwargs.setdefault('converter', chainer_bspmm.concat_mols)
     iterator = SerialIterator(dataset, BATCH, repeat=False, shuffle=False)
     evaluator = kind(iterator, model, device=device, **kwargs)
@@ -44,7 +43,6 @@ def make_pair(device, model, *args, **kwargs):
 
 
 def evaluated(evaluator):
-    """Evaluate as an extension of a trainer; return what it observes, as floats."""
     with chainer.Reporter().scope({}):
         return {name: float(value) for name, value in evaluator().items()}
 
@@ -224,7 +222,6 @@ def test_a_change_by_a_checked_replay_is_seen_by_the_next(device, prediction_gra
 
 
 def warned(evaluator, n_times=3):
-    """Evaluate several times; return the warnings that name a cause."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         for _ in range(n_times):

@@ -35,7 +35,6 @@ def graphs(prediction_graphs):
 
 
 def on(device, model):
-    """Return the model there, all of its parameters made."""
     examples = molecules(3, RELATIONS.get(getattr(model, 'made_of', None), 1))
     with chainer.using_config('train', False):
         model.predictor(*chainer_bspmm.concat_mols(examples)[:2])
@@ -62,14 +61,12 @@ def expected_of(model, data, postprocess_fn=None):
 
 
 def collected(predictions):
-    """Return all indices, values and failures."""
     index, values, failures = zip(*predictions)
     values = numpy.concatenate([v for v in values if len(v)])
     return numpy.concatenate(index), values, list(itertools.chain(*failures))
 
 
 def values_of(model, data, **options):
-    """Return all values, predicted in batches of 8."""
     return collected(captured_predict(model, data, **{'batch_size': 8, **options}))[1]
 
 
@@ -82,7 +79,6 @@ def no_warnings():
 
 @pytest.fixture
 def children():
-    """A function that returns the processes that the test started and that still run."""
     before = set(multiprocessing.active_children())
     return lambda: set(multiprocessing.active_children()) - before
 

@@ -49,7 +49,6 @@ class Others:
         return [mine, self.reason if len(self.told) == 3 else mine]
 
     def batch(self):
-        """Return the molecules of the next step."""
         return molecules(2, seed=100 + len(self.sums))
 
     def allReduce(self, sent, received):
@@ -74,8 +73,6 @@ def loss_of(model, examples):
 
 
 class Batches(chainer.dataset.Iterator):
-    """Batches of this rank, of the sizes that are to come."""
-
     dataset = ()
     is_new_epoch, epoch, epoch_detail = False, 0, 0.0
 

@@ -24,8 +24,6 @@ from tests.support.layers import linear_relu
 
 
 class HostBlas:
-    """Products by NumPy, counted."""
-
     def __init__(self):
         self.n_products = 0
 
@@ -162,7 +160,6 @@ def test_mixed_dtypes(xp, a_step, dtypes):
 
 @pytest.fixture
 def n_losses(noted):
-    """The calls for losses, metrics and gradients, in a list."""
     counts = []
     for name in ('mean_loss_forward', 'training_loss', 'mean_loss_backward'):
         noted(chainer_nodes, name, counts)

@@ -59,7 +59,6 @@ class Memory:
 
 @pytest.fixture
 def make(monkeypatch):
-    """Return what makes a capturer for GPU 1, where 0 is current, and its pool."""
     fake = types.SimpleNamespace(
         Stream=lambda non_blocking: None,
         Event=lambda disable_timing: None,

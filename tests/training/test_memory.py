@@ -44,7 +44,6 @@ def step(updater, n_steps=N_STEPS):
 
 
 def trained(*args):
-    """Return the parameters after a training that nothing else disturbs."""
     updater = make(*args)
     step(updater)
     return checked_parameters(updater)

@@ -43,7 +43,6 @@ def make_model(kind='GINSparse', dropout_ratio=0.0):
 
 @pytest.fixture
 def captured(device, monkeypatch):
-    """Let the function train in captured steps, on the host too; return the updaters it makes."""
     made = []
 
     class Updater(GraphUpdater):
@@ -69,7 +68,6 @@ def train(function, model, data, out, **options):
 
 
 def assert_same_training(ours, theirs):
-    """Compare two logs, but for their times."""
     assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs):
         assert one.keys() == other.keys()
@@ -78,7 +76,6 @@ def assert_same_training(ours, theirs):
 
 
 def make_pair(kind='GINSparse', **options):
-    """Return upstream's classifier and ours with the same parameters."""
     theirs = make_model(kind, **options)
     classifier = NodeClassifier(theirs if kind == 'GINSparse' else OfPaddingData(theirs))
     with chainer.no_backprop_mode():

@@ -18,8 +18,6 @@ class CUDARuntimeError(RuntimeError):
 
 
 class Runtime:
-    """Of rank 1 of 3."""
-
     CUDARuntimeError = CUDARuntimeError
 
     def __init__(self):

@@ -15,7 +15,6 @@ from chainer_bspmm.training.programs import CannotCapture, MAX_NEW, MAX_PROGRAMS
 
 
 def test_the_least_recently_used_is_dropped():
-    """And all by clear."""
     programs, made = Programs('step'), [types.SimpleNamespace() for _ in range(MAX_PROGRAMS + 1)]
     for number in range(MAX_PROGRAMS):
         programs.add((number,), made[number])

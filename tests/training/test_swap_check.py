@@ -131,8 +131,6 @@ def test_rows_taken_for_molecules(name):
 
 
 class Layers(chainer.Chain):
-    """Layers of Chainer Chemistry and a reduction of a user."""
-
     def __init__(self, update, reduce):
         super().__init__()
         self.reduce = reduce
@@ -211,8 +209,6 @@ def test_what_cannot_be_told(name):
 
 
 class Counting(Own):
-    """Leaves traces of every call."""
-
     def __init__(self):
         super().__init__(EQUAL['a lazy layer'])
         self.n_calls, self.losses, self.array = 0, [], numpy.zeros(3)

@@ -36,7 +36,6 @@ def adopting(monkeypatch):
 
 
 def script(device, kind=StandardUpdater, examples=EXAMPLES, converter=None, model=None, by=None):
-    """Return the updater of a script, as it is made there."""
     model = model or make_model(seed=0)
     optimizer = (by or optimizers.Adam()).setup(model)
     numpy.random.seed(3)
@@ -99,7 +98,6 @@ def test_dense_validation_sets_are_kept_from_the_first_on(device, graphs, no_cau
 
 
 def evaluator_of(updater, dataset, device):
-    """Return an evaluator of a script for the model of its updater."""
     iterator = SerialIterator(dataset, 4, repeat=False, shuffle=False)
     model, converter = updater.get_optimizer('main').target, chainer_bspmm.concat_mols
     return extensions.Evaluator(iterator, model, converter=converter, device=device)
@@ -365,7 +363,6 @@ def of_molecules(atoms, t):
 
 
 def checked(device, model, kind=StandardUpdater, examples=EXAMPLES):
-    """Return the warnings of the first steps that name the swap."""
     updater = script(device, kind, examples, model=model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')

@@ -68,8 +68,6 @@ class Loss:
 
 
 class Named(chainer.Chain):
-    """A chain whose forward names a global."""
-
     def __init__(self):
         super().__init__()
         with self.init_scope():
@@ -132,7 +130,6 @@ CHANGES: dict[str, Callable] = {
 
 @pytest.fixture
 def configured():
-    """Take back what is set in the configuration."""
     yield
     vars(chainer.global_config).pop('guarded', None)
 
@@ -142,7 +139,6 @@ def changing_model():
 
 
 def guarded():
-    """Return a model, its optimizer, and guards of both."""
     model = changing_model()
     optimizer = optimizers.MomentumSGD().setup(model)
     for param in model.params(include_uninit=False):
@@ -247,7 +243,6 @@ def test_globals(monkeypatch, make):
 
 
 def test_links_around_a_function():
-    """However the function refers to them: their parameters are watched."""
     teacher = links.Linear(2, 2)
     holder = links.Linear(2, 2)
     holder.teacher = teacher
@@ -581,7 +576,6 @@ def times_the_number(model, *batch):
 
 
 def of_three_columns(change):
-    """A function of a model: what a change makes of it, its batch, and three columns."""
     return lambda link, atoms, adj: change(link, adj, three_columns(link, atoms, adj))
 
 
@@ -643,7 +637,6 @@ EAGER_ON_A_GPU = {
 
 
 def halve(optimizer):
-    """A hook that gives the parameters other arrays."""
     for param in optimizer.target.params(False):
         param.grad = param.grad * numpy.float32(0.5)
 
@@ -712,7 +705,6 @@ SCRIPTS = {**EAGER, **HARMLESS, **EAGER_ON_A_GPU}
     'name', [pytest.param(n, marks=pytest.mark.gpu) if n in EAGER_ON_A_GPU else n for n in SCRIPTS]
 )
 def test_unusual_scripts(device, graphs, name):
-    """One warning that says why, however many steps; training continues as ever."""
     script = SCRIPTS[name]
     if name in EAGER_ON_A_GPU and device.xp is numpy:
         pytest.skip('on a host nothing of it is noticed')
