@@ -165,20 +165,6 @@ def test_child_processes_are_repaired(tmp_path, method):
     assert (done.returncode, done.stdout) == (0, '(1, 2) True\n'), done.stderr
 
 
-def test_upstreams_own_script_style_runs_unchanged(command, tmp_path):
-    (tmp_path / 'script.py').write_text(
-        'import chainer\nimport numpy\n'
-        'from chainer_chemistry.models.prediction import Regressor, set_up_predictor\n'
-        'import chainer.functions as F\n'
-        'model = Regressor(set_up_predictor("rsgcn", 4, 1, 1), lossfun=F.mean_squared_error,\n'
-        '                  metrics_fun=F.mean_absolute_error)\n'
-        'loss = model(numpy.array([[6, 8]], "i"), numpy.ones((1, 2, 2), "f"),\n'
-        '             numpy.ones((1, 1), "f"))\nprint(loss.shape)\n'
-    )
-    done = command('run', 'script.py')
-    assert done.stdout.endswith('()\n') and done.returncode == 0, done.stderr
-
-
 def test_upstreams_plot_scripts_annotate(command, tmp_path):
     (tmp_path / 'script.py').write_text(
         'import matplotlib\nmatplotlib.use("agg")\nimport matplotlib.pyplot as plt\n'

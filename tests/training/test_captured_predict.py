@@ -115,13 +115,6 @@ def test_kinds_of_data(device, graphs, kind, batch_size, no_warnings):
     assert relative_error(values, expected_of(model, data)) < 1e-5 and graphs.n_launches
 
 
-def test_growing_molecules(device, graphs, no_warnings):
-    """A sorted list, whose sizes are not known before: still few layouts."""
-    examples = sorted(molecules(400), key=lambda example: len(example[0]))
-    assert len(values_of(model_of(device), examples)) == 400
-    assert graphs.n_launches > 30  # of 50 batches
-
-
 def test_padded_batches_of_growing_molecules_share_graphs(device, graphs, no_warnings):
     """The largest molecule of a batch decides how many rows there are."""
     model = model_of(device, 'GGNN')

@@ -121,7 +121,9 @@ def made(monkeypatch, device, graphs):
 def train(updater, sizes):
     """Update with batches of these sizes; return the causes for which steps are not captured."""
     updater.get_iterator('main').sizes = list(sizes)
-    with eager_causes() as causes:
+    reporter = chainer.Reporter()
+    reporter.add_observer('main', updater._driver.optimizer.target)
+    with eager_causes() as causes, reporter.scope({}):
         for _ in sizes:
             updater.update()
     return causes
@@ -227,10 +229,7 @@ def test_a_view_of_a_parameter_is_reported_as_before_the_update(made, is_one_hos
 
     updater, comm = made(loss_func)
     comm.is_one_host = is_one_host
-    reporter = chainer.Reporter()
-    reporter.add_observer('main', updater._driver.optimizer.target)
-    with reporter.scope({}):
-        assert train(updater, [4] * 6) == []
+    assert train(updater, [4] * 6) == []
 
 
 def test_layout_that_cannot_be_captured_later(made):
@@ -241,12 +240,9 @@ def test_layout_that_cannot_be_captured_later(made):
         return loss
 
     updater, comm = made(loss_func)
-    reporter = chainer.Reporter()
-    reporter.add_observer('main', updater._driver.optimizer.target)
-    with reporter.scope({}):
-        train(updater, [4, 4, 4, 7])
-        with pytest.raises(RuntimeError, match='rank 0 cannot go on .* value on the host'):
-            train(updater, [7] * 9)
+    train(updater, [4, 4, 4, 7])
+    with pytest.raises(RuntimeError, match='rank 0 cannot go on .* value on the host'):
+        train(updater, [7] * 9)
 
 
 @pytest.mark.parametrize('rank', (0, 1))
@@ -261,10 +257,7 @@ def test_all_train_eagerly_if_one_has_to(made, monkeypatch, rank):
     monkeypatch.setattr(multi_node.Weighted, 'update', lambda self, *args: updates.append(args))
     updater, comm = made(loss_func)
     comm.reason = 'a reason' if rank else None
-    reporter = chainer.Reporter()
-    reporter.add_observer('main', updater._driver.optimizer.target)
-    with reporter.scope({}):
-        (cause,) = train(updater, [4, 4, 7])
+    (cause,) = train(updater, [4, 4, 7])
     assert ('value on the host' if rank == 0 else 'a reason') in cause
     assert '(rank %d)' % rank in cause
     assert len(updates) == 3 and not comm.sums and len(comm.told) == 3

@@ -128,12 +128,13 @@ def test_numbers_of_a_fused_update(device, graphs, fused):
     assert all(capturers)
 
 
+def interrupt(*args):
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize('owner, name', [(Program, 'launch'), (Inputs, 'fetched')])
 def test_an_interrupt_around_a_launch(device, graphs, monkeypatch, owner, name):
     """Later steps have their own batches: the graph takes what the host has sent for it."""
-
-    def interrupt(*args):
-        raise KeyboardInterrupt
 
     updater = make_updater(GraphUpdater, device, make_model(), same_molecules())
     run(updater, 20)
@@ -177,13 +178,13 @@ def test_an_interrupted_step_counts_if_it_was_done(monkeypatch, n_steps, owner, 
     before, t = copies(optimizer.target), optimizer.t
     actual = getattr(owner, name)
 
-    def interrupt(*args, **kwargs):
+    def interrupted(*args, **kwargs):
         if name in ('launch', '_run_again', '_gradients_now', 'difference'):
             actual(*args, **kwargs)
-        raise KeyboardInterrupt
+        interrupt()
 
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, interrupt)
+        patch.setattr(owner, name, interrupted)
         try:
             run(updater, 1)
         except KeyboardInterrupt:
@@ -196,9 +197,6 @@ def test_an_interrupted_step_counts_if_it_was_done(monkeypatch, n_steps, owner, 
 
 
 def test_an_interrupt_before_the_first_step(device, graphs, monkeypatch):
-    def interrupt(*args):
-        raise KeyboardInterrupt
-
     updater = make_updater(GraphUpdater, device, make_model(), same_molecules())
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Guards, 'key', interrupt)
