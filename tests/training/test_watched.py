@@ -554,7 +554,7 @@ def three_dimensions(link, atoms, adj):
     return three_columns(link, atoms, adj) / n_atoms
 
 
-def sometimes_reports(link, atoms, adj):
+def reports_now_and_then(link, atoms, adj):
     link.calls.append(0)
     y = three_columns(link, atoms, adj)
     if len(link.calls) % 2:
@@ -575,7 +575,11 @@ def times_the_number(model, *batch):
     return model(*batch[:3]) * float(batch[3])
 
 
-def of_three_columns(change):
+def noise(link):
+    return link.xp.random.rand()
+
+
+def of_y(change):
     return lambda link, atoms, adj: change(link, adj, three_columns(link, atoms, adj))
 
 
@@ -592,46 +596,31 @@ def scale_from_step_2(updater):
 
 
 CANNOT = '/predictor (Row) cannot be captured: ', __file__
+PADDED = chainer_bspmm.CSRConverter('padded')
+DEBUG = functools.partial(chainer.using_config, 'debug', True)
+CALLS, COLUMN = {'calls': []}, {'converter': with_a_number, 'loss_func': times_the_number}
 EAGER = {
     'a mean over all rows': Script(('belong to no molecule',), mean_of_rows),
-    'random numbers': Script(
-        ('twice',), of_three_columns(lambda link, _, y: y * link.xp.random.rand()), compared=()
-    ),
+    'random numbers': Script(('twice',), of_y(lambda link, _, y: y * noise(link)), compared=()),
     'a state that goes on from step to step': Script(('twice',), stateful, attributes={'h': None}),
-    'an attribute that changes with every step': Script(
-        ('the attribute counter of predictor',), counting, n_steps=40
-    ),
+    'an attribute that changes': Script(('attribute counter of predictor',), counting, n_steps=40),
     'a function that fails with spare rows': Script(CANNOT, five_atoms_each),
-    'a function that insists on three dimensions': Script(
-        CANNOT, three_dimensions, options={'converter': chainer_bspmm.CSRConverter('padded')}
-    ),
-    'a report that comes and goes': Script(
-        ('extra',), sometimes_reports, attributes={'calls': []}, compared=()
-    ),
+    'three dimensions': Script(CANNOT, three_dimensions, options={'converter': PADDED}),
+    'a report at times': Script(('extra',), reports_now_and_then, attributes=CALLS, compared=()),
     'reported numbers': Script(('value on the host',), reports_numbers),
-    'a converter of variables': Script(
-        ('expected arrays on the host',), options={'converter': of_variables}
-    ),
-    'a label that has no row for each molecule': Script(
-        ('each of 8 molecules in output 3, got shape ()',),
-        options={'converter': with_a_number, 'loss_func': times_the_number},
-    ),
+    'variables': Script(('expected arrays on the host',), options={'converter': of_variables}),
+    'a label of all': Script(('of 8 molecules in output 3, got shape ()',), options=COLUMN),
     'a loss that is scaled from step 2 on': Script(('scales the loss',), change=scale_from_step_2),
-    'an optimizer with an update of its own': Script(
-        ('Twice',), optimizer=functools.partial(Twice, 0.01)
-    ),
+    'an optimizer that updates twice': Script(('Twice',), optimizer=lambda: Twice(0.01)),
     'a hook': Script(('hook TimerHook',), around=chainer.function_hooks.TimerHook),
-    'debug mode': Script(('debug',), around=functools.partial(chainer.using_config, 'debug', True)),
+    'debug mode': Script(('debug',), around=DEBUG),
 }
 EAGER_ON_A_GPU = {
-    name: Script(('Row', *words, __file__), of_three_columns(change), compared=())
+    name: Script(('Row', *words, __file__), of_y(change), compared=())
     for name, words, change in (
         ('a sum that is read', ['apture'], lambda _, adj, y: y * float(adj.data.sum())),
-        (
-            *('an array from the host', ['from the host']),
-            lambda link, _, y: y + link.xp.asarray(numpy.ones(3, 'f')),
-        ),
-        ('numbers of cuRAND', [], lambda link, _, y: y + 0 * link.xp.random.rand()),
+        ('an array', ['from the host'], lambda link, _, y: y + link.xp.asarray(numpy.ones(3, 'f'))),
+        ('numbers of cuRAND', [], lambda link, _, y: y + 0 * noise(link)),
     )
 }
 
