@@ -104,9 +104,8 @@ def test_the_command_exits_with_the_outcome(monkeypatch):
 
 def test_missing_packages_are_named_with_a_remedy(monkeypatch):
     original = info.version
-    monkeypatch.setattr(
-        info, 'version', lambda package: None if package == 'rdkit' else original(package)
-    )
+    versions = lambda name: None if name == 'rdkit' else original(name)  # NOQA: E731
+    monkeypatch.setattr(info, 'version', versions)
     lines = [line for line in info.versions() if 'missing' in line]
     assert len(lines) == 1 and 'rdkit' in lines[0] and 'pip install rdkit' in lines[0]
 
@@ -126,11 +125,7 @@ def test_optional_packages_are_named(monkeypatch):
         ({}, True, "pip install 'chainer_bspmm[cuda13]'"),
         ({}, False, 'shows no NVIDIA driver'),
         ({'cupy-cuda13x': '14.2.0'}, True, 'CuPy is installed, but: no libcuda'),
-        (
-            {'cupy-cuda12x': '13.0', 'cupy-cuda13x': '14.2.0'},
-            True,
-            'uninstall -y cupy-cuda12x cupy-',
-        ),
+        ({'cupy-cuda12x': '13.0', 'cupy-cuda13x': '14.2.0'}, True, 'uninstall -y cupy-cuda12x cup'),
     ],
 )
 def test_what_is_said_without_a_gpu(monkeypatch, packages, driver, expected):

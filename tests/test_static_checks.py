@@ -19,12 +19,7 @@ DISABLED = {  # codes of mypy's messages that are not reported; fewer are welcom
 OPS, TRAINING = 'chainer_bspmm/ops/', 'chainer_bspmm/training/'
 ROT = [
     (TRAINING + 'cuda_graphs.py', '_Block(memory, self)', '_Block(memory)', 'call-arg'),
-    (
-        TRAINING + 'predictor.py',
-        '(StepDiffers if self._n',
-        '(StepDiffers if self.n',
-        'attr-defined',
-    ),
+    (TRAINING + 'predictor.py', 'Differs if self._n_', 'Differs if self._m_', 'attr-defined'),
     (OPS + 'bspmm.py', '(n_pieces, n_channels, piece)\n', '(1, 1, length=piece)\n', 'call-arg'),
     (OPS + 'bspmm.py', 'dot_launch(adj.n_rows, n_channels,', 'dot_launch(adj.n_rows,', 'call-arg'),
     (OPS + 'edge_film.py', '*arrays, *plan.arguments', '*arrays, *plan.sizes', 'attr-defined'),

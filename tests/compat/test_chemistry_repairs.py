@@ -251,9 +251,8 @@ def test_cgcnn_converter():
     from chainer_chemistry.dataset.converters import cgcnn_converter
 
     shapes = (2,), (3, 4), (3,)
-    batch = [
-        [numpy.ones((n, *shape), dtype) for shape, dtype in zip(shapes, 'ffi')] for n in (2, 3)
-    ]
+    kinds = list(zip(shapes, 'ffi'))
+    batch = [[numpy.ones((n, *shape), dtype) for shape, dtype in kinds] for n in (2, 3)]
     batch = [(a, b, 0 * c, numpy.zeros(1, 'f')) for a, b, c in batch]
     indices = cgcnn_converter(batch, device=chainer.get_device(-1))[2]
     assert [part.tolist() for part in indices] == [[0, 1], [2, 3, 4]]
@@ -312,9 +311,8 @@ def make_gin(kind):
         model = GIN(out_dim=2, hidden_channels=4, n_update_layers=1, dropout_ratio=0)
         return model, lambda model=model: model(ATOMS, ADJ)
     model = GINSparse(out_dim=2, hidden_channels=4, n_update_layers=1, dropout_ratio=0)
-    batch = types.SimpleNamespace(
-        x=ATOMS[0], edge_index=numpy.array([[0, 1], [1, 2]]), batch=numpy.zeros(3, 'i')
-    )
+    edges = numpy.array([[0, 1], [1, 2]])
+    batch = types.SimpleNamespace(x=ATOMS[0], edge_index=edges, batch=numpy.zeros(3, 'i'))
     return model, lambda model=model: model(batch)
 
 

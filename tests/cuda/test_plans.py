@@ -356,9 +356,8 @@ def test_a_layer_that_fits_does_so_at_any_number_of_rows(
     layer = Layer(n_in, n_out, n_relations, has_self, False, False, n_biases, False, 'relu')
     device = Device(132, 60 << 20, kilobytes << 10)
     for is_backward in (False, True):
-        one, plan = (
-            layer_launch(layer, n, itemsize, False, device, is_backward) for n in (1, n_rows)
-        )
+        sizes = itemsize, False, device, is_backward
+        one, plan = (layer_launch(layer, n, *sizes) for n in (1, n_rows))
         assert (one is None) == (plan is None)
         if plan is not None:
             defines = dict(plan.defines)

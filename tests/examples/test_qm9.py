@@ -208,10 +208,7 @@ def test_methods_are_those_that_are_tested(data):
         ('', 'cannot be read as CSV'),
         ('smiles,gap\n', 'the data have no molecules'),
         ('smiles,gap\nC1,1\n', "one molecule that can be used, got 1, the first: 'C1': RDKit"),
-        (
-            'smiles,gap\n[Og],1\n',
-            'none of the 1 molecule(s) can be used, the first: mine.csv row 2',
-        ),
+        ('smiles,gap\n[Og],1\n', 'none of the 1 molecule(s) can be used, the first: mine.csv row'),
         ('smiles,gap\nCC,1\n', 'a random split of 1 with --train-data-ratio 0.7 has an empty part'),
     ],
 )

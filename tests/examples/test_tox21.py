@@ -43,10 +43,8 @@ def data_file(tox21_data, tmp_path_factory):
     lines = [','.join([*tox21_data.ASSAYS, 'mol_id', 'smiles'])]
     for i in range(200):
         smiles = CHAINS[rng.randint(12)] + rng.choice(['N', 'O', 'F', 'Cl', ''])
-        labels = [
-            '' if rng.uniform() < 1 / 3 else str(int('N' in smiles)) for _ in tox21_data.ASSAYS
-        ]
-        lines.append(','.join([*labels, 'TOX%d' % i, smiles]))
+        kinds = ['' if rng.uniform() < 1 / 3 else str(int('N' in smiles)) for _ in range(12)]
+        lines.append(','.join([*kinds, 'TOX%d' % i, smiles]))
     lines.append(','.join(['0'] * 12 + ['TOX200', 'C1CC']))
     with gzip.open(path, 'wt') as f:
         f.write('\n'.join(lines) + '\n')
@@ -134,15 +132,6 @@ def test_enough_training_separates_the_classes(data_file, tmp_path):
     assert json.loads((tmp_path / 'result.json').read_text())['test']['mean ROC-AUC'] > 0.9
 
 
-def test_dense_and_sparse_start_from_the_same_parameters(data_file, trained, tmp_path):
-    run('train_tox21.py', '--data', data_file, '--dense', '--epoch', '1', '--out', tmp_path, *QUICK)
-    ours, dense = arrays(trained[0] / 'model.npz'), arrays(tmp_path / 'model.npz')
-    shapes = [{name: array.shape for name, array in of.items()} for of in (ours, dense)]
-    assert shapes[0] == shapes[1]
-    result = json.loads((tmp_path / 'result.json').read_text())
-    assert result['dense'] and result['steps'] == 9
-
-
 def test_prediction_repeats_the_roc_auc_of_the_training(trained, tmp_path):
     predict = 'predict_tox21.py', '--in-dir', trained[0], '--out', tmp_path / 'p.csv'
     area = json.loads((trained[0] / 'result.json').read_text())['test']['mean ROC-AUC']
@@ -161,19 +150,12 @@ def test_prediction_repeats_the_roc_auc_of_the_training(trained, tmp_path):
     assert 'mean ROC-AUC: ' in run(*predict, '--model', 'best', '--force')
 
 
-def test_prediction_of_smiles_and_of_files_without_labels(trained, tmp_path):
-    out, _ = trained
-    path = tmp_path / 'mine.csv'
-    path.write_text('smiles,NR-ER\nCCO,1\nC1CC,\nCCN,\n')
-    text = run('predict_tox21.py', '--in-dir', out, '--data', path, '--out', tmp_path / 'a.csv')
-    assert '1 molecule(s) could not be used' in text
+def test_labels_of_one_class_have_no_area(trained, tmp_path):
+    (tmp_path / 'mine.csv').write_text('smiles,NR-ER\nCCO,1\nC1CC,\nCCN,\n')
+    options = '--in-dir', trained[0], '--data', tmp_path / 'mine.csv', '--out', tmp_path / 'a.csv'
+    text = run('predict_tox21.py', *options)
     assert 'ROC-AUC of NR-ER: nan (1 molecules, 1 positive)' in text
-    table = rows(tmp_path / 'a.csv')
-    assert [row['smiles'] for row in table] == ['CCO', 'C1CC', 'CCN']
-    assert table[1]['NR-ER probability'] == '' and 'NR-AR true' not in table[0]
-    run('predict_tox21.py', '--in-dir', out, '--out', tmp_path / 'b.csv', '--smiles', 'OCC')
-    one, other = rows(tmp_path / 'b.csv')[0]['NR-ER probability'], table[0]['NR-ER probability']
-    assert float(one) == pytest.approx(float(other), rel=1e-5)
+    assert 'NR-AR true' not in rows(tmp_path / 'a.csv')[0]
 
 
 @pytest.mark.parametrize('calculator', ('gradient', 'integrated', 'occlusion'))
@@ -304,9 +286,7 @@ def test_screening_says_what_it_cannot_read_or_write(trained, tmp_path):
     assert path.read_text() == 'CCO\n'
 
 
-def test_upstreams_cache_is_used_where_it_has_the_file(
-    tox21_data, data_file, tmp_path, monkeypatch
-):
+def test_upstreams_cache_is_used_if_it_has_the_file(tox21_data, data_file, tmp_path, monkeypatch):
     folder = tmp_path / 'pfnet' / 'chainer' / 'molnet'
     folder.mkdir(parents=True)
     (folder / 'tox21.csv.gz').write_bytes(data_file.read_bytes())
@@ -341,8 +321,7 @@ def test_other_labels_are_refused(tox21_data, tmp_path, value):
 
 @pytest.mark.skipif(not REAL, reason="TOX21_CSV names no file: MoleculeNet's tox21.csv.gz")
 def test_real_tox21(tmp_path):
-    text = run(
-        'train_tox21.py', '--data', REAL, '--epoch', '1', '--out', tmp_path, '--batchsize', '128'
-    )
+    words = '--epoch', '1', '--out', tmp_path, '--batchsize', '128'
+    text = run('train_tox21.py', '--data', REAL, *words)
     assert '8014 molecules, 8006 of them used' in text
     assert '8 molecule(s) could not be used' in text

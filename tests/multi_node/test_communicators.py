@@ -94,9 +94,8 @@ class Comm:
 
 
 def test_more_ranks_than_gpus(monkeypatch):
-    runtime = types.SimpleNamespace(
-        getDeviceCount=lambda: 1, deviceGetPCIBusId=lambda i: '0000:%d' % i
-    )
+    runtime = types.SimpleNamespace(deviceGetPCIBusId=lambda i: '0000:%d' % i)
+    runtime.getDeviceCount = lambda: 1
     cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
     monkeypatch.setattr(cuda, 'cupy', cupy)
     with pytest.raises(RuntimeError, match='got 2 ranks and 1 GPUs on .* start fewer'):

@@ -178,9 +178,8 @@ def epochs(unequal):
     import chainermn
 
     comm = communicator()
-    part = chainermn.scatter_dataset(
-        data_set(7) if comm.rank == 0 else None, comm, force_equal_length=False
-    )
+    whole = data_set(7) if comm.rank == 0 else None
+    part = chainermn.scatter_dataset(whole, comm, force_equal_length=False)
     model = Regressor(MODELS['RSGCN'](), lossfun=lambda y, t: chainer.functions.mean(y))
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
     optimizer.setup(model)
@@ -240,9 +239,8 @@ def results(comm):
     for n in (13, 2):  # one rank of three has none of two
         part = data_set(n)
         if comm:
-            part = chainermn.scatter_dataset(
-                part if comm.rank == 0 else None, comm, force_equal_length=False
-            )
+            whole = part if comm.rank == 0 else None
+            part = chainermn.scatter_dataset(whole, comm, force_equal_length=False)
         common = {'converter': PACKED, 'device': '@numpy'}
 
         def three_columns(*batch):

@@ -30,9 +30,8 @@ def make_trainer(comm, folder, n_steps=N_STEPS, kind=SNAPSHOTS):
     from chainer_chemistry.models.prediction import Regressor
 
     numpy.random.seed(comm.rank)
-    model = Regressor(
-        MODELS['NFP'](), lossfun=lambda y, t: chainer.functions.mean_squared_error(y[:, :3], t)
-    )
+    loss = lambda y, t: chainer.functions.mean_squared_error(y[:, :3], t)  # NOQA: E731
+    model = Regressor(MODELS['NFP'](), lossfun=loss)
     mine = to_sparse(molecules(22)) if comm.rank == 0 else None
     part = chainermn.scatter_dataset(mine, comm, shuffle=True, seed=0)
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)

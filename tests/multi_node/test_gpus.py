@@ -97,9 +97,8 @@ def updater_of(comm, name):
     part = to_sparse(my_share(molecules(4 * N_ALL), comm, (7, 5)))
     optimizer = optimizer_of(model, comm)
     options = {'converter': CONVERTERS['packed'], 'device': device, 'on_difference': 'raise'}
-    iterators = [
-        chainer.iterators.SerialIterator(part, len(part) // 4, shuffle=False) for _ in range(2)
-    ]
+    iterate, n = chainer.iterators.SerialIterator, len(part) // 4
+    iterators = [iterate(part, n, shuffle=False) for _ in range(2)]
     return [GraphUpdater(iterator, optimizer, **options) for iterator in iterators]
 
 
@@ -116,10 +115,8 @@ def train_both_ways():
                 first.update()
                 second.update()
             n_captured = [of.is_captured for of in first._driver.programs.values()].count(True)
-            assert (
-                bool(n_captured) == is_captured
-                and first._driver.peers is second._driver.peers is not None
-            )
+            assert bool(n_captured) == is_captured
+            assert first._driver.peers is second._driver.peers is not None
             found.append(bits_of(arrays_of(first.get_optimizer('main').target)))
         assert found[0] == found[1], name
         assert len(set(comm.mpi_comm.allgather(found[0]))) == 1, name

@@ -434,10 +434,8 @@ def with_ranks(monkeypatch, comm):
     """Let `GraphUpdater` take a communicator (any object) for one of NCCL, updates being fused."""
     fuse(monkeypatch)
     place = types.SimpleNamespace(empty=numpy.empty)
-    stream = types.SimpleNamespace(synchronize=lambda: None)
-    place.cuda = types.SimpleNamespace(
-        alloc_pinned_memory=bytearray, get_current_stream=lambda: stream
-    )
+    current = lambda: types.SimpleNamespace(synchronize=lambda: None)  # NOQA: E731
+    place.cuda = types.SimpleNamespace(alloc_pinned_memory=bytearray, get_current_stream=current)
     monkeypatch.setattr(flat_gradients, 'cuda', types.SimpleNamespace(cupy=place))
     monkeypatch.setattr(step_driver, 'FlatGradients', HostFlatGradients)
     monkeypatch.setattr(communicators, 'is_nccl', lambda given: given is comm)

@@ -93,9 +93,8 @@ def test_predictions_are_collected(device, prediction_graphs, no_causes, kind):
             return y.max()
 
         options = {'metrics_fun': {'largest': largest}}
-    own, theirs = (
-        make(device, model, kind, dataset, eval_func=model.predictor, **options) for _ in range(2)
-    )
+    options['eval_func'] = model.predictor
+    own, theirs = (make(device, model, kind, dataset, **options) for _ in range(2))
     own.name = theirs.name = 'other'
     capture_evaluator(own)
     for _ in range(2):

@@ -211,9 +211,8 @@ def test_replay_that_differs(made):
     comm.sums.pop()
     replayed.cleargrads()
     (loss_of(replayed, batch) * (4 / 6) + loss_of(replayed, comm.batch()) * (2 / 6)).backward()
-    for (path, param), (_, before) in zip(
-        sorted(model.namedparams()), sorted(replayed.namedparams())
-    ):
+    pairs = zip(sorted(model.namedparams()), sorted(replayed.namedparams()))
+    for (path, param), (_, before) in pairs:
         expected = before.array - RATE * before.grad
         assert relative_error(param.array, expected) < 1e-5, path
 
@@ -269,9 +268,8 @@ def test_communicators_without_nccl_train_eagerly(made, monkeypatch):
     updater, comm = made()
     updater._driver.together = None
     monkeypatch.setattr(host_graphs.communicators, 'is_nccl', lambda comm: False)
-    again = GraphUpdater(
-        updater.get_iterator('main'), updater.get_optimizer('main'), device=CpuDevice()
-    )
+    iterator, optimizer = updater.get_iterator('main'), updater.get_optimizer('main')
+    again = GraphUpdater(iterator, optimizer, device=CpuDevice())
     (cause,) = train(again, [4, 4])
     assert 'MultiNodeOptimizer' in cause and len(updates) == 2 and not comm.told
 

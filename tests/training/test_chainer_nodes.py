@@ -56,15 +56,14 @@ def matmul(**options):
     return lambda a, b: functions.matmul(a, b, **options)
 
 
+linear_grad_weight = lambda given: LinearGradWeight(given[0].dtype).apply(given)  # NOQA: E731
 # name -> (function, shapes of the inputs)
 CASES: dict[str, tuple] = {
     'linear': (functions.linear, [(5, 7), (3, 7), (3,)]),
     'linear without bias': (functions.linear, [(5, 7), (3, 7)]),
     'linear of no rows': (functions.linear, [(0, 7), (3, 7), (3,)]),
     'LinearGradData': (lambda W, gy: LinearGradData().apply((W, gy))[0], [(3, 7), (5, 3)]),
-    'LinearGradWeight': (
-        *(lambda x, gy: LinearGradWeight(x.dtype).apply((x, gy))[0], [(5, 7), (5, 3)]),
-    ),
+    'LinearGradWeight': (lambda x, gy: linear_grad_weight((x, gy))[0], [(5, 7), (5, 3)]),
     'linear_relu': (linear_relu, [(5, 7), (3, 7), (3,)]),
     'linear_softmax': (lambda *layer: linear_softmax(layer), [(5, 7), (3, 7), (3,)]),
 }
@@ -325,13 +324,12 @@ accuracy, softmax_loss, scores = functions.accuracy, functions.softmax_cross_ent
 # What CuPy would send something from the host for, or ask the device for a count.
 COPIES = {
     'concat of nine': (lambda *xs: functions.concat(xs, axis=1), [(5, n) for n in range(9)]),
-    'concat of nine stacks': (
-        *(lambda *xs: functions.concat(xs, axis=-2), [(3, n, 2) for n in range(1, 10)]),
+    'concat of stacks': (
+        lambda *xs: functions.concat(xs, axis=-2),
+        [(3, n + 1, 2) for n in range(9)],
     ),
     'concat of many': (lambda *xs: functions.concat(xs, axis=0), [(2,)] * 150),
-    'concat of columns': (
-        *(lambda x, *xs: functions.concat((x.T, *xs), axis=1), [(7, 5)] + [(5, 1)] * 8),
-    ),
+    'concat of columns': (lambda x, *xs: functions.concat((x.T, *xs)), [(7, 5)] + [(5, 1)] * 8),
     'stack of nine': (lambda *xs: functions.stack(xs, axis=1), [(5, 7)] * 9),
     'stack of nine, last axis': (lambda *xs: functions.stack(xs, axis=-1), [(5, 7)] * 9),
     'separate': (lambda x: sum(functions.separate(x, axis=1)), [(5, 9)]),

@@ -143,9 +143,8 @@ def test_prediction(device, prediction_graphs, no_causes, case, layout):
             cuda.to_cpu(model(*converter(examples[i : i + 8], device)[:n_inputs]).array)
             for i in range(0, 32, 8)
         ]
-    batches = captured_predict(
-        model, examples, batch_size=8, converter=converter, n_inputs=n_inputs
-    )
+    options = {'batch_size': 8, 'converter': converter, 'n_inputs': n_inputs}
+    batches = captured_predict(model, examples, **options)
     found = [batch.values for batch in batches]
     assert prediction_graphs.n_launches == 3
     assert relative_error(numpy.concatenate(found), numpy.concatenate(expected)) < 1e-5

@@ -126,9 +126,7 @@ NOT_KEPT = {
     'mapped memory': with_mapped_memory,
     'dtypes that differ': lambda path: examples() + examples(dtype='d'),
     'labels of atoms': lambda path: [(*e[:2], numpy.arange(len(e[0])), e[2]) for e in examples()],
-    'what may be labels of atoms': lambda _: [
-        (*e[:2], numpy.arange(5), e[2]) for e in of_one_size()
-    ],
+    'labels of atoms, perhaps': lambda _: [(*e[:2], numpy.arange(5), e[2]) for e in of_one_size()],
     'a Python number': lambda path: [(*example[:2], 1.0) for example in examples()],
     'nothing': lambda path: [],
 }

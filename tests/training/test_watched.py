@@ -152,9 +152,8 @@ def test_a_training_with_every_change(device, graphs, no_causes, configured):
 
     def make(kind):
         vars(chainer.global_config).pop('guarded', None)
-        return make_updater(
-            kind, device, changing_model(), same_molecules(), optimizers.MomentumSGD(0.001)
-        )
+        momentum = optimizers.MomentumSGD(0.001)
+        return make_updater(kind, device, changing_model(), same_molecules(), momentum)
 
     def change(updater):
         number, step = divmod(updater.iteration, 3)
@@ -828,9 +827,8 @@ def test_averages_of_links(device, graphs):
     for kind in (StandardUpdater, GraphUpdater):
         teacher = links.BatchNormalization(3)
         teacher.to_device(device)
-        model = without_dropout(
-            small_model(lambda link, *batch: link.norm(three_columns(link, *batch)))
-        )
+        normed = lambda link, *batch: link.norm(three_columns(link, *batch))  # NOQA: E731
+        model = without_dropout(small_model(normed))
         with model.predictor.init_scope():
             model.predictor.norm = links.BatchNormalization(axis=0)
 
