@@ -103,18 +103,13 @@ def test_the_command_exits_with_the_outcome(monkeypatch):
 
 
 def test_missing_packages_are_named_with_a_remedy(monkeypatch):
-    original = info.version
-    versions = lambda name: None if name == 'rdkit' else original(name)  # NOQA: E731
-    monkeypatch.setattr(info, 'version', versions)
-    lines = [line for line in info.versions() if 'missing' in line]
-    assert len(lines) == 1 and 'rdkit' in lines[0] and 'pip install rdkit' in lines[0]
-
-
-def test_optional_packages_are_named(monkeypatch):
-    original = info.version
-    versions = {'cairosvg': '2.7', 'h5py': None}
-    monkeypatch.setattr(info, 'version', lambda name: versions.get(name, original(name)))
+    original, versions = info.version, {'rdkit': None, 'cairosvg': '2.7', 'h5py': None}
+    monkeypatch.setattr(
+        info, 'version', lambda name: versions[name] if name in versions else original(name)
+    )
     lines = list(info.versions())
+    (missing,) = [line for line in lines if 'missing' in line]
+    assert 'rdkit' in missing and 'pip install rdkit' in missing
     assert '  cairosvg           2.7' in lines
     assert '  h5py               not installed; for HDF5 snapshots' in lines
 

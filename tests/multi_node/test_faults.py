@@ -1,5 +1,6 @@
 """A rank that fails in any way ends all within seconds, with one message; snapshots stay."""
 
+import functools
 import os
 import re
 import signal
@@ -68,23 +69,19 @@ def fail(how, folder):
     sys.exit('was not ended')
 
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+ENDS = 'rank %d of 2 on .* has failed, all ranks end: '
+
+
 @needs_mpi
 @pytest.mark.parametrize(
     'how, message',
     [
-        ('raise', 'rank 1 of 2 on .* has failed, all ranks end: ZeroDivisionError: '),
-        ('exit', 'rank 1 of 2 on .* has failed, all ranks end: exit status 1'),
-        pytest.param(
-            'nan',
-            'has failed, all ranks end: FloatingPointError: the loss of rank 1 is nan in st',
-            marks=pytest.mark.slow,
-        ),
-        pytest.param('killed', 'rank 1 .*[Kk]illed', marks=pytest.mark.slow),  # by mpirun itself
-        pytest.param(
-            'all raise',
-            'rank 0 of 2 on .* has failed, all ranks end: ZeroDivisionError: ',
-            marks=pytest.mark.slow,
-        ),
+        ('raise', ENDS % 1 + 'ZeroDivisionError: '),
+        ('exit', ENDS % 1 + 'exit status 1'),
+        slow('nan', 'failed, all ranks end: FloatingPointError: the loss of rank 1 is nan in st'),
+        slow('killed', 'rank 1 .*[Kk]illed'),  # by mpirun itself
+        slow('all raise', ENDS % 0 + 'ZeroDivisionError: '),
     ],
 )
 def test_a_rank_that_fails_ends_all(tmp_path, how, message):

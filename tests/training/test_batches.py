@@ -91,12 +91,7 @@ def test_the_same_molecules_and_states(dataset, name, options):
     assert actual[0] == actual[1]
 
 
-class OfUser(SerialIterator):
-    pass
-
-
-class Converting(CSRConverter):
-    pass
+OfUser = type('OfUser', (SerialIterator,), {})
 
 
 def test_lists_of_everything_else(dataset):
@@ -105,7 +100,7 @@ def test_lists_of_everything_else(dataset):
 
     assert given(SerialIterator(dataset, 3)) is Selection
     assert given(OfUser(dataset, 3)) is list
-    assert given(SerialIterator(dataset, 3), Converting()) is list
+    assert given(SerialIterator(dataset, 3), type('Converting', (CSRConverter,), {})()) is list
     assert given(SerialIterator(list(dataset), 3)) is list
     assert given(SerialIterator(SubDataset(dataset, 0, 3, list(range(len(dataset)))), 3)) is list
     patched = SerialIterator(dataset, 3)

@@ -109,14 +109,10 @@ def test_an_extension_that_is_never_called(tmp_path):
     assert updater.told == [False] * 2 + [True] * 8
 
 
-class MyLog(extensions.LogReport):
-    pass
-
-
 @pytest.mark.parametrize(
     'extension',
     [
-        lambda: MyLog(),
+        type('OfUser', (extensions.LogReport,), {}),
         lambda: extensions.LogReport(postprocess=a_users),
         lambda: extensions.PrintReport(['loss'], extensions.LogReport(postprocess=a_users)),
         lambda: AutoPrintReport(extensions.LogReport(postprocess=a_users)),
@@ -127,13 +123,8 @@ def test_functions_of_users(tmp_path, extension):
 
 
 def test_another_loop(tmp_path):
-    class MyTrainer(training.Trainer):
-        pass
-
-    class MyUpdater(Updater):
-        pass
-
-    for updater, kind in ((Updater(), MyTrainer), (MyUpdater(), training.Trainer)):
+    other_trainer, other_updater = (type('Of', (of,), {}) for of in (training.Trainer, Updater))
+    for updater, kind in ((Updater(), other_trainer), (other_updater(), training.Trainer)):
         assert run_with(tmp_path, updater=updater, kind=kind) == []
     updater = Updater()
     update = updater.update

@@ -119,8 +119,7 @@ def test_a_loop_that_somebody_else_replaced_is_used(device, prediction_graphs, m
 def test_those_of_a_trainer(device, graphs, prediction_graphs, tmp_path, monkeypatch):
     monkeypatch.setattr(chainer.global_config, 'bspmm_capture', True)
 
-    class Own(extensions.Evaluator):
-        pass
+    own = type('Own', (extensions.Evaluator,), {})
 
     def own_converter(batch, device):
         return chainer_bspmm.concat_mols(batch, device)
@@ -131,7 +130,7 @@ def test_those_of_a_trainer(device, graphs, prediction_graphs, tmp_path, monkeyp
     evaluators = [
         make(device, model),
         make(device, model, R2ScoreEvaluator, eval_func=model.predictor),
-        make(device, model, Own),
+        make(device, model, own),
         make(device, model, progress_bar=True),
         make(None, model),
         make(device, model, converter=own_converter),
@@ -290,12 +289,10 @@ def test_the_loss_of_the_step_stays(device, prediction_graphs):
 
 
 def test_eval_hook_and_an_iterator_of_another_class(device, prediction_graphs, no_causes):
-    class Iterator(chainer.iterators.SerialIterator):
-        pass
-
     model, called = on(device, make_model()), []
     own, theirs = (make(device, model, eval_hook=called.append) for _ in range(2))
-    iterator = Iterator(VALIDATION, BATCH, repeat=False, shuffle=False)
+    kind = type('Iterator', (SerialIterator,), {})
+    iterator = kind(VALIDATION, BATCH, repeat=False, shuffle=False)
     own._iterators['main'] = iterator
     capture_evaluator(own)
     for _ in range(2):

@@ -28,10 +28,8 @@ SIZES = [4, 4, 4, 7, 4, 7, 7, 2, 4, 2, 2, 4, 7] * 2
 class Others:
     """A communicator of rank 0 of 2; the other one has two molecules in every step.
 
-    Attributes:
-        sums (list of int): the number of elements in every collective.
-        reason (str or None): why the other cannot capture.
-        is_bad (bool): whether the loss of the other is not finite.
+    sums: the number of elements in every collective; reason: why the other cannot capture (str or
+    None); is_bad: whether its loss is not finite.
     """
 
     rank, size, allreduce_grad_dtype = 0, 2, None

@@ -106,10 +106,6 @@ def test_it_is_converted_once(noted):
     assert molecules_of(train) is None
 
 
-class Own(NumpyTupleDataset):
-    pass
-
-
 def with_mapped_memory(tmp_path):
     dataset = of_one_size()
     numpy.save(tmp_path / 'adj.npy', dataset._datasets[1])
@@ -119,7 +115,7 @@ def with_mapped_memory(tmp_path):
 
 NOT_KEPT = {
     'a function': lambda path: TransformDataset(tuples(), lambda example: example),
-    'a class of a user': lambda path: Own(*tuples()._datasets),
+    'a class of a user': lambda path: type('Own', (NumpyTupleDataset,), {})(*tuples()._datasets),
     'a column of another kind': lambda path: NumpyTupleDataset(*map(tuple, tuples()._datasets)),
     'joined lists': lambda path: ConcatenatedDataset(examples(), examples()),
     'lists': lambda path: [list(example) for example in examples()],

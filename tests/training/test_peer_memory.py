@@ -13,12 +13,8 @@ FAILS = 'get', 0, 2, 'prepare', 'another, get', 'another, open', 'one GPU', 'vec
 OWN, OTHERS = 4096, {0: 10**6, 2: 2 * 10**6}  # addresses
 
 
-class CUDARuntimeError(RuntimeError):
-    pass
-
-
 class Runtime:
-    CUDARuntimeError = CUDARuntimeError
+    CUDARuntimeError = type('CUDARuntimeError', (RuntimeError,), {})
 
     def __init__(self):
         self.fails, self.opened, self.closed, self.events = None, [], [], []
@@ -47,7 +43,7 @@ class Runtime:
 
     def _fail(self, where):
         if self.fails == where:
-            raise CUDARuntimeError
+            raise self.CUDARuntimeError
 
 
 @pytest.fixture
