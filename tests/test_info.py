@@ -18,14 +18,10 @@ from tests.support.processes import python
 def test_command_prints_versions_and_the_self_test(tmp_path, monkeypatch):
     monkeypatch.setenv('OMP_NUM_THREADS', '1')
     done = python('-m', 'chainer_bspmm', 'info', cwd=tmp_path)
-    for part in (
-        'chainer_bspmm %s in ' % chainer_bspmm.__version__,
-        'numpy              %s\n' % numpy.__version__,
-        'Python ',
-        'chainer            %s\n' % chainer.__version__,
-        *('chainer-chemistry  0.7.1', '  OMP_NUM_THREADS=1\n', 'GPU:\n', 'Self-test on @numpy'),
-        'All is well.',
-    ):
+    versions = [('numpy', numpy.__version__), ('chainer', chainer.__version__)]
+    parts = ['%-18s %s\n' % version for version in (*versions, ('chainer-chemistry', '0.7.1'))]
+    parts += ['chainer_bspmm %s in ' % chainer_bspmm.__version__, 'Python ', 'GPU:\n']
+    for part in (*parts, '  OMP_NUM_THREADS=1\n', 'Self-test on @numpy', 'All is well.'):
         assert part in done.stdout
     assert 'FAILED' not in done.stdout and 'missing' not in done.stdout.split('GPU:')[0]
 

@@ -48,13 +48,9 @@ def test_an_sdist_depends_on_its_files_only(tmp_path):
 
 
 def build(checkout, out):
-    subprocess.run(
-        [sys.executable, 'tools/package.py', out],
-        cwd=checkout,
-        check=True,
-        capture_output=True,
-        env={**os.environ, 'SOURCE_DATE_EPOCH': '1735689600', 'PYTHONPATH': ''},
-    )
+    env = {**os.environ, 'SOURCE_DATE_EPOCH': '1735689600', 'PYTHONPATH': ''}
+    command = [sys.executable, 'tools/package.py', out]
+    subprocess.run(command, cwd=checkout, check=True, capture_output=True, env=env)
     return {path.name: hashlib.sha256(path.read_bytes()).digest() for path in out.iterdir()}
 
 

@@ -69,33 +69,27 @@ def test_arguments_may_begin_with_two_dashes_or_help(both):
     assert ours.stdout == "['--help']\n"
 
 
-@pytest.mark.parametrize(
-    'text',
-    [
-        'import sys; sys.exit(3)',
-        'import sys; sys.exit("words")',
-        'raise SystemExit',
-        'exit()',
-        'import atexit; x = 5; atexit.register(lambda: print(x))',
-        'import os; os._exit(4)',
-    ],
-)
+ENDS = 'import sys; sys.exit(3)', 'import sys; sys.exit("words")', 'raise SystemExit', 'exit()'
+AT_EXIT = 'import atexit; x = 5; atexit.register(lambda: print(x))'
+
+
+@pytest.mark.parametrize('text', [*ENDS, AT_EXIT, 'import os; os._exit(4)'])
 def test_exit(both, text):
     plain, ours = both(text)
     assert ours.stderr == plain.stderr
 
 
-@pytest.mark.parametrize(
-    'text',
-    [
-        '\n\ndef f():\n    raise ValueError("words")\n\nf()\n',
-        'try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError("a") from e\n',
-        'x = 1\ny = (\n',
-        'import nothing_of_that_name\n',
-        'exec("1 +")\n',
-        'raise KeyboardInterrupt\n',
-    ],
+IN_A_FUNCTION = '\n\ndef f():\n    raise ValueError("words")\n\nf()\n'
+FROM = 'try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError("a") from e\n'
+SHORT = (
+    'x = 1\ny = (\n',
+    'import nothing_of_that_name\n',
+    'exec("1 +")\n',
+    'raise KeyboardInterrupt\n',
 )
+
+
+@pytest.mark.parametrize('text', [IN_A_FUNCTION, FROM, *SHORT])
 def test_tracebacks_are_the_scripts(both, text):
     plain, ours = both(text)
     assert plain.stderr and ours.stderr == plain.stderr

@@ -15,14 +15,10 @@ def cells(lines):
 
 def of_steps(data, method, **batches):
     """Return a result of bench_steps; each of `batches` is contender -> milliseconds."""
-    found = {
-        n.strip('_'): {
-            'milliseconds': {
-                name: {'wall': {'median': t}, 'busy': 0.974} for name, t in times.items()
-            }
-        }
-        for n, times in batches.items()
-    }
+    found = {}
+    for n, times in batches.items():
+        times = {name: {'wall': {'median': ms}, 'busy': 0.974} for name, ms in times.items()}
+        found[n.strip('_')] = {'milliseconds': times}
     return {'data': {data: {'methods': {method: {'batches': found}}}}}
 
 

@@ -14,15 +14,12 @@ import pytest
 import chainer_bspmm
 
 ROOT = pathlib.Path(__file__).parents[2]
-PACKAGES = [chainer_bspmm] + [
-    module
-    for module in (
-        importlib.import_module(info.name)
-        for info in pkgutil.iter_modules(chainer_bspmm.__path__, 'chainer_bspmm.')
-        if info.ispkg
-    )
-    if hasattr(module, '__all__')
+SUBPACKAGES = [
+    importlib.import_module(info.name)
+    for info in pkgutil.iter_modules(chainer_bspmm.__path__, 'chainer_bspmm.')
+    if info.ispkg
 ]
+PACKAGES = [chainer_bspmm] + [module for module in SUBPACKAGES if hasattr(module, '__all__')]
 NAMES = {f'{of.__name__}.{name}': getattr(of, name) for of in PACKAGES[1:] for name in of.__all__}
 
 
@@ -99,12 +96,8 @@ def test_examples_are_found():
 @pytest.mark.slow
 def test_site_has_every_public_name(tmp_path):
     pytest.importorskip('mkdocstrings')
-    done = subprocess.run(
-        [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--site-dir', str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    words = '-m', 'mkdocs', 'build', '--strict', '--site-dir', str(tmp_path)
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for package in PACKAGES[1:]:
         page = tmp_path / 'api' / (api_page(package).stem + '.html')

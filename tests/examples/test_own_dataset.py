@@ -275,14 +275,10 @@ def test_a_damaged_snapshot_is_one_line(folder, error, change):
     path = folder / 'result' / SNAPSHOT
     whole = path.read_bytes()
     flags = whole.index(b'PK\1\2') + 8  # in the directory at the end
-    path.write_bytes(
-        {
-            'truncated': whole[:-9],
-            'garbled': whole[:200] + b'abcd' + whole[204:],
-            'encrypted': whole[:flags] + b'\1' + whole[flags + 1 :],
-            'model': (folder / 'result' / 'model.npz').read_bytes(),
-        }[change]
-    )
+    changed = {'truncated': whole[:-9], 'garbled': whole[:200] + b'abcd' + whole[204:]}
+    changed['encrypted'] = whole[:flags] + b'\1' + whole[flags + 1 :]
+    changed['model'] = (folder / 'result' / 'model.npz').read_bytes()
+    path.write_bytes(changed[change])
     before = content(folder / 'result')
     message = error('train_own.py', *WORDS, '--resume')
     assert '/%s cannot be loaded, it is damaged or' % SNAPSHOT in message

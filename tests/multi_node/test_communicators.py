@@ -14,11 +14,12 @@ from tests.support.ranks import needs_mpi, on_kept_ranks
 
 
 def test_nothing_of_mpi_is_imported():
-    assert not python(
-        '-c',
-        'import sys, chainer_bspmm, chainer_bspmm.training\n'
-        'print(*(name for name in sys.modules if name.startswith(("mpi4py", "chainermn"))))\n',
-    ).stdout.split()
+    names = 'name for name in sys.modules if name.startswith(("mpi4py", "chainermn"))'
+    code = 'import sys, chainer_bspmm, chainer_bspmm.training\nprint(*(%s))' % names
+    assert not python('-c', code).stdout.split()
+
+
+OF_4 = 'one of 4 processes.* mpi4py, Some MPI 1.2; both'
 
 
 def create(name='naive', **options):
@@ -52,10 +53,7 @@ def test_without_mpi4py(monkeypatch):
         ('flat', None, "'flat' needs an MPI that was built with CUDA.*'naive'"),
         ('pure_nccl', None, "'pure_nccl' needs GPUs, .*'naive' on CPUs"),
         ('non_cuda_aware', None, "'non_cuda_aware' needs GPUs, .*'naive' on CPUs"),
-        *(
-            ('naive', variable, 'one of 4 processes.* mpi4py, Some MPI 1.2; both')
-            for variable in communicators.SIZES
-        ),
+        *(('naive', of, OF_4) for of in communicators.SIZES),
     ],
 )
 def test_what_is_refused(mpi, monkeypatch, name, started_by, message):
