@@ -100,13 +100,10 @@ def parameters_of_every_model(comm, device='@numpy', check=lambda updater: None)
                 model(*CONVERTERS[layout](examples[:2]))
         model.to_device(device)
         part = to_sparse(my_share(examples, comm))
-        is_eager = layout == 'packed' and device == '@numpy'
-        updater = (StandardUpdater if is_eager else GraphUpdater)(
-            chainer.iterators.SerialIterator(part, len(part) // 4, shuffle=False),
-            optimizer_of(model, comm),
-            converter=CONVERTERS[layout],
-            device=device,
-        )
+        kind = StandardUpdater if layout == 'packed' and device == '@numpy' else GraphUpdater
+        iterator = chainer.iterators.SerialIterator(part, len(part) // 4, shuffle=False)
+        options = {'converter': CONVERTERS[layout], 'device': device}
+        updater = kind(iterator, optimizer_of(model, comm), **options)
         n_steps = N_STEPS if device == '@numpy' else N_STEPS_ON_GPUS
         for step in range(n_steps):
             updater.update()

@@ -80,21 +80,13 @@ def test_extensions_that_only_report(tmp_path):
     assert run_with(tmp_path, *harmless) == list(range(2, 10))
 
 
-@pytest.mark.parametrize(
-    'trigger, looks',
-    [
-        ((3, 'iteration'), {3, 6, 9}),
-        ((1, 'epoch'), {4, 8}),
-        ((2, 'epoch'), {4, 8}),  # once more than it is called
-        *(
-            (trigger, set(range(10)))
-            for trigger in (
-                *((1, 'iteration'), (0.5, 'epoch'), (float('inf'), 'epoch')),
-                *(ManualScheduleTrigger([5], 'iteration'), lambda trainer: False),
-            )
-        ),
-    ],
-)
+LOOKS = [((3, 'iteration'), {3, 6, 9}), ((1, 'epoch'), {4, 8})]
+LOOKS += [((2, 'epoch'), {4, 8})]  # once more than it is called
+ALWAYS = [(1, 'iteration'), (0.5, 'epoch'), (float('inf'), 'epoch'), lambda trainer: False]
+ALWAYS += [ManualScheduleTrigger([5], 'iteration')]
+
+
+@pytest.mark.parametrize('trigger, looks', [*LOOKS, *((of, {*range(10)}) for of in ALWAYS)])
 def test_another_extension(tmp_path, trigger, looks):
     actual = run_with(tmp_path, (extensions.LogReport(), None), (a_users, trigger))
     assert actual == sorted(set(range(2, 10)) - looks)
@@ -110,16 +102,13 @@ def test_an_extension_that_is_never_called(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'extension',
-    [
-        type('OfUser', (extensions.LogReport,), {}),
-        lambda: extensions.LogReport(postprocess=a_users),
-        lambda: extensions.PrintReport(['loss'], extensions.LogReport(postprocess=a_users)),
-        lambda: AutoPrintReport(extensions.LogReport(postprocess=a_users)),
-    ],
+    'of', [lambda log: log, lambda log: extensions.PrintReport(['loss'], log), AutoPrintReport]
 )
-def test_functions_of_users(tmp_path, extension):
-    assert run_with(tmp_path, (extension(), None)) == []
+def test_functions_of_users(tmp_path, of):
+    log = extensions.LogReport(postprocess=a_users)
+    assert run_with(tmp_path, (of(log), None)) == []
+    own = type('OfUser', (extensions.LogReport,), {})
+    assert run_with(tmp_path, (own(), None)) == []
 
 
 def test_another_loop(tmp_path):

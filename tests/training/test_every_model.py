@@ -51,22 +51,13 @@ def cases(chosen, quick=LAYOUTS, without='-'):
 
     without: what has this, a regular expression, in its name is slow.
     """
-    defaults = tuple(parity.DEFAULTS.values())
-
-    def is_quick(case, layout):
-        return case in defaults and layout in quick and not re.search(without, case.model)
-
-    return pytest.mark.parametrize(
-        'case, layout',
-        [
-            pytest.param(
-                *(case, layout),
-                id='%s, %s, %s' % (case.model, case.options, layout),
-                marks=() if is_quick(case, layout) else pytest.mark.slow,
-            )
-            for case, layout in itertools.product(chosen, LAYOUTS)
-        ],
-    )
+    defaults, params = tuple(parity.DEFAULTS.values()), []
+    for case, layout in itertools.product(chosen, LAYOUTS):
+        is_quick = case in defaults and layout in quick and not re.search(without, case.model)
+        name = '%s, %s, %s' % (case.model, case.options, layout)
+        marks = () if is_quick else pytest.mark.slow
+        params.append(pytest.param(case, layout, id=name, marks=marks))
+    return pytest.mark.parametrize('case, layout', params)
 
 
 class PerMolecule(GraphConvPredictor):
@@ -180,14 +171,6 @@ def test_dropout(device, graphs, no_causes, case, layout):
     assert is_captured(updater)
 
 
-def class_label(rng):
-    return numpy.array(rng.randint(-1, 3), 'i')
-
-
-def class_labels(rng):
-    return rng.randint(-1, 2, 3).astype('i')
-
-
 def partial_labels(rng):
     label = rng.normal(size=3).astype('f')
     label[rng.randint(3)] = numpy.nan
@@ -198,15 +181,19 @@ def ignoring(function):
     return functools.partial(function, ignore_nan=True)
 
 
-unscaled = functools.partial(functions.softmax_cross_entropy, normalize=False)
-without_ignored = functools.partial(functions.accuracy, ignore_label=-1)
-entropy, accuracy = functions.sigmoid_cross_entropy, functions.binary_accuracy
 metrics = {'mae': chemistry_functions.mean_absolute_error, 'r2': chemistry_functions.r2_score}
 # name -> (label of a molecule, what wraps the predictor, its loss and metrics)
 OBJECTIVES = {
-    'classes': (class_label, Classifier),
-    'classes, ignored in metrics': (class_label, Classifier, unscaled, without_ignored),
-    'several labels': (class_labels, Classifier, entropy, accuracy),
+    'classes': (lambda rng: numpy.array(rng.randint(-1, 3), 'i'), Classifier),
+    'classes, ignored in metrics': (
+        *(lambda rng: numpy.array(rng.randint(-1, 3), 'i'), Classifier),
+        functools.partial(functions.softmax_cross_entropy, normalize=False),
+        functools.partial(functions.accuracy, ignore_label=-1),
+    ),
+    'several labels': (
+        *(lambda rng: rng.randint(-1, 2, 3).astype('i'), Classifier),
+        *(functions.sigmoid_cross_entropy, functions.binary_accuracy),
+    ),
     'partial labels': (
         *(partial_labels, Regressor, ignoring(chemistry_functions.mean_squared_error)),
         {name: ignoring(metric) for name, metric in metrics.items()},

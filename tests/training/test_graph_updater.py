@@ -154,13 +154,11 @@ def copies(model):
     return [param.array.copy() for _, param in sorted(model.namedparams(include_uninit=False))]
 
 
+PARTS = 'stage launch _reported _run_again _compute _update _gradients_now'.split()
+
+
 @pytest.mark.parametrize(
-    'owner, name',
-    [
-        *((StepProgram, 'stage'), (StepProgram, 'launch'), (StepProgram, '_reported')),
-        *((StepProgram, '_run_again'), (state, 'difference'), (StepProgram, '_compute')),
-        *((StepProgram, '_update'), (StepProgram, '_gradients_now')),
-    ],
+    'owner, name', [*((StepProgram, part) for part in PARTS), (state, 'difference')]
 )
 @pytest.mark.parametrize(  # before; the 16th replay is checked
     'n_steps', (0, 2, 15, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 20)))

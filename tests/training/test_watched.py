@@ -184,27 +184,22 @@ def test_what_changes_back_is_the_same():
         assert guards.key() == before
 
 
-def test_states_in_a_new_dict():
-    """Their arrays are watched, not those of the dict that was there when the guards were made."""
-    model, _, guards = guarded()
-    before = guards.key()
-    rule = rule_of(model)
+def test_states_and_hyperparameters_in_a_new_object():
+    """Their arrays are watched, not those of the dict that was there when the guards were made.
+
+    Numbers may change at every step, so the key is equal; but the update looks again.
+    """
+    model, optimizer, guards = guarded()
+    before, rule = guards.key(), rule_of(model)
     rule._state = dict(rule._state)
     assert guards.key() is before
-    rule._state['v'] = rule._state['v'].copy()
-    assert guards.key() != before
-
-
-def test_other_hyperparameters():
-    """Their numbers may change at every step, so the key is equal; but the update looks again."""
-    model, optimizer, guards = guarded()
-    before = guards.key()
-    rule = rule_of(model)
     rule.hyperparam = chainer.optimizer.Hyperparameter(optimizer.hyperparam)
     after = guards.key()
     assert after == before and after is not before
     rule.hyperparam.lr = 0.5
     assert guards.key() is after
+    rule._state['v'] = rule._state['v'].copy()
+    assert guards.key() != after
 
 
 def test_closures():
@@ -253,11 +248,8 @@ def test_links_around_a_function():
         def __call__(self, x):
             return self.teacher(x)
 
-    for target, function in (
-        (links.Linear(2, 2), lambda x: teacher(x)),
-        (links.Linear(2, 2), Distilled()),
-        (holder, holder),
-    ):
+    one, other = links.Linear(2, 2), links.Linear(2, 2)
+    for target, function in ((one, lambda x: teacher(x)), (other, Distilled()), (holder, holder)):
         guards = Guards(target, function)
         before = guards.key()
         assert guards.links == [target, teacher]
