@@ -193,25 +193,20 @@ def test_an_edit_in_place_is_an_error_until_the_end(name, place):
 
 
 def test_the_owner_of_a_view_is_locked_too():
+    """And a column of arrays."""
     owner = numpy.random.RandomState(0).randint(1, 9, (6, 5)).astype('i')
     _, adj, labels = of_one_size()._datasets
-    actual = list(zip(owner, adj, labels))
-    taken = opened(actual)
-    for array in (owner, adj, labels):
+    actual, dataset = list(zip(owner, adj, labels)), tuples()
+    taken, other = opened(actual), opened(dataset)
+    column = dataset._datasets[1]
+    for array, item in ((owner, 0), (adj, 0), (labels, 0), (column, column[1])):
         with pytest.raises(ValueError, match='read-only'):
-            array[0] = 0
+            array[0] = item
     taken.close()
+    other.close()
     owner[0] = adj[0] = labels[0] = 1
     actual[1][0][...] = 2
     assert (owner[1] == 2).all()
-
-
-def test_columns_cannot_be_replaced_within():
-    dataset = tuples()
-    taken = opened(dataset)
-    with pytest.raises(ValueError, match='read-only'):
-        dataset._datasets[1][0] = dataset._datasets[1][1]
-    taken.close()
 
 
 @pytest.mark.parametrize('base', [False, True])
@@ -339,12 +334,6 @@ def test_data_sets_that_take_turns(locked):
     assert not locked()
 
 
-def test_samplers_that_give_lists():
-    sampler = lambda order, position: list(range(len(order)))  # NOQA: E731
-    iterator = SerialIterator(tuples(), 3, shuffle=None, order_sampler=sampler)
-    assert type(Examples().next(iterator, CONVERTER)) is Selection
-
-
 @pytest.mark.parametrize('make', [examples, lambda: SubDataset(examples(), 2, 9)])
 @pytest.mark.parametrize('number', [-1, 99])
 def test_samplers_that_count_from_the_end(make, number):
@@ -361,13 +350,12 @@ def test_samplers_that_count_from_the_end(make, number):
     else:
         with pytest.raises(IndexError):
             Examples().next(iterator, CONVERTER)
-
-
-def test_a_split_that_counts_from_the_end():
-    base = examples()
-    split = SubDataset(base, 0, len(base), numpy.arange(len(base)) - 2)  # of molecules -2, -1, 0, 1
+    sampler = lambda order, position: list(range(len(order)))  # NOQA: E731
+    iterator = SerialIterator(found, 3, shuffle=None, order_sampler=sampler)
+    assert type(Examples().next(iterator, CONVERTER)) is Selection
+    split = SubDataset(found, 0, 4, numpy.arange(len(found)) - 2)  # of molecules -2, -1, 0, 1
     batch = Examples().next(SerialIterator(split, 3, shuffle=False), CONVERTER)
-    assert type(batch) is list and [e is base[i] for i, e in zip((-2, -1, 0), batch)] == [True] * 3
+    assert type(batch) is list and all(e is found[i] for i, e in zip((-2, -1, 0), batch))
 
 
 def test_a_selection_is_a_sequence():
