@@ -65,10 +65,8 @@ def test_command():
 
 
 def test_quality():
-    arms = {
-        'dense': {'mean': 0.71234, 'standard deviation': 0.0216},
-        'packed': {'mean': 0.75, 'standard deviation': None},
-    }
+    packed = {'mean': 0.75, 'standard deviation': None}
+    arms = {'dense': {'mean': 0.71234, 'standard deviation': 0.0216}, 'packed': packed}
     (row,) = cells(tables.quality({'summary': {'tox21': {'gin': arms}}}))
     assert row == ['GIN, Tox21, mean ROC-AUC', '0.712 ± 0.022', '-', '-', '0.750']
 

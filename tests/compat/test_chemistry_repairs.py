@@ -295,6 +295,7 @@ def test_report_of_a_host_array_is_a_python_scalar(model_class):
         convert(numpy.zeros(2))
 
 
+MATRICES = ((3, 2), 1, 2), ((3, 2), -1, 2), ((3, 2), 0, 5), ((3, 2, 4), 1, 6)
 ATOMS = numpy.array([[6, 6, 8]], 'i')
 ADJ = numpy.ones((1, 3, 3), 'f')
 
@@ -398,11 +399,7 @@ def test_train_resume_predict(tmp_path, method):
     assert pickle.loads(pickle.dumps(dataset[0]))[0].shape == dataset[0][0].shape
 
 
-@pytest.mark.parametrize(
-    'shape, axis, n_nodes',
-    [((3, 2), 1, 2), ((3, 2), -1, 2), ((3, 2), 0, 5), ((3, 2, 4), 1, 6)],
-    ids=str,
-)
+@pytest.mark.parametrize('shape, axis, n_nodes', MATRICES, ids=str)
 def test_scaler_leaves_matrices_as_they_are(shape, axis, n_nodes):
     x = numpy.random.RandomState(0).rand(*shape).astype('f')
     others = tuple(i for i in range(len(shape)) if i != axis % len(shape))

@@ -31,11 +31,8 @@ def given(*drawn):
 def test_vector_width(n_channels, itemsize, element):
     """The widest power of two of at most 16 bytes that divides the channels and the address."""
     address = 0x7F0000000000 + element * itemsize
-    fits = [
-        width
-        for width in (1, 2, 4, 8)
-        if width * itemsize <= 16 and n_channels % width == address % (width * itemsize) == 0
-    ]
+    widths = [width for width in (1, 2, 4, 8) if width * itemsize <= 16]
+    fits = [w for w in widths if n_channels % w == address % (w * itemsize) == 0]
     assert widest_vector(n_channels, itemsize, address) == fits[-1]
 
 

@@ -24,10 +24,8 @@ def agrees(cell, value):
 
 
 def test_agrees():
-    for cell, right, wrong in (
-        *(('0.33', 0.335, 0.336), ('97 %', 97.4, 98), ('611,000', 610678, 612000), ('-', None, 1)),
-        ('1', 1.4, None),
-    ):
+    cells = ('0.33', 0.335, 0.336), ('97 %', 97.4, 98), ('611,000', 610678, 612000), ('-', None, 1)
+    for cell, right, wrong in (*cells, ('1', 1.4, None)):
         assert agrees(cell, right) and not agrees(cell, wrong)
 
 

@@ -14,11 +14,8 @@ import pytest
 import chainer_bspmm
 
 ROOT = pathlib.Path(__file__).parents[2]
-SUBPACKAGES = [
-    importlib.import_module(info.name)
-    for info in pkgutil.iter_modules(chainer_bspmm.__path__, 'chainer_bspmm.')
-    if info.ispkg
-]
+FOUND = pkgutil.iter_modules(chainer_bspmm.__path__, 'chainer_bspmm.')
+SUBPACKAGES = [importlib.import_module(info.name) for info in FOUND if info.ispkg]
 PACKAGES = [chainer_bspmm] + [module for module in SUBPACKAGES if hasattr(module, '__all__')]
 NAMES = {f'{of.__name__}.{name}': getattr(of, name) for of in PACKAGES[1:] for name in of.__all__}
 

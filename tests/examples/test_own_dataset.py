@@ -353,10 +353,9 @@ def test_rows_with_more_cells_than_the_header(trained, tmp_path):
 
 def test_molecules_that_are_not_learned_from(tmp_path):
     """Those that cannot be used, those without labels, duplicates; large batches are cut."""
-    text = 'smiles,y\n' + ''.join(
-        '%s,%s\n' % (smiles, {0: '', 1: 'NaN', 2: ' n/a '}.get(i % 30, i))
-        for i, smiles in enumerate(CHAINS)
-    )
+    labels = {0: '', 1: 'NaN', 2: ' n/a '}
+    lines = ['%s,%s\n' % (smiles, labels.get(i % 30, i)) for i, smiles in enumerate(CHAINS)]
+    text = 'smiles,y\n' + ''.join(lines)
     text += 'C1CC,1\n[Og],1\nC1CC,2\nOC,1\nOC,2\n'
     message = train_on(tmp_path, text, status=1)
     assert "row 2: target y is '', expected a finite number (9 such rows; --skip-missing" in message

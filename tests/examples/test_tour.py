@@ -13,12 +13,8 @@ PATH = pathlib.Path(EXAMPLES, 'tour.ipynb')
 
 
 def printed(notebook):
-    return ''.join(
-        output.get('text', '')
-        for cell in notebook.cells
-        for output in cell.get('outputs', [])
-        if output.get('name') == 'stdout'
-    )
+    outputs = [output for cell in notebook.cells for output in cell.get('outputs', [])]
+    return ''.join(of.get('text', '') for of in outputs if of.get('name') == 'stdout')
 
 
 @pytest.mark.slow

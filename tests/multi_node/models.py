@@ -82,11 +82,8 @@ def my_share(examples, comm, sizes=None):
         return examples
     sizes = sizes or [N_ALL // comm.size] * comm.size
     first = sum(sizes[: comm.rank])
-    return [
-        example
-        for start in range(0, len(examples), N_ALL)
-        for example in examples[start + first : start + first + sizes[comm.rank]]
-    ]
+    shares = [examples[start + first :] for start in range(0, len(examples), N_ALL)]
+    return [example for share in shares for example in share[: sizes[comm.rank]]]
 
 
 def parameters_of_every_model(comm, device='@numpy', check=lambda updater: None):

@@ -265,11 +265,8 @@ def _as_cupy_joins(join):
 
 
 def _stand_in_everywhere(monkeypatch):
-    monkeypatch.setattr(
-        gemm,
-        'Blas',
-        lambda: types.SimpleNamespace(use=lambda stream: None, dot=numpy.dot, matmul=numpy.matmul),
-    )
+    blas = types.SimpleNamespace(use=lambda stream: None, dot=numpy.dot, matmul=numpy.matmul)
+    monkeypatch.setattr(gemm, 'Blas', lambda: blas)
     monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
     monkeypatch.setattr(buffers, 'Staging', HostStaging)
     for module in (step_program, predictor):

@@ -87,14 +87,8 @@ def test_a_size_that_is_full_has_no_spare_row(sizes):
         assert getattr(capacities.of(full), name) > getattr(small, name)
 
 
-ARRAYS = {
-    'counter': ((1,), 'u8'),
-    'bytes': ((3,), 'b'),
-    'none': ((0, 4), 'f'),
-    'half': ((5,), 'e'),
-    'matrix': ((2, 3), 'd'),
-    'scalar': ((), 'i'),
-}
+ARRAYS = {'counter': ((1,), 'u8'), 'bytes': ((3,), 'b'), 'none': ((0, 4), 'f'), 'half': ((5,), 'e')}
+ARRAYS.update(matrix=((2, 3), 'd'), scalar=((), 'i'))
 
 
 class Pinned(bytearray):

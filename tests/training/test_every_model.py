@@ -130,10 +130,8 @@ def test_prediction(device, prediction_graphs, no_causes, case, layout):
     model.to_device(device)
     converter, n_inputs = converter_for(case, layout), 2 + (case.column is not None)
     with chainer.using_config('train', False), chainer.no_backprop_mode():
-        expected = [
-            cuda.to_cpu(model(*converter(examples[i : i + 8], device)[:n_inputs]).array)
-            for i in range(0, 32, 8)
-        ]
+        batches = [converter(examples[i : i + 8], device)[:n_inputs] for i in range(0, 32, 8)]
+        expected = [cuda.to_cpu(model(*batch).array) for batch in batches]
     options = {'batch_size': 8, 'converter': converter, 'n_inputs': n_inputs}
     batches = captured_predict(model, examples, **options)
     found = [batch.values for batch in batches]
@@ -150,10 +148,8 @@ def test_dtypes(device, monkeypatch, no_causes, case, layout, dtype):
     dtype = DTYPES[dtype]
     with chainer.using_config('dtype', dtype):
         in_dtype = chainer.get_dtype(dtype)
-        examples = [
-            tuple(x.astype(in_dtype) if x.dtype.kind == 'f' else x for x in example)
-            for example in examples_of(case)
-        ]
+        cast = lambda x: x.astype(in_dtype) if x.dtype.kind == 'f' else x  # NOQA: E731
+        examples = [tuple(map(cast, example)) for example in examples_of(case)]
         bound = 1e-12 if in_dtype == 'd' else 3e-2
         check_training(device, monkeypatch, case, layout, examples, bound)
 

@@ -51,11 +51,8 @@ def tuples(actual=None):
 
 def of_one_size(n=5, m=6):
     rng = numpy.random.RandomState(2)
-    return NumpyTupleDataset(
-        rng.randint(1, 9, (m, n)).astype('i'),
-        (rng.uniform(size=(m, n, n)) < 0.4).astype('f'),
-        rng.uniform(size=(m, 1)).astype('f'),
-    )
+    atoms, adj = rng.randint(1, 9, (m, n)).astype('i'), rng.uniform(size=(m, n, n)) < 0.4
+    return NumpyTupleDataset(atoms, adj.astype('f'), rng.uniform(size=(m, 1)).astype('f'))
 
 
 KEPT = {
@@ -154,10 +151,9 @@ def test_iterators_and_converters_that_are_not_ours(locked):
 
 def test_padding_that_may_be_atoms(locked):
     """A packed batch of these is an error or not by the batch: as before."""
-    actual = [
-        (numpy.append(atoms, numpy.int32(0)), numpy.pad(adj, ((0, 0), (0, 1), (0, 1))), label)
-        for atoms, adj, label in examples()
-    ]
+    padded = lambda adj: numpy.pad(adj, ((0, 0), (0, 1), (0, 1)))  # NOQA: E731
+    zero = numpy.int32(0)
+    actual = [(numpy.append(atoms, zero), padded(adj), label) for atoms, adj, label in examples()]
     assert type(Examples().next(SerialIterator(actual, 3), CSRConverter('packed'))) is list
     assert not locked()
 

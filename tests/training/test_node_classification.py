@@ -20,11 +20,8 @@ from tests.support.graph_data import edge_lists, OfPaddingData, padding_data
 from tests.training import host_graphs
 
 N, N_CLASSES, EPOCHS = 80, 4, 6
-DATA = {
-    'GINSparse': lambda data: data,
-    'GIN, dense': padding_data,
-    'GIN, CooMatrix': lambda data: padding_data(data, as_coo=True),
-}
+DATA = {'GINSparse': lambda data: data, 'GIN, dense': padding_data}
+DATA['GIN, CooMatrix'] = lambda data: padding_data(data, as_coo=True)
 MASK = numpy.random.RandomState(1).uniform(size=N) < 0.4
 
 

@@ -132,12 +132,8 @@ def test_one_rank_many_or_several_hosts(runtime, size, intra_size):
 @pytest.mark.parametrize('fails', FAILS)
 def test_all_give_up_where_one_has_to(runtime, fails):
     runtime.fails = fails
-    another = {
-        'another, get': {'handle': None},
-        'another, open': {'is_done': False},
-        'one GPU': {'gpu': 'gpu 1'},
-        'vectors': {'vectors': [(1, 'f')]},
-    }
+    another = {'another, get': {'handle': None}, 'another, open': {'is_done': False}}
+    another.update({'one GPU': {'gpu': 'gpu 1'}, 'vectors': {'vectors': [(1, 'f')]}})
     comm = communicator(runtime, **another.get(fails, {}))
     assert connected(comm, lambda found: runtime._fail('prepare')) is None
     assert runtime.closed == runtime.opened[::-1] and not peer_memory._kept

@@ -509,10 +509,8 @@ class Script:
     compared: tuple = ('reports', 'parameters')  # with a StandardUpdater
 
     def make(self, kind, device):
-        attributes = {
-            name: value.copy() if isinstance(value, (list, numpy.ndarray)) else value
-            for name, value in self.attributes.items()
-        }
+        copied = lambda of: of.copy() if isinstance(of, (list, numpy.ndarray)) else of  # NOQA: E731
+        attributes = {name: copied(value) for name, value in self.attributes.items()}
         model = without_dropout(small_model(self.function, **attributes))
         options = dict(self.options)
         if 'loss_func' in options:
