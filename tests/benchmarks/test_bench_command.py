@@ -9,8 +9,7 @@ import pytest
 
 pytest.importorskip('rdkit')
 
-from benchmarks import bench_command as bench  # NOQA: E402
-from benchmarks import gpus  # NOQA: E402
+from benchmarks import bench_command as bench, gpus  # NOQA: E402
 
 TASK = bench.Task('qm9', 'sample', 'gin', [], list(bench.OPTIONS))
 

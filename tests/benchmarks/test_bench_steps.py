@@ -10,8 +10,7 @@ pytest.importorskip('rdkit')
 
 import chainer  # NOQA: E402
 from benchmarks import data_sets  # NOQA: E402
-from benchmarks.training import bench_steps as bench  # NOQA: E402
-from benchmarks.training import step_contenders as steps  # NOQA: E402
+from benchmarks.training import bench_steps as bench, step_contenders as steps  # NOQA: E402
 from benchmarks.training import subjects  # NOQA: E402
 from chainer_bspmm.models import METHODS  # NOQA: E402
 from tests.training import host_graphs  # NOQA: E402

@@ -7,8 +7,7 @@ import pytest
 
 pytest.importorskip('rdkit')
 
-from benchmarks import bench_command  # NOQA: E402
-from benchmarks import harness  # NOQA: E402
+from benchmarks import bench_command, harness  # NOQA: E402
 from benchmarks.products import figures  # NOQA: E402
 from benchmarks.training import bench_quality, bench_scaling, bench_steps  # NOQA: E402
 from benchmarks.training import bench_two_lines  # NOQA: E402

@@ -19,11 +19,10 @@ from chainer_bspmm.training import GraphUpdater
 from tests.multi_node.models import arrays_of, CASES, communicator, CONVERTERS, Disagreement
 from tests.multi_node.models import my_share, N_ALL, N_STEPS, optimizer_of
 from tests.multi_node.models import parameters_of_every_model, raise_now, regressor
-from tests.support import relative_error
+from tests.support import assert_close_arrays, relative_error
 from tests.support.ranks import needs_mpi, on_kept_ranks
 from tests.support.training import molecules
 from tests.training import host_graphs
-from tests.support import assert_close_arrays
 
 N_CAPTURED, CAPTURED_SIZES = 16, (7, 5)  # steps, and molecules of the ranks in each
 CAPTURED = 'RSGCN', 'RSGCN, batch norm', 'norm of head'

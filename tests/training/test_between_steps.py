@@ -14,9 +14,8 @@ from chainer.training.triggers import ManualScheduleTrigger
 from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.training.extensions.auto_print_report import AutoPrintReport
 
-from chainer_bspmm.training import step_driver
+from chainer_bspmm.training import GraphUpdater, step_driver
 from chainer_bspmm.training.between_steps import BetweenSteps
-from chainer_bspmm.training.graph_updater import GraphUpdater
 from tests.support import assert_close_arrays
 from tests.support.training import make_updater, parameters, run, same_molecules, small_model
 from tests.support.training import without_dropout

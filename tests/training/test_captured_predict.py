@@ -15,9 +15,7 @@ from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mol
 from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.cuda import step
-from chainer_bspmm.dataset import DeviceDataset
-from chainer_bspmm.dataset import smiles as parsing
-from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.dataset import DeviceDataset, smiles as parsing, to_sparse
 from chainer_bspmm.training import captured_predict, predictor, StepDiffers
 from tests.support import relative_error
 from tests.support.training import counting, HOST, make_model, mean_of_rows, MODELS, molecules

@@ -10,9 +10,8 @@ import chainer
 from chainer import optimizer_hooks, optimizers
 from chainer.backend import CpuDevice
 
-from chainer_bspmm.multi_node import faults
-from chainer_bspmm.multi_node import optimizer as multi_node
-from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.multi_node import faults, optimizer as multi_node
+from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.step_program import StepProgram
 from tests.support import relative_error
 from tests.support.training import molecules, make_model, without_dropout

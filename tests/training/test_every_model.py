@@ -13,8 +13,7 @@ import chainer
 from chainer import functions, optimizers
 from chainer.backends import cuda
 from chainer.training.updaters import StandardUpdater
-from chainer_chemistry import functions as chemistry_functions
-from chainer_chemistry import models
+from chainer_chemistry import functions as chemistry_functions, models
 from chainer_chemistry.models.gin import GINSparse
 from chainer_chemistry.models.mlp import MLP
 from chainer_chemistry.models.prediction import Classifier, GraphConvPredictor, Regressor

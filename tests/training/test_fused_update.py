@@ -8,8 +8,7 @@ import pytest
 
 import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 import chainer
-from chainer import optimizer_hooks as hooks
-from chainer import optimizers
+from chainer import optimizer_hooks as hooks, optimizers
 from chainer.backends import cuda
 
 from chainer_bspmm.training import fused_update

@@ -12,11 +12,9 @@ from chainer.training.updaters import StandardUpdater
 from chainer_bspmm.cuda import partial_sums, step
 from chainer_bspmm.functions import segment_sum
 from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
-from chainer_bspmm.training import step_program
-from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.training import GraphUpdater, step_program
 from tests.support import relative_error
-from tests.support.training import HOST, make_updater, parameters, run, same_molecules
-from tests.support.training import small_model
+from tests.support.training import HOST, make_updater, parameters, run, same_molecules, small_model
 from tests.training import host_graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')

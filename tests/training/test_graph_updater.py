@@ -14,10 +14,9 @@ from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.cuda import kernels
-from chainer_bspmm.training import cuda_graphs, fused_update, reports, state, step_driver
-from chainer_bspmm.training import step_program
+from chainer_bspmm.training import cuda_graphs, fused_update, GraphUpdater, reports, state
+from chainer_bspmm.training import step_driver, step_program
 from chainer_bspmm.training.buffers import Inputs
-from chainer_bspmm.training.graph_updater import GraphUpdater
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.step_program import StepProgram

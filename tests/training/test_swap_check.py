@@ -10,8 +10,7 @@ import pytest
 
 import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 import chainer
-from chainer import functions as F
-from chainer import links as L
+from chainer import functions as F, links as L
 from chainer_chemistry.links import EmbedAtomID, GGNNUpdate
 from chainer_chemistry.models.prediction import Regressor, set_up_predictor
 

@@ -9,8 +9,7 @@ import pytest
 
 import chainer_bspmm
 import chainer
-from chainer import functions as F
-from chainer import optimizers, training
+from chainer import functions as F, optimizers, training
 from chainer.iterators import SerialIterator
 from chainer.training import extensions
 from chainer.training.updaters import StandardUpdater

@@ -25,8 +25,7 @@ from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.cuda import gemm
-from chainer_bspmm.training import StepDiffers
-from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.training import GraphUpdater, StepDiffers
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.step_program import StepProgram
 from tests.support import assert_close_arrays
