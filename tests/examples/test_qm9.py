@@ -19,6 +19,8 @@ ALPHA = ['--label', 'alpha', *QUICK]
 RANDOM_SPLIT = {'split': 'random', 'train_data_ratio': 0.7, 'seed': 0}
 GAP = {'label': 'gap'}
 METHODS = 'rsgcn relgcn ggnn gin nfp relgat gnnfilm rsgcn_gwm ggnn_gwm gin_gwm nfp_gwm'.split()
+SLOW = [pytest.param(method, '--dense', marks=pytest.mark.slow) for method in METHODS]
+LAYOUTS = '--dense', '--layout packed'
 
 
 def run(script, *arguments, **options):
@@ -169,14 +171,7 @@ def test_layouts_with_phantom_atoms_train_as_the_dense_model_does(tmp_path):
     assert 'MAE of alpha: %.6g ' % result['test']['MAE']['alpha'] in again
 
 
-@pytest.mark.parametrize(
-    'method, options',
-    [
-        ('ggnn', '--dense'),
-        ('ggnn', '--layout packed'),
-        *(pytest.param(method, '--dense', marks=pytest.mark.slow) for method in METHODS),
-    ],
-)
+@pytest.mark.parametrize('method, options', [*(('ggnn', how) for how in LAYOUTS), *SLOW])
 def test_predictions_are_in_the_layout_of_the_training(tmp_path, method, options):
     """A model trained dense has learned with padding: it is predicted with it."""
     options = ['--method', method, *options.split(), *ALPHA, '--num-data', '60']

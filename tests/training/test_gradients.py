@@ -140,12 +140,9 @@ def launches(monkeypatch):
             total = sum(partials[:, first : first + size].sum(axis=0) for partials, first in parts)
             array[...] = total.reshape(array.shape)
 
-    def empty(shape, dtype):
-        return numpy.full(shape, numpy.nan, dtype)
-
     monkeypatch.setattr(partial_sums, '_launch', launch)
-    fake = types.SimpleNamespace(cupy=types.SimpleNamespace(empty=empty))
-    monkeypatch.setattr(partial_sums, 'cuda', fake)
+    cupy = types.SimpleNamespace(empty=lambda shape, dtype: numpy.full(shape, numpy.nan, dtype))
+    monkeypatch.setattr(partial_sums, 'cuda', types.SimpleNamespace(cupy=cupy))
     return found
 
 

@@ -56,17 +56,12 @@ def squares(y, t):
     return F.sum((y - t) ** 2)
 
 
-@pytest.mark.parametrize(
-    'case',
-    [
-        pytest.param(
-            case,
-            id='%s %s' % (case.model, case.options),
-            marks=() if case in parity.DEFAULTS.values() else pytest.mark.slow,
-        )
-        for case in parity.CASES
-    ],
-)
+def param(case):
+    marks = () if case in parity.DEFAULTS.values() else pytest.mark.slow
+    return pytest.param(case, id='%s %s' % (case.model, case.options), marks=marks)
+
+
+@pytest.mark.parametrize('case', map(param, parity.CASES))
 def test_every_model_is_equal(case):
     actual = parity.examples_of(case)
     model = parity.initialised(case.make, actual)
