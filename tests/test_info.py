@@ -33,7 +33,6 @@ def test_all_parts_pass(device):
 
 
 def wrong(monkeypatch, change):
-    """Let something be wrong with every layer of neighbours on a host, and test one method."""
     monkeypatch.setattr(self_test, 'METHODS', ('rsgcn',))
     original = products.graph_linear_on_host
     changed = lambda *args, **kwargs: change(original(*args, **kwargs))  # NOQA: E731

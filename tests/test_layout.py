@@ -7,7 +7,6 @@ TESTS = pathlib.Path(__file__).resolve().parent
 
 
 def imported(path):
-    """Yield the dotted names that a file imports."""
     for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -14,7 +14,6 @@ def cells(lines):
 
 
 def of_steps(data, method, **batches):
-    """Return a result of bench_steps; each of `batches` is contender -> milliseconds."""
     found = {}
     for n, times in batches.items():
         times = {name: {'wall': {'median': ms}, 'busy': 0.974} for name, ms in times.items()}

@@ -18,7 +18,6 @@ rdkit = pytest.importorskip('rdkit')
 
 from chainer_chemistry import dataset, datasets  # noqa: E402
 from chainer_chemistry.dataset.converters import concat_mols  # noqa: E402
-from chainer_chemistry.dataset.graph_dataset.base_graph_data import BaseGraphData  # noqa: E402
 from chainer_chemistry.dataset.parsers import SmilesParser  # noqa: E402
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict, wle  # noqa: E402
 from chainer_chemistry.dataset.splitters import split_method_dict  # noqa: E402
@@ -46,7 +45,6 @@ def numpy_warnings_are_errors():
 
 
 def make_dataset(method, dtype=numpy.float32):
-    """Parse the molecules, with two labels each, into upstream's data set."""
     features = SmilesParser(preprocess_method_dict[method]()).parse(SMILES)['dataset']
     labels = numpy.arange(len(SMILES) * 2).reshape(-1, 2) % 2
     return NumpyTupleDataset(*features.get_datasets(), labels.astype(dtype))
@@ -105,22 +103,18 @@ def test_graph_datasets_of_both_kinds():
     """Their tables of features are not shared."""
     from chainer_chemistry.dataset.graph_dataset import base_graph_data, base_graph_dataset
 
-    x = numpy.zeros(2, 'i')
+    x, index = numpy.zeros(2, 'i'), numpy.zeros((2, 1), int)
     padding = base_graph_data.PaddingGraphData(x=x, adj=numpy.zeros((2, 2), 'f'))
-    edges = base_graph_data.SparseGraphData(x=x, edge_index=numpy.zeros((2, 1), int))
+    edges = [
+        base_graph_data.SparseGraphData(x=numpy.arange(n, dtype='i'), edge_index=index)
+        for n in (2, 3)
+    ]
     kinds = base_graph_dataset.PaddingGraphDataset, base_graph_dataset.SparseGraphDataset
-    sets = [kind([data]) for kind, data in zip(kinds, (padding, edges))]
+    sets = [kind(data) for kind, data in zip(kinds, ([padding], edges))]
     batches = [one.converter(one.data_list, device=-1) for one in sets]
     assert not hasattr(batches[1], 'adj') and not hasattr(batches[0], 'edge_index')
-
-
-def test_sparse_graph_dataset():
-    data = [BaseGraphData(x=numpy.arange(n, dtype='i'), y=numpy.zeros(1, 'f')) for n in (2, 3)]
-    from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import SparseGraphDataset
-
-    batch = SparseGraphDataset(data).converter(data, device=-1)
-    numpy.testing.assert_array_equal(batch.batch, [0, 0, 1, 1, 1])
-    assert batch.batch.dtype.kind == 'i'
+    numpy.testing.assert_array_equal(batches[1].batch, [0, 0, 1, 1, 1])
+    assert batches[1].batch.dtype.kind == 'i'
 
 
 @pytest.mark.parametrize('method, shape', [('gin', (3, 3)), ('relgcn', (4, 3, 3))])

@@ -14,8 +14,6 @@ from chainer_bspmm.compat import late_sums
 
 
 class _OnDevice(numpy.ndarray):
-    """A stand-in for a CuPy array of one device."""
-
     device = contextlib.nullcontext()
 
     @property

@@ -14,7 +14,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def agrees(cell, value):
-    """Say whether a cell is a value rounded to the cell's digits; '-' is None."""
     if cell == '-' or value is None:
         return cell == '-' and value is None
     text = cell.rstrip(' %').replace(',', '')

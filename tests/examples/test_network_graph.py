@@ -25,7 +25,6 @@ def network_data():
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """The folder of Cora in Chainer's cache, empty."""
     monkeypatch.setattr(download, '_dataset_root', str(tmp_path / 'cache'))
     folder = tmp_path / 'cache' / 'pfnet' / 'chainer' / 'cora'
     folder.mkdir(parents=True)

@@ -29,7 +29,6 @@ def create(name='naive', **options):
 
 @pytest.fixture
 def mpi(monkeypatch):
-    """An mpi4py with one process, whether there is one or not."""
     world = types.SimpleNamespace(size=1, rank=0)
     module = types.SimpleNamespace(
         COMM_WORLD=world, Get_library_version=lambda: 'Some MPI 1.2, 2020', __file__='/no/library'
@@ -80,8 +79,6 @@ def test_one_process_of_a_step_of_slurm(mpi, monkeypatch):
 
 
 class Comm:
-    """Two ranks on one host, seen from the first."""
-
     rank, size, intra_size = 0, 2, 2
 
     def __init__(self, change=lambda found: found):

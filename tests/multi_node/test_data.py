@@ -116,8 +116,6 @@ def test_selection_follows_sub_data_sets():
 
 
 class Comm:
-    """A communicator of ranks with parts of these sizes, seen from one of them."""
-
     def __init__(self, sizes, rank, batch_size):
         self.rank, self.size, self.mpi_comm = rank, len(sizes), self
         self.sizes = [(n, batch_size) for n in sizes]

@@ -229,12 +229,11 @@ def test_guards_look_when_needed(device, graphs, no_causes, tmp_path, monkeypatc
     numpy.testing.assert_allclose(*losses, 1e-5)
 
 
-def test_examples_of_a_user(device, graphs, no_causes, tmp_path, fused, looks):
+def test_where_guards_look_at_every_step(device, graphs, no_causes, tmp_path, fused, looks):
+    """With examples of a user, and outside of a trainer."""
     trained(GraphUpdater, device, tmp_path, a_users, type('OfUser', (list,), {}))
     assert looks == list(range(60))
-
-
-def test_outside_of_a_trainer_they_look_at_every_step(device, graphs, no_causes, fused, looks):
+    del looks[:]
     updater = make_updater(GraphUpdater, device, optimizer=optimizers.SGD())
     run(updater, 30)
     assert looks == list(range(30))

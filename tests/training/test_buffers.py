@@ -200,8 +200,6 @@ def test_after_an_error_the_host_asks_which_slot_is_next(staged, was_copied):
 
 
 def make_inputs(calls, is_few):
-    """Return `Inputs` that write down what they do, and a batch for them."""
-
     class Recording(buffers.Staging):
         is_kernel = is_few
 

@@ -36,7 +36,6 @@ def make(device, model, kind=extensions.Evaluator, dataset=VALIDATION, **kwargs)
 
 
 def make_pair(device, model, *args, **kwargs):
-    """Return two evaluators, the first of which is captured."""
     own, theirs = (make(device, model, *args, **kwargs) for _ in range(2))
     capture_evaluator(own)
     return own, theirs

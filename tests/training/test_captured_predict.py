@@ -43,8 +43,6 @@ def model_of(device, name='RSGCN', **kwargs):
 
 
 def expected_of(model, data, postprocess_fn=None):
-    """Predict each molecule alone, in the order of the data."""
-
     def predictor(atoms, adj, *labels):
         return model.predictor(atoms, adj)
 
@@ -232,7 +230,6 @@ EAGER = {
 
 
 def assert_eager(device, function, words, is_same=True):
-    """Predict with a model around `function`; there is one warning, which has these words."""
     model = on(device, Regressor(Row(function)))
     examples = molecules(8 * 40 if function is counting else 80)
     with warnings.catch_warnings(record=True) as caught:

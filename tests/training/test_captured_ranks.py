@@ -93,7 +93,6 @@ def device():
 
 @pytest.fixture
 def made(monkeypatch, device, graphs):
-    """Return a function that makes an updater of rank 0, and the other rank."""
     from chainermn.optimizers import _MultiNodeOptimizer
 
     kind = type('MultiNodeOptimizer', (multi_node.Weighted, _MultiNodeOptimizer), {})
@@ -116,7 +115,6 @@ def made(monkeypatch, device, graphs):
 
 
 def train(updater, sizes):
-    """Update with batches of these sizes; return the causes for which steps are not captured."""
     updater.get_iterator('main').sizes = list(sizes)
     reporter = chainer.Reporter()
     reporter.add_observer('main', updater._driver.optimizer.target)

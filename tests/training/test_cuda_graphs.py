@@ -30,8 +30,6 @@ class Device:
 
 
 class Pool:
-    """Counts the blocks of each device; gives back those of the current one, when it is asked."""
-
     made = []
 
     def __init__(self):
@@ -117,7 +115,6 @@ def test_an_error_while_kernels_are_compiled(make, monkeypatch):
 
 @pytest.fixture
 def streams(make, monkeypatch):
-    """A capturer, the list of what streams and events are told, and a function that uses one."""
     calls = []
 
     class Stream:

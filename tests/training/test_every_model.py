@@ -60,8 +60,6 @@ def cases(chosen, quick=LAYOUTS, without='-'):
 
 
 class PerMolecule(GraphConvPredictor):
-    """Sums what a model gives for each node, and leaves alone what it gives for each molecule."""
-
     def __call__(self, atoms, adj, *columns):
         y = self.graph_conv(atoms, adj, *columns)
         if getattr(self.graph_conv, 'node_embedding', False):

@@ -44,7 +44,6 @@ def column(values):
 
 
 def tuples(actual=None):
-    """Chainer Chemistry's data set, as its parsers make it."""
     atoms, adj, labels = zip(*(actual or examples()))
     return NumpyTupleDataset(column(atoms), column(adj), numpy.array(labels))
 

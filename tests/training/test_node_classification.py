@@ -47,7 +47,6 @@ def captured(device, monkeypatch):
 
 
 def train(function, model, data, out, **options):
-    """Train, return the log: a dict for each epoch."""
     numpy.random.seed(0)  # layers that learn their input size start in the first step
     optimizer = chainer.optimizers.SGD(0.1)
     log = [extensions.LogReport(trigger=(1, 'iteration'))]

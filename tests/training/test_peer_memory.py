@@ -70,7 +70,6 @@ def runtime(monkeypatch):
 def communicator(
     runtime, handle=True, is_done=True, size=3, intra_size=3, gpu='gpu 2', vectors=None
 ):
-    """Return that of rank 1; the others tell it these."""
     told = []
 
     def allgather(mine):

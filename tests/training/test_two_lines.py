@@ -209,7 +209,6 @@ def test_loops_that_somebody_else_replaced_are_used(monkeypatch):
 
 
 def trained(device, folder, n_steps, resume=None, captured=True):
-    """Train with upstream's extensions, as a Trainer by hand; return the updater."""
     with chainer.using_config('bspmm_capture', captured):
         updater = script(device)
     trainer = training.Trainer(updater, (n_steps, 'iteration'), out=str(folder))
@@ -316,17 +315,7 @@ def test_predictions_read_a_data_set_of_a_user_once(device, prediction_graphs, n
     assert_close(actual, predictions(model))
 
 
-def test_forward_with_positional_arguments(device, prediction_graphs):
-    model = on(device)
-    with chainer.using_config('train', False), chainer.no_backprop_mode():
-        given = DATA, model.predictor, 3, chainer_bspmm.concat_mols
-        with chainer.using_config('bspmm_capture', False):
-            expected = model._forward(*given, False)
-        assert_close(model._forward(*given, False), expected)
-        assert_close(model._forward(*given[:3], converter=given[3]), expected)
-
-
-def test_predictions_of_several_outputs(device, prediction_graphs):
+def test_forward_with_positional_arguments_and_of_several_outputs(device, prediction_graphs):
     model = on(device)
 
     def both(*inputs):
@@ -334,7 +323,13 @@ def test_predictions_of_several_outputs(device, prediction_graphs):
         return y, F.exp(y)
 
     with chainer.using_config('train', False), chainer.no_backprop_mode():
-        first, second = model._forward(DATA, both, 3, chainer_bspmm.concat_mols)
+        given = DATA, model.predictor, 3, chainer_bspmm.concat_mols
+        with chainer.using_config('bspmm_capture', False):
+            expected = model._forward(*given, False)
+        assert_close(model._forward(*given, False), expected)
+        assert_close(model._forward(*given[:3], converter=given[3]), expected)
+        first, second = model._forward(DATA, both, *given[2:])
+    assert_close(first, expected)
     assert_close(numpy.exp(first), second)
 
 

@@ -54,8 +54,6 @@ def names_a_global(*args):
 
 
 class Loss:
-    """A loss with a weight, in the ways in which it can be written."""
-
     def __init__(self, model):
         self.model, self.weight = model, 1.0
 
@@ -86,8 +84,6 @@ def rule_of(model):
 
 
 def put(path, value):
-    """A change of a model: an attribute gets what `value` makes of the one before."""
-
     def change(model, optimizer):
         *parts, name = path.split('.')
         owner = functools.reduce(getattr, parts, model)
@@ -362,7 +358,6 @@ def annealed(kind, device, read, examples, **kwargs):
 
 
 def train(updater, n_steps):
-    """Train with a rate that changes; return the texts of the warnings."""
     with eager_causes() as texts:
         for _ in range(n_steps):
             updater.get_optimizer('main').lr = 0.01 + 0.001 * updater.iteration
@@ -517,7 +512,6 @@ class Script:
         return make_updater(kind, device, model, self.examples(), self.optimizer(), **options)
 
     def train(self, kind, device):
-        """Return the updater, and what was reported."""
         updater, reported = self.make(kind, device), []
         with self.around():
             for _ in range(self.n_steps):
@@ -776,7 +770,6 @@ def test_rounding_of_the_parameters_dtype(monkeypatch, dtype):
 
 
 def only_a_head(kind, device):
-    """Return an updater of the last layer of a model, and the part that is not trained."""
     numpy.random.seed(0)
     row = Row(lambda link, atoms, adj: link.head(link.inner(atoms, adj)))
     with row.init_scope():
