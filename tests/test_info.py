@@ -99,9 +99,7 @@ def test_the_command_exits_with_the_outcome(monkeypatch):
 
 def test_missing_packages_are_named_with_a_remedy(monkeypatch):
     original, versions = info.version, {'rdkit': None, 'cairosvg': '2.7', 'h5py': None}
-    monkeypatch.setattr(
-        info, 'version', lambda name: versions[name] if name in versions else original(name)
-    )
+    monkeypatch.setattr(info, 'version', lambda name: versions.get(name, original(name)))
     lines = list(info.versions())
     (missing,) = [line for line in lines if 'missing' in line]
     assert 'rdkit' in missing and 'pip install rdkit' in missing

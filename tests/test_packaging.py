@@ -57,9 +57,8 @@ def build(checkout, out):
 @pytest.mark.slow
 def test_two_builds_are_equal(tmp_path):
     pytest.importorskip('build')
-    ignored = shutil.ignore_patterns(
-        '.git', '.venv*', '.*cache', '.hypothesis', 'site', 'dist', 'build', '*.egg-info'
-    )
+    names = '.git .venv* .*cache .hypothesis site dist build *.egg-info'.split()
+    ignored = shutil.ignore_patterns(*names)
     found = []
     for name in 'ab':
         shutil.copytree(ROOT, tmp_path / name, ignore=ignored)

@@ -66,9 +66,8 @@ def test_padding_without_warning():
 
 def test_padding_refuses_arrays_of_different_dimension():
     with pytest.raises(ValueError, match='padding: expected arrays of as many dimensions'):
-        chainer.dataset.concat_examples(
-            [(numpy.ones((1, 2)),), (numpy.ones(2),), (numpy.ones((3, 1, 1)),)], padding=0
-        )
+        wrong = (numpy.ones((1, 2)),), (numpy.ones(2),), (numpy.ones((3, 1, 1)),)
+        chainer.dataset.concat_examples([*wrong], padding=0)
 
 
 class _UnusedLayer(chainer.Chain):

@@ -105,10 +105,8 @@ def test_graph_datasets_of_both_kinds():
 
     x, index = numpy.zeros(2, 'i'), numpy.zeros((2, 1), int)
     padding = base_graph_data.PaddingGraphData(x=x, adj=numpy.zeros((2, 2), 'f'))
-    edges = [
-        base_graph_data.SparseGraphData(x=numpy.arange(n, dtype='i'), edge_index=index)
-        for n in (2, 3)
-    ]
+    make = lambda n: base_graph_data.SparseGraphData(numpy.arange(n), edge_index=index)  # NOQA: E731
+    edges = [make(2), make(3)]
     kinds = base_graph_dataset.PaddingGraphDataset, base_graph_dataset.SparseGraphDataset
     sets = [kind(data) for kind, data in zip(kinds, ([padding], edges))]
     batches = [one.converter(one.data_list, device=-1) for one in sets]
@@ -354,9 +352,8 @@ def test_gin_draws_as_many_random_numbers_as_its_used_layers():
 
 def test_gin_sparse_still_takes_features_through_first_mlp():
     model, _ = make_gin('sparse')
-    batch = types.SimpleNamespace(
-        x=numpy.ones((3, 7), 'f'), edge_index=numpy.array([[0], [1]]), batch=numpy.zeros(3, 'i')
-    )
+    arrays = {'x': numpy.ones((3, 7), 'f'), 'edge_index': numpy.array([[0], [1]])}
+    batch = types.SimpleNamespace(**arrays, batch=numpy.zeros(3, 'i'))
     model(batch)
     assert model.first_mlp.layers[0].W.shape == (4, 7)
     assert model.first_mlp.layers[0].W.array.any()

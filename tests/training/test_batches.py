@@ -36,13 +36,12 @@ def dataset():
     return SparseDataset(molecule_set())
 
 
+ORDER = numpy.random.RandomState(0).permutation(8)
 DATA_SETS = {
     'whole': lambda whole: whole,
     'slice': lambda whole: whole[6:0:-2],
     'random split': lambda whole: split_dataset_random(whole, 5, seed=0)[0],
-    'nested': lambda whole: SubDataset(
-        SubDataset(whole[::-1], 1, 7, numpy.random.RandomState(0).permutation(8)), 2, 6
-    ),
+    'nested': lambda whole: SubDataset(SubDataset(whole[::-1], 1, 7, ORDER), 2, 6),
 }
 
 

@@ -100,9 +100,7 @@ def test_padded_batches_of_growing_molecules_share_graphs(device, prediction_gra
 
 
 @pytest.mark.parametrize('trained_with', [None, ('packed', None), ('folded', 20)])
-def test_the_layout_that_the_model_was_trained_with(
-    device, prediction_graphs, trained_with, no_warnings
-):
+def test_the_layout_of_the_training(device, prediction_graphs, trained_with, no_warnings):
     model, examples = model_of(device, 'GGNN'), molecules(40, 4)
     model.predictor.graph_conv.trained_with = trained_with
     layout, padded_to = trained_with or ('folded', None)

@@ -316,10 +316,7 @@ accuracy, softmax_loss, scores = functions.accuracy, functions.softmax_cross_ent
 # What CuPy would send something from the host for, or ask the device for a count.
 COPIES = {
     'concat of nine': (lambda *xs: functions.concat(xs, axis=1), [(5, n) for n in range(9)]),
-    'concat of stacks': (
-        lambda *xs: functions.concat(xs, axis=-2),
-        [(3, n + 1, 2) for n in range(9)],
-    ),
+    'concat of stacks': (lambda *xs: functions.concat(xs, -2), [(3, n + 1, 2) for n in range(9)]),
     'concat of many': (lambda *xs: functions.concat(xs, axis=0), [(2,)] * 150),
     'concat of columns': (lambda x, *xs: functions.concat((x.T, *xs)), [(7, 5)] + [(5, 1)] * 8),
     'stack of nine': (lambda *xs: functions.stack(xs, axis=1), [(5, 7)] * 9),

@@ -57,10 +57,8 @@ def test_zeros_of_what_has_no_gradient(device):
     params += [parameter(device, (3,), 'float64'), parameter(device, (2,), 'float16')]
     params[2].grad = saved = device.xp.ones(4, 'f')
     step_program.zero_missing(params)
-    first, second = (
-        param.grad.ctypes.data if device.xp is numpy else param.grad.data.ptr
-        for param in params[:2]
-    )
+    address = lambda a: a.ctypes.data if device.xp is numpy else a.data.ptr  # NOQA: E731
+    first, second = (address(param.grad) for param in params[:2])
     assert second - first == step_program.VECTOR_BYTES
     for param in params:
         assert param.grad.shape == param.shape and param.grad.dtype == param.dtype

@@ -262,9 +262,8 @@ def test_a_parameter_made_late_that_a_fused_update_refuses(monkeypatch):
         model = small_model()
         with model.init_scope():
             model.late = chainer.links.Linear(None, 3)
-        model.lossfun = lambda x, t: functions.mean_squared_error(
-            model.late(functions.cast(x, 'e')), functions.cast(t, 'e')
-        )
+        half = lambda x: functions.cast(x, 'e')  # NOQA: E731
+        model.lossfun = lambda x, t: functions.mean_squared_error(model.late(half(x)), half(t))
         for param in model.predictor.params(False):
             param.array = param.array.astype('f')
         updater = make_updater(GraphUpdater, HOST, model, same_molecules())

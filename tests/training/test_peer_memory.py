@@ -67,9 +67,7 @@ def runtime(monkeypatch):
     return found
 
 
-def communicator(
-    runtime, handle=True, is_done=True, size=3, intra_size=3, gpu='gpu 2', vectors=None
-):
+def communicator(runtime, handle=True, is_done=True, size=3, intra_size=3, gpu=2, vectors=None):
     told = []
 
     def allgather(mine):
@@ -77,7 +75,7 @@ def communicator(
         if len(told) % 3 == 1:
             return [mine, mine, (mine[0], vectors or mine[1])]
         if len(told) % 3 == 2:
-            return [handle and ('handle 0', 'gpu 0'), mine, handle and ('handle 2', gpu)]
+            return [handle and ('handle 0', 'gpu 0'), mine, handle and ('handle 2', 'gpu %d' % gpu)]
         return [is_done, mine, True]
 
     comm = types.SimpleNamespace(rank=1, size=size, intra_size=intra_size, told=told)
@@ -132,7 +130,7 @@ def test_one_rank_many_or_several_hosts(runtime, size, intra_size):
 def test_all_give_up_where_one_has_to(runtime, fails):
     runtime.fails = fails
     another = {'another, get': {'handle': None}, 'another, open': {'is_done': False}}
-    another.update({'one GPU': {'gpu': 'gpu 1'}, 'vectors': {'vectors': [(1, 'f')]}})
+    another.update({'one GPU': {'gpu': 1}, 'vectors': {'vectors': [(1, 'f')]}})
     comm = communicator(runtime, **another.get(fails, {}))
     assert connected(comm, lambda found: runtime._fail('prepare')) is None
     assert runtime.closed == runtime.opened[::-1] and not peer_memory._kept

@@ -670,11 +670,10 @@ HARMLESS = {
 
 
 SCRIPTS = {**EAGER, **HARMLESS, **EAGER_ON_A_GPU}
+PARAMS = [pytest.param(n, marks=pytest.mark.gpu) if n in EAGER_ON_A_GPU else n for n in SCRIPTS]
 
 
-@pytest.mark.parametrize(
-    'name', [pytest.param(n, marks=pytest.mark.gpu) if n in EAGER_ON_A_GPU else n for n in SCRIPTS]
-)
+@pytest.mark.parametrize('name', PARAMS)
 def test_unusual_scripts(device, graphs, name):
     script = SCRIPTS[name]
     if name in EAGER_ON_A_GPU and device.xp is numpy:
