@@ -395,17 +395,13 @@ def test_labels_from_which_nothing_is_learned(tmp_path):
     assert 'std was 0' not in printed
 
 
-def test_predictions_keep_the_other_columns(trained, tmp_path):
-    run('predict_own.py', '--in-dir', trained / 'result', '--out', 'p.csv', cwd=tmp_path)
-    table = rows(tmp_path / 'p.csv')
-    assert list(table[0]) == ['smiles', 'name', 'y predicted', 'y true']
-    assert all(row['name'] == 'm%d' % float(row['y true']) for row in table) and len(table) == 14
-
-
 def test_earlier_predictions_are_not_replaced(trained, tmp_path, error):
     predict = 'predict_own.py', '--in-dir', trained / 'result', '--data'
     first, second = tmp_path / 'first.csv', tmp_path / 'second.csv'
     run(*predict, trained / 'mine.csv', '--out', first)
+    table = rows(first)
+    assert list(table[0]) == ['smiles', 'name', 'y predicted', 'y true'] and len(table) == 90
+    assert all(row['name'] == 'm%d' % float(row['y true']) for row in table)
     message = error(*predict, first, '--out', second)
     assert "a column 'y predicted', which the predictions would replace; rename it" in message
     for path in (first, trained / 'mine.csv', trained / 'result' / 'model.npz'):
