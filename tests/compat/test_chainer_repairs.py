@@ -5,13 +5,11 @@ import sys
 import types
 import warnings
 
-import chainer_bspmm  # noqa: F401
+from chainer_bspmm.compat import hooks  # first: it repairs Chainer
 import chainer
 from chainer import functions, links, optimizers, serializers
 import numpy
 import pytest
-
-from chainer_bspmm.compat import hooks
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,9 @@ import types
 import numpy
 import pytest
 
-import chainer_bspmm  # noqa: F401
+from chainer_bspmm.compat import late_sums  # first: it repairs Chainer
 import chainer
 from chainer.backends import cuda
-
-from chainer_bspmm.compat import late_sums
 
 
 class _OnDevice(numpy.ndarray):

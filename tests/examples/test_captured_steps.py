@@ -10,6 +10,7 @@ import pytest
 
 from tests.examples.scripts import arrays, error_of, EXAMPLES, imported
 from tests.support.processes import python
+from tests.support.training import assert_same_bits
 
 TRAIN = EXAMPLES / 'qm9' / 'train_qm9.py'
 QUICK = ['--unit-num', '8', '--conv-layers', '2', '--num-data', '200']
@@ -134,7 +135,4 @@ def test_captured_training_resumes_exactly(tmp_path):
 
     expected = train('whole', 4)
     train('parts', 2)
-    found = train('parts', 4, '--resume')
-    assert found.keys() == expected.keys()
-    for name in expected:
-        numpy.testing.assert_array_equal(found[name], expected[name])
+    assert_same_bits(train('parts', 4, '--resume'), expected)

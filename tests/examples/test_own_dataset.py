@@ -20,6 +20,7 @@ import pytest
 
 from tests.examples.scripts import arrays, command, error_of, EXAMPLES, imported, rows, run_here
 from tests.support.processes import environment
+from tests.support.training import assert_same_bits
 
 OWN = EXAMPLES / 'own_dataset'
 QUICK = '--unit-num 8 --conv-layers 2 --batchsize 16 --epoch 2'.split()
@@ -206,9 +207,7 @@ def test_a_run_that_was_stopped_twice_continues(folder):
     run('train_own.py', *options, '--resume', cwd=folder)
     run('train_own.py', *options, '--out', 'whole', cwd=folder)
     for name in ('model.npz', 'best_model.npz'):
-        ours, other = (arrays(folder / part / name) for part in ('stopped', 'whole'))
-        for key in ours:
-            numpy.testing.assert_array_equal(ours[key], other[key])
+        assert_same_bits(*(arrays(folder / part / name) for part in ('stopped', 'whole')))
 
 
 def test_an_interrupt_without_a_snapshot(folder, error, monkeypatch, capsys):

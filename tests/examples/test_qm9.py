@@ -12,6 +12,7 @@ import pytest
 
 from tests.examples.scripts import arrays, error_of, EXAMPLES, imported, rows, run_here
 from tests.support.processes import python
+from tests.support.training import assert_same_bits
 
 QM9 = EXAMPLES / 'qm9'
 QUICK = '--epoch 2 --unit-num 8 --conv-layers 2 --num-data 200'.split()
@@ -127,10 +128,7 @@ def test_resumed_training_equals_an_uninterrupted_one(trained, tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert 'Resumed %s: epoch 1, step 5\n' % tmp_path in run(*train, '--resume')
     for name in ('model.npz', 'best_model.npz'):
-        ours, other = arrays(trained[0] / name), arrays(tmp_path / name)
-        assert ours.keys() == other.keys()
-        for key in ours:
-            numpy.testing.assert_array_equal(ours[key], other[key])
+        assert_same_bits(arrays(tmp_path / name), arrays(trained[0] / name))
     logs = [json.loads((folder / 'log').read_text()) for folder in (trained[0], tmp_path)]
     for entry in itertools.chain(*logs):
         del entry['elapsed_time']

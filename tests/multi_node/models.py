@@ -1,12 +1,11 @@
 """Models, batches and optimizers that ranks share, and training of every model."""
 
-import chainer_bspmm  # noqa: F401  first
+from chainer_bspmm import CSRConverter  # first: it repairs Chainer
 import chainer
 import numpy
 from chainer import functions
 from chainer.training import extension, StandardUpdater
 
-from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import GraphUpdater
 from tests.support.training import MODELS, molecules, RELATIONS

@@ -2,7 +2,7 @@
 
 import contextlib
 
-import chainer_bspmm  # noqa: F401  first
+from chainer_bspmm import CSRConverter  # first: it repairs Chainer
 import chainer
 import numpy
 import pytest
@@ -10,7 +10,6 @@ from chainer.iterators import SerialIterator
 from chainer.training import extensions, StandardUpdater
 from chainer_chemistry.models.prediction import Regressor
 
-from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import SparseDataset, to_sparse
 from chainer_bspmm.dataset.sparse_dataset import selection
 from chainer_bspmm.dataset.sparse_example import Selection

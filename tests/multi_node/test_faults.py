@@ -7,14 +7,13 @@ import signal
 import sys
 import time
 
-import chainer_bspmm  # noqa: F401  first
+from chainer_bspmm import CSRConverter  # first: it repairs Chainer
 import chainer
 import numpy
 import pytest
 from chainer.iterators import SerialIterator
 from chainer.training import extensions, StandardUpdater
 
-from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.multi_node import faults
 from tests.multi_node.models import At

@@ -5,13 +5,12 @@ import re
 import signal
 import time
 
-import chainer_bspmm  # noqa: F401  first
+from chainer_bspmm.dataset import to_sparse  # first: it repairs Chainer
 import chainer
 import numpy
 import pytest
 from chainer.backends import cuda
 
-from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.step_program import StepProgram

@@ -5,7 +5,7 @@ import json
 import os
 import types
 
-import chainer_bspmm  # noqa: F401  first
+from chainer_bspmm.training import GraphUpdater  # first: it repairs Chainer
 import chainer
 import numpy
 import pytest
@@ -15,7 +15,6 @@ from chainer.training import StandardUpdater
 
 from chainer_bspmm.multi_node import faults, optimizer, start
 from chainer_bspmm.multi_node.optimizer import _mean_on_host, n_molecules
-from chainer_bspmm.training import GraphUpdater
 from tests.multi_node.models import arrays_of, CASES, communicator, CONVERTERS, Disagreement
 from tests.multi_node.models import my_share, N_ALL, N_STEPS, optimizer_of
 from tests.multi_node.models import parameters_of_every_model, raise_now, regressor

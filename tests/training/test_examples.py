@@ -7,12 +7,11 @@ import pickle
 import numpy
 import pytest
 
-import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+from chainer_bspmm import CSRConverter  # first: it repairs Chainer
 from chainer.datasets import ConcatenatedDataset, split_dataset_random, SubDataset, TransformDataset
 from chainer.iterators import MultithreadIterator, SerialIterator
 from chainer_chemistry.datasets import NumpyTupleDataset
 
-from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import sparse_form, to_sparse
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.training.examples import Examples

@@ -6,12 +6,11 @@ import sys
 import numpy
 import pytest
 
-import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+from chainer_bspmm.training import fused_update  # first: it repairs Chainer
 import chainer
 from chainer import optimizer_hooks as hooks, optimizers
 from chainer.backends import cuda
 
-from chainer_bspmm.training import fused_update
 from chainer_bspmm.training.fused_update import FusedUpdate, why_unsupported
 from tests.support.training import assert_same_update
 

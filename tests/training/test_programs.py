@@ -5,11 +5,10 @@ import types
 import numpy
 import pytest
 
-import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+from chainer_bspmm.training.driver import Driver  # first: it repairs Chainer
 import chainer
 
 from chainer_bspmm.training import programs as training_programs
-from chainer_bspmm.training.driver import Driver
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.programs import CannotCapture, MAX_NEW, MAX_PROGRAMS, Programs
 

@@ -3,11 +3,9 @@
 import numpy
 import pytest
 
-import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+from chainer_bspmm.training import state  # first: it repairs Chainer
 import chainer
 from chainer import optimizers
-
-from chainer_bspmm.training import state
 
 
 def test_states_of_an_optimizer_are_compared_and_put_back():

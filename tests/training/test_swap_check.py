@@ -8,14 +8,13 @@ import warnings
 import numpy
 import pytest
 
-import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+from chainer_bspmm.dataset import to_sparse  # first: it repairs Chainer
 import chainer
 from chainer import functions as F, links as L
 from chainer_chemistry.links import EmbedAtomID, GGNNUpdate
 from chainer_chemistry.models.prediction import Regressor, set_up_predictor
 
 from chainer_bspmm import CSRConverter, functions, sparsify
-from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import check_swap
 from tests.support import parity
 from tests.support.molecules import molecules

@@ -46,9 +46,6 @@ def on_host(array):
     return chainer.backends.cuda.to_cpu(getattr(array, 'array', array))
 
 
-# --- what the guards watch ---
-
-
 def names_a_global(*args):
     return sum([FACTOR * i for i in range(len(args))])  # in a function within
 
@@ -331,9 +328,6 @@ def test_a_program_keeps_what_its_key_names_by_id(device, graphs):
     assert all(reference() is None for reference in references)
 
 
-# --- what checks of replays find ---
-
-
 # Functions of the updater.
 READINGS: dict[str, Callable] = {
     'updater.iteration': lambda updater: updater.iteration,
@@ -481,9 +475,6 @@ def test_a_difference_beyond_rounding(monkeypatch):
     run(updater, 1)
     with pytest.raises(StepDiffers):
         run(updater, 6)
-
-
-# --- what trains eagerly, and what is harmless ---
 
 
 @dataclasses.dataclass
@@ -763,9 +754,6 @@ def test_rounding_of_the_parameters_dtype(monkeypatch, dtype):
         with eager_causes() as causes:
             run(updater, 3)
     assert bool(causes) == (dtype == 'float32')
-
-
-# --- links that are not the optimizer's ---
 
 
 def only_a_head(kind, device):
