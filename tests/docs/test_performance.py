@@ -28,12 +28,6 @@ def test_agrees():
         assert agrees(cell, right) and not agrees(cell, wrong)
 
 
-def assert_agree(cells, values):
-    assert len(cells) == len(values)
-    for cell, value in zip(cells, values):
-        assert agrees(cell, value), (cell, value)
-
-
 def test_tables():
     """`python -m benchmarks.tables` would change nothing, and the results of all are stored."""
     names = []
@@ -64,4 +58,5 @@ def test_quality_in_the_text(page, n_better, n_worse):
     for ours, unit, upstream, name in found:
         arms = summary['qm9 alpha' if unit else 'tox21'][name.lower()]
         arm = arms['packed' if unit else 'folded to the largest']
-        assert_agree([ours, upstream], [arm['mean'], arms['dense']['mean']])
+        for cell, value in ((ours, arm['mean']), (upstream, arms['dense']['mean'])):
+            assert agrees(cell, value), (cell, value)

@@ -77,11 +77,6 @@ def scatter():
     assert type(dense) is chainer.datasets.SubDataset and len(dense) == 2
 
 
-@needs_mpi
-def test_scattered_parts_are_sparse():
-    on_kept_ranks(3, scatter)
-
-
 def scatter_two():
     import chainermn
 
@@ -89,11 +84,6 @@ def scatter_two():
     message = r'dataset: expected that of rank 0, or None, got another one on rank 1 \(8 mol'
     with disagreement(message):
         chainermn.scatter_dataset(data_set(8 + comm.rank), comm)
-
-
-@needs_mpi
-def test_another_data_set_on_another_rank():
-    on_kept_ranks(2, scatter_two)
 
 
 def test_other_labels_are_another_data_set():
@@ -194,9 +184,10 @@ def epochs(unequal):
 
 
 @needs_mpi
-def test_unequal_parts():
-    for unequal in (False, True):
-        on_kept_ranks(2, epochs, unequal)
+@pytest.mark.parametrize('function', [scatter, scatter_two, epochs])
+def test_scattered_parts(function):
+    for arguments in ((True,), (False,)) if function is epochs else ((),):
+        on_kept_ranks(3 if function is scatter else 2, function, *arguments)
 
 
 def test_lengths_of_epochs():

@@ -149,11 +149,6 @@ def join_with_statistics():
         optimizer.join()
 
 
-@needs_mpi
-def test_rank_without_a_batch_and_statistics_of_all():
-    on_kept_ranks(2, join_with_statistics)
-
-
 def test_naive_with_a_model_on_a_gpu(monkeypatch):
     device = types.SimpleNamespace(xp=cuda.cupy, name='@cupy:0')
     target = types.SimpleNamespace(params=lambda: [types.SimpleNamespace(device=device)])
@@ -199,11 +194,6 @@ def begin_with_given_gradients():
     functions.sum(model(numpy.ones((1, 3), 'f'))).backward()
     optimizer.update()
     assert optimizer.t == 1 and (model.W.array != weights[0]).all()
-
-
-@needs_mpi
-def test_given_gradients_in_the_first_step():
-    on_kept_ranks(2, begin_with_given_gradients)
 
 
 def begin(*cases):
@@ -273,23 +263,27 @@ def begin_with(comm, case):
     assert optimizer.t > 0
 
 
-@needs_mpi
-def test_ranks_begin_alike():
-    cases = 'lazy', 'made on one', 'joined', 'grown', 'another model', 'no batch', 'of a rank'
-    on_kept_ranks(2, begin, *cases)
-
-
 def mean_of_halves():
+    """As float32: not every MPI can add them, and a share of a small one is 0."""
     param = chainer.Parameter(numpy.zeros(2, 'e'))
     param.grad = numpy.array([1, 2**-24], 'e')
     _mean_on_host(communicator(), [param], 0.5)
     assert param.grad.dtype == 'e' and param.grad.tolist() == [1, 2**-24]
 
 
+ALIKE = 'lazy', 'made on one', 'joined', 'grown', 'another model', 'no batch', 'of a rank'
+ON_RANKS = {
+    'statistics of all, and a rank without a batch': [join_with_statistics],
+    'given gradients in the first step': [begin_with_given_gradients],
+    'states that begin alike': [begin, *ALIKE],
+    'gradients of float16': [mean_of_halves],
+}
+
+
 @needs_mpi
-def test_gradients_of_float16():
-    """As float32: not every MPI can add them, and a share of a small one is 0."""
-    on_kept_ranks(2, mean_of_halves)
+@pytest.mark.parametrize('name', ON_RANKS)
+def test_on_ranks(name):
+    on_kept_ranks(2, *ON_RANKS[name])
 
 
 DISAGREEMENTS = {

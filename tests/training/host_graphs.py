@@ -315,9 +315,6 @@ class PredictionGraphs(_Counting):
         self.n_waiting = self.most_waiting = self.n_freed = 0
         self.fail = None
 
-    def capturer(self, device):
-        return self
-
     def free_unused(self):
         self.n_freed += 1
 
@@ -356,7 +353,7 @@ def stand_in_for_prediction(monkeypatch):
     _stand_in_everywhere(monkeypatch)
     graphs = PredictionGraphs()
     monkeypatch.setattr(driver, 'cuda', types.SimpleNamespace(cupy=numpy))
-    monkeypatch.setattr(driver, 'Capturer', graphs.capturer)
+    monkeypatch.setattr(driver, 'Capturer', lambda device: graphs)
     monkeypatch.setattr(predictor, '_Outgoing', graphs.outgoing)
     return graphs
 

@@ -45,17 +45,13 @@ DATA_SETS = {
 }
 
 
-def backwards(order, position):
-    return order[::-1].copy()
-
-
 ITERATORS = {
     'shuffled': dict(batch_size=3),
     'in order': dict(batch_size=3, shuffle=False),
     'larger than the data set': dict(batch_size=17),
     'once': dict(batch_size=3, repeat=False),
     'once, in order': dict(batch_size=2, repeat=False, shuffle=False),
-    'sampler': dict(batch_size=3, order_sampler=backwards),
+    'sampler': dict(batch_size=3, order_sampler=lambda order, position: order[::-1].copy()),
 }
 
 

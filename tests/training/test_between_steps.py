@@ -18,7 +18,7 @@ from chainer_bspmm.training import GraphUpdater, step_driver
 from chainer_bspmm.training.between_steps import BetweenSteps
 from tests.support import assert_close_arrays
 from tests.support.training import make_updater, parameters, run, same_molecules, small_model
-from tests.support.training import without_dropout
+from tests.support.training import three_columns, without_dropout
 
 PER_EPOCH = 4  # steps
 
@@ -193,11 +193,8 @@ def looks(noted):
     return noted(step_driver.StepDriver, '_look', of=lambda driver, _: driver.optimizer.t)
 
 
-def doubled(link, atoms, adj):
-    return link.inner(atoms, adj)[:, :3] * (2.0 if link.counter else 1.0)
-
-
 def trained(kind, device, out, change, make_dataset=chainer_bspmm.dataset.to_sparse):
+    doubled = lambda link, *batch: three_columns(link, *batch) * (1.0 + link.counter)  # NOQA: E731
     examples, model = make_dataset(same_molecules()), without_dropout(small_model(doubled))
     updater = make_updater(kind, device, model, examples, optimizers.SGD(0.01))
     trainer = make_trainer(updater, out, 60)

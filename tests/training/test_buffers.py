@@ -275,15 +275,12 @@ def test_what_a_batch_of_a_device_dataset_sends(layout, padded_to):
 
 
 def test_symmetric_batches_have_a_form_of_their_own():
-    molecules = to_sparse([*examples(2), *without_symmetry(examples(2))]).molecules
+    upper = [(atoms, numpy.triu(adj), *rest) for atoms, adj, *rest in examples(2)]
+    molecules = to_sparse([*examples(2), *upper]).molecules
     vars(molecules).update(tables=None)
     index = (0, 1), (2, 3), (0, 1)
     made = [batches.DeviceBatch(molecules, numpy.array(i), 'packed', None) for i in index]
     assert [batch.form.is_symmetric for batch in made] == [True, False, True]
-
-
-def without_symmetry(data):
-    return [(atoms, numpy.triu(adj), *rest) for atoms, adj, *rest in data]
 
 
 @pytest.mark.parametrize('layout, more', [('packed', 0), ('folded', 1)])

@@ -216,27 +216,19 @@ def test_a_list_whose_items_are_replaced(base):
     actual[3][0][...] = 1  # no longer locked
 
 
-def replace_an_item_of_a_column(dataset):
-    dataset._datasets[1][5] = dataset._datasets[1][5].copy()
+REPLACE = {
+    'list': lambda actual: actual.append(actual[0]),
+    'columns that are lists': lambda of: of._datasets[1].append(of._datasets[1].pop().copy()),
+    'NumpyTupleDataset': lambda of: setattr(of, '_datasets', tuples(examples()[::-1])._datasets),
+}
 
 
-def replace_columns(dataset):
-    dataset._datasets = tuples(examples()[::-1])._datasets
-
-
-@pytest.mark.parametrize(
-    'name, change',
-    [
-        ('list', lambda actual: actual.append(actual[0])),
-        ('columns that are lists', replace_an_item_of_a_column),
-        ('NumpyTupleDataset', replace_columns),
-    ],
-)
-def test_what_is_replaced_between_batches(name, change):
+@pytest.mark.parametrize('name', REPLACE)
+def test_what_is_replaced_between_batches(name):
     dataset, taken = KEPT[name](), Examples()
     iterator = SerialIterator(dataset, len(dataset), shuffle=False)
     assert type(taken.next(iterator, CONVERTER)) is Selection
-    change(dataset)
+    REPLACE[name](dataset)
     assert type(taken.next(iterator, CONVERTER)) is list
 
 

@@ -87,11 +87,6 @@ def with_shared(optimizer):
         optimizer.target.q = optimizer.target.p002
 
 
-def with_many_hooks(optimizer):
-    for i in range(17):
-        optimizer.add_hook(hooks.WeightDecay(0.1), str(i))
-
-
 def with_hook(hook, timing='auto'):
     return lambda optimizer: optimizer.add_hook(hook, timing=timing)
 
@@ -118,7 +113,7 @@ def with_hook_of_a_rule(timing):
         (put('array', numpy.zeros((3, 5), 'e')), "'/p002' is float16"),
         (with_shared, "'/q' is also '/p002'"),
         (put('array', numpy.zeros((5, 3), 'f').T), "'/p002' is not C-contiguous"),
-        (with_many_hooks, '17 hooks'),
+        (lambda of: [of.add_hook(hooks.Lasso(0.1), str(i)) for i in range(17)], '17 hooks'),
         (put('_loss_scale', 2), "'/p002' has a scaled gradient"),
     ],
 )
