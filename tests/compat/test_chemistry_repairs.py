@@ -213,8 +213,8 @@ def test_scaffold_splitter_keeps_the_split_of_a_seed():
 @pytest.mark.parametrize('method', ['nfp', 'relgcn'])
 def test_wle(method):
     dataset = make_dataset(method)
-    parts = slice(0, 6), slice(6, 8), slice(8, 10)
-    parts = tuple(NumpyTupleDataset(*dataset.features[part]) for part in parts)
+    slices = slice(0, 6), slice(6, 8), slice(8, 10)
+    parts = tuple(NumpyTupleDataset(*dataset.features[part]) for part in slices)
     expanded, labels, frequencies = wle.apply_wle_for_datasets(parts, 0, 1)
     assert sum(frequencies.values()) == sum(len(atoms) for atoms, _, _ in dataset)
     for part, expanded_part in zip(parts, expanded):

@@ -222,8 +222,8 @@ def test_guards_look_when_needed(device, graphs, no_causes, tmp_path, monkeypatc
         assert looks == list(range(60))
     theirs, expected = trained(StandardUpdater, device, tmp_path, change)
     assert_close_arrays(parameters(updater), parameters(theirs))
-    losses = [[entry['main/loss'] for entry in entries] for entries in (log, expected)]
-    numpy.testing.assert_allclose(*losses, 1e-5)
+    found, losses = ([entry['main/loss'] for entry in entries] for entries in (log, expected))
+    numpy.testing.assert_allclose(found, losses, 1e-5)
 
 
 def test_where_guards_look_at_every_step(device, graphs, no_causes, tmp_path, fused, looks):
