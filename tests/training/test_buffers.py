@@ -69,6 +69,7 @@ def test_larger_batches_add_sizes(sizes, known):
     first = Capacity(5000, 100, 300, 20, 7)
     added = capacities.of(first)
     assert holds(added, first) and added.rows % STEP == added.entries % STEP == 0
+    assert added.rows <= 1.2 * first.rows + STEP
     assert capacities.of(first._replace(rows=5400)) is added  # a tenth more than it was made for
     larger = capacities.of(first._replace(entries=90000))
     assert holds(larger, added) and larger is not added
