@@ -49,13 +49,12 @@ def test_molecules_of_a_check():
     assert len(mixed) == steps.N_EQUAL and len(set(sizes[mixed])) > 5
 
 
-SLOW = 'rsgcn ggnn gin nfp mpnn gin_gwle'.split()
+LONG = 'rsgcn ggnn gin nfp mpnn gin_gwle'.split()
+SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in LONG]
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
-@pytest.mark.parametrize(
-    'method', ['relgcn', 'rsgcn_cwle', *(pytest.param(m, marks=pytest.mark.slow) for m in SLOW)]
-)
+@pytest.mark.parametrize('method', ['relgcn', 'rsgcn_cwle', *SLOW])
 def test_steps_agree(captures, method):
     subject = subject_of(method, 24)
     names = list(steps.trainers(subject, 8, HOST))
