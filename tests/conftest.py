@@ -52,7 +52,6 @@ def place(request, monkeypatch):
 
 @pytest.fixture(params=['numpy', pytest.param('cupy', marks=pytest.mark.gpu)])
 def device(request):
-    """A Chainer device of either kind."""
     return chainer.get_device('@numpy' if request.param == 'numpy' else '@cupy:0')
 
 

@@ -18,14 +18,10 @@ from tests.support.processes import python
 def test_command_prints_versions_and_the_self_test(tmp_path, monkeypatch):
     monkeypatch.setenv('OMP_NUM_THREADS', '1')
     done = python('-m', 'chainer_bspmm', 'info', cwd=tmp_path)
-    for part in (
-        'chainer_bspmm %s in ' % chainer_bspmm.__version__,
-        'numpy              %s\n' % numpy.__version__,
-        'Python ',
-        'chainer            %s\n' % chainer.__version__,
-        *('chainer-chemistry  0.7.1', '  OMP_NUM_THREADS=1\n', 'GPU:\n', 'Self-test on @numpy'),
-        'All is well.',
-    ):
+    versions = [('numpy', numpy.__version__), ('chainer', chainer.__version__)]
+    parts = ['%-18s %s\n' % version for version in (*versions, ('chainer-chemistry', '0.7.1'))]
+    parts += ['chainer_bspmm %s in ' % chainer_bspmm.__version__, 'Python ', 'GPU:\n']
+    for part in (*parts, '  OMP_NUM_THREADS=1\n', 'Self-test on @numpy', 'All is well.'):
         assert part in done.stdout
     assert 'FAILED' not in done.stdout and 'missing' not in done.stdout.split('GPU:')[0]
 
@@ -37,12 +33,10 @@ def test_all_parts_pass(device):
 
 
 def wrong(monkeypatch, change):
-    """Let something be wrong with every layer of neighbours on a host, and test one method."""
     monkeypatch.setattr(self_test, 'METHODS', ('rsgcn',))
     original = products.graph_linear_on_host
-    monkeypatch.setattr(
-        products, 'graph_linear_on_host', lambda *args, **kwargs: change(original(*args, **kwargs))
-    )
+    changed = lambda *args, **kwargs: change(original(*args, **kwargs))  # NOQA: E731
+    monkeypatch.setattr(products, 'graph_linear_on_host', changed)
 
 
 def nan_at_the_end(y):
@@ -79,9 +73,8 @@ def test_a_wrong_gradient_fails(monkeypatch):
         return {name: 2 * array for name, array in original(*args).items()}
 
     monkeypatch.setattr(products, 'graph_linear_grad_on_host', doubled)
-    bad = {
-        outcome.method for outcome in self_test.run(chainer.get_device('@numpy')) if outcome.reason
-    }
+    outcomes = self_test.run(chainer.get_device('@numpy'))
+    bad = {outcome.method for outcome in outcomes if outcome.reason}
     assert {'rsgcn', 'rsgcn, trained', 'relgcn', 'ggnn', 'gin'} <= bad
 
 
@@ -105,20 +98,11 @@ def test_the_command_exits_with_the_outcome(monkeypatch):
 
 
 def test_missing_packages_are_named_with_a_remedy(monkeypatch):
-    original = info.version
-    monkeypatch.setattr(
-        info, 'version', lambda package: None if package == 'rdkit' else original(package)
-    )
-    lines = [line for line in info.versions() if 'missing' in line]
-    assert len(lines) == 1 and 'rdkit' in lines[0] and 'pip install rdkit' in lines[0]
-
-
-def test_optional_packages_are_named(monkeypatch):
-    original = info.version
-    monkeypatch.setattr(
-        info, 'version', lambda name: {'cairosvg': '2.7', 'h5py': None}.get(name, original(name))
-    )
+    original, versions = info.version, {'rdkit': None, 'cairosvg': '2.7', 'h5py': None}
+    monkeypatch.setattr(info, 'version', lambda name: versions.get(name, original(name)))
     lines = list(info.versions())
+    (missing,) = [line for line in lines if 'missing' in line]
+    assert 'rdkit' in missing and 'pip install rdkit' in missing
     assert '  cairosvg           2.7' in lines
     assert '  h5py               not installed; for HDF5 snapshots' in lines
 
@@ -129,11 +113,7 @@ def test_optional_packages_are_named(monkeypatch):
         ({}, True, "pip install 'chainer_bspmm[cuda13]'"),
         ({}, False, 'shows no NVIDIA driver'),
         ({'cupy-cuda13x': '14.2.0'}, True, 'CuPy is installed, but: no libcuda'),
-        (
-            {'cupy-cuda12x': '13.0', 'cupy-cuda13x': '14.2.0'},
-            True,
-            'pip uninstall -y cupy-cuda12x cupy-cuda13x',
-        ),
+        ({'cupy-cuda12x': '13.0', 'cupy-cuda13x': '14.2.0'}, True, 'uninstall -y cupy-cuda12x cup'),
     ],
 )
 def test_what_is_said_without_a_gpu(monkeypatch, packages, driver, expected):
@@ -168,10 +148,8 @@ def test_what_captured_steps_call_cublas_through(monkeypatch):
         raise OSError('no libcublas')
 
     monkeypatch.setattr(gemm, 'name_of_library', lambda: 'libcublas.so.13')
-    for cublas, expected in (
-        (lambda: None, 'libcublas.so.13'),
-        (fail, 'nothing: OSError: no libcublas'),
-    ):
+    of_error = 'nothing: OSError: no libcublas'
+    for cublas, expected in ((lambda: None, 'libcublas.so.13'), (fail, of_error)):
         monkeypatch.setattr(gemm, 'cublas', cublas)
         assert info.cublas() == expected
 

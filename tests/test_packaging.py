@@ -41,31 +41,24 @@ def test_an_sdist_depends_on_its_files_only(tmp_path):
         package.rewrite(path, 5)
         digests.add(hashlib.sha256(path.read_bytes()).digest())
         with tarfile.open(path) as archive:
-            assert [(m.name, m.mtime, m.mode, m.uid) for m in archive.getmembers()] == [
-                ('a', 5, 0o644, 0),
-                ('b', 5, 0o644, 0),
-            ]
+            members = [(m.name, m.mtime, m.mode, m.uid) for m in archive.getmembers()]
+            assert members == [('a', 5, 0o644, 0), ('b', 5, 0o644, 0)]
             assert archive.extractfile('b').read() == b'b'
     assert len(digests) == 1
 
 
 def build(checkout, out):
-    subprocess.run(
-        [sys.executable, 'tools/package.py', out],
-        cwd=checkout,
-        check=True,
-        capture_output=True,
-        env={**os.environ, 'SOURCE_DATE_EPOCH': '1735689600', 'PYTHONPATH': ''},
-    )
+    env = {**os.environ, 'SOURCE_DATE_EPOCH': '1735689600', 'PYTHONPATH': ''}
+    command = [sys.executable, 'tools/package.py', out]
+    subprocess.run(command, cwd=checkout, check=True, capture_output=True, env=env)
     return {path.name: hashlib.sha256(path.read_bytes()).digest() for path in out.iterdir()}
 
 
 @pytest.mark.slow
 def test_two_builds_are_equal(tmp_path):
     pytest.importorskip('build')
-    ignored = shutil.ignore_patterns(
-        '.git', '.venv*', '.*cache', '.hypothesis', 'site', 'dist', 'build', '*.egg-info'
-    )
+    names = '.git .venv* .*cache .hypothesis site dist build *.egg-info'.split()
+    ignored = shutil.ignore_patterns(*names)
     found = []
     for name in 'ab':
         shutil.copytree(ROOT, tmp_path / name, ignore=ignored)

@@ -23,7 +23,6 @@ def forks(tmp_path_factory):
 
 @pytest.fixture
 def command(forks, tmp_path):
-    """What runs `python -m chainer_bspmm` in `tmp_path`."""
     return lambda *words: forks.run(OURS, ['-m', *words], tmp_path)
 
 
@@ -70,33 +69,22 @@ def test_arguments_may_begin_with_two_dashes_or_help(both):
     assert ours.stdout == "['--help']\n"
 
 
-@pytest.mark.parametrize(
-    'text',
-    [
-        'import sys; sys.exit(3)',
-        'import sys; sys.exit("words")',
-        'raise SystemExit',
-        'exit()',
-        'import atexit; x = 5; atexit.register(lambda: print(x))',
-        'import os; os._exit(4)',
-    ],
-)
+ENDS = 'import sys; sys.exit(3)', 'import sys; sys.exit("words")', 'raise SystemExit', 'exit()'
+AT_EXIT = 'import atexit; x = 5; atexit.register(lambda: print(x))'
+
+
+@pytest.mark.parametrize('text', [*ENDS, AT_EXIT, 'import os; os._exit(4)'])
 def test_exit(both, text):
     plain, ours = both(text)
     assert ours.stderr == plain.stderr
 
 
-@pytest.mark.parametrize(
-    'text',
-    [
-        '\n\ndef f():\n    raise ValueError("words")\n\nf()\n',
-        'try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError("a") from e\n',
-        'x = 1\ny = (\n',
-        'import nothing_of_that_name\n',
-        'exec("1 +")\n',
-        'raise KeyboardInterrupt\n',
-    ],
-)
+IN_A_FUNCTION = '\n\ndef f():\n    raise ValueError("words")\n\nf()\n'
+FROM = 'try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError("a") from e\n'
+SHORT = 'x = 1\ny = (\n', 'import nothing_of_that_name\n', 'exec("1 +")\n'
+
+
+@pytest.mark.parametrize('text', [IN_A_FUNCTION, FROM, *SHORT, 'raise KeyboardInterrupt\n'])
 def test_tracebacks_are_the_scripts(both, text):
     plain, ours = both(text)
     assert plain.stderr and ours.stderr == plain.stderr
@@ -164,20 +152,6 @@ def test_child_processes_are_repaired(tmp_path, method):
     (tmp_path / 'script.py').write_text(CHILDREN)
     done = run('-m', 'chainer_bspmm', 'run', 'script.py', method, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, '(1, 2) True\n'), done.stderr
-
-
-def test_upstreams_own_script_style_runs_unchanged(command, tmp_path):
-    (tmp_path / 'script.py').write_text(
-        'import chainer\nimport numpy\n'
-        'from chainer_chemistry.models.prediction import Regressor, set_up_predictor\n'
-        'import chainer.functions as F\n'
-        'model = Regressor(set_up_predictor("rsgcn", 4, 1, 1), lossfun=F.mean_squared_error,\n'
-        '                  metrics_fun=F.mean_absolute_error)\n'
-        'loss = model(numpy.array([[6, 8]], "i"), numpy.ones((1, 2, 2), "f"),\n'
-        '             numpy.ones((1, 1), "f"))\nprint(loss.shape)\n'
-    )
-    done = command('run', 'script.py')
-    assert done.stdout.endswith('()\n') and done.returncode == 0, done.stderr
 
 
 def test_upstreams_plot_scripts_annotate(command, tmp_path):

@@ -9,8 +9,7 @@ import pytest
 
 pytest.importorskip('rdkit')
 
-from benchmarks import bench_command as bench  # NOQA: E402
-from benchmarks import gpus  # NOQA: E402
+from benchmarks import bench_command as bench, gpus  # NOQA: E402
 
 TASK = bench.Task('qm9', 'sample', 'gin', [], list(bench.OPTIONS))
 
@@ -75,10 +74,8 @@ def test_what_fails_and_what_there_is_no_time_for_is_said_without_folders(runs, 
     monkeypatch.setattr(bench, 'run', run)
     failing.append(bench.CAPTURED)
     found, not_run = compare(arguments())
-    assert not_run == {
-        bench.UPSTREAM: 'the time of all runs was up',
-        bench.CAPTURED: 'RuntimeError: exit status 1: no such thing',
-    }
+    of_ours = 'RuntimeError: exit status 1: no such thing'
+    assert not_run == {bench.UPSTREAM: 'the time of all runs was up', bench.CAPTURED: of_ours}
     assert list(found) == [bench.EAGER] and found[bench.EAGER]['warm']['seconds'] == 53
     assert [name for name, _, _ in made].count(bench.CAPTURED) == 1
 

@@ -17,9 +17,7 @@ def test_two_ranks_of_a_cpu(tmp_path, monkeypatch):
     for name, value in ranks.SETTINGS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv('PATH', os.path.dirname(ranks.MPIRUN), prepend=os.pathsep)
-    options = (
-        '--device -1 --limit 24 --methods rsgcn --batches 8 --total 16 --rounds 1 --commit none'
-    )
+    options = '--device -1 --limit 24 --methods rsgcn --batches 8 --total 16 --rounds 1 --commit x'
     options = [*options.split(), '--mpirun=--oversubscribe', '--out', str(tmp_path)]
     bench_scaling.main(options)
     result = json.loads((tmp_path / 'scaling.json').read_text())

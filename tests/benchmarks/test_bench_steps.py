@@ -10,8 +10,7 @@ pytest.importorskip('rdkit')
 
 import chainer  # NOQA: E402
 from benchmarks import data_sets  # NOQA: E402
-from benchmarks.training import bench_steps as bench  # NOQA: E402
-from benchmarks.training import step_contenders as steps  # NOQA: E402
+from benchmarks.training import bench_steps as bench, step_contenders as steps  # NOQA: E402
 from benchmarks.training import subjects  # NOQA: E402
 from chainer_bspmm.models import METHODS  # NOQA: E402
 from tests.training import host_graphs  # NOQA: E402
@@ -50,13 +49,12 @@ def test_molecules_of_a_check():
     assert len(mixed) == steps.N_EQUAL and len(set(sizes[mixed])) > 5
 
 
-SLOW = 'rsgcn ggnn gin nfp mpnn gin_gwle'.split()
+LONG = 'rsgcn ggnn gin nfp mpnn gin_gwle'.split()
+SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in LONG]
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
-@pytest.mark.parametrize(
-    'method', ['relgcn', 'rsgcn_cwle', *(pytest.param(m, marks=pytest.mark.slow) for m in SLOW)]
-)
+@pytest.mark.parametrize('method', ['relgcn', 'rsgcn_cwle', *SLOW])
 def test_steps_agree(captures, method):
     subject = subject_of(method, 24)
     names = list(steps.trainers(subject, 8, HOST))
@@ -112,9 +110,8 @@ def test_cell(captures):
         assert bench.MIN_STEPS <= times['steps a turn'] <= bench.MAX_STEPS
         assert ('busy' in times) == (name in (steps.CAPTURED, steps.ON_DEVICE, steps.PACKED))
         assert times.get('busy', 0.01 / wall) == pytest.approx(0.01 / wall, abs=1e-3)
-    (line,) = [
-        line for line in bench.table('', cell) if line.split()[:3] == 'ours captured wall'.split()
-    ]
+    words = ['ours', 'captured', 'wall']
+    (line,) = [line for line in bench.table('', cell) if line.split()[:3] == words]
     assert 'device 0.010, busy' in line
 
 
@@ -166,11 +163,9 @@ def test_turns_are_as_long(clock):
 
 
 def test_the_others_are_timed_without_one_that_fails(clock):
-    makers = {
-        'at once': lambda: Fake(clock, 0.1, until=0.5),
-        'later': lambda: Fake(clock, 0.1, until=3.5),
-        'never': lambda: Fake(clock, 0.1),
-    }
+    failing = {'at once': lambda: Fake(clock, 0.1, until=0.5)}
+    failing['later'] = lambda: Fake(clock, 0.1, until=3.5)
+    makers = {**failing, 'never': lambda: Fake(clock, 0.1)}
     cell = bench.run_cell(makers, 8, 0)
     assert cell['not_run'] == dict.fromkeys(['at once', 'later'], 'MemoryError: 132 atoms')
     assert list(cell['milliseconds']) == list(cell['peak_bytes']) == ['never']
@@ -250,7 +245,6 @@ def test_a_wrong_method_is_not_timed(tmp_path, monkeypatch):
 @pytest.mark.parametrize('size', [0, 1, 2])
 @pytest.mark.parametrize('method', ['rsgcn', 'gin', 'relgcn'])
 def test_static_batches_of_pytorch_geometric(method, size):
-    """Loss and gradients over padded arrays are those of an ordinary batch."""
     torch = pytest.importorskip('torch')
     data = pytest.importorskip('torch_geometric.data')
     from benchmarks.peers import geometric_models
@@ -266,9 +260,8 @@ def test_static_batches_of_pytorch_geometric(method, size):
     if size == 1:
         found = static.sizes[1]
     assert found == static.sizes[size]
-    views = {
-        name: numpy.full(shape, 77, dtype) for name, (shape, dtype) in static.layout(found).items()
-    }
+    layout = static.layout(found).items()
+    views = {name: numpy.full(shape, 77, dtype) for name, (shape, dtype) in layout}
     static.write(views, arrays)
     assert views['batch'][-1] == 6  # at least one row is to spare
 

@@ -12,11 +12,8 @@ from benchmarks import gpus
 def test_each_gpu_has_its_processors(monkeypatch):
     monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(8, 16)))
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
-    assert [(place.gpu, place.cpus) for place in gpus.places(3)] == [
-        ('0', [8, 9]),
-        ('1', [10, 11]),
-        ('2', [12, 13]),
-    ]
+    cpus = [(place.gpu, place.cpus) for place in gpus.places(3)]
+    assert cpus == [('0', [8, 9]), ('1', [10, 11]), ('2', [12, 13])]
     assert [(place.gpu, len(place.cpus)) for place in gpus.places(0)] == [(None, 8)]
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '2,5')
     assert [place.gpu for place in gpus.places(2)] == ['2', '5']

@@ -52,12 +52,8 @@ def test_a_result_is_completed_unless_it_began_otherwise(tmp_path, capsys):
     stored['options']['epochs'] = [1, 2]
     assert harness.resumed('name', head, tmp_path) == stored
     assert capsys.readouterr().out == '%s goes on\n' % (tmp_path / 'name.json')
-    for name, other in (
-        ('commit', {'commit': 'abd'}),
-        ('numpy', {'numpy': '0'}),
-        ('torch', {'torch': '2'}),
-    ):
-        new = {**head, 'conditions': {**conditions, **other}}
+    for name, value in (('commit', 'abd'), ('numpy', '0'), ('torch', '2')):
+        new = {**head, 'conditions': {**conditions, name: value}}
         assert harness.resumed('name', new, tmp_path) == json.loads(json.dumps(new))
         assert capsys.readouterr().out.endswith('begins anew: other %s\n' % name)
     assert 'data' not in harness.resumed('name', {**head, 'options': {'limit': 3}}, tmp_path)

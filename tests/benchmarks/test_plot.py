@@ -40,17 +40,15 @@ CONDITIONS = {'cpu': 'a CPU', 'numpy': '2', 'python': '3', 'commit': 'c', 'date'
 def test_results_that_are_partly_missing(folder, drawn):
     names = list(plot.JAX)
     steps = {name: {'wall': summary(0.1)} for name in names}
-    methods = {
-        'gin': {'batches': {'32': {'milliseconds': steps}}},
-        'rsgcn': {'batches': {'32': {'milliseconds': {names[-1]: {'wall': summary(0.2)}}}}},
-    }
+    of_rsgcn = {names[-1]: {'wall': summary(0.2)}}
+    methods = {'gin': steps, 'rsgcn': of_rsgcn}
+    methods = {of: {'batches': {'32': {'milliseconds': ms}}} for of, ms in methods.items()}
     if drawn == 'command':
         runs = {'runs': [{'seconds': 10.0}, {'seconds': 12.0}]}
         captured = {'warm': runs, 'cold': runs}
-        methods = {
-            'relgcn': {'upstream dense': {'warm': runs}, 'ours captured': captured},
-            'rsgcn': {'ours captured': {}},
-        }
+        upstream, rsgcn = {'warm': runs}, {'ours captured': {}}
+        relgcn = {'upstream dense': upstream, 'ours captured': captured}
+        methods = {'relgcn': relgcn, 'rsgcn': rsgcn}
     data = {'qm9': {'description': 'QM9', 'methods': methods}}
     plot.DRAWN[drawn]({'method': 'how', 'conditions': CONDITIONS, 'data': data})
     assert (folder / (drawn + '.png')).stat().st_size > 1000

@@ -7,8 +7,7 @@ import pytest
 
 pytest.importorskip('rdkit')
 
-from benchmarks import bench_command  # NOQA: E402
-from benchmarks import harness  # NOQA: E402
+from benchmarks import bench_command, harness  # NOQA: E402
 from benchmarks.products import figures  # NOQA: E402
 from benchmarks.training import bench_quality, bench_scaling, bench_steps  # NOQA: E402
 from benchmarks.training import bench_two_lines  # NOQA: E402
@@ -27,20 +26,17 @@ def test_bars_of_steps(against, on_cpu):
     assert bench_steps.bars(result['data'], study) == result['bars'] != {}
 
 
-def test_bars_of_commands():
-    result = stored('command')
-    assert bench_command.bars(result['data']) == result['bars'] != {}
-
-
 @pytest.mark.parametrize('on_cpu', [False, True])
 def test_bars_of_two_lines(on_cpu):
     result = stored('two_lines', on_cpu)
     assert bench_two_lines.bars(result, not on_cpu) == result['bars'] != {}
 
 
-def test_summary_of_the_quality():
+def test_summary_of_the_quality_and_bars_of_commands():
     result = stored('quality')
     assert bench_quality.summary(result['runs']) == result['summary'] != {}
+    result = stored('command')
+    assert bench_command.bars(result['data']) == result['bars'] != {}
 
 
 def test_scaling_with_other_links(tmp_path):

@@ -14,15 +14,10 @@ def cells(lines):
 
 
 def of_steps(data, method, **batches):
-    """Return a result of bench_steps; each of `batches` is contender -> milliseconds."""
-    found = {
-        n.strip('_'): {
-            'milliseconds': {
-                name: {'wall': {'median': ms}, 'busy': 0.974} for name, ms in times.items()
-            }
-        }
-        for n, times in batches.items()
-    }
+    found = {}
+    for n, times in batches.items():
+        times = {name: {'wall': {'median': ms}, 'busy': 0.974} for name, ms in times.items()}
+        found[n.strip('_')] = {'milliseconds': times}
     return {'data': {data: {'methods': {method: {'batches': found}}}}}
 
 
@@ -69,10 +64,8 @@ def test_command():
 
 
 def test_quality():
-    arms = {
-        'dense': {'mean': 0.71234, 'standard deviation': 0.0216},
-        'packed': {'mean': 0.75, 'standard deviation': None},
-    }
+    packed = {'mean': 0.75, 'standard deviation': None}
+    arms = {'dense': {'mean': 0.71234, 'standard deviation': 0.0216}, 'packed': packed}
     (row,) = cells(tables.quality({'summary': {'tox21': {'gin': arms}}}))
     assert row == ['GIN, Tox21, mean ROC-AUC', '0.712 ± 0.022', '-', '-', '0.750']
 

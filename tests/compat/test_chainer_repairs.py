@@ -5,13 +5,11 @@ import sys
 import types
 import warnings
 
-import chainer_bspmm  # noqa: F401
+from chainer_bspmm.compat import hooks  # first: it repairs Chainer
 import chainer
 from chainer import functions, links, optimizers, serializers
 import numpy
 import pytest
-
-from chainer_bspmm.compat import hooks
 
 
 @pytest.fixture(autouse=True)
@@ -58,18 +56,16 @@ def test_padding_without_warning():
     small = numpy.ones((1, 2, 2), 'f')
     large = numpy.full((1, 3, 1), 2, 'f')
     adj, label = concat_mols([(small, numpy.int32(1)), (large, numpy.int32(2))], device=-1)
-    numpy.testing.assert_array_equal(
-        adj[:, 0], [[[1, 1], [1, 1], [0, 0]], [[2, 0], [2, 0], [2, 0]]]
-    )
+    expected = [[[1, 1], [1, 1], [0, 0]], [[2, 0], [2, 0], [2, 0]]]
+    numpy.testing.assert_array_equal(adj[:, 0], expected)
     assert adj.dtype == numpy.float32
     numpy.testing.assert_array_equal(label, [1, 2])
 
 
 def test_padding_refuses_arrays_of_different_dimension():
     with pytest.raises(ValueError, match='padding: expected arrays of as many dimensions'):
-        chainer.dataset.concat_examples(
-            [(numpy.ones((1, 2)),), (numpy.ones(2),), (numpy.ones((3, 1, 1)),)], padding=0
-        )
+        wrong = (numpy.ones((1, 2)),), (numpy.ones(2),), (numpy.ones((3, 1, 1)),)
+        chainer.dataset.concat_examples([*wrong], padding=0)
 
 
 class _UnusedLayer(chainer.Chain):
@@ -95,9 +91,8 @@ def test_optimizer_resumes_without_state_of_unused_parameters(tmp_path, is_enabl
     resumed = optimizers.Adam().setup(_UnusedLayer())
     resumed.target.unused.W.update_rule.enabled = is_enabled
     serializers.load_npz(str(tmp_path / 'adam.npz'), resumed)
-    numpy.testing.assert_array_equal(
-        resumed.target.used.W.update_rule.state['m'], optimizer.target.used.W.update_rule.state['m']
-    )
+    found, expected = (of.target.used.W.update_rule.state['m'] for of in (resumed, optimizer))
+    numpy.testing.assert_array_equal(found, expected)
     assert resumed.target.unused.W.update_rule.enabled == is_enabled
 
 
@@ -135,7 +130,6 @@ def test_cudnn_warning_only_where_cudnn_can_be_installed(monkeypatch, cupy_major
     'period, unit', [(1, 'epoch'), (0.3, 'epoch'), (2, 'epoch'), (3, 'iteration')]
 )
 def test_triggers_fire_as_before(tmp_path, period, unit):
-    """The repaired trigger and Chainer's own, over snapshots old and new."""
     from chainer.training.triggers import IntervalTrigger
 
     own, theirs = IntervalTrigger(period, unit), IntervalTrigger(period, unit)

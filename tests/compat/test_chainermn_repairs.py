@@ -28,10 +28,8 @@ def test_kernels_include_half():
         name, code = make()
         print(name, code.index('#include <cuda_fp16.h>') < code.index('half'))
     """)
-    assert printed.splitlines() == [
-        'cupy_batched_pack_params True',
-        'cupy_batched_unpack_params True',
-    ]
+    lines = 'cupy_batched_pack_params True', 'cupy_batched_unpack_params True'
+    assert printed.splitlines() == [*lines]
 
 
 def test_unpack_converts_and_fills_missing_gradients():

@@ -18,23 +18,17 @@ rdkit = pytest.importorskip('rdkit')
 
 from chainer_chemistry import dataset, datasets  # noqa: E402
 from chainer_chemistry.dataset.converters import concat_mols  # noqa: E402
-from chainer_chemistry.dataset.graph_dataset.base_graph_data import BaseGraphData  # noqa: E402
 from chainer_chemistry.dataset.parsers import SmilesParser  # noqa: E402
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict, wle  # noqa: E402
 from chainer_chemistry.dataset.splitters import split_method_dict  # noqa: E402
 from chainer_chemistry.datasets import NumpyTupleDataset  # noqa: E402
 from chainer_chemistry.links import StandardScaler  # noqa: E402
-from chainer_chemistry.links.array.shape_transformer_to_2d import (  # noqa: E402
-    ShapeTransformerTo2D,
-)
+from chainer_chemistry.links.array import shape_transformer_to_2d  # noqa: E402
 from chainer_chemistry.models import GIN, RelGAT  # noqa: E402
 from chainer_chemistry.models.gin import GINSparse  # noqa: E402
 from chainer_chemistry.models.prediction import Classifier, Regressor  # noqa: E402
 from chainer_chemistry.models.prediction import set_up_predictor  # noqa: E402
-from chainer_chemistry.training.extensions import ROCAUCEvaluator  # noqa: E402
-from chainer_chemistry.training.extensions.prc_auc_evaluator import (  # noqa: E402
-    PRCAUCEvaluator,
-)
+from chainer_chemistry.training.extensions import prc_auc_evaluator, ROCAUCEvaluator  # noqa: E402
 from chainer_chemistry.utils import run_train  # noqa: E402
 
 SMILES = 'CCO c1ccccc1O CC(=O)O CCN(CC)CC C1CCCCC1 CC#N O=C(O)c1ccccc1 CCCl OCC(O)CO'.split()
@@ -51,13 +45,9 @@ def numpy_warnings_are_errors():
 
 
 def make_dataset(method, dtype=numpy.float32):
-    """Parse the molecules, with two labels each, into upstream's data set."""
     features = SmilesParser(preprocess_method_dict[method]()).parse(SMILES)['dataset']
     labels = numpy.arange(len(SMILES) * 2).reshape(-1, 2) % 2
     return NumpyTupleDataset(*features.get_datasets(), labels.astype(dtype))
-
-
-# --- names that NumPy or Python lost ---
 
 
 @contextlib.contextmanager
@@ -113,31 +103,25 @@ def test_graph_datasets_of_both_kinds():
     """Their tables of features are not shared."""
     from chainer_chemistry.dataset.graph_dataset import base_graph_data, base_graph_dataset
 
-    x = numpy.zeros(2, 'i')
+    x, index = numpy.zeros(2, 'i'), numpy.zeros((2, 1), int)
     padding = base_graph_data.PaddingGraphData(x=x, adj=numpy.zeros((2, 2), 'f'))
-    edges = base_graph_data.SparseGraphData(x=x, edge_index=numpy.zeros((2, 1), int))
+    make = lambda n: base_graph_data.SparseGraphData(numpy.arange(n), edge_index=index)  # NOQA: E731
+    edges = [make(2), make(3)]
     kinds = base_graph_dataset.PaddingGraphDataset, base_graph_dataset.SparseGraphDataset
-    sets = [kind([data]) for kind, data in zip(kinds, (padding, edges))]
+    sets = [kind(data) for kind, data in zip(kinds, ([padding], edges))]
     batches = [one.converter(one.data_list, device=-1) for one in sets]
     assert not hasattr(batches[1], 'adj') and not hasattr(batches[0], 'edge_index')
-
-
-def test_sparse_graph_dataset():
-    data = [BaseGraphData(x=numpy.arange(n, dtype='i'), y=numpy.zeros(1, 'f')) for n in (2, 3)]
-    from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import SparseGraphDataset
-
-    batch = SparseGraphDataset(data).converter(data, device=-1)
-    numpy.testing.assert_array_equal(batch.batch, [0, 0, 1, 1, 1])
-    assert batch.batch.dtype.kind == 'i'
+    numpy.testing.assert_array_equal(batches[1].batch, [0, 0, 1, 1, 1])
+    assert batches[1].batch.dtype.kind == 'i'
 
 
 @pytest.mark.parametrize('method, shape', [('gin', (3, 3)), ('relgcn', (4, 3, 3))])
 def test_sparse_preprocessor(method, shape):
     adj = numpy.zeros(shape, 'f')
     adj[..., 0, 1] = 1
-    data = preprocess_method_dict[method + '_sparse']().construct_sparse_data(
-        numpy.arange(3, dtype='i'), adj, numpy.zeros(1, 'f')
-    )
+    preprocessor = preprocess_method_dict[method + '_sparse']()
+    arrays = numpy.arange(3, dtype='i'), adj, numpy.zeros(1, 'f')
+    data = preprocessor.construct_sparse_data(*arrays)
     assert data.edge_index.dtype.kind == 'i'
     assert data.edge_index.shape == (2, numpy.count_nonzero(adj))
 
@@ -159,14 +143,12 @@ def test_indexer_takes_lists_and_masks():
     assert len(dataset.features[:, [0, 2]]) == 2
 
 
-@pytest.mark.parametrize(
-    'evaluator_class, name',
-    [(ROCAUCEvaluator, 'roc_auc_score'), (PRCAUCEvaluator, 'prc_auc_score')],
-)
-def test_score_ignores_labels(evaluator_class, name):
+@pytest.mark.parametrize('name', ['roc_auc', 'prc_auc'])
+def test_score_ignores_labels(name):
     iterator = chainer.iterators.SerialIterator([0], 1, repeat=False)
-    evaluator = evaluator_class(iterator, chainer.Chain(), ignore_labels=[-1])
-    score = getattr(evaluator, name)
+    kind = ROCAUCEvaluator if name == 'roc_auc' else prc_auc_evaluator.PRCAUCEvaluator
+    evaluator = kind(iterator, chainer.Chain(), ignore_labels=[-1])
+    score = getattr(evaluator, name + '_score')
     labels = numpy.array([1, -1, 0, 1])
     assert score(numpy.array([0.9, 0.1, 0.2, 0.8]), labels) == 1
     assert score(numpy.array([0.1, 0.1, 0.9, 0.2]), labels) < 0.6
@@ -209,9 +191,6 @@ def test_windows_of_occlusion_have_several_elements():
     numpy.testing.assert_array_equal(found, [[expected, expected]])
 
 
-# --- lists of arrays of different shapes ---
-
-
 @pytest.mark.parametrize('name', sorted(split_method_dict))
 def test_splitters_give_a_partition(name):
     dataset = make_dataset('rsgcn', numpy.int32)
@@ -226,19 +205,16 @@ def test_splitters_give_a_partition(name):
 def test_scaffold_splitter_keeps_the_split_of_a_seed():
     # As drawn by the unrepaired splitter with NumPy 1.22.
     splitter = split_method_dict['scaffold']()
-    parts = splitter.train_valid_test_split(
-        list(SMILES), SMILES, seed=3, frac_train=0.4, frac_valid=0.3, frac_test=0.3
-    )
+    options = {'seed': 3, 'frac_train': 0.4, 'frac_valid': 0.3, 'frac_test': 0.3}
+    parts = splitter.train_valid_test_split(list(SMILES), SMILES, **options)
     assert [part.tolist() for part in parts] == [[0, 2, 3, 5, 7, 8], [1, 6, 9], [4]]
 
 
 @pytest.mark.parametrize('method', ['nfp', 'relgcn'])
 def test_wle(method):
     dataset = make_dataset(method)
-    parts = tuple(
-        NumpyTupleDataset(*dataset.features[part])
-        for part in (slice(0, 6), slice(6, 8), slice(8, 10))
-    )
+    slices = slice(0, 6), slice(6, 8), slice(8, 10)
+    parts = tuple(NumpyTupleDataset(*dataset.features[part]) for part in slices)
     expanded, labels, frequencies = wle.apply_wle_for_datasets(parts, 0, 1)
     assert sum(frequencies.values()) == sum(len(atoms) for atoms, _, _ in dataset)
     for part, expanded_part in zip(parts, expanded):
@@ -260,15 +236,11 @@ def test_cgcnn_converter():
     from chainer_chemistry.dataset.converters import cgcnn_converter
 
     shapes = (2,), (3, 4), (3,)
-    batch = [
-        [numpy.ones((n, *shape), dtype) for shape, dtype in zip(shapes, 'ffi')] for n in (2, 3)
-    ]
+    kinds = list(zip(shapes, 'ffi'))
+    batch = [[numpy.ones((n, *shape), dtype) for shape, dtype in kinds] for n in (2, 3)]
     batch = [(a, b, 0 * c, numpy.zeros(1, 'f')) for a, b, c in batch]
     indices = cgcnn_converter(batch, device=chainer.get_device(-1))[2]
     assert [part.tolist() for part in indices] == [[0, 1], [2, 3, 4]]
-
-
-# --- scikit-learn ---
 
 
 def test_roc_auc_of_one_class_raises_if_asked_to():
@@ -282,9 +254,6 @@ def test_roc_auc_of_one_class_raises_if_asked_to():
     evaluator = ROCAUCEvaluator(iterator, chainer.Chain(), raise_value_error=False, logger=logger)
     assert numpy.isnan(evaluator.roc_auc_score(scores, labels))
     assert 'Only one class' in messages[0]
-
-
-# --- what Regressor and Classifier report ---
 
 
 class _DeviceArray(cuda.ndarray if not cuda.available else object):
@@ -318,21 +287,18 @@ def test_report_of_a_host_array_is_a_python_scalar(model_class):
         convert(numpy.zeros(2))
 
 
-# --- GIN ---
-
+MATRICES = ((3, 2), 1, 2), ((3, 2), -1, 2), ((3, 2), 0, 5), ((3, 2, 4), 1, 6)
 ATOMS = numpy.array([[6, 6, 8]], 'i')
 ADJ = numpy.ones((1, 3, 3), 'f')
 
 
 def make_gin(kind):
-    """Return a GIN, and a function that calls it."""
     if kind == 'dense':
         model = GIN(out_dim=2, hidden_channels=4, n_update_layers=1, dropout_ratio=0)
         return model, lambda model=model: model(ATOMS, ADJ)
     model = GINSparse(out_dim=2, hidden_channels=4, n_update_layers=1, dropout_ratio=0)
-    batch = types.SimpleNamespace(
-        x=ATOMS[0], edge_index=numpy.array([[0, 1], [1, 2]]), batch=numpy.zeros(3, 'i')
-    )
+    edges = numpy.array([[0, 1], [1, 2]])
+    batch = types.SimpleNamespace(x=ATOMS[0], edge_index=edges, batch=numpy.zeros(3, 'i'))
     return model, lambda model=model: model(batch)
 
 
@@ -386,15 +352,11 @@ def test_gin_draws_as_many_random_numbers_as_its_used_layers():
 
 def test_gin_sparse_still_takes_features_through_first_mlp():
     model, _ = make_gin('sparse')
-    batch = types.SimpleNamespace(
-        x=numpy.ones((3, 7), 'f'), edge_index=numpy.array([[0], [1]]), batch=numpy.zeros(3, 'i')
-    )
+    arrays = {'x': numpy.ones((3, 7), 'f'), 'edge_index': numpy.array([[0], [1]])}
+    batch = types.SimpleNamespace(**arrays, batch=numpy.zeros(3, 'i'))
     model(batch)
     assert model.first_mlp.layers[0].W.shape == (4, 7)
     assert model.first_mlp.layers[0].W.array.any()
-
-
-# --- whole runs ---
 
 
 @pytest.mark.parametrize('method', ['rsgcn', 'gin', 'ggnn_gwm'])
@@ -402,9 +364,8 @@ def test_train_resume_predict(tmp_path, method):
     dataset = make_dataset(method)
 
     def run(epoch, resume=None):
-        model = Regressor(
-            set_up_predictor(method, 4, 1, 2), metrics_fun={'mae': functions.mean_absolute_error}
-        )
+        metrics = {'mae': functions.mean_absolute_error}
+        model = Regressor(set_up_predictor(method, 4, 1, 2), metrics_fun=metrics)
         snapshot = chainer.training.extensions.snapshot(filename='snapshot')
         options = {'epoch': epoch, 'resume_path': resume, 'extensions_list': [snapshot]}
         options.update(batch_size=5, out=str(tmp_path), converter=concat_mols)
@@ -429,11 +390,7 @@ def test_train_resume_predict(tmp_path, method):
     assert pickle.loads(pickle.dumps(dataset[0]))[0].shape == dataset[0][0].shape
 
 
-@pytest.mark.parametrize(
-    'shape, axis, n_nodes',
-    [((3, 2), 1, 2), ((3, 2), -1, 2), ((3, 2), 0, 5), ((3, 2, 4), 1, 6)],
-    ids=str,
-)
+@pytest.mark.parametrize('shape, axis, n_nodes', MATRICES, ids=str)
 def test_scaler_leaves_matrices_as_they_are(shape, axis, n_nodes):
     x = numpy.random.RandomState(0).rand(*shape).astype('f')
     others = tuple(i for i in range(len(shape)) if i != axis % len(shape))
@@ -450,7 +407,7 @@ def test_scaler_leaves_matrices_as_they_are(shape, axis, n_nodes):
 
 
 def test_what_is_no_matrix_is_refused_also_after_a_matrix():
-    transformer = ShapeTransformerTo2D(axis=1)
+    transformer = shape_transformer_to_2d.ShapeTransformerTo2D(axis=1)
     transformer.transform(numpy.zeros((3, 2), 'f'))
     with pytest.raises(ValueError, match='2-dim array is expected'):
         transformer.inverse_transform(numpy.zeros((3, 2, 4), 'f'))

@@ -7,24 +7,21 @@ import pytest
 
 from tests.support.processes import Forks, python
 
-# Makes modules impossible to import: HIDE.add('pkg_resources').
+# Begins all programs, which may make modules impossible to import: HIDE.add('pkg_resources').
 _HIDE = """
-    import sys
-    class Hide(set):
-        def find_spec(self, name, path=None, target=None):
-            if name.split('.')[0] in self or name in self:
-                raise ModuleNotFoundError(f'No module named {name!r}', name=name)
-    HIDE = Hide()
-    sys.meta_path.insert(0, HIDE)
+import sys
+class Hide(set):
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in self or name in self:
+            raise ModuleNotFoundError(f'No module named {name!r}', name=name)
+HIDE = Hide()
+sys.meta_path.insert(0, HIDE)
 """
 
 
 # What upstream imports of others; the programs import upstream itself. None of these has imported
 # pkg_resources, setuptools or distutils.
-OTHERS = (
-    *('joblib', 'numpy.testing', 'pandas', 'rdkit.Chem.AllChem', 'scipy.sparse', 'sklearn.metrics'),
-    'tqdm',
-)
+OTHERS = 'joblib numpy.testing pandas rdkit.Chem.AllChem scipy.sparse sklearn.metrics tqdm'.split()
 
 
 @pytest.fixture(scope='module')
@@ -39,7 +36,7 @@ def run(forks):
     """What runs code in a process without Chainer, and returns what it printed and its errors."""
 
     def run_code(code):
-        done = forks.run(textwrap.dedent(code))
+        done = forks.run(_HIDE + textwrap.dedent(code))
         assert done.returncode == 0, done.stderr
         return done.stdout, done.stderr
 
@@ -47,8 +44,7 @@ def run(forks):
 
 
 def run_alone(code, *options):
-    """Run code in a fresh interpreter and return what it printed and its error output."""
-    done = python(*options, '-c', textwrap.dedent(code))
+    done = python(*options, '-c', _HIDE + textwrap.dedent(code))
     return done.stdout, done.stderr
 
 
@@ -99,9 +95,8 @@ def test_heavy_packages_are_imported_when_they_are_used():
         from rdkit.Chem import AllChem
         print(megnet_preprocessor.AllChem.AddHs is AllChem.AddHs, megnet_preprocessor.Chem.__name__)
     """)
-    assert printed.splitlines() == [
-        *('True', '[]', '1.0 1.0', '[0.0]', '-1.838', 'True', 'True rdkit.Chem')
-    ]
+    expected = 'True', '[]', '1.0 1.0', '[0.0]', '-1.838', 'True', 'True rdkit.Chem'
+    assert printed.splitlines() == [*expected]
 
 
 def test_nccl_that_nobody_asked_for_is_not_missed(tmp_path):
@@ -131,9 +126,7 @@ warnings.warn('\nnccl library could not be loaded.\n')  # as CuPy does
 
 
 def test_import_without_setuptools_and_numpy_distutils(run):
-    run(
-        _HIDE
-        + """
+    run("""
     # Old versions of these need distutils themselves, and came when Python had it.
     import joblib, numpy.testing, pandas, scipy.sparse, sklearn.metrics
     for name in list(sys.modules):
@@ -147,8 +140,7 @@ def test_import_without_setuptools_and_numpy_distutils(run):
     assert 'pkg_resources' not in sys.modules
     from chainer import testing
     assert testing.FunctionTestCase
-    """
-    )
+    """)
 
 
 def test_real_pkg_resources_is_hidden_from_chainer_and_put_back(run):
@@ -180,9 +172,7 @@ def test_chainer_testing_finds_its_requirements(run):
 
 def test_import_after_a_failed_import_of_chainer(run):
     # Where Chainer imports unaided, the failure is brought about by hiding one of its modules.
-    printed, _ = run(
-        _HIDE
-        + """
+    printed, _ = run("""
     HIDE.add('chainer._environment_check')
     try:
         import chainer
@@ -198,15 +188,12 @@ def test_import_after_a_failed_import_of_chainer(run):
     link = chainer.links.Linear(2, 2)
     assert isinstance(link(numpy.ones((1, 2), 'f')), chainer.Variable)
     print('done')
-    """
-    )
+    """)
     assert printed == 'done\n'
 
 
 def test_import_after_a_failed_import_of_chainer_chemistry(run):
-    printed, _ = run(
-        _HIDE
-        + """
+    printed, _ = run("""
     from chainer_bspmm.compat import imports
     for name in [name for name in sys.modules if name.startswith('chainer_chemistry')]:
         del sys.modules[name]
@@ -223,8 +210,7 @@ def test_import_after_a_failed_import_of_chainer_chemistry(run):
     imports.import_upstream()
     assert not any(sys.modules.get(name) is module for name, module in stale.items())
     print('done')
-    """
-    )
+    """)
     assert printed == 'done\n'
 
 
@@ -288,28 +274,22 @@ def test_missing_package_says_how_to_install_it(run, package, expected):
 
 @pytest.mark.parametrize('missing', ['six', 'pandas'])  # needed at once, and later
 def test_upstream_that_cannot_be_imported_says_what_to_do(missing):
-    printed, _ = run_alone(
-        _HIDE
-        + f"""
+    printed, _ = run_alone(f"""
     HIDE.add({missing!r})
     try:
         import chainer_bspmm
     except ImportError as error:
         print(error)
-    """
-    )
+    """)
     assert 'No module named %r' % missing in printed
     assert 'restart Python and import chainer_bspmm first' in printed
 
 
 def test_missing_rdkit_is_still_warned_about():
-    _, errors = run_alone(
-        _HIDE
-        + """
+    _, errors = run_alone("""
     HIDE.add('rdkit')
     from chainer_bspmm import compat
-    """
-    )
+    """)
     assert 'RDKit is not installed' in errors
 
 

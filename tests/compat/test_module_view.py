@@ -1,8 +1,6 @@
-import chainer_bspmm  # noqa: F401
+from chainer_bspmm.compat import module_view  # first: it repairs Chainer
 import numpy
 import pytest
-
-from chainer_bspmm.compat import module_view
 
 
 def test_view_adds_names_and_passes_on_the_rest():

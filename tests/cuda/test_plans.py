@@ -20,22 +20,23 @@ from chainer_bspmm.ops.segments import MIN_CHUNK, reduce_launches
 from chainer_bspmm.sparse.build import transpose_launch
 
 
-@hypothesis.given(
-    strategies.integers(1, 200), strategies.sampled_from([2, 4, 8]), strategies.integers(0, 32)
-)
+def given(*drawn):
+    """Call a test with numbers, each from the least to the most, or one of a list."""
+    kinds = {tuple: lambda of: strategies.integers(*of), list: strategies.sampled_from}
+    found = [kinds[type(of)](of) if type(of) in kinds else of for of in drawn]
+    return lambda test: hypothesis.settings(deadline=None)(hypothesis.given(*found)(test))
+
+
+@given((1, 200), [2, 4, 8], (0, 32))
 def test_vector_width(n_channels, itemsize, element):
     """The widest power of two of at most 16 bytes that divides the channels and the address."""
     address = 0x7F0000000000 + element * itemsize
-    fits = [
-        width
-        for width in (1, 2, 4, 8)
-        if width * itemsize <= 16 and n_channels % width == address % (width * itemsize) == 0
-    ]
+    widths = [width for width in (1, 2, 4, 8) if width * itemsize <= 16]
+    fits = [w for w in widths if n_channels % w == address % (w * itemsize) == 0]
     assert widest_vector(n_channels, itemsize, address) == fits[-1]
 
 
-# --- the product ---
-
+LENGTHS, ALGORITHMS = strategies.floats(0, 40), ['auto', 'vector', 'pipelined']
 H200 = Device(132, 60 << 20)
 
 
@@ -73,41 +74,18 @@ def assert_covers_everything_once(launch, n_rows, n_vectors):
     assert dict(launch.defines)['PIPELINED'] == (launch.arguments[2] > 1)
 
 
-@hypothesis.settings(deadline=None)
-@hypothesis.given(
-    strategies.integers(1, 3000),
-    strategies.integers(1, 3000),
-    strategies.sampled_from([1, 2, 8]),
-    strategies.sampled_from([1, 3, 8, 32]),
-    strategies.sampled_from([1, 2, 4]),
-    strategies.sampled_from([1, 2, 7]),
-    strategies.sampled_from([32, 128, 256]),
-)
-def test_csr_launch_covers_everything_once(
-    n_rows, n_vectors, width, lanes, columns, rows_per_thread, block
-):
-    launch = csr_launch(
-        n_rows, n_rows, n_vectors * width, width, lanes, columns, rows_per_thread, block
-    )
+@given((1, 3000), (1, 3000), [1, 2, 8], [1, 3, 8, 32], [1, 2, 4], [1, 2, 7], [32, 128, 256])
+def test_csr_launch_covers_everything_once(n_rows, n_vectors, width, lanes, columns, per, block):
+    launch = csr_launch(n_rows, n_rows, n_vectors * width, width, lanes, columns, per, block)
     assert_covers_everything_once(launch, n_rows, n_vectors)
     assert launch.block[0] <= lanes and dict(launch.defines)['VECTOR'] == width
 
 
-@hypothesis.settings(deadline=None)
-@hypothesis.given(
-    strategies.integers(1, 20000),
-    strategies.floats(0, 40),
-    strategies.integers(1, 1100),
-    strategies.sampled_from([2, 4, 8]),
-    strategies.sampled_from([1, 20, 132]),
-    strategies.sampled_from(['auto', 'vector', 'pipelined']),
-)
-def test_bspmm_launch_covers_everything_once(
-    n_rows, length, n_channels, itemsize, n_sms, algorithm
-):
-    width = widest_vector(n_channels, itemsize, 0)
+@given((1, 20000), LENGTHS, (1, 1100), [2, 4, 8], [1, 20, 132], ALGORITHMS)
+def test_bspmm_launch_covers_everything_once(n_rows, length, n_channels, size, n_sms, algorithm):
+    width = widest_vector(n_channels, size, 0)
     sizes = n_rows, n_rows, int(length * n_rows), n_channels
-    launch = bspmm_launch(*sizes, width, itemsize, Device(n_sms, 4 << 20), algorithm)
+    launch = bspmm_launch(*sizes, width, size, Device(n_sms, 4 << 20), algorithm)
     assert_covers_everything_once(launch, n_rows, n_channels // width)
     if algorithm != 'auto':
         assert dict(launch.defines)['PIPELINED'] == (algorithm == 'pipelined')
@@ -180,9 +158,6 @@ def test_bspmm_launch_chooses(itemsize, n_rows, n_channels, length, expected):
     assert {name: defines[name] for name in expected} == expected
 
 
-# --- the sampled product ---
-
-
 @pytest.mark.parametrize('n_vectors', [1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 1000])
 @pytest.mark.parametrize('most', [ROW_TILE, 4])
 def test_dot_launch(n_vectors, most):
@@ -197,16 +172,7 @@ def test_dot_launch(n_vectors, most):
     assert (launch.grid[0] - 1) * rows < 100 <= launch.grid[0] * rows
 
 
-# --- segments ---
-
-
-@hypothesis.settings(deadline=None)
-@hypothesis.given(
-    strategies.integers(0, 10**7),
-    strategies.integers(0, 10**5),
-    strategies.integers(1, 3000),
-    strategies.sampled_from([1, 2, 4, 8]),
-)
+@given((0, 10**7), (0, 10**5), (1, 3000), [1, 2, 4, 8])
 def test_segment_launches_cover_everything_once(n_rows, n_segments, n_vectors, width):
     first, *second = reduce_launches(n_rows, n_segments, n_vectors * width, width, 4)
     columns, lanes, units = first.block
@@ -232,14 +198,7 @@ def test_segment_launches_cover_everything_once(n_rows, n_segments, n_vectors, w
         assert getattr(combining, field) == getattr(first, field)
 
 
-@hypothesis.settings(deadline=None)
-@hypothesis.given(
-    strategies.integers(0, 10**7),
-    strategies.integers(0, 10**5),
-    strategies.integers(1, 3000),
-    strategies.sampled_from([1, 2, 4, 8]),
-    strategies.sampled_from([None, 9]),
-)
+@given((0, 10**7), (0, 10**5), (1, 3000), [1, 2, 4, 8], [None, 9])
 def test_broadcast_launch_covers_everything_once(n_rows, n_segments, n_vectors, width, max_rows):
     launch = broadcast_launch(n_rows, n_segments, n_vectors * width, width, max_rows)
     reduction = reduce_launches(n_rows, n_segments, n_vectors * width, width, 4, max_rows)
@@ -280,9 +239,6 @@ def test_fewer_loads_in_flight_in_large_blocks():
             assert dict(launch.defines)['AHEAD'] == ahead
 
 
-# --- the transpose ---
-
-
 @pytest.mark.parametrize(
     'n_graphs, max_cols, max_nnz, warps',
     [
@@ -297,9 +253,6 @@ def test_transpose_launch(n_graphs, max_cols, max_nnz, warps):
         return
     assert launch.grid == (n_graphs, 1, 1) and launch.block == (warps * 32, 1, 1)
     assert launch.shared_bytes == 4 * (max_nnz + warps * max_cols) <= 47 * 1024
-
-
-# --- softmax, and modulated messages ---
 
 
 @pytest.mark.parametrize(
@@ -319,9 +272,6 @@ def test_softmax_and_film_launches_cover_everything_once(n_units, n_vectors, wid
         assert launch.grid[1] * columns >= n_vectors > (launch.grid[1] - 1) * columns
 
 
-# --- dropout ---
-
-
 @pytest.mark.parametrize('width', [1, 2, 4, 8])
 @pytest.mark.parametrize('size', [1, 3, 4, 5, 511, 512, 513, 2**34])
 def test_dropout_launch_covers_everything_once(size, width):
@@ -333,21 +283,11 @@ def test_dropout_launch_covers_everything_once(size, width):
     assert launch.defines == (('VECTOR', min(width, 4)),)
 
 
-# --- gated steps ---
-
 WIDTHS = strategies.tuples(*(strategies.integers(*of) for of in ((1, 300), (0, 300), (1, 150))))
 STATES = [(False, False), (True, False), (True, True)]  # whether there is one, and it is x
 
 
-@hypothesis.settings(deadline=None)
-@hypothesis.given(
-    strategies.integers(1, 10**6),
-    WIDTHS,
-    strategies.sampled_from(STATES),
-    strategies.booleans(),
-    strategies.sampled_from([4, 8]),
-    strategies.sampled_from([64, 99, 163, 227]),
-)
+@given((1, 10**6), WIDTHS, STATES, [False, True], [4, 8], [64, 99, 163, 227])
 def test_gated_launch(n_rows, widths, state, is_gradient, itemsize, kilobytes):
     device = Device(132, 60 << 20, kilobytes << 10)
     has_state, is_same = state
@@ -389,13 +329,7 @@ def test_gated_launch_chooses(n_rows, width, expected, is_same, is_gradient):
     assert {name: defines[name] for name in expected} == expected
 
 
-@hypothesis.settings(deadline=None)
-@hypothesis.given(
-    strategies.integers(1, 10**6),
-    WIDTHS,
-    strategies.sampled_from(STATES),
-    strategies.sampled_from([4, 8]),
-)
+@given((1, 10**6), WIDTHS, STATES, [4, 8])
 def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, state, itemsize):
     has_state, is_same = state
     if is_same:
@@ -411,30 +345,16 @@ def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, sta
     assert launch.shared_bytes >= (tile * tile + max(tile * tile, launch.block[0])) * itemsize
 
 
-# --- layers ---
-
-
-@hypothesis.settings(deadline=None)
-@hypothesis.given(
-    strategies.integers(1, 10**5),
-    strategies.tuples(strategies.integers(1, 300), strategies.integers(1, 300)),
-    strategies.integers(0, 12),
-    strategies.booleans(),
-    strategies.integers(0, 2),
-    strategies.sampled_from([2, 4, 8]),
-    strategies.sampled_from([48, 99, 227]),
-)
+@given((1, 10**5), (1, 300), (1, 300), (0, 12), [False, True], (0, 2), [2, 4, 8], [48, 99, 227])
 def test_a_layer_that_fits_does_so_at_any_number_of_rows(
-    n_rows, widths, n_relations, has_self, n_biases, itemsize, kilobytes
+    n_rows, n_in, n_out, n_relations, has_self, n_biases, itemsize, kilobytes
 ):
-    layer = Layer._make(
-        [*widths, n_relations, has_self or not n_relations, False, False, n_biases, False, 'relu']
-    )
+    has_self = has_self or not n_relations
+    layer = Layer(n_in, n_out, n_relations, has_self, False, False, n_biases, False, 'relu')
     device = Device(132, 60 << 20, kilobytes << 10)
     for is_backward in (False, True):
-        one, plan = (
-            layer_launch(layer, n, itemsize, False, device, is_backward) for n in (1, n_rows)
-        )
+        sizes = itemsize, False, device, is_backward
+        one, plan = (layer_launch(layer, n, *sizes) for n in (1, n_rows))
         assert (one is None) == (plan is None)
         if plan is not None:
             defines = dict(plan.defines)
@@ -444,15 +364,7 @@ def test_a_layer_that_fits_does_so_at_any_number_of_rows(
             assert plan.shared_bytes + n_static <= device.shared_bytes
 
 
-# --- the gradient of embeddings, and losses ---
-
-
-@hypothesis.settings(deadline=None)
-@hypothesis.given(
-    strategies.integers(1, 2**31 - 64),  # a run of rows, whole warps, is an int32
-    strategies.integers(1, 10**5),
-    strategies.integers(1, 3000),
-)
+@given((1, 2**31 - 64), (1, 10**5), (1, 3000))  # a run of rows, whole warps, is an int32
 def test_embed_launch_covers_everything_once(n_rows, n_types, n_channels):
     launch = embed_launch(n_rows, n_types, n_channels)
     n_runs, n_blocks, _ = launch.grid
@@ -494,9 +406,6 @@ def test_loss_grad_launch():
         launch = loss_grad_launch(size)
         (threads, *_), (blocks, *_) = launch.block, launch.grid
         assert (blocks - 1) * threads < size <= blocks * threads < 2**32
-
-
-# --- long rows ---
 
 
 @pytest.mark.parametrize(

@@ -14,31 +14,18 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def agrees(cell, value):
-    """Say whether a cell is a value rounded to the cell's digits; '-' is None."""
     if cell == '-' or value is None:
         return cell == '-' and value is None
     text = cell.rstrip(' %').replace(',', '')
-    unit = (
-        10.0 ** -len(text.partition('.')[2])
-        if '.' in text
-        else 10.0 ** (len(text) - len(text.rstrip('0')))
-    )
+    n_zeros, decimals = len(text) - len(text.rstrip('0')), len(text.partition('.')[2])
+    unit = 10.0**-decimals if '.' in text else 10.0**n_zeros
     return abs(float(text) - value) <= 0.5001 * unit
 
 
 def test_agrees():
-    """A cell is rounded to its digits; zeros at the end of an integer are none."""
-    for cell, right, wrong in (
-        *(('0.33', 0.335, 0.336), ('97 %', 97.4, 98), ('611,000', 610678, 612000), ('-', None, 1)),
-        ('1', 1.4, None),
-    ):
+    cells = ('0.33', 0.335, 0.336), ('97 %', 97.4, 98), ('611,000', 610678, 612000), ('-', None, 1)
+    for cell, right, wrong in (*cells, ('1', 1.4, None)):
         assert agrees(cell, right) and not agrees(cell, wrong)
-
-
-def assert_agree(cells, values):
-    assert len(cells) == len(values)
-    for cell, value in zip(cells, values):
-        assert agrees(cell, value), (cell, value)
 
 
 def test_tables():
@@ -71,4 +58,5 @@ def test_quality_in_the_text(page, n_better, n_worse):
     for ours, unit, upstream, name in found:
         arms = summary['qm9 alpha' if unit else 'tox21'][name.lower()]
         arm = arms['packed' if unit else 'folded to the largest']
-        assert_agree([ours, upstream], [arm['mean'], arms['dense']['mean']])
+        for cell, value in ((ours, arm['mean']), (upstream, arms['dense']['mean'])):
+            assert agrees(cell, value), (cell, value)

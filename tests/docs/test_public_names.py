@@ -14,20 +14,10 @@ import pytest
 import chainer_bspmm
 
 ROOT = pathlib.Path(__file__).parents[2]
-PACKAGES = [chainer_bspmm] + [
-    module
-    for module in (
-        importlib.import_module(info.name)
-        for info in pkgutil.iter_modules(chainer_bspmm.__path__, 'chainer_bspmm.')
-        if info.ispkg
-    )
-    if hasattr(module, '__all__')
-]
-NAMES = {
-    f'{package.__name__}.{name}': getattr(package, name)
-    for package in PACKAGES[1:]
-    for name in package.__all__
-}
+FOUND = pkgutil.iter_modules(chainer_bspmm.__path__, 'chainer_bspmm.')
+SUBPACKAGES = [importlib.import_module(info.name) for info in FOUND if info.ispkg]
+PACKAGES = [chainer_bspmm] + [module for module in SUBPACKAGES if hasattr(module, '__all__')]
+NAMES = {f'{of.__name__}.{name}': getattr(of, name) for of in PACKAGES[1:] for name in of.__all__}
 
 
 def api_page(package):
@@ -48,7 +38,7 @@ FUNCTIONS = [name for name, member in NAMES.items() if signature(member) is not 
 
 def test_packages_are_found():
     assert {'chainer_bspmm.functions', 'chainer_bspmm.training'} <= {p.__name__ for p in PACKAGES}
-    assert 'chainer_bspmm.functions.bspmm' in FUNCTIONS
+    assert 'chainer_bspmm.functions.bspmm' in FUNCTIONS and 'chainer_bspmm.ops.bspmm' in EXAMPLES
 
 
 @pytest.mark.parametrize('name', FUNCTIONS)
@@ -87,9 +77,7 @@ def test_has_api_page(package):
         assert f'\n::: {package.__name__}\n' in text  # tools/docs_hooks.py expands it
 
 
-EXAMPLES = sorted(
-    {member.__module__ for member in NAMES.values() if '>>>' in (member.__doc__ or '')}
-)
+EXAMPLES = sorted({of.__module__ for of in NAMES.values() if '>>>' in (of.__doc__ or '')})
 
 
 @pytest.mark.parametrize('module', EXAMPLES)
@@ -98,19 +86,11 @@ def test_examples(module):
     assert result.attempted and not result.failed
 
 
-def test_examples_are_found():
-    assert 'chainer_bspmm.ops.bspmm' in EXAMPLES
-
-
 @pytest.mark.slow
 def test_site_has_every_public_name(tmp_path):
     pytest.importorskip('mkdocstrings')
-    done = subprocess.run(
-        [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--site-dir', str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    words = '-m', 'mkdocs', 'build', '--strict', '--site-dir', str(tmp_path)
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for package in PACKAGES[1:]:
         page = tmp_path / 'api' / (api_page(package).stem + '.html')

@@ -10,6 +10,7 @@ import pytest
 
 from tests.examples.scripts import arrays, error_of, EXAMPLES, imported
 from tests.support.processes import python
+from tests.support.training import assert_same_bits
 
 TRAIN = EXAMPLES / 'qm9' / 'train_qm9.py'
 QUICK = ['--unit-num', '8', '--conv-layers', '2', '--num-data', '200']
@@ -17,7 +18,6 @@ QUICK = ['--unit-num', '8', '--conv-layers', '2', '--num-data', '200']
 
 @pytest.fixture(scope='module')
 def common():
-    """The modules of examples/common."""
     imported(EXAMPLES / 'qm9', 'train_qm9')
     from common import data, measure, ranks, training
 
@@ -35,9 +35,8 @@ def test_updaters_and_options_that_exclude_each_other(common):
     gpu = types.SimpleNamespace(xp='cupy')
 
     def captured(device, name, dense=False):
-        return training.is_captured(
-            argparse.Namespace(device='0', updater=name, dense=dense), device
-        )
+        options = argparse.Namespace(device='0', updater=name, dense=dense)
+        return training.is_captured(options, device)
 
     assert captured(gpu, 'auto') and captured(gpu, 'graph') and not captured(gpu, 'standard')
     assert not captured(gpu, 'auto', dense=True) and not captured(cpu, 'auto')
@@ -136,7 +135,4 @@ def test_captured_training_resumes_exactly(tmp_path):
 
     expected = train('whole', 4)
     train('parts', 2)
-    found = train('parts', 4, '--resume')
-    assert found.keys() == expected.keys()
-    for name in expected:
-        numpy.testing.assert_array_equal(found[name], expected[name])
+    assert_same_bits(train('parts', 4, '--resume'), expected)

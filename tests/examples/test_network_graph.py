@@ -14,11 +14,8 @@ from tests.examples.scripts import EXAMPLES, error_of, imported, run_here
 FOLDER = EXAMPLES / 'network_graph'
 SCRIPT = FOLDER / 'train_network_graph.py'
 RESULTS = EXAMPLES.parent / 'benchmarks' / 'results' / 'earlier'
-MODEL, REGRESSION, LARGEST = (
-    'graph convolution',
-    'logistic regression of the words, without edges',
-    'always the largest class',
-)
+MODEL, LARGEST = 'graph convolution', 'always the largest class'
+REGRESSION = 'logistic regression of the words, without edges'
 
 
 @pytest.fixture(scope='module')
@@ -28,7 +25,6 @@ def network_data():
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """The folder of Cora in Chainer's cache, empty."""
     monkeypatch.setattr(download, '_dataset_root', str(tmp_path / 'cache'))
     folder = tmp_path / 'cache' / 'pfnet' / 'chainer' / 'cora'
     folder.mkdir(parents=True)
@@ -97,11 +93,7 @@ def test_data_that_cannot_be_used(cache, tmp_path, network_data):
 
 @pytest.mark.parametrize(
     'ratio, message',
-    [
-        ('0', 'with --train-data-ratio'),
-        ('1', 'with --train-data-ratio'),
-        ('0.0005', 'the training nodes are of one class'),
-    ],
+    [*((r, 'with --train-data-ratio') for r in '01'), ('0.0005', 'training nodes are of one')],
 )
 def test_splits_that_are_refused(tmp_path, ratio, message):
     words = '--dataset', 'generated', '--out', tmp_path, '-r', ratio

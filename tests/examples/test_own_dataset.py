@@ -20,13 +20,12 @@ import pytest
 
 from tests.examples.scripts import arrays, command, error_of, EXAMPLES, imported, rows, run_here
 from tests.support.processes import environment
+from tests.support.training import assert_same_bits
 
 OWN = EXAMPLES / 'own_dataset'
 QUICK = '--unit-num 8 --conv-layers 2 --batchsize 16 --epoch 2'.split()
 CHAINS = ['C' * n + end for n in range(1, 31) for end in ('', 'N', 'O')]
-TABLE = 'smiles,y,name\n' + ''.join(
-    '%s,%d,m%d\n' % (smiles, i, i) for i, smiles in enumerate(CHAINS)
-)
+TABLE = 'smiles,y,name\n' + ''.join('%s,%d,m%d\n' % (each, i, i) for i, each in enumerate(CHAINS))
 SNAPSHOT = 'snapshot_8.0'  # the last of WORDS
 WORDS = ['--data', 'mine.csv', '--labels', 'y', '--task', 'regression', '--out', 'result', *QUICK]
 
@@ -36,7 +35,6 @@ def run(script, *arguments, **options):
 
 
 def train_on(folder, text, *arguments, **options):
-    """Train on a CSV file of this text in a folder, into the folder `result` there."""
     folder.mkdir(exist_ok=True)
     (folder / 'mine.csv').write_text(text)
     return run('train_own.py', *WORDS, *arguments, cwd=folder, **options)
@@ -44,7 +42,6 @@ def train_on(folder, text, *arguments, **options):
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    """A folder with mine.csv and, of a training on it, result."""
     folder = tmp_path_factory.mktemp('trained')
     train_on(folder, TABLE)
     return folder
@@ -52,7 +49,6 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def folder(trained, tmp_path):
-    """A copy of it."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     path = tmp_path / 'result' / 'settings.json'
     path.write_text(path.read_text().replace(str(trained), str(tmp_path)))
@@ -70,7 +66,6 @@ def common():
 
 @pytest.fixture
 def error(tmp_path, monkeypatch):
-    """Call for the error of a script in the folder of the test."""
     monkeypatch.chdir(tmp_path)
     return lambda script, *arguments: error_of(OWN / script, *arguments)
 
@@ -100,14 +95,10 @@ def test_regression_of_several_labels(tmp_path):
 
 def test_classification_by_scaffold(tmp_path):
     """Molecules with one scaffold are in one part; predictions find the test part again."""
-    rings = [
-        *('C1CCCCC1', 'c1ccccc1', 'c1ccncc1', 'C1CCCC1', 'C1CCC1', 'C1CC1', 'C1CCNCC1', 'c1ccoc1')
-    ]
+    rings = 'C1CCCCC1 c1ccccc1 c1ccncc1 C1CCCC1 C1CCC1 C1CC1 C1CCNCC1 c1ccoc1'.split()
     smiles = [end + ring for ring in rings for end in ('C', 'CC', 'N', 'O', 'F', 'CN')]
-    lines = [
-        '%s,%s,%s\n' % (each, '' if i % 5 == 0 else int('N' in each), rings[i // 6])
-        for i, each in enumerate(smiles)
-    ]
+    labels = ['' if i % 5 == 0 else int('N' in each) for i, each in enumerate(smiles)]
+    lines = ['%s,%s,%s\n' % (each, labels[i], rings[i // 6]) for i, each in enumerate(smiles)]
     text = 'smiles,y,ring\n' + ''.join(lines)
     printed = train_on(tmp_path, text, '--task', 'classification', '--split', 'scaffold')
     assert 'Split: 36 training, 6 validation, 6 test' in printed
@@ -157,9 +148,6 @@ def test_numbers_out_of_range(capsys, option, message):
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-# The folder of a run
-
-
 def test_a_folder_belongs_to_one_run(folder, error):
     before = content(folder / 'result')
     train = ['train_own.py', *WORDS]
@@ -194,7 +182,6 @@ def test_a_folder_that_another_run_has_claimed_meanwhile(common, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_twice_continues(folder):
-    """It ends with the bits of a run that was not stopped."""
     options = [*WORDS, '--batchsize', '2', '--epoch', '40', '--out', 'stopped']
     before = set()
     for how, more in ((signal.SIGINT, []), (signal.SIGKILL, ['--resume'])):
@@ -220,9 +207,7 @@ def test_a_run_that_was_stopped_twice_continues(folder):
     run('train_own.py', *options, '--resume', cwd=folder)
     run('train_own.py', *options, '--out', 'whole', cwd=folder)
     for name in ('model.npz', 'best_model.npz'):
-        ours, other = (arrays(folder / part / name) for part in ('stopped', 'whole'))
-        for key in ours:
-            numpy.testing.assert_array_equal(ours[key], other[key])
+        assert_same_bits(*(arrays(folder / part / name) for part in ('stopped', 'whole')))
 
 
 def test_an_interrupt_without_a_snapshot(folder, error, monkeypatch, capsys):
@@ -271,9 +256,8 @@ def test_objects_in_files_are_refused_before_they_run(common, folder, error, nam
 @pytest.mark.parametrize('protocol', range(2, 6))
 def test_none_of_every_pickle_protocol_is_no_object(common, tmp_path, protocol):
     header = io.BytesIO()
-    numpy.lib.format.write_array_header_1_0(
-        header, {'descr': '|O', 'fortran_order': False, 'shape': ()}
-    )
+    description = {'descr': '|O', 'fortran_order': False, 'shape': ()}
+    numpy.lib.format.write_array_header_1_0(header, description)
     text = pickle.dumps(numpy.array(None, object), protocol)
     texts = [text]
     if protocol < 4:  # no lengths of texts: what other versions of NumPy have written
@@ -290,14 +274,10 @@ def test_a_damaged_snapshot_is_one_line(folder, error, change):
     path = folder / 'result' / SNAPSHOT
     whole = path.read_bytes()
     flags = whole.index(b'PK\1\2') + 8  # in the directory at the end
-    path.write_bytes(
-        {
-            'truncated': whole[:-9],
-            'garbled': whole[:200] + b'abcd' + whole[204:],
-            'encrypted': whole[:flags] + b'\1' + whole[flags + 1 :],
-            'model': (folder / 'result' / 'model.npz').read_bytes(),
-        }[change]
-    )
+    changed = {'truncated': whole[:-9], 'garbled': whole[:200] + b'abcd' + whole[204:]}
+    changed['encrypted'] = whole[:flags] + b'\1' + whole[flags + 1 :]
+    changed['model'] = (folder / 'result' / 'model.npz').read_bytes()
+    path.write_bytes(changed[change])
     before = content(folder / 'result')
     message = error('train_own.py', *WORDS, '--resume')
     assert '/%s cannot be loaded, it is damaged or' % SNAPSHOT in message
@@ -343,9 +323,6 @@ def test_results_are_valid_json(common, tmp_path):
     assert json.loads(text, parse_constant=pytest.fail) == {'a': {'b': None, 'c': None}, 'd': 1.5}
 
 
-# What is read
-
-
 def test_the_test_part_is_refused_when_the_data_have_changed(folder, error):
     header, *lines = TABLE.splitlines(keepends=True)
     for changed in (lines[::-1], [lines[0].replace(',0,', ',7,'), *lines[1:]]):
@@ -375,10 +352,9 @@ def test_rows_with_more_cells_than_the_header(trained, tmp_path):
 
 def test_molecules_that_are_not_learned_from(tmp_path):
     """Those that cannot be used, those without labels, duplicates; large batches are cut."""
-    text = 'smiles,y\n' + ''.join(
-        '%s,%s\n' % (smiles, {0: '', 1: 'NaN', 2: ' n/a '}.get(i % 30, i))
-        for i, smiles in enumerate(CHAINS)
-    )
+    labels = {0: '', 1: 'NaN', 2: ' n/a '}
+    lines = ['%s,%s\n' % (smiles, labels.get(i % 30, i)) for i, smiles in enumerate(CHAINS)]
+    text = 'smiles,y\n' + ''.join(lines)
     text += 'C1CC,1\n[Og],1\nC1CC,2\nOC,1\nOC,2\n'
     message = train_on(tmp_path, text, status=1)
     assert "row 2: target y is '', expected a finite number (9 such rows; --skip-missing" in message
@@ -418,20 +394,13 @@ def test_labels_from_which_nothing_is_learned(tmp_path):
     assert 'std was 0' not in printed
 
 
-# What is predicted
-
-
-def test_predictions_keep_the_other_columns(trained, tmp_path):
-    run('predict_own.py', '--in-dir', trained / 'result', '--out', 'p.csv', cwd=tmp_path)
-    table = rows(tmp_path / 'p.csv')
-    assert list(table[0]) == ['smiles', 'name', 'y predicted', 'y true']
-    assert all(row['name'] == 'm%d' % float(row['y true']) for row in table) and len(table) == 14
-
-
 def test_earlier_predictions_are_not_replaced(trained, tmp_path, error):
     predict = 'predict_own.py', '--in-dir', trained / 'result', '--data'
     first, second = tmp_path / 'first.csv', tmp_path / 'second.csv'
     run(*predict, trained / 'mine.csv', '--out', first)
+    table = rows(first)
+    assert list(table[0]) == ['smiles', 'name', 'y predicted', 'y true'] and len(table) == 90
+    assert all(row['name'] == 'm%d' % float(row['y true']) for row in table)
     message = error(*predict, first, '--out', second)
     assert "a column 'y predicted', which the predictions would replace; rename it" in message
     for path in (first, trained / 'mine.csv', trained / 'result' / 'model.npz'):

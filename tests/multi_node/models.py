@@ -1,12 +1,11 @@
 """Models, batches and optimizers that ranks share, and training of every model."""
 
-import chainer_bspmm  # noqa: F401  first
+from chainer_bspmm import CSRConverter  # first: it repairs Chainer
 import chainer
 import numpy
 from chainer import functions
 from chainer.training import extension, StandardUpdater
 
-from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import GraphUpdater
 from tests.support.training import MODELS, molecules, RELATIONS
@@ -19,14 +18,11 @@ CONVERTERS = {
     # To the largest molecule of a batch would make results depend on the ranks.
     'folded': CSRConverter('folded', padded_to=12),
 }
-CASES = [(name, 'packed') for name in MODELS] + [
-    (name, 'folded') for name in ('RSGCN, batch norm', 'RelGCN')
-]
+CASES = [(name, 'packed') for name in MODELS]
+CASES += [(name, 'folded') for name in ('RSGCN, batch norm', 'RelGCN')]
 
 
 class NormOfHead(chainer.Chain):
-    """Batch normalisation of molecules instead of atoms."""
-
     def __init__(self):
         super().__init__()
         with self.init_scope():
@@ -62,7 +58,6 @@ def communicator(name='naive'):
 
 
 def optimizer_of(model, comm, of=None):
-    """Return an optimizer of all ranks, or Chainer's own."""
     # By default Adam would make a whole step of a gradient that is nothing but rounding.
     of = of or chainer.optimizers.Adam(eps=1e-3)
     if comm:
@@ -75,7 +70,6 @@ def optimizer_of(model, comm, of=None):
 
 
 def arrays_of(model):
-    """Return parameters and persistent values."""
     serializer = chainer.serializers.DictionarySerializer()
     model.serialize(serializer)
     return dict(serializer.target)
@@ -87,15 +81,11 @@ def my_share(examples, comm, sizes=None):
         return examples
     sizes = sizes or [N_ALL // comm.size] * comm.size
     first = sum(sizes[: comm.rank])
-    return [
-        example
-        for start in range(0, len(examples), N_ALL)
-        for example in examples[start + first : start + first + sizes[comm.rank]]
-    ]
+    shares = [examples[start + first :] for start in range(0, len(examples), N_ALL)]
+    return [example for share in shares for example in share[: sizes[comm.rank]]]
 
 
 def parameters_of_every_model(comm, device='@numpy', check=lambda updater: None):
-    """Return parameters after one step and after many."""
     found = {}
     chainer.get_device(device).use()
     for name, layout in CASES:
@@ -106,13 +96,10 @@ def parameters_of_every_model(comm, device='@numpy', check=lambda updater: None)
                 model(*CONVERTERS[layout](examples[:2]))
         model.to_device(device)
         part = to_sparse(my_share(examples, comm))
-        is_eager = layout == 'packed' and device == '@numpy'
-        updater = (StandardUpdater if is_eager else GraphUpdater)(
-            chainer.iterators.SerialIterator(part, len(part) // 4, shuffle=False),
-            optimizer_of(model, comm),
-            converter=CONVERTERS[layout],
-            device=device,
-        )
+        kind = StandardUpdater if layout == 'packed' and device == '@numpy' else GraphUpdater
+        iterator = chainer.iterators.SerialIterator(part, len(part) // 4, shuffle=False)
+        options = {'converter': CONVERTERS[layout], 'device': device}
+        updater = kind(iterator, optimizer_of(model, comm), **options)
         n_steps = N_STEPS if device == '@numpy' else N_STEPS_ON_GPUS
         for step in range(n_steps):
             updater.update()
@@ -132,8 +119,6 @@ def raise_now(comm, rank, error):
 
 
 class At(extension.Extension):
-    """Call something after a step."""
-
     trigger = (1, 'iteration')
 
     def __init__(self, step, function):

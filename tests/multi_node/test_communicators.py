@@ -14,22 +14,21 @@ from tests.support.ranks import needs_mpi, on_kept_ranks
 
 
 def test_nothing_of_mpi_is_imported():
-    assert not python(
-        '-c',
-        'import sys, chainer_bspmm, chainer_bspmm.training\n'
-        'print(*(name for name in sys.modules if name.startswith(("mpi4py", "chainermn"))))\n',
-    ).stdout.split()
+    names = 'name for name in sys.modules if name.startswith(("mpi4py", "chainermn"))'
+    code = 'import sys, chainer_bspmm, chainer_bspmm.training\nprint(*(%s))' % names
+    assert not python('-c', code).stdout.split()
+
+
+OF_4 = 'one of 4 processes.* mpi4py, Some MPI 1.2; both'
 
 
 def create(name='naive', **options):
-    return communicators.checked(lambda *args, **kwargs: pytest.fail('was created'))(
-        name, **options
-    )
+    make = lambda *args, **kwargs: pytest.fail('was created')  # NOQA: E731
+    return communicators.checked(make)(name, **options)
 
 
 @pytest.fixture
 def mpi(monkeypatch):
-    """An mpi4py with one process, whether there is one or not."""
     world = types.SimpleNamespace(size=1, rank=0)
     module = types.SimpleNamespace(
         COMM_WORLD=world, Get_library_version=lambda: 'Some MPI 1.2, 2020', __file__='/no/library'
@@ -53,10 +52,7 @@ def test_without_mpi4py(monkeypatch):
         ('flat', None, "'flat' needs an MPI that was built with CUDA.*'naive'"),
         ('pure_nccl', None, "'pure_nccl' needs GPUs, .*'naive' on CPUs"),
         ('non_cuda_aware', None, "'non_cuda_aware' needs GPUs, .*'naive' on CPUs"),
-        *(
-            ('naive', variable, 'one of 4 processes.* mpi4py, Some MPI 1.2; both')
-            for variable in communicators.SIZES
-        ),
+        *(('naive', of, OF_4) for of in communicators.SIZES),
     ],
 )
 def test_what_is_refused(mpi, monkeypatch, name, started_by, message):
@@ -83,8 +79,6 @@ def test_one_process_of_a_step_of_slurm(mpi, monkeypatch):
 
 
 class Comm:
-    """Two ranks on one host, seen from the first."""
-
     rank, size, intra_size = 0, 2, 2
 
     def __init__(self, change=lambda found: found):
@@ -95,9 +89,8 @@ class Comm:
 
 
 def test_more_ranks_than_gpus(monkeypatch):
-    runtime = types.SimpleNamespace(
-        getDeviceCount=lambda: 1, deviceGetPCIBusId=lambda i: '0000:%d' % i
-    )
+    runtime = types.SimpleNamespace(deviceGetPCIBusId=lambda i: '0000:%d' % i)
+    runtime.getDeviceCount = lambda: 1
     cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
     monkeypatch.setattr(cuda, 'cupy', cupy)
     with pytest.raises(RuntimeError, match='got 2 ranks and 1 GPUs on .* start fewer'):

@@ -2,7 +2,7 @@
 
 import contextlib
 
-import chainer_bspmm  # noqa: F401  first
+from chainer_bspmm import CSRConverter  # first: it repairs Chainer
 import chainer
 import numpy
 import pytest
@@ -10,7 +10,6 @@ from chainer.iterators import SerialIterator
 from chainer.training import extensions, StandardUpdater
 from chainer_chemistry.models.prediction import Regressor
 
-from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import SparseDataset, to_sparse
 from chainer_bspmm.dataset.sparse_dataset import selection
 from chainer_bspmm.dataset.sparse_example import Selection
@@ -36,14 +35,10 @@ def labels_of(dataset):
 
 @contextlib.contextmanager
 def disagreement(message):
-    """Expect an error that all ranks know of."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(faults, 'raise_on', raise_now)
         with pytest.raises(Disagreement, match=message):
             yield
-
-
-# --- scattering ---
 
 
 def scatter():
@@ -75,17 +70,11 @@ def scatter():
     half, _ = chainer.datasets.split_dataset_random(whole, 6, seed=0)
     part = chainermn.scatter_dataset(half, comm)
     assert type(part) is SparseDataset
-    numpy.testing.assert_array_equal(
-        numpy.concatenate(comm.mpi_comm.allgather(labels_of(part))), [half[i][2] for i in range(6)]
-    )
+    labels = numpy.concatenate(comm.mpi_comm.allgather(labels_of(part)))
+    numpy.testing.assert_array_equal(labels, [half[i][2] for i in range(6)])
     # Others are ChainerMN's.
     dense = chainermn.scatter_dataset(molecules(6) if comm.rank == 0 else None, comm)
     assert type(dense) is chainer.datasets.SubDataset and len(dense) == 2
-
-
-@needs_mpi
-def test_scattered_parts_are_sparse():
-    on_kept_ranks(3, scatter)
 
 
 def scatter_two():
@@ -95,11 +84,6 @@ def scatter_two():
     message = r'dataset: expected that of rank 0, or None, got another one on rank 1 \(8 mol'
     with disagreement(message):
         chainermn.scatter_dataset(data_set(8 + comm.rank), comm)
-
-
-@needs_mpi
-def test_another_data_set_on_another_rank():
-    on_kept_ranks(2, scatter_two)
 
 
 def test_other_labels_are_another_data_set():
@@ -120,12 +104,7 @@ def test_selection_follows_sub_data_sets():
     assert selection(chainer.datasets.SubDataset([1, 2], 0, 1)) is None
 
 
-# --- epochs ---
-
-
 class Comm:
-    """A communicator of ranks with parts of these sizes, seen from one of them."""
-
     def __init__(self, sizes, rank, batch_size):
         self.rank, self.size, self.mpi_comm = rank, len(sizes), self
         self.sizes = [(n, batch_size) for n in sizes]
@@ -186,9 +165,8 @@ def epochs(unequal):
     import chainermn
 
     comm = communicator()
-    part = chainermn.scatter_dataset(
-        data_set(7) if comm.rank == 0 else None, comm, force_equal_length=False
-    )
+    whole = data_set(7) if comm.rank == 0 else None
+    part = chainermn.scatter_dataset(whole, comm, force_equal_length=False)
     model = Regressor(MODELS['RSGCN'](), lossfun=lambda y, t: chainer.functions.mean(y))
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
     optimizer.setup(model)
@@ -206,9 +184,10 @@ def epochs(unequal):
 
 
 @needs_mpi
-def test_unequal_parts():
-    for unequal in (False, True):
-        on_kept_ranks(2, epochs, unequal)
+@pytest.mark.parametrize('function', [scatter, scatter_two, epochs])
+def test_scattered_parts(function):
+    for arguments in ((True,), (False,)) if function is epochs else ((),):
+        on_kept_ranks(3 if function is scatter else 2, function, *arguments)
 
 
 def test_lengths_of_epochs():
@@ -219,11 +198,8 @@ def test_lengths_of_epochs():
 
     def check(n, batch_size, others, optimizers=('main',)):
         Optimizer.communicator.allgather = lambda mine: [mine, others]
-        _check_epochs(
-            StandardUpdater(
-                SerialIterator(range(n), batch_size), {name: Optimizer() for name in optimizers}
-            )
-        )
+        of_names = {name: Optimizer() for name in optimizers}
+        _check_epochs(StandardUpdater(SerialIterator(range(n), batch_size), of_names))
 
     check(28, 7, '4 batches')
     check(28, 7, '4 batches', ('gen', 'dis'))
@@ -231,9 +207,6 @@ def test_lengths_of_epochs():
     for optimizers in ('main',), ('gen', 'dis'):
         with pytest.raises(ValueError, match='got 4 batches on rank 0 and 5 batches on rank 1'):
             check(28, 7, '5 batches', optimizers)
-
-
-# --- evaluation ---
 
 
 def evaluate(path):
@@ -244,7 +217,6 @@ def evaluate(path):
 
 
 def results(comm):
-    """Return what evaluators report on all ranks, or in this process alone."""
     from chainer_chemistry.training.extensions import BatchEvaluator, R2ScoreEvaluator
 
     if comm:
@@ -255,9 +227,8 @@ def results(comm):
     for n in (13, 2):  # one rank of three has none of two
         part = data_set(n)
         if comm:
-            part = chainermn.scatter_dataset(
-                part if comm.rank == 0 else None, comm, force_equal_length=False
-            )
+            whole = part if comm.rank == 0 else None
+            part = chainermn.scatter_dataset(whole, comm, force_equal_length=False)
         common = {'converter': PACKED, 'device': '@numpy'}
 
         def three_columns(*batch):

@@ -1,19 +1,19 @@
 """A rank that fails in any way ends all within seconds, with one message; snapshots stay."""
 
+import functools
 import os
 import re
 import signal
 import sys
 import time
 
-import chainer_bspmm  # noqa: F401  first
+from chainer_bspmm import CSRConverter  # first: it repairs Chainer
 import chainer
 import numpy
 import pytest
 from chainer.iterators import SerialIterator
 from chainer.training import extensions, StandardUpdater
 
-from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.multi_node import faults
 from tests.multi_node.models import At
@@ -30,12 +30,10 @@ def make_trainer(comm, folder, n_steps=N_STEPS, kind=SNAPSHOTS):
     from chainer_chemistry.models.prediction import Regressor
 
     numpy.random.seed(comm.rank)
-    model = Regressor(
-        MODELS['NFP'](), lossfun=lambda y, t: chainer.functions.mean_squared_error(y[:, :3], t)
-    )
-    part = chainermn.scatter_dataset(
-        to_sparse(molecules(22)) if comm.rank == 0 else None, comm, shuffle=True, seed=0
-    )
+    loss = lambda y, t: chainer.functions.mean_squared_error(y[:, :3], t)  # NOQA: E731
+    model = Regressor(MODELS['NFP'](), lossfun=loss)
+    mine = to_sparse(molecules(22)) if comm.rank == 0 else None
+    part = chainermn.scatter_dataset(mine, comm, shuffle=True, seed=0)
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
     optimizer.setup(model)
     # Random numbers are not in a snapshot by themselves.
@@ -47,10 +45,8 @@ def make_trainer(comm, folder, n_steps=N_STEPS, kind=SNAPSHOTS):
         trainer.extend(saved, trigger=(2, 'iteration'))
     else:
         saved = extensions.snapshot(filename='snapshot_{.updater.iteration}')
-        trainer.extend(
-            chainermn.extensions.multi_node_snapshot(comm, saved, list(range(comm.size))),
-            trigger=(2, 'iteration'),
-        )
+        saved_by_all = chainermn.extensions.multi_node_snapshot(comm, saved, [*range(comm.size)])
+        trainer.extend(saved_by_all, trigger=(2, 'iteration'))
     return trainer, model, saved
 
 
@@ -72,23 +68,19 @@ def fail(how, folder):
     sys.exit('was not ended')
 
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+ENDS = 'rank %d of 2 on .* has failed, all ranks end: '
+
+
 @needs_mpi
 @pytest.mark.parametrize(
     'how, message',
     [
-        ('raise', 'rank 1 of 2 on .* has failed, all ranks end: ZeroDivisionError: '),
-        ('exit', 'rank 1 of 2 on .* has failed, all ranks end: exit status 1'),
-        pytest.param(
-            'nan',
-            'has failed, all ranks end: FloatingPointError: the loss of rank 1 is nan in st',
-            marks=pytest.mark.slow,
-        ),
-        pytest.param('killed', 'rank 1 .*[Kk]illed', marks=pytest.mark.slow),  # by mpirun itself
-        pytest.param(
-            'all raise',
-            'rank 0 of 2 on .* has failed, all ranks end: ZeroDivisionError: ',
-            marks=pytest.mark.slow,
-        ),
+        ('raise', ENDS % 1 + 'ZeroDivisionError: '),
+        ('exit', ENDS % 1 + 'exit status 1'),
+        slow('nan', 'failed, all ranks end: FloatingPointError: the loss of rank 1 is nan in st'),
+        slow('killed', 'rank 1 .*[Kk]illed'),  # by mpirun itself
+        slow('all raise', ENDS % 0 + 'ZeroDivisionError: '),
     ],
 )
 def test_a_rank_that_fails_ends_all(tmp_path, how, message):
@@ -122,9 +114,6 @@ def test_an_exit_that_was_caught_is_none(monkeypatch):
             sys.exit(status)
         at_exit[0]()
         assert aborted == ['exit status 1']
-
-
-# --- resuming ---
 
 
 def train(folder, *runs):

@@ -5,13 +5,12 @@ import re
 import signal
 import time
 
-import chainer_bspmm  # noqa: F401  first
+from chainer_bspmm.dataset import to_sparse  # first: it repairs Chainer
 import chainer
 import numpy
 import pytest
 from chainer.backends import cuda
 
-from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.step_program import StepProgram
@@ -51,9 +50,6 @@ def test_two_gpus_are_one_large_batch(tmp_path):
         assert_close_arrays(file, alone)
 
 
-# --- the exchange alone ---
-
-
 def exchange(n_turns):
     """Replace gradients by their mean, with either rank late now and then: integers, exact."""
     comm = communicator('pure_nccl')
@@ -90,9 +86,6 @@ def test_many_exchanges():
     on_ranks(2, exchange, 1000, timeout=200)
 
 
-# --- captured steps and the same steps run eagerly ---
-
-
 def updater_of(comm, name):
     """Return one over batches of a few layouts, and a second one of the same optimizer."""
     device = chainer.get_device(comm.intra_rank)
@@ -103,9 +96,8 @@ def updater_of(comm, name):
     part = to_sparse(my_share(molecules(4 * N_ALL), comm, (7, 5)))
     optimizer = optimizer_of(model, comm)
     options = {'converter': CONVERTERS['packed'], 'device': device, 'on_difference': 'raise'}
-    iterators = [
-        chainer.iterators.SerialIterator(part, len(part) // 4, shuffle=False) for _ in range(2)
-    ]
+    iterate, n = chainer.iterators.SerialIterator, len(part) // 4
+    iterators = [iterate(part, n, shuffle=False) for _ in range(2)]
     return [GraphUpdater(iterator, optimizer, **options) for iterator in iterators]
 
 
@@ -122,10 +114,8 @@ def train_both_ways():
                 first.update()
                 second.update()
             n_captured = [of.is_captured for of in first._driver.programs.values()].count(True)
-            assert (
-                bool(n_captured) == is_captured
-                and first._driver.peers is second._driver.peers is not None
-            )
+            assert bool(n_captured) == is_captured
+            assert first._driver.peers is second._driver.peers is not None
             found.append(bits_of(arrays_of(first.get_optimizer('main').target)))
         assert found[0] == found[1], name
         assert len(set(comm.mpi_comm.allgather(found[0]))) == 1, name
@@ -133,9 +123,6 @@ def train_both_ways():
 
 def test_captured_steps_are_those_run_eagerly():
     on_ranks(2, train_both_ways, timeout=300)
-
-
-# --- faults while the GPU of the other rank waits ---
 
 
 def fail(how):

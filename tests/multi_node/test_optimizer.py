@@ -5,7 +5,7 @@ import json
 import os
 import types
 
-import chainer_bspmm  # noqa: F401  first
+from chainer_bspmm.training import GraphUpdater  # first: it repairs Chainer
 import chainer
 import numpy
 import pytest
@@ -15,21 +15,16 @@ from chainer.training import StandardUpdater
 
 from chainer_bspmm.multi_node import faults, optimizer, start
 from chainer_bspmm.multi_node.optimizer import _mean_on_host, n_molecules
-from chainer_bspmm.training import GraphUpdater
 from tests.multi_node.models import arrays_of, CASES, communicator, CONVERTERS, Disagreement
 from tests.multi_node.models import my_share, N_ALL, N_STEPS, optimizer_of
 from tests.multi_node.models import parameters_of_every_model, raise_now, regressor
-from tests.support import relative_error
+from tests.support import assert_close_arrays, relative_error
 from tests.support.ranks import needs_mpi, on_kept_ranks
 from tests.support.training import molecules
 from tests.training import host_graphs
-from tests.support import assert_close_arrays
 
 N_CAPTURED, CAPTURED_SIZES = 16, (7, 5)  # steps, and molecules of the ranks in each
 CAPTURED = 'RSGCN', 'RSGCN, batch norm', 'norm of head'
-
-
-# --- equality ---
 
 
 def train_every_model(path):
@@ -52,11 +47,7 @@ def test_ranks_are_one_large_batch(tmp_path, n_ranks):
         assert_close_arrays(found, alone)
 
 
-# --- captured steps, with stand-ins for the GPU and for NCCL ---
-
-
 def trained_with(kind, name, comm=None, sizes=None):
-    """Return the updater after training."""
     examples = my_share(molecules(4 * N_ALL), comm, sizes)
     # Ranks start from one state, which is not that of rank 1.
     model = regressor(name, comm.rank if comm else 0, comm if 'norm' in name else None)
@@ -107,9 +98,6 @@ def test_captured_ranks_are_one_large_batch(tmp_path):
                 assert_close_arrays(found, expected)
 
 
-# --- batches of different sizes, ranks without a batch ---
-
-
 def unequal_batches(path):
     comm = communicator()
     found = parameters_of_unequal_batches(comm)
@@ -122,12 +110,10 @@ def unequal_batches(path):
 
 def parameters_of_unequal_batches(comm):
     found, examples = {}, molecules(N_ALL)
-    for name, sizes in (
-        ('RSGCN', [1, 9, 2]),
-        ('RSGCN', [8, 0, 4]),
-        ('RSGCN, batch norm', [1, 9, 2]),
-        ('norm of head', [1, 9, 2]),
-    ):
+    norms = 'RSGCN, batch norm', 'norm of head'
+    sizes_of_ranks = [1, 9, 2]
+    cases = [('RSGCN', [8, 0, 4]), *((name, sizes_of_ranks) for name in ('RSGCN', *norms))]
+    for name, sizes in cases:
         model = regressor(name, comm.rank if comm else 0, comm if 'norm' in name else None)
         optimizer = optimizer_of(model, comm, chainer.optimizers.SGD(1e-3))
         optimizer.remove_hook('GradientClipping')  # which hides a factor of all gradients
@@ -163,11 +149,6 @@ def join_with_statistics():
         optimizer.join()
 
 
-@needs_mpi
-def test_rank_without_a_batch_and_statistics_of_all():
-    on_kept_ranks(2, join_with_statistics)
-
-
 def test_naive_with_a_model_on_a_gpu(monkeypatch):
     device = types.SimpleNamespace(xp=cuda.cupy, name='@cupy:0')
     target = types.SimpleNamespace(params=lambda: [types.SimpleNamespace(device=device)])
@@ -186,12 +167,7 @@ def test_number_of_molecules():
     assert n_molecules([numpy.zeros((7, 4)), numpy.zeros(4)]) == 1  # batches along another axis
 
 
-# --- the state that ranks begin with ---
-
-
 class OfRank:
-    """A hook of a user's, which differs between ranks."""
-
     name = 'OfRank'
 
     def __init__(self, rank):
@@ -218,11 +194,6 @@ def begin_with_given_gradients():
     functions.sum(model(numpy.ones((1, 3), 'f'))).backward()
     optimizer.update()
     assert optimizer.t == 1 and (model.W.array != weights[0]).all()
-
-
-@needs_mpi
-def test_given_gradients_in_the_first_step():
-    on_kept_ranks(2, begin_with_given_gradients)
 
 
 def begin(*cases):
@@ -292,23 +263,27 @@ def begin_with(comm, case):
     assert optimizer.t > 0
 
 
-@needs_mpi
-def test_ranks_begin_alike():
-    cases = 'lazy', 'made on one', 'joined', 'grown', 'another model', 'no batch', 'of a rank'
-    on_kept_ranks(2, begin, *cases)
-
-
 def mean_of_halves():
+    """As float32: not every MPI can add them, and a share of a small one is 0."""
     param = chainer.Parameter(numpy.zeros(2, 'e'))
     param.grad = numpy.array([1, 2**-24], 'e')
     _mean_on_host(communicator(), [param], 0.5)
     assert param.grad.dtype == 'e' and param.grad.tolist() == [1, 2**-24]
 
 
+ALIKE = 'lazy', 'made on one', 'joined', 'grown', 'another model', 'no batch', 'of a rank'
+ON_RANKS = {
+    'statistics of all, and a rank without a batch': [join_with_statistics],
+    'given gradients in the first step': [begin_with_given_gradients],
+    'states that begin alike': [begin, *ALIKE],
+    'gradients of float16': [mean_of_halves],
+}
+
+
 @needs_mpi
-def test_gradients_of_float16():
-    """As float32: not every MPI can add them, and a share of a small one is 0."""
-    on_kept_ranks(2, mean_of_halves)
+@pytest.mark.parametrize('name', ON_RANKS)
+def test_on_ranks(name):
+    on_kept_ranks(2, *ON_RANKS[name])
 
 
 DISAGREEMENTS = {
@@ -358,18 +333,13 @@ def test_a_parameter_of_one_rank(has, rank):
     assert "parameter '/a' is on rank %d only" % rank in start._difference(first, other, 3)
 
 
-# --- batch normalisation of ChainerMN ---
-
-
 @needs_mpi
 @pytest.mark.parametrize('size, shape', [(3, (5, 3)), (3, (4, 3, 2, 5)), ((3, 2), (6, 3, 2))])
 def test_batch_normalisation_of_one_rank(size, shape):
     from chainermn.links import MultiNodeBatchNormalization
 
-    links = (
-        chainer.links.BatchNormalization(size),
-        MultiNodeBatchNormalization(size, communicator()),
-    )
+    multi_node = MultiNodeBatchNormalization(size, communicator())
+    links = chainer.links.BatchNormalization(size), multi_node
     results = []
     for link in links:
         rng = numpy.random.RandomState(0)

@@ -17,8 +17,32 @@ def graphs(device, monkeypatch):
 
 
 @pytest.fixture
+def noted(monkeypatch):
+    """A function that lets calls of an attribute be noted, in a list: what `of` makes of them."""
+
+    def note(owner, name, calls=None, of=lambda *args: args):
+        calls, function = [] if calls is None else calls, getattr(owner, name)
+
+        def called(*args, **kwargs):
+            calls.append(of(*args))
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, called)
+        return calls
+
+    return note
+
+
+@pytest.fixture(params=(False, True), ids=('eager update', 'fused'))
+def is_fused(request, graphs, monkeypatch):
+    """Whether updates are launched with the step on the stand-ins; on a GPU they are."""
+    if request.param and graphs is not None:
+        host_graphs.fuse(monkeypatch)
+    return request.param
+
+
+@pytest.fixture
 def no_causes():
-    """Fail where a step could not be captured."""
     with host_graphs.eager_causes() as causes:
         yield
     assert not causes

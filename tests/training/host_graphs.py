@@ -147,10 +147,8 @@ class HostStaging(buffers.Staging):
 
     def __init__(self, arrays, device):
         self.device = {name: numpy.zeros(*spec) for name, spec in arrays.items()}
-        self._slots = [
-            {name: array.copy() for name, array in self.device.items()}
-            for _ in range(2 * buffers.N_SLOTS)
-        ]
+        arrays, n = self.device.items(), 2 * buffers.N_SLOTS
+        self._slots = [{name: array.copy() for name, array in arrays} for _ in range(n)]
         self._next = self._position = 0
         self._is_filled = False
 
@@ -199,10 +197,8 @@ class HostReports(reports.Reports):
         return self._row - 1
 
     def numbers(self):
-        return {
-            name: self._rows[self._row - 1, i : i + 1].view(dtype)[:1].reshape(())
-            for i, (name, dtype) in enumerate(self._kinds)
-        }
+        kinds, row = enumerate(self._kinds), self._row - 1
+        return {name: self._rows[row, i : i + 1].view(t)[:1].reshape(()) for i, (name, t) in kinds}
 
 
 @contextlib.contextmanager
@@ -213,18 +209,16 @@ def eager_causes():
         warnings.simplefilter('always')
         yield actual
     texts = [str(w.message) for w in caught]
-    actual += [
-        text for text in texts if re.search('(trains|predicts|runs|evaluates) eagerly', text)
-    ]
+    pattern = '(trains|predicts|runs|evaluates) eagerly'
+    actual += [text for text in texts if re.search(pattern, text)]
 
 
 class HostFused:
     """`FusedUpdate` of SGD on the host; the learning rate is one of the numbers that are sent."""
 
-    n_numbers, made = 1, 0
+    n_numbers = 1
 
     def __init__(self, optimizer):
-        type(self).made += 1
         self.optimizer = optimizer
 
     def prepare(self):
@@ -254,7 +248,6 @@ def fuse(monkeypatch):
     """Let updates of SGD be launched with the step, on the stand-ins too."""
     monkeypatch.setattr(step_driver, 'why_unsupported', lambda optimizer: None)
     monkeypatch.setattr(step_driver, 'FusedUpdate', HostFused)
-    monkeypatch.setattr(HostFused, 'made', 0)
 
 
 def _as_cupy_joins(join):
@@ -270,11 +263,8 @@ def _as_cupy_joins(join):
 
 
 def _stand_in_everywhere(monkeypatch):
-    monkeypatch.setattr(
-        gemm,
-        'Blas',
-        lambda: types.SimpleNamespace(use=lambda stream: None, dot=numpy.dot, matmul=numpy.matmul),
-    )
+    blas = types.SimpleNamespace(use=lambda stream: None, dot=numpy.dot, matmul=numpy.matmul)
+    monkeypatch.setattr(gemm, 'Blas', lambda: blas)
     monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
     monkeypatch.setattr(buffers, 'Staging', HostStaging)
     for module in (step_program, predictor):
@@ -325,9 +315,6 @@ class PredictionGraphs(_Counting):
         self.n_waiting = self.most_waiting = self.n_freed = 0
         self.fail = None
 
-    def capturer(self, device):
-        return self
-
     def free_unused(self):
         self.n_freed += 1
 
@@ -366,7 +353,7 @@ def stand_in_for_prediction(monkeypatch):
     _stand_in_everywhere(monkeypatch)
     graphs = PredictionGraphs()
     monkeypatch.setattr(driver, 'cuda', types.SimpleNamespace(cupy=numpy))
-    monkeypatch.setattr(driver, 'Capturer', graphs.capturer)
+    monkeypatch.setattr(driver, 'Capturer', lambda device: graphs)
     monkeypatch.setattr(predictor, '_Outgoing', graphs.outgoing)
     return graphs
 
@@ -429,7 +416,6 @@ class HostFlatGradients(flat_gradients.FlatGradients):
             self._is_bad[flags != 0] = 1
 
     def _parts(self, array):
-        """Yield every parameter and its part, in its shape."""
         start = 0
         for param in self._params():
             yield param, array[start : start + param.size].reshape(param.shape)
@@ -440,10 +426,8 @@ def with_ranks(monkeypatch, comm):
     """Let `GraphUpdater` take a communicator (any object) for one of NCCL, updates being fused."""
     fuse(monkeypatch)
     place = types.SimpleNamespace(empty=numpy.empty)
-    stream = types.SimpleNamespace(synchronize=lambda: None)
-    place.cuda = types.SimpleNamespace(
-        alloc_pinned_memory=bytearray, get_current_stream=lambda: stream
-    )
+    current = lambda: types.SimpleNamespace(synchronize=lambda: None)  # NOQA: E731
+    place.cuda = types.SimpleNamespace(alloc_pinned_memory=bytearray, get_current_stream=current)
     monkeypatch.setattr(flat_gradients, 'cuda', types.SimpleNamespace(cupy=place))
     monkeypatch.setattr(step_driver, 'FlatGradients', HostFlatGradients)
     monkeypatch.setattr(communicators, 'is_nccl', lambda given: given is comm)

@@ -18,10 +18,9 @@ from chainer_bspmm.dataset import device_dataset, DeviceDataset, SparseDataset, 
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.sparse_example import locate, Selection
 from chainer_bspmm.sparse.batched_csr import fill_buffers
-from chainer_bspmm.training import batches, captured_predict
+from chainer_bspmm.training import batches, captured_predict, GraphUpdater
 from chainer_bspmm.training.batches import DeviceBatch, Resident
 from chainer_bspmm.training.examples import Examples
-from chainer_bspmm.training.graph_updater import GraphUpdater
 from tests.support.data_sets import molecule_set
 from tests.support.training import assert_same_bits, BATCH, make_model, make_updater, molecules
 from tests.support.training import parameters, run, same_molecules, small_model
@@ -37,20 +36,13 @@ def dataset():
     return SparseDataset(molecule_set())
 
 
-# Numbers instead of a list of examples.
-
+ORDER = numpy.random.RandomState(0).permutation(8)
 DATA_SETS = {
     'whole': lambda whole: whole,
     'slice': lambda whole: whole[6:0:-2],
     'random split': lambda whole: split_dataset_random(whole, 5, seed=0)[0],
-    'nested': lambda whole: SubDataset(
-        SubDataset(whole[::-1], 1, 7, numpy.random.RandomState(0).permutation(8)), 2, 6
-    ),
+    'nested': lambda whole: SubDataset(SubDataset(whole[::-1], 1, 7, ORDER), 2, 6),
 }
-
-
-def backwards(order, position):
-    return order[::-1].copy()
 
 
 ITERATORS = {
@@ -59,7 +51,7 @@ ITERATORS = {
     'larger than the data set': dict(batch_size=17),
     'once': dict(batch_size=3, repeat=False),
     'once, in order': dict(batch_size=2, repeat=False, shuffle=False),
-    'sampler': dict(batch_size=3, order_sampler=backwards),
+    'sampler': dict(batch_size=3, order_sampler=lambda order, position: order[::-1].copy()),
 }
 
 
@@ -93,12 +85,7 @@ def test_the_same_molecules_and_states(dataset, name, options):
     assert actual[0] == actual[1]
 
 
-class OfUser(SerialIterator):
-    pass
-
-
-class Converting(CSRConverter):
-    pass
+OfUser = type('OfUser', (SerialIterator,), {})
 
 
 def test_lists_of_everything_else(dataset):
@@ -107,7 +94,7 @@ def test_lists_of_everything_else(dataset):
 
     assert given(SerialIterator(dataset, 3)) is Selection
     assert given(OfUser(dataset, 3)) is list
-    assert given(SerialIterator(dataset, 3), Converting()) is list
+    assert given(SerialIterator(dataset, 3), type('Converting', (CSRConverter,), {})()) is list
     assert given(SerialIterator(list(dataset), 3)) is list
     assert given(SerialIterator(SubDataset(dataset, 0, 3, list(range(len(dataset)))), 3)) is list
     patched = SerialIterator(dataset, 3)
@@ -126,12 +113,7 @@ def test_a_number_that_is_wrong(dataset, name, wrong):
             take(iterator)
 
 
-# A copy of the data set on the GPU.
-
-
 class Gpu(chainer.backend.CpuDevice):
-    """The host, taken for a GPU with some free memory."""
-
     name = '@cupy:0'
     xp = numpy
 
@@ -164,7 +146,6 @@ def gpu(monkeypatch):
 
 @pytest.fixture
 def there(device, request):
-    """The device, on the host that which is taken for a GPU."""
     return request.getfixturevalue('gpu') if device.xp is numpy else device
 
 
@@ -211,10 +192,8 @@ def test_arrays_that_change(gpu, dataset):
 @pytest.mark.parametrize('layout', ['folded', 'packed'])
 def test_training_is_the_same_to_the_bit(there, graphs, layout, n_molecules):
     """From numbers and the copy, as from a list of examples that come from the host."""
-    examples, converter = (
-        to_sparse(molecules(n_molecules)),
-        CSRConverter(layout, strip_padding=True),
-    )
+    examples = to_sparse(molecules(n_molecules))
+    converter = CSRConverter(layout, strip_padding=True)
     results = []
     for kind in (SerialIterator, OfUser):
         updater = make_updater(GraphUpdater, there, make_model(), examples, converter=converter)
@@ -230,17 +209,14 @@ def test_training_is_the_same_to_the_bit(there, graphs, layout, n_molecules):
     assert_same_bits(results[0][1], results[1][1])
 
 
-def test_the_only_molecule_is_copied_once(there, graphs, monkeypatch):
-    n_calls, fill = [], DeviceBatch.fill
+def test_the_only_molecule_is_copied_once(there, graphs, monkeypatch, noted):
     monkeypatch.setattr(device_dataset, 'gather_batch', lambda *_: pytest.fail('by one warp'))
-    monkeypatch.setattr(
-        DeviceBatch, 'fill', lambda self, *args: n_calls.append(1) or fill(self, *args)
-    )
-    options = {'converter': CSRConverter('packed'), 'batch_size': 1}
-    updater = make_updater(GraphUpdater, there, make_model(), to_sparse(molecules(1)), **options)
+    calls, options = noted(DeviceBatch, 'fill'), {'converter': CSRConverter('packed')}
+    examples = to_sparse(molecules(1))
+    updater = make_updater(GraphUpdater, there, make_model(), examples, batch_size=1, **options)
     run(updater, 6)
     (program,) = updater._driver.programs.values()
-    assert program.is_captured and len(n_calls) == 1
+    assert program.is_captured and len(calls) == 1
 
 
 def test_prediction_gathers_there_too(there, prediction_graphs, monkeypatch):
@@ -296,9 +272,8 @@ def test_buffers_for_a_part_that_chainer_split_off():
     dataset = to_sparse(molecules(60))
     order = numpy.random.RandomState(0).permutation(60)
     first, _ = split_dataset(split_dataset(dataset, 60, order)[0], 40)
-    actual, expected = (
-        batches.capacities(part, BATCH, 'packed')._levels for part in (first, dataset[order[:40]])
-    )
+    parts = first, dataset[order[:40]]
+    actual, expected = (batches.capacities(of, BATCH, 'packed')._levels for of in parts)
     assert actual == expected and len(actual) == 2
     dense = molecules(3)
     for other in (dataset[:0], split_dataset(dataset, 0)[0], dense, split_dataset(dense, 2)[0]):

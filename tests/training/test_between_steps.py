@@ -14,20 +14,16 @@ from chainer.training.triggers import ManualScheduleTrigger
 from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.training.extensions.auto_print_report import AutoPrintReport
 
-from chainer_bspmm.training import step_driver
+from chainer_bspmm.training import GraphUpdater, step_driver
 from chainer_bspmm.training.between_steps import BetweenSteps
-from chainer_bspmm.training.graph_updater import GraphUpdater
 from tests.support import assert_close_arrays
 from tests.support.training import make_updater, parameters, run, same_molecules, small_model
-from tests.support.training import without_dropout
-from tests.training import host_graphs
+from tests.support.training import three_columns, without_dropout
 
 PER_EPOCH = 4  # steps
 
 
 class Updater(training.Updater):
-    """Writes down what it is told before each step."""
-
     def __init__(self):
         self.iteration, self.told = 0, []
 
@@ -83,21 +79,13 @@ def test_extensions_that_only_report(tmp_path):
     assert run_with(tmp_path, *harmless) == list(range(2, 10))
 
 
-@pytest.mark.parametrize(
-    'trigger, looks',
-    [
-        ((3, 'iteration'), {3, 6, 9}),
-        ((1, 'epoch'), {4, 8}),
-        ((2, 'epoch'), {4, 8}),  # once more than it is called
-        *(
-            (trigger, set(range(10)))
-            for trigger in (
-                *((1, 'iteration'), (0.5, 'epoch'), (float('inf'), 'epoch')),
-                *(ManualScheduleTrigger([5], 'iteration'), lambda trainer: False),
-            )
-        ),
-    ],
-)
+LOOKS = [((3, 'iteration'), {3, 6, 9}), ((1, 'epoch'), {4, 8})]
+LOOKS += [((2, 'epoch'), {4, 8})]  # once more than it is called
+ALWAYS = [(1, 'iteration'), (0.5, 'epoch'), (float('inf'), 'epoch'), lambda trainer: False]
+ALWAYS += [ManualScheduleTrigger([5], 'iteration')]
+
+
+@pytest.mark.parametrize('trigger, looks', [*LOOKS, *((of, {*range(10)}) for of in ALWAYS)])
 def test_another_extension(tmp_path, trigger, looks):
     actual = run_with(tmp_path, (extensions.LogReport(), None), (a_users, trigger))
     assert actual == sorted(set(range(2, 10)) - looks)
@@ -112,31 +100,19 @@ def test_an_extension_that_is_never_called(tmp_path):
     assert updater.told == [False] * 2 + [True] * 8
 
 
-class MyLog(extensions.LogReport):
-    pass
-
-
 @pytest.mark.parametrize(
-    'extension',
-    [
-        lambda: MyLog(),
-        lambda: extensions.LogReport(postprocess=a_users),
-        lambda: extensions.PrintReport(['loss'], extensions.LogReport(postprocess=a_users)),
-        lambda: AutoPrintReport(extensions.LogReport(postprocess=a_users)),
-    ],
+    'of', [lambda log: log, lambda log: extensions.PrintReport(['loss'], log), AutoPrintReport]
 )
-def test_functions_of_users(tmp_path, extension):
-    assert run_with(tmp_path, (extension(), None)) == []
+def test_functions_of_users(tmp_path, of):
+    log = extensions.LogReport(postprocess=a_users)
+    assert run_with(tmp_path, (of(log), None)) == []
+    own = type('OfUser', (extensions.LogReport,), {})
+    assert run_with(tmp_path, (own(), None)) == []
 
 
 def test_another_loop(tmp_path):
-    class MyTrainer(training.Trainer):
-        pass
-
-    class MyUpdater(Updater):
-        pass
-
-    for updater, kind in ((Updater(), MyTrainer), (MyUpdater(), training.Trainer)):
+    other_trainer, other_updater = (type('Of', (of,), {}) for of in (training.Trainer, Updater))
+    for updater, kind in ((Updater(), other_trainer), (other_updater(), training.Trainer)):
         assert run_with(tmp_path, updater=updater, kind=kind) == []
     updater = Updater()
     update = updater.update
@@ -212,28 +188,13 @@ def test_a_run_that_was_interrupted(tmp_path):
     assert updater.told == [False] * 2 + [True] * 2 + [False] * 2 + [True] * 2 + [False, True]
 
 
-# With real steps.
-
-
 @pytest.fixture
-def looks(monkeypatch):
-    """The numbers of the steps at which the guards looked."""
-    actual = []
-    look = step_driver.StepDriver._look
-
-    def noted(self, function):
-        actual.append(self.optimizer.t)
-        return look(self, function)
-
-    monkeypatch.setattr(step_driver.StepDriver, '_look', noted)
-    return actual
-
-
-def doubled(link, atoms, adj):
-    return link.inner(atoms, adj)[:, :3] * (2.0 if link.counter else 1.0)
+def looks(noted):
+    return noted(step_driver.StepDriver, '_look', of=lambda driver, _: driver.optimizer.t)
 
 
 def trained(kind, device, out, change, make_dataset=chainer_bspmm.dataset.to_sparse):
+    doubled = lambda link, *batch: three_columns(link, *batch) * (1.0 + link.counter)  # NOQA: E731
     examples, model = make_dataset(same_molecules()), without_dropout(small_model(doubled))
     updater = make_updater(kind, device, model, examples, optimizers.SGD(0.01))
     trainer = make_trainer(updater, out, 60)
@@ -243,12 +204,7 @@ def trained(kind, device, out, change, make_dataset=chainer_bspmm.dataset.to_spa
     return updater, trainer.get_extension('LogReport').log
 
 
-@pytest.mark.parametrize('is_fused', [False, True])
-def test_guards_look_where_they_must(
-    device, graphs, no_causes, tmp_path, monkeypatch, looks, is_fused
-):
-    if graphs is not None and is_fused:
-        host_graphs.fuse(monkeypatch)
+def test_guards_look_when_needed(device, graphs, no_causes, tmp_path, monkeypatch, looks, is_fused):
     if not is_fused:
         monkeypatch.setattr(step_driver, 'why_unsupported', lambda optimizer: 'this is a test')
 
@@ -266,17 +222,15 @@ def test_guards_look_where_they_must(
         assert looks == list(range(60))
     theirs, expected = trained(StandardUpdater, device, tmp_path, change)
     assert_close_arrays(parameters(updater), parameters(theirs))
-    numpy.testing.assert_allclose(
-        [entry['main/loss'] for entry in log], [entry['main/loss'] for entry in expected], 1e-5
-    )
+    found, losses = ([entry['main/loss'] for entry in entries] for entries in (log, expected))
+    numpy.testing.assert_allclose(found, losses, 1e-5)
 
 
-def test_examples_of_a_user(device, graphs, no_causes, tmp_path, fused, looks):
+def test_where_guards_look_at_every_step(device, graphs, no_causes, tmp_path, fused, looks):
+    """With examples of a user, and outside of a trainer."""
     trained(GraphUpdater, device, tmp_path, a_users, type('OfUser', (list,), {}))
     assert looks == list(range(60))
-
-
-def test_outside_of_a_trainer_they_look_at_every_step(device, graphs, no_causes, fused, looks):
+    del looks[:]
     updater = make_updater(GraphUpdater, device, optimizer=optimizers.SGD())
     run(updater, 30)
     assert looks == list(range(30))

@@ -23,28 +23,25 @@ from chainer_bspmm.training.programs import Program
 from tests.support.training import BATCH, make_model, make_updater, molecules, small_model
 from tests.training import host_graphs
 
+KINDS = ROCAUCEvaluator, PRCAUCEvaluator, R2ScoreEvaluator, BatchEvaluator
 VALIDATION = molecules(5 * BATCH + 3, seed=1)  # the last batch is smaller
 
 
 def make(device, model, kind=extensions.Evaluator, dataset=VALIDATION, **kwargs):
-    """Return an evaluator, as a script makes it."""
     kwargs.setdefault('converter', chainer_bspmm.concat_mols)
-    evaluator = kind(
-        SerialIterator(dataset, BATCH, repeat=False, shuffle=False), model, device=device, **kwargs
-    )
+    iterator = SerialIterator(dataset, BATCH, repeat=False, shuffle=False)
+    evaluator = kind(iterator, model, device=device, **kwargs)
     evaluator.name = 'validation'  # as Trainer.extend names it
     return evaluator
 
 
 def make_pair(device, model, *args, **kwargs):
-    """Return two evaluators, the first of which is captured."""
     own, theirs = (make(device, model, *args, **kwargs) for _ in range(2))
     capture_evaluator(own)
     return own, theirs
 
 
 def evaluated(evaluator):
-    """Evaluate as an extension of a trainer; return what it observes, as floats."""
     with chainer.Reporter().scope({}):
         return {name: float(value) for name, value in evaluator().items()}
 
@@ -82,9 +79,7 @@ def test_same_numbers_as_eager(device, prediction_graphs, no_causes, where):
     assert prediction_graphs.n_captures >= 2 and prediction_graphs.n_launches >= 10
 
 
-@pytest.mark.parametrize(
-    'kind', (ROCAUCEvaluator, PRCAUCEvaluator, R2ScoreEvaluator, BatchEvaluator)
-)
+@pytest.mark.parametrize('kind', KINDS)
 def test_predictions_are_collected(device, prediction_graphs, no_causes, kind):
     is_score = kind is R2ScoreEvaluator
     dataset = molecules(len(VALIDATION), seed=1, classes=not is_score)
@@ -97,9 +92,8 @@ def test_predictions_are_collected(device, prediction_graphs, no_causes, kind):
             return y.max()
 
         options = {'metrics_fun': {'largest': largest}}
-    own, theirs = (
-        make(device, model, kind, dataset, eval_func=model.predictor, **options) for _ in range(2)
-    )
+    options['eval_func'] = model.predictor
+    own, theirs = (make(device, model, kind, dataset, **options) for _ in range(2))
     own.name = theirs.name = 'other'
     capture_evaluator(own)
     for _ in range(2):
@@ -124,8 +118,7 @@ def test_a_loop_that_somebody_else_replaced_is_used(device, prediction_graphs, m
 def test_those_of_a_trainer(device, graphs, prediction_graphs, tmp_path, monkeypatch):
     monkeypatch.setattr(chainer.global_config, 'bspmm_capture', True)
 
-    class Own(extensions.Evaluator):
-        pass
+    own = type('Own', (extensions.Evaluator,), {})
 
     def own_converter(batch, device):
         return chainer_bspmm.concat_mols(batch, device)
@@ -136,7 +129,7 @@ def test_those_of_a_trainer(device, graphs, prediction_graphs, tmp_path, monkeyp
     evaluators = [
         make(device, model),
         make(device, model, R2ScoreEvaluator, eval_func=model.predictor),
-        make(device, model, Own),
+        make(device, model, own),
         make(device, model, progress_bar=True),
         make(None, model),
         make(device, model, converter=own_converter),
@@ -156,14 +149,12 @@ def test_those_of_a_trainer(device, graphs, prediction_graphs, tmp_path, monkeyp
     monkeypatch.setattr(chainer.global_config, 'bspmm_capture', False)
     expected = evaluated(make(device, model))
     for name in ('loss', 'mae'):
-        assert log.log[-1]['evaluator_0/main/' + name] == pytest.approx(
-            expected['validation/main/' + name], rel=1e-4
-        )
+        value = pytest.approx(expected['validation/main/' + name], rel=1e-4)
+        assert log.log[-1]['evaluator_0/main/' + name] == value
     assert numpy.isfinite(log.log[-1]['evaluator_1/main/r2_score'])
     assert evaluators[0]._evaluation is None  # the graphs were freed at the end
-    assert evaluated(evaluators[0])['evaluator_0/main/loss'] == pytest.approx(
-        expected['validation/main/loss'], rel=1e-4
-    )
+    loss = pytest.approx(expected['validation/main/loss'], rel=1e-4)
+    assert evaluated(evaluators[0])['evaluator_0/main/loss'] == loss
 
 
 def test_an_updater_on_the_cpu_leaves_evaluators_alone(tmp_path):
@@ -207,9 +198,7 @@ def test_what_is_watched_leads_to_a_new_capture(device, prediction_graphs, no_ca
     assert_close(evaluated(own), evaluated(theirs))
 
 
-def test_what_a_checked_replay_changes_is_seen_by_the_next_batch(
-    device, prediction_graphs, monkeypatch
-):
+def test_a_change_by_a_checked_replay_is_seen_by_the_next(device, prediction_graphs, monkeypatch):
     """The model itself runs, too, for the check."""
     monkeypatch.setattr(Program, 'n_first_checks', 16)
     model, late = on(device, small_model(factor=1.0)), types.SimpleNamespace(factor=1.0)
@@ -230,7 +219,6 @@ def test_what_a_checked_replay_changes_is_seen_by_the_next_batch(
 
 
 def warned(evaluator, n_times=3):
-    """Evaluate several times; return the warnings that name a cause."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         for _ in range(n_times):
@@ -255,12 +243,11 @@ def test_what_is_not_watched_is_found(device, prediction_graphs):
     assert_close(evaluated(own), evaluated(theirs))
 
 
-def test_guards_look_once_an_evaluation(device, prediction_graphs, no_causes, monkeypatch):
+def test_guards_look_once_an_evaluation(device, prediction_graphs, no_causes, noted):
     def forward(link, atoms, adj):
         return link.inner(atoms, adj)[:, :3] * (2.0 if link.counter else 1.0)
 
-    looks, key = [], Guards.key
-    monkeypatch.setattr(Guards, 'key', lambda self: looks.append(self) or key(self))
+    looks = noted(Guards, 'key')
     model = on(device, small_model(forward))
     own, theirs = make_pair(device, model)
     for _ in range(40):  # until most replays are not compared with eager evaluations
@@ -301,12 +288,10 @@ def test_the_loss_of_the_step_stays(device, prediction_graphs):
 
 
 def test_eval_hook_and_an_iterator_of_another_class(device, prediction_graphs, no_causes):
-    class Iterator(chainer.iterators.SerialIterator):
-        pass
-
     model, called = on(device, make_model()), []
     own, theirs = (make(device, model, eval_hook=called.append) for _ in range(2))
-    iterator = Iterator(VALIDATION, BATCH, repeat=False, shuffle=False)
+    kind = type('Iterator', (SerialIterator,), {})
+    iterator = kind(VALIDATION, BATCH, repeat=False, shuffle=False)
     own._iterators['main'] = iterator
     capture_evaluator(own)
     for _ in range(2):

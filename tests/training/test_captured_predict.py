@@ -15,9 +15,7 @@ from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mol
 from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.cuda import step
-from chainer_bspmm.dataset import DeviceDataset
-from chainer_bspmm.dataset import smiles as parsing
-from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.dataset import DeviceDataset, smiles as parsing, to_sparse
 from chainer_bspmm.training import captured_predict, predictor, StepDiffers
 from tests.support import relative_error
 from tests.support.training import counting, HOST, make_model, mean_of_rows, MODELS, molecules
@@ -29,13 +27,7 @@ SMILES += ['CC(C)(C)c1ccc(O)cc1', 'nonsense', 'F/C=C/F']
 BAD = [4, 6, 8]
 
 
-@pytest.fixture
-def graphs(prediction_graphs):
-    return prediction_graphs
-
-
 def on(device, model):
-    """Return the model there, all of its parameters made."""
     examples = molecules(3, RELATIONS.get(getattr(model, 'made_of', None), 1))
     with chainer.using_config('train', False):
         model.predictor(*chainer_bspmm.concat_mols(examples)[:2])
@@ -51,8 +43,6 @@ def model_of(device, name='RSGCN', **kwargs):
 
 
 def expected_of(model, data, postprocess_fn=None):
-    """Predict each molecule alone, in the order of the data."""
-
     def predictor(atoms, adj, *labels):
         return model.predictor(atoms, adj)
 
@@ -62,17 +52,12 @@ def expected_of(model, data, postprocess_fn=None):
 
 
 def collected(predictions):
-    """Return all indices, values and failures."""
     index, values, failures = zip(*predictions)
-    return (
-        numpy.concatenate(index),
-        numpy.concatenate([v for v in values if len(v)]),
-        list(itertools.chain(*failures)),
-    )
+    values = numpy.concatenate([v for v in values if len(v)])
+    return numpy.concatenate(index), values, list(itertools.chain(*failures))
 
 
 def values_of(model, data, **options):
-    """Return all values, predicted in batches of 8."""
     return collected(captured_predict(model, data, **{'batch_size': 8, **options}))[1]
 
 
@@ -85,16 +70,15 @@ def no_warnings():
 
 @pytest.fixture
 def children():
-    """A function that returns the processes that the test started and that still run."""
     before = set(multiprocessing.active_children())
     return lambda: set(multiprocessing.active_children()) - before
 
 
 @pytest.mark.parametrize('name', MODELS)
-def test_as_each_molecule_alone(device, graphs, name, no_warnings):
+def test_as_each_molecule_alone(device, prediction_graphs, name, no_warnings):
     model = model_of(device, name)
     examples = molecules(83, RELATIONS.get(name, 1))
-    data, converter = to_sparse(examples), chainer_bspmm.CSRConverter('packed')
+    data, converter = to_sparse(examples[::-1])[::-1], chainer_bspmm.CSRConverter('packed')
     parts = list(captured_predict(model, data, device, batch_size=8, converter=converter))
     assert [len(part.index) for part in parts] == [8] * 10 + [3]
     assert all(type(part.values) is numpy.ndarray for part in parts)  # of their own
@@ -103,43 +87,20 @@ def test_as_each_molecule_alone(device, graphs, name, no_warnings):
     assert values.shape == (83, 3) and values.dtype == numpy.float32 and not failures
     assert parts[0].values.flags.writeable
     assert relative_error(values, expected_of(model, examples)) < 1e-5
-    assert graphs.n_captures >= 1 and graphs.n_launches >= 5
+    assert prediction_graphs.n_captures >= 1 and prediction_graphs.n_launches >= 5
 
 
-KINDS = {'list': list, 'sparse': to_sparse, 'reversed': lambda examples: to_sparse(examples)[::-1]}
-
-
-@pytest.mark.parametrize('batch_size', (1, 8))
-@pytest.mark.parametrize('kind', KINDS)
-def test_kinds_of_data(device, graphs, kind, batch_size, no_warnings):
-    """Also of lists, whose sizes are not known before. The first batch makes the parameters."""
-    model = make_model()
-    model.to_device(device)
-    device.use()
-    data = KINDS[kind](molecules(40))
-    index, values, _ = collected(captured_predict(model, data, batch_size=batch_size))
-    numpy.testing.assert_array_equal(index, numpy.arange(40))
-    assert relative_error(values, expected_of(model, data)) < 1e-5 and graphs.n_launches
-
-
-def test_growing_molecules(device, graphs, no_warnings):
-    """A sorted list, whose sizes are not known before: still few layouts."""
-    examples = sorted(molecules(400), key=lambda example: len(example[0]))
-    assert len(values_of(model_of(device), examples)) == 400
-    assert graphs.n_launches > 30  # of 50 batches
-
-
-def test_padded_batches_of_growing_molecules_share_graphs(device, graphs, no_warnings):
+def test_padded_batches_of_growing_molecules_share_graphs(device, prediction_graphs, no_warnings):
     """The largest molecule of a batch decides how many rows there are."""
     model = model_of(device, 'GGNN')
     data_set = to_sparse(sorted(molecules(160, 4), key=lambda example: len(example[0])))
     converter = chainer_bspmm.CSRConverter('padded')
     values = values_of(model, data_set, converter=converter)
-    assert len(values) == 160 and graphs.n_captures <= 6
+    assert len(values) == 160 and prediction_graphs.n_captures <= 6
 
 
 @pytest.mark.parametrize('trained_with', [None, ('packed', None), ('folded', 20)])
-def test_the_layout_that_the_model_was_trained_with(device, graphs, trained_with, no_warnings):
+def test_the_layout_of_the_training(device, prediction_graphs, trained_with, no_warnings):
     model, examples = model_of(device, 'GGNN'), molecules(40, 4)
     model.predictor.graph_conv.trained_with = trained_with
     layout, padded_to = trained_with or ('folded', None)
@@ -163,35 +124,23 @@ def test_a_data_set_on_the_gpu(no_warnings):
         assert relative_error(values, expected_of(model, examples[order])) < 1e-5
 
 
-def test_on_the_cpu_without_warning(no_warnings):
-    model, examples = model_of(HOST), molecules(20)
-    for data in (examples, to_sparse(examples)):
-        values = values_of(model, data)
-        assert relative_error(values, expected_of(model, examples)) < 1e-5
-
-
-def test_the_next_batch_is_launched_before_one_is_waited_for(monkeypatch):
-    graphs = host_graphs.stand_in_for_prediction(monkeypatch)
-    model = model_of(HOST)
-    for _ in captured_predict(model, to_sparse(molecules(64)), batch_size=8):
-        pass
-    assert graphs.most_waiting == 2 and graphs.n_waiting == 0
-
-
-def test_values_on_the_host_are_their_own():
+def test_on_the_cpu(no_warnings):
     """A model may give the same array every time."""
-    model, data = model_of(HOST), to_sparse(molecules(24))
+    model, examples = model_of(HOST), molecules(24)
     scores = numpy.zeros(8, 'f')
 
     def predict(atoms, adj):
         scores[...] = model.predictor(atoms, adj).array[:, 0]
         return scores
 
-    values = values_of(model, data, predict=predict)
-    assert relative_error(values, expected_of(model, data)[:, 0]) < 1e-5
+    for data in (examples, to_sparse(examples)):
+        expected = expected_of(model, data)
+        assert relative_error(values_of(model, data), expected) < 1e-5
+        values = values_of(model, data, predict=predict)
+        assert relative_error(values, expected[:, 0]) < 1e-5
 
 
-def test_two_at_once(device, graphs, no_warnings):
+def test_two_at_once(device, prediction_graphs, no_warnings):
     model, data = model_of(device), to_sparse(molecules(160))
     parts = (data[:80], data[80:])
     both = zip(*(captured_predict(model, part, batch_size=8) for part in parts))
@@ -199,7 +148,7 @@ def test_two_at_once(device, graphs, no_warnings):
         assert relative_error(collected(actual)[1], expected_of(model, part)) < 1e-5
 
 
-def test_configuration_of_the_caller(device, graphs):
+def test_configuration_of_the_caller(device, prediction_graphs):
     """Between batches it is the caller's, who may train."""
     model, data = model_of(device), to_sparse(molecules(64))
     current = cuda.cupy.cuda.get_current_stream().ptr if device.xp is not numpy else None
@@ -209,22 +158,22 @@ def test_configuration_of_the_caller(device, graphs):
             assert cuda.cupy.cuda.get_current_stream().ptr == current
 
 
-def test_parameters_changed_in_place_between_batches(device, graphs):
+def test_parameters_changed_in_place_between_batches(device, prediction_graphs):
     model, data = model_of(device), to_sparse(molecules(4) * 24)  # equal batches
     predictions = captured_predict(model, data, batch_size=8)
     seen = [next(predictions).values for _ in range(6)]
-    assert graphs.n_captures == 1
-    n_launches = graphs.n_launches
+    assert prediction_graphs.n_captures == 1
+    n_launches = prediction_graphs.n_launches
     for param in model.params():
         param.array *= 0.5
     rest = [part.values for part in predictions]
-    assert graphs.n_captures == 1 and graphs.n_launches > n_launches
+    assert prediction_graphs.n_captures == 1 and prediction_graphs.n_launches > n_launches
     # One batch had been launched already.
     numpy.testing.assert_array_equal(rest[0], seen[-1])
     assert relative_error(numpy.concatenate(rest[1:]), expected_of(model, data)[56:]) < 1e-5
 
 
-def test_an_attribute_that_changes(device, graphs, no_warnings):
+def test_an_attribute_that_changes(device, prediction_graphs, no_warnings):
     row = Row(lambda link, *batch: three_columns(link, *batch) * (1.0 + link.counter))
     model = on(device, Regressor(row))
     data = to_sparse(molecules(4) * 40)
@@ -233,19 +182,16 @@ def test_an_attribute_that_changes(device, graphs, no_warnings):
         values.append(part.values)
         if i == 9:
             model.predictor.counter = 1  # the batch after the next sees it
-    assert graphs.n_captures == 2
+    assert prediction_graphs.n_captures == 2
     assert relative_error(values[11], 2 * values[0]) < 1e-5
     assert relative_error(values[-1], 2 * values[0]) < 1e-5
 
 
-def test_classifier_and_postprocessing(device, graphs):
+def test_classifier_and_postprocessing(device, prediction_graphs):
     model, examples = model_of(device, classes=True), molecules(40, classes=True)
     data = to_sparse(examples)
-    for given, fn in (
-        (None, functions.softmax),
-        (functions.sigmoid, functions.sigmoid),
-        (functions.identity, None),
-    ):
+    softmax, sigmoid, identity = functions.softmax, functions.sigmoid, functions.identity
+    for given, fn in ((None, softmax), (sigmoid, sigmoid), (identity, None)):
         values = values_of(model, data, postprocess_fn=given)
         assert relative_error(values, expected_of(model, examples, fn)) < 1e-5
     classes = values_of(model, data, postprocess_fn=lambda y: functions.argmax(y, axis=1))
@@ -268,16 +214,12 @@ CANNOT = 'Row', 'cannot be captured: ValueError: so many rows?', __file__
 EAGER = {
     'of all rows': (mean_of_rows, ('belong to no molecule',), False),
     'failing with spare rows': (picky, CANNOT, True),
-    'random': (
-        lambda link, *batch: three_columns(link, *batch) * float(numpy.random.rand()),
-        *(('run twice',), False),
-    ),
+    'random': (lambda *given: three_columns(*given) * numpy.random.rand(), ('run twice',), False),
     'changing with every batch': (counting, ('the attribute counter of',), True),
 }
 
 
 def assert_eager(device, function, words, is_same=True):
-    """Predict with a model around `function`; there is one warning, which has these words."""
     model = on(device, Regressor(Row(function)))
     examples = molecules(8 * 40 if function is counting else 80)
     with warnings.catch_warnings(record=True) as caught:
@@ -291,11 +233,11 @@ def assert_eager(device, function, words, is_same=True):
 
 
 @pytest.mark.parametrize('name', EAGER)
-def test_what_is_predicted_eagerly(device, graphs, name):
+def test_what_is_predicted_eagerly(device, prediction_graphs, name):
     assert_eager(device, *EAGER[name])
 
 
-def test_a_hook_sees_every_call(device, graphs):
+def test_a_hook_sees_every_call(device, prediction_graphs):
     with chainer.function_hooks.TimerHook():
         assert_eager(device, three_columns, ('hook TimerHook',))
 
@@ -307,7 +249,7 @@ def test_what_fails_at_capture(monkeypatch):
     assert_eager(HOST, three_columns, words)
 
 
-def test_a_dense_model(device, graphs):
+def test_a_dense_model(device, prediction_graphs):
     from chainer_chemistry.models import RSGCN
 
     model = Regressor(RSGCN(3, hidden_channels=8))
@@ -316,9 +258,8 @@ def test_a_dense_model(device, graphs):
     model.to_device(device)
     with pytest.warns(UserWarning, match='predicts eagerly: converter: expected a tuple'):
         values = values_of(model, examples, converter=dense_concat_mols)
-    expected = model.predict(
-        examples, batchsize=8, converter=lambda batch, device: dense_concat_mols(batch, device)[:2]
-    )
+    inputs = lambda batch, device: dense_concat_mols(batch, device)[:2]  # NOQA: E731
+    expected = model.predict(examples, batchsize=8, converter=inputs)
     assert relative_error(values, expected) < 1e-5
 
 
@@ -340,9 +281,8 @@ def test_what_is_compared():
     values[:2] = numpy.nan, numpy.inf
     for factor, differ in ((1.0001, (False, False)), (1.01, (True, False)), (1.1, (True, True))):
         actual = values * numpy.float32(factor)
-        assert differ == tuple(
-            predictor._difference(actual, values, link) is not None for link in (model, half)
-        )
+        found = [predictor._difference(actual, values, link) for link in (model, half)]
+        assert differ == tuple(difference is not None for difference in found)
     classes = numpy.arange(200)
     for n_wrong, differs in ((0, None), (2, None), (3, '3 of 200 values')):
         wrong = numpy.where(classes < n_wrong, -1, classes)
@@ -351,7 +291,7 @@ def test_what_is_compared():
 
 
 @pytest.mark.parametrize('n_processes', (None, 2))
-def test_smiles(device, graphs, n_processes):
+def test_smiles(device, prediction_graphs, n_processes):
     pytest.importorskip('rdkit')
     from chainer_bspmm.dataset import from_smiles
 
@@ -367,7 +307,7 @@ def test_smiles(device, graphs, n_processes):
     assert failures == parsed.failures and all(failure.reason for failure in failures)
     assert [failure.position % 10 for failure in failures] == BAD * 60
     assert relative_error(values, expected_of(model, parsed.dataset)) < 1e-5
-    assert graphs.n_launches > 5
+    assert prediction_graphs.n_launches > 5
 
 
 @pytest.mark.filterwarnings('ignore:captured_predict')
@@ -412,7 +352,7 @@ def test_molecules_that_no_model_can_be_asked_about():
 
 
 @pytest.mark.parametrize('n_processes', (1, 2))
-def test_an_error_comes_after_what_was_before(device, graphs, children, n_processes):
+def test_an_error_comes_after_what_was_before(device, prediction_graphs, children, n_processes):
     pytest.importorskip('rdkit')
     model = model_of(device)
 
@@ -458,6 +398,7 @@ def test_left_in_the_middle(monkeypatch, children):
                 assert graphs.n_waiting and children()
                 raise KeyError
     assert graphs.n_launches and not graphs.n_waiting and not children()
+    assert graphs.most_waiting == 2  # the next batch is launched before one is waited for
     assert graphs.n_freed == 1
     closed = predictions()
     next(closed)
@@ -491,7 +432,7 @@ def test_smiles_without_end():
         assert n_read < 3000 + 100 + 250 * parsing.CHUNKS_AHEAD * n_processes + 1000
 
 
-def test_no_molecules(device, graphs):
+def test_no_molecules(device, prediction_graphs):
     model = model_of(device)
     assert list(captured_predict(model, [])) == []
     assert list(captured_predict(model, [], method='rsgcn')) == []
@@ -558,7 +499,7 @@ def test_on_streams_in_turn():
 
 
 @pytest.mark.parametrize('changes_at', (1, 5))
-def test_a_prediction_that_changes(device, graphs, changes_at):
+def test_a_prediction_that_changes(device, prediction_graphs, changes_at):
     """Found before anything wrong was given out, it continues eagerly; later it stops."""
     model, data, given = model_of(device), molecules(4) * 24, []  # equal batches of 8
     factor = host_graphs.read_at_capture(lambda: 2.0 if len(given) >= changes_at else 1.0)

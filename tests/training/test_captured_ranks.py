@@ -10,9 +10,8 @@ import chainer
 from chainer import optimizer_hooks, optimizers
 from chainer.backend import CpuDevice
 
-from chainer_bspmm.multi_node import faults
-from chainer_bspmm.multi_node import optimizer as multi_node
-from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.multi_node import faults, optimizer as multi_node
+from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.step_program import StepProgram
 from tests.support import relative_error
 from tests.support.training import molecules, make_model, without_dropout
@@ -28,10 +27,8 @@ SIZES = [4, 4, 4, 7, 4, 7, 7, 2, 4, 2, 2, 4, 7] * 2
 class Others:
     """A communicator of rank 0 of 2; the other one has two molecules in every step.
 
-    Attributes:
-        sums (list of int): the number of elements in every collective.
-        reason (str or None): why the other cannot capture.
-        is_bad (bool): whether the loss of the other is not finite.
+    sums: the number of elements in every collective; reason: why the other cannot capture (str or
+    None); is_bad: whether its loss is not finite.
     """
 
     rank, size, allreduce_grad_dtype = 0, 2, None
@@ -49,7 +46,6 @@ class Others:
         return [mine, self.reason if len(self.told) == 3 else mine]
 
     def batch(self):
-        """Return the molecules of the next step."""
         return molecules(2, seed=100 + len(self.sums))
 
     def allReduce(self, sent, received):
@@ -74,8 +70,6 @@ def loss_of(model, examples):
 
 
 class Batches(chainer.dataset.Iterator):
-    """Batches of this rank, of the sizes that are to come."""
-
     dataset = ()
     is_new_epoch, epoch, epoch_detail = False, 0, 0.0
 
@@ -99,7 +93,6 @@ def device():
 
 @pytest.fixture
 def made(monkeypatch, device, graphs):
-    """Return a function that makes an updater of rank 0, and the other rank."""
     from chainermn.optimizers import _MultiNodeOptimizer
 
     kind = type('MultiNodeOptimizer', (multi_node.Weighted, _MultiNodeOptimizer), {})
@@ -122,9 +115,10 @@ def made(monkeypatch, device, graphs):
 
 
 def train(updater, sizes):
-    """Update with batches of these sizes; return the causes for which steps are not captured."""
     updater.get_iterator('main').sizes = list(sizes)
-    with eager_causes() as causes:
+    reporter = chainer.Reporter()
+    reporter.add_observer('main', updater._driver.optimizer.target)
+    with eager_causes() as causes, reporter.scope({}):
         for _ in sizes:
             updater.update()
     return causes
@@ -132,14 +126,12 @@ def train(updater, sizes):
 
 @pytest.mark.parametrize('is_one_host', (False, True))
 @pytest.mark.parametrize('is_clipped', (False, True))
-def test_ranks_are_one_large_batch(made, graphs, monkeypatch, is_clipped, is_one_host):
+def test_ranks_are_one_large_batch(made, graphs, noted, is_clipped, is_one_host):
     """And every step, run, captured, replayed or checked, is one collective of one size."""
     hooks = [optimizer_hooks.GradientClipping(LARGEST_NORM)] * is_clipped
     updater, comm = made(hooks=hooks)
     comm.is_one_host = is_one_host
-    tried = []
-    check = StepProgram.check_alone
-    monkeypatch.setattr(StepProgram, 'check_alone', lambda self: tried.append(check(self)))
+    tried = noted(StepProgram, 'check_alone')
     alone = chainer.optimizers.SGD(RATE).setup(copy.deepcopy(updater._driver.optimizer.target))
     for hook in hooks:
         alone.add_hook(hook)
@@ -214,9 +206,8 @@ def test_replay_that_differs(made):
     comm.sums.pop()
     replayed.cleargrads()
     (loss_of(replayed, batch) * (4 / 6) + loss_of(replayed, comm.batch()) * (2 / 6)).backward()
-    for (path, param), (_, before) in zip(
-        sorted(model.namedparams()), sorted(replayed.namedparams())
-    ):
+    pairs = zip(sorted(model.namedparams()), sorted(replayed.namedparams()))
+    for (path, param), (_, before) in pairs:
         expected = before.array - RATE * before.grad
         assert relative_error(param.array, expected) < 1e-5, path
 
@@ -232,10 +223,7 @@ def test_a_view_of_a_parameter_is_reported_as_before_the_update(made, is_one_hos
 
     updater, comm = made(loss_func)
     comm.is_one_host = is_one_host
-    reporter = chainer.Reporter()
-    reporter.add_observer('main', updater._driver.optimizer.target)
-    with reporter.scope({}):
-        assert train(updater, [4] * 6) == []
+    assert train(updater, [4] * 6) == []
 
 
 def test_layout_that_cannot_be_captured_later(made):
@@ -246,12 +234,9 @@ def test_layout_that_cannot_be_captured_later(made):
         return loss
 
     updater, comm = made(loss_func)
-    reporter = chainer.Reporter()
-    reporter.add_observer('main', updater._driver.optimizer.target)
-    with reporter.scope({}):
-        train(updater, [4, 4, 4, 7])
-        with pytest.raises(RuntimeError, match='rank 0 cannot go on .* value on the host'):
-            train(updater, [7] * 9)
+    train(updater, [4, 4, 4, 7])
+    with pytest.raises(RuntimeError, match='rank 0 cannot go on .* value on the host'):
+        train(updater, [7] * 9)
 
 
 @pytest.mark.parametrize('rank', (0, 1))
@@ -266,10 +251,7 @@ def test_all_train_eagerly_if_one_has_to(made, monkeypatch, rank):
     monkeypatch.setattr(multi_node.Weighted, 'update', lambda self, *args: updates.append(args))
     updater, comm = made(loss_func)
     comm.reason = 'a reason' if rank else None
-    reporter = chainer.Reporter()
-    reporter.add_observer('main', updater._driver.optimizer.target)
-    with reporter.scope({}):
-        (cause,) = train(updater, [4, 4, 7])
+    (cause,) = train(updater, [4, 4, 7])
     assert ('value on the host' if rank == 0 else 'a reason') in cause
     assert '(rank %d)' % rank in cause
     assert len(updates) == 3 and not comm.sums and len(comm.told) == 3
@@ -281,9 +263,8 @@ def test_communicators_without_nccl_train_eagerly(made, monkeypatch):
     updater, comm = made()
     updater._driver.together = None
     monkeypatch.setattr(host_graphs.communicators, 'is_nccl', lambda comm: False)
-    again = GraphUpdater(
-        updater.get_iterator('main'), updater.get_optimizer('main'), device=CpuDevice()
-    )
+    iterator, optimizer = updater.get_iterator('main'), updater.get_optimizer('main')
+    again = GraphUpdater(iterator, optimizer, device=CpuDevice())
     (cause,) = train(again, [4, 4])
     assert 'MultiNodeOptimizer' in cause and len(updates) == 2 and not comm.told
 

@@ -24,8 +24,6 @@ from tests.support.layers import linear_relu
 
 
 class HostBlas:
-    """Products by NumPy, counted."""
-
     def __init__(self):
         self.n_products = 0
 
@@ -58,15 +56,14 @@ def matmul(**options):
     return lambda a, b: functions.matmul(a, b, **options)
 
 
+linear_grad_weight = lambda given: LinearGradWeight(given[0].dtype).apply(given)  # NOQA: E731
 # name -> (function, shapes of the inputs)
 CASES: dict[str, tuple] = {
     'linear': (functions.linear, [(5, 7), (3, 7), (3,)]),
     'linear without bias': (functions.linear, [(5, 7), (3, 7)]),
     'linear of no rows': (functions.linear, [(0, 7), (3, 7), (3,)]),
     'LinearGradData': (lambda W, gy: LinearGradData().apply((W, gy))[0], [(3, 7), (5, 3)]),
-    'LinearGradWeight': (
-        *(lambda x, gy: LinearGradWeight(x.dtype).apply((x, gy))[0], [(5, 7), (5, 3)]),
-    ),
+    'LinearGradWeight': (lambda x, gy: linear_grad_weight((x, gy))[0], [(5, 7), (5, 3)]),
     'linear_relu': (linear_relu, [(5, 7), (3, 7), (3,)]),
     'linear_softmax': (lambda *layer: linear_softmax(layer), [(5, 7), (3, 7), (3,)]),
 }
@@ -75,10 +72,8 @@ for a, b in itertools.product((False, True), repeat=2):
     options = {'transa': a, 'transb': b}
     CASES['matmul %s' % options] = matmul(**options), shapes
     CASES['matmul of stacks %s' % options] = matmul(**options), [(2,) + s for s in shapes]
-    CASES['matmul, broadcast %s' % options] = (
-        matmul(**options),
-        [(2, 1) + shapes[0], (1, 4) + shapes[1]],
-    )
+    shapes = [(2, 1) + shapes[0], (1, 4) + shapes[1]]
+    CASES['matmul, broadcast %s' % options] = matmul(**options), shapes
 CASES['matmul of vectors'] = matmul(), [(7,), (7,)]
 # Their gradients' gradients are by chainer.functions.tensordot in part.
 VECTORS = {
@@ -96,7 +91,6 @@ BOUNDS = {'float16': 2e-3, 'float32': 1e-6, 'float64': 1e-14}
 
 
 def assert_alike(actual, expected, bound):
-    """Compare lists of arrays, whose dtypes and kinds are the same."""
     for one, other in zip(actual, expected, strict=True):
         assert one.dtype == other.dtype and one.shape == other.shape
         assert type(one) is type(other)
@@ -104,7 +98,6 @@ def assert_alike(actual, expected, bound):
 
 
 def outputs_and_gradients(function, arrays):
-    """Return the output, first gradients, and gradients of a function of those, as arrays."""
     variables = [chainer.Variable(array) for array in arrays]
     y = function(*variables)
     first = chainer.grad([y], variables, [functions.cos(y)], enable_double_backprop=True)
@@ -163,20 +156,14 @@ def test_mixed_dtypes(xp, a_step, dtypes):
 
 
 @pytest.fixture
-def n_losses(monkeypatch):
-    """The number of calls for losses, metrics and gradients, in a list."""
+def n_losses(noted):
     counts = []
     for name in ('mean_loss_forward', 'training_loss', 'mean_loss_backward'):
-        call = getattr(chainer_nodes, name)
-        monkeypatch.setattr(
-            chainer_nodes, name, lambda *args, call=call: counts.append(1) or call(*args)
-        )
+        noted(chainer_nodes, name, counts)
     return counts
 
 
 def of_labels(lossfun, **options):
-    """A function of scores; a third of the labels is -1."""
-
     def loss(x):
         labels = x.xp.arange(x.size, dtype='i') % 3 - 1
         return lossfun(x, labels.reshape(x.shape), **options)
@@ -189,8 +176,6 @@ def of_no_labels(lossfun, **options):
 
 
 def of_some(lossfun):
-    """A function of predictions; a third of the targets is NaN."""
-
     def loss(x):
         t = functions.sin(x).array.ravel()
         t[::3] = numpy.nan
@@ -307,8 +292,6 @@ def test_cross_entropy_of_each_is_chainer_s(xp, a_step, n_losses):
 
 
 def labelled(lossfun, **options):
-    """A function of scores (9, 4) and classes with one of -1."""
-
     def loss(x):
         t = x.xp.arange(9, dtype='i') % 4
         return lossfun(x, x.xp.where(t == 3, numpy.int32(-1), t), **options)
@@ -333,13 +316,9 @@ accuracy, softmax_loss, scores = functions.accuracy, functions.softmax_cross_ent
 # What CuPy would send something from the host for, or ask the device for a count.
 COPIES = {
     'concat of nine': (lambda *xs: functions.concat(xs, axis=1), [(5, n) for n in range(9)]),
-    'concat of nine stacks': (
-        *(lambda *xs: functions.concat(xs, axis=-2), [(3, n, 2) for n in range(1, 10)]),
-    ),
+    'concat of stacks': (lambda *xs: functions.concat(xs, -2), [(3, n + 1, 2) for n in range(9)]),
     'concat of many': (lambda *xs: functions.concat(xs, axis=0), [(2,)] * 150),
-    'concat of columns': (
-        *(lambda x, *xs: functions.concat((x.T, *xs), axis=1), [(7, 5)] + [(5, 1)] * 8),
-    ),
+    'concat of columns': (lambda x, *xs: functions.concat((x.T, *xs)), [(7, 5)] + [(5, 1)] * 8),
     'stack of nine': (lambda *xs: functions.stack(xs, axis=1), [(5, 7)] * 9),
     'stack of nine, last axis': (lambda *xs: functions.stack(xs, axis=-1), [(5, 7)] * 9),
     'separate': (lambda x: sum(functions.separate(x, axis=1)), [(5, 9)]),
@@ -364,7 +343,6 @@ COPIES = {
 
 
 def output_and_gradients(function, arrays):
-    """Return the output and, where it has any, the gradients, as arrays."""
     variables = [chainer.Variable(array) for array in arrays]
     y = function(*variables)
     gradients = chainer.grad([y], variables, [chainer.Variable(y.xp.full(y.shape, 2, y.dtype))])
@@ -380,9 +358,8 @@ def test_what_would_copy(xp, a_step, name, dtype):
     with chainer_nodes.under_way(a_step):
         actual = output_and_gradients(function, arrays)
         if xp is not numpy:
-            replay, actual = Capturer(chainer.get_device('@cupy:0')).capture(
-                lambda: output_and_gradients(function, arrays)
-            )
+            gpu, again = Capturer(chainer.get_device('@cupy:0')), output_and_gradients
+            replay, actual = gpu.capture(lambda: again(function, arrays))
             replay()
     assert_alike(actual, expected, BOUNDS[dtype])
 
@@ -415,15 +392,13 @@ def test_dropout(xp, a_step):
             expected = (reference.kept(12, 0.25, 5, layer, 9) / numpy.float32(0.75)).reshape(4, 3)
             for array in (y.array, x.grad):
                 numpy.testing.assert_allclose(cuda.to_cpu(array), expected, 1e-6)
-    assert set(numpy.unique(cuda.to_cpu(functions.dropout(x, 0.25).array))) <= {
-        0,
-        numpy.float32(1 / 0.75),
-    }
+    outside = cuda.to_cpu(functions.dropout(x, 0.25).array)
+    assert set(numpy.unique(outside)) <= {0, numpy.float32(1 / 0.75)}
     assert a_step.next_stream() == 2  # outside none was taken
 
 
 @pytest.mark.parametrize('indices', [None, [0, 2, 3]])
-def test_standard_scaler(xp, a_step, monkeypatch, indices):
+def test_standard_scaler(xp, a_step, noted, indices):
     labels = numpy.random.RandomState(0).uniform(-1, 1, (9, 4)).astype('f')
     labels[:, 2] = 5  # a deviation of 0
     scaler = StandardScaler()
@@ -432,9 +407,7 @@ def test_standard_scaler(xp, a_step, monkeypatch, indices):
         scaler.to_device('@cupy:%d' % xp.cuda.Device().id)
     x = chainer.Variable(xp.asarray(labels + 1))
     expected = scaler.transform(x).array, scaler.inverse_transform(x).array
-    asked, way = [], chainer_nodes._mean_and_deviation
-    noted = lambda *given: asked.append(given) or way(*given)  # NOQA: E731
-    monkeypatch.setattr(chainer_nodes, '_mean_and_deviation', noted)
+    asked = noted(chainer_nodes, '_mean_and_deviation')
     with chainer_nodes.under_way(a_step):
         actual = scaler.transform(x).array, scaler.inverse_transform(x).array
     assert len(asked) == 2

@@ -13,8 +13,7 @@ import chainer
 from chainer import functions, optimizers
 from chainer.backends import cuda
 from chainer.training.updaters import StandardUpdater
-from chainer_chemistry import functions as chemistry_functions
-from chainer_chemistry import models
+from chainer_chemistry import functions as chemistry_functions, models
 from chainer_chemistry.models.gin import GINSparse
 from chainer_chemistry.models.mlp import MLP
 from chainer_chemistry.models.prediction import Classifier, GraphConvPredictor, Regressor
@@ -51,27 +50,16 @@ def cases(chosen, quick=LAYOUTS, without='-'):
 
     without: what has this, a regular expression, in its name is slow.
     """
-    defaults = tuple(parity.DEFAULTS.values())
-
-    def is_quick(case, layout):
-        return case in defaults and layout in quick and not re.search(without, case.model)
-
-    return pytest.mark.parametrize(
-        'case, layout',
-        [
-            pytest.param(
-                *(case, layout),
-                id='%s, %s, %s' % (case.model, case.options, layout),
-                marks=() if is_quick(case, layout) else pytest.mark.slow,
-            )
-            for case, layout in itertools.product(chosen, LAYOUTS)
-        ],
-    )
+    defaults, params = tuple(parity.DEFAULTS.values()), []
+    for case, layout in itertools.product(chosen, LAYOUTS):
+        is_quick = case in defaults and layout in quick and not re.search(without, case.model)
+        name = '%s, %s, %s' % (case.model, case.options, layout)
+        marks = () if is_quick else pytest.mark.slow
+        params.append(pytest.param(case, layout, id=name, marks=marks))
+    return pytest.mark.parametrize('case, layout', params)
 
 
 class PerMolecule(GraphConvPredictor):
-    """Sums what a model gives for each node, and leaves alone what it gives for each molecule."""
-
     def __call__(self, atoms, adj, *columns):
         y = self.graph_conv(atoms, adj, *columns)
         if getattr(self.graph_conv, 'node_embedding', False):
@@ -80,7 +68,6 @@ class PerMolecule(GraphConvPredictor):
 
 
 def make(case, dropout_ratio=0.0):
-    """Return a predictor; `dropout_ratio`: of all links that have one."""
     numpy.random.seed(0)
     # A copy: the swap happens in place, and readouts among the arguments belong to all tests.
     model = PerMolecule(chainer_bspmm.sparsify(copy.deepcopy(case.make())), MLP(3, hidden_dim=8))
@@ -101,7 +88,6 @@ def converter_for(case, layout):
 
 
 def check_training(device, monkeypatch, case, layout, examples, bound=1e-5, wrap=None):
-    """Train captured and with a StandardUpdater; compare."""
     wrap = wrap or functools.partial(Regressor, lossfun=functions.mean_squared_error)
     trained = []
     for kind in (StandardUpdater, GraphUpdater):
@@ -141,13 +127,10 @@ def test_prediction(device, prediction_graphs, no_causes, case, layout):
     model.to_device(device)
     converter, n_inputs = converter_for(case, layout), 2 + (case.column is not None)
     with chainer.using_config('train', False), chainer.no_backprop_mode():
-        expected = [
-            cuda.to_cpu(model(*converter(examples[i : i + 8], device)[:n_inputs]).array)
-            for i in range(0, 32, 8)
-        ]
-    batches = captured_predict(
-        model, examples, batch_size=8, converter=converter, n_inputs=n_inputs
-    )
+        batches = [converter(examples[i : i + 8], device)[:n_inputs] for i in range(0, 32, 8)]
+        expected = [cuda.to_cpu(model(*batch).array) for batch in batches]
+    options = {'batch_size': 8, 'converter': converter, 'n_inputs': n_inputs}
+    batches = captured_predict(model, examples, **options)
     found = [batch.values for batch in batches]
     assert prediction_graphs.n_launches == 3
     assert relative_error(numpy.concatenate(found), numpy.concatenate(expected)) < 1e-5
@@ -162,10 +145,8 @@ def test_dtypes(device, monkeypatch, no_causes, case, layout, dtype):
     dtype = DTYPES[dtype]
     with chainer.using_config('dtype', dtype):
         in_dtype = chainer.get_dtype(dtype)
-        examples = [
-            tuple(x.astype(in_dtype) if x.dtype.kind == 'f' else x for x in example)
-            for example in examples_of(case)
-        ]
+        cast = lambda x: x.astype(in_dtype) if x.dtype.kind == 'f' else x  # NOQA: E731
+        examples = [tuple(map(cast, example)) for example in examples_of(case)]
         bound = 1e-12 if in_dtype == 'd' else 3e-2
         check_training(device, monkeypatch, case, layout, examples, bound)
 
@@ -183,14 +164,6 @@ def test_dropout(device, graphs, no_causes, case, layout):
     assert is_captured(updater)
 
 
-def class_label(rng):
-    return numpy.array(rng.randint(-1, 3), 'i')
-
-
-def class_labels(rng):
-    return rng.randint(-1, 2, 3).astype('i')
-
-
 def partial_labels(rng):
     label = rng.normal(size=3).astype('f')
     label[rng.randint(3)] = numpy.nan
@@ -201,15 +174,19 @@ def ignoring(function):
     return functools.partial(function, ignore_nan=True)
 
 
-unscaled = functools.partial(functions.softmax_cross_entropy, normalize=False)
-without_ignored = functools.partial(functions.accuracy, ignore_label=-1)
-entropy, accuracy = functions.sigmoid_cross_entropy, functions.binary_accuracy
 metrics = {'mae': chemistry_functions.mean_absolute_error, 'r2': chemistry_functions.r2_score}
 # name -> (label of a molecule, what wraps the predictor, its loss and metrics)
 OBJECTIVES = {
-    'classes': (class_label, Classifier),
-    'classes, ignored in metrics': (class_label, Classifier, unscaled, without_ignored),
-    'several labels': (class_labels, Classifier, entropy, accuracy),
+    'classes': (lambda rng: numpy.array(rng.randint(-1, 3), 'i'), Classifier),
+    'classes, ignored in metrics': (
+        *(lambda rng: numpy.array(rng.randint(-1, 3), 'i'), Classifier),
+        functools.partial(functions.softmax_cross_entropy, normalize=False),
+        functools.partial(functions.accuracy, ignore_label=-1),
+    ),
+    'several labels': (
+        *(lambda rng: rng.randint(-1, 2, 3).astype('i'), Classifier),
+        *(functions.sigmoid_cross_entropy, functions.binary_accuracy),
+    ),
     'partial labels': (
         *(partial_labels, Regressor, ignoring(chemistry_functions.mean_squared_error)),
         {name: ignoring(metric) for name, metric in metrics.items()},

@@ -7,12 +7,11 @@ import pickle
 import numpy
 import pytest
 
-import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+from chainer_bspmm import CSRConverter  # first: it repairs Chainer
 from chainer.datasets import ConcatenatedDataset, split_dataset_random, SubDataset, TransformDataset
 from chainer.iterators import MultithreadIterator, SerialIterator
 from chainer_chemistry.datasets import NumpyTupleDataset
 
-from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import sparse_form, to_sparse
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.training.examples import Examples
@@ -32,12 +31,9 @@ def locked():
 
 
 def examples(kind='relations', n_relations=4, dtype='f'):
-    """A list of (atoms, adjacency, label)."""
     rng = numpy.random.RandomState(1)
-    actual = molecules(SIZES, kind, n_relations)
-    return [
-        (atoms, adj.astype(dtype), rng.uniform(size=2).astype('f')) for atoms, adj, *_ in actual
-    ]
+    made = molecules(SIZES, kind, n_relations)
+    return [(atoms, adj.astype(dtype), rng.uniform(size=2).astype('f')) for atoms, adj, *_ in made]
 
 
 def column(values):
@@ -47,18 +43,14 @@ def column(values):
 
 
 def tuples(actual=None):
-    """Chainer Chemistry's data set, as its parsers make it."""
     atoms, adj, labels = zip(*(actual or examples()))
     return NumpyTupleDataset(column(atoms), column(adj), numpy.array(labels))
 
 
 def of_one_size(n=5, m=6):
     rng = numpy.random.RandomState(2)
-    return NumpyTupleDataset(
-        rng.randint(1, 9, (m, n)).astype('i'),
-        (rng.uniform(size=(m, n, n)) < 0.4).astype('f'),
-        rng.uniform(size=(m, 1)).astype('f'),
-    )
+    atoms, adj = rng.randint(1, 9, (m, n)).astype('i'), rng.uniform(size=(m, n, n)) < 0.4
+    return NumpyTupleDataset(atoms, adj.astype('f'), rng.uniform(size=(m, 1)).astype('f'))
 
 
 KEPT = {
@@ -94,30 +86,19 @@ def test_the_same_batches(name, converter):
     taken.close()
 
 
-def test_it_is_converted_once(monkeypatch):
-    n_conversions, to_sparse = 0, sparse_form.to_sparse
-
-    def counted(dataset):
-        nonlocal n_conversions
-        n_conversions += 1
-        return to_sparse(dataset)
-
-    monkeypatch.setattr(sparse_form, 'to_sparse', counted)
+def test_it_is_converted_once(noted):
+    conversions = noted(sparse_form, 'to_sparse')
     train, valid = split_dataset_random(tuples(), 8)
     one, two = Examples(), Examples()
     iterators = SerialIterator(train, 3), SerialIterator(valid, 3)
     for _ in range(9):
         for taken, iterator in zip((one, two), iterators):
             taken.next(iterator, CONVERTER)
-    assert n_conversions == 1
+    assert len(conversions) == 1
     assert molecules_of(train)[0] is molecules_of(valid)[0]
     numpy.testing.assert_array_equal(molecules_of(train)[1], train._order[:8])
     one.close(), two.close()
     assert molecules_of(train) is None
-
-
-class Own(NumpyTupleDataset):
-    pass
 
 
 def with_mapped_memory(tmp_path):
@@ -129,16 +110,14 @@ def with_mapped_memory(tmp_path):
 
 NOT_KEPT = {
     'a function': lambda path: TransformDataset(tuples(), lambda example: example),
-    'a class of a user': lambda path: Own(*tuples()._datasets),
+    'a class of a user': lambda path: type('Own', (NumpyTupleDataset,), {})(*tuples()._datasets),
     'a column of another kind': lambda path: NumpyTupleDataset(*map(tuple, tuples()._datasets)),
     'joined lists': lambda path: ConcatenatedDataset(examples(), examples()),
     'lists': lambda path: [list(example) for example in examples()],
     'mapped memory': with_mapped_memory,
     'dtypes that differ': lambda path: examples() + examples(dtype='d'),
     'labels of atoms': lambda path: [(*e[:2], numpy.arange(len(e[0])), e[2]) for e in examples()],
-    'what may be labels of atoms': lambda path: [
-        (*e[:2], numpy.arange(5), e[2]) for e in of_one_size()
-    ],
+    'labels of atoms, perhaps': lambda _: [(*e[:2], numpy.arange(5), e[2]) for e in of_one_size()],
     'a Python number': lambda path: [(*example[:2], 1.0) for example in examples()],
     'nothing': lambda path: [],
 }
@@ -156,10 +135,8 @@ def test_what_is_not_kept(name, tmp_path, locked):
 
 def test_iterators_and_converters_that_are_not_ours(locked):
     dataset = tuples()
-    for iterator in (
-        MultithreadIterator(dataset, 3),
-        type('It', (SerialIterator,), {})(dataset, 3),
-    ):
+    own = type('It', (SerialIterator,), {})(dataset, 3)
+    for iterator in (MultithreadIterator(dataset, 3), own):
         assert type(Examples().next(iterator, CONVERTER)) is list
         iterator.finalize()
     for converter in (CSRConverter(n_node_columns=1), lambda batch, device=None: batch):
@@ -172,15 +149,11 @@ def test_iterators_and_converters_that_are_not_ours(locked):
 
 def test_padding_that_may_be_atoms(locked):
     """A packed batch of these is an error or not by the batch: as before."""
-    actual = [
-        (numpy.append(atoms, numpy.int32(0)), numpy.pad(adj, ((0, 0), (0, 1), (0, 1))), label)
-        for atoms, adj, label in examples()
-    ]
+    padded = lambda adj: numpy.pad(adj, ((0, 0), (0, 1), (0, 1)))  # NOQA: E731
+    zero = numpy.int32(0)
+    actual = [(numpy.append(atoms, zero), padded(adj), label) for atoms, adj, label in examples()]
     assert type(Examples().next(SerialIterator(actual, 3), CSRConverter('packed'))) is list
     assert not locked()
-
-
-# Examples that change.
 
 
 def opened(dataset):
@@ -202,9 +175,8 @@ def test_an_edit_in_place_is_an_error_until_the_end(name, place):
     dataset[0][place][...] = 1
     assert (dataset[0][place] == 1).all()
     again = opened(dataset)  # converted anew
-    atoms, adj, labels = CONVERTER(
-        Selection(molecules_of(dataset)[0], molecules_of(dataset)[1][:1])
-    )
+    molecules, index = molecules_of(dataset)
+    atoms, adj, labels = CONVERTER(Selection(molecules, index[:1]))
     if place == 0:
         assert (atoms[:-1] == 1).all()
     elif place == 1:
@@ -215,33 +187,27 @@ def test_an_edit_in_place_is_an_error_until_the_end(name, place):
 
 
 def test_the_owner_of_a_view_is_locked_too():
+    """And a column of arrays."""
     owner = numpy.random.RandomState(0).randint(1, 9, (6, 5)).astype('i')
     _, adj, labels = of_one_size()._datasets
-    actual = list(zip(owner, adj, labels))
-    taken = opened(actual)
-    for array in (owner, adj, labels):
+    actual, dataset = list(zip(owner, adj, labels)), tuples()
+    taken, other = opened(actual), opened(dataset)
+    column = dataset._datasets[1]
+    for array, item in ((owner, 0), (adj, 0), (labels, 0), (column, column[1])):
         with pytest.raises(ValueError, match='read-only'):
-            array[0] = 0
+            array[0] = item
     taken.close()
+    other.close()
     owner[0] = adj[0] = labels[0] = 1
     actual[1][0][...] = 2
     assert (owner[1] == 2).all()
 
 
-def test_columns_cannot_be_replaced_within():
-    dataset = tuples()
-    taken = opened(dataset)
-    with pytest.raises(ValueError, match='read-only'):
-        dataset._datasets[1][0] = dataset._datasets[1][1]
-    taken.close()
-
-
 @pytest.mark.parametrize('base', [False, True])
 def test_a_list_whose_items_are_replaced(base):
     actual = examples()
-    dataset = (
-        SubDataset(actual, 0, len(actual), numpy.arange(len(actual))[::-1]) if base else actual
-    )
+    order = numpy.arange(len(actual))[::-1]
+    dataset = SubDataset(actual, 0, len(actual), order) if base else actual
     taken = Examples()
     iterator = SerialIterator(dataset, len(actual), shuffle=False)
     assert type(taken.next(iterator, CONVERTER)) is Selection
@@ -250,27 +216,19 @@ def test_a_list_whose_items_are_replaced(base):
     actual[3][0][...] = 1  # no longer locked
 
 
-def replace_an_item_of_a_column(dataset):
-    dataset._datasets[1][5] = dataset._datasets[1][5].copy()
+REPLACE = {
+    'list': lambda actual: actual.append(actual[0]),
+    'columns that are lists': lambda of: of._datasets[1].append(of._datasets[1].pop().copy()),
+    'NumpyTupleDataset': lambda of: setattr(of, '_datasets', tuples(examples()[::-1])._datasets),
+}
 
 
-def replace_columns(dataset):
-    dataset._datasets = tuples(examples()[::-1])._datasets
-
-
-@pytest.mark.parametrize(
-    'name, change',
-    [
-        ('list', lambda actual: actual.append(actual[0])),
-        ('columns that are lists', replace_an_item_of_a_column),
-        ('NumpyTupleDataset', replace_columns),
-    ],
-)
-def test_what_is_replaced_between_batches(name, change):
+@pytest.mark.parametrize('name', REPLACE)
+def test_what_is_replaced_between_batches(name):
     dataset, taken = KEPT[name](), Examples()
     iterator = SerialIterator(dataset, len(dataset), shuffle=False)
     assert type(taken.next(iterator, CONVERTER)) is Selection
-    change(dataset)
+    REPLACE[name](dataset)
     assert type(taken.next(iterator, CONVERTER)) is list
 
 
@@ -362,13 +320,6 @@ def test_data_sets_that_take_turns(locked):
     assert not locked()
 
 
-def test_samplers_that_give_lists():
-    iterator = SerialIterator(
-        tuples(), 3, shuffle=None, order_sampler=lambda order, position: list(range(len(order)))
-    )
-    assert type(Examples().next(iterator, CONVERTER)) is Selection
-
-
 @pytest.mark.parametrize('make', [examples, lambda: SubDataset(examples(), 2, 9)])
 @pytest.mark.parametrize('number', [-1, 99])
 def test_samplers_that_count_from_the_end(make, number):
@@ -385,13 +336,12 @@ def test_samplers_that_count_from_the_end(make, number):
     else:
         with pytest.raises(IndexError):
             Examples().next(iterator, CONVERTER)
-
-
-def test_a_split_that_counts_from_the_end():
-    base = examples()
-    split = SubDataset(base, 0, len(base), numpy.arange(len(base)) - 2)  # of molecules -2, -1, 0, 1
+    sampler = lambda order, position: list(range(len(order)))  # NOQA: E731
+    iterator = SerialIterator(found, 3, shuffle=None, order_sampler=sampler)
+    assert type(Examples().next(iterator, CONVERTER)) is Selection
+    split = SubDataset(found, 0, 4, numpy.arange(len(found)) - 2)  # of molecules -2, -1, 0, 1
     batch = Examples().next(SerialIterator(split, 3, shuffle=False), CONVERTER)
-    assert type(batch) is list and [e is base[i] for i, e in zip((-2, -1, 0), batch)] == [True] * 3
+    assert type(batch) is list and all(e is found[i] for i, e in zip((-2, -1, 0), batch))
 
 
 def test_a_selection_is_a_sequence():
@@ -415,7 +365,6 @@ def test_what_nobody_closes_ends_with_its_owner(locked):
 @pytest.mark.parametrize('layout', ['folded', 'padded', 'packed', 9])
 @pytest.mark.parametrize('last', [(6, True), (0, False), (0, True)], ids=str)
 def test_a_form_that_suits_a_converter(layout, strip_padding, last):
-    """It makes the batches of the dense examples."""
     atom, is_bonded = last  # of each molecule: an atom, padding, or a bonded atom of id 0
     dense = examples(n_relations=1)
     for atoms, adj, _ in dense:

@@ -12,11 +12,9 @@ from chainer.training.updaters import StandardUpdater
 from chainer_bspmm.cuda import partial_sums, step
 from chainer_bspmm.functions import segment_sum
 from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
-from chainer_bspmm.training import step_program
-from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.training import GraphUpdater, step_program
 from tests.support import relative_error
-from tests.support.training import HOST, make_updater, parameters, run, same_molecules
-from tests.support.training import small_model
+from tests.support.training import HOST, make_updater, parameters, run, same_molecules, small_model
 from tests.training import host_graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
@@ -59,10 +57,8 @@ def test_zeros_of_what_has_no_gradient(device):
     params += [parameter(device, (3,), 'float64'), parameter(device, (2,), 'float16')]
     params[2].grad = saved = device.xp.ones(4, 'f')
     step_program.zero_missing(params)
-    first, second = (
-        param.grad.ctypes.data if device.xp is numpy else param.grad.data.ptr
-        for param in params[:2]
-    )
+    address = lambda a: a.ctypes.data if device.xp is numpy else a.data.ptr  # NOQA: E731
+    first, second = (address(param.grad) for param in params[:2])
     assert second - first == step_program.VECTOR_BYTES
     for param in params:
         assert param.grad.shape == param.shape and param.grad.dtype == param.dtype
@@ -94,9 +90,6 @@ def test_hooks_change_gradients_of_one_step_only(device, graphs):
         run(updater, 4)
         actual.append(parameters(updater)['/shift'])
     assert relative_error(*actual) < 1e-6
-
-
-# --- deferred sums ---
 
 
 class Mapped(AccumulateInPlace, FusedNode):
@@ -142,29 +135,19 @@ def launches(monkeypatch):
         found.append(len(sums))
         for array, parts in sums:
             size = array.size
-            array[...] = sum(
-                partials[:, first : first + size].sum(axis=0) for partials, first in parts
-            ).reshape(array.shape)
-
-    def empty(shape, dtype):
-        return numpy.full(shape, numpy.nan, dtype)
+            total = sum(partials[:, first : first + size].sum(axis=0) for partials, first in parts)
+            array[...] = total.reshape(array.shape)
 
     monkeypatch.setattr(partial_sums, '_launch', launch)
-    fake = types.SimpleNamespace(cupy=types.SimpleNamespace(empty=empty))
-    monkeypatch.setattr(partial_sums, 'cuda', fake)
+    cupy = types.SimpleNamespace(empty=lambda shape, dtype: numpy.full(shape, numpy.nan, dtype))
+    monkeypatch.setattr(partial_sums, 'cuda', types.SimpleNamespace(cupy=cupy))
     return found
 
 
 @pytest.mark.parametrize('is_read', [False, True])
-def test_sums_of_a_step(launches, monkeypatch, is_read):
+def test_sums_of_a_step(launches, noted, is_read):
     """Only where nothing reads them before."""
-    found, programs, capture = [], [], step_program.StepProgram.capture
-
-    def noted(self):
-        programs.append(self)
-        return capture(self)
-
-    monkeypatch.setattr(step_program.StepProgram, 'capture', noted)
+    found, programs = [], noted(step_program.StepProgram, 'capture', of=lambda program: program)
     for kind in (GraphUpdater, StandardUpdater):
         sgd = optimizers.SGD(0.1)
         updater = make_updater(kind, HOST, Model(is_read), same_molecules(), sgd)

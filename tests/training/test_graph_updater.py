@@ -14,10 +14,9 @@ from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.cuda import kernels
-from chainer_bspmm.training import cuda_graphs, fused_update, reports, state, step_driver
-from chainer_bspmm.training import step_program
+from chainer_bspmm.training import cuda_graphs, fused_update, GraphUpdater, reports, state
+from chainer_bspmm.training import step_driver, step_program
 from chainer_bspmm.training.buffers import Inputs
-from chainer_bspmm.training.graph_updater import GraphUpdater
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.step_program import StepProgram
@@ -128,12 +127,13 @@ def test_numbers_of_a_fused_update(device, graphs, fused):
     assert all(capturers)
 
 
+def interrupt(*args):
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize('owner, name', [(Program, 'launch'), (Inputs, 'fetched')])
 def test_an_interrupt_around_a_launch(device, graphs, monkeypatch, owner, name):
     """Later steps have their own batches: the graph takes what the host has sent for it."""
-
-    def interrupt(*args):
-        raise KeyboardInterrupt
 
     updater = make_updater(GraphUpdater, device, make_model(), same_molecules())
     run(updater, 20)
@@ -153,13 +153,11 @@ def copies(model):
     return [param.array.copy() for _, param in sorted(model.namedparams(include_uninit=False))]
 
 
+PARTS = 'stage launch _reported _run_again _compute _update _gradients_now'.split()
+
+
 @pytest.mark.parametrize(
-    'owner, name',
-    [
-        *((StepProgram, 'stage'), (StepProgram, 'launch'), (StepProgram, '_reported')),
-        *((StepProgram, '_run_again'), (state, 'difference'), (StepProgram, '_compute')),
-        *((StepProgram, '_update'), (StepProgram, '_gradients_now')),
-    ],
+    'owner, name', [*((StepProgram, part) for part in PARTS), (state, 'difference')]
 )
 @pytest.mark.parametrize(  # before; the 16th replay is checked
     'n_steps', (0, 2, 15, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 20)))
@@ -177,13 +175,13 @@ def test_an_interrupted_step_counts_if_it_was_done(monkeypatch, n_steps, owner, 
     before, t = copies(optimizer.target), optimizer.t
     actual = getattr(owner, name)
 
-    def interrupt(*args, **kwargs):
+    def interrupted(*args, **kwargs):
         if name in ('launch', '_run_again', '_gradients_now', 'difference'):
             actual(*args, **kwargs)
-        raise KeyboardInterrupt
+        interrupt()
 
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, interrupt)
+        patch.setattr(owner, name, interrupted)
         try:
             run(updater, 1)
         except KeyboardInterrupt:
@@ -196,9 +194,6 @@ def test_an_interrupted_step_counts_if_it_was_done(monkeypatch, n_steps, owner, 
 
 
 def test_an_interrupt_before_the_first_step(device, graphs, monkeypatch):
-    def interrupt(*args):
-        raise KeyboardInterrupt
-
     updater = make_updater(GraphUpdater, device, make_model(), same_molecules())
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Guards, 'key', interrupt)
@@ -236,40 +231,25 @@ def test_first_without_a_reporter(device, graphs):
     assert all('main/loss' in report for report in run(updater, 3))
 
 
-def test_a_check_waits_for_the_last_step(device, graphs, monkeypatch):
+def test_a_check_waits_for_the_last_step(device, graphs, noted):
     """Which may have been launched on another stream; then all that is checked is copied."""
     capturer = host_graphs.HostCapturer if graphs is not None else cuda_graphs.Capturer
-    calls, join, checked_replay = [], capturer.join, StepProgram._checked_replay
-    copy = state.Copies.__init__
-
-    def joined(self, *args):
-        calls.append('join')
-        return join(self, *args)
-
-    def copied(self, arrays):
-        calls.append('copies')
-        copy(self, arrays)
-
-    def checked(self):
-        calls.append('check')
-        return checked_replay(self)
-
+    calls = []
     updater = make_updater(GraphUpdater, device, small_model(), molecules(BATCH))
     run(updater, 2)
-    monkeypatch.setattr(capturer, 'join', joined)
-    monkeypatch.setattr(state.Copies, '__init__', copied)
-    monkeypatch.setattr(StepProgram, '_checked_replay', checked)
+    noted(capturer, 'join', calls, lambda *_: 'join')
+    noted(state.Copies, '__init__', calls, lambda *_: 'copies')
+    noted(StepProgram, '_checked_replay', calls, lambda *_: 'check')
     run(updater, 2)
     first = calls.index('check')
     assert calls[first : first + 3] == ['check', 'join', 'copies']
 
 
-def test_an_eager_step_between_captured_ones_waits_too(device, graphs, monkeypatch):
+def test_an_eager_step_between_captured_ones_waits_too(device, graphs, noted):
     capturer = host_graphs.HostCapturer if graphs is not None else cuda_graphs.Capturer
-    calls, join = [], capturer.join
     updater = make_updater(GraphUpdater, device, small_model(), molecules(BATCH))
     run(updater, 2)
-    monkeypatch.setattr(capturer, 'join', lambda self, *args: calls.append(1) or join(self, *args))
+    calls = noted(capturer, 'join')
     with pytest.warns(UserWarning, match='hook'), chainer.function_hooks.TimerHook():
         run(updater, 1)
     assert len(calls) == 1
@@ -282,9 +262,8 @@ def test_a_parameter_made_late_that_a_fused_update_refuses(monkeypatch):
         model = small_model()
         with model.init_scope():
             model.late = chainer.links.Linear(None, 3)
-        model.lossfun = lambda x, t: functions.mean_squared_error(
-            model.late(functions.cast(x, 'e')), functions.cast(t, 'e')
-        )
+        half = lambda x: functions.cast(x, 'e')  # NOQA: E731
+        model.lossfun = lambda x, t: functions.mean_squared_error(model.late(half(x)), half(t))
         for param in model.predictor.params(False):
             param.array = param.array.astype('f')
         updater = make_updater(GraphUpdater, HOST, model, same_molecules())

@@ -9,17 +9,12 @@ from chainer_bspmm.training import peer_memory
 
 SIZE, DTYPE, CHUNKS = 100, numpy.dtype('f'), (('f', 2), ('d', 1))
 VECTORS = [(1, DTYPE), (70, numpy.dtype('d'))]
+FAILS = 'get', 0, 2, 'prepare', 'another, get', 'another, open', 'one GPU', 'vectors'
 OWN, OTHERS = 4096, {0: 10**6, 2: 2 * 10**6}  # addresses
 
 
-class CUDARuntimeError(RuntimeError):
-    pass
-
-
 class Runtime:
-    """Of rank 1 of 3."""
-
-    CUDARuntimeError = CUDARuntimeError
+    CUDARuntimeError = type('CUDARuntimeError', (RuntimeError,), {})
 
     def __init__(self):
         self.fails, self.opened, self.closed, self.events = None, [], [], []
@@ -48,7 +43,7 @@ class Runtime:
 
     def _fail(self, where):
         if self.fails == where:
-            raise CUDARuntimeError
+            raise self.CUDARuntimeError
 
 
 @pytest.fixture
@@ -64,19 +59,15 @@ def runtime(monkeypatch):
         def __del__(self):
             found.events.append('free')
 
-    place = types.SimpleNamespace(
-        runtime=found, Memory=Memory, Device=lambda: types.SimpleNamespace(pci_bus_id='gpu 1')
-    )
+    gpu = types.SimpleNamespace(pci_bus_id='gpu 1')
+    place = types.SimpleNamespace(runtime=found, Memory=Memory, Device=lambda: gpu)
     cupy = types.SimpleNamespace(cuda=place, zeros=numpy.zeros)
     monkeypatch.setattr(peer_memory, 'cuda', types.SimpleNamespace(cupy=cupy))
     monkeypatch.setattr(peer_memory, '_kept', [])
     return found
 
 
-def communicator(
-    runtime, handle=True, is_done=True, size=3, intra_size=3, gpu='gpu 2', vectors=None
-):
-    """Return that of rank 1; the others tell it these."""
+def communicator(runtime, handle=True, is_done=True, size=3, intra_size=3, gpu=2, vectors=None):
     told = []
 
     def allgather(mine):
@@ -84,13 +75,12 @@ def communicator(
         if len(told) % 3 == 1:
             return [mine, mine, (mine[0], vectors or mine[1])]
         if len(told) % 3 == 2:
-            return [handle and ('handle 0', 'gpu 0'), mine, handle and ('handle 2', gpu)]
+            return [handle and ('handle 0', 'gpu 0'), mine, handle and ('handle 2', 'gpu %d' % gpu)]
         return [is_done, mine, True]
 
     comm = types.SimpleNamespace(rank=1, size=size, intra_size=intra_size, told=told)
-    comm.mpi_comm = types.SimpleNamespace(
-        allgather=allgather, Barrier=lambda: runtime.events.append('barrier')
-    )
+    barrier = lambda: runtime.events.append('barrier')  # NOQA: E731
+    comm.mpi_comm = types.SimpleNamespace(allgather=allgather, Barrier=barrier)
     return comm
 
 
@@ -109,11 +99,8 @@ def test_addresses_of_all_ranks(runtime):
     assert first.tolist() == [19 * 256] * 3 and second.tolist() == [20 * 256] * 3
     assert found.fits(SIZE, DTYPE, CHUNKS)
     # Blocks count their turns: the same chunks in other launches are not the same.
-    for other in (
-        (SIZE - 1, DTYPE, CHUNKS),
-        (SIZE, VECTORS[1][1], CHUNKS),
-        (SIZE, DTYPE, CHUNKS[::-1]),
-    ):
+    other_dtype = VECTORS[1][1]
+    for other in ((99, DTYPE, CHUNKS), (SIZE, other_dtype, CHUNKS), (SIZE, DTYPE, CHUNKS[::-1])):
         assert not found.fits(*other)
     del found, comm
     assert runtime.opened == list(OTHERS.values())
@@ -139,17 +126,11 @@ def test_one_rank_many_or_several_hosts(runtime, size, intra_size):
     assert not comm.told
 
 
-@pytest.mark.parametrize(
-    'fails', ['get', 0, 2, 'prepare', 'another, get', 'another, open', 'one GPU', 'vectors']
-)
+@pytest.mark.parametrize('fails', FAILS)
 def test_all_give_up_where_one_has_to(runtime, fails):
     runtime.fails = fails
-    another = {
-        'another, get': {'handle': None},
-        'another, open': {'is_done': False},
-        'one GPU': {'gpu': 'gpu 1'},
-        'vectors': {'vectors': [(1, 'f')]},
-    }
+    another = {'another, get': {'handle': None}, 'another, open': {'is_done': False}}
+    another.update({'one GPU': {'gpu': 1}, 'vectors': {'vectors': [(1, 'f')]}})
     comm = communicator(runtime, **another.get(fails, {}))
     assert connected(comm, lambda found: runtime._fail('prepare')) is None
     assert runtime.closed == runtime.opened[::-1] and not peer_memory._kept

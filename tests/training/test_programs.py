@@ -5,17 +5,15 @@ import types
 import numpy
 import pytest
 
-import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+from chainer_bspmm.training.driver import Driver  # first: it repairs Chainer
 import chainer
 
 from chainer_bspmm.training import programs as training_programs
-from chainer_bspmm.training.driver import Driver
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.programs import CannotCapture, MAX_NEW, MAX_PROGRAMS, Programs
 
 
 def test_the_least_recently_used_is_dropped():
-    """And all by clear."""
     programs, made = Programs('step'), [types.SimpleNamespace() for _ in range(MAX_PROGRAMS + 1)]
     for number in range(MAX_PROGRAMS):
         programs.add((number,), made[number])

@@ -11,15 +11,12 @@ ROW = 2 * reports.WIDTH  # bytes of a row of two numbers
 
 
 class Table:
-    """Stands for an array on a GPU."""
-
     def __init__(self, address):
         self.data = types.SimpleNamespace(ptr=address, mem=object())
 
 
 @pytest.fixture
 def given(monkeypatch):
-    """The `Reports` of a step that reports two numbers, the current stream, the tables made."""
     stream, tables = types.SimpleNamespace(ptr=1), []
 
     def empty(shape, dtype):

@@ -3,11 +3,9 @@
 import numpy
 import pytest
 
-import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+from chainer_bspmm.training import state  # first: it repairs Chainer
 import chainer
 from chainer import optimizers
-
-from chainer_bspmm.training import state
 
 
 def test_states_of_an_optimizer_are_compared_and_put_back():
@@ -46,9 +44,8 @@ def test_copies_of_arrays_of_several_kinds():
         'flag': numpy.array([True]),
     }
     copies, same = state.Copies(arrays), state.Copies(arrays)
-    assert {name: array.tobytes() for name, array in copies.items()} == {
-        name: array.tobytes() for name, array in arrays.items()
-    }
+    bits = lambda found: {name: array.tobytes() for name, array in found.items()}  # NOQA: E731
+    assert bits(copies) == bits(arrays)
     assert state.difference(copies, same, 0) is None
     for name, array in arrays.items():
         if array.size:

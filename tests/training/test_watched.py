@@ -25,9 +25,9 @@ from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.cuda import gemm
-from chainer_bspmm.training import StepDiffers
-from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.training import GraphUpdater, StepDiffers
 from chainer_bspmm.training.guards import Guards
+from chainer_bspmm.training.step_program import StepProgram
 from tests.support import assert_close_arrays
 from tests.support.training import assert_same_bits, assert_same_training, BATCH, counting, HOST
 from tests.support.training import is_captured, make_updater, mean_of_rows, n_keys, of_variables
@@ -46,16 +46,11 @@ def on_host(array):
     return chainer.backends.cuda.to_cpu(getattr(array, 'array', array))
 
 
-# --- what the guards watch ---
-
-
 def names_a_global(*args):
     return sum([FACTOR * i for i in range(len(args))])  # in a function within
 
 
 class Loss:
-    """A loss with a weight, in the ways in which it can be written."""
-
     def __init__(self, model):
         self.model, self.weight = model, 1.0
 
@@ -67,8 +62,6 @@ class Loss:
 
 
 class Named(chainer.Chain):
-    """A chain whose forward names a global."""
-
     def __init__(self):
         super().__init__()
         with self.init_scope():
@@ -88,8 +81,6 @@ def rule_of(model):
 
 
 def put(path, value):
-    """A change of a model: an attribute gets what `value` makes of the one before."""
-
     def change(model, optimizer):
         *parts, name = path.split('.')
         owner = functools.reduce(getattr, parts, model)
@@ -102,6 +93,7 @@ def of_embedding(change):
     return lambda model, optimizer: change(model.predictor.inner.embed.W)
 
 
+HOW = {'forward': Named, '__call__': Calling, 'function': lambda: links.Linear(2, 2)}
 DECAY = optimizer_hooks.WeightDecay(0.1)
 W, NUMBER = 'predictor.inner.embed.W.', type('Number', (int,), {})
 # Functions of (model, optimizer); the order is that of one training.
@@ -130,7 +122,6 @@ CHANGES: dict[str, Callable] = {
 
 @pytest.fixture
 def configured():
-    """Take back what is set in the configuration."""
     yield
     vars(chainer.global_config).pop('guarded', None)
 
@@ -140,7 +131,6 @@ def changing_model():
 
 
 def guarded():
-    """Return a model, its optimizer, and guards of both."""
     model = changing_model()
     optimizer = optimizers.MomentumSGD().setup(model)
     for param in model.params(include_uninit=False):
@@ -154,9 +144,8 @@ def test_a_training_with_every_change(device, graphs, no_causes, configured):
 
     def make(kind):
         vars(chainer.global_config).pop('guarded', None)
-        return make_updater(
-            kind, device, changing_model(), same_molecules(), optimizers.MomentumSGD(0.001)
-        )
+        momentum = optimizers.MomentumSGD(0.001)
+        return make_updater(kind, device, changing_model(), same_molecules(), momentum)
 
     def change(updater):
         number, step = divmod(updater.iteration, 3)
@@ -175,57 +164,38 @@ def test_a_training_with_every_change(device, graphs, no_causes, configured):
 
 def test_what_changes_back_is_the_same():
     model, _, guards = guarded()
-    before = guards.key()
-    model.predictor.counter = 1
-    changed = guards.key()
-    assert changed.change(before) == 'the attribute counter of predictor'
-    model.predictor.counter = 0
-    assert guards.key() == before != changed and hash(guards.key()) == hash(before)
+    with chainer.using_config('noise', 0.0):
+        before = guards.key()
+        model.predictor.counter = 1
+        changed = guards.key()
+        assert changed.change(before) == 'the attribute counter of predictor'
+        model.predictor.counter = 0
+        assert guards.key() == before != changed and hash(guards.key()) == hash(before)
+        with chainer.using_config('noise', 0.5):
+            assert guards.key().change(before) == 'the attribute noise of chainer.config'
+        assert guards.key() == before
 
 
-def test_states_in_a_new_dict():
-    """Their arrays are watched, not those of the dict that was there when the guards were made."""
-    model, _, guards = guarded()
-    before = guards.key()
-    rule = rule_of(model)
+def test_states_and_hyperparameters_in_a_new_object():
+    """Their arrays are watched, not those of the dict that was there when the guards were made.
+
+    Numbers may change at every step, so the key is equal; but the update looks again.
+    """
+    model, optimizer, guards = guarded()
+    before, rule = guards.key(), rule_of(model)
     rule._state = dict(rule._state)
     assert guards.key() is before
-    rule._state['v'] = rule._state['v'].copy()
-    assert guards.key() != before
-
-
-def test_other_hyperparameters():
-    """Their numbers may change at every step, so the key is equal; but the update looks again."""
-    model, optimizer, guards = guarded()
-    before = guards.key()
-    rule = rule_of(model)
     rule.hyperparam = chainer.optimizer.Hyperparameter(optimizer.hyperparam)
     after = guards.key()
     assert after == before and after is not before
     rule.hyperparam.lr = 0.5
     assert guards.key() is after
-
-
-def test_what_every_step_replaces_is_no_change():
-    model, _, guards = guarded()
-    model.loss, model.cache, model.seen = chainer.Variable(numpy.zeros(1)), {}, []
-    before = guards.key()
-    model.loss, model.cache, model.seen = chainer.Variable(numpy.ones(1)), {1: 2}, [3]
-    assert guards.key() is before
-
-
-def test_configuration_of_the_user():
-    model, _, guards = guarded()
-    with chainer.using_config('noise', 0.0):
-        before = guards.key()
-        with chainer.using_config('noise', 0.5):
-            assert guards.key() != before
-            assert guards.key().change(before) == 'the attribute noise of chainer.config'
-        assert guards.key() == before
+    rule._state['v'] = rule._state['v'].copy()
+    assert guards.key() != after
 
 
 def test_closures():
-    """Of the loss, of a part of it, and of a function that a link has."""
+    """Of the loss, of a part of it, and of a function that a link has; objects with a loss."""
     factor, model = 1.0, small_model()
     around = small_model(lossfun=lambda x, t: factor)
 
@@ -240,22 +210,15 @@ def test_closures():
         factor = factor + 1.0
         assert 'factor that loss_func reads' in guards.key().change(before[0])
         assert of_link.key() != before[1]
+    own = Loss(model)
+    for function in (own, own.method, functools.partial(own)):
+        guards = Guards(model, function)
+        before = guards.key()
+        own.weight += 1.0
+        assert guards.key().change(before) == 'the attribute weight of Loss'
 
 
-@pytest.mark.parametrize(
-    'pick', (lambda loss: loss, lambda loss: loss.method, lambda loss: functools.partial(loss))
-)
-def test_objects_of_a_loss(pick):
-    own = Loss(small_model())
-    guards = Guards(own.model, pick(own))
-    before = guards.key()
-    own.weight = 2.0
-    assert guards.key().change(before) == 'the attribute weight of Loss'
-
-
-@pytest.mark.parametrize(
-    'make', (Named, Calling, lambda: links.Linear(2, 2)), ids=('forward', '__call__', 'function')
-)
+@pytest.mark.parametrize('make', HOW.values(), ids=HOW)
 def test_globals(monkeypatch, make):
     model = make()
     guards = Guards(model, names_a_global if type(model) is links.Linear else model)
@@ -265,16 +228,7 @@ def test_globals(monkeypatch, make):
     assert after != before and 'FACTOR' in after.change(before)
 
 
-def test_attributes_are_not_taken_for_globals(monkeypatch):
-    model = small_model()
-    guards = Guards(model, lambda *args: model(*args) and model.loss)
-    before = guards.key()
-    monkeypatch.setitem(globals(), 'loss', 1.0)
-    assert guards.key() == before
-
-
 def test_links_around_a_function():
-    """However the function refers to them: their parameters are watched."""
     teacher = links.Linear(2, 2)
     holder = links.Linear(2, 2)
     holder.teacher = teacher
@@ -286,11 +240,8 @@ def test_links_around_a_function():
         def __call__(self, x):
             return self.teacher(x)
 
-    for target, function in (
-        (links.Linear(2, 2), lambda x: teacher(x)),
-        (links.Linear(2, 2), Distilled()),
-        (holder, holder),
-    ):
+    one, other = links.Linear(2, 2), links.Linear(2, 2)
+    for target, function in ((one, lambda x: teacher(x)), (other, Distilled()), (holder, holder)):
         guards = Guards(target, function)
         before = guards.key()
         assert guards.links == [target, teacher]
@@ -299,15 +250,17 @@ def test_links_around_a_function():
         assert guards.key() != before
 
 
-def test_what_is_not_watched():
-    """They are left to the checks of replays, which keeps the list of what is watched short."""
-    settings = types.SimpleNamespace(factor=1.0)
-    numbers = {'factor': 1.0}
-    model = links.Linear(2, 2)
-    guards = Guards(model, lambda x: model(x) * settings.factor * numbers['factor'])
-    before = guards.key()
+def test_what_is_not_watched(monkeypatch):
+    """What every step replaces, and what is left to the checks of replays: a short list."""
+    model, _, guards = guarded()
+    settings, numbers = types.SimpleNamespace(factor=1.0), {'factor': 1.0}
+    own = Guards(model, lambda x: model(x) * settings.factor * numbers['factor'] * model.loss)
+    model.loss, model.cache, model.seen = chainer.Variable(numpy.zeros(1)), {}, []
+    before = guards.key(), own.key()
     settings.factor = numbers['factor'] = 2.0
-    assert guards.key() is before
+    monkeypatch.setitem(globals(), 'loss', 1.0)  # functions read the attribute of this name
+    model.loss, model.cache, model.seen = chainer.Variable(numpy.ones(1)), {1: 2}, [3]
+    assert guards.key() is before[0] and own.key() is before[1]
 
 
 def test_hooks_that_have_to_see_every_call():
@@ -375,9 +328,6 @@ def test_a_program_keeps_what_its_key_names_by_id(device, graphs):
     assert all(reference() is None for reference in references)
 
 
-# --- what checks of replays find ---
-
-
 # Functions of the updater.
 READINGS: dict[str, Callable] = {
     'updater.iteration': lambda updater: updater.iteration,
@@ -402,7 +352,6 @@ def annealed(kind, device, read, examples, **kwargs):
 
 
 def train(updater, n_steps):
-    """Train with a rate that changes; return the texts of the warnings."""
     with eager_causes() as texts:
         for _ in range(n_steps):
             updater.get_optimizer('main').lr = 0.01 + 0.001 * updater.iteration
@@ -410,12 +359,9 @@ def train(updater, n_steps):
     return texts
 
 
-@pytest.mark.parametrize('is_fused', (False, True))
 @pytest.mark.parametrize('name', READINGS)
-def test_a_weight_that_changes_with_every_step(device, graphs, monkeypatch, name, is_fused):
+def test_a_weight_that_changes_with_every_step(device, graphs, name, is_fused):
     """Found at the second replay at the latest: no step is trained with an old weight."""
-    if graphs is not None and is_fused:  # on a GPU it always is
-        host_graphs.fuse(monkeypatch)
     results = []
     for kind in (StandardUpdater, GraphUpdater):
         updater = annealed(kind, device, READINGS[name], same_molecules())
@@ -439,9 +385,8 @@ def test_a_weight_that_changes_and_changes_back(device, graphs, period, phase):
 
 def test_a_weight_that_changes_later_with_layouts_that_alternate(device, graphs):
     """Every layout counts its own replays; the change is found at its fourth or eighth."""
-    updater = annealed(
-        GraphUpdater, device, lambda updater: updater.iteration // 10, same_molecules(16)
-    )
+    later = lambda updater: updater.iteration // 10  # NOQA: E731
+    updater = annealed(GraphUpdater, device, later, same_molecules(16))
     iterators = [SerialIterator(same_molecules(16), n, shuffle=False) for n in (8, 6)]
     found_at = []
     for i in range(40):
@@ -451,45 +396,29 @@ def test_a_weight_that_changes_later_with_layouts_that_alternate(device, graphs)
     assert 10 < step <= 18
 
 
-def fallen_back(device, monkeypatch, is_eager, **kwargs):
-    """Return an updater that was trained to where a weight changes, at step 5.
-
-    is_eager: the steps before are run eagerly over the same buffers, and from the step of the
-    check on as without captures.
-    """
-    updater = annealed(
-        GraphUpdater, device, lambda updater: updater.iteration >= 5, same_molecules(), **kwargs
-    )
-    with monkeypatch.context() as patch:
-        if is_eager:
-            patch.setattr('chainer_bspmm.training.step_program.StepProgram.capture', lambda _: None)
-        assert not train(updater, 5)  # replays 1 to 4, of which 3 is not checked
-    return updater
-
-
-@pytest.mark.parametrize('is_fused', (False, True))
 def test_it_goes_on_from_the_eager_result(device, graphs, monkeypatch, is_fused):
-    """To the bit, reported values and gradients included."""
-    if is_fused and graphs is not None:
-        host_graphs.fuse(monkeypatch)
+    """To the bit, reported values and gradients included, from step 5 on, where a weight changes.
+
+    It is compared with steps run eagerly over the same buffers, and without captures after these.
+    """
     results = []
     for is_eager in (False, True):
-        updater = fallen_back(device, monkeypatch, is_eager, check_every=5)
-        program = list(updater._driver.programs.values())[0]
+        changes = lambda updater: updater.iteration >= 5  # NOQA: E731
+        updater = annealed(GraphUpdater, device, changes, same_molecules(), check_every=5)
         optimizer = updater.get_optimizer('main')
-        optimizer.lr += 0.001
-        with eager_causes() as texts, monkeypatch.context() as patch:
+        with monkeypatch.context() as patch:
             if is_eager:
-                patch.setattr(type(program), 'capture', lambda _: None)
-            reported = run(updater, 1)
+                patch.setattr(StepProgram, 'capture', lambda _: None)
+            assert not train(updater, 5)  # replays 1 to 4, of which 3 is not checked
+            optimizer.lr += 0.001
+            with eager_causes() as texts:
+                reported = run(updater, 1)
         assert bool(texts) != is_eager
         if is_eager:
             updater._driver.reason = 'from here on'
             updater._driver.forget()
-        gradients = {
-            path: on_host(param.grad).copy()
-            for path, param in optimizer.target.namedparams(include_uninit=False)
-        }
+        params = optimizer.target.namedparams(include_uninit=False)
+        gradients = {path: on_host(param.grad).copy() for path, param in params}
         after = parameters(updater)
         train(updater, 3)
         assert optimizer.t == updater.iteration == 9
@@ -497,14 +426,6 @@ def test_it_goes_on_from_the_eager_result(device, graphs, monkeypatch, is_fused)
     assert results[0][0] == results[1][0]
     for actual, expected in zip(results[0][1:], results[1][1:]):
         assert_same_bits(actual, expected)
-
-
-def test_raise(device, graphs):
-    read = READINGS['updater.iteration']
-    updater = annealed(GraphUpdater, device, read, same_molecules(), on_difference='raise')
-    assert not train(updater, 2)
-    with pytest.raises(StepDiffers, match='gave another .* than the step run eagerly'):
-        train(updater, 1)
 
 
 def test_warnings_point_to_the_user_s_code(device, graphs):
@@ -556,9 +477,6 @@ def test_a_difference_beyond_rounding(monkeypatch):
         run(updater, 6)
 
 
-# --- what trains eagerly, and what is harmless ---
-
-
 @dataclasses.dataclass
 class Script:
     """What is unusual in a script, and what has to be in its one warning, if there is one."""
@@ -576,10 +494,8 @@ class Script:
     compared: tuple = ('reports', 'parameters')  # with a StandardUpdater
 
     def make(self, kind, device):
-        attributes = {
-            name: value.copy() if isinstance(value, (list, numpy.ndarray)) else value
-            for name, value in self.attributes.items()
-        }
+        copied = lambda of: of.copy() if isinstance(of, (list, numpy.ndarray)) else of  # NOQA: E731
+        attributes = {name: copied(value) for name, value in self.attributes.items()}
         model = without_dropout(small_model(self.function, **attributes))
         options = dict(self.options)
         if 'loss_func' in options:
@@ -587,7 +503,6 @@ class Script:
         return make_updater(kind, device, model, self.examples(), self.optimizer(), **options)
 
     def train(self, kind, device):
-        """Return the updater, and what was reported."""
         updater, reported = self.make(kind, device), []
         with self.around():
             for _ in range(self.n_steps):
@@ -612,7 +527,7 @@ def three_dimensions(link, atoms, adj):
     return three_columns(link, atoms, adj) / n_atoms
 
 
-def sometimes_reports(link, atoms, adj):
+def reports_now_and_then(link, atoms, adj):
     link.calls.append(0)
     y = three_columns(link, atoms, adj)
     if len(link.calls) % 2:
@@ -633,8 +548,11 @@ def times_the_number(model, *batch):
     return model(*batch[:3]) * float(batch[3])
 
 
-def of_three_columns(change):
-    """A function of a model: what a change makes of it, its batch, and three columns."""
+def noise(link):
+    return link.xp.random.rand()
+
+
+def of_y(change):
     return lambda link, atoms, adj: change(link, adj, three_columns(link, atoms, adj))
 
 
@@ -651,54 +569,36 @@ def scale_from_step_2(updater):
 
 
 CANNOT = '/predictor (Row) cannot be captured: ', __file__
+PADDED = chainer_bspmm.CSRConverter('padded')
+DEBUG = functools.partial(chainer.using_config, 'debug', True)
+CALLS, COLUMN = {'calls': []}, {'converter': with_a_number, 'loss_func': times_the_number}
 EAGER = {
     'a mean over all rows': Script(('belong to no molecule',), mean_of_rows),
-    'random numbers': Script(
-        ('twice',), of_three_columns(lambda link, _, y: y * link.xp.random.rand()), compared=()
-    ),
+    'random numbers': Script(('twice',), of_y(lambda link, _, y: y * noise(link)), compared=()),
     'a state that goes on from step to step': Script(('twice',), stateful, attributes={'h': None}),
-    'an attribute that changes with every step': Script(
-        ('the attribute counter of predictor',), counting, n_steps=40
-    ),
+    'an attribute that changes': Script(('attribute counter of predictor',), counting, n_steps=40),
     'a function that fails with spare rows': Script(CANNOT, five_atoms_each),
-    'a function that insists on three dimensions': Script(
-        CANNOT, three_dimensions, options={'converter': chainer_bspmm.CSRConverter('padded')}
-    ),
-    'a report that comes and goes': Script(
-        ('extra',), sometimes_reports, attributes={'calls': []}, compared=()
-    ),
+    'three dimensions': Script(CANNOT, three_dimensions, options={'converter': PADDED}),
+    'a report at times': Script(('extra',), reports_now_and_then, attributes=CALLS, compared=()),
     'reported numbers': Script(('value on the host',), reports_numbers),
-    'a converter of variables': Script(
-        ('expected arrays on the host',), options={'converter': of_variables}
-    ),
-    'a label that has no row for each molecule': Script(
-        ('each of 8 molecules in output 3, got shape ()',),
-        options={'converter': with_a_number, 'loss_func': times_the_number},
-    ),
-    'a loss that is scaled from some step on': Script(
-        ('scales the loss',), change=scale_from_step_2
-    ),
-    'an optimizer with an update of its own': Script(
-        ('Twice',), optimizer=functools.partial(Twice, 0.01)
-    ),
+    'variables': Script(('expected arrays on the host',), options={'converter': of_variables}),
+    'a label of all': Script(('of 8 molecules in output 3, got shape ()',), options=COLUMN),
+    'a loss that is scaled from step 2 on': Script(('scales the loss',), change=scale_from_step_2),
+    'an optimizer that updates twice': Script(('Twice',), optimizer=lambda: Twice(0.01)),
     'a hook': Script(('hook TimerHook',), around=chainer.function_hooks.TimerHook),
-    'debug mode': Script(('debug',), around=functools.partial(chainer.using_config, 'debug', True)),
+    'debug mode': Script(('debug',), around=DEBUG),
 }
 EAGER_ON_A_GPU = {
-    name: Script(('Row', *words, __file__), of_three_columns(change), compared=())
+    name: Script(('Row', *words, __file__), of_y(change), compared=())
     for name, words, change in (
         ('a sum that is read', ['apture'], lambda _, adj, y: y * float(adj.data.sum())),
-        (
-            *('an array from the host', ['from the host']),
-            lambda link, _, y: y + link.xp.asarray(numpy.ones(3, 'f')),
-        ),
-        ('numbers of cuRAND', [], lambda link, _, y: y + 0 * link.xp.random.rand()),
+        ('an array', ['from the host'], lambda link, _, y: y + link.xp.asarray(numpy.ones(3, 'f'))),
+        ('numbers of cuRAND', [], lambda link, _, y: y + 0 * noise(link)),
     )
 }
 
 
 def halve(optimizer):
-    """A hook that gives the parameters other arrays."""
     for param in optimizer.target.params(False):
         param.grad = param.grad * numpy.float32(0.5)
 
@@ -755,21 +655,17 @@ HARMLESS = {
     'gradients that are replaced between steps': between(replace_gradients),
     'a converter that draws': Script(options={'converter': noisy}),
     'another loss function': Script(change=another_loss, n_steps=7),
-    'an optimizer that is set up again': Script(
-        change=set_up_again, optimizer=optimizers.Adam, n_steps=6
-    ),
+    'an optimizer set up again': Script(change=set_up_again, optimizer=optimizers.Adam, n_steps=6),
     'labels that are NaN': Script(examples=labels_that_are_nan, compared=('reports',)),
 }
 
 
 SCRIPTS = {**EAGER, **HARMLESS, **EAGER_ON_A_GPU}
+PARAMS = [pytest.param(n, marks=pytest.mark.gpu) if n in EAGER_ON_A_GPU else n for n in SCRIPTS]
 
 
-@pytest.mark.parametrize(
-    'name', [pytest.param(n, marks=pytest.mark.gpu) if n in EAGER_ON_A_GPU else n for n in SCRIPTS]
-)
+@pytest.mark.parametrize('name', PARAMS)
 def test_unusual_scripts(device, graphs, name):
-    """One warning that says why, however many steps; training continues as ever."""
     script = SCRIPTS[name]
     if name in EAGER_ON_A_GPU and device.xp is numpy:
         pytest.skip('on a host nothing of it is noticed')
@@ -839,9 +735,8 @@ def test_parameters_elsewhere(monkeypatch):
     host_graphs.stand_in(monkeypatch)
     updater = make_updater(GraphUpdater, HOST)
     updater._driver.device = types.SimpleNamespace(xp=numpy, name='@cupy:1')
-    assert updater._driver._why_not() == (
-        "parameter '/predictor/inner/embed/W' is on @numpy, the device is @cupy:1"
-    )
+    words = "parameter '/predictor/inner/embed/W' is on @numpy, the device is @cupy:1"
+    assert updater._driver._why_not() == words
 
 
 @pytest.mark.parametrize('dtype', ('float16', 'float32'))
@@ -861,11 +756,7 @@ def test_rounding_of_the_parameters_dtype(monkeypatch, dtype):
     assert bool(causes) == (dtype == 'float32')
 
 
-# --- links that are not the optimizer's ---
-
-
 def only_a_head(kind, device):
-    """Return an updater of the last layer of a model, and the part that is not trained."""
     numpy.random.seed(0)
     row = Row(lambda link, atoms, adj: link.head(link.inner(atoms, adj)))
     with row.init_scope():
@@ -905,9 +796,8 @@ def test_averages_of_links(device, graphs):
     for kind in (StandardUpdater, GraphUpdater):
         teacher = links.BatchNormalization(3)
         teacher.to_device(device)
-        model = without_dropout(
-            small_model(lambda link, *batch: link.norm(three_columns(link, *batch)))
-        )
+        normed = lambda link, *batch: link.norm(three_columns(link, *batch))  # NOQA: E731
+        model = without_dropout(small_model(normed))
         with model.predictor.init_scope():
             model.predictor.norm = links.BatchNormalization(axis=0)
 
@@ -920,9 +810,8 @@ def test_averages_of_links(device, graphs):
         averages.append([on_host(link.avg_mean) for link in (teacher, model.predictor.norm)])
     assert is_captured(updater)
     for actual, expected, bound in zip(*averages[::-1], (1e-5, 1e-4)):
-        numpy.testing.assert_allclose(
-            actual, expected, rtol=bound, atol=bound * abs(expected).max()
-        )
+        atol = bound * abs(expected).max()
+        numpy.testing.assert_allclose(actual, expected, rtol=bound, atol=atol)
 
 
 def test_averages_after_a_loss_that_raised_in_the_trial(device, graphs):
