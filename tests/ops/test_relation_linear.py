@@ -1,5 +1,6 @@
 """relation_linear in both orders: values, gradients to second order, sharing, what it refuses."""
 
+import functools
 import importlib
 
 import numpy
@@ -12,7 +13,7 @@ from chainer_bspmm import BatchedCOO, BatchedCSR
 from chainer_bspmm.functions import relation_linear
 from chainer_bspmm.ops.bspmm import bspmm_forward
 from tests.support import assert_close, batch_on, random_matrix, reference, relative_error
-from tests.support.gradients import check_gradients
+from tests.support.gradients import assert_same_outcome, check_gradients, outcome
 from tests.support.relations import NAMES, relation_batch_on, small_relation_batch_on, TOO_WIDE
 
 module = importlib.import_module('chainer_bspmm.ops.graph_linear.products')
@@ -70,6 +71,10 @@ def truth(adj, **given):
     return reference.graph_linear(reference.matrices(adj), **given)
 
 
+def layer(adj, names, *arrays, **options):
+    return relation_linear(adj, **dict(zip(names, arrays)), **options)
+
+
 # --- values ---
 
 
@@ -97,16 +102,11 @@ def test_padded_features_of_three_dimensions(xp, order):
     adj = batch_on('padded', xp, 'float64')
     given = parameters(adj, xp, 'float64', (5, 4), PARTS[0])
     expected = truth(adj, **given).reshape(adj.n_graphs, adj.max_rows, 4)
-    x = chainer.Variable(given['x'].reshape(adj.n_graphs, adj.max_rows, 5))
-    y = relation_linear(adj, **dict(given, x=x))
-    assert_close(y.array, expected, 'float64')
-    flat = chainer.Variable(given['x'])
-    chainer.functions.sum(y**2).backward()
-    chainer.functions.sum(relation_linear(adj, **dict(given, x=flat)) ** 2).backward()
-    assert x.grad.shape == x.shape
-    numpy.testing.assert_allclose(
-        cuda.to_cpu(x.grad).ravel(), cuda.to_cpu(flat.grad).ravel(), rtol=1e-12
-    )
+    x, function = given['x'], lambda x: relation_linear(adj, **dict(given, x=x))
+    x = x.reshape(adj.n_graphs, adj.max_rows, 5)
+    (y, gx), (_, gflat) = outcome(function, [x]), outcome(function, [given['x']])
+    assert_close(y, expected, 'float64')
+    assert_same_outcome([gx], [gflat.reshape(x.shape)], 'd', 1e-12)
 
 
 def test_arrays_that_are_not_contiguous(xp, order):
@@ -131,9 +131,7 @@ def test_arrays_that_are_not_contiguous(xp, order):
 def test_gradients(xp, order, name, parts):
     adj = small_relation_batch_on(name, xp)
     given = parameters(adj, xp, 'float64', WIDTHS['aggregate'], parts)
-    check_gradients(
-        lambda *arrays: relation_linear(adj, **dict(zip(given, arrays))) ** 2, *given.values()
-    )
+    check_gradients(lambda *arrays: layer(adj, given, *arrays) ** 2, *given.values())
 
 
 @pytest.mark.parametrize('only', ['W', 'b', 'W_self', 'b_self'])
@@ -201,31 +199,19 @@ def test_products_are_of_the_narrower_width(monkeypatch, widths, between):
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
 def test_tanh(xp, order, dtype):
     adj = batch_on('four relations', xp, dtype)
+    tanh, bound = chainer.functions.tanh, {'float16': 2e-3}.get(dtype, 1e-6)
     for widths in WIDTHS['transform'], WIDTHS['from one']:
-        results = []
-        for inner, outer in (('tanh', 'identity'), ('identity', 'tanh')):
-            given = {
-                name: chainer.Variable(array)
-                for name, array in parameters(adj, xp, dtype, widths, PARTS[0]).items()
-            }
-            y = getattr(chainer.functions, outer)(
-                relation_linear(adj, **given, activation=getattr(chainer.functions, inner))
-            )
-            y.grad = xp.asarray(numpy.random.RandomState(1).uniform(-1, 1, y.shape).astype(dtype))
-            y.backward()
-            results.append([y.array] + [variable.grad for variable in given.values()])
-        for ours, theirs in zip(*results):
-            assert ours.dtype == dtype
-            assert relative_error(ours, theirs) < {'float16': 2e-3}.get(dtype, 1e-6)
+        given = parameters(adj, xp, dtype, widths, PARTS[0])
+        plain = functools.partial(layer, adj, given)
+        found = outcome(functools.partial(plain, activation=tanh), given.values())
+        expected = outcome(lambda *arrays: tanh(plain(*arrays)), given.values())  # NOQA: B023
+        assert_same_outcome(found, expected, dtype, bound)
 
 
 def test_gradients_of_tanh(xp, order):
     adj = relation_batch_on('unsorted values', xp, 'float64')
     given = parameters(adj, xp, 'float64', WIDTHS['aggregate'], PARTS[0])
-
-    def function(*arrays):
-        return relation_linear(adj, **dict(zip(given, arrays)), activation=chainer.functions.tanh)
-
+    function = functools.partial(layer, adj, given, activation=chainer.functions.tanh)
     check_gradients(function, *(0.3 * array for array in given.values()))
 
 
