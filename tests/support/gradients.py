@@ -39,10 +39,11 @@ def assert_same_outcome(found, expected, dtype, bound):
 
 def assert_same_gradients_alone(function, arrays, choices):
     """Compare gradients of some inputs, or of each of the choices, with the same among all."""
-    y, *full = outcome(function, arrays)
-    for wanted in choices:
-        expected = [y, *(gradient if i in wanted else None for i, gradient in enumerate(full))]
-        assert_same_outcome(outcome(function, arrays, wanted), expected, 'd', 1e-14)
+    for higher in (False, True):
+        y, *full = outcome(function, arrays, None, higher)
+        for wanted in choices:
+            expected = [y, *(gradient if i in wanted else None for i, gradient in enumerate(full))]
+            assert_same_outcome(outcome(function, arrays, wanted, higher), expected, 'd', 1e-14)
 
 
 def check_gradients(function, *inputs):
