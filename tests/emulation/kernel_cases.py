@@ -45,6 +45,10 @@ def integers(shape, dtype, largest=FACTOR, seed=0):
     return numpy.random.RandomState(seed).randint(-bound, bound + 1, shape).astype(dtype)
 
 
+def offsets_of(sizes):
+    return numpy.cumsum((0, *sizes)).astype('i')
+
+
 def weighted(offsets, n_channels, dtype, spare=0):
     """Return negative features (n_rows, n_channels) and the float32 weights of their rows.
 
