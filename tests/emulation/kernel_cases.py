@@ -46,6 +46,7 @@ def integers(shape, dtype, largest=FACTOR, seed=0):
 
 
 def offsets_of(sizes):
+    """Return where rows, graphs or segments of these sizes start, and where the last ends."""
     return numpy.cumsum((0, *sizes)).astype('i')
 
 
@@ -133,14 +134,10 @@ def film_arrays(adj, n_channels, dtype):
 
 def transpose_on(device, adj):
     """Return what the kernel makes of a host BatchedCSR: indptr, indices, order."""
-    sizes = adj.n_graphs, adj.max_cols, adj.max_nnz
-    assert transpose_launch(*sizes) is not None
-    placed = types.SimpleNamespace(
-        n_cols=adj.n_cols,
-        nnz=adj.nnz,
-        **dict(zip(('n_graphs', 'max_cols', 'max_nnz'), sizes)),
-        **{name: device.put(getattr(adj, name)) for name in adj._integers},
-    )
+    sizes = {name: getattr(adj, name) for name in ('n_graphs', 'max_cols', 'max_nnz')}
+    assert transpose_launch(*sizes.values()) is not None
+    arrays = {name: device.put(getattr(adj, name)) for name in adj._integers}
+    placed = types.SimpleNamespace(n_cols=adj.n_cols, nnz=adj.nnz, **sizes, **arrays)
     return build.transpose_batch(placed)
 
 

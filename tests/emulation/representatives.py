@@ -6,7 +6,6 @@ what the tests of the operation check with, on sizes that leave out no line of t
 """
 
 import contextlib
-import importlib
 import types
 from unittest import mock
 
@@ -32,13 +31,28 @@ from chainer_bspmm.training.peer_memory import PeerMemory, PeerSums
 from chainer_bspmm.training.reports import Reports
 from tests.emulation.gated_cases import summed
 from tests.emulation.kernel_cases import batch, integers, Peers, share_channels, words
+from tests.emulation import test_degree_rows as degree_rows
+from tests.emulation import test_fused_update as fused_update
+from tests.emulation import test_gather_batch as gather_batch
+from tests.emulation import test_sum_partials as partial_sums
+from tests.emulation import test_transpose_csr as transpose
+from tests.ops import test_activated_linear as activated
+from tests.ops import test_bsddmm as bsddmm
+from tests.ops import test_bspmm as bspmm
+from tests.ops import test_dropout as dropout
+from tests.ops import test_edge_film as edge_film
+from tests.ops import test_embed_rows as embed_rows
+from tests.ops import test_gated_launches as gated
+from tests.ops import test_graph_linear_launches as layers
+from tests.ops import test_layer_norm as layer_norm
+from tests.ops import test_long_rows as long_rows
+from tests.ops import test_mean_loss as mean_loss
+from tests.ops import test_segment_softmax as softmax
+from tests.ops import test_segments as segments
+from tests.papers import test_products as products
+from tests.papers import test_spmv as spmv
+from tests.sparse import test_relations as relations
 from tests.support.data_sets import molecule_set
-from tests.support.launches import DeviceArray
-
-
-def tests_of(name):
-    """Return a module of tests; before a process with a limit of its time begins."""
-    return importlib.import_module('tests.' + name)
 
 
 def use(check, *arguments, **options):
@@ -46,27 +60,6 @@ def use(check, *arguments, **options):
     return lambda gpu: check(gpu, *arguments, **options)
 
 
-activated = tests_of('ops.test_activated_linear')
-bsddmm = tests_of('ops.test_bsddmm')
-bspmm = tests_of('ops.test_bspmm')
-degree_rows = tests_of('emulation.test_degree_rows')
-dropout = tests_of('ops.test_dropout')
-edge_film = tests_of('ops.test_edge_film')
-embed_rows = tests_of('ops.test_embed_rows')
-fused_update = tests_of('emulation.test_fused_update')
-gated = tests_of('ops.test_gated_launches')
-gather_batch = tests_of('emulation.test_gather_batch')
-layer_norm = tests_of('ops.test_layer_norm')
-layers = tests_of('ops.test_graph_linear_launches')
-long_rows = tests_of('ops.test_long_rows')
-mean_loss = tests_of('ops.test_mean_loss')
-partial_sums = tests_of('emulation.test_sum_partials')
-products = tests_of('papers.test_products')
-relations = tests_of('sparse.test_relations')
-segments = tests_of('ops.test_segments')
-softmax = tests_of('ops.test_segment_softmax')
-spmv = tests_of('papers.test_spmv')
-transpose = tests_of('emulation.test_transpose_csr')
 
 
 # --- products ---
@@ -321,13 +314,6 @@ def assert_same(actual, expected):
     numpy.testing.assert_array_equal(*flat)
 
 
-def _memory(array):
-    return types.SimpleNamespace(ptr=array.ctypes.data, device_id=0)
-
-
-has_memory = mock.patch.object(DeviceArray, 'data', property(_memory), create=True)
-
-
 def summed_over_peers(gpu):
     """Vectors of 300 elements, each of turn 3; and once more with another one of this rank."""
     n, n_ranks, rank = 300, 3, 1
@@ -342,10 +328,9 @@ def summed_over_peers(gpu):
     peers.turns = gpu.put(numpy.array([0, 2], 'u4'))
     sums = PeerSums(types.SimpleNamespace(rank=rank), peers)
     sums._next, sums._alone = 1, False
-    with has_memory:
-        total = sums.sum(gpu.put(vectors[1]))
-        sums._next, sums._alone = 1, True
-        again = sums.sum(gpu.put(vectors[3]))
+    total = sums.sum(gpu.put(vectors[1]))
+    sums._next, sums._alone = 1, True
+    again = sums.sum(gpu.put(vectors[3]))
     sent = numpy.zeros((2, 2, n_ranks, n), 'u8')
     sent[:, 1, rank] = words(vectors[1], 3)
     others = vectors[0] + vectors[2]
@@ -367,7 +352,7 @@ def _flat(gpu):
     gpu.reachable += grads
     comm = types.SimpleNamespace(rank=1, size=3, allreduce_grad_dtype=None)
     place = types.SimpleNamespace(alloc_pinned_memory=bytearray)
-    with mock.patch.object(cuda.cupy, 'cuda', place), has_memory:
+    with mock.patch.object(cuda.cupy, 'cuda', place):
         flat_gradients = FlatGradients(types.SimpleNamespace(target=link, communicator=comm))
         flat_gradients.pack(4, gpu.put(numpy.array(numpy.inf, 'f')))
     return flat_gradients, grads
@@ -381,8 +366,7 @@ def averaged(gpu, flags=(0, 0, 0)):
     flat_gradients, grads = _flat(gpu)
     sent = numpy.concatenate([*(8 * value for value in VALUES), [2], flags]).astype('f')
     is_bad = gpu.put(numpy.zeros(3, 'i4'))
-    with has_memory:
-        flat_gradients._launch(False, gpu.put(sent), None, is_bad, 0)
+    flat_gradients._launch(False, gpu.put(sent), None, is_bad, 0)
     factor = 0 if any(flags) else 4
     assert_same([*grads, is_bad], [*(factor * value for value in VALUES), flags])
 
@@ -401,8 +385,7 @@ def exchanged(gpu):
     others = {0: sent(2, 2), 2: sent(10, 2)}
     peers = flat_gradients.peers = Peers(gpu, flat_gradients, 1, others)
     is_bad = gpu.put(numpy.zeros(3, 'i4'))
-    with has_memory:
-        flat_gradients._exchange(4, gpu.put(numpy.array(1, 'f')), is_bad)
+    flat_gradients._exchange(4, gpu.put(numpy.array(1, 'f')), is_bad)
     expected = numpy.zeros((3, *peers.arrays[0].shape), 'u8')
     for other in others:
         expected[1, 1, other] = words(others[other], 7)

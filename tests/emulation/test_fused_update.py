@@ -60,21 +60,18 @@ def check(
     """
     links_ = links(device, dtypes, shapes)
     ours, theirs = (make().setup(link) for link in links_)
-    for optimizer in (ours, theirs):
+    both = (ours, device.put), (theirs, numpy.array)
+    for optimizer, put in both:
         for i, hook in enumerate(add_hooks):
             optimizer.add_hook(hook, str(i))
         with optimizer.target.init_scope():
-            optimizer.target.alone = chainer.Parameter(
-                (device.put if optimizer is ours else numpy.array)(numpy.ones(2, dtypes[0]))
-            )
+            optimizer.target.alone = chainer.Parameter(put(numpy.ones(2, dtypes[0])))
     update = FusedUpdate(ours)
     rng = numpy.random.RandomState(1)
     for step in range(n_steps):
-        for optimizer in (ours, theirs):
+        for optimizer, put in both:
             if step == 1:
-                optimizer.target.late.array = (device.put if optimizer is ours else numpy.array)(
-                    numpy.arange(3, dtype=dtypes[0])
-                )
+                optimizer.target.late.array = put(numpy.arange(3, dtype=dtypes[0]))
             optimizer.target.cleargrads()
             if change:
                 change(step, optimizer)
@@ -84,20 +81,15 @@ def check(
                 own.grad = device.put(other.grad)
         ours.reallocate_cleared_grads()
         update.prepare()
-        device.reachable = [
-            array
-            for param in ours.target.params(False)
-            for array in (param.array, param.grad, *states(param).values())
-        ]
+        device.reachable = []
+        for param in ours.target.params(False):
+            state = (param.update_rule and param.update_rule.state) or {}
+            device.reachable += [param.array, param.grad, *state.values()]
         update.launch(device.put(update.advance()))
         theirs.update()
         assert ours.t == theirs.t == step + 1
         assert_same_update(ours.target, theirs.target, BOUND)
     return links_[1]
-
-
-def states(param):
-    return (param.update_rule and param.update_rule.state) or {}
 
 
 def schedule(step, optimizer):
@@ -220,7 +212,7 @@ def test_parameters_that_share_a_gradient(device, monkeypatch):
     """Those of ``V + W`` do; each is clipped and decays by itself."""
     ours, theirs = (OPTIMIZERS['SGD']().setup(link) for link in links(device, 'd', SHAPES[3:5] * 2))
     rng = numpy.random.RandomState(1)
-    copied = []
+    device.reachable, copied = [], []
 
     def copy(array, order):
         copied.append(device.put(array))
@@ -228,23 +220,20 @@ def test_parameters_that_share_a_gradient(device, monkeypatch):
         return copied[-1]
 
     monkeypatch.setattr(cuda.cupy, 'array', copy)
-    device.reachable = []
     for optimizer in (ours, theirs):
         optimizer.add_hook(ELEMENTWISE[0])
         optimizer.add_hook(ACTIVE)
-    for name, other in (('p000', 'p002'), ('p001', 'p003')):
-        gradient = rng.normal(size=getattr(ours.target, name).shape)
-        getattr(ours.target, name).grad = getattr(ours.target, other).grad = device.put(gradient)
-        getattr(theirs.target, name).grad, getattr(theirs.target, other).grad = (
-            gradient,
-            gradient.copy(),
-        )
+    for names in (('p000', 'p002'), ('p001', 'p003')):
+        gradient = rng.normal(size=getattr(ours.target, names[0]).shape)
+        shared = device.put(gradient)
+        for name in names:
+            getattr(ours.target, name).grad = shared
+            getattr(theirs.target, name).grad = gradient.copy()
     del ours.target.late, theirs.target.late
     update = FusedUpdate(ours)
     update.prepare()
-    device.reachable += [
-        array for param in ours.target.params() for array in (param.array, param.grad)
-    ]
+    for param in ours.target.params():
+        device.reachable += [param.array, param.grad]
     update.launch(device.put(update.advance()))
     theirs.update()
     assert len(copied) == 2

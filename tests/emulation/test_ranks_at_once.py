@@ -19,7 +19,6 @@ from chainer_bspmm.cuda import kernels
 from chainer_bspmm.training import peer_memory
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from tests.emulation.emulator import cuda_on_cpu
-from tests.support.launches import DeviceArray
 from tests.support.ranks import needs_mpi, on_ranks
 
 N_TURNS = 20
@@ -96,11 +95,6 @@ def stand_in(monkeypatch, folder, *replaced):
         return load(device_id, name, dtype_char, defines)
 
     monkeypatch.setattr(kernels, 'load', noted)
-    monkeypatch.setattr(
-        DeviceArray,
-        'data',
-        property(lambda array: types.SimpleNamespace(ptr=array.ctypes.data, device_id=0)),
-    )
     return device, loaded
 
 
