@@ -111,6 +111,18 @@ def with_room(adj, spare):
     )
 
 
+def larger(put, adj, spare=0):
+    """Return the matrix in arrays of a device with room to spare, whose values are 3."""
+    new = adj.replace(has_spare=spare > 0)
+    new.n_rows, new.nnz = adj.n_rows + spare, adj.nnz + spare
+    new.indptr = put(numpy.pad(adj.indptr, (0, spare), mode='edge'))
+    new.indices = put(numpy.pad(adj.indices, (0, spare)))
+    if adj.data is not None:
+        new.data = put(numpy.pad(adj.data, (0, spare), constant_values=3))
+    new.row_offsets, new.col_offsets = put(adj.row_offsets), put(adj.col_offsets)
+    return new
+
+
 def share_channels(monkeypatch, module, name):
     """Give the launches of a plan two blocks side by side, which stride over the channels."""
     plan = getattr(module, name)
