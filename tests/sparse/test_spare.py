@@ -1,5 +1,6 @@
 """Batches in buffers larger than they are: every operation gives what the ordinary batch does."""
 
+import operator
 import types
 
 import numpy
@@ -77,39 +78,32 @@ def assert_same_matrix(actual, expected):
 
 def test_derived_matrices(pair):
     adj, spare = pair
-    assert_same_matrix(spare, adj)
-    assert_same_matrix(spare.T, adj.T)
-    assert_same_matrix(spare.T.T, adj.T.T)
-    order, expected = cuda.to_cpu(spare.transpose_order), cuda.to_cpu(adj.transpose_order)
-    numpy.testing.assert_array_equal(order[: adj.nnz], expected)
-    numpy.testing.assert_array_equal(order[adj.nnz :], numpy.arange(adj.nnz, spare.nnz))
-    assert_same_matrix(relation_rows(spare), relation_rows(adj))
-    assert_same_matrix(relation_rows(spare).T, relation_rows(adj).T)
+    rows, of_rows = relation_rows(spare), relation_rows(adj)
+    for actual, expected in ((spare, adj), (spare.T, adj.T), (rows, of_rows)):
+        assert_same_matrix(actual, expected)
+        assert_same_matrix(actual.T, expected.T)
     assert_same_matrix(spare.astype('f'), adj.astype('f'))
     assert_same_matrix(spare.to_device(-1), adj.to_device(-1))
     assert_padded(spare.entry_rows(), adj.entry_rows())
     assert_padded(spare.T.entry_rows(), adj.T.entry_rows())
-    values = adj.xp.arange(1.0, spare.nnz + 1)
-    for actual, expected in (
-        (with_values(spare, values), with_values(adj, values[: adj.nnz])),
-        (with_values(spare, values).T, with_values(adj, values[: adj.nnz]).T),
+    # Spare entries stay where they are, with their values.
+    values, more = adj.xp.arange(1.0, spare.nnz + 1), numpy.arange(adj.nnz, spare.nnz)
+    other, of_other = with_values(spare, values), with_values(adj, values[: adj.nnz])
+    for array, of, rest in (
+        (spare.transpose_order, adj.transpose_order, more),
+        (other.data, of_other.data, more + 1),
+        (other.T.data, of_other.T.data, more + 1),
     ):
-        numpy.testing.assert_array_equal(
-            cuda.to_cpu(actual.data)[: adj.nnz], cuda.to_cpu(expected.data)
-        )
-        numpy.testing.assert_array_equal(
-            cuda.to_cpu(actual.data)[adj.nnz :], numpy.arange(adj.nnz, spare.nnz) + 1.0
-        )
+        numpy.testing.assert_array_equal(cuda.to_cpu(array), [*cuda.to_cpu(of), *rest])
     # The padded form has the bound of the rows instead of their maximum.
     shape = cuda.to_cpu(adj.to_dense()).shape
     dense = cuda.to_cpu(spare.to_dense())
     block = tuple(map(slice, shape))
     numpy.testing.assert_array_equal(dense[block], cuda.to_cpu(adj.to_dense()))
     assert numpy.count_nonzero(dense) == numpy.count_nonzero(dense[block])
-    n_rows, n_cols = adj.shape
     scipy_matrix = spare.to_scipy()
     assert scipy_matrix.nnz == adj.nnz
-    assert (scipy_matrix[:n_rows, :n_cols] != adj.to_scipy()).nnz == 0
+    assert (scipy_matrix[: adj.n_rows, : adj.n_cols] != adj.to_scipy()).nnz == 0
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -117,19 +111,19 @@ def test_transpose_that_sorts(name, xp):
     """The path for graphs that are too large for a block."""
     for spare_rows, spare_nnz in SPARE:
         adj, spare = batch_on(name, xp, 'd'), with_spare(BATCHES[name], spare_rows, spare_nnz, xp)
-        indptr, indices, order = build.transpose(
-            xp, spare.indptr, spare.indices, spare.n_cols, True
+        of_spare, of_adj = (
+            list(map(cuda.to_cpu, build.transpose(xp, *of_matrix)))
+            for of_matrix in (
+                (spare.indptr, spare.indices, spare.n_cols, True),
+                (adj.indptr, adj.indices, adj.n_cols),
+            )
         )
-        expected = build.transpose(xp, adj.indptr, adj.indices, adj.n_cols)
-        assert (cuda.to_cpu(indptr)[adj.n_cols :] == adj.nnz).all()
-        numpy.testing.assert_array_equal(
-            cuda.to_cpu(indptr)[: adj.n_cols + 1], cuda.to_cpu(expected[0])
-        )
-        assert_padded(indices, expected[1])
-        numpy.testing.assert_array_equal(
-            cuda.to_cpu(order),
-            numpy.append(cuda.to_cpu(expected[2]), numpy.arange(adj.nnz, spare.nnz)),
-        )
+        of_adj[0] = numpy.pad(of_adj[0], (0, spare.n_cols - adj.n_cols), 'edge')
+        of_adj[1] = numpy.pad(of_adj[1], (0, spare_nnz))
+        of_adj[2] = numpy.append(of_adj[2], numpy.arange(adj.nnz, spare.nnz, dtype='i'))
+        for actual, expected in zip(of_spare, of_adj):
+            numpy.testing.assert_array_equal(actual, expected)
+            assert actual.dtype == expected.dtype
 
 
 def padded_rows(array, n_rows, fill=0.0):
@@ -173,12 +167,7 @@ def check_function(pair, function, rows, n_channels, *parameters, fill=7.0):
         )
 
 
-def n_nodes(adj):
-    return adj.n_rows
-
-
-def n_entries(adj):
-    return adj.nnz
+n_nodes, n_entries = map(operator.attrgetter, ('n_rows', 'nnz'))
 
 
 @pytest.mark.parametrize('with_data', [False, True])
@@ -249,12 +238,11 @@ def test_attention(pair, within, concat_heads, dropout_ratio):
     if pair[1].nnz and not pair[1].n_rows:
         return  # spare entries name row 0: no buffer is without rows
 
-    def function(adj, m, W, b):  # the generator of a step draws the same for both
+    def function(adj, *given):  # the generator of a step draws the same for both
         blas = types.SimpleNamespace(dot=lambda a, b: a.dot(b))
+        options = {'concat_heads': concat_heads, 'dropout_ratio': dropout_ratio}
         with under_way(Step(blas, 1, adj.xp.full(1, 2, numpy.uint64))):
-            return relation_attention(
-                adj, m, W, b, 2, within, concat_heads, dropout_ratio=dropout_ratio
-            )
+            return relation_attention(adj, *given, 2, within, **options)
 
     W = numpy.random.RandomState(1).uniform(-1, 1, (1, 6))
     check_function(pair, function, n_nodes, pair[0].n_relations * 2 * 3, W, numpy.ones(1))
@@ -265,12 +253,10 @@ def test_matrices_of_attention(pair, side_by_side):
     expected, actual = (
         attention_pattern(adj, 2, True, side_by_side, numpy.dtype('d')) for adj in pair
     )
-    assert_same_matrix(actual.product, expected.product)
-    assert_same_matrix(actual.product.T, expected.product.T)
     assert (actual.isolated is None) == (expected.isolated is None)
-    if actual.isolated is not None:
-        assert_same_matrix(actual.isolated, expected.isolated)
-        assert_same_matrix(actual.isolated.T, expected.isolated.T)
+    for name in ('product', 'isolated') if actual.isolated is not None else ('product',):
+        assert_same_matrix(getattr(actual, name), getattr(expected, name))
+        assert_same_matrix(getattr(actual, name).T, getattr(expected, name).T)
 
 
 @pytest.mark.parametrize('activation', [chainer.functions.relu, chainer.functions.tanh])
