@@ -18,6 +18,7 @@ import rdkit  # NOQA: E402
 
 from chainer_bspmm.dataset import cache, from_smiles  # NOQA: E402
 from chainer_bspmm.dataset import smiles as smiles_module  # NOQA: E402
+from tests.dataset.test_smiles import assert_same_molecules  # NOQA: E402
 
 SMILES = ['C', 'CCO', 'C1CC', 'c1ccccc1', '', 'CN(C)(C)C', 'O=[N+]([O-])c1ccccc1', 'CC#N', '[U]']
 
@@ -44,16 +45,10 @@ def parsed(monkeypatch):
 def assert_equal(actual, expected):
     assert actual.smiles == expected.smiles
     assert actual.failures == expected.failures
-    assert [type(failure) for failure in actual.failures] == [
-        type(failure) for failure in expected.failures
-    ]
+    assert list(map(type, actual.failures)) == list(map(type, expected.failures))
     numpy.testing.assert_array_equal(actual.kept, expected.kept)
-    mine, theirs = (found.dataset.molecules.fields() for found in (actual, expected))
-    for one, two in zip(mine.pop('labels'), theirs.pop('labels'), strict=True):
+    for one, two in assert_same_molecules(actual.dataset, expected.dataset):
         numpy.testing.assert_array_equal(one, two)
-    for name, array in mine.items():
-        numpy.testing.assert_array_equal(array, theirs[name], name)
-        assert getattr(array, 'dtype', None) == getattr(theirs[name], 'dtype', None)
 
 
 @pytest.mark.parametrize('method', ['rsgcn', 'relgcn', 'ggnn_gwm'])

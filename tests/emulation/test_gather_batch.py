@@ -30,13 +30,12 @@ def on_device(device, molecules):
     return DeviceMolecules(molecules, emulated)
 
 
-def check_exact(device, molecules, index):
+def check_exact(device, molecules, index, layout='packed', padded_to=None):
     """Compare with the batch that is gathered on the host; return the number of launches."""
-    index = numpy.array(index)
-    before = len(device.launched)
-    atoms, adj, labels = on_device(device, molecules).batch(index, 'packed')
+    before, given = len(device.launched), (numpy.array(index), layout, padded_to)
+    atoms, adj, labels = on_device(device, molecules).batch(*given)
     assert not adj.has_spare
-    e_atoms, e_adj, e_labels = molecules.batch(index, 'packed')
+    e_atoms, e_adj, e_labels = molecules.batch(*given)
     assert_same_batch((atoms, adj, *labels), (e_atoms, e_adj, *e_labels))
     assert (adj.data is None) == (e_adj.data is None)
     assert adj.data is None or adj.data.dtype == e_adj.data.dtype
@@ -73,9 +72,10 @@ def check_folded(device, molecules, *case, **spare):
     return len(device.launched) - before
 
 
+@pytest.mark.parametrize('layout', [('packed',), ('folded',), ('folded', 6)], ids=str)
 @pytest.mark.parametrize('index', INDICES, ids=str)
-def test_molecules(device, index):
-    assert check_exact(device, molecule_set(), index) == 1
+def test_molecules(device, index, layout):
+    assert check_exact(device, molecule_set(), index, *layout) == 1
 
 
 @pytest.mark.parametrize('data', [None, 'e', 'f', 'd'])

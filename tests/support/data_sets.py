@@ -1,5 +1,6 @@
 """Molecules of every kind, dense and sparse, and comparison of their batches."""
 
+from chainer_chemistry.datasets import NumpyTupleDataset
 import numpy
 
 from chainer_bspmm.dataset.molecules import Molecules
@@ -40,6 +41,18 @@ def molecules(sizes=(3, 1, 5), n_labels=1, out_size=None, n_relations=1, seed=0)
         labels = [rng.uniform(size=2).astype('f') for _ in range(n_labels)]
         examples.append(tuple([atoms, adj] + labels))
     return examples
+
+
+def tuple_data_set(examples):
+    """Return their NumpyTupleDataset; arrays of different shapes are objects."""
+    columns = []
+    for values in zip(*examples):
+        if len({numpy.shape(value) for value in values}) == 1:
+            columns.append(numpy.stack(values))
+        else:
+            columns.append(numpy.empty(len(values), object))
+            columns[-1][:] = values
+    return NumpyTupleDataset(*columns)
 
 
 def molecule_set(sizes=SIZES, n_relations=1, data='f', atoms='ids', labels='float32', seed=0):
