@@ -24,6 +24,7 @@ from chainer_chemistry.saliency.calculator.occlusion_calculator import Occlusion
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import layout_of
 from chainer_bspmm.sparse.validate import LAYOUTS
+from tests.models.test_parity import padded_example
 from tests.support import parity
 from tests.support.molecules import molecules as molecules_of_sizes
 from tests.support.training import molecules
@@ -66,8 +67,10 @@ def score(model):
     return lambda *batch: chainer.functions.sum(model(*batch), axis=1, keepdims=True)
 
 
-def compute(kind, model, data, converter, batchsize=4, link=embedding, options=None, **more):
-    hook = VariableMonitorLinkHook(link(model), timing='post')
+def compute(
+    kind, model, data, converter, batchsize=4, link=embedding, options=None, timing='post', **more
+):
+    hook = VariableMonitorLinkHook(link(model), timing=timing)
     calculator = kind(model, hook, eval_fun=score(model), device=-1, **options or {})
     more.setdefault('show_progress', False)
     return calculator, calculator.compute(data, converter=converter, batchsize=batchsize, **more)
@@ -147,9 +150,8 @@ def test_links_that_upstream_calls_without_hooks():
         for link in (graph_conv.update_layers[0], graph_conv.readout_layers[0])
     ]
     assert found[0].shape[1:3] == (7, max(len(atoms) for atoms, _ in data)) and found[0].any()
-    hook = VariableMonitorLinkHook(upstream.predictor.mlp.layers[0], timing='pre')
-    calculator = GradientCalculator(upstream, hook, eval_fun=upstream.predictor, device=-1)
-    expected = calculator.compute(data, batchsize=4, converter=concat_mols, show_progress=False)
+    given = GradientCalculator, upstream, data, concat_mols
+    _, expected = compute(*given, link=lambda model: model.predictor.mlp.layers[0], timing='pre')
     numpy.testing.assert_array_equal(found[1], expected)
 
 
@@ -161,11 +163,7 @@ def test_sizes_that_do_not_depend_on_the_batch():
     _, found = compute(
         GradientCalculator, ours, data, chainer_bspmm.CSRConverter(padded_to=n), len(data)
     )
-    padded = [
-        (numpy.pad(atoms, (0, more)), numpy.pad(adj, [(0, 0)] * (adj.ndim - 2) + [(0, more)] * 2))
-        for atoms, adj in data
-        for more in [max(n - len(atoms), 0)]
-    ]
+    padded = [padded_example(parity.DEFAULTS['GIN'], example, n) for example in data]
     assert_as_alone(found, alone(GradientCalculator, upstream, padded))
 
 
@@ -240,34 +238,27 @@ def test_dropout_is_no_training():
     assert layout_of(ours.predictor) == ('folded', None)
 
 
-@pytest.mark.parametrize('column', ('none', 'super', 'labels'))
+@pytest.mark.parametrize('column', (None, 'super', 'labels'))
 @pytest.mark.parametrize(
     'data', [*ONE_ATOM, examples('ggnn')], ids=('alone', 'last', 'first', 'several')
 )
 @pytest.mark.parametrize('layout', ('packed', 'folded', 'padded', 'padded_to'))
 def test_predictions_keep_inputs(layout, data, column):
     """As upstream's converter has them, padded to the largest molecule or to more."""
-    rng = numpy.random.RandomState(0)
+    case = parity.DEFAULTS['GGNN']._replace(column=column)
     columns = {
-        'none': lambda atoms: (),
-        'super': lambda atoms: (rng.uniform(size=3).astype('f'),),
-        'labels': lambda atoms: (rng.randint(1, 9, len(atoms)).astype('i'),),
+        None: lambda atoms: (),
+        'super': lambda atoms: (numpy.linspace(0, atoms[0], 3, dtype='f'),),
+        'labels': lambda atoms: (atoms[::-1] + 1,),
     }
     data = [(atoms, adj, *columns[column](atoms)) for atoms, adj in data]
-    options = {'n_node_columns': 1} if column == 'labels' else {}
-    options.update({'padded_to': 15} if layout == 'padded_to' else {'layout': layout})
+    options = {'padded_to': 15} if layout == 'padded_to' else {'layout': layout}
+    converter = chainer_bspmm.CSRConverter(**options, n_node_columns=int(column == 'labels'))
     model = Regressor(ZeroForEach(), device=-1)
-    model.predict(
-        data, batchsize=2, converter=chainer_bspmm.CSRConverter(**options), retain_inputs=True
-    )
-    expected = list(concat_mols(data))
+    model.predict(data, batchsize=2, converter=converter, retain_inputs=True)
     if layout == 'padded_to':
-        room = (0, 15 - expected[0].shape[1])
-        expected[0] = numpy.pad(expected[0], [(0, 0), room])
-        expected[1] = numpy.pad(expected[1], [(0, 0), (0, 0), room, room])
-        if column == 'labels':
-            expected[2] = numpy.pad(expected[2], [(0, 0), room])
-    for array, right in zip(model.inputs, expected, strict=True):
+        data = [padded_example(case, example, 15) for example in data]
+    for array, right in zip(model.inputs, concat_mols(data), strict=True):
         numpy.testing.assert_array_equal(array, right)
 
 

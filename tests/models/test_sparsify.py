@@ -1,7 +1,6 @@
 """sparsify and densify: where a model may be, what stays the same, what is refused."""
 
 import copy
-import pickle
 
 import numpy
 import pytest
@@ -184,15 +183,6 @@ def test_a_copy_stays_dense():
     assert type(kept) is dense.RSGCN and type(copy.deepcopy(model)) is models.RSGCN
     again = model.copy()
     assert type(again) is models.RSGCN and again.embed.W is not model.embed.W
-
-
-@pytest.mark.parametrize('protocol', range(pickle.HIGHEST_PROTOCOL + 1))
-def test_pickle(protocol):
-    for name in ('RSGCN', 'GGNN_GWM', 'NFP_CWLE', 'GIN_GWLE'):
-        model = sparsify(parity.DEFAULTS[name].make())
-        again = pickle.loads(pickle.dumps(model, protocol))
-        assert type(again) is getattr(models, name)
-        assert [type(link) for link in again.links()] == [type(link) for link in model.links()]
 
 
 def test_pickle_of_a_predictor(tmp_path):
