@@ -14,7 +14,6 @@ from chainer_bspmm.sparse.edges import edges_of
 from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, film_arrays
 from tests.emulation.kernel_cases import share_channels
 from tests.support import assert_close, assert_exact, reference, relative_error
-from tests.support.folded import check_against_padded
 from tests.support.gradients import check_gradients
 from tests.support.relations import NAMES, relation_batch_on, small_relation_batch_on
 from tests.support.spare import with_spare
@@ -179,12 +178,6 @@ def test_blocks_of_graphs(monkeypatch, limit):
         given = arguments(adj, numpy, 'float64')
         assert relative_error(edge_film(adj, *given).array, truth(adj, *given)) < 1e-14
     check_gradients(lambda *given: edge_film(adj, *given) ** 2, *given)
-
-
-def test_folded(xp):
-    rng = numpy.random.RandomState(0)
-    W, W_g = (xp.asarray(rng.uniform(-1, 1, (n, 4))) for n in (6, 12))
-    check_against_padded(lambda adj, x: edge_film(adj, x, W, W_g), xp, 2, 4)
 
 
 @pytest.mark.parametrize('name', [*NAMES, 'symmetric'])
