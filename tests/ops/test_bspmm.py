@@ -16,7 +16,8 @@ from chainer_bspmm.ops import segments
 from chainer_bspmm.ops.bspmm import ALGORITHMS, bsddmm_forward, bspmm_forward, csr_launch
 from chainer_bspmm.ops.segments import segment_broadcast_forward, segment_max_forward
 from tests import support
-from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, CSR_VARIANTS, integers, with_room
+from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, CSR_VARIANTS, FACTOR, integers
+from tests.emulation.kernel_cases import with_room
 from tests.support import assert_close, assert_exact, batch_on, DTYPES, features, random_matrix
 from tests.support import reference
 from tests.support.gradients import check_gradients, GRADIENT_BATCHES
@@ -25,15 +26,17 @@ from tests.support.gradients import check_gradients, GRADIENT_BATCHES
 # --- values ---
 
 
-def check(place, adj, dtype, n_channels, values='own', with_residual=False, trans=False, shift=0):
+def check(
+    place, adj, dtype, n_channels, values='own', with_residual=False, trans=False, largest=FACTOR
+):
     n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
-    x = integers((n_in, n_channels), dtype, seed=2)
+    x = integers((n_in, n_channels), dtype, largest, seed=2)
     residual = integers((n_out, n_channels), dtype, seed=3) if with_residual else None
     data = integers(adj.nnz, dtype, seed=4) if values == 'given' else None
     if values == 'ones':
         adj = adj.replace(data=None)
     expected = reference.bspmm(adj, x, data, residual, trans)
-    given = [place.put(x, shift), *(None if a is None else place.put(a) for a in (data, residual))]
+    given = [None if array is None else place.put(array) for array in (x, data, residual)]
     assert_exact(bspmm_forward(place.put(adj), *given, trans=trans), expected, dtype)
     for array, before in zip(given, (x, data, residual)):
         assert before is None or (cuda.to_cpu(array) == before).all()

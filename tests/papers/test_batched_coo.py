@@ -8,7 +8,7 @@ import pytest
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCOO, BatchedCSR
-from tests.support import BATCHES, batch_on, coo_batch_on, device_of, shuffled
+from tests.support import assert_same_arrays, BATCHES, batch_on, coo_batch_on, device_of, shuffled
 
 INTEGERS = tuple('n_graphs n_rows n_cols nnz n_relations max_rows max_cols max_nnz'.split())
 INTEGERS += 'layout', 'max_atom_id'
@@ -16,13 +16,7 @@ ARRAYS = ('ids', 'row_offsets', 'col_offsets', 'entry_offsets', 'data')
 
 
 def assert_same(a, b):
-    for name in ARRAYS:
-        x, y = getattr(a, name), getattr(b, name)
-        if x is None or y is None:
-            assert x is y
-        else:
-            assert x.dtype == y.dtype
-            numpy.testing.assert_array_equal(cuda.to_cpu(x), cuda.to_cpu(y))
+    assert_same_arrays(a, b, ARRAYS)
     for name in INTEGERS:
         assert getattr(a, name) == getattr(b, name)
 
@@ -37,10 +31,7 @@ def test_from_csr_and_back(xp, name):
     numpy.testing.assert_array_equal(cuda.to_cpu(coo.to_dense()), cuda.to_cpu(csr.to_dense()))
     again = coo.to_csr()
     assert again.xp is xp and type(again) is BatchedCSR
-    for attribute in ('indptr', 'indices', 'row_offsets', 'col_offsets'):
-        numpy.testing.assert_array_equal(
-            cuda.to_cpu(getattr(again, attribute)), cuda.to_cpu(getattr(csr, attribute))
-        )
+    assert_same_arrays(again, csr, ('indptr', 'indices', 'row_offsets', 'col_offsets'))
     numpy.testing.assert_array_equal(again.to_scipy().toarray(), csr.to_scipy().toarray())
     assert again.is_symmetric == csr.is_symmetric and again.layout == csr.layout
 
@@ -114,10 +105,8 @@ def test_astype_bytes_pickle_and_repr(xp):
         adj.astype('int32')
     assert adj.nbytes == 4 * (2 * 4 + 3 + 3 + 3) + 8 * 4
     assert_same(pickle.loads(pickle.dumps(adj)), adj)
-    assert repr(adj) == (
-        '<BatchedCOO: 2 graphs (packed), 3 x 3, 1 relation, 4 entries, float64 '
-        'on %s>' % device_of(xp)
-    )
+    text = '<BatchedCOO: 2 graphs (packed), 3 x 3, 1 relation, 4 entries, float64 on %s>'
+    assert repr(adj) == text % device_of(xp)
 
 
 # --- what is refused ---

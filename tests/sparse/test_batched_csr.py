@@ -11,9 +11,10 @@ from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.sparse.relations import relation_rows, transposed_rows
-from tests.support import BATCHES, batch_on, device_of, random_matrix
+from tests.support import assert_same_arrays, BATCHES, batch_on, device_of, random_matrix
 
 SIZES = [3, 1, 0, 5]
+ARRAYS = 'indptr', 'indices', 'data', 'row_offsets', 'col_offsets', 'row_weights'
 
 
 def matrices(n_relations=1, **options):
@@ -63,8 +64,7 @@ def test_from_scipy_matrices(n_relations):
     dense = matrices(n_relations)
     for layout in ('packed', 'folded', 'padded'):
         a, b = (BatchedCSR.from_matrices(given, layout) for given in (as_scipy(dense), dense))
-        for name in ('indptr', 'indices', 'data', 'row_offsets', 'col_offsets', 'row_weights'):
-            numpy.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+        assert_same_arrays(a, b, ARRAYS)
 
 
 @pytest.mark.parametrize('dtype', ['f', 'd'])
@@ -159,10 +159,7 @@ def test_transpose_is_that_of_the_host_bit_for_bit(sizes, n_relations, density):
 
     host = BatchedCSR.from_matrices([[matrix(n) for _ in range(n_relations)] for n in sizes])
     adj = host.to_device('@cupy:0')
-    for name in ('indptr', 'indices', 'data'):
-        actual, expected = cuda.to_cpu(getattr(adj.T, name)), getattr(host.T, name)
-        assert actual.dtype == expected.dtype
-        numpy.testing.assert_array_equal(actual, expected)
+    assert_same_arrays(adj.T, host.T, ('indptr', 'indices', 'data'))
     numpy.testing.assert_array_equal(cuda.to_cpu(adj.transpose_order), host.transpose_order)
     assert adj.transpose_order.dtype == numpy.int32
 
@@ -195,9 +192,7 @@ def test_to_device_and_back(xp, name):
     moved = adj.to_device(device_of(xp))
     assert moved.xp is xp
     assert moved.to_device(device_of(xp)) is moved
-    back = moved.to_device(-1)
-    for attribute in ('indptr', 'indices', 'data', 'row_offsets', 'col_offsets'):
-        numpy.testing.assert_array_equal(getattr(back, attribute), getattr(adj, attribute))
+    assert_same_arrays(moved.to_device(-1), adj, ARRAYS)
     sizes = 'n_graphs max_rows max_cols max_nnz n_relations nbytes'
     for attribute in (sizes + ' layout is_symmetric max_atom_id').split():
         assert getattr(moved, attribute) == getattr(adj, attribute)

@@ -54,6 +54,16 @@ def assert_close_arrays(found, expected, bound=1e-5):
         assert relative_error(found[name], array) < bound, name
 
 
+def assert_same_arrays(a, b, names):
+    """Compare arrays of two containers, on any device; where one has None both have."""
+    for name in names:
+        one, other = (getattr(each, name) for each in (a, b))
+        assert (one is None) == (other is None), name
+        if one is not None:
+            assert one.dtype == other.dtype, name
+            numpy.testing.assert_array_equal(cuda.to_cpu(one), cuda.to_cpu(other), name)
+
+
 def random_matrix(rng, n, n_relations=1, symmetric=False, density=None, ones=False):
     """Return an (n, n) or (R, n, n) float64 matrix with about three entries per row."""
     density = min(1.0, 3.0 / max(n * n_relations, 1)) if density is None else density
