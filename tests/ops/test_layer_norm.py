@@ -19,22 +19,21 @@ from tests.support.gradients import check_gradients, outcome
 BOUND = {'e': 2**-9, 'f': 2**-19, 'd': 2**-47}
 
 
-def check(place, dtype, shape, shift=0):
+def check(place, dtype, shape):
     rng = numpy.random.RandomState(0)
     x, gy = (rng.uniform(-1, 2, shape).astype(dtype) for _ in range(2))
     x[:, ::2] += 3  # or a deviation of almost nothing would magnify roundings
     gamma, beta = (rng.uniform(0.5, 2, shape[1]).astype(dtype) for _ in range(2))
-    given = [place.put(array, shift) for array in (x, gamma, beta)]
-    y, statistics = layer_norm_forward(*given, eps=1e-3)
-    gradients = layer_norm_backward(given[0], given[1], place.put(gy, shift), statistics)
-    x, gamma, beta, gy = (array.astype('d') for array in (x, gamma, beta, gy))
-    expected_y, expected = layer_norm_forward(x, gamma, beta, 1e-3)
-    assert statistics.dtype == ('d' if dtype == 'd' else 'f')
-    for actual, wanted in zip(
-        [statistics, y, *gradients],
-        [expected, expected_y, *layer_norm_backward(x, gamma, gy, expected)],
-    ):
-        assert actual.dtype in (dtype, statistics.dtype) and actual.shape == wanted.shape
+
+    def results(x, gamma, beta, gy):
+        y, statistics = layer_norm_forward(x, gamma, beta, 1e-3)
+        return statistics, y, *layer_norm_backward(x, gamma, gy, statistics)
+
+    found = results(*map(place.put, (x, gamma, beta, gy)))
+    expected = results(*(array.astype('d') for array in (x, gamma, beta, gy)))
+    assert found[0].dtype == ('d' if dtype == 'd' else 'f')
+    for actual, wanted in zip(found, expected, strict=True):
+        assert actual.dtype in (dtype, found[0].dtype) and actual.shape == wanted.shape
         scale = max(1, abs(wanted).max(initial=0))
         if shape[1] == 1:  # its gradient is a difference of two that are as large
             scale = max(scale, abs(gy * gamma).max() * 1e-3**-0.5)

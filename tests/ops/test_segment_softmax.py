@@ -22,28 +22,26 @@ BOUND = {'e': 2**-10, 'f': 2**-20, 'd': 2**-48}
 # --- values and gradients of arrays ---
 
 
-def check_gradient(place, y, gy, offsets, weights=None, shift=0):
-    given = place.put(offsets), None if weights is None else place.put(weights)
-    gx = segment_softmax_backward(place.put(y, shift), place.put(gy, shift), *given)
-    gx = cuda.to_cpu(gx)
+def check_gradient(place, y, gy, offsets, *weights):
+    gx = cuda.to_cpu(segment_softmax_backward(*map(place.put, (y, gy, offsets, *weights))))
     assert gx.dtype == y.dtype
-    expected = reference.segment_softmax_grad(y, gy, offsets, weights)
+    expected = reference.segment_softmax_grad(y, gy, offsets, *weights)
     bound = BOUND[y.dtype.char]
     numpy.testing.assert_allclose(gx, expected, rtol=bound, atol=6 * bound)
     # Of no segment, or of weight 0.
-    assert not gx[offsets[-1] :].any() and (weights is None or not gx[weights == 0].any())
+    assert not gx[offsets[-1] :].any() and not any(gx[w == 0].any() for w in weights)
 
 
-def check(place, dtype, n_channels, sizes, spare=0, shift=0):
+def check(place, dtype, n_channels, sizes, spare=0):
     rng = numpy.random.RandomState(0)
     offsets, n_rows = offsets_of(sizes), sum(sizes)
     x, gy = (rng.uniform(-3, 3, (n_rows + spare, n_channels)).astype(dtype) for _ in range(2))
-    y = cuda.to_cpu(segment_softmax_forward(place.put(x, shift), place.put(offsets)))
+    y = cuda.to_cpu(segment_softmax_forward(place.put(x), place.put(offsets)))
     assert y.dtype == dtype and y.shape == x.shape
     expected = reference.segment_softmax(x[:n_rows], offsets)
     numpy.testing.assert_allclose(y[:n_rows], expected, rtol=BOUND[dtype])
     assert not y[n_rows:].any()
-    check_gradient(place, y, gy, offsets, shift=shift)
+    check_gradient(place, y, gy, offsets)
 
 
 @pytest.mark.parametrize('n_channels', CHANNELS)

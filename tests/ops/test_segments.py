@@ -39,11 +39,11 @@ def chunks_of_four(monkeypatch):
 # --- sums and maxima ---
 
 
-def check(place, operation, x, sizes, weights=None, shift=0):
+def check(place, operation, x, sizes, weights=None):
     offsets = offsets_of(sizes)
     weights = None if weights is None else place.put(weights)
     function = getattr(segments, 'segment_%s_forward' % operation)
-    y = function(place.put(x, shift), place.put(offsets), None, weights)
+    y = function(place.put(x), place.put(offsets), None, weights)
     expected = getattr(reference, 'segment_' + operation)(x, offsets, weights)
     assert_exact(y, expected, x.dtype.char)
     return cuda.to_cpu(y)
@@ -189,13 +189,10 @@ def test_blocks_that_stride_over_the_channels(gpu, chunks_of_four, monkeypatch, 
 # --- the broadcast ---
 
 
-def check_broadcast(place, y, sizes, spare=0, shift=0, max_rows=None, weights=None):
-    offsets = offsets_of(sizes)
+def check_broadcast(place, y, sizes, spare=0, max_rows=None, weights=None):
+    offsets, given = offsets_of(sizes), place.put(offsets_of(sizes))
     weights = None if weights is None else place.put(weights)
-    n_rows = int(offsets[-1]) + spare
-    x = segment_broadcast_forward(
-        place.put(y, shift), place.put(offsets), n_rows, max_rows, weights
-    )
+    x = segment_broadcast_forward(place.put(y), given, sum(sizes) + spare, max_rows, weights)
     expected = reference.segment_broadcast(y, offsets, weights)
     assert_exact(x, numpy.pad(expected, ((0, spare), (0, 0))), y.dtype)
 

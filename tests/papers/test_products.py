@@ -38,8 +38,8 @@ ST, ST_CASES = 'st', ('st_shared', 'st_blocked', 'st_global')
 every_algorithm = pytest.mark.parametrize('algorithm', CONTAINERS)
 
 
-def given(place, *arrays, shift=0):
-    return [None if array is None else place.put(array, shift) for array in arrays]
+def given(place, *arrays):
+    return [None if array is None else place.put(array) for array in arrays]
 
 
 def check(place, algorithm, adj, dtype, n_channels, values='own', with_residual=True, trans=False):
@@ -121,13 +121,12 @@ def test_input_of_three_dimensions_that_is_not_contiguous(place, algorithm):
     x = integers((4, adj.max_rows, adj.n_graphs), 'f')
     data = None if algorithm == 'sell' else integers(2 * adj.nnz, 'f', seed=1)
     residual = integers((adj.n_graphs, adj.max_rows, 8), 'f', seed=2)
-
-    def taken(x, data, residual):
-        return x.T, None if data is None else data[::2], residual[:, :, ::2]
-
-    arrays = taken(*given(place, x, data, residual))
-    y = bspmm_forward(place.put(adj), *arrays, algorithm=algorithm)
-    assert_exact(y, truth(adj, *taken(x, data, residual)), 'f')
+    apart, arrays = (
+        (x.T, None if data is None else data[::2], residual[:, :, ::2])
+        for x, data, residual in (given(place, x, data, residual), (x, data, residual))
+    )
+    y = bspmm_forward(place.put(adj), *apart, algorithm=algorithm)
+    assert_exact(y, truth(adj, *arrays), 'f')
 
 
 @every_algorithm
@@ -368,11 +367,10 @@ def test_atomics_are_declared(gpu):
 # --- the sampled product over a BatchedCOO ---
 
 
-def check_sampled(place, name, dtype, n_channels, shift=0):
+def check_sampled(place, name, dtype, n_channels):
     adj = coo(batch(name, dtype))
-    u = integers((adj.n_rows, n_channels), dtype, seed=2)
-    v = integers((adj.n_cols, n_channels), dtype, seed=3)
-    w = bsddmm_forward(place.put(adj), place.put(u, shift), place.put(v))
+    u, v = (integers((n, n_channels), dtype, seed=i) for i, n in enumerate(adj.shape))
+    w = bsddmm_forward(place.put(adj), place.put(u), place.put(v))
     assert_exact(w, reference.bsddmm(adj, u, v), dtype)
     assert len(place.launched) in (0, adj.nnz > 0)
 
