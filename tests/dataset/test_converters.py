@@ -313,16 +313,12 @@ def test_an_earlier_batch_tells_of_molecules_of_one_size(nothing_told):
     *_, labels, weights = concat_mols(both[0])
     assert labels.shape == weights.shape == (2, 4)
     for sizes in ((3, 1, 7), (3, 3), (5,)):
-        of_atoms = [(*e[:2], numpy.arange(len(e[0]), dtype='i'), e[2]) for e in molecules(sizes)]
-        assert concat_mols(of_atoms)[1].n_node_columns == 1
+        assert concat_mols(with_column(sizes))[1].n_node_columns == 1
 
 
 def test_a_batch_of_another_data_set_tells_of_atoms(nothing_told):
     tasks = [(*e[:2], numpy.arange(4, dtype='i'), e[2]) for e in molecules((3, 1, 7))]
-    of_atoms, of_one_size = (
-        [(*e[:2], numpy.arange(len(e[0]), dtype='i'), e[2]) for e in molecules(sizes)]
-        for sizes in ((3, 1, 7), (4, 4))
-    )
+    of_atoms, of_one_size = with_column((3, 1, 7)), with_column((4, 4))
     for batch, n_columns in ((tasks, 0), (of_one_size, 0), (of_atoms, 1), (of_one_size, 1)):
         assert concat_mols(batch)[1].n_node_columns == n_columns
 

@@ -138,17 +138,10 @@ def test_what_a_user_set_stays():
 
 
 def test_a_link_that_is_registered_twice():
-    class Own(chainer.Chain):
-        def __init__(self):
-            super().__init__()
-            model = rsgcn()
-            with self.init_scope():
-                self.first = model
-                self.second = model
-            self.alias = model
-
-    own = Own()
-    model = own.alias
+    own, model = chainer.Chain(), rsgcn()
+    with own.init_scope():
+        own.first = own.second = model
+    own.alias = model
     shared = chainer.ChainList(GraphConvPredictor(model), GraphConvPredictor(model), own)
     sparsify(shared)
     assert type(model) is models.RSGCN

@@ -1,5 +1,6 @@
 """bspmm: values, launches, gradients to second order, what it refuses."""
 
+import functools
 import weakref
 
 import numpy
@@ -26,9 +27,9 @@ from tests.support.gradients import check_gradients, GRADIENT_BATCHES
 # --- values ---
 
 
-def check(
-    place, adj, dtype, n_channels, values='own', with_residual=False, trans=False, largest=FACTOR
-):
+def check(place, adj, dtype, n_channels, values='own', with_residual=False, trans=False, **options):
+    """options: `largest` value of x; `multiply`: with another container's product."""
+    largest, multiply = options.get('largest', FACTOR), options.get('multiply', bspmm_forward)
     n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
     x = integers((n_in, n_channels), dtype, largest, seed=2)
     residual = integers((n_out, n_channels), dtype, seed=3) if with_residual else None
@@ -37,7 +38,7 @@ def check(
         adj = adj.replace(data=None)
     expected = reference.bspmm(adj, x, data, residual, trans)
     given = [None if array is None else place.put(array) for array in (x, data, residual)]
-    assert_exact(bspmm_forward(place.put(adj), *given, trans=trans), expected, dtype)
+    assert_exact(multiply(place.put(adj), *given, trans=trans), expected, dtype)
     for array, before in zip(given, (x, data, residual)):
         assert before is None or (cuda.to_cpu(array) == before).all()
 
@@ -94,15 +95,22 @@ def test_other_batches(xp, name, dtype):
             assert y.tobytes() == bspmm_forward(adj, x, values, residual, trans).tobytes()
 
 
+def check_three_dimensions(place, adj, multiply=bspmm_forward, has_data=True):
+    """Of a padded batch; arrays that are not contiguous."""
+    arrays = [
+        integers((4, adj.max_rows, adj.n_graphs), 'f'),
+        integers(2 * adj.nnz, 'f', seed=1),
+        integers((adj.n_graphs, adj.max_rows, 8), 'f', seed=2),
+    ]
+    apart, expected = (
+        (x.T, data[::2] if has_data else None, residual[:, :, ::2])
+        for x, data, residual in (map(place.put, arrays), arrays)
+    )
+    assert_exact(multiply(place.put(adj), *apart), reference.bspmm(adj, *expected), 'f')
+
+
 def test_input_of_three_dimensions_that_is_not_contiguous(place):
-    adj = batch('padded', 'f')
-    x = integers((4, adj.max_rows, adj.n_graphs), 'f').T
-    data = integers(2 * adj.nnz, 'f', seed=1)[::2]
-    residual = integers((adj.n_graphs, adj.max_rows, 8), 'f', seed=2)[:, :, ::2]
-    expected = reference.bspmm(adj, x, data, residual)
-    x, data, residual = (place.put(a.base) for a in (x, data, residual))
-    y = bspmm_forward(place.put(adj), x.T, data[::2], residual[:, :, ::2])
-    assert_exact(y, expected, 'f')
+    check_three_dimensions(place, batch('padded', 'f'))
 
 
 def test_subclass_of_ndarray(tmp_path):
@@ -117,32 +125,45 @@ def test_subclass_of_ndarray(tmp_path):
 @pytest.mark.parametrize('algorithm', ['auto', 'vector', 'pipelined'])
 @pytest.mark.parametrize('dtype', 'efd')
 def test_nan_reaches_its_rows_only(place, dtype, algorithm):
+    check_nan(place, dtype, functools.partial(bspmm_forward, algorithm=algorithm))
+
+
+def check_nan(place, dtype, multiply, container=lambda adj: adj):
     adj = batch('mixed', dtype)
-    x, data = integers((adj.n_cols, 3), dtype), adj.data.copy()
-    x[10, 1] = data[2] = numpy.nan
-    x[7, 2] = numpy.inf
-    expected = reference.bspmm(adj, x, data)
+    x = integers((adj.n_cols, 3), dtype)
+    x[10, 1] = adj.data[2] = numpy.nan
+    x[0, 0] = x[7, 2] = numpy.inf  # padding of SELL would name row 0
+    adj = container(adj)
+    expected = reference.bspmm(adj, x)
     assert 3 < (~numpy.isfinite(expected)).sum() < expected.size // 2
-    y = bspmm_forward(place.put(adj), place.put(x), place.put(data), algorithm=algorithm)
-    assert_exact(y, expected, dtype)
+    assert_exact(multiply(place.put(adj), place.put(x)), expected, dtype)
+
+
+def check_duplicates(place, multiply=bspmm_forward, container=lambda adj: adj, has_data=True):
+    values = numpy.array([3e38, 3e38], 'f')  # whose sum is infinite
+    adj = BatchedCSR(numpy.array([0, 2]), numpy.array([0, 0]), numpy.array([0, 1]), values)
+    adj, x = container(adj), numpy.array([[1e-3, 1e-8, 0]], 'f')
+    for trans in (False, True):
+        for data in ([], [values]) if has_data else ([],):
+            y = multiply(*map(place.put, (adj, x, *data)), trans=trans)
+            assert_close(y, reference.bspmm(adj, x, *data, trans=trans), 'float32')
 
 
 def test_duplicates_are_multiplied_before_they_are_added(place):
-    values = numpy.array([3e38, 3e38], 'f')  # whose sum is infinite
-    adj = BatchedCSR(numpy.array([0, 2]), numpy.array([0, 0]), numpy.array([0, 1]), values)
-    x = numpy.array([[1e-3, 1e-8, 0]], 'f')
-    for trans in (False, True):
-        for data in (None, values):
-            given = place.put(adj), place.put(x), None if data is None else place.put(data)
-            expected = reference.bspmm(adj, x, data, None, trans)
-            assert_close(bspmm_forward(*given, trans=trans), expected, 'float32')
+    check_duplicates(place)
 
 
-@pytest.mark.parametrize('n_nodes, n_channels', [((), 5), ((0,), 3), ((3,), 0)])
+empty_results = pytest.mark.parametrize('n_nodes, n_channels', [((), 5), ((0,), 3), ((3,), 0)])
+
+
+def diagonal(n_nodes):
+    n_rows = sum(n_nodes)
+    return BatchedCSR(numpy.arange(n_rows + 1), numpy.arange(n_rows), numpy.array((0, *n_nodes)))
+
+
+@empty_results
 def test_empty_result_launches_nothing(place, n_nodes, n_channels):
-    adj = BatchedCSR(
-        numpy.arange(sum(n_nodes) + 1), numpy.arange(sum(n_nodes)), numpy.array((0,) + n_nodes)
-    )
+    adj = diagonal(n_nodes)
     x = chainer.Variable(place.put(numpy.zeros((adj.n_cols, n_channels), 'f')))
     y = bspmm(place.put(adj), x)
     assert y.shape == x.shape and y.dtype == 'f'

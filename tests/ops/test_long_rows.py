@@ -64,7 +64,7 @@ def short_pieces(monkeypatch):
 
 
 def check(gpu, adj, dtype, n_channels, values='own', with_residual=False, trans=False):
-    check_product(gpu, adj, dtype, n_channels, values, with_residual, trans, FACTOR)
+    check_product(gpu, adj, dtype, n_channels, values, with_residual, trans, largest=FACTOR)
     defines = [launched for launched in gpu.launched if 'WEIGHTS' in launched]
     assert defines[-1].get('PIECES', 0) == (adj.nnz > 0)
     assert (gpu.launched[-1] is defines[-1]) == (adj.nnz == 0)

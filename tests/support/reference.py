@@ -27,7 +27,7 @@ def entries(adj):
 
 def bspmm(adj, x, data=None, residual=None, trans=False):
     """y[row] = sum over the row's entries of value * x[column] (+ residual[row])."""
-    x = _host(x)
+    adj, x = adj.to_csr() if hasattr(adj, 'slice_rows') else adj, _host(x)
     flat = x.reshape(adj.n_rows if trans else adj.n_cols, x.shape[-1])
     values = data if data is not None else adj.data
     values = numpy.ones(adj.nnz) if values is None else _host(values)
