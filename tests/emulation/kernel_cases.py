@@ -9,13 +9,8 @@ import types
 
 import numpy
 
-from chainer.backends import cuda
-
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.dataset.batch_form import Capacity, new_buffers
-from chainer_bspmm.dataset.gather_batch import gather_batch
 from chainer_bspmm.sparse import build
-from chainer_bspmm.sparse.batched_csr import Buffers
 from chainer_bspmm.sparse.build import transpose_launch
 from chainer_bspmm.training.peer_memory import words_of
 
@@ -151,41 +146,6 @@ def transpose_on(device, adj):
     arrays = {name: device.put(getattr(adj, name)) for name in adj._integers}
     placed = types.SimpleNamespace(n_cols=adj.n_cols, nnz=adj.nnz, **sizes, **arrays)
     return build.transpose_batch(placed)
-
-
-def gather_folded(device, molecules, index, padded_to, spare=(0, 0)):
-    """Gather `DeviceMolecules` in the folded layout.
-
-    Returns:
-        tuple: the `Buffers`, with `spare` rows and entries; and what they must equal: the packed
-        batch with a row more after every graph.
-    """
-    index = numpy.array(index)
-    atoms, adj, labels = molecules.host.batch(index, 'packed')
-    n_rows, nnz = adj.n_rows + index.size + spare[0], adj.nnz + spare[1]
-    sizes, row_nnz = numpy.diff(adj.row_offsets), numpy.diff(adj.indptr)
-    graph = numpy.repeat(numpy.arange(index.size), sizes)  # of every node; as many rows come before
-    nodes = numpy.arange(adj.n_rows) + graph
-    starts = adj.row_offsets + numpy.arange(index.size + 1)
-    expected_atoms = numpy.zeros((n_rows,) + atoms.shape[1:])
-    expected_atoms[nodes] = atoms
-    indptr = numpy.zeros(n_rows + 1, int)
-    indptr[nodes + 1] = row_nnz
-    weights = numpy.zeros(n_rows)
-    weights[nodes] = 1
-    weights[starts[1:] - 1] = numpy.maximum(padded_to - sizes, 0)
-    columns = adj.indices + numpy.repeat(graph, row_nnz) * adj.n_relations
-    padded = numpy.pad(columns, (0, spare[1]))
-    data = None if adj.data is None else numpy.pad(adj.data, (0, spare[1]))
-    offsets = starts, starts * adj.n_relations
-    expected = Buffers(
-        expected_atoms, numpy.cumsum(indptr), padded, data, *offsets, weights, labels
-    )
-    form = molecules.form(index.size, True, 1, 'folded', padded_to)
-    buffers = new_buffers(cuda.cupy.empty, form, Capacity(n_rows, nnz, 0, 0, -1))
-    given = device.put(molecules.check(index)), buffers, device.put(numpy.array([padded_to], 'i'))
-    gather_batch(molecules._source, *given)
-    return buffers, expected
 
 
 def words(values, turn):

@@ -14,7 +14,6 @@ from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.gather_batch import gather_launch
 from chainer_bspmm.sparse.batched_csr import Buffers, fill_buffers
 from tests.emulation.emulator.cuda_on_cpu import build, run
-from tests.emulation.kernel_cases import gather_folded
 from tests.support.data_sets import assert_same_batch, LABELS, molecule_set
 
 MAP_NORESERVE = 0x4000  # of Linux
@@ -42,34 +41,29 @@ def check_exact(device, molecules, index, layout='packed', padded_to=None):
     return len(device.launched) - before
 
 
-def check_spare(device, molecules, index, spare_rows, spare_nnz):
+def check_spare(device, molecules, index, spare, layout='packed', padded_to=None):
     """Compare whole buffers, full of 127 or NaN before, with what the host puts in its own."""
-    index = numpy.array(index)
-    atoms, adj, labels = molecules.batch(index, 'packed')
+    index, before = numpy.array(index), len(device.launched)
+    atoms, adj, labels = molecules.batch(index, layout, padded_to)
     target = on_device(device, molecules)
-    capacity = Capacity(adj.n_rows + spare_rows, adj.nnz + spare_nnz, 0, 0, -1)
-    form = target.form(index.size, True, 1, 'packed', None)
+    capacity = Capacity(adj.n_rows + spare[0], adj.nnz + spare[1], 0, 0, -1)
+    form = target.form(index.size, True, 1, layout, padded_to)
     buffers = new_buffers(cuda.cupy.empty, form, capacity)
-    target.gather(device.put(target.check(index)), buffers)
+    size = None if padded_to is None else device.put(numpy.array([padded_to], 'i'))
+    target.gather(device.put(target.check(index)), buffers, size)
     empty = lambda buffer: None if buffer is None else numpy.empty_like(buffer)  # NOQA: E731
     expected = Buffers(*([*map(empty, b)] if isinstance(b, list) else empty(b) for b in buffers))
     fill_buffers(expected, atoms, adj, labels)
-    assert_same_buffers(buffers, expected)
-
-
-def assert_same_buffers(buffers, expected):
     for name, actual in buffers._asdict().items():
         if name != 'labels':
             numpy.testing.assert_array_equal(actual, getattr(expected, name), name)
     for actual, label in zip(buffers.labels, expected.labels, strict=True):
         numpy.testing.assert_array_equal(actual, label)
-
-
-def check_folded(device, molecules, *case, **spare):
-    before = len(device.launched)
-    buffers, expected = gather_folded(device, on_device(device, molecules), *case, **spare)
-    assert_same_buffers(buffers, expected)
     return len(device.launched) - before
+
+
+def check_folded(device, molecules, index, padded_to, spare=(0, 0)):
+    return check_spare(device, molecules, index, spare, 'folded', padded_to)
 
 
 @pytest.mark.parametrize('layout', [('packed',), ('folded',), ('folded', 6)], ids=str)
@@ -90,7 +84,7 @@ def test_values_and_relations(device, n_relations, data):
 def test_features(device, atoms):
     molecules = molecule_set(atoms=atoms)
     check_exact(device, molecules, INDEX)
-    check_spare(device, molecules, INDEX, 3, 5)
+    check_spare(device, molecules, INDEX, (3, 5))
     check_folded(device, molecules, INDEX, 40, spare=(3, 5))
 
 
@@ -103,11 +97,11 @@ def test_labels(device, labels):
 @pytest.mark.parametrize('spare', [(0, 0), (1, 0), (0, 1), (3, 700), (900, 3)], ids=str)
 @pytest.mark.parametrize('data', [None, 'e', 'f'])
 def test_capacity_beyond_the_batch(device, data, spare):
-    check_spare(device, molecule_set(data=data, n_relations=2), INDEX, *spare)
+    check_spare(device, molecule_set(data=data, n_relations=2), INDEX, spare)
 
 
 def test_only_empty_molecules(device):
-    check_spare(device, molecule_set(), (2, 6, 2), 5, 7)
+    check_spare(device, molecule_set(), (2, 6, 2), (5, 7))
     check_folded(device, molecule_set(), (2, 6, 2), 4)
     check_folded(device, molecule_set(), (2, 6, 2), 0, spare=(5, 7))
 
@@ -134,7 +128,7 @@ def test_data_set_without_entries(device):
     molecules = molecule_set(sizes=(3, 4, 3))
     assert not molecules.columns.size
     check_exact(device, molecules, (2, 0))
-    check_spare(device, molecules, (2, 0), 1, 1)
+    check_spare(device, molecules, (2, 0), (1, 1))
 
 
 @pytest.mark.parametrize('padded_to', [0, 5, 36, 38, 2**24])
