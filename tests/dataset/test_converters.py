@@ -44,10 +44,8 @@ def check(result, examples, layout='folded', padded_to=None):
         weights = [[1] * n + [max(largest - n, 0)] for n in sizes]
         numpy.testing.assert_array_equal(cuda.to_cpu(adj.row_weights), numpy.concatenate(weights))
         assert adj.row_weights.dtype == numpy.float32
-    for i, labels in enumerate(result[2:]):
-        numpy.testing.assert_array_equal(
-            cuda.to_cpu(labels), numpy.stack([e[2 + i] for e in examples])
-        )
+    for i, labels in enumerate(result[2:], 2):
+        numpy.testing.assert_array_equal(cuda.to_cpu(labels), [e[i] for e in examples])
 
 
 @pytest.mark.parametrize('n_labels', [0, 1, 3])
@@ -103,9 +101,8 @@ def test_host_devices(device):
 
 
 def test_scalar_and_integer_labels():
-    examples = [
-        (a, m, numpy.float32(i), i, [i, -1]) for i, (a, m) in enumerate(molecules(n_labels=0))
-    ]
+    pairs = enumerate(molecules(n_labels=0))
+    examples = [(*pair, numpy.float32(i), i, [i, -1]) for i, pair in pairs]
     _, _, floats, ints, pairs = concat_mols(examples)
     assert floats.dtype == numpy.float32 and floats.tolist() == [0, 1, 2]
     assert ints.dtype.kind == 'i' and ints.tolist() == [0, 1, 2]
@@ -412,9 +409,8 @@ def test_node_columns_that_do_not_fit():
 # --- padding, or atoms of id 0 ---
 
 
-LONE_IONS = molecules((3, 2)) + [
-    (numpy.zeros(1, 'i'), numpy.zeros((1, 1), 'f'), numpy.ones(2, 'f'))
-]
+ION = numpy.zeros(1, 'i'), numpy.zeros((1, 1), 'f'), numpy.ones(2, 'f')
+LONE_IONS = [*molecules((3, 2)), ION]
 
 
 def test_ids_that_begin_at_0():

@@ -9,7 +9,7 @@ import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm import concat_mols, CSRConverter
-from chainer_bspmm.dataset import DeviceDataset, SparseDataset, to_sparse
+from chainer_bspmm.dataset import device_dataset, DeviceDataset, SparseDataset, to_sparse
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.molecules import Molecules
 from tests.support.data_sets import assert_same_batch, LABELS, molecule_set, molecules
@@ -129,9 +129,7 @@ def test_rows_for_padding_are_gathered_on_the_host(resident, options, on_device)
 def test_the_only_molecule_is_not_gathered(device, monkeypatch, n_relations):
     if device.xp is numpy:
         monkeypatch.setattr(cuda, 'cupy', numpy, raising=False)
-    monkeypatch.setattr(
-        'chainer_bspmm.dataset.device_dataset.gather_batch', lambda *_: pytest.fail('gathered')
-    )
+    monkeypatch.setattr(device_dataset, 'gather_batch', lambda *_: pytest.fail('gathered'))
     host = molecule_set(n_relations=n_relations)
     host = host.take(numpy.array([host.nnz.argmax()]))
     only, index = DeviceMolecules(host, device), numpy.zeros(1, 'l')

@@ -17,9 +17,8 @@ def arrays(n_rows, widths, has_state, has_bias=True, seed=0):
         return rng.uniform(-1, 1, shape) / (1 if len(shape) == 1 else max(shape[1], 1) ** 0.5)
 
     rows = [draw(n_rows, width) for width in (out, x, message, out)]
-    pairs = [
-        (draw(out, x + message), draw(out) if has_bias else None) for _ in range(2 + has_state)
-    ]
+    n = 2 + has_state
+    pairs = [(draw(out, x + message), draw(out) if has_bias else None) for _ in range(n)]
     pairs += [(draw(out, out), draw(out)) for _ in range(3 * has_state)]
     return rows[0], rows[1], rows[2] if message else None, rows[3] if has_state else None, pairs
 

@@ -169,9 +169,8 @@ class Peers:
     def __init__(self, device, flat, rank, others, n_more=0):
         self.size, dtype, chunks = flat._room()
         self.size += n_more  # of an earlier model, for example
-        self.arrays = [
-            device.put(numpy.zeros((2, 3, self.size * words_of(dtype)), 'u8')) for _ in range(3)
-        ]
+        shape = 2, 3, self.size * words_of(dtype)
+        self.arrays = [device.put(numpy.zeros(shape, 'u8')) for _ in range(3)]
         device.reachable += self.arrays
         self.data = numpy.array([array.ctypes.data for array in self.arrays], 'u8')
         self.turn = device.put(numpy.full(sum(n for _, n in chunks) + n_more, self.TURN - 1, 'u4'))

@@ -60,8 +60,6 @@ def use(check, *arguments, **options):
     return lambda gpu: check(gpu, *arguments, **options)
 
 
-
-
 # --- products ---
 
 
@@ -226,10 +224,9 @@ def layer(gpu, width_in, width_out, ratio=0.0, slices=1, **options):
         layers.check(gpu, 'f', layers.layer(width_in, width_out, **options), 60, ratio=ratio)
 
 
-layer_of_relations = use(
-    layer, 8, 5, n_relations=2, has_self=True, has_relation_bias=True, n_biases=1
-)
-rectified_layer = use(layer, 8, 5, n_relations=2, has_self=True, n_biases=1, activation='relu')
+related = dict(n_relations=2, has_self=True, n_biases=1)
+layer_of_relations = use(layer, 8, 5, has_relation_bias=True, **related)
+rectified_layer = use(layer, 8, 5, activation='relu', **related)
 # One relation that the rows themselves belong to.
 dropped_layer = use(layer, 6, 6, 0.5, n_relations=1, loop=True, has_relation_bias=True, n_biases=1)
 # Rectified, by blocks that share the columns of a result.

@@ -35,9 +35,8 @@ def ranks(device, dtypes, shapes=SHAPES, dtype=None):
             setattr(link, 'p%03d' % i, param)
         param.grad = device.put(gradients[-1][RANK].astype(kind))
         device.reachable.append(param.grad)
-    comm = types.SimpleNamespace(
-        rank=RANK, size=3, allreduce_grad_dtype=dtype and numpy.dtype(dtype)
-    )
+    dtype = dtype and numpy.dtype(dtype)
+    comm = types.SimpleNamespace(rank=RANK, size=3, allreduce_grad_dtype=dtype)
     return types.SimpleNamespace(target=link, communicator=comm, t=6), gradients
 
 
@@ -71,10 +70,9 @@ def made(device, monkeypatch):
     for char, name in zip('efd', ('FLOAT16', 'FLOAT32', 'FLOAT64')):
         monkeypatch.setattr(nccl, 'NCCL_' + name, char, raising=False)
     monkeypatch.setattr(nccl, 'NCCL_SUM', 'sum', raising=False)
-    monkeypatch.setattr(cuda.cupy.cuda, 'alloc_pinned_memory', bytearray, raising=False)
-    monkeypatch.setattr(
-        cuda.cupy.cuda, 'get_current_stream', lambda: types.SimpleNamespace(ptr=5), raising=False
-    )
+    # Attributes of the emulator's own stand-in for CuPy.
+    cuda.cupy.cuda.alloc_pinned_memory = bytearray
+    cuda.cupy.cuda.get_current_stream = lambda: types.SimpleNamespace(ptr=5)
     return of
 
 

@@ -159,11 +159,8 @@ def test_many_graphs(device, monkeypatch, n_graphs, n_sms):
 
 def test_offsets_beyond_32_bits(gxx):
     """The second of two molecules begins 2**31 bytes after the first, whose block does not run."""
-    n_nodes, atom_bytes = 2**11 + 1, 2**20
-    memory = [
-        mmap.mmap(-1, n_nodes * atom_bytes, flags=mmap.MAP_PRIVATE | MAP_NORESERVE)
-        for _ in range(2)
-    ]
+    n_nodes, atom_bytes, flags = 2**11 + 1, 2**20, mmap.MAP_PRIVATE | MAP_NORESERVE
+    memory = [mmap.mmap(-1, n_nodes * atom_bytes, flags=flags) for _ in range(2)]
     places = [numpy.uintp(numpy.frombuffer(each, 'b').ctypes.data) for each in memory]
     memory[0][2**31 : 2**31 + 4] = b'last'
     rows, entries = numpy.zeros(n_nodes + 1, 'i'), numpy.zeros(0, 'i')

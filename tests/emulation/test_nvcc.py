@@ -21,9 +21,7 @@ ARCHITECTURES = ('sm_75', 'sm_80', 'sm_90', 'sm_100', 'sm_120')
 
 @functools.lru_cache(maxsize=None)
 def known_architectures():
-    return subprocess.run(
-        ['nvcc', '--list-gpu-code'], capture_output=True, text=True, check=True
-    ).stdout.split()
+    return subprocess.check_output(['nvcc', '--list-gpu-code'], text=True).split()
 
 
 def compiled(name, dtype, defines, architecture, *flags):
@@ -32,14 +30,8 @@ def compiled(name, dtype, defines, architecture, *flags):
         pytest.skip('nvcc is not on the PATH')
     if architecture not in known_architectures():
         pytest.skip('this nvcc does not know %s' % architecture)
-    options = (
-        *kernels.options(dtype, defines),
-        '-arch=' + architecture,
-        '-cubin',
-        '-Werror=all-warnings',
-        '-Xptxas=-v',
-        *flags,
-    )
+    flags = '-arch=' + architecture, '-cubin', '-Werror=all-warnings', '-Xptxas=-v', *flags
+    options = *kernels.options(dtype, defines), *flags
     # The file itself: in the text that CuPy compiles, `#pragma once` stands in the main file.
     path = kernels.paths()[name]
 

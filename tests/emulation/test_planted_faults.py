@@ -109,9 +109,8 @@ def test_noticed(make_device, monkeypatch, tmp_path, mutant):
     path.write_text(mutant.text)
     monkeypatch.setattr(kernels, 'directory', lambda: folder)
     # A fault may corrupt the process in which it runs.
-    process = multiprocessing.get_context('fork').Process(
-        target=look, args=(make_device, mutant.file)
-    )
+    fork = multiprocessing.get_context('fork')
+    process = fork.Process(target=look, args=(make_device, mutant.file))
     process.start()
     process.join()
     if process.exitcode == UNKNOWN:

@@ -1,6 +1,7 @@
 """Emulated kernels of several processes that write to each other's memory, and wait for it."""
 
 import mmap
+import operator
 import os
 import pathlib
 import random
@@ -168,10 +169,8 @@ def check_gradients(flat, device, turn, loss, pace):
     flat.pack(weights[rank], loss, alone=True)  # which nobody notices
     flat.pack(weights[rank], loss)
     for number, param in enumerate(params):
-        total = sum(
-            weight * values_of(rank, turn, param.shape, number)
-            for rank, weight in zip(ranks, weights)
-        )
+        values = [values_of(rank, turn, param.shape, number) for rank in ranks]
+        total = sum(map(operator.mul, weights, values))
         numpy.testing.assert_array_equal(param.grad, total / numpy.float32(sum(weights)))
     assert not flat._is_bad.any()
 

@@ -82,6 +82,4 @@ def test_capacity_beyond_the_batch(device, spare):
     numpy.testing.assert_array_equal(indptr, numpy.pad(expected[0], (0, spare), mode='edge'))
     numpy.testing.assert_array_equal(indices, numpy.pad(expected[1], (0, spare)))
     # Values may be taken by the whole of it.
-    numpy.testing.assert_array_equal(
-        order, numpy.append(expected[2], numpy.arange(adj.nnz, adj.nnz + spare))
-    )
+    numpy.testing.assert_array_equal(order, [*expected[2], *range(adj.nnz, adj.nnz + spare)])

@@ -45,10 +45,8 @@ def test_unknown_mode():
 # --- gated ---
 
 N_GRAPHS, N = 3, 4
-ADJ = [
-    BatchedCSR.from_matrices([numpy.eye(N, dtype='f')] * N_GRAPHS, layout)
-    for layout in ('packed', 'padded')
-]
+EYES = [numpy.eye(N, dtype='f')] * N_GRAPHS
+ADJ = [BatchedCSR.from_matrices(EYES, layout) for layout in ('packed', 'padded')]
 
 
 @pytest.mark.parametrize(
@@ -74,9 +72,7 @@ def test_ggnn(device, options, with_h0):
     link = sparse_link(GGNNReadout, dense)
     expected = [dense(h, h0, real).array for real in (None, mask)]
     link.to_device(device)
-    h, h0 = (
-        None if array is None else device.send(array.reshape(N_GRAPHS * N, -1)) for array in (h, h0)
-    )
+    h, h0 = (a if a is None else device.send(a.reshape(N_GRAPHS * N, -1)) for a in (h, h0))
     for adj in ADJ:
         adj = adj.to_device(device)
         for real, y in zip((None, mask.ravel()), expected):

@@ -82,10 +82,8 @@ def test_update_link(device, name, kind, arguments, options):
     h, adj = inputs(kind, arguments[1] if name == 'GNNFiLMUpdate' else 4)
     conditions = []
     if name == 'NFPUpdate':  # what upstream's model gives its link; ours reads the batch instead
-        degrees = adj.sum(axis=1)[:, :, None]
-        conditions = [
-            [numpy.broadcast_to(degrees == d, h.shape) for d in range(1, arguments[2] + 2)]
-        ]
+        degrees, known = adj.sum(axis=1)[:, :, None], range(1, arguments[2] + 2)
+        conditions = [[numpy.broadcast_to(degrees == d, h.shape) for d in known]]
     dense = sparse.upstream(*arguments, **options)
     dense(h, adj, *conditions)
     getattr(randomised(dense), 'reset_state', int)()
@@ -285,7 +283,13 @@ def nfp_with_a_hook():
 @pytest.mark.parametrize(
     'kind, arguments, name, part, message',
     [
-        ('GNNFiLM', (3,), 'norm_layer', BatchNormalization(3), 'expected .*Layer.* got .*BatchNorm'),
+        (
+            'GNNFiLM',
+            (3,),
+            'norm_layer',
+            BatchNormalization(3),
+            'expected .*Layer.* got .*BatchNorm',
+        ),
         ('GGNN', (6,), 'update_layer', StatelessGRU(22, 16), 'expected a chainer.links.GRU, got'),
     ],
 )

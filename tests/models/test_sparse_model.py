@@ -25,9 +25,8 @@ MODELS = {name: getattr(models, name) for name in parity.DEFAULTS}
 
 def regressor(kind=dense.RelGCN, **options):
     numpy.random.seed(0)  # some weights predict almost 0, which differs by more than 1e-5 of itself
-    return Regressor(
-        GraphConvPredictor(kind(4, **options), MLP(3, 8)), chainer.functions.mean_squared_error
-    )
+    predictor = GraphConvPredictor(kind(4, **options), MLP(3, 8))
+    return Regressor(predictor, chainer.functions.mean_squared_error)
 
 
 def trained(model, converter, n_steps=1, examples=EXAMPLES):

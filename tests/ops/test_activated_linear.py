@@ -82,10 +82,8 @@ def test_sum_of_layers(xp, dtype, n_rows):
     given = several(xp, dtype, n_rows)
 
     def separately(x, W, b, x2, W2, x3, W3, b3):
-        return sum(
-            functions.softmax(functions.linear(*layer))
-            for layer in ((x, W, b), (x2, W2), (x3, W3, b3))
-        )
+        layers = (x, W, b), (x2, W2), (x3, W3, b3)
+        return sum(functions.softmax(functions.linear(*layer)) for layer in layers)
 
     for wanted in (range(8), (1, 3, 7)):
         # In float64: Chainer rounds every layer's result to float16.

@@ -300,9 +300,8 @@ def test_padded_shape(xp):
 def test_gradient_values_and_dtype(xp, dtype):
     rng = numpy.random.RandomState(0)
     adj = batch_on('four relations', xp, dtype)
-    x, residual, gy = (
-        features(rng, xp, n, 33, dtype) for n in (adj.n_cols, adj.n_rows, adj.n_rows)
-    )
+    n = adj.n_rows
+    x, residual, gy = (features(rng, xp, size, 33, dtype) for size in (adj.n_cols, n, n))
     data = features(rng, xp, adj.nnz, 1, dtype)[:, 0]
     for values in (None, data):
         given = [None if a is None else chainer.Variable(a) for a in (x, values, residual)]

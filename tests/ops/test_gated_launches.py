@@ -43,18 +43,15 @@ def check(gpu, dtype, n_rows, widths, state=None, is_tanh=True, shift=0, bias=Tr
     actual = [y, by_x, by_message, by_state, *by_parameters]
     wide = [wide_on_host(array) for array in (gy, x, message, s)]
     wide[3] = wide[1] if state == 'x' else wide[3]
-    reference = expected(
-        *wide, pairs=[tuple(map(wide_on_host, pair)) for pair in given], is_tanh=is_tanh
-    )
+    pairs = [tuple(map(wide_on_host, pair)) for pair in given]
+    reference = expected(*wide, pairs=pairs, is_tanh=is_tanh)
     assert len(actual) == len(reference)
     for i, (ours, theirs) in enumerate(zip(actual, reference)):
         assert (ours is None) == (theirs is None), i
         if ours is not None:
             assert ours.dtype == dtype and ours.shape == theirs.shape
-            scale = max(1, abs(theirs).max(initial=0))
-            numpy.testing.assert_allclose(
-                cuda.to_cpu(ours), theirs, 0, BOUND[dtype] * scale, err_msg=str(i)
-            )
+            bound = BOUND[dtype] * max(1, abs(theirs).max(initial=0))
+            numpy.testing.assert_allclose(cuda.to_cpu(ours), theirs, 0, bound, err_msg=str(i))
 
 
 @pytest.mark.parametrize(
@@ -109,9 +106,8 @@ def test_blocks_of_more_rows(gpu, monkeypatch, n_rows):
     small = Device(2, 60 << 20)
     monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: small)
     check(gpu, 'f', n_rows, (12, 8, 20), 'given')
-    assert {d['ROWS'] for d in gpu.launched if 'ROWS' in d} == {
-        {9: 8, 23: 12, 37: 20, 50: 28, 300: 32}[n_rows]
-    }
+    rows = {9: 8, 23: 12, 37: 20, 50: 28, 300: 32}[n_rows]
+    assert {d['ROWS'] for d in gpu.launched if 'ROWS' in d} == {rows}
 
 
 @on_an_emulated_device

@@ -19,9 +19,8 @@ WIDTHS = [(5,), (3, 2)]
 
 def arrays(widths, with_bias, dtype='float64', n_rows=N):
     rng = numpy.random.RandomState(0)
-    shapes = (
-        [(n_rows, width) for width in widths] + [(OUT, sum(widths))] * 2 + [(OUT,)] * 2 * with_bias
-    )
+    shapes = [(n_rows, width) for width in widths]
+    shapes += [(OUT, sum(widths))] * 2 + [(OUT,)] * 2 * with_bias
     return [rng.uniform(-1, 1, shape).astype(dtype) for shape in shapes]
 
 

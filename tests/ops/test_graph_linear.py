@@ -163,16 +163,10 @@ def test_host_and_its_gradients(n_relations, loop, widths, n_left_out):
     A[r[0], i[0], j[0]] *= 2
     values = A[r, i, j]
     values[:2] /= 2
-    indptr = numpy.searchsorted(i, numpy.arange(n + 1))
-    adj = BatchedCSR(
-        indptr, j * n_relations + r, numpy.array([0, n]), values, n_relations=n_relations
-    )
-    given = {
-        'W': rng.rand(n_out * n_relations, n_in),
-        'b': rng.rand(n_out * n_relations),
-        'W_self': rng.rand(n_out, n_in),
-        'b_self': rng.rand(n_out),
-    }
+    arrays = numpy.searchsorted(i, numpy.arange(n + 1)), j * n_relations + r, numpy.array([0, n])
+    adj = BatchedCSR(*arrays, values, n_relations=n_relations)
+    W, W_self = (n_out * n_relations, n_in), (n_out, n_in)
+    given = {name: rng.rand(*of) for name, of in zip(PARAMETERS, (W, W[:1], W_self, W_self[:1]))}
     for bit, name in enumerate(PARAMETERS[1:]):
         if n_left_out >> bit & 1:
             del given[name]

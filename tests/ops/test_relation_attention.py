@@ -48,9 +48,8 @@ def truth(adj, m, W, b, n_heads, within=False, concat_heads=False, negative_slop
     y = numpy.zeros((adj.n_rows, n_heads, n_channels))
     for i in range(adj.n_rows):
         graph = numpy.searchsorted(offsets, i, side='right') - 1
-        slots = [
-            (j, r) for j in range(offsets[graph], offsets[graph + 1]) for r in range(n_relations)
-        ]
+        nodes = range(*offsets[graph : graph + 2])
+        slots = [(j, r) for j in nodes for r in range(n_relations)]
         for group in [[r] for r in range(n_relations)] if within else [range(n_relations)]:
             chosen = [(j, r) for j, r in edges[i] if r in group]
             everything = [(j, r) for j, r in slots if r in group]
@@ -321,9 +320,8 @@ def test_scores(gpu, name, dtype, spare):
     b, slope = numpy.array([0.25], dtype), numpy.dtype(dtype).type(0.2)
     results = []
     for put in (lambda array: array), gpu.put:
-        pattern = attention_pattern.AttentionPattern(
-            put(adj), n_heads, False, False, numpy.dtype(dtype)
-        )
+        given = put(adj), n_heads, False, False, numpy.dtype(dtype)
+        pattern = attention_pattern.AttentionPattern(*given)
         gscores = put(numpy.full(scores.shape, numpy.nan, dtype))
         rows = put(pattern.sources), put(pattern.receivers)
         z, slopes = module._logits(put(scores), *rows, put(b), slope)

@@ -325,9 +325,8 @@ def test_bad_weights(xp, shape, dtype):
 @pytest.mark.parametrize('n_nodes, n_channels', [((2, 1), 0), ((), 3)])
 @pytest.mark.parametrize('function', [segment_sum, segment_max, segment_broadcast])
 def test_empty_result_launches_nothing(place, function, n_nodes, n_channels):
-    adj = place.put(
-        BatchedCSR(numpy.zeros(sum(n_nodes) + 1, 'i'), numpy.zeros(0, 'i'), offsets_of(n_nodes))
-    )
+    indptr, indices = numpy.zeros(sum(n_nodes) + 1, 'i'), numpy.zeros(0, 'i')
+    adj = place.put(BatchedCSR(indptr, indices, offsets_of(n_nodes)))
     n_in, n_out = adj.n_rows, adj.n_graphs
     if function is segment_broadcast:
         n_in, n_out = n_out, n_in

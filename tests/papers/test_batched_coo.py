@@ -75,9 +75,8 @@ def test_from_raw_arrays(xp):
 def test_columns_follow_from_relations_and_ids_lie_in_any_order():
     adj = BatchedCOO(numpy.array([[1, 5]]), numpy.array([0, 2]), numpy.array([0, 1]), n_relations=3)
     assert adj.n_cols == adj.max_cols == 6 and adj.data is None and adj.dtype is None
-    numpy.testing.assert_array_equal(
-        adj.to_dense(), [[[[0, 0], [0, 0]], [[0, 0], [0, 0]], [[0, 0], [0, 1]]]]
-    )
+    none = numpy.zeros((2, 2))
+    numpy.testing.assert_array_equal(adj.to_dense(), [[none, none, [[0, 0], [0, 1]]]])
     ids = numpy.array([[0, 1], [1, 0], [1, 1]])
     for given in (numpy.asfortranarray(ids), ids[::-1], ids.astype('>i8')):
         adj = BatchedCOO(given, numpy.array([0, 2]), numpy.array([0, 3]))

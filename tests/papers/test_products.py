@@ -232,9 +232,8 @@ def test_batch_with_spare_rows_is_refused(gpu, algorithm):
 def test_tiles(gpu, dtype, n_channels, tile):
     check(gpu, 'sell', batch('mixed', dtype), dtype, n_channels)
     defines = gpu.launched[-1]
-    assert (defines['VECTOR'], defines['TILE']) == (
-        tile or {'e': (8, 1), 'f': (4, 2), 'd': (2, 4)}[dtype]
-    )
+    tile = tile or {'e': (8, 1), 'f': (4, 2), 'd': (2, 4)}[dtype]
+    assert (defines['VECTOR'], defines['TILE']) == tile
 
 
 def tall(dtype):

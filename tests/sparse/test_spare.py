@@ -1,5 +1,6 @@
 """Batches in buffers larger than they are: every operation gives what the ordinary batch does."""
 
+import functools
 import operator
 import types
 
@@ -20,7 +21,7 @@ from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.sparse.edges import edges_of
 from chainer_bspmm.sparse.relations import relation_rows, with_values
-from tests.support import batch_on, BATCHES, TOLERANCE
+from tests.support import assert_same_arrays, batch_on, BATCHES, TOLERANCE
 from tests.support.spare import buffers_for, with_spare
 
 NAMES = [name for name in BATCHES if name not in ('padded', 'rectangular')]
@@ -63,13 +64,9 @@ def assert_same_matrix(actual, expected):
     numpy.testing.assert_array_equal(indptr[: n_rows + 1], cuda.to_cpu(expected.indptr))
     assert_padded(actual.indices, expected.indices)
     assert actual.indices.size == actual.nnz
-    for offsets in ('row_offsets', 'col_offsets'):
-        numpy.testing.assert_array_equal(
-            *(cuda.to_cpu(getattr(adj, offsets)) for adj in (actual, expected))
-        )
-    if expected.data is None:
-        assert actual.data is None
-    else:
+    assert_same_arrays(actual, expected, ('row_offsets', 'col_offsets'))
+    assert (actual.data is None) == (expected.data is None)
+    if expected.data is not None:
         assert_padded(actual.data, expected.data)
     for size in ('n_rows', 'n_cols', 'nnz', 'max_rows', 'max_cols', 'max_nnz'):
         assert getattr(actual, size) >= getattr(expected, size)
@@ -161,10 +158,9 @@ def check_function(pair, function, rows, n_channels, *parameters, fill=7.0):
     for pairs in (zip(y, expected_y), zip(gx, expected_x)):
         for actual, of in pairs:
             assert_padded(actual.array, of.array, exact=False)
-    for actual, of in zip(sum(others, ()), sum(expected, ())):
-        numpy.testing.assert_allclose(
-            cuda.to_cpu(actual.array), cuda.to_cpu(of.array), 1e-11, 1e-11
-        )
+    for pair in zip(sum(others, ()), sum(expected, ())):
+        actual, of = (cuda.to_cpu(variable.array) for variable in pair)
+        numpy.testing.assert_allclose(actual, of, 1e-11, 1e-11)
 
 
 n_nodes, n_entries = map(operator.attrgetter, ('n_rows', 'nnz'))
@@ -250,9 +246,8 @@ def test_attention(pair, within, concat_heads, dropout_ratio):
 
 @pytest.mark.parametrize('side_by_side', [False, True])
 def test_matrices_of_attention(pair, side_by_side):
-    expected, actual = (
-        attention_pattern(adj, 2, True, side_by_side, numpy.dtype('d')) for adj in pair
-    )
+    options = 2, True, side_by_side, numpy.dtype('d')
+    expected, actual = (attention_pattern(adj, *options) for adj in pair)
     assert (actual.isolated is None) == (expected.isolated is None)
     for name in ('product', 'isolated') if actual.isolated is not None else ('product',):
         assert_same_matrix(getattr(actual, name), getattr(expected, name))
@@ -263,9 +258,8 @@ def test_matrices_of_attention(pair, side_by_side):
 def test_modulated_messages(pair, activation):
     rng, n_relations = numpy.random.RandomState(1), pair[0].n_relations
     W, W_g = (rng.uniform(-1, 1, (n * n_relations, 4)) for n in (3, 6))
-    check_function(
-        pair, lambda adj, *given: edge_film(adj, *given, activation=activation), n_nodes, 4, W, W_g
-    )
+    function = functools.partial(edge_film, activation=activation)
+    check_function(pair, function, n_nodes, 4, W, W_g)
 
 
 def test_matrices_of_edges(pair):
