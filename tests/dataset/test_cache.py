@@ -91,23 +91,15 @@ def test_parsed_again_where_anything_differs(folder, parsed, monkeypatch):
         parsed.clear()
 
 
-def _half(content):
-    return content[: len(content) // 2]
-
-
-def _flipped(content):
-    middle = len(content) // 2
-    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-
-
-@pytest.mark.parametrize(
-    'damage', [_half, _flipped, lambda content: b'', lambda content: b'PK' + content]
-)
+@pytest.mark.parametrize('damage', ['half', 'flipped', 'empty', 'longer'])
 def test_damaged_file_is_made_again(damage, folder, parsed):
     expected = from_smiles(SMILES, 'relgcn', cache=True)
     (file,) = folder.iterdir()
     content = file.read_bytes()
-    file.write_bytes(damage(content))
+    half = content[: len(content) // 2]
+    flipped = half + bytes([content[len(half)] ^ 1]) + content[len(half) + 1 :]
+    damaged = {'half': half, 'flipped': flipped, 'empty': b'', 'longer': b'PK' + content}
+    file.write_bytes(damaged[damage])
     parsed.clear()
     assert_equal(from_smiles(SMILES, 'relgcn', cache=True), expected)
     assert len(parsed) == 1
@@ -183,12 +175,11 @@ def test_not_only_strings_are_not_kept(folder):
 
 
 def test_folder(monkeypatch):
-    monkeypatch.delenv(cache.VARIABLE)
     monkeypatch.setenv('HOME', '/home/me')
-    monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
-    assert cache.directory() == pathlib.Path('/home/me/.cache/chainer_bspmm')
     monkeypatch.setenv(cache.VARIABLE, '~/x')
     assert cache.directory() == pathlib.Path('/home/me/x')
     monkeypatch.delenv(cache.VARIABLE)
+    monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
+    assert cache.directory() == pathlib.Path('/home/me/.cache/chainer_bspmm')
     monkeypatch.setenv('XDG_CACHE_HOME', '/var/cache/me')
     assert cache.directory() == pathlib.Path('/var/cache/me/chainer_bspmm')

@@ -199,8 +199,7 @@ def cross_entropy_along(gpu):
 
 
 def check_loss(gpu, kind, shape):
-    x, t = mean_loss.arrays_of(kind, 'd', shape)
-    mean_loss.check(gpu, kind, 'd', x, t, None if t.dtype == 'i' else x.size)
+    mean_loss.check(gpu, kind, 'd', *mean_loss.arrays_of(kind, 'd', shape))
 
 
 squared_error = use(check_loss, 'SQUARED_ERROR', (7, 20))
