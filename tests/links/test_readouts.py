@@ -16,7 +16,6 @@ from chainer_bspmm.sparse import BatchedCSR
 from tests.support import relative_error
 from tests.support.parity import randomised, sparse_link
 
-# --- sum and maximum ---
 
 OF_TWO = BatchedCSR.from_matrices([numpy.eye(2), numpy.eye(1)])
 H = numpy.array([[1.0, -4.0], [2.0, -3.0], [-5.0, 6.0]], 'f')
@@ -41,8 +40,6 @@ def test_unknown_mode():
     with pytest.raises(ValueError, match=message):
         GeneralReadout('mean')
 
-
-# --- gated ---
 
 N_GRAPHS, N = 3, 4
 EYES = [numpy.eye(N, dtype='f')] * N_GRAPHS
@@ -89,9 +86,6 @@ def test_ggnn(device, options, with_h0):
 def test_mask_of_another_shape(adj, shapes):
     with pytest.raises(ValueError, match='is_real_node: expected shape %s to go .*, got' % shapes):
         GGNNReadout(3)(numpy.ones((12, 4), 'f'), adj, None, numpy.ones((4, 3), 'f'))
-
-
-# --- of NFP, and all ---
 
 
 @pytest.mark.parametrize('in_channels', [None, 6])

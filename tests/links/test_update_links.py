@@ -228,9 +228,6 @@ def test_a_node_without_neighbours():
     numpy.testing.assert_allclose(y, numpy.tile(m.mean(axis=0), (4, 1)), rtol=1e-5)
 
 
-# --- the attention ---
-
-
 @pytest.mark.parametrize('values', [1.0, 1e-3, -2.0, 1e9])
 def test_values_of_the_adjacency_play_no_part_in_attention(values):
     h, adj = inputs()
@@ -261,9 +258,6 @@ def test_dropout_in_training_alone():
     assert not numpy.array_equal(*(link(h.reshape(10, 6), batch).array for _ in range(2)))
     with chainer.using_config('train', False):
         assert numpy.array_equal(*(link(h.reshape(10, 6), batch).array for _ in range(2)))
-
-
-# --- what is refused ---
 
 
 def replaced(dense, name, link):

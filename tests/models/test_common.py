@@ -267,9 +267,6 @@ def test_a_third_of_the_nodes_is_saved(name):
     assert len(labels_of_nodes(sparsify(dense), *packed(name, examples))) < 2 / 3 * len(theirs)
 
 
-# --- what is refused ---
-
-
 @pytest.mark.parametrize('name', BASE + ('GGNN_GWM', 'GGNN_CWLE', 'GGNN_GWLE'))
 def test_dense_adjacency_is_refused_with_advice(name):
     message = 'adj: expected a BatchedCSR, got ndarray of shape .*concat_mols'

@@ -98,9 +98,6 @@ def test_features_of_any_width(device):
         GIN(3)(*PACKED(examples))
 
 
-# --- GINSparse ---
-
-
 def sparse_pair(data, device, ratio=0.0, **options):
     """Return upstream's GINSparse and ours, with the same random parameters, and batches."""
     batch = SparseGraphDataset(data).converter(data, -1)

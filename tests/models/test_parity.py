@@ -160,9 +160,6 @@ def test_upstream_fails(case):
     assert parity.crash(case) in ('InvalidType', 'IndexError')
 
 
-# --- the harness ---
-
-
 @pytest.mark.parametrize('model', ['RSGCN', 'NFP', 'GIN', 'GGNN', 'RelGCN', 'RelGAT', 'GNNFiLM'])
 def test_every_model_is_compared(model):
     assert sum(case.model == model for case in parity.CASES) >= 6

@@ -52,9 +52,6 @@ def test_degree_of_zero_counts_as_one():
     numpy.testing.assert_array_equal(scaled[0, 0], [[0, 2, 0.125], [0, -2, 0.375], [0, 0, 0]])
 
 
-# --- what is refused ---
-
-
 def test_input_of_another_type():
     atoms, adj, _ = CSRConverter('packed')(molecules([3, 2]))
     with pytest.raises(ValueError, match="x: expected atom ids with input_type='int', got float32"):

@@ -75,8 +75,6 @@ def test_tied_updates_are_activated_once():
     assert relative_error(sparsify(model)(*concat_mols(examples)).array, expected) < 1e-5
 
 
-# --- real molecules ---
-
 SMILES = ['C', 'CC(=O)Oc1ccccc1C(=O)O', 'CN1C=NC2=C1C(=O)N(C)C(=O)N2C', 'CCO', 'c1ccccc1']
 
 
@@ -149,9 +147,6 @@ def test_data_set_with_labels(method, rounds):
             for data_set in (examples, sparse):
                 with pytest.raises(ValueError, match=r'strip_padding: .* batch\[0\] would lose'):
                     CSRConverter('packed')(data_set)
-
-
-# --- what is refused ---
 
 
 @pytest.mark.parametrize('name', ['GGNN_CWLE', 'RSGCN_GWLE'])

@@ -242,9 +242,6 @@ def test_same_as_on_the_host(gpu, dtype, weights, n_channels, recomputing, n_ran
         numpy.testing.assert_allclose(cuda.to_cpu(one), other, BOUND[dtype], BOUND[dtype] * 40)
 
 
-# --- what is refused ---
-
-
 class OwnForward(chainer.links.BatchNormalization):
     def forward(self, x):
         return x

@@ -24,9 +24,6 @@ from tests.support import reference
 from tests.support.gradients import check_gradients, GRADIENT_BATCHES
 
 
-# --- values ---
-
-
 def check(place, adj, dtype, n_channels, values='own', with_residual=False, trans=False, **options):
     """options: `largest` value of x; `multiply`: with another container's product."""
     largest, multiply = options.get('largest', FACTOR), options.get('multiply', bspmm_forward)
@@ -172,9 +169,6 @@ def test_empty_result_launches_nothing(place, n_nodes, n_channels):
     assert x.grad.shape == x.shape and not place.launched
 
 
-# --- launches ---
-
-
 @pytest.mark.parametrize('dtype, n_channels, options', CSR_VARIANTS)
 @pytest.mark.parametrize('values, trans', [('ones', False), ('own', False), ('given', True)])
 @pytest.mark.parametrize('name', ['mixed', 'duplicates', 'empty graphs', 'relations'])
@@ -267,9 +261,6 @@ def test_more_elements_than_32_bits_count():
     assert (segment_broadcast_forward(top, offsets, n)[-3:] == 999).all()
 
 
-# --- gradients ---
-
-
 @pytest.mark.parametrize('given', ['x', 'x data', 'x residual', 'x data residual'])
 @pytest.mark.parametrize('name', GRADIENT_BATCHES)
 def test_gradients(xp, name, given):
@@ -339,9 +330,6 @@ def test_product_without_edge_values_keeps_no_input():
     y = bspmm(adj, x)
     del x
     assert y.creator_node is not None and freed() is None
-
-
-# --- what is refused, before anything is launched ---
 
 
 def ones(*shape, dtype='f'):

@@ -249,9 +249,6 @@ def test_given_mask_is_used_and_draws_nothing(xp):
     numpy.testing.assert_array_equal(cuda.to_cpu(y.array), cuda.to_cpu(x * mask))
 
 
-# --- a linear layer with its rectifier ---
-
-
 def linear_inputs(xp, n, dtype, n_out=6):
     rng = numpy.random.RandomState(0)
     W, b = features(rng, xp, n_out, 5, dtype), features(rng, xp, 1, n_out, dtype)[0]
@@ -278,9 +275,6 @@ def test_without_dropout_no_stream_is_taken(xp):
         assert step.next_stream() == 0
 
 
-# --- attention ---
-
-
 def test_attention(xp):
     rng = numpy.random.RandomState(0)
     matrices = [random_matrix(rng, n, 2, density=0.6) for n in (4, 1, 3)]
@@ -300,9 +294,6 @@ def test_attention(xp):
         numpy.testing.assert_array_equal(mask, factors(mask.shape, 0.4, stream, 'd'))
         assert 0 < (mask > 0).sum() < mask.size
     check_gradients(function, *given)
-
-
-# --- what is refused, and what a CUDA graph holds ---
 
 
 def test_what_does_not_fit():

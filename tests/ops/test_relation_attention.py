@@ -327,8 +327,6 @@ def test_scores(gpu, name, dtype, spare):
         numpy.testing.assert_allclose(cuda.to_cpu(actual), expected, bound, bound)
 
 
-# --- what is refused ---
-
 ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
 
 

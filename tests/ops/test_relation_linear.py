@@ -70,9 +70,6 @@ def layer(adj, names, *arrays, **options):
     return relation_linear(adj, **dict(zip(names, arrays)), **options)
 
 
-# --- values ---
-
-
 @pytest.mark.parametrize('dtype', ['float32', 'float64'])
 @pytest.mark.parametrize('name', NAMES)
 def test_values(xp, order, name, dtype):
@@ -111,18 +108,12 @@ def test_arrays_that_are_not_contiguous(xp, order):
     assert_close(relation_linear(adj, **strided).array, truth(adj, **given), 'float64')
 
 
-# --- gradients ---
-
-
 @pytest.mark.parametrize('parts', PARTS)
 @pytest.mark.parametrize('name', ['four relations', 'unsorted values', 'symmetric ones'])
 def test_gradients(xp, order, name, parts):
     adj = small_relation_batch_on(name, xp)
     given = parameters(adj, xp, 'float64', WIDTHS['aggregate'], parts)
     check_gradients(lambda *arrays: layer(adj, given, *arrays) ** 2, *given.values())
-
-
-# --- cost ---
 
 
 def test_order_is_chosen_by_the_narrower_side():
@@ -152,9 +143,6 @@ def test_products_are_of_the_narrower_width(monkeypatch, widths, between):
     assert seen == [between] + degrees + [between] * 2
 
 
-# --- with an activation ---
-
-
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
 def test_tanh(xp, order, dtype):
     adj = batch_on('four relations', xp, dtype)
@@ -173,8 +161,6 @@ def test_gradients_of_tanh(xp, order):
     function = functools.partial(layer, adj, given, activation=chainer.functions.tanh)
     check_gradients(function, *(0.3 * array for array in given.values()))
 
-
-# --- what is refused ---
 
 ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
 TWOS = BatchedCSR.from_matrices([2 * numpy.ones((2, 3, 3))])

@@ -108,8 +108,6 @@ def test_astype_bytes_pickle_and_repr(xp):
     assert repr(adj) == text % device_of(xp)
 
 
-# --- what is refused ---
-
 GOOD = {
     'ids': numpy.array([[0, 0], [1, 0], [1, 1], [2, 2]]),
     'row_offsets': numpy.array([0, 2, 3]),

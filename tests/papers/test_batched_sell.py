@@ -168,9 +168,6 @@ def test_no_graphs_and_a_size_beyond_64_bits():
     assert BatchedSELL(report_example(), 10**30).n_slices == 2
 
 
-# --- what is refused ---
-
-
 @pytest.mark.parametrize(
     'arguments, error, message',
     [

@@ -179,9 +179,6 @@ def test_st_shared_launch(max_rows, n_channels, max_nnz, itemsize):
     assert threads == 1024 or threads // lanes >= max_nnz
 
 
-# --- the sampled product ---
-
-
 def test_coo_dot_launch_takes_the_entries_from_the_graphs():
     launch = policy.coo_dot_launch(7, 1000, 36, 4)
     assert launch.arguments == (7, 9)

@@ -64,9 +64,6 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(policy, 'st_shared_launch', policy.st_shared_launch.__wrapped__)
 
 
-# --- every algorithm ---
-
-
 # Also those that sub-warps do not divide.
 @pytest.mark.parametrize('n_channels', [*CHANNELS, 5, 7, 9, 17])
 @pytest.mark.parametrize(
@@ -368,9 +365,6 @@ def test_gradients_of_the_sampled_product(xp):
     adj = support.coo_batch_on('four relations', xp, 'float64')
     u, v = (support.features(rng, xp, n, 3, 'float64') for n in adj.shape)
     check_gradients(lambda u, v: papers.bsddmm(adj, u, v) ** 2, u, v)
-
-
-# --- what is refused ---
 
 
 @pytest.mark.parametrize(

@@ -239,8 +239,6 @@ def test_pickle():
     numpy.testing.assert_array_equal(again.T.to_dense(), adj.T.to_dense())
 
 
-# --- what is refused ---
-
 GOOD = {'indptr': [0, 2, 3, 4], 'indices': [0, 1, 1, 2], 'row_offsets': [0, 2, 3]}
 
 

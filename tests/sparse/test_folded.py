@@ -127,9 +127,6 @@ def test_arrays_have_no_place_for_weights():
         BatchedCSR.from_dense(numpy.zeros((1, 2, 2)), layout='folded')
 
 
-# --- buffers ---
-
-
 @pytest.mark.parametrize('padded_to', [None, 9])
 @pytest.mark.parametrize('spare_rows, spare_nnz', [(0, 0), (2, 0), (3, 5)])
 def test_buffers(xp, spare_rows, spare_nnz, padded_to):

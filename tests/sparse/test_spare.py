@@ -275,9 +275,6 @@ def test_what_would_count_them_refuses(make):
         make(with_spare(BATCHES['many'], 1, 1))
 
 
-# --- filling ---
-
-
 @pytest.mark.parametrize('spare_rows, spare_nnz', SPARE)
 @pytest.mark.parametrize('name', ['many', 'ones', 'four relations', 'only empty graphs'])
 def test_filling_writes_everything(name, spare_rows, spare_nnz):
