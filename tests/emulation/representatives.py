@@ -232,6 +232,7 @@ dropped_layer = use(layer, 6, 6, 0.5, n_relations=1, loop=True, has_relation_bia
 dropped_slices = use(layer, 8, 16, 0.5, 2, n_relations=1, activation='relu')
 # Three matrices one after the other, as many biases, shared columns; sums in uneven parts.
 layer_of_degrees = use(layer, 24, 24, 0.0, 2, n_relations=3, n_biases=3, by_relation=True)
+LAYERS = layer_of_relations, rectified_layer, dropped_layer, dropped_slices, layer_of_degrees
 # Many rows, and results of several chunks.
 sums_of_partials = use(partial_sums.test_rows, 'f', 70)
 
