@@ -208,10 +208,7 @@ ATOMS, ADJ = numpy.array([6, 8], 'i'), numpy.eye(2, dtype='f')
         ([(numpy.array([6, 2**31]), ADJ)], r'atom ids: expected at most 2\*\*31 - 1'),
         ([(ATOMS, ADJ, None)], r'expected labels of one shape, got NoneType \(\)'),
         ([(ATOMS, ADJ, 'toxic')], r'expected labels of one shape, got str \(\)'),
-        (
-            [(ATOMS, ADJ), (numpy.array([6, -1]), ADJ)],
-            r'batch\[1\]\[0\]: expected atom ids of at least 0, got -1',
-        ),
+        ([(ATOMS, ADJ), (numpy.array([6, -1]), ADJ)], r'batch\[1\]\[0\]: .* at least 0, got -1'),
         ([(ATOMS, ADJ), (numpy.array([-6, 8]), ADJ)], r'batch\[1\]\[0\]: .* got -6'),
         ([('CO', ADJ)], r'batch\[0\]: expected arrays of atoms .* got str'),
         (

@@ -29,8 +29,7 @@ from chainer_bspmm.training import buffers, reports
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.peer_memory import PeerMemory, PeerSums
 from chainer_bspmm.training.reports import Reports
-from tests.emulation.gated_cases import summed
-from tests.emulation.kernel_cases import batch, integers, Peers, share_channels, words
+from tests.emulation.kernel_cases import batch, integers, Peers, share_channels, summed, words
 from tests.emulation import test_degree_rows as degree_rows
 from tests.emulation import test_fused_update as fused_update
 from tests.emulation import test_gather_batch as gather_batch

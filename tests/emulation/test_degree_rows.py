@@ -7,8 +7,7 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm.ops import degree_linear
 from chainer_bspmm.ops.degree_linear import DegreeLinearSigmoid
 from chainer_bspmm.sparse import build
-from tests.emulation.gated_cases import summed
-from tests.emulation.kernel_cases import DTYPES, larger
+from tests.emulation.kernel_cases import DTYPES, larger, summed
 from tests.support.molecules import adjacency
 
 

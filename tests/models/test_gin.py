@@ -74,7 +74,7 @@ def test_first_mlp_gets_zeros_in_the_first_call(device, is_cleared):
         ({}, "16, the width that the readout's parameters have, got 5"),
         (
             {'node_embedding': True, 'weight_tying': True},
-            '16, the width that the tied update takes, got 5',
+            '16, .* that the tied update takes, got 5',
         ),
     ],
 )
@@ -128,27 +128,15 @@ def test_gin_sparse_remembers_its_training_on_lists_of_edges():
     assert layout_of(sparsify(dense)) == ('packed', None)
 
 
-@pytest.mark.parametrize(
-    'make, error, message',
-    [
-        (lambda model: model(SparseGraphDataset(edge_lists([3]))), TypeError, 'got only a Sparse'),
-        (
-            lambda model: model(*concat_mols(to_sparse(edge_lists([3])))),
-            ValueError,
-            'adj: expected a packed batch, .* because GINSparse .* pads nothing, got .*folded',
-        ),
-        (
-            lambda model: sparsify(DenseGINSparse(3, concat_hidden=True)),
-            ValueError,
-            'concat_hidden: expected False, got True',
-        ),
-        (
-            lambda model: model(*PACKED(to_sparse(edge_lists([3], 2), n_edge_types=2))),
-            ValueError,
-            'adj: expected a matrix of one relation',
-        ),
-    ],
-)
-def test_what_gin_sparse_refuses(make, error, message):
-    with pytest.raises(error, match=message):
-        make(sparsify(DenseGINSparse(3)))
+def test_what_gin_sparse_refuses():
+    model = sparsify(DenseGINSparse(3))
+    folded = 'adj: expected a packed batch, .* because GINSparse .* pads nothing, got .*folded'
+    for inputs, error, message in (
+        ((SparseGraphDataset(edge_lists([3])),), TypeError, 'got only a Sparse'),
+        (concat_mols(to_sparse(edge_lists([3]))), ValueError, folded),
+        (PACKED(to_sparse(edge_lists([3], 2), 2)), ValueError, 'adj: .* a matrix of one relation'),
+    ):
+        with pytest.raises(error, match=message):
+            model(*inputs)
+    with pytest.raises(ValueError, match='concat_hidden: expected False, got True'):
+        sparsify(DenseGINSparse(3, concat_hidden=True))

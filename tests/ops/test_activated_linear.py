@@ -102,20 +102,17 @@ def test_layers_that_share_everything(xp):
     assert_same_outcome(twice, outcome(lambda *a: 2 * softmax_of_one(*a), given), 'd', 1e-12)
 
 
+FITS = (2, 3), (4, 3), (4,)
+
+
 @pytest.mark.parametrize(
     'layers, message',
     [
         ([((2, 3, 1), (4, 1), (4,))], r'x: expected shape \(n_rows, n_in\), got \(2, 3, 1\)'),
         ([((2, 3), (4, 2), (4,))], r'W of layer 0: expected shape \(4, 3\) .* got \(4, 2\)'),
         ([((2, 3), (4, 3), (3,))], r'b of layer 0: expected shape \(4,\) .* got \(3,\)'),
-        (
-            [((2, 3), (4, 3), (4,)), ((3, 3), (4, 3), (4,))],
-            r'x of layer 1: expected shape \(2, 3\) .* got \(3, 3\)',
-        ),
-        (
-            [((2, 3), (4, 3), (4,)), ((2, 3), (5, 3), (4,))],
-            r'W of layer 1: expected shape \(4, 3\) .* got \(5, 3\)',
-        ),
+        ([FITS, ((3, 3), (4, 3), (4,))], r'x of layer 1: expected shape \(2, 3\) .* got \(3, 3\)'),
+        ([FITS, ((2, 3), (5, 3), (4,))], r'W of layer 1: expected shape \(4, 3\) .* got \(5, 3\)'),
     ],
 )
 def test_layers_that_do_not_fit(layers, message):

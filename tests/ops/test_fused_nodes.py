@@ -1,5 +1,6 @@
 """What holds for every fused node: one node; gradients of some inputs alone, and whose memory."""
 
+import functools
 import typing
 
 import numpy
@@ -44,11 +45,9 @@ NODES = {
     'relation_linear, mapped first': LINEAR._replace(aggregates_first=False),
     'edge_film': Node(edge_film, 1, [(N, 4), (6, 4), (12, 4)]),
     'relation_attention': Node(
-        lambda adj, m, W, b: relation_attention(adj, m, W, b, 2), 1, [(N, 12), (1, 6), (1,)]
+        functools.partial(relation_attention, n_heads=2), 1, [(N, 12), (1, 6), (1,)]
     ),
-    'layer_norm': Node(
-        lambda adj, x, gamma, beta: layer_norm(x, gamma, beta, 1e-3), 1, [(N, 5), (5,), (5,)]
-    ),
+    'layer_norm': Node(lambda adj, *given: layer_norm(*given, 1e-3), 1, [(N, 5), (5,), (5,)]),
     'gru_step': Node(
         lambda adj, x, message, state, *parameters: gru_step(x, message, state, pairs(parameters)),
         *(3, [(N, 3), (N, 2), (N, 5), *GRU]),
@@ -58,9 +57,7 @@ NODES = {
         *(2, [(N, 3), (N, 2), *GRU[:4]]),
     ),
     'gated_linear': Node(
-        lambda adj, x, message, W, b, V, c: gated_linear(
-            (x, message), (W, b), (V, c), functions.tanh
-        ),
+        lambda adj, x, m, W, b, V, c: gated_linear((x, m), (W, b), (V, c), functions.tanh),
         *(2, [(N, 3), (N, 2), (4, 5), (4,), (4, 5), (4,)]),
     ),
     'linear_softmax': Node(

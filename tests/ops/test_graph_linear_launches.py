@@ -158,13 +158,12 @@ def check(gpu, dtype, spec, n_rows, is_weighted=True, ratio=0.0, shift=0):
 # On a GPU a kernel keeps the limit of shared memory that it was compiled for.
 on_an_emulated_device = pytest.mark.parametrize('gpu', GPUS[:-1], indirect=True)
 
+BIASES = dict(has_relation_bias=True, n_biases=1)
 SPECS = {
     'convolution': dict(n_relations=1, activation='relu'),
-    'relations': dict(
-        n_relations=3, has_self=True, has_relation_bias=True, n_biases=1, activation='tanh'
-    ),
+    'relations': dict(n_relations=3, has_self=True, activation='tanh', **BIASES),
     'relations alone': dict(n_relations=2),
-    'loop': dict(n_relations=1, loop=True, has_relation_bias=True, n_biases=1),
+    'loop': dict(n_relations=1, loop=True, **BIASES),
     'linear': dict(n_biases=1, activation='relu'),
     'degrees': dict(n_relations=4, by_relation=True, n_biases=4, activation='sigmoid'),
     'many relations': dict(n_relations=33, has_self=True, activation='relu'),

@@ -273,10 +273,7 @@ GOOD = {'indptr': [0, 2, 3, 4], 'indices': [0, 1, 1, 2], 'row_offsets': [0, 2, 3
         ),
         ({'layout': 'ragged'}, "layout: expected one of 'packed', 'padded', got 'ragged'"),
         ({'n_relations': 0}, 'n_relations: expected at least 1, got 0'),
-        (
-            {'n_relations': 2, 'col_offsets': [0, 3, 6]},
-            'col_offsets: expected multiples of n_relations = 2, got 3',
-        ),
+        ({'n_relations': 2, 'col_offsets': [0, 3, 6]}, 'col_offsets: .* n_relations = 2, got 3'),
         ({'col_offsets': [0, 2, 3 * 10**9]}, r'col_offsets: expected at most 2\*\*31 - 1'),
         ({'max_atom_id': -1}, 'max_atom_id: expected at least 0, got -1'),
         ({'data': numpy.ones(3)}, 'data: expected one value for each of the 4 indices, got 3'),
