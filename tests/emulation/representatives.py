@@ -5,7 +5,6 @@ Each is a function of an emulated device that raises AssertionError if a result 
 what the tests of the operation check with, on sizes that leave out no line of the kernel.
 """
 
-import contextlib
 import types
 from unittest import mock
 
@@ -208,18 +207,13 @@ absolute_error = use(mean_loss.test_values_that_are_nan, 'ABSOLUTE_ERROR', True)
 
 def layer(gpu, width_in, width_out, ratio=0.0, slices=1, **options):
     """By two blocks with two tiles each; sums in two parts."""
-    launches = 'chainer_bspmm.ops.graph_linear.launches.'
-    with contextlib.ExitStack() as patched:
-        for name, value in {
-            'chainer_bspmm.cuda.kernels.device': lambda device_id: Device(1, 60 << 20),
-            launches + 'LAYER_ROWS': (16,),
-            launches + 'LAYER_SLICES': (slices,),
-            launches + 'LAYER_THREADS': 32 if slices > 1 else LAYER_THREADS,
-        }.items():
-            patched.enter_context(mock.patch(name, value))
-        patched.callback(layer_launch.cache_clear)
+    gpu.sizes = Device(1, 60 << 20)
+    constants = dict(LAYER_ROWS=(16,), LAYER_SLICES=(slices,))
+    constants['LAYER_THREADS'] = 32 if slices > 1 else LAYER_THREADS
+    with mock.patch.multiple('chainer_bspmm.ops.graph_linear.launches', **constants):
         layer_launch.cache_clear()
         layers.check(gpu, 'f', layers.layer(width_in, width_out, **options), 60, ratio=ratio)
+    layer_launch.cache_clear()
 
 
 related = dict(n_relations=2, has_self=True, n_biases=1)

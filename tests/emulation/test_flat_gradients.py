@@ -9,7 +9,6 @@ import pytest
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda.plans import Device
 from chainer_bspmm.training import flat_gradients
 from chainer_bspmm.training.flat_gradients import FlatGradients, raise_if_not_finite
@@ -110,10 +109,8 @@ def chunks_of(shapes):
 @pinned
 @pytest.mark.parametrize('n_sms', (132, 1))
 @pytest.mark.parametrize('dtypes, bad', [('f', ()), ('fd', ()), ('f', (RANK,)), ('f', (2,))])
-def test_ranks_that_write_to_the_memory_of_each_other(
-    device, made, monkeypatch, dtypes, bad, n_sms
-):
-    monkeypatch.setattr(kernels, 'device', lambda device_id: Device(n_sms, 60 << 20))
+def test_ranks_that_write_to_the_memory_of_each_other(device, made, dtypes, bad, n_sms):
+    device.sizes = Device(n_sms, 60 << 20)
     optimizer, gradients = ranks(device, dtypes)
     flat = made(optimizer, [])
     others = {rank: sent_by(rank, gradients, bad) for rank in (0, 2)}
@@ -152,7 +149,7 @@ def test_dtype_of_a_communicator(device, made, dtype):
     check(device, made, 'fd', dtype=dtype)
 
 
-def test_more_parameters_than_a_table_has_room_for(device, made, monkeypatch):
+def test_more_parameters_than_a_table_has_room_for(device, made):
     check(device, made, 'f', (3,) * (2 * flat_gradients._N_PARAMETERS + 1))
     assert [launch['PACK'] for launch in device.launched] == [1, 1, 1, 0, 0, 0]
 
@@ -189,9 +186,8 @@ def test_gradient_that_is_a_view(device, made):
 
 @pinned
 @pytest.mark.parametrize('n_params', (3, flat_gradients._N_PARAMETERS + 1))
-def test_parameters_with_one_gradient(device, made, monkeypatch, n_params):
+def test_parameters_with_one_gradient(device, made, n_params):
     """As those of a sum have it; the last one has a part of it."""
-    monkeypatch.setattr(kernels, 'device', lambda device_id: Device(132, 60 << 20))
     optimizer, gradients = ranks(device, 'f', ((1, 5),) * (n_params - 1) + ((1, 3),))
     params = [getattr(optimizer.target, 'p%03d' % i) for i in (0, n_params - 2, n_params - 1)]
     params[1].grad = params[0].grad

@@ -15,6 +15,7 @@ from chainer_bspmm.dataset.gather_batch import gather_launch
 from chainer_bspmm.sparse.batched_csr import Buffers, fill_buffers
 from tests.emulation.emulator.cuda_on_cpu import build, run
 from tests.support.data_sets import assert_same_batch, LABELS, molecule_set
+from tests.support.devices import slow_unless
 
 MAP_NORESERVE = 0x4000  # of Linux
 NULL = numpy.uintp(0)
@@ -144,12 +145,10 @@ def test_folded_labels_and_capacity(device, spare):
 
 
 @pytest.mark.parametrize(
-    'n_graphs, n_sms',
-    [pytest.param(1500, 132, marks=pytest.mark.slow), (300, 4), (8, 1), (9, 1), (65, 1)],
+    'n_graphs, n_sms', [slow_unless(False, 1500, 132), (300, 4), (8, 1), (9, 1), (65, 1)]
 )
-def test_many_graphs(device, monkeypatch, n_graphs, n_sms):
-    small = Device(n_sms, 60 << 20)
-    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: small)
+def test_many_graphs(device, n_graphs, n_sms):
+    device.sizes = Device(n_sms, 60 << 20)
     rng = numpy.random.RandomState(0)
     molecules = molecule_set(rng.randint(0, 6, 300))
     index = rng.randint(0, 300, n_graphs)

@@ -13,6 +13,7 @@ from chainer_bspmm.cuda import kernels
 from chainer_bspmm.training import flat_gradients, peer_memory
 from tests.emulation.emulator import cache
 from tests.emulation.registry import KERNELS
+from tests.support.devices import slow_unless
 
 
 # From Turing on: the generations that CuPy supports and this project names.
@@ -62,10 +63,10 @@ def cases():
                 if architecture == 'sm_90' or i % 3 == turn % 3:
                     # Four floats; the same of rows in pieces.
                     is_first = architecture == 'sm_90' and i in (2, 8)
-                    yield pytest.param(
+                    yield slow_unless(
+                        is_first and kernel.is_close_to_a_spill,
                         *(name, architecture, dtype, defines),
                         id='%s-%s-%d' % (name, architecture, i),
-                        marks=() if is_first and kernel.is_close_to_a_spill else pytest.mark.slow,
                     )
 
 

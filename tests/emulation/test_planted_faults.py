@@ -12,6 +12,7 @@ from tests.emulation.emulator.cache import CompileError
 from tests.emulation.emulator.cuda_on_cpu import knows, MEMORY, RACES
 from tests.emulation.mutants import mutants, paths
 from tests.emulation.registry import KERNELS
+from tests.support.devices import slow_unless
 
 NOTICED, UNKNOWN = 3, 4  # exit status
 SECONDS = 1  # of processor time, after which a kernel hangs; they need a twentieth
@@ -89,11 +90,7 @@ def look(make_device, file):
 @pytest.mark.parametrize(
     'mutant',
     [
-        pytest.param(
-            mutant,
-            id='%s: %s | %s' % mutant[:3],
-            marks=pytest.mark.slow if i or path.suffix == '.cuh' else (),
-        )
+        slow_unless(i == 0 and path.suffix != '.cuh', mutant, id='%s: %s | %s' % mutant[:3])
         for path in paths()
         for i, mutant in enumerate(m for m in mutants(path) if not is_known(m))
     ],

@@ -26,6 +26,7 @@ from chainer_bspmm.models import layout_of
 from chainer_bspmm.sparse.validate import LAYOUTS
 from tests.models.test_parity import padded_example
 from tests.support import parity
+from tests.support.devices import slow_unless
 from tests.support.molecules import molecules as molecules_of_sizes
 from tests.support.training import molecules
 
@@ -93,12 +94,10 @@ def assert_as_alone(found, expected):
 @pytest.mark.parametrize(
     'name, kind, options, layout',
     [
-        pytest.param(
+        slow_unless(
+            name == 'GGNN' or (kind is GradientCalculator and layout == 'folded'),
             *(name, kind, options, layout),
             id='%s, %s, %s' % (name, kind.__name__, layout),
-            marks=()
-            if name == 'GGNN' or (kind is GradientCalculator and layout == 'folded')
-            else pytest.mark.slow,
         )
         for name in parity.DEFAULTS
         for kind, options in CALCULATORS[1:4:2]
@@ -202,9 +201,7 @@ ONE_ATOM = [
 
 
 @pytest.mark.parametrize('data', ONE_ATOM, ids=('alone', 'last', 'first'))
-@pytest.mark.parametrize(
-    'layout', ('packed', 'folded', pytest.param('padded', marks=pytest.mark.slow))
-)
+@pytest.mark.parametrize('layout', ('packed', 'folded', slow_unless(False, 'padded')))
 @pytest.mark.parametrize('kind, options', CALCULATORS[::2])
 def test_batches_of_one_atom(kind, options, layout, data):
     """They have as many rows as molecules."""

@@ -10,15 +10,11 @@ from chainer_bspmm.cuda.plans import Device
 from chainer_bspmm.ops.gates.gated_linear import GatedLinear
 from chainer_bspmm.ops.gates.gru_step import GRUStep
 from chainer_bspmm.ops.gates.launches import gated_step_backward, gated_step_forward
-from tests.support.devices import GPUS
+from tests.support.devices import on_an_emulated_device, slow_unless
 
 
 # Roundings to the dtype, of the result and of what is kept for the gradients, and those of sums.
 BOUND = {'e': 2**-8, 'f': 2**-18, 'd': 2**-46}
-
-
-# On a GPU a kernel keeps the limit of shared memory that it was compiled for.
-on_an_emulated_device = pytest.mark.parametrize('gpu', GPUS[:-1], indirect=True)
 
 
 def arrays(n_rows, widths, has_state, has_bias=True, seed=0):
@@ -101,11 +97,8 @@ def check(gpu, dtype, n_rows, widths, state=None, is_tanh=True, shift=0, bias=Tr
 @pytest.mark.parametrize(
     'state, dtype, width',
     [
-        pytest.param(
-            *(state, dtype, width),
-            # All widths in one dtype and of one kind, every dtype and kind in one width.
-            marks=() if width == 33 or (state, dtype) == ('given', 'f') else pytest.mark.slow,
-        )
+        # All widths in one dtype and of one kind, every dtype and kind in one width.
+        slow_unless(width == 33 or (state, dtype) == ('given', 'f'), state, dtype, width)
         for state in (None, 'given', 'x')
         for dtype in 'efd'
         for width in (1, 3, 33, 64, 65, 80)
@@ -146,9 +139,8 @@ def test_unaligned_input(gpu, dtype, shift, vector):
 # Each of the numbers of rows that a block may have; gradients are summed in several parts.
 @on_an_emulated_device
 @pytest.mark.parametrize('n_rows', [9, 23, 37, 50, 300])
-def test_blocks_of_more_rows(gpu, monkeypatch, n_rows):
-    small = Device(2, 60 << 20)
-    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: small)
+def test_blocks_of_more_rows(gpu, n_rows):
+    gpu.sizes = Device(2, 60 << 20)
     check(gpu, 'f', n_rows, (12, 8, 20), 'given')
     rows = {9: 8, 23: 12, 37: 20, 50: 28, 300: 32}[n_rows]
     assert {d['ROWS'] for d in gpu.launched if 'ROWS' in d} == {rows}
@@ -156,9 +148,8 @@ def test_blocks_of_more_rows(gpu, monkeypatch, n_rows):
 
 @on_an_emulated_device
 @pytest.mark.parametrize('kilobytes, stages', [(20, {(16, 2), (32, 2)}), (48, {(32, 3)})])
-def test_little_shared_memory(gpu, monkeypatch, kilobytes, stages):
-    small = Device(132, 60 << 20, kilobytes << 10)
-    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: small)
+def test_little_shared_memory(gpu, kilobytes, stages):
+    gpu.sizes = Device(132, 60 << 20, kilobytes << 10)
     check(gpu, 'f', 5, (20, 20, 20), 'given')
     found = {(d['CHUNK'], d['STAGES']) for d in gpu.launched if 'CHUNK' in d}
     assert found == stages
