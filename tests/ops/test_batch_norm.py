@@ -190,18 +190,6 @@ def test_everything_else_is_the_links(xp, train, spare):
 BOUND = {'f': 1e-5, 'd': 1e-13}
 
 
-class AsManyRanks:
-    """So many ranks with the same batch."""
-
-    def __init__(self, n, put):
-        self._n, self._put = n, put
-
-    def sum(self, array):
-        return self._put(cuda.to_cpu(array) * array.dtype.type(self._n))
-
-    sum_of_gradients = sum
-
-
 @pytest.mark.parametrize('n_channels', [1, 5, 33])
 @pytest.mark.parametrize(
     'weights',
@@ -220,8 +208,9 @@ def test_same_as_on_the_host(gpu, dtype, weights, n_channels, recomputing, n_ran
 
     def results(put):
         running = None if recomputing else [put(array.copy()) for array in averages]
-        ranks = AsManyRanks(n_ranks, put)
-        counts = put(weights), ranks.sum(weights.sum(axis=0))
+        add_up = lambda array: put(cuda.to_cpu(array) * array.dtype.type(n_ranks))  # NOQA: E731
+        ranks = types.SimpleNamespace(sum=add_up, sum_of_gradients=add_up)  # with the same batch
+        counts = put(weights), add_up(weights.sum(axis=0))
         rows = put(x), put(gamma), put(beta)
         y, statistics = module._forward(*rows, *counts, 1e-3, 0.8, running, ranks)
         return [
