@@ -21,7 +21,8 @@ from chainer_bspmm.cuda.plans import Device, one_block
 from chainer_bspmm.dataset.gather_batch import gather_launch
 from chainer_bspmm.ops.bspmm import csr_launch
 from chainer_bspmm.ops.embed_rows import EMBED_CHUNK, embed_launch
-from chainer_bspmm.ops.graph_linear.launches import layer_launch, LAYER_THREADS
+from chainer_bspmm.ops.graph_linear import launches
+from chainer_bspmm.ops.graph_linear.launches import layer_launch
 from chainer_bspmm.ops.mean_loss import loss_launches
 from chainer_bspmm.papers import policy
 from chainer_bspmm.training import buffers, reports
@@ -165,7 +166,7 @@ def gathered_packed(gpu):
 
 def gathered_folded(gpu):
     """Of sizes below and above that of the padding."""
-    gathered(gpu, lambda *given: gather_batch.check_folded(*given, 12, spare=(70, 1)))
+    gathered(gpu, lambda *given: gather_batch.check_folded(*given, padded_to=12, spare=(70, 1)))
 
 
 def summed_by_type(gpu):
@@ -208,9 +209,8 @@ absolute_error = use(mean_loss.test_values_that_are_nan, 'ABSOLUTE_ERROR', True)
 def layer(gpu, width_in, width_out, ratio=0.0, slices=1, **options):
     """By two blocks with two tiles each; sums in two parts."""
     gpu.sizes = Device(1, 60 << 20)
-    constants = dict(LAYER_ROWS=(16,), LAYER_SLICES=(slices,))
-    constants['LAYER_THREADS'] = 32 if slices > 1 else LAYER_THREADS
-    with mock.patch.multiple('chainer_bspmm.ops.graph_linear.launches', **constants):
+    n = 32 if slices > 1 else launches.LAYER_THREADS
+    with mock.patch.multiple(launches, LAYER_ROWS=(16,), LAYER_SLICES=(slices,), LAYER_THREADS=n):
         layer_launch.cache_clear()
         layers.check(gpu, 'f', layers.layer(width_in, width_out, **options), 60, ratio=ratio)
     layer_launch.cache_clear()

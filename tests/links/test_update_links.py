@@ -135,7 +135,8 @@ def test_layers_of_gin_that_users_put_there(activation):
     assert len(hook.call_history) == 3
     for layer in link.graph_mlp.layers:
         layer.delete_hook('TimerHook')
-    with TimerHook() as of_this_thread:
+    of_this_thread = TimerHook()
+    with of_this_thread:
         link(h, BatchedCSR.from_matrices(list(adj), 'padded'))
     assert len(of_this_thread.call_history) == 4  # the link itself, too
 

@@ -136,7 +136,7 @@ def test_features_with_another_use(xp, way):
 def test_gradients_of_some_inputs_only(xp, way):
     """As with a layer that is not trained, or with features instead of an embedding."""
     choices = [0], [2], [0, 4], [3, 5], [1, 2, 8], [6]
-    assert_same_gradients_alone(*layer_of(xp, way), choices)
+    assert_same_gradients_alone(*layer_of(xp, way), choices=choices)
 
 
 def test_infinite_feature_stays_with_its_neighbours(xp):

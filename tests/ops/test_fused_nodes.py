@@ -47,7 +47,7 @@ NODES = {
     'relation_attention': Node(
         functools.partial(relation_attention, n_heads=2), 1, [(N, 12), (1, 6), (1,)]
     ),
-    'layer_norm': Node(lambda adj, *given: layer_norm(*given, 1e-3), 1, [(N, 5), (5,), (5,)]),
+    'layer_norm': Node(lambda adj, *given: layer_norm(*given, eps=1e-3), 1, [(N, 5), (5,), (5,)]),
     'gru_step': Node(
         lambda adj, x, message, state, *parameters: gru_step(x, message, state, pairs(parameters)),
         *(3, [(N, 3), (N, 2), (N, 5), *GRU]),

@@ -95,7 +95,7 @@ def test_rectifier_and_dropout_as_of_two_functions(xp, sizes, dtype, ratio):
         found.append(outcome(function, arrays))
     # The convolution maps before it sums: W is wider than it is high.
     bound = {'float16': 2e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
-    assert_same_outcome(*found, dtype, bound)
+    assert_same_outcome(found[0], found[1], dtype, bound)
 
 
 def test_gradients_of_a_rectifier(xp):

@@ -89,7 +89,7 @@ def test_more_blocks_than_threads_add_up(gpu, monkeypatch):
 
 @pytest.mark.parametrize('dtype', 'efd')
 def test_divisor_that_is_given(gpu, dtype):
-    check(gpu, LABELLED, dtype, *arrays_of(LABELLED, dtype, (9, 4)), 9, normalize=False)
+    check(gpu, LABELLED, dtype, *arrays_of(LABELLED, dtype, (9, 4)), divisor=9, normalize=False)
 
 
 @pytest.mark.parametrize('kind', HAS_LABELS)

@@ -185,7 +185,7 @@ def test_dropout_of_uniform_weights_one_by_one(xp, within, layout):
     xp.random.seed(0)
     W = numpy.zeros((1, 2 * n_rows * n_relations))
     given = map(xp.asarray, (numpy.tile(slots, (n_graphs, 1)), W, numpy.zeros(1)))
-    y = relation_attention(adj, *given, 1, within, dropout_ratio=ratio).array
+    y = relation_attention(adj, *given, n_heads=1, within=within, dropout_ratio=ratio).array
     weights = cuda.to_cpu(y).reshape(n_graphs, n_rows, n_rows, n_relations)
     kept = weights > 0
     counts = numpy.ones((n_rows, 1))

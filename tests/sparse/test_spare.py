@@ -236,9 +236,9 @@ def test_attention(pair, within, concat_heads, dropout_ratio):
 
     def function(adj, *given):  # the generator of a step draws the same for both
         blas = types.SimpleNamespace(dot=lambda a, b: a.dot(b))
-        options = {'concat_heads': concat_heads, 'dropout_ratio': dropout_ratio}
+        options = {'n_heads': 2, 'within': within, 'concat_heads': concat_heads}
         with under_way(Step(blas, 1, adj.xp.full(1, 2, numpy.uint64))):
-            return relation_attention(adj, *given, 2, within, **options)
+            return relation_attention(adj, *given, dropout_ratio=dropout_ratio, **options)
 
     W = numpy.random.RandomState(1).uniform(-1, 1, (1, 6))
     check_function(pair, function, n_nodes, pair[0].n_relations * 2 * 3, W, numpy.ones(1))
