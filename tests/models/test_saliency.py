@@ -31,6 +31,7 @@ from tests.support.molecules import molecules as molecules_of_sizes
 from tests.support.training import molecules
 
 RELATIONS = {'ggnn': 4}
+PACKED = chainer_bspmm.CSRConverter('packed')
 CALCULATORS = [
     (GradientCalculator, {}),
     (GradientCalculator, {'multiply_target': True}),
@@ -44,13 +45,14 @@ def examples(method, n=7):
     return [example[:2] for example in molecules(n, RELATIONS.get(method, 1))]
 
 
-def pair(method, data):
-    """Return upstream's model and the same one, swapped."""
+def pair(method, data=None, n=7):
+    """Return data, upstream's model and the same one, swapped."""
+    data = examples(method, n) if data is None else data
     numpy.random.seed(0)
     model = Regressor(set_up_predictor(method, 6, 2, 1), device=-1)
     with chainer.using_config('train', False):
         model.predictor(*concat_mols(data))
-    return model, chainer_bspmm.sparsify(copy.deepcopy(model))
+    return data, model, chainer_bspmm.sparsify(copy.deepcopy(model))
 
 
 def embedding(model):
@@ -129,19 +131,15 @@ LINKS = {
 
 @pytest.mark.parametrize('method, link', LINKS.values(), ids=LINKS)
 def test_any_link_in_batches_of_other_sizes(method, link):
-    data = examples(method, 9)
-    found, expected = (
-        compute(GradientCalculator, model, data, converter, link=lambda m: link(m.predictor))[1]
-        for model, converter in zip(
-            pair(method, data), (concat_mols, chainer_bspmm.concat_mols), strict=True
-        )
-    )
+    data, upstream, ours = pair(method, n=9)
+    of_model = lambda model: link(model.predictor)  # NOQA: E731
+    _, expected = compute(GradientCalculator, upstream, data, concat_mols, link=of_model)
+    _, found = compute(GradientCalculator, ours, data, chainer_bspmm.concat_mols, link=of_model)
     numpy.testing.assert_array_equal(found, expected)
 
 
 def test_links_that_upstream_calls_without_hooks():
-    data = examples('ggnn')
-    upstream, ours = pair('ggnn', data)
+    data, upstream, ours = pair('ggnn')
     graph_conv = ours.predictor.graph_conv
     given = GradientCalculator, ours, data, chainer_bspmm.concat_mols
     found = [
@@ -156,27 +154,23 @@ def test_links_that_upstream_calls_without_hooks():
 
 def test_sizes_that_do_not_depend_on_the_batch():
     """Of molecules larger than `padded_to`, too, beside which others are not padded further."""
-    data = examples('gin', 9)
-    upstream, ours = pair('gin', data)
+    data, upstream, ours = pair('gin', n=9)
     n = int(numpy.median([len(atoms) for atoms, _ in data]))
-    _, found = compute(
-        GradientCalculator, ours, data, chainer_bspmm.CSRConverter(padded_to=n), len(data)
-    )
+    converter = chainer_bspmm.CSRConverter(padded_to=n)
+    _, found = compute(GradientCalculator, ours, data, converter, len(data))
     padded = [padded_example(parity.DEFAULTS['GIN'], example, n) for example in data]
     assert_as_alone(found, alone(GradientCalculator, upstream, padded))
 
 
 def test_a_sparse_data_set():
-    data = examples('rsgcn')
-    upstream, ours = pair('rsgcn', data)
+    data, upstream, ours = pair('rsgcn')
     _, found = compute(GradientCalculator, ours, to_sparse(data), chainer_bspmm.concat_mols)
     _, expected = compute(GradientCalculator, upstream, data, concat_mols)
     numpy.testing.assert_array_equal(found, expected)
 
 
 def test_functions_before_and_after():
-    data = examples('gin')
-    _, ours = pair('gin', data)
+    data, _, ours = pair('gin')
     given = GradientCalculator, ours, data, chainer_bspmm.concat_mols
     calculator, found = compute(
         *given,
@@ -205,7 +199,7 @@ ONE_ATOM = [
 @pytest.mark.parametrize('kind, options', CALCULATORS[::2])
 def test_batches_of_one_atom(kind, options, layout, data):
     """They have as many rows as molecules."""
-    upstream, ours = pair('ggnn', data)
+    data, upstream, ours = pair('ggnn', data)
     converter = chainer_bspmm.CSRConverter(layout)
     for batchsize in 1, 2:
         _, found = compute(kind, ours, data, converter, batchsize, options=options)
@@ -215,23 +209,19 @@ def test_batches_of_one_atom(kind, options, layout, data):
 
 
 def test_windows_of_several_atoms_are_those_of_the_molecule():
-    data = examples('ggnn')
-    upstream, ours = pair('ggnn', data)
+    data, upstream, ours = pair('ggnn')
     options = {'slide_axis': 1, 'size': 2}
-    packed = chainer_bspmm.CSRConverter('packed')
-    _, found = compute(OcclusionCalculator, ours, data, packed, len(data), options=options)
+    _, found = compute(OcclusionCalculator, ours, data, PACKED, len(data), options=options)
     assert_as_alone(found, alone(OcclusionCalculator, upstream, data, options=options))
 
 
 def test_dropout_is_no_training():
-    data = examples('gin')
-    _, ours = pair('gin', data)
+    data, _, ours = pair('gin')
     optimizer = chainer.optimizers.SGD().setup(ours)
     batch = chainer_bspmm.concat_mols(data)
     optimizer.update(ours, *batch, numpy.zeros((len(data), 1), 'f'))
     assert layout_of(ours.predictor) == ('folded', None)
-    packed = chainer_bspmm.CSRConverter('packed')
-    compute(GradientCalculator, ours, data, packed, train=True, M=2)
+    compute(GradientCalculator, ours, data, PACKED, train=True, M=2)
     assert layout_of(ours.predictor) == ('folded', None)
 
 
@@ -265,8 +255,7 @@ class ZeroForEach(chainer.Chain):
 
 
 def test_errors_leave_the_model_and_no_hook():
-    data = examples('ggnn')
-    _, ours = pair('ggnn', data)
+    data, _, ours = pair('ggnn')
     kinds = [type(link) for link in ours.links()]
     given = GradientCalculator, ours, data, chainer_bspmm.concat_mols
     with pytest.raises(TypeError, match='nothing'):
@@ -276,19 +265,15 @@ def test_errors_leave_the_model_and_no_hook():
 
 
 def test_labels_may_be_left_out_by_the_converter():
-    data = examples('ggnn')
+    data, upstream, ours = pair('ggnn')
     labelled = [(*example, numpy.int32(i)) for i, example in enumerate(data)]
-    upstream, ours = pair('ggnn', data)
-    packed = chainer_bspmm.CSRConverter('packed')
-    _, found = compute(
-        GradientCalculator, ours, labelled, lambda batch, device: packed(batch, device)[:-1]
-    )
+    without_labels = lambda batch, device: PACKED(batch, device)[:-1]  # NOQA: E731
+    _, found = compute(GradientCalculator, ours, labelled, without_labels)
     assert_as_alone(found, alone(GradientCalculator, upstream, data))
 
 
 def test_models_of_edge_lists_have_no_dense_form():
     model = chainer_bspmm.models.GINSparse(2)
     calculator = GradientCalculator(model, device=-1)
-    packed = chainer_bspmm.CSRConverter('packed')
     with pytest.raises(ValueError, match='model: got a GINSparse, whose dense form takes lists'):
-        calculator.compute(examples('gin'), converter=packed, show_progress=False)
+        calculator.compute(examples('gin'), converter=PACKED, show_progress=False)
