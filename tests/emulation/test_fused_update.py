@@ -44,20 +44,12 @@ def links(device, dtypes, shapes):
     return ours, theirs
 
 
-def check(
-    device,
-    make,
-    dtypes='f',
-    shapes=SHAPES,
-    add_hooks=(),
-    n_steps=5,
-    change=None,
-    gradient=lambda rng, shape: rng.normal(size=shape),
-):
+def check(device, make, dtypes, shapes=SHAPES, add_hooks=(), n_steps=5, change=None, gradient=None):
     """Compare parameters, gradients, states and counters over steps; return Chainer's link.
 
     Parameter `late` gets its array in the second step, p003 has no gradient, `alone` no rule.
     """
+    gradient = gradient or (lambda rng, shape: rng.normal(size=shape))
     links_ = links(device, dtypes, shapes)
     ours, theirs = (make().setup(link) for link in links_)
     both = (ours, device.put), (theirs, numpy.array)

@@ -29,10 +29,8 @@ def regressor(kind=dense.RelGCN, **options):
     return Regressor(predictor, chainer.functions.mean_squared_error)
 
 
-def trained(model, converter, n_steps=1, examples=EXAMPLES):
-    optimizer = chainer.optimizers.SGD(1e-3).setup(model)
-    for _ in range(n_steps):
-        optimizer.update(model, *converter(examples, -1))
+def trained(model, converter, examples=EXAMPLES):
+    chainer.optimizers.SGD(1e-3).setup(model).update(model, *converter(examples, -1))
     return model
 
 
@@ -134,7 +132,7 @@ def test_rsgcn(options, n_warnings):
     """A sum without batch normalisation does not depend on padding."""
     examples = molecules((5, 9, 3), 'normalised')
     model = sparsify(regressor(dense.RSGCN, **options))
-    trained(model, PACKED, examples=examples)
+    trained(model, PACKED, examples)
     expected, none = predicted(model, PACKED, examples)
     values, caught = predicted(model, PADDED, examples)
     assert not none and len(caught) == n_warnings

@@ -189,6 +189,15 @@ def test_labels():
             model(atoms, adj, wrong)
 
 
+def test_tied_update_of_relgat_that_cannot_take_its_own_result():
+    options = {'weight_tying': True, 'concat_heads': True}
+    with pytest.raises(ValueError, match='weight_tying: expected False .* takes 16 .* gives 48'):
+        models.RelGAT(3, **options)
+    with pytest.raises(ValueError, match=r'model\.weight_tying: expected False'):
+        sparsify(models.RelGAT.upstream(3, **options))
+    models.RelGAT(3, n_update_layers=1, **options)
+
+
 @pytest.mark.parametrize('model', [gwm.GGNN_GWM, gwm.GIN_GWM, wle.GGNN_CWLE, wle.RelGCN_GWLE])
 def test_one_readout_for_many_updates(model):
     dense = model.upstream(3, concat_hidden=True)

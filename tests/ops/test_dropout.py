@@ -29,10 +29,10 @@ class StepDropout(Dropout):
         return step_dropout(self, current(), inputs)
 
 
-def step_on(xp, seed=SEED, number=STEP):
+def step_on(xp):
     """A step with the products of the array module."""
     blas = types.SimpleNamespace(dot=lambda a, b: a.dot(b), matmul=xp.matmul)
-    return Step(blas, seed, xp.full(1, number, numpy.uint64))
+    return Step(blas, SEED, xp.full(1, STEP, numpy.uint64))
 
 
 def factors(shape, ratio, stream, dtype, seed=SEED, number=STEP):

@@ -17,10 +17,9 @@ from tests.support.devices import on_an_emulated_device, slow_unless
 BOUND = {'e': 2**-8, 'f': 2**-18, 'd': 2**-46}
 
 
-def arrays(n_rows, widths, has_state, has_bias=True, seed=0):
+def arrays(n_rows, widths, has_state, has_bias=True):
     """Return gy, x, the message (None: no columns), the state, and the parameters, in float64."""
-    rng = numpy.random.RandomState(seed)
-    x, message, out = widths
+    rng, (x, message, out) = numpy.random.RandomState(0), widths
 
     def draw(*shape):
         return rng.uniform(-1, 1, shape) / (1 if len(shape) == 1 else max(shape[1], 1) ** 0.5)

@@ -39,9 +39,8 @@ def order(request, monkeypatch):
         monkeypatch.setattr(module, 'aggregates_first', lambda *_: request.param)
 
 
-def parameters(adj, xp, dtype, widths, parts, seed=0):
-    rng = numpy.random.RandomState(seed)
-    n_in, n_out = widths
+def parameters(adj, xp, dtype, widths, parts):
+    rng, (n_in, n_out) = numpy.random.RandomState(0), widths
     W, W_self = (n_out * adj.n_relations, n_in), (n_out, n_in)
     shapes = {'x': (adj.n_rows, n_in), 'W': W, 'b': W[:1], 'W_self': W_self, 'b_self': W_self[:1]}
     return {
