@@ -25,10 +25,8 @@ def check(result, examples, layout='folded', padded_to=None):
     """Compare a batch with the dense examples, whose atoms have no id 0 unless they are padding."""
     atoms, adj = result[:2]
     phantoms = int(layout == 'folded')
-    numpy.testing.assert_array_equal(
-        cuda.to_cpu(atoms),
-        numpy.concatenate([numpy.pad(e[0][e[0] != 0], (0, phantoms)) for e in examples]),
-    )
+    expected = [numpy.pad(e[0][e[0] != 0], (0, phantoms)) for e in examples]
+    numpy.testing.assert_array_equal(cuda.to_cpu(atoms), numpy.concatenate(expected))
     assert atoms.dtype == numpy.int32
     sizes = [(e[0] != 0).sum() for e in examples]
     assert adj.max_rows == max(sizes) + phantoms
@@ -298,10 +296,8 @@ def nothing_told(monkeypatch):
 
 def test_an_earlier_batch_tells_of_molecules_of_one_size(nothing_told):
     """Weights of four tasks are no labels of atoms where all molecules happen to have four."""
-    both = [
-        [(*e[:2], numpy.arange(4, dtype='i'), numpy.ones(4, 'f')) for e in molecules(sizes)]
-        for sizes in ((4, 4), (3, 1, 7))
-    ]
+    tasks = numpy.arange(4, dtype='i'), numpy.ones(4, 'f')
+    both = [[(*e[:2], *tasks) for e in molecules(sizes)] for sizes in ((4, 4), (3, 1, 7))]
     assert concat_mols(both[0])[1].n_node_columns == 1  # a guess
     assert concat_mols(both[1])[1].n_node_columns == 0
     *_, labels, weights = concat_mols(both[0])
@@ -380,10 +376,7 @@ def test_last_column_of_molecules_of_one_size():
 
 
 def test_super_nodes_and_lists_are_labels():
-    examples = [
-        (atoms, adj, numpy.zeros(4, 'f'), [1] * len(atoms), label)
-        for atoms, adj, label in molecules((4, 4))
-    ]
+    examples = [(*e[:2], numpy.zeros(4, 'f'), [1] * len(e[0]), e[2]) for e in molecules((4, 4))]
     for layout in UNPADDED:
         atoms, adj, *labels = CSRConverter(layout)(examples)
         assert not adj.n_node_columns

@@ -33,9 +33,6 @@ def on_host(batch):
     return (cuda.to_cpu(atoms), adj.to_device(-1), *map(cuda.to_cpu, labels))
 
 
-# --- without a GPU ---
-
-
 @pytest.fixture
 def resident():
     """DeviceMolecules whose device is the host: everything except the kernel."""
@@ -149,9 +146,6 @@ def test_load_gives_what_was_saved(resident, tmp_path):
     again = DeviceDataset.load(str(tmp_path / 'set.npz'))  # inherited: on the host
     assert type(again) is SparseDataset
     assert_same_batch(concat_mols(again), concat_mols(SparseDataset(resident.host)))
-
-
-# --- on a GPU ---
 
 
 @pytest.mark.gpu

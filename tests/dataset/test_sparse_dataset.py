@@ -125,10 +125,8 @@ def test_sub_data_sets_and_iterators():
 @pytest.mark.parametrize('n_relations', [1, 4])
 def test_gpu(layout, n_relations):
     # float64 and bytes as well as int32: all are sent in one buffer
-    dense = [
-        (*example, numpy.float64(i), numpy.bool_(i % 2))
-        for i, example in enumerate(molecules(SIZES, n_relations=n_relations))
-    ]
+    examples = enumerate(molecules(SIZES, n_relations=n_relations))
+    dense = [(*example, numpy.float64(i), numpy.bool_(i % 2)) for i, example in examples]
     converter = CSRConverter(layout)
     atoms, adj, *labels = converter(to_sparse(dense), 0)
     assert adj.xp is cuda.cupy
@@ -157,10 +155,8 @@ def test_examples_changed_on_the_way():
 
 
 def test_splitters():
-    examples = [
-        (atoms, adj, numpy.int32(i % 2))
-        for i, (atoms, adj) in enumerate(molecules((3, 4, 2, 5) * 10, n_labels=0))
-    ]
+    pairs = molecules((3, 4, 2, 5) * 10, n_labels=0)
+    examples = [(*pair, numpy.int32(i % 2)) for i, pair in enumerate(pairs)]
     dense, sparse = tuple_data_set(examples), to_sparse(examples)
     for splitter in (RandomSplitter(), StratifiedSplitter()):
         split = functools.partial(splitter.train_valid_test_split, return_index=False, seed=3)
@@ -184,19 +180,6 @@ def test_columns():
     numpy.testing.assert_array_equal(adj[0].to_dense()[0], examples[2][1])
     assert len(atoms) == 2 and adj[:].shape == (2,)
     assert sparse.features.shape == dense.features.shape == (7, 3)
-
-
-def test_super_node_and_other_fixed_arrays_are_labels():
-    rng = numpy.random.RandomState(0)
-    examples = [
-        (atoms, adj, rng.uniform(size=6).astype('f'), label)
-        for atoms, adj, label in molecules(SIZES, n_relations=4)
-    ]
-    for layout in LAYOUTS:
-        converter = CSRConverter(layout)
-        actual = converter(to_sparse(examples))
-        assert_same_batch(actual, converter(examples))
-        numpy.testing.assert_array_equal(actual[2], dense_concat_mols(examples)[2])
 
 
 def test_scipy_adjacency_and_duplicate_entries():

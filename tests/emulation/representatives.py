@@ -324,10 +324,8 @@ def summed_over_peers(gpu):
     sent = numpy.zeros((2, 2, n_ranks, n), 'u8')
     sent[:, 1, rank] = words(vectors[1], 3)
     others = vectors[0] + vectors[2]
-    assert_same(
-        [total, again, arrays[0], arrays[2], peers.turns],
-        [others + vectors[1], others + vectors[3], *sent, [0, 3]],
-    )
+    expected = [others + vectors[1], others + vectors[3], *sent, [0, 3]]
+    assert_same([total, again, arrays[0], arrays[2], peers.turns], expected)
 
 
 VALUES = integers((3,), 'f'), integers((1100,), 'f', seed=1)  # two chunks, the last with a few

@@ -97,11 +97,8 @@ def test_five_steps(device, variant, dtype):
     start = links(device, dtype, SHAPES)[1]
     link = check(device, OPTIMIZERS[variant], dtype, change=schedule)
     del link.alone
-    assert all(
-        (a.array != b.array).any()
-        for a, b in zip(link.params(), start.params())
-        if a.size and a.name not in ('p003', 'late')
-    )
+    for a, b in zip(link.params(), start.params()):
+        assert not a.size or a.name in ('p003', 'late') or (a.array != b.array).any()
     found = [(launch['RULE'], launch['CHUNK']) for launch in device.launched]
     assert found == 5 * [(variant, CHUNK[dtype])]
 

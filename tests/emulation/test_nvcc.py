@@ -37,11 +37,8 @@ def compiled(name, dtype, defines, architecture, *flags):
     path = kernels.paths()[name]
 
     def compile_it():
-        done = subprocess.run(
-            ['nvcc', *options, '-I%s' % kernels.directory(), '-o', os.devnull, str(path)],
-            capture_output=True,
-            text=True,
-        )
+        files = '-I%s' % kernels.directory(), '-o', os.devnull, str(path)
+        done = subprocess.run(['nvcc', *options, *files], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 

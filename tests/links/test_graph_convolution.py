@@ -65,10 +65,8 @@ def test_values(device, dtype, bound, layout, n_out, n_channels):
         assert y.dtype == dtype
         assert relative_error(y.array, numpy.concatenate(expected)) < bound
         return
-    padded, total = (
-        numpy.stack([numpy.pad(a, ((0, max(SIZES) - len(a)), (0, 0))) for a in arrays])
-        for arrays in (X, expected)
-    )
+    room = [((0, max(SIZES) - n), (0, 0)) for n in SIZES]
+    padded, total = (numpy.stack(list(map(numpy.pad, arrays, room))) for arrays in (X, expected))
     for shape in ((len(SIZES), max(SIZES)), (len(SIZES) * max(SIZES),)):
         y = link(device.send(padded.astype(dtype).reshape(shape + (4,))), batch)
         assert y.shape == shape + (n_out,)

@@ -55,11 +55,8 @@ def test_both_layouts(device, options):
     assert relative_error(actual[0], expected[0].reshape(-1, 6)) < 1e-5
     assert relative_error(actual[1], expected[1]) < 1e-5
     h, h_new = features(rng, sum(SIZES))
-    ends = numpy.cumsum(SIZES)
-    alone = [
-        steps(dense, h[None, end - n : end], h_new[None, end - n : end], g[i : i + 1])
-        for i, (n, end) in enumerate(zip(SIZES, ends))
-    ]
+    parts = [numpy.split(rows[None], numpy.cumsum(SIZES)[:-1], axis=1) for rows in (h, h_new)]
+    alone = [steps(dense, *given) for given in zip(*parts, g[:, None])]
     actual = steps(link, *map(device.send, (h, h_new, g)), batch('packed').to_device(device))
     assert relative_error(actual[0], numpy.concatenate([x[0] for x, _ in alone])) < 1e-5
     assert relative_error(actual[1], numpy.concatenate([x for _, x in alone])) < 1e-5

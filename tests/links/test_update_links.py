@@ -156,9 +156,6 @@ def test_swap_of_nfp_alone():
     assert type(model[0]) is links.NFPUpdate
 
 
-# --- folded batches, and nodes without neighbours ---
-
-
 def check_against_padded(function, xp, n_relations, n_channels):
     """Compare values, gradients and second gradients in float64 with those of a padded batch.
 

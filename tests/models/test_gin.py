@@ -110,9 +110,8 @@ def sparse_pair(data, device, ratio=0.0, **options):
 
 def test_dropout_of_a_list_of_edges_is_upstreams(monkeypatch):
     draw_as_chainer(monkeypatch)
-    dense, model, batch, ours = sparse_pair(
-        edge_lists([9, 5]), chainer.get_device('@numpy'), 0.5, hidden_channels=8
-    )
+    given = edge_lists([9, 5]), chainer.get_device('@numpy'), 0.5
+    dense, model, batch, ours = sparse_pair(*given, hidden_channels=8)
     numpy.random.seed(0)
     expected = outcome(dense, dense(batch))
     numpy.random.seed(0)

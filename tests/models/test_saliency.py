@@ -142,10 +142,8 @@ def test_links_that_upstream_calls_without_hooks():
     data, upstream, ours = pair('ggnn')
     graph_conv = ours.predictor.graph_conv
     given = GradientCalculator, ours, data, chainer_bspmm.concat_mols
-    found = [
-        compute(*given, link=lambda _, link=link: link)[1]
-        for link in (graph_conv.update_layers[0], graph_conv.readout_layers[0])
-    ]
+    links = graph_conv.update_layers[0], graph_conv.readout_layers[0]
+    found = [compute(*given, link=lambda _, link=link: link)[1] for link in links]
     assert found[0].shape[1:3] == (7, max(len(atoms) for atoms, _ in data)) and found[0].any()
     given = GradientCalculator, upstream, data, concat_mols
     _, expected = compute(*given, link=lambda model: model.predictor.mlp.layers[0], timing='pre')

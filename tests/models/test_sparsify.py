@@ -148,9 +148,8 @@ def test_a_link_that_is_registered_twice():
 
 
 def test_links_of_a_list_keep_their_order():
-    sequence = chainer.Sequential(
-        lambda *inputs: inputs[:2], rsgcn(), chainer.functions.relu, chainer.links.Linear(4, 2)
-    )
+    layers = rsgcn(), chainer.functions.relu, chainer.links.Linear(4, 2)
+    sequence = chainer.Sequential(lambda *inputs: inputs[:2], *layers)
     before = [(name, id(param)) for name, param in sequence.namedparams()]
     sparsify(sequence)
     assert [(name, id(param)) for name, param in sequence.namedparams()] == before

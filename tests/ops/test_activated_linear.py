@@ -191,9 +191,6 @@ def test_empty_result_launches_nothing(gpu, shape):
     assert row_softmax_backward(a, gpu.put(numpy.zeros(shape[1:], 'f'))).shape == shape
 
 
-# --- with dropout ---
-
-
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('ratio', [0.5, 0.1])
 def test_dropout_is_chainers(xp, monkeypatch, dtype, ratio):

@@ -213,12 +213,8 @@ def test_same_as_on_the_host(gpu, dtype, weights, n_channels, recomputing, n_ran
         counts = put(weights), add_up(weights.sum(axis=0))
         rows = put(x), put(gamma), put(beta)
         y, statistics = module._forward(*rows, *counts, 1e-3, 0.8, running, ranks)
-        return [
-            y,
-            *statistics,
-            *module._gradients(put(x), put(gy), put(gamma), *counts, *statistics, ranks=ranks),
-            *(running or ()),
-        ]
+        given = put(x), put(gy), put(gamma), *counts, *statistics
+        return [y, *statistics, *module._gradients(*given, ranks=ranks), *(running or ())]
 
     actual = results(gpu.put)
     expected = results(lambda array: array)

@@ -28,9 +28,8 @@ def expand_anywhere(monkeypatch):
     def expand(x, is_type):
         if launch.on_gpu(x):
             return launched(x, is_type)
-        return numpy.where(is_type[:, :, None], x[:, None, :], x.dtype.type(0)).reshape(
-            len(x), is_type.shape[1] * x.shape[1]
-        )
+        blocks = numpy.where(is_type[:, :, None], x[:, None, :], x.dtype.type(0))
+        return blocks.reshape(len(x), is_type.shape[1] * x.shape[1])
 
     monkeypatch.setattr(degree_linear, '_expand', expand)
 
@@ -67,10 +66,8 @@ WAYS = 'relations', 'expanded', 'grouped'
 
 
 def parameters(rng, xp, n_in, n_out, dtype):
-    return (
-        [features(rng, xp, n_out, n_in, dtype) for _ in range(N_TYPES)],
-        [features(rng, xp, 1, n_out, dtype)[0] for _ in range(N_TYPES)],
-    )
+    weights = [features(rng, xp, n_out, n_in, dtype) for _ in range(N_TYPES)]
+    return weights, list(features(rng, xp, N_TYPES, n_out, dtype))
 
 
 def layer_of(xp, way):
@@ -198,9 +195,8 @@ def test_expand(gpu, dtype, shape):
     is_type = numpy.arange(n_types) == rng.randint(0, n_types + 1, (n_nodes, 1))
     x = rng.uniform(1, 2, (n_nodes, n_in)).astype(dtype)
     blocks = degree_linear._expand(gpu.put(x), gpu.put(is_type))
-    numpy.testing.assert_array_equal(
-        cuda.to_cpu(blocks), (is_type[:, :, None] * x[:, None, :]).reshape(n_nodes, n_types * n_in)
-    )
+    expected = (is_type[:, :, None] * x[:, None, :]).reshape(n_nodes, n_types * n_in)
+    numpy.testing.assert_array_equal(cuda.to_cpu(blocks), expected)
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,6 @@ def test_empty_result_launches_nothing(place, n_rows, n_types, n_channels):
     assert result.shape == (n_types, n_channels) and not result.any() and not place.launched
 
 
-# --- the function ---
-
-
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('ids_dtype', ['int32', 'int64'])
 @pytest.mark.parametrize('n_rows, n_types, n_channels', [(300, 7, 5), (1, 1, 1), (0, 4, 2)])
@@ -95,8 +92,5 @@ def test_gradients(xp):
 
 def test_the_same_bits_again(xp):
     rng = numpy.random.RandomState(0)
-    ids, gy = (
-        xp.asarray(rng.randint(0, 3, 5000).astype('i')),
-        features(rng, xp, 5000, 33, 'float32'),
-    )
+    ids, gy = xp.asarray(rng.randint(0, 3, 5000, 'i')), features(rng, xp, 5000, 33, 'float32')
     assert len({embed_rows_backward(ids, gy, 3).tobytes() for _ in range(5)}) == 1

@@ -174,10 +174,8 @@ def test_what_no_kernel_does(gpu):
 
 def test_only_what_is_wanted(gpu, monkeypatch):
     parts = []
-    monkeypatch.setattr(
-        'chainer_bspmm.ops.gates.launches.sum_partials',
-        lambda partials, given: parts.append(given) or given,
-    )
+    noted = lambda partials, given: parts.append(given) or given  # NOQA: E731
+    monkeypatch.setattr('chainer_bspmm.ops.gates.launches.sum_partials', noted)
     gy, x, message, _, pairs = arrays(9, (4, 4, 4), False)
     gy, x, message = map(gpu.put, (gy, x, message))
     given = [tuple(gpu.put(array) for array in pair) for pair in pairs]

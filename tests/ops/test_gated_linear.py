@@ -34,9 +34,8 @@ def in_chainers_nodes(n_parts, activation, *inputs):
     x = functions.concat(inputs[:n_parts], axis=1)
     W_gate, W_value, *biases = inputs[n_parts:]
     b_gate, b_value = biases or (None, None)
-    return functions.sigmoid(functions.linear(x, W_gate, b_gate)) * activation(
-        functions.linear(x, W_value, b_value)
-    )
+    gate, value = functions.linear(x, W_gate, b_gate), functions.linear(x, W_value, b_value)
+    return functions.sigmoid(gate) * activation(value)
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -56,12 +55,10 @@ def test_same_as_chainers_nodes(xp, dtype, activation, with_bias, widths):
 def test_as_wide_as_models_are(xp, widths):
     """A GPU moves 16 bytes at a time, where there are one or two parts."""
     inputs = [array / 4 for array in arrays(widths, True, n_rows=2300)]
-    ours, theirs = (
-        functools.partial(function, len(widths), functions.tanh)
-        for function in (apply, in_chainers_nodes)
-    )
-    found = outcome(ours, [xp.asarray(array.astype('f')) for array in inputs])
-    assert_same_outcome(found, outcome(theirs, inputs), 'f', 2e-6)
+    theirs = outcome(functools.partial(in_chainers_nodes, len(widths), functions.tanh), inputs)
+    function = functools.partial(apply, len(widths), functions.tanh)
+    found = outcome(function, [xp.asarray(array.astype('f')) for array in inputs])
+    assert_same_outcome(found, theirs, 'f', 2e-6)
 
 
 @pytest.mark.parametrize('activation', ACTIVATIONS)

@@ -33,9 +33,8 @@ def layer(width_in, width_out, n_relations=0, activation='identity', **options):
 def matrices(n_rows, n_relations, dtype, is_weighted=True, seed=0):
     """Return (R, n_rows, n_rows) with rows of none, few and many entries."""
     rng = numpy.random.RandomState(seed)
-    found = rng.uniform(0.5, 2, (n_relations, n_rows, n_rows)) * (
-        rng.uniform(size=(n_relations, n_rows, n_rows)) < 0.1
-    )
+    shape = n_relations, n_rows, n_rows
+    found = rng.uniform(0.5, 2, shape) * (rng.uniform(size=shape) < 0.1)
     if n_rows > 3:
         found[0, 2] = rng.uniform(0.5, 2, n_rows)
         found[:, 3] = 0

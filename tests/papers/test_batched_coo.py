@@ -64,9 +64,8 @@ def test_from_raw_arrays(xp):
     assert (adj.max_rows, adj.max_cols, adj.max_nnz) == (2, 4, 2)
     numpy.testing.assert_array_equal(cuda.to_cpu(adj.entry_rows()), [1, 0, 2])
     numpy.testing.assert_array_equal(cuda.to_cpu(adj.entry_columns()), [3, 0, 4])
-    numpy.testing.assert_array_equal(
-        adj.to_scipy().toarray(), [[2, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 3, 0]]
-    )
+    expected = [[2, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 3, 0]]
+    numpy.testing.assert_array_equal(adj.to_scipy().toarray(), expected)
     empty = BatchedCOO(xp.zeros((0, 2), 'i'), xp.array([0]), xp.array([0]))
     assert (empty.n_graphs, empty.n_rows, empty.nnz, empty.max_rows) == (0, 0, 0, 0)
     assert empty.to_csr().n_graphs == 0
@@ -108,11 +107,8 @@ def test_astype_bytes_pickle_and_repr(xp):
     assert repr(adj) == text % device_of(xp)
 
 
-GOOD = {
-    'ids': numpy.array([[0, 0], [1, 0], [1, 1], [2, 2]]),
-    'row_offsets': numpy.array([0, 2, 3]),
-    'entry_offsets': numpy.array([0, 3, 4]),
-}
+IDS = numpy.array([[0, 0], [1, 0], [1, 1], [2, 2]])
+GOOD = {'ids': IDS, 'row_offsets': [0, 2, 3], 'entry_offsets': [0, 3, 4]}
 
 
 # What BatchedCSR refuses as well is one case here for each check that both call.
@@ -120,7 +116,7 @@ GOOD = {
     'changes, message',
     [
         *(
-            ({'ids': numpy.array([*GOOD['ids'][:entry], pair, *GOOD['ids'][entry + 1 :]])}, message)
+            ({'ids': numpy.array([*IDS[:entry], pair, *IDS[entry + 1 :]])}, message)
             for entry, pair, message in (
                 (2, [2, 1], r'ids: graph 0, entry 2: expected a row in \[0, 2\), .* got 2'),
                 (3, [1, 2], r'ids: graph 1, entry 3: expected a row in \[2, 3\), .* got 1'),

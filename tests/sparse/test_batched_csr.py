@@ -213,10 +213,8 @@ def test_astype():
 def test_repr_and_bytes(xp):
     adj = BatchedCSR.from_matrices([numpy.eye(2, dtype='f') * 3, numpy.eye(1, dtype='f')])
     adj = adj.to_device(device_of(xp))
-    assert repr(adj) == (
-        '<BatchedCSR: 2 graphs (packed), 3 x 3, 1 relation, 3 entries, symmetric, '
-        'float32 on %s>' % device_of(xp)
-    )
+    text = '<BatchedCSR: 2 graphs (packed), 3 x 3, 1 relation, 3 entries, symmetric, float32 on %s>'
+    assert repr(adj) == text % device_of(xp)
     assert adj.nbytes == 4 * (4 + 3 + 3 + 3 + 3)
 
 

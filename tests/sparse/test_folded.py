@@ -138,10 +138,8 @@ def test_buffers(xp, spare_rows, spare_nnz, padded_to):
 
 
 def test_filling_again_leaves_no_weight_behind():
-    large, small = (
-        BatchedCSR.from_matrices([numpy.ones((n, n)) for n in sizes], 'folded')
-        for sizes in ((4, 2), (1, 2))
-    )
+    ones = ([numpy.ones((n, n)) for n in sizes] for sizes in ((4, 2), (1, 2)))
+    large, small = (BatchedCSR.from_matrices(matrices, 'folded') for matrices in ones)
     buffers = buffers_for(large, 0, 0)
     for adj, weights in ((large, [1, 1, 1, 1, 0, 1, 1, 2]), (small, [1, 1, 1, 1, 0, 0, 0, 0])):
         fill_buffers(buffers._replace(data=None), numpy.zeros(adj.n_rows, 'i'), adj, [])

@@ -65,9 +65,6 @@ def test_with_values(xp, name):
     numpy.testing.assert_array_equal(adj.to_scipy().toarray(), before)
 
 
-# --- by the kernel ---
-
-
 def check(gpu, adj, spare=0):
     expected = build.relation_rows(larger(numpy.array, adj, spare))
     given = larger(gpu.put, adj, spare)

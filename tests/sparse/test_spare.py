@@ -142,10 +142,8 @@ def check_function(pair, function, rows, n_channels, *parameters, fill=7.0):
     x = rng.uniform(-1, 1, (rows(adj), n_channels))
     gy, results = None, []
     for matrix in (adj, spare):
-        given = [
-            chainer.Variable(adj.xp.asarray(array))
-            for array in (padded_rows(x, rows(matrix), fill), *parameters)
-        ]
+        arrays = padded_rows(x, rows(matrix), fill), *parameters
+        given = [chainer.Variable(adj.xp.asarray(array)) for array in arrays]
         y = function(matrix, *given)
         if gy is None:
             gy = rng.uniform(-1, 1, y.shape)

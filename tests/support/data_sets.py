@@ -73,11 +73,10 @@ def molecule_set(sizes=SIZES, n_relations=1, data='f', atoms='ids', labels='floa
     widths = numpy.repeat(numpy.repeat(sizes * n_relations, sizes), row_nnz)
     columns = (rng.uniform(size=widths.size) * widths).astype('i')
     values = None if data is None else rng.uniform(0.5, 2, columns.size).astype(data)
-    nodes = (
-        rng.randint(1, 90, n_nodes).astype('i')
-        if atoms == 'ids'
-        else rng.uniform(size=(n_nodes, 3)).astype(atoms)
-    )
+    if atoms == 'ids':
+        nodes = rng.randint(1, 90, n_nodes).astype('i')
+    else:
+        nodes = rng.uniform(size=(n_nodes, 3)).astype(atoms)
     arrays = [rng.uniform(-99, 99, (sizes.size,) + shape).astype(d) for d, shape in LABELS[labels]]
     return Molecules(nodes, sizes, sizes + 1, row_nnz, columns, values, n_relations, arrays)
 
