@@ -92,5 +92,5 @@ def test_gradients(xp):
 
 def test_the_same_bits_again(xp):
     rng = numpy.random.RandomState(0)
-    ids, gy = xp.asarray(rng.randint(0, 3, 5000, 'i')), features(rng, xp, 5000, 33, 'float32')
+    ids, gy = xp.asarray(rng.randint(0, 3, 5000, 'i4')), features(rng, xp, 5000, 33, 'float32')
     assert len({embed_rows_backward(ids, gy, 3).tobytes() for _ in range(5)}) == 1
