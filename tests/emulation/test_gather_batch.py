@@ -98,7 +98,9 @@ def test_labels(device, labels):
 @pytest.mark.parametrize('spare', [(0, 0), (1, 0), (0, 1), (3, 700), (900, 3)], ids=str)
 @pytest.mark.parametrize('data', [None, 'e', 'f'])
 def test_capacity_beyond_the_batch(device, data, spare):
-    check_spare(device, molecule_set(data=data, n_relations=2), INDEX, spare)
+    molecules = molecule_set(labels='five', data=data, n_relations=2)
+    assert check_spare(device, molecules, INDEX, spare) == 3
+    assert check_folded(device, molecules, INDEX, 40, spare) == 3
 
 
 def test_only_empty_molecules(device):
@@ -136,12 +138,6 @@ def test_data_set_without_entries(device):
 @pytest.mark.parametrize('index', INDICES, ids=str)
 def test_folded_molecules(device, index, padded_to):
     check_folded(device, molecule_set(), index, padded_to)
-
-
-@pytest.mark.parametrize('spare', [(0, 0), (1, 0), (0, 1), (3, 700), (900, 3)], ids=str)
-def test_folded_labels_and_capacity(device, spare):
-    molecules = molecule_set(labels='five', n_relations=2)
-    assert check_folded(device, molecules, INDEX, 40, spare=spare) == 3
 
 
 @pytest.mark.parametrize(
