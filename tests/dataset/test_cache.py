@@ -18,6 +18,7 @@ import rdkit  # NOQA: E402
 
 from chainer_bspmm.dataset import cache, from_smiles  # NOQA: E402
 from chainer_bspmm.dataset import smiles as smiles_module  # NOQA: E402
+from tests.dataset.test_smiles import assert_same_molecules  # NOQA: E402
 
 SMILES = ['C', 'CCO', 'C1CC', 'c1ccccc1', '', 'CN(C)(C)C', 'O=[N+]([O-])c1ccccc1', 'CC#N', '[U]']
 
@@ -44,16 +45,10 @@ def parsed(monkeypatch):
 def assert_equal(actual, expected):
     assert actual.smiles == expected.smiles
     assert actual.failures == expected.failures
-    assert [type(failure) for failure in actual.failures] == [
-        type(failure) for failure in expected.failures
-    ]
+    assert list(map(type, actual.failures)) == list(map(type, expected.failures))
     numpy.testing.assert_array_equal(actual.kept, expected.kept)
-    mine, theirs = (found.dataset.molecules.fields() for found in (actual, expected))
-    for one, two in zip(mine.pop('labels'), theirs.pop('labels'), strict=True):
+    for one, two in assert_same_molecules(actual.dataset, expected.dataset):
         numpy.testing.assert_array_equal(one, two)
-    for name, array in mine.items():
-        numpy.testing.assert_array_equal(array, theirs[name], name)
-        assert getattr(array, 'dtype', None) == getattr(theirs[name], 'dtype', None)
 
 
 @pytest.mark.parametrize('method', ['rsgcn', 'relgcn', 'ggnn_gwm'])
@@ -96,23 +91,15 @@ def test_parsed_again_where_anything_differs(folder, parsed, monkeypatch):
         parsed.clear()
 
 
-def _half(content):
-    return content[: len(content) // 2]
-
-
-def _flipped(content):
-    middle = len(content) // 2
-    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-
-
-@pytest.mark.parametrize(
-    'damage', [_half, _flipped, lambda content: b'', lambda content: b'PK' + content]
-)
+@pytest.mark.parametrize('damage', ['half', 'flipped', 'empty', 'longer'])
 def test_damaged_file_is_made_again(damage, folder, parsed):
     expected = from_smiles(SMILES, 'relgcn', cache=True)
     (file,) = folder.iterdir()
     content = file.read_bytes()
-    file.write_bytes(damage(content))
+    half = content[: len(content) // 2]
+    flipped = half + bytes([content[len(half)] ^ 1]) + content[len(half) + 1 :]
+    damaged = {'half': half, 'flipped': flipped, 'empty': b'', 'longer': b'PK' + content}
+    file.write_bytes(damaged[damage])
     parsed.clear()
     assert_equal(from_smiles(SMILES, 'relgcn', cache=True), expected)
     assert len(parsed) == 1
@@ -188,12 +175,11 @@ def test_not_only_strings_are_not_kept(folder):
 
 
 def test_folder(monkeypatch):
-    monkeypatch.delenv(cache.VARIABLE)
     monkeypatch.setenv('HOME', '/home/me')
-    monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
-    assert cache.directory() == pathlib.Path('/home/me/.cache/chainer_bspmm')
     monkeypatch.setenv(cache.VARIABLE, '~/x')
     assert cache.directory() == pathlib.Path('/home/me/x')
     monkeypatch.delenv(cache.VARIABLE)
+    monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
+    assert cache.directory() == pathlib.Path('/home/me/.cache/chainer_bspmm')
     monkeypatch.setenv('XDG_CACHE_HOME', '/var/cache/me')
     assert cache.directory() == pathlib.Path('/var/cache/me/chainer_bspmm')

@@ -9,7 +9,7 @@ import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm import concat_mols, CSRConverter
-from chainer_bspmm.dataset import DeviceDataset, SparseDataset, to_sparse
+from chainer_bspmm.dataset import device_dataset, DeviceDataset, SparseDataset, to_sparse
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.molecules import Molecules
 from tests.support.data_sets import assert_same_batch, LABELS, molecule_set, molecules
@@ -31,9 +31,6 @@ CONVERTERS = (
 def on_host(batch):
     atoms, adj, *labels = batch
     return (cuda.to_cpu(atoms), adj.to_device(-1), *map(cuda.to_cpu, labels))
-
-
-# --- without a GPU ---
 
 
 @pytest.fixture
@@ -125,52 +122,18 @@ def test_rows_for_padding_are_gathered_on_the_host(resident, options, on_device)
     assert CSRConverter(**options).locate([(None, None)]) is None
 
 
-def gather_on_host(source, index, buffers, padded_to=None):
-    """Do what the kernel does, for atoms and weights."""
-    atoms, weights = [], []
-    for m in index:
-        ids = source.atoms[source.starts[m] : source.starts[m + 1]].tolist()
-        phantoms = [] if padded_to is None else [max(int(padded_to[0]) - len(ids), 0)]
-        atoms += [ids + [0] * len(phantoms)]
-        weights += [1] * len(ids) + phantoms
-    buffers.atoms[...] = numpy.concatenate(atoms)
-    buffers.row_offsets[...] = numpy.cumsum([0] + list(map(len, atoms)))
-    if padded_to is not None:
-        buffers.row_weights[...] = weights
-
-
-@pytest.mark.parametrize('layout, padded_to', [('packed', None), ('folded', None), ('folded', 6)])
-def test_sizes_of_a_gathered_batch(resident, monkeypatch, layout, padded_to):
-    """All but the kernel: what it is given, and what the host says about its result."""
-    monkeypatch.setattr(cuda, 'cupy', numpy, raising=False)
-    monkeypatch.setattr('chainer_bspmm.dataset.device_dataset.gather_batch', gather_on_host)
-    index = numpy.array(INDEX)
-    expected = resident.host.batch(index, layout, padded_to)
-    atoms, adj, _ = resident.batch(index, layout, padded_to)
-    numpy.testing.assert_array_equal(atoms, expected[0])
-    for name in ('row_offsets', 'row_weights'):
-        numpy.testing.assert_array_equal(getattr(adj, name), getattr(expected[1], name))
-    for name in ('n_rows', 'nnz', 'max_rows', 'max_nnz', 'max_atom_id', 'is_symmetric'):
-        assert getattr(adj, name) == getattr(expected[1], name), name
-    assert (adj.layout, adj.padded_to, adj.has_spare) == (layout, padded_to, False)
-
-
 @pytest.mark.parametrize('n_relations', [1, 3])
 def test_the_only_molecule_is_not_gathered(device, monkeypatch, n_relations):
     if device.xp is numpy:
         monkeypatch.setattr(cuda, 'cupy', numpy, raising=False)
-    monkeypatch.setattr(
-        'chainer_bspmm.dataset.device_dataset.gather_batch', lambda *_: pytest.fail('gathered')
-    )
+    monkeypatch.setattr(device_dataset, 'gather_batch', lambda *_: pytest.fail('gathered'))
     host = molecule_set(n_relations=n_relations)
     host = host.take(numpy.array([host.nnz.argmax()]))
     only, index = DeviceMolecules(host, device), numpy.zeros(1, 'l')
     atoms, adj, labels = only.batch(index, 'packed')
     expected = host.batch(index, 'packed')
     assert_same_batch(on_host((atoms, adj, *labels)), (*expected[:2], *expected[2]))
-    for name in ('n_rows', 'n_cols', 'nnz', 'max_rows', 'max_cols', 'max_nnz', 'max_atom_id'):
-        assert getattr(adj, name) == getattr(expected[1], name), name
-    assert adj.is_symmetric == expected[1].is_symmetric and not adj.has_spare
+    assert not adj.has_spare
     others, again, _ = only.batch(index, 'packed')
     assert again.indices is adj.indices and others is not atoms  # which may be changed
     for other, error in ((numpy.zeros(2, 'l'), pytest.fail.Exception), (index + 1, IndexError)):
@@ -183,9 +146,6 @@ def test_load_gives_what_was_saved(resident, tmp_path):
     again = DeviceDataset.load(str(tmp_path / 'set.npz'))  # inherited: on the host
     assert type(again) is SparseDataset
     assert_same_batch(concat_mols(again), concat_mols(SparseDataset(resident.host)))
-
-
-# --- on a GPU ---
 
 
 @pytest.mark.gpu

@@ -20,6 +20,7 @@ from chainer_bspmm.dataset import Failure, from_smiles  # NOQA: E402
 from chainer_bspmm.dataset import smiles as smiles_module  # NOQA: E402
 from chainer_bspmm.dataset import to_sparse  # NOQA: E402
 from tests.support import relative_error  # NOQA: E402
+from tests.support.processes import ROOT  # NOQA: E402
 
 METHODS = 'nfp gin rsgcn ggnn relgcn relgat gnnfilm nfp_gwm gin_gwm rsgcn_gwm ggnn_gwm'.split()
 
@@ -46,24 +47,26 @@ def upstream(smiles, preprocessor):
     return result
 
 
-def assert_same(actual, expected):
-    """Compare what from_smiles returns with what upstream does."""
-    numpy.testing.assert_array_equal(actual.kept, numpy.flatnonzero(expected['is_successful']))
-    assert actual.smiles == list(expected['smiles'])
-    numpy.testing.assert_array_equal(
-        [failure.position for failure in actual.failures],
-        numpy.flatnonzero(~expected['is_successful']),
-    )
-    mine, theirs = (
-        data_set.molecules.fields() for data_set in (actual.dataset, expected['dataset'])
-    )
-    labels = [fields.pop('labels') for fields in (mine, theirs)]
+def assert_same_molecules(actual, expected):
+    """Compare the arrays of two sparse data sets bit for bit; return pairs of labels."""
+    mine, theirs = (data_set.molecules.fields() for data_set in (actual, expected))
+    labels = zip(mine.pop('labels'), theirs.pop('labels'), strict=True)
     for name, array in mine.items():
         numpy.testing.assert_array_equal(array, theirs[name], name)
         assert getattr(array, 'dtype', None) == getattr(theirs[name], 'dtype', None)
-    for super_node, expected_super_node in zip(*labels, strict=True):
-        assert super_node.dtype == expected_super_node.dtype == numpy.float32
-        assert relative_error(super_node, expected_super_node) < 1e-6
+    return labels
+
+
+def assert_same(actual, expected):
+    """Compare what from_smiles returns with what upstream does."""
+    is_kept = expected['is_successful']
+    numpy.testing.assert_array_equal(actual.kept, numpy.flatnonzero(is_kept))
+    assert actual.smiles == list(expected['smiles'])
+    positions = [failure.position for failure in actual.failures]
+    numpy.testing.assert_array_equal(positions, numpy.flatnonzero(~is_kept))
+    for super_node, of in assert_same_molecules(actual.dataset, expected['dataset']):
+        assert super_node.dtype == of.dtype == numpy.float32
+        assert relative_error(super_node, of) < 1e-6
 
 
 @pytest.mark.parametrize('method', METHODS)
@@ -99,17 +102,12 @@ def test_options_of_the_preprocessor(method, options):
 
 @pytest.mark.parametrize('n_processes', [1, 2])
 def test_sample_of_qm9_in_processes(monkeypatch, n_processes):
-    path = os.path.join(
-        os.path.dirname(__file__), '..', '..', 'examples', 'qm9', 'data', 'qm9_sample.csv.gz'
-    )
-    with gzip.open(path, 'rt') as file:
+    with gzip.open(ROOT / 'examples' / 'qm9' / 'data' / 'qm9_sample.csv.gz', 'rt') as file:
         header, *lines = [line.rstrip('\n').split(',') for line in file]
     smiles = [line[header.index('smiles')] for line in lines[:300]] + SMILES
     monkeypatch.setattr(smiles_module, 'CHUNK', 90)
-    assert_same(
-        from_smiles(smiles, 'rsgcn', n_processes=n_processes),
-        upstream(smiles, preprocess_method_dict['rsgcn']()),
-    )
+    expected = upstream(smiles, preprocess_method_dict['rsgcn']())
+    assert_same(from_smiles(smiles, 'rsgcn', n_processes=n_processes), expected)
 
 
 def test_no_more_processes_than_chunks(monkeypatch):
@@ -134,11 +132,8 @@ def test_no_more_processes_than_chunks(monkeypatch):
 )
 def test_a_process_that_dies(monkeypatch):
     graph = smiles_module._graph
-    monkeypatch.setattr(
-        smiles_module,
-        '_graph',
-        lambda smiles, *args: os._exit(1) if smiles == 'N' else graph(smiles, *args),
-    )
+    dies = lambda smiles, *args: os._exit(1) if smiles == 'N' else graph(smiles, *args)  # NOQA: E731
+    monkeypatch.setattr(smiles_module, '_graph', dies)
     smiles = ['C'] * 3000
     smiles[2600] = 'N'
     with pytest.raises(RuntimeError, match='smiles: a process died') as error:
@@ -176,14 +171,11 @@ def test_failures_say_why(capfd):
 
 def test_failures_of_padding_and_super_nodes():
     cls = preprocess_method_dict['nfp']
-    assert from_smiles(['C', 'CCC'], cls(out_size=2)).failures == [
-        Failure(1, 'CCC', '3 atoms, out_size is 2')
-    ]
-    assert from_smiles(['C', ''], 'nfp_gwm').failures == [Failure(1, '', 'no atoms')]
-    og = '[Og]'  # 118
-    assert from_smiles(['C', og], 'nfp_gwm').failures == [
-        Failure(1, og, 'atomic number 118, a super node counts those up to 117')
-    ]
+    (failure,) = from_smiles(['C', 'CCC'], cls(out_size=2)).failures
+    assert failure == Failure(1, 'CCC', '3 atoms, out_size is 2')
+    reason = 'atomic number 118, a super node counts those up to 117'
+    expected = [Failure(1, '', 'no atoms'), Failure(2, '[Og]', reason)]
+    assert from_smiles(['C', '', '[Og]'], 'nfp_gwm').failures == expected
 
 
 def test_errors():

@@ -5,22 +5,6 @@ import pytest
 from tests.emulation.emulator import cuda_on_cpu
 from tests.support.devices import Emulated
 
-USAGE = pytest.StashKey()
-
-
-@pytest.fixture
-def nvcc_usage(request):
-    """List of (kernel, architecture, constants, registers, bytes of static shared memory)."""
-    return request.config.stash.setdefault(USAGE, [])
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    rows = config.stash.get(USAGE, [])
-    if rows:
-        terminalreporter.section('registers a thread, bytes of static shared memory (nvcc)')
-        for row in sorted(rows):
-            terminalreporter.write_line('%-18s %-7s %-45s %3d %5d' % row)
-
 
 @pytest.fixture(scope='session')
 def gxx():

@@ -9,13 +9,8 @@ import types
 
 import numpy
 
-from chainer.backends import cuda
-
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.dataset.batch_form import Capacity, new_buffers
-from chainer_bspmm.dataset.gather_batch import gather_batch
 from chainer_bspmm.sparse import build
-from chainer_bspmm.sparse.batched_csr import Buffers
 from chainer_bspmm.sparse.build import transpose_launch
 from chainer_bspmm.training.peer_memory import words_of
 
@@ -43,6 +38,11 @@ def integers(shape, dtype, largest=FACTOR, seed=0):
     """Return random integers of either sign, as floats."""
     bound = largest[dtype]
     return numpy.random.RandomState(seed).randint(-bound, bound + 1, shape).astype(dtype)
+
+
+def offsets_of(sizes):
+    """Return where rows, graphs or segments of these sizes start, and where the last ends."""
+    return numpy.cumsum((0, *sizes)).astype('i')
 
 
 def weighted(offsets, n_channels, dtype, spare=0):
@@ -106,6 +106,18 @@ def with_room(adj, spare):
     )
 
 
+def larger(put, adj, spare=0):
+    """Return the matrix in arrays of a device with room to spare, whose values are 3."""
+    new = adj.replace(has_spare=spare > 0)
+    new.n_rows, new.nnz = adj.n_rows + spare, adj.nnz + spare
+    new.indptr = put(numpy.pad(adj.indptr, (0, spare), mode='edge'))
+    new.indices = put(numpy.pad(adj.indices, (0, spare)))
+    if adj.data is not None:
+        new.data = put(numpy.pad(adj.data, (0, spare), constant_values=3))
+    new.row_offsets, new.col_offsets = put(adj.row_offsets), put(adj.col_offsets)
+    return new
+
+
 def share_channels(monkeypatch, module, name):
     """Give the launches of a plan two blocks side by side, which stride over the channels."""
     plan = getattr(module, name)
@@ -129,50 +141,18 @@ def film_arrays(adj, n_channels, dtype):
 
 def transpose_on(device, adj):
     """Return what the kernel makes of a host BatchedCSR: indptr, indices, order."""
-    sizes = adj.n_graphs, adj.max_cols, adj.max_nnz
-    assert transpose_launch(*sizes) is not None
-    placed = types.SimpleNamespace(
-        n_cols=adj.n_cols,
-        nnz=adj.nnz,
-        **dict(zip(('n_graphs', 'max_cols', 'max_nnz'), sizes)),
-        **{name: device.put(getattr(adj, name)) for name in adj._integers},
-    )
+    sizes = {name: getattr(adj, name) for name in ('n_graphs', 'max_cols', 'max_nnz')}
+    assert transpose_launch(*sizes.values()) is not None
+    arrays = {name: device.put(getattr(adj, name)) for name in adj._integers}
+    placed = types.SimpleNamespace(n_cols=adj.n_cols, nnz=adj.nnz, **sizes, **arrays)
     return build.transpose_batch(placed)
 
 
-def gather_folded(device, molecules, index, padded_to, spare=(0, 0)):
-    """Gather `DeviceMolecules` in the folded layout.
-
-    Returns:
-        tuple: the `Buffers`, with `spare` rows and entries; and what they must equal: the packed
-        batch with a row more after every graph.
-    """
-    index = numpy.array(index)
-    atoms, adj, labels = molecules.host.batch(index, 'packed')
-    n_rows, nnz = adj.n_rows + index.size + spare[0], adj.nnz + spare[1]
-    sizes, row_nnz = numpy.diff(adj.row_offsets), numpy.diff(adj.indptr)
-    graph = numpy.repeat(numpy.arange(index.size), sizes)  # of every node; as many rows come before
-    nodes = numpy.arange(adj.n_rows) + graph
-    starts = adj.row_offsets + numpy.arange(index.size + 1)
-    expected_atoms = numpy.zeros((n_rows,) + atoms.shape[1:])
-    expected_atoms[nodes] = atoms
-    indptr = numpy.zeros(n_rows + 1, int)
-    indptr[nodes + 1] = row_nnz
-    weights = numpy.zeros(n_rows)
-    weights[nodes] = 1
-    weights[starts[1:] - 1] = numpy.maximum(padded_to - sizes, 0)
-    columns = adj.indices + numpy.repeat(graph, row_nnz) * adj.n_relations
-    padded = numpy.pad(columns, (0, spare[1]))
-    data = None if adj.data is None else numpy.pad(adj.data, (0, spare[1]))
-    offsets = starts, starts * adj.n_relations
-    expected = Buffers(
-        expected_atoms, numpy.cumsum(indptr), padded, data, *offsets, weights, labels
-    )
-    form = molecules.form(index.size, True, 1, 'folded', padded_to)
-    buffers = new_buffers(cuda.cupy.empty, form, Capacity(n_rows, nnz, 0, 0, -1))
-    given = device.put(molecules.check(index)), buffers, device.put(numpy.array([padded_to], 'i'))
-    gather_batch(molecules._source, *given)
-    return buffers, expected
+def summed(partials, parts):
+    """What sum_partials returns, which is tested alone."""
+    sums = partials.sum(axis=0)
+    ends = [(first, first + numpy.prod(shape), shape, dtype) for first, shape, dtype in parts]
+    return [sums[first:end].reshape(shape).astype(dtype) for first, end, shape, dtype in ends]
 
 
 def words(values, turn):
@@ -196,9 +176,8 @@ class Peers:
     def __init__(self, device, flat, rank, others, n_more=0):
         self.size, dtype, chunks = flat._room()
         self.size += n_more  # of an earlier model, for example
-        self.arrays = [
-            device.put(numpy.zeros((2, 3, self.size * words_of(dtype)), 'u8')) for _ in range(3)
-        ]
+        shape = 2, 3, self.size * words_of(dtype)
+        self.arrays = [device.put(numpy.zeros(shape, 'u8')) for _ in range(3)]
         device.reachable += self.arrays
         self.data = numpy.array([array.ctypes.data for array in self.arrays], 'u8')
         self.turn = device.put(numpy.full(sum(n for _, n in chunks) + n_more, self.TURN - 1, 'u4'))

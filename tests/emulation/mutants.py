@@ -67,9 +67,8 @@ def mutants(path):
             changed = text[: match.start()] + match.expand(new) + text[match.end() :]
             fault = changed[begin : changed.index('\n', begin)]
             # A line that is there twice has one fault, in one place.
-            found.setdefault(line, []).append(
-                Mutant(path.name, line.strip(), fault.strip(), changed)
-            )
+            mutant = Mutant(path.name, line.strip(), fault.strip(), changed)
+            found.setdefault(line, []).append(mutant)
     order = {line: zlib.crc32(line.encode()) for line in found}
     lines = sorted(found, key=order.get)[: max(3, len(found) // 6)]
     return [found[line][order[line] % len(found[line])] for line in lines]

@@ -5,8 +5,6 @@ Each is a function of an emulated device that raises AssertionError if a result 
 what the tests of the operation check with, on sizes that leave out no line of the kernel.
 """
 
-import contextlib
-import importlib
 import types
 from unittest import mock
 
@@ -23,50 +21,42 @@ from chainer_bspmm.cuda.plans import Device, one_block
 from chainer_bspmm.dataset.gather_batch import gather_launch
 from chainer_bspmm.ops.bspmm import csr_launch
 from chainer_bspmm.ops.embed_rows import EMBED_CHUNK, embed_launch
-from chainer_bspmm.ops.graph_linear.launches import layer_launch, LAYER_THREADS
+from chainer_bspmm.ops.graph_linear import launches
+from chainer_bspmm.ops.graph_linear.launches import layer_launch
 from chainer_bspmm.ops.mean_loss import loss_launches
 from chainer_bspmm.papers import policy
 from chainer_bspmm.training import buffers, reports
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.peer_memory import PeerMemory, PeerSums
 from chainer_bspmm.training.reports import Reports
-from tests.emulation.gated_cases import summed
-from tests.emulation.kernel_cases import batch, integers, Peers, share_channels, words
+from tests.emulation.kernel_cases import batch, integers, Peers, share_channels, summed, words
+from tests.emulation import test_degree_rows as degree_rows
+from tests.emulation import test_fused_update as fused_update
+from tests.emulation import test_gather_batch as gather_batch
+from tests.emulation import test_sum_partials as partial_sums
+from tests.emulation import test_transpose_csr as transpose
+from tests.ops import test_activated_linear as activated
+from tests.ops import test_bsddmm as bsddmm
+from tests.ops import test_bspmm as bspmm
+from tests.ops import test_dropout as dropout
+from tests.ops import test_edge_film as edge_film
+from tests.ops import test_embed_rows as embed_rows
+from tests.ops import test_gated_launches as gated
+from tests.ops import test_graph_linear_launches as layers
+from tests.ops import test_layer_norm as layer_norm
+from tests.ops import test_long_rows as long_rows
+from tests.ops import test_mean_loss as mean_loss
+from tests.ops import test_segment_softmax as softmax
+from tests.ops import test_segments as segments
+from tests.papers import test_products as products
+from tests.papers import test_spmv as spmv
+from tests.sparse import test_relations as relations
 from tests.support.data_sets import molecule_set
-from tests.support.launches import DeviceArray
-
-
-def tests_of(name):
-    """Return a module of tests; before a process with a limit of its time begins."""
-    return importlib.import_module('tests.' + name)
 
 
 def use(check, *arguments, **options):
     """Return a use that checks with the function of a test."""
     return lambda gpu: check(gpu, *arguments, **options)
-
-
-activated = tests_of('ops.test_activated_linear')
-bsddmm = tests_of('ops.test_bsddmm')
-bspmm = tests_of('ops.test_bspmm')
-degree_rows = tests_of('emulation.test_degree_rows')
-dropout = tests_of('ops.test_dropout')
-edge_film = tests_of('ops.test_edge_film')
-embed_rows = tests_of('ops.test_embed_rows')
-fused_update = tests_of('emulation.test_fused_update')
-gated = tests_of('ops.test_gated_launches')
-gather_batch = tests_of('emulation.test_gather_batch')
-layer_norm = tests_of('ops.test_layer_norm')
-layers = tests_of('ops.test_graph_linear_launches')
-long_rows = tests_of('ops.test_long_rows')
-mean_loss = tests_of('ops.test_mean_loss')
-partial_sums = tests_of('emulation.test_sum_partials')
-products = tests_of('papers.test_products')
-relations = tests_of('sparse.test_relations')
-segments = tests_of('ops.test_segments')
-softmax = tests_of('ops.test_segment_softmax')
-spmv = tests_of('papers.test_spmv')
-transpose = tests_of('emulation.test_transpose_csr')
 
 
 # --- products ---
@@ -176,7 +166,7 @@ def gathered_packed(gpu):
 
 def gathered_folded(gpu):
     """Of sizes below and above that of the padding."""
-    gathered(gpu, lambda *given: gather_batch.check_folded(*given, 12, spare=(70, 1)))
+    gathered(gpu, lambda *given: gather_batch.check_folded(*given, padded_to=12, spare=(70, 1)))
 
 
 def summed_by_type(gpu):
@@ -208,8 +198,7 @@ def cross_entropy_along(gpu):
 
 
 def check_loss(gpu, kind, shape):
-    x, t = mean_loss.arrays_of(kind, 'd', shape)
-    mean_loss.check(gpu, kind, 'd', x, t, None if t.dtype == 'i' else x.size)
+    mean_loss.check(gpu, kind, 'd', *mean_loss.arrays_of(kind, 'd', shape))
 
 
 squared_error = use(check_loss, 'SQUARED_ERROR', (7, 20))
@@ -219,30 +208,24 @@ absolute_error = use(mean_loss.test_values_that_are_nan, 'ABSOLUTE_ERROR', True)
 
 def layer(gpu, width_in, width_out, ratio=0.0, slices=1, **options):
     """By two blocks with two tiles each; sums in two parts."""
-    launches = 'chainer_bspmm.ops.graph_linear.launches.'
-    with contextlib.ExitStack() as patched:
-        for name, value in {
-            'chainer_bspmm.cuda.kernels.device': lambda device_id: Device(1, 60 << 20),
-            launches + 'LAYER_ROWS': (16,),
-            launches + 'LAYER_SLICES': (slices,),
-            launches + 'LAYER_THREADS': 32 if slices > 1 else LAYER_THREADS,
-        }.items():
-            patched.enter_context(mock.patch(name, value))
-        patched.callback(layer_launch.cache_clear)
+    gpu.sizes = Device(1, 60 << 20)
+    n = 32 if slices > 1 else launches.LAYER_THREADS
+    with mock.patch.multiple(launches, LAYER_ROWS=(16,), LAYER_SLICES=(slices,), LAYER_THREADS=n):
         layer_launch.cache_clear()
         layers.check(gpu, 'f', layers.layer(width_in, width_out, **options), 60, ratio=ratio)
+    layer_launch.cache_clear()
 
 
-layer_of_relations = use(
-    layer, 8, 5, n_relations=2, has_self=True, has_relation_bias=True, n_biases=1
-)
-rectified_layer = use(layer, 8, 5, n_relations=2, has_self=True, n_biases=1, activation='relu')
+related = dict(n_relations=2, has_self=True, n_biases=1)
+layer_of_relations = use(layer, 8, 5, has_relation_bias=True, **related)
+rectified_layer = use(layer, 8, 5, activation='relu', **related)
 # One relation that the rows themselves belong to.
 dropped_layer = use(layer, 6, 6, 0.5, n_relations=1, loop=True, has_relation_bias=True, n_biases=1)
 # Rectified, by blocks that share the columns of a result.
 dropped_slices = use(layer, 8, 16, 0.5, 2, n_relations=1, activation='relu')
 # Three matrices one after the other, as many biases, shared columns; sums in uneven parts.
 layer_of_degrees = use(layer, 24, 24, 0.0, 2, n_relations=3, n_biases=3, by_relation=True)
+LAYERS = layer_of_relations, rectified_layer, dropped_layer, dropped_slices, layer_of_degrees
 # Many rows, and results of several chunks.
 sums_of_partials = use(partial_sums.test_rows, 'f', 70)
 
@@ -321,13 +304,6 @@ def assert_same(actual, expected):
     numpy.testing.assert_array_equal(*flat)
 
 
-def _memory(array):
-    return types.SimpleNamespace(ptr=array.ctypes.data, device_id=0)
-
-
-has_memory = mock.patch.object(DeviceArray, 'data', property(_memory), create=True)
-
-
 def summed_over_peers(gpu):
     """Vectors of 300 elements, each of turn 3; and once more with another one of this rank."""
     n, n_ranks, rank = 300, 3, 1
@@ -342,17 +318,14 @@ def summed_over_peers(gpu):
     peers.turns = gpu.put(numpy.array([0, 2], 'u4'))
     sums = PeerSums(types.SimpleNamespace(rank=rank), peers)
     sums._next, sums._alone = 1, False
-    with has_memory:
-        total = sums.sum(gpu.put(vectors[1]))
-        sums._next, sums._alone = 1, True
-        again = sums.sum(gpu.put(vectors[3]))
+    total = sums.sum(gpu.put(vectors[1]))
+    sums._next, sums._alone = 1, True
+    again = sums.sum(gpu.put(vectors[3]))
     sent = numpy.zeros((2, 2, n_ranks, n), 'u8')
     sent[:, 1, rank] = words(vectors[1], 3)
     others = vectors[0] + vectors[2]
-    assert_same(
-        [total, again, arrays[0], arrays[2], peers.turns],
-        [others + vectors[1], others + vectors[3], *sent, [0, 3]],
-    )
+    expected = [others + vectors[1], others + vectors[3], *sent, [0, 3]]
+    assert_same([total, again, arrays[0], arrays[2], peers.turns], expected)
 
 
 VALUES = integers((3,), 'f'), integers((1100,), 'f', seed=1)  # two chunks, the last with a few
@@ -367,7 +340,7 @@ def _flat(gpu):
     gpu.reachable += grads
     comm = types.SimpleNamespace(rank=1, size=3, allreduce_grad_dtype=None)
     place = types.SimpleNamespace(alloc_pinned_memory=bytearray)
-    with mock.patch.object(cuda.cupy, 'cuda', place), has_memory:
+    with mock.patch.object(cuda.cupy, 'cuda', place):
         flat_gradients = FlatGradients(types.SimpleNamespace(target=link, communicator=comm))
         flat_gradients.pack(4, gpu.put(numpy.array(numpy.inf, 'f')))
     return flat_gradients, grads
@@ -381,8 +354,7 @@ def averaged(gpu, flags=(0, 0, 0)):
     flat_gradients, grads = _flat(gpu)
     sent = numpy.concatenate([*(8 * value for value in VALUES), [2], flags]).astype('f')
     is_bad = gpu.put(numpy.zeros(3, 'i4'))
-    with has_memory:
-        flat_gradients._launch(False, gpu.put(sent), None, is_bad, 0)
+    flat_gradients._launch(False, gpu.put(sent), None, is_bad, 0)
     factor = 0 if any(flags) else 4
     assert_same([*grads, is_bad], [*(factor * value for value in VALUES), flags])
 
@@ -401,8 +373,7 @@ def exchanged(gpu):
     others = {0: sent(2, 2), 2: sent(10, 2)}
     peers = flat_gradients.peers = Peers(gpu, flat_gradients, 1, others)
     is_bad = gpu.put(numpy.zeros(3, 'i4'))
-    with has_memory:
-        flat_gradients._exchange(4, gpu.put(numpy.array(1, 'f')), is_bad)
+    flat_gradients._exchange(4, gpu.put(numpy.array(1, 'f')), is_bad)
     expected = numpy.zeros((3, *peers.arrays[0].shape), 'u8')
     for other in others:
         expected[1, 1, other] = words(others[other], 7)

@@ -7,8 +7,7 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm.ops import degree_linear
 from chainer_bspmm.ops.degree_linear import DegreeLinearSigmoid
 from chainer_bspmm.sparse import build
-from tests.emulation.gated_cases import summed
-from tests.emulation.kernel_cases import DTYPES
+from tests.emulation.kernel_cases import DTYPES, larger, summed
 from tests.support.molecules import adjacency
 
 
@@ -46,13 +45,7 @@ def expected(adj, n_types):
 
 
 def check(device, adj, n_types, dtype, spare=0):
-    larger = adj.replace()
-    larger.n_rows, larger.nnz = adj.n_rows + spare, adj.nnz + spare
-    larger.indptr = device.put(numpy.pad(adj.indptr, (0, spare), mode='edge'))
-    larger.indices = device.put(numpy.pad(adj.indices, (0, spare)))
-    if adj.data is not None:
-        larger.data = device.put(numpy.pad(adj.data, (0, spare), constant_values=3))
-    found = build.launch_degree_rows(larger, n_types, numpy.dtype(dtype))
+    found = build.launch_degree_rows(larger(device.put, adj, spare), n_types, numpy.dtype(dtype))
     more = {0: spare * n_types, 2: spare * n_types}
     for i, (array, of) in enumerate(zip(found, expected(adj, n_types))):
         wanted = numpy.pad(of, (0, more.get(i, spare)), 'edge' if i in more else 'constant')
@@ -79,16 +72,9 @@ def test_degrees_are_rounded_as_the_values(device):
     """As by the product with ones, which a host rounds to their dtype: three thirds are 1."""
     third = numpy.full((3, 3), 1 / 3, 'e')
     assert third.astype('d').sum(axis=1)[0] != 1
-    found = build.launch_degree_rows(on(device, BatchedCSR.from_matrices([third])), 2, third.dtype)
+    adj = larger(device.put, BatchedCSR.from_matrices([third]))
+    found = build.launch_degree_rows(adj, 2, third.dtype)
     assert (found[1] == third[0, 0]).all() and found[0].tolist() == [0, 3, 3, 6, 6, 9, 9]
-
-
-def on(device, adj):
-    """Return a batch with its arrays on an emulated device."""
-    arrays = {name: device.put(getattr(adj, name)) for name in ('indptr', 'indices')}
-    if adj.data is not None:
-        arrays['data'] = device.put(adj.data)
-    return adj.replace(**arrays)
 
 
 def test_node(device, monkeypatch):
@@ -109,7 +95,7 @@ def test_node(device, monkeypatch):
     monkeypatch.setattr(degree_linear, 'concat', lambda arrays: device.put(join(arrays)))
     monkeypatch.setattr(DegreeLinearSigmoid, '_has_relations', lambda *_: True)
     monkeypatch.setattr('chainer_bspmm.ops.graph_linear.launches.sum_partials', summed)
-    found = outcome(on(device, adj), [device.put(array) for array in given])
+    found = outcome(larger(device.put, adj), [device.put(array) for array in given])
     assert device.names == {'degree_rows', 'graph_linear'} and len(found) == len(wanted)
     for actual, of in zip(found, wanted):
         assert actual.shape == of.shape and actual.dtype == 'f'

@@ -73,15 +73,9 @@ def test_shuffle_within_parts_of_a_warp():
     numpy.testing.assert_array_equal(y, expected.ravel())
 
 
-@pytest.mark.parametrize(
-    'mask, report',
-    [
-        ('3u', 'deadlock'),
-        ('2u', 'leaves out the lane that calls'),
-        ('1u', 'leaves out the lane that is read'),
-    ],
-)
+@pytest.mark.parametrize('mask, report', [('3u', 'deadlock'), ('2u', 'calls'), ('1u', 'is read')])
 def test_shuffle_that_a_gpu_leaves_undefined(mask, report):
+    report = report if report == 'deadlock' else 'leaves out the lane that ' + report
     with pytest.raises(KernelError, match=report):
         kernel = build(HANG.replace('3u', mask), 'hang')
         run(kernel, (1, 1, 1), (32, 1, 1), (numpy.zeros(1, numpy.int32),))

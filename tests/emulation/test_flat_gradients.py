@@ -9,12 +9,10 @@ import pytest
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda.plans import Device
 from chainer_bspmm.training import flat_gradients
 from chainer_bspmm.training.flat_gradients import FlatGradients, raise_if_not_finite
 from tests.emulation.kernel_cases import integers, Peers, words
-from tests.support.launches import DeviceArray
 
 SHAPES = (), (0,), (3, 5), (1024,), (1025,), (2, 0), (2, 1025)
 LARGEST = {'d': 200}  # sums over the ranks are exact in float16
@@ -36,9 +34,8 @@ def ranks(device, dtypes, shapes=SHAPES, dtype=None):
             setattr(link, 'p%03d' % i, param)
         param.grad = device.put(gradients[-1][RANK].astype(kind))
         device.reachable.append(param.grad)
-    comm = types.SimpleNamespace(
-        rank=RANK, size=3, allreduce_grad_dtype=dtype and numpy.dtype(dtype)
-    )
+    dtype = dtype and numpy.dtype(dtype)
+    comm = types.SimpleNamespace(rank=RANK, size=3, allreduce_grad_dtype=dtype)
     return types.SimpleNamespace(target=link, communicator=comm, t=6), gradients
 
 
@@ -52,9 +49,6 @@ def sent_by(rank, gradients, bad=()):
 @pytest.fixture
 def made(device, monkeypatch):
     """Return a function that makes `FlatGradients` whose collective adds what others send."""
-
-    def memory(array):
-        return types.SimpleNamespace(ptr=array.ctypes.data, device_id=0)
 
     def of(optimizer, others):
         flat = FlatGradients(optimizer)
@@ -75,11 +69,9 @@ def made(device, monkeypatch):
     for char, name in zip('efd', ('FLOAT16', 'FLOAT32', 'FLOAT64')):
         monkeypatch.setattr(nccl, 'NCCL_' + name, char, raising=False)
     monkeypatch.setattr(nccl, 'NCCL_SUM', 'sum', raising=False)
-    monkeypatch.setattr(DeviceArray, 'data', property(memory))
-    monkeypatch.setattr(cuda.cupy.cuda, 'alloc_pinned_memory', bytearray, raising=False)
-    monkeypatch.setattr(
-        cuda.cupy.cuda, 'get_current_stream', lambda: types.SimpleNamespace(ptr=5), raising=False
-    )
+    # Attributes of the emulator's own stand-in for CuPy.
+    cuda.cupy.cuda.alloc_pinned_memory = bytearray
+    cuda.cupy.cuda.get_current_stream = lambda: types.SimpleNamespace(ptr=5)
     return of
 
 
@@ -92,12 +84,16 @@ def check(device, made, dtypes, shapes=SHAPES, dtype=None, loss=1, loss_dtype='f
     numpy.testing.assert_array_equal(flat.sent, sent_by(RANK, gradients, bad))
     flat.add_up()
     flat.unpack()
+    check_means(optimizer, gradients, bad)
+    return flat
+
+
+def check_means(optimizer, gradients, bad=()):
     for i, of_ranks in enumerate(gradients):
         param = getattr(optimizer.target, 'p%03d' % i)
         mean = numpy.average(of_ranks, axis=0, weights=N_MOLECULES)
         assert param.grad.dtype == param.dtype
         numpy.testing.assert_array_equal(param.grad, 0 * mean if bad else mean)
-    return flat
 
 
 def find_copies(device):
@@ -113,10 +109,8 @@ def chunks_of(shapes):
 @pinned
 @pytest.mark.parametrize('n_sms', (132, 1))
 @pytest.mark.parametrize('dtypes, bad', [('f', ()), ('fd', ()), ('f', (RANK,)), ('f', (2,))])
-def test_ranks_that_write_to_the_memory_of_each_other(
-    device, made, monkeypatch, dtypes, bad, n_sms
-):
-    monkeypatch.setattr(kernels, 'device', lambda device_id: Device(n_sms, 60 << 20))
+def test_ranks_that_write_to_the_memory_of_each_other(device, made, dtypes, bad, n_sms):
+    device.sizes = Device(n_sms, 60 << 20)
     optimizer, gradients = ranks(device, dtypes)
     flat = made(optimizer, [])
     others = {rank: sent_by(rank, gradients, bad) for rank in (0, 2)}
@@ -142,10 +136,7 @@ def test_ranks_that_write_to_the_memory_of_each_other(
     flat.add_up()  # which would raise: there is no NCCL
     flat.unpack()
     assert flat._is_bad.tolist() == [int(rank in bad) for rank in range(3)]
-    for i, of_ranks in enumerate(gradients):
-        mean = numpy.average(of_ranks, axis=0, weights=N_MOLECULES)
-        grad = getattr(optimizer.target, 'p%03d' % i).grad
-        numpy.testing.assert_array_equal(grad, 0 * mean if bad else mean)
+    check_means(optimizer, gradients, bad)
 
 
 @pytest.mark.parametrize('dtypes', ('f', 'd', 'fd'))
@@ -158,7 +149,7 @@ def test_dtype_of_a_communicator(device, made, dtype):
     check(device, made, 'fd', dtype=dtype)
 
 
-def test_more_parameters_than_a_table_has_room_for(device, made, monkeypatch):
+def test_more_parameters_than_a_table_has_room_for(device, made):
     check(device, made, 'f', (3,) * (2 * flat_gradients._N_PARAMETERS + 1))
     assert [launch['PACK'] for launch in device.launched] == [1, 1, 1, 0, 0, 0]
 
@@ -195,9 +186,8 @@ def test_gradient_that_is_a_view(device, made):
 
 @pinned
 @pytest.mark.parametrize('n_params', (3, flat_gradients._N_PARAMETERS + 1))
-def test_parameters_with_one_gradient(device, made, monkeypatch, n_params):
+def test_parameters_with_one_gradient(device, made, n_params):
     """As those of a sum have it; the last one has a part of it."""
-    monkeypatch.setattr(kernels, 'device', lambda device_id: Device(132, 60 << 20))
     optimizer, gradients = ranks(device, 'f', ((1, 5),) * (n_params - 1) + ((1, 3),))
     params = [getattr(optimizer.target, 'p%03d' % i) for i in (0, n_params - 2, n_params - 1)]
     params[1].grad = params[0].grad
@@ -210,6 +200,4 @@ def test_parameters_with_one_gradient(device, made, monkeypatch, n_params):
     loss = device.put(numpy.array(1, 'f'))
     find_copies(device)
     flat.pack(N_MOLECULES[RANK], loss)
-    for i, of_ranks in enumerate(gradients):
-        mean = numpy.average(of_ranks, axis=0, weights=N_MOLECULES)
-        numpy.testing.assert_array_equal(getattr(optimizer.target, 'p%03d' % i).grad, mean)
+    check_means(optimizer, gradients)

@@ -14,8 +14,8 @@ from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.gather_batch import gather_launch
 from chainer_bspmm.sparse.batched_csr import Buffers, fill_buffers
 from tests.emulation.emulator.cuda_on_cpu import build, run
-from tests.emulation.kernel_cases import gather_folded
 from tests.support.data_sets import assert_same_batch, LABELS, molecule_set
+from tests.support.devices import slow_unless
 
 MAP_NORESERVE = 0x4000  # of Linux
 NULL = numpy.uintp(0)
@@ -30,52 +30,47 @@ def on_device(device, molecules):
     return DeviceMolecules(molecules, emulated)
 
 
-def check_exact(device, molecules, index):
+def check_exact(device, molecules, index, layout='packed', padded_to=None):
     """Compare with the batch that is gathered on the host; return the number of launches."""
-    index = numpy.array(index)
-    before = len(device.launched)
-    atoms, adj, labels = on_device(device, molecules).batch(index, 'packed')
+    before, given = len(device.launched), (numpy.array(index), layout, padded_to)
+    atoms, adj, labels = on_device(device, molecules).batch(*given)
     assert not adj.has_spare
-    e_atoms, e_adj, e_labels = molecules.batch(index, 'packed')
+    e_atoms, e_adj, e_labels = molecules.batch(*given)
     assert_same_batch((atoms, adj, *labels), (e_atoms, e_adj, *e_labels))
     assert (adj.data is None) == (e_adj.data is None)
     assert adj.data is None or adj.data.dtype == e_adj.data.dtype
     return len(device.launched) - before
 
 
-def check_spare(device, molecules, index, spare_rows, spare_nnz):
+def check_spare(device, molecules, index, spare, layout='packed', padded_to=None):
     """Compare whole buffers, full of 127 or NaN before, with what the host puts in its own."""
-    index = numpy.array(index)
-    atoms, adj, labels = molecules.batch(index, 'packed')
+    index, before = numpy.array(index), len(device.launched)
+    atoms, adj, labels = molecules.batch(index, layout, padded_to)
     target = on_device(device, molecules)
-    capacity = Capacity(adj.n_rows + spare_rows, adj.nnz + spare_nnz, 0, 0, -1)
-    form = target.form(index.size, True, 1, 'packed', None)
+    capacity = Capacity(adj.n_rows + spare[0], adj.nnz + spare[1], 0, 0, -1)
+    form = target.form(index.size, True, 1, layout, padded_to)
     buffers = new_buffers(cuda.cupy.empty, form, capacity)
-    target.gather(device.put(target.check(index)), buffers)
+    size = None if padded_to is None else device.put(numpy.array([padded_to], 'i'))
+    target.gather(device.put(target.check(index)), buffers, size)
     empty = lambda buffer: None if buffer is None else numpy.empty_like(buffer)  # NOQA: E731
     expected = Buffers(*([*map(empty, b)] if isinstance(b, list) else empty(b) for b in buffers))
     fill_buffers(expected, atoms, adj, labels)
-    assert_same_buffers(buffers, expected)
-
-
-def assert_same_buffers(buffers, expected):
     for name, actual in buffers._asdict().items():
         if name != 'labels':
             numpy.testing.assert_array_equal(actual, getattr(expected, name), name)
     for actual, label in zip(buffers.labels, expected.labels, strict=True):
         numpy.testing.assert_array_equal(actual, label)
-
-
-def check_folded(device, molecules, *case, **spare):
-    before = len(device.launched)
-    buffers, expected = gather_folded(device, on_device(device, molecules), *case, **spare)
-    assert_same_buffers(buffers, expected)
     return len(device.launched) - before
 
 
+def check_folded(device, molecules, index, padded_to, spare=(0, 0)):
+    return check_spare(device, molecules, index, spare, 'folded', padded_to)
+
+
+@pytest.mark.parametrize('layout', [('packed',), ('folded',), ('folded', 6)], ids=str)
 @pytest.mark.parametrize('index', INDICES, ids=str)
-def test_molecules(device, index):
-    assert check_exact(device, molecule_set(), index) == 1
+def test_molecules(device, index, layout):
+    assert check_exact(device, molecule_set(), index, *layout) == 1
 
 
 @pytest.mark.parametrize('data', [None, 'e', 'f', 'd'])
@@ -90,7 +85,7 @@ def test_values_and_relations(device, n_relations, data):
 def test_features(device, atoms):
     molecules = molecule_set(atoms=atoms)
     check_exact(device, molecules, INDEX)
-    check_spare(device, molecules, INDEX, 3, 5)
+    check_spare(device, molecules, INDEX, (3, 5))
     check_folded(device, molecules, INDEX, 40, spare=(3, 5))
 
 
@@ -103,11 +98,13 @@ def test_labels(device, labels):
 @pytest.mark.parametrize('spare', [(0, 0), (1, 0), (0, 1), (3, 700), (900, 3)], ids=str)
 @pytest.mark.parametrize('data', [None, 'e', 'f'])
 def test_capacity_beyond_the_batch(device, data, spare):
-    check_spare(device, molecule_set(data=data, n_relations=2), INDEX, *spare)
+    molecules = molecule_set(labels='five', data=data, n_relations=2)
+    assert check_spare(device, molecules, INDEX, spare) == 3
+    assert check_folded(device, molecules, INDEX, 40, spare) == 3
 
 
 def test_only_empty_molecules(device):
-    check_spare(device, molecule_set(), (2, 6, 2), 5, 7)
+    check_spare(device, molecule_set(), (2, 6, 2), (5, 7))
     check_folded(device, molecule_set(), (2, 6, 2), 4)
     check_folded(device, molecule_set(), (2, 6, 2), 0, spare=(5, 7))
 
@@ -134,7 +131,7 @@ def test_data_set_without_entries(device):
     molecules = molecule_set(sizes=(3, 4, 3))
     assert not molecules.columns.size
     check_exact(device, molecules, (2, 0))
-    check_spare(device, molecules, (2, 0), 1, 1)
+    check_spare(device, molecules, (2, 0), (1, 1))
 
 
 @pytest.mark.parametrize('padded_to', [0, 5, 36, 38, 2**24])
@@ -143,19 +140,11 @@ def test_folded_molecules(device, index, padded_to):
     check_folded(device, molecule_set(), index, padded_to)
 
 
-@pytest.mark.parametrize('spare', [(0, 0), (1, 0), (0, 1), (3, 700), (900, 3)], ids=str)
-def test_folded_labels_and_capacity(device, spare):
-    molecules = molecule_set(labels='five', n_relations=2)
-    assert check_folded(device, molecules, INDEX, 40, spare=spare) == 3
-
-
 @pytest.mark.parametrize(
-    'n_graphs, n_sms',
-    [pytest.param(1500, 132, marks=pytest.mark.slow), (300, 4), (8, 1), (9, 1), (65, 1)],
+    'n_graphs, n_sms', [slow_unless(False, 1500, 132), (300, 4), (8, 1), (9, 1), (65, 1)]
 )
-def test_many_graphs(device, monkeypatch, n_graphs, n_sms):
-    small = Device(n_sms, 60 << 20)
-    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: small)
+def test_many_graphs(device, n_graphs, n_sms):
+    device.sizes = Device(n_sms, 60 << 20)
     rng = numpy.random.RandomState(0)
     molecules = molecule_set(rng.randint(0, 6, 300))
     index = rng.randint(0, 300, n_graphs)
@@ -165,11 +154,8 @@ def test_many_graphs(device, monkeypatch, n_graphs, n_sms):
 
 def test_offsets_beyond_32_bits(gxx):
     """The second of two molecules begins 2**31 bytes after the first, whose block does not run."""
-    n_nodes, atom_bytes = 2**11 + 1, 2**20
-    memory = [
-        mmap.mmap(-1, n_nodes * atom_bytes, flags=mmap.MAP_PRIVATE | MAP_NORESERVE)
-        for _ in range(2)
-    ]
+    n_nodes, atom_bytes, flags = 2**11 + 1, 2**20, mmap.MAP_PRIVATE | MAP_NORESERVE
+    memory = [mmap.mmap(-1, n_nodes * atom_bytes, flags=flags) for _ in range(2)]
     places = [numpy.uintp(numpy.frombuffer(each, 'b').ctypes.data) for each in memory]
     memory[0][2**31 : 2**31 + 4] = b'last'
     rows, entries = numpy.zeros(n_nodes + 1, 'i'), numpy.zeros(0, 'i')

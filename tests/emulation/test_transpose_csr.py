@@ -4,7 +4,7 @@ import pytest
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.build import transpose_launch
-from tests.emulation.kernel_cases import batch, transpose_on, BATCHES
+from tests.emulation.kernel_cases import batch, BATCHES, offsets_of, transpose_on
 
 
 def check(device, adj):
@@ -16,20 +16,19 @@ def check(device, adj):
     assert len(device.launched) == 1
 
 
-def random_batch(sizes, n_columns=None, per_row=3, seed=0):
-    """Rows of 0 to 2 * per_row entries in any order, of which some name the same place."""
-    rng = numpy.random.RandomState(seed)
+def random_batch(sizes, n_columns=None):
+    """Rows of 0 to 6 entries in any order, of which some name the same place."""
+    rng = numpy.random.RandomState(0)
     n_columns = sizes if n_columns is None else n_columns
-    starts = numpy.cumsum((0,) + tuple(n_columns))
+    starts = offsets_of(n_columns)
     rows = [
-        rng.randint(start, start + columns, rng.randint(2 * per_row + 1))
+        rng.randint(start, start + columns, rng.randint(7))
         for size, columns, start in zip(sizes, n_columns, starts)
         for _ in range(size)
     ]
-    indptr = numpy.cumsum([0] + [len(row) for row in rows])
-    row_offsets = numpy.cumsum((0,) + tuple(sizes))
     indices = numpy.concatenate(rows).astype(int)
-    return BatchedCSR(indptr, indices, row_offsets, col_offsets=starts)
+    indptr = offsets_of(map(len, rows))
+    return BatchedCSR(indptr, indices, offsets_of(sizes), col_offsets=starts)
 
 
 @pytest.mark.parametrize('name', BATCHES)
@@ -37,20 +36,17 @@ def test_batches(device, name):
     check(device, batch(name, 'f'))
 
 
-@pytest.mark.parametrize(
-    'sizes', [(1,), (31, 32, 33), (11, 0, 1, 5), (40,) * 3, (100, 2, 3), (300,)], ids=str
-)
-def test_sizes(device, sizes):
-    check(device, random_batch(sizes))
-
-
-# As many columns as warps scan in several rounds; fewer columns than rows; none at all.
+# Rectangular: as many columns as warps scan in several rounds; fewer columns than rows.
 @pytest.mark.parametrize(
     'sizes, n_columns',
-    [((3, 20), (12, 80)), ((40, 3), (2, 1)), ((2,), (100,)), ((20, 5), (300, 20))],
+    [
+        *((sizes, None) for sizes in ((1,), (31, 32, 33), (11, 0, 1, 5), (40,) * 3, (100, 2, 3))),
+        *(((300,), None), ((3, 20), (12, 80)), ((40, 3), (2, 1)), ((2,), (100,))),
+        ((20, 5), (300, 20)),
+    ],
     ids=str,
 )
-def test_rectangular(device, sizes, n_columns):
+def test_sizes(device, sizes, n_columns):
     check(device, random_batch(sizes, n_columns))
 
 
@@ -69,10 +65,8 @@ def test_all_entries_in_one_column_keep_their_order(device, n_entries):
 def test_warps(device, n_entries, warps):
     indices = numpy.random.RandomState(0).randint(0, 20, n_entries)
     indptr = numpy.linspace(0, n_entries, 21).astype(int)
-    adj = BatchedCSR(indptr, indices, numpy.array([0, 20]))
-    launch = transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
-    assert launch.block == (warps * 32, 1, 1)
-    check(device, adj)
+    check(device, BatchedCSR(indptr, indices, numpy.array([0, 20])))
+    assert transpose_launch(1, 20, n_entries).block == (warps * 32, 1, 1)
 
 
 @pytest.mark.parametrize('spare', [1, 70])
@@ -88,6 +82,4 @@ def test_capacity_beyond_the_batch(device, spare):
     numpy.testing.assert_array_equal(indptr, numpy.pad(expected[0], (0, spare), mode='edge'))
     numpy.testing.assert_array_equal(indices, numpy.pad(expected[1], (0, spare)))
     # Values may be taken by the whole of it.
-    numpy.testing.assert_array_equal(
-        order, numpy.append(expected[2], numpy.arange(adj.nnz, adj.nnz + spare))
-    )
+    numpy.testing.assert_array_equal(order, [*expected[2], *range(adj.nnz, adj.nnz + spare)])

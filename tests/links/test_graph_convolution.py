@@ -16,13 +16,9 @@ SIZES = (5, 1, 0, 9, 3)
 def graphs(sizes=SIZES, n_channels=3):
     """Return A[graph][channel] with a_uu = 1 in every channel, and X[graph]; float64."""
     rng = numpy.random.RandomState(0)
-    adj = [
-        [
-            numpy.eye(n) + (rng.uniform(size=(n, n)) < 0.3) * rng.uniform(-1, 1, (n, n))
-            for _ in range(n_channels)
-        ]
-        for n in sizes
-    ]
+    shapes = [(n_channels, n, n) for n in sizes]
+    bonds = [(rng.uniform(size=shape) < 0.3) * rng.uniform(-1, 1, shape) for shape in shapes]
+    adj = [numpy.eye(n) + matrices for n, matrices in zip(sizes, bonds)]
     return adj, [rng.uniform(-1, 1, (n, 4)) for n in sizes]
 
 
@@ -60,21 +56,17 @@ def test_values(device, dtype, bound, layout, n_out, n_channels):
     W, bias = rng.uniform(-1, 1, (n_channels, 4, n_out)), rng.uniform(-1, 1, (n_channels, n_out))
     link = link_of(W, bias, dtype)
     link.to_device(device)
-    batch = BatchedCSR.from_matrices([numpy.stack(a) for a in adj], layout)
-    batch = batch.astype(dtype).to_device(device)
+    batch = BatchedCSR.from_matrices(adj, layout).astype(dtype).to_device(device)
     # As the link sees them.
     W, bias, *rest = (numpy.asarray(a).astype(dtype).astype('d') for a in (W, bias, *X))
-    A = [[a.astype(dtype).astype('d') for a in channels] for channels in adj]
-    expected = triple_loop(A, rest, W, bias)
+    expected = triple_loop([a.astype(dtype).astype('d') for a in adj], rest, W, bias)
     if layout == 'packed':
         y = link(device.send(numpy.concatenate(X).astype(dtype)), batch)
         assert y.dtype == dtype
         assert relative_error(y.array, numpy.concatenate(expected)) < bound
         return
-    padded, total = (
-        numpy.stack([numpy.pad(a, ((0, max(SIZES) - len(a)), (0, 0))) for a in arrays])
-        for arrays in (X, expected)
-    )
+    room = [((0, max(SIZES) - n), (0, 0)) for n in SIZES]
+    padded, total = (numpy.stack(list(map(numpy.pad, arrays, room))) for arrays in (X, expected))
     for shape in ((len(SIZES), max(SIZES)), (len(SIZES) * max(SIZES),)):
         y = link(device.send(padded.astype(dtype).reshape(shape + (4,))), batch)
         assert y.shape == shape + (n_out,)
@@ -86,7 +78,7 @@ def test_number_of_inputs_from_the_first_call(tmp_path):
     adj, X = graphs()
     link = GraphConvolution(None, 2, 3)
     assert link.W.array is None and link.b.shape == (6,)
-    batch = BatchedCSR.from_matrices([numpy.stack(a).astype('f') for a in adj])
+    batch = BatchedCSR.from_matrices([a.astype('f') for a in adj])
     expected = link(numpy.concatenate(X).astype('f'), batch).array
     assert link.W.shape == (6, 4) and abs(link.W.array).max() > 0
     chainer.serializers.save_npz(tmp_path / 'link.npz', link)

@@ -26,18 +26,11 @@ def features(rng, n_rows):
     return rng.uniform(-1, 1, (n_rows, 6)).astype('f'), rng.uniform(-1, 1, (n_rows, 6)).astype('f')
 
 
-def dense_steps(link, h, h_new, g):
-    """Return nodes and super nodes after two steps of Chainer Chemistry's link."""
+def steps(link, h, h_new, g, *adj):
+    """Return nodes and super nodes after two steps; Chainer Chemistry's link takes no batch."""
     link.reset_state()
     for step in range(2):
-        h, g = link(h, h_new, g, step)
-    return h.array, g.array
-
-
-def steps(link, h, h_new, g, adj):
-    link.reset_state()
-    for step in range(2):
-        h, g = link(h, h_new, g, adj, step)
+        h, g = link(h, h_new, g, *adj, step)
     return h.array, g.array
 
 
@@ -57,17 +50,14 @@ def test_both_layouts(device, options):
     rng = numpy.random.RandomState(0)
     h, h_new = features(rng, len(SIZES) * max(SIZES))
     g = rng.uniform(-1, 1, (len(SIZES), 5)).astype('f')
-    expected = dense_steps(dense, *(x.reshape(len(SIZES), -1, 6) for x in (h, h_new)), g=g)
-    actual = steps(link, *map(device.send, (h, h_new, g)), adj=batch('padded').to_device(device))
+    expected = steps(dense, *(x.reshape(len(SIZES), -1, 6) for x in (h, h_new)), g)
+    actual = steps(link, *map(device.send, (h, h_new, g)), batch('padded').to_device(device))
     assert relative_error(actual[0], expected[0].reshape(-1, 6)) < 1e-5
     assert relative_error(actual[1], expected[1]) < 1e-5
     h, h_new = features(rng, sum(SIZES))
-    ends = numpy.cumsum(SIZES)
-    alone = [
-        dense_steps(dense, h[None, end - n : end], h_new[None, end - n : end], g[i : i + 1])
-        for i, (n, end) in enumerate(zip(SIZES, ends))
-    ]
-    actual = steps(link, *map(device.send, (h, h_new, g)), adj=batch('packed').to_device(device))
+    parts = [numpy.split(rows[None], numpy.cumsum(SIZES)[:-1], axis=1) for rows in (h, h_new)]
+    alone = [steps(dense, *given) for given in zip(*parts, g[:, None])]
+    actual = steps(link, *map(device.send, (h, h_new, g)), batch('packed').to_device(device))
     assert relative_error(actual[0], numpy.concatenate([x[0] for x, _ in alone])) < 1e-5
     assert relative_error(actual[1], numpy.concatenate([x for _, x in alone])) < 1e-5
 
@@ -92,13 +82,11 @@ def test_dropout(part):
     link = GWM(**OPTIONS)
     for unit in getattr(link, part):
         unit.dropout_ratio = 0.5
-    h, h_new = features(numpy.random.RandomState(0), sum(SIZES))
-    g = numpy.ones((len(SIZES), 5), 'f')
-    adj = batch('packed')
-    first, second = steps(link, h, h_new, g, adj), steps(link, h, h_new, g, adj)
+    given = *features(numpy.random.RandomState(0), sum(SIZES)), numpy.ones((len(SIZES), 5), 'f')
+    first, second = (steps(link, *given, batch('packed')) for _ in range(2))
     assert (first[0] != second[0]).any() and (first[1] != second[1]).any()
     with chainer.using_config('train', False):
-        first, second = steps(link, h, h_new, g, adj), steps(link, h, h_new, g, adj)
+        first, second = (steps(link, *given, batch('packed')) for _ in range(2))
     assert (first[0] == second[0]).all() and (first[1] == second[1]).all()
 
 

@@ -16,7 +16,6 @@ from chainer_bspmm.sparse import BatchedCSR
 from tests.support import relative_error
 from tests.support.parity import randomised, sparse_link
 
-# --- sum and maximum ---
 
 OF_TWO = BatchedCSR.from_matrices([numpy.eye(2), numpy.eye(1)])
 H = numpy.array([[1.0, -4.0], [2.0, -3.0], [-5.0, 6.0]], 'f')
@@ -42,13 +41,9 @@ def test_unknown_mode():
         GeneralReadout('mean')
 
 
-# --- gated ---
-
 N_GRAPHS, N = 3, 4
-ADJ = [
-    BatchedCSR.from_matrices([numpy.eye(N, dtype='f')] * N_GRAPHS, layout)
-    for layout in ('packed', 'padded')
-]
+EYES = [numpy.eye(N, dtype='f')] * N_GRAPHS
+ADJ = [BatchedCSR.from_matrices(EYES, layout) for layout in ('packed', 'padded')]
 
 
 @pytest.mark.parametrize(
@@ -74,9 +69,7 @@ def test_ggnn(device, options, with_h0):
     link = sparse_link(GGNNReadout, dense)
     expected = [dense(h, h0, real).array for real in (None, mask)]
     link.to_device(device)
-    h, h0 = (
-        None if array is None else device.send(array.reshape(N_GRAPHS * N, -1)) for array in (h, h0)
-    )
+    h, h0 = (a if a is None else device.send(a.reshape(N_GRAPHS * N, -1)) for a in (h, h0))
     for adj in ADJ:
         adj = adj.to_device(device)
         for real, y in zip((None, mask.ravel()), expected):
@@ -93,9 +86,6 @@ def test_ggnn(device, options, with_h0):
 def test_mask_of_another_shape(adj, shapes):
     with pytest.raises(ValueError, match='is_real_node: expected shape %s to go .*, got' % shapes):
         GGNNReadout(3)(numpy.ones((12, 4), 'f'), adj, None, numpy.ones((4, 3), 'f'))
-
-
-# --- of NFP, and all ---
 
 
 @pytest.mark.parametrize('in_channels', [None, 6])

@@ -9,14 +9,12 @@ import chainer
 from chainer import functions
 from chainer.backends import cuda
 from chainer.link_hooks import TimerHook
+from chainer.links import BatchNormalization, StatelessGRU
 from chainer_chemistry.links import GraphMLP
-from chainer_chemistry.links.update.ggnn_update import GGNNUpdate as DenseGGNNUpdate
-from chainer_chemistry.links.update.gnn_film_update import GNNFiLMUpdate as DenseGNNFiLMUpdate
 
 from chainer_bspmm import links, sparsify
 from chainer_bspmm.sparse import BatchedCSR
-from tests.support import relative_error
-from tests.support.folded import check_against_padded
+from tests.support import device_of, random_matrix, relative_error
 from tests.support.molecules import adjacency
 from tests.support.parity import randomised, sparse_link
 
@@ -84,10 +82,8 @@ def test_update_link(device, name, kind, arguments, options):
     h, adj = inputs(kind, arguments[1] if name == 'GNNFiLMUpdate' else 4)
     conditions = []
     if name == 'NFPUpdate':  # what upstream's model gives its link; ours reads the batch instead
-        degrees = adj.sum(axis=1)[:, :, None]
-        conditions = [
-            [numpy.broadcast_to(degrees == d, h.shape) for d in range(1, arguments[2] + 2)]
-        ]
+        degrees, known = adj.sum(axis=1)[:, :, None], range(1, arguments[2] + 2)
+        conditions = [[numpy.broadcast_to(degrees == d, h.shape) for d in known]]
     dense = sparse.upstream(*arguments, **options)
     dense(h, adj, *conditions)
     getattr(randomised(dense), 'reset_state', int)()
@@ -125,32 +121,24 @@ def test_first_call_of_relgcn_draws_parameters_as_upstream_does():
 @pytest.mark.parametrize('activation', [functions.relu, functions.tanh])
 def test_layers_of_gin_that_users_put_there(activation):
     """Another activation, and link hooks."""
-
-    class Count(chainer.LinkHook):
-        name = 'Count'
-        calls = 0
-
-        def forward_postprocess(self, args):
-            self.calls += 1
-
     h, adj = inputs('counted')
     dense = links.GINUpdate.upstream(6, dropout_ratio=0.0, n_layers=3)
     del dense.graph_mlp
     with dense.init_scope():
         dense.graph_mlp = GraphMLP([5, 5, 4], 6, activation)
     expected = randomised(dense)(h, adj).array
-    link, hook = sparse_link(links.GINUpdate, dense), Count()
+    link, hook = sparse_link(links.GINUpdate, dense), TimerHook()
     for layer in link.graph_mlp.layers:
         layer.add_hook(hook)
     y = link(h, BatchedCSR.from_matrices(list(adj), 'padded')).array
     assert relative_error(y, expected) < 1e-5
-    assert hook.calls == 3
+    assert len(hook.call_history) == 3
     for layer in link.graph_mlp.layers:
-        layer.delete_hook('Count')
-    of_this_thread = Count()
+        layer.delete_hook('TimerHook')
+    of_this_thread = TimerHook()
     with of_this_thread:
         link(h, BatchedCSR.from_matrices(list(adj), 'padded'))
-    assert of_this_thread.calls == 4  # the link itself, too
+    assert len(of_this_thread.call_history) == 4  # the link itself, too
 
 
 def test_state_of_another_batch():
@@ -168,16 +156,44 @@ def test_swap_of_nfp_alone():
     assert type(model[0]) is links.NFPUpdate
 
 
-# --- folded batches, and nodes without neighbours ---
+def check_against_padded(function, xp, n_relations, n_channels):
+    """Compare values, gradients and second gradients in float64 with those of a padded batch.
+
+    The function is of a batch and features; equal rows have equal results.
+    """
+    rng = numpy.random.RandomState(0)
+    matrices = [random_matrix(rng, n, n_relations, density=0.4) for n in (4, 0, 1, 6, 3)]
+    folded, padded = (
+        BatchedCSR.from_matrices(matrices, layout).to_device(device_of(xp))
+        for layout in ('folded', 'padded')
+    )
+    n, offsets = padded.max_rows, cuda.to_cpu(folded.row_offsets)
+    # The row of the folded batch that a row of the padded one is a copy of.
+    rows = [numpy.minimum(numpy.arange(a, a + n), b - 1) for a, b in zip(offsets, offsets[1:])]
+    copied = xp.asarray(numpy.concatenate(rows))
+    x = xp.asarray(rng.uniform(-1, 1, (folded.n_rows, n_channels)))
+    results, gy = [], None
+    for is_folded in (True, False):
+        h = chainer.Variable(x)
+        y = function(folded, h)[copied] if is_folded else function(padded, h[copied])
+        if gy is None:
+            gy = xp.asarray(rng.uniform(-1, 1, y.shape))
+        (single,) = chainer.grad([y], [h], [chainer.Variable(gy)])
+        (first,) = chainer.grad([y], [h], [chainer.Variable(gy)], enable_double_backprop=True)
+        (second,) = chainer.grad([functions.sum(first * first)], [h])
+        results.append([cuda.to_cpu(v.array) for v in (y, single, first, second)])
+    for actual, expected in zip(*results):
+        assert abs(expected).max() > 1e-3
+        numpy.testing.assert_allclose(actual, expected, 1e-10, 1e-10)
 
 
 @pytest.mark.parametrize(
     'make',
     [functools.partial(links.GNNFiLMUpdate, 3, 2, f) for f in (functions.relu, functions.tanh)]
     + [
-        functools.partial(links.RelGATUpdate, 3, 4, 2, 2, **mode, concat_heads=are_concatenated)
-        for mode in ({'softmax_mode': 'across'}, {'softmax_mode': 'within'})
-        for are_concatenated in (False, True)
+        functools.partial(links.RelGATUpdate, 3, 4, 2, 2, softmax_mode=mode, concat_heads=concat)
+        for mode in ('across', 'within')
+        for concat in (False, True)
     ],
 )
 def test_folded(xp, make):
@@ -186,7 +202,7 @@ def test_folded(xp, make):
         link(numpy.ones((2, 3)), BatchedCSR.from_matrices([numpy.ones((2, 2, 2))]))
     if hasattr(link, 'norm_layer'):
         link.norm_layer.beta.array[...] = [1, 2, 3]
-    link.to_device('@numpy' if xp is numpy else '@cupy:0')
+    link.to_device(device_of(xp))
     check_against_padded(lambda adj, h: link(h, adj), xp, 2, 3)
 
 
@@ -208,9 +224,6 @@ def test_a_node_without_neighbours():
     padded = BatchedCSR.from_matrices([numpy.zeros((4, 4), 'f')], 'padded')
     y = link(h, padded).array[0]
     numpy.testing.assert_allclose(y, numpy.tile(m.mean(axis=0), (4, 1)), rtol=1e-5)
-
-
-# --- the attention ---
 
 
 @pytest.mark.parametrize('values', [1.0, 1e-3, -2.0, 1e9])
@@ -245,9 +258,6 @@ def test_dropout_in_training_alone():
         assert numpy.array_equal(*(link(h.reshape(10, 6), batch).array for _ in range(2)))
 
 
-# --- what is refused ---
-
-
 def replaced(dense, name, link):
     """Return a link with another child."""
     delattr(dense, name)
@@ -263,31 +273,24 @@ def nfp_with_a_hook():
 
 
 @pytest.mark.parametrize(
-    'make, message',
+    'kind, arguments, name, part, message',
     [
         (
-            lambda: links.RelGATUpdate(5, 4, softmax_mode='over'),
-            "expected .*'across', 'within'.*'ov",
+            'GNNFiLM',
+            (3,),
+            'norm_layer',
+            BatchNormalization(3),
+            'expected .*Layer.* got .*BatchNorm',
         ),
-        (
-            lambda: sparse_link(
-                links.GNNFiLMUpdate,
-                replaced(DenseGNNFiLMUpdate(3), 'norm_layer', chainer.links.BatchNormalization(3)),
-            ),
-            'norm_layer: expected .*Layer.* got .*BatchNorm',
-        ),
-        (
-            lambda: sparse_link(
-                links.GGNNUpdate,
-                replaced(DenseGGNNUpdate(6), 'update_layer', chainer.links.StatelessGRU(22, 16)),
-            ),
-            'update_layer: expected a chainer.links.GRU, got',
-        ),
+        ('GGNN', (6,), 'update_layer', StatelessGRU(22, 16), 'expected a chainer.links.GRU, got'),
     ],
 )
-def test_options_without_a_sparse_form(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+def test_parts_without_a_sparse_form(kind, arguments, name, part, message):
+    kind = getattr(links, kind + 'Update')
+    with pytest.raises(ValueError, match='%s: %s' % (name, message)):
+        sparse_link(kind, replaced(kind.upstream(*arguments), name, part))
+    with pytest.raises(ValueError, match="expected .*'across', 'within'.*'over'"):
+        links.RelGATUpdate(5, 4, softmax_mode='over')
 
 
 DENSE = numpy.ones((1, 4, 2, 2), 'f')

@@ -14,6 +14,7 @@ from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mol
 
 from chainer_bspmm import concat_mols, CSRConverter, densify, models, sparsify
 from chainer_bspmm.links.sparse import Sparse
+from tests.ops.test_node import Calls
 from tests.support import parity, relative_error
 from tests.support.molecules import mask_of, molecules
 
@@ -48,9 +49,8 @@ def alone(model, examples):
 
 
 def test_every_model_is_here():
-    assert set(CASES) == {kind.__name__ for kind in models.sparsify.__globals__['MODELS']} - {
-        'GWLEGraphConvModel'
-    }
+    names = {kind.__name__ for kind in models.sparsify.__globals__['MODELS']}
+    assert names == {*CASES, 'GWLEGraphConvModel'}
 
 
 @every_model
@@ -70,10 +70,7 @@ def test_the_constructor_is_upstreams(name):
         made.append(make())
     model, dense = made
     kinds = [type(link) for link in model.links()]
-    assert not any(
-        type(link) in {kind.upstream for kind in kinds if issubclass(kind, Sparse)}
-        for link in model.links()
-    )
+    assert not set(kinds) & {kind.upstream for kind in kinds if issubclass(kind, Sparse)}
     sparsify(dense)
     assert kinds == [type(link) for link in dense.links()]
     assert [n for n, _ in model.namedparams()] == [n for n, _ in dense.namedparams()]
@@ -131,10 +128,8 @@ def test_a_model_that_was_never_called(name):
     """The first call makes the parameters that upstream's makes."""
     examples = examples_of(name)
     made = []
-    for make, batch in (
-        (CASES[name].make, dense_concat_mols(examples)),
-        (lambda: ours(name), packed(name, examples)),
-    ):
+    batches = dense_concat_mols(examples), packed(name, examples)
+    for make, batch in zip((CASES[name].make, lambda: ours(name)), batches):
         numpy.random.seed(1)
         made.append(make())
         made[-1](*batch)
@@ -247,17 +242,9 @@ NODES = {
 
 
 def labels_of_nodes(model, *inputs):
-    labels = []
-
-    class Labels(chainer.FunctionHook):
-        name = 'Labels'
-
-        def forward_preprocess(self, function, _):
-            labels.append(function.label)
-
-    with Labels():
+    with Calls() as calls:
         model(*inputs)
-    return labels
+    return calls.labels
 
 
 @pytest.mark.parametrize('name', NODES)
@@ -276,9 +263,6 @@ def test_a_third_of_the_nodes_is_saved(name):
     assert len(labels_of_nodes(sparsify(dense), *packed(name, examples))) < 2 / 3 * len(theirs)
 
 
-# --- what is refused ---
-
-
 @pytest.mark.parametrize('name', BASE + ('GGNN_GWM', 'GGNN_CWLE', 'GGNN_GWLE'))
 def test_dense_adjacency_is_refused_with_advice(name):
     message = 'adj: expected a BatchedCSR, got ndarray of shape .*concat_mols'
@@ -289,9 +273,7 @@ def test_dense_adjacency_is_refused_with_advice(name):
 @pytest.mark.parametrize('name', BASE)
 def test_other_number_of_relations(name):
     n = CASES[name].n_relations
-    given, expected = (
-        (n - 1, 'adj: expected %d relations, .* got' % n) if n > 1 else (2, 'expected')
-    )
+    given, expected = (n - 1, 'adj: .* %d relations, .* got' % n) if n > 1 else (2, 'expected')
     batch = concat_mols(molecules((3,), n_relations=given))[:2]
     with pytest.raises(ValueError, match='%s .* %d relations' % (expected, given)):
         ours(name)(*batch)

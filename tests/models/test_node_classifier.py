@@ -92,9 +92,8 @@ def test_parity(device, kind, options, as_numbers):
 def test_metrics_can_be_switched_off():
     model = sparsify(Dense(predictor('list of edges')))
     model.compute_metrics = False
-    _, found, _ = result(
-        model, *CSRConverter('packed')(to_sparse([graph('list of edges')])), *masks()
-    )
+    batch = CSRConverter('packed')(to_sparse([graph('list of edges')]))
+    _, found, _ = result(model, *batch, *masks())
     assert list(found) == ['main/loss(train)', 'main/loss(valid)']
 
 
@@ -105,9 +104,8 @@ def test_other_layouts(layout):
     data = graph('dense')
     example = (data.x, data.adj, data.y, train, valid)
     model = sparsify(Dense(predictor('dense')))
-    expected, found = (
-        model(*CSRConverter(one, n_node_columns=3)([example])).array for one in ('packed', layout)
-    )
+    converters = (CSRConverter(one, n_node_columns=3) for one in ('packed', layout))
+    expected, found = (model(*converter([example])).array for converter in converters)
     assert abs(found - expected) < 1e-6
 
 

@@ -96,9 +96,8 @@ def test_parity(device, case):
 def test_batch_norm(device, layout, sizes, readout, train):
     """Packed where both see the same rows; running statistics as well, after three batches."""
     case = parity.DEFAULTS['RSGCN']._replace(sizes=sizes)
-    make = functools.partial(
-        dense.RSGCN, 3, use_batch_norm=True, dropout_ratio=0.0, readout=GeneralReadout(readout)
-    )
+    options = dict(use_batch_norm=True, dropout_ratio=0.0, readout=GeneralReadout(readout))
+    make = functools.partial(dense.RSGCN, 3, **options)
     examples = parity.examples_of(case)
     model = parity.initialised(make, examples)
     converter = CSRConverter(layout)
@@ -158,9 +157,6 @@ def padded_example(case, example, n):
 @pytest.mark.parametrize('case', parity.CRASHES, ids=name_of)
 def test_upstream_fails(case):
     assert parity.crash(case) in ('InvalidType', 'IndexError')
-
-
-# --- the harness ---
 
 
 @pytest.mark.parametrize('model', ['RSGCN', 'NFP', 'GIN', 'GGNN', 'RelGCN', 'RelGAT', 'GNNFiLM'])

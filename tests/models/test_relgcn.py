@@ -3,7 +3,6 @@
 import numpy
 import pytest
 
-import chainer
 from chainer.backends import cuda
 from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import SparseGraphDataset
 from chainer_chemistry.models.relgcn import RelGCNSparse as DenseRelGCNSparse
@@ -13,17 +12,14 @@ from chainer_bspmm import BatchedCSR, concat_mols, CSRConverter
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import RelGCN, RelGCNSparse
 from chainer_bspmm.ops.scale_adj import scale_adj
-from tests.support import graph_data, parity, relative_error
+from tests.support import assert_close_arrays, device_of, graph_data, parity, relative_error
 from tests.support.molecules import molecules, SIZES
-from tests.support import assert_close_arrays
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'float64'])
 def test_scale_adj(xp, dtype):
     examples = molecules(SIZES)
-    adj = concat_mols(examples)[1].astype(dtype)
-    device = chainer.get_device('@numpy' if xp is numpy else '@cupy:0')
-    adj = adj.to_device(device)
+    adj = concat_mols(examples)[1].astype(dtype).to_device(device_of(xp))
     scaled = scale_adj(adj, numpy.dtype(dtype))
     assert scaled.data.dtype == dtype and scale_adj(adj, numpy.dtype(dtype)) is scaled
     dense = scaled.to_dense()
@@ -42,12 +38,9 @@ def test_scale_adj_where_the_matrix_is_symmetric():
         adj = BatchedCSR.from_matrices(matrices)
         assert adj.is_symmetric
         scaled = scale_adj(adj, numpy.dtype('f'))
-        numpy.testing.assert_array_equal(
-            scaled.to_scipy().toarray(), [[0, 1, 1], [0.5, 0, 0], [0.5, 0, 0]]
-        )
-        numpy.testing.assert_array_equal(
-            scaled.T.to_scipy().toarray(), [[0, 0.5, 0.5], [1, 0, 0], [1, 0, 0]]
-        )
+        expected = numpy.array([[0, 1, 1], [0.5, 0, 0], [0.5, 0, 0]])
+        numpy.testing.assert_array_equal(scaled.to_scipy().toarray(), expected)
+        numpy.testing.assert_array_equal(scaled.T.to_scipy().toarray(), expected.T)
 
 
 def test_degree_of_zero_counts_as_one():
@@ -57,9 +50,6 @@ def test_degree_of_zero_counts_as_one():
     scaled = scale_adj(adj, numpy.dtype('f')).to_dense()
     numpy.testing.assert_array_equal(scaled[0], rescale_adj(matrix[None]).array[0])
     numpy.testing.assert_array_equal(scaled[0, 0], [[0, 2, 0.125], [0, -2, 0.375], [0, 0, 0]])
-
-
-# --- what is refused ---
 
 
 def test_input_of_another_type():

@@ -34,9 +34,6 @@ def test_readouts():
     assert sparsify(dense)(*batch).shape == (4, 4)
 
 
-# --- what is refused ---
-
-
 def test_atoms_that_are_no_array_or_out_of_range():
     model = RSGCN(3, n_atom_types=10)
     example = numpy.array([9, 10], 'i'), numpy.eye(2, dtype='f'), 0.0

@@ -24,11 +24,14 @@ from chainer_chemistry.saliency.calculator.occlusion_calculator import Occlusion
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import layout_of
 from chainer_bspmm.sparse.validate import LAYOUTS
+from tests.models.test_parity import padded_example
 from tests.support import parity
+from tests.support.devices import slow_unless
 from tests.support.molecules import molecules as molecules_of_sizes
 from tests.support.training import molecules
 
 RELATIONS = {'ggnn': 4}
+PACKED = chainer_bspmm.CSRConverter('packed')
 CALCULATORS = [
     (GradientCalculator, {}),
     (GradientCalculator, {'multiply_target': True}),
@@ -42,13 +45,14 @@ def examples(method, n=7):
     return [example[:2] for example in molecules(n, RELATIONS.get(method, 1))]
 
 
-def pair(method, data):
-    """Return upstream's model and the same one, swapped."""
+def pair(method, data=None, n=7):
+    """Return data, upstream's model and the same one, swapped."""
+    data = examples(method, n) if data is None else data
     numpy.random.seed(0)
     model = Regressor(set_up_predictor(method, 6, 2, 1), device=-1)
     with chainer.using_config('train', False):
         model.predictor(*concat_mols(data))
-    return model, chainer_bspmm.sparsify(copy.deepcopy(model))
+    return data, model, chainer_bspmm.sparsify(copy.deepcopy(model))
 
 
 def embedding(model):
@@ -66,8 +70,10 @@ def score(model):
     return lambda *batch: chainer.functions.sum(model(*batch), axis=1, keepdims=True)
 
 
-def compute(kind, model, data, converter, batchsize=4, link=embedding, options=None, **more):
-    hook = VariableMonitorLinkHook(link(model), timing='post')
+def compute(
+    kind, model, data, converter, batchsize=4, link=embedding, options=None, timing='post', **more
+):
+    hook = VariableMonitorLinkHook(link(model), timing=timing)
     calculator = kind(model, hook, eval_fun=score(model), device=-1, **options or {})
     more.setdefault('show_progress', False)
     return calculator, calculator.compute(data, converter=converter, batchsize=batchsize, **more)
@@ -90,12 +96,10 @@ def assert_as_alone(found, expected):
 @pytest.mark.parametrize(
     'name, kind, options, layout',
     [
-        pytest.param(
+        slow_unless(
+            name == 'GGNN' or (kind is GradientCalculator and layout == 'folded'),
             *(name, kind, options, layout),
             id='%s, %s, %s' % (name, kind.__name__, layout),
-            marks=()
-            if name == 'GGNN' or (kind is GradientCalculator and layout == 'folded')
-            else pytest.mark.slow,
         )
         for name in parity.DEFAULTS
         for kind, options in CALCULATORS[1:4:2]
@@ -127,59 +131,44 @@ LINKS = {
 
 @pytest.mark.parametrize('method, link', LINKS.values(), ids=LINKS)
 def test_any_link_in_batches_of_other_sizes(method, link):
-    data = examples(method, 9)
-    found, expected = (
-        compute(GradientCalculator, model, data, converter, link=lambda m: link(m.predictor))[1]
-        for model, converter in zip(
-            pair(method, data), (concat_mols, chainer_bspmm.concat_mols), strict=True
-        )
-    )
+    data, upstream, ours = pair(method, n=9)
+    of_model = lambda model: link(model.predictor)  # NOQA: E731
+    _, expected = compute(GradientCalculator, upstream, data, concat_mols, link=of_model)
+    _, found = compute(GradientCalculator, ours, data, chainer_bspmm.concat_mols, link=of_model)
     numpy.testing.assert_array_equal(found, expected)
 
 
 def test_links_that_upstream_calls_without_hooks():
-    data = examples('ggnn')
-    upstream, ours = pair('ggnn', data)
+    data, upstream, ours = pair('ggnn')
     graph_conv = ours.predictor.graph_conv
     given = GradientCalculator, ours, data, chainer_bspmm.concat_mols
-    found = [
-        compute(*given, link=lambda _, link=link: link)[1]
-        for link in (graph_conv.update_layers[0], graph_conv.readout_layers[0])
-    ]
+    links = graph_conv.update_layers[0], graph_conv.readout_layers[0]
+    found = [compute(*given, link=lambda _, link=link: link)[1] for link in links]
     assert found[0].shape[1:3] == (7, max(len(atoms) for atoms, _ in data)) and found[0].any()
-    hook = VariableMonitorLinkHook(upstream.predictor.mlp.layers[0], timing='pre')
-    calculator = GradientCalculator(upstream, hook, eval_fun=upstream.predictor, device=-1)
-    expected = calculator.compute(data, batchsize=4, converter=concat_mols, show_progress=False)
+    given = GradientCalculator, upstream, data, concat_mols
+    _, expected = compute(*given, link=lambda model: model.predictor.mlp.layers[0], timing='pre')
     numpy.testing.assert_array_equal(found[1], expected)
 
 
 def test_sizes_that_do_not_depend_on_the_batch():
     """Of molecules larger than `padded_to`, too, beside which others are not padded further."""
-    data = examples('gin', 9)
-    upstream, ours = pair('gin', data)
+    data, upstream, ours = pair('gin', n=9)
     n = int(numpy.median([len(atoms) for atoms, _ in data]))
-    _, found = compute(
-        GradientCalculator, ours, data, chainer_bspmm.CSRConverter(padded_to=n), len(data)
-    )
-    padded = [
-        (numpy.pad(atoms, (0, more)), numpy.pad(adj, [(0, 0)] * (adj.ndim - 2) + [(0, more)] * 2))
-        for atoms, adj in data
-        for more in [max(n - len(atoms), 0)]
-    ]
+    converter = chainer_bspmm.CSRConverter(padded_to=n)
+    _, found = compute(GradientCalculator, ours, data, converter, len(data))
+    padded = [padded_example(parity.DEFAULTS['GIN'], example, n) for example in data]
     assert_as_alone(found, alone(GradientCalculator, upstream, padded))
 
 
 def test_a_sparse_data_set():
-    data = examples('rsgcn')
-    upstream, ours = pair('rsgcn', data)
+    data, upstream, ours = pair('rsgcn')
     _, found = compute(GradientCalculator, ours, to_sparse(data), chainer_bspmm.concat_mols)
     _, expected = compute(GradientCalculator, upstream, data, concat_mols)
     numpy.testing.assert_array_equal(found, expected)
 
 
 def test_functions_before_and_after():
-    data = examples('gin')
-    _, ours = pair('gin', data)
+    data, _, ours = pair('gin')
     given = GradientCalculator, ours, data, chainer_bspmm.concat_mols
     calculator, found = compute(
         *given,
@@ -204,13 +193,11 @@ ONE_ATOM = [
 
 
 @pytest.mark.parametrize('data', ONE_ATOM, ids=('alone', 'last', 'first'))
-@pytest.mark.parametrize(
-    'layout', ('packed', 'folded', pytest.param('padded', marks=pytest.mark.slow))
-)
+@pytest.mark.parametrize('layout', ('packed', 'folded', slow_unless(False, 'padded')))
 @pytest.mark.parametrize('kind, options', CALCULATORS[::2])
 def test_batches_of_one_atom(kind, options, layout, data):
     """They have as many rows as molecules."""
-    upstream, ours = pair('ggnn', data)
+    data, upstream, ours = pair('ggnn', data)
     converter = chainer_bspmm.CSRConverter(layout)
     for batchsize in 1, 2:
         _, found = compute(kind, ours, data, converter, batchsize, options=options)
@@ -220,54 +207,43 @@ def test_batches_of_one_atom(kind, options, layout, data):
 
 
 def test_windows_of_several_atoms_are_those_of_the_molecule():
-    data = examples('ggnn')
-    upstream, ours = pair('ggnn', data)
+    data, upstream, ours = pair('ggnn')
     options = {'slide_axis': 1, 'size': 2}
-    packed = chainer_bspmm.CSRConverter('packed')
-    _, found = compute(OcclusionCalculator, ours, data, packed, len(data), options=options)
+    _, found = compute(OcclusionCalculator, ours, data, PACKED, len(data), options=options)
     assert_as_alone(found, alone(OcclusionCalculator, upstream, data, options=options))
 
 
 def test_dropout_is_no_training():
-    data = examples('gin')
-    _, ours = pair('gin', data)
+    data, _, ours = pair('gin')
     optimizer = chainer.optimizers.SGD().setup(ours)
     batch = chainer_bspmm.concat_mols(data)
     optimizer.update(ours, *batch, numpy.zeros((len(data), 1), 'f'))
     assert layout_of(ours.predictor) == ('folded', None)
-    packed = chainer_bspmm.CSRConverter('packed')
-    compute(GradientCalculator, ours, data, packed, train=True, M=2)
+    compute(GradientCalculator, ours, data, PACKED, train=True, M=2)
     assert layout_of(ours.predictor) == ('folded', None)
 
 
-@pytest.mark.parametrize('column', ('none', 'super', 'labels'))
+@pytest.mark.parametrize('column', (None, 'super', 'labels'))
 @pytest.mark.parametrize(
     'data', [*ONE_ATOM, examples('ggnn')], ids=('alone', 'last', 'first', 'several')
 )
 @pytest.mark.parametrize('layout', ('packed', 'folded', 'padded', 'padded_to'))
 def test_predictions_keep_inputs(layout, data, column):
     """As upstream's converter has them, padded to the largest molecule or to more."""
-    rng = numpy.random.RandomState(0)
+    case = parity.DEFAULTS['GGNN']._replace(column=column)
     columns = {
-        'none': lambda atoms: (),
-        'super': lambda atoms: (rng.uniform(size=3).astype('f'),),
-        'labels': lambda atoms: (rng.randint(1, 9, len(atoms)).astype('i'),),
+        None: lambda atoms: (),
+        'super': lambda atoms: (numpy.linspace(0, atoms[0], 3, dtype='f'),),
+        'labels': lambda atoms: (atoms[::-1] + 1,),
     }
     data = [(atoms, adj, *columns[column](atoms)) for atoms, adj in data]
-    options = {'n_node_columns': 1} if column == 'labels' else {}
-    options.update({'padded_to': 15} if layout == 'padded_to' else {'layout': layout})
+    options = {'padded_to': 15} if layout == 'padded_to' else {'layout': layout}
+    converter = chainer_bspmm.CSRConverter(**options, n_node_columns=int(column == 'labels'))
     model = Regressor(ZeroForEach(), device=-1)
-    model.predict(
-        data, batchsize=2, converter=chainer_bspmm.CSRConverter(**options), retain_inputs=True
-    )
-    expected = list(concat_mols(data))
+    model.predict(data, batchsize=2, converter=converter, retain_inputs=True)
     if layout == 'padded_to':
-        room = (0, 15 - expected[0].shape[1])
-        expected[0] = numpy.pad(expected[0], [(0, 0), room])
-        expected[1] = numpy.pad(expected[1], [(0, 0), (0, 0), room, room])
-        if column == 'labels':
-            expected[2] = numpy.pad(expected[2], [(0, 0), room])
-    for array, right in zip(model.inputs, expected, strict=True):
+        data = [padded_example(case, example, 15) for example in data]
+    for array, right in zip(model.inputs, concat_mols(data), strict=True):
         numpy.testing.assert_array_equal(array, right)
 
 
@@ -277,8 +253,7 @@ class ZeroForEach(chainer.Chain):
 
 
 def test_errors_leave_the_model_and_no_hook():
-    data = examples('ggnn')
-    _, ours = pair('ggnn', data)
+    data, _, ours = pair('ggnn')
     kinds = [type(link) for link in ours.links()]
     given = GradientCalculator, ours, data, chainer_bspmm.concat_mols
     with pytest.raises(TypeError, match='nothing'):
@@ -288,19 +263,15 @@ def test_errors_leave_the_model_and_no_hook():
 
 
 def test_labels_may_be_left_out_by_the_converter():
-    data = examples('ggnn')
+    data, upstream, ours = pair('ggnn')
     labelled = [(*example, numpy.int32(i)) for i, example in enumerate(data)]
-    upstream, ours = pair('ggnn', data)
-    packed = chainer_bspmm.CSRConverter('packed')
-    _, found = compute(
-        GradientCalculator, ours, labelled, lambda batch, device: packed(batch, device)[:-1]
-    )
+    without_labels = lambda batch, device: PACKED(batch, device)[:-1]  # NOQA: E731
+    _, found = compute(GradientCalculator, ours, labelled, without_labels)
     assert_as_alone(found, alone(GradientCalculator, upstream, data))
 
 
 def test_models_of_edge_lists_have_no_dense_form():
     model = chainer_bspmm.models.GINSparse(2)
     calculator = GradientCalculator(model, device=-1)
-    packed = chainer_bspmm.CSRConverter('packed')
     with pytest.raises(ValueError, match='model: got a GINSparse, whose dense form takes lists'):
-        calculator.compute(examples('gin'), converter=packed, show_progress=False)
+        calculator.compute(examples('gin'), converter=PACKED, show_progress=False)

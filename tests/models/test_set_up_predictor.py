@@ -53,9 +53,8 @@ def test_arguments_reach_the_parts():
     assert predictor.postprocess_fn is chainer.functions.sigmoid
     assert conv.embed.W.shape == (30, 6) and conv.embed_wle.W.shape == (77, 6)
     assert conv.n_update_layers == 3 and conv.update_layers[0].dropout_ratio == 0.25
-    assert list(inspect.signature(set_up_predictor).parameters) == list(
-        inspect.signature(set_up_dense_predictor).parameters
-    )
+    ours, theirs = map(inspect.signature, (set_up_predictor, set_up_dense_predictor))
+    assert list(ours.parameters) == list(theirs.parameters)
 
 
 @pytest.mark.parametrize(

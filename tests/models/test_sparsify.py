@@ -1,13 +1,12 @@
 """sparsify and densify: where a model may be, what stays the same, what is refused."""
 
 import copy
-import pickle
 
 import numpy
 import pytest
 
 import chainer
-from chainer.link_hooks import SpectralNormalization
+from chainer.link_hooks import SpectralNormalization, TimerHook
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.links import GeneralReadout as DenseReadout
 from chainer_chemistry.links import RSGCNUpdate as DenseRSGCNUpdate
@@ -23,7 +22,6 @@ from tests.support.molecules import molecules
 from tests.support import assert_close_arrays
 
 METHODS = ('rsgcn', 'nfp', 'gin', 'ggnn', 'relgcn', 'relgat', 'gnnfilm')
-KINDS = {kind.__name__.lower(): kind for kind in vars(models).values() if isinstance(kind, type)}
 CASES = {name.lower(): case for name, case in parity.DEFAULTS.items()}
 SIZES = (5, 9, 3)
 
@@ -55,28 +53,18 @@ class OwnChain(chainer.Chain):
         return self.head(self.parts[1](atoms, adj))
 
 
-class Count(chainer.LinkHook):
-    name = 'Count'
-    calls = 0
-
-    def forward_postprocess(self, args):
-        self.calls += 1
-
-
 WRAPPERS = {
-    'predictor': lambda method: GraphConvPredictor(CASES[method].make(), MLP(3, 8)),
-    'set_up_predictor': lambda method: set_up_predictor(method, 6, 2, 3),
-    'own chain': lambda method: OwnChain(CASES[method].make()),
-    'bare': lambda method: CASES[method].make(),
+    'predictor': lambda: GraphConvPredictor(CASES['ggnn'].make(), MLP(3, 8)),
+    'set_up_predictor': lambda: set_up_predictor('ggnn', 6, 2, 3),
+    'own chain': lambda: OwnChain(CASES['ggnn'].make()),
+    'bare': lambda: CASES['ggnn'].make(),
 }
 
 
 @pytest.mark.parametrize('wrapper', WRAPPERS)
 def test_swap_in_place(wrapper):
     """Objects stay, and so do the results; tests/models/test_common.py asks it of every model."""
-    method = 'ggnn'
-    examples = examples_of(method)
-    model = WRAPPERS[wrapper](method)
+    model, examples = WRAPPERS[wrapper](), examples_of('ggnn')
     with chainer.using_config('train', False):
         expected = model(*dense_concat_mols(examples)[:2]).array
         before = [(path, id(link)) for path, link in model.namedlinks()]
@@ -85,7 +73,7 @@ def test_swap_in_place(wrapper):
         assert relative_error(model(*concat_mols(examples)[:2]).array, expected) < 1e-5
     assert before == [(path, id(link)) for path, link in model.namedlinks()]
     assert params == [(path, id(param)) for path, param in model.namedparams()]
-    assert sum(type(link) is KINDS[method] for link in model.links()) == 1
+    assert sum(type(link) is models.GGNN for link in model.links()) == 1
     kinds = [type(link) for link in model.links()]
     assert sparsify(model) is model
     assert kinds == [type(link) for link in model.links()]
@@ -124,7 +112,7 @@ def test_optimizer_that_was_set_up_before_goes_on(device, method):
 def test_what_a_user_set_stays():
     """Attributes, names, hooks, parameters and persistent values, there and back."""
     predictor = GraphConvPredictor(rsgcn())
-    model, hook = predictor.graph_conv, Count()
+    model, hook = predictor.graph_conv, TimerHook()
     model.my_note = {'trained on': 'tox21'}
     model.gconvs[0].my_note = 'first'
     model.add_hook(hook)
@@ -140,24 +128,17 @@ def test_what_a_user_set_stays():
         assert model.gconvs[0].my_note == 'first' and model.n_seen == 7
         assert (model.name, alone.name) == ('graph_conv', 'mine')
         assert '/graph_conv/temperature' in dict(predictor.namedparams())
-        assert all('Count' in link.local_link_hooks for link in (model, model.gconvs[1]))
+        assert all('TimerHook' in link.local_link_hooks for link in (model, model.gconvs[1]))
         if change is sparsify:  # upstream's links do not run their hooks
             predictor(*concat_mols(EXAMPLES)[:2])
-            assert hook.calls == 2
+            assert len(hook.call_history) == 2
 
 
 def test_a_link_that_is_registered_twice():
-    class Own(chainer.Chain):
-        def __init__(self):
-            super().__init__()
-            model = rsgcn()
-            with self.init_scope():
-                self.first = model
-                self.second = model
-            self.alias = model
-
-    own = Own()
-    model = own.alias
+    own, model = chainer.Chain(), rsgcn()
+    with own.init_scope():
+        own.first = own.second = model
+    own.alias = model
     shared = chainer.ChainList(GraphConvPredictor(model), GraphConvPredictor(model), own)
     sparsify(shared)
     assert type(model) is models.RSGCN
@@ -167,9 +148,8 @@ def test_a_link_that_is_registered_twice():
 
 
 def test_links_of_a_list_keep_their_order():
-    sequence = chainer.Sequential(
-        lambda *inputs: inputs[:2], rsgcn(), chainer.functions.relu, chainer.links.Linear(4, 2)
-    )
+    layers = rsgcn(), chainer.functions.relu, chainer.links.Linear(4, 2)
+    sequence = chainer.Sequential(lambda *inputs: inputs[:2], *layers)
     before = [(name, id(param)) for name, param in sequence.namedparams()]
     sparsify(sequence)
     assert [(name, id(param)) for name, param in sequence.namedparams()] == before
@@ -184,15 +164,6 @@ def test_a_copy_stays_dense():
     assert type(kept) is dense.RSGCN and type(copy.deepcopy(model)) is models.RSGCN
     again = model.copy()
     assert type(again) is models.RSGCN and again.embed.W is not model.embed.W
-
-
-@pytest.mark.parametrize('protocol', range(pickle.HIGHEST_PROTOCOL + 1))
-def test_pickle(protocol):
-    for name in ('RSGCN', 'GGNN_GWM', 'NFP_CWLE', 'GIN_GWLE'):
-        model = sparsify(parity.DEFAULTS[name].make())
-        again = pickle.loads(pickle.dumps(model, protocol))
-        assert type(again) is getattr(models, name)
-        assert [type(link) for link in again.links()] == [type(link) for link in model.links()]
 
 
 def test_pickle_of_a_predictor(tmp_path):
@@ -331,7 +302,7 @@ def gin_with_an_update_of_ones_own():
         (lambda: GraphConvPredictor(SchNet(4)), r'graph_conv: .*SchNet'),
         (
             lambda: chainer.ChainList(dense.MPNN(4)),
-            r"0\.message_func: expected 'ggnn', got 'edgenet', which gives every",
+            r"0\.message_func: .* 'ggnn', got 'edgenet', wh",
         ),
         (lambda: dense.RSGCN(4, readout=DenseReadout('mean')), r'readout\.mode: '),
         (lambda: dense.RSGCN(4, readout=lambda h: h), 'readout: expected .*GeneralReadout, got'),

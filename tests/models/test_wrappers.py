@@ -14,7 +14,6 @@ from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mol
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
 from chainer_chemistry.dataset.preprocessors.wle import apply_cwle_for_datasets
 from chainer_chemistry.dataset.preprocessors.wle import apply_wle_for_datasets
-from chainer_chemistry.datasets import NumpyTupleDataset
 from chainer_chemistry.links.readout.ggnn_readout import GGNNReadout
 from chainer_chemistry.links.readout.schnet_readout import SchNetReadout
 from chainer_chemistry.links.update.ggnn_update import GGNNUpdate
@@ -26,13 +25,9 @@ from chainer_bspmm import BatchedCSR, concat_mols, CSRConverter, sparsify, model
 from chainer_bspmm.dataset import from_smiles, to_sparse
 from chainer_bspmm.models import gwm, wle
 from tests.support import parity, relative_error
+from tests.support.data_sets import tuple_data_set
 
-CASES = {
-    case.model: case for case in parity.CASES if case.options == 'defaults' and '_' in case.model
-}
-PACKED = {
-    is_column: CSRConverter('packed', n_node_columns=int(is_column)) for is_column in (False, True)
-}
+CASES = parity.DEFAULTS
 
 
 def predictor(method, make=set_up_dense_predictor):
@@ -80,8 +75,6 @@ def test_tied_updates_are_activated_once():
     assert relative_error(sparsify(model)(*concat_mols(examples)).array, expected) < 1e-5
 
 
-# --- real molecules ---
-
 SMILES = ['C', 'CC(=O)Oc1ccccc1C(=O)O', 'CN1C=NC2=C1C(=O)N(C)C(=O)N2C', 'CCO', 'c1ccccc1']
 
 
@@ -89,8 +82,7 @@ def preprocessed(method):
     from rdkit import Chem
 
     preprocessor = preprocess_method_dict[method]()
-    columns = zip(*[preprocessor.get_input_features(Chem.MolFromSmiles(s)) for s in SMILES])
-    return list(zip(*columns))
+    return [tuple(preprocessor.get_input_features(Chem.MolFromSmiles(s))) for s in SMILES]
 
 
 @pytest.mark.parametrize('method', ['rsgcn_gwm', 'nfp_gwm', 'ggnn_gwm', 'gin_gwm'])
@@ -122,16 +114,10 @@ def test_data_set_with_labels(method, rounds):
     The first molecule, methane, is one atom without a bond, of label 0, not padding.
     """
     pytest.importorskip('rdkit')
-    columns = list(zip(*preprocessed(method.split('_')[0])))
-    objects = []
-    for column in columns:
-        objects.append(numpy.empty(len(column), object))
-        objects[-1][:] = column
-    data = NumpyTupleDataset(*objects, numpy.zeros((len(SMILES), 1), 'f'))
-    is_column = not method.endswith('_wle')
-    (labelled,), names, _ = (apply_cwle_for_datasets if is_column else apply_wle_for_datasets)(
-        [data], k=rounds
-    )
+    data = [(*each, numpy.zeros(1, 'f')) for each in preprocessed(method.split('_')[0])]
+    is_column = int(not method.endswith('_wle'))
+    label = apply_cwle_for_datasets if is_column else apply_wle_for_datasets
+    (labelled,), names, _ = label([tuple_data_set(data)], k=rounds)
     assert len(names) <= parity.N_LABELS
     examples = [labelled[i] for i in range(len(labelled))]
     assert examples[0][2 if is_column else 0] == [0]
@@ -140,10 +126,8 @@ def test_data_set_with_labels(method, rounds):
     # With its target left out, the column of molecules of one size looks like a label.
     one_size = (inputs[:1], inputs[1:2], [inputs[3]] * 3)
     with chainer.using_config('train', False):
-        alone, together, *few = (
-            predictions(dense, dense_concat_mols, inputs),
-            *(dense(*dense_concat_mols(batch)).array for batch in (inputs, *one_size)),
-        )
+        alone = predictions(dense, dense_concat_mols, inputs)
+        together, *few = (dense(*dense_concat_mols(b)).array for b in (inputs, *one_size))
         sparsify(dense)
         for layout, expected in (('packed', alone), ('folded', together), ('padded', together)):
             converter = CSRConverter(layout, strip_padding=False if layout == 'packed' else None)
@@ -154,10 +138,8 @@ def test_data_set_with_labels(method, rounds):
                 assert relative_error(dense(*converter(given)).array, result) < 1e-5
         # the same with phantom atoms
         for batch in one_size:
-            results = [
-                dense(*CSRConverter(padded_to=30, n_node_columns=n)(batch)).array
-                for n in (None, int(is_column))
-            ]
+            converters = (CSRConverter(padded_to=30, n_node_columns=n) for n in (None, is_column))
+            results = [dense(*converter(batch)).array for converter in converters]
             numpy.testing.assert_array_equal(*results)
         if not is_column:
             sparse = to_sparse(examples)
@@ -165,9 +147,6 @@ def test_data_set_with_labels(method, rounds):
             for data_set in (examples, sparse):
                 with pytest.raises(ValueError, match=r'strip_padding: .* batch\[0\] would lose'):
                     CSRConverter('packed')(data_set)
-
-
-# --- what is refused ---
 
 
 @pytest.mark.parametrize('name', ['GGNN_CWLE', 'RSGCN_GWLE'])
@@ -196,7 +175,7 @@ def test_super_node():
 def test_labels():
     case = CASES['GGNN_CWLE']
     model, examples = models.GGNN_CWLE(3, n_wle_types=40), parity.examples_of(case)
-    atoms, adj, labels = PACKED[True](examples)
+    atoms, adj, labels = CSRConverter('packed', n_node_columns=1)(examples)
     with pytest.raises(TypeError, match='wle_array: expected an array .* got NoneType'):
         model(atoms, adj)
     shapes = r'integers of shape \(83,\).* got int32 of shape \(82,\); CSRConverter\(n_node_columns'
@@ -208,6 +187,15 @@ def test_labels():
     ):
         with pytest.raises(ValueError, match='wle_array: expected ' + message):
             model(atoms, adj, wrong)
+
+
+def test_tied_update_of_relgat_that_cannot_take_its_own_result():
+    options = {'weight_tying': True, 'concat_heads': True}
+    with pytest.raises(ValueError, match='weight_tying: expected False .* takes 16 .* gives 48'):
+        models.RelGAT(3, **options)
+    with pytest.raises(ValueError, match=r'model\.weight_tying: expected False'):
+        sparsify(models.RelGAT.upstream(3, **options))
+    models.RelGAT(3, n_update_layers=1, **options)
 
 
 @pytest.mark.parametrize('model', [gwm.GGNN_GWM, gwm.GIN_GWM, wle.GGNN_CWLE, wle.RelGCN_GWLE])
@@ -230,7 +218,7 @@ def test_parts_without_a_sparse_form(given, message):
         def __init__(self, in_channels, out_channels, **kwargs):
             super().__init__(hidden_channels=in_channels)
 
-    parts = {'update_layer': GGNNUpdate, 'readout_layer': parity.GGNNReadout, **given}
+    parts = {'update_layer': GGNNUpdate, 'readout_layer': GGNNReadout, **given}
     if 'update_layer' in given:
         parts['update_layer'] = Update
     dense = GWMGraphConvModel(hidden_channels=6, out_dim=6, n_update_layers=2, **parts)

@@ -13,7 +13,7 @@ from chainer_chemistry.links import GraphBatchNormalization
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.ops import batch_norm as module, ranks
 from chainer_bspmm.ops.batch_norm import batch_norm
-from tests.support import BATCHES, relative_error
+from tests.support import BATCHES, device_of, relative_error
 from tests.support.gradients import check_gradients
 from tests.support.spare import with_spare
 from tests.support.weights import assert_counts_copies, copies_of, SPARE_ROWS, sum_of_copies
@@ -25,8 +25,7 @@ BOUNDS = {'float16': 2e-2, 'float32': 2e-5, 'float64': 1e-12}
 
 
 def batch(xp, name, n_spare=7):
-    adj = BATCHES[name]
-    return adj if xp is numpy else adj.to_device('@cupy:0'), with_spare(adj, n_spare, 0, xp)
+    return BATCHES[name].to_device(device_of(xp)), with_spare(BATCHES[name], n_spare, 0, xp)
 
 
 def new_link(xp, n_channels, dtype, **options):
@@ -38,9 +37,7 @@ def new_link(xp, n_channels, dtype, **options):
         parameter.array[...] = rng.uniform(0.5, 2, n_channels)
     link.avg_mean[...] = rng.uniform(-1, 1, n_channels)
     link.avg_var[...] = rng.uniform(0.5, 2, n_channels)
-    if xp is not numpy:
-        link.to_device('@cupy:0')
-    return link
+    return link.to_device(device_of(xp))
 
 
 def features_of(xp, adj, n_channels, dtype, offset=0.0):
@@ -109,11 +106,8 @@ def test_a_row_counts_as_often_as_its_weight(xp, name, dtype, options, is_weight
 @pytest.mark.parametrize('n_spare', SPARE_ROWS)
 def test_higher_derivatives_count_copies(xp, n_spare):
     adj = weighted_on('many', xp, 'float64', n_spare)
-    assert_counts_copies(
-        lambda adj, x: batch_norm(adj, new_link(xp, 3, 'float64'), x) ** 2,
-        adj,
-        features_of(xp, adj, 3, 'float64'),
-    )
+    x = features_of(xp, adj, 3, 'float64')
+    assert_counts_copies(lambda adj, x: batch_norm(adj, new_link(xp, 3, 'd'), x) ** 2, adj, x)
 
 
 @pytest.mark.parametrize('n_spare', [0, 4])
@@ -124,9 +118,7 @@ def test_gradients(xp, n_spare):
     given = [xp.asarray(rng.uniform(-1, 2, shape)) for shape in ((5 + n_spare, 2), 2, 2)]
 
     def function(x, gamma, beta):
-        link = GraphBatchNormalization(2, eps=1e-1, dtype=numpy.float64)
-        if xp is not numpy:
-            link.to_device('@cupy:0')
+        link = GraphBatchNormalization(2, eps=1e-1, dtype=numpy.float64).to_device(device_of(xp))
         del link.gamma, link.beta  # parameters, for variables to take their place
         link.gamma, link.beta = gamma, beta
         return batch_norm(adj, link, x) ** 2
@@ -134,22 +126,16 @@ def test_gradients(xp, n_spare):
     check_gradients(function, *given)
 
 
-def test_large_mean(xp):
-    """The variance is not a difference of large numbers."""
+@pytest.mark.parametrize('dtype, offset', [('float32', 1000.0), ('float16', 500.0)])
+def test_large_mean(xp, dtype, offset):
+    """The variance is not a difference of large numbers; half precision does not overflow."""
     ordinary, adj = batch(xp, 'many')
-    x = features_of(xp, adj, 4, 'float32', offset=1000.0)
+    x = features_of(xp, adj, 4, dtype, offset)
     y = batch_norm(adj, new_link(xp, 4, 'float32'), x).array
-    expected = chainer.links.BatchNormalization.__call__(
-        new_link(xp, 4, 'float64'), x[: ordinary.n_rows].astype('d')
-    ).array
+    assert y.dtype == dtype and xp.isfinite(y).all()
+    rows = x[: ordinary.n_rows].astype('d')
+    expected = chainer.links.BatchNormalization.__call__(new_link(xp, 4, 'float64'), rows).array
     assert relative_error(y[: ordinary.n_rows], expected) < 1e-3  # of 1000 / 1.5 * 6e-8
-
-
-def test_half_precision_does_not_overflow(xp):
-    ordinary, adj = batch(xp, 'many')
-    x = features_of(xp, adj, 4, 'float16', offset=500.0)
-    y = batch_norm(adj, new_link(xp, 4, 'float32'), x).array
-    assert y.dtype == numpy.float16 and xp.isfinite(y).all()
 
 
 @pytest.mark.parametrize('layout', ['packed', 'folded'])
@@ -181,9 +167,7 @@ def test_averages_are_updated_in_place_unless_recomputing(xp):
 
 def test_link_without_a_size_yet(xp):
     _, adj = batch(xp, 'many')
-    link = chainer.links.BatchNormalization(axis=0)
-    if xp is not numpy:
-        link.to_device('@cupy:0')
+    link = chainer.links.BatchNormalization(axis=0).to_device(device_of(xp))
     x = features_of(xp, adj, 3, 'float32')
     assert batch_norm(adj, link, x).shape == x.shape and link.avg_mean.shape == (3,)
 
@@ -193,33 +177,17 @@ def test_everything_else_is_the_links(xp, train, spare):
     """To the last bit, on all rows."""
     adj = batch(xp, 'many')[spare]
     x = features_of(xp, adj, 3, 'float32')
-    results = []
-    for function in (
-        lambda link: batch_norm(adj, link, x),
-        lambda link: chainer.links.BatchNormalization.__call__(link, x),
-    ):
-        link = new_link(xp, 3, 'float32')
-        with chainer.using_config('train', train):
-            results.append([function(link).array, link.avg_mean, link.avg_var])
-    for actual, expected in zip(*results):
-        numpy.testing.assert_array_equal(cuda.to_cpu(actual), cuda.to_cpu(expected))
+    ours, theirs = (new_link(xp, 3, 'float32') for _ in range(2))
+    with chainer.using_config('train', train):
+        y, expected = batch_norm(adj, ours, x), chainer.links.BatchNormalization.__call__(theirs, x)
+    pairs = (y.array, expected.array), *zip(*([a.avg_mean, a.avg_var] for a in (ours, theirs)))
+    for actual, of in pairs:
+        numpy.testing.assert_array_equal(cuda.to_cpu(actual), cuda.to_cpu(of))
 
 
 # --- the launches against the formulas on a host ---
 
 BOUND = {'f': 1e-5, 'd': 1e-13}
-
-
-class AsManyRanks:
-    """So many ranks with the same batch."""
-
-    def __init__(self, n, put):
-        self._n, self._put = n, put
-
-    def sum(self, array):
-        return self._put(cuda.to_cpu(array) * array.dtype.type(self._n))
-
-    sum_of_gradients = sum
 
 
 @pytest.mark.parametrize('n_channels', [1, 5, 33])
@@ -240,16 +208,13 @@ def test_same_as_on_the_host(gpu, dtype, weights, n_channels, recomputing, n_ran
 
     def results(put):
         running = None if recomputing else [put(array.copy()) for array in averages]
-        ranks = AsManyRanks(n_ranks, put)
-        counts = put(weights), ranks.sum(weights.sum(axis=0))
+        add_up = lambda array: put(cuda.to_cpu(array) * array.dtype.type(n_ranks))  # NOQA: E731
+        ranks = types.SimpleNamespace(sum=add_up, sum_of_gradients=add_up)  # with the same batch
+        counts = put(weights), add_up(weights.sum(axis=0))
         rows = put(x), put(gamma), put(beta)
         y, statistics = module._forward(*rows, *counts, 1e-3, 0.8, running, ranks)
-        return [
-            y,
-            *statistics,
-            *module._gradients(put(x), put(gy), put(gamma), *counts, *statistics, ranks=ranks),
-            *(running or ()),
-        ]
+        given = put(x), put(gy), put(gamma), *counts, *statistics
+        return [y, *statistics, *module._gradients(*given, ranks=ranks), *(running or ())]
 
     actual = results(gpu.put)
     expected = results(lambda array: array)
@@ -260,9 +225,6 @@ def test_same_as_on_the_host(gpu, dtype, weights, n_channels, recomputing, n_ran
     for one, other in zip(actual, expected):
         assert one.dtype == dtype and one.shape == other.shape
         numpy.testing.assert_allclose(cuda.to_cpu(one), other, BOUND[dtype], BOUND[dtype] * 40)
-
-
-# --- what is refused ---
 
 
 class OwnForward(chainer.links.BatchNormalization):

@@ -1,9 +1,8 @@
 """bspmm: values, launches, gradients to second order, what it refuses."""
 
+import functools
 import weakref
 
-import hypothesis
-from hypothesis import strategies
 import numpy
 import pytest
 
@@ -18,25 +17,25 @@ from chainer_bspmm.ops import segments
 from chainer_bspmm.ops.bspmm import ALGORITHMS, bsddmm_forward, bspmm_forward, csr_launch
 from chainer_bspmm.ops.segments import segment_broadcast_forward, segment_max_forward
 from tests import support
-from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, CSR_VARIANTS, integers, with_room
+from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, CSR_VARIANTS, FACTOR, integers
+from tests.emulation.kernel_cases import with_room
 from tests.support import assert_close, assert_exact, batch_on, DTYPES, features, random_matrix
 from tests.support import reference
 from tests.support.gradients import check_gradients, GRADIENT_BATCHES
 
 
-# --- values ---
-
-
-def check(place, adj, dtype, n_channels, values='own', with_residual=False, trans=False, shift=0):
+def check(place, adj, dtype, n_channels, values='own', with_residual=False, trans=False, **options):
+    """options: `largest` value of x; `multiply`: with another container's product."""
+    largest, multiply = options.get('largest', FACTOR), options.get('multiply', bspmm_forward)
     n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
-    x = integers((n_in, n_channels), dtype, seed=2)
+    x = integers((n_in, n_channels), dtype, largest, seed=2)
     residual = integers((n_out, n_channels), dtype, seed=3) if with_residual else None
     data = integers(adj.nnz, dtype, seed=4) if values == 'given' else None
     if values == 'ones':
         adj = adj.replace(data=None)
     expected = reference.bspmm(adj, x, data, residual, trans)
-    given = [place.put(x, shift), *(None if a is None else place.put(a) for a in (data, residual))]
-    assert_exact(bspmm_forward(place.put(adj), *given, trans=trans), expected, dtype)
+    given = [None if array is None else place.put(array) for array in (x, data, residual)]
+    assert_exact(multiply(place.put(adj), *given, trans=trans), expected, dtype)
     for array, before in zip(given, (x, data, residual)):
         assert before is None or (cuda.to_cpu(array) == before).all()
 
@@ -93,33 +92,22 @@ def test_other_batches(xp, name, dtype):
             assert y.tobytes() == bspmm_forward(adj, x, values, residual, trans).tobytes()
 
 
-@hypothesis.settings(deadline=None, max_examples=200)
-@hypothesis.given(
-    sizes=strategies.lists(strategies.integers(0, 9), min_size=1, max_size=6),
-    n_channels=strategies.integers(0, 9),
-    n_relations=strategies.integers(1, 3),
-    symmetric=strategies.booleans(),
-    seed=strategies.integers(0, 2**31 - 1),
-    dtype=strategies.sampled_from(DTYPES),
-    trans=strategies.booleans(),
-)
-def test_random_batches(sizes, n_channels, n_relations, symmetric, seed, dtype, trans):
-    rng = numpy.random.RandomState(seed)
-    matrices = [random_matrix(rng, n, n_relations, symmetric) for n in sizes]
-    adj = BatchedCSR.from_matrices(matrices).astype(dtype)
-    x = features(rng, numpy, adj.n_rows if trans else adj.n_cols, n_channels, dtype)
-    assert_close(bspmm_forward(adj, x, trans=trans), reference.bspmm(adj, x, trans=trans), dtype)
+def check_three_dimensions(place, adj, multiply=bspmm_forward, has_data=True):
+    """Of a padded batch; arrays that are not contiguous."""
+    arrays = [
+        integers((4, adj.max_rows, adj.n_graphs), 'f'),
+        integers(2 * adj.nnz, 'f', seed=1),
+        integers((adj.n_graphs, adj.max_rows, 8), 'f', seed=2),
+    ]
+    apart, expected = (
+        (x.T, data[::2] if has_data else None, residual[:, :, ::2])
+        for x, data, residual in (map(place.put, arrays), arrays)
+    )
+    assert_exact(multiply(place.put(adj), *apart), reference.bspmm(adj, *expected), 'f')
 
 
 def test_input_of_three_dimensions_that_is_not_contiguous(place):
-    adj = batch('padded', 'f')
-    x = integers((4, adj.max_rows, adj.n_graphs), 'f').T
-    data = integers(2 * adj.nnz, 'f', seed=1)[::2]
-    residual = integers((adj.n_graphs, adj.max_rows, 8), 'f', seed=2)[:, :, ::2]
-    expected = reference.bspmm(adj, x, data, residual)
-    x, data, residual = (place.put(a.base) for a in (x, data, residual))
-    y = bspmm_forward(place.put(adj), x.T, data[::2], residual[:, :, ::2])
-    assert_exact(y, expected, 'f')
+    check_three_dimensions(place, batch('padded', 'f'))
 
 
 def test_subclass_of_ndarray(tmp_path):
@@ -134,41 +122,51 @@ def test_subclass_of_ndarray(tmp_path):
 @pytest.mark.parametrize('algorithm', ['auto', 'vector', 'pipelined'])
 @pytest.mark.parametrize('dtype', 'efd')
 def test_nan_reaches_its_rows_only(place, dtype, algorithm):
+    check_nan(place, dtype, functools.partial(bspmm_forward, algorithm=algorithm))
+
+
+def check_nan(place, dtype, multiply, container=lambda adj: adj):
     adj = batch('mixed', dtype)
-    x, data = integers((adj.n_cols, 3), dtype), adj.data.copy()
-    x[10, 1] = data[2] = numpy.nan
-    x[7, 2] = numpy.inf
-    expected = reference.bspmm(adj, x, data)
+    x = integers((adj.n_cols, 3), dtype)
+    x[10, 1] = adj.data[2] = numpy.nan
+    x[0, 0] = x[7, 2] = numpy.inf  # padding of SELL would name row 0
+    adj = container(adj)
+    expected = reference.bspmm(adj, x)
     assert 3 < (~numpy.isfinite(expected)).sum() < expected.size // 2
-    y = bspmm_forward(place.put(adj), place.put(x), place.put(data), algorithm=algorithm)
-    assert_exact(y, expected, dtype)
+    assert_exact(multiply(place.put(adj), place.put(x)), expected, dtype)
+
+
+def check_duplicates(place, multiply=bspmm_forward, container=lambda adj: adj, has_data=True):
+    values = numpy.array([3e38, 3e38], 'f')  # whose sum is infinite
+    adj = BatchedCSR(numpy.array([0, 2]), numpy.array([0, 0]), numpy.array([0, 1]), values)
+    adj, x = container(adj), numpy.array([[1e-3, 1e-8, 0]], 'f')
+    for trans in (False, True):
+        for data in ([], [values]) if has_data else ([],):
+            y = multiply(*map(place.put, (adj, x, *data)), trans=trans)
+            assert_close(y, reference.bspmm(adj, x, *data, trans=trans), 'float32')
 
 
 def test_duplicates_are_multiplied_before_they_are_added(place):
-    values = numpy.array([3e38, 3e38], 'f')  # whose sum is infinite
-    adj = BatchedCSR(numpy.array([0, 2]), numpy.array([0, 0]), numpy.array([0, 1]), values)
-    x = numpy.array([[1e-3, 1e-8, 0]], 'f')
-    for trans in (False, True):
-        for data in (None, values):
-            given = place.put(adj), place.put(x), None if data is None else place.put(data)
-            expected = reference.bspmm(adj, x, data, None, trans)
-            assert_close(bspmm_forward(*given, trans=trans), expected, 'float32')
+    check_duplicates(place)
 
 
-@pytest.mark.parametrize('n_nodes, n_channels', [((), 5), ((0,), 3), ((3,), 0)])
+empty_results = pytest.mark.parametrize('n_nodes, n_channels', [((), 5), ((0,), 3), ((3,), 0)])
+
+
+def diagonal(n_nodes):
+    n_rows = sum(n_nodes)
+    return BatchedCSR(numpy.arange(n_rows + 1), numpy.arange(n_rows), numpy.array((0, *n_nodes)))
+
+
+@empty_results
 def test_empty_result_launches_nothing(place, n_nodes, n_channels):
-    adj = BatchedCSR(
-        numpy.arange(sum(n_nodes) + 1), numpy.arange(sum(n_nodes)), numpy.array((0,) + n_nodes)
-    )
+    adj = diagonal(n_nodes)
     x = chainer.Variable(place.put(numpy.zeros((adj.n_cols, n_channels), 'f')))
     y = bspmm(place.put(adj), x)
     assert y.shape == x.shape and y.dtype == 'f'
     y.grad = x.array
     y.backward()
     assert x.grad.shape == x.shape and not place.launched
-
-
-# --- launches ---
 
 
 @pytest.mark.parametrize('dtype, n_channels, options', CSR_VARIANTS)
@@ -263,9 +261,6 @@ def test_more_elements_than_32_bits_count():
     assert (segment_broadcast_forward(top, offsets, n)[-3:] == 999).all()
 
 
-# --- gradients ---
-
-
 @pytest.mark.parametrize('given', ['x', 'x data', 'x residual', 'x data residual'])
 @pytest.mark.parametrize('name', GRADIENT_BATCHES)
 def test_gradients(xp, name, given):
@@ -296,9 +291,8 @@ def test_padded_shape(xp):
 def test_gradient_values_and_dtype(xp, dtype):
     rng = numpy.random.RandomState(0)
     adj = batch_on('four relations', xp, dtype)
-    x, residual, gy = (
-        features(rng, xp, n, 33, dtype) for n in (adj.n_cols, adj.n_rows, adj.n_rows)
-    )
+    n = adj.n_rows
+    x, residual, gy = (features(rng, xp, size, 33, dtype) for size in (adj.n_cols, n, n))
     data = features(rng, xp, adj.nnz, 1, dtype)[:, 0]
     for values in (None, data):
         given = [None if a is None else chainer.Variable(a) for a in (x, values, residual)]
@@ -336,9 +330,6 @@ def test_product_without_edge_values_keeps_no_input():
     y = bspmm(adj, x)
     del x
     assert y.creator_node is not None and freed() is None
-
-
-# --- what is refused, before anything is launched ---
 
 
 def ones(*shape, dtype='f'):

@@ -11,8 +11,8 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm.cuda import launch
 from chainer_bspmm.ops import degree_linear
 from chainer_bspmm.ops.degree_linear import degree_linear_sigmoid, degrees_of
-from tests.support import assert_close, DTYPES, features
-from tests.support.gradients import check_gradients
+from tests.support import assert_close, device_of, DTYPES, features
+from tests.support.gradients import assert_same_gradients_alone, check_gradients
 
 
 # Types of nodes: with and without, an unused one, one with several nodes, one past the last (4).
@@ -28,9 +28,8 @@ def expand_anywhere(monkeypatch):
     def expand(x, is_type):
         if launch.on_gpu(x):
             return launched(x, is_type)
-        return numpy.where(is_type[:, :, None], x[:, None, :], x.dtype.type(0)).reshape(
-            len(x), is_type.shape[1] * x.shape[1]
-        )
+        blocks = numpy.where(is_type[:, :, None], x[:, None, :], x.dtype.type(0))
+        return blocks.reshape(len(x), is_type.shape[1] * x.shape[1])
 
     monkeypatch.setattr(degree_linear, '_expand', expand)
 
@@ -44,21 +43,20 @@ def adjacency(xp, dtype, types=TYPES, way='relations'):
             symmetric.
     """
     n = len(types)
+    matrix = numpy.zeros((n, n))
     if way == 'relations':
         # Between neighbours in the list as much as leaves the diagonals what is missing.
-        matrix = numpy.zeros((n, n))
         for i in range(0, n - 1, 2):
             matrix[i, i + 1] = matrix[i + 1, i] = min(types[i], types[i + 1]) / 2
         matrix[range(n), range(n)] = types - matrix.sum(axis=0)
     else:
-        matrix = numpy.zeros((n, n))
         for column, degree in enumerate(types):
             matrix[column, column] = degree / 4
             matrix[(column + 3) % n, column] += degree * 3 / 4
     adj = BatchedCSR.from_matrices([matrix]).astype(dtype)
     if way == 'expanded':
         adj.is_symmetric = False
-    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    adj = adj.to_device(device_of(xp))
     if way == 'expanded':
         adj._cache['degrees', N_TYPES] = degrees_of(adj, N_TYPES)._replace(rows=None)
     return adj
@@ -68,17 +66,20 @@ WAYS = 'relations', 'expanded', 'grouped'
 
 
 def parameters(rng, xp, n_in, n_out, dtype):
-    return (
-        [features(rng, xp, n_out, n_in, dtype) for _ in range(N_TYPES)],
-        [features(rng, xp, 1, n_out, dtype)[0] for _ in range(N_TYPES)],
-    )
+    weights = [features(rng, xp, n_out, n_in, dtype) for _ in range(N_TYPES)]
+    return weights, list(features(rng, xp, N_TYPES, n_out, dtype))
 
 
-def operands(xp, dtype):
-    """Return x, weights and biases for the nodes of `TYPES`."""
-    rng = numpy.random.RandomState(0)
-    x = features(rng, xp, len(TYPES), 3, dtype)
-    return x, *parameters(rng, xp, 3, 2, dtype)
+def layer_of(xp, way):
+    """Return a layer for the nodes of `TYPES`, a function of arrays, and x, weights and biases."""
+    adj, rng = adjacency(xp, 'float64', way=way), numpy.random.RandomState(0)
+    x = features(rng, xp, len(TYPES), 3, 'float64')
+    weights, biases = parameters(rng, xp, 3, 2, 'float64')
+
+    def layer(x, *given):
+        return degree_linear_sigmoid(adj, x, given[:N_TYPES], given[N_TYPES:])
+
+    return layer, [x, *weights, *biases]
 
 
 def loop(adj, types, x, weights, biases):
@@ -109,23 +110,20 @@ def test_values(xp, types, dtype, way):
 
 @pytest.mark.parametrize('way', WAYS)
 def test_gradients(xp, way):
-    x, weights, biases = operands(xp, 'float64')
-    given = adjacency(xp, 'float64', way=way)
-    layer = lambda x, *a: degree_linear_sigmoid(given, x, a[:N_TYPES], a[N_TYPES:])  # NOQA: E731
-    check_gradients(lambda *inputs: layer(*inputs) ** 2, x, *weights, *biases)
+    layer, given = layer_of(xp, way)
+    check_gradients(lambda *inputs: layer(*inputs) ** 2, *given)
 
 
 @pytest.mark.parametrize('way', WAYS)
 def test_features_with_another_use(xp, way):
     """Whose gradient is there first: this node's, of the lower rank, is added to it."""
-    x, weights, biases = operands(xp, 'float64')
-    adj = adjacency(xp, 'float64', way=way)
+    layer, (x, *given) = layer_of(xp, way)
     found, zero = [], chainer.Variable(xp.zeros(()))
     for uses in ((True, False), (False, True), (True, True)):
         h = chainer.Variable(x.copy())
         y = functions.sum(functions.exp(functions.tanh(h))) if uses[0] else zero
         if uses[1]:
-            y += functions.sum(degree_linear_sigmoid(adj, h, weights, biases) ** 2)
+            y += functions.sum(layer(h, *given) ** 2)
         y.backward()
         found.append(h.grad)
     assert_close(found[2], cuda.to_cpu(found[0] + found[1]), 'float64')
@@ -134,27 +132,8 @@ def test_features_with_another_use(xp, way):
 @pytest.mark.parametrize('way', WAYS)
 def test_gradients_of_some_inputs_only(xp, way):
     """As with a layer that is not trained, or with features instead of an embedding."""
-    x, weights, biases = operands(xp, 'float64')
-    adj = adjacency(xp, 'float64', way=way)
-
-    def gradients(wanted):
-        every = [
-            chainer.Variable(a, requires_grad=i in wanted)
-            for i, a in enumerate((x, *weights, *biases))
-        ]
-        y = degree_linear_sigmoid(adj, every[0], every[1 : N_TYPES + 1], every[N_TYPES + 1 :])
-        chainer.functions.sum(y * y).backward()
-        return [variable.grad for variable in every]
-
-    full = gradients(range(2 * N_TYPES + 1))
-    for wanted in ([0], [2], [0, 4], [3, 5], [1, 2, 8], [6]):
-        for i, gradient in enumerate(gradients(wanted)):
-            if i in wanted:
-                numpy.testing.assert_allclose(
-                    cuda.to_cpu(gradient), cuda.to_cpu(full[i]), rtol=1e-12
-                )
-            else:
-                assert gradient is None
+    choices = [0], [2], [0, 4], [3, 5], [1, 2, 8], [6]
+    assert_same_gradients_alone(*layer_of(xp, way), choices=choices)
 
 
 def test_infinite_feature_stays_with_its_neighbours(xp):
@@ -183,8 +162,7 @@ COLUMN_SUMS = [4, 2, 0, 1, 1, 1, 0, 0, 1.5, 1]
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_degrees_are_sums_of_columns(xp, dtype):
     adj = BatchedCSR.from_matrices(MATRICES).astype(dtype)
-    adj = adj if xp is numpy else adj.to_device('@cupy:0')
-    found = degrees_of(adj, 4)
+    found = degrees_of(adj.to_device(device_of(xp)), 4)
     expected = numpy.array(COLUMN_SUMS)[:, None] == numpy.arange(1, 5)
     numpy.testing.assert_array_equal(cuda.to_cpu(found.is_type), expected)
     if xp is numpy:
@@ -196,8 +174,7 @@ def test_degrees_are_sums_of_columns(xp, dtype):
 def test_degrees_of_implicit_ones_and_in_padded_layout(xp):
     adj = BatchedCSR.from_matrices([numpy.ones((3, 3)), numpy.eye(1)], 'padded')
     assert adj.data is None
-    adj = adj if xp is numpy else adj.to_device('@cupy:0')
-    kinds = cuda.to_cpu(degrees_of(adj, 4).is_type)
+    kinds = cuda.to_cpu(degrees_of(adj.to_device(device_of(xp)), 4).is_type)
     assert kinds.argmax(axis=1).tolist() == [2, 2, 2, 0, 0, 0] and not kinds[4:].any()
 
 
@@ -218,34 +195,29 @@ def test_expand(gpu, dtype, shape):
     is_type = numpy.arange(n_types) == rng.randint(0, n_types + 1, (n_nodes, 1))
     x = rng.uniform(1, 2, (n_nodes, n_in)).astype(dtype)
     blocks = degree_linear._expand(gpu.put(x), gpu.put(is_type))
-    numpy.testing.assert_array_equal(
-        cuda.to_cpu(blocks), (is_type[:, :, None] * x[:, None, :]).reshape(n_nodes, n_types * n_in)
-    )
-
-
-def test_weights_of_different_shapes_and_several_relations():
-    with pytest.raises(ValueError, match='adj: expected a column for each node .* 2 relations'):
-        adj = BatchedCSR.from_matrices([numpy.ones((2, 3, 3))])
-        degree_linear_sigmoid(adj, numpy.ones((3, 2)), [], [])
-    weights, biases = [numpy.ones((3, 2), 'f')] * 4, [numpy.ones(3, 'f')] * 4
-    adj, x = adjacency(numpy, 'float32'), numpy.ones((11, 2), 'f')
-    with pytest.raises(ValueError, match=r'weights\[3\]: expected shape \(3, 2\) .* \(2, 2\)'):
-        degree_linear_sigmoid(adj, x, weights[:3] + [numpy.ones((2, 2), 'f')], biases)
-    with pytest.raises(ValueError, match=r'biases\[1\]: expected shape \(3,\) .* got \(2,\)'):
-        degree_linear_sigmoid(adj, x, weights, [biases[0], biases[1][:2], *biases[2:]])
+    expected = (is_type[:, :, None] * x[:, None, :]).reshape(n_nodes, n_types * n_in)
+    numpy.testing.assert_array_equal(cuda.to_cpu(blocks), expected)
 
 
 @pytest.mark.parametrize(
-    'x, n_weights, n_biases, message',
+    'x, weights, biases, message',
     [
-        (numpy.ones((3, 2), 'f'), 4, 4, r'x: expected shape \(11, n_in\), .* got \(3, 2\)'),
-        (numpy.ones((1, 11, 2), 'f'), 4, 4, r'x: expected shape \(11, n_in\)'),
-        (numpy.ones((11, 2), 'f'), 4, 5, 'biases: expected one for each of 4 weights, got 5'),
-        (numpy.ones((11, 2), 'f'), 0, 0, 'weights: expected at least one, got none'),
-        (numpy.ones((11, 3), 'f'), 4, 4, r'weights\[0\]: expected shape \(n_out, 3\), got'),
+        ((3, 2), [(3, 2)] * 4, [(3,)] * 4, r'x: expected shape \(11, n_in\), .* got \(3, 2\)'),
+        ((1, 11, 2), [(3, 2)] * 4, [(3,)] * 4, r'x: expected shape \(11, n_in\)'),
+        ((11, 2), [(3, 2)] * 4, [(3,)] * 5, 'biases: expected one for each of 4 weights, got 5'),
+        ((11, 2), [], [], 'weights: expected at least one, got none'),
+        ((11, 3), [(3, 2)] * 4, [(3,)] * 4, r'weights\[0\]: expected shape \(n_out, 3\), got'),
+        ((11, 2), [(3, 2), (2, 2)], [(3,)] * 2, r'weights\[1\]: .* shape \(3, 2\) .* \(2, 2\)'),
+        ((11, 2), [(3, 2)] * 2, [(3,), (2,)], r'biases\[1\]: expected shape \(3,\) .* got \(2,\)'),
     ],
 )
-def test_bad_input(x, n_weights, n_biases, message):
+def test_bad_input(x, weights, biases, message):
+    weights, biases = ([numpy.ones(shape, 'f') for shape in shapes] for shapes in (weights, biases))
     with pytest.raises(ValueError, match=message):
-        weights, biases = [numpy.ones((3, 2), 'f')] * n_weights, [numpy.ones(3, 'f')] * n_biases
-        degree_linear_sigmoid(adjacency(numpy, 'float32'), x, weights, biases)
+        degree_linear_sigmoid(adjacency(numpy, 'f'), numpy.ones(x, 'f'), weights, biases)
+
+
+def test_several_relations():
+    adj = BatchedCSR.from_matrices([numpy.ones((2, 3, 3))])
+    with pytest.raises(ValueError, match='adj: expected a column for each node .* 2 relations'):
+        degree_linear_sigmoid(adj, numpy.ones((3, 2)), [], [])

@@ -14,7 +14,6 @@ from chainer_bspmm.sparse.edges import edges_of
 from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, film_arrays
 from tests.emulation.kernel_cases import share_channels
 from tests.support import assert_close, assert_exact, reference, relative_error
-from tests.support.folded import check_against_padded
 from tests.support.gradients import check_gradients
 from tests.support.relations import NAMES, relation_batch_on, small_relation_batch_on
 from tests.support.spare import with_spare
@@ -28,12 +27,16 @@ def launches(place):
     return [defines for defines in place.launched if 'RESULT' in defines]
 
 
-def check(place, adj, dtype, n_channels, shift=0):
-    arrays = film_arrays(adj, n_channels, dtype)
-    messages, film, gy = (place.put(array, shift) for array in arrays)
-    expected, adj = reference.edge_film(adj, *arrays), place.put(adj)
-    results = edge_film_forward(adj, messages, film), *edge_film_backward(adj, messages, film, gy)
-    for result, of in zip(results, expected):
+def results(adj, messages, film, gy):
+    return edge_film_forward(adj, messages, film), *edge_film_backward(adj, messages, film, gy)
+
+
+def check(place, adj, dtype, n_channels, shift=0, step=1):
+    """step: of the columns that are taken."""
+    arrays = film_arrays(adj, n_channels * step, dtype)
+    expected = reference.edge_film(adj, *(array[:, ::step] for array in arrays))
+    given = (place.put(array, shift)[:, ::step] for array in arrays)
+    for result, of in zip(results(place.put(adj), *given), expected):
         assert_exact(result, of, dtype)
 
 
@@ -88,23 +91,14 @@ def test_capacity_beyond_the_batch(gpu):
         larger = numpy.full((len(array) * spare.n_rows // adj.n_rows, array.shape[1]), numpy.nan)
         larger[: len(array)] = array
         given.append(gpu.put(larger.astype('f')))
-    messages, film, _ = given
-    spare = gpu.put(spare)
-    results = edge_film_forward(spare, messages, film), *edge_film_backward(spare, *given)
-    for result, expected in zip(results, reference.edge_film(adj, *arrays)):
-        assert_exact(result[: len(expected)], expected, 'f')
-        assert not result[len(expected) :].any()
+    expected = reference.edge_film(adj, *arrays)
+    for result, of in zip(results(gpu.put(spare), *given), expected):
+        assert_exact(result[: len(of)], of, 'f')
+        assert not result[len(of) :].any()
 
 
 def test_input_that_is_not_contiguous(place):
-    adj = batch('relations', 'f')
-    arrays = film_arrays(adj, 14, 'f')
-    expected = reference.edge_film(adj, *(array[:, ::2] for array in arrays))
-    messages, film, gy = (place.put(array)[:, ::2] for array in arrays)
-    adj = place.put(adj)
-    results = edge_film_forward(adj, messages, film), *edge_film_backward(adj, messages, film, gy)
-    for result, of in zip(results, expected):
-        assert_exact(result, of, 'f')
+    check(place, batch('relations', 'f'), 'f', 7, step=2)
 
 
 def test_nan_reaches_its_rows_only(place):
@@ -121,10 +115,8 @@ def test_nan_reaches_its_rows_only(place):
 def test_empty_result_launches_nothing(place, n_rows, n_channels):
     adj = BatchedCSR.from_matrices([numpy.zeros((2, n_rows, n_rows))])
     messages, film, gy = map(place.put, film_arrays(adj, n_channels, 'f'))
-    adj = place.put(adj)
-    assert edge_film_forward(adj, messages, film).shape == (n_rows, n_channels)
-    gmessages, gfilm = edge_film_backward(adj, messages, film, gy)
-    assert (gmessages.shape, gfilm.shape) == (messages.shape, film.shape)
+    shapes = [array.shape for array in results(place.put(adj), messages, film, gy)]
+    assert shapes == [(n_rows, n_channels), messages.shape, film.shape]
     assert not launches(place)
 
 
@@ -132,12 +124,8 @@ def test_empty_result_launches_nothing(place, n_rows, n_channels):
 
 
 def arguments(adj, xp, dtype, n_in=4, n_channels=3):
-    rng = numpy.random.RandomState(0)
-    shapes = (
-        (adj.n_rows, n_in),
-        (n_channels * adj.n_relations, n_in),
-        (2 * n_channels * adj.n_relations, n_in),
-    )
+    rng, width = numpy.random.RandomState(0), n_channels * adj.n_relations
+    shapes = [(n, n_in) for n in (adj.n_rows, width, 2 * width)]
     return [xp.asarray(rng.uniform(-1, 1, shape).astype(dtype)) for shape in shapes]
 
 
@@ -190,12 +178,6 @@ def test_blocks_of_graphs(monkeypatch, limit):
         given = arguments(adj, numpy, 'float64')
         assert relative_error(edge_film(adj, *given).array, truth(adj, *given)) < 1e-14
     check_gradients(lambda *given: edge_film(adj, *given) ** 2, *given)
-
-
-def test_folded(xp):
-    rng = numpy.random.RandomState(0)
-    W, W_g = (xp.asarray(rng.uniform(-1, 1, (n, 4))) for n in (6, 12))
-    check_against_padded(lambda adj, x: edge_film(adj, x, W, W_g), xp, 2, 4)
 
 
 @pytest.mark.parametrize('name', [*NAMES, 'symmetric'])

@@ -3,24 +3,63 @@
 import numpy
 import pytest
 
+from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda.plans import Device
+from chainer_bspmm.ops.gates.gated_linear import GatedLinear
+from chainer_bspmm.ops.gates.gru_step import GRUStep
 from chainer_bspmm.ops.gates.launches import gated_step_backward, gated_step_forward
-from tests.emulation.gated_cases import arrays, expected, plain
-from tests.support.devices import GPUS
+from tests.support.devices import on_an_emulated_device, slow_unless
 
 
 # Roundings to the dtype, of the result and of what is kept for the gradients, and those of sums.
 BOUND = {'e': 2**-8, 'f': 2**-18, 'd': 2**-46}
 
 
-# On a GPU a kernel keeps the limit of shared memory that it was compiled for.
-on_an_emulated_device = pytest.mark.parametrize('gpu', GPUS[:-1], indirect=True)
+def arrays(n_rows, widths, has_state, has_bias=True):
+    """Return gy, x, the message (None: no columns), the state, and the parameters, in float64."""
+    rng, (x, message, out) = numpy.random.RandomState(0), widths
+
+    def draw(*shape):
+        return rng.uniform(-1, 1, shape) / (1 if len(shape) == 1 else max(shape[1], 1) ** 0.5)
+
+    rows = [draw(n_rows, width) for width in (out, x, message, out)]
+    n = 2 + has_state
+    pairs = [(draw(out, x + message), draw(out) if has_bias else None) for _ in range(n)]
+    pairs += [(draw(out, out), draw(out)) for _ in range(3 * has_state)]
+    return rows[0], rows[1], rows[2] if message else None, rows[3] if has_state else None, pairs
+
+
+def expected(gy, x, message, state, pairs, is_tanh):
+    """Return the result and all gradients by the nodes on a host."""
+    parameters = [array for pair in pairs for array in pair if array is not None]
+    if state is None and not is_tanh or message is None or len(parameters) < 4:
+        (W_value, b_value), (W_gate, b_gate) = pairs
+        node = GatedLinear(1 if message is None else 2, functions.tanh if is_tanh else None)
+        inputs = [x, message, W_gate, W_value, b_gate, b_value]
+        inputs = [array for array in inputs if array is not None]
+        y = node._output(inputs)
+        gradients = node._gradients(inputs, gy, range(len(inputs)))
+        gradients = [gradients[i] for i in range(len(inputs))]
+        by_rows = gradients[: node._n_parts]
+        gW_gate, gW_value, *biases = gradients[node._n_parts :]
+        gb_gate, gb_value = biases or (None, None)
+        by_rows = [*by_rows, None, None][:2] + [None]
+        return [y, *by_rows, gW_value, gb_value, gW_gate, gb_gate]
+    kind = None if state is None else 'x' if state is x else 'given'
+    node = GRUStep(kind)
+    inputs = [x, message, *([state] if kind == 'given' else []), *parameters]
+    y = node._output(inputs)
+    gradients = node._gradients(inputs, gy, range(len(inputs)))
+    if kind != 'given':
+        gradients.insert(2, None)
+    return [y, *gradients]
 
 
 def wide_on_host(array):
-    return plain(None if array is None else cuda.to_cpu(array))
+    """Return a NumPy array, for which the nodes launch no kernel, in float64."""
+    return None if array is None else numpy.array(cuda.to_cpu(array), 'd', subok=False)
 
 
 def check(gpu, dtype, n_rows, widths, state=None, is_tanh=True, shift=0, bias=True):
@@ -43,28 +82,22 @@ def check(gpu, dtype, n_rows, widths, state=None, is_tanh=True, shift=0, bias=Tr
     actual = [y, by_x, by_message, by_state, *by_parameters]
     wide = [wide_on_host(array) for array in (gy, x, message, s)]
     wide[3] = wide[1] if state == 'x' else wide[3]
-    reference = expected(
-        *wide, pairs=[tuple(map(wide_on_host, pair)) for pair in given], is_tanh=is_tanh
-    )
+    pairs = [tuple(map(wide_on_host, pair)) for pair in given]
+    reference = expected(*wide, pairs=pairs, is_tanh=is_tanh)
     assert len(actual) == len(reference)
     for i, (ours, theirs) in enumerate(zip(actual, reference)):
         assert (ours is None) == (theirs is None), i
         if ours is not None:
             assert ours.dtype == dtype and ours.shape == theirs.shape
-            scale = max(1, abs(theirs).max(initial=0))
-            numpy.testing.assert_allclose(
-                cuda.to_cpu(ours), theirs, 0, BOUND[dtype] * scale, err_msg=str(i)
-            )
+            bound = BOUND[dtype] * max(1, abs(theirs).max(initial=0))
+            numpy.testing.assert_allclose(cuda.to_cpu(ours), theirs, 0, bound, err_msg=str(i))
 
 
 @pytest.mark.parametrize(
     'state, dtype, width',
     [
-        pytest.param(
-            *(state, dtype, width),
-            # All widths in one dtype and of one kind, every dtype and kind in one width.
-            marks=() if width == 33 or (state, dtype) == ('given', 'f') else pytest.mark.slow,
-        )
+        # All widths in one dtype and of one kind, every dtype and kind in one width.
+        slow_unless(width == 33 or (state, dtype) == ('given', 'f'), state, dtype, width)
         for state in (None, 'given', 'x')
         for dtype in 'efd'
         for width in (1, 3, 33, 64, 65, 80)
@@ -105,20 +138,17 @@ def test_unaligned_input(gpu, dtype, shift, vector):
 # Each of the numbers of rows that a block may have; gradients are summed in several parts.
 @on_an_emulated_device
 @pytest.mark.parametrize('n_rows', [9, 23, 37, 50, 300])
-def test_blocks_of_more_rows(gpu, monkeypatch, n_rows):
-    small = Device(2, 60 << 20)
-    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: small)
+def test_blocks_of_more_rows(gpu, n_rows):
+    gpu.sizes = Device(2, 60 << 20)
     check(gpu, 'f', n_rows, (12, 8, 20), 'given')
-    assert {d['ROWS'] for d in gpu.launched if 'ROWS' in d} == {
-        {9: 8, 23: 12, 37: 20, 50: 28, 300: 32}[n_rows]
-    }
+    rows = {9: 8, 23: 12, 37: 20, 50: 28, 300: 32}[n_rows]
+    assert {d['ROWS'] for d in gpu.launched if 'ROWS' in d} == {rows}
 
 
 @on_an_emulated_device
 @pytest.mark.parametrize('kilobytes, stages', [(20, {(16, 2), (32, 2)}), (48, {(32, 3)})])
-def test_little_shared_memory(gpu, monkeypatch, kilobytes, stages):
-    small = Device(132, 60 << 20, kilobytes << 10)
-    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: small)
+def test_little_shared_memory(gpu, kilobytes, stages):
+    gpu.sizes = Device(132, 60 << 20, kilobytes << 10)
     check(gpu, 'f', 5, (20, 20, 20), 'given')
     found = {(d['CHUNK'], d['STAGES']) for d in gpu.launched if 'CHUNK' in d}
     assert found == stages
@@ -144,10 +174,8 @@ def test_what_no_kernel_does(gpu):
 
 def test_only_what_is_wanted(gpu, monkeypatch):
     parts = []
-    monkeypatch.setattr(
-        'chainer_bspmm.ops.gates.launches.sum_partials',
-        lambda partials, given: parts.append(given) or given,
-    )
+    noted = lambda partials, given: parts.append(given) or given  # NOQA: E731
+    monkeypatch.setattr('chainer_bspmm.ops.gates.launches.sum_partials', noted)
     gy, x, message, _, pairs = arrays(9, (4, 4, 4), False)
     gy, x, message = map(gpu.put, (gy, x, message))
     given = [tuple(gpu.put(array) for array in pair) for pair in pairs]

@@ -1,15 +1,16 @@
 """gated_linear against Chainer's nodes, its gradients to second order, what it refuses."""
 
+import functools
+
 import numpy
 import pytest
 
-import chainer
 from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.ops.gates.gated_linear import gated_linear
-from tests.support import DTYPES, relative_error
-from tests.support.gradients import check_gradients
+from tests.support import DTYPES
+from tests.support.gradients import assert_same_outcome, check_gradients, outcome
 
 N, OUT = 9, 4
 ACTIVATIONS = [functions.identity, functions.tanh]
@@ -18,9 +19,8 @@ WIDTHS = [(5,), (3, 2)]
 
 def arrays(widths, with_bias, dtype='float64', n_rows=N):
     rng = numpy.random.RandomState(0)
-    shapes = (
-        [(n_rows, width) for width in widths] + [(OUT, sum(widths))] * 2 + [(OUT,)] * 2 * with_bias
-    )
+    shapes = [(n_rows, width) for width in widths]
+    shapes += [(OUT, sum(widths))] * 2 + [(OUT,)] * 2 * with_bias
     return [rng.uniform(-1, 1, shape).astype(dtype) for shape in shapes]
 
 
@@ -34,19 +34,8 @@ def in_chainers_nodes(n_parts, activation, *inputs):
     x = functions.concat(inputs[:n_parts], axis=1)
     W_gate, W_value, *biases = inputs[n_parts:]
     b_gate, b_value = biases or (None, None)
-    return functions.sigmoid(functions.linear(x, W_gate, b_gate)) * activation(
-        functions.linear(x, W_value, b_value)
-    )
-
-
-def outcome(function, widths, activation, inputs, wanted=None):
-    variables = [
-        chainer.Variable(array.copy(), requires_grad=wanted is None or i in wanted)
-        for i, array in enumerate(inputs)
-    ]
-    y = function(len(widths), activation, *variables)
-    functions.sum(y * y).backward()
-    return [y.array] + [variable.grad for variable in variables]
+    gate, value = functions.linear(x, W_gate, b_gate), functions.linear(x, W_value, b_value)
+    return functions.sigmoid(gate) * activation(value)
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -55,25 +44,21 @@ def outcome(function, widths, activation, inputs, wanted=None):
 @pytest.mark.parametrize('widths', WIDTHS, ids=str)
 def test_same_as_chainers_nodes(xp, dtype, activation, with_bias, widths):
     inputs = [xp.asarray(array) for array in arrays(widths, with_bias, dtype)]
-    expected = outcome(
-        in_chainers_nodes, widths, activation, [array.astype('d') for array in inputs]
-    )
-    for actual, reference in zip(outcome(apply, widths, activation, inputs), expected):
-        assert actual.dtype == dtype and actual.shape == reference.shape
-        # float16: some twenty roundings of 2**-11 in each element.
-        bound = {'float16': 5e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
-        assert relative_error(actual, reference) < bound
+    given = len(widths), activation
+    theirs = outcome(functools.partial(in_chainers_nodes, *given), [a.astype('d') for a in inputs])
+    # float16: some twenty roundings of 2**-11 in each element.
+    bound = {'float16': 5e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
+    assert_same_outcome(outcome(functools.partial(apply, *given), inputs), theirs, dtype, bound)
 
 
 @pytest.mark.parametrize('widths', [(128,), (64, 64), (64, 32, 32)], ids=str)
 def test_as_wide_as_models_are(xp, widths):
     """A GPU moves 16 bytes at a time, where there are one or two parts."""
     inputs = [array / 4 for array in arrays(widths, True, n_rows=2300)]
-    actual = outcome(
-        apply, widths, functions.tanh, [xp.asarray(array.astype('f')) for array in inputs]
-    )
-    for ours, theirs in zip(actual, outcome(in_chainers_nodes, widths, functions.tanh, inputs)):
-        assert ours.dtype == 'f' and relative_error(ours, theirs) < 2e-6
+    theirs = outcome(functools.partial(in_chainers_nodes, len(widths), functions.tanh), inputs)
+    function = functools.partial(apply, len(widths), functions.tanh)
+    found = outcome(function, [xp.asarray(array.astype('f')) for array in inputs])
+    assert_same_outcome(found, theirs, 'f', 2e-6)
 
 
 @pytest.mark.parametrize('activation', ACTIVATIONS)
@@ -86,16 +71,10 @@ def test_gradients(xp, activation, with_bias, widths):
 
 def test_one_variable_as_both_parts():
     x, _, *parameters = arrays((3, 3), True)
-    separate = outcome(apply, (3, 3), functions.tanh, [x, x, *parameters])
-    same = chainer.Variable(x)
-    y = apply(2, functions.tanh, same, same, *parameters)
-    functions.sum(y * y).backward()
-    assert relative_error(same.grad, separate[1] + separate[2]) < 1e-14
-    same.cleargrad()
-    functions.sum(apply(2, functions.tanh, same, same, *parameters) ** 2).backward(
-        enable_double_backprop=True
-    )
-    assert relative_error(same.grad, separate[1] + separate[2]) < 1e-14
+    y, first, second, *_ = outcome(lambda a, b: apply(2, functions.tanh, a, b, *parameters), [x, x])
+    for higher in (False, True):
+        same = outcome(lambda a: apply(2, functions.tanh, a, a, *parameters), [x], None, higher)
+        assert_same_outcome(same, [y, first + second], 'd', 1e-14)
 
 
 def test_no_rows_and_large_numbers(xp):

@@ -13,8 +13,8 @@ from chainer_bspmm.ops import elementwise
 from chainer_bspmm.ops.bspmm import bspmm_forward
 from chainer_bspmm.ops.graph_linear import graph_linear, node, products
 from chainer_bspmm.ops.graph_linear.host import graph_linear_grad_on_host, graph_linear_on_host
-from tests.support import DTYPES, features, random_matrix, reference, relative_error
-from tests.support.gradients import check_gradients
+from tests.support import device_of, DTYPES, features, random_matrix, reference, relative_error
+from tests.support.gradients import assert_same_outcome, check_gradients, outcome
 from tests.support.layers import convolved_relu, linear_relu
 
 
@@ -31,10 +31,8 @@ def given(xp):
     """Return matrices that are not symmetric, x, W, b and b_self."""
     rng = numpy.random.RandomState(0)
     adj = BatchedCSR.from_matrices([random_matrix(rng, n).astype('d') for n in (5, 1, 7)])
-    if xp is not numpy:
-        adj = adj.to_device('@cupy:0')
     x, W = features(rng, xp, 13, 6, 'd'), features(rng, xp, 4, 6, 'd')
-    return adj, x, W, *features(rng, xp, 2, 4, 'd')
+    return adj.to_device(device_of(xp)), x, W, *features(rng, xp, 2, 4, 'd')
 
 
 def test_rows_as_their_own_neighbours(xp, order):
@@ -42,14 +40,7 @@ def test_rows_as_their_own_neighbours(xp, order):
     adj, *arrays = given(xp)
     for loop in (False, True):
         ours, theirs = _ours_and_theirs(adj, loop)
-        found = []
-        for function in (ours, theirs):
-            variables = [chainer.Variable(array.copy()) for array in arrays]
-            y = function(*variables)
-            functions.sum(y * y).backward()
-            found.append([y.array, *(variable.grad for variable in variables)])
-        for actual, expected in zip(*found):
-            assert relative_error(actual, expected) < 1e-12
+        assert_same_outcome(outcome(ours, arrays), outcome(theirs, arrays), 'd', 1e-12)
         check_gradients(ours, *arrays)
 
 
@@ -92,7 +83,7 @@ def test_features_with_another_use(xp, other_first):
 def test_rectifier_and_dropout_as_of_two_functions(xp, sizes, dtype, ratio):
     rng = numpy.random.RandomState(0)
     adj = BatchedCSR.from_matrices([random_matrix(rng, n).astype(dtype) for n in sizes])
-    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    adj = adj.to_device(device_of(xp))
     arrays = features(rng, xp, sum(sizes), 6, dtype), features(rng, xp, 4, 6, dtype)
     found = []
     for function in (
@@ -101,16 +92,10 @@ def test_rectifier_and_dropout_as_of_two_functions(xp, sizes, dtype, ratio):
     ):
         numpy.random.seed(0)
         xp.random.seed(0)
-        variables = [chainer.Variable(array.copy()) for array in arrays]
-        y = function(*variables)
-        # Not y * y, whose gradient is 0 where a rectifier's output is, masked or not.
-        functions.sum((y + 1) * (y + 1)).backward()
-        found.append([y.array] + [variable.grad for variable in variables])
-    for actual, expected in zip(*found):
-        assert actual.dtype == dtype and actual.shape == expected.shape
-        # The convolution maps before it sums: W is wider than it is high.
-        bound = {'float16': 2e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
-        assert relative_error(actual, expected) < bound
+        found.append(outcome(function, arrays))
+    # The convolution maps before it sums: W is wider than it is high.
+    bound = {'float16': 2e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
+    assert_same_outcome(found[0], found[1], dtype, bound)
 
 
 def test_gradients_of_a_rectifier(xp):
@@ -178,16 +163,10 @@ def test_host_and_its_gradients(n_relations, loop, widths, n_left_out):
     A[r[0], i[0], j[0]] *= 2
     values = A[r, i, j]
     values[:2] /= 2
-    indptr = numpy.searchsorted(i, numpy.arange(n + 1))
-    adj = BatchedCSR(
-        indptr, j * n_relations + r, numpy.array([0, n]), values, n_relations=n_relations
-    )
-    given = {
-        'W': rng.rand(n_out * n_relations, n_in),
-        'b': rng.rand(n_out * n_relations),
-        'W_self': rng.rand(n_out, n_in),
-        'b_self': rng.rand(n_out),
-    }
+    arrays = numpy.searchsorted(i, numpy.arange(n + 1)), j * n_relations + r, numpy.array([0, n])
+    adj = BatchedCSR(*arrays, values, n_relations=n_relations)
+    W, W_self = (n_out * n_relations, n_in), (n_out, n_in)
+    given = {name: rng.rand(*of) for name, of in zip(PARAMETERS, (W, W[:1], W_self, W_self[:1]))}
     for bit, name in enumerate(PARAMETERS[1:]):
         if n_left_out >> bit & 1:
             del given[name]

@@ -10,7 +10,7 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda.plans import Device
 from chainer_bspmm.ops.graph_linear.launches import Layer, layer_backward, layer_forward
 from tests.support import reference
-from tests.support.devices import GPUS
+from tests.support.devices import on_an_emulated_device, slow_unless
 
 
 # Roundings of the results to the dtype, and of the sums to what they are calculated in.
@@ -33,9 +33,8 @@ def layer(width_in, width_out, n_relations=0, activation='identity', **options):
 def matrices(n_rows, n_relations, dtype, is_weighted=True, seed=0):
     """Return (R, n_rows, n_rows) with rows of none, few and many entries."""
     rng = numpy.random.RandomState(seed)
-    found = rng.uniform(0.5, 2, (n_relations, n_rows, n_rows)) * (
-        rng.uniform(size=(n_relations, n_rows, n_rows)) < 0.1
-    )
+    shape = n_relations, n_rows, n_rows
+    found = rng.uniform(0.5, 2, shape) * (rng.uniform(size=shape) < 0.1)
     if n_rows > 3:
         found[0, 2] = rng.uniform(0.5, 2, n_rows)
         found[:, 3] = 0
@@ -155,16 +154,12 @@ def check(gpu, dtype, spec, n_rows, is_weighted=True, ratio=0.0, shift=0):
         numpy.testing.assert_array_equal(array, gradients[name])
 
 
-# On a GPU a kernel keeps the limit of shared memory that it was compiled for.
-on_an_emulated_device = pytest.mark.parametrize('gpu', GPUS[:-1], indirect=True)
-
+BIASES = dict(has_relation_bias=True, n_biases=1)
 SPECS = {
     'convolution': dict(n_relations=1, activation='relu'),
-    'relations': dict(
-        n_relations=3, has_self=True, has_relation_bias=True, n_biases=1, activation='tanh'
-    ),
+    'relations': dict(n_relations=3, has_self=True, activation='tanh', **BIASES),
     'relations alone': dict(n_relations=2),
-    'loop': dict(n_relations=1, loop=True, has_relation_bias=True, n_biases=1),
+    'loop': dict(n_relations=1, loop=True, **BIASES),
     'linear': dict(n_biases=1, activation='relu'),
     'degrees': dict(n_relations=4, by_relation=True, n_biases=4, activation='sigmoid'),
     'many relations': dict(n_relations=33, has_self=True, activation='relu'),
@@ -174,10 +169,7 @@ SPECS = {
 @pytest.mark.parametrize(
     'name, dtype',
     [
-        pytest.param(
-            *(name, dtype),
-            marks=() if dtype == 'f' or name in ('relations', 'degrees') else pytest.mark.slow,
-        )
+        slow_unless(dtype == 'f' or name in ('relations', 'degrees'), name, dtype)
         for name in SPECS
         for dtype in 'efd'
     ],
@@ -190,7 +182,7 @@ def test_layers(gpu, name, dtype):
 @pytest.mark.parametrize(
     'name, widths',
     [
-        pytest.param(name, widths, marks=() if name == 'relations' else pytest.mark.slow)
+        slow_unless(name == 'relations', name, widths)
         for name in ('relations', 'loop', 'linear')
         for widths in ((1, 1), (1, 5), (7, 1), (3, 33), (65, 4), (64, 64), (4, 300))
     ],
@@ -220,8 +212,8 @@ def test_rows(gpu, n_rows, is_weighted):
 
 @on_an_emulated_device
 @pytest.mark.parametrize('n_sms', [1, 2])
-def test_blocks_take_several_tiles(gpu, monkeypatch, n_sms):
-    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda _: Device(n_sms, 60 << 20))
+def test_blocks_take_several_tiles(gpu, n_sms):
+    gpu.sizes = Device(n_sms, 60 << 20)
     check(gpu, 'f', layer(8, 8, **SPECS['relations']), 150)
     assert {constants.get('ROWS') for constants in gpu.launched} <= {32, 24, None}
 
@@ -242,10 +234,7 @@ def test_nan_stays_where_it_comes_from(gpu):
 @pytest.mark.parametrize(
     'widths, activation, dtype',
     [
-        pytest.param(
-            *(widths, activation, dtype),
-            marks=() if dtype == 'f' or widths == (8, 7) else pytest.mark.slow,
-        )
+        slow_unless(dtype == 'f' or widths == (8, 7), widths, activation, dtype)
         for widths in ((8, 8), (8, 7))
         for activation in ('relu', 'identity')
         for dtype in 'efd'
@@ -271,21 +260,18 @@ def test_zeros_that_dropout_keeps_have_gradients(gpu, dtype, value):
 
 @on_an_emulated_device
 @pytest.mark.parametrize(
-    'widths',
-    [(40, 48), *(pytest.param(widths, marks=pytest.mark.slow) for widths in ((32, 48), (48, 32)))],
+    'widths', [(40, 48), slow_unless(False, (32, 48)), slow_unless(False, (48, 32))]
 )
 @pytest.mark.parametrize('name', ['relations', 'degrees'])
-def test_blocks_share_the_columns_of_a_wide_result(gpu, monkeypatch, name, widths):
-    narrow = Device(132, 60 << 20, 40 << 10)
-    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: narrow)
+def test_blocks_share_the_columns_of_a_wide_result(gpu, name, widths):
+    gpu.sizes = Device(132, 60 << 20, 40 << 10)
     check(gpu, 'f', layer(*widths, **SPECS[name]), 21)
     assert max(constants.get('SLICES', 0) for constants in gpu.launched) > 1
 
 
 @on_an_emulated_device
-def test_shares_of_columns_drop_the_same_elements(gpu, monkeypatch):
-    narrow = Device(132, 60 << 20, 6 << 10)
-    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: narrow)
+def test_shares_of_columns_drop_the_same_elements(gpu):
+    gpu.sizes = Device(132, 60 << 20, 6 << 10)
     check(gpu, 'f', layer(8, 48, **SPECS['convolution']), 19, ratio=0.3)
     assert gpu.launched[0]['SLICES'] > 1
 

@@ -7,7 +7,7 @@ import chainer
 
 from chainer_bspmm.ops.gates.gru_step import gru_step
 from tests.support import relative_error
-from tests.support.gradients import check_gradients
+from tests.support.gradients import assert_same_outcome, check_gradients, outcome
 
 N, C, M, H = 7, 3, 2, 5
 
@@ -27,46 +27,35 @@ def step(*inputs):
     return gru_step(inputs[0], inputs[1], inputs[2] if with_state else None, pairs)
 
 
-def chainers_own(inputs):
-    """Return the result and the gradients of all inputs by chainer.links.StatefulGRU."""
+def chainers_own(*inputs):
+    """Return what chainer.links.StatefulGRU does with the inputs."""
     with_state = len(inputs) > 6
     with chainer.using_config('dtype', inputs[0].dtype):
         link = chainer.links.StatefulGRU(C + M, H)
     names = ('W', 'W_z', 'W_r', 'U', 'U_z', 'U_r') if with_state else ('W', 'W_z')
-    parameters = []
     for name, W, b in zip(names, inputs[2 + with_state :: 2], inputs[3 + with_state :: 2]):
-        getattr(link, name).W.array[...], getattr(link, name).b.array[...] = W, b
-        parameters += [getattr(link, name).W, getattr(link, name).b]
-    variables = [chainer.Variable(array) for array in inputs[: 2 + with_state]]
+        layer = getattr(link, name)
+        del layer.W, layer.b  # parameters, for variables to take their place
+        layer.W, layer.b = W, b
     if with_state:
-        link.set_state(variables[2])
-    y = link(chainer.functions.concat(variables[:2]))
-    return backward(y, variables + parameters)
-
-
-def backward(y, variables):
-    for variable in variables:
-        variable.cleargrad()
-    chainer.functions.sum(y**2).backward()
-    return [y.array] + [variable.grad for variable in variables]
+        link.set_state(inputs[2])
+    return link(chainer.functions.concat(inputs[:2]))
 
 
 @pytest.mark.parametrize('with_state', [False, True])
 @pytest.mark.parametrize('dtype, tolerance', [('float32', 2e-6), ('float64', 1e-14)])
 def test_is_chainers_own(xp, with_state, dtype, tolerance):
     inputs = arrays(dtype, with_state)
-    variables = [chainer.Variable(xp.asarray(array)) for array in inputs]
-    actual = backward(step(*variables), variables)
-    for ours, theirs in zip(actual, chainers_own(inputs)):
-        assert ours.dtype == dtype
-        assert relative_error(ours, theirs) < tolerance
+    found = outcome(step, map(xp.asarray, inputs))
+    assert_same_outcome(found, outcome(chainers_own, inputs), dtype, tolerance)
 
 
 @pytest.mark.parametrize('with_state', [False, True])
 def test_large_numbers_do_not_overflow(with_state):
     inputs = [100 * array for array in arrays('float32', with_state)]
     with numpy.errstate(all='raise', under='ignore'):
-        assert relative_error(step(*inputs).array, chainers_own(inputs)[0]) < 1e-5
+        y = step(*inputs).array
+    assert relative_error(y, outcome(chainers_own, inputs)[0]) < 1e-5
 
 
 @pytest.mark.parametrize('with_state', [False, True])
@@ -79,15 +68,10 @@ def test_same_variable_as_features_and_state():
     rng = numpy.random.RandomState(0)
     shapes = [(N, H), (N, M)] + [(H, H + M), (H,)] * 3 + [(H, H), (H,)] * 3
     x, message, *parameters = [rng.uniform(-1, 1, shape) for shape in shapes]
-    separate = [chainer.Variable(x), chainer.Variable(x.copy())]
-    backward(step(separate[0], message, separate[1], *parameters), separate)
-    same = chainer.Variable(x)
-    backward(step(same, message, same, *parameters), [same])
-    expected = separate[0].grad + separate[1].grad
-    assert relative_error(same.grad, expected) < 1e-14
-    y = step(same, message, same, *parameters)
-    (grad,) = chainer.grad([chainer.functions.sum(y**2)], [same], enable_double_backprop=True)
-    assert relative_error(grad.array, expected) < 1e-14
+    y, first, second = outcome(lambda x, state: step(x, message, state, *parameters), [x, x])
+    for higher in (False, True):
+        same = outcome(lambda x: step(x, message, x, *parameters), [x], None, higher)
+        assert_same_outcome(same, [y, first + second], 'd', 1e-14)
 
 
 @pytest.mark.parametrize('n_rows', [600, 2300, 5000])
@@ -100,16 +84,11 @@ def test_as_wide_as_models_are(xp, state, n_rows):
     shapes += [(n, 2 * n), (n,)] * (2 + with_state) + [(n, n), (n,)] * (3 * with_state)
     arrays = [rng.uniform(-1, 1, shape) / (shape[-1] / 8) ** 0.5 for shape in shapes]
 
-    def outcome(inputs):
-        variables = [chainer.Variable(array) for array in inputs]
-        x, message, *rest = variables
-        if state == 'x':
-            rest.insert(0, x)
-        return backward(step(x, message, *rest), variables)
+    def function(x, message, *rest):
+        return step(x, message, *([x] if state == 'x' else []), *rest)
 
-    actual = outcome([xp.asarray(array.astype('f')) for array in arrays])
-    for ours, theirs in zip(actual, outcome(arrays)):
-        assert ours.dtype == 'f' and relative_error(ours, theirs) < 2e-6
+    found = outcome(function, [xp.asarray(array.astype('f')) for array in arrays])
+    assert_same_outcome(found, outcome(function, arrays), 'f', 2e-6)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from chainer_bspmm.ops.segments import row_sum, segment_broadcast_forward, segme
 from chainer_bspmm.ops.segments import segment_sum_forward
 from chainer_bspmm.papers import products
 from tests.support import BATCHES
-from tests.support.launches import DeviceArray, Launches
+from tests.support.launches import DeviceArray, Launches, placed
 
 ADJ = BATCHES['many'].astype('f')
+OFFSETS = ADJ.row_offsets
 COUNTER = numpy.array([3], numpy.uint64).view(DeviceArray)
 
 
@@ -33,10 +34,7 @@ OPERATIONS = {
     'segment_sum': (lambda x: segment_sum_forward(x, ADJ.row_offsets), 1, 1),
     'segment_max': (lambda x: segment_max_forward(x, ADJ.row_offsets), 1, 1),
     'row_sum': (row_sum, 1, 1),
-    'segment_broadcast': (
-        lambda y: segment_broadcast_forward(y[: ADJ.n_graphs], ADJ.row_offsets, ADJ.n_rows),
-        *(1, 1),
-    ),
+    'segment_broadcast': (lambda y: segment_broadcast_forward(y[:30], OFFSETS, ADJ.n_rows), 1, 1),
     'segment_softmax': (lambda x: segment_softmax_forward(x, ADJ.row_offsets), 1, 1),
     'segment_softmax_grad': (lambda y, gy: segment_softmax_backward(y, gy, ADJ.row_offsets), 2, 1),
     'layer_norm': (lambda x, gamma, beta: layer_norm_forward(x, gamma, beta, 1e-3), 3, 0),
@@ -59,21 +57,20 @@ def test_vectors_are_as_wide_as_every_array_allows(launches, name, place):
     call, n_given, n_made = OPERATIONS[name]
     shifts = [4 if i == place else 0 for i in range(n_given + n_made)]
     launches.shifts = shifts[n_given:]
-    call(*(launches.put(numpy.zeros((ADJ.n_rows, 4), 'f'), shift) for shift in shifts[:n_given]))
-    widths = {launched.defines['VECTOR'] for launched in launches}
-    assert widths == {4 if place is None else 1}
+    call(*(placed(numpy.zeros((ADJ.n_rows, 4), 'f'), shift) for shift in shifts[:n_given]))
+    assert {defines['VECTOR'] for defines, _ in launches} == {4 if place is None else 1}
 
 
 @pytest.mark.parametrize('is_weighted', [False, True])
 def test_segments_read_weights_only_where_there_are_some(launches, is_weighted):
-    rows, top = (launches.put(numpy.zeros((n, 4), 'f')) for n in (ADJ.n_rows, ADJ.n_graphs))
-    weights = launches.put(numpy.ones(ADJ.n_rows, 'f')) if is_weighted else None
+    rows, top = (placed(numpy.zeros((n, 4), 'f')) for n in (ADJ.n_rows, ADJ.n_graphs))
+    weights = placed(numpy.ones(ADJ.n_rows, 'f')) if is_weighted else None
     segment_sum_forward(rows, ADJ.row_offsets, None, weights)
     segment_max_forward(rows, ADJ.row_offsets, None, weights)
     segment_broadcast_forward(top, ADJ.row_offsets, ADJ.n_rows, None, weights)
     segment_softmax_forward(rows, ADJ.row_offsets, weights)
     segment_softmax_backward(rows, rows, ADJ.row_offsets, weights)
     assert len(launches) == 7  # two for a sum or maximum of which the sizes are not known
-    for launched in launches:
-        assert launched.defines['WEIGHTED'] == is_weighted
-        assert any(each is weights for each in launched.arguments) == is_weighted
+    for defines, arguments in launches:
+        assert defines['WEIGHTED'] == is_weighted
+        assert any(each is weights for each in arguments) == is_weighted

@@ -1,5 +1,7 @@
 """layer_norm: its kernel against the formula on a host, the function against Chainer's."""
 
+import functools
+
 import numpy
 import pytest
 
@@ -8,31 +10,28 @@ from chainer.backends import cuda
 
 from chainer_bspmm.ops.layer_norm import layer_norm, layer_norm_backward, layer_norm_forward
 from tests.emulation.kernel_cases import CHANNELS
-from tests.support.gradients import check_gradients
+from tests.support.gradients import check_gradients, outcome
 
-
-# --- the kernel ---
 
 # Roundings to the dtype, and a few of what it is calculated in.
 BOUND = {'e': 2**-9, 'f': 2**-19, 'd': 2**-47}
 
 
-def check(place, dtype, shape, shift=0):
+def check(place, dtype, shape):
     rng = numpy.random.RandomState(0)
     x, gy = (rng.uniform(-1, 2, shape).astype(dtype) for _ in range(2))
     x[:, ::2] += 3  # or a deviation of almost nothing would magnify roundings
     gamma, beta = (rng.uniform(0.5, 2, shape[1]).astype(dtype) for _ in range(2))
-    given = [place.put(array, shift) for array in (x, gamma, beta)]
-    y, statistics = layer_norm_forward(*given, eps=1e-3)
-    gradients = layer_norm_backward(given[0], given[1], place.put(gy, shift), statistics)
-    x, gamma, beta, gy = (array.astype('d') for array in (x, gamma, beta, gy))
-    expected_y, expected = layer_norm_forward(x, gamma, beta, 1e-3)
-    assert statistics.dtype == ('d' if dtype == 'd' else 'f')
-    for actual, wanted in zip(
-        [statistics, y, *gradients],
-        [expected, expected_y, *layer_norm_backward(x, gamma, gy, expected)],
-    ):
-        assert actual.dtype in (dtype, statistics.dtype) and actual.shape == wanted.shape
+
+    def results(x, gamma, beta, gy):
+        y, statistics = layer_norm_forward(x, gamma, beta, 1e-3)
+        return statistics, y, *layer_norm_backward(x, gamma, gy, statistics)
+
+    found = results(*map(place.put, (x, gamma, beta, gy)))
+    expected = results(*(array.astype('d') for array in (x, gamma, beta, gy)))
+    assert found[0].dtype == ('d' if dtype == 'd' else 'f')
+    for actual, wanted in zip(found, expected, strict=True):
+        assert actual.dtype in (dtype, found[0].dtype) and actual.shape == wanted.shape
         scale = max(1, abs(wanted).max(initial=0))
         if shape[1] == 1:  # its gradient is a difference of two that are as large
             scale = max(scale, abs(gy * gamma).max() * 1e-3**-0.5)
@@ -65,9 +64,6 @@ def test_empty_result_launches_nothing(gpu, shape):
     assert y.shape == shape and not gpu.launched
 
 
-# --- the function ---
-
-
 def arguments(xp, dtype, shape=(7, 5)):
     rng = numpy.random.RandomState(0)
     return [xp.asarray(rng.uniform(-1, 2, s).astype(dtype)) for s in (shape, shape[1:], shape[1:])]
@@ -77,20 +73,13 @@ def arguments(xp, dtype, shape=(7, 5)):
 @pytest.mark.parametrize('dtype, bound', [('float16', 4e-3), ('float32', 1e-6), ('float64', 1e-13)])
 def test_values_and_gradients_are_chainers(xp, dtype, bound, shape):
     given = arguments(xp, dtype, shape)
-    gy = xp.asarray(numpy.random.RandomState(1).uniform(-1, 1, shape).astype(dtype))
-    results = []
-    for function, kind in ((layer_norm, dtype), (chainer.functions.layer_normalization, 'd')):
-        variables = [chainer.Variable(array.astype(kind)) for array in given]
-        y = function(*variables, eps=1e-3)
-        y.grad = gy.astype(kind)
-        y.backward()
-        assert all(v.grad.dtype == kind for v in variables)
-        results.append([y.array] + [v.grad for v in variables])
-    for actual, expected in zip(*results):
-        actual, expected = cuda.to_cpu(actual).astype('d'), cuda.to_cpu(expected)
-        numpy.testing.assert_allclose(
-            actual, expected, rtol=0, atol=bound * max(1, abs(expected).max(initial=0))
-        )
+    theirs = functools.partial(chainer.functions.layer_normalization, eps=1e-3)
+    expected = outcome(theirs, [array.astype('d') for array in given])
+    found = outcome(functools.partial(layer_norm, eps=1e-3), given)
+    for actual, of in zip(found, map(cuda.to_cpu, expected), strict=True):
+        assert actual.dtype == dtype
+        scale = max(1, abs(of).max(initial=0))
+        numpy.testing.assert_allclose(cuda.to_cpu(actual).astype('d'), of, 0, bound * scale)
 
 
 def test_gradients(xp):
@@ -105,9 +94,8 @@ def test_rows_of_one_value_in_half_precision(xp):
     assert (y.array == xp.arange(4)).all() and y.dtype == numpy.float16
     y.grad = xp.array([[1, 0, 0, 0], [0, 0, 0, 0]], 'e')
     y.backward()
-    numpy.testing.assert_allclose(
-        cuda.to_cpu(x.grad), 1000 * numpy.array([[0.75, -0.25, -0.25, -0.25], [0] * 4]), rtol=0.05
-    )
+    expected = numpy.array([[750, -250, -250, -250], [0] * 4])
+    numpy.testing.assert_allclose(cuda.to_cpu(x.grad), expected, rtol=0.05)
 
 
 def test_what_does_not_fit():

@@ -24,6 +24,7 @@ from chainer_bspmm.sparse.relations import relation_rows, transposed_rows
 from chainer_bspmm.training.batches import DeviceBatch, HostBatch
 from chainer_bspmm.dataset.batch_form import batch_arrays, batch_over, buffers_of
 from tests.emulation.kernel_cases import batch, integers, with_room
+from tests.ops.test_bspmm import check as check_product
 from tests.support import assert_close, assert_exact, DTYPES, features, random_matrix, reference
 from tests.support.gradients import check_gradients
 
@@ -62,13 +63,8 @@ def short_pieces(monkeypatch):
     monkeypatch.setattr(module, 'piece_length', lambda n_rows, n_cols, nnz, *_: PIECE if nnz else 0)
 
 
-def check(gpu, adj, dtype, n_channels, data=None, with_residual=False, trans=False):
-    n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
-    x = integers((n_in, n_channels), dtype, FACTOR, seed=2)
-    residual = integers((n_out, n_channels), dtype, seed=3) if with_residual else None
-    given = [None if array is None else gpu.put(array) for array in (x, data, residual)]
-    y = bspmm_forward(gpu.put(adj), *given, trans=trans)
-    assert_exact(y, reference.bspmm(adj, x, data, residual, trans), dtype)
+def check(gpu, adj, dtype, n_channels, values='own', with_residual=False, trans=False):
+    check_product(gpu, adj, dtype, n_channels, values, with_residual, trans, largest=FACTOR)
     defines = [launched for launched in gpu.launched if 'WEIGHTS' in launched]
     assert defines[-1].get('PIECES', 0) == (adj.nnz > 0)
     assert (gpu.launched[-1] is defines[-1]) == (adj.nnz == 0)
@@ -101,8 +97,8 @@ def test_channels(gpu, short_pieces, dtype, n_channels):
 @pytest.mark.parametrize('trans', [False, True])
 def test_given_values(gpu, short_pieces, trans):
     adj = rows_of(ROWS['side by side'], 'f', 12)
-    check(gpu, adj, 'f', 4, integers(adj.nnz, 'f', seed=4), True, trans)
-    check(gpu, adj.replace(data=None), 'f', 4, trans=trans)
+    check(gpu, adj, 'f', 4, 'given', True, trans)
+    check(gpu, adj, 'f', 4, 'ones', trans=trans)
 
 
 @pytest.mark.parametrize('options', [{'stream': True}, {'lanes': 2}, {'OFFSET': 'size_t'}], ids=str)

@@ -23,7 +23,8 @@ CHAINER = {
     'SQUARED_ERROR': functions.mean_squared_error,
     'ABSOLUTE_ERROR': functions.mean_absolute_error,
 }
-HAS_LABELS = 'SIGMOID_CROSS_ENTROPY', 'BINARY_ACCURACY'
+LABELLED = 'SIGMOID_CROSS_ENTROPY'
+HAS_LABELS = LABELLED, 'BINARY_ACCURACY'
 
 
 def arrays_of(kind, dtype, shape):
@@ -46,6 +47,7 @@ def assert_close(actual, expected, dtype):
 
 def check(gpu, kind, dtype, x, t, divisor=None, **options):
     """Compare with Chainer; `options` are those of its function."""
+    divisor = divisor if kind in HAS_LABELS else x.size
     variable = chainer.Variable(x.astype('d'))
     expected = CHAINER[kind](variable, t.astype('d') if t.dtype.kind == 'f' else t, **options)
     x, t = gpu.put(x), gpu.put(t)
@@ -67,15 +69,13 @@ def check(gpu, kind, dtype, x, t, divisor=None, **options):
 @pytest.mark.parametrize('dtype', 'efd')
 @pytest.mark.parametrize('kind', CHAINER)
 def test_shapes(gpu, kind, dtype, shape):
-    x, t = arrays_of(kind, dtype, shape)
-    check(gpu, kind, dtype, x, t, None if kind in HAS_LABELS else x.size)
+    check(gpu, kind, dtype, *arrays_of(kind, dtype, shape))
     assert len(gpu.launched) == (1 if kind == 'BINARY_ACCURACY' else 2)
 
 
 @pytest.mark.parametrize('kind', CHAINER)
 def test_more_elements_than_a_block_s(gpu, kind):
-    x, t = arrays_of(kind, 'f', (2 * LOSS_CHUNK + 1,))
-    check(gpu, kind, 'f', x, t, None if kind in HAS_LABELS else x.size)
+    check(gpu, kind, 'f', *arrays_of(kind, 'f', (2 * LOSS_CHUNK + 1,)))
     assert [d['COMBINE'] for d in gpu.launched] == [0, 1, 0][: len(gpu.launched)]
 
 
@@ -84,13 +84,12 @@ def test_more_blocks_than_threads_add_up(gpu, monkeypatch):
     # Instead of 1,024: the emulator runs each thread.
     monkeypatch.setattr('chainer_bspmm.cuda.plans.MAX_BLOCK', 64)
     monkeypatch.setattr('chainer_bspmm.ops.mean_loss.loss_launches', loss_launches.__wrapped__)
-    check(gpu, 'SIGMOID_CROSS_ENTROPY', 'f', *arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (1027,)))
+    check(gpu, LABELLED, 'f', *arrays_of(LABELLED, 'f', (1027,)))
 
 
 @pytest.mark.parametrize('dtype', 'efd')
 def test_divisor_that_is_given(gpu, dtype):
-    x, t = arrays_of('SIGMOID_CROSS_ENTROPY', dtype, (9, 4))
-    check(gpu, 'SIGMOID_CROSS_ENTROPY', dtype, x, t, 9, normalize=False)
+    check(gpu, LABELLED, dtype, *arrays_of(LABELLED, dtype, (9, 4)), divisor=9, normalize=False)
 
 
 @pytest.mark.parametrize('kind', HAS_LABELS)
@@ -101,16 +100,15 @@ def test_no_labels(gpu, kind):
 
 @pytest.mark.parametrize('labels', ['int8', 'int64'])
 def test_labels_of_other_types(gpu, labels):
-    x, t = arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (9, 4))
-    check(gpu, 'SIGMOID_CROSS_ENTROPY', 'f', x, t.astype(labels))
+    x, t = arrays_of(LABELLED, 'f', (9, 4))
+    check(gpu, LABELLED, 'f', x, t.astype(labels))
 
 
 @pytest.mark.parametrize('value', [numpy.nan, 100, -100, 3e38, -3e38])
 @pytest.mark.parametrize('label', [-1, 0, 1])
 def test_predictions_beyond_the_range_of_exp(gpu, value, label):
     """NaN stays NaN, even where it takes no part: as Chainer has it."""
-    x = numpy.array([value, 1], 'f')
-    check(gpu, 'SIGMOID_CROSS_ENTROPY', 'f', x, numpy.array([label, 1], 'i'))
+    check(gpu, LABELLED, 'f', numpy.array([value, 1], 'f'), numpy.array([label, 1], 'i'))
 
 
 @pytest.mark.parametrize('ignore_nan', [False, True])

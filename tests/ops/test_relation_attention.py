@@ -1,5 +1,7 @@
 """relation_attention against plain loops: values, gradients, dropout, what it refuses."""
 
+import functools
+
 import numpy
 import pytest
 import scipy.sparse
@@ -12,8 +14,8 @@ from chainer_bspmm.ops import attention_pattern
 from chainer_bspmm.ops import relation_attention as module
 from chainer_bspmm.ops.attention_pattern import attention_pattern as pattern_of
 from chainer_bspmm.ops.relation_attention import relation_attention
-from tests.support import random_matrix, reference, relative_error
-from tests.support.gradients import check_gradients
+from tests.support import device_of, random_matrix, reference, relative_error
+from tests.support.gradients import assert_same_outcome, check_gradients, outcome
 from tests.support.relations import NAMES, relation_batch_on, small_relation_batch_on, TOO_WIDE
 from tests.support.relations import UNSORTED
 from tests.support.spare import with_spare
@@ -27,8 +29,8 @@ OPTIONS = {
 }
 
 
-def arguments(adj, xp, dtype, n_heads, n_channels=3, seed=0):
-    rng = numpy.random.RandomState(seed)
+def arguments(adj, xp, dtype, n_heads, n_channels=3):
+    rng = numpy.random.RandomState(0)
     shapes = (adj.n_rows, adj.n_relations * n_heads * n_channels), (1, 2 * n_channels), (1,)
     return [xp.asarray(rng.uniform(-2, 2, shape).astype(dtype)) for shape in shapes]
 
@@ -46,9 +48,8 @@ def truth(adj, m, W, b, n_heads, within=False, concat_heads=False, negative_slop
     y = numpy.zeros((adj.n_rows, n_heads, n_channels))
     for i in range(adj.n_rows):
         graph = numpy.searchsorted(offsets, i, side='right') - 1
-        slots = [
-            (j, r) for j in range(offsets[graph], offsets[graph + 1]) for r in range(n_relations)
-        ]
+        nodes = range(*offsets[graph : graph + 2])
+        slots = [(j, r) for j in nodes for r in range(n_relations)]
         for group in [[r] for r in range(n_relations)] if within else [range(n_relations)]:
             chosen = [(j, r) for j, r in edges[i] if r in group]
             everything = [(j, r) for j, r in slots if r in group]
@@ -57,12 +58,8 @@ def truth(adj, m, W, b, n_heads, within=False, concat_heads=False, negative_slop
                     total = sum(weights[j] * m[j, r, k] for j, r in everything)
                     y[i, k] += total / sum(weights[j] for j, _ in everything)
                     continue
-                z = numpy.array(
-                    [
-                        W[0, :n_channels] @ m[j, r, k] + W[0, n_channels:] @ m[i, r, k] + b[0]
-                        for j, r in chosen
-                    ]
-                )
+                pairs = numpy.array([[*m[j, r, k], *m[i, r, k]] for j, r in chosen])
+                z = pairs @ W[0] + b[0]
                 z = numpy.where(z > 0, z, negative_slope * z)
                 alpha = numpy.exp(z - z.max())
                 for weight, (j, r) in zip(alpha / alpha.sum(), chosen):
@@ -76,7 +73,7 @@ BOUNDS = {'float16': 4e-3, 'float32': 1e-6, 'float64': 1e-13}
 @pytest.mark.parametrize('options', OPTIONS)
 @pytest.mark.parametrize('name', NAMES)
 def test_values(xp, name, options):
-    check_values(xp, name, options, 3, 'float64')
+    check(relation_batch_on(name, xp, 'float64'), 'float64', 3, options)
 
 
 @pytest.mark.parametrize('n_heads', [1, 3])
@@ -84,12 +81,11 @@ def test_values(xp, name, options):
 @pytest.mark.parametrize('name', ['four relations', 'unsorted values', 'isolated nodes'])
 def test_values_of_other_dtypes(xp, name, dtype, n_heads):
     for options in ('mean', 'within, side by side'):
-        check_values(xp, name, options, n_heads, dtype)
+        check(relation_batch_on(name, xp, dtype), dtype, n_heads, options)
 
 
-def check_values(xp, name, options, n_heads, dtype):
-    adj = relation_batch_on(name, xp, dtype)
-    given = arguments(adj, xp, dtype, n_heads)
+def check(adj, dtype, n_heads=2, options='mean'):
+    given = arguments(adj, adj.xp, dtype, n_heads)
     y = relation_attention(adj, *given, n_heads=n_heads, **OPTIONS[options]).array
     expected = truth(adj, *given, n_heads=n_heads, **OPTIONS[options])
     assert y.dtype == dtype and y.shape == expected.shape
@@ -97,13 +93,9 @@ def check_values(xp, name, options, n_heads, dtype):
 
 
 def test_one_batch_for_several_dtypes(xp):
-    adj = BatchedCSR.from_matrices([numpy.zeros((2, 3, 3))])  # means of six
-    if xp is not numpy:
-        adj = adj.to_device('@cupy:0')
-    for dtype in ('float32', 'float64'):
-        given = arguments(adj, xp, dtype, 2)
-        y = relation_attention(adj, *given, n_heads=2).array
-        assert relative_error(y, truth(adj, *given, n_heads=2)) < BOUNDS[dtype]
+    adj = BatchedCSR.from_matrices([numpy.zeros((2, 3, 3))]).to_device(device_of(xp))
+    for dtype in ('float32', 'float64'):  # means of six
+        check(adj, dtype)
 
 
 SMALL = ['four relations', 'unsorted relations', 'no entries', 'duplicates, unsorted']
@@ -113,10 +105,8 @@ SMALL = ['four relations', 'unsorted relations', 'no entries', 'duplicates, unso
 @pytest.mark.parametrize('name', SMALL)
 def test_gradients(xp, name, options):
     adj = small_relation_batch_on(name, xp)
-    check_gradients(
-        lambda m, W, b: relation_attention(adj, m, W, b, 2, **OPTIONS[options]),
-        *arguments(adj, xp, 'float64', 2),
-    )
+    layer = functools.partial(relation_attention, adj, n_heads=2, **OPTIONS[options])
+    check_gradients(layer, *arguments(adj, xp, 'float64', 2))
 
 
 def folded_batch(xp, padded_to):
@@ -124,23 +114,22 @@ def folded_batch(xp, padded_to):
     rng = numpy.random.RandomState(0)
     matrices = [random_matrix(rng, n, 2, density=0.4) for n in (4, 0, 1, 3)]
     adj = BatchedCSR.from_matrices(matrices, 'folded', padded_to=padded_to)
-    return adj if xp is numpy else adj.to_device('@cupy:0')
+    return adj.to_device(device_of(xp))
 
 
 @pytest.mark.parametrize('padded_to', [None, 3, 9])
 @pytest.mark.parametrize('options', OPTIONS)
 def test_folded(xp, options, padded_to):
     adj = folded_batch(xp, padded_to)
-    given = arguments(adj, xp, 'float64', 2)
-    y = relation_attention(adj, *given, n_heads=2, **OPTIONS[options]).array
-    assert relative_error(y, truth(adj, *given, n_heads=2, **OPTIONS[options])) < BOUNDS['float64']
-    check_gradients(lambda m, W, b: relation_attention(adj, m, W, b, 2, **OPTIONS[options]), *given)
+    check(adj, 'float64', 2, options)
+    layer = functools.partial(relation_attention, adj, n_heads=2, **OPTIONS[options])
+    check_gradients(layer, *arguments(adj, xp, 'float64', 2))
 
 
 def test_no_weight_at_all(xp):
     """Padded to nothing: a phantom row has nothing to look at."""
     adj = BatchedCSR.from_matrices([numpy.zeros((2, 0, 0))] * 2, 'folded')
-    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    adj = adj.to_device(device_of(xp))
     y = relation_attention(adj, *arguments(adj, xp, 'float32', 2), n_heads=2).array
     assert y.shape == (2, 3) and not y.any()
 
@@ -177,14 +166,9 @@ def test_dropout_that_drops_nothing(xp, name, options):
     """Slots that became entries keep the weights that they had in the mean."""
     adj = relation_batch_on(name, xp, 'float64')
     given = arguments(adj, xp, 'float64', 2)
-    results = []
-    for ratio in (0, 1e-12):
-        variables = [chainer.Variable(array) for array in given]
-        y = relation_attention(adj, *variables, n_heads=2, dropout_ratio=ratio, **OPTIONS[options])
-        y.grad = xp.cos(xp.arange(y.size, dtype='d')).reshape(y.shape)
-        y.backward()
-        results.append([y.array] + [v.grad for v in variables])
-    for actual, expected in zip(*results):
+    layer = functools.partial(relation_attention, adj, n_heads=2, **OPTIONS[options])
+    found = outcome(functools.partial(layer, dropout_ratio=1e-12), given)
+    for actual, expected in zip(found, outcome(layer, given)):
         numpy.testing.assert_allclose(cuda.to_cpu(actual), cuda.to_cpu(expected), 1e-9, 1e-9)
 
 
@@ -194,18 +178,14 @@ def test_dropout_of_uniform_weights_one_by_one(xp, within, layout):
     """Nodes without neighbours: their features are such that the result shows the weights."""
     n, n_graphs, n_relations, ratio = 4, 400, 2, 0.25
     matrices = [numpy.zeros((n_relations, n, n))] * n_graphs
-    adj = BatchedCSR.from_matrices(
-        matrices, layout, padded_to=n + 6 if layout == 'folded' else None
-    )
-    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    padded_to = n + 6 if layout == 'folded' else None
+    adj = BatchedCSR.from_matrices(matrices, layout, padded_to=padded_to).to_device(device_of(xp))
     n_rows = adj.max_rows  # of a graph
     slots = numpy.eye(n_rows * n_relations).reshape(n_rows, -1)
     xp.random.seed(0)
     W = numpy.zeros((1, 2 * n_rows * n_relations))
-    given = numpy.tile(slots, (n_graphs, 1)), W, numpy.zeros(1)
-    options = {'within': within, 'dropout_ratio': ratio}
-    m, W, b = map(xp.asarray, given)
-    y = relation_attention(adj, m, W, b, 1, **options).array
+    given = map(xp.asarray, (numpy.tile(slots, (n_graphs, 1)), W, numpy.zeros(1)))
+    y = relation_attention(adj, *given, n_heads=1, within=within, dropout_ratio=ratio).array
     weights = cuda.to_cpu(y).reshape(n_graphs, n_rows, n_rows, n_relations)
     kept = weights > 0
     counts = numpy.ones((n_rows, 1))
@@ -226,16 +206,10 @@ def test_gradients_are_those_of_float64(xp, dtype):
     """Each gradient of a large batch, from the node's own formula."""
     adj = relation_batch_on('four relations', xp, 'float64')
     given = arguments(adj, xp, dtype, 3, 8)
-    results = []
-    for kind in (dtype, 'float64'):
-        variables = [chainer.Variable(array.astype(kind)) for array in given]
-        y = relation_attention(adj, *variables, n_heads=3)
-        y.grad = xp.asarray(numpy.random.RandomState(1).uniform(-1, 1, y.shape)).astype(kind)
-        y.backward()
-        assert all(v.grad.dtype == kind for v in variables)
-        results.append([v.grad for v in variables])
-    for actual, expected in zip(*results):
-        assert relative_error(actual, expected) < {'float16': 1e-2, 'float32': 1e-5}[dtype]
+    layer = functools.partial(relation_attention, adj, n_heads=3)
+    expected = outcome(layer, [array.astype('d') for array in given])
+    bound = {'float16': 1e-2, 'float32': 1e-5}[dtype]
+    assert_same_outcome(outcome(layer, given), expected, dtype, bound)
 
 
 def test_no_search_for_the_pattern_the_second_time(xp):
@@ -283,10 +257,8 @@ def varied(name, spare):
         density = 0 if name == 'no edges' else 0.3
         matrices = [random_matrix(rng, n, 3, density=density) for n in (4, 0, 1, 6, 0)]
         matrices[3][:, 2] = 0
-        folded = name == 'folded'
-        adj = BatchedCSR.from_matrices(
-            matrices, 'folded' if folded else 'packed', padded_to=5 if folded else None
-        )
+        options = {'layout': 'folded', 'padded_to': 5} if name == 'folded' else {}
+        adj = BatchedCSR.from_matrices(matrices, **options)
     return with_spare(adj, *spare) if any(spare) else adj
 
 
@@ -342,22 +314,18 @@ def test_scores(gpu, name, dtype, spare):
     b, slope = numpy.array([0.25], dtype), numpy.dtype(dtype).type(0.2)
     results = []
     for put in (lambda array: array), gpu.put:
-        pattern = attention_pattern.AttentionPattern(
-            put(adj), n_heads, False, False, numpy.dtype(dtype)
-        )
+        given = put(adj), n_heads, False, False, numpy.dtype(dtype)
+        pattern = attention_pattern.AttentionPattern(*given)
         gscores = put(numpy.full(scores.shape, numpy.nan, dtype))
         rows = put(pattern.sources), put(pattern.receivers)
         z, slopes = module._logits(put(scores), *rows, put(b), slope)
         module._score_gradients(put(glogits), slopes, pattern, adj.n_relations, n_heads, gscores)
         results.append((z, slopes, gscores))
+    bound = LAUNCH_BOUND[dtype]
     for expected, actual in zip(*results):
         assert actual.dtype == dtype
-        numpy.testing.assert_allclose(
-            cuda.to_cpu(actual), expected, LAUNCH_BOUND[dtype], LAUNCH_BOUND[dtype]
-        )
+        numpy.testing.assert_allclose(cuda.to_cpu(actual), expected, bound, bound)
 
-
-# --- what is refused ---
 
 ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
 

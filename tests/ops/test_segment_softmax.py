@@ -10,45 +10,38 @@ from chainer_bspmm import BatchedCOO
 from chainer_bspmm.functions import node_softmax, segment_softmax
 from chainer_bspmm.ops import segment_softmax as module
 from chainer_bspmm.ops.segment_softmax import segment_softmax_backward, segment_softmax_forward
-from tests.emulation.kernel_cases import CHANNELS, share_channels, weighted
+from tests.emulation.kernel_cases import CHANNELS, offsets_of, share_channels, weighted
 from tests.support import assert_close, batch_on, BATCHES, DTYPES, features, reference
-from tests.support.gradients import check_gradients
+from tests.support.gradients import check_gradients, GRADIENT_BATCHES
 from tests.support.weights import assert_counts_copies, SPARE_ROWS, WEIGHTED, weighted_on
 
 # Relative error of an element: its rounding to the dtype, and a few of what it is calculated in.
 BOUND = {'e': 2**-10, 'f': 2**-20, 'd': 2**-48}
 
 
-def offsets_of(sizes):
-    return numpy.cumsum((0,) + tuple(sizes)).astype(numpy.int32)
-
-
 # --- values and gradients of arrays ---
 
 
-def check_gradient(place, y, gy, offsets, weights=None, shift=0):
-    given = place.put(offsets), None if weights is None else place.put(weights)
-    gx = segment_softmax_backward(place.put(y, shift), place.put(gy, shift), *given)
-    gx = cuda.to_cpu(gx)
+def check_gradient(place, y, gy, offsets, *weights):
+    gx = cuda.to_cpu(segment_softmax_backward(*map(place.put, (y, gy, offsets, *weights))))
     assert gx.dtype == y.dtype
-    expected = reference.segment_softmax_grad(y, gy, offsets, weights)
+    expected = reference.segment_softmax_grad(y, gy, offsets, *weights)
     bound = BOUND[y.dtype.char]
     numpy.testing.assert_allclose(gx, expected, rtol=bound, atol=6 * bound)
     # Of no segment, or of weight 0.
-    assert not gx[offsets[-1] :].any() and (weights is None or not gx[weights == 0].any())
+    assert not gx[offsets[-1] :].any() and not any(gx[w == 0].any() for w in weights)
 
 
-def check(place, dtype, n_channels, sizes, spare=0, shift=0):
+def check(place, dtype, n_channels, sizes, spare=0):
     rng = numpy.random.RandomState(0)
-    offsets = offsets_of(sizes)
-    n_rows = sum(sizes)
+    offsets, n_rows = offsets_of(sizes), sum(sizes)
     x, gy = (rng.uniform(-3, 3, (n_rows + spare, n_channels)).astype(dtype) for _ in range(2))
-    y = cuda.to_cpu(segment_softmax_forward(place.put(x, shift), place.put(offsets)))
+    y = cuda.to_cpu(segment_softmax_forward(place.put(x), place.put(offsets)))
     assert y.dtype == dtype and y.shape == x.shape
     expected = reference.segment_softmax(x[:n_rows], offsets)
     numpy.testing.assert_allclose(y[:n_rows], expected, rtol=BOUND[dtype])
     assert not y[n_rows:].any()
-    check_gradient(place, y, gy, offsets, shift=shift)
+    check_gradient(place, y, gy, offsets)
 
 
 @pytest.mark.parametrize('n_channels', CHANNELS)
@@ -85,8 +78,7 @@ def test_weights(place, dtype, n_channels, sizes):
     uncounted = weights == 0
     x, gy = (rng.uniform(-3, 3, poison.shape).astype(dtype) for _ in range(2))
     x[uncounted], gy[uncounted] = poison[uncounted], poison[uncounted]
-    y = segment_softmax_forward(*map(place.put, (x, offsets, weights)))
-    y = cuda.to_cpu(y)
+    y = cuda.to_cpu(segment_softmax_forward(*map(place.put, (x, offsets, weights))))
     assert y.dtype == dtype and not y[uncounted].any()
     expected = reference.segment_softmax(x, offsets, weights)
     last_place = float(numpy.finfo(dtype).smallest_subnormal)  # a large weight makes y that small
@@ -158,13 +150,7 @@ def test_values(xp, name):
 
 
 @pytest.mark.parametrize('columns', [(), (3,)])
-@pytest.mark.parametrize(
-    'name',
-    [
-        *('empty graphs first, between, last', 'no entries', 'one graph', 'duplicates, unsorted'),
-        'rectangular',
-    ],
-)
+@pytest.mark.parametrize('name', ['one graph', *GRADIENT_BATCHES[4:], GRADIENT_BATCHES[0]])
 def test_gradients(xp, name, columns):
     adj = batch_on(name, xp, 'float64')
     x = xp.asarray(numpy.random.RandomState(0).uniform(-2, 2, (adj.nnz,) + columns))
@@ -214,12 +200,10 @@ def test_values_that_underflow_count_in_higher_derivatives(xp):
     """Where y is 0 although the row counts, Chainer's own softmax is the truth."""
     adj = batch_on('one graph', xp, 'float32')
     x = xp.array([[0], [-200], [1], [-300], [-1e4]], 'f')
-    results = []
-    softmaxes = lambda x: node_softmax(adj, x), lambda x: chainer.functions.softmax(x, axis=0)
-    for function in softmaxes:
+    results, gy = [], chainer.Variable(xp.arange(5, dtype='f')[:, None])
+    for function in (lambda x: node_softmax(adj, x), lambda x: chainer.functions.softmax(x, 0)):
         given = chainer.Variable(x)
         y = function(given)
-        gy = chainer.Variable(xp.arange(5, dtype='f')[:, None])
         (gx,) = chainer.grad([y], [given], [gy], enable_double_backprop=True)
         (ggx,) = chainer.grad([chainer.functions.sum(gx**2)], [given])
         results.append([y.array, gx.array, ggx.array])

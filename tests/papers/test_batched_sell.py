@@ -10,18 +10,10 @@ from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR, BatchedSELL
 from chainer_bspmm.sparse import validate
-from tests.support import BATCHES, batch_on, device_of
+from tests.support import assert_same_arrays, BATCHES, batch_on, device_of
 
 SIZES = (1, 2, 7, 32, 64, 1000)
 ARRAYS = ('slice_starts', 'slice_rows', 'column', 'data', 'row_order', 'row_offsets', 'col_offsets')
-
-
-def assert_same_arrays(a, b, names):
-    for name in names:
-        one, other = (getattr(each, name) for each in (a, b))
-        assert (one is None) == (other is None), name
-        if one is not None:
-            numpy.testing.assert_array_equal(cuda.to_cpu(one), cuda.to_cpu(other), name)
 
 
 def report_example():
@@ -81,16 +73,13 @@ def test_slices(name, size, sort_rows):
     for s, height in enumerate(heights):
         first, end = sell.slice_rows[s : s + 2]
         assert height == size or end in offsets  # only the last of a graph is short
-        assert sell.slice_starts[s + 1] - sell.slice_starts[s] == (
-            height * lengths[first:end].max()
-        )
+        n_places = sell.slice_starts[s + 1] - sell.slice_starts[s]
+        assert n_places == height * lengths[first:end].max()
     for name in ('slice_starts', 'slice_rows', 'column'):
         assert getattr(sell, name).dtype == numpy.int32
-    assert ((sell.column == -1).sum(), sell.column.size) == (
-        sell.column.size - adj.nnz,
-        sell.slice_starts[-1],
-    )
-    assert sell.padding_ratio == (sell.column.size / adj.nnz if adj.nnz else 1)
+    n_places = sell.column.size
+    assert sell.slice_starts[-1] == n_places and (sell.column == -1).sum() == n_places - adj.nnz
+    assert sell.padding_ratio == (n_places / adj.nnz if adj.nnz else 1)
 
 
 @pytest.mark.parametrize('name', BATCHES)
@@ -177,9 +166,6 @@ def test_no_graphs_and_a_size_beyond_64_bits():
     assert (sell.n_slices, sell.column.size, sell.max_slice_rows) == (0, 0, 0)
     assert sell.to_csr().shape == (0, 0)
     assert BatchedSELL(report_example(), 10**30).n_slices == 2
-
-
-# --- what is refused ---
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,6 @@ from chainer_bspmm.cuda.plans import BLOCK
 from chainer_bspmm.papers import policy
 
 
-# --- SWA ---
-
-
 def test_subwarp():
     """The power of two that has a lane for each column, at most a warp."""
     widths = [policy.subwarp(n) for n in range(1, 41)]
@@ -75,9 +72,6 @@ def test_swa_grid_just_allowed():
     assert policy.swa_launch(2**31 - 1, 1, 64, 4).grid[0] <= 2**31 - 1
 
 
-# --- SELL ---
-
-
 @hypothesis.settings(deadline=None)
 @hypothesis.given(
     strategies.integers(1, 5000),
@@ -121,9 +115,6 @@ def test_spmv_launch(n_rows, nnz, lanes):
 
 def test_sources_load_as_many_entries_as_the_policy_assumes():
     assert '#define AHEAD %d\n' % policy.SPMV_AHEAD in kernels.source('spmv_csr')
-
-
-# --- ST ---
 
 
 @pytest.mark.parametrize(
@@ -177,9 +168,6 @@ def test_st_shared_launch(max_rows, n_channels, max_nnz, itemsize):
     assert 32 <= threads <= 1024 and threads % 32 == 0 and lanes == policy.subwarp(n_columns)
     # A sub-warp for every entry of the largest matrix, or as many as a block has.
     assert threads == 1024 or threads // lanes >= max_nnz
-
-
-# --- the sampled product ---
 
 
 def test_coo_dot_launch_takes_the_entries_from_the_graphs():

@@ -1,5 +1,6 @@
 """The papers' products, with every container and kernel: values, launches, gradients, refusals."""
 
+import functools
 import warnings
 
 import numpy
@@ -14,7 +15,9 @@ from chainer_bspmm.papers import policy
 from chainer_bspmm.papers.products import bsddmm_forward, bspmm_forward
 from tests import support
 from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, integers, share_channels
-from tests.support import assert_close, assert_exact, reference, shuffled
+from tests.ops import test_bsddmm as bsddmm
+from tests.ops import test_bspmm as bspmm
+from tests.support import assert_exact, reference, shuffled
 from tests.support.gradients import check_gradients
 from tests.support.spare import with_spare
 
@@ -38,29 +41,21 @@ ST, ST_CASES = 'st', ('st_shared', 'st_blocked', 'st_global')
 every_algorithm = pytest.mark.parametrize('algorithm', CONTAINERS)
 
 
-def given(place, *arrays, shift=0):
-    return [None if array is None else place.put(array, shift) for array in arrays]
+def given(place, *arrays):
+    return [None if array is None else place.put(array) for array in arrays]
 
 
 def check(place, algorithm, adj, dtype, n_channels, values='own', with_residual=True, trans=False):
     """adj: a BatchedCSR, or the container itself."""
     if type(adj) is BatchedCSR:
-        adj = adj.replace(data=None) if values == 'ones' else adj
-        adj = CONTAINERS[algorithm](adj)
-    n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
-    x = integers((n_in, n_channels), dtype, seed=2)
-    residual = integers((n_out, n_channels), dtype, seed=3) if with_residual else None
-    data = integers(adj.nnz, dtype, seed=4) if values == 'given' else None
-    arrays = given(place, x, data, residual)
-    y = bspmm_forward(place.put(adj), *arrays, trans=trans, algorithm=algorithm)
-    assert_exact(y, truth(adj, x, data, residual, trans), dtype)
-    for array, before in zip(arrays, (x, data, residual)):
-        assert before is None or (cuda.to_cpu(array) == before).all()
+        adj = CONTAINERS[algorithm](adj.replace(data=None) if values == 'ones' else adj)
+    options = with_residual, trans
+    values = 'given' if values == 'given' else 'own'
+    bspmm.check(place, adj, dtype, n_channels, values, *options, multiply=by(algorithm))
 
 
-def truth(adj, *arguments, **options):
-    """Return the result of the reference, which does not know BatchedSELL."""
-    return reference.bspmm(adj.to_csr() if type(adj) is BatchedSELL else adj, *arguments, **options)
+def by(algorithm):
+    return functools.partial(bspmm_forward, algorithm=algorithm)
 
 
 @pytest.fixture
@@ -68,9 +63,6 @@ def small_blocks(monkeypatch):
     """Use small blocks, which take more rounds over the entries: on a CPU threads are expensive."""
     monkeypatch.setattr(policy, 'ST_BLOCK', 128)
     monkeypatch.setattr(policy, 'st_shared_launch', policy.st_shared_launch.__wrapped__)
-
-
-# --- every algorithm ---
 
 
 # Also those that sub-warps do not divide.
@@ -118,51 +110,25 @@ def test_batches(place, algorithm, name, trans):
 @every_algorithm
 def test_input_of_three_dimensions_that_is_not_contiguous(place, algorithm):
     adj = CONTAINERS[algorithm](batch('padded', 'f'))
-    x = integers((4, adj.max_rows, adj.n_graphs), 'f')
-    data = None if algorithm == 'sell' else integers(2 * adj.nnz, 'f', seed=1)
-    residual = integers((adj.n_graphs, adj.max_rows, 8), 'f', seed=2)
-
-    def taken(x, data, residual):
-        return x.T, None if data is None else data[::2], residual[:, :, ::2]
-
-    arrays = taken(*given(place, x, data, residual))
-    y = bspmm_forward(place.put(adj), *arrays, algorithm=algorithm)
-    assert_exact(y, truth(adj, *taken(x, data, residual)), 'f')
+    bspmm.check_three_dimensions(place, adj, by(algorithm), algorithm != 'sell')
 
 
 @every_algorithm
 def test_nan_reaches_its_rows_only(place, algorithm):
-    adj = batch('mixed', 'f')
-    x = integers((adj.n_cols, 3), 'f')
-    x[0, 0], x[10, 1] = numpy.inf, numpy.nan  # padding of SELL would name row 0
-    adj.data[2] = numpy.nan
-    adj = CONTAINERS[algorithm](adj)
-    expected = truth(adj, x)
-    assert 3 < (~numpy.isfinite(expected)).sum() < expected.size // 2
-    assert_exact(bspmm_forward(place.put(adj), place.put(x), algorithm=algorithm), expected, 'f')
+    bspmm.check_nan(place, 'f', by(algorithm), CONTAINERS[algorithm])
 
 
 @every_algorithm
 def test_duplicates_are_multiplied_before_they_are_added(place, algorithm):
-    values = numpy.array([3e38, 3e38], 'f')  # whose sum is infinite
-    adj = BatchedCSR(numpy.array([0, 2]), numpy.array([0, 0]), numpy.array([0, 1]), values)
-    adj, x = CONTAINERS[algorithm](adj), numpy.array([[1e-3, 1e-8, 0]], 'f')
-    for trans in (False, True):
-        for data in (None,) if algorithm == 'sell' else (None, values):
-            y = bspmm_forward(
-                place.put(adj), *given(place, x, data), trans=trans, algorithm=algorithm
-            )
-            assert_close(y, truth(adj, x, data, None, trans), 'float32')
+    bspmm.check_duplicates(place, by(algorithm), CONTAINERS[algorithm], algorithm != 'sell')
 
 
-@pytest.mark.parametrize('n_nodes, n_channels', [((), 5), ((0,), 3), ((3,), 0)])
+@bspmm.empty_results
 @every_algorithm
 def test_empty_result_launches_nothing(place, algorithm, n_nodes, n_channels):
-    n_rows = sum(n_nodes)
-    adj = BatchedCSR(numpy.arange(n_rows + 1), numpy.arange(n_rows), numpy.array((0,) + n_nodes))
-    x = place.put(numpy.zeros((n_rows, n_channels), 'f'))
-    y = bspmm_forward(place.put(CONTAINERS[algorithm](adj)), x, algorithm=algorithm)
-    assert y.shape == (n_rows, n_channels) and not place.launched
+    adj = CONTAINERS[algorithm](bspmm.diagonal(n_nodes))
+    y = by(algorithm)(place.put(adj), place.put(numpy.zeros((adj.n_cols, n_channels), 'f')))
+    assert y.shape == (adj.n_rows, n_channels) and not place.launched
 
 
 @pytest.mark.parametrize('dtype', 'efd')
@@ -171,7 +137,7 @@ def test_input_that_is_aligned_to_an_element_only(gpu, algorithm, dtype):
     adj = CONTAINERS[algorithm](batch('small', dtype))
     x = integers((adj.n_cols, 16), dtype)
     y = bspmm_forward(gpu.put(adj), gpu.put(x, numpy.dtype(dtype).itemsize), algorithm=algorithm)
-    assert_exact(y, truth(adj, x), dtype)
+    assert_exact(y, reference.bspmm(adj, x), dtype)
 
 
 @every_algorithm
@@ -185,8 +151,8 @@ def test_gradients(place, algorithm):
     y = papers.bspmm(place.put(adj), *inputs, algorithm='auto' if place.is_host else algorithm)
     y.grad = place.put(gy)
     y.backward()
-    assert_exact(y.array, truth(adj, x, data, residual), 'd')
-    assert_exact(inputs[0].grad, truth(adj, gy, data, trans=True), 'd')
+    assert_exact(y.array, reference.bspmm(adj, x, data, residual), 'd')
+    assert_exact(inputs[0].grad, reference.bspmm(adj, gy, data, trans=True), 'd')
     assert_exact(inputs[2].grad, gy, 'd')
     if data is not None:
         assert_exact(inputs[1].grad, reference.bsddmm(adj, gy, x), 'd')
@@ -264,9 +230,8 @@ def test_batch_with_spare_rows_is_refused(gpu, algorithm):
 def test_tiles(gpu, dtype, n_channels, tile):
     check(gpu, 'sell', batch('mixed', dtype), dtype, n_channels)
     defines = gpu.launched[-1]
-    assert (defines['VECTOR'], defines['TILE']) == (
-        tile or {'e': (8, 1), 'f': (4, 2), 'd': (2, 4)}[dtype]
-    )
+    tile = tile or {'e': (8, 1), 'f': (4, 2), 'd': (2, 4)}[dtype]
+    assert (defines['VECTOR'], defines['TILE']) == tile
 
 
 def tall(dtype):
@@ -368,13 +333,8 @@ def test_atomics_are_declared(gpu):
 # --- the sampled product over a BatchedCOO ---
 
 
-def check_sampled(place, name, dtype, n_channels, shift=0):
-    adj = coo(batch(name, dtype))
-    u = integers((adj.n_rows, n_channels), dtype, seed=2)
-    v = integers((adj.n_cols, n_channels), dtype, seed=3)
-    w = bsddmm_forward(place.put(adj), place.put(u, shift), place.put(v))
-    assert_exact(w, reference.bsddmm(adj, u, v), dtype)
-    assert len(place.launched) in (0, adj.nnz > 0)
+def check_sampled(place, name, dtype, n_channels):
+    bsddmm.check(place, coo(batch(name, dtype)), dtype, n_channels, bsddmm_forward)
 
 
 @pytest.mark.parametrize('n_channels', (0,) + CHANNELS)
@@ -402,9 +362,6 @@ def test_gradients_of_the_sampled_product(xp):
     adj = support.coo_batch_on('four relations', xp, 'float64')
     u, v = (support.features(rng, xp, n, 3, 'float64') for n in adj.shape)
     check_gradients(lambda u, v: papers.bsddmm(adj, u, v) ** 2, u, v)
-
-
-# --- what is refused ---
 
 
 @pytest.mark.parametrize(

@@ -107,9 +107,6 @@ def test_no_rows_launch_nothing(place, form):
     assert y.shape == (0,) and not place.launched
 
 
-# --- what is refused, before anything is launched ---
-
-
 def ones(*shape, dtype='f'):
     return numpy.ones(shape, dtype)
 

@@ -3,8 +3,6 @@
 import pickle
 import re
 
-import hypothesis
-from hypothesis import strategies
 import numpy
 import pytest
 import scipy.sparse
@@ -13,9 +11,10 @@ from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.sparse.relations import relation_rows, transposed_rows
-from tests.support import BATCHES, batch_on, device_of, random_matrix
+from tests.support import assert_same_arrays, BATCHES, batch_on, device_of, random_matrix
 
 SIZES = [3, 1, 0, 5]
+ARRAYS = 'indptr', 'indices', 'data', 'row_offsets', 'col_offsets', 'row_weights'
 
 
 def matrices(n_relations=1, **options):
@@ -30,6 +29,12 @@ def padded(dense, n):
     return out
 
 
+def as_scipy(matrices):
+    """Return SciPy matrices; a list of them for each stack of relations."""
+    sparse = scipy.sparse.csr_matrix
+    return [sparse(m) if m.ndim == 2 else [sparse(one) for one in m] for m in matrices]
+
+
 @pytest.mark.parametrize('n_relations', [1, 3])
 @pytest.mark.parametrize('layout', ['packed', 'padded'])
 def test_from_dense_matrices(xp, layout, n_relations):
@@ -40,14 +45,11 @@ def test_from_dense_matrices(xp, layout, n_relations):
     rows = 20 if layout == 'padded' else 9
     assert (adj.n_graphs, adj.n_rows, adj.n_cols) == (4, rows, rows * n_relations)
     assert adj.n_relations == n_relations and adj.max_rows == 5
-    assert adj.nnz == sum((m != 0).sum() for m in dense)
-    assert adj.max_nnz == max((m != 0).sum() for m in dense)
-    numpy.testing.assert_array_equal(
-        cuda.to_cpu(adj.row_offsets), [0, 5, 10, 15, 20] if layout == 'padded' else [0, 3, 4, 4, 9]
-    )
-    numpy.testing.assert_array_equal(
-        cuda.to_cpu(adj.col_offsets), cuda.to_cpu(adj.row_offsets) * n_relations
-    )
+    counts = [(m != 0).sum() for m in dense]
+    assert (adj.nnz, adj.max_nnz) == (sum(counts), max(counts))
+    offsets = numpy.array([0, 5, 10, 15, 20] if layout == 'padded' else [0, 3, 4, 4, 9])
+    numpy.testing.assert_array_equal(cuda.to_cpu(adj.row_offsets), offsets)
+    numpy.testing.assert_array_equal(cuda.to_cpu(adj.col_offsets), offsets * n_relations)
     assert adj.indptr.dtype == adj.indices.dtype == adj.row_offsets.dtype == numpy.int32
     assert adj.dtype == numpy.float64 and adj.layout == layout
 
@@ -60,15 +62,9 @@ def test_entries_of_a_row_are_sorted_by_relation_then_column():
 @pytest.mark.parametrize('n_relations', [1, 3])
 def test_from_scipy_matrices(n_relations):
     dense = matrices(n_relations)
-    sparse = [
-        scipy.sparse.coo_matrix(m) if n_relations == 1 else [scipy.sparse.csr_matrix(r) for r in m]
-        for m in dense
-    ]
     for layout in ('packed', 'folded', 'padded'):
-        a = BatchedCSR.from_matrices(sparse, layout)
-        b = BatchedCSR.from_matrices(dense, layout)
-        for name in ('indptr', 'indices', 'data', 'row_offsets', 'col_offsets', 'row_weights'):
-            numpy.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+        a, b = (BatchedCSR.from_matrices(given, layout) for given in (as_scipy(dense), dense))
+        assert_same_arrays(a, b, ARRAYS)
 
 
 @pytest.mark.parametrize('dtype', ['f', 'd'])
@@ -113,12 +109,6 @@ def test_values_that_are_stored():
     assert adj.to_dense().dtype == numpy.float32
     adj = BatchedCSR.from_matrices([numpy.array([[0.0, numpy.nan], [1.0, 0.0]])])
     assert adj.nnz == 2 and numpy.isnan(adj.data[0]) and not adj.is_symmetric
-
-
-def as_scipy(matrices):
-    """Return SciPy matrices; a list of them for each stack of relations."""
-    sparse = scipy.sparse.csr_matrix
-    return [sparse(m) if m.ndim == 2 else [sparse(one) for one in m] for m in matrices]
 
 
 @pytest.mark.parametrize('n_relations', [1, 2])
@@ -169,10 +159,7 @@ def test_transpose_is_that_of_the_host_bit_for_bit(sizes, n_relations, density):
 
     host = BatchedCSR.from_matrices([[matrix(n) for _ in range(n_relations)] for n in sizes])
     adj = host.to_device('@cupy:0')
-    for name in ('indptr', 'indices', 'data'):
-        actual, expected = cuda.to_cpu(getattr(adj.T, name)), getattr(host.T, name)
-        assert actual.dtype == expected.dtype
-        numpy.testing.assert_array_equal(actual, expected)
+    assert_same_arrays(adj.T, host.T, ('indptr', 'indices', 'data'))
     numpy.testing.assert_array_equal(cuda.to_cpu(adj.transpose_order), host.transpose_order)
     assert adj.transpose_order.dtype == numpy.int32
 
@@ -181,9 +168,8 @@ def test_transpose_is_that_of_the_host_bit_for_bit(sizes, n_relations, density):
 def test_transpose(xp, name):
     adj = batch_on(name, xp, 'float32')
     transposed = adj.T
-    assert adj.T is transposed and transposed.n_relations == (
-        adj.n_relations if transposed is adj else 1
-    )
+    assert adj.T is transposed
+    assert transposed.n_relations == (adj.n_relations if transposed is adj else 1)
     assert (transposed.max_rows, transposed.max_cols) == (adj.max_cols, adj.max_rows)
     numpy.testing.assert_array_equal(transposed.T.to_scipy().toarray(), adj.to_scipy().toarray())
     for side in (adj, transposed):
@@ -198,11 +184,6 @@ def test_transpose(xp, name):
     numpy.testing.assert_array_equal(a.data[order], b.data)
     back = cuda.to_cpu(transposed.transpose_order)
     numpy.testing.assert_array_equal(b.data[back], transposed.T.to_scipy().data)
-    fresh = batch_on(name, xp, 'float32')
-    for attribute in ('indptr', 'indices'):
-        numpy.testing.assert_array_equal(
-            cuda.to_cpu(getattr(fresh.T, attribute)), cuda.to_cpu(getattr(transposed, attribute))
-        )
 
 
 @pytest.mark.parametrize('name', BATCHES)
@@ -211,9 +192,7 @@ def test_to_device_and_back(xp, name):
     moved = adj.to_device(device_of(xp))
     assert moved.xp is xp
     assert moved.to_device(device_of(xp)) is moved
-    back = moved.to_device(-1)
-    for attribute in ('indptr', 'indices', 'data', 'row_offsets', 'col_offsets'):
-        numpy.testing.assert_array_equal(getattr(back, attribute), getattr(adj, attribute))
+    assert_same_arrays(moved.to_device(-1), adj, ARRAYS)
     sizes = 'n_graphs max_rows max_cols max_nnz n_relations nbytes'
     for attribute in (sizes + ' layout is_symmetric max_atom_id').split():
         assert getattr(moved, attribute) == getattr(adj, attribute)
@@ -234,10 +213,8 @@ def test_astype():
 def test_repr_and_bytes(xp):
     adj = BatchedCSR.from_matrices([numpy.eye(2, dtype='f') * 3, numpy.eye(1, dtype='f')])
     adj = adj.to_device(device_of(xp))
-    assert repr(adj) == (
-        '<BatchedCSR: 2 graphs (packed), 3 x 3, 1 relation, 3 entries, symmetric, '
-        'float32 on %s>' % device_of(xp)
-    )
+    text = '<BatchedCSR: 2 graphs (packed), 3 x 3, 1 relation, 3 entries, symmetric, float32 on %s>'
+    assert repr(adj) == text % device_of(xp)
     assert adj.nbytes == 4 * (4 + 3 + 3 + 3 + 3)
 
 
@@ -260,39 +237,7 @@ def test_pickle():
     numpy.testing.assert_array_equal(again.T.to_dense(), adj.T.to_dense())
 
 
-@hypothesis.settings(deadline=None, max_examples=60)
-@hypothesis.given(
-    strategies.lists(strategies.integers(0, 7), min_size=1, max_size=6),
-    strategies.integers(1, 3),
-    strategies.integers(0, 2**31 - 1),
-    strategies.floats(0, 1),
-    strategies.sampled_from(['packed', 'padded']),
-)
-def test_random_batches_survive_the_round_trip(sizes, n_relations, seed, density, layout):
-    rng = numpy.random.RandomState(seed)
-    dense = [random_matrix(rng, n, n_relations, density=density) for n in sizes]
-    adj = BatchedCSR.from_matrices(dense, layout)
-    numpy.testing.assert_array_equal(adj.to_dense(), padded(dense, max(sizes)))
-    raw = BatchedCSR(
-        adj.indptr, adj.indices, adj.row_offsets, adj.data, n_relations=n_relations, layout=layout
-    )
-    numpy.testing.assert_array_equal(raw.to_dense(), adj.to_dense())
-    assert raw.is_symmetric == adj.is_symmetric
-
-
-# --- what is refused ---
-
 GOOD = {'indptr': [0, 2, 3, 4], 'indices': [0, 1, 1, 2], 'row_offsets': [0, 2, 3]}
-
-
-def raw(xp=numpy, data=None, **changes):
-    arrays = {
-        name: xp.array(values, dtype=None if values else 'i')
-        for name, values in dict(GOOD, **changes).items()
-        if isinstance(values, list)
-    }
-    rest = {name: value for name, value in changes.items() if not isinstance(value, list)}
-    return BatchedCSR(data=data, **dict(arrays, **rest))
 
 
 @pytest.mark.parametrize(
@@ -326,10 +271,7 @@ def raw(xp=numpy, data=None, **changes):
         ),
         ({'layout': 'ragged'}, "layout: expected one of 'packed', 'padded', got 'ragged'"),
         ({'n_relations': 0}, 'n_relations: expected at least 1, got 0'),
-        (
-            {'n_relations': 2, 'col_offsets': [0, 3, 6]},
-            'col_offsets: expected multiples of n_relations = 2, got 3',
-        ),
+        ({'n_relations': 2, 'col_offsets': [0, 3, 6]}, 'col_offsets: .* n_relations = 2, got 3'),
         ({'col_offsets': [0, 2, 3 * 10**9]}, r'col_offsets: expected at most 2\*\*31 - 1'),
         ({'max_atom_id': -1}, 'max_atom_id: expected at least 0, got -1'),
         ({'data': numpy.ones(3)}, 'data: expected one value for each of the 4 indices, got 3'),
@@ -345,8 +287,12 @@ def test_bad_raw_arrays(changes, message):
     """Another kind than integers, or an array, is a TypeError."""
     of_kind = 'integers|a NumPy|float16|an int'
     error = TypeError if re.search('expected (%s)' % of_kind, message) else ValueError
+    given = {
+        name: numpy.array(value, None if value else 'i') if isinstance(value, list) else value
+        for name, value in {**GOOD, **changes}.items()
+    }
     with pytest.raises(error, match=message):
-        raw(**changes)
+        BatchedCSR(**given)
 
 
 @pytest.mark.gpu
@@ -361,9 +307,8 @@ def test_too_large():
     with pytest.raises(ValueError, match=message):
         BatchedCSR(numpy.array([0, 1]), huge, numpy.array([0, 1]))
     with pytest.raises(ValueError, match='nodes times relations: .* got 3000000000'):
-        BatchedCSR(
-            numpy.array([0, 0, 0, 0]), numpy.array([], 'i'), numpy.array([0, 3]), n_relations=10**9
-        )
+        arrays = numpy.zeros(4, 'i'), numpy.zeros(0, 'i'), numpy.array([0, 3])
+        BatchedCSR(*arrays, n_relations=10**9)
     n = 2500 * 10**6
     with pytest.raises(ValueError, match='nodes times relations: .* got 2500000000'):
         BatchedCSR.from_matrices([scipy.sparse.coo_matrix(([], ([], [])), shape=(n, n), dtype='f')])

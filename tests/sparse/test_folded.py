@@ -11,10 +11,10 @@ from chainer_bspmm import BatchedCOO, BatchedCSR, BatchedSELL
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.sparse.edges import edges_of
 from chainer_bspmm.sparse.relations import relation_rows, with_values
-from tests.support import random_matrix
+from tests.sparse.test_batched_csr import matrices, SIZES
+from tests.support import device_of
 from tests.support.spare import buffers_for, with_spare
 
-SIZES = [3, 1, 0, 5]
 # padded_to -> weights of all rows; the last row of each graph stands for its phantom nodes.
 WEIGHTS = {
     None: [1, 1, 1, 2, 1, 4, 5, 1, 1, 1, 1, 1, 0],
@@ -24,15 +24,9 @@ WEIGHTS = {
 }
 
 
-def matrices(n_relations=1, **options):
-    rng = numpy.random.RandomState(1)
-    return [random_matrix(rng, n, n_relations, **options) for n in SIZES]
-
-
 def folded(n_relations=1, padded_to=None, **options):
-    return BatchedCSR.from_matrices(
-        matrices(n_relations, **options), 'folded', max_atom_id=7, padded_to=padded_to
-    )
+    given = matrices(n_relations, **options)
+    return BatchedCSR.from_matrices(given, 'folded', max_atom_id=7, padded_to=padded_to)
 
 
 def assert_weights(adj, padded_to, n_spare=0):
@@ -81,7 +75,7 @@ def test_symmetry_is_found():
 @pytest.mark.parametrize('n_relations', [1, 3])
 def test_what_has_the_same_rows_has_the_weights(xp, n_relations, padded_to):
     host = folded(n_relations, padded_to)
-    adj = host if xp is numpy else host.to_device('@cupy:0')
+    adj = host.to_device(device_of(xp))
     arrays = host.indptr, host.indices, host.data, host.row_offsets, host.col_offsets
     expected = sum(array.nbytes for array in (*arrays, host.row_weights))
     assert adj.nbytes == host.nbytes == expected
@@ -90,22 +84,18 @@ def test_what_has_the_same_rows_has_the_weights(xp, n_relations, padded_to):
     same_sell = BatchedSELL(adj).to_csr(), BatchedSELL(adj, 2, True).to_csr()
     changed = adj.to_device(-1), adj.astype('e'), adj.replace(max_atom_id=None)
     again = pickle.loads(pickle.dumps(host))
+    has_entry = host.to_dense() != 0
     for same in (adj, *changed, with_values(adj, adj.data * 2), *same_coo, *same_sell, again):
         assert_weights(same, padded_to)
-        numpy.testing.assert_array_equal(
-            cuda.to_cpu(same.to_dense()) != 0, cuda.to_cpu(adj.to_dense()) != 0
-        )
+        numpy.testing.assert_array_equal(cuda.to_cpu(same.to_dense()) != 0, has_entry)
 
 
 @pytest.mark.parametrize('n_relations', [1, 3])
 def test_what_has_other_rows_has_none(xp, n_relations):
     """Those of a transpose are pairs of node and relation; those of edges are edges."""
-    adj = folded(n_relations)
-    adj = adj if xp is numpy else adj.to_device('@cupy:0')
-    others = [adj.T, with_values(adj, adj.data).T]
-    if n_relations > 1:
-        others.append(relation_rows(adj))
+    adj = folded(n_relations).to_device(device_of(xp))
     edges = edges_of(adj)
+    others = [adj.T, with_values(adj, adj.data).T, *[relation_rows(adj)] * (n_relations > 1)]
     others += [edges.from_source, edges.from_receiver, edges.to_node.T]
     for other in others:
         assert other.row_weights is None
@@ -137,9 +127,6 @@ def test_arrays_have_no_place_for_weights():
         BatchedCSR.from_dense(numpy.zeros((1, 2, 2)), layout='folded')
 
 
-# --- buffers ---
-
-
 @pytest.mark.parametrize('padded_to', [None, 9])
 @pytest.mark.parametrize('spare_rows, spare_nnz', [(0, 0), (2, 0), (3, 5)])
 def test_buffers(xp, spare_rows, spare_nnz, padded_to):
@@ -151,10 +138,8 @@ def test_buffers(xp, spare_rows, spare_nnz, padded_to):
 
 
 def test_filling_again_leaves_no_weight_behind():
-    large, small = (
-        BatchedCSR.from_matrices([numpy.ones((n, n)) for n in sizes], 'folded')
-        for sizes in ((4, 2), (1, 2))
-    )
+    ones = ([numpy.ones((n, n)) for n in sizes] for sizes in ((4, 2), (1, 2)))
+    large, small = (BatchedCSR.from_matrices(matrices, 'folded') for matrices in ones)
     buffers = buffers_for(large, 0, 0)
     for adj, weights in ((large, [1, 1, 1, 1, 0, 1, 1, 2]), (small, [1, 1, 1, 1, 0, 0, 0, 0])):
         fill_buffers(buffers._replace(data=None), numpy.zeros(adj.n_rows, 'i'), adj, [])

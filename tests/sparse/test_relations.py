@@ -9,25 +9,15 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm.ops.scale_adj import scale_adj
 from chainer_bspmm.sparse import build, relations
 from chainer_bspmm.sparse.relations import relation_rows, with_values
-from tests.emulation.kernel_cases import batch, integers
+from tests.emulation.kernel_cases import batch, integers, larger, offsets_of
 from tests.support import batch_on
 from tests.support.relations import relation_batch_on
 
 
-@pytest.fixture
-def rectangular():
-    """Two graphs of 1 and 2 receivers, 3 and 1 senders, two relations."""
-    return BatchedCSR(
-        numpy.array([0, 3, 4, 6]),
-        numpy.array([5, 0, 3, 7, 6, 7]),
-        numpy.array([0, 1, 3]),
-        numpy.array([1.0, 2, 3, 4, 5, 6]),
-        numpy.array([0, 6, 8]),
-        n_relations=2,
-    )
-
-
-def test_rows_of_relations(rectangular):
+def test_rows_of_relations():
+    """Of two graphs of 1 and 2 receivers, 3 and 1 senders, two relations."""
+    arrays = [0, 3, 4, 6], [5, 0, 3, 7, 6, 7], [0, 1, 3], [1.0, 2, 3, 4, 5, 6], [0, 6, 8]
+    rectangular = BatchedCSR(*map(numpy.array, arrays), n_relations=2)
     rows = relation_rows(rectangular)
     expected = numpy.zeros((6, 4))
     matrix = rectangular.to_scipy().tocoo()
@@ -50,19 +40,14 @@ def test_one_relation_has_them_already():
 @pytest.mark.parametrize('name', ['four relations', 'unsorted values'])
 def test_rows_of_relations_of_batches(xp, name):
     adj = relation_batch_on(name, xp, 'float64')
-    rows = relation_rows(adj)
-    n_relations = adj.n_relations
-    expected = adj.to_scipy().toarray().reshape(adj.n_rows, -1, n_relations).swapaxes(1, 2)
-    numpy.testing.assert_array_equal(
-        rows.to_scipy().toarray(), expected.reshape(adj.n_rows * n_relations, -1)
-    )
-    numpy.testing.assert_array_equal(rows.T.to_scipy().toarray(), rows.to_scipy().toarray().T)
-    assert rows.shape == (adj.n_rows * n_relations, adj.n_cols // n_relations)
+    rows, n = relation_rows(adj), adj.n_relations
+    expected = adj.to_scipy().toarray().reshape(adj.n_rows, -1, n).swapaxes(1, 2)
+    expected = expected.reshape(adj.n_rows * n, -1)
+    numpy.testing.assert_array_equal(rows.to_scipy().toarray(), expected)
+    numpy.testing.assert_array_equal(rows.T.to_scipy().toarray(), expected.T)
+    assert rows.shape == (adj.n_rows * n, adj.n_cols // n)
     assert rows.indptr.dtype == rows.indices.dtype == rows.row_offsets.dtype == numpy.int32
-    assert (rows.max_rows, rows.max_cols) == (
-        adj.max_rows * n_relations,
-        adj.max_cols // n_relations,
-    )
+    assert (rows.max_rows, rows.max_cols) == (adj.max_rows * n, adj.max_cols // n)
     assert relation_rows(adj) is rows
     # The checks for arrays of unknown origin accept these.
     BatchedCSR(rows.indptr, rows.indices, rows.row_offsets, rows.data, rows.col_offsets)
@@ -80,36 +65,18 @@ def test_with_values(xp, name):
     numpy.testing.assert_array_equal(adj.to_scipy().toarray(), before)
 
 
-# --- by the kernel ---
-
-
-def larger(put, adj, spare):
-    """Return the matrix in arrays with room to spare."""
-    new = adj.replace(has_spare=spare > 0)
-    new.n_rows, new.nnz = adj.n_rows + spare, adj.nnz + spare
-    new.indptr = put(numpy.pad(adj.indptr, (0, spare), mode='edge'))
-    new.indices = put(numpy.pad(adj.indices, (0, spare)))
-    if adj.data is not None:
-        new.data = put(numpy.pad(adj.data, (0, spare)))
-    new.row_offsets, new.col_offsets = put(adj.row_offsets), put(adj.col_offsets)
-    return new
-
-
 def check(gpu, adj, spare=0):
     expected = build.relation_rows(larger(numpy.array, adj, spare))
     given = larger(gpu.put, adj, spare)
     given.indices[adj.nnz :] = 2**30
     made = build.relation_rows(given)
     for name, array, of_host in zip(made._fields, made, expected, strict=True):
-        if of_host is None:
-            assert array is None
-        elif name == 'indices':
-            numpy.testing.assert_array_equal(
-                cuda.to_cpu(array), numpy.pad(of_host[: adj.nnz], (0, spare))
-            )
-        else:
+        assert (array is None) == (of_host is None)
+        if of_host is not None:
+            if name == 'indices':
+                of_host = numpy.pad(of_host[: adj.nnz], (0, spare))
             numpy.testing.assert_array_equal(cuda.to_cpu(array), of_host, name)
-        assert array is None or name == 'data' or array.dtype == 'i4'
+            assert name == 'data' or array.dtype == 'i4'
 
 
 @pytest.mark.parametrize('dtype', 'efd')
@@ -137,7 +104,7 @@ def test_scaled_matrices_have_their_rows_and_those_of_the_transpose(gpu):
     halves = [numpy.triu(rng.uniform(size=(2, n, n)) < 0.3, 1) for n in (5, 3)]
     adj = BatchedCSR.from_matrices([half | half.transpose(0, 2, 1) for half in halves])
     expected = scale_adj(adj, numpy.dtype('d'))
-    actual = relations.scaled_by_source(larger(gpu.put, adj, 0), gpu.put(expected.data))
+    actual = relations.scaled_by_source(larger(gpu.put, adj), gpu.put(expected.data))
     rows, transposed = relations.relation_rows(actual), relations.transposed_rows(actual)
     assert len(gpu.launched) == 1
     assert (rows.to_scipy() != relations.relation_rows(expected).to_scipy()).nnz == 0
@@ -155,9 +122,8 @@ def check_random(gpu, n_rows, most, spare):
     rng, n_relations = numpy.random.RandomState(0), 3
     counts = rng.randint(0, most, n_rows)
     columns = rng.randint(0, n_rows * n_relations, counts.sum())
-    indptr = numpy.concatenate([[0], counts.cumsum()])
-    data = integers(counts.sum(), 'f')
-    adj = BatchedCSR(indptr, columns, numpy.array([0, n_rows]), data, n_relations=n_relations)
+    arrays = offsets_of(counts), columns, numpy.array([0, n_rows]), integers(counts.sum(), 'f')
+    adj = BatchedCSR(*arrays, n_relations=n_relations)
     check(gpu, adj, spare)
     check(gpu, adj.replace(data=None), spare)
 

@@ -1,5 +1,7 @@
 """Batches in buffers larger than they are: every operation gives what the ordinary batch does."""
 
+import functools
+import operator
 import types
 
 import numpy
@@ -19,7 +21,7 @@ from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.sparse.edges import edges_of
 from chainer_bspmm.sparse.relations import relation_rows, with_values
-from tests.support import batch_on, BATCHES, TOLERANCE
+from tests.support import assert_same_arrays, batch_on, BATCHES, TOLERANCE
 from tests.support.spare import buffers_for, with_spare
 
 NAMES = [name for name in BATCHES if name not in ('padded', 'rectangular')]
@@ -62,13 +64,9 @@ def assert_same_matrix(actual, expected):
     numpy.testing.assert_array_equal(indptr[: n_rows + 1], cuda.to_cpu(expected.indptr))
     assert_padded(actual.indices, expected.indices)
     assert actual.indices.size == actual.nnz
-    for offsets in ('row_offsets', 'col_offsets'):
-        numpy.testing.assert_array_equal(
-            *(cuda.to_cpu(getattr(adj, offsets)) for adj in (actual, expected))
-        )
-    if expected.data is None:
-        assert actual.data is None
-    else:
+    assert_same_arrays(actual, expected, ('row_offsets', 'col_offsets'))
+    assert (actual.data is None) == (expected.data is None)
+    if expected.data is not None:
         assert_padded(actual.data, expected.data)
     for size in ('n_rows', 'n_cols', 'nnz', 'max_rows', 'max_cols', 'max_nnz'):
         assert getattr(actual, size) >= getattr(expected, size)
@@ -77,39 +75,32 @@ def assert_same_matrix(actual, expected):
 
 def test_derived_matrices(pair):
     adj, spare = pair
-    assert_same_matrix(spare, adj)
-    assert_same_matrix(spare.T, adj.T)
-    assert_same_matrix(spare.T.T, adj.T.T)
-    order, expected = cuda.to_cpu(spare.transpose_order), cuda.to_cpu(adj.transpose_order)
-    numpy.testing.assert_array_equal(order[: adj.nnz], expected)
-    numpy.testing.assert_array_equal(order[adj.nnz :], numpy.arange(adj.nnz, spare.nnz))
-    assert_same_matrix(relation_rows(spare), relation_rows(adj))
-    assert_same_matrix(relation_rows(spare).T, relation_rows(adj).T)
+    rows, of_rows = relation_rows(spare), relation_rows(adj)
+    for actual, expected in ((spare, adj), (spare.T, adj.T), (rows, of_rows)):
+        assert_same_matrix(actual, expected)
+        assert_same_matrix(actual.T, expected.T)
     assert_same_matrix(spare.astype('f'), adj.astype('f'))
     assert_same_matrix(spare.to_device(-1), adj.to_device(-1))
     assert_padded(spare.entry_rows(), adj.entry_rows())
     assert_padded(spare.T.entry_rows(), adj.T.entry_rows())
-    values = adj.xp.arange(1.0, spare.nnz + 1)
-    for actual, expected in (
-        (with_values(spare, values), with_values(adj, values[: adj.nnz])),
-        (with_values(spare, values).T, with_values(adj, values[: adj.nnz]).T),
+    # Spare entries stay where they are, with their values.
+    values, more = adj.xp.arange(1.0, spare.nnz + 1), numpy.arange(adj.nnz, spare.nnz)
+    other, of_other = with_values(spare, values), with_values(adj, values[: adj.nnz])
+    for array, of, rest in (
+        (spare.transpose_order, adj.transpose_order, more),
+        (other.data, of_other.data, more + 1),
+        (other.T.data, of_other.T.data, more + 1),
     ):
-        numpy.testing.assert_array_equal(
-            cuda.to_cpu(actual.data)[: adj.nnz], cuda.to_cpu(expected.data)
-        )
-        numpy.testing.assert_array_equal(
-            cuda.to_cpu(actual.data)[adj.nnz :], numpy.arange(adj.nnz, spare.nnz) + 1.0
-        )
+        numpy.testing.assert_array_equal(cuda.to_cpu(array), [*cuda.to_cpu(of), *rest])
     # The padded form has the bound of the rows instead of their maximum.
     shape = cuda.to_cpu(adj.to_dense()).shape
     dense = cuda.to_cpu(spare.to_dense())
     block = tuple(map(slice, shape))
     numpy.testing.assert_array_equal(dense[block], cuda.to_cpu(adj.to_dense()))
     assert numpy.count_nonzero(dense) == numpy.count_nonzero(dense[block])
-    n_rows, n_cols = adj.shape
     scipy_matrix = spare.to_scipy()
     assert scipy_matrix.nnz == adj.nnz
-    assert (scipy_matrix[:n_rows, :n_cols] != adj.to_scipy()).nnz == 0
+    assert (scipy_matrix[: adj.n_rows, : adj.n_cols] != adj.to_scipy()).nnz == 0
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -117,19 +108,19 @@ def test_transpose_that_sorts(name, xp):
     """The path for graphs that are too large for a block."""
     for spare_rows, spare_nnz in SPARE:
         adj, spare = batch_on(name, xp, 'd'), with_spare(BATCHES[name], spare_rows, spare_nnz, xp)
-        indptr, indices, order = build.transpose(
-            xp, spare.indptr, spare.indices, spare.n_cols, True
+        of_spare, of_adj = (
+            list(map(cuda.to_cpu, build.transpose(xp, *of_matrix)))
+            for of_matrix in (
+                (spare.indptr, spare.indices, spare.n_cols, True),
+                (adj.indptr, adj.indices, adj.n_cols),
+            )
         )
-        expected = build.transpose(xp, adj.indptr, adj.indices, adj.n_cols)
-        assert (cuda.to_cpu(indptr)[adj.n_cols :] == adj.nnz).all()
-        numpy.testing.assert_array_equal(
-            cuda.to_cpu(indptr)[: adj.n_cols + 1], cuda.to_cpu(expected[0])
-        )
-        assert_padded(indices, expected[1])
-        numpy.testing.assert_array_equal(
-            cuda.to_cpu(order),
-            numpy.append(cuda.to_cpu(expected[2]), numpy.arange(adj.nnz, spare.nnz)),
-        )
+        of_adj[0] = numpy.pad(of_adj[0], (0, spare.n_cols - adj.n_cols), 'edge')
+        of_adj[1] = numpy.pad(of_adj[1], (0, spare_nnz))
+        of_adj[2] = numpy.append(of_adj[2], numpy.arange(adj.nnz, spare.nnz, dtype='i'))
+        for actual, expected in zip(of_spare, of_adj):
+            numpy.testing.assert_array_equal(actual, expected)
+            assert actual.dtype == expected.dtype
 
 
 def padded_rows(array, n_rows, fill=0.0):
@@ -151,10 +142,8 @@ def check_function(pair, function, rows, n_channels, *parameters, fill=7.0):
     x = rng.uniform(-1, 1, (rows(adj), n_channels))
     gy, results = None, []
     for matrix in (adj, spare):
-        given = [
-            chainer.Variable(adj.xp.asarray(array))
-            for array in (padded_rows(x, rows(matrix), fill), *parameters)
-        ]
+        arrays = padded_rows(x, rows(matrix), fill), *parameters
+        given = [chainer.Variable(adj.xp.asarray(array)) for array in arrays]
         y = function(matrix, *given)
         if gy is None:
             gy = rng.uniform(-1, 1, y.shape)
@@ -167,18 +156,12 @@ def check_function(pair, function, rows, n_channels, *parameters, fill=7.0):
     for pairs in (zip(y, expected_y), zip(gx, expected_x)):
         for actual, of in pairs:
             assert_padded(actual.array, of.array, exact=False)
-    for actual, of in zip(sum(others, ()), sum(expected, ())):
-        numpy.testing.assert_allclose(
-            cuda.to_cpu(actual.array), cuda.to_cpu(of.array), 1e-11, 1e-11
-        )
+    for pair in zip(sum(others, ()), sum(expected, ())):
+        actual, of = (cuda.to_cpu(variable.array) for variable in pair)
+        numpy.testing.assert_allclose(actual, of, 1e-11, 1e-11)
 
 
-def n_nodes(adj):
-    return adj.n_rows
-
-
-def n_entries(adj):
-    return adj.nnz
+n_nodes, n_entries = map(operator.attrgetter, ('n_rows', 'nnz'))
 
 
 @pytest.mark.parametrize('with_data', [False, True])
@@ -249,12 +232,11 @@ def test_attention(pair, within, concat_heads, dropout_ratio):
     if pair[1].nnz and not pair[1].n_rows:
         return  # spare entries name row 0: no buffer is without rows
 
-    def function(adj, m, W, b):  # the generator of a step draws the same for both
+    def function(adj, *given):  # the generator of a step draws the same for both
         blas = types.SimpleNamespace(dot=lambda a, b: a.dot(b))
+        options = {'n_heads': 2, 'within': within, 'concat_heads': concat_heads}
         with under_way(Step(blas, 1, adj.xp.full(1, 2, numpy.uint64))):
-            return relation_attention(
-                adj, m, W, b, 2, within, concat_heads, dropout_ratio=dropout_ratio
-            )
+            return relation_attention(adj, *given, dropout_ratio=dropout_ratio, **options)
 
     W = numpy.random.RandomState(1).uniform(-1, 1, (1, 6))
     check_function(pair, function, n_nodes, pair[0].n_relations * 2 * 3, W, numpy.ones(1))
@@ -262,24 +244,20 @@ def test_attention(pair, within, concat_heads, dropout_ratio):
 
 @pytest.mark.parametrize('side_by_side', [False, True])
 def test_matrices_of_attention(pair, side_by_side):
-    expected, actual = (
-        attention_pattern(adj, 2, True, side_by_side, numpy.dtype('d')) for adj in pair
-    )
-    assert_same_matrix(actual.product, expected.product)
-    assert_same_matrix(actual.product.T, expected.product.T)
+    options = 2, True, side_by_side, numpy.dtype('d')
+    expected, actual = (attention_pattern(adj, *options) for adj in pair)
     assert (actual.isolated is None) == (expected.isolated is None)
-    if actual.isolated is not None:
-        assert_same_matrix(actual.isolated, expected.isolated)
-        assert_same_matrix(actual.isolated.T, expected.isolated.T)
+    for name in ('product', 'isolated') if actual.isolated is not None else ('product',):
+        assert_same_matrix(getattr(actual, name), getattr(expected, name))
+        assert_same_matrix(getattr(actual, name).T, getattr(expected, name).T)
 
 
 @pytest.mark.parametrize('activation', [chainer.functions.relu, chainer.functions.tanh])
 def test_modulated_messages(pair, activation):
     rng, n_relations = numpy.random.RandomState(1), pair[0].n_relations
     W, W_g = (rng.uniform(-1, 1, (n * n_relations, 4)) for n in (3, 6))
-    check_function(
-        pair, lambda adj, *given: edge_film(adj, *given, activation=activation), n_nodes, 4, W, W_g
-    )
+    function = functools.partial(edge_film, activation=activation)
+    check_function(pair, function, n_nodes, 4, W, W_g)
 
 
 def test_matrices_of_edges(pair):
@@ -293,9 +271,6 @@ def test_matrices_of_edges(pair):
 def test_what_would_count_them_refuses(make):
     with pytest.raises(ValueError, match='without spare rows and entries, .* some spare'):
         make(with_spare(BATCHES['many'], 1, 1))
-
-
-# --- filling ---
 
 
 @pytest.mark.parametrize('spare_rows, spare_nnz', SPARE)

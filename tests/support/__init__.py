@@ -17,9 +17,8 @@ TOLERANCE = {'float16': 5e-4, 'float32': 1e-5, 'float64': 1e-14}
 
 def draw_as_chainer(monkeypatch):
     """Let dropout on a host keep the elements that ``chainer.functions.dropout`` keeps."""
-    monkeypatch.setattr(
-        dropout, 'draw_kept', lambda shape, ratio: numpy.random.rand(*shape) >= ratio
-    )
+    drawn = lambda shape, ratio: numpy.random.rand(*shape) >= ratio  # NOQA: E731
+    monkeypatch.setattr(dropout, 'draw_kept', drawn)
 
 
 def assert_close(actual, expected, dtype):
@@ -54,12 +53,21 @@ def assert_close_arrays(found, expected, bound=1e-5):
         assert relative_error(found[name], array) < bound, name
 
 
+def assert_same_arrays(a, b, names):
+    """Compare arrays of two containers, on any device; where one has None both have."""
+    for name in names:
+        one, other = (getattr(each, name) for each in (a, b))
+        assert (one is None) == (other is None), name
+        if one is not None:
+            assert one.dtype == other.dtype, name
+            numpy.testing.assert_array_equal(cuda.to_cpu(one), cuda.to_cpu(other), name)
+
+
 def random_matrix(rng, n, n_relations=1, symmetric=False, density=None, ones=False):
     """Return an (n, n) or (R, n, n) float64 matrix with about three entries per row."""
     density = min(1.0, 3.0 / max(n * n_relations, 1)) if density is None else density
-    matrix = rng.uniform(0.5, 2.0, (n_relations, n, n)) * (
-        rng.uniform(size=(n_relations, n, n)) < density
-    )
+    shape = n_relations, n, n
+    matrix = rng.uniform(0.5, 2.0, shape) * (rng.uniform(size=shape) < density)
     if ones:
         matrix = (matrix != 0).astype(float)
     if symmetric:
@@ -93,10 +101,7 @@ def batches(seed=0):
     ):
         yield name, BatchedCSR.from_matrices([random_matrix(rng, n, **options) for n in sizes])
     yield 'no entries', BatchedCSR.from_matrices([numpy.zeros((n, n)) for n in (3, 2)])
-    yield (
-        'padded',
-        BatchedCSR.from_matrices([random_matrix(rng, n) for n in sizes], layout='padded'),
-    )
+    yield 'padded', BatchedCSR.from_matrices([random_matrix(rng, n) for n in sizes], 'padded')
     indptr, indices, row_offsets = [0, 4, 4, 7], [1, 0, 1, 1, 2, 2, 2], [0, 2, 3]
     arrays = map(numpy.array, (indptr, indices, row_offsets))
     yield 'duplicates, unsorted', BatchedCSR(*arrays, data=rng.uniform(-1, 1, 7))

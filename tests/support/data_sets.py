@@ -1,5 +1,6 @@
 """Molecules of every kind, dense and sparse, and comparison of their batches."""
 
+from chainer_chemistry.datasets import NumpyTupleDataset
 import numpy
 
 from chainer_bspmm.dataset.molecules import Molecules
@@ -42,6 +43,18 @@ def molecules(sizes=(3, 1, 5), n_labels=1, out_size=None, n_relations=1, seed=0)
     return examples
 
 
+def tuple_data_set(examples):
+    """Return their NumpyTupleDataset; arrays of different shapes are objects."""
+    columns = []
+    for values in zip(*examples):
+        if len({numpy.shape(value) for value in values}) == 1:
+            columns.append(numpy.stack(values))
+        else:
+            columns.append(numpy.empty(len(values), object))
+            columns[-1][:] = values
+    return NumpyTupleDataset(*columns)
+
+
 def molecule_set(sizes=SIZES, n_relations=1, data='f', atoms='ids', labels='float32', seed=0):
     """Return Molecules of random entries.
 
@@ -60,11 +73,10 @@ def molecule_set(sizes=SIZES, n_relations=1, data='f', atoms='ids', labels='floa
     widths = numpy.repeat(numpy.repeat(sizes * n_relations, sizes), row_nnz)
     columns = (rng.uniform(size=widths.size) * widths).astype('i')
     values = None if data is None else rng.uniform(0.5, 2, columns.size).astype(data)
-    nodes = (
-        rng.randint(1, 90, n_nodes).astype('i')
-        if atoms == 'ids'
-        else rng.uniform(size=(n_nodes, 3)).astype(atoms)
-    )
+    if atoms == 'ids':
+        nodes = rng.randint(1, 90, n_nodes).astype('i')
+    else:
+        nodes = rng.uniform(size=(n_nodes, 3)).astype(atoms)
     arrays = [rng.uniform(-99, 99, (sizes.size,) + shape).astype(d) for d, shape in LABELS[labels]]
     return Molecules(nodes, sizes, sizes + 1, row_nnz, columns, values, n_relations, arrays)
 

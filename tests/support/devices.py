@@ -24,6 +24,15 @@ GPUS = [
 ]
 
 
+# On a GPU a kernel keeps the limit of shared memory that it was compiled for.
+on_an_emulated_device = pytest.mark.parametrize('gpu', GPUS[:-1], indirect=True)
+
+
+def slow_unless(is_quick, *values, id=None):
+    """Return the values of a parametrized test's case, which is slow or not."""
+    return pytest.param(*values, id=id, marks=() if is_quick else pytest.mark.slow)
+
+
 class Host:
     """NumPy: nothing is launched."""
 

@@ -6,11 +6,44 @@ import chainer
 from chainer import gradient_check
 from chainer.backends import cuda
 
+from tests.support import relative_error
+
 # Batches of tests.support that have something to break in a backward pass.
 GRADIENT_BATCHES = [
     *('empty graphs first, between, last', 'symmetric', 'symmetric ones', 'four relations'),
     *('duplicates, unsorted', 'rectangular', 'no entries'),
 ]
+
+
+def outcome(function, arrays, wanted=None, higher=False):
+    """Return a function's output and the gradients of its inputs; None for those not `wanted`."""
+    variables = [
+        chainer.Variable(array.copy(), requires_grad=wanted is None or i in wanted)
+        for i, array in enumerate(arrays)
+    ]
+    y = function(*variables)
+    # Not y, which a rectifier makes 0; of one sign, so that sums do not cancel.
+    y.grad = (0.5 + y.xp.arange(y.size) * 7 % 17 / 16).reshape(y.shape).astype(y.dtype)
+    y.backward(enable_double_backprop=higher)
+    return [y.array, *(variable.grad for variable in variables)]
+
+
+def assert_same_outcome(found, expected, dtype, bound):
+    """Compare two lists of arrays by the relative error of each; where one is None both are."""
+    for actual, of in zip(found, expected, strict=True):
+        assert (actual is None) == (of is None)
+        if of is not None:
+            assert actual.dtype == dtype and actual.shape == of.shape
+            assert relative_error(actual, of) < bound
+
+
+def assert_same_gradients_alone(function, arrays, choices):
+    """Compare gradients of some inputs, or of each of the choices, with the same among all."""
+    for higher in (False, True):
+        y, *full = outcome(function, arrays, None, higher)
+        for wanted in choices:
+            expected = [y, *(gradient if i in wanted else None for i, gradient in enumerate(full))]
+            assert_same_outcome(outcome(function, arrays, wanted, higher), expected, 'd', 1e-14)
 
 
 def check_gradients(function, *inputs):

@@ -1,6 +1,5 @@
 """What is launched on a GPU, without one: kernels are recorded instead of run."""
 
-import collections
 import types
 
 import numpy
@@ -9,10 +8,6 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import kernels, launch
 from chainer_bspmm.cuda.plans import Device
-
-
-# defines: all compile-time constants (dict).
-Launched = collections.namedtuple('Launched', 'name defines grid block shared_bytes arguments')
 
 
 class DeviceArray(numpy.ndarray):
@@ -33,7 +28,7 @@ def placed(array, shift=0):
 
 
 class Launches(list):
-    """List of `Launched`; the results of the calls are never written.
+    """List of (compile-time constants, arguments); the results of the calls are never written.
 
     `shifts`: for each of the next new arrays, how many bytes it lies past a multiple of 16.
     """
@@ -48,15 +43,11 @@ class Launches(list):
         cupy = types.SimpleNamespace(empty=self._empty, cuda=types.SimpleNamespace(runtime=runtime))
         monkeypatch.setattr(cuda, 'cupy', cupy)
 
-    def put(self, array, shift=0):
-        """Return a copy of an array that lies `shift` bytes past a multiple of 16."""
-        return placed(array, shift)
-
     def _empty(self, shape, dtype):
-        return self.put(numpy.zeros(shape, dtype), self.shifts.pop(0) if self.shifts else 0)
+        return placed(numpy.zeros(shape, dtype), self.shifts.pop(0) if self.shifts else 0)
 
     def _load(self, device_id, name, dtype_char, defines):
         def kernel(grid, block, arguments, shared_mem=0):
-            self.append(Launched(name, dict(defines), grid, block, shared_mem, arguments))
+            self.append((dict(defines), arguments))
 
         return kernel

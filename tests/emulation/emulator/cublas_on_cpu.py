@@ -49,17 +49,12 @@ def path():
     return str(cache.library(text, *options))
 
 
-class Streams:
-    """The current stream of a stand-in for CuPy, and what CuPy was told to calculate in."""
-
-    def __init__(self):
-        self.current = types.SimpleNamespace(ptr=1)
-        self.compute_type = 0
-
-
 def install(monkeypatch):
-    """Make `gemm` use the library and take `HostArray`; return the `Streams`."""
-    streams = Streams()
+    """Make `gemm` use the library and take `HostArray`.
+
+    Returns an object with CuPy's `current` stream and the `compute_type` that CuPy was told.
+    """
+    streams = types.SimpleNamespace(current=types.SimpleNamespace(ptr=1), compute_type=0)
     module = types.SimpleNamespace(
         empty=empty,
         zeros=lambda shape, dtype: on_host(numpy.zeros(shape, dtype)),

@@ -208,6 +208,7 @@ class Device:
     Attributes:
         launched (list): the compile-time constants (dict) of every launch.
         names (set): the kernels that were launched.
+        sizes (plans.Device): those of the GPU that plans are made for.
         reachable (list): arrays to which structs passed by value hold pointers.
     """
 
@@ -217,7 +218,8 @@ class Device:
         self._sanitizer = sanitizer
         self.launched, self.names, self.reachable = [], set(), []
         monkeypatch.setattr(kernels, 'load', self._load)
-        monkeypatch.setattr(kernels, 'device', lambda device_id: plans.Device(132, 60 << 20))
+        self.sizes = plans.Device(132, 60 << 20)
+        monkeypatch.setattr(kernels, 'device', lambda device_id: self.sizes)
         monkeypatch.setattr(launch, 'on_gpu', lambda x: isinstance(x, DeviceArray))
         cupy = types.SimpleNamespace(
             empty=self._empty,
