@@ -204,14 +204,22 @@ ATOMS, ADJ = numpy.array([6, 8], 'i'), numpy.eye(2, dtype='f')
         ),
         ([(ATOMS != 6, ADJ)], 'batch: expected .* got bool of 1 dimensions'),
         ([(numpy.array([6, 2**31]), ADJ)], r'atom ids: expected at most 2\*\*31 - 1'),
-        ([(ATOMS, ADJ, None)], r'expected labels of one shape, got NoneType \(\)'),
-        ([(ATOMS, ADJ, 'toxic')], r'expected labels of one shape, got str \(\)'),
+        ([(ATOMS, ADJ, None)], r'expected numbers, or .* got NoneType \(\)'),
+        ([(ATOMS, ADJ, 'toxic')], r'expected numbers, or .* got str \(\)'),
         ([(ATOMS, ADJ), (numpy.array([6, -1]), ADJ)], r'batch\[1\]\[0\]: .* at least 0, got -1'),
         ([(ATOMS, ADJ), (numpy.array([-6, 8]), ADJ)], r'batch\[1\]\[0\]: .* got -6'),
         ([('CO', ADJ)], r'batch\[0\]: expected arrays of atoms .* got str'),
         (
             [(ATOMS, ADJ, [1.0]), (ATOMS, ADJ, [1.0, 2.0])],
             r'batch\[...\]\[2\]: expected labels of one shape, got list \(1,\), list \(2,\)',
+        ),
+        (
+            [(ATOMS, ADJ, numpy.zeros(n)) for n in range(3, 12)],
+            r'got float64 \(10,\), float64 \(11,\), float64 \(3,\), float64 \(4,\), 5 others; a',
+        ),
+        (
+            [(numpy.ones(n, 'i'), numpy.eye(n), numpy.zeros((n, n))) for n in (2, 3)],
+            r'expected labels of one shape, got float64 \(2, 2\), float64 \(3, 3\)$',
         ),
         ([(ATOMS, ADJ), (ATOMS, numpy.ones((4, 2, 2)))], r'got \(4, 2, 2\)'),
         # the first of several that are wrong is named, with the shape that it was given with
@@ -222,7 +230,7 @@ ATOMS, ADJ = numpy.array([6, 8], 'i'), numpy.eye(2, dtype='f')
         ),
         (
             [(ATOMS, ADJ)] + 2 * [(numpy.array([6, 0]), numpy.diag([1.0, 0])[None])],
-            r'matrices\[1\]: expected shape \(n, n\) .* got \(1, 2, 2\)',
+            r'batch\[1\]\[1\]: expected shape \(n, n\) as in batch\[0\]\[1\], got \(1, 2, 2\)',
         ),
     ],
 )
@@ -230,6 +238,14 @@ def test_bad_batch(batch, message):
     error = TypeError if message.endswith(('got ndarray', 'got dict', 'got str')) else ValueError
     with pytest.raises(error, match=message):
         concat_mols(batch)
+
+
+@pytest.mark.parametrize('dtypes, expected', [('fd', 'f'), ('df', 'd'), ('if', 'd')])
+def test_dtype_of_labels(dtypes, expected):
+    examples = [(ATOMS, ADJ, numpy.ones(1, dtype)) for dtype in dtypes]
+    assert (
+        concat_mols(examples)[2].dtype == to_sparse(examples).molecules.labels[0].dtype == expected
+    )
 
 
 @pytest.mark.parametrize('convert', [concat_mols, to_sparse])
@@ -243,6 +259,7 @@ def test_tuples_of_a_class_of_their_own_are_examples(convert):
 @pytest.mark.parametrize(
     'options, error, message',
     [
+        ({'layout': [(ATOMS, ADJ)]}, TypeError, r'give CSRConverter\(\), not the class'),
         ({'layout': 'dense'}, ValueError, "layout: expected one of 'packed', 'folded', 'padded'"),
         ({'layout': 'packed', 'padded_to': 9}, ValueError, 'padded_to: expected None with layout='),
         ({'padded_to': 0}, ValueError, 'padded_to: expected at least 1, got 0'),

@@ -8,6 +8,7 @@ import os
 import re
 
 import numpy
+import pandas
 import pytest
 
 pytest.importorskip('rdkit')
@@ -149,6 +150,12 @@ def test_labels_follow_the_molecules():
     numpy.testing.assert_array_equal(batch[2], labels[result.kept])
     super_nodes, also = concat_mols(from_smiles(SMILES, 'ggnn_gwm', labels.tolist()).dataset)[2:]
     assert super_nodes.ndim == 2 and also.shape[1] == 2
+    order = numpy.random.RandomState(0).permutation(len(SMILES))
+    for table in (pandas.DataFrame(labels, order), pandas.Series(labels[:, 0], order)):  # its index
+        found = from_smiles(SMILES, 'relgcn', table).dataset.molecules.labels[0]
+        numpy.testing.assert_array_equal(found, table.to_numpy()[result.kept])
+    with pytest.raises(ValueError, match='labels: expected one for each of the 35 SMILES, got 1'):
+        from_smiles(SMILES, 'relgcn', labels=1.0)
 
 
 def test_failures_say_why(capfd):

@@ -308,9 +308,14 @@ def test_errors_name_the_example(monkeypatch):
         (good[:2] + [(atoms, adj)], 'dataset: expected as many columns .* 2 and 3'),
         (good[:2] + molecules((3, 2), n_relations=4), relations),
         (good[:2] + [(atoms, adj, label[:1])], labels),
+        (good + [(atoms, adj[None], label)], r'dataset\[3\]\[1\]: .* as in dataset\[2\]\[1\], got'),
     ):
         with pytest.raises(ValueError, match=message):
             to_sparse(examples)
+    with pytest.raises(TypeError, match='dataset: expected a sequence, got generator'):
+        to_sparse(example for example in good)
+    with pytest.raises(TypeError, match='molecules: expected Molecules, got list; to_sparse conv'):
+        SparseDataset(good)
     of_one_relation = good[:2] + [(atoms, adj[None], label)] * 2
     assert len(to_sparse(of_one_relation)) == 4
 

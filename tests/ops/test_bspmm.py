@@ -3,6 +3,8 @@
 import functools
 import weakref
 
+import hypothesis
+from hypothesis import strategies
 import numpy
 import pytest
 
@@ -90,6 +92,24 @@ def test_other_batches(xp, name, dtype):
             y = bspmm_forward(adj, x, values, residual, trans)
             assert_close(y, expected, dtype)
             assert y.tobytes() == bspmm_forward(adj, x, values, residual, trans).tobytes()
+
+
+@hypothesis.settings(deadline=None, max_examples=200)
+@hypothesis.given(
+    sizes=strategies.lists(strategies.integers(0, 9), min_size=1, max_size=6),
+    n_channels=strategies.integers(0, 9),
+    n_relations=strategies.integers(1, 3),
+    symmetric=strategies.booleans(),
+    seed=strategies.integers(0, 2**31 - 1),
+    dtype=strategies.sampled_from(DTYPES),
+    trans=strategies.booleans(),
+)
+def test_random_batches(sizes, n_channels, n_relations, symmetric, seed, dtype, trans):
+    rng = numpy.random.RandomState(seed)
+    matrices = [random_matrix(rng, n, n_relations, symmetric) for n in sizes]
+    adj = BatchedCSR.from_matrices(matrices).astype(dtype)
+    x = features(rng, numpy, adj.n_rows if trans else adj.n_cols, n_channels, dtype)
+    assert_close(bspmm_forward(adj, x, trans=trans), reference.bspmm(adj, x, trans=trans), dtype)
 
 
 def check_three_dimensions(place, adj, multiply=bspmm_forward, has_data=True):

@@ -3,6 +3,8 @@
 import pickle
 import re
 
+import hypothesis
+from hypothesis import strategies
 import numpy
 import pytest
 import scipy.sparse
@@ -235,6 +237,26 @@ def test_pickle():
     assert again.max_atom_id == 8
     numpy.testing.assert_array_equal(again.to_dense(), adj.to_dense())
     numpy.testing.assert_array_equal(again.T.to_dense(), adj.T.to_dense())
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(
+    strategies.lists(strategies.integers(0, 7), min_size=1, max_size=6),
+    strategies.integers(1, 3),
+    strategies.integers(0, 2**31 - 1),
+    strategies.floats(0, 1),
+    strategies.sampled_from(['packed', 'padded']),
+)
+def test_random_batches_survive_the_round_trip(sizes, n_relations, seed, density, layout):
+    rng = numpy.random.RandomState(seed)
+    dense = [random_matrix(rng, n, n_relations, density=density) for n in sizes]
+    adj = BatchedCSR.from_matrices(dense, layout)
+    numpy.testing.assert_array_equal(adj.to_dense(), padded(dense, max(sizes)))
+    raw = BatchedCSR(
+        adj.indptr, adj.indices, adj.row_offsets, adj.data, n_relations=n_relations, layout=layout
+    )
+    numpy.testing.assert_array_equal(raw.to_dense(), adj.to_dense())
+    assert raw.is_symmetric == adj.is_symmetric
 
 
 GOOD = {'indptr': [0, 2, 3, 4], 'indices': [0, 1, 1, 2], 'row_offsets': [0, 2, 3]}
