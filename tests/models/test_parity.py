@@ -171,12 +171,12 @@ def test_cases_have_names_of_their_own():
 
 def test_a_mistake_is_found(monkeypatch):
     """A relation layer that loses some of its bias shows in output and gradients."""
-    relation_linear = relgcn_update.relation_linear
+    graph_linear = relgcn_update.graph_linear
 
     def wrong(adj, h, W, b, *own, **options):
-        return relation_linear(adj, h, W, b * 0.9999, *own, **options)
+        return graph_linear(adj, h, W, b * 0.9999, *own, **options)
 
-    monkeypatch.setattr(relgcn_update, 'relation_linear', wrong)
+    monkeypatch.setattr(relgcn_update, 'graph_linear', wrong)
     beyond = parity.check(parity.DEFAULTS['RelGCN'], chainer.get_device('@numpy'))
     assert any(line.startswith('packed output: ') for line in beyond)
     assert any(line.startswith('folded /rgcn_convs/') for line in beyond)
