@@ -16,6 +16,6 @@ def imported(path):
 
 def test_no_import_from_a_test_file():
     files = {path.stem for path in TESTS.rglob('test_*.py')}
-    pairs = [(path, name) for path in sorted(TESTS.rglob('*.py')) for name in imported(path)]
+    pairs = [(path, name) for path in sorted(TESTS.rglob('test_*.py')) for name in imported(path)]
     found = {str(path): name for path, name in pairs if files & set(name.split('.'))}
     assert not found, 'what several test files use belongs in tests/support'

@@ -18,7 +18,7 @@ import rdkit  # NOQA: E402
 
 from chainer_bspmm.dataset import cache, from_smiles  # NOQA: E402
 from chainer_bspmm.dataset import smiles as smiles_module  # NOQA: E402
-from tests.dataset.test_smiles import assert_same_molecules  # NOQA: E402
+from tests.support.data_sets import assert_same_molecules  # NOQA: E402
 
 SMILES = ['C', 'CCO', 'C1CC', 'c1ccccc1', '', 'CN(C)(C)C', 'O=[N+]([O-])c1ccccc1', 'CC#N', '[U]']
 

@@ -21,6 +21,7 @@ from chainer_bspmm.dataset import Failure, from_smiles  # NOQA: E402
 from chainer_bspmm.dataset import smiles as smiles_module  # NOQA: E402
 from chainer_bspmm.dataset import to_sparse  # NOQA: E402
 from tests.support import relative_error  # NOQA: E402
+from tests.support.data_sets import assert_same_molecules  # NOQA: E402
 from tests.support.processes import ROOT  # NOQA: E402
 
 METHODS = 'nfp gin rsgcn ggnn relgcn relgat gnnfilm nfp_gwm gin_gwm rsgcn_gwm ggnn_gwm'.split()
@@ -46,16 +47,6 @@ def upstream(smiles, preprocessor):
     result = SmilesParser(preprocessor).parse(smiles, return_smiles=True, return_is_successful=True)
     result['dataset'] = to_sparse(result['dataset'])
     return result
-
-
-def assert_same_molecules(actual, expected):
-    """Compare the arrays of two sparse data sets bit for bit; return pairs of labels."""
-    mine, theirs = (data_set.molecules.fields() for data_set in (actual, expected))
-    labels = zip(mine.pop('labels'), theirs.pop('labels'), strict=True)
-    for name, array in mine.items():
-        numpy.testing.assert_array_equal(array, theirs[name], name)
-        assert getattr(array, 'dtype', None) == getattr(theirs[name], 'dtype', None)
-    return labels
 
 
 def assert_same(actual, expected):

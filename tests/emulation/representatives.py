@@ -36,8 +36,6 @@ from tests.emulation import test_gather_batch as gather_batch
 from tests.emulation import test_sum_partials as partial_sums
 from tests.emulation import test_transpose_csr as transpose
 from tests.ops import test_activated_linear as activated
-from tests.ops import test_bsddmm as bsddmm
-from tests.ops import test_bspmm as bspmm
 from tests.ops import test_dropout as dropout
 from tests.ops import test_edge_film as edge_film
 from tests.ops import test_embed_rows as embed_rows
@@ -52,6 +50,7 @@ from tests.papers import test_products as products
 from tests.papers import test_spmv as spmv
 from tests.sparse import test_relations as relations
 from tests.support.data_sets import molecule_set
+from tests.support.products import check_product, check_sampled
 
 
 def use(check, *arguments, **options):
@@ -62,7 +61,7 @@ def use(check, *arguments, **options):
 # --- products ---
 
 
-product = use(bspmm.check, batch('mixed', 'f'), 'f', 8)
+product = use(check_product, batch('mixed', 'f'), 'f', 8)
 
 
 def pipelined(gpu):
@@ -70,7 +69,7 @@ def pipelined(gpu):
     adj = batch('mixed', 'f')
     plan = csr_launch(adj.n_rows, adj.n_cols, 24, 4, lanes=3, columns=2, rows_per_thread=4, block=9)
     with mock.patch('chainer_bspmm.ops.bspmm.bspmm_launch', lambda *_: plan):
-        bspmm.check(gpu, adj, 'f', 24)
+        check_product(gpu, adj, 'f', 24)
 
 
 pieces_of_four = mock.patch('chainer_bspmm.ops.bspmm.piece_length', lambda *_: 4)
@@ -84,7 +83,7 @@ def long_adj():
 # A vector and three lanes, with a residual.
 in_pieces = pieces_of_four(use(long_rows.check, long_adj(), 'f', 36, with_residual=True))
 sampled_in_pieces = pieces_of_four(use(long_rows.check_sampled, long_adj(), 36))
-sampled = use(bsddmm.check, batch('mixed', 'f'), 'f', 36)
+sampled = use(check_sampled, batch('mixed', 'f'), 'f', 36)
 sampled_coo = use(products.check_sampled, 'mixed', 'f', 36)
 
 

@@ -14,8 +14,8 @@ from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mol
 
 from chainer_bspmm import concat_mols, CSRConverter, densify, models, sparsify
 from chainer_bspmm.links.sparse import Sparse
-from tests.ops.test_node import Calls
 from tests.support import parity, relative_error
+from tests.support.gradients import Calls
 from tests.support.molecules import mask_of, molecules
 
 CASES = parity.DEFAULTS

@@ -135,23 +135,12 @@ def test_padded_to(device, name, n):
     case = parity.DEFAULTS[name]
     examples = parity.examples_of(case)
     model = parity.initialised(case.make, examples)
-    batches = [dense_concat_mols([padded_example(case, example, n)]) for example in examples]
+    batches = [dense_concat_mols([parity.padded_example(case, example, n)]) for example in examples]
     n_columns = int(case.column == 'labels')
     converter = CSRConverter('folded', n_node_columns=n_columns, padded_to=n)
     truth = parity.upstream(model, batches)
     found = parity.measure(model, truth, converter(examples, device), device)
     assert not parity.failures({'folded': found})
-
-
-def padded_example(case, example, n):
-    """Return an example of a case with phantom atoms up to n."""
-    atoms, adj, *column = example
-    room = 0, max(n - len(atoms), 0)
-    if case.column == 'labels':
-        column = [numpy.pad(column[0], room)]
-    still = [(0, 0)]
-    adj = numpy.pad(adj, still * (adj.ndim - 2) + [room] * 2)
-    return (numpy.pad(atoms, [room] + still * (atoms.ndim - 1)), adj, *column)
 
 
 @pytest.mark.parametrize('case', parity.CRASHES, ids=name_of)

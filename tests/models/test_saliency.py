@@ -24,7 +24,6 @@ from chainer_chemistry.saliency.calculator.occlusion_calculator import Occlusion
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import layout_of
 from chainer_bspmm.sparse.validate import LAYOUTS
-from tests.models.test_parity import padded_example
 from tests.support import parity
 from tests.support.devices import slow_unless
 from tests.support.molecules import molecules as molecules_of_sizes
@@ -156,7 +155,7 @@ def test_sizes_that_do_not_depend_on_the_batch():
     n = int(numpy.median([len(atoms) for atoms, _ in data]))
     converter = chainer_bspmm.CSRConverter(padded_to=n)
     _, found = compute(GradientCalculator, ours, data, converter, len(data))
-    padded = [padded_example(parity.DEFAULTS['GIN'], example, n) for example in data]
+    padded = [parity.padded_example(parity.DEFAULTS['GIN'], example, n) for example in data]
     assert_as_alone(found, alone(GradientCalculator, upstream, padded))
 
 
@@ -242,7 +241,7 @@ def test_predictions_keep_inputs(layout, data, column):
     model = Regressor(ZeroForEach(), device=-1)
     model.predict(data, batchsize=2, converter=converter, retain_inputs=True)
     if layout == 'padded_to':
-        data = [padded_example(case, example, 15) for example in data]
+        data = [parity.padded_example(case, example, 15) for example in data]
     for array, right in zip(model.inputs, concat_mols(data), strict=True):
         numpy.testing.assert_array_equal(array, right)
 

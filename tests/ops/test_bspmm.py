@@ -19,33 +19,19 @@ from chainer_bspmm.ops import segments
 from chainer_bspmm.ops.bspmm import ALGORITHMS, bsddmm_forward, bspmm_forward, csr_launch
 from chainer_bspmm.ops.segments import segment_broadcast_forward, segment_max_forward
 from tests import support
-from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, CSR_VARIANTS, FACTOR, integers
+from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, CSR_VARIANTS, integers
 from tests.emulation.kernel_cases import with_room
 from tests.support import assert_close, assert_exact, batch_on, DTYPES, features, random_matrix
 from tests.support import reference
+from tests.support.products import check_duplicates, check_nan, check_product
+from tests.support.products import check_three_dimensions, diagonal, empty_results
 from tests.support.gradients import check_gradients, GRADIENT_BATCHES
-
-
-def check(place, adj, dtype, n_channels, values='own', with_residual=False, trans=False, **options):
-    """options: `largest` value of x; `multiply`: with another container's product."""
-    largest, multiply = options.get('largest', FACTOR), options.get('multiply', bspmm_forward)
-    n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
-    x = integers((n_in, n_channels), dtype, largest, seed=2)
-    residual = integers((n_out, n_channels), dtype, seed=3) if with_residual else None
-    data = integers(adj.nnz, dtype, seed=4) if values == 'given' else None
-    if values == 'ones':
-        adj = adj.replace(data=None)
-    expected = reference.bspmm(adj, x, data, residual, trans)
-    given = [None if array is None else place.put(array) for array in (x, data, residual)]
-    assert_exact(multiply(place.put(adj), *given, trans=trans), expected, dtype)
-    for array, before in zip(given, (x, data, residual)):
-        assert before is None or (cuda.to_cpu(array) == before).all()
 
 
 @pytest.mark.parametrize('n_channels', CHANNELS)
 @pytest.mark.parametrize('dtype', 'efd')
 def test_channels(place, dtype, n_channels):
-    check(place, batch('small' if n_channels > 64 else 'mixed', dtype), dtype, n_channels)
+    check_product(place, batch('small' if n_channels > 64 else 'mixed', dtype), dtype, n_channels)
 
 
 @pytest.mark.parametrize('with_residual', [False, True])
@@ -55,7 +41,7 @@ def test_channels(place, dtype, n_channels):
 )
 @pytest.mark.parametrize('dtype, n_channels', [('e', 8), ('f', 3)])
 def test_values(place, dtype, n_channels, values, trans, weights, with_residual):
-    check(place, batch('relations', dtype), dtype, n_channels, values, with_residual, trans)
+    check_product(place, batch('relations', dtype), dtype, n_channels, values, with_residual, trans)
     assert {defines['WEIGHTS'] for defines in place.launched if 'WEIGHTS' in defines} <= {weights}
 
 
@@ -67,13 +53,13 @@ def test_values_of_a_symmetric_pattern(place, trans):
     assert adj.T is adj
     data = integers(adj.nnz, 'f', seed=4)
     assert (data != data[adj.transpose_order]).any()
-    check(place, adj, 'f', 3, 'given', True, trans)
+    check_product(place, adj, 'f', 3, 'given', True, trans)
 
 
 @pytest.mark.parametrize('trans', [False, True])
 @pytest.mark.parametrize('name', BATCHES)
 def test_batches(place, name, trans):
-    check(place, batch(name, 'f'), 'f', 3, 'given', True, trans)
+    check_product(place, batch(name, 'f'), 'f', 3, 'given', True, trans)
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -112,20 +98,6 @@ def test_random_batches(sizes, n_channels, n_relations, symmetric, seed, dtype, 
     assert_close(bspmm_forward(adj, x, trans=trans), reference.bspmm(adj, x, trans=trans), dtype)
 
 
-def check_three_dimensions(place, adj, multiply=bspmm_forward, has_data=True):
-    """Of a padded batch; arrays that are not contiguous."""
-    arrays = [
-        integers((4, adj.max_rows, adj.n_graphs), 'f'),
-        integers(2 * adj.nnz, 'f', seed=1),
-        integers((adj.n_graphs, adj.max_rows, 8), 'f', seed=2),
-    ]
-    apart, expected = (
-        (x.T, data[::2] if has_data else None, residual[:, :, ::2])
-        for x, data, residual in (map(place.put, arrays), arrays)
-    )
-    assert_exact(multiply(place.put(adj), *apart), reference.bspmm(adj, *expected), 'f')
-
-
 def test_input_of_three_dimensions_that_is_not_contiguous(place):
     check_three_dimensions(place, batch('padded', 'f'))
 
@@ -145,37 +117,8 @@ def test_nan_reaches_its_rows_only(place, dtype, algorithm):
     check_nan(place, dtype, functools.partial(bspmm_forward, algorithm=algorithm))
 
 
-def check_nan(place, dtype, multiply, container=lambda adj: adj):
-    adj = batch('mixed', dtype)
-    x = integers((adj.n_cols, 3), dtype)
-    x[10, 1] = adj.data[2] = numpy.nan
-    x[0, 0] = x[7, 2] = numpy.inf  # padding of SELL would name row 0
-    adj = container(adj)
-    expected = reference.bspmm(adj, x)
-    assert 3 < (~numpy.isfinite(expected)).sum() < expected.size // 2
-    assert_exact(multiply(place.put(adj), place.put(x)), expected, dtype)
-
-
-def check_duplicates(place, multiply=bspmm_forward, container=lambda adj: adj, has_data=True):
-    values = numpy.array([3e38, 3e38], 'f')  # whose sum is infinite
-    adj = BatchedCSR(numpy.array([0, 2]), numpy.array([0, 0]), numpy.array([0, 1]), values)
-    adj, x = container(adj), numpy.array([[1e-3, 1e-8, 0]], 'f')
-    for trans in (False, True):
-        for data in ([], [values]) if has_data else ([],):
-            y = multiply(*map(place.put, (adj, x, *data)), trans=trans)
-            assert_close(y, reference.bspmm(adj, x, *data, trans=trans), 'float32')
-
-
 def test_duplicates_are_multiplied_before_they_are_added(place):
     check_duplicates(place)
-
-
-empty_results = pytest.mark.parametrize('n_nodes, n_channels', [((), 5), ((0,), 3), ((3,), 0)])
-
-
-def diagonal(n_nodes):
-    n_rows = sum(n_nodes)
-    return BatchedCSR(numpy.arange(n_rows + 1), numpy.arange(n_rows), numpy.array((0, *n_nodes)))
 
 
 @empty_results
@@ -198,7 +141,7 @@ def test_variants(gpu, monkeypatch, name, values, trans, dtype, n_channels, opti
     width = widest_vector(n_channels, numpy.dtype(dtype).itemsize, 0)
     plan = csr_launch(n_rows, n_cols, n_channels, width, block=32, **options)
     monkeypatch.setattr(module, 'bspmm_launch', lambda *_: plan)
-    check(gpu, adj, dtype, n_channels, values, True, trans)
+    check_product(gpu, adj, dtype, n_channels, values, True, trans)
     assert gpu.launched[-1]['COLUMNS'] == options.get('columns', 1)
     assert gpu.launched[-1]['PIPELINED'] == ('rows_per_thread' in options)
 
@@ -209,7 +152,7 @@ def test_tiles_in_two_dimensions_of_the_grid(gpu, monkeypatch, grid):
     plan = csr_launch(adj.n_rows, adj.n_cols, 8 * 5 * 4, 4, 8)
     plan = plan._replace(grid=(plan.grid[0], *grid))
     monkeypatch.setattr(module, 'bspmm_launch', lambda *_: plan)
-    check(gpu, adj, 'f', 8 * 5 * 4, with_residual=True)
+    check_product(gpu, adj, 'f', 8 * 5 * 4, with_residual=True)
 
 
 def test_offsets_of_64_bits(gpu, monkeypatch):
@@ -217,7 +160,7 @@ def test_offsets_of_64_bits(gpu, monkeypatch):
     plan = csr_launch(adj.n_rows, adj.n_cols, 8, 4, 2)
     defines = tuple((name, 'size_t' if name == 'OFFSET' else value) for name, value in plan.defines)
     monkeypatch.setattr(module, 'bspmm_launch', lambda *_: plan._replace(defines=defines))
-    check(gpu, adj, 'f', 8)
+    check_product(gpu, adj, 'f', 8)
     assert gpu.launched[-1]['OFFSET'] == 'size_t'
 
 

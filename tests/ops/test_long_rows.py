@@ -24,8 +24,8 @@ from chainer_bspmm.sparse.relations import relation_rows, transposed_rows
 from chainer_bspmm.training.batches import DeviceBatch, HostBatch
 from chainer_bspmm.dataset.batch_form import batch_arrays, batch_over, buffers_of
 from tests.emulation.kernel_cases import batch, integers, with_room
-from tests.ops.test_bspmm import check as check_product
 from tests.support import assert_close, assert_exact, DTYPES, features, random_matrix, reference
+from tests.support.products import check_product
 from tests.support.gradients import check_gradients
 
 

@@ -9,16 +9,7 @@ from chainer.functions.math.basic_math import Mul
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import functions as public
 from chainer_bspmm.ops.node import AccumulateInLaunch, AccumulateInPlace, apply_untracked, FusedNode
-
-
-class Calls(chainer.FunctionHook):
-    name = 'Calls'
-
-    def __init__(self):
-        self.labels = []
-
-    def forward_preprocess(self, function, in_data):
-        self.labels.append(function.label)
+from tests.support.gradients import Calls
 
 
 @pytest.mark.parametrize('graph', [True, False])

@@ -15,9 +15,7 @@ from chainer_bspmm.papers import policy
 from chainer_bspmm.papers.products import bsddmm_forward, bspmm_forward
 from tests import support
 from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, integers, share_channels
-from tests.ops import test_bsddmm as bsddmm
-from tests.ops import test_bspmm as bspmm
-from tests.support import assert_exact, reference, shuffled
+from tests.support import assert_exact, products, reference, shuffled
 from tests.support.gradients import check_gradients
 from tests.support.spare import with_spare
 
@@ -51,7 +49,7 @@ def check(place, algorithm, adj, dtype, n_channels, values='own', with_residual=
         adj = CONTAINERS[algorithm](adj.replace(data=None) if values == 'ones' else adj)
     options = with_residual, trans
     values = 'given' if values == 'given' else 'own'
-    bspmm.check(place, adj, dtype, n_channels, values, *options, multiply=by(algorithm))
+    products.check_product(place, adj, dtype, n_channels, values, *options, multiply=by(algorithm))
 
 
 def by(algorithm):
@@ -110,23 +108,23 @@ def test_batches(place, algorithm, name, trans):
 @every_algorithm
 def test_input_of_three_dimensions_that_is_not_contiguous(place, algorithm):
     adj = CONTAINERS[algorithm](batch('padded', 'f'))
-    bspmm.check_three_dimensions(place, adj, by(algorithm), algorithm != 'sell')
+    products.check_three_dimensions(place, adj, by(algorithm), algorithm != 'sell')
 
 
 @every_algorithm
 def test_nan_reaches_its_rows_only(place, algorithm):
-    bspmm.check_nan(place, 'f', by(algorithm), CONTAINERS[algorithm])
+    products.check_nan(place, 'f', by(algorithm), CONTAINERS[algorithm])
 
 
 @every_algorithm
 def test_duplicates_are_multiplied_before_they_are_added(place, algorithm):
-    bspmm.check_duplicates(place, by(algorithm), CONTAINERS[algorithm], algorithm != 'sell')
+    products.check_duplicates(place, by(algorithm), CONTAINERS[algorithm], algorithm != 'sell')
 
 
-@bspmm.empty_results
+@products.empty_results
 @every_algorithm
 def test_empty_result_launches_nothing(place, algorithm, n_nodes, n_channels):
-    adj = CONTAINERS[algorithm](bspmm.diagonal(n_nodes))
+    adj = CONTAINERS[algorithm](products.diagonal(n_nodes))
     y = by(algorithm)(place.put(adj), place.put(numpy.zeros((adj.n_cols, n_channels), 'f')))
     assert y.shape == (adj.n_rows, n_channels) and not place.launched
 
@@ -334,7 +332,7 @@ def test_atomics_are_declared(gpu):
 
 
 def check_sampled(place, name, dtype, n_channels):
-    bsddmm.check(place, coo(batch(name, dtype)), dtype, n_channels, bsddmm_forward)
+    products.check_sampled(place, coo(batch(name, dtype)), dtype, n_channels, bsddmm_forward)
 
 
 @pytest.mark.parametrize('n_channels', (0,) + CHANNELS)

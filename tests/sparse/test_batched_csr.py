@@ -13,15 +13,10 @@ from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.sparse.relations import relation_rows, transposed_rows
-from tests.support import assert_same_arrays, BATCHES, batch_on, device_of, random_matrix
+from tests.support import assert_same_arrays, BATCHES, batch_on, device_of, MATRIX_SIZES
+from tests.support import random_matrices, random_matrix
 
-SIZES = [3, 1, 0, 5]
 ARRAYS = 'indptr', 'indices', 'data', 'row_offsets', 'col_offsets', 'row_weights'
-
-
-def matrices(n_relations=1, **options):
-    rng = numpy.random.RandomState(1)
-    return [random_matrix(rng, n, n_relations, **options) for n in SIZES]
 
 
 def padded(dense, n):
@@ -40,7 +35,7 @@ def as_scipy(matrices):
 @pytest.mark.parametrize('n_relations', [1, 3])
 @pytest.mark.parametrize('layout', ['packed', 'padded'])
 def test_from_dense_matrices(xp, layout, n_relations):
-    dense = matrices(n_relations)
+    dense = random_matrices(n_relations)
     adj = BatchedCSR.from_matrices([xp.asarray(m) for m in dense], layout)
     assert adj.xp is xp and isinstance(adj.indptr, xp.ndarray)
     numpy.testing.assert_array_equal(cuda.to_cpu(adj.to_dense()), padded(dense, 5))
@@ -63,7 +58,7 @@ def test_entries_of_a_row_are_sorted_by_relation_then_column():
 
 @pytest.mark.parametrize('n_relations', [1, 3])
 def test_from_scipy_matrices(n_relations):
-    dense = matrices(n_relations)
+    dense = random_matrices(n_relations)
     for layout in ('packed', 'folded', 'padded'):
         a, b = (BatchedCSR.from_matrices(given, layout) for given in (as_scipy(dense), dense))
         assert_same_arrays(a, b, ARRAYS)
@@ -82,11 +77,11 @@ def test_entries_of_a_scipy_matrix_at_one_place_keep_their_order(dtype):
 
 @pytest.mark.parametrize('n_relations', [1, 3])
 def test_from_padded_dense_batch(xp, n_relations):
-    dense = padded(matrices(n_relations), 6)
+    dense = padded(random_matrices(n_relations), 6)
     adj = BatchedCSR.from_dense(xp.asarray(dense))
     assert adj.layout == 'padded' and adj.xp is xp
     numpy.testing.assert_array_equal(cuda.to_cpu(adj.to_dense()), dense)
-    packed = BatchedCSR.from_dense(xp.asarray(dense), n_nodes=SIZES, layout='packed')
+    packed = BatchedCSR.from_dense(xp.asarray(dense), n_nodes=MATRIX_SIZES, layout='packed')
     assert packed.layout == 'packed' and packed.n_rows == 9
     numpy.testing.assert_array_equal(cuda.to_cpu(packed.to_dense()), dense[..., :5, :5])
 
@@ -106,7 +101,7 @@ def test_values_that_are_stored():
     for given, expected in {'e': 'e', 'f': 'f', 'd': 'd', 'int64': 'f', '?': None}.items():
         adj = BatchedCSR.from_matrices([matrix.astype(given)])
         assert adj.dtype == (expected and numpy.dtype(expected)) and adj.nnz == 3
-    adj = BatchedCSR.from_matrices(matrices(ones=True))
+    adj = BatchedCSR.from_matrices(random_matrices(ones=True))
     assert adj.data is None and adj.dtype is None and adj.astype('float16') is adj
     assert adj.to_dense().dtype == numpy.float32
     adj = BatchedCSR.from_matrices([numpy.array([[0.0, numpy.nan], [1.0, 0.0]])])
@@ -115,8 +110,12 @@ def test_values_that_are_stored():
 
 @pytest.mark.parametrize('n_relations', [1, 2])
 def test_symmetry_of_every_relation_is_found(n_relations):
-    symmetric = matrices(n_relations, symmetric=True)
-    for given in (symmetric, as_scipy(symmetric), matrices(n_relations, symmetric=True, ones=True)):
+    symmetric = random_matrices(n_relations, symmetric=True)
+    for given in (
+        symmetric,
+        as_scipy(symmetric),
+        random_matrices(n_relations, symmetric=True, ones=True),
+    ):
         adj = BatchedCSR.from_matrices(given)
         assert adj.is_symmetric and (adj.T is adj) == (n_relations == 1)
         rows, transpose = relation_rows(adj), adj.T
@@ -137,7 +136,7 @@ def test_symmetry_of_every_relation_is_found(n_relations):
 
 
 def test_symmetry_of_relations_in_any_order_is_found():
-    adj = BatchedCSR.from_matrices(matrices(2, symmetric=True, ones=True))
+    adj = BatchedCSR.from_matrices(random_matrices(2, symmetric=True, ones=True))
     backwards = numpy.lexsort((-adj.indices, adj.entry_rows()))
     again = BatchedCSR(adj.indptr, adj.indices[backwards], adj.row_offsets, n_relations=2)
     assert again.is_symmetric
@@ -201,7 +200,7 @@ def test_to_device_and_back(xp, name):
 
 
 def test_astype():
-    adj = BatchedCSR.from_matrices(matrices())
+    adj = BatchedCSR.from_matrices(random_matrices())
     half = adj.astype('float16')
     assert half.dtype == numpy.float16 and adj.dtype == numpy.float64
     assert half.to_dense().dtype == numpy.float16 and half.to_scipy().dtype == numpy.float32
@@ -231,7 +230,7 @@ def test_nothing_is_shared_with_the_arrays_given_or_returned():
 
 
 def test_pickle():
-    adj = BatchedCSR.from_matrices(matrices(), max_atom_id=8)
+    adj = BatchedCSR.from_matrices(random_matrices(), max_atom_id=8)
     assert adj.T is not adj  # the cached transpose refers back to adj
     again = pickle.loads(pickle.dumps(adj))
     assert again.max_atom_id == 8

@@ -11,8 +11,7 @@ from chainer_bspmm import BatchedCOO, BatchedCSR, BatchedSELL
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.sparse.edges import edges_of
 from chainer_bspmm.sparse.relations import relation_rows, with_values
-from tests.sparse.test_batched_csr import matrices, SIZES
-from tests.support import device_of
+from tests.support import device_of, MATRIX_SIZES, random_matrices
 from tests.support.spare import buffers_for, with_spare
 
 # padded_to -> weights of all rows; the last row of each graph stands for its phantom nodes.
@@ -25,7 +24,7 @@ WEIGHTS = {
 
 
 def folded(n_relations=1, padded_to=None, **options):
-    given = matrices(n_relations, **options)
+    given = random_matrices(n_relations, **options)
     return BatchedCSR.from_matrices(given, 'folded', max_atom_id=7, padded_to=padded_to)
 
 
@@ -38,7 +37,7 @@ def assert_weights(adj, padded_to, n_spare=0):
 @pytest.mark.parametrize('padded_to', WEIGHTS)
 @pytest.mark.parametrize('n_relations', [1, 3])
 def test_from_matrices(xp, n_relations, padded_to):
-    dense = matrices(n_relations)
+    dense = random_matrices(n_relations)
     given = [xp.asarray(matrix) for matrix in dense]
     adj = BatchedCSR.from_matrices(given, 'folded', padded_to=padded_to)
     assert_weights(adj, padded_to)
@@ -52,7 +51,7 @@ def test_from_matrices(xp, n_relations, padded_to):
     result = cuda.to_cpu(adj.to_dense())
     assert result.shape[-2:] == (6, 6)
     numpy.testing.assert_array_equal(result[..., :5, :5], packed.to_dense())
-    for matrix, n in zip(result, SIZES):
+    for matrix, n in zip(result, MATRIX_SIZES):
         assert not matrix[..., n:, :].any() and not matrix[..., n:].any()
 
 
@@ -62,7 +61,7 @@ def test_other_layouts_have_no_weights_and_empty_graphs_have_some():
     adj = BatchedCSR.from_matrices([numpy.zeros((0, 0))] * 2, 'folded', padded_to=4)
     assert list(adj.row_weights) == [4, 4]
     for layout in ('packed', 'padded'):
-        adj = BatchedCSR.from_matrices(matrices(), layout)
+        adj = BatchedCSR.from_matrices(random_matrices(), layout)
         assert adj.row_weights is None and adj.padded_to is None
 
 
@@ -116,7 +115,7 @@ def test_what_has_other_rows_has_none(xp, n_relations):
 )
 def test_bad_layout(layout, padded_to, error, message):
     with pytest.raises(error, match=message):
-        BatchedCSR.from_matrices(matrices(), layout, padded_to=padded_to)
+        BatchedCSR.from_matrices(random_matrices(), layout, padded_to=padded_to)
 
 
 def test_arrays_have_no_place_for_weights():

@@ -153,3 +153,11 @@ def poisoned(monkeypatch, cupy):
         return array
 
     monkeypatch.setattr(cupy, 'empty', empty_poisoned)
+
+
+MATRIX_SIZES = [3, 1, 0, 5]
+
+
+def random_matrices(n_relations=1, **options):
+    rng = numpy.random.RandomState(1)
+    return [random_matrix(rng, n, n_relations, **options) for n in MATRIX_SIZES]

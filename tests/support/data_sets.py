@@ -98,3 +98,13 @@ def assert_same_batch(actual, expected):
         assert adj.row_weights.dtype == e_adj.row_weights.dtype == numpy.float32
     for name in SIZES_OF_BATCH.split():
         assert getattr(adj, name) == getattr(e_adj, name), name
+
+
+def assert_same_molecules(actual, expected):
+    """Compare the arrays of two sparse data sets bit for bit; return pairs of labels."""
+    mine, theirs = (data_set.molecules.fields() for data_set in (actual, expected))
+    labels = zip(mine.pop('labels'), theirs.pop('labels'), strict=True)
+    for name, array in mine.items():
+        numpy.testing.assert_array_equal(array, theirs[name], name)
+        assert getattr(array, 'dtype', None) == getattr(theirs[name], 'dtype', None)
+    return labels

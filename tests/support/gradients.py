@@ -69,3 +69,13 @@ def check_gradients(function, *inputs):
         )
     for a, b in zip(single, double):
         numpy.testing.assert_allclose(cuda.to_cpu(a.array), cuda.to_cpu(b.array), 1e-9, 1e-9)
+
+
+class Calls(chainer.FunctionHook):
+    name = 'Calls'
+
+    def __init__(self):
+        self.labels = []
+
+    def forward_preprocess(self, function, in_data):
+        self.labels.append(function.label)

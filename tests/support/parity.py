@@ -566,3 +566,14 @@ def crash(case):
     except Exception as error:
         return type(error).__name__
     return None
+
+
+def padded_example(case, example, n):
+    """Return an example of a case with phantom atoms up to n."""
+    atoms, adj, *column = example
+    room = 0, max(n - len(atoms), 0)
+    if case.column == 'labels':
+        column = [numpy.pad(column[0], room)]
+    still = [(0, 0)]
+    adj = numpy.pad(adj, still * (adj.ndim - 2) + [room] * 2)
+    return (numpy.pad(atoms, [room] + still * (atoms.ndim - 1)), adj, *column)
