@@ -292,6 +292,7 @@ TABLES = {
     'methods': (methods, 'methods', False),
     'quality': (quality, 'quality', False),
     'chemprop': (chemprop, 'chemprop', True),
+    'chemprop_gpu': (chemprop, 'chemprop', False),
 }
 
 
