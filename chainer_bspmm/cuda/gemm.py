@@ -108,10 +108,8 @@ class Blas:
     """Products of CuPy arrays on the current stream, which may be under capture.
 
     The arrays must be on the device that is current when it is made. Make it outside of capture and
-    keep it as long as any graph that captured its calls: the graph's kernels use its workspace.
-    Do not let it be collected during a capture either: its finalizer destroys the handle, which
-    synchronises the device.
-
+    keep it as long as any graph that captured its calls, which use its workspace. Its finalizer,
+    which destroys the handle, synchronises the device: none may run during a capture.
     float16 is multiplied and summed in float32, partial sums included. TF32 is requested only where
     CuPy would request it: if ``CUPY_TF32=1`` or ``cupy._core.set_compute_type`` says so, never for
     stacks. Deterministic on one kind of device and version of cuBLAS.

@@ -105,8 +105,8 @@ def sum_partials(partials, parts):
 
     They are ``partials[:, first : first + prod(shape)].sum(axis=0)``, of that shape and dtype, for
     each (first, shape, dtype) of `parts`; `partials` is of the dtype that kernels calculate in.
-    Inside a captured step the sums may be deferred: the returned arrays hold nothing until the
-    backward pass ends, so they must be gradients of parameters, which only the update reads.
+    In a captured step they may be deferred: the arrays hold nothing until the backward pass ends,
+    and must be gradients of parameters.
     """
     current = step.current()
     deferred = None if current is None else current.sums

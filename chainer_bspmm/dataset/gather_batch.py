@@ -39,9 +39,9 @@ def gather_batch(source, index, buffers, padded_to=None):
     """Write a packed or folded batch of molecules of a data set on a GPU into buffers there.
 
     One launch, and another for every two labels after the first two. Nothing is checked: `index`,
-    (n_graphs,) int32, names molecules of the data set; buffers are C-contiguous, of its dtypes, and
-    have a row more for each molecule and row_weights where the batch is folded, which `padded_to`
-    says: (1,) int32 on the device, read when the launch runs. What is larger becomes spare.
+    (n_graphs,) int32, names molecules; buffers are C-contiguous, of its dtypes, and have a row more
+    for each molecule and row_weights if `padded_to`, (1,) int32 on the device, says that the batch
+    is folded. What is larger becomes spare.
     """
     pairs = [(label, out, _item_bytes(out)) for label, out in zip(source.labels, buffers.labels)]
     with device_of(index):

@@ -244,7 +244,6 @@ class Molecules:
         try:
             entries = build.entries_of(examples.matrices)
         except (TypeError, ValueError) as error:
-            # Of a part of a data set.
             text = re.sub(
                 r'matrices\[(\d+)\]',
                 lambda found: '%s[%d][1]' % (name, first + int(found[1])),

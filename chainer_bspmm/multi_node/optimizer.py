@@ -24,11 +24,9 @@ class Weighted:
     """Update all ranks alike, by the mean gradient of the molecules in all of their batches.
 
     ``chainermn.create_multi_node_optimizer`` makes it, of this class and ChainerMN's. In a step
-    rank i has w_i molecules, and its loss is a mean over them. The update uses
-    ``sum_i(w_i g_i) / sum_i(w_i)``, the gradient of one batch of all molecules; ChainerMN's own
-    counts every rank once, whatever its batch. A rank without a batch (:meth:`join`) counts 0
-    times. If a loss is not finite, FloatingPointError on all ranks.
-
+    rank i has w_i molecules, of which its loss is a mean. The update uses ``sum_i(w_i g_i) /
+    sum_i(w_i)``, as of one batch of all; ChainerMN's own counts every rank once. A rank without a
+    batch (:meth:`join`) counts 0 times. A loss that is not finite: FloatingPointError on all ranks.
     Before the first update, and whenever parameters have been made or removed, all ranks get the
     state of one (`start.agree`). Parameters that are made by the first batch are made by a trial in
     test mode, so that this update is not lost, as it is in ChainerMN's own.

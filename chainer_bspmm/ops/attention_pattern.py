@@ -15,11 +15,11 @@ class AttentionPattern:
     """The edges of every head; `within`: those of each relation are normalised separately.
 
     With node i, relation r and head k, features are rows ``(i * R + r) * K + k``. Every edge has an
-    entry for each head; entries are sorted by receiver, head, relation, so that what is summed or
+    entry for each head; entries are sorted by receiver, head, relation: what is summed or
     normalised together is adjacent. Spare entries come last and name row 0.
 
-    - `product`: what weights and features are multiplied by: a row for every node, in which all its
-      heads add up, or with `side_by_side` for every (node, head).
+    - `product`: multiplies weights and features: a row for every node, in which all its heads add
+      up, or with `side_by_side` for every (node, head).
     - `sources`, `receivers`: (nnz * K,) int32, the two rows of features of every entry.
     - `segments`: int32, where each group of entries that is normalised together starts;
       `by_receiver`, (n_nodes * K * R + 1,): where those of every (node, head, relation) start.

@@ -82,9 +82,8 @@ def mean_loss_forward(kind, x, t, divisor=None, ignore_nan=False, along=()):
     `kernels/mean_loss.cu` has the terms of each kind: ``'SIGMOID_CROSS_ENTROPY'`` and
     ``'BINARY_ACCURACY'`` of integer labels, of which -1 is ignored, ``'SQUARED_ERROR'`` and
     ``'ABSOLUTE_ERROR'`` of values of x's dtype, where with `ignore_nan` a difference that is NaN is
-    0. Returns the loss, a scalar of x's dtype summed in float64, and the divisor if it was counted
-    (None was given): the labels other than -1, at least 1, an int64. `along` are arrays on a GPU
-    for the accuracy and the gradient of :func:`training_loss`.
+    0. Returns the loss, a scalar of x's dtype summed in float64, and the divisor if None was given:
+    labels other than -1, at least 1, an int64. `along`: arrays on a GPU for :func:`training_loss`.
     """
     _check(x, t)
     count = None

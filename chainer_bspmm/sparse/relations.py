@@ -54,8 +54,7 @@ def degree_rows(adj, n_types, dtype):
     """Return a symmetric matrix on a GPU with the degree of nodes as relation, and its transpose.
 
     Entry ``(i, j)`` becomes ``(i * n_types + d - 1, j)``; d is the degree, the sum of a row, of i,
-    in the transpose of j. Entries of nodes of other degrees than 1, ..., n_types become 0. `dtype`
-    is that of the values where ``adj`` has ones.
+    in the transpose of j. Entries of other degrees than 1, ..., n_types become 0. `dtype`: of ones.
     """
 
     def make():

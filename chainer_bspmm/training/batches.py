@@ -149,9 +149,8 @@ def molecules_of(dataset):
 class Resident:
     """The copy on a GPU of a data set's molecules, made without being asked for.
 
-    Batches are gathered from it. The arrays of the molecules become read-only: the copy would not
-    follow a change. All that train or predict with the same molecules share a copy. There is none
-    of a data set that is not sparse, or needs more than `SHARE` allows of the free memory.
+    Batches are gathered from it, by all that train or predict with these molecules, whose arrays
+    become read-only. There is none of a data set that is not sparse, or needs more than `SHARE`.
     """
 
     def __init__(self, dataset, device):

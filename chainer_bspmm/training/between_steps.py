@@ -29,9 +29,8 @@ _HARMLESS = (
 class BetweenSteps:
     """Tell whether a Trainer ran nothing since the last step that needs another look at the model.
 
-    That is known of Chainer's loop with extensions of Chainer's own that only report, as long as no
-    other extension was due, and of updaters of one `kind`, not of subclasses. Triggers decide, and
-    change nothing.
+    That is known of Chainer's loop with extensions of its own that only report, if no other one was
+    due, and of updaters of one `kind`, not of subclasses.
     """
 
     def __init__(self, trainer, kind):

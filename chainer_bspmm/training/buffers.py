@@ -54,9 +54,8 @@ class Capacities:
     """Choose a capacity for each batch of n_graphs molecules.
 
     `sizes` and `entries`, (M,), are those of all molecules of the data set, if known, `largest` the
-    bounds of a molecule. Sums over n_graphs of them drawn at random are close to normal: one size
-    holds five batches in six, the next all but one in 30,000. Without a data set's sizes, or if a
-    batch exceeds both, a size is derived from the batch.
+    bounds of a molecule. Sums over n_graphs of them are close to normal: one size holds five
+    batches in six, the next all but one in 30,000. Else a size is derived from the batch.
     """
 
     def __init__(self, n_graphs, sizes=None, entries=None, largest=None):
@@ -91,10 +90,9 @@ class Capacities:
 class Staging:
     """Send named arrays, name -> (shape, dtype), to fixed places on a device, in one copy.
 
-    The host writes into pinned memory. There are several slots of it, taken in turn, so that the
-    next batches can be written before the last one was copied. They are in two groups: one is
-    written again when all of it was copied, which takes one event instead of one for each batch.
-
+    The host writes into slots of pinned memory, taken in turn, so that the next batches can be
+    written before the last one was copied. They are in two groups: one is written again when all
+    of it was copied, which takes an event for each group only.
     Few bytes are copied by a kernel, which keeps count of the slots: captured in a CUDA graph, it
     copies the next one at every launch. `device`, name -> CuPy array, is where they arrive.
     """

@@ -6,15 +6,13 @@ Outside of one, in threads without one, and for arrays on the host Chainer's run
 * ``LinearFunction``, its two gradient nodes, ``MatMul``: CuPy refuses cuBLAS during capture; the
   step brings its own handle. Their gradients are such nodes again, except that of a product with a
   vector (chainer.functions.tensordot).
-* ``Dropout``: CuPy refuses cuRAND too, and a replay would repeat its numbers; the step has a
-  generator that reads the number of the step on the device.
+* ``Dropout``: CuPy refuses cuRAND too; the step's generator reads its number on the device.
 * ``Concat``, ``Stack``: CuPy sends a table from the host for more than eight arrays.
 * ``Sum``: CuPy is slow at sums over rows, which bias gradients are.
 * ``SigmoidCrossEntropy``, ``BinaryAccuracy``, ``MeanSquaredError``, ``MeanAbsoluteError``, Chainer
-  Chemistry's two of these names and its ``StandardScaler``: one launch, which for a loss also gives
-  its gradient and the accuracy; theirs are up to 16. Chainer's also call cuBLAS; Chainer
-  Chemistry's assign by a mask, for which CuPy asks the device how many values it has, as do both
-  ``r2_score``.
+  Chemistry's two of these names and its ``StandardScaler``: one launch, for a loss with gradient
+  and accuracy; theirs are up to 16. Chainer's call cuBLAS; Chainer Chemistry's assign by a mask,
+  for which CuPy asks the device how many values it has, as do both ``r2_score``.
 * ``Accuracy`` with a label to ignore, ``SoftmaxCrossEntropy`` without normalisation and its
   gradient without reduction: they send a constant from the host.
 """

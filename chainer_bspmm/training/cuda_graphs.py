@@ -29,8 +29,7 @@ class Capturer:
 
     Graphs of one capturer share the pool's memory: they must run one after the other, and only
     arrays that the caller still holds after a capture keep their values until the same graph is
-    replayed. Arrays that outlive the capturer, such as gradients that parameters still have, stay
-    valid; the rest of its memory is freed with it.
+    replayed. Arrays that outlive the capturer stay valid; its other memory is freed with it.
     """
 
     def __init__(self, device):

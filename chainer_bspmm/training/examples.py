@@ -18,9 +18,8 @@ MOST_FORMS = 4  # that are opened: a script that changes its data set all the ti
 class Examples:
     """What an iterator gives for a converter, as a `Selection` where it can be.
 
-    It can where Chainer's SerialIterator, or a `PartIterator`, reads for a `CSRConverter` a
-    `SparseDataset`, a dense data set that has a `SparseForm`, or a SubDataset of one. The
-    iterator's state, order and random numbers are the same.
+    It can where a SerialIterator or `PartIterator` reads for a `CSRConverter` a `SparseDataset`, a
+    dense data set with a `SparseForm`, or a SubDataset of one. Order and random numbers are kept.
     """
 
     def __init__(self):

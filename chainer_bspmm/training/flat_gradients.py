@@ -28,17 +28,14 @@ class FlatGradients:
     :meth:`unpack` writes the mean back: on the current stream, without a synchronisation.
 
     On one host the ranks write to each other's memory, `peers`: :meth:`pack` does all of it, in a
-    launch that a CUDA graph may capture (see `peer_memory` and the kernel). Otherwise the sum is
-    one call of NCCL, which is not captured: NCCL wants graphs that contain one to be captured by
-    all ranks at once and launched by all at once, but each launches the graph of its own batch's
-    layout.
+    launch that may be captured. Otherwise the sum is one call of NCCL, which is not: NCCL wants all
+    ranks to capture and launch at once, but each launches the graph of its own batch's layout.
 
     A loss that is not finite makes all gradients 0, on all ranks: parameters stay finite until the
     hosts notice (:func:`raise_if_not_finite`).
 
-    `optimizer` is a `Weighted` one over a communicator of NCCL, whose parameters have been made; if
-    more are made later, make another object. `sent` is what this rank has packed last, `sums` are
-    the `PeerSums` of a step.
+    `optimizer` is a `Weighted` one over NCCL, whose parameters have been made. `sent` is what this
+    rank has packed last, `sums` are the `PeerSums` of a step.
     """
 
     def __init__(self, optimizer, peers=None):

@@ -168,9 +168,8 @@ def _name(thing):
 class FusedUpdate:
     """Do what ``optimizer.update()`` does, in two parts: numbers on the host, launches.
 
-    Counters and states stay where Chainer has them (``optimizer.t``, ``rule.t``, ``rule.state``):
-    snapshots hold them. The results are those of Chainer's own GPU kernels, up to the rounding of
-    the norm of the gradients. Deterministic.
+    Counters and states stay where Chainer has them (``optimizer.t``, ``rule.t``, ``rule.state``).
+    Results are those of Chainer's GPU kernels, up to the rounding of the norm of the gradients.
 
     The optimizer is supported (`why_unsupported`). If hooks are added or rules replaced later, make
     another object. ``n_numbers`` change from step to step, as :meth:`advance` returns them.

@@ -25,14 +25,12 @@ KNOWN = 'builtins', 'chainer', 'chainer_chemistry', 'chainermn', 'chainer_bspmm'
 class Guards:
     """Watch the values that a step reads from Python and that a captured graph would repeat.
 
-    docs/captured_training.md lists them. Hyperparameters are watched, too: where one changes, the
-    key is another object, but equal.
-
+    docs/captured_training.md lists them. If a hyperparameter changes, the key is another object,
+    but equal.
     `target` is the link that is trained or predicts, `function` what runs: a link, an object, a
     method or a function. `links` are the target's, and others that the function refers to, `params`
-    theirs, `other_params` those of them that are not the target's; `owners` are the links, and the
-    objects that the function is or belongs to. `has_user_code`: what runs may be code of others
-    than Chainer, Chainer Chemistry, and this package.
+    theirs, `other_params` those that are not the target's; `owners` are the links, and the objects
+    that the function is or belongs to. `has_user_code`: what runs may be a user's code.
     """
 
     def __init__(self, target, function, optimizer=None):

@@ -25,8 +25,7 @@ class PeerMemory:
     A rank sends `size` elements of a dtype, by launches whose `chunks` are (dtype's char, number),
     and `vectors`, (n, dtype) each. Addresses are (n_ranks,) uint64: `data`, of (2, n_ranks, size)
     elements as words, and `slots`, of each vector's (see kernels/peer_sum.cu). This rank alone
-    counts the turns of every chunk and vector, in `turn` and `turns`. Without room a
-    CUDARuntimeError is raised.
+    counts the turns of every chunk and vector. CUDARuntimeError: there is no room.
     """
 
     def __init__(self, n_ranks, size, dtype, chunks, vectors=()):
