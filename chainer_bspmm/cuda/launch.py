@@ -57,13 +57,14 @@ class device_of:
             cuda.cupy.cuda.runtime.setDevice(self._previous)
 
 
-def run(name, like, plan, *arguments, storage=None, **constants):
+def run(name, like, plan: plans.Launch, *arguments, numbers=(), storage=None, **constants):
     """Launch the kernel of a file as planned, with `constants` compiled in beside the plan's.
 
     `like` is an array on the device, of the dtype that the kernel stores unless `storage` is the
-    letter of another. `arguments` include ``plan.arguments``; None is a null pointer.
+    letter of another. The kernel gets `arguments`, of which None is a null pointer, then the sizes
+    of the plan, then `numbers`.
     """
     defines = plan.defines + tuple(constants.items())
     kernel = kernels.load(like.data.device_id, name, storage or like.dtype.char, defines)
-    pointers = tuple([NULL if x is None else x for x in arguments])
-    kernel(plan.grid, plan.block, pointers, plan.shared_bytes)
+    pointers = [NULL if x is None else x for x in arguments]
+    kernel(plan.grid, plan.block, (*pointers, *plan.arguments, *numbers), plan.shared_bytes)

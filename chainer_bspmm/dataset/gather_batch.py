@@ -51,10 +51,21 @@ def gather_batch(source, index, buffers, padded_to=None):
         sizes = n_rows, n_entries, source.n_relations, _item_bytes(source.atoms), data_bytes
         for first in range(0, max(len(pairs), 1), 2):
             labels, outs, label_bytes = zip(*(pairs[first : first + 2] + 2 * [(None, None, 0)])[:2])
-            arrays = index, *source[:-2], *labels, padded_to, *buffers[:-1], *outs
-            numbers = *plan.arguments, *map(numpy.int32, (*sizes, *label_bytes))
-            defines = {'LABELS_ONLY': first > 0, 'FOLDED': padded_to is not None}
-            run('gather_batch', index, plan, *arrays, *numbers, storage='f', **defines)
+            run(
+                'gather_batch',
+                index,
+                plan,
+                index,
+                *source[:-2],
+                *labels,
+                padded_to,
+                *buffers[:-1],
+                *outs,
+                numbers=map(numpy.int32, (*sizes, *label_bytes)),
+                storage='f',
+                LABELS_ONLY=first > 0,
+                FOLDED=padded_to is not None,
+            )
 
 
 def _item_bytes(array):

@@ -266,7 +266,7 @@ def bspmm_forward(adj: BatchedCSR, x, data=None, residual=None, trans=False, alg
         if not y.size:
             return y
         x, data, residual = map(launch.contiguous, (x, data, residual))
-        n_channels, has_residual = x.shape[-1], residual is not None
+        n_channels = x.shape[-1]
         weights, data, order = values_of(adj, data, trans)
         device = kernels.device(x.data.device_id)
         width = launch.vector_width(n_channels, x, y, residual)
@@ -283,12 +283,10 @@ def bspmm_forward(adj: BatchedCSR, x, data=None, residual=None, trans=False, alg
                 cuda.cupy.empty(n_pieces // 2, numpy.int32),
             )
         arrays = side.indptr, side.indices, data, order, x, residual, y, *sums
-        launch.run(
-            'bspmm_csr', x, plan, *arrays, *plan.arguments, WEIGHTS=weights, RESIDUAL=has_residual
-        )
+        launch.run('bspmm_csr', x, plan, *arrays, WEIGHTS=weights, RESIDUAL=residual is not None)
         if piece:
             plan = sum_pieces_launch(n_pieces, n_channels, piece)
-            launch.run('sum_pieces', x, plan, side.indptr, *sums, y, *plan.arguments)
+            launch.run('sum_pieces', x, plan, side.indptr, *sums, y)
     return y
 
 
@@ -317,7 +315,7 @@ def bsddmm_forward(adj: BatchedCSR, u, v):
             )
             if piece:
                 plan, _ = with_pieces(plan, adj.nnz, piece)
-            launch.run('bsddmm_csr', u, plan, adj.indptr, adj.indices, u, v, w, *plan.arguments)
+            launch.run('bsddmm_csr', u, plan, adj.indptr, adj.indices, u, v, w)
     return w
 
 

@@ -31,8 +31,8 @@ def _drop(kind, x, mask, y, ratio, seed, stream, counter):
     if not like.size:
         return
     plan = dropout_launch(like.size, launch.vector_width(like.size, like, x, mask, y))
-    sizes = *plan.arguments, *draw_arguments(seed, stream, ratio, like.dtype)
-    launch.run('dropout', like, plan, x, mask, y, counter, *sizes, KIND=kind)
+    numbers = draw_arguments(seed, stream, ratio, like.dtype)
+    launch.run('dropout', like, plan, x, mask, y, counter, numbers=numbers, KIND=kind)
 
 
 def draw_arguments(seed, stream, ratio, dtype):

@@ -37,7 +37,7 @@ def _launch(result, side, n_relations, n_units, messages, film, gy):
         width = launch.vector_width(n_channels, messages, film, y, gy)
         plan = film_launch(n_units, n_channels, width, n_relations)
         arrays = side.indptr, side.indices, data, messages, film, gy, y
-        launch.run('edge_film', y, plan, *arrays, *plan.arguments, RESULT=result, WEIGHTED=weights)
+        launch.run('edge_film', y, plan, *arrays, RESULT=result, WEIGHTED=weights)
     return y
 
 

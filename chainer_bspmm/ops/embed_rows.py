@@ -48,7 +48,7 @@ def embed_rows_backward(ids, gy, n_types):
         dtype = launch.arithmetic(gy.dtype)
         partials = cuda.cupy.empty((plan.grid[0], n_types * n_channels), dtype)
         ids, gy = launch.contiguous(ids.astype(numpy.int32, copy=False)), launch.contiguous(gy)
-        launch.run('embed_grad', gy, plan, ids, gy, partials, *plan.arguments)
+        launch.run('embed_grad', gy, plan, ids, gy, partials)
     return sum_partials(partials, [(0, (n_types, n_channels), gy.dtype)])[0]
 
 

@@ -19,9 +19,9 @@ def _launch(x, gamma, beta, gy, statistics, y, terms, eps):
     n_rows, n_channels = x.shape
     width = launch.vector_width(n_channels, x, gamma, beta, gy, y, terms)
     plan = plans.dot_launch(n_rows, n_channels, width, tile=1)  # a sub-warp per row, as well
-    sizes = *plan.arguments, launch.arithmetic(x.dtype)(eps)
     arrays = x, gamma, beta, gy, statistics, y, terms
-    launch.run('layer_norm', x, plan, *arrays, *sizes, GRADIENT=gy is not None)
+    numbers = [launch.arithmetic(x.dtype)(eps)]
+    launch.run('layer_norm', x, plan, *arrays, numbers=numbers, GRADIENT=gy is not None)
 
 
 def layer_norm_forward(x, gamma, beta, eps):

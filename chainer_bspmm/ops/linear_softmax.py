@@ -22,8 +22,7 @@ def _launch(a, g, y):
     n_terms, n_rows, n_channels = a.shape
     width = launch.vector_width(n_channels, a, g, y)
     plan = plans.dot_launch(n_rows, n_channels, width, tile=1)  # a sub-warp per row, as well
-    sizes = numpy.int32(n_terms), *plan.arguments
-    launch.run('row_softmax', a, plan, a, g, y, *sizes, GRADIENT=g is not None)
+    launch.run('row_softmax', a, plan, a, g, y, numpy.int32(n_terms), GRADIENT=g is not None)
 
 
 def row_softmax_forward(a):

@@ -43,10 +43,18 @@ def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan, alo
         t = t.astype(numpy.int32, copy=False)
     x, t = launch.contiguous(x), launch.contiguous(t)
     arrays = x, t, gy, y, count, partial, *(along or (None, None))
-    numbers = *plan.arguments, numpy.float64(divisor or 0)
-    flags = {'COUNTED': count is not None, 'GRADIENT': gy is not None, 'ALONG': bool(along)}
-    options = {'KIND': kind, 'IGNORE_NAN': ignore_nan, **flags}
-    launch.run('mean_loss', x, plan, *arrays, *numbers, **options)
+    launch.run(
+        'mean_loss',
+        x,
+        plan,
+        *arrays,
+        numbers=[numpy.float64(divisor or 0)],
+        KIND=kind,
+        IGNORE_NAN=ignore_nan,
+        COUNTED=count is not None,
+        GRADIENT=gy is not None,
+        ALONG=bool(along),
+    )
 
 
 def _terms(kind, x, t, ignore_nan):

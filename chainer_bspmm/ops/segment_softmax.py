@@ -34,9 +34,17 @@ def _softmax_on_gpu(offsets, a, g, weights):
         if y.size:
             width = launch.vector_width(n_channels, a, y, g)
             plan = softmax_launch(n_rows, offsets.size - 1, n_channels, width)
-            defines = {'GRADIENT': g is not None, 'WEIGHTED': weights is not None}
             launch.run(
-                'segment_softmax', a, plan, offsets, a, g, weights, y, *plan.arguments, **defines
+                'segment_softmax',
+                a,
+                plan,
+                offsets,
+                a,
+                g,
+                weights,
+                y,
+                GRADIENT=g is not None,
+                WEIGHTED=weights is not None,
             )
     return y
 

@@ -106,9 +106,18 @@ def _reduce_on_gpu(operation, x, offsets, max_rows, weights):
                 n_chunks = int(launches[0].arguments[-1])
                 partial = cuda.cupy.empty((2, n_chunks, n_channels), launch.arithmetic(x.dtype))
             for plan in launches:
-                defines = {'OPERATION': operation, 'WEIGHTED': weights is not None}
-                arguments = offsets, x, weights, y, partial, *plan.arguments
-                launch.run('segment_reduce', x, plan, *arguments, **defines)
+                launch.run(
+                    'segment_reduce',
+                    x,
+                    plan,
+                    offsets,
+                    x,
+                    weights,
+                    y,
+                    partial,
+                    OPERATION=operation,
+                    WEIGHTED=weights is not None,
+                )
     return y
 
 
@@ -195,8 +204,9 @@ def segment_broadcast_forward(y, offsets, n_rows, max_rows=None, weights=None):
         if x.size:
             width = launch.vector_width(n_channels, x, y)
             plan = broadcast_launch(n_rows, n_segments, n_channels, width, max_rows)
-            arguments = offsets, y, weights, x, *plan.arguments
-            launch.run('segment_broadcast', y, plan, *arguments, WEIGHTED=weights is not None)
+            launch.run(
+                'segment_broadcast', y, plan, offsets, y, weights, x, WEIGHTED=weights is not None
+            )
     return x
 
 

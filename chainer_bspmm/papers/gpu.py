@@ -34,7 +34,7 @@ def _swa(adj, x, data, residual, trans, blocked=None):
         plan = policy.swa_launch(side.n_graphs, side.max_rows, n_channels, x.itemsize, blocked)
         weights, data, order = values_of(adj, data, trans)
         matrix = side.row_offsets, side.indptr, side.indices, data, order
-        launch.run('bspmm_swa', x, plan, *matrix, x, residual, y, *plan.arguments, WEIGHTS=weights)
+        launch.run('bspmm_swa', x, plan, *matrix, x, residual, y, WEIGHTS=weights)
     return y
 
 
@@ -67,8 +67,7 @@ def _launch_sell(adj, x, alpha, beta, residual, y):
     weights, data, _ = values_of(adj)
     factors = map(launch.arithmetic(x.dtype), (alpha, beta))
     matrix = adj.slice_starts, adj.slice_rows, adj.column, data, adj.row_order
-    arguments = *matrix, x, residual, y, *factors, *plan.arguments
-    launch.run('bspmm_sell', x, plan, *arguments, WEIGHTS=weights)
+    launch.run('bspmm_sell', x, plan, *matrix, x, residual, y, *factors, WEIGHTS=weights)
 
 
 def spmv(adj, x, alpha, beta, y):
@@ -82,8 +81,8 @@ def spmv(adj, x, alpha, beta, y):
             plan = policy.spmv_launch(adj.n_rows, adj.nnz)
             weights, data, _ = values_of(adj)
             factors = map(launch.arithmetic(x.dtype), (alpha, beta))
-            arguments = adj.indptr, adj.indices, data, x, y, *factors, *plan.arguments
-            launch.run('spmv_csr', x, plan, *arguments, WEIGHTS=weights)
+            matrix = adj.indptr, adj.indices, data
+            launch.run('spmv_csr', x, plan, *matrix, x, y, *factors, WEIGHTS=weights)
     return y
 
 
@@ -153,7 +152,7 @@ def _st_global(adj, x, data, residual, trans):
 def _run_st(name, plan, adj, x, data, trans, arrays):
     utils.nondeterministic('atomicAdd in bspmm with a BatchedCOO')
     weights, data, _ = values_of(adj, data)  # trans swaps the indices, not the values
-    launch.run(name, x, plan, adj.ids, data, *arrays, *plan.arguments, WEIGHTS=weights, TRANS=trans)
+    launch.run(name, x, plan, adj.ids, data, *arrays, WEIGHTS=weights, TRANS=trans)
 
 
 ST_ALGORITHMS = {  # of a BatchedCOO; all of them add with atomics
@@ -184,5 +183,5 @@ def bsddmm(adj, u, v):
         elif w.size:
             width = launch.vector_width(n_channels, u, v)
             plan = policy.coo_dot_launch(adj.n_graphs, adj.nnz, n_channels, width)
-            launch.run('bsddmm_coo', u, plan, adj.ids, adj.entry_offsets, u, v, w, *plan.arguments)
+            launch.run('bsddmm_coo', u, plan, adj.ids, adj.entry_offsets, u, v, w)
     return w

@@ -155,7 +155,7 @@ def gated_step_forward(x, message, state, parameters, is_tanh):
         saved = cuda.cupy.empty((2 if state is None else 4, *y.shape), x.dtype)
         h, z, r, reset = (*saved, None, None)[:4]
         arrays = x, message, state, *matrices, *biases, y, h, z, r, reset
-        launch.run('gated_step', x, plan, *arrays, *plan.arguments, TANH=is_tanh)
+        launch.run('gated_step', x, plan, *arrays, TANH=is_tanh)
     return y, saved
 
 
@@ -177,8 +177,9 @@ def gated_step_backward(x, message, state, parameters, saved, gy, is_tanh, dtype
         gm = None if message is None else cuda.cupy.empty(message.shape, x.dtype)
         gs = None if state is None or state is x else cuda.cupy.empty(state.shape, x.dtype)
         h, z, r, reset = (*saved, None, None)[:4]
-        arrays = gy, state, h, z, r, *matrices, gx, gm, gs, g
-        launch.run('gated_step', x, plan, *arrays, *plan.arguments, TANH=is_tanh)
+        launch.run(
+            'gated_step', x, plan, gy, state, h, z, r, *matrices, gx, gm, gs, g, TANH=is_tanh
+        )
         of_parameters = [None] * len(dtypes)
         if any(dtypes):
             of_parameters = _weights(g, x, message, state, reset, widths, dtypes)
@@ -192,7 +193,7 @@ def _weights(g, x, message, state, reset, widths, dtypes):
     W, U = (n_out, widths[0] + widths[1]), (n_out, n_out)
     sizes = math.prod(W), has_state * math.prod(U), n_out
     partials = cuda.cupy.empty((plan.grid[1], n_maps * sum(sizes)), launch.arithmetic(x.dtype))
-    launch.run('gated_weights', x, plan, g, x, message, state, reset, partials, *plan.arguments)
+    launch.run('gated_weights', x, plan, g, x, message, state, reset, partials)
     parts = []
     for kind in range(1 + has_state):  # W, U
         for start in range(0, partials.shape[1], sum(sizes)):

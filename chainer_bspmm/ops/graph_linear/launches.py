@@ -228,7 +228,14 @@ def _layer(layer, matrix, rows, y, x, parameters, result, shapes, dropout_ratio,
         partials = cuda.cupy.empty((plan.grid[0], n_columns), launch.arithmetic(rows.dtype))
     seed, stream, counter = draw or (0, 0, None)
     arrays = indptr, indices, data, rows, y, x, *operands, more, result, partials, counter
-    numbers = *plan.arguments, *draw_arguments(seed, stream, dropout_ratio, rows.dtype)
-    flags = {'DROPOUT': dropout_ratio > 0, 'FEATURES': result is not None}
-    launch.run('graph_linear', rows, plan, *arrays, *numbers, WEIGHTED=weights, **flags)
+    launch.run(
+        'graph_linear',
+        rows,
+        plan,
+        *arrays,
+        numbers=draw_arguments(seed, stream, dropout_ratio, rows.dtype),
+        WEIGHTED=weights,
+        DROPOUT=dropout_ratio > 0,
+        FEATURES=result is not None,
+    )
     return partials
