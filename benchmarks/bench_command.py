@@ -290,7 +290,8 @@ def main(argv=None):
         },
     }
     result = harness.resumed('command', head, args.out)
-    tasks, lock = [], threading.Lock()
+    tasks = []
+    lock = threading.Lock()
     for data, path in files.items():
         path = path if path == 'sample' else os.path.abspath(path)
         of_data = result.setdefault('data', {}).setdefault(data, {'methods': {}, 'not_run': {}})

@@ -124,12 +124,14 @@ def bars(panel, groups, colors, best, references):
     groups: method -> name -> summary. Bars of `best` are labelled with how many times faster they
     are than the fastest of `references`. Returns (method, name) -> where its bar begins and ends.
     """
-    width, places = 0.8 / len(colors), {}
+    width = 0.8 / len(colors)
+    places = {}
     for i, (name, color) in enumerate(colors.items()):
         for place, (method, group) in enumerate(groups.items()):
             if name not in group:
                 continue
-            median, x = group[name]['median'], place + (i - (len(colors) - 1) / 2) * width
+            median = group[name]['median']
+            x = place + (i - (len(colors) - 1) / 2) * width
             places[method, name] = x - width / 2, x + width / 2
             bar = panel.bar(
                 x,

@@ -185,7 +185,8 @@ def large(result):
     for case in result['cases']:
         for point in case['points']:
             times = {name: of['median'] for name, of in point['microseconds'].items()}
-            ours, cusparse = times['auto'], [times[name] for name in times if 'cuSPARSE' in name]
+            ours = times['auto']
+            cusparse = [times[name] for name in times if 'cuSPARSE' in name]
             others = times['cuSPARSE csr alg3'], min(cusparse)
             ratios = ['%.2f' % (other / ours) for other in others]
             rows.append([case['name'], str(point['n_B']), '%.0f' % ours, *ratios])

@@ -139,7 +139,8 @@ def gpus():
     yield '  captured training steps call cuBLAS through ' + cublas()
     for i in range(n_gpus):
         properties = runtime.getDeviceProperties(i)
-        name, gib = properties['name'].decode(), properties['totalGlobalMem'] / 2**30
+        name = properties['name'].decode()
+        gib = properties['totalGlobalMem'] / 2**30
         words = i, name, properties['major'], properties['minor'], gib
         yield '  device %d: %s, compute capability %d.%d, %.0f GiB' % words
 

@@ -39,7 +39,8 @@ Outcome = collections.namedtuple('Outcome', 'method dtype error reason')
 
 def molecules(method: str, dtype: str) -> list[tuple]:
     """Return examples (atoms, adj, label) of a method, with bonds at random."""
-    rng, n_relations = numpy.random.RandomState(0), 5 if method == 'gnnfilm' else 4
+    rng = numpy.random.RandomState(0)
+    n_relations = 5 if method == 'gnnfilm' else 4
     examples = []
     for n in SIZES:
         relation = numpy.triu(rng.randint(0, 3 * n_relations, (n, n)), 1)

@@ -14,7 +14,8 @@ def is_user_code(module):
 
 def warn(text):
     """Warn, pointing to the innermost line of user code on the stack."""
-    level, frame = 1, sys._getframe()
+    level = 1
+    frame = sys._getframe()
     while frame is not None and not is_user_code(frame.f_globals.get('__name__')):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, stacklevel=level)

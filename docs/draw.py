@@ -69,7 +69,8 @@ def draw_idea():
     for name, colour, n, bonds in MOLECULES:
         matrix(folded, start, start, n, bonds, colour, n + 1)
         features(folded, n_rows + 1, start, n, colour, n + 1)
-        x, y = n_rows + 4.4, -start - n
+        x = n_rows + 4.4
+        y = -start - n
         folded.text(x, y + n / 2, name, fontsize=12, va='center', color=colour)
         folded.text(x, y - 0.5, f'counts {N - n} times', fontsize=10, va='center', color='#666666')
         start += n + 1
@@ -86,7 +87,10 @@ def draw_idea():
 
 def write_arrays(axes, y):
     """Write the arrays of the BatchedCSR of the molecules."""
-    offsets, weights, indptr, indices = [0], [], [0], []
+    offsets = [0]
+    weights = []
+    indptr = [0]
+    indices = []
     for _, _, n, bonds in MOLECULES:
         for i in range(n + 1):  # the last row is that of the phantom atoms
             neighbours = sorted(sum(bond) - i for bond in bonds if i in bond)

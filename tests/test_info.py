@@ -35,7 +35,10 @@ def test_all_parts_pass(device):
 def wrong(monkeypatch, change):
     monkeypatch.setattr(self_test, 'METHODS', ('rsgcn',))
     original = products.graph_linear_on_host
-    changed = lambda *args, **kwargs: change(original(*args, **kwargs))  # NOQA: E731
+
+    def changed(*args, **kwargs):
+        return change(original(*args, **kwargs))
+
     monkeypatch.setattr(products, 'graph_linear_on_host', changed)
 
 
@@ -98,7 +101,8 @@ def test_the_command_exits_with_the_outcome(monkeypatch):
 
 
 def test_missing_packages_are_named_with_a_remedy(monkeypatch):
-    original, versions = info.version, {'rdkit': None, 'cairosvg': '2.7', 'h5py': None}
+    original = info.version
+    versions = {'rdkit': None, 'cairosvg': '2.7', 'h5py': None}
     monkeypatch.setattr(info, 'version', lambda name: versions.get(name, original(name)))
     lines = list(info.versions())
     (missing,) = [line for line in lines if 'missing' in line]

@@ -103,7 +103,8 @@ class _Handle:
     """A handle of the library, its workspace, and the stream that it launches on."""
 
     def __init__(self, library, tf32):
-        self._library, self._stream = library, None
+        self._library = library
+        self._stream = None
         self._workspace = cupy.empty(WORKSPACE, 'u1')
         self.number = ctypes.c_void_p()
         _check(library.cublasCreate_v2(ctypes.byref(self.number)))

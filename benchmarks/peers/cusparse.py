@@ -77,7 +77,8 @@ class _Product:
         self._scalars = scalar(1), scalar(0)  # read by the library at every call
         self._operands = matrix, self._dense(x), self._dense(y)
         self._number = self._algorithms[algorithm]
-        self._y, self._type = y, VALUE_TYPES[x.dtype.char]
+        self._y = y
+        self._type = VALUE_TYPES[x.dtype.char]
         n_bytes = ctypes.c_size_t()
         self._run('_bufferSize', ctypes.byref(n_bytes))
         self._buffer = cupy.empty(max(n_bytes.value, 1), 'u1')
@@ -110,7 +111,9 @@ class _Product:
 class SpMM(_Product):
     """The product with a matrix: x (n_cols, n_B), y (n_rows, n_B); arguments as above."""
 
-    _name, _algorithms, _n_operations = 'cusparseSpMM', SPMM_ALGORITHMS, 2
+    _name = 'cusparseSpMM'
+    _algorithms = SPMM_ALGORITHMS
+    _n_operations = 2
 
     @staticmethod
     def _dense(array):

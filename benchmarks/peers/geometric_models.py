@@ -219,7 +219,9 @@ class Static:
     def convert(self, examples):
         """Return a batch's arrays on the host, and the first size that holds it."""
         atoms, adj, labels = self._convert(examples)
-        rows, source, edges = adj.entry_rows(), adj.indices, []
+        rows = adj.entry_rows()
+        source = adj.indices
+        edges = []
         if self.n_relations > 1:
             source, relation = numpy.divmod(source, self.n_relations)
             for r in range(self.n_relations):
@@ -240,7 +242,8 @@ class Static:
         """Fill host arrays of :meth:`layout` with what :meth:`convert` returned."""
         atoms, adj, labels, edges = arrays
         n = len(atoms)
-        views['x'][:n], views['x'][n:] = atoms, 0
+        views['x'][:n] = atoms
+        views['x'][n:] = 0
         views['batch'][:n] = numpy.repeat(numpy.arange(self.n_batch), numpy.diff(adj.row_offsets))
         views['batch'][n:] = self.n_batch
         for r, pair in enumerate(edges):
@@ -250,7 +253,8 @@ class Static:
             # To one row alone they would be added one after the other.
             view[:, used:] = n + numpy.arange(view.shape[1] - used) % (len(views['x']) - n)
         if self._has_values:
-            views['edge_attr'][: adj.nnz], views['edge_attr'][adj.nnz :] = adj.data, 0
+            views['edge_attr'][: adj.nnz] = adj.data
+            views['edge_attr'][adj.nnz :] = 0
         views['y'][...] = labels
 
     def loss(self, model, tensors):

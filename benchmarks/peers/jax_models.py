@@ -76,7 +76,8 @@ def gin(parameters, batch, drop):
 def rgcn(parameters, batch, drop):
     """RelGCN, which has no dropout. Of a layer's two widths the smaller one is gathered."""
     h = parameters['embed'][batch['atoms']]
-    n, values = len(h), batch['values'][:, None]
+    n = len(h)
+    values = batch['values'][:, None]
     for own, edge in parameters['layers']:
         W, b = edge['W'], edge['b']  # (relations, in, out), (relations, out)
         if W.shape[1] < W.shape[2]:
@@ -159,7 +160,8 @@ def host_batches(iterator, n_batches):
 
 
 def _padded(atoms, adj, labels, n_rows, n_edges):
-    n, nnz = len(atoms), adj.nnz
+    n = len(atoms)
+    nnz = adj.nnz
     rows = adj.entry_rows()
     source, relation = numpy.divmod(adj.indices, adj.n_relations)
     order = numpy.lexsort((relation, rows))

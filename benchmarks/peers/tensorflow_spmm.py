@@ -24,7 +24,8 @@ class Loop:
         for graph in range(adj.n_graphs):
             first, last = adj.row_offsets[graph : graph + 2].tolist()
             entries = slice(adj.indptr[first], adj.indptr[last])
-            values, y = cupy.asarray(adj.data[entries]), self.y[first:last]
+            values = cupy.asarray(adj.data[entries])
+            y = self.y[first:last]
             n_threads = values.size * x.shape[1]
             self._launches.append(
                 (

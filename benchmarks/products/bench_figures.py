@@ -26,10 +26,13 @@ from tests.support import reference
 try:
     from benchmarks.peers import torch_peers
 except ImportError as error:
-    torch_peers, no_torch = None, str(error)
+    torch_peers = None
+    no_torch = str(error)
 
 DEVICE_WARM, DEVICE_COLD, WALL = KINDS = 'device, warm L2', 'device, cold L2', 'wall'
-WARM_ROUNDS, COLD_ROUNDS, WALL_ROUNDS = measure.ROUNDS, 20, 20
+WARM_ROUNDS = measure.ROUNDS
+COLD_ROUNDS = 20
+WALL_ROUNDS = 20
 COLD_CALLS = 10
 MANY_BYTES, FEW_CALLS = 10000000, 20  # from where on as few calls are captured in a graph
 BSR_SIZES = 8, 16  # rows and columns of a block; of 2 to 32 these were the fastest on an H200
@@ -50,7 +53,8 @@ class Batch:
         self.adj = self.host.to_device(0)
         self.coo = chainer_bspmm.BatchedCOO.from_csr(self.adj)
         x = rng.uniform(-1, 1, (self.host.n_cols, max(figure.n_b))).astype('f')
-        self._x, self._expected = cupy.asarray(x), cupy.asarray(reference.bspmm(self.host, x))
+        self._x = cupy.asarray(x)
+        self._expected = cupy.asarray(reference.bspmm(self.host, x))
         self.dense = self.adj.to_dense()
         self.chainer_coo = chainer.utils.to_coo(self.dense)
         self.equal_sizes = len({len(matrix) for matrix in matrices}) == 1
@@ -68,7 +72,8 @@ class Batch:
 
     def _csr_parts(self):
         """Return first row, row after the last, and the CSR arrays of every matrix by itself."""
-        adj, parts = self.host, []
+        adj = self.host
+        parts = []
         for first, last in zip(adj.row_offsets[:-1].tolist(), adj.row_offsets[1:].tolist()):
             indptr = adj.indptr[first : last + 1]
             entries = slice(indptr[0], indptr[-1])
@@ -127,7 +132,10 @@ def makers(batch, n_b):
 
     The latter launches on the current stream and returns the result; nothing of it is on the host.
     """
-    adj, coo, x, n_graphs = batch.adj, batch.coo, batch.x(n_b), batch.adj.n_graphs
+    adj = batch.adj
+    coo = batch.coo
+    x = batch.x(n_b)
+    n_graphs = batch.adj.n_graphs
     stacked = batch.padded(x)
 
     def packed(algorithm, matrix, n_pointers=0, n_sizes=0):

@@ -21,7 +21,8 @@ from chainer_bspmm.ops.bspmm import bspmm_forward, piece_length
 try:
     from benchmarks.peers import torch_peers
 except ImportError as error:
-    torch_peers, no_torch = None, str(error)
+    torch_peers = None
+    no_torch = str(error)
 
 WIDTHS = 16, 64, 256
 CALLS, ROUNDS = 5, 15
@@ -158,7 +159,8 @@ def main():
     }
     result = harness.resumed('large', head, args.out)
     cases = result.setdefault('cases', [])
-    rng, done = numpy.random.RandomState(0), [case['name'] for case in cases]
+    rng = numpy.random.RandomState(0)
+    done = [case['name'] for case in cases]
     for name, make in CASES.items():
         matrix = make(rng)
         if name not in done:

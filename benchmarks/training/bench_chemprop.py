@@ -115,7 +115,8 @@ def run(name, args, kind, frame, seed, epochs, folder):
         columns = labels
         if name == OURS:
             called([sys.executable, str(EXAMPLE / 'predict_own.py'), '-i', str(out)], variables)
-            written, columns = out / 'predictions.csv', [ANSWERS[kind] % label for label in labels]
+            written = out / 'predictions.csv'
+            columns = [ANSWERS[kind] % label for label in labels]
         else:
             test = numpy.sort(test)
         found = pandas.read_csv(written)

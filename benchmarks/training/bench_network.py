@@ -28,7 +28,8 @@ from tests.support.graph_data import OfPaddingData
 try:
     from benchmarks.peers import geometric_nodes
 except ImportError as error:
-    geometric_nodes, no_torch = None, str(error)
+    geometric_nodes = None
+    no_torch = str(error)
 
 # nodes, edges in one direction, words, classes; steps of ours before those that are timed in a
 # round, and these; rounds. Captured steps are checked at replays 1 to 16, 32, 64, ..., which takes
@@ -138,7 +139,8 @@ def contenders(network, size, device):
 
     def chainers(run, kind, data, prepare=lambda model: model):
         def call():
-            model, warm = prepare(classifier(kind, network)), size.warm if run is ours else WARM
+            model = prepare(classifier(kind, network))
+            warm = size.warm if run is ours else WARM
             found = train(run, model, data(network), network, device, warm, warm + size.steps)
             return numpy.diff(found.times)[0] * 1e3 / size.steps
 
@@ -199,11 +201,13 @@ def run_size(name, size, device):
     seconds = time.perf_counter() - start
     longest = int(adj.longest[0])
     del adj
-    times, not_run = collections.defaultdict(list), {}
+    times = collections.defaultdict(list)
+    not_run = {}
     try:
         errors = check(network, device)
     except MemoryError as error:  # upstream's
-        errors, not_run['check'] = {}, str(error)
+        errors = {}
+        not_run['check'] = str(error)
     for _ in range(size.rounds):
         for contender, call in contenders(network, size, device).items():
             if contender in not_run:

@@ -214,7 +214,8 @@ def main(argv=None):
     done = [run for run in result.get('runs', []) if run['commit'] == args.commit]
     done = {key(run) for run in done + old * args.missing if 'metric' in run}
     runs = [run for run in chosen(args) if key(run._asdict()) not in done]
-    free, lock = slots(args), threading.Lock()
+    free = slots(args)
+    lock = threading.Lock()
     # The server of the processes, and with it all of them, has these.
     os.environ.update(example_runs.environment())
 

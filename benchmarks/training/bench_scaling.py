@@ -201,7 +201,8 @@ def summarized(runs, batches, total, links=None):
     'weak': batch -> ranks or GPUs -> {'measured', 'modelled'}; 'strong': ranks -> speed-up of
     batches of `total` over all ranks.
     """
-    found, alone = {}, runs[1]['methods']
+    found = {}
+    alone = runs[1]['methods']
     for method, cells in alone.items():
         of = {n: run['methods'][method] for n, run in runs.items() if n > 1}
         weak = {}
@@ -233,7 +234,8 @@ def bars(summary):
         for n_batch, shares in of['weak'].items():
             title = '%s, batch %s: ' % (method, n_batch)
             if '2' in shares and int(n_batch) in EFFICIENCIES:
-                least, value = EFFICIENCIES[int(n_batch)], shares['2']['measured']
+                least = EFFICIENCIES[int(n_batch)]
+                value = shares['2']['measured']
                 which = title + 'two ranks at least %s' % least
                 found[which] = harness.bar(value, value >= least, 3)
             errors = [

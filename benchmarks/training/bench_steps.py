@@ -110,7 +110,8 @@ def measure(found, seconds, not_run):
         name: step_contenders.steps_of_a_turn(contender, TURN, MIN_STEPS, MAX_STEPS)
         for name, contender in found.items()
     }
-    start, n_rounds = time.perf_counter(), 0
+    start = time.perf_counter()
+    n_rounds = 0
     while n_rounds < MIN_ROUNDS or (
         time.perf_counter() - start < seconds and n_rounds < MAX_ROUNDS
     ):
@@ -164,7 +165,8 @@ def run_cell(makers, warm, seconds):
     milliseconds, n_rounds = measure(found, seconds, not_run)
     for name, contender in found.items():
         if contender.is_captured:
-            device_ms, times = replay_ms(contender), milliseconds[name]
+            device_ms = replay_ms(contender)
+            times = milliseconds[name]
             times['device'] = round(device_ms, 4)
             times['busy'] = round(device_ms / times['wall']['median'], 3)
     peak_bytes = {name: contender.peak_bytes() for name, contender in found.items()}
@@ -197,7 +199,8 @@ def prepared(method, subject, study, batches, device):
     Returns what is stored of the method, and batch size -> name -> function that makes another
     library's contender.
     """
-    result, peers = {'relative_errors': {}}, {}
+    result = {'relative_errors': {}}
+    peers = {}
     try:
         names = names_of(study, subject, device)
         result['relative_errors'].update(step_contenders.check(method, subject, names, device))
@@ -293,7 +296,8 @@ def table(title, cell):
 
 def run(args, device):
     """Measure missing cells, the most important first; the file is written after every one."""
-    start, study = time.perf_counter(), STUDIES[args.against]
+    start = time.perf_counter()
+    study = STUDIES[args.against]
     head = {
         'question': 'milliseconds of a training step: iterator, converter, forward, backward, Adam',
         'method': METHOD + study.method,
@@ -313,7 +317,8 @@ def run(args, device):
             *read[data], description = subjects.molecules(data, args)
             result['data'].setdefault(data, {'description': description, 'methods': {}})
             sets[data] = {}
-        of_data, title = result['data'][data], '%s %s, batch %d' % (data, method, n_batch)
+        of_data = result['data'][data]
+        title = '%s %s, batch %d' % (data, method, n_batch)
         of = of_data['methods'].get(method, {'batches': {}})
         is_done = args.against == 'upstream' and any(
             UPSTREAM in cell['milliseconds'] for cell in of['batches'].values()

@@ -51,7 +51,8 @@ class Ends(training.Extension):
     trigger = 1, 'epoch'
 
     def __init__(self, device):
-        self._device, self.times = device, []
+        self._device = device
+        self.times = []
 
     def initialize(self, trainer):
         self(trainer)
@@ -149,7 +150,8 @@ def measured(method, dense, device, cells, n_rounds, n_predictions):
     """Yield cells, each a batch size as text or `PREDICT`, and what is measured of them."""
     labels = dense.get_datasets()[-1]
     n_train = len(dense) * 9 // 10
-    train, valid = dense[:n_train], dense[n_train:]
+    train = dense[:n_train]
+    valid = dense[n_train:]
     names = [UPSTREAM, TWO_LINES] + [MORE_LINES] * (device.xp is not numpy)
     models = {name: subjects.new_model(method, labels) for name in names}
     for model in models.values():

@@ -378,7 +378,8 @@ def check_peers(method, examples, subject, device):
     """Compare a captured step of PyTorch Geometric with an eager one; see :func:`check`."""
     from benchmarks.peers import geometric_models
 
-    index, sparse = equal_sizes(subject.dense), subject.data
+    index = equal_sizes(subject.dense)
+    sparse = subject.data
     n_labels = sparse.molecules.labels[0].shape[1]
     changes = {}
     for name in (GEOMETRIC, GEOMETRIC_CAPTURED):

@@ -48,11 +48,13 @@ def subject_of(method, read, sets):
         found, n_labels = sets[with_atom]
         atoms, matrices, labels = dense.get_datasets()
         if with_atom:  # the labels are the atoms
-            dense, sizes = NumpyTupleDataset(found, matrices, labels), {'n_atom_types': n_labels}
+            dense = NumpyTupleDataset(found, matrices, labels)
+            sizes = {'n_atom_types': n_labels}
             data = to_sparse(dense)
         else:
             data = dense = NumpyTupleDataset(atoms, matrices, found, labels)
-            n_columns, sizes = 1, {'n_wle_types': n_labels}
+            n_columns = 1
+            sizes = {'n_wle_types': n_labels}
     model = new_model(method, dense.get_datasets()[-1], **sizes)
     model(*upstream_concat_mols([dense[0]]))  # makes all parameters
     converters = {

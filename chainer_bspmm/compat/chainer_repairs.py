@@ -88,7 +88,8 @@ def triggers_ask_once(module):
 
     def call(self, trainer):
         updater = trainer.updater
-        iteration, epoch = updater.iteration, getattr(updater, 'epoch_detail', None)
+        iteration = updater.iteration
+        epoch = getattr(updater, 'epoch_detail', None)
         if self.unit == 'epoch':
             now, before = epoch, self._previous_epoch_detail
             if before < 0:  # not in the snapshot

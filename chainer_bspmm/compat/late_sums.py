@@ -85,7 +85,9 @@ def _catch_up(summary, cuda):
 
 def _fetched(waiting, cuda):
     """Return the values as NumPy scalars, by one copy for each table that they are from."""
-    results, others, places_in = [None] * len(waiting), [], {}
+    results = [None] * len(waiting)
+    others = []
+    places_in = {}
     for i, (value, table) in enumerate(waiting):
         if table is None:
             others.append(i)
@@ -94,7 +96,8 @@ def _fetched(waiting, cuda):
     for (_, dtype), places in places_in.items():
         table = waiting[places[0]][1]
         with table.device:
-            start, numbers = table.data.ptr, table.get().view(numpy.uint8).ravel()
+            start = table.data.ptr
+            numbers = table.get().view(numpy.uint8).ravel()
         firsts = numpy.array([waiting[i][0].data.ptr - start for i in places])
         numbers = numbers[firsts[:, None] + numpy.arange(dtype.itemsize)].view(dtype)
         for i, number in zip(places, numbers[:, 0]):

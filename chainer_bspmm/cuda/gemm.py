@@ -164,7 +164,9 @@ class Blas:
         self._check(a, b)
         dtype = a.dtype if a.dtype == b.dtype else numpy.promote_types(a.dtype, b.dtype)
         shape = a.shape[:-1] + b.shape[-1:]
-        (m, k), n, n_matrices = a.shape[-2:], b.shape[-1], len(a) if a.ndim == 3 else 1
+        (m, k) = a.shape[-2:]
+        n = b.shape[-1]
+        n_matrices = len(a) if a.ndim == 3 else 1
         with cuda.cupy.cuda.Device(self.device):
             if not (m and n and k and n_matrices):
                 return cuda.cupy.zeros(shape, dtype)
@@ -176,13 +178,14 @@ class Blas:
                 raise ValueError(text % (a.shape, b.shape))
             c = cuda.cupy.empty(shape, dtype)
             type_, factors = DATA_TYPES[dtype.char], FACTORS[dtype.char]
-            one, zero = factors.ctypes.data, factors.ctypes.data + factors.itemsize
+            one = factors.ctypes.data
+            zero = factors.ctypes.data + factors.itemsize
             # cuBLAS is column-major: it computes C^T = B^T A^T.
-            head = self._handle, is_b_transposed, is_a_transposed, n, m, k, one
             left, right = [b.data.ptr, type_, ldb], [a.data.ptr, type_, lda]
             result = [c.data.ptr, type_, n]
             if a.ndim == 2:
-                call, tail = self._library.gemm_ex, (compute_type(dtype), DEFAULT_ALGORITHM)
+                call = self._library.gemm_ex
+                tail = (compute_type(dtype), DEFAULT_ALGORITHM)
             else:
                 left.append(b.strides[0] // b.itemsize)
                 right.append(a.strides[0] // a.itemsize)
@@ -190,7 +193,20 @@ class Blas:
                 compute = COMPUTE_64F if dtype.char == 'd' else COMPUTE_32F
                 call = self._library.gemm_strided_batched_ex
                 tail = n_matrices, compute, DEFAULT_ALGORITHM
-            call(*head, *left, *right, zero, *result, *tail)
+            call(
+                self._handle,
+                is_b_transposed,
+                is_a_transposed,
+                n,
+                m,
+                k,
+                one,
+                *left,
+                *right,
+                zero,
+                *result,
+                *tail,
+            )
         return c
 
     def _check(self, a, b):
@@ -220,7 +236,9 @@ def _laid_out(a):
     """Return a matrix or stack as cuBLAS can read it, its order, and its leading dimension."""
     # The order is 0 for row-major, 1 for column-major. It is also the operation to pass to cuBLAS,
     # which reads a row-major matrix as its transpose and computes with transposes here.
-    size, (n_rows, n_columns), (*stack, down, along) = a.itemsize, a.shape[-2:], a.strides
+    size = a.itemsize
+    (n_rows, n_columns) = a.shape[-2:]
+    (*stack, down, along) = a.strides
     if min(stack, default=0) >= 0 and not any(stride % size for stride in a.strides):
         if (along == size or n_columns == 1) and (down >= n_columns * size or n_rows == 1):
             return a, 0, n_columns if n_rows == 1 else down // size

@@ -35,7 +35,8 @@ def paths():
 def source(name):
     """Return the text of a kernel's file with the headers inserted."""
     # CuPy's disk cache hashes the text that it compiles, but not headers which that text includes.
-    path, parts = paths()[name], []
+    path = paths()[name]
+    parts = []
     for number, line in enumerate(path.read_text().splitlines(keepends=True), 1):
         include = re.fullmatch(r'#include "(\w+\.cuh)"\n', line)
         if include is None:

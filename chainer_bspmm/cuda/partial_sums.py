@@ -76,7 +76,8 @@ def _launch(sums):
             n_sources += len(pending[1])
             if len(batch) == N_TARGETS - 1 or n_sources > N_SOURCES:
                 _launch_batch(batch)
-                batch, n_sources = [], len(pending[1])
+                batch = []
+                n_sources = len(pending[1])
             batch.append(pending)
         _launch_batch(batch)
 

@@ -59,7 +59,8 @@ def read(path):
     try:
         with numpy.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-        canonical, kept = arrays.pop('canonical').tobytes().decode(), arrays.pop('kept')
+        canonical = arrays.pop('canonical').tobytes().decode()
+        kept = arrays.pop('kept')
         failures = json.loads(arrays.pop('failures').tobytes())
         molecules = Molecules.from_arrays(arrays)
     except Exception:  # there are many kinds of damage

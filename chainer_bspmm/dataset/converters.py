@@ -158,7 +158,9 @@ class CSRConverter(chainer.dataset.Converter):
 
     def _from_dense(self, examples):
         gathered = dense_examples.gather(examples)
-        n_node_columns, strip, most = self.n_node_columns, self.strip_padding, 0
+        n_node_columns = self.n_node_columns
+        strip = self.strip_padding
+        most = 0
         # Folded, the values of a node column would be lost. The last column may be one.
         may_lose = strip is None and self.layout == 'folded'
         if n_node_columns is None or (may_lose and not n_node_columns):

@@ -54,7 +54,8 @@ def count_node_columns(examples, last_too=False):
     one_size = len(set(examples.full_sizes)) == 1
     for i, column in enumerate(examples.labels):
         shapes = list(map(getattr, column, itertools.repeat('shape'), itertools.repeat(())))
-        kind, width = (i, shapes[0], getattr(column[0], 'dtype', None)), shapes[0][1:]
+        kind = (i, shapes[0], getattr(column[0], 'dtype', None))
+        width = shapes[0][1:]
         if any(shape != (n, *width) for shape, n in zip(shapes, examples.full_sizes)):
             if not one_size and set(shapes) == {shapes[0]}:
                 _of_molecules.add(kind)

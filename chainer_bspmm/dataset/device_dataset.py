@@ -69,7 +69,8 @@ class DeviceMolecules(Molecules):
         """Gather molecules into a batch on the GPU, as `Molecules.batch`, with one copy to it."""
         # Packed or folded, without rows for padding: `CSRConverter.locate` leaves others to `host`.
         index = self.check(index)
-        sizes, nnz = build.rows_of(self.sizes[index], layout), self.nnz[index]
+        sizes = build.rows_of(self.sizes[index], layout)
+        nnz = self.nnz[index]
         max_atom_id = None if self._max_ids is None else int(self._max_ids[index].max())
         need = needs(sizes, nnz, max_atom_id)
         validate.fits_int32('nodes times relations', need.rows * self.n_relations)
@@ -89,7 +90,8 @@ class DeviceMolecules(Molecules):
 
     def _only(self, need):
         """Return `Buffers` of the only molecule, from arrays that lie there: a warp gathers one."""
-        source, n_columns = self._source, need.rows * self.n_relations
+        source = self._source
+        n_columns = need.rows * self.n_relations
         offsets = numpy.array([[0, need.rows], [0, n_columns]], numpy.int32)
         row_offsets, col_offsets = self.device.send(offsets)
         return Buffers(

@@ -46,7 +46,8 @@ def gather_batch(source, index, buffers, padded_to=None):
     pairs = [(label, out, _item_bytes(out)) for label, out in zip(source.labels, buffers.labels)]
     with device_of(index):
         plan = gather_launch(index.size, kernels.device(index.data.device_id))
-        n_rows, n_entries = buffers.indptr.size - 1, buffers.indices.size
+        n_rows = buffers.indptr.size - 1
+        n_entries = buffers.indices.size
         data_bytes = 0 if source.data is None else source.data.itemsize
         sizes = n_rows, n_entries, source.n_relations, _item_bytes(source.atoms), data_bytes
         for first in range(0, max(len(pairs), 1), 2):

@@ -27,7 +27,8 @@ def example_of(data, name, n_edge_types=None):
 
 
 def _of_edges(data, name, n_edge_types):
-    n_nodes, edges = len(data.x), numpy.asarray(to_host(data.edge_index))
+    n_nodes = len(data.x)
+    edges = numpy.asarray(to_host(data.edge_index))
     if edges.ndim != 2 or len(edges) != 2:
         raise ValueError('%s.edge_index: expected shape (2, n_edges), got %s' % (name, edges.shape))
     _check_range('%s.edge_index' % name, edges, n_nodes, 'the number of nodes')

@@ -160,7 +160,8 @@ class Molecules:
         sizes, nnz = self.sizes[index], self.nnz[index]
         nodes = build.ranges(self.starts[index], sizes)
         entries = build.ranges(self.entry_starts[index], nnz)
-        atoms, row_nnz = self.atoms.take(nodes, axis=0), self.row_nnz.take(nodes)
+        atoms = self.atoms.take(nodes, axis=0)
+        row_nnz = self.row_nnz.take(nodes)
         max_atom_id = int(atoms.max(initial=0)) if atoms.ndim == 1 else None
         n = self.padded_size(index, padded_to)
         full = self.full_sizes[index] if keep_padding else sizes

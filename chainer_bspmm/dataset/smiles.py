@@ -188,7 +188,9 @@ def _super_nodes(molecules, relation, kind):
     """Return what ``construct_supernode_feature`` does of each molecule, (M, F) float32."""
     # Sizes, sum of the adjacency; for each relation the largest value and its share of the sum; for
     # each atomic number from 1 on, whether it occurs and its share of the atoms.
-    n, n_atoms, n_relations = len(molecules), molecules.sizes, kind.n_relations
+    n = len(molecules)
+    n_atoms = molecules.sizes
+    n_relations = kind.n_relations
     place = numpy.repeat(numpy.arange(n), molecules.nnz) * n_relations + relation
     values = numpy.ones(place.size) if molecules.data is None else molecules.data
     sums = numpy.bincount(place, values, n * n_relations).reshape(n, n_relations)
@@ -232,7 +234,8 @@ def _chunk(preprocessor, for_models, first_and_smiles):
 
 
 def _reason(error):
-    name, text = type(error).__name__, str(error).strip()
+    name = type(error).__name__
+    text = str(error).strip()
     if isinstance(error, ValueError) or name == 'MolFeatureExtractionError':
         return text
     return '%s: %s' % (name, text)

@@ -130,10 +130,12 @@ def columns_of(dataset):
     if kind is list:
         return [dataset]
     if kind is NumpyTupleDataset:
-        columns, kinds = list(dataset._datasets), (numpy.ndarray, list)
+        columns = list(dataset._datasets)
+        kinds = (numpy.ndarray, list)
     elif kind is ConcatenatedDataset:
         parts = [columns_of(part) for part in dataset._datasets]
-        columns, kinds = list(itertools.chain(*parts)), (numpy.ndarray,)
+        columns = list(itertools.chain(*parts))
+        kinds = (numpy.ndarray,)
     else:
         raise CannotKeep('it is a %s' % kind.__name__)
     if any(type(column) not in kinds for column in columns):

@@ -31,7 +31,8 @@ def embed_atoms(embed, atom_array, adj, any_width=False):
             text = 'atom_array: expected features of %d channels, got shape %s'
             raise ValueError(text % (n_channels, atom_array.shape))
         return chainer.as_variable(flat)
-    largest, smallest = adj.max_atom_id, 0
+    largest = adj.max_atom_id
+    smallest = 0
     if largest is None and flat.size:
         array = cuda.to_cpu(chainer.as_array(flat))
         largest, smallest = int(array.max()), int(array.min())

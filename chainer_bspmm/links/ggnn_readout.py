@@ -33,7 +33,8 @@ class GatedReadout(Sparse):
             is_real_node (array or None): (n_rows,), or (n_graphs, N) if ``adj`` is padded: 0 for
                 nodes that are ignored, 1 for the others. None: all count.
         """
-        parts, layers = [h] if h0 is None else [h, h0], (self.i_layer, self.j_layer)
+        parts = [h] if h0 is None else [h, h0]
+        layers = (self.i_layer, self.j_layer)
         if self.activation in ACTIVATIONS and not hooked(*layers):
             n_inputs = sum([part.shape[1] for part in parts])
             gate, value = [parameters_of(layer, n_inputs) for layer in layers]

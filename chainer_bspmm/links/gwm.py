@@ -62,7 +62,8 @@ class GWM(Sparse, gwm.GWM):
 
 def _to_super(unit, h, g, adj):
     """Return (n_graphs, hidden_dim_super): the nodes' message to their super node."""
-    n_rows, n_heads = len(h), unit.n_heads
+    n_rows = len(h)
+    n_heads = unit.n_heads
     values = functions.reshape(linear_rows(unit.V_super, h), (n_rows, n_heads, unit.hidden_dim))
     keys = functions.reshape(linear_rows(unit.B, h), (n_rows, n_heads, unit.hidden_dim_super))
     query = functions.expand_dims(segment_broadcast(adj, g), 1)

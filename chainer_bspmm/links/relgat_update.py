@@ -38,6 +38,8 @@ class RelGATUpdate(Update, relgat_update.RelGATUpdate):
     def _update(self, h, adj, **kwargs):
         messages = linear_rows(self.message_layer, h)
         W, b = parameters_of(self.attention_layer, 2 * self.out_channels)
-        within, ratio = self.softmax_mode == 'within', self.dropout_ratio
-        options = within, self.concat_heads, self.negative_slope, ratio
-        return relation_attention(adj, messages, W, b, self.n_heads, *options)
+        within = self.softmax_mode == 'within'
+        ratio = self.dropout_ratio
+        return relation_attention(
+            adj, messages, W, b, self.n_heads, within, self.concat_heads, self.negative_slope, ratio
+        )

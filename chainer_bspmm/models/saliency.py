@@ -49,7 +49,8 @@ def _dense(inputs):
     adj = _batch_in(inputs)
     if adj is None:
         return inputs
-    xp, dense = adj.xp, adj.to_dense()
+    xp = adj.xp
+    dense = adj.to_dense()
     if adj.layout not in ('packed', 'folded'):
         return tuple(dense if value is adj else value for value in inputs)
     offsets = cuda.to_cpu(adj.row_offsets)

@@ -84,6 +84,16 @@ def set_up_predictor(
     if method not in known:
         methods = ', '.join(map(repr, known))
         raise ValueError('method: expected one of %s, got %r' % (methods, method))
-    sizes = n_unit, conv_layers, class_num
-    others = label_scaler, postprocess_fn, n_atom_types, conv_kwargs, n_wle_types
-    return sparsify(set_up_dense_predictor(method, *sizes, *others))
+    return sparsify(
+        set_up_dense_predictor(
+            method,
+            n_unit,
+            conv_layers,
+            class_num,
+            label_scaler,
+            postprocess_fn,
+            n_atom_types,
+            conv_kwargs,
+            n_wle_types,
+        )
+    )

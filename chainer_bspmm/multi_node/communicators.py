@@ -103,7 +103,8 @@ def _check_nccl(name):
 
 
 def _check_number_of_gpus(comm):
-    runtime, host = cuda.cupy.cuda.runtime, platform.node()
+    runtime = cuda.cupy.cuda.runtime
+    host = platform.node()
     visible = [runtime.deviceGetPCIBusId(i) for i in range(runtime.getDeviceCount())]
     ranks = comm.mpi_comm.allgather((host, comm.intra_size, visible))
     for rank, (host, n_ranks, _) in enumerate(ranks):

@@ -33,7 +33,8 @@ def _n_molecules(evaluator):
 
 
 def _mean_of_ranks(evaluator, comm):
-    weight, values = _n_molecules(evaluator), {}
+    weight = _n_molecules(evaluator)
+    values = {}
     if weight:
         result = type(evaluator).evaluate(evaluator)
         values = {name: float(cuda.to_cpu(value)) for name, value in result.items()}

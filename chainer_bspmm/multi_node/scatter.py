@@ -30,8 +30,15 @@ def sparse_too(scatter_dataset):
         known = comm.mpi_comm.allgather(_fingerprint(selected))
         _check(comm, root, selected, known)
         if known[root] is None:
-            options = {'force_equal_length': force_equal_length}
-            return scatter_dataset(dataset, comm, root, shuffle, seed, max_buf_len, **options)
+            return scatter_dataset(
+                dataset,
+                comm,
+                root,
+                shuffle,
+                seed,
+                max_buf_len,
+                force_equal_length=force_equal_length,
+            )
         if comm.rank != root:
             return comm.recv_obj(source=root)
         n = len(selected)

@@ -74,9 +74,17 @@ class AttentionPattern:
         """Return the matrix that adds, for an entry, column 0 of its source, 1 of its receiver."""
         # ``adj``, with which the pattern is kept, is not stored: it would make a cycle.
         columns = adj.xp.stack((2 * self.sources, 2 * self.receivers + 1), axis=1)
-        starts, n_scores = adj.indptr[adj.row_offsets], 2 * n_heads
-        sizes = adj.max_nnz * n_heads, adj.max_cols * n_scores, adj.n_cols * n_scores
-        return gathering(adj, columns, starts * n_heads, adj.col_offsets * n_scores, *sizes)
+        starts = adj.indptr[adj.row_offsets]
+        n_scores = 2 * n_heads
+        return gathering(
+            adj,
+            columns,
+            starts * n_heads,
+            adj.col_offsets * n_scores,
+            adj.max_nnz * n_heads,
+            adj.max_cols * n_scores,
+            adj.n_cols * n_scores,
+        )
 
 
 # The arrays of a pattern, by NumPy or in one launch. On a device it is made in every captured step.
@@ -84,9 +92,12 @@ class AttentionPattern:
 
 def _fill(adj, n_heads, sources, receivers, by_receiver):
     if not launch.on_gpu(by_receiver):
-        n_relations, nnz = adj.n_relations, adj._n_true_entries()
-        columns, heads = adj.indices[:nnz, None], numpy.arange(n_heads)
-        node, relation = adj.entry_rows()[:nnz, None], columns % n_relations
+        n_relations = adj.n_relations
+        nnz = adj._n_true_entries()
+        columns = adj.indices[:nnz, None]
+        heads = numpy.arange(n_heads)
+        node = adj.entry_rows()[:nnz, None]
+        relation = columns % n_relations
         group = ((node * n_heads + heads) * n_relations + relation).ravel()
         by_receiver[:], order = build.group(numpy, group, by_receiver.size - 1)
         size = order.size
@@ -126,7 +137,8 @@ def _slots(adj):
 def _isolated(adj, n_heads, within, rows_per_node, by_receiver, dtype):
     """Return data, indices, indptr of `AttentionPattern.isolated`, or None if it has no entry."""
     if not launch.on_gpu(by_receiver):
-        n_nodes, n_relations = int(adj.row_offsets[-1]), adj.n_relations
+        n_nodes = int(adj.row_offsets[-1])
+        n_relations = adj.n_relations
         shape = n_nodes, n_heads, n_relations
         empty = (numpy.diff(by_receiver) == 0)[: n_nodes * n_heads * n_relations].reshape(shape)
         if not within:
@@ -145,8 +157,10 @@ def _isolated(adj, n_heads, within, rows_per_node, by_receiver, dtype):
             numpy.searchsorted(place, bounds).astype('i'),
         )
     # An entry for every (node, head, relation): a count of those that there are would synchronise.
-    xp, size = cuda.cupy, by_receiver.size - 1
-    data, indices = xp.empty(size, dtype), xp.empty(size, 'i')
+    xp = cuda.cupy
+    size = by_receiver.size - 1
+    data = xp.empty(size, dtype)
+    indices = xp.empty(size, 'i')
     kernel = cuda.elementwise(
         'raw I by_receiver, raw I row_offsets, raw W slots, int32 n_graphs, int32 n_relations, '
         'int32 n_heads, int32 within',
@@ -171,7 +185,8 @@ def _isolated(adj, n_heads, within, rows_per_node, by_receiver, dtype):
     )
     sizes = adj.n_graphs, adj.n_relations, n_heads, int(within)
     kernel(by_receiver, adj.row_offsets, _slots(adj), *sizes, data, indices)
-    n_rows, width = adj.n_rows * rows_per_node, n_heads * adj.n_relations // rows_per_node
+    n_rows = adj.n_rows * rows_per_node
+    width = n_heads * adj.n_relations // rows_per_node
     return data, indices, equal_rows(adj, n_rows, width, adj.row_offsets[-1:] * rows_per_node)
 
 

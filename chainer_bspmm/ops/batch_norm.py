@@ -80,7 +80,8 @@ def _spread(rows, counted, n_rows):
 def _forward(x, gamma, beta, weights, count, eps, decay, running, ranks=ONE_RANK):
     if not launch.on_gpu(x):
         counted = numpy.flatnonzero(weights)
-        n_rows, n = len(x), max(count, 1)
+        n_rows = len(x)
+        n = max(count, 1)
         x, weights = x.take(counted, axis=0), weights[counted]  # a copy, to be overwritten
         mean = ranks.sum(row_sum(x * weights)) / n
         x -= mean
@@ -140,7 +141,8 @@ def _gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
         x_hat, gy = x.take(counted, axis=0), gy.take(counted, axis=0)  # copies, to be overwritten
         x_hat -= mean
         x_hat *= inv_std
-        ggamma, gbeta = row_sum(gy * x_hat), row_sum(gy)
+        ggamma = row_sum(gy * x_hat)
+        gbeta = row_sum(gy)
         ggammas, gbetas = ranks.sum_of_gradients(numpy.stack([ggamma, gbeta]))
         x_hat *= ggammas
         x_hat += gbetas

@@ -161,7 +161,9 @@ def with_pieces(plan: plans.Launch, nnz, piece) -> tuple[plans.Launch, int]:
 
 def sum_pieces_launch(n_pieces, n_channels, piece) -> plans.Launch:
     """Plan a thread per chunk and channel of sum_pieces."""
-    n_chunks, n_at_once, tiles = n_pieces // 2, 8, -(-n_channels // plans.WARP)
+    n_chunks = n_pieces // 2
+    n_at_once = 8
+    tiles = -(-n_channels // plans.WARP)
     y = min(tiles, plans.MAX_GRID_Y)
     return plans.Launch(
         (('VECTOR', 1), ('AHEAD', 8)),

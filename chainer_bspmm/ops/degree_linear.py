@@ -86,7 +86,8 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
             n_all = n_types * n_out
             arrays = [array.astype(x.dtype, copy=False).ravel() for array in inputs[1:]]
             joined = concat(arrays)  # by one launch
-            W, b = joined[: n_all * n_in].reshape(n_all, n_in), joined[n_all * n_in :]
+            W = joined[: n_all * n_in].reshape(n_all, n_in)
+            b = joined[n_all * n_in :]
             self._joined = {'W': W, 'b_self': b}
             self._layer = layer_of(
                 x, self._joined, n_types, False, 'sigmoid', True, self._adj.longest
@@ -107,7 +108,8 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
 
     def _gradients(self, inputs, gy, indexes):
         x, weights, biases = _split(inputs)
-        n_types, gradients = len(weights), {}
+        n_types = len(weights)
+        gradients = {}
         if self._layer is not None:
             _, rows = degree_rows(self._adj, n_types, x.dtype)
             by_name = layer_backward(
@@ -139,7 +141,8 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
     def _composed(self, *inputs):
         """As in Chainer Chemistry: a linear layer a degree, its input masked."""
         x, weights, biases = _split(inputs)
-        sums, zero = bspmm(self._adj, x), x.xp.zeros((), x.dtype)
+        sums = bspmm(self._adj, x)
+        zero = x.xp.zeros((), x.dtype)
         total = 0
         for is_type, W, b in zip(degrees_of(self._adj, len(weights)).is_type.T, weights, biases):
             total += functions.linear(

@@ -51,7 +51,8 @@ def draw_arguments(seed, stream, ratio, dtype):
 # round, and what is added to the two words of the key after it.
 _MULTIPLIERS = numpy.array([[0xD2511F53], [0xCD9E8D57]], numpy.uint64)
 _KEY_STEPS = numpy.array([[0x9E3779B9], [0xBB67AE85]], numpy.uint64)
-_LOW, _HALF = numpy.uint64(2**32 - 1), numpy.uint64(32)
+_LOW = numpy.uint64(2**32 - 1)
+_HALF = numpy.uint64(32)
 
 
 def _random_words(size, seed, stream, step):
@@ -59,7 +60,8 @@ def _random_words(size, seed, stream, step):
     quads = numpy.arange(-(-size // 4), dtype=numpy.uint64)
     even = numpy.stack([quads, numpy.full_like(quads, step % 2**32)])  # words 0 and 2
     odd = numpy.empty_like(even)  # words 1 and 3
-    odd[0], odd[1] = stream, step >> 32
+    odd[0] = stream
+    odd[1] = step >> 32
     key = numpy.array([[seed % 2**32], [seed >> 32]], numpy.uint64)
     for _ in range(10):
         products = (even * _MULTIPLIERS)[::-1]

@@ -53,8 +53,10 @@ _FilmBlock = collections.namedtuple(
 
 def _film_blocks(adj, messages, film):
     """Yield the `_FilmBlock` of some graphs at a time."""
-    n_channels, n_relations = messages.shape[1], adj.n_relations
-    starts, rows = adj.indptr[adj.row_offsets], adj.entry_rows()
+    n_channels = messages.shape[1]
+    n_relations = adj.n_relations
+    starts = adj.indptr[adj.row_offsets]
+    rows = adj.entry_rows()
     most = FILM_BLOCK // max(n_channels, 1)
     graph = 0
     while graph < adj.n_graphs:
@@ -146,7 +148,9 @@ class EdgeFiLM(FusedNode):
 
     def _gradients(self, inputs, gy, indexes):
         x, messages, film = self._saved
-        gx, weights, n_relations = None, [], self._adj.n_relations
+        gx = None
+        weights = []
+        n_relations = self._adj.n_relations
         for g, weight in zip(edge_film_backward(self._adj, messages, film, gy), inputs[1:]):
             g = g.reshape(len(x), len(weight))
             if 0 in indexes:
@@ -160,7 +164,8 @@ class EdgeFiLM(FusedNode):
 
 
 def _composed(adj, x, W, W_g, activation):
-    edges, n_relations = edges_of(adj), adj.n_relations
+    edges = edges_of(adj)
+    n_relations = adj.n_relations
     gathered = []
     for weight, matrix in ((W, edges.from_source), (W_g, edges.from_receiver)):
         rows = functions.linear(x, by_relation(functions.cast(weight, x.dtype), n_relations))

@@ -53,7 +53,8 @@ def _joining_kernel(n):
 
 def split(array, width):
     """Return the first columns and the others, each contiguous on a GPU for the next product."""
-    left, right = array[:, :width], array[:, width:]
+    left = array[:, :width]
+    right = array[:, width:]
     if isinstance(array, numpy.ndarray):
         return left, right
     left, right = (cuda.cupy.empty(part.shape, part.dtype) for part in (left, right))
@@ -92,7 +93,8 @@ def activation_gradient(activation, y, gy, dropout_ratio):
     """Return an activation's gradient, given its result, where dropout's zeros are recognised."""
     if activation == 'identity':
         return gy
-    formula, scale = GRADIENTS[activation], y.dtype.type(1 / (1 - dropout_ratio))
+    formula = GRADIENTS[activation]
+    scale = y.dtype.type(1 / (1 - dropout_ratio))
     if isinstance(gy, numpy.ndarray):
         if activation == 'tanh':
             factor = y * y

@@ -45,7 +45,8 @@ def layer_norm_forward(x, gamma, beta, eps):
 def layer_norm_backward(x, gamma, gy, statistics):
     """Return the gradients with respect to x, gamma and beta; `statistics` are the forward's."""
     if not launch.on_gpu(x):
-        mean, inv_std = statistics[:, :1], statistics[:, 1:]
+        mean = statistics[:, :1]
+        inv_std = statistics[:, 1:]
         x_hat = (x - mean) * inv_std
         g = gy.astype(x_hat.dtype, copy=False) * gamma
         gx = g - g.mean(axis=1, keepdims=True)

@@ -60,7 +60,8 @@ def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan, alo
 def _terms(kind, x, t, ignore_nan):
     """Return every element's term of a `mean_loss`, and its slope, in float64."""
     x = x.astype(numpy.float64)
-    is_positive, is_known = x >= 0, t != -1
+    is_positive = x >= 0
+    is_known = t != -1
     if kind == 'BINARY_ACCURACY':
         return is_positive == t, None
     if kind == 'SIGMOID_CROSS_ENTROPY':
@@ -101,7 +102,8 @@ def mean_loss_forward(kind, x, t, divisor=None, ignore_nan=False, along=()):
         terms, _ = _terms(kind, x, t, ignore_nan)
         return numpy.asarray(terms.sum() / divisor, x.dtype), count
     with launch.device_of(x):
-        y, partial = cuda.cupy.empty((), x.dtype), None
+        y = cuda.cupy.empty((), x.dtype)
+        partial = None
         if divisor is None:
             count = cuda.cupy.empty((), numpy.int64)
         launches = loss_launches(x.size)

@@ -66,7 +66,8 @@ class RelationAttention(FusedNode):
     def _gradients(self, inputs, gy, indexes):
         m, W, _ = _cast(inputs)
         pattern, adj, n_heads = self._pattern, self._adj, self._n_heads
-        n_channels, product = W.shape[1] // 2, self._pattern.product
+        n_channels = W.shape[1] // 2
+        product = self._pattern.product
         x = m.reshape(adj.n_cols * n_heads, n_channels)
         gy = gy.reshape(product.n_rows, n_channels)
         if not self._concat_heads:
@@ -85,7 +86,8 @@ class RelationAttention(FusedNode):
         _score_gradients(glogits[:, 0], self._slopes, pattern, adj.n_relations, n_heads, gscores)
         gx += dot(gscores, W.reshape(2, n_channels))
         # Both columns have the same sum; that of the receivers has cancelled row by row before.
-        gW, gb = dot(gscores.T, x), row_sum(gscores)[1:]
+        gW = dot(gscores.T, x)
+        gb = row_sum(gscores)[1:]
         return gx.reshape(m.shape), gW.reshape(W.shape), gb
 
     def _composed(self, m, W, b):
@@ -139,7 +141,8 @@ def _logits(scores, sources, receivers, b, slope):
 def _score_gradients(glogits, slopes, pattern, n_relations, n_heads, gscores):
     """Add up the gradients of the two scores of every row of features in gscores, (n_rows, 2)."""
     if not launch.on_gpu(glogits):
-        by_entry, n_rows = glogits * slopes, len(gscores)
+        by_entry = glogits * slopes
+        n_rows = len(gscores)
         gscores[:, 0] = numpy.bincount(pattern.sources, by_entry, n_rows)
         gscores[:, 1] = numpy.bincount(pattern.receivers, by_entry, n_rows)
         return

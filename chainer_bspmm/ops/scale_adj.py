@@ -16,7 +16,8 @@ def scale_adj(adj: BatchedCSR, dtype: DTypeLike) -> BatchedCSR:
 
     def make():
         if adj.xp is numpy:  # whose layers need no transpose
-            n_entries, sources = adj._n_true_entries(), adj.indices // adj.n_relations
+            n_entries = adj._n_true_entries()
+            sources = adj.indices // adj.n_relations
             weights = None if adj.data is None else adj.data[:n_entries]
             degree = numpy.bincount(sources[:n_entries], weights, adj.n_cols // adj.n_relations)
             degree[degree == 0] = 1

@@ -76,7 +76,8 @@ def segment_softmax_backward(y, gy, offsets, weights=None):
     # and contribute nothing, even if ``gy`` is NaN there.
     if launch.on_gpu(y):
         return _softmax_on_gpu(offsets, y, gy, weights)
-    dtype, n_true = y.dtype, offsets[-1]
+    dtype = y.dtype
+    n_true = offsets[-1]
     y, gy = y.astype('d', copy=False), gy.astype('d', copy=False)
     if weights is not None or n_true < len(y):
         is_counted = numpy.arange(len(y)) < n_true
@@ -107,7 +108,8 @@ class SegmentSoftmax(FusedNode):
         return (gx.reshape(gy.shape),)
 
     def _composed(self, x):
-        columns, segments = functions.reshape(x, _columns(x).shape), self._segments
+        columns = functions.reshape(x, _columns(x).shape)
+        segments = self._segments
         unweighted = segments._replace(weights=None)
         largest = reduce_rows(segment_max_forward, columns.array, segments)
         shifted = columns - segment_broadcast_forward(largest, *unweighted)
@@ -132,7 +134,8 @@ class NodeSoftmax(SegmentSoftmax):
     def _gradients(self, inputs, gy, indexes):
         # Subtract the mean over each graph first: it cancels exactly, but its rounding error would
         # not, and attention over many similar nodes, such as phantom atoms, has little else.
-        xp, segments = chainer_backend.get_array_module(gy), self._segments
+        xp = chainer_backend.get_array_module(gy)
+        segments = self._segments
         dtype = numpy.promote_types(gy.dtype, numpy.float32)  # sums are too large for float16
         y, gy = self._y.astype(dtype, copy=False), gy.astype(dtype, copy=False)
         # gy is a sum over copies already; only ignored rows are left out.

@@ -132,7 +132,8 @@ def segment_sum_forward(x, offsets, max_rows=None, weights=None):
         return _reduce_on_gpu('SUM', x, offsets, max_rows, weights)
     dtype = compute_dtype(x)
     if weights is None:
-        rows, values = numpy.arange(len(x), dtype=numpy.int32), numpy.ones(len(x), dtype)
+        rows = numpy.arange(len(x), dtype=numpy.int32)
+        values = numpy.ones(len(x), dtype)
     else:
         rows, offsets = _counted(offsets, weights)
         values = weights[rows].astype(dtype, copy=False)
@@ -148,7 +149,8 @@ def _counted(offsets, weights):
 
 def sum_at(index, values, n):
     """Add up the rows of a host array that have the same index below n, (n, n_B)."""
-    ones, order = numpy.ones(len(index), values.dtype), numpy.arange(len(index) + 1)
+    ones = numpy.ones(len(index), values.dtype)
+    order = numpy.arange(len(index) + 1)
     matrix = scipy.sparse.csc_matrix((ones, index, order), shape=(n, len(index)))
     return matrix @ values  # by columns
 

@@ -170,7 +170,8 @@ class BatchedSELL(Batch):
         return self.to_csr().to_dense()
 
     def _trait(self):
-        symmetric, is_sorted = ', symmetric' * self.is_symmetric, self.row_order is not None
+        symmetric = ', symmetric' * self.is_symmetric
+        is_sorted = self.row_order is not None
         slices = '%d slice%s' % (self.n_slices, 's'[: self.n_slices != 1])
         rows = '%d rows%s' % (self.slice_size, ', sorted' * is_sorted)
         ratio = self.padding_ratio

@@ -26,7 +26,9 @@ def _scipy_matrix(adj, dtype):
 
 def _coo_matrix(adj, data, dtype, trans):
     # SciPy's own conversion would add up entries of one place; their sum may overflow.
-    rows, columns, shape = adj.entry_rows(), adj.entry_columns(), adj.shape
+    rows = adj.entry_rows()
+    columns = adj.entry_columns()
+    shape = adj.shape
     if trans:
         rows, columns, shape = columns, rows, shape[::-1]
     indptr, order = adj.cached(('sorted', trans), lambda: build.group(numpy, rows, shape[0]))

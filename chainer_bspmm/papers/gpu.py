@@ -28,7 +28,8 @@ def bspmm(adj, x, data, residual, trans, algorithm='auto'):
 def _swa(adj, x, data, residual, trans, blocked=None):
     """A sub-warp per row, sums in shared memory, kernels/papers/bspmm_swa.cu."""
     side = adj.T if trans else adj
-    n_rows, n_channels = side.n_rows, x.shape[-1]
+    n_rows = side.n_rows
+    n_channels = x.shape[-1]
     y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
     if y.size:
         plan = policy.swa_launch(side.n_graphs, side.max_rows, n_channels, x.itemsize, blocked)

@@ -65,7 +65,8 @@ def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
     # into the fewest partitions, a power of two, whose sums fit in `SHARED_BUDGET`. Nagasaka et
     # al., sections 4.1 to 4.3; TB, which they do not state, is `BLOCK`.
     lanes = subwarp(n_channels)
-    partitions, width = 1, n_channels
+    partitions = 1
+    width = n_channels
     row_bytes = plans.BLOCK // lanes * max(itemsize, 4)  # of a column: TB / subWarp rows of sums
     shared_bytes = width * row_bytes
     if blocked is False and shared_bytes > SHARED_BUDGET:

@@ -163,9 +163,13 @@ class BatchedCSR(Batch):
         self.row_offsets, self.col_offsets = row_offsets, col_offsets
         self.n_relations, self.layout, self.max_atom_id = n_relations, layout, max_atom_id
         self.row_weights, self.padded_to = row_weights, padded_to
-        self.n_graphs, self.n_rows, self.nnz = row_offsets.size - 1, indptr.size - 1, indices.size
+        self.n_graphs = row_offsets.size - 1
+        self.n_rows = indptr.size - 1
+        self.nnz = indices.size
         self.n_cols = self.n_rows * n_relations
-        self.max_rows, self.max_cols, self.max_nnz = max_rows, max_rows * n_relations, max_nnz
+        self.max_rows = max_rows
+        self.max_cols = max_rows * n_relations
+        self.max_nnz = max_nnz
         self.longest = max_nnz if longest is None else longest
         self.is_symmetric, self.has_spare = is_symmetric, has_spare
         self._cache = {}

@@ -149,7 +149,8 @@ def relation_rows(adj, reciprocals=None):
     if not launch.on_gpu(adj.indptr):
         n_relations = adj.n_relations
         rows = entry_rows(numpy, adj.indptr, adj.nnz, adj.has_spare).astype(numpy.int64)
-        places, n_places = rows * n_relations + adj.indices % n_relations, adj.n_rows * n_relations
+        places = rows * n_relations + adj.indices % n_relations
+        n_places = adj.n_rows * n_relations
         places[int(adj.indptr[-1]) :] = n_places  # spare entries, behind all others
         starts, order = group(numpy, places, n_places)
         return RelationRows(
@@ -260,7 +261,8 @@ def _of_arrays(matrices):
     starts = starts_of(sizes * sizes * n_relations)
     entry_starts = numpy.searchsorted(place, starts)
     nnz = numpy.diff(entry_starts)
-    size, data = numpy.repeat(sizes, nnz), flat[place]
+    size = numpy.repeat(sizes, nnz)
+    data = flat[place]
     rest, column = numpy.divmod(place - numpy.repeat(starts[:-1], nnz), size)
     relation, row = (0, rest) if n_relations == 1 else numpy.divmod(rest, size)
     differs = starts_of(flat[place + (column - row) * (size - 1)] != data)

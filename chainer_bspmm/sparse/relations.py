@@ -17,7 +17,8 @@ def relation_rows(adj):
 
 
 def _with_rows(adj, made):
-    n_relations, fields = adj.n_relations, made._asdict()
+    n_relations = adj.n_relations
+    fields = made._asdict()
     del fields['transposed_data']
     return adj.replace(
         **fields,
@@ -43,7 +44,8 @@ def scaled_by_source(adj, data):
     """Return a symmetric matrix of ones on a GPU, each divided by its source's degree: `data`."""
     # A source's degree is the length of its own row, and so one launch makes :func:`relation_rows`
     # and :func:`transposed_rows` of the result.
-    new, made = adj.replace(data=data, is_symmetric=False), build.relation_rows(adj, data.dtype)
+    new = adj.replace(data=data, is_symmetric=False)
+    made = build.relation_rows(adj, data.dtype)
     rows = _with_rows(adj, made)
     new.cached('relation rows', lambda: rows)
     new.cached('transposed rows', lambda: rows.replace(data=made.transposed_data))

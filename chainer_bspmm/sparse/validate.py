@@ -66,7 +66,8 @@ def count(name, value, least):
 
 def host_integers(arrays, data, n_relations):
     """Check kind, dimension and length of raw arrays; return host copies and their device."""
-    device, entries = None, 'ids' if 'ids' in arrays else 'indices'
+    device = None
+    entries = 'ids' if 'ids' in arrays else 'indices'
     if arrays['col_offsets'] is None:
         arrays = {name: array for name, array in arrays.items() if name != 'col_offsets'}
     for name, array in list(arrays.items()) + ([] if data is None else [('data', data)]):
@@ -139,7 +140,8 @@ def entries(ids, row_offsets, col_offsets, entry_offsets, n_relations):
         ('row', ids[:, 0], row_offsets),
         ('column', ids[:, 1], col_offsets),
     ):
-        low, high = offsets[graph], offsets[graph + 1]
+        low = offsets[graph]
+        high = offsets[graph + 1]
         wrong = (places < low) | (places >= high)
         if wrong.any():
             k = int(wrong.argmax())

@@ -39,10 +39,17 @@ class HostBatch:
             atoms, *nodes = [array.reshape((-1,) + array.shape[2:]) for array in of_nodes]
             labels = [*nodes, *labels[n_node_columns:]]
         self._rows = atoms, adj, labels
-        graphs = adj.n_graphs, adj.n_relations, adj.is_symmetric
         kinds = batch_form.kinds_of(atoms, adj.data, labels)
-        layout = batch_form.rounded(adj.longest), adj.layout, adj.padded_to
-        self.form = batch_form.Form(*graphs, *kinds, *layout, n_node_columns)
+        self.form = batch_form.Form(
+            adj.n_graphs,
+            adj.n_relations,
+            adj.is_symmetric,
+            *kinds,
+            batch_form.rounded(adj.longest),
+            adj.layout,
+            adj.padded_to,
+            n_node_columns,
+        )
         self.need = batch_form.needs(
             numpy.diff(adj.row_offsets), numpy.diff(adj.indptr[adj.row_offsets]), adj.max_atom_id
         )
@@ -69,7 +76,8 @@ class DeviceBatch:
 
     def __init__(self, molecules: DeviceMolecules, index: numpy.ndarray, layout, padded_to):
         self.source = self._molecules = molecules
-        self._index, self._layout = index, (layout, padded_to)
+        self._index = index
+        self._layout = (layout, padded_to)
         self._is_folded = layout == 'folded'
         # Whether all batches of this form are the same.
         self.is_fixed = len(molecules) == 1 and layout == 'packed'
@@ -78,8 +86,9 @@ class DeviceBatch:
         max_rows = tables.max_rows
         if self._is_folded:
             rows, max_rows = rows + index.size, max_rows + 1
-        bounds = max_rows, tables.max_entries, tables.max_atom_id
-        self.need = batch_form.Capacity(rows, entries, *bounds)
+        self.need = batch_form.Capacity(
+            rows, entries, max_rows, tables.max_entries, tables.max_atom_id
+        )
         is_symmetric = tables.are_symmetric or molecules.is_symmetric(index)
         longest = LONG_ROW
         if tables.longest > LONG_ROW:
@@ -244,7 +253,8 @@ def capacities(dataset, n_graphs, layout):
     if selected is None:
         return Capacities(n_graphs)
     molecules, order = selected
-    sizes, entries = build.rows_of(molecules.sizes, layout), molecules.nnz
+    sizes = build.rows_of(molecules.sizes, layout)
+    entries = molecules.nnz
     # A DeviceBatch needs room for the largest of all molecules, not of those in the order.
     largest = batch_form.needs(sizes, entries, molecules.max_atom_id)
     return Capacities(n_graphs, sizes[order], entries[order], largest)

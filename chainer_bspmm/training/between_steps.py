@@ -34,7 +34,8 @@ class BetweenSteps:
     """
 
     def __init__(self, trainer, kind):
-        self._trainer, self._kind = weakref.ref(trainer), kind
+        self._trainer = weakref.ref(trainer)
+        self._kind = kind
         self._last = None, None  # the run of the last step, and how many were done after it
         self._is_known = False  # what runs between the steps of this run
         self._periods = []  # in iterations, of the extensions that may change anything

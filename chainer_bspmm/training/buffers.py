@@ -165,7 +165,8 @@ class Staging:
 
     def again(self):
         """Write to the next slot what the last one had."""
-        views, last = self.fill(), self._slots[self._next - 1]
+        views = self.fill()
+        last = self._slots[self._next - 1]
         for name, view in views.items():
             view[...] = last[name]
 

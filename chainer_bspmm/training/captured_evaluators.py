@@ -83,7 +83,8 @@ class _Captured:
         parts = iterator, target, self.eval_func, self.converter, self.name
         if self._parts != parts:
             self._close()
-            function, dataset = self.eval_func or target, getattr(iterator, 'dataset', None)
+            function = self.eval_func or target
+            dataset = getattr(iterator, 'dataset', None)
             self._evaluation = _Evaluation(called, target, function, self.converter, dataset)
             self._parts = parts
         iterator.reset()

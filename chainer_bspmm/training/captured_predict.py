@@ -72,7 +72,9 @@ def _of_smiles(smiles, preprocessor, batch_size, n_processes):
     # the last batch of the molecules before it.
     errors: list[Exception] = []
     smiles = _until_error(smiles, errors)
-    parts, kept, failures = [], numpy.zeros(0, numpy.int64), []
+    parts = []
+    kept = numpy.zeros(0, numpy.int64)
+    failures = []
     with contextlib.closing(parse(smiles, preprocessor, n_processes, for_models=True)) as chunks:
         for part, _, new, failed in chunks:
             parts += [part] * bool(new.size)  # an endless stream of failures does not pile up
@@ -139,7 +141,8 @@ def _stream(predictor, batches, total):
     ):
         for batch, values in launched:
             values = numpy.zeros((0, *shape), dtype) if values is None else values.wait()
-            shape, dtype = values.shape[1:], values.dtype
+            shape = values.shape[1:]
+            dtype = values.dtype
             n_new = len(batch.index) + len(batch.failures)
             n_seen += n_new
             n_failures += len(batch.failures)

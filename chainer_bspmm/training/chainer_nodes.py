@@ -128,7 +128,9 @@ def _stack(node, step: Step, inputs):
 def _joined(inputs, axis):
     """Join arrays along any axis: as the columns of one row for each index before it."""
     shape = inputs[0].shape
-    lead, length, tail = shape[:axis], sum(x.shape[axis] for x in inputs), shape[axis + 1 :]
+    lead = shape[:axis]
+    length = sum(x.shape[axis] for x in inputs)
+    tail = shape[axis + 1 :]
     n_rows = math.prod(lead)
     rows = [x.reshape((n_rows, math.prod(x.shape[axis:]))) for x in inputs]
     return elementwise.concat(rows, axis=1).reshape(lead + (length,) + tail)
@@ -171,7 +173,8 @@ def _mean_error_backward(kind, node, step: Step, indexes, grad_outputs):
     if chainer.config.enable_backprop:
         node.diff = x - t  # Chainer's MeanAbsoluteError keeps it
         return None
-    gy, ignore_nan = grad_outputs[0].array, getattr(node, 'ignore_nan', False)
+    gy = grad_outputs[0].array
+    ignore_nan = getattr(node, 'ignore_nan', False)
     gx = _loss_grad(step, kind, x, t, gy, x.size, ignore_nan)
     return tuple(chainer.Variable(-gx if i else gx, requires_grad=False) for i in indexes)
 
@@ -235,7 +238,8 @@ def _accuracy(node, step: Step, inputs):
     is_right = y.argmax(axis=1).reshape(t.shape) == t
     if node.ignore_label is None:
         return (utils.force_array(is_right.mean(dtype=y.dtype)),)
-    xp, counts = chainer.backend.get_array_module(t), t != node.ignore_label
+    xp = chainer.backend.get_array_module(t)
+    counts = t != node.ignore_label
     share = (is_right & counts).sum() / xp.maximum(counts.sum(), 1)
     return (utils.force_array(share, y.dtype),)
 

@@ -118,7 +118,8 @@ class Capturer:
     def _allocate(self, n_bytes):
         """Allocate from the pool; the array keeps it alive, as CuPy's own hold a weak reference."""
         memory = self._pool.malloc(n_bytes)
-        owner, device_id = _Block(memory, self), self._device.id
+        owner = _Block(memory, self)
+        device_id = self._device.id
         unowned = cuda.cupy.cuda.UnownedMemory(memory.ptr, n_bytes, owner, device_id)
         return cuda.cupy.cuda.MemoryPointer(unowned, 0)
 

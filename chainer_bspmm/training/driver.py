@@ -26,7 +26,8 @@ class Driver:
     """Find the program for batch after batch: new, or captured where its layout was seen before."""
 
     what, who = 'step', 'GraphUpdater trains'  # for messages
-    seed, check_every = 0, CHECK_EVERY
+    seed = 0
+    check_every = CHECK_EVERY
     knows_sizes = True  # False: buffers have room for larger molecules than those of a first batch
 
     target: chainer.Link  # that is trained, or predicts

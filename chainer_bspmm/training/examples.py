@@ -52,14 +52,16 @@ class Examples:
     def close(self):
         """Let arrays of dense examples be written again; return whether there were any."""
         form, self._form = self._form, None
-        self._parts, self._is_numbered = (None, None, None, None), False
+        self._parts = (None, None, None, None)
+        self._is_numbered = False
         if form is not None:
             form.close()
         return form is not None
 
     def _look(self, iterator, dataset, converter, may_keep):
         last, self._form = self._form, None  # closed at the end: it may be the same again
-        self._parts, self._is_numbered = (iterator, dataset, converter, may_keep), False
+        self._parts = (iterator, dataset, converter, may_keep)
+        self._is_numbered = False
         if type(iterator) in (SerialIterator, PartIterator) and type(converter) is CSRConverter:
             base = sparse_form.base_of(dataset)
             self._is_numbered = type(base) in (SparseDataset, DeviceDataset)
@@ -69,7 +71,9 @@ class Examples:
             if form is not None:
                 self._n_forms += 1
                 if sparse_form.suits(converter, form.molecules):
-                    self._form, self._is_numbered, self._was_left = form, True, True
+                    self._form = form
+                    self._is_numbered = True
+                    self._was_left = True
                 else:
                     form.close()
         if last is not None:

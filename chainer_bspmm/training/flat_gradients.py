@@ -158,14 +158,16 @@ class FlatGradients:
             loss, is_bad = None, NULL  # what is not of a parameter is done
 
     def _exchange(self, n_molecules, loss, is_bad):
-        peers, first_chunk = self.peers, 0
+        peers = self.peers
+        first_chunk = 0
         data = peer_memory.addresses_by_value(peers.data)
         stride = numpy.int64(peers.size * peer_memory.words_of(self.sent.dtype))
         most = _RESIDENT * kernels.device(self.sent.data.device_id).n_sms
         for dtype, table, n_chunks in self._tables():
             arguments = self._arguments(table, self.sent, loss, is_bad, n_molecules)
             chunks = numpy.int32(first_chunk), numpy.int32(n_chunks)
-            kernel, grid = self._load(dtype, True, loss.dtype, peers), (min(n_chunks, most), 1, 1)
+            kernel = self._load(dtype, True, loss.dtype, peers)
+            grid = (min(n_chunks, most), 1, 1)
             kernel(grid, (_THREADS, 1, 1), (*arguments, data, peers.turn, stride, *chunks))
             is_bad = NULL
             first_chunk += n_chunks

@@ -113,7 +113,8 @@ def _reasons(optimizer):
                 yield this + 'has %r where a number is expected' % (number,)
     if len(hooks) > _MAX_HOOKS:
         yield 'the optimizer has %d hooks, expected at most %d' % (len(hooks), _MAX_HOOKS)
-    paths, devices = {}, set()
+    paths = {}
+    devices = set()
     for path, param in optimizer.target.namedparams():
         this = "parameter '%s' " % path
         if id(param) in paths:
@@ -261,7 +262,9 @@ class FusedUpdate:
             return
         if self._hooks:  # each writes to the gradient
             own_gradients(param for param in self._params if param.array is not None)
-        before, n_before, first = NULL, 0, 0
+        before = NULL
+        n_before = 0
+        first = 0
         with chainer.using_device(self._device(groups)):
             for after in self._partials:  # the sum of squares before each clipping by the norm
                 stop = self._kinds.index(None, first)
@@ -271,7 +274,9 @@ class FusedUpdate:
                     n_after += self._launch(
                         'NONE', positions, (numbers, before, after[n_after:]), n_before, first, stop
                     )
-                before, n_before, first = after, n_after, stop + 1
+                before = after
+                n_before = n_after
+                first = stop + 1
             for variant, _, positions in groups:
                 if variant != 'NONE' or self._kinds:
                     self._launch(variant, positions, (numbers, before, None), n_before, first)
@@ -303,7 +308,8 @@ class FusedUpdate:
             table, n_chunks = self._table(positions[start : start + _N_PARAMETERS], variant)
             if not n_chunks:
                 continue
-            array, grid = self._params[positions[start]].array, min(n_chunks, _MAX_BLOCKS)
+            array = self._params[positions[start]].array
+            grid = min(n_chunks, _MAX_BLOCKS)
             sums = NULL if after is None else after[n_blocks:]
             _load(array, array.dtype, variant)(
                 (grid, 1, 1),
@@ -326,7 +332,8 @@ class FusedUpdate:
                 for i, name in enumerate(self._method.states):
                     if name != 'vhat' or variant == 'AMSGRAD':
                         states[i] = _state(rule, name, param).data.ptr
-            array, place = param.array, 2 * len(self._hooks) + self._width * position
+            array = param.array
+            place = 2 * len(self._hooks) + self._width * position
             rows.append((array.data.ptr, grad.data.ptr, states, array.size, n_chunks, place))
             n_chunks += -(-array.size // _chunk(array.dtype))
         table = numpy.zeros(1, _TABLE)
@@ -358,7 +365,8 @@ def _hyperparam_of(rule, common):
 
 
 def _state(rule, name, param):
-    array, expected = (rule.state or {}).get(name), param.array
+    array = (rule.state or {}).get(name)
+    expected = param.array
     if (
         type(array) is not type(expected)
         or (array.shape, array.dtype) != (expected.shape, expected.dtype)

@@ -124,7 +124,8 @@ class GraphUpdater(StandardUpdater):
         return {name: value for name, value in vars(self).items() if name != '_between_steps'}
 
     def update_core(self) -> None:
-        between, iterator = self._between_steps, self._iterators['main']
+        between = self._between_steps
+        iterator = self._iterators['main']
         is_known = between is not None and between.had_no_effect(self)
         if self._optimizers['main'] is not self._driver.given:  # replaced
             self._driver = StepDriver(*self._driver.options(self._optimizers['main']))
@@ -181,7 +182,8 @@ class GraphUpdater(StandardUpdater):
         if fused is None:
             driver.watched = None  # the update may change it
         difference = step_numbers = None
-        n_before, program.is_done = optimizer.t, False
+        n_before = optimizer.t
+        program.is_done = False
         try:
             if fused is not None:
                 step_numbers = fused.advance()

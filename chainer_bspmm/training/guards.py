@@ -195,8 +195,11 @@ class _Followed:
                 for link in thing.links():
                     if id(link) not in self.links:
                         self.links[id(link)] = link
-                        calls = type(link).__call__, getattr(type(link), 'forward', None)
-                        self._follow(*calls, *vars(link).values())
+                        self._follow(
+                            type(link).__call__,
+                            getattr(type(link), 'forward', None),
+                            *vars(link).values(),
+                        )
             elif isinstance(thing, functools.partial):
                 self._follow(thing.func, *thing.args, *thing.keywords.values())
             elif isinstance(thing, types.FunctionType):

@@ -64,7 +64,8 @@ def run_node_classification_train(
     dataset = _one_graph(data, train_mask=train_mask, valid_mask=valid_mask)
     optimizer = (optimizer or chainer.optimizers.Adam()).setup(model)
     device = chainer.get_device(device)
-    kind, converter = GraphUpdater, CSRConverter('packed', strip_padding=False)
+    kind = GraphUpdater
+    converter = CSRConverter('packed', strip_padding=False)
     if device.xp is numpy:
         batch = converter(dataset)
         kind, converter = StandardUpdater, lambda examples, device: batch  # always the same

@@ -29,7 +29,9 @@ class PeerMemory:
     """
 
     def __init__(self, n_ranks, size, dtype, chunks, vectors=()):
-        self._sizes, self.size, self.vectors = (size, dtype, chunks), size, list(vectors)
+        self._sizes = (size, dtype, chunks)
+        self.size = size
+        self.vectors = list(vectors)
         *self._starts, n_bytes = _starts(n_ranks, size, dtype, vectors)
         n_bytes = -(-n_bytes // _GRANULARITY) * _GRANULARITY
         # Not of a pool: a handle is a whole allocation's.
@@ -75,7 +77,8 @@ def connected(comm, size, dtype, chunks, vectors, prepare):
     # ``prepare(memory)`` compiles and loads what must be there before any rank waits for this one.
     if not 1 < comm.size <= MOST or comm.intra_size != comm.size:
         return None
-    refused, sizes = cuda.cupy.cuda.runtime.CUDARuntimeError, (size, dtype, chunks)
+    refused = cuda.cupy.cuda.runtime.CUDARuntimeError
+    sizes = (size, dtype, chunks)
     fitting = [
         i
         for i, (of, known) in enumerate(_kept)

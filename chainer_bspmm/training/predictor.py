@@ -20,7 +20,8 @@ class _Outgoing:
     """Values on their way to the host: copied on the current stream into pinned memory."""
 
     def __init__(self, array):
-        cupy, self._memory = cuda.cupy, None
+        cupy = cuda.cupy
+        self._memory = None
         self._array = array  # until it was copied
         if isinstance(array, numpy.ndarray):
             self._array = array.copy()  # a model may overwrite its own
@@ -38,7 +39,8 @@ class _Outgoing:
             array = self._array
             self._event.synchronize()
             values = numpy.frombuffer(self._memory, array.dtype, array.size)
-            self._array, self._memory = values.reshape(array.shape).copy(), None
+            self._array = values.reshape(array.shape).copy()
+            self._memory = None
         return self._array
 
 

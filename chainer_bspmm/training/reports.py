@@ -58,7 +58,8 @@ class Reports:
             self._table = cuda.cupy.empty((N_ROWS, len(self._kinds)), numpy.uint64)
             late_sums.never_overwritten(self._table)
             self._rows = self._table.data
-            self._row, self._stream = 0, stream
+            self._row = 0
+            self._stream = stream
         self._row += 1
         return self._rows.ptr + self._offset()
 
@@ -66,7 +67,8 @@ class Reports:
         """Return name -> array of shape (): what was written to the last row."""
         if not self._kinds:
             return {}
-        start, ndarray = self._rows + self._offset(), cuda.cupy.ndarray
+        start = self._rows + self._offset()
+        ndarray = cuda.cupy.ndarray
         kinds = enumerate(self._kinds)
         return {name: ndarray((), dtype, start + WIDTH * i) for i, (name, dtype) in kinds}
 

@@ -12,7 +12,8 @@ from chainer.backends import cuda
 
 def state_arrays(optimizer, owners=()):
     """Return name -> array: parameters, optimizer states, and arrays that are attributes."""
-    arrays, kinds = {}, chainer.get_array_types()
+    arrays = {}
+    kinds = chainer.get_array_types()
     named = dict(optimizer.target.namedlinks())
     known = set(map(id, named.values()))
     for i, owner in enumerate(owners):
@@ -51,7 +52,8 @@ class Copies(collections.abc.Mapping):
         self._places = {}  # name -> (group, first element, last element and one, shape)
         self._joined = {}
         for group, members in groups.items():
-            stop, flat = 0, list(members.values())
+            stop = 0
+            flat = list(members.values())
             for name, array in members.items():
                 start, stop = stop, stop + array.size
                 self._places[name] = group, start, stop, array.shape

@@ -285,8 +285,10 @@ def _copied(value, memo):
         return copy.deepcopy(value, memo)
     if not _is_users(value):
         return value
-    around, cells = value.__globals__, value.__closure__ or ()
-    new_around, new_cells = dict(around), tuple(types.CellType() for _ in cells)
+    around = value.__globals__
+    cells = value.__closure__ or ()
+    new_around = dict(around)
+    new_cells = tuple(types.CellType() for _ in cells)
     new = types.FunctionType(value.__code__, new_around, value.__name__, None, new_cells)
     memo[id(value)] = new
     for cell, new_cell in zip(cells, new_cells):
@@ -315,7 +317,8 @@ def _look_at_code(kind):
 
 def _weigh(values):
     """Raise _CannotTell if values, and what they hold, are too much to copy; links do not count."""
-    seen, n_bytes = set(), 0
+    seen = set()
+    n_bytes = 0
     while values:
         value = values.pop()
         leaves = *PLAIN, *SHARED, chainer.Variable, chainer.backend.Device

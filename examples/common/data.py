@@ -48,7 +48,8 @@ def typed_smiles(smiles, n_labels):
     """Return the molecules of the command line, their labels unknown."""
     n = len(smiles)
     where = numpy.array(['--smiles %d' % i for i in range(1, n + 1)], object)
-    labels, others = numpy.full((n, n_labels), numpy.nan), pandas.DataFrame(index=range(n))
+    labels = numpy.full((n, n_labels), numpy.nan)
+    others = pandas.DataFrame(index=range(n))
     return Rows(where, numpy.array(smiles, object), labels, others, numpy.full(n, '', object))
 
 
@@ -90,7 +91,8 @@ def read_csv(path, smiles_column, task, columns=None, missing='refuse', others=F
     for i, column in enumerate(columns):
         if column in table:
             labels[:, i] = _labels_of(where, table[column], task, missing)
-    smiles, others = table[smiles_column].to_numpy(object), table.drop(columns=known)
+    smiles = table[smiles_column].to_numpy(object)
+    others = table.drop(columns=known)
     rows = Rows(where, smiles, labels, others, numpy.full(len(table), '', object))
     if missing != 'skip':
         return rows
@@ -225,7 +227,9 @@ def split(examples, settings):
     """Return the indices of training, validation and test part; the latter halve the rest."""
     # By scaffold, Chainer Chemistry's way, `examples` are SMILES: those with one scaffold are in
     # one part.
-    n, ratio, seed = len(examples), settings['train_data_ratio'], settings['seed']
+    n = len(examples)
+    ratio = settings['train_data_ratio']
+    seed = settings['seed']
     if settings['split'] == 'random':
         order = numpy.random.RandomState(seed).permutation(n)
         n_train = int(n * ratio)

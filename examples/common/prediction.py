@@ -37,7 +37,8 @@ def from_smiles(smiles, settings, task):
 
 def from_test_part(folder, settings, task, source):
     """Return (data set, rows) of the test molecules of the training in a folder."""
-    path, missing = settings['data'], 'skip' if settings['skip_missing'] else 'refuse'
+    path = settings['data']
+    missing = 'skip' if settings['skip_missing'] else 'refuse'
     if os.path.isabs(path) and not os.path.exists(path):
         # The folder may have moved together with the data.
         near = os.path.abspath(os.path.join(folder, settings['data from here']))
@@ -99,7 +100,8 @@ def predict(source):
 
     predictions = task.predict(model, dataset, converter, args.batchsize)
     # One row for each molecule of the input, empty where there is no prediction.
-    every, is_used = numpy.full(rows.labels.shape, numpy.nan), rows.reason == ''
+    every = numpy.full(rows.labels.shape, numpy.nan)
+    is_used = rows.reason == ''
     every[is_used] = predictions
     result = pandas.DataFrame({'smiles': rows.smiles}).join(others)
     for i, of_label in enumerate(titles):

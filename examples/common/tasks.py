@@ -167,7 +167,8 @@ class Classification(Task):
     """Labels that are yes, no or unknown; reported as the area under the ROC curve (ROC-AUC)."""
 
     kind = 'classification'
-    answer, postprocess_fn = 'probability', staticmethod(F.sigmoid)
+    answer = 'probability'
+    postprocess_fn = staticmethod(F.sigmoid)
     expected = '0, 1 or nothing'
     may_be_missing = True
     log_keys = ('main/loss', 'validation/main/loss', 'validation/main/roc_auc')

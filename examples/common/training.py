@@ -88,7 +88,8 @@ def is_captured(args, device):
 
 def layout_of(args, dataset):
     """Return {'layout', 'padded_to'} of a training, with numbers for words."""
-    layout, padded_to = 'dense' if args.dense else args.layout, args.padded_to
+    layout = 'dense' if args.dense else args.layout
+    padded_to = args.padded_to
     if layout != 'folded' and padded_to not in (None, 'batch'):
         raise DataError('--padded-to: expected layout folded, got %s' % layout)
     if layout != 'folded' or padded_to == 'batch':
@@ -134,11 +135,14 @@ def train(source, args, title, report_every=1):
     ranks = ranks_of(args.communicator)
     device = use_device(ranks.device(args.device))
     task = source.task_of(vars(args))
-    is_cpu, captured = device.xp is numpy, is_captured(args, device)
+    is_cpu = device.xp is numpy
+    captured = is_captured(args, device)
 
     # The data: the first rank reads and splits them.
     start = time.perf_counter()
-    settings, train_labels, parts = None, None, (None, None, None)
+    settings = None
+    train_labels = None
+    parts = (None, None, None)
     if ranks.is_first:
         settings, parts = prepare(source, task, args, ranks.size)
         train_labels = labels_of(parts[0])

@@ -95,9 +95,16 @@ def run(argv=None):
         extensions.LogReport(trigger=every),
         extensions.PrintReport(['epoch', *names, 'elapsed_time'], out=training.PlainText()),
     ]
-    options = {'epoch': args.epoch, 'out': args.out, 'device': device, 'extensions_list': reports}
     run_node_classification_train(
-        model, data, train_part, validation_part, use_default_extensions=False, **options
+        model,
+        data,
+        train_part,
+        validation_part,
+        use_default_extensions=False,
+        epoch=args.epoch,
+        out=args.out,
+        device=device,
+        extensions_list=reports,
     )
     batch_x, adj, _ = chainer_bspmm.CSRConverter('packed')(to_sparse([data]), device)
     with chainer.using_config('train', False), chainer.no_backprop_mode():

@@ -122,7 +122,8 @@ def main():
     start = time.perf_counter()
     modules = numpy, chainer, chainer_chemistry
     versions = ['%s %s' % (module.__name__, module.__version__) for module in modules]
-    version, threads = chainer_bspmm.__version__, os.environ['OPENBLAS_NUM_THREADS']
+    version = chainer_bspmm.__version__
+    threads = os.environ['OPENBLAS_NUM_THREADS']
     print('chainer_bspmm %s: graph convolutions as batched sparse products' % version)
     print('Python %s, %s' % (platform.python_version(), ', '.join(versions)), end='; ')
     print('CPU, BLAS thread(s): %s' % threads)

@@ -44,8 +44,9 @@ def saliency(model, dataset, column, name, converter, batchsize):
     monitor = VariableMonitorLinkHook(model.predictor.graph_conv.embed)
     device = model.device.device.id if model.xp is not numpy else -1
     calculator = kind(model, monitor, eval_fun=score, device=device, **options)
-    batches = {'batchsize': batchsize, 'converter': converter}
-    samples = calculator.compute(dataset, show_progress=False, **batches)
+    samples = calculator.compute(
+        dataset, show_progress=False, batchsize=batchsize, converter=converter
+    )
     return calculator.aggregate(samples, method='raw', ch_axis=3)
 
 
@@ -86,7 +87,8 @@ def run():
     column = train_tox21.ASSAYS.index(args.assay)
     found = saliency(model, dataset, column, args.calculator, converter, args.batchsize)
     probabilities = task.predict(model, dataset, converter, args.batchsize)[:, column]
-    rows, used = [], numpy.flatnonzero(molecules.reason == '').tolist()
+    rows = []
+    used = numpy.flatnonzero(molecules.reason == '').tolist()
     for i, values, probability in zip(used, found, probabilities):
         smiles = molecules.smiles[i]
         # With its atoms in the order in which the model has them.

@@ -128,11 +128,19 @@ def run():
     settings, task, model, converter = prediction.load(args, train_tox21)
     # Failures are in the table, and counted below.
     warnings.filterwarnings('ignore', 'captured_predict: .* could not be used')
-    size, n_rows, n_failures = args.batchsize, 0, 0
-    options = {'method': settings['method'], 'converter': converter, 'n_processes': n_processes}
+    size = args.batchsize
+    n_rows = 0
+    n_failures = 0
     with read_from(args.smiles) as lines:
         mine = (row for row in enumerate(lines, 1) if row[0] // size % ranks.size == ranks.rank)
-        found = rows(mine, model, batch_size=size, **options)
+        found = rows(
+            mine,
+            model,
+            batch_size=size,
+            method=settings['method'],
+            converter=converter,
+            n_processes=n_processes,
+        )
         if ranks.are_several:
             found = from_all(ranks, found, size)
         with written_to(args.out if ranks.is_first else os.devnull) as file:

@@ -14,7 +14,8 @@ def test_it_measures_epochs_and_predictions(monkeypatch, tmp_path, capsys):
     assert 'elapsed_time' not in printed and 'iters/sec' not in printed
     result = json.loads((tmp_path / 'two_lines.json').read_text())
     ((cells,),) = [list(data.values()) for data in result['data'].values()]
-    cell, predict = cells['16'], cells[bench.PREDICT]
+    cell = cells['16']
+    predict = cells[bench.PREDICT]
     assert predict['error'] < 1e-4
     assert set(predict['seconds']) == {bench.UPSTREAM, bench.TWO_LINES, bench.SPARSE}
     assert set(cell['seconds an epoch']) == {bench.UPSTREAM, bench.TWO_LINES}

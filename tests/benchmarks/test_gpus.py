@@ -20,7 +20,9 @@ def test_each_gpu_has_its_processors(monkeypatch):
 
 
 def test_one_task_at_a_time_on_each():
-    busy, lock, both = set(), threading.Lock(), threading.Barrier(2, timeout=30)
+    busy = set()
+    lock = threading.Lock()
+    both = threading.Barrier(2, timeout=30)
 
     def call(task, place):
         with lock:

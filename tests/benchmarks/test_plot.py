@@ -46,7 +46,8 @@ def test_results_that_are_partly_missing(folder, drawn):
     if drawn == 'command':
         runs = {'runs': [{'seconds': 10.0}, {'seconds': 12.0}]}
         captured = {'warm': runs, 'cold': runs}
-        upstream, rsgcn = {'warm': runs}, {'ours captured': {}}
+        upstream = {'warm': runs}
+        rsgcn = {'ours captured': {}}
         relgcn = {'upstream dense': upstream, 'ours captured': captured}
         methods = {'relgcn': relgcn, 'rsgcn': rsgcn}
     data = {'qm9': {'description': 'QM9', 'methods': methods}}

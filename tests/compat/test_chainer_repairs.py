@@ -136,7 +136,8 @@ def test_triggers_fire_as_before(tmp_path, period, unit):
     iterator = chainer.iterators.SerialIterator(list(range(20)), 3)
     optimizer = optimizers.SGD().setup(links.Linear(1, 1))
     updater = chainer.training.updaters.StandardUpdater(iterator, optimizer)
-    trainer, fired = types.SimpleNamespace(updater=updater), []
+    trainer = types.SimpleNamespace(updater=updater)
+    fired = []
     for step in range(1, 60):
         iterator.next()
         updater.iteration = step
@@ -156,7 +157,8 @@ def test_triggers_fire_as_before(tmp_path, period, unit):
 def test_triggers_of_an_updater_without_epochs():
     from chainer.training.triggers import IntervalTrigger
 
-    trigger, updater = IntervalTrigger(2, 'iteration'), types.SimpleNamespace(iteration=0)
+    trigger = IntervalTrigger(2, 'iteration')
+    updater = types.SimpleNamespace(iteration=0)
     for updater.iteration in (1, 2, 3):
         fires = trigger(types.SimpleNamespace(updater=updater))
         assert fires == (updater.iteration == 2)

@@ -103,9 +103,13 @@ def test_graph_datasets_of_both_kinds():
     """Their tables of features are not shared."""
     from chainer_chemistry.dataset.graph_dataset import base_graph_data, base_graph_dataset
 
-    x, index = numpy.zeros(2, 'i'), numpy.zeros((2, 1), int)
+    x = numpy.zeros(2, 'i')
+    index = numpy.zeros((2, 1), int)
     padding = base_graph_data.PaddingGraphData(x=x, adj=numpy.zeros((2, 2), 'f'))
-    make = lambda n: base_graph_data.SparseGraphData(numpy.arange(n), edge_index=index)  # NOQA: E731
+
+    def make(n):
+        return base_graph_data.SparseGraphData(numpy.arange(n), edge_index=index)
+
     edges = [make(2), make(3)]
     kinds = base_graph_dataset.PaddingGraphDataset, base_graph_dataset.SparseGraphDataset
     sets = [kind(data) for kind, data in zip(kinds, ([padding], edges))]
@@ -120,8 +124,7 @@ def test_sparse_preprocessor(method, shape):
     adj = numpy.zeros(shape, 'f')
     adj[..., 0, 1] = 1
     preprocessor = preprocess_method_dict[method + '_sparse']()
-    arrays = numpy.arange(3, dtype='i'), adj, numpy.zeros(1, 'f')
-    data = preprocessor.construct_sparse_data(*arrays)
+    data = preprocessor.construct_sparse_data(numpy.arange(3, dtype='i'), adj, numpy.zeros(1, 'f'))
     assert data.edge_index.dtype.kind == 'i'
     assert data.edge_index.shape == (2, numpy.count_nonzero(adj))
 
@@ -181,10 +184,15 @@ def test_windows_of_occlusion_have_several_elements():
     from chainer_chemistry.saliency.calculator.occlusion_calculator import OcclusionCalculator
 
     weights = numpy.array([[1, 2, 4], [8, 16, 32]], 'f')
-    summed = lambda x: chainer.functions.sum(x * weights, axis=(1, 2))  # NOQA: E731
-    options = {'eval_fun': summed, 'device': -1, 'slide_axis': (1, 2), 'size': 2}
-    calculator = OcclusionCalculator(chainer.Chain(), **options)
-    batch, converter = [numpy.ones((2, 3), 'f')] * 2, chainer.dataset.concat_examples
+
+    def summed(x):
+        return chainer.functions.sum(x * weights, axis=(1, 2))
+
+    calculator = OcclusionCalculator(
+        chainer.Chain(), eval_fun=summed, device=-1, slide_axis=(1, 2), size=2
+    )
+    batch = [numpy.ones((2, 3), 'f')] * 2
+    converter = chainer.dataset.concat_examples
     found = calculator.compute(batch, converter=converter, show_progress=False)
     # Two windows, whose sums are 27 and 54; the column in the middle is in both.
     expected = numpy.array([[27, 81, 54]] * 2)
@@ -205,8 +213,9 @@ def test_splitters_give_a_partition(name):
 def test_scaffold_splitter_keeps_the_split_of_a_seed():
     # As drawn by the unrepaired splitter with NumPy 1.22.
     splitter = split_method_dict['scaffold']()
-    options = {'seed': 3, 'frac_train': 0.4, 'frac_valid': 0.3, 'frac_test': 0.3}
-    parts = splitter.train_valid_test_split(list(SMILES), SMILES, **options)
+    parts = splitter.train_valid_test_split(
+        list(SMILES), SMILES, seed=3, frac_train=0.4, frac_valid=0.3, frac_test=0.3
+    )
     assert [part.tolist() for part in parts] == [[0, 2, 3, 5, 7, 8], [1, 6, 9], [4]]
 
 
@@ -352,8 +361,9 @@ def test_gin_draws_as_many_random_numbers_as_its_used_layers():
 
 def test_gin_sparse_still_takes_features_through_first_mlp():
     model, _ = make_gin('sparse')
-    arrays = {'x': numpy.ones((3, 7), 'f'), 'edge_index': numpy.array([[0], [1]])}
-    batch = types.SimpleNamespace(**arrays, batch=numpy.zeros(3, 'i'))
+    batch = types.SimpleNamespace(
+        x=numpy.ones((3, 7), 'f'), edge_index=numpy.array([[0], [1]]), batch=numpy.zeros(3, 'i')
+    )
     model(batch)
     assert model.first_mlp.layers[0].W.shape == (4, 7)
     assert model.first_mlp.layers[0].W.array.any()
@@ -400,7 +410,8 @@ def test_scaler_leaves_matrices_as_they_are(shape, axis, n_nodes):
     numpy.testing.assert_allclose(scaled.array, (x - mean) / std, rtol=1e-5, atol=1e-6)
     numpy.testing.assert_allclose(scaler.inverse_transform(scaled, axis=axis).array, x, rtol=1e-5)
     numpy.testing.assert_array_equal(scaler.transform(x, axis=axis), scaled.array)
-    node, found = scaled.creator_node, 0
+    node = scaled.creator_node
+    found = 0
     while node is not None:
         node, found = node.inputs[0].creator_node, found + 1
     assert found == n_nodes

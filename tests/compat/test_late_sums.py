@@ -54,7 +54,8 @@ def upstream(values):
 
 @pytest.mark.parametrize('dtype', ('f2', 'f4', 'f8'))
 def test_the_numbers_of_chainer(fetches, dtype):
-    values, summary = values_of(dtype, 2500), chainer.reporter.Summary()
+    values = values_of(dtype, 2500)
+    summary = chainer.reporter.Summary()
     for value in values:
         summary.add(value.view(_OnDevice))
     mean, deviation = upstream(values)
@@ -64,7 +65,8 @@ def test_the_numbers_of_chainer(fetches, dtype):
 
 
 def test_a_value_that_is_overwritten(fetches):
-    counter, summary = numpy.zeros((), 'f').view(_OnDevice), chainer.reporter.DictSummary()
+    counter = numpy.zeros((), 'f').view(_OnDevice)
+    summary = chainer.reporter.DictSummary()
     for _ in range(3):
         counter[...] += 1
         summary.add({'counter': counter, 'variable': chainer.Variable(counter)})
@@ -72,7 +74,8 @@ def test_a_value_that_is_overwritten(fetches):
 
 
 def test_values_that_last_are_not_copied(fetches, monkeypatch):
-    rows, summary = numpy.ndarray.__new__(_OnDevice, (3, 1), 'f'), chainer.reporter.Summary()
+    rows = numpy.ndarray.__new__(_OnDevice, (3, 1), 'f')
+    summary = chainer.reporter.Summary()
     rows[...] = numpy.array([[1], [2], [6]])
     late_sums.never_overwritten(rows)
     with monkeypatch.context() as patched:
@@ -130,7 +133,9 @@ def test_snapshots(fetches, tmp_path):
 @pytest.mark.parametrize('dtype', ('f2', 'f4', 'f8'))
 def test_on_a_gpu(dtype):
     values = [cuda.to_gpu(value) for value in values_of(dtype, 2500)]
-    summary, x, x2 = chainer.reporter.Summary(), 0.0, 0.0
+    summary = chainer.reporter.Summary()
+    x = 0.0
+    x2 = 0.0
     for value in values:
         summary.add(value)
         x += 1 * value

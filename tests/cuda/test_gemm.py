@@ -108,7 +108,9 @@ def test_rows_that_lie_askew_are_copied(host):
 
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_repeated_rows_and_columns(place, dtype):
-    blas, a, b = gemm.Blas(), random(1, 7, dtype=dtype), random(7, 1, dtype=dtype)
+    blas = gemm.Blas()
+    a = random(1, 7, dtype=dtype)
+    b = random(7, 1, dtype=dtype)
     xp = numpy if isinstance(place, OnHost) else cuda.cupy
     options = {'subok': True} if xp is numpy else {}
     rows = xp.broadcast_to(place.put(a), (5, 7), **options)
@@ -159,7 +161,9 @@ def test_mixed_dtypes(place, dtypes):
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('size, m, k, n', [(4, 5, 7, 3), (1, 5, 7, 3), (4, 1, 7, 1), (4, 5, 1, 3)])
 def test_stacks(place, size, m, k, n, dtype):
-    blas, a, b = gemm.Blas(), random(size, m, k, dtype=dtype), random(size, k, n, dtype=dtype)
+    blas = gemm.Blas()
+    a = random(size, m, k, dtype=dtype)
+    b = random(size, k, n, dtype=dtype)
     for layouts in itertools.product(STACK_LAYOUTS, repeat=2):
         x, y = (laid_out(place, array, layout) for array, layout in zip((a, b), layouts))
         check(blas.matmul(x, y), numpy.matmul, a, b, dtype)
@@ -211,13 +215,15 @@ def test_another_device_and_more_than_an_int_holds_are_refused(host):
 
 def test_a_stream_and_its_workspace(host):
     # The stand-in refuses products without the workspace, which a change of the stream takes away.
-    blas, a = gemm.Blas(), host.put(random(3, 3))
+    blas = gemm.Blas()
+    a = host.put(random(3, 3))
     library = ctypes.CDLL(cublas_on_cpu.path())
     library.stream_of.restype = ctypes.c_void_p
     library.stream_of.argtypes = library.math_mode.argtypes = [ctypes.c_void_p]
     assert library.math_mode(blas._handle) == 16
     assert library.stream_of(blas._handle) == 1
-    changes, set_stream = [], blas._library.set_stream
+    changes = []
+    set_stream = blas._library.set_stream
     blas._library.set_stream = lambda *arguments: changes.append(1) or set_stream(*arguments)
     for number, n_changes in ((1, 0), (2, 1), (2, 1), (1, 2)):
         host.streams.current.ptr = number
@@ -247,11 +253,24 @@ def test_handles_come_and_go_on_a_device():
 def test_errors_have_names(place):
     blas = gemm.Blas()
     a = place.put(numpy.ones((2, 2), 'f'))
-    matrix, factor = (a.data.ptr, 0, 2), gemm.FACTORS['f'].ctypes.data
-    operands = factor, *matrix, *matrix, factor, *matrix
-    kind = gemm.COMPUTE_32F, gemm.DEFAULT_ALGORITHM
+    matrix = (a.data.ptr, 0, 2)
+    factor = gemm.FACTORS['f'].ctypes.data
     with pytest.raises(Exception, match='INVALID_VALUE'):
-        blas._library.gemm_ex(blas._handle, 0, 0, -1, 2, 2, *operands, *kind)
+        blas._library.gemm_ex(
+            blas._handle,
+            0,
+            0,
+            -1,
+            2,
+            2,
+            factor,
+            *matrix,
+            *matrix,
+            factor,
+            *matrix,
+            gemm.COMPUTE_32F,
+            gemm.DEFAULT_ALGORITHM,
+        )
 
 
 def test_unknown_errors_have_numbers(host):
@@ -295,7 +314,8 @@ def test_float16_sums_in_float32():
     # 4096 ones and then 2048 of 2**-2: halves stop at 2048 when ones are added one by one.
     a = cuda.cupy.ones((8, 6144), 'e')
     a[:, 4096:] = 0.25
-    blas, ones = gemm.Blas(), cuda.cupy.ones((6144, 8), 'e')
+    blas = gemm.Blas()
+    ones = cuda.cupy.ones((6144, 8), 'e')
     assert (blas.dot(a, ones) == 4608).all()
     assert (blas.matmul(a[None], ones[None]) == 4608).all()
 
@@ -339,7 +359,9 @@ def test_dot_in_a_step():
         def dot(self, other):
             return 'its own product'
 
-    a, b, calls = Array(), Array(), []
+    a = Array()
+    b = Array()
+    calls = []
     blas = types.SimpleNamespace(dot=lambda *pair: calls.append(pair) or 'the product')
     with step.under_way(step.Step(blas, 0, None)):
         assert gemm.dot(a, b) == 'the product'

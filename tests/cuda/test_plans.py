@@ -36,7 +36,8 @@ def test_vector_width(n_channels, itemsize, element):
     assert widest_vector(n_channels, itemsize, address) == fits[-1]
 
 
-LENGTHS, ALGORITHMS = strategies.floats(0, 40), ['auto', 'vector', 'pipelined']
+LENGTHS = strategies.floats(0, 40)
+ALGORITHMS = ['auto', 'vector', 'pipelined']
 H200 = Device(132, 60 << 20)
 
 
@@ -84,8 +85,16 @@ def test_csr_launch_covers_everything_once(n_rows, n_vectors, width, lanes, colu
 @given((1, 20000), LENGTHS, (1, 1100), [2, 4, 8], [1, 20, 132], ALGORITHMS)
 def test_bspmm_launch_covers_everything_once(n_rows, length, n_channels, size, n_sms, algorithm):
     width = widest_vector(n_channels, size, 0)
-    sizes = n_rows, n_rows, int(length * n_rows), n_channels
-    launch = bspmm_launch(*sizes, width, size, Device(n_sms, 4 << 20), algorithm)
+    launch = bspmm_launch(
+        n_rows,
+        n_rows,
+        int(length * n_rows),
+        n_channels,
+        width,
+        size,
+        Device(n_sms, 4 << 20),
+        algorithm,
+    )
     assert_covers_everything_once(launch, n_rows, n_channels // width)
     if algorithm != 'auto':
         assert dict(launch.defines)['PIPELINED'] == (algorithm == 'pipelined')
@@ -213,7 +222,8 @@ def test_broadcast_launch_covers_everything_once(n_rows, n_segments, n_vectors, 
 
 def test_two_steps_only_where_a_segment_may_be_long():
     most = MIN_CHUNK
-    short, long = [(most, None), (10 * most, most)], [(most + 1, None), (10 * most, most + 1)]
+    short = [(most, None), (10 * most, most)]
+    long = [(most + 1, None), (10 * most, most + 1)]
     for n_rows, max_rows in short + long:
         has_long = (n_rows, max_rows) in long
         assert len(reduce_launches(n_rows, 9, 64, 4, 4, max_rows)) == 1 + has_long
@@ -233,7 +243,8 @@ def test_segment_lanes(n_rows, n_segments, n_vectors, lanes, units):
 
 
 def test_fewer_loads_in_flight_in_large_blocks():
-    eight, four = ((2304, 128, 64), (81920, 4096, 64)), ((5000, 100, 512), (10**6, 1, 64))
+    eight = ((2304, 128, 64), (81920, 4096, 64))
+    four = ((5000, 100, 512), (10**6, 1, 64))
     for (n_rows, n_segments, n_channels), ahead in zip(eight + four, (8, 8, 4, 4)):
         for launch in reduce_launches(n_rows, n_segments, n_channels, 4, 4):
             assert dict(launch.defines)['AHEAD'] == ahead
@@ -337,7 +348,8 @@ def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, sta
     launch = gated_weights_launch(n_rows, widths, has_state, is_same, 1, itemsize, H200)
     tile = 8 * dict(launch.defines)['PER']
     x, message, out = (-(-width // tile) for width in widths)
-    of_W, of_U = (2 + has_state) * out * (x + message), has_state * (1 if is_same else 3) * out**2
+    of_W = (2 + has_state) * out * (x + message)
+    of_U = has_state * (1 if is_same else 3) * out**2
     assert launch.grid[0] == of_W + of_U
     _, each = launch.arguments
     assert (launch.grid[1] - 1) * each < n_rows <= launch.grid[1] * each

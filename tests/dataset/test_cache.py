@@ -32,7 +32,8 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def parsed(monkeypatch):
     """A list that grows with every parsing."""
-    parse, calls = smiles_module.parse, []
+    parse = smiles_module.parse
+    calls = []
 
     def counted(*args, **kwargs):
         calls.append(args)

@@ -182,7 +182,8 @@ def test_instances_pickled_before_there_was_a_folded_layout():
         assert converter(LONE_IONS)[1].n_rows == 5
 
 
-ATOMS, ADJ = numpy.array([6, 8], 'i'), numpy.eye(2, dtype='f')
+ATOMS = numpy.array([6, 8], 'i')
+ADJ = numpy.eye(2, dtype='f')
 
 
 @pytest.mark.parametrize(
@@ -325,7 +326,8 @@ def test_an_earlier_batch_tells_of_molecules_of_one_size(nothing_told):
 
 def test_a_batch_of_another_data_set_tells_of_atoms(nothing_told):
     tasks = [(*e[:2], numpy.arange(4, dtype='i'), e[2]) for e in molecules((3, 1, 7))]
-    of_atoms, of_one_size = with_column((3, 1, 7)), with_column((4, 4))
+    of_atoms = with_column((3, 1, 7))
+    of_one_size = with_column((4, 4))
     for batch, n_columns in ((tasks, 0), (of_one_size, 0), (of_atoms, 1), (of_one_size, 1)):
         assert concat_mols(batch)[1].n_node_columns == n_columns
 

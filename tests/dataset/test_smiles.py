@@ -124,7 +124,10 @@ def test_no_more_processes_than_chunks(monkeypatch):
 )
 def test_a_process_that_dies(monkeypatch):
     graph = smiles_module._graph
-    dies = lambda smiles, *args: os._exit(1) if smiles == 'N' else graph(smiles, *args)  # NOQA: E731
+
+    def dies(smiles, *args):
+        return os._exit(1) if smiles == 'N' else graph(smiles, *args)
+
     monkeypatch.setattr(smiles_module, '_graph', dies)
     smiles = ['C'] * 3000
     smiles[2600] = 'N'

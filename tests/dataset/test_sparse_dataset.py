@@ -33,7 +33,8 @@ LAYOUTS = ('packed', 'folded', 'padded')
 @pytest.mark.parametrize('out_size', [None, 7])
 def test_batches_are_those_of_the_dense_data_set(layout, n_labels, n_relations, out_size):
     examples = molecules(SIZES, n_labels, out_size, n_relations)
-    sparse, converter = to_sparse(examples), CSRConverter(layout, strip_padding=True)
+    sparse = to_sparse(examples)
+    converter = CSRConverter(layout, strip_padding=True)
     for index in ([0, 1, 2, 3, 4, 5, 6], [5], [3], [6, 0, 3, 0, 2]):
         expected = converter([examples[i] for i in index])
         assert_same_batch(converter([sparse[i] for i in index]), expected)
@@ -84,7 +85,8 @@ def test_examples_are_those_of_the_dense_data_set(out_size):
 def test_indexing():
     dense = molecules(SIZES)
     sparse = to_sparse(dense)
-    n, numbers = len(dense), numpy.arange(len(dense))
+    n = len(dense)
+    numbers = numpy.arange(len(dense))
     numpy.testing.assert_array_equal(sparse[-1][0], dense[-1][0])
     numpy.testing.assert_array_equal(sparse[numpy.int64(2)][0], dense[2][0])
     slices = slice(None), slice(1, 4), slice(None, None, -2), slice(5, 2)
@@ -167,7 +169,8 @@ def test_splitters():
 
 def test_columns():
     examples = molecules(SIZES)
-    dense, sparse = tuple_data_set(examples), to_sparse(tuple_data_set(examples))
+    dense = tuple_data_set(examples)
+    sparse = to_sparse(tuple_data_set(examples))
     assert isinstance(sparse, NumpyTupleDataset) and sparse.converter is concat_mols
     part = sparse[[2, 4]]
     numpy.testing.assert_array_equal(sparse.features[:, -1], dense.features[:, -1])

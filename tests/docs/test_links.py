@@ -41,7 +41,10 @@ def test_paths(page):
     paths = re.findall(r'`([\w/.*]+(?:/|\.py|\.cu))`', text)
     assert 'kernels/bspmm_csr.cu' in paths or 'ops/check.py' in paths
     folders = ROOT, ROOT / 'chainer_bspmm', ROOT / 'chainer_bspmm' / 'training'
-    exists = lambda path: any(list(folder.glob(path)) for folder in folders)  # NOQA: E731
+
+    def exists(path):
+        return any(list(folder.glob(path)) for folder in folders)
+
     missing = [path for path in paths if 'NAME' not in path and not exists(path)]
     assert not missing
 

@@ -17,7 +17,8 @@ def agrees(cell, value):
     if cell == '-' or value is None:
         return cell == '-' and value is None
     text = cell.rstrip(' %').replace(',', '')
-    n_zeros, decimals = len(text) - len(text.rstrip('0')), len(text.partition('.')[2])
+    n_zeros = len(text) - len(text.rstrip('0'))
+    decimals = len(text.partition('.')[2])
     unit = 10.0**-decimals if '.' in text else 10.0**n_zeros
     return abs(float(text) - value) <= 0.5001 * unit
 

@@ -74,8 +74,12 @@ def batch(name, dtype):
 
     if name == 'duplicates':
         indices = [1, 1, 1, 0, 0, 2, 2, 1, 2]
-        arrays = numpy.array([0, 3, 3, 9]), numpy.array(indices), numpy.array([0, 3])
-        return BatchedCSR(*arrays, integers(len(indices), dtype))
+        return BatchedCSR(
+            numpy.array([0, 3, 3, 9]),
+            numpy.array(indices),
+            numpy.array([0, 3]),
+            integers(len(indices), dtype),
+        )
     if name == 'mixed':  # one huge graph among small ones, with a row far longer than the others
         huge = graph(24, density=0.12)
         huge[5] = integers(24, dtype, seed=1)

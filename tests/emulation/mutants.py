@@ -56,7 +56,8 @@ class Mutant(typing.NamedTuple):
 
 def mutants(path):
     """Return a sixth of a file's lines, each with a fault: the same until they change."""
-    text, found = path.read_text(), {}
+    text = path.read_text()
+    found = {}
     code = text
     for pattern in LEFT_ALONE:
         code = re.sub(pattern, lambda match: re.sub(r'.', ' ', match[0]), code)

@@ -313,7 +313,8 @@ def summed_over_peers(gpu):
     for other in (0, 2):
         arrays[rank][1, other] = words(vectors[other], 3)
     peers.slots = [None, numpy.array([array.ctypes.data for array in arrays], 'u8')]
-    peers.data, peers.vectors = peers.slots[1], [(1, numpy.dtype('d')), (n, numpy.dtype('f'))]
+    peers.data = peers.slots[1]
+    peers.vectors = [(1, numpy.dtype('d')), (n, numpy.dtype('f'))]
     peers.turns = gpu.put(numpy.array([0, 2], 'u4'))
     sums = PeerSums(types.SimpleNamespace(rank=rank), peers)
     sums._next, sums._alone = 1, False

@@ -79,14 +79,17 @@ def test_degrees_are_rounded_as_the_values(device):
 
 def test_node(device, monkeypatch):
     """Output and gradients as on a host; nodes of degrees with and without a weight."""
-    adj, n_types = symmetric(), 3
+    adj = symmetric()
+    n_types = 3
     rng = numpy.random.RandomState(1)
     shapes = [(adj.n_rows, 5)] + [(4, 5)] * n_types + [(4,)] * n_types + [(adj.n_rows, 4)]
     given = [rng.uniform(-1, 1, shape).astype('f') for shape in shapes]
 
     def outcome(adj, given):
-        node, (*inputs, gy) = DegreeLinearSigmoid(adj), given
-        y, wanted = node._output(inputs), range(len(inputs))
+        node = DegreeLinearSigmoid(adj)
+        (*inputs, gy) = given
+        y = node._output(inputs)
+        wanted = range(len(inputs))
         gradients = node._gradients(inputs, gy, wanted)
         return [y, *(gradients[i] for i in wanted)]
 

@@ -45,7 +45,8 @@ extern "C" __global__ void hang(int *y)
 
 
 def run_block_sum(text, sanitizer=None):
-    x, y = numpy.arange(128, dtype=numpy.int32), numpy.zeros(2, numpy.int32)
+    x = numpy.arange(128, dtype=numpy.int32)
+    y = numpy.zeros(2, numpy.int32)
     run(build(text, 'block_sum', (), sanitizer), (2, 1, 1), (64, 1, 1), (x, y))
     numpy.testing.assert_array_equal(y, x.reshape(2, 64).sum(axis=1))
 

@@ -129,7 +129,8 @@ def test_rates_and_thresholds_that_change(device):
     decay, clipping = hooks.WeightDecay(0.1), hooks.GradientClipping(3.0)
 
     def change(step, optimizer):
-        decay.rate, clipping.threshold = 0.1 * step, (1e4, 0.5, 1.0)[step]
+        decay.rate = 0.1 * step
+        clipping.threshold = (1e4, 0.5, 1.0)[step]
 
     check(device, OPTIMIZERS['ADAM'], 'd', SHAPES[:5], (decay, clipping), 3, change)
 
@@ -144,8 +145,15 @@ def test_many_parameters_and_few_blocks(device, monkeypatch):
 
 def test_both_dtypes_in_one_norm(device):
     # Integers: Chainer adds up the float32 part of the norm in float32, which is then exact.
-    integers = {'n_steps': 2, 'gradient': lambda rng, shape: rng.randint(-3, 4, shape)}
-    check(device, OPTIMIZERS['MOMENTUM_SGD'], 'fd', SHAPES[:6], (ACTIVE,), **integers)
+    check(
+        device,
+        OPTIMIZERS['MOMENTUM_SGD'],
+        'fd',
+        SHAPES[:6],
+        (ACTIVE,),
+        n_steps=2,
+        gradient=lambda rng, shape: rng.randint(-3, 4, shape),
+    )
 
 
 @pytest.mark.parametrize('add_hooks', [(), (ELEMENTWISE[0], ACTIVE)], ids=['plain', 'hooks'])
@@ -191,7 +199,9 @@ def test_sign_of_parameters_that_have_none(device, dtype):
 
 @pytest.mark.parametrize('value', [0.0, numpy.nan, numpy.inf])
 def test_norms_that_are_no_numbers(device, value):
-    full = lambda rng, shape: numpy.full(shape, value)  # NOQA: E731
+    def full(rng, shape):
+        return numpy.full(shape, value)
+
     check(device, OPTIMIZERS['SGD'], 'd', SHAPES[:5], (ACTIVE,), 1, gradient=full)
 
 

@@ -32,7 +32,8 @@ def on_device(device, molecules):
 
 def check_exact(device, molecules, index, layout='packed', padded_to=None):
     """Compare with the batch that is gathered on the host; return the number of launches."""
-    before, given = len(device.launched), (numpy.array(index), layout, padded_to)
+    before = len(device.launched)
+    given = (numpy.array(index), layout, padded_to)
     atoms, adj, labels = on_device(device, molecules).batch(*given)
     assert not adj.has_spare
     e_atoms, e_adj, e_labels = molecules.batch(*given)
@@ -52,7 +53,10 @@ def check_spare(device, molecules, index, spare, layout='packed', padded_to=None
     buffers = new_buffers(cuda.cupy.empty, form, capacity)
     size = None if padded_to is None else device.put(numpy.array([padded_to], 'i'))
     target.gather(device.put(target.check(index)), buffers, size)
-    empty = lambda buffer: None if buffer is None else numpy.empty_like(buffer)  # NOQA: E731
+
+    def empty(buffer):
+        return None if buffer is None else numpy.empty_like(buffer)
+
     expected = Buffers(*([*map(empty, b)] if isinstance(b, list) else empty(b) for b in buffers))
     fill_buffers(expected, atoms, adj, labels)
     for name, actual in buffers._asdict().items():
@@ -154,11 +158,14 @@ def test_many_graphs(device, n_graphs, n_sms):
 
 def test_offsets_beyond_32_bits(gxx):
     """The second of two molecules begins 2**31 bytes after the first, whose block does not run."""
-    n_nodes, atom_bytes, flags = 2**11 + 1, 2**20, mmap.MAP_PRIVATE | MAP_NORESERVE
+    n_nodes = 2**11 + 1
+    atom_bytes = 2**20
+    flags = mmap.MAP_PRIVATE | MAP_NORESERVE
     memory = [mmap.mmap(-1, n_nodes * atom_bytes, flags=flags) for _ in range(2)]
     places = [numpy.uintp(numpy.frombuffer(each, 'b').ctypes.data) for each in memory]
     memory[0][2**31 : 2**31 + 4] = b'last'
-    rows, entries = numpy.zeros(n_nodes + 1, 'i'), numpy.zeros(0, 'i')
+    rows = numpy.zeros(n_nodes + 1, 'i')
+    entries = numpy.zeros(0, 'i')
     first = 'first = blockIdx.x * graphs_per_block;'
     text = kernels.source('gather_batch')
     assert first in text

@@ -87,7 +87,8 @@ def test_what_peers_write_meanwhile_is_read(tmp_path, name, n_peers):
     """32 bits and the number of the turn at once, and not from a cache of constants."""
     if shutil.which('nvcc') is None:
         pytest.skip('nvcc is not on the PATH')
-    f, out = numpy.dtype('f'), tmp_path / 'kernel.ptx'
+    f = numpy.dtype('f')
+    out = tmp_path / 'kernel.ptx'
     defines = peer_memory.defines(n_peers)
     if name == 'flat_gradients':
         defines = flat_gradients.defines(True, f, f, n_peers)

@@ -31,7 +31,8 @@ VECTORS = 3, 70  # elements of the vectors that are added up besides
 MOST = 1e-3  # seconds that a rank is late, at most
 # A rank that reads late what others have sent, who are ahead then. It sleeps for longer than they
 # need for a turn, also on a busy machine, where they would otherwise wait for its core.
-READ, HEADER = ('Sum total = 0;', 'STORAGE value = x[i];'), '#include <sched.h>'
+READ = ('Sum total = 0;', 'STORAGE value = x[i];')
+HEADER = '#include <sched.h>'
 SLOW = (
     *(HEADER, HEADER + '\n#include <unistd.h>'),
     *(READ[0], 'if (rank && threadIdx.x == 0) usleep(20000); ' + READ[0]),
@@ -45,7 +46,8 @@ class Runtime:
     CUDARuntimeError = OSError
 
     def __init__(self, folder):
-        self._folder, self._mapped = pathlib.Path(folder), {}
+        self._folder = pathlib.Path(folder)
+        self._mapped = {}
 
     def allocate(self, n_bytes):
         path = self._folder / ('memory of %d' % os.getpid())
@@ -89,7 +91,8 @@ def stand_in(monkeypatch, folder, *replaced):
         Device=lambda: types.SimpleNamespace(pci_bus_id=os.getpid()),
         alloc_pinned_memory=bytearray,
     )
-    loaded, load = [], kernels.load
+    loaded = []
+    load = kernels.load
 
     def noted(device_id, name, dtype_char, defines):
         loaded.append((name, dtype_char, defines))
@@ -132,7 +135,8 @@ def exchange(folder, seconds, *replaced):
             flat.sums.sum(device.put(numpy.zeros(n, 'f')))
         flat.connect()
         assert flat.has_sum and flat.peers.vectors == [(n, numpy.dtype('f')) for n in VECTORS]
-        ready, loss = set(loaded), device.put(numpy.array(1, 'f'))
+        ready = set(loaded)
+        loss = device.put(numpy.array(1, 'f'))
         signal.alarm(seconds)
         # One after the other: a sum between two exchanges would keep the ranks together.
         for turn in range(N_TURNS):
@@ -147,7 +151,8 @@ def exchange(folder, seconds, *replaced):
 
 
 def check_vectors(flat, device, turn, numbers, pace):
-    rank, ranks = flat._comm.rank, range(flat._comm.size)
+    rank = flat._comm.rank
+    ranks = range(flat._comm.size)
     for alone in (False, True):  # a check does a step once more, with what others have sent
         flat.sums.begin(alone)
         for number in numbers:
@@ -158,7 +163,8 @@ def check_vectors(flat, device, turn, numbers, pace):
 
 
 def check_gradients(flat, device, turn, loss, pace):
-    rank, ranks = flat._comm.rank, range(flat._comm.size)
+    rank = flat._comm.rank
+    ranks = range(flat._comm.size)
     params = [getattr(flat._optimizer.target, 'p%d' % i) for i in range(len(SHAPES))]
     device.reachable = []
     for number, param in enumerate(params):

@@ -23,7 +23,8 @@ def test_product(gxx, sanitizer, n_b, threads):
     dense = rng.randint(-3, 4, (9, 9)).astype('f')  # small integers: any order of sums is exact
     ids = numpy.ascontiguousarray(numpy.argwhere(dense), 'i')
     rng.shuffle(ids)
-    values, b = dense[ids[:, 0], ids[:, 1]], rng.randint(-3, 4, (9, n_b)).astype('f')
+    values = dense[ids[:, 0], ids[:, 1]]
+    b = rng.randint(-3, 4, (9, n_b)).astype('f')
     c = numpy.zeros((9, n_b), 'f')
     program = build(SOURCE.read_text(), 'tensorflow_spmm', sanitizer=sanitizer)
     n_blocks = -(-len(ids) * n_b // threads)

@@ -51,8 +51,15 @@ def test_sizes(device, sizes, n_columns):
 
 
 def test_no_columns(device):
-    arrays = numpy.zeros(4, int), numpy.zeros(0, int), numpy.array([0, 1, 3])
-    check(device, BatchedCSR(*arrays, col_offsets=numpy.array([0, 0, 0])))
+    check(
+        device,
+        BatchedCSR(
+            numpy.zeros(4, int),
+            numpy.zeros(0, int),
+            numpy.array([0, 1, 3]),
+            col_offsets=numpy.array([0, 0, 0]),
+        ),
+    )
 
 
 @pytest.mark.parametrize('n_entries', [31, 32, 33, 128, 129, 300])

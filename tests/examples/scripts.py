@@ -26,7 +26,8 @@ def command(script, arguments):
 def run_here(script, *arguments, status=0, cwd=None):
     """Run a script in this process; return what it prints to stdout, or why it ends with 1."""
     before, out = os.getcwd(), io.StringIO()
-    argv, path = command(script, arguments)[1:], [str(Path(script).parent), *sys.path]
+    argv = command(script, arguments)[1:]
+    path = [str(Path(script).parent), *sys.path]
     with (
         mock.patch.multiple(sys, argv=argv, path=path, unraisablehook=None),
         mock.patch.dict(vars(chainer.global_config)),

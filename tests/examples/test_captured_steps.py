@@ -31,7 +31,8 @@ def test_captured_steps_need_a_gpu(tmp_path):
 
 
 def test_updaters_and_options_that_exclude_each_other(common):
-    training, cpu = common.training, types.SimpleNamespace(xp=numpy)
+    training = common.training
+    cpu = types.SimpleNamespace(xp=numpy)
     gpu = types.SimpleNamespace(xp='cupy')
 
     def captured(device, name, dense=False):
@@ -57,7 +58,9 @@ def test_updaters_and_options_that_exclude_each_other(common):
 
 
 def test_steps_of_an_epoch_are_timed_together_on_a_gpu(common, monkeypatch, tmp_path):
-    measure, now, waited = common.measure, [0.0], []
+    measure = common.measure
+    now = [0.0]
+    waited = []
 
     class Steps:
         iteration = 0
@@ -101,7 +104,8 @@ def test_the_first_rounds_are_not_counted(common):
 
 
 def test_short_epochs_share_a_snapshot_and_the_last_has_one(common, monkeypatch):
-    now, updater = [5.0], types.SimpleNamespace(epoch=0)
+    now = [5.0]
+    updater = types.SimpleNamespace(epoch=0)
     monkeypatch.setattr(common.training.time, 'perf_counter', lambda: now[0])
     is_due = common.training.NotTwiceASecond(updater, 9, common.ranks.OneRank())
 

@@ -49,8 +49,9 @@ def write_cora(folder):
 @pytest.mark.parametrize('method, epochs', [('gin_sparse', 100), ('gin', 60)])
 def test_generated(tmp_path, method, epochs):
     out = tmp_path / 'out'
-    words = '--dataset', 'generated', '--out', out, '--method', method, '--epoch', epochs
-    text = run_here(SCRIPT, *words)
+    text = run_here(
+        SCRIPT, '--dataset', 'generated', '--out', out, '--method', method, '--epoch', epochs
+    )
     assert text.startswith('Data: generated, not real')
     assert 'Split: 400 training, 800 validation, 800 test' in text
     result = json.loads((out / 'result.json').read_text())
@@ -75,8 +76,9 @@ def test_cora_in_the_cache(cache, tmp_path, network_data):
     ring = {(i, (i + 1) % 12) for i in range(12)}
     assert set(map(tuple, network.edges.T)) == ring | {(b, a) for a, b in ring}
     assert network.edges.shape == (2, 24)
-    options = '--out', tmp_path / 'out', '--epoch', 2, '--train-data-ratio', 0.5
-    assert 'Data: cora\n12 nodes of 3 classes, 12 edges, 5 words' in run_here(SCRIPT, *options)
+    assert 'Data: cora\n12 nodes of 3 classes, 12 edges, 5 words' in run_here(
+        SCRIPT, '--out', tmp_path / 'out', '--epoch', 2, '--train-data-ratio', 0.5
+    )
 
 
 def test_data_that_cannot_be_used(cache, tmp_path, network_data):
@@ -96,8 +98,7 @@ def test_data_that_cannot_be_used(cache, tmp_path, network_data):
     [*((r, 'with --train-data-ratio') for r in '01'), ('0.0005', 'training nodes are of one')],
 )
 def test_splits_that_are_refused(tmp_path, ratio, message):
-    words = '--dataset', 'generated', '--out', tmp_path, '-r', ratio
-    assert message in error_of(SCRIPT, *words)
+    assert message in error_of(SCRIPT, '--dataset', 'generated', '--out', tmp_path, '-r', ratio)
 
 
 def test_a_folder_belongs_to_one_run(tmp_path):

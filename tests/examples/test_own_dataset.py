@@ -288,12 +288,17 @@ def test_a_damaged_snapshot_is_one_line(folder, error, change):
 def test_a_full_disk_is_one_line(trained, tmp_path, error, capsys, most):
     """A limit of the size of files stands for the disk: of settings, snapshot, model."""
     (tmp_path / 'p.csv').write_text('of before')
-    predict = '--in-dir', trained / 'result', '--out', 'p.csv', '--force'
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:
         message = error('train_own.py', *WORDS, '--data', trained / 'mine.csv', '--out', 'out')
-        prediction = None if most else error('predict_own.py', *predict)
+        prediction = (
+            None
+            if most
+            else error(
+                'predict_own.py', '--in-dir', trained / 'result', '--out', 'p.csv', '--force'
+            )
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert message == 'error: cannot write into the folder of --out: File too large'
@@ -433,8 +438,9 @@ def test_predictions_into_a_pipe(folder):
     assert read[0].startswith('smiles,name,y predicted\nCCO,a,')
     table = rows(folder / 'result' / 'predictions_failed.csv')
     assert [row['smiles'] for row in table] == ['C1']
-    full = '--data', 'new.csv', '-o', '/dev/full', '--force'
-    message = error_of(OWN / 'predict_own.py', *full, cwd=folder)
+    message = error_of(
+        OWN / 'predict_own.py', '--data', 'new.csv', '-o', '/dev/full', '--force', cwd=folder
+    )
     assert message == 'error: cannot write /dev/full: No space left on device'
 
 
@@ -442,7 +448,10 @@ def test_pictures(common, monkeypatch):
     from common import pictures
 
     figures = []
-    save = lambda self, *_, **__: figures.append(self)  # NOQA: E731
+
+    def save(self, *_, **__):
+        return figures.append(self)
+
     monkeypatch.setattr('matplotlib.figure.Figure.savefig', save)
     of_validation = {'validation/main/loss': 2, 'validation/main/roc_auc': 0.6}
     entry = {'epoch': 1, 'main/loss': 1.0, **of_validation}

@@ -65,9 +65,13 @@ def test_sample_has_4000_usable_molecules_and_all_targets(qm9_data, data, dense)
     _, table = qm9_data.read('sample', settings)
     dataset, table = data.preprocess(table, qm9_data.task_of(settings), 'rsgcn', dense)
     assert len(dataset) == 4000 and (table.reason == '').all()
-    options = {'labels': list(qm9_data.TARGETS), 'smiles_col': 'smiles'}
     as_floats = functools.partial(numpy.asarray, dtype='f')
-    parser = CSVFileParser(RSGCNPreprocessor(), postprocess_label=as_floats, **options)
+    parser = CSVFileParser(
+        RSGCNPreprocessor(),
+        postprocess_label=as_floats,
+        labels=list(qm9_data.TARGETS),
+        smiles_col='smiles',
+    )
     index = [0, *range(1000, 1050)]
     expected = parser.parse(qm9_data.SAMPLE, target_index=index)['dataset']
     for i, upstream in zip(index, expected):
@@ -221,7 +225,8 @@ def test_damaged_archives(qm9_data, data, tmp_path):
 
 
 def test_failures_are_the_same_dense_and_from_the_cache(qm9_data, data):
-    table, task = data.typed_smiles(['CC', 'C1', '', '[Og]', 'CCO'], 1), qm9_data.task_of(GAP)
+    table = data.typed_smiles(['CC', 'C1', '', '[Og]', 'CCO'], 1)
+    task = qm9_data.task_of(GAP)
     results = [data.preprocess(table, task, 'relgcn', dense) for dense in (True, False, False)]
     for dataset, found in results:
         assert [len(dataset[i][0]) for i in range(2)] == [2, 3]
@@ -245,8 +250,9 @@ def test_failures_are_the_same_dense_and_from_the_cache(qm9_data, data):
 def test_errors_reach_the_user_without_a_traceback(tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'file').touch()
-    words = '--num-data', '60', *options.split()
-    assert error_of(QM9 / 'train_qm9.py', *words).startswith('error: ' + message)
+    assert error_of(QM9 / 'train_qm9.py', '--num-data', '60', *options.split()).startswith(
+        'error: ' + message
+    )
     assert not (tmp_path / 'result' / 'model.npz').exists()
 
 
@@ -342,8 +348,7 @@ def test_prediction_of_smiles_and_files(trained, tmp_path):
 
 @pytest.mark.slow
 def test_demo(tmp_path):
-    words = '--epoch', '2', '--num-data', '300'
-    text = python(QM9 / 'demo.py', *words, cwd=tmp_path).stdout
+    text = python(QM9 / 'demo.py', '--epoch', '2', '--num-data', '300', cwd=tmp_path).stdout
     assert 'limit 1e-05: equal' in text
     table = re.findall(r'^  (\S.*?)' + 3 * r' +(-?\d+\.\d+)' + '$', text, re.MULTILINE)[:4]
     dense, folded, padded_to, packed = (list(map(float, values)) for _, *values in table)

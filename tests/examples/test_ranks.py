@@ -103,7 +103,9 @@ def test_screening_is_that_of_one_process(trained, tmp_path):
 def test_lines_of_all_ranks_are_in_order(n_lines):
     """Each of three ranks has every third four lines, and learns of failures late."""
     screen = imported(EXAMPLES / 'tox21', 'screen_tox21')
-    barrier, turns, found = threading.Barrier(3, timeout=30), [None] * 3, [None] * 3
+    barrier = threading.Barrier(3, timeout=30)
+    turns = [None] * 3
+    found = [None] * 3
 
     def work(rank):
         def allgather(turn):

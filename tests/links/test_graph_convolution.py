@@ -53,7 +53,8 @@ def link_of(W, bias, dtype):
 def test_values(device, dtype, bound, layout, n_out, n_channels):
     adj, X = graphs(n_channels=n_channels)
     rng = numpy.random.RandomState(1)
-    W, bias = rng.uniform(-1, 1, (n_channels, 4, n_out)), rng.uniform(-1, 1, (n_channels, n_out))
+    W = rng.uniform(-1, 1, (n_channels, 4, n_out))
+    bias = rng.uniform(-1, 1, (n_channels, n_out))
     link = link_of(W, bias, dtype)
     link.to_device(device)
     batch = BatchedCSR.from_matrices(adj, layout).astype(dtype).to_device(device)

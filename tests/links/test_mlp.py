@@ -63,7 +63,8 @@ class Doubled(links.Linear):
 def test_links_that_users_put_there_are_called(link):
     x = numpy.random.RandomState(0).uniform(-1, 1, (4, 3)).astype('f')
     for place in ('layers', 'l_out'):
-        head, own = Dense(3, 3), link.copy()
+        head = Dense(3, 3)
+        own = link.copy()
         with head.init_scope():
             delattr(head, place)
             setattr(head, place, own if place == 'l_out' else chainer.ChainList(own))

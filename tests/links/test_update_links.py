@@ -82,7 +82,8 @@ def test_update_link(device, name, kind, arguments, options):
     h, adj = inputs(kind, arguments[1] if name == 'GNNFiLMUpdate' else 4)
     conditions = []
     if name == 'NFPUpdate':  # what upstream's model gives its link; ours reads the batch instead
-        degrees, known = adj.sum(axis=1)[:, :, None], range(1, arguments[2] + 2)
+        degrees = adj.sum(axis=1)[:, :, None]
+        known = range(1, arguments[2] + 2)
         conditions = [[numpy.broadcast_to(degrees == d, h.shape) for d in known]]
     dense = sparse.upstream(*arguments, **options)
     dense(h, adj, *conditions)
@@ -91,7 +92,8 @@ def test_update_link(device, name, kind, arguments, options):
         dense.norm_layer.eps = 0.5  # the user's own
     steps = [dense(h, adj, *conditions).array for _ in range(3)]
     assert (steps[0] != steps[1]).all() == (name == 'GGNNUpdate')  # its state counts
-    swapped, fresh = sparse_link(sparse, dense), sparse(*arguments, **options)
+    swapped = sparse_link(sparse, dense)
+    fresh = sparse(*arguments, **options)
     for link in (swapped, fresh):
         link.to_device(device)
         for layout, shape in (('padded', (2, 5)), ('packed', (10,)), ('padded', (10,))):
@@ -127,7 +129,8 @@ def test_layers_of_gin_that_users_put_there(activation):
     with dense.init_scope():
         dense.graph_mlp = GraphMLP([5, 5, 4], 6, activation)
     expected = randomised(dense)(h, adj).array
-    link, hook = sparse_link(links.GINUpdate, dense), TimerHook()
+    link = sparse_link(links.GINUpdate, dense)
+    hook = TimerHook()
     for layer in link.graph_mlp.layers:
         layer.add_hook(hook)
     y = link(h, BatchedCSR.from_matrices(list(adj), 'padded')).array
@@ -167,7 +170,8 @@ def check_against_padded(function, xp, n_relations, n_channels):
         BatchedCSR.from_matrices(matrices, layout).to_device(device_of(xp))
         for layout in ('folded', 'padded')
     )
-    n, offsets = padded.max_rows, cuda.to_cpu(folded.row_offsets)
+    n = padded.max_rows
+    offsets = cuda.to_cpu(folded.row_offsets)
     # The row of the folded batch that a row of the padded one is a copy of.
     rows = [numpy.minimum(numpy.arange(a, a + n), b - 1) for a, b in zip(offsets, offsets[1:])]
     copied = xp.asarray(numpy.concatenate(rows))

@@ -55,7 +55,8 @@ def test_every_model_is_here():
 
 @every_model
 def test_the_class_is_a_subclass_of_upstreams(name):
-    kind, theirs = getattr(models, name), CASES[name].make.func
+    kind = getattr(models, name)
+    theirs = CASES[name].make.func
     assert issubclass(kind, theirs) and kind.upstream is theirs
     assert inspect.signature(kind) == inspect.signature(theirs)
     assert kind.__module__.startswith('chainer_bspmm.models.') and kind.__name__ == name
@@ -108,7 +109,9 @@ def test_there_and_back(name):
 @every_model
 def test_snapshots_load_both_ways(tmp_path, name):
     examples = examples_of(name)
-    dense, fresh, again = dense_model(name), ours(name), CASES[name].make()
+    dense = dense_model(name)
+    fresh = ours(name)
+    again = CASES[name].make()
     with chainer.using_config('train', False):
         expected = alone(dense, examples)
         chainer.serializers.save_npz(tmp_path / 'dense.npz', dense)
@@ -210,7 +213,8 @@ def test_is_real_node_in_packed_batches(device, name):
 @pytest.mark.parametrize('name', BASE[:-1] + ('GGNN_GWM', 'RSGCN_GWM', 'GIN_CWLE'))
 def test_half_precision(device, name, dtype, layout):
     """The whole model in one of Chainer's float16 modes, against the float32 model's answer."""
-    examples, converter = examples_of(name), parity.converters_of(CASES[name])[layout]
+    examples = examples_of(name)
+    converter = parity.converters_of(CASES[name])[layout]
     with chainer.using_config('dtype', chainer.mixed16 if dtype == 'mixed16' else numpy.float16):
         numpy.random.seed(0)
         model = ours(name)

@@ -67,7 +67,8 @@ def test_another_container():
 
 @pytest.mark.parametrize('make', [lambda: RSGCNUpdate(6, 4), lambda: GNNFiLMUpdate(6, 4)])
 def test_an_update_link(make):
-    link, h = make(), numpy.zeros((len(ATOMS), 6), 'f')
+    link = make()
+    h = numpy.zeros((len(ATOMS), 6), 'f')
     assert message_of(lambda: link(h, ADJ)) == ADVICE % (type(link).__name__, 'BatchedCSR')
 
 

@@ -41,7 +41,10 @@ def test_dropout_is_upstreams(monkeypatch, ratio):
     """Same elements kept, same result: with equal sizes both draw for the same rows."""
     draw_as_chainer(monkeypatch)
     examples = [example[:2] for example in molecules([7] * 5, 'counted')]
-    make = lambda: DenseGIN(3, dropout_ratio=ratio, hidden_channels=8)  # NOQA: E731
+
+    def make():
+        return DenseGIN(3, dropout_ratio=ratio, hidden_channels=8)
+
     dense = parity.initialised(make, examples)
     model = parity.swapped(dense, chainer.get_device('@numpy'))
     results = []
@@ -110,8 +113,9 @@ def sparse_pair(data, device, ratio=0.0, **options):
 
 def test_dropout_of_a_list_of_edges_is_upstreams(monkeypatch):
     draw_as_chainer(monkeypatch)
-    given = edge_lists([9, 5]), chainer.get_device('@numpy'), 0.5
-    dense, model, batch, ours = sparse_pair(*given, hidden_channels=8)
+    dense, model, batch, ours = sparse_pair(
+        edge_lists([9, 5]), chainer.get_device('@numpy'), 0.5, hidden_channels=8
+    )
     numpy.random.seed(0)
     expected = outcome(dense, dense(batch))
     numpy.random.seed(0)

@@ -48,13 +48,20 @@ def masks():
 def predictor(kind):
     numpy.random.seed(0)
     make = DenseGINSparse if kind == 'list of edges' else DenseGIN
-    options = {'hidden_channels': 8, 'out_channels': N_CLASSES, 'n_update_layers': 2}
-    return make(3, node_embedding=True, dropout_ratio=0.0, **options)
+    return make(
+        3,
+        node_embedding=True,
+        dropout_ratio=0.0,
+        hidden_channels=8,
+        out_channels=N_CLASSES,
+        n_update_layers=2,
+    )
 
 
 def result(model, *inputs):
     """Return the loss, what was reported, and the gradients."""
-    reporter, observed = chainer.Reporter(), {}
+    reporter = chainer.Reporter()
+    observed = {}
     reporter.add_observer('main', model)
     with reporter, reporter.scope(observed):
         loss = model(*inputs)

@@ -105,7 +105,8 @@ def test_batch_norm(device, layout, sizes, readout, train):
         truth = parity.upstream(model, [dense_concat_mols(examples)])
         found = parity.measure(model, truth, converter(examples, device), device)
         assert not parity.failures({layout: found})
-        ours, theirs = parity.swapped(model, device), model
+        ours = parity.swapped(model, device)
+        theirs = model
         for seed in range(3):
             examples = parity.examples_of(case, seed)
             ours(*converter(examples, device))

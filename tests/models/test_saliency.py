@@ -131,7 +131,10 @@ LINKS = {
 @pytest.mark.parametrize('method, link', LINKS.values(), ids=LINKS)
 def test_any_link_in_batches_of_other_sizes(method, link):
     data, upstream, ours = pair(method, n=9)
-    of_model = lambda model: link(model.predictor)  # NOQA: E731
+
+    def of_model(model):
+        return link(model.predictor)
+
     _, expected = compute(GradientCalculator, upstream, data, concat_mols, link=of_model)
     _, found = compute(GradientCalculator, ours, data, chainer_bspmm.concat_mols, link=of_model)
     numpy.testing.assert_array_equal(found, expected)
@@ -254,9 +257,14 @@ class ZeroForEach(chainer.Chain):
 def test_errors_leave_the_model_and_no_hook():
     data, _, ours = pair('ggnn')
     kinds = [type(link) for link in ours.links()]
-    given = GradientCalculator, ours, data, chainer_bspmm.concat_mols
     with pytest.raises(TypeError, match='nothing'):
-        compute(*given, preprocess_fn=lambda atoms, adj: atoms.reshape(nothing=True))
+        compute(
+            GradientCalculator,
+            ours,
+            data,
+            chainer_bspmm.concat_mols,
+            preprocess_fn=lambda atoms, adj: atoms.reshape(nothing=True),
+        )
     assert [type(link) for link in ours.links()] == kinds
     assert not chainer._get_link_hooks()
 
@@ -264,7 +272,10 @@ def test_errors_leave_the_model_and_no_hook():
 def test_labels_may_be_left_out_by_the_converter():
     data, upstream, ours = pair('ggnn')
     labelled = [(*example, numpy.int32(i)) for i, example in enumerate(data)]
-    without_labels = lambda batch, device: PACKED(batch, device)[:-1]  # NOQA: E731
+
+    def without_labels(batch, device):
+        return PACKED(batch, device)[:-1]
+
     _, found = compute(GradientCalculator, ours, labelled, without_labels)
     assert_as_alone(found, alone(GradientCalculator, upstream, data))
 

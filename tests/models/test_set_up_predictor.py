@@ -83,8 +83,9 @@ def test_mpnn():
         (set_up_dense_predictor, dense_concat_mols),
     ):
         numpy.random.seed(1)
-        options = {'conv_kwargs': {'message_func': 'ggnn'}, 'n_atom_types': 120}
-        predictors.append(make('mpnn', 6, 2, 3, **options))
+        predictors.append(
+            make('mpnn', 6, 2, 3, conv_kwargs={'message_func': 'ggnn'}, n_atom_types=120)
+        )
         y = predictors[-1](*convert(examples)[:2])
         assert y.shape == (2, 3)
         assert {p.shape for p in predictors[-1].params()} & {(120, 6)}  # the embedding

@@ -64,7 +64,8 @@ WRAPPERS = {
 @pytest.mark.parametrize('wrapper', WRAPPERS)
 def test_swap_in_place(wrapper):
     """Objects stay, and so do the results; tests/models/test_common.py asks it of every model."""
-    model, examples = WRAPPERS[wrapper](), examples_of('ggnn')
+    model = WRAPPERS[wrapper]()
+    examples = examples_of('ggnn')
     with chainer.using_config('train', False):
         expected = model(*dense_concat_mols(examples)[:2]).array
         before = [(path, id(link)) for path, link in model.namedlinks()]
@@ -112,7 +113,8 @@ def test_optimizer_that_was_set_up_before_goes_on(device, method):
 def test_what_a_user_set_stays():
     """Attributes, names, hooks, parameters and persistent values, there and back."""
     predictor = GraphConvPredictor(rsgcn())
-    model, hook = predictor.graph_conv, TimerHook()
+    model = predictor.graph_conv
+    hook = TimerHook()
     model.my_note = {'trained on': 'tox21'}
     model.gconvs[0].my_note = 'first'
     model.add_hook(hook)
@@ -148,8 +150,9 @@ def test_a_link_that_is_registered_twice():
 
 
 def test_links_of_a_list_keep_their_order():
-    layers = rsgcn(), chainer.functions.relu, chainer.links.Linear(4, 2)
-    sequence = chainer.Sequential(lambda *inputs: inputs[:2], *layers)
+    sequence = chainer.Sequential(
+        lambda *inputs: inputs[:2], rsgcn(), chainer.functions.relu, chainer.links.Linear(4, 2)
+    )
     before = [(name, id(param)) for name, param in sequence.namedparams()]
     sparsify(sequence)
     assert [(name, id(param)) for name, param in sequence.namedparams()] == before
@@ -222,7 +225,8 @@ def test_update_link_in_a_chain_of_ones_own(method, arguments, options):
             getattr(self.update, 'reset_state', int)()
             return self.readout(self.update(h, adj))
 
-    model, examples = Own(), examples_of(method.lower())
+    model = Own()
+    examples = examples_of(method.lower())
     h = numpy.random.RandomState(0).uniform(size=(3, 9, 6)).astype('f')
     expected = model(h, dense_concat_mols(examples)[1]).array
     sparsify(model)

@@ -162,7 +162,8 @@ def test_batch_without_atoms(name):
 
 
 def test_super_node():
-    model, examples = models.GGNN_GWM(3), parity.examples_of(CASES['GGNN_GWM'])
+    model = models.GGNN_GWM(3)
+    examples = parity.examples_of(CASES['GGNN_GWM'])
     atoms, adj, super_node = concat_mols(examples)
     with pytest.raises(TypeError, match='super_node: expected an array .* got NoneType'):
         model(atoms, adj)
@@ -174,7 +175,8 @@ def test_super_node():
 
 def test_labels():
     case = CASES['GGNN_CWLE']
-    model, examples = models.GGNN_CWLE(3, n_wle_types=40), parity.examples_of(case)
+    model = models.GGNN_CWLE(3, n_wle_types=40)
+    examples = parity.examples_of(case)
     atoms, adj, labels = CSRConverter('packed', n_node_columns=1)(examples)
     with pytest.raises(TypeError, match='wle_array: expected an array .* got NoneType'):
         model(atoms, adj)

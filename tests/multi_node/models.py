@@ -26,7 +26,8 @@ class NormOfHead(chainer.Chain):
     def __init__(self):
         super().__init__()
         with self.init_scope():
-            self.predictor, self.norm = MODELS['RSGCN'](), chainer.links.BatchNormalization(5)
+            self.predictor = MODELS['RSGCN']()
+            self.norm = chainer.links.BatchNormalization(5)
 
     def forward(self, atoms, adj):
         return self.norm(self.predictor(atoms, adj))
@@ -98,8 +99,9 @@ def parameters_of_every_model(comm, device='@numpy', check=lambda updater: None)
         part = to_sparse(my_share(examples, comm))
         kind = StandardUpdater if layout == 'packed' and device == '@numpy' else GraphUpdater
         iterator = chainer.iterators.SerialIterator(part, len(part) // 4, shuffle=False)
-        options = {'converter': CONVERTERS[layout], 'device': device}
-        updater = kind(iterator, optimizer_of(model, comm), **options)
+        updater = kind(
+            iterator, optimizer_of(model, comm), converter=CONVERTERS[layout], device=device
+        )
         n_steps = N_STEPS if device == '@numpy' else N_STEPS_ON_GPUS
         for step in range(n_steps):
             updater.update()

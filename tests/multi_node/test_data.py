@@ -106,7 +106,9 @@ def test_selection_follows_sub_data_sets():
 
 class Comm:
     def __init__(self, sizes, rank, batch_size):
-        self.rank, self.size, self.mpi_comm = rank, len(sizes), self
+        self.rank = rank
+        self.size = len(sizes)
+        self.mpi_comm = self
         self.sizes = [(n, batch_size) for n in sizes]
 
     def allgather(self, mine):

@@ -30,7 +30,10 @@ def make_trainer(comm, folder, n_steps=N_STEPS, kind=SNAPSHOTS):
     from chainer_chemistry.models.prediction import Regressor
 
     numpy.random.seed(comm.rank)
-    loss = lambda y, t: chainer.functions.mean_squared_error(y[:, :3], t)  # NOQA: E731
+
+    def loss(y, t):
+        return chainer.functions.mean_squared_error(y[:, :3], t)
+
     model = Regressor(MODELS['NFP'](), lossfun=loss)
     mine = to_sparse(molecules(22)) if comm.rank == 0 else None
     part = chainermn.scatter_dataset(mine, comm, shuffle=True, seed=0)

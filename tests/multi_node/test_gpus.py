@@ -55,7 +55,8 @@ def exchange(n_turns):
     comm = communicator('pure_nccl')
     device = chainer.get_device(comm.intra_rank)
     device.use()
-    link, sizes = chainer.Link(), (1, 1023, 1025, 70_001)
+    link = chainer.Link()
+    sizes = (1, 1023, 1025, 70_001)
     with link.init_scope():
         for i, size in enumerate(sizes):
             setattr(link, 'p%d' % i, chainer.Parameter(numpy.zeros(size, 'f')))
@@ -64,7 +65,8 @@ def exchange(n_turns):
     flat.connect()
     flat.load_kernels()
     assert flat.has_sum
-    loss, params = device.xp.zeros((), 'f'), [param for _, param in sorted(link.namedparams())]
+    loss = device.xp.zeros((), 'f')
+    params = [param for _, param in sorted(link.namedparams())]
     mine = numpy.random.RandomState(comm.rank)
     for turn in range(n_turns):
         rng = numpy.random.RandomState(turn)
@@ -96,7 +98,8 @@ def updater_of(comm, name):
     part = to_sparse(my_share(molecules(4 * N_ALL), comm, (7, 5)))
     optimizer = optimizer_of(model, comm)
     options = {'converter': CONVERTERS['packed'], 'device': device, 'on_difference': 'raise'}
-    iterate, n = chainer.iterators.SerialIterator, len(part) // 4
+    iterate = chainer.iterators.SerialIterator
+    n = len(part) // 4
     iterators = [iterate(part, n, shuffle=False) for _ in range(2)]
     return [GraphUpdater(iterator, optimizer, **options) for iterator in iterators]
 

@@ -68,14 +68,16 @@ def train_captured(folder):
 
 
 def train_with_graphs(name, are_of_one_host):
-    comm, sent = communicator(), []
+    comm = communicator()
+    sent = []
 
     def all_reduce(mine, received):
         sent.append(len(mine))
         comm.mpi_comm.Allreduce(mine, received)
 
     comm.nccl_comm = types.SimpleNamespace(allReduce=all_reduce)
-    comm.allreduce_grad_dtype, comm.is_one_host = None, are_of_one_host
+    comm.allreduce_grad_dtype = None
+    comm.is_one_host = are_of_one_host
     with pytest.MonkeyPatch.context() as monkeypatch:
         graphs = host_graphs.stand_in(monkeypatch)
         host_graphs.with_ranks(monkeypatch, comm)
@@ -109,7 +111,8 @@ def unequal_batches(path):
 
 
 def parameters_of_unequal_batches(comm):
-    found, examples = {}, molecules(N_ALL)
+    found = {}
+    examples = molecules(N_ALL)
     norms = 'RSGCN, batch norm', 'norm of head'
     sizes_of_ranks = [1, 9, 2]
     cases = [('RSGCN', [8, 0, 4]), *((name, sizes_of_ranks) for name in ('RSGCN', *norms))]
@@ -305,7 +308,8 @@ DISAGREEMENTS = {
 
 def disagree(path):
     """Each case on all ranks, which would otherwise end with the first."""
-    comm, told = communicator(), {}
+    comm = communicator()
+    told = {}
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(faults, 'raise_on', raise_now)
         for case in DISAGREEMENTS:
@@ -328,7 +332,8 @@ def test_what_ranks_disagree_about(tmp_path):
 
 @pytest.mark.parametrize('has, rank', [(0, 0), (3, 3)])
 def test_a_parameter_of_one_rank(has, rank):
-    one, none = ({'/a': ((2,), 'float32')}, {}, 0), ({}, {}, 0)
+    one = ({'/a': ((2,), 'float32')}, {}, 0)
+    none = ({}, {}, 0)
     first, other = (one, none) if has == 0 else (none, one)
     assert "parameter '/a' is on rank %d only" % rank in start._difference(first, other, 3)
 

@@ -171,7 +171,8 @@ def test_node(gpu, monkeypatch):
     given = [rng.uniform(-1, 1, shape).astype('f') for shape in shapes]
 
     def outcome(given):
-        node, (*inputs, gy) = LinearSoftmax([3, 2]), given
+        node = LinearSoftmax([3, 2])
+        (*inputs, gy) = given
         return [node._output(inputs), *node._gradients(inputs, gy, range(5))]
 
     wanted = outcome(given)
@@ -196,7 +197,8 @@ def test_empty_result_launches_nothing(gpu, shape):
 def test_dropout_is_chainers(xp, monkeypatch, dtype, ratio):
     """The same elements give the same result, and each order of rectifier and dropout does."""
     draw_as_chainer(monkeypatch)
-    given, results = inputs(xp, 50, 7, 6, dtype), []
+    given = inputs(xp, 50, 7, 6, dtype)
+    results = []
     for function in (
         lambda *a: linear_relu(*a, dropout_ratio=ratio),
         lambda *a: functions.dropout(functions.relu(functions.linear(*a)), ratio),

@@ -77,7 +77,8 @@ def test_a_row_counts_as_often_as_its_weight(xp, name, dtype, options, is_weight
     else:
         ordinary, adj = batch(xp, name, n_spare)
         rows = numpy.arange(ordinary.n_rows)
-    n_rows, n_channels = adj.n_rows, 6
+    n_rows = adj.n_rows
+    n_channels = 6
     is_ignored = xp.asarray(numpy.bincount(rows, minlength=n_rows) == 0)
     x = features_of(xp, adj, n_channels, dtype)
     x[is_ignored] = numpy.nan
@@ -154,7 +155,8 @@ def test_no_row_and_one_row_are_finite(xp, sizes, layout):
 
 def test_averages_are_updated_in_place_unless_recomputing(xp):
     _, adj = batch(xp, 'many')
-    link, x = new_link(xp, 3, 'float32'), features_of(xp, adj, 3, 'float32')
+    link = new_link(xp, 3, 'float32')
+    x = features_of(xp, adj, 3, 'float32')
     mean, variance = link.avg_mean, link.avg_var
     before = mean.copy(), variance.copy()
     with chainer.using_config('in_recomputing', True):
@@ -179,7 +181,8 @@ def test_everything_else_is_the_links(xp, train, spare):
     x = features_of(xp, adj, 3, 'float32')
     ours, theirs = (new_link(xp, 3, 'float32') for _ in range(2))
     with chainer.using_config('train', train):
-        y, expected = batch_norm(adj, ours, x), chainer.links.BatchNormalization.__call__(theirs, x)
+        y = batch_norm(adj, ours, x)
+        expected = chainer.links.BatchNormalization.__call__(theirs, x)
     pairs = (y.array, expected.array), *zip(*([a.avg_mean, a.avg_var] for a in (ours, theirs)))
     for actual, of in pairs:
         numpy.testing.assert_array_equal(cuda.to_cpu(actual), cuda.to_cpu(of))
@@ -208,13 +211,21 @@ def test_same_as_on_the_host(gpu, dtype, weights, n_channels, recomputing, n_ran
 
     def results(put):
         running = None if recomputing else [put(array.copy()) for array in averages]
-        add_up = lambda array: put(cuda.to_cpu(array) * array.dtype.type(n_ranks))  # NOQA: E731
+
+        def add_up(array):
+            return put(cuda.to_cpu(array) * array.dtype.type(n_ranks))
+
         ranks = types.SimpleNamespace(sum=add_up, sum_of_gradients=add_up)  # with the same batch
         counts = put(weights), add_up(weights.sum(axis=0))
-        rows = put(x), put(gamma), put(beta)
-        y, statistics = module._forward(*rows, *counts, 1e-3, 0.8, running, ranks)
-        given = put(x), put(gy), put(gamma), *counts, *statistics
-        return [y, *statistics, *module._gradients(*given, ranks=ranks), *(running or ())]
+        y, statistics = module._forward(
+            put(x), put(gamma), put(beta), *counts, 1e-3, 0.8, running, ranks
+        )
+        return [
+            y,
+            *statistics,
+            *module._gradients(put(x), put(gy), put(gamma), *counts, *statistics, ranks=ranks),
+            *(running or ()),
+        ]
 
     actual = results(gpu.put)
     expected = results(lambda array: array)

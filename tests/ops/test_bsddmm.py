@@ -72,7 +72,8 @@ def test_sampled_product_of_halves_is_summed_in_float32():
 
 
 def test_capacity_beyond_the_batch(gpu):
-    adj, spare = batch('small', 'f'), 5
+    adj = batch('small', 'f')
+    spare = 5
     larger = with_room(adj, spare)
     u = integers((larger.n_rows, 40), 'f', seed=2)
     v = integers((adj.n_cols, 40), 'f', seed=3)

@@ -204,7 +204,8 @@ def test_runs_on_the_device_of_its_arrays():
 @pytest.mark.gpu
 def test_more_elements_than_32_bits_count():
     """The last rows lie past element 2**31 of x and y."""
-    n, n_channels = 2**21 + 7, 1024
+    n = 2**21 + 7
+    n_channels = 1024
     cupy = cuda.cupy
     if cupy.cuda.runtime.memGetInfo()[0] < 20 * 2**30:
         pytest.skip('needs 20 GB of GPU memory')

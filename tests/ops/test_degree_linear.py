@@ -72,7 +72,8 @@ def parameters(rng, xp, n_in, n_out, dtype):
 
 def layer_of(xp, way):
     """Return a layer for the nodes of `TYPES`, a function of arrays, and x, weights and biases."""
-    adj, rng = adjacency(xp, 'float64', way=way), numpy.random.RandomState(0)
+    adj = adjacency(xp, 'float64', way=way)
+    rng = numpy.random.RandomState(0)
     x = features(rng, xp, len(TYPES), 3, 'float64')
     weights, biases = parameters(rng, xp, 3, 2, 'float64')
 
@@ -85,8 +86,10 @@ def layer_of(xp, way):
 def loop(adj, types, x, weights, biases):
     """Return the float64 truth, a node at a time."""
     x, *parameters = (cuda.to_cpu(a).astype('d') for a in (x, *weights, *biases))
-    weights, biases = parameters[:N_TYPES], parameters[N_TYPES:]
-    rows, matrix = [], cuda.to_cpu(adj.to_dense())[0]
+    weights = parameters[:N_TYPES]
+    biases = parameters[N_TYPES:]
+    rows = []
+    matrix = cuda.to_cpu(adj.to_dense())[0]
     numpy.testing.assert_array_equal(matrix.sum(axis=0), types)
     for kind, row in zip(types, matrix @ x):
         message = weights[kind - 1] @ row if 1 <= kind <= N_TYPES else 0
@@ -118,7 +121,8 @@ def test_gradients(xp, way):
 def test_features_with_another_use(xp, way):
     """Whose gradient is there first: this node's, of the lower rank, is added to it."""
     layer, (x, *given) = layer_of(xp, way)
-    found, zero = [], chainer.Variable(xp.zeros(()))
+    found = []
+    zero = chainer.Variable(xp.zeros(()))
     for uses in ((True, False), (False, True), (True, True)):
         h = chainer.Variable(x.copy())
         y = functions.sum(functions.exp(functions.tanh(h))) if uses[0] else zero

@@ -75,7 +75,8 @@ SIGMAS = 5
 
 def assert_independent(a, b, share):
     """Pairs are kept together as often as two independent draws would be."""
-    pairs, expected = (a & b).mean(), share**2
+    pairs = (a & b).mean()
+    expected = share**2
     assert abs(pairs - expected) < SIGMAS * (expected * (1 - expected) / a.size) ** 0.5
 
 
@@ -247,7 +248,8 @@ def test_given_mask_is_used_and_draws_nothing(xp):
 
 def linear_inputs(xp, n, dtype, n_out=6):
     rng = numpy.random.RandomState(0)
-    W, b = features(rng, xp, n_out, 5, dtype), features(rng, xp, 1, n_out, dtype)[0]
+    W = features(rng, xp, n_out, 5, dtype)
+    b = features(rng, xp, 1, n_out, dtype)[0]
     return features(rng, xp, n, 5, dtype), W, b
 
 
@@ -306,7 +308,8 @@ def test_replayed_graph_draws_by_the_step():
     cupy = cuda.cupy
     step = step_on(cupy)
     x = features(numpy.random.RandomState(0), cupy, 200, 6, 'float32')
-    y, stream = cupy.empty_like(x), cupy.cuda.Stream(non_blocking=True)
+    y = cupy.empty_like(x)
+    stream = cupy.cuda.Stream(non_blocking=True)
 
     def run():
         with under_way(step):

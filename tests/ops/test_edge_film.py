@@ -124,7 +124,8 @@ def test_empty_result_launches_nothing(place, n_rows, n_channels):
 
 
 def arguments(adj, xp, dtype, n_in=4, n_channels=3):
-    rng, width = numpy.random.RandomState(0), n_channels * adj.n_relations
+    rng = numpy.random.RandomState(0)
+    width = n_channels * adj.n_relations
     shapes = [(n, n_in) for n in (adj.n_rows, width, 2 * width)]
     return [xp.asarray(rng.uniform(-1, 1, shape).astype(dtype)) for shape in shapes]
 

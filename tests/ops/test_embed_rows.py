@@ -62,7 +62,8 @@ def test_ids_and_rows_that_lie_apart(place):
 
 @pytest.mark.parametrize('n_rows, n_types, n_channels', [(0, 4, 3), (5, 4, 0), (5, 0, 3)])
 def test_empty_result_launches_nothing(place, n_rows, n_types, n_channels):
-    ids, gy = numpy.zeros(n_rows, 'i'), numpy.zeros((n_rows, n_channels), 'f')
+    ids = numpy.zeros(n_rows, 'i')
+    gy = numpy.zeros((n_rows, n_channels), 'f')
     result = embed_rows_backward(place.put(ids), place.put(gy), n_types)
     assert result.shape == (n_types, n_channels) and not result.any() and not place.launched
 
@@ -92,5 +93,6 @@ def test_gradients(xp):
 
 def test_the_same_bits_again(xp):
     rng = numpy.random.RandomState(0)
-    ids, gy = xp.asarray(rng.randint(0, 3, 5000, 'i4')), features(rng, xp, 5000, 33, 'float32')
+    ids = xp.asarray(rng.randint(0, 3, 5000, 'i4'))
+    gy = features(rng, xp, 5000, 33, 'float32')
     assert len({embed_rows_backward(ids, gy, 3).tobytes() for _ in range(5)}) == 1

@@ -19,7 +19,8 @@ BOUND = {'e': 2**-8, 'f': 2**-18, 'd': 2**-46}
 
 def arrays(n_rows, widths, has_state, has_bias=True):
     """Return gy, x, the message (None: no columns), the state, and the parameters, in float64."""
-    rng, (x, message, out) = numpy.random.RandomState(0), widths
+    rng = numpy.random.RandomState(0)
+    (x, message, out) = widths
 
     def draw(*shape):
         return rng.uniform(-1, 1, shape) / (1 if len(shape) == 1 else max(shape[1], 1) ** 0.5)
@@ -174,7 +175,10 @@ def test_what_no_kernel_does(gpu):
 
 def test_only_what_is_wanted(gpu, monkeypatch):
     parts = []
-    noted = lambda partials, given: parts.append(given) or given  # NOQA: E731
+
+    def noted(partials, given):
+        return parts.append(given) or given
+
     monkeypatch.setattr('chainer_bspmm.ops.gates.launches.sum_partials', noted)
     gy, x, message, _, pairs = arrays(9, (4, 4, 4), False)
     gy, x, message = map(gpu.put, (gy, x, message))

@@ -153,7 +153,8 @@ PARAMETERS = 'W', 'b', 'W_self', 'b_self'
 def test_host_and_its_gradients(n_relations, loop, widths, n_left_out):
     """A third relation without entries, nodes without any, entries that name one place twice."""
     rng = numpy.random.RandomState(0)
-    n, (n_in, n_out) = 9, widths
+    n = 9
+    (n_in, n_out) = widths
     A = rng.rand(n_relations, n, n) * (rng.rand(n_relations, n, n) < 0.3)
     A[2:3] = 0
     A[:, 4] = A[:, :, 5] = 0
@@ -163,9 +164,15 @@ def test_host_and_its_gradients(n_relations, loop, widths, n_left_out):
     A[r[0], i[0], j[0]] *= 2
     values = A[r, i, j]
     values[:2] /= 2
-    arrays = numpy.searchsorted(i, numpy.arange(n + 1)), j * n_relations + r, numpy.array([0, n])
-    adj = BatchedCSR(*arrays, values, n_relations=n_relations)
-    W, W_self = (n_out * n_relations, n_in), (n_out, n_in)
+    adj = BatchedCSR(
+        numpy.searchsorted(i, numpy.arange(n + 1)),
+        j * n_relations + r,
+        numpy.array([0, n]),
+        values,
+        n_relations=n_relations,
+    )
+    W = (n_out * n_relations, n_in)
+    W_self = (n_out, n_in)
     given = {name: rng.rand(*of) for name, of in zip(PARAMETERS, (W, W[:1], W_self, W_self[:1]))}
     for bit, name in enumerate(PARAMETERS[1:]):
         if n_left_out >> bit & 1:

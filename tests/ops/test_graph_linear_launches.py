@@ -192,7 +192,8 @@ def test_widths(gpu, name, widths):
 
 
 def test_relations_that_no_row_has_are_not_multiplied(gpu):
-    spec, n_rows = layer(8, 8, n_relations=3, activation='relu'), 20
+    spec = layer(8, 8, n_relations=3, activation='relu')
+    n_rows = 20
     A = matrices(n_rows, 3, 'f')
     A[1] = 0
     W = numpy.ones((8, 3, 8), 'f')
@@ -220,7 +221,8 @@ def test_blocks_take_several_tiles(gpu, n_sms):
 
 def test_nan_stays_where_it_comes_from(gpu):
     """In the rows that have an entry for it, also behind a rectifier."""
-    spec, n_rows = layer(8, 8, **SPECS['convolution']), 20
+    spec = layer(8, 8, **SPECS['convolution'])
+    n_rows = 20
     A = matrices(n_rows, 1, 'f')
     x = numpy.ones((n_rows, 8), 'f')
     x[5] = numpy.nan
@@ -247,7 +249,8 @@ def test_dropout(gpu, widths, activation, dtype):
 
 @pytest.mark.parametrize('dtype, value', [('f', 0), ('e', 2**-20)])  # -(2**-26) becomes -0
 def test_zeros_that_dropout_keeps_have_gradients(gpu, dtype, value):
-    spec, x = layer(4, 4), numpy.full((9, 4), value, dtype)
+    spec = layer(4, 4)
+    x = numpy.full((9, 4), value, dtype)
     given = {'W_self': gpu.put(-numpy.eye(4, dtype=dtype) * numpy.dtype(dtype).type(2**-6))}
     draw = 3, 1, gpu.put(numpy.array([5], 'u8'))
     y = layer_forward(spec, None, gpu.put(x), given, 0.5, draw)
@@ -284,7 +287,8 @@ def test_unaligned_input(gpu):
 def test_no_rows(gpu):
     spec = layer(3, 2, n_biases=1)
     x, W = gpu.put(numpy.ones((0, 3), 'f')), gpu.put(numpy.ones((2, 3), 'f'))
-    b, none = gpu.put(numpy.ones(2, 'f')), gpu.put(numpy.ones((0, 2), 'f'))
+    b = gpu.put(numpy.ones(2, 'f'))
+    none = gpu.put(numpy.ones((0, 2), 'f'))
     given = {'W_self': W, 'b_self': b}
     assert layer_forward(spec, None, x, given).shape == (0, 2)
     gradients = layer_backward(spec, None, x, none, none, given)

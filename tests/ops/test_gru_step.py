@@ -79,7 +79,8 @@ def test_same_variable_as_features_and_state():
 def test_as_wide_as_models_are(xp, state, n_rows):
     """A GPU has another kernel for each of these numbers of rows, and moves 16 bytes at a time."""
     rng = numpy.random.RandomState(0)
-    with_state, n = state != 'none', 64
+    with_state = state != 'none'
+    n = 64
     shapes = [(n_rows, n)] * (3 if state == 'given' else 2)
     shapes += [(n, 2 * n), (n,)] * (2 + with_state) + [(n, n), (n,)] * (3 * with_state)
     arrays = [rng.uniform(-1, 1, shape) / (shape[-1] / 8) ** 0.5 for shape in shapes]

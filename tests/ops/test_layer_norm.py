@@ -59,7 +59,8 @@ def test_nan_stays_in_its_row(place):
 
 @pytest.mark.parametrize('shape', [(0, 4), (3, 0)])
 def test_empty_result_launches_nothing(gpu, shape):
-    x, ones = gpu.put(numpy.zeros(shape, 'f')), gpu.put(numpy.ones(shape[1], 'f'))
+    x = gpu.put(numpy.zeros(shape, 'f'))
+    ones = gpu.put(numpy.ones(shape[1], 'f'))
     y, statistics = layer_norm_forward(x, ones, ones, 1e-3)
     assert y.shape == shape and not gpu.launched
 

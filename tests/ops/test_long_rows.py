@@ -53,7 +53,8 @@ def rows_of(lengths, dtype, n_cols=None):
     n_rows = max(len(lengths), n_cols or 0)
     lengths = numpy.pad(lengths, (0, n_rows - len(lengths)))
     nnz = int(lengths.sum())
-    indptr, rng = numpy.append(0, numpy.cumsum(lengths)), numpy.random.RandomState(0)
+    indptr = numpy.append(0, numpy.cumsum(lengths))
+    rng = numpy.random.RandomState(0)
     values = integers(nnz, dtype, FACTOR, seed=1)
     return BatchedCSR(indptr, rng.randint(0, n_rows, nnz), numpy.array([0, n_rows]), values)
 
@@ -104,7 +105,8 @@ def test_given_values(gpu, short_pieces, trans):
 @pytest.mark.parametrize('options', [{'stream': True}, {'lanes': 2}, {'OFFSET': 'size_t'}], ids=str)
 def test_variants(gpu, short_pieces, monkeypatch, options):
     """Results written past the cache, several blocks side by side, more vectors than 2^32."""
-    adj, constants = rows_of(ROWS['many pieces'], 'f'), {}
+    adj = rows_of(ROWS['many pieces'], 'f')
+    constants = {}
     if 'OFFSET' in options:
         options, constants = {}, options
     options = {'lanes': WARP, 'ahead': AHEAD_LONG, **options}
@@ -177,7 +179,8 @@ def power_law(rng, n_rows):
     lengths = rng.permutation(n_rows // numpy.arange(1, n_rows + 1))
     lengths[rng.choice(n_rows, n_rows // 4)] = 0
     rows = numpy.repeat(numpy.arange(n_rows), lengths)
-    values, columns = rng.uniform(-1, 1, rows.size), rng.randint(0, n_rows, rows.size)
+    values = rng.uniform(-1, 1, rows.size)
+    columns = rng.randint(0, n_rows, rows.size)
     return scipy.sparse.coo_matrix((values, (rows, columns)), (n_rows, n_rows))
 
 
@@ -276,7 +279,8 @@ def test_matrices_that_are_made_of_molecules_have_no_long_rows():
     adj = BatchedCSR.from_matrices([random_matrix(rng, n, 4, True, 0.02) for n in (9, 30)] * 5)
     assert adj.longest <= LONG_ROW // 8 < LONG_ROW < adj.nnz
     adj = adj.replace(longest=LONG_ROW)  # as in captured steps
-    edges, pattern = edges_of(adj), AttentionPattern(adj, 8, True, False, 'f')
+    edges = edges_of(adj)
+    pattern = AttentionPattern(adj, 8, True, False, 'f')
     rows = relation_rows(adj), relation_rows(adj.replace(is_symmetric=False))
     of_edges = edges.from_source, edges.from_receiver, edges.to_node
     for matrix in (*rows, *of_edges, pattern.product, pattern.gathers(adj, 8)):

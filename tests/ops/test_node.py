@@ -121,7 +121,8 @@ def test_accumulate_in_launch(layer, graph):
     (z,) = nodes[0].apply((x, y))
     (z,) = nodes[1].apply((z, x))
     (z,) = nodes[2].apply((x, z))  # x^3 y
-    z.grad, x.grad = numpy.ones(2, 'f'), numpy.full(2, 5, 'f')
+    z.grad = numpy.ones(2, 'f')
+    x.grad = numpy.full(2, 5, 'f')
     before = x.grad
     z.backward(enable_double_backprop=graph)
     assert x.grad.tolist() == [5 + 36] * 2 and y.grad.tolist() == [8, 8]
@@ -135,7 +136,8 @@ def test_a_gradient_is_forgotten_after_an_error():
     x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
     node = Launched('launch')
     (z,) = node.apply((x, y))
-    z.grad, x.grad = numpy.ones(2, 'f'), numpy.full(2, 100, 'f')
+    z.grad = numpy.ones(2, 'f')
+    x.grad = numpy.full(2, 100, 'f')
     node.fails = True
     with pytest.raises(MemoryError):
         z.backward()
@@ -160,7 +162,8 @@ def test_a_launch_adds_nothing_of_another_dtype():
 
 
 ADJ = BatchedCSR.from_matrices([numpy.array([[0.0, 2, 1], [3, 0, 0], [0, 1, 0]], 'f')])
-X, VALUES = numpy.ones((3, 2), 'f'), numpy.ones(4, 'f')
+X = numpy.ones((3, 2), 'f')
+VALUES = numpy.ones(4, 'f')
 OPERATIONS = {
     'bspmm': (lambda x: public.bspmm(ADJ, x), X),
     'bspmm of values': (lambda data: public.bspmm(ADJ, X, data), VALUES),

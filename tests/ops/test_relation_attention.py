@@ -38,7 +38,8 @@ def arguments(adj, xp, dtype, n_heads, n_channels=3):
 def truth(adj, m, W, b, n_heads, within=False, concat_heads=False, negative_slope=0.2):
     """The docstring's formula, row by row, in float64."""
     m, W, b = (cuda.to_cpu(array).astype('d') for array in (m, W, b))
-    n_relations, n_channels = adj.n_relations, W.shape[1] // 2
+    n_relations = adj.n_relations
+    n_channels = W.shape[1] // 2
     m = m.reshape(adj.n_rows, n_relations, n_heads, n_channels)
     edges = [[] for _ in range(adj.n_rows)]
     for _, row, column in reference.entries(adj):
@@ -282,7 +283,8 @@ def test_entries(gpu, name, n_heads, spare):
 @pytest.mark.parametrize('within', [False, True])
 @pytest.mark.parametrize('name', VARIED)
 def test_rows_without_edges(gpu, name, within, rows_per_node, spare):
-    adj, n_heads = varied(name, spare), 3
+    adj = varied(name, spare)
+    n_heads = 3
     width = adj.n_relations * n_heads
     arrays = [numpy.zeros(size, 'i') for size in (2 * [adj.nnz * n_heads])]
     by_receiver = numpy.zeros(adj.n_cols * n_heads + 1, 'i')
@@ -306,19 +308,23 @@ def test_rows_without_edges(gpu, name, within, rows_per_node, spare):
 @pytest.mark.parametrize('name', ['packed', 'unsorted', 'no edges'])
 def test_scores(gpu, name, dtype, spare):
     """Logits made of them, and their gradients made of the logits'."""
-    adj, n_heads = varied(name, spare), 3
+    adj = varied(name, spare)
+    n_heads = 3
     rng = numpy.random.RandomState(0)
     scores = rng.uniform(-1, 1, (adj.n_cols * n_heads, 2)).astype(dtype)
     glogits = rng.uniform(-1, 1, adj.nnz * n_heads).astype(dtype)
     glogits[adj._n_true_entries() * n_heads :] = 0
-    b, slope = numpy.array([0.25], dtype), numpy.dtype(dtype).type(0.2)
+    b = numpy.array([0.25], dtype)
+    slope = numpy.dtype(dtype).type(0.2)
     results = []
     for put in (lambda array: array), gpu.put:
-        given = put(adj), n_heads, False, False, numpy.dtype(dtype)
-        pattern = attention_pattern.AttentionPattern(*given)
+        pattern = attention_pattern.AttentionPattern(
+            put(adj), n_heads, False, False, numpy.dtype(dtype)
+        )
         gscores = put(numpy.full(scores.shape, numpy.nan, dtype))
-        rows = put(pattern.sources), put(pattern.receivers)
-        z, slopes = module._logits(put(scores), *rows, put(b), slope)
+        z, slopes = module._logits(
+            put(scores), put(pattern.sources), put(pattern.receivers), put(b), slope
+        )
         module._score_gradients(put(glogits), slopes, pattern, adj.n_relations, n_heads, gscores)
         results.append((z, slopes, gscores))
     bound = LAUNCH_BOUND[dtype]

@@ -40,8 +40,10 @@ def order(request, monkeypatch):
 
 
 def parameters(adj, xp, dtype, widths, parts):
-    rng, (n_in, n_out) = numpy.random.RandomState(0), widths
-    W, W_self = (n_out * adj.n_relations, n_in), (n_out, n_in)
+    rng = numpy.random.RandomState(0)
+    (n_in, n_out) = widths
+    W = (n_out * adj.n_relations, n_in)
+    W_self = (n_out, n_in)
     shapes = {'x': (adj.n_rows, n_in), 'W': W, 'b': W[:1], 'W_self': W_self, 'b_self': W_self[:1]}
     return {
         name: xp.asarray(rng.uniform(-1, 1, shape).astype(dtype))
@@ -95,7 +97,8 @@ def test_padded_features_of_three_dimensions(xp, order):
     expected = truth(adj, **given).reshape(adj.n_graphs, adj.max_rows, 4)
     x, function = given['x'], lambda x: relation_linear(adj, **dict(given, x=x))
     x = x.reshape(adj.n_graphs, adj.max_rows, 5)
-    (y, gx), (_, gflat) = outcome(function, [x]), outcome(function, [given['x']])
+    (y, gx) = outcome(function, [x])
+    (_, gflat) = outcome(function, [given['x']])
     assert_close(y, expected, 'float64')
     assert_same_outcome([gx], [gflat.reshape(x.shape)], 'd', 1e-12)
 
@@ -145,7 +148,8 @@ def test_products_are_of_the_narrower_width(monkeypatch, widths, between):
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
 def test_tanh(xp, order, dtype):
     adj = batch_on('four relations', xp, dtype)
-    tanh, bound = chainer.functions.tanh, {'float16': 2e-3}.get(dtype, 1e-6)
+    tanh = chainer.functions.tanh
+    bound = {'float16': 2e-3}.get(dtype, 1e-6)
     for widths in WIDTHS['transform'], WIDTHS['from one']:
         given = parameters(adj, xp, dtype, widths, PARTS[0])
         plain = functools.partial(layer, adj, given)
@@ -201,9 +205,11 @@ def test_what_does_not_fit(change, error, message):
 @pytest.mark.parametrize('name', GOOD)
 def test_arrays_on_two_devices(name):
     elsewhere = dict(GOOD, **{name: cuda.to_gpu(GOOD[name])})
-    error, message = TypeError, 'incompatible array types'
+    error = TypeError
+    message = 'incompatible array types'
     if name == 'x':
-        error, message = ValueError, 'x: expected on .* with adj, got on'
+        error = ValueError
+        message = 'x: expected on .* with adj, got on'
     with pytest.raises(error, match=message):
         relation_linear(ADJ, **elsewhere)
     on_device = {name: cuda.to_gpu(array) for name, array in GOOD.items()}

@@ -200,7 +200,8 @@ def test_values_that_underflow_count_in_higher_derivatives(xp):
     """Where y is 0 although the row counts, Chainer's own softmax is the truth."""
     adj = batch_on('one graph', xp, 'float32')
     x = xp.array([[0], [-200], [1], [-300], [-1e4]], 'f')
-    results, gy = [], chainer.Variable(xp.arange(5, dtype='f')[:, None])
+    results = []
+    gy = chainer.Variable(xp.arange(5, dtype='f')[:, None])
     for function in (lambda x: node_softmax(adj, x), lambda x: chainer.functions.softmax(x, 0)):
         given = chainer.Variable(x)
         y = function(given)
@@ -224,7 +225,8 @@ def test_large_gradients_in_float16(weight):
     y = node_softmax(adj, x)
     y.grad = gy
     y.backward()
-    n, total = 299 + weight, 5e4 * (299 + (weight > 0))
+    n = 299 + weight
+    total = 5e4 * (299 + (weight > 0))
     expected = numpy.zeros(gy.shape)
     expected[3:303] = (5e4 - weights[3:303, None] * total / n) / n
     expected[weights == 0] = 0

@@ -108,7 +108,8 @@ def test_more_rows_than_a_block_reduces(xp, sizes, dtype, is_weighted):
     """Rows that do not count hold NaN: some of every segment, all of the last and of none."""
     rng = numpy.random.RandomState(0)
     offsets = xp.asarray(offsets_of(sizes))
-    n_rows, spare = sum(sizes), 7
+    n_rows = sum(sizes)
+    spare = 7
     weights = rng.choice([0, 1, 3], n_rows + spare).astype('f')
     weights[n_rows - sizes[-1] :] = 0
     weights = xp.asarray(weights) if is_weighted else None
@@ -190,7 +191,8 @@ def test_blocks_that_stride_over_the_channels(gpu, chunks_of_four, monkeypatch, 
 
 
 def check_broadcast(place, y, sizes, spare=0, max_rows=None, weights=None):
-    offsets, given = offsets_of(sizes), place.put(offsets_of(sizes))
+    offsets = offsets_of(sizes)
+    given = place.put(offsets_of(sizes))
     weights = None if weights is None else place.put(weights)
     x = segment_broadcast_forward(place.put(y), given, sum(sizes) + spare, max_rows, weights)
     expected = reference.segment_broadcast(y, offsets, weights)
@@ -325,7 +327,8 @@ def test_bad_weights(xp, shape, dtype):
 @pytest.mark.parametrize('n_nodes, n_channels', [((2, 1), 0), ((), 3)])
 @pytest.mark.parametrize('function', [segment_sum, segment_max, segment_broadcast])
 def test_empty_result_launches_nothing(place, function, n_nodes, n_channels):
-    indptr, indices = numpy.zeros(sum(n_nodes) + 1, 'i'), numpy.zeros(0, 'i')
+    indptr = numpy.zeros(sum(n_nodes) + 1, 'i')
+    indices = numpy.zeros(0, 'i')
     adj = place.put(BatchedCSR(indptr, indices, offsets_of(n_nodes)))
     n_in, n_out = adj.n_rows, adj.n_graphs
     if function is segment_broadcast:

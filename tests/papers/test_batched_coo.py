@@ -38,7 +38,8 @@ def test_from_csr_and_back(xp, name):
 
 @pytest.mark.parametrize('name', BATCHES)
 def test_order_of_entries_does_not_matter(xp, name):
-    csr, coo = BATCHES[name], coo_batch_on(name, xp, 'float64')
+    csr = BATCHES[name]
+    coo = coo_batch_on(name, xp, 'float64')
     assert (coo.max_rows, coo.max_cols, coo.max_nnz) == (csr.max_rows, csr.max_cols, csr.max_nnz)
     for matrix in (coo.to_scipy(), coo.to_csr().to_scipy()):
         numpy.testing.assert_allclose(matrix.toarray(), csr.to_scipy().toarray(), rtol=1e-15)
@@ -57,7 +58,8 @@ def test_entries_of_a_row_keep_their_order():
 
 
 def test_from_raw_arrays(xp):
-    ids, offsets = xp.array([[1, 3], [0, 0], [2, 4]], 'u1'), xp.array([0, 2, 2, 3])
+    ids = xp.array([[1, 3], [0, 0], [2, 4]], 'u1')
+    offsets = xp.array([0, 2, 2, 3])
     adj = BatchedCOO(ids, offsets, offsets, xp.array([1, 2, 3], 'f'), xp.array([0, 4, 4, 6]))
     assert adj.xp is xp and adj.ids.dtype == numpy.int32 and adj.ids.flags.c_contiguous
     assert (adj.n_graphs, adj.shape, adj.nnz) == (3, (3, 6), 3)
@@ -153,7 +155,8 @@ def test_too_large():
     with pytest.raises(ValueError, match=r'non-zeros: expected at most .* got 2147483648'):
         BatchedCOO(huge, numpy.array([0, 1]), numpy.array([0, 2**31]))
     with pytest.raises(ValueError, match='row_offsets: expected at most .* got 2147483648'):
-        rows, one = numpy.array([0, 2**31]), numpy.array([0, 1])
+        rows = numpy.array([0, 2**31])
+        one = numpy.array([0, 1])
         BatchedCOO(numpy.zeros((0, 2), int), rows, numpy.array([0, 0]), col_offsets=one)
 
 

@@ -61,7 +61,8 @@ def test_round_trip(xp, name, size, sort_rows):
 def test_slices(name, size, sort_rows):
     adj = BATCHES[name]
     sell = BatchedSELL(adj, size, sort_rows)
-    heights, offsets = numpy.diff(sell.slice_rows), set(adj.row_offsets.tolist())
+    heights = numpy.diff(sell.slice_rows)
+    offsets = set(adj.row_offsets.tolist())
     lengths = numpy.diff(adj.indptr)
     if sort_rows:
         for a, b in zip(adj.row_offsets[:-1], adj.row_offsets[1:]):
@@ -148,7 +149,8 @@ def test_repr_and_bytes(xp):
 
 def test_transpose_does_not_refer_back():
     sell = BatchedSELL(BATCHES['many'])
-    transpose, freed = sell.T, weakref.ref(sell)
+    transpose = sell.T
+    freed = weakref.ref(sell)
     del sell
     assert freed() is None and transpose.nnz
 

@@ -164,7 +164,8 @@ def test_st_shared_launch(max_rows, n_channels, max_nnz, itemsize):
     # Every column has a block; grid and block are within what CUDA allows.
     n_graphs, y, z = launch.grid
     assert n_graphs == 7 and y * z * n_columns >= n_channels and max(y, z) <= 65535
-    threads, lanes = launch.block[0], dict(launch.defines)['SUBWARP']
+    threads = launch.block[0]
+    lanes = dict(launch.defines)['SUBWARP']
     assert 32 <= threads <= 1024 and threads % 32 == 0 and lanes == policy.subwarp(n_columns)
     # A sub-warp for every entry of the largest matrix, or as many as a block has.
     assert threads == 1024 or threads // lanes >= max_nnz

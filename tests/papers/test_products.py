@@ -35,7 +35,8 @@ CONTAINERS = {
     **dict.fromkeys(launches.ST_ALGORITHMS, coo),
 }
 SWA = 'swa', 'swa_rows', 'swa_blocked'
-ST, ST_CASES = 'st', ('st_shared', 'st_blocked', 'st_global')
+ST = 'st'
+ST_CASES = ('st_shared', 'st_blocked', 'st_global')
 every_algorithm = pytest.mark.parametrize('algorithm', CONTAINERS)
 
 
@@ -47,9 +48,10 @@ def check(place, algorithm, adj, dtype, n_channels, values='own', with_residual=
     """adj: a BatchedCSR, or the container itself."""
     if type(adj) is BatchedCSR:
         adj = CONTAINERS[algorithm](adj.replace(data=None) if values == 'ones' else adj)
-    options = with_residual, trans
     values = 'given' if values == 'given' else 'own'
-    products.check_product(place, adj, dtype, n_channels, values, *options, multiply=by(algorithm))
+    products.check_product(
+        place, adj, dtype, n_channels, values, with_residual, trans, multiply=by(algorithm)
+    )
 
 
 def by(algorithm):
@@ -267,8 +269,12 @@ def test_partitions_of_a_wide_output(gpu, small_blocks):
 def corners(n_rows):
     """Return a batch of a tall graph, with entries in its corners, and a small one."""
     ids = [[n_rows - 1, 0], [0, n_rows - 1], [n_rows - 1, 0], [n_rows + 1, n_rows]]
-    offsets = numpy.array([0, n_rows, n_rows + 2]), numpy.array([0, 3, 4])
-    return BatchedCOO(numpy.array(ids), *offsets, numpy.array([1, 2, 3, 4], 'f'))
+    return BatchedCOO(
+        numpy.array(ids),
+        numpy.array([0, n_rows, n_rows + 2]),
+        numpy.array([0, 3, 4]),
+        numpy.array([1, 2, 3, 4], 'f'),
+    )
 
 
 @pytest.mark.parametrize(
@@ -317,7 +323,8 @@ def test_blocks_without_a_column_leave(gpu, monkeypatch):
 def test_atomics_are_declared(gpu):
     adj = batch('small', 'f')
     x = integers((adj.n_cols, 3), 'f')
-    there, x_there = gpu.put(coo(adj)), gpu.put(x)
+    there = gpu.put(coo(adj))
+    x_there = gpu.put(x)
     with chainer.using_config('warn_nondeterministic', True):
         with pytest.warns(UserWarning, match='non-deterministic .*atomicAdd in bspmm'):
             papers.bspmm(there, x_there)
@@ -431,7 +438,8 @@ def test_forced_kernel_that_does_not_fit(gpu, algorithm, n_rows, n_channels, mes
 
 
 def test_other_functions_want_csr():
-    adj, x = BatchedSELL(support.BATCHES['one graph']), numpy.ones((5, 2))
+    adj = BatchedSELL(support.BATCHES['one graph'])
+    x = numpy.ones((5, 2))
     for call in (lambda: functions.bsddmm(adj, x, x), lambda: functions.segment_sum(adj, x)):
         with pytest.raises(TypeError, match='adj: expected a BatchedCSR, got'):
             call()

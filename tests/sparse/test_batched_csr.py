@@ -66,7 +66,9 @@ def test_from_scipy_matrices(n_relations):
 
 @pytest.mark.parametrize('dtype', ['f', 'd'])
 def test_entries_of_a_scipy_matrix_at_one_place_keep_their_order(dtype):
-    row, column, data = [1, 0, 1, 0, 1], [1, 1, 0, 1, 1], numpy.array([5, 3, -0.0, 2, 4], dtype)
+    row = [1, 0, 1, 0, 1]
+    column = [1, 1, 0, 1, 1]
+    data = numpy.array([5, 3, -0.0, 2, 4], dtype)
     matrix = scipy.sparse.coo_matrix((data, (row, column)), (2, 2))
     adj = BatchedCSR.from_matrices([matrix, matrix])
     numpy.testing.assert_array_equal(adj.indptr, [0, 2, 5, 7, 10])
@@ -88,8 +90,7 @@ def test_from_padded_dense_batch(xp, n_relations):
 
 def test_from_raw_arrays(xp):
     arrays = map(xp.array, ([0, 2, 3], [0, 1, 2], [0, 1, 2]))
-    options = {'data': xp.array([1.0, 2.0, 3.0], 'f'), 'col_offsets': xp.array([0, 2, 3])}
-    adj = BatchedCSR(*arrays, **options)
+    adj = BatchedCSR(*arrays, data=xp.array([1.0, 2.0, 3.0], 'f'), col_offsets=xp.array([0, 2, 3]))
     assert adj.xp is xp and adj.shape == (2, 3) and adj.max_rows == 1 and adj.max_nnz == 2
     numpy.testing.assert_array_equal(adj.to_scipy().toarray(), [[1, 2, 0], [0, 0, 3]])
     empty = BatchedCSR(xp.array([0]), xp.array([], 'i'), xp.array([0]))
@@ -118,7 +119,8 @@ def test_symmetry_of_every_relation_is_found(n_relations):
     ):
         adj = BatchedCSR.from_matrices(given)
         assert adj.is_symmetric and (adj.T is adj) == (n_relations == 1)
-        rows, transpose = relation_rows(adj), adj.T
+        rows = relation_rows(adj)
+        transpose = adj.T
         assert transposed_rows(adj) is rows
         numpy.testing.assert_array_equal(rows.to_scipy().toarray(), transpose.to_scipy().toarray())
     almost = [m.copy() for m in symmetric]
@@ -328,8 +330,7 @@ def test_too_large():
     with pytest.raises(ValueError, match=message):
         BatchedCSR(numpy.array([0, 1]), huge, numpy.array([0, 1]))
     with pytest.raises(ValueError, match='nodes times relations: .* got 3000000000'):
-        arrays = numpy.zeros(4, 'i'), numpy.zeros(0, 'i'), numpy.array([0, 3])
-        BatchedCSR(*arrays, n_relations=10**9)
+        BatchedCSR(numpy.zeros(4, 'i'), numpy.zeros(0, 'i'), numpy.array([0, 3]), n_relations=10**9)
     n = 2500 * 10**6
     with pytest.raises(ValueError, match='nodes times relations: .* got 2500000000'):
         BatchedCSR.from_matrices([scipy.sparse.coo_matrix(([], ([], [])), shape=(n, n), dtype='f')])

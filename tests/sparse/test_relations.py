@@ -40,7 +40,8 @@ def test_one_relation_has_them_already():
 @pytest.mark.parametrize('name', ['four relations', 'unsorted values'])
 def test_rows_of_relations_of_batches(xp, name):
     adj = relation_batch_on(name, xp, 'float64')
-    rows, n = relation_rows(adj), adj.n_relations
+    rows = relation_rows(adj)
+    n = adj.n_relations
     expected = adj.to_scipy().toarray().reshape(adj.n_rows, -1, n).swapaxes(1, 2)
     expected = expected.reshape(adj.n_rows * n, -1)
     numpy.testing.assert_array_equal(rows.to_scipy().toarray(), expected)
@@ -119,11 +120,17 @@ def test_batches(gpu, name):
 
 def check_random(gpu, n_rows, most, spare):
     """Rows of fewer entries than `most`, in any order."""
-    rng, n_relations = numpy.random.RandomState(0), 3
+    rng = numpy.random.RandomState(0)
+    n_relations = 3
     counts = rng.randint(0, most, n_rows)
     columns = rng.randint(0, n_rows * n_relations, counts.sum())
-    arrays = offsets_of(counts), columns, numpy.array([0, n_rows]), integers(counts.sum(), 'f')
-    adj = BatchedCSR(*arrays, n_relations=n_relations)
+    adj = BatchedCSR(
+        offsets_of(counts),
+        columns,
+        numpy.array([0, n_rows]),
+        integers(counts.sum(), 'f'),
+        n_relations=n_relations,
+    )
     check(gpu, adj, spare)
     check(gpu, adj.replace(data=None), spare)
 

@@ -84,8 +84,10 @@ def test_derived_matrices(pair):
     assert_padded(spare.entry_rows(), adj.entry_rows())
     assert_padded(spare.T.entry_rows(), adj.T.entry_rows())
     # Spare entries stay where they are, with their values.
-    values, more = adj.xp.arange(1.0, spare.nnz + 1), numpy.arange(adj.nnz, spare.nnz)
-    other, of_other = with_values(spare, values), with_values(adj, values[: adj.nnz])
+    values = adj.xp.arange(1.0, spare.nnz + 1)
+    more = numpy.arange(adj.nnz, spare.nnz)
+    other = with_values(spare, values)
+    of_other = with_values(adj, values[: adj.nnz])
     for array, of, rest in (
         (spare.transpose_order, adj.transpose_order, more),
         (other.data, of_other.data, more + 1),
@@ -107,7 +109,8 @@ def test_derived_matrices(pair):
 def test_transpose_that_sorts(name, xp):
     """The path for graphs that are too large for a block."""
     for spare_rows, spare_nnz in SPARE:
-        adj, spare = batch_on(name, xp, 'd'), with_spare(BATCHES[name], spare_rows, spare_nnz, xp)
+        adj = batch_on(name, xp, 'd')
+        spare = with_spare(BATCHES[name], spare_rows, spare_nnz, xp)
         of_spare, of_adj = (
             list(map(cuda.to_cpu, build.transpose(xp, *of_matrix)))
             for of_matrix in (
@@ -176,7 +179,8 @@ def test_product(pair, with_data):
 
 def test_residual_of_spare_rows(pair):
     _, spare = pair
-    zeros, sevens = spare.xp.zeros((spare.n_cols, 2)), spare.xp.full((spare.n_rows, 2), 7.0)
+    zeros = spare.xp.zeros((spare.n_cols, 2))
+    sevens = spare.xp.full((spare.n_rows, 2), 7.0)
     y = functions.bspmm(spare, zeros, None, sevens).array
     assert (y == 7).all()
 
@@ -234,9 +238,15 @@ def test_attention(pair, within, concat_heads, dropout_ratio):
 
     def function(adj, *given):  # the generator of a step draws the same for both
         blas = types.SimpleNamespace(dot=lambda a, b: a.dot(b))
-        options = {'n_heads': 2, 'within': within, 'concat_heads': concat_heads}
         with under_way(Step(blas, 1, adj.xp.full(1, 2, numpy.uint64))):
-            return relation_attention(adj, *given, dropout_ratio=dropout_ratio, **options)
+            return relation_attention(
+                adj,
+                *given,
+                dropout_ratio=dropout_ratio,
+                n_heads=2,
+                within=within,
+                concat_heads=concat_heads,
+            )
 
     W = numpy.random.RandomState(1).uniform(-1, 1, (1, 6))
     check_function(pair, function, n_nodes, pair[0].n_relations * 2 * 3, W, numpy.ones(1))
@@ -254,7 +264,8 @@ def test_matrices_of_attention(pair, side_by_side):
 
 @pytest.mark.parametrize('activation', [chainer.functions.relu, chainer.functions.tanh])
 def test_modulated_messages(pair, activation):
-    rng, n_relations = numpy.random.RandomState(1), pair[0].n_relations
+    rng = numpy.random.RandomState(1)
+    n_relations = pair[0].n_relations
     W, W_g = (rng.uniform(-1, 1, (n * n_relations, 4)) for n in (3, 6))
     function = functools.partial(edge_film, activation=activation)
     check_function(pair, function, n_nodes, 4, W, W_g)

@@ -17,7 +17,10 @@ TOLERANCE = {'float16': 5e-4, 'float32': 1e-5, 'float64': 1e-14}
 
 def draw_as_chainer(monkeypatch):
     """Let dropout on a host keep the elements that ``chainer.functions.dropout`` keeps."""
-    drawn = lambda shape, ratio: numpy.random.rand(*shape) >= ratio  # NOQA: E731
+
+    def drawn(shape, ratio):
+        return numpy.random.rand(*shape) >= ratio
+
     monkeypatch.setattr(dropout, 'draw_kept', drawn)
 
 
@@ -102,7 +105,9 @@ def batches(seed=0):
         yield name, BatchedCSR.from_matrices([random_matrix(rng, n, **options) for n in sizes])
     yield 'no entries', BatchedCSR.from_matrices([numpy.zeros((n, n)) for n in (3, 2)])
     yield 'padded', BatchedCSR.from_matrices([random_matrix(rng, n) for n in sizes], 'padded')
-    indptr, indices, row_offsets = [0, 4, 4, 7], [1, 0, 1, 1, 2, 2, 2], [0, 2, 3]
+    indptr = [0, 4, 4, 7]
+    indices = [1, 0, 1, 1, 2, 2, 2]
+    row_offsets = [0, 2, 3]
     arrays = map(numpy.array, (indptr, indices, row_offsets))
     yield 'duplicates, unsorted', BatchedCSR(*arrays, data=rng.uniform(-1, 1, 7))
     arrays = map(numpy.array, ([0, 2, 3, 3], [0, 4, 6], [0, 1, 3]))

@@ -68,7 +68,8 @@ class Real:
     is_host = False
 
     def __init__(self, monkeypatch):
-        self.launched, self.names = [], set()
+        self.launched = []
+        self.names = set()
         poisoned(monkeypatch, cuda.cupy)
         load = kernels.load
 

@@ -10,7 +10,8 @@ def molecules(sizes=SIZES, kind='relations', n_relations=4, n_labels=3, seed=0):
     rng = numpy.random.RandomState(seed)
     examples = []
     for n in sizes:
-        atoms, adj = rng.randint(1, 20, n).astype('i'), adjacency(rng, n, kind, n_relations)
+        atoms = rng.randint(1, 20, n).astype('i')
+        adj = adjacency(rng, n, kind, n_relations)
         examples.append((atoms, adj, rng.uniform(-1, 1, n_labels).astype('f')))
     return examples
 

@@ -69,8 +69,17 @@ def new_case(model, options, kind, adjacency, n_relations=1, column=None, **give
     n_relations = given.get('n_edge_types', n_relations)
     sizes = EQUAL_SIZES if one_size else SIZES
     packed_sizes = EQUAL_SIZES if given.get('use_batch_norm') else sizes
-    inputs = adjacency, n_relations, column, sizes, packed_sizes, masked
-    return Case(model, options, functools.partial(kind, **given), *inputs)
+    return Case(
+        model,
+        options,
+        functools.partial(kind, **given),
+        adjacency,
+        n_relations,
+        column,
+        sizes,
+        packed_sizes,
+        masked,
+    )
 
 
 def _readout(mode, activation=None):
@@ -212,7 +221,8 @@ def _wrapper_cases():
     for wrapper, (net, bases) in nets.items():
         column = 'super' if wrapper == 'GWM' else 'labels'
         for base in bases:
-            name, adjacency = '%s_%s' % (base, wrapper), adjacencies.get(base, 'relations')
+            name = '%s_%s' % (base, wrapper)
+            adjacency = adjacencies.get(base, 'relations')
             n_relations = 4 if adjacency == 'relations' else 1
             for label, given in options[base].items():
                 given = dict({'out_dim': 5}, **given)

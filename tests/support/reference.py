@@ -59,7 +59,8 @@ def bsddmm(adj, u, v):
 
 def matrices(adj):
     """(R, n_rows, n_rows) of a batch with a column for each node and relation."""
-    dense, n_relations = adj.to_scipy().toarray(), adj.n_relations
+    dense = adj.to_scipy().toarray()
+    n_relations = adj.n_relations
     return numpy.stack([dense[:, r::n_relations] for r in range(n_relations)])
 
 
@@ -89,7 +90,8 @@ def edge_film(adj, messages, film, gy=None, activation=lambda z: numpy.maximum(z
     y, gmessages, gfilm = map(numpy.zeros, shapes)
     for entry, row, column in entries(adj):
         pair = row * n_relations + column % n_relations
-        gamma, beta = film[pair, :n_channels], film[pair, n_channels:]
+        gamma = film[pair, :n_channels]
+        beta = film[pair, n_channels:]
         z = gamma * messages[column] + beta
         y[row] += values[entry] * activation(z)
         if gy is not None:
@@ -170,7 +172,8 @@ def philox(counter, key):
     """
     c0, c1, c2, c3 = (numpy.asarray(word, numpy.uint64) for word in counter)
     key0, key1 = key
-    low, half = numpy.uint64(2**32 - 1), numpy.uint64(32)
+    low = numpy.uint64(2**32 - 1)
+    half = numpy.uint64(32)
     for _ in range(10):
         first, second = numpy.uint64(0xD2511F53) * c0, numpy.uint64(0xCD9E8D57) * c2
         c0, c1, c2, c3 = (

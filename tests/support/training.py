@@ -58,7 +58,8 @@ class Row(chainer.Chain):
 
     def __init__(self, function, predictor=None):
         super().__init__()
-        self.function, self.counter = function, 0
+        self.function = function
+        self.counter = 0
         with self.init_scope():
             self.inner = predictor or MODELS['RSGCN']()
 
@@ -131,7 +132,8 @@ def make_updater(
 
 def run(updater, n_steps):
     """Update; return what was reported, a list of dicts."""
-    reporter, reported = chainer.Reporter(), []
+    reporter = chainer.Reporter()
+    reported = []
     target = updater.get_optimizer('main').target
     reporter.add_observer('main', target)
     reporter.add_observers('main', target.namedlinks(skipself=True))

@@ -147,7 +147,8 @@ class HostStaging(buffers.Staging):
 
     def __init__(self, arrays, device):
         self.device = {name: numpy.zeros(*spec) for name, spec in arrays.items()}
-        arrays, n = self.device.items(), 2 * buffers.N_SLOTS
+        arrays = self.device.items()
+        n = 2 * buffers.N_SLOTS
         self._slots = [{name: array.copy() for name, array in arrays} for _ in range(n)]
         self._next = self._position = 0
         self._is_filled = False
@@ -197,7 +198,8 @@ class HostReports(reports.Reports):
         return self._row - 1
 
     def numbers(self):
-        kinds, row = enumerate(self._kinds), self._row - 1
+        kinds = enumerate(self._kinds)
+        row = self._row - 1
         return {name: self._rows[row, i : i + 1].view(t)[:1].reshape(()) for i, (name, t) in kinds}
 
 
@@ -289,7 +291,8 @@ def stand_in(monkeypatch):
         """Let the capturer that is made next be one of steps, if one is made."""
         reason = why_not(self)
         if reason is None:
-            others, of = driver.Capturer, weakref.proxy(self)
+            others = driver.Capturer
+            of = weakref.proxy(self)
 
             def capturer(device):
                 monkeypatch.setattr(driver, 'Capturer', others)
@@ -335,7 +338,8 @@ class PredictionGraphs(_Counting):
         return launch, result
 
     def outgoing(self, array):
-        values, is_waiting = array.copy(), True
+        values = array.copy()
+        is_waiting = True
         self.n_waiting += 1
         self.most_waiting = max(self.most_waiting, self.n_waiting)
 
@@ -407,7 +411,8 @@ class HostFlatGradients(flat_gradients.FlatGradients):
     def unpack(self):
         if self.has_sum and _tape.recorded is None:
             self._add_up()
-        total, flags = self._sum[self._n], self._sum[self._n + 1 :]
+        total = self._sum[self._n]
+        flags = self._sum[self._n + 1 :]
         given = read_at_capture(lambda: [param.grad for param in self._params()])()
         for (param, part), gradient in zip(self._parts(self._sum), given):
             param.grad = gradient
@@ -426,7 +431,10 @@ def with_ranks(monkeypatch, comm):
     """Let `GraphUpdater` take a communicator (any object) for one of NCCL, updates being fused."""
     fuse(monkeypatch)
     place = types.SimpleNamespace(empty=numpy.empty)
-    current = lambda: types.SimpleNamespace(synchronize=lambda: None)  # NOQA: E731
+
+    def current():
+        return types.SimpleNamespace(synchronize=lambda: None)
+
     place.cuda = types.SimpleNamespace(alloc_pinned_memory=bytearray, get_current_stream=current)
     monkeypatch.setattr(flat_gradients, 'cuda', types.SimpleNamespace(cupy=place))
     monkeypatch.setattr(step_driver, 'FlatGradients', HostFlatGradients)

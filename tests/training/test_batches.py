@@ -68,7 +68,8 @@ def state_of(iterator):
 @pytest.mark.parametrize('options', ITERATORS)
 @pytest.mark.parametrize('name', DATA_SETS)
 def test_the_same_molecules_and_states(dataset, name, options):
-    part, actual = DATA_SETS[name](dataset), []
+    part = DATA_SETS[name](dataset)
+    actual = []
     for take in (SerialIterator.next, lambda iterator: Examples().next(iterator, CONVERTER)):
         numpy.random.seed(0)
         iterator = SerialIterator(part, **ITERATORS[options])
@@ -211,9 +212,11 @@ def test_training_is_the_same_to_the_bit(there, graphs, layout, n_molecules):
 
 def test_the_only_molecule_is_copied_once(there, graphs, monkeypatch, noted):
     monkeypatch.setattr(device_dataset, 'gather_batch', lambda *_: pytest.fail('by one warp'))
-    calls, options = noted(DeviceBatch, 'fill'), {'converter': CSRConverter('packed')}
+    calls = noted(DeviceBatch, 'fill')
     examples = to_sparse(molecules(1))
-    updater = make_updater(GraphUpdater, there, make_model(), examples, batch_size=1, **options)
+    updater = make_updater(
+        GraphUpdater, there, make_model(), examples, batch_size=1, converter=CSRConverter('packed')
+    )
     run(updater, 6)
     (program,) = updater._driver.programs.values()
     assert program.is_captured and len(calls) == 1
@@ -261,7 +264,8 @@ def test_two_data_sets_on_the_device(gpu, monkeypatch):
 
 @pytest.mark.gpu
 def test_columns_of_nodes_with_a_data_set_on_the_device():
-    device, converter = chainer.get_device('@cupy:0'), CSRConverter(n_node_columns=1)
+    device = chainer.get_device('@cupy:0')
+    converter = CSRConverter(n_node_columns=1)
     dataset = DeviceDataset(same_molecules(), device)
     updater = make_updater(GraphUpdater, device, examples=dataset, converter=converter)
     with pytest.raises(ValueError, match='expected dense examples with n_node_columns = 1'):

@@ -194,8 +194,11 @@ def looks(noted):
 
 
 def trained(kind, device, out, change, make_dataset=chainer_bspmm.dataset.to_sparse):
-    doubled = lambda link, *batch: three_columns(link, *batch) * (1.0 + link.counter)  # NOQA: E731
-    examples, model = make_dataset(same_molecules()), without_dropout(small_model(doubled))
+    def doubled(link, *batch):
+        return three_columns(link, *batch) * (1.0 + link.counter)
+
+    examples = make_dataset(same_molecules())
+    model = without_dropout(small_model(doubled))
     updater = make_updater(kind, device, model, examples, optimizers.SGD(0.01))
     trainer = make_trainer(updater, out, 60)
     trainer.extend(extensions.LogReport(trigger=(7, 'iteration')))

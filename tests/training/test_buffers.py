@@ -33,7 +33,8 @@ def test_needs():
 
 def test_two_sizes_hold_the_batches_of_a_data_set(sizes):
     capacities = Capacities(64, sizes, 2 * sizes, needs(sizes, 2 * sizes, 30))
-    rng, taken = numpy.random.RandomState(1), []
+    rng = numpy.random.RandomState(1)
+    taken = []
     for _ in range(1000):
         batch = rng.choice(sizes, 64, replace=False)
         need = needs(batch, 2 * batch, 30)
@@ -286,7 +287,8 @@ def test_symmetric_batches_have_a_form_of_their_own():
 
 @pytest.mark.parametrize('layout, more', [('packed', 0), ('folded', 1)])
 def test_a_folded_molecule_has_a_row_more(layout, more):
-    data_set, convert = to_sparse(examples(400)), CSRConverter(layout)
+    data_set = to_sparse(examples(400))
+    convert = CSRConverter(layout)
     found = batches.capacities(data_set, BATCH, layout)
     batch = batches.batch_of(data_set[:BATCH], convert, None)
     capacity = found.of(batch.need)
@@ -297,7 +299,8 @@ def test_a_folded_molecule_has_a_row_more(layout, more):
 
 def test_layouts_have_sizes_of_their_own():
     """A padded batch has more rows; packed ones after it do not get them as well."""
-    data_set, programs = to_sparse(examples(400)), Programs('step')
+    data_set = to_sparse(examples(400))
+    programs = Programs('step')
     rows = {}
     for layout in ('padded', 'folded', 'packed'):
         batch = batches.batch_of(data_set[:100], CSRConverter(layout), None)

@@ -83,7 +83,8 @@ def test_same_numbers_as_eager(device, prediction_graphs, no_causes, where):
 def test_predictions_are_collected(device, prediction_graphs, no_causes, kind):
     is_score = kind is R2ScoreEvaluator
     dataset = molecules(len(VALIDATION), seed=1, classes=not is_score)
-    model, seen = on(device, make_model(classes=not is_score)), []
+    model = on(device, make_model(classes=not is_score))
+    seen = []
     options = {} if is_score else {'ignore_labels': -1}
     if kind is BatchEvaluator:
 
@@ -201,7 +202,8 @@ def test_what_is_watched_leads_to_a_new_capture(device, prediction_graphs, no_ca
 def test_a_change_by_a_checked_replay_is_seen_by_the_next(device, prediction_graphs, monkeypatch):
     """The model itself runs, too, for the check."""
     monkeypatch.setattr(Program, 'n_first_checks', 16)
-    model, late = on(device, small_model(factor=1.0)), types.SimpleNamespace(factor=1.0)
+    model = on(device, small_model(factor=1.0))
+    late = types.SimpleNamespace(factor=1.0)
 
     def forward(link, atoms, adj):
         y = link.inner(atoms, adj)[:, :3] * link.factor
@@ -288,7 +290,8 @@ def test_the_loss_of_the_step_stays(device, prediction_graphs):
 
 
 def test_eval_hook_and_an_iterator_of_another_class(device, prediction_graphs, no_causes):
-    model, called = on(device, make_model()), []
+    model = on(device, make_model())
+    called = []
     own, theirs = (make(device, model, eval_hook=called.append) for _ in range(2))
     kind = type('Iterator', (SerialIterator,), {})
     iterator = kind(VALIDATION, BATCH, repeat=False, shuffle=False)

@@ -47,8 +47,9 @@ def expected_of(model, data, postprocess_fn=None):
         return model.predictor(atoms, adj)
 
     with chainer.no_backprop_mode(), chainer.using_config('train', False):
-        given = data, predictor, 1, chainer_bspmm.concat_mols
-        return model._forward(*given, postprocess_fn=postprocess_fn)
+        return model._forward(
+            data, predictor, 1, chainer_bspmm.concat_mols, postprocess_fn=postprocess_fn
+        )
 
 
 def collected(predictions):
@@ -78,7 +79,8 @@ def children():
 def test_as_each_molecule_alone(device, prediction_graphs, name, no_warnings):
     model = model_of(device, name)
     examples = molecules(83, RELATIONS.get(name, 1))
-    data, converter = to_sparse(examples[::-1])[::-1], chainer_bspmm.CSRConverter('packed')
+    data = to_sparse(examples[::-1])[::-1]
+    converter = chainer_bspmm.CSRConverter('packed')
     parts = list(captured_predict(model, data, device, batch_size=8, converter=converter))
     assert [len(part.index) for part in parts] == [8] * 10 + [3]
     assert all(type(part.values) is numpy.ndarray for part in parts)  # of their own
@@ -101,7 +103,8 @@ def test_padded_batches_of_growing_molecules_share_graphs(device, prediction_gra
 
 @pytest.mark.parametrize('trained_with', [None, ('packed', None), ('folded', 20)])
 def test_the_layout_of_the_training(device, prediction_graphs, trained_with, no_warnings):
-    model, examples = model_of(device, 'GGNN'), molecules(40, 4)
+    model = model_of(device, 'GGNN')
+    examples = molecules(40, 4)
     model.predictor.graph_conv.trained_with = trained_with
     layout, padded_to = trained_with or ('folded', None)
     converter = chainer_bspmm.CSRConverter(layout, padded_to)
@@ -117,7 +120,8 @@ def test_the_layout_of_the_training(device, prediction_graphs, trained_with, no_
 @pytest.mark.gpu
 def test_a_data_set_on_the_gpu(no_warnings):
     device = chainer.get_device('@cupy:0')
-    model, examples = model_of(device), molecules(200)
+    model = model_of(device)
+    examples = molecules(200)
     data = DeviceDataset(examples, 0)
     for part, order in ((data, slice(None)), (data[50:170], slice(50, 170))):
         _, values, _ = collected(captured_predict(model, part, batch_size=16))
@@ -126,7 +130,8 @@ def test_a_data_set_on_the_gpu(no_warnings):
 
 def test_on_the_cpu(no_warnings):
     """A model may give the same array every time."""
-    model, examples = model_of(HOST), molecules(24)
+    model = model_of(HOST)
+    examples = molecules(24)
     scores = numpy.zeros(8, 'f')
 
     def predict(atoms, adj):
@@ -141,7 +146,8 @@ def test_on_the_cpu(no_warnings):
 
 
 def test_two_at_once(device, prediction_graphs, no_warnings):
-    model, data = model_of(device), to_sparse(molecules(160))
+    model = model_of(device)
+    data = to_sparse(molecules(160))
     parts = (data[:80], data[80:])
     both = zip(*(captured_predict(model, part, batch_size=8) for part in parts))
     for part, actual in zip(parts, zip(*both)):
@@ -150,7 +156,8 @@ def test_two_at_once(device, prediction_graphs, no_warnings):
 
 def test_configuration_of_the_caller(device, prediction_graphs):
     """Between batches it is the caller's, who may train."""
-    model, data = model_of(device), to_sparse(molecules(64))
+    model = model_of(device)
+    data = to_sparse(molecules(64))
     current = cuda.cupy.cuda.get_current_stream().ptr if device.xp is not numpy else None
     for _ in captured_predict(model, data, batch_size=8):
         assert chainer.config.train and chainer.config.enable_backprop
@@ -188,7 +195,8 @@ def test_an_attribute_that_changes(device, prediction_graphs, no_warnings):
 
 
 def test_classifier_and_postprocessing(device, prediction_graphs):
-    model, examples = model_of(device, classes=True), molecules(40, classes=True)
+    model = model_of(device, classes=True)
+    examples = molecules(40, classes=True)
     data = to_sparse(examples)
     softmax, sigmoid, identity = functions.softmax, functions.sigmoid, functions.identity
     for given, fn in ((None, softmax), (sigmoid, sigmoid), (identity, None)):
@@ -258,7 +266,10 @@ def test_a_dense_model(device, prediction_graphs):
     model.to_device(device)
     with pytest.warns(UserWarning, match='predicts eagerly: converter: expected a tuple'):
         values = values_of(model, examples, converter=dense_concat_mols)
-    inputs = lambda batch, device: dense_concat_mols(batch, device)[:2]  # NOQA: E731
+
+    def inputs(batch, device):
+        return dense_concat_mols(batch, device)[:2]
+
     expected = model.predict(examples, batchsize=8, converter=inputs)
     assert relative_error(values, expected) < 1e-5
 
@@ -298,9 +309,12 @@ def test_smiles(device, prediction_graphs, n_processes):
     model, smiles = model_of(device), SMILES * 60  # several chunks
     parsed = from_smiles(smiles, 'rsgcn', n_processes=1)
     words = "180 of 600 SMILES could not be used, the first, at position 4: 'C1CC'"
-    options = {'batch_size': 16, 'method': 'rsgcn', 'n_processes': n_processes}
     with pytest.warns(UserWarning, match=words):
-        parts = list(captured_predict(model, iter(smiles), **options))
+        parts = list(
+            captured_predict(
+                model, iter(smiles), batch_size=16, method='rsgcn', n_processes=n_processes
+            )
+        )
     index, values, failures = collected(parts)
     assert {len(part.index) for part in parts[:-1]} == {16}
     numpy.testing.assert_array_equal(index, parsed.kept)
@@ -330,8 +344,9 @@ def test_smiles_none_of_which_can_be_used():
 def test_failures_alone_do_not_wait_for_a_full_batch():
     pytest.importorskip('rdkit')
     model = model_of(HOST)
-    options = {'method': 'rsgcn', 'batch_size': 500, 'n_processes': 1}
-    predictions = captured_predict(model, itertools.repeat('x'), **options)
+    predictions = captured_predict(
+        model, itertools.repeat('x'), method='rsgcn', batch_size=500, n_processes=1
+    )
     positions = [failure.position for _ in range(2) for failure in next(predictions).failures]
     assert positions == list(range(1000))
 
@@ -387,7 +402,8 @@ def test_left_in_the_middle(monkeypatch, children):
     """Nothing is on its way any more, and graphs, memory and processes are gone."""
     pytest.importorskip('rdkit')
     graphs = host_graphs.stand_in_for_prediction(monkeypatch)
-    model, options = model_of(HOST), {'method': 'rsgcn', 'batch_size': 100, 'n_processes': 2}
+    model = model_of(HOST)
+    options = {'method': 'rsgcn', 'batch_size': 100, 'n_processes': 2}
 
     def predictions():
         return captured_predict(model, itertools.repeat('CCO'), **options)
@@ -421,8 +437,9 @@ def test_smiles_without_end():
     model = model_of(HOST)
     for n_processes in (1, 2):
         n_read = 0
-        options = {'method': 'rsgcn', 'batch_size': 100, 'n_processes': n_processes}
-        predictions = captured_predict(model, endless(), **options)
+        predictions = captured_predict(
+            model, endless(), method='rsgcn', batch_size=100, n_processes=n_processes
+        )
         got = [next(predictions).index]
         n_chunks = 1 if n_processes == 1 else n_processes * parsing.CHUNKS_AHEAD
         assert n_read == parsing.CHUNK * n_chunks
@@ -439,7 +456,8 @@ def test_no_molecules(device, prediction_graphs):
 
 
 def test_wrong_arguments():
-    model, examples = model_of(HOST), molecules(4)
+    model = model_of(HOST)
+    examples = molecules(4)
     for words, error, call in (
         ("one of Chainer Chemistry's", TypeError, dict(data=['C'], method='schnet')),
         ('got one string', TypeError, dict(data='CCO', method='rsgcn')),
@@ -465,7 +483,8 @@ def test_another_device():
 def test_memory_is_given_back():
     """After a run, and after one that was left in the middle."""
     device = chainer.get_device('@cupy:0')
-    model, data = model_of(device), DeviceDataset(molecules(400), 0)
+    model = model_of(device)
+    data = DeviceDataset(molecules(400), 0)
     pool = cuda.cupy.get_default_memory_pool()
     collected(captured_predict(model, data, batch_size=16))  # compiles
     pool.free_all_blocks()
@@ -484,7 +503,8 @@ def test_memory_is_given_back():
 def test_on_streams_in_turn():
     cupy = cuda.cupy
     device = chainer.get_device('@cupy:0')
-    model, examples = model_of(device), molecules(200)
+    model = model_of(device)
+    examples = molecules(200)
     expected = expected_of(model, examples)
     predictions = captured_predict(model, DeviceDataset(examples, 0), batch_size=8)
     cupy.cuda.Device(0).synchronize()

@@ -56,7 +56,10 @@ def matmul(**options):
     return lambda a, b: functions.matmul(a, b, **options)
 
 
-linear_grad_weight = lambda given: LinearGradWeight(given[0].dtype).apply(given)  # NOQA: E731
+def linear_grad_weight(given):
+    return LinearGradWeight(given[0].dtype).apply(given)
+
+
 # name -> (function, shapes of the inputs)
 CASES: dict[str, tuple] = {
     'linear': (functions.linear, [(5, 7), (3, 7), (3,)]),
@@ -312,7 +315,9 @@ def with_nan(score, **options):
     return metric
 
 
-accuracy, softmax_loss, scores = functions.accuracy, functions.softmax_cross_entropy, [(9, 4)]
+accuracy = functions.accuracy
+softmax_loss = functions.softmax_cross_entropy
+scores = [(9, 4)]
 # What CuPy would send something from the host for, or ask the device for a count.
 COPIES = {
     'concat of nine': (lambda *xs: functions.concat(xs, axis=1), [(5, n) for n in range(9)]),
@@ -358,7 +363,8 @@ def test_what_would_copy(xp, a_step, name, dtype):
     with chainer_nodes.under_way(a_step):
         actual = output_and_gradients(function, arrays)
         if xp is not numpy:
-            gpu, again = Capturer(chainer.get_device('@cupy:0')), output_and_gradients
+            gpu = Capturer(chainer.get_device('@cupy:0'))
+            again = output_and_gradients
             replay, actual = gpu.capture(lambda: again(function, arrays))
             replay()
     assert_alike(actual, expected, BOUNDS[dtype])
@@ -382,7 +388,8 @@ def test_a_step_does_without_cudnn():
 
 def test_dropout(xp, a_step):
     """In a step it draws what the step's seed, number and layers say; outside, as ever."""
-    a_step.seed, a_step.counter = 5, xp.full(1, 9, numpy.uint64)
+    a_step.seed = 5
+    a_step.counter = xp.full(1, 9, numpy.uint64)
     with chainer_nodes.under_way(a_step):
         for layer in range(2):
             x = chainer.Variable(xp.ones((4, 3), 'f'))

@@ -33,7 +33,8 @@ SIZES = (5, 1, 8, 3, 2, 6, 4, 1, 7, 5, 3, 2, 8, 8, 4, 8)  # two batches
 LAYOUTS = 'packed', 'folded', 'padded'
 
 # What joins more arrays than CuPy does without a table from the host.
-RELATIONS, HEADS = {'adjacency': 'relations'}, {'n_edge_types': 2, 'n_heads': 9}
+RELATIONS = {'adjacency': 'relations'}
+HEADS = {'n_edge_types': 2, 'n_heads': 9}
 NINE = tuple(
     parity.new_case(name, 'nine ' + what, getattr(models, name), out_dim=3, **given)
     for name, what, given in (
@@ -50,7 +51,8 @@ def cases(chosen, quick=LAYOUTS, without='-'):
 
     without: what has this, a regular expression, in its name is slow.
     """
-    defaults, params = tuple(parity.DEFAULTS.values()), []
+    defaults = tuple(parity.DEFAULTS.values())
+    params = []
     for case, layout in itertools.product(chosen, LAYOUTS):
         is_quick = case in defaults and layout in quick and not re.search(without, case.model)
         name = '%s, %s, %s' % (case.model, case.options, layout)
@@ -122,15 +124,18 @@ def test_lists_of_edges(device, monkeypatch, no_causes, kind, n_edge_types):
 
 @cases(parity.CASES + NINE, quick=('packed', 'folded'))
 def test_prediction(device, prediction_graphs, no_causes, case, layout):
-    model, examples = make(case), examples_of(case)[:8]
+    model = make(case)
+    examples = examples_of(case)[:8]
     examples = 2 * (examples + examples[::-1])  # batches of one layout
     model.to_device(device)
-    converter, n_inputs = converter_for(case, layout), 2 + (case.column is not None)
+    converter = converter_for(case, layout)
+    n_inputs = 2 + (case.column is not None)
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         batches = [converter(examples[i : i + 8], device)[:n_inputs] for i in range(0, 32, 8)]
         expected = [cuda.to_cpu(model(*batch).array) for batch in batches]
-    options = {'batch_size': 8, 'converter': converter, 'n_inputs': n_inputs}
-    batches = captured_predict(model, examples, **options)
+    batches = captured_predict(
+        model, examples, batch_size=8, converter=converter, n_inputs=n_inputs
+    )
     found = [batch.values for batch in batches]
     assert prediction_graphs.n_launches == 3
     assert relative_error(numpy.concatenate(found), numpy.concatenate(expected)) < 1e-5
@@ -145,7 +150,10 @@ def test_dtypes(device, monkeypatch, no_causes, case, layout, dtype):
     dtype = DTYPES[dtype]
     with chainer.using_config('dtype', dtype):
         in_dtype = chainer.get_dtype(dtype)
-        cast = lambda x: x.astype(in_dtype) if x.dtype.kind == 'f' else x  # NOQA: E731
+
+        def cast(x):
+            return x.astype(in_dtype) if x.dtype.kind == 'f' else x
+
         examples = [tuple(map(cast, example)) for example in examples_of(case)]
         bound = 1e-12 if in_dtype == 'd' else 3e-2
         check_training(device, monkeypatch, case, layout, examples, bound)
@@ -158,8 +166,13 @@ def test_dropout(device, graphs, no_causes, case, layout):
     if not any(getattr(link, 'dropout_ratio', 0) for link in predictor.links()):
         pytest.skip('no dropout')
     model = Regressor(predictor, lossfun=functions.mean_squared_error)
-    options = {'examples': examples_of(case), 'converter': converter_for(case, layout)}
-    updater = make_updater(GraphUpdater, device, model, **options)
+    updater = make_updater(
+        GraphUpdater,
+        device,
+        model,
+        examples=examples_of(case),
+        converter=converter_for(case, layout),
+    )
     run(updater, 5)
     assert is_captured(updater)
 

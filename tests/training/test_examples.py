@@ -49,7 +49,8 @@ def tuples(actual=None):
 
 def of_one_size(n=5, m=6):
     rng = numpy.random.RandomState(2)
-    atoms, adj = rng.randint(1, 9, (m, n)).astype('i'), rng.uniform(size=(m, n, n)) < 0.4
+    atoms = rng.randint(1, 9, (m, n)).astype('i')
+    adj = rng.uniform(size=(m, n, n)) < 0.4
     return NumpyTupleDataset(atoms, adj.astype('f'), rng.uniform(size=(m, 1)).astype('f'))
 
 
@@ -73,7 +74,9 @@ if type(numpy.frombuffer(bytearray(1), 'b').base) is memoryview:  # not with Num
 @pytest.mark.parametrize('converter', [CONVERTER, CSRConverter('packed'), CSRConverter('padded')])
 @pytest.mark.parametrize('name', KEPT)
 def test_the_same_batches(name, converter):
-    dataset, taken, actual = KEPT[name](), Examples(), []
+    dataset = KEPT[name]()
+    taken = Examples()
+    actual = []
     for take in (lambda iterator: taken.next(iterator, converter), SerialIterator.next):
         numpy.random.seed(0)
         iterator = SerialIterator(dataset, 3)
@@ -149,7 +152,10 @@ def test_iterators_and_converters_that_are_not_ours(locked):
 
 def test_padding_that_may_be_atoms(locked):
     """A packed batch of these is an error or not by the batch: as before."""
-    padded = lambda adj: numpy.pad(adj, ((0, 0), (0, 1), (0, 1)))  # NOQA: E731
+
+    def padded(adj):
+        return numpy.pad(adj, ((0, 0), (0, 1), (0, 1)))
+
     zero = numpy.int32(0)
     actual = [(numpy.append(atoms, zero), padded(adj), label) for atoms, adj, label in examples()]
     assert type(Examples().next(SerialIterator(actual, 3), CSRConverter('packed'))) is list
@@ -190,7 +196,8 @@ def test_the_owner_of_a_view_is_locked_too():
     """And a column of arrays."""
     owner = numpy.random.RandomState(0).randint(1, 9, (6, 5)).astype('i')
     _, adj, labels = of_one_size()._datasets
-    actual, dataset = list(zip(owner, adj, labels)), tuples()
+    actual = list(zip(owner, adj, labels))
+    dataset = tuples()
     taken, other = opened(actual), opened(dataset)
     column = dataset._datasets[1]
     for array, item in ((owner, 0), (adj, 0), (labels, 0), (column, column[1])):
@@ -225,7 +232,8 @@ REPLACE = {
 
 @pytest.mark.parametrize('name', REPLACE)
 def test_what_is_replaced_between_batches(name):
-    dataset, taken = KEPT[name](), Examples()
+    dataset = KEPT[name]()
+    taken = Examples()
     iterator = SerialIterator(dataset, len(dataset), shuffle=False)
     assert type(taken.next(iterator, CONVERTER)) is Selection
     REPLACE[name](dataset)
@@ -234,7 +242,8 @@ def test_what_is_replaced_between_batches(name):
 
 def test_an_item_that_is_replaced_long_before_it_is_read():
     actual = examples()
-    taken, iterator = Examples(), SerialIterator(actual, 2, shuffle=False)
+    taken = Examples()
+    iterator = SerialIterator(actual, 2, shuffle=False)
     assert type(taken.next(iterator, CONVERTER)) is Selection
     actual[8] = actual[9]
     for is_known, kind in ((False, Selection), (True, list), (True, list)):
@@ -255,7 +264,8 @@ def test_items_that_a_sampler_replaces():
 
 
 def test_another_data_set_of_the_iterator(locked):
-    taken, iterator = Examples(), SerialIterator(tuples(), 3, shuffle=False)
+    taken = Examples()
+    iterator = SerialIterator(tuples(), 3, shuffle=False)
     taken.next(iterator, CONVERTER)
     iterator.dataset = tuples(examples()[::-1])
     actual = taken.next(iterator, CONVERTER)
@@ -268,7 +278,8 @@ def test_another_data_set_of_the_iterator(locked):
 def test_arrays_that_are_shared_or_were_read_only():
     actual = examples()
     actual[0][0].flags.writeable = False
-    one, two = opened(actual), opened(actual[:5])
+    one = opened(actual)
+    two = opened(actual[:5])
     one.close()
     with pytest.raises(ValueError, match='read-only'):
         actual[1][1][...] = 0
@@ -281,7 +292,8 @@ def test_arrays_that_are_shared_or_were_read_only():
 def test_views_of_one_array_in_two_trainings(locked):
     labels = numpy.random.RandomState(0).uniform(size=(len(SIZES), 2)).astype('f')
     actual = [(*example[:2], label) for example, label in zip(examples(), labels)]
-    one, two = opened(actual[:5]), opened(actual[5:])
+    one = opened(actual[:5])
+    two = opened(actual[5:])
     one.close()
     with pytest.raises(ValueError, match='read-only'):
         actual[0][2][...] = 0  # a view of what the other still locks
@@ -313,7 +325,8 @@ def test_an_interrupt_while_it_is_converted(monkeypatch, locked):
 
 def test_data_sets_that_take_turns(locked):
     """They are converted a few times, then batch by batch; one that comes back at once, once."""
-    taken, iterators = Examples(), [SerialIterator(examples(), 3) for _ in range(2)]
+    taken = Examples()
+    iterators = [SerialIterator(examples(), 3) for _ in range(2)]
     kinds = [type(taken.next(iterators[i % 2], CONVERTER)) for i in range(9)]
     assert kinds == [Selection] * 4 + [list] * 5
     taken.close()
@@ -336,7 +349,10 @@ def test_samplers_that_count_from_the_end(make, number):
     else:
         with pytest.raises(IndexError):
             Examples().next(iterator, CONVERTER)
-    sampler = lambda order, position: list(range(len(order)))  # NOQA: E731
+
+    def sampler(order, position):
+        return list(range(len(order)))
+
     iterator = SerialIterator(found, 3, shuffle=None, order_sampler=sampler)
     assert type(Examples().next(iterator, CONVERTER)) is Selection
     split = SubDataset(found, 0, 4, numpy.arange(len(found)) - 2)  # of molecules -2, -1, 0, 1

@@ -125,7 +125,8 @@ def test_what_is_refused(change, culprit):
 
 @pytest.mark.parametrize('make', OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_advance_over_steps_with_a_schedule(make):
-    decay, hard = hooks.WeightDecay(0.1), hooks.GradientHardClipping(-2, 3)
+    decay = hooks.WeightDecay(0.1)
+    hard = hooks.GradientHardClipping(-2, 3)
     optimizer = optimizer_of(make, add_hooks=(decay, hard))
     plain = optimizer_of(make)
     rate = 'lr' if 'lr' in optimizer.hyperparam.__dict__ else 'alpha'

@@ -28,7 +28,8 @@ def parameter(device, shape, dtype='float32'):
 
 
 def test_what_has_a_gradient_or_is_no_scalar_keeps_it(device):
-    one, param = step_program.SeedGradient(device), parameter(device, (3,))
+    one = step_program.SeedGradient(device)
+    param = parameter(device, (3,))
     loss = functions.sum(param)
     loss.grad = grad = device.xp.full((), 5, 'f')
     one.set(loss)
@@ -40,7 +41,8 @@ def test_what_has_a_gradient_or_is_no_scalar_keeps_it(device):
 @pytest.mark.parametrize('shape', [(), (1,), (2, 3)])
 def test_hooks_may_change_gradients(device, shape):
     """Those of parameters that are added to the loss are the 1 itself, or a view of it."""
-    one, param = step_program.SeedGradient(device), parameter(device, shape)
+    one = step_program.SeedGradient(device)
+    param = parameter(device, shape)
     other = parameter(device, shape)
     loss = functions.sum(param) + functions.sum(2 * other)
     one.set(loss)
@@ -57,7 +59,10 @@ def test_zeros_of_what_has_no_gradient(device):
     params += [parameter(device, (3,), 'float64'), parameter(device, (2,), 'float16')]
     params[2].grad = saved = device.xp.ones(4, 'f')
     step_program.zero_missing(params)
-    address = lambda a: a.ctypes.data if device.xp is numpy else a.data.ptr  # NOQA: E731
+
+    def address(a):
+        return a.ctypes.data if device.xp is numpy else a.data.ptr
+
     first, second = (address(param.grad) for param in params[:2])
     assert second - first == step_program.VECTOR_BYTES
     for param in params:
@@ -76,7 +81,8 @@ class Shifted(chainer.Chain):
     def __init__(self):
         super().__init__()
         with self.init_scope():
-            self.inner, self.shift = small_model(), chainer.Parameter(numpy.ones((), 'f'))
+            self.inner = small_model()
+            self.shift = chainer.Parameter(numpy.ones((), 'f'))
 
     def forward(self, *batch):
         return self.inner(*batch) + self.shift
@@ -85,7 +91,8 @@ class Shifted(chainer.Chain):
 def test_hooks_change_gradients_of_one_step_only(device, graphs):
     actual = []
     for kind in (GraphUpdater, StandardUpdater):
-        sgd, decay = optimizers.SGD(0.01), [optimizer_hooks.WeightDecay(0.5)]
+        sgd = optimizers.SGD(0.01)
+        decay = [optimizer_hooks.WeightDecay(0.5)]
         updater = make_updater(kind, device, Shifted(), same_molecules(), sgd, decay)
         run(updater, 4)
         actual.append(parameters(updater)['/shift'])
@@ -147,7 +154,8 @@ def launches(monkeypatch):
 @pytest.mark.parametrize('is_read', [False, True])
 def test_sums_of_a_step(launches, noted, is_read):
     """Only where nothing reads them before."""
-    found, programs = [], noted(step_program.StepProgram, 'capture', of=lambda program: program)
+    found = []
+    programs = noted(step_program.StepProgram, 'capture', of=lambda program: program)
     for kind in (GraphUpdater, StandardUpdater):
         sgd = optimizers.SGD(0.1)
         updater = make_updater(kind, HOST, Model(is_read), same_molecules(), sgd)

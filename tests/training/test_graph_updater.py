@@ -53,7 +53,8 @@ def test_captured_as_eager_to_the_bit(device, graphs, name, monkeypatch):
 @pytest.mark.parametrize('name', ('RSGCN', 'GGNN'))
 def test_kernels_are_compiled_together(device, graphs, name, monkeypatch):
     """By other threads, before the first step and after parameters were made that were missing."""
-    compile_one, in_threads = kernels._compiled, {}
+    compile_one = kernels._compiled
+    in_threads = {}
 
     def noted(*key):
         in_threads.setdefault(key, threading.current_thread() is not threading.main_thread())
@@ -84,7 +85,9 @@ def test_reports_keep_their_values(device, graphs, monkeypatch):
         return loss
 
     updater.loss_func = loss_func
-    reporter, saved, seen = chainer.Reporter(), [], []
+    reporter = chainer.Reporter()
+    saved = []
+    seen = []
     reporter.add_observer('main', model)
     for _ in range(40):
         observation = {}
@@ -109,11 +112,13 @@ def test_numbers_of_a_fused_update(device, graphs, fused):
     capturers = []
 
     def make(kind):
-        model, sgd = without_dropout(make_model()), optimizers.SGD(0.009)
+        model = without_dropout(make_model())
+        sgd = optimizers.SGD(0.009)
         return make_updater(kind, device, model, optimizer=sgd)
 
     def change(updater):
-        optimizer, n_steps = updater.get_optimizer('main'), updater.iteration
+        optimizer = updater.get_optimizer('main')
+        n_steps = updater.iteration
         if isinstance(updater, GraphUpdater):
             capturers.append(updater._driver.capturer)
         optimizer.lr *= 0.9
@@ -172,7 +177,8 @@ def test_an_interrupted_step_counts_if_it_was_done(monkeypatch, n_steps, owner, 
         model(*chainer_bspmm.concat_mols(same_molecules()))  # makes all parameters
     updater = make_updater(GraphUpdater, HOST, model, same_molecules(), optimizer)
     run(updater, n_steps)
-    before, t = copies(optimizer.target), optimizer.t
+    before = copies(optimizer.target)
+    t = optimizer.t
     actual = getattr(owner, name)
 
     def interrupted(*args, **kwargs):
@@ -262,7 +268,10 @@ def test_a_parameter_made_late_that_a_fused_update_refuses(monkeypatch):
         model = small_model()
         with model.init_scope():
             model.late = chainer.links.Linear(None, 3)
-        half = lambda x: functions.cast(x, 'e')  # NOQA: E731
+
+        def half(x):
+            return functions.cast(x, 'e')
+
         model.lossfun = lambda x, t: functions.mean_squared_error(model.late(half(x)), half(t))
         for param in model.predictor.params(False):
             param.array = param.array.astype('f')
@@ -274,8 +283,15 @@ def test_a_parameter_made_late_that_a_fused_update_refuses(monkeypatch):
 
 def test_arguments_by_position():
     """As many as StandardUpdater takes."""
-    given = SerialIterator(same_molecules(), BATCH), optimizers.SGD().setup(small_model())
-    updater = GraphUpdater(*given, chainer_bspmm.concat_mols, None, None, 128.0, False)
+    updater = GraphUpdater(
+        SerialIterator(same_molecules(), BATCH),
+        optimizers.SGD().setup(small_model()),
+        chainer_bspmm.concat_mols,
+        None,
+        None,
+        128.0,
+        False,
+    )
     assert updater.loss_scale == 128 and not updater.auto_new_epoch
 
 

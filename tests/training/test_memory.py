@@ -33,7 +33,8 @@ def make(name='RSGCN', device='@cupy:0', on_device=False):
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         model(*chainer_bspmm.concat_mols(examples[:2]))
     examples = DeviceDataset(examples, device) if on_device else examples
-    iterator, optimizer = SerialIterator(examples, BATCH, shuffle=False), optimizers.Adam()
+    iterator = SerialIterator(examples, BATCH, shuffle=False)
+    optimizer = optimizers.Adam()
     return GraphUpdater(iterator, optimizer.setup(model), device=chainer.get_device(device), seed=7)
 
 
@@ -86,9 +87,12 @@ def test_gradients_outlive_the_updater():
     step(make('RelGCN'))  # takes what memory was given back
     for parameter, gradient in zip(model.params(), expected):
         numpy.testing.assert_array_equal(cuda.to_cpu(parameter.grad), gradient)
-    given = SerialIterator(molecules(40), BATCH), optimizers.Adam().setup(model)
-    options = {'converter': chainer_bspmm.concat_mols, 'device': model.device}
-    updater = StandardUpdater(*given, **options)
+    updater = StandardUpdater(
+        SerialIterator(molecules(40), BATCH),
+        optimizers.Adam().setup(model),
+        converter=chainer_bspmm.concat_mols,
+        device=model.device,
+    )
     step(updater, 2)
     assert all(numpy.isfinite(array).all() for array in parameters(updater).values())
 
@@ -108,7 +112,8 @@ def test_models_take_turns_on_one_gpu():
 @pytest.mark.gpu
 def test_a_deleted_updater_leaves_the_others_alone():
     expected = trained()
-    updater, other = make(), make('RelGCN')
+    updater = make()
+    other = make('RelGCN')
     step(updater, 6)
     step(other, 6)
     del other
@@ -210,7 +215,8 @@ extern "C" __global__ void spin(long long n_clocks) {
 @pytest.mark.gpu
 def test_from_stream_to_stream(no_causes):
     """Every step on another stream, half of them late, without a synchronisation of the user's."""
-    device, results = GpuDevice.from_device_id(0), []
+    device = GpuDevice.from_device_id(0)
+    results = []
     for n_streams in (1, 3):
         updater = make_updater(GraphUpdater, device, make_model(), molecules(40))
         with device.device:
@@ -231,7 +237,8 @@ def test_from_stream_to_stream(no_causes):
 @pytest.mark.gpu
 def test_clipping_with_several_layouts(no_causes):
     """Scratch memory of the first graph is not reused while others are captured."""
-    device, clipping = chainer.get_device('@cupy:0'), [optimizer_hooks.GradientClipping(0.5)]
+    device = chainer.get_device('@cupy:0')
+    clipping = [optimizer_hooks.GradientClipping(0.5)]
     updater = make_updater(GraphUpdater, device, make_model(), molecules(20), hooks=clipping)
     iterators = [SerialIterator(molecules(20), n) for n in (8, 4)]
     others = []

@@ -69,7 +69,8 @@ def make_pair(kind='GINSparse'):
     It has a readout that never gets parameters.
     """
     numpy.random.seed(0)
-    of, size = GINSparse if kind == 'GINSparse' else GIN, {'hidden_channels': 8}
+    of = GINSparse if kind == 'GINSparse' else GIN
+    size = {'hidden_channels': 8}
     size.update(out_dim=None, out_channels=N_CLASSES, n_update_layers=2)
     theirs = of(node_embedding=True, dropout_ratio=0.0, **size)
     classifier = NodeClassifier(theirs if kind == 'GINSparse' else OfPaddingData(theirs))
@@ -106,12 +107,20 @@ def test_resume(tmp_path):
     logs = {}
     for name, first in (('at once', None), ('resumed', 3)):
         _, model = make_pair()
-        options, out = {'optimizer': chainer.optimizers.Adam()}, tmp_path / name
+        options = {'optimizer': chainer.optimizers.Adam()}
+        out = tmp_path / name
         if first is not None:
             snapshot = extensions.snapshot(filename='snapshot')
             log = extensions.LogReport(trigger=(1, 'iteration'))
-            more = {'epoch': first, 'extensions_list': [snapshot, log]}
-            train(run_node_classification_train, model, graph(), out, **options, **more)
+            train(
+                run_node_classification_train,
+                model,
+                graph(),
+                out,
+                **options,
+                epoch=first,
+                extensions_list=[snapshot, log],
+            )
             _, model = make_pair()
             for param in model.params(include_uninit=False):
                 param.array[...] = 0  # the snapshot has others
@@ -122,8 +131,14 @@ def test_resume(tmp_path):
 
 def test_default_extensions(tmp_path):
     _, model = make_pair()
-    numbers = numpy.flatnonzero(MASK), numpy.flatnonzero(~MASK)
-    run_node_classification_train(model, graph(), *numbers, epoch=2, out=str(tmp_path))
+    run_node_classification_train(
+        model,
+        graph(),
+        numpy.flatnonzero(MASK),
+        numpy.flatnonzero(~MASK),
+        epoch=2,
+        out=str(tmp_path),
+    )
     assert len(json.loads((tmp_path / 'log').read_text())) == 2
 
 

@@ -7,7 +7,9 @@ import pytest
 
 from chainer_bspmm.training import peer_memory
 
-SIZE, DTYPE, CHUNKS = 100, numpy.dtype('f'), (('f', 2), ('d', 1))
+SIZE = 100
+DTYPE = numpy.dtype('f')
+CHUNKS = (('f', 2), ('d', 1))
 VECTORS = [(1, DTYPE), (70, numpy.dtype('d'))]
 FAILS = 'get', 0, 2, 'prepare', 'another, get', 'another, open', 'one GPU', 'vectors'
 OWN, OTHERS = 4096, {0: 10**6, 2: 2 * 10**6}  # addresses
@@ -79,7 +81,10 @@ def communicator(runtime, handle=True, is_done=True, size=3, intra_size=3, gpu=2
         return [is_done, mine, True]
 
     comm = types.SimpleNamespace(rank=1, size=size, intra_size=intra_size, told=told)
-    barrier = lambda: runtime.events.append('barrier')  # NOQA: E731
+
+    def barrier():
+        return runtime.events.append('barrier')
+
     comm.mpi_comm = types.SimpleNamespace(allgather=allgather, Barrier=barrier)
     return comm
 
@@ -89,7 +94,8 @@ def connected(comm, prepare=lambda found: None):
 
 
 def test_addresses_of_all_ranks(runtime):
-    comm, prepared = communicator(runtime), []
+    comm = communicator(runtime)
+    prepared = []
     found = connected(comm, prepared.append)
     assert prepared.pop() is found
     assert found.data.tolist() == [OTHERS[0], OWN, OTHERS[2]]
@@ -109,7 +115,8 @@ def test_addresses_of_all_ranks(runtime):
 
 def test_the_same_memory_for_the_same_sizes(runtime):
     """And what was made before stays: graphs may write to it."""
-    comm, prepared = communicator(runtime), []
+    comm = communicator(runtime)
+    prepared = []
     first = connected(comm)
     assert connected(comm, prepared.append) is first and prepared.pop() is first
     others = peer_memory.connected(comm, SIZE, DTYPE, CHUNKS, [], prepared.append)

@@ -14,7 +14,8 @@ from chainer_bspmm.training.programs import CannotCapture, MAX_NEW, MAX_PROGRAMS
 
 
 def test_the_least_recently_used_is_dropped():
-    programs, made = Programs('step'), [types.SimpleNamespace() for _ in range(MAX_PROGRAMS + 1)]
+    programs = Programs('step')
+    made = [types.SimpleNamespace() for _ in range(MAX_PROGRAMS + 1)]
     for number in range(MAX_PROGRAMS):
         programs.add((number,), made[number])
     for number in (1, 0, 0):
@@ -30,7 +31,8 @@ def test_the_least_recently_used_is_dropped():
 
 
 def test_which_program_is_the_first_of_its_step():
-    programs, first = Programs('step'), []
+    programs = Programs('step')
+    first = []
     for layout in ('ABCxk', 'DBCxk', 'ABExk', 'ABCyk', 'ABCxl', 'DBCxl'):
         programs.add(tuple(layout), types.SimpleNamespace())
         first.append(programs[tuple(layout)].is_first)
@@ -40,7 +42,8 @@ def test_which_program_is_the_first_of_its_step():
 def test_something_that_changes_every_time():
     link = chainer.Link()
     link.number = 0
-    guards, programs = Guards(link, link), Programs('step')
+    guards = Guards(link, link)
+    programs = Programs('step')
 
     def meet():
         layout = 'form', guards.key()
@@ -70,7 +73,8 @@ def test_which_replays_are_checked(monkeypatch, every, expected):
     driver = Driver(None)
     driver.check_every = every
     for is_first, n_first in ((True, 16), (True, 0), (False, 16)):
-        program, checked = training_programs.Program(driver, None, None), []
+        program = training_programs.Program(driver, None, None)
+        checked = []
         program.is_first, program.n_first_checks = is_first, n_first
         for number in range(1, 5001):
             if program.is_check_due():

@@ -17,7 +17,8 @@ class Table:
 
 @pytest.fixture
 def given(monkeypatch):
-    stream, tables = types.SimpleNamespace(ptr=1), []
+    stream = types.SimpleNamespace(ptr=1)
+    tables = []
 
     def empty(shape, dtype):
         assert shape == (reports.N_ROWS, 2)

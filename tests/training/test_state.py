@@ -15,7 +15,8 @@ def test_states_of_an_optimizer_are_compared_and_put_back():
     optimizer = optimizers.MomentumSGD(0.1, 0.8).setup(link)
     link.w.grad = numpy.ones(3, 'f')
     optimizer.update()
-    velocity, weight = link.w.update_rule.state['v'], link.w.array
+    velocity = link.w.update_rule.state['v']
+    weight = link.w.array
     arrays = state.state_arrays(optimizer)
     before = state.Copies(arrays)
     velocity += 1
@@ -44,7 +45,10 @@ def test_copies_of_arrays_of_several_kinds():
         'flag': numpy.array([True]),
     }
     copies, same = state.Copies(arrays), state.Copies(arrays)
-    bits = lambda found: {name: array.tobytes() for name, array in found.items()}  # NOQA: E731
+
+    def bits(found):
+        return {name: array.tobytes() for name, array in found.items()}
+
     assert bits(copies) == bits(arrays)
     assert state.difference(copies, same, 0) is None
     for name, array in arrays.items():
@@ -81,9 +85,12 @@ def test_difference(actual, expected, tolerance, differs):
 class Owner(chainer.Link):
     def __init__(self):
         super().__init__()
-        self.number, self.calls, self.table = 1, [1], {'a': 1}
+        self.number = 1
+        self.calls = [1]
+        self.table = {'a': 1}
         with self.init_scope():
-            self.W, self.lazy = chainer.Parameter(0, (2,)), chainer.Parameter(0)
+            self.W = chainer.Parameter(0, (2,))
+            self.lazy = chainer.Parameter(0)
 
 
 def test_nothing_is_left_of_a_dropped_capture():

@@ -206,7 +206,9 @@ def test_what_cannot_be_told(name):
 class Counting(Own):
     def __init__(self):
         super().__init__(EQUAL['a lazy layer'])
-        self.n_calls, self.losses, self.array = 0, [], numpy.zeros(3)
+        self.n_calls = 0
+        self.losses = []
+        self.array = numpy.zeros(3)
 
     def __call__(self, *batch):
         self.n_calls += 1

@@ -89,7 +89,10 @@ def test_dense_validation_sets_are_kept_from_the_first_on(device, graphs, no_cau
     trainer = training.Trainer(updater, (4, 'iteration'), out=str(tmp_path))
     trainer.extend(evaluator, trigger=(2, 'iteration'))
     seen = []
-    note = lambda _: seen.append(evaluator._evaluation.examples._form is not None)  # NOQA: E731
+
+    def note(_):
+        return seen.append(evaluator._evaluation.examples._form is not None)
+
     trainer.extend(note, trigger=(2, 'iteration'))
     trainer.run()
     assert seen == [True, True]
@@ -105,7 +108,8 @@ def test_several_ranks_and_several_optimizers_stay():
     of_ranks = optimizers.Adam().setup(make_model())
     of_ranks.communicator = 'of ChainerMN'
     for given in (of_ranks, {'generator': optimizers.Adam().setup(make_model())}):
-        iterator, converter = SerialIterator(EXAMPLES, BATCH), chainer_bspmm.concat_mols
+        iterator = SerialIterator(EXAMPLES, BATCH)
+        converter = chainer_bspmm.concat_mols
         updater = StandardUpdater(iterator, given, converter=converter)
         assert type(updater) is StandardUpdater
 
@@ -114,11 +118,16 @@ def test_several_ranks_and_several_optimizers_stay():
     'first, second', [('@numpy', '@numpy'), pytest.param('@cupy:0', '@cupy:1', marks=TWO_GPUS)]
 )
 def test_a_parallel_updater_stays_and_trains(first, second):
-    model, converter = make_model(), chainer_bspmm.concat_mols
+    model = make_model()
+    converter = chainer_bspmm.concat_mols
     model(*converter(EXAMPLES[:2]))  # makes all parameters
-    given = SerialIterator(EXAMPLES, 6), optimizers.Adam().setup(model)
     devices = {'main': first, 'second': second}
-    updater = training.updaters.ParallelUpdater(*given, converter=converter, devices=devices)
+    updater = training.updaters.ParallelUpdater(
+        SerialIterator(EXAMPLES, 6),
+        optimizers.Adam().setup(model),
+        converter=converter,
+        devices=devices,
+    )
     assert type(updater) is training.updaters.ParallelUpdater
     before = parameters(updater)
     updater.update()
@@ -182,7 +191,8 @@ class Gan(StandardUpdater):
 
 class OwnEvaluator(extensions.Evaluator):
     def __init__(self, model):
-        self._targets, self.name = {'main': model}, None
+        self._targets = {'main': model}
+        self.name = None
 
     def evaluate(self):
         return {'x': 1}
@@ -286,7 +296,8 @@ def test_predictions_that_upstreams_loop_makes(device, prediction_graphs, no_cau
 
 
 def test_how_many_batches_are_replayed(device, prediction_graphs, no_causes):
-    model, n_launches = on(device), prediction_graphs.n_launches
+    model = on(device)
+    n_launches = prediction_graphs.n_launches
     predictions(model, data=(DATA * 2)[: 3 * MIN_BATCHES - 3])
     assert prediction_graphs.n_launches == n_launches
     predictions(model, data=(DATA * 2)[: 3 * MIN_BATCHES])
@@ -296,7 +307,8 @@ def test_how_many_batches_are_replayed(device, prediction_graphs, no_causes):
 def test_predictions_read_a_data_set_of_a_user_once(device, prediction_graphs, no_causes):
     class Counted:
         def __init__(self, examples):
-            self.examples, self.n_read = examples, [0] * len(examples)
+            self.examples = examples
+            self.n_read = [0] * len(examples)
 
         def __len__(self):
             return len(self.examples)

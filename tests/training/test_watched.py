@@ -52,7 +52,8 @@ def names_a_global(*args):
 
 class Loss:
     def __init__(self, model):
-        self.model, self.weight = model, 1.0
+        self.model = model
+        self.weight = 1.0
 
     def __call__(self, *args):
         return self.model(*args) * self.weight
@@ -95,7 +96,8 @@ def of_embedding(change):
 
 HOW = {'forward': Named, '__call__': Calling, 'function': lambda: links.Linear(2, 2)}
 DECAY = optimizer_hooks.WeightDecay(0.1)
-W, NUMBER = 'predictor.inner.embed.W.', type('Number', (int,), {})
+W = 'predictor.inner.embed.W.'
+NUMBER = type('Number', (int,), {})
 # Functions of (model, optimizer); the order is that of one training.
 CHANGES: dict[str, Callable] = {
     'a number': put('predictor.counter', lambda before: 1),
@@ -140,7 +142,8 @@ def guarded():
 
 def test_a_training_with_every_change(device, graphs, no_causes, configured):
     """One after the other: each is captured, and as a StandardUpdater trains."""
-    changes, keys = [*CHANGES.values()], []
+    changes = [*CHANGES.values()]
+    keys = []
 
     def make(kind):
         vars(chainer.global_config).pop('guarded', None)
@@ -182,7 +185,8 @@ def test_states_and_hyperparameters_in_a_new_object():
     Numbers may change at every step, so the key is equal; but the update looks again.
     """
     model, optimizer, guards = guarded()
-    before, rule = guards.key(), rule_of(model)
+    before = guards.key()
+    rule = rule_of(model)
     rule._state = dict(rule._state)
     assert guards.key() is before
     rule.hyperparam = chainer.optimizer.Hyperparameter(optimizer.hyperparam)
@@ -196,7 +200,8 @@ def test_states_and_hyperparameters_in_a_new_object():
 
 def test_closures():
     """Of the loss, of a part of it, and of a function that a link has; objects with a loss."""
-    factor, model = 1.0, small_model()
+    factor = 1.0
+    model = small_model()
     around = small_model(lossfun=lambda x, t: factor)
 
     def loss_func(*args):
@@ -253,13 +258,18 @@ def test_links_around_a_function():
 def test_what_is_not_watched(monkeypatch):
     """What every step replaces, and what is left to the checks of replays: a short list."""
     model, _, guards = guarded()
-    settings, numbers = types.SimpleNamespace(factor=1.0), {'factor': 1.0}
+    settings = types.SimpleNamespace(factor=1.0)
+    numbers = {'factor': 1.0}
     own = Guards(model, lambda x: model(x) * settings.factor * numbers['factor'] * model.loss)
-    model.loss, model.cache, model.seen = chainer.Variable(numpy.zeros(1)), {}, []
+    model.loss = chainer.Variable(numpy.zeros(1))
+    model.cache = {}
+    model.seen = []
     before = guards.key(), own.key()
     settings.factor = numbers['factor'] = 2.0
     monkeypatch.setitem(globals(), 'loss', 1.0)  # functions read the attribute of this name
-    model.loss, model.cache, model.seen = chainer.Variable(numpy.ones(1)), {1: 2}, [3]
+    model.loss = chainer.Variable(numpy.ones(1))
+    model.cache = {1: 2}
+    model.seen = [3]
     assert guards.key() is before[0] and own.key() is before[1]
 
 
@@ -385,7 +395,10 @@ def test_a_weight_that_changes_and_changes_back(device, graphs, period, phase):
 
 def test_a_weight_that_changes_later_with_layouts_that_alternate(device, graphs):
     """Every layout counts its own replays; the change is found at its fourth or eighth."""
-    later = lambda updater: updater.iteration // 10  # NOQA: E731
+
+    def later(updater):
+        return updater.iteration // 10
+
     updater = annealed(GraphUpdater, device, later, same_molecules(16))
     iterators = [SerialIterator(same_molecules(16), n, shuffle=False) for n in (8, 6)]
     found_at = []
@@ -403,7 +416,10 @@ def test_it_goes_on_from_the_eager_result(device, graphs, monkeypatch, is_fused)
     """
     results = []
     for is_eager in (False, True):
-        changes = lambda updater: updater.iteration >= 5  # NOQA: E731
+
+        def changes(updater):
+            return updater.iteration >= 5
+
         updater = annealed(GraphUpdater, device, changes, same_molecules(), check_every=5)
         optimizer = updater.get_optimizer('main')
         with monkeypatch.context() as patch:
@@ -442,7 +458,8 @@ def test_a_step_that_is_not_deterministic_and_does_not_say_so(device, graphs):
     """Kernels that add with atomics."""
     n = 1 << 14
     rng = numpy.random.RandomState(0)
-    rows, weights = rng.randint(BATCH, size=n), rng.normal(size=(n, 1)).astype('f') / n
+    rows = rng.randint(BATCH, size=n)
+    weights = rng.normal(size=(n, 1)).astype('f') / n
 
     def function(link, atoms, adj):
         y = three_columns(link, atoms, adj)
@@ -452,8 +469,10 @@ def test_a_step_that_is_not_deterministic_and_does_not_say_so(device, graphs):
             functions.get_item(y, (link.rows,)) * link.weights, axis=0, keepdims=True
         )
 
-    sent = {'rows': device.send(rows), 'weights': device.send(weights)}
-    model, sgd = without_dropout(small_model(function, **sent)), optimizers.SGD(1e-3)
+    model = without_dropout(
+        small_model(function, rows=device.send(rows), weights=device.send(weights))
+    )
+    sgd = optimizers.SGD(1e-3)
     updater = make_updater(GraphUpdater, device, model, optimizer=sgd, check_every=1)
     run(updater, 6)
     if graphs:
@@ -494,7 +513,9 @@ class Script:
     compared: tuple = ('reports', 'parameters')  # with a StandardUpdater
 
     def make(self, kind, device):
-        copied = lambda of: of.copy() if isinstance(of, (list, numpy.ndarray)) else of  # NOQA: E731
+        def copied(of):
+            return of.copy() if isinstance(of, (list, numpy.ndarray)) else of
+
         attributes = {name: copied(value) for name, value in self.attributes.items()}
         model = without_dropout(small_model(self.function, **attributes))
         options = dict(self.options)
@@ -503,7 +524,8 @@ class Script:
         return make_updater(kind, device, model, self.examples(), self.optimizer(), **options)
 
     def train(self, kind, device):
-        updater, reported = self.make(kind, device), []
+        updater = self.make(kind, device)
+        reported = []
         with self.around():
             for _ in range(self.n_steps):
                 reported += run(updater, 1)
@@ -571,7 +593,8 @@ def scale_from_step_2(updater):
 CANNOT = '/predictor (Row) cannot be captured: ', __file__
 PADDED = chainer_bspmm.CSRConverter('padded')
 DEBUG = functools.partial(chainer.using_config, 'debug', True)
-CALLS, COLUMN = {'calls': []}, {'converter': with_a_number, 'loss_func': times_the_number}
+CALLS = {'calls': []}
+COLUMN = {'converter': with_a_number, 'loss_func': times_the_number}
 EAGER = {
     'a mean over all rows': Script(('belong to no molecule',), mean_of_rows),
     'random numbers': Script(('twice',), of_y(lambda link, _, y: y * noise(link)), compared=()),
@@ -766,8 +789,9 @@ def only_a_head(kind, device):
     def loss_func(atoms, adj, labels):
         return functions.mean_squared_error(row(atoms, adj), labels)
 
-    options = {'optimizer': optimizers.SGD(0.01), 'loss_func': loss_func}
-    updater = make_updater(kind, device, row.head, **options)
+    updater = make_updater(
+        kind, device, row.head, optimizer=optimizers.SGD(0.01), loss_func=loss_func
+    )
     updater.body = row.inner
     return updater
 
@@ -796,7 +820,10 @@ def test_averages_of_links(device, graphs):
     for kind in (StandardUpdater, GraphUpdater):
         teacher = links.BatchNormalization(3)
         teacher.to_device(device)
-        normed = lambda link, *batch: link.norm(three_columns(link, *batch))  # NOQA: E731
+
+        def normed(link, *batch):
+            return link.norm(three_columns(link, *batch))
+
         model = without_dropout(small_model(normed))
         with model.predictor.init_scope():
             model.predictor.norm = links.BatchNormalization(axis=0)
@@ -804,8 +831,9 @@ def test_averages_of_links(device, graphs):
         def loss_func(atoms, adj, labels):
             return functions.mean_squared_error(teacher(labels), model.predictor(atoms, adj))  # NOQA: B023
 
-        options = {'optimizer': optimizers.SGD(0.01), 'loss_func': loss_func}
-        updater = make_updater(kind, device, model, **options)
+        updater = make_updater(
+            kind, device, model, optimizer=optimizers.SGD(0.01), loss_func=loss_func
+        )
         run(updater, 5)
         averages.append([on_host(link.avg_mean) for link in (teacher, model.predictor.norm)])
     assert is_captured(updater)
@@ -818,7 +846,8 @@ def test_averages_after_a_loss_that_raised_in_the_trial(device, graphs):
     """In none of its runs, or in one of the first: they are as the eager step leaves them."""
     averages = []
     for call in range(4):
-        teacher, calls = links.BatchNormalization(3), []
+        teacher = links.BatchNormalization(3)
+        calls = []
         teacher.to_device(device)
 
         def loss_func(atoms, adj, labels):
@@ -842,7 +871,9 @@ class Counting:
     """A loss that keeps arrays: one is changed in place, one replaced."""
 
     def __init__(self, model, xp):
-        self.model, self.n_calls, self.total = model, xp.zeros(1, 'f'), xp.zeros(1, 'f')
+        self.model = model
+        self.n_calls = xp.zeros(1, 'f')
+        self.total = xp.zeros(1, 'f')
 
     def __call__(self, *args):
         self.n_calls += 1
@@ -882,7 +913,8 @@ def test_attributes_that_a_step_sets(device, graphs, no_causes):
         link.n_graphs = adj.n_graphs
         return three_columns(link, atoms, adj)
 
-    examples, seen = same_molecules(14), []
+    examples = same_molecules(14)
+    seen = []
     for kind in (StandardUpdater, GraphUpdater):
         model = without_dropout(small_model(function, n_graphs=0))
         updater = make_updater(kind, device, model, examples, optimizers.SGD(0.01))
@@ -903,11 +935,16 @@ def test_attributes_that_a_step_sets(device, graphs, no_causes):
 
 def test_two_updaters_of_one_model(device, graphs, no_causes):
     def make(kind):
-        model, noise = without_dropout(small_model()), [optimizer_hooks.GradientNoise(0)]
+        model = without_dropout(small_model())
+        noise = [optimizer_hooks.GradientNoise(0)]
         updater = make_updater(kind, device, model, None, optimizers.SGD(0.01), noise)
-        options = {'device': device, 'converter': chainer_bspmm.concat_mols}
         iterator = SerialIterator(same_molecules(16)[8:], BATCH)
-        updater.other = kind(iterator, updater.get_optimizer('main'), **options)
+        updater.other = kind(
+            iterator,
+            updater.get_optimizer('main'),
+            device=device,
+            converter=chainer_bspmm.concat_mols,
+        )
         return updater
 
     assert_same_training(make, 6, lambda updater: run(updater.other, 1))

@@ -25,7 +25,8 @@ class GatedLinear(FusedNode):
 
     def _output(self, inputs):
         dtype = inputs[0].dtype
-        parts, parameters = inputs[: self._n_parts], inputs[self._n_parts :]
+        parts = inputs[: self._n_parts]
+        parameters = inputs[self._n_parts :]
         whole = None
         if self._n_parts <= 2:
             whole = gated_step_forward(*self._operands(inputs), is_tanh=self._is_tanh)
@@ -65,16 +66,19 @@ class GatedLinear(FusedNode):
         g = _gated_gradient(gy, gate, value, self._is_tanh)
         gradients = {}
         if indexes[0] < first:
-            gx, start = dot(g, W), 0
+            gx = dot(g, W)
+            start = 0
             for i, part in enumerate(inputs[:first]):
                 gradients[i] = gx[:, start : start + part.shape[1]]
                 start += part.shape[1]
         if {first, first + 1} & set(indexes):
             gW = dot(g.T, x)
-            gradients[first], gradients[first + 1] = gW[:n], gW[n:]
+            gradients[first] = gW[:n]
+            gradients[first + 1] = gW[n:]
         if indexes[-1] >= first + 2:
             gb = row_sum(g)
-            gradients[first + 2], gradients[first + 3] = gb[:n], gb[n:]
+            gradients[first + 2] = gb[:n]
+            gradients[first + 3] = gb[n:]
         return gradients
 
     def _composed(self, *inputs):
@@ -90,7 +94,8 @@ def _gated(both, is_tanh):
     n = both.shape[1] // 2
     if isinstance(both, numpy.ndarray):
         # NumPy is several times slower on blocks of columns than on arrays without gaps.
-        gate, value = numpy.ascontiguousarray(both[:, :n]), numpy.ascontiguousarray(both[:, n:])
+        gate = numpy.ascontiguousarray(both[:, :n])
+        value = numpy.ascontiguousarray(both[:, n:])
         sigmoid(gate)
         if is_tanh:
             numpy.tanh(value, out=value)
@@ -114,7 +119,8 @@ def _gated_gradient(gy, gate, value, is_tanh):
     """Return the gradient with respect to the sums of the two maps, in one array."""
     n_rows, n = gy.shape
     if isinstance(gy, numpy.ndarray):
-        g_value, g_gate = gy * gate, 1 - gate
+        g_value = gy * gate
+        g_gate = 1 - gate
         g_gate *= value
         g_gate *= g_value
         if is_tanh:
@@ -146,8 +152,10 @@ def gated_linear(parts, gate, value, activation=functions.identity):
         raise ValueError(text % (activation,))
     if (gate[1] is None) != (value[1] is None):
         raise ValueError('gate, value: expected a bias in both or in none')
-    n_out, n_in = len(gate[0]), sum([part.shape[1] for part in parts])
-    matrix, bias = (n_out, n_in), (n_out,)
+    n_out = len(gate[0])
+    n_in = sum([part.shape[1] for part in parts])
+    matrix = (n_out, n_in)
+    bias = (n_out,)
     expected = {
         'gate[0]': (gate[0], matrix),
         'gate[1]': (gate[1], bias),

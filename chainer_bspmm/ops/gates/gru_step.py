@@ -83,7 +83,8 @@ class GRUStep(AccumulateInPlace, FusedNode):
             g_state += dot(g_zr, U)
             g_zr = dot(g_zr.T, state)
             gU = [dot(g_h.T, reset_state), g_zr[:n], g_zr[n:]]
-        gW, gb = dot(g.T, both), row_sum(g)
+        gW = dot(g.T, both)
+        gb = row_sum(g)
         # Biases of W and U have equal gradients in two arrays: optimizer hooks write to them.
         gc = gb.copy() if gU else gb
         gW, gb, gc = ([array[i : i + n] for i in range(0, len(array), n)] for array in (gW, gb, gc))
@@ -140,7 +141,8 @@ def _gates(sums, by_state, b_z, b_r, c_z, c_r, state):
     n = state.shape[1]
     if isinstance(sums, numpy.ndarray):
         by_state += sums[:, n:]
-        z, r = sigmoid(by_state[:, :n], b_z + c_z), sigmoid(by_state[:, n:], b_r + c_r)
+        z = sigmoid(by_state[:, :n], b_z + c_z)
+        r = sigmoid(by_state[:, n:], b_r + c_r)
         return z, r, r * state
     return _kernel(
         'gru_gates',
@@ -271,7 +273,8 @@ def gru_step(
     Source:
         Cho et al. 2014 (arXiv:1409.1259), in the form of ``chainer.links.StatefulGRU``.
     """
-    n_out, n_in = parameters[0][0].shape[0], x.shape[-1] + message.shape[-1]
+    n_out = parameters[0][0].shape[0]
+    n_in = x.shape[-1] + message.shape[-1]
     if x.ndim != 2 or message.shape[:-1] != x.shape[:1]:
         text = 'message: expected a row for each row of x, got shapes %s and %s'
         raise ValueError(text % (message.shape, x.shape))
@@ -279,10 +282,12 @@ def gru_step(
         text = 'state: expected shape %s, got %s; reset_state() clears the state of another batch'
         raise ValueError(text % ((len(x), n_out), state.shape))
     for i, (W, b) in enumerate(parameters):
-        name, shape = 'parameters[%d]' % i, (n_out, n_in if i < 3 else n_out)
+        name = 'parameters[%d]' % i
+        shape = (n_out, n_in if i < 3 else n_out)
         expected = {name + '[0]': (W, shape), name + '[1]': (b, shape[:1])}
         check.shapes('x, message and parameters[0][0]', expected)
-    inputs, kind = [x, message], None
+    inputs = [x, message]
+    kind = None
     if state is x:
         kind = 'x'  # one input, with one gradient
     elif state is not None:

@@ -188,9 +188,12 @@ def gated_step_backward(x, message, state, parameters, saved, gy, is_tanh, dtype
 
 def _weights(g, x, message, state, reset, widths, dtypes):
     """Return the gradients of the parameters that have a dtype, in the order W, b, W, b, ..."""
-    n_maps, has_state, n_out = len(g), state is not None, widths[2]
+    n_maps = len(g)
+    has_state = state is not None
+    n_out = widths[2]
     plan = _planned(gated_weights_launch, x, message, state, (g, reset), widths)
-    W, U = (n_out, widths[0] + widths[1]), (n_out, n_out)
+    W = (n_out, widths[0] + widths[1])
+    U = (n_out, n_out)
     sizes = math.prod(W), has_state * math.prod(U), n_out
     partials = cuda.cupy.empty((plan.grid[1], n_maps * sum(sizes)), launch.arithmetic(x.dtype))
     launch.run('gated_weights', x, plan, g, x, message, state, reset, partials)
@@ -235,6 +238,8 @@ def _planned(plan, x, message, state, others, widths, *more):
     """Return a plan for arrays, which say how many elements the kernels can copy at once."""
     vector = launch.vector_width(math.gcd(*widths), x, message, state, *others)
     itemsize = numpy.dtype(launch.arithmetic(x.dtype)).itemsize
-    is_same, device = x is state, kernels.device(x.data.device_id)
-    sizes = len(x), widths, state is not None, is_same, min(vector, plans.QUAD), itemsize, device
-    return plan(*sizes, *more)
+    is_same = x is state
+    device = kernels.device(x.data.device_id)
+    return plan(
+        len(x), widths, state is not None, is_same, min(vector, plans.QUAD), itemsize, device, *more
+    )

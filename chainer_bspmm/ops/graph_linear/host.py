@@ -43,7 +43,8 @@ def graph_linear_on_host(adj, x, W, b=None, W_self=None, b_self=None, loop=False
 
 def graph_linear_grad_on_host(adj, x, gy, W, W_self, needed, loop=False):
     """Return the gradients of :func:`graph_linear`: {name: array} of the arguments in `needed`."""
-    sources, gradients = _sources(adj, compute_dtype(x)), {}
+    sources = _sources(adj, compute_dtype(x))
+    gradients = {}
     x, gy, W, W_self = _cast(sources, x, gy, W, W_self)
     if needed & {'x', 'W'}:
         summed = sources.transpose @ gy
@@ -58,7 +59,8 @@ def graph_linear_grad_on_host(adj, x, gy, W, W_self, needed, loop=False):
         gradients['x'] = gx
     if 'W' in needed:
         gradients['W'] = numpy.zeros_like(W)
-        by_relation, rows = _by_relation(adj, gradients['W']), _take(sources, x)
+        by_relation = _by_relation(adj, gradients['W'])
+        rows = _take(sources, x)
         for relation, part in sources.parts:
             by_relation[:, relation] = numpy.dot(summed[part].T, rows[part])
     if 'W_self' in needed:
@@ -96,7 +98,8 @@ def _degrees(adj, dtype, loop):
     """Return (n_rows, R): the row sums of each relation, which is what constant features become."""
 
     def make():
-        n_entries, n_relations = adj._n_true_entries(), adj.n_relations
+        n_entries = adj._n_true_entries()
+        n_relations = adj.n_relations
         pair = adj.entry_rows() * numpy.int64(n_relations) + adj.indices % n_relations
         weights = None if adj.data is None else adj.data[:n_entries]
         degrees = numpy.bincount(pair[:n_entries], weights, adj.n_rows * n_relations)
@@ -110,7 +113,8 @@ def _sources(adj, dtype):
 
 
 def _make_sources(adj, dtype):
-    n_relations, n_entries = adj.n_relations, adj._n_true_entries()
+    n_relations = adj.n_relations
+    n_entries = adj._n_true_entries()
     n_nodes = adj.n_cols // n_relations
     if n_relations == 1:
         matrix = matrix_on_host(adj, None, dtype, False)

@@ -172,7 +172,8 @@ def layer_backward(
     `has_features`, is added to `more`. Those of parameters are of `sum_partials`; where the layer
     is ``by_relation``, W and b_self are lists, an array for each relation and each bias.
     """
-    n_out, n_all = layer.width_out, layer.n_relations * layer.width_out
+    n_out = layer.width_out
+    n_all = layer.n_relations * layer.width_out
     shapes = {}
     if layer.n_relations:
         shapes['W'] = n_all, layer.width_in
@@ -193,7 +194,8 @@ def layer_backward(
             elif name == 'b_self':  # every bias is added to all rows: equal, but an array for each
                 parts += [(first, shape, x.dtype)] * layer.n_biases
             else:
-                matrix, size = (n_out, layer.width_in), n_out * layer.width_in
+                matrix = (n_out, layer.width_in)
+                size = n_out * layer.width_in
                 parts += [(first + r * size, matrix, x.dtype) for r in range(layer.n_relations)]
             first += math.prod(shape)
         if partials is None:

@@ -160,7 +160,8 @@ def graph_linear(
 def _check_parameters(adj, n_in, parameters):
     name, n_relations, advice = 'W_self', 1, ''
     if 'W' in parameters:
-        name, n_relations = 'W', adj.n_relations
+        name = 'W'
+        n_relations = adj.n_relations
         advice = ', a row for each output channel and relation of adj'
     for of, array in parameters.items():
         if not hasattr(array, 'dtype') or array.dtype not in FLOATS:
@@ -170,7 +171,8 @@ def _check_parameters(adj, n_in, parameters):
         n_rows = 'out_channels * %d' % n_relations if advice else 'out_channels'
         text = '%s: expected shape (%s, %d)%s, got %s'
         raise ValueError(text % (name, n_rows, n_in, advice, matrix.shape))
-    n_out, get = len(matrix) // n_relations, parameters.get
+    n_out = len(matrix) // n_relations
+    get = parameters.get
     expected = {
         'b': (get('b'), (n_out * n_relations,)),
         'W_self': (get('W_self'), (n_out, n_in)),

@@ -43,7 +43,8 @@ def _is_on_host(x):
 
 def forward(adj, x, parameters, loop):
     """Return the sum of all parts, (n_nodes, out_channels), and what `backward` may use."""
-    sums, b = None, parameters.get('b')
+    sums = None
+    b = parameters.get('b')
     if 'W' in parameters and _is_on_host(x):
         return graph_linear_on_host(adj, x, **parameters, loop=loop), None
     own = dot(x, parameters['W_self'].T) if 'W_self' in parameters else None

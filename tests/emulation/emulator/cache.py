@@ -64,5 +64,6 @@ def compile_cpp(path, text, *options, after=()):
 
 def library(text, *options):
     """Return the path of the shared library of a C++ text, compiled with these options of g++."""
-    parts = version('g++'), text, options
-    return cached(lambda path: compile_cpp(path, text, *options), '.so', *parts)
+    return cached(
+        lambda path: compile_cpp(path, text, *options), '.so', version('g++'), text, options
+    )

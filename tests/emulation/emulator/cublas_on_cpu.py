@@ -45,8 +45,7 @@ def path():
     if not cuda_on_cpu.knows('_Float16 x = 1; int main() { return x != 1; }'):
         pytest.skip('g++ knows no _Float16')
     # Bsymbolic: its calls must resolve to itself, even if CuPy has loaded the real library.
-    options = '-O1', '-shared', '-fPIC', '-Wl,-Bsymbolic'
-    return str(cache.library(text, *options))
+    return str(cache.library(text, '-O1', '-shared', '-fPIC', '-Wl,-Bsymbolic'))
 
 
 def install(monkeypatch):

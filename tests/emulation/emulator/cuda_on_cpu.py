@@ -216,7 +216,9 @@ class Device:
         if sanitizer and not knows(sanitizer=sanitizer):
             pytest.skip('g++ -fsanitize=%s does not work here' % sanitizer)
         self._sanitizer = sanitizer
-        self.launched, self.names, self.reachable = [], set(), []
+        self.launched = []
+        self.names = set()
+        self.reachable = []
         monkeypatch.setattr(kernels, 'load', self._load)
         self.sizes = plans.Device(132, 60 << 20)
         monkeypatch.setattr(kernels, 'device', lambda device_id: self.sizes)
