@@ -16,7 +16,7 @@ from chainer_chemistry.config import MAX_ATOMIC_NUM
 
 from chainer_bspmm.dataset import CSRConverter
 from chainer_bspmm.training import buffers
-from chainer_bspmm.training.buffers import Staging
+from chainer_bspmm.training.staging import Staging
 
 N_EDGE_TYPES = 4
 

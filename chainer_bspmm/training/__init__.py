@@ -3,15 +3,12 @@
 from chainer_bspmm.training.captured_predict import captured_predict, Predictions
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from chainer_bspmm.training.node_classification import run_node_classification_train
-from chainer_bspmm.training.programs import StepDiffers
-from chainer_bspmm.training.swap_check import check_swap, SwapCheck
+from chainer_bspmm.training.program import StepDiffers
 
 __all__ = [
     'GraphUpdater',
     'Predictions',
     'StepDiffers',
-    'SwapCheck',
     'captured_predict',
-    'check_swap',
     'run_node_classification_train',
 ]

@@ -23,7 +23,7 @@ from chainer_bspmm.dataset.sparse_example import locate, Selection, SparseExampl
 from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.sparse import BatchedCSR, build
 from chainer_bspmm.sparse.batched_csr import fill_buffers
-from chainer_bspmm.training.buffers import Capacities
+from chainer_bspmm.training.sizes import Capacities
 
 if TYPE_CHECKING:
     import chainer

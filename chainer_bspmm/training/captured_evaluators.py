@@ -9,10 +9,9 @@ from chainer.backends import cuda
 from chainer.training.extensions import Evaluator
 
 from chainer_bspmm.dataset import CSRConverter
-from chainer_bspmm.training import state
+from chainer_bspmm.training import snapshot
 from chainer_bspmm.training.driver import is_on_gpu
-from chainer_bspmm.training.predictor import Replays
-from chainer_bspmm.training.programs import StepDiffers
+from chainer_bspmm.training.prediction import PredictionDriver
 
 # Chainer Chemistry's, by name: their modules import scikit-learn, which takes a second.
 BATCH_EVALUATORS = {
@@ -26,11 +25,12 @@ BATCH_EVALUATORS = {
 }
 
 
-class _Evaluation(Replays):
+class _Evaluation(PredictionDriver):
     """Evaluate batch after batch: ``called(function, arrays)`` returns name -> value."""
 
-    what, who = 'evaluation', 'GraphUpdater: an evaluator evaluates'
-    raised = *Replays.raised, StepDiffers
+    name = 'evaluation'
+    who = 'GraphUpdater: an evaluator evaluates'
+    raises_differences = False
 
     def __init__(self, called, *args):
         super().__init__(*args)
@@ -38,7 +38,7 @@ class _Evaluation(Replays):
 
     def evaluate(self, examples):
         """Return name -> value of a batch, in test mode; the next one may overwrite the arrays."""
-        values = self._values_of(examples)
+        values = self.values_of(examples)
         for name, value in values.items():
             if self.reason is None and not isinstance(value, self.device.xp.ndarray):
                 self.give_up('%s is a value on the host, which a replay would repeat' % name)
@@ -139,7 +139,7 @@ class _CapturedOutputs(_Captured):
     metrics_fun: dict[str, Callable]
 
     def evaluate(self):
-        results = [state.copies(values) for values in self._results(_outputs_and_labels)]
+        results = [snapshot.copies(values) for values in self._results(_outputs_and_labels)]
         with chainer.using_device(self.device):
             y, t = (_on_host([result[name] for result in results]) for name in 'yt')
         metrics = {name: metric(y, t) for name, metric in self.metrics_fun.items()}

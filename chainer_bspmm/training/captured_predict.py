@@ -24,8 +24,8 @@ from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.models import layout_of
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.training.driver import is_on_gpu
-from chainer_bspmm.training.predictor import Predictor
-from chainer_bspmm.training.programs import StepDiffers
+from chainer_bspmm.training.prediction import Predictor
+from chainer_bspmm.training.program import StepDiffers
 
 BATCH_SIZE = 1024
 MIN_BATCHES = 32  # of `predict`: fewer are not worth a capture and its checks

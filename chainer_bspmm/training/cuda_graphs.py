@@ -12,6 +12,10 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import kernels
 
 
+class CannotCapture(Exception):
+    """Something cannot be replayed; the message says why, and where the cause is."""
+
+
 class HostCopyError(RuntimeError):
     """Host data was copied to the device during capture; a replay would not see new data."""
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import gemm
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.training.batches import batch_of, NoSparseBatch, Resident
-from chainer_bspmm.training.cuda_graphs import Capturer
-from chainer_bspmm.training.examples import Examples
-from chainer_bspmm.training.guards import Guards
-from chainer_bspmm.training.programs import CannotCapture, CHECK_EVERY, Program, Programs
+from chainer_bspmm.training.cuda_graphs import CannotCapture
+from chainer_bspmm.training.iterators import Examples
+from chainer_bspmm.training.program import Program
+from chainer_bspmm.training.programs import Programs
+from chainer_bspmm.training.session import CHECK_EVERY, Session
+from chainer_bspmm.training.snapshot import ParameterMissing
+from chainer_bspmm.training.work import Work
 from chainer_bspmm.user_code import warn
 
 
@@ -23,33 +22,35 @@ def is_on_gpu(device):
 
 
 class Driver:
-    """Find the program for batch after batch: new, or captured where its layout was seen before."""
+    """Choose the program of each batch: a new one for a new form, otherwise the captured one."""
 
-    what, who = 'step', 'GraphUpdater trains'  # for messages
+    name = 'step'  # of what a program does, in messages
+    who = 'GraphUpdater trains'
     seed = 0
     check_every = CHECK_EVERY
     knows_sizes = True  # False: buffers have room for larger molecules than those of a first batch
 
     target: chainer.Link  # that is trained, or predicts
     optimizer: chainer.Optimizer | None = None  # of the target
-    function: Callable  # what runs on the arrays of a batch
-    blas: Any = None
-    guards: Guards
 
     def __init__(self, device: chainer.backend.Device | None):
         self.device = device
         self.examples = Examples()
-        self.programs = Programs(self.what)
-        self.capturer: Capturer | None = None  # with function, blas and guards at the first batch
+        self.programs = Programs(self.name)
+        self.session: Session | None = None  # from the first batch on
         self.resident: Resident | None = None
-        # What the layout of the next batch has of the last; None where other code has run since.
+        # What the next batch's key has of Python; None once other code may have run.
         self.watched: tuple | None = None
         self.reason: str | None = None  # why nothing can be captured any more
-        self._made_for: list = []  # rules, hooks, function and target, what is shared
+        self._of_batch: tuple = ()  # what the last batch determines of a key
         self._warned: set[str] = set()
 
-    def program(self, examples, converter, dataset, function, counter=0):
-        """Return why a batch is to be run eagerly (str or None), its program, and the batch."""
+    def program(self, examples, converter, dataset, function, counter=0) -> tuple:
+        """Return (reason, program, batch) of a batch; counter: the number of the step.
+
+        Without a program the batch is to be run eagerly: for a reason (str) that is said, or None.
+        A program that is not captured runs the batch, and then :meth:`keep` is called.
+        """
         if self.reason is not None:
             return self.reason, None, None
         try:
@@ -62,77 +63,90 @@ class Driver:
                     self.resident = Resident(dataset, self.device)
                 self.watched = self._watch(key)
             batch = batch_of(examples, converter, self.device, self.resident)
-            form, need = batch.form, batch.need
-            if not self.knows_sizes and (
-                not isinstance(examples, Selection) or form.layout == 'padded'
-            ):
-                rows, entries = 1 << need.max_rows.bit_length(), 1 << need.max_entries.bit_length()
-                need = need._replace(max_rows=rows, max_entries=entries)
-            capacity = self.programs.capacity(form, need, dataset)
-            layout = form, batch.source, capacity
-            program = self.programs.find((*layout, *self.watched))
+            form = batch.form
+            capacity = self.programs.capacity(form, self._need(examples, batch), dataset)
+            of_batch = self._of_batch = form, batch.source, capacity
+            program = self.programs.find((*of_batch, *self.watched))
             if program is None:
-                program = self._new(batch, capacity, counter)
-                # Parameters and states may have been made.
-                self.watched = self._watch(self.guards.key())
-                self.programs.add((*layout, *self.watched), program)
+                program = self._make(batch, capacity, counter)
             elif not program.is_captured:
-                self._capture(program, batch, examples)
+                self._capture(program, batch, counter)
+                self.programs.add((*of_batch, *self._watch_again()), program)
+        except ParameterMissing:
+            self.watched = None
+            return None, None, None
         except (NoSparseBatch, CannotCapture, MemoryError) as error:  # CuPy's is one of these
             return self.give_up(str(error)), None, None
         if not program.is_captured or program.is_check_due():
             self.watched = None  # what runs eagerly may change it
         return None, program, batch
 
+    def keep(self, program):
+        """Keep the program of the last batch, which it has run, by what that has left in Python."""
+        self.programs.add((*self._of_batch, *self._watch_again()), program)
+
+    def _need(self, examples, batch):
+        need = batch.need
+        if not self.knows_sizes and (
+            not isinstance(examples, Selection) or batch.form.layout == 'padded'
+        ):
+            return need._replace(
+                max_rows=1 << need.max_rows.bit_length(),
+                max_entries=1 << need.max_entries.bit_length(),
+            )
+        return need
+
     def _look(self, function):
-        """Return the guards' key; start anew where function, target, rules or hooks are others."""
-        if self.capturer is not None:
-            key = self.guards.key()
-            if [*key.update, function, self.target] == self._made_for:
-                return key
-        self._prepare(function)
-        return self.guards.key()
-
-    def _prepare(self, function):
-        """Make what all programs share, discarding the old one; raise CannotCapture if it fails."""
+        """Return the guards' key, of another session if the last one is over."""
+        key = None if self.session is None else self.session.key(self.target, function)
+        if key is not None:
+            return key
         self.forget()
-        self.blas = self.capturer = None
-        capturer = Capturer(self.device)
-        try:
-            with chainer.using_device(self.device), capturer.stream:
-                self.blas = gemm.Blas()
-                self.blas.use(capturer.stream)
-        except Exception as error:
-            text = 'no cuBLAS handle could be made with the library that CuPy has loaded: %r'
-            raise CannotCapture(text % error) from error
-        self.function = function
-        self._make()
-        self.guards = Guards(self.target, function, self.optimizer)
-        self._made_for = [*self.guards.key().update, function, self.target]
-        self.capturer = capturer  # last: there may be an interrupt before
+        session = self._begin(function)
+        self.session = session  # last: there may be an interrupt before
+        return session.guards.key()
 
-    def _make(self):
-        """Make what else they share."""
+    def _begin(self, function) -> Session:
+        """Begin a session; CannotCapture if that fails."""
+        return Session(
+            self.device, self.target, function, self.optimizer, self.seed, self.check_every
+        )
 
     def _why_not_now(self):
         """Return what (str or None) rules out replays at this moment."""
-        return self.guards.blocking_hook()
+        return self.session.guards.blocking_hook()
 
-    def _watch(self, key):
-        """Return what (tuple) programs differ by, apart from the batch; the guards' key is last."""
+    def _watch(self, key) -> tuple:
+        """Return what a program's key has apart from the batch; the guards' key comes last."""
         return (key,)
 
-    def _new(self, batch, capacity, counter) -> Program:
-        """Return the program for a batch of a new layout."""
+    def _watch_again(self):
+        return self._watch(self.session.guards.key())
+
+    def _work(self, batch) -> Work:
+        """Return what a new program does with batches like this one."""
         raise NotImplementedError
 
-    def _capture(self, program, batch, examples):
-        program.capture()
+    def _make(self, batch, capacity, counter):
+        """Return a new program."""
+        program = Program(self.session, self._work(batch), batch, capacity)
+        if not self.programs:  # the kernels of others are mostly the same
+            program.rehearse(batch, counter)
+            program.compile_kernels(batch)
+        return program
+
+    def _capture(self, program, batch, counter):
+        """Try a program out on a batch, and capture it."""
+        program.rehearse(batch, counter)
+        with self.session.capturer.ordered():
+            program.try_out(batch)
+            program.capture()
 
     def forget(self):
-        """Drop the programs."""
+        """Drop the programs and their session, which frees their memory."""
         self.watched = None
         self.programs.clear()
+        self.session = None
 
     def end(self):
         """Let go what was made of dense examples: another training makes it again."""
@@ -147,7 +161,7 @@ class Driver:
         return reason
 
     def warn(self, reason):
-        """Say, once for each reason, that it goes on eagerly."""
+        """Warn, once per reason, that batches are run eagerly."""
         self.warn_once('%s eagerly: %s' % (self.who, reason))
 
     def warn_once(self, text):

@@ -9,16 +9,15 @@ from chainer.dataset import convert
 from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 
-from chainer_bspmm.dataset import concat_mols, CSRConverter
+from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.training.between_steps import BetweenSteps
-from chainer_bspmm.training.cuda_graphs import using
+from chainer_bspmm.training.cuda_graphs import CannotCapture, using
 from chainer_bspmm.training.driver import is_on_gpu
-from chainer_bspmm.training.programs import CannotCapture, CHECK_EVERY, StepDiffers
-from chainer_bspmm.training.step_driver import StepDriver
-from chainer_bspmm.training.swap_check import check_swap
-
-N_EXAMPLES = 32  # of the first batch, among which the swap is checked
+from chainer_bspmm.training.check_rows import check_rows
+from chainer_bspmm.training.program import StepDiffers
+from chainer_bspmm.training.session import CHECK_EVERY
+from chainer_bspmm.training.training_driver import TrainingDriver
 
 
 class GraphUpdater(StandardUpdater):
@@ -62,7 +61,7 @@ class GraphUpdater(StandardUpdater):
         to the host: reported values are device arrays until they are read.
     """
 
-    _driver: StepDriver
+    _driver: TrainingDriver
     _is_asked_for = True  # or was adopted
     _is_checked = False  # whether the swap was, at the first step
     _between_steps: BetweenSteps | None = None
@@ -85,7 +84,7 @@ class GraphUpdater(StandardUpdater):
         if 'main' not in self._optimizers:
             names = ', '.join(self._optimizers)
             raise ValueError("optimizer: expected one named 'main', got %s" % names)
-        self._driver = StepDriver(
+        self._driver = TrainingDriver(
             self._optimizers['main'], self.input_device, seed, check_every, on_difference
         )
 
@@ -107,7 +106,8 @@ class GraphUpdater(StandardUpdater):
     @property
     def graph_nbytes(self) -> int:
         """Bytes on the GPU (int) that captured steps take, which CuPy's own pool does not count."""
-        return 0 if self._driver.capturer is None else self._driver.capturer.nbytes
+        session = self._driver.session
+        return 0 if session is None else session.capturer.nbytes
 
     @property
     def seed(self) -> int:
@@ -128,7 +128,7 @@ class GraphUpdater(StandardUpdater):
         iterator = self._iterators['main']
         is_known = between is not None and between.had_no_effect(self)
         if self._optimizers['main'] is not self._driver.given:  # replaced
-            self._driver = StepDriver(*self._driver.options(self._optimizers['main']))
+            self._driver = TrainingDriver(*self._driver.options(self._optimizers['main']))
         driver = self._driver
         if not is_known:
             driver.watched = None
@@ -138,27 +138,21 @@ class GraphUpdater(StandardUpdater):
         )
         if type(examples) is not Selection:  # a list may come from a user's code
             driver.watched = None
-        if not self._is_checked:
-            self._is_checked = True
-            self._check_swap(examples)
         with using(self.input_device):  # its current stream is used throughout
             self._train(examples)
+            if not self._is_checked:
+                self._is_checked = True
+                self._check_rows(examples)
         if self.auto_new_epoch and iterator.is_new_epoch:
             self._optimizers['main'].new_epoch(auto=True)
 
-    def _check_swap(self, examples):
-        """Warn if the swap changes the loss or the gradients of a few molecules."""
+    def _check_rows(self, examples):
+        """Warn if the loss takes rows of a batch for molecules, or if that cannot be told."""
         driver = self._driver
-        if (
-            not chainer.config.bspmm_check_swap
-            or type(self.converter) is not CSRConverter
-            or hasattr(driver.given, 'communicator')  # a rank by itself may not sum with others
-        ):
+        # A rank by itself may not sum with others.
+        if not chainer.config.bspmm_check_swap or hasattr(driver.given, 'communicator'):
             return
-        few = [examples[i] for i in range(min(N_EXAMPLES, len(examples)))]
-        check = check_swap(driver.optimizer.target, few, self.converter, self.loss_func)
-        if check.equal is False:
-            driver.warn_once(check.text)
+        check_rows(driver.target, examples, self.converter, self.loss_func)
 
     def _train(self, examples):
         driver = self._driver
@@ -173,27 +167,25 @@ class GraphUpdater(StandardUpdater):
         )
         if driver.together is not None:
             reason = driver.agree(reason)
-        if reason is not None:
-            if self._is_asked_for or is_on_gpu(driver.device):
+        if reason is not None or program is None:
+            if reason is not None and (self._is_asked_for or is_on_gpu(driver.device)):
                 driver.warn(reason)
             self._train_eagerly(examples)
             return
-        fused, optimizer = driver.fused, driver.optimizer
-        if fused is None:
-            driver.watched = None  # the update may change it
-        difference = step_numbers = None
+        optimizer = driver.optimizer
+        update = driver.session.update
+        difference = None
         n_before = optimizer.t
-        program.is_done = False
+        program.work.is_done = False
         try:
-            if fused is not None:
-                step_numbers = fused.advance()
-            program.stage(batch, self.iteration, step_numbers)
-            reported = program.replay() if program.is_captured else program.run()
+            numbers = update.advance()
+            program.stage(batch, self.iteration, numbers)
+            reported = program.replay() if program.is_captured else program.run(batch)
         except StepDiffers as error:  # after the eager step was done, and counted
             difference, reported = error, error.reported
         except BaseException as error:
-            if fused is not None:  # a step that was done counts, whatever came after it
-                fused.count(n_before + program.is_done - optimizer.t)
+            # A step that was done counts, whatever came after it.
+            update.recount(n_before, program.work.is_done)
             if not isinstance(error, CannotCapture):
                 raise
             driver.warn(driver.give_up(str(error)))
@@ -205,8 +197,10 @@ class GraphUpdater(StandardUpdater):
                 reporters[-1].observation.update(reported)  # arrays: there is no variable to copy
             else:
                 chainer.report(reported)
-        if fused is None:
-            optimizer.update()
+        if update.finish():
+            driver.watched = None  # the update may have changed anything
+        if not program.is_captured:
+            driver.keep(program)
         if difference is not None:
             reason = driver.give_up(str(difference))
             if driver.on_difference == 'raise':
@@ -221,8 +215,8 @@ class GraphUpdater(StandardUpdater):
         return ((), in_arrays) if isinstance(in_arrays, dict) else ((in_arrays,), {})
 
     def _train_eagerly(self, examples):
-        if self._driver.capturer is not None:  # other steps are captured, maybe on another stream
-            self._driver.capturer.join()
+        if self._driver.session is not None:  # other steps are captured, maybe on another stream
+            self._driver.session.capturer.join()
         args, kwargs = self._arguments(examples)
         optimizer = self._optimizers['main']
         optimizer.update(self.loss_func or optimizer.target, *args, **kwargs)
@@ -249,6 +243,6 @@ class GraphUpdater(StandardUpdater):
 
 def adopt(updater: StandardUpdater) -> None:
     """Make a GraphUpdater of a StandardUpdater that has an optimizer named 'main'."""
-    driver = StepDriver(updater.get_optimizer('main'), updater.input_device)
+    driver = TrainingDriver(updater.get_optimizer('main'), updater.input_device)
     vars(updater).update(_driver=driver, _is_asked_for=False)
     updater.__class__ = GraphUpdater

@@ -1,24 +1,22 @@
-"""What a captured step reads from Python: when it changes, the step is captured again."""
+"""`Guards`: the key of a program, computed from what a captured step can read from Python."""
 
-import ctypes
-import dis
-import functools
 import itertools
-import types
+import operator
 
 import numpy
 
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm.user_code import is_user_code
+from chainer_bspmm.training.reach import is_of_user, Reach
+from chainer_bspmm.training.snapshot import has_same_bits
 
 PLAIN = (bool, int, float, complex, str, bytes, type, numpy.generic, numpy.dtype)
 BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule)
-# Contents are not watched. Every step makes such variables: replacing one is no change.
+# Compared by type only, unless their contents are watched as well: every step makes new variables.
 OPAQUE = chainer.Variable, dict, list
 
-# Their code keeps no arrays but in attributes.
+# Libraries whose code keeps no arrays but in attributes.
 KNOWN = 'builtins', 'chainer', 'chainer_chemistry', 'chainermn', 'chainer_bspmm', 'numpy', 'cupy'
 
 
@@ -27,31 +25,39 @@ class Guards:
 
     docs/captured_training.md lists them. If a hyperparameter changes, the key is another object,
     but equal.
-    `target` is the link that is trained or predicts, `function` what runs: a link, an object, a
-    method or a function. `links` are the target's, and others that the function refers to, `params`
-    theirs, `other_params` those that are not the target's; `owners` are the links, and the objects
-    that the function is or belongs to. `has_user_code`: what runs may be a user's code.
+
+    `target` is the link that is trained or predicts, `function` what runs on a batch, `reach` what
+    they can reach. `params` are those of all links that are reached, `other_params` those that are
+    not the target's. `has_user_code`: what runs may be a user's code.
     """
 
     def __init__(self, target, function, optimizer=None):
-        self._target, self._function, self._optimizer = target, function, optimizer
+        self._target = target
+        self._function = function
+        self._optimizer = optimizer
+        self._outputs = set()
         self._look()
 
     def key(self):
         """Return a `Key`, equal if nothing has changed, the last one if nothing was replaced."""
         values = self._values()
-        # Not item by item: comparing hundreds of objects takes a third of a step.
-        if _addresses(values) != _addresses(self._last):
+        sizes = self.reach.sizes()
+        # Not item by item in Python: there are hundreds.
+        if (
+            sizes != self._sizes
+            or len(values) != len(self._last)
+            or not all(map(operator.is_, values, self._last))
+        ):
             self._find_states()
             values = self._values()
-            if _differ(values, self._last):
+            if sizes != self._sizes or self._differ(values):
                 self._look()
             else:
                 self._last = values
         return self._key
 
     def blocking_hook(self):
-        """Return what (str or None) must see every call, as of the last key, so no replay."""
+        """Return which hook (str or None), as of the last key, must see every call: no replays."""
         if self._is_debug:
             return 'Chainer is in debug mode'
         names = [*chainer.get_function_hooks(), *chainer._get_link_hooks()]
@@ -59,36 +65,53 @@ class Guards:
             names += itertools.chain.from_iterable(self._link_hooks)
         return 'the hook %s has to see every call' % names[0] if names else None
 
+    def moment(self):
+        """Return the `Moment` of now."""
+        return Moment(Reach(self._target, self._function))
+
+    def ignore(self, outputs):
+        """Watch no longer what every run assigns and no run reads (set of texts)."""
+        if not outputs <= self._outputs:
+            self._outputs |= outputs
+            self._look()
+
     def _values(self):
-        """Return the values (tuple) that are watched, as they are now."""
-        values = [*vars(chainer.config._local).values()]
-        extend = values.extend
-        for of_owner in self._attributes:
-            extend(of_owner)
-        for function in self._functions:
-            extend(_surroundings(function).values())
+        """Return the values (list) that are watched, as they are now."""
+        values = [*vars(chainer.config._local).values(), *vars(chainer.global_config).values()]
+        values += self.reach.values()
         params = self.params
         values += [param._data[0] for param in params]
         values += [param._requires_grad for param in params]
         if self._optimizer is not None:
             if any(self._hooks):  # most are empty
                 for hooks in self._hooks:
-                    extend(hooks.values())
+                    values += hooks.values()
             values += [param.update_rule for param in self._target_params]
             values += [rule.enabled for rule in self._rules]
             values += [rule.hyperparam for rule in self._rules]
             values += [rule._state for rule in self._rules]
-            extend(itertools.chain.from_iterable(self._states))
-        return tuple(values)
+            values += itertools.chain.from_iterable(self._states)
+        return values
+
+    def _differ(self, values):
+        """Return whether values differ from the last ones in more than objects of no effect."""
+        if len(values) != len(self._last):
+            return True
+        for i, (value, last) in enumerate(zip(values, self._last)):
+            if value is not last and i not in self._ignored:
+                is_opaque = type(value) is type(last) and type(value) in OPAQUE
+                if not is_opaque or self.reach.follows(last):
+                    return True
+        return False
 
     def _find_states(self):
         states = [rule._state for rule in self._rules]
         self._states = [of_rule.values() for of_rule in states if of_rule is not None]
 
     def _look(self):
-        followed = _Followed(self._target, self._function)
-        self.links = list(followed.links.values())
-        params = {id(param): param for link in self.links for param in link.params()}
+        reach = self.reach = Reach(self._target, self._function)
+        links = list(reach.links.values())
+        params = {id(param): param for link in links for param in link.params()}
         self.params = list(params.values())
         self._target_params = list(self._target.params())
         known = set(map(id, self._target_params))
@@ -103,54 +126,44 @@ class Guards:
             for each in hookables
             for hooks in (each._hookable._pre_update_hooks, each._hookable._post_update_hooks)
         ]
-        self.owners = [*self.links, *followed.owners.values()]
-        self.has_user_code = bool(followed.functions) or any(
-            _is_of_user(part) for owner in (self._function, *self.owners) for part in _parts(owner)
+        self.has_user_code = bool(reach.functions) or any(
+            _is_of_user(part) for owner in (self._function, *links) for part in _parts(owner)
         )
-        # Views show what is in a dict at the time. Making one takes half as long as reading it.
-        self._attributes = [
-            attributes.values()
-            for attributes in (vars(chainer.global_config), *map(vars, self.owners))
-        ]
         self._find_states()
-        self._functions = list(followed.functions.values())
-        hooks = [link._local_link_hooks for link in self.links]
+        hooks = [link._local_link_hooks for link in links]
         self._link_hooks = [of_link for of_link in hooks if of_link is not None]
-        self._last = self._values()
-        common, of_thread = vars(chainer.global_config), vars(chainer.config._local)
-        configuration = {**common, **of_thread}
         self._is_debug = chainer.is_debug()
-        names = ['the attribute %s of chainer.config' % name for name in configuration]
-        values = [*configuration.values(), *self._last[len(common) + len(of_thread) :]]
-        for owner in self.owners:
-            called = getattr(owner, 'name', None) or type(owner).__name__
-            names += ['the attribute %s of %s' % (name, called) for name in vars(owner)]
-        for function in self._functions:
-            names += [
-                'the variable %s that %s reads' % (name, function.__name__)
-                for name in _surroundings(function)
-            ]
-        names += ['a parameter or the optimizer'] * (len(values) - len(names))
+        self._last = self._values()
+        self._sizes = reach.sizes()
+        common = vars(chainer.global_config)
+        of_thread = vars(chainer.config._local)
+        configuration = {**common, **of_thread}
+        n_before = len(common) + len(of_thread)
+        texts = [''] * n_before + reach.texts()
+        self._ignored = {i for i, text in enumerate(texts) if text in self._outputs}
+        named = [('the attribute %s of chainer.config' % n, v) for n, v in configuration.items()]
+        named += [(text, value) for text, value in reach.named() if text not in self._outputs]
+        named += [('a parameter or the optimizer', value) for value in self._last[len(texts) :]]
         update = rules + [hook for hooks in self._hooks for hook in hooks.values()]
-        self._key = Key(zip(names, values), self.owners, update)
+        self._key = Key(named, links, update)
 
 
 class Key:
-    """What was watched at one moment; equal to another where nothing differs.
+    """Values that were watched at one moment; equal to another key where nothing differs.
 
     Arrays, functions and links are compared by ``id``. The key holds them, so that no other object
     can get the same one. `update` are the update rules, and hooks of the optimizer and the rules.
     """
 
-    def __init__(self, named_values, owners, update):
+    def __init__(self, named_values, links, update):
         self.update = update
-        self._held = list(owners)
-        tokens = [('the model', tuple(map(id, owners)))]
-        for name, value in named_values:
+        self._held = list(links)
+        tokens = [('the model', tuple(map(id, links)))]
+        for text, value in named_values:
             token = _token(value)
             if token is not None:
                 self._held.append(value)
-                tokens.append((name, token))
+                tokens.append((text, token))
         self._tokens = tuple(tokens)
         self._hash = hash(self._tokens)
 
@@ -161,65 +174,46 @@ class Key:
         return self is other or self._tokens == other._tokens
 
     def change(self, before):
-        """Return what (str) differs from an earlier key."""
+        """Return the text of the first value that differs from an earlier key's."""
         for tokens, others in ((self, before), (before, self)):
             known = set(others._tokens)
-            for name, token in tokens._tokens:
-                if (name, token) not in known:
-                    return name
+            for text, token in tokens._tokens:
+                if (text, token) not in known:
+                    return text
         return 'the layout of the batches'
 
 
-def _addresses(values):
-    """Return the addresses (bytes) of the items of a tuple, from its memory."""
-    return ctypes.string_at(id(values) + tuple.__basicsize__, tuple.__itemsize__ * len(values))
+class Moment:
+    """All of Python that a run may change, at one moment: watched values, random numbers."""
 
+    def __init__(self, reach):
+        arrays = chainer.get_array_types()
+        named = reach.named()
+        self._arrays = {text: value for text, value in named if isinstance(value, arrays)}
+        others = [(text, value) for text, value in named if not isinstance(value, arrays)]
+        self._key = Key(others, reach.links.values(), [])
+        self._states = reach.states()
 
-def _differ(values, others):
-    return len(values) != len(others) or any(
-        value is not other and (type(value) is not type(other) or type(value) not in OPAQUE)
-        for value, other in zip(values, others)
-    )
+    def change(self, before):
+        """Return the text (str or None) of something that differs from an earlier moment."""
+        for text, state in self._states.items():
+            if state != before._states.get(text, state):
+                return text
+        if self._key != before._key:
+            return self._key.change(before._key)
+        for text, array in self._arrays.items():
+            last = before._arrays.get(text)
+            if last is not array and (last is None or not has_same_bits(array, last)):
+                return text
+        return None
 
-
-class _Followed:
-    """By id, the links, the objects with a loss, and the functions that something uses."""
-
-    def __init__(self, *things):
-        self.links, self.owners, self.functions = {}, {}, {}
-        self._follow(*things)
-
-    def _follow(self, *things):
-        for thing in things:
-            if isinstance(thing, chainer.Link):
-                for link in thing.links():
-                    if id(link) not in self.links:
-                        self.links[id(link)] = link
-                        self._follow(
-                            type(link).__call__,
-                            getattr(type(link), 'forward', None),
-                            *vars(link).values(),
-                        )
-            elif isinstance(thing, functools.partial):
-                self._follow(thing.func, *thing.args, *thing.keywords.values())
-            elif isinstance(thing, types.FunctionType):
-                if id(thing) not in self.functions and is_user_code(thing.__module__):
-                    self.functions[id(thing)] = thing
-                    self._follow(*_surroundings(thing).values())
-            elif isinstance(thing, types.MethodType):
-                self._follow_owner(thing.__self__)
-                self._follow(thing.__func__)
-            elif callable(thing) and not isinstance(thing, type):
-                self._follow_owner(thing)
-                self._follow(type(thing).__call__)
-
-    def _follow_owner(self, thing):
-        if isinstance(thing, chainer.Link):
-            self._follow(thing)
-        elif hasattr(thing, '__dict__') and is_user_code(type(thing).__module__):
-            if id(thing) not in self.owners:
-                self.owners[id(thing)] = thing
-                self._follow(*vars(thing).values())
+    def outputs(self, before):
+        """Return the texts (set) of arrays that were replaced since an earlier moment."""
+        return {
+            text
+            for text, array in self._arrays.items()
+            if before._arrays.get(text, array) is not array
+        }
 
 
 def _is_of_user(value):
@@ -229,39 +223,13 @@ def _is_of_user(value):
 
 
 def _parts(owner):
-    """Yield what may be called where an object is: itself, its attributes, and what is in them."""
+    """Yield what may be called where an object is: itself, its attributes, and their items."""
     yield owner
     yield type(owner)
     for value in getattr(owner, '__dict__', {}).values():
         yield value
         if isinstance(value, (dict, list, tuple, set)):
             yield from value.values() if isinstance(value, dict) else value
-
-
-def _surroundings(function):
-    """Return name -> value of a function's closure, and of the globals that it names."""
-    around = function.__globals__
-    values = {name: around[name] for name in _names(function.__code__) if name in around}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        try:
-            values[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            values[name] = None
-    return values
-
-
-@functools.lru_cache(maxsize=1024)
-def _names(code):
-    """Return the names (dict, in order) that code uses, functions within it included."""
-    names = dict.fromkeys(
-        each.argval
-        for each in dis.get_instructions(code)
-        if each.opname in ('LOAD_GLOBAL', 'LOAD_NAME')
-    )
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names.update(_names(constant))
-    return names
 
 
 def _token(value):
@@ -272,4 +240,4 @@ def _token(value):
         return tuple(map(_token, value))
     if isinstance(value, BY_ID) or (callable(value) and not isinstance(value, chainer.Link)):
         return id(value)
-    return None
+    return type(value) if is_of_user(type(value).__module__) else None

@@ -17,7 +17,7 @@ from chainer_bspmm.multi_node import faults, PartIterator
 from chainer_bspmm.multi_node.epochs import _check_epochs
 from chainer_bspmm.multi_node.evaluators import create_multi_node_evaluator
 from chainer_bspmm.multi_node.scatter import _fingerprint
-from chainer_bspmm.training.examples import Examples
+from chainer_bspmm.training.iterators import Examples
 from tests.multi_node.models import communicator, Disagreement, raise_now, squared_error
 from tests.support.ranks import needs_mpi, on_kept_ranks
 from tests.support.training import MODELS, molecules

@@ -13,7 +13,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.flat_gradients import FlatGradients
-from chainer_bspmm.training.step_program import StepProgram
+from chainer_bspmm.training.program import Program
 from tests.multi_node.models import At, arrays_of, communicator, CONVERTERS, my_share, N_ALL
 from tests.multi_node.models import optimizer_of, parameters_of_every_model, regressor
 from tests.support.ranks import needs_mpi, on_ranks
@@ -107,11 +107,11 @@ def updater_of(comm, name):
 def train_both_ways():
     comm = communicator('pure_nccl')
     chainer.get_device(comm.intra_rank).use()
-    capture = StepProgram.capture
+    capture = Program.capture
     for name in ('RSGCN', 'RSGCN, batch norm', 'norm of head', 'GIN'):
         found = []
         for is_captured in (True, False):
-            StepProgram.capture = capture if is_captured else lambda self: None
+            Program.capture = capture if is_captured else lambda self: None
             first, second = updater_of(comm, name)
             for _ in range(N_STEPS):  # in turns: one's memory is still that of the other
                 first.update()

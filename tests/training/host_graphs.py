@@ -20,10 +20,13 @@ from chainer_chemistry.models.prediction import Classifier, Regressor
 from chainer_bspmm.cuda import gemm, step
 from chainer_bspmm.ops import elementwise
 from chainer_bspmm.multi_node import communicators
-from chainer_bspmm.training import buffers, driver, flat_gradients
-from chainer_bspmm.training.peer_memory import PeerSums
-from chainer_bspmm.training import predictor, reports, state, step_driver, step_program
+from chainer_bspmm.training import driver, flat_gradients, prediction, program, reports, session
+from chainer_bspmm.training import staging, update
 from chainer_bspmm.training.cuda_graphs import HostCopyError
+from chainer_bspmm.training.peer_memory import PeerSums
+from chainer_bspmm.training.session import Session
+from chainer_bspmm.training.snapshot import Snapshot
+from chainer_bspmm.training.training_driver import TrainingDriver
 
 _tape = types.SimpleNamespace(recorded=None, replayed=None)
 
@@ -85,62 +88,55 @@ class _Counting:
 
 
 class HostCapturer(_Counting):
-    nbytes = 1
+    """A capturer whose graphs run the function again, with Python as it was at the capture.
 
-    def __init__(self, of):
-        super().__init__()
-        self._driver = of
+    `session` is the one that it was made for.
+    """
+
+    nbytes = 1
+    session: Session
 
     def capture(self, function):
-        optimizer = self._driver.optimizer
-        links = [*optimizer.target.links(), *self._driver.guards.links]
-        arrays = state.state_arrays(optimizer, links)
-        before = state.Copies(arrays)
-        had = [_variables(link) for link in links]
-        try:
-            with _recorded() as values:
-                reported, gradients = result = function()
-        finally:
-            before.put_back(arrays)
+        reach = self.session.guards.reach
+        python = reach.save()
+        before = Snapshot(self.session.target, reach)
+        with _recorded() as values:
+            try:
+                result = function()
+            finally:
+                before.restore_arrays()
         self.n_captures += 1
-        written = [(vars(link), _variables(link, but=of)) for link, of in zip(links, had)]
+        kept = _arrays(result), _arrays(before.changes())
 
         def launch():
             self.n_launches += 1
-            with _python_as_it_was(links), _replayed(values):
-                again, new = function()
-                for attributes, variables in written:
-                    for name, variable in variables.items():
-                        variable.array[...] = attributes[name].array
-            for name, value in again.items():
-                chainer.as_array(reported[name])[...] = chainer.as_array(value)
-            for (_, _, old), (_, _, gradient) in zip(gradients, new):
-                old[...] = gradient
+            now = Snapshot(self.session.target, reach)
+            reach.restore(python, with_numbers=False)
+            try:
+                with _replayed(values):
+                    again = function()
+                new = _arrays(again), _arrays(before.changes())
+            finally:
+                now.restore_python()
+            for olds, news in zip(kept, new):
+                for old, array in zip(olds, news, strict=True):
+                    old[...] = array
 
         return launch, result
 
 
-def _variables(link, but=()):
-    """Return name -> variable, such as a loss: what a link keeps of a step, but those in a dict."""
-    found = {name: value for name, value in vars(link).items() if type(value) is chainer.Variable}
-    return {name: value for name, value in found.items() if dict(but).get(name) is not value}
+def _arrays(values):
+    """Return the arrays (list) in variables, dicts, lists and tuples, in order."""
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, (list, tuple)):
+        return [array for value in values for array in _arrays(value)]
+    if isinstance(values, chainer.Variable):
+        values = values.array
+    return [values] if isinstance(values, numpy.ndarray) else []
 
 
-@contextlib.contextmanager
-def _python_as_it_was(links):
-    """Undo what is done inside to attributes of links and to gradients: a graph does not do it."""
-    attributes = [(vars(link), dict(vars(link))) for link in links]
-    params = {id(param): param for link in links for param in link.params(include_uninit=False)}
-    gradients = [(param, param.grad) for param in params.values()]
-    yield
-    for now, before in attributes:
-        now.clear()
-        now.update(before)
-    for param, gradient in gradients:
-        param.grad = gradient
-
-
-class HostStaging(buffers.Staging):
+class HostStaging(staging.Staging):
     """Slots that the copy takes in turn, as the kernel does, launched by itself or in a graph."""
 
     is_kernel = True
@@ -148,7 +144,7 @@ class HostStaging(buffers.Staging):
     def __init__(self, arrays, device):
         self.device = {name: numpy.zeros(*spec) for name, spec in arrays.items()}
         arrays = self.device.items()
-        n = 2 * buffers.N_SLOTS
+        n = 2 * staging.N_SLOTS
         self._slots = [{name: array.copy() for name, array in arrays} for _ in range(n)]
         self._next = self._position = 0
         self._is_filled = False
@@ -248,8 +244,8 @@ class HostFused:
 
 def fuse(monkeypatch):
     """Let updates of SGD be launched with the step, on the stand-ins too."""
-    monkeypatch.setattr(step_driver, 'why_unsupported', lambda optimizer: None)
-    monkeypatch.setattr(step_driver, 'FusedUpdate', HostFused)
+    monkeypatch.setattr(update, 'why_unsupported', lambda optimizer: None)
+    monkeypatch.setattr(update, 'FusedUpdate', HostFused)
 
 
 def _as_cupy_joins(join):
@@ -265,12 +261,18 @@ def _as_cupy_joins(join):
 
 
 def _stand_in_everywhere(monkeypatch):
+    make = Session.__init__
+
+    def made(self, *args):
+        make(self, *args)
+        self.capturer.session = weakref.proxy(self)
+
+    monkeypatch.setattr(Session, '__init__', made)
     blas = types.SimpleNamespace(use=lambda stream: None, dot=numpy.dot, matmul=numpy.matmul)
     monkeypatch.setattr(gemm, 'Blas', lambda: blas)
     monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
-    monkeypatch.setattr(buffers, 'Staging', HostStaging)
-    for module in (step_program, predictor):
-        monkeypatch.setattr(module, 'Reports', HostReports)
+    monkeypatch.setattr(staging, 'Staging', HostStaging)
+    monkeypatch.setattr(program, 'Reports', HostReports)
     for name in ('concatenate', 'stack'):
         monkeypatch.setattr(numpy, name, _as_cupy_joins(getattr(numpy, name)))
     for kind in (Classifier, Regressor):  # on the host they report Python numbers
@@ -283,34 +285,29 @@ def stand_in(monkeypatch):
     Fused updates are left out (see :func:`fuse`). Evaluators are captured, too.
     """
     stand_in_for_prediction(monkeypatch)
-    monkeypatch.setattr(step_driver, 'why_unsupported', lambda optimizer: 'this is the host')
+    monkeypatch.setattr(update, 'why_unsupported', lambda optimizer: 'this is the host')
     made = []
-    why_not = step_driver.StepDriver._why_not
+    begin = TrainingDriver._begin
 
-    def asked(self):
-        """Let the capturer that is made next be one of steps, if one is made."""
-        reason = why_not(self)
-        if reason is None:
-            others = driver.Capturer
-            of = weakref.proxy(self)
+    def begun(self, function):
+        """Let the capturer of this session be one of steps."""
+        others = session.Capturer
 
-            def capturer(device):
-                monkeypatch.setattr(driver, 'Capturer', others)
-                made.append(HostCapturer(of))
-                return made[-1]
+        def capturer(device):
+            made.append(HostCapturer())
+            return made[-1]
 
-            monkeypatch.setattr(driver, 'Capturer', capturer)
-        return reason
+        session.Capturer = capturer
+        try:
+            return begin(self, function)
+        finally:
+            session.Capturer = others
 
-    monkeypatch.setattr(step_driver.StepDriver, '_why_not', asked)
+    monkeypatch.setattr(TrainingDriver, '_begin', begun)
     return made
 
 
-def _arrays(result):
-    return result.values() if isinstance(result, dict) else [result]
-
-
-class PredictionGraphs(_Counting):
+class PredictionGraphs(HostCapturer):
     """Stand-ins for the graphs of a prediction: a launch runs again, into the captured arrays."""
 
     def __init__(self):
@@ -324,18 +321,7 @@ class PredictionGraphs(_Counting):
     def capture(self, function):
         if self.fail:
             raise self.fail
-        with _recorded() as values:
-            result = function()
-        self.n_captures += 1
-
-        def launch():
-            self.n_launches += 1
-            with _replayed(values):
-                again = function()
-            for array, new in zip(_arrays(result), _arrays(again)):
-                array[...] = new
-
-        return launch, result
+        return super().capture(function)
 
     def outgoing(self, array):
         values = array.copy()
@@ -357,8 +343,8 @@ def stand_in_for_prediction(monkeypatch):
     _stand_in_everywhere(monkeypatch)
     graphs = PredictionGraphs()
     monkeypatch.setattr(driver, 'cuda', types.SimpleNamespace(cupy=numpy))
-    monkeypatch.setattr(driver, 'Capturer', lambda device: graphs)
-    monkeypatch.setattr(predictor, '_Outgoing', graphs.outgoing)
+    monkeypatch.setattr(session, 'Capturer', lambda device: graphs)
+    monkeypatch.setattr(prediction, '_Outgoing', graphs.outgoing)
     return graphs
 
 
@@ -437,5 +423,5 @@ def with_ranks(monkeypatch, comm):
 
     place.cuda = types.SimpleNamespace(alloc_pinned_memory=bytearray, get_current_stream=current)
     monkeypatch.setattr(flat_gradients, 'cuda', types.SimpleNamespace(cupy=place))
-    monkeypatch.setattr(step_driver, 'FlatGradients', HostFlatGradients)
+    monkeypatch.setattr(update, 'FlatGradients', HostFlatGradients)
     monkeypatch.setattr(communicators, 'is_nccl', lambda given: given is comm)

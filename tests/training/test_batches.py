@@ -20,7 +20,7 @@ from chainer_bspmm.dataset.sparse_example import locate, Selection
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training import batches, captured_predict, GraphUpdater
 from chainer_bspmm.training.batches import DeviceBatch, Resident
-from chainer_bspmm.training.examples import Examples
+from chainer_bspmm.training.iterators import Examples
 from tests.support.data_sets import molecule_set
 from tests.support.training import assert_same_bits, BATCH, make_model, make_updater, molecules
 from tests.support.training import parameters, run, same_molecules, small_model

@@ -14,7 +14,8 @@ from chainer.training.triggers import ManualScheduleTrigger
 from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.training.extensions.auto_print_report import AutoPrintReport
 
-from chainer_bspmm.training import GraphUpdater, step_driver
+from chainer_bspmm.training import GraphUpdater, update
+from chainer_bspmm.training.training_driver import TrainingDriver
 from chainer_bspmm.training.between_steps import BetweenSteps
 from tests.support import assert_close_arrays
 from tests.support.training import make_updater, parameters, run, same_molecules, small_model
@@ -190,7 +191,7 @@ def test_a_run_that_was_interrupted(tmp_path):
 
 @pytest.fixture
 def looks(noted):
-    return noted(step_driver.StepDriver, '_look', of=lambda driver, _: driver.optimizer.t)
+    return noted(TrainingDriver, '_look', of=lambda driver, _: driver.optimizer.t)
 
 
 def trained(kind, device, out, change, make_dataset=chainer_bspmm.dataset.to_sparse):
@@ -209,7 +210,7 @@ def trained(kind, device, out, change, make_dataset=chainer_bspmm.dataset.to_spa
 
 def test_guards_look_when_needed(device, graphs, no_causes, tmp_path, monkeypatch, looks, is_fused):
     if not is_fused:
-        monkeypatch.setattr(step_driver, 'why_unsupported', lambda optimizer: 'this is a test')
+        monkeypatch.setattr(update, 'why_unsupported', lambda optimizer: 'this is a test')
 
     def change(trainer):
         trainer.updater.get_optimizer('main').target.predictor.counter = 1

@@ -12,7 +12,7 @@ from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import batch_form, to_sparse
 from chainer_bspmm.training import batches, buffers
 from chainer_bspmm.dataset.batch_form import Capacity, needs
-from chainer_bspmm.training.buffers import Capacities, STEP
+from chainer_bspmm.training.sizes import Capacities, STEP
 from chainer_bspmm.training.programs import Programs
 from tests.support.training import BATCH, molecules as examples
 

@@ -19,7 +19,7 @@ from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.captured_evaluators import capture_evaluator
 from chainer_bspmm.training.guards import Guards
-from chainer_bspmm.training.programs import Program
+from chainer_bspmm.training.program import Program
 from tests.support.training import BATCH, make_model, make_updater, molecules, small_model
 from tests.training import host_graphs
 

@@ -12,7 +12,7 @@ from chainer.backend import CpuDevice
 
 from chainer_bspmm.multi_node import faults, optimizer as multi_node
 from chainer_bspmm.training import GraphUpdater
-from chainer_bspmm.training.step_program import StepProgram
+from chainer_bspmm.training.program import Program
 from tests.support import relative_error
 from tests.support.training import molecules, make_model, without_dropout
 from tests.training import host_graphs
@@ -131,7 +131,7 @@ def test_ranks_are_one_large_batch(made, graphs, noted, is_clipped, is_one_host)
     hooks = [optimizer_hooks.GradientClipping(LARGEST_NORM)] * is_clipped
     updater, comm = made(hooks=hooks)
     comm.is_one_host = is_one_host
-    tried = noted(StepProgram, 'check_alone')
+    tried = noted(Program, 'check_alone')
     alone = chainer.optimizers.SGD(RATE).setup(copy.deepcopy(updater._driver.optimizer.target))
     for hook in hooks:
         alone.add_hook(hook)

@@ -17,7 +17,7 @@ from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
 from chainer_bspmm.cuda import gemm, step
 from chainer_bspmm.ops.linear_softmax import linear_softmax
-from chainer_bspmm.training import chainer_nodes, step_program
+from chainer_bspmm.training import chainer_nodes, training_step
 from chainer_bspmm.training.cuda_graphs import Capturer
 from tests.support import reference, relative_error
 from tests.support.layers import linear_relu
@@ -266,7 +266,7 @@ def test_one_launch_for_all_of_a_loss(xp, a_step, n_losses, lossfun, dtype):
         loss.backward()
         return [*actual, scores.grad]
 
-    a_step.one = step_program.SeedGradient(chainer.backend.get_device_from_array(x))
+    a_step.one = training_step.SeedGradient(chainer.backend.get_device_from_array(x))
     expected = results()
     with chainer_nodes.under_way(a_step):
         actual = results()

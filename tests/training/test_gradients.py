@@ -12,7 +12,8 @@ from chainer.training.updaters import StandardUpdater
 from chainer_bspmm.cuda import partial_sums, step
 from chainer_bspmm.functions import segment_sum
 from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
-from chainer_bspmm.training import GraphUpdater, step_program
+from chainer_bspmm.training import GraphUpdater, training_step
+from chainer_bspmm.training.program import Program
 from tests.support import relative_error
 from tests.support.training import HOST, make_updater, parameters, run, same_molecules, small_model
 from tests.training import host_graphs
@@ -28,7 +29,7 @@ def parameter(device, shape, dtype='float32'):
 
 
 def test_what_has_a_gradient_or_is_no_scalar_keeps_it(device):
-    one = step_program.SeedGradient(device)
+    one = training_step.SeedGradient(device)
     param = parameter(device, (3,))
     loss = functions.sum(param)
     loss.grad = grad = device.xp.full((), 5, 'f')
@@ -41,7 +42,7 @@ def test_what_has_a_gradient_or_is_no_scalar_keeps_it(device):
 @pytest.mark.parametrize('shape', [(), (1,), (2, 3)])
 def test_hooks_may_change_gradients(device, shape):
     """Those of parameters that are added to the loss are the 1 itself, or a view of it."""
-    one = step_program.SeedGradient(device)
+    one = training_step.SeedGradient(device)
     param = parameter(device, shape)
     other = parameter(device, shape)
     loss = functions.sum(param) + functions.sum(2 * other)
@@ -58,13 +59,13 @@ def test_zeros_of_what_has_no_gradient(device):
     params = [parameter(device, shape) for shape in ((), (3, 5), (4,), (0, 2))]
     params += [parameter(device, (3,), 'float64'), parameter(device, (2,), 'float16')]
     params[2].grad = saved = device.xp.ones(4, 'f')
-    step_program.zero_missing(params)
+    training_step.zero_missing(params)
 
     def address(a):
         return a.ctypes.data if device.xp is numpy else a.data.ptr
 
     first, second = (address(param.grad) for param in params[:2])
-    assert second - first == step_program.VECTOR_BYTES
+    assert second - first == training_step.VECTOR_BYTES
     for param in params:
         assert param.grad.shape == param.shape and param.grad.dtype == param.dtype
         assert param.grad.flags.c_contiguous
@@ -155,7 +156,7 @@ def launches(monkeypatch):
 def test_sums_of_a_step(launches, noted, is_read):
     """Only where nothing reads them before."""
     found = []
-    programs = noted(step_program.StepProgram, 'capture', of=lambda program: program)
+    programs = noted(Program, 'capture', of=lambda program: program)
     for kind in (GraphUpdater, StandardUpdater):
         sgd = optimizers.SGD(0.1)
         updater = make_updater(kind, HOST, Model(is_read), same_molecules(), sgd)

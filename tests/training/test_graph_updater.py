@@ -15,11 +15,11 @@ from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.training import cuda_graphs, fused_update, GraphUpdater, reports, state
-from chainer_bspmm.training import step_driver, step_program
-from chainer_bspmm.training.buffers import Inputs
+from chainer_bspmm.training import update
+from chainer_bspmm.training.staging import Inputs
 from chainer_bspmm.training.guards import Guards
-from chainer_bspmm.training.programs import Program
-from chainer_bspmm.training.step_program import StepProgram
+from chainer_bspmm.training.program import Program
+from chainer_bspmm.training.program import Program
 from tests.support.training import assert_same_bits, assert_same_training, BATCH, HOST, is_captured
 from tests.support.training import make_model, make_updater, MODELS, molecules, parameters
 from tests.support.training import RELATIONS, run, same_molecules, small_model, without_dropout
@@ -38,7 +38,7 @@ def test_captured_as_eager_to_the_bit(device, graphs, name, monkeypatch):
         model = make_model(name, classes=True)
         updater = make_updater(GraphUpdater, device, model, examples, hooks=hooks)
         if not captured:
-            monkeypatch.setattr(step_program.StepProgram, 'capture', lambda self: None)
+            monkeypatch.setattr(Program, 'capture', lambda self: None)
         reported = []
         for _ in range(200 if graphs is None else 10):
             updater.get_optimizer('main').alpha *= 0.999
@@ -162,7 +162,7 @@ PARTS = 'stage launch _reported _run_again _compute _update _gradients_now'.spli
 
 
 @pytest.mark.parametrize(
-    'owner, name', [*((StepProgram, part) for part in PARTS), (state, 'difference')]
+    'owner, name', [*((Program, part) for part in PARTS), (state, 'difference')]
 )
 @pytest.mark.parametrize(  # before; the 16th replay is checked
     'n_steps', (0, 2, 15, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 20)))
@@ -245,7 +245,7 @@ def test_a_check_waits_for_the_last_step(device, graphs, noted):
     run(updater, 2)
     noted(capturer, 'join', calls, lambda *_: 'join')
     noted(state.Copies, '__init__', calls, lambda *_: 'copies')
-    noted(StepProgram, '_checked_replay', calls, lambda *_: 'check')
+    noted(Program, '_checked_replay', calls, lambda *_: 'check')
     run(updater, 2)
     first = calls.index('check')
     assert calls[first : first + 3] == ['check', 'join', 'copies']
@@ -263,7 +263,7 @@ def test_an_eager_step_between_captured_ones_waits_too(device, graphs, noted):
 
 def test_a_parameter_made_late_that_a_fused_update_refuses(monkeypatch):
     host_graphs.stand_in(monkeypatch)
-    monkeypatch.setattr(step_driver, 'why_unsupported', fused_update.why_unsupported)
+    monkeypatch.setattr(update, 'why_unsupported', fused_update.why_unsupported)
     with chainer.using_config('dtype', numpy.dtype('e')):
         model = small_model()
         with model.init_scope():

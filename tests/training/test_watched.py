@@ -27,7 +27,7 @@ from chainer_chemistry.models.prediction import Regressor
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.training import GraphUpdater, StepDiffers
 from chainer_bspmm.training.guards import Guards
-from chainer_bspmm.training.step_program import StepProgram
+from chainer_bspmm.training.program import Program
 from tests.support import assert_close_arrays
 from tests.support.training import assert_same_bits, assert_same_training, BATCH, counting, HOST
 from tests.support.training import is_captured, make_updater, mean_of_rows, n_keys, of_variables
@@ -424,7 +424,7 @@ def test_it_goes_on_from_the_eager_result(device, graphs, monkeypatch, is_fused)
         optimizer = updater.get_optimizer('main')
         with monkeypatch.context() as patch:
             if is_eager:
-                patch.setattr(StepProgram, 'capture', lambda _: None)
+                patch.setattr(Program, 'capture', lambda _: None)
             assert not train(updater, 5)  # replays 1 to 4, of which 3 is not checked
             optimizer.lr += 0.001
             with eager_causes() as texts:

@@ -1,16 +1,7 @@
-"""The buffers that a captured step reads: how large, where, and how they are filled.
-
-A graph reads the same memory at every launch. A batch therefore lies in buffers of a fixed
-`Capacity`, a little larger than itself; rows and entries past the batch are called spare.
-"""
-
-from __future__ import annotations
+"""The memory that a captured step reads, and how batches are sent there."""
 
 import contextlib
 import functools
-import math
-import operator
-from typing import TYPE_CHECKING
 import weakref
 
 import numpy
@@ -20,71 +11,11 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import kernels, plans, step
 from chainer_bspmm.dataset import batch_form
-from chainer_bspmm.dataset.batch_form import Capacity
-
-if TYPE_CHECKING:
-    from chainer_bspmm.training.driver import Driver
-
-STEP = 64  # rows and entries are multiples of it
-SPARE = 1.1  # factor on a size that is derived from a batch rather than from a data set
-DEVIATIONS = 1, 4  # standard deviations above the mean batch that the two sizes of a data set hold
+from chainer_bspmm.training.session import Session
 
 N_SLOTS = 4  # of a group, which has one event; there are two groups
 # Bytes that a kernel reads over the bus sooner than a GPU has waited for its copy engine.
 FEW_BYTES = 2**14
-
-
-def bound(values, n_graphs, deviations):
-    """Return a multiple of ``STEP`` that holds most sums of n_graphs of the values, (M,)."""
-    # A batch without repeated molecules holds at most the n_graphs largest.
-    return round_up(
-        min(
-            n_graphs * values.mean() + deviations * numpy.sqrt(n_graphs) * values.std(),
-            numpy.sort(values)[-n_graphs:].sum() + 1,
-        )
-    )
-
-
-def round_up(number):
-    """Return the smallest positive multiple of ``STEP`` (int) that is at least `number`."""
-    return max(1, -(-int(numpy.ceil(number)) // STEP)) * STEP
-
-
-class Capacities:
-    """Choose a capacity for each batch of n_graphs molecules.
-
-    `sizes` and `entries`, (M,), are those of all molecules of the data set, if known, `largest` the
-    bounds of a molecule. Sums over n_graphs of them are close to normal: one size holds five
-    batches in six, the next all but one in 30,000. Else a size is derived from the batch.
-    """
-
-    def __init__(self, n_graphs, sizes=None, entries=None, largest=None):
-        self._levels = []
-        if sizes is None or not len(sizes):
-            return
-        for deviations in DEVIATIONS:
-            rows, total = (bound(values, n_graphs, deviations) for values in (sizes, entries))
-            self._levels.append(largest._replace(rows=rows, entries=total))
-
-    def of(self, need):
-        """Return the smallest known capacity that holds a batch, or add one."""
-        # Always with a spare row and entry: the check with and without them detects their effect.
-        rows, entries, *bounds = need
-        needed = rows + 1, entries + 1, *bounds
-        for level in self._levels:
-            if all(map(operator.ge, level, needed)):
-                return level
-        largest = self._levels[-1] if self._levels else Capacity(0, 0, 0, 0, -1)
-        max_rows, max_entries, max_atom_id = bounds
-        with_spare = Capacity(
-            round_up((rows + 1) * SPARE),
-            round_up((entries + 1) * SPARE),
-            math.ceil(max_rows * SPARE),
-            math.ceil(max_entries * SPARE),
-            max_atom_id,
-        )
-        self._levels.append(Capacity(*map(max, largest, with_spare)))
-        return self._levels[-1]
 
 
 class Staging:
@@ -191,10 +122,11 @@ def _views(buffer, places):
 
 
 class Inputs:
-    """What a captured step reads: a batch of one layout, the first, and `n_numbers` others."""
+    """Device memory that a captured step reads: a batch, and n_numbers of the optimizer."""
 
-    def __init__(self, driver: Driver, batch, capacity, n_numbers=None):
-        self._capturer, device = driver.capturer, driver.device
+    def __init__(self, session: Session, batch, capacity, n_numbers=None):
+        self._capturer = session.capturer
+        device = session.device
         self._form, self._capacity = batch.form, capacity
         self._gather = batch.gather
         arrays = {'counter': ((1,), 'u8'), 'row_address': ((1,), 'u8')}
@@ -214,7 +146,7 @@ class Inputs:
                     batch.fill(self._buffers)
                 self._gather = None
         # To be current when it is run.
-        self.step = step.Step(driver.blas, driver.seed, sent['counter'])
+        self.step = step.Step(session.blas, session.seed, sent['counter'])
         self.row_address = sent['row_address']  # (1,) uint64, where the step reports: `reports`
         self.numbers = sent.get('numbers')  # (n_numbers,) float64 or None
 

@@ -1,4 +1,4 @@
-"""`StepDriver`: the driver of training steps, on one GPU or several ranks."""
+"""`TrainingDriver`: the driver of training steps, on one GPU or several ranks."""
 
 from __future__ import annotations
 
@@ -9,28 +9,24 @@ import numpy
 import chainer
 
 from chainer_bspmm.multi_node.optimizer import of_nccl, Weighted
-from chainer_bspmm.multi_node.start import make_states
 from chainer_bspmm.sparse import validate
-from chainer_bspmm.training.cuda_graphs import using
+from chainer_bspmm.training.cuda_graphs import CannotCapture, using
 from chainer_bspmm.training.driver import Driver, is_on_gpu
-from chainer_bspmm.training.flat_gradients import FlatGradients, raise_if_not_finite
-from chainer_bspmm.training.fused_update import FusedUpdate, why_unsupported
-from chainer_bspmm.training.programs import CannotCapture, CHECK_EVERY
-from chainer_bspmm.training.step_program import StepProgram
+from chainer_bspmm.training.flat_gradients import raise_if_not_finite
+from chainer_bspmm.training.session import CHECK_EVERY
+from chainer_bspmm.training.training_step import TrainingStep
+from chainer_bspmm.training.update import update_of
 
 
-class StepDriver(Driver):
-    """All that a GraphUpdater has besides what a StandardUpdater has.
+class TrainingDriver(Driver):
+    """The state that GraphUpdater adds to StandardUpdater.
 
-    `given` is the updater's optimizer: `together`, ChainerMN's whose sums can be captured, around
-    the `optimizer` that updates, or that itself. `do_all_capture` is None until all ranks have
-    agreed.
+    `given` is the optimizer that the updater got. Over NCCL it is `together`, a wrapper of
+    `optimizer`; otherwise it is `optimizer`. `do_all_capture` is None until all ranks have agreed.
     """
 
     optimizer: chainer.Optimizer
     together: Weighted | None
-    fused: FusedUpdate | None = None
-    ranks: FlatGradients | None = None
 
     def __init__(
         self, optimizer, device, seed=None, check_every=CHECK_EVERY, on_difference='warn'
@@ -53,19 +49,20 @@ class StepDriver(Driver):
         self.together = of_nccl(optimizer)
         self.optimizer = optimizer if self.together is None else self.together.actual_optimizer
         self.target = self.optimizer.target  # the updater looks at every step
-        self.do_all_capture = None
-        self.peers = None  # then, the memory that they share, if they do
+        self.do_all_capture: bool | None = None
+        self.peers = None  # `PeerMemory` of the ranks once they are connected, or None
 
     def options(self, optimizer):
         """Return the arguments of a driver like this one, for an optimizer."""
         return optimizer, self.device, self.seed, self.check_every, self.on_difference
 
     def __reduce__(self):
-        return StepDriver, self.options(self.given)  # a copy captures anew
+        return TrainingDriver, self.options(self.given)  # a copy captures anew
 
     def _why_not(self):
         """Return what (str or None) rules out captured steps permanently."""
-        optimizer, device = self.optimizer, self.device
+        optimizer = self.optimizer
+        device = self.device
         if not is_on_gpu(device):
             name = 'not given' if device is None else device.name
             return 'CUDA graphs need a GPU, the device is %s' % name
@@ -79,52 +76,43 @@ class StepDriver(Driver):
                 return "parameter '%s' is on %s, the device is %s" % names
         return None
 
-    def _prepare(self, function):
+    def _begin(self, function):
         reason = self._why_not()
         if reason is not None:
             raise CannotCapture(reason)
-        super()._prepare(function)
-
-    def _make(self):
-        reason = why_unsupported(self.optimizer)
-        if reason is not None:
-            if self.together is not None:
-                raise CannotCapture('the update of several ranks is captured, but ' + reason)
-            self.warn_once('GraphUpdater updates eagerly after each replay: ' + reason)
-        self.fused = FusedUpdate(self.optimizer) if reason is None else None
-        self.ranks = None if self.together is None else FlatGradients(self.together, self.peers)
+        session = super()._begin(function)
+        session.update = update_of(self.optimizer, self.together, self.peers)
+        if session.update.reason is not None:
+            text = 'GraphUpdater updates eagerly after each replay: '
+            self.warn_once(text + session.update.reason)
+        return session
 
     def _why_not_now(self):
         if self.optimizer._loss_scale is not None:
             return 'the optimizer scales the loss'
-        return self.guards.blocking_hook()
+        return super()._why_not_now()
 
     def _watch(self, key):
         reporters = chainer.reporter._get_reporters()
         name = None  # without a reporter reports are dropped, and the target needs no name
         if reporters:
             name = reporters[-1]._observer_names.get(id(self.optimizer.target), '')
-        return None if self.fused is None else self.fused.variants(), name, key
+        return self.session.update.variants(), name, key
 
-    def _new(self, batch, capacity, counter):
-        program = StepProgram(self, batch, capacity)
-        fused = self.fused
-        program.stage(batch, counter, None if fused is None else numpy.zeros(fused.n_numbers))
-        program.check_spare_rows(lambda: batch.arrays_on(self.device), not self.programs)
-        make_states(self.target)  # lazy links have made their parameters now
-        if fused is None:
-            return program
-        if why_unsupported(self.optimizer) is not None:  # because of a parameter just made
-            self._prepare(self.function)
-            return self._new(batch, capacity, counter)
-        fused.prepare()
-        if self.ranks is not None:
-            if self.together.has_new_parameters:
-                raise CannotCapture('parameters were made or removed after the first step')
-            self.ranks.load_kernels()
+    def _work(self, batch):
+        return TrainingStep(self.session, batch.form.n_graphs)
+
+    def _make(self, batch, capacity, counter):
+        program = super()._make(batch, capacity, counter)
+        if self.together is not None:
+            update = self.session.update
+            update.prepare()
             if not self.do_all_capture:
-                program.check_alone()
-            elif self.ranks.peers is not self.peers:
+                # A capture that fails later would leave the other ranks waiting for this one.
+                program.rehearse(batch, counter)
+                program.try_out(batch)
+                program.capture_alone()
+            elif update.gradients.peers is not self.peers:
                 raise CannotCapture('parameters have other sizes or dtypes than in the first step')
         return program
 
@@ -137,9 +125,9 @@ class StepDriver(Driver):
             for rank, other in enumerate(reasons):
                 if other is not None:
                     return self.give_up('%s (rank %d)' % (other, rank))
-            self.ranks.connect()
-            self.peers = self.ranks.peers
-            have_others = comm.mpi_comm.allgather(bool(self.ranks.sums.vectors))
+            update = self.session.update
+            self.peers = update.connect()
+            have_others = comm.mpi_comm.allgather(bool(update.gradients.sums.vectors))
             if any(have_others) and self.peers is None:
                 self.do_all_capture = False
                 return self.give_up('ranks without common memory have statistics of all of them')
@@ -154,11 +142,6 @@ class StepDriver(Driver):
         if self.do_all_capture:
             with using(self.device):
                 raise_if_not_finite(self.together, wait=True)
-
-    def forget(self):
-        super().forget()
-        # Frees memory: that of the capturer after what uses its stream.
-        self.blas = self.guards = self.fused = self.ranks = self.capturer = None
 
     def give_up(self, reason):
         if self.do_all_capture:

@@ -1,8 +1,7 @@
-"""All arrays that a training step changes: copied, restored and compared."""
+"""`Snapshot`: all that a run may change, put back after it; and how two runs differ."""
 
 import collections.abc
 import contextlib
-import itertools
 
 import numpy
 
@@ -10,28 +9,113 @@ import chainer
 from chainer.backends import cuda
 
 
-def state_arrays(optimizer, owners=()):
-    """Return name -> array: parameters, optimizer states, and arrays that are attributes."""
-    arrays = {}
-    kinds = chainer.get_array_types()
-    named = dict(optimizer.target.namedlinks())
+class ParameterMissing(Exception):
+    """An extra run would have made a parameter, which is left to a step of the user's."""
+
+
+class Snapshot:
+    """What a run of a function may change, as it is now: taken, put back, compared.
+
+    That is Python state (see `reach.Reach`), states of random number generators, arrays in place,
+    and which arrays are the gradients of parameters. `arrays` is name -> array.
+    """
+
+    def __init__(self, target, reach):
+        self._reach = reach
+        self._python = reach.save()
+        params = {id(param): param for link in reach.links.values() for param in link.params()}
+        self._lazy = [param for param in params.values() if not param.is_initialized]
+        self._gradients = [(param, param._grad) for param in params.values()]
+        self.arrays = arrays_of(target, reach)
+        self._copies = Copies(self.arrays)
+
+    def restore(self):
+        """Put all of it back, but random numbers that were drawn for parameters made since."""
+        self.restore_python()
+        self.restore_arrays()
+
+    def restore_python(self):
+        """Put back what Python holds, but not what is in arrays."""
+        were_made = any(param.is_initialized for param in self._lazy)
+        self._reach.restore(self._python, with_numbers=not were_made)
+        for param, gradient in self._gradients:
+            param._set_grad_without_check(gradient)
+
+    @property
+    def has_lazy_parameters(self):
+        """Whether there were parameters that had not been made."""
+        return bool(self._lazy)
+
+    def restore_arrays(self):
+        """Put back what is in arrays, but not what Python holds."""
+        self._copies.put_back(self.arrays)
+
+    def changes(self):
+        """Return what was assigned since, as :meth:`Reach.changes` does, gradients included."""
+        new = [
+            (param._set_grad_without_check, param._grad)
+            for param, before in self._gradients
+            if param._grad is not before
+        ]
+        return self._reach.changes(self._python) + new
+
+    @contextlib.contextmanager
+    def undone(self):
+        """Put back what is changed inside, where no parameter can be made."""
+        for param in self._lazy:
+            param.initialize = _refuse
+        try:
+            with _other_generators():
+                self._reach.copy_iterators(self._python)
+                yield
+        finally:
+            for param in self._lazy:
+                del param.initialize
+            self.restore()
+
+
+def _refuse(shape):
+    raise ParameterMissing
+
+
+@contextlib.contextmanager
+def _other_generators():
+    """Let CuPy draw from other generators inside: the state of its own cannot be read."""
+    if not cuda.available:
+        yield
+        return
+    generators = cuda.cupy.random._generator._random_states
+    before = dict(generators)
+    generators.clear()
+    try:
+        yield
+    finally:
+        generators.clear()
+        generators.update(before)
+
+
+def arrays_of(target, reach):
+    """Return name -> array: parameters, optimizer states, and arrays that are reached."""
+    arrays = dict(reach.arrays)
+    named = dict(target.namedlinks())
     known = set(map(id, named.values()))
-    for i, owner in enumerate(owners):
-        if id(owner) not in known:
-            name = getattr(owner, 'name', None) or type(owner).__name__
-            named['object %d (%s)' % (i, name)] = owner
-    for path, owner in named.items():
-        for name, value in vars(owner).items():
+    for i, link in enumerate(reach.links.values()):
+        if id(link) not in known:
+            named['link %d (%s)' % (i, link.name or type(link).__name__)] = link
+    for path, link in named.items():
+        for name, value in vars(link).items():
             arrays['%s/%s' % (path.rstrip('/'), name)] = value
-    for path, param in optimizer.target.namedparams(include_uninit=False):
+    for path, param in target.namedparams(include_uninit=False):
         arrays[path] = param.array
         if param.update_rule is not None:
             for name, value in (param.update_rule.state or {}).items():
                 arrays['%s/%s' % (path, name)] = value
+    kinds = chainer.get_array_types()
     return {
         name: array
         for name, array in arrays.items()
         if isinstance(array, kinds)
+        and array.dtype.kind in 'biufc'
         and not (isinstance(array, numpy.ndarray) and not array.flags.writeable)
     }
 
@@ -89,39 +173,19 @@ class Copies(collections.abc.Mapping):
                 array.data.copy_from_device_async(copy, array.nbytes)
 
 
-@contextlib.contextmanager
-def attributes_kept(owners):
-    """Put back attributes that are replaced inside, such as running statistics."""
-    before = [(vars(owner), dict(vars(owner))) for owner in owners]
-    try:
-        yield
-    finally:
-        for now, values in before:
-            now.update(values)
-
-
-@contextlib.contextmanager
-def untouched(owners, params):
-    """Undo what is done inside to attributes of links and objects, and make no parameters."""
-    # For a capture that is dropped: what it assigns is memory that nothing has written to.
-    kinds = set, list, dict
-    before = [(vars(owner), dict(vars(owner))) for owner in owners]
-    values = itertools.chain.from_iterable(attributes.values() for _, attributes in before)
-    containers = [(value, value.copy()) for value in values if type(value) in kinds]
-    lazy = [param for param in params if not param.is_initialized]
-    for param in lazy:
-        param.initialize = _refuse
-    try:
-        yield
-    finally:
-        for param in lazy:
-            del param.initialize
-        for now, attributes in before:
-            now.clear()
-            now.update(attributes)
-        for container, entries in containers:
-            container.clear()
-            getattr(container, 'extend' if type(container) is list else 'update')(entries)
+def has_same_bits(actual, expected):
+    """Return whether two arrays are alike to the bit (synchronises)."""
+    if (
+        type(actual) is not type(expected)
+        or actual.dtype != expected.dtype
+        or actual.shape != expected.shape
+    ):
+        return False
+    actual, expected = (
+        chainer.backend.get_array_module(array).ascontiguousarray(array).ravel()
+        for array in (actual, expected)
+    )
+    return _has_same_bits(actual, expected)
 
 
 def _has_same_bits(actual, expected):
@@ -142,10 +206,6 @@ def _has_same_bits(actual, expected):
         )
         kernel(actual, expected, differ)
         return not differ.item()
-
-
-def _refuse(shape):
-    raise RuntimeError('a parameter would be made in a capture')
 
 
 def difference(arrays, values, tolerance):

@@ -1,0 +1,191 @@
+"""Predictions: the first batch of a form eagerly, the others by a captured CUDA graph."""
+
+from __future__ import annotations
+
+import numpy
+
+import chainer
+from chainer.backends import cuda
+from chainer.dataset import convert
+
+from chainer_bspmm.dataset import CSRConverter
+from chainer_bspmm.training import chainer_nodes, snapshot
+from chainer_bspmm.training.cuda_graphs import CannotCapture
+from chainer_bspmm.training.driver import Driver, is_on_gpu
+from chainer_bspmm.training.program import StepDiffers
+from chainer_bspmm.training.work import spare_tolerance, Work
+
+
+VALUES = 'values'  # of a `Predictor`
+
+
+class _Outgoing:
+    """Values on their way to the host: copied on the current stream into pinned memory."""
+
+    def __init__(self, array):
+        cupy = cuda.cupy
+        self._memory = None
+        self._array = array  # until it was copied
+        if isinstance(array, numpy.ndarray):
+            self._array = array.copy()  # a model may overwrite its own
+            return
+        self._memory = cupy.cuda.alloc_pinned_memory(max(array.nbytes, 1))
+        stream = cupy.cuda.get_current_stream()
+        if array.nbytes:
+            array.data.copy_to_host_async(self._memory.ptr, array.nbytes, stream)
+        self._event = cupy.cuda.Event(disable_timing=True)
+        self._event.record(stream)
+
+    def wait(self):
+        """Return a new NumPy array (synchronises with the copy to the host)."""
+        if self._memory is not None:
+            array = self._array
+            self._event.synchronize()
+            values = numpy.frombuffer(self._memory, array.dtype, array.size)
+            self._array = values.reshape(array.shape).copy()
+            self._memory = None
+        return self._array
+
+
+class Prediction(Work):
+    """What a function makes of a batch: ``values(arrays)`` returns name -> array."""
+
+    def __init__(self, name, model, values):
+        self.name = name
+        self._model = model
+        self._values = values
+
+    def under_way(self, step, alone):
+        return chainer_nodes.under_way(step)
+
+    def compute(self, arrays, mode, alone=False):
+        return self._values(arrays)
+
+    def difference(self, actual, expected):
+        if actual.keys() != expected.keys():
+            return '%s instead of %s' % (sorted(actual), sorted(expected))
+        for name, array in actual.items():
+            differs = _difference(array, expected[name], self._model)
+            if differs:
+                return '%s: %s' % (name, differs)
+        return None
+
+
+def _difference(values, expected, model):
+    """Return how (str or None) two predictions differ; equal NaN and infinities do not."""
+    values, expected = cuda.to_cpu(values), cuda.to_cpu(expected)
+    kinds = ['%s of shape %s' % (array.dtype, array.shape) for array in (values, expected)]
+    if kinds[0] != kinds[1]:
+        return ' instead of '.join(kinds)
+    if values.dtype.kind != 'f':  # classes, where rounding may decide a tie
+        n_wrong = numpy.count_nonzero(values != expected)
+        return None if n_wrong <= values.size * 0.01 else '%d of %d values' % (n_wrong, values.size)
+    tolerance = spare_tolerance(values.dtype, model)
+    return snapshot.difference({'values': values}, {'values': expected}, tolerance)
+
+
+class PredictionDriver(Driver):
+    """Replay what a function makes of batch after batch; the first of a form is run eagerly."""
+
+    name = 'prediction'
+    who = 'captured_predict predicts'
+    knows_sizes = False
+
+    def __init__(self, model, function, converter, dataset):
+        super().__init__(model.device)
+        self.target = model
+        self._function = function
+        self._converter = converter
+        self._dataset = dataset
+        self._has_unchecked = False  # whether the values of a replay were returned unchecked
+
+    def close(self):
+        """Give back the graphs and their memory, once nothing reads their results any more."""
+        session = self.session
+        self.forget()
+        self.examples.close()
+        self.resident = None
+        if session is not None:
+            session.capturer.free_unused()
+
+    def eager(self, examples):
+        """Return name -> value of a batch as the model gives them, without buffers and graphs."""
+        arrays = convert._call_converter(self._converter, examples, self.device)
+        return self.values(arrays if isinstance(arrays, tuple) else (arrays,), len(examples))
+
+    def values(self, arrays, n_graphs=None):
+        """Return name -> value of the arrays of a batch; n_graphs None: see adj."""
+        raise NotImplementedError
+
+    def values_of(self, examples):
+        """Return name -> value, replayed where possible: the next replay may overwrite them."""
+        reason, program, batch = self.program(
+            examples, self._converter, self._dataset, self._function
+        )
+        if program is not None:
+            try:
+                program.stage(batch)
+                if not program.is_captured:
+                    values = program.run(batch)
+                    self.keep(program)
+                    return values
+                is_checked = program.is_check_due()
+                values = program.replay()
+                self._has_unchecked = self._has_unchecked or not is_checked
+                return values
+            except CannotCapture as error:
+                reason = self.give_up(str(error))
+            except StepDiffers as error:
+                reason = self.give_up(str(error))
+                if self._has_unchecked and self.raises_differences:
+                    raise
+        if reason is not None:
+            self.warn(reason)
+        return self.eager(examples)
+
+    raises_differences = True  # after values that no check has seen
+
+    def _work(self, batch):
+        return Prediction(self.name, self.target, self.values)
+
+
+class Predictor(PredictionDriver):
+    """Predict batch after batch, from the first n_inputs columns (None: all)."""
+
+    def __init__(self, model, function, converter, n_inputs, dataset):
+        super().__init__(model, function, converter, dataset)
+        self._n_inputs = n_inputs
+        self._outgoing = None  # of the last batch
+
+    def predict(self, examples):
+        """Launch the prediction of a batch; ``wait()`` of what is returned gives a NumPy array."""
+        self.watched = None
+        if not isinstance(self._converter, CSRConverter):
+            examples = [examples[i] for i in range(len(examples))]
+        with (
+            chainer.using_device(self.device),  # its current stream is used throughout
+            chainer.using_config('train', False),
+            chainer.no_backprop_mode(),
+        ):
+            run = self.values_of if is_on_gpu(self.device) else self.eager
+            self._outgoing = _Outgoing(run(examples)[VALUES])
+        return self._outgoing
+
+    def close(self):
+        """Give back the graphs and their memory, once the last batch has left its pinned memory."""
+        if self._outgoing is not None:
+            self._outgoing.wait()
+        super().close()
+
+    def values(self, arrays, n_graphs=None):
+        """Return what the function makes of a batch: an array with a row for each molecule."""
+        values = chainer.as_array(self._function(*arrays[: self._n_inputs]))
+        xp = self.device.xp
+        if not isinstance(values, xp.ndarray):
+            names = self.device.name, type(values).__name__
+            raise TypeError('predict: expected an array on %s, got %s' % names)
+        n_graphs = arrays[1].n_graphs if n_graphs is None else n_graphs
+        if not values.ndim or len(values) != n_graphs:
+            text = 'predict: expected a row for each of %d molecules, got shape %s'
+            raise ValueError(text % (n_graphs, values.shape))
+        return {VALUES: xp.ascontiguousarray(values)}

@@ -1,0 +1,330 @@
+"""`Program`: a function of the batches of one form, run, captured, replayed and checked."""
+
+import contextlib
+import functools
+import traceback
+import warnings
+
+import numpy
+
+import chainer
+
+from chainer_bspmm.training import snapshot
+from chainer_bspmm.training.cuda_graphs import CannotCapture
+from chainer_bspmm.training.reports import Reports
+from chainer_bspmm.training.session import Session
+from chainer_bspmm.training.snapshot import ParameterMissing, Snapshot
+from chainer_bspmm.training.staging import Inputs
+from chainer_bspmm.training.work import Work
+from chainer_bspmm.user_code import is_user_code
+
+# If a kernel adds with atomics, two runs differ by rounding. Steps whose kernels do not declare it,
+# such as chainer.functions.get_item's, are recognised by running them eagerly this many times.
+NONDETERMINISTIC = 1e-3
+REPEATS = 8
+
+
+class StepDiffers(RuntimeError):
+    """A replayed step and the same step run eagerly gave different results.
+
+    Attributes:
+        reported (dict): what the eager step reported.
+    """
+
+    def __init__(self, message: str, reported: dict | None = None):
+        super().__init__(message)
+        self.reported = reported or {}
+
+
+class Program:
+    """A training step or a prediction for batches of one form.
+
+    Its life: the first batch is run as it is (:meth:`run`). Before the second, the batch is tried
+    out (:meth:`try_out`) and captured (:meth:`capture`), which leave no trace. That batch and all
+    further ones are replayed (:meth:`replay`); some replays are checked.
+    """
+
+    def __init__(self, session: Session, work: Work, batch, capacity):
+        self._session = session
+        self.work = work
+        self._inputs = Inputs(session, batch, capacity, work.n_numbers)
+        self._reports = Reports(session.device)
+        self._graphs = []  # launch the captured work, one after the other
+        self._results = {}  # name -> array that the graphs write
+        self._effects = []  # assignments that Python would have made: function, argument
+        self._is_deterministic = True
+        self._n_replays = 0
+
+    @property
+    def is_captured(self):
+        return bool(self._graphs)
+
+    def stage(self, batch, counter=0, numbers=None):
+        """Send a batch, the number of the step and the optimizer's numbers, for one launch."""
+        row_address = self._reports.next_row()
+        self._inputs.send(batch, counter, numbers, row_address, by_graph=self.is_captured)
+
+    def rehearse(self, batch, counter):
+        """Send a batch for runs that are undone, with an update by nothing."""
+        n_numbers = self.work.n_numbers
+        self.stage(batch, counter, None if n_numbers is None else numpy.zeros(n_numbers))
+
+    def is_check_due(self):
+        """Return whether the next replay is compared with the eager step."""
+        number = self._n_replays + 1
+        is_power = number & (number - 1) == 0
+        return (is_power and number <= 1024) or not number % self._session.check_every
+
+    # Eager.
+
+    def run(self, batch):
+        """Run a staged batch eagerly, as it is, without buffers; return its results by name.
+
+        CannotCapture: the run has failed, and was undone.
+        """
+        before = self._snapshot()
+        try:
+            with self._session.capturer.ordered():
+                return self._eagerly(batch.arrays_on(self._session.device))
+        except Exception as error:
+            before.restore()
+            raise CannotCapture(blame(error, self._session.function)) from error
+
+    def compile_kernels(self, batch):
+        """Compile the kernels of a staged batch, several at a time, and make its parameters."""
+        # Not where a user's code would run: it may keep arrays, such as constants, that nothing
+        # has written to.
+        session = self._session
+        if session.guards.has_user_code:
+            return
+        arrays = batch.arrays_on(session.device)
+
+        def compute(arguments):
+            self.work.load_kernels()
+            self._compute(arguments, 'captured', alone=True)
+
+        with session.capturer.ordered(), contextlib.suppress(Exception):  # the run raises it again
+            before = self._snapshot()
+            with before.undone():  # ends at the first parameter that is still to be made
+                session.capturer.compile_kernels(lambda: compute(arrays))
+            if before.has_lazy_parameters:
+                try:
+                    self._compute(arrays, 'eager', alone=True)
+                finally:
+                    before.restore_arrays()
+            with self._snapshot().undone():
+                for arguments in (arrays, None):
+                    session.capturer.compile_kernels(functools.partial(compute, arguments))
+
+    def try_out(self, batch):
+        """Run a staged batch twice as it is, then in the buffers; all of it is undone.
+
+        CannotCapture: the step changes what it reads, is random, or rows that belong to no molecule
+        change it.
+        """
+        session, work = self._session, self.work
+        reach = session.guards.reach
+        if reach.cannot:
+            text = 'a check would take something from %s for good'
+            raise CannotCapture(text % reach.cannot[0])
+        arrays = batch.arrays_on(session.device)
+        before = self._snapshot()
+        outcomes = []
+        moments = []
+        with session.capturer.ordered(), before.undone():
+            for arguments in (arrays, arrays, None):
+                try:
+                    results = self._compute(arguments, 'trial', alone=True)
+                except ParameterMissing:
+                    raise
+                except Exception as error:
+                    raise CannotCapture(blame(error, session.function)) from error
+                outcomes.append(snapshot.copies(work.summary(results)))
+                before.restore_arrays()
+                moments.append(session.guards.moment())
+            changed = moments[1].change(moments[0])
+            outputs = moments[1].outputs(moments[0])
+        if changed:
+            raise CannotCapture('the step changes %s at every run' % changed)
+        differs = work.difference(outcomes[1], outcomes[0])
+        if differs:
+            raise CannotCapture(
+                'one batch gives another %s when it is run twice: the model draws random numbers '
+                'from another generator than that of chainer.functions.dropout, or keeps what it '
+                'calculated' % differs
+            )
+        differs = work.difference(outcomes[2], outcomes[0])
+        if differs:
+            raise CannotCapture(
+                'with rows that belong to no molecule at the end of a batch the model gives '
+                'another %s: a link or the loss treats every row as an atom' % differs
+            )
+        session.guards.ignore(outputs)
+
+    # Captured.
+
+    def capture(self):
+        """Capture the work; nothing runs, and nothing in Python changes."""
+        halves = [self._compute_and_report]
+        if self.work.is_split:
+            halves.append(self._complete)
+        before = self._snapshot()
+        with before.undone():
+            launches = [self._captured(half) for half in halves]
+            graphs, (results, *_) = zip(*launches)
+            for name, array in results.items():
+                if not isinstance(array, self._session.device.xp.ndarray):
+                    text = '%s is a value on the host, which a replay would repeat'
+                    raise CannotCapture(text % name)
+            # Links keep holding what the graph writes, so that no other graph takes its memory.
+            self._effects = before.changes()
+        self._results = results
+        self._graphs = list(graphs)
+
+    def capture_alone(self):
+        """Capture this rank's part and drop it: a later failure would leave others waiting."""
+        with self._snapshot().undone():
+            self._captured(lambda: self._compute(None, 'captured', alone=True))
+
+    def _captured(self, half):
+        """Capture a part of the work; return what launches it, and its results."""
+        try:
+            return self._session.capturer.capture(half)
+        except ParameterMissing:
+            raise
+        except Exception as error:
+            raise CannotCapture(blame(error, self._session.function)) from error
+
+    def _snapshot(self):
+        return Snapshot(self._session.target, self._session.guards.reach)
+
+    def replay(self):
+        """Replay the staged batch; return its results by name.
+
+        After StepDiffers all is as the eager step has left it; over several ranks, as the replay.
+        """
+        is_due = self.is_check_due()
+        self._n_replays += 1
+        if is_due:
+            return self._checked_replay()
+        self._launch()
+        return self._results_now()
+
+    def _launch(self):
+        for i, graph in enumerate(self._graphs):
+            if i:
+                self.work.exchange()
+            stream = graph()
+            if not i:
+                self._inputs.fetched(stream)
+        self.work.is_done = True
+        for apply, new in self._effects:
+            apply(new)
+
+    def _checked_replay(self):
+        session, work = self._session, self.work
+        session.capturer.join()  # the last step may still write, on another stream
+        before = self._snapshot()
+        self._launch()
+        results = self._results_now()
+        replayed = self._state(before, results)
+        after = snapshot.Copies(before.arrays) if work.has_others else None
+        eager_results, eager = self._again(before)
+        differs = snapshot.difference(replayed, eager, 0)
+        if differs:
+            self._is_deterministic = self._is_deterministic and not any(
+                snapshot.difference(self._again(before)[1], eager, 0) for _ in range(REPEATS)
+            )
+            if not self._is_deterministic:
+                differs = snapshot.difference(replayed, eager, NONDETERMINISTIC)
+        if after is not None:  # the update of all ranks
+            after.put_back(before.arrays)
+            work.is_done = True
+        if differs:
+            cut = session.guards.reach.cut
+            raise StepDiffers(
+                'a replay of the captured step gave another %s than the step run eagerly: the '
+                'step reads something from Python that has changed since it was captured, and '
+                'that is not watched%s (docs/captured_training.md)'
+                % (differs, ', maybe ' + cut[0] if cut else ''),
+                eager_results,
+            )
+        return results
+
+    def _again(self, before):
+        """Run the staged batch eagerly from a state; return the results, and all that it gave."""
+        before.restore()
+        self.work.is_done = False
+        with self._session.capturer.ordered():
+            results = self._eagerly(None, alone=self.work.has_others)
+        return results, self._state(before, results)
+
+    def _state(self, before, results):
+        """Return `Copies` of all that a run gave: changed arrays, gradients, results."""
+        if self.work.has_others:  # what this rank sends is compared: the update is of all
+            return snapshot.Copies(self.work.outcome(results))
+        return snapshot.Copies({**before.arrays, **self.work.outcome(results)})
+
+    def _results_now(self):
+        """Return the results of the last replay."""
+        results = dict(self._results)
+        numbers = self._reports.numbers()
+        if self.work.copies_results:
+            arrays = {name: array for name, array in results.items() if name not in numbers}
+            results.update(snapshot.copies(arrays))
+        results.update(numbers)
+        return results
+
+    # Both.
+
+    def _eagerly(self, arrays, alone=False):
+        """Run the work, and note whether its kernels say that they are not deterministic."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter('always')
+            with chainer.using_config('warn_nondeterministic', True):
+                results = self._compute(arrays, 'eager', alone)
+                if not alone:
+                    if self.work.is_split:
+                        self.work.exchange()
+                    self._complete()
+        for warning in caught:
+            if 'non-deterministic' in str(warning.message):
+                self._is_deterministic = False
+            else:
+                warnings.warn_explicit(
+                    warning.message, warning.category, warning.filename, warning.lineno
+                )
+        return results
+
+    def _compute(self, arrays, mode, alone=False):
+        """Return the results of a batch, None: that in the buffers; alone: without other ranks."""
+        with self.work.under_way(self._inputs.step, alone):
+            return self.work.compute(arrays or self._inputs.arrays(), mode, alone)
+
+    def _complete(self):
+        self.work.complete(self._inputs.numbers)
+
+    def _compute_and_report(self):
+        self._inputs.fetch()
+        results = self._compute(None, 'captured')
+        if not self.work.is_split:
+            self._complete()
+        self._reports.write(self._reports.among(results), self._inputs.row_address)
+        return results
+
+
+def blame(error, model):
+    """Return a sentence that says where an exception came from: place, link, message."""
+    place, link = None, None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get('self')
+        if isinstance(owner, chainer.Link):
+            link = owner
+        if place is None or is_user_code(frame.f_globals.get('__name__')):
+            place = '%s, line %d, in %s' % (frame.f_code.co_filename, line, frame.f_code.co_name)
+    where = 'the step'
+    if link is not None:
+        links = model.namedlinks() if isinstance(model, chainer.Link) else ()
+        path = next((path for path, other in links if other is link), '')
+        where = ('%s (%s)' % (path, type(link).__name__)).lstrip()
+    return '%s cannot be captured: %s: %s (%s)' % (where, type(error).__name__, error, place)

@@ -1,0 +1,61 @@
+"""`Session`: what all programs of a driver share, made before the first and dropped together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+
+from chainer_bspmm.cuda import gemm
+from chainer_bspmm.training.cuda_graphs import CannotCapture, Capturer
+from chainer_bspmm.training.guards import Guards
+
+CHECK_EVERY = 2000  # replays
+
+
+class Session:
+    """The stream and memory of the graphs, cuBLAS, and what the programs run and watch.
+
+    `target` is the link that is trained or predicts; `function` runs on the arrays of a batch;
+    `update` follows the gradients of a training step (see `update`), None for predictions.
+    A session is over when the function, the target, an update rule or a hook is replaced.
+    """
+
+    update: Any = None
+
+    def __init__(
+        self,
+        device: chainer.backend.GpuDevice,
+        target: chainer.Link,
+        function: Callable,
+        optimizer: chainer.Optimizer | None = None,
+        seed: int = 0,
+        check_every: int = CHECK_EVERY,
+    ):
+        self.device = device
+        self.target = target
+        self.function = function
+        self.seed = seed
+        self.check_every = check_every
+        self.capturer = Capturer(device)
+        try:
+            with chainer.using_device(device), self.capturer.stream:
+                self.blas = gemm.Blas()
+                self.blas.use(self.capturer.stream)
+        except Exception as error:
+            text = 'no cuBLAS handle could be made with the library that CuPy has loaded: %r'
+            raise CannotCapture(text % error) from error
+        self.guards = Guards(target, function, optimizer)
+        self._made_for = self._identity(self.guards.key(), target, function)
+
+    def key(self, target, function):
+        """Return the guards' key; None where the session is over."""
+        key = self.guards.key()
+        if self.update is not None and self.update.is_over:
+            return None
+        return key if self._identity(key, target, function) == self._made_for else None
+
+    @staticmethod
+    def _identity(key, target, function):
+        return [*key.update, function, target]

@@ -1,0 +1,69 @@
+"""How large the buffers of a captured step are: a batch lies in them with room to spare.
+
+A graph reads the same memory at every launch, so buffers have a fixed `Capacity`, a little larger
+than the batches; rows and entries past a batch are called spare.
+"""
+
+import math
+import operator
+
+import numpy
+
+from chainer_bspmm.dataset.batch_form import Capacity
+
+STEP = 64  # rows and entries are multiples of it
+SPARE = 1.1  # factor on a size that is derived from a batch rather than from a data set
+DEVIATIONS = 1, 4  # standard deviations above the mean batch that the two sizes of a data set hold
+
+
+def bound(values, n_graphs, deviations):
+    """Return a multiple of ``STEP`` that holds most sums of n_graphs of the values, (M,)."""
+    # A batch without repeated molecules holds at most the n_graphs largest.
+    return round_up(
+        min(
+            n_graphs * values.mean() + deviations * numpy.sqrt(n_graphs) * values.std(),
+            numpy.sort(values)[-n_graphs:].sum() + 1,
+        )
+    )
+
+
+def round_up(number):
+    """Return the smallest positive multiple of ``STEP`` (int) that is at least `number`."""
+    return max(1, -(-int(numpy.ceil(number)) // STEP)) * STEP
+
+
+class Capacities:
+    """Choose a capacity for each batch of n_graphs molecules.
+
+    `sizes` and `entries`, (M,), are those of all molecules of the data set, if known, `largest` the
+    bounds of a molecule. Sums over n_graphs of them are close to normal: one size holds five
+    batches in six, the next all but one in 30,000. Else a size is derived from the batch.
+    """
+
+    def __init__(self, n_graphs, sizes=None, entries=None, largest=None):
+        self._levels = []
+        if sizes is None or not len(sizes):
+            return
+        for deviations in DEVIATIONS:
+            rows, total = (bound(values, n_graphs, deviations) for values in (sizes, entries))
+            self._levels.append(largest._replace(rows=rows, entries=total))
+
+    def of(self, need):
+        """Return the smallest known capacity that holds a batch, or add one."""
+        # Always with a spare row and entry: the check with and without them detects their effect.
+        rows, entries, *bounds = need
+        needed = rows + 1, entries + 1, *bounds
+        for level in self._levels:
+            if all(map(operator.ge, level, needed)):
+                return level
+        largest = self._levels[-1] if self._levels else Capacity(0, 0, 0, 0, -1)
+        max_rows, max_entries, max_atom_id = bounds
+        with_spare = Capacity(
+            round_up((rows + 1) * SPARE),
+            round_up((entries + 1) * SPARE),
+            math.ceil(max_rows * SPARE),
+            math.ceil(max_entries * SPARE),
+            max_atom_id,
+        )
+        self._levels.append(Capacity(*map(max, largest, with_spare)))
+        return self._levels[-1]

@@ -1,0 +1,194 @@
+"""`TrainingStep`: forward, backward and update of a batch, as kernels at fixed addresses."""
+
+import contextlib
+import math
+
+import numpy
+
+import chainer
+
+from chainer_bspmm.cuda.partial_sums import PendingSums
+from chainer_bspmm.cuda.plans import VECTOR_BYTES
+from chainer_bspmm.ops.ranks import weighted_by
+from chainer_bspmm.training import chainer_nodes, snapshot
+from chainer_bspmm.training.cuda_graphs import CannotCapture
+from chainer_bspmm.training.session import Session
+from chainer_bspmm.training.work import as_arrays, spare_tolerance, Work
+
+
+class TrainingStep(Work):
+    """The training step of a session, on batches of n_molecules."""
+
+    name = 'step'
+    copies_results = True
+
+    def __init__(self, session: Session, n_molecules):
+        self._session = session
+        self._update = session.update
+        self._n_molecules = n_molecules
+        self._seed = SeedGradient(session.device)
+        self._loss = None  # array of the last run from Python
+        self._is_prepared = False  # the update
+        self._defers_sums = None  # whether sums can be deferred; None until a trial
+        self.n_numbers = self._update.n_numbers
+        self.has_others = self._update.has_others
+
+    @property
+    def is_split(self):
+        return self._update.is_split
+
+    @contextlib.contextmanager
+    def under_way(self, step, alone):
+        step.one = self._seed
+        self._step = step
+        self._update.begin(step, alone)
+        with chainer_nodes.under_way(step), weighted_by(self._n_molecules):
+            yield
+
+    def compute(self, arrays, mode, alone=False):
+        """Leave the gradients in the parameters; return what was reported."""
+        session = self._session
+        target = session.target
+        with self._update.uncounted(), observed() as reported:
+            loss = session.function(*arrays)
+            target.cleargrads()
+            self._seed.set(loss)
+            with gradients_kept(session.guards.other_params):
+                self._backward(loss, mode)
+            if mode == 'captured':
+                loss.unchain_backward()  # links may keep the loss, and all arrays with it
+            self._loss = loss.array
+            del loss
+            params = list(target.params(include_uninit=False))
+            self._seed.detach(params)
+            zero_missing(params)
+            self._update.send(self._n_molecules, self._loss, alone)
+        return as_arrays(reported)
+
+    def load_kernels(self):
+        self._update.load_kernels()
+
+    def complete(self, numbers):
+        if not self._is_prepared:  # parameters may have been made by the first batch
+            self._update.prepare()
+            self._is_prepared = True
+        self._update.launch(numbers)
+        self.is_done = True
+
+    def exchange(self):
+        self._update.exchange()
+
+    def outcome(self, results):
+        if self.has_others:
+            return dict(results, gradient=self._update.sent)
+        return {**results, **self._gradients()}
+
+    def summary(self, results):
+        gradients = [g for g in self._gradients().values() if g.dtype.kind == 'f']
+        squares = sum((gradient.astype('d') ** 2).sum() for gradient in gradients)
+        return dict(results, loss=self._loss, **{'norm of the gradient': squares**0.5})
+
+    def difference(self, actual, expected):
+        tolerance = spare_tolerance(self._loss.dtype, self._session.target)
+        return snapshot.difference(actual, expected, tolerance)
+
+    def _gradients(self):
+        return {
+            'gradient of ' + path: param.grad
+            for path, param in self._session.target.namedparams(include_uninit=False)
+            if param.grad is not None
+        }
+
+    def _backward(self, loss, mode):
+        if mode == 'trial' and self._defers_sums is None:
+            # In a separate pass, because a gradient that has not been summed yet holds nothing.
+            self._defers_sums = self._backward_deferring(loss)[1]
+            self._session.target.cleargrads()
+            self._seed.set(loss)
+        if not self._defers_sums:
+            loss.backward()
+            return
+        sums, is_safe = self._backward_deferring(loss)
+        if not is_safe:
+            raise CannotCapture('gradients of parameters are read before the update, or added up')
+        sums.launch()
+
+    def _backward_deferring(self, loss):
+        """Return the `PendingSums`, and whether all are gradients of parameters."""
+        step = self._step
+        sums = step.sums = PendingSums()
+        try:
+            loss.backward()
+        finally:
+            step.sums = None
+        params = *self._session.target.params(), *self._session.guards.other_params
+        own = [param.grad for param in params if param.is_initialized]
+        return sums, not sums.others_than(own)
+
+
+@contextlib.contextmanager
+def gradients_kept(params):
+    """Restore the gradients of parameters that are not the optimizer's."""
+    # They are never cleared, so a graph would keep adding to those of its capture, in memory that
+    # may have been reused since.
+    before = [(param, param.grad) for param in params if param.is_initialized]
+    for param, _ in before:
+        param.cleargrad()
+    try:
+        yield
+    finally:
+        for param, gradient in before:
+            param.grad = gradient
+
+
+@contextlib.contextmanager
+def observed():
+    """Catch what is reported inside, as name -> value."""
+    reporters = chainer.reporter._get_reporters()
+    reported = {}
+    if not reporters:  # outside of a Trainer reports are dropped
+        yield reported
+        return
+    with reporters[-1].scope(reported):
+        yield reported
+
+
+class SeedGradient:
+    """The gradient of a loss by itself, filled once."""
+
+    def __init__(self, device):
+        self._may_share = device.xp.may_share_memory
+        with chainer.using_device(device):
+            self._ones = {numpy.dtype(char): device.xp.ones((), char) for char in 'efd'}
+
+    def set(self, loss):
+        """Set the gradient of a scalar that has none."""
+        if loss.array.ndim == 0 and loss.grad is None:
+            loss.grad = self._ones.get(loss.dtype)
+
+    def is_seed(self, gradient):
+        """Return whether an array is the 1."""
+        return gradient is self._ones.get(gradient.dtype)
+
+    def detach(self, params):
+        """Copy the gradients of parameters that lie in the 1 itself: hooks change gradients."""
+        for param in params:
+            grad = param.grad
+            one = None if grad is None else self._ones.get(grad.dtype)
+            if one is not None and self._may_share(grad, one):
+                param.grad = grad.copy()
+
+
+def zero_missing(params):
+    """Give parameters on one device that have no gradient zeros, in one array of each dtype."""
+    missing = {}
+    for param in params:
+        if param.grad is None:
+            missing.setdefault(param.dtype, []).append(param)
+    for dtype, empty in missing.items():
+        sizes = [math.prod(param.shape) for param in empty]
+        step = VECTOR_BYTES // dtype.itemsize
+        starts = numpy.cumsum([0, *(-(-size // step) * step for size in sizes)]).tolist()
+        zeros = empty[0].xp.zeros(starts[-1], dtype)
+        for param, start, size in zip(empty, starts, sizes):
+            param.grad = zeros[start : start + size].reshape(param.shape)

@@ -1,0 +1,164 @@
+"""What follows the gradients of a captured step: an `Update`, chosen once a session."""
+
+import contextlib
+
+import chainer
+
+from chainer_bspmm.multi_node.start import make_states
+from chainer_bspmm.training.flat_gradients import FlatGradients
+from chainer_bspmm.training.fused_update import FusedUpdate, why_unsupported
+from chainer_bspmm.training.cuda_graphs import CannotCapture
+
+
+class Update:
+    """The update by the optimizer itself, eagerly after every replay of the gradients."""
+
+    n_numbers: int | None = None  # that the host sends for every step
+    is_split = False  # whether `exchange` comes between two graphs
+    has_others = False  # whether other ranks take part
+
+    def __init__(self, optimizer: chainer.GradientMethod, reason: str | None = None):
+        self._optimizer = optimizer
+        self.reason = reason  # why the graphs leave the update to Python
+        self.is_over = False  # whether another kind of update has to follow
+
+    def variants(self):
+        """Return what (hashable) a captured update depends on."""
+
+    def load_kernels(self):
+        """Compile the kernels for the parameters that have been made."""
+
+    def prepare(self):
+        """Make the states and kernels that the parameters made by now need."""
+
+    def advance(self):
+        """Count a step; return its numbers, (n_numbers,) float64."""
+
+    def recount(self, n_before, is_done):
+        """Let the counters be as after n_before steps, and this one if it was done."""
+
+    def uncounted(self):
+        """Let Python read the optimizer's counters as before the step, which has been counted."""
+        return contextlib.nullcontext()
+
+    def begin(self, step, alone):
+        """Begin the kernels of a step; alone: without other ranks."""
+
+    def send(self, n_molecules, loss, alone):
+        """Launch what follows the gradients before other ranks are heard."""
+
+    def exchange(self):
+        """Exchange gradients with the other ranks, between two graphs."""
+
+    def launch(self, numbers):
+        """Launch the update; numbers: those of :meth:`advance` on the device."""
+
+    def finish(self):
+        """Do what is left once the graphs were launched; return whether Python ran."""
+        self._optimizer.update()
+        return True
+
+
+class OneLaunch(Update):
+    """The update of all parameters in one or a few launches, see `FusedUpdate`."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer)
+        self._fused = FusedUpdate(optimizer)
+        self.n_numbers = self._fused.n_numbers
+
+    def variants(self):
+        return self._fused.variants()
+
+    def load_kernels(self):
+        self._fused.load_kernels()
+
+    def prepare(self):
+        self.reason = why_unsupported(self._optimizer)  # because of a parameter just made
+        self.is_over = self.reason is not None
+        if not self.is_over:
+            make_states(self._optimizer.target)
+            self._fused.prepare()
+
+    def advance(self):
+        return self._fused.advance()
+
+    def recount(self, n_before, is_done):
+        self._fused.count(n_before + is_done - self._optimizer.t)
+
+    @contextlib.contextmanager
+    def uncounted(self):
+        n_before = self._optimizer.t
+        try:
+            self._fused.count(-1)
+            yield
+        finally:
+            # 0 if an interrupt came before the step was uncounted.
+            self._fused.count(n_before - self._optimizer.t)
+
+    def launch(self, numbers):
+        if not self.is_over:
+            self._fused.launch(numbers)
+
+    def finish(self):
+        if self.is_over:
+            self._fused.count(-1)
+            self._optimizer.update()
+        return self.is_over
+
+
+class OfRanks(OneLaunch):
+    """The same after the gradients of all ranks were added up, see `FlatGradients`."""
+
+    has_others = True
+
+    def __init__(self, optimizer, together, peers):
+        super().__init__(optimizer)
+        self._together = together
+        self.gradients = FlatGradients(together, peers)
+        self.is_split = not self.gradients.has_sum
+
+    @property
+    def sent(self):
+        """The array that this rank has sent last."""
+        return self.gradients.sent
+
+    def load_kernels(self):
+        super().load_kernels()
+        self.gradients.load_kernels()
+
+    def prepare(self):
+        super().prepare()
+        if self._together.has_new_parameters:
+            raise CannotCapture('parameters were made or removed after the first step')
+        self.gradients.load_kernels()
+
+    def connect(self):
+        """Map the memory of the ranks of this host, if possible; all of them call it."""
+        self.gradients.connect()
+        self.is_split = not self.gradients.has_sum
+        return self.gradients.peers
+
+    def begin(self, step, alone):
+        step.peer_sums = self.gradients.sums
+        self.gradients.sums.begin(alone)
+
+    def send(self, n_molecules, loss, alone):
+        self.gradients.pack(n_molecules, loss, alone)
+
+    def exchange(self):
+        self.gradients.add_up()
+
+    def launch(self, numbers):
+        self.gradients.unpack()
+        super().launch(numbers)
+
+
+def update_of(optimizer, together=None, peers=None) -> Update:
+    """Return the `Update` of an optimizer; `together`: of several ranks, see `Weighted`."""
+    reason = why_unsupported(optimizer)
+    if reason is not None:
+        if together is not None:
+            raise CannotCapture('the update of several ranks is captured, but ' + reason)
+        return Update(optimizer, reason)
+    return OneLaunch(optimizer) if together is None else OfRanks(optimizer, together, peers)
