@@ -1,4 +1,4 @@
-"""What a captured step reads from Python: when it changes, the step is captured again."""
+"""Values that a captured step reads from Python: when they change, it is captured again."""
 
 import ctypes
 import dis
@@ -15,7 +15,7 @@ from chainer_bspmm.user_code import is_user_code
 
 PLAIN = (bool, int, float, complex, str, bytes, type, numpy.generic, numpy.dtype)
 BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule)
-# Contents are not watched. Every step makes such variables: replacing one is no change.
+# Compared by type only: every step makes new variables, and contents are not watched.
 OPAQUE = chainer.Variable, dict, list
 
 # Their code keeps no arrays but in attributes.
@@ -25,16 +25,20 @@ KNOWN = 'builtins', 'chainer', 'chainer_chemistry', 'chainermn', 'chainer_bspmm'
 class Guards:
     """Watch the values that a step reads from Python and that a captured graph would repeat.
 
-    docs/captured_training.md lists them. If a hyperparameter changes, the key is another object,
-    but equal.
+    docs/captured_training.md lists them. Hyperparameters are watched, too: where one changes, the
+    key is another object, but equal.
+
     `target` is the link that is trained or predicts, `function` what runs: a link, an object, a
-    method or a function. `links` are the target's, and others that the function refers to, `params`
-    theirs, `other_params` those that are not the target's; `owners` are the links, and the objects
-    that the function is or belongs to. `has_user_code`: what runs may be a user's code.
+    method or a function. `links` are the target's, and others that the function refers to; `params`
+    are the parameters of the links, `other_params` those of them that are not the target's;
+    `owners` are the links, and the objects that the function is or belongs to. `has_user_code`:
+    what runs may be code of others than Chainer, Chainer Chemistry, and this package.
     """
 
     def __init__(self, target, function, optimizer=None):
-        self._target, self._function, self._optimizer = target, function, optimizer
+        self._target = target
+        self._function = function
+        self._optimizer = optimizer
         self._look()
 
     def key(self):
@@ -51,7 +55,7 @@ class Guards:
         return self._key
 
     def blocking_hook(self):
-        """Return what (str or None) must see every call, as of the last key, so no replay."""
+        """Return why (str or None) a hook or debug mode rules out replays, as of the last key."""
         if self._is_debug:
             return 'Chainer is in debug mode'
         names = [*chainer.get_function_hooks(), *chainer._get_link_hooks()]
@@ -136,7 +140,7 @@ class Guards:
 
 
 class Key:
-    """What was watched at one moment; equal to another where nothing differs.
+    """Snapshot of the watched values; equal to another where nothing differs.
 
     Arrays, functions and links are compared by ``id``. The key holds them, so that no other object
     can get the same one. `update` are the update rules, and hooks of the optimizer and the rules.
@@ -161,7 +165,7 @@ class Key:
         return self is other or self._tokens == other._tokens
 
     def change(self, before):
-        """Return what (str) differs from an earlier key."""
+        """Return the name of a value that differs from an earlier key."""
         for tokens, others in ((self, before), (before, self)):
             known = set(others._tokens)
             for name, token in tokens._tokens:
@@ -186,7 +190,9 @@ class _Followed:
     """By id, the links, the objects with a loss, and the functions that something uses."""
 
     def __init__(self, *things):
-        self.links, self.owners, self.functions = {}, {}, {}
+        self.links = {}
+        self.owners = {}
+        self.functions = {}
         self._follow(*things)
 
     def _follow(self, *things):
@@ -229,7 +235,7 @@ def _is_of_user(value):
 
 
 def _parts(owner):
-    """Yield what may be called where an object is: itself, its attributes, and what is in them."""
+    """Yield an object, its type, its attributes, and the items of those that are containers."""
     yield owner
     yield type(owner)
     for value in getattr(owner, '__dict__', {}).values():
@@ -265,7 +271,7 @@ def _names(code):
 
 
 def _token(value):
-    """Return what stands for a value in a key: None for one that is not watched."""
+    """Return the part of a key that stands for a value; None for one that is not watched."""
     if isinstance(value, PLAIN):
         return type(value), repr(value)  # NaN equals itself, True is not 1
     if isinstance(value, tuple):

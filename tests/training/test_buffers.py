@@ -218,7 +218,15 @@ def make_inputs(calls, is_few):
             calls.append('copied')
 
     batch = types.SimpleNamespace(
-        form=batch_form.Form(1, 1, True, (numpy.dtype('i'), ()), None, (), 128),
+        form=batch_form.Form(
+            n_graphs=1,
+            n_relations=1,
+            is_symmetric=True,
+            atoms=(numpy.dtype('i'), ()),
+            data=None,
+            labels=(),
+            longest=128,
+        ),
         gather=None,
         staged=lambda capacity: batch_form.batch_arrays(batch.form, capacity),
         write=lambda views: calls.append('write'),
