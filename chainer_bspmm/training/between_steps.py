@@ -1,4 +1,4 @@
-"""What a Trainer runs between two steps: mostly nothing that changes what a step reads."""
+"""Code that a Trainer runs between two steps: mostly nothing that changes what a step reads."""
 
 import weakref
 

@@ -23,9 +23,11 @@ def is_on_gpu(device):
 
 
 class Driver:
-    """Find the program for batch after batch: new, or captured where its layout was seen before."""
+    """Choose the program of each batch: a new one for a new layout, otherwise the captured one."""
 
-    what, who = 'step', 'GraphUpdater trains'  # for messages
+    # For messages.
+    what = 'step'
+    who = 'GraphUpdater trains'
     seed = 0
     check_every = CHECK_EVERY
     knows_sizes = True  # False: buffers have room for larger molecules than those of a first batch
@@ -42,7 +44,7 @@ class Driver:
         self.programs = Programs(self.what)
         self.capturer: Capturer | None = None  # with function, blas and guards at the first batch
         self.resident: Resident | None = None
-        # What the layout of the next batch has of the last; None where other code has run since.
+        # Guard state that the next batch may reuse; None once user code may have run.
         self.watched: tuple | None = None
         self.reason: str | None = None  # why nothing can be captured any more
         self._made_for: list = []  # rules, hooks, function and target, what is shared
@@ -50,6 +52,7 @@ class Driver:
 
     def program(self, examples, converter, dataset, function, counter=0):
         """Return why a batch is to be run eagerly (str or None), its program, and the batch."""
+        # `dataset` is what the examples are from, `counter` the number of the step.
         if self.reason is not None:
             return self.reason, None, None
         try:
@@ -62,12 +65,15 @@ class Driver:
                     self.resident = Resident(dataset, self.device)
                 self.watched = self._watch(key)
             batch = batch_of(examples, converter, self.device, self.resident)
-            form, need = batch.form, batch.need
+            form = batch.form
+            need = batch.need
             if not self.knows_sizes and (
                 not isinstance(examples, Selection) or form.layout == 'padded'
             ):
-                rows, entries = 1 << need.max_rows.bit_length(), 1 << need.max_entries.bit_length()
-                need = need._replace(max_rows=rows, max_entries=entries)
+                need = need._replace(
+                    max_rows=1 << need.max_rows.bit_length(),
+                    max_entries=1 << need.max_entries.bit_length(),
+                )
             capacity = self.programs.capacity(form, need, dataset)
             layout = form, batch.source, capacity
             program = self.programs.find((*layout, *self.watched))
@@ -115,11 +121,12 @@ class Driver:
         """Make what else they share."""
 
     def _why_not_now(self):
-        """Return what (str or None) rules out replays at this moment."""
+        """Return the reason (str or None) that rules out replays at this moment."""
         return self.guards.blocking_hook()
 
     def _watch(self, key):
-        """Return what (tuple) programs differ by, apart from the batch; the guards' key is last."""
+        """Return the part (tuple) of a program's key that does not depend on the batch."""
+        # The guards' key comes last.
         return (key,)
 
     def _new(self, batch, capacity, counter) -> Program:
@@ -147,7 +154,7 @@ class Driver:
         return reason
 
     def warn(self, reason):
-        """Say, once for each reason, that it goes on eagerly."""
+        """Warn, once per reason, that steps are eager from now on."""
         self.warn_once('%s eagerly: %s' % (self.who, reason))
 
     def warn_once(self, text):

@@ -132,7 +132,7 @@ class GraphUpdater(StandardUpdater):
         driver = self._driver
         if not is_known:
             driver.watched = None
-        # Without a Trainer nobody may say when the training ends.
+        # Without a Trainer it may never be known when the training ends.
         examples = driver.examples.next(
             iterator, self.converter, between is not None, driver.watched is not None
         )
@@ -178,10 +178,12 @@ class GraphUpdater(StandardUpdater):
                 driver.warn(reason)
             self._train_eagerly(examples)
             return
-        fused, optimizer = driver.fused, driver.optimizer
+        fused = driver.fused
+        optimizer = driver.optimizer
         if fused is None:
             driver.watched = None  # the update may change it
-        difference = step_numbers = None
+        difference = None
+        step_numbers = None
         n_before = optimizer.t
         program.is_done = False
         try:
@@ -190,7 +192,8 @@ class GraphUpdater(StandardUpdater):
             program.stage(batch, self.iteration, step_numbers)
             reported = program.replay() if program.is_captured else program.run()
         except StepDiffers as error:  # after the eager step was done, and counted
-            difference, reported = error, error.reported
+            difference = error
+            reported = error.reported
         except BaseException as error:
             if fused is not None:  # a step that was done counts, whatever came after it
                 fused.count(n_before + program.is_done - optimizer.t)

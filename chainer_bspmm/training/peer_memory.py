@@ -54,7 +54,7 @@ class PeerMemory:
         return self._sizes == sizes
 
     def handle(self):
-        """Return what another process can map, and the address of its GPU on the bus."""
+        """Return a handle that another process can map, and the address of the GPU on the bus."""
         gpu = cuda.cupy.cuda.Device().pci_bus_id
         return cuda.cupy.cuda.runtime.ipcGetMemHandle(self._memory.ptr), gpu
 
@@ -125,7 +125,7 @@ def addresses_by_value(*arrays):
 
 
 def words_of(dtype):
-    """Return how many words of 8 bytes an element takes: each has 32 bits of it, and a number."""
+    """Return the number of 8-byte words of an element: each has 32 bits of it, and the turn."""
     return -(-dtype.itemsize // 4)
 
 

@@ -104,14 +104,14 @@ class _Program(Program):
         return values
 
     def run(self, arrays=None):
-        """Return what is made of a batch, None: of that in the buffers."""
+        """Return the values of a batch (atoms, adj, ...); None: of the one in the buffers."""
         # What the model leaves in attributes, such as a loss, is memory of the graph.
         owners = self._driver.guards.owners
         with chainer_nodes.under_way(self._inputs.step), state.attributes_kept(owners):
             return self._driver.values(self._inputs.arrays() if arrays is None else arrays)
 
     def eager(self, examples):
-        """Return what is made of a batch without buffers, by the kernels of the graph."""
+        """Return the values of a batch without buffers, by the kernels of the graph."""
         # Those of Chainer that reduce a whole array take seconds to compile, anew for most sizes.
         driver = self._driver
         with driver.capturer.ordered(), chainer_nodes.under_way(self._inputs.step):
@@ -122,7 +122,7 @@ class _Program(Program):
 
 
 def _difference(values, expected, model):
-    """Return how (str or None) two predictions differ; equal NaN and infinities do not."""
+    """Return the difference (str or None) of two predictions; equal NaN and infinities are none."""
     if isinstance(values, dict):
         if values.keys() != expected.keys():
             return '%s instead of %s' % (sorted(values), sorted(expected))
@@ -143,9 +143,10 @@ def _difference(values, expected, model):
 
 
 class Replays(Driver):
-    """Replay what a function makes of batch after batch; the first of a layout is run eagerly."""
+    """Replay a function for batch after batch; the first of a layout is run eagerly."""
 
-    what, who = 'prediction', 'captured_predict predicts'
+    what = 'prediction'
+    who = 'captured_predict predicts'
     knows_sizes = False
     raised: tuple[type[Exception], ...] = (CannotCapture,)  # by a replay: nothing more is captured
 
@@ -162,7 +163,9 @@ class Replays(Driver):
         self.examples.close()
         self.resident = None
         if self.capturer is not None:
-            capturer, self.capturer, self.blas = self.capturer, None, None
+            capturer = self.capturer
+            self.capturer = None
+            self.blas = None
             capturer.free_unused()
 
     def eager(self, examples):
@@ -171,7 +174,7 @@ class Replays(Driver):
         return self.values(arrays if isinstance(arrays, tuple) else (arrays,), len(examples))
 
     def values(self, arrays, n_graphs=None):
-        """Return what is made of a batch, an array or name -> array; n_graphs None: see adj."""
+        """Return the values of a batch, an array or name -> array; n_graphs None: see adj."""
         raise NotImplementedError
 
     def _values_of(self, examples):
@@ -230,7 +233,7 @@ class Predictor(Replays):
         super().close()
 
     def values(self, arrays, n_graphs=None):
-        """Return what the function makes of a batch, an array with a row for each molecule."""
+        """Return the function's values for a batch, an array with a row for each molecule."""
         values = chainer.as_array(self._function(*arrays[: self._n_inputs]))
         xp = self.device.xp
         if not isinstance(values, xp.ndarray):

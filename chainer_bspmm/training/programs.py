@@ -1,4 +1,4 @@
-"""What captured training and prediction have in common: programs, and which of them are kept."""
+"""Programs of captured training and prediction, and which of them are kept."""
 
 from __future__ import annotations
 
@@ -41,15 +41,16 @@ class StepDiffers(RuntimeError):
 
 
 def spare_tolerance(dtype, model):
-    """Return how much (float) spare rows may change results of a dtype."""
+    """Return the largest relative change (float) of results of a dtype by spare rows."""
     dtypes = dtype, *(param.dtype for param in model.params(include_uninit=False))
     return max(SPARE_TOLERANCE[each.name] for each in dtypes)
 
 
 class Program:
-    """What is run for the batches of one layout: captured once, then replayed and checked."""
+    """Computation for the batches of one layout: captured once, then replayed and checked."""
 
-    n_first_checks = 0  # replays of a first layout that are all checked; of any one the powers of 2
+    # The first layout is checked at its first n replays, every layout at powers of two.
+    n_first_checks = 0
 
     def __init__(self, driver: Driver, batch, capacity, n_numbers=None):
         # A driver has its programs: no garbage collection is needed to free the memory of both.
@@ -110,7 +111,10 @@ class Program:
 
 
 class Programs(collections.OrderedDict):
-    """(`Form`, source of its batch, `Capacity`, what else programs differ by, Key) -> program."""
+    """Programs by form, source, capacity, update variants, reporter's name and guards' key.
+
+    A prediction has no variants and no reporter. The least recently used one is dropped.
+    """
 
     def __init__(self, what):
         super().__init__()
@@ -120,7 +124,8 @@ class Programs(collections.OrderedDict):
 
     def clear(self):
         super().clear()
-        self._n_new, self._last_key = 0, None
+        self._n_new = 0
+        self._last_key = None
         self._last = None, None  # layout and program that were found last
 
     def capacity(self, form, need, dataset):
@@ -161,7 +166,8 @@ class Programs(collections.OrderedDict):
 
 def blame(error, model):
     """Return a sentence that says where an exception came from: place, link, message."""
-    place, link = None, None
+    place = None
+    link = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get('self')
         if isinstance(owner, chainer.Link):

@@ -37,7 +37,7 @@ def state_arrays(optimizer, owners=()):
 
 
 def copies(arrays):
-    """Return copies of the arrays, by name, each in memory of its own."""
+    """Return copies of the arrays, by name, each in separate memory."""
     return {name: array.copy() for name, array in arrays.items()}
 
 
@@ -103,7 +103,8 @@ def attributes_kept(owners):
 @contextlib.contextmanager
 def untouched(owners, params):
     """Undo what is done inside to attributes of links and objects, and make no parameters."""
-    # For a capture that is dropped: what it assigns is memory that nothing has written to.
+    # For a capture that is dropped: what it assigns is memory that nothing has written to. New
+    # attributes go, and sets, lists and dicts get back their entries.
     kinds = set, list, dict
     before = [(vars(owner), dict(vars(owner))) for owner in owners]
     values = itertools.chain.from_iterable(attributes.values() for _, attributes in before)

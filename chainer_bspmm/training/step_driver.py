@@ -20,11 +20,11 @@ from chainer_bspmm.training.step_program import StepProgram
 
 
 class StepDriver(Driver):
-    """All that a GraphUpdater has besides what a StandardUpdater has.
+    """The state that GraphUpdater adds to StandardUpdater.
 
-    `given` is the updater's optimizer: `together`, ChainerMN's whose sums can be captured, around
-    the `optimizer` that updates, or that itself. `do_all_capture` is None until all ranks have
-    agreed.
+    `given` is the optimizer that the updater got. Over NCCL it is `together`, a wrapper of
+    `optimizer`, whose sums can be captured; otherwise it is `optimizer`, and `together` is None.
+    `do_all_capture` is None until all ranks have agreed.
     """
 
     optimizer: chainer.Optimizer
@@ -54,7 +54,7 @@ class StepDriver(Driver):
         self.optimizer = optimizer if self.together is None else self.together.actual_optimizer
         self.target = self.optimizer.target  # the updater looks at every step
         self.do_all_capture = None
-        self.peers = None  # then, the memory that they share, if they do
+        self.peers = None  # `PeerMemory` of the ranks once they are connected, or None
 
     def options(self, optimizer):
         """Return the arguments of a driver like this one, for an optimizer."""
@@ -64,8 +64,9 @@ class StepDriver(Driver):
         return StepDriver, self.options(self.given)  # a copy captures anew
 
     def _why_not(self):
-        """Return what (str or None) rules out captured steps permanently."""
-        optimizer, device = self.optimizer, self.device
+        """Return the reason (str or None) that rules out captured steps permanently."""
+        optimizer = self.optimizer
+        device = self.device
         if not is_on_gpu(device):
             name = 'not given' if device is None else device.name
             return 'CUDA graphs need a GPU, the device is %s' % name

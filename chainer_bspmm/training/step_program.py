@@ -32,7 +32,7 @@ REPEATS = 8
 class StepProgram(Program):
     """The training step of one layout of a batch."""
 
-    n_first_checks = 16  # what goes wrong in a training is trained further
+    n_first_checks = 16  # an error that is not found is trained on
 
     _driver: StepDriver
     _reports: Reports
@@ -49,7 +49,7 @@ class StepProgram(Program):
         self._copied = {}  # what is reported and is not a single number: name -> array
         self._update_graph = None  # launches it: with several ranks the update has its own
         self._gradients = []  # (path, parameter, array that the graph writes)
-        self._attributes = []  # of a link, and those that the step sets, such as a loss
+        self._attributes = []  # pairs (attributes of a link, those that the step assigns: a loss)
 
     def run(self, alone=False):
         """Run the staged step eagerly; alone: up to what needs other ranks; return its reports."""
@@ -135,7 +135,7 @@ class StepProgram(Program):
             self._driver.target.cleargrads()  # of a capture that is dropped
 
     def _can_defer_sums(self, loss):
-        """Return whether all gradients that are sums are those of parameters, read by none else."""
+        """Return whether every deferred gradient belongs to a parameter that nothing else reads."""
         with _gradients_kept(self._driver.guards.other_params):
             target = self._driver.target
             target.cleargrads()
@@ -168,7 +168,8 @@ class StepProgram(Program):
         driver = self._driver
         links = [vars(owner) for owner in driver.guards.owners]
         before = [dict(attributes) for attributes in links]
-        graph, reported, self._gradients = self._capture_step(self._compute_and_report)
+        graph, reported, gradients = self._capture_step(self._compute_and_report)
+        self._gradients = gradients
         if driver.ranks is not None and not driver.ranks.has_sum:
             self._update_graph, _ = driver.capturer.capture(self._capture_update)
         self._names = list(reported)
@@ -224,7 +225,7 @@ class StepProgram(Program):
         return reported
 
     def _reported(self):
-        """Return what the last replay reported: arrays that no other replay writes to."""
+        """Return the reports of the last replay: arrays that no other replay writes to."""
         reported = self._reports.numbers()
         if self._copied:
             reported.update(state.copies(self._copied))
