@@ -169,7 +169,7 @@ class Staging:
         self._is_filled = False
 
     def send(self, stream):
-        """Copy what was written to the device, on the current stream, which is given."""
+        """Copy what was written to the device, and go on; `stream` is the current one."""
         self.copy()
         self.copied(stream)
 

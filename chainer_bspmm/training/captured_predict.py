@@ -107,9 +107,8 @@ def _composed(model, predict, postprocess_fn):
             postprocess_fn = chainer.functions.softmax
     if postprocess_fn is None:
         return predict
-    return functools.partial(
-        _postprocessed, postprocess_fn, predict
-    )  # guards follow partial objects
+    # Guards follow partial objects.
+    return functools.partial(_postprocessed, postprocess_fn, predict)
 
 
 def _postprocessed(postprocess_fn, predict, *inputs):
