@@ -23,7 +23,7 @@ ROT = [
     (OPS + 'bspmm.py', '(n_pieces, n_channels, piece)\n', '(1, 1, length=piece)\n', 'call-arg'),
     (OPS + 'bspmm.py', 'dot_launch(adj.n_rows, n_channels,', 'dot_launch(adj.n_rows,', 'call-arg'),
     ('chainer_bspmm/cuda/launch.py', '*plan.arguments', '*plan.sizes', 'attr-defined'),
-    (TRAINING + 'flat_gradients.py', 'flat, loss, is_bad, n_molecules)\n', 'flat)\n', 'call-arg'),
+    (TRAINING + 'flat_gradients.py', 'flat, loss, is_bad, n_molecules),\n', 'flat),\n', 'call-arg'),
     ('tests/training/test_fused_update.py', '(ours, theirs, 5)', '(ours, theirs)', 'call-arg'),
     ('benchmarks/products/bench_large.py', '.replay_times(g', '.replayed_times(g', 'attr-defined'),
 ]

@@ -1,13 +1,18 @@
-"""Sums of partial results, such as every block's part of a gradient; a step defers its sums."""
+"""Sums of partial results, such as every block's part of the gradient of a weight.
+
+A step (`cuda.step`) defers its sums, to do them together before anything reads them.
+"""
 
 import numpy
 
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import kernels, step
-from chainer_bspmm.cuda.launch import device_of
+from chainer_bspmm.cuda import plans, step
+from chainer_bspmm.cuda.launch import device_of, run
 
-COLUMNS, LANES = 32, 8  # threads of a block, as in the kernel
+# Threads of a block, as in the kernel.
+COLUMNS = 32
+LANES = 8
 # Kernel arguments are 4 KB at most. There is one target more than are used: it marks the end.
 N_SOURCES, N_TARGETS = 80, 80
 _SOURCE = numpy.dtype([('from', 'P'), ('first', 'i'), ('stride', 'i'), ('n_rows', 'i')], align=True)
@@ -71,7 +76,8 @@ def _launch(sums):
     for pending in sums:
         by_dtype.setdefault(pending[0].dtype.char, []).append(pending)
     for group in by_dtype.values():
-        batch, n_sources = [], 0
+        batch = []
+        n_sources = 0
         for pending in group:
             n_sources += len(pending[1])
             if len(batch) == N_TARGETS - 1 or n_sources > N_SOURCES:
@@ -84,7 +90,9 @@ def _launch(sums):
 
 def _launch_batch(sums):
     table = numpy.zeros(1, _TABLE)
-    sources, targets, n_chunks = [], [], 0
+    sources = []
+    targets = []
+    n_chunks = 0
     for array, parts in sums:
         targets.append((array.data.ptr, array.size, n_chunks, len(sources)))
         for partials, first in parts:
@@ -95,10 +103,10 @@ def _launch_batch(sums):
     table['source'][0, : len(sources)] = sources
     table['target'][0, : len(targets)] = targets
     table['n_targets'] = len(sums)
-    array = sums[0][0]
-    with device_of(array):
-        kernel = kernels.load(array.data.device_id, 'sum_partials', array.dtype.char, DEFINES)
-        kernel((n_chunks, 1, 1), (COLUMNS, LANES, 1), (table,))
+    first_array = sums[0][0]
+    with device_of(first_array):
+        plan = plans.Launch(DEFINES, (n_chunks, 1, 1), (COLUMNS, LANES, 1))
+        run('sum_partials', first_array, plan, table)
 
 
 def sum_partials(partials, parts):
@@ -106,8 +114,10 @@ def sum_partials(partials, parts):
 
     They are ``partials[:, first : first + prod(shape)].sum(axis=0)``, of that shape and dtype, for
     each (first, shape, dtype) of `parts`; `partials` is of the dtype that kernels calculate in.
-    In a captured step they may be deferred: the arrays hold nothing until the backward pass ends,
-    and must be gradients of parameters.
+    Deterministic: the rows are added up in a fixed order.
+
+    Inside a captured step the sums may be deferred: the returned arrays are uninitialised until the
+    backward pass ends, so they must be gradients of parameters, which only the update reads.
     """
     current = step.current()
     deferred = None if current is None else current.sums

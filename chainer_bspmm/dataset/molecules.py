@@ -148,8 +148,18 @@ class Molecules:
 
     def form(self, n_graphs, is_symmetric, longest, layout, padded_to):
         """Return the `Form` of a batch."""
-        kinds = kinds_of(self.atoms, self.data, self.labels)
-        return Form(n_graphs, self.n_relations, is_symmetric, *kinds, longest, layout, padded_to)
+        kind_of_atoms, dtype, kinds_of_labels = kinds_of(self.atoms, self.data, self.labels)
+        return Form(
+            n_graphs=n_graphs,
+            n_relations=self.n_relations,
+            is_symmetric=is_symmetric,
+            atoms=kind_of_atoms,
+            data=dtype,
+            labels=kinds_of_labels,
+            longest=longest,
+            layout=layout,
+            padded_to=padded_to,
+        )
 
     def batch(self, index, layout, padded_to=None, keep_padding=False):
         """Gather molecules into a batch: atoms, BatchedCSR, list of labels, as of `CSRConverter`.

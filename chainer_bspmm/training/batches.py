@@ -39,16 +39,18 @@ class HostBatch:
             atoms, *nodes = [array.reshape((-1,) + array.shape[2:]) for array in of_nodes]
             labels = [*nodes, *labels[n_node_columns:]]
         self._rows = atoms, adj, labels
-        kinds = batch_form.kinds_of(atoms, adj.data, labels)
+        kind_of_atoms, dtype, kinds_of_labels = batch_form.kinds_of(atoms, adj.data, labels)
         self.form = batch_form.Form(
-            adj.n_graphs,
-            adj.n_relations,
-            adj.is_symmetric,
-            *kinds,
-            batch_form.rounded(adj.longest),
-            adj.layout,
-            adj.padded_to,
-            n_node_columns,
+            n_graphs=adj.n_graphs,
+            n_relations=adj.n_relations,
+            is_symmetric=adj.is_symmetric,
+            atoms=kind_of_atoms,
+            data=dtype,
+            labels=kinds_of_labels,
+            longest=batch_form.rounded(adj.longest),
+            layout=adj.layout,
+            padded_to=adj.padded_to,
+            n_node_columns=n_node_columns,
         )
         self.need = batch_form.needs(
             numpy.diff(adj.row_offsets), numpy.diff(adj.indptr[adj.row_offsets]), adj.max_atom_id
@@ -60,7 +62,7 @@ class HostBatch:
         return (device.send(atoms), adj.to_device(device), *map(device.send, labels))
 
     def staged(self, capacity):
-        """Return name -> (shape, dtype) of what is sent."""
+        """Return name -> (shape, dtype) of the arrays that are sent."""
         return batch_form.batch_arrays(self.form, capacity)
 
     def write(self, views):
@@ -72,12 +74,13 @@ class HostBatch:
 
 
 class DeviceBatch:
-    """Molecules of a `DeviceDataset`; only their numbers, (n_graphs,), are sent."""
+    """Molecules of a `DeviceDataset`; only their indices, (n_graphs,), are sent."""
 
     def __init__(self, molecules: DeviceMolecules, index: numpy.ndarray, layout, padded_to):
         self.source = self._molecules = molecules
         self._index = index
-        self._layout = (layout, padded_to)
+        self._layout = layout
+        self._padded_to = padded_to
         self._is_folded = layout == 'folded'
         # Whether all batches of this form are the same.
         self.is_fixed = len(molecules) == 1 and layout == 'packed'
@@ -85,9 +88,14 @@ class DeviceBatch:
         rows, entries = divmod(int(numpy.add.reduce(tables.sizes.take(index))), _PACKED)
         max_rows = tables.max_rows
         if self._is_folded:
-            rows, max_rows = rows + index.size, max_rows + 1
+            rows += index.size
+            max_rows += 1
         self.need = batch_form.Capacity(
-            rows, entries, max_rows, tables.max_entries, tables.max_atom_id
+            rows=rows,
+            entries=entries,
+            max_rows=max_rows,
+            max_entries=tables.max_entries,
+            max_atom_id=tables.max_atom_id,
         )
         is_symmetric = tables.are_symmetric or molecules.is_symmetric(index)
         longest = LONG_ROW
@@ -99,7 +107,7 @@ class DeviceBatch:
             self.form = tables.forms[key] = molecules.form(*key)
 
     def arrays_on(self, device):
-        atoms, adj, labels = self._molecules.batch(self._index, *self._layout)
+        atoms, adj, labels = self._molecules.batch(self._index, self._layout, self._padded_to)
         return (atoms, adj, *labels)
 
     def staged(self, capacity):
@@ -109,7 +117,7 @@ class DeviceBatch:
     def write(self, views):
         views['index'][...] = self._index
         if self._is_folded:
-            views['padded_to'][...] = self._molecules.padded_size(self._index, self._layout[1])
+            views['padded_to'][...] = self._molecules.padded_size(self._index, self._padded_to)
 
     def gather(self, sent, buffers):
         """Launch the kernels that gather the molecules; sent: what :meth:`staged` names."""
@@ -117,28 +125,30 @@ class DeviceBatch:
 
     def fill(self, buffers):
         """Copy the molecules to buffers, once for all batches of a fixed form."""
-        fill_buffers(buffers, *self._molecules.batch(self._index, *self._layout))
+        batch = self._molecules.batch(self._index, self._layout, self._padded_to)
+        fill_buffers(buffers, *batch)
 
 
-# What batches of some molecules on a GPU need: sizes, (M,), the nodes of every molecule times
-# _PACKED plus its entries, because each NumPy call takes a microsecond at every step; the largest;
-# the longest row; whether all are symmetric; forms, a dict of those that batches had.
+# Sizes from which batches of molecules on a GPU are planned. sizes, (M,): the nodes of every
+# molecule times _PACKED plus its entries, because each NumPy call takes a microsecond at every
+# step. max_rows, max_entries, max_atom_id: of the largest molecule. longest: row of all.
+# are_symmetric: whether all molecules are. forms: those made so far, a dict.
 _Tables = collections.namedtuple(
     '_Tables', 'sizes max_rows max_entries max_atom_id longest are_symmetric forms'
 )
-_PACKED = 2**32  # the entries of a batch are fewer: their numbers are int32
+_PACKED = 2**32  # the entries of a batch are fewer: their indices are int32
 
 
 def _tables_of(molecules: DeviceMolecules) -> _Tables:
     if molecules.tables is None:  # kept there: a weak dictionary takes as long as the sums
         molecules.tables = _Tables(
-            molecules.sizes.astype('q') * _PACKED + molecules.nnz,
-            int(molecules.sizes.max(initial=0)),
-            int(molecules.nnz.max(initial=0)),
-            -1 if molecules.max_atom_id is None else molecules.max_atom_id,
-            int(molecules.longest.max(initial=0)),
-            bool(molecules.symmetric.all()),
-            {},
+            sizes=molecules.sizes.astype('q') * _PACKED + molecules.nnz,
+            max_rows=int(molecules.sizes.max(initial=0)),
+            max_entries=int(molecules.nnz.max(initial=0)),
+            max_atom_id=-1 if molecules.max_atom_id is None else molecules.max_atom_id,
+            longest=int(molecules.longest.max(initial=0)),
+            are_symmetric=bool(molecules.symmetric.all()),
+            forms={},
         )
     return molecules.tables
 
@@ -158,8 +168,9 @@ def molecules_of(dataset):
 class Resident:
     """The copy on a GPU of a data set's molecules, made without being asked for.
 
-    Batches are gathered from it, by all that train or predict with these molecules, whose arrays
-    become read-only. There is none of a data set that is not sparse, or needs more than `SHARE`.
+    Batches are gathered from it. The arrays of the molecules become read-only: the copy would not
+    follow a change. All that train or predict with the same molecules share a copy. There is none
+    of a data set that is not sparse, or needs more than `SHARE` allows of the free memory.
     """
 
     def __init__(self, dataset, device):
@@ -183,7 +194,7 @@ class Resident:
                 array.flags.writeable = False
 
     def of(self, molecules):
-        """Return the copy of molecules; themselves without one, or if arrays were replaced."""
+        """Return the copy of molecules; the molecules if none, or if arrays were replaced."""
         copy = self._copy
         if copy is None or molecules is not copy.host:
             return molecules
@@ -209,7 +220,7 @@ class NoSparseBatch(TypeError):
 def batch_of(
     examples, converter, device: chainer.backend.GpuDevice, resident: Resident | None = None
 ) -> DeviceBatch | HostBatch:
-    """Return the `DeviceBatch` or `HostBatch` of what an iterator gave, or raise NoSparseBatch."""
+    """Return the `DeviceBatch` or `HostBatch` of examples, or raise NoSparseBatch."""
     if type(converter) is CSRConverter:
         is_list = isinstance(examples, (list, Selection))
         located = converter.locate(examples) if is_list and converter.layout != 'padded' else None
@@ -238,9 +249,11 @@ def batch_of(
     n_node_columns = adj.n_node_columns if type(converter) is CSRConverter else 0
     nodes = node_shape(adj)
     for i, array in enumerate((atoms, *labels)):
-        lead, what = ((adj.n_graphs,), 'molecules') if i > n_node_columns else (nodes, 'atoms')
+        is_of_graphs = i > n_node_columns
+        lead = (adj.n_graphs,) if is_of_graphs else nodes
         if array.shape[: len(lead)] != lead:
             n_rows = ' x '.join(map(str, lead))
+            what = 'molecules' if is_of_graphs else 'atoms'
             text = 'converter: expected a row for each of %s %s in output %d, got shape %s'
             raise NoSparseBatch(text % (n_rows, what, i and 1 + i, array.shape))
     return HostBatch(atoms, adj, labels, n_node_columns)

@@ -1,4 +1,4 @@
-"""What a Trainer runs between two steps: mostly nothing that changes what a step reads."""
+"""Code that a Trainer runs between two steps: mostly nothing that changes what a step reads."""
 
 import weakref
 
@@ -27,22 +27,24 @@ _HARMLESS = (
 
 
 class BetweenSteps:
-    """Tell whether a Trainer ran nothing since the last step that needs another look at the model.
+    """Decide whether the guards can skip this step.
 
-    That is known of Chainer's loop with extensions of its own that only report, if no other one was
-    due, and of updaters of one `kind`, not of subclasses.
+    They can in Trainer's own loop, if since the last step only Chainer's reporting extensions were
+    due. Triggers decide what is due; asking them changes nothing. Updaters are of one `kind`, not
+    of subclasses.
     """
 
     def __init__(self, trainer, kind):
         self._trainer = weakref.ref(trainer)
         self._kind = kind
-        self._last = None, None  # the run of the last step, and how many were done after it
+        self._last_run = None  # the run of the last step
+        self._n_steps = None  # how many were done after it
         self._is_known = False  # what runs between the steps of this run
         self._periods = []  # in iterations, of the extensions that may change anything
         self._at_epochs = False  # whether there are others, called at the end of epochs
 
     def had_no_effect(self, updater):
-        """Return whether nothing needs another look. To be called at every step, before it."""
+        """Return whether the guards can skip this step; called before every step."""
         trainer = self._trainer()
         reporters = chainer.reporter._get_reporters()
         if (
@@ -51,15 +53,18 @@ class BetweenSteps:
             or reporters[-1] is not trainer.reporter  # outside of the loop
             or trainer.observation  # not the first step since the loop came by
         ):
-            self._last = None, None
+            self._last_run = None
+            self._n_steps = None
             return False
-        (run, n_steps), iteration = self._last, updater.iteration
-        if run != trainer._start_at:
+        if self._last_run != trainer._start_at:
             # Triggers that a snapshot holds may be due after this step in any case.
-            self._last = trainer._start_at, None
+            self._last_run = trainer._start_at
+            self._n_steps = None
             self._look(trainer, updater)
             return False
-        self._last = run, iteration + 1
+        iteration = updater.iteration
+        n_steps = self._n_steps
+        self._n_steps = iteration + 1
         return (
             self._is_known
             and n_steps == iteration
@@ -68,7 +73,8 @@ class BetweenSteps:
         )
 
     def _look(self, trainer, updater):
-        self._periods, self._at_epochs = [], False
+        self._periods = []
+        self._at_epochs = False
         self._is_known = (
             type(trainer) is training.Trainer
             and trainer.updater is updater

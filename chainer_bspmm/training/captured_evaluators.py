@@ -63,7 +63,7 @@ def _outputs_and_labels(function, arrays):
 
 
 class _Captured:
-    """The loop over the batches, in place of that of an evaluator."""
+    """Loop over the batches that replaces an evaluator's."""
 
     converter: Callable
     device: chainer.backend.Device
@@ -72,7 +72,9 @@ class _Captured:
     name: str
     _iterators: dict
     _targets: dict
-    _evaluation, _parts, _has_trainer = None, (), False
+    _evaluation = None
+    _parts = ()
+    _has_trainer = False
 
     def _results(self, called):
         """Yield name -> value for each batch; the next one may overwrite the arrays."""
@@ -122,7 +124,8 @@ class _Captured:
     def _close(self):
         if self._evaluation is not None:
             self._evaluation.close()
-        self._evaluation, self._parts = None, ()
+        self._evaluation = None
+        self._parts = ()
 
 
 class _CapturedReports(_Captured):

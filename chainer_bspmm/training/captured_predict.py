@@ -100,14 +100,15 @@ def _of_smiles(smiles, preprocessor, batch_size, n_processes):
 
 
 def _composed(model, predict, postprocess_fn):
-    """Return what (callable) predicts: a row for each molecule of (atoms, adj, ...)."""
+    """Return the function (atoms, adj, ...) -> predictions, a row for each molecule."""
     if predict is None:
         predict = getattr(model, 'predictor', model)
         if postprocess_fn is None and isinstance(model, Classifier):
             postprocess_fn = chainer.functions.softmax
     if postprocess_fn is None:
         return predict
-    return functools.partial(_postprocessed, postprocess_fn, predict)  # of which guards know
+    # Guards follow partial objects.
+    return functools.partial(_postprocessed, postprocess_fn, predict)
 
 
 def _postprocessed(postprocess_fn, predict, *inputs):
@@ -130,8 +131,12 @@ def _launched(predictor, batches):
 
 def _stream(predictor, batches, total):
     """Yield `Predictions`."""
-    first_failure, n_failures, n_seen = None, 0, 0
-    shape, dtype = (), numpy.float32  # of values, until there are some
+    first_failure = None
+    n_failures = 0
+    n_seen = 0
+    # Of the values, until there are some.
+    shape = ()
+    dtype = numpy.float32
     # The graphs are freed even if the caller stops in the middle, before garbage collection.
     with (
         contextlib.closing(batches),
@@ -273,9 +278,9 @@ def replayed(
     preprocess_fn: Callable | None = None,
     postprocess_fn: Callable | None = None,
 ) -> numpy.ndarray | None:
-    """Return what ``BaseForwardModel._forward`` does; None: upstream's loop has to."""
-    # That is where there is no GPU, there are few batches, the model is not swapped, functions or
-    # inputs are asked for on the way, or there is no row for each molecule.
+    """Return the result of ``BaseForwardModel._forward``; None: upstream's loop has to make it."""
+    # It has to where there is no GPU, there are few batches, the model is not swapped, functions
+    # or inputs are asked for on the way, or there is no row for each molecule.
     if (
         not is_on_gpu(model.device)
         or chainer.config.train

@@ -6,13 +6,15 @@ Outside of one, in threads without one, and for arrays on the host Chainer's run
 * ``LinearFunction``, its two gradient nodes, ``MatMul``: CuPy refuses cuBLAS during capture; the
   step brings its own handle. Their gradients are such nodes again, except that of a product with a
   vector (chainer.functions.tensordot).
-* ``Dropout``: CuPy refuses cuRAND too; the step's generator reads its number on the device.
+* ``Dropout``: CuPy refuses cuRAND too, and a replay would repeat its numbers; the step has a
+  generator that reads the number of the step on the device.
 * ``Concat``, ``Stack``: CuPy sends a table from the host for more than eight arrays.
 * ``Sum``: CuPy is slow at sums over rows, which bias gradients are.
 * ``SigmoidCrossEntropy``, ``BinaryAccuracy``, ``MeanSquaredError``, ``MeanAbsoluteError``, Chainer
-  Chemistry's two of these names and its ``StandardScaler``: one launch, for a loss with gradient
-  and accuracy; theirs are up to 16. Chainer's call cuBLAS; Chainer Chemistry's assign by a mask,
-  for which CuPy asks the device how many values it has, as do both ``r2_score``.
+  Chemistry's two of these names and its ``StandardScaler``: one launch, which for a loss also gives
+  its gradient and the accuracy; theirs are up to 16. Chainer's also call cuBLAS; Chainer
+  Chemistry's assign by a mask, for which CuPy asks the device how many values it has, as do both
+  ``r2_score``.
 * ``Accuracy`` with a label to ignore, ``SoftmaxCrossEntropy`` without normalisation and its
   gradient without reduction: they send a constant from the host.
 """
@@ -95,7 +97,9 @@ def _linear_grad_weight(node, step: Step, inputs):
 
 def _matmul(node, step: Step, inputs):
     node.retain_inputs((0, 1))
-    (a, b), trans_a, trans_b = inputs, node.transa, node.transb
+    a, b = inputs
+    trans_a = node.transa
+    trans_b = node.transb
     if node.transc:  # (op(a) op(b))^T = op(b)^T op(a)^T
         a, b, trans_a, trans_b = b, a, not trans_b, not trans_a
     y = step.blas.matmul(
@@ -156,7 +160,7 @@ def _loss_grad(step: Step, kind, x, t, gy, divisor, ignore_nan=False):
         for place, loss in enumerate(step.losses):
             if loss.x is x and loss.t is t and loss.gx is not None:
                 if (loss.kind, loss.ignore_nan, type(loss.divisor)) == key:
-                    del step.losses[place]  # whoever gets the array may write to it
+                    del step.losses[place]  # the caller may write to the array
                     return loss.gx
     return mean_loss_backward(kind, x, t, gy, divisor, ignore_nan)
 
@@ -185,7 +189,8 @@ def _sigmoid_cross_entropy(node, step: Step, inputs):
     node.retain_inputs((0, 1))
     x, t = inputs
     divisor = None if node.normalize else max(1, len(x))
-    loss, node.count = _loss(step, 'SIGMOID_CROSS_ENTROPY', x, t, divisor)
+    loss, count = _loss(step, 'SIGMOID_CROSS_ENTROPY', x, t, divisor)
+    node.count = count
     node.ignore_mask = None
     return (loss,)
 
@@ -279,7 +284,7 @@ def _standardize(inverse, scaler, step: Step, x, axis=1):
 
 
 def _mean_and_deviation(scaler, n_features):
-    """Return what to subtract and to divide by; 0 and 1 for features that are not scaled."""
+    """Return the means and deviations to scale by; 0 and 1 for features that are not scaled."""
     if scaler.indices is None:
         return scaler.mean, scaler.std
     xp = scaler.xp

@@ -33,7 +33,8 @@ class Capturer:
 
     Graphs of one capturer share the pool's memory: they must run one after the other, and only
     arrays that the caller still holds after a capture keep their values until the same graph is
-    replayed. Arrays that outlive the capturer stay valid; its other memory is freed with it.
+    replayed. Arrays that outlive the capturer, such as gradients that parameters still have, stay
+    valid; the rest of its memory is freed with it.
     """
 
     def __init__(self, device):
@@ -88,8 +89,12 @@ class Capturer:
         return stream
 
     def capture(self, function):
-        """Record what a function launches; return what launches the graph, and its result."""
-        # Nothing runs. Raises what the function does, or CuPy for a call that cannot be captured.
+        """Record a function's launches in a graph; nothing runs.
+
+        Return a function that launches the graph on the current stream and returns that stream, and
+        the result of `function`. Raises what `function` raises, or CuPy's error for a call that
+        cannot be captured.
+        """
         cupy = cuda.cupy
         with (
             self.ordered(),
@@ -136,7 +141,9 @@ class _Block:
     """
 
     def __init__(self, memory, capturer):
-        self._memory, self._pool, self._device = memory, capturer._pool, capturer._device
+        self._memory = memory
+        self._pool = capturer._pool
+        self._device = capturer._device
         self._capturer = weakref.ref(capturer)
 
     def __del__(self, is_exiting=sys.is_finalizing):
@@ -187,7 +194,8 @@ def _no_host_copies():
 
 def _pinned_allocator():
     """Return the current allocator of pinned memory: that of a pool, or None for no pool."""
-    # CuPy has no getter, but memory from a pool refers to it. One around that is not recognised.
+    # CuPy has no getter, but memory from a pool refers to it. A function around a pool is not
+    # recognised.
     cupy = cuda.cupy
     memory = cupy.cuda.alloc_pinned_memory(1).mem
     if type(memory) is cupy.cuda.PinnedMemory:

@@ -4,14 +4,17 @@ import numpy
 
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import kernels
-from chainer_bspmm.cuda.launch import NULL
+from chainer_bspmm.cuda import kernels, plans
+from chainer_bspmm.cuda.launch import run
 from chainer_bspmm.multi_node import faults
 from chainer_bspmm.training import peer_memory
 from chainer_bspmm.training.fused_update import own_gradients
 from chainer_bspmm.training.peer_memory import PeerSums
 
-_THREADS, _CHUNK, _RESIDENT = 256, 1024, 2  # as in the kernel
+# As in the kernel: threads of a block, elements of a chunk, blocks that a multiprocessor runs.
+_THREADS = 256
+_CHUNK = 1024
+_RESIDENT = 2
 # Kernel arguments are 4 KB at most: these parameters take 3848 bytes of them.
 _N_PARAMETERS = 160
 # Grad, offset, size, first_chunk, unused.
@@ -28,14 +31,17 @@ class FlatGradients:
     :meth:`unpack` writes the mean back: on the current stream, without a synchronisation.
 
     On one host the ranks write to each other's memory, `peers`: :meth:`pack` does all of it, in a
-    launch that may be captured. Otherwise the sum is one call of NCCL, which is not: NCCL wants all
-    ranks to capture and launch at once, but each launches the graph of its own batch's layout.
+    launch that a CUDA graph may capture (see `peer_memory` and the kernel). Otherwise the sum is
+    one call of NCCL, which is not captured: NCCL wants graphs that contain one to be captured by
+    all ranks at once and launched by all at once, but each launches the graph of its own batch's
+    layout.
 
     A loss that is not finite makes all gradients 0, on all ranks: parameters stay finite until the
     hosts notice (:func:`raise_if_not_finite`).
 
-    `optimizer` is a `Weighted` one over NCCL, whose parameters have been made. `sent` is what this
-    rank has packed last, `sums` are the `PeerSums` of a step.
+    `optimizer` is a `Weighted` one over a communicator of NCCL, whose parameters have been made; if
+    more are made later, make another object. `sent` is the array that this rank has packed last,
+    `sums` are the `PeerSums` of a step.
     """
 
     def __init__(self, optimizer, peers=None):
@@ -43,14 +49,15 @@ class FlatGradients:
         self._comm = optimizer.communicator
         self._n = sum(param.size for param in self._params())
         size = self._n + 1 + self._comm.size
-        self.sent, self._sum = (cuda.cupy.empty(size, self._dtype()) for _ in range(2))
+        self.sent = cuda.cupy.empty(size, self._dtype())
+        self._sum = cuda.cupy.empty(size, self._dtype())
         self._is_bad = _flags_of(optimizer)
         self.peers = peers if peers is not None and peers.fits(*self._room()) else None
         self.sums = PeerSums(self._comm, self.peers)
 
     @property
     def has_sum(self):
-        """Whether :meth:`pack` does it all, and :meth:`add_up` and :meth:`unpack` nothing."""
+        """Whether :meth:`pack` does it all, and :meth:`add_up` and :meth:`unpack` do nothing."""
         return self.peers is not None
 
     def connect(self):
@@ -65,20 +72,27 @@ class FlatGradients:
     def load_kernels(self, peers=None):
         """Compile the kernels for losses of the parameters' dtypes, and float32."""
         peers = peers or self.peers
+        n_peers = 0
         if peers is not None:
+            n_peers = self._comm.size
             self.sums.load_kernels(peers)
         dtypes = {param.dtype for param in self._params()}
+        flat = self.sent.dtype
+        variants = [
+            defines(True, flat, of_loss, n)
+            for of_loss in {*dtypes, numpy.dtype('f')}
+            for n in {0, n_peers}
+        ]
+        if peers is None:
+            variants.append(defines(False, flat, numpy.dtype('f')))
         for dtype in dtypes:
-            for of_loss in {*dtypes, numpy.dtype('f')}:
-                for of_peers in {None, peers}:
-                    self._load(dtype, True, of_loss, of_peers)
-            if peers is None:
-                self._load(dtype, False, numpy.dtype('f'))
+            for variant in variants:
+                kernels.load(self.sent.data.device_id, 'flat_gradients', dtype.char, variant)
 
     def pack(self, n_molecules, loss, alone=False):
         """Write the gradients, times the number of molecules, where they are sent from."""
         if alone or not self.has_sum:
-            self._launch(True, self.sent, loss, NULL, n_molecules)
+            self._launch(True, self.sent, loss, None, n_molecules)
         else:
             self._exchange(n_molecules, loss, numpy.uintp(self._is_bad.ctypes.data))
 
@@ -116,7 +130,7 @@ class FlatGradients:
         return numpy.result_type('f', *(param.dtype for param in self._params()))
 
     def _room(self):
-        """Return what `PeerMemory` must have room for: elements, their dtype, chunks."""
+        """Return the sizes of the `PeerMemory`: elements, their dtype, chunks of each launch."""
         chunks = tuple(
             (dtype.char, max(sum(-(-param.size // _CHUNK) for param, _ in parts), 1))
             for dtype, parts in self._groups()
@@ -124,8 +138,9 @@ class FlatGradients:
         return self.sent.size, self.sent.dtype, chunks
 
     def _groups(self):
-        """Return [(dtype, [(parameter, its offset)])], those of each launch."""
-        of_dtype, n_before = {}, 0
+        """Return [(dtype, [(parameter, its offset)])] of the launches."""
+        of_dtype = {}
+        n_before = 0
         for param in self._params():
             of_dtype.setdefault(param.dtype, []).append((param, n_before))
             n_before += param.size
@@ -140,7 +155,8 @@ class FlatGradients:
         own_gradients(self._params())
         tables = []
         for dtype, parts in self._groups():
-            rows, n_chunks = [], 0
+            rows = []
+            n_chunks = 0
             for param, offset in parts:
                 rows.append((param.grad.data.ptr, offset, param.size, n_chunks, 0))
                 n_chunks += -(-param.size // _CHUNK)
@@ -153,9 +169,18 @@ class FlatGradients:
     def _launch(self, is_pack, flat, loss, is_bad, n_molecules):
         for dtype, table, n_chunks in self._tables():
             of_loss = numpy.dtype('f') if loss is None else loss.dtype
-            arguments = self._arguments(table, flat, loss, is_bad, n_molecules)
-            self._load(dtype, is_pack, of_loss)((n_chunks, 1, 1), (_THREADS, 1, 1), arguments)
-            loss, is_bad = None, NULL  # what is not of a parameter is done
+            run(
+                'flat_gradients',
+                flat,
+                plans.Launch(
+                    defines(is_pack, flat.dtype, of_loss), (n_chunks, 1, 1), (_THREADS, 1, 1)
+                ),
+                *self._arguments(table, flat, loss, is_bad, n_molecules),
+                storage=dtype.char,
+            )
+            # The first launch has written the number of molecules and the flags.
+            loss = None
+            is_bad = None
 
     def _exchange(self, n_molecules, loss, is_bad):
         peers = self.peers
@@ -163,27 +188,25 @@ class FlatGradients:
         data = peer_memory.addresses_by_value(peers.data)
         stride = numpy.int64(peers.size * peer_memory.words_of(self.sent.dtype))
         most = _RESIDENT * kernels.device(self.sent.data.device_id).n_sms
+        variant = defines(True, self.sent.dtype, loss.dtype, self._comm.size)
         for dtype, table, n_chunks in self._tables():
-            arguments = self._arguments(table, self.sent, loss, is_bad, n_molecules)
-            chunks = numpy.int32(first_chunk), numpy.int32(n_chunks)
-            kernel = self._load(dtype, True, loss.dtype, peers)
-            grid = (min(n_chunks, most), 1, 1)
-            kernel(grid, (_THREADS, 1, 1), (*arguments, data, peers.turn, stride, *chunks))
-            is_bad = NULL
+            run(
+                'flat_gradients',
+                self.sent,
+                plans.Launch(variant, (min(n_chunks, most), 1, 1), (_THREADS, 1, 1)),
+                *self._arguments(table, self.sent, loss, is_bad, n_molecules),
+                data,
+                peers.turn,
+                numbers=(stride, numpy.int32(first_chunk), numpy.int32(n_chunks)),
+                storage=dtype.char,
+            )
+            is_bad = None  # the first launch has written the flags
             first_chunk += n_chunks
 
     def _arguments(self, table, flat, loss, is_bad, n_molecules):
+        """Return the arguments that the kernel has with and without peers."""
         sizes = map(numpy.int32, (self._n, self._comm.size, self._comm.rank, n_molecules))
-        return table, flat, NULL if loss is None else loss, is_bad, *sizes
-
-    def _load(self, dtype, is_pack, of_loss, peers=None):
-        n_peers = 0 if peers is None else self._comm.size
-        return kernels.load(
-            self.sent.data.device_id,
-            'flat_gradients',
-            dtype.char,
-            defines(is_pack, self.sent.dtype, of_loss, n_peers),
-        )
+        return table, flat, loss, is_bad, *sizes
 
 
 def raise_if_not_finite(optimizer, wait=False):

@@ -17,8 +17,8 @@ from chainer import optimizer_hooks, optimizers
 from chainer.backends import cuda
 from chainer.optimizers import adam, momentum_sgd, rmsprop, sgd
 
-from chainer_bspmm.cuda import kernels
-from chainer_bspmm.cuda.launch import NULL
+from chainer_bspmm.cuda import kernels, plans
+from chainer_bspmm.cuda.launch import run
 
 _MAX_BLOCKS = 1024  # about what is resident on an H200; the next launch adds one number of each
 _THREADS = 256
@@ -169,8 +169,9 @@ def _name(thing):
 class FusedUpdate:
     """Do what ``optimizer.update()`` does, in two parts: numbers on the host, launches.
 
-    Counters and states stay where Chainer has them (``optimizer.t``, ``rule.t``, ``rule.state``).
-    Results are those of Chainer's GPU kernels, up to the rounding of the norm of the gradients.
+    Counters and states stay where Chainer has them (``optimizer.t``, ``rule.t``, ``rule.state``):
+    snapshots hold them. The results are those of Chainer's own GPU kernels, up to the rounding of
+    the norm of the gradients. Deterministic.
 
     The optimizer is supported (`why_unsupported`). If hooks are added or rules replaced later, make
     another object. ``n_numbers`` change from step to step, as :meth:`advance` returns them.
@@ -212,14 +213,16 @@ class FusedUpdate:
     def load_kernels(self):
         """Compile the kernels for the parameters that have been made."""
         for variant, dtype, positions in self._groups():
+            device_id = self._params[positions[0]].array.data.device_id
             for name in {variant, 'NONE'} if self._hooks else {variant}:
-                _load(self._params[positions[0]].array, dtype, name)
+                kernels.load(device_id, 'fused_update', dtype.char, defines(dtype, name))
 
     def variants(self):
         """Return which variant of the kernel updates each parameter (tuple; None: not updated)."""
         # A captured graph is valid for as long as this is equal, and all parameters, gradients and
         # states are the same arrays. :meth:`advance` relies on what was found last.
-        common, variant_of = self.optimizer.hyperparam, self._method.variant
+        common = self.optimizer.hyperparam
+        variant_of = self._method.variant
         of_common = variant_of(common)
         self._hyperparams = [_hyperparam_of(rule, common) for rule in self._rules]
         self._counted = [rule for rule in self._rules if _is_updated(rule)]
@@ -231,7 +234,8 @@ class FusedUpdate:
         """Count the step, as ``optimizer.update()`` does, and return its numbers, (n_numbers,)."""
         # Two for every hook, then those of every parameter, its corrected learning rate first.
         self.count(1)
-        numbers_of, pack = self._method.numbers, self._pack
+        numbers_of = self._method.numbers
+        pack = self._pack
         of_hooks = [number for hook in self._hooks for number in HOOKS[type(hook)][1](hook)]
         packed = [struct.pack('%dd' % len(of_hooks), *of_hooks)]
         steps = {rule.t for rule in self._counted}
@@ -255,15 +259,15 @@ class FusedUpdate:
 
     def launch(self, numbers):
         """Run hooks and updates on the current stream; a CUDA graph may capture that."""
-        # Gradients end as Chainer's hooks leave them; those that are None become zeros first.
+        # Gradients end as Chainer's hooks leave them; those that are None become zeros first, one
+        # that is not C-contiguous is replaced by a copy.
         self.optimizer.reallocate_cleared_grads()
         groups = self._groups()
         if not groups:
             return
         if self._hooks:  # each writes to the gradient
             own_gradients(param for param in self._params if param.array is not None)
-        before = NULL
-        n_before = 0
+        before = None
         first = 0
         with chainer.using_device(self._device(groups)):
             for after in self._partials:  # the sum of squares before each clipping by the norm
@@ -272,14 +276,19 @@ class FusedUpdate:
                 of_dtypes = self._groups(by_variant=False)
                 for _, _, positions in sorted(of_dtypes, key=lambda group: group[1].char):
                     n_after += self._launch(
-                        'NONE', positions, (numbers, before, after[n_after:]), n_before, first, stop
+                        'NONE',
+                        positions,
+                        numbers,
+                        hooks=slice(first, stop),
+                        before=before,
+                        after=after[n_after:],
                     )
-                before = after
-                n_before = n_after
+                before = after[:n_after]
                 first = stop + 1
             for variant, _, positions in groups:
                 if variant != 'NONE' or self._kinds:
-                    self._launch(variant, positions, (numbers, before, None), n_before, first)
+                    hooks = slice(first, None)
+                    self._launch(variant, positions, numbers, hooks=hooks, before=before)
 
     def _device(self, groups):
         return self._params[groups[0][2][0]].device
@@ -295,14 +304,13 @@ class FusedUpdate:
                 groups.setdefault((variant, param.dtype), []).append(position)
         return [(*group, positions) for group, positions in groups.items()]
 
-    def _launch(self, variant, positions, arrays, n_before, first, stop=None):
-        """Launch hooks `first` to `stop`, and an update; return how many blocks there are."""
-        # For parameters of one dtype. `arrays` are the numbers, the sums that the last launches
-        # have left, and those that this one leaves, one for each block (None: none).
-        numbers, before, after = arrays
-        kinds = self._kinds[first:stop]
+    def _launch(self, variant, positions, numbers, hooks, before, after=None):
+        """Launch a slice of the hooks, then the update; return how many blocks there are."""
+        # For parameters of one dtype. `before` are the sums that the last launches have left, if
+        # any; this one leaves one for each block in `after`, unless that is None.
+        kinds = self._kinds[hooks]
         word = sum(kind << 2 * i for i, kind in enumerate(kinds))
-        sizes = numpy.int32(n_before), numpy.int32(first), numpy.int32(len(kinds))
+        n_before = 0 if before is None else before.size
         n_blocks = 0
         for start in range(0, len(positions), _N_PARAMETERS):
             table, n_chunks = self._table(positions[start : start + _N_PARAMETERS], variant)
@@ -310,18 +318,26 @@ class FusedUpdate:
                 continue
             array = self._params[positions[start]].array
             grid = min(n_chunks, _MAX_BLOCKS)
-            sums = NULL if after is None else after[n_blocks:]
-            _load(array, array.dtype, variant)(
-                (grid, 1, 1),
-                (_THREADS, 1, 1),
-                (table, numbers, before, sums, *sizes, numpy.uint32(word)),
+            run(
+                'fused_update',
+                array,
+                plans.Launch(defines(array.dtype, variant), (grid, 1, 1), (_THREADS, 1, 1)),
+                table,
+                numbers,
+                before,
+                None if after is None else after[n_blocks:],
+                numbers=(
+                    *map(numpy.int32, (n_before, hooks.start, len(kinds))),
+                    numpy.uint32(word),
+                ),
             )
             n_blocks += grid
         return n_blocks
 
     def _table(self, positions, variant):
         """Return the kernel's Table, a (1,) array that CuPy passes by value, and its chunks."""
-        rows, n_chunks = [], 0
+        rows = []
+        n_chunks = 0
         for position in positions:
             param, rule = self._params[position], self._rules[position]
             grad = param.grad
@@ -344,7 +360,7 @@ class FusedUpdate:
 
 
 def own_gradients(params):
-    """Let each parameter have a contiguous gradient of its own: those of ``V + W`` share one."""
+    """Copy gradients that share memory, as those of ``V + W`` do, or are not C-contiguous."""
     end = 0
     for param in sorted(params, key=lambda param: param.grad.data.ptr):
         is_shared = param.grad.data.ptr < end
@@ -358,7 +374,8 @@ def _is_updated(rule):
 
 
 def _hyperparam_of(rule, common):
-    """Return whose hyperparameters a rule has, None for no update; inherited are slow to read."""
+    """Return the hyperparameters of a rule: `common` if it inherits all; None for no update."""
+    # Inherited ones are slow to read.
     if not _is_updated(rule):
         return None
     return common if vars(rule.hyperparam) == {'_parent': common} else rule.hyperparam
@@ -379,10 +396,6 @@ def _state(rule, name, param):
             % (name, param.name, expected.dtype, expected.shape, *got)
         )
     return array
-
-
-def _load(array, dtype, variant):
-    return kernels.load(array.data.device_id, 'fused_update', dtype.char, defines(dtype, variant))
 
 
 def defines(dtype, variant):

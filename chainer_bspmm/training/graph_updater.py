@@ -132,7 +132,7 @@ class GraphUpdater(StandardUpdater):
         driver = self._driver
         if not is_known:
             driver.watched = None
-        # Without a Trainer nobody may say when the training ends.
+        # Without a Trainer it may never be known when the training ends.
         examples = driver.examples.next(
             iterator, self.converter, between is not None, driver.watched is not None
         )
@@ -182,7 +182,8 @@ class GraphUpdater(StandardUpdater):
             program.stage(batch, self.iteration, numbers)
             reported = program.replay() if program.is_captured else program.run(batch)
         except StepDiffers as error:  # after the eager step was done, and counted
-            difference, reported = error, error.reported
+            difference = error
+            reported = error.reported
         except BaseException as error:
             # A step that was done counts, whatever came after it.
             update.recount(n_before, program.work.is_done)

@@ -1,4 +1,4 @@
-"""`Examples`: what an iterator gives, as numbers where a list of examples is not needed."""
+"""`Examples`: read indices from an iterator instead of examples."""
 
 import operator
 
@@ -12,14 +12,16 @@ from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.multi_node.epochs import PartIterator
 
-MOST_FORMS = 4  # that are opened: a script that changes its data set all the time converts batches
+# Forms that are opened: for a script that changes its data set all the time, batches are converted.
+MOST_FORMS = 4
 
 
 class Examples:
-    """What an iterator gives for a converter, as a `Selection` where it can be.
+    """Examples of an iterator for a converter, as a `Selection` where that is possible.
 
-    It can where a SerialIterator or `PartIterator` reads for a `CSRConverter` a `SparseDataset`, a
-    dense data set with a `SparseForm`, or a SubDataset of one. Order and random numbers are kept.
+    It is where Chainer's SerialIterator, or a `PartIterator`, reads for a `CSRConverter` a
+    `SparseDataset`, a dense data set that has a `SparseForm`, or a SubDataset of one. The
+    iterator's state, order and random numbers are the same.
     """
 
     def __init__(self):
@@ -27,7 +29,7 @@ class Examples:
         self._form = None  # of a dense data set
         self._was_left = True  # whether other code may have changed the examples that it has
         self._is_numbered = False
-        self._n_forms = 0  # that were opened
+        self._n_forms = 0  # how many were opened
 
     def __reduce__(self):
         return Examples, ()  # a copy opens its own
@@ -51,7 +53,8 @@ class Examples:
 
     def close(self):
         """Let arrays of dense examples be written again; return whether there were any."""
-        form, self._form = self._form, None
+        form = self._form
+        self._form = None
         self._parts = (None, None, None, None)
         self._is_numbered = False
         if form is not None:
@@ -59,7 +62,8 @@ class Examples:
         return form is not None
 
     def _look(self, iterator, dataset, converter, may_keep):
-        last, self._form = self._form, None  # closed at the end: it may be the same again
+        last = self._form  # closed at the end: it may be the same again
+        self._form = None
         self._parts = (iterator, dataset, converter, may_keep)
         self._is_numbered = False
         if type(iterator) in (SerialIterator, PartIterator) and type(converter) is CSRConverter:
@@ -80,7 +84,7 @@ class Examples:
             last.close()
 
     def _selected(self, dataset, index, is_known):
-        """Return the `Selection` of examples; None if there are none, or a number is wrong."""
+        """Return the `Selection` of examples; None if there are none, or an index is wrong."""
         if not index.size or index.dtype.kind not in 'iu':
             return None
         index = sparse_form.position_in_base(dataset, index)
@@ -89,17 +93,19 @@ class Examples:
         if self._form is None:
             base = sparse_form.base_of(dataset)
             return Selection(base.molecules, base.order.take(index))
-        # Once other code runs no more, all are looked at instead of those of every batch.
-        must_look, self._was_left = self._was_left or not is_known, not is_known
+        # After user code has run, compare the whole data set once instead of every batch.
+        must_look = self._was_left or not is_known
+        self._was_left = not is_known
         if must_look and not self._form.is_current(None if is_known else index):
             self._form.close()
-            self._form, self._is_numbered = None, False
+            self._form = None
+            self._is_numbered = False
             return None
         return Selection(self._form.molecules, index)
 
 
 def _next_index(iterator):
-    """Do what ``SerialIterator.__next__`` does up to the list; return the numbers (array)."""
+    """Do what ``SerialIterator.__next__`` does up to the list; return the indices (array)."""
     state = iterator._state
     position, epoch, _, order = state
     n_examples = len(iterator.dataset) if order is None else len(order)

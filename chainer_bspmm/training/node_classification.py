@@ -55,7 +55,7 @@ def run_node_classification_train(
 
     Raises:
         TypeError: the model is not swapped, ``data`` is no graph data, or a mask has another dtype.
-        ValueError: a label or a bool is missing, a number is that of no node; see also
+        ValueError: a label or a bool is missing, an index is that of no node; see also
             :func:`~chainer_bspmm.dataset.to_sparse`.
     """
     if not isinstance(model, NodeClassifier):
@@ -64,13 +64,15 @@ def run_node_classification_train(
     dataset = _one_graph(data, train_mask=train_mask, valid_mask=valid_mask)
     optimizer = (optimizer or chainer.optimizers.Adam()).setup(model)
     device = chainer.get_device(device)
-    kind = GraphUpdater
     converter = CSRConverter('packed', strip_padding=False)
-    if device.xp is numpy:
-        batch = converter(dataset)
-        kind, converter = StandardUpdater, lambda examples, device: batch  # always the same
     iterator = SerialIterator(dataset, 1)
-    updater = kind(iterator, optimizer, converter=converter, device=device)
+    if device.xp is numpy:
+        batch = converter(dataset)  # always the same
+        updater = StandardUpdater(
+            iterator, optimizer, converter=lambda examples, device: batch, device=device
+        )
+    else:
+        updater = GraphUpdater(iterator, optimizer, converter=converter, device=device)
     trainer = training.Trainer(updater, (epoch, 'epoch'), out=out)
     if use_default_extensions:
         trainer.extend(extensions.LogReport())
@@ -84,7 +86,7 @@ def run_node_classification_train(
 
 
 def _one_graph(data, **masks):
-    """Return a `SparseDataset` of one graph: its labels, and numbers of nodes for each mask."""
+    """Return a `SparseDataset` of one graph: its labels, and indices of nodes for each mask."""
     if not isinstance(data, (SparseGraphData, PaddingGraphData)):
         text = 'data: expected SparseGraphData or PaddingGraphData, got %s'
         raise TypeError(text % type(data).__name__)
@@ -114,6 +116,6 @@ def _indices(name, mask, n_nodes):
         raise TypeError(text % words)
     if mask.size and not 0 <= mask.min() <= mask.max() < n_nodes:
         wrong = mask.min() if mask.min() < 0 else mask.max()
-        text = '%s: expected numbers of at least 0 and less than %d, got %d'
+        text = '%s: expected node indices in [0, %d), got %d'
         raise ValueError(text % (name, n_nodes, wrong))
     return mask.astype(numpy.int32)

@@ -1,4 +1,7 @@
-"""Memory of the GPUs of one host to which every rank writes, and sums by it inside of a step."""
+"""Memory of the GPUs of one host, which every rank has mapped, and sums by it inside of a step.
+
+A rank writes to the memory of the others.
+"""
 
 import contextlib
 
@@ -6,7 +9,8 @@ import numpy
 
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import kernels, plans
+from chainer_bspmm.cuda.launch import run
 
 MOST = 8  # ranks, whose addresses are arguments of a kernel
 _ALIGNMENT = 256  # bytes
@@ -25,7 +29,8 @@ class PeerMemory:
     A rank sends `size` elements of a dtype, by launches whose `chunks` are (dtype's char, number),
     and `vectors`, (n, dtype) each. Addresses are (n_ranks,) uint64: `data`, of (2, n_ranks, size)
     elements as words, and `slots`, of each vector's (see kernels/peer_sum.cu). This rank alone
-    counts the turns of every chunk and vector. CUDARuntimeError: there is no room.
+    counts the turns of every chunk and vector, in `turn` and `turns`. Without room a
+    CUDARuntimeError is raised.
     """
 
     def __init__(self, n_ranks, size, dtype, chunks, vectors=()):
@@ -40,7 +45,8 @@ class PeerMemory:
         runtime.memset(self._memory.ptr, 0, n_bytes)
         runtime.deviceSynchronize()
         n_chunks = sum(n for _, n in chunks)
-        self.turn, self.turns = (cuda.cupy.zeros(n, numpy.uint32) for n in (n_chunks, len(vectors)))
+        self.turn = cuda.cupy.zeros(n_chunks, numpy.uint32)
+        self.turns = cuda.cupy.zeros(len(vectors), numpy.uint32)
         self._opened = []
 
     def fits(self, *sizes):
@@ -48,7 +54,7 @@ class PeerMemory:
         return self._sizes == sizes
 
     def handle(self):
-        """Return what another process can map, and the address of its GPU on the bus."""
+        """Return a handle that another process can map, and the address of the GPU on the bus."""
         gpu = cuda.cupy.cuda.Device().pci_bus_id
         return cuda.cupy.cuda.runtime.ipcGetMemHandle(self._memory.ptr), gpu
 
@@ -87,7 +93,8 @@ def connected(comm, size, dtype, chunks, vectors, prepare):
     choices = comm.mpi_comm.allgather((fitting, [(n, of.char) for n, of in vectors]))
     if choices.count(choices[0]) < comm.size:
         return None
-    memory = handle = None
+    memory = None
+    handle = None
     # Where GPUs cannot reach each other, or processes may not share memory.
     with contextlib.suppress(refused):
         memory = _kept[fitting[0]][1] if fitting else PeerMemory(comm.size, *sizes, vectors)
@@ -104,7 +111,7 @@ def connected(comm, size, dtype, chunks, vectors, prepare):
     if not all(comm.mpi_comm.allgather(is_done)):
         if memory is not None and not fitting:
             memory.unmap()
-        comm.mpi_comm.Barrier()  # nobody has mapped what is freed now
+        comm.mpi_comm.Barrier()  # no rank has mapped what is freed now
         return None
     if not fitting:
         _kept.append((comm, memory))
@@ -118,7 +125,7 @@ def addresses_by_value(*arrays):
 
 
 def words_of(dtype):
-    """Return how many words of 8 bytes an element takes: each has 32 bits of it, and a number."""
+    """Return the number of 8-byte words of an element: each has 32 bits of it, and the turn."""
     return -(-dtype.itemsize // 4)
 
 
@@ -150,7 +157,8 @@ class PeerSums:
     def sum(self, array):
         """Return the sum of an array over the ranks; RuntimeError: the first step had another."""
         vector = array.size, array.dtype
-        number, self._next = self._next, self._next + 1
+        number = self._next
+        self._next += 1
         if self._peers is None and number == len(self.vectors):
             self.vectors.append(vector)
         if self.vectors[number : number + 1] != [vector]:
@@ -160,25 +168,26 @@ class PeerSums:
     def load_kernels(self, peers):
         """Compile the kernels for the vectors of some memory."""
         for dtype in {of for _, of in peers.vectors}:
-            self._load(peers, dtype)
+            device_id = peers.turns.data.device_id
+            kernels.load(device_id, 'peer_sum', dtype.char, defines(len(peers.data)))
 
     def _launch(self, number, array):
         peers = self._peers
         array = cuda.cupy.ascontiguousarray(array)
         total = cuda.cupy.empty(array.shape, array.dtype)
-        sizes = map(numpy.int32, (array.size, self._comm.rank, self._alone))
-        addresses = addresses_by_value(peers.slots[number])
-        turn = peers.turns[number:]
-        self._load(peers, array.dtype)(
-            (1, 1, 1), (_THREADS, 1, 1), (array, total, addresses, turn, *sizes)
+        run(
+            'peer_sum',
+            array,
+            plans.Launch(defines(len(peers.data)), (1, 1, 1), (_THREADS, 1, 1)),
+            array,
+            total,
+            addresses_by_value(peers.slots[number]),
+            peers.turns[number:],
+            numbers=map(numpy.int32, (array.size, self._comm.rank, self._alone)),
         )
         return total
 
-    def _load(self, peers, dtype):
-        device_id = peers.turns.data.device_id
-        return kernels.load(device_id, 'peer_sum', dtype.char, defines(len(peers.data)))
-
 
 def defines(n_ranks):
-    """Return the compile-time constants of kernels/peer_sum.cu."""
+    """Return the compile-time constants (pairs of name and value) of kernels/peer_sum.cu."""
     return ('VECTOR', 1), ('PEERS', n_ranks)

@@ -72,7 +72,7 @@ class Prediction(Work):
 
 
 def _difference(values, expected, model):
-    """Return how (str or None) two predictions differ; equal NaN and infinities do not."""
+    """Return the difference (str or None) of two predictions; equal NaN and infinities are none."""
     values, expected = cuda.to_cpu(values), cuda.to_cpu(expected)
     kinds = ['%s of shape %s' % (array.dtype, array.shape) for array in (values, expected)]
     if kinds[0] != kinds[1]:
@@ -85,7 +85,7 @@ def _difference(values, expected, model):
 
 
 class PredictionDriver(Driver):
-    """Replay what a function makes of batch after batch; the first of a form is run eagerly."""
+    """Replay a function for batch after batch; the first of a form is run eagerly."""
 
     name = 'prediction'
     who = 'captured_predict predicts'
@@ -178,7 +178,7 @@ class Predictor(PredictionDriver):
         super().close()
 
     def values(self, arrays, n_graphs=None):
-        """Return what the function makes of a batch: an array with a row for each molecule."""
+        """Return the function's values for a batch, an array with a row for each molecule."""
         values = chainer.as_array(self._function(*arrays[: self._n_inputs]))
         xp = self.device.xp
         if not isinstance(values, xp.ndarray):

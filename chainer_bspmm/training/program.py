@@ -207,10 +207,10 @@ class Program:
         self._n_replays += 1
         if is_due:
             return self._checked_replay()
-        self._launch()
+        self.launch()
         return self._results_now()
 
-    def _launch(self):
+    def launch(self):
         for i, graph in enumerate(self._graphs):
             if i:
                 self.work.exchange()
@@ -225,7 +225,7 @@ class Program:
         session, work = self._session, self.work
         session.capturer.join()  # the last step may still write, on another stream
         before = self._snapshot()
-        self._launch()
+        self.launch()
         results = self._results_now()
         replayed = self._state(before, results)
         after = snapshot.Copies(before.arrays) if work.has_others else None

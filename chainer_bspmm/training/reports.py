@@ -5,7 +5,8 @@ import numpy
 from chainer.backends import cuda
 
 from chainer_bspmm.compat import late_sums
-from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import kernels, plans
+from chainer_bspmm.cuda.launch import run
 
 N_ROWS = 256  # replays whose numbers are allocated at once
 WIDTH = 8  # bytes for a number, whatever its dtype
@@ -13,19 +14,24 @@ _N_VALUES = 128  # that one launch writes
 _TABLE = numpy.dtype(
     [('value', numpy.uintp, _N_VALUES), ('bytes', numpy.int32, _N_VALUES)], align=True
 )
+_STORAGE = 'f'  # any: the kernel copies bytes
 DEFINES = (('VECTOR', 1), ('N_VALUES', _N_VALUES), ('TABLE_BYTES', _TABLE.itemsize))
 
 
 class Reports:
-    """Keep the numbers that replays report, views of a row each, without a launch for each."""
+    """Numbers that the replays of one captured step report, without a launch for each number.
+
+    A number is a view of the row of its replay, which nothing overwrites.
+    """
 
     def __init__(self, device):
         self._device = device
         self._kinds = []  # (name, dtype) of every number
-        self._table = self._rows = None  # (N_ROWS, n) uint64, and its memory
+        self._table = None  # (N_ROWS, n) uint64
+        self._rows = None  # its memory
         self._stream = None  # that the rows were allocated on
         self._row = N_ROWS  # the next one
-        self._load()
+        self._load()  # compiles what a capture should not
 
     def among(self, values):
         """Return those of a dict that are single numbers on the device; others must be copied."""
@@ -45,8 +51,15 @@ class Reports:
             table = numpy.zeros(1, _TABLE)
             table['value'][0, : len(part)] = [array.data.ptr for array in part]
             table['bytes'][0, : len(part)] = [array.itemsize for array in part]
-            arguments = row_address, table, numpy.int32(first), numpy.int32(len(part))
-            self._load()((1, 1, 1), (_N_VALUES, 1, 1), arguments)
+            run(
+                'report',
+                row_address,
+                plans.Launch(DEFINES, (1, 1, 1), (_N_VALUES, 1, 1)),
+                row_address,
+                table,
+                numbers=(numpy.int32(first), numpy.int32(len(part))),
+                storage=_STORAGE,
+            )
 
     def next_row(self):
         """Return the address (int) of a new row, for the next replay on the current stream."""
@@ -69,11 +82,13 @@ class Reports:
             return {}
         start = self._rows + self._offset()
         ndarray = cuda.cupy.ndarray
-        kinds = enumerate(self._kinds)
-        return {name: ndarray((), dtype, start + WIDTH * i) for i, (name, dtype) in kinds}
+        return {
+            name: ndarray((), dtype, start + WIDTH * i)
+            for i, (name, dtype) in enumerate(self._kinds)
+        }
 
     def _offset(self):
         return (self._row - 1) * len(self._kinds) * WIDTH
 
     def _load(self):
-        return kernels.load(self._device.device.id, 'report', 'f', DEFINES)
+        kernels.load(self._device.device.id, 'report', _STORAGE, DEFINES)

@@ -36,8 +36,9 @@ class Capacities:
     """Choose a capacity for each batch of n_graphs molecules.
 
     `sizes` and `entries`, (M,), are those of all molecules of the data set, if known, `largest` the
-    bounds of a molecule. Sums over n_graphs of them are close to normal: one size holds five
-    batches in six, the next all but one in 30,000. Else a size is derived from the batch.
+    bounds of a molecule. Sums over n_graphs of them drawn at random are close to normal: one size
+    holds five batches in six, the next all but one in 30,000. Without a data set's sizes, or if a
+    batch exceeds both, a size is derived from the batch.
     """
 
     def __init__(self, n_graphs, sizes=None, entries=None, largest=None):
@@ -45,7 +46,8 @@ class Capacities:
         if sizes is None or not len(sizes):
             return
         for deviations in DEVIATIONS:
-            rows, total = (bound(values, n_graphs, deviations) for values in (sizes, entries))
+            rows = bound(sizes, n_graphs, deviations)
+            total = bound(entries, n_graphs, deviations)
             self._levels.append(largest._replace(rows=rows, entries=total))
 
     def of(self, need):

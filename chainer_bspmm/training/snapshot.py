@@ -121,7 +121,7 @@ def arrays_of(target, reach):
 
 
 def copies(arrays):
-    """Return copies of the arrays, by name, each in memory of its own."""
+    """Return copies of the arrays, by name, each in separate memory."""
     return {name: array.copy() for name, array in arrays.items()}
 
 

@@ -1,7 +1,6 @@
 """The memory that a captured step reads, and how batches are sent there."""
 
 import contextlib
-import functools
 import weakref
 
 import numpy
@@ -10,27 +9,31 @@ import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import kernels, plans, step
+from chainer_bspmm.cuda.launch import run
 from chainer_bspmm.dataset import batch_form
 from chainer_bspmm.training.session import Session
 
 N_SLOTS = 4  # of a group, which has one event; there are two groups
 # Bytes that a kernel reads over the bus sooner than a GPU has waited for its copy engine.
 FEW_BYTES = 2**14
+_STORAGE = 'f'  # of the kernel that copies: any, it moves bytes
 
 
 class Staging:
     """Send named arrays, name -> (shape, dtype), to fixed places on a device, in one copy.
 
-    The host writes into slots of pinned memory, taken in turn, so that the next batches can be
-    written before the last one was copied. They are in two groups: one is written again when all
-    of it was copied, which takes an event for each group only.
+    The host writes into pinned memory. There are several slots of it, taken in turn, so that the
+    next batches can be written before the last one was copied. They are in two groups: one is
+    written again when all of it was copied, which takes one event instead of one for each batch.
+
     Few bytes are copied by a kernel, which keeps count of the slots: captured in a CUDA graph, it
     copies the next one at every launch. `device`, name -> CuPy array, is where they arrive.
     """
 
     def __init__(self, arrays, device):
         cupy = cuda.cupy
-        places, start = {}, 0
+        places = {}
+        start = 0
         for name, (shape, dtype) in arrays.items():
             stop = start + int(numpy.prod(shape)) * numpy.dtype(dtype).itemsize
             places[name] = slice(start, stop), dtype, shape
@@ -44,7 +47,10 @@ class Staging:
             self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
             if self.is_kernel:
                 self._position = cupy.zeros(1, numpy.uint32)
-                self._kernel = self._copying_kernel()
+                self._plan = plans.one_block(self._n_bytes // plans.VECTOR_BYTES)
+                # It may be launched first under capture, which should not compile anything.
+                device_id = cupy.cuda.runtime.getDevice()
+                kernels.load(device_id, 'staged_copy', _STORAGE, self._plan.defines)
             self._device.synchronize()  # the first batch may be sent on another stream
         # Pinned memory goes to another owner at once, although a copy may still have to read it.
         error = cupy.cuda.runtime.CUDARuntimeError
@@ -54,14 +60,6 @@ class Staging:
         self.device = _views(self._buffer, places)
         self._next = 0
         self._is_filled = False  # the next slot, which may have been copied if there was an error
-
-    def _copying_kernel(self):
-        n_quads = self._n_bytes // plans.VECTOR_BYTES
-        plan = plans.one_block(n_quads)
-        kernel = kernels.load(cuda.cupy.cuda.runtime.getDevice(), 'staged_copy', 'f', plan.defines)
-        sizes = numpy.int32(n_quads), numpy.int32(2 * N_SLOTS)
-        arguments = numpy.uintp(self._memory.ptr), self._buffer, *sizes, self._position
-        return functools.partial(kernel, plan.grid, plan.block, arguments)
 
     def fill(self):
         """Return name -> host array: all of it is to be written, then to be copied."""
@@ -73,13 +71,23 @@ class Staging:
         self._is_filled = True
         return self._slots[self._next]
 
-    def copy(self, stream=None):
-        """Copy what was written to the device, on a stream (None: the current one)."""
+    def copy(self):
+        """Copy what was written to the device, on the current stream."""
         if self.is_kernel:
-            self._kernel(stream=stream)
+            run(
+                'staged_copy',
+                self._buffer,
+                self._plan,
+                numpy.uintp(self._memory.ptr),
+                self._buffer,
+                numpy.int32(self._n_bytes // plans.VECTOR_BYTES),
+                numpy.int32(2 * N_SLOTS),
+                self._position,
+                storage=_STORAGE,
+            )
         else:
             address = self._memory.ptr + self._next * self._n_bytes
-            self._buffer.data.copy_from_host_async(address, self._n_bytes, stream)
+            self._buffer.data.copy_from_host_async(address, self._n_bytes)
 
     def copied(self, stream):
         """Go on to the next slot: the copy of this one was launched, here or by a graph."""
@@ -90,8 +98,8 @@ class Staging:
         self._is_filled = False
 
     def send(self, stream):
-        """Copy what was written to the device, on a stream."""
-        self.copy(stream)
+        """Copy what was written to the device, and go on; `stream` is the current one."""
+        self.copy()
         self.copied(stream)
 
     def again(self):
@@ -122,12 +130,16 @@ def _views(buffer, places):
 
 
 class Inputs:
-    """Device memory that a captured step reads: a batch, and n_numbers of the optimizer."""
+    """Device memory that a captured step reads: a batch, and `n_numbers` values of the optimizer.
+
+    The batch is of the form of `batch`, which is the first.
+    """
 
     def __init__(self, session: Session, batch, capacity, n_numbers=None):
-        self._capturer = session.capturer
         device = session.device
-        self._form, self._capacity = batch.form, capacity
+        self._capturer = session.capturer
+        self._form = batch.form
+        self._capacity = capacity
         self._gather = batch.gather
         arrays = {'counter': ((1,), 'u8'), 'row_address': ((1,), 'u8')}
         if n_numbers is not None:
@@ -145,7 +157,7 @@ class Inputs:
                 with self._capturer.ordered():
                     batch.fill(self._buffers)
                 self._gather = None
-        # To be current when it is run.
+        # The `Step` to be current when the captured step is run.
         self.step = step.Step(session.blas, session.seed, sent['counter'])
         self.row_address = sent['row_address']  # (1,) uint64, where the step reports: `reports`
         self.numbers = sent.get('numbers')  # (n_numbers,) float64 or None

@@ -157,7 +157,7 @@ class HostStaging(staging.Staging):
         self._is_filled = True
         return self._slots[self._next]
 
-    def copy(self, stream=None):
+    def copy(self):
         if _tape.recorded is not None:
             return
         for name, array in self._slots[self._position].items():

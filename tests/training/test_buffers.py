@@ -115,10 +115,9 @@ def staged(request, monkeypatch):
     class Buffer(numpy.ndarray):
         @property
         def data(self):
-            return types.SimpleNamespace(copy_from_host_async=self.copy)
+            return types.SimpleNamespace(copy_from_host_async=self.copy, device_id=0)
 
-        def copy(self, source, n_bytes, stream):
-            assert stream == 'the current one'
+        def copy(self, source, n_bytes):
             self[:n_bytes] = numpy.frombuffer(ctypes.string_at(source, n_bytes), numpy.uint8)
             calls.append(('copy', None))
 
@@ -136,11 +135,11 @@ def staged(request, monkeypatch):
     monkeypatch.setattr(buffers, 'FEW_BYTES', request.param)
     monkeypatch.setattr(buffers.kernels, 'load', lambda *_: kernel)
 
-    def kernel(grid, block, arguments, stream):
+    def kernel(grid, block, arguments, shared_bytes):
         slots, to, n_quads, n_slots, position = arguments
-        assert grid == (1, 1, 1) and block[0] <= 1024
+        assert grid == (1, 1, 1) and block[0] <= 1024 and shared_bytes == 0
         n_bytes = buffers.plans.VECTOR_BYTES * int(n_quads)
-        to.copy(int(slots) + int(position[0] % n_slots) * n_bytes, n_bytes, stream)
+        to.copy(int(slots) + int(position[0] % n_slots) * n_bytes, n_bytes)
         position += 1
 
     made = buffers.Staging(ARRAYS, types.SimpleNamespace(device=Device()))
@@ -194,7 +193,7 @@ def test_after_an_error_the_host_asks_which_slot_is_next(staged, was_copied):
             array[...] = number
         if number == 3:
             if was_copied:
-                staged.copy('the current one')
+                staged.copy()
             continue
         staged.send('the current one')
         assert all((array == number).all() for array in staged.device.values())
@@ -212,14 +211,22 @@ def make_inputs(calls, is_few):
             calls.append('fill')
             return self.device
 
-        def copy(self, stream=None):
+        def copy(self):
             calls.append('copy')
 
         def copied(self, stream):
             calls.append('copied')
 
     batch = types.SimpleNamespace(
-        form=batch_form.Form(1, 1, True, (numpy.dtype('i'), ()), None, (), 128),
+        form=batch_form.Form(
+            n_graphs=1,
+            n_relations=1,
+            is_symmetric=True,
+            atoms=(numpy.dtype('i'), ()),
+            data=None,
+            labels=(),
+            longest=128,
+        ),
         gather=None,
         staged=lambda capacity: batch_form.batch_arrays(batch.form, capacity),
         write=lambda views: calls.append('write'),

@@ -193,7 +193,7 @@ def test_hyperparameters_of_one_rule_are_seen_though_nothing_else_changed():
 def test_scratch_memory_stays(monkeypatch):
     """Captured graphs keep writing there, also if others are prepared later."""
     monkeypatch.setattr(fused_update.cuda, 'cupy', numpy)
-    monkeypatch.setattr(fused_update, '_load', lambda *args: None)
+    monkeypatch.setattr(FusedUpdate, 'load_kernels', lambda self: None)
     optimizer = optimizer_of(add_hooks=HOOKS['clipping first'])
     update = FusedUpdate(optimizer)
     update.prepare()
@@ -207,19 +207,17 @@ def test_scratch_memory_holds_the_sums_of_all_launches(monkeypatch):
     """Of hundreds of parameters of both dtypes, each launch of as many blocks as there may be."""
     n_left = []  # elements where each launch that leaves sums may write
 
-    def load(array, dtype, variant):
-        def kernel(grid, block, arguments):
-            if variant == 'NONE' and arguments[3] is not fused_update.NULL:
-                n_left.append(len(arguments[3]) - grid[0])
-
-        return kernel
+    def run(name, like, plan, table, rates, before, after, **others):
+        if after is not None:
+            n_left.append(len(after) - plan.grid[0])
 
     link = link_of(numpy, 'f', [(3,)] * 75)
     with link.init_scope():
         for i in range(75):
             setattr(link, 'q%03d' % i, chainer.Parameter(numpy.zeros(3)))
     monkeypatch.setattr(fused_update.cuda, 'cupy', numpy)
-    monkeypatch.setattr(fused_update, '_load', load)
+    monkeypatch.setattr(fused_update, 'run', run)
+    monkeypatch.setattr(FusedUpdate, 'load_kernels', lambda self: None)
     monkeypatch.setattr(fused_update, 'own_gradients', list)
     monkeypatch.setattr(FusedUpdate, '_table', lambda *args: (None, 10**6))
     update = FusedUpdate(optimizer_of(link=link, add_hooks=HOOKS['clipping last']))

@@ -149,8 +149,16 @@ def test_default_extensions(tmp_path):
         ({'data': graph(n_classes=None)}, ValueError, 'data.y: expected a label for each of 80'),
         ({'data': (1, 2)}, TypeError, 'data: expected SparseGraphData or PaddingGraphData, got tu'),
         ({'valid_mask': MASK[1:]}, ValueError, r'valid_mask: expected .* 80 nodes, .* \(79,\)'),
-        ({'train_mask': numpy.array([80])}, ValueError, 'train_mask: .* less than 80, got 80'),
-        ({'train_mask': numpy.array([-1, 3])}, ValueError, 'train_mask: .* less than 80, got -1'),
+        (
+            {'train_mask': numpy.array([80])},
+            ValueError,
+            r'train_mask: expected node indices in \[0, 80\), got 80',
+        ),
+        (
+            {'train_mask': numpy.array([-1, 3])},
+            ValueError,
+            r'train_mask: expected node indices in \[0, 80\), got -1',
+        ),
         ({'train_mask': numpy.zeros_like(MASK)}, ValueError, 'train_mask: .* train on, got none'),
         ({'train_mask': MASK * 1.0}, TypeError, 'train_mask: expected bools or integers .* got fl'),
     ],
