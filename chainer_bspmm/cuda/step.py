@@ -15,7 +15,7 @@ import chainer
 class Step:
     """What products and random numbers need inside a step."""
 
-    one: Any  # training.step_program.SeedGradient, which gives the gradient of the loss, or None
+    one: Any  # training.training_step.SeedGradient, which gives the gradient of the loss, or None
     sums: Any  # cuda.partial_sums.PendingSums, deferred to the end of the backward pass, or None
     peer_sums: Any  # training.peer_memory.PeerSums, of vectors over several ranks, or None
 

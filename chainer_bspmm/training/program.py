@@ -139,6 +139,7 @@ class Program:
                     raise
                 except Exception as error:
                     raise CannotCapture(blame(error, session.function)) from error
+                self._refuse_host_values(results)
                 outcomes.append(snapshot.copies(work.summary(results)))
                 before.restore_arrays()
                 moments.append(session.guards.moment())
@@ -172,10 +173,7 @@ class Program:
         with before.undone():
             launches = [self._captured(half) for half in halves]
             graphs, (results, *_) = zip(*launches)
-            for name, array in results.items():
-                if not isinstance(array, self._session.device.xp.ndarray):
-                    text = '%s is a value on the host, which a replay would repeat'
-                    raise CannotCapture(text % name)
+            self._refuse_host_values(results)
             # Links keep holding what the graph writes, so that no other graph takes its memory.
             self._effects = before.changes()
         self._results = results
@@ -197,6 +195,12 @@ class Program:
 
     def _snapshot(self):
         return Snapshot(self._session.target, self._session.guards.reach)
+
+    def _refuse_host_values(self, results):
+        for name, array in results.items():
+            if not isinstance(array, self._session.device.xp.ndarray):
+                text = '%s is reported as a value on the host, which a replay would repeat'
+                raise CannotCapture(text % name)
 
     def replay(self):
         """Replay the staged batch; return its results by name.
@@ -307,9 +311,13 @@ class Program:
     def _compute_and_report(self):
         self._inputs.fetch()
         results = self._compute(None, 'captured')
-        if not self.work.is_split:
+        # Reported numbers are those that `_eagerly` returns: views of a parameter may be among
+        # them. With other ranks only what comes before their gradients is compared.
+        if not self.work.has_others:
             self._complete()
         self._reports.write(self._reports.among(results), self._inputs.row_address)
+        if self.work.has_others and not self.work.is_split:
+            self._complete()
         return results
 
 

@@ -16,7 +16,7 @@ from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.cuda import step
 from chainer_bspmm.dataset import DeviceDataset, smiles as parsing, to_sparse
-from chainer_bspmm.training import captured_predict, predictor, StepDiffers
+from chainer_bspmm.training import captured_predict, prediction, StepDiffers
 from tests.support import relative_error
 from tests.support.training import counting, HOST, make_model, mean_of_rows, MODELS, molecules
 from tests.support.training import RELATIONS, Row, three_columns
@@ -292,13 +292,13 @@ def test_what_is_compared():
     values[:2] = numpy.nan, numpy.inf
     for factor, differ in ((1.0001, (False, False)), (1.01, (True, False)), (1.1, (True, True))):
         actual = values * numpy.float32(factor)
-        found = [predictor._difference(actual, values, link) for link in (model, half)]
+        found = [prediction._difference(actual, values, link) for link in (model, half)]
         assert differ == tuple(difference is not None for difference in found)
     classes = numpy.arange(200)
     for n_wrong, differs in ((0, None), (2, None), (3, '3 of 200 values')):
         wrong = numpy.where(classes < n_wrong, -1, classes)
-        assert predictor._difference(classes, wrong, model) == differs
-    assert 'float32 of shape (200,) instead of' in predictor._difference(values, classes, model)
+        assert prediction._difference(classes, wrong, model) == differs
+    assert 'float32 of shape (200,) instead of' in prediction._difference(values, classes, model)
 
 
 @pytest.mark.parametrize('n_processes', (None, 2))

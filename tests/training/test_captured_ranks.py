@@ -131,7 +131,7 @@ def test_ranks_are_one_large_batch(made, graphs, noted, is_clipped, is_one_host)
     hooks = [optimizer_hooks.GradientClipping(LARGEST_NORM)] * is_clipped
     updater, comm = made(hooks=hooks)
     comm.is_one_host = is_one_host
-    tried = noted(Program, 'check_alone')
+    tried = noted(Program, 'capture_alone')
     alone = chainer.optimizers.SGD(RATE).setup(copy.deepcopy(updater._driver.optimizer.target))
     for hook in hooks:
         alone.add_hook(hook)
@@ -167,7 +167,7 @@ def test_loss_of_another_rank_is_not_finite(made, step):
         numpy.testing.assert_array_equal(param.array, array)
     n_before = len(updater._driver.programs)
     # As after a change of the optimizer; what was found is not forgotten.
-    updater._driver._prepare(updater._driver.function)
+    updater._driver.forget()
     assert n_before and not updater._driver.programs
     expected = 'loss of rank 1 is not finite, noticed after step %d' % (step + 1)
     with pytest.raises(FloatingPointError, match=expected):

@@ -66,7 +66,7 @@ def test_memory_is_given_back(on_device):
     before = used()
     updater = make(on_device=on_device)
     step(updater)
-    pool = updater._driver.capturer._pool
+    pool = updater._driver.session.capturer._pool
     assert updater.graph_nbytes == pool.total_bytes()
     assert checked_parameters(updater) and pool.used_bytes() > 0
     assert used() > before
@@ -179,7 +179,7 @@ def test_an_interrupt_during_capture(device, graphs):
 def test_memory_goes_when_steps_turn_eager(device, graphs):
     updater = make_updater(GraphUpdater, device)
     run(updater, 3)
-    capturer = weakref.ref(updater._driver.capturer)
+    capturer = weakref.ref(updater._driver.session.capturer)
     if graphs:
         graphs.clear()
     updater.converter = of_variables

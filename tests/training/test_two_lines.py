@@ -54,7 +54,7 @@ def test_a_standard_updater_trains_captured(device, graphs, no_causes):
         assert type(updater) is GraphUpdater
         run(updater, 30)
         actual.append(parameters(updater))
-        assert updater._driver.capturer is not None
+        assert updater._driver.session is not None
         if graphs is not None:
             assert graphs[-1].n_launches > 20
         updater.finalize()

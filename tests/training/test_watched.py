@@ -153,7 +153,7 @@ def test_a_training_with_every_change(device, graphs, no_causes, configured):
     def change(updater):
         number, step = divmod(updater.iteration, 3)
         if isinstance(updater, GraphUpdater) and not step:
-            keys.append(updater._driver.guards.key())
+            keys.append(updater._driver.session.guards.key())
             assert updater._driver.programs and is_captured(updater), [*CHANGES][number - 2]
         if not step and number <= len(changes):
             optimizer = updater.get_optimizer('main')
@@ -210,7 +210,7 @@ def test_closures():
     for function in (loss_func, functools.partial(loss_func, 1)):
         guards = Guards(chainer.Chain(), function)
         of_link = Guards(around, around)
-        assert [type(link).__name__ for link in guards.links[1:3]] == ['Regressor', 'Row']
+        assert [type(link).__name__ for link in list(guards.reach.links.values())[1:3]] == ['Regressor', 'Row']
         before = guards.key(), of_link.key()
         factor = factor + 1.0
         assert 'factor that loss_func reads' in guards.key().change(before[0])
@@ -249,7 +249,7 @@ def test_links_around_a_function():
     for target, function in ((one, lambda x: teacher(x)), (other, Distilled()), (holder, holder)):
         guards = Guards(target, function)
         before = guards.key()
-        assert guards.links == [target, teacher]
+        assert list(guards.reach.links.values()) == [target, teacher]
         assert set(map(id, guards.other_params)) == {id(teacher.W), id(teacher.b)}
         teacher.W.array = teacher.W.array.copy()
         assert guards.key() != before
@@ -378,7 +378,7 @@ def test_a_weight_that_changes_with_every_step(device, graphs, name, is_fused):
         texts = train(updater, 8)
         results.append(parameters(updater))
     assert len(texts) == 1 and 'a replay of the captured step gave another' in texts[0]
-    assert updater._driver.capturer is None and updater.graph_nbytes == 0
+    assert updater._driver.session is None and updater.graph_nbytes == 0
     assert updater.iteration == updater.get_optimizer('main').t == 8
     assert_close_arrays(results[1], results[0])
 
@@ -642,7 +642,7 @@ def set_up_again(updater):
         optimizer.setup(optimizer.target)
     elif updater.iteration == 4 and isinstance(updater, GraphUpdater):
         rules = [param.update_rule for param in optimizer.target.params()]
-        assert updater._driver.guards.key().update == rules
+        assert updater._driver.session.guards.key().update == rules
 
 
 def another_loss(updater):
@@ -650,7 +650,7 @@ def another_loss(updater):
         model = updater.get_optimizer('main').target
         updater.loss_func = lambda *args: 2 * model(*args)
     elif updater.iteration > 3 and isinstance(updater, GraphUpdater):
-        assert updater._driver.function is updater.loss_func
+        assert updater._driver.session.function is updater.loss_func
 
 
 def noisy(batch, device):
@@ -751,7 +751,7 @@ def test_no_cublas(device, graphs, monkeypatch):
     updater = make_updater(GraphUpdater, device)
     with pytest.warns(UserWarning, match='trains eagerly: no cuBLAS handle .*proc/self/maps'):
         run(updater, 2)
-    assert updater._driver.capturer is None
+    assert updater._driver.session is None
 
 
 def test_parameters_elsewhere(monkeypatch):
