@@ -133,10 +133,7 @@ def test_options_of_the_preprocessor(method, options):
         message = (
             'preprocessor: expected out_size=-1, as %s fails for molecules that are padded, got %d'
         )
-        with pytest.raises(
-            ValueError, match='^%s$' % (message % (cls.__name__, options['out_size']))
-        ):
-            from_smiles(SMILES, preprocessor)
+        fails(preprocessor, ValueError, message % (cls.__name__, options['out_size']))
     else:
         assert_same(from_smiles(SMILES, preprocessor), upstream(SMILES, preprocessor))
 
