@@ -421,6 +421,7 @@ class HostFlatGradients(flat_gradients.FlatGradients):
             self._is_bad[flags != 0] = 1
 
     def _parts(self, array):
+        """Yield every parameter and its part, in its shape."""
         start = 0
         for param in self._params():
             yield param, array[start : start + param.size].reshape(param.shape)

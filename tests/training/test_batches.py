@@ -115,6 +115,8 @@ def test_a_number_that_is_wrong(dataset, name, wrong):
 
 
 class Gpu(chainer.backend.CpuDevice):
+    """The host, taken for a GPU with some free memory."""
+
     name = '@cupy:0'
     xp = numpy
 

@@ -190,6 +190,7 @@ def test_a_run_that_was_interrupted(tmp_path):
 
 @pytest.fixture
 def looks(noted):
+    """Indices of the steps at which the guards looked."""
     return noted(step_driver.StepDriver, '_look', of=lambda driver, _: driver.optimizer.t)
 
 

@@ -28,6 +28,7 @@ VALIDATION = molecules(5 * BATCH + 3, seed=1)  # the last batch is smaller
 
 
 def make(device, model, kind=extensions.Evaluator, dataset=VALIDATION, **kwargs):
+    """Return an evaluator, as a script makes it."""
     kwargs.setdefault('converter', chainer_bspmm.concat_mols)
     iterator = SerialIterator(dataset, BATCH, repeat=False, shuffle=False)
     evaluator = kind(iterator, model, device=device, **kwargs)
@@ -36,12 +37,14 @@ def make(device, model, kind=extensions.Evaluator, dataset=VALIDATION, **kwargs)
 
 
 def make_pair(device, model, *args, **kwargs):
+    """Return two evaluators, the first of which is captured."""
     own, theirs = (make(device, model, *args, **kwargs) for _ in range(2))
     capture_evaluator(own)
     return own, theirs
 
 
 def evaluated(evaluator):
+    """Evaluate as an extension of a trainer; return what it observes, as floats."""
     with chainer.Reporter().scope({}):
         return {name: float(value) for name, value in evaluator().items()}
 
@@ -221,6 +224,7 @@ def test_a_change_by_a_checked_replay_is_seen_by_the_next(device, prediction_gra
 
 
 def warned(evaluator, n_times=3):
+    """Evaluate several times; return the warnings that name a cause."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         for _ in range(n_times):

@@ -28,6 +28,7 @@ BAD = [4, 6, 8]
 
 
 def on(device, model):
+    """Return the model on a device, with all of its parameters made."""
     examples = molecules(3, RELATIONS.get(getattr(model, 'made_of', None), 1))
     with chainer.using_config('train', False):
         model.predictor(*chainer_bspmm.concat_mols(examples)[:2])
@@ -43,6 +44,8 @@ def model_of(device, name='RSGCN', **kwargs):
 
 
 def expected_of(model, data, postprocess_fn=None):
+    """Predict each molecule alone, in the order of the data."""
+
     def predictor(atoms, adj, *labels):
         return model.predictor(atoms, adj)
 
@@ -53,12 +56,14 @@ def expected_of(model, data, postprocess_fn=None):
 
 
 def collected(predictions):
+    """Return all indices, values and failures."""
     index, values, failures = zip(*predictions)
     values = numpy.concatenate([v for v in values if len(v)])
     return numpy.concatenate(index), values, list(itertools.chain(*failures))
 
 
 def values_of(model, data, **options):
+    """Return all values, predicted in batches of 8."""
     return collected(captured_predict(model, data, **{'batch_size': 8, **options}))[1]
 
 
@@ -71,6 +76,7 @@ def no_warnings():
 
 @pytest.fixture
 def children():
+    """A function that returns the processes that the test started and that still run."""
     before = set(multiprocessing.active_children())
     return lambda: set(multiprocessing.active_children()) - before
 
@@ -228,6 +234,7 @@ EAGER = {
 
 
 def assert_eager(device, function, words, is_same=True):
+    """Predict with a model around `function`; the one warning has these words."""
     model = on(device, Regressor(Row(function)))
     examples = molecules(8 * 40 if function is counting else 80)
     with warnings.catch_warnings(record=True) as caught:

@@ -46,6 +46,7 @@ class Others:
         return [mine, self.reason if len(self.told) == 3 else mine]
 
     def batch(self):
+        """Return the molecules of the next step."""
         return molecules(2, seed=100 + len(self.sums))
 
     def allReduce(self, sent, received):
@@ -70,6 +71,8 @@ def loss_of(model, examples):
 
 
 class Batches(chainer.dataset.Iterator):
+    """Batches of this rank, of the sizes that are to come."""
+
     dataset = ()
     is_new_epoch, epoch, epoch_detail = False, 0, 0.0
 
@@ -93,6 +96,7 @@ def device():
 
 @pytest.fixture
 def made(monkeypatch, device, graphs):
+    """Return a function that makes an updater of rank 0, and the other rank."""
     from chainermn.optimizers import _MultiNodeOptimizer
 
     kind = type('MultiNodeOptimizer', (multi_node.Weighted, _MultiNodeOptimizer), {})
@@ -115,6 +119,7 @@ def made(monkeypatch, device, graphs):
 
 
 def train(updater, sizes):
+    """Update with batches of these sizes; return the causes for which steps are not captured."""
     updater.get_iterator('main').sizes = list(sizes)
     reporter = chainer.Reporter()
     reporter.add_observer('main', updater._driver.optimizer.target)

@@ -31,6 +31,7 @@ def locked():
 
 
 def examples(kind='relations', n_relations=4, dtype='f'):
+    """A list of (atoms, adjacency, label)."""
     rng = numpy.random.RandomState(1)
     made = molecules(SIZES, kind, n_relations)
     return [(atoms, adj.astype(dtype), rng.uniform(size=2).astype('f')) for atoms, adj, *_ in made]
@@ -43,6 +44,7 @@ def column(values):
 
 
 def tuples(actual=None):
+    """Chainer Chemistry's data set, as its parsers make it."""
     atoms, adj, labels = zip(*(actual or examples()))
     return NumpyTupleDataset(column(atoms), column(adj), numpy.array(labels))
 
@@ -381,6 +383,7 @@ def test_what_nobody_closes_ends_with_its_owner(locked):
 @pytest.mark.parametrize('layout', ['folded', 'padded', 'packed', 9])
 @pytest.mark.parametrize('last', [(6, True), (0, False), (0, True)], ids=str)
 def test_a_form_that_suits_a_converter(layout, strip_padding, last):
+    """It makes the batches of the dense examples."""
     atom, is_bonded = last  # of each molecule: an atom, padding, or a bonded atom of id 0
     dense = examples(n_relations=1)
     for atoms, adj, _ in dense:

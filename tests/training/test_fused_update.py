@@ -285,6 +285,7 @@ def two_optimizers(make, dtype, shapes=SHAPES, add_hooks=()):
 
 
 def assert_same_steps(ours, theirs, n_steps):
+    """Update by launches and by Chainer, and compare after each step."""
     update = FusedUpdate(ours)
     update.prepare()
     for step in range(n_steps):

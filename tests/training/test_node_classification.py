@@ -32,6 +32,7 @@ def graph(kind='GINSparse', **options):
 
 @pytest.fixture
 def captured(device, monkeypatch):
+    """Let the function train in captured steps, on the host too; return the updaters it makes."""
     made = []
 
     class Updater(GraphUpdater):
@@ -47,6 +48,7 @@ def captured(device, monkeypatch):
 
 
 def train(function, model, data, out, **options):
+    """Train, return the log: a dict for each epoch."""
     numpy.random.seed(0)  # layers that learn their input size start in the first step
     optimizer = chainer.optimizers.SGD(0.1)
     log = [extensions.LogReport(trigger=(1, 'iteration'))]
@@ -56,6 +58,7 @@ def train(function, model, data, out, **options):
 
 
 def assert_same_training(ours, theirs):
+    """Compare two logs, but for their times."""
     assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs):
         assert one.keys() == other.keys()

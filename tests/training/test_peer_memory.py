@@ -16,6 +16,8 @@ OWN, OTHERS = 4096, {0: 10**6, 2: 2 * 10**6}  # addresses
 
 
 class Runtime:
+    """CUDA's runtime, as rank 1 of 3 sees it."""
+
     CUDARuntimeError = type('CUDARuntimeError', (RuntimeError,), {})
 
     def __init__(self):
@@ -70,6 +72,7 @@ def runtime(monkeypatch):
 
 
 def communicator(runtime, handle=True, is_done=True, size=3, intra_size=3, gpu=2, vectors=None):
+    """Return the communicator of rank 1; the other ranks tell it these values."""
     told = []
 
     def allgather(mine):

@@ -141,6 +141,8 @@ def test_no_model():
 
 
 class Layers(chainer.Chain):
+    """Layers of Chainer Chemistry and a reduction of a user."""
+
     def __init__(self, update, reduce):
         super().__init__()
         self.reduce = reduce
@@ -204,6 +206,8 @@ def test_what_cannot_be_told(name):
 
 
 class Counting(Own):
+    """A loss that leaves traces of every call."""
+
     def __init__(self):
         super().__init__(EQUAL['a lazy layer'])
         self.n_calls = 0

@@ -35,6 +35,7 @@ def adopting(monkeypatch):
 
 
 def script(device, kind=StandardUpdater, examples=EXAMPLES, converter=None, model=None, by=None):
+    """Return the updater of a script, as it is made there."""
     model = model or make_model(seed=0)
     optimizer = (by or optimizers.Adam()).setup(model)
     numpy.random.seed(3)
@@ -215,6 +216,7 @@ def test_loops_that_somebody_else_replaced_are_used(monkeypatch):
 
 
 def trained(device, folder, n_steps, resume=None, captured=True):
+    """Train with upstream's extensions, as a Trainer by hand; return the updater."""
     with chainer.using_config('bspmm_capture', captured):
         updater = script(device)
     trainer = training.Trainer(updater, (n_steps, 'iteration'), out=str(folder))
@@ -359,6 +361,7 @@ of_rows, of_molecules = (lambda atoms, t: len(atoms)), (lambda atoms, t: len(t))
 
 
 def checked(device, model, kind=StandardUpdater, examples=EXAMPLES):
+    """Return the warnings of the first steps that name the swap."""
     updater = script(device, kind, examples, model=model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')

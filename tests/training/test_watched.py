@@ -51,6 +51,8 @@ def names_a_global(*args):
 
 
 class Loss:
+    """A loss with a weight, in the ways in which it can be written."""
+
     def __init__(self, model):
         self.model = model
         self.weight = 1.0
@@ -63,6 +65,8 @@ class Loss:
 
 
 class Named(chainer.Chain):
+    """A chain whose forward names a global."""
+
     def __init__(self):
         super().__init__()
         with self.init_scope():
@@ -82,6 +86,8 @@ def rule_of(model):
 
 
 def put(path, value):
+    """A change of a model: an attribute gets what `value` makes of the one before."""
+
     def change(model, optimizer):
         *parts, name = path.split('.')
         owner = functools.reduce(getattr, parts, model)
@@ -124,6 +130,7 @@ CHANGES: dict[str, Callable] = {
 
 @pytest.fixture
 def configured():
+    """Take back what is set in the configuration."""
     yield
     vars(chainer.global_config).pop('guarded', None)
 
@@ -133,6 +140,7 @@ def changing_model():
 
 
 def guarded():
+    """Return a model, its optimizer, and guards of both."""
     model = changing_model()
     optimizer = optimizers.MomentumSGD().setup(model)
     for param in model.params(include_uninit=False):
@@ -234,6 +242,7 @@ def test_globals(monkeypatch, make):
 
 
 def test_links_around_a_function():
+    """However the function refers to them, their parameters are watched."""
     teacher = links.Linear(2, 2)
     holder = links.Linear(2, 2)
     holder.teacher = teacher
@@ -362,6 +371,7 @@ def annealed(kind, device, read, examples, **kwargs):
 
 
 def train(updater, n_steps):
+    """Train with a rate that changes; return the texts of the warnings."""
     with eager_causes() as texts:
         for _ in range(n_steps):
             updater.get_optimizer('main').lr = 0.01 + 0.001 * updater.iteration
@@ -524,6 +534,7 @@ class Script:
         return make_updater(kind, device, model, self.examples(), self.optimizer(), **options)
 
     def train(self, kind, device):
+        """Return the updater, and the reported values."""
         updater = self.make(kind, device)
         reported = []
         with self.around():
@@ -622,6 +633,7 @@ EAGER_ON_A_GPU = {
 
 
 def halve(optimizer):
+    """A hook that replaces gradients, which are other arrays then."""
     for param in optimizer.target.params(False):
         param.grad = param.grad * numpy.float32(0.5)
 
@@ -689,6 +701,7 @@ PARAMS = [pytest.param(n, marks=pytest.mark.gpu) if n in EAGER_ON_A_GPU else n f
 
 @pytest.mark.parametrize('name', PARAMS)
 def test_unusual_scripts(device, graphs, name):
+    """One warning says why, however many steps; training continues as ever."""
     script = SCRIPTS[name]
     if name in EAGER_ON_A_GPU and device.xp is numpy:
         pytest.skip('on a host nothing of it is noticed')
