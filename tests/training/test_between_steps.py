@@ -24,8 +24,11 @@ PER_EPOCH = 4  # steps
 
 
 class Updater(training.Updater):
+    """An updater that writes down what `BetweenSteps` tells it before each step."""
+
     def __init__(self):
-        self.iteration, self.told = 0, []
+        self.iteration = 0
+        self.told = []
 
     def connect_trainer(self, trainer):
         self.between = BetweenSteps(trainer, Updater)

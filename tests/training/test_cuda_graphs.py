@@ -205,7 +205,8 @@ def test_the_allocator_of_pinned_memory_is_put_back(monkeypatch, kind):
         pool = (fake.alloc_pinned_memory(8)).mem.pool()  # in a thread that captures nothing
         assert pool is (own if kind == 'own' else default)
         fake.is_capturing = True
-        with pytest.raises(cuda_graphs.HostCopyError, match='8 bytes from the host'):
+        message = '^a copy of 8 bytes from the host to the device$'
+        with pytest.raises(cuda_graphs.HostCopyError, match=message):
             fake.alloc_pinned_memory(8)
     assert fake.current == before
 

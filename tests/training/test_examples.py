@@ -138,18 +138,28 @@ def test_what_is_not_kept(name, tmp_path, locked):
         dataset[0][0].flags.writeable  # NOQA: B018
 
 
-def test_iterators_and_converters_that_are_not_ours(locked):
-    dataset = tuples()
-    own = type('It', (SerialIterator,), {})(dataset, 3)
-    for iterator in (MultithreadIterator(dataset, 3), own):
-        assert type(Examples().next(iterator, CONVERTER)) is list
-        iterator.finalize()
-    for converter in (CSRConverter(n_node_columns=1), lambda batch, device=None: batch):
-        assert type(Examples().next(SerialIterator(dataset, 3), converter)) is list
+@pytest.mark.parametrize('kind', [MultithreadIterator, type('It', (SerialIterator,), {})])
+def test_iterators_that_are_not_known(locked, kind):
+    iterator = kind(tuples(), 3)
+    assert type(Examples().next(iterator, CONVERTER)) is list
+    iterator.finalize()
     assert not locked()
-    for n, suits in ((0, True), (1, False)):
-        converter = CSRConverter(n_node_columns=n)
-        assert sparse_form.suits(converter, to_sparse(dataset).molecules) == suits
+
+
+@pytest.mark.parametrize(
+    'converter',
+    [CSRConverter(n_node_columns=1), lambda batch, device=None: batch],
+    ids=['of node columns', "a user's"],
+)
+def test_converters_that_need_dense_examples(locked, converter):
+    assert type(Examples().next(SerialIterator(tuples(), 3), converter)) is list
+    assert not locked()
+
+
+@pytest.mark.parametrize('n_node_columns, suits', [(0, True), (1, False)])
+def test_a_sparse_form_has_no_node_columns(n_node_columns, suits):
+    converter = CSRConverter(n_node_columns=n_node_columns)
+    assert sparse_form.suits(converter, to_sparse(tuples()).molecules) == suits
 
 
 def test_padding_that_may_be_atoms(locked):

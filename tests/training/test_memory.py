@@ -185,7 +185,11 @@ def test_memory_goes_when_steps_turn_eager(device, graphs):
     if graphs:
         graphs.clear()
     updater.converter = of_variables
-    with pytest.warns(UserWarning, match='expected arrays on the host'):
+    message = (
+        '^GraphUpdater trains eagerly: converter: expected arrays on the host where device is '
+        'None, got Variable$'
+    )
+    with pytest.warns(UserWarning, match=message):
         run(updater, 1)
     gc.collect()
     assert updater.graph_nbytes == 0 and capturer() is None
