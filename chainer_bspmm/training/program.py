@@ -105,11 +105,11 @@ class Program:
 
         with session.capturer.ordered(), contextlib.suppress(Exception):  # the run raises it again
             before = self._snapshot()
-            with before.undone():  # ends at the first parameter that is still to be made
-                session.capturer.compile_kernels(lambda: compute(arrays))
             if before.has_lazy_parameters:
+                with before.undone():  # ends at the first of them
+                    session.capturer.compile_kernels(functools.partial(compute, arrays))
                 try:
-                    self._compute(arrays, 'eager', alone=True)
+                    self._compute(arrays, 'eager', alone=True)  # makes them
                 finally:
                     before.restore_arrays()
             with self._snapshot().undone():

@@ -28,6 +28,7 @@ N_STEPS = 12
 
 
 def make(name='RSGCN', device='@cupy:0', on_device=False):
+    """Return an updater whose model has all its parameters; its batches come in a fixed order."""
     examples = molecules(40, RELATIONS.get(name, 1))
     model = make_model(name)
     with chainer.using_config('train', False), chainer.no_backprop_mode():
@@ -44,6 +45,7 @@ def step(updater, n_steps=N_STEPS):
 
 
 def trained(*args):
+    """Return the parameters after a training that nothing else disturbs."""
     updater = make(*args)
     step(updater)
     return checked_parameters(updater)
@@ -183,7 +185,11 @@ def test_memory_goes_when_steps_turn_eager(device, graphs):
     if graphs:
         graphs.clear()
     updater.converter = of_variables
-    with pytest.warns(UserWarning, match='expected arrays on the host'):
+    message = (
+        '^GraphUpdater trains eagerly: converter: expected arrays on the host where device is '
+        'None, got Variable$'
+    )
+    with pytest.warns(UserWarning, match=message):
         run(updater, 1)
     gc.collect()
     assert updater.graph_nbytes == 0 and capturer() is None
