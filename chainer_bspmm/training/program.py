@@ -146,19 +146,19 @@ class Program:
             changed = moments[1].change(moments[0])
             outputs = moments[1].outputs(moments[0])
         if changed:
-            raise CannotCapture('the step changes %s at every run' % changed)
+            raise CannotCapture('the %s changes %s at every run' % (work.name, changed))
         differs = work.difference(outcomes[1], outcomes[0])
         if differs:
             raise CannotCapture(
-                'one batch gives another %s when it is run twice: the model draws random numbers '
-                'from another generator than that of chainer.functions.dropout, or keeps what it '
-                'calculated' % differs
+                'run twice, one batch differs in %s: the model draws random numbers from another '
+                'generator than that of chainer.functions.dropout, or keeps what it calculated'
+                % differs
             )
         differs = work.difference(outcomes[2], outcomes[0])
         if differs:
             raise CannotCapture(
-                'with rows that belong to no molecule at the end of a batch the model gives '
-                'another %s: a link or the loss treats every row as an atom' % differs
+                'with rows at the end of a batch that belong to no molecule, it differs in %s: '
+                'a link or the loss treats every row as an atom' % differs
             )
         session.guards.ignore(outputs)
 
@@ -247,10 +247,10 @@ class Program:
         if differs:
             cut = session.guards.reach.cut
             raise StepDiffers(
-                'a replay of the captured step gave another %s than the step run eagerly: the '
-                'step reads something from Python that has changed since it was captured, and '
-                'that is not watched%s (docs/captured_training.md)'
-                % (differs, ', maybe ' + cut[0] if cut else ''),
+                'a replay of the captured %s differs from an eager one in %s: it reads something '
+                'from Python that has changed since it was captured, and that is not watched%s '
+                '(docs/captured_training.md)'
+                % (work.name, differs, ', maybe ' + cut[0] if cut else ''),
                 eager_results,
             )
         return results

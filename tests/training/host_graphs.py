@@ -112,6 +112,8 @@ class HostCapturer(_Counting):
             self.n_launches += 1
             now = Snapshot(self.session.target, reach)
             reach.restore(python, with_numbers=False)
+            for param, gradient in before._gradients:
+                param._set_grad_without_check(gradient)
             try:
                 with _replayed(values):
                     again = function()

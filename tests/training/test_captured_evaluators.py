@@ -205,13 +205,12 @@ def test_what_is_watched_leads_to_a_new_capture(device, prediction_graphs, no_ca
 
 def test_a_change_by_a_checked_replay_is_seen_by_the_next(device, prediction_graphs, monkeypatch):
     """The model itself runs, too, for the check."""
-    monkeypatch.setattr(Program, 'n_first_checks', 16)
     model = on(device, small_model(factor=1.0))
-    late = types.SimpleNamespace(factor=1.0)
+    late = ctypes.c_double(1.0)  # nothing watches its value
 
     def forward(link, atoms, adj):
         y = link.inner(atoms, adj)[:, :3] * link.factor
-        link.factor = late.factor
+        link.factor = late.value
         return y
 
     model.predictor.function = forward
@@ -220,7 +219,7 @@ def test_a_change_by_a_checked_replay_is_seen_by_the_next(device, prediction_gra
     for _ in range(2):
         evaluated(evaluator)
     n_captures = prediction_graphs.n_captures
-    late.factor = 2.0  # no guard watches it
+    late.value = 2.0
     evaluated(evaluator)
     assert prediction_graphs.n_captures > n_captures
 
@@ -281,7 +280,7 @@ def test_values_on_the_host(device, prediction_graphs):
 
 
 def test_the_loss_of_the_step_stays(device, prediction_graphs):
-    """A replay overwrites memory of its graph; no attribute refers to it."""
+    """It is that of the last batch, as without captures."""
     model = on(device, make_model())
     evaluator = make(device, model, dataset=VALIDATION[: 2 * BATCH])
     capture_evaluator(evaluator)

@@ -1,6 +1,7 @@
 """Captured steps of several ranks: one collective each, and what one batch of all would give."""
 
 import copy
+import ctypes
 import re
 
 import numpy
@@ -203,12 +204,12 @@ def test_loss_of_the_last_step_is_not_finite(made, end):
 
 def test_replay_that_differs(made):
     """The state stays that of the replay, which the others have done too."""
-    factor = [1.0]
-    read = read_at_capture(lambda: factor[0])
+    factor = ctypes.c_double(1.0)  # nothing watches its value
+    read = read_at_capture(lambda: factor.value)
     updater, comm = made(lambda model, *args: model(*args) * read())
     train(updater, [4] * 12)
     model = updater._driver.optimizer.target
-    factor[0] = 1.5
+    factor.value = 1.5
     message = (
         'rank 0 cannot go on as the other ranks do, with captured steps: a replay of the captured '
         'step gave another gradient (relative difference 3.3e-01) than the step run eagerly: the '

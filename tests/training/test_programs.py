@@ -60,11 +60,7 @@ POWERS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
 
 @pytest.mark.parametrize(
     'every, expected',
-    [
-        (2000, [*POWERS, 2000, 4000]),
-        (1500, [*POWERS, 1500, 3000, 4500]),
-        (1, list(range(1, 5001))),
-    ],
+    [(2000, [*POWERS, 2000, 4000]), (1500, [*POWERS, 1500, 3000, 4500]), (1, list(range(1, 5001)))],
 )
 def test_which_replays_are_checked(every, expected):
     program = object.__new__(Program)

@@ -223,7 +223,10 @@ def test_closures():
     for function in (loss_func, functools.partial(loss_func, 1)):
         guards = Guards(chainer.Chain(), function)
         of_link = Guards(around, around)
-        assert [type(link).__name__ for link in list(guards.reach.links.values())[1:3]] == ['Regressor', 'Row']
+        assert [type(link).__name__ for link in list(guards.reach.links.values())[1:3]] == [
+            'Regressor',
+            'Row',
+        ]
         before = guards.key(), of_link.key()
         factor = factor + 1.0
         assert 'factor that loss_func reads' in guards.key().change(before[0])
