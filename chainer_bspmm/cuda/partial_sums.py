@@ -1,4 +1,7 @@
-"""Sums of partial results, such as every block's part of a gradient; a step defers its sums."""
+"""Sums of partial results, such as every block's part of the gradient of a weight.
+
+A step (`cuda.step`) defers its sums, to do them together before anything reads them.
+"""
 
 import numpy
 
@@ -26,13 +29,13 @@ DEFINES = (
 
 
 class PendingSums:
-    """Sums that are not done yet: arrays, and what each is the sum of."""
+    """Sums that are not done yet: the arrays to write, and the parts of each."""
 
     def __init__(self):
         self._sums = {}  # id of an array -> (array, [(partials, first column), ...])
 
     def add(self, partials, first, shape, dtype):
-        """Return a new array that will be a sum."""
+        """Return a new array that will be a sum; it is uninitialised until then."""
         array = cuda.cupy.empty(shape, dtype)
         if array.size:
             self._sums[id(array)] = array, [(partials, first)]
@@ -71,7 +74,8 @@ def _launch(sums):
     for pending in sums:
         by_dtype.setdefault(pending[0].dtype.char, []).append(pending)
     for group in by_dtype.values():
-        batch, n_sources = [], 0
+        batch = []
+        n_sources = 0
         for pending in group:
             n_sources += len(pending[1])
             if len(batch) == N_TARGETS - 1 or n_sources > N_SOURCES:
@@ -83,8 +87,8 @@ def _launch(sums):
 
 
 def _launch_batch(sums):
-    table = numpy.zeros(1, _TABLE)
-    sources, targets, n_chunks = [], [], 0
+    sources, targets = [], []
+    n_chunks = 0
     for array, parts in sums:
         targets.append((array.data.ptr, array.size, n_chunks, len(sources)))
         for partials, first in parts:
@@ -92,6 +96,7 @@ def _launch_batch(sums):
             sources.append((partials.data.ptr, first, stride, n_rows))
         n_chunks += -(-array.size // COLUMNS)
     targets.append((0, 0, n_chunks, len(sources)))
+    table = numpy.zeros(1, _TABLE)
     table['source'][0, : len(sources)] = sources
     table['target'][0, : len(targets)] = targets
     table['n_targets'] = len(sums)
@@ -106,8 +111,11 @@ def sum_partials(partials, parts):
 
     They are ``partials[:, first : first + prod(shape)].sum(axis=0)``, of that shape and dtype, for
     each (first, shape, dtype) of `parts`; `partials` is of the dtype that kernels calculate in.
-    In a captured step they may be deferred: the arrays hold nothing until the backward pass ends,
-    and must be gradients of parameters.
+    Rows are added in a fixed order, without atomics: deterministic.
+
+    Inside a captured step the sums may be deferred. Then the returned arrays are uninitialised
+    until the backward pass ends, so they must be gradients of parameters, which only the update
+    reads.
     """
     current = step.current()
     deferred = None if current is None else current.sums
