@@ -33,10 +33,10 @@ def sparse_too(scatter_dataset):
             return scatter_dataset(
                 dataset,
                 comm,
-                root,
-                shuffle,
-                seed,
-                max_buf_len,
+                root=root,
+                shuffle=shuffle,
+                seed=seed,
+                max_buf_len=max_buf_len,
                 force_equal_length=force_equal_length,
             )
         if comm.rank != root:
