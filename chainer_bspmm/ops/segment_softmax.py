@@ -71,9 +71,11 @@ def segment_softmax_forward(x, offsets, weights=None):
 
 
 def segment_softmax_backward(y, gy, offsets, weights=None):
-    """Compute ``gx[i, c] = y[i, c] (gy[i, c] - weights[i] sum of y[k, c] gy[k, c])``."""
-    # The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0
-    # and contribute nothing, even if ``gy`` is NaN there.
+    """Compute ``gx[i, c] = y[i, c] (gy[i, c] - weights[i] sum of y[k, c] gy[k, c])``.
+
+    The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0
+    and contribute nothing, even if ``gy`` is NaN there.
+    """
     if launch.on_gpu(y):
         return _softmax_on_gpu(offsets, y, gy, weights)
     dtype = y.dtype
