@@ -11,7 +11,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import plans
 
-# What a storage dtype is called in the kernels, by NumPy's one-letter code.
+# The kernels' names of storage dtypes, by NumPy's one-letter code.
 STORAGE = {'e': '__half', 'f': 'float', 'd': 'double'}
 
 

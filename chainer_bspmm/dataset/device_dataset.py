@@ -58,7 +58,10 @@ class DeviceMolecules(Molecules):
         return self.host.item(i, column)
 
     def check(self, index):
-        """Return indices as :meth:`gather` needs them, int32; IndexError: one of no molecule."""
+        """Return indices as :meth:`gather` needs them, int32, after a check.
+
+        IndexError: one names no molecule, for which `gather` would read outside of its arrays.
+        """
         least, most = index.min(), index.max()
         if least < 0 or most >= len(self):
             text = 'index: expected at least 0 and less than %d, the number of molecules, got %d'
@@ -66,13 +69,13 @@ class DeviceMolecules(Molecules):
         return index.astype(numpy.int32)
 
     def batch(self, index, layout, padded_to=None, keep_padding=False):
-        """Gather molecules into a batch on the GPU, as `Molecules.batch`, with one copy to it."""
-        # Packed or folded, without rows for padding: `CSRConverter.locate` leaves others to `host`.
+        """Gather molecules into a batch on the GPU, as `Molecules.batch`, with one copy to it.
+
+        Packed or folded, without rows for padding: `CSRConverter.locate` leaves others to `host`.
+        """
         index = self.check(index)
-        sizes = build.rows_of(self.sizes[index], layout)
-        nnz = self.nnz[index]
         max_atom_id = None if self._max_ids is None else int(self._max_ids[index].max())
-        need = needs(sizes, nnz, max_atom_id)
+        need = needs(build.rows_of(self.sizes[index], layout), self.nnz[index], max_atom_id)
         validate.fits_int32('nodes times relations', need.rows * self.n_relations)
         validate.fits_int32('non-zeros', need.entries)
         longest = int(self.longest[index].max())
@@ -90,10 +93,10 @@ class DeviceMolecules(Molecules):
 
     def _only(self, need):
         """Return `Buffers` of the only molecule, from arrays that lie there: a warp gathers one."""
-        source = self._source
         n_columns = need.rows * self.n_relations
         offsets = numpy.array([[0, need.rows], [0, n_columns]], numpy.int32)
         row_offsets, col_offsets = self.device.send(offsets)
+        source = self._source
         return Buffers(
             atoms=source.atoms.copy(),  # unlike the matrix these may be changed
             indptr=cuda.cupy.append(source.row_starts, numpy.int32(need.entries)),

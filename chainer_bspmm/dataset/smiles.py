@@ -57,8 +57,8 @@ ORDERS = frozenset(BOND_TYPES.values())
 RELATIONS = numpy.zeros(7, int)  # by twice the order
 RELATIONS[[int(2 * order) for order in BOND_TYPES.values()]] = range(4)
 
-# What the SMILES of a molecule without brackets, as RDKit writes them, has for its atoms, after
-# Cl and Br have become their atomic numbers, and what it has besides them.
+# The characters for atoms in the SMILES of a molecule without brackets, as RDKit writes them, after
+# Cl and Br have become their atomic numbers, and all its other characters.
 SYMBOLS = bytes.maketrans(
     b'BCNOPSFIbcnops*', bytes([5, 6, 7, 8, 15, 16, 9, 53, 5, 6, 7, 8, 15, 16, 0])
 )
@@ -185,9 +185,12 @@ def _molecules(graphs, preprocessor, kind):
 
 
 def _super_nodes(molecules, relation, kind):
-    """Return what ``construct_supernode_feature`` does of each molecule, (M, F) float32."""
-    # Sizes, sum of the adjacency; for each relation the largest value and its share of the sum; for
-    # each atomic number from 1 on, whether it occurs and its share of the atoms.
+    """Return the features of each molecule's super node, (M, F) float32.
+
+    Size, sum of the adjacency; for each relation the largest value and its share of the sum; for
+    each atomic number from 1 on, whether it occurs and its share of the atoms. As Chainer
+    Chemistry's ``construct_supernode_feature``, but sums are taken in float64.
+    """
     n = len(molecules)
     n_atoms = molecules.sizes
     n_relations = kind.n_relations

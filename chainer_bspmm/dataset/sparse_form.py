@@ -116,7 +116,8 @@ def _make_writeable(array):
     try:
         array.setflags(write=True)
     except ValueError:
-        # A view of what another form still locks; or unpickled: NumPy does not let it be written.
+        # A view of an array that another form still locks; or one of an unpickled array, which
+        # NumPy does not let be written.
         if id(array.base) in _locks:
             _waiting.setdefault(id(array.base), []).append(array)
         return

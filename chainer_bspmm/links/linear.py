@@ -43,8 +43,10 @@ def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
 
 
 def gated_step(gru, x, message):
-    """Take a step of a GRU with input ``[x, message]`` as one node, and keep the state."""
-    # Hooks of the GRU are not called, those of its layers refused.
+    """Take a step of a GRU with input ``[x, message]``, as one node, and keep the state.
+
+    A message may have no columns. Hooks of the GRU are not called, those of its layers refused.
+    """
     n_inputs = x.shape[1] + message.shape[1]
     # In the order of the link's own call, so that one seed gives the same parameters.
     update, candidate = (parameters_of(layer, n_inputs) for layer in (gru.W_z, gru.W))

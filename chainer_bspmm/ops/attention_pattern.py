@@ -128,7 +128,7 @@ def _fill(adj, n_heads, sources, receivers, by_receiver):
 
 
 def _slots(adj):
-    """Return how many nodes every graph counts, (n_graphs,)."""
+    """Return the number of nodes that every graph counts, (n_graphs,)."""
     if adj.row_weights is None:
         return adj.xp.diff(adj.row_offsets)
     return segment_sum_forward(adj.row_weights[:, None], adj.row_offsets, adj.max_rows)[:, 0]

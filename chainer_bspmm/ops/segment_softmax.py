@@ -50,9 +50,11 @@ def _softmax_on_gpu(offsets, a, g, weights):
 
 
 def segment_softmax_forward(x, offsets, weights=None):
-    """Compute ``y[i, c] = exp(x[i, c]) / sum of weights[k] exp(x[k, c])``, in float64."""
-    # The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0.
-    # The maximum is subtracted first. On a GPU one thread does a segment's column: these are short.
+    """Compute ``y[i, c] = exp(x[i, c]) / sum of weights[k] exp(x[k, c])``, in float64.
+
+    The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0.
+    The maximum is subtracted first. On a GPU one thread does a segment's column: these are short.
+    """
     if launch.on_gpu(x):
         return _softmax_on_gpu(offsets, x, None, weights)
     # In double, as kernels/segment_softmax.cu explains.

@@ -96,10 +96,10 @@ class Batch:
         return new
 
     def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what ``make()`` returned at the first call with this key, on the batch's device.
+        """Return the result of ``make()``, called once for a key, with the batch's device current.
 
-        It must not refer back to the batch: such a cycle would keep the device memory of both until
-        Python's garbage collector finds it.
+        The result must not refer back to the batch: such a cycle would keep the device memory of
+        both until Python's garbage collector finds it.
         """
         if key not in self._cache:
             with cuda.get_device_from_array(self.row_offsets):
@@ -182,7 +182,7 @@ class Batch:
         return self.nnz
 
     def _trait(self):
-        """Return what `repr` adds to the number of entries."""
+        """Return the text that `repr` adds to the number of entries."""
         return ''
 
     def __repr__(self):

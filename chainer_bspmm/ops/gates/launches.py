@@ -12,7 +12,7 @@ from chainer_bspmm.cuda.partial_sums import sum_partials
 from chainer_bspmm.cuda import plans
 
 # Rows of a block of gated_step, and threads that share the elements of a sum so that the block has
-# about 256. A block copies all weights, which takes about as long as what it does for 8 rows.
+# about 256. A block copies all weights, which takes about as long as its work for 8 rows.
 GATED_ROWS = ((8, 8), (12, 4), (16, 4), (20, 4), (24, 2), (28, 2), (32, 2))
 GATED_COPIES = 8
 # Elements of a sum whose weights are in shared memory, and how many such chunks there are. Where a
