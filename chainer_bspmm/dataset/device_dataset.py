@@ -123,14 +123,14 @@ def _source_of(host):
     row_starts = row_ends - host.row_nnz - numpy.repeat(host.entry_starts, host.sizes)
     contiguous = numpy.ascontiguousarray
     return Source(
-        build.starts_of(host.sizes),
-        build.starts_of(host.nnz),
-        contiguous(host.atoms),
-        row_starts.astype(numpy.int32),
-        contiguous(host.columns),
-        None if host.data is None else contiguous(host.data),
-        list(map(contiguous, host.labels)),
-        host.n_relations,
+        starts=build.starts_of(host.sizes),
+        entry_starts=build.starts_of(host.nnz),
+        atoms=contiguous(host.atoms),
+        row_starts=row_starts.astype(numpy.int32),
+        columns=contiguous(host.columns),
+        data=None if host.data is None else contiguous(host.data),
+        labels=list(map(contiguous, host.labels)),
+        n_relations=host.n_relations,
     )
 
 

@@ -178,7 +178,16 @@ def _molecules(graphs, preprocessor, kind):
         data = scale[row] * scale[column + numpy.repeat(numpy.repeat(starts, sizes), row_nnz)]
     full_sizes = numpy.maximum(sizes, preprocessor.out_size)
     columns = (column * kind.n_relations + relation).astype(numpy.int32)
-    molecules = Molecules(atoms, sizes, full_sizes, row_nnz, columns, data, kind.n_relations, [])
+    molecules = Molecules(
+        atoms=atoms,
+        sizes=sizes,
+        full_sizes=full_sizes,
+        row_nnz=row_nnz,
+        columns=columns,
+        data=data,
+        n_relations=kind.n_relations,
+        labels=[],
+    )
     if kind.super_node:
         molecules.labels.append(_super_nodes(molecules, relation, kind))
     return molecules

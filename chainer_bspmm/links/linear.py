@@ -31,8 +31,10 @@ def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
     if not hooked(linear) and activation in ACTIVATIONS:
         W, b = parameters_of(linear, h.shape[1])
         if adj is not None:
-            return graph_linear(adj, h, W, None, None, b, activation, ratio, loop=True)
-        return graph_linear(None, h, None, None, W, b, activation, ratio)
+            return graph_linear(
+                adj, h, W, b_self=b, activation=activation, dropout_ratio=ratio, loop=True
+            )
+        return graph_linear(None, h, W_self=W, b_self=b, activation=activation, dropout_ratio=ratio)
     if adj is not None:
         h = bspmm(adj, h, residual=h)
     if activation is functions.softmax and not hooked(linear):

@@ -28,7 +28,15 @@ class WeightedBatchNorm(FusedNode):
         weights = self._weights.astype(x.dtype, copy=False)[:, None]
         self._count = self._ranks.sum(row_sum(weights))
         y, self._statistics = _forward(
-            x, gamma, beta, weights, self._count, self._eps, self._decay, self._running, self._ranks
+            x,
+            gamma,
+            beta,
+            weights,
+            count=self._count,
+            eps=self._eps,
+            decay=self._decay,
+            running=self._running,
+            ranks=self._ranks,
         )
         return y.astype(inputs[0].dtype, copy=False)
 
@@ -36,7 +44,10 @@ class WeightedBatchNorm(FusedNode):
         x, gamma, _ = _cast(inputs)
         weights = self._weights.astype(x.dtype, copy=False)[:, None]
         gy = gy.astype(x.dtype, copy=False)
-        return _gradients(x, gy, gamma, weights, self._count, *self._statistics, ranks=self._ranks)
+        mean, inv_std = self._statistics
+        return _gradients(
+            x, gy, gamma, weights, count=self._count, mean=mean, inv_std=inv_std, ranks=self._ranks
+        )
 
     def _composed(self, x, gamma, beta):
         self._ranks.refuse_derivatives()

@@ -164,7 +164,7 @@ def training_loss(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True
             accuracy, _ = mean_loss_forward('BINARY_ACCURACY', x, t)
         if with_gradient:
             divisor = count if divisor is None else divisor
-            gx = mean_loss_backward(kind, x, t, 1, divisor, ignore_nan)
+            gx = mean_loss_backward(kind, x, t, gy=1, divisor=divisor, ignore_nan=ignore_nan)
     return y, count, accuracy, gx
 
 

@@ -281,13 +281,13 @@ def _of_arrays(matrices):
         order = numpy.argsort(row.astype(numpy.min_scalar_type(n_rows)), kind='stable')
         columns, data = columns[order], data[order]
     return Entries(
-        sizes,
-        nnz,
-        numpy.bincount(row, minlength=n_rows),
-        columns,
-        None if (data == 1).all() else data,
-        n_relations,
-        differs[entry_starts[1:]] == differs[entry_starts[:-1]],
+        sizes=sizes,
+        nnz=nnz,
+        row_nnz=numpy.bincount(row, minlength=n_rows),
+        columns=columns,
+        data=None if (data == 1).all() else data,
+        n_relations=n_relations,
+        symmetric=differs[entry_starts[1:]] == differs[entry_starts[:-1]],
     )
 
 
@@ -319,7 +319,15 @@ def _of_scipy(matrices):
     if n_relations > 1:
         relation, column = numpy.divmod(columns, numpy.repeat(sizes, nnz))
         columns = column * n_relations + relation
-    return Entries(sizes, nnz, numpy.diff(indptr), columns, data, n_relations, None)
+    return Entries(
+        sizes=sizes,
+        nnz=nnz,
+        row_nnz=numpy.diff(indptr),
+        columns=columns,
+        data=data,
+        n_relations=n_relations,
+        symmetric=None,
+    )
 
 
 def longest(max_nnz, indptr, indices, is_symmetric):

@@ -157,7 +157,15 @@ def layer_of(
     )
     device = kernels.device(x.data.device_id)
     for is_backward in (False, True):
-        if layer_launch(layer, 1, x.itemsize, False, device, is_backward) is None:
+        plan = layer_launch(
+            layer,
+            n_rows=1,
+            itemsize=x.itemsize,
+            quads=False,
+            device=device,
+            is_backward=is_backward,
+        )
+        if plan is None:
             return None
     return layer
 
@@ -264,7 +272,14 @@ def _layer(
     bits = launch.address_bits(rows, y, x, W, W_self, more, result)
     quads = not (layer.width_in % 4 or layer.width_out % 4 or bits % (4 * rows.itemsize))
     device = kernels.device(rows.data.device_id)
-    plan = layer_launch(layer, len(rows), rows.itemsize, quads, device, is_backward)
+    plan = layer_launch(
+        layer,
+        len(rows),
+        itemsize=rows.itemsize,
+        quads=quads,
+        device=device,
+        is_backward=is_backward,
+    )
     partials = None
     if is_backward:
         n_columns = -(-sum(map(math.prod, shapes.values())) // 4) * 4
