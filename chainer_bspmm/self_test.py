@@ -34,7 +34,7 @@ TOLERANCES = {'e': 5e-2, 'f': 1e-4, 'd': 1e-4}
 # value of all arrays.
 FLOOR = 1e-2
 
-# method: the model's, and what was done with it; dtype: one letter; error (float or None):
+# method: the model's, and how it was run; dtype: one letter; error (float or None):
 # relative, None where it failed; reason (str or None): why it failed, or what is wrong.
 Outcome = collections.namedtuple('Outcome', 'method dtype error reason')
 

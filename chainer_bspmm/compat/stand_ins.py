@@ -1,4 +1,4 @@
-"""Stand-ins for what upstream modules need only while they are imported."""
+"""Stand-ins for names that upstream modules need only while they are imported."""
 
 import collections
 import collections.abc

@@ -42,7 +42,7 @@ WARP = 32
 VECTOR_BYTES = 16  # the widest load of one thread
 MAX_GRID_Y = 65535
 MAX_BLOCK = 1024
-QUAD = 4  # elements that the kernel loads from shared memory at once, and what it pads with
+QUAD = 4  # elements that the kernel loads from shared memory at once, and pads rows to
 LONG_ROW = 128  # entries that a row of a molecule never has: no policy of theirs depends on these
 
 

@@ -80,7 +80,7 @@ _of_molecules: set[tuple] = set()
 
 
 def refuse_loss(sizes, full_sizes, n_rows):
-    """Raise ValueError if a molecule would lose what may be atoms; it keeps at least `n_rows`."""
+    """Raise ValueError if a molecule, which keeps `n_rows` or more, would lose possible atoms."""
     lost = numpy.asarray(full_sizes) - numpy.maximum(sizes, n_rows)
     if (lost > 0).any():
         i = int((lost > 0).argmax())

@@ -112,7 +112,7 @@ class DeviceMolecules(Molecules):
         """Gather a batch into `Buffers` that may be larger, on the current stream.
 
         Nothing is checked, copied, allocated or read on the host: `index`, (n_graphs,) int32 on the
-        device, passed :meth:`check`, and what it names fits. `padded_to`: see `gather_batch`.
+        device, passed :meth:`check`, and its molecules fit. `padded_to`: see `gather_batch`.
         """
         gather_batch(self._source, index, buffers, padded_to)
 

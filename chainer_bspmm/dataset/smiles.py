@@ -151,7 +151,7 @@ def _graph(smiles, preprocessor, kind, for_models):
 
 
 def _molecules(graphs, preprocessor, kind):
-    """Make `Molecules` of what :func:`_graph` returns."""
+    """Make `Molecules` of the results of :func:`_graph`."""
     _, texts, places, orders = zip(*graphs) if graphs else [()] * 4
     sizes = numpy.array(list(map(len, texts)), int)
     atoms = numpy.frombuffer(b''.join(texts), numpy.uint8).astype(numpy.int32)
@@ -227,7 +227,7 @@ def _super_nodes(molecules, relation, kind):
 
 
 def _chunk(preprocessor, for_models, first_and_smiles):
-    """Turn a chunk of SMILES into what :func:`parse` yields."""
+    """Parse a chunk of SMILES, as :func:`parse` yields it."""
     from rdkit import rdBase
 
     first, smiles = first_and_smiles

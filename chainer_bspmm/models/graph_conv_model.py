@@ -11,7 +11,7 @@ from chainer_bspmm.models.sparse_model import SparseModel
 
 
 class GraphConvModel(SparseModel):
-    """Embedding, updates and readouts, and between them what a wrapper adds.
+    """Embedding, updates and readouts, and between them the steps that a wrapper adds.
 
     Arguments and parameters are upstream's; ``update_layer`` and ``readout_layer`` are classes of
     Chainer Chemistry. Quirks of upstream that trained parameters depend on: the updates of GGNN and

@@ -17,7 +17,7 @@ SIZES = 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'SLURM_STEP_NUM_TASKS'
 
 
 def checked(create):
-    """Wrap ``chainermn.create_communicator``: refuse what cannot work, and say what to do."""
+    """Wrap ``chainermn.create_communicator``: refuse those that cannot work, and give advice."""
 
     @functools.wraps(create)
     def create_communicator(communicator_name='pure_nccl', mpi_comm=None, **kwargs):
@@ -40,7 +40,7 @@ def checked(create):
 
 
 def knows_gpus():
-    """Return whether MPI can send what is on a GPU."""
+    """Return whether MPI can send arrays of a GPU."""
     from mpi4py import MPI
 
     for name in (None, 'libmpi.so.40', MPI.__file__):

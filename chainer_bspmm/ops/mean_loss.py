@@ -45,7 +45,7 @@ _Along = collections.namedtuple('_Along', 'accuracy gx')
 
 
 def _run(plan, kind, x, t, *, y, count, divisor, ignore_nan, gy=None, partial=None, along=None):
-    """Launch kernels/mean_loss.cu: a loss and what comes with it, or with `gy` its gradient, to y.
+    """Launch kernels/mean_loss.cu: write a loss, and `along`, or with `gy` its gradient, to y.
 
     `count` is the divisor on the device: read for a gradient, written for a loss; None: `divisor`.
     """
@@ -145,7 +145,7 @@ def mean_loss_forward(kind, x, t, divisor=None, ignore_nan=False, along=None):
 
 
 def training_loss(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True):
-    """Compute :func:`mean_loss_forward` and, by the same launch, what a step needs with it.
+    """Compute :func:`mean_loss_forward` and, by the same launch, its accuracy and gradient.
 
     Returns the loss and its divisor; the binary accuracy if labels are counted, else None; and if
     `with_gradient` the gradient for a gy of 1. On a GPU None where there are too many elements.

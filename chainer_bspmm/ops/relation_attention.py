@@ -209,7 +209,7 @@ def relation_attention(
     pattern = attention_pattern(adj, n_heads, within, concat_heads, m.dtype)
     edge_mask = slot_mask = None
     if chainer.config.train and dropout_ratio > 0:
-        # One for each: what a step draws must not depend on the number of spare entries.
+        # Two masks: the numbers that a step draws must not depend on how many entries are spare.
         edge_mask = dropout_mask(m, pattern.product.nnz, dropout_ratio)
         if pattern.isolated is not None:
             slot_mask = dropout_mask(m, adj.n_cols * n_heads, dropout_ratio)

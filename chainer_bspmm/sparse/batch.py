@@ -1,4 +1,4 @@
-"""`Batch`: what the containers of sparse matrices have in common."""
+"""`Batch`, the base class of the containers of sparse matrices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Batch:
     A subclass names its int32 arrays in ``_integers`` (all but ``data``; None where a batch lacks
     one) and has ``nnz``, `entry_rows` and `entry_columns`, or overrides `to_dense`.
 
-    What looks over the nodes of a graph (sums, maxima, softmax, statistics) counts row i
+    Reductions over the nodes of a graph (sums, maxima, softmax, statistics) count row i
     ``row_weights[i]`` times, an (n_rows,) float32 array; None counts every row once. A gradient by
     a row is the sum over the copies that it stands for, so nothing else needs to know of weights.
 

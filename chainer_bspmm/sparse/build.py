@@ -310,7 +310,7 @@ def _of_scipy(matrices):
     # By row, then column, entries at one place in order: two counting sorts, which take the values.
     values = numpy.zeros(rows.size, 'i1') if data is None else data.view('i%d' % data.itemsize)
     matrix = scipy.sparse.coo_matrix((values, (rows, columns)), (n_rows, n_rows * n_relations))
-    matrix.has_canonical_format = True  # else it would add up what is at one place
+    matrix.has_canonical_format = True  # else it would add up entries at one place
     matrix = matrix.tocsc().tocsr()
     indptr, columns = matrix.indptr, matrix.indices
     data = None if data is None else matrix.data.view(data.dtype)

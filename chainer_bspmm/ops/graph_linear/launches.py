@@ -89,7 +89,7 @@ def _layer_launch(
 
     fitting = {}  # rows -> splits
     for rows in LAYER_ROWS:
-        # Beside what is dynamic rows have patterns, and an order for each of the most warps.
+        # Beside dynamic memory rows have patterns, and an order for each of the most warps.
         limit = device.shared_bytes - rows * (4 + 2 * LAYER_THREADS // plans.WARP)
         splits = max(1, min(threads // (produced * rows // 4), gathered))
         while splits > 1 and shared_bytes(rows, splits) > limit:

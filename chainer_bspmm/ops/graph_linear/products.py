@@ -44,7 +44,7 @@ def _is_on_host(x):
 
 
 def forward(adj, x, parameters, loop):
-    """Return the sum of all parts, (n_nodes, out_channels), and what `backward` may use."""
+    """Return the sum of all parts, (n_nodes, out_channels), and the `sums` of `backward`."""
     sums = None
     b = parameters.get('b')
     if 'W' in parameters and _is_on_host(x):
@@ -69,7 +69,7 @@ def forward(adj, x, parameters, loop):
 
 
 def backward(adj, x, parameters, loop, gy, needed, sums):
-    """Return {name: gradient} of what is needed, given that of the sum."""
+    """Return {name: gradient} for the names in `needed`, given gy, that of the sum."""
     W, W_self = parameters.get('W'), parameters.get('W_self')
     if W is not None and _is_on_host(x):
         return graph_linear_grad_on_host(adj, x, gy, W, W_self, needed, loop)
