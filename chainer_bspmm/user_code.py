@@ -1,4 +1,4 @@
-"""What is a user's code, and warnings that point to it."""
+"""Warnings that point to the user's code."""
 
 import sys
 import warnings

@@ -32,7 +32,8 @@ _RESTART = (
 
 def _purge_leftovers(package, dependents):
     """Remove the modules of a package whose import has failed."""
-    # Python removes the package only: a second import would mix its modules with new ones.
+    # Python removes the package itself but keeps its modules that were imported; a second import
+    # would mix them with new ones.
     are_left = any(name.startswith(package + '.') for name in sys.modules)
     if are_left and package not in sys.modules:
         for name in list(sys.modules):
@@ -53,7 +54,11 @@ _is_done = False
 
 
 def import_upstream():
-    """Import Chainer and Chainer Chemistry, repaired; ImportError says what to do."""
+    """Import Chainer and Chainer Chemistry, repaired; ImportError says what to do.
+
+    Modules of theirs that are already imported are repaired in place; leftovers of a failed import
+    are removed first.
+    """
     global _is_done
     if _is_done:
         return

@@ -1,4 +1,4 @@
-"""Repairs for what the example scripts of Chainer Chemistry call themselves: only under `run`."""
+"""Repairs of functions that Chainer Chemistry's example scripts call: only under `run`."""
 
 import functools
 import importlib.util

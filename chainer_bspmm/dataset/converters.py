@@ -148,7 +148,7 @@ class CSRConverter(chainer.dataset.Converter):
         return self.layout == 'packed' or self.padded_to is not None
 
     def may_lose_atoms(self, molecules):
-        """Return whether what batches of `Molecules` drop as padding may be atoms."""
+        """Return whether rows that batches of `Molecules` drop as padding may be atoms."""
         is_sure = self.strip_padding is not None or not self._loses
         return not is_sure and molecules.has_padding and not molecules.is_padding
 

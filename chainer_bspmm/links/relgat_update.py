@@ -38,8 +38,14 @@ class RelGATUpdate(Update, relgat_update.RelGATUpdate):
     def _update(self, h, adj, **kwargs):
         messages = linear_rows(self.message_layer, h)
         W, b = parameters_of(self.attention_layer, 2 * self.out_channels)
-        within = self.softmax_mode == 'within'
-        ratio = self.dropout_ratio
         return relation_attention(
-            adj, messages, W, b, self.n_heads, within, self.concat_heads, self.negative_slope, ratio
+            adj,
+            messages,
+            W,
+            b,
+            n_heads=self.n_heads,
+            within=self.softmax_mode == 'within',
+            concat_heads=self.concat_heads,
+            negative_slope=self.negative_slope,
+            dropout_ratio=self.dropout_ratio,
         )

@@ -26,7 +26,12 @@ class RSGCNUpdate(Update, rsgcn_update.RSGCNUpdate):
         if activation in (None, functions.relu) and not hooked(linear):
             W, b = parameters_of(linear, h.shape[1])
             return graph_linear(
-                adj, h, W, None, None, b, activation or functions.identity, max(dropout_ratio, 0.0)
+                adj,
+                h,
+                W,
+                b_self=b,
+                activation=activation or functions.identity,
+                dropout_ratio=max(dropout_ratio, 0.0),
             )
         h = linear_rows(linear, bspmm(adj, h))
         if activation is not None:

@@ -1,4 +1,4 @@
-"""What the update links have in common."""
+"""Base class of the update links."""
 
 from typing import Any
 

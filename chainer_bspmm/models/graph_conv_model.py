@@ -1,4 +1,4 @@
-"""What the wrappers of Chainer Chemistry (GWM, CWLE, GWLE) have in common, on sparse batches."""
+"""Base of the wrappers of Chainer Chemistry (GWM, CWLE, GWLE) on sparse batches."""
 
 from chainer import functions
 
@@ -11,7 +11,7 @@ from chainer_bspmm.models.sparse_model import SparseModel
 
 
 class GraphConvModel(SparseModel):
-    """Embedding, updates and readouts, and between them what a wrapper adds.
+    """Embedding, updates and readouts, and between them the steps that a wrapper adds.
 
     Arguments and parameters are upstream's; ``update_layer`` and ``readout_layer`` are classes of
     Chainer Chemistry. Quirks of upstream that trained parameters depend on: the updates of GGNN and
@@ -44,8 +44,10 @@ class GraphConvModel(SparseModel):
         return h, scale_adj(adj, h.dtype) if self.scale_adj else adj
 
     def _convolve(self, h, h0, adj, is_real_node, mix=None):
-        """Return the readout, of h and h0, or several side by side (`concat_hidden`)."""
-        # ``mix(h, h_new, index)`` returns the nodes, given those before and after an update.
+        """Return the readout, of h and h0, or several side by side (`concat_hidden`).
+
+        ``mix(h, h_new, index)`` returns the nodes, given those before and after an update.
+        """
 
         def read(readout):
             return readout(h=h, adj=adj, h0=h0, is_real_node=is_real_node)

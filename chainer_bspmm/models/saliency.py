@@ -1,6 +1,8 @@
-"""Chainer Chemistry's saliency calculators, and inputs that are kept, on sparse batches."""
-# Upstream's code takes arrays that are padded to one number of atoms: so a calculator gets sparse
-# batches as such arrays, and a swapped model is upstream's while it runs.
+"""Chainer Chemistry's saliency calculators, and inputs that are kept, on sparse batches.
+
+Upstream's code takes arrays that are padded to one number of atoms: so a calculator gets sparse
+batches as such arrays, and a swapped model is upstream's while it runs.
+"""
 
 import contextlib
 import functools
@@ -45,14 +47,17 @@ def _batch_in(inputs):
 
 
 def _dense(inputs):
-    """Return inputs as upstream has them: arrays (n_graphs, N, ...), 0 for phantom atoms."""
+    """Return inputs as upstream has them: arrays (n_graphs, N, ...), 0 for phantom atoms.
+
+    Those of a sparse batch are rows, (n_rows, ...), up to and including the node columns.
+    """
     adj = _batch_in(inputs)
     if adj is None:
         return inputs
-    xp = adj.xp
     dense = adj.to_dense()
     if adj.layout not in ('packed', 'folded'):
         return tuple(dense if value is adj else value for value in inputs)
+
     offsets = cuda.to_cpu(adj.row_offsets)
     n_atoms = totals = numpy.diff(offsets)
     if adj.layout == 'folded':  # the last row of a molecule stands for its phantom atoms
@@ -60,6 +65,7 @@ def _dense(inputs):
         totals = n_atoms + cuda.to_cpu(adj.row_weights)[offsets[1:] - 1]
     n = int(totals.max(initial=0))
     graph, atom = numpy.nonzero(numpy.arange(n) < n_atoms[:, None])
+    xp = adj.xp
     graph, atom, rows = map(xp.asarray, (graph, atom, offsets[graph] + atom))
 
     def spread(array):

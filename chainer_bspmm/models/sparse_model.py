@@ -21,7 +21,7 @@ class SparseModel(Sparse):
     """
 
     trained_with = None
-    upstreams_layout = 'folded', None  # what it is after a training of upstream's model
+    upstreams_layout = 'folded', None  # the layout after a training of upstream's model
 
     def __call__(self, *args, **kwargs):
         y = super().__call__(*args, **kwargs)
@@ -98,7 +98,7 @@ def remember_dense_training(model: SparseModel) -> None:
 
 
 def leave_note(model: SparseModel) -> None:
-    """Keep what a model was trained with until it is swapped again."""
+    """Keep the layout that a model was trained with until it is swapped again."""
     model.__dict__['_when_densified'] = model.__dict__.pop('trained_with', None), _n_updates(model)
 
 

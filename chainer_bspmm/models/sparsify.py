@@ -116,7 +116,7 @@ def _expect_link(model):
 
 
 def _collect(link, path, swaps):
-    """Append what is to be swapped, checked; return whether any part but a head is sparse."""
+    """Append the links to swap, checked; return whether any part but a head is sparse."""
     kind = type(link)
     if isinstance(link, NodeClassifier.upstream):  # ours as well: its predictor may be dense
         if kind is NodeClassifier.upstream:

@@ -17,7 +17,7 @@ from chainer_bspmm.sparse import BatchedCSR
 
 
 class WLEGraphConvModel(GraphConvModel):
-    """What both have in common; a subclass combines the two embeddings in `_combine`."""
+    """Base of both models; a subclass combines the two embeddings in `_combine`."""
 
     def forward(
         self, atom_array: Any, adj: BatchedCSR, wle_array: Any = None, is_real_node: Any = None

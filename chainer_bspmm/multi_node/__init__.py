@@ -1,4 +1,4 @@
-"""ChainerMN on several ranks: what ``import chainermn`` gives once `chainer_bspmm` is imported.
+"""ChainerMN on several ranks, as ``import chainermn`` gives it after `chainer_bspmm`.
 
 A script stays that of ChainerMN. Its functions are patched when it is imported, by the table of
 `compat.hooks`; until then nothing of it is loaded.
@@ -11,7 +11,7 @@ from chainer_bspmm.compat.hooks import repairs
 
 @repairs('chainermn.communicators')
 def check_communicators(module):
-    """Refuse what would end in a segmentation fault or hang; let a fault of a rank end all."""
+    """Refuse calls that would crash or hang; let a fault of a rank end all."""
     from chainer_bspmm.multi_node import communicators
 
     module.create_communicator = communicators.checked(module.create_communicator)

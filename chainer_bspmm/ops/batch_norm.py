@@ -28,7 +28,15 @@ class WeightedBatchNorm(FusedNode):
         weights = self._weights.astype(x.dtype, copy=False)[:, None]
         self._count = self._ranks.sum(row_sum(weights))
         y, self._statistics = _forward(
-            x, gamma, beta, weights, self._count, self._eps, self._decay, self._running, self._ranks
+            x,
+            gamma,
+            beta,
+            weights,
+            count=self._count,
+            eps=self._eps,
+            decay=self._decay,
+            running=self._running,
+            ranks=self._ranks,
         )
         return y.astype(inputs[0].dtype, copy=False)
 
@@ -36,7 +44,10 @@ class WeightedBatchNorm(FusedNode):
         x, gamma, _ = _cast(inputs)
         weights = self._weights.astype(x.dtype, copy=False)[:, None]
         gy = gy.astype(x.dtype, copy=False)
-        return _gradients(x, gy, gamma, weights, self._count, *self._statistics, ranks=self._ranks)
+        mean, inv_std = self._statistics
+        return _gradients(
+            x, gy, gamma, weights, count=self._count, mean=mean, inv_std=inv_std, ranks=self._ranks
+        )
 
     def _composed(self, x, gamma, beta):
         self._ranks.refuse_derivatives()
@@ -58,7 +69,7 @@ class WeightedBatchNorm(FusedNode):
 
 
 def _dtype(x, gamma):
-    """Return what to calculate in: sums of many rows overflow float16."""
+    """Return the dtype to calculate in: sums of many rows overflow float16."""
     return numpy.result_type(x.dtype, gamma.dtype, numpy.float32)
 
 
@@ -176,14 +187,17 @@ def _gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
 
 
 def batch_norm(adj, link, h):
-    """Normalise node features, (n_rows, n_channels), over the rows of a batch, as ``link`` does."""
-    # In training, mean, variance and running averages count every row ``adj.row_weights`` times,
-    # spare rows not at all. Rows that are ignored get 0 and no gradient, even if they hold NaN.
-    # Without weights and spare rows all is left to the link; with them it is one node, and neither
-    # link hooks nor an overridden ``__call__`` are called. A MultiNodeBatchNormalization of
-    # ChainerMN counts the rows of all ranks' batches in the same way (its own forward pass counts
-    # every rank alike). Its gradients are for the mean over ranks that `multi_node.optimizer`
-    # takes.
+    """Normalise node features, (n_rows, n_channels), over the rows of a batch, as ``link`` does.
+
+    In training, mean, variance and running averages count every row ``adj.row_weights`` times,
+    spare rows not at all. Rows that are ignored get 0 and no gradient, even if they hold NaN.
+    Without weights and spare rows all is left to the link; with them it is one node, and neither
+    link hooks nor an overridden ``__call__`` are called.
+
+    A MultiNodeBatchNormalization of ChainerMN counts the rows of all ranks' batches in the same way
+    (its own forward pass counts every rank alike). Its gradients are for the mean over ranks that
+    `multi_node.optimizer` takes.
+    """
     dense = chainer.links.BatchNormalization
     # Of ChainerMN, which is not imported where it is not used.
     comm = None if isinstance(link, dense) else getattr(link, 'comm', None)
@@ -217,10 +231,12 @@ def batch_norm(adj, link, h):
 
 
 def batch_norm_of_ranks(link, x, finetune=False):
-    """Normalise an array (n, c, ...) of any rows over the batches of all ranks, in training."""
-    # What a MultiNodeBatchNormalization of ChainerMN does outside of graphs, with the gradients of
-    # :func:`batch_norm`. `finetune`: running averages are means of all batches since
-    # ``link.start_finetuning()``.
+    """Normalise an array (n, c, ...) of any rows over the batches of all ranks, in training.
+
+    As a MultiNodeBatchNormalization of ChainerMN does outside of graphs, but with the gradients of
+    :func:`batch_norm`. `finetune`: running averages are means of all batches since
+    ``link.start_finetuning()``.
+    """
     n_axes = link.avg_mean.ndim
     if x.shape[1 : 1 + n_axes] != link.avg_mean.shape:
         text = 'x: expected shape (n, %s, ...), got %s'

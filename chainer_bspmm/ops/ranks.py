@@ -32,8 +32,10 @@ class Ranks:
         self._comm = None if comm is None or comm.size == 1 else comm
 
     def sum(self, array):
-        """Return the sum of the ranks' arrays, which all call it in the same order."""
-        # Synchronises with a GPU, but not in a step that may be captured.
+        """Return the sum of the ranks' arrays, which all call it in the same order.
+
+        Synchronises with a GPU, but not in a step that may be captured.
+        """
         if self._comm is None:
             return array
         if step.current() is not None:
@@ -50,10 +52,12 @@ class Ranks:
         return total
 
     def sum_of_gradients(self, array):
-        """Return the sum of the gradients of all ranks' losses, as a part of this one's."""
-        # The loss of all ranks is the mean of theirs, with the weights w of :func:`weighted_by`.
-        # Gradients of rank i are later multiplied by ``w_i / sum(w)``; here those of rank j must be
-        # by ``w_j / sum(w)``.
+        """Return the sum of the gradients of all ranks' losses, as a part of this one's.
+
+        The loss of all ranks is the mean of theirs, with the weights w of :func:`weighted_by`.
+        Gradients of rank i are later multiplied by ``w_i / sum(w)``; here those of rank j must be
+        by ``w_j / sum(w)``.
+        """
         if self._comm is None:
             return array
         return self.sum(array * array.dtype.type(_local.weight)) / _local.weight

@@ -50,9 +50,11 @@ def _softmax_on_gpu(offsets, a, g, weights):
 
 
 def segment_softmax_forward(x, offsets, weights=None):
-    """Compute ``y[i, c] = exp(x[i, c]) / sum of weights[k] exp(x[k, c])``, in float64."""
-    # The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0.
-    # The maximum is subtracted first. On a GPU one thread does a segment's column: these are short.
+    """Compute ``y[i, c] = exp(x[i, c]) / sum of weights[k] exp(x[k, c])``, in float64.
+
+    The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0.
+    The maximum is subtracted first. On a GPU one thread does a segment's column: these are short.
+    """
     if launch.on_gpu(x):
         return _softmax_on_gpu(offsets, x, None, weights)
     # In double, as kernels/segment_softmax.cu explains.
@@ -71,9 +73,11 @@ def segment_softmax_forward(x, offsets, weights=None):
 
 
 def segment_softmax_backward(y, gy, offsets, weights=None):
-    """Compute ``gx[i, c] = y[i, c] (gy[i, c] - weights[i] sum of y[k, c] gy[k, c])``."""
-    # The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0
-    # and contribute nothing, even if ``gy`` is NaN there.
+    """Compute ``gx[i, c] = y[i, c] (gy[i, c] - weights[i] sum of y[k, c] gy[k, c])``.
+
+    The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0
+    and contribute nothing, even if ``gy`` is NaN there.
+    """
     if launch.on_gpu(y):
         return _softmax_on_gpu(offsets, y, gy, weights)
     dtype = y.dtype

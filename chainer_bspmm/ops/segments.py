@@ -29,10 +29,11 @@ MAX_BLOCK_Z = 64
 def reduce_launches(
     n_rows, n_segments, n_channels, width, itemsize, max_rows=None
 ) -> tuple[plans.Launch, ...]:
-    """Plan segment_reduce: one launch, or two where a segment can have more rows than a chunk."""
-    # The last of their arguments is the number of chunks. Chunks of long segments are reduced
-    # first; the second launch (COMBINE) adds up their results. Without `max_rows` a segment may
-    # have n_rows.
+    """Plan segment_reduce: one launch, or two where a segment can have more rows than a chunk.
+
+    The last of their arguments is the number of chunks. Chunks of long segments are reduced first;
+    the second launch (COMBINE) adds up their results. Without `max_rows` a segment may have n_rows.
+    """
     n_vectors, tiles, block, chunk, has_long = _segments(
         n_rows, n_segments, n_channels, width, max_rows
     )
@@ -59,8 +60,11 @@ def reduce_launches(
 
 @plans.kept
 def broadcast_launch(n_rows, n_segments, n_channels, width, max_rows=None) -> plans.Launch:
-    """Plan segment_broadcast; arguments as :func:`reduce_launches`."""
-    # Every chunk of rows has threads even if no segment is long: they write rows past the last one.
+    """Plan segment_broadcast; arguments as :func:`reduce_launches`.
+
+    Every chunk of rows has a unit of threads even if no segment is long: rows past the last segment
+    are written, too.
+    """
     n_vectors, tiles, block, chunk, has_long = _segments(
         n_rows, n_segments, n_channels, width, max_rows
     )
@@ -189,7 +193,11 @@ def row_sum(x):
 
 
 def segment_broadcast_forward(y, offsets, n_rows, max_rows=None, weights=None):
-    """Compute ``x[i] = weights[i] y[g]`` for the rows of segment g; rows past the last get 0."""
+    """Compute ``x[i] = weights[i] y[g]`` for the rows of segment g, the transpose of the sum.
+
+    `n_rows` is ``offsets[-1]``, known on the host, or more: rows past it get 0, as do those of
+    weight 0, whatever ``y`` holds.
+    """
     if not launch.on_gpu(y):
         x = numpy.repeat(y, numpy.diff(offsets), axis=0)
         if weights is not None:

@@ -170,16 +170,21 @@ class BatchedSELL(Batch):
         return self.to_csr().to_dense()
 
     def _trait(self):
-        symmetric = ', symmetric' * self.is_symmetric
-        is_sorted = self.row_order is not None
-        slices = '%d slice%s' % (self.n_slices, 's'[: self.n_slices != 1])
-        rows = '%d rows%s' % (self.slice_size, ', sorted' * is_sorted)
-        ratio = self.padding_ratio
-        return '%s, %s of up to %s, padding ratio %.3g' % (symmetric, slices, rows, ratio)
+        return '%s, %d slice%s of up to %d rows%s, padding ratio %.3g' % (
+            ', symmetric' if self.is_symmetric else '',
+            self.n_slices,
+            '' if self.n_slices == 1 else 's',
+            self.slice_size,
+            '' if self.row_order is None else ', sorted',
+            self.padding_ratio,
+        )
 
 
 def _places(sell, counts, indptr):
-    """Return where entries lie in SELL and in CSR, given `counts` of rows in their new order."""
+    """Return where the entries lie in SELL and in CSR, two (nnz,) arrays in the same order.
+
+    `counts` (n_rows,): entries of the row at every place of the sorted numbering. Host arrays.
+    """
     heights = numpy.diff(sell.slice_rows)
     place = numpy.repeat(numpy.arange(sell.n_rows), counts)
     k = numpy.arange(place.size) - numpy.repeat(numpy.cumsum(counts) - counts, counts)

@@ -1,4 +1,4 @@
-"""`Batch`: what the containers of sparse matrices have in common."""
+"""`Batch`, the base class of the containers of sparse matrices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Batch:
     A subclass names its int32 arrays in ``_integers`` (all but ``data``; None where a batch lacks
     one) and has ``nnz``, `entry_rows` and `entry_columns`, or overrides `to_dense`.
 
-    What looks over the nodes of a graph (sums, maxima, softmax, statistics) counts row i
+    Reductions over the nodes of a graph (sums, maxima, softmax, statistics) count row i
     ``row_weights[i]`` times, an (n_rows,) float32 array; None counts every row once. A gradient by
     a row is the sum over the copies that it stands for, so nothing else needs to know of weights.
 
@@ -96,10 +96,10 @@ class Batch:
         return new
 
     def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what ``make()`` returned at the first call with this key, on the batch's device.
+        """Return the result of ``make()``, called once for a key, with the batch's device current.
 
-        It must not refer back to the batch: such a cycle would keep the device memory of both until
-        Python's garbage collector finds it.
+        The result must not refer back to the batch: such a cycle would keep the device memory of
+        both until Python's garbage collector finds it.
         """
         if key not in self._cache:
             with cuda.get_device_from_array(self.row_offsets):
@@ -182,7 +182,7 @@ class Batch:
         return self.nnz
 
     def _trait(self):
-        """Return what `repr` adds to the number of entries."""
+        """Return the text that `repr` adds to the number of entries."""
         return ''
 
     def __repr__(self):

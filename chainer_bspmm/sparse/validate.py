@@ -65,7 +65,10 @@ def count(name, value, least):
 
 
 def host_integers(arrays, data, n_relations):
-    """Check kind, dimension and length of raw arrays; return host copies and their device."""
+    """Check kind, dimension and length of raw arrays; return host copies and their device.
+
+    Only ``ids`` has two dimensions. Without ``col_offsets`` every row has `n_relations` columns.
+    """
     device = None
     entries = 'ids' if 'ids' in arrays else 'indices'
     if arrays['col_offsets'] is None:

@@ -74,12 +74,20 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
         if self._layer is not None:
             rows = None if self._adj is None else transposed_rows(self._adj)
             gradients = layer_backward(
-                self._layer, rows, x, self._y, gy, parameters, ratio, 'x' in needed, self._more
+                self._layer,
+                rows,
+                x,
+                self._y,
+                gy,
+                parameters=parameters,
+                dropout_ratio=ratio,
+                has_features='x' in needed,
+                more=self._more,
             )
         else:
             gy = activation_gradient(self._activation, self._y, gy, ratio)
             gradients = products.backward(
-                self._adj, x, parameters, self._loop, gy, needed, self._sums
+                self._adj, x, parameters, self._loop, gy=gy, needed=needed, sums=self._sums
             )
         return {i: gradients[names[i]] for i in indexes}
 
@@ -103,7 +111,7 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
         return y * self._factors() if self._ratio else getattr(functions, self._activation)(y)
 
     def _factors(self):
-        """Return what activation and dropout multiply by."""
+        """Return the array that activation and dropout multiply by."""
         if self._mask is not None:
             return self._mask
         y = self._y
@@ -158,14 +166,16 @@ def graph_linear(
 
 
 def _check_parameters(adj, n_in, parameters):
-    name, n_relations, advice = 'W_self', 1, ''
+    for name, array in parameters.items():
+        if not hasattr(array, 'dtype') or array.dtype not in FLOATS:
+            check.floating(name, array)
+    name = 'W_self'
+    n_relations = 1
+    advice = ''
     if 'W' in parameters:
         name = 'W'
         n_relations = adj.n_relations
         advice = ', a row for each output channel and relation of adj'
-    for of, array in parameters.items():
-        if not hasattr(array, 'dtype') or array.dtype not in FLOATS:
-            check.floating(of, array)
     matrix = parameters[name]
     if matrix.ndim != 2 or len(matrix) % n_relations or matrix.shape[1] != n_in:
         n_rows = 'out_channels * %d' % n_relations if advice else 'out_channels'
@@ -233,6 +243,6 @@ def relation_linear(
     if len(shape) == 3 and type(adj) is BatchedCSR and adj.layout == 'padded':
         if shape[:2] == (adj.n_graphs, adj.max_rows):
             rows = functions.reshape(x, (adj.n_rows, shape[2]))
-            y = graph_linear(adj, rows, W, b, W_self, b_self, activation)
+            y = graph_linear(adj, rows, W, b, W_self, b_self, activation=activation)
             return functions.reshape(y, (*shape[:2], y.shape[1]))
-    return graph_linear(adj, x, W, b, W_self, b_self, activation)
+    return graph_linear(adj, x, W, b, W_self, b_self, activation=activation)
