@@ -1,7 +1,7 @@
 """Repairs that let Chainer 7.8.1 and Chainer Chemistry 0.7.1 run on today's Python and NumPy.
 
-Each repair is a small function for one upstream module (see ``hooks``), and runs right after that
-module was executed: modules that are never imported cost nothing. Names that upstream needs in
+Each repair is a small function for one upstream module (see ``import_hooks``), and runs right after
+that module was executed: modules that are never imported cost nothing. Names that upstream needs in
 another module only during an import exist only for that time (``stand_ins``); names that it reads
 from NumPy at run time are visible to it only (``module_view``). NumPy itself is not changed.
 """

@@ -1,12 +1,12 @@
 """ChainerMN on several ranks: what ``import chainermn`` gives once `chainer_bspmm` is imported.
 
 A script stays that of ChainerMN. Its functions are patched when it is imported, by the table of
-`compat.hooks`; until then nothing of it is loaded.
+`compat.import_hooks`; until then nothing of it is loaded.
 """
 
 from typing import Any
 
-from chainer_bspmm.compat.hooks import repairs
+from chainer_bspmm.compat.import_hooks import repairs
 
 
 @repairs('chainermn.communicators')
