@@ -7,9 +7,9 @@ import numpy
 import chainer
 from chainer import backend
 
-from chainer_bspmm.dataset import dense_examples, sparse_example
+from chainer_bspmm.dataset import dense_examples, selection
 from chainer_bspmm.dataset.molecules import Molecules
-from chainer_bspmm.dataset.sparse_example import Selection, SparseExample
+from chainer_bspmm.dataset.selection import Selection, SparseExample
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.batch import send
 from chainer_bspmm.sparse.build import spread, to_host
@@ -126,7 +126,7 @@ class CSRConverter(chainer.dataset.Converter):
 
     def locate(self, batch):
         """Return the `Molecules` to gather a batch from and their indices; None: it is dense."""
-        located = sparse_example.locate(batch)
+        located = selection.locate(batch)
         if located is None:
             return None
         if self.n_node_columns:

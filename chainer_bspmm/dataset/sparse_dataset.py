@@ -15,7 +15,7 @@ from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset.converters import concat_mols, CSRConverter
 from chainer_bspmm.dataset.graph_data import example_of
 from chainer_bspmm.dataset.molecules import Molecules
-from chainer_bspmm.dataset.sparse_example import no_array, Selection, SparseExample
+from chainer_bspmm.dataset.selection import no_array, Selection, SparseExample
 from chainer_bspmm.sparse import validate
 
 try:

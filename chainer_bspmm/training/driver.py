@@ -9,7 +9,7 @@ import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import gemm
-from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.dataset.selection import Selection
 from chainer_bspmm.training.batches import batch_of, NoSparseBatch, Resident
 from chainer_bspmm.training.cuda_graphs import Capturer
 from chainer_bspmm.training.examples import Examples
