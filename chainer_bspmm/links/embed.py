@@ -5,9 +5,13 @@ from chainer.backends import cuda
 from chainer_chemistry.links import EmbedAtomID
 
 from chainer_bspmm.links.linear import hooked
-from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.embed_rows import embed_rows
+
+
+def node_shape(adj):
+    """Return the shape of an array of one item for each node: (n_rows,), padded (n_graphs, N)."""
+    return (adj.n_graphs, adj.max_rows) if adj.layout == 'padded' else (adj.n_rows,)
 
 
 def embed_atoms(embed, atom_array, adj, any_width=False):

@@ -4,7 +4,7 @@ from typing import Any
 
 from chainer import functions, Variable
 
-from chainer_bspmm.links.rows import node_shape
+from chainer_bspmm.links.embed import node_shape
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.ops import check
 from chainer_bspmm.sparse import BatchedCSR

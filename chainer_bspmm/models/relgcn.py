@@ -8,9 +8,8 @@ from chainer_chemistry.models import relgcn
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.scale_adj import scale_adj
 from chainer_bspmm.links import GGNNReadout, RelGCNSparseUpdate, RelGCNUpdate, ScatterGGNNReadout
-from chainer_bspmm.links.embed import embed_atoms
+from chainer_bspmm.links.embed import embed_atoms, node_shape
 from chainer_bspmm.links.linear import linear_rows
-from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.models.sparse_model import EdgeListModel, SparseModel
 from chainer_bspmm.sparse import BatchedCSR
 
