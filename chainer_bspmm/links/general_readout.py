@@ -8,7 +8,7 @@ from chainer_chemistry.links.readout import general_readout
 from chainer_bspmm.functions import segment_max, segment_sum
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse.validate import one_of
+from chainer_bspmm.sparse.check import one_of
 
 MODES = ('sum', 'max', 'summax')
 
