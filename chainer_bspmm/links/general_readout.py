@@ -5,8 +5,8 @@ from typing import Any
 import chainer
 from chainer_chemistry.links.readout import general_readout
 
-from chainer_bspmm.functions import segment_max, segment_sum
 from chainer_bspmm.links.sparse import Sparse
+from chainer_bspmm.ops.segments import segment_max, segment_sum
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.check import one_of
 

@@ -5,7 +5,7 @@ from typing import Any
 import chainer
 from chainer import initializers
 
-from chainer_bspmm.functions import relation_linear
+from chainer_bspmm.ops.graph_linear import relation_linear
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.batched_csr import check_adjacency
 from chainer_bspmm.sparse.check import count
