@@ -10,9 +10,9 @@ import numpy
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm.ops.ranks import weighted_by
 from chainer_bspmm.multi_node import communicators, faults
 from chainer_bspmm.multi_node.start import agree
+from chainer_bspmm.multi_node.statistics import weighted_by
 from chainer_bspmm.sparse import BatchedCSR
 
 # That ranks tell each other before gradients: molecules, loss, whether to start again, a checksum
