@@ -81,4 +81,4 @@ def __getattr__(name: str) -> Any:
         from chainer_bspmm.multi_node.epochs import PartIterator
 
         return PartIterator
-    raise AttributeError(name)
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
