@@ -5,7 +5,7 @@ import types
 
 import numpy
 
-from chainer_bspmm.compat.hooks import repairs
+from chainer_bspmm.compat.import_hooks import repairs
 from chainer_bspmm.compat.module_view import ModuleView, give_back_numpy_names, lost_numpy_names
 
 

@@ -6,7 +6,7 @@ import types
 
 import numpy
 
-from chainer_bspmm.compat.hooks import explain_absence, repairs
+from chainer_bspmm.compat.import_hooks import explain_absence, repairs
 from chainer_bspmm.compat.module_view import ModuleView, give_back_numpy_names
 
 # --- names that NumPy or Python lost ---

@@ -10,7 +10,7 @@ import importlib.util
 import sys
 import types
 
-from chainer_bspmm.compat.hooks import surrounds
+from chainer_bspmm.compat.import_hooks import surrounds
 
 # Upstream module -> modules that it needs only inside of functions.
 IMPORTED_LATER = {

@@ -11,7 +11,7 @@ from chainer_bspmm.compat import chemistry_repairs  # noqa: F401
 from chainer_bspmm.compat import imported_later  # noqa: F401
 from chainer_bspmm.compat import late_sums  # noqa: F401
 from chainer_bspmm.compat import stand_ins  # noqa: F401
-from chainer_bspmm.compat import hooks
+from chainer_bspmm.compat import import_hooks
 
 _INSTALL_CHAINER = (
     'chainer_bspmm needs Chainer, which is not installed. Its source package does not build with '
@@ -65,10 +65,10 @@ def import_upstream():
     _purge_leftovers('chainer', ('chainer', 'chainerx', 'chainermn', 'chainer_chemistry'))
     _purge_leftovers('chainer_chemistry', ('chainer_chemistry',))
     try:
-        hooks.install()
+        import_hooks.install()
         _import('chainer', _INSTALL_CHAINER)
         _import('chainer_chemistry', _INSTALL_CHEMISTRY)
     except ImportError:
-        hooks.uninstall()
+        import_hooks.uninstall()
         raise
     _is_done = True

@@ -6,7 +6,7 @@ import weakref
 
 import numpy
 
-from chainer_bspmm.compat.hooks import repairs
+from chainer_bspmm.compat.import_hooks import repairs
 
 MOST = 1024  # values that wait
 

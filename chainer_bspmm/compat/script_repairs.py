@@ -5,7 +5,7 @@ import importlib.util
 import sys
 import types
 
-from chainer_bspmm.compat.hooks import repairs
+from chainer_bspmm.compat.import_hooks import repairs
 
 
 @repairs('matplotlib.axes._axes')

@@ -10,7 +10,7 @@ import warnings
 
 import numpy
 
-from chainer_bspmm.compat.hooks import repairs, surrounds
+from chainer_bspmm.compat.import_hooks import repairs, surrounds
 from chainer_bspmm.compat.module_view import ModuleView, lost_numpy_names
 
 

@@ -7,7 +7,7 @@ import operator
 from chainer_chemistry.dataset.graph_dataset.base_graph_data import BaseGraphData
 import numpy
 
-from chainer_bspmm.sparse import BatchedCSR, validate
+from chainer_bspmm.sparse import BatchedCSR, check
 from chainer_bspmm.sparse.build import all_to_host
 
 MAX_KINDS = 4  # of labels that an error lists
@@ -35,7 +35,7 @@ def join_atoms(atoms, name='batch', first=0):
     """Return the atoms of all molecules as one array: (n_nodes,) int32, or (n_nodes, channels)."""
     flat = numpy.concatenate(atoms)
     if flat.dtype.kind in 'iu':
-        validate.fits_int32('atom ids', int(flat.max(initial=0)))
+        check.fits_int32('atom ids', int(flat.max(initial=0)))
         if flat.min(initial=0) < 0:
             ends = numpy.cumsum(list(map(len, atoms)))
             graph = int(numpy.searchsorted(ends, flat.argmin(), side='right'))

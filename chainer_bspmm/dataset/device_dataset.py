@@ -11,7 +11,7 @@ from chainer_bspmm.dataset.batch_form import batch_over, needs, new_buffers
 from chainer_bspmm.dataset.gather_batch import gather_batch, Source
 from chainer_bspmm.dataset.molecules import largest, Molecules
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset, to_sparse
-from chainer_bspmm.sparse import build, validate
+from chainer_bspmm.sparse import build, check
 from chainer_bspmm.sparse.batched_csr import Buffers
 
 SHARE = 8  # default limit: 1/8 of the device's memory
@@ -76,8 +76,8 @@ class DeviceMolecules(Molecules):
         index = self.check(index)
         max_atom_id = None if self._max_ids is None else int(self._max_ids[index].max())
         need = needs(build.rows_of(self.sizes[index], layout), self.nnz[index], max_atom_id)
-        validate.fits_int32('nodes times relations', need.rows * self.n_relations)
-        validate.fits_int32('non-zeros', need.entries)
+        check.fits_int32('nodes times relations', need.rows * self.n_relations)
+        check.fits_int32('non-zeros', need.entries)
         longest = int(self.longest[index].max())
         form = self.form(index.size, self.is_symmetric(index), longest, layout, padded_to)
         with chainer.using_device(self.device):

@@ -7,7 +7,7 @@ import numpy
 from chainer_bspmm.cuda.plans import LONG_ROW
 from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset.batch_form import Form, kinds_of
-from chainer_bspmm.sparse import BatchedCSR, build, validate
+from chainer_bspmm.sparse import BatchedCSR, build, check
 
 SYMMETRY_PART = 8192  # molecules whose symmetry is tested at once
 INTEGERS = 'sizes', 'full_sizes', 'row_nnz', 'columns'
@@ -369,7 +369,7 @@ def _check_array(name, array, kind, what='', length=None, least=None, ndims=(1,)
         text = '%s: expected at least %d at position %d, got %d'
         raise ValueError(text % (name, numpy.broadcast_to(least, array.shape)[i], i, array[i]))
     if name in ('atoms', 'columns') and array.dtype.kind == 'i':
-        validate.fits_int32(name, int(array.max(initial=0)))
+        check.fits_int32(name, int(array.max(initial=0)))
 
 
 def largest(values, starts, sizes):

@@ -21,7 +21,7 @@ from chainer_bspmm.dataset import cache as cache_files
 from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
-from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse import check
 
 CHUNK = 250  # molecules of one task
 LEAST_PARALLEL = 1000  # below this, starting processes takes longer than parsing
@@ -267,7 +267,7 @@ def preprocessor_of(argument, method):
     if isinstance(method, str):
         if method not in preprocess_method_dict:
             known = [key for key, kind in preprocess_method_dict.items() if kind.__name__ in KINDS]
-            validate.one_of(argument, method, known)
+            check.one_of(argument, method, known)
         method = preprocess_method_dict[method]()
     name = type(method).__name__
     if name not in KINDS or not type(method).__module__.startswith('chainer_chemistry.'):
@@ -397,7 +397,7 @@ def from_smiles(
         text = 'labels: expected one for each of the %d SMILES, got %d'
         raise ValueError(text % (len(smiles), len(labels)))
     if n_processes is not None:
-        n_processes = validate.count('n_processes', n_processes, 1)
+        n_processes = check.count('n_processes', n_processes, 1)
     file = cache_files.path_for(smiles, preprocessor) if cache else None
     parsed = None if file is None else cache_files.read(file)
     if parsed is None:

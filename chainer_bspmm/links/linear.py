@@ -3,9 +3,10 @@
 import chainer
 from chainer import functions
 
-from chainer_bspmm.functions import bspmm, gru_step
+from chainer_bspmm.ops.bspmm import bspmm
 from chainer_bspmm.ops.dropout import dropout
 from chainer_bspmm.ops.elementwise import ACTIVATIONS
+from chainer_bspmm.ops.gates.gru_step import gru_step
 from chainer_bspmm.ops.graph_linear import graph_linear
 from chainer_bspmm.ops.linear_softmax import linear_softmax
 

@@ -5,7 +5,7 @@ from chainer_chemistry.links.update import relgat_update
 from chainer_bspmm.links.linear import linear_rows, parameters_of
 from chainer_bspmm.links.update import Update
 from chainer_bspmm.ops.relation_attention import relation_attention
-from chainer_bspmm.sparse.validate import one_of
+from chainer_bspmm.sparse.check import one_of
 
 MODES = ('across', 'within')
 

@@ -2,12 +2,26 @@
 
 from chainer import functions
 
+from chainer_bspmm import links
 from chainer_bspmm.ops.scale_adj import scale_adj
 from chainer_bspmm.ops.batch_norm import batch_norm
 from chainer_bspmm.ops.dropout import dropout
 from chainer_bspmm.links.embed import embed_atoms
-from chainer_bspmm.links.swaps import READOUTS, UPDATES
 from chainer_bspmm.models.sparse_model import SparseModel
+
+# The update links that are swapped anywhere in a tree of links.
+UPDATES = (
+    links.RSGCNUpdate,
+    links.GINUpdate,
+    links.NFPUpdate,
+    links.RelGCNUpdate,
+    links.GGNNUpdate,
+    links.RelGATUpdate,
+    links.GNNFiLMUpdate,
+)
+
+# Swapped as parts of a model only: elsewhere they are called without an adjacency.
+READOUTS = (links.GGNNReadout, links.NFPReadout, links.GeneralReadout)
 
 
 class GraphConvModel(SparseModel):

@@ -15,7 +15,7 @@ from chainer.backends import cuda
 from chainer.dataset.convert import concat_examples
 from chainer_chemistry.models.prediction import base
 
-from chainer_bspmm.compat import hooks
+from chainer_bspmm.compat import import_hooks
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.models.sparse_model import EdgeListModel, remember_dense_training, SparseModel
 from chainer_bspmm.models.sparsify import densify
@@ -28,7 +28,7 @@ def take_sparse_batches():
     """Let upstream's calculators, and ``predict(retain_inputs=True)``, take sparse batches."""
     kind = base.BaseForwardModel
     kind._forward = _keeping_inputs(kind._forward)
-    hooks.repairs(CALCULATOR)(_repair_calculators)
+    import_hooks.repairs(CALCULATOR)(_repair_calculators)
     if CALCULATOR in sys.modules:
         _repair_calculators(sys.modules[CALCULATOR])
 

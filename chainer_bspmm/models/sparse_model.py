@@ -4,9 +4,9 @@ import weakref
 
 import chainer
 
+from chainer_bspmm.compat.user_code import warn
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse.batch import Batch
-from chainer_bspmm.user_code import warn
 
 _warned = weakref.WeakSet()  # models, which keep no note of it: captured steps watch attributes
 

@@ -10,9 +10,9 @@ import numpy
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm.ops.ranks import weighted_by
 from chainer_bspmm.multi_node import communicators, faults
 from chainer_bspmm.multi_node.start import agree
+from chainer_bspmm.multi_node.statistics import weighted_by
 from chainer_bspmm.sparse import BatchedCSR
 
 # Numbers that ranks send each other before the gradients: molecules, loss, whether parameters have

@@ -7,8 +7,8 @@ import numpy
 import chainer
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
+from chainer_bspmm.compat.user_code import is_user_code
 from chainer_bspmm.multi_node import faults
-from chainer_bspmm.user_code import is_user_code
 
 
 def agree(comm, optimizer):

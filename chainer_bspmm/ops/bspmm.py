@@ -13,10 +13,10 @@ from chainer.function_node import FunctionNode
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda import kernels, launch, plans
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import apply_untracked
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedCSR, check
+from chainer_bspmm.sparse.batched_csr import check_adjacency
 from chainer_bspmm.sparse.build import values_of
 
 AHEAD = 3  # entries of a row whose loads are issued together; molecules have two to four
@@ -449,7 +449,7 @@ def bspmm(
                [3.],
                [3.]])
     """
-    check.adjacency(adj)
+    check_adjacency(adj)
     arrays = list(map(chainer.as_array, (x, data, residual)))
     check_bspmm(adj, arrays)
     if algorithm != 'auto':
@@ -482,6 +482,6 @@ def bsddmm(adj: BatchedCSR, u: Variable | NdArray, v: Variable | NdArray) -> Var
         Deterministic; does not synchronise. Its gradients are products by
         :func:`chainer_bspmm.functions.bspmm`, as deterministic as those.
     """
-    check.adjacency(adj)
+    check_adjacency(adj)
     check_bsddmm(adj, chainer.as_array(u), chainer.as_array(v))
     return BatchedSDDMM(adj).apply((u, v))[0]

@@ -10,12 +10,13 @@ from chainer.backends import cuda
 from chainer.functions.activation.sigmoid import SigmoidGrad
 
 from chainer_bspmm.cuda.gemm import dot
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.bspmm import bspmm, bspmm_forward
 from chainer_bspmm.ops.elementwise import concat, sigmoid
 from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forward, layer_of
 from chainer_bspmm.ops.node import AccumulateInLaunch, FusedNode
 from chainer_bspmm.ops.segments import row_sum
+from chainer_bspmm.sparse import check
+from chainer_bspmm.sparse.batched_csr import check_adjacency
 from chainer_bspmm.sparse.relations import degree_rows
 
 # is_type: (n_nodes, n_types) bool, which nodes have degree 1, 2, ...; rows: of each, None on a GPU.
@@ -178,7 +179,7 @@ def degree_linear_sigmoid(adj, x, weights, biases):
     added to every node, as Chainer Chemistry masks the inputs of its linear layers, not the
     outputs.
     """
-    check.adjacency(adj)
+    check_adjacency(adj)
     if adj.n_rows != adj.n_cols:
         raise ValueError('adj: expected a column for each node to take degrees from, got %r' % adj)
     check.features(x, adj, 'n_in')

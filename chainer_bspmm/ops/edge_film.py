@@ -10,12 +10,12 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import launch
 from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.cuda import plans
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.bspmm import bspmm
 from chainer_bspmm.ops.elementwise import by_channel, by_relation, compute_dtype
 from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.segments import sum_at
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedCSR, check
+from chainer_bspmm.sparse.batched_csr import check_relations
 from chainer_bspmm.sparse.build import values_of
 from chainer_bspmm.sparse.edges import edges_of
 
@@ -188,7 +188,7 @@ def edge_film(adj, x, W, W_g, activation=functions.relu):
     One node for ``chainer.functions.relu``; any other activation takes a few, which store arrays of
     (nnz, C) on a GPU as well. Differentiable to any order.
     """
-    check.relations(adj)
+    check_relations(adj)
     check.features(x, adj, 'in_channels')
     if len(W) % adj.n_relations:
         text = 'W: expected a multiple of %d relations as its number of rows, got shape %s'

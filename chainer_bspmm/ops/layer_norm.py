@@ -6,10 +6,10 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch, plans
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.segments import row_sum
+from chainer_bspmm.sparse import check
 
 
 def _launch(x, gamma, statistics, y, *, beta=None, gy=None, terms=None, eps=0):

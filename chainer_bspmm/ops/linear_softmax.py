@@ -9,10 +9,10 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch, plans
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.graph_linear import products
 from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forward, layer_of
 from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
+from chainer_bspmm.sparse import check
 
 
 def _launch(a, g, y):

@@ -12,7 +12,7 @@ import chainer
 from chainer import function_node, functions
 
 from chainer_bspmm.cuda import step
-from chainer_bspmm.ops import check
+from chainer_bspmm.sparse import check
 
 
 def apply_untracked(node, inputs):

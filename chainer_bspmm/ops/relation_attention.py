@@ -8,7 +8,6 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
 from chainer_bspmm.cuda.gemm import dot
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.attention_pattern import attention_pattern
 from chainer_bspmm.ops.bspmm import bsddmm_forward, bspmm, bspmm_forward
 from chainer_bspmm.ops.dropout import dropout_mask
@@ -17,6 +16,8 @@ from chainer_bspmm.ops.segment_softmax import segment_softmax_backward, segment_
 from chainer_bspmm.ops.segment_softmax import SegmentSoftmax
 from chainer_bspmm.ops.segments import row_sum, segment_broadcast_forward, segment_sum
 from chainer_bspmm.ops.segments import segment_sum_forward, Segments
+from chainer_bspmm.sparse import check
+from chainer_bspmm.sparse.batched_csr import check_relations
 
 
 class RelationAttention(FusedNode):
@@ -197,7 +198,7 @@ def relation_attention(
     One node, differentiable to any order. Heads are folded into the matrix, which has an entry for
     each head of an edge: one product does them all, without an array of (edges, heads, C).
     """
-    check.relations(adj)
+    check_relations(adj)
     check.floats('m', m, adj)
     n_channels = W.shape[-1] // 2
     expected = {

@@ -8,12 +8,12 @@ from chainer.backends import cuda
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda import launch, plans
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.segments import segment_broadcast_forward, segment_max_forward
 from chainer_bspmm.ops.segments import segment_sum_forward, reduce_rows, SegmentBroadcast, Segments
 from chainer_bspmm.ops.segments import segments_of, SegmentSum
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedCSR, check
+from chainer_bspmm.sparse.batched_csr import check_adjacency
 
 
 @plans.kept
@@ -182,7 +182,7 @@ def segment_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
         >>> chainer_bspmm.functions.segment_softmax(adj, numpy.array([5., 5., -7.])).array
         array([0.5, 0.5, 1. ])
     """
-    check.adjacency(adj)
+    check_adjacency(adj)
     if x.ndim not in (1, 2) or len(x) != adj.nnz:
         text = 'x: expected shape (%d,) or (%d, n_B), a row for each entry of adj, got %s'
         raise ValueError(text % (adj.nnz, adj.nnz, x.shape))

@@ -12,10 +12,10 @@ from chainer.backends import cuda
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda import launch, plans
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import apply_untracked
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedCSR, check
+from chainer_bspmm.sparse.batched_csr import check_adjacency
 
 SEGMENT_ROWS = 8  # rows of the mean segment that a lane gets, and the most it has in flight at once
 SEGMENT_BLOCK = 64  # threads; more only where the lanes of one segment are more
@@ -284,7 +284,7 @@ def reduce_rows(reduction, x, segments):
 
 def segments_of(adj):
     """Return the `Segments` that are the graphs of a batch, after a check."""
-    check.adjacency(adj)
+    check_adjacency(adj)
     weights = adj.row_weights
     if weights is not None and (weights.shape != (adj.n_rows,) or weights.dtype != numpy.float32):
         raise ValueError(

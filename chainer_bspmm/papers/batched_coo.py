@@ -10,7 +10,7 @@ import scipy.sparse
 from chainer import backend
 from chainer.backends import cuda
 
-from chainer_bspmm.sparse import build, validate
+from chainer_bspmm.sparse import build, check
 from chainer_bspmm.sparse.batch import Batch
 from chainer_bspmm.sparse.batched_csr import BatchedCSR
 
@@ -47,7 +47,7 @@ class BatchedCOO(Batch):
     ids: Any
     entry_offsets: Any
     _integers = ('ids', 'row_offsets', 'col_offsets', 'entry_offsets')
-    _check = staticmethod(validate.entries)
+    _check = staticmethod(check.entries)
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import scipy.sparse
 
 from chainer import backend
 
-from chainer_bspmm.sparse import build, validate
+from chainer_bspmm.sparse import build, check
 from chainer_bspmm.papers.batched_coo import csr_of, fields_of
 from chainer_bspmm.sparse.batch import Batch
 from chainer_bspmm.sparse.batched_csr import BatchedCSR
@@ -69,7 +69,7 @@ class BatchedSELL(Batch):
         if type(adj) is not BatchedCSR:
             raise TypeError('adj: expected a BatchedCSR, got %s' % type(adj).__name__)
         adj.refuse_spare()
-        self.slice_size = validate.count('slice_size', slice_size, 1)
+        self.slice_size = check.count('slice_size', slice_size, 1)
         if not isinstance(sort_rows, (bool, numpy.bool_)):
             raise TypeError('sort_rows: expected a bool, got %r' % (sort_rows,))
         device = backend.get_device_from_array(adj.indices)
@@ -105,7 +105,7 @@ class BatchedSELL(Batch):
         heights = numpy.diff(self.slice_rows).astype(numpy.int64)
         widths = numpy.maximum.reduceat(counts, self.slice_rows[:-1]) if self.n_slices else heights
         starts = build.starts_of(heights * widths)
-        validate.fits_int32('non-zeros with padding', int(starts[-1]))
+        check.fits_int32('non-zeros with padding', int(starts[-1]))
         self.slice_starts = starts.astype(numpy.int32)
         stored, entry = _places(self, counts, adj.indptr)
         self.column = numpy.full(starts[-1], PADDING, numpy.int32)

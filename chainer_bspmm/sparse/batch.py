@@ -12,7 +12,7 @@ import chainer
 from chainer import backend
 from chainer.backends import cuda
 
-from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse import check
 
 Container = TypeVar('Container', bound='Batch')
 
@@ -52,12 +52,12 @@ class Batch:
 
     def _check_and_set(self, integers, data, n_relations, layout, max_atom_id):
         """Check arrays of unknown origin, and take over copies of them on their device."""
-        n_relations, max_atom_id = validate.options(n_relations, layout, max_atom_id)
+        n_relations, max_atom_id = check.options(n_relations, layout, max_atom_id)
         arrays = dict(zip(self._integers, integers))
-        host, device = validate.host_integers(arrays, data, n_relations)
+        host, device = check.host_integers(arrays, data, n_relations)
         self._check(n_relations=n_relations, **host)
         if layout == 'padded':
-            validate.equal_blocks(host)
+            check.equal_blocks(host)
         host = {name: numpy.ascontiguousarray(array, numpy.int32) for name, array in host.items()}
         host['data'] = None if data is None else numpy.array(cuda.to_cpu(data))  # a copy of our own
         self._set(n_relations=n_relations, layout=layout, max_atom_id=max_atom_id, **host)
@@ -140,7 +140,7 @@ class Batch:
 
         It is this object where nothing changes: implicit ones have no dtype.
         """
-        dtype = validate.float_dtype('dtype', dtype)
+        dtype = check.float_dtype('dtype', dtype)
         if self.data is None or self.data.dtype == dtype:
             return self
         # Kept, because a model asks in every forward pass.

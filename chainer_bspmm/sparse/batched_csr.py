@@ -12,7 +12,7 @@ import scipy.sparse
 from chainer import backend
 from chainer.backends import cuda
 
-from chainer_bspmm.sparse import build, validate
+from chainer_bspmm.sparse import build, check
 from chainer_bspmm.sparse.batch import Batch
 
 # The arrays of a batch of fixed capacity: atoms (n_rows,) int32 or (n_rows, channels) floating;
@@ -74,7 +74,7 @@ class BatchedCSR(Batch):
     indptr: Any
     indices: Any
     _integers = ('indptr', 'indices', 'row_offsets', 'col_offsets')
-    _check = staticmethod(validate.blocks)
+    _check = staticmethod(check.blocks)
 
     def __init__(
         self,
@@ -217,9 +217,9 @@ class BatchedCSR(Batch):
         Note:
             CuPy arrays are copied to the host (synchronises).
         """
-        validate.layout(layout, padded_to)
+        check.layout(layout, padded_to)
         matrices = list(matrices)
-        device = validate.same_device('matrices', matrices)
+        device = check.same_device('matrices', matrices)
         fields = build.from_matrices(build.all_to_host(matrices), layout, padded_to)
         self = cls._trusted(layout=layout, max_atom_id=max_atom_id, **fields)
         return self if device is None else self.to_device(device)
@@ -250,10 +250,10 @@ class BatchedCSR(Batch):
         Note:
             A CuPy array is copied to the host (synchronises).
         """
-        validate.dense_batch(adj)
+        check.dense_batch(adj)
         host = cuda.to_cpu(adj)
-        validate.one_of('layout', layout, ('packed', 'padded'))
-        matrices = validate.crop(host, n_nodes) if layout == 'packed' else list(host)
+        check.one_of('layout', layout, ('packed', 'padded'))
+        matrices = check.crop(host, n_nodes) if layout == 'packed' else list(host)
         if not matrices:
             raise ValueError('adj: expected at least one graph, got shape %s' % (adj.shape,))
         self = cls.from_matrices(matrices, layout, max_atom_id)
@@ -348,3 +348,17 @@ def fill_buffers(buffers: Buffers, atoms: Any, adj: BatchedCSR, labels: Sequence
             buffer[: len(array)] = array
             buffer[len(array) :] = 0
     buffers.indptr[len(adj.indptr) :] = adj.nnz
+
+
+def check_adjacency(adj):
+    """Check for a BatchedCSR."""
+    if type(adj) is not BatchedCSR:
+        check.of_kind(adj, (BatchedCSR,))
+
+
+def check_relations(adj):
+    """Check for a BatchedCSR with a column for every row and relation."""
+    if type(adj) is not BatchedCSR or adj.n_cols != adj.n_rows * adj.n_relations:
+        check_adjacency(adj)
+        text = 'adj: expected a column for each of its %d rows and %d relations, got %r'
+        raise ValueError(text % (adj.n_rows, adj.n_relations, adj))

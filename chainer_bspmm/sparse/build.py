@@ -8,7 +8,7 @@ import scipy.sparse
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch, plans
-from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse import check
 
 MANY_KEYS = 1000  # that a counting sort, which SciPy takes long to begin, sorts quicker
 
@@ -217,7 +217,7 @@ def from_matrices(matrices, layout, padded_to=None):
     found = entries_of(matrices)
     sizes, row_nnz = found.sizes, found.row_nnz
     rows = rows_of(sizes, layout, sizes.max())
-    validate.fits_int32('nodes times relations', int(rows.sum()) * found.n_relations)
+    check.fits_int32('nodes times relations', int(rows.sum()) * found.n_relations)
     if rows is not sizes:
         (row_nnz,) = spread([row_nnz], sizes, rows)
     weights = None
@@ -235,8 +235,8 @@ def from_matrices(matrices, layout, padded_to=None):
 def block_diagonal(rows, row_nnz, nnz, columns, n_relations):
     """Return the tables of a batch by name; rows: of every graph, all else as in `Entries`."""
     row_offsets = starts_of(rows)
-    validate.fits_int32('nodes times relations', int(row_offsets[-1]) * n_relations)
-    validate.fits_int32('non-zeros', columns.size)
+    check.fits_int32('nodes times relations', int(row_offsets[-1]) * n_relations)
+    check.fits_int32('non-zeros', columns.size)
     row_offsets = row_offsets.astype(numpy.int32)
     col_offsets = row_offsets * numpy.int32(n_relations)
     indptr = numpy.zeros(row_nnz.size + 1, numpy.int32)
@@ -261,7 +261,7 @@ def entries_of(matrices):
 
 
 def _of_arrays(matrices):
-    n_relations, sizes, dtype = validate.dense_matrices(matrices)
+    n_relations, sizes, dtype = check.dense_matrices(matrices)
     flat = numpy.concatenate([matrix.ravel() for matrix in matrices])
     place = numpy.flatnonzero(flat != 0)  # NaN != 0: it is a value
     starts = starts_of(sizes * sizes * n_relations)
@@ -292,10 +292,10 @@ def _of_arrays(matrices):
 
 
 def _of_scipy(matrices):
-    n_relations, sizes, stacks, dtype = validate.sparse_matrices(matrices)
+    n_relations, sizes, stacks, dtype = check.sparse_matrices(matrices)
     starts = starts_of(sizes)
     n_rows = int(starts[-1])
-    validate.fits_int32('nodes times relations', n_rows * n_relations)
+    check.fits_int32('nodes times relations', n_rows * n_relations)
     # One matrix of all: a graph has the columns of its first relation, then those of the second.
     parts = [matrix.tocoo() for stack in stacks for matrix in stack]
     first_rows = numpy.repeat(starts[:-1], n_relations).tolist()
@@ -303,7 +303,7 @@ def _of_scipy(matrices):
     rows = numpy.concatenate([part.row + n for part, n in zip(parts, first_rows)])
     columns = numpy.concatenate([part.col + n for part, n in zip(parts, first_columns)])
     data = numpy.concatenate([part.data for part in parts]).astype(dtype, copy=False)
-    validate.fits_int32('non-zeros', data.size)
+    check.fits_int32('non-zeros', data.size)
     del parts
     if (data == 1).all():
         data = None

@@ -8,14 +8,14 @@ from typing import Any
 import chainer
 from chainer.backends import cuda
 
+from chainer_bspmm.compat.user_code import warn
 from chainer_bspmm.cuda import gemm
-from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.dataset.selection import Selection
 from chainer_bspmm.training.batches import batch_of, NoSparseBatch, Resident
 from chainer_bspmm.training.cuda_graphs import Capturer
 from chainer_bspmm.training.examples import Examples
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.programs import CannotCapture, CHECK_EVERY, Program, Programs
-from chainer_bspmm.user_code import warn
 
 
 def is_on_gpu(device):

@@ -11,7 +11,7 @@ import numpy
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm.user_code import is_user_code
+from chainer_bspmm.compat.user_code import is_user_code
 
 PLAIN = (bool, int, float, complex, str, bytes, type, numpy.generic, numpy.dtype)
 BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule)

@@ -9,10 +9,10 @@ import weakref
 
 import chainer
 
+from chainer_bspmm.compat.user_code import is_user_code
 from chainer_bspmm.training import state
 from chainer_bspmm.training.batches import capacities
 from chainer_bspmm.training.buffers import Inputs
-from chainer_bspmm.user_code import is_user_code
 
 if TYPE_CHECKING:
     from chainer_bspmm.training.driver import Driver

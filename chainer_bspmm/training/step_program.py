@@ -14,7 +14,7 @@ import chainer
 
 from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.cuda.plans import VECTOR_BYTES
-from chainer_bspmm.ops.ranks import weighted_by
+from chainer_bspmm.multi_node.statistics import weighted_by
 from chainer_bspmm.training import chainer_nodes, state
 from chainer_bspmm.training.programs import blame, CannotCapture, Program, spare_tolerance
 from chainer_bspmm.training.programs import StepDiffers

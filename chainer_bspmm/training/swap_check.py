@@ -13,12 +13,12 @@ import numpy
 import chainer
 from chainer.dataset.convert import concat_examples
 
+from chainer_bspmm.compat.user_code import is_user_code
 from chainer_bspmm.dataset import concat_mols, CSRConverter
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.models import densify, sparsify
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.build import to_host
-from chainer_bspmm.user_code import is_user_code
 
 N_MOLECULES = 3
 FEW_ATOMS, MAX_ATOMS = 16, 64  # of a molecule: dense, it takes n**2; the second for lack of smaller

@@ -6,11 +6,11 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda.gemm import dot
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.elementwise import concat, SIGMOID, sigmoid
 from chainer_bspmm.ops.gates.launches import gated_step_backward, gated_step_forward
 from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.segments import row_sum
+from chainer_bspmm.sparse import check
 
 ACTIVATIONS = (functions.identity, functions.tanh)
 

@@ -9,11 +9,11 @@ from chainer.backends import cuda
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda.gemm import dot
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.elementwise import concat, SIGMOID, sigmoid, split
 from chainer_bspmm.ops.gates.launches import gated_step_backward, gated_step_forward
 from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
 from chainer_bspmm.ops.segments import row_sum
+from chainer_bspmm.sparse import check
 
 
 class GRUStep(AccumulateInPlace, FusedNode):

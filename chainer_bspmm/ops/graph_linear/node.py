@@ -9,16 +9,16 @@ from chainer.types import NdArray
 
 from chainer_bspmm.cuda import step
 from chainer_bspmm.cuda.gemm import step_for
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.bspmm import bspmm
 from chainer_bspmm.ops.dropout import dropout, dropout_forward, dropout_relu, step_draw
 from chainer_bspmm.ops.elementwise import activate, activation_gradient, ACTIVATIONS, by_relation
 from chainer_bspmm.ops.graph_linear import products
 from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forward, layer_of
 from chainer_bspmm.ops.node import AccumulateInLaunch, FusedNode
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedCSR, check
+from chainer_bspmm.sparse.batched_csr import check_adjacency, check_relations
+from chainer_bspmm.sparse.check import FLOATS
 from chainer_bspmm.sparse.relations import relation_rows, transposed_rows
-from chainer_bspmm.sparse.validate import FLOATS
 
 
 class GraphLinear(AccumulateInLaunch, FusedNode):
@@ -146,7 +146,7 @@ def graph_linear(
         text = 'activation: expected one of chainer.functions.%s, got %r'
         raise ValueError(text % (', '.join(ACTIVATIONS.values()), activation))
     if adj is not None:
-        check.relations(adj)
+        check_relations(adj)
         if loop and adj.n_relations > 1:
             raise ValueError('adj: expected one relation to go with loop=True, got %r' % adj)
         check.features(x, adj, 'in_channels')
@@ -237,7 +237,7 @@ def relation_linear(
         per channel; Chainer Chemistry 0.7.1, links/update/relgcn_update.py and ggnn_update.py.
     """
     if adj is None or W is None:  # which `graph_linear` takes
-        check.adjacency(adj)
+        check_adjacency(adj)
         check.floating('W', W)
     shape = getattr(x, 'shape', ())
     if len(shape) == 3 and type(adj) is BatchedCSR and adj.layout == 'padded':

@@ -1,4 +1,4 @@
-"""Warnings that point to the user's code."""
+"""User code, told from libraries by the name of its module, and warnings that point to it."""
 
 import sys
 import warnings

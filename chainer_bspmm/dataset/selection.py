@@ -1,4 +1,4 @@
-"""`SparseExample`, a molecule of a sparse data set, and `locate`, which finds those of a batch."""
+"""`Selection`, molecules of a sparse data set; `SparseExample`, one; `locate` those of a batch."""
 
 import collections.abc
 import operator
