@@ -26,6 +26,7 @@ ROT = [
     (TRAINING + 'flat_gradients.py', 'flat, loss, is_bad, n_molecules),\n', 'flat),\n', 'call-arg'),
     ('tests/training/test_fused_update.py', '(ours, theirs, 5)', '(ours, theirs)', 'call-arg'),
     ('benchmarks/products/bench_large.py', '.replay_times(g', '.replayed_times(g', 'attr-defined'),
+    ('tests/test_top_level.py', 'bspmm.check_swap is', 'bspmm.check_swop is', 'attr-defined'),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.dataset.selection import Selection
 from chainer_bspmm.training.batches import batch_of, NoSparseBatch, Resident
 from chainer_bspmm.training.cuda_graphs import CannotCapture
 from chainer_bspmm.training.iterators import Examples
@@ -14,7 +14,7 @@ from chainer_bspmm.training.programs import Programs
 from chainer_bspmm.training.session import CHECK_EVERY, Session
 from chainer_bspmm.training.snapshot import ParameterMissing
 from chainer_bspmm.training.work import Work
-from chainer_bspmm.user_code import warn
+from chainer_bspmm.compat.user_code import warn
 
 
 def is_on_gpu(device):

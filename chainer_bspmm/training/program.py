@@ -16,7 +16,7 @@ from chainer_bspmm.training.session import Session
 from chainer_bspmm.training.snapshot import ParameterMissing, Snapshot
 from chainer_bspmm.training.staging import Inputs
 from chainer_bspmm.training.work import Work
-from chainer_bspmm.user_code import is_user_code
+from chainer_bspmm.compat.user_code import is_user_code
 
 # If a kernel adds with atomics, two runs differ by rounding. Steps whose kernels do not declare it,
 # such as chainer.functions.get_item's, are recognised by running them eagerly this many times.

@@ -5,7 +5,7 @@ import sys
 import types
 import warnings
 
-from chainer_bspmm.compat import hooks  # first: it repairs Chainer
+from chainer_bspmm.compat import import_hooks  # first: it repairs Chainer
 import chainer
 from chainer import functions, links, optimizers, serializers
 import numpy
@@ -119,7 +119,7 @@ def test_cudnn_warning_only_where_cudnn_can_be_installed(monkeypatch, cupy_major
     monkeypatch.setattr(cuda, '_cudnn_disabled_by_user', False, raising=False)
     monkeypatch.setattr(cuda, '_cupy_major', cupy_major)
     monkeypatch.setattr(cuda.check_cuda_available, '_already_warned', False, raising=False)
-    hooks.repair(cuda)
+    import_hooks.repair(cuda)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         cuda.check_cuda_available()

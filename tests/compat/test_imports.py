@@ -306,10 +306,12 @@ def test_applying_again_changes_nothing():
 
 
 def test_finders_without_specs_are_passed_over(monkeypatch):
-    from chainer_bspmm.compat import hooks
+    from chainer_bspmm.compat import import_hooks
     import chainer_chemistry.models
 
-    (finder,) = (found for found in sys.meta_path if isinstance(found, hooks._RepairingFinder))
+    (finder,) = (
+        found for found in sys.meta_path if isinstance(found, import_hooks._RepairingFinder)
+    )
     monkeypatch.setattr(sys, 'meta_path', [finder, object(), *sys.meta_path])
     spec = finder.find_spec('chainer_chemistry.models.gin', chainer_chemistry.models.__path__)
     assert spec.origin.endswith('gin.py')

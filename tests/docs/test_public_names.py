@@ -70,7 +70,7 @@ def test_has_api_page(package):
     assert f'api/{api_page(package).name}' in (ROOT / 'mkdocs.yml').read_text()
     if package is chainer_bspmm:
         named = [
-            f'`{name}`' for name in package.__all__ if not inspect.ismodule(vars(package)[name])
+            f'`{name}`' for name in package.__all__ if not inspect.ismodule(getattr(package, name))
         ]
         assert [name for name in named if name not in text] == []
     else:

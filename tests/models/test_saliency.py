@@ -23,7 +23,7 @@ from chainer_chemistry.saliency.calculator.occlusion_calculator import Occlusion
 
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import layout_of
-from chainer_bspmm.sparse.validate import LAYOUTS
+from chainer_bspmm.sparse.check import LAYOUTS
 from tests.support import parity
 from tests.support.devices import slow_unless
 from tests.support.molecules import molecules as molecules_of_sizes

@@ -11,7 +11,7 @@ from chainer.backends import cuda
 from chainer_chemistry.links import GraphBatchNormalization
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.ops import batch_norm as module, ranks
+from chainer_bspmm.ops import batch_norm as module
 from chainer_bspmm.ops.batch_norm import batch_norm
 from tests.support import BATCHES, device_of, relative_error
 from tests.support.gradients import check_gradients
@@ -259,12 +259,28 @@ def test_what_does_not_fit(link, shape, message):
         batch_norm(adj, link, numpy.zeros(shape, 'f'))
 
 
-def test_a_loss_that_raises_leaves_no_weight(monkeypatch):
-    added = []
-    monkeypatch.setattr(ranks.Ranks, 'sum', lambda self, array: added.append(array) or array)
-    of_two = ranks.Ranks(types.SimpleNamespace(size=2))
-    with pytest.raises(KeyError), ranks.weighted_by(5):
-        of_two.sum_of_gradients(numpy.ones(2))
-        raise KeyError
-    of_two.sum_of_gradients(numpy.ones(2))
-    assert [array[0] for array in added] == [5, 1]
+class TwoAlike(module.OneRank):
+    """This rank and another one, which has the same batch."""
+
+    def sum(self, array):
+        return 2 * array
+
+    sum_of_gradients = sum
+
+
+class OfTwo(GraphBatchNormalization):
+    bspmm_ranks = TwoAlike()
+
+
+@pytest.mark.parametrize('name', ['one graph', 'many'])
+def test_statistics_are_those_of_the_ranks_of_a_link(name):
+    adj = with_spare(BATCHES[name], 7, 0)
+    x = features_of(numpy, adj, 3, 'd')
+    weights = (numpy.arange(adj.n_rows) < adj.row_offsets[-1]).astype('d')[:, None]
+    of_two, of_one = (kind(3, dtype='d') for kind in (OfTwo, GraphBatchNormalization))
+    twice = outcome(lambda h: batch_norm(adj, of_two, h), of_two, x, weights)
+    once = outcome(lambda h: batch_norm(adj, of_one, h), of_one, x, weights)
+    variance = twice.pop('variance'), once.pop('variance')
+    assert (variance[0] != variance[1]).all()  # running: that of twice as many rows
+    for key, expected in once.items():
+        assert relative_error(twice[key], expected) < BOUNDS['float64'], key

@@ -9,7 +9,7 @@ import pytest
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR, BatchedSELL
-from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse import check
 from tests.support import assert_same_arrays, BATCHES, batch_on, device_of
 
 SIZES = (1, 2, 7, 32, 64, 1000)
@@ -185,7 +185,7 @@ def test_bad_arguments(arguments, error, message):
 
 
 def test_too_much_padding(monkeypatch):
-    monkeypatch.setattr(validate, 'INT32_MAX', 15)
+    monkeypatch.setattr(check, 'INT32_MAX', 15)
     with pytest.raises(ValueError, match='non-zeros with padding: expected at most .* got 16'):
         BatchedSELL(report_example(), 3)
     BatchedSELL(report_example(), 2)

@@ -35,7 +35,7 @@ import numpy
 
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
-from chainer_bspmm.sparse.validate import LAYOUTS
+from chainer_bspmm.sparse.check import LAYOUTS
 from tests.support.graph_data import edge_lists
 from tests.support.molecules import adjacency, folded_mask_of, mask_of, SIZES
 

@@ -1,6 +1,6 @@
 """Evaluators of a GraphUpdater's trainer: captured, with the results of eager ones."""
 
-import types
+import ctypes
 import warnings
 
 import numpy
@@ -19,7 +19,6 @@ from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.captured_evaluators import capture_evaluator
 from chainer_bspmm.training.guards import Guards
-from chainer_bspmm.training.program import Program
 from tests.support.training import BATCH, make_model, make_updater, molecules, small_model
 from tests.training import host_graphs
 
