@@ -97,24 +97,27 @@ class Program:
         session = self._session
         if session.guards.has_user_code:
             return
-        arrays = batch.arrays_on(session.device)
 
-        def compute(arguments):
+        def ordinary():
+            # Anew for each use: a matrix keeps what is derived from it, and here nothing runs.
+            return batch.arrays_on(session.device)
+
+        def compute(arrays):
             self.work.load_kernels()
-            self._compute(arguments, 'captured', alone=True)
+            self._compute(arrays, 'captured', alone=True)
 
         with session.capturer.ordered(), contextlib.suppress(Exception):  # the run raises it again
             before = self._snapshot()
             if before.has_lazy_parameters:
                 with before.undone():  # ends at the first of them
-                    session.capturer.compile_kernels(functools.partial(compute, arrays))
+                    session.capturer.compile_kernels(functools.partial(compute, ordinary()))
                 try:
-                    self._compute(arrays, 'eager', alone=True)  # makes them
+                    self._compute(ordinary(), 'eager', alone=True)  # makes them
                 finally:
                     before.restore_arrays()
             with self._snapshot().undone():
-                for arguments in (arrays, None):
-                    session.capturer.compile_kernels(functools.partial(compute, arguments))
+                for arrays in (ordinary(), None):
+                    session.capturer.compile_kernels(functools.partial(compute, arrays))
 
     def try_out(self, batch):
         """Run a staged batch twice as it is, then in the buffers; all of it is undone.
