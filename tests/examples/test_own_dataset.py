@@ -557,8 +557,10 @@ def test_predictions_keep_the_other_columns(predicted):
 
 
 def test_predictions_replace_no_column(trained, predicted, error):
-    predict = 'predict_own.py', '--in-dir', trained / 'result', '--data', predicted
-    assert error(*predict, '--out', 'second.csv') == (
+    message = error(
+        'predict_own.py', '--in-dir', trained / 'result', '--data', predicted, '-o', 'q.csv'
+    )
+    assert message == (
         "error: the data have a column 'y predicted', which the predictions would replace; rename "
         'it'
     )
@@ -594,9 +596,9 @@ def test_the_list_of_failures_replaces_no_file(folder, error):
 def test_renamed_predictions_stay_beside_new_ones(trained, predicted, tmp_path, truth, columns):
     text = predicted.read_text().replace('y predicted', 'before').replace('y true', truth)
     predicted.write_text(text)
-    predict = 'predict_own.py', '--in-dir', trained / 'result', '--data', predicted
-    run(*predict, '--out', tmp_path / 'second.csv')
-    assert list(rows(tmp_path / 'second.csv')[0]) == columns
+    path = tmp_path / 'second.csv'
+    run('predict_own.py', '--in-dir', trained / 'result', '--data', predicted, '--out', path)
+    assert list(rows(path)[0]) == columns
 
 
 @pytest.fixture
