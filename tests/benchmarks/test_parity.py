@@ -44,7 +44,7 @@ def read(folder):
     return json.loads((folder / 'cpu' / 'parity.json').read_text())
 
 
-def test_the_file_has_output_and_gradients_of_every_layout(folder):
+def test_the_file_has_every_array_of_every_layout(folder):
     result = read(folder)
     assert [(case['model'], case['options']) for case in result['cases']] == CASES
     for case in result['cases']:

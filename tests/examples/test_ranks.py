@@ -140,7 +140,7 @@ def test_lines_of_all_ranks_are_in_order(n_lines):
 
 @needs_mpi
 @pytest.mark.slow
-def test_an_error_is_said_by_one_rank_and_ends_all(tmp_path):
+def test_an_error_of_one_rank_ends_all(tmp_path):
     path = tmp_path / 'missing.csv'
     done = mpirun(2, TRAIN, *TWO, '--data', path, '--out', tmp_path / 'out', status=None)
     assert done.stderr.count('error: data file not found: %s\n' % path) == 1
