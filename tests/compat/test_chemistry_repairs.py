@@ -31,7 +31,17 @@ from chainer_chemistry.models.prediction import set_up_predictor  # noqa: E402
 from chainer_chemistry.training.extensions import prc_auc_evaluator, ROCAUCEvaluator  # noqa: E402
 from chainer_chemistry.utils import run_train  # noqa: E402
 
-SMILES = 'CCO c1ccccc1O CC(=O)O CCN(CC)CC C1CCCCC1 CC#N O=C(O)c1ccccc1 CCCl OCC(O)CO'.split()
+SMILES = [
+    'CCO',
+    'c1ccccc1O',
+    'CC(=O)O',
+    'CCN(CC)CC',
+    'C1CCCCC1',
+    'CC#N',
+    'O=C(O)c1ccccc1',
+    'CCCl',
+    'OCC(O)CO',
+]
 SMILES += ['Cc1ccccc1']
 
 

@@ -21,7 +21,15 @@ sys.meta_path.insert(0, HIDE)
 
 # What upstream imports of others; the programs import upstream itself. None of these has imported
 # pkg_resources, setuptools or distutils.
-OTHERS = 'joblib numpy.testing pandas rdkit.Chem.AllChem scipy.sparse sklearn.metrics tqdm'.split()
+OTHERS = [
+    'joblib',
+    'numpy.testing',
+    'pandas',
+    'rdkit.Chem.AllChem',
+    'scipy.sparse',
+    'sklearn.metrics',
+    'tqdm',
+]
 
 
 @pytest.fixture(scope='module')

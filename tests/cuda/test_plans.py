@@ -233,8 +233,13 @@ def test_two_steps_only_where_a_segment_may_be_long():
 @pytest.mark.parametrize(
     'n_rows, n_segments, n_vectors, lanes, units',
     [
-        *((128 * 18, 128, 16, 4, 1), (100 * 50, 100, 32, 8, 1), (10**6, 1, 16, 16, 1)),
-        *((10**6, 1, 1, 256, 1), (100, 100, 1, 1, 64), (100, 100, 3, 1, 21), (10**6, 1, 33, 8, 1)),
+        (128 * 18, 128, 16, 4, 1),
+        (100 * 50, 100, 32, 8, 1),
+        (10**6, 1, 16, 16, 1),
+        (10**6, 1, 1, 256, 1),
+        (100, 100, 1, 1, 64),
+        (100, 100, 3, 1, 21),
+        (10**6, 1, 33, 8, 1),
     ],
 )
 def test_segment_lanes(n_rows, n_segments, n_vectors, lanes, units):
@@ -253,8 +258,15 @@ def test_fewer_loads_in_flight_in_large_blocks():
 @pytest.mark.parametrize(
     'n_graphs, max_cols, max_nnz, warps',
     [
-        *((128, 30, 70, 1), (1, 0, 0, 1), (3, 50, 150, 2), (1, 1000, 3000, 8), (1, 4000, 8000, 1)),
-        *((1, 4001, 8032, None), (1, 0, 12033, None), (0, 0, 0, None), (1, 100, 6000, 32)),
+        (128, 30, 70, 1),
+        (1, 0, 0, 1),
+        (3, 50, 150, 2),
+        (1, 1000, 3000, 8),
+        (1, 4000, 8000, 1),
+        (1, 4001, 8032, None),
+        (1, 0, 12033, None),
+        (0, 0, 0, None),
+        (1, 100, 6000, 32),
     ],
 )
 def test_transpose_launch(n_graphs, max_cols, max_nnz, warps):

@@ -203,8 +203,13 @@ KERNELS = {
         [
             fused_update.defines(numpy.dtype(dtype), rule)[1:]
             for rule in (
-                *('NONE', 'ADAM', 'SGD', 'MOMENTUM_SGD'),
-                *('RMSPROP', 'RMSPROP_EPS_INSIDE', 'AMSGRAD'),
+                'NONE',
+                'ADAM',
+                'SGD',
+                'MOMENTUM_SGD',
+                'RMSPROP',
+                'RMSPROP_EPS_INSIDE',
+                'AMSGRAD',
             )
             for dtype in 'fd'
         ],
@@ -214,9 +219,12 @@ KERNELS = {
     'flat_gradients': Kernel(
         (use.packed, use.averaged, use.zeroed, use.exchanged),
         [
-            *(flat_gradient(True, 'f', 'f', 0), flat_gradient(False, 'f', 'f', 0)),
-            *(flat_gradient(True, 'e', 'd', 0), flat_gradient(False, 'd', 'f', 0)),
-            *(flat_gradient(True, 'd', 'e', 8), flat_gradient(True, 'e', 'd', 2)),
+            flat_gradient(True, 'f', 'f', 0),
+            flat_gradient(False, 'f', 'f', 0),
+            flat_gradient(True, 'e', 'd', 0),
+            flat_gradient(False, 'd', 'f', 0),
+            flat_gradient(True, 'd', 'e', 8),
+            flat_gradient(True, 'e', 'd', 2),
             flat_gradient(True, 'f', 'f', 8),
         ],
         widest=1,

@@ -87,7 +87,7 @@ def test_node(device, monkeypatch):
 
     def outcome(adj, given):
         node = DegreeLinearSigmoid(adj)
-        (*inputs, gy) = given
+        *inputs, gy = given
         y = node._output(inputs)
         wanted = range(len(inputs))
         gradients = node._gradients(inputs, gy, wanted)

@@ -110,8 +110,13 @@ ACTIVE, INACTIVE = hooks.GradientClipping(1.5), hooks.GradientClipping(1e4)
 @pytest.mark.parametrize(
     'add_hooks',
     [
-        *(ELEMENTWISE, ELEMENTWISE[::-1], (ACTIVE,), (INACTIVE,), (*ELEMENTWISE, ACTIVE)),
-        *((ACTIVE, *ELEMENTWISE), (*ELEMENTWISE[:2], ACTIVE, ELEMENTWISE[2])),
+        ELEMENTWISE,
+        ELEMENTWISE[::-1],
+        (ACTIVE,),
+        (INACTIVE,),
+        (*ELEMENTWISE, ACTIVE),
+        (ACTIVE, *ELEMENTWISE),
+        (*ELEMENTWISE[:2], ACTIVE, ELEMENTWISE[2]),
         (*ELEMENTWISE, INACTIVE),
         (ELEMENTWISE[0], ACTIVE, ELEMENTWISE[1], hooks.GradientClipping(0.5), ELEMENTWISE[2]),
     ],

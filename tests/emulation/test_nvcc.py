@@ -62,7 +62,10 @@ def cases():
                     is_first = architecture == 'sm_90' and i in (2, 8)
                     yield slow_unless(
                         is_first and kernel.is_close_to_a_spill,
-                        *(name, architecture, dtype, defines),
+                        name,
+                        architecture,
+                        dtype,
+                        defines,
                         id='%s-%s-%d' % (name, architecture, i),
                     )
 

@@ -34,9 +34,12 @@ MOST = 1e-3  # seconds that a rank is late, at most
 READ = ('Sum total = 0;', 'STORAGE value = x[i];')
 HEADER = '#include <sched.h>'
 SLOW = (
-    *(HEADER, HEADER + '\n#include <unistd.h>'),
-    *(READ[0], 'if (rank && threadIdx.x == 0) usleep(20000); ' + READ[0]),
-    *(READ[1], 'if (rank && threadIdx.x == 0 && r == 0) usleep(5000); ' + READ[1]),
+    HEADER,
+    HEADER + '\n#include <unistd.h>',
+    READ[0],
+    'if (rank && threadIdx.x == 0) usleep(20000); ' + READ[0],
+    READ[1],
+    'if (rank && threadIdx.x == 0 && r == 0) usleep(5000); ' + READ[1],
 )
 
 

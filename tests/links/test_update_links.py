@@ -25,7 +25,8 @@ LINKS = [
     *(
         ('GGNNUpdate', 'relations', (n,), options)
         for n, options in (
-            *((None, {}), (6, {'hidden_channels': 6})),
+            (None, {}),
+            (6, {'hidden_channels': 6}),
             (6, {'hidden_channels': 4, 'out_channels': 6}),
         )
     ),
@@ -33,8 +34,11 @@ LINKS = [
         ('GINUpdate', 'counted', (n,), {'dropout_ratio': 0.0, **options})
         for n in (None, 6)
         for options in (
-            *({}, {'out_channels': 3}, {'dropout_ratio': -1.0}),
-            *({'n_layers': 1}, {'n_layers': 4, 'hidden_channels': 5}),
+            {},
+            {'out_channels': 3},
+            {'dropout_ratio': -1.0},
+            {'n_layers': 1},
+            {'n_layers': 4, 'hidden_channels': 5},
         )
     ),
     *(
@@ -50,7 +54,9 @@ LINKS = [
     ),
     *(
         (
-            *('RelGATUpdate', 'relations', (n, 4)),
+            'RelGATUpdate',
+            'relations',
+            (n, 4),
             {'n_heads': n_heads, 'softmax_mode': mode, 'concat_heads': concat_heads},
         )
         for n, n_heads in ((None, 3), (6, 1), (6, 2))
@@ -310,8 +316,10 @@ relgat, rsgcn, film = (
         *(
             (make, (2, 5), 3, ValueError, 'adj: expected %d relations, .* got .* 3 relations' % n)
             for make, n in (
-                *((links.GGNNUpdate, 4), (lambda: links.RelGCNUpdate(5, 4), 4)),
-                *((relgat, 4), (film, 5)),
+                (links.GGNNUpdate, 4),
+                (lambda: links.RelGCNUpdate(5, 4), 4),
+                (relgat, 4),
+                (film, 5),
             )
         ),
         *(

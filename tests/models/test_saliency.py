@@ -97,7 +97,10 @@ def assert_as_alone(found, expected):
     [
         slow_unless(
             name == 'GGNN' or (kind is GradientCalculator and layout == 'folded'),
-            *(name, kind, options, layout),
+            name,
+            kind,
+            options,
+            layout,
             id='%s, %s, %s' % (name, kind.__name__, layout),
         )
         for name in parity.DEFAULTS

@@ -172,7 +172,7 @@ def test_node(gpu, monkeypatch):
 
     def outcome(given):
         node = LinearSoftmax([3, 2])
-        (*inputs, gy) = given
+        *inputs, gy = given
         return [node._output(inputs), *node._gradients(inputs, gy, range(5))]
 
     wanted = outcome(given)

@@ -326,7 +326,8 @@ SMALL = BatchedCSR.from_matrices([numpy.array([[2.0, 1.0], [0.0, 1.0]], 'f'), on
         ),
         (
             {'adj': BatchedCSR.from_matrices([ones(2, 2)] * 2, 'padded'), 'x': ones(4, 1, 2)},
-            *(ValueError, r'x: expected shape \(4, n_B\) or \(2, 2, n_B\) .* got \(4, 1, 2\)'),
+            ValueError,
+            r'x: expected shape \(4, n_B\) or \(2, 2, n_B\) .* got \(4, 1, 2\)',
         ),
         *(
             ({'algorithm': name}, ValueError, "^algorithm on a CPU: .*'auto'.*%s" % name)

@@ -26,7 +26,7 @@ def arrays(widths, with_bias, dtype='float64', n_rows=N):
 
 def apply(n_parts, activation, *inputs):
     parts = inputs[:n_parts]
-    (W_gate, W_value, *biases) = inputs[n_parts:]
+    W_gate, W_value, *biases = inputs[n_parts:]
     b_gate, b_value = biases or (None, None)
     return gated_linear(parts, (W_gate, b_gate), (W_value, b_value), activation)
 

@@ -154,7 +154,7 @@ def test_host_and_its_gradients(n_relations, loop, widths, n_left_out):
     """A third relation without entries, nodes without any, entries that name one place twice."""
     rng = numpy.random.RandomState(0)
     n = 9
-    (n_in, n_out) = widths
+    n_in, n_out = widths
     A = rng.rand(n_relations, n, n) * (rng.rand(n_relations, n, n) < 0.3)
     A[2:3] = 0
     A[:, 4] = A[:, :, 5] = 0

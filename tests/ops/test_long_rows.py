@@ -297,7 +297,10 @@ def test_bounds_in_data_sets_and_captured_batches(monkeypatch):
     molecules = DeviceMolecules(to_sparse(examples).molecules, chainer.get_device('@numpy'))
     assert molecules.longest.tolist() == [3, 150, 20, 300]
     for index, bound, in_buffers in (
-        *(([0, 2], 20, LONG_ROW), ([0, 1], 150, 256), ([3, 0], 300, 512), ([1, 1], 150, 256)),
+        ([0, 2], 20, LONG_ROW),
+        ([0, 1], 150, 256),
+        ([3, 0], 300, 512),
+        ([1, 1], 150, 256),
     ):
         index = numpy.array(index)
         on_host, there = (of.batch(index, 'packed') for of in (molecules.host, molecules))

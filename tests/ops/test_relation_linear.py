@@ -41,7 +41,7 @@ def order(request, monkeypatch):
 
 def parameters(adj, xp, dtype, widths, parts):
     rng = numpy.random.RandomState(0)
-    (n_in, n_out) = widths
+    n_in, n_out = widths
     W = (n_out * adj.n_relations, n_in)
     W_self = (n_out, n_in)
     shapes = {'x': (adj.n_rows, n_in), 'W': W, 'b': W[:1], 'W_self': W_self, 'b_self': W_self[:1]}
@@ -97,8 +97,8 @@ def test_padded_features_of_three_dimensions(xp, order):
     expected = truth(adj, **given).reshape(adj.n_graphs, adj.max_rows, 4)
     x, function = given['x'], lambda x: relation_linear(adj, **dict(given, x=x))
     x = x.reshape(adj.n_graphs, adj.max_rows, 5)
-    (y, gx) = outcome(function, [x])
-    (_, gflat) = outcome(function, [given['x']])
+    y, gx = outcome(function, [x])
+    _, gflat = outcome(function, [given['x']])
     assert_close(y, expected, 'float64')
     assert_same_outcome([gx], [gflat.reshape(x.shape)], 'd', 1e-12)
 

@@ -10,7 +10,9 @@ from chainer.backends import cuda
 from chainer_bspmm import BatchedCOO, BatchedCSR
 from tests.support import assert_same_arrays, BATCHES, batch_on, coo_batch_on, device_of, shuffled
 
-INTEGERS = tuple('n_graphs n_rows n_cols nnz n_relations max_rows max_cols max_nnz'.split())
+INTEGERS = tuple(
+    ['n_graphs', 'n_rows', 'n_cols', 'nnz', 'n_relations', 'max_rows', 'max_cols', 'max_nnz']
+)
 INTEGERS += 'layout', 'max_atom_id'
 ARRAYS = ('ids', 'row_offsets', 'col_offsets', 'entry_offsets', 'data')
 

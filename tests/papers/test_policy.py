@@ -20,9 +20,13 @@ def test_subwarp():
 @pytest.mark.parametrize(
     'n_channels, itemsize, partitions, width, shared_bytes',
     [
-        *((2048, 4, 1, 2048, 32768), (2049, 4, 2, 1025, 16400), (4096, 4, 2, 2048, 32768)),
-        *((4097, 4, 4, 1025, 16400), (2049, 2, 2, 1025, 16400)),
-        *((1024, 8, 1, 1024, 32768), (1025, 8, 2, 513, 16416)),
+        (2048, 4, 1, 2048, 32768),
+        (2049, 4, 2, 1025, 16400),
+        (4096, 4, 2, 2048, 32768),
+        (4097, 4, 4, 1025, 16400),
+        (2049, 2, 2, 1025, 16400),
+        (1024, 8, 1, 1024, 32768),
+        (1025, 8, 2, 513, 16416),
     ],
 )
 def test_swa_partitions_about_the_budget(n_channels, itemsize, partitions, width, shared_bytes):
@@ -121,9 +125,14 @@ def test_sources_load_as_many_entries_as_the_policy_assumes():
     'max_rows, n_channels, itemsize, expected',
     [
         # 32 KB hold 8192 floats; the last is figure 6b
-        *((8192, 1, 4, 'st_shared'), (8192, 2, 4, 'st_blocked'), (8193, 1, 4, 'st_global')),
-        *((4096, 1, 8, 'st_shared'), (4096, 2, 8, 'st_blocked'), (4097, 1, 8, 'st_global')),
-        *((0, 64, 4, 'st_shared'), (50, 512, 4, 'st_blocked')),
+        (8192, 1, 4, 'st_shared'),
+        (8192, 2, 4, 'st_blocked'),
+        (8193, 1, 4, 'st_global'),
+        (4096, 1, 8, 'st_shared'),
+        (4096, 2, 8, 'st_blocked'),
+        (4097, 1, 8, 'st_global'),
+        (0, 64, 4, 'st_shared'),
+        (50, 512, 4, 'st_blocked'),
     ],
 )
 def test_st_algorithm(max_rows, n_channels, itemsize, expected):
@@ -135,8 +144,12 @@ def test_st_algorithm(max_rows, n_channels, itemsize, expected):
     [
         # The paper's example: the largest matrix of the batch needs two parts, so all have two.
         (256, 64, 4, 2, 32),
-        *((256, 1024, 4, 32, 32), (8192, 5, 4, 5, 1), (100, 129, 4, 2, 65)),
-        *((100, 129, 8, 4, 33), (1, 1, 4, 1, 1), (5, 7, 4, 2, 4)),
+        (256, 1024, 4, 32, 32),
+        (8192, 5, 4, 5, 1),
+        (100, 129, 4, 2, 65),
+        (100, 129, 8, 4, 33),
+        (1, 1, 4, 1, 1),
+        (5, 7, 4, 2, 4),
     ],
 )
 def test_st_partition(max_rows, n_channels, itemsize, n_partitions, n_columns):

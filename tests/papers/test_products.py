@@ -379,7 +379,9 @@ def test_gradients_of_the_sampled_product(xp):
         (sell, {'x': (4, 2)}, ValueError, r'x: .* \(3, n_B\) to go with <BatchedSELL.* \(4, 2\)'),
         (sell, {'x': numpy.ones((3, 2))}, TypeError, 'x: expected float32 as the values of adj'),
         (
-            *(sell, {'data': (2,)}, ValueError),
+            sell,
+            {'data': (2,)},
+            ValueError,
             'data: expected None, because a BatchedSELL .*; edge values go with a BatchedCSR',
         ),
         (sell, {'residual': (3, 1)}, ValueError, r'residual: expected shape \(3, 2\)'),

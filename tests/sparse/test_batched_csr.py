@@ -349,7 +349,8 @@ def ones(*shape):
         ([ones(2, 2), ones(1, 2, 2)], ValueError, r'matrices\[1\]: .* got \(1, 2, 2\)'),
         (
             [ones(2, 2, 2), ones(3, 2, 2)],
-            *(ValueError, r'matrices\[1\]: expected shape \(2, n, n\) as in .* got \(3, 2, 2\)'),
+            ValueError,
+            r'matrices\[1\]: expected shape \(2, n, n\) as in .* got \(3, 2, 2\)',
         ),
         ([ones(2)], ValueError, r'matrices\[0\]: .* got \(2,\)'),
         ([ones(0, 2, 2)], ValueError, 'at least one relation'),
@@ -359,7 +360,8 @@ def ones(*shape):
         ([scipy.sparse.csr_matrix((2, 3))], ValueError, r'matrices\[0\]: expected square'),
         (
             [[scipy.sparse.eye(2)], [scipy.sparse.eye(2)] * 2],
-            *(ValueError, r'matrices\[1\]: expected 1 relations as in matrices\[0\], got 2'),
+            ValueError,
+            r'matrices\[1\]: expected 1 relations as in matrices\[0\], got 2',
         ),
     ],
 )

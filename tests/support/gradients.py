@@ -10,8 +10,13 @@ from tests.support import relative_error
 
 # Batches of tests.support that have something to break in a backward pass.
 GRADIENT_BATCHES = [
-    *('empty graphs first, between, last', 'symmetric', 'symmetric ones', 'four relations'),
-    *('duplicates, unsorted', 'rectangular', 'no entries'),
+    'empty graphs first, between, last',
+    'symmetric',
+    'symmetric ones',
+    'four relations',
+    'duplicates, unsorted',
+    'rectangular',
+    'no entries',
 ]
 
 

@@ -244,7 +244,9 @@ def _wrapper_cases():
     for kind, label, column, given in (
         (GWMGraphConvModel, 'RelGCN, scaled', 'super', scaled),
         (
-            *(GWMGraphConvModel, 'super node of its own width, two heads, summed', 'super'),
+            GWMGraphConvModel,
+            'super node of its own width, two heads, summed',
+            'super',
             dict(update_layer=GGNNUpdate, **of_own_width),
         ),
         (CWLEGraphConvModel, 'labels of their own width', 'labels', labels),
@@ -289,7 +291,10 @@ DEFAULTS = {case.model: case for case in reversed(CASES)}
 # Options that Chainer Chemistry's constructors take and its forward passes fail with.
 CRASHES = (
     new_case(
-        *('GIN', 'out_channels other than hidden_channels', models.GIN, 'counted'),
+        'GIN',
+        'out_channels other than hidden_channels',
+        models.GIN,
+        'counted',
         **{'out_dim': 3, 'out_channels': 5},
     ),
     *(

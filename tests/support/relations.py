@@ -10,11 +10,13 @@ UNSORTED = {
     name: BatchedCSR(*map(numpy.array, arrays), **options)
     for name, arrays, options in (
         (
-            *('unsorted relations', ([0, 4, 5, 7, 8], [5, 0, 3, 2, 1, 4, 1, 7], [0, 3, 4])),
+            'unsorted relations',
+            ([0, 4, 5, 7, 8], [5, 0, 3, 2, 1, 4, 1, 7], [0, 3, 4]),
             {'n_relations': 2},
         ),
         (
-            *('unsorted values', ([0, 4, 5, 7], [4, 0, 5, 4, 2, 7, 6], [0, 2, 3])),
+            'unsorted values',
+            ([0, 4, 5, 7], [4, 0, 5, 4, 2, 7, 6], [0, 2, 3]),
             {'n_relations': 3, 'data': numpy.linspace(-1, 2, 7)},
         ),
     )

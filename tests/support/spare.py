@@ -30,7 +30,7 @@ def with_spare(adj, spare_rows, spare_nnz, xp=numpy):
     fill_buffers(buffers, numpy.zeros(adj.n_rows, 'i'), adj, [])
     arrays = {name: getattr(buffers, name) for name in (*INTEGERS, *OPTIONAL)}
     arrays = {n: None if array is None else xp.asarray(array) for n, array in arrays.items()}
-    same = 'layout padded_to n_relations is_symmetric longest'.split()
+    same = ['layout', 'padded_to', 'n_relations', 'is_symmetric', 'longest']
     options = {name: getattr(adj, name) for name in same}
     options.update(max_rows=adj.max_rows + 3, max_nnz=adj.max_nnz + 2, max_atom_id=9)
     return BatchedCSR.in_buffers(**options, **arrays)
