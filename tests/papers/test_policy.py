@@ -99,8 +99,11 @@ def test_sell_launch_covers_everything_once(n_slices, rows, n_vectors, width):
     assert defines['VECTOR'] == width
 
 
-def test_sell_launch_stays_within_32_bits_and_the_grid():
+def test_sell_launch_stays_within_the_grid():
     assert policy.sell_launch(2**20, 1024, 2**31 - 1, 1).grid[1] <= 65535
+
+
+def test_threads_of_a_sell_launch_are_numbered_in_32_bits():
     assert policy.sell_launch(2**27 - 4, 32, 1, 1).grid[0] * BLOCK < 2**32
     with pytest.raises(ValueError, match=r'adj: .* fewer than 2\*\*32 .* slices of 32; .*size'):
         policy.sell_launch(2**27, 32, 1, 1)
@@ -124,7 +127,7 @@ def test_sources_load_as_many_entries_as_the_policy_assumes():
 @pytest.mark.parametrize(
     'max_rows, n_channels, itemsize, expected',
     [
-        # 32 KB hold 8192 floats; the last is figure 6b
+        # 32 KB hold 8192 floats
         (8192, 1, 4, 'st_shared'),
         (8192, 2, 4, 'st_blocked'),
         (8193, 1, 4, 'st_global'),
@@ -132,7 +135,7 @@ def test_sources_load_as_many_entries_as_the_policy_assumes():
         (4096, 2, 8, 'st_blocked'),
         (4097, 1, 8, 'st_global'),
         (0, 64, 4, 'st_shared'),
-        (50, 512, 4, 'st_blocked'),
+        (50, 512, 4, 'st_blocked'),  # figure 6b
     ],
 )
 def test_st_algorithm(max_rows, n_channels, itemsize, expected):
