@@ -177,12 +177,13 @@ def test_what_no_kernel_does(gpu):
 
 
 def test_only_what_is_wanted(gpu, monkeypatch):
-    parts = []
+    summed = []
 
-    def noted(partials, given):
-        return parts.append(given) or given
+    def note(partials, parts):
+        summed.append(parts)
+        return parts
 
-    monkeypatch.setattr('chainer_bspmm.ops.gates.launches.sum_partials', noted)
+    monkeypatch.setattr('chainer_bspmm.ops.gates.launches.sum_partials', note)
     gy, x, message, _, pairs = arrays(9, (4, 4, 4), False)
     gy, x, message = map(gpu.put, (gy, x, message))
     given = [tuple(gpu.put(array) for array in pair) for pair in pairs]
@@ -195,4 +196,4 @@ def test_only_what_is_wanted(gpu, monkeypatch):
         *_, found = gated_step_backward(x, message, None, given, kept, gy, True, dtypes)
         assert [gradient is None for gradient in found] == [dtype is None for dtype in dtypes]
         assert gpu.names == {'gated_step'} | launched
-    assert [[shape for _, shape, _ in part] for part in parts] == [[(4,), (4, 8)]]
+    assert [[shape for _, shape, _ in parts] for parts in summed] == [[(4,), (4, 8)]]
