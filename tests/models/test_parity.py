@@ -104,8 +104,9 @@ def test_parity(device, case):
 def test_batch_norm(device, layout, sizes, readout, train):
     """Packed where both see the same rows; running statistics as well, after three batches."""
     case = parity.DEFAULTS['RSGCN']._replace(sizes=sizes)
-    options = dict(use_batch_norm=True, dropout_ratio=0.0, readout=GeneralReadout(readout))
-    make = functools.partial(dense.RSGCN, 3, **options)
+    make = functools.partial(
+        dense.RSGCN, 3, use_batch_norm=True, dropout_ratio=0.0, readout=GeneralReadout(readout)
+    )
     examples = parity.examples_of(case)
     model = parity.initialised(make, examples)
     converter = CSRConverter(layout)

@@ -146,9 +146,13 @@ NO_PLACE = "layout: expected one of 'packed', 'padded', got 'folded'"
 
 
 def test_raw_arrays_have_no_place_for_weights():
-    indptr, indices, row_offsets = numpy.array([0, 0]), numpy.array([], 'i'), numpy.array([0, 1])
     with pytest.raises(ValueError, match=NO_PLACE):
-        BatchedCSR(indptr, indices, row_offsets, layout='folded')
+        BatchedCSR(
+            indptr=numpy.array([0, 0]),
+            indices=numpy.array([], 'i'),
+            row_offsets=numpy.array([0, 1]),
+            layout='folded',
+        )
 
 
 def test_a_dense_batch_has_no_place_for_weights():
