@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import chainer
 from chainer.backends import cuda
 
@@ -130,13 +132,19 @@ class Driver:
     def _make(self, batch, capacity, counter):
         """Return a new program."""
         program = Program(self.session, self._work(batch), batch, capacity)
+        program.rehearse(batch, counter)
         if not self.programs:  # the kernels of others are mostly the same
-            program.rehearse(batch, counter)
             program.compile_kernels(batch)
+        self._try_out(program, batch)
         return program
 
+    def _try_out(self, program, batch):
+        """Try a program out now, if that is worth the time before the form comes again."""
+        with self.session.capturer.ordered(), contextlib.suppress(ParameterMissing):
+            program.try_out(batch)
+
     def _capture(self, program, batch, counter):
-        """Try a program out on a batch, and capture it."""
+        """Capture a program, tried out on a batch if it was not before."""
         program.rehearse(batch, counter)
         with self.session.capturer.ordered():
             program.try_out(batch)

@@ -109,8 +109,6 @@ class TrainingDriver(Driver):
             update.prepare()
             if not self.do_all_capture:
                 # A capture that fails later would leave the other ranks waiting for this one.
-                program.rehearse(batch, counter)
-                program.try_out(batch)
                 program.capture_alone()
             elif update.gradients.peers is not self.peers:
                 raise CannotCapture('parameters have other sizes or dtypes than in the first step')
