@@ -3,7 +3,7 @@
 import numpy
 import pytest
 
-from chainer_bspmm.training import state  # first: it repairs Chainer
+from chainer_bspmm.training import snapshot  # first: it repairs Chainer
 import chainer
 from chainer import optimizers
 
