@@ -160,7 +160,8 @@ def test_what_a_run_assigned_can_be_assigned_again(taken):
         changes = before.changes()
     for apply, new in changes:
         apply(new)
-    assert owner.number == 10 and owner.calls == [1, 2] and owner.table.rows == {'a': 1, 'b': 2}
+    assert next(owner.batches) == 10 and owner.number == 10
+    assert owner.calls == [1, 2] and owner.table.rows == {'a': 1, 'b': 2}
     assert owner.new is owner.W.array and owner.W.grad is gradient
     assert not owner.sums.any() and not owner.W.array.any()
 
