@@ -20,14 +20,12 @@ import pytest
 
 import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 import chainer
-from chainer import functions, link_hooks, links, optimizer_hooks, optimizers
+from chainer import functions, links, optimizer_hooks, optimizers
 from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
-from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.training import GraphUpdater, StepDiffers
-from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.program import Program
 from tests.support import assert_close_arrays
 from tests.support.training import assert_same_bits, assert_same_training, BATCH, counting, HOST
@@ -39,51 +37,9 @@ from tests.training.host_graphs import eager_causes, read_at_capture
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 
-FACTOR = 1.0
-loss = 0.0  # a global of the same name as an attribute that functions below read
-
 
 def on_host(array):
     return chainer.backends.cuda.to_cpu(getattr(array, 'array', array))
-
-
-def names_a_global(*args):
-    return sum([FACTOR * i for i in range(len(args))])  # in a function within
-
-
-class Loss:
-    """A loss with a weight, in the ways in which it can be written."""
-
-    def __init__(self, model):
-        self.model = model
-        self.weight = 1.0
-
-    def __call__(self, *args):
-        return self.model(*args) * self.weight
-
-    def method(self, *args):
-        return self.model(*args) * self.weight
-
-
-class Named(chainer.Chain):
-    """A chain whose forward names a global."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.linear = links.Linear(2, 2)
-
-    def forward(self, x):
-        return self.linear(x) * FACTOR
-
-
-class Calling(chainer.Chain):
-    def __call__(self, x):
-        return x * FACTOR
-
-
-def rule_of(model):
-    return model.predictor.inner.embed.W.update_rule
 
 
 def put(path, value):
@@ -101,7 +57,6 @@ def of_embedding(change):
     return lambda model, optimizer: change(model.predictor.inner.embed.W)
 
 
-HOW = {'forward': Named, '__call__': Calling, 'function': lambda: links.Linear(2, 2)}
 DECAY = optimizer_hooks.WeightDecay(0.1)
 W = 'predictor.inner.embed.W.'
 NUMBER = type('Number', (int,), {})
@@ -140,15 +95,6 @@ def changing_model():
     return without_dropout(small_model(removed=1))
 
 
-def guarded():
-    """Return a model, its optimizer, and guards of both."""
-    model = changing_model()
-    optimizer = optimizers.MomentumSGD().setup(model)
-    for param in model.params(include_uninit=False):
-        param.update_rule._init_states(param)
-    return model, optimizer, Guards(model, model, optimizer)
-
-
 def test_a_training_with_every_change(device, graphs, no_causes, configured):
     """One after the other: each is captured, and as a StandardUpdater trains."""
     changes = [*CHANGES.values()]
@@ -172,165 +118,6 @@ def test_a_training_with_every_change(device, graphs, no_causes, configured):
     assert len(keys) == len(changes) + 1
     for name, before, after in zip(CHANGES, keys, keys[1:]):
         assert after != before and isinstance(after.change(before), str), name
-
-
-def test_what_changes_back_is_the_same():
-    model, _, guards = guarded()
-    with chainer.using_config('noise', 0.0):
-        before = guards.key()
-        model.predictor.counter = 1
-        changed = guards.key()
-        assert changed.change(before) == 'the attribute counter of predictor'
-        model.predictor.counter = 0
-        assert guards.key() == before != changed and hash(guards.key()) == hash(before)
-        with chainer.using_config('noise', 0.5):
-            assert guards.key().change(before) == 'the attribute noise of chainer.config'
-        assert guards.key() == before
-
-
-def test_states_in_a_new_dict():
-    """Its arrays are watched, not those of the dict that was there when the guards were made."""
-    model, _, guards = guarded()
-    before = guards.key()
-    rule = rule_of(model)
-    rule._state = dict(rule._state)
-    assert guards.key() is before
-    rule._state['v'] = rule._state['v'].copy()
-    assert guards.key() != before
-
-
-def test_hyperparameters_in_a_new_object():
-    """Numbers may change at every step, so the key is equal; but the update looks again."""
-    model, optimizer, guards = guarded()
-    before = guards.key()
-    rule = rule_of(model)
-    rule.hyperparam = chainer.optimizer.Hyperparameter(optimizer.hyperparam)
-    after = guards.key()
-    assert after == before and after is not before
-    rule.hyperparam.lr = 0.5
-    assert guards.key() is after
-
-
-def test_closures():
-    """Of the loss, of a part of it, and of a function that a link has; objects with a loss."""
-    factor = 1.0
-    model = small_model()
-    around = small_model(lossfun=lambda x, t: factor)
-
-    def loss_func(*args):
-        return factor * model(*args)
-
-    for function in (loss_func, functools.partial(loss_func, 1)):
-        guards = Guards(chainer.Chain(), function)
-        of_link = Guards(around, around)
-        assert [type(link).__name__ for link in list(guards.reach.links.values())[1:3]] == [
-            'Regressor',
-            'Row',
-        ]
-        before = guards.key(), of_link.key()
-        factor = factor + 1.0
-        assert 'factor that loss_func reads' in guards.key().change(before[0])
-        assert of_link.key() != before[1]
-    own = Loss(model)
-    for function in (own, own.method, functools.partial(own)):
-        guards = Guards(model, function)
-        before = guards.key()
-        own.weight += 1.0
-        assert guards.key().change(before) == 'the attribute weight of Loss'
-
-
-@pytest.mark.parametrize('make', HOW.values(), ids=HOW)
-def test_globals(monkeypatch, make):
-    model = make()
-    guards = Guards(model, names_a_global if type(model) is links.Linear else model)
-    before = guards.key()
-    monkeypatch.setitem(globals(), 'FACTOR', 2.0)
-    after = guards.key()
-    assert after != before and 'FACTOR' in after.change(before)
-
-
-def test_links_around_a_function():
-    """However the function refers to them, their parameters are watched."""
-    teacher = links.Linear(2, 2)
-    holder = links.Linear(2, 2)
-    holder.teacher = teacher
-
-    class Distilled:
-        def __init__(self):
-            self.teacher = teacher
-
-        def __call__(self, x):
-            return self.teacher(x)
-
-    one, other = links.Linear(2, 2), links.Linear(2, 2)
-    for target, function in ((one, lambda x: teacher(x)), (other, Distilled()), (holder, holder)):
-        guards = Guards(target, function)
-        before = guards.key()
-        assert list(guards.reach.links.values()) == [target, teacher]
-        assert set(map(id, guards.other_params)) == {id(teacher.W), id(teacher.b)}
-        teacher.W.array = teacher.W.array.copy()
-        assert guards.key() != before
-
-
-def test_what_is_not_watched(monkeypatch):
-    """What every step replaces, and what is left to the checks of replays: a short list."""
-    model, _, guards = guarded()
-    settings = types.SimpleNamespace(factor=1.0)
-    numbers = {'factor': 1.0}
-    own = Guards(model, lambda x: model(x) * settings.factor * numbers['factor'] * model.loss)
-    model.loss = chainer.Variable(numpy.zeros(1))
-    model.cache = {}
-    model.seen = []
-    before = guards.key(), own.key()
-    settings.factor = numbers['factor'] = 2.0
-    monkeypatch.setitem(globals(), 'loss', 1.0)  # functions read the attribute of this name
-    model.loss = chainer.Variable(numpy.ones(1))
-    model.cache = {1: 2}
-    model.seen = [3]
-    assert guards.key() is before[0] and own.key() is before[1]
-
-
-def test_hooks_that_have_to_see_every_call():
-    model, _, guards = guarded()
-
-    def named():
-        guards.key()
-        return guards.blocking_hook() or ''
-
-    assert not named()
-    with chainer.using_config('debug', True):
-        assert 'debug mode' in named()
-    for hook in (chainer.function_hooks.TimerHook(), link_hooks.TimerHook()):
-        with hook:
-            assert 'TimerHook' in named()
-    embed = model.predictor.inner.embed
-    for _ in range(2):
-        embed.add_hook(link_hooks.TimerHook(), 'mine')
-        assert 'the hook mine has to see every call' == named()
-        embed.delete_hook('mine')
-        assert not named()
-
-
-KNOWN = Regressor(links.Linear(3, 2), functions.mean_squared_error, {'mae': functions.sum})
-
-
-@pytest.mark.parametrize(
-    'model, loss_func, expected',
-    [
-        (KNOWN, None, False),
-        (KNOWN, KNOWN.__call__, False),
-        (Regressor(links.Linear(3, 2), names_a_global), None, True),
-        (Regressor(links.Linear(3, 2), functools.partial(functions.sum)), None, True),
-        (Regressor(links.Linear(3, 2), functions.sum, {'own': names_a_global}), None, True),
-        (Regressor(Named(), functions.sum), None, True),
-        (KNOWN, lambda *args: KNOWN(*args), True),
-        (KNOWN, functools.partial(KNOWN), True),
-        (KNOWN, Loss(KNOWN), True),
-        (KNOWN, Loss(KNOWN).method, True),
-    ],
-)
-def test_code_of_a_user(model, loss_func, expected):
-    assert Guards(model, loss_func or model).has_user_code is expected
 
 
 def test_a_program_keeps_what_its_key_names_by_id(device, graphs):
