@@ -12,8 +12,8 @@ from chainer.training import extensions, StandardUpdater
 from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.dataset import SparseDataset, to_sparse
+from chainer_bspmm.dataset.selection import Selection
 from chainer_bspmm.dataset.sparse_dataset import selection
-from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.multi_node import faults, PartIterator
 from chainer_bspmm.multi_node.epochs import _check_epochs
 from chainer_bspmm.multi_node.evaluators import create_multi_node_evaluator

@@ -17,7 +17,7 @@ from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import device_dataset, DeviceDataset, SparseDataset, to_sparse
 from chainer_bspmm.dataset.batch_form import needs
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
-from chainer_bspmm.dataset.sparse_example import locate, Selection
+from chainer_bspmm.dataset.selection import locate, Selection
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training import batches, captured_predict, GraphUpdater
 from chainer_bspmm.training.batches import DeviceBatch, Resident

@@ -13,7 +13,7 @@ from chainer.iterators import MultithreadIterator, SerialIterator
 from chainer_chemistry.datasets import NumpyTupleDataset
 
 from chainer_bspmm.dataset import sparse_form, to_sparse
-from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.dataset.selection import Selection
 from chainer_bspmm.training.iterators import Examples
 from chainer_bspmm.training.batches import molecules_of
 from tests.support.data_sets import assert_same_batch
