@@ -72,8 +72,7 @@ def test_kernels_are_compiled_together(device, graphs, name, monkeypatch):
     run(updater, 20)
     assert len(updater._driver.programs) > 1
     if graphs is not None:
-        # Up to the first parameter that is missing; then of the batch, and of that in the buffers.
-        assert graphs[0].n_compiled == 3
+        assert graphs[0].n_compiled == 2
 
 
 def test_reports_keep_their_values(device, graphs, monkeypatch):
