@@ -30,7 +30,6 @@ from chainer import functions, links, optimizer_hooks, optimizers
 from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 
-from chainer_bspmm.cuda import gemm
 from chainer_bspmm.training import GraphUpdater, StepDiffers
 from chainer_bspmm.training.program import Program
 from tests.support import assert_close_arrays
@@ -794,21 +793,6 @@ def test_an_error_of_the_user_s(device, graphs, loss_func, error, cause, message
     ):
         run(updater, 1)
     assert updater.iteration == updater.get_optimizer('main').t == 0
-
-
-def test_no_cublas(device, graphs, monkeypatch):
-    def fails():
-        raise FileNotFoundError('/proc/self/maps')
-
-    monkeypatch.setattr(gemm, 'Blas', fails)
-    updater = make_updater(GraphUpdater, device)
-    message = (
-        'GraphUpdater trains eagerly: no cuBLAS handle could be made with the library that CuPy '
-        "has loaded: FileNotFoundError('/proc/self/maps')"
-    )
-    with pytest.warns(UserWarning, match='^%s$' % re.escape(message)):
-        run(updater, 2)
-    assert updater._driver.session is None
 
 
 def test_parameters_elsewhere(monkeypatch):
