@@ -198,8 +198,16 @@ class Reach:
                 place.restore(values)
 
     @staticmethod
-    def changes(saved):
-        """Return what was done since: functions that do it again, and their argument."""
+    def changes(saved, copied=()):
+        """Return what was done since: functions that do it again, and their argument.
+
+        `copied`: what :meth:`copy_iterators` has returned; the iterators come back first, so that a
+        copy is no change.
+        """
+        originals = {id(copy): iterator for copy, iterator in copied}
+        if originals:
+            for place, _ in saved:
+                place.replace(place.save(), originals)
         new = ((place.apply, place.new(before)) for place, before in saved)
         return [(apply, values) for apply, values in new if values is not None]
 
@@ -214,11 +222,13 @@ class Reach:
             self.restore(saved)
 
     def copy_iterators(self, saved):
-        """Put copies of iterators where they are: a run reads these, and the others come back."""
-        if self._iterators:
-            copies = {key: _copied(iterator) for key, (_, iterator) in self._iterators.items()}
+        """Put copies of iterators where they are, for a run to read; return (copy, iterator)s."""
+        pairs = [(_copied(iterator), iterator) for _, iterator in self._iterators.values()]
+        if pairs:
+            copies = {id(iterator): copy for copy, iterator in pairs}
             for place, values in saved:
                 place.replace(values, copies)
+        return pairs
 
     # Following.
 
