@@ -11,6 +11,7 @@ import itertools
 import pathlib
 import re
 import sys
+import types
 import warnings
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 import chainer
 from chainer.backends import cuda
 
+from tests.support.training import HOST
 from tests.training import host_graphs, user_state
 from tests.training.unusual_scripts import counters, practices, weights
 from tests.training.unusual_scripts.bench import Bench, Script
@@ -101,7 +103,9 @@ def differences(actual: Outcome, expected: Outcome, rounding: float) -> list[str
     if not are_equal(actual.state, expected.state, rounding):
         found.append('the state is %s, not %s' % (actual.state, expected.state))
     if actual.parameters.keys() != expected.parameters.keys():
-        found.append('other parameters: %s' % (actual.parameters.keys() ^ expected.parameters.keys()))
+        found.append(
+            'other parameters: %s' % (actual.parameters.keys() ^ expected.parameters.keys())
+        )
         return found
     for path, value in expected.parameters.items():
         error = numpy.linalg.norm(actual.parameters[path] - value)
@@ -149,13 +153,17 @@ def everything():
 def both(file, name, device, reached=None):
     reached = [] if reached is None else reached
     expected = run(file, name, device, False, reached)
-    assert expected.reports or expected.error
+    assert expected.reports and all(map(is_finite, expected.parameters.values()))
     return FILES[file].SCRIPTS[name], run(file, name, device, True, reached), expected
+
+
+def is_finite(array):
+    return numpy.isfinite(array).all()
 
 
 @pytest.mark.parametrize('file, name', [*everything()])
 def test_on_a_host(file, name):
-    judge(*both(file, name, chainer.get_device('@numpy')), rounding=0)
+    judge(*both(file, name, HOST), rounding=0)
 
 
 @pytest.mark.parametrize('file, name', [*everything()])
@@ -164,7 +172,26 @@ def test_captured_by_stand_ins(file, name, monkeypatch):
     reached: list = []
     host_graphs.stand_in(monkeypatch)
     user_state.freeze_launches(monkeypatch, host_graphs.HostCapturer, reached)
-    judge(*both(file, name, chainer.get_device('@numpy'), reached), rounding=ROUNDING)
+    judge(*both(file, name, HOST, reached), rounding=ROUNDING)
+
+
+def test_stand_ins_are_launched_and_read_what_was_captured(monkeypatch):
+    """Of a script whose step reads one attribute, which is watched; and of one that is not seen."""
+    reached: list = []
+    made = host_graphs.stand_in(monkeypatch)
+    user_state.freeze_launches(monkeypatch, host_graphs.HostCapturer, reached)
+    script, actual, expected = both('weights', 'an_attribute', HOST, reached)
+    judge(script, actual, expected, ROUNDING)
+    assert sum(capturer.n_launches for capturer in made) > 20
+    owner = types.SimpleNamespace(n=1, inner={'counts': [1, itertools.count(3)]})
+    state = user_state.State([owner])
+    owner.n, owner.inner['counts'][0] = 2, 2
+    owner.inner['new'] = next(owner.inner['counts'][1])
+    with state.put_for_a_while():
+        assert owner.n == owner.inner['counts'][0] == 1 and 'new' not in owner.inner
+        assert next(owner.inner['counts'][1]) == 3
+    assert owner.n == owner.inner['counts'][0] == 2 and owner.inner['new'] == 3
+    assert next(owner.inner['counts'][1]) == 4
 
 
 @pytest.mark.gpu

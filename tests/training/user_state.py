@@ -108,7 +108,13 @@ class _Dict(_Place):
 
 
 class _Items(_Place):
-    """Of a list, a deque, a set, a bytearray or an array.array."""
+    """Of a list, a deque, a set or a bytearray."""
+
+    def let_iterators_be_copies(self, value):
+        for i, each in enumerate(value):
+            if type(each) in COPIED:
+                with contextlib.suppress(TypeError):
+                    value[i] = copy.copy(each)
 
     def read(self):
         return list(self.owner)
@@ -118,7 +124,7 @@ class _Items(_Place):
             self.owner.clear()
             add = self.owner.update if isinstance(self.owner, set) else self.owner.extend
             add(value)
-        elif isinstance(self.owner, (list, bytearray)):
+        else:
             self.owner[:] = value
 
 

@@ -66,7 +66,6 @@ class Bench:
 
     Args:
         device (Device): where models are trained.
-        swapped (bool): whether models are swapped and batches sparse; if not, they are upstream's.
     """
 
     def __init__(self, device: chainer.backend.Device):
@@ -92,7 +91,7 @@ class Bench:
             examples.append((atoms, adj + adj.transpose(0, 2, 1), labels))
         return examples
 
-    def predictor(self, n_out: int = N_LABELS, method: str = 'ggnn') -> chainer.Link:
+    def predictor(self, n_out: int = N_LABELS, method: str = 'relgcn') -> chainer.Link:
         """Return a swapped predictor: the first of the two lines."""
         return chainer_bspmm.sparsify(set_up_predictor(method, 8, 1, n_out))
 
@@ -119,7 +118,7 @@ class Bench:
         """Train by a Trainer with pairs of extension and trigger, and a LogReport of each step."""
         with tempfile.TemporaryDirectory() as folder:
             trainer = training.Trainer(updater, until or (n_steps, 'iteration'), out=folder)
-            log = extensions.LogReport(trigger=(1, 'iteration'), filename=None)
+            log = extensions.LogReport(trigger=(1, 'iteration'), log_name=None)  # writes no file
             trainer.extend(log)
             for extension, trigger in extended:
                 trainer.extend(extension, trigger=trigger)

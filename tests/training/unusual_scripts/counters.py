@@ -25,7 +25,15 @@ import chainer
 from chainer import functions as F
 from chainer_chemistry.models.prediction import Regressor
 
-from tests.training.unusual_scripts.bench import at, every, number, script, Script, Squares, Weighted
+from tests.training.unusual_scripts.bench import (
+    at,
+    every,
+    number,
+    script,
+    Script,
+    Squares,
+    Weighted,
+)
 
 SCRIPTS: dict[str, Script] = {}
 
@@ -761,12 +769,12 @@ def a_report_at_times(bench):
 
 
 class Baseline(Squares):
-    """REINFORCE's baseline: the moving average of earlier losses, as an array."""
+    """The moving average of earlier losses, as an array."""
 
     def weighed(self, loss):
-        difference = loss - self.baseline
+        factor = 1 / (1 + self.baseline)
         self.baseline = 0.9 * self.baseline + 0.1 * loss.array
-        return difference**2
+        return loss * factor
 
 
 @script(SCRIPTS, quick=True)
@@ -778,9 +786,9 @@ def a_moving_average_that_the_loss_reads(bench):
 
 class BaselineInDict(Squares):
     def weighed(self, loss):
-        difference = loss - self.memory['baseline']
+        factor = 1 / (1 + self.memory['baseline'])
         self.memory['baseline'] = 0.9 * self.memory['baseline'] + 0.1 * loss.array
-        return difference**2
+        return loss * factor
 
 
 @script(SCRIPTS)
@@ -792,10 +800,10 @@ def a_moving_average_in_a_dict(bench):
 
 class InPlace(Squares):
     def weighed(self, loss):
-        difference = loss - self.baseline.copy()
+        factor = 1 / (1 + self.baseline)
         self.baseline *= 0.9
         self.baseline += 0.1 * loss.array
-        return difference**2
+        return loss * factor
 
 
 @script(SCRIPTS)

@@ -176,9 +176,7 @@ def schedules_of_the_rate(bench):
     optimizer = optimizers.MomentumSGD(RATE)
     shift = extensions.ExponentialShift('lr', 0.5)
     warm = extensions.LinearShift('momentum', (0.5, 0.9), (10, 30))
-    bench.train(
-        regressor(bench), (shift, every(11)), (warm, every(1)), optimizer=optimizer
-    )
+    bench.train(regressor(bench), (shift, every(11)), (warm, every(1)), optimizer=optimizer)
     return {'lr': optimizer.lr, 'momentum': optimizer.momentum}
 
 
@@ -641,10 +639,7 @@ class WithForeignNumber(Squares):
         return loss * self.weight.value
 
 
-@script(
-    SCRIPTS,
-    outside='a replay of the captured step gave another .* than the step run eagerly',
-)
+@script(SCRIPTS, outside='a replay of the captured step gave another .* than the step run eagerly')
 def a_number_of_ctypes(bench):
     model = WithForeignNumber(bench, weight=ctypes.c_double(1.0))
 
@@ -854,9 +849,7 @@ def optimizers_of_two_parts(bench):
     }
     iterator = SerialIterator(bench.molecules(), BATCH)
     model.to_device(bench.device)
-    updater = Both(
-        iterator, given, converter=chainer_bspmm.concat_mols, device=bench.device
-    )
+    updater = Both(iterator, given, converter=chainer_bspmm.concat_mols, device=bench.device)
     bench.models.append(model)
     for _ in range(N_STEPS):
         bench.step(updater, model)

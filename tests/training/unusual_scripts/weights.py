@@ -21,7 +21,15 @@ import chainer
 from chainer import functions as F, optimizers
 from chainer_chemistry.models.prediction import Regressor
 
-from tests.training.unusual_scripts.bench import at, every, number, script, Script, Squares, Weighted
+from tests.training.unusual_scripts.bench import (
+    at,
+    every,
+    number,
+    script,
+    Script,
+    Squares,
+    Weighted,
+)
 
 SCRIPTS: dict[str, Script] = {}
 
@@ -277,10 +285,7 @@ def a_list_in_dicts(bench):
     return nested
 
 
-@script(
-    SCRIPTS,
-    outside='a replay of the captured step gave another .* than the step run eagerly',
-)
+@script(SCRIPTS, outside='a replay of the captured step gave another .* than the step run eagerly')
 def an_environment_variable(bench):
     os.environ['WEIGHT_OF_A_USER'] = '1.0'
     try:
@@ -445,7 +450,9 @@ def the_rate_of_the_optimizer(bench):
     def change(trainer):
         optimizer.lr *= 0.5
 
-    bench.train(Regressor(bench.predictor(), lossfun=lossfun), (change, at(19)), optimizer=optimizer)
+    bench.train(
+        Regressor(bench.predictor(), lossfun=lossfun), (change, at(19)), optimizer=optimizer
+    )
     return {'lr': optimizer.lr}
 
 
