@@ -50,7 +50,7 @@ def examples(n=12, n_relations=4, sizes=(1, 12), labels=None):
     """Return dense molecules; `labels` makes their labels of a generator and a number of atoms."""
     rng = numpy.random.RandomState(0)
     made = []
-    for size in rng.randint(*sizes, n):
+    for size in rng.randint(sizes[0], sizes[1], n):
         adj = (rng.uniform(size=(n_relations, size, size)) < 0.2).astype('f')
         adj = numpy.maximum(adj, adj.transpose(0, 2, 1))
         label = rng.uniform(1, 2, N_LABELS).astype('f') if labels is None else labels(rng, size)

@@ -1,9 +1,9 @@
-"""The Python state that a script can reach, walked by brute force: stand-ins read it as captured.
+"""The Python state that a script can reach, found by brute force: stand-ins read it as captured.
 
-A launch of a CUDA graph runs no Python, so it repeats what Python held at the capture. A stand-in on
-the host runs the step again, and would read what Python holds by then. `freeze_launches` gives it
-the state of its capture for the time of a launch. It knows nothing of how the package finds what a
-step reads: it follows everything, in any number of objects, and takes as long as that needs.
+A launch of a CUDA graph runs no Python, so it repeats what Python held at the capture. A stand-in
+on the host runs the step again, and would read what Python holds by then. `freeze_launches` gives
+it the state of its capture for the time of a launch. It knows nothing of how the package finds what
+a step reads: it follows everything, in any number of objects, and takes as long as that needs.
 """
 
 import argparse

@@ -194,7 +194,7 @@ class OfLink(Weighted):
         return warm(self.n)
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS)
 def an_attribute_of_the_chain(bench):
     model = OfLink(bench, n=0)
     bench.train(model)
@@ -395,7 +395,7 @@ class ByArguments(Weighted):
         return warm(args.step)
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS)
 def a_global_namespace_of_arguments(bench):
     bench.train(ByArguments(bench))
     return vars(args)
@@ -720,7 +720,7 @@ class Alternates(Weighted):
         return 1.0 if self.is_odd else 0.5
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS)
 def a_flag_that_alternates(bench):
     model = Alternates(bench, is_odd=False)
     bench.train(model)

@@ -596,7 +596,7 @@ class Locked(Squares):
             return super().__call__(atoms, adj, t)
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS)
 def a_lock_as_an_attribute(bench):
     model = Locked(bench, lock=threading.Lock(), n=0)
     bench.train(model)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy
 
 import chainer
-from chainer import functions as F, optimizers
+from chainer import functions as F, optimizers, training
 from chainer_chemistry.models.prediction import Regressor
 
 from tests.training.unusual_scripts.bench import (
@@ -46,7 +46,7 @@ class OfAttribute(Weighted):
         return self.weight
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS)
 def an_attribute(bench):
     model = OfAttribute(bench, weight=1.0)
     bench.train(model, changed_by(lambda weight: setattr(model, 'weight', weight)))
@@ -212,6 +212,7 @@ def a_dataclass(bench):
 
 class Slotted:
     __slots__ = ('weight',)
+    weight: float
 
 
 @script(SCRIPTS)
@@ -474,12 +475,13 @@ class OfConfiguration(Weighted):
 
 @script(SCRIPTS)
 def the_configuration_of_chainer(bench):
-    chainer.global_config.weight_of_a_user = 1.0
+    configuration: Any = chainer.global_config
+    configuration.weight_of_a_user = 1.0
     try:
-        change = functools.partial(setattr, chainer.global_config, 'weight_of_a_user')
+        change = functools.partial(setattr, configuration, 'weight_of_a_user')
         bench.train(OfConfiguration(bench), changed_by(change))
     finally:
-        del chainer.global_config.weight_of_a_user
+        del configuration.weight_of_a_user
 
 
 def weight_of(n):
@@ -693,7 +695,7 @@ class Trained:
         return loss
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS)
 def a_dict_of_the_object_whose_method_is_the_loss(bench):
     trained = Trained(bench.predictor())
     change = changed_by(lambda weight: trained.options.update(weight=weight))
@@ -806,15 +808,23 @@ class ByTrainer(Weighted):
         return 1.0 if self.trainer.updater.iteration % 10 < 5 else 0.5
 
 
+class Connect(training.Extension):
+    """Gives a model the trainer, before the first step."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def initialize(self, trainer):
+        self.model.trainer = trainer
+
+    def __call__(self, trainer):
+        pass
+
+
 @script(SCRIPTS)
 def the_iteration_by_the_trainer(bench):
     model = ByTrainer(bench)
-
-    def connect(trainer):
-        model.trainer = trainer
-
-    connect.initialize = connect
-    bench.train(model, (connect, at(47)))
+    bench.train(model, (Connect(model), at(47)))
 
 
 class OfAttributeOfLibrary(Weighted):
