@@ -227,7 +227,9 @@ def _is_slot(value):
 
 def _places(roots):
     configuration = vars(chainer.global_config), vars(chainer.config._local)
-    places, seen, waiting = [], {}, [*roots, *configuration]
+    waiting = [*roots, *configuration]
+    places: list[_Place] = []
+    seen: dict[int, object] = {}  # holds them, so that no address is used again
 
     def follow(*values):
         waiting.extend(values)

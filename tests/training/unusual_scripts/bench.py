@@ -110,9 +110,15 @@ class Bench:
         optimizer = optimizer or optimizers.SGD(RATE)
         optimizer.setup(model)
         iterator = SerialIterator(self.molecules() if data is None else data, BATCH)
-        given = {'device': self.device, 'loss_func': loss_func, **options}
         self.models.append(model)
-        return kind(iterator, optimizer, converter=converter, **given)
+        return kind(
+            iterator,
+            optimizer,
+            converter=converter,
+            device=self.device,
+            loss_func=loss_func,
+            **options,
+        )
 
     def run(self, updater: Any, *extended: tuple, until: Any = None, n_steps: int = N_STEPS) -> Any:
         """Train by a Trainer with pairs of extension and trigger, and a LogReport of each step."""

@@ -851,7 +851,7 @@ def attributes_that_hold_the_last_output(bench):
 class KeepsInDict(Squares):
     def __call__(self, atoms, adj, t):
         y = self.predictor(atoms, adj)
-        self.last['y'], self.last['n'] = y.array, len(t)
+        self.last.update(y=y.array, n=len(t))
         loss = F.mean_squared_error(y, t)
         chainer.report({'loss': loss}, self)
         return loss

@@ -16,7 +16,7 @@ import numpy
 import chainer_bspmm
 import chainer
 from chainer import functions as F, link_hooks, links as L, optimizer_hooks, optimizers
-from chainer import function_hooks
+from chainer import function_hooks, training
 from chainer.datasets import TransformDataset
 from chainer.iterators import SerialIterator
 from chainer.training import extensions
@@ -39,8 +39,8 @@ def regressor(bench, **options):
     return Regressor(bench.predictor(), lossfun=F.mean_squared_error, **options)
 
 
-class Averaged:
-    """An extension: the moving averages of the parameters, which the model gets at the end."""
+class Averaged(training.Extension):
+    """The moving averages of the parameters, which the model gets at the end."""
 
     def __init__(self, model, decay=0.9):
         self.model, self.decay = model, decay
@@ -86,7 +86,7 @@ def arrays_of_parameters_that_are_replaced(bench):
         for param in model.params(include_uninit=False):
             param.array = param.array * 0.9
 
-    bench.train(model, (shrink, at(11, 13, 29)))
+    bench.train(model, (shrink, at(19, 21, 37)))
 
 
 @script(SCRIPTS)
@@ -107,12 +107,12 @@ def freezing_and_thawing(bench):
     model = regressor(bench)
 
     def freeze(trainer):
-        if trainer.updater.iteration == 13:
+        if trainer.updater.iteration == 21:
             model.predictor.graph_conv.disable_update()
         else:
             model.predictor.graph_conv.enable_update()
 
-    bench.train(model, (freeze, at(13, 29)))
+    bench.train(model, (freeze, at(21, 37)))
 
 
 @script(SCRIPTS)
@@ -120,12 +120,12 @@ def a_hook_that_is_added_and_removed(bench):
     optimizer = optimizers.Adam(0.01)
 
     def change(trainer):
-        if trainer.updater.iteration == 13:
+        if trainer.updater.iteration == 21:
             optimizer.add_hook(optimizer_hooks.WeightDecay(0.1), 'decay')
         else:
             optimizer.remove_hook('decay')
 
-    bench.train(regressor(bench), (change, at(13, 29)), optimizer=optimizer)
+    bench.train(regressor(bench), (change, at(21, 37)), optimizer=optimizer)
 
 
 class CountingHook:
@@ -358,7 +358,7 @@ def a_teacher_that_is_replaced_in_a_dict(bench):
     def replace(trainer):
         model.teachers['now'] = model.predictor.copy('copy')
 
-    bench.train(model, (replace, at(13, 27)))
+    bench.train(model, (replace, at(21, 35)))
 
 
 @script(SCRIPTS)
@@ -646,7 +646,7 @@ def a_number_of_ctypes(bench):
     def change(trainer):
         model.weight.value *= 0.5
 
-    bench.train(model, (change, at(13, 27)))
+    bench.train(model, (change, at(21, 35)))
     return {'weight': model.weight.value}
 
 
@@ -662,7 +662,7 @@ def a_snapshot_that_is_resumed(bench):
         def load(trainer):
             chainer.serializers.load_npz(path, model)
 
-        bench.train(model, (save, at(13)), (load, at(29)))
+        bench.train(model, (save, at(21)), (load, at(37)))
 
 
 @script(SCRIPTS)
@@ -708,9 +708,9 @@ def the_loss_of_the_updater_is_replaced(bench):
         return loss
 
     def change(trainer):
-        updater.loss_func = absolute if updater.iteration == 13 else None
+        updater.loss_func = absolute if updater.iteration == 21 else None
 
-    bench.run(updater, (change, at(13, 29)))
+    bench.run(updater, (change, at(21, 37)))
 
 
 @script(SCRIPTS)
@@ -720,12 +720,13 @@ def a_head_that_is_replaced(bench):
     updater = bench.updater(model, optimizer=optimizer)
 
     def change(trainer):
+        del model.predictor.mlp
         with model.predictor.init_scope():
             model.predictor.mlp = L.Linear(8, 2)
         model.to_device(bench.device)
         optimizer.setup(model)
 
-    bench.run(updater, (change, at(13)))
+    bench.run(updater, (change, at(21)))
 
 
 @script(SCRIPTS)
@@ -735,7 +736,7 @@ def the_size_of_batches_changes(bench):
     def change(trainer):
         updater.get_iterator('main').batch_size = 4
 
-    bench.run(updater, (change, at(13)))
+    bench.run(updater, (change, at(21)))
 
 
 @script(SCRIPTS, refused='read-only')
@@ -746,7 +747,7 @@ def labels_that_are_edited_during_a_training(bench):
         for _, _, labels in data:
             labels[...] += 0.1
 
-    bench.train(regressor(bench), (edit, at(13)), data=data)
+    bench.train(regressor(bench), (edit, at(21)), data=data)
 
 
 @script(SCRIPTS)
@@ -757,7 +758,7 @@ def examples_that_are_replaced_during_a_training(bench):
         for i, (atoms, adj, labels) in enumerate(data):
             data[i] = atoms, adj, labels + numpy.float32(0.1)
 
-    bench.train(regressor(bench), (replace, at(13)), data=data)
+    bench.train(regressor(bench), (replace, at(21)), data=data)
 
 
 @script(SCRIPTS)
@@ -797,7 +798,7 @@ def a_curriculum_of_heads(bench):
     def grow(trainer):
         model.n_heads += 1
 
-    bench.train(model, (grow, at(13, 29)))
+    bench.train(model, (grow, at(21, 37)))
     return {'n': model.n_heads}
 
 
@@ -813,7 +814,9 @@ class ByGradients(Squares):
 
 @script(SCRIPTS)
 def the_gradients_of_the_step_before(bench):
-    bench.train(ByGradients(bench))
+    model = ByGradients(bench)
+    model.cleargrads()
+    bench.train(model)
 
 
 @script(SCRIPTS)
@@ -860,7 +863,7 @@ def an_optimizer_that_is_set_up_again(bench):
     model = regressor(bench)
     optimizer = optimizers.MomentumSGD(RATE)
     updater = bench.updater(model, optimizer=optimizer)
-    bench.run(updater, (lambda trainer: optimizer.setup(model), at(13)))
+    bench.run(updater, (lambda trainer: optimizer.setup(model), at(21)))
     return {'t': optimizer.t}
 
 

@@ -1,7 +1,7 @@
 """Scripts that change from outside what the loss reads, wherever Python can keep it.
 
-An extension, or the user's own loop, changes a weight between two steps: at steps of which none is
-a power of two, and once for a single step.
+An extension, or the user's own loop, changes a weight between two steps: late, since the first
+replays of a step are looked at more closely, and once for a single step.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from tests.training.unusual_scripts.bench import (
 
 SCRIPTS: dict[str, Script] = {}
 
-CHANGES = {11: 0.5, 21: 2.0, 22: 0.25, 37: 0.75}  # after the step of a number
+CHANGES = {21: 0.5, 27: 2.0, 28: 0.25, 37: 0.75}  # after the step of a number
 
 
 def changed_by(change):
@@ -404,7 +404,7 @@ class Curriculum(Weighted):
     updater: Any = None
 
     def factor(self):
-        return 1.0 if self.updater.iteration < 19 else 0.3
+        return 1.0 if self.updater.iteration < 21 else 0.3
 
 
 @script(SCRIPTS, quick=True)
@@ -434,7 +434,7 @@ def the_epoch_of_the_updater_in_a_lambda(bench):
     holder: dict[str, Any] = {}
 
     def lossfun(y, t):
-        return F.mean_squared_error(y, t) * (0.5 if holder['updater'].epoch > 4 else 1.0)
+        return F.mean_squared_error(y, t) * (0.5 if holder['updater'].epoch > 5 else 1.0)
 
     updater = bench.updater(Regressor(bench.predictor(), lossfun=lossfun))
     holder['updater'] = updater
