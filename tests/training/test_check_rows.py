@@ -377,8 +377,10 @@ def masked(self, y, x, adj, t):
 
 
 def some_unknown(rng, size):
+    """Labels of which one is missing for about half of the molecules."""
     label = rng.uniform(1, 2, N_LABELS).astype('f')
-    label[rng.randint(0, 4) % N_LABELS :] = numpy.nan
+    if rng.uniform() < 0.5:
+        label[rng.randint(N_LABELS)] = numpy.nan
     return label
 
 
@@ -470,6 +472,15 @@ RIGHT = {
     'a loss that is NaN': Case(own(lambda self, y, x, adj, t: F.mean(y) * float('nan'))),
     'labels that are NaN': Case(
         lambda: regressor(metrics_fun={'rmse': rmse}), data=lambda: examples(labels=some_unknown)
+    ),
+    'labels that are NaN, in a Chain': Case(
+        own(over_molecules), data=lambda: examples(labels=some_unknown)
+    ),
+    'labels that are NaN, of RelGCN': Case(
+        lambda: regressor('relgcn'), data=lambda: examples(labels=some_unknown)
+    ),
+    'labels that are NaN, of RSGCN': Case(
+        lambda: regressor('rsgcn'), data=lambda: of_one_relation(labels=some_unknown)
     ),
     'labels that are NaN, and masked': Case(
         own(masked), data=lambda: examples(labels=some_unknown)
