@@ -116,7 +116,7 @@ def differences(actual: Outcome, expected: Outcome, rounding: float) -> list[str
 def are_equal(actual, expected, rounding) -> bool:
     """Compare dicts, lists and plain values; only floats may differ, by rounding."""
     if isinstance(expected, dict):
-        return list(actual) == list(expected) and all(
+        return actual.keys() == expected.keys() and all(
             are_equal(actual[name], expected[name], rounding) for name in expected
         )
     if isinstance(expected, (list, tuple)):
@@ -164,8 +164,11 @@ def is_finite(array):
 
 def compare(file, name, device, rounding, reached=None):
     expected = of_chainer(file, name, device)
+    script = FILES[file].SCRIPTS[name]
     actual = run(file, name, device, by_two_lines=True, reached=reached)
-    judge(FILES[file].SCRIPTS[name], actual, expected, rounding)
+    judge(script, actual, expected, rounding)
+    if rounding and script.told:  # steps are captured
+        assert any(re.search(script.told, text) for text in actual.warned), actual.warned
 
 
 @pytest.fixture

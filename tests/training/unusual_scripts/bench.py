@@ -28,13 +28,15 @@ class Script(NamedTuple):
 
     `quick`: among the most telling, part of `make test`. `outside`: it keeps something outside of
     Python's memory, and which remark must tell a difference ('' if only the documentation can).
-    `refused`: the error that may end it instead, which names the cause.
+    `refused`: the error that may end it instead, which names the cause. `told`: what a warning says
+    where steps could have been captured.
     """
 
     run: Callable
     quick: bool = False
     outside: str | None = None
     refused: str | None = None
+    told: str = ''
 
 
 def script(table: dict, **how: Any) -> Callable:

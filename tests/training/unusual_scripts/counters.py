@@ -54,7 +54,7 @@ class InGlobal(Squares):
         return loss
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS, quick=True, told=r'changes .*\bstep of\b')
 def a_global(bench):
     bench.train(InGlobal(bench))
     return {'step': step}
@@ -101,7 +101,7 @@ class OfClass(Weighted):
         return warm(self.calls)
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS, quick=True, told=r'changes .*\bcalls\b')
 def a_class_attribute(bench):
     bench.train(OfClass(bench))
     return {'calls': OfClass.calls}
@@ -242,7 +242,7 @@ class WithSchedule(Weighted):
         return self.schedule.next()
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS, quick=True, told=r'changes .*\bn\b')
 def an_object_in_an_attribute(bench):
     schedule = Schedule()
     bench.train(WithSchedule(bench, schedule=schedule))
@@ -274,7 +274,7 @@ def weighed_by(bench, factor):
     return model
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS, quick=True, told=r'changes .*\bhistory\b')
 def a_list_in_a_closure(bench):
     history = []
 
@@ -301,7 +301,7 @@ def a_global_list_of_one_number(bench):
     return {'count': COUNT}
 
 
-@script(SCRIPTS)
+@script(SCRIPTS, told=r'changes .*\bn\b')
 def a_variable_of_a_closure(bench):
     n = 0
 
@@ -395,7 +395,7 @@ class ByArguments(Weighted):
         return warm(args.step)
 
 
-@script(SCRIPTS)
+@script(SCRIPTS, told=r'changes .*\bstep\b.*\bargs\b|changes .*\bstep of Namespace\b')
 def a_global_namespace_of_arguments(bench):
     bench.train(ByArguments(bench))
     return vars(args)
@@ -442,7 +442,7 @@ def itertools_cycle(bench):
     return {'next': next(weights)}
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS, quick=True, told=r'\bweights\b')
 def a_generator(bench):
     weights = (warm(n) for n in range(1, 1000))
     weighed_by(bench, lambda: next(weights))
@@ -657,7 +657,7 @@ def a_bound_method_as_loss_func(bench):
     return {'n': trained.n}
 
 
-@script(SCRIPTS)
+@script(SCRIPTS, told=r'changes .*\bcalled\b')
 def a_metric_that_appends_to_a_list(bench):
     called = []
 
