@@ -22,7 +22,7 @@ import chainer
 from chainer import training
 from chainer.iterators import SerialIterator
 
-from chainer_bspmm import user_code
+from chainer_bspmm.compat import user_code
 
 NAMESPACES = types.SimpleNamespace, argparse.Namespace, threading.local
 OF_TRAINING = training.Trainer, training.Updater, chainer.Optimizer, SerialIterator
