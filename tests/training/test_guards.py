@@ -273,7 +273,8 @@ def test_an_output_is_watched_no_longer():
     model = chainer.Chain()
 
     def function():
-        model.sums, model.number = numpy.ones(2), 1
+        model.sums = numpy.ones(2)
+        model.number = 1
 
     function()
     guards = Guards(model, function)

@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import types
+from typing import Any
 from unittest import mock
 import warnings
 import weakref
@@ -79,7 +80,7 @@ class Scaled(chainer.Chain):
 
     def __init__(self, inner):
         super().__init__()
-        self.settings = {'factor': 1.0, 'parts': [1.0]}
+        self.settings: dict[str, Any] = {'factor': 1.0, 'parts': [1.0]}
         self.names = {'a'}
         self.scale = Scale()
         with self.init_scope():
