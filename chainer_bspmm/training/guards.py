@@ -199,13 +199,18 @@ class Moment:
         for text, state in self._states.items():
             if state != before._states.get(text, state):
                 return text
-        if self._key != before._key:
-            return self._key.change(before._key)
+        text = self.change_of_values(before)
+        if text is not None:
+            return text
         for text, array in self._arrays.items():
             last = before._arrays.get(text)
             if last is not array and (last is None or not has_same_bits(array, last)):
                 return text
         return None
+
+    def change_of_values(self, before):
+        """Return the text (str or None) of a value, other than an array, that differs."""
+        return None if self._key == before._key else self._key.change(before._key)
 
     def outputs(self, before):
         """Return the texts (set) of arrays that were replaced since an earlier moment."""

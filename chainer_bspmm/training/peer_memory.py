@@ -154,6 +154,13 @@ class PeerSums:
         self._alone = alone
         self._next = 0
 
+    @contextlib.contextmanager
+    def repeated(self):
+        """Let the sums inside be done once more after it, by the same numbers."""
+        first = self._next
+        yield
+        self._next = first
+
     def sum(self, array):
         """Return the sum of an array over the ranks; RuntimeError: the first step had another."""
         vector = array.size, array.dtype

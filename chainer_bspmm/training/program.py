@@ -159,6 +159,7 @@ class Program:
                 % differs
             )
         differs = work.difference(outcomes[2], outcomes[0])
+        differs = differs or moments[2].change_of_values(moments[0])
         if differs:
             raise CannotCapture(
                 'with rows at the end of a batch that belong to no molecule, it differs in %s: '

@@ -102,7 +102,8 @@ class TrainingStep(Work):
     def _backward(self, loss, mode):
         if mode == 'trial' and self._defers_sums is None:
             # In a separate pass, because a gradient that has not been summed yet holds nothing.
-            self._defers_sums = self._backward_deferring(loss)[1]
+            with self._update.repeated():
+                self._defers_sums = self._backward_deferring(loss)[1]
             self._session.target.cleargrads()
             self._seed.set(loss)
         if not self._defers_sums:

@@ -44,6 +44,10 @@ class Update:
     def begin(self, step, alone):
         """Begin the kernels of a step; alone: without other ranks."""
 
+    def repeated(self):
+        """Let a backward pass inside be run once more after it."""
+        return contextlib.nullcontext()
+
     def send(self, n_molecules, loss, alone):
         """Launch what follows the gradients before other ranks are heard."""
 
@@ -142,6 +146,9 @@ class OfRanks(OneLaunch):
     def begin(self, step, alone):
         step.peer_sums = self.gradients.sums
         self.gradients.sums.begin(alone)
+
+    def repeated(self):
+        return self.gradients.sums.repeated()
 
     def send(self, n_molecules, loss, alone):
         self.gradients.pack(n_molecules, loss, alone)

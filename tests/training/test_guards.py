@@ -8,6 +8,7 @@ import ctypes
 import functools
 import random
 import types
+from typing import Any
 
 import numpy
 import pytest
@@ -188,7 +189,7 @@ class Weight:
         return loss * FACTOR
 
 
-SETTINGS = {'factor': 1.0, 'steps': [1, 2]}
+SETTINGS: dict[str, Any] = {'factor': 1.0, 'steps': [1, 2]}
 SEEN: set = set()
 RECENT = collections.deque([1.0], 3)
 WEIGHT = Weight()
@@ -272,7 +273,8 @@ def test_an_output_is_watched_no_longer():
     model = chainer.Chain()
 
     def function():
-        model.sums, model.number = numpy.ones(2), 1
+        model.sums = numpy.ones(2)
+        model.number = 1
 
     function()
     guards = Guards(model, function)

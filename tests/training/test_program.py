@@ -15,8 +15,8 @@ from chainer.training.updaters import StandardUpdater
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.program import blame, Program
 from tests.support import assert_close_arrays
-from tests.support.training import assert_same_training, is_captured, make_updater, parameters, run
-from tests.support.training import small_model, three_columns, without_dropout
+from tests.support.training import assert_same_training, is_captured, make_updater, molecules
+from tests.support.training import parameters, run, small_model, three_columns, without_dropout
 from tests.training.host_graphs import eager_causes
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
@@ -182,3 +182,27 @@ def fails():
 def test_without_a_link_the_step_is_told():
     pattern = r'the step cannot be captured: LookupError: mine \(%s, line \d+, in fails\)'
     assert re.fullmatch(pattern % re.escape(__file__), blame(raised(fails), None))
+
+
+def counts_rows(link, atoms, adj):
+    link.n_rows = len(atoms)
+    return three_columns(link, atoms, adj)
+
+
+def test_a_number_of_rows_is_that_of_the_batch(device, graphs):
+    """Buffers have more rows, which a captured step would count."""
+    found = []
+    with eager_causes() as causes:
+        for kind in (StandardUpdater, GraphUpdater):
+            model = small_model(counts_rows, n_rows=0)
+            updater = make_updater(kind, device, model, molecules(40))
+            found.append([])
+            for _ in range(4):
+                run(updater, 1)
+                found[-1].append(model.predictor.n_rows)
+    assert found[1] == found[0]
+    assert causes == [
+        'GraphUpdater trains eagerly: with rows at the end of a batch that belong to no molecule, '
+        'it differs in the attribute n_rows of predictor: a link or the loss treats every row as '
+        'an atom'
+    ]

@@ -34,6 +34,18 @@ def test_the_least_recently_used_is_dropped():
     assert programs.find((1, 2)) is None
 
 
+def test_a_program_is_not_replaced_but_moved():
+    """A captured one stays where another was run; one that is captured has one key."""
+    programs = Programs('step')
+    captured, other = types.SimpleNamespace(), types.SimpleNamespace()
+    programs.add(('here',), captured)
+    for key in (('here',), ('there',), ('elsewhere',)):
+        programs.add(key, other)
+    assert programs.find(('here',)) is captured and programs.find(('there',)) is other
+    programs.move(('here',), other)
+    assert [*programs] == [('here',)] and programs.find(('here',)) is other
+
+
 def test_something_that_changes_every_time():
     link = chainer.Link()
     link.number = 0

@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import types
+from typing import Any
 from unittest import mock
 import warnings
 import weakref
@@ -79,7 +80,7 @@ class Scaled(chainer.Chain):
 
     def __init__(self, inner):
         super().__init__()
-        self.settings = {'factor': 1.0, 'parts': [1.0]}
+        self.settings: dict[str, Any] = {'factor': 1.0, 'parts': [1.0]}
         self.names = {'a'}
         self.scale = Scale()
         with self.init_scope():
@@ -978,6 +979,24 @@ def test_attributes_that_a_step_sets(device, graphs, no_causes):
     if graphs:
         assert graphs[0].n_launches > 12
     numpy.testing.assert_allclose(seen[1], seen[0], rtol=1e-3)
+
+
+def test_forms_that_take_turns_are_captured_once(device, graphs, no_causes, noted):
+    """A number that depends on the form is one of two where the larger batches begin again."""
+
+    def function(link, atoms, adj):
+        link.n_graphs = adj.n_graphs
+        return three_columns(link, atoms, adj)
+
+    captures = noted(Program, 'capture')
+    examples = same_molecules(8)
+    iterators = [SerialIterator(examples, n, shuffle=False) for n in (8, 6)]
+    model = without_dropout(small_model(function, n_graphs=0))
+    updater = make_updater(GraphUpdater, device, model, examples)
+    for i in range(24):
+        updater._iterators['main'] = iterators[i % 4 == 3]
+        run(updater, 1)
+    assert len(captures) == 3
 
 
 def test_two_updaters_of_one_model(device, graphs, no_causes):
