@@ -161,6 +161,15 @@ class Program:
             )
         session.guards.ignore(outputs)
 
+    @contextlib.contextmanager
+    def under_way(self):
+        """Let what is run inside use the kernels of the step that was staged last, eagerly."""
+        with (
+            self._session.capturer.ordered(),
+            self.work.under_way(self._inputs.step, alone=True),
+        ):
+            yield
+
     # Captured.
 
     def capture(self):
