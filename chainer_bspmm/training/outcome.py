@@ -18,15 +18,16 @@ MARGIN = 10  # times what rounding does is more than rounding does
 LOSS = 'the loss'
 
 
-def outcome(function, target, args, kwargs):
+def outcome(function, target, args, kwargs, observers=None):
     """Run a loss in test mode; return name -> array, on the host.
 
-    Names are those that a sentence needs. Leaves gradients, and whatever the run changes.
+    Names are those that a sentence needs; observers: path -> link that reports, if these are not
+    the target's. Leaves gradients, and whatever the run changes.
     """
     params = dict(target.namedparams(include_uninit=False))
     for param in params.values():
         param.cleargrad()
-    reporter = _Reporter(target)
+    reporter = _Reporter(observers or dict(target.namedlinks()))
     with (
         reporter,
         warnings.catch_warnings(),
@@ -57,8 +58,8 @@ def gradient_of(path):
 def errors(actual, expected, dtype):
     """Return name -> relative error of an outcome, in the order of `expected`.
 
-    What is not finite in `expected` has none, nor what has another shape. The error of what is not
-    finite in `actual` alone is infinite.
+    What is not finite in both has none, nor what has another shape. The error of what is not finite
+    in one alone is infinite.
     """
     gradients = {name for name in expected if name.startswith(gradient_of('/'))}
     norms = {name: _norm(value) for name, value in expected.items()}
@@ -66,15 +67,14 @@ def errors(actual, expected, dtype):
     found = {}
     for name, value in expected.items():
         other = actual.get(name)
-        if other is None or other.shape != value.shape or not norms[name] < numpy.inf:
+        if other is None or other.shape != value.shape:
             continue
-        least = FLOOR[dtype]
-        if name in gradients:
-            least = max(least, SMALL * largest)
-        error = numpy.inf
-        if _norm(other) < numpy.inf:
-            error = _norm(other.astype('d') - value) / max(norms[name], least)
-        found[name] = error
+        are_finite = norms[name] < numpy.inf, _norm(other) < numpy.inf
+        if all(are_finite):
+            least = max(FLOOR[dtype], SMALL * largest) if name in gradients else FLOOR[dtype]
+            found[name] = _norm(other.astype('d') - value) / max(norms[name], least)
+        elif any(are_finite):
+            found[name] = numpy.inf
     return found
 
 
@@ -125,10 +125,10 @@ def observing_hooks(hooks):
 class _Reporter(chainer.Reporter):
     """A reporter with the names of the current one, that takes reports by anybody."""
 
-    def __init__(self, target):
+    def __init__(self, observers):
         super().__init__()
-        self.add_observer('main', target)
-        self.add_observers('main', target.namedlinks(skipself=True))
+        for path, link in observers.items():
+            self.add_observer('main' + path.rstrip('/'), link)
         for other in chainer.reporter._get_reporters():
             self._observer_names.update(other._observer_names)
 

@@ -164,10 +164,7 @@ class Program:
     @contextlib.contextmanager
     def under_way(self):
         """Let what is run inside use the kernels of the step that was staged last, eagerly."""
-        with (
-            self._session.capturer.ordered(),
-            self.work.under_way(self._inputs.step, alone=True),
-        ):
+        with self._session.capturer.ordered(), self.work.under_way(self._inputs.step, alone=True):
             yield
 
     # Captured.
