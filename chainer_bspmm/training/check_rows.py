@@ -128,8 +128,9 @@ def check_rows(
 
 class _Check:
     def __init__(self, target, function, args, kwargs, around, batches):
-        self._target, self._function = target, function
-        self._args, self._kwargs = args, kwargs
+        self._target = target
+        self._function = function
+        self._arguments = args, kwargs
         self._around = around
         self._batches = batches
         self._dtype = dtype_of(target)
@@ -221,23 +222,28 @@ class _Check:
         has_spare: with rows of zeros; is_filled: these are the rows again. is_twice: the outcome of
         a second run, which draws the next random numbers. factor: of parameters.
         """
-        args, kwargs = self._args, self._kwargs
+        arguments = self._arguments
         if has_spare:
-            args, kwargs = _with_spare_rows((args, kwargs), self._row_counts(), is_filled)
-        target, reach = self._target, self._reach
-        with Snapshot(target, reach).undone(), self._around():
+            arguments = _with_spare_rows(arguments, self._row_counts(), is_filled)
+        reach = self._reach
+        with Snapshot(self._target, reach).undone():
             if factor is not None:
-                for param in target.params(include_uninit=False):
+                for param in self._target.params(include_uninit=False):
                     param.array[...] *= factor
             if is_twice:
-                before, python = Snapshot(target, reach), reach.save()
-                outcome(self._function, target, args, kwargs)
+                before = Snapshot(self._target, reach)
+                python = reach.save()
+                self._outcome(*arguments)
                 before.restore_arrays()
                 reach.restore(python, with_numbers=False)
-            for link in reach.links.values():  # others' would be added to
-                for param in link.params(include_uninit=False):
-                    param.cleargrad()
-            return outcome(self._function, target, args, kwargs)
+            return self._outcome(*arguments)
+
+    def _outcome(self, args, kwargs):
+        for link in self._reach.links.values():  # others' gradients would be added up
+            for param in link.params(include_uninit=False):
+                param.cleargrad()
+        with self._around():
+            return outcome(self._function, self._target, args, kwargs)
 
     def _row_counts(self):
         return {adj.n_rows for adj in self._batches}

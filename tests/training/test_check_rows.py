@@ -3,12 +3,14 @@
 import contextlib
 import copy
 import functools
+import inspect
 import io
 import itertools
 import pickle
 import random
 import timeit
 import warnings
+from typing import Any
 
 import numpy
 import pytest
@@ -377,7 +379,7 @@ def test_counters_are_those_of_the_loop():
 
 def test_hooks_that_only_look_see_nothing():
     model, batch = Own(RIGHT['a layer']), chainer_bspmm.concat_mols(EXAMPLES)
-    of_link = LinkTimerHook()
+    of_link: Any = LinkTimerHook()
     model.late.add_hook(of_link)
     with TimerHook() as of_functions:
         assert check(model).is_right
@@ -385,7 +387,8 @@ def test_hooks_that_only_look_see_nothing():
         model(*batch)
     assert of_functions.call_history and len(of_link.call_history) == 1
     model.late.delete_hook('TimerHook')
-    with LinkTimerHook() as of_links:
+    of_links: Any = LinkTimerHook()
+    with of_links:
         assert check(model).is_right
         assert not of_links.call_history
         model(*batch)
@@ -494,6 +497,49 @@ def test_ways_in(way):
     assert not caught_by(lambda: [updater.update() for _ in range(4)])
 
 
+def captured(model, device):
+    """Return a GraphUpdater, and what four steps of it warn about."""
+    model.to_device(device)
+    optimizer = optimizers.SGD(1e-4).setup(model)
+    iterator = SerialIterator([EXAMPLES[0]] * 8, 4)
+    updater = GraphUpdater(iterator, optimizer, device=device)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        for _ in range(4):
+            updater.update()
+    texts = [str(warning.message) for warning in caught]
+    return updater, [text for text in texts if 'updates eagerly' not in text]
+
+
+def test_the_first_step_of_a_captured_training_that_is_wrong(device, graphs):
+    updater, (text,) = captured(Own(WRONG['len(atoms)'][0]), device)
+    begin = (
+        'GraphUpdater trains eagerly: the loss of Own takes rows of a sparse batch for molecules: '
+    )
+    assert text.startswith(begin) and text.endswith(PAGE)
+    assert 'GraphUpdater trains eagerly: %s' % updater._driver.reason == text
+
+
+def test_the_first_step_of_a_captured_training_that_is_right(device, graphs):
+    updater, texts = captured(Own(RIGHT['its molecules']), device)
+    assert not texts and updater._driver.session.capturer.nbytes
+
+
+def test_a_captured_training_where_it_cannot_be_told(device, graphs):
+    _, texts = captured(Own(CANNOT_BE_TOLD['a generator'][0]), device)
+    reason = CANNOT_BE_TOLD['a generator'][1]
+    assert texts[0] == (
+        'chainer_bspmm could not check the loss of Own: %s; compare with '
+        'chainer_bspmm.training.check_swap(model, examples)' % reason
+    )
+
+
+def test_a_captured_training_without_the_check(device, graphs):
+    with chainer.using_config('bspmm_check_swap', False):
+        _, texts = captured(Own(WRONG['len(atoms)'][0]), device)
+    assert not any('takes rows' in text for text in texts)
+
+
 def test_sparse_data_sets():
     updater = updater_of(Own(WRONG['len(atoms)'][0]), data=to_sparse(EXAMPLES))
     assert len(caught_by(updater.update)) == 1
@@ -575,10 +621,15 @@ def test_nothing_is_said_of_chainer_chemistrys_own_models():
 # The wrapper.
 
 
+def unwrapped():
+    """Return Chainer's own method."""
+    return inspect.unwrap(chainer.GradientMethod.update)
+
+
 def test_optimizers_stay_what_they_are():
     optimizer = optimizers.Adam().setup(Own(RIGHT['a mean of y']))
     batch = chainer_bspmm.concat_mols(EXAMPLES)
-    chainer.GradientMethod.update.__wrapped__(optimizer, optimizer.target, *batch)
+    unwrapped()(optimizer, optimizer.target, *batch)
     attributes = set(vars(optimizer))
     optimizer.update(optimizer.target, *batch)
     assert set(vars(optimizer)) == attributes
@@ -599,13 +650,14 @@ def test_a_checked_optimizer_takes_no_time():
         return zero
 
     optimizer.update(loss, *batch)
-    plain = chainer.GradientMethod.update.__wrapped__
 
     def seconds(update):
         call = functools.partial(update, optimizer, loss, *batch)
         return min(timeit.repeat(call, number=200, repeat=9))
 
-    assert seconds(chainer.GradientMethod.update) - seconds(plain) < 200 * 10e-6  # 1 us a call
+    assert (
+        seconds(chainer.GradientMethod.update) - seconds(unwrapped()) < 200 * 10e-6
+    )  # 1 us a call
 
 
 # Errors in the first step.
