@@ -9,7 +9,7 @@ help:
 	@echo 'make demo    train on a sample of QM9, compare with the dense model, draw the learning curve'
 	@echo 'make test    run the tests that are not slow, a few minutes'
 	@echo 'make test-all  run every test, about fifteen minutes'
-	@echo 'make lint    check the style, the imports, and by mypy attributes and calls'
+	@echo 'make lint    check the style, the statements, the imports, and by mypy attributes and calls'
 	@echo 'make bench   run short versions of the benchmarks that make sense here'
 	@echo 'make docs    build the pages and the API reference into site/'
 	@echo 'make wheel   build the sdist and the wheel into dist/, and check them'
@@ -33,6 +33,7 @@ test-all: $(READY)
 lint: $(READY)
 	@$(VENV)/bin/python -m ruff check .
 	@$(VENV)/bin/python -m ruff format --quiet --check . || { echo "make lint: run ruff format ." >&2; exit 1; }
+	@$(VENV)/bin/python tools/plain_statements.py chainer_bspmm tests benchmarks examples docs tools
 	@$(VENV)/bin/lint-imports --no-logo --no-cache
 	@$(VENV)/bin/python -m mypy --no-error-summary
 

@@ -110,7 +110,8 @@ def weisfeiler_lehman(dense, with_atom):
     are numbered from 0 as they appear. Those of Chainer Chemistry's ``apply_wle_for_datasets`` and
     ``apply_cwle_for_datasets`` with one iteration, which fail with today's NumPy.
     """
-    numbers, found = {}, []
+    numbers = {}
+    found = []
     for atoms, matrix, *_ in dense:
         bonded = matrix if matrix.ndim == 2 else matrix.any(axis=0)
         labels = []

@@ -14,7 +14,7 @@ import chainer_bspmm  # NOQA: F401  (before chainer)
 import chainer
 
 from benchmarks.harness import argument_parser, conditions, place, RESULTS, resumed, ROOT, save
-from chainer_bspmm.sparse.validate import LAYOUTS
+from chainer_bspmm.sparse.check import LAYOUTS
 from tests.support.molecules import SIZES
 from tests.support.parity import ALL_CASES, COLUMNS, compare, crash, CRASHES, failures
 from tests.support.parity import FLOAT32, FLOAT64, OWN_ERRORS

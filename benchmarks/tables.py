@@ -196,10 +196,11 @@ def large(result):
 
 def network(result):
     """A captured step on one large graph beside upstream's and PyTorch Geometric's."""
-    rows, times = [], {}
-    for name, of in result['networks'].items():
-        size, times = of['size'], of['milliseconds']
-        title = '{}: {nodes:,} nodes, {citations:,} undirected edges'.format(name, **size)
+    rows = []
+    times = {}
+    for name, found in result['networks'].items():
+        times = found['milliseconds']
+        title = '{}: {nodes:,} nodes, {citations:,} undirected edges'.format(name, **found['size'])
         rows.append([title, *(time['median'] for time in times.values())])
     return table(['milliseconds', *times], rows)
 
@@ -227,7 +228,8 @@ def quality(result):
 
 def two_lines(result):
     """Epochs with validation of upstream's scripts, with the two lines and with more lines."""
-    rows, has_more = [], False
+    rows = []
+    has_more = False
     names = bench_two_lines.UPSTREAM, bench_two_lines.TWO_LINES, bench_two_lines.MORE_LINES
     for data, method, n_batch, cell in _of_two_lines(result):
         if n_batch != bench_two_lines.PREDICT:

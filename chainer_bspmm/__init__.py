@@ -9,13 +9,18 @@ Two lines of a training script change::
                               converter=chainer_bspmm.concat_mols)
 """
 
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
 from chainer_bspmm import compat, multi_node
 
 compat.apply()
 
 from chainer_bspmm import adoption, dataset, functions, links, models, papers, sparse  # NOQA: E402
-from chainer_bspmm.dataset import concat_mols, CSRConverter  # NOQA: E402
-from chainer_bspmm.models import densify, sparsify  # NOQA: E402
+from chainer_bspmm.dataset import concat_mols, CSRConverter, DeviceDataset  # NOQA: E402
+from chainer_bspmm.dataset import from_smiles, SparseDataset, to_sparse  # NOQA: E402
+from chainer_bspmm.models import densify, layout_of, sparsify  # NOQA: E402
 from chainer_bspmm.papers import BatchedCOO, BatchedSELL  # NOQA: E402
 from chainer_bspmm.sparse import BatchedCSR  # NOQA: E402
 
@@ -28,14 +33,55 @@ __all__ = [
     'BatchedCSR',
     'BatchedSELL',
     'CSRConverter',
+    'DeviceDataset',
+    'GraphUpdater',
+    'PartIterator',
+    'SparseDataset',
+    'captured_predict',
+    'check_swap',
     'concat_mols',
     'dataset',
     'densify',
+    'from_smiles',
     'functions',
+    'layout_of',
     'links',
     'models',
     'multi_node',
     'papers',
+    'run_node_classification_train',
     'sparse',
     'sparsify',
+    'to_sparse',
+    'training',
 ]
+
+# The names that are imported when they are first used, and the package that has each: imported at
+# once, they would make the first import longer.
+_LATER = {
+    'GraphUpdater': 'training',
+    'PartIterator': 'multi_node',
+    'captured_predict': 'training',
+    'check_swap': 'training',
+    'run_node_classification_train': 'training',
+}
+
+if TYPE_CHECKING:  # from `__getattr__` mypy would take any name, misspelt ones too
+    from chainer_bspmm import training
+    from chainer_bspmm.multi_node import PartIterator
+    from chainer_bspmm.training import check_swap, GraphUpdater, run_node_classification_train
+    from chainer_bspmm.training.captured_predict import captured_predict
+else:
+
+    def __getattr__(name):
+        if name == 'training':
+            return importlib.import_module('chainer_bspmm.training')
+        if name not in _LATER:
+            text = f'module {__name__!r} has no attribute {name!r}'
+            # With its name and the module Python suggests what was meant.
+            raise AttributeError(text, name=name, obj=sys.modules[__name__])
+        return getattr(importlib.import_module('chainer_bspmm.' + _LATER[name]), name)
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

@@ -2,8 +2,8 @@
 
 Where a `CSRConverter` meets one of them, its class is changed, as `sparsify` changes a model's: a
 StandardUpdater becomes a `GraphUpdater`, an evaluator its captured form, and ``predict`` of Chainer
-Chemistry replays. What cannot be captured runs as it did, with one warning on a GPU. Subclasses are
-left alone, and so is everything while ``chainer.config.bspmm_capture`` is False.
+Chemistry replays. Anything that cannot be captured runs as it did, with one warning on a GPU.
+Subclasses are left alone, and so is everything while ``chainer.config.bspmm_capture`` is False.
 
 The first step of every optimizer is checked as well, whoever calls ``optimizer.update(loss, ...)``
 with a sparse batch (`check_rows`). ``chainer.config.bspmm_check_swap = False`` turns that off.
@@ -22,7 +22,7 @@ from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.user_code import warn
 
-# The loops that are replaced, unless somebody else has replaced them.
+# The loops that are replaced, unless other code has replaced them.
 _LOOPS = {StandardUpdater: StandardUpdater.update_core, Evaluator: Evaluator.evaluate}
 
 

@@ -18,7 +18,7 @@ from chainer_bspmm.dataset import cache
 
 LIBRARIES = 'numpy', 'scipy', 'rdkit', 'pandas', 'scikit-learn', 'matplotlib', 'tqdm'
 PACKAGES = 'chainer', 'chainer-chemistry', *LIBRARIES
-# What Chainer and Chainer Chemistry use only if it is installed -> for what.
+# Packages that Chainer and Chainer Chemistry use only if they are installed -> their use.
 OPTIONAL = {
     'cairosvg': 'saliency as PNG',
     'networkx': 'network graphs, with a checkout of Chainer Chemistry',
@@ -66,7 +66,7 @@ def has_nvidia_driver():
 
 
 def count_gpus():
-    """Return how many GPUs CuPy finds, and the reason if none (str), else None."""
+    """Return the number of GPUs that CuPy finds, and the reason if it finds none (str), or None."""
     if not cuda.available:
         return 0, str(cuda._resolution_error)
     try:
@@ -98,7 +98,7 @@ def versions():
 
 
 def cublas():
-    """Return how captured training steps call cuBLAS, or why they cannot."""
+    """Return the library through which captured training steps call cuBLAS, or why they cannot."""
     try:
         gemm.cublas()
     except Exception as error:  # any problem here belongs in the report
@@ -139,10 +139,13 @@ def gpus():
     yield '  captured training steps call cuBLAS through ' + cublas()
     for i in range(n_gpus):
         properties = runtime.getDeviceProperties(i)
-        name = properties['name'].decode()
-        gib = properties['totalGlobalMem'] / 2**30
-        words = i, name, properties['major'], properties['minor'], gib
-        yield '  device %d: %s, compute capability %d.%d, %.0f GiB' % words
+        yield '  device %d: %s, compute capability %d.%d, %.0f GiB' % (
+            i,
+            properties['name'].decode(),
+            properties['major'],
+            properties['minor'],
+            properties['totalGlobalMem'] / 2**30,
+        )
 
 
 def summary(outcomes):

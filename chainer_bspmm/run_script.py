@@ -13,9 +13,11 @@ from chainer_bspmm.compat import script_repairs  # noqa: F401  fills the table o
 
 
 def repair_child_processes():
-    """Make processes of multiprocessing import chainer_bspmm before the script."""
-    # A forked process has it already; a spawned one, or one of a fork server, runs the script's top
-    # level itself.
+    """Make processes of multiprocessing import chainer_bspmm before the script.
+
+    A forked process has it already; a spawned one, or one of a fork server, runs the script's top
+    level itself.
+    """
     # Replaces the script, which the server would run first.
     multiprocessing.set_forkserver_preload(['chainer_bspmm'])
     original = multiprocessing.spawn.get_command_line

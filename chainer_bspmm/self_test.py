@@ -30,9 +30,11 @@ N_STEPS = 5  # one eager, one captured, then replays, which are checked
 # Largest relative error, in the maximum norm, of predictions and of all gradients: rounding,
 # that of float16, and otherwise that of the dense model, which runs in float32.
 TOLERANCES = {'e': 5e-2, 'f': 1e-4, 'd': 1e-4}
-FLOOR = 1e-2  # part of the largest value of all arrays, below which one's own does not count
+# Errors of an array are relative to its largest value, but at least to this part of the largest
+# value of all arrays.
+FLOOR = 1e-2
 
-# method: the model's, and what was done with it; dtype: one letter; error (float or None):
+# method: the model's, and how it was run; dtype: one letter; error (float or None):
 # relative, None where it failed; reason (str or None): why it failed, or what is wrong.
 Outcome = collections.namedtuple('Outcome', 'method dtype error reason')
 
@@ -90,8 +92,10 @@ def trained(model, examples, converter, device, kind):
 
 
 def relative_error(actual, expected):
-    """Return the largest difference of any array, over its largest value; NaN if there is one."""
-    # Arrays of small values are compared with a part of the largest value of all.
+    """Return the largest difference of any array, over its largest value; NaN if there is one.
+
+    Arrays of small values are compared with a part of the largest value of all.
+    """
     if actual.keys() != expected.keys():
         raise ValueError('gradients of %s' % sorted(actual.keys() ^ expected.keys()))
     largest = {name: abs(array).max(initial=0) for name, array in expected.items()}
@@ -112,7 +116,11 @@ def cast(model, dtype):
 
 
 def run(device: chainer.backend.Device) -> Iterator[Outcome]:
-    """Yield an `Outcome` for each method and dtype, and for its training; nothing is raised."""
+    """Test a device; on a GPU the kernels of a method are compiled at its first dtype.
+
+    Yields an `Outcome` for each method and dtype, and for its training in float32, as soon as it is
+    known. Nothing is raised.
+    """
     for method in METHODS:
         for dtype in TOLERANCES:
             yield _outcome(method, dtype, device, predicts)

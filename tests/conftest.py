@@ -52,6 +52,7 @@ def place(request, monkeypatch):
 
 @pytest.fixture(params=['numpy', pytest.param('cupy', marks=pytest.mark.gpu)])
 def device(request):
+    """A Chainer device: the host, or a GPU; the latter is skipped without one."""
     return chainer.get_device('@numpy' if request.param == 'numpy' else '@cupy:0')
 
 

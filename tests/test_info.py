@@ -15,15 +15,38 @@ from chainer_bspmm.ops.graph_linear import products
 from tests.support.processes import python
 
 
-def test_command_prints_versions_and_the_self_test(tmp_path, monkeypatch):
-    monkeypatch.setenv('OMP_NUM_THREADS', '1')
-    done = python('-m', 'chainer_bspmm', 'info', cwd=tmp_path)
-    versions = [('numpy', numpy.__version__), ('chainer', chainer.__version__)]
-    parts = ['%-18s %s\n' % version for version in (*versions, ('chainer-chemistry', '0.7.1'))]
-    parts += ['chainer_bspmm %s in ' % chainer_bspmm.__version__, 'Python ', 'GPU:\n']
-    for part in (*parts, '  OMP_NUM_THREADS=1\n', 'Self-test on @numpy', 'All is well.'):
-        assert part in done.stdout
-    assert 'FAILED' not in done.stdout and 'missing' not in done.stdout.split('GPU:')[0]
+@pytest.fixture(scope='module')
+def printed(tmp_path_factory):
+    """The output of the command, once for all tests that only read it."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv('OMP_NUM_THREADS', '1')
+        return python('-m', 'chainer_bspmm', 'info', cwd=tmp_path_factory.mktemp('info')).stdout
+
+
+@pytest.mark.parametrize(
+    'part',
+    [
+        'chainer_bspmm %s in ' % chainer_bspmm.__version__,
+        'Python ',
+        '  numpy              %s\n' % numpy.__version__,
+        '  chainer            %s\n' % chainer.__version__,
+        '  chainer-chemistry  0.7.1',
+        '  OMP_NUM_THREADS=1\n',
+        'GPU:\n',
+    ],
+)
+def test_the_command_prints_what_a_report_of_a_problem_needs(printed, part):
+    assert part in printed
+
+
+def test_the_command_finds_every_package(printed):
+    assert 'missing' not in printed.split('GPU:')[0]
+
+
+def test_the_command_runs_the_self_test(printed):
+    assert '\nSelf-test on @numpy' in printed
+    assert printed.endswith('All is well.\n')
+    assert 'FAILED' not in printed
 
 
 def test_all_parts_pass(device):
@@ -32,7 +55,8 @@ def test_all_parts_pass(device):
     assert {outcome.reason for outcome in outcomes} == {None}
 
 
-def wrong(monkeypatch, change):
+def make_wrong(monkeypatch, change):
+    """Change the result of every layer of neighbours on a host, and test one method only."""
     monkeypatch.setattr(self_test, 'METHODS', ('rsgcn',))
     original = products.graph_linear_on_host
 
@@ -60,8 +84,8 @@ def raises(y):
         (raises, 'RuntimeError: cannot open source file "cuda_fp16.h"'),
     ],
 )
-def test_a_wrong_layer_fails_and_is_named(monkeypatch, capsys, change, reason):
-    wrong(monkeypatch, change)
+def test_a_wrong_layer_is_named_with_the_reason(monkeypatch, capsys, change, reason):
+    make_wrong(monkeypatch, change)
     assert info.info() == 1
     text = capsys.readouterr().out
     assert '  rsgcn                float16 FAILED: ' in text and reason in text
@@ -88,44 +112,75 @@ def test_errors_of_any_array_count(place):
         found = {name: array.copy() for name, array in expected.items()}
         found[place][-1] *= wrong
         assert not self_test.relative_error(found, expected) < 1
-    with pytest.raises(ValueError, match='gradients of'):
-        self_test.relative_error({'a': expected['a']}, expected)
+
+
+def test_errors_of_other_arrays_are_refused():
+    with pytest.raises(ValueError, match=r"^gradients of \['b'\]$"):
+        self_test.relative_error({'a': numpy.ones(3)}, {'a': numpy.ones(3), 'b': numpy.ones(1)})
 
 
 def test_the_command_exits_with_the_outcome(monkeypatch):
     from chainer_bspmm import __main__
 
     monkeypatch.setattr(sys, 'argv', ['chainer_bspmm', 'info'])
-    wrong(monkeypatch, lambda y: -y)
+    make_wrong(monkeypatch, lambda y: -y)
     assert __main__.main() == 1
 
 
-def test_missing_packages_are_named_with_a_remedy(monkeypatch):
+@pytest.fixture
+def installed(monkeypatch):
+    """Versions by package, None: not installed; what a test adds is believed to be so."""
     original = info.version
-    versions = {'rdkit': None, 'cairosvg': '2.7', 'h5py': None}
+    versions = {}
     monkeypatch.setattr(info, 'version', lambda name: versions.get(name, original(name)))
-    lines = list(info.versions())
-    (missing,) = [line for line in lines if 'missing' in line]
-    assert 'rdkit' in missing and 'pip install rdkit' in missing
-    assert '  cairosvg           2.7' in lines
-    assert '  h5py               not installed; for HDF5 snapshots' in lines
+    return versions
+
+
+def test_a_missing_package_is_named_with_a_remedy(installed):
+    installed['rdkit'] = None
+    missing = [line for line in info.versions() if 'missing' in line]
+    advice = "pip install rdkit    (SMILES and Chainer Chemistry's preprocessors need it)"
+    assert missing == ['  rdkit              missing: ' + advice]
+
+
+def test_a_version_of_an_optional_package_is_printed(installed):
+    installed['cairosvg'] = '2.7'
+    assert '  cairosvg           2.7' in info.versions()
+
+
+def test_a_missing_optional_package_is_named_with_its_use(installed):
+    installed['h5py'] = None
+    assert '  h5py               not installed; for HDF5 snapshots' in info.versions()
+
+
+TWO_PACKAGES = {'cupy-cuda12x': '13.0', 'cupy-cuda13x': '14.2.0'}
+NO_CUPY = """\
+  missing: CuPy, and this machine has NVIDIA's driver:
+    pip install 'chainer_bspmm[cuda13]' (or cuda12) with the CUDA Toolkit, without it
+    pip install 'cupy-cuda13x[ctk]' (or cupy-cuda12x)"""
 
 
 @pytest.mark.parametrize(
     'packages, driver, expected',
     [
-        ({}, True, "pip install 'chainer_bspmm[cuda13]'"),
-        ({}, False, 'shows no NVIDIA driver'),
-        ({'cupy-cuda13x': '14.2.0'}, True, 'CuPy is installed, but: no libcuda'),
-        ({'cupy-cuda12x': '13.0', 'cupy-cuda13x': '14.2.0'}, True, 'uninstall -y cupy-cuda12x cup'),
+        ({}, True, NO_CUPY),
+        ({}, False, '  CuPy is not installed, and this machine shows no NVIDIA driver'),
+        ({'cupy-cuda13x': '14.2.0'}, True, '  CuPy is installed, but: no libcuda'),
+        (
+            TWO_PACKAGES,
+            True,
+            '  more than one CuPy is installed, and they overwrite each other: '
+            'pip uninstall -y cupy-cuda12x cupy-cuda13x; then install one',
+        ),
     ],
+    ids=['driver without CuPy', 'neither', 'CuPy that does not work', 'two packages of CuPy'],
 )
 def test_what_is_said_without_a_gpu(monkeypatch, packages, driver, expected):
     monkeypatch.setattr(info, 'cupy_packages', lambda: packages)
     monkeypatch.setattr(info, 'has_nvidia_driver', lambda: driver)
     monkeypatch.setattr(cuda, 'available', False)
     monkeypatch.setattr(cuda, '_resolution_error', ImportError('no libcuda'))
-    assert expected in '\n'.join(info.gpus())
+    assert expected in info.gpus()
 
 
 def test_a_driver_that_raises_is_no_gpu(monkeypatch):
@@ -148,14 +203,17 @@ def test_devices_are_listed():
 
 
 def test_what_captured_steps_call_cublas_through(monkeypatch):
+    monkeypatch.setattr(gemm, 'name_of_library', lambda: 'libcublas.so.13')
+    monkeypatch.setattr(gemm, 'cublas', lambda: None)
+    assert info.cublas() == 'libcublas.so.13'
+
+
+def test_why_captured_steps_cannot_call_cublas(monkeypatch):
     def fail():
         raise OSError('no libcublas')
 
-    monkeypatch.setattr(gemm, 'name_of_library', lambda: 'libcublas.so.13')
-    of_error = 'nothing: OSError: no libcublas'
-    for cublas, expected in ((lambda: None, 'libcublas.so.13'), (fail, of_error)):
-        monkeypatch.setattr(gemm, 'cublas', cublas)
-        assert info.cublas() == expected
+    monkeypatch.setattr(gemm, 'cublas', fail)
+    assert info.cublas() == 'nothing: OSError: no libcublas'
 
 
 def test_dotted():

@@ -7,6 +7,7 @@ TESTS = pathlib.Path(__file__).resolve().parent
 
 
 def imported(path):
+    """Yield the dotted names that a file imports."""
     for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -16,6 +17,10 @@ def imported(path):
 
 def test_no_import_from_a_test_file():
     files = {path.stem for path in TESTS.rglob('test_*.py')}
-    pairs = [(path, name) for path in sorted(TESTS.rglob('test_*.py')) for name in imported(path)]
-    found = {str(path): name for path, name in pairs if files & set(name.split('.'))}
+    found = {
+        str(path.relative_to(TESTS)): name
+        for path in sorted(TESTS.rglob('test_*.py'))
+        for name in imported(path)
+        if files & set(name.split('.'))
+    }
     assert not found, 'what several test files use belongs in tests/support'

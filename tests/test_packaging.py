@@ -20,10 +20,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 VERSION = chainer_bspmm.__version__
 
 
-def test_version():
-    assert 'version = attr: chainer_bspmm.__version__\n' in (ROOT / 'setup.cfg').read_text()
-    assert f'\nversion: {VERSION}\n' in (ROOT / 'CITATION.cff').read_text()
-    assert f'\n## [{VERSION}]' in (ROOT / 'CHANGELOG.md').read_text()
+@pytest.mark.parametrize(
+    'file, line',
+    [
+        ('setup.cfg', '\nversion = attr: chainer_bspmm.__version__\n'),
+        ('CITATION.cff', f'\nversion: {VERSION}\n'),
+        ('CHANGELOG.md', f'\n## [{VERSION}]'),
+    ],
+)
+def test_the_version_is_that_of_the_package(file, line):
+    assert line in (ROOT / file).read_text()
 
 
 def test_an_sdist_depends_on_its_files_only(tmp_path):
@@ -48,17 +54,23 @@ def test_an_sdist_depends_on_its_files_only(tmp_path):
 
 
 def build(checkout, out):
-    env = {**os.environ, 'SOURCE_DATE_EPOCH': '1735689600', 'PYTHONPATH': ''}
-    command = [sys.executable, 'tools/package.py', out]
-    subprocess.run(command, cwd=checkout, check=True, capture_output=True, env=env)
+    """Build the sdist and the wheel of a checkout; return name -> digest of the files."""
+    subprocess.run(
+        [sys.executable, 'tools/package.py', out],
+        cwd=checkout,
+        check=True,
+        capture_output=True,
+        env={**os.environ, 'SOURCE_DATE_EPOCH': '1735689600', 'PYTHONPATH': ''},
+    )
     return {path.name: hashlib.sha256(path.read_bytes()).digest() for path in out.iterdir()}
 
 
 @pytest.mark.slow
 def test_two_builds_are_equal(tmp_path):
     pytest.importorskip('build')
-    names = '.git .venv* .*cache .hypothesis site dist build *.egg-info'.split()
-    ignored = shutil.ignore_patterns(*names)
+    ignored = shutil.ignore_patterns(
+        '.git', '.venv*', '.*cache', '.hypothesis', 'site', 'dist', 'build', '*.egg-info'
+    )
     found = []
     for name in 'ab':
         shutil.copytree(ROOT, tmp_path / name, ignore=ignored)

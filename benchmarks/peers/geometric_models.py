@@ -121,17 +121,16 @@ def examples_of(sparse):
         atoms, adj, labels = sparse[i]
         columns = adj.indices.astype('i8')
         edges = numpy.stack((columns // adj.n_relations, adj.entry_rows()))
-        given = {'edge_attr': None if adj.data is None else torch.from_numpy(adj.data)}
-        if adj.n_relations > 1:
-            given = {'edge_type': torch.from_numpy(columns % adj.n_relations)}
-        examples.append(
-            Data(
-                x=torch.from_numpy(atoms.astype('i8')),
-                edge_index=torch.from_numpy(edges),
-                y=torch.from_numpy(labels[None]),
-                **given,
-            )
+        data = Data(
+            x=torch.from_numpy(atoms.astype('i8')),
+            edge_index=torch.from_numpy(edges),
+            y=torch.from_numpy(labels[None]),
         )
+        if adj.n_relations > 1:
+            data.edge_type = torch.from_numpy(columns % adj.n_relations)
+        elif adj.data is not None:
+            data.edge_attr = torch.from_numpy(adj.data)
+        examples.append(data)
     return examples
 
 

@@ -106,7 +106,8 @@ class Timer(chainer.training.Extension):
 
     def __init__(self, device, at):
         self._device, self._at = device, at
-        self.times, self.loss = [], None
+        self.times = []
+        self.loss = None
 
     def __call__(self, trainer):
         if trainer.updater.iteration == 1:

@@ -106,7 +106,7 @@ def measure(model, sparse, n_batch, device, comm, n_rounds):
         'bytes of gradients': 4 * sum(param.size for param in model.params()),
     }
     if comm is not None and on_gpu:
-        ranks = contender.updater._driver.ranks
+        ranks = contender.updater._driver.session.update.gradients
         cell['in the graph'] = ranks.has_sum
         cell['exchange alone, us'] = round(exchange_us(ranks, comm, device), 2)
     return cell

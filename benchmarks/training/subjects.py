@@ -40,22 +40,24 @@ def subject_of(method, read, sets):
     """
     base, _, variant = method.partition('_')
     dense, data = of_kind(sets, read, method if variant == 'gwm' else base)
-    n_columns, sizes = None, {}
-    if variant.endswith('wle'):
+    labels = dense.get_datasets()[-1]
+    n_columns = None
+    if not variant.endswith('wle'):
+        model = new_model(method, labels)
+    else:
         with_atom = variant == 'wle'
         if with_atom not in sets:
             sets[with_atom] = data_sets.weisfeiler_lehman(dense, with_atom)
         found, n_labels = sets[with_atom]
-        atoms, matrices, labels = dense.get_datasets()
+        atoms, matrices, _ = dense.get_datasets()
         if with_atom:  # the labels are the atoms
             dense = NumpyTupleDataset(found, matrices, labels)
-            sizes = {'n_atom_types': n_labels}
             data = to_sparse(dense)
+            model = new_model(method, labels, n_atom_types=n_labels)
         else:
             data = dense = NumpyTupleDataset(atoms, matrices, found, labels)
             n_columns = 1
-            sizes = {'n_wle_types': n_labels}
-    model = new_model(method, dense.get_datasets()[-1], **sizes)
+            model = new_model(method, labels, n_wle_types=n_labels)
     model(*upstream_concat_mols([dense[0]]))  # makes all parameters
     converters = {
         layout: chainer_bspmm.CSRConverter(layout, n_node_columns=n_columns)

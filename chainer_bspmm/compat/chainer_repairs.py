@@ -5,7 +5,7 @@ import types
 
 import numpy
 
-from chainer_bspmm.compat.hooks import repairs
+from chainer_bspmm.compat.import_hooks import repairs
 from chainer_bspmm.compat.module_view import ModuleView, give_back_numpy_names, lost_numpy_names
 
 
@@ -60,7 +60,8 @@ def resume_without_state_of_unused_parameters(module):
     """chainer/optimizer.py: demands an optimizer state of parameters that never had one."""
     # A parameter without a shape that no forward pass uses (``first_mlp`` of a GIN trained without
     # chainer_bspmm, parts of WeaveNet) is saved without a state; resuming then raises KeyError. A
-    # disabled update rule needs none.
+    # disabled update rule needs no state, so the rules of such parameters are disabled while they
+    # load.
     serialize = module.Optimizer.serialize
 
     @functools.wraps(serialize)

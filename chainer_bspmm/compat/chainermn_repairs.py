@@ -2,7 +2,7 @@
 
 import numpy
 
-from chainer_bspmm.compat.hooks import repairs
+from chainer_bspmm.compat.import_hooks import repairs
 from chainer_bspmm.compat.module_view import ModuleView
 
 

@@ -10,7 +10,7 @@ import importlib.util
 import sys
 import types
 
-from chainer_bspmm.compat.hooks import surrounds
+from chainer_bspmm.compat.import_hooks import surrounds
 
 # Upstream module -> modules that it needs only inside of functions.
 IMPORTED_LATER = {
@@ -68,7 +68,8 @@ def _stands_for(name, later):
 @contextlib.contextmanager
 def import_later():
     """The modules of the table import pandas, scikit-learn and others for a few functions."""
-    # Only import statements of these modules themselves: what they import imports as usual.
+    # Only import statements of these modules themselves are served by stand-ins: the modules that
+    # they import import as usual.
     import_now = builtins.__import__
 
     def import_(name, globals=None, locals=None, fromlist=(), level=0):

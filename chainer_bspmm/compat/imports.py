@@ -11,7 +11,7 @@ from chainer_bspmm.compat import chemistry_repairs  # noqa: F401
 from chainer_bspmm.compat import imported_later  # noqa: F401
 from chainer_bspmm.compat import late_sums  # noqa: F401
 from chainer_bspmm.compat import stand_ins  # noqa: F401
-from chainer_bspmm.compat import hooks
+from chainer_bspmm.compat import import_hooks
 
 _INSTALL_CHAINER = (
     'chainer_bspmm needs Chainer, which is not installed. Its source package does not build with '
@@ -32,7 +32,8 @@ _RESTART = (
 
 def _purge_leftovers(package, dependents):
     """Remove the modules of a package whose import has failed."""
-    # Python removes the package only: a second import would mix its modules with new ones.
+    # Python removes the package itself but keeps its modules that were imported; a second import
+    # would mix them with new ones.
     are_left = any(name.startswith(package + '.') for name in sys.modules)
     if are_left and package not in sys.modules:
         for name in list(sys.modules):
@@ -53,17 +54,21 @@ _is_done = False
 
 
 def import_upstream():
-    """Import Chainer and Chainer Chemistry, repaired; ImportError says what to do."""
+    """Import Chainer and Chainer Chemistry, repaired; ImportError says what to do.
+
+    Modules of theirs that are already imported are repaired in place; leftovers of a failed import
+    are removed first.
+    """
     global _is_done
     if _is_done:
         return
     _purge_leftovers('chainer', ('chainer', 'chainerx', 'chainermn', 'chainer_chemistry'))
     _purge_leftovers('chainer_chemistry', ('chainer_chemistry',))
     try:
-        hooks.install()
+        import_hooks.install()
         _import('chainer', _INSTALL_CHAINER)
         _import('chainer_chemistry', _INSTALL_CHEMISTRY)
     except ImportError:
-        hooks.uninstall()
+        import_hooks.uninstall()
         raise
     _is_done = True

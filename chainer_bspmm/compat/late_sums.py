@@ -6,7 +6,7 @@ import weakref
 
 import numpy
 
-from chainer_bspmm.compat.hooks import repairs
+from chainer_bspmm.compat.import_hooks import repairs
 
 MOST = 1024  # values that wait
 
@@ -14,17 +14,23 @@ _lasting = weakref.WeakValueDictionary()  # id of its memory -> array
 
 
 def never_overwritten(array):
-    """Promise that values in an array's memory last, so that those that wait need no copy."""
+    """Promise that values in the memory of a CuPy array last: those that wait need no copy.
+
+    Holds for as long as the array exists. Values are fetched with all of it.
+    """
     _lasting[id(array.data.mem)] = array
 
 
 @repairs('chainer.reporter')
 def summaries_add_late(module):
-    """chainer/reporter.py: Summary.add launches five kernels for a value on a GPU."""
-    # LogReport adds every reported value of every step. A copy of it waits instead, until a
-    # statistic is asked for, the summary is serialized, or there are MOST: then all are fetched at
-    # once and added on the host, one after the other in their type, which gives the device's
-    # numbers (it takes numbers below 1e-38 for 0).
+    """chainer/reporter.py: Summary.add launches five kernels for a value on a GPU.
+
+    LogReport adds every reported value of every step. A copy of it waits instead, until a
+    statistic is asked for, the summary is serialized, or there are MOST: then all are fetched at
+    once and added on the host, one after the other in the type that they have. These are the
+    numbers that the device would give (it takes numbers below 1e-38 for 0). Statistics are NumPy
+    scalars, as they are for values on the host.
+    """
     kind, cuda = module.Summary, module.chainer.backends.cuda
     add_now = kind.add
     kind._waiting = ()
@@ -86,13 +92,14 @@ def _catch_up(summary, cuda):
 def _fetched(waiting, cuda):
     """Return the values as NumPy scalars, by one copy for each table that they are from."""
     results = [None] * len(waiting)
-    others = []
-    places_in = {}
+    others = []  # places of values that are in no table
+    places_in = {}  # (table, dtype) -> places of its values
     for i, (value, table) in enumerate(waiting):
         if table is None:
             others.append(i)
         else:
             places_in.setdefault((id(table), value.dtype), []).append(i)
+
     for (_, dtype), places in places_in.items():
         table = waiting[places[0]][1]
         with table.device:
@@ -102,6 +109,7 @@ def _fetched(waiting, cuda):
         numbers = numbers[firsts[:, None] + numpy.arange(dtype.itemsize)].view(dtype)
         for i, number in zip(places, numbers[:, 0]):
             results[i] = number
+
     kinds = itertools.groupby(others, lambda i: (waiting[i][0].device, waiting[i][0].dtype))
     for (device, _), places in kinds:
         places = list(places)

@@ -1,11 +1,11 @@
-"""Repairs for what the example scripts of Chainer Chemistry call themselves: only under `run`."""
+"""Repairs of functions that Chainer Chemistry's example scripts call: only under `run`."""
 
 import functools
 import importlib.util
 import sys
 import types
 
-from chainer_bspmm.compat.hooks import repairs
+from chainer_bspmm.compat.import_hooks import repairs
 
 
 @repairs('matplotlib.axes._axes')

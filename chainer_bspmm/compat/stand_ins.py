@@ -1,4 +1,4 @@
-"""Stand-ins for what upstream modules need only while they are imported."""
+"""Stand-ins for names that upstream modules need only while they are imported."""
 
 import collections
 import collections.abc
@@ -10,7 +10,7 @@ import warnings
 
 import numpy
 
-from chainer_bspmm.compat.hooks import repairs, surrounds
+from chainer_bspmm.compat.import_hooks import repairs, surrounds
 from chainer_bspmm.compat.module_view import ModuleView, lost_numpy_names
 
 
@@ -57,7 +57,8 @@ class _WorkingSet:
 @surrounds('chainer._environment_check', 'chainer.testing.helper', 'chainer.testing.doctest_helper')
 def pkg_resources_stand_in():
     """chainer/_environment_check.py and chainer/testing import pkg_resources."""
-    # setuptools >= 82 lacks it, earlier versions warn at its import: the real one is hidden, too.
+    # setuptools >= 82 lacks it, and earlier versions warn when it is imported; so the real one is
+    # hidden, too.
     module = types.ModuleType('pkg_resources')
     vars(module).update(
         ResolutionError=_ResolutionError,

@@ -63,19 +63,38 @@ class Library:
             return functools.partial(_checked, symbol, function)
 
         number, pointer = ctypes.c_int, ctypes.c_void_p
-        matrix = pointer, number, number  # where, type, leading dimension
-        stack = *matrix, ctypes.c_longlong  # of matrices: and how far one is from the next
-        product = pointer, *[number] * 5, pointer  # handle, orders, sizes, alpha
         self._create = call('cublasCreate_v2', pointer)
         self.destroy = call('cublasDestroy_v2', pointer)
         self.set_stream = call('cublasSetStream_v2', pointer, pointer)
         self.set_workspace = call('cublasSetWorkspace_v2', pointer, pointer, ctypes.c_size_t)
         self.set_math_mode = call('cublasSetMathMode', pointer, number)
-        end = pointer, *matrix, number, number  # beta, the result, how it is calculated
-        self.gemm_ex = call('cublasGemmEx', *product, *matrix, *matrix, *end)
-        end = pointer, *stack, number, number, number
+        orders_and_sizes = [number] * 5  # transa, transb, m, n, k
+        matrix = [pointer, number, number]  # address, type, leading dimension
+        stack = [*matrix, ctypes.c_longlong]  # stride: elements from one matrix to the next
+        self.gemm_ex = call(
+            'cublasGemmEx',
+            pointer,  # handle
+            *orders_and_sizes,
+            pointer,  # alpha
+            *matrix,  # A
+            *matrix,  # B
+            pointer,  # beta
+            *matrix,  # C
+            number,  # compute type
+            number,  # algorithm
+        )
         self.gemm_strided_batched_ex = call(
-            'cublasGemmStridedBatchedEx', *product, *stack, *stack, *end
+            'cublasGemmStridedBatchedEx',
+            pointer,  # handle
+            *orders_and_sizes,
+            pointer,  # alpha
+            *stack,  # A
+            *stack,  # B
+            pointer,  # beta
+            *stack,  # C
+            number,  # number of matrices
+            number,  # compute type
+            number,  # algorithm
         )
 
     def create(self):
@@ -108,8 +127,10 @@ class Blas:
     """Products of CuPy arrays on the current stream, which may be under capture.
 
     The arrays must be on the device that is current when it is made. Make it outside of capture and
-    keep it as long as any graph that captured its calls, which use its workspace. Its finalizer,
-    which destroys the handle, synchronises the device: none may run during a capture.
+    keep it as long as any graph that captured its calls: the graph's kernels use its workspace.
+    Do not let it be collected during a capture either: its finalizer destroys the handle, which
+    synchronises the device.
+
     float16 is multiplied and summed in float32, partial sums included. TF32 is requested only where
     CuPy would request it: if ``CUPY_TF32=1`` or ``cupy._core.set_compute_type`` says so, never for
     stacks. Deterministic on one kind of device and version of cuBLAS.
@@ -135,8 +156,10 @@ class Blas:
             self._stream = stream.ptr
 
     def dot(self, a, b):
-        """Multiply two matrices or vectors, as ``cupy.dot`` does; the result is C-contiguous."""
-        # Row-major and column-major arrays are read in place, all others are copied first.
+        """Multiply two matrices or vectors, as ``cupy.dot`` does; the result is C-contiguous.
+
+        Row-major and column-major arrays are read in place, all others are copied first.
+        """
         if a.ndim == b.ndim == 2:
             return self._matrices(a, b)
         if not 1 <= a.ndim <= 2 or not 1 <= b.ndim <= 2:
@@ -164,7 +187,7 @@ class Blas:
         self._check(a, b)
         dtype = a.dtype if a.dtype == b.dtype else numpy.promote_types(a.dtype, b.dtype)
         shape = a.shape[:-1] + b.shape[-1:]
-        (m, k) = a.shape[-2:]
+        m, k = a.shape[-2:]
         n = b.shape[-1]
         n_matrices = len(a) if a.ndim == 3 else 1
         with cuda.cupy.cuda.Device(self.device):
@@ -180,33 +203,55 @@ class Blas:
             type_, factors = DATA_TYPES[dtype.char], FACTORS[dtype.char]
             one = factors.ctypes.data
             zero = factors.ctypes.data + factors.itemsize
-            # cuBLAS is column-major: it computes C^T = B^T A^T.
-            left, right = [b.data.ptr, type_, ldb], [a.data.ptr, type_, lda]
-            result = [c.data.ptr, type_, n]
+            # cuBLAS is column-major: it computes C^T = B^T A^T, so b comes first, and n before m.
             if a.ndim == 2:
-                call = self._library.gemm_ex
-                tail = (compute_type(dtype), DEFAULT_ALGORITHM)
+                self._library.gemm_ex(
+                    self._handle,
+                    is_b_transposed,
+                    is_a_transposed,
+                    n,
+                    m,
+                    k,
+                    one,
+                    b.data.ptr,
+                    type_,
+                    ldb,
+                    a.data.ptr,
+                    type_,
+                    lda,
+                    zero,
+                    c.data.ptr,
+                    type_,
+                    n,
+                    compute_type(dtype),
+                    DEFAULT_ALGORITHM,
+                )
             else:
-                left.append(b.strides[0] // b.itemsize)
-                right.append(a.strides[0] // a.itemsize)
-                result.append(m * n)
-                compute = COMPUTE_64F if dtype.char == 'd' else COMPUTE_32F
-                call = self._library.gemm_strided_batched_ex
-                tail = n_matrices, compute, DEFAULT_ALGORITHM
-            call(
-                self._handle,
-                is_b_transposed,
-                is_a_transposed,
-                n,
-                m,
-                k,
-                one,
-                *left,
-                *right,
-                zero,
-                *result,
-                *tail,
-            )
+                self._library.gemm_strided_batched_ex(
+                    self._handle,
+                    is_b_transposed,
+                    is_a_transposed,
+                    n,
+                    m,
+                    k,
+                    one,
+                    b.data.ptr,
+                    type_,
+                    ldb,
+                    b.strides[0] // b.itemsize,
+                    a.data.ptr,
+                    type_,
+                    lda,
+                    a.strides[0] // a.itemsize,
+                    zero,
+                    c.data.ptr,
+                    type_,
+                    n,
+                    m * n,
+                    n_matrices,
+                    COMPUTE_64F if dtype.char == 'd' else COMPUTE_32F,
+                    DEFAULT_ALGORITHM,
+                )
         return c
 
     def _check(self, a, b):
@@ -237,8 +282,8 @@ def _laid_out(a):
     # The order is 0 for row-major, 1 for column-major. It is also the operation to pass to cuBLAS,
     # which reads a row-major matrix as its transpose and computes with transposes here.
     size = a.itemsize
-    (n_rows, n_columns) = a.shape[-2:]
-    (*stack, down, along) = a.strides
+    n_rows, n_columns = a.shape[-2:]
+    *stack, down, along = a.strides
     if min(stack, default=0) >= 0 and not any(stride % size for stride in a.strides):
         if (along == size or n_columns == 1) and (down >= n_columns * size or n_rows == 1):
             return a, 0, n_columns if n_rows == 1 else down // size

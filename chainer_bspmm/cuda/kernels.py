@@ -11,7 +11,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import plans
 
-# What a storage dtype is called in the kernels, by NumPy's one-letter code.
+# The kernels' names of storage dtypes, by NumPy's one-letter code.
 STORAGE = {'e': '__half', 'f': 'float', 'd': 'double'}
 
 
@@ -33,8 +33,10 @@ def paths():
 
 
 def source(name):
-    """Return the text of a kernel's file with the headers inserted."""
-    # CuPy's disk cache hashes the text that it compiles, but not headers which that text includes.
+    """Return the text of a kernel's file with the headers inserted.
+
+    CuPy's disk cache hashes the text that it compiles, but not headers which that text includes.
+    """
     path = paths()[name]
     parts = []
     for number, line in enumerate(path.read_text().splitlines(keepends=True), 1):
@@ -88,8 +90,11 @@ def load(device_id, name, dtype_char, defines):
 
 @contextlib.contextmanager
 def compiled_together():
-    """Compile what this thread loads inside, several at a time; launches do nothing."""
-    # Otherwise each is compiled, in up to a second, at its first launch, where errors are raised.
+    """Compile the kernels that this thread loads inside, several at a time; launches do nothing.
+
+    Without it, each is compiled when it is first launched, in up to a second. Errors of the
+    compiler are not raised here, but at that launch.
+    """
     with concurrent.futures.ThreadPoolExecutor() as pool:
         _local.together = pool, set()
         try:

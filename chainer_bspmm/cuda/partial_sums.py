@@ -31,13 +31,13 @@ DEFINES = (
 
 
 class PendingSums:
-    """Sums that are not done yet: arrays, and what each is the sum of."""
+    """Sums that are not done yet: the arrays to write, and the parts of each."""
 
     def __init__(self):
         self._sums = {}  # id of an array -> (array, [(partials, first column), ...])
 
     def add(self, partials, first, shape, dtype):
-        """Return a new array that will be a sum."""
+        """Return a new array that will be a sum; it is uninitialised until then."""
         array = cuda.cupy.empty(shape, dtype)
         if array.size:
             self._sums[id(array)] = array, [(partials, first)]
@@ -89,9 +89,7 @@ def _launch(sums):
 
 
 def _launch_batch(sums):
-    table = numpy.zeros(1, _TABLE)
-    sources = []
-    targets = []
+    sources, targets = [], []
     n_chunks = 0
     for array, parts in sums:
         targets.append((array.data.ptr, array.size, n_chunks, len(sources)))
@@ -100,6 +98,7 @@ def _launch_batch(sums):
             sources.append((partials.data.ptr, first, stride, n_rows))
         n_chunks += -(-array.size // COLUMNS)
     targets.append((0, 0, n_chunks, len(sources)))
+    table = numpy.zeros(1, _TABLE)
     table['source'][0, : len(sources)] = sources
     table['target'][0, : len(targets)] = targets
     table['n_targets'] = len(sums)
@@ -114,10 +113,11 @@ def sum_partials(partials, parts):
 
     They are ``partials[:, first : first + prod(shape)].sum(axis=0)``, of that shape and dtype, for
     each (first, shape, dtype) of `parts`; `partials` is of the dtype that kernels calculate in.
-    Deterministic: the rows are added up in a fixed order.
+    Rows are added in a fixed order, without atomics: deterministic.
 
-    Inside a captured step the sums may be deferred: the returned arrays are uninitialised until the
-    backward pass ends, so they must be gradients of parameters, which only the update reads.
+    Inside a captured step the sums may be deferred. Then the returned arrays are uninitialised
+    until the backward pass ends, so they must be gradients of parameters, which only the update
+    reads.
     """
     current = step.current()
     deferred = None if current is None else current.sums

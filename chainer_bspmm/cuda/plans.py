@@ -1,4 +1,4 @@
-"""Launch plans: what the plans of all operations share. Pure functions of a few integers."""
+"""Launch plans: the parts that all operations share. Pure functions of a few integers."""
 # Kernels take their tile sizes from the constants decided here: grid and tile cannot disagree.
 
 import collections
@@ -13,7 +13,7 @@ Plan = TypeVar('Plan', covariant=True)
 
 
 class Launch(NamedTuple):
-    """How a kernel is compiled and launched."""
+    """Plan of a launch: how a kernel is compiled and launched."""
 
     defines: tuple  # compile-time constants, pairs of name and value
     grid: tuple[int, int, int]  # in CUDA's order (x, y, z), as block
@@ -23,7 +23,7 @@ class Launch(NamedTuple):
 
 
 class Kept(Protocol[Parameters, Plan]):
-    """What :func:`functools.lru_cache` returns; its own annotation takes any arguments."""
+    """Type of a :func:`functools.lru_cache`; its own annotation takes any arguments."""
 
     __wrapped__: Callable[Parameters, Plan]
 
@@ -42,7 +42,7 @@ WARP = 32
 VECTOR_BYTES = 16  # the widest load of one thread
 MAX_GRID_Y = 65535
 MAX_BLOCK = 1024
-QUAD = 4  # elements that the kernel loads from shared memory at once, and what it pads with
+QUAD = 4  # elements that the kernel loads from shared memory at once, and pads rows to
 LONG_ROW = 128  # entries that a row of a molecule never has: no policy of theirs depends on these
 
 

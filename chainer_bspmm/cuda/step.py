@@ -13,9 +13,9 @@ import chainer
 
 
 class Step:
-    """What products and random numbers need inside a step."""
+    """State that products, random numbers and sums read inside a step."""
 
-    one: Any  # training.step_program.SeedGradient, which gives the gradient of the loss, or None
+    one: Any  # training.training_step.SeedGradient, which gives the gradient of the loss, or None
     sums: Any  # cuda.partial_sums.PendingSums, deferred to the end of the backward pass, or None
     peer_sums: Any  # training.peer_memory.PeerSums, of vectors over several ranks, or None
 
@@ -24,7 +24,7 @@ class Step:
         self.seed = seed  # of the random numbers, below 2**64
         self.counter = counter  # (1,) uint64 on the device, which the host writes before every run
         self.one = self.sums = self.peer_sums = None
-        self.losses = []  # with what came along with them, see training.chainer_nodes
+        self.losses = []  # and the results of the same launches, see training.chainer_nodes
         self._n_streams = 0
 
     def next_stream(self):
@@ -48,8 +48,10 @@ def current():
 
 @contextlib.contextmanager
 def under_way(step):
-    """Make products and random numbers of this thread those of `step`; its layers count from 0."""
-    # Chainer's functions do not use cuDNN, whose calls cannot be captured (CuPy before 14).
+    """Run this thread's products and random draws in `step`; layers are numbered from 0.
+
+    Inside, Chainer's functions do not use cuDNN, whose calls cannot be captured (CuPy before 14).
+    """
     previous, _local.step = _local.step, step
     step._n_streams = 0
     try:

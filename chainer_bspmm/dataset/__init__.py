@@ -2,9 +2,9 @@
 
 from chainer_bspmm.dataset.converters import concat_mols, CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceDataset
+from chainer_bspmm.dataset.selection import SparseExample
 from chainer_bspmm.dataset.smiles import Failure, from_smiles, FromSmiles
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset, to_sparse
-from chainer_bspmm.dataset.sparse_example import SparseExample
 
 __all__ = [
     'CSRConverter',

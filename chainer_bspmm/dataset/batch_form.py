@@ -1,4 +1,4 @@
-"""What determines the arrays of a batch: their sizes, `Capacity`, and all else, `Form`."""
+"""Description of a batch's arrays: their sizes, `Capacity`, and everything else, `Form`."""
 
 import collections
 from typing import Any
@@ -10,9 +10,9 @@ from chainer_bspmm.sparse.batched_csr import Buffers
 # Sizes of the buffers of a batch.
 Capacity = collections.namedtuple('Capacity', 'rows entries max_rows max_entries max_atom_id')
 
-# What determines the places of a batch's arrays, except for the capacity. atoms, and each of the
-# labels: (dtype, shape of a row); data: dtype or None. The first n_node_columns labels have a row
-# for each node. longest, layout, padded_to: of the `BatchedCSR`.
+# With the capacity, this determines the places of a batch's arrays. atoms, and each of the labels:
+# (dtype, shape of a row); data: dtype or None. The first n_node_columns labels have a row for each
+# node. longest, layout, padded_to: of the `BatchedCSR`.
 Form = collections.namedtuple(
     'Form',
     'n_graphs n_relations is_symmetric atoms data labels longest layout padded_to n_node_columns',
@@ -23,22 +23,22 @@ Form = collections.namedtuple(
 def needs(sizes, entries, max_atom_id):
     """Return the `Capacity` that a batch of molecules of these sizes and entries just fills."""
     return Capacity(
-        int(sizes.sum()),
-        int(entries.sum()),
-        int(sizes.max(initial=0)),
-        int(entries.max(initial=0)),
-        -1 if max_atom_id is None else max_atom_id,
+        rows=int(sizes.sum()),
+        entries=int(entries.sum()),
+        max_rows=int(sizes.max(initial=0)),
+        max_entries=int(entries.max(initial=0)),
+        max_atom_id=-1 if max_atom_id is None else max_atom_id,
     )
 
 
 def kinds_of(atoms, data, labels) -> tuple[tuple, Any, tuple]:
-    """Return what a `Form` has of these arrays."""
-    (atoms, *labels) = [(array.dtype, array.shape[1:]) for array in (atoms, *labels)]
+    """Return the fields atoms, data and labels of a `Form` for these arrays."""
+    atoms, *labels = [(array.dtype, array.shape[1:]) for array in (atoms, *labels)]
     return atoms, None if data is None else data.dtype, tuple(labels)
 
 
 def rounded(longest):
-    """Return a bound of the entries that rows have which most batches share."""
+    """Return a bound of a row's entries that most batches share."""
     return max(plans.LONG_ROW, 1 << (longest - 1).bit_length())
 
 

@@ -16,7 +16,7 @@ import numpy
 
 from chainer_bspmm.dataset.molecules import Molecules
 
-# What decides what is made of the same SMILES, and how it is written.
+# The modules that decide how SMILES are parsed, and how the result is written.
 SOURCES = ('cache.py', 'molecules.py', 'smiles.py')
 VARIABLE = 'CHAINER_BSPMM_CACHE_DIR'
 NAME_LENGTH, SUFFIX = 40, '.npz'
@@ -55,7 +55,7 @@ def path_for(smiles, preprocessor):
 
 
 def read(path):
-    """Return what :func:`write` was given, or None if there is no file or it is damaged."""
+    """Return the arguments of :func:`write`, or None if there is no file or it is damaged."""
     try:
         with numpy.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}

@@ -7,10 +7,10 @@ import numpy
 import chainer
 from chainer import backend
 
-from chainer_bspmm.dataset import dense_examples, sparse_example
+from chainer_bspmm.dataset import dense_examples, selection
 from chainer_bspmm.dataset.molecules import Molecules
-from chainer_bspmm.dataset.sparse_example import Selection, SparseExample
-from chainer_bspmm.sparse import validate
+from chainer_bspmm.dataset.selection import Selection, SparseExample
+from chainer_bspmm.sparse import check
 from chainer_bspmm.sparse.batch import send
 from chainer_bspmm.sparse.build import spread, to_host
 
@@ -67,10 +67,10 @@ class CSRConverter(chainer.dataset.Converter):
                 'layout: expected a str, got a %s; as converter give CSRConverter(), not the class'
             )
             raise TypeError(text % type(layout).__name__)
-        validate.layout(layout, padded_to)
+        check.layout(layout, padded_to)
         if n_node_columns is not None:
-            validate.count('n_node_columns', n_node_columns, 0)
-        validate.one_of('strip_padding', strip_padding, (None, True, False))
+            check.count('n_node_columns', n_node_columns, 0)
+        check.one_of('strip_padding', strip_padding, (None, True, False))
         self.layout = layout
         self.padded_to = padded_to
         self.n_node_columns = n_node_columns
@@ -126,7 +126,7 @@ class CSRConverter(chainer.dataset.Converter):
 
     def locate(self, batch):
         """Return the `Molecules` to gather a batch from and their indices; None: it is dense."""
-        located = sparse_example.locate(batch)
+        located = selection.locate(batch)
         if located is None:
             return None
         if self.n_node_columns:
@@ -148,7 +148,7 @@ class CSRConverter(chainer.dataset.Converter):
         return self.layout == 'packed' or self.padded_to is not None
 
     def may_lose_atoms(self, molecules):
-        """Return whether what batches of `Molecules` drop as padding may be atoms."""
+        """Return whether rows that batches of `Molecules` drop as padding may be atoms."""
         is_sure = self.strip_padding is not None or not self._loses
         return not is_sure and molecules.has_padding and not molecules.is_padding
 

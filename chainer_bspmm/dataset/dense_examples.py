@@ -7,7 +7,7 @@ import operator
 from chainer_chemistry.dataset.graph_dataset.base_graph_data import BaseGraphData
 import numpy
 
-from chainer_bspmm.sparse import BatchedCSR, validate
+from chainer_bspmm.sparse import BatchedCSR, check
 from chainer_bspmm.sparse.build import all_to_host
 
 MAX_KINDS = 4  # of labels that an error lists
@@ -35,7 +35,7 @@ def join_atoms(atoms, name='batch', first=0):
     """Return the atoms of all molecules as one array: (n_nodes,) int32, or (n_nodes, channels)."""
     flat = numpy.concatenate(atoms)
     if flat.dtype.kind in 'iu':
-        validate.fits_int32('atom ids', int(flat.max(initial=0)))
+        check.fits_int32('atom ids', int(flat.max(initial=0)))
         if flat.min(initial=0) < 0:
             ends = numpy.cumsum(list(map(len, atoms)))
             graph = int(numpy.searchsorted(ends, flat.argmin(), side='right'))
@@ -46,14 +46,16 @@ def join_atoms(atoms, name='batch', first=0):
 
 
 def count_node_columns(examples, last_too=False):
-    """Return how many of the first columns of labels have a row for each atom."""
-    # Where all molecules have one size, a label of a molecule may have as many rows by chance: only
-    # a column of one-dimensional integer arrays counts, unless it had the same shape in a batch of
-    # molecules that differed in size, the last one that could tell; the last column, or one of
-    # molecules of one atom, counts only with `last_too`.
+    """Return the number of the first columns of labels that have a row for each atom.
+
+    Where all molecules have one size, a label of a molecule may have as many rows by chance: only
+    a column of one-dimensional integer arrays counts, unless it had the same shape in a batch of
+    molecules that differed in size, the last one that could tell; the last column, or one of
+    molecules of one atom, counts only with `last_too`.
+    """
     one_size = len(set(examples.full_sizes)) == 1
     for i, column in enumerate(examples.labels):
-        shapes = list(map(getattr, column, itertools.repeat('shape'), itertools.repeat(())))
+        shapes = [getattr(value, 'shape', ()) for value in column]
         kind = (i, shapes[0], getattr(column[0], 'dtype', None))
         width = shapes[0][1:]
         if any(shape != (n, *width) for shape, n in zip(shapes, examples.full_sizes)):
@@ -78,7 +80,7 @@ _of_molecules: set[tuple] = set()
 
 
 def refuse_loss(sizes, full_sizes, n_rows):
-    """Raise ValueError if a molecule would lose what may be atoms; it keeps at least `n_rows`."""
+    """Raise ValueError if a molecule, which keeps `n_rows` or more, would lose possible atoms."""
     lost = numpy.asarray(full_sizes) - numpy.maximum(sizes, n_rows)
     if (lost > 0).any():
         i = int((lost > 0).argmax())

@@ -11,7 +11,7 @@ from chainer_bspmm.dataset.batch_form import batch_over, needs, new_buffers
 from chainer_bspmm.dataset.gather_batch import gather_batch, Source
 from chainer_bspmm.dataset.molecules import largest, Molecules
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset, to_sparse
-from chainer_bspmm.sparse import build, validate
+from chainer_bspmm.sparse import build, check
 from chainer_bspmm.sparse.batched_csr import Buffers
 
 SHARE = 8  # default limit: 1/8 of the device's memory
@@ -58,7 +58,10 @@ class DeviceMolecules(Molecules):
         return self.host.item(i, column)
 
     def check(self, index):
-        """Return indices as :meth:`gather` needs them, int32; IndexError: one of no molecule."""
+        """Return indices as :meth:`gather` needs them, int32, after a check.
+
+        IndexError: one names no molecule, for which `gather` would read outside of its arrays.
+        """
         least, most = index.min(), index.max()
         if least < 0 or most >= len(self):
             text = 'index: expected at least 0 and less than %d, the number of molecules, got %d'
@@ -66,15 +69,15 @@ class DeviceMolecules(Molecules):
         return index.astype(numpy.int32)
 
     def batch(self, index, layout, padded_to=None, keep_padding=False):
-        """Gather molecules into a batch on the GPU, as `Molecules.batch`, with one copy to it."""
-        # Packed or folded, without rows for padding: `CSRConverter.locate` leaves others to `host`.
+        """Gather molecules into a batch on the GPU, as `Molecules.batch`, with one copy to it.
+
+        Packed or folded, without rows for padding: `CSRConverter.locate` leaves others to `host`.
+        """
         index = self.check(index)
-        sizes = build.rows_of(self.sizes[index], layout)
-        nnz = self.nnz[index]
         max_atom_id = None if self._max_ids is None else int(self._max_ids[index].max())
-        need = needs(sizes, nnz, max_atom_id)
-        validate.fits_int32('nodes times relations', need.rows * self.n_relations)
-        validate.fits_int32('non-zeros', need.entries)
+        need = needs(build.rows_of(self.sizes[index], layout), self.nnz[index], max_atom_id)
+        check.fits_int32('nodes times relations', need.rows * self.n_relations)
+        check.fits_int32('non-zeros', need.entries)
         longest = int(self.longest[index].max())
         form = self.form(index.size, self.is_symmetric(index), longest, layout, padded_to)
         with chainer.using_device(self.device):
@@ -90,10 +93,10 @@ class DeviceMolecules(Molecules):
 
     def _only(self, need):
         """Return `Buffers` of the only molecule, from arrays that lie there: a warp gathers one."""
-        source = self._source
         n_columns = need.rows * self.n_relations
         offsets = numpy.array([[0, need.rows], [0, n_columns]], numpy.int32)
         row_offsets, col_offsets = self.device.send(offsets)
+        source = self._source
         return Buffers(
             atoms=source.atoms.copy(),  # unlike the matrix these may be changed
             indptr=cuda.cupy.append(source.row_starts, numpy.int32(need.entries)),
@@ -109,7 +112,7 @@ class DeviceMolecules(Molecules):
         """Gather a batch into `Buffers` that may be larger, on the current stream.
 
         Nothing is checked, copied, allocated or read on the host: `index`, (n_graphs,) int32 on the
-        device, passed :meth:`check`, and what it names fits. `padded_to`: see `gather_batch`.
+        device, passed :meth:`check`, and its molecules fit. `padded_to`: see `gather_batch`.
         """
         gather_batch(self._source, index, buffers, padded_to)
 
@@ -120,14 +123,14 @@ def _source_of(host):
     row_starts = row_ends - host.row_nnz - numpy.repeat(host.entry_starts, host.sizes)
     contiguous = numpy.ascontiguousarray
     return Source(
-        build.starts_of(host.sizes),
-        build.starts_of(host.nnz),
-        contiguous(host.atoms),
-        row_starts.astype(numpy.int32),
-        contiguous(host.columns),
-        None if host.data is None else contiguous(host.data),
-        list(map(contiguous, host.labels)),
-        host.n_relations,
+        starts=build.starts_of(host.sizes),
+        entry_starts=build.starts_of(host.nnz),
+        atoms=contiguous(host.atoms),
+        row_starts=row_starts.astype(numpy.int32),
+        columns=contiguous(host.columns),
+        data=None if host.data is None else contiguous(host.data),
+        labels=list(map(contiguous, host.labels)),
+        n_relations=host.n_relations,
     )
 
 

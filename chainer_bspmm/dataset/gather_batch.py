@@ -34,37 +34,62 @@ Source = collections.namedtuple(
     'Source', 'starts entry_starts atoms row_starts columns data labels n_relations'
 )
 
+# The values of all molecules, the array for those of the batch, and the bytes of one value.
+_Label = collections.namedtuple('_Label', 'values out n_bytes')
+_NO_LABEL = _Label(None, None, 0)
+
 
 def gather_batch(source, index, buffers, padded_to=None):
     """Write a packed or folded batch of molecules of a data set on a GPU into buffers there.
 
     One launch, and another for every two labels after the first two. Nothing is checked: `index`,
-    (n_graphs,) int32, names molecules; buffers are C-contiguous, of its dtypes, and have a row more
-    for each molecule and row_weights if `padded_to`, (1,) int32 on the device, says that the batch
-    is folded. What is larger becomes spare.
+    (n_graphs,) int32, names molecules of the data set; buffers are C-contiguous and of its dtypes.
+    The batch is folded if there is `padded_to`, (1,) int32 on the device, read when the launch
+    runs; then buffers have a row more for each molecule, and row_weights. The parts of the buffers
+    that the batch does not fill become spare.
     """
-    pairs = [(label, out, _item_bytes(out)) for label, out in zip(source.labels, buffers.labels)]
+    labels = [
+        _Label(values, out, _item_bytes(out)) for values, out in zip(source.labels, buffers.labels)
+    ]
+    # A launch takes two labels.
+    labels += [_NO_LABEL] * (len(labels) % 2 if labels else 2)
+    sizes = (
+        buffers.indptr.size - 1,
+        buffers.indices.size,
+        source.n_relations,
+        _item_bytes(source.atoms),
+        0 if source.data is None else source.data.itemsize,
+    )
     with device_of(index):
         plan = gather_launch(index.size, kernels.device(index.data.device_id))
-        n_rows = buffers.indptr.size - 1
-        n_entries = buffers.indices.size
-        data_bytes = 0 if source.data is None else source.data.itemsize
-        sizes = n_rows, n_entries, source.n_relations, _item_bytes(source.atoms), data_bytes
-        for first in range(0, max(len(pairs), 1), 2):
-            labels, outs, label_bytes = zip(*(pairs[first : first + 2] + 2 * [(None, None, 0)])[:2])
+        for i in range(0, len(labels), 2):
+            first, second = labels[i : i + 2]
             run(
                 'gather_batch',
                 index,
                 plan,
                 index,
-                *source[:-2],
-                *labels,
+                source.starts,
+                source.entry_starts,
+                source.atoms,
+                source.row_starts,
+                source.columns,
+                source.data,
+                first.values,
+                second.values,
                 padded_to,
-                *buffers[:-1],
-                *outs,
-                numbers=map(numpy.int32, (*sizes, *label_bytes)),
+                buffers.atoms,
+                buffers.indptr,
+                buffers.indices,
+                buffers.data,
+                buffers.row_offsets,
+                buffers.col_offsets,
+                buffers.row_weights,
+                first.out,
+                second.out,
+                numbers=map(numpy.int32, (*sizes, first.n_bytes, second.n_bytes)),
                 storage='f',
-                LABELS_ONLY=first > 0,
+                LABELS_ONLY=i > 0,
                 FOLDED=padded_to is not None,
             )
 

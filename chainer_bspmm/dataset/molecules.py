@@ -7,7 +7,7 @@ import numpy
 from chainer_bspmm.cuda.plans import LONG_ROW
 from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset.batch_form import Form, kinds_of
-from chainer_bspmm.sparse import BatchedCSR, build, validate
+from chainer_bspmm.sparse import BatchedCSR, build, check
 
 SYMMETRY_PART = 8192  # molecules whose symmetry is tested at once
 INTEGERS = 'sizes', 'full_sizes', 'row_nnz', 'columns'
@@ -135,7 +135,9 @@ class Molecules:
 
     @property
     def is_padding(self):
-        """Whether all of several molecules have one size with padding, whose id no atom has."""
+        """Whether trailing ids 0 must be padding: several molecules, all padded to one size, and no
+        atom has id 0.
+        """
         if self._is_padding is None:
             sizes = self.full_sizes
             are_equal = len(self) != 1 and bool((sizes == sizes[:1]).all())
@@ -148,14 +150,14 @@ class Molecules:
 
     def form(self, n_graphs, is_symmetric, longest, layout, padded_to):
         """Return the `Form` of a batch."""
-        kind_of_atoms, dtype, kinds_of_labels = kinds_of(self.atoms, self.data, self.labels)
+        atoms, data, labels = kinds_of(self.atoms, self.data, self.labels)
         return Form(
             n_graphs=n_graphs,
             n_relations=self.n_relations,
             is_symmetric=is_symmetric,
-            atoms=kind_of_atoms,
-            data=dtype,
-            labels=kinds_of_labels,
+            atoms=atoms,
+            data=data,
+            labels=labels,
             longest=longest,
             layout=layout,
             padded_to=padded_to,
@@ -172,6 +174,7 @@ class Molecules:
         entries = build.ranges(self.entry_starts[index], nnz)
         atoms = self.atoms.take(nodes, axis=0)
         row_nnz = self.row_nnz.take(nodes)
+
         max_atom_id = int(atoms.max(initial=0)) if atoms.ndim == 1 else None
         n = self.padded_size(index, padded_to)
         full = self.full_sizes[index] if keep_padding else sizes
@@ -207,7 +210,7 @@ class Molecules:
 
     @classmethod
     def from_arrays(cls, arrays):
-        """Make molecules of what :meth:`arrays` gives; raise ValueError if any number is wrong."""
+        """Make molecules of arrays as of :meth:`arrays`; ValueError if any number is wrong."""
         names = set(arrays)
         n_labels = sum(name.startswith('label_') for name in names)
         expected = {'atoms', *INTEGERS, 'n_relations', *('label_%d' % i for i in range(n_labels))}
@@ -237,24 +240,27 @@ class Molecules:
         nodes = build.ranges(self.starts[index], self.sizes[index])
         entries = build.ranges(self.entry_starts[index], self.nnz[index])
         return Molecules(
-            self.atoms[nodes],
-            self.sizes[index],
-            self.full_sizes[index],
-            self.row_nnz[nodes],
-            self.columns[entries],
-            None if self.data is None else self.data[entries],
-            self.n_relations,
-            [label[index] for label in self.labels],
+            atoms=self.atoms[nodes],
+            sizes=self.sizes[index],
+            full_sizes=self.full_sizes[index],
+            row_nnz=self.row_nnz[nodes],
+            columns=self.columns[entries],
+            data=None if self.data is None else self.data[entries],
+            n_relations=self.n_relations,
+            labels=[label[index] for label in self.labels],
         )
 
     @classmethod
     def from_examples(cls, examples, name='batch', first=0, strip=True):
-        """Make molecules, without labels, of what `dense_examples.gather` returns."""
-        # `strip`: trailing atoms of id 0 that have no entry in row or column are padding. Matrices
-        # of SciPy have none: upstream pads arrays.
+        """Make molecules, without labels, of the examples that `dense_examples.gather` returns.
+
+        `strip`: trailing atoms of id 0 that have no entry in row or column are padding. Matrices of
+        SciPy have none: upstream pads arrays. Errors name the example `name[first + i]`.
+        """
         try:
             entries = build.entries_of(examples.matrices)
         except (TypeError, ValueError) as error:
+            # The examples may be a part of a data set, which begins at `first`.
             text = re.sub(
                 r'matrices\[(\d+)\]',
                 lambda found: '%s[%d][1]' % (name, first + int(found[1])),
@@ -278,13 +284,20 @@ class Molecules:
                 is_kept = position <= numpy.repeat(sizes, full_sizes)
                 atoms, row_nnz = atoms[is_kept], row_nnz[is_kept]
         molecules = cls(
-            atoms, sizes, full_sizes, row_nnz, columns, entries.data, entries.n_relations, []
+            atoms=atoms,
+            sizes=sizes,
+            full_sizes=full_sizes,
+            row_nnz=row_nnz,
+            columns=columns,
+            data=entries.data,
+            n_relations=entries.n_relations,
+            labels=[],
         )
         molecules._symmetric = entries.symmetric
         return molecules
 
     def _kind(self):
-        """Return in words what molecules must have in common to be joined."""
+        """Describe the properties that molecules must share to be joined."""
         return '%d relations, %s atoms of shape (n%s), labels of shapes %s' % (
             self.n_relations,
             'integer' if self.atoms.dtype.kind == 'i' else 'floating',
@@ -356,7 +369,7 @@ def _check_array(name, array, kind, what='', length=None, least=None, ndims=(1,)
         text = '%s: expected at least %d at position %d, got %d'
         raise ValueError(text % (name, numpy.broadcast_to(least, array.shape)[i], i, array[i]))
     if name in ('atoms', 'columns') and array.dtype.kind == 'i':
-        validate.fits_int32(name, int(array.max(initial=0)))
+        check.fits_int32(name, int(array.max(initial=0)))
 
 
 def largest(values, starts, sizes):

@@ -21,7 +21,7 @@ from chainer_bspmm.dataset import cache as cache_files
 from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
-from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse import check
 
 CHUNK = 250  # molecules of one task
 LEAST_PARALLEL = 1000  # below this, starting processes takes longer than parsing
@@ -57,8 +57,8 @@ ORDERS = frozenset(BOND_TYPES.values())
 RELATIONS = numpy.zeros(7, int)  # by twice the order
 RELATIONS[[int(2 * order) for order in BOND_TYPES.values()]] = range(4)
 
-# What the SMILES of a molecule without brackets, as RDKit writes them, has for its atoms, after
-# Cl and Br have become their atomic numbers, and what it has besides them.
+# The characters for atoms in the SMILES of a molecule without brackets, as RDKit writes them, after
+# Cl and Br have become their atomic numbers, and all its other characters.
 SYMBOLS = bytes.maketrans(
     b'BCNOPSFIbcnops*', bytes([5, 6, 7, 8, 15, 16, 9, 53, 5, 6, 7, 8, 15, 16, 0])
 )
@@ -151,7 +151,7 @@ def _graph(smiles, preprocessor, kind, for_models):
 
 
 def _molecules(graphs, preprocessor, kind):
-    """Make `Molecules` of what :func:`_graph` returns."""
+    """Make `Molecules` of the results of :func:`_graph`."""
     _, texts, places, orders = zip(*graphs) if graphs else [()] * 4
     sizes = numpy.array(list(map(len, texts)), int)
     atoms = numpy.frombuffer(b''.join(texts), numpy.uint8).astype(numpy.int32)
@@ -178,16 +178,28 @@ def _molecules(graphs, preprocessor, kind):
         data = scale[row] * scale[column + numpy.repeat(numpy.repeat(starts, sizes), row_nnz)]
     full_sizes = numpy.maximum(sizes, preprocessor.out_size)
     columns = (column * kind.n_relations + relation).astype(numpy.int32)
-    molecules = Molecules(atoms, sizes, full_sizes, row_nnz, columns, data, kind.n_relations, [])
+    molecules = Molecules(
+        atoms=atoms,
+        sizes=sizes,
+        full_sizes=full_sizes,
+        row_nnz=row_nnz,
+        columns=columns,
+        data=data,
+        n_relations=kind.n_relations,
+        labels=[],
+    )
     if kind.super_node:
         molecules.labels.append(_super_nodes(molecules, relation, kind))
     return molecules
 
 
 def _super_nodes(molecules, relation, kind):
-    """Return what ``construct_supernode_feature`` does of each molecule, (M, F) float32."""
-    # Sizes, sum of the adjacency; for each relation the largest value and its share of the sum; for
-    # each atomic number from 1 on, whether it occurs and its share of the atoms.
+    """Return the features of each molecule's super node, (M, F) float32.
+
+    Size, sum of the adjacency; for each relation the largest value and its share of the sum; for
+    each atomic number from 1 on, whether it occurs and its share of the atoms. As Chainer
+    Chemistry's ``construct_supernode_feature``, but sums are taken in float64.
+    """
     n = len(molecules)
     n_atoms = molecules.sizes
     n_relations = kind.n_relations
@@ -215,7 +227,7 @@ def _super_nodes(molecules, relation, kind):
 
 
 def _chunk(preprocessor, for_models, first_and_smiles):
-    """Turn a chunk of SMILES into what :func:`parse` yields."""
+    """Parse a chunk of SMILES, as :func:`parse` yields it."""
     from rdkit import rdBase
 
     first, smiles = first_and_smiles
@@ -255,7 +267,7 @@ def preprocessor_of(argument, method):
     if isinstance(method, str):
         if method not in preprocess_method_dict:
             known = [key for key, kind in preprocess_method_dict.items() if kind.__name__ in KINDS]
-            validate.one_of(argument, method, known)
+            check.one_of(argument, method, known)
         method = preprocess_method_dict[method]()
     name = type(method).__name__
     if name not in KINDS or not type(method).__module__.startswith('chainer_chemistry.'):
@@ -385,7 +397,7 @@ def from_smiles(
         text = 'labels: expected one for each of the %d SMILES, got %d'
         raise ValueError(text % (len(smiles), len(labels)))
     if n_processes is not None:
-        n_processes = validate.count('n_processes', n_processes, 1)
+        n_processes = check.count('n_processes', n_processes, 1)
     file = cache_files.path_for(smiles, preprocessor) if cache else None
     parsed = None if file is None else cache_files.read(file)
     if parsed is None:

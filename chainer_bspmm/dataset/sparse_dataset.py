@@ -15,8 +15,8 @@ from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset.converters import concat_mols, CSRConverter
 from chainer_bspmm.dataset.graph_data import example_of
 from chainer_bspmm.dataset.molecules import Molecules
-from chainer_bspmm.dataset.sparse_example import no_array, Selection, SparseExample
-from chainer_bspmm.sparse import validate
+from chainer_bspmm.dataset.selection import no_array, Selection, SparseExample
+from chainer_bspmm.sparse import check
 
 try:
     from chainer_chemistry.datasets.numpy_tuple_dataset import NumpyTupleDataset
@@ -222,7 +222,7 @@ def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
         return dataset
     dense_examples.check_sequence('dataset', dataset)
     if n_edge_types is not None:
-        validate.count('n_edge_types', n_edge_types, 1)
+        check.count('n_edge_types', n_edge_types, 1)
     parts, columns = [], []
     with tqdm(total=len(dataset), desc='to_sparse', leave=False, disable=None) as bar:
         for first, examples in chunks(dataset):

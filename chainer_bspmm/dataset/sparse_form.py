@@ -72,7 +72,7 @@ class SparseForm:
             self._unlock()
 
     def _lock(self, arrays):
-        levels = []  # arrays, what they are views of, and so on
+        levels = []  # arrays, the arrays that they are views of, and so on
         while arrays:
             levels.append(dict(zip(map(id, arrays), arrays)))
             bases = list(map(operator.attrgetter('base'), levels[-1].values()))
@@ -96,7 +96,7 @@ class SparseForm:
 
     def _unlock(self):
         locked, self._locked = self._locked, {}
-        for key, array in locked.items():  # a view after what it is of
+        for key, array in locked.items():  # a view after its base
             n_others = _locks.pop(key, 1) - 1
             if n_others:
                 _locks[key] = n_others
@@ -116,7 +116,8 @@ def _make_writeable(array):
     try:
         array.setflags(write=True)
     except ValueError:
-        # A view of what another form still locks; or unpickled: NumPy does not let it be written.
+        # A view of an array that another form still locks; or one of an unpickled array, which
+        # NumPy does not let be written.
         if id(array.base) in _locks:
             _waiting.setdefault(id(array.base), []).append(array)
         return
@@ -144,7 +145,7 @@ def columns_of(dataset):
 
 
 def _arrays_in(columns):
-    """Return the arrays of all examples; what is made of a column later is as writeable as it."""
+    """Return the arrays of all examples, with columns: later views of a locked one are locked."""
     arrays = [column for column in columns if isinstance(column, numpy.ndarray)]
     for column in columns:
         if type(column) is list or column.dtype == object:
@@ -156,7 +157,7 @@ def _arrays_in(columns):
 
 
 def _is_unpickled(base):
-    """Return whether nobody else can write to a memoryview's memory, as by pickle's protocol 5."""
+    """Return whether no other object can write to the base of an array (pickle protocol 5)."""
     if type(base) is not memoryview:
         return True
     return type(base.obj) is bytearray and sys.getrefcount(base.obj) <= 2
@@ -225,7 +226,7 @@ def position_in_base(dataset: Any, index: numpy.ndarray) -> numpy.ndarray | None
 
 
 def form_of(dataset: Any) -> SparseForm | None:
-    """Return the form of a data set that somebody has opened."""
+    """Return the form of a data set that has been opened, or None."""
     return _forms.get(id(dataset))
 
 

@@ -5,16 +5,20 @@ from chainer.backends import cuda
 from chainer_chemistry.links import EmbedAtomID
 
 from chainer_bspmm.links.linear import hooked
-from chainer_bspmm.links.rows import node_shape
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.embed_rows import embed_rows
+from chainer_bspmm.sparse.batched_csr import check_adjacency
+
+
+def node_shape(adj):
+    """Return the shape of an array of one item for each node: (n_rows,), padded (n_graphs, N)."""
+    return (adj.n_graphs, adj.max_rows) if adj.layout == 'padded' else (adj.n_rows,)
 
 
 def embed_atoms(embed, atom_array, adj, any_width=False):
     """Return (n_rows, channels) node features of atom ids; features pass through, flattened."""
     # These are as wide as the embedding, or of `any_width`. Ids are checked by the batch's stored
     # maximum, or if that is unknown by the array itself, which synchronises if it is on a device.
-    check.adjacency(adj)
+    check_adjacency(adj)
     if not isinstance(atom_array, chainer.get_array_types() + (chainer.Variable,)):
         raise TypeError('atom_array: expected an array, got %s' % type(atom_array).__name__)
     lead = node_shape(adj)

@@ -5,10 +5,10 @@ from typing import Any
 import chainer
 from chainer_chemistry.links.readout import general_readout
 
-from chainer_bspmm.functions import segment_max, segment_sum
 from chainer_bspmm.links.sparse import Sparse
+from chainer_bspmm.ops.segments import segment_max, segment_sum
 from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse.validate import one_of
+from chainer_bspmm.sparse.check import one_of
 
 MODES = ('sum', 'max', 'summax')
 

@@ -2,14 +2,32 @@
 
 from typing import Any
 
+import chainer
 from chainer import functions, Variable
 from chainer_chemistry.links.readout import ggnn_readout, scatter_ggnn_readout
 
-from chainer_bspmm.ops.gates.gated_linear import ACTIVATIONS, gated_linear
+from chainer_bspmm.links.embed import node_shape
 from chainer_bspmm.links.linear import hooked, linear_rows, parameters_of
-from chainer_bspmm.links.rows import pool
 from chainer_bspmm.links.sparse import Sparse
+from chainer_bspmm.ops.gates.gated_linear import ACTIVATIONS, gated_linear
+from chainer_bspmm.ops.segments import segment_sum
 from chainer_bspmm.sparse import BatchedCSR
+
+
+def pool(rows, adj, is_real_node):
+    """Sum (n_rows, n_channels) over the nodes of every graph, or over those that are real."""
+    if is_real_node is None:
+        return segment_sum(adj, rows)
+    if not isinstance(is_real_node, chainer.get_array_types()):
+        raise TypeError('is_real_node: expected an array, got %s' % type(is_real_node).__name__)
+    shapes = list(dict.fromkeys([(adj.n_rows,), node_shape(adj)]))
+    if is_real_node.shape not in shapes:
+        raise ValueError(
+            'is_real_node: expected shape %s to go with %r, got %s; labels are not inputs of a '
+            'predictor' % (' or '.join(map(str, shapes)), adj, is_real_node.shape)
+        )
+    factors = is_real_node.reshape(adj.n_rows, 1).astype(rows.dtype, copy=False)
+    return segment_sum(adj, rows * factors)
 
 
 class GatedReadout(Sparse):

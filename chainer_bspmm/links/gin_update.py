@@ -38,7 +38,13 @@ class GINSparseUpdate(Update, gin_update.GINSparseUpdate):
 
 def _mlp_of_sums(layers, activation, h, adj, last, dropout_ratio):
     """Return ``dropout(last(MLP(h + A h)))``; a rectifier may as well come after the dropout."""
-    for i, linear in enumerate(layers, 1):
-        of_last = (last, dropout_ratio) if i == len(layers) else (activation, 0.0)
-        h = activated(linear, h, *of_last, adj=adj if i == 1 else None)
+    for i, linear in enumerate(layers):
+        is_last = i == len(layers) - 1
+        h = activated(
+            linear,
+            h,
+            last if is_last else activation,
+            dropout_ratio if is_last else 0.0,
+            adj=adj if i == 0 else None,
+        )
     return h

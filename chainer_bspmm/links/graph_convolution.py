@@ -5,10 +5,10 @@ from typing import Any
 import chainer
 from chainer import initializers
 
-from chainer_bspmm.ops import check
-from chainer_bspmm.functions import relation_linear
+from chainer_bspmm.ops.graph_linear import relation_linear
 from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse.validate import count
+from chainer_bspmm.sparse.batched_csr import check_adjacency
+from chainer_bspmm.sparse.check import count
 
 
 class GraphConvolution(chainer.Link):
@@ -68,7 +68,7 @@ class GraphConvolution(chainer.Link):
 
         Arguments, result and errors are those of :func:`chainer_bspmm.functions.relation_linear`.
         """
-        check.adjacency(adj)
+        check_adjacency(adj)
         if adj.n_relations != self.n_relations:
             text = 'adj: expected %d relations, the n_relations of the link, got %r'
             raise ValueError(text % (self.n_relations, adj))

@@ -3,9 +3,10 @@
 import chainer
 from chainer import functions
 
-from chainer_bspmm.functions import bspmm, gru_step
+from chainer_bspmm.ops.bspmm import bspmm
 from chainer_bspmm.ops.dropout import dropout
 from chainer_bspmm.ops.elementwise import ACTIVATIONS
+from chainer_bspmm.ops.gates.gru_step import gru_step
 from chainer_bspmm.ops.graph_linear import graph_linear
 from chainer_bspmm.ops.linear_softmax import linear_softmax
 
@@ -31,8 +32,10 @@ def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
     if not hooked(linear) and activation in ACTIVATIONS:
         W, b = parameters_of(linear, h.shape[1])
         if adj is not None:
-            return graph_linear(adj, h, W, None, None, b, activation, ratio, loop=True)
-        return graph_linear(None, h, None, None, W, b, activation, ratio)
+            return graph_linear(
+                adj, h, W, b_self=b, activation=activation, dropout_ratio=ratio, loop=True
+            )
+        return graph_linear(None, h, W_self=W, b_self=b, activation=activation, dropout_ratio=ratio)
     if adj is not None:
         h = bspmm(adj, h, residual=h)
     if activation is functions.softmax and not hooked(linear):
@@ -43,8 +46,10 @@ def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
 
 
 def gated_step(gru, x, message):
-    """Take a step of a GRU with input ``[x, message]`` as one node, and keep the state."""
-    # Hooks of the GRU are not called, those of its layers refused.
+    """Take a step of a GRU with input ``[x, message]``, as one node, and keep the state.
+
+    A message may have no columns. Hooks of the GRU are not called, those of its layers refused.
+    """
     n_inputs = x.shape[1] + message.shape[1]
     # In the order of the link's own call, so that one seed gives the same parameters.
     update, candidate = (parameters_of(layer, n_inputs) for layer in (gru.W_z, gru.W))

@@ -6,8 +6,8 @@ from chainer import functions, Variable
 from chainer_chemistry.links.readout import nfp_readout
 
 from chainer_bspmm.ops.linear_softmax import linear_softmax
+from chainer_bspmm.links.ggnn_readout import pool
 from chainer_bspmm.links.linear import hooked, activated, parameters_of
-from chainer_bspmm.links.rows import pool
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse import BatchedCSR
 
@@ -22,7 +22,7 @@ class NFPReadout(Sparse, nfp_readout.NFPReadout):
     """
 
     def scores(self, h: Any) -> Variable:
-        """Return what every node writes into its graph's fingerprint, (n_rows, out_dim)."""
+        """Return the term of every node in its graph's fingerprint, (n_rows, out_dim)."""
         return activated(self.output_weight, h, functions.softmax)
 
     def forward(self, h: Any, adj: BatchedCSR, is_real_node: Any = None, **kwargs: Any) -> Variable:
@@ -35,7 +35,7 @@ class NFPReadout(Sparse, nfp_readout.NFPReadout):
 
 
 def summed_scores(readouts, features):
-    """Return the sum of what readouts write, each of its own (n_rows, in_channels) features."""
+    """Sum the results of readouts, each for separate features, (n_rows, in_channels)."""
     layers = [readout.output_weight for readout in readouts]
     if hooked(*layers):
         scores = [readout.scores(h) for readout, h in zip(readouts, features)]

@@ -5,7 +5,7 @@ from chainer_chemistry.links.update import relgat_update
 from chainer_bspmm.links.linear import linear_rows, parameters_of
 from chainer_bspmm.links.update import Update
 from chainer_bspmm.ops.relation_attention import relation_attention
-from chainer_bspmm.sparse.validate import one_of
+from chainer_bspmm.sparse.check import one_of
 
 MODES = ('across', 'within')
 
@@ -38,8 +38,14 @@ class RelGATUpdate(Update, relgat_update.RelGATUpdate):
     def _update(self, h, adj, **kwargs):
         messages = linear_rows(self.message_layer, h)
         W, b = parameters_of(self.attention_layer, 2 * self.out_channels)
-        within = self.softmax_mode == 'within'
-        ratio = self.dropout_ratio
         return relation_attention(
-            adj, messages, W, b, self.n_heads, within, self.concat_heads, self.negative_slope, ratio
+            adj,
+            messages,
+            W,
+            b,
+            n_heads=self.n_heads,
+            within=self.softmax_mode == 'within',
+            concat_heads=self.concat_heads,
+            negative_slope=self.negative_slope,
+            dropout_ratio=self.dropout_ratio,
         )

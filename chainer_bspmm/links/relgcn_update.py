@@ -30,7 +30,7 @@ class RelGCNUpdate(Update, relgcn_update.RelGCNUpdate):
 
 
 class RelGCNSparseUpdate(Update, relgcn_update.RelGCNSparseUpdate):
-    """Compute what :class:`RelGCNUpdate` does, with ``A_r[i, j]`` the edges of type r from j to i.
+    """Compute as :class:`RelGCNUpdate`, with ``A_r[i, j]`` the edges of type r from j to i.
 
     Arguments and parameters are upstream's; rows of ``edge_weight/W`` have the relation as their
     major index, and are put into the other order in each forward pass.

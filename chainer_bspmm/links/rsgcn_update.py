@@ -3,9 +3,9 @@
 from chainer import functions
 from chainer_chemistry.links.update import rsgcn_update
 
-from chainer_bspmm.functions import bspmm
 from chainer_bspmm.links.linear import hooked, linear_rows, parameters_of
 from chainer_bspmm.links.update import Update
+from chainer_bspmm.ops.bspmm import bspmm
 from chainer_bspmm.ops.dropout import dropout
 from chainer_bspmm.ops.graph_linear import graph_linear
 
@@ -26,7 +26,12 @@ class RSGCNUpdate(Update, rsgcn_update.RSGCNUpdate):
         if activation in (None, functions.relu) and not hooked(linear):
             W, b = parameters_of(linear, h.shape[1])
             return graph_linear(
-                adj, h, W, None, None, b, activation or functions.identity, max(dropout_ratio, 0.0)
+                adj,
+                h,
+                W,
+                b_self=b,
+                activation=activation or functions.identity,
+                dropout_ratio=max(dropout_ratio, 0.0),
             )
         h = linear_rows(linear, bspmm(adj, h))
         if activation is not None:

@@ -1,4 +1,4 @@
-"""What makes a link of Chainer Chemistry compute on sparse batches."""
+"""Base class of links of Chainer Chemistry that compute on sparse batches."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ class Sparse:
 
     @classmethod
     def swaps(cls, link: chainer.Link) -> list[tuple[chainer.Link, type]]:
-        """Return the link and its parts, each with its sparse class, or raise ValueError."""
+        """Return the link and its parts, each with its sparse class, after a check of all.
+
+        If one has no sparse form, ValueError names its path first.
+        """
         cls.check(link)
         pairs = [(link, cls)]
         for name, kinds in cls.parts.items():

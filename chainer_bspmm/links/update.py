@@ -1,13 +1,13 @@
-"""What the update links have in common."""
+"""Base class of the update links."""
 
 from typing import Any
 
 from chainer import functions, Variable
 
-from chainer_bspmm.links.rows import node_shape
+from chainer_bspmm.links.embed import node_shape
 from chainer_bspmm.links.sparse import Sparse
-from chainer_bspmm.ops import check
 from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse.batched_csr import check_adjacency
 
 
 class Update(Sparse):
@@ -31,7 +31,7 @@ class Update(Sparse):
             ValueError: a shape does not fit, or ``adj`` has another number of relations.
         """
         if type(adj) is not BatchedCSR:
-            check.adjacency(adj)
+            check_adjacency(adj)
         n_relations = getattr(self, 'n_edge_types', None)
         if n_relations is None:
             if adj.n_cols != adj.n_rows:

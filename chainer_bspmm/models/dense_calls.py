@@ -2,10 +2,9 @@
 
 import functools
 
-from chainer_bspmm.links.swaps import EDGE_LIST_UPDATES
 from chainer_bspmm.models.node_classifier import NodeClassifier
 from chainer_bspmm.models.refusals import REFUSALS
-from chainer_bspmm.models.sparsify import EDGE_LIST_MODELS, SWAPS, why_not
+from chainer_bspmm.models.sparsify import EDGE_LIST_MODELS, EDGE_LIST_UPDATES, SWAPS, why_not
 from chainer_bspmm.sparse.batch import Batch
 
 OF_GRAPH_DATA = {kind.upstream for kind in (*EDGE_LIST_MODELS, *EDGE_LIST_UPDATES, NodeClassifier)}

@@ -7,11 +7,10 @@ from chainer import functions
 from chainer_chemistry.models import gin
 
 from chainer_bspmm.compat.chemistry_repairs import zero_unused
-from chainer_bspmm.links.embed import embed_atoms
+from chainer_bspmm.links.embed import embed_atoms, node_shape
 from chainer_bspmm.links.ggnn_readout import ScatterGGNNReadout
 from chainer_bspmm.links.gin_update import GINSparseUpdate, GINUpdate
 from chainer_bspmm.links.mlp import MLP
-from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.models.message_passing import MessagePassing
 from chainer_bspmm.models.sparse_model import EdgeListModel
 from chainer_bspmm.sparse import BatchedCSR

@@ -1,17 +1,31 @@
-"""What the wrappers of Chainer Chemistry (GWM, CWLE, GWLE) have in common, on sparse batches."""
+"""Base of the wrappers of Chainer Chemistry (GWM, CWLE, GWLE) on sparse batches."""
 
 from chainer import functions
 
+from chainer_bspmm import links
 from chainer_bspmm.ops.scale_adj import scale_adj
 from chainer_bspmm.ops.batch_norm import batch_norm
 from chainer_bspmm.ops.dropout import dropout
 from chainer_bspmm.links.embed import embed_atoms
-from chainer_bspmm.links.swaps import READOUTS, UPDATES
 from chainer_bspmm.models.sparse_model import SparseModel
+
+# The update links that are swapped anywhere in a tree of links.
+UPDATES = (
+    links.RSGCNUpdate,
+    links.GINUpdate,
+    links.NFPUpdate,
+    links.RelGCNUpdate,
+    links.GGNNUpdate,
+    links.RelGATUpdate,
+    links.GNNFiLMUpdate,
+)
+
+# Swapped as parts of a model only: elsewhere they are called without an adjacency.
+READOUTS = (links.GGNNReadout, links.NFPReadout, links.GeneralReadout)
 
 
 class GraphConvModel(SparseModel):
-    """Embedding, updates and readouts, and between them what a wrapper adds.
+    """Embedding, updates and readouts, and between them the steps that a wrapper adds.
 
     Arguments and parameters are upstream's; ``update_layer`` and ``readout_layer`` are classes of
     Chainer Chemistry. Quirks of upstream that trained parameters depend on: the updates of GGNN and
@@ -44,8 +58,10 @@ class GraphConvModel(SparseModel):
         return h, scale_adj(adj, h.dtype) if self.scale_adj else adj
 
     def _convolve(self, h, h0, adj, is_real_node, mix=None):
-        """Return the readout, of h and h0, or several side by side (`concat_hidden`)."""
-        # ``mix(h, h_new, index)`` returns the nodes, given those before and after an update.
+        """Return the readout, of h and h0, or several side by side (`concat_hidden`).
+
+        ``mix(h, h_new, index)`` returns the nodes, given those before and after an update.
+        """
 
         def read(readout):
             return readout(h=h, adj=adj, h0=h0, is_real_node=is_real_node)

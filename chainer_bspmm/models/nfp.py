@@ -6,9 +6,9 @@ from chainer import functions, Variable
 from chainer_chemistry.models import nfp
 
 from chainer_bspmm.links.embed import embed_atoms
+from chainer_bspmm.links.ggnn_readout import pool
 from chainer_bspmm.links.nfp_readout import NFPReadout, summed_scores
 from chainer_bspmm.links.nfp_update import NFPUpdate
-from chainer_bspmm.links.rows import pool
 from chainer_bspmm.models.sparse_model import SparseModel
 from chainer_bspmm.sparse import BatchedCSR
 

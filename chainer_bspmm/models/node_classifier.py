@@ -29,7 +29,7 @@ class NodeClassifier(Sparse, node_classifier.NodeClassifier):
         return super().__call__(x, *args)
 
     def forward(self, x: Any, adj: BatchedCSR, t: Any, train: Any, valid: Any) -> chainer.Variable:
-        """Return what ``lossfun`` returns for the training nodes.
+        """Return the result of ``lossfun`` for the training nodes.
 
         Args:
             x (array), adj (BatchedCSR): of one graph, as the predictor takes them. It returns

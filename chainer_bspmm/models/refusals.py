@@ -28,11 +28,11 @@ EDGENET = (
     'biases: its messages come from all atoms, and no entry is zero'
 )
 
-# What to do with such a model, and where the others are listed.
+# Advice for such a model, and the page that lists the others.
 UNSWAPPED = "It runs unswapped, with upstream's converter: python -m chainer_bspmm run SCRIPT.py"
 LISTED = 'docs/methods.md lists what can be swapped'
 
-# Class of Chainer Chemistry -> what follows its name.
+# Class of Chainer Chemistry -> the rest of the sentence that begins with its name.
 REFUSALS = {
     SchNet: SCHNET,
     SchNetUpdate: SCHNET,

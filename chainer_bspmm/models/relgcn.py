@@ -5,14 +5,13 @@ from typing import Any
 from chainer import functions, Variable
 from chainer_chemistry.models import relgcn
 
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.scale_adj import scale_adj
 from chainer_bspmm.links import GGNNReadout, RelGCNSparseUpdate, RelGCNUpdate, ScatterGGNNReadout
-from chainer_bspmm.links.embed import embed_atoms
+from chainer_bspmm.links.embed import embed_atoms, node_shape
 from chainer_bspmm.links.linear import linear_rows
-from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.models.sparse_model import EdgeListModel, SparseModel
 from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse.batched_csr import check_adjacency
 
 
 class RelationalModel(SparseModel):
@@ -37,7 +36,7 @@ class RelationalModel(SparseModel):
             raise ValueError(text % (expected, self.input_type, dtype))
         if is_ids:
             return embed_atoms(self.embed, x, adj)
-        check.adjacency(adj)
+        check_adjacency(adj)
         lead = node_shape(adj)
         if x.shape[:-1] != lead:
             text = 'x: expected shape %s and one more dimension to go with %r, got %s'

@@ -1,6 +1,8 @@
-"""Chainer Chemistry's saliency calculators, and inputs that are kept, on sparse batches."""
-# Upstream's code takes arrays that are padded to one number of atoms: so a calculator gets sparse
-# batches as such arrays, and a swapped model is upstream's while it runs.
+"""Chainer Chemistry's saliency calculators, and inputs that are kept, on sparse batches.
+
+Upstream's code takes arrays that are padded to one number of atoms: so a calculator gets sparse
+batches as such arrays, and a swapped model is upstream's while it runs.
+"""
 
 import contextlib
 import functools
@@ -13,7 +15,7 @@ from chainer.backends import cuda
 from chainer.dataset.convert import concat_examples
 from chainer_chemistry.models.prediction import base
 
-from chainer_bspmm.compat import hooks
+from chainer_bspmm.compat import import_hooks
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.models.sparse_model import EdgeListModel, remember_dense_training, SparseModel
 from chainer_bspmm.models.sparsify import densify
@@ -26,7 +28,7 @@ def take_sparse_batches():
     """Let upstream's calculators, and ``predict(retain_inputs=True)``, take sparse batches."""
     kind = base.BaseForwardModel
     kind._forward = _keeping_inputs(kind._forward)
-    hooks.repairs(CALCULATOR)(_repair_calculators)
+    import_hooks.repairs(CALCULATOR)(_repair_calculators)
     if CALCULATOR in sys.modules:
         _repair_calculators(sys.modules[CALCULATOR])
 
@@ -45,14 +47,17 @@ def _batch_in(inputs):
 
 
 def _dense(inputs):
-    """Return inputs as upstream has them: arrays (n_graphs, N, ...), 0 for phantom atoms."""
+    """Return inputs as upstream has them: arrays (n_graphs, N, ...), 0 for phantom atoms.
+
+    Those of a sparse batch are rows, (n_rows, ...), up to and including the node columns.
+    """
     adj = _batch_in(inputs)
     if adj is None:
         return inputs
-    xp = adj.xp
     dense = adj.to_dense()
     if adj.layout not in ('packed', 'folded'):
         return tuple(dense if value is adj else value for value in inputs)
+
     offsets = cuda.to_cpu(adj.row_offsets)
     n_atoms = totals = numpy.diff(offsets)
     if adj.layout == 'folded':  # the last row of a molecule stands for its phantom atoms
@@ -60,6 +65,7 @@ def _dense(inputs):
         totals = n_atoms + cuda.to_cpu(adj.row_weights)[offsets[1:] - 1]
     n = int(totals.max(initial=0))
     graph, atom = numpy.nonzero(numpy.arange(n) < n_atoms[:, None])
+    xp = adj.xp
     graph, atom, rows = map(xp.asarray, (graph, atom, offsets[graph] + atom))
 
     def spread(array):

@@ -87,13 +87,13 @@ def set_up_predictor(
     return sparsify(
         set_up_dense_predictor(
             method,
-            n_unit,
-            conv_layers,
-            class_num,
-            label_scaler,
-            postprocess_fn,
-            n_atom_types,
-            conv_kwargs,
-            n_wle_types,
+            n_unit=n_unit,
+            conv_layers=conv_layers,
+            class_num=class_num,
+            label_scaler=label_scaler,
+            postprocess_fn=postprocess_fn,
+            n_atom_types=n_atom_types,
+            conv_kwargs=conv_kwargs,
+            n_wle_types=n_wle_types,
         )
     )

@@ -4,9 +4,9 @@ import weakref
 
 import chainer
 
+from chainer_bspmm.compat.user_code import warn
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse.batch import Batch
-from chainer_bspmm.user_code import warn
 
 _warned = weakref.WeakSet()  # models, which keep no note of it: captured steps watch attributes
 
@@ -21,7 +21,7 @@ class SparseModel(Sparse):
     """
 
     trained_with = None
-    upstreams_layout = 'folded', None  # what it is after a training of upstream's model
+    upstreams_layout = 'folded', None  # the layout after a training of upstream's model
 
     def __call__(self, *args, **kwargs):
         y = super().__call__(*args, **kwargs)
@@ -98,7 +98,7 @@ def remember_dense_training(model: SparseModel) -> None:
 
 
 def leave_note(model: SparseModel) -> None:
-    """Keep what a model was trained with until it is swapped again."""
+    """Keep the layout that a model was trained with until it is swapped again."""
     model.__dict__['_when_densified'] = model.__dict__.pop('trained_with', None), _n_updates(model)
 
 

@@ -4,14 +4,14 @@ from typing import TypeVar
 
 import chainer
 
-from chainer_bspmm.links import GeneralReadout
+from chainer_bspmm.links import GeneralReadout, GINSparseUpdate, RelGCNSparseUpdate
 from chainer_bspmm.links.mlp import MLP
 from chainer_bspmm.links.sparse import Sparse, swaps_at
-from chainer_bspmm.links.swaps import EDGE_LIST_UPDATES, UPDATES
 from chainer_bspmm.models import gwm, wle
 from chainer_bspmm.models.ggnn import GGNN
 from chainer_bspmm.models.gin import GIN, GINSparse
 from chainer_bspmm.models.gnn_film import GNNFiLM
+from chainer_bspmm.models.graph_conv_model import UPDATES
 from chainer_bspmm.models.mpnn import MPNN
 from chainer_bspmm.models.nfp import NFP
 from chainer_bspmm.models.node_classifier import NodeClassifier
@@ -23,6 +23,8 @@ from chainer_bspmm.models.sparse_model import leave_note, remember_dense_trainin
 
 MODELS = (RSGCN, GIN, NFP, RelGCN, GGNN, MPNN, RelGAT, GNNFiLM) + gwm.MODELS + wle.MODELS
 EDGE_LIST_MODELS = (GINSparse, RelGCNSparse)
+# Swapped as UPDATES, but upstream's take a list of edges, and no wrapper such as GWM calls them.
+EDGE_LIST_UPDATES = (GINSparseUpdate, RelGCNSparseUpdate)
 
 # Chainer Chemistry's class -> ours, for all classes that are swapped anywhere in a tree of links.
 SWAPS = {
@@ -116,7 +118,7 @@ def _expect_link(model):
 
 
 def _collect(link, path, swaps):
-    """Append what is to be swapped, checked; return whether any part but a head is sparse."""
+    """Append the links to swap, checked; return whether any part but a head is sparse."""
     kind = type(link)
     if isinstance(link, NodeClassifier.upstream):  # ours as well: its predictor may be dense
         if kind is NodeClassifier.upstream:

@@ -9,15 +9,14 @@ from chainer import functions
 from chainer_chemistry.models.cwle import cwle_graph_conv_model, cwle_net
 from chainer_chemistry.models.gwle import gwle_graph_conv_model, gwle_net
 
-from chainer_bspmm.links.embed import embed_ids
+from chainer_bspmm.links.embed import embed_ids, node_shape
 from chainer_bspmm.links.linear import linear_rows
-from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.models.graph_conv_model import GraphConvModel
 from chainer_bspmm.sparse import BatchedCSR
 
 
 class WLEGraphConvModel(GraphConvModel):
-    """What both have in common; a subclass combines the two embeddings in `_combine`."""
+    """Base of both models; a subclass combines the two embeddings in `_combine`."""
 
     def forward(
         self, atom_array: Any, adj: BatchedCSR, wle_array: Any = None, is_real_node: Any = None

@@ -1,17 +1,17 @@
-"""ChainerMN on several ranks: what ``import chainermn`` gives once `chainer_bspmm` is imported.
+"""ChainerMN on several ranks, as ``import chainermn`` gives it after `chainer_bspmm`.
 
 A script stays that of ChainerMN. Its functions are patched when it is imported, by the table of
-`compat.hooks`; until then nothing of it is loaded.
+`compat.import_hooks`; until then nothing of it is loaded.
 """
 
 from typing import Any
 
-from chainer_bspmm.compat.hooks import repairs
+from chainer_bspmm.compat.import_hooks import repairs
 
 
 @repairs('chainermn.communicators')
 def check_communicators(module):
-    """Refuse what would end in a segmentation fault or hang; let a fault of a rank end all."""
+    """Refuse calls that would crash or hang; let a fault of a rank end all."""
     from chainer_bspmm.multi_node import communicators
 
     module.create_communicator = communicators.checked(module.create_communicator)
@@ -33,14 +33,17 @@ def count_rows(module):
     """Weight gradients of statistics as `weight_ranks` does; let a CUDA graph contain them."""
     import chainer
 
-    from chainer_bspmm.ops.batch_norm import batch_norm_of_ranks
+    from chainer_bspmm.multi_node import statistics
 
-    call = module.MultiNodeBatchNormalization.__call__
+    kind = module.MultiNodeBatchNormalization
+    call = kind.__call__
 
     def __call__(self, x, finetune=False):
-        return (batch_norm_of_ranks if chainer.config.train else call)(self, x, finetune)
+        normalise = statistics.batch_norm_of_ranks if chainer.config.train else call
+        return normalise(self, x, finetune)
 
-    module.MultiNodeBatchNormalization.__call__ = __call__
+    kind.__call__ = __call__
+    kind.bspmm_ranks = property(statistics.ranks_of)  # for `ops.batch_norm`, on graphs
 
 
 @repairs('chainermn.datasets.scatter')
@@ -78,4 +81,4 @@ def __getattr__(name: str) -> Any:
         from chainer_bspmm.multi_node.epochs import PartIterator
 
         return PartIterator
-    raise AttributeError(name)
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -12,12 +12,12 @@ from chainer.backends import cuda
 
 from chainer_bspmm.multi_node import faults
 
-# What launchers tell the processes that they start: Open MPI, MPICH, Slurm.
+# Variables by which launchers tell processes their number: Open MPI, MPICH, Slurm.
 SIZES = 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'SLURM_STEP_NUM_TASKS'
 
 
 def checked(create):
-    """Wrap ``chainermn.create_communicator``: refuse what cannot work, and say what to do."""
+    """Wrap ``chainermn.create_communicator``: refuse those that cannot work, and give advice."""
 
     @functools.wraps(create)
     def create_communicator(communicator_name='pure_nccl', mpi_comm=None, **kwargs):
@@ -40,7 +40,7 @@ def checked(create):
 
 
 def knows_gpus():
-    """Return whether MPI can send what is on a GPU."""
+    """Return whether MPI can send arrays of a GPU."""
     from mpi4py import MPI
 
     for name in (None, 'libmpi.so.40', MPI.__file__):
@@ -60,7 +60,7 @@ def is_nccl(comm):
 
 
 def n_started():
-    """Return how many processes a launcher says that it has started, and where (str) it says so."""
+    """Return the number of processes that a launcher has started, and the variable that says so."""
     for name in SIZES:
         size = os.environ.get(name, '')
         if size.isdigit():
@@ -104,12 +104,11 @@ def _check_nccl(name):
 
 def _check_number_of_gpus(comm):
     runtime = cuda.cupy.cuda.runtime
-    host = platform.node()
     visible = [runtime.deviceGetPCIBusId(i) for i in range(runtime.getDeviceCount())]
-    ranks = comm.mpi_comm.allgather((host, comm.intra_size, visible))
+    ranks = comm.mpi_comm.allgather((platform.node(), comm.intra_size, visible))
     for rank, (host, n_ranks, _) in enumerate(ranks):
-        # Each rank may see one of its own.
-        n_gpus = len({gpu for of, _, gpus in ranks if of == host for gpu in gpus})
+        # The ranks of a host may each see another GPU.
+        n_gpus = len({gpu for other, _, gpus in ranks if other == host for gpu in gpus})
         if n_ranks > n_gpus:
             text = (
                 'expected at most one rank for each GPU, got %d ranks and %d GPUs on %s: start '

@@ -6,7 +6,7 @@ from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.multi_node import faults
-from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse import check
 
 
 class PartIterator(SerialIterator):
@@ -36,7 +36,7 @@ class PartIterator(SerialIterator):
         shuffle: bool | None = None,
         order_sampler: Any = None,
     ):
-        validate.count('batch_size', batch_size, 1)
+        check.count('batch_size', batch_size, 1)
         sizes = comm.mpi_comm.allgather((len(dataset), batch_size))
         self.n_batches = max(-(-n // size) for n, size in sizes)
         for rank, (n, _) in enumerate(sizes):

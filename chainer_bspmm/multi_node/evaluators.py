@@ -8,10 +8,12 @@ from chainer.backends import cuda
 
 
 def create_multi_node_evaluator(actual_evaluator, communicator):
-    """Let an evaluator report what the molecules of all ranks give; return the same."""
-    # What an Evaluator reports is the mean over the ranks, each counted as often as its part has
-    # molecules; ChainerMN's own counts every rank once. A BatchEvaluator of Chainer Chemistry
-    # (ROC-AUC, PRC-AUC, R2) gets the predictions and labels of all ranks. A part may be empty.
+    """Let an evaluator report the results of all ranks' molecules; return the same evaluator.
+
+    An Evaluator reports the mean over the ranks, each counted as often as its part has molecules;
+    ChainerMN's own counts every rank once. A BatchEvaluator of Chainer Chemistry (ROC-AUC, PRC-AUC,
+    R2) gets the predictions and labels of all ranks. A part may be empty.
+    """
     evaluator, comm = actual_evaluator, communicator
     evaluator._mn_communicator = comm
     if hasattr(evaluator, 'metrics_fun'):

@@ -24,7 +24,10 @@ _process = None  # the one that end_all_on_error was installed in
 
 
 def end_all_on_error():
-    """Let an uncaught exception, and ``sys.exit`` with an error, end all ranks of this MPI run."""
+    """Let an uncaught exception, and ``sys.exit`` with an error, end all ranks of this MPI run.
+
+    The traceback comes first, then a line with rank, host and error.
+    """
     global _process
     if _process == os.getpid():
         return

@@ -10,13 +10,13 @@ import numpy
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm.ops.ranks import weighted_by
 from chainer_bspmm.multi_node import communicators, faults
 from chainer_bspmm.multi_node.start import agree
+from chainer_bspmm.multi_node.statistics import weighted_by
 from chainer_bspmm.sparse import BatchedCSR
 
-# That ranks tell each other before gradients: molecules, loss, whether to start again, a checksum
-# of the names of parameters without a gradient.
+# Numbers that ranks send each other before the gradients: molecules, loss, whether parameters have
+# been made or removed, a checksum of the names of parameters without a gradient.
 N_FIELDS = 4
 
 
@@ -24,9 +24,11 @@ class Weighted:
     """Update all ranks alike, by the mean gradient of the molecules in all of their batches.
 
     ``chainermn.create_multi_node_optimizer`` makes it, of this class and ChainerMN's. In a step
-    rank i has w_i molecules, of which its loss is a mean. The update uses ``sum_i(w_i g_i) /
-    sum_i(w_i)``, as of one batch of all; ChainerMN's own counts every rank once. A rank without a
-    batch (:meth:`join`) counts 0 times. A loss that is not finite: FloatingPointError on all ranks.
+    rank i has w_i molecules, and its loss is a mean over them. The update uses
+    ``sum_i(w_i g_i) / sum_i(w_i)``, the gradient of one batch of all molecules; ChainerMN's own
+    counts every rank once, whatever its batch. A rank without a batch (:meth:`join`) counts 0
+    times. If the loss of any rank is not finite, all ranks raise FloatingPointError.
+
     Before the first update, and whenever parameters have been made or removed, all ranks get the
     state of one (`start.agree`). Parameters that are made by the first batch are made by a trial in
     test mode, so that this update is not lost, as it is in ChainerMN's own.
@@ -50,9 +52,11 @@ class Weighted:
         return self
 
     def update(self, lossfun=None, *args, **kwds):
-        """Do ``chainer.Optimizer.update`` on the batches of all ranks."""
-        # Without a loss function gradients are given, and all ranks count alike; nothing is updated
-        # where parameters had to be sent first.
+        """Do ``chainer.Optimizer.update`` on the batches of all ranks.
+
+        Without a loss function the gradients are those that the parameters have, and all ranks
+        count alike; nothing is updated if parameters had to be sent first.
+        """
         if lossfun is None:
             if self.known is None:
                 self._take_part()
@@ -158,9 +162,11 @@ class Weighted:
 
 
 def _mean_on_host(comm, params, share):
-    """Replace gradients by ``sum_i(share_i * g_i)`` over all ranks, as new arrays."""
-    # ChainerMN's `naive` sends a message for each parameter, and waits for each. float16 is sent as
-    # float32, which MPI can add.
+    """Replace gradients by ``sum_i(share_i * g_i)`` over all ranks, as new arrays.
+
+    All ranks have the same parameters, on the host. ChainerMN's `naive` sends one message for each
+    parameter, and waits for each. float16 is sent as float32, which MPI can add.
+    """
     from mpi4py import MPI
 
     of_dtype = {}
@@ -197,7 +203,7 @@ def of_nccl(optimizer):
 
 
 def n_molecules(arguments):
-    """Return how many molecules the arguments of a loss function have; 1 if that is not known."""
+    """Return the number of molecules in the arguments of a loss function; 1 if it is not known."""
     for value in arguments:
         if isinstance(value, BatchedCSR):
             return value.n_graphs

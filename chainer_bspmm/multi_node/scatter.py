@@ -11,9 +11,13 @@ from chainer_bspmm.multi_node import faults
 
 
 def sparse_too(scatter_dataset):
-    """Wrap ``chainermn.scatter_dataset``: of a sparse data set a rank gets its part's arrays."""
-    # The parts are those of ChainerMN: with ``force_equal_length``, the default, a few molecules
-    # belong to two of them if their number is no multiple of the ranks'.
+    """Wrap ``chainermn.scatter_dataset``.
+
+    A `SparseDataset`, or a SubDataset of one, becomes a `SparseDataset` on every rank, with the
+    arrays of its part only. The parts are those of ChainerMN: with ``force_equal_length``, the
+    default, a few molecules belong to two parts if their number is no multiple of the ranks'.
+    ValueError: ranks were given different ones. TypeError: it is on a GPU.
+    """
 
     @functools.wraps(scatter_dataset)
     def scatter(
@@ -33,10 +37,10 @@ def sparse_too(scatter_dataset):
             return scatter_dataset(
                 dataset,
                 comm,
-                root,
-                shuffle,
-                seed,
-                max_buf_len,
+                root=root,
+                shuffle=shuffle,
+                seed=seed,
+                max_buf_len=max_buf_len,
                 force_equal_length=force_equal_length,
             )
         if comm.rank != root:

@@ -7,13 +7,16 @@ import numpy
 import chainer
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
+from chainer_bspmm.compat.user_code import is_user_code
 from chainer_bspmm.multi_node import faults
-from chainer_bspmm.user_code import is_user_code
 
 
 def agree(comm, optimizer):
-    """Give all ranks parameters, persistent values and optimizer state of one, if they differ."""
-    # Of rank 0; if it lacks parameters, because no batch has made them, of the first that has most.
+    """Give all ranks the parameters, persistent values and optimizer state of one of them.
+
+    Of rank 0; if it lacks parameters, because no batch has made them, of the first that has most.
+    Nothing is sent if all have the same, such as after resuming. ValueError: they do not fit.
+    """
     table = {path: _shape(param) for path, param in optimizer.target.namedparams()}
     tables = comm.mpi_comm.allgather((table, _settings(optimizer), int(optimizer.t)))
     for rank, other in enumerate(tables):
@@ -45,7 +48,7 @@ def make_states(target):
 
 
 def _settings(optimizer):
-    """Return what a user chooses of an optimizer, name -> value."""
+    """Return the settings of an optimizer that a user chooses, name -> value."""
     settings = {'class': _kind_of(optimizer)}
     if isinstance(optimizer, chainer.GradientMethod):
         settings.update(_plain_of(optimizer.hyperparam))
@@ -85,7 +88,7 @@ def _shape(param):
 
 
 def _difference(first, other, rank):
-    """Return how a rank differs from rank 0; None if it does not."""
+    """Describe the first difference between rank 0 and another rank; None if there is none."""
     (shapes, settings, t), (other_shapes, other_settings, other_t) = first, other
     for path in sorted({*shapes, *other_shapes}):
         this = "model: expected the same on all ranks, parameter '%s' is " % path

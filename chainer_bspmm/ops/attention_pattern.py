@@ -8,18 +8,18 @@ from chainer_bspmm.cuda import launch
 from chainer_bspmm.ops.segments import segment_sum_forward
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.edges import derived, equal_rows, gathering
-from chainer_bspmm.sparse.validate import fits_int32
+from chainer_bspmm.sparse.check import fits_int32
 
 
 class AttentionPattern:
     """The edges of every head; `within`: those of each relation are normalised separately.
 
     With node i, relation r and head k, features are rows ``(i * R + r) * K + k``. Every edge has an
-    entry for each head; entries are sorted by receiver, head, relation: what is summed or
-    normalised together is adjacent. Spare entries come last and name row 0.
+    entry for each head; entries are sorted by receiver, head, relation, so that those that are
+    summed or normalised together are adjacent. Spare entries come last and name row 0.
 
-    - `product`: multiplies weights and features: a row for every node, in which all its heads add
-      up, or with `side_by_side` for every (node, head).
+    - `product`: the matrix that features are multiplied by, with the weights as its values: a row
+      for every node, in which all its heads add up, or with `side_by_side` for every (node, head).
     - `sources`, `receivers`: (nnz * K,) int32, the two rows of features of every entry.
     - `segments`: int32, where each group of entries that is normalised together starts;
       `by_receiver`, (n_nodes * K * R + 1,): where those of every (node, head, relation) start.
@@ -71,19 +71,19 @@ class AttentionPattern:
             )
 
     def gathers(self, adj, n_heads):
-        """Return the matrix that adds, for an entry, column 0 of its source, 1 of its receiver."""
-        # ``adj``, with which the pattern is kept, is not stored: it would make a cycle.
-        columns = adj.xp.stack((2 * self.sources, 2 * self.receivers + 1), axis=1)
-        starts = adj.indptr[adj.row_offsets]
+        """Return the matrix that adds, for every entry, column 0 of its source, 1 of its receiver.
+
+        ``adj``, with which the pattern is kept, is not stored: it would make a cycle.
+        """
         n_scores = 2 * n_heads
         return gathering(
             adj,
-            columns,
-            starts * n_heads,
-            adj.col_offsets * n_scores,
-            adj.max_nnz * n_heads,
-            adj.max_cols * n_scores,
-            adj.n_cols * n_scores,
+            columns=adj.xp.stack((2 * self.sources, 2 * self.receivers + 1), axis=1),
+            row_offsets=adj.indptr[adj.row_offsets] * n_heads,
+            col_offsets=adj.col_offsets * n_scores,
+            max_rows=adj.max_nnz * n_heads,
+            max_cols=adj.max_cols * n_scores,
+            n_cols=adj.n_cols * n_scores,
         )
 
 
@@ -94,10 +94,10 @@ def _fill(adj, n_heads, sources, receivers, by_receiver):
     if not launch.on_gpu(by_receiver):
         n_relations = adj.n_relations
         nnz = adj._n_true_entries()
-        columns = adj.indices[:nnz, None]
         heads = numpy.arange(n_heads)
-        node = adj.entry_rows()[:nnz, None]
+        columns = adj.indices[:nnz, None]
         relation = columns % n_relations
+        node = adj.entry_rows()[:nnz, None]
         group = ((node * n_heads + heads) * n_relations + relation).ravel()
         by_receiver[:], order = build.group(numpy, group, by_receiver.size - 1)
         size = order.size
@@ -128,7 +128,7 @@ def _fill(adj, n_heads, sources, receivers, by_receiver):
 
 
 def _slots(adj):
-    """Return how many nodes every graph counts, (n_graphs,)."""
+    """Return the number of nodes that every graph counts, (n_graphs,)."""
     if adj.row_weights is None:
         return adj.xp.diff(adj.row_offsets)
     return segment_sum_forward(adj.row_weights[:, None], adj.row_offsets, adj.max_rows)[:, 0]
@@ -157,10 +157,9 @@ def _isolated(adj, n_heads, within, rows_per_node, by_receiver, dtype):
             numpy.searchsorted(place, bounds).astype('i'),
         )
     # An entry for every (node, head, relation): a count of those that there are would synchronise.
-    xp = cuda.cupy
     size = by_receiver.size - 1
-    data = xp.empty(size, dtype)
-    indices = xp.empty(size, 'i')
+    data = cuda.cupy.empty(size, dtype)
+    indices = cuda.cupy.empty(size, 'i')
     kernel = cuda.elementwise(
         'raw I by_receiver, raw I row_offsets, raw W slots, int32 n_graphs, int32 n_relations, '
         'int32 n_heads, int32 within',

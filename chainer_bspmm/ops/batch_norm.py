@@ -9,8 +9,29 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
 from chainer_bspmm.ops.node import FusedNode
-from chainer_bspmm.ops.ranks import ONE_RANK, Ranks
 from chainer_bspmm.ops.segments import row_sum
+
+
+class OneRank:
+    """Sums over the ranks whose batches `WeightedBatchNorm` counts as one: of this process alone.
+
+    A link that counts several ranks has an object with other sums as ``bspmm_ranks``, which
+    `multi_node.statistics` provides.
+    """
+
+    def sum(self, array):
+        """Return the sum of the ranks' arrays."""
+        return array
+
+    def sum_of_gradients(self, array):
+        """Return the sum of the gradients of all ranks' losses, as a part of this one's."""
+        return array
+
+    def refuse_derivatives(self):
+        """Raise RuntimeError if there are no higher derivatives."""
+
+
+ONE_RANK = OneRank()
 
 
 class WeightedBatchNorm(FusedNode):
@@ -28,7 +49,15 @@ class WeightedBatchNorm(FusedNode):
         weights = self._weights.astype(x.dtype, copy=False)[:, None]
         self._count = self._ranks.sum(row_sum(weights))
         y, self._statistics = _forward(
-            x, gamma, beta, weights, self._count, self._eps, self._decay, self._running, self._ranks
+            x,
+            gamma,
+            beta,
+            weights,
+            count=self._count,
+            eps=self._eps,
+            decay=self._decay,
+            running=self._running,
+            ranks=self._ranks,
         )
         return y.astype(inputs[0].dtype, copy=False)
 
@@ -36,7 +65,10 @@ class WeightedBatchNorm(FusedNode):
         x, gamma, _ = _cast(inputs)
         weights = self._weights.astype(x.dtype, copy=False)[:, None]
         gy = gy.astype(x.dtype, copy=False)
-        return _gradients(x, gy, gamma, weights, self._count, *self._statistics, ranks=self._ranks)
+        mean, inv_std = self._statistics
+        return _gradients(
+            x, gy, gamma, weights, count=self._count, mean=mean, inv_std=inv_std, ranks=self._ranks
+        )
 
     def _composed(self, x, gamma, beta):
         self._ranks.refuse_derivatives()
@@ -58,7 +90,7 @@ class WeightedBatchNorm(FusedNode):
 
 
 def _dtype(x, gamma):
-    """Return what to calculate in: sums of many rows overflow float16."""
+    """Return the dtype to calculate in: sums of many rows overflow float16."""
     return numpy.result_type(x.dtype, gamma.dtype, numpy.float32)
 
 
@@ -175,29 +207,49 @@ def _gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
     return gx, ggamma, gbeta
 
 
+def normalise(link, h, weights, decay, ranks):
+    """Return h (n, c) normalised as a link in training does it, with weights of rows."""
+    gamma, beta = getattr(link, 'gamma', None), getattr(link, 'beta', None)
+    with chainer.using_device(link.device):  # of a link that has none
+        if gamma is None:
+            gamma = link.xp.ones(link.avg_mean.shape, link._highprec_dtype)
+        if beta is None:
+            beta = link.xp.zeros(link.avg_mean.shape, link._highprec_dtype)
+    parts = gamma, beta, link.avg_mean, link.avg_var
+    gamma, beta, *running = (part.reshape(h.shape[1]) for part in parts)
+    if chainer.config.in_recomputing:
+        running = None
+    node = WeightedBatchNorm(weights, link.eps, decay, running, ranks)
+    return node.apply((h, gamma, beta))[0]
+
+
 def batch_norm(adj, link, h):
-    """Normalise node features, (n_rows, n_channels), over the rows of a batch, as ``link`` does."""
-    # In training, mean, variance and running averages count every row ``adj.row_weights`` times,
-    # spare rows not at all. Rows that are ignored get 0 and no gradient, even if they hold NaN.
-    # Without weights and spare rows all is left to the link; with them it is one node, and neither
-    # link hooks nor an overridden ``__call__`` are called. A MultiNodeBatchNormalization of
-    # ChainerMN counts the rows of all ranks' batches in the same way (its own forward pass counts
-    # every rank alike). Its gradients are for the mean over ranks that `multi_node.optimizer`
-    # takes.
+    """Normalise node features, (n_rows, n_channels), over the rows of a batch, as ``link`` does.
+
+    In training, mean, variance and running averages count every row ``adj.row_weights`` times,
+    spare rows not at all. Rows that are ignored get 0 and no gradient, even if they hold NaN.
+    Without weights and spare rows all is left to the link; with them it is one node, and neither
+    link hooks nor an overridden ``__call__`` are called.
+
+    A link with ``bspmm_ranks``, such as a MultiNodeBatchNormalization of ChainerMN, counts the rows
+    of all these ranks' batches in the same way (ChainerMN's own forward pass counts every rank
+    alike). Its gradients are for the mean over ranks that `multi_node.optimizer` takes.
+    """
     dense = chainer.links.BatchNormalization
-    # Of ChainerMN, which is not imported where it is not used.
-    comm = None if isinstance(link, dense) else getattr(link, 'comm', None)
-    if not chainer.config.train and comm is not None:
+    ranks = getattr(link, 'bspmm_ranks', None)
+    if not chainer.config.train and ranks is not None:
         return link(h)
-    if not chainer.config.train or (comm is None and adj.row_weights is None and not adj.has_spare):
+    if not chainer.config.train or (
+        ranks is None and adj.row_weights is None and not adj.has_spare
+    ):
         # Past GraphBatchNormalization's own __call__, which insists on three dimensions.
         return dense.__call__(link, h)
-    if comm is None and type(link).forward is not dense.forward:
+    if ranks is None and type(link).forward is not dense.forward:
         raise ValueError(
             'link: expected the forward pass of chainer.links.BatchNormalization, '
             'which does not know weights of rows and is replaced, got %r' % (link,)
         )
-    if comm is None and link.axis not in (None, (0,)):
+    if ranks is None and link.axis not in (None, (0,)):
         raise ValueError('link.axis: expected None or (0,), got %r' % (link.axis,))
     if link.decay is None:
         raise ValueError('link.decay: expected a number, got None')
@@ -213,42 +265,4 @@ def batch_norm(adj, link, h):
             'ones of rows',
             lambda: (xp.arange(adj.n_rows, dtype='i') < adj.row_offsets[-1:]).astype(numpy.float32),
         )
-    return _normalise(link, h, weights, link.decay, comm)
-
-
-def batch_norm_of_ranks(link, x, finetune=False):
-    """Normalise an array (n, c, ...) of any rows over the batches of all ranks, in training."""
-    # What a MultiNodeBatchNormalization of ChainerMN does outside of graphs, with the gradients of
-    # :func:`batch_norm`. `finetune`: running averages are means of all batches since
-    # ``link.start_finetuning()``.
-    n_axes = link.avg_mean.ndim
-    if x.shape[1 : 1 + n_axes] != link.avg_mean.shape:
-        text = 'x: expected shape (n, %s, ...), got %s'
-        raise ValueError(text % (', '.join(map(str, link.avg_mean.shape)), x.shape))
-    decay = link.decay
-    if finetune:
-        link.N += 1
-        decay = 1 - 1 / link.N
-    order = (0, *range(1 + n_axes, x.ndim), *range(1, 1 + n_axes))
-    rows = functions.transpose(x, order)
-    h = functions.reshape(rows, (-1, link.avg_mean.size))
-    with chainer.using_device(link.device):
-        weights = link.xp.ones(len(h), numpy.float32)
-    y = functions.reshape(_normalise(link, h, weights, decay, link.comm), rows.shape)
-    return functions.transpose(y, numpy.argsort(order).tolist())
-
-
-def _normalise(link, h, weights, decay, comm):
-    """Return h (n, c) normalised as a link in training does it, with weights of rows."""
-    gamma, beta = getattr(link, 'gamma', None), getattr(link, 'beta', None)
-    with chainer.using_device(link.device):  # of a link that has none
-        if gamma is None:
-            gamma = link.xp.ones(link.avg_mean.shape, link._highprec_dtype)
-        if beta is None:
-            beta = link.xp.zeros(link.avg_mean.shape, link._highprec_dtype)
-    parts = gamma, beta, link.avg_mean, link.avg_var
-    gamma, beta, *running = (part.reshape(h.shape[1]) for part in parts)
-    if chainer.config.in_recomputing:
-        running = None
-    node = WeightedBatchNorm(weights, link.eps, decay, running, Ranks(comm))
-    return node.apply((h, gamma, beta))[0]
+    return normalise(link, h, weights, link.decay, ranks or ONE_RANK)

@@ -13,10 +13,10 @@ from chainer.function_node import FunctionNode
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda import kernels, launch, plans
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import apply_untracked
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedCSR, check
+from chainer_bspmm.sparse.batched_csr import check_adjacency
 from chainer_bspmm.sparse.build import values_of
 
 AHEAD = 3  # entries of a row whose loads are issued together; molecules have two to four
@@ -77,7 +77,10 @@ NARROW = 8  # vectors per row; below, two vectors per thread would leave warps h
 def bspmm_launch(
     n_rows, n_cols, nnz, n_channels, width, itemsize, device, algorithm='auto', piece=0
 ) -> plans.Launch:
-    """Plan a product on a GPU by a small model of what was measured, not a table of it."""
+    """Plan a product on a GPU, by a small model that was fitted to measurements.
+
+    Unless `piece`, of :func:`piece_length`, is 0, the plan is for :func:`with_pieces`.
+    """
     n_vectors = n_channels // width
     work = n_rows * n_vectors / device.n_sms
     length = nnz / n_rows
@@ -134,9 +137,12 @@ RESIDENT = 1024  # threads of a multiprocessor
 
 
 def piece_length(n_rows, n_cols, nnz, longest, n_vectors, device) -> int:
-    """Return the most entries of a row that a thread walks, or 0: it walks rows of any length."""
-    # Pieces are no shorter than a row has of them: a thread walks their sums, too. Nor are there so
-    # many that their sums take more than twice the memory of both features. `longest` is a bound.
+    """Return the most entries of a row that a thread walks, or 0: it walks rows of any length.
+
+    `longest` is a bound of a row's entries.
+    """
+    # Pieces have at least as many entries as a row has pieces, because a thread walks their sums,
+    # too. Nor are there so many that their sums take more than twice the memory of both features.
     longest = min(longest, nnz)
     if longest <= plans.LONG_ROW:
         return 0
@@ -162,13 +168,13 @@ def with_pieces(plan: plans.Launch, nnz, piece) -> tuple[plans.Launch, int]:
 def sum_pieces_launch(n_pieces, n_channels, piece) -> plans.Launch:
     """Plan a thread per chunk and channel of sum_pieces."""
     n_chunks = n_pieces // 2
-    n_at_once = 8
+    chunks_per_block = 8
     tiles = -(-n_channels // plans.WARP)
     y = min(tiles, plans.MAX_GRID_Y)
     return plans.Launch(
         (('VECTOR', 1), ('AHEAD', 8)),
-        (-(-n_chunks // n_at_once), y, -(-tiles // y)),
-        (plans.WARP, n_at_once, 1),
+        (-(-n_chunks // chunks_per_block), y, -(-tiles // y)),
+        (plans.WARP, chunks_per_block, 1),
         arguments=tuple(map(numpy.int32, (n_channels, piece, n_chunks))),
     )
 
@@ -443,7 +449,7 @@ def bspmm(
                [3.],
                [3.]])
     """
-    check.adjacency(adj)
+    check_adjacency(adj)
     arrays = list(map(chainer.as_array, (x, data, residual)))
     check_bspmm(adj, arrays)
     if algorithm != 'auto':
@@ -476,6 +482,6 @@ def bsddmm(adj: BatchedCSR, u: Variable | NdArray, v: Variable | NdArray) -> Var
         Deterministic; does not synchronise. Its gradients are products by
         :func:`chainer_bspmm.functions.bspmm`, as deterministic as those.
     """
-    check.adjacency(adj)
+    check_adjacency(adj)
     check_bsddmm(adj, chainer.as_array(u), chainer.as_array(v))
     return BatchedSDDMM(adj).apply((u, v))[0]

@@ -10,12 +10,13 @@ from chainer.backends import cuda
 from chainer.functions.activation.sigmoid import SigmoidGrad
 
 from chainer_bspmm.cuda.gemm import dot
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.bspmm import bspmm, bspmm_forward
 from chainer_bspmm.ops.elementwise import concat, sigmoid
 from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forward, layer_of
 from chainer_bspmm.ops.node import AccumulateInLaunch, FusedNode
 from chainer_bspmm.ops.segments import row_sum
+from chainer_bspmm.sparse import check
+from chainer_bspmm.sparse.batched_csr import check_adjacency
 from chainer_bspmm.sparse.relations import degree_rows
 
 # is_type: (n_nodes, n_types) bool, which nodes have degree 1, 2, ...; rows: of each, None on a GPU.
@@ -29,8 +30,10 @@ def degrees_of(adj, n_types):
         ones = adj.xp.ones((adj.n_rows, 1), numpy.float32 if adj.dtype is None else adj.dtype)
         degree = bspmm_forward(adj, ones, trans=True)
         is_type = degree == adj.xp.arange(1, n_types + 1, dtype=ones.dtype)
-        on_host = adj.xp is numpy
-        return Degrees(is_type, list(map(numpy.flatnonzero, is_type.T)) if on_host else None)
+        rows = None
+        if adj.xp is numpy:
+            rows = [numpy.flatnonzero(of_type) for of_type in is_type.T]
+        return Degrees(is_type, rows)
 
     return adj.cached(('degrees', n_types), find)
 
@@ -90,7 +93,13 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
             b = joined[n_all * n_in :]
             self._joined = {'W': W, 'b_self': b}
             self._layer = layer_of(
-                x, self._joined, n_types, False, 'sigmoid', True, self._adj.longest
+                x,
+                self._joined,
+                n_relations=n_types,
+                loop=False,
+                activation='sigmoid',
+                by_relation=True,
+                longest=self._adj.longest,
             )
         if self._layer is not None:
             rows, _ = degree_rows(self._adj, n_types, x.dtype)
@@ -113,7 +122,14 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
         if self._layer is not None:
             _, rows = degree_rows(self._adj, n_types, x.dtype)
             by_name = layer_backward(
-                self._layer, rows, x, self._y, gy, self._joined, 0.0, 0 in indexes, self._more
+                self._layer,
+                rows,
+                x,
+                self._y,
+                gy,
+                parameters=self._joined,
+                has_features=0 in indexes,
+                more=self._more,
             )
             return (by_name['x'], *by_name['W'], *by_name['b_self'])
         degrees = degrees_of(self._adj, n_types)
@@ -157,11 +173,13 @@ def _split(inputs):
 
 
 def degree_linear_sigmoid(adj, x, weights, biases):
-    """Compute ``y[i] = sigmoid(W_d sum_j A[i, j] x[j] + b_1 + b_2 + ...)``, (n_nodes, n_out)."""
-    # d is the degree of node i; where it has no weight, there are the biases only. Every bias is
-    # added to every node, as Chainer Chemistry masks the inputs of its linear layers, not the
-    # outputs.
-    check.adjacency(adj)
+    """Compute ``y[i] = sigmoid(W_d sum_j A[i, j] x[j] + b_1 + b_2 + ...)``, (n_nodes, n_out).
+
+    d is the degree of node i; where it has no weight, there are the biases only. Every bias is
+    added to every node, as Chainer Chemistry masks the inputs of its linear layers, not the
+    outputs.
+    """
+    check_adjacency(adj)
     if adj.n_rows != adj.n_cols:
         raise ValueError('adj: expected a column for each node to take degrees from, got %r' % adj)
     check.features(x, adj, 'n_in')

@@ -25,7 +25,7 @@ def dropout_launch(size, width) -> plans.Launch:
     )
 
 
-def _drop(kind, x, mask, y, ratio, seed, stream, counter):
+def _drop(kind, ratio, seed, stream, counter, *, x=None, mask=None, y=None):
     """Launch kernels/dropout.cu on the arrays that `kind` uses."""
     like = mask if x is None else x
     if not like.size:
@@ -42,13 +42,13 @@ def draw_arguments(seed, stream, ratio, dtype):
         numpy.uint32(seed >> 32),
         numpy.uint32(stream),
         numpy.uint32(min(math.ceil(ratio * 2**32), 2**32 - 1)),
-        # Rounded to the array's dtype, because that is what Chainer multiplies by.
+        # Rounded to the array's dtype, because Chainer multiplies by it in that dtype.
         launch.arithmetic(dtype)(dtype.type(1 / (1 - ratio))),
     )
 
 
-# Of Philox4x32-10 (Salmon et al. 2011): what words 0 and 2 of a counter are multiplied by in each
-# round, and what is added to the two words of the key after it.
+# Constants of Philox4x32-10 (Salmon et al. 2011): the factors of words 0 and 2 of a counter in each
+# round, and the terms that are added to the two words of the key after it.
 _MULTIPLIERS = numpy.array([[0xD2511F53], [0xCD9E8D57]], numpy.uint64)
 _KEY_STEPS = numpy.array([[0x9E3779B9], [0xBB67AE85]], numpy.uint64)
 _LOW = numpy.uint64(2**32 - 1)
@@ -77,9 +77,12 @@ def _check_size(size):
 
 
 def dropout_forward(x, ratio, seed, stream, counter):
-    """Return a mask, 0 with probability ratio, else 1 / (1 - ratio), and ``y = x * mask``."""
-    # The same seed (64 bits), number `stream` of the layer (32 bits) and step, the (1,) uint64
-    # `counter` on x's device, give the same numbers on every device; see kernels/dropout.cu.
+    """Return a mask, 0 with probability ratio, else 1 / (1 - ratio), and ``y = x * mask``.
+
+    Deterministic: the same seed (64 bits), number `stream` of the layer (32 bits) and step, the
+    (1,) uint64 `counter` on x's device, give the same numbers on every device; see
+    kernels/dropout.cu.
+    """
     _check_size(x.size)
     if not launch.on_gpu(x):
         mask = dropout_mask_forward(x.size, x.dtype, ratio, seed, stream, counter)
@@ -88,7 +91,7 @@ def dropout_forward(x, ratio, seed, stream, counter):
     with launch.device_of(x):
         x = launch.contiguous(x)
         mask, y = cuda.cupy.empty(x.shape, x.dtype), cuda.cupy.empty(x.shape, x.dtype)
-        _drop('DROPOUT', x, mask, y, ratio, seed, stream, counter)
+        _drop('DROPOUT', ratio, seed, stream, counter, x=x, mask=mask, y=y)
     return mask, y
 
 
@@ -101,7 +104,7 @@ def relu_dropout_forward(x, ratio, seed, stream, counter):
         return
     with launch.device_of(x):
         y = launch.contiguous(x)
-        _drop('RELU', y, None, y, ratio, seed, stream, counter)
+        _drop('RELU', ratio, seed, stream, counter, x=y, y=y)
         if y is not x:
             x[...] = y
 
@@ -115,7 +118,7 @@ def dropout_mask_forward(size, dtype, ratio, seed, stream, counter):
         return is_kept * dtype.type(1 / (1 - ratio))
     with launch.device_of(counter):
         mask = cuda.cupy.empty(size, dtype)
-        _drop('MASK', None, mask, None, ratio, seed, stream, counter)
+        _drop('MASK', ratio, seed, stream, counter, mask=mask)
     return mask
 
 
@@ -167,8 +170,9 @@ def dropout_relu(y, ratio):
 
 
 def draw_kept(shape, ratio):
-    """Return whether each element stays, with probability 1 - ratio."""
-    # NumPy's old generator only draws the seed of another one: as Chainer draws, it is too slow.
+    """Draw which elements stay, each with probability 1 - ratio; on a host, bool of `shape`."""
+    # NumPy's old generator draws only the seed of a quicker one: as Chainer draws, it takes too
+    # long.
     size = math.prod(shape)
     # Of the usual ratios, 0.5 or 0.25, a byte decides exactly.
     word = numpy.dtype(numpy.uint8 if (ratio * 2**8).is_integer() else numpy.uint32)

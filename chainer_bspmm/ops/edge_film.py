@@ -10,12 +10,12 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import launch
 from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.cuda import plans
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.bspmm import bspmm
 from chainer_bspmm.ops.elementwise import by_channel, by_relation, compute_dtype
 from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.segments import sum_at
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedCSR, check
+from chainer_bspmm.sparse.batched_csr import check_relations
 from chainer_bspmm.sparse.build import values_of
 from chainer_bspmm.sparse.edges import edges_of
 
@@ -27,7 +27,7 @@ def film_launch(n_units, n_channels, width, n_relations) -> plans.Launch:
     return plans.vector_threads(n_units, n_vectors, width, (n_units, n_vectors, n_relations))
 
 
-def _launch(result, side, n_relations, n_units, messages, film, gy):
+def _launch(result, side, n_relations, n_units, messages, film, gy=None):
     """Launch kernels/edge_film.cu for one of its results; `side`: the matrix or its transpose."""
     n_channels = messages.shape[1]
     width = film.shape[1] if result == 'BY_FILM' else n_channels
@@ -45,7 +45,7 @@ FILM_BLOCK = 2**18  # elements of edges and channels, which stay in the cache
 
 # The edges of some graphs: slices of these graphs' rows, columns, and pairs of row and relation;
 # each edge's row, column and pair, counted from the start of the slices, and value, (n, 1) or 1;
-# (n, C): its message, its gamma, and what it carries before the rectifier.
+# (n, C): its message, its gamma, and z, the modulated message before the rectifier.
 _FilmBlock = collections.namedtuple(
     '_FilmBlock', 'rows columns pairs row column pair value message gamma z'
 )
@@ -75,24 +75,26 @@ def _film_blocks(adj, messages, film):
         )
         gamma = both[:, :n_channels]
         yield _FilmBlock(
-            of_rows,
-            of_columns,
-            of_pairs,
-            row - of_rows.start,
-            column - of_columns.start,
-            pair - of_pairs.start,
-            1 if adj.data is None else adj.data[entries, None],
-            message,
-            gamma,
-            gamma * message + both[:, n_channels:],
+            rows=of_rows,
+            columns=of_columns,
+            pairs=of_pairs,
+            row=row - of_rows.start,
+            column=column - of_columns.start,
+            pair=pair - of_pairs.start,
+            value=1 if adj.data is None else adj.data[entries, None],
+            message=message,
+            gamma=gamma,
+            z=gamma * message + both[:, n_channels:],
         )
         graph = last
 
 
 def edge_film_forward(adj: BatchedCSR, messages, film):
-    """Compute ``y[i] = sum of value max(0, gamma[i, r] messages[j, r] + beta[i, r])``."""
-    # The sum is over the entries (i, j * R + r) of row i. `messages` is (n_nodes * R, C), `film`
-    # (n_nodes * R, 2 * C), gamma and beta. No array of (nnz, C) is made on a GPU.
+    """Compute ``y[i] = sum of value max(0, gamma[i, r] messages[j, r] + beta[i, r])``.
+
+    The sum is over the entries (i, j * R + r) of row i. `messages` is (n_nodes * R, C), `film`
+    (n_nodes * R, 2 * C), gamma and beta. No array of (nnz, C) is made on a GPU.
+    """
     if not launch.on_gpu(messages):
         y = numpy.zeros((adj.n_rows, messages.shape[1]), messages.dtype)
         for block in _film_blocks(adj, messages, film):
@@ -102,7 +104,7 @@ def edge_film_forward(adj: BatchedCSR, messages, film):
         return y
     with launch.device_of(messages):
         messages, film = launch.contiguous(messages), launch.contiguous(film)
-        return _launch('OUTPUT', adj, adj.n_relations, adj.n_rows, messages, film, None)
+        return _launch('OUTPUT', adj, adj.n_relations, adj.n_rows, messages, film)
 
 
 def edge_film_backward(adj: BatchedCSR, messages, film, gy):
@@ -148,9 +150,9 @@ class EdgeFiLM(FusedNode):
 
     def _gradients(self, inputs, gy, indexes):
         x, messages, film = self._saved
+        n_relations = self._adj.n_relations
         gx = None
         weights = []
-        n_relations = self._adj.n_relations
         for g, weight in zip(edge_film_backward(self._adj, messages, film, gy), inputs[1:]):
             g = g.reshape(len(x), len(weight))
             if 0 in indexes:
@@ -186,7 +188,7 @@ def edge_film(adj, x, W, W_g, activation=functions.relu):
     One node for ``chainer.functions.relu``; any other activation takes a few, which store arrays of
     (nnz, C) on a GPU as well. Differentiable to any order.
     """
-    check.relations(adj)
+    check_relations(adj)
     check.features(x, adj, 'in_channels')
     if len(W) % adj.n_relations:
         text = 'W: expected a multiple of %d relations as its number of rows, got shape %s'

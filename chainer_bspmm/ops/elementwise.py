@@ -18,8 +18,10 @@ SIGMOID = '#define SIGMOID(x) (tanh((x) * (T)0.5) * (T)0.5 + (T)0.5)\n'
 
 
 def concat(arrays, axis=0):
-    """Join arrays of one dtype along axis 0, or 1 of two, as ``numpy.concatenate`` does."""
-    # CuPy's launches a copy for every array, and for more than eight sends a table from the host.
+    """Join arrays of one dtype along axis 0, or two along axis 1, as ``numpy.concatenate`` does.
+
+    CuPy's launches a copy for every array, and for more than eight sends a table from the host.
+    """
     if isinstance(arrays[0], numpy.ndarray):
         return numpy.concatenate(arrays, axis=axis)
     if len(arrays) > MAX_JOINED:
@@ -90,7 +92,10 @@ GRADIENTS = {
 
 
 def activation_gradient(activation, y, gy, dropout_ratio):
-    """Return an activation's gradient, given its result, where dropout's zeros are recognised."""
+    """Return the gradient before an activation and its dropout, given the result y and gy.
+
+    Elements that dropout set to 0 are recognised by that.
+    """
     if activation == 'identity':
         return gy
     formula = GRADIENTS[activation]

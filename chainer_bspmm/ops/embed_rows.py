@@ -33,7 +33,11 @@ def embed_launch(n_rows, n_types, n_channels) -> plans.Launch:
 
 
 def embed_rows_backward(ids, gy, n_types):
-    """Compute ``y[t] = sum of gy[i] where ids[i] == t``, (n_types, n_B); other ids are ignored."""
+    """Compute ``y[t] = sum of gy[i] where ids[i] == t``, (n_types, n_B): an embedding's gradient.
+
+    Rows with other ids are ignored. On a GPU it is from :func:`sum_partials`, so it may be
+    uninitialised until the end of a captured step's backward pass.
+    """
     if not launch.on_gpu(gy):
         is_type = (ids >= 0) & (ids < n_types)
         if not is_type.all():  # SciPy would write past its arrays

@@ -6,14 +6,14 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch, plans
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.segments import row_sum
+from chainer_bspmm.sparse import check
 
 
-def _launch(x, gamma, beta, gy, statistics, y, terms, eps):
-    """Launch kernels/layer_norm.cu on the arrays that the variant uses."""
+def _launch(x, gamma, statistics, y, *, beta=None, gy=None, terms=None, eps=0):
+    """Launch kernels/layer_norm.cu: forward with `beta` and `eps`, backward with `gy`, `terms`."""
     if not x.size:
         return
     n_rows, n_channels = x.shape
@@ -38,7 +38,7 @@ def layer_norm_forward(x, gamma, beta, eps):
         x, gamma, beta = (launch.contiguous(array) for array in (x, gamma, beta))
         statistics = cuda.cupy.empty((len(x), 2), launch.arithmetic(x.dtype))
         y = cuda.cupy.empty(x.shape, x.dtype)
-        _launch(x, gamma, beta, None, statistics, y, None, eps)
+        _launch(x, gamma, statistics, y, beta=beta, eps=eps)
     return y, statistics
 
 
@@ -59,7 +59,7 @@ def layer_norm_backward(x, gamma, gy, statistics):
         x, gamma, gy = (launch.contiguous(array) for array in (x, gamma, gy))
         gx = cuda.cupy.empty(x.shape, x.dtype)
         terms = cuda.cupy.empty((len(x), 2 * n_channels), x.dtype)
-        _launch(x, gamma, None, gy, statistics, gx, terms, 0)
+        _launch(x, gamma, statistics, gx, gy=gy, terms=terms)
     sums = row_sum(terms)  # one array: one sum does both
     return gx, sums[:n_channels], sums[n_channels:]
 

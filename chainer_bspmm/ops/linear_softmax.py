@@ -9,10 +9,10 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch, plans
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.graph_linear import products
 from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forward, layer_of
 from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
+from chainer_bspmm.sparse import check
 
 
 def _launch(a, g, y):
@@ -26,7 +26,10 @@ def _launch(a, g, y):
 
 
 def row_softmax_forward(a):
-    """Softmax the rows of (n_terms, n_rows, n_B) in place; return their sum over the terms."""
+    """Replace the rows of C-contiguous matrices, (n_terms, n_rows, n_B), by their softmax.
+
+    Returns the sum of the matrices, which of one term is ``a[0]`` itself.
+    """
     n_terms, n_rows, n_channels = a.shape
     if launch.on_gpu(a):
         with launch.device_of(a):
@@ -40,7 +43,7 @@ def row_softmax_forward(a):
 
 
 def row_softmax_backward(a, g):
-    """Return the gradients with respect to the matrices, given what the forward made of them."""
+    """Return the gradients with respect to the matrices, given their softmaxes `a`."""
     if launch.on_gpu(a):
         with launch.device_of(a):
             y = cuda.cupy.empty(a.shape, a.dtype)
@@ -96,7 +99,7 @@ def _split(x, W, *b):
 def _linear(layer, y):
     """Write ``x W^T + b`` to y; return the `Layer` of a launch that did it, or None."""
     x, parameters = _split(*layer)
-    plan = layer_of(x, parameters, 0, False, 'identity')
+    plan = layer_of(x, parameters, n_relations=0, loop=False, activation='identity')
     if plan is not None:
         layer_forward(plan, None, x, parameters, out=y)
     else:
@@ -113,13 +116,17 @@ def _linear_gradients(layer, plan, gy, is_needed):
         gradients = layer_backward(plan, None, x, None, gy, parameters, has_features=is_needed[0])
     else:
         needed = set(itertools.compress(names, is_needed))
-        gradients = products.backward(None, x, parameters, False, gy, needed, None)
+        gradients = products.backward(
+            None, x, parameters, loop=False, gy=gy, needed=needed, sums=None
+        )
     return [gradients.get(name) for name in names]
 
 
 def linear_softmax(*layers):
-    """Compute ``y[i] = sum of softmax(W x[i] + b)`` over layers (x, W, b), b or None."""
-    # On a GPU a launch for each and one for all softmaxes, if the weights fit into shared memory.
+    """Compute ``y[i] = sum of softmax(W x[i] + b)`` over layers (x, W, b), b or None.
+
+    On a GPU a launch for each and one for all softmaxes, if the weights fit into shared memory.
+    """
     n_rows, n_out = len(layers[0][0]), len(layers[0][1])
     inputs, sizes = [], []
     for i, (x, W, b) in enumerate(layers):

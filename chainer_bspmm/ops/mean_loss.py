@@ -1,5 +1,7 @@
 """Losses and metrics of all elements of a batch, each one launch on a GPU."""
 
+import collections
+
 import numpy
 
 from chainer.backends import cuda
@@ -37,23 +39,38 @@ def loss_grad_launch(size) -> plans.Launch:
     )
 
 
-def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan, along=()):
-    """Launch kernels/mean_loss.cu; along: accuracy and gradient, if they are to be written too."""
+# Arrays on a GPU that the launch of a loss writes as well: the accuracy, a scalar, and the gradient
+# for a gy of 1. Either may be None.
+_Along = collections.namedtuple('_Along', 'accuracy gx')
+
+
+def _run(plan, kind, x, t, *, y, count, divisor, ignore_nan, gy=None, partial=None, along=None):
+    """Launch kernels/mean_loss.cu: write a loss, and `along`, or with `gy` its gradient, to y.
+
+    `count` is the divisor on the device: read for a gradient, written for a loss; None: `divisor`.
+    """
     if t.dtype.kind == 'i':
         t = t.astype(numpy.int32, copy=False)
     x, t = launch.contiguous(x), launch.contiguous(t)
-    arrays = x, t, gy, y, count, partial, *(along or (None, None))
+    accuracy, gx = along or (None, None)
     launch.run(
         'mean_loss',
         x,
         plan,
-        *arrays,
+        x,
+        t,
+        gy,
+        y,
+        count,
+        partial,
+        accuracy,
+        gx,
         numbers=[numpy.float64(divisor or 0)],
         KIND=kind,
         IGNORE_NAN=ignore_nan,
         COUNTED=count is not None,
         GRADIENT=gy is not None,
-        ALONG=bool(along),
+        ALONG=along is not None,
     )
 
 
@@ -77,7 +94,7 @@ def _terms(kind, x, t, ignore_nan):
 
 
 def _check(x, t):
-    """Chainer's nodes have compared x and t, unless its check of types is turned off."""
+    """Compare x and t; Chainer's nodes have done so, unless its check of types is turned off."""
     if t.shape != x.shape or x.size >= 2**31 or not (t.dtype.kind == 'i' or t.dtype == x.dtype):
         raise ValueError(
             't: expected integers or values of the shape of x, %s, of fewer than 2**31 elements, '
@@ -85,14 +102,16 @@ def _check(x, t):
         )
 
 
-def mean_loss_forward(kind, x, t, divisor=None, ignore_nan=False, along=()):
+def mean_loss_forward(kind, x, t, divisor=None, ignore_nan=False, along=None):
     """Compute a loss or metric ``y = sum of term(x[i], t[i]) / divisor`` over all elements i.
 
     `kernels/mean_loss.cu` has the terms of each kind: ``'SIGMOID_CROSS_ENTROPY'`` and
     ``'BINARY_ACCURACY'`` of integer labels, of which -1 is ignored, ``'SQUARED_ERROR'`` and
     ``'ABSOLUTE_ERROR'`` of values of x's dtype, where with `ignore_nan` a difference that is NaN is
-    0. Returns the loss, a scalar of x's dtype summed in float64, and the divisor if None was given:
-    labels other than -1, at least 1, an int64. `along`: arrays on a GPU for :func:`training_loss`.
+    0. `along` is an `_Along`, for :func:`training_loss`.
+
+    Returns the loss, a scalar of x's dtype that is summed in float64, and the divisor if it was
+    counted, because None was given: the number of labels other than -1, at least 1, an int64.
     """
     _check(x, t)
     count = None
@@ -110,31 +129,42 @@ def mean_loss_forward(kind, x, t, divisor=None, ignore_nan=False, along=()):
         if len(launches) > 1:
             partial = cuda.cupy.empty((launches[0].grid[0], 2), numpy.float64)
         for plan in launches:
-            _mean_loss(kind, x, t, None, y, count, partial, divisor, ignore_nan, plan, along)
+            _run(
+                plan,
+                kind,
+                x,
+                t,
+                y=y,
+                count=count,
+                divisor=divisor,
+                ignore_nan=ignore_nan,
+                partial=partial,
+                along=along,
+            )
     return y, count
 
 
 def training_loss(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True):
-    """Compute :func:`mean_loss_forward` and, by the same launch, what a step needs with it.
+    """Compute :func:`mean_loss_forward` and, by the same launch, its accuracy and gradient.
 
     Returns the loss and its divisor; the binary accuracy if labels are counted, else None; and if
     `with_gradient` the gradient for a gy of 1. On a GPU None where there are too many elements.
     """
-    accuracy, gx, along = None, None, ()
+    accuracy = gx = along = None
     if launch.on_gpu(x) and x.size <= LOSS_CHUNK:
         with launch.device_of(x):
             if divisor is None:
                 accuracy = cuda.cupy.empty((), x.dtype)
             if with_gradient and x.size <= LOSS_ALONG:
                 gx = cuda.cupy.empty(x.shape, x.dtype)
-        along = accuracy, gx
+        along = _Along(accuracy, gx)
     y, count = mean_loss_forward(kind, x, t, divisor, ignore_nan, along)
     if not launch.on_gpu(x):
         if count is not None:
             accuracy, _ = mean_loss_forward('BINARY_ACCURACY', x, t)
         if with_gradient:
             divisor = count if divisor is None else divisor
-            gx = mean_loss_backward(kind, x, t, 1, divisor, ignore_nan)
+            gx = mean_loss_backward(kind, x, t, gy=1, divisor=divisor, ignore_nan=ignore_nan)
     return y, count, accuracy, gx
 
 
@@ -147,7 +177,16 @@ def mean_loss_backward(kind, x, t, gy, divisor, ignore_nan=False):
     with launch.device_of(x):
         gx = cuda.cupy.empty(x.shape, x.dtype)
         if gx.size:
-            count, divisor = (None, divisor) if isinstance(divisor, int) else (divisor, None)
-            plan = loss_grad_launch(x.size)
-            _mean_loss(kind, x, t, gy, gx, count, None, divisor, ignore_nan, plan)
+            is_counted = not isinstance(divisor, int)  # then it is an array on the device
+            _run(
+                loss_grad_launch(x.size),
+                kind,
+                x,
+                t,
+                gy=gy,
+                y=gx,
+                count=divisor if is_counted else None,
+                divisor=None if is_counted else divisor,
+                ignore_nan=ignore_nan,
+            )
     return gx

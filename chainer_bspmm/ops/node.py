@@ -12,12 +12,14 @@ import chainer
 from chainer import function_node, functions
 
 from chainer_bspmm.cuda import step
-from chainer_bspmm.ops import check
+from chainer_bspmm.sparse import check
 
 
 def apply_untracked(node, inputs):
-    """Apply a fresh node; where no graph of the gradients is built, only run its ``forward``."""
-    # The node's type check, hooks and records, about 10 us, would be wasted then.
+    """Apply a fresh node; where no graph of the gradients is built, only run its ``forward``.
+
+    The node's type check, hooks and records, about 10 us, would be wasted then.
+    """
     if chainer.config.enable_backprop:
         return node.apply(inputs)
     outputs = node.forward(tuple(variable.array for variable in inputs))
@@ -39,7 +41,10 @@ class AccumulateInPlace:
 
 
 class AccumulateInLaunch(AccumulateInPlace):
-    """Mixin: the launch of ``_layer``, if any, adds ``_more``, a gradient that there is."""
+    """Mixin: the launch of ``_layer`` also adds ``_more``, the gradient accumulated so far.
+
+    It does so for the first input only. ``_layer`` is None if no launch does the node.
+    """
 
     inputs: tuple
     _layer: Any
@@ -56,7 +61,7 @@ class AccumulateInLaunch(AccumulateInPlace):
         ):
             self._more = first.array
             sums = _pending_sums()
-            if sums is not None:  # it may be such a sum, which is about to be read
+            if sums is not None:  # the gradient may be a pending sum, which is about to be read
                 sums.settle(first.array)
             grad_inputs = None, *grad_inputs[1:]
         try:

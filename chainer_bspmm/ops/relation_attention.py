@@ -8,7 +8,6 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
 from chainer_bspmm.cuda.gemm import dot
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.attention_pattern import attention_pattern
 from chainer_bspmm.ops.bspmm import bsddmm_forward, bspmm, bspmm_forward
 from chainer_bspmm.ops.dropout import dropout_mask
@@ -17,13 +16,15 @@ from chainer_bspmm.ops.segment_softmax import segment_softmax_backward, segment_
 from chainer_bspmm.ops.segment_softmax import SegmentSoftmax
 from chainer_bspmm.ops.segments import row_sum, segment_broadcast_forward, segment_sum
 from chainer_bspmm.ops.segments import segment_sum_forward, Segments
+from chainer_bspmm.sparse import check
+from chainer_bspmm.sparse.batched_csr import check_relations
 
 
 class RelationAttention(FusedNode):
     """Inputs m, W, b of :func:`relation_attention`.
 
-    `edge_mask` (nnz * K,) is what dropout multiplies the weights of entries by, `slot_mask`
-    (n_nodes * R * K,) those of the rows of features that rows without edges see; or None.
+    Dropout multiplies the weights of entries by `edge_mask`, (nnz * K,), and those of the rows of
+    features that rows without edges see by `slot_mask`, (n_nodes * R * K,); None: no dropout.
     """
 
     def __init__(self, adj, pattern, n_heads, concat_heads, slope, edge_mask, slot_mask):
@@ -76,8 +77,13 @@ class RelationAttention(FusedNode):
         if pattern.isolated is not None:
             gsums = bspmm_forward(pattern.isolated, gy, trans=True)
             gsums = gsums.reshape(adj.n_graphs, m.shape[1])
-            offsets, n_rows, max_rows = adj.row_offsets, adj.n_rows, adj.max_rows
-            gslots = segment_broadcast_forward(gsums, offsets, n_rows, max_rows, adj.row_weights)
+            gslots = segment_broadcast_forward(
+                gsums,
+                adj.row_offsets,
+                n_rows=adj.n_rows,
+                max_rows=adj.max_rows,
+                weights=adj.row_weights,
+            )
             residual = self._dropped(gslots.reshape(x.shape))
         gx = bspmm_forward(product, gy, self._weights(self._alpha[:, 0]), residual, trans=True)
         galpha = self._weights(bsddmm_forward(product, gy, x))
@@ -183,7 +189,7 @@ def relation_attention(
 
     If there is no edge to normalise over, the weights are uniform over all slots of the graph: its
     rows, each as often as it counts (``adj.row_weights``), times the R relations unless ``within``.
-    In Chainer Chemistry this is what a softmax over a matrix of masked logits amounts to.
+    In Chainer Chemistry a softmax over a matrix of masked logits amounts to the same.
 
     Dropout in training drops weights one by one, as there, but all rows without edges of a graph
     share a draw for each slot and head, and a row that stands for several nodes is dropped for all
@@ -192,7 +198,7 @@ def relation_attention(
     One node, differentiable to any order. Heads are folded into the matrix, which has an entry for
     each head of an edge: one product does them all, without an array of (edges, heads, C).
     """
-    check.relations(adj)
+    check_relations(adj)
     check.floats('m', m, adj)
     n_channels = W.shape[-1] // 2
     expected = {
@@ -204,11 +210,17 @@ def relation_attention(
     pattern = attention_pattern(adj, n_heads, within, concat_heads, m.dtype)
     edge_mask = slot_mask = None
     if chainer.config.train and dropout_ratio > 0:
-        # One for each: what a step draws must not depend on the number of spare entries.
+        # Two masks: the numbers that a step draws must not depend on how many entries are spare.
         edge_mask = dropout_mask(m, pattern.product.nnz, dropout_ratio)
         if pattern.isolated is not None:
             slot_mask = dropout_mask(m, adj.n_cols * n_heads, dropout_ratio)
     node = RelationAttention(
-        adj, pattern, n_heads, concat_heads, negative_slope, edge_mask, slot_mask
+        adj,
+        pattern,
+        n_heads=n_heads,
+        concat_heads=concat_heads,
+        slope=negative_slope,
+        edge_mask=edge_mask,
+        slot_mask=slot_mask,
     )
     return node.apply((m, W, b))[0]

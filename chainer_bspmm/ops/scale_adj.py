@@ -11,8 +11,11 @@ from chainer_bspmm.sparse.relations import scaled_by_source, with_values
 
 
 def scale_adj(adj: BatchedCSR, dtype: DTypeLike) -> BatchedCSR:
-    """Divide every entry by the degree of its source: ``A_r[i, j] / sum_{r, k} A_r[k, j]``."""
-    # As in Chainer Chemistry; the paper divides by the receiver's in each relation.
+    """Divide every entry by the degree of its source: ``A_r[i, j] / sum_{r, k} A_r[k, j]``.
+
+    As in Chainer Chemistry; the paper divides by the receiver's in each relation. Kept with
+    ``adj``.
+    """
 
     def make():
         if adj.xp is numpy:  # whose layers need no transpose

@@ -8,12 +8,12 @@ from chainer.backends import cuda
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda import launch, plans
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.segments import segment_broadcast_forward, segment_max_forward
 from chainer_bspmm.ops.segments import segment_sum_forward, reduce_rows, SegmentBroadcast, Segments
 from chainer_bspmm.ops.segments import segments_of, SegmentSum
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedCSR, check
+from chainer_bspmm.sparse.batched_csr import check_adjacency
 
 
 @plans.kept
@@ -50,9 +50,11 @@ def _softmax_on_gpu(offsets, a, g, weights):
 
 
 def segment_softmax_forward(x, offsets, weights=None):
-    """Compute ``y[i, c] = exp(x[i, c]) / sum of weights[k] exp(x[k, c])``, in float64."""
-    # The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0.
-    # The maximum is subtracted first. On a GPU one thread does a segment's column: these are short.
+    """Compute ``y[i, c] = exp(x[i, c]) / sum of weights[k] exp(x[k, c])``, in float64.
+
+    The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0.
+    The maximum is subtracted first. On a GPU one thread does a segment's column: these are short.
+    """
     if launch.on_gpu(x):
         return _softmax_on_gpu(offsets, x, None, weights)
     # In double, as kernels/segment_softmax.cu explains.
@@ -71,9 +73,11 @@ def segment_softmax_forward(x, offsets, weights=None):
 
 
 def segment_softmax_backward(y, gy, offsets, weights=None):
-    """Compute ``gx[i, c] = y[i, c] (gy[i, c] - weights[i] sum of y[k, c] gy[k, c])``."""
-    # The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0
-    # and contribute nothing, even if ``gy`` is NaN there.
+    """Compute ``gx[i, c] = y[i, c] (gy[i, c] - weights[i] sum of y[k, c] gy[k, c])``.
+
+    The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0
+    and contribute nothing, even if ``gy`` is NaN there.
+    """
     if launch.on_gpu(y):
         return _softmax_on_gpu(offsets, y, gy, weights)
     dtype = y.dtype
@@ -178,7 +182,7 @@ def segment_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
         >>> chainer_bspmm.functions.segment_softmax(adj, numpy.array([5., 5., -7.])).array
         array([0.5, 0.5, 1. ])
     """
-    check.adjacency(adj)
+    check_adjacency(adj)
     if x.ndim not in (1, 2) or len(x) != adj.nnz:
         text = 'x: expected shape (%d,) or (%d, n_B), a row for each entry of adj, got %s'
         raise ValueError(text % (adj.nnz, adj.nnz, x.shape))

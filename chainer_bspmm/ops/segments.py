@@ -12,10 +12,10 @@ from chainer.backends import cuda
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda import launch, plans
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import apply_untracked
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedCSR, check
+from chainer_bspmm.sparse.batched_csr import check_adjacency
 
 SEGMENT_ROWS = 8  # rows of the mean segment that a lane gets, and the most it has in flight at once
 SEGMENT_BLOCK = 64  # threads; more only where the lanes of one segment are more
@@ -29,10 +29,11 @@ MAX_BLOCK_Z = 64
 def reduce_launches(
     n_rows, n_segments, n_channels, width, itemsize, max_rows=None
 ) -> tuple[plans.Launch, ...]:
-    """Plan segment_reduce: one launch, or two where a segment can have more rows than a chunk."""
-    # The last of their arguments is the number of chunks. Chunks of long segments are reduced
-    # first; the second launch (COMBINE) adds up their results. Without `max_rows` a segment may
-    # have n_rows.
+    """Plan segment_reduce: one launch, or two where a segment can have more rows than a chunk.
+
+    The last of their arguments is the number of chunks. Chunks of long segments are reduced first;
+    the second launch (COMBINE) adds up their results. Without `max_rows` a segment may have n_rows.
+    """
     n_vectors, tiles, block, chunk, has_long = _segments(
         n_rows, n_segments, n_channels, width, max_rows
     )
@@ -59,8 +60,11 @@ def reduce_launches(
 
 @plans.kept
 def broadcast_launch(n_rows, n_segments, n_channels, width, max_rows=None) -> plans.Launch:
-    """Plan segment_broadcast; arguments as :func:`reduce_launches`."""
-    # Every chunk of rows has threads even if no segment is long: they write rows past the last one.
+    """Plan segment_broadcast; arguments as :func:`reduce_launches`.
+
+    Every chunk of rows has a unit of threads even if no segment is long: rows past the last segment
+    are written, too.
+    """
     n_vectors, tiles, block, chunk, has_long = _segments(
         n_rows, n_segments, n_channels, width, max_rows
     )
@@ -189,7 +193,11 @@ def row_sum(x):
 
 
 def segment_broadcast_forward(y, offsets, n_rows, max_rows=None, weights=None):
-    """Compute ``x[i] = weights[i] y[g]`` for the rows of segment g; rows past the last get 0."""
+    """Compute ``x[i] = weights[i] y[g]`` for the rows of segment g, the transpose of the sum.
+
+    `n_rows` is ``offsets[-1]``, known on the host, or more: rows past it get 0, as do those of
+    weight 0, whatever ``y`` holds.
+    """
     if not launch.on_gpu(y):
         x = numpy.repeat(y, numpy.diff(offsets), axis=0)
         if weights is not None:
@@ -276,7 +284,7 @@ def reduce_rows(reduction, x, segments):
 
 def segments_of(adj):
     """Return the `Segments` that are the graphs of a batch, after a check."""
-    check.adjacency(adj)
+    check_adjacency(adj)
     weights = adj.row_weights
     if weights is not None and (weights.shape != (adj.n_rows,) or weights.dtype != numpy.float32):
         raise ValueError(

@@ -10,7 +10,7 @@ import scipy.sparse
 from chainer import backend
 from chainer.backends import cuda
 
-from chainer_bspmm.sparse import build, validate
+from chainer_bspmm.sparse import build, check
 from chainer_bspmm.sparse.batch import Batch
 from chainer_bspmm.sparse.batched_csr import BatchedCSR
 
@@ -47,7 +47,7 @@ class BatchedCOO(Batch):
     ids: Any
     entry_offsets: Any
     _integers = ('ids', 'row_offsets', 'col_offsets', 'entry_offsets')
-    _check = staticmethod(validate.entries)
+    _check = staticmethod(check.entries)
 
     def __init__(
         self,
@@ -114,14 +114,14 @@ class BatchedCOO(Batch):
 
 
 def fields_of(adj):
-    """Return what another container takes over of a `BatchedCSR`, and an empty cache."""
+    """Return the attributes of a `BatchedCSR` that another container shares; its cache is empty."""
     others = 'indptr', 'indices', 'is_symmetric', 'longest'
     fields = {name: value for name, value in vars(adj).items() if name not in others}
     return dict(fields, _cache={})
 
 
 def csr_of(batch, indptr, indices, data, is_symmetric=None):
-    """Return the `BatchedCSR` with these host arrays and all else that a container has."""
+    """Return the `BatchedCSR` with these host arrays, and otherwise as another container."""
     others = 'row_offsets', 'col_offsets', 'n_relations', 'layout', 'max_atom_id', 'row_weights'
     fields = {name: getattr(batch, name) for name in (*others, 'padded_to')}
     return BatchedCSR._trusted(

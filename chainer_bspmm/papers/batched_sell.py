@@ -9,7 +9,7 @@ import scipy.sparse
 
 from chainer import backend
 
-from chainer_bspmm.sparse import build, validate
+from chainer_bspmm.sparse import build, check
 from chainer_bspmm.papers.batched_coo import csr_of, fields_of
 from chainer_bspmm.sparse.batch import Batch
 from chainer_bspmm.sparse.batched_csr import BatchedCSR
@@ -69,7 +69,7 @@ class BatchedSELL(Batch):
         if type(adj) is not BatchedCSR:
             raise TypeError('adj: expected a BatchedCSR, got %s' % type(adj).__name__)
         adj.refuse_spare()
-        self.slice_size = validate.count('slice_size', slice_size, 1)
+        self.slice_size = check.count('slice_size', slice_size, 1)
         if not isinstance(sort_rows, (bool, numpy.bool_)):
             raise TypeError('sort_rows: expected a bool, got %r' % (sort_rows,))
         device = backend.get_device_from_array(adj.indices)
@@ -105,7 +105,7 @@ class BatchedSELL(Batch):
         heights = numpy.diff(self.slice_rows).astype(numpy.int64)
         widths = numpy.maximum.reduceat(counts, self.slice_rows[:-1]) if self.n_slices else heights
         starts = build.starts_of(heights * widths)
-        validate.fits_int32('non-zeros with padding', int(starts[-1]))
+        check.fits_int32('non-zeros with padding', int(starts[-1]))
         self.slice_starts = starts.astype(numpy.int32)
         stored, entry = _places(self, counts, adj.indptr)
         self.column = numpy.full(starts[-1], PADDING, numpy.int32)
@@ -170,16 +170,21 @@ class BatchedSELL(Batch):
         return self.to_csr().to_dense()
 
     def _trait(self):
-        symmetric = ', symmetric' * self.is_symmetric
-        is_sorted = self.row_order is not None
-        slices = '%d slice%s' % (self.n_slices, 's'[: self.n_slices != 1])
-        rows = '%d rows%s' % (self.slice_size, ', sorted' * is_sorted)
-        ratio = self.padding_ratio
-        return '%s, %s of up to %s, padding ratio %.3g' % (symmetric, slices, rows, ratio)
+        return '%s, %d slice%s of up to %d rows%s, padding ratio %.3g' % (
+            ', symmetric' if self.is_symmetric else '',
+            self.n_slices,
+            '' if self.n_slices == 1 else 's',
+            self.slice_size,
+            '' if self.row_order is None else ', sorted',
+            self.padding_ratio,
+        )
 
 
 def _places(sell, counts, indptr):
-    """Return where entries lie in SELL and in CSR, given `counts` of rows in their new order."""
+    """Return where the entries lie in SELL and in CSR, two (nnz,) arrays in the same order.
+
+    `counts` (n_rows,): entries of the row at every place of the sorted numbering. Host arrays.
+    """
     heights = numpy.diff(sell.slice_rows)
     place = numpy.repeat(numpy.arange(sell.n_rows), counts)
     k = numpy.arange(place.size) - numpy.repeat(numpy.cumsum(counts) - counts, counts)

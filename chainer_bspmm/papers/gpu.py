@@ -163,7 +163,7 @@ ST_ALGORITHMS = {  # of a BatchedCOO; all of them add with atomics
     'st_global': _st_global,
 }
 
-# What 'auto' means for a container.
+# The algorithm that 'auto' chooses for a container.
 DEFAULT = {BatchedCSR: _swa, BatchedCOO: _st, BatchedSELL: _sell}
 
 

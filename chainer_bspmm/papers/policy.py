@@ -60,10 +60,12 @@ def st_global_launch(n_graphs, nnz, n_channels):
 
 @plans.kept
 def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
-    """Plan a sub-warp per row of the largest graph, for every graph: the papers' CSR kernels."""
-    # Without blocking (c) a block owns all columns of its rows. With it (d) the columns are split
-    # into the fewest partitions, a power of two, whose sums fit in `SHARED_BUDGET`. Nagasaka et
-    # al., sections 4.1 to 4.3; TB, which they do not state, is `BLOCK`.
+    """Plan a sub-warp per row of the largest graph, for every graph: the papers' CSR kernels.
+
+    Without blocking (c) a block owns all columns of its rows. With it (d) the columns are split
+    into the fewest partitions, a power of two, whose sums fit in `SHARED_BUDGET`. Nagasaka et al.,
+    sections 4.1 to 4.3; TB, which they do not state, is `BLOCK`.
+    """
     lanes = subwarp(n_channels)
     partitions = 1
     width = n_channels

@@ -12,14 +12,13 @@ from chainer import backend, Variable
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.bspmm import BatchedSDDMM, BatchedSpMM
 from chainer_bspmm.ops.bspmm import bsddmm_forward as bsddmm_of_csr
 from chainer_bspmm.ops.bspmm import check_bsddmm, check_bspmm
 from chainer_bspmm.papers import cpu, gpu
 from chainer_bspmm.papers.batched_coo import BatchedCOO
 from chainer_bspmm.papers.batched_sell import BatchedSELL
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedCSR, check
 
 
 def bspmm_forward(adj, x, data=None, residual=None, trans=False, algorithm='auto'):

@@ -1,4 +1,4 @@
-"""`Batch`: what the containers of sparse matrices have in common."""
+"""`Batch`, the base class of the containers of sparse matrices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import chainer
 from chainer import backend
 from chainer.backends import cuda
 
-from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse import check
 
 Container = TypeVar('Container', bound='Batch')
 
@@ -23,7 +23,7 @@ class Batch:
     A subclass names its int32 arrays in ``_integers`` (all but ``data``; None where a batch lacks
     one) and has ``nnz``, `entry_rows` and `entry_columns`, or overrides `to_dense`.
 
-    What looks over the nodes of a graph (sums, maxima, softmax, statistics) counts row i
+    Reductions over the nodes of a graph (sums, maxima, softmax, statistics) count row i
     ``row_weights[i]`` times, an (n_rows,) float32 array; None counts every row once. A gradient by
     a row is the sum over the copies that it stands for, so nothing else needs to know of weights.
 
@@ -52,12 +52,12 @@ class Batch:
 
     def _check_and_set(self, integers, data, n_relations, layout, max_atom_id):
         """Check arrays of unknown origin, and take over copies of them on their device."""
-        n_relations, max_atom_id = validate.options(n_relations, layout, max_atom_id)
+        n_relations, max_atom_id = check.options(n_relations, layout, max_atom_id)
         arrays = dict(zip(self._integers, integers))
-        host, device = validate.host_integers(arrays, data, n_relations)
+        host, device = check.host_integers(arrays, data, n_relations)
         self._check(n_relations=n_relations, **host)
         if layout == 'padded':
-            validate.equal_blocks(host)
+            check.equal_blocks(host)
         host = {name: numpy.ascontiguousarray(array, numpy.int32) for name, array in host.items()}
         host['data'] = None if data is None else numpy.array(cuda.to_cpu(data))  # a copy of our own
         self._set(n_relations=n_relations, layout=layout, max_atom_id=max_atom_id, **host)
@@ -96,10 +96,10 @@ class Batch:
         return new
 
     def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what ``make()`` returned at the first call with this key, on the batch's device.
+        """Return the result of ``make()``, called once for a key, with the batch's device current.
 
-        It must not refer back to the batch: such a cycle would keep the device memory of both until
-        Python's garbage collector finds it.
+        The result must not refer back to the batch: such a cycle would keep the device memory of
+        both until Python's garbage collector finds it.
         """
         if key not in self._cache:
             with cuda.get_device_from_array(self.row_offsets):
@@ -140,7 +140,7 @@ class Batch:
 
         It is this object where nothing changes: implicit ones have no dtype.
         """
-        dtype = validate.float_dtype('dtype', dtype)
+        dtype = check.float_dtype('dtype', dtype)
         if self.data is None or self.data.dtype == dtype:
             return self
         # Kept, because a model asks in every forward pass.
@@ -182,7 +182,7 @@ class Batch:
         return self.nnz
 
     def _trait(self):
-        """Return what `repr` adds to the number of entries."""
+        """Return the text that `repr` adds to the number of entries."""
         return ''
 
     def __repr__(self):

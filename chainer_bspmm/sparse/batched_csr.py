@@ -12,10 +12,10 @@ import scipy.sparse
 from chainer import backend
 from chainer.backends import cuda
 
-from chainer_bspmm.sparse import build, validate
+from chainer_bspmm.sparse import build, check
 from chainer_bspmm.sparse.batch import Batch
 
-# What a batch of fixed capacity lies in: atoms (n_rows,) int32 or (n_rows, channels) floating;
+# The arrays of a batch of fixed capacity: atoms (n_rows,) int32 or (n_rows, channels) floating;
 # indptr (n_rows + 1,), indices (nnz,) int32; data (nnz,) floating or None; row_offsets, col_offsets
 # (n_graphs + 1,) int32; row_weights (n_rows,) float32 or None; labels, a list of (n_graphs, ...),
 # or (n_rows, ...) for those of nodes. n_rows and nnz are capacities.
@@ -74,7 +74,7 @@ class BatchedCSR(Batch):
     indptr: Any
     indices: Any
     _integers = ('indptr', 'indices', 'row_offsets', 'col_offsets')
-    _check = staticmethod(validate.blocks)
+    _check = staticmethod(check.blocks)
 
     def __init__(
         self,
@@ -159,19 +159,28 @@ class BatchedCSR(Batch):
             kept with it, such as :attr:`T`, does not follow when the arrays are filled again.
         """
         self = cls.__new__(cls)
-        self.indptr, self.indices, self.data = indptr, indices, data
-        self.row_offsets, self.col_offsets = row_offsets, col_offsets
-        self.n_relations, self.layout, self.max_atom_id = n_relations, layout, max_atom_id
-        self.row_weights, self.padded_to = row_weights, padded_to
+        self.indptr = indptr
+        self.indices = indices
+        self.data = data
+        self.row_offsets = row_offsets
+        self.col_offsets = col_offsets
+        self.row_weights = row_weights
+
         self.n_graphs = row_offsets.size - 1
         self.n_rows = indptr.size - 1
-        self.nnz = indices.size
         self.n_cols = self.n_rows * n_relations
+        self.nnz = indices.size
         self.max_rows = max_rows
         self.max_cols = max_rows * n_relations
         self.max_nnz = max_nnz
         self.longest = max_nnz if longest is None else longest
-        self.is_symmetric, self.has_spare = is_symmetric, has_spare
+
+        self.n_relations = n_relations
+        self.layout = layout
+        self.padded_to = padded_to
+        self.max_atom_id = max_atom_id
+        self.is_symmetric = is_symmetric
+        self.has_spare = has_spare
         self._cache = {}
         return self
 
@@ -208,9 +217,9 @@ class BatchedCSR(Batch):
         Note:
             CuPy arrays are copied to the host (synchronises).
         """
-        validate.layout(layout, padded_to)
+        check.layout(layout, padded_to)
         matrices = list(matrices)
-        device = validate.same_device('matrices', matrices)
+        device = check.same_device('matrices', matrices)
         fields = build.from_matrices(build.all_to_host(matrices), layout, padded_to)
         self = cls._trusted(layout=layout, max_atom_id=max_atom_id, **fields)
         return self if device is None else self.to_device(device)
@@ -241,10 +250,10 @@ class BatchedCSR(Batch):
         Note:
             A CuPy array is copied to the host (synchronises).
         """
-        validate.dense_batch(adj)
+        check.dense_batch(adj)
         host = cuda.to_cpu(adj)
-        validate.one_of('layout', layout, ('packed', 'padded'))
-        matrices = validate.crop(host, n_nodes) if layout == 'packed' else list(host)
+        check.one_of('layout', layout, ('packed', 'padded'))
+        matrices = check.crop(host, n_nodes) if layout == 'packed' else list(host)
         if not matrices:
             raise ValueError('adj: expected at least one graph, got shape %s' % (adj.shape,))
         self = cls.from_matrices(matrices, layout, max_atom_id)
@@ -326,7 +335,10 @@ class BatchedCSR(Batch):
 
 
 def fill_buffers(buffers: Buffers, atoms: Any, adj: BatchedCSR, labels: Sequence[Any]) -> None:
-    """Write a packed or folded batch into arrays made for it or larger; the rest becomes spare."""
+    """Write a packed or folded batch into arrays made for it or larger; the rest becomes spare.
+
+    A batch of ones on a host may fill buffers that have values.
+    """
     values = adj.data
     if values is None and buffers.data is not None:
         values = numpy.ones(adj.nnz, buffers.data.dtype)
@@ -336,3 +348,17 @@ def fill_buffers(buffers: Buffers, atoms: Any, adj: BatchedCSR, labels: Sequence
             buffer[: len(array)] = array
             buffer[len(array) :] = 0
     buffers.indptr[len(adj.indptr) :] = adj.nnz
+
+
+def check_adjacency(adj):
+    """Check for a BatchedCSR."""
+    if type(adj) is not BatchedCSR:
+        check.of_kind(adj, (BatchedCSR,))
+
+
+def check_relations(adj):
+    """Check for a BatchedCSR with a column for every row and relation."""
+    if type(adj) is not BatchedCSR or adj.n_cols != adj.n_rows * adj.n_relations:
+        check_adjacency(adj)
+        text = 'adj: expected a column for each of its %d rows and %d relations, got %r'
+        raise ValueError(text % (adj.n_rows, adj.n_relations, adj))

@@ -1,4 +1,4 @@
-"""How the containers are built: gathering matrices into one CSR, sorting entries."""
+"""Construction of the containers: gathering matrices into one CSR, sorting entries."""
 
 import collections
 
@@ -8,7 +8,7 @@ import scipy.sparse
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch, plans
-from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse import check
 
 MANY_KEYS = 1000  # that a counting sort, which SciPy takes long to begin, sorts quicker
 
@@ -116,7 +116,7 @@ def transpose_batch(adj):
             cuda.cupy.empty(size, numpy.int32) for size in (adj.n_cols + 1, adj.nnz, adj.nnz)
         )
         tables = adj.row_offsets, adj.col_offsets, indptr, indices, order
-        sizes = map(numpy.int32, (adj.n_cols, adj.nnz))
+        sizes = numpy.int32(adj.n_cols), numpy.int32(adj.nnz)
         launch.run(
             'transpose_csr', indptr, plan, adj.indptr, adj.indices, *tables, *sizes, storage='f'
         )
@@ -124,7 +124,10 @@ def transpose_batch(adj):
 
 
 def asymmetric(rows, columns, data, n_relations):
-    """Return, for entries by row, (nnz,) bool: all False for a graph that is symmetric."""
+    """Return (nnz,) bool, all False for a graph where the matrix of every relation is symmetric.
+
+    Of the entries ``(i, j * R + r)``, i and j are numbered alike, and i ascends.
+    """
     rows = rows.astype(numpy.int64)
     columns, relations = numpy.divmod(columns.astype(numpy.int64), n_relations)
     n_nodes = max(rows.max(initial=0), columns.max(initial=0)) + 1
@@ -137,7 +140,7 @@ def asymmetric(rows, columns, data, n_relations):
     return (places[order] != mirrored[other]) | (data[order] != data[other])
 
 
-# What relation_rows makes: the arrays of the new matrix, and with `reciprocals` the values of its
+# Result of relation_rows: the arrays of the new matrix, and with `reciprocals` the values of its
 # transpose in the same order, else None.
 RelationRows = collections.namedtuple(
     'RelationRows', 'indptr indices data row_offsets col_offsets transposed_data'
@@ -145,7 +148,10 @@ RelationRows = collections.namedtuple(
 
 
 def relation_rows(adj, reciprocals=None):
-    """Return the `RelationRows` of a matrix; `reciprocals`: dtype, as `scaled_by_source` asks."""
+    """Return the `RelationRows` of a matrix, as ``sparse.relations.relation_rows`` has it.
+
+    With a dtype for `reciprocals`, the values are those of ``sparse.relations.scaled_by_source``.
+    """
     if not launch.on_gpu(adj.indptr):
         n_relations = adj.n_relations
         rows = entry_rows(numpy, adj.indptr, adj.nnz, adj.has_spare).astype(numpy.int64)
@@ -154,12 +160,12 @@ def relation_rows(adj, reciprocals=None):
         places[int(adj.indptr[-1]) :] = n_places  # spare entries, behind all others
         starts, order = group(numpy, places, n_places)
         return RelationRows(
-            starts,
-            adj.indices[order] // n_relations,
-            None if adj.data is None else adj.data[order],
-            adj.row_offsets * n_relations,
-            adj.col_offsets // n_relations,
-            None,
+            indptr=starts,
+            indices=adj.indices[order] // n_relations,
+            data=None if adj.data is None else adj.data[order],
+            row_offsets=adj.row_offsets * n_relations,
+            col_offsets=adj.col_offsets // n_relations,
+            transposed_data=None,
         )
     dtype = adj.dtype if reciprocals is None else reciprocals
     with launch.device_of(adj.indptr):
@@ -211,7 +217,7 @@ def from_matrices(matrices, layout, padded_to=None):
     found = entries_of(matrices)
     sizes, row_nnz = found.sizes, found.row_nnz
     rows = rows_of(sizes, layout, sizes.max())
-    validate.fits_int32('nodes times relations', int(rows.sum()) * found.n_relations)
+    check.fits_int32('nodes times relations', int(rows.sum()) * found.n_relations)
     if rows is not sizes:
         (row_nnz,) = spread([row_nnz], sizes, rows)
     weights = None
@@ -229,8 +235,8 @@ def from_matrices(matrices, layout, padded_to=None):
 def block_diagonal(rows, row_nnz, nnz, columns, n_relations):
     """Return the tables of a batch by name; rows: of every graph, all else as in `Entries`."""
     row_offsets = starts_of(rows)
-    validate.fits_int32('nodes times relations', int(row_offsets[-1]) * n_relations)
-    validate.fits_int32('non-zeros', columns.size)
+    check.fits_int32('nodes times relations', int(row_offsets[-1]) * n_relations)
+    check.fits_int32('non-zeros', columns.size)
     row_offsets = row_offsets.astype(numpy.int32)
     col_offsets = row_offsets * numpy.int32(n_relations)
     indptr = numpy.zeros(row_nnz.size + 1, numpy.int32)
@@ -255,7 +261,7 @@ def entries_of(matrices):
 
 
 def _of_arrays(matrices):
-    n_relations, sizes, dtype = validate.dense_matrices(matrices)
+    n_relations, sizes, dtype = check.dense_matrices(matrices)
     flat = numpy.concatenate([matrix.ravel() for matrix in matrices])
     place = numpy.flatnonzero(flat != 0)  # NaN != 0: it is a value
     starts = starts_of(sizes * sizes * n_relations)
@@ -275,21 +281,21 @@ def _of_arrays(matrices):
         order = numpy.argsort(row.astype(numpy.min_scalar_type(n_rows)), kind='stable')
         columns, data = columns[order], data[order]
     return Entries(
-        sizes,
-        nnz,
-        numpy.bincount(row, minlength=n_rows),
-        columns,
-        None if (data == 1).all() else data,
-        n_relations,
-        differs[entry_starts[1:]] == differs[entry_starts[:-1]],
+        sizes=sizes,
+        nnz=nnz,
+        row_nnz=numpy.bincount(row, minlength=n_rows),
+        columns=columns,
+        data=None if (data == 1).all() else data,
+        n_relations=n_relations,
+        symmetric=differs[entry_starts[1:]] == differs[entry_starts[:-1]],
     )
 
 
 def _of_scipy(matrices):
-    n_relations, sizes, stacks, dtype = validate.sparse_matrices(matrices)
+    n_relations, sizes, stacks, dtype = check.sparse_matrices(matrices)
     starts = starts_of(sizes)
     n_rows = int(starts[-1])
-    validate.fits_int32('nodes times relations', n_rows * n_relations)
+    check.fits_int32('nodes times relations', n_rows * n_relations)
     # One matrix of all: a graph has the columns of its first relation, then those of the second.
     parts = [matrix.tocoo() for stack in stacks for matrix in stack]
     first_rows = numpy.repeat(starts[:-1], n_relations).tolist()
@@ -297,14 +303,14 @@ def _of_scipy(matrices):
     rows = numpy.concatenate([part.row + n for part, n in zip(parts, first_rows)])
     columns = numpy.concatenate([part.col + n for part, n in zip(parts, first_columns)])
     data = numpy.concatenate([part.data for part in parts]).astype(dtype, copy=False)
-    validate.fits_int32('non-zeros', data.size)
+    check.fits_int32('non-zeros', data.size)
     del parts
     if (data == 1).all():
         data = None
     # By row, then column, entries at one place in order: two counting sorts, which take the values.
     values = numpy.zeros(rows.size, 'i1') if data is None else data.view('i%d' % data.itemsize)
     matrix = scipy.sparse.coo_matrix((values, (rows, columns)), (n_rows, n_rows * n_relations))
-    matrix.has_canonical_format = True  # else it would add up what is at one place
+    matrix.has_canonical_format = True  # else it would add up entries at one place
     matrix = matrix.tocsc().tocsr()
     indptr, columns = matrix.indptr, matrix.indices
     data = None if data is None else matrix.data.view(data.dtype)
@@ -313,7 +319,15 @@ def _of_scipy(matrices):
     if n_relations > 1:
         relation, column = numpy.divmod(columns, numpy.repeat(sizes, nnz))
         columns = column * n_relations + relation
-    return Entries(sizes, nnz, numpy.diff(indptr), columns, data, n_relations, None)
+    return Entries(
+        sizes=sizes,
+        nnz=nnz,
+        row_nnz=numpy.diff(indptr),
+        columns=columns,
+        data=data,
+        n_relations=n_relations,
+        symmetric=None,
+    )
 
 
 def longest(max_nnz, indptr, indices, is_symmetric):
@@ -325,12 +339,12 @@ def longest(max_nnz, indptr, indices, is_symmetric):
 
 
 def times(longest, n):
-    """Return n times a bound of what a row has, unless it is that of graphs without long rows."""
+    """Return a bound of a row's entries times n, but leave that of graphs without long rows."""
     return longest * n if longest > plans.LONG_ROW else longest
 
 
 def rows_of(sizes, layout, n=None):
-    """Return how many rows graphs own, (n_graphs,); padded ones own n."""
+    """Return the numbers of rows of graphs, (n_graphs,); padded graphs have n."""
     if layout == 'padded':
         return numpy.full_like(sizes, n)
     return sizes + 1 if layout == 'folded' else sizes

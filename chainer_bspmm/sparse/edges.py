@@ -2,8 +2,10 @@
 
 
 def derived(adj, **fields):
-    """Return a matrix of one relation, derived from another by replacing arrays and sizes."""
-    # If ``adj`` has spare rows or entries, arrays are as ``BatchedCSR.in_buffers`` wants them.
+    """Return a matrix of one relation, derived from another by replacing arrays and sizes.
+
+    If ``adj`` has spare rows or entries, arrays are as ``BatchedCSR.in_buffers`` wants them.
+    """
     fields = {'is_symmetric': False, 'row_weights': None, 'padded_to': None, **fields}
     return adj.replace(n_relations=1, layout='packed', nnz=len(fields['indices']), **fields)
 
@@ -49,9 +51,17 @@ class Edges:
         n_relations = adj.n_relations
         starts = adj.indptr[adj.row_offsets]
         receivers = adj.entry_rows() * n_relations + adj.indices % n_relations
-        sizes = starts, adj.col_offsets, adj.max_nnz, adj.max_cols, adj.n_cols
         self.from_source, self.from_receiver = (
-            gathering(adj, columns[:, None], *sizes) for columns in (adj.indices, receivers)
+            gathering(
+                adj,
+                columns[:, None],
+                row_offsets=starts,
+                col_offsets=adj.col_offsets,
+                max_rows=adj.max_nnz,
+                max_cols=adj.max_cols,
+                n_cols=adj.n_cols,
+            )
+            for columns in (adj.indices, receivers)
         )
         order = adj.xp.arange(adj.nnz, dtype='i')
         self.to_node = derived(

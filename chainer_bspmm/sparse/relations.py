@@ -4,13 +4,15 @@ import collections
 
 from chainer_bspmm.sparse import build
 
-# What a layer reads of a CSR matrix.
+# The arrays of a CSR matrix that a layer reads.
 Rows = collections.namedtuple('Rows', 'indptr indices data')
 
 
 def relation_rows(adj):
-    """Return the matrix with entry ``(i, j * R + r)`` of ``adj`` as ``(i * R + r, j)``."""
-    # Its product with features is every relation's own sum over the neighbours.
+    """Return the matrix with entry ``(i, j * R + r)`` of ``adj`` as ``(i * R + r, j)``.
+
+    Its product with features is a sum over the neighbours for each relation. Kept with ``adj``.
+    """
     if adj.n_relations == 1:
         return adj
     return adj.cached('relation rows', lambda: _with_rows(adj, build.relation_rows(adj)))
@@ -41,9 +43,11 @@ def transposed_rows(adj):
 
 
 def scaled_by_source(adj, data):
-    """Return a symmetric matrix of ones on a GPU, each divided by its source's degree: `data`."""
-    # A source's degree is the length of its own row, and so one launch makes :func:`relation_rows`
-    # and :func:`transposed_rows` of the result.
+    """Return a symmetric matrix of ones on a GPU, each divided by its source's degree: `data`.
+
+    A source's degree is the length of its own row, and so one launch makes :func:`relation_rows`
+    and :func:`transposed_rows` of the result.
+    """
     new = adj.replace(data=data, is_symmetric=False)
     made = build.relation_rows(adj, data.dtype)
     rows = _with_rows(adj, made)
@@ -56,7 +60,8 @@ def degree_rows(adj, n_types, dtype):
     """Return a symmetric matrix on a GPU with the degree of nodes as relation, and its transpose.
 
     Entry ``(i, j)`` becomes ``(i * n_types + d - 1, j)``; d is the degree, the sum of a row, of i,
-    in the transpose of j. Entries of other degrees than 1, ..., n_types become 0. `dtype`: of ones.
+    in the transpose of j. Entries of nodes of other degrees than 1, ..., n_types become 0. `dtype`
+    is that of the values, if ``adj`` stores none.
     """
 
     def make():

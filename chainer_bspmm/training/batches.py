@@ -18,9 +18,9 @@ from chainer_bspmm.dataset import batch_form, sparse_form
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules, SHARE
 from chainer_bspmm.dataset.molecules import INTEGERS
+from chainer_bspmm.dataset.selection import locate, Selection, SparseExample
 from chainer_bspmm.dataset.sparse_dataset import selection
-from chainer_bspmm.dataset.sparse_example import locate, Selection, SparseExample
-from chainer_bspmm.links.rows import node_shape
+from chainer_bspmm.links.embed import node_shape
 from chainer_bspmm.sparse import BatchedCSR, build
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training.sizes import Capacities

@@ -38,11 +38,7 @@ class _Evaluation(PredictionDriver):
 
     def evaluate(self, examples):
         """Return name -> value of a batch, in test mode; the next one may overwrite the arrays."""
-        values = self.values_of(examples)
-        for name, value in values.items():
-            if self.reason is None and not isinstance(value, self.device.xp.ndarray):
-                self.give_up('%s is a value on the host, which a replay would repeat' % name)
-        return values
+        return self.values_of(examples)
 
     def values(self, arrays, n_graphs=None):
         return {

@@ -22,7 +22,7 @@ from chainer_bspmm.dataset.smiles import parse, preprocessor_of
 from chainer_bspmm.dataset.sparse_dataset import selection, SparseDataset
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.models import layout_of
-from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse import check
 from chainer_bspmm.training.driver import is_on_gpu
 from chainer_bspmm.training.prediction import Predictor
 from chainer_bspmm.training.program import StepDiffers
@@ -235,7 +235,7 @@ def captured_predict(
         Molecules without atoms, or with atomic numbers that Chainer Chemistry has no embedding for
         (117 and up), are failures here; `dataset.from_smiles` keeps them.
     """
-    batch_size = validate.count('batch_size', batch_size, 1)
+    batch_size = check.count('batch_size', batch_size, 1)
     if not isinstance(model, chainer.Link):
         raise TypeError('model: expected a chainer.Link, got %s' % type(model).__name__)
     if device is not None and chainer.get_device(device) != model.device:
@@ -243,7 +243,7 @@ def captured_predict(
         text = 'device: expected that of the model, %s, got %s; model.to_device(device) moves it'
         raise ValueError(text % names)
     if n_inputs is not None:
-        n_inputs = validate.count('n_inputs', n_inputs, 1)
+        n_inputs = check.count('n_inputs', n_inputs, 1)
     if isinstance(data, (str, bytes)):
         raise TypeError('data: expected a data set or an iterable of SMILES, got one string')
     total = len(data) if hasattr(data, '__len__') else None
@@ -251,7 +251,7 @@ def captured_predict(
         if not hasattr(data, '__iter__') and not hasattr(data, '__getitem__'):
             raise TypeError('data: expected an iterable of SMILES, got %s' % type(data).__name__)
         if n_processes is not None:
-            n_processes = validate.count('n_processes', n_processes, 1)
+            n_processes = check.count('n_processes', n_processes, 1)
         batches = _of_smiles(data, preprocessor_of('method', method), batch_size, n_processes)
     else:
         if total is None or isinstance(next(iter(data), None), str):

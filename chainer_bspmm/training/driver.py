@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.dataset.selection import Selection
 from chainer_bspmm.training.batches import batch_of, NoSparseBatch, Resident
 from chainer_bspmm.training.cuda_graphs import CannotCapture
 from chainer_bspmm.training.iterators import Examples
@@ -14,7 +16,7 @@ from chainer_bspmm.training.programs import Programs
 from chainer_bspmm.training.session import CHECK_EVERY, Session
 from chainer_bspmm.training.snapshot import ParameterMissing
 from chainer_bspmm.training.work import Work
-from chainer_bspmm.user_code import warn
+from chainer_bspmm.compat.user_code import warn
 
 
 def is_on_gpu(device):
@@ -130,13 +132,19 @@ class Driver:
     def _make(self, batch, capacity, counter):
         """Return a new program."""
         program = Program(self.session, self._work(batch), batch, capacity)
+        program.rehearse(batch, counter)
         if not self.programs:  # the kernels of others are mostly the same
-            program.rehearse(batch, counter)
             program.compile_kernels(batch)
+        self._try_out(program, batch)
         return program
 
+    def _try_out(self, program, batch):
+        """Try a program out now, if that is worth the time before the form comes again."""
+        with self.session.capturer.ordered(), contextlib.suppress(ParameterMissing):
+            program.try_out(batch)
+
     def _capture(self, program, batch, counter):
-        """Try a program out on a batch, and capture it."""
+        """Capture a program, tried out on a batch if it was not before."""
         program.rehearse(batch, counter)
         with self.session.capturer.ordered():
             program.try_out(batch)

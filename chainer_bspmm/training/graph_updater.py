@@ -10,7 +10,7 @@ from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.dataset import concat_mols
-from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.dataset.selection import Selection
 from chainer_bspmm.training.between_steps import BetweenSteps
 from chainer_bspmm.training.cuda_graphs import CannotCapture, using
 from chainer_bspmm.training.driver import is_on_gpu

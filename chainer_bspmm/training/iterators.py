@@ -8,8 +8,8 @@ import numpy
 from chainer_bspmm.dataset import sparse_form
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceDataset
+from chainer_bspmm.dataset.selection import Selection
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
-from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.multi_node.epochs import PartIterator
 
 # Forms that are opened: for a script that changes its data set all the time, batches are converted.

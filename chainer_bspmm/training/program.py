@@ -1,7 +1,6 @@
 """`Program`: a function of the batches of one form, run, captured, replayed and checked."""
 
 import contextlib
-import functools
 import traceback
 import warnings
 
@@ -16,7 +15,7 @@ from chainer_bspmm.training.session import Session
 from chainer_bspmm.training.snapshot import ParameterMissing, Snapshot
 from chainer_bspmm.training.staging import Inputs
 from chainer_bspmm.training.work import Work
-from chainer_bspmm.user_code import is_user_code
+from chainer_bspmm.compat.user_code import is_user_code
 
 # If a kernel adds with atomics, two runs differ by rounding. Steps whose kernels do not declare it,
 # such as chainer.functions.get_item's, are recognised by running them eagerly this many times.
@@ -39,9 +38,9 @@ class StepDiffers(RuntimeError):
 class Program:
     """A training step or a prediction for batches of one form.
 
-    Its life: the first batch is run as it is (:meth:`run`). Before the second, the batch is tried
-    out (:meth:`try_out`) and captured (:meth:`capture`), which leave no trace. That batch and all
-    further ones are replayed (:meth:`replay`); some replays are checked.
+    Its life: the first batch is tried out (:meth:`try_out`), which leaves no trace, and is run
+    eagerly (:meth:`run`). The second is captured (:meth:`capture`), which leaves none either. That
+    one and all others are replayed (:meth:`replay`); some replays are checked.
     """
 
     def __init__(self, session: Session, work: Work, batch, capacity):
@@ -52,6 +51,7 @@ class Program:
         self._graphs = []  # launch the captured work, one after the other
         self._results = {}  # name -> array that the graphs write
         self._effects = []  # assignments that Python would have made: function, argument
+        self._is_tried = False
         self._is_deterministic = True
         self._n_replays = 0
 
@@ -78,14 +78,16 @@ class Program:
     # Eager.
 
     def run(self, batch):
-        """Run a staged batch eagerly, as it is, without buffers; return its results by name.
+        """Run a staged batch eagerly; return its results by name.
 
-        CannotCapture: the run has failed, and was undone.
+        It is run in the buffers, for the bits of a replay, but as it is if no trial has shown yet
+        that spare rows change nothing. CannotCapture: the run has failed, and was undone.
         """
         before = self._snapshot()
+        arrays = None if self._is_tried else batch.arrays_on(self._session.device)
         try:
             with self._session.capturer.ordered():
-                return self._eagerly(batch.arrays_on(self._session.device))
+                return self._eagerly(arrays)
         except Exception as error:
             before.restore()
             raise CannotCapture(blame(error, self._session.function)) from error
@@ -97,31 +99,33 @@ class Program:
         session = self._session
         if session.guards.has_user_code:
             return
-        arrays = batch.arrays_on(session.device)
 
-        def compute(arguments):
+        def compute():
             self.work.load_kernels()
-            self._compute(arguments, 'captured', alone=True)
+            # In the buffers: an ordinary matrix would keep what is derived from it, of memory that
+            # nothing has written to.
+            self._compute(None, 'captured', alone=True)
 
         with session.capturer.ordered(), contextlib.suppress(Exception):  # the run raises it again
             before = self._snapshot()
-            with before.undone():  # ends at the first parameter that is still to be made
-                session.capturer.compile_kernels(lambda: compute(arrays))
             if before.has_lazy_parameters:
+                with before.undone():  # ends at the first of them
+                    session.capturer.compile_kernels(compute)
                 try:
-                    self._compute(arrays, 'eager', alone=True)
+                    self._compute(batch.arrays_on(session.device), 'eager', alone=True)
                 finally:
                     before.restore_arrays()
             with self._snapshot().undone():
-                for arguments in (arrays, None):
-                    session.capturer.compile_kernels(functools.partial(compute, arguments))
+                session.capturer.compile_kernels(compute)
 
     def try_out(self, batch):
         """Run a staged batch twice as it is, then in the buffers; all of it is undone.
 
         CannotCapture: the step changes what it reads, is random, or rows that belong to no molecule
-        change it.
+        change it. ParameterMissing: it is not tried out, as a parameter is still to be made.
         """
+        if self._is_tried:
+            return
         session, work = self._session, self.work
         reach = session.guards.reach
         if reach.cannot:
@@ -139,27 +143,29 @@ class Program:
                     raise
                 except Exception as error:
                     raise CannotCapture(blame(error, session.function)) from error
+                self._refuse_host_values(results)
                 outcomes.append(snapshot.copies(work.summary(results)))
                 before.restore_arrays()
                 moments.append(session.guards.moment())
             changed = moments[1].change(moments[0])
             outputs = moments[1].outputs(moments[0])
         if changed:
-            raise CannotCapture('the step changes %s at every run' % changed)
+            raise CannotCapture('the %s changes %s at every run' % (work.name, changed))
         differs = work.difference(outcomes[1], outcomes[0])
         if differs:
             raise CannotCapture(
-                'one batch gives another %s when it is run twice: the model draws random numbers '
-                'from another generator than that of chainer.functions.dropout, or keeps what it '
-                'calculated' % differs
+                'run twice, one batch differs in %s: the model draws random numbers from another '
+                'generator than that of chainer.functions.dropout, or keeps what it calculated'
+                % differs
             )
         differs = work.difference(outcomes[2], outcomes[0])
         if differs:
             raise CannotCapture(
-                'with rows that belong to no molecule at the end of a batch the model gives '
-                'another %s: a link or the loss treats every row as an atom' % differs
+                'with rows at the end of a batch that belong to no molecule, it differs in %s: '
+                'a link or the loss treats every row as an atom' % differs
             )
         session.guards.ignore(outputs)
+        self._is_tried = True
 
     @contextlib.contextmanager
     def under_way(self):
@@ -178,10 +184,7 @@ class Program:
         with before.undone():
             launches = [self._captured(half) for half in halves]
             graphs, (results, *_) = zip(*launches)
-            for name, array in results.items():
-                if not isinstance(array, self._session.device.xp.ndarray):
-                    text = '%s is a value on the host, which a replay would repeat'
-                    raise CannotCapture(text % name)
+            self._refuse_host_values(results)
             # Links keep holding what the graph writes, so that no other graph takes its memory.
             self._effects = before.changes()
         self._results = results
@@ -203,6 +206,12 @@ class Program:
 
     def _snapshot(self):
         return Snapshot(self._session.target, self._session.guards.reach)
+
+    def _refuse_host_values(self, results):
+        for name, array in results.items():
+            if not isinstance(array, self._session.device.xp.ndarray):
+                text = '%s is reported as a value on the host, which a replay would repeat'
+                raise CannotCapture(text % name)
 
     def replay(self):
         """Replay the staged batch; return its results by name.
@@ -249,10 +258,10 @@ class Program:
         if differs:
             cut = session.guards.reach.cut
             raise StepDiffers(
-                'a replay of the captured step gave another %s than the step run eagerly: the '
-                'step reads something from Python that has changed since it was captured, and '
-                'that is not watched%s (docs/captured_training.md)'
-                % (differs, ', maybe ' + cut[0] if cut else ''),
+                'a replay of the captured %s differs from an eager one in %s: it reads something '
+                'from Python that has changed since it was captured, and that is not watched%s '
+                '(docs/captured_training.md)'
+                % (work.name, differs, ', maybe ' + cut[0] if cut else ''),
                 eager_results,
             )
         return results
@@ -313,9 +322,13 @@ class Program:
     def _compute_and_report(self):
         self._inputs.fetch()
         results = self._compute(None, 'captured')
-        if not self.work.is_split:
+        # Reported numbers are those that `_eagerly` returns: views of a parameter may be among
+        # them. With other ranks only what comes before their gradients is compared.
+        if not self.work.has_others:
             self._complete()
         self._reports.write(self._reports.among(results), self._inputs.row_address)
+        if self.work.has_others and not self.work.is_split:
+            self._complete()
         return results
 
 

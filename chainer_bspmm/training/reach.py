@@ -24,7 +24,7 @@ import numpy
 
 import chainer
 
-from chainer_bspmm.user_code import is_user_code
+from chainer_bspmm.compat.user_code import is_user_code
 
 MAX_ITEMS = 256  # of a container that are followed and watched; longer ones are only put back
 MAX_PLACES = 4000  # that are put back

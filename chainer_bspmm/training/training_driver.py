@@ -9,7 +9,7 @@ import numpy
 import chainer
 
 from chainer_bspmm.multi_node.optimizer import of_nccl, Weighted
-from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse import check
 from chainer_bspmm.training.cuda_graphs import CannotCapture, using
 from chainer_bspmm.training.driver import Driver, is_on_gpu
 from chainer_bspmm.training.flat_gradients import raise_if_not_finite
@@ -41,10 +41,10 @@ class TrainingDriver(Driver):
         if not 0 <= seed < 2**63:
             raise ValueError('seed: expected at least 0 and below 2**63, got %d' % seed)
         super().__init__(device)
-        validate.one_of('on_difference', on_difference, ('warn', 'raise'))
+        check.one_of('on_difference', on_difference, ('warn', 'raise'))
         self.on_difference = on_difference
         self.seed = seed  # a snapshot may change it
-        self.check_every = validate.count('check_every', check_every, 1)
+        self.check_every = check.count('check_every', check_every, 1)
         self.given = optimizer
         self.together = of_nccl(optimizer)
         self.optimizer = optimizer if self.together is None else self.together.actual_optimizer
@@ -109,8 +109,6 @@ class TrainingDriver(Driver):
             update.prepare()
             if not self.do_all_capture:
                 # A capture that fails later would leave the other ranks waiting for this one.
-                program.rehearse(batch, counter)
-                program.try_out(batch)
                 program.capture_alone()
             elif update.gradients.peers is not self.peers:
                 raise CannotCapture('parameters have other sizes or dtypes than in the first step')

@@ -9,7 +9,7 @@ import chainer
 
 from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.cuda.plans import VECTOR_BYTES
-from chainer_bspmm.ops.ranks import weighted_by
+from chainer_bspmm.multi_node.statistics import weighted_by
 from chainer_bspmm.training import chainer_nodes, snapshot
 from chainer_bspmm.training.cuda_graphs import CannotCapture
 from chainer_bspmm.training.session import Session

@@ -37,8 +37,9 @@ def make_parser(description):
 
 def add_device_argument(parser):
     """Add the option for the device."""
-    text = '-1: CPU; 0, 1, ...: that GPU; or as Chainer names it'
-    parser.add_argument('--device', '-d', default='-1', help=text)
+    parser.add_argument(
+        '--device', '-d', default='-1', help='-1: CPU; 0, 1, ...: that GPU; or as Chainer names it'
+    )
 
 
 def add_running_arguments(parser, batchsize=32):
@@ -49,8 +50,11 @@ def add_running_arguments(parser, batchsize=32):
 
 def add_communicator_argument(parser, what):
     """Add the option for several processes; `what` is done with the data."""
-    text = 'under mpirun: %s its processes, on CPUs (naive) or each on a GPU (pure_nccl)'
-    parser.add_argument('--communicator', choices=COMMUNICATORS, help=text % what)
+    parser.add_argument(
+        '--communicator',
+        choices=COMMUNICATORS,
+        help='under mpirun: %s its processes, on CPUs (naive) or each on a GPU (pure_nccl)' % what,
+    )
 
 
 def add_model_arguments(parser, methods, conv_layers, unit_num, epoch, train_data_ratio):
@@ -62,11 +66,19 @@ def add_model_arguments(parser, methods, conv_layers, unit_num, epoch, train_dat
         ('--epoch', epoch, 'number of epochs'),
     ):
         parser.add_argument(name, name[1:3], type=POSITIVE, default=default, help=what)
-    text = 'decides the split, the start, the order of the batches'
-    parser.add_argument('--seed', '-s', type=number(int, 0, 2**32 - 1), default=777, help=text)
-    text = 'share of the training data; validation and test halve the rest'
     parser.add_argument(
-        '--train-data-ratio', '-r', type=number(float, 0, 1), default=train_data_ratio, help=text
+        '--seed',
+        '-s',
+        type=number(int, 0, 2**32 - 1),
+        default=777,
+        help='decides the split, the start, the order of the batches',
+    )
+    parser.add_argument(
+        '--train-data-ratio',
+        '-r',
+        type=number(float, 0, 1),
+        default=train_data_ratio,
+        help='share of the training data; validation and test halve the rest',
     )
     parser.set_defaults(split='random')
     parser.add_argument('--out', '-o', default='result', help='new or empty folder of the run')
@@ -77,20 +89,29 @@ def add_training_arguments(parser):
     """Add the options of every train_*.py on molecules."""
     add_model_arguments(parser, METHODS, 4, 16, 20, 0.7)
     add_running_arguments(parser)
-    text = 'molecules to use, evenly spread; -1: all'
-    parser.add_argument('--num-data', type=number(int, -1), default=-1, help=text)
-    text = 'leave out, and count, molecules without labels'
-    parser.add_argument('--skip-missing', action='store_true', help=text)
-    text = (
-        'how a molecule is filled up with phantom atoms, as upstream does. folded, the default: in '
-        'one row; padded: in a row for each of them; packed: not at all'
+    parser.add_argument(
+        '--num-data',
+        type=number(int, -1),
+        default=-1,
+        help='molecules to use, evenly spread; -1: all',
     )
-    parser.add_argument('--layout', choices=LAYOUTS, default='folded', help=text)
-    text = (
-        'atoms to which folded batches fill up their molecules; largest, the default: as the '
-        'largest of the data set has; batch: as the largest of each batch, as upstream'
+    parser.add_argument(
+        '--skip-missing', action='store_true', help='leave out, and count, molecules without labels'
     )
-    parser.add_argument('--padded-to', type=number_of_atoms, metavar='N', help=text)
+    parser.add_argument(
+        '--layout',
+        choices=LAYOUTS,
+        default='folded',
+        help='how a molecule is filled up with phantom atoms, as upstream does. folded, the '
+        'default: in one row; padded: in a row for each of them; packed: not at all',
+    )
+    parser.add_argument(
+        '--padded-to',
+        type=number_of_atoms,
+        metavar='N',
+        help='atoms to which folded batches fill up their molecules; largest, the default: as the '
+        'largest of the data set has; batch: as the largest of each batch, as upstream',
+    )
     parser.add_argument(
         '--updater',
         choices=('auto', 'graph', 'standard'),
@@ -99,17 +120,23 @@ def add_training_arguments(parser):
         'the default: graph on a GPU, standard on a CPU and with --dense',
     )
     add_communicator_argument(parser, 'share the molecules out to')
-    text = 'continue the run in --out from its last snapshot'
-    parser.add_argument('--resume', action='store_true', help=text)
-    text = "train upstream's dense model instead, for comparison"
-    parser.add_argument('--dense', action='store_true', help=text)
+    parser.add_argument(
+        '--resume', action='store_true', help='continue the run in --out from its last snapshot'
+    )
+    parser.add_argument(
+        '--dense', action='store_true', help="train upstream's dense model instead, for comparison"
+    )
 
 
 def add_trained_arguments(parser, script, batchsize=32):
     """Add the options that say which model predicts, and where; `script` has trained it."""
     parser.add_argument('--in-dir', '-i', default='result', help='output folder of ' + script)
-    text = 'last, the default: of the last epoch; best: of that with the best validation'
-    parser.add_argument('--model', choices=('last', 'best'), default='last', help=text)
+    parser.add_argument(
+        '--model',
+        choices=('last', 'best'),
+        default='last',
+        help='last, the default: of the last epoch; best: of that with the best validation',
+    )
     add_running_arguments(parser, batchsize)
 
 

@@ -54,11 +54,12 @@ def typed_smiles(smiles, n_labels):
 
 
 def read_csv(path, smiles_column, task, columns=None, missing='refuse', others=False):
-    """Return the rows of a CSV file, plain or compressed, but lines without SMILES and labels."""
-    # The labels' columns are called as the task calls them, or `columns`. `missing` says what
-    # becomes of a molecule without a label that the task needs: 'refuse' the file, 'skip' the
-    # molecule, or 'keep' it, even if the file lacks the column. `others` asks for the other
-    # columns, too.
+    """Return the rows of a CSV file, plain or compressed, but lines without SMILES and labels.
+
+    The labels' columns are called as the task calls them, or `columns`. `missing` says what becomes
+    of a molecule without a label that the task needs: 'refuse' the file, 'skip' the molecule, or
+    'keep' it, even if the file lacks the column. `others` asks for the other columns, too.
+    """
     columns = columns or task.names
     wanted = [smiles_column, *columns]
     options = {'dtype': str, 'keep_default_na': False}
@@ -80,9 +81,10 @@ def read_csv(path, smiles_column, task, columns=None, missing='refuse', others=F
         if header.count(name) > 1:
             raise DataError('%s has %d columns %r' % (path, header.count(name), name))
         if name not in header and (missing != 'keep' or name == smiles_column):
-            lists = [', '.join(map(repr, names)) for names in (wanted, header)]
-            text = '%s has no column %r; expected the columns %s, separated by commas, found %s'
-            raise DataError(text % (path, name, *lists))
+            raise DataError(
+                '%s has no column %r; expected the columns %s, separated by commas, found %s'
+                % (path, name, ', '.join(map(repr, wanted)), ', '.join(map(repr, header)))
+            )
     known = [name for name in wanted if name in table]
     table = table[(table[known] != '').any(axis=1)]
     name = os.path.basename(path)
@@ -115,9 +117,14 @@ def _labels_of(where, cells, task, missing):
     bad = numpy.flatnonzero(numpy.isnan(values) & ~(is_empty & may_be_empty))
     if bad.size:
         advice = '; --skip-missing leaves empty ones out' if is_empty[bad].any() else ''
-        first = where[bad[0]], cells.name, text.iloc[bad[0]], task.expected
-        words = *first, bad.size, advice
-        message = '%s: target %s is %.60r, expected %s (%d such rows%s)' % words
+        message = '%s: target %s is %.60r, expected %s (%d such rows%s)' % (
+            where[bad[0]],
+            cells.name,
+            text.iloc[bad[0]],
+            task.expected,
+            bad.size,
+            advice,
+        )
         if missing != 'keep':
             raise DataError(message)
         print('Unknown labels: ' + message)
@@ -168,7 +175,8 @@ def sparse_dataset(smiles, method, labels):
 def dense_dataset(smiles, method, labels):
     """Turn SMILES into upstream's dense data set; also return {position: failure}."""
     preprocessor = preprocess_method_dict[method]()
-    examples, failures = [], {}
+    examples = []
+    failures = {}
     # disable=None: a progress bar on a terminal, none in a file or pipe.
     with rdBase.BlockLogs():  # the reasons are listed instead
         for i, text in enumerate(tqdm(smiles, desc='preprocessing', leave=False, disable=None)):
@@ -206,8 +214,10 @@ def preprocess(rows, task, method, dense=False):
     to_dataset = dense_dataset if dense else sparse_dataset
     dataset, reasons = to_dataset(rows.smiles, method, task.labels(rows.labels))
     if len(reasons) == n:
-        words = n, rows.where[0], rows.smiles[0], reasons[0]
-        raise DataError('none of the %d molecule(s) can be used, the first: %s: %r: %s' % words)
+        raise DataError(
+            'none of the %d molecule(s) can be used, the first: %s: %r: %s'
+            % (n, rows.where[0], rows.smiles[0], reasons[0])
+        )
     reason = numpy.array([reasons.get(i, '') for i in range(n)], object)
     return dataset, rows._replace(reason=reason)
 
@@ -224,9 +234,11 @@ def load(description, rows, task, method, num_data=-1, dense=False):
 
 
 def split(examples, settings):
-    """Return the indices of training, validation and test part; the latter halve the rest."""
-    # By scaffold, Chainer Chemistry's way, `examples` are SMILES: those with one scaffold are in
-    # one part.
+    """Return the indices of training, validation and test part; the latter halve the rest.
+
+    If the settings of the run say by scaffold, `examples` are SMILES. This is Chainer Chemistry's
+    way: molecules with one scaffold are in one part.
+    """
     n = len(examples)
     ratio = settings['train_data_ratio']
     seed = settings['seed']

@@ -41,8 +41,10 @@ def check_folder(out, force, resume=False):
 
 
 def start_run(out, settings, force):
-    """Make the folder of a run, claim it by its settings; `force` removes a run that is there."""
-    # Only one of several runs that start at the same time creates the file.
+    """Make the folder of a run and claim it, by its settings; `force` removes a run that is there.
+
+    Only one of several runs that start at the same time creates the file.
+    """
     path = os.path.join(out, SETTINGS_FILE)
     os.makedirs(out, exist_ok=True)
     if force and os.path.exists(path):
@@ -181,8 +183,10 @@ def load_npz(path, target):
 
 
 def check_arrays(path):
-    """Refuse an .npz file with objects: loading them would run whatever code they name."""
-    # Chainer stores None as an object; that is the only one allowed.
+    """Refuse an .npz file with objects: loading them would run whatever code they name.
+
+    Chainer stores None as an object; that is the only one allowed.
+    """
     with open(path, 'rb') as file:
         # NumPy takes a file that starts otherwise for a pickle, even if an archive follows.
         if file.read(4) != b'PK\3\4':

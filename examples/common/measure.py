@@ -12,7 +12,8 @@ from chainer import training
 from chainer_bspmm.training import GraphUpdater
 
 WARM_UP = 2  # steps that allocate, compile kernels, and capture
-FIRST, LAST = 1000, -1000  # priorities of extensions
+FIRST = 1000  # priorities of extensions
+LAST = -1000
 
 
 class StepTimer(training.Extension):
@@ -61,8 +62,10 @@ def milliseconds_a_step(rounds):
 
 
 def peak_memory(device, updater):
-    """Return the most bytes that this process has held: of the host, where Linux tells; of GPUs."""
-    # CuPy's pool does not shrink by itself; it does not count CUDA graphs.
+    """Return the most memory that this process has held, in bytes: the host's, where Linux tells.
+
+    On a GPU also what CuPy's pool holds, which does not shrink by itself, and that of CUDA graphs.
+    """
     found = {}
     if os.path.exists('/proc/self/status'):
         # Not getrusage: its number starts with that of the process that started this one.

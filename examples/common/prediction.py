@@ -57,7 +57,10 @@ def from_test_part(folder, settings, task, source):
 
 
 def predict(source):
-    """Predict with a model of the script `source`, print its errors, write the CSV file."""
+    """Predict, print the errors where the truth is known, and write the CSV file.
+
+    `source` is the script that has trained the model, as a module.
+    """
     script = files.script_of(source)
     parser = arguments.make_parser('Prediction with a model of %s.' % script)
     arguments.add_trained_arguments(parser, script)

@@ -95,10 +95,12 @@ class Regression(Task):
         return values.astype(numpy.float32)
 
     def build(self, settings, dense, train_labels=None):
-        """Build the model; without `train_labels` its parameters are about to be loaded."""
-        # The predictor answers in the targets' own units, the loss is in units of each target's
-        # standard deviation: one rotational constant in GHz would outweigh all energies in hartree.
-        # The log's 'mae' is in the target's unit for one target, else in standard deviations.
+        """Build the model; without `train_labels` its parameters are about to be loaded.
+
+        The predictor answers in the targets' own units, the loss is in units of each target's
+        standard deviation: one rotational constant in GHz would outweigh all energies in hartree.
+        The log's 'mae' is in the target's unit for one target, else in standard deviations.
+        """
         scaler = StandardScaler()
         if train_labels is not None:
             # In float64: a float32 sum over 90,000 energies of -400 hartree loses their spread.
@@ -123,9 +125,13 @@ class Regression(Task):
         return [('loss', 'mean squared error / variance'), ('mae', mae)]
 
     def report(self, labels, predictions, train_labels=None):
-        """Return lines and {'MAE': {target: ...}} of predictions whose truth is known."""
-        # With training labels also 'MAE of the mean alone', of always answering their mean.
-        lines, maes, of_mean = [], {}, {}
+        """Return lines and {'MAE': {target: ...}} of predictions whose truth is known.
+
+        With training labels also 'MAE of the mean alone', of always answering their mean.
+        """
+        lines = []
+        maes = {}
+        of_mean = {}
         for i, (name, t, y) in enumerate(zip(self.names, labels.T, predictions.T)):
             known = numpy.isfinite(t)
             if not known.any():
@@ -141,9 +147,11 @@ class Regression(Task):
 
 
 def roc_aucs(labels, scores):
-    """Return the area under the ROC curve of each label, (T,) float64."""
-    # Labels (M, T) are 1 or 0; negative ones and NaN are missing and left out. A label that has not
-    # both a 1 and a 0, or a score that is NaN, has none: NaN.
+    """Return the area under the ROC curve of each label, (T,) float64.
+
+    Labels (M, T) are 1 or 0; negative ones and NaN are missing and left out. A label that has not
+    both a 1 and a 0, or a score that is NaN, has none: NaN.
+    """
     areas = []
     for t, y in zip(labels.T, scores.T):
         known = t >= 0  # not so for NaN
@@ -197,8 +205,13 @@ class Classification(Task):
         def roc_auc(y, t):
             return mean_of_known(roc_aucs(t.reshape(shape), y.reshape(shape)))
 
-        options.update(eval_func=model.predictor, metrics_fun={'loss': loss, 'roc_auc': roc_auc})
-        return BatchEvaluator(iterator, model, **options)
+        return BatchEvaluator(
+            iterator,
+            model,
+            eval_func=model.predictor,
+            metrics_fun={'loss': loss, 'roc_auc': roc_auc},
+            **options,
+        )
 
     def panels(self):
         """Return [(key in the log, name of the axis)] of the learning curve."""

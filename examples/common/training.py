@@ -24,10 +24,11 @@ MAY_CHANGE = 'out', 'force', 'resume', 'epoch', 'device', 'updater', 'communicat
 
 
 class RandomState(training.Extension):
-    """Keep NumPy's random state in snapshots: it decides later epochs' order, dropout on CPUs."""
+    """Keep NumPy's random state in the snapshot: it decides the order of later epochs.
 
-    # Captured steps draw by the seed and their number; CuPy's own state (``--updater standard`` on
-    # a GPU) cannot be read.
+    On a CPU it also decides dropout. Captured steps draw by the seed and their number; CuPy's own
+    state (``--updater standard`` on a GPU) cannot be read.
+    """
 
     name = 'random_state'
     trigger = (1, 'epoch')
@@ -43,9 +44,12 @@ class RandomState(training.Extension):
 
 
 def ends_with_best(log, key, sign):
-    """Return whether the last entry has the best value, even NaN, until there is a number."""
+    """Return whether the last entry has the best value, even NaN, until there is a number.
+
+    `sign` is -1 where less is better.
+    """
     # Not a MinValueTrigger: captured steps take another look at the model after every step where a
-    # trigger may be due that is no interval. `sign` is -1 where less is better.
+    # trigger may be due that is no interval.
     *before, last = [sign * entry[key] for entry in log]
     best = max((value for value in before if not math.isnan(value)), default=-math.inf)
     return last > best or best == -math.inf
@@ -100,7 +104,10 @@ def layout_of(args, dataset):
 
 
 def prepare(source, task, args, n_ranks):
-    """Read the data, start or continue the run; return its settings, and the three parts."""
+    """Read the data, and start or continue the run in its folder.
+
+    Returns its settings, and the training, validation and test part of the data set.
+    """
     files.check_folder(args.out, args.force, args.resume)
     missing = 'skip' if args.skip_missing else 'refuse'
     description, rows = source.read(args.data, vars(args), missing=missing)
@@ -109,8 +116,13 @@ def prepare(source, task, args, n_ranks):
     if numpy.isnan(used.labels).all():
         raise DataError('%s: no molecule has a label' % description)
     settings = {name: value for name, value in vars(args).items() if name not in MAY_CHANGE}
-    settings.update(script=files.script_of(source), digest=data.digest(rows))
-    settings.update(n_molecules=len(dataset), ranks=n_ranks, **layout_of(args, dataset))
+    settings.update(
+        script=files.script_of(source),
+        digest=data.digest(rows),
+        n_molecules=len(dataset),
+        ranks=n_ranks,
+        **layout_of(args, dataset),
+    )
     if description == args.data:  # a file: predictions may run in another folder, or it may move
         settings['data'] = os.path.abspath(args.data)
         settings['data from here'] = os.path.relpath(args.data, args.out)
@@ -129,9 +141,11 @@ def prepare(source, task, args, n_ranks):
 
 @files.writing('into the folder of --out')
 def train(source, args, title, report_every=1):
-    """Train, test, and write models and results; return the exit status."""
-    # `source` is the calling script as a module: `task_of(settings)` makes the task, `read(data,
-    # settings, **options)` returns (description, rows). A validation follows `report_every` epochs.
+    """Train, test, and write models and results; return the exit status.
+
+    `source` is the calling script as a module: `task_of(settings)` makes the task, `read(data,
+    settings, **options)` returns (description, rows). A validation follows `report_every` epochs.
+    """
     ranks = ranks_of(args.communicator)
     device = use_device(ranks.device(args.device))
     task = source.task_of(vars(args))
@@ -140,9 +154,8 @@ def train(source, args, title, report_every=1):
 
     # The data: the first rank reads and splits them.
     start = time.perf_counter()
-    settings = None
-    train_labels = None
-    parts = (None, None, None)
+    settings = train_labels = None
+    parts = None, None, None  # training, validation, test
     if ranks.is_first:
         settings, parts = prepare(source, task, args, ranks.size)
         train_labels = labels_of(parts[0])

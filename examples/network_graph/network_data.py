@@ -36,14 +36,18 @@ def paths_of(name):
 
 
 def read(name):
-    """Read Cora or CiteSeer."""
-    # The first file has a line for each paper: its name, 0 or 1 for each word, its class; the
-    # second one pairs of names. Citations of unknown papers, and a paper's of itself, are left out.
+    """Read Cora or CiteSeer.
+
+    The first file has a line for each paper: its name, 0 or 1 for each word, its class; the second
+    one pairs of names. Citations of unknown papers, and a paper's of itself, are left out.
+    """
     content, cites = paths_of(name)
     for path in (content, cites):
         if not os.path.isfile(path):
-            text = '--dataset %s: %s not found. Unpack %s there, or use --dataset generated'
-            raise DataError(text % (name, path, URL % name))
+            raise DataError(
+                '--dataset %s: %s not found. Unpack %s there, or use --dataset generated'
+                % (name, path, URL % name)
+            )
     try:
         path = content
         papers = _words_of(path)
@@ -64,10 +68,11 @@ def _words_of(path):
 
 
 def generate(seed, n_nodes=2000, n_classes=7, n_words=500, n_citations=2, loyalty=0.8):
-    """Generate a planted partition whose nodes have words."""
-    # A paper cites `n_citations` others on average: with the probability `loyalty` one of its
-    # class, else any. It has about 15 words, one in five of them from the 40 that its class
-    # prefers.
+    """Generate a planted partition whose nodes have words.
+
+    A paper cites `n_citations` others on average: with the probability `loyalty` one of its class,
+    else any. It has about 15 words, one in five of them from the 40 that its class prefers.
+    """
     rng = numpy.random.RandomState(seed)
     y = rng.randint(0, n_classes, n_nodes).astype(numpy.int32)
     words = rng.randint(0, n_words, (n_nodes, 15))

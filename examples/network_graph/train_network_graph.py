@@ -50,8 +50,9 @@ def run(argv=None):
         'cora if it is there, else generated',
     )
     arguments.add_model_arguments(parser, [*METHODS], 2, 32, 200, 0.2)
-    text = 'dropout ratio'
-    parser.add_argument('--dropout', type=arguments.number(float, 0, 0.99), default=0.5, help=text)
+    parser.add_argument(
+        '--dropout', type=arguments.number(float, 0, 0.99), default=0.5, help='dropout ratio'
+    )
     arguments.add_device_argument(parser)
     args = parser.parse_args(argv)
     device = arguments.use_device(args.device)
@@ -100,10 +101,10 @@ def run(argv=None):
         data,
         train_part,
         validation_part,
-        use_default_extensions=False,
         epoch=args.epoch,
         out=args.out,
         device=device,
+        use_default_extensions=False,
         extensions_list=reports,
     )
     batch_x, adj, _ = chainer_bspmm.CSRConverter('packed')(to_sparse([data]), device)

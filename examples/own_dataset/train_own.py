@@ -32,16 +32,21 @@ def run(argv=None):
     parser.add_argument('--data', required=True, help='CSV file, plain or compressed')
     parser.add_argument('--smiles-column', default='smiles', help='name of the column of SMILES')
     parser.add_argument('--labels', nargs='+', required=True, help='names of the columns to learn')
-    text = (
-        'regression: every label is a number; classification: 1, 0, or nothing where it is unknown'
+    parser.add_argument(
+        '--task',
+        choices=sorted(TASKS),
+        required=True,
+        help='regression: every label is a number; classification: 1, 0, or nothing where it is '
+        'unknown',
     )
-    parser.add_argument('--task', choices=sorted(TASKS), required=True, help=text)
     arguments.add_training_arguments(parser)
-    text = (
-        'scaffold: molecules with the same ring systems and linkers are in one part, so that the '
-        'test molecules are unlike those of the training'
+    parser.add_argument(
+        '--split',
+        choices=('random', 'scaffold'),
+        default='random',
+        help='scaffold: molecules with the same ring systems and linkers are in one part, so that '
+        'the test molecules are unlike those of the training',
     )
-    parser.add_argument('--split', choices=('random', 'scaffold'), default='random', help=text)
     args = parser.parse_args(argv)
     if len(set(args.labels)) < len(args.labels):
         raise DataError('--labels: a column is named twice')

@@ -55,8 +55,10 @@ def print_padding(sparse, dense):
     """Print what the trained model predicts for ethanol in different batches."""
     ethanol, largest, partner = dense_examples(['CCO', 'C' * LARGEST, 'C' * N_PARTNER])
     print('Upstream pads a batch to its largest molecule, and a model learns with that padding.')
-    text = '%s [%s] of ethanol from the trained model, by what is in the batch:'
-    print(text % (LABEL, TASK.units[LABEL]))
+    print(
+        '%s [%s] of ethanol from the trained model, by what is in the batch:'
+        % (LABEL, TASK.units[LABEL])
+    )
     columns = '+ %d atoms' % LARGEST, 'ethanol only', '+ %d atoms' % N_PARTNER
     print('%-38s %12s %12s %12s' % ('', *columns))
     for name, model, converter in (
@@ -99,8 +101,10 @@ def print_steps(name, settings, examples):
     # Of dense and sparse; the first two steps allocate and warm up.
     times = 1e3 * numpy.median(numpy.reshape(times, (-1, 2, 3))[2:], axis=0)
     sizes = numpy.reshape(sizes, (-1, 2)).mean(axis=0)
-    words = name, len(examples), n_atoms.mean(), n_atoms.max()
-    print('%s: %d molecules, %.1f atoms on average, %d at most;' % words)
+    print(
+        '%s: %d molecules, %.1f atoms on average, %d at most;'
+        % (name, len(examples), n_atoms.mean(), n_atoms.max())
+    )
     print('  a dense batch pads them to %.0f on average' % numpy.mean(padded))
     print('  %-36s %10s %10s   %s' % ('', 'dense', 'sparse', 'ratio'))
     for title, (upstream, ours) in (
@@ -116,17 +120,19 @@ def main():
     parser = make_parser(__doc__.split('\n')[0])
     parser.add_argument('--out', '-o', default=OUT, help='folder for pictures, log and models')
     parser.add_argument('--epoch', '-e', type=number(int, 1), default=30, help='number of epochs')
-    text = 'molecules of the sample; -1: all'
-    parser.add_argument('--num-data', type=number(int, -1), default=-1, help=text)
+    parser.add_argument(
+        '--num-data', type=number(int, -1), default=-1, help='molecules of the sample; -1: all'
+    )
     args = parser.parse_args()
     start = time.perf_counter()
     modules = numpy, chainer, chainer_chemistry
     versions = ['%s %s' % (module.__name__, module.__version__) for module in modules]
-    version = chainer_bspmm.__version__
-    threads = os.environ['OPENBLAS_NUM_THREADS']
-    print('chainer_bspmm %s: graph convolutions as batched sparse products' % version)
+    print(
+        'chainer_bspmm %s: graph convolutions as batched sparse products'
+        % chainer_bspmm.__version__
+    )
     print('Python %s, %s' % (platform.python_version(), ', '.join(versions)), end='; ')
-    print('CPU, BLAS thread(s): %s' % threads)
+    print('CPU, BLAS thread(s): %s' % os.environ['OPENBLAS_NUM_THREADS'])
 
     headline('1. RelGCN learns from real molecules')
     words = ['--method', METHOD, '--label', LABEL, '--unit-num', 64, '--epoch', args.epoch]
@@ -151,8 +157,10 @@ def main():
     difference = (numpy.abs(ours - upstream) / numpy.abs(upstream)).max()
     equal = difference < MAX_DIFFERENCE
     print('%d test molecules in batches of %d:' % (len(test), BATCHSIZE))
-    words = difference, MAX_DIFFERENCE, 'equal' if equal else 'DIFFERENT'
-    print('  largest relative difference of a prediction: %.1e, limit %.0e: %s\n' % words)
+    print(
+        '  largest relative difference of a prediction: %.1e, limit %.0e: %s\n'
+        % (difference, MAX_DIFFERENCE, 'equal' if equal else 'DIFFERENT')
+    )
     print_padding(sparse, dense)
 
     about = '3. A training step, batch of %d, medians of %d, dense and sparse in turn'

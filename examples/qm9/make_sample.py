@@ -22,8 +22,9 @@ N_MOLECULES = 4000
 
 def main():
     parser = argparse.ArgumentParser(description='Make the shipped sample of QM9.')
-    text = 'write nothing, compare the shipped sample'
-    parser.add_argument('--check', action='store_true', help=text)
+    parser.add_argument(
+        '--check', action='store_true', help='write nothing, compare the shipped sample'
+    )
     parser.add_argument('--all', metavar='FILE', help='write all molecules, there')
     args = parser.parse_args()
     paths = train_qm9.qm9pack_files()
@@ -32,8 +33,10 @@ def main():
     names = {'Index': 'index', 'SMILES': 'smiles'}
     names.update({column: name for name, (_, column, _) in train_qm9.TARGETS.items()})
     # As text, so that no digit is touched.
-    options = {'usecols': list(names), 'dtype': str, 'keep_default_na': False}
-    parts = [pandas.read_csv(path, **options) for path in paths]
+    parts = [
+        pandas.read_csv(path, usecols=list(names), dtype=str, keep_default_na=False)
+        for path in paths
+    ]
     table = pandas.concat(parts, ignore_index=True)[list(names)].rename(columns=names)
     print('%d molecules in qm9pack' % len(table))
     if not args.all:

@@ -46,8 +46,10 @@ def task_of(settings):
 
 
 def qm9pack_files():
-    """Return the paths of qm9pack's CSV files, or [] where the package is not installed."""
-    # The package is located, not imported: importing it needs pkg_resources.
+    """Return the paths of qm9pack's CSV files, or [] where the package is not installed.
+
+    The package is located, not imported: importing it needs pkg_resources.
+    """
     spec = importlib.util.find_spec('qm9pack')
     if spec is None or not spec.submodule_search_locations:
         return []
@@ -57,7 +59,10 @@ def qm9pack_files():
 
 
 def read(data, settings, **options):
-    """Return (description, rows) of what `--data` names: a word, or a file like the sample."""
+    """Return (description, rows) of what `--data` names: a word, or a file like the sample.
+
+    `options` are those of :func:`common.data.read_csv`, for files only.
+    """
     task = task_of(settings)
     if data == 'sample':
         return 'the sample of QM9 in this repository', read_csv(SAMPLE, 'smiles', task)
@@ -72,21 +77,28 @@ def read(data, settings, **options):
     try:
         path = get_qm9_filepath()
     except (OSError, tarfile.TarError) as error:
-        text = 'the download of QM9 failed (%s); `pip install qm9pack` brings the data, too'
-        raise DataError(text % error) from error
+        raise DataError(
+            'the download of QM9 failed (%s); `pip install qm9pack` brings the data, too' % error
+        ) from error
     return "QM9 from upstream's download, %s" % path, read_csv(path, 'SMILES1', task)
 
 
 def run(argv=None, report_every=1):
     """Train, test, and write the model; return the exit status."""
     parser = arguments.make_parser('Regression on QM9.')
-    text = 'target; all means all 15 at once'
-    parser.add_argument('--label', '-l', choices=list(TARGETS) + ['all'], default='all', help=text)
-    text = (
-        'sample: the 4,000 molecules in this repository; full: all of QM9 (pip install qm9pack, '
-        'else a download); or a CSV file with the columns smiles and the target(s)'
+    parser.add_argument(
+        '--label',
+        '-l',
+        choices=list(TARGETS) + ['all'],
+        default='all',
+        help='target; all means all 15 at once',
     )
-    parser.add_argument('--data', default='sample', help=text)
+    parser.add_argument(
+        '--data',
+        default='sample',
+        help='sample: the 4,000 molecules in this repository; full: all of QM9 (pip install '
+        'qm9pack, else a download); or a CSV file with the columns smiles and the target(s)',
+    )
     arguments.add_training_arguments(parser)
     args = parser.parse_args(argv)
     title = 'all 15 targets'

@@ -33,7 +33,10 @@ SIZE = 500, 375  # pixels, of a molecule of up to 40 atoms
 
 
 def saliency(model, dataset, column, name, converter, batchsize):
-    """Return (n_molecules, largest) numbers, one for each atom, and 0 past a molecule's last."""
+    """Return (n_molecules, largest) numbers, one for each atom, and 0 past a molecule's last one.
+
+    `column` is that of the assay, `name` a key of `CALCULATORS`.
+    """
     kind, options = CALCULATORS[name]
 
     def score(*batch):
@@ -45,7 +48,7 @@ def saliency(model, dataset, column, name, converter, batchsize):
     device = model.device.device.id if model.xp is not numpy else -1
     calculator = kind(model, monitor, eval_fun=score, device=device, **options)
     samples = calculator.compute(
-        dataset, show_progress=False, batchsize=batchsize, converter=converter
+        dataset, batchsize=batchsize, converter=converter, show_progress=False
     )
     return calculator.aggregate(samples, method='raw', ch_axis=3)
 
@@ -75,8 +78,9 @@ def run():
     parser.add_argument('--assay', default=train_tox21.ASSAYS[0], choices=train_tox21.ASSAYS)
     parser.add_argument('--calculator', default='gradient', choices=CALCULATORS)
     parser.add_argument('--out', '-o', help='folder to write (IN_DIR/saliency)')
-    text = 'write into a folder that is not empty'
-    parser.add_argument('--force', action='store_true', help=text)
+    parser.add_argument(
+        '--force', action='store_true', help='write into a folder that is not empty'
+    )
     args = parser.parse_args()
     out = os.path.join(args.in_dir, 'saliency') if args.out is None else args.out
     files.check_folder(out, args.force)

@@ -51,8 +51,10 @@ def read_from(path):
 
 @contextlib.contextmanager
 def written_to(path):
-    """Give a file for a CSV table, or standard output, and say what cannot be written."""
-    # When the reader of the output, such as ``head``, has closed it, exit quietly with status 1.
+    """Give a file for a CSV table, or standard output, and say what cannot be written.
+
+    When the reader of the output, such as ``head``, has closed it, exit quietly with status 1.
+    """
     with files.writing(path or 'standard output'), contextlib.ExitStack() as stack:
         file = sys.stdout
         if path is not None:
@@ -67,7 +69,10 @@ def written_to(path):
 
 
 def rows(lines, model, **options):
-    """Yield (number, SMILES, error, list of probabilities) of lines, given as (number, text)."""
+    """Yield (number, SMILES, error, list of probabilities) of lines, given as (number, text).
+
+    `options` are those of captured_predict.
+    """
     waiting = {}  # position -> (number, SMILES) of the lines in progress
 
     def smiles():
@@ -86,7 +91,9 @@ def rows(lines, model, **options):
 
 def from_all(ranks, found, n_rows):
     """Yield the rows that all ranks find, in the order of the lines; `n_rows` of each at a time."""
-    found, waiting, number = iter(found), {}, 1
+    found = iter(found)
+    waiting = {}
+    number = 1
     while any(of_ranks := ranks.comm.mpi_comm.allgather(list(itertools.islice(found, n_rows)))):
         waiting.update((row[0], row) for row in itertools.chain(*of_ranks))
         while number in waiting:  # rows of failures come late
@@ -110,8 +117,9 @@ def check_source(ranks, path):
 def run():
     """Screen, and write the CSV file."""
     parser = arguments.make_parser('Screening with a model trained on Tox21.')
-    text = 'file of SMILES; without it, or -: standard input'
-    parser.add_argument('smiles', nargs='?', help=text)
+    parser.add_argument(
+        'smiles', nargs='?', help='file of SMILES; without it, or -: standard input'
+    )
     arguments.add_trained_arguments(parser, 'train_tox21.py', batchsize=1024)
     parser.add_argument('--out', '-o', help='CSV file to write; without it: standard output')
     parser.add_argument('--force', action='store_true', help='replace the file of --out')

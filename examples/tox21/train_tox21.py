@@ -40,7 +40,10 @@ def download():
 
 
 def read(data, settings=None, **options):
-    """Return (description, rows) of what `--data` names, the download or a CSV file in its form."""
+    """Return (description, rows) of what `--data` names, the download or a CSV file in its form.
+
+    `options` are those of :func:`common.data.read_csv`.
+    """
     path, description = data, data
     if data == 'download':
         path = download()
@@ -51,11 +54,12 @@ def read(data, settings=None, **options):
 def run(argv=None):
     """Train, test, and write the model; return the exit status."""
     parser = arguments.make_parser('Classification on Tox21.')
-    text = (
-        "download: Chainer Chemistry's; or a CSV file, plain or compressed, with the columns of "
-        "MoleculeNet's: smiles and the 12 assays"
+    parser.add_argument(
+        '--data',
+        default='download',
+        help="download: Chainer Chemistry's; or a CSV file, plain or compressed, "
+        "with the columns of MoleculeNet's: smiles and the 12 assays",
     )
-    parser.add_argument('--data', default='download', help=text)
     arguments.add_training_arguments(parser)
     args = parser.parse_args(argv)
     return training.train(sys.modules[__name__], args, 'Tox21: 12 assays')

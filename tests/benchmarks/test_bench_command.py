@@ -52,32 +52,40 @@ def test_runs(runs):
     names = [name for name, _, _ in made]
     assert names == [bench.CAPTURED] * 4 + [bench.UPSTREAM] * 3 + [bench.EAGER] * 3
     for name in names:
-        caches = [path for of, _, path in made if of == name]
+        caches = [path for contender, _, path in made if contender == name]
         assert len(set(caches[:2])) == 2 and set(caches[2:]) == {caches[1]}
     assert len({path for _, _, path in made}) == 6
     # 20 epochs: 10 s, the first one's 5, 19 of 2.
-    for name, of in found.items():
-        assert {kind: of[kind]['seconds'] for kind in of} == {'cold': 53, 'warm': 53}
-        assert of['warm']['is_extrapolated'] == (name != bench.CAPTURED)
+    for name, kinds in found.items():
+        assert {kind: kinds[kind]['seconds'] for kind in kinds} == {'cold': 53, 'warm': 53}
+        assert kinds['warm']['is_extrapolated'] == (name != bench.CAPTURED)
     found[bench.UPSTREAM]['commit'] = 'earlier'
     found[bench.CAPTURED]['warm']['runs'].pop()
     assert bench.missing(args, found) == [bench.UPSTREAM, bench.CAPTURED]
 
 
-def test_what_fails_and_what_there_is_no_time_for_is_said_without_folders(runs, monkeypatch):
+def test_a_contender_that_fails_is_not_run_again(runs):
+    made, failing = runs
+    failing.append(bench.CAPTURED)
+    found, not_run = compare(arguments())
+    assert not_run == {bench.CAPTURED: 'RuntimeError: exit status 1: no such thing'}
+    assert list(found) == [bench.UPSTREAM, bench.EAGER]
+    assert found[bench.EAGER]['warm']['seconds'] == 53
+    assert [name for name, _, _ in made].count(bench.CAPTURED) == 1
+
+
+def test_what_there_is_no_time_for_is_said_without_its_command(runs, monkeypatch):
+    whole = bench.run
+
     def run(task, name, *rest):
         if name == bench.UPSTREAM:
             raise subprocess.TimeoutExpired(['/folder/python3', 'train.py'], 1.0)
         return whole(task, name, *rest)
 
-    whole, (made, failing) = bench.run, runs
     monkeypatch.setattr(bench, 'run', run)
-    failing.append(bench.CAPTURED)
     found, not_run = compare(arguments())
-    of_ours = 'RuntimeError: exit status 1: no such thing'
-    assert not_run == {bench.UPSTREAM: 'the time of all runs was up', bench.CAPTURED: of_ours}
-    assert list(found) == [bench.EAGER] and found[bench.EAGER]['warm']['seconds'] == 53
-    assert [name for name, _, _ in made].count(bench.CAPTURED) == 1
+    assert not_run == {bench.UPSTREAM: 'the time of all runs was up'}
+    assert list(found) == [bench.CAPTURED, bench.EAGER]
 
 
 def test_how_many_times_its_steps_an_epoch_takes():
@@ -90,8 +98,8 @@ def test_how_many_times_its_steps_an_epoch_takes():
 
 def test_contenders_that_are_not_run_are_taken_from_an_earlier_result():
     def result(commit, **contenders):
-        of = {name: {'warm': value} for name, value in contenders.items()}
-        return {'conditions': {'commit': commit}, 'data': {'qm9': {'methods': {'gin': of}}}}
+        found = {name: {'warm': value} for name, value in contenders.items()}
+        return {'conditions': {'commit': commit}, 'data': {'qm9': {'methods': {'gin': found}}}}
 
     ours, upstream = bench.CAPTURED, bench.UPSTREAM
     found = result('new', **{ours: 1})
@@ -118,9 +126,9 @@ def test_file(tmp_path, monkeypatch, capsys):
     options = '--qm9 sample --methods rsgcn --gpus 0 --num-data 200 --few 2 --warm 1 --commit none'
     bench.main([*options.split(), '--out', str(tmp_path)])
     result = json.loads(pathlib.Path(tmp_path / 'command.json').read_text())
-    of = result['data']['qm9']['methods']['rsgcn']
-    assert list(of) == [bench.UPSTREAM, bench.EAGER]
-    for kinds in of.values():
+    contenders = result['data']['qm9']['methods']['rsgcn']
+    assert list(contenders) == [bench.UPSTREAM, bench.EAGER]
+    for kinds in contenders.values():
         assert list(kinds) == ['cold', 'warm']
         for found in kinds.values():
             (cost,) = found['runs']
@@ -129,5 +137,5 @@ def test_file(tmp_path, monkeypatch, capsys):
             assert set(cost['phases']) >= {'data', 'training'}
     monkeypatch.setattr(bench, 'run', None)  # there is nothing to do
     bench.main([*options.split(), '--out', str(tmp_path)])
-    assert 'there are: %s, %s' % tuple(of) in capsys.readouterr().out
+    assert 'there are: %s, %s' % tuple(contenders) in capsys.readouterr().out
     assert json.loads((tmp_path / 'command.json').read_text()) == result

@@ -17,12 +17,12 @@ def test_two_ranks_of_a_cpu(tmp_path, monkeypatch):
     for name, value in ranks.SETTINGS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv('PATH', os.path.dirname(ranks.MPIRUN), prepend=os.pathsep)
-    options = '--device -1 --limit 24 --methods rsgcn --batches 8 --total 16 --rounds 1 --commit x'
-    options = [*options.split(), '--mpirun=--oversubscribe', '--out', str(tmp_path)]
+    options = '--device -1 --limit 24 --methods rsgcn --batches 8 --total 16 --rounds 1'.split()
+    options += ['--commit', 'none', '--mpirun=--oversubscribe', '--out', str(tmp_path)]
     bench_scaling.main(options)
     result = json.loads((tmp_path / 'scaling.json').read_text())
     assert list(result['ranks']) == ['1', '2'] and list(result['summary']) == ['rsgcn']
-    for of in result['ranks'].values():
-        assert of['methods']['rsgcn']['8']['wall']['median'] > 0
+    for found in result['ranks'].values():
+        assert found['methods']['rsgcn']['8']['wall']['median'] > 0
     assert result['summary']['rsgcn']['weak']['8']['2']['measured'] > 0
     assert result['summary']['rsgcn']['strong']['2'] > 0

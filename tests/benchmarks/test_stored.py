@@ -32,9 +32,12 @@ def test_bars_of_two_lines(on_cpu):
     assert bench_two_lines.bars(result, not on_cpu) == result['bars'] != {}
 
 
-def test_summary_of_the_quality_and_bars_of_commands():
+def test_summary_of_the_quality():
     result = stored('quality')
     assert bench_quality.summary(result['runs']) == result['summary'] != {}
+
+
+def test_bars_of_commands():
     result = stored('command')
     assert bench_command.bars(result['data']) == result['bars'] != {}
 
@@ -47,7 +50,8 @@ def test_scaling_with_other_links(tmp_path):
     bench_scaling.main([*options, '--us-of-a-second-launch', '100'])
     after = json.loads((tmp_path / 'scaling.json').read_text())
     assert after['ranks'] == before['ranks'] and after['conditions'] == before['conditions']
-    old, new = (of['summary']['rsgcn']['weak']['128'] for of in (before, after))
+    old = before['summary']['rsgcn']['weak']['128']
+    new = after['summary']['rsgcn']['weak']['128']
     assert new['8'] == old['8'] and new['64']['modelled'] < old['64']['modelled'] / 1.5
 
 
@@ -59,11 +63,11 @@ def test_figures():
             for name, rate in point['gflops'][kind].items():
                 median = times[name]['median']
                 assert figures.gflops(point['nnz'], point['n_B'], median) == rate
-    for kind, of in result['summary'].items():
+    for kind, summary in result['summary'].items():
         means = figures.geometric_means(result['points'], kind)
-        assert means == of['geometric_mean_time_over_auto']
-        assert figures.losses(result['points'], kind) == of['auto_is_slower']
-        assert figures.headlines(result['points'], kind) == of['headlines'] != []
+        assert means == summary['geometric_mean_time_over_auto']
+        assert figures.losses(result['points'], kind) == summary['auto_is_slower']
+        assert figures.headlines(result['points'], kind) == summary['headlines'] != []
 
 
 @pytest.mark.parametrize('name', figures.FIGURES)
@@ -78,4 +82,4 @@ def test_matrices_of_figures(name):
         assert low <= min(got) and max(got) <= high
         assert len(got) == 1 if low == high else len(got) > 1
     points = [(point['figure'], point['n_B']) for point in stored('figures')['points']]
-    assert [n_b for of, n_b in points if of == name] == figure.n_b
+    assert [n_b for figure_name, n_b in points if figure_name == name] == figure.n_b

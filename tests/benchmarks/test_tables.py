@@ -14,10 +14,14 @@ def cells(lines):
 
 
 def of_steps(data, method, **batches):
+    """Return a result of bench_steps; each of `batches` (`_32`) is contender -> milliseconds."""
     found = {}
-    for n, times in batches.items():
-        times = {name: {'wall': {'median': ms}, 'busy': 0.974} for name, ms in times.items()}
-        found[n.strip('_')] = {'milliseconds': times}
+    for name, medians in batches.items():
+        times = {
+            contender: {'wall': {'median': median}, 'busy': 0.974}
+            for contender, median in medians.items()
+        }
+        found[name.strip('_')] = {'milliseconds': times}
     return {'data': {data: {'methods': {method: {'batches': found}}}}}
 
 
@@ -28,22 +32,31 @@ def test_cells(value, text):
     assert cells(tables.table(['a', 'b'], [['x', value]])) == [['x', text]]
 
 
-def test_steps():
-    jit, scan = (tables.JAX[driver, 'FP32'] for driver in tables.DRIVERS)
-    times = {tables.PACKED: 0.1, tables.ON_DEVICE: 0.125, jit: 0.15}
-    result = of_steps('tox21', 'gin', _1024=times, _32={**times, scan: 0.3})
+JIT, SCAN = (tables.JAX[driver, 'FP32'] for driver in tables.DRIVERS)
+
+
+def test_steps_beside_jax():
+    times = {tables.PACKED: 0.1, tables.ON_DEVICE: 0.125, JIT: 0.15}
+    result = of_steps('tox21', 'gin', _1024=times, _32={**times, SCAN: 0.3})
     first, second = cells(tables.jax(result))
     assert first[:6] == ['Tox21, GIN, 32', '0.100', '0.125', '-', '0.150', '-']
     assert first[6:] == ['0.300', '-', '1.50', '-', '97 %']
     assert second[0] == 'Tox21, GIN, 1,024' and second[-3:] == ['-', '-', '97 %']
 
-    (row,) = cells(tables.jax_cpu(of_steps('qm9', 'gin', _32={tables.EAGER_PACKED: 10.0, jit: 12})))
+
+def test_steps_beside_jax_on_a_cpu():
+    (row,) = cells(tables.jax_cpu(of_steps('qm9', 'gin', _32={tables.EAGER_PACKED: 10.0, JIT: 12})))
     assert row == ['QM9, GIN, 32', '10.0', '-', '12.0', '-', '1.20', '-']
 
+
+def test_a_method_is_beside_upstream_at_the_largest_batch_of_both():
     ours = {tables.ON_DEVICE: 1.25}
     both = {**ours, tables.UPSTREAM: 500.0}
     (row,) = cells(tables.methods(of_steps('tox21', 'relgat', _128=ours, _32=both)))
     assert row == ['`relgat`', '32', '`DeviceDataset`', '500', '1.2', '400', '97 %']
+
+
+def test_a_method_without_a_batch():
     (row,) = cells(tables.methods({'data': {'tox21': {'methods': {'nfp': {'batches': {}}}}}}))
     assert row == ['`nfp`'] + ['-'] * 6
 
@@ -64,8 +77,10 @@ def test_command():
 
 
 def test_quality():
-    packed = {'mean': 0.75, 'standard deviation': None}
-    arms = {'dense': {'mean': 0.71234, 'standard deviation': 0.0216}, 'packed': packed}
+    arms = {
+        'dense': {'mean': 0.71234, 'standard deviation': 0.0216},
+        'packed': {'mean': 0.75, 'standard deviation': None},
+    }
     (row,) = cells(tables.quality({'summary': {'tox21': {'gin': arms}}}))
     assert row == ['GIN, Tox21, mean ROC-AUC', '0.712 ± 0.022', '-', '-', '0.750']
 

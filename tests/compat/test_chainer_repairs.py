@@ -1,11 +1,12 @@
 """Each repair of Chainer, on Chainer's real code path."""
 
 import inspect
+import re
 import sys
 import types
 import warnings
 
-from chainer_bspmm.compat import hooks  # first: it repairs Chainer
+from chainer_bspmm.compat import import_hooks  # first: it repairs Chainer
 import chainer
 from chainer import functions, links, optimizers, serializers
 import numpy
@@ -19,7 +20,7 @@ def warnings_are_errors():
         yield
 
 
-def test_as_strided_forward_and_backward():
+def test_gradient_of_as_strided():
     x = chainer.Variable(numpy.arange(4, dtype='f'))
     y = functions.as_strided(x, (3, 2), (1, 1), 0)
     y.grad = numpy.ones((3, 2), 'f')
@@ -63,9 +64,11 @@ def test_padding_without_warning():
 
 
 def test_padding_refuses_arrays_of_different_dimension():
-    with pytest.raises(ValueError, match='padding: expected arrays of as many dimensions'):
-        wrong = (numpy.ones((1, 2)),), (numpy.ones(2),), (numpy.ones((3, 1, 1)),)
-        chainer.dataset.concat_examples([*wrong], padding=0)
+    examples = [(numpy.ones((1, 2)),), (numpy.ones(2),), (numpy.ones((3, 1, 1)),)]
+    shapes = re.escape('[(1, 2), (2,), (3, 1, 1)]')
+    message = '^padding: expected arrays of as many dimensions, got %s$' % shapes
+    with pytest.raises(ValueError, match=message):
+        chainer.dataset.concat_examples(examples, padding=0)
 
 
 class _UnusedLayer(chainer.Chain):
@@ -91,8 +94,9 @@ def test_optimizer_resumes_without_state_of_unused_parameters(tmp_path, is_enabl
     resumed = optimizers.Adam().setup(_UnusedLayer())
     resumed.target.unused.W.update_rule.enabled = is_enabled
     serializers.load_npz(str(tmp_path / 'adam.npz'), resumed)
-    found, expected = (of.target.used.W.update_rule.state['m'] for of in (resumed, optimizer))
-    numpy.testing.assert_array_equal(found, expected)
+    numpy.testing.assert_array_equal(
+        resumed.target.used.W.update_rule.state['m'], optimizer.target.used.W.update_rule.state['m']
+    )
     assert resumed.target.unused.W.update_rule.enabled == is_enabled
 
 
@@ -119,7 +123,7 @@ def test_cudnn_warning_only_where_cudnn_can_be_installed(monkeypatch, cupy_major
     monkeypatch.setattr(cuda, '_cudnn_disabled_by_user', False, raising=False)
     monkeypatch.setattr(cuda, '_cupy_major', cupy_major)
     monkeypatch.setattr(cuda.check_cuda_available, '_already_warned', False, raising=False)
-    hooks.repair(cuda)
+    import_hooks.repair(cuda)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         cuda.check_cuda_available()
@@ -130,6 +134,7 @@ def test_cudnn_warning_only_where_cudnn_can_be_installed(monkeypatch, cupy_major
     'period, unit', [(1, 'epoch'), (0.3, 'epoch'), (2, 'epoch'), (3, 'iteration')]
 )
 def test_triggers_fire_as_before(tmp_path, period, unit):
+    """The repaired trigger and Chainer's own, over snapshots old and new."""
     from chainer.training.triggers import IntervalTrigger
 
     own, theirs = IntervalTrigger(period, unit), IntervalTrigger(period, unit)

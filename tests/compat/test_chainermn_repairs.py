@@ -28,12 +28,14 @@ def test_kernels_include_half():
         name, code = make()
         print(name, code.index('#include <cuda_fp16.h>') < code.index('half'))
     """)
-    lines = 'cupy_batched_pack_params True', 'cupy_batched_unpack_params True'
-    assert printed.splitlines() == [*lines]
+    assert printed.splitlines() == [
+        'cupy_batched_pack_params True',
+        'cupy_batched_unpack_params True',
+    ]
 
 
-def test_unpack_converts_and_fills_missing_gradients():
-    run('''
+# Two gradients, the second of which is missing, unpacked from numbers in float16.
+_UNPACKED = '''
     class Buffer:
         """Device memory: answers with the numbers 0, 1, 2, ..."""
         def to_device(self, array, size, offset, stream):
@@ -47,8 +49,24 @@ def test_unpack_converts_and_fills_missing_gradients():
     second.grad = None
     _memory_utility.unpack_params(
         [first, second], 'grad', Buffer(), numpy.float16, zero_fill=True)
-    assert first.grad is kept
+'''
+
+
+def test_unpack_converts_gradients_in_place():
+    run(
+        _UNPACKED
+        + """
+    assert first.grad is kept and first.grad.dtype == 'f'
     numpy.testing.assert_array_equal(first.grad, [[0, 1], [2, 3]])
+    """
+    )
+
+
+def test_unpack_makes_missing_gradients():
+    run(
+        _UNPACKED
+        + """
+    assert second.grad.dtype == 'e'
     numpy.testing.assert_array_equal(second.grad, [4, 5, 6])
-    assert first.grad.dtype == 'f' and second.grad.dtype == 'e'
-    ''')
+    """
+    )

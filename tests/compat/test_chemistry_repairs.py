@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import json
 import pickle
+import re
 import sys
 import types
 import warnings
@@ -31,8 +32,18 @@ from chainer_chemistry.models.prediction import set_up_predictor  # noqa: E402
 from chainer_chemistry.training.extensions import prc_auc_evaluator, ROCAUCEvaluator  # noqa: E402
 from chainer_chemistry.utils import run_train  # noqa: E402
 
-SMILES = 'CCO c1ccccc1O CC(=O)O CCN(CC)CC C1CCCCC1 CC#N O=C(O)c1ccccc1 CCCl OCC(O)CO'.split()
-SMILES += ['Cc1ccccc1']
+SMILES = [
+    'CCO',
+    'c1ccccc1O',
+    'CC(=O)O',
+    'CCN(CC)CC',
+    'C1CCCCC1',
+    'CC#N',
+    'O=C(O)c1ccccc1',
+    'CCCl',
+    'OCC(O)CO',
+    'Cc1ccccc1',
+]
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +56,7 @@ def numpy_warnings_are_errors():
 
 
 def make_dataset(method, dtype=numpy.float32):
+    """Parse the molecules, with two labels each, into upstream's data set."""
     features = SmilesParser(preprocess_method_dict[method]()).parse(SMILES)['dataset']
     labels = numpy.arange(len(SMILES) * 2).reshape(-1, 2) % 2
     return NumpyTupleDataset(*features.get_datasets(), labels.astype(dtype))
@@ -93,30 +105,39 @@ def test_reddit_of_a_checkout_reads_sparse_matrices(tmp_path, monkeypatch):
 )
 def test_network_graphs_that_the_wheel_lacks(name):
     missing = name.rpartition('.')[0]
-    message = "'%s': the wheel .* Clone https://github.com/chainer/chainer-chemistry"
-    with pytest.raises(ModuleNotFoundError, match=message % missing) as caught:
+    message = (
+        "No module named '%s': the wheel of Chainer Chemistry lacks it. Clone "
+        'https://github.com/chainer/chainer-chemistry and put that folder first on PYTHONPATH'
+    )
+    with pytest.raises(ModuleNotFoundError, match=re.escape(message % missing) + '$') as caught:
         importlib.import_module(name)
     assert caught.value.name == missing
 
 
-def test_graph_datasets_of_both_kinds():
-    """Their tables of features are not shared."""
+def test_graph_datasets_of_both_kinds_share_no_table_of_features():
     from chainer_chemistry.dataset.graph_dataset import base_graph_data, base_graph_dataset
 
     x = numpy.zeros(2, 'i')
-    index = numpy.zeros((2, 1), int)
-    padding = base_graph_data.PaddingGraphData(x=x, adj=numpy.zeros((2, 2), 'f'))
+    dense = base_graph_data.PaddingGraphData(x=x, adj=numpy.zeros((2, 2), 'f'))
+    sparse = base_graph_data.SparseGraphData(x=x, edge_index=numpy.zeros((2, 1), int))
+    sets = [
+        base_graph_dataset.PaddingGraphDataset([dense]),
+        base_graph_dataset.SparseGraphDataset([sparse]),
+    ]
+    padded, concatenated = (one.converter(one.data_list, device=-1) for one in sets)
+    assert not hasattr(concatenated, 'adj') and not hasattr(padded, 'edge_index')
 
-    def make(n):
-        return base_graph_data.SparseGraphData(numpy.arange(n), edge_index=index)
 
-    edges = [make(2), make(3)]
-    kinds = base_graph_dataset.PaddingGraphDataset, base_graph_dataset.SparseGraphDataset
-    sets = [kind(data) for kind, data in zip(kinds, ([padding], edges))]
-    batches = [one.converter(one.data_list, device=-1) for one in sets]
-    assert not hasattr(batches[1], 'adj') and not hasattr(batches[0], 'edge_index')
-    numpy.testing.assert_array_equal(batches[1].batch, [0, 0, 1, 1, 1])
-    assert batches[1].batch.dtype.kind == 'i'
+def test_sparse_graph_dataset_numbers_the_graph_of_each_node():
+    from chainer_chemistry.dataset.graph_dataset import base_graph_data, base_graph_dataset
+
+    data = [
+        base_graph_data.BaseGraphData(x=numpy.arange(n, dtype='i'), y=numpy.zeros(1, 'f'))
+        for n in (2, 3)
+    ]
+    batch = base_graph_dataset.SparseGraphDataset(data).converter(data, device=-1)
+    numpy.testing.assert_array_equal(batch.batch, [0, 0, 1, 1, 1])
+    assert batch.batch.dtype.kind == 'i'
 
 
 @pytest.mark.parametrize('method, shape', [('gin', (3, 3)), ('relgcn', (4, 3, 3))])
@@ -139,19 +160,24 @@ def test_supernode_feature_of_gwm_method():
     assert numpy.flatnonzero(super_node[4 : 4 + 117]).tolist() == [5, 7]
 
 
-def test_indexer_takes_lists_and_masks():
-    dataset = make_dataset('rsgcn')
-    assert dataset.features[[0, 2], 2].shape == (2, 2)
-    assert dataset.features[[True] + [False] * 9, 2].shape == (1, 2)
-    assert len(dataset.features[:, [0, 2]]) == 2
+def test_indexer_takes_lists():
+    features = make_dataset('rsgcn').features
+    assert features[[0, 2], 2].shape == (2, 2)
+    assert len(features[:, [0, 2]]) == 2
 
 
-@pytest.mark.parametrize('name', ['roc_auc', 'prc_auc'])
-def test_score_ignores_labels(name):
+def test_indexer_takes_masks():
+    assert make_dataset('rsgcn').features[[True] + [False] * 9, 2].shape == (1, 2)
+
+
+@pytest.mark.parametrize(
+    'kind, name',
+    [(ROCAUCEvaluator, 'roc_auc_score'), (prc_auc_evaluator.PRCAUCEvaluator, 'prc_auc_score')],
+)
+def test_score_ignores_labels(kind, name):
     iterator = chainer.iterators.SerialIterator([0], 1, repeat=False)
-    kind = ROCAUCEvaluator if name == 'roc_auc' else prc_auc_evaluator.PRCAUCEvaluator
     evaluator = kind(iterator, chainer.Chain(), ignore_labels=[-1])
-    score = getattr(evaluator, name + '_score')
+    score = getattr(evaluator, name)
     labels = numpy.array([1, -1, 0, 1])
     assert score(numpy.array([0.9, 0.1, 0.2, 0.8]), labels) == 1
     assert score(numpy.array([0.1, 0.1, 0.9, 0.2]), labels) < 0.6
@@ -164,11 +190,15 @@ def test_relgat_mask():
     assert RelGAT(out_dim=2)(atoms, adj).shape == (1, 2)
 
 
-def test_sparse_utils_and_extend():
-    from chainer_chemistry.utils.extend import extend_adj
+def test_sparse_utils_are_available():
     from chainer_chemistry.utils.sparse_utils import sparse_utils_available
 
     assert sparse_utils_available() is True
+
+
+def test_extend_adj():
+    from chainer_chemistry.utils.extend import extend_adj
+
     assert extend_adj([numpy.ones((2, 2), 'f')], 3).sum() == 4
 
 
@@ -191,9 +221,11 @@ def test_windows_of_occlusion_have_several_elements():
     calculator = OcclusionCalculator(
         chainer.Chain(), eval_fun=summed, device=-1, slide_axis=(1, 2), size=2
     )
-    batch = [numpy.ones((2, 3), 'f')] * 2
-    converter = chainer.dataset.concat_examples
-    found = calculator.compute(batch, converter=converter, show_progress=False)
+    found = calculator.compute(
+        [numpy.ones((2, 3), 'f')] * 2,
+        converter=chainer.dataset.concat_examples,
+        show_progress=False,
+    )
     # Two windows, whose sums are 27 and 54; the column in the middle is in both.
     expected = numpy.array([[27, 81, 54]] * 2)
     numpy.testing.assert_array_equal(found, [[expected, expected]])
@@ -202,9 +234,15 @@ def test_windows_of_occlusion_have_several_elements():
 @pytest.mark.parametrize('name', sorted(split_method_dict))
 def test_splitters_give_a_partition(name):
     dataset = make_dataset('rsgcn', numpy.int32)
-    options = {'smiles_list': SMILES, 'time_list': list(range(10)), 'seed': 0}
-    options.update(frac_train=0.6, frac_valid=0.2, frac_test=0.2)
-    parts = split_method_dict[name]().train_valid_test_split(dataset, **options)
+    parts = split_method_dict[name]().train_valid_test_split(
+        dataset,
+        smiles_list=SMILES,
+        time_list=list(range(10)),
+        seed=0,
+        frac_train=0.6,
+        frac_valid=0.2,
+        frac_test=0.2,
+    )
     assert sorted(numpy.concatenate(parts).tolist()) == list(range(10))
     if 'scaffold' not in name:
         assert [len(part) for part in parts] == [6, 2, 2]
@@ -244,10 +282,15 @@ def test_cwle():
 def test_cgcnn_converter():
     from chainer_chemistry.dataset.converters import cgcnn_converter
 
-    shapes = (2,), (3, 4), (3,)
-    kinds = list(zip(shapes, 'ffi'))
-    batch = [[numpy.ones((n, *shape), dtype) for shape, dtype in kinds] for n in (2, 3)]
-    batch = [(a, b, 0 * c, numpy.zeros(1, 'f')) for a, b, c in batch]
+    batch = [
+        (
+            numpy.ones((n, 2), 'f'),
+            numpy.ones((n, 3, 4), 'f'),
+            numpy.zeros((n, 3), 'i'),
+            numpy.zeros(1, 'f'),
+        )
+        for n in (2, 3)
+    ]
     indices = cgcnn_converter(batch, device=chainer.get_device(-1))[2]
     assert [part.tolist() for part in indices] == [[0, 1], [2, 3, 4]]
 
@@ -296,18 +339,19 @@ def test_report_of_a_host_array_is_a_python_scalar(model_class):
         convert(numpy.zeros(2))
 
 
-MATRICES = ((3, 2), 1, 2), ((3, 2), -1, 2), ((3, 2), 0, 5), ((3, 2, 4), 1, 6)
 ATOMS = numpy.array([[6, 6, 8]], 'i')
 ADJ = numpy.ones((1, 3, 3), 'f')
 
 
 def make_gin(kind):
+    """Return a GIN, and a function that calls it."""
     if kind == 'dense':
         model = GIN(out_dim=2, hidden_channels=4, n_update_layers=1, dropout_ratio=0)
         return model, lambda model=model: model(ATOMS, ADJ)
     model = GINSparse(out_dim=2, hidden_channels=4, n_update_layers=1, dropout_ratio=0)
-    edges = numpy.array([[0, 1], [1, 2]])
-    batch = types.SimpleNamespace(x=ATOMS[0], edge_index=edges, batch=numpy.zeros(3, 'i'))
+    batch = types.SimpleNamespace(
+        x=ATOMS[0], edge_index=numpy.array([[0, 1], [1, 2]]), batch=numpy.zeros(3, 'i')
+    )
     return model, lambda model=model: model(batch)
 
 
@@ -331,7 +375,18 @@ def test_gin_npz_holds_no_pickled_object(tmp_path, kind):
 
 
 @pytest.mark.parametrize('kind', ['dense', 'sparse'])
-def test_gin_updates_without_cleargrads_and_draws_no_random_numbers(kind):
+def test_gin_updates_unused_layers_to_finite_values(kind):
+    model, forward = make_gin(kind)
+    optimizer = chainer.optimizers.Adam().setup(model)
+    forward()
+    model.cleargrads()
+    functions.sum(forward()).backward()
+    optimizer.update()
+    assert all(numpy.isfinite(param.array).all() for param in model.params())
+
+
+@pytest.mark.parametrize('kind', ['dense', 'sparse'])
+def test_a_step_of_gin_draws_no_random_numbers(kind):
     model, forward = make_gin(kind)
     optimizer = chainer.optimizers.Adam().setup(model)
     forward()
@@ -340,7 +395,6 @@ def test_gin_updates_without_cleargrads_and_draws_no_random_numbers(kind):
     functions.sum(forward()).backward()
     optimizer.update()
     assert numpy.random.get_state()[2] == state
-    assert all(numpy.isfinite(param.array).all() for param in model.params())
 
 
 def test_gin_draws_as_many_random_numbers_as_its_used_layers():
@@ -374,12 +428,21 @@ def test_train_resume_predict(tmp_path, method):
     dataset = make_dataset(method)
 
     def run(epoch, resume=None):
-        metrics = {'mae': functions.mean_absolute_error}
-        model = Regressor(set_up_predictor(method, 4, 1, 2), metrics_fun=metrics)
+        model = Regressor(
+            set_up_predictor(method, 4, 1, 2), metrics_fun={'mae': functions.mean_absolute_error}
+        )
         snapshot = chainer.training.extensions.snapshot(filename='snapshot')
-        options = {'epoch': epoch, 'resume_path': resume, 'extensions_list': [snapshot]}
-        options.update(batch_size=5, out=str(tmp_path), converter=concat_mols)
-        run_train(model, dataset, dataset, **options)
+        run_train(
+            model,
+            dataset,
+            dataset,
+            batch_size=5,
+            epoch=epoch,
+            out=str(tmp_path),
+            converter=concat_mols,
+            extensions_list=[snapshot],
+            resume_path=resume,
+        )
         return model
 
     run(1)
@@ -400,7 +463,11 @@ def test_train_resume_predict(tmp_path, method):
     assert pickle.loads(pickle.dumps(dataset[0]))[0].shape == dataset[0][0].shape
 
 
-@pytest.mark.parametrize('shape, axis, n_nodes', MATRICES, ids=str)
+@pytest.mark.parametrize(
+    'shape, axis, n_nodes',
+    [((3, 2), 1, 2), ((3, 2), -1, 2), ((3, 2), 0, 5), ((3, 2, 4), 1, 6)],
+    ids=str,
+)
 def test_scaler_leaves_matrices_as_they_are(shape, axis, n_nodes):
     x = numpy.random.RandomState(0).rand(*shape).astype('f')
     others = tuple(i for i in range(len(shape)) if i != axis % len(shape))
@@ -411,10 +478,11 @@ def test_scaler_leaves_matrices_as_they_are(shape, axis, n_nodes):
     numpy.testing.assert_allclose(scaler.inverse_transform(scaled, axis=axis).array, x, rtol=1e-5)
     numpy.testing.assert_array_equal(scaler.transform(x, axis=axis), scaled.array)
     node = scaled.creator_node
-    found = 0
+    n_found = 0
     while node is not None:
-        node, found = node.inputs[0].creator_node, found + 1
-    assert found == n_nodes
+        node = node.inputs[0].creator_node
+        n_found += 1
+    assert n_found == n_nodes
 
 
 def test_what_is_no_matrix_is_refused_also_after_a_matrix():

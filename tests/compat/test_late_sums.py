@@ -12,6 +12,8 @@ from chainer.backends import cuda
 
 
 class _OnDevice(numpy.ndarray):
+    """A stand-in for a CuPy array of one device."""
+
     device = contextlib.nullcontext()
 
     @property
@@ -87,8 +89,7 @@ def test_values_that_last_are_not_copied(fetches, monkeypatch):
     assert summary.compute_mean() == 4 and not late_sums._lasting
 
 
-def test_a_mixture(fetches):
-    """Values on the host, of other types, and with weights, keep their places and precision."""
+def test_values_on_host_and_device_keep_their_places_in_the_sum(fetches):
     values = [numpy.float32(1e8), numpy.float32(1), numpy.float32(-1e8), numpy.float32(3)]
     summary = chainer.reporter.Summary()
     for i, value in enumerate(values):
@@ -97,6 +98,9 @@ def test_a_mixture(fetches):
     for value in values:
         expected = expected + value  # in float64 by NumPy 1
     assert summary.compute_mean() == expected / len(values)
+
+
+def test_weights_and_values_of_other_types(fetches):
     summary = chainer.reporter.DictSummary()
     for value, weight in ((2.0, 3), (4.0, 1)):
         on_device = [numpy.array(x, 'f').view(_OnDevice) for x in (value, weight)]
@@ -104,10 +108,16 @@ def test_a_mixture(fetches):
         summary.add({'n': numpy.array(weight, 'i').view(_OnDevice)})
         summary.add({'no number': numpy.zeros(1, 'f').view(_OnDevice)})
     assert summary.compute_mean() == {'a': 2.5, 'b': 2.5, 'n': 2}
+
+
+def test_a_sum_in_float64_keeps_its_precision(fetches):
     summary = chainer.reporter.Summary()
     summary.add(numpy.float64(1e8))
     summary.add(numpy.array(1, 'f').view(_OnDevice))
     assert float(summary.compute_mean()) == (1e8 + 1) / 2
+
+
+def test_values_on_the_host_are_added_as_ever():
     summary = chainer.reporter.Summary()
     for value in (0.1, 0.2, 0.3):
         summary.add(value)
@@ -134,8 +144,7 @@ def test_snapshots(fetches, tmp_path):
 def test_on_a_gpu(dtype):
     values = [cuda.to_gpu(value) for value in values_of(dtype, 2500)]
     summary = chainer.reporter.Summary()
-    x = 0.0
-    x2 = 0.0
+    x = x2 = 0.0
     for value in values:
         summary.add(value)
         x += 1 * value

@@ -19,7 +19,10 @@ from tests.support import assert_close, DTYPES, poisoned
 
 
 class OnHost:
-    put, empty = staticmethod(cublas_on_cpu.on_host), staticmethod(cublas_on_cpu.empty)
+    """The stand-in: a library, and how arrays for it are made."""
+
+    put = staticmethod(cublas_on_cpu.on_host)
+    empty = staticmethod(cublas_on_cpu.empty)
 
     def __init__(self, monkeypatch):
         self.streams = cublas_on_cpu.install(monkeypatch)
@@ -28,7 +31,8 @@ class OnHost:
 class OnDevice:
     def __init__(self, monkeypatch):
         poisoned(monkeypatch, cuda.cupy)
-        self.put, self.empty = cuda.cupy.asarray, cuda.cupy.empty
+        self.put = cuda.cupy.asarray
+        self.empty = cuda.cupy.empty
 
 
 @pytest.fixture(params=[OnHost, pytest.param(OnDevice, marks=pytest.mark.gpu)])
@@ -107,7 +111,8 @@ def test_rows_that_lie_askew_are_copied(host):
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
-def test_repeated_rows_and_columns(place, dtype):
+def test_factors_with_strides_of_zero(place, dtype):
+    """Repeated rows times repeated columns."""
     blas = gemm.Blas()
     a = random(1, 7, dtype=dtype)
     b = random(7, 1, dtype=dtype)
@@ -138,8 +143,14 @@ def test_vectors(place, dtype):
 @pytest.mark.parametrize(
     'a, b',
     [
-        *(((0, 7), (7, 3)), ((5, 0), (0, 3)), ((5, 7), (7, 0)), ((0, 0), (0, 0)), ((0,), (0,))),
-        *(((2, 5, 0), (2, 0, 3)), ((0, 5, 7), (0, 7, 3)), ((0, 5, 7), (7, 3))),
+        ((0, 7), (7, 3)),
+        ((5, 0), (0, 3)),
+        ((5, 7), (7, 0)),
+        ((0, 0), (0, 0)),
+        ((0,), (0,)),
+        ((2, 5, 0), (2, 0, 3)),
+        ((0, 5, 7), (0, 7, 3)),
+        ((0, 5, 7), (7, 3)),
         ((2, 0, 7), (1, 7, 3)),
     ],
 )
@@ -173,9 +184,15 @@ def test_stacks(place, size, m, k, n, dtype):
 @pytest.mark.parametrize(
     'a, b',
     [
-        *(((5, 7), (4, 7, 3)), ((4, 5, 7), (7, 3)), ((1, 5, 7), (4, 7, 3)), ((4, 5, 7), (1, 7, 3))),
-        *(((2, 4, 5, 7), (4, 7, 3)), ((2, 1, 5, 7), (1, 4, 7, 3)), ((7,), (4, 7, 3))),
-        *(((4, 5, 7), (7,)), ((2, 4, 5, 7), (7,))),
+        ((5, 7), (4, 7, 3)),
+        ((4, 5, 7), (7, 3)),
+        ((1, 5, 7), (4, 7, 3)),
+        ((4, 5, 7), (1, 7, 3)),
+        ((2, 4, 5, 7), (4, 7, 3)),
+        ((2, 1, 5, 7), (1, 4, 7, 3)),
+        ((7,), (4, 7, 3)),
+        ((4, 5, 7), (7,)),
+        ((2, 4, 5, 7), (7,)),
     ],
 )
 def test_broadcast_stacks(place, a, b, dtype):
@@ -201,30 +218,47 @@ def test_what_is_refused(place, product, a, b, error, message):
         getattr(gemm.Blas(), product)(place.put(a), place.put(b))
 
 
-def test_another_device_and_more_than_an_int_holds_are_refused(host):
+def test_another_device_is_refused(host):
     a = cublas_on_cpu.on_host(numpy.ones((2, 2)))
     b = a.copy()
     b.device_id = 1
     with pytest.raises(ValueError, match='b: expected on device 0, .* got on 1'):
         gemm.Blas().dot(a, b)
+
+
+def test_more_than_an_int_holds_is_refused(host):
     row = host.put(numpy.ones(1, 'f'))
     wide = numpy.lib.stride_tricks.as_strided(row, (1, 2**31), (0, 4), subok=True)
     with pytest.raises(ValueError, match=r'below 2\*\*31'):
         gemm.Blas().dot(row[:, None], wide)
 
 
-def test_a_stream_and_its_workspace(host):
-    # The stand-in refuses products without the workspace, which a change of the stream takes away.
-    blas = gemm.Blas()
-    a = host.put(random(3, 3))
+@pytest.fixture
+def library():
+    """The stand-in for cuBLAS, with what it tells of a handle."""
     library = ctypes.CDLL(cublas_on_cpu.path())
     library.stream_of.restype = ctypes.c_void_p
     library.stream_of.argtypes = library.math_mode.argtypes = [ctypes.c_void_p]
-    assert library.math_mode(blas._handle) == 16
+    return library
+
+
+def test_math_mode_of_a_handle(host, library):
+    assert library.math_mode(gemm.Blas()._handle) == 16
+
+
+def test_products_follow_the_current_stream(host, library):
+    # The stand-in refuses products without the workspace, which a change of the stream takes away.
+    blas = gemm.Blas()
+    a = host.put(random(3, 3))
     assert library.stream_of(blas._handle) == 1
     changes = []
     set_stream = blas._library.set_stream
-    blas._library.set_stream = lambda *arguments: changes.append(1) or set_stream(*arguments)
+
+    def note(*arguments):
+        changes.append(arguments)
+        return set_stream(*arguments)
+
+    blas._library.set_stream = note
     for number, n_changes in ((1, 0), (2, 1), (2, 1), (1, 2)):
         host.streams.current.ptr = number
         check(blas.dot(a, a), numpy.dot, a, a, 'float32')
@@ -232,8 +266,7 @@ def test_a_stream_and_its_workspace(host):
         assert len(changes) == n_changes
 
 
-def test_the_handle_goes_with_the_object(host):
-    library = ctypes.CDLL(cublas_on_cpu.path())
+def test_the_handle_goes_with_the_object(host, library):
     before = library.live_handles()
     first, second = gemm.Blas(), gemm.Blas()
     assert library.live_handles() == before + 2
@@ -244,7 +277,7 @@ def test_the_handle_goes_with_the_object(host):
 
 
 @pytest.mark.gpu
-def test_handles_come_and_go_on_a_device():
+def test_one_handle_after_another_on_a_device():
     a = cuda.cupy.ones((3, 3), 'f')
     for _ in range(5):
         assert (gemm.Blas().dot(a, a) == 3).all()
@@ -253,16 +286,16 @@ def test_handles_come_and_go_on_a_device():
 def test_errors_have_names(place):
     blas = gemm.Blas()
     a = place.put(numpy.ones((2, 2), 'f'))
-    matrix = (a.data.ptr, 0, 2)
+    matrix = a.data.ptr, gemm.DATA_TYPES['f'], 2  # and its leading dimension
     factor = gemm.FACTORS['f'].ctypes.data
     with pytest.raises(Exception, match='INVALID_VALUE'):
         blas._library.gemm_ex(
             blas._handle,
+            0,  # neither factor is transposed
             0,
-            0,
-            -1,
-            2,
-            2,
+            -1,  # rows of the result
+            2,  # its columns
+            2,  # terms of each sum
             factor,
             *matrix,
             *matrix,
@@ -281,7 +314,8 @@ def test_unknown_errors_have_numbers(host):
 @pytest.mark.parametrize(
     'told, single, double',
     [
-        *((told, gemm.COMPUTE_32F, gemm.COMPUTE_64F) for told in (0, 1)),
+        (0, gemm.COMPUTE_32F, gemm.COMPUTE_64F),
+        (1, gemm.COMPUTE_32F, gemm.COMPUTE_64F),
         (2, gemm.COMPUTE_32F_PEDANTIC, gemm.COMPUTE_64F_PEDANTIC),
         (7, gemm.COMPUTE_32F_FAST_TF32, gemm.COMPUTE_64F),
     ],
@@ -362,7 +396,12 @@ def test_dot_in_a_step():
     a = Array()
     b = Array()
     calls = []
-    blas = types.SimpleNamespace(dot=lambda *pair: calls.append(pair) or 'the product')
+
+    def dot(*factors):
+        calls.append(factors)
+        return 'the product'
+
+    blas = types.SimpleNamespace(dot=dot)
     with step.under_way(step.Step(blas, 0, None)):
         assert gemm.dot(a, b) == 'the product'
         x = random(3, 3)

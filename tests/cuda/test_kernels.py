@@ -31,8 +31,11 @@ def test_source_contains_each_header_once(name):
 
 
 def test_options():
-    options = kernels.options('e', (('VECTOR', 8),))
-    assert options == ('-std=c++17', '-DSTORAGE=__half', '-DVECTOR=8')
+    assert kernels.options('e', (('VECTOR', 8),)) == (
+        '-std=c++17',
+        '-DSTORAGE=__half',
+        '-DVECTOR=8',
+    )
 
 
 def test_missing_sources(monkeypatch, tmp_path):
@@ -55,8 +58,10 @@ def compiled(monkeypatch):
         return types.SimpleNamespace(get_function=lambda name: function)
 
     monkeypatch.setattr(kernels, 'device', lambda device_id: types.SimpleNamespace(shared_bytes=1))
-    place = types.SimpleNamespace(Device=lambda device_id: contextlib.nullcontext())
-    cupy = types.SimpleNamespace(RawModule=module, cuda=place)
+    cupy = types.SimpleNamespace(
+        RawModule=module,
+        cuda=types.SimpleNamespace(Device=lambda device_id: contextlib.nullcontext()),
+    )
     monkeypatch.setattr(cuda, 'cupy', cupy)
     forget = kernels._compiled.cache_clear
     forget()

@@ -21,18 +21,34 @@ from chainer_bspmm.sparse.build import transpose_launch
 
 
 def given(*drawn):
-    """Call a test with numbers, each from the least to the most, or one of a list."""
-    kinds = {tuple: lambda of: strategies.integers(*of), list: strategies.sampled_from}
-    found = [kinds[type(of)](of) if type(of) in kinds else of for of in drawn]
-    return lambda test: hypothesis.settings(deadline=None)(hypothesis.given(*found)(test))
+    """Call a test with what hypothesis draws: of (least, most) an integer, of a list an item.
+
+    Anything else is a strategy itself.
+    """
+
+    def strategy_of(values):
+        if isinstance(values, tuple):
+            return strategies.integers(*values)
+        if isinstance(values, list):
+            return strategies.sampled_from(values)
+        return values
+
+    def decorate(test):
+        drawing = hypothesis.given(*map(strategy_of, drawn))
+        return hypothesis.settings(deadline=None)(drawing(test))
+
+    return decorate
 
 
 @given((1, 200), [2, 4, 8], (0, 32))
 def test_vector_width(n_channels, itemsize, element):
     """The widest power of two of at most 16 bytes that divides the channels and the address."""
     address = 0x7F0000000000 + element * itemsize
-    widths = [width for width in (1, 2, 4, 8) if width * itemsize <= 16]
-    fits = [w for w in widths if n_channels % w == address % (w * itemsize) == 0]
+    fits = [
+        width
+        for width in (1, 2, 4, 8)
+        if width * itemsize <= 16 and n_channels % width == address % (width * itemsize) == 0
+    ]
     assert widest_vector(n_channels, itemsize, address) == fits[-1]
 
 
@@ -76,25 +92,31 @@ def assert_covers_everything_once(launch, n_rows, n_vectors):
 
 
 @given((1, 3000), (1, 3000), [1, 2, 8], [1, 3, 8, 32], [1, 2, 4], [1, 2, 7], [32, 128, 256])
-def test_csr_launch_covers_everything_once(n_rows, n_vectors, width, lanes, columns, per, block):
-    launch = csr_launch(n_rows, n_rows, n_vectors * width, width, lanes, columns, per, block)
+def test_csr_launch_covers_everything_once(
+    n_rows, n_vectors, width, lanes, columns, rows_per_thread, block
+):
+    launch = csr_launch(
+        n_rows,
+        n_rows,
+        n_vectors * width,
+        width,
+        lanes,
+        columns=columns,
+        rows_per_thread=rows_per_thread,
+        block=block,
+    )
     assert_covers_everything_once(launch, n_rows, n_vectors)
     assert launch.block[0] <= lanes and dict(launch.defines)['VECTOR'] == width
 
 
 @given((1, 20000), LENGTHS, (1, 1100), [2, 4, 8], [1, 20, 132], ALGORITHMS)
-def test_bspmm_launch_covers_everything_once(n_rows, length, n_channels, size, n_sms, algorithm):
-    width = widest_vector(n_channels, size, 0)
-    launch = bspmm_launch(
-        n_rows,
-        n_rows,
-        int(length * n_rows),
-        n_channels,
-        width,
-        size,
-        Device(n_sms, 4 << 20),
-        algorithm,
-    )
+def test_bspmm_launch_covers_everything_once(
+    n_rows, length, n_channels, itemsize, n_sms, algorithm
+):
+    width = widest_vector(n_channels, itemsize, 0)
+    nnz = int(length * n_rows)
+    device = Device(n_sms, 4 << 20)
+    launch = bspmm_launch(n_rows, n_rows, nnz, n_channels, width, itemsize, device, algorithm)
     assert_covers_everything_once(launch, n_rows, n_channels // width)
     if algorithm != 'auto':
         assert dict(launch.defines)['PIPELINED'] == (algorithm == 'pipelined')
@@ -108,22 +130,10 @@ def test_csr_launch_evens_out_the_lanes():
         assert lanes * rows > BLOCK // 2
 
 
-def test_launches_stay_within_the_grid():
-    """And numbers of rows within 32 bits."""
+def test_csr_launch_stays_within_the_grid():
     launch = csr_launch(2**31 - 1, 1, 2**31 - 1, 1, 32)
     assert launch.grid[0] <= 2**31 - 1 and max(launch.grid[1:]) <= 65535
     assert launch.grid[1] * launch.grid[2] * launch.block[0] >= 2**31 - 1
-    sizes = 2**31 - 1, 2**31 - 1 - 2**16, 2**31 - 1, 1
-    for launch in (*reduce_launches(*sizes, 4), broadcast_launch(*sizes)):
-        assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
-        # The kernel's chunks are numbered and multiplied in 32 bits.
-        *_, chunk, n_chunks = map(int, launch.arguments[:5])
-        assert (n_chunks - 1) * chunk < 2**31
-    most = 2**31 - 1
-    for launch in (softmax_launch(most, most, most, 1), film_launch(most, most, 1, 2)):
-        assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
-    sums = sum_pieces_launch(2, 32 * MAX_GRID_Y + 1, 64)
-    assert sums.grid == (1, MAX_GRID_Y, 2)
 
 
 def test_offsets_are_as_wide_as_they_need_to_be():
@@ -222,10 +232,12 @@ def test_broadcast_launch_covers_everything_once(n_rows, n_segments, n_vectors, 
 
 def test_two_steps_only_where_a_segment_may_be_long():
     most = MIN_CHUNK
-    short = [(most, None), (10 * most, most)]
-    long = [(most + 1, None), (10 * most, most + 1)]
-    for n_rows, max_rows in short + long:
-        has_long = (n_rows, max_rows) in long
+    for n_rows, max_rows, has_long in (
+        (most, None, False),
+        (most + 1, None, True),
+        (10 * most, most, False),
+        (10 * most, most + 1, True),
+    ):
         assert len(reduce_launches(n_rows, 9, 64, 4, 4, max_rows)) == 1 + has_long
         assert broadcast_launch(n_rows, 9, 64, 4, max_rows).arguments[-1] == has_long
 
@@ -233,8 +245,13 @@ def test_two_steps_only_where_a_segment_may_be_long():
 @pytest.mark.parametrize(
     'n_rows, n_segments, n_vectors, lanes, units',
     [
-        *((128 * 18, 128, 16, 4, 1), (100 * 50, 100, 32, 8, 1), (10**6, 1, 16, 16, 1)),
-        *((10**6, 1, 1, 256, 1), (100, 100, 1, 1, 64), (100, 100, 3, 1, 21), (10**6, 1, 33, 8, 1)),
+        (128 * 18, 128, 16, 4, 1),
+        (100 * 50, 100, 32, 8, 1),
+        (10**6, 1, 16, 16, 1),
+        (10**6, 1, 1, 256, 1),
+        (100, 100, 1, 1, 64),
+        (100, 100, 3, 1, 21),
+        (10**6, 1, 33, 8, 1),
     ],
 )
 def test_segment_lanes(n_rows, n_segments, n_vectors, lanes, units):
@@ -242,19 +259,39 @@ def test_segment_lanes(n_rows, n_segments, n_vectors, lanes, units):
     assert launch.block[1:] == (lanes, units)
 
 
-def test_fewer_loads_in_flight_in_large_blocks():
-    eight = ((2304, 128, 64), (81920, 4096, 64))
-    four = ((5000, 100, 512), (10**6, 1, 64))
-    for (n_rows, n_segments, n_channels), ahead in zip(eight + four, (8, 8, 4, 4)):
-        for launch in reduce_launches(n_rows, n_segments, n_channels, 4, 4):
-            assert dict(launch.defines)['AHEAD'] == ahead
+def test_segment_launches_stay_within_the_grid():
+    most = 2**31 - 1
+    for launch in (
+        *reduce_launches(most, most - 2**16, most, 1, 4),
+        broadcast_launch(most, most - 2**16, most, 1),
+    ):
+        assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
+        # The kernel's chunks are numbered and multiplied in 32 bits.
+        *_, chunk, n_chunks = map(int, launch.arguments[:5])
+        assert (n_chunks - 1) * chunk < 2**31
+
+
+@pytest.mark.parametrize(
+    'n_rows, n_segments, n_channels, ahead',
+    [(128 * 18, 128, 64, 8), (4096 * 20, 4096, 64, 8), (100 * 50, 100, 512, 4), (10**6, 1, 64, 4)],
+)
+def test_fewer_loads_in_flight_in_large_blocks(n_rows, n_segments, n_channels, ahead):
+    for launch in reduce_launches(n_rows, n_segments, n_channels, 4, 4):
+        assert dict(launch.defines)['AHEAD'] == ahead
 
 
 @pytest.mark.parametrize(
     'n_graphs, max_cols, max_nnz, warps',
     [
-        *((128, 30, 70, 1), (1, 0, 0, 1), (3, 50, 150, 2), (1, 1000, 3000, 8), (1, 4000, 8000, 1)),
-        *((1, 4001, 8032, None), (1, 0, 12033, None), (0, 0, 0, None), (1, 100, 6000, 32)),
+        (128, 30, 70, 1),
+        (1, 0, 0, 1),
+        (3, 50, 150, 2),
+        (1, 1000, 3000, 8),
+        (1, 4000, 8000, 1),
+        (1, 4001, 8032, None),
+        (1, 0, 12033, None),
+        (0, 0, 0, None),
+        (1, 100, 6000, 32),
     ],
 )
 def test_transpose_launch(n_graphs, max_cols, max_nnz, warps):
@@ -266,21 +303,41 @@ def test_transpose_launch(n_graphs, max_cols, max_nnz, warps):
     assert launch.shared_bytes == 4 * (max_nnz + warps * max_cols) <= 47 * 1024
 
 
+def assert_covers_units_once(launch, n_units, n_vectors):
+    """Compare a launch with a thread for each vector of each unit, a row or pair."""
+    columns, units, _ = launch.block
+    assert BLOCK // 2 < columns * units <= BLOCK
+    assert launch.grid[0] * units >= max(n_units, 1) > (launch.grid[0] - 1) * units
+    assert launch.grid[1] * columns >= n_vectors > (launch.grid[1] - 1) * columns
+
+
+UNITS = [(1, 1, 1), (1000, 1, 1), (77, 3, 4), (10, 32, 4), (10, 33, 4), (5, 1000, 2)]
+
+
+@pytest.mark.parametrize('n_units, n_vectors, width', [(0, 3, 4), *UNITS])
+def test_softmax_launch_covers_everything_once(n_units, n_vectors, width):
+    """Without units there is a block for rows of no segment."""
+    launch = softmax_launch(9, n_units, n_vectors * width, width)
+    assert launch.arguments == (n_units, 9, n_vectors)
+    assert dict(launch.defines) == {'VECTOR': width}
+    assert_covers_units_once(launch, n_units, n_vectors)
+
+
+@pytest.mark.parametrize('n_units, n_vectors, width', UNITS)
+def test_film_launch_covers_everything_once(n_units, n_vectors, width):
+    launch = film_launch(n_units, n_vectors * width, width, 5)
+    assert launch.arguments == (n_units, n_vectors, 5)
+    assert dict(launch.defines) == {'VECTOR': width}
+    assert_covers_units_once(launch, n_units, n_vectors)
+
+
 @pytest.mark.parametrize(
-    'n_units, n_vectors, width',
-    [(0, 3, 4), (1, 1, 1), (1000, 1, 1), (77, 3, 4), (10, 32, 4), (10, 33, 4), (5, 1000, 2)],
+    'launch',
+    [softmax_launch(2**31 - 1, 2**31 - 1, 2**31 - 1, 1), film_launch(2**31 - 1, 2**31 - 1, 1, 2)],
+    ids=['softmax', 'film'],
 )
-def test_softmax_and_film_launches_cover_everything_once(n_units, n_vectors, width):
-    n_channels = n_vectors * width
-    plans = {softmax_launch(9, n_units, n_channels, width): (n_units, 9, n_vectors)}
-    if n_units:  # else there is a block for rows of no segment, and nothing to modulate
-        plans[film_launch(n_units, n_channels, width, 5)] = n_units, n_vectors, 5
-    for launch, arguments in plans.items():
-        columns, units, _ = launch.block
-        assert launch.arguments == arguments and dict(launch.defines) == {'VECTOR': width}
-        assert BLOCK // 2 < columns * units <= BLOCK
-        assert launch.grid[0] * units >= max(n_units, 1) > (launch.grid[0] - 1) * units
-        assert launch.grid[1] * columns >= n_vectors > (launch.grid[1] - 1) * columns
+def test_launches_of_units_stay_within_the_grid(launch):
+    assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
 
 
 @pytest.mark.parametrize('width', [1, 2, 4, 8])
@@ -294,7 +351,9 @@ def test_dropout_launch_covers_everything_once(size, width):
     assert launch.defines == (('VECTOR', min(width, 4)),)
 
 
-WIDTHS = strategies.tuples(*(strategies.integers(*of) for of in ((1, 300), (0, 300), (1, 150))))
+WIDTHS = strategies.tuples(
+    strategies.integers(1, 300), strategies.integers(0, 300), strategies.integers(1, 150)
+)
 STATES = [(False, False), (True, False), (True, True)]  # whether there is one, and it is x
 
 
@@ -341,7 +400,7 @@ def test_gated_launch_chooses(n_rows, width, expected, is_same, is_gradient):
 
 
 @given((1, 10**6), WIDTHS, STATES, [4, 8])
-def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, state, itemsize):
+def test_gated_weights_launch_covers_everything_once(n_rows, widths, state, itemsize):
     has_state, is_same = state
     if is_same:
         widths = widths[2], *widths[1:]
@@ -361,12 +420,22 @@ def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, sta
 def test_a_layer_that_fits_does_so_at_any_number_of_rows(
     n_rows, n_in, n_out, n_relations, has_self, n_biases, itemsize, kilobytes
 ):
-    has_self = has_self or not n_relations
-    layer = Layer(n_in, n_out, n_relations, has_self, False, False, n_biases, False, 'relu')
+    layer = Layer(
+        width_in=n_in,
+        width_out=n_out,
+        n_relations=n_relations,
+        has_self=has_self or not n_relations,
+        loop=False,
+        has_relation_bias=False,
+        n_biases=n_biases,
+        by_relation=False,
+        activation='relu',
+    )
     device = Device(132, 60 << 20, kilobytes << 10)
     for is_backward in (False, True):
-        sizes = itemsize, False, device, is_backward
-        one, plan = (layer_launch(layer, n, *sizes) for n in (1, n_rows))
+        one, plan = (
+            layer_launch(layer, n, itemsize, False, device, is_backward) for n in (1, n_rows)
+        )
         assert (one is None) == (plan is None)
         if plan is not None:
             defines = dict(plan.defines)
@@ -439,6 +508,11 @@ def test_loss_grad_launch():
 )
 def test_piece_length(n_nodes, nnz, longest, n_vectors, piece):
     assert piece_length(n_nodes, n_nodes, nnz, longest, n_vectors, H200) == piece
+
+
+def test_sums_of_wide_features_have_a_grid():
+    sums = sum_pieces_launch(2, 32 * MAX_GRID_Y + 1, 64)
+    assert sums.grid == (1, MAX_GRID_Y, 2)
 
 
 @pytest.mark.parametrize('nnz', [1, 64, 65, 1000])

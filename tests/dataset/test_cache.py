@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import pathlib
+import re
 import time
 
 import numpy
@@ -44,6 +45,7 @@ def parsed(monkeypatch):
 
 
 def assert_equal(actual, expected):
+    """Compare two results of from_smiles bit for bit."""
     assert actual.smiles == expected.smiles
     assert actual.failures == expected.failures
     assert list(map(type, actual.failures)) == list(map(type, expected.failures))
@@ -53,7 +55,7 @@ def assert_equal(actual, expected):
 
 
 @pytest.mark.parametrize('method', ['rsgcn', 'relgcn', 'ggnn_gwm'])
-def test_found_again_with_failures_and_other_labels(method, parsed):
+def test_found_again_whatever_the_labels(method, parsed):
     labels = numpy.arange(2 * len(SMILES)).reshape(-1, 2).astype('f')
     from_smiles(SMILES, method, labels, cache=True)
     for columns in (labels, labels + 1, labels.tolist(), None):
@@ -68,39 +70,64 @@ def test_nothing_is_written_unless_asked_for(folder):
     assert not folder.exists()
 
 
-def test_parsed_again_where_anything_differs(folder, parsed, monkeypatch):
+def test_parsed_again_where_anything_differs(folder):
     cls = preprocess_method_dict['rsgcn']
-    changed = [*SMILES[:-1], 'CCCCN']
     cases = [
-        *((SMILES, 'rsgcn'), (changed, 'rsgcn'), (SMILES[::-1], 'rsgcn'), (SMILES[:-1], 'rsgcn')),
-        *((SMILES, 'nfp'), (SMILES, cls(add_Hs=True)), (SMILES, cls(max_atoms=5))),
-        *((['CC', 'C'], 'rsgcn'), (['C', 'CC'], 'rsgcn')),
+        (SMILES, 'rsgcn'),
+        ([*SMILES[:-1], 'CCCCN'], 'rsgcn'),
+        (SMILES[::-1], 'rsgcn'),
+        (SMILES[:-1], 'rsgcn'),
+        (SMILES, 'nfp'),
+        (SMILES, cls(add_Hs=True)),
+        (SMILES, cls(max_atoms=5)),
+        (['CC', 'C'], 'rsgcn'),
+        (['C', 'CC'], 'rsgcn'),
     ]
     for n, (smiles, method) in enumerate(cases, 1):
         for _ in range(2):
             assert_equal(from_smiles(smiles, method, cache=True), from_smiles(smiles, method))
         assert len(list(folder.iterdir())) == n
+
+
+def test_a_preprocessor_of_a_method_finds_what_its_name_has_left(parsed):
+    from_smiles(SMILES, 'rsgcn', cache=True)
     parsed.clear()
-    from_smiles(SMILES, cls(), cache=True)  # the same as 'rsgcn'
+    from_smiles(SMILES, preprocess_method_dict['rsgcn'](), cache=True)
     assert not parsed
-    versions = [(of, '__version__') for of in (chainer_chemistry, rdkit)]
-    for owner, name in (*versions, (cache, '_own_version')):
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, lambda: 'another')
-            from_smiles(SMILES, 'rsgcn', cache=True)
-        assert len(parsed) == 1
-        parsed.clear()
 
 
-@pytest.mark.parametrize('damage', ['half', 'flipped', 'empty', 'longer'])
+@pytest.mark.parametrize(
+    'owner, name',
+    [(chainer_chemistry, '__version__'), (rdkit, '__version__'), (cache, '_own_version')],
+    ids=['Chainer Chemistry', 'RDKit', 'this package'],
+)
+def test_parsed_again_with_another_version(parsed, monkeypatch, owner, name):
+    from_smiles(SMILES, 'rsgcn', cache=True)
+    parsed.clear()
+    monkeypatch.setattr(owner, name, lambda: 'another')
+    from_smiles(SMILES, 'rsgcn', cache=True)
+    assert len(parsed) == 1
+
+
+def _half(content):
+    return content[: len(content) // 2]
+
+
+def _flipped(content):
+    """Return the content with one bit in the middle changed."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    'damage',
+    [_half, _flipped, lambda content: b'', lambda content: b'PK' + content],
+    ids=['half', 'flipped', 'empty', 'longer'],
+)
 def test_damaged_file_is_made_again(damage, folder, parsed):
     expected = from_smiles(SMILES, 'relgcn', cache=True)
     (file,) = folder.iterdir()
-    content = file.read_bytes()
-    half = content[: len(content) // 2]
-    flipped = half + bytes([content[len(half)] ^ 1]) + content[len(half) + 1 :]
-    damaged = {'half': half, 'flipped': flipped, 'empty': b'', 'longer': b'PK' + content}
-    file.write_bytes(damaged[damage])
+    file.write_bytes(damage(file.read_bytes()))
     parsed.clear()
     assert_equal(from_smiles(SMILES, 'relgcn', cache=True), expected)
     assert len(parsed) == 1
@@ -130,12 +157,19 @@ def test_several_processes_at_once(folder):
     assert [file.suffix for file in folder.iterdir()] == ['.npz']
 
 
+def cannot_write(folder, reason):
+    """Return a pattern of the whole warning."""
+    message = 'cache: cannot write to %s: %s; CHAINER_BSPMM_CACHE_DIR names another folder'
+    return '^%s$' % re.escape(message % (folder, reason))
+
+
 def test_folder_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / 'file').touch()
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / 'file' / 'cache'))
-    with pytest.warns(UserWarning, match='cache: cannot write to .*CHAINER_BSPMM_CACHE_DIR names'):
-        found = from_smiles(SMILES, 'gin', cache=True)
-    assert_equal(found, from_smiles(SMILES, 'gin'))
+    folder = tmp_path / 'file' / 'cache'
+    monkeypatch.setenv(cache.VARIABLE, str(folder))
+    with pytest.warns(UserWarning, match=cannot_write(folder, 'Not a directory')):
+        result = from_smiles(SMILES, 'gin', cache=True)
+    assert_equal(result, from_smiles(SMILES, 'gin'))
 
 
 def test_a_file_that_cannot_be_put_in_its_place_is_removed(folder, monkeypatch):
@@ -143,7 +177,7 @@ def test_a_file_that_cannot_be_put_in_its_place_is_removed(folder, monkeypatch):
         raise OSError(errno.EIO, 'Input/output error')
 
     monkeypatch.setattr(os, 'replace', replace)
-    with pytest.warns(UserWarning, match='cache: cannot write to .*: Input/output error; '):
+    with pytest.warns(UserWarning, match=cannot_write(folder, 'Input/output error')):
         from_smiles(SMILES, 'gin', cache=True)
     assert not list(folder.iterdir())
 
@@ -175,12 +209,18 @@ def test_not_only_strings_are_not_kept(folder):
     assert folder.exists()
 
 
-def test_folder(monkeypatch):
-    monkeypatch.setenv('HOME', '/home/me')
-    monkeypatch.setenv(cache.VARIABLE, '~/x')
-    assert cache.directory() == pathlib.Path('/home/me/x')
-    monkeypatch.delenv(cache.VARIABLE)
-    monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
-    assert cache.directory() == pathlib.Path('/home/me/.cache/chainer_bspmm')
-    monkeypatch.setenv('XDG_CACHE_HOME', '/var/cache/me')
-    assert cache.directory() == pathlib.Path('/var/cache/me/chainer_bspmm')
+@pytest.mark.parametrize(
+    'variables, expected',
+    [
+        ({}, '/home/me/.cache/chainer_bspmm'),
+        ({'XDG_CACHE_HOME': '/var/cache/me'}, '/var/cache/me/chainer_bspmm'),
+        ({cache.VARIABLE: '~/x', 'XDG_CACHE_HOME': '/var/cache/me'}, '/home/me/x'),
+    ],
+    ids=str,
+)
+def test_folder(monkeypatch, variables, expected):
+    for name in (cache.VARIABLE, 'XDG_CACHE_HOME'):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {'HOME': '/home/me', **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert cache.directory() == pathlib.Path(expected)

@@ -41,15 +41,27 @@ def resident():
 
 def test_no_gpu(monkeypatch):
     monkeypatch.setattr(cuda, 'available', False)
-    with pytest.raises(RuntimeError, match='expected a GPU that CuPy finds, got none; .* keep'):
+    message = (
+        '^device: expected a GPU that CuPy finds, got none; '
+        'without one, keep using the SparseDataset$'
+    )
+    with pytest.raises(RuntimeError, match=message):
         DeviceDataset(molecules(), 0)
+
+
+def too_large(device, most, needed):
+    """Return a pattern of the whole error."""
+    return (
+        '^dataset: expected at most max_bytes = %d bytes for %s, got %d; keep using the '
+        'SparseDataset, whose batches are sent one by one$' % (most, device, needed)
+    )
 
 
 def test_too_large(resident):
     needed = resident.device_nbytes
     assert DeviceMolecules(resident.host, ON_HOST, needed).device_nbytes == needed
-    message = 'max_bytes = %d bytes for @numpy, got %d; keep using the SparseDataset'
-    with pytest.raises(ValueError, match=message % (needed - 1, needed)):
+    message = too_large('@numpy', needed - 1, needed)
+    with pytest.raises(ValueError, match=message):
         DeviceMolecules(resident.host, ON_HOST, needed - 1)
 
 
@@ -65,25 +77,27 @@ def test_what_the_host_knows(resident):
     assert resident.device_nbytes == sum(array.nbytes for array in sent)
 
 
-def test_examples_and_pickle_are_those_of_the_host(resident):
+def test_examples_are_those_of_the_host(resident):
     dataset, expected = SparseDataset(resident), SparseDataset(resident.host)
     for i in (0, 2, 5):
         for column in (0, 2, 3):
             numpy.testing.assert_array_equal(dataset[i][column], expected[i][column])
         numpy.testing.assert_array_equal(dataset[i][1].indptr, expected[i][1].indptr)
-    for given in (dataset, dataset[2:7], dataset[3]):
-        again = pickle.loads(pickle.dumps(given))
+
+
+def test_pickles_are_those_of_the_host(resident):
+    dataset = SparseDataset(resident)
+    for part in (dataset, dataset[2:7], dataset[3]):
+        again = pickle.loads(pickle.dumps(part))
         assert type(again.molecules) is Molecules
     again = pickle.loads(pickle.dumps(dataset))
-    assert_same_batch(concat_mols(again), concat_mols(expected))
+    assert_same_batch(concat_mols(again), concat_mols(SparseDataset(resident.host)))
 
 
-@pytest.mark.parametrize(
-    'index, message',
-    [([0, 8], 'at least 0 and less than 8, the number of .*, got 8'), ([0, -1, 9], 'got -1')],
-)
-def test_bad_index(resident, index, message):
-    with pytest.raises(IndexError, match=message):
+@pytest.mark.parametrize('index, first', [([0, 8], 8), ([0, -1, 9], -1)])
+def test_bad_index(resident, index, first):
+    message = '^index: expected at least 0 and less than 8, the number of molecules, got %d$'
+    with pytest.raises(IndexError, match=message % first):
         resident.batch(numpy.array(index), 'packed')
 
 
@@ -101,8 +115,8 @@ def test_other_devices_are_served_from_the_host(resident):
             assert_same_batch(converter(dataset, device), converter(expected))
     resident.device = ON_HOST
     for converter in CSRConverter('padded'), CSRConverter('packed', strip_padding=False):
-        batches = (of[list(INDEX)] for of in (dataset, expected))
-        assert_same_batch(*map(converter, batches))
+        actual = converter(dataset[list(INDEX)])
+        assert_same_batch(actual, converter(expected[list(INDEX)]))
 
 
 @pytest.mark.parametrize(
@@ -193,10 +207,9 @@ def test_limits_on_a_gpu():
     assert DeviceDataset(dataset, 0).molecules.host is host.molecules
     needed = dataset.molecules.device_nbytes
     assert len(DeviceDataset(host, 0, max_bytes=needed)) == 3
-    message = 'max_bytes = %d bytes for @cupy:0, got %d' % (needed - 1, needed)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=too_large('@cupy:0', needed - 1, needed)):
         DeviceDataset(host, 0, max_bytes=needed - 1)
-    with pytest.raises(ValueError, match='device: expected a GPU, got @numpy'):
+    with pytest.raises(ValueError, match='^device: expected a GPU, got @numpy$'):
         DeviceDataset(host, -1)
 
 

@@ -24,19 +24,54 @@ from tests.support import relative_error  # NOQA: E402
 from tests.support.data_sets import assert_same_molecules  # NOQA: E402
 from tests.support.processes import ROOT  # NOQA: E402
 
-METHODS = 'nfp gin rsgcn ggnn relgcn relgat gnnfilm nfp_gwm gin_gwm rsgcn_gwm ggnn_gwm'.split()
+METHODS = (
+    'nfp',
+    'gin',
+    'rsgcn',
+    'ggnn',
+    'relgcn',
+    'relgat',
+    'gnnfilm',
+    'nfp_gwm',
+    'gin_gwm',
+    'rsgcn_gwm',
+    'ggnn_gwm',
+)
 
 SMILES = [
-    *'C CCO c1ccccc1 CC#N C=C(C)C(=O)O [Na+].[Cl-] N.[Na] *C* [U]'.split(),
+    'C',
+    'CCO',
+    'c1ccccc1',
+    'CC#N',
+    'C=C(C)C(=O)O',
+    '[Na+].[Cl-]',
+    'N.[Na]',
+    '*C*',
+    '[U]',
     'CN(C)(C)C',  # valence
     'C1CC',  # open ring
     '[NH3]->[Cu]',  # dative bond: has no relation
     '',
-    *'C1CC2C1CC2 OCC(O)C(O)C(O)C(O)CO Clc1ccc(cc1)C(c1ccc(Cl)cc1)C(Cl)(Cl)Cl'.split(),
-    *'CC(C)(C)c1ccc(O)cc1 [H][H] O=[N+]([O-])c1ccccc1 F/C=C/F ClCBr c1cc[nH]c1 [2H]C'.split(),
-    *'C1=CC=C[CH-]1.[Fe+2] N->[Pt](<-N)(Cl)Cl C[Mg]Br'.split(),
+    'C1CC2C1CC2',
+    'OCC(O)C(O)C(O)C(O)CO',
+    'Clc1ccc(cc1)C(c1ccc(Cl)cc1)C(Cl)(Cl)Cl',
+    'CC(C)(C)c1ccc(O)cc1',
+    '[H][H]',
+    'O=[N+]([O-])c1ccccc1',
+    'F/C=C/F',
+    'ClCBr',
+    'c1cc[nH]c1',
+    '[2H]C',
+    'C1=CC=C[CH-]1.[Fe+2]',
+    'N->[Pt](<-N)(Cl)Cl',
+    'C[Mg]Br',
     'C$C',  # quadruple bond: has no relation
-    *'C~C CN(C)(C)->B CS(C)->O O<-S O<-C1CC1 CB(O)OI'.split(),
+    'C~C',
+    'CN(C)(C)->B',
+    'CS(C)->O',
+    'O<-S',
+    'O<-C1CC1',
+    'CB(O)OI',
     'C' * 300,  # more than are read from one matrix
     '[NH4+].[O-]c1ccc[se]1',
 ]
@@ -56,9 +91,16 @@ def assert_same(actual, expected):
     assert actual.smiles == list(expected['smiles'])
     positions = [failure.position for failure in actual.failures]
     numpy.testing.assert_array_equal(positions, numpy.flatnonzero(~is_kept))
-    for super_node, of in assert_same_molecules(actual.dataset, expected['dataset']):
-        assert super_node.dtype == of.dtype == numpy.float32
-        assert relative_error(super_node, of) < 1e-6
+    labels = assert_same_molecules(actual.dataset, expected['dataset'])
+    for super_node, expected_super_node in labels:
+        assert super_node.dtype == expected_super_node.dtype == numpy.float32
+        assert relative_error(super_node, expected_super_node) < 1e-6
+
+
+def fails(preprocessor, error, message, smiles=('C',), **options):
+    """Check that from_smiles raises an error with exactly this message."""
+    with pytest.raises(error, match='^%s$' % re.escape(message)):
+        from_smiles(smiles, preprocessor, **options)
 
 
 @pytest.mark.parametrize('method', METHODS)
@@ -67,7 +109,10 @@ def test_equals_upstream(method):
 
 
 OPTIONS: list[dict] = [
-    *({'add_Hs': True}, {'kekulize': True}, {'max_atoms': 6}, {'out_size': 9}),
+    {'add_Hs': True},
+    {'kekulize': True},
+    {'max_atoms': 6},
+    {'out_size': 9},
     {'max_atoms': 4, 'out_size': 6, 'add_Hs': True},
 ]
 
@@ -85,9 +130,10 @@ def test_options_of_the_preprocessor(method, options):
     cls = preprocess_method_dict[method]
     preprocessor = cls(**options)
     if 'out_size' in options and (method == 'gnnfilm' or method.endswith('_gwm')):
-        message = 'preprocessor: expected out_size=-1, as %s fails' % cls.__name__
-        with pytest.raises(ValueError, match=message):
-            from_smiles(SMILES, preprocessor)
+        message = (
+            'preprocessor: expected out_size=-1, as %s fails for molecules that are padded, got %d'
+        )
+        fails(preprocessor, ValueError, message % (cls.__name__, options['out_size']))
     else:
         assert_same(from_smiles(SMILES, preprocessor), upstream(SMILES, preprocessor))
 
@@ -131,9 +177,10 @@ def test_a_process_that_dies(monkeypatch):
     monkeypatch.setattr(smiles_module, '_graph', dies)
     smiles = ['C'] * 3000
     smiles[2600] = 'N'
-    with pytest.raises(RuntimeError, match='smiles: a process died') as error:
+    message = r'^smiles: a process died while parsing those at positions (\d+) to (\d+)$'
+    with pytest.raises(RuntimeError, match=message) as error:
         from_smiles(smiles, 'nfp', n_processes=2)
-    first, last = map(int, re.findall(r'\d+', str(error.value)))
+    first, last = map(int, re.match(message, str(error.value)).groups())
     assert first <= 2600 <= last < 3000
 
 
@@ -142,19 +189,38 @@ def test_labels_follow_the_molecules():
     result = from_smiles(SMILES, 'relgcn', labels)
     batch = concat_mols(result.dataset)
     numpy.testing.assert_array_equal(batch[2], labels[result.kept])
-    super_nodes, also = concat_mols(from_smiles(SMILES, 'ggnn_gwm', labels.tolist()).dataset)[2:]
-    assert super_nodes.ndim == 2 and also.shape[1] == 2
-    order = numpy.random.RandomState(0).permutation(len(SMILES))
-    for table in (pandas.DataFrame(labels, order), pandas.Series(labels[:, 0], order)):  # its index
-        found = from_smiles(SMILES, 'relgcn', table).dataset.molecules.labels[0]
-        numpy.testing.assert_array_equal(found, table.to_numpy()[result.kept])
-    with pytest.raises(ValueError, match='labels: expected one for each of the 35 SMILES, got 1'):
-        from_smiles(SMILES, 'relgcn', labels=1.0)
+
+
+def test_labels_follow_super_nodes():
+    labels = numpy.arange(2 * len(SMILES)).reshape(-1, 2).tolist()
+    result = from_smiles(SMILES, 'ggnn_gwm', labels)
+    super_nodes, columns = concat_mols(result.dataset)[2:]
+    assert super_nodes.ndim == 2
+    numpy.testing.assert_array_equal(columns, numpy.array(labels)[result.kept])
+
+
+@pytest.mark.parametrize('kind', [pandas.DataFrame, pandas.Series])
+def test_labels_of_pandas_are_taken_by_position(kind):
+    """Their index may be in another order."""
+    labels = numpy.arange(len(SMILES)).astype('f')
+    table = kind(labels, numpy.random.RandomState(0).permutation(len(SMILES)))
+    result = from_smiles(SMILES, 'relgcn', table)
+    expected = table.to_numpy()[result.kept]
+    numpy.testing.assert_array_equal(result.dataset.molecules.labels[0], expected)
 
 
 def test_failures_say_why(capfd):
-    smiles = ['C', 'CN(C)(C)C', 'C1CC', '[NH3]->[Cu]', 'CCCC', None]
-    smiles += ['c1cccc1', 'C\ufffdC', '\xa0\xe4']
+    smiles = [
+        'C',
+        'CN(C)(C)C',
+        'C1CC',
+        '[NH3]->[Cu]',
+        'CCCC',
+        None,
+        'c1cccc1',
+        'C\ufffdC',
+        '\xa0\xe4',
+    ]
     result = from_smiles(smiles, preprocess_method_dict['relgcn'](max_atoms=3))
     assert result.kept.tolist() == [0] and result.kept.dtype.kind == 'i'
     assert [failure[:2] for failure in result.failures] == list(enumerate(smiles))[1:]
@@ -170,32 +236,72 @@ def test_failures_say_why(capfd):
     assert capfd.readouterr() == ('', '')
 
 
-def test_failures_of_padding_and_super_nodes():
-    cls = preprocess_method_dict['nfp']
-    (failure,) = from_smiles(['C', 'CCC'], cls(out_size=2)).failures
+def test_a_molecule_larger_than_out_size():
+    preprocessor = preprocess_method_dict['nfp'](out_size=2)
+    (failure,) = from_smiles(['C', 'CCC'], preprocessor).failures
     assert failure == Failure(1, 'CCC', '3 atoms, out_size is 2')
-    reason = 'atomic number 118, a super node counts those up to 117'
-    expected = [Failure(1, '', 'no atoms'), Failure(2, '[Og]', reason)]
-    assert from_smiles(['C', '', '[Og]'], 'nfp_gwm').failures == expected
 
 
-def test_errors():
-    with pytest.raises(ValueError, match="preprocessor: expected one of 'nfp', .* got 'gcn'") as e:
-        from_smiles(SMILES, 'gcn')
-    assert 'schnet' not in str(e.value)
-    with pytest.raises(TypeError, match="smiles: expected a sequence of SMILES, got one: 'CCO'"):
-        from_smiles('CCO', 'nfp')
-    for method in ('schnet', 'gin_sparse', 'relgcn_sparse'):
-        with pytest.raises(TypeError, match='preprocessor: expected one of .*; for another one'):
-            from_smiles(SMILES, method)
-    with pytest.raises(TypeError, match='got NFPPreprocessor; for another'):
-        own = type('NFPPreprocessor', (preprocess_method_dict['nfp'],), {'__module__': 'own'})
-        from_smiles(SMILES, own())
-    with pytest.raises(ValueError, match='labels: expected one for each of the 35 SMILES, got 2'):
-        from_smiles(SMILES, 'nfp', [1, 2])
-    with pytest.raises(ValueError, match="at least one molecule .* got 2, the first: 'C1': RDKit"):
-        from_smiles(['C1', 'C2'], 'nfp')
-    with pytest.raises(ValueError, match='at least one molecule that can be used, got 0'):
-        from_smiles([], 'nfp')
-    with pytest.raises(ValueError, match='n_processes: expected at least 1, got 0'):
-        from_smiles(SMILES, 'nfp', n_processes=0)
+@pytest.mark.parametrize(
+    'smiles, reason',
+    [('', 'no atoms'), ('[Og]', 'atomic number 118, a super node counts those up to 117')],
+)
+def test_a_molecule_without_a_super_node(smiles, reason):
+    assert from_smiles(['C', smiles], 'nfp_gwm').failures == [Failure(1, smiles, reason)]
+
+
+def test_a_name_of_no_method():
+    """No name of a method whose molecules are not read is suggested."""
+    fails(
+        'gcn',
+        ValueError,
+        "preprocessor: expected one of 'nfp', 'nfp_gwm', 'ggnn', 'ggnn_gwm', 'gin', 'gin_gwm', "
+        "'relgcn', 'rsgcn', 'rsgcn_gwm', 'relgat', 'gnnfilm', 'mpnn', got 'gcn'",
+    )
+
+
+def test_one_string_is_no_list_of_smiles():
+    message = "smiles: expected a sequence of SMILES, got one: 'CCO'"
+    fails('nfp', TypeError, message, smiles='CCO')
+
+
+OTHER_PREPROCESSOR = (
+    "preprocessor: expected one of Chainer Chemistry's NFPPreprocessor, GINPreprocessor, "
+    'RSGCNPreprocessor, GGNNPreprocessor, RelGCNPreprocessor, RelGATPreprocessor, '
+    'GNNFiLMPreprocessor, NFPGWMPreprocessor, GINGWMPreprocessor, RSGCNGWMPreprocessor, '
+    'GGNNGWMPreprocessor, got %s; for another one parse with it, then use to_sparse'
+)
+
+
+@pytest.mark.parametrize('method', ['schnet', 'gin_sparse', 'relgcn_sparse'])
+def test_methods_whose_molecules_are_not_read(method):
+    name = preprocess_method_dict[method].__name__
+    fails(method, TypeError, OTHER_PREPROCESSOR % name)
+
+
+def test_a_subclass_of_upstreams_preprocessor():
+    own = type('NFPPreprocessor', (preprocess_method_dict['nfp'],), {'__module__': 'own'})
+    fails(own(), TypeError, OTHER_PREPROCESSOR % 'NFPPreprocessor')
+
+
+@pytest.mark.parametrize('labels, n', [([1, 2], 2), (1.0, 1)], ids=str)
+def test_as_many_labels_as_smiles(labels, n):
+    message = 'labels: expected one for each of the 35 SMILES, got %d' % n
+    fails('nfp', ValueError, message, smiles=SMILES, labels=labels)
+
+
+def test_no_molecule_can_be_used():
+    message = (
+        'smiles: expected at least one molecule that can be used, got 2, '
+        "the first: 'C1': RDKit cannot parse it"
+    )
+    fails('nfp', ValueError, message, smiles=['C1', 'C2'])
+
+
+def test_no_smiles():
+    message = 'smiles: expected at least one molecule that can be used, got 0'
+    fails('nfp', ValueError, message, smiles=[])
+
+
+def test_no_process():
+    fails('nfp', ValueError, 'n_processes: expected at least 1, got 0', n_processes=0)

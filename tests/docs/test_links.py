@@ -39,7 +39,7 @@ def test_paths(page):
     """A path is relative to the repository or the package; in a table of training/, to that."""
     text = without_code(ROOT / page)
     paths = re.findall(r'`([\w/.*]+(?:/|\.py|\.cu))`', text)
-    assert 'kernels/bspmm_csr.cu' in paths or 'ops/check.py' in paths
+    assert 'kernels/bspmm_csr.cu' in paths or 'sparse/check.py' in paths
     folders = ROOT, ROOT / 'chainer_bspmm', ROOT / 'chainer_bspmm' / 'training'
 
     def exists(path):

@@ -7,7 +7,7 @@ import pytest
 
 from chainer_bspmm.models import METHODS
 from chainer_bspmm.models.set_up_predictor import EDGE_LIST_METHODS, REFUSED
-from chainer_bspmm.sparse.validate import LAYOUTS
+from chainer_bspmm.sparse.check import LAYOUTS
 
 PAGE = (pathlib.Path(__file__).parents[2] / 'docs' / 'methods.md').read_text()
 LINES = [line.split('|')[1:-1] for line in PAGE.splitlines() if line.startswith('| `')]

@@ -14,6 +14,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def agrees(cell, value):
+    """Say whether a cell is a value, rounded to the cell's digits; '-' is None.
+
+    Zeros at the end of an integer are no digits: 611,000 has three.
+    """
     if cell == '-' or value is None:
         return cell == '-' and value is None
     text = cell.rstrip(' %').replace(',', '')
@@ -23,24 +27,35 @@ def agrees(cell, value):
     return abs(float(text) - value) <= 0.5001 * unit
 
 
-def test_agrees():
-    cells = ('0.33', 0.335, 0.336), ('97 %', 97.4, 98), ('611,000', 610678, 612000), ('-', None, 1)
-    for cell, right, wrong in (*cells, ('1', 1.4, None)):
-        assert agrees(cell, right) and not agrees(cell, wrong)
+@pytest.mark.parametrize(
+    'cell, right, wrong',
+    [
+        ('0.33', 0.335, 0.336),
+        ('97 %', 97.4, 98),
+        ('611,000', 610678, 612000),
+        ('-', None, 1),
+        ('1', 1.4, None),
+    ],
+)
+def test_a_cell_agrees_with_values_that_it_rounds(cell, right, wrong):
+    assert agrees(cell, right)
+    assert not agrees(cell, wrong)
 
 
-def test_tables():
+@pytest.mark.parametrize('path', tables.PAGES, ids=lambda path: path.name)
+def test_tables_are_of_the_stored_results(path):
     """`python -m benchmarks.tables` would change nothing, and the results of all are stored."""
-    names = []
-    for path in tables.PAGES:
-        page = path.read_text()
-        assert tables.page(page) == (page, [])
-        names += [found[2] for found in tables.BLOCK.finditer(page)]
-    assert sorted(names) == sorted(tables.TABLES)
+    page = path.read_text()
+    assert tables.page(page) == (page, [])
 
 
-def test_one_commit():
-    """What is measured again is of one commit; what is not is kept apart, and says its own."""
+def test_every_table_is_on_a_page():
+    text = ''.join(path.read_text() for path in tables.PAGES)
+    assert sorted(found[2] for found in tables.BLOCK.finditer(text)) == sorted(tables.TABLES)
+
+
+def test_all_results_are_of_one_commit():
+    """Results that are not measured again are kept apart, and name the commit they are of."""
     folders = [harness.RESULTS / name for name in (harness.GPU, 'cpu')]
     paths = [path for folder in folders for path in folder.glob('*.json')]
     commits = {json.loads(path.read_text())['conditions']['commit'] for path in paths}

@@ -14,10 +14,17 @@ import pytest
 import chainer_bspmm
 
 ROOT = pathlib.Path(__file__).parents[2]
-FOUND = pkgutil.iter_modules(chainer_bspmm.__path__, 'chainer_bspmm.')
-SUBPACKAGES = [importlib.import_module(info.name) for info in FOUND if info.ispkg]
-PACKAGES = [chainer_bspmm] + [module for module in SUBPACKAGES if hasattr(module, '__all__')]
-NAMES = {f'{of.__name__}.{name}': getattr(of, name) for of in PACKAGES[1:] for name in of.__all__}
+SUBPACKAGES = [
+    importlib.import_module(info.name)
+    for info in pkgutil.iter_modules(chainer_bspmm.__path__, 'chainer_bspmm.')
+    if info.ispkg
+]
+PACKAGES = [chainer_bspmm, *(package for package in SUBPACKAGES if hasattr(package, '__all__'))]
+NAMES = {
+    f'{package.__name__}.{name}': getattr(package, name)
+    for package in PACKAGES[1:]
+    for name in package.__all__
+}
 
 
 def api_page(package):
@@ -34,25 +41,36 @@ def signature(member):
 
 
 FUNCTIONS = [name for name, member in NAMES.items() if signature(member) is not None]
+EXAMPLES = sorted(
+    {member.__module__ for member in NAMES.values() if '>>>' in (member.__doc__ or '')}
+)
 
 
 def test_packages_are_found():
-    assert {'chainer_bspmm.functions', 'chainer_bspmm.training'} <= {p.__name__ for p in PACKAGES}
-    assert 'chainer_bspmm.functions.bspmm' in FUNCTIONS and 'chainer_bspmm.ops.bspmm' in EXAMPLES
+    names = {package.__name__ for package in PACKAGES}
+    assert {'chainer_bspmm.functions', 'chainer_bspmm.training'} <= names
+
+
+def test_functions_are_found():
+    assert 'chainer_bspmm.functions.bspmm' in FUNCTIONS
+
+
+def test_examples_are_found():
+    assert 'chainer_bspmm.ops.bspmm' in EXAMPLES
 
 
 @pytest.mark.parametrize('name', FUNCTIONS)
 def test_is_annotated(name):
     member = NAMES[name]
-    of = signature(member)
+    found = signature(member)
     missing = [
         parameter.name
-        for parameter in of.parameters.values()
+        for parameter in found.parameters.values()
         if parameter.name != 'self'
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)  # passed on
         and parameter.annotation is parameter.empty
     ]
-    if not inspect.isclass(member) and of.return_annotation is of.empty:
+    if not inspect.isclass(member) and found.return_annotation is found.empty:
         missing.append('return')
     assert not missing
 
@@ -70,14 +88,11 @@ def test_has_api_page(package):
     assert f'api/{api_page(package).name}' in (ROOT / 'mkdocs.yml').read_text()
     if package is chainer_bspmm:
         named = [
-            f'`{name}`' for name in package.__all__ if not inspect.ismodule(vars(package)[name])
+            f'`{name}`' for name in package.__all__ if not inspect.ismodule(getattr(package, name))
         ]
         assert [name for name in named if name not in text] == []
     else:
         assert f'\n::: {package.__name__}\n' in text  # tools/docs_hooks.py expands it
-
-
-EXAMPLES = sorted({of.__module__ for of in NAMES.values() if '>>>' in (of.__doc__ or '')})
 
 
 @pytest.mark.parametrize('module', EXAMPLES)
@@ -89,8 +104,12 @@ def test_examples(module):
 @pytest.mark.slow
 def test_site_has_every_public_name(tmp_path):
     pytest.importorskip('mkdocstrings')
-    words = '-m', 'mkdocs', 'build', '--strict', '--site-dir', str(tmp_path)
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--site-dir', str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     for package in PACKAGES[1:]:
         page = tmp_path / 'api' / (api_page(package).stem + '.html')

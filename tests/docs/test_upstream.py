@@ -10,7 +10,6 @@ from tests.support.processes import python, ROOT
 
 PAGE = ROOT / 'docs' / 'upstream.md'
 LISTINGS = re.findall(r'```python\n(.*?)```\n\n```text\n(.*?)```', PAGE.read_text(), re.DOTALL)
-NAMES = [program.split('\n')[-2].strip()[:30] for program, _ in LISTINGS]
 
 
 def test_scripts_name_every_method():
@@ -24,7 +23,11 @@ def test_every_program_has_its_output():
     assert len(LISTINGS) == PAGE.read_text().count('```python') == 4
 
 
-@pytest.mark.parametrize('program, output', LISTINGS, ids=NAMES)
+@pytest.mark.parametrize(
+    'program, output',
+    LISTINGS,
+    ids=[program.split('\n')[-2].strip()[:30] for program, _ in LISTINGS],
+)
 def test_output(program, output):
     if 'rdkit' in program or 'SmilesParser' in program:
         pytest.importorskip('rdkit')

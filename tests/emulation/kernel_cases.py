@@ -75,10 +75,10 @@ def batch(name, dtype):
     if name == 'duplicates':
         indices = [1, 1, 1, 0, 0, 2, 2, 1, 2]
         return BatchedCSR(
-            numpy.array([0, 3, 3, 9]),
-            numpy.array(indices),
-            numpy.array([0, 3]),
-            integers(len(indices), dtype),
+            indptr=numpy.array([0, 3, 3, 9]),
+            indices=numpy.array(indices),
+            row_offsets=numpy.array([0, 3]),
+            data=integers(len(indices), dtype),
         )
     if name == 'mixed':  # one huge graph among small ones, with a row far longer than the others
         huge = graph(24, density=0.12)
@@ -145,18 +145,24 @@ def film_arrays(adj, n_channels, dtype):
 
 def transpose_on(device, adj):
     """Return what the kernel makes of a host BatchedCSR: indptr, indices, order."""
-    sizes = {name: getattr(adj, name) for name in ('n_graphs', 'max_cols', 'max_nnz')}
-    assert transpose_launch(*sizes.values()) is not None
-    arrays = {name: device.put(getattr(adj, name)) for name in adj._integers}
-    placed = types.SimpleNamespace(n_cols=adj.n_cols, nnz=adj.nnz, **sizes, **arrays)
+    assert transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz) is not None
+    placed = types.SimpleNamespace(
+        n_graphs=adj.n_graphs,
+        n_cols=adj.n_cols,
+        nnz=adj.nnz,
+        max_cols=adj.max_cols,
+        max_nnz=adj.max_nnz,
+        **{name: device.put(getattr(adj, name)) for name in adj._integers},
+    )
     return build.transpose_batch(placed)
 
 
 def summed(partials, parts):
-    """What sum_partials returns, which is tested alone."""
-    sums = partials.sum(axis=0)
-    ends = [(first, first + numpy.prod(shape), shape, dtype) for first, shape, dtype in parts]
-    return [sums[first:end].reshape(shape).astype(dtype) for first, end, shape, dtype in ends]
+    """Return what sum_partials does, which is tested alone."""
+    return [
+        partials[:, first : first + numpy.prod(shape)].sum(axis=0).reshape(shape).astype(dtype)
+        for first, shape, dtype in parts
+    ]
 
 
 def words(values, turn):

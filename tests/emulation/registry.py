@@ -42,9 +42,14 @@ class Kernel(typing.NamedTuple):
         ]
 
 
-def table(names, rows, **others):
-    """Return constants from rows of text, and those that all have."""
-    return [(*zip(names.split(), row.split()), *others.items()) for row in rows.split(',')]
+def table(names, *rows, **others):
+    """Return the constants of each row of values, and those that all have."""
+    return [(*zip(names, row, strict=True), *others.items()) for row in rows]
+
+
+def dots(**others):
+    """Return the constants of sampled products."""
+    return table(('LANES', 'TILE'), (1, 1), (2, 4), (4, 4), (8, 2), (16, 2), (32, 4), **others)
 
 
 def gated_step(n_rows, widths, has_state, is_gradient, itemsize, is_same=False):
@@ -67,17 +72,28 @@ def flat_gradient(is_pack, flat, loss, n_peers):
     return flat_gradients.defines(is_pack, numpy.dtype(flat), numpy.dtype(loss), n_peers)[1:]
 
 
-DOTS = 'LANES TILE', '1 1, 2 4, 4 4, 8 2, 16 2, 32 4'
-ST = table('SUBWARP WEIGHTS TRANS', '4 1 0, 32 0 1, 1 0 0, 32 1 1')
+ST = table(('SUBWARP', 'WEIGHTS', 'TRANS'), (4, 1, 0), (32, 0, 1), (1, 0, 0), (32, 1, 1))
 # The most that the policy gives to each.
 CSR = table(
-    'WEIGHTS RESIDUAL AHEAD COLUMNS PIPELINED STREAM OFFSET',
-    '1 1 3 2 1 1 unsigned, 0 0 5 1 0 0 unsigned, 2 1 3 2 1 1 size_t,'
-    '1 0 3 4 0 1 unsigned, 1 1 3 2 1 0 size_t, 2 0 5 1 1 0 unsigned',
+    ('WEIGHTS', 'RESIDUAL', 'AHEAD', 'COLUMNS', 'PIPELINED', 'STREAM', 'OFFSET'),
+    (1, 1, 3, 2, 1, 1, 'unsigned'),
+    (0, 0, 5, 1, 0, 0, 'unsigned'),
+    (2, 1, 3, 2, 1, 1, 'size_t'),
+    (1, 0, 3, 4, 0, 1, 'unsigned'),
+    (1, 1, 3, 2, 1, 0, 'size_t'),
+    (2, 0, 5, 1, 1, 0, 'unsigned'),
 ) + table(
-    'WEIGHTS RESIDUAL STREAM OFFSET',
-    '1 1 1 unsigned, 0 0 0 unsigned, 2 1 1 size_t, 1 0 1 unsigned, 1 1 0 size_t, 2 0 0 unsigned',
-    **dict(AHEAD=AHEAD_LONG, COLUMNS=1, PIPELINED=0, PIECES=1),
+    ('WEIGHTS', 'RESIDUAL', 'STREAM', 'OFFSET'),
+    (1, 1, 1, 'unsigned'),
+    (0, 0, 0, 'unsigned'),
+    (2, 1, 1, 'size_t'),
+    (1, 0, 1, 'unsigned'),
+    (1, 1, 0, 'size_t'),
+    (2, 0, 0, 'unsigned'),
+    AHEAD=AHEAD_LONG,
+    COLUMNS=1,
+    PIPELINED=0,
+    PIECES=1,
 )
 KERNELS = {
     'bspmm_csr': Kernel(
@@ -88,16 +104,21 @@ KERNELS = {
     ),
     'bsddmm_csr': Kernel(
         (use.sampled, use.sampled_in_pieces),
-        table(*DOTS) + table(*DOTS, PIECES=1),
+        dots() + dots(PIECES=1),
         is_close_to_a_spill=True,
         reads_ahead=True,
     ),
-    'bsddmm_coo': Kernel((use.sampled_coo,), table(*DOTS)),
+    'bsddmm_coo': Kernel((use.sampled_coo,), dots()),
     'edge_film': Kernel(
         (use.modulated,),
         table(
-            'RESULT WEIGHTED',
-            'BY_FILM 1, OUTPUT 0, BY_MESSAGES 1, BY_FILM 0, OUTPUT 1, BY_MESSAGES 0',
+            ('RESULT', 'WEIGHTED'),
+            ('BY_FILM', 1),
+            ('OUTPUT', 0),
+            ('BY_MESSAGES', 1),
+            ('BY_FILM', 0),
+            ('OUTPUT', 1),
+            ('BY_MESSAGES', 0),
         ),
         is_close_to_a_spill=True,
     ),
@@ -128,42 +149,60 @@ KERNELS = {
         is_close_to_a_spill=True,
     ),
     'layer_norm': Kernel(
-        (use.normalised,), table('LANES GRADIENT', '32 1, 1 0, 8 1, 4 0, 16 0, 32 1')
+        (use.normalised,),
+        table(('LANES', 'GRADIENT'), (32, 1), (1, 0), (8, 1), (4, 0), (16, 0), (32, 1)),
     ),
     'row_softmax': Kernel(
-        (use.summed_softmax,), table('LANES GRADIENT', '32 0, 1 1, 16 0, 4 1, 16 1, 32 0')
+        (use.summed_softmax,),
+        table(('LANES', 'GRADIENT'), (32, 0), (1, 1), (16, 0), (4, 1), (16, 1), (32, 0)),
     ),
     'degree_rows': Kernel(
-        (use.rows_of_degrees,), table('RELATIONS WEIGHTED', '7 1, 1 0, 7 0, 7 1, 16 1, 3 0')
+        (use.rows_of_degrees,),
+        table(('RELATIONS', 'WEIGHTED'), (7, 1), (1, 0), (7, 0), (7, 1), (16, 1), (3, 0)),
     ),
     'segment_reduce': Kernel(
         (use.long_segments, use.maximum, use.weighted_sum, use.weighted_maximum),
         table(
-            'AHEAD OPERATION COMBINE WEIGHTED',
-            '8 SUM 1 0, 4 MAX 0 1, 8 MAX 0 1, 4 SUM 1 1, 8 MAX 1 1, 8 SUM 0 0',
+            ('AHEAD', 'OPERATION', 'COMBINE', 'WEIGHTED'),
+            (8, 'SUM', 1, 0),
+            (4, 'MAX', 0, 1),
+            (8, 'MAX', 0, 1),
+            (4, 'SUM', 1, 1),
+            (8, 'MAX', 1, 1),
+            (8, 'SUM', 0, 0),
         ),
         is_close_to_a_spill=True,
     ),
     'segment_broadcast': Kernel(
         (use.long_broadcast, use.broadcast, use.weighted_broadcast),
-        table('WEIGHTED', '1, 0, 1, 0, 0, 1'),
+        table(('WEIGHTED',), (1,), (0,), (1,), (0,), (0,), (1,)),
     ),
     'segment_softmax': Kernel(
         (use.row_softmaxes, use.weighted_softmaxes),
-        table('GRADIENT WEIGHTED', '1 1, 0 0, 0 1, 1 0, 0 0, 1 1'),
+        table(('GRADIENT', 'WEIGHTED'), (1, 1), (0, 0), (0, 1), (1, 0), (0, 0), (1, 1)),
         is_close_to_a_spill=True,
     ),
     'transpose_csr': Kernel((use.transposed,)),
     'bspmm_sell': Kernel(
         (use.sliced, use.sliced_by_two_blocks, use.sliced_vector),
         # As many columns of x a thread as the policy gives it.
-        table('TILE WEIGHTS WHOLE_WARPS', '1 1 1, 8 1 0, 2 0 1, 8 1 1, 4 1 0, 8 0 0'),
+        table(
+            ('TILE', 'WEIGHTS', 'WHOLE_WARPS'),
+            (1, 1, 1),
+            (8, 1, 0),
+            (2, 0, 1),
+            (8, 1, 1),
+            (4, 1, 0),
+            (8, 0, 0),
+        ),
     ),
-    'spmv_csr': Kernel((use.vector,), table('LANES WEIGHTS', '1 1, 2 0, 4 1, 8 1, 16 0, 32 1')),
+    'spmv_csr': Kernel(
+        (use.vector,), table(('LANES', 'WEIGHTS'), (1, 1), (2, 0), (4, 1), (8, 1), (16, 0), (32, 1))
+    ),
     'bspmm_swa': Kernel(
         (use.swa_full, use.swa, use.swa_blocked),
         # From dtype to dtype, so that every one meets three of them.
-        table('SUBWARP WEIGHTS', '1 0, 2 1, 4 2, 8 0, 16 1, 32 2'),
+        table(('SUBWARP', 'WEIGHTS'), (1, 0), (2, 1), (4, 2), (8, 0), (16, 1), (32, 2)),
     ),
     # They add one element at a time, and have no atomics on half.
     'bspmm_st_shared': Kernel(
@@ -174,10 +213,18 @@ KERNELS = {
     ),
     'bspmm_st_global': Kernel((use.st_global, use.st_global_wide), ST, STORAGE[2:], widest=1),
     'dropout': Kernel(
-        (use.dropped,), table('KIND', 'DROPOUT, RELU, RELU, DROPOUT, MASK, DROPOUT'), widest=4
+        (use.dropped,),
+        table(('KIND',), ('DROPOUT',), ('RELU',), ('RELU',), ('DROPOUT',), ('MASK',), ('DROPOUT',)),
+        widest=4,
     ),
     'graph_linear': Kernel(
-        use.LAYERS,
+        (
+            use.layer_of_relations,
+            use.rectified_layer,
+            use.dropped_layer,
+            use.dropped_slices,
+            use.layer_of_degrees,
+        ),
         # As many matrices as a thread may hold gradients of, with half and with all of the threads.
         [
             graph_linear(2300, True, 2, True, 64, 64, 6, False, False, False, 6, True, 'sigmoid'),
@@ -193,18 +240,24 @@ KERNELS = {
     'sum_partials': Kernel((use.sums_of_partials, use.tied_sums), [partial_sums.DEFINES[1:]]),
     'relation_rows': Kernel(
         (use.rows_of_relations, use.rows_of_scaled_relations),
-        table('VALUES', 'RECIPROCALS, NONE, GIVEN'),
+        table(('VALUES',), ('RECIPROCALS',), ('NONE',), ('GIVEN',)),
     ),
     'gather_batch': Kernel(
-        (use.gathered_packed, use.gathered_folded), table('LABELS_ONLY FOLDED', '0 0, 1 0, 0 1')
+        (use.gathered_packed, use.gathered_folded),
+        table(('LABELS_ONLY', 'FOLDED'), (0, 0), (1, 0), (0, 1)),
     ),
     'fused_update': Kernel(
         (use.updated, use.updated_by_other_rules),
         [
             fused_update.defines(numpy.dtype(dtype), rule)[1:]
             for rule in (
-                *('NONE', 'ADAM', 'SGD', 'MOMENTUM_SGD'),
-                *('RMSPROP', 'RMSPROP_EPS_INSIDE', 'AMSGRAD'),
+                'NONE',
+                'ADAM',
+                'SGD',
+                'MOMENTUM_SGD',
+                'RMSPROP',
+                'RMSPROP_EPS_INSIDE',
+                'AMSGRAD',
             )
             for dtype in 'fd'
         ],
@@ -214,9 +267,12 @@ KERNELS = {
     'flat_gradients': Kernel(
         (use.packed, use.averaged, use.zeroed, use.exchanged),
         [
-            *(flat_gradient(True, 'f', 'f', 0), flat_gradient(False, 'f', 'f', 0)),
-            *(flat_gradient(True, 'e', 'd', 0), flat_gradient(False, 'd', 'f', 0)),
-            *(flat_gradient(True, 'd', 'e', 8), flat_gradient(True, 'e', 'd', 2)),
+            flat_gradient(True, 'f', 'f', 0),
+            flat_gradient(False, 'f', 'f', 0),
+            flat_gradient(True, 'e', 'd', 0),
+            flat_gradient(False, 'd', 'f', 0),
+            flat_gradient(True, 'd', 'e', 8),
+            flat_gradient(True, 'e', 'd', 2),
             flat_gradient(True, 'f', 'f', 8),
         ],
         widest=1,
@@ -228,10 +284,13 @@ KERNELS = {
     'mean_loss': Kernel(
         (use.cross_entropy, use.cross_entropy_along, use.absolute_error, use.squared_error),
         table(
-            'KIND IGNORE_NAN COUNTED GRADIENT COMBINE ALONG',
-            'SIGMOID_CROSS_ENTROPY 0 1 0 0 1, SQUARED_ERROR 0 0 0 0 1,'
-            'SIGMOID_CROSS_ENTROPY 0 1 0 0 1, ABSOLUTE_ERROR 1 0 1 0 0,'
-            'SIGMOID_CROSS_ENTROPY 0 1 1 0 0, BINARY_ACCURACY 0 1 0 1 0',
+            ('KIND', 'IGNORE_NAN', 'COUNTED', 'GRADIENT', 'COMBINE', 'ALONG'),
+            ('SIGMOID_CROSS_ENTROPY', 0, 1, 0, 0, 1),
+            ('SQUARED_ERROR', 0, 0, 0, 0, 1),
+            ('SIGMOID_CROSS_ENTROPY', 0, 1, 0, 0, 1),
+            ('ABSOLUTE_ERROR', 1, 0, 1, 0, 0),
+            ('SIGMOID_CROSS_ENTROPY', 0, 1, 1, 0, 0),
+            ('BINARY_ACCURACY', 0, 1, 0, 1, 0),
             CHUNK=LOSS_CHUNK,
         ),
         widest=1,

@@ -208,23 +208,28 @@ absolute_error = use(mean_loss.test_values_that_are_nan, 'ABSOLUTE_ERROR', True)
 def layer(gpu, width_in, width_out, ratio=0.0, slices=1, **options):
     """By two blocks with two tiles each; sums in two parts."""
     gpu.sizes = Device(1, 60 << 20)
-    n = 32 if slices > 1 else launches.LAYER_THREADS
-    with mock.patch.multiple(launches, LAYER_ROWS=(16,), LAYER_SLICES=(slices,), LAYER_THREADS=n):
+    with mock.patch.multiple(
+        launches,
+        LAYER_ROWS=(16,),
+        LAYER_SLICES=(slices,),
+        LAYER_THREADS=32 if slices > 1 else launches.LAYER_THREADS,
+    ):
         layer_launch.cache_clear()
         layers.check(gpu, 'f', layers.layer(width_in, width_out, **options), 60, ratio=ratio)
     layer_launch.cache_clear()
 
 
-related = dict(n_relations=2, has_self=True, n_biases=1)
-layer_of_relations = use(layer, 8, 5, has_relation_bias=True, **related)
-rectified_layer = use(layer, 8, 5, activation='relu', **related)
+layer_of_relations = use(
+    layer, 8, 5, n_relations=2, has_self=True, has_relation_bias=True, n_biases=1
+)
+rectified_layer = use(layer, 8, 5, n_relations=2, has_self=True, n_biases=1, activation='relu')
 # One relation that the rows themselves belong to.
 dropped_layer = use(layer, 6, 6, 0.5, n_relations=1, loop=True, has_relation_bias=True, n_biases=1)
 # Rectified, by blocks that share the columns of a result.
 dropped_slices = use(layer, 8, 16, 0.5, 2, n_relations=1, activation='relu')
 # Three matrices one after the other, as many biases, shared columns; sums in uneven parts.
 layer_of_degrees = use(layer, 24, 24, 0.0, 2, n_relations=3, n_biases=3, by_relation=True)
-LAYERS = layer_of_relations, rectified_layer, dropped_layer, dropped_slices, layer_of_degrees
+
 # Many rows, and results of several chunks.
 sums_of_partials = use(partial_sums.test_rows, 'f', 70)
 

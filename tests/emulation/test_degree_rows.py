@@ -40,8 +40,13 @@ def expected(adj, n_types):
     own = numpy.concatenate([[0], *([counts[i]] * len(row) for i, row in enumerate(rows))])[1:]
     others = numpy.array([counts[j] for j in adj.indices])
     order, data = numpy.array(order, int), numpy.nan_to_num(data)
-    sides = data * own, t_indptr + [adj.nnz], adj.indices[order], (data * others)[order]
-    return indptr + [adj.nnz], *sides
+    return (
+        indptr + [adj.nnz],
+        data * own,
+        t_indptr + [adj.nnz],
+        adj.indices[order],
+        (data * others)[order],
+    )
 
 
 def check(device, adj, n_types, dtype, spare=0):
@@ -63,8 +68,12 @@ def test_degrees(device, dtype, n_types):
 
 
 @pytest.mark.parametrize('spare', [0, 1, 300])
-def test_other_values_many_rows_and_capacity_beyond_them(device, spare):
+def test_degree_that_is_not_whole(device, spare):
     check(device, symmetric('any values'), 6, 'f', spare)  # the third degree is 5.5
+
+
+@pytest.mark.parametrize('spare', [0, 1, 300])
+def test_many_rows(device, spare):
     check(device, symmetric(sizes=(40, 60, 50)), 6, 'f', spare)
 
 
@@ -82,24 +91,24 @@ def test_node(device, monkeypatch):
     adj = symmetric()
     n_types = 3
     rng = numpy.random.RandomState(1)
-    shapes = [(adj.n_rows, 5)] + [(4, 5)] * n_types + [(4,)] * n_types + [(adj.n_rows, 4)]
-    given = [rng.uniform(-1, 1, shape).astype('f') for shape in shapes]
+    shapes = [(adj.n_rows, 5)] + [(4, 5)] * n_types + [(4,)] * n_types
+    inputs = [rng.uniform(-1, 1, shape).astype('f') for shape in shapes]
+    gy = rng.uniform(-1, 1, (adj.n_rows, 4)).astype('f')
 
-    def outcome(adj, given):
+    def outcome(adj, inputs, gy):
         node = DegreeLinearSigmoid(adj)
-        (*inputs, gy) = given
         y = node._output(inputs)
         wanted = range(len(inputs))
         gradients = node._gradients(inputs, gy, wanted)
         return [y, *(gradients[i] for i in wanted)]
 
-    wanted = outcome(adj, given)
+    on_host = outcome(adj, inputs, gy)
     join = degree_linear.concat
     monkeypatch.setattr(degree_linear, 'concat', lambda arrays: device.put(join(arrays)))
     monkeypatch.setattr(DegreeLinearSigmoid, '_has_relations', lambda *_: True)
     monkeypatch.setattr('chainer_bspmm.ops.graph_linear.launches.sum_partials', summed)
-    found = outcome(larger(device.put, adj), [device.put(array) for array in given])
-    assert device.names == {'degree_rows', 'graph_linear'} and len(found) == len(wanted)
-    for actual, of in zip(found, wanted):
-        assert actual.shape == of.shape and actual.dtype == 'f'
-        numpy.testing.assert_allclose(actual, of, 1e-5, 1e-5)
+    on_device = outcome(larger(device.put, adj), list(map(device.put, inputs)), device.put(gy))
+    assert device.names == {'degree_rows', 'graph_linear'}
+    for actual, expected_array in zip(on_device, on_host, strict=True):
+        assert actual.shape == expected_array.shape and actual.dtype == 'f'
+        numpy.testing.assert_allclose(actual, expected_array, 1e-5, 1e-5)

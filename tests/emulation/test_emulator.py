@@ -51,7 +51,7 @@ def run_block_sum(text, sanitizer=None):
     numpy.testing.assert_array_equal(y, x.reshape(2, 64).sum(axis=1))
 
 
-def test_barrier_and_shared_memory():
+def test_sum_in_shared_memory_behind_a_barrier():
     run_block_sum(BLOCK_SUM)
 
 
@@ -74,9 +74,15 @@ def test_shuffle_within_parts_of_a_warp():
     numpy.testing.assert_array_equal(y, expected.ravel())
 
 
-@pytest.mark.parametrize('mask, report', [('3u', 'deadlock'), ('2u', 'calls'), ('1u', 'is read')])
+@pytest.mark.parametrize(
+    'mask, report',
+    [
+        ('3u', 'deadlock'),
+        ('2u', 'leaves out the lane that calls'),
+        ('1u', 'leaves out the lane that is read'),
+    ],
+)
 def test_shuffle_that_a_gpu_leaves_undefined(mask, report):
-    report = report if report == 'deadlock' else 'leaves out the lane that ' + report
     with pytest.raises(KernelError, match=report):
         kernel = build(HANG.replace('3u', mask), 'hang')
         run(kernel, (1, 1, 1), (32, 1, 1), (numpy.zeros(1, numpy.int32),))

@@ -34,8 +34,9 @@ def ranks(device, dtypes, shapes=SHAPES, dtype=None):
             setattr(link, 'p%03d' % i, param)
         param.grad = device.put(gradients[-1][RANK].astype(kind))
         device.reachable.append(param.grad)
-    dtype = dtype and numpy.dtype(dtype)
-    comm = types.SimpleNamespace(rank=RANK, size=3, allreduce_grad_dtype=dtype)
+    comm = types.SimpleNamespace(
+        rank=RANK, size=3, allreduce_grad_dtype=dtype and numpy.dtype(dtype)
+    )
     return types.SimpleNamespace(target=link, communicator=comm, t=6), gradients
 
 
@@ -89,6 +90,7 @@ def check(device, made, dtypes, shapes=SHAPES, dtype=None, loss=1, loss_dtype='f
 
 
 def check_means(optimizer, gradients, bad=()):
+    """Compare the gradients with the means over all ranks; all are 0 if a rank is bad."""
     for i, of_ranks in enumerate(gradients):
         param = getattr(optimizer.target, 'p%03d' % i)
         mean = numpy.average(of_ranks, axis=0, weights=N_MOLECULES)
@@ -99,7 +101,13 @@ def check_means(optimizer, gradients, bad=()):
 def find_copies(device):
     """Let the kernel's table have addresses of arrays that are made from now on."""
     put = device.put
-    device.put = lambda array: device.reachable.append(put(array)) or device.reachable[-1]
+
+    def put_within_reach(array):
+        copy = put(array)
+        device.reachable.append(copy)
+        return copy
+
+    device.put = put_within_reach
 
 
 def chunks_of(shapes):

@@ -44,12 +44,18 @@ def links(device, dtypes, shapes):
     return ours, theirs
 
 
-def check(device, make, dtypes, shapes=SHAPES, add_hooks=(), n_steps=5, change=None, gradient=None):
+def normal(rng, shape):
+    return rng.normal(size=shape)
+
+
+def check(
+    device, make, dtypes, shapes=SHAPES, add_hooks=(), n_steps=5, change=None, gradient=normal
+):
     """Compare parameters, gradients, states and counters over steps; return Chainer's link.
 
     Parameter `late` gets its array in the second step, p003 has no gradient, `alone` no rule.
     """
-    gradient = gradient or (lambda rng, shape: rng.normal(size=shape))
+
     links_ = links(device, dtypes, shapes)
     ours, theirs = (make().setup(link) for link in links_)
     both = (ours, device.put), (theirs, numpy.array)
@@ -97,10 +103,11 @@ def test_five_steps(device, variant, dtype):
     start = links(device, dtype, SHAPES)[1]
     link = check(device, OPTIMIZERS[variant], dtype, change=schedule)
     del link.alone
-    for a, b in zip(link.params(), start.params()):
-        assert not a.size or a.name in ('p003', 'late') or (a.array != b.array).any()
-    found = [(launch['RULE'], launch['CHUNK']) for launch in device.launched]
-    assert found == 5 * [(variant, CHUNK[dtype])]
+    for param, before in zip(link.params(), start.params()):
+        if param.size and param.name not in ('p003', 'late'):
+            assert (param.array != before.array).any(), param.name
+    launches = [(launch['RULE'], launch['CHUNK']) for launch in device.launched]
+    assert launches == 5 * [(variant, CHUNK[dtype])]
 
 
 ELEMENTWISE = (hooks.WeightDecay(0.1), hooks.Lasso(0.02), hooks.GradientHardClipping(-1.2, 0.9))
@@ -110,8 +117,13 @@ ACTIVE, INACTIVE = hooks.GradientClipping(1.5), hooks.GradientClipping(1e4)
 @pytest.mark.parametrize(
     'add_hooks',
     [
-        *(ELEMENTWISE, ELEMENTWISE[::-1], (ACTIVE,), (INACTIVE,), (*ELEMENTWISE, ACTIVE)),
-        *((ACTIVE, *ELEMENTWISE), (*ELEMENTWISE[:2], ACTIVE, ELEMENTWISE[2])),
+        ELEMENTWISE,
+        ELEMENTWISE[::-1],
+        (ACTIVE,),
+        (INACTIVE,),
+        (*ELEMENTWISE, ACTIVE),
+        (ACTIVE, *ELEMENTWISE),
+        (*ELEMENTWISE[:2], ACTIVE, ELEMENTWISE[2]),
         (*ELEMENTWISE, INACTIVE),
         (ELEMENTWISE[0], ACTIVE, ELEMENTWISE[1], hooks.GradientClipping(0.5), ELEMENTWISE[2]),
     ],
@@ -125,7 +137,7 @@ def test_hooks(device, add_hooks):
     assert rules == 2 * (n_clippings * ['NONE'] + ['NONE', 'SGD'])  # the last NONE for `alone`
 
 
-def test_rates_and_thresholds_that_change(device):
+def test_hooks_whose_numbers_change(device):
     decay, clipping = hooks.WeightDecay(0.1), hooks.GradientClipping(3.0)
 
     def change(step, optimizer):
@@ -135,7 +147,7 @@ def test_rates_and_thresholds_that_change(device):
     check(device, OPTIMIZERS['ADAM'], 'd', SHAPES[:5], (decay, clipping), 3, change)
 
 
-def test_many_parameters_and_few_blocks(device, monkeypatch):
+def test_more_parameters_than_blocks(device, monkeypatch):
     monkeypatch.setattr(fused_update, '_MAX_BLOCKS', 7)
     shapes = [(1 + i % 5,) for i in range(200)]
     check(device, OPTIMIZERS['ADAM'], 'f', shapes, (ELEMENTWISE[0], ACTIVE), n_steps=2)
@@ -199,17 +211,23 @@ def test_sign_of_parameters_that_have_none(device, dtype):
 
 @pytest.mark.parametrize('value', [0.0, numpy.nan, numpy.inf])
 def test_norms_that_are_no_numbers(device, value):
-    def full(rng, shape):
-        return numpy.full(shape, value)
-
-    check(device, OPTIMIZERS['SGD'], 'd', SHAPES[:5], (ACTIVE,), 1, gradient=full)
+    check(
+        device,
+        OPTIMIZERS['SGD'],
+        'd',
+        SHAPES[:5],
+        (ACTIVE,),
+        n_steps=1,
+        gradient=lambda rng, shape: numpy.full(shape, value),
+    )
 
 
 def test_parameters_that_share_a_gradient(device, monkeypatch):
     """Those of ``V + W`` do; each is clipped and decays by itself."""
     ours, theirs = (OPTIMIZERS['SGD']().setup(link) for link in links(device, 'd', SHAPES[3:5] * 2))
     rng = numpy.random.RandomState(1)
-    device.reachable, copied = [], []
+    device.reachable = []
+    copied = []
 
     def copy(array, order):
         copied.append(device.put(array))

@@ -33,19 +33,27 @@ def on_device(device, molecules):
 def check_exact(device, molecules, index, layout='packed', padded_to=None):
     """Compare with the batch that is gathered on the host; return the number of launches."""
     before = len(device.launched)
-    given = (numpy.array(index), layout, padded_to)
-    atoms, adj, labels = on_device(device, molecules).batch(*given)
+    index = numpy.array(index)
+    atoms, adj, labels = on_device(device, molecules).batch(index, layout, padded_to)
     assert not adj.has_spare
-    e_atoms, e_adj, e_labels = molecules.batch(*given)
+    e_atoms, e_adj, e_labels = molecules.batch(index, layout, padded_to)
     assert_same_batch((atoms, adj, *labels), (e_atoms, e_adj, *e_labels))
     assert (adj.data is None) == (e_adj.data is None)
     assert adj.data is None or adj.data.dtype == e_adj.data.dtype
     return len(device.launched) - before
 
 
+def empty_like(buffer):
+    """Return a buffer like one of the fields of `Buffers`: an array, a list of arrays, or None."""
+    if isinstance(buffer, list):
+        return [numpy.empty_like(array) for array in buffer]
+    return None if buffer is None else numpy.empty_like(buffer)
+
+
 def check_spare(device, molecules, index, spare, layout='packed', padded_to=None):
     """Compare whole buffers, full of 127 or NaN before, with what the host puts in its own."""
-    index, before = numpy.array(index), len(device.launched)
+    before = len(device.launched)
+    index = numpy.array(index)
     atoms, adj, labels = molecules.batch(index, layout, padded_to)
     target = on_device(device, molecules)
     capacity = Capacity(adj.n_rows + spare[0], adj.nnz + spare[1], 0, 0, -1)
@@ -54,10 +62,7 @@ def check_spare(device, molecules, index, spare, layout='packed', padded_to=None
     size = None if padded_to is None else device.put(numpy.array([padded_to], 'i'))
     target.gather(device.put(target.check(index)), buffers, size)
 
-    def empty(buffer):
-        return None if buffer is None else numpy.empty_like(buffer)
-
-    expected = Buffers(*([*map(empty, b)] if isinstance(b, list) else empty(b) for b in buffers))
+    expected = Buffers(*map(empty_like, buffers))
     fill_buffers(expected, atoms, adj, labels)
     for name, actual in buffers._asdict().items():
         if name != 'labels':
@@ -79,7 +84,7 @@ def test_molecules(device, index, layout):
 
 @pytest.mark.parametrize('data', [None, 'e', 'f', 'd'])
 @pytest.mark.parametrize('n_relations', [1, 4])
-def test_values_and_relations(device, n_relations, data):
+def test_values_of_relations(device, n_relations, data):
     molecules = molecule_set(n_relations=n_relations, data=data)
     check_exact(device, molecules, INDEX)
     check_folded(device, molecules, INDEX, 40, spare=(3, 5))
@@ -171,13 +176,29 @@ def test_offsets_beyond_32_bits(gxx):
     assert first in text
     options = kernels.options('f', (('VECTOR', 1), ('LABELS_ONLY', 0), ('FOLDED', 0)))
     program = build(text.replace(first, 'first = 1;'), 'gather_batch', options)
-    starts = numpy.array([0, n_nodes - 1, n_nodes]), numpy.zeros(3, numpy.int64)
-    source = places[0], rows, entries, *4 * [NULL]
-    offsets = [numpy.zeros(3, 'i') for _ in range(2)]
-    target = places[1], rows.copy(), entries, NULL, *offsets, *3 * [NULL]
+    index = numpy.array([0, 1], 'i')
+    first_nodes = numpy.array([0, n_nodes - 1, n_nodes])
+    first_entries = numpy.zeros(3, numpy.int64)
+    source = places[0], rows, entries, NULL, NULL, NULL, NULL
+    target = places[1], rows.copy(), entries, NULL
+    offsets = numpy.zeros(3, 'i'), numpy.zeros(3, 'i')
+    no_weights_or_labels = NULL, NULL, NULL
     sizes = map(numpy.int32, (2, 2, n_nodes, 0, 1, atom_bytes, 0, 0, 0))
-    arguments = numpy.array([0, 1], 'i'), *starts, *source, *target, *sizes
-    run(program, (1, 1, 1), (32, 1, 1), arguments)
+    run(
+        program,
+        (1, 1, 1),
+        (32, 1, 1),
+        (
+            index,
+            first_nodes,
+            first_entries,
+            *source,
+            *target,
+            *offsets,
+            *no_weights_or_labels,
+            *sizes,
+        ),
+    )
     assert memory[1][2**31 : 2**31 + 4] == b'last'
 
 

@@ -31,14 +31,23 @@ def compiled(name, dtype, defines, architecture, *flags):
         pytest.skip('nvcc is not on the PATH')
     if architecture not in known_architectures():
         pytest.skip('this nvcc does not know %s' % architecture)
-    flags = '-arch=' + architecture, '-cubin', '-Werror=all-warnings', '-Xptxas=-v', *flags
-    options = *kernels.options(dtype, defines), *flags
+    options = (
+        *kernels.options(dtype, defines),
+        '-arch=' + architecture,
+        '-cubin',
+        '-Werror=all-warnings',
+        '-Xptxas=-v',
+        *flags,
+    )
     # The file itself: in the text that CuPy compiles, `#pragma once` stands in the main file.
     path = kernels.paths()[name]
 
     def compile_it():
-        files = '-I%s' % kernels.directory(), '-o', os.devnull, str(path)
-        done = subprocess.run(['nvcc', *options, *files], capture_output=True, text=True)
+        done = subprocess.run(
+            ['nvcc', *options, '-I%s' % kernels.directory(), '-o', os.devnull, str(path)],
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -48,8 +57,9 @@ def compiled(name, dtype, defines, architecture, *flags):
 def usage(report):
     """Return bytes of the stack and bytes spilled."""
     assert 'bytes spill stores' in report, 'not a report of ptxas: ' + report
-    patterns = r'(\d+) bytes stack frame', r'(\d+) bytes spill (?:stores|loads)'
-    return tuple(sum(map(int, re.findall(pattern, report))) for pattern in patterns)
+    stack = re.findall(r'(\d+) bytes stack frame', report)
+    spilled = re.findall(r'(\d+) bytes spill (?:stores|loads)', report)
+    return sum(map(int, stack)), sum(map(int, spilled))
 
 
 def cases():
@@ -62,7 +72,10 @@ def cases():
                     is_first = architecture == 'sm_90' and i in (2, 8)
                     yield slow_unless(
                         is_first and kernel.is_close_to_a_spill,
-                        *(name, architecture, dtype, defines),
+                        name,
+                        architecture,
+                        dtype,
+                        defines,
                         id='%s-%s-%d' % (name, architecture, i),
                     )
 
@@ -77,7 +90,8 @@ def test_kernel_compiles_without_a_warning_or_a_spill(name, architecture, dtype,
 def test_spill_is_noticed():
     dtype, defines = KERNELS['segment_reduce'].compiled()[0]
     report = compiled('segment_reduce', dtype, defines, 'sm_90', '-maxrregcount=24')
-    assert usage(report)[1] > 0
+    _, spilled = usage(report)
+    assert spilled > 0
 
 
 @pytest.mark.parametrize(

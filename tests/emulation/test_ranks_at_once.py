@@ -1,7 +1,7 @@
 """Emulated kernels of several processes that write to each other's memory, and wait for it."""
 
 import mmap
-import operator
+
 import os
 import pathlib
 import random
@@ -31,12 +31,13 @@ VECTORS = 3, 70  # elements of the vectors that are added up besides
 MOST = 1e-3  # seconds that a rank is late, at most
 # A rank that reads late what others have sent, who are ahead then. It sleeps for longer than they
 # need for a turn, also on a busy machine, where they would otherwise wait for its core.
-READ = ('Sum total = 0;', 'STORAGE value = x[i];')
-HEADER = '#include <sched.h>'
 SLOW = (
-    *(HEADER, HEADER + '\n#include <unistd.h>'),
-    *(READ[0], 'if (rank && threadIdx.x == 0) usleep(20000); ' + READ[0]),
-    *(READ[1], 'if (rank && threadIdx.x == 0 && r == 0) usleep(5000); ' + READ[1]),
+    ('#include <sched.h>', '#include <sched.h>\n#include <unistd.h>'),
+    ('Sum total = 0;', 'if (rank && threadIdx.x == 0) usleep(20000); Sum total = 0;'),
+    (
+        'STORAGE value = x[i];',
+        'if (rank && threadIdx.x == 0 && r == 0) usleep(5000); STORAGE value = x[i];',
+    ),
 )
 
 
@@ -69,7 +70,11 @@ class Runtime:
     def ipcCloseMemHandle(self, address):
         pass
 
-    deviceSynchronize = getDevice = lambda self: 0
+    def deviceSynchronize(self):
+        return 0
+
+    def getDevice(self):
+        return 0
 
 
 def stand_in(monkeypatch, folder, *replaced):
@@ -79,7 +84,7 @@ def stand_in(monkeypatch, folder, *replaced):
 
     def changed(name):
         text = source(name)
-        for old, new in zip(replaced[::2], replaced[1::2]):
+        for old, new in replaced:
             text = text.replace(old, new)
         return text
 
@@ -115,7 +120,7 @@ def n_molecules(rank, turn):
 def exchange(folder, seconds, *replaced):
     """Exchange gradients and vectors many times, each rank at its own pace.
 
-    Texts in the kernels are replaced, each by the next one.
+    replaced: pairs of a text in the kernels and what takes its place.
     """
     import chainermn
 
@@ -175,8 +180,10 @@ def check_gradients(flat, device, turn, loss, pace):
     flat.pack(weights[rank], loss, alone=True)  # which nobody notices
     flat.pack(weights[rank], loss)
     for number, param in enumerate(params):
-        values = [values_of(rank, turn, param.shape, number) for rank in ranks]
-        total = sum(map(operator.mul, weights, values))
+        total = sum(
+            weight * values_of(rank, turn, param.shape, number)
+            for rank, weight in zip(ranks, weights)
+        )
         numpy.testing.assert_array_equal(param.grad, total / numpy.float32(sum(weights)))
     assert not flat._is_bad.any()
 
@@ -214,5 +221,5 @@ def test_every_turn(gxx, tmp_path, n_ranks, seconds, replaced):
 def test_what_is_noticed(gxx, tmp_path, text, fault):
     sources = [kernels.source(name) for name in ('flat_gradients', 'peer_sum')]
     assert sum(source.count(text) for source in sources) == 1
-    done = on_ranks(2, exchange, tmp_path, SOON, text, fault, *SLOW, status=None)
+    done = on_ranks(2, exchange, tmp_path, SOON, (text, fault), *SLOW, status=None)
     assert ' error: ' not in done.stderr  # it was compiled

@@ -15,7 +15,9 @@ def test_every_kernel_is_registered():
     'name, calculate, sanitizer',
     [
         pytest.param(
-            *(name, function, sanitizer),
+            name,
+            function,
+            sanitizer,
             id='%s-%d-%s' % (name, i, check),
             marks=[] if check == 'plain' or i == 0 and is_quick else [pytest.mark.slow],
         )

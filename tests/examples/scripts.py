@@ -25,7 +25,8 @@ def command(script, arguments):
 
 def run_here(script, *arguments, status=0, cwd=None):
     """Run a script in this process; return what it prints to stdout, or why it ends with 1."""
-    before, out = os.getcwd(), io.StringIO()
+    before = os.getcwd()
+    out = io.StringIO()
     argv = command(script, arguments)[1:]
     path = [str(Path(script).parent), *sys.path]
     with (

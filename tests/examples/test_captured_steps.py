@@ -18,6 +18,7 @@ QUICK = ['--unit-num', '8', '--conv-layers', '2', '--num-data', '200']
 
 @pytest.fixture(scope='module')
 def common():
+    """The modules of examples/common."""
     imported(EXAMPLES / 'qm9', 'train_qm9')
     from common import data, measure, ranks, training
 
@@ -26,100 +27,169 @@ def common():
 
 def test_captured_steps_need_a_gpu(tmp_path):
     error = error_of(TRAIN, '--updater', 'graph', '--out', tmp_path / 'out')
-    assert '--updater graph: CUDA graphs need a GPU, as by --device 0, and no --dense; ' in error
+    assert error == (
+        'error: --updater graph: CUDA graphs need a GPU, as by --device 0, and no --dense; '
+        '--device is -1'
+    )
     assert not (tmp_path / 'out').exists()  # refused before anything was written
 
 
-def test_updaters_and_options_that_exclude_each_other(common):
-    training = common.training
-    cpu = types.SimpleNamespace(xp=numpy)
-    gpu = types.SimpleNamespace(xp='cupy')
-
-    def captured(device, name, dense=False):
-        options = argparse.Namespace(device='0', updater=name, dense=dense)
-        return training.is_captured(options, device)
-
-    assert captured(gpu, 'auto') and captured(gpu, 'graph') and not captured(gpu, 'standard')
-    assert not captured(gpu, 'auto', dense=True) and not captured(cpu, 'auto')
-    with pytest.raises(common.data.DataError, match='and no --dense'):
-        captured(gpu, 'graph', dense=True)
-
-    def layout(padded_to, layout='folded', dense=False):
-        args = argparse.Namespace(padded_to=padded_to, layout=layout, dense=dense)
-        sizes = types.SimpleNamespace(full_sizes=numpy.array([3, 7, 5]))
-        return training.layout_of(args, types.SimpleNamespace(molecules=sizes))['padded_to']
-
-    assert layout(None) == layout('largest') == 7
-    assert (layout('batch'), layout(5), layout(None, 'packed')) == (None, 5, None)
-    assert layout('batch', dense=True) is None
-    for options in ((5, 'packed'), ('largest', 'padded'), (5, 'folded', True)):
-        with pytest.raises(common.data.DataError, match='--padded-to: expected layout folded, got'):
-            layout(*options)
+CPU = types.SimpleNamespace(xp=numpy)
+GPU = types.SimpleNamespace(xp='cupy')
 
 
-def test_steps_of_an_epoch_are_timed_together_on_a_gpu(common, monkeypatch, tmp_path):
-    measure = common.measure
-    now = [0.0]
+def options(updater, dense=False):
+    return argparse.Namespace(device='0', updater=updater, dense=dense)
+
+
+@pytest.mark.parametrize(
+    'updater, dense, device, expected',
+    [
+        ('auto', False, GPU, True),
+        ('graph', False, GPU, True),
+        ('standard', False, GPU, False),
+        ('auto', True, GPU, False),
+        ('auto', False, CPU, False),
+    ],
+)
+def test_updaters(common, updater, dense, device, expected):
+    assert common.training.is_captured(options(updater, dense), device) == expected
+
+
+def test_captured_steps_of_a_dense_model_are_refused(common):
+    with pytest.raises(common.data.DataError) as error:
+        common.training.is_captured(options('graph', dense=True), GPU)
+    assert str(error.value) == (
+        '--updater graph: CUDA graphs need a GPU, as by --device 0, and no --dense; --device is 0'
+    )
+
+
+def layout_of(common, padded_to, layout='folded', dense=False):
+    """Return the layout of a training on molecules of at most 7 atoms."""
+    args = argparse.Namespace(padded_to=padded_to, layout=layout, dense=dense)
+    molecules = types.SimpleNamespace(full_sizes=numpy.array([3, 7, 5]))
+    return common.training.layout_of(args, types.SimpleNamespace(molecules=molecules))
+
+
+@pytest.mark.parametrize(
+    'padded_to, layout, dense, expected',
+    [
+        (None, 'folded', False, 7),
+        ('largest', 'folded', False, 7),
+        ('batch', 'folded', False, None),
+        (5, 'folded', False, 5),
+        (None, 'packed', False, None),
+        ('batch', 'folded', True, None),
+    ],
+)
+def test_atoms_to_which_batches_are_padded(common, padded_to, layout, dense, expected):
+    assert layout_of(common, padded_to, layout, dense)['padded_to'] == expected
+
+
+@pytest.mark.parametrize(
+    'padded_to, layout, dense, name',
+    [
+        (5, 'packed', False, 'packed'),
+        ('largest', 'padded', False, 'padded'),
+        (5, 'folded', True, 'dense'),
+    ],
+)
+def test_only_folded_batches_are_padded_to_a_number(common, padded_to, layout, dense, name):
+    with pytest.raises(common.data.DataError) as error:
+        layout_of(common, padded_to, layout, dense)
+    assert str(error.value) == '--padded-to: expected layout folded, got %s' % name
+
+
+class Steps:
+    """An updater without a model: a step takes a second, an epoch three steps."""
+
+    iteration = 0
+    get_all_optimizers = dict
+    epoch = property(lambda self: self.iteration // 3)
+    epoch_detail = property(lambda self: self.iteration / 3)
+
+    def __init__(self, clock):
+        self._clock = clock
+
+    def connect_trainer(self, trainer):
+        pass
+
+    def finalize(self):
+        pass
+
+    def update(self):
+        self.iteration += 1
+        self._clock.now += 1
+
+
+@pytest.fixture
+def clock(common, monkeypatch):
+    """A clock whose seconds (`now`) the test moves."""
+    clock = types.SimpleNamespace(now=5.0)
+    for module in common.measure, common.training:
+        monkeypatch.setattr(module.time, 'perf_counter', lambda: clock.now)
+    return clock
+
+
+def rounds_of(common, clock, updater, device, out):
+    """Return the rounds of nine steps that a StepTimer finds, beside a slow extension."""
+
+    def slow(trainer):
+        clock.now += 50
+
+    trainer = chainer.training.Trainer(updater, (9, 'iteration'), out)
+    timer = common.measure.StepTimer(trainer, device)
+    trainer.extend(slow, trigger=(1, 'epoch'))
+    trainer.run()
+    return timer.rounds
+
+
+def test_steps_of_an_epoch_are_timed_together_on_a_gpu(common, clock, tmp_path):
     waited = []
-
-    class Steps:
-        iteration = 0
-        connect_trainer = finalize = lambda self, *args: None
-        get_all_optimizers = dict
-        epoch = property(lambda self: self.iteration // 3)
-        epoch_detail = property(lambda self: self.iteration / 3)
-
-        def update(self):
-            self.iteration += 1
-            now[0] += 1
 
     def wait():
         waited.append(updater.iteration)
-        now[0] += 3
+        clock.now += 3
 
-    def others(trainer):
-        now[0] += 50
-
-    def run(device):
-        trainer = chainer.training.Trainer(updater, (9, 'iteration'), tmp_path)
-        timer = measure.StepTimer(trainer, device)
-        trainer.extend(others, trigger=(1, 'epoch'))
-        trainer.run()
-        return timer.rounds
-
-    monkeypatch.setattr(measure.time, 'perf_counter', lambda: now[0])
-    updater = Steps()
+    updater = Steps(clock)
     gpu = types.SimpleNamespace(xp='cupy', device=types.SimpleNamespace(synchronize=wait))
-    assert run(gpu) == [(3, 2)] * 3
+    assert rounds_of(common, clock, updater, gpu, tmp_path) == [(3, 2)] * 3
     assert waited == [0, 3, 3, 6, 6, 9, 9]  # before a round starts and ends
-    updater = Steps()
-    assert run(types.SimpleNamespace(xp=numpy)) == [(1, 1)] * 9  # it is done when a step returns
 
 
-def test_the_first_rounds_are_not_counted(common):
-    of = common.measure.milliseconds_a_step
-    assert of([(100, 9.0)]) is None and of([(1, 9.0), (1, 9.0)]) is None
-    assert of([(100, 9.0), (3, 0.002), (1, 0.004)]) == {'median': 2.0, 'steps': 4}
-    assert of([(1, 9.0), (1, 9.0), (1, 0.001)])['steps'] == 1
+def test_each_step_is_timed_on_a_cpu(common, clock, tmp_path):
+    """A step is done there when it returns."""
+    assert rounds_of(common, clock, Steps(clock), CPU, tmp_path) == [(1, 1)] * 9
 
 
-def test_short_epochs_share_a_snapshot_and_the_last_has_one(common, monkeypatch):
-    now = [5.0]
+@pytest.mark.parametrize(
+    'rounds, expected',
+    [
+        ([(100, 9.0)], None),
+        ([(1, 9.0), (1, 9.0)], None),
+        ([(1, 9.0), (1, 9.0), (1, 0.001)], {'median': 1.0, 'steps': 1}),
+        ([(100, 9.0), (3, 0.002), (1, 0.004)], {'median': 2.0, 'steps': 4}),
+    ],
+)
+def test_the_first_rounds_are_not_counted(common, rounds, expected):
+    assert common.measure.milliseconds_a_step(rounds) == expected
+
+
+@pytest.mark.parametrize(
+    'seconds, expected', [(0.3, [1, 5, 9]), (1.5, [1, 2, 3, 4, 5, 6, 7, 8, 9])]
+)
+def test_at_most_one_epoch_in_a_second_has_a_snapshot_but_for_the_last(
+    common, clock, seconds, expected
+):
     updater = types.SimpleNamespace(epoch=0)
-    monkeypatch.setattr(common.training.time, 'perf_counter', lambda: now[0])
     is_due = common.training.NotTwiceASecond(updater, 9, common.ranks.OneRank())
-
-    def taken(seconds):
-        found = []
-        for epoch in range(1, 10):
-            now[0] += seconds
-            updater.epoch = epoch
-            if is_due():
-                found.append(epoch)
-        return found
-
-    assert taken(0.3) == [1, 5, 9]
-    assert taken(1.5) == list(range(1, 10))
+    found = []
+    for epoch in range(1, 10):
+        clock.now += seconds
+        updater.epoch = epoch
+        if is_due():
+            found.append(epoch)
+    assert found == expected
 
 
 @pytest.mark.gpu

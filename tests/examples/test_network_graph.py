@@ -14,7 +14,8 @@ from tests.examples.scripts import EXAMPLES, error_of, imported, run_here
 FOLDER = EXAMPLES / 'network_graph'
 SCRIPT = FOLDER / 'train_network_graph.py'
 RESULTS = EXAMPLES.parent / 'benchmarks' / 'results' / 'earlier'
-MODEL, LARGEST = 'graph convolution', 'always the largest class'
+MODEL = 'graph convolution'
+LARGEST = 'always the largest class'
 REGRESSION = 'logistic regression of the words, without edges'
 
 
@@ -25,6 +26,7 @@ def network_data():
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
+    """The folder of Cora in Chainer's cache, empty."""
     monkeypatch.setattr(download, '_dataset_root', str(tmp_path / 'cache'))
     folder = tmp_path / 'cache' / 'pfnet' / 'chainer' / 'cora'
     folder.mkdir(parents=True)
@@ -34,13 +36,10 @@ def cache(tmp_path, monkeypatch):
 def write_cora(folder):
     """Write twelve papers of three classes, told by their words, in a ring."""
     papers = ['p%d' % i for i in range(12)]
-    (folder / 'cora.content').write_text(
-        ''.join(
-            '%s\t%s\tclass_%d\n'
-            % (paper, '\t'.join(str(int(i % 3 == word)) for word in range(5)), i % 3)
-            for i, paper in enumerate(papers)
-        )
-    )
+    with open(folder / 'cora.content', 'w') as file:
+        for i, paper in enumerate(papers):
+            words = [str(int(i % 3 == word)) for word in range(5)]
+            print(paper, *words, 'class_%d' % (i % 3), sep='\t', file=file)
     pairs = list(zip(papers, papers[1:] + papers[:1]))
     pairs += [('p0', 'p0'), ('p1', 'p0'), ('p3', 'unknown')]
     (folder / 'cora.cites').write_text(''.join('%s\t%s\n' % pair for pair in pairs))
@@ -67,7 +66,7 @@ def test_generated(tmp_path, method, epochs):
     serializers.load_npz(out / 'model.npz', model)
 
 
-def test_cora_in_the_cache(cache, tmp_path, network_data):
+def test_cora_in_the_cache_is_read(cache, network_data):
     write_cora(cache)
     network = network_data.load('auto', 0)
     assert network.description == 'cora' and network.x.shape == (12, 5)
@@ -76,36 +75,70 @@ def test_cora_in_the_cache(cache, tmp_path, network_data):
     ring = {(i, (i + 1) % 12) for i in range(12)}
     assert set(map(tuple, network.edges.T)) == ring | {(b, a) for a, b in ring}
     assert network.edges.shape == (2, 24)
-    assert 'Data: cora\n12 nodes of 3 classes, 12 edges, 5 words' in run_here(
-        SCRIPT, '--out', tmp_path / 'out', '--epoch', 2, '--train-data-ratio', 0.5
-    )
 
 
-def test_data_that_cannot_be_used(cache, tmp_path, network_data):
+def test_cora_in_the_cache_is_the_default(cache, tmp_path):
+    write_cora(cache)
+    text = run_here(SCRIPT, '--out', tmp_path / 'out', '--epoch', 2, '--train-data-ratio', 0.5)
+    assert text.startswith('Data: cora\n12 nodes of 3 classes, 12 edges, 5 words')
+
+
+def test_cora_that_is_not_in_the_cache_is_refused(cache, tmp_path, network_data):
     error = error_of(SCRIPT, '--out', tmp_path / 'out', '--dataset', 'cora')
-    assert 'cora.content not found. Unpack https://' in error
+    assert error == (
+        'error: --dataset cora: %s not found. Unpack %s there, or use --dataset generated'
+        % (cache / 'cora.content', network_data.URL % 'cora')
+    )
     assert not (tmp_path / 'out').exists()
+
+
+def test_without_cora_a_network_is_generated(cache, network_data):
     assert network_data.load('auto', 0).description.startswith('generated, not real')
-    for name, line in (('cora.cites', 'p0 p1 p2\n'), ('cora.content', 'p0 1 0 a\np1 1 a\n')):
-        write_cora(cache)
-        (cache / name).write_text(line)
-        with pytest.raises(network_data.DataError, match=name + ' is not as in https://'):
-            network_data.load('auto', 0)
+
+
+@pytest.mark.parametrize(
+    'name, text, reason',
+    [
+        ('cora.cites', 'p0 p1 p2\n', 'too many values to unpack (expected 2'),
+        ('cora.content', 'p0 1 0 a\np1 1 a\n', 'setting an array element with a sequence.'),
+    ],
+)
+def test_files_unlike_those_of_cora_are_refused(cache, network_data, name, text, reason):
+    write_cora(cache)
+    (cache / name).write_text(text)
+    with pytest.raises(network_data.DataError) as error:
+        network_data.load('auto', 0)
+    start = '%s is not as in %s: %s' % (cache / name, network_data.URL % 'cora', reason)
+    assert str(error.value).startswith(start)  # the rest is NumPy's or Python's
+
+
+EMPTY = (
+    'a random split of 2000 with --train-data-ratio %s has an empty part; expected at least one '
+    'each for training, validation and test'
+)
 
 
 @pytest.mark.parametrize(
     'ratio, message',
-    [*((r, 'with --train-data-ratio') for r in '01'), ('0.0005', 'training nodes are of one')],
+    [
+        ('0', EMPTY % '0'),
+        ('1', EMPTY % '1'),
+        ('0.0005', '--train-data-ratio: the training nodes are of one class, expected two or more'),
+    ],
 )
 def test_splits_that_are_refused(tmp_path, ratio, message):
-    assert message in error_of(SCRIPT, '--dataset', 'generated', '--out', tmp_path, '-r', ratio)
+    error = error_of(SCRIPT, '--dataset', 'generated', '--out', tmp_path, '-r', ratio)
+    assert error == 'error: ' + message
 
 
 def test_a_folder_belongs_to_one_run(tmp_path):
     words = '--dataset', 'generated', '--out', tmp_path, '--epoch'
     run_here(SCRIPT, *words, '1')
     error = error_of(SCRIPT, *words, '2')
-    assert 'is not empty; expected a new one, or --force to start again in it' in error
+    assert error == (
+        'error: --out: the folder %s is not empty; expected a new one, or --force to start again '
+        'in it' % tmp_path
+    )
     (tmp_path / 'snapshot_6.0').write_text('of a run of train_qm9.py')
     run_here(SCRIPT, *words, '2', '--force')
     names = {path.name for path in tmp_path.iterdir()}

@@ -1,5 +1,6 @@
 """The scripts of examples/own_dataset, run as a user runs them; what a run does with its folder."""
 
+import contextlib
 import gzip
 import io
 import json
@@ -9,7 +10,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 import zipfile
@@ -25,7 +25,9 @@ from tests.support.training import assert_same_bits
 OWN = EXAMPLES / 'own_dataset'
 QUICK = '--unit-num 8 --conv-layers 2 --batchsize 16 --epoch 2'.split()
 CHAINS = ['C' * n + end for n in range(1, 31) for end in ('', 'N', 'O')]
-TABLE = 'smiles,y,name\n' + ''.join('%s,%d,m%d\n' % (each, i, i) for i, each in enumerate(CHAINS))
+TABLE = 'smiles,y,name\n' + ''.join(
+    '%s,%d,m%d\n' % (smiles, i, i) for i, smiles in enumerate(CHAINS)
+)
 SNAPSHOT = 'snapshot_8.0'  # the last of WORDS
 WORDS = ['--data', 'mine.csv', '--labels', 'y', '--task', 'regression', '--out', 'result', *QUICK]
 
@@ -35,6 +37,7 @@ def run(script, *arguments, **options):
 
 
 def train_on(folder, text, *arguments, **options):
+    """Train on a CSV file of this text in a folder, into the folder `result` there."""
     folder.mkdir(exist_ok=True)
     (folder / 'mine.csv').write_text(text)
     return run('train_own.py', *WORDS, *arguments, cwd=folder, **options)
@@ -42,6 +45,7 @@ def train_on(folder, text, *arguments, **options):
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
+    """A folder with mine.csv and, of a training on it, result."""
     folder = tmp_path_factory.mktemp('trained')
     train_on(folder, TABLE)
     return folder
@@ -49,6 +53,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def folder(trained, tmp_path):
+    """A copy of it, for a test that changes it."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     path = tmp_path / 'result' / 'settings.json'
     path.write_text(path.read_text().replace(str(trained), str(tmp_path)))
@@ -66,6 +71,7 @@ def common():
 
 @pytest.fixture
 def error(tmp_path, monkeypatch):
+    """A function for the error of a script in the folder of the test."""
     monkeypatch.chdir(tmp_path)
     return lambda script, *arguments: error_of(OWN / script, *arguments)
 
@@ -95,11 +101,24 @@ def test_regression_of_several_labels(tmp_path):
 
 def test_classification_by_scaffold(tmp_path):
     """Molecules with one scaffold are in one part; predictions find the test part again."""
-    rings = 'C1CCCCC1 c1ccccc1 c1ccncc1 C1CCCC1 C1CCC1 C1CC1 C1CCNCC1 c1ccoc1'.split()
-    smiles = [end + ring for ring in rings for end in ('C', 'CC', 'N', 'O', 'F', 'CN')]
-    labels = ['' if i % 5 == 0 else int('N' in each) for i, each in enumerate(smiles)]
-    lines = ['%s,%s,%s\n' % (each, labels[i], rings[i // 6]) for i, each in enumerate(smiles)]
-    text = 'smiles,y,ring\n' + ''.join(lines)
+    rings = [
+        'C1CCCCC1',
+        'c1ccccc1',
+        'c1ccncc1',
+        'C1CCCC1',
+        'C1CCC1',
+        'C1CC1',
+        'C1CCNCC1',
+        'c1ccoc1',
+    ]
+    lines = ['smiles,y,ring\n']
+    for ring in rings:
+        for end in ('C', 'CC', 'N', 'O', 'F', 'CN'):
+            is_unknown = len(lines) % 5 == 1
+            lines.append(
+                '%s,%s,%s\n' % (end + ring, '' if is_unknown else int('N' in end + ring), ring)
+            )
+    text = ''.join(lines)
     printed = train_on(tmp_path, text, '--task', 'classification', '--split', 'scaffold')
     assert 'Split: 36 training, 6 validation, 6 test' in printed
     area = json.loads((tmp_path / 'result' / 'result.json').read_text())['test']['mean ROC-AUC']
@@ -108,28 +127,56 @@ def test_classification_by_scaffold(tmp_path):
     assert len({row['ring'] for row in rows(tmp_path / 'result' / 'predictions.csv')}) == 1
 
 
+COLUMNS = "'Structure', 'y', 'name', 'twice', 'twice'"
+
+
 @pytest.mark.parametrize(
     'change, message',
     [
-        (['--labels', 'log S'], "has no column 'log S'; expected the columns 'Structure', 'log S'"),
-        (['--smiles-column', 'x'], "has no column 'x'"),
-        (['--task', 'classification'], "mine.csv row 2: target y is '2', expected 0, 1 or nothing"),
-        (['--labels', 'name'], "mine.csv row 2: target name is 'm0', expected a finite number"),
+        (
+            ['--labels', 'log S'],
+            "mine.csv has no column 'log S'; expected the columns 'Structure', 'log S', separated "
+            'by commas, found ' + COLUMNS,
+        ),
+        (
+            ['--smiles-column', 'x'],
+            "mine.csv has no column 'x'; expected the columns 'x', 'y', separated by commas, found "
+            + COLUMNS,
+        ),
+        (
+            ['--task', 'classification'],
+            "mine.csv row 2: target y is '2', expected 0, 1 or nothing (1 such rows)",
+        ),
+        (
+            ['--labels', 'name'],
+            "mine.csv row 2: target name is 'm0', expected a finite number (1 such rows)",
+        ),
         (['--labels', 'twice'], "mine.csv has 2 columns 'twice'"),
         (['--labels', 'y', 'y'], '--labels: a column is named twice'),
-        (['--data', 'separated.csv'], "separated by commas, found 'Structure;y'"),
-        (['--data', 'utf16.csv'], "utf16.csv cannot be read as CSV: 'utf-8' codec can't decode"),
-        (['--data', 'gzip.csv'], "gzip.csv cannot be read as CSV: 'utf-8' codec can't decode"),
-        (['--data', 'latin.csv'], "latin.csv cannot be read as CSV: 'utf-8' codec can't decode"),
+        (
+            ['--data', 'separated.csv'],
+            "separated.csv has no column 'Structure'; expected the columns 'Structure', 'y', "
+            "separated by commas, found 'Structure;y'",
+        ),
     ],
 )
 def test_errors_of_the_user_have_no_traceback(tmp_path, error, change, message):
     (tmp_path / 'separated.csv').write_text('Structure;y\nCCO;1\n')
-    (tmp_path / 'utf16.csv').write_text(TABLE, encoding='utf-16')
-    (tmp_path / 'gzip.csv').write_bytes(gzip.compress(TABLE.encode()))
-    (tmp_path / 'latin.csv').write_bytes(b'Structure,y\nC\xe4,1\n')
     (tmp_path / 'mine.csv').write_text('Structure,y,name,twice,twice\nCCO,2,m0,3,4\n')
-    assert message in error('train_own.py', *WORDS, '--smiles-column', 'Structure', *change)
+    found = error('train_own.py', *WORDS, '--smiles-column', 'Structure', *change)
+    assert found == 'error: ' + message
+    assert not (tmp_path / 'result').exists()
+
+
+@pytest.mark.parametrize(
+    'content',
+    [TABLE.encode('utf-16'), gzip.compress(TABLE.encode(), mtime=0), b'smiles,y\nC\xe4,1\n'],
+    ids=['UTF-16', 'gzip', 'Latin-1'],
+)
+def test_files_that_are_not_utf_8_are_refused(tmp_path, error, content):
+    (tmp_path / 'mine.csv').write_bytes(content)
+    start = "error: mine.csv cannot be read as CSV: 'utf-8' codec can't decode byte "
+    assert error('train_own.py', *WORDS).startswith(start)
     assert not (tmp_path / 'result').exists()
 
 
@@ -145,24 +192,33 @@ def test_errors_of_the_user_have_no_traceback(tmp_path, error, change, message):
 def test_numbers_out_of_range(capsys, option, message):
     with pytest.raises(SystemExit):
         imported(OWN, 'train_own').run(option)
-    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert capsys.readouterr().err.splitlines()[-1].endswith(': ' + message)
 
 
-def test_a_folder_belongs_to_one_run(folder, error):
+@pytest.mark.parametrize(
+    'words', [[], ['--unit-num', '4'], ['--epoch', '1'], ['--data', 'result/failed.csv']]
+)
+def test_a_folder_belongs_to_one_run(folder, error, words):
     before = content(folder / 'result')
-    train = ['train_own.py', *WORDS]
-    for words in ([], ['--unit-num', '4'], ['--epoch', '1'], ['--data', 'result/failed.csv']):
-        assert error(*train, *words) == (
-            'error: --out: the folder result is not empty; expected a new one, --resume to '
-            'continue its run, or --force to start again in it'
-        )
-    message = error(*train, '--out', '.')  # the data are there, but no run
-    assert 'the folder . is not empty; expected a new one, or --force' in message
+    assert error('train_own.py', *WORDS, *words) == (
+        'error: --out: the folder result is not empty; expected a new one, --resume to '
+        'continue its run, or --force to start again in it'
+    )
     assert content(folder / 'result') == before
+
+
+def test_a_folder_with_other_files_is_refused(folder, error):
+    assert error('train_own.py', *WORDS, '--out', '.') == (
+        'error: --out: the folder . is not empty; expected a new one, or --force to start again '
+        'in it'
+    )
+
+
+def test_only_the_files_of_a_run_are_replaced(folder):
     (folder / 'result' / 'failed.csv').write_text('of the run before')
     (folder / 'result' / 'mine.txt').write_text('mine')
     (folder / 'result' / 'snapshot_99.1').write_text('of another rank')
-    run(*train, '--force', '--unit-num', '4', '--epoch', '1', cwd=folder)
+    run('train_own.py', *WORDS, '--force', '--unit-num', '4', '--epoch', '1', cwd=folder)
     after = content(folder / 'result')
     assert after.pop('mine.txt') == b'mine'
     assert sum(name.startswith('snapshot') for name in after) == 1
@@ -174,8 +230,10 @@ def test_a_folder_that_another_run_has_claimed_meanwhile(common, tmp_path):
         common.files.check_folder(str(tmp_path), force=False)
     common.files.start_run(str(tmp_path), {'seed': 1}, force=False)
     (tmp_path / 'log').write_text('of the first')
-    with pytest.raises(common.files.DataError, match='another run has just started in the folder'):
+    with pytest.raises(common.files.DataError) as error:
         common.files.start_run(str(tmp_path), {'seed': 2}, force=False)
+    message = '--out: another run has just started in the folder %s' % tmp_path
+    assert str(error.value) == message
     assert json.loads((tmp_path / 'settings.json').read_text())['seed'] == 1
     assert (tmp_path / 'log').exists()
 
@@ -207,19 +265,25 @@ def test_a_run_that_was_stopped_twice_continues(folder):
     run('train_own.py', *options, '--resume', cwd=folder)
     run('train_own.py', *options, '--out', 'whole', cwd=folder)
     for name in ('model.npz', 'best_model.npz'):
-        assert_same_bits(*(arrays(folder / part / name) for part in ('stopped', 'whole')))
+        assert_same_bits(arrays(folder / 'stopped' / name), arrays(folder / 'whole' / name))
 
 
-def test_an_interrupt_without_a_snapshot(folder, error, monkeypatch, capsys):
-    def interrupt(*args, **kwargs):
-        raise KeyboardInterrupt
+def interrupt(*args, **kwargs):
+    raise KeyboardInterrupt
 
+
+def test_an_interrupt_without_a_snapshot(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
     monkeypatch.setattr(chainer.training.Trainer, 'run', interrupt)
     assert imported(OWN, 'train_own').run([*WORDS, '--out', 'new']) == 130
     assert 'Interrupted. The same command with --force starts again\n' in capsys.readouterr().out
-    monkeypatch.setattr('common.training.prepare', interrupt)
-    with pytest.raises(SystemExit, match='interrupted'):
-        sys.modules['common.training'].main(lambda: imported(OWN, 'train_own').run(WORDS))
+
+
+def test_an_interrupt_before_the_training(common, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(common.training, 'prepare', interrupt)
+    with pytest.raises(SystemExit, match='^interrupted$'):
+        common.training.main(lambda: imported(OWN, 'train_own').run(WORDS))
 
 
 class Evil:
@@ -274,36 +338,47 @@ def test_a_damaged_snapshot_is_one_line(folder, error, change):
     path = folder / 'result' / SNAPSHOT
     whole = path.read_bytes()
     flags = whole.index(b'PK\1\2') + 8  # in the directory at the end
-    changed = {'truncated': whole[:-9], 'garbled': whole[:200] + b'abcd' + whole[204:]}
-    changed['encrypted'] = whole[:flags] + b'\1' + whole[flags + 1 :]
-    changed['model'] = (folder / 'result' / 'model.npz').read_bytes()
+    changed = {
+        'truncated': whole[:-9],
+        'garbled': whole[:200] + b'abcd' + whole[204:],
+        'encrypted': whole[:flags] + b'\1' + whole[flags + 1 :],
+        'model': (folder / 'result' / 'model.npz').read_bytes(),
+    }
     path.write_bytes(changed[change])
     before = content(folder / 'result')
     message = error('train_own.py', *WORDS, '--resume')
-    assert '/%s cannot be loaded, it is damaged or' % SNAPSHOT in message
+    start = 'error: result/%s cannot be loaded, it is damaged or another kind of file: ' % SNAPSHOT
+    assert message.startswith(start)  # the reason is zipfile's or NumPy's
     assert content(folder / 'result') == before
 
 
-@pytest.mark.parametrize('most', [0, 3000, 10000])
-def test_a_full_disk_is_one_line(trained, tmp_path, error, capsys, most):
-    """A limit of the size of files stands for the disk: of settings, snapshot, model."""
-    (tmp_path / 'p.csv').write_text('of before')
+@contextlib.contextmanager
+def full_disk(most):
+    """Let no file have more than `most` bytes, as if the disk was full by then."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:
-        message = error('train_own.py', *WORDS, '--data', trained / 'mine.csv', '--out', 'out')
-        prediction = (
-            None
-            if most
-            else error(
-                'predict_own.py', '--in-dir', trained / 'result', '--out', 'p.csv', '--force'
-            )
-        )
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    'most', [0, 3000, 10000], ids=['at settings', 'at a snapshot', 'at the model']
+)
+def test_a_full_disk_is_one_line_of_a_training(trained, tmp_path, error, most):
+    with full_disk(most):
+        message = error('train_own.py', *WORDS, '--data', trained / 'mine.csv', '--out', 'out')
     assert message == 'error: cannot write into the folder of --out: File too large'
     assert not (tmp_path / 'out' / 'model.npz').exists()
-    assert prediction in (None, 'error: cannot write p.csv: File too large')
+
+
+def test_predictions_that_a_full_disk_cannot_hold_replace_none(trained, tmp_path, error):
+    (tmp_path / 'p.csv').write_text('of before')
+    predict = ['predict_own.py', '--in-dir', trained / 'result', '--out', 'p.csv']
+    with full_disk(0):
+        message = error(*predict, '--force')
+    assert message == 'error: cannot write p.csv: File too large'
     assert (tmp_path / 'p.csv').read_text() == 'of before'
 
 
@@ -328,23 +403,49 @@ def test_results_are_valid_json(common, tmp_path):
     assert json.loads(text, parse_constant=pytest.fail) == {'a': {'b': None, 'c': None}, 'd': 1.5}
 
 
-def test_the_test_part_is_refused_when_the_data_have_changed(folder, error):
-    header, *lines = TABLE.splitlines(keepends=True)
-    for changed in (lines[::-1], [lines[0].replace(',0,', ',7,'), *lines[1:]]):
-        (folder / 'mine.csv').write_text(header + ''.join(changed))
-        assert 'in another order' in error('predict_own.py')
-        message = error('train_own.py', *WORDS, '--resume')
-        assert '--resume: the data have other molecules or labels' in message
+@pytest.fixture(params=['in another order', 'with another label'])
+def changed(request, folder):
+    """The folder of a training whose data have changed since."""
+    header, first, *others = TABLE.splitlines(keepends=True)
+    if request.param == 'in another order':
+        lines = [*others, first]
+    else:
+        lines = [first.replace(',0,', ',7,'), *others]
+    (folder / 'mine.csv').write_text(header + ''.join(lines))
+    return folder
 
 
-def test_folder_and_data_may_move_together(folder, error):
+def test_the_test_part_of_changed_data_is_refused(changed, error):
+    assert error('predict_own.py') == (
+        'error: %s has other molecules or labels, or in another order, than when the model was '
+        'trained: the test part cannot be found again' % (changed / 'mine.csv')
+    )
+
+
+def test_a_training_on_changed_data_is_not_resumed(changed, error):
+    assert error('train_own.py', *WORDS, '--resume') == (
+        'error: --resume: the data have other molecules or labels, or in another order, than those '
+        'of the run in result'
+    )
+
+
+@pytest.fixture
+def moved(folder):
+    """The folder of a training that has moved from /nowhere/project, together with the data."""
     path = folder / 'result' / 'settings.json'
     path.write_text(path.read_text().replace(str(folder), '/nowhere/project'))
-    printed = run('predict_own.py', '--in-dir', folder / 'result')
-    assert 'Data: %s: 90 molecules' % (folder / 'mine.csv') in printed
-    (folder / 'mine.csv').unlink()
+    return folder
+
+
+def test_a_folder_may_move_together_with_the_data(moved):
+    printed = run('predict_own.py', '--in-dir', moved / 'result')
+    assert 'Data: %s: 90 molecules' % (moved / 'mine.csv') in printed
+
+
+def test_data_that_were_removed_are_named_where_they_were(moved, error):
+    (moved / 'mine.csv').unlink()
     message = 'error: data file not found: /nowhere/project/mine.csv'
-    assert error('predict_own.py', '--force') == message
+    assert error('predict_own.py') == message
 
 
 def test_rows_with_more_cells_than_the_header(trained, tmp_path):
@@ -355,80 +456,160 @@ def test_rows_with_more_cells_than_the_header(trained, tmp_path):
     assert [row['name'] for row in rows(tmp_path / 'all.csv')] == ['m%d' % i for i in range(90)]
 
 
-def test_molecules_that_are_not_learned_from(tmp_path):
-    """Those that cannot be used, those without labels, duplicates; large batches are cut."""
-    labels = {0: '', 1: 'NaN', 2: ' n/a '}
-    lines = ['%s,%s\n' % (smiles, labels.get(i % 30, i)) for i, smiles in enumerate(CHAINS)]
-    text = 'smiles,y\n' + ''.join(lines)
-    text += 'C1CC,1\n[Og],1\nC1CC,2\nOC,1\nOC,2\n'
-    message = train_on(tmp_path, text, status=1)
-    assert "row 2: target y is '', expected a finite number (9 such rows; --skip-missing" in message
-    printed = train_on(tmp_path, text, '--skip-missing', '--batchsize', '100000')
-    for line in (
+MISSING = {0: '', 1: 'NaN', 2: ' n/a '}
+# Three rows in thirty have no label; then follow three failures, and twice one molecule.
+ODD_ROWS = 'smiles,y\n' + ''.join(
+    '%s,%s\n' % (smiles, MISSING.get(i % 30, i)) for i, smiles in enumerate(CHAINS)
+)
+ODD_ROWS += 'C1CC,1\n[Og],1\nC1CC,2\nOC,1\nOC,2\n'
+
+
+def test_molecules_without_labels_are_refused(tmp_path):
+    assert train_on(tmp_path, ODD_ROWS, status=1) == (
+        "error: mine.csv row 2: target y is '', expected a finite number (9 such rows; "
+        '--skip-missing leaves empty ones out)'
+    )
+
+
+@pytest.fixture(scope='module')
+def trained_on_odd_rows(tmp_path_factory):
+    """The folder of a training on such a file, in batches too large for it; what was printed."""
+    folder = tmp_path_factory.mktemp('odd')
+    return folder, train_on(folder, ODD_ROWS, '--skip-missing', '--batchsize', '100000')
+
+
+@pytest.mark.parametrize(
+    'line',
+    [
         'Skipped 9 molecule(s) without each label of y, the first: mine.csv row 2\n',
-        '86 molecules, 83 of them used',
-        '3 molecule(s) could not be used, all listed in result/failed.csv',
-        "mine.csv row 92: 'C1CC': RDKit cannot parse it",
-        "mine.csv row 93: '[Og]': atomic number 118",
+        'Data: mine.csv: 86 molecules, 83 of them used\n',
+        '3 molecule(s) could not be used, all listed in result/failed.csv\n',
+        "  mine.csv row 92: 'C1CC': RDKit cannot parse it\n",
+        "  mine.csv row 93: '[Og]': atomic number 118, the models support those below 117\n",
         'Duplicates: 1 molecule(s) have the SMILES of an earlier one, the first: mine.csv row 96: '
         "'OC'; test molecules may be among those of the training\n",
         'Batches of all 58 training molecules\n',
-    ):
-        assert line in printed
-    failed = rows(tmp_path / 'result' / 'failed.csv')
+    ],
+)
+def test_molecules_that_are_not_learned_from_are_counted(trained_on_odd_rows, line):
+    assert line in trained_on_odd_rows[1]
+
+
+def test_molecules_that_cannot_be_used_are_listed(trained_on_odd_rows):
+    failed = rows(trained_on_odd_rows[0] / 'result' / 'failed.csv')
     assert [row['row'] for row in failed] == ['mine.csv row %d' % i for i in (92, 93, 94)]
-    log = json.loads((tmp_path / 'result' / 'log').read_text())
+
+
+def test_a_batch_larger_than_the_data_is_cut(trained_on_odd_rows):
+    log = json.loads((trained_on_odd_rows[0] / 'result' / 'log').read_text())
     assert [(entry['epoch'], entry['iteration']) for entry in log] == [(1, 1), (2, 2)]
-    mae = json.loads((tmp_path / 'result' / 'result.json').read_text())['test']['MAE']['y']
-    assert 'MAE of y: %.6g ' % mae in run('predict_own.py', cwd=tmp_path)
-    run('predict_own.py', '--data', 'mine.csv', '--force', cwd=tmp_path)  # labels are not needed
-    assert len(rows(tmp_path / 'result' / 'predictions.csv')) == 95
 
 
-def test_labels_from_which_nothing_is_learned(tmp_path):
-    words = '--task', 'classification'
-    nothing = ''.join('%s,\n' % smiles for smiles in CHAINS)
-    message = train_on(tmp_path, 'smiles,y\n' + nothing, *words, status=1)
+def test_the_test_part_of_molecules_with_labels_is_found_again(trained_on_odd_rows):
+    folder, _ = trained_on_odd_rows
+    mae = json.loads((folder / 'result' / 'result.json').read_text())['test']['MAE']['y']
+    assert 'MAE of y: %.6g ' % mae in run('predict_own.py', '--out', 'test.csv', cwd=folder)
+
+
+def test_molecules_without_labels_are_predicted(trained_on_odd_rows):
+    folder, _ = trained_on_odd_rows
+    run('predict_own.py', '--data', 'mine.csv', '--out', 'all.csv', cwd=folder)
+    assert len(rows(folder / 'all.csv')) == 95
+
+
+UNKNOWN = ''.join('%s,\n' % smiles for smiles in CHAINS)
+
+
+def test_data_without_any_label_are_refused(tmp_path):
+    text = 'smiles,y\n' + UNKNOWN
+    message = train_on(tmp_path, text, '--task', 'classification', status=1)
     assert message == 'error: mine.csv: no molecule has a label'
-    some = ''.join('%s,%d\n' % (smiles, 'N' in smiles) for smiles in CHAINS)
-    printed = train_on(tmp_path, 'smiles,y\n' + nothing + some, *words, '--skip-missing')
-    assert 'Skipped 90 molecule(s) without any label of y' in printed and '90 molecules' in printed
-    constant = 'smiles,y\n' + ''.join('%s,3\n' % smiles for smiles in CHAINS)
-    printed = train_on(tmp_path, constant, '--out', 'constant')
+
+
+def test_molecules_without_any_label_are_skipped(tmp_path):
+    known = ''.join('%s,%d\n' % (smiles, 'N' in smiles) for smiles in CHAINS)
+    text = 'smiles,y\n' + UNKNOWN + known
+    printed = train_on(tmp_path, text, '--task', 'classification', '--skip-missing')
+    message = 'Skipped 90 molecule(s) without any label of y, the first: mine.csv row 2\n'
+    assert message in printed
+    assert 'Data: mine.csv: 90 molecules' in printed
+
+
+def test_labels_of_one_value_are_said_to_teach_nothing(tmp_path):
+    printed = train_on(tmp_path, 'smiles,y\n' + ''.join('%s,3\n' % each for each in CHAINS))
     assert 'All training molecules have one value of y: nothing to learn\n' in printed
-    assert 'std was 0' not in printed
+    assert 'std was 0' not in printed  # of Chainer Chemistry's scaler
 
 
-def test_earlier_predictions_are_not_replaced(trained, tmp_path, error):
-    predict = 'predict_own.py', '--in-dir', trained / 'result', '--data'
-    first, second = tmp_path / 'first.csv', tmp_path / 'second.csv'
-    run(*predict, trained / 'mine.csv', '--out', first)
-    table = rows(first)
+@pytest.fixture
+def predicted(trained, tmp_path):
+    """A file of predictions for all of mine.csv."""
+    path = tmp_path / 'first.csv'
+    in_dir = trained / 'result'
+    run('predict_own.py', '--in-dir', in_dir, '--data', trained / 'mine.csv', '--out', path)
+    return path
+
+
+def test_predictions_keep_the_other_columns(predicted):
+    table = rows(predicted)
     assert list(table[0]) == ['smiles', 'name', 'y predicted', 'y true'] and len(table) == 90
     assert all(row['name'] == 'm%d' % float(row['y true']) for row in table)
-    message = error(*predict, first, '--out', second)
-    assert "a column 'y predicted', which the predictions would replace; rename it" in message
-    for path in (first, trained / 'mine.csv', trained / 'result' / 'model.npz'):
-        before = path.read_bytes()
-        message = error(*predict, first, '--out', path)
-        assert message.startswith('error: --out: %s exists; expected a new file' % path)
-        assert path.read_bytes() == before
-    failed = tmp_path / 'second_failed.csv'
-    failed.write_text('')
-    message = error(*predict, trained / 'mine.csv', '--out', second)
-    assert message.startswith('error: --out: %s exists' % failed)
-    failed.unlink()
-    text = first.read_text().replace('y predicted', 'before')
-    first.write_text(text)
-    run(*predict, first, '--out', second)  # no label y here: nothing replaces y true
-    assert list(rows(second)[0]) == ['smiles', 'name', 'before', 'y true', 'y predicted']
-    first.write_text(text.replace('y true', 'y'))
-    run(*predict, first, '--out', second, '--force')
-    assert list(rows(second)[0]) == ['smiles', 'name', 'before', 'y predicted', 'y true']
 
 
-def test_predictions_into_a_pipe(folder):
+def test_predictions_replace_no_column(trained, predicted, error):
+    message = error(
+        'predict_own.py', '--in-dir', trained / 'result', '--data', predicted, '-o', 'q.csv'
+    )
+    assert message == (
+        "error: the data have a column 'y predicted', which the predictions would replace; rename "
+        'it'
+    )
+
+
+@pytest.mark.parametrize('name', ['first.csv', 'mine.csv', 'result/model.npz'])
+def test_predictions_replace_no_file(folder, predicted, error, name):
+    before = (folder / name).read_bytes()
+    message = error('predict_own.py', '--data', 'mine.csv', '--out', name)
+    assert message == (
+        'error: --out: %s exists; expected a new file, or --force to replace it' % name
+    )
+    assert (folder / name).read_bytes() == before
+
+
+def test_the_list_of_failures_replaces_no_file(folder, error):
+    (folder / 'p_failed.csv').write_text('of before')
+    message = error('predict_own.py', '--data', 'mine.csv', '--out', 'p.csv')
+    assert message == (
+        'error: --out: p_failed.csv exists; expected a new file, or --force to replace it'
+    )
+    assert (folder / 'p_failed.csv').read_text() == 'of before'
+
+
+@pytest.mark.parametrize(
+    'truth, columns',
+    [
+        # Without a label y nothing replaces the column 'y true'.
+        ('y true', ['smiles', 'name', 'before', 'y true', 'y predicted']),
+        ('y', ['smiles', 'name', 'before', 'y predicted', 'y true']),
+    ],
+)
+def test_renamed_predictions_stay_beside_new_ones(trained, predicted, tmp_path, truth, columns):
+    text = predicted.read_text().replace('y predicted', 'before').replace('y true', truth)
+    predicted.write_text(text)
+    path = tmp_path / 'second.csv'
+    run('predict_own.py', '--in-dir', trained / 'result', '--data', predicted, '--out', path)
+    assert list(rows(path)[0]) == columns
+
+
+@pytest.fixture
+def new_molecules(folder):
+    """The folder of a training, and in it new.csv, whose second molecule cannot be used."""
     (folder / 'new.csv').write_text('smiles,name\nCCO,a\nC1,b\n')
+    return folder
+
+
+def test_predictions_into_a_pipe(new_molecules):
+    folder = new_molecules
     os.mkfifo(folder / 'pipe')
     read = []
     reader = threading.Thread(target=lambda: read.append((folder / 'pipe').read_text()))
@@ -438,29 +619,45 @@ def test_predictions_into_a_pipe(folder):
     assert read[0].startswith('smiles,name,y predicted\nCCO,a,')
     table = rows(folder / 'result' / 'predictions_failed.csv')
     assert [row['smiles'] for row in table] == ['C1']
-    message = error_of(
-        OWN / 'predict_own.py', '--data', 'new.csv', '-o', '/dev/full', '--force', cwd=folder
-    )
+
+
+def test_predictions_into_a_full_device(new_molecules, error):
+    message = error('predict_own.py', '--data', 'new.csv', '-o', '/dev/full', '--force')
     assert message == 'error: cannot write /dev/full: No space left on device'
 
 
-def test_pictures(common, monkeypatch):
-    from common import pictures
-
+@pytest.fixture
+def figures(monkeypatch):
+    """Figures that would have been written to a file, in order."""
     figures = []
 
-    def save(self, *_, **__):
-        return figures.append(self)
+    def keep(figure, *args, **options):
+        figures.append(figure)
 
-    monkeypatch.setattr('matplotlib.figure.Figure.savefig', save)
-    of_validation = {'validation/main/loss': 2, 'validation/main/roc_auc': 0.6}
-    entry = {'epoch': 1, 'main/loss': 1.0, **of_validation}
+    monkeypatch.setattr('matplotlib.figure.Figure.savefig', keep)
+    return figures
+
+
+def test_learning_curves(common, figures):
+    from common import pictures
+
+    entry = {
+        'epoch': 1,
+        'main/loss': 1.0,
+        'validation/main/loss': 2,
+        'validation/main/roc_auc': 0.6,
+    }
     panels = ('loss', 'cross entropy'), ('roc_auc', 'ROC-AUC')
     pictures.learning_curve([entry], 'path', 'title', panels)
     left, right = figures[0].axes
     colors = [{line.get_label(): line.get_color() for line in ax.lines} for ax in (left, right)]
-    assert colors[0] == {'training': 'C0', 'validation': 'C1'} and colors[1] == {'validation': 'C1'}
+    assert colors == [{'training': 'C0', 'validation': 'C1'}, {'validation': 'C1'}]
     assert all(tick == int(tick) for tick in left.get_xticks())
+
+
+def test_a_fit_has_a_panel_for_each_target(common, figures):
+    from common import pictures
+
     values = numpy.arange(12.0).reshape(6, 2)
     pictures.fit('path', values, values + 1, ['a', 'b (eV)'])
-    assert [ax.get_title() for ax in figures[1].axes] == ['a', 'b (eV)']
+    assert [ax.get_title() for ax in figures[0].axes] == ['a', 'b (eV)']

@@ -1,6 +1,5 @@
 """The scripts of examples/qm9, run as a user runs them."""
 
-import functools
 import gzip
 import hashlib
 import itertools
@@ -20,8 +19,6 @@ ALPHA = ['--label', 'alpha', *QUICK]
 RANDOM_SPLIT = {'split': 'random', 'train_data_ratio': 0.7, 'seed': 0}
 GAP = {'label': 'gap'}
 METHODS = 'rsgcn relgcn ggnn gin nfp relgat gnnfilm rsgcn_gwm ggnn_gwm gin_gwm nfp_gwm'.split()
-SLOW = [pytest.param(method, '--dense', marks=pytest.mark.slow) for method in METHODS]
-LAYOUTS = '--dense', '--layout packed'
 
 
 def run(script, *arguments, **options):
@@ -42,6 +39,7 @@ def data(qm9_data):
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
+    """The output folder of a short training, and what was printed."""
     out = tmp_path_factory.mktemp('trained')
     return out, run('train_qm9.py', '--out', out, *ALPHA)
 
@@ -53,34 +51,53 @@ def test_sample_is_the_one_that_make_sample_writes():
     assert hashlib.sha256(text).hexdigest() == digest
 
 
-@pytest.mark.parametrize('dense', [False, True])
-def test_sample_has_4000_usable_molecules_and_all_targets(qm9_data, data, dense):
-    """They are what upstream's parser makes of them."""
-    from chainer_chemistry.dataset.parsers import CSVFileParser
-    from chainer_chemistry.dataset.preprocessors import RSGCNPreprocessor
+def test_targets_are_upstreams(qm9_data):
     from chainer_chemistry.datasets import get_qm9_label_names
 
     assert list(qm9_data.TARGETS) == get_qm9_label_names()
+
+
+@pytest.fixture(scope='module', params=[False, True], ids=['sparse', 'dense'])
+def sample(request, qm9_data, data):
+    """The data set of the sample with all targets, and its rows with reasons."""
     settings = {'label': 'all'}
     _, table = qm9_data.read('sample', settings)
-    dataset, table = data.preprocess(table, qm9_data.task_of(settings), 'rsgcn', dense)
+    return data.preprocess(table, qm9_data.task_of(settings), 'rsgcn', request.param)
+
+
+def test_all_4000_molecules_of_the_sample_can_be_used(sample):
+    dataset, table = sample
     assert len(dataset) == 4000 and (table.reason == '').all()
-    as_floats = functools.partial(numpy.asarray, dtype='f')
+
+
+def test_molecules_of_the_sample_are_those_of_upstreams_parser(qm9_data, sample):
+    from chainer_chemistry.dataset.parsers import CSVFileParser
+    from chainer_chemistry.dataset.preprocessors import RSGCNPreprocessor
+
     parser = CSVFileParser(
         RSGCNPreprocessor(),
-        postprocess_label=as_floats,
         labels=list(qm9_data.TARGETS),
         smiles_col='smiles',
+        postprocess_label=lambda label: numpy.asarray(label, 'f'),
     )
+    dataset, _ = sample
     index = [0, *range(1000, 1050)]
     expected = parser.parse(qm9_data.SAMPLE, target_index=index)['dataset']
+    assert len(expected) == len(index)
     for i, upstream in zip(index, expected):
         for a, b in zip(dataset[i], upstream):
             assert a.dtype == b.dtype
             numpy.testing.assert_array_equal(a if hasattr(a, 'ndim') else a.to_dense()[0], b)
-    methane = '157.7118 157.70997 157.70699 0 13.21 -0.3877 0.1171 0.5048 35.3641 0.044749'
-    methane += ' -40.47893 -40.476062 -40.475117 -40.498597 6.469'  # of QM9's first file
-    numpy.testing.assert_array_equal(dataset[0][2], numpy.float32(methane.split()))
+
+
+def test_labels_of_methane_are_those_of_qm9(sample):
+    dataset, _ = sample
+    rotation = [157.7118, 157.70997, 157.70699]  # A, B, C, as in the first file of QM9
+    electrons = [0, 13.21, -0.3877, 0.1171, 0.5048, 35.3641]  # mu, alpha, homo, lumo, gap, r2
+    energies = [0.044749, -40.47893, -40.476062, -40.475117, -40.498597]  # zpve, U0, U, H, G
+    heat_capacity = [6.469]
+    expected = numpy.float32(rotation + electrons + energies + heat_capacity)
+    numpy.testing.assert_array_equal(dataset[0][2], expected)
 
 
 def test_num_data_spreads_over_the_data(data):
@@ -89,47 +106,85 @@ def test_num_data_spreads_over_the_data(data):
 
 
 def test_split_is_a_partition_decided_by_the_seed(data):
-    settings = [dict(RANDOM_SPLIT, seed=seed) for seed in (1, 1, 2)]
-    parts, same, other = [data.split(range(101), of) for of in settings]
+    parts, same, other = [
+        data.split(range(101), dict(RANDOM_SPLIT, seed=seed)) for seed in (1, 1, 2)
+    ]
     assert [len(part) for part in parts] == [70, 15, 16]
     assert sorted(numpy.concatenate(parts)) == list(range(101))
     assert all((a == b).all() for a, b in zip(parts, same))
     assert (parts[0] != other[0]).any()
 
 
-def test_training_prints_data_split_and_error_in_the_unit(trained):
-    out, text = trained
-    assert 'the sample of QM9 in this repository: 4000 molecules, 200 of them used' in text
+def test_training_prints_its_data(trained):
+    _, text = trained
+    assert 'the sample of QM9 in this repository: 4000 molecules, 200 of them used\n' in text
     assert 'alpha (bohr^3)' in text
-    assert 'Split: 140 training, 30 validation, 30 test' in text
-    assert '\033' not in text
-    assert len(json.loads((out / 'log').read_text())) == 2
+    assert 'Split: 140 training, 30 validation, 30 test\n' in text
+
+
+def test_training_prints_no_codes_of_a_terminal(trained):
+    assert '\033' not in trained[1]
+
+
+def test_training_prints_the_error_in_the_unit(trained):
+    out, text = trained
+    test = json.loads((out / 'result.json').read_text())['test']
+    assert (
+        '\nMAE of alpha: %.6g bohr^3 (30 molecules; always the mean: %.6g)\n'
+        % (test['MAE']['alpha'], test['MAE of the mean alone']['alpha'])
+        in text
+    )
+
+
+def test_training_prints_its_cost(trained):
+    out, text = trained
     result = json.loads((out / 'result.json').read_text())
-    test = result['test']
-    errors = test['MAE']['alpha'], test['MAE of the mean alone']['alpha']
-    line = 'MAE of alpha: %.6g bohr^3 (30 molecules; always the mean: %.6g)' % errors
-    assert line in text
-    assert 'Time a step: %.2f ms' % result['milliseconds a step']['median'] in text
-    assert 'Peak memory: host %.0f MB' % (result['peak memory in bytes']['host'] / 1e6) in text
+    assert (
+        'Time a step: %.2f ms, median of 7 (batch, converter, forward, backward, update)\n'
+        % result['milliseconds a step']['median']
+        in text
+    )
+    assert 'Peak memory: host %.0f MB\n' % (result['peak memory in bytes']['host'] / 1e6) in text
+
+
+def test_training_writes_what_it_did(trained):
+    out, _ = trained
+    result = json.loads((out / 'result.json').read_text())
     assert (result['epochs'], result['steps'], result['milliseconds a step']['steps']) == (2, 9, 7)
-    assert result['updater'] == 'standard' and result['settings']['padded_to'] == 9
-    for name in ('learning_curve.png', 'fit.png'):
-        assert (out / name).read_bytes().startswith(b'\x89PNG')
+    assert result['updater'] == 'standard'
+    assert result['settings']['padded_to'] == 9
+    assert [entry['epoch'] for entry in json.loads((out / 'log').read_text())] == [1, 2]
+
+
+@pytest.mark.parametrize('name', ['learning_curve.png', 'fit.png'])
+def test_training_draws_pictures(trained, name):
+    out, _ = trained
+    assert (out / name).read_bytes().startswith(b'\x89PNG')
+
+
+@pytest.mark.parametrize(
+    'option, value, name, before, now',
+    [
+        ('--label', 'gap', 'label', 'alpha', 'gap'),
+        ('--padded-to', 'batch', 'padded_to', 9, None),
+        ('--num-data', '100', 'num_data', 200, 100),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_settings(trained, option, value, name, before, now):
+    out, _ = trained
+    files = {path.name: path.read_bytes() for path in out.iterdir()}
+    error = error_of(QM9 / 'train_qm9.py', '--out', out, *ALPHA, '--resume', option, value)
+    assert error == (
+        'error: --resume: %s was %r in the run in %s, and is %r now; both must be the same'
+        % (name, before, out, now)
+    )
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == files
 
 
 def test_resumed_training_equals_an_uninterrupted_one(trained, tmp_path):
     """Equal seeds train equal models, too."""
     train = ['train_qm9.py', '--out', tmp_path, *ALPHA]
     run(*train, '--epoch', '1')
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    for option, value, line in (
-        ('--label', 'gap', "label was 'alpha' in the run in %s, and is 'gap' now" % tmp_path),
-        ('--padded-to', 'batch', 'padded_to was 9 in the run in'),
-        ('--num-data', '100', 'num_data was 200 in the run in'),
-    ):
-        message = error_of(QM9 / train[0], *train[1:], '--resume', option, value)
-        assert message.startswith('error: --resume: ' + line)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert 'Resumed %s: epoch 1, step 5\n' % tmp_path in run(*train, '--resume')
     for name in ('model.npz', 'best_model.npz'):
         assert_same_bits(arrays(tmp_path / name), arrays(trained[0] / name))
@@ -159,9 +214,12 @@ def test_all_targets_dense(tmp_path):
 @pytest.mark.slow
 def test_layouts_with_phantom_atoms_train_as_the_dense_model_does(tmp_path):
     logs = {}
-    layouts = {'padded': '--layout padded', 'folded': '--padded-to batch'}
-    layouts.update(dense='--dense', packed='--layout packed')
-    for name, option in layouts.items():
+    for name, option in (
+        ('dense', '--dense'),
+        ('padded', '--layout padded'),
+        ('folded', '--padded-to batch'),
+        ('packed', '--layout packed'),
+    ):
         run('train_qm9.py', '--method', 'relgcn', '--out', tmp_path / name, *option.split(), *ALPHA)
         log = json.loads((tmp_path / name / 'log').read_text())
         logs[name] = [entry['validation/main/loss'] for entry in log]
@@ -173,7 +231,14 @@ def test_layouts_with_phantom_atoms_train_as_the_dense_model_does(tmp_path):
     assert 'MAE of alpha: %.6g ' % result['test']['MAE']['alpha'] in again
 
 
-@pytest.mark.parametrize('method, options', [*(('ggnn', how) for how in LAYOUTS), *SLOW])
+@pytest.mark.parametrize(
+    'method, options',
+    [
+        ('ggnn', '--dense'),
+        ('ggnn', '--layout packed'),
+        *(pytest.param(method, '--dense', marks=pytest.mark.slow) for method in METHODS),
+    ],
+)
 def test_predictions_are_in_the_layout_of_the_training(tmp_path, method, options):
     """A model trained dense has learned with padding: it is predicted with it."""
     options = ['--method', method, *options.split(), *ALPHA, '--num-data', '60']
@@ -192,17 +257,51 @@ def test_methods_are_those_that_are_tested(data):
 @pytest.mark.parametrize(
     'text, message',
     [
-        ('smiles,gap\nCC,1\n\nCCC,high\n', "mine.csv row 4: target gap is 'high', expected a fin"),
-        ('smiles,gap\nCC,nan\n', "mine.csv row 2: target gap is 'nan', expected a finite number"),
-        ('smiles,gap\nCC,1e39\n', "mine.csv row 2: target gap is '1e39', expected a finite"),
-        ('smiles,gap\nCC,%s\n' % (400 * 'x'), "target gap is '%s, expected" % (59 * 'x')),
-        ('smiles, gap\nCC,1\n', "'smiles', 'gap', separated by commas, found 'smiles', ' gap'"),
-        ('SMILES,gap\nCC,1\n', "has no column 'smiles'"),
-        ('', 'cannot be read as CSV'),
+        (
+            'smiles,gap\nCC,1\n\nCCC,high\n',
+            "mine.csv row 4: target gap is 'high', expected a finite number (1 such rows)",
+        ),
+        (
+            'smiles,gap\nCC,nan\n',
+            "mine.csv row 2: target gap is 'nan', expected a finite number (1 such rows; "
+            '--skip-missing leaves empty ones out)',
+        ),
+        (
+            'smiles,gap\nCC,1e39\n',
+            "mine.csv row 2: target gap is '1e39', expected a finite number (1 such rows)",
+        ),
+        (
+            'smiles,gap\nCC,%s\n' % (400 * 'x'),
+            "mine.csv row 2: target gap is '%s, expected a finite number (1 such rows)"
+            % (59 * 'x'),
+        ),
+        (
+            'smiles, gap\nCC,1\n',
+            "FILE has no column 'gap'; expected the columns 'smiles', 'gap', separated by commas, "
+            "found 'smiles', ' gap'",
+        ),
+        (
+            'SMILES,gap\nCC,1\n',
+            "FILE has no column 'smiles'; expected the columns 'smiles', 'gap', separated by "
+            "commas, found 'SMILES', 'gap'",
+        ),
+        ('', 'FILE cannot be read as CSV: No columns to parse from file'),
         ('smiles,gap\n', 'the data have no molecules'),
-        ('smiles,gap\nC1,1\n', "one molecule that can be used, got 1, the first: 'C1': RDKit"),
-        ('smiles,gap\n[Og],1\n', 'none of the 1 molecule(s) can be used, the first: mine.csv row'),
-        ('smiles,gap\nCC,1\n', 'a random split of 1 with --train-data-ratio 0.7 has an empty part'),
+        (
+            'smiles,gap\nC1,1\n',
+            "smiles: expected at least one molecule that can be used, got 1, the first: 'C1': "
+            'RDKit cannot parse it',
+        ),
+        (
+            'smiles,gap\n[Og],1\n',
+            "none of the 1 molecule(s) can be used, the first: mine.csv row 2: '[Og]': atomic "
+            'number 118, the models support those below 117',
+        ),
+        (
+            'smiles,gap\nCC,1\n',
+            'a random split of 1 with --train-data-ratio 0.7 has an empty part; expected at least '
+            'one each for training, validation and test',
+        ),
     ],
 )
 def test_bad_files(qm9_data, data, tmp_path, text, message):
@@ -212,60 +311,133 @@ def test_bad_files(qm9_data, data, tmp_path, text, message):
         _, table = qm9_data.read(str(path), GAP)
         dataset, *_ = data.load('mine', table, qm9_data.task_of(GAP), 'rsgcn')
         data.split(dataset, RANDOM_SPLIT)
-    assert message in str(error.value)
+    assert str(error.value) == message.replace('FILE', str(path))
 
 
-def test_damaged_archives(qm9_data, data, tmp_path):
-    whole = gzip.compress(b'smiles,gap\n' + bytes(range(48, 123)) * 50)
+ARCHIVE = gzip.compress(b'smiles,gap\n' + bytes(range(48, 123)) * 50)
+
+
+@pytest.mark.parametrize(
+    'content',
+    [ARCHIVE[:-20], ARCHIVE[:30] + b'\xff' * 30 + ARCHIVE[60:], b'smiles,gap\n'],
+    ids=['truncated', 'garbled', 'no archive'],
+)
+def test_damaged_archives(qm9_data, data, tmp_path, content):
     path = tmp_path / 'mine.csv.gz'
-    for text in (whole[:-20], whole[:30] + b'\xff' * 30 + whole[60:], b'smiles,gap\n'):
-        path.write_bytes(text)
-        with pytest.raises(data.DataError, match='cannot be read as CSV'):
-            qm9_data.read(str(path), GAP)
+    path.write_bytes(content)
+    with pytest.raises(data.DataError) as error:
+        qm9_data.read(str(path), GAP)
+    assert str(error.value).startswith('%s cannot be read as CSV: ' % path)
 
 
-def test_failures_are_the_same_dense_and_from_the_cache(qm9_data, data):
-    table = data.typed_smiles(['CC', 'C1', '', '[Og]', 'CCO'], 1)
-    task = qm9_data.task_of(GAP)
-    results = [data.preprocess(table, task, 'relgcn', dense) for dense in (True, False, False)]
-    for dataset, found in results:
-        assert [len(dataset[i][0]) for i in range(2)] == [2, 3]
-        assert numpy.flatnonzero(found.reason).tolist() == [1, 2, 3]
-        assert found.reason.tolist() == results[0][1].reason.tolist()
+FAILING = ['CC', 'C1', '', '[Og]', 'CCO']
+REASONS = [
+    '',
+    'RDKit cannot parse it',
+    'no atoms',
+    'atomic number 118, the models support those below 117',
+    '',
+]
+
+
+@pytest.mark.parametrize('dense', [True, False])
+def test_failures_are_left_out_with_their_reasons(qm9_data, data, dense):
+    table = data.typed_smiles(FAILING, 1)
+    dataset, found = data.preprocess(table, qm9_data.task_of(GAP), 'relgcn', dense)
+    assert [len(dataset[i][0]) for i in range(len(dataset))] == [2, 3]
+    assert found.reason.tolist() == REASONS
+
+
+def test_failures_from_the_cache_have_their_reasons(qm9_data, data):
+    table = data.typed_smiles(FAILING, 1)
+    for _ in range(2):
+        _, found = data.preprocess(table, qm9_data.task_of(GAP), 'relgcn')
+        assert found.reason.tolist() == REASONS
+
+
+@pytest.fixture
+def error(tmp_path, monkeypatch):
+    """A function for the error of train_qm9.py in the folder of the test, where is a file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'file').touch()
+    return lambda *words: error_of(QM9 / 'train_qm9.py', '--num-data', '60', *words)
 
 
 @pytest.mark.parametrize(
     'options, message',
     [
-        ('--data missing.csv', 'data file not found: '),
+        ('--data missing.csv', 'data file not found: FOLDER/missing.csv'),
         ('--out file', '--out: expected a folder, got the file file'),
         ('--resume', '--resume: the folder result has no snapshot'),
-        ('--device -2', '--device -2 cannot be used (ValueError: no GPU has this number)'),
-        ('--device cuda:0', '--device cuda:0 cannot be used (RuntimeError: '),
-        ('--device x', '--device x cannot be used (RuntimeError: Tried to parse ChainerX'),
         ('--layout packed --padded-to 9', '--padded-to: expected layout folded, got packed'),
-        ('--unit-num 1000000000000', 'not enough memory: Unable to allocate'),
     ],
 )
-def test_errors_reach_the_user_without_a_traceback(tmp_path, monkeypatch, options, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'file').touch()
-    assert error_of(QM9 / 'train_qm9.py', '--num-data', '60', *options.split()).startswith(
-        'error: ' + message
+def test_errors_reach_the_user_without_a_traceback(tmp_path, error, options, message):
+    assert error(*options.split()) == 'error: ' + message.replace('FOLDER', str(tmp_path))
+    assert not (tmp_path / 'result' / 'model.npz').exists()
+
+
+@pytest.mark.parametrize(
+    'device, reason',
+    [
+        ('-2', 'ValueError: no GPU has this number'),
+        ('cuda:0', 'RuntimeError: '),
+        ('x', 'RuntimeError: Tried to parse ChainerX'),
+    ],
+)
+def test_devices_that_cannot_be_used(tmp_path, error, device, reason):
+    message = error('--device', device)
+    assert message.startswith('error: --device %s cannot be used (%s' % (device, reason))
+    assert message.endswith(
+        '); expected -1 (CPU), 0, 1, ... (that GPU; needs CuPy: docs/install.md) or a Chainer '
+        'device, such as @cupy:0'
     )
+    assert not (tmp_path / 'result' / 'model.npz').exists()
+
+
+def test_too_little_memory_is_no_traceback(tmp_path, error):
+    message = error('--unit-num', '1000000000000')
+    assert message.startswith('error: not enough memory: Unable to allocate ')  # and how much
     assert not (tmp_path / 'result' / 'model.npz').exists()
 
 
 @pytest.mark.parametrize(
     'name, write, message',
     [
-        ('model.npz', lambda old: old[:1000], 'model.npz cannot be loaded, it is damaged'),
-        ('model.npz', lambda old: None, 'model.npz not found'),
-        ('settings.json', lambda old: old[:20], 'settings.json cannot be read, or is not of a run'),
-        ('settings.json', lambda old: None, 'not found: expected the folder of a run of train_q'),
-        ('settings.json', lambda old: b'{}', "or is not of a run: 'script'"),
-        ('settings.json', lambda old: b'[]', 'settings.json cannot be read, or is not of a run'),
-        ('settings.json', lambda old: old.replace(b'n_qm9', b'n_own'), 'is a folder of train_own.'),
+        (
+            'model.npz',
+            lambda old: old[:1000],
+            'FOLDER/model.npz cannot be loaded, it is damaged or another kind of file: File is not '
+            'a zip file',
+        ),
+        ('model.npz', lambda old: None, 'FOLDER/model.npz not found'),
+        (
+            'settings.json',
+            lambda old: b'',
+            'FOLDER/settings.json cannot be read, or is not of a run: Expecting value: line 1 '
+            'column 1 (char 0)',
+        ),
+        (
+            'settings.json',
+            lambda old: None,
+            'FOLDER/settings.json not found: expected the folder of a run of train_qm9.py',
+        ),
+        (
+            'settings.json',
+            lambda old: b'{}',
+            "FOLDER/settings.json cannot be read, or is not of a run: 'script'",
+        ),
+        (
+            'settings.json',
+            lambda old: b'[]',
+            'FOLDER/settings.json cannot be read, or is not of a run: list indices must be '
+            'integers or slices, not str',
+        ),
+        (
+            'settings.json',
+            lambda old: old.replace(b'n_qm9', b'n_own'),
+            'FOLDER is a folder of train_own.py, expected one of train_qm9.py',
+        ),
     ],
 )
 def test_folders_that_do_not_fit_are_refused(trained, tmp_path, name, write, message):
@@ -274,7 +446,8 @@ def test_folders_that_do_not_fit_are_refused(trained, tmp_path, name, write, mes
         content = write(content) if file == name else content
         if content is not None:
             (tmp_path / file).write_bytes(content)
-    assert message in error_of(QM9 / 'predict_qm9.py', '--in-dir', tmp_path, '--smiles', 'C')
+    error = error_of(QM9 / 'predict_qm9.py', '--in-dir', tmp_path, '--smiles', 'C')
+    assert error == 'error: ' + message.replace('FOLDER', str(tmp_path))
 
 
 def test_full_reads_qm9pack(qm9_data, tmp_path, monkeypatch):
@@ -304,46 +477,103 @@ def test_full_falls_back_on_upstreams_download(qm9_data, tmp_path, monkeypatch, 
     assert str(path) in description and table.labels.tolist() == [[0.5]]
 
 
-def test_prediction_repeats_the_test_error_of_the_training(trained):
-    out, _ = trained
-    mae = json.loads((out / 'result.json').read_text())['test']['MAE']['alpha']
-    predict = 'predict_qm9.py', '--in-dir', out
-    assert 'MAE of alpha: %.6g ' % mae in run(*predict)
-    result = rows(out / 'predictions.csv')
-    names = 'alpha predicted [bohr^3]', 'alpha true [bohr^3]'
-    errors = [abs(float(row[names[0]]) - float(row[names[1]])) for row in result]
+PREDICTED = 'alpha predicted [bohr^3]'
+TRUE = 'alpha true [bohr^3]'
+
+
+@pytest.fixture
+def predict(trained, tmp_path, monkeypatch):
+    """A function that predicts with the trained model, in the folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: run('predict_qm9.py', '--in-dir', trained[0], *words)
+
+
+@pytest.fixture
+def prediction_error(trained, tmp_path, monkeypatch):
+    """A function for the error of such a prediction."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: error_of(QM9 / 'predict_qm9.py', '--in-dir', trained[0], *words)
+
+
+def test_prediction_repeats_the_test_error_of_the_training(trained, predict, tmp_path):
+    mae = json.loads((trained[0] / 'result.json').read_text())['test']['MAE']['alpha']
+    assert 'MAE of alpha: %.6g bohr^3 (30 molecules)\n' % mae in predict('--out', 'p.csv')
+    errors = [abs(float(row[PREDICTED]) - float(row[TRUE])) for row in rows(tmp_path / 'p.csv')]
     assert len(errors) == 30 and numpy.mean(errors) == pytest.approx(mae, rel=1e-4)
-    # What is there is not replaced, and --smiles writes no file.
-    before = (out / 'predictions.csv').read_bytes()
-    error = error_of(QM9 / predict[0], *predict[1:])
-    assert 'predictions.csv exists; expected a new file, or --force' in error
-    text = run(*predict, '--smiles', 'OCC', 'C1')
-    assert 'Predictions: ' not in text and "--smiles 2: 'C1': RDKit cannot parse it" in text
-    assert (out / 'predictions.csv').read_bytes() == before
-    assert not (out / 'predictions_failed.csv').exists()
-    assert 'MAE of alpha: ' in run(*predict, '--model', 'best', '--force')
 
 
-def test_prediction_of_smiles_and_files(trained, tmp_path):
-    out, _ = trained
-    path = tmp_path / 'mine.csv'
-    path.write_text('smiles,alpha\nCCO,30\nC1CC,1\nOCC,\nCC,>5\n')
-    predict = QM9 / 'predict_qm9.py', '--in-dir', out
-    text = run_here(*predict, '--data', path, '--out', tmp_path / 'a.csv')
-    assert '1 molecule(s) could not be used' in text and '(1 molecules)' in text
-    assert "Unknown labels: mine.csv row 5: target alpha is '>5', expected a finite" in text
-    from_file = rows(tmp_path / 'a.csv')
-    assert [row['smiles'] for row in from_file] == ['CCO', 'C1CC', 'OCC', 'CC']
-    assert from_file[1]['alpha predicted [bohr^3]'] == from_file[3]['alpha true [bohr^3]'] == ''
+def test_predictions_are_beside_the_model_unless_said_otherwise(trained, predict):
+    path = trained[0] / 'predictions.csv'
+    assert predict('--force').endswith('Predictions: %s\n' % path)
+    assert len(rows(path)) == 30
+
+
+def test_predictions_are_not_replaced(prediction_error, tmp_path):
+    path = tmp_path / 'p.csv'
+    path.write_text('of before')
+    error = prediction_error('--out', path)
+    assert error == (
+        'error: --out: %s exists; expected a new file, or --force to replace it' % path
+    )
+    assert path.read_text() == 'of before'
+
+
+def test_the_best_model_predicts(predict):
+    assert 'MAE of alpha: ' in predict('--model', 'best', '--out', 'p.csv')
+
+
+def test_prediction_of_smiles_writes_no_file_unless_asked(trained, predict):
+    before = {path.name: path.read_bytes() for path in trained[0].iterdir()}
+    text = predict('--smiles', 'OCC', 'C1')
+    assert 'Predictions: ' not in text
+    assert "  --smiles 2: 'C1': RDKit cannot parse it\n" in text
+    assert {path.name: path.read_bytes() for path in trained[0].iterdir()} == before
+
+
+@pytest.fixture
+def from_file(predict, tmp_path):
+    """What is printed, and the rows, of a prediction for a file with odd rows."""
+    (tmp_path / 'mine.csv').write_text('smiles,alpha\nCCO,30\nC1CC,1\nOCC,\nCC,>5\n')
+    text = predict('--data', 'mine.csv', '--out', 'a.csv')
+    return text, rows(tmp_path / 'a.csv')
+
+
+def test_a_prediction_has_a_row_for_every_molecule_of_a_file(from_file):
+    _, table = from_file
+    assert [row['smiles'] for row in table] == ['CCO', 'C1CC', 'OCC', 'CC']
+
+
+def test_molecules_that_cannot_be_predicted_are_listed(from_file, tmp_path):
+    text, table = from_file
+    assert '1 molecule(s) could not be used, all listed in a_failed.csv\n' in text
+    assert table[1][PREDICTED] == ''
     assert [row['smiles'] for row in rows(tmp_path / 'a_failed.csv')] == ['C1CC']
-    run_here(*predict, '--out', tmp_path / 'b.csv.gz', '--smiles', 'OCC', 'CC')
-    table = gzip.decompress((tmp_path / 'b.csv.gz').read_bytes()).decode().splitlines()
-    assert table[0] == 'smiles,alpha predicted [bohr^3]'
-    values = [float(row['alpha predicted [bohr^3]']) for row in (from_file[0], from_file[2])]
-    assert values == pytest.approx(2 * [float(table[1].split(',')[1])], rel=1e-5)
-    for name in ('', 'no/p.csv'):
-        text = error_of(*predict, '--smiles', 'C', '--out', tmp_path / name)
-        assert text.startswith('error: --out: ')
+
+
+def test_unknown_labels_are_left_out_of_the_error(from_file):
+    text, table = from_file
+    assert (
+        "Unknown labels: mine.csv row 5: target alpha is '>5', expected a finite number (1 such "
+        'rows)\n' in text
+    )
+    assert re.search(r'MAE of alpha: \S+ bohr\^3 \(1 molecules\)\n', text)
+    assert table[3][TRUE] == ''
+
+
+def test_predictions_of_smiles_are_those_of_a_file(from_file, predict, tmp_path):
+    predict('--out', 'b.csv.gz', '--smiles', 'OCC', 'CC')
+    header, ethanol, _ = gzip.decompress((tmp_path / 'b.csv.gz').read_bytes()).decode().splitlines()
+    assert header == 'smiles,' + PREDICTED
+    value = pytest.approx(float(ethanol.split(',')[1]), rel=1e-5)
+    _, table = from_file
+    assert float(table[0][PREDICTED]) == float(table[2][PREDICTED]) == value
+
+
+@pytest.mark.parametrize('name', ['', 'no/p.csv'])
+def test_predictions_need_a_file_in_a_folder(prediction_error, tmp_path, name):
+    path = tmp_path / name
+    message = 'error: --out: cannot write the file %s: it, or its folder, is none' % path
+    assert prediction_error('--smiles', 'C', '--out', path) == message
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 import threading
 import types
@@ -36,6 +37,7 @@ def data_file(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def train(data_file, tmp_path_factory):
+    """A function that trains on two ranks, and returns the folder and what was printed."""
     folder = tmp_path_factory.mktemp('trained')
 
     def run(name, *options):
@@ -63,8 +65,15 @@ def test_training(trained, data_file):
     result = json.loads((out / 'result.json').read_text())
     assert result['settings']['ranks'] == 2
     assert result['steps'] == 2 * 3  # 35 molecules a rank, at most 16 in a step
+
+
+@needs_mpi
+def test_a_run_is_not_continued_by_another_number_of_ranks(trained, data_file):
+    out, _ = trained
     error = error_of(TRAIN, '--data', data_file, *QUICK, '--out', out, '--resume')
-    assert '--resume: ranks was 2 in the run in' in error
+    assert error == (
+        'error: --resume: ranks was 2 in the run in %s, and is 1 now; both must be the same' % out
+    )
 
 
 @needs_mpi
@@ -111,9 +120,9 @@ def test_lines_of_all_ranks_are_in_order(n_lines):
         def allgather(turn):
             turns[rank] = turn
             barrier.wait()
-            of_all = list(turns)
+            copied = list(turns)
             barrier.wait()
-            return of_all
+            return copied
 
         mpi_comm = types.SimpleNamespace(allgather=allgather)
         ranks = types.SimpleNamespace(comm=types.SimpleNamespace(mpi_comm=mpi_comm))
@@ -131,18 +140,28 @@ def test_lines_of_all_ranks_are_in_order(n_lines):
 
 @needs_mpi
 @pytest.mark.slow
-def test_what_is_refused(trained, tmp_path):
-    done = mpirun(2, TRAIN, *TWO, '--data', 'missing.csv', '--out', tmp_path, status=None)
-    assert done.stderr.count('error: data file not found') == 1
+def test_an_error_of_one_rank_ends_all(tmp_path):
+    path = tmp_path / 'missing.csv'
+    done = mpirun(2, TRAIN, *TWO, '--data', path, '--out', tmp_path / 'out', status=None)
+    assert done.stderr.count('error: data file not found: %s\n' % path) == 1
     assert done.stderr.count('has failed, all ranks end') == 1
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_standard_input_of_several_processes_is_refused(trained):
     error = mpirun(2, SCREEN, '--in-dir', trained[0], *TWO, status=None).stderr
-    assert error.count('--communicator: expected a file of SMILES, which every process') == 1
+    message = 'error: --communicator: expected a file of SMILES, which every process reads\n'
+    assert error.count(message) == 1
 
 
 def test_several_processes_need_the_option(monkeypatch):
     monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '2')
     error = error_of(SCREEN, 'x.smi', '--in-dir', 'result')
-    assert 'error: expected --communicator in each of 2 processes (OMPI_COMM_WORLD_SIZE)' in error
+    assert error == (
+        'error: expected --communicator in each of 2 processes (OMPI_COMM_WORLD_SIZE): otherwise '
+        'all would do the same'
+    )
 
 
 def test_processes_that_read_different_files(tmp_path):
@@ -156,6 +175,7 @@ def test_processes_that_read_different_files(tmp_path):
 
     screen.check_source(ranks(checksum), path)
     screen.check_source(ranks(None), tmp_path / 'missing')
+    message = '^%s$' % re.escape('--communicator: %s is not the same for all processes' % path)
     for other in (checksum + 1, None):
-        with pytest.raises(screen.DataError, match='is not the same for all processes'):
+        with pytest.raises(screen.DataError, match=message):
             screen.check_source(ranks(other), path)

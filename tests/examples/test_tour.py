@@ -13,8 +13,12 @@ PATH = pathlib.Path(EXAMPLES, 'tour.ipynb')
 
 
 def printed(notebook):
-    outputs = [output for cell in notebook.cells for output in cell.get('outputs', [])]
-    return ''.join(of.get('text', '') for of in outputs if of.get('name') == 'stdout')
+    return ''.join(
+        output.get('text', '')
+        for cell in notebook.cells
+        for output in cell.get('outputs', [])
+        if output.get('name') == 'stdout'
+    )
 
 
 @pytest.mark.slow
@@ -25,8 +29,9 @@ def test_tour(monkeypatch):
     code = [cell for cell in notebook.cells if cell.cell_type == 'code']
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     stored = printed(notebook)
-    resources = {'metadata': {'path': PATH.parent}}
-    nbclient.NotebookClient(notebook, timeout=300, resources=resources).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=300, resources={'metadata': {'path': PATH.parent}}
+    ).execute()
     for text in stored, printed(notebook):
         assert 'SwapCheck(equal=True' in text and 'times faster' in text, text
     pictures = sum('image/png' in str(cell.get('outputs')) for cell in code)

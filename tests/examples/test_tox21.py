@@ -43,8 +43,10 @@ def data_file(tox21_data, tmp_path_factory):
     lines = [','.join([*tox21_data.ASSAYS, 'mol_id', 'smiles'])]
     for i in range(200):
         smiles = CHAINS[rng.randint(12)] + rng.choice(['N', 'O', 'F', 'Cl', ''])
-        kinds = ['' if rng.uniform() < 1 / 3 else str(int('N' in smiles)) for _ in range(12)]
-        lines.append(','.join([*kinds, 'TOX%d' % i, smiles]))
+        labels = [
+            '' if rng.uniform() < 1 / 3 else str(int('N' in smiles)) for _ in tox21_data.ASSAYS
+        ]
+        lines.append(','.join([*labels, 'TOX%d' % i, smiles]))
     lines.append(','.join(['0'] * 12 + ['TOX200', 'C1CC']))
     with gzip.open(path, 'wt') as f:
         f.write('\n'.join(lines) + '\n')
@@ -53,6 +55,7 @@ def data_file(tox21_data, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def trained(data_file, tmp_path_factory):
+    """The output folder of a short training, and what was printed."""
     out = tmp_path_factory.mktemp('trained')
     return out, run('train_tox21.py', '--data', data_file, '--epoch', '3', '--out', out, *QUICK)
 
@@ -67,23 +70,33 @@ def test_roc_auc_is_that_of_scikit_learn_without_missing_labels(tasks):
     numpy.testing.assert_allclose(tasks.roc_aucs(labels, scores), expected, rtol=1e-13)
 
 
-def test_roc_auc_of_one_class_or_of_nan_is_undefined_and_left_out_of_the_mean(tasks):
+def test_roc_auc_of_one_class_or_of_nan_is_undefined(tasks):
     labels = numpy.array([[1, 1, -1, 1], [0, 1, -1, 0], [0, -1, -1, 0]])
     scores = numpy.array([[3.0, 1, 1, numpy.nan], [1, 2, 2, 1], [2, 3, 3, 1]])
     areas = tasks.roc_aucs(labels, scores)
-    assert areas[0] == 1 and numpy.isnan(areas[1:]).all()
-    assert tasks.mean_of_known(areas) == 1
-    assert numpy.isnan(tasks.mean_of_known(areas[1:]))
+    assert areas[0] == 1
+    assert numpy.isnan(areas[1:]).all()
 
 
-def test_validation_reports_loss_and_roc_auc_of_all_molecules(tasks):
+def test_undefined_areas_are_left_out_of_the_mean(tasks):
+    assert tasks.mean_of_known(numpy.array([1, numpy.nan, 0.5])) == 0.75
+
+
+def test_the_mean_of_undefined_areas_is_undefined(tasks):
+    assert numpy.isnan(tasks.mean_of_known(numpy.array([numpy.nan, numpy.nan])))
+
+
+def test_validation_reports_the_metrics_of_all_molecules(tasks):
     import chainer
     from chainer_chemistry.models.prediction import Classifier
 
     rng = numpy.random.RandomState(0)
-    scores, labels = rng.normal(size=(9, 2)).astype('f'), rng.randint(-1, 2, (9, 2)).astype('i')
-    loss = chainer.functions.sigmoid_cross_entropy
-    model = Classifier(chainer.Sequential(chainer.functions.identity), lossfun=loss)
+    scores = rng.normal(size=(9, 2)).astype('f')
+    labels = rng.randint(-1, 2, (9, 2)).astype('i')
+    model = Classifier(
+        chainer.Sequential(chainer.functions.identity),
+        lossfun=chainer.functions.sigmoid_cross_entropy,
+    )
     evaluator = tasks.Classification(['a', 'b']).evaluator(
         chainer.iterators.SerialIterator(list(zip(scores, labels)), 4, repeat=False, shuffle=False),
         model,
@@ -93,35 +106,62 @@ def test_validation_reports_loss_and_roc_auc_of_all_molecules(tasks):
     evaluator.name = 'validation'
     with chainer.Reporter():
         found = evaluator()
-    expected = {'loss': model.lossfun(scores, labels).item()}
-    expected['roc_auc'] = tasks.roc_aucs(labels, scores).mean()
-    expected = {'validation/main/' + name: value for name, value in expected.items()}
-    assert found == pytest.approx(expected)
+    assert found == pytest.approx(
+        {
+            'validation/main/loss': model.lossfun(scores, labels).item(),
+            'validation/main/roc_auc': tasks.roc_aucs(labels, scores).mean(),
+        }
+    )
 
 
 def test_missing_labels_change_neither_loss_nor_gradient(tasks):
+    import chainer
+
     task = tasks.Classification(['a', 'b'])
     model = task.build({'method': 'rsgcn', 'unit_num': 4, 'conv_layers': 1}, True)
-    y = numpy.array([[1.0, -2], [3, 4]], 'f')
-    full = model.lossfun(y[:, :1], numpy.array([[1], [0]], 'i'))
-    masked = model.lossfun(y, numpy.array([[1, -1], [0, -1]], 'i'))
-    assert float(full.array) == pytest.approx(float(masked.array))
+    scores = numpy.array([[1.0, -2], [3, 4]], 'f')
+    known = chainer.Variable(scores[:, :1])
+    both = chainer.Variable(scores)
+    loss = model.lossfun(known, numpy.array([[1], [0]], 'i'))
+    masked = model.lossfun(both, numpy.array([[1, -1], [0, -1]], 'i'))
+    loss.backward()
+    masked.backward()
+    assert float(masked.array) == pytest.approx(float(loss.array))
+    numpy.testing.assert_allclose(both.grad[:, :1], known.grad, rtol=1e-6)
+    assert not both.grad[:, 1].any()
 
 
-def test_training_learns_and_reports(trained, tox21_data):
+def test_training_prints_its_data(trained, data_file):
+    _, text = trained
+    assert 'Data: %s: 201 molecules, 200 of them used\n' % data_file in text
+    assert 'Split: 140 training, 30 validation, 30 test\n' in text
+
+
+def test_training_lists_molecules_that_cannot_be_used(trained):
     out, text = trained
-    assert '201 molecules, 200 of them used' in text
-    assert '1 molecule(s) could not be used' in text
-    assert "tox21.csv.gz row 202: 'C1CC': RDKit cannot parse it" in text
-    assert 'Split: 140 training, 30 validation, 30 test' in text
-    assert [row['smiles'] for row in rows(out / 'failed.csv')] == ['C1CC']
-    assert (out / 'learning_curve.png').read_bytes().startswith(b'\x89PNG')
-    result = json.loads((out / 'result.json').read_text())
-    assert tuple(result['test']['ROC-AUC']) == tox21_data.ASSAYS
-    known = [area for area in result['test']['ROC-AUC'].values() if area is not None]
-    assert result['test']['mean ROC-AUC'] == pytest.approx(numpy.mean(known))
-    assert '\nmean ROC-AUC: %.4f\n' % result['test']['mean ROC-AUC'] in text
+    failed = out / 'failed.csv'
+    assert '1 molecule(s) could not be used, all listed in %s\n' % failed in text
+    assert "  tox21.csv.gz row 202: 'C1CC': RDKit cannot parse it\n" in text
+    assert [row['smiles'] for row in rows(failed)] == ['C1CC']
+
+
+def test_training_draws_its_learning_curve(trained):
+    assert (trained[0] / 'learning_curve.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_training_reports_the_roc_auc_of_each_assay(trained, tox21_data):
+    out, text = trained
+    test = json.loads((out / 'result.json').read_text())['test']
+    assert tuple(test['ROC-AUC']) == tox21_data.ASSAYS
+    known = [area for area in test['ROC-AUC'].values() if area is not None]
+    assert test['mean ROC-AUC'] == pytest.approx(numpy.mean(known))
+    assert '\nmean ROC-AUC: %.4f\n' % test['mean ROC-AUC'] in text
+
+
+def test_training_reports_its_cost(trained):
+    out, text = trained
     assert 'Time a step: ' in text and 'Peak memory: host ' in text
+    result = json.loads((out / 'result.json').read_text())
     assert result['milliseconds a step']['steps'] == result['steps'] - 2 == 25
 
 
@@ -132,38 +172,83 @@ def test_enough_training_separates_the_classes(data_file, tmp_path):
     assert json.loads((tmp_path / 'result.json').read_text())['test']['mean ROC-AUC'] > 0.9
 
 
-def test_prediction_repeats_the_roc_auc_of_the_training(trained, tmp_path):
-    predict = 'predict_tox21.py', '--in-dir', trained[0], '--out', tmp_path / 'p.csv'
+@pytest.fixture
+def predict(trained, tmp_path, monkeypatch):
+    """A function that predicts with the trained model, in the folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: run('predict_tox21.py', '--in-dir', trained[0], *words)
+
+
+def test_prediction_repeats_the_roc_auc_of_the_training(trained, predict):
     area = json.loads((trained[0] / 'result.json').read_text())['test']['mean ROC-AUC']
-    assert 'mean ROC-AUC: %.4f' % area in run(*predict)
+    assert '\nmean ROC-AUC: %.4f\n' % area in predict('--out', 'p.csv')
+
+
+def test_predictions_are_probabilities_beside_the_truth(predict, tmp_path):
+    predict('--out', 'p.csv')
     table = rows(tmp_path / 'p.csv')
     assert len(table) == 30
     probabilities = [float(row['NR-AR probability']) for row in table]
     assert 0 < min(probabilities) < max(probabilities) < 1
     assert {row['NR-AR true'] for row in table} == {'', '0', '1'}
-    # The best model is that of the epoch with the largest ROC-AUC.
-    log = json.loads((trained[0] / 'log').read_text())
-    areas = [entry['validation/main/roc_auc'] for entry in log]
-    last, best = (arrays(trained[0] / name) for name in ('model.npz', 'best_model.npz'))
+
+
+def test_the_best_model_is_that_of_the_epoch_with_the_largest_roc_auc(trained):
+    out, _ = trained
+    areas = [entry['validation/main/roc_auc'] for entry in json.loads((out / 'log').read_text())]
+    last = arrays(out / 'model.npz')
+    best = arrays(out / 'best_model.npz')
     is_last = all((last[name] == best[name]).all() for name in last if last[name].dtype != object)
     assert is_last == (areas[-1] > max(areas[:-1]))
-    assert 'mean ROC-AUC: ' in run(*predict, '--model', 'best', '--force')
 
 
-def test_labels_of_one_class_have_no_area(trained, tmp_path):
+def test_the_best_model_predicts(predict):
+    assert '\nmean ROC-AUC: ' in predict('--model', 'best', '--out', 'p.csv')
+
+
+@pytest.fixture
+def from_file(predict, tmp_path):
+    """What is printed, and the rows, of a prediction for a file with one label."""
     (tmp_path / 'mine.csv').write_text('smiles,NR-ER\nCCO,1\nC1CC,\nCCN,\n')
-    options = '--in-dir', trained[0], '--data', tmp_path / 'mine.csv', '--out', tmp_path / 'a.csv'
-    text = run('predict_tox21.py', *options)
-    assert 'ROC-AUC of NR-ER: nan (1 molecules, 1 positive)' in text
-    assert 'NR-AR true' not in rows(tmp_path / 'a.csv')[0]
+    text = predict('--data', 'mine.csv', '--out', 'a.csv')
+    return text, rows(tmp_path / 'a.csv')
+
+
+def test_a_prediction_has_a_row_for_every_molecule_of_a_file(from_file):
+    text, table = from_file
+    assert '1 molecule(s) could not be used, all listed in a_failed.csv\n' in text
+    assert [row['smiles'] for row in table] == ['CCO', 'C1CC', 'CCN']
+    assert table[1]['NR-ER probability'] == ''
+
+
+def test_assays_that_a_file_lacks_have_no_truth(from_file):
+    _, table = from_file
+    assert 'NR-ER true' in table[0] and 'NR-AR true' not in table[0]
+
+
+def test_labels_of_one_class_have_no_area(from_file):
+    text, _ = from_file
+    assert 'ROC-AUC of NR-ER: nan (1 molecules, 1 positive)\n' in text
+
+
+def test_predictions_of_smiles_are_those_of_a_file(from_file, predict, tmp_path):
+    _, table = from_file
+    predict('--out', 'b.csv', '--smiles', 'OCC')
+    (row,) = rows(tmp_path / 'b.csv')
+    expected = float(table[0]['NR-ER probability'])
+    assert float(row['NR-ER probability']) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize('calculator', ('gradient', 'integrated', 'occlusion'))
 def test_saliency_of_each_atom(trained, tmp_path, calculator):
-    out, _ = trained
-    smiles = 'CCO', 'C1CC', 'C[C@H](N)c1ccccc1'
-    options = '--in-dir', out, '--assay', 'NR-ER', '--calculator', calculator
-    run('explain_tox21.py', *options, '--out', tmp_path / 'a', '--smiles', *smiles)
+    run(
+        'explain_tox21.py',
+        *('--in-dir', trained[0]),
+        *('--assay', 'NR-ER'),
+        *('--calculator', calculator),
+        *('--out', tmp_path / 'a'),
+        *('--smiles', 'CCO', 'C1CC', 'C[C@H](N)c1ccccc1'),
+    )
     table = rows(tmp_path / 'a' / 'saliency.csv')
     assert [row['molecule'] for row in table] == 3 * ['1'] + 9 * ['3']
     assert sorted(row['element'] for row in table[3:]) == 8 * ['C'] + ['N']
@@ -173,17 +258,39 @@ def test_saliency_of_each_atom(trained, tmp_path, calculator):
     text = (tmp_path / 'a' / '1.svg').read_text()
     assert '<svg' in text and text.count("class='legend'") > 20  # probability, scale, colours
     assert (tmp_path / 'a' / '3.png').read_bytes()[1:4] == b'PNG'
-    error = error_of(TOX21 / 'explain_tox21.py', *options, '--out', out, '--smiles', 'CCO')
-    assert 'is not empty; expected a new one' in error and (out / 'failed.csv').exists()
+
+
+def test_saliency_replaces_no_folder(trained):
+    out, _ = trained
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    script = TOX21 / 'explain_tox21.py'
+    assert error_of(script, '--in-dir', out, '--out', out, '--smiles', 'CCO') == (
+        'error: --out: the folder %s is not empty; expected a new one, --resume to continue its '
+        'run, or --force to start again in it' % out
+    )
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+@pytest.fixture(scope='module')
+def trained_with_super_nodes(data_file, tmp_path_factory):
+    """The output folder of a training of a model with a super node for each molecule."""
+    out = tmp_path_factory.mktemp('super')
+    method = ['--method', 'ggnn_gwm', '--layout', 'packed', '--epoch', '1']
+    run('train_tox21.py', '--data', data_file, '--out', out, *method, *QUICK)
+    return out
 
 
 @pytest.mark.parametrize('calculator', ('gradient', 'occlusion'))
-def test_saliency_of_a_super_node_and_of_single_atoms(data_file, tmp_path, calculator):
+def test_saliency_beside_super_nodes(trained_with_super_nodes, tmp_path, calculator):
     """A batch of methane has as many rows as molecules."""
-    options = '--method', 'ggnn_gwm', '--layout', 'packed', '--epoch', '1'
-    run('train_tox21.py', '--data', data_file, '--out', tmp_path, *options, *QUICK)
-    options = '--in-dir', tmp_path, '--calculator', calculator, '--batchsize', '1'
-    run('explain_tox21.py', *options, '--smiles', 'CCO', 'C')
+    run(
+        'explain_tox21.py',
+        *('--in-dir', trained_with_super_nodes),
+        *('--calculator', calculator),
+        *('--batchsize', '1'),
+        *('--out', tmp_path / 'saliency'),
+        *('--smiles', 'CCO', 'C'),
+    )
     table = rows(tmp_path / 'saliency' / 'saliency.csv')
     assert [row['molecule'] for row in table] == 3 * ['1'] + ['2']
     assert any(float(row['saliency']) for row in table)
@@ -198,8 +305,15 @@ def test_screening_repeats_the_predictions(trained, tmp_path):
     table = sorted(rows(tmp_path / 'a.csv'), key=lambda row: int(row['line']))
     assert [row['line'] for row in table] == list('1234567')
     assert [row['smiles'] for row in table] == ['CCO', 'C1CC', '', 'CCN', '[Og]', 'C\ufffdC', 'CCO']
-    wrong, heavy = 'RDKit cannot parse it', 'atomic number 118, the models support those below 117'
-    assert [row['error'] for row in table] == ['', wrong, 'no atoms', '', heavy, wrong, '']
+    assert [row['error'] for row in table] == [
+        '',
+        'RDKit cannot parse it',
+        'no atoms',
+        '',
+        'atomic number 118, the models support those below 117',
+        'RDKit cannot parse it',
+        '',
+    ]
     run('predict_tox21.py', '--in-dir', out, '--out', tmp_path / 'b.csv', '--smiles', 'CCO', 'CCN')
     ethanol, amine = rows(tmp_path / 'b.csv')
     for row, expected in zip(table, (ethanol, None, None, amine, None, None, ethanol)):
@@ -235,44 +349,73 @@ def test_screening_ends_quietly_when_its_reader_closes_the_pipe(tox21_data, monk
     assert end.value.code == 1
 
 
-def test_screening_of_compressed_files_and_standard_input(tox21_data, tmp_path, monkeypatch):
-    lines = ['CCO\n', 'CCN name, and more\n']
-    plain, packed = tmp_path / 'a.smi', tmp_path / 'b.smi.gz'
-    plain.write_text(''.join(lines))
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    screen = imported(TOX21, 'screen_tox21')
-    for path in (plain, packed):
-        with screen.read_from(path) as file:
-            assert list(file) == lines
-    for name in (None, '-'):
-        monkeypatch.setattr('sys.stdin', open(plain))
-        with screen.read_from(name) as file:
-            assert list(file) == lines
+@pytest.fixture
+def screen(tox21_data):
+    return imported(TOX21, 'screen_tox21')
 
 
-TWICE = gzip.compress(gzip.compress(b'CCO\n', mtime=0), mtime=0)  # as every process has it
-TABLES = b'smiles,NR-AR\nCCO,1\n', b'smiles;name\nCCO;ethanol\n'
+LINES = b'CCO\nCCN name, and more\n'
 
 
-@pytest.mark.parametrize('content', [*TABLES, 'CCO\n'.encode('utf-16'), TWICE])
-def test_screening_of_what_is_no_list_of_smiles(tox21_data, tmp_path, content):
+@pytest.mark.parametrize('content', [LINES, gzip.compress(LINES, mtime=0)], ids=['plain', 'gzip'])
+def test_screening_reads_a_file(screen, tmp_path, content):
     (tmp_path / 'file').write_bytes(content)
-    screen = imported(TOX21, 'screen_tox21')
-    with pytest.raises(ValueError, match='file: expected one SMILES a line, got'):
-        screen.read_from(tmp_path / 'file')
+    with screen.read_from(tmp_path / 'file') as file:
+        assert list(file) == ['CCO\n', 'CCN name, and more\n']
 
 
-def test_screening_says_what_it_cannot_read_or_write(trained, tmp_path):
-    path = tmp_path / 'molecules.smi'
-    path.write_text('CCO\n')
-    for arguments, words in (
-        ([tmp_path / 'none.smi'], 'error: cannot read'),
-        ([path, '--out', path], 'exists; expected a new file, or --force to replace it'),
-        ([path, '--out', tmp_path], 'error: --out: cannot write'),
-        ([path, '--out', '/dev/full'], 'error: cannot write /dev/full: No space left on device'),
-    ):
-        assert words in error_of(TOX21 / 'screen_tox21.py', '--in-dir', trained[0], *arguments)
-    assert path.read_text() == 'CCO\n'
+@pytest.mark.parametrize('name', [None, '-'])
+def test_screening_reads_standard_input(screen, tmp_path, monkeypatch, name):
+    (tmp_path / 'file').write_bytes(LINES)
+    monkeypatch.setattr('sys.stdin', open(tmp_path / 'file'))
+    with screen.read_from(name) as file:
+        assert list(file) == ['CCO\n', 'CCN name, and more\n']
+
+
+@pytest.mark.parametrize(
+    'content, got',
+    [
+        (b'smiles,NR-AR\nCCO,1\n', "'smiles,NR-AR'"),
+        (b'smiles;name\nCCO;ethanol\n', "'smiles;name'"),
+        (b'\xff\xfeC\0C\0O\0', "'\ufffd\ufffdC\\x00C\\x00O\\x00'"),
+        (gzip.compress(gzip.compress(b'CCO\n', mtime=0), mtime=0), None),
+    ],
+    ids=['commas', 'semicolons', 'UTF-16', 'compressed twice'],
+)
+def test_screening_of_what_is_no_list_of_smiles(screen, tmp_path, content, got):
+    path = tmp_path / 'file'
+    path.write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        screen.read_from(path)
+    message = str(error.value)
+    assert message.startswith('%s: expected one SMILES a line, got %s' % (path, got or ''))
+    assert message.endswith('; for a CSV file use predict_tox21.py --data')
+
+
+@pytest.mark.parametrize(
+    'words, message',
+    [
+        (['none.smi'], 'cannot read none.smi: No such file or directory'),
+        (
+            ['molecules.smi', '--out', 'molecules.smi'],
+            '--out: molecules.smi exists; expected a new file, or --force to replace it',
+        ),
+        (
+            ['molecules.smi', '--out', '.'],
+            '--out: cannot write the file .: it, or its folder, is none',
+        ),
+        (
+            ['molecules.smi', '--out', '/dev/full'],
+            'cannot write /dev/full: No space left on device',
+        ),
+    ],
+)
+def test_screening_says_what_it_cannot_do(trained, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'molecules.smi').write_text('CCO\n')
+    error = error_of(TOX21 / 'screen_tox21.py', '--in-dir', trained[0], *words)
+    assert error == 'error: ' + message
+    assert (tmp_path / 'molecules.smi').read_text() == 'CCO\n'
 
 
 def test_upstreams_cache_is_used_if_it_has_the_file(tox21_data, data_file, tmp_path, monkeypatch):
@@ -281,7 +424,8 @@ def test_upstreams_cache_is_used_if_it_has_the_file(tox21_data, data_file, tmp_p
     (folder / 'tox21.csv.gz').write_bytes(data_file.read_bytes())
     monkeypatch.setattr(download, '_dataset_root', str(tmp_path))
     description, table = tox21_data.read('download')
-    assert "Tox21 from Chainer Chemistry's download" in description and len(table.smiles) == 201
+    assert "Tox21 from Chainer Chemistry's download" in description
+    assert len(table.smiles) == 201
 
 
 def test_a_failing_download_says_where_to_put_the_file(tox21_data, monkeypatch, tmp_path):
@@ -294,8 +438,11 @@ def test_a_failing_download_says_where_to_put_the_file(tox21_data, monkeypatch, 
     monkeypatch.setattr(molnet, 'download_dataset', fail)
     with pytest.raises(tox21_data.DataError) as error:
         tox21_data.read('download')
-    assert 'no route to host' in str(error.value) and '--data' in str(error.value)
-    assert str(tmp_path / 'tox21.csv.gz') in str(error.value)
+    assert str(error.value) == (
+        "Chainer Chemistry's download of Tox21 failed (OSError: no route to host). Get "
+        'tox21.csv.gz of MoleculeNet elsewhere and name it with --data, or put it where Chainer '
+        'Chemistry looks for it: %s' % (tmp_path / 'tox21.csv.gz')
+    )
 
 
 @pytest.mark.parametrize('value', ['2', 'yes', '-1', '0.5'])
@@ -304,13 +451,14 @@ def test_other_labels_are_refused(tox21_data, tmp_path, value):
     path.write_text('smiles,%s\nCC%s\n' % (','.join(tox21_data.ASSAYS), ',' + value + ',1' * 11))
     with pytest.raises(tox21_data.DataError) as error:
         tox21_data.read(str(path))
-    message = "mine.csv row 2: target NR-AR is '%s', expected 0, 1 or nothing" % value
-    assert message in str(error.value)
+    message = "mine.csv row 2: target NR-AR is '%s', expected 0, 1 or nothing (1 such rows)"
+    assert str(error.value) == message % value
 
 
 @pytest.mark.skipif(not REAL, reason="TOX21_CSV names no file: MoleculeNet's tox21.csv.gz")
 def test_real_tox21(tmp_path):
-    words = '--epoch', '1', '--out', tmp_path, '--batchsize', '128'
-    text = run('train_tox21.py', '--data', REAL, *words)
+    text = run(
+        'train_tox21.py', '--data', REAL, '--epoch', '1', '--out', tmp_path, '--batchsize', '128'
+    )
     assert '8014 molecules, 8006 of them used' in text
     assert '8 molecule(s) could not be used' in text

@@ -66,8 +66,10 @@ def test_values(device, dtype, bound, layout, n_out, n_channels):
         assert y.dtype == dtype
         assert relative_error(y.array, numpy.concatenate(expected)) < bound
         return
-    room = [((0, max(SIZES) - n), (0, 0)) for n in SIZES]
-    padded, total = (numpy.stack(list(map(numpy.pad, arrays, room))) for arrays in (X, expected))
+    padded, total = (
+        numpy.stack([numpy.pad(a, ((0, max(SIZES) - len(a)), (0, 0))) for a in arrays])
+        for arrays in (X, expected)
+    )
     for shape in ((len(SIZES), max(SIZES)), (len(SIZES) * max(SIZES),)):
         y = link(device.send(padded.astype(dtype).reshape(shape + (4,))), batch)
         assert y.shape == shape + (n_out,)
@@ -107,5 +109,9 @@ def test_bad_adjacency():
     adj = BatchedCSR.from_matrices([numpy.ones((3, 2, 2), 'f')])
     with pytest.raises(ValueError, match='adj: expected 2 relations, .* got .* 3 relations'):
         link(numpy.ones((2, 4), 'f'), adj)
+
+
+def test_dense_adjacency():
+    link = GraphConvolution(4, 3, 2)
     with pytest.raises(TypeError, match='adj: expected a BatchedCSR, got ndarray'):
         link(numpy.ones((2, 4), 'f'), numpy.ones((2, 2, 2), 'f'))

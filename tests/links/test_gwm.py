@@ -23,43 +23,74 @@ def batch(layout):
 
 
 def features(rng, n_rows):
+    """Return the nodes' features before an update and after it."""
     return rng.uniform(-1, 1, (n_rows, 6)).astype('f'), rng.uniform(-1, 1, (n_rows, 6)).astype('f')
 
 
-def steps(link, h, h_new, g, *adj):
-    """Return nodes and super nodes after two steps; Chainer Chemistry's link takes no batch."""
+def super_nodes(rng):
+    return rng.uniform(-1, 1, (len(SIZES), 5)).astype('f')
+
+
+def dense_steps(link, h, h_new, g):
+    """Return nodes and super nodes after two steps of Chainer Chemistry's link."""
     link.reset_state()
     for step in range(2):
-        h, g = link(h, h_new, g, *adj, step)
+        h, g = link(h, h_new, g, step)
     return h.array, g.array
 
 
-@pytest.mark.parametrize(
-    'options',
-    [
+def steps(link, h, h_new, g, adj):
+    """Return nodes and super nodes after two steps of ours."""
+    link.reset_state()
+    for step in range(2):
+        h, g = link(h, h_new, g, adj, step)
+    return h.array, g.array
+
+
+@pytest.fixture(
+    params=[
         {},
         {'activation': chainer.functions.tanh},
         {'gtu_activation': chainer.functions.sigmoid, 'wgu_activation': chainer.functions.tanh},
     ],
+    ids=['defaults', 'activated nodes', 'activated gates'],
 )
-def test_both_layouts(device, options):
+def pair(request, device):
+    """Chainer Chemistry's link, and ours with its parameters on a device."""
     numpy.random.seed(0)
-    dense = DenseGWM(**OPTIONS, **options)
+    dense = DenseGWM(**OPTIONS, **request.param)
     link = sparse_link(GWM, copy.deepcopy(dense))
     link.to_device(device)
+    return dense, link
+
+
+def test_padded(device, pair):
+    dense, link = pair
     rng = numpy.random.RandomState(0)
     h, h_new = features(rng, len(SIZES) * max(SIZES))
-    g = rng.uniform(-1, 1, (len(SIZES), 5)).astype('f')
-    expected = steps(dense, *(x.reshape(len(SIZES), -1, 6) for x in (h, h_new)), g)
-    actual = steps(link, *map(device.send, (h, h_new, g)), batch('padded').to_device(device))
-    assert relative_error(actual[0], expected[0].reshape(-1, 6)) < 1e-5
-    assert relative_error(actual[1], expected[1]) < 1e-5
+    g = super_nodes(rng)
+    shape = len(SIZES), max(SIZES), 6
+    expected_h, expected_g = dense_steps(dense, h.reshape(shape), h_new.reshape(shape), g)
+    adj = batch('padded').to_device(device)
+    actual_h, actual_g = steps(link, device.send(h), device.send(h_new), device.send(g), adj)
+    assert relative_error(actual_h, expected_h.reshape(-1, 6)) < 1e-5
+    assert relative_error(actual_g, expected_g) < 1e-5
+
+
+def test_packed(device, pair):
+    """As each molecule alone."""
+    dense, link = pair
+    rng = numpy.random.RandomState(0)
     h, h_new = features(rng, sum(SIZES))
-    parts = [numpy.split(rows[None], numpy.cumsum(SIZES)[:-1], axis=1) for rows in (h, h_new)]
-    alone = [steps(dense, *given) for given in zip(*parts, g[:, None])]
-    actual = steps(link, *map(device.send, (h, h_new, g)), batch('packed').to_device(device))
-    assert relative_error(actual[0], numpy.concatenate([x[0] for x, _ in alone])) < 1e-5
-    assert relative_error(actual[1], numpy.concatenate([x for _, x in alone])) < 1e-5
+    g = super_nodes(rng)
+    alone = [
+        dense_steps(dense, h[None, end - n : end], h_new[None, end - n : end], g[i : i + 1])
+        for i, (n, end) in enumerate(zip(SIZES, numpy.cumsum(SIZES)))
+    ]
+    adj = batch('packed').to_device(device)
+    actual_h, actual_g = steps(link, device.send(h), device.send(h_new), device.send(g), adj)
+    assert relative_error(actual_h, numpy.concatenate([h[0] for h, _ in alone])) < 1e-5
+    assert relative_error(actual_g, numpy.concatenate([g for _, g in alone])) < 1e-5
 
 
 def test_constructor_makes_upstreams_parameters():
@@ -82,11 +113,12 @@ def test_dropout(part):
     link = GWM(**OPTIONS)
     for unit in getattr(link, part):
         unit.dropout_ratio = 0.5
-    given = *features(numpy.random.RandomState(0), sum(SIZES)), numpy.ones((len(SIZES), 5), 'f')
-    first, second = (steps(link, *given, batch('packed')) for _ in range(2))
+    h, h_new = features(numpy.random.RandomState(0), sum(SIZES))
+    g = numpy.ones((len(SIZES), 5), 'f')
+    first, second = (steps(link, h, h_new, g, batch('packed')) for _ in range(2))
     assert (first[0] != second[0]).any() and (first[1] != second[1]).any()
     with chainer.using_config('train', False):
-        first, second = (steps(link, *given, batch('packed')) for _ in range(2))
+        first, second = (steps(link, h, h_new, g, batch('packed')) for _ in range(2))
     assert (first[0] == second[0]).all() and (first[1] == second[1]).all()
 
 

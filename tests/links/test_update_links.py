@@ -25,7 +25,8 @@ LINKS = [
     *(
         ('GGNNUpdate', 'relations', (n,), options)
         for n, options in (
-            *((None, {}), (6, {'hidden_channels': 6})),
+            (None, {}),
+            (6, {'hidden_channels': 6}),
             (6, {'hidden_channels': 4, 'out_channels': 6}),
         )
     ),
@@ -33,8 +34,11 @@ LINKS = [
         ('GINUpdate', 'counted', (n,), {'dropout_ratio': 0.0, **options})
         for n in (None, 6)
         for options in (
-            *({}, {'out_channels': 3}, {'dropout_ratio': -1.0}),
-            *({'n_layers': 1}, {'n_layers': 4, 'hidden_channels': 5}),
+            {},
+            {'out_channels': 3},
+            {'dropout_ratio': -1.0},
+            {'n_layers': 1},
+            {'n_layers': 4, 'hidden_channels': 5},
         )
     ),
     *(
@@ -50,7 +54,9 @@ LINKS = [
     ),
     *(
         (
-            *('RelGATUpdate', 'relations', (n, 4)),
+            'RelGATUpdate',
+            'relations',
+            (n, 4),
             {'n_heads': n_heads, 'softmax_mode': mode, 'concat_heads': concat_heads},
         )
         for n, n_heads in ((None, 3), (6, 1), (6, 2))
@@ -83,8 +89,9 @@ def test_update_link(device, name, kind, arguments, options):
     conditions = []
     if name == 'NFPUpdate':  # what upstream's model gives its link; ours reads the batch instead
         degrees = adj.sum(axis=1)[:, :, None]
-        known = range(1, arguments[2] + 2)
-        conditions = [[numpy.broadcast_to(degrees == d, h.shape) for d in known]]
+        conditions = [
+            [numpy.broadcast_to(degrees == d, h.shape) for d in range(1, arguments[2] + 2)]
+        ]
     dense = sparse.upstream(*arguments, **options)
     dense(h, adj, *conditions)
     getattr(randomised(dense), 'reset_state', int)()
@@ -176,7 +183,8 @@ def check_against_padded(function, xp, n_relations, n_channels):
     rows = [numpy.minimum(numpy.arange(a, a + n), b - 1) for a, b in zip(offsets, offsets[1:])]
     copied = xp.asarray(numpy.concatenate(rows))
     x = xp.asarray(rng.uniform(-1, 1, (folded.n_rows, n_channels)))
-    results, gy = [], None
+    results = []
+    gy = None
     for is_folded in (True, False):
         h = chainer.Variable(x)
         y = function(folded, h)[copied] if is_folded else function(padded, h[copied])
@@ -193,11 +201,16 @@ def check_against_padded(function, xp, n_relations, n_channels):
 
 @pytest.mark.parametrize(
     'make',
-    [functools.partial(links.GNNFiLMUpdate, 3, 2, f) for f in (functions.relu, functions.tanh)]
-    + [
-        functools.partial(links.RelGATUpdate, 3, 4, 2, 2, softmax_mode=mode, concat_heads=concat)
-        for mode in ('across', 'within')
-        for concat in (False, True)
+    [
+        functools.partial(links.GNNFiLMUpdate, 3, 2, functions.relu),
+        functools.partial(links.GNNFiLMUpdate, 3, 2, functions.tanh),
+        *(
+            functools.partial(
+                links.RelGATUpdate, 3, 4, 2, 2, softmax_mode=mode, concat_heads=concat_heads
+            )
+            for mode in ('across', 'within')
+            for concat_heads in (False, True)
+        ),
     ],
 )
 def test_folded(xp, make):
@@ -210,14 +223,17 @@ def test_folded(xp, make):
     check_against_padded(lambda adj, h: link(h, adj), xp, 2, 3)
 
 
-def test_a_node_without_neighbours():
-    """It gets the bias of the norm, or the mean: of its atoms if packed, of all slots if padded."""
+def test_a_node_without_neighbours_gets_the_bias_of_the_norm():
     link = links.GNNFiLMUpdate(3, 2)
     adj = BatchedCSR.from_matrices([numpy.zeros((2, 2, 2), 'f')])
     h = numpy.ones((2, 3), 'f')
     link(h, adj)
     link.norm_layer.beta.array[...] = [1, 2, 3]
     numpy.testing.assert_array_equal(link(h, adj).array, [[1, 2, 3]] * 2)
+
+
+def test_a_node_without_neighbours_gets_the_mean_of_its_graph():
+    """The mean is over its atoms in packed layout, over all slots in padded layout."""
     h = inputs()[0][:1, :4]
     link = links.RelGATUpdate(6, 5, n_heads=1, n_edge_types=1)
     m = functions.linear(h[0], link.message_layer.W).array
@@ -293,15 +309,18 @@ def test_parts_without_a_sparse_form(kind, arguments, name, part, message):
     kind = getattr(links, kind + 'Update')
     with pytest.raises(ValueError, match='%s: %s' % (name, message)):
         sparse_link(kind, replaced(kind.upstream(*arguments), name, part))
+
+
+def test_unknown_softmax_mode():
     with pytest.raises(ValueError, match="expected .*'across', 'within'.*'over'"):
         links.RelGATUpdate(5, 4, softmax_mode='over')
 
 
 DENSE = numpy.ones((1, 4, 2, 2), 'f')
-relgat, rsgcn, film = (
-    functools.partial(getattr(links, name + 'Update'), *sizes)
-    for name, sizes in (('RelGAT', (5, 4)), ('RSGCN', (5, 4)), ('GNNFiLM', (5,)))
-)
+relgat = functools.partial(links.RelGATUpdate, 5, 4)
+relgcn = functools.partial(links.RelGCNUpdate, 5, 4)
+rsgcn = functools.partial(links.RSGCNUpdate, 5, 4)
+film = functools.partial(links.GNNFiLMUpdate, 5)
 
 
 @pytest.mark.parametrize(
@@ -309,10 +328,7 @@ relgat, rsgcn, film = (
     [
         *(
             (make, (2, 5), 3, ValueError, 'adj: expected %d relations, .* got .* 3 relations' % n)
-            for make, n in (
-                *((links.GGNNUpdate, 4), (lambda: links.RelGCNUpdate(5, 4), 4)),
-                *((relgat, 4), (film, 5)),
-            )
+            for make, n in ((links.GGNNUpdate, 4), (relgcn, 4), (relgat, 4), (film, 5))
         ),
         *(
             (make, (1, 2, 5), DENSE, TypeError, 'adj: expected a BatchedCSR, got ndarray .*_mols')
@@ -320,10 +336,8 @@ relgat, rsgcn, film = (
         ),
         (rsgcn, (2, 5), 4, ValueError, '^adj: expected a matrix of one relation'),
         (nfp_with_a_hook, (2, 6), 1, ValueError, '3: expected no link hooks, .* TimerHook'),
-        *(
-            (relgat, shape, 4, ValueError, r'h: expected a row .*%s' % got)
-            for shape, got in (((3, 5), r'got shape \(3, 5'), ((1, 2, 5), r'got shape \(1, 2, 5\)'))
-        ),
+        (relgat, (3, 5), 4, ValueError, r'h: expected a row .* got shape \(3, 5\)'),
+        (relgat, (1, 2, 5), 4, ValueError, r'h: expected a row .* got shape \(1, 2, 5\)'),
     ],
 )
 def test_bad_input(make, shape, adj, error, message):

@@ -54,9 +54,13 @@ def test_a_model_that_can_be_swapped(name):
 @pytest.mark.parametrize('retain_inputs', [False, True])
 def test_predict(retain_inputs):
     model = prediction.Regressor(set_up('nfp'))
-    examples = [example[:2] for example in EXAMPLES]
-    options = {'converter': concat_mols, 'retain_inputs': retain_inputs}
-    message = message_of(lambda: model.predict(examples, **options))
+    message = message_of(
+        lambda: model.predict(
+            [example[:2] for example in EXAMPLES],
+            converter=concat_mols,
+            retain_inputs=retain_inputs,
+        )
+    )
     assert message == ADVICE % ('NFP', 'BatchedCSR')
 
 

@@ -74,18 +74,26 @@ def test_first_mlp_gets_zeros_in_the_first_call(device, is_cleared):
 @pytest.mark.parametrize(
     'options, message',
     [
-        ({}, "16, the width that the readout's parameters have, got 5"),
+        (
+            {},
+            "out_channels: expected hidden_channels = 16, the width that the readout's parameters "
+            'have, got 5',
+        ),
         (
             {'node_embedding': True, 'weight_tying': True},
-            '16, .* that the tied update takes, got 5',
+            'out_channels: expected hidden_channels = 16, the width that the tied update takes, '
+            'got 5',
         ),
     ],
 )
 def test_out_channels_that_do_not_fit(options, message):
     for make in (GIN, lambda *a, **k: sparsify(DenseGIN(*a, **k))):
-        with pytest.raises(ValueError, match='out_channels: expected hidden_channels = ' + message):
+        with pytest.raises(ValueError, match=message):
             make(3, out_channels=5, **options)
-    # With one update the tied one does not take its own result.
+
+
+def test_out_channels_of_one_tied_update():
+    """It does not take its own result."""
     GIN(3, out_channels=5, node_embedding=True, weight_tying=True, n_update_layers=1)
 
 
@@ -131,15 +139,28 @@ def test_gin_sparse_remembers_its_training_on_lists_of_edges():
     assert layout_of(sparsify(dense)) == ('packed', None)
 
 
-def test_what_gin_sparse_refuses():
-    model = sparsify(DenseGINSparse(3))
-    folded = 'adj: expected a packed batch, .* because GINSparse .* pads nothing, got .*folded'
-    for inputs, error, message in (
+@pytest.mark.parametrize(
+    'inputs, error, message',
+    [
         ((SparseGraphDataset(edge_lists([3])),), TypeError, 'got only a Sparse'),
-        (concat_mols(to_sparse(edge_lists([3]))), ValueError, folded),
-        (PACKED(to_sparse(edge_lists([3], 2), 2)), ValueError, 'adj: .* a matrix of one relation'),
-    ):
-        with pytest.raises(error, match=message):
-            model(*inputs)
+        (
+            concat_mols(to_sparse(edge_lists([3]))),
+            ValueError,
+            'adj: expected a packed batch, .* because GINSparse .* pads nothing, got .*folded',
+        ),
+        (
+            PACKED(to_sparse(edge_lists([3], 2), n_edge_types=2)),
+            ValueError,
+            'adj: expected a matrix of one relation',
+        ),
+    ],
+    ids=['graph data', 'folded', 'two relations'],
+)
+def test_inputs_that_gin_sparse_refuses(inputs, error, message):
+    with pytest.raises(error, match=message):
+        sparsify(DenseGINSparse(3))(*inputs)
+
+
+def test_gin_sparse_without_a_sparse_form():
     with pytest.raises(ValueError, match='concat_hidden: expected False, got True'):
         sparsify(DenseGINSparse(3, concat_hidden=True))

@@ -30,7 +30,9 @@ MORE = tuple(
     )
     for kind, n_relations, masked, options in (
         (
-            *(dense.RelGAT, 4, False),
+            dense.RelGAT,
+            4,
+            False,
             (
                 {'weight_tying': True, 'concat_heads': True, 'n_heads': 1},
                 {'concat_hidden': True, 'concat_heads': True},
@@ -41,7 +43,9 @@ MORE = tuple(
             ),
         ),
         (
-            *(dense.GNNFiLM, 5, True),
+            dense.GNNFiLM,
+            5,
+            True,
             ({'hidden_channels': 33, 'n_update_layers': 2}, {'n_edge_types': 1}),
         ),
         (dense.GGNN, 4, True, ({'concat_hidden': True, 'n_update_layers': 3},)),
@@ -54,8 +58,12 @@ BONDS = tuple(
     for case in parity.CASES
     if name_of(case)
     in (
-        *('RelGCN, defaults', 'RelGCN, scaled', 'RelGAT, defaults', 'RelGAT, within'),
-        *('GNNFiLM, defaults', 'GGNN, defaults'),
+        'RelGCN, defaults',
+        'RelGCN, scaled',
+        'RelGAT, defaults',
+        'RelGAT, within',
+        'GNNFiLM, defaults',
+        'GGNN, defaults',
     )
 )
 
@@ -96,8 +104,9 @@ def test_parity(device, case):
 def test_batch_norm(device, layout, sizes, readout, train):
     """Packed where both see the same rows; running statistics as well, after three batches."""
     case = parity.DEFAULTS['RSGCN']._replace(sizes=sizes)
-    options = dict(use_batch_norm=True, dropout_ratio=0.0, readout=GeneralReadout(readout))
-    make = functools.partial(dense.RSGCN, 3, **options)
+    make = functools.partial(
+        dense.RSGCN, 3, use_batch_norm=True, dropout_ratio=0.0, readout=GeneralReadout(readout)
+    )
     examples = parity.examples_of(case)
     model = parity.initialised(make, examples)
     converter = CSRConverter(layout)
@@ -125,8 +134,15 @@ QUICK_SIZES = ('GGNN', 1), ('GGNN', 12), ('GGNN', 40), ('RSGCN', 12), ('GIN_CWLE
     [
         pytest.param(name, n, marks=() if (name, n) in QUICK_SIZES else pytest.mark.slow)
         for name in (
-            *('RSGCN', 'NFP', 'GGNN', 'MPNN', 'RelGCN', 'GGNN_GWM'),
-            *('GIN_CWLE', 'NFP_GWLE', 'RelGAT'),
+            'RSGCN',
+            'NFP',
+            'GGNN',
+            'MPNN',
+            'RelGCN',
+            'GGNN_GWM',
+            'GIN_CWLE',
+            'NFP_GWLE',
+            'RelGAT',
         )
         for n in (1, 12, 40)
     ],

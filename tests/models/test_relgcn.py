@@ -52,10 +52,14 @@ def test_degree_of_zero_counts_as_one():
     numpy.testing.assert_array_equal(scaled[0, 0], [[0, 2, 0.125], [0, -2, 0.375], [0, 0, 0]])
 
 
-def test_input_of_another_type():
-    atoms, adj, _ = CSRConverter('packed')(molecules([3, 2]))
+def test_features_instead_of_ids():
+    _, adj, _ = CSRConverter('packed')(molecules([3, 2]))
     with pytest.raises(ValueError, match="x: expected atom ids with input_type='int', got float32"):
         RelGCN()(numpy.ones((5, 16), 'f'), adj)
+
+
+def test_ids_instead_of_features():
+    atoms, adj, _ = CSRConverter('packed')(molecules([3, 2]))
     with pytest.raises(ValueError, match="x: expected features with input_type='float', got int32"):
         RelGCN(input_type='float')(atoms, adj)
     with pytest.raises(ValueError, match=r'x: expected shape \(5,\) and one more .*\(4, 16\)'):

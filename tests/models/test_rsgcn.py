@@ -34,21 +34,29 @@ def test_readouts():
     assert sparsify(dense)(*batch).shape == (4, 4)
 
 
-def test_atoms_that_are_no_array_or_out_of_range():
+TOO_LARGE = r'atom_array: expected ids in \[0, 10\), the size of the embedding, got 10'
+
+
+def test_atom_id_outside_of_the_embedding():
+    model = RSGCN(3, n_atom_types=10)
+    unknown = BatchedCSR.from_matrices([numpy.eye(2)])
+    with pytest.raises(ValueError, match=TOO_LARGE):
+        model(numpy.array([9, 10], 'i'), unknown)
+    with pytest.raises(ValueError, match='got -1'):
+        model(numpy.array([0, -1], 'i'), unknown)
+
+
+def test_largest_atom_id_of_a_batch_is_believed():
+    """Nothing is read from the array."""
     model = RSGCN(3, n_atom_types=10)
     example = numpy.array([9, 10], 'i'), numpy.eye(2, dtype='f'), 0.0
     atoms, adj, _ = CSRConverter('packed')([example])
-    message = r'atom_array: expected ids in \[0, 10\), the size of the embedding, got 10'
-    with pytest.raises(ValueError, match=message):
-        model(atoms, adj)
-    # The batch's stored maximum is believed: nothing is read from the array.
-    with pytest.raises(ValueError, match=message):
-        model(atoms * 0, adj)
-    unknown = BatchedCSR.from_matrices([numpy.eye(2)])
-    with pytest.raises(ValueError, match=message):
-        model(atoms, unknown)
-    with pytest.raises(ValueError, match='got -1'):
-        model(numpy.array([0, -1], 'i'), unknown)
+    for ids in (atoms, atoms * 0):
+        with pytest.raises(ValueError, match=TOO_LARGE):
+            model(ids, adj)
+
+
+def test_atoms_that_are_no_array():
     adj = BatchedCSR.from_matrices([numpy.ones((2, 2))])
     with pytest.raises(TypeError, match='atom_array: expected an array, got list'):
         RSGCN(3)([6, 6], adj)

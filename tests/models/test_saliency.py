@@ -23,7 +23,7 @@ from chainer_chemistry.saliency.calculator.occlusion_calculator import Occlusion
 
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import layout_of
-from chainer_bspmm.sparse.validate import LAYOUTS
+from chainer_bspmm.sparse.check import LAYOUTS
 from tests.support import parity
 from tests.support.devices import slow_unless
 from tests.support.molecules import molecules as molecules_of_sizes
@@ -72,6 +72,7 @@ def score(model):
 def compute(
     kind, model, data, converter, batchsize=4, link=embedding, options=None, timing='post', **more
 ):
+    """Return a calculator of a kind, and what it finds; `link`: of a model, what it watches."""
     hook = VariableMonitorLinkHook(link(model), timing=timing)
     calculator = kind(model, hook, eval_fun=score(model), device=-1, **options or {})
     more.setdefault('show_progress', False)
@@ -97,7 +98,10 @@ def assert_as_alone(found, expected):
     [
         slow_unless(
             name == 'GGNN' or (kind is GradientCalculator and layout == 'folded'),
-            *(name, kind, options, layout),
+            name,
+            kind,
+            options,
+            layout,
             id='%s, %s, %s' % (name, kind.__name__, layout),
         )
         for name in parity.DEFAULTS
@@ -111,12 +115,19 @@ def test_upstream_s_numbers(name, kind, options, layout):
     upstream = parity.initialised(case.make, data)
     ours = chainer_bspmm.sparsify(copy.deepcopy(upstream))
     kinds = [type(link) for link in ours.links()]
-    options = {'link': first_embedding, 'options': options}
-    _, found = compute(kind, ours, data, parity.converters_of(case)[layout], len(data), **options)
+
+    def of_batch(model, converter):
+        _, saliency = compute(
+            kind, model, data, converter, len(data), link=first_embedding, options=options
+        )
+        return saliency
+
+    found = of_batch(ours, parity.converters_of(case)[layout])
     if layout == 'packed':
-        assert_as_alone(found, alone(kind, upstream, data, **options))
+        expected = alone(kind, upstream, data, link=first_embedding, options=options)
+        assert_as_alone(found, expected)
     else:
-        _, expected = compute(kind, upstream, data, concat_mols, len(data), **options)
+        expected = of_batch(upstream, concat_mols)
         numpy.testing.assert_array_equal(found, expected)
     assert [type(link) for link in ours.links()] == kinds
 
@@ -143,13 +154,24 @@ def test_any_link_in_batches_of_other_sizes(method, link):
 def test_links_that_upstream_calls_without_hooks():
     data, upstream, ours = pair('ggnn')
     graph_conv = ours.predictor.graph_conv
-    given = GradientCalculator, ours, data, chainer_bspmm.concat_mols
-    links = graph_conv.update_layers[0], graph_conv.readout_layers[0]
-    found = [compute(*given, link=lambda _, link=link: link)[1] for link in links]
-    assert found[0].shape[1:3] == (7, max(len(atoms) for atoms, _ in data)) and found[0].any()
-    given = GradientCalculator, upstream, data, concat_mols
-    _, expected = compute(*given, link=lambda model: model.predictor.mlp.layers[0], timing='pre')
-    numpy.testing.assert_array_equal(found[1], expected)
+
+    def of_link(link):
+        _, found = compute(
+            GradientCalculator, ours, data, chainer_bspmm.concat_mols, link=lambda model: link
+        )
+        return found
+
+    of_update = of_link(graph_conv.update_layers[0])
+    assert of_update.shape[1:3] == (7, max(len(atoms) for atoms, _ in data)) and of_update.any()
+    _, expected = compute(
+        GradientCalculator,
+        upstream,
+        data,
+        concat_mols,
+        link=lambda model: model.predictor.mlp.layers[0],
+        timing='pre',  # what the readout has given
+    )
+    numpy.testing.assert_array_equal(of_link(graph_conv.readout_layers[0]), expected)
 
 
 def test_sizes_that_do_not_depend_on_the_batch():
@@ -169,17 +191,25 @@ def test_a_sparse_data_set():
     numpy.testing.assert_array_equal(found, expected)
 
 
-def test_functions_before_and_after():
+def test_functions_around_the_calculation():
     data, _, ours = pair('gin')
-    given = GradientCalculator, ours, data, chainer_bspmm.concat_mols
-    calculator, found = compute(
-        *given,
-        retain_inputs=True,
+    _, found = compute(
+        GradientCalculator,
+        ours,
+        data,
+        chainer_bspmm.concat_mols,
         preprocess_fn=lambda atoms, adj: (atoms, adj),
         postprocess_fn=lambda saliency: 2 * saliency,
     )
-    _, plain = compute(*given)
+    _, plain = compute(GradientCalculator, ours, data, chainer_bspmm.concat_mols)
     numpy.testing.assert_array_equal(found, 2 * plain)
+
+
+def test_inputs_that_are_kept():
+    data, _, ours = pair('gin')
+    calculator, found = compute(
+        GradientCalculator, ours, data, chainer_bspmm.concat_mols, retain_inputs=True
+    )
     atoms, adj = concat_mols(data)
     numpy.testing.assert_array_equal(calculator.inputs[0], atoms)
     numpy.testing.assert_array_equal(calculator.inputs[1], adj)
@@ -254,7 +284,7 @@ class ZeroForEach(chainer.Chain):
         return chainer.Variable(numpy.zeros((adj.n_graphs, 1), 'f'))
 
 
-def test_errors_leave_the_model_and_no_hook():
+def test_an_error_leaves_the_model_as_it_was():
     data, _, ours = pair('ggnn')
     kinds = [type(link) for link in ours.links()]
     with pytest.raises(TypeError, match='nothing'):

@@ -25,8 +25,9 @@ MODELS = {name: getattr(models, name) for name in parity.DEFAULTS}
 
 def regressor(kind=dense.RelGCN, **options):
     numpy.random.seed(0)  # some weights predict almost 0, which differs by more than 1e-5 of itself
-    predictor = GraphConvPredictor(kind(4, **options), MLP(3, 8))
-    return Regressor(predictor, chainer.functions.mean_squared_error)
+    return Regressor(
+        GraphConvPredictor(kind(4, **options), MLP(3, 8)), chainer.functions.mean_squared_error
+    )
 
 
 def trained(model, converter, examples=EXAMPLES):
@@ -49,7 +50,12 @@ def test_every_model_remembers(name):
     chainer.optimizers.SGD().setup(model)
     converters = parity.converters_of(case)
     examples = parity.examples_of(case)
-    for name, layout in (('packed',) * 2, ('padded', 'folded'), ('packed',) * 2, ('folded',) * 2):
+    for name, layout in (
+        ('packed', 'packed'),
+        ('padded', 'folded'),
+        ('packed', 'packed'),
+        ('folded', 'folded'),
+    ):
         atoms, adj, *rest = converters[name](examples, -1)
         model(atoms, adj, *rest)
         assert model.trained_with == layout_of(model) == (layout, None)
@@ -153,18 +159,29 @@ def test_a_model_that_upstream_trained():
     assert len(predicted(model, PACKED)[1]) == 1
 
 
-def test_nothing_is_known(tmp_path):
-    """Of new models, whose optimizer may be set up, and of .npz files."""
+def test_nothing_is_known_of_a_new_model():
+    """Its optimizer may be set up."""
     model = regressor()
     chainer.optimizers.Adam().setup(model)
     assert layout_of(sparsify(model)) is None
-    trained(model, PACKED)
+
+
+def test_nothing_is_known_of_a_file(tmp_path):
+    model = trained(sparsify(regressor()), PACKED)
+    chainer.serializers.save_npz(tmp_path / 'model.npz', model)
+    fresh = sparsify(regressor())
+    chainer.serializers.load_npz(tmp_path / 'model.npz', fresh)
+    assert layout_of(fresh) is None
+    assert not predicted(fresh, PACKED)[1] and not predicted(fresh, PADDED)[1]
+
+
+def test_a_file_loaded_over_a_trained_model(tmp_path):
+    model = trained(sparsify(regressor()), PACKED)
     chainer.serializers.save_npz(tmp_path / 'model.npz', model)
     assert layout_of(model) == ('packed', None)
-    for loaded in (sparsify(regressor()), model):
-        chainer.serializers.load_npz(tmp_path / 'model.npz', loaded)
-        assert layout_of(loaded) is None
-        assert not predicted(loaded, PACKED)[1] and not predicted(loaded, PADDED)[1]
+    chainer.serializers.load_npz(tmp_path / 'model.npz', model)
+    assert layout_of(model) is None
+    assert not predicted(model, PACKED)[1] and not predicted(model, PADDED)[1]
 
 
 def test_densify_leaves_it():

@@ -32,10 +32,12 @@ CASES = parity.DEFAULTS
 
 def predictor(method, make=set_up_dense_predictor):
     numpy.random.seed(0)
-    labels = {} if method.endswith('_gwm') else {'n_wle_types': parity.N_LABELS}
-    has_dropout = method.split('_')[0] in ('rsgcn', 'gin')
-    no_dropout = {'conv_kwargs': {'dropout_ratio': 0.0}} if has_dropout else {}
-    return make(method, 8, 2, 3, **labels, **no_dropout)
+    options = {}
+    if not method.endswith('_gwm'):
+        options['n_wle_types'] = parity.N_LABELS
+    if method.split('_')[0] in ('rsgcn', 'gin'):
+        options['conv_kwargs'] = {'dropout_ratio': 0.0}
+    return make(method, 8, 2, 3, **options)
 
 
 def initialised(model, examples):
@@ -68,9 +70,15 @@ def test_unused_layer_gets_weights(tmp_path, model):
 def test_tied_updates_are_activated_once():
     """As upstream: after the first, however many there are."""
     examples = parity.examples_of(CASES['GGNN_GWM'])
-    options = dict(hidden_channels=6, out_dim=5, n_update_layers=3, activation=functions.tanh)
-    kinds = dict(update_layer=GGNNUpdate, readout_layer=GGNNReadout)
-    model = GWMGraphConvModel(**kinds, **options, weight_tying=True)
+    model = GWMGraphConvModel(
+        update_layer=GGNNUpdate,
+        readout_layer=GGNNReadout,
+        hidden_channels=6,
+        out_dim=5,
+        n_update_layers=3,
+        activation=functions.tanh,
+        weight_tying=True,
+    )
     expected = model(*dense_concat_mols(examples)).array
     assert relative_error(sparsify(model)(*concat_mols(examples)).array, expected) < 1e-5
 
@@ -127,7 +135,7 @@ def test_data_set_with_labels(method, rounds):
     one_size = (inputs[:1], inputs[1:2], [inputs[3]] * 3)
     with chainer.using_config('train', False):
         alone = predictions(dense, dense_concat_mols, inputs)
-        together, *few = (dense(*dense_concat_mols(b)).array for b in (inputs, *one_size))
+        together, *few = (dense(*dense_concat_mols(batch)).array for batch in (inputs, *one_size))
         sparsify(dense)
         for layout, expected in (('packed', alone), ('folded', together), ('padded', together)):
             converter = CSRConverter(layout, strip_padding=False if layout == 'packed' else None)
@@ -138,9 +146,11 @@ def test_data_set_with_labels(method, rounds):
                 assert relative_error(dense(*converter(given)).array, result) < 1e-5
         # the same with phantom atoms
         for batch in one_size:
-            converters = (CSRConverter(padded_to=30, n_node_columns=n) for n in (None, is_column))
-            results = [dense(*converter(batch)).array for converter in converters]
-            numpy.testing.assert_array_equal(*results)
+            found, expected = (
+                dense(*CSRConverter(padded_to=30, n_node_columns=n_columns)(batch)).array
+                for n_columns in (None, is_column)
+            )
+            numpy.testing.assert_array_equal(found, expected)
         if not is_column:
             sparse = to_sparse(examples)
             assert relative_error(dense(*concat_mols(sparse)[:2]).array, together) < 1e-5
@@ -173,22 +183,42 @@ def test_super_node():
         model(*dense_concat_mols(examples))
 
 
-def test_labels():
-    case = CASES['GGNN_CWLE']
-    model = models.GGNN_CWLE(3, n_wle_types=40)
-    examples = parity.examples_of(case)
-    atoms, adj, labels = CSRConverter('packed', n_node_columns=1)(examples)
+@pytest.fixture
+def labelled():
+    """A model that takes labels of atoms, up to 39, and its batch of 83 rows."""
+    examples = parity.examples_of(CASES['GGNN_CWLE'])
+    batch = CSRConverter('packed', n_node_columns=1)(examples)
+    return models.GGNN_CWLE(3, n_wle_types=40), *batch
+
+
+def test_no_labels(labelled):
+    model, atoms, adj, _ = labelled
     with pytest.raises(TypeError, match='wle_array: expected an array .* got NoneType'):
         model(atoms, adj)
-    shapes = r'integers of shape \(83,\).* got int32 of shape \(82,\); CSRConverter\(n_node_columns'
-    out_of_range = r'labels in \[0, 40\), .*got '
-    for wrong, message in (
-        (labels[1:], shapes),
-        (labels.astype('f'), 'integers .* got float32'),
-        *((numpy.append(labels[1:], label), out_of_range + str(label)) for label in (-1, 40)),
-    ):
-        with pytest.raises(ValueError, match='wle_array: expected ' + message):
-            model(atoms, adj, wrong)
+
+
+def test_labels_of_another_shape(labelled):
+    model, atoms, adj, labels = labelled
+    message = (
+        r'wle_array: expected integers of shape \(83,\).* got int32 of shape \(82,\); '
+        r'CSRConverter\(n_node_columns'
+    )
+    with pytest.raises(ValueError, match=message):
+        model(atoms, adj, labels[1:])
+
+
+def test_labels_that_are_no_integers(labelled):
+    model, atoms, adj, labels = labelled
+    with pytest.raises(ValueError, match='wle_array: expected integers .* got float32'):
+        model(atoms, adj, labels.astype('f'))
+
+
+@pytest.mark.parametrize('label', [-1, 40])
+def test_labels_out_of_range(labelled, label):
+    model, atoms, adj, labels = labelled
+    message = r'wle_array: expected labels in \[0, 40\), .*got %d' % label
+    with pytest.raises(ValueError, match=message):
+        model(atoms, adj, numpy.append(labels[1:], label))
 
 
 def test_tied_update_of_relgat_that_cannot_take_its_own_result():

@@ -23,6 +23,8 @@ CASES += [(name, 'folded') for name in ('RSGCN, batch norm', 'RelGCN')]
 
 
 class NormOfHead(chainer.Chain):
+    """Batch normalisation of molecules instead of atoms."""
+
     def __init__(self):
         super().__init__()
         with self.init_scope():
@@ -58,19 +60,21 @@ def communicator(name='naive'):
     return chainermn.create_communicator(name)
 
 
-def optimizer_of(model, comm, of=None):
+def optimizer_of(model, comm, actual=None):
+    """Return an optimizer of all ranks, or Chainer's own where there is no communicator."""
     # By default Adam would make a whole step of a gradient that is nothing but rounding.
-    of = of or chainer.optimizers.Adam(eps=1e-3)
+    optimizer = actual or chainer.optimizers.Adam(eps=1e-3)
     if comm:
         import chainermn
 
-        of = chainermn.create_multi_node_optimizer(of, comm)
-    of.setup(model)
-    of.add_hook(chainer.optimizer_hooks.GradientClipping(1))  # by the norm of the mean
-    return of
+        optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
+    optimizer.setup(model)
+    optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1))  # by the norm of the mean
+    return optimizer
 
 
 def arrays_of(model):
+    """Return parameters and persistent values."""
     serializer = chainer.serializers.DictionarySerializer()
     model.serialize(serializer)
     return dict(serializer.target)
@@ -82,12 +86,15 @@ def my_share(examples, comm, sizes=None):
         return examples
     sizes = sizes or [N_ALL // comm.size] * comm.size
     first = sum(sizes[: comm.rank])
-    shares = [examples[start + first :] for start in range(0, len(examples), N_ALL)]
-    return [example for share in shares for example in share[: sizes[comm.rank]]]
+    share = []
+    for start in range(first, len(examples), N_ALL):
+        share += examples[start : start + sizes[comm.rank]]
+    return share
 
 
 def parameters_of_every_model(comm, device='@numpy', check=lambda updater: None):
-    found = {}
+    """Return parameters after one step and after many."""
+    arrays = {}
     chainer.get_device(device).use()
     for name, layout in CASES:
         examples = molecules(4 * N_ALL, RELATIONS.get(name, 1))
@@ -108,12 +115,12 @@ def parameters_of_every_model(comm, device='@numpy', check=lambda updater: None)
             if step in (0, n_steps - 1):
                 check(updater)
                 for key, value in arrays_of(model).items():
-                    found['%s, %s, %d %s' % (name, layout, step, key)] = value
-    return found
+                    arrays['%s, %s, %d %s' % (name, layout, step, key)] = value
+    return arrays
 
 
 class Disagreement(Exception):
-    """What `faults.raise_on` would end the ranks with: the rank that tells, and the message."""
+    """The rank that tells, and the message that `faults.raise_on` would end the ranks with."""
 
 
 def raise_now(comm, rank, error):
@@ -121,10 +128,13 @@ def raise_now(comm, rank, error):
 
 
 class At(extension.Extension):
+    """Call a function after a step."""
+
     trigger = (1, 'iteration')
 
     def __init__(self, step, function):
-        self.step, self.function = step, function
+        self.step = step
+        self.function = function
 
     def __call__(self, trainer):
         if trainer.updater.iteration == self.step:

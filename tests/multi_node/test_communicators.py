@@ -1,10 +1,13 @@
-"""What `create_communicator` refuses; nothing of MPI is loaded before it is called."""
+"""Refusals of `create_communicator`; nothing of MPI is loaded before it is called."""
 
 import os
+import platform
+import re
 import sys
 import types
 
 import chainer_bspmm  # noqa: F401  first
+import numpy
 import pytest
 from chainer.backends import cuda
 
@@ -14,23 +17,25 @@ from tests.support.ranks import needs_mpi, on_kept_ranks
 
 
 def test_nothing_of_mpi_is_imported():
-    names = 'name for name in sys.modules if name.startswith(("mpi4py", "chainermn"))'
-    code = 'import sys, chainer_bspmm, chainer_bspmm.training\nprint(*(%s))' % names
+    code = """if True:
+        import sys, chainer_bspmm, chainer_bspmm.training
+        print(*(name for name in sys.modules if name.startswith(('mpi4py', 'chainermn'))))
+    """
     assert not python('-c', code).stdout.split()
 
 
-OF_4 = 'one of 4 processes.* mpi4py, Some MPI 1.2; both'
+def create(name='naive'):
+    """Call `create_communicator` with checks that must refuse."""
 
-
-def create(name='naive', **options):
     def make(*args, **kwargs):
-        return pytest.fail('was created')
+        pytest.fail('was created')
 
-    return communicators.checked(make)(name, **options)
+    communicators.checked(make)(name)
 
 
 @pytest.fixture
 def mpi(monkeypatch):
+    """An mpi4py with one process, whether there is one or not."""
     world = types.SimpleNamespace(size=1, rank=0)
     module = types.SimpleNamespace(
         COMM_WORLD=world, Get_library_version=lambda: 'Some MPI 1.2, 2020', __file__='/no/library'
@@ -44,28 +49,47 @@ def mpi(monkeypatch):
 
 def test_without_mpi4py(monkeypatch):
     monkeypatch.setitem(sys.modules, 'mpi4py', None)
-    with pytest.raises(ImportError, match=r"pip install 'chainer_bspmm\[mpi\]'"):
+    message = (
+        'several ranks need MPI and mpi4py (import of mpi4py halted; None in sys.modules); '
+        "pip install 'chainer_bspmm[mpi]' brings both"
+    )
+    with pytest.raises(ImportError, match='^%s$' % re.escape(message)):
         create()
 
 
+NEEDS_CUDA = (
+    "communicator_name: 'flat' needs an MPI that was built with CUDA, which this one was not; "
+    "use 'pure_nccl' on GPUs, 'naive' on CPUs"
+)
+NEEDS_GPUS = "communicator_name: '%s' needs GPUs, and CuPy finds none; use 'naive' on CPUs"
+
+
 @pytest.mark.parametrize(
-    'name, started_by, message',
+    'name, message',
     [
-        ('flat', None, "'flat' needs an MPI that was built with CUDA.*'naive'"),
-        ('pure_nccl', None, "'pure_nccl' needs GPUs, .*'naive' on CPUs"),
-        ('non_cuda_aware', None, "'non_cuda_aware' needs GPUs, .*'naive' on CPUs"),
-        *(('naive', of, OF_4) for of in communicators.SIZES),
+        ('flat', NEEDS_CUDA),
+        ('pure_nccl', NEEDS_GPUS % 'pure_nccl'),
+        ('non_cuda_aware', NEEDS_GPUS % 'non_cuda_aware'),
     ],
 )
-def test_what_is_refused(mpi, monkeypatch, name, started_by, message):
-    """Without GPUs, and where the processes are those of another mpirun."""
+def test_communicators_that_need_gpus(mpi, monkeypatch, name, message):
     monkeypatch.setattr(cuda, 'available', False)
     monkeypatch.setattr(communicators, 'knows_gpus', lambda: False)
-    monkeypatch.delenv('SLURM_PTY_PORT', raising=False)
-    if started_by is not None:
-        monkeypatch.setenv(started_by, '4')
-    with pytest.raises(RuntimeError, match=message):
+    with pytest.raises(RuntimeError, match='^%s$' % message):
         create(name)
+
+
+@pytest.mark.parametrize('variable', communicators.SIZES)
+def test_processes_that_another_mpirun_has_started(mpi, monkeypatch, variable):
+    monkeypatch.delenv('SLURM_PTY_PORT', raising=False)
+    monkeypatch.setenv(variable, '4')
+    message = (
+        'this is one of 4 processes (%s), but MPI sees it alone: what started it belongs to '
+        'another MPI than that of mpi4py, Some MPI 1.2; both must be the same, and srun needs '
+        '--mpi=pmix' % variable
+    )
+    with pytest.raises(RuntimeError, match='^%s$' % re.escape(message)):
+        create()
 
 
 def test_one_process_of_a_step_of_slurm(mpi, monkeypatch):
@@ -81,34 +105,69 @@ def test_one_process_of_a_step_of_slurm(mpi, monkeypatch):
 
 
 class Comm:
-    rank, size, intra_size = 0, 2, 2
+    """Two ranks on one host, seen from the first; `change` makes what the second one sends."""
 
-    def __init__(self, change=lambda found: found):
-        self.mpi_comm, self._change = self, change
+    rank = 0
+    size = 2
+    intra_size = 2
+
+    def __init__(self, change=lambda mine: mine):
+        self.mpi_comm = self
+        self._change = change
 
     def allgather(self, mine):
         return [mine, self._change(mine)]
 
 
-def test_more_ranks_than_gpus(monkeypatch):
+@pytest.fixture
+def host_of_gpus(monkeypatch):
+    """A function that says how many GPUs the host of the first rank has."""
     runtime = types.SimpleNamespace(deviceGetPCIBusId=lambda i: '0000:%d' % i)
-    runtime.getDeviceCount = lambda: 1
     cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
     monkeypatch.setattr(cuda, 'cupy', cupy)
-    with pytest.raises(RuntimeError, match='got 2 ranks and 1 GPUs on .* start fewer'):
-        communicators._check_number_of_gpus(Comm())
-    other = Comm(lambda found: (*found[:2], ['0000:7']))  # of which each rank sees its own
-    communicators._check_number_of_gpus(other)
-    with pytest.raises(RuntimeError, match='got 2 ranks and 1 GPUs'):
-        communicators._check_number_of_gpus(Comm(lambda found: ('elsewhere', 2, ['0000:7'])))
-    runtime.getDeviceCount = lambda: 2
+
+    def say(n_gpus):
+        runtime.getDeviceCount = lambda: n_gpus
+
+    return say
+
+
+def elsewhere(mine):
+    return 'elsewhere', 2, ['0000:7']
+
+
+@pytest.mark.parametrize('change', [lambda mine: mine, elsewhere], ids=['one host', 'two hosts'])
+def test_more_ranks_than_gpus(host_of_gpus, change):
+    host_of_gpus(1)
+    message = (
+        'expected at most one rank for each GPU, got 2 ranks and 1 GPUs on %s: start fewer '
+        '(mpirun -n), or on more hosts' % platform.node()
+    )
+    with pytest.raises(RuntimeError, match='^%s$' % re.escape(message)):
+        communicators._check_number_of_gpus(Comm(change))
+
+
+def test_as_many_gpus_as_ranks(host_of_gpus):
+    host_of_gpus(2)
     communicators._check_number_of_gpus(Comm())
 
 
-def test_versions_differ():
+def test_each_rank_may_see_its_own_gpu_only(host_of_gpus):
+    host_of_gpus(1)
+    communicators._check_number_of_gpus(Comm(lambda mine: (*mine[:2], ['0000:7'])))
+
+
+def test_same_versions():
     communicators._compare_versions(Comm())
-    comm = Comm(lambda found: ('elsewhere', {**found[1], 'NumPy': '0.9'}))
-    with pytest.raises(RuntimeError, match=r'NumPy on all ranks, got .* and 0.9 on rank 1 \(else'):
+
+
+def test_versions_differ():
+    comm = Comm(lambda mine: ('elsewhere', {**mine[1], 'NumPy': '0.9'}))
+    message = (
+        'expected one version of NumPy on all ranks, got %s on rank 0 (%s) and 0.9 on rank 1 '
+        '(elsewhere)' % (numpy.__version__, platform.node())
+    )
+    with pytest.raises(RuntimeError, match='^%s$' % re.escape(message)):
         communicators._compare_versions(comm)
 
 
@@ -127,8 +186,8 @@ def refuse():
     assert os.environ['OMPI_COMM_WORLD_SIZE'] == '2'
     assert chainermn.create_communicator('naive').size == 2
     assert not communicators.knows_gpus()
-    for name in ('flat', 'pure_nccl'):
-        with pytest.raises(RuntimeError, match="use 'naive' on CPUs|'naive' on CPUs"):
+    for name, message in (('flat', NEEDS_CUDA), ('pure_nccl', NEEDS_GPUS % 'pure_nccl')):
+        with pytest.raises(RuntimeError, match='^%s$' % message):
             chainermn.create_communicator(name)
 
 

@@ -1,6 +1,7 @@
 """Scattered sparse data sets, epochs that end together, evaluations of all molecules."""
 
 import contextlib
+import re
 
 from chainer_bspmm import CSRConverter  # first: it repairs Chainer
 import chainer
@@ -11,8 +12,8 @@ from chainer.training import extensions, StandardUpdater
 from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.dataset import SparseDataset, to_sparse
+from chainer_bspmm.dataset.selection import Selection
 from chainer_bspmm.dataset.sparse_dataset import selection
-from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.multi_node import faults, PartIterator
 from chainer_bspmm.multi_node.epochs import _check_epochs
 from chainer_bspmm.multi_node.evaluators import create_multi_node_evaluator
@@ -34,11 +35,14 @@ def labels_of(dataset):
 
 
 @contextlib.contextmanager
-def disagreement(message):
+def disagreement(pattern):
+    """Expect an error that rank 0 tells all ranks, whose whole message has this pattern."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(faults, 'raise_on', raise_now)
-        with pytest.raises(Disagreement, match=message):
+        with pytest.raises(Disagreement) as caught:
             yield
+    rank, message = caught.value.args
+    assert rank == 0 and re.fullmatch(pattern, message), message
 
 
 def scatter():
@@ -77,13 +81,27 @@ def scatter():
     assert type(dense) is chainer.datasets.SubDataset and len(dense) == 2
 
 
+@needs_mpi
+def test_scattered_parts_are_sparse():
+    on_kept_ranks(3, scatter)
+
+
 def scatter_two():
     import chainermn
 
     comm = communicator()
-    message = r'dataset: expected that of rank 0, or None, got another one on rank 1 \(8 mol'
-    with disagreement(message):
+    pattern = (
+        'dataset: expected that of rank 0, or None, got another one on rank 1 '
+        r'\(8 molecules, checksum [0-9a-f]+ and 9 molecules, checksum [0-9a-f]+\): '
+        'read it on one rank only'
+    )
+    with disagreement(pattern):
         chainermn.scatter_dataset(data_set(8 + comm.rank), comm)
+
+
+@needs_mpi
+def test_another_data_set_on_another_rank():
+    on_kept_ranks(2, scatter_two)
 
 
 def test_other_labels_are_another_data_set():
@@ -105,6 +123,8 @@ def test_selection_follows_sub_data_sets():
 
 
 class Comm:
+    """A communicator of ranks with parts of these sizes, seen from one of them."""
+
     def __init__(self, sizes, rank, batch_size):
         self.rank = rank
         self.size = len(sizes)
@@ -159,11 +179,21 @@ def test_numbers_instead_of_examples(shuffle):
 
 
 def test_a_part_with_fewer_molecules_than_batches():
-    with pytest.raises(ValueError, match='at least 3 molecules.*, got 2 on rank 1'):
+    message = (
+        '^dataset: expected at least 3 molecules, one for each batch of an epoch, got 2 on rank 1$'
+    )
+    with pytest.raises(ValueError, match=message):
         PartIterator(range(3), 1, Comm([3, 2], 0, 1))
 
 
-def epochs(unequal):
+UNEQUAL_EPOCHS = (
+    'iterator: expected epochs of one length on all ranks, got %s on rank 0 and %s on rank 1; '
+    'use scatter_dataset(..., force_equal_length=True), or a chainer_bspmm.multi_node.PartIterator'
+)
+
+
+def updater_of_parts(make_iterator):
+    """Return an updater over parts of four and three molecules."""
     import chainermn
 
     comm = communicator()
@@ -172,43 +202,64 @@ def epochs(unequal):
     model = Regressor(MODELS['RSGCN'](), lossfun=lambda y, t: chainer.functions.mean(y))
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
     optimizer.setup(model)
-    iterator = SerialIterator(part, 2) if unequal else PartIterator(part, 2, comm)
-    updater = StandardUpdater(iterator, optimizer, converter=PACKED)
-    if unequal:
-        message = 'got 2 batches on rank 0 and 3 examples in batches of 2 on rank 1.*PartIterator'
-        with disagreement(message):
-            chainer.training.Trainer(updater, (3, 'epoch'))
-        return
+    return StandardUpdater(make_iterator(part, comm), optimizer, converter=PACKED)
+
+
+def epochs_of_parts():
+    updater = updater_of_parts(lambda part, comm: PartIterator(part, 2, comm))
     trainer = chainer.training.Trainer(updater, (3, 'epoch'))
     trainer.run()
-    assert comm.mpi_comm.allgather(updater.iteration) == [6, 6]
+    assert communicator().mpi_comm.allgather(updater.iteration) == [6, 6]
     assert updater.epoch_detail == 3
 
 
 @needs_mpi
-@pytest.mark.parametrize('function', [scatter, scatter_two, epochs])
-def test_scattered_parts(function):
-    for arguments in ((True,), (False,)) if function is epochs else ((),):
-        on_kept_ranks(3 if function is scatter else 2, function, *arguments)
+def test_epochs_of_unequal_parts():
+    on_kept_ranks(2, epochs_of_parts)
 
 
-def test_lengths_of_epochs():
-    """Batches may differ if as many make an epoch; several optimizers need no main one."""
+def epochs_of_another_iterator():
+    updater = updater_of_parts(lambda part, comm: SerialIterator(part, 2))
+    message = UNEQUAL_EPOCHS % ('2 batches', '3 examples in batches of 2')
+    with disagreement(re.escape(message)):
+        chainer.training.Trainer(updater, (3, 'epoch'))
+
+
+@needs_mpi
+def test_unequal_parts_with_another_iterator():
+    on_kept_ranks(2, epochs_of_another_iterator)
+
+
+def check_epochs(n, batch_size, on_rank_1, optimizers):
+    """Check the epochs of n examples, where the other of two ranks has told its length."""
 
     class Optimizer(chainer.optimizers.SGD):
         communicator = Comm([0, 0], 0, None)
 
-    def check(n, batch_size, others, optimizers=('main',)):
-        Optimizer.communicator.allgather = lambda mine: [mine, others]
-        of_names = {name: Optimizer() for name in optimizers}
-        _check_epochs(StandardUpdater(SerialIterator(range(n), batch_size), of_names))
+    Optimizer.communicator.allgather = lambda mine: [mine, on_rank_1]
+    iterator = SerialIterator(range(n), batch_size)
+    _check_epochs(StandardUpdater(iterator, {name: Optimizer() for name in optimizers}))
 
-    check(28, 7, '4 batches')
-    check(28, 7, '4 batches', ('gen', 'dis'))
-    check(29, 7, '29 examples in batches of 7')
-    for optimizers in ('main',), ('gen', 'dis'):
-        with pytest.raises(ValueError, match='got 4 batches on rank 0 and 5 batches on rank 1'):
-            check(28, 7, '5 batches', optimizers)
+
+# Several optimizers need no main one.
+of_one_or_more = pytest.mark.parametrize('optimizers', [('main',), ('gen', 'dis')], ids=str)
+
+
+@of_one_or_more
+def test_batches_may_differ_if_as_many_make_an_epoch(optimizers):
+    check_epochs(28, 7, '4 batches', optimizers)
+
+
+@of_one_or_more
+def test_last_batches_that_are_smaller_on_all_ranks(optimizers):
+    check_epochs(29, 7, '29 examples in batches of 7', optimizers)
+
+
+@of_one_or_more
+def test_epochs_of_different_lengths(optimizers):
+    message = UNEQUAL_EPOCHS % ('4 batches', '5 batches')
+    with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
+        check_epochs(28, 7, '5 batches', optimizers)
 
 
 def evaluate(path):
@@ -219,6 +270,7 @@ def evaluate(path):
 
 
 def results(comm):
+    """Return what evaluators report on all ranks, or in this process alone."""
     from chainer_chemistry.training.extensions import BatchEvaluator, R2ScoreEvaluator
 
     if comm:
@@ -231,7 +283,6 @@ def results(comm):
         if comm:
             whole = part if comm.rank == 0 else None
             part = chainermn.scatter_dataset(whole, comm, force_equal_length=False)
-        common = {'converter': PACKED, 'device': '@numpy'}
 
         def three_columns(*batch):
             return model.predictor(*batch)[:, :3]
@@ -239,12 +290,17 @@ def results(comm):
         def iterate(dataset):
             return SerialIterator(dataset, 13, repeat=False, shuffle=False)
 
-        medians = {'median': lambda y, t: numpy.median(y - t), 'n': lambda y, t: y.size}
-        common['eval_func'] = three_columns
+        common = {'converter': PACKED, 'device': '@numpy'}
         evaluators = [
-            extensions.Evaluator(iterate(part), model, converter=PACKED, device='@numpy'),
-            BatchEvaluator(iterate(part), model, metrics_fun=medians, **common),
-            R2ScoreEvaluator(iterate(part), model, **common),
+            extensions.Evaluator(iterate(part), model, **common),
+            BatchEvaluator(
+                iterate(part),
+                model,
+                eval_func=three_columns,
+                metrics_fun={'median': lambda y, t: numpy.median(y - t), 'n': lambda y, t: y.size},
+                **common,
+            ),
+            R2ScoreEvaluator(iterate(part), model, eval_func=three_columns, **common),
         ]
         for i, evaluator in enumerate(evaluators):
             if comm:

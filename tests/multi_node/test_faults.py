@@ -72,18 +72,19 @@ def fail(how, folder):
 
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
-ENDS = 'rank %d of 2 on .* has failed, all ranks end: '
+ENDS = r'chainer_bspmm: rank %d of 2 on \S+ \(process \d+\) has failed, all ranks end: '
+BY_ZERO = 'ZeroDivisionError: .*by zero'
 
 
 @needs_mpi
 @pytest.mark.parametrize(
     'how, message',
     [
-        ('raise', ENDS % 1 + 'ZeroDivisionError: '),
+        ('raise', ENDS % 1 + BY_ZERO),
         ('exit', ENDS % 1 + 'exit status 1'),
-        slow('nan', 'failed, all ranks end: FloatingPointError: the loss of rank 1 is nan in st'),
+        slow('nan', ENDS % 1 + 'FloatingPointError: the loss of rank 1 is nan in step 6'),
         slow('killed', 'rank 1 .*[Kk]illed'),  # by mpirun itself
-        slow('all raise', ENDS % 0 + 'ZeroDivisionError: '),
+        slow('all raise', ENDS % 0 + BY_ZERO),
     ],
 )
 def test_a_rank_that_fails_ends_all(tmp_path, how, message):

@@ -97,11 +97,16 @@ def updater_of(comm, name):
     model.to_device(device)
     part = to_sparse(my_share(molecules(4 * N_ALL), comm, (7, 5)))
     optimizer = optimizer_of(model, comm)
-    options = {'converter': CONVERTERS['packed'], 'device': device, 'on_difference': 'raise'}
-    iterate = chainer.iterators.SerialIterator
-    n = len(part) // 4
-    iterators = [iterate(part, n, shuffle=False) for _ in range(2)]
-    return [GraphUpdater(iterator, optimizer, **options) for iterator in iterators]
+    return [
+        GraphUpdater(
+            chainer.iterators.SerialIterator(part, len(part) // 4, shuffle=False),
+            optimizer,
+            converter=CONVERTERS['packed'],
+            device=device,
+            on_difference='raise',
+        )
+        for _ in range(2)
+    ]
 
 
 def train_both_ways():
@@ -153,7 +158,7 @@ def fail(how):
         ('raise', 'rank 1 of 2 on .* has failed, all ranks end: ZeroDivisionError: '),
         ('killed', 'rank 1 .*[Kk]illed'),
         ('nan', 'FloatingPointError: the loss of rank 1 is not finite, noticed after step 4[1-9]'),
-        ('nan in the last step', 'loss of rank 1 is not finite, noticed after step 41'),
+        ('nan in the last step', 'the loss of rank 1 is not finite, noticed after step 41'),
     ],
 )
 def test_a_rank_that_fails_ends_all(how, message):

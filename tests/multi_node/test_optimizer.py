@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import types
 
 from chainer_bspmm.training import GraphUpdater  # first: it repairs Chainer
@@ -23,7 +24,8 @@ from tests.support.ranks import needs_mpi, on_kept_ranks
 from tests.support.training import molecules
 from tests.training import host_graphs
 
-N_CAPTURED, CAPTURED_SIZES = 16, (7, 5)  # steps, and molecules of the ranks in each
+N_CAPTURED = 16  # steps
+CAPTURED_SIZES = (7, 5)  # molecules of the ranks in each
 CAPTURED = 'RSGCN', 'RSGCN, batch norm', 'norm of head'
 
 
@@ -48,6 +50,7 @@ def test_ranks_are_one_large_batch(tmp_path, n_ranks):
 
 
 def trained_with(kind, name, comm=None, sizes=None):
+    """Return the updater after training."""
     examples = my_share(molecules(4 * N_ALL), comm, sizes)
     # Ranks start from one state, which is not that of rank 1.
     model = regressor(name, comm.rank if comm else 0, comm if 'norm' in name else None)
@@ -111,12 +114,14 @@ def unequal_batches(path):
 
 
 def parameters_of_unequal_batches(comm):
-    found = {}
+    arrays = {}
     examples = molecules(N_ALL)
-    norms = 'RSGCN, batch norm', 'norm of head'
-    sizes_of_ranks = [1, 9, 2]
-    cases = [('RSGCN', [8, 0, 4]), *((name, sizes_of_ranks) for name in ('RSGCN', *norms))]
-    for name, sizes in cases:
+    for name, sizes in (
+        ('RSGCN', [1, 9, 2]),
+        ('RSGCN', [8, 0, 4]),
+        ('RSGCN, batch norm', [1, 9, 2]),
+        ('norm of head', [1, 9, 2]),
+    ):
         model = regressor(name, comm.rank if comm else 0, comm if 'norm' in name else None)
         optimizer = optimizer_of(model, comm, chainer.optimizers.SGD(1e-3))
         optimizer.remove_hook('GradientClipping')  # which hides a factor of all gradients
@@ -127,8 +132,8 @@ def parameters_of_unequal_batches(comm):
             else:
                 optimizer.join()
         for key, value in arrays_of(model).items():
-            found['%s, %s %s' % (name, sizes, key)] = value
-    return found
+            arrays['%s, %s %s' % (name, sizes, key)] = value
+    return arrays
 
 
 @needs_mpi
@@ -147,9 +152,17 @@ def join_with_statistics():
     optimizer = optimizer_of(model, comm)
     batch = CONVERTERS['packed'](molecules(4))
     optimizer.update(model, *batch)
-    message = "join: expected a batch, because the link '/predictor/norm' has statistics over th"
+    message = (
+        "^join: expected a batch, because the link '/predictor/norm' has statistics over those of "
+        'all ranks$'
+    )
     with pytest.raises(RuntimeError, match=message):
         optimizer.join()
+
+
+@needs_mpi
+def test_a_rank_without_a_batch_where_statistics_are_of_all():
+    on_kept_ranks(2, join_with_statistics)
 
 
 def test_naive_with_a_model_on_a_gpu(monkeypatch):
@@ -157,7 +170,11 @@ def test_naive_with_a_model_on_a_gpu(monkeypatch):
     target = types.SimpleNamespace(params=lambda: [types.SimpleNamespace(device=device)])
     monkeypatch.setattr(optimizer, '_is_naive', lambda comm: comm == 'naive')
     monkeypatch.setattr(optimizer.communicators, 'knows_gpus', lambda: False)
-    with pytest.raises(RuntimeError, match="the model is on @cupy:0; use .*'pure_nccl'"):
+    message = (
+        "communicator: 'naive' sends arrays of the host, the model is on @cupy:0; "
+        "use create_communicator('pure_nccl')"
+    )
+    with pytest.raises(RuntimeError, match='^%s$' % re.escape(message)):
         optimizer._check_device('naive', target)
     optimizer._check_device('pure_nccl', target)
 
@@ -171,6 +188,8 @@ def test_number_of_molecules():
 
 
 class OfRank:
+    """A hook of a user's, which differs between ranks."""
+
     name = 'OfRank'
 
     def __init__(self, rank):
@@ -199,10 +218,13 @@ def begin_with_given_gradients():
     assert optimizer.t == 1 and (model.W.array != weights[0]).all()
 
 
-def begin(*cases):
-    comm = communicator()
-    for case in cases:
-        begin_with(comm, case)
+@needs_mpi
+def test_given_gradients_in_the_first_step():
+    on_kept_ranks(2, begin_with_given_gradients)
+
+
+def begin(case):
+    begin_with(communicator(), case)
 
 
 def begin_with(comm, case):
@@ -266,6 +288,14 @@ def begin_with(comm, case):
     assert optimizer.t > 0
 
 
+@needs_mpi
+@pytest.mark.parametrize(
+    'case', ['lazy', 'made on one', 'joined', 'grown', 'another model', 'no batch', 'of a rank']
+)
+def test_ranks_begin_alike(case):
+    on_kept_ranks(2, begin, case)
+
+
 def mean_of_halves():
     """As float32: not every MPI can add them, and a share of a small one is 0."""
     param = chainer.Parameter(numpy.zeros(2, 'e'))
@@ -274,35 +304,33 @@ def mean_of_halves():
     assert param.grad.dtype == 'e' and param.grad.tolist() == [1, 2**-24]
 
 
-ALIKE = 'lazy', 'made on one', 'joined', 'grown', 'another model', 'no batch', 'of a rank'
-ON_RANKS = {
-    'statistics of all, and a rank without a batch': [join_with_statistics],
-    'given gradients in the first step': [begin_with_given_gradients],
-    'states that begin alike': [begin, *ALIKE],
-    'gradients of float16': [mean_of_halves],
-}
-
-
 @needs_mpi
-@pytest.mark.parametrize('name', ON_RANKS)
-def test_on_ranks(name):
-    on_kept_ranks(2, *ON_RANKS[name])
+def test_gradients_of_float16():
+    on_kept_ranks(2, mean_of_halves)
 
 
 DISAGREEMENTS = {
-    'models': "model: expected the same on all ranks, parameter '/predictor/gconvs/0/",
+    'models': 'model: expected the same on all ranks, parameter '
+    "'/predictor/gconvs/0/graph_linear/W' is on rank 0 only",
     'optimizers': 'optimizer: expected one class on all ranks, got chainer.optimizers.adam.Adam on '
     'rank 0 and chainer.optimizers.sgd.SGD on rank 1',
     'rates': 'optimizer: expected one alpha on all ranks, got 0.001 on rank 0 and 0.5 on rank 1',
-    'own rates': "one alpha of parameter '/predictor/embed/W' on all ranks, got None on rank 0",
-    'frozen': "one enabled of parameter '/predictor/embed/W' on all ranks, got True on rank 0",
-    'hooks': "one list of hooks on all ranks, got ['GradientClipping', 'WeightDecay'] on rank 0",
-    'order of hooks': "one list of hooks on all ranks, got ['GradientClipping', 'WeightDecay'] on ",
-    'decays': 'one rate of hook WeightDecay on all ranks, got 0.0001 on rank 0 and 0.001 on rank 1',
+    'own rates': "optimizer: expected one alpha of parameter '/predictor/embed/W' on all ranks, "
+    'got None on rank 0 and 0.5 on rank 1',
+    'frozen': "optimizer: expected one enabled of parameter '/predictor/embed/W' on all ranks, "
+    'got True on rank 0 and False on rank 1',
+    'hooks': "optimizer: expected one list of hooks on all ranks, got ['GradientClipping', "
+    "'WeightDecay'] on rank 0 and ['GradientClipping'] on rank 1",
+    'order of hooks': 'optimizer: expected one list of hooks on all ranks, got '
+    "['GradientClipping', 'WeightDecay'] on rank 0 and ['WeightDecay', 'GradientClipping'] on "
+    'rank 1',
+    'decays': 'optimizer: expected one rate of hook WeightDecay on all ranks, got 0.0001 on rank 0 '
+    'and 0.001 on rank 1',
     'updates': 'optimizer: expected as many updates on all ranks, got 0 on rank 0 and 3 on rank 1; '
     'load a snapshot on every rank',
     'nan': 'the loss of rank 1 is nan in step 1',
-    'no zeros': 'zero_fill: expected True where ranks have gradients of different parameters',
+    'no zeros': 'zero_fill: expected True where ranks have gradients of different parameters, '
+    'got False',
 }
 
 
@@ -326,8 +354,7 @@ def test_what_ranks_disagree_about(tmp_path):
     of_0, of_1 = (json.loads((tmp_path / ('%d.json' % rank)).read_text()) for rank in range(2))
     assert of_0 == of_1
     for case, message in DISAGREEMENTS.items():
-        rank, text = of_0[case]
-        assert message in text and rank == (case == 'nan')
+        assert of_0[case] == [int(case == 'nan'), message], case
 
 
 @pytest.mark.parametrize('has, rank', [(0, 0), (3, 3)])
@@ -335,7 +362,8 @@ def test_a_parameter_of_one_rank(has, rank):
     one = ({'/a': ((2,), 'float32')}, {}, 0)
     none = ({}, {}, 0)
     first, other = (one, none) if has == 0 else (none, one)
-    assert "parameter '/a' is on rank %d only" % rank in start._difference(first, other, 3)
+    expected = "model: expected the same on all ranks, parameter '/a' is on rank %d only" % rank
+    assert start._difference(first, other, 3) == expected
 
 
 @needs_mpi
@@ -344,9 +372,8 @@ def test_batch_normalisation_of_one_rank(size, shape):
     from chainermn.links import MultiNodeBatchNormalization
 
     multi_node = MultiNodeBatchNormalization(size, communicator())
-    links = chainer.links.BatchNormalization(size), multi_node
     results = []
-    for link in links:
+    for link in (chainer.links.BatchNormalization(size), multi_node):
         rng = numpy.random.RandomState(0)
         x = chainer.Variable(rng.uniform(-1, 2, shape).astype('f'))
         y = [link(x), link(x, finetune=True), link(x, finetune=True)]
@@ -359,5 +386,20 @@ def test_batch_normalisation_of_one_rank(size, shape):
         results.append([*[part.array for part in y], x.grad, link.gamma.grad, link.avg_var, link.N])
     for expected, found in zip(*results):
         assert relative_error(found, expected) < 1e-5
-    with pytest.raises(ValueError, match=r'x: expected shape \(n, 3.*got \(4, 7'):
-        links[1](numpy.zeros((4, 7, *shape[2:]), 'f'))
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    'size, shape, message',
+    [
+        (3, (4, 7), 'x: expected shape (n, 3, ...), got (4, 7)'),
+        (3, (4, 7, 2, 5), 'x: expected shape (n, 3, ...), got (4, 7, 2, 5)'),
+        ((3, 2), (4, 7, 2), 'x: expected shape (n, 3, 2, ...), got (4, 7, 2)'),
+    ],
+)
+def test_batch_normalisation_of_another_shape(size, shape, message):
+    from chainermn.links import MultiNodeBatchNormalization
+
+    link = MultiNodeBatchNormalization(size, communicator())
+    with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
+        link(numpy.zeros(shape, 'f'))

@@ -54,13 +54,23 @@ def test_gradients(xp, fused, activation):
     check_gradients(lambda *a: (fused(*a) + 1) ** 2, *given)
 
 
-def test_nan_propagates_and_large_values_do_not_overflow(xp):
+def dropped_relu(x, W, b):
+    return linear_relu(x, W, b, 0.5)
+
+
+@pytest.mark.parametrize('function', [linear_relu, softmax_of_one, dropped_relu])
+def test_nan_stays_in_its_row(xp, function):
     x, W, b = inputs(xp, 3, 2, 4, 'float32')
     x[1, 0] = numpy.nan
+    y = cuda.to_cpu(function(x, W, b).array)
+    assert numpy.isnan(y[1]).all() and numpy.isfinite(y[[0, 2]]).all()
+
+
+@pytest.mark.parametrize('function', [linear_relu, softmax_of_one, dropped_relu])
+def test_large_values_do_not_overflow(xp, function):
+    x, W, b = inputs(xp, 3, 2, 4, 'float32')
     x[2] *= 1e4
-    for y in (linear_relu(x, W, b), softmax_of_one(x, W, b), linear_relu(x, W, b, 0.5)):
-        y = cuda.to_cpu(y.array)
-        assert numpy.isnan(y[1]).all() and numpy.isfinite(y[[0, 2]]).all()
+    assert numpy.isfinite(cuda.to_cpu(function(x, W, b).array)).all()
 
 
 # --- several layers whose softmaxes are added ---
@@ -135,9 +145,9 @@ def check(place, dtype, shape):
     wide = x.astype('d')
     expected = row_softmax_forward(wide)
     wanted = row_softmax_backward(numpy.array(cuda.to_cpu(a), 'd', subok=False), g.astype('d'))
-    for actual, of in ((a, wide), (y, expected), (gradients, wanted)):
-        assert actual.dtype == dtype and actual.shape == of.shape
-        numpy.testing.assert_allclose(cuda.to_cpu(actual), of, BOUND[dtype], 3 * BOUND[dtype])
+    for found, exact in ((a, wide), (y, expected), (gradients, wanted)):
+        assert found.dtype == dtype and found.shape == exact.shape
+        numpy.testing.assert_allclose(cuda.to_cpu(found), exact, BOUND[dtype], 3 * BOUND[dtype])
     y[...] = 7  # the result of one term takes its place
     assert (cuda.to_cpu(a) == 7).all() == (shape[0] == 1)
 
@@ -154,35 +164,39 @@ def test_rows(gpu, n_rows):
     check(gpu, 'f', (2, n_rows, 12))
 
 
-def test_largest_values_and_nan(gpu):
-    largest, inf, nan = numpy.finfo('f').max, numpy.inf, numpy.nan
-    rows = [[largest, -largest], [-largest, -largest], [-inf, 3], [inf, 3], [nan, 3], [5, 5]]
+def test_softmax_of_the_largest_values(gpu):
+    largest, inf = numpy.finfo('f').max, numpy.inf
+    rows = [[largest, -largest], [-largest, -largest], [-inf, 3], [5, 5]]
     y = cuda.to_cpu(row_softmax_forward(gpu.put(numpy.array([rows], 'f'))))
-    nans = [nan, nan]
-    expected = [[1, 0], [0.5, 0.5], [0, 1], nans, nans, [0.5, 0.5]]
-    numpy.testing.assert_array_equal(y[[0, 1, 2, 4, 5]], numpy.take(expected, [0, 1, 2, 4, 5], 0))
-    assert numpy.isnan(y[3, 0])
+    numpy.testing.assert_array_equal(y, [[1, 0], [0.5, 0.5], [0, 1], [0.5, 0.5]])
+
+
+def test_softmax_that_is_not_defined_is_nan(gpu):
+    rows = [[numpy.nan, 3], [numpy.inf, 3], [5, 5]]
+    y = cuda.to_cpu(row_softmax_forward(gpu.put(numpy.array([rows], 'f'))))
+    assert numpy.isnan(y[0]).all() and numpy.isnan(y[1, 0])
+    assert y[2].tolist() == [0.5, 0.5]
 
 
 def test_node(gpu, monkeypatch):
     """Two layers of other widths, the second without a bias: as on a host."""
     rng = numpy.random.RandomState(1)
-    shapes = [(9, 5), (4, 5), (4,), (9, 3), (4, 3), (9, 4)]
-    given = [rng.uniform(-1, 1, shape).astype('f') for shape in shapes]
+    shapes = [(9, 5), (4, 5), (4,), (9, 3), (4, 3)]
+    inputs = [rng.uniform(-1, 1, shape).astype('f') for shape in shapes]
+    gy = rng.uniform(-1, 1, (9, 4)).astype('f')
 
-    def outcome(given):
+    def output_and_gradients(inputs, gy):
         node = LinearSoftmax([3, 2])
-        (*inputs, gy) = given
         return [node._output(inputs), *node._gradients(inputs, gy, range(5))]
 
-    wanted = outcome(given)
+    on_host = output_and_gradients(inputs, gy)
     room = types.SimpleNamespace(get_array_module=lambda array: cuda.cupy)
     monkeypatch.setattr(module, 'chainer_backend', room)
-    found = outcome([gpu.put(array) for array in given])
+    on_gpu = output_and_gradients([gpu.put(array) for array in inputs], gpu.put(gy))
     assert gpu.names == {'row_softmax', 'graph_linear', 'sum_partials'}
-    for actual, of in zip(found, wanted):
-        assert actual.shape == of.shape and actual.dtype == 'f'
-        numpy.testing.assert_allclose(cuda.to_cpu(actual), of, 1e-5, 1e-5)
+    for actual, expected in zip(on_gpu, on_host, strict=True):
+        assert actual.shape == expected.shape and actual.dtype == 'f'
+        numpy.testing.assert_allclose(cuda.to_cpu(actual), expected, 1e-5, 1e-5)
 
 
 @pytest.mark.parametrize('shape', [(2, 0, 4), (2, 3, 0), (1, 0, 4)])

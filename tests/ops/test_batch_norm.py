@@ -11,7 +11,7 @@ from chainer.backends import cuda
 from chainer_chemistry.links import GraphBatchNormalization
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.ops import batch_norm as module, ranks
+from chainer_bspmm.ops import batch_norm as module
 from chainer_bspmm.ops.batch_norm import batch_norm
 from tests.support import BATCHES, device_of, relative_error
 from tests.support.gradients import check_gradients
@@ -127,21 +127,31 @@ def test_gradients(xp, n_spare):
     check_gradients(function, *given)
 
 
-@pytest.mark.parametrize('dtype, offset', [('float32', 1000.0), ('float16', 500.0)])
-def test_large_mean(xp, dtype, offset):
-    """The variance is not a difference of large numbers; half precision does not overflow."""
+LARGE_MEANS = pytest.mark.parametrize('dtype, mean', [('float32', 1000.0), ('float16', 500.0)])
+
+
+@LARGE_MEANS
+def test_variance_is_no_difference_of_large_numbers(xp, dtype, mean):
     ordinary, adj = batch(xp, 'many')
-    x = features_of(xp, adj, 4, dtype, offset)
+    x = features_of(xp, adj, 4, dtype, offset=mean)
+    y = batch_norm(adj, new_link(xp, 4, 'float32'), x).array
+    expected = chainer.links.BatchNormalization.__call__(
+        new_link(xp, 4, 'float64'), x[: ordinary.n_rows].astype('d')
+    ).array
+    assert relative_error(y[: ordinary.n_rows], expected) < 1e-3  # of 1000 / 1.5 * 6e-8
+
+
+@LARGE_MEANS
+def test_large_values_do_not_overflow(xp, dtype, mean):
+    _, adj = batch(xp, 'many')
+    x = features_of(xp, adj, 4, dtype, offset=mean)
     y = batch_norm(adj, new_link(xp, 4, 'float32'), x).array
     assert y.dtype == dtype and xp.isfinite(y).all()
-    rows = x[: ordinary.n_rows].astype('d')
-    expected = chainer.links.BatchNormalization.__call__(new_link(xp, 4, 'float64'), rows).array
-    assert relative_error(y[: ordinary.n_rows], expected) < 1e-3  # of 1000 / 1.5 * 6e-8
 
 
 @pytest.mark.parametrize('layout', ['packed', 'folded'])
 @pytest.mark.parametrize('sizes', [[0, 0], [0, 1]])
-def test_no_row_and_one_row_are_finite(xp, sizes, layout):
+def test_results_of_one_row_at_most_are_finite(xp, sizes, layout):
     adj = BatchedCSR.from_matrices([numpy.zeros((n, n)) for n in sizes], layout)
     adj = with_spare(adj, 3, 0, xp)
     link = new_link(xp, 2, 'float32')
@@ -179,13 +189,16 @@ def test_everything_else_is_the_links(xp, train, spare):
     """To the last bit, on all rows."""
     adj = batch(xp, 'many')[spare]
     x = features_of(xp, adj, 3, 'float32')
-    ours, theirs = (new_link(xp, 3, 'float32') for _ in range(2))
-    with chainer.using_config('train', train):
-        y = batch_norm(adj, ours, x)
-        expected = chainer.links.BatchNormalization.__call__(theirs, x)
-    pairs = (y.array, expected.array), *zip(*([a.avg_mean, a.avg_var] for a in (ours, theirs)))
-    for actual, of in pairs:
-        numpy.testing.assert_array_equal(cuda.to_cpu(actual), cuda.to_cpu(of))
+    results = []
+    for function in (
+        lambda link: batch_norm(adj, link, x),
+        lambda link: chainer.links.BatchNormalization.__call__(link, x),
+    ):
+        link = new_link(xp, 3, 'float32')
+        with chainer.using_config('train', train):
+            results.append([function(link).array, link.avg_mean, link.avg_var])
+    for actual, expected in zip(*results):
+        numpy.testing.assert_array_equal(cuda.to_cpu(actual), cuda.to_cpu(expected))
 
 
 # --- the launches against the formulas on a host ---
@@ -216,16 +229,15 @@ def test_same_as_on_the_host(gpu, dtype, weights, n_channels, recomputing, n_ran
             return put(cuda.to_cpu(array) * array.dtype.type(n_ranks))
 
         ranks = types.SimpleNamespace(sum=add_up, sum_of_gradients=add_up)  # with the same batch
-        counts = put(weights), add_up(weights.sum(axis=0))
+        row_weights = put(weights)
+        n_rows = add_up(weights.sum(axis=0))
         y, statistics = module._forward(
-            put(x), put(gamma), put(beta), *counts, 1e-3, 0.8, running, ranks
+            put(x), put(gamma), put(beta), row_weights, n_rows, 1e-3, 0.8, running, ranks
         )
-        return [
-            y,
-            *statistics,
-            *module._gradients(put(x), put(gy), put(gamma), *counts, *statistics, ranks=ranks),
-            *(running or ()),
-        ]
+        gradients = module._gradients(
+            put(x), put(gy), put(gamma), row_weights, n_rows, *statistics, ranks=ranks
+        )
+        return [y, *statistics, *gradients, *(running or ())]
 
     actual = results(gpu.put)
     expected = results(lambda array: array)
@@ -259,12 +271,28 @@ def test_what_does_not_fit(link, shape, message):
         batch_norm(adj, link, numpy.zeros(shape, 'f'))
 
 
-def test_a_loss_that_raises_leaves_no_weight(monkeypatch):
-    added = []
-    monkeypatch.setattr(ranks.Ranks, 'sum', lambda self, array: added.append(array) or array)
-    of_two = ranks.Ranks(types.SimpleNamespace(size=2))
-    with pytest.raises(KeyError), ranks.weighted_by(5):
-        of_two.sum_of_gradients(numpy.ones(2))
-        raise KeyError
-    of_two.sum_of_gradients(numpy.ones(2))
-    assert [array[0] for array in added] == [5, 1]
+class TwoAlike(module.OneRank):
+    """This rank and another one, which has the same batch."""
+
+    def sum(self, array):
+        return 2 * array
+
+    sum_of_gradients = sum
+
+
+class OfTwo(GraphBatchNormalization):
+    bspmm_ranks = TwoAlike()
+
+
+@pytest.mark.parametrize('name', ['one graph', 'many'])
+def test_statistics_are_those_of_the_ranks_of_a_link(name):
+    adj = with_spare(BATCHES[name], 7, 0)
+    x = features_of(numpy, adj, 3, 'd')
+    weights = (numpy.arange(adj.n_rows) < adj.row_offsets[-1]).astype('d')[:, None]
+    of_two, of_one = (kind(3, dtype='d') for kind in (OfTwo, GraphBatchNormalization))
+    twice = outcome(lambda h: batch_norm(adj, of_two, h), of_two, x, weights)
+    once = outcome(lambda h: batch_norm(adj, of_one, h), of_one, x, weights)
+    variance = twice.pop('variance'), once.pop('variance')
+    assert (variance[0] != variance[1]).all()  # running: that of twice as many rows
+    for key, expected in once.items():
+        assert relative_error(twice[key], expected) < BOUNDS['float64'], key

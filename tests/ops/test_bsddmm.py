@@ -9,7 +9,15 @@ from chainer_bspmm.ops import bspmm as module
 from chainer_bspmm.ops.bspmm import bsddmm_forward
 from tests import support
 from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, integers, offsets_of, with_room
-from tests.support import assert_close, assert_exact, batch_on, features, random_matrix, reference
+from tests.support import (
+    assert_close,
+    assert_exact,
+    batch_on,
+    features,
+    ones_for,
+    random_matrix,
+    reference,
+)
 from tests.support.gradients import check_gradients, GRADIENT_BATCHES
 from tests.support.products import check_sampled
 
@@ -130,7 +138,6 @@ def test_padded_shape(xp):
 def test_bad_input(monkeypatch, changes, error, message):
     monkeypatch.setattr(module.BatchedSDDMM, 'product', lambda *_: pytest.fail('launched'))
     adj = BatchedCSR.from_matrices([numpy.ones((2, 2)), numpy.ones((1, 1))])
-    given = {'adj': adj, 'u': (3, 2), 'v': (3, 2), **changes}
-    given = {k: numpy.ones(v, 'f') if isinstance(v, tuple) else v for k, v in given.items()}
+    arguments = ones_for({'adj': adj, 'u': (3, 2), 'v': (3, 2), **changes})
     with pytest.raises(error, match=message):
-        bsddmm(**given)
+        bsddmm(**arguments)

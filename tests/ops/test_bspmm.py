@@ -19,13 +19,25 @@ from chainer_bspmm.ops import segments
 from chainer_bspmm.ops.bspmm import ALGORITHMS, bsddmm_forward, bspmm_forward, csr_launch
 from chainer_bspmm.ops.segments import segment_broadcast_forward, segment_max_forward
 from tests import support
-from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, CSR_VARIANTS, integers
-from tests.emulation.kernel_cases import with_room
-from tests.support import assert_close, assert_exact, batch_on, DTYPES, features, random_matrix
-from tests.support import reference
-from tests.support.products import check_duplicates, check_nan, check_product
-from tests.support.products import check_three_dimensions, diagonal, empty_results
+from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, CSR_VARIANTS, integers, with_room
+from tests.support import (
+    assert_close,
+    assert_exact,
+    batch_on,
+    DTYPES,
+    features,
+    random_matrix,
+    reference,
+)
 from tests.support.gradients import check_gradients, GRADIENT_BATCHES
+from tests.support.products import (
+    check_duplicates,
+    check_nan,
+    check_product,
+    check_three_dimensions,
+    diagonal,
+    empty_results,
+)
 
 
 @pytest.mark.parametrize('n_channels', CHANNELS)
@@ -252,20 +264,22 @@ def test_padded_shape(xp):
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
-def test_gradient_values_and_dtype(xp, dtype):
+@pytest.mark.parametrize('has_data', [False, True])
+def test_gradients_in_every_dtype(xp, dtype, has_data):
     rng = numpy.random.RandomState(0)
     adj = batch_on('four relations', xp, dtype)
-    n = adj.n_rows
-    x, residual, gy = (features(rng, xp, size, 33, dtype) for size in (adj.n_cols, n, n))
-    data = features(rng, xp, adj.nnz, 1, dtype)[:, 0]
-    for values in (None, data):
-        given = [None if a is None else chainer.Variable(a) for a in (x, values, residual)]
-        y = bspmm(adj, *given)
-        y.grad = gy
-        y.backward()
-        assert_close(given[0].grad, reference.bspmm(adj, gy, values, trans=True), dtype)
-        assert (given[2].grad == gy).all()
-    assert_close(given[1].grad, reference.bsddmm(adj, gy, x), dtype)
+    x = chainer.Variable(features(rng, xp, adj.n_cols, 33, dtype))
+    residual = chainer.Variable(features(rng, xp, adj.n_rows, 33, dtype))
+    gy = features(rng, xp, adj.n_rows, 33, dtype)
+    data = features(rng, xp, adj.nnz, 1, dtype)[:, 0] if has_data else None
+    values = chainer.Variable(data) if has_data else None
+    y = bspmm(adj, x, values, residual)
+    y.grad = gy
+    y.backward()
+    assert_close(x.grad, reference.bspmm(adj, gy, data, trans=True), dtype)
+    assert (residual.grad == gy).all()
+    if has_data:
+        assert_close(values.grad, reference.bsddmm(adj, gy, x.array), dtype)
 
 
 def test_algorithm_by_name_runs_in_every_derivative(monkeypatch):
@@ -326,7 +340,8 @@ SMALL = BatchedCSR.from_matrices([numpy.array([[2.0, 1.0], [0.0, 1.0]], 'f'), on
         ),
         (
             {'adj': BatchedCSR.from_matrices([ones(2, 2)] * 2, 'padded'), 'x': ones(4, 1, 2)},
-            *(ValueError, r'x: expected shape \(4, n_B\) or \(2, 2, n_B\) .* got \(4, 1, 2\)'),
+            ValueError,
+            r'x: expected shape \(4, n_B\) or \(2, 2, n_B\) .* got \(4, 1, 2\)',
         ),
         *(
             ({'algorithm': name}, ValueError, "^algorithm on a CPU: .*'auto'.*%s" % name)

@@ -11,9 +11,8 @@ from chainer_bspmm.ops.bspmm import bspmm_forward
 from chainer_bspmm.ops import edge_film as module
 from chainer_bspmm.ops.edge_film import edge_film, edge_film_backward, edge_film_forward
 from chainer_bspmm.sparse.edges import edges_of
-from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, film_arrays
-from tests.emulation.kernel_cases import share_channels
-from tests.support import assert_close, assert_exact, reference, relative_error
+from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, film_arrays, share_channels
+from tests.support import assert_close, assert_exact, ones_for, reference, relative_error
 from tests.support.gradients import check_gradients
 from tests.support.relations import NAMES, relation_batch_on, small_relation_batch_on
 from tests.support.spare import with_spare
@@ -28,6 +27,7 @@ def launches(place):
 
 
 def results(adj, messages, film, gy):
+    """Return the output and the gradients with respect to messages and film."""
     return edge_film_forward(adj, messages, film), *edge_film_backward(adj, messages, film, gy)
 
 
@@ -35,9 +35,9 @@ def check(place, adj, dtype, n_channels, shift=0, step=1):
     """step: of the columns that are taken."""
     arrays = film_arrays(adj, n_channels * step, dtype)
     expected = reference.edge_film(adj, *(array[:, ::step] for array in arrays))
-    given = (place.put(array, shift)[:, ::step] for array in arrays)
-    for result, of in zip(results(place.put(adj), *given), expected):
-        assert_exact(result, of, dtype)
+    messages, film, gy = (place.put(array, shift)[:, ::step] for array in arrays)
+    for actual, wanted in zip(results(place.put(adj), messages, film, gy), expected):
+        assert_exact(actual, wanted, dtype)
 
 
 @pytest.mark.parametrize('n_channels', CHANNELS)
@@ -86,15 +86,15 @@ def test_capacity_beyond_the_batch(gpu):
         matrix.indices[adj.nnz :] = 2**30
         matrix.data[adj.nnz :] = numpy.nan
     arrays = film_arrays(adj, 12, 'f')
-    given = []
+    with_room = []
     for array in arrays:
         larger = numpy.full((len(array) * spare.n_rows // adj.n_rows, array.shape[1]), numpy.nan)
         larger[: len(array)] = array
-        given.append(gpu.put(larger.astype('f')))
+        with_room.append(gpu.put(larger.astype('f')))
     expected = reference.edge_film(adj, *arrays)
-    for result, of in zip(results(gpu.put(spare), *given), expected):
-        assert_exact(result[: len(of)], of, 'f')
-        assert not result[len(of) :].any()
+    for actual, wanted in zip(results(gpu.put(spare), *with_room), expected):
+        assert_exact(actual[: len(wanted)], wanted, 'f')
+        assert not actual[len(wanted) :].any()
 
 
 def test_input_that_is_not_contiguous(place):
@@ -132,11 +132,15 @@ def arguments(adj, xp, dtype, n_in=4, n_channels=3):
 
 def truth(adj, x, W, W_g, **activation):
     """The docstring's formula, edge by edge, in float64."""
-    x, *maps = (cuda.to_cpu(array).astype('d') for array in (x, W, W_g))
+    x, W, W_g = (cuda.to_cpu(array).astype('d') for array in (x, W, W_g))
     n_relations = adj.n_relations
-    mapped = [numpy.stack([x @ W[r::n_relations].T for r in range(n_relations)], 1) for W in maps]
-    messages, film = (array.reshape(-1, array.shape[2]) for array in mapped)
-    return reference.edge_film(adj, messages, film, **activation)
+
+    def mapped(W):
+        """Return rows i * R + r: x[i] W_r^T."""
+        by_relation = [x @ W[r::n_relations].T for r in range(n_relations)]
+        return numpy.stack(by_relation, axis=1).reshape(-1, len(W) // n_relations)
+
+    return reference.edge_film(adj, mapped(W), mapped(W_g), **activation)
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -208,16 +212,19 @@ HALVES = BatchedCSR.from_matrices([numpy.full((2, 3, 3), 0.5, 'f')])
 @pytest.mark.parametrize(
     'change, error, message',
     [
-        ({'x': (4, 5)}, ValueError, r'x: expected shape \(3, in_.* got \(4, 5\)'),
+        ({'x': (4, 5)}, ValueError, r'x: expected shape \(3, in_channels\), .* got \(4, 5\)'),
         ({'W': (7, 5)}, ValueError, r'W: expected a multiple of 2 relations .*got shape \(7, 5\)'),
         ({'W': (8, 4)}, ValueError, r'W: expected shape \(8, 5\).* got \(8, 4\)'),
-        ({'W_g': (8, 5)}, ValueError, r'W_g: expected shape \(16, 5\).* \(8, 5\)'),
+        ({'W_g': (8, 5)}, ValueError, r'W_g: expected shape \(16, 5\).* got \(8, 5\)'),
         ({'adj': numpy.ones(3)}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
-        ({'adj': HALVES.astype('d')}, TypeError, 'x: expected float64 as the values of adj, got f'),
+        (
+            {'adj': HALVES.astype('d')},
+            TypeError,
+            'x: expected float64 as the values of adj, got float32; adj.astype',
+        ),
     ],
 )
 def test_what_does_not_fit(change, error, message):
-    given = {'adj': ADJ, 'x': (3, 5), 'W': (8, 5), 'W_g': (16, 5), **change}
-    given = {k: numpy.ones(v, 'f') if isinstance(v, tuple) else v for k, v in given.items()}
+    arguments = ones_for({'adj': ADJ, 'x': (3, 5), 'W': (8, 5), 'W_g': (16, 5), **change})
     with pytest.raises(error, match=message):
-        edge_film(**given)
+        edge_film(**arguments)

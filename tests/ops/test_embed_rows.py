@@ -46,9 +46,13 @@ def test_types(gpu, dtype, n_types):
     check(gpu, dtype, some_ids(300, n_types), n_types, 33)
 
 
-@pytest.mark.parametrize('type_of_all, n_types', [(3, 4), (4, 4), (-(2**31), 400)])
-def test_one_type_and_rows_of_no_type(gpu, type_of_all, n_types):
-    check(gpu, 'f', numpy.full(100, type_of_all, 'i'), n_types, 3)
+def test_all_rows_of_one_type(gpu):
+    check(gpu, 'f', numpy.full(100, 3, 'i'), 4, 3)
+
+
+@pytest.mark.parametrize('no_type, n_types', [(4, 4), (-(2**31), 400)])
+def test_rows_of_no_type(gpu, no_type, n_types):
+    check(gpu, 'f', numpy.full(100, no_type, 'i'), n_types, 3)
 
 
 @pytest.mark.parametrize('ids_dtype', ['int8', 'int64', 'uint16'])
@@ -56,7 +60,7 @@ def test_ids_of_other_types(gpu, ids_dtype):
     check(gpu, 'f', abs(some_ids(40, 9, ids_dtype)), 9, 3)
 
 
-def test_ids_and_rows_that_lie_apart(place):
+def test_input_that_is_not_contiguous(place):
     check(place, 'f', some_ids(80, 9), 9, 3, step=2)
 
 
@@ -68,19 +72,37 @@ def test_empty_result_launches_nothing(place, n_rows, n_types, n_channels):
     assert result.shape == (n_types, n_channels) and not result.any() and not place.launched
 
 
+every_table = pytest.mark.parametrize(
+    'n_rows, n_types, n_channels', [(300, 7, 5), (1, 1, 1), (0, 4, 2)]
+)
+
+
+def ids_for(n_rows, n_types, dtype):
+    """Return ids that leave out the last type, unless it is the only one."""
+    return numpy.random.RandomState(0).randint(0, max(n_types - 1, 1), n_rows).astype(dtype)
+
+
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('ids_dtype', ['int32', 'int64'])
-@pytest.mark.parametrize('n_rows, n_types, n_channels', [(300, 7, 5), (1, 1, 1), (0, 4, 2)])
-def test_values_and_gradients(xp, dtype, ids_dtype, n_rows, n_types, n_channels):
-    rng = numpy.random.RandomState(0)
-    ids = rng.randint(0, max(n_types - 1, 1), n_rows).astype(ids_dtype)  # the last one is unused
-    W, gy = (integers((n, n_channels), numpy.dtype(dtype).char) for n in (n_types, n_rows))
-    table = chainer.Variable(xp.asarray(W))
-    y = embed_rows(xp.asarray(ids), table)
+@every_table
+def test_values(xp, dtype, ids_dtype, n_rows, n_types, n_channels):
+    ids = ids_for(n_rows, n_types, ids_dtype)
+    W = integers((n_types, n_channels), numpy.dtype(dtype).char)
+    y = embed_rows(xp.asarray(ids), xp.asarray(W))
     assert_exact(y.array, W[ids].astype('d'), dtype)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('ids_dtype', ['int32', 'int64'])
+@every_table
+def test_gradient_of_the_table(xp, dtype, ids_dtype, n_rows, n_types, n_channels):
+    ids = ids_for(n_rows, n_types, ids_dtype)
+    table = chainer.Variable(xp.ones((n_types, n_channels), dtype))
+    gy = integers((n_rows, n_channels), numpy.dtype(dtype).char)
+    y = embed_rows(xp.asarray(ids), table)
     y.grad = xp.asarray(gy)
     y.backward()
-    expected = numpy.zeros(W.shape)
+    expected = numpy.zeros((n_types, n_channels))
     numpy.add.at(expected, ids, gy.astype('d'))
     assert_exact(table.grad, expected, dtype)
 

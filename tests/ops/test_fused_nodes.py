@@ -47,26 +47,33 @@ NODES = {
     'relation_attention': Node(
         functools.partial(relation_attention, n_heads=2), 1, [(N, 12), (1, 6), (1,)]
     ),
-    'layer_norm': Node(lambda adj, *given: layer_norm(*given, eps=1e-3), 1, [(N, 5), (5,), (5,)]),
+    'layer_norm': Node(
+        lambda adj, x, gamma, beta: layer_norm(x, gamma, beta, 1e-3), 1, [(N, 5), (5,), (5,)]
+    ),
     'gru_step': Node(
         lambda adj, x, message, state, *parameters: gru_step(x, message, state, pairs(parameters)),
-        *(3, [(N, 3), (N, 2), (N, 5), *GRU]),
+        3,
+        [(N, 3), (N, 2), (N, 5), *GRU],
     ),
     'gru_step without a state': Node(
         lambda adj, x, message, *parameters: gru_step(x, message, None, pairs(parameters)),
-        *(2, [(N, 3), (N, 2), *GRU[:4]]),
+        2,
+        [(N, 3), (N, 2), *GRU[:4]],
     ),
     'gated_linear': Node(
         lambda adj, x, m, W, b, V, c: gated_linear((x, m), (W, b), (V, c), functions.tanh),
-        *(2, [(N, 3), (N, 2), (4, 5), (4,), (4, 5), (4,)]),
+        2,
+        [(N, 3), (N, 2), (4, 5), (4,), (4, 5), (4,)],
     ),
     'linear_softmax': Node(
         lambda adj, x, x2, W, b, W2: linear_softmax((x, W, b), (x2, W2, None)),
-        *(2, [(N, 3), (N, 2), (4, 3), (4,), (4, 2)]),
+        2,
+        [(N, 3), (N, 2), (4, 3), (4,), (4, 2)],
     ),
     'degree_linear': Node(
         lambda adj, x, *parameters: degree_linear_sigmoid(adj, x, parameters[:4], parameters[4:]),
-        *(1, [(N, 3), *[(2, 3)] * 4, *[(2,)] * 4]),
+        1,
+        [(N, 3), *[(2, 3)] * 4, *[(2,)] * 4],
         n_relations=1,
     ),
 }
@@ -115,11 +122,11 @@ def test_gradients_share_no_memory(node, higher):
     variables = [chainer.Variable(array) for array in arrays]
     functions.sum(function(*variables) ** 2).backward(enable_double_backprop=higher)
     parameters = variables[node.n_features :]
-    expected = [cuda.to_cpu(variable.grad).copy() for variable in parameters]
+    before = [cuda.to_cpu(variable.grad).copy() for variable in parameters]
     for variable in parameters:
         variable.grad *= 2
-    for variable, of in zip(parameters, expected):
-        numpy.testing.assert_array_equal(cuda.to_cpu(variable.grad), 2 * of)
+    for variable, gradient in zip(parameters, before):
+        numpy.testing.assert_array_equal(cuda.to_cpu(variable.grad), 2 * gradient)
 
 
 @pytest.mark.parametrize('higher', [False, True])

@@ -20,7 +20,7 @@ BOUND = {'e': 2**-8, 'f': 2**-18, 'd': 2**-46}
 def arrays(n_rows, widths, has_state, has_bias=True):
     """Return gy, x, the message (None: no columns), the state, and the parameters, in float64."""
     rng = numpy.random.RandomState(0)
-    (x, message, out) = widths
+    x, message, out = widths
 
     def draw(*shape):
         return rng.uniform(-1, 1, shape) / (1 if len(shape) == 1 else max(shape[1], 1) ** 0.5)
@@ -113,9 +113,12 @@ def test_widths(gpu, dtype, width, state):
 @pytest.mark.parametrize(
     'widths, options',
     [
-        *(((5, 2, 7), {'state': 'given'}), ((1, 40, 3), {'state': 'given'})),
-        *(((3, 1, 70), {'state': 'given'}), ((64, 1, 6), {'is_tanh': False})),
-        *(((6, 64, 2), {'bias': False}), ((66, 0, 6), {'is_tanh': False, 'bias': False})),
+        ((5, 2, 7), {'state': 'given'}),
+        ((1, 40, 3), {'state': 'given'}),
+        ((3, 1, 70), {'state': 'given'}),
+        ((64, 1, 6), {'is_tanh': False}),
+        ((6, 64, 2), {'bias': False}),
+        ((66, 0, 6), {'is_tanh': False, 'bias': False}),
         ((16, 0, 130), {}),
     ],
     ids=str,
@@ -174,12 +177,13 @@ def test_what_no_kernel_does(gpu):
 
 
 def test_only_what_is_wanted(gpu, monkeypatch):
-    parts = []
+    summed = []
 
-    def noted(partials, given):
-        return parts.append(given) or given
+    def note(partials, parts):
+        summed.append(parts)
+        return parts
 
-    monkeypatch.setattr('chainer_bspmm.ops.gates.launches.sum_partials', noted)
+    monkeypatch.setattr('chainer_bspmm.ops.gates.launches.sum_partials', note)
     gy, x, message, _, pairs = arrays(9, (4, 4, 4), False)
     gy, x, message = map(gpu.put, (gy, x, message))
     given = [tuple(gpu.put(array) for array in pair) for pair in pairs]
@@ -192,4 +196,4 @@ def test_only_what_is_wanted(gpu, monkeypatch):
         *_, found = gated_step_backward(x, message, None, given, kept, gy, True, dtypes)
         assert [gradient is None for gradient in found] == [dtype is None for dtype in dtypes]
         assert gpu.names == {'gated_step'} | launched
-    assert [[shape for _, shape, _ in part] for part in parts] == [[(4,), (4, 8)]]
+    assert [[shape for _, shape, _ in parts] for parts in summed] == [[(4,), (4, 8)]]

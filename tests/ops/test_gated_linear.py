@@ -26,7 +26,7 @@ def arrays(widths, with_bias, dtype='float64', n_rows=N):
 
 def apply(n_parts, activation, *inputs):
     parts = inputs[:n_parts]
-    (W_gate, W_value, *biases) = inputs[n_parts:]
+    W_gate, W_value, *biases = inputs[n_parts:]
     b_gate, b_value = biases or (None, None)
     return gated_linear(parts, (W_gate, b_gate), (W_value, b_value), activation)
 
@@ -35,7 +35,8 @@ def in_chainers_nodes(n_parts, activation, *inputs):
     x = functions.concat(inputs[:n_parts], axis=1)
     W_gate, W_value, *biases = inputs[n_parts:]
     b_gate, b_value = biases or (None, None)
-    gate, value = functions.linear(x, W_gate, b_gate), functions.linear(x, W_value, b_value)
+    gate = functions.linear(x, W_gate, b_gate)
+    value = functions.linear(x, W_value, b_value)
     return functions.sigmoid(gate) * activation(value)
 
 
@@ -45,21 +46,22 @@ def in_chainers_nodes(n_parts, activation, *inputs):
 @pytest.mark.parametrize('widths', WIDTHS, ids=str)
 def test_same_as_chainers_nodes(xp, dtype, activation, with_bias, widths):
     inputs = [xp.asarray(array) for array in arrays(widths, with_bias, dtype)]
-    given = len(widths), activation
-    theirs = outcome(functools.partial(in_chainers_nodes, *given), [a.astype('d') for a in inputs])
+    ours = functools.partial(apply, len(widths), activation)
+    theirs = functools.partial(in_chainers_nodes, len(widths), activation)
+    expected = outcome(theirs, [array.astype('d') for array in inputs])
     # float16: some twenty roundings of 2**-11 in each element.
     bound = {'float16': 5e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
-    assert_same_outcome(outcome(functools.partial(apply, *given), inputs), theirs, dtype, bound)
+    assert_same_outcome(outcome(ours, inputs), expected, dtype, bound)
 
 
 @pytest.mark.parametrize('widths', [(128,), (64, 64), (64, 32, 32)], ids=str)
 def test_as_wide_as_models_are(xp, widths):
     """A GPU moves 16 bytes at a time, where there are one or two parts."""
     inputs = [array / 4 for array in arrays(widths, True, n_rows=2300)]
-    theirs = outcome(functools.partial(in_chainers_nodes, len(widths), functions.tanh), inputs)
-    function = functools.partial(apply, len(widths), functions.tanh)
-    found = outcome(function, [xp.asarray(array.astype('f')) for array in inputs])
-    assert_same_outcome(found, theirs, 'f', 2e-6)
+    ours = functools.partial(apply, len(widths), functions.tanh)
+    theirs = functools.partial(in_chainers_nodes, len(widths), functions.tanh)
+    found = outcome(ours, [xp.asarray(array.astype('f')) for array in inputs])
+    assert_same_outcome(found, outcome(theirs, inputs), 'f', 2e-6)
 
 
 @pytest.mark.parametrize('activation', ACTIVATIONS)
@@ -78,9 +80,13 @@ def test_one_variable_as_both_parts():
         assert_same_outcome(same, [y, first + second], 'd', 1e-14)
 
 
-def test_no_rows_and_large_numbers(xp):
+def test_no_rows(xp):
     x, *parameters = [xp.asarray(array) for array in arrays((5,), True, 'float32')]
     assert apply(1, functions.identity, x[:0], *parameters).shape == (0, OUT)
+
+
+def test_large_numbers_do_not_overflow(xp):
+    x, *parameters = [xp.asarray(array) for array in arrays((5,), True, 'float32')]
     with numpy.errstate(all='raise', under='ignore'):
         y = cuda.to_cpu(apply(1, functions.tanh, 1e4 * x, *parameters).array)
     assert numpy.isfinite(y).all()

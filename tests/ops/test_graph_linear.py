@@ -80,7 +80,7 @@ def test_features_with_another_use(xp, other_first):
 @pytest.mark.parametrize('sizes', [(5, 1, 0, 7), (1,), (0,)], ids=str)
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('ratio', [0.0, 0.5])
-def test_rectifier_and_dropout_as_of_two_functions(xp, sizes, dtype, ratio):
+def test_same_as_product_with_rectified_layer(xp, sizes, dtype, ratio):
     rng = numpy.random.RandomState(0)
     adj = BatchedCSR.from_matrices([random_matrix(rng, n).astype(dtype) for n in sizes])
     adj = adj.to_device(device_of(xp))
@@ -142,19 +142,15 @@ def test_zeros_that_dropout_keeps():
 
 # --- on a host: as dense matrices, one for each relation ---
 
-PARAMETERS = 'W', 'b', 'W_self', 'b_self'
 
+def on_a_host(n_relations, loop, n_in, n_out, n_left_out):
+    """Return a batch, its matrices with the loop, x and the parameters.
 
-@pytest.mark.parametrize('n_left_out', range(8))
-@pytest.mark.parametrize(
-    'n_relations, loop, widths',
-    [(1, False, (5, 3)), (1, True, (3, 5)), (4, False, (3, 5)), (4, False, (5, 3))],
-)
-def test_host_and_its_gradients(n_relations, loop, widths, n_left_out):
-    """A third relation without entries, nodes without any, entries that name one place twice."""
+    A third relation has no entries, some nodes have none, and two entries name one place. Each bit
+    of `n_left_out` leaves out a parameter.
+    """
     rng = numpy.random.RandomState(0)
     n = 9
-    (n_in, n_out) = widths
     A = rng.rand(n_relations, n, n) * (rng.rand(n_relations, n, n) < 0.3)
     A[2:3] = 0
     A[:, 4] = A[:, :, 5] = 0
@@ -165,30 +161,54 @@ def test_host_and_its_gradients(n_relations, loop, widths, n_left_out):
     values = A[r, i, j]
     values[:2] /= 2
     adj = BatchedCSR(
-        numpy.searchsorted(i, numpy.arange(n + 1)),
-        j * n_relations + r,
-        numpy.array([0, n]),
-        values,
+        indptr=numpy.searchsorted(i, numpy.arange(n + 1)),
+        indices=j * n_relations + r,
+        row_offsets=numpy.array([0, n]),
+        data=values,
         n_relations=n_relations,
     )
-    W = (n_out * n_relations, n_in)
-    W_self = (n_out, n_in)
-    given = {name: rng.rand(*of) for name, of in zip(PARAMETERS, (W, W[:1], W_self, W_self[:1]))}
-    for bit, name in enumerate(PARAMETERS[1:]):
+    parameters = {
+        'W': rng.rand(n_out * n_relations, n_in),
+        'b': rng.rand(n_out * n_relations),
+        'W_self': rng.rand(n_out, n_in),
+        'b_self': rng.rand(n_out),
+    }
+    for bit, name in enumerate(('b', 'W_self', 'b_self')):
         if n_left_out >> bit & 1:
-            del given[name]
-    x, gy = rng.rand(n, n_in), rng.rand(n, n_out)
-    y = graph_linear_on_host(adj, x, **given, loop=loop)
-    A += loop * numpy.eye(n)
-    numpy.testing.assert_allclose(y, reference.graph_linear(A, x, **given), rtol=1e-13)
-    wanted = {'x', *given}
-    gradients = graph_linear_grad_on_host(adj, x, gy, given['W'], given.get('W_self'), wanted, loop)
-    for name in wanted:
+            del parameters[name]
+    return adj, A + loop * numpy.eye(n), rng.rand(n, n_in), parameters
+
+
+every_host_layer = pytest.mark.parametrize(
+    'n_relations, loop, n_in, n_out',
+    [(1, False, 5, 3), (1, True, 3, 5), (4, False, 3, 5), (4, False, 5, 3)],
+)
+
+
+@pytest.mark.parametrize('n_left_out', range(8))
+@every_host_layer
+def test_host(n_relations, loop, n_in, n_out, n_left_out):
+    adj, A, x, parameters = on_a_host(n_relations, loop, n_in, n_out, n_left_out)
+    y = graph_linear_on_host(adj, x, **parameters, loop=loop)
+    numpy.testing.assert_allclose(y, reference.graph_linear(A, x, **parameters), rtol=1e-13)
+
+
+@pytest.mark.parametrize('n_left_out', range(8))
+@every_host_layer
+def test_gradients_on_a_host(n_relations, loop, n_in, n_out, n_left_out):
+    adj, A, x, parameters = on_a_host(n_relations, loop, n_in, n_out, n_left_out)
+    rng = numpy.random.RandomState(1)
+    gy = rng.rand(len(x), n_out)
+    arrays = {'x': x, **parameters}
+    gradients = graph_linear_grad_on_host(
+        adj, x, gy, parameters['W'], parameters.get('W_self'), set(arrays), loop
+    )
+    y = reference.graph_linear(A, **arrays)
+    for name, array in arrays.items():
         # The layer is linear in each argument: differences are exact up to rounding.
-        varied = dict(given, x=x)
-        change = rng.rand(*varied[name].shape)
-        varied[name] = varied[name] + change
-        rise = (gy * (reference.graph_linear(A, **varied) - y)).sum()
+        change = rng.rand(*array.shape)
+        changed = reference.graph_linear(A, **{**arrays, name: array + change})
+        rise = (gy * (changed - y)).sum()
         assert (gradients[name] * change).sum() == pytest.approx(rise, rel=1e-11), name
 
 
@@ -201,9 +221,13 @@ def test_an_activation_without_formulas():
 
 
 @pytest.mark.parametrize('shape', [(6, 2), (6,), (0, 5)], ids=str)
-def test_rows_by_channel_and_by_relation(shape):
+def test_rows_by_relation(shape):
     W = numpy.arange(numpy.prod(shape)).reshape(shape)
-    rows = elementwise.by_relation(W, 3)
-    numpy.testing.assert_array_equal(elementwise.by_channel(rows, 3), W)
     order = [c * 3 + r for r in range(3) for c in range(len(W) // 3)]
-    numpy.testing.assert_array_equal(rows, W[order])
+    numpy.testing.assert_array_equal(elementwise.by_relation(W, 3), W[order])
+
+
+@pytest.mark.parametrize('shape', [(6, 2), (6,), (0, 5)], ids=str)
+def test_rows_by_channel_again(shape):
+    W = numpy.arange(numpy.prod(shape)).reshape(shape)
+    numpy.testing.assert_array_equal(elementwise.by_channel(elementwise.by_relation(W, 3), 3), W)

@@ -74,13 +74,17 @@ def expected(spec, A, x, parameters, gy, kept=1.0):
     A = A.copy()
     if spec.loop:
         A[0] += numpy.eye(len(x))
-    rows = W if not spec.by_relation else by_relation(spec, W).swapaxes(0, 1).reshape(W.shape)
+    if spec.by_relation:
+        rows = by_relation(spec, W).swapaxes(0, 1).reshape(W.shape)
+    else:
+        rows = W
     total = b_self.reshape(spec.n_biases, -1).sum(axis=0) if spec.n_biases else None
     value = reference.graph_linear(A[: spec.n_relations], x, rows, b, W_self, total)
     function, derivative = ACTIVATIONS[spec.activation]
     y = function(value) * kept
     z = gy * kept * derivative(function(value))
-    gx, gradients = 0, {}
+    gx = 0
+    gradients = {}
     if spec.n_relations:
         S = numpy.einsum('rij,ic->rjc', A, z)
         gx = gx + numpy.einsum('rjc,rck->jk', S, by_relation(spec, W))
@@ -145,21 +149,22 @@ def check(gpu, dtype, spec, n_rows, is_weighted=True, ratio=0.0, shift=0):
         for found in (gradients, again):
             found.update({name: numpy.stack(found[name]) for name in ('W', 'b_self')})
     for name, array in dict(gradients, y=cuda.to_cpu(y)).items():
-        of = wanted.pop(name)
-        assert array.dtype == dtype and array.shape == of.shape, name
-        scale = max(1, largest, abs(of).max())
-        numpy.testing.assert_allclose(array, of, 0, BOUND[dtype] * scale, err_msg=name)
+        exact = wanted.pop(name)
+        assert array.dtype == dtype and array.shape == exact.shape, name
+        scale = max(1, largest, abs(exact).max())
+        numpy.testing.assert_allclose(array, exact, 0, BOUND[dtype] * scale, err_msg=name)
     assert not wanted
     for name, array in again.items():
         numpy.testing.assert_array_equal(array, gradients[name])
 
 
-BIASES = dict(has_relation_bias=True, n_biases=1)
 SPECS = {
     'convolution': dict(n_relations=1, activation='relu'),
-    'relations': dict(n_relations=3, has_self=True, activation='tanh', **BIASES),
+    'relations': dict(
+        n_relations=3, has_self=True, has_relation_bias=True, n_biases=1, activation='tanh'
+    ),
     'relations alone': dict(n_relations=2),
-    'loop': dict(n_relations=1, loop=True, **BIASES),
+    'loop': dict(n_relations=1, loop=True, has_relation_bias=True, n_biases=1),
     'linear': dict(n_biases=1, activation='relu'),
     'degrees': dict(n_relations=4, by_relation=True, n_biases=4, activation='sigmoid'),
     'many relations': dict(n_relations=33, has_self=True, activation='relu'),

@@ -63,7 +63,7 @@ def test_gradients(xp, with_state):
     check_gradients(step, *map(xp.asarray, arrays(with_state=with_state)))
 
 
-def test_same_variable_as_features_and_state():
+def test_features_that_are_the_state():
     """As in every step of a GGNN with tied weights after the first."""
     rng = numpy.random.RandomState(0)
     shapes = [(N, H), (N, M)] + [(H, H + M), (H,)] * 3 + [(H, H), (H,)] * 3

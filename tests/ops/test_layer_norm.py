@@ -27,7 +27,7 @@ def check(place, dtype, shape):
         y, statistics = layer_norm_forward(x, gamma, beta, 1e-3)
         return statistics, y, *layer_norm_backward(x, gamma, gy, statistics)
 
-    found = results(*map(place.put, (x, gamma, beta, gy)))
+    found = results(place.put(x), place.put(gamma), place.put(beta), place.put(gy))
     expected = results(*(array.astype('d') for array in (x, gamma, beta, gy)))
     assert found[0].dtype == ('d' if dtype == 'd' else 'f')
     for actual, wanted in zip(found, expected, strict=True):
@@ -72,15 +72,15 @@ def arguments(xp, dtype, shape=(7, 5)):
 
 @pytest.mark.parametrize('shape', [(7, 5), (1000, 64), (1, 1), (0, 3)])
 @pytest.mark.parametrize('dtype, bound', [('float16', 4e-3), ('float32', 1e-6), ('float64', 1e-13)])
-def test_values_and_gradients_are_chainers(xp, dtype, bound, shape):
+def test_outcome_is_chainers(xp, dtype, bound, shape):
     given = arguments(xp, dtype, shape)
+    ours = functools.partial(layer_norm, eps=1e-3)
     theirs = functools.partial(chainer.functions.layer_normalization, eps=1e-3)
     expected = outcome(theirs, [array.astype('d') for array in given])
-    found = outcome(functools.partial(layer_norm, eps=1e-3), given)
-    for actual, of in zip(found, map(cuda.to_cpu, expected), strict=True):
-        assert actual.dtype == dtype
-        scale = max(1, abs(of).max(initial=0))
-        numpy.testing.assert_allclose(cuda.to_cpu(actual).astype('d'), of, 0, bound * scale)
+    for found, exact in zip(outcome(ours, given), map(cuda.to_cpu, expected), strict=True):
+        assert found.dtype == dtype
+        scale = max(1, abs(exact).max(initial=0))
+        numpy.testing.assert_allclose(cuda.to_cpu(found).astype('d'), exact, 0, bound * scale)
 
 
 def test_gradients(xp):

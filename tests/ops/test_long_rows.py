@@ -102,15 +102,14 @@ def test_given_values(gpu, short_pieces, trans):
     check(gpu, adj, 'f', 4, 'ones', trans=trans)
 
 
-@pytest.mark.parametrize('options', [{'stream': True}, {'lanes': 2}, {'OFFSET': 'size_t'}], ids=str)
-def test_variants(gpu, short_pieces, monkeypatch, options):
+@pytest.mark.parametrize(
+    'lanes, stream, constants',
+    [(WARP, True, {}), (2, False, {}), (WARP, False, {'OFFSET': 'size_t'})],
+)
+def test_variants(gpu, short_pieces, monkeypatch, lanes, stream, constants):
     """Results written past the cache, several blocks side by side, more vectors than 2^32."""
     adj = rows_of(ROWS['many pieces'], 'f')
-    constants = {}
-    if 'OFFSET' in options:
-        options, constants = {}, options
-    options = {'lanes': WARP, 'ahead': AHEAD_LONG, **options}
-    plan = csr_launch(adj.n_rows, adj.n_cols, 32, 4, **options)
+    plan = csr_launch(adj.n_rows, adj.n_cols, 32, 4, lanes=lanes, ahead=AHEAD_LONG, stream=stream)
     plan = plan._replace(defines=tuple(dict(plan.defines, **constants).items()))
     monkeypatch.setattr(module, 'bspmm_launch', lambda *_: plan)
     check(gpu, adj, 'f', 32, with_residual=True)
@@ -222,7 +221,7 @@ def test_layer_of_a_graph_with_long_rows(xp, monkeypatch, both_ways):
     given = []
 
     def noted(*args, **options):
-        given.append((layer_of(*args, **options), args[6:] or tuple(options.values())))
+        given.append((layer_of(*args, **options), options['longest']))
         return given[-1][0]
 
     monkeypatch.setattr('chainer_bspmm.ops.graph_linear.node.layer_of', noted)
@@ -231,7 +230,7 @@ def test_layer_of_a_graph_with_long_rows(xp, monkeypatch, both_ways):
     adj = adj if xp is numpy else adj.to_device(0)
     x, W = features(rng, xp, 151, 6, 'float64'), features(rng, xp, 3, 6, 'float64')
     y = graph_linear(adj, x, W, activation=functions.relu).array
-    assert given == [(None, (150,))]
+    assert given == [(None, 150)]
     assert_close(y, numpy.maximum(reference.bspmm(adj, x @ W.T), 0), 'float64')
 
 
@@ -281,38 +280,64 @@ def test_matrices_that_are_made_of_molecules_have_no_long_rows():
     adj = adj.replace(longest=LONG_ROW)  # as in captured steps
     edges = edges_of(adj)
     pattern = AttentionPattern(adj, 8, True, False, 'f')
-    rows = relation_rows(adj), relation_rows(adj.replace(is_symmetric=False))
-    of_edges = edges.from_source, edges.from_receiver, edges.to_node
-    for matrix in (*rows, *of_edges, pattern.product, pattern.gathers(adj, 8)):
+    for matrix in (
+        relation_rows(adj),
+        relation_rows(adj.replace(is_symmetric=False)),
+        edges.from_source,
+        edges.from_receiver,
+        edges.to_node,
+        pattern.product,
+        pattern.gathers(adj, 8),
+    ):
         assert matrix.longest <= LONG_ROW
 
 
-def test_bounds_in_data_sets_and_captured_batches(monkeypatch):
+@pytest.fixture
+def stars(monkeypatch):
+    """A data set of stars whose longest rows have 3, 150, 20 and 300 entries."""
     monkeypatch.setattr(cuda, 'cupy', numpy, raising=False)
     monkeypatch.setattr(device_dataset, 'gather_batch', lambda *_: None)
     examples = [
         (numpy.ones(n + 1, 'i'), star(n, both_ways).toarray(), numpy.zeros(1, 'f'))
         for n, both_ways in ((3, True), (150, True), (20, True), (300, False))
     ]
-    molecules = DeviceMolecules(to_sparse(examples).molecules, chainer.get_device('@numpy'))
-    assert molecules.longest.tolist() == [3, 150, 20, 300]
-    for index, bound, in_buffers in (
-        *(([0, 2], 20, LONG_ROW), ([0, 1], 150, 256), ([3, 0], 300, 512), ([1, 1], 150, 256)),
-    ):
-        index = numpy.array(index)
-        on_host, there = (of.batch(index, 'packed') for of in (molecules.host, molecules))
-        # A batch of few entries is not looked through on the host.
-        assert on_host[1].longest == (bound if bound > 20 else on_host[1].max_nnz)
-        assert there[1].longest == bound
-        batches = HostBatch(*on_host), DeviceBatch(molecules, index, 'packed', None)
-        # Rounded up: batches whose longest rows are about as long take the same buffers.
-        assert [batch.form.longest for batch in batches] == [in_buffers] * 2
-        arrays = batch_arrays(batches[0].form, batches[0].need)
-        arrays = {name: numpy.zeros(*array) for name, array in arrays.items()}
-        _, adj, _ = batch_over(buffers_of(arrays), batches[0].form, batches[0].need)
-        assert adj.longest == in_buffers
-    only = DeviceMolecules(molecules.host.take(numpy.array([3])), chainer.get_device('@numpy'))
-    assert only.batch(numpy.array([0]), 'packed')[1].longest == 300
+    return DeviceMolecules(to_sparse(examples).molecules, chainer.get_device('@numpy'))
+
+
+def test_bounds_in_data_sets(stars):
+    assert stars.longest.tolist() == [3, 150, 20, 300]
+
+
+def test_bounds_in_a_part_of_a_data_set(stars):
+    part = DeviceMolecules(stars.host.take(numpy.array([3])), chainer.get_device('@numpy'))
+    assert part.batch(numpy.array([0]), 'packed')[1].longest == 300
+
+
+@pytest.mark.parametrize(
+    'index, bound', [([0, 2], 20), ([0, 1], 150), ([3, 0], 300), ([1, 1], 150)]
+)
+def test_bounds_in_batches_of_a_data_set(stars, index, bound):
+    index = numpy.array(index)
+    _, on_host, _ = stars.host.batch(index, 'packed')
+    # A batch of few entries is not looked through on the host.
+    assert on_host.longest == (bound if bound > 20 else on_host.max_nnz)
+    _, on_device, _ = stars.batch(index, 'packed')
+    assert on_device.longest == bound
+
+
+@pytest.mark.parametrize(
+    'index, bound', [([0, 2], LONG_ROW), ([0, 1], 256), ([3, 0], 512), ([1, 1], 256)]
+)
+def test_bounds_in_captured_batches(stars, index, bound):
+    """Rounded up: batches whose longest rows are about as long take the same buffers."""
+    index = numpy.array(index)
+    from_host = HostBatch(*stars.host.batch(index, 'packed'))
+    from_device = DeviceBatch(stars, index, 'packed', None)
+    assert from_host.form.longest == from_device.form.longest == bound
+    arrays = batch_arrays(from_host.form, from_host.need)
+    arrays = {name: numpy.zeros(*array) for name, array in arrays.items()}
+    _, adj, _ = batch_over(buffers_of(arrays), from_host.form, from_host.need)
+    assert adj.longest == bound
 
 
 def test_rows_of_molecules_stay_whole():

@@ -14,10 +14,15 @@ from chainer_bspmm.ops import attention_pattern
 from chainer_bspmm.ops import relation_attention as module
 from chainer_bspmm.ops.attention_pattern import attention_pattern as pattern_of
 from chainer_bspmm.ops.relation_attention import relation_attention
-from tests.support import device_of, random_matrix, reference, relative_error
+from tests.support import device_of, ones_for, random_matrix, reference, relative_error
 from tests.support.gradients import assert_same_outcome, check_gradients, outcome
-from tests.support.relations import NAMES, relation_batch_on, small_relation_batch_on, TOO_WIDE
-from tests.support.relations import UNSORTED
+from tests.support.relations import (
+    NAMES,
+    relation_batch_on,
+    small_relation_batch_on,
+    TOO_WIDE,
+    UNSORTED,
+)
 from tests.support.spare import with_spare
 
 OPTIONS = {
@@ -49,8 +54,9 @@ def truth(adj, m, W, b, n_heads, within=False, concat_heads=False, negative_slop
     y = numpy.zeros((adj.n_rows, n_heads, n_channels))
     for i in range(adj.n_rows):
         graph = numpy.searchsorted(offsets, i, side='right') - 1
-        nodes = range(*offsets[graph : graph + 2])
-        slots = [(j, r) for j in nodes for r in range(n_relations)]
+        slots = [
+            (j, r) for j in range(offsets[graph], offsets[graph + 1]) for r in range(n_relations)
+        ]
         for group in [[r] for r in range(n_relations)] if within else [range(n_relations)]:
             chosen = [(j, r) for j, r in edges[i] if r in group]
             everything = [(j, r) for j, r in slots if r in group]
@@ -168,8 +174,8 @@ def test_dropout_that_drops_nothing(xp, name, options):
     adj = relation_batch_on(name, xp, 'float64')
     given = arguments(adj, xp, 'float64', 2)
     layer = functools.partial(relation_attention, adj, n_heads=2, **OPTIONS[options])
-    found = outcome(functools.partial(layer, dropout_ratio=1e-12), given)
-    for actual, expected in zip(found, outcome(layer, given)):
+    with_dropout = outcome(functools.partial(layer, dropout_ratio=1e-12), given)
+    for actual, expected in zip(with_dropout, outcome(layer, given), strict=True):
         numpy.testing.assert_allclose(cuda.to_cpu(actual), cuda.to_cpu(expected), 1e-9, 1e-9)
 
 
@@ -184,9 +190,15 @@ def test_dropout_of_uniform_weights_one_by_one(xp, within, layout):
     n_rows = adj.max_rows  # of a graph
     slots = numpy.eye(n_rows * n_relations).reshape(n_rows, -1)
     xp.random.seed(0)
-    W = numpy.zeros((1, 2 * n_rows * n_relations))
-    given = map(xp.asarray, (numpy.tile(slots, (n_graphs, 1)), W, numpy.zeros(1)))
-    y = relation_attention(adj, *given, n_heads=1, within=within, dropout_ratio=ratio).array
+    y = relation_attention(
+        adj,
+        xp.asarray(numpy.tile(slots, (n_graphs, 1))),
+        xp.zeros((1, 2 * n_rows * n_relations)),
+        xp.zeros(1),
+        n_heads=1,
+        within=within,
+        dropout_ratio=ratio,
+    ).array
     weights = cuda.to_cpu(y).reshape(n_graphs, n_rows, n_rows, n_relations)
     kept = weights > 0
     counts = numpy.ones((n_rows, 1))
@@ -344,12 +356,19 @@ ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
         ({'W': (1, 7)}, ValueError, r'W: expected shape \(1, 6\) .* got \(1, 7\)'),
         ({'b': (2,)}, ValueError, r'b: expected shape \(1,\) .* got \(2,\)'),
         ({'adj': (2, 3, 3)}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
-        ({'adj': BatchedCOO.from_csr(ADJ)}, TypeError, 'adj: .* a BatchedCSR, got BatchedCOO'),
-        ({'adj': TOO_WIDE}, ValueError, 'adj: .* a column for each of its 1 rows and 1 relations'),
+        (
+            {'adj': BatchedCOO.from_csr(ADJ)},
+            TypeError,
+            'adj: expected a BatchedCSR, got BatchedCOO',
+        ),
+        (
+            {'adj': TOO_WIDE},
+            ValueError,
+            'adj: expected a column for each of its 1 rows and 1 relations',
+        ),
     ],
 )
 def test_what_does_not_fit(change, error, message):
-    given = {'adj': ADJ, 'm': (3, 12), 'W': (1, 6), 'b': (1,), **change}
-    given = {k: numpy.ones(v, 'f') if isinstance(v, tuple) else v for k, v in given.items()}
+    arguments = ones_for({'adj': ADJ, 'm': (3, 12), 'W': (1, 6), 'b': (1,), **change})
     with pytest.raises(error, match=message):
-        relation_attention(**given, n_heads=2)
+        relation_attention(**arguments, n_heads=2)

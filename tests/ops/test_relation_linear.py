@@ -12,7 +12,7 @@ from chainer.backends import cuda
 from chainer_bspmm import BatchedCOO, BatchedCSR
 from chainer_bspmm.functions import relation_linear
 from chainer_bspmm.ops.bspmm import bspmm_forward
-from tests.support import assert_close, batch_on, random_matrix, reference, relative_error
+from tests.support import assert_close, batch_on, ones_for, random_matrix, reference, relative_error
 from tests.support.gradients import assert_same_outcome, check_gradients, outcome
 from tests.support.relations import NAMES, relation_batch_on, small_relation_batch_on, TOO_WIDE
 
@@ -41,10 +41,14 @@ def order(request, monkeypatch):
 
 def parameters(adj, xp, dtype, widths, parts):
     rng = numpy.random.RandomState(0)
-    (n_in, n_out) = widths
-    W = (n_out * adj.n_relations, n_in)
-    W_self = (n_out, n_in)
-    shapes = {'x': (adj.n_rows, n_in), 'W': W, 'b': W[:1], 'W_self': W_self, 'b_self': W_self[:1]}
+    n_in, n_out = widths
+    shapes = {
+        'x': (adj.n_rows, n_in),
+        'W': (n_out * adj.n_relations, n_in),
+        'b': (n_out * adj.n_relations,),
+        'W_self': (n_out, n_in),
+        'b_self': (n_out,),
+    }
     return {
         name: xp.asarray(rng.uniform(-1, 1, shape).astype(dtype))
         for name, shape in shapes.items()
@@ -95,12 +99,16 @@ def test_padded_features_of_three_dimensions(xp, order):
     adj = batch_on('padded', xp, 'float64')
     given = parameters(adj, xp, 'float64', (5, 4), PARTS[0])
     expected = truth(adj, **given).reshape(adj.n_graphs, adj.max_rows, 4)
-    x, function = given['x'], lambda x: relation_linear(adj, **dict(given, x=x))
-    x = x.reshape(adj.n_graphs, adj.max_rows, 5)
-    (y, gx) = outcome(function, [x])
-    (_, gflat) = outcome(function, [given['x']])
+    flat = given.pop('x')
+    padded = flat.reshape(adj.n_graphs, adj.max_rows, 5)
+
+    def function(x):
+        return relation_linear(adj, x, **given)
+
+    y, gx = outcome(function, [padded])
+    _, gx_of_flat = outcome(function, [flat])
     assert_close(y, expected, 'float64')
-    assert_same_outcome([gx], [gflat.reshape(x.shape)], 'd', 1e-12)
+    assert_same_outcome([gx], [gx_of_flat.reshape(padded.shape)], 'd', 1e-12)
 
 
 def test_arrays_that_are_not_contiguous(xp, order):
@@ -146,16 +154,18 @@ def test_products_are_of_the_narrower_width(monkeypatch, widths, between):
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
-def test_tanh(xp, order, dtype):
+@pytest.mark.parametrize('widths', [WIDTHS['transform'], WIDTHS['from one']], ids=str)
+def test_tanh(xp, order, widths, dtype):
     adj = batch_on('four relations', xp, dtype)
-    tanh = chainer.functions.tanh
-    bound = {'float16': 2e-3}.get(dtype, 1e-6)
-    for widths in WIDTHS['transform'], WIDTHS['from one']:
-        given = parameters(adj, xp, dtype, widths, PARTS[0])
-        plain = functools.partial(layer, adj, given)
-        found = outcome(functools.partial(plain, activation=tanh), given.values())
-        expected = outcome(lambda *arrays: tanh(plain(*arrays)), given.values())  # NOQA: B023
-        assert_same_outcome(found, expected, dtype, bound)
+    given = parameters(adj, xp, dtype, widths, PARTS[0])
+    fused = functools.partial(layer, adj, given, activation=chainer.functions.tanh)
+
+    def by_two_functions(*arrays):
+        return chainer.functions.tanh(layer(adj, given, *arrays))
+
+    found = outcome(fused, given.values())
+    expected = outcome(by_two_functions, given.values())
+    assert_same_outcome(found, expected, dtype, 2e-3 if dtype == 'float16' else 1e-6)
 
 
 def test_gradients_of_tanh(xp, order):
@@ -167,8 +177,7 @@ def test_gradients_of_tanh(xp, order):
 
 ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
 TWOS = BatchedCSR.from_matrices([2 * numpy.ones((2, 3, 3))])
-SHAPES = {'x': (3, 4), 'W': (10, 4), 'b': 10, 'W_self': (5, 4), 'b_self': 5}
-GOOD = {name: numpy.ones(shape, 'f') for name, shape in SHAPES.items()}
+SHAPES = {'x': (3, 4), 'W': (10, 4), 'b': (10,), 'W_self': (5, 4), 'b_self': (5,)}
 
 
 @pytest.mark.parametrize(
@@ -188,30 +197,55 @@ GOOD = {name: numpy.ones(shape, 'f') for name, shape in SHAPES.items()}
         ({'b': (5,)}, ValueError, r'b: expected shape \(10,\) .* got \(5,\)'),
         ({'W_self': (4, 5)}, ValueError, r'W_self: expected shape \(5, 4\) .* got'),
         ({'b_self': (10,)}, ValueError, r'b_self: expected shape \(5,\) .* \(10,\)'),
-        ({'activation': chainer.functions.elu}, ValueError, 'activation: .*, relu, tanh, got .*el'),
+        (
+            {'activation': chainer.functions.elu},
+            ValueError,
+            'activation: expected one of chainer.functions.identity, relu, tanh, got .*elu',
+        ),
         ({'adj': numpy.ones((1, 2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
-        ({'adj': BatchedCOO.from_csr(ADJ)}, TypeError, 'adj: .* a BatchedCSR, got BatchedCOO'),
-        ({'adj': TWOS}, TypeError, 'x: expected float64 as the values of adj, got .*; adj.astype'),
-        ({'adj': TOO_WIDE}, ValueError, 'adj: .* a column for each of its 1 rows and 1 relations'),
+        (
+            {'adj': BatchedCOO.from_csr(ADJ)},
+            TypeError,
+            'adj: expected a BatchedCSR, got BatchedCOO',
+        ),
+        (
+            {'adj': TWOS},
+            TypeError,
+            'x: expected float64 as the values of adj, got float32; adj.astype',
+        ),
+        (
+            {'adj': TOO_WIDE},
+            ValueError,
+            'adj: expected a column for each of its 1 rows and 1 relations',
+        ),
     ],
 )
 def test_what_does_not_fit(change, error, message):
-    change = {k: numpy.ones(v, 'f') if isinstance(v, tuple) else v for k, v in change.items()}
+    arguments = ones_for({'adj': ADJ, **SHAPES, **change})
     with pytest.raises(error, match=message):
-        relation_linear(**{'adj': ADJ, **GOOD, **change})
+        relation_linear(**arguments)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize('name', GOOD)
-def test_arrays_on_two_devices(name):
-    elsewhere = dict(GOOD, **{name: cuda.to_gpu(GOOD[name])})
-    error = TypeError
-    message = 'incompatible array types'
-    if name == 'x':
-        error = ValueError
-        message = 'x: expected on .* with adj, got on'
+@pytest.mark.parametrize(
+    'name, error, message',
+    [
+        ('x', ValueError, 'x: expected on .* with adj, got on'),
+        ('W', TypeError, 'incompatible array types'),
+        ('b', TypeError, 'incompatible array types'),
+        ('W_self', TypeError, 'incompatible array types'),
+        ('b_self', TypeError, 'incompatible array types'),
+    ],
+)
+def test_one_array_on_another_device(name, error, message):
+    arguments = ones_for(SHAPES)
+    arguments[name] = cuda.to_gpu(arguments[name])
     with pytest.raises(error, match=message):
-        relation_linear(ADJ, **elsewhere)
-    on_device = {name: cuda.to_gpu(array) for name, array in GOOD.items()}
+        relation_linear(ADJ, **arguments)
+
+
+@pytest.mark.gpu
+def test_all_arrays_on_another_device():
+    arguments = {name: cuda.to_gpu(array) for name, array in ones_for(SHAPES).items()}
     with pytest.raises(ValueError, match='x: expected on .* with adj, got on'):
-        relation_linear(ADJ, **on_device)
+        relation_linear(ADJ, **arguments)

@@ -12,10 +12,24 @@ from chainer_bspmm.ops import segments
 from chainer_bspmm.ops.segment_softmax import node_softmax
 from chainer_bspmm.ops.segments import row_sum, segment_broadcast_forward, segment_max_forward
 from chainer_bspmm.ops.segments import segment_sum_forward
-from tests.emulation.kernel_cases import CHANNELS, integers, offsets_of, share_channels, TERM
-from tests.emulation.kernel_cases import weighted
-from tests.support import assert_close, assert_exact, batch_on, BATCHES, DTYPES, features, reference
-from tests.support import relative_error
+from tests.emulation.kernel_cases import (
+    CHANNELS,
+    integers,
+    offsets_of,
+    share_channels,
+    TERM,
+    weighted,
+)
+from tests.support import (
+    assert_close,
+    assert_exact,
+    batch_on,
+    BATCHES,
+    DTYPES,
+    features,
+    reference,
+    relative_error,
+)
 from tests.support.gradients import check_gradients
 from tests.support.weights import assert_counts_copies, SPARE_ROWS, WEIGHTED, weighted_on
 
@@ -73,11 +87,18 @@ def test_segments(place, sizes, operation):
 @pytest.mark.parametrize('operation', OPERATIONS)
 @pytest.mark.parametrize('dtype', 'efd')
 def test_nan_wins_wherever_it_stands(place, dtype, operation):
-    x = integers((41, 3), dtype, TERM)
-    x[37:] = numpy.nan  # rows beyond the batch, which are not read
+    x = integers((37, 3), dtype, TERM)
     # First, middle and last of a segment, and alone in one.
     x[0, 0] = x[12, 1] = x[23, 2] = x[36, 1] = numpy.nan
     assert numpy.isnan(check(place, operation, x, (24, 9, 3, 1))).sum() == 4
+
+
+@pytest.mark.parametrize('operation', OPERATIONS)
+@pytest.mark.parametrize('dtype', 'efd')
+def test_rows_beyond_the_batch_are_not_read(place, dtype, operation):
+    x = integers((9, 3), dtype, TERM)
+    x[5:] = numpy.nan
+    assert not numpy.isnan(check(place, operation, x, (2, 3))).any()
 
 
 @pytest.mark.parametrize('operation', OPERATIONS)
@@ -192,9 +213,10 @@ def test_blocks_that_stride_over_the_channels(gpu, chunks_of_four, monkeypatch, 
 
 def check_broadcast(place, y, sizes, spare=0, max_rows=None, weights=None):
     offsets = offsets_of(sizes)
-    given = place.put(offsets_of(sizes))
     weights = None if weights is None else place.put(weights)
-    x = segment_broadcast_forward(place.put(y), given, sum(sizes) + spare, max_rows, weights)
+    x = segment_broadcast_forward(
+        place.put(y), place.put(offsets), sum(sizes) + spare, max_rows, weights
+    )
     expected = reference.segment_broadcast(y, offsets, weights)
     assert_exact(x, numpy.pad(expected, ((0, spare), (0, 0))), y.dtype)
 
@@ -217,8 +239,15 @@ def test_channels_of_broadcast(place, dtype, n_channels):
 @pytest.mark.parametrize(
     'sizes, spare',
     [
-        *(((1,), 0), ((5,), 0), ((1,) * 9, 0), ((0, 0, 0, 2), 0), ((2, 0, 0, 0), 0)),
-        *(((3, 2), 4), ((3, 0), 1), ((0, 0), 4), ((), 4)),
+        ((1,), 0),
+        ((5,), 0),
+        ((1,) * 9, 0),
+        ((0, 0, 0, 2), 0),
+        ((2, 0, 0, 0), 0),
+        ((3, 2), 4),
+        ((3, 0), 1),
+        ((0, 0), 4),
+        ((), 4),
     ],
     ids=str,
 )
@@ -387,5 +416,9 @@ X = numpy.ones((5, 2), 'f')
 def test_bad_input(function, x, error, message):
     with pytest.raises(error, match=message):
         function(BATCHES['one graph'], x)
+
+
+@pytest.mark.parametrize('function', [segment_sum, segment_max, segment_broadcast])
+def test_matrix_that_is_no_batch(function):
     with pytest.raises(TypeError, match='adj: expected a BatchedCSR, got ndarray'):
-        function(x, x)
+        function(X, X)

@@ -10,23 +10,33 @@ from chainer.backends import cuda
 from chainer_bspmm import BatchedCOO, BatchedCSR
 from tests.support import assert_same_arrays, BATCHES, batch_on, coo_batch_on, device_of, shuffled
 
-INTEGERS = tuple('n_graphs n_rows n_cols nnz n_relations max_rows max_cols max_nnz'.split())
-INTEGERS += 'layout', 'max_atom_id'
+ATTRIBUTES = (
+    'n_graphs',
+    'n_rows',
+    'n_cols',
+    'nnz',
+    'n_relations',
+    'max_rows',
+    'max_cols',
+    'max_nnz',
+    'layout',
+    'max_atom_id',
+)
 ARRAYS = ('ids', 'row_offsets', 'col_offsets', 'entry_offsets', 'data')
 
 
 def assert_same(a, b):
     assert_same_arrays(a, b, ARRAYS)
-    for name in INTEGERS:
+    for name in ATTRIBUTES:
         assert getattr(a, name) == getattr(b, name)
 
 
 @pytest.mark.parametrize('name', BATCHES)
-def test_from_csr_and_back(xp, name):
+def test_round_trip_by_csr(xp, name):
     csr = batch_on(name, xp, 'float32')
     coo = BatchedCOO.from_csr(csr)
     assert coo.xp is xp and coo.ids.shape == (csr.nnz, 2) and coo.ids.flags.c_contiguous
-    for attribute in INTEGERS + ('shape', 'dtype'):
+    for attribute in (*ATTRIBUTES, 'shape', 'dtype'):
         assert getattr(coo, attribute) == getattr(csr, attribute)
     numpy.testing.assert_array_equal(cuda.to_cpu(coo.to_dense()), cuda.to_cpu(csr.to_dense()))
     again = coo.to_csr()
@@ -48,8 +58,12 @@ def test_order_of_entries_does_not_matter(xp, name):
 
 
 def test_entries_of_a_row_keep_their_order():
-    ids = numpy.array([[1, 1], [0, 1], [1, 0], [0, 1], [1, 1]])
-    coo = BatchedCOO(ids, numpy.array([0, 2]), numpy.array([0, 5]), numpy.arange(5.0))
+    coo = BatchedCOO(
+        ids=numpy.array([[1, 1], [0, 1], [1, 0], [0, 1], [1, 1]]),
+        row_offsets=numpy.array([0, 2]),
+        entry_offsets=numpy.array([0, 5]),
+        data=numpy.arange(5.0),
+    )
     csr = coo.to_csr()
     numpy.testing.assert_array_equal(csr.indptr, [0, 2, 5])
     numpy.testing.assert_array_equal(csr.indices, [1, 1, 1, 0, 1])
@@ -58,9 +72,13 @@ def test_entries_of_a_row_keep_their_order():
 
 
 def test_from_raw_arrays(xp):
-    ids = xp.array([[1, 3], [0, 0], [2, 4]], 'u1')
-    offsets = xp.array([0, 2, 2, 3])
-    adj = BatchedCOO(ids, offsets, offsets, xp.array([1, 2, 3], 'f'), xp.array([0, 4, 4, 6]))
+    adj = BatchedCOO(
+        ids=xp.array([[1, 3], [0, 0], [2, 4]], 'u1'),
+        row_offsets=xp.array([0, 2, 2, 3]),
+        entry_offsets=xp.array([0, 2, 2, 3]),
+        data=xp.array([1, 2, 3], 'f'),
+        col_offsets=xp.array([0, 4, 4, 6]),
+    )
     assert adj.xp is xp and adj.ids.dtype == numpy.int32 and adj.ids.flags.c_contiguous
     assert (adj.n_graphs, adj.shape, adj.nnz) == (3, (3, 6), 3)
     assert (adj.max_rows, adj.max_cols, adj.max_nnz) == (2, 4, 2)
@@ -68,16 +86,23 @@ def test_from_raw_arrays(xp):
     numpy.testing.assert_array_equal(cuda.to_cpu(adj.entry_columns()), [3, 0, 4])
     expected = [[2, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 3, 0]]
     numpy.testing.assert_array_equal(adj.to_scipy().toarray(), expected)
+
+
+def test_no_graphs(xp):
     empty = BatchedCOO(xp.zeros((0, 2), 'i'), xp.array([0]), xp.array([0]))
     assert (empty.n_graphs, empty.n_rows, empty.nnz, empty.max_rows) == (0, 0, 0, 0)
     assert empty.to_csr().n_graphs == 0
 
 
-def test_columns_follow_from_relations_and_ids_lie_in_any_order():
+def test_columns_follow_from_relations():
     adj = BatchedCOO(numpy.array([[1, 5]]), numpy.array([0, 2]), numpy.array([0, 1]), n_relations=3)
     assert adj.n_cols == adj.max_cols == 6 and adj.data is None and adj.dtype is None
-    none = numpy.zeros((2, 2))
-    numpy.testing.assert_array_equal(adj.to_dense(), [[none, none, [[0, 0], [0, 1]]]])
+    numpy.testing.assert_array_equal(
+        adj.to_dense(), [[[[0, 0], [0, 0]], [[0, 0], [0, 0]], [[0, 0], [0, 1]]]]
+    )
+
+
+def test_input_arrays_in_any_memory_order():
     ids = numpy.array([[0, 1], [1, 0], [1, 1]])
     for given in (numpy.asfortranarray(ids), ids[::-1], ids.astype('>i8')):
         adj = BatchedCOO(given, numpy.array([0, 2]), numpy.array([0, 3]))
@@ -86,7 +111,7 @@ def test_columns_follow_from_relations_and_ids_lie_in_any_order():
 
 
 @pytest.mark.parametrize('name', BATCHES)
-def test_to_device_and_back(xp, name):
+def test_round_trip_to_a_device(xp, name):
     adj = coo_batch_on(name, numpy, 'float64')
     moved = adj.to_device(device_of(xp))
     assert moved.xp is xp and moved.to_device(device_of(xp)) is moved
@@ -94,19 +119,35 @@ def test_to_device_and_back(xp, name):
     assert_same(moved.to_device(-1), adj)
 
 
-def test_astype_bytes_pickle_and_repr(xp):
+@pytest.fixture
+def two_graphs(xp):
     matrices = [numpy.array([[2.0, 1.0], [0.0, 1.0]]), numpy.eye(1)]
     csr = BatchedCSR.from_matrices(matrices, max_atom_id=7)
-    adj = shuffled(BatchedCOO.from_csr(csr)).to_device(device_of(xp))
-    half = adj.astype('float16')
+    return shuffled(BatchedCOO.from_csr(csr)).to_device(device_of(xp))
+
+
+def test_astype(two_graphs):
+    half = two_graphs.astype('float16')
+    assert half.dtype == numpy.float16 and two_graphs.dtype == numpy.float64
     assert half.to_dense().dtype == numpy.float16 and half.to_scipy().dtype == numpy.float32
-    assert half.dtype == numpy.float16 and adj.dtype == numpy.float64 and adj.astype(float) is adj
+    assert two_graphs.astype(float) is two_graphs
     with pytest.raises(TypeError, match='dtype: expected float16, float32 or float64, got int32'):
-        adj.astype('int32')
-    assert adj.nbytes == 4 * (2 * 4 + 3 + 3 + 3) + 8 * 4
-    assert_same(pickle.loads(pickle.dumps(adj)), adj)
-    text = '<BatchedCOO: 2 graphs (packed), 3 x 3, 1 relation, 4 entries, float64 on %s>'
-    assert repr(adj) == text % device_of(xp)
+        two_graphs.astype('int32')
+
+
+def test_number_of_bytes(two_graphs):
+    assert two_graphs.nbytes == 4 * (2 * 4 + 3 + 3 + 3) + 8 * 4
+
+
+def test_pickle(two_graphs):
+    assert_same(pickle.loads(pickle.dumps(two_graphs)), two_graphs)
+
+
+def test_repr(xp, two_graphs):
+    assert repr(two_graphs) == (
+        '<BatchedCOO: 2 graphs (packed), 3 x 3, 1 relation, 4 entries, float64 '
+        'on %s>' % device_of(xp)
+    )
 
 
 IDS = numpy.array([[0, 0], [1, 0], [1, 1], [2, 2]])
@@ -150,14 +191,20 @@ def test_bad_raw_arrays(changes, message):
         BatchedCOO(**given)
 
 
-def test_too_large():
+def test_too_many_entries():
     huge = numpy.broadcast_to(numpy.int32(0), (2**31, 2))  # takes four bytes
     with pytest.raises(ValueError, match=r'non-zeros: expected at most .* got 2147483648'):
         BatchedCOO(huge, numpy.array([0, 1]), numpy.array([0, 2**31]))
+
+
+def test_too_many_rows():
     with pytest.raises(ValueError, match='row_offsets: expected at most .* got 2147483648'):
-        rows = numpy.array([0, 2**31])
-        one = numpy.array([0, 1])
-        BatchedCOO(numpy.zeros((0, 2), int), rows, numpy.array([0, 0]), col_offsets=one)
+        BatchedCOO(
+            ids=numpy.zeros((0, 2), int),
+            row_offsets=numpy.array([0, 2**31]),
+            entry_offsets=numpy.array([0, 0]),
+            col_offsets=numpy.array([0, 1]),
+        )
 
 
 def test_from_csr_of_something_else():

@@ -9,7 +9,7 @@ import pytest
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR, BatchedSELL
-from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse import check
 from tests.support import assert_same_arrays, BATCHES, batch_on, device_of
 
 SIZES = (1, 2, 7, 32, 64, 1000)
@@ -37,6 +37,15 @@ def test_slices_by_hand(xp):
     assert (sell.n_slices, sell.padding_ratio, sell.max_slice_rows) == (3, 16 / 9, 3)
 
 
+def test_sorted_slices_by_hand():
+    sell = BatchedSELL(report_example(), 2, sort_rows=True)
+    numpy.testing.assert_array_equal(sell.row_order, [0, 1, 2, 3, 5, 4, 6])
+    numpy.testing.assert_array_equal(sell.slice_starts, [0, 4, 6, 12, 12])
+    numpy.testing.assert_array_equal(sell.column[6:], [4, -1, 5, -1, 6, -1])
+    one_row_a_slice = BatchedSELL(report_example(), 1, sort_rows=True)
+    numpy.testing.assert_array_equal(one_row_a_slice.data, [1, 2, 3, 4, 5, 6, 7, 8, 9])
+
+
 @pytest.mark.parametrize('sort_rows', [False, True])
 @pytest.mark.parametrize('size', SIZES)
 @pytest.mark.parametrize('name', BATCHES)
@@ -46,8 +55,20 @@ def test_round_trip(xp, name, size, sort_rows):
     back = sell.to_csr()
     assert back.xp is xp and sell.xp is xp
     assert_same_arrays(back, adj, ('indptr', 'indices', 'data', 'row_offsets', 'col_offsets'))
-    sizes = 'n_graphs n_rows n_cols nnz n_relations max_rows max_cols shape'
-    for attribute in (sizes + ' layout max_atom_id is_symmetric dtype').split():
+    for attribute in (
+        'n_graphs',
+        'n_rows',
+        'n_cols',
+        'nnz',
+        'n_relations',
+        'max_rows',
+        'max_cols',
+        'shape',
+        'layout',
+        'max_atom_id',
+        'is_symmetric',
+        'dtype',
+    ):
         assert getattr(back, attribute) == getattr(sell, attribute) == getattr(adj, attribute)
     numpy.testing.assert_array_equal(sell.to_scipy().toarray(), adj.to_scipy().toarray())
     dense = sell.to_dense()
@@ -104,7 +125,7 @@ def test_transpose_of_symmetric_relations():
 
 @pytest.mark.parametrize('sort_rows', [False, True])
 @pytest.mark.parametrize('name', BATCHES)
-def test_to_device_and_back(xp, name, sort_rows):
+def test_round_trip_to_a_device(xp, name, sort_rows):
     sell = BatchedSELL(BATCHES[name], 7, sort_rows)
     moved = sell.to_device(device_of(xp))
     assert moved.xp is xp and moved.to_device(device_of(xp)) is moved
@@ -119,8 +140,12 @@ def test_ones_stay_implicit():
 
 
 def test_stored_zero_is_no_padding():
-    arrays = map(numpy.array, ([0, 1, 3], [0, 0, 1], [0, 2]))
-    adj = BatchedCSR(*arrays, data=numpy.array([0.0, 0.0, 2.0]))
+    adj = BatchedCSR(
+        indptr=numpy.array([0, 1, 3]),
+        indices=numpy.array([0, 0, 1]),
+        row_offsets=numpy.array([0, 2]),
+        data=numpy.array([0.0, 0.0, 2.0]),
+    )
     again = BatchedSELL(adj).to_csr()
     assert again.nnz == 3
     numpy.testing.assert_array_equal(again.data, [0, 0, 2])
@@ -137,14 +162,21 @@ def test_astype():
         sell.astype('int32')
 
 
-def test_repr_and_bytes(xp):
+@pytest.fixture
+def two_graphs(xp):
     adj = BatchedCSR.from_matrices([numpy.array([[1, 2], [0, 1]], 'f'), numpy.eye(1, dtype='f')])
-    sell = BatchedSELL(adj.to_device(device_of(xp)), 2, sort_rows=True)
-    assert repr(sell) == (
+    return BatchedSELL(adj.to_device(device_of(xp)), 2, sort_rows=True)
+
+
+def test_repr(xp, two_graphs):
+    assert repr(two_graphs) == (
         '<BatchedSELL: 2 graphs (packed), 3 x 3, 1 relation, 4 entries, '
         '2 slices of up to 2 rows, sorted, padding ratio 1.25, float32 on %s>' % device_of(xp)
     )
-    assert sell.nbytes == 4 * (3 + 3 + 5 + 5 + 3 + 3 + 3)
+
+
+def test_number_of_bytes(two_graphs):
+    assert two_graphs.nbytes == 4 * (3 + 3 + 5 + 5 + 3 + 3 + 3)
 
 
 def test_transpose_does_not_refer_back():
@@ -163,10 +195,13 @@ def test_pickle():
     assert_same_arrays(again.T, sell.T, ARRAYS)
 
 
-def test_no_graphs_and_a_size_beyond_64_bits():
+def test_no_graphs():
     sell = BatchedSELL(BatchedCSR(numpy.array([0]), numpy.array([], 'i'), numpy.array([0])))
     assert (sell.n_slices, sell.column.size, sell.max_slice_rows) == (0, 0, 0)
     assert sell.to_csr().shape == (0, 0)
+
+
+def test_size_beyond_64_bits():
     assert BatchedSELL(report_example(), 10**30).n_slices == 2
 
 
@@ -185,7 +220,7 @@ def test_bad_arguments(arguments, error, message):
 
 
 def test_too_much_padding(monkeypatch):
-    monkeypatch.setattr(validate, 'INT32_MAX', 15)
+    monkeypatch.setattr(check, 'INT32_MAX', 15)
     with pytest.raises(ValueError, match='non-zeros with padding: expected at most .* got 16'):
         BatchedSELL(report_example(), 3)
     BatchedSELL(report_example(), 2)

@@ -20,9 +20,13 @@ def test_subwarp():
 @pytest.mark.parametrize(
     'n_channels, itemsize, partitions, width, shared_bytes',
     [
-        *((2048, 4, 1, 2048, 32768), (2049, 4, 2, 1025, 16400), (4096, 4, 2, 2048, 32768)),
-        *((4097, 4, 4, 1025, 16400), (2049, 2, 2, 1025, 16400)),
-        *((1024, 8, 1, 1024, 32768), (1025, 8, 2, 513, 16416)),
+        (2048, 4, 1, 2048, 32768),
+        (2049, 4, 2, 1025, 16400),
+        (4096, 4, 2, 2048, 32768),
+        (4097, 4, 4, 1025, 16400),
+        (2049, 2, 2, 1025, 16400),
+        (1024, 8, 1, 1024, 32768),
+        (1025, 8, 2, 513, 16416),
     ],
 )
 def test_swa_partitions_about_the_budget(n_channels, itemsize, partitions, width, shared_bytes):
@@ -95,8 +99,11 @@ def test_sell_launch_covers_everything_once(n_slices, rows, n_vectors, width):
     assert defines['VECTOR'] == width
 
 
-def test_sell_launch_stays_within_32_bits_and_the_grid():
+def test_sell_launch_stays_within_the_grid():
     assert policy.sell_launch(2**20, 1024, 2**31 - 1, 1).grid[1] <= 65535
+
+
+def test_threads_of_a_sell_launch_are_numbered_in_32_bits():
     assert policy.sell_launch(2**27 - 4, 32, 1, 1).grid[0] * BLOCK < 2**32
     with pytest.raises(ValueError, match=r'adj: .* fewer than 2\*\*32 .* slices of 32; .*size'):
         policy.sell_launch(2**27, 32, 1, 1)
@@ -120,10 +127,15 @@ def test_sources_load_as_many_entries_as_the_policy_assumes():
 @pytest.mark.parametrize(
     'max_rows, n_channels, itemsize, expected',
     [
-        # 32 KB hold 8192 floats; the last is figure 6b
-        *((8192, 1, 4, 'st_shared'), (8192, 2, 4, 'st_blocked'), (8193, 1, 4, 'st_global')),
-        *((4096, 1, 8, 'st_shared'), (4096, 2, 8, 'st_blocked'), (4097, 1, 8, 'st_global')),
-        *((0, 64, 4, 'st_shared'), (50, 512, 4, 'st_blocked')),
+        # 32 KB hold 8192 floats
+        (8192, 1, 4, 'st_shared'),
+        (8192, 2, 4, 'st_blocked'),
+        (8193, 1, 4, 'st_global'),
+        (4096, 1, 8, 'st_shared'),
+        (4096, 2, 8, 'st_blocked'),
+        (4097, 1, 8, 'st_global'),
+        (0, 64, 4, 'st_shared'),
+        (50, 512, 4, 'st_blocked'),  # figure 6b
     ],
 )
 def test_st_algorithm(max_rows, n_channels, itemsize, expected):
@@ -135,8 +147,12 @@ def test_st_algorithm(max_rows, n_channels, itemsize, expected):
     [
         # The paper's example: the largest matrix of the batch needs two parts, so all have two.
         (256, 64, 4, 2, 32),
-        *((256, 1024, 4, 32, 32), (8192, 5, 4, 5, 1), (100, 129, 4, 2, 65)),
-        *((100, 129, 8, 4, 33), (1, 1, 4, 1, 1), (5, 7, 4, 2, 4)),
+        (256, 1024, 4, 32, 32),
+        (8192, 5, 4, 5, 1),
+        (100, 129, 4, 2, 65),
+        (100, 129, 8, 4, 33),
+        (1, 1, 4, 1, 1),
+        (5, 7, 4, 2, 4),
     ],
 )
 def test_st_partition(max_rows, n_channels, itemsize, n_partitions, n_columns):

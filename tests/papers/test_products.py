@@ -15,7 +15,7 @@ from chainer_bspmm.papers import policy
 from chainer_bspmm.papers.products import bsddmm_forward, bspmm_forward
 from tests import support
 from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, integers, share_channels
-from tests.support import assert_exact, products, reference, shuffled
+from tests.support import assert_exact, ones_for, products, reference, shuffled
 from tests.support.gradients import check_gradients
 from tests.support.spare import with_spare
 
@@ -40,21 +40,31 @@ ST_CASES = ('st_shared', 'st_blocked', 'st_global')
 every_algorithm = pytest.mark.parametrize('algorithm', CONTAINERS)
 
 
-def given(place, *arrays):
+def put_on(place, *arrays):
+    """Return the arrays of a place; None stays None."""
     return [None if array is None else place.put(array) for array in arrays]
 
 
 def check(place, algorithm, adj, dtype, n_channels, values='own', with_residual=True, trans=False):
     """adj: a BatchedCSR, or the container itself."""
     if type(adj) is BatchedCSR:
-        adj = CONTAINERS[algorithm](adj.replace(data=None) if values == 'ones' else adj)
-    values = 'given' if values == 'given' else 'own'
+        if values == 'ones':
+            adj = adj.replace(data=None)
+        adj = CONTAINERS[algorithm](adj)
     products.check_product(
-        place, adj, dtype, n_channels, values, with_residual, trans, multiply=by(algorithm)
+        place,
+        adj,
+        dtype,
+        n_channels,
+        values='given' if values == 'given' else 'own',
+        with_residual=with_residual,
+        trans=trans,
+        multiply=by(algorithm),
     )
 
 
 def by(algorithm):
+    """Return the product by this algorithm, a function as `bspmm_forward`."""
     return functools.partial(bspmm_forward, algorithm=algorithm)
 
 
@@ -69,8 +79,10 @@ def small_blocks(monkeypatch):
 @pytest.mark.parametrize('n_channels', [*CHANNELS, 5, 7, 9, 17])
 @pytest.mark.parametrize(
     'algorithm, dtype',
-    [(name, d) for name in SWA for d in 'efd']
-    + [(name, d) for name in (ST, *ST_CASES) for d in 'fd'],
+    [
+        *((name, dtype) for name in SWA for dtype in 'efd'),
+        *((name, dtype) for name in (ST, *ST_CASES) for dtype in 'fd'),
+    ],
 )
 def test_channels(place, small_blocks, algorithm, dtype, n_channels):
     name = 'small' if n_channels > 64 else 'mixed'
@@ -146,7 +158,7 @@ def test_gradients(place, algorithm):
     shapes = [(adj.n_cols, 3), adj.nnz, (adj.n_rows, 3), (adj.n_rows, 3)]
     x, data, residual, gy = (integers(shape, 'd', seed=i) for i, shape in enumerate(shapes))
     data = None if algorithm == 'sell' else data
-    arrays = given(place, x, data, residual)
+    arrays = put_on(place, x, data, residual)
     inputs = [None if array is None else chainer.Variable(array) for array in arrays]
     y = papers.bspmm(place.put(adj), *inputs, algorithm='auto' if place.is_host else algorithm)
     y.grad = place.put(gy)
@@ -166,14 +178,18 @@ def test_second_derivatives(xp, algorithm):
     rng = numpy.random.RandomState(0)
     adj = CONTAINERS[algorithm](support.BATCHES['four relations'])
     adj = adj if xp is numpy else adj.to_device('@cupy:0')
-    arrays = [rng.uniform(-1, 1, shape) for shape in ((adj.n_cols, 2), (adj.n_rows, 2), adj.nnz)]
-    names = ['x', 'residual', 'data'][: 2 if algorithm == 'sell' else 3]
-    options = {'algorithm': 'auto' if xp is numpy else algorithm}
+    x = xp.asarray(rng.uniform(-1, 1, (adj.n_cols, 2)))
+    residual = xp.asarray(rng.uniform(-1, 1, (adj.n_rows, 2)))
+    data = xp.asarray(rng.uniform(-1, 1, adj.nnz))
+    taken = 'auto' if xp is numpy else algorithm
 
-    def product(*variables):
-        return papers.bspmm(adj, **dict(zip(names, variables)), **options) ** 2
+    def product(x, residual, data=None):
+        return papers.bspmm(adj, x, data, residual, algorithm=taken) ** 2
 
-    check_gradients(product, *map(xp.asarray, arrays[: len(names)]))
+    if algorithm == 'sell':
+        check_gradients(product, x, residual)
+    else:
+        check_gradients(product, x, residual, data)
 
 
 @pytest.mark.parametrize('algorithm', [ST, *ST_CASES])
@@ -190,7 +206,7 @@ def test_second_derivatives_are_those_of_the_host(gpu, algorithm):
         return [g.array for g in first + chainer.grad([total], inputs)]
 
     expected = derivatives(adj, arrays, 'auto')  # SciPy
-    result = derivatives(gpu.put(adj), given(gpu, *arrays), algorithm)
+    result = derivatives(gpu.put(adj), put_on(gpu, *arrays), algorithm)
     assert len(gpu.launched) > 5
     for actual, exact in zip(result, expected):
         assert_exact(actual, exact, 'd')
@@ -230,8 +246,8 @@ def test_batch_with_spare_rows_is_refused(gpu, algorithm):
 def test_tiles(gpu, dtype, n_channels, tile):
     check(gpu, 'sell', batch('mixed', dtype), dtype, n_channels)
     defines = gpu.launched[-1]
-    tile = tile or {'e': (8, 1), 'f': (4, 2), 'd': (2, 4)}[dtype]
-    assert (defines['VECTOR'], defines['TILE']) == tile
+    expected = tile or {'e': (8, 1), 'f': (4, 2), 'd': (2, 4)}[dtype]
+    assert (defines['VECTOR'], defines['TILE']) == expected
 
 
 def tall(dtype):
@@ -270,10 +286,10 @@ def corners(n_rows):
     """Return a batch of a tall graph, with entries in its corners, and a small one."""
     ids = [[n_rows - 1, 0], [0, n_rows - 1], [n_rows - 1, 0], [n_rows + 1, n_rows]]
     return BatchedCOO(
-        numpy.array(ids),
-        numpy.array([0, n_rows, n_rows + 2]),
-        numpy.array([0, 3, 4]),
-        numpy.array([1, 2, 3, 4], 'f'),
+        ids=numpy.array(ids),
+        row_offsets=numpy.array([0, n_rows, n_rows + 2]),
+        entry_offsets=numpy.array([0, 3, 4]),
+        data=numpy.array([1, 2, 3, 4], 'f'),
     )
 
 
@@ -379,7 +395,9 @@ def test_gradients_of_the_sampled_product(xp):
         (sell, {'x': (4, 2)}, ValueError, r'x: .* \(3, n_B\) to go with <BatchedSELL.* \(4, 2\)'),
         (sell, {'x': numpy.ones((3, 2))}, TypeError, 'x: expected float32 as the values of adj'),
         (
-            *(sell, {'data': (2,)}, ValueError),
+            sell,
+            {'data': (2,)},
+            ValueError,
             'data: expected None, because a BatchedSELL .*; edge values go with a BatchedCSR',
         ),
         (sell, {'residual': (3, 1)}, ValueError, r'residual: expected shape \(3, 2\)'),
@@ -392,8 +410,8 @@ def test_gradients_of_the_sampled_product(xp):
 def test_bad_input(monkeypatch, make, changes, error, message):
     monkeypatch.setattr(papers.cpu, 'bspmm', lambda *_: pytest.fail('launched'))
     matrices = [numpy.full((2, 2), 2, 'f'), numpy.eye(1, dtype='f')]
-    arguments = {'adj': make(BatchedCSR.from_matrices(matrices)), 'x': (3, 2), **changes}
-    arguments = {k: numpy.ones(v, 'f') if type(v) is tuple else v for k, v in arguments.items()}
+    adj = make(BatchedCSR.from_matrices(matrices))
+    arguments = ones_for({'adj': adj, 'x': (3, 2), **changes})
     with pytest.raises(error, match=message):
         papers.bspmm(**arguments)
 

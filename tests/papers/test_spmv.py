@@ -90,7 +90,7 @@ def test_what_factors_do_to_values_that_are_not_finite(place, form, alpha, beta)
 
 
 @pytest.mark.parametrize('form', FORMS)
-def test_nan_and_infinity_reach_their_rows_only(place, form):
+def test_what_is_not_finite_reaches_its_rows_only(place, form):
     adj = batch('mixed', 'f')
     x, y = (integers(adj.n_cols, 'f', seed=seed) for seed in (2, 3))
     x[0], x[10], y[1] = numpy.inf, numpy.nan, numpy.nan

@@ -10,8 +10,10 @@ from chainer_bspmm.sparse.batch import send
 
 
 def test_arrays_are_sent_together_each_aligned_for_the_widest_load():
-    kinds = (1, 'i'), (3, 'd'), (0, 'f'), (5, 'e'), (7, 'i'), (9, 'd')
-    arrays = [numpy.arange(n, dtype=dtype) for n, dtype in kinds]
+    arrays = [
+        numpy.arange(n, dtype=dtype)
+        for n, dtype in ((1, 'i'), (3, 'd'), (0, 'f'), (5, 'e'), (7, 'i'), (9, 'd'))
+    ]
     arrays.append(numpy.arange(12.0).reshape(4, 3)[:, ::2])  # not contiguous
     sent = []
     device = types.SimpleNamespace(xp=None, send=lambda buffer: sent.append(buffer) or buffer)

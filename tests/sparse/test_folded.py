@@ -24,8 +24,8 @@ WEIGHTS = {
 
 
 def folded(n_relations=1, padded_to=None, **options):
-    given = random_matrices(n_relations, **options)
-    return BatchedCSR.from_matrices(given, 'folded', max_atom_id=7, padded_to=padded_to)
+    matrices = random_matrices(n_relations, **options)
+    return BatchedCSR.from_matrices(matrices, 'folded', max_atom_id=7, padded_to=padded_to)
 
 
 def assert_weights(adj, padded_to, n_spare=0):
@@ -55,14 +55,17 @@ def test_from_matrices(xp, n_relations, padded_to):
         assert not matrix[..., n:, :].any() and not matrix[..., n:].any()
 
 
-def test_other_layouts_have_no_weights_and_empty_graphs_have_some():
+def test_only_empty_graphs():
     adj = BatchedCSR.from_matrices([numpy.zeros((0, 0))] * 2, 'folded')
     assert (adj.n_rows, adj.nnz, list(adj.row_weights)) == (2, 0, [0, 0])
     adj = BatchedCSR.from_matrices([numpy.zeros((0, 0))] * 2, 'folded', padded_to=4)
     assert list(adj.row_weights) == [4, 4]
-    for layout in ('packed', 'padded'):
-        adj = BatchedCSR.from_matrices(random_matrices(), layout)
-        assert adj.row_weights is None and adj.padded_to is None
+
+
+@pytest.mark.parametrize('layout', ['packed', 'padded'])
+def test_other_layouts_have_no_weights(layout):
+    adj = BatchedCSR.from_matrices(random_matrices(), layout)
+    assert adj.row_weights is None and adj.padded_to is None
 
 
 def test_symmetry_is_found():
@@ -79,12 +82,21 @@ def test_what_has_the_same_rows_has_the_weights(xp, n_relations, padded_to):
     expected = sum(array.nbytes for array in (*arrays, host.row_weights))
     assert adj.nbytes == host.nbytes == expected
     coo = BatchedCOO.from_csr(adj)
-    same_coo = coo, coo.astype('f'), coo.to_csr(), coo.to_device(-1)
-    same_sell = BatchedSELL(adj).to_csr(), BatchedSELL(adj, 2, True).to_csr()
-    changed = adj.to_device(-1), adj.astype('e'), adj.replace(max_atom_id=None)
-    again = pickle.loads(pickle.dumps(host))
     has_entry = host.to_dense() != 0
-    for same in (adj, *changed, with_values(adj, adj.data * 2), *same_coo, *same_sell, again):
+    for same in (
+        adj,
+        adj.to_device(-1),
+        adj.astype('e'),
+        adj.replace(max_atom_id=None),
+        with_values(adj, adj.data * 2),
+        coo,
+        coo.astype('f'),
+        coo.to_csr(),
+        coo.to_device(-1),
+        BatchedSELL(adj).to_csr(),
+        BatchedSELL(adj, 2, True).to_csr(),
+        pickle.loads(pickle.dumps(host)),
+    ):
         assert_weights(same, padded_to)
         numpy.testing.assert_array_equal(cuda.to_cpu(same.to_dense()) != 0, has_entry)
 
@@ -94,8 +106,15 @@ def test_what_has_other_rows_has_none(xp, n_relations):
     """Those of a transpose are pairs of node and relation; those of edges are edges."""
     adj = folded(n_relations).to_device(device_of(xp))
     edges = edges_of(adj)
-    others = [adj.T, with_values(adj, adj.data).T, *[relation_rows(adj)] * (n_relations > 1)]
-    others += [edges.from_source, edges.from_receiver, edges.to_node.T]
+    others = [
+        adj.T,
+        with_values(adj, adj.data).T,
+        edges.from_source,
+        edges.from_receiver,
+        edges.to_node.T,
+    ]
+    if n_relations > 1:
+        others.append(relation_rows(adj))
     for other in others:
         assert other.row_weights is None
     for other in (edges.from_source, edges.to_node):
@@ -110,7 +129,12 @@ def test_what_has_other_rows_has_none(xp, n_relations):
         ('folded', 0, ValueError, 'padded_to: expected at least 1, got 0'),
         ('folded', 2.0, TypeError, r'padded_to: expected an int, got 2\.0'),
         ('folded', True, TypeError, 'padded_to: expected an int, got True'),
-        ('fold', None, ValueError, "layout: expected one of 'packed', 'folded', 'padded', got 'fo"),
+        (
+            'fold',
+            None,
+            ValueError,
+            "layout: expected one of 'packed', 'folded', 'padded', got 'fold'",
+        ),
     ],
 )
 def test_bad_layout(layout, padded_to, error, message):
@@ -118,11 +142,21 @@ def test_bad_layout(layout, padded_to, error, message):
         BatchedCSR.from_matrices(random_matrices(), layout, padded_to=padded_to)
 
 
-def test_arrays_have_no_place_for_weights():
-    message = "layout: expected one of 'packed', 'padded', got 'folded'"
-    with pytest.raises(ValueError, match=message):
-        BatchedCSR(*(numpy.array(a) for a in ([0, 0], [], [0, 1])), layout='folded')
-    with pytest.raises(ValueError, match=message):
+NO_PLACE = "layout: expected one of 'packed', 'padded', got 'folded'"
+
+
+def test_raw_arrays_have_no_place_for_weights():
+    with pytest.raises(ValueError, match=NO_PLACE):
+        BatchedCSR(
+            indptr=numpy.array([0, 0]),
+            indices=numpy.array([], 'i'),
+            row_offsets=numpy.array([0, 1]),
+            layout='folded',
+        )
+
+
+def test_a_dense_batch_has_no_place_for_weights():
+    with pytest.raises(ValueError, match=NO_PLACE):
         BatchedCSR.from_dense(numpy.zeros((1, 2, 2)), layout='folded')
 
 
@@ -137,8 +171,10 @@ def test_buffers(xp, spare_rows, spare_nnz, padded_to):
 
 
 def test_filling_again_leaves_no_weight_behind():
-    ones = ([numpy.ones((n, n)) for n in sizes] for sizes in ((4, 2), (1, 2)))
-    large, small = (BatchedCSR.from_matrices(matrices, 'folded') for matrices in ones)
+    large, small = (
+        BatchedCSR.from_matrices([numpy.ones((n, n)) for n in sizes], 'folded')
+        for sizes in ((4, 2), (1, 2))
+    )
     buffers = buffers_for(large, 0, 0)
     for adj, weights in ((large, [1, 1, 1, 1, 0, 1, 1, 2]), (small, [1, 1, 1, 1, 0, 0, 0, 0])):
         fill_buffers(buffers._replace(data=None), numpy.zeros(adj.n_rows, 'i'), adj, [])

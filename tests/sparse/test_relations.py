@@ -14,10 +14,20 @@ from tests.support import batch_on
 from tests.support.relations import relation_batch_on
 
 
-def test_rows_of_relations():
-    """Of two graphs of 1 and 2 receivers, 3 and 1 senders, two relations."""
-    arrays = [0, 3, 4, 6], [5, 0, 3, 7, 6, 7], [0, 1, 3], [1.0, 2, 3, 4, 5, 6], [0, 6, 8]
-    rectangular = BatchedCSR(*map(numpy.array, arrays), n_relations=2)
+@pytest.fixture
+def rectangular():
+    """Two graphs of 1 and 2 receivers, 3 and 1 senders, two relations."""
+    return BatchedCSR(
+        indptr=numpy.array([0, 3, 4, 6]),
+        indices=numpy.array([5, 0, 3, 7, 6, 7]),
+        row_offsets=numpy.array([0, 1, 3]),
+        data=numpy.array([1.0, 2, 3, 4, 5, 6]),
+        col_offsets=numpy.array([0, 6, 8]),
+        n_relations=2,
+    )
+
+
+def test_rows_of_relations(rectangular):
     rows = relation_rows(rectangular)
     expected = numpy.zeros((6, 4))
     matrix = rectangular.to_scipy().tocoo()
@@ -41,14 +51,15 @@ def test_one_relation_has_them_already():
 def test_rows_of_relations_of_batches(xp, name):
     adj = relation_batch_on(name, xp, 'float64')
     rows = relation_rows(adj)
-    n = adj.n_relations
-    expected = adj.to_scipy().toarray().reshape(adj.n_rows, -1, n).swapaxes(1, 2)
-    expected = expected.reshape(adj.n_rows * n, -1)
+    n_relations = adj.n_relations
+    expected = adj.to_scipy().toarray().reshape(adj.n_rows, -1, n_relations).swapaxes(1, 2)
+    expected = expected.reshape(adj.n_rows * n_relations, -1)
     numpy.testing.assert_array_equal(rows.to_scipy().toarray(), expected)
     numpy.testing.assert_array_equal(rows.T.to_scipy().toarray(), expected.T)
-    assert rows.shape == (adj.n_rows * n, adj.n_cols // n)
+    assert rows.shape == (adj.n_rows * n_relations, adj.n_cols // n_relations)
     assert rows.indptr.dtype == rows.indices.dtype == rows.row_offsets.dtype == numpy.int32
-    assert (rows.max_rows, rows.max_cols) == (adj.max_rows * n, adj.max_cols // n)
+    assert rows.max_rows == adj.max_rows * n_relations
+    assert rows.max_cols == adj.max_cols // n_relations
     assert relation_rows(adj) is rows
     # The checks for arrays of unknown origin accept these.
     BatchedCSR(rows.indptr, rows.indices, rows.row_offsets, rows.data, rows.col_offsets)
@@ -100,7 +111,8 @@ def test_reciprocal_degrees(gpu, dtype, spare):
         numpy.testing.assert_array_equal(cuda.to_cpu(actual), expected.astype(dtype))
 
 
-def test_scaled_matrices_have_their_rows_and_those_of_the_transpose(gpu):
+def test_rows_of_scaled_matrices(gpu):
+    """Those of the matrix and those of its transpose, by one launch."""
     rng = numpy.random.RandomState(0)
     halves = [numpy.triu(rng.uniform(size=(2, n, n)) < 0.3, 1) for n in (5, 3)]
     adj = BatchedCSR.from_matrices([half | half.transpose(0, 2, 1) for half in halves])
@@ -125,10 +137,10 @@ def check_random(gpu, n_rows, most, spare):
     counts = rng.randint(0, most, n_rows)
     columns = rng.randint(0, n_rows * n_relations, counts.sum())
     adj = BatchedCSR(
-        offsets_of(counts),
-        columns,
-        numpy.array([0, n_rows]),
-        integers(counts.sum(), 'f'),
+        indptr=offsets_of(counts),
+        indices=columns,
+        row_offsets=numpy.array([0, n_rows]),
+        data=integers(counts.sum(), 'f'),
         n_relations=n_relations,
     )
     check(gpu, adj, spare)
@@ -136,7 +148,8 @@ def check_random(gpu, n_rows, most, spare):
 
 
 @pytest.mark.parametrize('spare', [0, 1, 300])
-def test_many_rows_in_any_order_and_capacity_beyond_them(gpu, spare):
+def test_many_rows_in_any_order(gpu, spare):
+    """With capacity beyond them, too."""
     check_random(gpu, 150, 6, spare)
 
 

@@ -1,7 +1,7 @@
 """Batches in buffers larger than they are: every operation gives what the ordinary batch does."""
 
 import functools
-import operator
+
 import types
 
 import numpy
@@ -75,31 +75,45 @@ def assert_same_matrix(actual, expected):
 
 def test_derived_matrices(pair):
     adj, spare = pair
-    rows, of_rows = relation_rows(spare), relation_rows(adj)
-    for actual, expected in ((spare, adj), (spare.T, adj.T), (rows, of_rows)):
+    for actual, expected in (
+        (spare, adj),
+        (spare.T, adj.T),
+        (relation_rows(spare), relation_rows(adj)),
+    ):
         assert_same_matrix(actual, expected)
         assert_same_matrix(actual.T, expected.T)
     assert_same_matrix(spare.astype('f'), adj.astype('f'))
     assert_same_matrix(spare.to_device(-1), adj.to_device(-1))
     assert_padded(spare.entry_rows(), adj.entry_rows())
     assert_padded(spare.T.entry_rows(), adj.T.entry_rows())
-    # Spare entries stay where they are, with their values.
+
+
+def test_spare_entries_stay_where_they_are_with_their_values(pair):
+    adj, spare = pair
+    places = numpy.arange(adj.nnz, spare.nnz)
     values = adj.xp.arange(1.0, spare.nnz + 1)
-    more = numpy.arange(adj.nnz, spare.nnz)
-    other = with_values(spare, values)
-    of_other = with_values(adj, values[: adj.nnz])
-    for array, of, rest in (
-        (spare.transpose_order, adj.transpose_order, more),
-        (other.data, of_other.data, more + 1),
-        (other.T.data, of_other.T.data, more + 1),
+    with_spare_values = with_values(spare, values)
+    expected = with_values(adj, values[: adj.nnz])
+    for actual, of_adj, of_spare in (
+        (spare.transpose_order, adj.transpose_order, places),
+        (with_spare_values.data, expected.data, places + 1),
+        (with_spare_values.T.data, expected.T.data, places + 1),
     ):
-        numpy.testing.assert_array_equal(cuda.to_cpu(array), [*cuda.to_cpu(of), *rest])
-    # The padded form has the bound of the rows instead of their maximum.
-    shape = cuda.to_cpu(adj.to_dense()).shape
+        numpy.testing.assert_array_equal(cuda.to_cpu(actual), [*cuda.to_cpu(of_adj), *of_spare])
+
+
+def test_dense_form(pair):
+    """It is padded to the bound of the rows instead of their maximum."""
+    adj, spare = pair
+    expected = cuda.to_cpu(adj.to_dense())
     dense = cuda.to_cpu(spare.to_dense())
-    block = tuple(map(slice, shape))
-    numpy.testing.assert_array_equal(dense[block], cuda.to_cpu(adj.to_dense()))
+    block = tuple(map(slice, expected.shape))
+    numpy.testing.assert_array_equal(dense[block], expected)
     assert numpy.count_nonzero(dense) == numpy.count_nonzero(dense[block])
+
+
+def test_scipy_matrix(pair):
+    adj, spare = pair
     scipy_matrix = spare.to_scipy()
     assert scipy_matrix.nnz == adj.nnz
     assert (scipy_matrix[: adj.n_rows, : adj.n_cols] != adj.to_scipy()).nnz == 0
@@ -111,19 +125,21 @@ def test_transpose_that_sorts(name, xp):
     for spare_rows, spare_nnz in SPARE:
         adj = batch_on(name, xp, 'd')
         spare = with_spare(BATCHES[name], spare_rows, spare_nnz, xp)
-        of_spare, of_adj = (
-            list(map(cuda.to_cpu, build.transpose(xp, *of_matrix)))
-            for of_matrix in (
-                (spare.indptr, spare.indices, spare.n_cols, True),
-                (adj.indptr, adj.indices, adj.n_cols),
-            )
+        indptr, indices, order = map(
+            cuda.to_cpu, build.transpose(xp, spare.indptr, spare.indices, spare.n_cols, True)
         )
-        of_adj[0] = numpy.pad(of_adj[0], (0, spare.n_cols - adj.n_cols), 'edge')
-        of_adj[1] = numpy.pad(of_adj[1], (0, spare_nnz))
-        of_adj[2] = numpy.append(of_adj[2], numpy.arange(adj.nnz, spare.nnz, dtype='i'))
-        for actual, expected in zip(of_spare, of_adj):
-            numpy.testing.assert_array_equal(actual, expected)
-            assert actual.dtype == expected.dtype
+        expected_indptr, expected_indices, expected_order = map(
+            cuda.to_cpu, build.transpose(xp, adj.indptr, adj.indices, adj.n_cols)
+        )
+        assert indptr.dtype == indices.dtype == order.dtype == numpy.int32
+        numpy.testing.assert_array_equal(
+            indptr, numpy.pad(expected_indptr, (0, spare.n_cols - adj.n_cols), 'edge')
+        )
+        assert_padded(indices, expected_indices)
+        assert len(indices) == spare.nnz
+        numpy.testing.assert_array_equal(
+            order, numpy.append(expected_order, numpy.arange(adj.nnz, spare.nnz))
+        )
 
 
 def padded_rows(array, n_rows, fill=0.0):
@@ -143,28 +159,36 @@ def check_function(pair, function, rows, n_channels, *parameters, fill=7.0):
     rng = numpy.random.RandomState(0)
     adj, spare = pair
     x = rng.uniform(-1, 1, (rows(adj), n_channels))
-    gy, results = None, []
+    gy = None
+    results = []
     for matrix in (adj, spare):
-        arrays = padded_rows(x, rows(matrix), fill), *parameters
-        given = [chainer.Variable(adj.xp.asarray(array)) for array in arrays]
-        y = function(matrix, *given)
+        inputs = [
+            chainer.Variable(adj.xp.asarray(array))
+            for array in (padded_rows(x, rows(matrix), fill), *parameters)
+        ]
+        y = function(matrix, *inputs)
         if gy is None:
             gy = rng.uniform(-1, 1, y.shape)
         of_y = [chainer.Variable(adj.xp.asarray(padded_rows(gy, len(y), fill)))]
-        single = chainer.grad([y], given, of_y)
-        double = chainer.grad([y], given, of_y, enable_double_backprop=True)
-        again = chainer.grad([sum(chainer.functions.sum(g * g) for g in double)], given)
+        single = chainer.grad([y], inputs, of_y)
+        double = chainer.grad([y], inputs, of_y, enable_double_backprop=True)
+        again = chainer.grad([sum(chainer.functions.sum(g * g) for g in double)], inputs)
         results.append([(y,), *zip(single, double, again)])
-    (expected_y, expected_x, *expected), (y, gx, *others) = results
-    for pairs in (zip(y, expected_y), zip(gx, expected_x)):
-        for actual, of in pairs:
-            assert_padded(actual.array, of.array, exact=False)
-    for pair in zip(sum(others, ()), sum(expected, ())):
-        actual, of = (cuda.to_cpu(variable.array) for variable in pair)
-        numpy.testing.assert_allclose(actual, of, 1e-11, 1e-11)
+    (expected_y, expected_gx, *of_expected_parameters), (y, gx, *of_parameters) = results
+    for actual, expected in (*zip(y, expected_y), *zip(gx, expected_gx)):
+        assert_padded(actual.array, expected.array, exact=False)
+    for actual, expected in zip(sum(of_parameters, ()), sum(of_expected_parameters, ())):
+        numpy.testing.assert_allclose(
+            cuda.to_cpu(actual.array), cuda.to_cpu(expected.array), 1e-11, 1e-11
+        )
 
 
-n_nodes, n_entries = map(operator.attrgetter, ('n_rows', 'nnz'))
+def n_nodes(adj):
+    return adj.n_rows
+
+
+def n_entries(adj):
+    return adj.nnz
 
 
 @pytest.mark.parametrize('with_data', [False, True])
@@ -236,16 +260,18 @@ def test_attention(pair, within, concat_heads, dropout_ratio):
     if pair[1].nnz and not pair[1].n_rows:
         return  # spare entries name row 0: no buffer is without rows
 
-    def function(adj, *given):  # the generator of a step draws the same for both
+    def function(adj, m, W, b):  # the generator of a step draws the same for both
         blas = types.SimpleNamespace(dot=lambda a, b: a.dot(b))
         with under_way(Step(blas, 1, adj.xp.full(1, 2, numpy.uint64))):
             return relation_attention(
                 adj,
-                *given,
-                dropout_ratio=dropout_ratio,
+                m,
+                W,
+                b,
                 n_heads=2,
                 within=within,
                 concat_heads=concat_heads,
+                dropout_ratio=dropout_ratio,
             )
 
     W = numpy.random.RandomState(1).uniform(-1, 1, (1, 6))
@@ -254,12 +280,15 @@ def test_attention(pair, within, concat_heads, dropout_ratio):
 
 @pytest.mark.parametrize('side_by_side', [False, True])
 def test_matrices_of_attention(pair, side_by_side):
-    options = 2, True, side_by_side, numpy.dtype('d')
-    expected, actual = (attention_pattern(adj, *options) for adj in pair)
+    expected, actual = (
+        attention_pattern(adj, 2, True, side_by_side, numpy.dtype('d')) for adj in pair
+    )
+    assert_same_matrix(actual.product, expected.product)
+    assert_same_matrix(actual.product.T, expected.product.T)
     assert (actual.isolated is None) == (expected.isolated is None)
-    for name in ('product', 'isolated') if actual.isolated is not None else ('product',):
-        assert_same_matrix(getattr(actual, name), getattr(expected, name))
-        assert_same_matrix(getattr(actual, name).T, getattr(expected, name).T)
+    if actual.isolated is not None:
+        assert_same_matrix(actual.isolated, expected.isolated)
+        assert_same_matrix(actual.isolated.T, expected.isolated.T)
 
 
 @pytest.mark.parametrize('activation', [chainer.functions.relu, chainer.functions.tanh])

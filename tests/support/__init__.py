@@ -18,10 +18,10 @@ TOLERANCE = {'float16': 5e-4, 'float32': 1e-5, 'float64': 1e-14}
 def draw_as_chainer(monkeypatch):
     """Let dropout on a host keep the elements that ``chainer.functions.dropout`` keeps."""
 
-    def drawn(shape, ratio):
+    def draw_kept(shape, ratio):
         return numpy.random.rand(*shape) >= ratio
 
-    monkeypatch.setattr(dropout, 'draw_kept', drawn)
+    monkeypatch.setattr(dropout, 'draw_kept', draw_kept)
 
 
 def assert_close(actual, expected, dtype):
@@ -59,7 +59,8 @@ def assert_close_arrays(found, expected, bound=1e-5):
 def assert_same_arrays(a, b, names):
     """Compare arrays of two containers, on any device; where one has None both have."""
     for name in names:
-        one, other = (getattr(each, name) for each in (a, b))
+        one = getattr(a, name)
+        other = getattr(b, name)
         assert (one is None) == (other is None), name
         if one is not None:
             assert one.dtype == other.dtype, name
@@ -105,14 +106,25 @@ def batches(seed=0):
         yield name, BatchedCSR.from_matrices([random_matrix(rng, n, **options) for n in sizes])
     yield 'no entries', BatchedCSR.from_matrices([numpy.zeros((n, n)) for n in (3, 2)])
     yield 'padded', BatchedCSR.from_matrices([random_matrix(rng, n) for n in sizes], 'padded')
-    indptr = [0, 4, 4, 7]
-    indices = [1, 0, 1, 1, 2, 2, 2]
-    row_offsets = [0, 2, 3]
-    arrays = map(numpy.array, (indptr, indices, row_offsets))
-    yield 'duplicates, unsorted', BatchedCSR(*arrays, data=rng.uniform(-1, 1, 7))
-    arrays = map(numpy.array, ([0, 2, 3, 3], [0, 4, 6], [0, 1, 3]))
-    options = {'data': rng.uniform(-1, 1, 3), 'col_offsets': numpy.array([0, 5, 7])}
-    yield 'rectangular', BatchedCSR(*arrays, **options)
+    yield (
+        'duplicates, unsorted',
+        BatchedCSR(
+            indptr=numpy.array([0, 4, 4, 7]),
+            indices=numpy.array([1, 0, 1, 1, 2, 2, 2]),
+            row_offsets=numpy.array([0, 2, 3]),
+            data=rng.uniform(-1, 1, 7),
+        ),
+    )
+    yield (
+        'rectangular',
+        BatchedCSR(
+            indptr=numpy.array([0, 2, 3, 3]),
+            indices=numpy.array([0, 4, 6]),
+            row_offsets=numpy.array([0, 1, 3]),
+            data=rng.uniform(-1, 1, 3),
+            col_offsets=numpy.array([0, 5, 7]),
+        ),
+    )
 
 
 BATCHES = dict(batches())
@@ -144,6 +156,14 @@ def device_of(xp):
     return '@numpy' if xp is numpy else '@cupy:0'
 
 
+def ones_for(arguments):
+    """Return arguments, a dict, with float32 ones in place of each tuple: the shape of an array."""
+    return {
+        name: numpy.ones(value, 'f') if isinstance(value, tuple) else value
+        for name, value in arguments.items()
+    }
+
+
 def features(rng, xp, n_rows, n_channels, dtype):
     return xp.asarray(rng.uniform(-1, 1, (n_rows, n_channels)).astype(dtype))
 
@@ -164,5 +184,6 @@ MATRIX_SIZES = [3, 1, 0, 5]
 
 
 def random_matrices(n_relations=1, **options):
+    """Return a `random_matrix` of each of `MATRIX_SIZES`, the same ones in every call."""
     rng = numpy.random.RandomState(1)
     return [random_matrix(rng, n, n_relations, **options) for n in MATRIX_SIZES]

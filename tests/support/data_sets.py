@@ -17,14 +17,26 @@ LABELS = {
     'matrix': (('d', (2, 3)),),
     'halves': (('e', (5,)),),
     'empty rows': (('f', (0,)),),
-    **{
-        name: ((dtype, ()),)
-        for name, dtype in zip(('int32', 'float32', 'float64', 'bytes'), 'ifd?')
-    },
+    'int32': (('i', ()),),
+    'float32': (('f', ()),),
+    'float64': (('d', ()),),
+    'bytes': (('?', ()),),
 }
 # Compared by assert_same_batch.
-SIZES_OF_BATCH = 'n_graphs n_rows n_cols nnz n_relations max_rows max_cols max_nnz'
-SIZES_OF_BATCH += ' is_symmetric layout padded_to max_atom_id'
+ATTRIBUTES_OF_BATCH = (
+    'n_graphs',
+    'n_rows',
+    'n_cols',
+    'nnz',
+    'n_relations',
+    'max_rows',
+    'max_cols',
+    'max_nnz',
+    'is_symmetric',
+    'layout',
+    'padded_to',
+    'max_atom_id',
+)
 
 
 def molecules(sizes=(3, 1, 5), n_labels=1, out_size=None, n_relations=1, seed=0):
@@ -96,15 +108,17 @@ def assert_same_batch(actual, expected):
     if adj.row_weights is not None:
         numpy.testing.assert_array_equal(adj.row_weights, e_adj.row_weights)
         assert adj.row_weights.dtype == e_adj.row_weights.dtype == numpy.float32
-    for name in SIZES_OF_BATCH.split():
+    for name in ATTRIBUTES_OF_BATCH:
         assert getattr(adj, name) == getattr(e_adj, name), name
 
 
 def assert_same_molecules(actual, expected):
     """Compare the arrays of two sparse data sets bit for bit; return pairs of labels."""
-    mine, theirs = (data_set.molecules.fields() for data_set in (actual, expected))
-    labels = zip(mine.pop('labels'), theirs.pop('labels'), strict=True)
-    for name, array in mine.items():
-        numpy.testing.assert_array_equal(array, theirs[name], name)
-        assert getattr(array, 'dtype', None) == getattr(theirs[name], 'dtype', None)
+    fields = actual.molecules.fields()
+    expected_fields = expected.molecules.fields()
+    labels = zip(fields.pop('labels'), expected_fields.pop('labels'), strict=True)
+    for name, array in fields.items():
+        of_expected = expected_fields[name]
+        numpy.testing.assert_array_equal(array, of_expected, name)
+        assert getattr(array, 'dtype', None) == getattr(of_expected, 'dtype', None)
     return labels

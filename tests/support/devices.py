@@ -36,7 +36,8 @@ def slow_unless(is_quick, *values, id=None):
 class Host:
     """NumPy: nothing is launched."""
 
-    is_host, launched = True, ()
+    is_host = True
+    launched = ()
 
     def put(self, array, shift=0):
         return array if isinstance(array, Batch) else numpy.array(array)

@@ -10,8 +10,13 @@ from tests.support import relative_error
 
 # Batches of tests.support that have something to break in a backward pass.
 GRADIENT_BATCHES = [
-    *('empty graphs first, between, last', 'symmetric', 'symmetric ones', 'four relations'),
-    *('duplicates, unsorted', 'rectangular', 'no entries'),
+    'empty graphs first, between, last',
+    'symmetric',
+    'symmetric ones',
+    'four relations',
+    'duplicates, unsorted',
+    'rectangular',
+    'no entries',
 ]
 
 
@@ -30,11 +35,11 @@ def outcome(function, arrays, wanted=None, higher=False):
 
 def assert_same_outcome(found, expected, dtype, bound):
     """Compare two lists of arrays by the relative error of each; where one is None both are."""
-    for actual, of in zip(found, expected, strict=True):
-        assert (actual is None) == (of is None)
-        if of is not None:
-            assert actual.dtype == dtype and actual.shape == of.shape
-            assert relative_error(actual, of) < bound
+    for actual, wanted in zip(found, expected, strict=True):
+        assert (actual is None) == (wanted is None)
+        if wanted is not None:
+            assert actual.dtype == dtype and actual.shape == wanted.shape
+            assert relative_error(actual, wanted) < bound
 
 
 def assert_same_gradients_alone(function, arrays, choices):
@@ -72,6 +77,8 @@ def check_gradients(function, *inputs):
 
 
 class Calls(chainer.FunctionHook):
+    """Hook that notes the labels of the functions that are called."""
+
     name = 'Calls'
 
     def __init__(self):

@@ -35,7 +35,7 @@ import numpy
 
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
-from chainer_bspmm.sparse.validate import LAYOUTS
+from chainer_bspmm.sparse.check import LAYOUTS
 from tests.support.graph_data import edge_lists
 from tests.support.molecules import adjacency, folded_mask_of, mask_of, SIZES
 
@@ -64,21 +64,32 @@ Case = collections.namedtuple(
 )
 
 
-def new_case(model, options, kind, adjacency, n_relations=1, column=None, **given):
-    masked, one_size = given.pop('masked', False), given.pop('one_size', False)
-    n_relations = given.get('n_edge_types', n_relations)
+def new_case(
+    model,
+    options,
+    kind,
+    adjacency,
+    n_relations=1,
+    column=None,
+    masked=False,
+    one_size=False,
+    **given,
+):
+    """Return a `Case` of a kind of model, made with the arguments that are `given`.
+
+    one_size: whether all molecules have as many atoms.
+    """
     sizes = EQUAL_SIZES if one_size else SIZES
-    packed_sizes = EQUAL_SIZES if given.get('use_batch_norm') else sizes
     return Case(
-        model,
-        options,
-        functools.partial(kind, **given),
-        adjacency,
-        n_relations,
-        column,
-        sizes,
-        packed_sizes,
-        masked,
+        model=model,
+        options=options,
+        make=functools.partial(kind, **given),
+        adjacency=adjacency,
+        n_relations=given.get('n_edge_types', n_relations),
+        column=column,
+        sizes=sizes,
+        packed_sizes=EQUAL_SIZES if given.get('use_batch_norm') else sizes,
+        masked=masked,
     )
 
 
@@ -157,8 +168,17 @@ def _base_cases():
             ', concatenated': {'concat_hidden': True, 'n_update_layers': 2},
             ', two relations': {'n_edge_types': 2},
         }.items():
-            given = dict(given, out_dim=3, message_func='ggnn', readout_func=readout)
-            yield new_case('MPNN', readout + options, models.MPNN, 'relations', 4, **given)
+            yield new_case(
+                'MPNN',
+                readout + options,
+                models.MPNN,
+                'relations',
+                4,
+                out_dim=3,
+                message_func='ggnn',
+                readout_func=readout,
+                **given,
+            )
     for options, given in {
         'defaults': {},
         'within': {'softmax_mode': 'within'},
@@ -202,7 +222,9 @@ def _wrapper_cases():
     }
     wide = {'out_dim': 16, 'hidden_channels': 16}
     options: dict[str, dict] = {
-        **dict.fromkeys(('GGNN', 'RelGCN', 'RelGAT'), relations),
+        'GGNN': relations,
+        'RelGCN': relations,
+        'RelGAT': relations,
         'GIN': {name: relations[name] for name in relations if name != 'two relations'},
         'NFP': {
             'defaults': {'masked': True},
@@ -237,17 +259,30 @@ def _wrapper_cases():
                 kind = getattr(net, name)
                 yield new_case(name, label, kind, adjacency, n_relations, column, **given)
     common = dict(hidden_channels=6, out_dim=5, n_update_layers=3, readout_layer=GGNNReadout)
-    with_tanh = {'activation': functions.tanh}
-    scaled = dict(update_layer=RelGCNUpdate, scale_adj=True, **with_tanh)
-    of_own_width = dict(super_node_dim=9, sum_hidden=True, gwm_kwargs={'n_heads': 2, **with_tanh})
-    labels = dict(update_layer=GGNNUpdate, wle_dim=9, n_wle_types=N_LABELS)
     for kind, label, column, given in (
-        (GWMGraphConvModel, 'RelGCN, scaled', 'super', scaled),
         (
-            *(GWMGraphConvModel, 'super node of its own width, two heads, summed', 'super'),
-            dict(update_layer=GGNNUpdate, **of_own_width),
+            GWMGraphConvModel,
+            'RelGCN, scaled',
+            'super',
+            dict(update_layer=RelGCNUpdate, scale_adj=True, activation=functions.tanh),
         ),
-        (CWLEGraphConvModel, 'labels of their own width', 'labels', labels),
+        (
+            GWMGraphConvModel,
+            'super node of its own width, two heads, summed',
+            'super',
+            dict(
+                update_layer=GGNNUpdate,
+                super_node_dim=9,
+                sum_hidden=True,
+                gwm_kwargs={'n_heads': 2, 'activation': functions.tanh},
+            ),
+        ),
+        (
+            CWLEGraphConvModel,
+            'labels of their own width',
+            'labels',
+            dict(update_layer=GGNNUpdate, wle_dim=9, n_wle_types=N_LABELS),
+        ),
     ):
         yield new_case(kind.__name__, label, kind, 'relations', 4, column, **given, **common)
 
@@ -289,8 +324,12 @@ DEFAULTS = {case.model: case for case in reversed(CASES)}
 # Options that Chainer Chemistry's constructors take and its forward passes fail with.
 CRASHES = (
     new_case(
-        *('GIN', 'out_channels other than hidden_channels', models.GIN, 'counted'),
-        **{'out_dim': 3, 'out_channels': 5},
+        'GIN',
+        'out_channels other than hidden_channels',
+        models.GIN,
+        'counted',
+        out_dim=3,
+        out_channels=5,
     ),
     *(
         case._replace(

@@ -12,10 +12,21 @@ from tests.support import assert_close, assert_exact, reference
 
 
 def check_product(
-    place, adj, dtype, n_channels, values='own', with_residual=False, trans=False, **options
+    place,
+    adj,
+    dtype,
+    n_channels,
+    values='own',
+    with_residual=False,
+    trans=False,
+    largest=FACTOR,
+    multiply=bspmm_forward,
 ):
-    """options: `largest` value of x; `multiply`: with another container's product."""
-    largest, multiply = options.get('largest', FACTOR), options.get('multiply', bspmm_forward)
+    """Compare a product with the reference, exactly; its arguments stay as they are.
+
+    values: 'own' are those of the matrix, 'ones' none, 'given' those of an argument.
+    largest: dtype -> the largest value of x. multiply: the product, perhaps another container's.
+    """
     n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
     x = integers((n_in, n_channels), dtype, largest, seed=2)
     residual = integers((n_out, n_channels), dtype, seed=3) if with_residual else None
@@ -23,34 +34,36 @@ def check_product(
     if values == 'ones':
         adj = adj.replace(data=None)
     expected = reference.bspmm(adj, x, data, residual, trans)
-    given = [None if array is None else place.put(array) for array in (x, data, residual)]
-    assert_exact(multiply(place.put(adj), *given, trans=trans), expected, dtype)
-    for array, before in zip(given, (x, data, residual)):
+    arrays = [None if array is None else place.put(array) for array in (x, data, residual)]
+    assert_exact(multiply(place.put(adj), *arrays, trans=trans), expected, dtype)
+    for array, before in zip(arrays, (x, data, residual)):
         assert before is None or (cuda.to_cpu(array) == before).all()
 
 
 def check_sampled(place, adj, dtype, n_channels, multiply=bsddmm_forward):
-    u, v = (integers((n, n_channels), dtype, seed=i) for i, n in enumerate(adj.shape))
+    """Compare a sampled product with the reference, exactly: one launch, if it has entries."""
+    u = integers((adj.n_rows, n_channels), dtype, seed=0)
+    v = integers((adj.n_cols, n_channels), dtype, seed=1)
     w = multiply(place.put(adj), place.put(u), place.put(v))
     assert_exact(w, reference.bsddmm(adj, u, v), dtype)
     assert len(place.launched) in (0, adj.nnz > 0)
 
 
 def check_three_dimensions(place, adj, multiply=bspmm_forward, has_data=True):
-    """Of a padded batch; arrays that are not contiguous."""
-    arrays = [
-        integers((4, adj.max_rows, adj.n_graphs), 'f'),
-        integers(2 * adj.nnz, 'f', seed=1),
-        integers((adj.n_graphs, adj.max_rows, 8), 'f', seed=2),
-    ]
-    apart, expected = (
-        (x.T, data[::2] if has_data else None, residual[:, :, ::2])
-        for x, data, residual in (map(place.put, arrays), arrays)
-    )
-    assert_exact(multiply(place.put(adj), *apart), reference.bspmm(adj, *expected), 'f')
+    """Compare the product of a padded batch, all arrays of which are not contiguous."""
+    x = integers((4, adj.max_rows, adj.n_graphs), 'f')
+    data = integers(2 * adj.nnz, 'f', seed=1)
+    residual = integers((adj.n_graphs, adj.max_rows, 8), 'f', seed=2)
+
+    def apart(put):
+        return put(x).T, put(data)[::2] if has_data else None, put(residual)[:, :, ::2]
+
+    y = multiply(place.put(adj), *apart(place.put))
+    assert_exact(y, reference.bspmm(adj, *apart(numpy.asarray)), 'f')
 
 
 def check_nan(place, dtype, multiply, container=lambda adj: adj):
+    """Compare a product of NaN and infinity, which reach the rows that have entries for them."""
     adj = batch('mixed', dtype)
     x = integers((adj.n_cols, 3), dtype)
     x[10, 1] = adj.data[2] = numpy.nan
@@ -62,16 +75,21 @@ def check_nan(place, dtype, multiply, container=lambda adj: adj):
 
 
 def check_duplicates(place, multiply=bspmm_forward, container=lambda adj: adj, has_data=True):
+    """Compare products of two entries at one place, whose sum would overflow."""
     values = numpy.array([3e38, 3e38], 'f')  # whose sum is infinite
     adj = BatchedCSR(numpy.array([0, 2]), numpy.array([0, 0]), numpy.array([0, 1]), values)
-    adj, x = container(adj), numpy.array([[1e-3, 1e-8, 0]], 'f')
+    adj = container(adj)
+    x = numpy.array([[1e-3, 1e-8, 0]], 'f')
     for trans in (False, True):
-        for data in ([], [values]) if has_data else ([],):
-            y = multiply(*map(place.put, (adj, x, *data)), trans=trans)
-            assert_close(y, reference.bspmm(adj, x, *data, trans=trans), 'float32')
+        y = multiply(place.put(adj), place.put(x), trans=trans)
+        assert_close(y, reference.bspmm(adj, x, trans=trans), 'float32')
+        if has_data:
+            y = multiply(place.put(adj), place.put(x), place.put(values), trans=trans)
+            assert_close(y, reference.bspmm(adj, x, values, trans=trans), 'float32')
 
 
 def diagonal(n_nodes):
+    """Return a batch of graphs of these sizes in which every node has an edge to itself."""
     n_rows = sum(n_nodes)
     return BatchedCSR(numpy.arange(n_rows + 1), numpy.arange(n_rows), numpy.array((0, *n_nodes)))
 

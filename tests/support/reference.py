@@ -27,7 +27,9 @@ def entries(adj):
 
 def bspmm(adj, x, data=None, residual=None, trans=False):
     """y[row] = sum over the row's entries of value * x[column] (+ residual[row])."""
-    adj, x = adj.to_csr() if hasattr(adj, 'slice_rows') else adj, _host(x)
+    if hasattr(adj, 'slice_rows'):  # a BatchedSELL
+        adj = adj.to_csr()
+    x = _host(x)
     flat = x.reshape(adj.n_rows if trans else adj.n_cols, x.shape[-1])
     values = data if data is not None else adj.data
     values = numpy.ones(adj.nnz) if values is None else _host(values)
@@ -83,11 +85,13 @@ def edge_film(adj, messages, film, gy=None, activation=lambda z: numpy.maximum(z
     gamma and beta are the halves of film[row * R + relation of the column]. With `gy` also the
     gradients with respect to messages and film, of a rectifier.
     """
-    messages, film, n_relations = _host(messages), _host(film), adj.n_relations
+    messages, film = _host(messages), _host(film)
     values = numpy.ones(adj.nnz) if adj.data is None else _host(adj.data)
+    n_relations = adj.n_relations
     n_channels = messages.shape[1]
-    shapes = (adj.n_rows, n_channels), messages.shape, film.shape
-    y, gmessages, gfilm = map(numpy.zeros, shapes)
+    y = numpy.zeros((adj.n_rows, n_channels))
+    gmessages = numpy.zeros(messages.shape)
+    gfilm = numpy.zeros(film.shape)
     for entry, row, column in entries(adj):
         pair = row * n_relations + column % n_relations
         gamma = film[pair, :n_channels]
@@ -189,8 +193,13 @@ def philox(counter, key):
 def random_words(n, seed, stream, step):
     """The uint32 words of n elements, see kernels/dropout.cu: word i % 4 of counter i / 4."""
     quads = numpy.arange(-(-n // 4), dtype=numpy.uint64)
-    others = (numpy.full_like(quads, word) for word in (stream, step % 2**32, step >> 32))
-    words = philox((quads, *others), (seed % 2**32, seed >> 32))
+    counter = (
+        quads,
+        numpy.full_like(quads, stream),
+        numpy.full_like(quads, step % 2**32),
+        numpy.full_like(quads, step >> 32),
+    )
+    words = philox(counter, (seed % 2**32, seed >> 32))
     return numpy.stack(words, axis=1).ravel()[:n]
 
 

@@ -7,23 +7,40 @@ from tests.support import batch_on, random_matrix
 
 # Rows whose entries do not come relation by relation, one of them stored twice.
 UNSORTED = {
-    name: BatchedCSR(*map(numpy.array, arrays), **options)
-    for name, arrays, options in (
-        (
-            *('unsorted relations', ([0, 4, 5, 7, 8], [5, 0, 3, 2, 1, 4, 1, 7], [0, 3, 4])),
-            {'n_relations': 2},
-        ),
-        (
-            *('unsorted values', ([0, 4, 5, 7], [4, 0, 5, 4, 2, 7, 6], [0, 2, 3])),
-            {'n_relations': 3, 'data': numpy.linspace(-1, 2, 7)},
-        ),
-    )
+    'unsorted relations': BatchedCSR(
+        indptr=numpy.array([0, 4, 5, 7, 8]),
+        indices=numpy.array([5, 0, 3, 2, 1, 4, 1, 7]),
+        row_offsets=numpy.array([0, 3, 4]),
+        n_relations=2,
+    ),
+    'unsorted values': BatchedCSR(
+        indptr=numpy.array([0, 4, 5, 7]),
+        indices=numpy.array([4, 0, 5, 4, 2, 7, 6]),
+        row_offsets=numpy.array([0, 2, 3]),
+        data=numpy.linspace(-1, 2, 7),
+        n_relations=3,
+    ),
 }
-NAMES = ['four relations', 'many', 'symmetric ones', 'no entries', 'padded', 'only empty graphs']
-NAMES += ['empty graphs first, between, last', 'isolated nodes', 'dense blocks']
-NAMES += ['duplicates, unsorted', *UNSORTED]
+NAMES = [
+    'four relations',
+    'many',
+    'symmetric ones',
+    'no entries',
+    'padded',
+    'only empty graphs',
+    'empty graphs first, between, last',
+    'isolated nodes',
+    'dense blocks',
+    'duplicates, unsorted',
+    *UNSORTED,
+]
 # Four columns for one row and one relation.
-TOO_WIDE = BatchedCSR(*map(numpy.array, ([0, 1], [0], [0, 1])), col_offsets=numpy.array([0, 4]))
+TOO_WIDE = BatchedCSR(
+    indptr=numpy.array([0, 1]),
+    indices=numpy.array([0]),
+    row_offsets=numpy.array([0, 1]),
+    col_offsets=numpy.array([0, 4]),
+)
 
 
 def relation_batch_on(name, xp, dtype):

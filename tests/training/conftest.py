@@ -43,6 +43,7 @@ def is_fused(request, graphs, monkeypatch):
 
 @pytest.fixture
 def no_causes():
+    """Fail where a step could not be captured."""
     with host_graphs.eager_causes() as causes:
         yield
     assert not causes

@@ -112,6 +112,8 @@ class HostCapturer(_Counting):
             self.n_launches += 1
             now = Snapshot(self.session.target, reach)
             reach.restore(python, with_numbers=False)
+            for param, gradient in before._gradients:
+                param._set_grad_without_check(gradient)
             try:
                 with _replayed(values):
                     again = function()
@@ -143,9 +145,10 @@ class HostStaging(staging.Staging):
 
     def __init__(self, arrays, device):
         self.device = {name: numpy.zeros(*spec) for name, spec in arrays.items()}
-        arrays = self.device.items()
-        n = 2 * staging.N_SLOTS
-        self._slots = [{name: array.copy() for name, array in arrays} for _ in range(n)]
+        self._slots = [
+            {name: array.copy() for name, array in self.device.items()}
+            for _ in range(2 * staging.N_SLOTS)
+        ]
         self._next = self._position = 0
         self._is_filled = False
 
@@ -194,9 +197,11 @@ class HostReports(reports.Reports):
         return self._row - 1
 
     def numbers(self):
-        kinds = enumerate(self._kinds)
-        row = self._row - 1
-        return {name: self._rows[row, i : i + 1].view(t)[:1].reshape(()) for i, (name, t) in kinds}
+        numbers = {}
+        for i, (name, dtype) in enumerate(self._kinds):
+            stored = self._rows[self._row - 1, i : i + 1]
+            numbers[name] = stored.view(dtype)[:1].reshape(())  # the first bytes, if it is smaller
+        return numbers
 
 
 @contextlib.contextmanager
@@ -407,6 +412,7 @@ class HostFlatGradients(flat_gradients.FlatGradients):
             self._is_bad[flags != 0] = 1
 
     def _parts(self, array):
+        """Yield every parameter and its part, in its shape."""
         start = 0
         for param in self._params():
             yield param, array[start : start + param.size].reshape(param.shape)

@@ -16,7 +16,7 @@ from chainer.iterators import SerialIterator
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import device_dataset, DeviceDataset, SparseDataset, to_sparse
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
-from chainer_bspmm.dataset.sparse_example import locate, Selection
+from chainer_bspmm.dataset.selection import locate, Selection
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training import batches, captured_predict, GraphUpdater
 from chainer_bspmm.training.batches import DeviceBatch, Resident
@@ -67,7 +67,7 @@ def state_of(iterator):
 
 @pytest.mark.parametrize('options', ITERATORS)
 @pytest.mark.parametrize('name', DATA_SETS)
-def test_the_same_molecules_and_states(dataset, name, options):
+def test_an_iterator_goes_on_as_if_it_had_given_examples(dataset, name, options):
     part = DATA_SETS[name](dataset)
     actual = []
     for take in (SerialIterator.next, lambda iterator: Examples().next(iterator, CONVERTER)):
@@ -115,6 +115,8 @@ def test_a_number_that_is_wrong(dataset, name, wrong):
 
 
 class Gpu(chainer.backend.CpuDevice):
+    """The host, taken for a GPU with some free memory."""
+
     name = '@cupy:0'
     xp = numpy
 
@@ -150,13 +152,22 @@ def there(device, request):
     return request.getfixturevalue('gpu') if device.xp is numpy else device
 
 
-def test_one_copy_for_all_and_none_when_they_are_gone(gpu, dataset):
+def test_parts_of_a_data_set_share_a_copy(gpu, dataset):
     train, valid = split_dataset_random(dataset, 5, seed=0)
     residents = [Resident(part, gpu) for part in (train, valid, dataset[2:])]
     copies = {id(each.of(dataset.molecules)) for each in residents}
     assert len(copies) == 1 and id(dataset.molecules) not in copies
     assert len(batches._copies) == 1
-    del residents
+
+
+def test_a_copy_is_gone_with_its_last_owner(gpu, dataset):
+    residents = [Resident(part, gpu) for part in (dataset, dataset[2:])]
+    for resident in residents:
+        resident.of(dataset.molecules)
+    del resident, residents[0]
+    gc.collect()
+    assert len(batches._copies) == 1
+    residents.clear()
     gc.collect()
     assert not batches._copies
 

@@ -25,8 +25,11 @@ PER_EPOCH = 4  # steps
 
 
 class Updater(training.Updater):
+    """An updater that writes down what `BetweenSteps` tells it before each step."""
+
     def __init__(self):
-        self.iteration, self.told = 0, []
+        self.iteration = 0
+        self.told = []
 
     def connect_trainer(self, trainer):
         self.between = BetweenSteps(trainer, Updater)
@@ -191,6 +194,7 @@ def test_a_run_that_was_interrupted(tmp_path):
 
 @pytest.fixture
 def looks(noted):
+    """Indices of the steps at which the guards looked."""
     return noted(TrainingDriver, '_look', of=lambda driver, _: driver.optimizer.t)
 
 

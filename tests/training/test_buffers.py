@@ -92,6 +92,8 @@ ARRAYS.update(matrix=((2, 3), 'd'), scalar=((), 'i'))
 
 
 class Pinned(bytearray):
+    """Stand-in for the result of ``cupy.cuda.alloc_pinned_memory``."""
+
     @property
     def ptr(self):
         return ctypes.addressof(ctypes.c_char.from_buffer(self))
@@ -201,6 +203,8 @@ def test_after_an_error_the_host_asks_which_slot_is_next(staged, was_copied):
 
 
 def make_inputs(calls, is_few):
+    """Return `Inputs` that write down what they do, and a batch for them."""
+
     class Recording(buffers.Staging):
         is_kernel = is_few
 

@@ -1,6 +1,6 @@
 """Evaluators of a GraphUpdater's trainer: captured, with the results of eager ones."""
 
-import types
+import ctypes
 import warnings
 
 import numpy
@@ -19,7 +19,6 @@ from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.captured_evaluators import capture_evaluator
 from chainer_bspmm.training.guards import Guards
-from chainer_bspmm.training.program import Program
 from tests.support.training import BATCH, make_model, make_updater, molecules, small_model
 from tests.training import host_graphs
 
@@ -28,6 +27,7 @@ VALIDATION = molecules(5 * BATCH + 3, seed=1)  # the last batch is smaller
 
 
 def make(device, model, kind=extensions.Evaluator, dataset=VALIDATION, **kwargs):
+    """Return an evaluator, as a script makes it."""
     kwargs.setdefault('converter', chainer_bspmm.concat_mols)
     iterator = SerialIterator(dataset, BATCH, repeat=False, shuffle=False)
     evaluator = kind(iterator, model, device=device, **kwargs)
@@ -36,12 +36,14 @@ def make(device, model, kind=extensions.Evaluator, dataset=VALIDATION, **kwargs)
 
 
 def make_pair(device, model, *args, **kwargs):
+    """Return two evaluators, the first of which is captured."""
     own, theirs = (make(device, model, *args, **kwargs) for _ in range(2))
     capture_evaluator(own)
     return own, theirs
 
 
 def evaluated(evaluator):
+    """Evaluate as an extension of a trainer; return what it observes, as floats."""
     with chainer.Reporter().scope({}):
         return {name: float(value) for name, value in evaluator().items()}
 
@@ -164,7 +166,8 @@ def test_an_updater_on_the_cpu_leaves_evaluators_alone(tmp_path):
     trainer = chainer.training.Trainer(updater, (1, 'iteration'), out=str(tmp_path))
     evaluator = make(device, updater.get_optimizer('main').target)
     trainer.extend(evaluator)
-    with pytest.warns(UserWarning, match='CUDA graphs need a GPU'):
+    message = '^GraphUpdater trains eagerly: CUDA graphs need a GPU, the device is @numpy$'
+    with pytest.warns(UserWarning, match=message):
         trainer.run()
     assert type(evaluator) is extensions.Evaluator
 
@@ -201,13 +204,12 @@ def test_what_is_watched_leads_to_a_new_capture(device, prediction_graphs, no_ca
 
 def test_a_change_by_a_checked_replay_is_seen_by_the_next(device, prediction_graphs, monkeypatch):
     """The model itself runs, too, for the check."""
-    monkeypatch.setattr(Program, 'n_first_checks', 16)
     model = on(device, small_model(factor=1.0))
-    late = types.SimpleNamespace(factor=1.0)
+    late = ctypes.c_double(1.0)  # nothing watches its value
 
     def forward(link, atoms, adj):
         y = link.inner(atoms, adj)[:, :3] * link.factor
-        link.factor = late.factor
+        link.factor = late.value
         return y
 
     model.predictor.function = forward
@@ -215,12 +217,14 @@ def test_a_change_by_a_checked_replay_is_seen_by_the_next(device, prediction_gra
     capture_evaluator(evaluator)
     for _ in range(2):
         evaluated(evaluator)
-    n_captures, late.factor = prediction_graphs.n_captures, 2.0  # no guard watches it
+    n_captures = prediction_graphs.n_captures
+    late.value = 2.0
     evaluated(evaluator)
     assert prediction_graphs.n_captures > n_captures
 
 
 def warned(evaluator, n_times=3):
+    """Evaluate several times; return the warnings that name a cause."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         for _ in range(n_times):
@@ -275,7 +279,7 @@ def test_values_on_the_host(device, prediction_graphs):
 
 
 def test_the_loss_of_the_step_stays(device, prediction_graphs):
-    """A replay overwrites memory of its graph; no attribute refers to it."""
+    """It is that of the last batch, as without captures."""
     model = on(device, make_model())
     evaluator = make(device, model, dataset=VALIDATION[: 2 * BATCH])
     capture_evaluator(evaluator)
@@ -289,14 +293,17 @@ def test_the_loss_of_the_step_stays(device, prediction_graphs):
     assert model.loss is loss and float(loss.array) == value
 
 
-def test_eval_hook_and_an_iterator_of_another_class(device, prediction_graphs, no_causes):
-    model = on(device, make_model())
+def test_eval_hook(device, prediction_graphs, no_causes):
     called = []
-    own, theirs = (make(device, model, eval_hook=called.append) for _ in range(2))
-    kind = type('Iterator', (SerialIterator,), {})
-    iterator = kind(VALIDATION, BATCH, repeat=False, shuffle=False)
-    own._iterators['main'] = iterator
-    capture_evaluator(own)
+    own, theirs = make_pair(device, on(device, make_model()), eval_hook=called.append)
     for _ in range(2):
         assert_close(evaluated(own), evaluated(theirs))
     assert called == [own, theirs] * 2
+
+
+def test_an_iterator_of_another_class(device, prediction_graphs, no_causes):
+    own, theirs = make_pair(device, on(device, make_model()))
+    kind = type('Iterator', (SerialIterator,), {})
+    own._iterators['main'] = kind(VALIDATION, BATCH, repeat=False, shuffle=False)
+    for _ in range(2):
+        assert_close(evaluated(own), evaluated(theirs))

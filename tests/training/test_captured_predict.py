@@ -2,6 +2,7 @@
 
 import itertools
 import multiprocessing
+import re
 import warnings
 
 import numpy
@@ -16,7 +17,7 @@ from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.cuda import step
 from chainer_bspmm.dataset import DeviceDataset, smiles as parsing, to_sparse
-from chainer_bspmm.training import captured_predict, predictor, StepDiffers
+from chainer_bspmm.training import captured_predict, prediction, StepDiffers
 from tests.support import relative_error
 from tests.support.training import counting, HOST, make_model, mean_of_rows, MODELS, molecules
 from tests.support.training import RELATIONS, Row, three_columns
@@ -28,6 +29,7 @@ BAD = [4, 6, 8]
 
 
 def on(device, model):
+    """Return the model on a device, with all of its parameters made."""
     examples = molecules(3, RELATIONS.get(getattr(model, 'made_of', None), 1))
     with chainer.using_config('train', False):
         model.predictor(*chainer_bspmm.concat_mols(examples)[:2])
@@ -43,6 +45,8 @@ def model_of(device, name='RSGCN', **kwargs):
 
 
 def expected_of(model, data, postprocess_fn=None):
+    """Predict each molecule alone, in the order of the data."""
+
     def predictor(atoms, adj, *labels):
         return model.predictor(atoms, adj)
 
@@ -53,12 +57,14 @@ def expected_of(model, data, postprocess_fn=None):
 
 
 def collected(predictions):
+    """Return all indices, values and failures."""
     index, values, failures = zip(*predictions)
     values = numpy.concatenate([v for v in values if len(v)])
     return numpy.concatenate(index), values, list(itertools.chain(*failures))
 
 
 def values_of(model, data, **options):
+    """Return all values, predicted in batches of 8."""
     return collected(captured_predict(model, data, **{'batch_size': 8, **options}))[1]
 
 
@@ -71,6 +77,7 @@ def no_warnings():
 
 @pytest.fixture
 def children():
+    """A function that returns the processes that the test started and that still run."""
     before = set(multiprocessing.active_children())
     return lambda: set(multiprocessing.active_children()) - before
 
@@ -166,7 +173,8 @@ def test_configuration_of_the_caller(device, prediction_graphs):
 
 
 def test_parameters_changed_in_place_between_batches(device, prediction_graphs):
-    model, data = model_of(device), to_sparse(molecules(4) * 24)  # equal batches
+    model = model_of(device)
+    data = to_sparse(molecules(4) * 24)  # equal batches
     predictions = captured_predict(model, data, batch_size=8)
     seen = [next(predictions).values for _ in range(6)]
     assert prediction_graphs.n_captures == 1
@@ -194,20 +202,43 @@ def test_an_attribute_that_changes(device, prediction_graphs, no_warnings):
     assert relative_error(values[-1], 2 * values[0]) < 1e-5
 
 
-def test_classifier_and_postprocessing(device, prediction_graphs):
+CLASSES = molecules(40, classes=True)
+
+
+@pytest.mark.parametrize(
+    'postprocess_fn, applied',
+    [
+        (None, functions.softmax),  # that of a classifier
+        (functions.sigmoid, functions.sigmoid),
+        (functions.identity, None),
+    ],
+)
+def test_postprocessing(device, prediction_graphs, postprocess_fn, applied):
     model = model_of(device, classes=True)
-    examples = molecules(40, classes=True)
-    data = to_sparse(examples)
-    softmax, sigmoid, identity = functions.softmax, functions.sigmoid, functions.identity
-    for given, fn in ((None, softmax), (sigmoid, sigmoid), (identity, None)):
-        values = values_of(model, data, postprocess_fn=given)
-        assert relative_error(values, expected_of(model, examples, fn)) < 1e-5
-    classes = values_of(model, data, postprocess_fn=lambda y: functions.argmax(y, axis=1))
+    values = values_of(model, to_sparse(CLASSES), postprocess_fn=postprocess_fn)
+    assert relative_error(values, expected_of(model, CLASSES, applied)) < 1e-5
+
+
+def test_postprocessing_to_classes(device, prediction_graphs):
+    model = model_of(device, classes=True)
+
+    def likeliest(y):
+        return functions.argmax(y, axis=1)
+
+    classes = values_of(model, to_sparse(CLASSES), postprocess_fn=likeliest)
     assert classes.dtype.kind == 'i'
-    numpy.testing.assert_array_equal(classes, expected_of(model, examples).argmax(axis=1))
-    values = values_of(model, data, predict=lambda atoms, adj: model.predictor(atoms, adj)[:, 0])
+    numpy.testing.assert_array_equal(classes, expected_of(model, CLASSES).argmax(axis=1))
+
+
+def test_one_number_for_each_molecule(device, prediction_graphs):
+    model = model_of(device, classes=True)
+
+    def first_column(atoms, adj):
+        return model.predictor(atoms, adj)[:, 0]
+
+    values = values_of(model, to_sparse(CLASSES), predict=first_column)
     assert values.shape == (40,)
-    assert relative_error(values, expected_of(model, examples)[:, 0]) < 1e-5
+    assert relative_error(values, expected_of(model, CLASSES)[:, 0]) < 1e-5
 
 
 def picky(link, atoms, adj):
@@ -228,6 +259,7 @@ EAGER = {
 
 
 def assert_eager(device, function, words, is_same=True):
+    """Predict with a model around `function`; the one warning has these words."""
     model = on(device, Regressor(Row(function)))
     examples = molecules(8 * 40 if function is counting else 80)
     with warnings.catch_warnings(record=True) as caught:
@@ -264,7 +296,11 @@ def test_a_dense_model(device, prediction_graphs):
     examples = molecules(40)
     model.predictor(*dense_concat_mols(examples[:2])[:2])
     model.to_device(device)
-    with pytest.warns(UserWarning, match='predicts eagerly: converter: expected a tuple'):
+    message = (
+        'captured_predict predicts eagerly: converter: expected a tuple (atoms, BatchedCSR, '
+        'label...), as chainer_bspmm.concat_mols makes it, got (ndarray, ndarray, ndarray)'
+    )
+    with pytest.warns(UserWarning, match='^%s$' % re.escape(message)):
         values = values_of(model, examples, converter=dense_concat_mols)
 
     def inputs(batch, device):
@@ -279,7 +315,12 @@ def test_a_model_that_was_not_swapped(device):
 
     model = set_up_predictor('rsgcn', 8, 2, 3)
     model.to_device(device)
-    with pytest.raises(TypeError, match=r'takes dense adjacency .*sparsify\(model\) first'):
+    message = (
+        'RSGCN of Chainer Chemistry takes dense adjacency matrices, got a BatchedCSR: call '
+        'chainer_bspmm.sparsify(model) first, or use '
+        'chainer_chemistry.dataset.converters.concat_mols as the converter'
+    )
+    with pytest.raises(TypeError, match='^%s$' % re.escape(message)):
         list(captured_predict(model, molecules(8), batch_size=4))
 
 
@@ -292,13 +333,13 @@ def test_what_is_compared():
     values[:2] = numpy.nan, numpy.inf
     for factor, differ in ((1.0001, (False, False)), (1.01, (True, False)), (1.1, (True, True))):
         actual = values * numpy.float32(factor)
-        found = [predictor._difference(actual, values, link) for link in (model, half)]
+        found = [prediction._difference(actual, values, link) for link in (model, half)]
         assert differ == tuple(difference is not None for difference in found)
     classes = numpy.arange(200)
     for n_wrong, differs in ((0, None), (2, None), (3, '3 of 200 values')):
         wrong = numpy.where(classes < n_wrong, -1, classes)
-        assert predictor._difference(classes, wrong, model) == differs
-    assert 'float32 of shape (200,) instead of' in predictor._difference(values, classes, model)
+        assert prediction._difference(classes, wrong, model) == differs
+    assert 'float32 of shape (200,) instead of' in prediction._difference(values, classes, model)
 
 
 @pytest.mark.parametrize('n_processes', (None, 2))
@@ -306,10 +347,14 @@ def test_smiles(device, prediction_graphs, n_processes):
     pytest.importorskip('rdkit')
     from chainer_bspmm.dataset import from_smiles
 
-    model, smiles = model_of(device), SMILES * 60  # several chunks
+    model = model_of(device)
+    smiles = SMILES * 60  # several chunks
     parsed = from_smiles(smiles, 'rsgcn', n_processes=1)
-    words = "180 of 600 SMILES could not be used, the first, at position 4: 'C1CC'"
-    with pytest.warns(UserWarning, match=words):
+    message = (
+        '^captured_predict: 180 of 600 SMILES could not be used, '
+        "the first, at position 4: 'C1CC': RDKit cannot parse it$"
+    )
+    with pytest.warns(UserWarning, match=message):
         parts = list(
             captured_predict(
                 model, iter(smiles), batch_size=16, method='rsgcn', n_processes=n_processes
@@ -382,15 +427,16 @@ def test_an_error_comes_after_what_was_before(device, prediction_graphs, childre
             raise MemoryError('too large')
         return model.predictor(*inputs)
 
-    n_batches, actual = 0, []
+    n_batches = 0
+    actual = []
     options = {'method': 'rsgcn', 'batch_size': 100, 'n_processes': n_processes}
-    with pytest.raises(OSError, match='the disk is gone'):
+    with pytest.raises(OSError, match='^the disk is gone$'):
         for part in captured_predict(model, broken(), **options):
             actual.append(part.index)
     numpy.testing.assert_array_equal(numpy.concatenate(actual), numpy.arange(610))
     assert not children()
     actual = []
-    with pytest.raises(MemoryError, match='too large'):
+    with pytest.raises(MemoryError, match='^too large$'):
         options['predict'] = lambda *inputs: fails_at(1, *inputs)
         for part in captured_predict(model, ['CCO'] * 600, **options):
             actual.append(part.index)
@@ -403,10 +449,11 @@ def test_left_in_the_middle(monkeypatch, children):
     pytest.importorskip('rdkit')
     graphs = host_graphs.stand_in_for_prediction(monkeypatch)
     model = model_of(HOST)
-    options = {'method': 'rsgcn', 'batch_size': 100, 'n_processes': 2}
 
     def predictions():
-        return captured_predict(model, itertools.repeat('CCO'), **options)
+        return captured_predict(
+            model, itertools.repeat('CCO'), method='rsgcn', batch_size=100, n_processes=2
+        )
 
     with pytest.raises(KeyError):
         for n, _ in enumerate(predictions()):
@@ -455,22 +502,45 @@ def test_no_molecules(device, prediction_graphs):
     assert list(captured_predict(model, [], method='rsgcn')) == []
 
 
-def test_wrong_arguments():
-    model = model_of(HOST)
-    examples = molecules(4)
-    for words, error, call in (
-        ("one of Chainer Chemistry's", TypeError, dict(data=['C'], method='schnet')),
-        ('got one string', TypeError, dict(data='CCO', method='rsgcn')),
-        ('model: expected a chainer.Link, got int', TypeError, dict(model=1)),
-    ):
-        with pytest.raises(error, match=words):  # at once, not at the first batch
-            captured_predict(**dict(dict(model=model, data=examples), **call))
-    for words, error, predict in (
-        ('a row for each of 4', ValueError, lambda atoms, adj: atoms[:1]),
-        ('expected an array on @numpy, got tuple', TypeError, lambda *inputs: inputs),
-    ):
-        with pytest.raises(error, match=words):
-            list(captured_predict(model, examples, predict=predict))
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (
+            {'data': ['C'], 'method': 'schnet'},
+            "method: expected one of Chainer Chemistry's NFPPreprocessor, GINPreprocessor, "
+            'RSGCNPreprocessor, GGNNPreprocessor, RelGCNPreprocessor, RelGATPreprocessor, '
+            'GNNFiLMPreprocessor, NFPGWMPreprocessor, GINGWMPreprocessor, RSGCNGWMPreprocessor, '
+            'GGNNGWMPreprocessor, got SchNetPreprocessor; for another one parse with it, then use '
+            'to_sparse',
+        ),
+        (
+            {'data': 'CCO', 'method': 'rsgcn'},
+            'data: expected a data set or an iterable of SMILES, got one string',
+        ),
+        ({'model': 1}, 'model: expected a chainer.Link, got int'),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    """They are refused at once, not at the first batch."""
+    arguments = {'model': model_of(HOST), 'data': molecules(4), **arguments}
+    with pytest.raises(TypeError, match='^%s$' % re.escape(message)):
+        captured_predict(**arguments)
+
+
+@pytest.mark.parametrize(
+    'predict, error, message',
+    [
+        (
+            lambda atoms, adj: atoms[:1],
+            ValueError,
+            'predict: expected a row for each of 4 molecules, got shape (1,)',
+        ),
+        (lambda *inputs: inputs, TypeError, 'predict: expected an array on @numpy, got tuple'),
+    ],
+)
+def test_wrong_predictions(predict, error, message):
+    with pytest.raises(error, match='^%s$' % re.escape(message)):
+        list(captured_predict(model_of(HOST), molecules(4), predict=predict))
 
 
 @pytest.mark.gpu
@@ -521,21 +591,29 @@ def test_on_streams_in_turn():
 @pytest.mark.parametrize('changes_at', (1, 5))
 def test_a_prediction_that_changes(device, prediction_graphs, changes_at):
     """Found before anything wrong was given out, it continues eagerly; later it stops."""
-    model, data, given = model_of(device), molecules(4) * 24, []  # equal batches of 8
-    factor = host_graphs.read_at_capture(lambda: 2.0 if len(given) >= changes_at else 1.0)
+    model = model_of(device)
+    data = molecules(4) * 24  # equal batches of 8
+    seen = []
+    factor = host_graphs.read_at_capture(lambda: 2.0 if len(seen) >= changes_at else 1.0)
 
     def predict(atoms, adj):
         return model.predictor(atoms, adj) * factor()
 
     def collect():
         for part in captured_predict(model, data, batch_size=8, predict=predict):
-            given.append(part.values)
+            seen.append(part.values)
 
+    differs = (
+        'a replay gave another prediction than the model run eagerly: the model reads something '
+        'from Python that has changed since it was captured, and that is not watched '
+        r'\(docs/captured_training.md\): values \(relative difference 5.0e-01\)'
+    )
     # One batch is launched ahead. The first is eager; replays 1, 2, 4 and 8 are checked.
     if changes_at == 1:
-        with pytest.warns(UserWarning, match='predicts eagerly: a replay gave another'):
+        message = '^captured_predict predicts eagerly: %s$' % differs
+        with pytest.warns(UserWarning, match=message):
             collect()
-        assert len(given) == 12 and relative_error(given[-1], 2 * given[0]) < 1e-5
+        assert len(seen) == 12 and relative_error(seen[-1], 2 * seen[0]) < 1e-5
     else:
-        with pytest.raises(StepDiffers, match='changed since it was captured'):
+        with pytest.raises(StepDiffers, match='^%s$' % differs):
             collect()

@@ -24,6 +24,8 @@ from tests.support.layers import linear_relu
 
 
 class HostBlas:
+    """Products by NumPy, counted."""
+
     def __init__(self):
         self.n_products = 0
 
@@ -94,6 +96,7 @@ BOUNDS = {'float16': 2e-3, 'float32': 1e-6, 'float64': 1e-14}
 
 
 def assert_alike(actual, expected, bound):
+    """Compare lists of arrays, whose dtypes and kinds are the same."""
     for one, other in zip(actual, expected, strict=True):
         assert one.dtype == other.dtype and one.shape == other.shape
         assert type(one) is type(other)
@@ -101,6 +104,7 @@ def assert_alike(actual, expected, bound):
 
 
 def outputs_and_gradients(function, arrays):
+    """Return the output, first gradients, and gradients of a function of those, as arrays."""
     variables = [chainer.Variable(array) for array in arrays]
     y = function(*variables)
     first = chainer.grad([y], variables, [functions.cos(y)], enable_double_backprop=True)
@@ -160,6 +164,7 @@ def test_mixed_dtypes(xp, a_step, dtypes):
 
 @pytest.fixture
 def n_losses(noted):
+    """The number of calls for losses, metrics and gradients, in a list."""
     counts = []
     for name in ('mean_loss_forward', 'training_loss', 'mean_loss_backward'):
         noted(chainer_nodes, name, counts)
@@ -167,6 +172,8 @@ def n_losses(noted):
 
 
 def of_labels(lossfun, **options):
+    """A function of scores; a third of the labels is -1."""
+
     def loss(x):
         labels = x.xp.arange(x.size, dtype='i') % 3 - 1
         return lossfun(x, labels.reshape(x.shape), **options)
@@ -179,6 +186,8 @@ def of_no_labels(lossfun, **options):
 
 
 def of_some(lossfun):
+    """A function of predictions; a third of the targets is NaN."""
+
     def loss(x):
         t = functions.sin(x).array.ravel()
         t[::3] = numpy.nan
@@ -295,6 +304,8 @@ def test_cross_entropy_of_each_is_chainer_s(xp, a_step, n_losses):
 
 
 def labelled(lossfun, **options):
+    """A function of scores (9, 4) and classes with one of -1."""
+
     def loss(x):
         t = x.xp.arange(9, dtype='i') % 4
         return lossfun(x, x.xp.where(t == 3, numpy.int32(-1), t), **options)
@@ -348,6 +359,7 @@ COPIES = {
 
 
 def output_and_gradients(function, arrays):
+    """Return the output and, where it has any, the gradients, as arrays."""
     variables = [chainer.Variable(array) for array in arrays]
     y = function(*variables)
     gradients = chainer.grad([y], variables, [chainer.Variable(y.xp.full(y.shape, 2, y.dtype))])

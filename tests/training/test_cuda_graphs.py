@@ -30,6 +30,8 @@ class Device:
 
 
 class Pool:
+    """Counts the blocks of each device; gives back those of the current one, when it is asked."""
+
     made = []
 
     def __init__(self):
@@ -57,6 +59,7 @@ class Memory:
 
 @pytest.fixture
 def make(monkeypatch):
+    """Return what makes a capturer for GPU 1, where 0 is current, and its pool."""
     fake = types.SimpleNamespace(
         Stream=lambda non_blocking: None,
         Event=lambda disable_timing: None,
@@ -115,6 +118,7 @@ def test_an_error_while_kernels_are_compiled(make, monkeypatch):
 
 @pytest.fixture
 def streams(make, monkeypatch):
+    """A capturer, the list of what streams and events are told, and a function that uses one."""
     calls = []
 
     class Stream:
@@ -201,7 +205,8 @@ def test_the_allocator_of_pinned_memory_is_put_back(monkeypatch, kind):
         pool = (fake.alloc_pinned_memory(8)).mem.pool()  # in a thread that captures nothing
         assert pool is (own if kind == 'own' else default)
         fake.is_capturing = True
-        with pytest.raises(cuda_graphs.HostCopyError, match='8 bytes from the host'):
+        message = '^a copy of 8 bytes from the host to the device$'
+        with pytest.raises(cuda_graphs.HostCopyError, match=message):
             fake.alloc_pinned_memory(8)
     assert fake.current == before
 

@@ -62,6 +62,8 @@ def cases(chosen, quick=LAYOUTS, without='-'):
 
 
 class PerMolecule(GraphConvPredictor):
+    """Sums what a model gives for each node, and leaves alone what it gives for each molecule."""
+
     def __call__(self, atoms, adj, *columns):
         y = self.graph_conv(atoms, adj, *columns)
         if getattr(self.graph_conv, 'node_embedding', False):
@@ -70,6 +72,7 @@ class PerMolecule(GraphConvPredictor):
 
 
 def make(case, dropout_ratio=0.0):
+    """Return a predictor; `dropout_ratio`: of all links that have one."""
     numpy.random.seed(0)
     # A copy: the swap happens in place, and readouts among the arguments belong to all tests.
     model = PerMolecule(chainer_bspmm.sparsify(copy.deepcopy(case.make())), MLP(3, hidden_dim=8))
@@ -90,6 +93,7 @@ def converter_for(case, layout):
 
 
 def check_training(device, monkeypatch, case, layout, examples, bound=1e-5, wrap=None):
+    """Train captured and with a StandardUpdater; compare."""
     wrap = wrap or functools.partial(Regressor, lossfun=functions.mean_squared_error)
     trained = []
     for kind in (StandardUpdater, GraphUpdater):

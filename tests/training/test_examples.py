@@ -13,7 +13,7 @@ from chainer.iterators import MultithreadIterator, SerialIterator
 from chainer_chemistry.datasets import NumpyTupleDataset
 
 from chainer_bspmm.dataset import sparse_form, to_sparse
-from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.dataset.selection import Selection
 from chainer_bspmm.training.iterators import Examples
 from chainer_bspmm.training.batches import molecules_of
 from tests.support.data_sets import assert_same_batch
@@ -31,6 +31,7 @@ def locked():
 
 
 def examples(kind='relations', n_relations=4, dtype='f'):
+    """A list of (atoms, adjacency, label)."""
     rng = numpy.random.RandomState(1)
     made = molecules(SIZES, kind, n_relations)
     return [(atoms, adj.astype(dtype), rng.uniform(size=2).astype('f')) for atoms, adj, *_ in made]
@@ -43,6 +44,7 @@ def column(values):
 
 
 def tuples(actual=None):
+    """Chainer Chemistry's data set, as its parsers make it."""
     atoms, adj, labels = zip(*(actual or examples()))
     return NumpyTupleDataset(column(atoms), column(adj), numpy.array(labels))
 
@@ -136,18 +138,28 @@ def test_what_is_not_kept(name, tmp_path, locked):
         dataset[0][0].flags.writeable  # NOQA: B018
 
 
-def test_iterators_and_converters_that_are_not_ours(locked):
-    dataset = tuples()
-    own = type('It', (SerialIterator,), {})(dataset, 3)
-    for iterator in (MultithreadIterator(dataset, 3), own):
-        assert type(Examples().next(iterator, CONVERTER)) is list
-        iterator.finalize()
-    for converter in (CSRConverter(n_node_columns=1), lambda batch, device=None: batch):
-        assert type(Examples().next(SerialIterator(dataset, 3), converter)) is list
+@pytest.mark.parametrize('kind', [MultithreadIterator, type('It', (SerialIterator,), {})])
+def test_iterators_that_are_not_known(locked, kind):
+    iterator = kind(tuples(), 3)
+    assert type(Examples().next(iterator, CONVERTER)) is list
+    iterator.finalize()
     assert not locked()
-    for n, suits in ((0, True), (1, False)):
-        converter = CSRConverter(n_node_columns=n)
-        assert sparse_form.suits(converter, to_sparse(dataset).molecules) == suits
+
+
+@pytest.mark.parametrize(
+    'converter',
+    [CSRConverter(n_node_columns=1), lambda batch, device=None: batch],
+    ids=['of node columns', "a user's"],
+)
+def test_converters_that_need_dense_examples(locked, converter):
+    assert type(Examples().next(SerialIterator(tuples(), 3), converter)) is list
+    assert not locked()
+
+
+@pytest.mark.parametrize('n_node_columns, suits', [(0, True), (1, False)])
+def test_a_sparse_form_has_no_node_columns(n_node_columns, suits):
+    converter = CSRConverter(n_node_columns=n_node_columns)
+    assert sparse_form.suits(converter, to_sparse(tuples()).molecules) == suits
 
 
 def test_padding_that_may_be_atoms(locked):
@@ -381,6 +393,7 @@ def test_what_nobody_closes_ends_with_its_owner(locked):
 @pytest.mark.parametrize('layout', ['folded', 'padded', 'packed', 9])
 @pytest.mark.parametrize('last', [(6, True), (0, False), (0, True)], ids=str)
 def test_a_form_that_suits_a_converter(layout, strip_padding, last):
+    """It makes the batches of the dense examples."""
     atom, is_bonded = last  # of each molecule: an atom, padding, or a bonded atom of id 0
     dense = examples(n_relations=1)
     for atoms, adj, _ in dense:

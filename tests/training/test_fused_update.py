@@ -1,6 +1,5 @@
 """FusedUpdate: what it refuses, its numbers on the host, its launches against Chainer's updates."""
 
-import re
 import sys
 
 import numpy
@@ -60,22 +59,34 @@ def test_supported(make, dtype, add_hooks):
     link.p002.update_rule.enabled = False
     assert why_unsupported(optimizer) is None
     FusedUpdate(optimizer)
-    assert 'setup' in why_unsupported(make())
+    assert why_unsupported(make()) == 'the optimizer was not set up: call its method setup'
+
+
+OTHER_CLASS = 'the optimizer is %s, expected one of AMSGrad, Adam, AdamW, MomentumSGD, RMSprop, SGD'
 
 
 @pytest.mark.parametrize(
-    'make, culprit',
+    'make, reason',
     [
-        (type('OwnAdam', (optimizers.Adam,), {}), 'OwnAdam'),
-        (optimizers.AdaBound, 'AdaBound'),
-        (optimizers.AdaGrad, 'AdaGrad'),
-        (lambda: optimizers.Adam(adabound=True), "'/p000' is updated by Adam with adabound=True"),
-        (lambda: optimizers.Adam(eps=1e-60), "'/p000' is float32, for which eps=1e-60"),
-        (lambda: optimizers.RMSprop(eps=0), "'/p000' is float32, for which eps=0"),
+        (type('OwnAdam', (optimizers.Adam,), {}), OTHER_CLASS % (__name__ + '.OwnAdam')),
+        (optimizers.AdaBound, OTHER_CLASS % 'chainer.optimizers.adam.AdaBound'),
+        (optimizers.AdaGrad, OTHER_CLASS % 'chainer.optimizers.ada_grad.AdaGrad'),
+        (
+            lambda: optimizers.Adam(adabound=True),
+            "parameter '/p000' is updated by Adam with adabound=True",
+        ),
+        (
+            lambda: optimizers.Adam(eps=1e-60),
+            "parameter '/p000' is float32, for which eps=1e-60 of Adam is too small",
+        ),
+        (
+            lambda: optimizers.RMSprop(eps=0),
+            "parameter '/p000' is float32, for which eps=0 of RMSprop is too small",
+        ),
     ],
 )
-def test_optimizers_that_are_refused(make, culprit):
-    assert culprit in why_unsupported(optimizer_of(make))
+def test_optimizers_that_are_refused(make, reason):
+    assert why_unsupported(optimizer_of(make)) == reason
 
 
 def put(name, value):
@@ -96,31 +107,63 @@ def with_hook_of_a_rule(timing):
     return lambda optimizer: optimizer.target.p002.update_rule.add_hook(decay, timing=timing)
 
 
+def with_hooks(n):
+    def add(optimizer):
+        for i in range(n):
+            optimizer.add_hook(hooks.Lasso(0.1), str(i))
+
+    return add
+
+
 @pytest.mark.parametrize(
-    'change, culprit',
+    'change, reason',
     [
-        (lambda optimizer: optimizer.loss_scaling(), 'scales the loss'),
-        (lambda optimizer: optimizer.set_loss_scale(8), 'scales the loss'),
-        (with_hook(hooks.GradientNoise(0.1)), "'GradientNoise' of the opt"),
-        (with_hook(hooks.WeightDecay(0.1), 'post'), 'after the upd'),
-        (with_hook(hooks.GradientHardClipping(None, 1)), 'has None where'),
-        *(
-            (with_hook_of_a_rule(timing), "'/p002' has hook 'WeightDecay' on its update rule")
-            for timing in ('auto', 'post')
+        (lambda optimizer: optimizer.loss_scaling(), 'the optimizer scales the loss'),
+        (lambda optimizer: optimizer.set_loss_scale(8), 'the optimizer scales the loss'),
+        (
+            with_hook(hooks.GradientNoise(0.1)),
+            "hook 'GradientNoise' of the optimizer is "
+            'chainer.optimizer_hooks.gradient_noise.GradientNoise, expected one of '
+            'GradientClipping, GradientHardClipping, Lasso, WeightDecay',
         ),
-        (lambda optimizer: optimizer.use_fp32_update(), 'use_fp32_update'),
-        (put('update_rule', RULE), "'/p002' is updated by .*SGDRule, expected AdamRule"),
-        (put('array', numpy.zeros((3, 5), 'e')), "'/p002' is float16"),
-        (with_shared, "'/q' is also '/p002'"),
-        (put('array', numpy.zeros((5, 3), 'f').T), "'/p002' is not C-contiguous"),
-        (lambda of: [of.add_hook(hooks.Lasso(0.1), str(i)) for i in range(17)], '17 hooks'),
-        (put('_loss_scale', 2), "'/p002' has a scaled gradient"),
+        (
+            with_hook(hooks.WeightDecay(0.1), 'post'),
+            "hook 'WeightDecay' of the optimizer runs after the update",
+        ),
+        (
+            with_hook(hooks.GradientHardClipping(None, 1)),
+            "hook 'GradientHardClipping' of the optimizer has None where a number is expected",
+        ),
+        (
+            with_hook_of_a_rule('auto'),
+            "parameter '/p002' has hook 'WeightDecay' on its update rule",
+        ),
+        (
+            with_hook_of_a_rule('post'),
+            "parameter '/p002' has hook 'WeightDecay' on its update rule",
+        ),
+        (
+            lambda optimizer: optimizer.use_fp32_update(),
+            "parameter '/p000' is updated in float32 (use_fp32_update)",
+        ),
+        (
+            put('update_rule', RULE),
+            "parameter '/p002' is updated by chainer.optimizers.sgd.SGDRule, expected AdamRule",
+        ),
+        (
+            put('array', numpy.zeros((3, 5), 'e')),
+            "parameter '/p002' is float16, expected float32 or float64",
+        ),
+        (with_shared, "parameter '/q' is also '/p002': it would be updated twice in a step"),
+        (put('array', numpy.zeros((5, 3), 'f').T), "parameter '/p002' is not C-contiguous"),
+        (with_hooks(17), 'the optimizer has 17 hooks, expected at most 16'),
+        (put('_loss_scale', 2), "parameter '/p002' has a scaled gradient"),
     ],
 )
-def test_what_is_refused(change, culprit):
+def test_what_is_refused(change, reason):
     optimizer = optimizer_of()
     change(optimizer)
-    assert re.search(culprit, why_unsupported(optimizer))
+    assert why_unsupported(optimizer) == reason
 
 
 @pytest.mark.parametrize('make', OPTIMIZERS.values(), ids=OPTIMIZERS)
@@ -283,6 +326,7 @@ def two_optimizers(make, dtype, shapes=SHAPES, add_hooks=()):
 
 
 def assert_same_steps(ours, theirs, n_steps):
+    """Update by launches and by Chainer, and compare after each step."""
     update = FusedUpdate(ours)
     update.prepare()
     for step in range(n_steps):

@@ -164,6 +164,6 @@ def test_sums_of_a_step(launches, noted, is_read):
         found.append(parameters(updater)['/W'])
     assert relative_error(*found) < 1e-5
     (program,) = programs
-    assert program._defers_sums != is_read
+    assert program.work._defers_sums != is_read
     if not is_read:
         assert launches and set(launches) == {1}  # the uses of W are summed together

@@ -1,5 +1,6 @@
 """`GraphUpdater` against StandardUpdater, and against its own steps run eagerly."""
 
+import re
 import threading
 
 import numpy
@@ -257,7 +258,8 @@ def test_an_eager_step_between_captured_ones_waits_too(device, graphs, noted):
     updater = make_updater(GraphUpdater, device, small_model(), molecules(BATCH))
     run(updater, 2)
     calls = noted(capturer, 'join')
-    with pytest.warns(UserWarning, match='hook'), chainer.function_hooks.TimerHook():
+    message = '^GraphUpdater trains eagerly: the hook TimerHook has to see every call$'
+    with pytest.warns(UserWarning, match=message), chainer.function_hooks.TimerHook():
         run(updater, 1)
     assert len(calls) == 1
 
@@ -277,7 +279,11 @@ def test_a_parameter_made_late_that_a_fused_update_refuses(monkeypatch):
         for param in model.predictor.params(False):
             param.array = param.array.astype('f')
         updater = make_updater(GraphUpdater, HOST, model, same_molecules())
-        with pytest.warns(UserWarning, match='updates eagerly.*float16'):
+        message = (
+            "^GraphUpdater updates eagerly after each replay: parameter '/late/b' is float16, "
+            'expected float32 or float64$'
+        )
+        with pytest.warns(UserWarning, match=message):
             run(updater, 1)
         run(updater, 3)
 
@@ -297,14 +303,19 @@ def test_arguments_by_position():
 
 
 @pytest.mark.parametrize(
-    'argument, value, error',
+    'argument, value, error, expected',
     [
-        *(('on_difference', 'ignore', ValueError), ('check_every', 0, ValueError)),
-        *(('check_every', 2.5, TypeError), ('seed', -1, ValueError), ('seed', 2**63, ValueError)),
-        *(('seed', seed, TypeError) for seed in (1.5, '7', True)),
+        ('on_difference', 'ignore', ValueError, "one of 'warn', 'raise', got 'ignore'"),
+        ('check_every', 0, ValueError, 'at least 1, got 0'),
+        ('check_every', 2.5, TypeError, 'an int, got 2.5'),
+        ('seed', -1, ValueError, 'at least 0 and below 2**63, got -1'),
+        ('seed', 2**63, ValueError, 'at least 0 and below 2**63, got 9223372036854775808'),
+        ('seed', 1.5, TypeError, 'an integer or None, got 1.5'),
+        ('seed', '7', TypeError, "an integer or None, got '7'"),
+        ('seed', True, TypeError, 'an integer or None, got True'),
     ],
 )
-def test_arguments(argument, value, error):
-    given = {argument: value}
-    with pytest.raises(error, match=argument + ': expected'):
-        make_updater(GraphUpdater, HOST, small_model(), same_molecules(), **given)
+def test_wrong_arguments(argument, value, error, expected):
+    message = '%s: expected %s' % (argument, expected)
+    with pytest.raises(error, match='^%s$' % re.escape(message)):
+        make_updater(GraphUpdater, HOST, small_model(), same_molecules(), **{argument: value})

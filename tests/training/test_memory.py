@@ -28,6 +28,7 @@ N_STEPS = 12
 
 
 def make(name='RSGCN', device='@cupy:0', on_device=False):
+    """Return an updater whose model has all its parameters; its batches come in a fixed order."""
     examples = molecules(40, RELATIONS.get(name, 1))
     model = make_model(name)
     with chainer.using_config('train', False), chainer.no_backprop_mode():
@@ -44,6 +45,7 @@ def step(updater, n_steps=N_STEPS):
 
 
 def trained(*args):
+    """Return the parameters after a training that nothing else disturbs."""
     updater = make(*args)
     step(updater)
     return checked_parameters(updater)
@@ -66,7 +68,7 @@ def test_memory_is_given_back(on_device):
     before = used()
     updater = make(on_device=on_device)
     step(updater)
-    pool = updater._driver.capturer._pool
+    pool = updater._driver.session.capturer._pool
     assert updater.graph_nbytes == pool.total_bytes()
     assert checked_parameters(updater) and pool.used_bytes() > 0
     assert used() > before
@@ -179,11 +181,15 @@ def test_an_interrupt_during_capture(device, graphs):
 def test_memory_goes_when_steps_turn_eager(device, graphs):
     updater = make_updater(GraphUpdater, device)
     run(updater, 3)
-    capturer = weakref.ref(updater._driver.capturer)
+    capturer = weakref.ref(updater._driver.session.capturer)
     if graphs:
         graphs.clear()
     updater.converter = of_variables
-    with pytest.warns(UserWarning, match='expected arrays on the host'):
+    message = (
+        '^GraphUpdater trains eagerly: converter: expected arrays on the host where device is '
+        'None, got Variable$'
+    )
+    with pytest.warns(UserWarning, match=message):
         run(updater, 1)
     gc.collect()
     assert updater.graph_nbytes == 0 and capturer() is None

@@ -9,17 +9,23 @@ from chainer_bspmm.training import peer_memory
 
 SIZE = 100
 DTYPE = numpy.dtype('f')
-CHUNKS = (('f', 2), ('d', 1))
+CHUNKS = ('f', 2), ('d', 1)
 VECTORS = [(1, DTYPE), (70, numpy.dtype('d'))]
 FAILS = 'get', 0, 2, 'prepare', 'another, get', 'another, open', 'one GPU', 'vectors'
-OWN, OTHERS = 4096, {0: 10**6, 2: 2 * 10**6}  # addresses
+OWN = 4096  # addresses
+OTHERS = {0: 10**6, 2: 2 * 10**6}
 
 
 class Runtime:
+    """CUDA's runtime, as rank 1 of 3 sees it."""
+
     CUDARuntimeError = type('CUDARuntimeError', (RuntimeError,), {})
 
     def __init__(self):
-        self.fails, self.opened, self.closed, self.events = None, [], [], []
+        self.fails = None
+        self.opened = []
+        self.closed = []
+        self.events = []
 
     def memset(self, address, value, n_bytes):
         assert address == OWN and value == 0
@@ -70,6 +76,7 @@ def runtime(monkeypatch):
 
 
 def communicator(runtime, handle=True, is_done=True, size=3, intra_size=3, gpu=2, vectors=None):
+    """Return the communicator of rank 1; the other ranks tell it these values."""
     told = []
 
     def allgather(mine):
@@ -83,7 +90,7 @@ def communicator(runtime, handle=True, is_done=True, size=3, intra_size=3, gpu=2
     comm = types.SimpleNamespace(rank=1, size=size, intra_size=intra_size, told=told)
 
     def barrier():
-        return runtime.events.append('barrier')
+        runtime.events.append('barrier')
 
     comm.mpi_comm = types.SimpleNamespace(allgather=allgather, Barrier=barrier)
     return comm

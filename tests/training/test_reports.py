@@ -11,12 +11,15 @@ ROW = 2 * reports.WIDTH  # bytes of a row of two numbers
 
 
 class Table:
+    """Stand-in for an array on a GPU."""
+
     def __init__(self, address):
         self.data = types.SimpleNamespace(ptr=address, mem=object())
 
 
 @pytest.fixture
 def given(monkeypatch):
+    """The `Reports` of a step that reports two numbers, the current stream, the tables made."""
     stream = types.SimpleNamespace(ptr=1)
     tables = []
 

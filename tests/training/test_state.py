@@ -8,7 +8,7 @@ import chainer
 from chainer import optimizers
 
 
-def test_states_of_an_optimizer_are_compared_and_put_back():
+def test_states_of_an_optimizer_that_changed_are_put_back():
     link = chainer.Link()
     with link.init_scope():
         link.w = chainer.Parameter(numpy.ones(3, 'f'))
@@ -96,7 +96,7 @@ class Owner(chainer.Link):
 def test_nothing_is_left_of_a_dropped_capture():
     owner = Owner()
     before = dict(vars(owner))
-    with pytest.raises(RuntimeError, match='a parameter would be made'):
+    with pytest.raises(RuntimeError, match='^a parameter would be made in a capture$'):
         with state.untouched([owner], list(owner.params())):
             owner.number, owner.calls = 2, owner.calls
             owner.calls.append(2)

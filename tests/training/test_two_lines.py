@@ -35,6 +35,7 @@ def adopting(monkeypatch):
 
 
 def script(device, kind=StandardUpdater, examples=EXAMPLES, converter=None, model=None, by=None):
+    """Return the updater of a script, as it is made there."""
     model = model or make_model(seed=0)
     optimizer = (by or optimizers.Adam()).setup(model)
     numpy.random.seed(3)
@@ -54,7 +55,7 @@ def test_a_standard_updater_trains_captured(device, graphs, no_causes):
         assert type(updater) is GraphUpdater
         run(updater, 30)
         actual.append(parameters(updater))
-        assert updater._driver.capturer is not None
+        assert updater._driver.session is not None
         if graphs is not None:
             assert graphs[-1].n_launches > 20
         updater.finalize()
@@ -91,7 +92,7 @@ def test_dense_validation_sets_are_kept_from_the_first_on(device, graphs, no_cau
     seen = []
 
     def note(_):
-        return seen.append(evaluator._evaluation.examples._form is not None)
+        seen.append(evaluator._evaluation.examples._form is not None)
 
     trainer.extend(note, trigger=(2, 'iteration'))
     trainer.run()
@@ -104,20 +105,29 @@ def evaluator_of(updater, dataset, device):
     return extensions.Evaluator(iterator, model, converter=converter, device=device)
 
 
-def test_several_ranks_and_several_optimizers_stay():
-    of_ranks = optimizers.Adam().setup(make_model())
-    of_ranks.communicator = 'of ChainerMN'
-    for given in (of_ranks, {'generator': optimizers.Adam().setup(make_model())}):
-        iterator = SerialIterator(EXAMPLES, BATCH)
-        converter = chainer_bspmm.concat_mols
-        updater = StandardUpdater(iterator, given, converter=converter)
-        assert type(updater) is StandardUpdater
+def of_ranks(optimizer):
+    optimizer.communicator = 'of ChainerMN'
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    'given',
+    [of_ranks, lambda optimizer: {'generator': optimizer}],
+    ids=['several ranks', 'named optimizers'],
+)
+def test_updaters_that_stay_eager(given):
+    updater = StandardUpdater(
+        SerialIterator(EXAMPLES, BATCH),
+        given(optimizers.Adam().setup(make_model())),
+        converter=chainer_bspmm.concat_mols,
+    )
+    assert type(updater) is StandardUpdater
 
 
 @pytest.mark.parametrize(
     'first, second', [('@numpy', '@numpy'), pytest.param('@cupy:0', '@cupy:1', marks=TWO_GPUS)]
 )
-def test_a_parallel_updater_stays_and_trains(first, second):
+def test_a_parallel_updater_trains_as_it_is(first, second):
     model = make_model()
     converter = chainer_bspmm.concat_mols
     model(*converter(EXAMPLES[:2]))  # makes all parameters
@@ -152,19 +162,30 @@ def test_without_a_gpu_it_trains_as_before(tmp_path):
     assert_same_bits(*actual)
 
 
-@pytest.mark.parametrize('copied', [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_updaters_and_evaluators_are_copied(device, graphs, copied, tmp_path):
+of_both_kinds_of_copies = pytest.mark.parametrize(
+    'copied', [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))]
+)
+
+
+@of_both_kinds_of_copies
+def test_a_copy_of_an_updater_trains_by_itself(device, graphs, copied):
+    updater = script(device, model=make_model('GIN'))
+    run(updater, 20)
+    other = copied(updater)
+    assert type(other) is GraphUpdater and other.seed == updater.seed
+    run(other, 3)
+    name, value = next(iter(parameters(updater).items()))
+    assert (parameters(other)[name] != value).any()
+
+
+@of_both_kinds_of_copies
+def test_a_copy_of_an_evaluator_is_chainers(device, graphs, copied, tmp_path):
     updater = script(device, model=make_model('GIN'))
     trainer = training.Trainer(updater, (20, 'iteration'), out=str(tmp_path))
     evaluator = evaluator_of(updater, EXAMPLES, device)
     trainer.extend(evaluator, trigger=(5, 'iteration'))
     trainer.run()
-    other = copied(updater)
-    assert type(other) is GraphUpdater and other.seed == updater.seed
-    run(other, 3)
     assert type(copied(evaluator)) is extensions.Evaluator
-    name, value = next(iter(parameters(updater).items()))
-    assert (parameters(other)[name] != value).any()
 
 
 def test_an_optimizer_that_is_replaced(device, graphs, no_causes):
@@ -215,6 +236,7 @@ def test_loops_that_somebody_else_replaced_are_used(monkeypatch):
 
 
 def trained(device, folder, n_steps, resume=None, captured=True):
+    """Train with upstream's extensions, as a Trainer by hand; return the updater."""
     with chainer.using_config('bspmm_capture', captured):
         updater = script(device)
     trainer = training.Trainer(updater, (n_steps, 'iteration'), out=str(folder))
@@ -323,22 +345,34 @@ def test_predictions_read_a_data_set_of_a_user_once(device, prediction_graphs, n
     assert_close(actual, predictions(model))
 
 
-def test_forward_with_positional_arguments_and_of_several_outputs(device, prediction_graphs):
+@pytest.fixture
+def predicting():
+    with chainer.using_config('train', False), chainer.no_backprop_mode():
+        yield
+
+
+def test_forward_with_positional_arguments(device, prediction_graphs, predicting):
+    model = on(device)
+    given = DATA, model.predictor, 3, chainer_bspmm.concat_mols, False
+    with chainer.using_config('bspmm_capture', False):
+        expected = model._forward(*given)
+    assert_close(model._forward(*given), expected)
+    assert_close(model._forward(*given[:3], converter=chainer_bspmm.concat_mols), expected)
+
+
+def test_forward_of_several_outputs(device, prediction_graphs, predicting):
     model = on(device)
 
     def both(*inputs):
         y = model.predictor(*inputs)
         return y, F.exp(y)
 
-    with chainer.using_config('train', False), chainer.no_backprop_mode():
-        given = DATA, model.predictor, 3, chainer_bspmm.concat_mols
-        with chainer.using_config('bspmm_capture', False):
-            expected = model._forward(*given, False)
-        assert_close(model._forward(*given, False), expected)
-        assert_close(model._forward(*given[:3], converter=given[3]), expected)
-        first, second = model._forward(DATA, both, *given[2:])
+    converter = chainer_bspmm.concat_mols
+    first, second = model._forward(DATA, both, 3, converter)
+    with chainer.using_config('bspmm_capture', False):
+        expected = model._forward(DATA, model.predictor, 3, converter)
     assert_close(first, expected)
-    assert_close(numpy.exp(first), second)
+    assert_close(second, numpy.exp(first))
 
 
 class Loss(chainer.Chain):
@@ -359,6 +393,7 @@ of_rows, of_molecules = (lambda atoms, t: len(atoms)), (lambda atoms, t: len(t))
 
 
 def checked(device, model, kind=StandardUpdater, examples=EXAMPLES):
+    """Return the warnings of the first steps that name the swap."""
     updater = script(device, kind, examples, model=model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import re
 import types
 import warnings
 import weakref
@@ -51,6 +52,8 @@ def names_a_global(*args):
 
 
 class Loss:
+    """A loss with a weight, in the ways in which it can be written."""
+
     def __init__(self, model):
         self.model = model
         self.weight = 1.0
@@ -63,6 +66,8 @@ class Loss:
 
 
 class Named(chainer.Chain):
+    """A chain whose forward names a global."""
+
     def __init__(self):
         super().__init__()
         with self.init_scope():
@@ -82,6 +87,8 @@ def rule_of(model):
 
 
 def put(path, value):
+    """A change of a model: an attribute gets what `value` makes of the one before."""
+
     def change(model, optimizer):
         *parts, name = path.split('.')
         owner = functools.reduce(getattr, parts, model)
@@ -124,6 +131,7 @@ CHANGES: dict[str, Callable] = {
 
 @pytest.fixture
 def configured():
+    """Take back what is set in the configuration."""
     yield
     vars(chainer.global_config).pop('guarded', None)
 
@@ -133,6 +141,7 @@ def changing_model():
 
 
 def guarded():
+    """Return a model, its optimizer, and guards of both."""
     model = changing_model()
     optimizer = optimizers.MomentumSGD().setup(model)
     for param in model.params(include_uninit=False):
@@ -153,7 +162,7 @@ def test_a_training_with_every_change(device, graphs, no_causes, configured):
     def change(updater):
         number, step = divmod(updater.iteration, 3)
         if isinstance(updater, GraphUpdater) and not step:
-            keys.append(updater._driver.guards.key())
+            keys.append(updater._driver.session.guards.key())
             assert updater._driver.programs and is_captured(updater), [*CHANGES][number - 2]
         if not step and number <= len(changes):
             optimizer = updater.get_optimizer('main')
@@ -179,23 +188,27 @@ def test_what_changes_back_is_the_same():
         assert guards.key() == before
 
 
-def test_states_and_hyperparameters_in_a_new_object():
-    """Their arrays are watched, not those of the dict that was there when the guards were made.
-
-    Numbers may change at every step, so the key is equal; but the update looks again.
-    """
-    model, optimizer, guards = guarded()
+def test_states_in_a_new_dict():
+    """Its arrays are watched, not those of the dict that was there when the guards were made."""
+    model, _, guards = guarded()
     before = guards.key()
     rule = rule_of(model)
     rule._state = dict(rule._state)
     assert guards.key() is before
+    rule._state['v'] = rule._state['v'].copy()
+    assert guards.key() != before
+
+
+def test_hyperparameters_in_a_new_object():
+    """Numbers may change at every step, so the key is equal; but the update looks again."""
+    model, optimizer, guards = guarded()
+    before = guards.key()
+    rule = rule_of(model)
     rule.hyperparam = chainer.optimizer.Hyperparameter(optimizer.hyperparam)
     after = guards.key()
     assert after == before and after is not before
     rule.hyperparam.lr = 0.5
     assert guards.key() is after
-    rule._state['v'] = rule._state['v'].copy()
-    assert guards.key() != after
 
 
 def test_closures():
@@ -210,7 +223,10 @@ def test_closures():
     for function in (loss_func, functools.partial(loss_func, 1)):
         guards = Guards(chainer.Chain(), function)
         of_link = Guards(around, around)
-        assert [type(link).__name__ for link in guards.links[1:3]] == ['Regressor', 'Row']
+        assert [type(link).__name__ for link in list(guards.reach.links.values())[1:3]] == [
+            'Regressor',
+            'Row',
+        ]
         before = guards.key(), of_link.key()
         factor = factor + 1.0
         assert 'factor that loss_func reads' in guards.key().change(before[0])
@@ -234,6 +250,7 @@ def test_globals(monkeypatch, make):
 
 
 def test_links_around_a_function():
+    """However the function refers to them, their parameters are watched."""
     teacher = links.Linear(2, 2)
     holder = links.Linear(2, 2)
     holder.teacher = teacher
@@ -249,7 +266,7 @@ def test_links_around_a_function():
     for target, function in ((one, lambda x: teacher(x)), (other, Distilled()), (holder, holder)):
         guards = Guards(target, function)
         before = guards.key()
-        assert guards.links == [target, teacher]
+        assert list(guards.reach.links.values()) == [target, teacher]
         assert set(map(id, guards.other_params)) == {id(teacher.W), id(teacher.b)}
         teacher.W.array = teacher.W.array.copy()
         assert guards.key() != before
@@ -356,12 +373,13 @@ def annealed(kind, device, read, examples, **kwargs):
     def loss_func(*args):
         return model(*args) * (1.0 + 0.1 * weight())
 
-    options = {'loss_func': loss_func, **kwargs}
-    updater = make_updater(kind, device, model, examples, optimizers.SGD(0.01), **options)
+    kwargs.setdefault('loss_func', loss_func)
+    updater = make_updater(kind, device, model, examples, optimizers.SGD(0.01), **kwargs)
     return updater
 
 
 def train(updater, n_steps):
+    """Train with a rate that changes; return the texts of the warnings."""
     with eager_causes() as texts:
         for _ in range(n_steps):
             updater.get_optimizer('main').lr = 0.01 + 0.001 * updater.iteration
@@ -378,7 +396,7 @@ def test_a_weight_that_changes_with_every_step(device, graphs, name, is_fused):
         texts = train(updater, 8)
         results.append(parameters(updater))
     assert len(texts) == 1 and 'a replay of the captured step gave another' in texts[0]
-    assert updater._driver.capturer is None and updater.graph_nbytes == 0
+    assert updater._driver.session is None and updater.graph_nbytes == 0
     assert updater.iteration == updater.get_optimizer('main').t == 8
     assert_close_arrays(results[1], results[0])
 
@@ -454,7 +472,7 @@ def test_warnings_point_to_the_user_s_code(device, graphs):
     assert actual and all(w.filename == __file__ for w in actual)
 
 
-def test_a_step_that_is_not_deterministic_and_does_not_say_so(device, graphs):
+def test_a_step_that_is_not_deterministic_unnoticed(device, graphs):
     """Kernels that add with atomics."""
     n = 1 << 14
     rng = numpy.random.RandomState(0)
@@ -524,6 +542,7 @@ class Script:
         return make_updater(kind, device, model, self.examples(), self.optimizer(), **options)
 
     def train(self, kind, device):
+        """Return the updater, and the reported values."""
         updater = self.make(kind, device)
         reported = []
         with self.around():
@@ -622,6 +641,7 @@ EAGER_ON_A_GPU = {
 
 
 def halve(optimizer):
+    """A hook that replaces gradients, which are other arrays then."""
     for param in optimizer.target.params(False):
         param.grad = param.grad * numpy.float32(0.5)
 
@@ -642,7 +662,7 @@ def set_up_again(updater):
         optimizer.setup(optimizer.target)
     elif updater.iteration == 4 and isinstance(updater, GraphUpdater):
         rules = [param.update_rule for param in optimizer.target.params()]
-        assert updater._driver.guards.key().update == rules
+        assert updater._driver.session.guards.key().update == rules
 
 
 def another_loss(updater):
@@ -650,7 +670,7 @@ def another_loss(updater):
         model = updater.get_optimizer('main').target
         updater.loss_func = lambda *args: 2 * model(*args)
     elif updater.iteration > 3 and isinstance(updater, GraphUpdater):
-        assert updater._driver.function is updater.loss_func
+        assert updater._driver.session.function is updater.loss_func
 
 
 def noisy(batch, device):
@@ -689,6 +709,7 @@ PARAMS = [pytest.param(n, marks=pytest.mark.gpu) if n in EAGER_ON_A_GPU else n f
 
 @pytest.mark.parametrize('name', PARAMS)
 def test_unusual_scripts(device, graphs, name):
+    """One warning says why, however many steps; training continues as ever."""
     script = SCRIPTS[name]
     if name in EAGER_ON_A_GPU and device.xp is numpy:
         pytest.skip('on a host nothing of it is noticed')
@@ -718,7 +739,11 @@ def test_reports_that_are_no_numbers(device, graphs, value):
     reporter = chainer.Reporter()
     reporter.add_observer('main', model)
     reporter.add_observer('row', model.predictor)
-    with pytest.warns(UserWarning, match='row/value is reported as a value on the host'):
+    message = (
+        '^GraphUpdater trains eagerly: row/value is reported as a value on the host, '
+        'which a replay would repeat$'
+    )
+    with pytest.warns(UserWarning, match=message):
         for _ in range(3):
             with reporter.scope({}):
                 updater.update()
@@ -729,16 +754,25 @@ def fails(*args):
 
 
 @pytest.mark.parametrize(
-    'loss_func, words, error, message',
+    'loss_func, error, cause, message',
     [
-        (fails, 'LookupError: mine', LookupError, 'mine'),
-        (lambda *args: None, 'trains eagerly', AttributeError, "no attribute 'backward'"),
+        (fails, LookupError, r'mine \(%s, line \d+, in fails\)' % re.escape(__file__), 'mine'),
+        (
+            lambda *args: None,
+            AttributeError,
+            r"'NoneType' object has no attribute '\w+' \(.*, line \d+, in \w+\)",
+            "'NoneType' object has no attribute 'backward'",
+        ),
     ],
 )
-def test_an_error_of_the_user_s(device, graphs, loss_func, words, error, message):
+def test_an_error_of_the_user_s(device, graphs, loss_func, error, cause, message):
     """It comes as from StandardUpdater, after the warning."""
     updater = make_updater(GraphUpdater, device, loss_func=loss_func)
-    with pytest.warns(UserWarning, match=words), pytest.raises(error, match=message):
+    warning = '^GraphUpdater trains eagerly: the step cannot be captured: %s: %s$'
+    with (
+        pytest.warns(UserWarning, match=warning % (error.__name__, cause)),
+        pytest.raises(error, match='^%s$' % message),
+    ):
         run(updater, 1)
     assert updater.iteration == updater.get_optimizer('main').t == 0
 
@@ -749,9 +783,13 @@ def test_no_cublas(device, graphs, monkeypatch):
 
     monkeypatch.setattr(gemm, 'Blas', fails)
     updater = make_updater(GraphUpdater, device)
-    with pytest.warns(UserWarning, match='trains eagerly: no cuBLAS handle .*proc/self/maps'):
+    message = (
+        'GraphUpdater trains eagerly: no cuBLAS handle could be made with the library that CuPy '
+        "has loaded: FileNotFoundError('/proc/self/maps')"
+    )
+    with pytest.warns(UserWarning, match='^%s$' % re.escape(message)):
         run(updater, 2)
-    assert updater._driver.capturer is None
+    assert updater._driver.session is None
 
 
 def test_parameters_elsewhere(monkeypatch):

@@ -6,11 +6,11 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda.gemm import dot
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.elementwise import concat, SIGMOID, sigmoid
 from chainer_bspmm.ops.gates.launches import gated_step_backward, gated_step_forward
 from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.segments import row_sum
+from chainer_bspmm.sparse import check
 
 ACTIVATIONS = (functions.identity, functions.tanh)
 
@@ -44,23 +44,33 @@ class GatedLinear(FusedNode):
         return y
 
     def _operands(self, inputs):
-        """Return what `gated_step_forward` takes: parts, no state, and the layers of the gates."""
-        x, other = (*inputs[: self._n_parts], None)[:2]
+        """Return the rows, no state, and the pairs of parameters for `gated_step_forward`."""
+        x = inputs[0]
+        other = inputs[1] if self._n_parts == 2 else None
         parameters = [array.astype(x.dtype, copy=False) for array in inputs[self._n_parts :]]
-        W_gate, W_value, b_gate, b_value = (*parameters, None, None)[:4]
+        W_gate, W_value, *biases = parameters
+        b_gate, b_value = biases or (None, None)
         return x, other, None, [(W_value, b_value), (W_gate, b_gate)]
 
     def _gradients(self, inputs, gy, indexes):
         first = self._n_parts
         if self._is_whole:
             dtypes = [inputs[i].dtype if i in indexes else None for i in range(first, len(inputs))]
-            W_gate, W_value, b_gate, b_value = (*dtypes, None, None)[:4]
+            W_gate, W_value, *biases = dtypes
+            b_gate, b_value = biases or (None, None)
             x, other, state, pairs = self._operands(inputs)
-            dtypes = [W_value, b_value, W_gate, b_gate]
             gx, g_other, _, (gW_value, gb_value, gW_gate, gb_gate) = gated_step_backward(
-                x, other, state, pairs, self._saved, gy, self._is_tanh, dtypes
+                x,
+                other,
+                state,
+                pairs,
+                self._saved,
+                gy,
+                is_tanh=self._is_tanh,
+                dtypes=[W_value, b_value, W_gate, b_gate],
             )
-            return [*[gx, g_other][:first], gW_gate, gW_value, gb_gate, gb_value]
+            by_parts = [gx] if other is None else [gx, g_other]
+            return [*by_parts, gW_gate, gW_value, gb_gate, gb_value]
         x, W, gate, value = self._saved
         n = gy.shape[1]
         g = _gated_gradient(gy, gate, value, self._is_tanh)
@@ -154,13 +164,11 @@ def gated_linear(parts, gate, value, activation=functions.identity):
         raise ValueError('gate, value: expected a bias in both or in none')
     n_out = len(gate[0])
     n_in = sum([part.shape[1] for part in parts])
-    matrix = (n_out, n_in)
-    bias = (n_out,)
     expected = {
-        'gate[0]': (gate[0], matrix),
-        'gate[1]': (gate[1], bias),
-        'value[0]': (value[0], matrix),
-        'value[1]': (value[1], bias),
+        'gate[0]': (gate[0], (n_out, n_in)),
+        'gate[1]': (gate[1], (n_out,)),
+        'value[0]': (value[0], (n_out, n_in)),
+        'value[1]': (value[1], (n_out,)),
     }
     check.shapes('parts of %d columns in all' % n_in, expected)
     inputs = [*parts, gate[0], value[0]]

@@ -9,11 +9,11 @@ from chainer.backends import cuda
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda.gemm import dot
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.elementwise import concat, SIGMOID, sigmoid, split
 from chainer_bspmm.ops.gates.launches import gated_step_backward, gated_step_forward
 from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
 from chainer_bspmm.ops.segments import row_sum
+from chainer_bspmm.sparse import check
 
 
 class GRUStep(AccumulateInPlace, FusedNode):
@@ -44,19 +44,23 @@ class GRUStep(AccumulateInPlace, FusedNode):
             h, z, y = _first_step(sums, pairs[0][1], pairs[1][1])
             self._saved = both, W, h, z
             return y
+        U_h = pairs[3][0]
         U = concat([U for U, _ in pairs[4:]])
-        biases = [b for _, b in pairs]
-        z, r, reset_state = _gates(
-            sums, dot(state, U.T), biases[1], biases[2], biases[4], biases[5], state
-        )
-        h, y = _candidate(sums, dot(reset_state, pairs[3][0].T), biases[0], biases[3], z, state)
-        self._saved = both, W, h, z, r, U, reset_state, pairs[3][0]
+        b_h, b_z, b_r, c_h, c_z, c_r = [b for _, b in pairs]
+        by_state = dot(state, U.T)
+        z, r, reset_state = _gates(sums, by_state, b_z, b_r, c_z, c_r, state)
+        h, y = _candidate(sums, dot(reset_state, U_h.T), b_h, c_h, z, state)
+        self._saved = both, W, h, z, r, U, reset_state, U_h
         return y
 
     def _split(self, inputs):
         """Return x, message, state or None, and the (W, b) pairs."""
         x, message, *rest = inputs
-        state = rest.pop(0) if self._state == 'given' else x if self._state == 'x' else None
+        state = None
+        if self._state == 'x':
+            state = x
+        elif self._state == 'given':
+            state = rest.pop(0)
         return x, message, state, list(zip(rest[::2], rest[1::2]))
 
     def _gradients(self, inputs, gy, indexes):
@@ -66,14 +70,15 @@ class GRUStep(AccumulateInPlace, FusedNode):
             x, message, state, pairs = self._split(arrays)
             dtypes = [inputs[i].dtype if i in indexes else None for i in range(first, len(inputs))]
             gx, g_message, g_state, parameters = gated_step_backward(
-                x, message, state, pairs, self._saved, gy, True, dtypes
+                x, message, state, pairs, self._saved, gy, is_tanh=True, dtypes=dtypes
             )
             return [gx, g_message, *([g_state] if first == 3 else []), *parameters]
         both, W, h, z = self._saved[:4]
         n = gy.shape[1]
         if self._state is None:
             g = _first_step_gradient(gy, h, z)
-            g_state, gU = None, []
+            g_state = None
+            gU = []
         else:
             r, U, reset_state, U_h = self._saved[4:]
             state = inputs[2 if self._state == 'given' else 0].astype(gy.dtype, copy=False)

@@ -1,5 +1,6 @@
 """Gates and steps of gated recurrent units on CuPy arrays: gated_step.cu and gated_weights.cu."""
 
+import collections
 import math
 
 import numpy
@@ -11,7 +12,7 @@ from chainer_bspmm.cuda.partial_sums import sum_partials
 from chainer_bspmm.cuda import plans
 
 # Rows of a block of gated_step, and threads that share the elements of a sum so that the block has
-# about 256. A block copies all weights, which takes about as long as what it does for 8 rows.
+# about 256. A block copies all weights, which takes about as long as its work for 8 rows.
 GATED_ROWS = ((8, 8), (12, 4), (16, 4), (20, 4), (24, 2), (28, 2), (32, 2))
 GATED_COPIES = 8
 # Elements of a sum whose weights are in shared memory, and how many such chunks there are. Where a
@@ -41,7 +42,7 @@ def gated_launch(
         columns = out // plans.QUAD
 
     def longest(pair):
-        """Return what the multiprocessor with most blocks has to do."""
+        """Return the cost of the multiprocessor that has most blocks, in rows."""
         return -(-n_rows // (pair[0] * device.n_sms)) * (pair[0] + GATED_COPIES)
 
     first = GATED_ROWS.index(min(GATED_ROWS, key=longest))
@@ -126,13 +127,19 @@ def gated_weights_launch(
     )
 
 
+# An array for each map: of the candidate, the update gate and the reset gate. None: it has none.
+Gates = collections.namedtuple('Gates', 'h z r', defaults=(None,))
+# Rows (n_rows, H) that the gradient needs; `reset` is r times the state. None without a state.
+Saved = collections.namedtuple('Saved', 'h z r reset', defaults=(None, None))
+
+
 def gated_step_forward(x, message, state, parameters, is_tanh):
     """Compute gated rows, or a step of a gated recurrent unit, in one launch.
 
     With ``v = [x; message]``: without a state ``y = sigmoid(W_z v + b_z) * h`` and ``h = W_h v +
     b_h``, or its tanh; with one, which may be x, as :func:`chainer_bspmm.functions.gru_step`.
     `parameters` are (W, b) of h and z, and with a state of r, then (U, c) of h, z and r; biases may
-    be None. Returns y (n_rows, H) and what :func:`gated_step_backward` needs; None on a CPU,
+    be None. Returns y (n_rows, H) and the `Saved` of :func:`gated_step_backward`; None on a CPU,
     without rows, and for widths whose weights do not fit in shared memory (about 128 and more).
     """
     if not launch.on_gpu(x):
@@ -144,18 +151,16 @@ def gated_step_forward(x, message, state, parameters, is_tanh):
     with launch.device_of(x):
         x, message, state, parameters = _contiguous(x, message, state, parameters)
         widths = _widths(x, message, parameters)
-        matrices, biases = _by_map(parameters)
+        W, U, b, c = _by_map(parameters)
         if not (len(x) and widths[0] and widths[2]):
             return None
-        plan = _planned(gated_launch, x, message, state, (*matrices, *biases), widths, False)
-        if not (plan and _planned(gated_launch, x, message, state, matrices, widths, True)):
+        rows = x, message, state
+        plan = _planned(gated_launch, *rows, (*W, *U, *b, *c), widths, is_gradient=False)
+        if not (plan and _planned(gated_launch, *rows, (*W, *U), widths, is_gradient=True)):
             return None
         y = cuda.cupy.empty((len(x), widths[2]), x.dtype)
-        # Of the candidate, the update gate, the reset gate, and that times the state.
-        saved = cuda.cupy.empty((2 if state is None else 4, *y.shape), x.dtype)
-        h, z, r, reset = (*saved, None, None)[:4]
-        arrays = x, message, state, *matrices, *biases, y, h, z, r, reset
-        launch.run('gated_step', x, plan, *arrays, TANH=is_tanh)
+        saved = Saved(*cuda.cupy.empty((2 if state is None else 4, *y.shape), x.dtype))
+        launch.run('gated_step', x, plan, *rows, *W, *U, *b, *c, y, *saved, TANH=is_tanh)
     return y, saved
 
 
@@ -169,39 +174,41 @@ def gated_step_backward(x, message, state, parameters, saved, gy, is_tanh, dtype
         x, message, state, parameters = _contiguous(x, message, state, parameters)
         gy = launch.contiguous(gy)
         widths = _widths(x, message, parameters)
-        matrices, _ = _by_map(parameters)
-        plan = _planned(gated_launch, x, message, state, (*matrices, gy), widths, True)
+        W, U, _, _ = _by_map(parameters)
+        plan = _planned(gated_launch, x, message, state, (*W, *U, gy), widths, is_gradient=True)
         n_maps = 2 + (state is not None)
         g = cuda.cupy.empty((n_maps, len(x), widths[2]), x.dtype)
         gx = cuda.cupy.empty(x.shape, x.dtype)
         gm = None if message is None else cuda.cupy.empty(message.shape, x.dtype)
         gs = None if state is None or state is x else cuda.cupy.empty(state.shape, x.dtype)
-        h, z, r, reset = (*saved, None, None)[:4]
-        launch.run(
-            'gated_step', x, plan, gy, state, h, z, r, *matrices, gx, gm, gs, g, TANH=is_tanh
-        )
+        gates = saved.h, saved.z, saved.r
+        launch.run('gated_step', x, plan, gy, state, *gates, *W, *U, gx, gm, gs, g, TANH=is_tanh)
         of_parameters = [None] * len(dtypes)
         if any(dtypes):
-            of_parameters = _weights(g, x, message, state, reset, widths, dtypes)
+            of_parameters = _weights(g, x, message, state, saved.reset, widths, dtypes)
     return gx, gm, gs, of_parameters
 
 
 def _weights(g, x, message, state, reset, widths, dtypes):
     """Return the gradients of the parameters that have a dtype, in the order W, b, W, b, ..."""
-    n_maps = len(g)
+    n_maps, _, n_out = g.shape
     has_state = state is not None
-    n_out = widths[2]
     plan = _planned(gated_weights_launch, x, message, state, (g, reset), widths)
-    W = (n_out, widths[0] + widths[1])
-    U = (n_out, n_out)
-    sizes = math.prod(W), has_state * math.prod(U), n_out
-    partials = cuda.cupy.empty((plan.grid[1], n_maps * sum(sizes)), launch.arithmetic(x.dtype))
+    # A row of partial sums has for every map its W, its U if there is a state, and its bias.
+    W = n_out, widths[0] + widths[1]
+    U = n_out, n_out if has_state else 0
+    first_U = math.prod(W)
+    first_bias = first_U + math.prod(U)
+    n_of_map = first_bias + n_out
+    partials = cuda.cupy.empty((plan.grid[1], n_maps * n_of_map), launch.arithmetic(x.dtype))
     launch.run('gated_weights', x, plan, g, x, message, state, reset, partials)
+    starts = range(0, n_maps * n_of_map, n_of_map)
     parts = []
-    for kind in range(1 + has_state):  # W, U
-        for start in range(0, partials.shape[1], sum(sizes)):
-            parts.append((start + kind * sizes[0], (W, U)[kind]))
-            parts.append((start + sizes[0] + sizes[1], (n_out,)))
+    for start in starts:
+        parts += [(start, W), (start + first_bias, (n_out,))]
+    if has_state:  # the two biases of a map have the same gradient
+        for start in starts:
+            parts += [(start + first_U, U), (start + first_bias, (n_out,))]
     needed = [i for i, dtype in enumerate(dtypes) if dtype is not None]
     sums = sum_partials(partials, [(*parts[i], dtypes[i]) for i in needed])
     gradients = [None] * len(dtypes)
@@ -227,19 +234,26 @@ def _widths(x, message, parameters):
 
 
 def _by_map(parameters):
-    """Return W and U of h, z and r, then their biases; None for what is not there."""
+    """Return the `Gates` W, U, b and c of the (W, b) and (U, c) of :func:`gated_step_forward`."""
     n_maps = 2 if len(parameters) == 2 else 3
-    missing = [(None, None)] * (3 - n_maps)
-    pairs = [*parameters[:n_maps], *missing, *parameters[n_maps:], *[(None, None)] * 3][:6]
-    return [W for W, _ in pairs], [b for _, b in pairs]
+    W, b = (Gates(*arrays) for arrays in zip(*parameters[:n_maps]))
+    if n_maps == 2:
+        U = c = Gates(None, None)
+    else:
+        U, c = (Gates(*arrays) for arrays in zip(*parameters[n_maps:]))
+    return W, U, b, c
 
 
-def _planned(plan, x, message, state, others, widths, *more):
+def _planned(plan, x, message, state, others, widths, **options):
     """Return a plan for arrays, which say how many elements the kernels can copy at once."""
     vector = launch.vector_width(math.gcd(*widths), x, message, state, *others)
-    itemsize = numpy.dtype(launch.arithmetic(x.dtype)).itemsize
-    is_same = x is state
-    device = kernels.device(x.data.device_id)
     return plan(
-        len(x), widths, state is not None, is_same, min(vector, plans.QUAD), itemsize, device, *more
+        len(x),
+        widths,
+        has_state=state is not None,
+        is_same=x is state,
+        vector=min(vector, plans.QUAD),
+        itemsize=numpy.dtype(launch.arithmetic(x.dtype)).itemsize,
+        device=kernels.device(x.data.device_id),
+        **options,
     )

@@ -9,18 +9,20 @@ from chainer_bspmm.ops.bspmm import matrix_on_host
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.segments import row_sum
 
-# What a layer multiplies by. matrix: (n_rows, n_sources), a column for each pair of relation and
-# node that has entries, in this order, and transpose; nodes: (n_sources,), the node of each; parts:
-# (relation, slice of its columns) for those relations that have any; spread: (n_nodes, n_sources),
-# 1 where a column is one of a node. A single relation has a column for every node: nodes and spread
-# are None.
+# The factors of a layer, derived from its graph. matrix: (n_rows, n_sources), a column for each
+# pair of relation and node that has entries, in this order, and transpose; nodes: (n_sources,), the
+# node of each; parts: (relation, slice of its columns) for those relations that have any; spread:
+# (n_nodes, n_sources), 1 where a column is one of a node. A single relation has a column for every
+# node: nodes and spread are None.
 _Sources = collections.namedtuple('_Sources', 'matrix transpose nodes parts spread')
 
 
 def graph_linear_on_host(adj, x, W, b=None, W_self=None, b_self=None, loop=False):
-    """Compute ``y = sum over r of A_r (x W_r^T + b_r) + x W_self^T + b_self``, (n_rows, n_out)."""
-    # Most nodes have entries in few relations: only pairs of relation and node that have any are
-    # mapped, which is a third of the arithmetic for molecules.
+    """Compute ``y = sum over r of A_r (x W_r^T + b_r) + x W_self^T + b_self``, (n_rows, n_out).
+
+    Most nodes have entries in few relations: only pairs of relation and node that have any are
+    mapped, which is a third of the arithmetic for molecules.
+    """
     sources = _sources(adj, compute_dtype(x))
     x, W, b, W_self, b_self = _cast(sources, x, W, b, W_self, b_self)
     mapped = _map(sources, _take(sources, x), _by_relation(adj, W).transpose(1, 2, 0))
@@ -95,7 +97,7 @@ def _map(sources, rows, matrices):
 
 
 def _degrees(adj, dtype, loop):
-    """Return (n_rows, R): the row sums of each relation, which is what constant features become."""
+    """Return (n_rows, R): the row sums of each relation, its product with a constant feature."""
 
     def make():
         n_entries = adj._n_true_entries()
@@ -119,10 +121,13 @@ def _make_sources(adj, dtype):
     if n_relations == 1:
         matrix = matrix_on_host(adj, None, dtype, False)
         transpose = matrix if adj.is_symmetric else matrix.T
-        return _Sources(matrix, transpose, None, [(0, slice(None))], None)
+        return _Sources(matrix, transpose, nodes=None, parts=[(0, slice(None))], spread=None)
+
     node, relation = numpy.divmod(adj.indices[:n_entries], numpy.int64(n_relations))
     values = numpy.ones(n_entries, dtype) if adj.data is None else adj.data[:n_entries]
     values = values.astype(dtype, copy=False)
+
+    # Columns that have entries are numbered in the order of relations and nodes.
     column = relation * n_nodes + node
     is_used = numpy.zeros(n_relations * n_nodes, bool)
     is_used[column] = True
@@ -131,6 +136,7 @@ def _make_sources(adj, dtype):
     number -= 1
     nodes = used % n_nodes
     starts = numpy.searchsorted(used, numpy.arange(n_relations + 1) * n_nodes).tolist()
+
     matrix = scipy.sparse.csr_matrix(
         (values, number[column], adj.indptr), shape=(adj.n_rows, len(nodes))
     )

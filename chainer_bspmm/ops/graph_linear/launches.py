@@ -1,7 +1,7 @@
 """A layer as one launch of a GPU, kernels/graph_linear.cu, and its gradient as another."""
 
-import collections
 import math
+from typing import NamedTuple
 
 import numpy
 
@@ -13,13 +13,20 @@ from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops.dropout import draw_arguments
 from chainer_bspmm.sparse.build import values_of
 
-# A layer as kernels/graph_linear.cu does it. n_relations 0: none; n_biases: rows of b_self;
-# activation: the name of one; loop, by_relation: as in the kernel's header.
-Layer = collections.namedtuple(
-    'Layer',
-    'width_in width_out n_relations has_self loop has_relation_bias n_biases by_relation '
-    'activation',
-)
+
+class Layer(NamedTuple):
+    """A layer as kernels/graph_linear.cu computes it."""
+
+    width_in: int
+    width_out: int
+    n_relations: int  # 0: it has no W
+    has_self: bool  # W_self
+    loop: bool  # each row is one more neighbour of itself
+    has_relation_bias: bool  # b
+    n_biases: int  # rows of b_self
+    by_relation: bool  # W is one matrix after the other, not with the relation as minor index
+    activation: str
+
 
 LAYER_THREADS = 256
 LAYER_ROWS = 16, 20, 24, 32  # of a tile: the fewest that give every multiprocessor at most one
@@ -34,7 +41,10 @@ SM_SHARED_BYTES = 228 << 10  # of a multiprocessor; a block takes another 1 KB
 
 @plans.kept
 def layer_launch(layer, n_rows, itemsize, quads, device, is_backward) -> plans.Launch | None:
-    """Plan a layer, or its gradient, as one launch; None where it does not fit."""
+    """Plan a layer, or its gradient, as one launch; None where it does not fit.
+
+    `quads`: whether rows of all arrays are aligned to four elements.
+    """
     produced = layer.width_in if is_backward else layer.width_out
     for slices in LAYER_SLICES:
         if slices == 1 or produced % (4 * slices) == 0:
@@ -79,7 +89,7 @@ def _layer_launch(
 
     fitting = {}  # rows -> splits
     for rows in LAYER_ROWS:
-        # Beside what is dynamic rows have patterns, and an order for each of the most warps.
+        # Beside dynamic memory rows have patterns, and an order for each of the most warps.
         limit = device.shared_bytes - rows * (4 + 2 * LAYER_THREADS // plans.WARP)
         splits = max(1, min(threads // (produced * rows // 4), gathered))
         while splits > 1 and shared_bytes(rows, splits) > limit:
@@ -124,10 +134,11 @@ def layer_of(
 ) -> Layer | None:
     """Return a layer of a graph convolution as a `Layer`, None if it is not one launch.
 
-    That is on a host, where the matrices do not fit into a GPU's shared memory, and where rows are
-    long, for which all rows of a tile would wait. `parameters` are those of
+    It is not on a host, if the matrices do not fit into a GPU's shared memory, or if rows are long:
+    all rows of a tile would wait for them. `parameters` are those of
     :func:`~chainer_bspmm.ops.graph_linear.node.graph_linear`; several b_self, one after the other,
-    are all added. `by_relation`: W is one matrix after the other. `loop`: as there.
+    are all added. `by_relation`: W is one matrix after the other. `loop`: as there. `longest`: no
+    row has more entries.
     """
     if longest > plans.LONG_ROW or not launch.on_gpu(x):
         return None
@@ -146,20 +157,28 @@ def layer_of(
     )
     device = kernels.device(x.data.device_id)
     for is_backward in (False, True):
-        if layer_launch(layer, 1, x.itemsize, False, device, is_backward) is None:
+        plan = layer_launch(
+            layer,
+            n_rows=1,
+            itemsize=x.itemsize,
+            quads=False,
+            device=device,
+            is_backward=is_backward,
+        )
+        if plan is None:
             return None
     return layer
 
 
 def layer_forward(layer, rows, x, parameters, dropout_ratio=0.0, draw=None, out=None):
-    """Compute the layer that :func:`layer_of` describes, in `out` if that is given.
+    """Compute a layer, of :func:`layer_of`; the result is written to `out` if that is given.
 
     `rows` are of `sparse.relations.relation_rows`, `draw` is of `ops.dropout.step_draw`.
     """
     with launch.device_of(x):
         x = launch.contiguous(x)
         y = cuda.cupy.empty((len(x), layer.width_out), x.dtype) if out is None else out
-        _layer(layer, rows, x, None, None, parameters, y, None, dropout_ratio, draw)
+        _layer(layer, rows, x, parameters, y, dropout_ratio=dropout_ratio, draw=draw)
     return y
 
 
@@ -186,8 +205,20 @@ def layer_backward(
     with launch.device_of(x):
         x, gy, more = (launch.contiguous(array) for array in (x, gy, more))
         gx = cuda.cupy.empty(x.shape, x.dtype) if has_features else None
-        partials = _layer(layer, rows, gy, y, x, parameters, gx, shapes, dropout_ratio, None, more)
-        parts, first = [], 0
+        partials = _layer(
+            layer,
+            rows,
+            gy,
+            parameters,
+            gx,
+            dropout_ratio=dropout_ratio,
+            y=y,
+            x=x,
+            shapes=shapes,
+            more=more,
+        )
+        parts = []
+        first = 0
         for name, shape in shapes.items():
             if not layer.by_relation:
                 parts.append((first, shape, x.dtype))
@@ -208,33 +239,67 @@ def layer_backward(
     return dict(zip(shapes, sums), x=gx)
 
 
-def _layer(layer, matrix, rows, y, x, parameters, result, shapes, dropout_ratio, draw, more=None):
-    """Launch kernels/graph_linear.cu; return a gradient's partial sums for `shapes`, or None."""
+def _layer(
+    layer,
+    matrix,
+    rows,
+    parameters,
+    result,
+    *,
+    dropout_ratio,
+    draw=None,
+    y=None,
+    x=None,
+    shapes=None,
+    more=None,
+):
+    """Launch kernels/graph_linear.cu; return a gradient's partial sums for `shapes`, or None.
+
+    `rows` are x, and `result` is y; for a gradient they are gy and gx, with the layer's y and x.
+    """
     if not len(rows):
         return None
-    names = ('W', 'W_self') if shapes else ('W', 'W_self', 'b', 'b_self')
-    operands = [launch.contiguous(parameters.get(name)) for name in names]
-    operands += [None] * (4 - len(names))
     is_backward = x is not None
-    weights, data, indptr, indices = 0, None, None, None
+    W, W_self = (launch.contiguous(parameters.get(name)) for name in ('W', 'W_self'))
+    b = b_self = None
+    if not is_backward:
+        b, b_self = (launch.contiguous(parameters.get(name)) for name in ('b', 'b_self'))
+    weights = 0
+    data = indptr = indices = None
     if layer.n_relations:
         weights, data, _ = values_of(matrix)
         indptr, indices = matrix.indptr, matrix.indices
-    bits = launch.address_bits(rows, y, x, *operands[:2], more, result)
+    bits = launch.address_bits(rows, y, x, W, W_self, more, result)
     quads = not (layer.width_in % 4 or layer.width_out % 4 or bits % (4 * rows.itemsize))
     device = kernels.device(rows.data.device_id)
-    plan = layer_launch(layer, len(rows), rows.itemsize, quads, device, is_backward)
+    plan = layer_launch(
+        layer,
+        len(rows),
+        itemsize=rows.itemsize,
+        quads=quads,
+        device=device,
+        is_backward=is_backward,
+    )
     partials = None
     if is_backward:
         n_columns = -(-sum(map(math.prod, shapes.values())) // 4) * 4
         partials = cuda.cupy.empty((plan.grid[0], n_columns), launch.arithmetic(rows.dtype))
     seed, stream, counter = draw or (0, 0, None)
-    arrays = indptr, indices, data, rows, y, x, *operands, more, result, partials, counter
+    graph = indptr, indices, data
+    layers = W, W_self, b, b_self
     launch.run(
         'graph_linear',
         rows,
         plan,
-        *arrays,
+        *graph,
+        rows,
+        y,
+        x,
+        *layers,
+        more,
+        result,
+        partials,
+        counter,
         numbers=draw_arguments(seed, stream, dropout_ratio, rows.dtype),
         WEIGHTED=weights,
         DROPOUT=dropout_ratio > 0,

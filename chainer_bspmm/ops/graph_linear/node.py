@@ -9,16 +9,16 @@ from chainer.types import NdArray
 
 from chainer_bspmm.cuda import step
 from chainer_bspmm.cuda.gemm import step_for
-from chainer_bspmm.ops import check
 from chainer_bspmm.ops.bspmm import bspmm
 from chainer_bspmm.ops.dropout import dropout, dropout_forward, dropout_relu, step_draw
 from chainer_bspmm.ops.elementwise import activate, activation_gradient, ACTIVATIONS, by_relation
 from chainer_bspmm.ops.graph_linear import products
 from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forward, layer_of
 from chainer_bspmm.ops.node import AccumulateInLaunch, FusedNode
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedCSR, check
+from chainer_bspmm.sparse.batched_csr import check_adjacency, check_relations
+from chainer_bspmm.sparse.check import FLOATS
 from chainer_bspmm.sparse.relations import relation_rows, transposed_rows
-from chainer_bspmm.sparse.validate import FLOATS
 
 
 class GraphLinear(AccumulateInLaunch, FusedNode):
@@ -74,12 +74,20 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
         if self._layer is not None:
             rows = None if self._adj is None else transposed_rows(self._adj)
             gradients = layer_backward(
-                self._layer, rows, x, self._y, gy, parameters, ratio, 'x' in needed, self._more
+                self._layer,
+                rows,
+                x,
+                self._y,
+                gy,
+                parameters=parameters,
+                dropout_ratio=ratio,
+                has_features='x' in needed,
+                more=self._more,
             )
         else:
             gy = activation_gradient(self._activation, self._y, gy, ratio)
             gradients = products.backward(
-                self._adj, x, parameters, self._loop, gy, needed, self._sums
+                self._adj, x, parameters, self._loop, gy=gy, needed=needed, sums=self._sums
             )
         return {i: gradients[names[i]] for i in indexes}
 
@@ -103,7 +111,7 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
         return y * self._factors() if self._ratio else getattr(functions, self._activation)(y)
 
     def _factors(self):
-        """Return what activation and dropout multiply by."""
+        """Return the array that activation and dropout multiply by."""
         if self._mask is not None:
             return self._mask
         y = self._y
@@ -138,7 +146,7 @@ def graph_linear(
         text = 'activation: expected one of chainer.functions.%s, got %r'
         raise ValueError(text % (', '.join(ACTIVATIONS.values()), activation))
     if adj is not None:
-        check.relations(adj)
+        check_relations(adj)
         if loop and adj.n_relations > 1:
             raise ValueError('adj: expected one relation to go with loop=True, got %r' % adj)
         check.features(x, adj, 'in_channels')
@@ -158,14 +166,16 @@ def graph_linear(
 
 
 def _check_parameters(adj, n_in, parameters):
-    name, n_relations, advice = 'W_self', 1, ''
+    for name, array in parameters.items():
+        if not hasattr(array, 'dtype') or array.dtype not in FLOATS:
+            check.floating(name, array)
+    name = 'W_self'
+    n_relations = 1
+    advice = ''
     if 'W' in parameters:
         name = 'W'
         n_relations = adj.n_relations
         advice = ', a row for each output channel and relation of adj'
-    for of, array in parameters.items():
-        if not hasattr(array, 'dtype') or array.dtype not in FLOATS:
-            check.floating(of, array)
     matrix = parameters[name]
     if matrix.ndim != 2 or len(matrix) % n_relations or matrix.shape[1] != n_in:
         n_rows = 'out_channels * %d' % n_relations if advice else 'out_channels'
@@ -227,12 +237,12 @@ def relation_linear(
         per channel; Chainer Chemistry 0.7.1, links/update/relgcn_update.py and ggnn_update.py.
     """
     if adj is None or W is None:  # which `graph_linear` takes
-        check.adjacency(adj)
+        check_adjacency(adj)
         check.floating('W', W)
     shape = getattr(x, 'shape', ())
     if len(shape) == 3 and type(adj) is BatchedCSR and adj.layout == 'padded':
         if shape[:2] == (adj.n_graphs, adj.max_rows):
             rows = functions.reshape(x, (adj.n_rows, shape[2]))
-            y = graph_linear(adj, rows, W, b, W_self, b_self, activation)
+            y = graph_linear(adj, rows, W, b, W_self, b_self, activation=activation)
             return functions.reshape(y, (*shape[:2], y.shape[1]))
-    return graph_linear(adj, x, W, b, W_self, b_self, activation)
+    return graph_linear(adj, x, W, b, W_self, b_self, activation=activation)

@@ -1,4 +1,4 @@
-"""A layer on bare arrays, as products: what has no launch of a GPU."""
+"""A layer on bare arrays, as products: on a host, and on a GPU where it is not one launch."""
 
 import numpy
 
@@ -11,9 +11,11 @@ from chainer_bspmm.sparse.relations import relation_rows
 
 
 def aggregates_first(in_channels, out_channels):
-    """Tell whether it is cheaper to sum neighbours first than to map features first."""
-    # Between GEMM and product is an array of the width of the input if neighbours are summed first,
-    # else of the output. Equal widths: only mapping first needs a permutation of W.
+    """Tell whether it is cheaper to sum neighbours first than to map features first.
+
+    Between GEMM and product is an array of the width of the input if neighbours are summed first,
+    else of the output. Equal widths: only mapping first needs a permutation of W.
+    """
     return out_channels >= in_channels
 
 
@@ -24,7 +26,7 @@ def _sums(adj, x, loop):
 
 
 def _degrees(adj, x, loop):
-    """Return (n_nodes, R): what a constant feature becomes, row sums of every relation."""
+    """Return (n_nodes, R): the row sums of each relation, its product with a constant feature."""
     return adj.cached(
         ('relation degrees', x.dtype, loop),
         lambda: _sums(adj, adj.xp.ones((len(x), 1), x.dtype), loop),
@@ -37,12 +39,12 @@ def _by_channel(adj, parameter):
 
 
 def _is_on_host(x):
-    """Return whether the host's own products do a layer with a matrix, all parts at once."""
+    """Tell whether the host's own products do a layer with a matrix, all parts at once."""
     return isinstance(x, numpy.ndarray)
 
 
 def forward(adj, x, parameters, loop):
-    """Return the sum of all parts, (n_nodes, out_channels), and what `backward` may use."""
+    """Return the sum of all parts, (n_nodes, out_channels), and the `sums` of `backward`."""
     sums = None
     b = parameters.get('b')
     if 'W' in parameters and _is_on_host(x):
@@ -67,7 +69,7 @@ def forward(adj, x, parameters, loop):
 
 
 def backward(adj, x, parameters, loop, gy, needed, sums):
-    """Return {name: gradient} of what is needed, given that of the sum."""
+    """Return {name: gradient} for the names in `needed`, given gy, that of the sum."""
     W, W_self = parameters.get('W'), parameters.get('W_self')
     if W is not None and _is_on_host(x):
         return graph_linear_grad_on_host(adj, x, gy, W, W_self, needed, loop)

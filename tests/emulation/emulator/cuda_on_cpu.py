@@ -139,7 +139,9 @@ def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
         KernelError: the kernel did something that a GPU leaves undefined; the message says what.
     """
     in_process = not isinstance(kernel, pathlib.Path)
-    words, files, kept = [], {}, []
+    words = []
+    files = {}
+    kept = []
 
     def sent(array):
         assert array.flags.c_contiguous

@@ -50,9 +50,13 @@ def elementwise(put, in_params, out_params, operation, name, options=()):
         for (_, kind, label), argument in zip(parameters, arguments):
             if isinstance(argument, numpy.ndarray):
                 assert types.setdefault(kind, argument.dtype) == argument.dtype, label
-        given = [argument for (is_raw, *_), argument in zip(parameters, arguments) if not is_raw]
-        arrays = [argument for argument in given if isinstance(argument, numpy.ndarray)]
-        shape = numpy.broadcast_shapes(*(array.shape for array in arrays))
+        shape = numpy.broadcast_shapes(
+            *(
+                argument.shape
+                for (is_raw, _, _), argument in zip(parameters, arguments)
+                if not is_raw and isinstance(argument, numpy.ndarray)
+            )
+        )
         results = list(arguments[len(inputs) :]) or [
             put(numpy.full(shape, numpy.nan, types[kind])) for _, kind, _ in outputs
         ]
@@ -69,11 +73,16 @@ def elementwise(put, in_params, out_params, operation, name, options=()):
             constant = 'const ' if n < len(inputs) else ''
             c_type = C_TYPES[types[kind].char]
             signature.append('%s%s *_%s' % (constant, c_type, label))
-            pointer, place = ('*', '') if is_raw else ('&', '[i]')
-            names = constant, c_type, pointer, label, label, place, label
-            in_loop.append('%s%s %s%s = _%s%s; (void)%s;' % names)
-        named = [(kind, dtype) for kind, dtype in types.items() if len(kind) == 1]
-        aliases = ' '.join('using %s = %s;' % (kind, C_TYPES[d.char]) for kind, d in named)
+            if is_raw:  # the name is a pointer to all elements
+                named = '*%s = _%s' % (label, label)
+            else:
+                named = '&%s = _%s[i]' % (label, label)
+            in_loop.append('%s%s %s; (void)%s;' % (constant, c_type, named, label))
+        aliases = ' '.join(
+            'using %s = %s;' % (kind, C_TYPES[dtype.char])
+            for kind, dtype in types.items()
+            if len(kind) == 1
+        )
         run = _build(
             '%s%s\nextern "C" void run(long size, %s)\n{\n'
             'for (long i = 0; i < size; ++i) {\n%s\n%s;\n}\n}\n'

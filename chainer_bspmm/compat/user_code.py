@@ -1,4 +1,4 @@
-"""What is a user's code, and warnings that point to it."""
+"""User code, told from libraries by the name of its module, and warnings that point to it."""
 
 import sys
 import warnings

@@ -1,4 +1,4 @@
-"""`SparseExample`, a molecule of a sparse data set, and `locate`, which finds those of a batch."""
+"""`Selection`, molecules of a sparse data set; `SparseExample`, one; `locate` those of a batch."""
 
 import collections.abc
 import operator
@@ -9,7 +9,7 @@ from chainer_bspmm.dataset.molecules import Molecules
 
 
 class Selection:
-    """Some molecules in some order: what a converter needs to know about a `SparseDataset`."""
+    """Some molecules of a `SparseDataset`, in some order, as a converter takes them."""
 
     def __init__(self, molecules: Molecules, order=None):
         self.molecules = molecules

@@ -1,4 +1,4 @@
-"""The table of repairs, and the import hook that applies each when its module is imported."""
+"""Import hook that repairs upstream modules as they are imported, and the table of the repairs."""
 
 import contextlib
 import importlib.abc

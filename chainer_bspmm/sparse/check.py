@@ -1,10 +1,15 @@
-"""Checks of a container's arguments; every error names the argument, what it got and expected."""
+"""Checks of arguments; every error names the argument, what it got and expected.
+
+First those of single values, then of matrices and arrays that an operation takes together, then of
+the arrays that a container is made of. Only `host_integers`, of the last, copies from a device.
+"""
 
 import operator
 
 import numpy
 import scipy.sparse
 
+import chainer
 from chainer import backend
 from chainer.backends import cuda
 
@@ -50,10 +55,21 @@ def fits_int32(what, number):
 
 
 def float_dtype(name, dtype):
+    """Return a dtype of floats as ``numpy.dtype``."""
     dtype = numpy.dtype(dtype)
     if dtype not in FLOATS:
-        raise TypeError('%s: expected float16, float32 or float64, got %s' % (name, dtype))
+        raise _no_floats(name, dtype)
     return dtype
+
+
+def _no_floats(name, got):
+    return TypeError('%s: expected float16, float32 or float64, got %s' % (name, got))
+
+
+def numpy_or_cupy(name, x):
+    """Check for a NumPy or CuPy array."""
+    if not isinstance(x, (numpy.ndarray, cuda.ndarray)):
+        raise TypeError('%s: expected a NumPy or CuPy array, got %s' % (name, type(x).__name__))
 
 
 def count(name, value, least):
@@ -64,16 +80,111 @@ def count(name, value, least):
     return int(value)
 
 
+def of_kind(adj, kinds):
+    """Check that a matrix is of one of some classes of containers."""
+    if type(adj) not in kinds:
+        advice = (
+            'data sets become sparse batches with converter=chainer_bspmm.concat_mols, '
+            'arrays with BatchedCSR.from_dense'
+        )
+        if hasattr(adj, 'to_csr'):
+            advice = 'adj.to_csr() makes one, chainer_bspmm.papers.bspmm takes it'
+        got = type(adj).__name__ + (' of shape %s' % (adj.shape,) if hasattr(adj, 'shape') else '')
+        names = ' or '.join(kind.__name__ for kind in kinds)
+        raise TypeError('adj: expected a %s, got %s; %s' % (names, got, advice))
+
+
+def rows(name, x, adj, n_rows, width='n_B', each='node'):
+    """Check for a row of floats for each node, or each graph, on the device of the batch."""
+    floats(name, x, adj)
+    if x.ndim != 2 or len(x) != n_rows:
+        text = '%s: expected shape (%d, %s), a row for each %s of %r, got %s'
+        raise ValueError(text % (name, n_rows, width, each, adj, x.shape))
+
+
+def features(x, adj, width):
+    """Check for :func:`rows` that a matrix multiplies, whose values have their dtype."""
+    rows('x', x, adj, adj.n_rows, width)
+    values_dtype(adj, x)
+
+
+def shapes(context, expected):
+    """Check shapes; expected: {name: (array or None, shape)}."""
+    for name, (array, shape) in expected.items():
+        if array is not None and array.shape != shape:
+            text = '%s: expected shape %s to go with %s, got %s'
+            raise ValueError(text % (name, shape, context, array.shape))
+
+
+def floats(name, x, adj):
+    """Check for an array of floats, or a Variable, where a matrix is."""
+    on_device(name, x, adj)
+    floating(name, x)
+
+
+def floating(name, x):
+    """Check for an array of floats, or a Variable."""
+    if not hasattr(x, 'dtype') or x.dtype not in FLOATS:
+        raise _no_floats(name, getattr(x, 'dtype', type(x).__name__))
+
+
+def same_dtype(name, dtype, expected):
+    if dtype != expected:
+        raise TypeError('%s: expected %s, got %s' % (name, expected, dtype))
+
+
+def values_dtype(adj, x):
+    if adj.data is not None and adj.data.dtype != x.dtype:
+        text = 'x: expected %s as the values of adj, got %s; adj.astype(x.dtype) converts'
+        raise TypeError(text % (adj.data.dtype, x.dtype))
+
+
+def on_device(name, x, adj):
+    """Check that an array, or that of a Variable, is where a matrix is."""
+    x, offsets = chainer.as_array(x), adj.row_offsets
+    if type(x) is type(offsets) and (
+        type(x) is numpy.ndarray or x.data.device_id == offsets.data.device_id
+    ):
+        return
+    numpy_or_cupy(name, x)
+    here, there = backend.get_device_from_array(x), backend.get_device_from_array(offsets)
+    if here != there:
+        raise ValueError('%s: expected on %s with adj, got on %s' % (name, there, here))
+
+
+def gradient(gy, result):
+    """Check the gradient of a remembered result; ``chainer.grad`` passes on any."""
+    if (gy.dtype, gy.shape, type(gy)) == result:
+        return
+    dtype, shape, kind = result
+    if gy.dtype != dtype:
+        raise TypeError('gy: expected %s, as the result, got %s' % (dtype, gy.dtype))
+    if gy.shape != shape:
+        raise ValueError('gy: expected shape %s, as the result, got %s' % (shape, gy.shape))
+    if isinstance(gy, cuda.ndarray) != issubclass(kind, cuda.ndarray):
+        where = 'a GPU' if issubclass(kind, cuda.ndarray) else 'the host'
+        raise ValueError('gy: expected on %s, as the result, got %s' % (where, type(gy).__name__))
+
+
+def algorithm(name, is_on_gpu, names):
+    """Check the name of an algorithm, one of some on a GPU; a CPU has none but 'auto'."""
+    if is_on_gpu:
+        one_of('algorithm', name, names)
+    else:
+        one_of('algorithm on a CPU', name, ('auto',))
+
+
 def host_integers(arrays, data, n_relations):
-    """Check kind, dimension and length of raw arrays; return host copies and their device."""
+    """Check kind, dimension and length of raw arrays; return host copies and their device.
+
+    Only ``ids`` has two dimensions. Without ``col_offsets`` every row has `n_relations` columns.
+    """
     device = None
     entries = 'ids' if 'ids' in arrays else 'indices'
     if arrays['col_offsets'] is None:
         arrays = {name: array for name, array in arrays.items() if name != 'col_offsets'}
     for name, array in list(arrays.items()) + ([] if data is None else [('data', data)]):
-        if not isinstance(array, (numpy.ndarray, cuda.ndarray)):
-            text = '%s: expected a NumPy or CuPy array, got %s'
-            raise TypeError(text % (name, type(array).__name__))
+        numpy_or_cupy(name, array)
         here = backend.get_device_from_array(array)
         if device is not None and here != device:
             text = '%s: expected on %s as the other arrays, got on %s'
@@ -252,8 +363,7 @@ def _value_dtype(dtype):
 
 
 def dense_batch(adj):
-    if not isinstance(adj, (numpy.ndarray, cuda.ndarray)):
-        raise TypeError('adj: expected a NumPy or CuPy array, got %s' % type(adj).__name__)
+    numpy_or_cupy('adj', adj)
     if adj.ndim not in (3, 4) or adj.shape[-1] != adj.shape[-2]:
         text = 'adj: expected shape (n_graphs, N, N) or (n_graphs, R, N, N), got %s'
         raise ValueError(text % (adj.shape,))

@@ -1,0 +1,96 @@
+"""Statistics of batch normalisation over the batches of all ranks, eager or in a captured step."""
+
+import contextlib
+import threading
+
+import numpy
+
+import chainer
+from chainer import functions
+from chainer.backends import cuda
+
+from chainer_bspmm.cuda import step
+from chainer_bspmm.ops.batch_norm import normalise, ONE_RANK, OneRank
+
+
+class _Local(threading.local):
+    weight = 1
+
+
+_local = _Local()
+
+
+@contextlib.contextmanager
+def weighted_by(n_molecules):
+    """Let losses of this thread count by molecules; elsewhere those of all ranks count alike."""
+    previous, _local.weight = _local.weight, max(n_molecules, 1)
+    try:
+        yield
+    finally:
+        _local.weight = previous
+
+
+class AllRanks(OneRank):
+    """The ranks of a communicator, whose batches a node counts as one.
+
+    A step that may be captured adds up on the device (``peer_sums`` of the step). Any other sum
+    goes through MPI on the host, which synchronises with a GPU.
+    """
+
+    def __init__(self, comm):
+        self._comm = comm
+
+    def sum(self, array):
+        """Return the sum of the ranks' arrays, which all call it in the same order."""
+        if step.current() is not None:
+            if step.current().peer_sums is None:
+                raise RuntimeError('statistics over several ranks, but the update is of one')
+            return step.current().peer_sums.sum(array)
+        from mpi4py import MPI
+
+        total = cuda.to_cpu(array).copy()
+        self._comm.mpi_comm.Allreduce(MPI.IN_PLACE, total)
+        if isinstance(array, cuda.ndarray):
+            with cuda.get_device_from_array(array):
+                return cuda.cupy.asarray(total)
+        return total
+
+    def sum_of_gradients(self, array):
+        """Return the sum of the gradients of all ranks' losses, as a part of this one's."""
+        # The loss of all ranks is the mean of theirs, with the weights w of :func:`weighted_by`.
+        # Gradients of rank i are later multiplied by ``w_i / sum(w)``; here those of rank j must be
+        # by ``w_j / sum(w)``.
+        return self.sum(array * array.dtype.type(_local.weight)) / _local.weight
+
+    def refuse_derivatives(self):
+        """Raise RuntimeError: a gradient of the gradient would need those of other ranks."""
+        raise RuntimeError('statistics over several ranks have first derivatives only')
+
+
+def ranks_of(link):
+    """Return the ranks whose batches a MultiNodeBatchNormalization of ChainerMN counts as one."""
+    # In its own forward pass every rank counts alike. Gradients are for the mean over ranks that
+    # `multi_node.optimizer` takes.
+    return AllRanks(link.comm) if link.comm.size > 1 else ONE_RANK
+
+
+def batch_norm_of_ranks(link, x, finetune=False):
+    """Normalise an array (n, c, ...) of any rows over the batches of all ranks, in training."""
+    # What a MultiNodeBatchNormalization of ChainerMN does outside of graphs, with the gradients of
+    # `ops.batch_norm`. `finetune`: running averages are means of all batches since
+    # ``link.start_finetuning()``.
+    n_axes = link.avg_mean.ndim
+    if x.shape[1 : 1 + n_axes] != link.avg_mean.shape:
+        text = 'x: expected shape (n, %s, ...), got %s'
+        raise ValueError(text % (', '.join(map(str, link.avg_mean.shape)), x.shape))
+    decay = link.decay
+    if finetune:
+        link.N += 1
+        decay = 1 - 1 / link.N
+    order = (0, *range(1 + n_axes, x.ndim), *range(1, 1 + n_axes))
+    rows = functions.transpose(x, order)
+    h = functions.reshape(rows, (-1, link.avg_mean.size))
+    with chainer.using_device(link.device):
+        weights = link.xp.ones(len(h), numpy.float32)
+    y = functions.reshape(normalise(link, h, weights, decay, ranks_of(link)), rows.shape)
+    return functions.transpose(y, numpy.argsort(order).tolist())
