@@ -20,7 +20,7 @@ from chainer_chemistry.models.prediction.base import BaseForwardModel
 
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.user_code import warn
+from chainer_bspmm.compat.user_code import warn
 
 # The loops that are replaced, unless other code has replaced them.
 _LOOPS = {StandardUpdater: StandardUpdater.update_core, Evaluator: Evaluator.evaluate}

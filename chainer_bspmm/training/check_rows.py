@@ -17,7 +17,7 @@ from chainer_bspmm.training.outcome import observing_hooks, outcome
 from chainer_bspmm.training.reach import Reach
 from chainer_bspmm.training.snapshot import ParameterMissing, Snapshot
 from chainer_bspmm.training.work import spare_tolerance
-from chainer_bspmm.user_code import is_user_code
+from chainer_bspmm.compat.user_code import is_user_code
 
 PAGE = 'docs/migration.md, "A Chain of your own"'
 SAME = 1e-6  # relative: of one batch with other contents in rows that belong to no molecule

@@ -29,6 +29,7 @@ from chainer_bspmm import CSRConverter, sparsify
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.check_rows import check_first_step, check_rows, RowsCheck
+from chainer_bspmm.training.program import Program
 from tests.support import parity
 
 PAGE = 'See docs/migration.md, "A Chain of your own"'
@@ -511,7 +512,16 @@ def captured(model, device):
     return updater, [text for text in texts if 'updates eagerly' not in text]
 
 
-def test_the_first_step_of_a_captured_training_that_is_wrong(device, graphs):
+def test_a_captured_training_that_is_wrong(device, graphs):
+    _, (reason, text) = captured(Own(WRONG['len(atoms)'][0]), device)
+    assert reason.startswith('GraphUpdater trains eagerly: with rows at the end of a batch ')
+    begin = 'the loss of Own takes rows of a sparse batch for molecules: '
+    assert text.startswith(begin) and text.endswith(PAGE)
+
+
+def test_what_the_trial_of_a_captured_step_does_not_find(device, graphs, monkeypatch):
+    """A trial takes a few spare rows, the check as many as the batch has."""
+    monkeypatch.setattr(Program, 'try_out', lambda self, batch: None)
     updater, (text,) = captured(Own(WRONG['len(atoms)'][0]), device)
     begin = (
         'GraphUpdater trains eagerly: the loss of Own takes rows of a sparse batch for molecules: '
@@ -520,15 +530,15 @@ def test_the_first_step_of_a_captured_training_that_is_wrong(device, graphs):
     assert 'GraphUpdater trains eagerly: %s' % updater._driver.reason == text
 
 
-def test_the_first_step_of_a_captured_training_that_is_right(device, graphs):
+def test_a_captured_training_that_is_right(device, graphs):
     updater, texts = captured(Own(RIGHT['its molecules']), device)
     assert not texts and updater._driver.session.capturer.nbytes
 
 
 def test_a_captured_training_where_it_cannot_be_told(device, graphs):
-    _, texts = captured(Own(CANNOT_BE_TOLD['a generator'][0]), device)
+    _, (_, text) = captured(Own(CANNOT_BE_TOLD['a generator'][0]), device)
     reason = CANNOT_BE_TOLD['a generator'][1]
-    assert texts[0] == (
+    assert text == (
         'chainer_bspmm could not check the loss of Own: %s; compare with '
         'chainer_bspmm.training.check_swap(model, examples)' % reason
     )
