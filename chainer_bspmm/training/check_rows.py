@@ -76,7 +76,7 @@ def check_first_step(
             return RowsCheck(None)
         text = (
             'chainer_bspmm could not check the loss of %s: %s; compare with '
-            'chainer_bspmm.training.check_swap(model, examples)'
+            'chainer_bspmm.check_swap(model, examples)'
         )
         return RowsCheck(None, text % (type(target).__name__, check.text))
     return check

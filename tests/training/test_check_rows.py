@@ -540,7 +540,7 @@ def test_a_captured_training_where_it_cannot_be_told(device, graphs):
     reason = CANNOT_BE_TOLD['a generator'][1]
     assert text == (
         'chainer_bspmm could not check the loss of Own: %s; compare with '
-        'chainer_bspmm.training.check_swap(model, examples)' % reason
+        'chainer_bspmm.check_swap(model, examples)' % reason
     )
 
 
@@ -617,7 +617,7 @@ def test_what_is_said_if_it_cannot_be_told():
     assert caught_by(lambda: [optimizer.update(optimizer.target, *batch) for _ in range(3)]) == [
         'chainer_bspmm could not check the loss of Own: it would take something from GENERATOR of '
         'module %s (generator) for good; compare with '
-        'chainer_bspmm.training.check_swap(model, examples)' % __name__
+        'chainer_bspmm.check_swap(model, examples)' % __name__
     ]
 
 
