@@ -15,7 +15,7 @@ from chainer.backends import cuda
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 
 from chainer_bspmm.dataset import CSRConverter
-from chainer_bspmm.training import buffers
+from chainer_bspmm.training import sizes
 from chainer_bspmm.training.staging import Staging
 
 N_EDGE_TYPES = 4
@@ -201,8 +201,8 @@ class Static:
         ]
         # The sizes that GraphUpdater would choose.
         self.sizes = [
-            tuple(buffers.bound(values, n_batch, deviations) for values in (rows, *counts))
-            for deviations in buffers.DEVIATIONS
+            tuple(sizes.bound(values, n_batch, deviations) for values in (rows, *counts))
+            for deviations in sizes.DEVIATIONS
         ]
 
     def layout(self, size):
@@ -233,7 +233,7 @@ class Static:
             if all(has >= asked for has, asked in zip(size, need)):
                 return (atoms, adj, labels, edges), size
         self.sizes.append(
-            tuple(max(values) for values in zip(self.sizes[-1], map(buffers.round_up, need)))
+            tuple(max(values) for values in zip(self.sizes[-1], map(sizes.round_up, need)))
         )
         return (atoms, adj, labels, edges), self.sizes[-1]
 

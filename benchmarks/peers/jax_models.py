@@ -22,7 +22,7 @@ import optax  # NOQA: E402
 
 from chainer_bspmm.ops.scale_adj import scale_adj  # NOQA: E402
 from chainer_bspmm.dataset import CSRConverter  # NOQA: E402
-from chainer_bspmm.training import buffers  # NOQA: E402
+from chainer_bspmm.training import sizes  # NOQA: E402
 
 N_EDGE_TYPES = 4
 DROPOUT = 0.5
@@ -154,8 +154,8 @@ def host_batches(iterator, n_batches):
     """
     convert = CSRConverter('packed')
     batches = [convert(iterator.next()) for _ in range(n_batches)]
-    n_rows = buffers.round_up(max(len(atoms) for atoms, _, _ in batches) + 1)
-    n_edges = buffers.round_up(max(adj.nnz for _, adj, _ in batches))
+    n_rows = sizes.round_up(max(len(atoms) for atoms, _, _ in batches) + 1)
+    n_edges = sizes.round_up(max(adj.nnz for _, adj, _ in batches))
     return [_padded(*batch, n_rows=n_rows, n_edges=n_edges) for batch in batches]
 
 

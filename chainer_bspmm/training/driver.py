@@ -44,7 +44,7 @@ class Driver:
         # What the next batch's key has of Python; None once other code may have run.
         self.watched: tuple | None = None
         self.reason: str | None = None  # why nothing can be captured any more
-        self._of_batch: tuple = ()  # what the last batch determines of a key
+        self._key: tuple = ()  # of the last batch
         self._warned: set[str] = set()
 
     def program(self, examples, converter, dataset, function, counter=0) -> tuple:
@@ -67,13 +67,13 @@ class Driver:
             batch = batch_of(examples, converter, self.device, self.resident)
             form = batch.form
             capacity = self.programs.capacity(form, self._need(examples, batch), dataset)
-            of_batch = self._of_batch = form, batch.source, capacity
-            program = self.programs.find((*of_batch, *self.watched))
+            self._key = (form, batch.source, capacity, *self.watched)
+            program = self.programs.find(self._key)
             if program is None:
                 program = self._make(batch, capacity, counter)
             elif not program.is_captured:
                 self._capture(program, batch, counter)
-                self.programs.add((*of_batch, *self._watch_again()), program)
+                self.programs.move(self._key_now(), program)  # outputs are watched no longer
         except ParameterMissing:
             self.watched = None
             return None, None, None
@@ -84,8 +84,12 @@ class Driver:
         return None, program, batch
 
     def keep(self, program):
-        """Keep the program of the last batch, which it has run, by what that has left in Python."""
-        self.programs.add((*self._of_batch, *self._watch_again()), program)
+        """Keep the program of the last batch, which it has run.
+
+        It is captured where a batch finds Python as this one has found it, or has left it.
+        """
+        self.programs.add(self._key, program)
+        self.programs.add(self._key_now(), program)
 
     def _need(self, examples, batch):
         need = batch.need
@@ -122,8 +126,10 @@ class Driver:
         """Return what a program's key has apart from the batch; the guards' key comes last."""
         return (key,)
 
-    def _watch_again(self):
-        return self._watch(self.session.guards.key())
+    def _key_now(self):
+        """Return the key of the last batch with what Python has now."""
+        of_batch = self._key[:3]
+        return *of_batch, *self._watch(self.session.guards.key())
 
     def _work(self, batch) -> Work:
         """Return what a new program does with batches like this one."""

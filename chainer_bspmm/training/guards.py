@@ -1,5 +1,6 @@
 """`Guards`: the key of a program, computed from what a captured step can read from Python."""
 
+import collections
 import itertools
 import operator
 
@@ -175,11 +176,10 @@ class Key:
 
     def change(self, before):
         """Return the text of the first value that differs from an earlier key's."""
-        for tokens, others in ((self, before), (before, self)):
-            known = set(others._tokens)
-            for text, token in tokens._tokens:
-                if (text, token) not in known:
-                    return text
+        # Counted: a container's length and its items have the same text.
+        now, then = collections.Counter(self._tokens), collections.Counter(before._tokens)
+        for text, _ in [*(now - then), *(then - now)]:
+            return text
         return 'the layout of the batches'
 
 

@@ -55,9 +55,15 @@ class Programs(collections.OrderedDict):
         return None
 
     def add(self, key, program):
-        """Keep a program."""
+        """Keep a program, unless there is one."""
         self._last = None, None
-        self[key] = program
+        self.setdefault(key, program)
         self._last_key = key[-1]
         if len(self) > MAX_PROGRAMS:
             self.popitem(last=False)
+
+    def move(self, key, program):
+        """Keep a program by this key alone."""
+        for other in [other for other, kept in self.items() if kept is program or other == key]:
+            del self[other]
+        self.add(key, program)

@@ -4,207 +4,193 @@ Captured steps watch it, and an extra run of the function is undone by it.
 """
 
 import argparse
+import ast
 import collections
 import contextlib
-import dis
 import functools
+import gc
+import importlib.util
 import io
 import itertools
 import operator
 import os
-import pickle
 import random
 import sys
 import threading
 import types
 import weakref
-from typing import Any, Callable
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
 
 import numpy
 
 import chainer
 
+from chainer_bspmm.training import places
+from chainer_bspmm.training.code_names import code_names
 from chainer_bspmm.compat.user_code import is_user_code
 
 MAX_ITEMS = 256  # of a container that are followed and watched; longer ones are only put back
-MAX_PLACES = 4000  # that are put back
-MAX_WATCHED = 500  # of them
+MAX_THINGS = 4000  # that are followed
+MAX_WATCHED = 500  # places that are watched, apart from links
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, numpy.generic)
-_OPAQUE = numpy.dtype, chainer.Variable
+_IGNORED = (*_PLAIN, numpy.dtype, chainer.Variable)
 _ARRAYS = chainer.get_array_types()
+_PLAIN_TYPES = frozenset(_PLAIN)
+_METHODS = types.MethodType, types.BuiltinMethodType, types.MethodWrapperType
+# They have functions as attributes, of these names.
+_WITH_FUNCTIONS = (
+    *(property, classmethod, staticmethod, functools.cached_property, functools.partialmethod),
+    functools._lru_cache_wrapper,
+)
+_FUNCTIONS = 'fget', 'fset', 'fdel', 'func', '__func__', '__wrapped__'
+_GENERATORS = numpy.random.RandomState, numpy.random.Generator, random.Random
+_FROZEN = tuple, frozenset
 _LISTS = list, set, collections.deque
-# Objects of the standard library that are no more than attributes.
+# Objects of Python's library that are no more than attributes. The code of some reads them.
 _WRAPPERS = collections.ChainMap, collections.UserDict, collections.UserList
 _RECORDS = types.SimpleNamespace, argparse.Namespace, threading.local, *_WRAPPERS
-# Their code calls methods of a user's subclass by name at most where the next two say so.
-_QUIET = {
-    *('builtins', 'abc', 'typing', 'enum', 'collections', 'argparse', 'types'),
-    *('chainer.link', 'chainer.sequential', 'chainer.device_resident'),
+# Iterators that a copy can stand for. Others share what they read from with their copies.
+_COPYABLE = *(type(iter(of)) for of in ([], (), range(1), '', 'é')), itertools.count
+# Reading from objects of these modules takes something away.
+_DRAINED = {
+    *('queue', '_queue', 'socket', 'mmap', 'sqlite3', 'subprocess'),
+    *('multiprocessing.queues', 'multiprocessing.connection'),
 }
-_CALLED = {
-    *('__call__', '__enter__', '__exit__', '__getattr__', '__getattribute__', '__setattr__'),
-    *('__get__', '__set__', '__iter__', '__next__', '__len__', '__bool__', '__float__', '__int__'),
-    *('__getitem__', '__setitem__', '__contains__', '__missing__', '__eq__', '__lt__', '__le__'),
-    *('__%s%s__' % (r, n) for r in ('', 'r', 'i') for n in ('add', 'sub', 'mul', 'truediv', 'pow')),
-    *('__gt__', '__ge__', '__neg__', '__abs__', 'forward'),
-}
-# Of these only the data of a user's objects would be followed, which they are not.
+# Libraries that no code of a user's is followed through. Their own state is not Python's.
 _FOREIGN = {
     *('torch', 'tensorflow', 'jax', 'pandas', 'sklearn', 'rdkit', 'matplotlib', 'tqdm', 'IPython'),
     *('pytest', '_pytest', 'ipykernel', 'tensorboardX', 'wandb', 'mlflow', 'mpi4py'),
 }
-# Reading from objects of these takes something away.
-_DRAINED = {
-    *('queue', '_queue', 'socket', 'mmap', 'sqlite3', 'multiprocessing.queues'),
-    *('multiprocessing.connection', 'subprocess'),
+# Modules with base classes that call no method of a subclass by name, but special ones and forward.
+_QUIET = {
+    *('builtins', 'abc', 'typing', 'enum', 'collections', 'argparse', 'types'),
+    *('chainer.link', 'chainer.device_resident'),
 }
-MAX_DEPTH = 50
-_MADE = {'__init__', '__new__', '__post_init__'}  # called where a class is
-_ANY_NAME = {'getattr', 'setattr', 'hasattr', 'delattr', 'vars', '__dict__', 'attrgetter'}
-_UNKNOWN = {'globals', 'exec', 'eval', 'locals', '__import__'}
-_OF_A_LINK = {*vars(chainer.Sequential()), '_local_link_hooks'}
-_OF_A_STEP = {'metrics', 'train_metrics', 'valid_metrics'}  # Chainer Chemistry's models make these
-# Iterators that a copy can stand for; others share what they read from with their copies.
-_COPYABLE = tuple(type(iter(of)) for of in ([], (), range(1), '')) + (itertools.count,)
-_GETTERS = {'LOAD_GLOBAL', 'LOAD_NAME', 'STORE_GLOBAL', 'DELETE_GLOBAL'}
-_ATTRIBUTES = {'LOAD_ATTR', 'LOAD_METHOD', 'STORE_ATTR', 'DELETE_ATTR', 'LOAD_SUPER_ATTR'}
-_OF_A_CLASS = {'__dict__', '__weakref__', '__module__', '__doc__', '__qualname__', '__slots__'}
-_nothing = object()
+_MAKERS = {'__init__', '__new__', '__post_init__'}  # called only where a class is
+_UNCALLED = {'__repr__', '__str__', '__del__', '__reduce__', '__getstate__', '__setstate__'}
+_OF_EVERY_CLASS = {
+    *('__dict__', '__weakref__', '__module__', '__doc__', '__slots__', '__annotations__'),
+    *('__qualname__', '__firstlineno__', '__static_attributes__'),
+}
+_OF_EVERY_LINK = {*vars(chainer.Chain()), '_local_link_hooks'}
+
+
+class Saved(NamedTuple):
+    """Values of places and positions of generators of random numbers, as they were saved."""
+
+    places: list[tuple[Any, Any]]
+    generators: list[tuple[places.GeneratorState, Any]]
 
 
 class Reach:
-    """What can be reached from functions, links and objects, each of it once.
+    """Links, functions and values that can be reached from functions, links and objects.
 
-    All attributes of links belong to it. Of a user's objects, classes and modules it is what the
-    code names that was reached, with what is in containers there; of globals, too.
+    All attributes of links belong to it. Of a user's other objects, of classes and modules it is
+    what the code that was reached names, and what is in that, if it is a container. Of functions it
+    is their globals, closures, defaults and attributes.
 
-    `links` and a user's `functions` are by id. `arrays` are those that are no attributes of links,
-    by a text. `cannot` says what a run may change that cannot be put back, `cut` what was too much
-    to follow.
+    `links` and a user's `functions` are by id. `arrays` are by words for them: arrays that are not
+    attributes of links, and parameters that do not belong to a link. `cannot` names what a run may
+    change and nothing can put back, `cut` what was not followed because there was too much of it,
+    or because code does not tell.
     """
 
-    def __init__(self, *things):
-        self.links, self.functions, self.arrays = {}, {}, {}
-        self.cannot, self.cut = [], []
-        self._places = []
-        self._iterators = {}  # id -> (text, iterator)
-        self._seen = {}  # id -> object, which keeps the id
-        self._holders = []
-        self._globals = {}  # id of a module's dict -> (that, names)
-        self._depth = 0
-        self._names, self._has_any_name = set(_CALLED), False
-        self._states = [_State('the state of numpy.random', numpy.random.mtrand._rand)]
-        self._states.append(_State('the state of random', random._inst))
-        self._params = {}  # of links, and by themselves: id -> (text, array)
+    def __init__(self, *things: Any):
+        self.links: dict[int, chainer.Link] = {}
+        self.functions: dict[int, types.FunctionType] = {}
+        self.arrays: dict[str, Any] = {}
+        self.cannot: list[str] = []
+        self.cut: list[str] = []
+        self._found: collections.deque = collections.deque()  # and not yet followed
+        self._seen: dict[int, Any] = {}  # by id, which is theirs while they are here
+        self._names: set[str] = set()  # attributes that code names
+        self._uses_any_attribute = False
+        self._link_kinds: dict[type, Callable] = {}
+        self._link_owners: list[_OfLink] = []
+        self._owners: list[_Owner] = []  # others
+        self._classes: dict[int, _OfClass] = {}
+        self._globals: dict[int, _Globals] = {}  # by id of a module's variables
+        self._params: dict[int, tuple[str, chainer.Parameter]] = {}
+        self._iterators: dict[int, tuple[str, Iterator]] = {}
+        self._containers: list[tuple[str, Collection]] = []
+        self._places: list[Any] = []  # of containers, slots and closures, to be watched
+        self._only_saved: list[Any] = []
+        self._generators = [
+            places.GeneratorState(numpy.random.mtrand._rand, 'the state of numpy.random'),
+            places.GeneratorState(random._inst, 'the state of random'),
+        ]
         for thing in things:
-            self._follow(thing, 'the loss')
-        size = None
-        while size != (size := (len(self._names), self._has_any_name, len(self._holders))):
-            for holder in self._holders[:]:
-                holder.follow()
-            if {'environ', 'getenv'} & self._names:
-                self._follow(vars(os.environ)['_data'], 'os.environ')
-        for around, names in self._globals.values():
-            text = '%%s of module %s' % around.get('__name__')
-            self._places.append(_Variables(around, text, list(names)))
-        for holder in self._holders:
-            if holder.is_link:  # first: these are always watched
-                self._places[:0] = holder.places()
-            else:
-                self._places += holder.places()
-        for configuration in (vars(chainer.global_config), vars(chainer.config._local)):
-            self._places.append(_Variables(configuration, '', is_watched=False))
-        self._refuse_iterators()
-        of_links = {id(param) for link in self.links.values() for param in link.params()}
-        for key, (text, array) in self._params.items():
-            if key not in of_links:
-                self.arrays[text] = array
-        watched = [place for place in self._places if place.is_watched]
-        self.cut += [place.text for place in watched[MAX_WATCHED:]]
-        self._watched = watched = watched[:MAX_WATCHED]
-        self._whole = [view for place in watched for view in place.views()]
-        self._partial = [place.part for place in watched if place.part is not None]
-        self._cells = [place.cell for place in watched if place.cell is not None]
-        # Attributes that are new, and contents that are too many to be watched.
-        self._sized = [place.sized for place in self._places if place.sized is not None]
+            self._find(thing, 'the loss')
+        self._follow_all()
+        self._make_places()
 
-    def _refuse_iterators(self):
-        """Note those that no copy can stand for, as they are in a tuple or a default."""
-        if self._iterators:
-            held = set()
-            for place in self._places:
-                saved = place.save()
-                held.add(id(saved))  # of a variable by itself
-                if not isinstance(place, _Cell):
-                    held.update(map(id, saved.values() if isinstance(saved, dict) else saved))
-            for key in self._iterators.keys() - held:
-                self.cannot.append(self._iterators[key][0])
-
-    def follows(self, container):
+    def follows(self, container: Any) -> bool:
         """Return whether what is in it belongs to this."""
         return id(container) in self._seen
 
-    # Looking.
-
-    def sizes(self):
-        """Return how many there are of what is not watched one by one, and may be."""
-        return list(map(len, self._sized))
-
-    def values(self):
-        """Return what is watched (list), as it is now; in the order of `texts`."""
-        values = []
+    def values(self) -> list:
+        """Return what is watched, as it is now; in the order of `texts`."""
+        values: list = []
         extend = values.extend
-        for view in self._whole:
-            extend(view)
-        for get, names in self._partial:
-            extend(map(get, names))
-        try:
-            values += [cell.cell_contents for cell in self._cells]
-        except ValueError:  # one is not assigned yet
-            values += [_contents(cell) for cell in self._cells]
+        for look in self._looks:
+            extend(look())
         return values
 
-    def named(self):
-        """Return (what, value) of what is watched, and of how much is in containers."""
-        sizes = [(p.text, len(p._now)) for p in self._places if p.is_container]
-        return [*sizes, *zip(self.texts(), self.values(), strict=True)]
+    def sizes(self) -> list[int]:
+        """Return the sizes of what may have more in it than `values` looks at."""
+        return list(map(len, self._sized))
 
-    def texts(self):
-        """Return what is watched in words (list)."""
-        watched = self._watched
-        whole = [text for place in watched for text in place.texts()]
-        parts = [place.text % name for place in watched if place.part for name in place.part[1]]
-        return whole + parts + [place.text for place in watched if place.cell is not None]
+    def texts(self) -> list[str]:
+        """Return words for what is watched."""
+        return [text for place in self._watched for text in place.texts()]
 
-    def states(self):
-        """Return text -> what (any object) generators of numbers and iterators are at."""
-        found = {state.text: state.token() for state in self._states}
+    def named(self) -> list[tuple[str, Any]]:
+        """Return words and value of what is watched, and of the lengths of containers."""
+        lengths = [(text, len(container)) for text, container in self._containers]
+        return [*lengths, *zip(self.texts(), self.values(), strict=True)]
+
+    def states(self) -> dict[str, Any]:
+        """Return where generators of random numbers and iterators are, by words for them."""
+        found: dict[str, Any] = {state.text: state.save() for state in self._generators}
         for text, iterator in self._iterators.values():
             found[text] = _position(iterator)
         return found
 
-    # Putting back.
-
-    def save(self):
+    def save(self) -> Saved:
         """Return what :meth:`restore` puts back."""
-        return [(place, place.save()) for place in (*self._places, *self._states)]
+        unfollowed = [place for owner in self._link_owners for place in owner.unfollowed(self)]
+        return Saved(
+            [(place, place.save()) for place in (*self._watched, *self._only_saved, *unfollowed)],
+            [(state, state.save()) for state in self._generators],
+        )
 
     @staticmethod
-    def restore(saved, with_numbers=True):
-        """Put back what was saved, random numbers (those that will be drawn) too."""
-        for place, values in saved:
-            if with_numbers or not isinstance(place, _State):
-                place.restore(values)
+    def restore(saved: Saved, with_numbers: bool = True) -> None:
+        """Put back what was saved; `with_numbers`: also which random numbers will be drawn."""
+        for place, values in saved.places:
+            place.restore(values)
+        if with_numbers:
+            for state, position in saved.generators:
+                state.restore(position)
 
     @staticmethod
-    def changes(saved):
-        """Return what was done since: functions that do it again, and their argument."""
-        new = ((place.apply, place.new(before)) for place, before in saved)
-        return [(apply, values) for apply, values in new if values is not None]
+    def changes(saved: Saved, copied: Collection[tuple] = ()) -> list[tuple[Callable, Any]]:
+        """Return what was changed since: functions that do it again, and their argument.
+
+        `copied`: what :meth:`copy_iterators` has returned. These iterators come back first, so that
+        a copy in the place of one is no change.
+        """
+        originals = {id(copy): iterator for copy, iterator in copied}
+        if originals:
+            for place, _ in saved.places:
+                place.restore(_replaced(place.save(), originals))
+        found = [(place.apply, place.changes(values)) for place, values in saved.places]
+        return [(apply, changes) for apply, changes in found if changes is not None]
 
     @contextlib.contextmanager
-    def undone(self):
+    def undone(self) -> Iterator[Saved]:
         """Put back what is changed inside; gives what was saved."""
         saved = self.save()
         try:
@@ -213,478 +199,358 @@ class Reach:
         finally:
             self.restore(saved)
 
-    def copy_iterators(self, saved):
-        """Put copies of iterators where they are: a run reads these, and the others come back."""
-        if self._iterators:
-            copies = {key: _copied(iterator) for key, (_, iterator) in self._iterators.items()}
-            for place, values in saved:
-                place.replace(values, copies)
+    def copy_iterators(self, saved: Saved) -> list[tuple]:
+        """Put copies in the places of iterators, for a run to read from; `restore` undoes it.
+
+        Returns [(copy, iterator)].
+        """
+        copied = [(_copied(iterator), iterator) for _, iterator in self._iterators.values()]
+        if copied:
+            copies = {id(iterator): copy for copy, iterator in copied}
+            for place, values in saved.places:
+                place.restore(_replaced(values, copies))
+        return copied
 
     # Following.
 
-    def _follow(self, thing, text):
-        self._depth += 1
-        try:
-            self._follow_one(thing, type(thing), text)
-        finally:
-            self._depth -= 1
+    def _find(self, thing, text, is_held=True):
+        """Note what will be followed. `is_held`: another object can be put in its place."""
+        if type(thing) not in _PLAIN_TYPES:
+            self._found.append((thing, text, is_held))
 
-    def _follow_one(self, thing, kind, text):
-        if issubclass(kind, (*_PLAIN, *_OPAQUE)):
-            if issubclass(kind, chainer.Parameter) and thing.is_initialized:
-                self._params.setdefault(id(thing), (text, thing.array))
-            return
+    def _follow_all(self):
+        """Follow until there is nothing new: code names attributes, which lead to more code."""
+        environment = vars(os.environ)['_data']
+        while self._found:
+            while self._found:
+                self._follow(*self._found.popleft())
+            for owner in (*self._link_owners, *self._globals.values(), *self._owners):
+                for name in owner.open(self._names, self._uses_any_attribute):
+                    self._find(owner.variables[name], owner.text(name))
+            if {'environ', 'getenv'} & self._names and not self.follows(environment):
+                self._find(environment, 'os.environ')
+
+    def _follow(self, thing, text, is_held):
+        kind = type(thing)
         if issubclass(kind, type):
             self._class(thing, is_called=True)
+        elif issubclass(kind, chainer.Parameter):
+            self._params.setdefault(id(thing), (text, thing))
+        elif issubclass(kind, _COPYABLE):
+            if is_held and _copied(thing) is not None:
+                self._iterators.setdefault(id(thing), (text, thing))
+            else:
+                self.cannot.append(text)
+        elif issubclass(kind, _IGNORED) or id(thing) in self._seen:
             return
-        if id(thing) in self._seen:
-            return
-        if len(self._seen) > MAX_PLACES or self._depth > MAX_DEPTH:
+        elif len(self._seen) >= MAX_THINGS:
             self.cut.append(text)
-            return
-        self._seen[id(thing)] = thing
+        else:
+            self._seen[id(thing)] = thing
+            self._follow_new(thing, kind, text)
+
+    def _follow_new(self, thing, kind, text):
         if issubclass(kind, _ARRAYS):
-            self.arrays.setdefault(text, thing)
+            self._array(thing, text)
         elif issubclass(kind, chainer.Link):
-            self._link(thing)
-        elif issubclass(kind, functools.partial):
-            for part in (thing.func, *thing.args):
-                self._follow(part, text)
-            self._follow(thing.keywords, text)
+            for link in thing.links():
+                self._link(link)
         elif issubclass(kind, types.FunctionType):
             self._function(thing)
-        elif issubclass(kind, types.MethodType):
-            self._follow(thing.__self__, text)
-            self._follow(thing.__func__, text)
-        elif issubclass(kind, (property, classmethod, staticmethod, functools.cached_property)):
-            for name in ('fget', 'fset', '__func__', 'func'):
-                self._follow(getattr(thing, name, None), text)
-        elif issubclass(kind, functools.partialmethod):
-            self._follow(thing.func, text)
-        elif kind.__name__ == '_lru_cache_wrapper':
-            self._follow(thing.__wrapped__, text)
+        elif issubclass(kind, _METHODS):
+            self._find(thing.__self__, text, is_held=False)
+            self._find(getattr(thing, '__func__', None), text)
+        elif issubclass(kind, functools.partial):
+            for part in (thing.func, *thing.args):
+                self._find(part, text, is_held=False)
+            self._find(thing.keywords, text)
+        elif issubclass(kind, _WITH_FUNCTIONS):
+            for name in _FUNCTIONS:
+                self._find(getattr(thing, name, None), text)
         elif issubclass(kind, weakref.ref):
-            self._follow(thing(), text)
+            self._find(thing(), text, is_held=False)
         elif issubclass(kind, types.ModuleType):
-            if is_of_user(thing.__name__):
-                self._holders.append(_Holder(self, thing, '%%s of module %s' % thing.__name__))
-        elif issubclass(kind, (dict, tuple, frozenset, types.MappingProxyType, *_LISTS)):
-            self._container(thing, text)
+            self._module(thing)
+        elif issubclass(kind, types.MappingProxyType):
+            (shown,) = gc.get_referents(thing)
+            self._find(shown, text)
+        elif issubclass(kind, (dict, *_FROZEN, *_LISTS)):
+            self._container(thing, kind, text)
             self._object(thing, kind)
-        elif issubclass(kind, (numpy.random.RandomState, numpy.random.Generator, random.Random)):
-            if thing not in (numpy.random.mtrand._rand, random._inst):
-                self._states.append(_State(text, thing))
-        elif issubclass(kind, _COPYABLE):
-            self._iterators[id(thing)] = text, thing
-        elif _cannot_be_put_back(thing, kind):
+        elif issubclass(kind, _GENERATORS):
+            if thing is not numpy.random.mtrand._rand and thing is not random._inst:
+                self._generators.append(places.GeneratorState(thing, text))
+        elif _is_drained(thing, kind):
             self.cannot.append('%s (%s)' % (text, kind.__name__))
         else:
             self._object(thing, kind)
 
+    def _array(self, array, text):
+        # A list of arrays has one text for all.
+        key = '%s (%d)' % (text, len(self.arrays)) if text in self.arrays else text
+        self.arrays[key] = array
+
     def _link(self, link):
-        for each in link.links():
-            if id(each) not in self.links:
-                self._seen[id(each)] = each
-                self.links[id(each)] = each
-                self._class(type(each))
-                self._holders.append(_Holder(self, each, _attribute_of(each)))
+        if id(link) not in self.links:
+            self._seen[id(link)] = self.links[id(link)] = link
+            kind = type(link)
+            if kind not in self._link_kinds:
+                self._class(kind)
+                never = _OF_EVERY_LINK | _outputs(kind)
+                self._link_kinds[kind] = functools.partial(
+                    _OfLink, never=never, is_open=_has_library_base(kind)
+                )
+            self._link_owners.append(self._link_kinds[kind](link))
 
     def _object(self, thing, kind):
-        if is_of_user(kind.__module__) or issubclass(kind, _RECORDS):
-            self._class(kind)
-            if hasattr(thing, '__dict__'):
-                self._holders.append(_Holder(self, thing, _attribute_of(thing)))
-            names = [name for base in kind.__mro__ for name in _slots(base)]
-            if names:
-                self._holders.append(_Slots(self, thing, _attribute_of(thing), names))
+        if not (is_of_user(kind.__module__) or issubclass(kind, _RECORDS)):
+            return
+        self._class(kind)
+        text, now = _attribute_of(thing), _variables_of(thing)
+        if now is not None:
+            owner = _Owner(now, text)
+            owner.is_open = issubclass(kind, _WRAPPERS)
+            self._owners.append(owner)
+        members = {
+            name: member
+            for base in kind.__mro__
+            if is_of_user(base.__module__)
+            for name, member in vars(base).items()
+            if isinstance(member, types.MemberDescriptorType)
+        }
+        if members:
+            place = places.slots(thing, text, members)
+            self._places.append(place)
+            for name, value in place.save().items():
+                self._find(value, text(name))
 
     def _class(self, kind, is_called=False):
         for base in (*kind.__mro__, *type(kind).__mro__):
             if is_of_user(base.__module__):
-                if is_called:
-                    self._names |= _MADE
-                if id(base) not in self._seen:
+                if id(base) not in self._classes:
                     self._seen[id(base)] = base
-                    text = '%%s of class %s' % base.__name__
-                    self._holders.append(_Holder(self, base, text))
+                    self._classes[id(base)] = _OfClass(base)
+                    self._owners.append(self._classes[id(base)])
+                if is_called:
+                    self._classes[id(base)].never = _OF_EVERY_CLASS
+
+    def _module(self, module):
+        if is_of_user(module.__name__):
+            text = _words('', ' of module %s' % module.__name__)
+            owner = _Owner(vars(module), text)
+            owner.is_module = True
+            self._owners.append(owner)
 
     def _function(self, function):
+        self._find(vars(function).get('__wrapped__'), function.__name__)
         if not is_of_user(function.__globals__.get('__name__')):
             return
         self.functions[id(function)] = function
-        uses = _uses(function.__code__)
-        self._names |= uses.attributes
-        self._has_any_name |= bool(_ANY_NAME & (uses.attributes | uses.variables.keys()))
-        for name in _UNKNOWN & uses.variables.keys():
+        text = _words('the attribute ', ' of %s' % function.__name__)
+        self._owners.append(_Owner(vars(function), text))
+        names = code_names(function.__code__)
+        self._names |= names.attributes.keys()
+        self._uses_any_attribute |= names.uses_any_attribute
+        for name in sorted(names.unknown):
             self.cut.append('what %s does with %s' % (function.__name__, name))
+        for name in sorted(names.modules):
+            module = _imported(name, function)
+            if module is not None:
+                self._find(module, name)
+            elif is_of_user(name):
+                self.cut.append('the module %s that %s imports' % (name, function.__name__))
         around = function.__globals__
-        names = [n for n, is_stored in uses.variables.items() if n in around or is_stored]
-        if names:
-            self._globals.setdefault(id(around), (around, {}))[1].update(dict.fromkeys(names))
-        for name in names:
-            text = '%s of module %s' % (name, around.get('__name__'))
-            self._follow(around.get(name), text)
-        for name in uses.modules:
-            self._follow(_module(name), name)
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-            text = 'the variable %s that %s reads' % (name, function.__name__)
-            if id(cell) not in self._seen:
-                self._seen[id(cell)] = cell
-                self._places.append(_Cell(cell, text))
-                self._follow(_contents(cell), text)
-        text = 'a default of %s' % function.__name__
-        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._follow(value, text)
-        if vars(function):
-            text = 'the attribute %%s of %s' % function.__name__
-            self._holders.append(_Holder(self, function, text))
-            self._follow(vars(function).get('__wrapped__'), text % '__wrapped__')
+        self._globals.setdefault(id(around), _Globals(around)).add(names.globals)
+        self._closure(function)
 
-    def _container(self, thing, text):
+    def _closure(self, function):
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+            if id(cell) not in self._seen and name != '__class__':
+                self._seen[id(cell)] = cell
+                place = places.cell(
+                    cell, 'the variable %s that %s reads' % (name, function.__name__)
+                )
+                self._places.append(place)
+                for value in place.look():
+                    self._find(value, *place.texts())
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._find(value, 'a default of %s' % function.__name__, is_held=False)
+
+    def _container(self, thing, kind, text):
+        is_dict = issubclass(kind, dict)
         is_short = len(thing) <= MAX_ITEMS
-        if isinstance(thing, dict):
-            self._places.append(_Variables(thing, text, None, is_short, is_container=True))
-            values = thing.values()
-        else:
-            if isinstance(thing, _LISTS):
-                self._places.append(_Items(thing, text, is_short))
-            values = thing.values() if isinstance(thing, types.MappingProxyType) else thing
+        if not issubclass(kind, _FROZEN):
+            place = (places.entries if is_dict else places.Items)(thing, text)
+            (self._places if is_short else self._only_saved).append(place)
+            self._containers.append((text, thing))
         if not is_short:
             self.cut.append(text)
             return
-        for value in values:
-            if not isinstance(value, _PLAIN):
-                self._follow(value, text)
+        for value in dict.values(thing) if is_dict else thing:
+            self._find(value, text, is_held=not issubclass(kind, _FROZEN))
+        if issubclass(kind, collections.defaultdict):
+            self._find(thing.default_factory, text)
+
+    # Once all is found.
+
+    def _make_places(self):
+        if self._params:
+            params = {id(param) for link in self.links.values() for param in link.params()}
+            for key, (text, param) in self._params.items():
+                if key not in params and param.is_initialized:
+                    self._array(param.array, text)
+        watched = [owner.place() for owner in (*self._globals.values(), *self._owners)]
+        watched += self._places
+        for place in watched[MAX_WATCHED:]:
+            self.cut += place.texts()[:1]
+        self._only_saved += watched[MAX_WATCHED:]
+        for configuration in (vars(chainer.global_config), vars(chainer.config._local)):
+            self._only_saved.append(places.all_attributes(configuration, str))
+        self._watched = [owner.place() for owner in self._link_owners] + watched[:MAX_WATCHED]
+        self._looks = [place.look for place in self._watched]
+        self._sized = [owner.variables for owner in self._owners]
+        self._sized += [container for _, container in self._containers]
 
 
-class _Holder:
-    """A link, object, class, module or function: its attributes are followed if code names them."""
+class _Owner:
+    """Variables that are followed once code names them: of an object, a function, a module.
 
-    def __init__(self, reach, thing, text):
-        self._reach, self.thing, self._text = reach, thing, text
-        self._now = vars(thing)
-        self.is_link = isinstance(thing, chainer.Link)
-        kind = thing if isinstance(thing, type) else type(thing)
-        # Code of a library may name any attribute that it knows.
-        self._is_known_to_library = isinstance(thing, _WRAPPERS) or (
-            (self.is_link or isinstance(thing, type)) and _has_library_base(kind)
-        )
-        self._followed = set()
+    `is_open`: all are, except `never`. Code that may use any attribute opens all data, but not that
+    of modules.
+    """
 
-    def follow(self):
-        reach, now = self._reach, self._now
-        names = set(now)
-        if not self._is_known_to_library:
-            names &= reach._names
-            if reach._has_any_name and not isinstance(self.thing, types.ModuleType):
-                names |= {name for name, value in now.items() if not callable(value)}
-        if self.is_link:  # also what may be called: chainer_bspmm's own code names some
-            names |= {name for name, value in now.items() if callable(value)}
-            names -= _OF_A_LINK
-            if not is_of_user(type(self.thing).__module__):
-                names -= _OF_A_STEP
-        if isinstance(self.thing, type):
-            names -= _OF_A_CLASS
-        for name in sorted(names - self._followed):
-            self._followed.add(name)
-            value = now[name]
-            if not (self.is_link and isinstance(value, _ARRAYS)):  # these are known by path
-                reach._follow(value, self._text % name)
+    is_open = is_module = False
+    always: Collection[str] = frozenset()
+    never: Collection[str] = frozenset()
 
-    def places(self):
-        if isinstance(self.thing, type):
-            yield _Attributes(self.thing, self._text, sorted(self._followed))
-        elif self.is_link:
-            yield _Variables(self._now, self._text)
-            for value in self._now.values():  # as of Chainer's own
-                if type(value) in (dict, set, list) and not self._reach.follows(value):
-                    if type(value) is dict:
-                        yield _Variables(value, '', is_watched=False)
-                    else:
-                        yield _Items(value, '', is_watched=False)
-        else:
-            yield _Variables(self._now, self._text, sorted(self._followed), saves_all=True)
+    def __init__(self, variables, text):
+        self.variables, self.text = variables, text
+        self._opened: set[str] = set()
+
+    def open(self, names, uses_any_attribute):
+        """Return which are to be followed now (names)."""
+        now = self.variables
+        chosen = set(now) if self.is_open else now.keys() & names
+        if uses_any_attribute and not self.is_module:
+            chosen |= {name for name, value in now.items() if not callable(value)}
+        chosen = (chosen | self.always) - self.never - self._opened
+        self._opened |= chosen
+        return sorted(chosen)
+
+    def place(self):
+        return places.attributes(self.variables, self.text, sorted(self._opened))
 
 
-class _Slots:
-    """An object's attributes that are not in a dict."""
+class _Globals(_Owner):
+    """Global variables that functions of a module name."""
 
-    is_link = False
+    def __init__(self, around):
+        super().__init__(around, _words('', ' of module %s' % around.get('__name__')))
+        self._found: set[str] = set()
 
-    def __init__(self, reach, thing, text, names):
-        self._reach, self.thing, self._text, self._names = reach, thing, text, names
-        self._followed = set()
+    def add(self, names):
+        """Note the names (name -> whether it is assigned) that code has, but not builtins."""
+        self._found |= {name for name in names if names[name] or name in self.variables}
 
-    def follow(self):
-        for name in self._names:
-            if name not in self._followed:
-                self._followed.add(name)
-                self._reach._follow(getattr(self.thing, name, None), self._text % name)
+    def open(self, names, uses_any_attribute):
+        chosen = self._found - self._opened
+        self._opened |= chosen
+        return sorted(chosen & self.variables.keys())
 
-    def places(self):
-        yield _SlotsOf(self.thing, self._text, self._names)
-
-
-# Places: where variables are.
+    def place(self):
+        return places.module_variables(self.variables, self.text, sorted(self._opened))
 
 
-class _Place:
-    is_watched = True
-    is_container = False
-    part: Any = None  # what gets variables by name, and the names
-    cell: Any = None
-    sized: Any = None  # what is not watched one by one
-    save: Callable
-    restore: Callable
-    apply: Callable = staticmethod(lambda new: None)  # what `new` has found
-
-    def views(self):
-        """Return iterables that give what is here at the time."""
-        return ()
-
-    def texts(self):
-        """Return what these give, in words."""
-        return ()
-
-
-class _Variables(_Place):
-    """Variables in a dict: all, or those of some names; attributes, or the entries of a dict."""
-
-    def __init__(self, now, text, names=None, is_watched=True, is_container=False, saves_all=False):
-        self._now, self.text, self._names = now, text, names
-        self.is_watched, self.is_container = is_watched, is_container
-        self._kind = type(now) if type(now).__module__ == 'collections' else dict
-        self._saves_all = saves_all or names is None
-        if names is not None:
-            self.part = now.get, names
-        if names is not None and saves_all or is_container and not is_watched:
-            self.sized = now
-
-    def views(self):
-        if self._names is not None:
-            return ()
-        return (self._now.keys(), self._now.values()) if self.is_container else [self._now.values()]
-
-    def texts(self):
-        if self._names is not None:
-            return []
-        if self.is_container:
-            values = ['%r in %s' % (name, self.text) for name in self._now]
-            return [self.text] * len(values) + values
-        return [self.text % name for name in self._now]
-
-    def save(self):
-        now = self._now
-        if self._saves_all:
-            return dict(now)
-        return {name: now[name] for name in self._names if name in now}
-
-    def restore(self, saved):
-        current = self.save()
-        is_in_order = not self.is_container or list(current) == list(saved)
-        if is_in_order and _are_same(current, saved):
-            return
-        if not is_in_order:
-            self._kind.clear(self._now)
-            current = {}
-        for name in current.keys() - saved.keys():
-            self._now.pop(name, None)
-        self.apply(saved)
-
-    def new(self, before):
-        """Return what was assigned since `before` was saved; None: nothing."""
-        now = self.save().items()
-        return {n: v for n, v in now if before.get(n, _nothing) is not v} or None
-
-    def apply(self, new):
-        self._kind.update(self._now, new)
-
-    def replace(self, saved, copies):
-        new = {name: copies[id(v)] for name, v in saved.items() if id(v) in copies}
-        if new:
-            self.apply(new)
-
-
-class _Attributes(_Variables):
-    """Attributes of a class."""
-
-    def __init__(self, kind, text, names):
-        super().__init__(vars(kind), text, names, saves_all=True)
+class _OfClass(_Owner):
+    def __init__(self, kind):
+        super().__init__(vars(kind), _words('', ' of class %s' % kind.__name__))
         self._class = kind
+        self.is_open = _has_library_base(kind)
+        # Python calls special methods, and Chainer's links call forward.
+        called = {name for name, value in self.variables.items() if callable(value)}
+        self.always = {n for n in called if n[:2] == '__' or n == 'forward'} - _UNCALLED
+        self.never = _OF_EVERY_CLASS | _MAKERS
 
-    def restore(self, saved):
-        for name in self._now.keys() - saved.keys():
-            type.__delattr__(self._class, name)
-        self.apply({n: v for n, v in saved.items() if self._now.get(n, _nothing) is not v})
-
-    def apply(self, new):
-        for name, value in new.items():
-            type.__setattr__(self._class, name, value)
-
-
-class _SlotsOf(_Variables):
-    def __init__(self, thing, text, names):
-        self._thing, self.text, self._names = thing, text, names
-        self.part = functools.partial(_attribute, thing), names
-        self.is_container, self._saves_all = False, True
-
-    def save(self):
-        found = {name: _attribute(self._thing, name) for name in self._names}
-        return {name: value for name, value in found.items() if value is not _nothing}
-
-    def restore(self, saved):
-        for name in self.save().keys() - saved.keys():
-            object.__delattr__(self._thing, name)
-        self.apply(saved)
-
-    def apply(self, new):
-        for name, value in new.items():
-            object.__setattr__(self._thing, name, value)
+    def place(self):
+        return places.class_attributes(self._class, self.text, sorted(self._opened))
 
 
-class _Items(_Place):
-    """What is in a list, a set or a deque."""
+class _OfLink(_Owner):
+    def __init__(self, link, never, is_open):
+        super().__init__(vars(link), _attribute_of(link))
+        self.is_open = is_open
+        now = self.variables.items()
+        # Code of a library, this one's included, calls what a user gives to a link.
+        self.always = {name for name, value in now if callable(value)}
+        # Arrays of links have their paths as names.
+        self.never = never | {name for name, value in now if isinstance(value, _ARRAYS)}
 
-    def __init__(self, items, text, is_watched=True):
-        self._now, self.text, self.is_watched = items, text, is_watched
-        self.is_container = bool(text)
-        if text and not is_watched:
-            self.sized = items
+    def place(self):
+        return places.all_attributes(self.variables, self.text)
 
-    def views(self):
-        return (self._now,)
-
-    def texts(self):
-        return [self.text] * len(self._now)
-
-    def save(self):
-        return list(self._now)
-
-    def restore(self, saved):
-        now = self._now
-        if len(now) != len(saved) or not all(map(operator.is_, now, saved)):
-            now.clear()
-            (now.update if isinstance(now, set) else now.extend)(saved)
-
-    def new(self, before):
-        now = self.save()
-        return None if len(now) == len(before) and all(map(operator.is_, now, before)) else now
-
-    def apply(self, new):
-        self.restore(new)
-
-    def replace(self, saved, copies):
-        self.restore([copies.get(id(value), value) for value in saved])
+    def unfollowed(self, reach):
+        """Yield places of containers that no code names, such as Chainer's set of children."""
+        for value in self.variables.values():
+            if type(value) in (dict, list, set) and not reach.follows(value):
+                yield (places.entries if type(value) is dict else places.Items)(value, '')
 
 
-class _Cell(_Place):
-    """A variable that functions within others share."""
-
-    def __init__(self, cell, text):
-        self.cell, self.text = cell, text
-
-    def save(self):
-        return _contents(self.cell, _nothing)
-
-    def restore(self, saved):
-        if saved is _nothing:
-            if self.save() is not _nothing:
-                del self.cell.cell_contents
-        elif self.save() is not saved:
-            self.cell.cell_contents = saved
-
-    def new(self, before):
-        now = self.save()
-        return None if now is before else [now]
-
-    def apply(self, new):
-        self.restore(new[0])
-
-    def replace(self, saved, copies):
-        if id(saved) in copies:
-            self.cell.cell_contents = copies[id(saved)]
-
-
-class _State(_Place):
-    """What a generator of random numbers is at."""
-
-    is_watched = False  # the order of batches is drawn from NumPy's
-
-    def __init__(self, text, generator):
-        self.text = text
-        if isinstance(generator, random.Random):
-            self.save, self.restore = generator.getstate, generator.setstate
-        elif isinstance(generator, numpy.random.RandomState):
-            self.save = functools.partial(generator.get_state, legacy=False)
-            self.restore = generator.set_state
-        else:
-            bits = generator.bit_generator
-            self.save = lambda: bits.state
-            self.restore = lambda state: setattr(bits, 'state', state)
-
-    def token(self):
-        return pickle.dumps(self.save())
-
-    def new(self, before):
-        return None
-
-    def replace(self, saved, copies):
-        pass
-
-
-def _contents(cell, default=None):
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return default
-
-
-def _attribute(thing, name):
-    return getattr(thing, name, _nothing)
-
-
-def _are_same(one, other):
-    return len(one) == len(other) and all(
-        name in other and value is other[name] for name, value in one.items()
-    )
-
-
-def _attribute_of(owner):
-    name = vars(owner).get('name') if hasattr(owner, '__dict__') else None
-    name = name if isinstance(name, str) else type(owner).__name__
-    return 'the attribute %%s of %s' % name.replace('%', '%%')
-
-
-def _slots(kind):
-    if not is_of_user(kind.__module__):
-        return ()
-    names = vars(kind).get('__slots__', ())
-    names = (names,) if isinstance(names, str) else tuple(names)
-    return [name for name in names if not name.startswith('__')]
-
-
-def _has_library_base(kind):
-    """Return whether code of a library may call any method of a class, and read any attribute."""
-    return any(
-        not is_of_user(base.__module__) and base.__module__ not in _QUIET for base in kind.__mro__
-    )
-
-
-def is_of_user(module):
-    """Return whether code of a module (its name or None) is followed."""
+def is_of_user(module: str | None) -> bool:
+    """Return whether code of a module is followed."""
     return is_user_code(module) and (module or '').partition('.')[0] not in _FOREIGN
 
 
+def _has_library_base(kind):
+    """Return whether a library's code may call any method of a class, and read any attribute."""
+    return any(not is_of_user(m) and m not in _QUIET for m in (b.__module__ for b in kind.__mro__))
+
+
+def _outputs(kind):
+    """Return the attributes that a library's class assigns when it is called, as Classifier does.
+
+    A step makes what is in them, so it is not among what the step reads.
+    """
+    found = set()
+    for base in kind.__mro__:
+        for name in ('__call__', 'forward'):
+            function = vars(base).get(name)
+            if isinstance(function, types.FunctionType) and not is_of_user(base.__module__):
+                attributes = code_names(function.__code__).attributes
+                found |= {name for name, is_written in attributes.items() if is_written}
+    return found
+
+
+def _is_drained(thing, kind):
+    """Return whether a run may take something from an object, for good."""
+    if issubclass(kind, io.IOBase):
+        return not thing.closed and thing.readable()
+    if issubclass(kind, weakref.ProxyTypes):
+        return False
+    module = kind.__module__ or ''
+    is_of_python = module.partition('.')[0] in sys.stdlib_module_names
+    return module in _DRAINED or (is_of_python and hasattr(kind, '__next__'))
+
+
 def _copied(iterator):
-    if isinstance(iterator, itertools.count):
-        # Copies by the copy module end with Python 3.14.
-        numbers = repr(iterator)[len('count(') : -1].split(', ')
-        return itertools.count(*(int(n) if n.lstrip('-').isdigit() else float(n) for n in numbers))
-    make, arguments, *state = iterator.__reduce__()
-    copy = make(*arguments)
-    for position in state:
-        copy.__setstate__(position)
-    return copy
+    """Return a copy of an iterator, None if it cannot be copied."""
+    if not isinstance(iterator, itertools.count):
+        make, arguments, *state = iterator.__reduce__()
+        copy = make(*arguments)
+        for position in state:
+            copy.__setstate__(position)
+        return copy
+    # Python 3.14 copies them no more.
+    try:
+        return itertools.count(*ast.literal_eval('[%s]' % repr(iterator)[len('count(') : -1]))
+    except ValueError:  # it counts in something else than plain numbers
+        return None
+
+
+def _replaced(values, copies):
+    """Return values (dict or list) with copies in place of those that have these ids."""
+    if isinstance(values, dict):
+        return {name: copies.get(id(value), value) for name, value in values.items()}
+    return [copies.get(id(value), value) for value in values]
 
 
 def _position(iterator):
@@ -693,42 +559,27 @@ def _position(iterator):
     return operator.length_hint(iterator)
 
 
-def _cannot_be_put_back(thing, kind):
-    """Return whether a run may take something from an object, for good."""
-    if issubclass(kind, io.IOBase):
-        return not thing.closed and thing.readable()
-    if issubclass(kind, weakref.ProxyTypes):
-        return False
-    if kind.__module__ in _DRAINED:
-        return True
-    root = (kind.__module__ or '').partition('.')[0]
-    return hasattr(kind, '__next__') and root in sys.stdlib_module_names
+def _imported(name, function):
+    """Return the module that a function imports, None if it is not imported yet."""
+    if name.startswith('.'):
+        name = importlib.util.resolve_name(name, function.__globals__['__package__'])
+    return sys.modules.get(name)
 
 
-def _module(name):
-    return sys.modules.get(name) if is_of_user(name) else None
+def _variables_of(thing):
+    """Return the `__dict__` of an object, None if it has none; never from its own __getattr__."""
+    kind = type(thing)
+    has_dict = any('__dict__' in vars(base) for base in kind.__mro__)
+    return vars(thing) if has_dict or issubclass(kind, threading.local) else None
 
 
-_Uses = collections.namedtuple('_Uses', 'variables attributes modules')
+def _attribute_of(owner):
+    """Return a function that puts the name of an attribute into words."""
+    name = (_variables_of(owner) or {}).get('name')
+    called = name if isinstance(name, str) else type(owner).__name__
+    return _words('the attribute ', ' of %s' % called)
 
 
-@functools.lru_cache(maxsize=4096)
-def _uses(code):
-    """Return what code names: variables -> whether it stores them, attributes, modules."""
-    variables, attributes, modules = {}, set(), set()
-    for each in dis.get_instructions(code):
-        if each.opname in _GETTERS:
-            is_stored = not each.opname.startswith('LOAD')
-            variables[each.argval] = variables.get(each.argval, False) or is_stored
-        elif each.opname in _ATTRIBUTES or each.opname == 'IMPORT_FROM':
-            attributes.add(each.argval)
-        elif each.opname == 'IMPORT_NAME':
-            modules.add(each.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            inner = _uses(constant)
-            for name, is_stored in inner.variables.items():
-                variables[name] = variables.get(name, False) or is_stored
-            attributes |= inner.attributes
-            modules |= inner.modules
-    return _Uses(variables, frozenset(attributes), frozenset(modules))
+def _words(before, after):
+    """Return a function that puts a name into words."""
+    return lambda name: '%s%s%s' % (before, name, after)

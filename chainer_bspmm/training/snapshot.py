@@ -23,6 +23,7 @@ class Snapshot:
     def __init__(self, target, reach):
         self._reach = reach
         self._python = reach.save()
+        self._copied = []  # iterators, with their copies that a run reads
         params = {id(param): param for link in reach.links.values() for param in link.params()}
         self._lazy = [param for param in params.values() if not param.is_initialized]
         self._gradients = [(param, param._grad) for param in params.values()]
@@ -57,7 +58,7 @@ class Snapshot:
             for param, before in self._gradients
             if param._grad is not before
         ]
-        return self._reach.changes(self._python) + new
+        return self._reach.changes(self._python, self._copied) + new
 
     @contextlib.contextmanager
     def undone(self):
@@ -66,7 +67,7 @@ class Snapshot:
             param.initialize = _refuse
         try:
             with _other_generators():
-                self._reach.copy_iterators(self._python)
+                self._copied = self._reach.copy_iterators(self._python)
                 yield
         finally:
             for param in self._lazy:

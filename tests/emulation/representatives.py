@@ -25,7 +25,7 @@ from chainer_bspmm.ops.graph_linear import launches
 from chainer_bspmm.ops.graph_linear.launches import layer_launch
 from chainer_bspmm.ops.mean_loss import loss_launches
 from chainer_bspmm.papers import policy
-from chainer_bspmm.training import buffers, reports
+from chainer_bspmm.training import reports, staging
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.peer_memory import PeerMemory, PeerSums
 from chainer_bspmm.training.reports import Reports
@@ -395,7 +395,7 @@ def staged(gpu):
     to = gpu.put(numpy.zeros_like(slots[:2]))
     position = gpu.put(numpy.array([2**32 - 2], 'u4'))
     plan = one_block(n_quads)
-    kernel = buffers.kernels.load(0, 'staged_copy', 'f', plan.defines)
+    kernel = staging.kernels.load(0, 'staged_copy', 'f', plan.defines)
     for row in to:
         sizes = numpy.int32(n_quads), numpy.int32(4)
         kernel(plan.grid, plan.block, (slots, row, *sizes, position))

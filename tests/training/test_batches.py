@@ -15,12 +15,14 @@ from chainer.iterators import SerialIterator
 
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import device_dataset, DeviceDataset, SparseDataset, to_sparse
+from chainer_bspmm.dataset.batch_form import needs
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.selection import locate, Selection
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training import batches, captured_predict, GraphUpdater
 from chainer_bspmm.training.batches import DeviceBatch, Resident
 from chainer_bspmm.training.iterators import Examples
+from chainer_bspmm.training.sizes import STEP
 from tests.support.data_sets import molecule_set
 from tests.support.training import assert_same_bits, BATCH, make_model, make_updater, molecules
 from tests.support.training import parameters, run, same_molecules, small_model
@@ -293,3 +295,62 @@ def test_buffers_for_a_part_that_chainer_split_off():
     dense = molecules(3)
     for other in (dataset[:0], split_dataset(dataset, 0)[0], dense, split_dataset(dense, 2)[0]):
         assert not batches.capacities(other, BATCH, 'packed')._levels
+
+
+@pytest.mark.parametrize('layout, padded_to', [('packed', None), ('folded', None), ('folded', 30)])
+def test_what_a_batch_of_a_device_dataset_sends(layout, padded_to):
+    parsed = to_sparse(molecules(40)).molecules
+    index = numpy.array([7, 3, 3])
+    gathered = []
+    vars(parsed).update(tables=None, gather=lambda *arguments: gathered.append(arguments))
+    batch = batches.DeviceBatch(parsed, index, layout, padded_to)
+    atoms, adj, _ = parsed.batch(index, layout, padded_to)
+    as_host = batches.HostBatch(atoms, adj, parsed.labels)
+    assert batch.form == as_host.form
+    largest = needs(parsed.sizes, parsed.nnz, parsed.max_atom_id)
+    largest = largest._replace(max_rows=largest.max_rows + (layout == 'folded'))
+    assert batch.need == largest._replace(rows=as_host.need.rows, entries=as_host.need.entries)
+    views = {name: numpy.zeros(*spec) for name, spec in batch.staged(None).items()}
+    batch.write(views)
+    assert views['index'].tolist() == index.tolist()
+    if layout == 'folded':
+        n = views['padded_to']
+        assert n.tolist() == [padded_to or parsed.sizes[index].max()]
+        ends = adj.row_offsets[1:] - 1
+        assert (adj.row_weights[ends] == n - parsed.sizes[index]).all()
+    batch.gather(views, 'buffers')
+    assert gathered == [(views['index'], 'buffers', views.get('padded_to'))]
+
+
+def test_symmetric_batches_have_a_form_of_their_own():
+    upper = [(atoms, numpy.triu(adj), *rest) for atoms, adj, *rest in molecules(2)]
+    parsed = to_sparse([*molecules(2), *upper]).molecules
+    vars(parsed).update(tables=None)
+    index = (0, 1), (2, 3), (0, 1)
+    made = [batches.DeviceBatch(parsed, numpy.array(i), 'packed', None) for i in index]
+    assert [batch.form.is_symmetric for batch in made] == [True, False, True]
+
+
+@pytest.mark.parametrize('layout, more', [('packed', 0), ('folded', 1)])
+def test_a_folded_molecule_has_a_row_more(layout, more):
+    data_set = to_sparse(molecules(400))
+    convert = CSRConverter(layout)
+    found = batches.capacities(data_set, BATCH, layout)
+    batch = batches.batch_of(data_set[:BATCH], convert, None)
+    capacity = found.of(batch.need)
+    assert capacity.max_rows == data_set.molecules.sizes.max() + more
+    n_rows = BATCH * (data_set.molecules.sizes.mean() + more)
+    assert max(n_rows, batch.need.rows) < capacity.rows < 1.5 * n_rows + STEP
+
+
+def test_a_converter_of_a_user_that_leaves_out_a_column_of_atoms():
+    dense = [(*example[:2], example[0], numpy.float32(1)) for example in molecules(6)]
+    converter = CSRConverter(n_node_columns=1)
+
+    def without(batch, device=None):
+        atoms, adj, _, label = converter(batch, device)
+        return atoms, adj, label
+
+    batch = batches.batch_of(dense, without, None)
+    assert isinstance(batch, batches.HostBatch)
+    assert [array.shape for array in batch._rows[2]] == [(6,)]

@@ -1,7 +1,9 @@
 """`captured_predict` against the model's own predictions, molecule by molecule of the input."""
 
+import ctypes
 import itertools
 import multiprocessing
+import os
 import re
 import warnings
 
@@ -15,7 +17,6 @@ from chainer.backends import cuda
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.models.prediction import Regressor
 
-from chainer_bspmm.cuda import step
 from chainer_bspmm.dataset import DeviceDataset, smiles as parsing, to_sparse
 from chainer_bspmm.training import captured_predict, prediction, StepDiffers
 from tests.support import relative_error
@@ -242,24 +243,49 @@ def test_one_number_for_each_molecule(device, prediction_graphs):
 
 
 def picky(link, atoms, adj):
-    if step.current() is not None:
+    if adj.has_spare:
         raise ValueError('so many rows?')
     return three_columns(link, atoms, adj)
 
 
-# What the model is -> (its function, parts of the one warning, whether its values are those of
-# single molecules).
-CANNOT = 'Row', 'cannot be captured: ValueError: so many rows?', __file__
+# What the model is -> (its function, a pattern of the cause, whether its values are those of single
+# molecules).
 EAGER = {
-    'of all rows': (mean_of_rows, ('belong to no molecule',), False),
-    'failing with spare rows': (picky, CANNOT, True),
-    'random': (lambda *given: three_columns(*given) * numpy.random.rand(), ('run twice',), False),
-    'changing with every batch': (counting, ('the attribute counter of',), True),
+    'of all rows': (
+        mean_of_rows,
+        'with rows at the end of a batch that belong to no molecule, it differs in values: '
+        r'values \(relative difference \d.\de-0\d\): a link or the loss treats every row as an '
+        'atom',
+        False,
+    ),
+    'failing with spare rows': (
+        picky,
+        r'/ \(Row\) cannot be captured: ValueError: so many rows\? \(%s, line \d+, in picky\)'
+        % re.escape(__file__),
+        True,
+    ),
+    'random': (
+        lambda *given: three_columns(*given) * numpy.random.rand(),
+        'the prediction changes the state of numpy.random at every run',
+        False,
+    ),
+    'random by a generator that cannot be looked at': (
+        lambda *given: three_columns(*given) * int.from_bytes(os.urandom(2), 'big'),
+        r'run twice, one batch differs in values: values \(relative difference .+\): the model '
+        'draws random numbers from another generator than that of chainer.functions.dropout, or '
+        'keeps what it calculated',
+        False,
+    ),
+    'changing with every batch': (
+        counting,
+        'the prediction changes the attribute counter of predictor at every run',
+        True,
+    ),
 }
 
 
-def assert_eager(device, function, words, is_same=True):
-    """Predict with a model around `function`; the one warning has these words."""
+def assert_eager(device, function, cause, is_same=True):
+    """Predict with a model around `function`; the one warning has this cause (a pattern)."""
     model = on(device, Regressor(Row(function)))
     examples = molecules(8 * 40 if function is counting else 80)
     with warnings.catch_warnings(record=True) as caught:
@@ -267,7 +293,7 @@ def assert_eager(device, function, words, is_same=True):
         values = values_of(model, to_sparse(examples))
     texts = [str(w.message) for w in caught if w.filename == __file__]
     (text,) = (text for text in texts if 'predicts eagerly' in text)
-    assert all(word in text for word in words), text
+    assert re.fullmatch('captured_predict predicts eagerly: ' + cause, text), text
     assert len(values) == len(examples)
     assert not is_same or relative_error(values, expected_of(model, examples)) < 1e-5
 
@@ -279,14 +305,17 @@ def test_what_is_predicted_eagerly(device, prediction_graphs, name):
 
 def test_a_hook_sees_every_call(device, prediction_graphs):
     with chainer.function_hooks.TimerHook():
-        assert_eager(device, three_columns, ('hook TimerHook',))
+        assert_eager(device, three_columns, 'the hook TimerHook has to see every call')
 
 
 def test_what_fails_at_capture(monkeypatch):
     graphs = host_graphs.stand_in_for_prediction(monkeypatch)
     graphs.fail = RuntimeError('operation not permitted')
-    words = ('cannot be captured: RuntimeError: operation not permitted',)
-    assert_eager(HOST, three_columns, words)
+    cause = (
+        r'the step cannot be captured: RuntimeError: operation not permitted '
+        r'\(.*host_graphs.py, line \d+, in capture\)'
+    )
+    assert_eager(HOST, three_columns, cause)
 
 
 def test_a_dense_model(device, prediction_graphs):
@@ -594,7 +623,8 @@ def test_a_prediction_that_changes(device, prediction_graphs, changes_at):
     model = model_of(device)
     data = molecules(4) * 24  # equal batches of 8
     seen = []
-    factor = host_graphs.read_at_capture(lambda: 2.0 if len(seen) >= changes_at else 1.0)
+    n_seen = ctypes.c_int(0)  # nothing watches its value
+    factor = host_graphs.read_at_capture(lambda: 2.0 if n_seen.value >= changes_at else 1.0)
 
     def predict(atoms, adj):
         return model.predictor(atoms, adj) * factor()
@@ -602,11 +632,12 @@ def test_a_prediction_that_changes(device, prediction_graphs, changes_at):
     def collect():
         for part in captured_predict(model, data, batch_size=8, predict=predict):
             seen.append(part.values)
+            n_seen.value += 1
 
     differs = (
-        'a replay gave another prediction than the model run eagerly: the model reads something '
-        'from Python that has changed since it was captured, and that is not watched '
-        r'\(docs/captured_training.md\): values \(relative difference 5.0e-01\)'
+        'a replay of the captured prediction differs from an eager one in values '
+        r'\(relative difference 5.0e-01\): it reads something from Python that has changed since '
+        r'it was captured, and that is not watched \(docs/captured_training.md\)'
     )
     # One batch is launched ahead. The first is eager; replays 1, 2, 4 and 8 are checked.
     if changes_at == 1:

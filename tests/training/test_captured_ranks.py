@@ -150,7 +150,7 @@ def test_ranks_are_one_large_batch(made, graphs, noted, is_clipped, is_one_host)
     assert train(updater, SIZES) == []
     assert comm.told[2:] == [None, False] and len(tried) == 1
     assert len(comm.sums) == len(SIZES) and len(set(comm.sums)) == 1
-    assert graphs[0].n_compiled == 2
+    assert graphs[0].n_compiled == 1
     n_replays = [program._n_replays for program in updater._driver.programs.values()]
     assert max(n_replays) > 3 and sum(map(bool, n_replays)) > 2 and 0 in n_replays, n_replays
     assert graphs[0].n_launches == sum(n_replays) * (1 if is_one_host else 2)
@@ -212,9 +212,9 @@ def test_replay_that_differs(made):
     factor.value = 1.5
     message = (
         'rank 0 cannot go on as the other ranks do, with captured steps: a replay of the captured '
-        'step gave another gradient (relative difference 3.3e-01) than the step run eagerly: the '
-        'step reads something from Python that has changed since it was captured, and that is not '
-        'watched (docs/captured_training.md)'
+        'step differs from an eager one in gradient (relative difference 3.3e-01): it reads '
+        'something from Python that has changed since it was captured, and that is not watched '
+        '(docs/captured_training.md)'
     )
     with pytest.raises(RuntimeError, match='^%s$' % re.escape(message)):
         for _ in range(20):
@@ -253,13 +253,13 @@ def test_layout_that_cannot_be_captured_later(made):
         return loss
 
     updater, comm = made(loss_func)
-    train(updater, [4, 4, 4, 7])
+    train(updater, [4, 4, 4])
     message = (
         '^rank 0 cannot go on as the other ranks do, with captured steps: main/n is reported as a '
         'value on the host, which a replay would repeat$'
     )
     with pytest.raises(RuntimeError, match=message):
-        train(updater, [7] * 9)
+        train(updater, [7])
 
 
 @pytest.mark.parametrize('rank', (0, 1))

@@ -166,8 +166,8 @@ PARTS = 'stage', 'launch', '_results_now', '_again', '_compute', '_complete'
 @pytest.mark.parametrize(
     'owner, name', [*((Program, part) for part in PARTS), (snapshot, 'difference')]
 )
-@pytest.mark.parametrize(  # before; the 16th replay is checked
-    'n_steps', (0, 2, 15, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 20)))
+@pytest.mark.parametrize(  # before; the 16th replay, in step 17, is checked
+    'n_steps', (0, 1, 2, 16, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 15, 20)))
 )
 def test_an_interrupted_step_counts_if_it_was_done(monkeypatch, n_steps, owner, name):
     """Parameters and the number of updates go together."""

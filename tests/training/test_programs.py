@@ -1,4 +1,4 @@
-"""Which programs are kept, when something changes too often, and which replays are checked."""
+"""Which programs are kept, how large their buffers are, and when something changes too often."""
 
 import types
 
@@ -8,10 +8,13 @@ import pytest
 import chainer_bspmm  # noqa: F401  first: it repairs Chainer
 import chainer
 
+from chainer_bspmm import CSRConverter
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.training import batches
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.cuda_graphs import CannotCapture
-from chainer_bspmm.training.program import Program
 from chainer_bspmm.training.programs import MAX_NEW, MAX_PROGRAMS, Programs
+from tests.support.training import molecules
 
 
 def test_the_least_recently_used_is_dropped():
@@ -55,19 +58,13 @@ def test_something_that_changes_every_time():
     assert link.number == MAX_NEW
 
 
-POWERS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
-
-
-@pytest.mark.parametrize(
-    'every, expected',
-    [(2000, [*POWERS, 2000, 4000]), (1500, [*POWERS, 1500, 3000, 4500]), (1, list(range(1, 5001)))],
-)
-def test_which_replays_are_checked(every, expected):
-    program = object.__new__(Program)
-    program._session = types.SimpleNamespace(check_every=every)
-    checked = []
-    for number in range(1, 5001):
-        program._n_replays = number - 1
-        if program.is_check_due():
-            checked.append(number)
-    assert checked == expected
+def test_layouts_have_sizes_of_their_own():
+    """A padded batch has more rows; packed ones after it do not get them as well."""
+    data_set = to_sparse(molecules(400))
+    programs = Programs('step')
+    rows = {}
+    for layout in ('padded', 'folded', 'packed'):
+        batch = batches.batch_of(data_set[:100], CSRConverter(layout), None)
+        rows[layout] = programs.capacity(batch.form, batch.need, data_set).rows
+        assert rows[layout] == batches.capacities(data_set, 100, layout).of(batch.need).rows
+    assert rows['padded'] > rows['folded'] > rows['packed']

@@ -1,0 +1,75 @@
+"""Names that code uses: variables around it, attributes and modules, read from its byte code."""
+
+import dis
+import functools
+import types
+from typing import NamedTuple
+
+_READS = {'LOAD_GLOBAL', 'LOAD_NAME', 'LOAD_FROM_DICT_OR_GLOBALS'}
+_WRITES = {'STORE_GLOBAL', 'DELETE_GLOBAL'}
+_ATTRIBUTE_READS = {'LOAD_ATTR', 'LOAD_METHOD', 'LOAD_SUPER_ATTR', 'IMPORT_FROM'}
+_ATTRIBUTE_WRITES = {'STORE_ATTR', 'DELETE_ATTR'}
+
+# Who names these may use attributes whose names are made while the program runs.
+_BY_TEXT = {'getattr', 'setattr', 'hasattr', 'delattr', 'vars', '__dict__', 'attrgetter'}
+# These lead to any variable of any module.
+_TO_ANYTHING = {'globals', 'locals', 'exec', 'eval', '__import__', 'import_module'}
+
+
+class CodeNames(NamedTuple):
+    """Names that a code object uses, functions and classes within it included.
+
+    `globals` and `attributes` say of each name whether the code assigns or deletes it; names of
+    builtins are among `globals`. `modules` are imported by it: relative ones begin with dots.
+    `uses_any_attribute`: it may use attributes that it does not name.
+    `unknown` are names that lead to variables which cannot be told from the code.
+    """
+
+    globals: dict[str, bool]
+    attributes: dict[str, bool]
+    modules: frozenset[str]
+    uses_any_attribute: bool
+    unknown: frozenset[str]
+
+
+@functools.lru_cache(maxsize=4096)
+def code_names(code: types.CodeType) -> CodeNames:
+    """Find the names that code uses. The result is shared between calls: do not change it."""
+    variables: dict[str, bool] = {}
+    attributes: dict[str, bool] = {}
+    modules = set()
+    matches_classes = False
+    instructions = [each for each in dis.get_instructions(code) if each.opname != 'EXTENDED_ARG']
+    for i, each in enumerate(instructions):
+        if each.opname in _READS:
+            variables.setdefault(each.argval, False)
+        elif each.opname in _WRITES:
+            variables[each.argval] = True
+        elif each.opname in _ATTRIBUTE_READS:
+            attributes.setdefault(each.argval, False)
+        elif each.opname in _ATTRIBUTE_WRITES:
+            attributes[each.argval] = True
+        elif each.opname == 'IMPORT_NAME':
+            # How many packages up, and what to take from the module, are loaded before it.
+            modules.add('.' * instructions[i - 2].argval + each.argval)
+        elif each.opname == 'MATCH_CLASS':
+            matches_classes = True
+    inner = [code_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    for names in inner:
+        for merged, more in ((variables, names.globals), (attributes, names.attributes)):
+            for name, is_written in more.items():
+                merged[name] = merged.get(name, False) or is_written
+        modules |= names.modules
+    used = variables.keys() | attributes.keys()
+    unknown = used & _TO_ANYTHING
+    if 'sys' in variables and 'modules' in attributes:
+        unknown.add('sys.modules')
+    return CodeNames(
+        variables,
+        attributes,
+        frozenset(modules),
+        matches_classes
+        or bool(used & _BY_TEXT)
+        or any(names.uses_any_attribute for names in inner),
+        frozenset(unknown),
+    )

@@ -1,0 +1,132 @@
+"""Names that byte code uses; one set of answers for all versions of Python."""
+
+import pytest
+
+from chainer_bspmm.training.code_names import code_names
+
+
+def names_of(source):
+    """Return the names of the one function that a text defines."""
+    variables: dict = {}
+    exec(source, variables)
+    return code_names(variables['f'].__code__)
+
+
+GLOBALS = {
+    'def f(): return a': {'a': False},
+    'def f(): return len(a)': {'len': False, 'a': False},
+    'def f(b): return b': {},
+    'def f():\n global a\n a = 1': {'a': True},
+    'def f():\n global a\n a += 1': {'a': True},
+    'def f():\n global a\n del a': {'a': True},
+    'def f(): return lambda: a': {'a': False},
+    'def f():\n def g():\n  global a\n  a = 1\n return a, g': {'a': True},
+    'def f(): return [b + a for b in ()]': {'a': False},
+    # Comparing two local variables is one instruction of newer versions that names both.
+    'def f(b, c): return b < c': {},
+    'def f(b, c):\n b = c\n return b': {},
+}
+
+
+@pytest.mark.parametrize('source', GLOBALS)
+def test_globals(source):
+    assert names_of(source).globals == GLOBALS[source]
+
+
+def test_variables_that_a_class_within_a_function_reads():
+    names = names_of('def f():\n class C:\n  b = a\n return C')
+    assert names.globals['a'] is False
+
+
+ATTRIBUTES = {
+    'def f(x): return x.a': {'a': False},
+    'def f(x): return x.a.b': {'a': False, 'b': False},
+    'def f(x): return x.a()': {'a': False},
+    'def f(x): x.a = 1': {'a': True},
+    'def f(x): x.a += 1': {'a': True},
+    'def f(x): del x.a': {'a': True},
+    'def f(x):\n x.a = x.b': {'a': True, 'b': False},
+    'def f(x): return lambda: x.a': {'a': False},
+    'def f():\n from m import a as b': {'a': False},
+    'def f(x): return x["a"]': {},
+}
+
+
+@pytest.mark.parametrize('source', ATTRIBUTES)
+def test_attributes(source):
+    assert names_of(source).attributes == ATTRIBUTES[source]
+
+
+def test_attributes_of_a_base_class():
+    code = compile('class C:\n def f(self): return super().a(), super().b', 'name', 'exec')
+    assert code_names(code).attributes == {'a': False, 'b': False}
+
+
+def test_names_with_large_indices():
+    """Byte code has an instruction more for these."""
+    names = names_of('def f(x): return %s' % ', '.join('a%d + x.b%d' % (i, i) for i in range(600)))
+    assert set(names.globals) == {'a%d' % i for i in range(600)}
+    assert set(names.attributes) == {'b%d' % i for i in range(600)}
+
+
+MODULES = {
+    'def f():\n import a': {'a'},
+    'def f():\n import a.b': {'a.b'},
+    'def f():\n import a.b as c': {'a.b'},
+    'def f():\n from a.b import c': {'a.b'},
+    'def f():\n from . import a': {'.'},
+    'def f():\n from .. import a': {'..'},
+    'def f():\n from ..a import b': {'..a'},
+    'def f():\n def g():\n  import a\n import b': {'a', 'b'},
+    'def f(): return a.b': set(),
+}
+
+
+@pytest.mark.parametrize('source', MODULES)
+def test_modules(source):
+    assert names_of(source).modules == MODULES[source]
+
+
+def test_a_relative_import_after_many_constants():
+    numbers = ', '.join('%d + x' % (1000 + i) for i in range(300))
+    names = names_of('def f(x):\n x = %s\n from ..a import b' % numbers)
+    assert names.modules == {'..a'}
+
+
+ANY = {
+    'def f(x): return x.a': False,
+    'def f(x, n): return getattr(x, n)': True,
+    'def f(x, n): setattr(x, n, 1)': True,
+    'def f(x): return vars(x)': True,
+    'def f(x): return x.__dict__': True,
+    'def f(x): return operator.attrgetter("a")(x)': True,
+    'def f(x): return lambda n: getattr(x, n)': True,
+    'def f(x):\n match x:\n  case C(a=1): return 1': True,
+}
+
+
+@pytest.mark.parametrize('source', ANY)
+def test_whether_attributes_are_used_without_their_name(source):
+    assert names_of(source).uses_any_attribute is ANY[source]
+
+
+UNKNOWN = {
+    'def f(x): return x': set(),
+    'def f(): return globals()["a"]': {'globals'},
+    'def f(): return eval("a")': {'eval'},
+    'def f(): exec("a")': {'exec'},
+    'def f(): return sys.modules["a"].b': {'sys.modules'},
+    'def f(x): return x.modules': set(),
+    'def f(): return importlib.import_module("a").b': {'import_module'},
+    'def f(): return lambda: globals()': {'globals'},
+}
+
+
+@pytest.mark.parametrize('source', UNKNOWN)
+def test_names_that_lead_to_unknown_variables(source):
+    assert names_of(source).unknown == UNKNOWN[source]
+
+
+def test_code_is_read_once():
+    code = compile('a', 'name', 'eval')
+    assert code_names(code) is code_names(code)

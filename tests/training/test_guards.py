@@ -1,0 +1,367 @@
+"""`Guards`: what is watched, by what name, and what leads to another key.
+
+The changes of a whole training are in test_watched.
+"""
+
+import collections
+import ctypes
+import functools
+import random
+import types
+
+import numpy
+import pytest
+
+import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+import chainer
+from chainer import functions, link_hooks, links, optimizers
+from chainer_chemistry.models.prediction import Regressor
+
+from chainer_bspmm.training.guards import Guards
+from chainer_bspmm.training.reach import Reach
+from tests.support.training import small_model, without_dropout
+
+FACTOR = 1.0
+
+loss = 0.0  # a global of the same name as an attribute that functions below read
+
+
+def names_a_global(*args):
+    return sum([FACTOR * i for i in range(len(args))])  # in a function within
+
+
+class Loss:
+    """A loss with a weight, in the ways in which it can be written."""
+
+    def __init__(self, model):
+        self.model = model
+        self.weight = 1.0
+
+    def __call__(self, *args):
+        return self.model(*args) * self.weight
+
+    def method(self, *args):
+        return self.model(*args) * self.weight
+
+
+class Named(chainer.Chain):
+    """A chain whose forward names a global."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.linear = links.Linear(2, 2)
+
+    def forward(self, x):
+        return self.linear(x) * FACTOR
+
+
+class Calling(chainer.Chain):
+    def __call__(self, x):
+        return x * FACTOR
+
+
+def rule_of(model):
+    return model.predictor.inner.embed.W.update_rule
+
+
+HOW = {'forward': Named, '__call__': Calling, 'function': lambda: links.Linear(2, 2)}
+
+
+def changing_model():
+    return without_dropout(small_model(removed=1))
+
+
+def guarded():
+    """Return a model, its optimizer, and guards of both."""
+    model = changing_model()
+    optimizer = optimizers.MomentumSGD().setup(model)
+    for param in model.params(include_uninit=False):
+        param.update_rule._init_states(param)
+    return model, optimizer, Guards(model, model, optimizer)
+
+
+def test_what_changes_back_is_the_same():
+    model, _, guards = guarded()
+    with chainer.using_config('noise', 0.0):
+        before = guards.key()
+        model.predictor.counter = 1
+        changed = guards.key()
+        assert changed.change(before) == 'the attribute counter of predictor'
+        model.predictor.counter = 0
+        assert guards.key() == before != changed and hash(guards.key()) == hash(before)
+        with chainer.using_config('noise', 0.5):
+            assert guards.key().change(before) == 'the attribute noise of chainer.config'
+        assert guards.key() == before
+
+
+def test_states_in_a_new_dict():
+    """Its arrays are watched, not those of the dict that was there when the guards were made."""
+    model, _, guards = guarded()
+    before = guards.key()
+    rule = rule_of(model)
+    rule._state = dict(rule._state)
+    assert guards.key() is before
+    rule._state['v'] = rule._state['v'].copy()
+    assert guards.key() != before
+
+
+def test_hyperparameters_in_a_new_object():
+    """Numbers may change at every step, so the key is equal; but the update looks again."""
+    model, optimizer, guards = guarded()
+    before = guards.key()
+    rule = rule_of(model)
+    rule.hyperparam = chainer.optimizer.Hyperparameter(optimizer.hyperparam)
+    after = guards.key()
+    assert after == before and after is not before
+    rule.hyperparam.lr = 0.5
+    assert guards.key() is after
+
+
+def test_closures():
+    """Of the loss, of a part of it, and of a function that a link has; objects with a loss."""
+    factor = 1.0
+    model = small_model()
+    around = small_model(lossfun=lambda x, t: factor)
+
+    def loss_func(*args):
+        return factor * model(*args)
+
+    for function in (loss_func, functools.partial(loss_func, 1)):
+        guards = Guards(chainer.Chain(), function)
+        of_link = Guards(around, around)
+        assert [type(link).__name__ for link in list(guards.reach.links.values())[1:3]] == [
+            'Regressor',
+            'Row',
+        ]
+        before = guards.key(), of_link.key()
+        factor = factor + 1.0
+        text = 'the variable factor that loss_func reads'
+        assert guards.key().change(before[0]) == text
+        assert of_link.key() != before[1]
+    own = Loss(model)
+    for function in (own, own.method, functools.partial(own)):
+        guards = Guards(model, function)
+        before = guards.key()
+        own.weight += 1.0
+        assert guards.key().change(before) == 'the attribute weight of Loss'
+
+
+@pytest.mark.parametrize('make', HOW.values(), ids=HOW)
+def test_globals(monkeypatch, make):
+    model = make()
+    guards = Guards(model, names_a_global if type(model) is links.Linear else model)
+    before = guards.key()
+    monkeypatch.setitem(globals(), 'FACTOR', 2.0)
+    assert guards.key().change(before) == 'FACTOR of module ' + __name__
+
+
+def test_links_around_a_function():
+    """However the function refers to them, their parameters are watched."""
+    teacher = links.Linear(2, 2)
+    holder = links.Linear(2, 2)
+    holder.teacher = teacher
+
+    class Distilled:
+        def __init__(self):
+            self.teacher = teacher
+
+        def __call__(self, x):
+            return self.teacher(x)
+
+    one, other = links.Linear(2, 2), links.Linear(2, 2)
+    for target, function in ((one, lambda x: teacher(x)), (other, Distilled()), (holder, holder)):
+        guards = Guards(target, function)
+        before = guards.key()
+        assert list(guards.reach.links.values()) == [target, teacher]
+        assert set(map(id, guards.other_params)) == {id(teacher.W), id(teacher.b)}
+        teacher.W.array = teacher.W.array.copy()
+        assert guards.key() != before
+
+
+class Weight:
+    """A weight of a class, which an object may have, too."""
+
+    factor = 1.0
+
+    def of(self, loss):
+        return loss * FACTOR
+
+
+SETTINGS = {'factor': 1.0, 'steps': [1, 2]}
+SEEN: set = set()
+RECENT = collections.deque([1.0], 3)
+WEIGHT = Weight()
+OPTIONS = types.SimpleNamespace(factor=1.0)
+
+
+def reads_all(*args):
+    loss = SETTINGS['factor'] * RECENT[0] * Weight.factor * WEIGHT.factor * OPTIONS.factor
+    return WEIGHT.of(loss) if SEEN else sum(SETTINGS['steps']) * loss
+
+
+@pytest.mark.parametrize(
+    'change, expected',
+    [
+        (lambda: SETTINGS.update(factor=2.0), "'factor' in SETTINGS of module %s"),
+        (lambda: SETTINGS.update(more=1.0), 'SETTINGS of module %s'),
+        (lambda: SETTINGS['steps'].append(3), 'SETTINGS of module %s'),
+        (lambda: SEEN.add(1), 'SEEN of module %s'),
+        (lambda: RECENT.append(2.0), 'RECENT of module %s'),
+        (lambda: setattr(Weight, 'factor', 2.0), 'factor of class Weight'),
+        (lambda: setattr(WEIGHT, 'factor', 2.0), 'the attribute factor of Weight'),
+        (lambda: setattr(OPTIONS, 'factor', 2.0), 'the attribute factor of SimpleNamespace'),
+        (lambda: globals().update(FACTOR=2.0), 'FACTOR of module %s'),
+    ],
+    ids=(
+        'an entry',
+        'a new entry',
+        'a list in a dict',
+        'a set',
+        'a deque',
+        'an attribute of a class',
+        'a new attribute',
+        'an attribute of an object',
+        'a global that a method names',
+    ),
+)
+def test_what_is_inside_of_globals(change, expected):
+    reach = Reach(reads_all)
+    before = reach.save()
+    try:
+        guards = Guards(chainer.Chain(), reads_all)
+        key = guards.key()
+        change()
+        text = guards.key().change(key)
+    finally:
+        reach.restore(before)
+    assert text == (expected % __name__ if '%s' in expected else expected)
+    assert guards.key() == key  # once it was put back
+
+
+def test_what_is_not_watched(monkeypatch):
+    """What every step replaces, what no code names, and what is not Python's: a short list."""
+    model, _, guards = guarded()
+    row = model.predictor
+    outside = ctypes.c_double(1.0)
+    own = Guards(model, lambda x: model(x) * outside.value * model.loss)
+    model.loss = chainer.Variable(numpy.zeros(1))
+    row.cache = {}
+    row.seen = []
+    before = guards.key(), own.key()
+    outside.value = 2.0
+    monkeypatch.setitem(globals(), 'loss', 1.0)  # functions read the attribute of this name
+    model.loss = chainer.Variable(numpy.ones(1))
+    row.cache = {1: 2}
+    row.seen = [3]
+    assert guards.key() is before[0] and own.key() is before[1]
+
+
+def test_dicts_and_lists_of_a_link_whose_code_a_library_calls():
+    """That code may name any attribute."""
+    model, _, guards = guarded()
+    for name, value in (('cache', {}), ('seen', [])):
+        setattr(model, name, value)
+        before = guards.key()
+        setattr(model, name, type(value)([(1, 2)]))
+        assert guards.key().change(before) == 'the attribute %s of Regressor' % name
+
+
+def test_an_output_is_watched_no_longer():
+    """An array that every run assigns; of what else is assigned there is a change."""
+    model = chainer.Chain()
+
+    def function():
+        model.sums, model.number = numpy.ones(2), 1
+
+    function()
+    guards = Guards(model, function)
+    key = guards.key()
+    moments = []
+    for _ in range(2):
+        function()
+        moments.append(guards.moment())
+    assert moments[1].change(moments[0]) is None
+    outputs = moments[1].outputs(moments[0])
+    assert outputs == {'the attribute sums of Chain'}
+    assert guards.key() != key
+    guards.ignore(outputs)
+    key = guards.key()
+    function()
+    assert guards.key() is key
+    model.number = 2
+    assert guards.key().change(key) == 'the attribute number of Chain'
+
+
+@pytest.mark.parametrize(
+    'change, expected',
+    [
+        (lambda model: setattr(model, 'number', 2), 'the attribute number of Chain'),
+        (lambda model: model.numbers.append(2), 'the attribute numbers of Chain'),
+        (lambda model: setattr(model, 'sums', numpy.ones(2)), 'the attribute sums of Chain'),
+        (lambda model: next(model.batches), 'the attribute batches of Chain'),
+        (lambda model: numpy.random.rand(), 'the state of numpy.random'),
+        (lambda model: random.random(), 'the state of random'),
+        (lambda model: model.generator.rand(), 'the attribute generator of Chain'),
+    ],
+    ids=('a number', 'a list', 'an array', 'an iterator', 'NumPy', 'random', 'a generator'),
+)
+def test_what_a_run_changes_is_named(change, expected):
+    model = chainer.Chain()
+    model.number = 1
+    model.numbers = [1]
+    model.sums = numpy.zeros(2)
+    model.batches = iter([1, 2])
+    model.generator = numpy.random.RandomState(0)
+
+    def function():
+        return model.number, model.numbers, model.sums, model.batches, model.generator
+
+    guards = Guards(model, function)
+    before = guards.moment()
+    assert guards.moment().change(before) is None
+    change(model)
+    assert guards.moment().change(before) == expected
+
+
+def test_hooks_that_have_to_see_every_call():
+    model, _, guards = guarded()
+
+    def named():
+        guards.key()
+        return guards.blocking_hook()
+
+    assert named() is None
+    with chainer.using_config('debug', True):
+        assert named() == 'Chainer is in debug mode'
+    for hook in (chainer.function_hooks.TimerHook(), link_hooks.TimerHook()):
+        with hook:
+            assert named() == 'the hook TimerHook has to see every call'
+    embed = model.predictor.inner.embed
+    for _ in range(2):
+        embed.add_hook(link_hooks.TimerHook(), 'mine')
+        assert named() == 'the hook mine has to see every call'
+        embed.delete_hook('mine')
+        assert named() is None
+
+
+KNOWN = Regressor(links.Linear(3, 2), functions.mean_squared_error, {'mae': functions.sum})
+
+
+@pytest.mark.parametrize(
+    'model, loss_func, expected',
+    [
+        (KNOWN, None, False),
+        (KNOWN, KNOWN.__call__, False),
+        (Regressor(links.Linear(3, 2), names_a_global), None, True),
+        (Regressor(links.Linear(3, 2), functools.partial(functions.sum)), None, True),
+        (Regressor(links.Linear(3, 2), functions.sum, {'own': names_a_global}), None, True),
+        (Regressor(Named(), functions.sum), None, True),
+        (KNOWN, lambda *args: KNOWN(*args), True),
+        (KNOWN, functools.partial(KNOWN), True),
+        (KNOWN, Loss(KNOWN), True),
+        (KNOWN, Loss(KNOWN).method, True),
+    ],
+)
+def test_code_of_a_user(model, loss_func, expected):
+    assert Guards(model, loss_func or model).has_user_code is expected

@@ -1,0 +1,184 @@
+"""`Program`: how often a user's code runs, which replays are checked, and what errors are told."""
+
+import ctypes
+import re
+import types
+
+import numpy
+import pytest
+
+import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+import chainer
+from chainer import links, optimizers
+from chainer.training.updaters import StandardUpdater
+
+from chainer_bspmm.training import GraphUpdater
+from chainer_bspmm.training.program import blame, Program
+from tests.support import assert_close_arrays
+from tests.support.training import assert_same_training, is_captured, make_updater, parameters, run
+from tests.support.training import small_model, three_columns, without_dropout
+from tests.training.host_graphs import eager_causes
+
+pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+
+
+POWERS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+
+
+@pytest.mark.parametrize(
+    'every, expected',
+    [(2000, [*POWERS, 2000, 4000]), (1500, [*POWERS, 1500, 3000, 4500]), (1, list(range(1, 5001)))],
+)
+def test_which_replays_are_checked(every, expected):
+    program = object.__new__(Program)
+    program._session = types.SimpleNamespace(check_every=every)
+    checked = []
+    for number in range(1, 5001):
+        program._n_replays = number - 1
+        if program.is_check_due():
+            checked.append(number)
+    assert checked == expected
+
+
+def counted(link, atoms, adj):
+    link.n_calls.value += 1
+    return three_columns(link, atoms, adj)
+
+
+def calls_of_steps(updater, n_steps):
+    """Return how often each step calls the model (list)."""
+    n_calls = updater.get_optimizer('main').target.predictor.n_calls
+    found = []
+    for _ in range(n_steps):
+        n_before = n_calls.value
+        run(updater, 1)
+        found.append(n_calls.value - n_before)
+    return found
+
+
+def test_how_often_a_step_calls_the_model(device, graphs, no_causes):
+    """Three times for the trial, then eagerly; for the capture and its check; for checks."""
+    model = small_model(counted, n_calls=ctypes.c_int(0))  # nothing watches its value
+    updater = make_updater(GraphUpdater, device, model)
+    launched = 0 if graphs is None else 1  # a stand-in runs the model
+    expected = [4, 2 + launched, *(n + launched for n in (1, 0, 1, 0, 0, 0, 1, 0))]
+    assert calls_of_steps(updater, 10) == expected
+
+
+def with_a_head(link, atoms, adj):
+    link.n_calls.value += 1
+    return link.head(link.inner(atoms, adj))
+
+
+def model_with_a_lazy_head():
+    model = without_dropout(small_model(with_a_head, n_calls=ctypes.c_int(0)))
+    with model.predictor.init_scope():
+        model.predictor.head = links.Linear(None, 3)
+    return model
+
+
+def test_a_parameter_is_made_by_the_step_itself(device, graphs, no_causes):
+    """The trial ends where it is missing, and follows in the second step."""
+    updater = make_updater(GraphUpdater, device, model_with_a_lazy_head())
+    launched = 0 if graphs is None else 1
+    first, *others = calls_of_steps(updater, 4)
+    assert first == 2 and others == [3 + 2 + launched, 1 + launched, launched]
+    assert is_captured(updater)
+
+
+def test_a_parameter_gets_the_random_numbers_that_chainers_loop_draws(device, graphs, no_causes):
+    found = []
+    for kind in (StandardUpdater, GraphUpdater):
+        model = model_with_a_lazy_head()
+        updater = make_updater(kind, device, model, optimizer=optimizers.SGD(0.01))
+        run(updater, 4)
+        found.append((parameters(updater), numpy.random.rand()))
+    assert_close_arrays(found[1][0], found[0][0])
+    assert found[1][1] == found[0][1]
+
+
+def test_nothing_is_taken_from_a_generator_but_by_the_step(device, graphs):
+    """What it has given cannot be put back, so there is no extra run."""
+
+    def drawing(link, atoms, adj):
+        return three_columns(link, atoms, adj) * next(link.weights)
+
+    def make(kind):
+        weights = (1 + 0.1 * i for i in range(10))
+        model = without_dropout(small_model(drawing, weights=weights))
+        return make_updater(kind, device, model, optimizer=optimizers.SGD(0.01))
+
+    with eager_causes() as causes:
+        assert_same_training(make, 4)
+    assert causes == [
+        'GraphUpdater trains eagerly: a check would take something from the attribute weights of '
+        'predictor (generator) for good'
+    ]
+
+
+def test_a_run_that_fails_is_undone(device, graphs):
+    """The batch is run once more, for the user to see the error, with a warning before it."""
+
+    def fails_once(link, atoms, adj):
+        link.seen.append(len(link.seen))
+        link.n_calls.value += 1
+        if link.n_calls.value == 1:
+            raise LookupError('mine')
+        return three_columns(link, atoms, adj)
+
+    model = small_model(fails_once, seen=[], n_calls=ctypes.c_int(0))
+    updater = make_updater(GraphUpdater, device, model)
+    message = (
+        r'^GraphUpdater trains eagerly: /predictor \(Row\) cannot be captured: LookupError: mine '
+        r'\(%s, line \d+, in fails_once\)$'
+    )
+    with pytest.warns(UserWarning, match=message % re.escape(__file__)):
+        run(updater, 1)
+    assert model.predictor.seen == [0] and model.predictor.n_calls.value == 2
+
+
+def raised(function, *args):
+    try:
+        function(*args)
+    except Exception as error:
+        return error
+    raise AssertionError('there was no error')
+
+
+class Failing(chainer.Chain):
+    def __init__(self, inner=None):
+        super().__init__()
+        with self.init_scope():
+            self.inner = inner
+
+    def forward(self):
+        if self.inner is None:
+            raise ValueError('mine')
+        return self.inner()
+
+
+FORWARD = re.escape(__file__) + r', line \d+, in forward'
+
+
+@pytest.mark.parametrize(
+    'make, expected',
+    [
+        (lambda: (Failing(Failing()),) * 2, r'/inner \(Failing\) cannot be captured: '),
+        (lambda: (Failing(), Failing()), r'\(Failing\) cannot be captured: '),
+        (lambda: (Failing(), None), r'\(Failing\) cannot be captured: '),
+    ],
+    ids=('a link of the model', 'another link', 'no model'),
+)
+def test_the_link_and_the_line_that_failed_are_told(make, expected):
+    model, around = make()
+    pattern = r'%sValueError: mine \(%s\)' % (expected, FORWARD)
+    assert re.fullmatch(pattern, blame(raised(model), around))
+
+
+def fails():
+    raise LookupError('mine')
+
+
+def test_without_a_link_the_step_is_told():
+    pattern = r'the step cannot be captured: LookupError: mine \(%s, line \d+, in fails\)'
+    assert re.fullmatch(pattern % re.escape(__file__), blame(raised(fails), None))

@@ -1,0 +1,1305 @@
+"""What a user's code can reach: it is seen when it changes, and put back after a run.
+
+Each function here stands for a loss. It takes nothing, and returns a number.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import fractions
+import functools
+import io
+import itertools
+import os
+import queue
+import random
+import socket
+import sys
+import threading
+import types
+import weakref
+from typing import Any
+
+import numpy
+import pytest
+
+import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+import chainer
+from chainer import functions, links
+from chainer_chemistry.models import Classifier, Regressor
+
+from chainer_bspmm.training.reach import MAX_ITEMS, MAX_THINGS, MAX_WATCHED, Reach
+from tests.training import reached_module
+
+STEP, W = 0, 1.0
+LATE: int  # is not assigned before a loss is called
+
+
+def moment(reach):
+    """Return what is watched, in words and by identity; and where generators are."""
+    named = reach.named()
+    identities = collections.Counter((text, id(value)) for text, value in named)
+    return identities, reach.states(), named  # the values keep their ids
+
+
+def difference(reach, before):
+    """Return words for what changed since a moment, each once, in order."""
+    identities, states, _ = moment(reach)
+    changed = [text for text, _ in (identities - before[0]) + (before[0] - identities)]
+    changed += [text for text, state in states.items() if state != before[1][text]]
+    return list(dict.fromkeys(changed))
+
+
+# Ways to count: each makes (loss, function that returns the count without changing it).
+
+
+class Schedule:
+    """A user's object: `n` is an attribute of the class until it is first counted."""
+
+    n = 0
+
+    def next(self):
+        self.n += 1
+        return 1 - 0.5**self.n
+
+
+class Slotted:
+    __slots__ = ('n', 'unset', '__private')
+
+    def __init__(self):
+        self.n = 0
+
+
+@dataclasses.dataclass
+class Config:
+    weight: float = 1.0
+
+
+class Counting(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        self.n = 0
+
+    def forward(self):
+        self.n += 1
+        return self.n
+
+
+class CountingGlobally(chainer.Chain):
+    def forward(self):
+        return self.count()
+
+    def count(self):
+        global STEP
+        STEP += 1
+        return STEP
+
+
+class UsersList(list):
+    """A list with attributes."""
+
+
+def by_global():
+    global STEP
+    STEP = 0
+
+    def loss():
+        global STEP
+        STEP += 1
+        return STEP
+
+    return loss, lambda: STEP
+
+
+def by_global_of_a_method():
+    global STEP
+    STEP = 0
+    return CountingGlobally(), lambda: STEP
+
+
+def by_new_global():
+    globals().pop('LATE', None)
+
+    def loss():
+        global LATE
+        LATE = 1
+
+    return loss, lambda: globals().get('LATE')
+
+
+def by_module():
+    reached_module.step = 0
+
+    def loss():
+        reached_module.step += 1
+        return reached_module.step
+
+    return loss, lambda: reached_module.step
+
+
+def by_function_of_module():
+    reached_module.step = 0
+    return (lambda: reached_module.count()), lambda: reached_module.step
+
+
+def by_import():
+    reached_module.step = 0
+
+    def loss():
+        from .reached_module import count
+
+        return count()
+
+    return loss, lambda: reached_module.step
+
+
+def by_link():
+    link = Counting()
+    return link, lambda: link.n
+
+
+def by_method():
+    s = Schedule()
+    return s.next, lambda: s.n
+
+
+def by_class_attribute():
+    class Of:
+        n = 0
+
+        @classmethod
+        def next(cls):
+            cls.n += 1
+            return cls.n
+
+    return (lambda: Of.next()), lambda: Of.n
+
+
+def by_new_class_attribute():
+    class Of:
+        n: int
+
+    def loss():
+        Of.n = 1
+
+    return loss, lambda: hasattr(Of, 'n')
+
+
+def by_property():
+    class Of:
+        def __init__(self):
+            self._n = 0
+
+        @property
+        def n(self):
+            self._n += 1
+            return self._n
+
+    of = Of()
+    return (lambda: of.n), lambda: of._n
+
+
+def by_call():
+    class Of:
+        n = 0
+
+        def __call__(self):
+            self.n += 1
+
+    of = Of()
+    return of, lambda: of.n
+
+
+def by_constructor():
+    class Of:
+        n = 0
+
+        def __init__(self):
+            Of.n += 1
+
+    return (lambda: Of()), lambda: Of.n
+
+
+def by_itertools():
+    class Of:
+        n = itertools.count(1)
+
+    return (lambda: next(Of.n)), lambda: repr(Of.n)
+
+
+def by_iterator():
+    given: Any = iter([3, 2, 1])
+    return (lambda: next(given)), lambda: given.__length_hint__()
+
+
+def by_iterator_in_a_list():
+    given: Any = [iter(range(3))]
+    return (lambda: next(given[0])), lambda: given[0].__length_hint__()
+
+
+def by_object():
+    s = Schedule()
+    return (lambda: s.next()), lambda: s.n
+
+
+def by_slots():
+    s = Slotted()
+
+    def loss():
+        s.n += 1
+        return s.n
+
+    return loss, lambda: s.n
+
+
+def by_private_slot():
+    class Of:
+        __slots__ = ('__n',)
+
+        def __init__(self):
+            self.__n = 0
+
+        def next(self):
+            self.__n += 1
+            return self.__n
+
+        def read(self):
+            return self.__n
+
+    of = Of()
+    return (lambda: of.next()), of.read
+
+
+def by_list():
+    history = []
+    return (lambda: history.append(1)), lambda: len(history)
+
+
+def by_bound_method():
+    history = []
+    append = history.append
+    return (lambda: append(1)), lambda: len(history)
+
+
+def by_long_list():
+    history = [0] * (2 * MAX_ITEMS)
+    return (lambda: history.append(1)), lambda: len(history)
+
+
+def by_long_dict():
+    history = dict.fromkeys(range(2 * MAX_ITEMS))
+    return (lambda: history.setdefault(len(history), 1)), lambda: len(history)
+
+
+def by_set():
+    history: set = set()
+    return (lambda: history.add(len(history))), lambda: len(history)
+
+
+def by_ordered_dict():
+    history = collections.OrderedDict(a=1, b=2)
+    return (lambda: history.move_to_end('a')), lambda: list(history)
+
+
+def by_default_dict():
+    history: dict = collections.defaultdict(int)
+
+    def loss():
+        history['n'] += 1
+
+    return loss, lambda: history.get('n')
+
+
+def by_counter():
+    history: dict = collections.Counter()
+    return (lambda: history.update('n')), lambda: history['n']
+
+
+def by_user_dict():
+    history = collections.UserDict(n=0)
+
+    def loss():
+        history['n'] += 1
+
+    return loss, lambda: history['n']
+
+
+def by_attribute_of_a_list():
+    of: Any = UsersList()
+    of.n = 0
+
+    def loss():
+        of.n += 1
+
+    return loss, lambda: of.n
+
+
+def by_default():
+    def loss(calls=[0]):  # NOQA: B006
+        calls[0] += 1
+        return calls[0]
+
+    return loss, lambda: loss.__defaults__[0][0]
+
+
+def by_attribute_of_function():
+    def loss():
+        own.n += 1
+        return own.n
+
+    own: Any = loss
+    own.n = 0
+    return loss, lambda: own.n
+
+
+def by_new_attribute_of_function():
+    def loss():
+        own.n = 1
+
+    own: Any = loss
+    return loss, lambda: hasattr(own, 'n')
+
+
+def by_nonlocal():
+    n = 0
+
+    def loss():
+        nonlocal n
+        n += 1
+        return n
+
+    return loss, lambda: n
+
+
+def by_late_nonlocal():
+    def loss():
+        nonlocal n
+        n = 1
+
+    def read():
+        try:
+            return n
+        except NameError:
+            return None
+
+    if loss is None:
+        n = 0
+    return loss, read
+
+
+def by_partial():
+    calls = [0]
+
+    def of(calls):
+        calls[0] += 1
+
+    return functools.partial(of, calls), lambda: calls[0]
+
+
+def by_decorated():
+    calls = []
+
+    @contextlib.contextmanager
+    def counted():
+        calls.append(1)
+        yield
+
+    def loss():
+        with counted():
+            return 1
+
+    return loss, lambda: len(calls)
+
+
+def by_cached_function():
+    calls = []
+
+    @functools.lru_cache
+    def of(x):
+        calls.append(x)
+
+    return (lambda: of(len(calls))), lambda: len(calls)
+
+
+def by_weak_reference():
+    s = Schedule()
+    reference = weakref.ref(s)
+    return (lambda: reference().next()), lambda: s.n
+
+
+def by_thread():
+    of = threading.local()
+    of.n = 0
+
+    def loss():
+        of.n += 1
+        return of.n
+
+    return loss, lambda: of.n
+
+
+def by_dict_in_object():
+    settings = types.SimpleNamespace(deep={'deque': collections.deque([0], maxlen=3)})
+
+    def loss():
+        settings.deep['deque'].append(settings.deep['deque'][-1] + 1)
+
+    return loss, lambda: settings.deep['deque'][-1]
+
+
+def by_environment():
+    os.environ['CHAINER_BSPMM_TEST'] = '0'
+
+    def loss():
+        os.environ['CHAINER_BSPMM_TEST'] += '1'
+
+    return loss, lambda: os.environ['CHAINER_BSPMM_TEST']
+
+
+def by_random_state():
+    drawn = random.Random(3)
+    return (lambda: drawn.random()), drawn.getstate
+
+
+def by_numpy_random_state():
+    drawn = numpy.random.RandomState(3)
+    return (lambda: drawn.rand()), lambda: repr(drawn.get_state())
+
+
+def by_generator():
+    drawn = numpy.random.default_rng(3)
+    return (lambda: drawn.random()), lambda: drawn.bit_generator.state
+
+
+def by_numpy():
+    return (lambda: numpy.random.rand()), lambda: repr(numpy.random.get_state())
+
+
+def by_random():
+    return (lambda: random.random()), random.getstate
+
+
+HERE = 'tests.training.test_reach'
+COUNTERS = {
+    by_global: 'STEP of module ' + HERE,
+    by_global_of_a_method: 'STEP of module ' + HERE,
+    by_new_global: 'LATE of module ' + HERE,
+    by_module: 'step of module tests.training.reached_module',
+    by_function_of_module: 'step of module tests.training.reached_module',
+    by_import: 'step of module tests.training.reached_module',
+    by_link: 'the attribute n of Counting',
+    by_method: None,  # is new: `test_an_attribute_that_is_new`
+    by_class_attribute: 'n of class Of',
+    by_new_class_attribute: None,
+    by_property: 'the attribute _n of Of',
+    by_call: None,
+    by_constructor: 'n of class Of',
+    by_itertools: 'n of class Of',
+    by_iterator: 'the variable given that <lambda> reads',
+    by_iterator_in_a_list: 'the variable given that <lambda> reads',
+    by_object: None,
+    by_slots: 'the attribute n of Slotted',
+    by_private_slot: 'the attribute _Of__n of Of',
+    by_list: 'the variable history that <lambda> reads',
+    by_bound_method: 'the variable append that <lambda> reads',
+    by_long_list: 'the variable history that <lambda> reads',
+    by_long_dict: 'the variable history that <lambda> reads',
+    by_set: 'the variable history that <lambda> reads',
+    by_ordered_dict: None,  # the order is put back, but is no value
+    by_default_dict: 'the variable history that loss reads',
+    by_counter: 'the variable history that <lambda> reads',
+    by_user_dict: "'n' in the attribute data of UserDict",
+    by_attribute_of_a_list: 'the attribute n of UsersList',
+    by_default: 'a default of loss',
+    by_attribute_of_function: 'the attribute n of loss',
+    by_new_attribute_of_function: None,
+    by_nonlocal: 'the variable n that loss reads',
+    by_late_nonlocal: 'the variable n that loss reads',
+    by_partial: 'the loss',
+    by_decorated: 'the variable calls that counted reads',
+    by_cached_function: 'the variable calls that <lambda> reads',
+    by_weak_reference: None,
+    by_thread: 'the attribute n of _local',
+    by_dict_in_object: 'the attribute deep of SimpleNamespace',
+    by_environment: "b'CHAINER_BSPMM_TEST' in os.environ",
+    by_random_state: 'the variable drawn that <lambda> reads',
+    by_numpy_random_state: 'the variable drawn that <lambda> reads',
+    by_generator: 'the variable drawn that <lambda> reads',
+    by_numpy: 'the state of numpy.random',
+    by_random: 'the state of random',
+}
+every_counter = pytest.mark.parametrize('make', COUNTERS, ids=lambda make: make.__name__)
+
+
+@every_counter
+def test_a_run_that_is_undone_leaves_the_count(make):
+    loss, count = make()
+    before = count()
+    reach = Reach(loss)
+    with reach.undone():
+        loss()
+    assert count() == before
+
+
+@every_counter
+def test_a_run_that_raises_leaves_the_count(make):
+    loss, count = make()
+    before = count()
+    reach = Reach(loss)
+    with contextlib.suppress(InterruptedError), reach.undone():
+        loss()
+        raise InterruptedError
+    assert count() == before
+
+
+@every_counter
+def test_nothing_prevents_an_extra_run(make):
+    loss, _ = make()
+    assert Reach(loss).cannot == []
+
+
+@pytest.mark.parametrize('make', [make for make in COUNTERS if COUNTERS[make]])
+def test_what_counts_is_named_first(make):
+    loss, _ = make()
+    reach = Reach(loss)
+    before = moment(reach)
+    loss()
+    assert difference(reach, before)[0] == COUNTERS[make]
+
+
+NEW = by_method, by_new_class_attribute, by_call, by_object, by_new_attribute_of_function
+
+
+@pytest.mark.parametrize('make', NEW, ids=lambda make: make.__name__)
+def test_an_attribute_that_is_new_changes_the_sizes(make):
+    loss, _ = make()
+    reach = Reach(loss)
+    before = reach.sizes()
+    loss()
+    assert reach.sizes() != before
+
+
+@pytest.mark.parametrize('make', (by_iterator, by_itertools, by_iterator_in_a_list))
+def test_a_run_reads_from_a_copy_of_an_iterator(make):
+    loss, _ = make()
+    with Reach(loss).undone():
+        numbers = [loss(), loss()]
+    assert [loss(), loss()] == numbers and numbers[0] != numbers[1]
+
+
+def test_an_iterator_is_the_same_object_after_a_run():
+    given = iter([1, 2])
+    same = given
+
+    def loss():
+        return next(given)
+
+    with Reach(loss).undone():
+        loss()
+    assert given is same
+
+
+# What changes from outside: each makes (loss, what changes its weight to a value).
+
+
+def of_dict():
+    opts = {'w': 1.0}
+    return (lambda: opts['w']), lambda w: opts.update(w=w)
+
+
+def of_nested():
+    opts = {'loss': [{'w': 1.0}]}
+    return (lambda: opts['loss'][0]['w']), lambda w: opts['loss'][0].update(w=w)
+
+
+def of_list():
+    ws = [1.0, 1.0]
+    return (lambda: ws[0]), lambda w: ws.__setitem__(0, w)
+
+
+def of_tuple_of_lists():
+    ws = ([1.0],)
+    return (lambda: ws[0][0]), lambda w: ws[0].__setitem__(0, w)
+
+
+def of_shown_dict():
+    opts = {'w': 1.0}
+    shown = types.MappingProxyType(opts)
+    return (lambda: shown['w']), lambda w: opts.update(w=w)
+
+
+class Cfg:
+    w = 1.0
+
+
+def of_object():
+    cfg = Cfg()
+    cfg.w = 1.0
+    return (lambda: cfg.w), lambda w: setattr(cfg, 'w', w)
+
+
+def of_class():
+    class Of:
+        w = 1.0
+
+    return (lambda: Of.w), lambda w: setattr(Of, 'w', w)
+
+
+def of_base_class():
+    class Base:
+        w = 1.0
+
+    class Of(Base):
+        pass
+
+    of = Of()
+    return (lambda: of.w), lambda w: setattr(Base, 'w', w)
+
+
+def of_method():
+    class Of:
+        def w(self):
+            return 1.0
+
+    of = Of()
+    return (lambda: of.w()), lambda w: setattr(Of, 'w', lambda self: w)
+
+
+def of_record(kind):
+    cfg = kind(weight=1.0)
+    return (lambda: cfg.weight), lambda w: setattr(cfg, 'weight', w)
+
+
+def helper():
+    return W
+
+
+def change_global(w):
+    global W
+    W = w
+
+
+def of_global_of_a_helper():
+    return (lambda: helper()), change_global
+
+
+class WithMethod(chainer.Chain):
+    def forward(self):
+        return self.loss()
+
+    def loss(self):
+        return W
+
+
+class Inherited(WithMethod):
+    def forward(self):
+        return super().forward()
+
+
+def of_global_of_a_method():
+    return WithMethod(), change_global
+
+
+def of_global_of_an_inherited_method():
+    return Inherited(), change_global
+
+
+def of_module():
+    return (lambda: reached_module.weight), lambda w: setattr(reached_module, 'weight', w)
+
+
+def of_slots():
+    s = Slotted()
+    return (lambda: s.n), lambda w: setattr(s, 'n', w)
+
+
+def of_dynamic_name():
+    s = types.SimpleNamespace(w_0=1.0)
+    return (lambda: getattr(s, 'w_%d' % 0)), lambda w: setattr(s, 'w_0', w)
+
+
+def of_matched_attribute():
+    cfg = Cfg()
+    cfg.w = 1.0
+    variables = {'cfg': cfg, 'Cfg': Cfg, '__name__': HERE}
+    exec('def loss():\n match cfg:\n  case Cfg(w=w): return w', variables)
+    return variables['loss'], lambda w: setattr(cfg, 'w', w)
+
+
+def of_attribute_of_link():
+    link = chainer.Chain()
+    link.w = 1.0
+    return link, lambda w: setattr(link, 'w', w)
+
+
+def of_function_of_a_sequence():
+    ws = [1.0]
+    return chainer.Sequential(lambda: ws[0]), lambda w: ws.__setitem__(0, w)
+
+
+def of_metric():
+    ws = [1.0]
+    metrics = {'metric': lambda y, t: ws[0]}
+    return Regressor(links.Linear(2, 1), metrics_fun=metrics), lambda w: ws.__setitem__(0, w)
+
+
+def of_function_that_a_library_calls():
+    link = chainer.Chain()
+    link.lossfun = helper
+    return link, change_global
+
+
+def of_environment():
+    os.environ['CHAINER_BSPMM_TEST'] = '1'
+    return (
+        lambda: os.getenv('CHAINER_BSPMM_TEST'),
+        lambda w: os.environ.update(CHAINER_BSPMM_TEST=str(w)),
+    )
+
+
+def of_enclosing_function():
+    weight = 1.0
+
+    def change(w):
+        nonlocal weight
+        weight = w
+
+    return (lambda: weight), change
+
+
+CHANGES = {
+    of_dict: "'w' in the variable opts that <lambda> reads",
+    of_nested: "'w' in the variable opts that <lambda> reads",
+    of_list: 'the variable ws that <lambda> reads',
+    of_tuple_of_lists: 'the variable ws that <lambda> reads',
+    of_shown_dict: "'w' in the variable shown that <lambda> reads",
+    of_object: 'the attribute w of Cfg',
+    of_class: 'w of class Of',
+    of_base_class: 'w of class Base',
+    of_method: 'w of class Of',
+    functools.partial(of_record, Config): 'the attribute weight of Config',
+    functools.partial(of_record, types.SimpleNamespace): 'the attribute weight of SimpleNamespace',
+    functools.partial(of_record, argparse.Namespace): 'the attribute weight of Namespace',
+    of_global_of_a_helper: 'W of module ' + HERE,
+    of_global_of_a_method: 'W of module ' + HERE,
+    of_global_of_an_inherited_method: 'W of module ' + HERE,
+    of_module: 'weight of module tests.training.reached_module',
+    of_slots: 'the attribute n of Slotted',
+    of_dynamic_name: 'the attribute w_0 of SimpleNamespace',
+    of_matched_attribute: 'the attribute w of Cfg',
+    of_attribute_of_link: 'the attribute w of Chain',
+    of_function_of_a_sequence: 'the variable ws that <lambda> reads',
+    of_metric: 'the variable ws that <lambda> reads',
+    of_function_that_a_library_calls: 'W of module ' + HERE,
+    of_environment: "b'CHAINER_BSPMM_TEST' in os.environ",
+    of_enclosing_function: 'the variable weight that <lambda> reads',
+}
+
+
+@pytest.mark.parametrize('make', CHANGES, ids=lambda make: getattr(make, '__name__', None))
+def test_what_changes_is_seen(make):
+    loss, change = make()
+    change(2.0)
+    reach = Reach(loss)
+    before = moment(reach)
+    values = reach.values()
+    change(3.0)
+    assert difference(reach, before) == [CHANGES[make]]
+    assert any(map(lambda one, other: one is not other, reach.values(), values))
+
+
+class Many(chainer.Chain):
+    """A Chain of a user: a method, what only that uses, and a history that nothing here reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.opts = {'w': 1.0}
+        self.history = []
+        self.seen = Schedule()
+        with self.init_scope():
+            self.linear = links.Linear(2, 2)
+
+    def forward(self, x):
+        super().namedlinks()  # is no call of the constructor
+        return self.loss(self.linear(x))
+
+    def loss(self, y):
+        return y * self.opts['w'] * W
+
+    def __repr__(self):
+        return 'after %d' % len(self.history)
+
+    def plot(self):
+        return STEP, self.history, self.seen.next()
+
+
+def add_to_history(model, monkeypatch):
+    model.history.append(1)
+
+
+def add_to_an_object(model, monkeypatch):
+    model.seen.n = 3
+
+
+def change_another_global(model, monkeypatch):
+    monkeypatch.setitem(globals(), 'STEP', 7)
+
+
+def change_a_method(model, monkeypatch):
+    monkeypatch.setattr(Many, 'plot', None)
+
+
+def draw(model, monkeypatch):
+    numpy.random.rand()
+
+
+def change_a_module(model, monkeypatch):
+    monkeypatch.setattr(reached_module, 'unused', 3)
+
+
+IRRELEVANT = (
+    *(add_to_history, add_to_an_object, change_another_global, change_a_method, draw),
+    change_a_module,
+)
+
+
+@pytest.mark.parametrize('change', IRRELEVANT)
+def test_what_no_code_names_is_not_watched(monkeypatch, change):
+    model = Many()
+    reach = Reach(model)
+    before = reach.values(), reach.sizes()
+    change(model, monkeypatch)
+    assert (reach.values(), reach.sizes()) == before
+
+
+def test_code_that_is_replaced_is_seen(monkeypatch):
+    reach = Reach(Many())
+    before = moment(reach)
+    monkeypatch.setattr(Many, 'loss', lambda self, y: y)
+    assert difference(reach, before) == ['loss of class Many']
+
+
+def test_contents_that_no_code_names_are_not_followed():
+    model = Many()
+    reach = Reach(model)
+    assert reach.follows(model.opts) and not reach.follows(model.history)
+
+
+def test_a_global_of_a_library_is_not_followed():
+    reach = Reach(lambda: functions.relu)
+    assert not any('chainer' in text for text in reach.texts())
+
+
+@pytest.mark.parametrize('kind', (Regressor, Classifier))
+def test_what_a_library_makes_in_each_step_is_not_followed(kind):
+    """Its metrics; even if a user's code has a `metrics`, too."""
+    metrics = {'metric': lambda y, t: 1.0}
+    own: Any = types.SimpleNamespace(metrics=metrics)
+    lossfun = functions.mean_squared_error
+    model = kind(links.Linear(2, 2), lossfun=lossfun, metrics_fun=metrics)
+    x = numpy.ones((3, 2), 'f')
+    model(x, x)
+    reach = Reach(lambda: model(x, x) * own.metrics)
+    assert model.metrics and not reach.follows(model.metrics)
+
+
+def test_links_by_id():
+    model = Many()
+    assert Reach(model).links == {id(model): model, id(model.linear): model.linear}
+
+
+def test_links_that_a_function_uses():
+    model = Many()
+    assert id(model.linear) in Reach(lambda: model).links
+
+
+def test_functions_of_a_user_by_id():
+    def loss():
+        return helper()
+
+    assert Reach(loss).functions == {id(loss): loss, id(helper): helper}
+
+
+def test_functions_of_a_library_are_left_out():
+    assert Reach(functions.relu, Regressor(links.Linear(2, 1))).functions == {}
+
+
+def test_two_objects_that_refer_to_each_other():
+    one, other = types.SimpleNamespace(n=1), types.SimpleNamespace(n=2)
+    one.other, other.one = other, one
+    reach = Reach(lambda: one.other.one.n)
+    assert reach.texts().count('the attribute n of SimpleNamespace') == 2
+
+
+# Arrays.
+
+
+def test_arrays_in_a_dict():
+    kept = {'a': numpy.ones(3)}
+    reach = Reach(lambda: kept)
+    assert reach.arrays == {'the variable kept that <lambda> reads': kept['a']}
+
+
+def test_arrays_in_one_list_have_different_words():
+    kept = [numpy.ones(2), numpy.zeros(2), numpy.ones(3)]
+    arrays = Reach(lambda: kept).arrays
+    assert {id(array) for array in arrays.values()} == set(map(id, kept))
+
+
+def test_arrays_of_links_are_left_out():
+    model = links.BatchNormalization(3)
+    assert Reach(model).arrays == {}
+
+
+def test_a_parameter_that_belongs_to_no_link():
+    scale = chainer.Parameter(numpy.ones(3, 'f'))
+    arrays = Reach(lambda: scale, Many()).arrays
+    assert arrays == {'the variable scale that <lambda> reads': scale.array}
+
+
+def test_a_parameter_of_a_link_that_is_also_used_elsewhere():
+    model = Many()
+    w = model.linear.W
+    assert Reach(lambda: w, model).arrays == {}
+
+
+def test_a_parameter_without_an_array():
+    scale = chainer.Parameter()
+    assert Reach(lambda: scale).arrays == {}
+
+
+# What cannot be put back, and what was not followed.
+
+
+def opened(name, mode):
+    with contextlib.suppress(OSError):
+        return open(name, mode)
+
+
+CANNOT = {
+    'generator': lambda: (i for i in range(3)),
+    'enumerate': lambda: enumerate([1, 2]),
+    'map': lambda: map(abs, [1, 2]),
+    'chain': lambda: itertools.chain([1, 2]),
+    'dict_keyiterator': lambda: iter({'a': 1}),
+    'StringIO': lambda: io.StringIO('abc'),
+    'TextIOWrapper': lambda: opened(__file__, 'r'),
+    'Queue': queue.Queue,
+    'SimpleQueue': queue.SimpleQueue,
+    'socket': socket.socket,
+}
+
+
+@pytest.mark.parametrize('name', CANNOT)
+def test_what_a_run_takes_from_something_is_lost(name):
+    given = CANNOT[name]()
+
+    def loss():
+        return given
+
+    expected = ['the variable given that loss reads (%s)' % name]
+    try:
+        assert Reach(loss).cannot == expected
+    finally:
+        getattr(given, 'close', str)()
+
+
+HARMLESS = {
+    'lock': threading.Lock,
+    'reentrant lock': threading.RLock,
+    'condition': threading.Condition,
+    'closed file': lambda: [file := io.StringIO('abc'), file.close()][0],
+    'file for writing': lambda: opened(os.devnull, 'w'),
+    'iterator of a list': lambda: iter([1]),
+    'numbers': lambda: itertools.count(0.5, -2),
+    'module': lambda: sys,
+}
+
+
+@pytest.mark.parametrize('name', HARMLESS)
+def test_what_does_no_harm(name):
+    given = HARMLESS[name]()
+    assert Reach(lambda: given).cannot == []
+    getattr(given, 'close', str)()
+
+
+def test_an_iterator_in_a_default():
+    def loss(numbers=itertools.count()):  # NOQA: B008
+        return next(numbers)
+
+    assert Reach(loss).cannot == ['a default of loss']
+
+
+UNREPLACEABLE = {
+    'tuple': lambda: (iter([1]),),
+    'partial': lambda: functools.partial(next, iter([1])),
+    'method': lambda: iter([1]).__next__,
+    'fractions': lambda: itertools.count(fractions.Fraction(1, 2)),
+}
+
+
+@pytest.mark.parametrize('name', UNREPLACEABLE)
+def test_an_iterator_that_no_copy_can_stand_for(name):
+    given = UNREPLACEABLE[name]()
+    assert Reach(lambda: given).cannot == ['the variable given that <lambda> reads']
+
+
+def test_an_iterator_that_is_also_in_a_tuple():
+    given = iter([1])
+    pair = (given,)
+    assert Reach(lambda: (given, pair)).cannot == ['the variable pair that <lambda> reads']
+
+
+def test_nothing_was_cut():
+    assert Reach(Many()).cut == []
+
+
+def test_a_long_list_is_cut():
+    many = list(range(10**5))
+    reach = Reach(lambda: many)
+    assert reach.cut == ['the variable many that <lambda> reads'] and len(reach.values()) < 10
+
+
+def test_a_long_list_that_grows_changes_the_sizes():
+    many = list(range(10**5))
+    reach = Reach(lambda: many)
+    before = reach.sizes()
+    many.append(1)
+    assert reach.sizes() != before
+
+
+def test_a_long_chain_of_objects_is_cut():
+    chain: dict = {}
+    for _ in range(2 * MAX_THINGS):
+        chain = {'next': chain}
+    reach = Reach(lambda: chain)
+    assert set(reach.cut) == {
+        'the variable chain that <lambda> reads',
+        "'next' in the variable chain that <lambda> reads",
+    }
+    assert len(reach.values()) <= 2 * MAX_WATCHED
+
+
+def test_all_links_are_watched():
+    model = chainer.ChainList(*(chainer.Link() for _ in range(MAX_WATCHED + 1)))
+    reach = Reach(model)
+    before = reach.values()
+    model[MAX_WATCHED].w = 1
+    assert len(reach.values()) == len(before) + 1 and reach.cut == []
+
+
+def by_name_of_a_global():
+    return globals()['W']
+
+
+def by_text():
+    return eval('W')
+
+
+def by_name_of_a_module():
+    return vars(sys.modules[HERE])['W']
+
+
+def by_late_import():
+    import not_imported_yet
+
+    return not_imported_yet
+
+
+UNKNOWN = {
+    by_name_of_a_global: ['what by_name_of_a_global does with globals'],
+    by_text: ['what by_text does with eval'],
+    by_name_of_a_module: ['what by_name_of_a_module does with sys.modules'],
+    by_late_import: ['the module not_imported_yet that by_late_import imports'],
+}
+
+
+@pytest.mark.parametrize('loss', UNKNOWN)
+def test_what_code_does_not_tell_is_cut(loss):
+    assert Reach(loss).cut == UNKNOWN[loss]
+
+
+# Saving, putting back, doing again.
+
+
+def test_putting_back_keeps_objects_and_their_order():
+    state: dict = {'a': [1], 'b': {2}, 'c': collections.OrderedDict(x=1, y=2)}
+    objects = list(state.values())
+    reach = Reach(lambda: state)
+    saved = reach.save()
+    state['a'].append(2)
+    state['b'].clear()
+    state['c'].move_to_end('x')
+    state['d'] = state.pop('a')
+    reach.restore(saved)
+    assert [(name, *value) for name, value in state.items()] == [
+        ('a', 1),
+        ('b', 2),
+        ('c', 'x', 'y'),
+    ]
+    assert all(map(lambda one, other: one is other, objects, state.values()))
+
+
+def test_random_numbers_may_be_left_as_they_are():
+    reach = Reach(Many())
+    saved = reach.save()
+    expected = [numpy.random.rand(), random.random()]
+    reach.restore(saved, with_numbers=False)
+    assert [numpy.random.rand(), random.random()] != expected
+
+
+def test_a_link_that_a_run_adds_is_removed():
+    class Lazy(chainer.Chain):
+        def forward(self, x):
+            if not hasattr(self, 'linear'):
+                with self.init_scope():
+                    self.linear = links.Linear(2, 2)
+            return self.linear(x)
+
+    model = Lazy()
+    with Reach(model).undone():
+        model(numpy.ones((2, 2), 'f'))
+    assert not hasattr(model, 'linear') and list(model.namedparams()) == []
+
+
+def test_attributes_of_links_that_no_code_names_are_put_back():
+    model = Many()
+    with Reach(model).undone():
+        model.history.append(1)
+    assert model.history == []
+
+
+def test_the_configuration_is_put_back():
+    with Reach(Many()).undone():
+        chainer.config.train = False
+        chainer.global_config.dtype = numpy.float16
+    assert chainer.config.train and chainer.config.dtype == numpy.float32
+
+
+class Kept:
+    y: Any = None
+
+
+def keeps_in_a_link():
+    model = Counting()
+    return model, lambda: model.n
+
+
+def keeps_in_a_dict():
+    kept = {'y': 0}
+    return (lambda: kept.update(y=1)), lambda: kept['y']
+
+
+def keeps_in_a_class():
+    Kept.y = 0
+
+    def loss():
+        Kept.y = 1
+
+    return loss, lambda: Kept.y
+
+
+def keeps_in_a_list():
+    kept = [0]
+    return (lambda: kept.__setitem__(0, 1)), lambda: kept[0]
+
+
+def keeps_in_a_closure():
+    kept = 0
+
+    def loss():
+        nonlocal kept
+        kept = 1
+
+    return loss, lambda: kept
+
+
+KEEPS = keeps_in_a_link, keeps_in_a_dict, keeps_in_a_class, keeps_in_a_list, keeps_in_a_closure
+
+
+@pytest.mark.parametrize('make', (*KEEPS, by_global, by_slots, by_module))
+def test_what_a_run_changed_is_done_again(make):
+    loss, kept = make()
+    reach = Reach(loss)
+    with reach.undone() as saved:
+        loss()
+        changes = reach.changes(saved)
+    assert kept() == 0
+    for apply, argument in changes:
+        apply(argument)
+    assert kept() == 1
+
+
+def test_what_was_deleted_is_deleted_again():
+    kept = {'y': 0}
+    reach = Reach(lambda: kept.pop('y'))
+    with reach.undone() as saved:
+        del kept['y']
+        changes = reach.changes(saved)
+    for apply, argument in changes:
+        apply(argument)
+    assert kept == {}
+
+
+def test_other_attributes_are_left_alone_when_changes_are_done_again():
+    model = Counting()
+    reach = Reach(model)
+    with reach.undone() as saved:
+        model()
+        changes = reach.changes(saved)
+    model.epoch = 3
+    for apply, argument in changes:
+        apply(argument)
+    assert model.n == 1 and model.epoch == 3
+
+
+def test_nothing_changed():
+    model = Many()
+    reach = Reach(model)
+    saved = reach.save()
+    model.loss(1)
+    numpy.random.rand()
+    assert reach.changes(saved) == []
+
+
+def test_a_cache_that_is_filled_once_differs_only_once():
+    cache: dict = {}
+
+    def loss():
+        return cache.setdefault('factor', object())
+
+    reach = Reach(loss)
+    first = moment(reach)
+    loss()
+    second = moment(reach)
+    assert difference(reach, first) == [
+        'the variable cache that loss reads',
+        "'factor' in the variable cache that loss reads",
+    ]
+    loss()
+    assert difference(reach, second) == []
+
+
+class Refusing(dict):
+    """A user's dict whose attributes are its entries."""
+
+    def __getattr__(self, name):
+        return self[name]
+
+    def values(self):
+        raise NotImplementedError
+
+    __iter__ = values
+
+
+def test_no_code_of_a_user_runs_to_look():
+    opts = Refusing(w=[1])
+    with Reach(lambda: opts).undone():
+        dict.get(opts, 'w').append(2)
+    assert dict.get(opts, 'w') == [1]
+
+
+def test_two_looks_at_the_same_objects_are_equal():
+    model = Many()
+    assert Reach(model).named() == Reach(model).named()

@@ -1,0 +1,198 @@
+"""`Snapshot`: all of a run is put back, or done again; how the arrays of two runs differ."""
+
+import numpy
+import pytest
+
+from chainer_bspmm.training import snapshot  # first: it repairs Chainer
+import chainer
+from chainer import optimizers
+
+from chainer_bspmm.training.reach import Reach
+from chainer_bspmm.training.snapshot import ParameterMissing, Snapshot
+
+
+def test_states_of_an_optimizer_that_changed_are_put_back():
+    link = chainer.Link()
+    with link.init_scope():
+        link.w = chainer.Parameter(numpy.ones(3, 'f'))
+    optimizer = optimizers.MomentumSGD(0.1, 0.8).setup(link)
+    link.w.grad = numpy.ones(3, 'f')
+    optimizer.update()
+    velocity = link.w.update_rule.state['v']
+    weight = link.w.array
+    arrays = snapshot.arrays_of(link, Reach(link))
+    before = snapshot.Copies(arrays)
+    velocity += 1
+    assert snapshot.difference(arrays, before, 0).startswith('/w/v ')
+    optimizer.update()
+    before.put_back(arrays)
+    numpy.testing.assert_array_equal(velocity, numpy.full(3, -0.1, 'f'))
+    numpy.testing.assert_array_equal(weight, numpy.full(3, 0.9, 'f'))
+    assert snapshot.difference(arrays, before, 0) is None
+
+
+def test_arrays_that_cannot_be_written_are_left_out():
+    link = chainer.Link()
+    link.table, link.counts = numpy.arange(3), numpy.arange(3)
+    link.table.flags.writeable = False
+    assert list(snapshot.arrays_of(link, Reach(link))) == ['/counts']
+
+
+def test_copies_of_arrays_of_several_kinds():
+    arrays = {
+        'a': numpy.array([[0.0, numpy.nan]], 'f'),
+        'strided': numpy.arange(12.0).reshape(3, 4).T,
+        'integers': numpy.arange(3),
+        'number': numpy.array(2, 'f'),
+        'none': numpy.zeros((0, 4), 'f'),
+        'flag': numpy.array([True]),
+    }
+    copies, same = snapshot.Copies(arrays), snapshot.Copies(arrays)
+
+    def bits(found):
+        return {name: array.tobytes() for name, array in found.items()}
+
+    assert bits(copies) == bits(arrays)
+    assert snapshot.difference(copies, same, 0) is None
+    for name, array in arrays.items():
+        if array.size:
+            array.flat[0] = -0.0 if name == 'a' else array.flat[0] + 1 if name != 'flag' else False
+            assert snapshot.difference(copies, snapshot.Copies(arrays), 0).startswith(name)
+            copies.put_back(arrays)
+            assert snapshot.difference(copies, snapshot.Copies(arrays), 0) is None
+    other = snapshot.Copies(dict(arrays, more=numpy.ones(1)))
+    assert snapshot.difference(copies, other, 0) == 'more (only one of them has it)'
+
+
+@pytest.mark.parametrize(
+    'actual, expected, tolerance, differs',
+    [
+        ([1.0, numpy.nan], [1.0, numpy.nan], 1e-3, False),
+        ([1.0, numpy.nan], [1.0, 2.0], 1e-3, True),
+        ([1.0, 2.0], [1.0, numpy.nan], 1e-3, True),
+        ([numpy.nan, 2.0], [numpy.nan, 2 + 1e-9], 1e-6, False),
+        ([1.0, numpy.inf], [1.0001, numpy.inf], 1e-3, False),
+        ([1.0, numpy.inf], [1.0, -numpy.inf], 1e-3, True),
+        ([1.0, -numpy.nan], [1.0, numpy.nan], 1e-3, False),
+        ([1.0, 2.0], [1.0, 2.01], 1e-3, True),
+        ([True, False], [True, True], 1e-3, True),
+        ([1.5e-4], [1e-4], 1e-3, True),  # the bound is relative
+        ([1.0, 2.0], [1.0, numpy.nextafter(2, 3)], 0, True),
+    ],
+)
+def test_difference(actual, expected, tolerance, differs):
+    actual, expected = {'x': numpy.array(actual)}, {'x': numpy.array(expected)}
+    assert bool(snapshot.difference(actual, expected, tolerance)) == differs
+
+
+class Table:
+    def __init__(self):
+        self.rows = {'a': 1}
+
+
+class Owner(chainer.Chain):
+    """A link that changes all that it holds where it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = 1
+        self.calls = [1]
+        self.table = Table()
+        self.sums = numpy.zeros(2, 'f')
+        self.batches = iter([10, 20, 30])
+        with self.init_scope():
+            self.W = chainer.Parameter(0, (2,))
+            self.lazy = chainer.Parameter(chainer.initializers.Normal())
+
+    def forward(self):
+        self.number = next(self.batches)
+        self.calls.append(2)
+        self.table.rows['b'] = 2
+        self.sums += 1
+        self.new = self.W.array
+        self.W.grad = numpy.ones(2, 'f')
+        self.W.array += 1
+        return numpy.random.rand()
+
+
+def contents(owner):
+    """Return all that the owner holds, as it is now."""
+    table = dict(owner.table.rows)
+    arrays = [array.copy() for array in (owner.sums, owner.W.array)]
+    gradient = owner.W.grad
+    return dict(vars(owner)), list(owner.calls), table, gradient, *(a.tolist() for a in arrays)
+
+
+@pytest.fixture
+def taken():
+    """An owner and a `Snapshot` of it."""
+    owner = Owner()
+    owner.W.grad = None
+    return owner, Snapshot(owner, Reach(owner, owner))
+
+
+def test_a_run_is_put_back(taken):
+    owner, before = taken
+    expected = contents(owner)
+    state = numpy.random.get_state()[1].tolist()
+    with before.undone():
+        owner()
+    assert contents(owner) == expected
+    assert numpy.random.get_state()[1].tolist() == state
+    assert next(owner.batches) == 10
+
+
+def test_a_run_that_fails_is_put_back(taken):
+    owner, before = taken
+    expected = contents(owner)
+    with pytest.raises(LookupError, match='^mine$'), before.undone():
+        owner()
+        raise LookupError('mine')
+    assert contents(owner) == expected
+
+
+def test_what_a_run_assigned_can_be_assigned_again(taken):
+    """Attributes, contents and gradients, which are those of the run; nothing that was undone."""
+    owner, before = taken
+    with before.undone():
+        owner()
+        gradient = owner.W.grad
+        changes = before.changes()
+    for apply, new in changes:
+        apply(new)
+    assert next(owner.batches) == 10 and owner.number == 10
+    assert owner.calls == [1, 2] and owner.table.rows == {'a': 1, 'b': 2}
+    assert owner.new is owner.W.array and owner.W.grad is gradient
+    assert not owner.sums.any() and not owner.W.array.any()
+
+
+def test_no_parameter_is_made_by_a_run_that_is_undone(taken):
+    owner, before = taken
+    state = numpy.random.get_state()[1].tolist()
+    assert before.has_lazy_parameters
+    with pytest.raises(ParameterMissing), before.undone():
+        owner.lazy.initialize((4,))
+    assert not owner.lazy.is_initialized
+    assert numpy.random.get_state()[1].tolist() == state
+    owner.lazy.initialize((4,))
+    assert owner.lazy.shape == (4,)
+
+
+def test_no_parameter_is_left_that_a_run_has_added(taken):
+    owner, before = taken
+    with before.undone():
+        with owner.init_scope():
+            owner.another = chainer.Parameter(0, (3,))
+        assert len(list(owner.params())) == 3
+    assert len(list(owner.params())) == 2 and not hasattr(owner, 'another')
+
+
+def test_numbers_drawn_for_a_parameter_stay_drawn(taken):
+    """A run that has failed made it: the next run draws what follows, as after Chainer's."""
+    owner, before = taken
+    owner.lazy.initialize((4,))
+    state = numpy.random.get_state()[1:3]
+    owner.number = 2
+    before.restore()
+    numpy.testing.assert_equal(numpy.random.get_state()[1:3], state)
+    assert owner.number == 1 and owner.lazy.is_initialized

@@ -1,0 +1,221 @@
+"""Unusual scripts train by the two lines as they do in Chainer's own loop, or an error says why.
+
+Each script of tests/training/unusual_scripts runs twice, in modules of its own: without the check
+and without captured steps, and as a user gets them. Parameters, every reported value and the
+script's own counters have to be equal; on a host without captured steps, to the bit.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import itertools
+import pathlib
+import re
+import sys
+import types
+import warnings
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+
+import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+import chainer
+
+from tests.training import host_graphs, user_state
+from tests.training.unusual_scripts import counters, practices, weights
+from tests.training.unusual_scripts.bench import Bench, Script
+
+FOLDER = pathlib.Path(__file__).parent / 'unusual_scripts'
+FILES = {'counters': counters, 'weights': weights, 'practices': practices}
+ROUNDING = 1e-4  # of the norm of an array, or of a number, in captured steps
+
+_numbers = itertools.count()
+
+
+class Outcome(NamedTuple):
+    """What a run of a script gave: `state` is what it returned; `error` is its text, or empty."""
+
+    parameters: dict[str, numpy.ndarray]
+    reports: list[dict[str, float]]
+    state: Any
+    error: str
+    warned: list[str]
+
+
+@contextlib.contextmanager
+def user_module(file: str):
+    """Load a file of scripts as a module of a user's, new and with its own globals."""
+    name = 'script_of_a_user_%d' % next(_numbers)
+    spec = importlib.util.spec_from_file_location(name, FOLDER / (file + '.py'))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        del sys.modules[name]
+
+
+@contextlib.contextmanager
+def as_given(by_two_lines: bool):
+    """Configure what the two lines bring; or Chainer's own loop, without any check."""
+    configured = vars(chainer.global_config)
+    checks = [name for name in configured if name.startswith('bspmm_check')]
+    assert checks
+    with contextlib.ExitStack() as stack:
+        for name in ('bspmm_capture', *checks):
+            stack.enter_context(chainer.using_config(name, by_two_lines))
+        yield
+
+
+def run(file, name, device, by_two_lines, reached=None) -> Outcome:
+    """Run a script; ``reached`` is a list that gets meanwhile what its steps start from."""
+    state, error = None, ''
+    reached = [] if reached is None else reached
+    with (
+        user_module(file) as module,
+        as_given(by_two_lines),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter('always')
+        bench = Bench(chainer.get_device(device))
+        reached[:] = [module, bench.models]
+        try:
+            state = module.SCRIPTS[name].run(bench)
+        except Exception as raised:
+            error = '%s: %s' % (type(raised).__name__, raised)
+    reached.clear()
+    texts = [str(warning.message) for warning in caught]
+    return Outcome(bench.parameters(), bench.reports, state, error, texts)
+
+
+def differences(actual: Outcome, expected: Outcome, rounding: float) -> list[str]:
+    """Return how a run differs from that of Chainer's loop: a sentence each."""
+    found = []
+    if actual.error != expected.error:
+        found.append('the error is %r, not %r' % (actual.error, expected.error))
+    if len(actual.reports) != len(expected.reports):
+        found.append('%d reports, not %d' % (len(actual.reports), len(expected.reports)))
+    for i, (own, other) in enumerate(zip(actual.reports, expected.reports)):
+        if not are_equal(own, other, rounding):
+            found.append('report %d is %s, not %s' % (i, own, other))
+            break
+    if not actual.error and not are_equal(actual.state, expected.state, rounding):
+        found.append('the state is %s, not %s' % (actual.state, expected.state))
+    if actual.parameters.keys() != expected.parameters.keys():
+        others = actual.parameters.keys() ^ expected.parameters.keys()
+        return [*found, 'parameters are there once only: %s' % sorted(others)]
+    for path, value in expected.parameters.items():
+        error = numpy.linalg.norm(actual.parameters[path] - value)
+        if not error <= rounding * numpy.linalg.norm(value):
+            found.append('%s is off by %.2g' % (path, error / (numpy.linalg.norm(value) or 1)))
+    return found
+
+
+def are_equal(actual, expected, rounding) -> bool:
+    """Compare dicts, lists and plain values; only floats may differ, by rounding."""
+    if isinstance(expected, dict):
+        return actual.keys() == expected.keys() and all(
+            are_equal(actual[name], expected[name], rounding) for name in expected
+        )
+    if isinstance(expected, (list, tuple)):
+        return len(actual) == len(expected) and all(
+            are_equal(own, other, rounding) for own, other in zip(actual, expected)
+        )
+    if isinstance(expected, float):
+        return abs(actual - expected) <= rounding * abs(expected) or (
+            actual != actual and expected != expected
+        )
+    return actual == expected
+
+
+def judge(script: Script, actual: Outcome, expected: Outcome, rounding: float) -> None:
+    found = differences(actual, expected, rounding)
+    text = '\n'.join([*found, 'warned:', *actual.warned])
+    if actual.error != expected.error:
+        assert script.refused is not None and re.search(script.refused, actual.error), text
+    elif script.outside is not None:
+        remarks = [re.search(script.outside, text) for text in actual.warned]
+        assert not found or not script.outside or any(remarks), text
+    else:
+        assert not found, text
+
+
+def everything():
+    for file, module in FILES.items():
+        for name, script in module.SCRIPTS.items():
+            marks = () if script.quick else pytest.mark.slow
+            yield pytest.param(file, name, id='%s: %s' % (file, name), marks=marks)
+
+
+@functools.lru_cache
+def of_chainer(file, name, device) -> Outcome:
+    """Run a script without the check and captures, once for all tests of a kind of device."""
+    expected = run(file, name, device, by_two_lines=False)
+    assert not expected.error, expected.error
+    assert expected.reports and all(map(is_finite, expected.parameters.values()))
+    return expected
+
+
+def is_finite(array):
+    return numpy.isfinite(array).all()
+
+
+def compare(file, name, device, rounding, reached=None):
+    expected = of_chainer(file, name, device)
+    script = FILES[file].SCRIPTS[name]
+    actual = run(file, name, device, by_two_lines=True, reached=reached)
+    judge(script, actual, expected, rounding)
+    if rounding and script.told:  # steps are captured
+        assert any(re.search(script.told, text) for text in actual.warned), actual.warned
+
+
+@pytest.fixture
+def captured(monkeypatch):
+    """Stand-ins for graphs; return those that were made, and a list for what scripts reach."""
+    made = host_graphs.stand_in(monkeypatch)
+    reached: list = []
+    user_state.freeze_launches(monkeypatch, host_graphs.HostCapturer, reached)
+    return made, reached
+
+
+@pytest.mark.parametrize('file, name', [*everything()])
+def test_on_a_host(file, name):
+    compare(file, name, '@numpy', rounding=0)
+
+
+@pytest.mark.parametrize('file, name', [*everything()])
+def test_captured_by_stand_ins(file, name, captured):
+    """A launch of a stand-in reads what Python held at its capture, as a graph does."""
+    compare(file, name, '@numpy', ROUNDING, captured[1])
+
+
+def test_stand_ins_are_launched(captured):
+    """Else their tests would say nothing: of a step that reads one attribute, which is watched."""
+    made, reached = captured
+    compare('weights', 'an_attribute', '@numpy', ROUNDING, reached)
+    assert sum(capturer.n_launches for capturer in made) > 20
+
+
+def test_stand_ins_read_what_was_captured():
+    owner = types.SimpleNamespace(n=1, inner={'counts': [1, itertools.count(3)]})
+    state = user_state.State([owner])
+    owner.n, owner.inner['counts'][0] = 2, 2
+    owner.inner['new'] = next(owner.inner['counts'][1])
+    with state.put_for_a_while():
+        assert owner.n == owner.inner['counts'][0] == 1 and 'new' not in owner.inner
+        assert next(owner.inner['counts'][1]) == 3
+    assert owner.n == owner.inner['counts'][0] == 2 and owner.inner['new'] == 3
+    assert next(owner.inner['counts'][1]) == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('file, name', [*everything()])
+def test_captured_on_a_gpu(file, name):
+    compare(file, name, '@cupy:0', ROUNDING)
+
+
+def test_there_are_enough():
+    assert sum(len(module.SCRIPTS) for module in FILES.values()) >= 90
+    assert 10 <= sum(s.quick for m in FILES.values() for s in m.SCRIPTS.values()) <= 20

@@ -1,0 +1,927 @@
+"""Scripts of the practices of training: averages, schedules, freezing, own updaters, own data."""
+
+import argparse
+import collections
+import copy
+import ctypes
+import logging
+import os
+import random
+import tempfile
+import threading
+from typing import Any
+
+import numpy
+
+import chainer_bspmm
+import chainer
+from chainer import functions as F, link_hooks, links as L, optimizer_hooks, optimizers
+from chainer import function_hooks, training
+from chainer.datasets import TransformDataset
+from chainer.iterators import SerialIterator
+from chainer.training import extensions
+from chainer.training.triggers import EarlyStoppingTrigger
+from chainer.training.updaters import StandardUpdater
+from chainer_chemistry.models.prediction import Regressor
+
+from chainer_bspmm import CSRConverter
+from tests.training.unusual_scripts.bench import at, BATCH, every, N_STEPS, number, RATE, script
+from tests.training.unusual_scripts.bench import Script, Squares
+
+SCRIPTS: dict[str, Script] = {}
+
+args = argparse.Namespace(weight=0.5)
+logger = logging.getLogger('practices_of_a_user')
+TASKS = ['logp', 'tpsa']
+
+
+def regressor(bench, **options):
+    return Regressor(bench.predictor(), lossfun=F.mean_squared_error, **options)
+
+
+class Averaged(training.Extension):
+    """The moving averages of the parameters, which the model gets at the end."""
+
+    def __init__(self, model, decay=0.9):
+        self.model, self.decay = model, decay
+        self.averages = {}
+
+    def __call__(self, trainer):
+        for path, param in self.model.namedparams(include_uninit=False):
+            before = self.averages.get(path, param.array)
+            self.averages[path] = self.decay * before + (1 - self.decay) * param.array
+
+    def finish(self):
+        for path, param in self.model.namedparams(include_uninit=False):
+            param.array[...] = self.averages[path]
+
+
+@script(SCRIPTS)
+def moving_averages_of_parameters(bench):
+    model = regressor(bench)
+    averaged = Averaged(model)
+    bench.train(model, (averaged, every(1)))
+    averaged.finish()
+
+
+@script(SCRIPTS)
+def weights_averaged_in_place(bench):
+    model = regressor(bench)
+    kept: dict[str, Any] = {}
+
+    def average(trainer):
+        for path, param in model.namedparams(include_uninit=False):
+            if path in kept:
+                param.array[...] = (param.array + kept[path]) / 2
+            kept[path] = param.array.copy()
+
+    bench.train(model, (average, every(7)))
+
+
+@script(SCRIPTS)
+def arrays_of_parameters_that_are_replaced(bench):
+    model = regressor(bench)
+
+    def shrink(trainer):
+        for param in model.params(include_uninit=False):
+            param.array = param.array * 0.9
+
+    bench.train(model, (shrink, at(19, 21, 37)))
+
+
+@script(SCRIPTS)
+def slow_weights_of_lookahead(bench):
+    model = regressor(bench)
+    slow: dict[str, Any] = {}
+
+    def look(trainer):
+        for path, param in model.namedparams(include_uninit=False):
+            slow[path] = param.array if path not in slow else (slow[path] + param.array) / 2
+            param.array = slow[path].copy()
+
+    bench.train(model, (look, every(5)))
+
+
+@script(SCRIPTS, quick=True)
+def freezing_and_thawing(bench):
+    model = regressor(bench)
+
+    def freeze(trainer):
+        if trainer.updater.iteration == 21:
+            model.predictor.graph_conv.disable_update()
+        else:
+            model.predictor.graph_conv.enable_update()
+
+    bench.train(model, (freeze, at(21, 37)))
+
+
+@script(SCRIPTS)
+def a_hook_that_is_added_and_removed(bench):
+    optimizer = optimizers.Adam(0.01)
+
+    def change(trainer):
+        if trainer.updater.iteration == 21:
+            optimizer.add_hook(optimizer_hooks.WeightDecay(0.1), 'decay')
+        else:
+            optimizer.remove_hook('decay')
+
+    bench.train(regressor(bench), (change, at(21, 37)), optimizer=optimizer)
+
+
+class CountingHook:
+    """A hook of the user's own: scales gradients, and counts its calls."""
+
+    name = 'CountingHook'
+    call_for_each_param = False
+
+    def __init__(self):
+        self.n = 0
+
+    def __call__(self, optimizer):
+        self.n += 1
+        for param in optimizer.target.params(include_uninit=False):
+            if param.grad is not None:
+                param.grad = param.grad * (1 - 0.5**self.n)
+
+
+@script(SCRIPTS)
+def a_hook_of_ones_own_that_counts(bench):
+    hook = CountingHook()
+    model = regressor(bench)
+    optimizer = optimizers.SGD(RATE)
+    updater = bench.updater(model, optimizer=optimizer)
+    optimizer.add_hook(hook)
+    bench.run(updater)
+    return {'n': hook.n}
+
+
+@script(SCRIPTS)
+def hooks_of_links_and_functions_for_a_while(bench):
+    model = regressor(bench)
+    updater = bench.updater(model)
+    for _ in range(12):
+        bench.step(updater)
+    timer = link_hooks.TimerHook()
+    with function_hooks.TimerHook() as functions, timer:
+        for _ in range(5):
+            bench.step(updater)
+    for _ in range(12):
+        bench.step(updater)
+    n_of_functions = len(functions.call_history)
+    return {'n': len(timer.call_history), 'some': n_of_functions > 0}
+
+
+@script(SCRIPTS)
+def schedules_of_the_rate(bench):
+    optimizer = optimizers.MomentumSGD(RATE)
+    shift = extensions.ExponentialShift('lr', 0.5)
+    warm = extensions.LinearShift('momentum', (0.5, 0.9), (10, 30))
+    bench.train(regressor(bench), (shift, every(11)), (warm, every(1)), optimizer=optimizer)
+    return {'lr': optimizer.lr, 'momentum': optimizer.momentum}
+
+
+@script(SCRIPTS)
+def rates_of_layers(bench):
+    model = regressor(bench)
+    updater = bench.updater(model, optimizer=optimizers.Adam(0.01))
+    for param in model.predictor.mlp.params():
+        param.update_rule.hyperparam.alpha = 0.001
+
+    def change(trainer):
+        for param in model.predictor.mlp.params():
+            param.update_rule.hyperparam.alpha *= 3
+
+    bench.run(updater, (change, at(19)))
+
+
+class Penalised(Squares):
+    """A gradient penalty: the gradient of the output with respect to the features is small."""
+
+    def __call__(self, atoms, adj, t):
+        h = self.predictor.graph_conv(atoms, adj)
+        y = self.predictor.mlp(h)
+        (gradient,) = chainer.grad([F.sum(y)], [h], enable_double_backprop=True)
+        loss = F.mean_squared_error(y, t) + 0.1 * F.mean(gradient**2)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@script(SCRIPTS)
+def a_gradient_penalty(bench):
+    bench.train(Penalised(bench))
+
+
+class Adversarial(Squares):
+    def __call__(self, atoms, adj, t):
+        h = self.predictor.graph_conv(atoms, adj)
+        loss = F.mean_squared_error(self.predictor.mlp(h), t)
+        (gradient,) = chainer.grad([loss], [h])
+        moved = h + 0.01 * F.sign(gradient)
+        loss += F.mean_squared_error(self.predictor.mlp(moved), t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@script(SCRIPTS)
+def adversarial_features(bench):
+    bench.train(Adversarial(bench))
+
+
+class OwnUpdater(StandardUpdater):
+    """The whole of a step written out, with a counter of its own."""
+
+    n = 0
+
+    def update_core(self):
+        self.n += 1
+        iterator, optimizer = self.get_iterator('main'), self.get_optimizer('main')
+        batch = self.converter(iterator.next(), self.device)
+        loss = optimizer.target(*batch) * (1 - 0.5**self.n)
+        optimizer.target.cleargrads()
+        loss.backward()
+        optimizer.update()
+
+
+@script(SCRIPTS, quick=True)
+def an_updater_of_ones_own(bench):
+    updater = bench.train(regressor(bench), kind=OwnUpdater)
+    return {'n': updater.n}
+
+
+class Calling(StandardUpdater):
+    """Does something before and after Chainer's step."""
+
+    def update_core(self):
+        self.seen = getattr(self, 'seen', 0) + 1
+        super().update_core()
+        for param in self.get_optimizer('main').target.params(include_uninit=False):
+            param.array[...] *= 0.999
+
+
+@script(SCRIPTS)
+def an_updater_around_that_of_chainer(bench):
+    updater = bench.train(regressor(bench), kind=Calling)
+    return {'seen': updater.seen}
+
+
+class Accumulating(StandardUpdater):
+    def update_core(self):
+        optimizer = self.get_optimizer('main')
+        optimizer.target.cleargrads()
+        for _ in range(2):
+            batch = self.converter(self.get_iterator('main').next(), self.device)
+            (optimizer.target(*batch) / 2).backward()
+        optimizer.update()
+
+
+@script(SCRIPTS)
+def accumulation(bench):
+    bench.train(regressor(bench), kind=Accumulating)
+
+
+@script(SCRIPTS)
+def a_loop_without_an_updater(bench):
+    model = regressor(bench)
+    model.to_device(bench.device)
+    bench.models.append(model)
+    optimizer = optimizers.SGD(RATE).setup(model)
+    iterator = SerialIterator(bench.molecules(), BATCH)
+    for _ in range(N_STEPS):
+        batch = chainer_bspmm.concat_mols(iterator.next(), bench.device)
+        optimizer.update(model, *batch)
+        bench.reports.append({'loss': number(model.loss)})
+
+
+@script(SCRIPTS)
+def distillation(bench):
+    teacher, student = bench.predictor(), bench.predictor()
+    bench.train(Regressor(teacher, lossfun=F.mean_squared_error), n_steps=10)
+    teacher.to_device(bench.device)
+
+    def loss_func(atoms, adj, t):
+        with chainer.no_backprop_mode():
+            soft = teacher(atoms, adj)
+        y = student(atoms, adj)
+        loss = F.mean_squared_error(y, t) + F.mean_squared_error(y, soft)
+        chainer.report({'loss': loss}, student)
+        return loss
+
+    bench.train(student, loss_func=loss_func)
+
+
+class MeanTeacher(Squares):
+    """The teacher follows the student inside of the loss."""
+
+    def __init__(self, bench):
+        super().__init__(bench)
+        self.teacher = [bench.predictor()]
+
+    def __call__(self, atoms, adj, t):
+        (teacher,) = self.teacher
+        y = self.predictor(atoms, adj)
+        with chainer.no_backprop_mode():
+            soft = teacher(atoms, adj)
+        loss = F.mean_squared_error(y, t) + F.mean_squared_error(y, soft)
+        for ours, theirs in zip(teacher.params(), self.predictor.params()):
+            ours.array[...] = 0.9 * ours.array + 0.1 * theirs.array
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@script(SCRIPTS)
+def a_teacher_that_follows_inside_of_the_loss(bench):
+    model = MeanTeacher(bench)
+    (teacher,) = model.teacher
+    teacher.to_device(bench.device)
+    with chainer.no_backprop_mode(), chainer.using_device(bench.device):
+        teacher(*chainer_bspmm.concat_mols(bench.molecules()[:2], bench.device)[:2])
+    bench.train(model)
+    return {'sum': sum(number(abs(param.array).sum()) for param in teacher.params())}
+
+
+class WithTeacher(Squares):
+    def __call__(self, atoms, adj, t):
+        y = self.predictor(atoms, adj)
+        with chainer.no_backprop_mode():
+            soft = self.teachers['now'](atoms, adj)
+        loss = F.mean_squared_error(y, t) + F.mean_squared_error(y, soft)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@script(SCRIPTS)
+def a_teacher_that_is_replaced_in_a_dict(bench):
+    model = WithTeacher(bench)
+    model.teachers = {'now': bench.predictor()}
+    model.teachers['now'].to_device(bench.device)
+
+    def replace(trainer):
+        model.teachers['now'] = model.predictor.copy('copy')
+
+    bench.train(model, (replace, at(21, 35)))
+
+
+@script(SCRIPTS)
+def two_updaters_in_turn_on_one_model(bench):
+    model = regressor(bench)
+    first = bench.updater(model, optimizer=optimizers.SGD(RATE))
+    second = bench.updater(model, optimizer=optimizers.MomentumSGD(RATE))
+    first.get_optimizer('main').setup(model)
+    for i in range(N_STEPS):
+        bench.step(first if i % 2 else second, model)
+
+
+@script(SCRIPTS)
+def two_updaters_in_turn_on_two_models(bench):
+    updaters = [bench.updater(regressor(bench)) for _ in range(2)]
+    for i in range(N_STEPS):
+        bench.step(updaters[i % 2])
+
+
+@script(SCRIPTS)
+def early_stopping(bench):
+    model = regressor(bench)
+    updater = bench.updater(model)
+    trigger = EarlyStoppingTrigger(
+        check_trigger=every(4), monitor='main/loss', patience=2, max_trigger=(N_STEPS, 'iteration')
+    )
+    bench.run(updater, until=trigger)
+    return {'iteration': updater.iteration}
+
+
+def of_optimizer(make):
+    """Return a script that trains with the optimizer that `make` returns."""
+
+    def run(bench):
+        optimizer = make()
+        bench.train(regressor(bench), optimizer=optimizer)
+        return {'t': optimizer.t}
+
+    return run
+
+
+OPTIMIZERS = {
+    'AdaGrad': lambda: optimizers.AdaGrad(0.01),
+    'AdaDelta': optimizers.AdaDelta,
+    'AMSGrad': lambda: optimizers.AMSGrad(0.01),
+    'NesterovAG': lambda: optimizers.NesterovAG(0.005),
+    'RMSpropGraves': lambda: optimizers.RMSpropGraves(0.001),
+    'SMORMS3': lambda: optimizers.SMORMS3(0.01),
+}
+for name, make in OPTIMIZERS.items():
+    SCRIPTS['the_optimizer_' + name] = Script(of_optimizer(make))
+
+
+@script(SCRIPTS)
+def an_optimizer_that_scales_the_loss(bench):
+    optimizer = optimizers.SGD(RATE)
+    optimizer.set_loss_scale(64.0)
+    bench.train(regressor(bench), optimizer=optimizer)
+
+
+class Lazy(Squares):
+    def __init__(self, bench):
+        super().__init__(bench)
+        with self.init_scope():
+            self.late = L.Linear(None, 2)
+
+    def __call__(self, atoms, adj, t):
+        y = self.late(self.predictor(atoms, adj))
+        loss = F.mean_squared_error(y, t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@script(SCRIPTS, quick=True)
+def parameters_that_are_made_late(bench):
+    bench.train(Lazy(bench))
+
+
+class LazyAndRandom(Lazy):
+    def __call__(self, atoms, adj, t):
+        return super().__call__(atoms, adj, t) * float(numpy.random.uniform(0.5, 1))
+
+
+@script(SCRIPTS)
+def parameters_that_are_made_late_and_a_random_loss(bench):
+    bench.train(LazyAndRandom(bench))
+    return {'next': numpy.random.rand()}
+
+
+def with_factor(bench, factor):
+    def lossfun(y, t):
+        return F.mean_squared_error(y, t) * factor()
+
+    bench.train(Regressor(bench.predictor(), lossfun=lossfun))
+
+
+@script(SCRIPTS, quick=True)
+def random_numbers_of_numpy(bench):
+    with_factor(bench, lambda: float(numpy.random.uniform(0.5, 1.5)))
+    return {'next': numpy.random.rand()}
+
+
+@script(SCRIPTS)
+def random_numbers_of_python(bench):
+    with_factor(bench, random.random)
+    return {'next': random.random()}
+
+
+@script(SCRIPTS)
+def a_random_state_of_ones_own(bench):
+    drawn = numpy.random.RandomState(5)
+    with_factor(bench, drawn.rand)
+    return {'next': drawn.rand()}
+
+
+RNG = numpy.random.default_rng(5)
+
+
+class WithGenerator(Squares):
+    def weighed(self, loss):
+        return loss * float(RNG.uniform(0.5, 1.5))
+
+
+@script(SCRIPTS)
+def a_generator_of_numpy_in_a_global(bench):
+    bench.train(WithGenerator(bench))
+    return {'next': RNG.uniform()}
+
+
+@script(SCRIPTS)
+def a_generator_of_python_in_an_object(bench):
+    holder = argparse.Namespace(drawn=random.Random(5))
+    with_factor(bench, lambda: holder.drawn.random())
+    return {'next': holder.drawn.random()}
+
+
+class Permuted(Squares):
+    """Self-supervision: labels of molecules in another order, drawn by NumPy."""
+
+    def __call__(self, atoms, adj, t):
+        y = self.predictor(atoms, adj)
+        order = numpy.random.permutation(len(t))
+        loss = F.mean_squared_error(y, t) - 0.1 * F.mean_squared_error(y, t[order])
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@script(SCRIPTS)
+def a_permutation_of_the_batch(bench):
+    bench.train(Permuted(bench))
+
+
+class Unlabelled(Squares):
+    """A semi-supervised loss: reads a batch of an iterator of its own."""
+
+    def __init__(self, bench):
+        super().__init__(bench)
+        self.others = SerialIterator(bench.molecules(10, seed=1), 4, shuffle=False)
+
+    def __call__(self, atoms, adj, t):
+        loss = F.mean_squared_error(self.predictor(atoms, adj), t)
+        more = chainer_bspmm.concat_mols(self.others.next(), self.device)
+        loss += 0.1 * F.mean(self.predictor(*more[:2]) ** 2)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@script(SCRIPTS)
+def an_iterator_that_the_loss_reads(bench):
+    model = Unlabelled(bench)
+    bench.train(model)
+    return {'epoch': model.others.epoch, 'position': model.others.current_position}
+
+
+n_converted = 0
+
+
+def counting_converter(batch, device=None):
+    global n_converted
+    n_converted += len(batch)
+    return chainer_bspmm.concat_mols(batch, device)
+
+
+@script(SCRIPTS)
+def a_converter_function_that_counts(bench):
+    bench.train(regressor(bench), converter=counting_converter)
+    return {'n': n_converted}
+
+
+class NoisyConverter(CSRConverter):
+    """Adds noise to labels, by NumPy's generator."""
+
+    def __call__(self, batch, device=None, padding=None):
+        batch = [
+            (atoms, adj, t + numpy.random.normal(size=t.shape).astype('f') / 10)
+            for atoms, adj, t in batch
+        ]
+        return super().__call__(batch, device)
+
+
+@script(SCRIPTS)
+def a_subclass_of_the_converter(bench):
+    bench.train(regressor(bench), converter=NoisyConverter())
+
+
+def of_layout(*layout, **options):
+    def run(bench):
+        model = regressor(bench)
+        bench.train(model, converter=CSRConverter(*layout, **options))
+
+    return run
+
+
+SCRIPTS['packed_batches'] = Script(of_layout('packed'))
+SCRIPTS['padded_batches'] = Script(of_layout('padded'))
+SCRIPTS['batches_padded_to_a_number'] = Script(of_layout(padded_to=8))
+
+
+class ReadsGlobals(Squares):
+    def weighed(self, loss):
+        logger.debug('%s', TASKS)
+        return loss * args.weight / len(TASKS)
+
+
+@script(SCRIPTS)
+def globals_that_never_change(bench):
+    bench.train(ReadsGlobals(bench))
+    return {'weight': args.weight, 'tasks': TASKS}
+
+
+class Locked(Squares):
+    def __call__(self, atoms, adj, t):
+        with self.lock:
+            self.n += 1
+            return super().__call__(atoms, adj, t)
+
+
+@script(SCRIPTS)
+def a_lock_as_an_attribute(bench):
+    model = Locked(bench, lock=threading.Lock(), n=0)
+    bench.train(model)
+    return {'n': model.n}
+
+
+class Writing(Squares):
+    def weighed(self, loss):
+        self.file.write('a step\n')
+        return loss
+
+
+@script(SCRIPTS, outside='')
+def an_open_file_as_an_attribute(bench):
+    """Lines more than steps are told by pages, not by a warning: see docs/migration.md."""
+    with tempfile.TemporaryFile('w+') as file:
+        bench.train(Writing(bench, file=file))
+        file.seek(0)
+        return {'lines': len(file.readlines())}
+
+
+class Appending(Squares):
+    def weighed(self, loss):
+        with open(self.path, 'a') as file:
+            file.write('a step\n')
+        return loss
+
+
+@script(SCRIPTS, outside='')
+def a_file_that_is_opened_at_every_step(bench):
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, 'log.txt')
+        bench.train(Appending(bench, path=path))
+        with open(path) as file:
+            return {'lines': len(file.readlines())}
+
+
+class WithForeignNumber(Squares):
+    def weighed(self, loss):
+        return loss * self.weight.value
+
+
+@script(SCRIPTS, outside='a replay of the captured step gave another .* than the step run eagerly')
+def a_number_of_ctypes(bench):
+    model = WithForeignNumber(bench, weight=ctypes.c_double(1.0))
+
+    def change(trainer):
+        model.weight.value *= 0.5
+
+    bench.train(model, (change, at(21, 35)))
+    return {'weight': model.weight.value}
+
+
+@script(SCRIPTS)
+def a_snapshot_that_is_resumed(bench):
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, 'model.npz')
+        model = regressor(bench)
+
+        def save(trainer):
+            chainer.serializers.save_npz(path, model)
+
+        def load(trainer):
+            chainer.serializers.load_npz(path, model)
+
+        bench.train(model, (save, at(21)), (load, at(37)))
+
+
+@script(SCRIPTS)
+def the_best_model_is_copied(bench):
+    model = regressor(bench)
+    best: dict[str, Any] = {'loss': float('inf')}
+
+    def keep(trainer):
+        loss = number(trainer.observation['main/loss'])
+        if loss < best['loss']:
+            best.update(loss=loss, model=copy.deepcopy(model))
+
+    bench.train(model, (keep, every(3)))
+    bench.models.append(best['model'])
+    return {'loss': best['loss']}
+
+
+class CountsModes(Squares):
+    def __call__(self, atoms, adj, t):
+        self.n[bool(chainer.config.train)] += 1
+        return super().__call__(atoms, adj, t)
+
+
+@script(SCRIPTS)
+def an_evaluator_of_a_chain_that_counts(bench):
+    model = CountsModes(bench, n={True: 0, False: 0})
+    iterator = SerialIterator(bench.molecules(12, seed=2), BATCH, repeat=False, shuffle=False)
+    evaluator = extensions.Evaluator(
+        iterator, model, converter=chainer_bspmm.concat_mols, device=bench.device
+    )
+    bench.train(model, (evaluator, every(5)))
+    return model.n
+
+
+@script(SCRIPTS)
+def the_loss_of_the_updater_is_replaced(bench):
+    model = regressor(bench)
+    updater = bench.updater(model)
+
+    def absolute(atoms, adj, t):
+        loss = F.mean_absolute_error(model.predictor(atoms, adj), t)
+        chainer.report({'loss': loss}, model)
+        return loss
+
+    def change(trainer):
+        updater.loss_func = absolute if updater.iteration == 21 else None
+
+    bench.run(updater, (change, at(21, 37)))
+
+
+@script(SCRIPTS)
+def a_head_that_is_replaced(bench):
+    model = Squares(bench)
+    optimizer = optimizers.SGD(RATE)
+    updater = bench.updater(model, optimizer=optimizer)
+
+    def change(trainer):
+        del model.predictor.mlp
+        with model.predictor.init_scope():
+            model.predictor.mlp = L.Linear(8, 2)
+        model.to_device(bench.device)
+        optimizer.setup(model)
+
+    bench.run(updater, (change, at(21)))
+
+
+@script(SCRIPTS)
+def the_size_of_batches_changes(bench):
+    updater = bench.updater(regressor(bench), data=bench.molecules(30))
+
+    def change(trainer):
+        updater.get_iterator('main').batch_size = 4
+
+    bench.run(updater, (change, at(21)))
+
+
+@script(SCRIPTS, refused='read-only')
+def labels_that_are_edited_during_a_training(bench):
+    data = bench.molecules()
+
+    def edit(trainer):
+        for _, _, labels in data:
+            labels[...] += 0.1
+
+    bench.train(regressor(bench), (edit, at(21)), data=data)
+
+
+@script(SCRIPTS)
+def examples_that_are_replaced_during_a_training(bench):
+    data = bench.molecules()
+
+    def replace(trainer):
+        for i, (atoms, adj, labels) in enumerate(data):
+            data[i] = atoms, adj, labels + numpy.float32(0.1)
+
+    bench.train(regressor(bench), (replace, at(21)), data=data)
+
+
+@script(SCRIPTS)
+def a_data_set_that_counts_and_augments(bench):
+    counts: collections.Counter = collections.Counter()
+
+    def augmented(example):
+        atoms, adj, labels = example
+        counts[len(atoms)] += 1
+        order = numpy.random.permutation(len(atoms))
+        return atoms[order], adj[:, order][:, :, order], labels
+
+    bench.train(regressor(bench), data=TransformDataset(bench.molecules(), augmented))
+    return dict(counts)
+
+
+class Heads(Squares):
+    """A curriculum: the number of heads grows."""
+
+    def __init__(self, bench):
+        super().__init__(bench, n_heads=1)
+        with self.init_scope():
+            self.heads = chainer.ChainList(*[L.Linear(2, 2) for _ in range(3)])
+
+    def __call__(self, atoms, adj, t):
+        h = self.predictor(atoms, adj)
+        losses = [F.mean_squared_error(head(h), t) for head in self.heads[: self.n_heads]]
+        loss = sum(losses) / len(losses)
+        chainer.report({'loss': loss, 'last': losses[-1]}, self)
+        return loss
+
+
+@script(SCRIPTS)
+def a_curriculum_of_heads(bench):
+    model = Heads(bench)
+
+    def grow(trainer):
+        model.n_heads += 1
+
+    bench.train(model, (grow, at(21, 37)))
+    return {'n': model.n_heads}
+
+
+class ByGradients(Squares):
+    """The weight of the loss follows the gradients of the step before."""
+
+    def weighed(self, loss):
+        gradient = self.predictor.mlp.layers[-1].b.grad
+        if gradient is None:
+            return loss
+        return loss / (1 + (gradient**2).sum())
+
+
+@script(SCRIPTS)
+def the_gradients_of_the_step_before(bench):
+    model = ByGradients(bench)
+    model.cleargrads()
+    bench.train(model)
+
+
+@script(SCRIPTS)
+def clipping_after_the_update(bench):
+    model = regressor(bench)
+
+    def clip(trainer):
+        for param in model.params(include_uninit=False):
+            param.array = bench.xp.clip(param.array, -0.5, 0.5)
+
+    bench.train(model, (clip, every(1)))
+
+
+@script(SCRIPTS)
+def optimizers_of_two_parts(bench):
+    """A dict of two optimizers, as of a GAN, in an updater of the user's."""
+
+    class Both(StandardUpdater):
+        def update_core(self):
+            batch = self.converter(self.get_iterator('main').next(), self.device)
+            first, second = self.get_optimizer('main'), self.get_optimizer('head')
+            loss = model(*batch)
+            model.cleargrads()
+            loss.backward()
+            first.update()
+            if self.iteration % 2:
+                second.update()
+
+    model = regressor(bench)
+    given = {
+        'main': optimizers.SGD(RATE).setup(model.predictor.graph_conv),
+        'head': optimizers.SGD(RATE).setup(model.predictor.mlp),
+    }
+    iterator = SerialIterator(bench.molecules(), BATCH)
+    model.to_device(bench.device)
+    updater = Both(iterator, given, converter=chainer_bspmm.concat_mols, device=bench.device)
+    bench.models.append(model)
+    for _ in range(N_STEPS):
+        bench.step(updater, model)
+
+
+@script(SCRIPTS)
+def an_optimizer_that_is_set_up_again(bench):
+    model = regressor(bench)
+    optimizer = optimizers.MomentumSGD(RATE)
+    updater = bench.updater(model, optimizer=optimizer)
+    bench.run(updater, (lambda trainer: optimizer.setup(model), at(21)))
+    return {'t': optimizer.t}
+
+
+@script(SCRIPTS)
+def a_training_that_goes_on(bench):
+    """Two Trainers, one after the other, on one updater; the loss changes in between."""
+    model = Squares(bench, weight=1.0)
+    updater = bench.updater(model)
+    bench.run(updater, n_steps=20)
+    model.weighed = lambda loss: 0.5 * loss
+    bench.run(updater, n_steps=N_STEPS)
+
+
+@script(SCRIPTS)
+def stochastic_depth(bench):
+    class Deep(Squares):
+        def weighed(self, loss):
+            return loss * 2 if random.random() < 0.5 else loss
+
+    bench.train(Deep(bench))
+    return {'next': random.random()}
+
+
+@script(SCRIPTS)
+def a_loss_that_raises_once(bench):
+    class Failing(Squares):
+        n = 0
+
+        def weighed(self, loss):
+            self.n += 1
+            if self.n == 15:
+                raise RuntimeError('out of luck')
+            return loss
+
+    model = Failing(bench)
+    updater = bench.updater(model)
+    errors = []
+    for _ in range(N_STEPS):
+        try:
+            bench.step(updater)
+        except RuntimeError as error:
+            errors.append(str(error))
+    return {'errors': errors, 'n': model.n}
+
+
+class Printing(Squares):
+    def weighed(self, loss):
+        if self.is_verbose:
+            self.lines.append('%s' % (loss.shape,))
+        return loss
+
+
+@script(SCRIPTS)
+def a_debug_flag(bench):
+    model = Printing(bench, is_verbose=False, lines=[])
+
+    def switch(trainer):
+        model.is_verbose = not model.is_verbose
+
+    bench.train(model, (switch, at(21, 23)))
+    return {'lines': model.lines}

@@ -1,0 +1,877 @@
+"""Scripts that change from outside what the loss reads, wherever Python can keep it.
+
+An extension, or the user's own loop, changes a weight between two steps: late, since the first
+replays of a step are looked at more closely, and once for a single step.
+"""
+
+import argparse
+import collections
+import configparser
+import dataclasses
+import enum
+import functools
+import os
+import sys
+import types
+from typing import Any, NamedTuple
+
+import numpy
+
+import chainer
+from chainer import functions as F, optimizers, training
+from chainer_chemistry.models.prediction import Regressor
+
+from tests.training.unusual_scripts.bench import (
+    at,
+    every,
+    number,
+    script,
+    Script,
+    Squares,
+    Weighted,
+)
+
+SCRIPTS: dict[str, Script] = {}
+
+CHANGES = {21: 0.5, 27: 2.0, 28: 0.25, 37: 0.75}  # after the step of a number
+
+
+def changed_by(change):
+    """Return an extension and its trigger that call `change(weight)` at the steps of CHANGES."""
+    return (lambda trainer: change(CHANGES[trainer.updater.iteration])), at(*CHANGES)
+
+
+class OfAttribute(Weighted):
+    def factor(self):
+        return self.weight
+
+
+@script(SCRIPTS)
+def an_attribute(bench):
+    model = OfAttribute(bench, weight=1.0)
+    bench.train(model, changed_by(lambda weight: setattr(model, 'weight', weight)))
+    return {'weight': model.weight}
+
+
+class OfDict(Weighted):
+    def factor(self):
+        return self.weights['mse']
+
+
+@script(SCRIPTS, quick=True)
+def a_dict_in_an_attribute(bench):
+    model = OfDict(bench, weights={'mse': 1.0})
+    bench.train(model, changed_by(lambda weight: model.weights.update(mse=weight)))
+    return model.weights
+
+
+class OfList(Weighted):
+    def factor(self):
+        return self.weights[0]
+
+
+@script(SCRIPTS)
+def a_list_in_an_attribute(bench):
+    model = OfList(bench, weights=[1.0, 2.0])
+    bench.train(model, changed_by(lambda weight: model.weights.__setitem__(0, weight)))
+    return {'weights': model.weights}
+
+
+CONFIG = {'weight': 1.0, 'mode': 'mse'}
+
+
+class OfGlobalDict(Weighted):
+    def factor(self):
+        return CONFIG['weight']
+
+
+@script(SCRIPTS)
+def a_global_dict(bench):
+    bench.train(OfGlobalDict(bench), changed_by(lambda weight: CONFIG.update(weight=weight)))
+    return CONFIG
+
+
+WEIGHT = 1.0
+
+
+def set_weight(weight):
+    global WEIGHT
+    WEIGHT = weight
+
+
+class OfGlobal(Weighted):
+    def factor(self):
+        return WEIGHT
+
+
+@script(SCRIPTS, quick=True)
+def a_global_that_a_method_names(bench):
+    bench.train(OfGlobal(bench), changed_by(set_weight))
+    return {'weight': WEIGHT}
+
+
+def lossfun_of_global(y, t):
+    return F.mean_squared_error(y, t) * WEIGHT
+
+
+@script(SCRIPTS)
+def a_global_that_lossfun_names(bench):
+    bench.train(Regressor(bench.predictor(), lossfun=lossfun_of_global), changed_by(set_weight))
+    return {'weight': WEIGHT}
+
+
+def innermost():
+    return WEIGHT
+
+
+def inner():
+    return innermost()
+
+
+class ByHelpers(Weighted):
+    def factor(self):
+        return inner()
+
+
+@script(SCRIPTS)
+def a_global_that_a_function_of_a_function_names(bench):
+    bench.train(ByHelpers(bench), changed_by(set_weight))
+    return {'weight': WEIGHT}
+
+
+class OfClass(Weighted):
+    weight = 1.0
+
+    def factor(self):
+        return self.weight
+
+
+@script(SCRIPTS)
+def a_class_attribute(bench):
+    bench.train(OfClass(bench), changed_by(lambda weight: setattr(OfClass, 'weight', weight)))
+    return {'weight': OfClass.weight}
+
+
+class Settings:
+    weight = 1.0
+
+
+class OfSettings(Weighted):
+    def factor(self):
+        return Settings.weight
+
+
+@script(SCRIPTS)
+def an_attribute_of_a_class_of_settings(bench):
+    bench.train(OfSettings(bench), changed_by(lambda weight: setattr(Settings, 'weight', weight)))
+    return {'weight': Settings.weight}
+
+
+def weighed_by(bench, factor, change):
+    """Train a Regressor whose loss function multiplies by what `factor` returns."""
+
+    def lossfun(y, t):
+        return F.mean_squared_error(y, t) * factor()
+
+    bench.train(Regressor(bench.predictor(), lossfun=lossfun), changed_by(change))
+
+
+@script(SCRIPTS, quick=True)
+def an_object_in_a_closure(bench):
+    settings = types.SimpleNamespace(weight=1.0)
+    weighed_by(bench, lambda: settings.weight, lambda w: setattr(settings, 'weight', w))
+    return vars(settings)
+
+
+args = argparse.Namespace(weight=1.0)
+
+
+class OfArguments(Weighted):
+    def factor(self):
+        return args.weight
+
+
+@script(SCRIPTS)
+def a_global_namespace_of_arguments(bench):
+    bench.train(OfArguments(bench), changed_by(lambda weight: setattr(args, 'weight', weight)))
+    return vars(args)
+
+
+@dataclasses.dataclass
+class Config:
+    weight: float = 1.0
+    name: str = 'mse'
+
+
+@script(SCRIPTS)
+def a_dataclass(bench):
+    made = Config()
+    weighed_by(bench, lambda: made.weight, lambda weight: setattr(made, 'weight', weight))
+    return dataclasses.asdict(made)
+
+
+class Slotted:
+    __slots__ = ('weight',)
+    weight: float
+
+
+@script(SCRIPTS)
+def slots(bench):
+    slotted = Slotted()
+    slotted.weight = 1.0
+    weighed_by(bench, lambda: slotted.weight, lambda weight: setattr(slotted, 'weight', weight))
+    return {'weight': slotted.weight}
+
+
+class Weights(NamedTuple):
+    mse: float
+    mae: float
+
+
+class OfNamedTuple(Weighted):
+    def factor(self):
+        return self.weights.mse
+
+
+@script(SCRIPTS)
+def a_named_tuple_that_is_replaced(bench):
+    model = OfNamedTuple(bench, weights=Weights(1.0, 0.0))
+
+    def change(weight):
+        model.weights = model.weights._replace(mse=weight)
+
+    bench.train(model, changed_by(change))
+    return model.weights._asdict()
+
+
+@script(SCRIPTS)
+def a_variable_of_a_closure(bench):
+    weight = 1.0
+
+    def change(value):
+        nonlocal weight
+        weight = value
+
+    weighed_by(bench, lambda: weight, change)
+    return {'weight': weight}
+
+
+config: Any = types.ModuleType('weights_of_a_user')
+config.weight = 1.0
+
+
+class OfModule(Weighted):
+    def factor(self):
+        return config.weight
+
+
+@script(SCRIPTS)
+def a_module_of_settings(bench):
+    sys.modules['weights_of_a_user'] = config
+    try:
+        bench.train(OfModule(bench), changed_by(lambda weight: setattr(config, 'weight', weight)))
+    finally:
+        del sys.modules['weights_of_a_user']
+    return {'weight': config.weight}
+
+
+@script(SCRIPTS)
+def a_list_in_dicts(bench):
+    nested = {'loss': {'weights': [1.0, 0.5]}}
+
+    def change(weight):
+        nested['loss']['weights'][0] = weight
+
+    weighed_by(bench, lambda: nested['loss']['weights'][0], change)
+    return nested
+
+
+@script(SCRIPTS, outside='a replay of the captured step gave another .* than the step run eagerly')
+def an_environment_variable(bench):
+    os.environ['WEIGHT_OF_A_USER'] = '1.0'
+    try:
+        weighed_by(
+            bench,
+            lambda: float(os.environ['WEIGHT_OF_A_USER']),
+            lambda weight: os.environ.update(WEIGHT_OF_A_USER=str(weight)),
+        )
+        return {'weight': os.environ['WEIGHT_OF_A_USER']}
+    finally:
+        del os.environ['WEIGHT_OF_A_USER']
+
+
+class OfArray(Squares):
+    def weighed(self, loss):
+        return loss * self.weight
+
+
+@script(SCRIPTS)
+def an_array_written_in_place(bench):
+    model = OfArray(bench, weight=bench.xp.ones((), 'f'))
+    bench.train(model, changed_by(model.weight.fill))
+    return {'weight': number(model.weight)}
+
+
+@script(SCRIPTS)
+def an_array_that_is_replaced(bench):
+    model = OfArray(bench, weight=bench.xp.ones((), 'f'))
+
+    def change(weight):
+        model.weight = bench.xp.full((), weight, 'f')
+
+    bench.train(model, changed_by(change))
+    return {'weight': number(model.weight)}
+
+
+class OfArrayInDict(Squares):
+    def weighed(self, loss):
+        return loss * self.weights['mse']
+
+
+@script(SCRIPTS)
+def an_array_in_a_dict_that_is_replaced(bench):
+    model = OfArrayInDict(bench, weights={'mse': bench.xp.ones((), 'f')})
+
+    def change(weight):
+        model.weights['mse'] = bench.xp.full((), weight, 'f')
+
+    bench.train(model, changed_by(change))
+    return {'weight': number(model.weights['mse'])}
+
+
+class ByTable(Weighted):
+    """Weights of tasks in an array of the host."""
+
+    def factor(self):
+        return float(self.table[0])
+
+
+@script(SCRIPTS)
+def an_array_of_the_host_written_in_place(bench):
+    model = ByTable(bench, table=numpy.ones(3))
+    bench.train(model, changed_by(model.table.fill))
+    return {'table': model.table.tolist()}
+
+
+class ByProperty(Weighted):
+    @property
+    def weight(self):
+        return self.options['base'] * 2
+
+    def factor(self):
+        return self.weight
+
+
+@script(SCRIPTS)
+def a_property_of_a_dict(bench):
+    model = ByProperty(bench, options={'base': 0.5})
+    bench.train(model, changed_by(lambda weight: model.options.update(base=weight)))
+    return model.options
+
+
+class Annealed(Weighted):
+    """KL annealing: an extension writes `beta` after each step."""
+
+    def factor(self):
+        return self.beta
+
+
+@script(SCRIPTS)
+def annealing_at_every_step(bench):
+    model = Annealed(bench, beta=0.0)
+
+    def anneal(trainer):
+        model.beta = min(1.0, trainer.updater.iteration / 30)
+
+    bench.train(model, (anneal, every(1)))
+    return {'beta': model.beta}
+
+
+@script(SCRIPTS)
+def annealing_in_a_dict_at_every_step(bench):
+    model = OfDict(bench, weights={'mse': 0.0})
+
+    def anneal(trainer):
+        model.weights['mse'] = min(1.0, trainer.updater.iteration / 30)
+
+    bench.train(model, (anneal, every(1)))
+    return model.weights
+
+
+class Curriculum(Weighted):
+    """Reads the iteration of an updater that it is given later."""
+
+    updater: Any = None
+
+    def factor(self):
+        return 1.0 if self.updater.iteration < 21 else 0.3
+
+
+@script(SCRIPTS, quick=True)
+def the_iteration_of_the_updater(bench):
+    model = Curriculum(bench)
+    model.updater = bench.updater(model)
+    bench.run(model.updater)
+
+
+class OfEpoch(Weighted):
+    iterator: Any = None
+
+    def factor(self):
+        return 1 / (1 + self.iterator.epoch)
+
+
+@script(SCRIPTS)
+def the_epoch_of_the_iterator(bench):
+    model = OfEpoch(bench)
+    updater = bench.updater(model)
+    model.iterator = updater.get_iterator('main')
+    bench.run(updater)
+
+
+@script(SCRIPTS)
+def the_epoch_of_the_updater_in_a_lambda(bench):
+    holder: dict[str, Any] = {}
+
+    def lossfun(y, t):
+        return F.mean_squared_error(y, t) * (0.5 if holder['updater'].epoch > 5 else 1.0)
+
+    updater = bench.updater(Regressor(bench.predictor(), lossfun=lossfun))
+    holder['updater'] = updater
+    bench.run(updater)
+
+
+@script(SCRIPTS)
+def the_rate_of_the_optimizer(bench):
+    optimizer = optimizers.SGD(0.1)
+
+    def lossfun(y, t):
+        return F.mean_squared_error(y, t) * (10 * optimizer.lr)
+
+    def change(trainer):
+        optimizer.lr *= 0.5
+
+    bench.train(
+        Regressor(bench.predictor(), lossfun=lossfun), (change, at(19)), optimizer=optimizer
+    )
+    return {'lr': optimizer.lr}
+
+
+@script(SCRIPTS)
+def the_count_of_the_optimizer(bench):
+    optimizer = optimizers.SGD(0.1)
+
+    def lossfun(y, t):
+        return F.mean_squared_error(y, t) * (1 - 0.5 ** (optimizer.t + 1))
+
+    bench.train(Regressor(bench.predictor(), lossfun=lossfun), optimizer=optimizer)
+    return {'t': optimizer.t}
+
+
+class OfConfiguration(Weighted):
+    def factor(self):
+        return chainer.config.weight_of_a_user
+
+
+@script(SCRIPTS)
+def the_configuration_of_chainer(bench):
+    configuration: Any = chainer.global_config
+    configuration.weight_of_a_user = 1.0
+    try:
+        change = functools.partial(setattr, configuration, 'weight_of_a_user')
+        bench.train(OfConfiguration(bench), changed_by(change))
+    finally:
+        del configuration.weight_of_a_user
+
+
+def weight_of(n):
+    return 1.0
+
+
+class ByFunction(Weighted):
+    def factor(self):
+        return weight_of(1)
+
+
+@script(SCRIPTS)
+def a_global_function_that_is_replaced(bench):
+    def change(weight):
+        globals()['weight_of'] = lambda n: weight
+
+    bench.train(ByFunction(bench), changed_by(change))
+    return {'weight': weight_of(1)}
+
+
+class Patched(Weighted):
+    pass
+
+
+@script(SCRIPTS)
+def a_method_of_a_class_that_is_replaced(bench):
+    def change(weight):
+        Patched.factor = lambda self: weight
+
+    bench.train(Patched(bench), changed_by(change))
+
+
+@script(SCRIPTS)
+def a_method_of_one_object_that_is_replaced(bench):
+    model = Patched(bench)
+
+    def change(weight):
+        model.factor = lambda: weight
+
+    bench.train(model, changed_by(change))
+
+
+@script(SCRIPTS)
+def functions_by_name_in_a_dict(bench):
+    functions = {'mse': F.mean_squared_error, 'mae': F.mean_absolute_error}
+    settings = {'kind': 'mse'}
+
+    def lossfun(y, t):
+        return functions[settings['kind']](y, t)
+
+    def change(weight):
+        settings['kind'] = 'mae' if weight < 1 else 'mse'
+
+    bench.train(Regressor(bench.predictor(), lossfun=lossfun), changed_by(change))
+    return settings
+
+
+class Mode(enum.Enum):
+    HALF = 0.5
+    FULL = 1.0
+
+
+class OfMode(Weighted):
+    mode = Mode.FULL
+
+    def factor(self):
+        return self.mode.value
+
+
+@script(SCRIPTS)
+def a_member_of_an_enum(bench):
+    model = OfMode(bench)
+
+    def change(weight):
+        model.mode = Mode.HALF if weight < 1 else Mode.FULL
+
+    bench.train(model, changed_by(change))
+
+
+is_warm = False
+
+
+class OfFlag(Weighted):
+    def factor(self):
+        return 1.0 if is_warm else 0.25
+
+
+@script(SCRIPTS)
+def a_global_flag_that_is_set_for_one_step(bench):
+    def change(weight):
+        global is_warm
+        is_warm = weight == 2.0
+
+    bench.train(OfFlag(bench), changed_by(change))
+
+
+@script(SCRIPTS)
+def a_set_of_tasks(bench):
+    tasks = {'energy'}
+
+    def lossfun(y, t):
+        loss = F.mean_squared_error(y[:, :1], t[:, :1])
+        if 'gap' in tasks:
+            loss += F.mean_squared_error(y[:, 1:], t[:, 1:])
+        return loss
+
+    def change(weight):
+        tasks.symmetric_difference_update(['gap'])
+
+    bench.train(Regressor(bench.predictor(), lossfun=lossfun), changed_by(change))
+    return {'tasks': sorted(tasks)}
+
+
+class OfTasks(Squares):
+    def __call__(self, atoms, adj, t):
+        y = self.predictor(atoms, adj)
+        losses = [F.mean_squared_error(y[:, i], t[:, i]) for i in range(2)]
+        loss = sum(weight * loss for weight, loss in zip(self.weights, losses))
+        chainer.report({'loss': loss, 'first': losses[0], 'second': losses[1]}, self)
+        return loss
+
+
+@script(SCRIPTS)
+def weights_of_tasks_in_a_list(bench):
+    model = OfTasks(bench, weights=[0.5, 0.5])
+
+    def change(weight):
+        model.weights[:] = weight, 1 - weight
+
+    bench.train(model, changed_by(change))
+    return {'weights': model.weights}
+
+
+@script(SCRIPTS)
+def weights_of_tasks_by_their_losses(bench):
+    """Tasks that are learned get less weight: an extension reads what was reported."""
+    model = OfTasks(bench, weights=[0.5, 0.5])
+
+    def balance(trainer):
+        first, second = (number(trainer.observation['main/' + n]) for n in ('first', 'second'))
+        model.weights = [first / (first + second), second / (first + second)]
+
+    bench.train(model, (balance, every(7)))
+    return {'weights': model.weights}
+
+
+class ByName(Weighted):
+    def factor(self):
+        return getattr(self.options, 'w_%d' % 0)
+
+
+@script(SCRIPTS)
+def an_attribute_by_getattr(bench):
+    model = ByName(bench, options=types.SimpleNamespace(w_0=1.0))
+    bench.train(model, changed_by(lambda weight: setattr(model.options, 'w_0', weight)))
+    return vars(model.options)
+
+
+class ByVars(Weighted):
+    def factor(self):
+        return vars(self.options)['weight']
+
+
+@script(SCRIPTS)
+def an_attribute_by_vars(bench):
+    model = ByVars(bench, options=types.SimpleNamespace(weight=1.0))
+    bench.train(model, changed_by(lambda weight: setattr(model.options, 'weight', weight)))
+    return vars(model.options)
+
+
+@script(SCRIPTS)
+def a_default_argument(bench):
+    def lossfun(y, t, weights={'mse': 1.0}):  # noqa: B006
+        return F.mean_squared_error(y, t) * weights['mse']
+
+    model = Regressor(bench.predictor(), lossfun=lossfun)
+    bench.train(model, changed_by(lambda weight: lossfun.__defaults__[0].update(mse=weight)))
+
+
+@script(SCRIPTS)
+def defaults_that_are_replaced(bench):
+    def lossfun(y, t, weight=1.0):
+        return F.mean_squared_error(y, t) * weight
+
+    def change(weight):
+        lossfun.__defaults__ = (weight,)
+
+    bench.train(Regressor(bench.predictor(), lossfun=lossfun), changed_by(change))
+
+
+def of_partial(y, t, weight):
+    return F.mean_squared_error(y, t) * weight
+
+
+@script(SCRIPTS)
+def keywords_of_a_partial(bench):
+    lossfun = functools.partial(of_partial, weight=1.0)
+    model = Regressor(bench.predictor(), lossfun=lossfun)
+    bench.train(model, changed_by(lambda weight: lossfun.keywords.update(weight=weight)))
+    return lossfun.keywords
+
+
+class Trained:
+    def __init__(self, predictor):
+        self.predictor = predictor
+        self.options = {'weight': 1.0}
+
+    def loss(self, atoms, adj, t):
+        loss = F.mean_squared_error(self.predictor(atoms, adj), t) * self.options['weight']
+        chainer.report({'loss': loss}, self.predictor)
+        return loss
+
+
+@script(SCRIPTS)
+def a_dict_of_the_object_whose_method_is_the_loss(bench):
+    trained = Trained(bench.predictor())
+    change = changed_by(lambda weight: trained.options.update(weight=weight))
+    bench.train(trained.predictor, change, loss_func=trained.loss)
+    return trained.options
+
+
+class ByAttributeAccess(dict):
+    """A dict whose items are attributes, as configuration libraries have it."""
+
+    def __getattr__(self, name):
+        return self[name]
+
+    def __setattr__(self, name, value):
+        self[name] = value
+
+
+class OfAttributeAccess(Weighted):
+    def factor(self):
+        return self.cfg.loss.weight
+
+
+@script(SCRIPTS)
+def a_dict_with_attributes(bench):
+    cfg = ByAttributeAccess(loss=ByAttributeAccess(weight=1.0))
+    model = OfAttributeAccess(bench, cfg=cfg)
+    bench.train(model, changed_by(lambda weight: setattr(cfg.loss, 'weight', weight)))
+    return dict(cfg.loss)
+
+
+class Dynamic:
+    def __init__(self, values):
+        object.__setattr__(self, '_values', values)
+
+    def __getattr__(self, name):
+        return object.__getattribute__(self, '_values')[name]
+
+
+@script(SCRIPTS)
+def an_object_with_getattr_of_its_own(bench):
+    values = {'weight': 1.0}
+    settings = Dynamic(values)
+    weighed_by(bench, lambda: settings.weight, lambda weight: values.update(weight=weight))
+    return values
+
+
+@script(SCRIPTS)
+def a_configparser(bench):
+    parser = configparser.ConfigParser()
+    parser['loss'] = {'weight': '1.0'}
+    weighed_by(
+        bench,
+        lambda: parser.getfloat('loss', 'weight'),
+        lambda weight: parser.set('loss', 'weight', str(weight)),
+    )
+    return dict(parser['loss'])
+
+
+@script(SCRIPTS)
+def a_chain_map_and_a_user_dict(bench):
+    chosen = collections.UserDict(weight=1.0)
+    both = collections.ChainMap({}, chosen, {'weight': 9.0})
+    weighed_by(bench, lambda: both['weight'], lambda weight: chosen.update(weight=weight))
+    return dict(chosen)
+
+
+class Descriptor:
+    values: dict[int, float] = {}
+
+    def __get__(self, owner, kind=None):
+        return self if owner is None else self.values.get(id(owner), 1.0)
+
+    def __set__(self, owner, value):
+        self.values[id(owner)] = value
+
+
+class OfDescriptor(Weighted):
+    weight = Descriptor()
+
+    def factor(self):
+        return self.weight
+
+
+@script(SCRIPTS)
+def a_descriptor(bench):
+    model = OfDescriptor(bench)
+    bench.train(model, changed_by(lambda weight: setattr(model, 'weight', weight)))
+    return {'weight': model.weight}
+
+
+class OfFunctionInAttribute(Weighted):
+    def factor(self):
+        return self.schedule(1.0)
+
+
+@script(SCRIPTS)
+def a_lambda_in_an_attribute_that_is_replaced(bench):
+    model = OfFunctionInAttribute(bench, schedule=lambda x: x)
+
+    def change(weight):
+        model.schedule = lambda x: x * weight
+
+    bench.train(model, changed_by(change))
+
+
+class ByTrainer(Weighted):
+    trainer: Any = None
+
+    def factor(self):
+        return 1.0 if self.trainer.updater.iteration % 10 < 5 else 0.5
+
+
+class Connect(training.Extension):
+    """Gives a model the trainer, before the first step."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def initialize(self, trainer):
+        self.model.trainer = trainer
+
+    def __call__(self, trainer):
+        pass
+
+
+@script(SCRIPTS)
+def the_iteration_by_the_trainer(bench):
+    model = ByTrainer(bench)
+    bench.train(model, (Connect(model), at(47)))
+
+
+class OfAttributeOfLibrary(Weighted):
+    def factor(self):
+        return self.predictor.mlp.weight_of_a_user
+
+
+@script(SCRIPTS)
+def an_attribute_on_a_link_of_a_library(bench):
+    model = OfAttributeOfLibrary(bench)
+    model.predictor.mlp.weight_of_a_user = 1.0
+
+    def change(weight):
+        model.predictor.mlp.weight_of_a_user = weight
+
+    bench.train(model, changed_by(change))
+
+
+class OfString(Weighted):
+    def factor(self):
+        return float(self.text.partition('=')[2])
+
+
+@script(SCRIPTS)
+def a_string_that_is_parsed(bench):
+    model = OfString(bench, text='weight=1.0')
+    bench.train(model, changed_by(lambda weight: setattr(model, 'text', 'weight=%s' % weight)))
+    return {'text': model.text}
+
+
+@script(SCRIPTS)
+def a_loop_of_ones_own(bench):
+    model = OfDict(bench, weights={'mse': 1.0})
+    updater = bench.updater(model)
+    for i in range(1, 49):
+        bench.step(updater)
+        if i in CHANGES:
+            model.weights['mse'] = CHANGES[i]
+    return model.weights
+
+
+class OfLongList(Weighted):
+    def factor(self):
+        return self.table[700]
+
+
+@script(SCRIPTS)
+def an_item_of_a_long_list(bench):
+    model = OfLongList(bench, table=[1.0] * 1000)
+    bench.train(model, changed_by(lambda weight: model.table.__setitem__(700, weight)))
