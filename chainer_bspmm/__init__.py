@@ -69,8 +69,9 @@ _LATER = {
 if TYPE_CHECKING:  # from `__getattr__` mypy would take any name, misspelt ones too
     from chainer_bspmm import training
     from chainer_bspmm.multi_node import PartIterator
-    from chainer_bspmm.training import check_swap, GraphUpdater, run_node_classification_train
+    from chainer_bspmm.training import GraphUpdater, run_node_classification_train
     from chainer_bspmm.training.captured_predict import captured_predict
+    from chainer_bspmm.training.check_swap import check_swap
 else:
 
     def __getattr__(name):

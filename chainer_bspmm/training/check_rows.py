@@ -1,2 +1,320 @@
-def check_rows(*args):
-    return None
+"""`check_rows`: does a loss take the rows of a sparse batch for molecules?"""
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy
+
+import chainer
+from chainer_chemistry.models.prediction import Classifier, GraphConvPredictor, Regressor
+
+from chainer_bspmm.links.sparse import Sparse
+from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.training.outcome import beyond_rounding, dtype_of, errors, in_short, LOSS
+from chainer_bspmm.training.outcome import observing_hooks, outcome
+from chainer_bspmm.training.reach import Reach
+from chainer_bspmm.training.snapshot import ParameterMissing, Snapshot
+from chainer_bspmm.training.work import spare_tolerance
+from chainer_bspmm.compat.user_code import is_user_code
+
+PAGE = 'docs/migration.md, "A Chain of your own"'
+SAME = 1e-6  # relative: of one batch with other contents in rows that belong to no molecule
+_TYPES = Regressor, Classifier, GraphConvPredictor  # whose losses need no check
+
+
+class RowsCheck(NamedTuple):
+    """What `check_rows` found.
+
+    Attributes:
+        is_right (bool or None): whether rows that belong to no molecule change nothing; None: that
+            cannot be told.
+        text (str): what they change and the likely cause, or why that cannot be told.
+    """
+
+    is_right: bool | None
+    text: str = ''
+
+
+class _CannotTell(Exception):
+    """The reason, for the user."""
+
+
+_checked: weakref.WeakSet = weakref.WeakSet()  # optimizers
+_is_checking = False
+
+
+def check_first_step(
+    optimizer: chainer.Optimizer,
+    function: Callable,
+    args: Any,
+    kwargs: Any,
+    around: Callable = contextlib.nullcontext,
+) -> RowsCheck:
+    """Do :func:`check_rows` of a step that was done, if it was the first of an optimizer.
+
+    `text` is what is to be said: nothing where all is well, and where the model is Chainer
+    Chemistry's and it cannot be told.
+    """
+    global _is_checking
+    if _is_checking or optimizer in _checked:
+        return RowsCheck(None)
+    _checked.add(optimizer)
+    target = optimizer.target
+    links = [*target.links(), *_links_of(function)]
+    if not any(isinstance(link, Sparse) for link in links):
+        return RowsCheck(None)
+    _is_checking = True
+    try:
+        check = check_rows(target, function, args, kwargs, around)
+    finally:
+        _is_checking = False
+    if check.is_right is None:
+        is_known = function is target and isinstance(target, _TYPES)
+        if is_known and not any(is_user_code(type(link).__module__) for link in links):
+            return RowsCheck(None)
+        text = (
+            'chainer_bspmm could not check the loss of %s: %s; compare with '
+            'chainer_bspmm.check_swap(model, examples)'
+        )
+        return RowsCheck(None, text % (type(target).__name__, check.text))
+    return check
+
+
+def _links_of(function):
+    owner = getattr(function, '__self__', function)
+    return owner.links() if isinstance(owner, chainer.Link) else ()
+
+
+def check_rows(
+    target: chainer.Link,
+    function: Callable,
+    args: Any,
+    kwargs: Any,
+    around: Callable = contextlib.nullcontext,
+) -> RowsCheck:
+    """Run a loss on a batch, and on the batch with as many rows again that belong to no molecule.
+
+    These rows must not change the loss, what is reported, or gradients, beyond rounding. All runs
+    are in test mode, and undone: what `reach.Reach` finds, arrays, gradients and random numbers are
+    put back, and no parameter is made. A difference leads to a few runs more, to name the cause.
+
+    Args:
+        target (chainer.Link): whose parameters are trained; all that a step needs are made.
+        function (callable): returns the loss.
+        args, kwargs (tuple, dict): its arguments, with one BatchedCSR or more. Arrays with as many
+            rows as one of them get the spare rows. Padded batches, which have upstream's shapes,
+            need none.
+        around (callable): returns a context manager, inside of which the loss is run.
+
+    Returns:
+        RowsCheck: `is_right` is None if a run would take something from Python that cannot be put
+        back, or fails, or if the loss is random.
+    """
+    batches = list(_batches((args, kwargs)))
+    batches = [adj for adj in batches if adj.layout != 'padded']
+    if not batches:
+        return RowsCheck(True)
+    try:
+        return _Check(target, function, args, kwargs, around, batches).result()
+    except _CannotTell as error:
+        return RowsCheck(None, str(error))
+    except ParameterMissing:
+        return RowsCheck(None, 'it makes a parameter that the first step has not made')
+    except Exception as error:  # the training is right, whatever a user's objects do when looked at
+        return RowsCheck(None, 'the check fails with %s' % _described(error))
+
+
+class _Check:
+    def __init__(self, target, function, args, kwargs, around, batches):
+        self._target = target
+        self._function = function
+        self._arguments = args, kwargs
+        self._around = around
+        self._batches = batches
+        self._dtype = dtype_of(target)
+        self._reach = Reach(target, function, *_hooks_of_user(target))
+
+    def result(self):
+        """Return the `RowsCheck`."""
+        if self._reach.cannot:
+            raise _CannotTell('it would take something from %s for good' % self._reach.cannot[0])
+        if any(adj.n_graphs in self._row_counts() for adj in self._batches):
+            raise _CannotTell('the batch has as many rows as molecules')
+        try:
+            first = self._run()
+        except ParameterMissing:
+            raise
+        except Exception as error:
+            raise _CannotTell('in test mode it fails with %s' % _described(error)) from error
+        if not numpy.isfinite(first[LOSS]):  # nor is it with other rows
+            return RowsCheck(True)
+        try:
+            spare = self._run(has_spare=True)
+        except Exception as error:
+            text = 'with rows that belong to no molecule it fails with %s'
+            raise _CannotTell(text % _described(error)) from error
+        tolerance = spare_tolerance(numpy.dtype(self._dtype), self._target)
+        found = errors(spare, first, self._dtype)
+        found = {name: error for name, error in found.items() if error > tolerance}
+        if not found:
+            return RowsCheck(True)
+        again = errors(self._run(is_twice=True), first, self._dtype)
+        if any(error > tolerance for error in again.values()):
+            raise _CannotTell('two runs of one batch differ, so it is random in test mode')
+        found = beyond_rounding(found, first, lambda by: self._run(factor=by), self._dtype)
+        if not found:
+            return RowsCheck(True)
+        finite = [name for name, error in found.items() if numpy.isfinite(error)]
+        if not finite:
+            text = 'with rows that belong to no molecule %s is not finite'
+            raise _CannotTell(text % next(iter(found)))
+        return RowsCheck(False, self._text(finite[0], first, spare))
+
+    def _text(self, name, first, spare):
+        adj = self._batches[0]
+        text = (
+            'the loss of %s takes rows of a sparse batch for molecules: of %d molecules in %d rows '
+            '%s is %.6g, with %d rows more, which belong to no molecule, it is %.6g. %s See %s'
+        )
+        return text % (
+            type(self._target).__name__,
+            adj.n_graphs,
+            adj.n_rows,
+            name if name.startswith('the ') else name + ', which is reported,',
+            in_short(first[name]),
+            adj.n_rows,
+            in_short(spare[name]),
+            self._cause(name, spare),
+            PAGE,
+        )
+
+    def _cause(self, name, spare):
+        """Return a sentence about the likely cause: how many rows there are, or what they hold."""
+        try:
+            other = self._run(has_spare=True, is_filled=True)
+            error = errors(other, spare, self._dtype).get(name, numpy.inf)
+        except Exception:
+            error = None
+        if any(adj.n_node_columns for adj in self._batches):
+            columns = (
+                ' If labels of molecules were taken for columns of atoms, give '
+                'CSRConverter(n_node_columns=0).'
+            )
+        else:
+            columns = ''
+        counted = (
+            'len(atoms) and atoms.shape[0] count rows, and so does a mean over axis 0: use len(t) '
+            'or adj.n_graphs.'
+        )
+        reduced = (
+            'a sum, a mean or a maximum over axis 0 is one over all rows: use a readout of Chainer '
+            'Chemistry or chainer_bspmm.functions.segment_sum.'
+        )
+        if error is None:
+            return 'Either %s Or %s%s' % (counted, reduced, columns)
+        if error <= SAME:
+            return 'It depends on how many rows there are: %s%s' % (counted, columns)
+        return 'It depends on what is in the rows: %s%s' % (reduced, columns)
+
+    def _run(self, has_spare=False, is_filled=False, is_twice=False, factor=None):
+        """Return the outcome on the batch.
+
+        has_spare: with rows of zeros; is_filled: these are the rows again. is_twice: the outcome of
+        a second run, which draws the next random numbers. factor: of parameters.
+        """
+        arguments = self._arguments
+        if has_spare:
+            arguments = _with_spare_rows(arguments, self._row_counts(), is_filled)
+        reach = self._reach
+        with Snapshot(self._target, reach).undone():
+            if factor is not None:
+                for param in self._target.params(include_uninit=False):
+                    param.array[...] *= factor
+            if is_twice:
+                before = Snapshot(self._target, reach)
+                python = reach.save()
+                self._outcome(*arguments)
+                before.restore_arrays()
+                reach.restore(python, with_numbers=False)
+            return self._outcome(*arguments)
+
+    def _outcome(self, args, kwargs):
+        for link in self._reach.links.values():  # others' gradients would be added up
+            for param in link.params(include_uninit=False):
+                param.cleargrad()
+        with self._around():
+            return outcome(self._function, self._target, args, kwargs)
+
+    def _row_counts(self):
+        return {adj.n_rows for adj in self._batches}
+
+
+def _described(error):
+    return '%s: %s' % (type(error).__name__, str(error).strip().partition('\n')[0])
+
+
+def _hooks_of_user(target):
+    """Return the hooks that run with the loss: those that only look at it do not."""
+    places = [chainer.get_function_hooks(), chainer._get_link_hooks()]
+    places += [link._local_link_hooks or {} for link in target.links()]
+    return [
+        hook
+        for hooks in places
+        for name, hook in hooks.items()
+        if name not in observing_hooks(hooks) and is_user_code(type(hook).__module__)
+    ]
+
+
+def _batches(value):
+    if isinstance(value, BatchedCSR):
+        yield value
+    elif isinstance(value, (tuple, list, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _batches(each)
+
+
+def _with_spare_rows(value, row_counts, is_filled):
+    """Return the arguments of a loss with as many rows again, which belong to no molecule."""
+    if isinstance(value, BatchedCSR):
+        return value if value.layout == 'padded' else _more_rows(value)
+    if isinstance(value, chainer.Variable):
+        array = _with_spare_rows(value.array, row_counts, is_filled)
+        return value if array is value.array else chainer.Variable(array)
+    if isinstance(value, chainer.get_array_types()):
+        if not value.ndim or len(value) not in row_counts:
+            return value
+        return _extended(value, value if is_filled else len(value))
+    if isinstance(value, (tuple, list)):
+        items = [_with_spare_rows(each, row_counts, is_filled) for each in value]
+        return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
+    if isinstance(value, dict):
+        pairs = value.items()
+        return {name: _with_spare_rows(each, row_counts, is_filled) for name, each in pairs}
+    return value
+
+
+def _more_rows(adj):
+    """Return a `BatchedCSR` with as many spare rows as it has rows, and a spare entry."""
+    n = adj.n_rows
+    indptr = _extended(adj.indptr, n)
+    indptr[n + 1 :] = adj.nnz
+    return adj.replace(
+        indptr=indptr,
+        indices=_extended(adj.indices, 1),
+        data=None if adj.data is None else _extended(adj.data, 1),
+        row_weights=None if adj.row_weights is None else _extended(adj.row_weights, n),
+        n_rows=2 * n,
+        n_cols=2 * adj.n_cols,
+        nnz=adj.nnz + 1,
+        has_spare=True,
+    )
+
+
+def _extended(array, more):
+    """Return an array with more rows: these, or as many zeros."""
+    xp = chainer.backend.get_array_module(array)
+    if isinstance(more, int):
+        more = xp.zeros((more,) + array.shape[1:], array.dtype)
+    return xp.concatenate([array, more])

@@ -14,7 +14,7 @@ from chainer_bspmm.dataset.selection import Selection
 from chainer_bspmm.training.between_steps import BetweenSteps
 from chainer_bspmm.training.cuda_graphs import CannotCapture, using
 from chainer_bspmm.training.driver import is_on_gpu
-from chainer_bspmm.training.check_rows import check_rows
+from chainer_bspmm.training.check_rows import check_first_step
 from chainer_bspmm.training.program import StepDiffers
 from chainer_bspmm.training.session import CHECK_EVERY
 from chainer_bspmm.training.training_driver import TrainingDriver
@@ -63,7 +63,6 @@ class GraphUpdater(StandardUpdater):
 
     _driver: TrainingDriver
     _is_asked_for = True  # or was adopted
-    _is_checked = False  # whether the swap was, at the first step
     _between_steps: BetweenSteps | None = None
     _epoch_detail: tuple[Any, Any] = None, None  # an iterator's state, and the epoch at that
 
@@ -140,19 +139,26 @@ class GraphUpdater(StandardUpdater):
             driver.watched = None
         with using(self.input_device):  # its current stream is used throughout
             self._train(examples)
-            if not self._is_checked:
-                self._is_checked = True
-                self._check_rows(examples)
         if self.auto_new_epoch and iterator.is_new_epoch:
             self._optimizers['main'].new_epoch(auto=True)
 
-    def _check_rows(self, examples):
-        """Warn if the loss takes rows of a batch for molecules, or if that cannot be told."""
+    def _check_rows(self, program, batch):
+        """Check the first step, that a program has run, and train eagerly if rows change it."""
         driver = self._driver
         # A rank by itself may not sum with others.
         if not chainer.config.bspmm_check_swap or hasattr(driver.given, 'communicator'):
             return
-        check_rows(driver.target, examples, self.converter, self.loss_func)
+        check = check_first_step(
+            driver.optimizer,
+            self.loss_func or driver.target,
+            batch.arrays_on(driver.device),
+            {},
+            program.under_way,
+        )
+        if check.is_right is False:
+            driver.warn(driver.give_up(check.text))
+        elif check.text:
+            driver.warn_once(check.text)
 
     def _train(self, examples):
         driver = self._driver
@@ -202,6 +208,7 @@ class GraphUpdater(StandardUpdater):
             driver.watched = None  # the update may have changed anything
         if not program.is_captured:
             driver.keep(program)
+            self._check_rows(program, batch)
         if difference is not None:
             reason = driver.give_up(str(difference))
             if driver.on_difference == 'raise':

@@ -168,6 +168,12 @@ class Program:
         session.guards.ignore(outputs)
         self._is_tried = True
 
+    @contextlib.contextmanager
+    def under_way(self):
+        """Let what is run inside use the kernels of the step that was staged last, eagerly."""
+        with self._session.capturer.ordered(), self.work.under_way(self._inputs.step, alone=True):
+            yield
+
     # Captured.
 
     def capture(self):

@@ -398,11 +398,11 @@ def checked(device, model, kind=StandardUpdater, examples=EXAMPLES):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         run(updater, 2)
-    return [str(w.message) for w in caught if 'the swap changes' in str(w.message)]
+    return [str(w.message) for w in caught if 'takes rows' in str(w.message)]
 
 
 @pytest.mark.parametrize('kind', [StandardUpdater, GraphUpdater])
-def test_the_first_step_checks_the_swap(device, graphs, kind):
+def test_the_first_step_checks_the_loss(device, graphs, kind):
     (text,) = checked(device, Loss(of_rows), kind)
     assert 'use len(t)' in text
     classes = molecules(9, classes=True)

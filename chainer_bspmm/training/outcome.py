@@ -1,0 +1,160 @@
+"""`outcome` of a loss in test mode: its value, what it reports, its gradients; and `errors`."""
+
+import contextlib
+import warnings
+
+import numpy
+
+import chainer
+from chainer import link_hooks
+from chainer.backends import cuda
+
+# Between runs that differ in how products are rounded: relative to the dtype of the parameters.
+FLOOR = {'float16': 1e-2, 'float32': 1e-2, 'float64': 1e-6}  # less than this is compared with it
+SMALL = 1e-3  # of all gradients: one below this share is compared with the share
+FACTORS = 8, 24, 56  # times the rounding of a dtype: by how much parameters are changed
+MARGIN = 10  # times what rounding does is more than rounding does
+
+LOSS = 'the loss'
+
+
+def outcome(function, target, args, kwargs, observers=None):
+    """Run a loss in test mode; return name -> array, on the host.
+
+    Names are those that a sentence needs; observers: path -> link that reports, if these are not
+    the target's. Leaves gradients, and whatever the run changes.
+    """
+    params = dict(target.namedparams(include_uninit=False))
+    for param in params.values():
+        param.cleargrad()
+    reporter = _Reporter(observers or dict(target.namedlinks()))
+    with (
+        reporter,
+        warnings.catch_warnings(),
+        _without_observers(target),
+        chainer.using_config('train', False),
+        chainer.using_config('enable_backprop', True),
+    ):
+        warnings.simplefilter('ignore')  # what there is to say the training says
+        loss = function(*args, **kwargs)
+        loss.backward()
+    found = {LOSS: _on_host(loss)}
+    for name, value in reporter.observation.items():
+        value = _on_host(value)
+        if value.dtype.kind in 'biuf':
+            found[name] = value
+    for path, param in params.items():
+        missing = param.grad is None
+        gradient = numpy.zeros(param.shape, param.dtype) if missing else _on_host(param.grad)
+        found[gradient_of(path)] = gradient
+    return found
+
+
+def gradient_of(path):
+    """Return the name of the gradient of the parameter at a path."""
+    return 'the gradient of ' + path
+
+
+def errors(actual, expected, dtype):
+    """Return name -> relative error of an outcome, in the order of `expected`.
+
+    What is not finite in both has none, nor what has another shape. The error of what is not finite
+    in one alone is infinite.
+    """
+    gradients = {name for name in expected if name.startswith(gradient_of('/'))}
+    norms = {name: _norm(value) for name, value in expected.items()}
+    largest = max((norms[name] for name in gradients if norms[name] < numpy.inf), default=0)
+    found = {}
+    for name, value in expected.items():
+        other = actual.get(name)
+        if other is None or other.shape != value.shape:
+            continue
+        are_finite = norms[name] < numpy.inf, _norm(other) < numpy.inf
+        if all(are_finite):
+            least = max(FLOOR[dtype], SMALL * largest) if name in gradients else FLOOR[dtype]
+            found[name] = _norm(other.astype('d') - value) / max(norms[name], least)
+        elif any(are_finite):
+            found[name] = numpy.inf
+    return found
+
+
+def _norm(array):
+    return float(numpy.linalg.norm(array.astype('d').ravel()))
+
+
+def beyond_rounding(found, expected, run_scaled, dtype):
+    """Return the errors (dict) of `found` that rounding does not explain.
+
+    Where a maximum is tied or a sum cancels, rounding decides. ``run_scaled(factor)`` returns the
+    outcome where the parameters were multiplied by a factor, `expected` is that by 1.
+    """
+    if not found:
+        return found
+    rounding = float(numpy.finfo(dtype).eps)
+    others = [errors(run_scaled(1 + n * rounding), expected, dtype) for n in FACTORS]
+    return {
+        name: error
+        for name, error in found.items()
+        if error > MARGIN * max(other.get(name, 0) for other in others)
+    }
+
+
+def dtype_of(link):
+    """Return the name of the dtype with the fewest digits that a link computes in."""
+    if chainer.config.dtype is chainer.mixed16:
+        return 'float16'
+    dtypes = {param.dtype for param in link.params(include_uninit=False) if param.dtype.kind == 'f'}
+    return min(dtypes, key=lambda dtype: dtype.itemsize, default=numpy.dtype('f')).name
+
+
+def in_short(value):
+    """Return a number (float) that stands for an array: the one in it, or the norm."""
+    return float(value.reshape(())) if value.size == 1 else _norm(value)
+
+
+def observing_hooks(hooks):
+    """Return the names of hooks of Chainer's that only look at a run, among name -> hook."""
+    return [
+        name
+        for name, hook in hooks.items()
+        if type(hook).__module__.startswith('chainer.function_hooks.')
+        or type(hook) is link_hooks.TimerHook
+    ]
+
+
+class _Reporter(chainer.Reporter):
+    """A reporter with the names of the current one, that takes reports by anybody."""
+
+    def __init__(self, observers):
+        super().__init__()
+        for path, link in observers.items():
+            self.add_observer('main' + path.rstrip('/'), link)
+        for other in chainer.reporter._get_reporters():
+            self._observer_names.update(other._observer_names)
+
+    def report(self, values, observer=None):
+        # Without a reporter, as in a loop by hand, nobody has to be known.
+        self._observer_names.setdefault(id(observer), type(observer).__name__)
+        super().report(values, observer)
+
+
+@contextlib.contextmanager
+def _without_observers(target):
+    """Let hooks that only look at a run, such as TimerHook, not see what is inside."""
+    hooks = [chainer.get_function_hooks(), chainer._get_link_hooks()]
+    hooks += [link._local_link_hooks for link in target.links() if link._local_link_hooks]
+    before = [(of_one, dict(of_one)) for of_one in hooks]
+    try:
+        for of_one in hooks:
+            for name in observing_hooks(of_one):
+                del of_one[name]
+        yield
+    finally:
+        for of_one, all_hooks in before:
+            of_one.clear()
+            of_one.update(all_hooks)
+
+
+def _on_host(value):
+    """Return a copy of an array, a variable or a number, as an array on the host."""
+    return numpy.array(cuda.to_cpu(chainer.as_array(value)))

@@ -1,0 +1,748 @@
+"""`check_rows`: a text where rows are taken for molecules, silent otherwise, no trace of itself."""
+
+import contextlib
+import copy
+import functools
+import inspect
+import io
+import itertools
+import pickle
+import random
+import timeit
+import warnings
+from typing import Any
+
+import numpy
+import pytest
+
+import chainer_bspmm  # first: it repairs Chainer
+import chainer
+from chainer import functions as F, links as L, optimizers
+from chainer.function_hooks import TimerHook
+from chainer.iterators import SerialIterator
+from chainer.link_hooks import TimerHook as LinkTimerHook
+from chainer.training.updaters import StandardUpdater
+from chainer_chemistry.links import EmbedAtomID, GGNNUpdate
+from chainer_chemistry.models.prediction import Regressor, set_up_predictor
+
+from chainer_bspmm import CSRConverter, sparsify
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.training import GraphUpdater
+from chainer_bspmm.training.check_rows import check_first_step, check_rows, RowsCheck
+from chainer_bspmm.training.program import Program
+from tests.support import parity
+
+PAGE = 'See docs/migration.md, "A Chain of your own"'
+COUNTED = (
+    'It depends on how many rows there are: len(atoms) and atoms.shape[0] count rows, and so does '
+    'a mean over axis 0: use len(t) or adj.n_graphs.'
+)
+REDUCED = (
+    'It depends on what is in the rows: a sum, a mean or a maximum over axis 0 is one over all '
+    'rows: use a readout of Chainer Chemistry or chainer_bspmm.functions.segment_sum.'
+)
+
+
+def examples(n=12):
+    rng = numpy.random.RandomState(0)
+    result = []
+    for size in rng.randint(1, 12, n):
+        adj = (rng.uniform(size=(4, size, size)) < 0.2).astype('f')
+        label = rng.uniform(1, 2, 1).astype('f')
+        result.append((rng.randint(1, 9, size).astype('i'), adj + adj.transpose(0, 2, 1), label))
+    return result
+
+
+EXAMPLES = examples()
+N_ROWS = sum(len(atoms) for atoms, *_ in EXAMPLES)
+
+
+class Own(chainer.Chain):
+    """A Chain of a user around a predictor; `loss` is a function of self, y, and the batch."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+        with self.init_scope():
+            self.predictor = made_predictor()
+            self.weight = chainer.Parameter(2.0, (1,))
+            self.late = L.Linear(1, 1)
+
+    def __call__(self, atoms, adj, t):
+        loss = self.loss(self, self.predictor(atoms, adj), atoms, adj, t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+class Layers(chainer.Chain):
+    """Layers that a user has put together; `reduce` makes the loss of the nodes' features."""
+
+    def __init__(self, reduce):
+        super().__init__()
+        self.reduce = reduce
+        with self.init_scope():
+            self.embed = EmbedAtomID(8)
+            self.update = GGNNUpdate(8, 8)
+        sparsify(self)
+
+    def __call__(self, x, adj, t):
+        self.update.reset_state()
+        return self.reduce(self.update(self.embed(x), adj))
+
+
+def made_predictor(method='ggnn'):
+    """Return a swapped predictor all of whose parameters are made."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        predictor = sparsify(set_up_predictor(method, 8, 2, 1))
+    predictor(*chainer_bspmm.concat_mols(EXAMPLES)[:2])
+    return predictor
+
+
+def check(model, data=EXAMPLES, converter=chainer_bspmm.concat_mols, loss_func=None):
+    return check_rows(model, loss_func or model, converter(data), {})
+
+
+def squares(y, t):
+    return F.sum((y - t) ** 2)
+
+
+RIGHT = {
+    'a mean over labels': lambda self, y, x, adj, t: squares(y, t) / len(t),
+    'a mean of y': lambda self, y, x, adj, t: F.mean(y - t),
+    'its molecules': lambda self, y, x, adj, t: squares(y, t) / adj.n_graphs,
+    'the dense matrix': lambda self, y, x, adj, t: F.mean(y) * adj.to_dense().sum(),
+    'a layer': lambda self, y, x, adj, t: F.mean(self.late(y) - t),
+    'dropout': lambda self, y, x, adj, t: F.sum(F.dropout(y - t)),
+    'a sum that cancels': lambda self, y, x, adj, t: (
+        1e3 * F.sum(y - F.broadcast_to(F.mean(y, axis=0), y.shape))
+    ),
+    'NaN': lambda self, y, x, adj, t: F.mean(y) * numpy.float32('nan'),
+    'infinite': lambda self, y, x, adj, t: F.mean(y) * numpy.float32('inf') / len(x),
+    'NaN in labels': lambda self, y, x, adj, t: F.mean_squared_error(
+        y, numpy.where(numpy.arange(len(t))[:, None] == 2, numpy.float32('nan'), t)
+    ),
+    'random': lambda self, y, *_: F.mean(y) * random.random() * numpy.random.rand(),
+}
+WRONG = {
+    'len(atoms)': (lambda self, y, x, adj, t: squares(y, t) / len(x), COUNTED),
+    'atoms.shape': (lambda self, y, x, adj, t: squares(y, t) / x.shape[0], COUNTED),
+    'a penalty': (lambda self, y, x, adj, t: F.mean(y) + numpy.float32(0.01 * len(x)), COUNTED),
+    'a weight that learns': (
+        lambda self, y, x, adj, t: F.sum(self.weight * len(x)) + F.mean(y),
+        COUNTED,
+    ),
+    'the deviation of ids': (
+        lambda self, y, x, adj, t: F.mean(y) / numpy.float32(x.std()),
+        REDUCED,
+    ),
+    'only the gradient': (
+        lambda self, y, x, adj, t: F.mean(y) + len(x) * F.sum(y - y.array),
+        COUNTED,
+    ),
+}
+
+
+@pytest.mark.parametrize('layout', ['folded', 'packed', 'padded'])
+@pytest.mark.parametrize('name', RIGHT)
+def test_losses_that_are_right(name, layout):
+    assert check(Own(RIGHT[name]), converter=CSRConverter(layout)) == RowsCheck(True)
+
+
+@pytest.mark.parametrize(
+    'converter', [CSRConverter(), CSRConverter('packed'), CSRConverter(padded_to=20)], ids=repr
+)
+@pytest.mark.parametrize('name', WRONG)
+def test_losses_that_take_rows_for_molecules(name, converter):
+    loss, cause = WRONG[name]
+    is_right, text = check(Own(loss), converter=converter)
+    n_rows = N_ROWS + (12 if converter.layout == 'folded' else 0)
+    begin = 'the loss of Own takes rows of a sparse batch for molecules: of 12 molecules in '
+    assert is_right is False and text.startswith(begin + '%d rows the ' % n_rows)
+    assert text.endswith(' %s %s' % (cause, PAGE))
+
+
+def test_the_whole_text():
+    is_right, text = check(Own(lambda self, y, x, adj, t: F.sum(0 * y) + 420.0 / len(x)))
+    assert text == (
+        'the loss of Own takes rows of a sparse batch for molecules: of 12 molecules in %d rows '
+        'the loss is %.6g, with %d rows more, which belong to no molecule, it is %.6g. %s %s'
+        % (N_ROWS + 12, 420 / (N_ROWS + 12), N_ROWS + 12, 210 / (N_ROWS + 12), COUNTED, PAGE)
+    )
+
+
+def test_a_reported_number_that_is_wrong_while_the_loss_is_right():
+    def loss(self, y, x, adj, t):
+        chainer.report({'mae': F.sum(abs(y - t)) / len(x)}, self)
+        return F.mean_squared_error(y, t)
+
+    is_right, text = check(Own(loss))
+    assert is_right is False and ' rows main/mae, which is reported, is ' in text
+
+
+@pytest.mark.parametrize('reduce', [F.mean, F.sum, lambda h: F.mean(F.normalize(h, axis=1))])
+def test_reductions_over_all_rows(reduce):
+    is_right, text = check(Layers(reduce))
+    assert is_right is False and text.endswith('%s %s' % (REDUCED, PAGE))
+    assert check(Layers(reduce), converter=CSRConverter('padded')).is_right
+
+
+def test_labels_that_were_taken_for_columns_of_atoms():
+    data = [(x, adj, numpy.arange(len(x), dtype='f'), t) for x, adj, t in EXAMPLES]
+    model = made_predictor()
+
+    def loss(x, adj, label, t):
+        return F.mean(model(x, adj)) * label.mean()
+
+    is_right, text = check(model, data, loss_func=loss)
+    assert is_right is False
+    assert text.endswith(
+        ' If labels of molecules were taken for columns of atoms, give '
+        'CSRConverter(n_node_columns=0). ' + PAGE
+    )
+
+
+def test_pairs_of_molecules_and_keywords():
+    model = made_predictor()
+    first, second = (chainer_bspmm.concat_mols(EXAMPLES[i : i + 5])[:2] for i in (0, 5))
+
+    def loss(one, other, divisor):
+        return F.mean(abs(model(*one) - model(*other['batch']))) / len(divisor(*one))
+
+    batch = (first, {'batch': second})
+    assert check_rows(model, loss, batch, {'divisor': lambda x, adj: adj.row_offsets}).is_right
+    assert not check_rows(model, loss, batch, {'divisor': lambda x, adj: x}).is_right
+
+
+@pytest.mark.parametrize('case', parity.DEFAULTS.values(), ids=list(parity.DEFAULTS))
+def test_every_model_is_right(case):
+    data = parity.examples_of(case)
+    model = sparsify(parity.initialised(case.make, data))
+
+    def loss(atoms, adj, *columns):
+        y = model(atoms, adj, *columns)
+        return F.sum(y * y) / y.shape[0]
+
+    converter = CSRConverter(n_node_columns=int(case.column == 'labels'))
+    assert check(model, data, converter, loss) == RowsCheck(True)
+
+
+def test_a_float64_model():
+    with chainer.using_config('dtype', numpy.float64):
+        model = Own(RIGHT['its molecules'])
+        assert check(model).is_right
+        assert check(Own(WRONG['len(atoms)'][0])).is_right is False
+
+
+# What cannot be told.
+
+GENERATOR = (i for i in range(1000))
+
+
+def fails(self, y, x, adj, t):
+    if len(x) > 2 * N_ROWS:
+        raise ValueError('too many\nrows')
+    return F.mean(y) / len(x)
+
+
+def fails_in_test_mode(self, y, x, adj, t):
+    assert chainer.config.train
+    return F.mean(y)
+
+
+CANNOT_BE_TOLD = {
+    'a generator': (
+        lambda self, y, x, adj, t: F.mean(y) * next(GENERATOR),
+        'it would take something from GENERATOR of module %s (generator) for good' % __name__,
+    ),
+    'random numbers for each row': (
+        lambda self, y, x, adj, t: F.mean(y) * numpy.random.normal(size=len(x)).sum(),
+        'two runs of one batch differ, so it is random in test mode',
+    ),
+    'an error': (fails, 'with rows that belong to no molecule it fails with ValueError: too many'),
+    'an error in test mode': (
+        fails_in_test_mode,
+        'in test mode it fails with AssertionError: assert False',
+    ),
+    'not finite': (
+        lambda self, y, x, adj, t: F.mean(y) * numpy.float32(numpy.log(3.0 * N_ROWS / len(x) - 2)),
+        'with rows that belong to no molecule the loss is not finite',
+    ),
+}
+
+
+@pytest.mark.parametrize('name', CANNOT_BE_TOLD)
+def test_what_cannot_be_told(name):
+    loss, reason = CANNOT_BE_TOLD[name]
+    is_right, text = check(
+        Own(loss), converter=CSRConverter('packed' if 'finite' in name else 'folded')
+    )
+    assert is_right is None and text.startswith(reason)
+
+
+def test_a_parameter_that_the_first_step_has_not_made():
+    model = Own(lambda self, y, *_: F.mean(self.new(y)))
+    with model.init_scope():
+        model.new = L.Linear(None, 1)
+    expected = RowsCheck(None, 'it makes a parameter that the first step has not made')
+    assert check(model) == expected
+    assert model.new.W.array is None
+
+
+def test_an_open_file(tmp_path):
+    path = tmp_path / 'weights'
+    path.write_text('1\n' * 9)
+    with open(path) as file:
+        model = Own(lambda self, y, *_: F.mean(y) * float(self.file.readline()))
+        model.file = file
+        is_right, text = check(model)
+        assert is_right is None and text == (
+            'it would take something from the attribute file of Own (TextIOWrapper) for good'
+        )
+        assert file.tell() == 0
+
+
+def test_as_many_rows_as_molecules():
+    data = [(x[:1], adj[:, :1, :1], t) for x, adj, t in EXAMPLES]
+    actual = check(Own(RIGHT['a mean of y']), data, CSRConverter('packed'))
+    assert actual == RowsCheck(None, 'the batch has as many rows as molecules')
+
+
+# No trace.
+
+STEP = 0
+
+
+class Shared:
+    n = 0
+
+
+class Counting(Own):
+    def __init__(self):
+        super().__init__(RIGHT['a layer'])
+        self.n_calls, self.losses, self.array = 0, [], numpy.zeros(3)
+        self.numbers = itertools.count()
+        self.generator = numpy.random.default_rng(0)
+        with self.init_scope():
+            self.norm = L.BatchNormalization(1)
+
+    def __call__(self, *batch):
+        global STEP
+        STEP += 1
+        Shared.n += 1
+        self.n_calls += 1
+        self.array += next(self.numbers)
+        self.generator.normal()
+        random.random()
+        numpy.random.uniform()
+        self.norm(self.predictor(*batch[:2]))
+        loss = super().__call__(*batch)
+        self.losses.append(loss)
+        warnings.warn('a call', stacklevel=2)
+        return loss
+
+
+def state_of(model):
+    arrays = [param.array.copy() for param in model.params()]
+    arrays += [model.array.copy(), model.norm.avg_mean.copy(), model.norm.avg_var.copy()]
+    return (
+        numpy.random.get_state()[1].tolist(),
+        random.getstate(),
+        model.generator.bit_generator.state,
+        repr(model.numbers),
+        (STEP, Shared.n, model.n_calls, list(model.losses), dict(vars(model))),
+        [array.tolist() for array in arrays],
+    )
+
+
+def test_it_leaves_no_trace():
+    model = Counting()
+    for param in model.params():
+        param.grad = numpy.full_like(param.array, 7)
+    before = state_of(model)
+    with warnings.catch_warnings(), chainer.Reporter() as _:
+        warnings.simplefilter('error')
+        reporter = chainer.reporter._get_reporters()[-1]
+        assert check(model) == RowsCheck(True)
+    assert state_of(model) == before and not reporter.observation
+    assert all((param.grad == 7).all() for param in model.params())
+
+
+def test_counters_are_those_of_the_loop():
+    model = Counting()
+    optimizer = optimizers.SGD(0.01).setup(model)
+    before = STEP
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        for _ in range(3):
+            optimizer.update(model, *chainer_bspmm.concat_mols(EXAMPLES))
+    assert STEP - before == model.n_calls == len(model.losses) == next(model.numbers) == 3
+
+
+def test_hooks_that_only_look_see_nothing():
+    model, batch = Own(RIGHT['a layer']), chainer_bspmm.concat_mols(EXAMPLES)
+    of_link: Any = LinkTimerHook()
+    model.late.add_hook(of_link)
+    with TimerHook() as of_functions:
+        assert check(model).is_right
+        assert not of_functions.call_history and not of_link.call_history
+        model(*batch)
+    assert of_functions.call_history and len(of_link.call_history) == 1
+    model.late.delete_hook('TimerHook')
+    of_links: Any = LinkTimerHook()
+    with of_links:
+        assert check(model).is_right
+        assert not of_links.call_history
+        model(*batch)
+    assert of_links.call_history
+
+
+def test_a_hook_of_a_user_is_run_and_undone():
+    class Scaling(chainer.FunctionHook):
+        name = 'scaling'
+        n_calls = 0
+
+        def forward_preprocess(self, function, inputs):
+            self.n_calls += 1
+
+    model = Own(RIGHT['a mean of y'])
+    with Scaling() as hook:
+        assert check(model).is_right
+        assert hook.n_calls == 0
+        model(*chainer_bspmm.concat_mols(EXAMPLES))
+    assert hook.n_calls
+
+
+def test_a_hook_that_takes_something_for_good():
+    class Reading(chainer.FunctionHook):
+        name = 'reading'
+
+        def forward_preprocess(self, function, inputs):
+            next(GENERATOR)
+
+    model = Own(RIGHT['a mean of y'])
+    with Reading():
+        is_right, text = check(model)
+    assert is_right is None and text.endswith(
+        'GENERATOR of module %s (generator) for good' % __name__
+    )
+
+
+def test_batches_of_a_step_under_way():
+    entered = []
+
+    @contextlib.contextmanager
+    def around():
+        entered.append(True)
+        yield
+
+    model = Own(RIGHT['a mean of y'])
+    assert check_rows(model, model, chainer_bspmm.concat_mols(EXAMPLES), {}, around).is_right
+    assert len(entered) == 2
+
+
+# Ways in.
+
+
+def caught_by(run):
+    """Return the texts that are warned about the loss."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        run()
+    texts = [str(warning.message) for warning in caught]
+    return [text for text in texts if 'takes rows' in text or 'could not check' in text]
+
+
+class OwnUpdater(StandardUpdater):
+    def update_core(self):
+        batch = self.converter(self.get_iterator('main').next(), self.device)
+        optimizer = self.get_optimizer('main')
+        optimizer.update(optimizer.target, *batch)
+
+
+class OwnConverter(CSRConverter):
+    pass
+
+
+def by_keywords(batch, device=None):
+    atoms, adj, t = chainer_bspmm.concat_mols(batch, device)
+    return {'atoms': atoms, 'adj': adj, 't': t}
+
+
+def wrapped(batch, device=None):
+    return chainer_bspmm.concat_mols(batch, device)
+
+
+WAYS = {
+    'StandardUpdater': (StandardUpdater, CSRConverter()),
+    'a subclass': (OwnUpdater, CSRConverter()),
+    'a converter of a user': (StandardUpdater, wrapped),
+    'a dict': (StandardUpdater, by_keywords),
+    'a subclass of CSRConverter': (StandardUpdater, OwnConverter()),
+    'packed': (StandardUpdater, CSRConverter('packed')),
+    'padded_to': (StandardUpdater, CSRConverter(padded_to=20)),
+    'GraphUpdater': (GraphUpdater, CSRConverter()),
+}
+
+
+def updater_of(model, way='StandardUpdater', data=EXAMPLES):
+    kind, converter = WAYS[way]
+    optimizer = optimizers.SGD(1e-4).setup(model)
+    return kind(SerialIterator(data, 6), optimizer, converter=converter, device='@numpy')
+
+
+@pytest.mark.parametrize('way', WAYS)
+def test_ways_in(way):
+    updater = updater_of(Own(WRONG['len(atoms)'][0]), way)
+    assert len(caught_by(lambda: [updater.update() for _ in range(4)])) == 1
+    updater = updater_of(Own(RIGHT['its molecules']), way)
+    assert not caught_by(lambda: [updater.update() for _ in range(4)])
+
+
+def captured(model, device):
+    """Return a GraphUpdater, and what four steps of it warn about."""
+    model.to_device(device)
+    optimizer = optimizers.SGD(1e-4).setup(model)
+    iterator = SerialIterator([EXAMPLES[0]] * 8, 4)
+    updater = GraphUpdater(iterator, optimizer, device=device)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        for _ in range(4):
+            updater.update()
+    texts = [str(warning.message) for warning in caught]
+    return updater, [text for text in texts if 'updates eagerly' not in text]
+
+
+def test_a_captured_training_that_is_wrong(device, graphs):
+    _, (reason, text) = captured(Own(WRONG['len(atoms)'][0]), device)
+    assert reason.startswith('GraphUpdater trains eagerly: with rows at the end of a batch ')
+    begin = 'the loss of Own takes rows of a sparse batch for molecules: '
+    assert text.startswith(begin) and text.endswith(PAGE)
+
+
+def test_what_the_trial_of_a_captured_step_does_not_find(device, graphs, monkeypatch):
+    """A trial takes a few spare rows, the check as many as the batch has."""
+    monkeypatch.setattr(Program, 'try_out', lambda self, batch: None)
+    updater, (text,) = captured(Own(WRONG['len(atoms)'][0]), device)
+    begin = (
+        'GraphUpdater trains eagerly: the loss of Own takes rows of a sparse batch for molecules: '
+    )
+    assert text.startswith(begin) and text.endswith(PAGE)
+    assert 'GraphUpdater trains eagerly: %s' % updater._driver.reason == text
+
+
+def test_a_captured_training_that_is_right(device, graphs):
+    updater, texts = captured(Own(RIGHT['its molecules']), device)
+    assert not texts and updater._driver.session.capturer.nbytes
+
+
+def test_a_captured_training_where_it_cannot_be_told(device, graphs):
+    _, (_, text) = captured(Own(CANNOT_BE_TOLD['a generator'][0]), device)
+    reason = CANNOT_BE_TOLD['a generator'][1]
+    assert text == (
+        'chainer_bspmm could not check the loss of Own: %s; compare with '
+        'chainer_bspmm.check_swap(model, examples)' % reason
+    )
+
+
+def test_a_captured_training_without_the_check(device, graphs):
+    with chainer.using_config('bspmm_check_swap', False):
+        _, texts = captured(Own(WRONG['len(atoms)'][0]), device)
+    assert not any('takes rows' in text for text in texts)
+
+
+def test_sparse_data_sets():
+    updater = updater_of(Own(WRONG['len(atoms)'][0]), data=to_sparse(EXAMPLES))
+    assert len(caught_by(updater.update)) == 1
+
+
+def test_a_loss_function_and_a_loop_by_hand():
+    model = made_predictor()
+
+    def loss(atoms, adj, t):
+        return F.sum(model(atoms, adj)) / len(atoms)
+
+    optimizer = optimizers.Adam().setup(model)
+    batch = chainer_bspmm.concat_mols(EXAMPLES)
+    (text,) = caught_by(lambda: [optimizer.update(loss, *batch) for _ in range(3)])
+    assert text.startswith('the loss of GraphConvPredictor takes rows of a sparse batch')
+    optimizer = optimizers.Adam().setup(model)  # another training
+    assert caught_by(lambda: optimizer.update(loss, *batch))
+
+
+def test_padded_batches_need_no_run():
+    model = Own(lambda self, y, x, adj, t: F.sum(y) / len(x))
+    optimizer = optimizers.Adam().setup(model)
+    assert not caught_by(lambda: optimizer.update(model, *CSRConverter('padded')(EXAMPLES)))
+
+
+def test_off():
+    optimizer = optimizers.Adam().setup(Own(WRONG['len(atoms)'][0]))
+    batch = chainer_bspmm.concat_mols(EXAMPLES)
+    with chainer.using_config('bspmm_check_swap', False):
+        assert not caught_by(lambda: optimizer.update(optimizer.target, *batch))
+    with chainer.using_config('debug', True):
+        assert not caught_by(lambda: optimizer.update(optimizer.target, *batch))
+    assert caught_by(lambda: optimizer.update(optimizer.target, *batch))
+
+
+def test_a_model_without_swapped_links_is_not_run():
+    model = chainer.Sequential(L.Linear(1, 1))
+    calls = []
+
+    def loss(atoms, adj, t):
+        calls.append(1)
+        return F.sum(model(t)) / len(atoms)
+
+    optimizer = optimizers.Adam().setup(model)
+    assert not caught_by(lambda: optimizer.update(loss, *chainer_bspmm.concat_mols(EXAMPLES)))
+    assert len(calls) == 1
+
+
+def test_an_update_inside_of_a_check_is_not_checked():
+    model, inner = Own(RIGHT['a mean of y']), optimizers.SGD(0.0).setup(made_predictor())
+
+    def loss(*batch):
+        result = check_first_step(inner, inner.target, batch, {})
+        assert result == RowsCheck(None)
+        return model(*batch)
+
+    assert check_first_step(
+        optimizers.SGD().setup(model), loss, chainer_bspmm.concat_mols(EXAMPLES), {}
+    ) == RowsCheck(True)
+
+
+def test_what_is_said_if_it_cannot_be_told():
+    optimizer = optimizers.Adam().setup(Own(CANNOT_BE_TOLD['a generator'][0]))
+    batch = chainer_bspmm.concat_mols(EXAMPLES)
+    assert caught_by(lambda: [optimizer.update(optimizer.target, *batch) for _ in range(3)]) == [
+        'chainer_bspmm could not check the loss of Own: it would take something from GENERATOR of '
+        'module %s (generator) for good; compare with '
+        'chainer_bspmm.check_swap(model, examples)' % __name__
+    ]
+
+
+def test_nothing_is_said_of_chainer_chemistrys_own_models():
+    model = Regressor(made_predictor(), lossfun=lambda y, t: F.mean(y - t) * next(GENERATOR))
+    optimizer = optimizers.Adam().setup(model)
+    batch = chainer_bspmm.concat_mols(EXAMPLES)
+    assert not caught_by(lambda: optimizer.update(model, *batch))
+
+
+# The wrapper.
+
+
+def unwrapped():
+    """Return Chainer's own method."""
+    return inspect.unwrap(chainer.GradientMethod.update)
+
+
+def test_optimizers_stay_what_they_are():
+    optimizer = optimizers.Adam().setup(Own(RIGHT['a mean of y']))
+    batch = chainer_bspmm.concat_mols(EXAMPLES)
+    unwrapped()(optimizer, optimizer.target, *batch)
+    attributes = set(vars(optimizer))
+    optimizer.update(optimizer.target, *batch)
+    assert set(vars(optimizer)) == attributes
+    assert type(optimizer).update is chainer.GradientMethod.update
+    assert chainer.GradientMethod.update.__name__ == 'update'
+    assert 'lossfun' in chainer.GradientMethod.update.__doc__
+    copy.deepcopy(optimizer)
+    pickle.dumps(optimizers.Adam())
+
+
+def test_a_checked_optimizer_takes_no_time():
+    link = chainer.Link()
+    optimizer = optimizers.SGD().setup(link)
+    zero = chainer.Variable(numpy.zeros((), 'f'))
+    batch = chainer_bspmm.concat_mols(EXAMPLES)
+
+    def loss(*_):
+        return zero
+
+    optimizer.update(loss, *batch)
+
+    def seconds(update):
+        call = functools.partial(update, optimizer, loss, *batch)
+        return min(timeit.repeat(call, number=200, repeat=9))
+
+    assert (
+        seconds(chainer.GradientMethod.update) - seconds(unwrapped()) < 200 * 10e-6
+    )  # 1 us a call
+
+
+# Errors in the first step.
+
+NOTE = (
+    'This batch is sparse: atoms are %d rows of 12 molecules, and adj is a BatchedCSR. If a dense '
+    'batch runs, the code expects padded arrays: adj.to_dense() gives those of adj, '
+    "CSRConverter('padded') keeps atoms padded, and parts outside of init_scope are to be swapped "
+    'by themselves.%s See docs/migration.md, "A Chain of your own".'
+)
+
+
+def notes_of(function, *batch):
+    optimizer = optimizers.Adam().setup(made_predictor())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        with pytest.raises(Exception) as raised:
+            optimizer.update(function, *batch)
+    texts = [str(warning.message) for warning in caught]
+    return getattr(raised.value, '__notes__', [text for text in texts if 'is sparse' in text])
+
+
+FAILING = {
+    'an axis of atoms': lambda atoms, adj, t: (atoms != 0).sum(axis=1),
+    'arithmetic': lambda atoms, adj, t: adj * 2,
+    'an attribute': lambda atoms, adj, t: adj.sum(),
+}
+
+
+@pytest.mark.parametrize('name', FAILING)
+def test_an_error_on_a_sparse_batch_names_the_remedies(name):
+    batch = chainer_bspmm.concat_mols(EXAMPLES)
+    assert notes_of(FAILING[name], *batch) == [NOTE % (N_ROWS + 12, '')]
+
+
+def test_an_error_of_a_function_of_chainer_with_labels_taken_for_atoms():
+    data = [(x[:3], adj[:, :3, :3], numpy.arange(3)[: len(x)], t) for x, adj, t in EXAMPLES]
+    batch = chainer_bspmm.concat_mols([e for e in data if len(e[0]) == 3])
+    assert batch[1].n_node_columns == 1
+    model = made_predictor()
+
+    def loss(atoms, adj, labels, weight):
+        return F.sum(F.sigmoid_cross_entropy(model(atoms, adj), labels))
+
+    (note,) = notes_of(loss, *batch)
+    assert note.endswith(
+        ' 1 of the labels have a row for each atom, too; if they belong to molecules, give '
+        'CSRConverter(n_node_columns=0). See docs/migration.md, "A Chain of your own".'
+    )
+
+
+@pytest.mark.parametrize('error', [ZeroDivisionError, KeyError, MemoryError, KeyboardInterrupt])
+def test_other_errors_have_no_note(error):
+    def loss(*batch):
+        raise error
+
+    optimizer = optimizers.Adam().setup(made_predictor())
+    with pytest.raises(error) as raised:
+        optimizer.update(loss, *chainer_bspmm.concat_mols(EXAMPLES))
+    assert not hasattr(raised.value, '__notes__')
+
+
+def test_no_note_on_errors_that_say_themselves_what_is_expected():
+    batch = chainer_bspmm.concat_mols(EXAMPLES)
+    assert not notes_of(lambda atoms, adj, t: CSRConverter(layout=[]), *batch)
+
+
+def test_no_note_on_dense_batches():
+    assert not notes_of(lambda x: numpy.zeros(3).sum(axis=1), numpy.zeros(3))
+
+
+def test_no_note_after_the_first_step():
+    optimizer = optimizers.Adam().setup(made_predictor())
+    batch = chainer_bspmm.concat_mols(EXAMPLES)
+    optimizer.update(lambda atoms, adj, t: F.mean(optimizer.target(atoms, adj)), *batch)
+    with pytest.raises(AttributeError) as raised:
+        optimizer.update(FAILING['an attribute'], *batch)
+    assert not hasattr(raised.value, '__notes__')
