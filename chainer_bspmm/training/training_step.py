@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from typing import Any
 
 import numpy
 
@@ -27,7 +28,7 @@ class TrainingStep(Work):
         self._update = session.update
         self._n_molecules = n_molecules
         self._seed = SeedGradient(session.device)
-        self._loss = None  # array of the last run from Python
+        self._loss: Any = None  # array of the last run from Python
         self._is_prepared = False  # the update
         self._defers_sums = None  # whether sums can be deferred; None until a trial
         self.n_numbers = self._update.n_numbers
