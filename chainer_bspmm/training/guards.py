@@ -1,8 +1,10 @@
 """`Guards`: the key of a program, computed from what a captured step can read from Python."""
 
 import collections
+import enum
 import itertools
 import operator
+import types
 
 import numpy
 
@@ -13,7 +15,7 @@ from chainer_bspmm.training.reach import is_of_user, Reach
 from chainer_bspmm.training.snapshot import has_same_bits
 
 PLAIN = (bool, int, float, complex, str, bytes, type, numpy.generic, numpy.dtype)
-BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule)
+BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule, enum.Enum, types.CodeType)
 # Compared by type only, unless their contents are watched as well: every step makes new variables.
 OPAQUE = chainer.Variable, dict, list
 
@@ -243,6 +245,7 @@ def _token(value):
         return type(value), repr(value)  # NaN equals itself, True is not 1
     if isinstance(value, tuple):
         return tuple(map(_token, value))
-    if isinstance(value, BY_ID) or (callable(value) and not isinstance(value, chainer.Link)):
+    is_by_id = isinstance(value, BY_ID) or type(value) is object  # which code compares only
+    if is_by_id or (callable(value) and not isinstance(value, chainer.Link)):
         return id(value)
     return type(value) if is_of_user(type(value).__module__) else None

@@ -4,6 +4,8 @@
 numbers is a `GeneratorState`.
 """
 
+import array
+import contextvars
 import functools
 import itertools
 import operator
@@ -160,6 +162,61 @@ def cell(of: types.CellType, text: str) -> Place:
     return _named(lambda name: text, get, write, delete, ['contents'])
 
 
+def context_variable(of: contextvars.ContextVar, text: str) -> Place:
+    """Place of a context variable. It cannot be made to have no value again."""
+
+    def write(name, value):
+        of.set(value)
+
+    def delete(name):
+        raise LookupError(text)
+
+    def get(name, default):
+        try:
+            return of.get()  # that of the variable itself, if it was never set
+        except LookupError:
+            return default
+
+    return _named(lambda name: text, get, write, delete, ['contents'])
+
+
+def parts_of_functions(of: Collection[types.FunctionType]) -> Place:
+    """Place of code and defaults of functions, all of which can be replaced."""
+    names = '__code__', '__defaults__', '__kwdefaults__'
+    parts = [(function, name) for function in of for name in names]
+    look = operator.attrgetter(*names)
+    return Place(
+        lambda part: '%s of %s' % (part[1], part[0].__name__),
+        read=lambda: {part: getattr(*part) for part in parts},
+        write=lambda part, value: setattr(*part, value),
+        delete=lambda part: None,
+        look=lambda: itertools.chain.from_iterable(map(look, of)),
+        looked_at=lambda: parts,
+    )
+
+
+def read_only(of: object, text: Callable[[str], str], names: Collection[str]) -> Place:
+    """Place of attributes that are watched, and neither saved nor put back."""
+    saved: dict = {}
+    return Place(
+        text,
+        read=saved.copy,
+        write=saved.__setitem__,
+        delete=saved.__delitem__,
+        look=functools.partial(map, functools.partial(read, of), names),
+        looked_at=lambda: names,
+    )
+
+
+def read(of: object, name: str) -> Any:
+    """Return an attribute; MISSING for a method, which is another object every time."""
+    try:
+        value = getattr(of, name)
+    except Exception:  # of a Trainer that does not run, for example
+        return MISSING
+    return MISSING if callable(value) else value
+
+
 def _named(text, get, write, delete, names):
     """Return a place of the variables of certain names, all of which are watched."""
 
@@ -204,6 +261,45 @@ class Items:
         return None if _is_same(now, saved) else now
 
     def apply(self, changes: list) -> None:
+        """Make a change again."""
+        self.restore(changes)
+
+
+class Buffer:
+    """Place of the numbers in a bytearray or an array of Python's, watched as one value."""
+
+    def __init__(self, of: Any, text: str):
+        self._of, self._text = of, text
+        self._last = b''
+
+    def texts(self) -> list[str]:
+        """Return words for what `look` gives."""
+        return [self._text]
+
+    def look(self) -> list[bytes]:
+        """Return all numbers as one value, the same object where they are the same."""
+        now = self.save()
+        if now != self._last:
+            self._last = now
+        return [self._last]
+
+    def save(self) -> bytes:
+        """Return the numbers."""
+        return bytes(self._of)
+
+    def restore(self, saved: bytes) -> None:
+        """Make these the numbers, if they are not."""
+        if self.save() != saved:
+            del self._of[:]
+            add = self._of.frombytes if isinstance(self._of, array.array) else self._of.extend
+            add(saved)
+
+    def changes(self, saved: bytes) -> bytes | None:
+        """Return the numbers if they are not those that were saved."""
+        now = self.save()
+        return None if now == saved else now
+
+    def apply(self, changes: bytes) -> None:
         """Make a change again."""
         self.restore(changes)
 
