@@ -180,6 +180,28 @@ def context_variable(of: contextvars.ContextVar, text: str) -> Place:
     return _named(lambda name: text, get, write, delete, ['contents'])
 
 
+def buffer(of: Any, text: str) -> Place:
+    """Place of the numbers in a bytearray or an array of Python's, watched as one value."""
+    last = b''
+
+    def get(name, default):
+        nonlocal last
+        now = bytes(of)
+        if now != last:  # otherwise the same object is returned, for a look to compare
+            last = now
+        return last
+
+    def write(name, value):
+        del of[:]
+        add = of.frombytes if isinstance(of, array.array) else of.extend
+        add(value)
+
+    def delete(name):
+        raise NotImplementedError  # it is always there
+
+    return _named(lambda name: text, get, write, delete, ['contents'])
+
+
 def parts_of_functions(of: Collection[types.FunctionType]) -> Place:
     """Place of code and defaults of functions, all of which can be replaced."""
     names = '__code__', '__defaults__', '__kwdefaults__'
@@ -188,7 +210,7 @@ def parts_of_functions(of: Collection[types.FunctionType]) -> Place:
     return Place(
         lambda part: '%s of %s' % (part[1], part[0].__name__),
         read=lambda: {part: getattr(*part) for part in parts},
-        write=lambda part, value: setattr(*part, value),
+        write=lambda part, value: setattr(part[0], part[1], value),
         delete=lambda part: None,
         look=lambda: itertools.chain.from_iterable(map(look, of)),
         looked_at=lambda: parts,
@@ -261,45 +283,6 @@ class Items:
         return None if _is_same(now, saved) else now
 
     def apply(self, changes: list) -> None:
-        """Make a change again."""
-        self.restore(changes)
-
-
-class Buffer:
-    """Place of the numbers in a bytearray or an array of Python's, watched as one value."""
-
-    def __init__(self, of: Any, text: str):
-        self._of, self._text = of, text
-        self._last = b''
-
-    def texts(self) -> list[str]:
-        """Return words for what `look` gives."""
-        return [self._text]
-
-    def look(self) -> list[bytes]:
-        """Return all numbers as one value, the same object where they are the same."""
-        now = self.save()
-        if now != self._last:
-            self._last = now
-        return [self._last]
-
-    def save(self) -> bytes:
-        """Return the numbers."""
-        return bytes(self._of)
-
-    def restore(self, saved: bytes) -> None:
-        """Make these the numbers, if they are not."""
-        if self.save() != saved:
-            del self._of[:]
-            add = self._of.frombytes if isinstance(self._of, array.array) else self._of.extend
-            add(saved)
-
-    def changes(self, saved: bytes) -> bytes | None:
-        """Return the numbers if they are not those that were saved."""
-        now = self.save()
-        return None if now == saved else now
-
-    def apply(self, changes: bytes) -> None:
         """Make a change again."""
         self.restore(changes)
 

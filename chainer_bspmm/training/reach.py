@@ -362,10 +362,7 @@ class Reach:
             if isinstance(member, types.MemberDescriptorType)
         }
         if members:
-            place = places.slots(thing, text, members)
-            self._places.append(place)
-            for name, value in place.save().items():
-                self._find(value, text(name))
+            self._variables(places.slots(thing, text, members))
 
     def _class(self, kind, is_called=False):
         for base in (*kind.__mro__, *type(kind).__mro__):
@@ -399,11 +396,9 @@ class Reach:
     def _context_variable(self, variable):
         text = 'the context variable ' + variable.name
         place = places.context_variable(variable, text)
-        values = list(place.look())
-        if places.MISSING in values:
+        if not place.save():
             self.cannot.append('leave a value in ' + text)
-        self._places.append(place)
-        self._find(values[0], text)
+        self._variables(place)
 
     def _function(self, function):
         self._find(vars(function).get('__wrapped__'), function.__name__)
@@ -433,12 +428,8 @@ class Reach:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             if id(cell) not in self._seen and name != '__class__':
                 self._seen[id(cell)] = cell
-                place = places.cell(
-                    cell, 'the variable %s that %s reads' % (name, function.__name__)
-                )
-                self._places.append(place)
-                for value in place.look():
-                    self._find(value, *place.texts())
+                text = 'the variable %s that %s reads' % (name, function.__name__)
+                self._variables(places.cell(cell, text))
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._find(value, 'a default of %s' % function.__name__, is_held=False)
 
@@ -460,12 +451,15 @@ class Reach:
             self._find(thing.default_factory, text)
 
     def _buffer(self, thing, text):
-        place = places.Buffer(thing, text)
-        if len(thing) > MAX_PLAIN:
+        is_watched = len(thing) <= MAX_PLAIN
+        (self._places if is_watched else self._only_saved).append(places.buffer(thing, text))
+        if not is_watched:
             self.cut.append(text)
-            self._only_saved.append(place)
-        else:
-            self._places.append(place)
+
+    def _variables(self, place):
+        self._places.append(place)
+        for text, value in zip(place.texts(), place.look(), strict=True):
+            self._find(value, text)
 
     # Once all is found.
 
