@@ -430,8 +430,10 @@ class Reach:
                 self._seen[id(cell)] = cell
                 text = 'the variable %s that %s reads' % (name, function.__name__)
                 self._variables(places.cell(cell, text))
-        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._find(value, 'a default of %s' % function.__name__, is_held=False)
+        text = 'a default of %s' % function.__name__
+        for value in function.__defaults__ or ():
+            self._find(value, text, is_held=False)
+        self._find(function.__kwdefaults__, text)
 
     def _container(self, thing, kind, text):
         is_dict = issubclass(kind, dict)
