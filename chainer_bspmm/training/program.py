@@ -112,7 +112,7 @@ class Program:
                 with before.undone():  # ends at the first of them
                     session.capturer.compile_kernels(compute)
                 try:
-                    self._compute(batch.arrays_on(session.device), 'eager', alone=True)
+                    self._compute(batch.arrays_on(session.device), 'forward', alone=True)
                 finally:
                     before.restore_arrays()
             with self._snapshot().undone():
@@ -144,6 +144,7 @@ class Program:
                 except Exception as error:
                     raise CannotCapture(blame(error, session.function)) from error
                 self._refuse_host_values(results)
+                self._refuse_host_changes(before)
                 outcomes.append(snapshot.copies(work.summary(results)))
                 before.restore_arrays()
                 moments.append(session.guards.moment())
@@ -213,6 +214,14 @@ class Program:
             if not isinstance(array, self._session.device.xp.ndarray):
                 text = '%s is reported as a value on the host, which a replay would repeat'
                 raise CannotCapture(text % name)
+
+    def _refuse_host_changes(self, before):
+        """Raise CannotCapture if a run has written to an array on the host: a graph does not."""
+        xp = self._session.device.xp
+        for name, array in before.arrays.items():
+            if not isinstance(array, xp.ndarray) and before.has_changed(name):
+                text = 'the %s changes the array %s on the host at every run'
+                raise CannotCapture(text % (self.work.name, name))
 
     def replay(self):
         """Replay the staged batch; return its results by name.

@@ -47,6 +47,10 @@ class Snapshot:
         """Whether there were parameters that had not been made."""
         return bool(self._lazy)
 
+    def has_changed(self, name):
+        """Return whether an array has other contents than it had (synchronises)."""
+        return not has_same_bits(self.arrays[name], self._copies[name])
+
     def restore_arrays(self):
         """Put back what is in arrays, but not what Python holds."""
         self._copies.put_back(self.arrays)
@@ -209,10 +213,10 @@ def _has_same_bits(actual, expected):
         return not differ.item()
 
 
-def difference(arrays, values, tolerance):
+def difference(arrays, values, tolerance, floor=0.0):
     """Return the first array (str or None) that differs between two runs of a step."""
-    # `tolerance` is 0 for equal bits, else the largest relative norm of a difference; NaN then
-    # equals NaN. Copies all to the host (synchronises), unless two `Copies` are the same.
+    # `tolerance` is 0 for equal bits, else the largest norm of a difference, relative to the norm
+    # of the values, or to `floor` if that is larger; NaN then equals NaN. Copies all to the host (synchronises), unless two `Copies` are the same.
     if isinstance(arrays, Copies) and isinstance(values, Copies) and arrays.is_same(values):
         return None
     for name in {**arrays, **values}:
@@ -228,6 +232,6 @@ def difference(arrays, values, tolerance):
         with numpy.errstate(invalid='ignore'):
             error = numpy.linalg.norm(numpy.where(is_same, 0, actual - expected))
         scale = numpy.linalg.norm(expected[numpy.isfinite(expected)])
-        if not tolerance or not error <= tolerance * scale:
+        if not tolerance or not error <= tolerance * max(scale, floor):
             return '%s (relative difference %.1e)' % (name, error / scale if scale else error)
     return None

@@ -30,7 +30,8 @@ class Work:
     def compute(self, arrays, mode, alone=False) -> dict[str, Any]:
         """Run on the arrays (tuple) of a batch; return name -> array.
 
-        `mode` is 'eager', 'trial' (what it does is undone) or 'captured' (nothing runs).
+        `mode` is 'eager', 'trial' (what it does is undone), 'captured' (nothing runs), or 'forward'
+        (which is to make parameters; the result is of no use).
         """
         raise NotImplementedError
 
