@@ -216,7 +216,8 @@ def _has_same_bits(actual, expected):
 def difference(arrays, values, tolerance, floor=0.0):
     """Return the first array (str or None) that differs between two runs of a step."""
     # `tolerance` is 0 for equal bits, else the largest norm of a difference, relative to the norm
-    # of the values, or to `floor` if that is larger; NaN then equals NaN. Copies all to the host (synchronises), unless two `Copies` are the same.
+    # of the values, or to `floor` if that is larger; NaN then equals NaN. Copies all to the host
+    # (synchronises), unless two `Copies` are the same.
     if isinstance(arrays, Copies) and isinstance(values, Copies) and arrays.is_same(values):
         return None
     for name in {**arrays, **values}:
