@@ -11,9 +11,12 @@ _ATTRIBUTE_READS = {'LOAD_ATTR', 'LOAD_METHOD', 'LOAD_SUPER_ATTR', 'IMPORT_FROM'
 _ATTRIBUTE_WRITES = {'STORE_ATTR', 'DELETE_ATTR'}
 
 # Who names these may use attributes whose names are made while the program runs.
-_BY_TEXT = {'getattr', 'setattr', 'hasattr', 'delattr', 'vars', '__dict__', 'attrgetter'}
+_BY_TEXT = {
+    *('getattr', 'setattr', 'hasattr', 'delattr', '__getattribute__'),
+    *('vars', '__dict__', 'attrgetter'),
+}
 # These lead to any variable of any module.
-_TO_ANYTHING = {'globals', 'locals', 'exec', 'eval', '__import__', 'import_module'}
+_TO_ANYTHING = {'globals', '__globals__', 'exec', 'eval', '__import__', 'import_module'}
 
 
 class CodeNames(NamedTuple):

@@ -109,9 +109,9 @@ def arrays_of(target, reach):
             named['link %d (%s)' % (i, link.name or type(link).__name__)] = link
     for path, link in named.items():
         for name, value in vars(link).items():
-            arrays['%s/%s' % (path.rstrip('/'), name)] = value
+            is_parameter = isinstance(value, chainer.Parameter)
+            arrays['%s/%s' % (path.rstrip('/'), name)] = value.array if is_parameter else value
     for path, param in target.namedparams(include_uninit=False):
-        arrays[path] = param.array
         if param.update_rule is not None:
             for name, value in (param.update_rule.state or {}).items():
                 arrays['%s/%s' % (path, name)] = value
