@@ -20,14 +20,14 @@ class Snapshot:
     and which arrays are the gradients of parameters. `arrays` is name -> array.
     """
 
-    def __init__(self, target, reach):
+    def __init__(self, target, reach, has_parameters=True):
         self._reach = reach
         self._python = reach.save()
         self._copied = []  # iterators, with their copies that a run reads
         params = {id(param): param for link in reach.links.values() for param in link.params()}
         self._lazy = [param for param in params.values() if not param.is_initialized]
         self._gradients = [(param, param._grad) for param in params.values()]
-        self.arrays = arrays_of(target, reach)
+        self.arrays = arrays_of(target, reach, has_parameters)
         self._copies = Copies(self.arrays)
 
     def restore(self):
@@ -99,8 +99,8 @@ def _other_generators():
         generators.update(before)
 
 
-def arrays_of(target, reach):
-    """Return name -> array: parameters, optimizer states, and arrays that are reached."""
+def arrays_of(target, reach, has_parameters=True):
+    """Return name -> array: arrays that are reached; parameters and optimizer states, too."""
     arrays = dict(reach.arrays)
     named = dict(target.namedlinks())
     known = set(map(id, named.values()))
@@ -110,9 +110,10 @@ def arrays_of(target, reach):
     for path, link in named.items():
         for name, value in vars(link).items():
             is_parameter = isinstance(value, chainer.Parameter)
-            arrays['%s/%s' % (path.rstrip('/'), name)] = value.array if is_parameter else value
+            if has_parameters or not is_parameter:
+                arrays['%s/%s' % (path.rstrip('/'), name)] = value.array if is_parameter else value
     for path, param in target.namedparams(include_uninit=False):
-        if param.update_rule is not None:
+        if has_parameters and param.update_rule is not None:
             for name, value in (param.update_rule.state or {}).items():
                 arrays['%s/%s' % (path, name)] = value
     kinds = chainer.get_array_types()

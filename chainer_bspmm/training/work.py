@@ -19,6 +19,7 @@ class Work:
     name: str  # in messages
     n_numbers: int | None = None  # of the optimizer, that are sent with every batch
     copies_results = False  # or the next replay overwrites them
+    changes_parameters = True
     is_split: Any = False
     has_others = False
     is_done = False  # whether an update was run since the caller has set this to False
