@@ -17,6 +17,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -24,6 +25,8 @@ METHODS = 'rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp'
 BATCH = 128
 CALLS, STEPS = 300, 40  # timed together
 WARM_CAPTURED = 3000  # steps
+REPEATS = 8  # of the sample, which is small
+EPOCHS = 12  # of a training, of which the second half is warm
 
 
 class Worker:
@@ -110,7 +113,7 @@ def work(device_name, checkout, only):
     device = chainer.get_device(device_name)
     device.use()
     with contextlib.redirect_stdout(io.StringIO()):  # "Set up RSGCN predictor..."
-        timed = dict(products(device), **steps(device, only))
+        timed = dict(products(device), **steps(device, only), **trainings(device, only))
     timed = {name: function for name, function in timed.items() if only in name}
 
     print(json.dumps(list(timed)), flush=True)
@@ -202,6 +205,80 @@ def steps(device, only):
             n = STEPS if is_gpu else 3
             timed['%s, %s' % (method, kind)] = clock(device, updater.update, n)
     return timed
+
+
+def trainings(device, only):
+    """Return what a user's two lines take: an epoch, the first epoch, predictions."""
+    import chainer
+    import numpy
+    import pandas
+    from chainer_chemistry.models.prediction import Regressor
+
+    import chainer_bspmm
+    from chainer_bspmm.dataset import from_smiles
+    from chainer_bspmm.models import set_up_predictor
+
+    frame = pandas.read_csv(ROOT / 'examples' / 'qm9' / 'data' / 'qm9_sample.csv.gz')
+    labels = frame.drop(columns=['index', 'smiles']).to_numpy()[:, :4].astype('f')
+    timed = {}
+    for method in ('rsgcn', 'relgcn'):
+        names = ['%s, two lines, %s' % (method, what) for what in ('epoch', 'first', 'predict')]
+        if not any(only in name for name in names):
+            continue
+        smiles = frame['smiles'].tolist() * REPEATS
+        data = from_smiles(smiles, method, numpy.tile(labels, (REPEATS, 1))).dataset
+        unlabelled = from_smiles(smiles, method).dataset
+
+        def model(method=method):
+            found = Regressor(set_up_predictor(method, 64, 4, labels.shape[1]),
+                              lossfun=chainer.functions.mean_squared_error)  # fmt: skip
+            found.to_device(device)
+            return found
+
+        def epochs(model=model, data=data):
+            """Return the microseconds of each epoch of a new training."""
+            vars(chainer.global_config)['bspmm_capture'] = True
+            with contextlib.redirect_stdout(io.StringIO()):
+                target = model()
+                updater = chainer.training.updaters.StandardUpdater(
+                    chainer.iterators.SerialIterator(data, BATCH),
+                    chainer.optimizers.Adam().setup(target),
+                    converter=chainer_bspmm.concat_mols,
+                    device=device,
+                )
+                with tempfile.TemporaryDirectory() as folder:
+                    trainer = chainer.training.Trainer(updater, (EPOCHS, 'epoch'), out=folder)
+                    ends = [time.perf_counter()]
+                    trainer.extend(chainer.training.extensions.LogReport())
+                    trainer.extend(
+                        lambda trainer: ends.append(waited(device)), trigger=(1, 'epoch')
+                    )
+                    trainer.run()
+            vars(chainer.global_config)['bspmm_capture'] = False
+            return [1e6 * (stop - start) for start, stop in zip(ends, ends[1:])]
+
+        def predictions(model=model, data=unlabelled):
+            vars(chainer.global_config)['bspmm_capture'] = True
+            with contextlib.redirect_stdout(io.StringIO()):
+                target = model()
+            target.predict(data[:BATCH], batchsize=BATCH, converter=chainer_bspmm.concat_mols)
+            start = waited(device)
+            target.predict(data, batchsize=BATCH, converter=chainer_bspmm.concat_mols)
+            stop = waited(device)
+            vars(chainer.global_config)['bspmm_capture'] = False
+            return 1e6 * (stop - start)
+
+        timed[names[0]] = lambda epochs=epochs: statistics.median(epochs()[EPOCHS // 2 :])
+        timed[names[1]] = lambda epochs=epochs: epochs()[0]
+        timed[names[2]] = predictions
+    return timed
+
+
+def waited(device):
+    """Return the time once all work on a device is done."""
+    if device.xp.__name__ == 'cupy':
+        device.device.synchronize()
+    return time.perf_counter()
 
 
 if __name__ == '__main__':

@@ -144,6 +144,8 @@ def _explain(error, adj):
     name = traceback.tb_frame.f_globals.get('__name__') or ''
     if name.partition('.')[0] == 'chainer_bspmm':  # which says itself what it expects
         return
+    if name == 'chainer.optimizer':  # of what the loss returned
+        return
     text = (
         'This batch is sparse: atoms are %d rows of %d molecules, and adj is a BatchedCSR. If a '
         'dense batch runs, the code expects padded arrays: adj.to_dense() gives those of adj, '

@@ -19,6 +19,10 @@ BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule, enum.Enum, types.CodeT
 # Compared by type only, unless their contents are watched as well: every step makes new variables.
 OPAQUE = chainer.Variable, dict, list
 
+# Elements of an array on the host whose contents are watched, where the model is on a GPU: a step
+# reads its numbers in Python.
+MAX_HOST_SIZE = 4096
+
 # Libraries whose code keeps no arrays but in attributes.
 KNOWN = 'builtins', 'chainer', 'chainer_chemistry', 'chainermn', 'chainer_bspmm', 'numpy', 'cupy'
 
@@ -50,10 +54,11 @@ class Guards:
             sizes != self._sizes
             or len(values) != len(self._last)
             or not all(map(operator.is_, values, self._last))
+            or self._host_changed()
         ):
             self._find_states()
             values = self._values()
-            if sizes != self._sizes or self._differ(values):
+            if sizes != self._sizes or self._differ(values) or self._host_changed():
                 self._look()
             else:
                 self._last = values
@@ -107,6 +112,9 @@ class Guards:
                     return True
         return False
 
+    def _host_changed(self):
+        return any(array.tobytes() != contents for array, contents in self._on_host)
+
     def _find_states(self):
         states = [rule._state for rule in self._rules]
         self._states = [of_rule.values() for of_rule in states if of_rule is not None]
@@ -138,6 +146,13 @@ class Guards:
         self._is_debug = chainer.is_debug()
         self._last = self._values()
         self._sizes = reach.sizes()
+        self._on_host = []
+        if self._target.xp is not numpy:
+            self._on_host = [
+                (array, array.tobytes())
+                for _, array in reach.named()
+                if type(array) is numpy.ndarray and array.size <= MAX_HOST_SIZE
+            ]
         common = vars(chainer.global_config)
         of_thread = vars(chainer.config._local)
         configuration = {**common, **of_thread}
@@ -147,6 +162,7 @@ class Guards:
         named = [('the attribute %s of chainer.config' % n, v) for n, v in configuration.items()]
         named += [(text, value) for text, value in reach.named() if text not in self._outputs]
         named += [('a parameter or the optimizer', value) for value in self._last[len(texts) :]]
+        named += [('the contents of an array on the host', held) for _, held in self._on_host]
         update = rules + [hook for hooks in self._hooks for hook in hooks.values()]
         self._key = Key(named, links, update)
 

@@ -48,7 +48,9 @@ class _Outgoing:
 
 
 class Prediction(Work):
-    """What a function makes of a batch: ``values(arrays)`` returns name -> array."""
+    """Values of a batch: ``values(arrays)`` returns name -> array."""
+
+    changes_parameters = False
 
     def __init__(self, name, model, values):
         self.name = name

@@ -20,14 +20,14 @@ class Snapshot:
     and which arrays are the gradients of parameters. `arrays` is name -> array.
     """
 
-    def __init__(self, target, reach):
+    def __init__(self, target, reach, has_parameters=True):
         self._reach = reach
         self._python = reach.save()
         self._copied = []  # iterators, with their copies that a run reads
         params = {id(param): param for link in reach.links.values() for param in link.params()}
         self._lazy = [param for param in params.values() if not param.is_initialized]
         self._gradients = [(param, param._grad) for param in params.values()]
-        self.arrays = arrays_of(target, reach)
+        self.arrays = arrays_of(target, reach, has_parameters)
         self._copies = Copies(self.arrays)
 
     def restore(self):
@@ -46,6 +46,10 @@ class Snapshot:
     def has_lazy_parameters(self):
         """Whether there were parameters that had not been made."""
         return bool(self._lazy)
+
+    def has_changed(self, name):
+        """Return whether an array has other contents than it had (synchronises)."""
+        return not has_same_bits(self.arrays[name], self._copies[name])
 
     def restore_arrays(self):
         """Put back what is in arrays, but not what Python holds."""
@@ -98,8 +102,8 @@ def _other_generators():
         generators.update(before)
 
 
-def arrays_of(target, reach):
-    """Return name -> array: parameters, optimizer states, and arrays that are reached."""
+def arrays_of(target, reach, has_parameters=True):
+    """Return name -> array: arrays that are reached; parameters and optimizer states, too."""
     arrays = dict(reach.arrays)
     named = dict(target.namedlinks())
     known = set(map(id, named.values()))
@@ -109,9 +113,10 @@ def arrays_of(target, reach):
     for path, link in named.items():
         for name, value in vars(link).items():
             is_parameter = isinstance(value, chainer.Parameter)
-            arrays['%s/%s' % (path.rstrip('/'), name)] = value.array if is_parameter else value
+            if has_parameters or not is_parameter:
+                arrays['%s/%s' % (path.rstrip('/'), name)] = value.array if is_parameter else value
     for path, param in target.namedparams(include_uninit=False):
-        if param.update_rule is not None:
+        if has_parameters and param.update_rule is not None:
             for name, value in (param.update_rule.state or {}).items():
                 arrays['%s/%s' % (path, name)] = value
     kinds = chainer.get_array_types()
@@ -212,10 +217,11 @@ def _has_same_bits(actual, expected):
         return not differ.item()
 
 
-def difference(arrays, values, tolerance):
+def difference(arrays, values, tolerance, floor=0.0):
     """Return the first array (str or None) that differs between two runs of a step."""
-    # `tolerance` is 0 for equal bits, else the largest relative norm of a difference; NaN then
-    # equals NaN. Copies all to the host (synchronises), unless two `Copies` are the same.
+    # `tolerance` is 0 for equal bits, else the largest norm of a difference, relative to the norm
+    # of the values, or to `floor` if that is larger; NaN then equals NaN. Copies all to the host
+    # (synchronises), unless two `Copies` are the same.
     if isinstance(arrays, Copies) and isinstance(values, Copies) and arrays.is_same(values):
         return None
     for name in {**arrays, **values}:
@@ -231,6 +237,6 @@ def difference(arrays, values, tolerance):
         with numpy.errstate(invalid='ignore'):
             error = numpy.linalg.norm(numpy.where(is_same, 0, actual - expected))
         scale = numpy.linalg.norm(expected[numpy.isfinite(expected)])
-        if not tolerance or not error <= tolerance * scale:
+        if not tolerance or not error <= tolerance * max(scale, floor):
             return '%s (relative difference %.1e)' % (name, error / scale if scale else error)
     return None

@@ -19,6 +19,7 @@ class Work:
     name: str  # in messages
     n_numbers: int | None = None  # of the optimizer, that are sent with every batch
     copies_results = False  # or the next replay overwrites them
+    changes_parameters = True
     is_split: Any = False
     has_others = False
     is_done = False  # whether an update was run since the caller has set this to False
@@ -30,7 +31,8 @@ class Work:
     def compute(self, arrays, mode, alone=False) -> dict[str, Any]:
         """Run on the arrays (tuple) of a batch; return name -> array.
 
-        `mode` is 'eager', 'trial' (what it does is undone) or 'captured' (nothing runs).
+        `mode` is 'eager', 'trial' (what it does is undone), 'captured' (nothing runs), or 'forward'
+        (which is to make parameters; the result is of no use).
         """
         raise NotImplementedError
 

@@ -57,11 +57,12 @@ def calls_of_steps(updater, n_steps):
 
 
 def test_how_often_a_step_calls_the_model(device, graphs, no_causes):
-    """Three times for the trial, then eagerly; for the capture and its check; for checks."""
+    """Three times for the trial, then eagerly, twice for the check of rows; for the capture and
+    its check; for checks."""
     model = small_model(counted, n_calls=ctypes.c_int(0))  # nothing watches its value
     updater = make_updater(GraphUpdater, device, model)
     launched = 0 if graphs is None else 1  # a stand-in runs the model
-    expected = [4, 2 + launched, *(n + launched for n in (1, 0, 1, 0, 0, 0, 1, 0))]
+    expected = [3 + 1 + 2, 2 + launched, *(n + launched for n in (1, 0, 1, 0, 0, 0, 1, 0))]
     assert calls_of_steps(updater, 10) == expected
 
 
@@ -78,11 +79,11 @@ def model_with_a_lazy_head():
 
 
 def test_a_parameter_is_made_by_the_step_itself(device, graphs, no_causes):
-    """The trial ends where it is missing, and follows in the second step."""
+    """The trial ends where it is missing, and follows in the second step; rows are checked."""
     updater = make_updater(GraphUpdater, device, model_with_a_lazy_head())
     launched = 0 if graphs is None else 1
     first, *others = calls_of_steps(updater, 4)
-    assert first == 2 and others == [3 + 2 + launched, 1 + launched, launched]
+    assert first == 1 + 1 + 2 and others == [3 + 2 + launched, 1 + launched, launched]
     assert is_captured(updater)
 
 
@@ -134,7 +135,8 @@ def test_a_run_that_fails_is_undone(device, graphs):
     )
     with pytest.warns(UserWarning, match=message % re.escape(__file__)):
         run(updater, 1)
-    assert model.predictor.seen == [0] and model.predictor.n_calls.value == 2
+    assert model.predictor.seen == [0]
+    assert model.predictor.n_calls.value == 1 + 1 + 2  # rows are checked after the step
 
 
 def raised(function, *args):

@@ -286,7 +286,7 @@ def a_list_in_dicts(bench):
     return nested
 
 
-@script(SCRIPTS, outside='a replay of the captured step gave another .* than the step run eagerly')
+@script(SCRIPTS, outside='a replay of the captured step differs from an eager one in .*')
 def an_environment_variable(bench):
     os.environ['WEIGHT_OF_A_USER'] = '1.0'
     try:
