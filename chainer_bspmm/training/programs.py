@@ -6,8 +6,8 @@ from chainer_bspmm.training.batches import capacities
 from chainer_bspmm.training.cuda_graphs import CannotCapture
 
 MAX_PROGRAMS = 16  # that are kept; the least recently used is dropped
-# New programs without a replay in between. One that comes again after more would not be there
-# any more: something changes with every step.
+# New programs while none that is captured comes again. After more, the first of them would be gone
+# if it came: something changes with every step.
 MAX_NEW = MAX_PROGRAMS
 
 

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import numpy
 
 import chainer
+from chainer.iterators import DaliIterator, MultiprocessIterator, MultithreadIterator
 from chainer.iterators import OrderSampler, SerialIterator
 
 from chainer_bspmm.training import places
@@ -66,6 +67,8 @@ _OF_TRAINING = (
     *(chainer.training.Trainer, chainer.training.Updater, chainer.dataset.Iterator),
     *(chainer.Optimizer, chainer.optimizer.Hyperparameter),
 )
+# Iterators whose examples come from other threads and processes, or a GPU.
+_PREFETCHING = MultithreadIterator, MultiprocessIterator, DaliIterator
 # Iterators that a copy can stand for. Others share what they read from with their copies.
 _COPYABLE = *(type(iter(of)) for of in ([], (), range(1), '', 'é')), itertools.count
 # Reading from objects of these modules takes something away.
@@ -178,7 +181,8 @@ class Reach:
             found[text] = _position(iterator)
         for owner in self._of_training:
             if isinstance(owner.thing, SerialIterator):
-                found[owner.text('position')] = owner.thing._state[:-1]  # without the order
+                state = vars(owner.thing).get('_state', ())
+                found[owner.text('position')] = state[:-1]  # without the order, an array
         return found
 
     def save(self) -> Saved:
@@ -352,7 +356,8 @@ class Reach:
         if now is not None:
             owner = _Owner(now, text)
             owner.is_open = issubclass(kind, _OPEN)
-            owner.never = {'_cache'}  # of loggers
+            if issubclass(kind, logging.Logger):
+                owner.never = {'_cache'}  # of levels, which every call may add to
             self._owners.append(owner)
         members = {
             name: member
@@ -439,8 +444,9 @@ class Reach:
         is_dict = issubclass(kind, dict)
         values = dict.values(thing) if is_dict else thing
         is_short = len(thing) <= MAX_ITEMS
-        is_plain = not is_short and all(issubclass(of, _PLAIN) for of in set(map(type, values)))
-        is_watched = is_short or is_plain and len(thing) <= MAX_PLAIN
+        is_watched = is_short or (
+            len(thing) <= MAX_PLAIN and all(issubclass(of, _PLAIN) for of in set(map(type, values)))
+        )
         if not issubclass(kind, _FROZEN):
             place = (places.entries if is_dict else places.Items)(thing, text)
             (self._places if is_watched else self._only_saved).append(place)
@@ -472,7 +478,7 @@ class Reach:
                 if key not in params and param.is_initialized:
                     self._array(param.array, text)
         for owner in self._of_training:
-            if owner.gives_examples and not isinstance(owner.thing, SerialIterator):
+            if owner.gives_examples and isinstance(owner.thing, _PREFETCHING):
                 self._note_drained(owner.text('dataset'))
         self.reads_training = any(owner.opened for owner in self._of_training)
         owners = *self._globals.values(), *self._owners, *self._of_training

@@ -64,6 +64,7 @@ class Schedule:
     """A user's object: `n` is an attribute of the class until it is first counted."""
 
     n = 0
+    _cache: dict
 
     def next(self):
         self.n += 1
@@ -1348,6 +1349,29 @@ def test_attributes_of_chainers_objects_are_not_put_back(updater):
     with Reach(lambda: updater.iteration).undone():
         updater.iteration = 7
     assert updater.iteration == 7
+
+
+def test_an_iterator_of_the_users_is_followed():
+    class Own(chainer.dataset.Iterator):
+        n = 0
+
+        def __next__(self):
+            Own.n += 1
+
+    own = Own()
+    reach = Reach(lambda: own.next())
+    assert reach.cannot == []
+    with reach.undone():
+        own.next()
+    assert Own.n == 0
+
+
+def test_an_attribute_of_a_users_that_loggers_have_too():
+    holder = Schedule()
+    holder._cache = {}
+    with Reach(lambda: holder._cache.update(a=1)).undone():
+        holder._cache['a'] = 1
+    assert holder._cache == {}
 
 
 def test_no_property_of_a_users_is_looked_at():
