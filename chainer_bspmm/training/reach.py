@@ -315,7 +315,7 @@ class Reach:
             self._container(thing, kind, text)
             self._object(thing, kind)
         elif issubclass(kind, _BUFFERS):
-            self._buffer(thing, text)
+            self._keep(places.buffer(thing, text), text, len(thing) <= MAX_PLAIN)
         elif issubclass(kind, contextvars.ContextVar):
             self._context_variable(thing)
         elif issubclass(kind, _OF_TRAINING):
@@ -449,18 +449,17 @@ class Reach:
         )
         if not issubclass(kind, _FROZEN):
             place = (places.entries if is_dict else places.Items)(thing, text)
-            (self._places if is_watched else self._only_saved).append(place)
+            self._keep(place, text, is_watched)
             self._containers.append((text, thing))
-        if not is_watched:
+        elif not is_watched:
             self.cut.append(text)
         for value in values if is_short else ():
             self._find(value, text, is_held=not issubclass(kind, _FROZEN))
         if issubclass(kind, collections.defaultdict):
             self._find(thing.default_factory, text)
 
-    def _buffer(self, thing, text):
-        is_watched = len(thing) <= MAX_PLAIN
-        (self._places if is_watched else self._only_saved).append(places.buffer(thing, text))
+    def _keep(self, place, text, is_watched):
+        (self._places if is_watched else self._only_saved).append(place)
         if not is_watched:
             self.cut.append(text)
 
