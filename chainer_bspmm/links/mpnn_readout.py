@@ -6,8 +6,8 @@ import chainer
 from chainer import functions
 from chainer_chemistry.links.readout import mpnn_readout
 
-from chainer_bspmm.ops.segment_softmax import node_softmax
 from chainer_bspmm.links.sparse import Sparse
+from chainer_bspmm.ops.segment_softmax import node_softmax
 from chainer_bspmm.ops.segments import segment_broadcast, segment_sum
 from chainer_bspmm.sparse import BatchedCSR
 
