@@ -300,9 +300,15 @@ def nfp_with_a_hook():
             (3,),
             'norm_layer',
             BatchNormalization(3),
-            'expected .*Layer.* got .*BatchNorm',
+            'expected exactly a LayerNormalization .* got a .*BatchNormalization. Unswapped',
         ),
-        ('GGNN', (6,), 'update_layer', StatelessGRU(22, 16), 'expected a chainer.links.GRU, got'),
+        (
+            'GGNN',
+            (6,),
+            'update_layer',
+            StatelessGRU(22, 16),
+            'expected exactly a GRU .* got a .*StatelessGRU. Unswapped',
+        ),
     ],
 )
 def test_parts_without_a_sparse_form(kind, arguments, name, part, message):

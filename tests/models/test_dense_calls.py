@@ -25,7 +25,8 @@ ATOMS, ADJ = concat_mols(EXAMPLES)[:2]
 ADVICE = (
     '%s of Chainer Chemistry takes dense adjacency matrices, got a %s: call '
     'chainer_bspmm.sparsify(model) first, or use '
-    'chainer_chemistry.dataset.converters.concat_mols as the converter'
+    'chainer_chemistry.dataset.converters.concat_mols as the converter. '
+    'It does not find links outside of init_scope: swap those by themselves'
 )
 
 
@@ -82,7 +83,8 @@ def test_a_model_of_graph_data(method):
     for call in (lambda: model(ATOMS, ADJ), lambda: NodeClassifier(model)(ATOMS, ADJ, ())):
         assert message_of(call).endswith(
             ' of Chainer Chemistry takes its own graph data, got a BatchedCSR: call '
-            'chainer_bspmm.sparsify(model) first'
+            'chainer_bspmm.sparsify(model) first. It does not find links outside of init_scope: '
+            'swap those by themselves'
         )
 
 
