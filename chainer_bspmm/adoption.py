@@ -46,7 +46,8 @@ def _adopting_updaters(init):
     def __init__(self, *args, **kwargs):
         init(self, *args, **kwargs)
         if not is_user_code(type(self).update_core.__module__):
-            expect_sparse_batches(type(self).__name__, self.converter, _function_of(self))
+            converter = getattr(self, 'converter', None)
+            expect_sparse_batches(type(self).__name__, converter, _function_of(self))
         if _can_adopt(self):
             # Imported where it is needed: it would make the first import of the package longer.
             from chainer_bspmm.training.graph_updater import adopt
@@ -58,9 +59,10 @@ def _adopting_updaters(init):
 
 def _function_of(updater):
     """Return what an updater calls with its batches."""
-    if updater.loss_func is not None:
-        return updater.loss_func
-    return getattr(updater.get_all_optimizers().get('main'), 'target', None)
+    loss_func = getattr(updater, 'loss_func', None)  # a subclass may be made in its own way
+    if loss_func is not None:
+        return loss_func
+    return getattr(getattr(updater, '_optimizers', {}).get('main'), 'target', None)
 
 
 def _explaining_updates(update):
@@ -69,7 +71,8 @@ def _explaining_updates(update):
         try:
             update(self)
         except ValueError as error:
-            explain(error, type(self).__name__, self.converter, _function_of(self))
+            converter = getattr(self, 'converter', None)
+            explain(error, type(self).__name__, converter, _function_of(self))
             raise
 
     return explained

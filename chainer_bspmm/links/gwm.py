@@ -6,7 +6,7 @@ from chainer import functions, links, Variable
 from chainer_chemistry.models.gwm import gwm
 
 from chainer_bspmm.ops.segment_softmax import node_softmax
-from chainer_bspmm.links.inner import expect_elementwise, expect_known
+from chainer_bspmm.links.inner import expect_elementwise, expect_known, refuse_patched
 from chainer_bspmm.links.linear import gated_step, linear_rows
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.ops.segments import segment_broadcast, segment_sum
@@ -56,6 +56,7 @@ class GWM(Sparse, gwm.GWM):
         Returns:
             tuple of Variable: nodes and super nodes, shaped as h and g.
         """
+        refuse_patched(self.name or 'GWM', self, self.upstream)
         g_new = self.activation(self.update_super[step](g))
         to_super = _to_super(self.graph_transmitter[step], h, g, adj)
         transmitter = self.super_transmitter[step]

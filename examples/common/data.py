@@ -3,6 +3,7 @@
 import hashlib
 import os
 import typing
+import warnings
 import zlib
 
 import numpy
@@ -159,7 +160,9 @@ def digest(rows):
 def sparse_dataset(smiles, method, labels):
     """Turn SMILES into a sparse data set, without dense matrices; also {position: failure}."""
     try:
-        found = from_smiles(smiles, method, labels, cache=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings('ignore', 'from_smiles: ')  # the tools list every such row
+            found = from_smiles(smiles, method, labels, cache=True)
     except ValueError as error:  # no molecule is left
         raise DataError(str(error)) from error
     failures = {failure.position: failure.reason for failure in found.failures}
