@@ -87,8 +87,12 @@ def expect_known(layer: object, kinds: tuple[type, ...]) -> None:
 
 def expect_norm(layer: object) -> None:
     """Refuse a batch normalisation whose code is neither known nor that of several ranks."""
-    if not hasattr(layer, 'bspmm_ranks'):
+    if not _is_of_ranks(layer):
         expect_known(layer, NORMS)
+
+
+def _is_of_ranks(layer):
+    return hasattr(type(layer), 'bspmm_ranks')  # such as ChainerMN's: `ops.batch_norm` knows it
 
 
 def refuse(path: str, layer: object, kinds: tuple[type, ...]) -> NoReturn:
@@ -114,7 +118,7 @@ def check_layers(owner: object, layers: dict[str, tuple[type, ...]], prefix: str
         is_list = isinstance(held, (list, tuple, ChainList)) and not isinstance(held, kinds)
         for i, layer in enumerate(held if is_list else [held]):
             path = '%s%s.%d' % (prefix, name, i) if is_list else prefix + name
-            if layer is None or (kinds is NORMS and hasattr(type(layer), 'bspmm_ranks')):
+            if layer is None or (kinds is NORMS and _is_of_ranks(layer)):
                 continue
             if not is_known(layer, kinds):
                 refuse(path, layer, kinds)
@@ -123,7 +127,7 @@ def check_layers(owner: object, layers: dict[str, tuple[type, ...]], prefix: str
 
 def expect_elementwise(activation: Any) -> None:
     """Refuse an activation of atoms that gives rows other numbers than upstream's arrays."""
-    if any(activation is function for function in ALONG_AXIS_1):
+    if activation in ALONG_AXIS_1:
         raise ValueError(
             'activation: expected a function of each element, got %s, which Chainer Chemistry '
             'applies along the atoms of a padded molecule. %s' % (activation.__name__, REMEDY)

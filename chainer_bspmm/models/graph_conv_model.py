@@ -69,8 +69,9 @@ class GraphConvModel(SparseModel):
             return readout(h=h, adj=adj, h0=h0, is_real_node=is_real_node)
 
         of_update = {}
-        if hasattr(self, 'n_degree_type'):  # of the models with NFP's update
-            of_update['n_degrees'] = self.n_degree_type
+        n_degrees = getattr(self, 'n_degree_type', None)  # of the models with NFP's update
+        if n_degrees is not None and n_degrees != self.max_degree + 1:  # it was set later
+            of_update['n_degrees'] = n_degrees
         results = []
         for step in range(self.n_update_layers):
             index = 0 if self.weight_tying else step

@@ -46,9 +46,10 @@ class NFP(SparseModel, nfp.NFP):
         """
         h = embed_atoms(self.embed, atom_array, adj)
         adj = adj.astype(h.dtype)
+        has_fewer = self.n_degree_types != self.max_degree + 1  # it was set later
         features = []
         for update in self.layers:
-            h = update(h, adj, self.n_degree_types)
+            h = update(h, adj, self.n_degree_types) if has_fewer else update(h, adj)
             features.append(h)
         if not all([is_known(readout, (NFPReadout,)) for readout in self.readout_layers]):
             results = [

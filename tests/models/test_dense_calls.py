@@ -79,13 +79,12 @@ def test_an_update_link(make):
     assert message_of(lambda: link(h, ADJ)) == ADVICE % (type(link).__name__, 'BatchedCSR')
 
 
-@pytest.mark.parametrize('kind', sorted(PARTS, key=lambda kind: kind.__name__))
+@pytest.mark.parametrize('kind', sorted(PARTS, key=str))
 def test_a_part_that_was_put_into_a_swapped_model(kind):
     """It is swapped with its owner: so the advice is right."""
-    arguments = {'out_dim': 3, 'in_channels': 6}
-    part = kind() if kind.__name__ in ('GWM', 'GeneralReadout') else kind(**arguments)
-    h = numpy.zeros((len(ATOMS), 6), 'f')
-    message = message_of(lambda: part(h, ADJ))
+    takes_no_widths = kind.__name__ in ('GWM', 'GeneralReadout')
+    part = kind() if takes_no_widths else kind(out_dim=3, in_channels=6)
+    message = message_of(lambda: part(numpy.zeros((len(ATOMS), 6), 'f'), ADJ))
     assert message == ADVICE % (kind.__name__, 'BatchedCSR')
 
 

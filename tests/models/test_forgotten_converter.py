@@ -196,8 +196,8 @@ def test_an_updater_of_ones_own_is_left_alone():
     class Mine(StandardUpdater):
         def update_core(self):
             atoms, adj, t = self.converter(self.get_iterator('main').next(), None)
-            batch = atoms, BatchedCSR.from_dense(adj), t
-            self.get_optimizer('main').update(self.get_optimizer('main').target, *batch)
+            optimizer = self.get_optimizer('main')
+            optimizer.update(optimizer.target, atoms, BatchedCSR.from_dense(adj), t)
 
     updater(regressor(), kind=Mine, converter=dense_concat_mols).update()
 
