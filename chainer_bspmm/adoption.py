@@ -45,9 +45,10 @@ def _adopting_updaters(init):
     @functools.wraps(init)
     def __init__(self, *args, **kwargs):
         init(self, *args, **kwargs)
-        if not is_user_code(type(self).update_core.__module__):
-            converter = getattr(self, 'converter', None)
-            expect_sparse_batches(type(self).__name__, converter, _function_of(self))
+        kind = type(self)
+        # A subclass may set another converter yet, and a loop may make sparse batches.
+        if not (is_user_code(kind.__module__) or is_user_code(kind.update_core.__module__)):
+            expect_sparse_batches(kind.__name__, self.converter, _function_of(self))
         if _can_adopt(self):
             # Imported where it is needed: it would make the first import of the package longer.
             from chainer_bspmm.training.graph_updater import adopt

@@ -202,6 +202,22 @@ def test_an_updater_of_ones_own_is_left_alone():
     updater(regressor(), kind=Mine, converter=dense_concat_mols).update()
 
 
+def test_an_updater_of_ones_own_that_sets_its_converter():
+    class Mine(StandardUpdater):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.converter = chainer_bspmm.concat_mols
+
+    updater(regressor(), kind=Mine).update()
+
+
+def test_an_updater_of_ones_own_without_a_converter():
+    class Mine(StandardUpdater):
+        pass
+
+    assert message_of(updater(regressor(), kind=Mine).update) == refusal('Mine')
+
+
 def test_an_evaluator_without_a_main_target():
     """Its own `evaluate` is run."""
 
