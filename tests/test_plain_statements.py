@@ -90,8 +90,12 @@ def test_other_assignments_may_have_several_names(assignment):
     assert refused(assignment) == []
 
 
-def test_a_lambda_with_a_name_is_refused():
-    assert refused('double = lambda x: 2 * x\n') == [(1, LAMBDA)]
+@pytest.mark.parametrize(
+    'assignment',
+    ['double = lambda x: 2 * x', 'double, half = (lambda x: 2 * x), (lambda x: 0.5 * x)'],
+)
+def test_a_lambda_with_a_name_is_refused(assignment):
+    assert refused(assignment) == [(1, LAMBDA)]
 
 
 def test_other_lambdas_are_allowed():

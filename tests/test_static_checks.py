@@ -45,7 +45,7 @@ ROT = [
     (
         'chainer_bspmm/training/flat_gradients.py',
         'self._arguments(table, flat, loss, is_bad, n_molecules)',
-        'self._arguments(table, flat, loss, is_bad, n_molecules, NULL)',
+        'self._arguments(table, flat, loss, is_bad, n_molecules, None)',
         'call-arg',
     ),
     (

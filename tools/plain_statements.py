@@ -64,7 +64,10 @@ def has_unlike_values(assignment):
 
 
 def is_named_lambda(assignment):
-    return isinstance(assignment.value, ast.Lambda) and isinstance(assignment.targets[0], ast.Name)
+    names = assignment.targets[0]
+    if isinstance(names, ast.Tuple) and isinstance(assignment.value, ast.Tuple):
+        return any(isinstance(value, ast.Lambda) for value in assignment.value.elts)
+    return isinstance(names, ast.Name) and isinstance(assignment.value, ast.Lambda)
 
 
 def refused(text):

@@ -1,4 +1,4 @@
-"""`Selection`, molecules of a sparse data set; `SparseExample`, one; `locate` those of a batch."""
+"""Molecules of a sparse data set: a `Selection`, one as `SparseExample`, and those in a batch."""
 
 import collections.abc
 import operator

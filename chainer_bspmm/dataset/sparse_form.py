@@ -145,7 +145,7 @@ def columns_of(dataset):
 
 
 def _arrays_in(columns):
-    """Return the arrays of all examples, with columns: later views of a locked one are locked."""
+    """Return the arrays of all examples, and columns, so that later views of these are locked."""
     arrays = [column for column in columns if isinstance(column, numpy.ndarray)]
     for column in columns:
         if type(column) is list or column.dtype == object:

@@ -5,10 +5,10 @@ from typing import Any
 from chainer import functions, links, Variable
 from chainer_chemistry.models.gwm import gwm
 
-from chainer_bspmm.ops.segment_softmax import node_softmax
 from chainer_bspmm.links.inner import expect_elementwise, expect_known, refuse_patched
 from chainer_bspmm.links.linear import gated_step, linear_rows
 from chainer_bspmm.links.sparse import Sparse
+from chainer_bspmm.ops.segment_softmax import node_softmax
 from chainer_bspmm.ops.segments import segment_broadcast, segment_sum
 from chainer_bspmm.sparse import BatchedCSR
 

@@ -7,9 +7,9 @@ from chainer import functions, links
 from chainer_chemistry.links.readout import mpnn_readout
 from chainer_chemistry.links.readout.set2set import Set2Set
 
-from chainer_bspmm.ops.segment_softmax import node_softmax
 from chainer_bspmm.links.inner import expect_known
 from chainer_bspmm.links.sparse import Sparse
+from chainer_bspmm.ops.segment_softmax import node_softmax
 from chainer_bspmm.ops.segments import segment_broadcast, segment_sum
 from chainer_bspmm.sparse import BatchedCSR
 

@@ -3,12 +3,12 @@
 from chainer import functions
 
 from chainer_bspmm import links
-from chainer_bspmm.ops.scale_adj import scale_adj
-from chainer_bspmm.ops.batch_norm import batch_norm
-from chainer_bspmm.ops.dropout import dropout
 from chainer_bspmm.links.embed import embed_atoms
 from chainer_bspmm.links.inner import expect_elementwise, expect_norm, NORMS
 from chainer_bspmm.models.sparse_model import SparseModel
+from chainer_bspmm.ops.batch_norm import batch_norm
+from chainer_bspmm.ops.dropout import dropout
+from chainer_bspmm.ops.scale_adj import scale_adj
 
 # The update links that are swapped anywhere in a tree of links.
 UPDATES = (

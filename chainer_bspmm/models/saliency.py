@@ -49,7 +49,7 @@ def _batch_in(inputs):
 def _dense(inputs):
     """Return inputs as upstream has them: arrays (n_graphs, N, ...), 0 for phantom atoms.
 
-    Those of a sparse batch are rows, (n_rows, ...), up to and including the node columns.
+    Inputs of a sparse batch are rows, (n_rows, ...), up to and including the node columns.
     """
     adj = _batch_in(inputs)
     if adj is None:

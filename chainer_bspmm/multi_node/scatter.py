@@ -16,7 +16,7 @@ def sparse_too(scatter_dataset):
     A `SparseDataset`, or a SubDataset of one, becomes a `SparseDataset` on every rank, with the
     arrays of its part only. The parts are those of ChainerMN: with ``force_equal_length``, the
     default, a few molecules belong to two parts if their number is no multiple of the ranks'.
-    ValueError: ranks were given different ones. TypeError: it is on a GPU.
+    ValueError: ranks were given different data sets. TypeError: the data set is on a GPU.
     """
 
     @functools.wraps(scatter_dataset)

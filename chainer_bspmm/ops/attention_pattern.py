@@ -7,8 +7,8 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import launch
 from chainer_bspmm.ops.segments import segment_sum_forward
 from chainer_bspmm.sparse import build
-from chainer_bspmm.sparse.edges import derived, equal_rows, gathering
 from chainer_bspmm.sparse.check import fits_int32
+from chainer_bspmm.sparse.edges import derived, equal_rows, gathering
 
 
 class AttentionPattern:

@@ -13,10 +13,10 @@ from chainer_bspmm.ops.segments import row_sum
 
 
 class OneRank:
-    """Sums over the ranks whose batches `WeightedBatchNorm` counts as one: of this process alone.
+    """Sums over ranks for `WeightedBatchNorm`, where this process is the only rank.
 
-    A link that counts several ranks has an object with other sums as ``bspmm_ranks``, which
-    `multi_node.statistics` provides.
+    A link whose statistics are those of several ranks has their sums as ``bspmm_ranks``, of
+    `multi_node.statistics`.
     """
 
     def sum(self, array):

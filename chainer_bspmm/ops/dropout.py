@@ -170,7 +170,7 @@ def dropout_relu(y, ratio):
 
 
 def draw_kept(shape, ratio):
-    """Draw which elements stay, each with probability 1 - ratio; on a host, bool of `shape`."""
+    """Draw on the host which elements stay (bool, of `shape`), with probability 1 - ratio."""
     # NumPy's old generator draws only the seed of a quicker one: as Chainer draws, it takes too
     # long.
     size = math.prod(shape)

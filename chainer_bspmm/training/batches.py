@@ -194,7 +194,7 @@ class Resident:
                 array.flags.writeable = False
 
     def of(self, molecules):
-        """Return the copy of molecules; the molecules if none, or if arrays were replaced."""
+        """Return the copy of molecules, or themselves without one or if arrays were replaced."""
         copy = self._copy
         if copy is None or molecules is not copy.host:
             return molecules

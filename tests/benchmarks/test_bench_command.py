@@ -115,7 +115,10 @@ def test_contenders_that_are_not_run_are_taken_from_an_earlier_result():
 
 def test_commands_that_fail_end_with_what_they_print(tmp_path):
     variables = bench.environment(tmp_path / 'caches', tmp_path / 'shared')
-    with pytest.raises(RuntimeError, match='(?s)exit status 2: .*invalid choice'):
+    with pytest.raises(
+        RuntimeError,
+        match=r"(?s)exit status 2: .*invalid choice: 'nothing' \(choose from .*nfp_gwm.*\)",
+    ):
         task = TASK._replace(method='nothing')
         bench.run(task, bench.EAGER, 1, gpus.places(0)[0], variables)
 

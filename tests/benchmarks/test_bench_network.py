@@ -38,7 +38,7 @@ def test_a_wrong_loss_is_noticed(monkeypatch):
     other = bench_network.edge_list(network._replace(edges=network.edges[:, ::2]))
     turns = iter([data, other])
     monkeypatch.setattr(bench_network, 'edge_list', lambda _: next(turns))
-    with pytest.raises(AssertionError, match='^relative errors .*, expected below '):
+    with pytest.raises(AssertionError, match='^relative errors .*, expected below 0.0001'):
         bench_network.check(network, chainer.get_device('@numpy'))
 
 

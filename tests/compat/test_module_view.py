@@ -11,7 +11,7 @@ def test_view_adds_names_to_itself_alone():
 def test_view_passes_on_the_rest():
     view = module_view.ModuleView(numpy, float=float)
     assert view.float32 is numpy.float32
-    with pytest.raises(AttributeError, match='no_such_name'):
+    with pytest.raises(AttributeError, match="module 'numpy' has no attribute 'no_such_name'"):
         getattr(view, 'no_such_name')  # noqa: B009
 
 

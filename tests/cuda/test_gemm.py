@@ -203,13 +203,55 @@ def test_broadcast_stacks(place, a, b, dtype):
 @pytest.mark.parametrize(
     'product, a, b, error, message',
     [
-        ('dot', numpy.ones((2, 2), 'i'), numpy.ones((2, 2)), TypeError, 'a: expected float16'),
-        ('dot', numpy.ones((2, 2)), numpy.ones((2, 2), complex), TypeError, 'b: expected float16'),
-        ('dot', numpy.ones((2, 3)), numpy.ones((2, 3)), ValueError, 'b: expected 3 rows'),
-        ('dot', numpy.ones(3), numpy.ones(2), ValueError, 'b: expected 3 rows'),
-        ('dot', numpy.ones((1, 2, 3)), numpy.ones((3, 2)), ValueError, 'one or two dimensions'),
-        ('dot', numpy.ones(()), numpy.ones(2), ValueError, 'one or two dimensions'),
-        ('matmul', numpy.ones((2, 2, 3)), numpy.ones((2, 2, 3)), ValueError, 'b: expected 3 rows'),
+        (
+            'dot',
+            numpy.ones((2, 2), 'i'),
+            numpy.ones((2, 2)),
+            TypeError,
+            'a: expected float16, float32 or float64, got int32',
+        ),
+        (
+            'dot',
+            numpy.ones((2, 2)),
+            numpy.ones((2, 2), complex),
+            TypeError,
+            'b: expected float16, float32 or float64, got complex128',
+        ),
+        (
+            'dot',
+            numpy.ones((2, 3)),
+            numpy.ones((2, 3)),
+            ValueError,
+            r'b: expected 3 rows to go with a of shape \(2, 3\), got shape \(2, 3\)',
+        ),
+        (
+            'dot',
+            numpy.ones(3),
+            numpy.ones(2),
+            ValueError,
+            r'b: expected 3 rows to go with a of shape \(1, 3\), got shape \(2, 1\)',
+        ),
+        (
+            'dot',
+            numpy.ones((1, 2, 3)),
+            numpy.ones((3, 2)),
+            ValueError,
+            r'a, b: expected one or two dimensions, got shapes \(1, 2, 3\) and \(3, 2\)',
+        ),
+        (
+            'dot',
+            numpy.ones(()),
+            numpy.ones(2),
+            ValueError,
+            r'a, b: expected one or two dimensions, got shapes \(\) and \(2,\)',
+        ),
+        (
+            'matmul',
+            numpy.ones((2, 2, 3)),
+            numpy.ones((2, 2, 3)),
+            ValueError,
+            r'b: expected 3 rows to go with a of shape \(2, 2, 3\), got shape \(2, 2, 3\)',
+        ),
         ('matmul', numpy.ones((2, 2, 3)), numpy.ones((3, 3, 2)), ValueError, 'broadcast'),
     ],
 )
@@ -229,7 +271,11 @@ def test_another_device_is_refused(host):
 def test_more_than_an_int_holds_is_refused(host):
     row = host.put(numpy.ones(1, 'f'))
     wide = numpy.lib.stride_tricks.as_strided(row, (1, 2**31), (0, 4), subok=True)
-    with pytest.raises(ValueError, match=r'below 2\*\*31'):
+    with pytest.raises(
+        ValueError,
+        match=r'a, b: expected dimensions and strides below 2\*\*31, got shapes \(1, 1\) and '
+        r'\(1, 2147483648\)',
+    ):
         gemm.Blas().dot(row[:, None], wide)
 
 

@@ -40,7 +40,11 @@ def test_options():
 
 def test_missing_sources(monkeypatch, tmp_path):
     monkeypatch.setattr(kernels, '__file__', str(tmp_path / 'p' / 'cuda' / 'kernels.py'))
-    with pytest.raises(FileNotFoundError, match='kernels: expected the CUDA sources in .*kernels'):
+    with pytest.raises(
+        FileNotFoundError,
+        match='kernels: expected the CUDA sources in .*kernels, found neither; reinstall '
+        'chainer_bspmm',
+    ):
         kernels.directory.__wrapped__()
 
 

@@ -198,9 +198,11 @@ def test_captured_training_resumes_exactly(tmp_path):
         pytest.importorskip(package)
 
     def train(folder, epochs, *options):
-        arguments = ['--label', 'alpha', '--device', 0, '--epoch', epochs]
-        arguments += ['--out', tmp_path / folder, *QUICK, *options]
-        done = python(TRAIN, *arguments)
+        done = python(
+            TRAIN,
+            *('--label', 'alpha', '--device', 0, '--epoch', epochs),
+            *('--out', tmp_path / folder, *QUICK, *options),
+        )
         assert 'GraphUpdater' not in done.stderr
         assert 'Time a step: ' in done.stdout
         result = json.loads((tmp_path / folder / 'result.json').read_text())

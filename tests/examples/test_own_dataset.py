@@ -375,9 +375,10 @@ def test_a_full_disk_is_one_line_of_a_training(trained, tmp_path, error, most):
 
 def test_predictions_that_a_full_disk_cannot_hold_replace_none(trained, tmp_path, error):
     (tmp_path / 'p.csv').write_text('of before')
-    predict = ['predict_own.py', '--in-dir', trained / 'result', '--out', 'p.csv']
     with full_disk(0):
-        message = error(*predict, '--force')
+        message = error(
+            'predict_own.py', '--in-dir', trained / 'result', '--out', 'p.csv', '--force'
+        )
     assert message == 'error: cannot write p.csv: File too large'
     assert (tmp_path / 'p.csv').read_text() == 'of before'
 

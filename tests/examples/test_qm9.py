@@ -18,7 +18,19 @@ QUICK = '--epoch 2 --unit-num 8 --conv-layers 2 --num-data 200'.split()
 ALPHA = ['--label', 'alpha', *QUICK]
 RANDOM_SPLIT = {'split': 'random', 'train_data_ratio': 0.7, 'seed': 0}
 GAP = {'label': 'gap'}
-METHODS = 'rsgcn relgcn ggnn gin nfp relgat gnnfilm rsgcn_gwm ggnn_gwm gin_gwm nfp_gwm'.split()
+METHODS = [
+    'rsgcn',
+    'relgcn',
+    'ggnn',
+    'gin',
+    'nfp',
+    'relgat',
+    'gnnfilm',
+    'rsgcn_gwm',
+    'ggnn_gwm',
+    'gin_gwm',
+    'nfp_gwm',
+]
 
 
 def run(script, *arguments, **options):

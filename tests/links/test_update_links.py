@@ -155,7 +155,11 @@ def test_state_of_another_batch():
     link = links.GGNNUpdate()
     adj, smaller = (BatchedCSR.from_matrices([numpy.ones((4, n, n), 'f')]) for n in (3, 2))
     link(numpy.ones((3, 16), 'f'), adj)
-    with pytest.raises(ValueError, match=r'state: expected shape \(2, 16\), got \(3, 16\)'):
+    with pytest.raises(
+        ValueError,
+        match=r'state: expected shape \(2, 16\), got \(3, 16\); reset_state\(\) clears the '
+        'state of another batch',
+    ):
         link(numpy.ones((2, 16), 'f'), smaller)
     link.reset_state()
     assert link(numpy.ones((2, 16), 'f'), smaller).shape == (2, 16)
@@ -318,7 +322,7 @@ def test_parts_without_a_sparse_form(kind, arguments, name, part, message):
 
 
 def test_unknown_softmax_mode():
-    with pytest.raises(ValueError, match="expected .*'across', 'within'.*'over'"):
+    with pytest.raises(ValueError, match="softmax_mode: expected .*'across', 'within'.*'over'"):
         links.RelGATUpdate(5, 4, softmax_mode='over')
 
 
@@ -333,14 +337,34 @@ film = functools.partial(links.GNNFiLMUpdate, 5)
     'make, shape, adj, error, message',
     [
         *(
-            (make, (2, 5), 3, ValueError, 'adj: expected %d relations, .* got .* 3 relations' % n)
+            (
+                make,
+                (2, 5),
+                3,
+                ValueError,
+                'adj: expected %d relations, .* got <BatchedCSR.* 3 relations.*>' % n,
+            )
             for make, n in ((links.GGNNUpdate, 4), (relgcn, 4), (relgat, 4), (film, 5))
         ),
         *(
-            (make, (1, 2, 5), DENSE, TypeError, 'adj: expected a BatchedCSR, got ndarray .*_mols')
+            (
+                make,
+                (1, 2, 5),
+                DENSE,
+                TypeError,
+                'adj: expected a BatchedCSR, got ndarray .*_mols, arrays with '
+                'BatchedCSR.from_dense',
+            )
             for make in (relgat, film)
         ),
-        (rsgcn, (2, 5), 4, ValueError, '^adj: expected a matrix of one relation'),
+        (
+            rsgcn,
+            (2, 5),
+            4,
+            ValueError,
+            '^adj: expected a matrix of one relation, with a column for each node, got '
+            '<BatchedCSR.*>',
+        ),
         (nfp_with_a_hook, (2, 6), 1, ValueError, '3: expected no link hooks, .* TimerHook'),
         (relgat, (3, 5), 4, ValueError, r'h: expected a row .* got shape \(3, 5\)'),
         (relgat, (1, 2, 5), 4, ValueError, r'h: expected a row .* got shape \(1, 2, 5\)'),

@@ -275,7 +275,10 @@ def test_a_third_of_the_nodes_is_saved(name):
 
 @pytest.mark.parametrize('name', BASE + ('GGNN_GWM', 'GGNN_CWLE', 'GGNN_GWLE'))
 def test_dense_adjacency_is_refused_with_advice(name):
-    message = 'adj: expected a BatchedCSR, got ndarray of shape .*concat_mols'
+    message = (
+        'adj: expected a BatchedCSR, got ndarray of shape .*concat_mols, arrays with '
+        'BatchedCSR.from_dense'
+    )
     with pytest.raises(TypeError, match=message):
         ours(name)(*dense_concat_mols(examples_of(name)))
 
@@ -284,7 +287,7 @@ def test_dense_adjacency_is_refused_with_advice(name):
 def test_other_number_of_relations(name):
     n = CASES[name].n_relations
     batch = concat_mols(molecules((3,), n_relations=n - 1))[:2]
-    message = 'adj: expected %d relations, .* got .* %d relations' % (n, n - 1)
+    message = 'adj: expected %d relations, .* got <BatchedCSR.* %d relations?.*>' % (n, n - 1)
     with pytest.raises(ValueError, match=message):
         ours(name)(*batch)
 
@@ -292,7 +295,9 @@ def test_other_number_of_relations(name):
 @pytest.mark.parametrize('name', [name for name in BASE if CASES[name].n_relations == 1])
 def test_several_relations_for_one(name):
     batch = concat_mols(molecules((2,), n_relations=2))[:2]
-    with pytest.raises(ValueError, match='adj: expected .* 2 relations'):
+    with pytest.raises(
+        ValueError, match='adj: expected .* 2 relations, 4 entries, float32 on @numpy>'
+    ):
         ours(name)(*batch)
 
 
@@ -301,8 +306,17 @@ def test_several_relations_for_one(name):
     'mask, error, message',
     [
         ([1, 1, 1], TypeError, 'is_real_node: expected an array, got list'),
-        (numpy.ones(4, 'f'), ValueError, r'is_real_node: expected shape \(3,\) .* got \(4,\)'),
-        (numpy.ones((2, 2), 'f'), ValueError, r'is_real_node: expected shape \(3,\) '),
+        (
+            numpy.ones(4, 'f'),
+            ValueError,
+            r'is_real_node: expected shape \(3,\) .* got \(4,\); labels are not inputs of a '
+            'predictor',
+        ),
+        (
+            numpy.ones((2, 2), 'f'),
+            ValueError,
+            r'is_real_node: expected shape \(3,\) to go with .* not inputs of a predictor',
+        ),
     ],
 )
 def test_mask_that_does_not_fit(name, mask, error, message):
@@ -314,7 +328,11 @@ def test_mask_that_does_not_fit(name, mask, error, message):
 @pytest.mark.parametrize('name', MASKED)
 def test_mask_that_does_not_fit_a_padded_batch(name):
     examples = examples_of(name, (1, 2))
-    with pytest.raises(ValueError, match=r'expected shape \(4,\) or \(2, 2\) .* got \(2, 3\)'):
+    with pytest.raises(
+        ValueError,
+        match=r'is_real_node: expected shape \(4,\) or \(2, 2\) .* got \(2, 3\); labels are '
+        'not inputs of a predictor',
+    ):
         ours(name)(*PADDED(examples), numpy.ones((2, 3)))
 
 
@@ -342,6 +360,8 @@ def test_a_part_of_ones_own(name, part):
         with dense.init_scope():
             setattr(dense, part, own)
     kinds = [type(link) for link in dense.links()]
-    with pytest.raises(ValueError, match=r'model\.1\.%s: expected .*, got .*Linear' % part):
+    with pytest.raises(
+        ValueError, match=r'model\.1\.%s: expected .*, got <.*Linear object at .*>' % part
+    ):
         sparsify(chainer.ChainList(CASES[name].make(), dense))
     assert kinds == [type(link) for link in dense.links()]

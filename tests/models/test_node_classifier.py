@@ -135,16 +135,26 @@ def test_swap():
 
 
 def test_what_cannot_be_swapped():
-    with pytest.raises(ValueError, match='model.predictor: '):
+    with pytest.raises(
+        ValueError, match='model.predictor: abc.Mine is a subclass .* lists what can be swapped'
+    ):
         sparsify(Dense(type('Mine', (DenseGIN,), {})(3)))
-    with pytest.raises(ValueError, match='model: expected a graph convolution'):
+    with pytest.raises(
+        ValueError,
+        match='model: expected a graph convolution of Chainer Chemistry, .* lists what can '
+        'be swapped',
+    ):
         sparsify(Dense(chainer.links.Linear(3)))
 
 
 def test_upstreams_training_function(tmp_path):
     """It passes the data as it is."""
     model = sparsify(Dense(predictor('list of edges')))
-    with pytest.raises(TypeError, match='use chainer_bspmm.training.run_node_classification_train'):
+    with pytest.raises(
+        TypeError,
+        match='x: expected features of nodes, beside a BatchedCSR, got a SparseGraphData: '
+        'use chainer_bspmm.training.run_node_classification_train',
+    ):
         run_node_classification_train(
             model, graph('list of edges'), *masks(), out=str(tmp_path), use_default_extensions=False
         )

@@ -198,7 +198,7 @@ def test_errors():
     found = parity.errors(actual, truth)
     assert found['output'] == pytest.approx(0.1) and found['/b'] == pytest.approx(0.5)
     assert found['/a'] == pytest.approx(5e-13)  # 0 but for rounding: against all gradients
-    with pytest.raises(AssertionError, match='other parameters: /b'):
+    with pytest.raises(AssertionError, match='gradients of other parameters: /b'):
         parity.errors({name: truth[name] for name in ('output', '/a')}, truth)
 
 

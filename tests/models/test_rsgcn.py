@@ -58,7 +58,10 @@ def test_atom_id_outside_of_the_embedding():
     unknown = BatchedCSR.from_matrices([numpy.eye(2)])
     with pytest.raises(ValueError, match=TOO_LARGE):
         model(numpy.array([9, 10], 'i'), unknown)
-    with pytest.raises(ValueError, match='got -1'):
+    with pytest.raises(
+        ValueError,
+        match=r'atom_array: expected ids in \[0, 10\), the size of the embedding, got -1',
+    ):
         model(numpy.array([0, -1], 'i'), unknown)
 
 
@@ -81,7 +84,11 @@ def test_atoms_that_are_no_array():
 @pytest.mark.parametrize(
     'atoms, layout, message',
     [
-        (numpy.zeros((4, 5), 'f'), 'packed', r'atom_array: expected features of 32 channels, .* 5'),
+        (
+            numpy.zeros((4, 5), 'f'),
+            'packed',
+            r'atom_array: expected features of 32 channels, .* 5\)',
+        ),
         (numpy.zeros(3, 'i'), 'packed', r'atom_array: expected shape \(4,\) .* got \(3,\)'),
         (numpy.zeros((2, 2), 'i'), 'packed', r'atom_array: expected shape \(4,\) .* got \(2, 2\)'),
         (numpy.zeros(4, 'i'), 'padded', r'atom_array: expected shape \(2, 2\) .* got \(4,\)'),

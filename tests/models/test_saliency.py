@@ -313,5 +313,9 @@ def test_labels_may_be_left_out_by_the_converter():
 def test_models_of_edge_lists_have_no_dense_form():
     model = chainer_bspmm.models.GINSparse(2)
     calculator = GradientCalculator(model, device=-1)
-    with pytest.raises(ValueError, match='model: got a GINSparse, whose dense form takes lists'):
+    with pytest.raises(
+        ValueError,
+        match='model: got a GINSparse, whose dense form takes lists of edges, which saliency '
+        'calculators cannot pass',
+    ):
         calculator.compute(examples('gin'), converter=PACKED, show_progress=False)

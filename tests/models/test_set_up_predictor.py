@@ -82,7 +82,7 @@ def test_methods_without_a_sparse_form(method, reason):
     assert method in REFUSED
     message = (
         "^method: '%s' .*%s.*\nIt runs unswapped, with upstream's converter: python -m .*"
-        'docs/methods.md lists'
+        'docs/methods.md lists what can be swapped$'
     )
     with pytest.raises(ValueError, match=message % (method, reason)):
         set_up_predictor(method, 6, 2, 3)
@@ -112,7 +112,13 @@ def test_mpnn_with_an_edge_network():
     examples = molecules([5, 3], n_relations=4)
     edge_network = set_up_dense_predictor('mpnn', n_unit=6, conv_layers=2, class_num=3)
     assert edge_network(*dense_concat_mols(examples)[:2]).shape == (2, 3)
-    with pytest.raises(ValueError, match='no entry is zero.\nIt runs unswapped'):
+    with pytest.raises(
+        ValueError,
+        match="model.graph_conv.message_func: expected 'ggnn', got 'edgenet', which gives "
+        'every pair of atoms, bonded or not, a separate matrix, made by a network with '
+        'biases: its messages come from all atoms, and no entry is zero.\nIt runs '
+        "unswapped, with upstream's converter: python -m chainer_bspmm run SCRIPT.py",
+    ):
         set_up_predictor('mpnn', 6, 2, 3)
 
 

@@ -120,7 +120,14 @@ def test_padded_batches_of_a_captured_step():
     """They lie in rows, which the container calls unfolded; the user asked for padded ones."""
     atoms, adj = PADDED(EXAMPLES)[:2]
     model = trained(sparsify(regressor()), PACKED).predictor
-    with chainer.using_config('train', False), pytest.warns(UserWarning, match='on padded ones'):
+    with (
+        chainer.using_config('train', False),
+        pytest.warns(
+            UserWarning,
+            match='RelGCN was trained on packed batches and predicts on padded ones: its '
+            r"predictions may be far off; use CSRConverter\(layout='packed'\)",
+        ),
+    ):
         model(atoms.ravel(), adj.replace(layout='unfolded'))
 
 

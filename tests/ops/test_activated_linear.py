@@ -243,5 +243,7 @@ def test_gradients_with_dropout(xp):
 
 @pytest.mark.parametrize('ratio', [1.0, -0.1])
 def test_dropout_ratio_out_of_range(ratio):
-    with pytest.raises(ValueError, match='dropout_ratio: expected at least 0 and below 1, got'):
+    with pytest.raises(
+        ValueError, match='dropout_ratio: expected at least 0 and below 1, got %s' % ratio
+    ):
         linear_relu(*inputs(numpy, 3, 2, 4, 'float32'), dropout_ratio=ratio)

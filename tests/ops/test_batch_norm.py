@@ -262,7 +262,11 @@ class OwnForward(chainer.links.BatchNormalization):
         (GraphBatchNormalization(3), (10, 3), r'h: expected shape \(12, 3\) .* got \(10, 3\)'),
         (GraphBatchNormalization(3, decay=None), (12, 3), 'link.decay: .* a number, got None'),
         (chainer.links.BatchNormalization(12, axis=1), (12, 3), r'link.axis: .* got \(1,\)'),
-        (OwnForward(3), (12, 3), 'link: expected the forward pass of .* got <.*OwnForward'),
+        (
+            OwnForward(3),
+            (12, 3),
+            'link: expected the forward pass of .* got <.*OwnForward object at 0x.*>',
+        ),
     ],
 )
 def test_what_does_not_fit(link, shape, message):

@@ -128,11 +128,24 @@ def test_padded_shape(xp):
 @pytest.mark.parametrize(
     'changes, error, message',
     [
-        ({'u': (4, 2)}, ValueError, r'u: expected shape \(3, n_B\)'),
-        ({'v': (4, 2)}, ValueError, r'v: expected shape \(3, n_B\)'),
+        (
+            {'u': (4, 2)},
+            ValueError,
+            r'u: expected shape \(3, n_B\) to go with <BatchedCSR.*>, got \(4, 2\)',
+        ),
+        (
+            {'v': (4, 2)},
+            ValueError,
+            r'v: expected shape \(3, n_B\) to go with <BatchedCSR.*>, got \(4, 2\)',
+        ),
         ({'v': (3, 1)}, ValueError, r'v: expected 2 channels as u, got shape \(3, 1\)'),
         ({'v': numpy.ones((3, 2))}, TypeError, 'v: expected float32, got float64'),
-        ({'adj': (3, 3)}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
+        (
+            {'adj': (3, 3)},
+            TypeError,
+            r'adj: expected a BatchedCSR, got ndarray of shape \(3, 3\); .* with '
+            'BatchedCSR.from_dense',
+        ),
     ],
 )
 def test_bad_input(monkeypatch, changes, error, message):

@@ -320,14 +320,28 @@ SMALL = BatchedCSR.from_matrices([numpy.array([[2.0, 1.0], [0.0, 1.0]], 'f'), on
 @pytest.mark.parametrize(
     'changes, error, message',
     [
-        ({'adj': ones(1, 2, 2)}, TypeError, r'adj: .* got ndarray of shape \(1, 2, 2\); .*_mols'),
-        ({'adj': None}, TypeError, 'adj: expected a BatchedCSR, got NoneType'),
+        (
+            {'adj': ones(1, 2, 2)},
+            TypeError,
+            r'adj: .* got ndarray of shape \(1, 2, 2\); .*_mols, arrays with '
+            'BatchedCSR.from_dense',
+        ),
+        (
+            {'adj': None},
+            TypeError,
+            'adj: expected a BatchedCSR, got NoneType; data sets become .* with '
+            'BatchedCSR.from_dense',
+        ),
         ({'x': ones(4, 2)}, ValueError, r'x: expected shape \(3, n_B\) .* got \(4, 2\)'),
         ({'x': ones(3)}, ValueError, r'x: expected shape \(3, n_B\) .* got \(3,\)'),
         ({'x': [[1.0], [2.0], [3.0]]}, TypeError, 'x: expected a NumPy or CuPy array, got list'),
         ({'x': ones(1, 3, 2)}, ValueError, r'x: expected shape .* got \(1, 3, 2\)'),
         ({'x': ones(3, 2, dtype='i')}, TypeError, 'x: expected float16, .* got int32'),
-        ({'x': ones(3, 2, dtype='d')}, TypeError, 'x: .* float32 as the values .* adj.astype'),
+        (
+            {'x': ones(3, 2, dtype='d')},
+            TypeError,
+            r'x: .* float32 as the values .* adj.astype\(x.dtype\) converts',
+        ),
         ({'data': ones(3)}, ValueError, r'data: expected shape \(4,\), .* got \(3,\)'),
         ({'data': ones(4, 1)}, ValueError, r'data: expected shape \(4,\), .* got \(4, 1\)'),
         ({'data': ones(4, dtype='d')}, TypeError, 'data: expected float32, got float64'),
@@ -344,7 +358,11 @@ SMALL = BatchedCSR.from_matrices([numpy.array([[2.0, 1.0], [0.0, 1.0]], 'f'), on
             r'x: expected shape \(4, n_B\) or \(2, 2, n_B\) .* got \(4, 1, 2\)',
         ),
         *(
-            ({'algorithm': name}, ValueError, "^algorithm on a CPU: .*'auto'.*%s" % name)
+            (
+                {'algorithm': name},
+                ValueError,
+                "^algorithm on a CPU: expected one of 'auto', got '%s'$" % name,
+            )
             for name in (ALGORITHMS[-1], 'vektor')
         ),
     ],

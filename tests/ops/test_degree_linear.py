@@ -247,5 +247,9 @@ def test_bad_input(x, weights, biases, message):
 
 def test_several_relations_are_refused():
     adj = BatchedCSR.from_matrices([numpy.ones((2, 3, 3))])
-    with pytest.raises(ValueError, match='adj: expected a column for each node .* 2 relations'):
+    with pytest.raises(
+        ValueError,
+        match='adj: expected a column for each node .* 2 relations, 18 entries, symmetric, '
+        'ones on @numpy>',
+    ):
         degree_linear_sigmoid(adj, numpy.ones((3, 2)), [], [])

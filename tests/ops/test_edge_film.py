@@ -216,11 +216,17 @@ HALVES = BatchedCSR.from_matrices([numpy.full((2, 3, 3), 0.5, 'f')])
         ({'W': (7, 5)}, ValueError, r'W: expected a multiple of 2 relations .*got shape \(7, 5\)'),
         ({'W': (8, 4)}, ValueError, r'W: expected shape \(8, 5\).* got \(8, 4\)'),
         ({'W_g': (8, 5)}, ValueError, r'W_g: expected shape \(16, 5\).* got \(8, 5\)'),
-        ({'adj': numpy.ones(3)}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
+        (
+            {'adj': numpy.ones(3)},
+            TypeError,
+            r'adj: expected a BatchedCSR, got ndarray of shape \(3,\); data .* with '
+            'BatchedCSR.from_dense',
+        ),
         (
             {'adj': HALVES.astype('d')},
             TypeError,
-            'x: expected float64 as the values of adj, got float32; adj.astype',
+            r'x: expected float64 as the values of adj, got float32; adj.astype\(x.dtype\) '
+            'converts',
         ),
     ],
 )

@@ -129,7 +129,9 @@ def test_dropout_of_a_step_without_a_kernel_of_the_layer(monkeypatch):
 def test_a_loop_is_of_one_relation():
     adj = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
     x, W = numpy.ones((3, 2), 'f'), numpy.ones((8, 2), 'f')
-    with pytest.raises(ValueError, match='adj: expected one relation to go with loop=True, got'):
+    with pytest.raises(
+        ValueError, match='adj: expected one relation to go with loop=True, got <BatchedCSR.*>'
+    ):
         graph_linear(adj, x, W, loop=True)
 
 

@@ -96,7 +96,12 @@ def test_as_wide_as_models_are(xp, state, n_rows):
     'index, shape, message',
     [
         (1, (N + 1, M), r'message: .* each row of x, got shapes \(8, 2\) and \(7, 3\)'),
-        (2, (N + 1, H), r'state: expected shape \(7, 5\), got \(8, 5\); reset_state'),
+        (
+            2,
+            (N + 1, H),
+            r'state: expected shape \(7, 5\), got \(8, 5\); reset_state\(\) clears the '
+            'state of another batch',
+        ),
         (3, (H, C), r'parameters\[0\]\[0\]: expected shape \(5, 5\) to go with x, .* got \(5, 3\)'),
         (10, (H + 1,), r'parameters\[3\]\[1\]: expected shape \(5,\) .* got \(6,\)'),
     ],

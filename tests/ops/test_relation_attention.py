@@ -355,16 +355,21 @@ ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
         ({'m': (3, 6)}, ValueError, r'm: expected shape \(3, 12\) .* got \(3, 6\)'),
         ({'W': (1, 7)}, ValueError, r'W: expected shape \(1, 6\) .* got \(1, 7\)'),
         ({'b': (2,)}, ValueError, r'b: expected shape \(1,\) .* got \(2,\)'),
-        ({'adj': (2, 3, 3)}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
+        (
+            {'adj': (2, 3, 3)},
+            TypeError,
+            r'adj: expected a BatchedCSR, got ndarray of shape \(2, 3, 3\); .* with '
+            'BatchedCSR.from_dense',
+        ),
         (
             {'adj': BatchedCOO.from_csr(ADJ)},
             TypeError,
-            'adj: expected a BatchedCSR, got BatchedCOO',
+            r'adj: expected a BatchedCSR, got BatchedCOO of shape \(3, 6\); .* takes it',
         ),
         (
             {'adj': TOO_WIDE},
             ValueError,
-            'adj: expected a column for each of its 1 rows and 1 relations',
+            'adj: expected a column for each of its 1 rows and 1 relations, got <BatchedCSR.*>',
         ),
     ],
 )

@@ -190,33 +190,45 @@ SHAPES = {'x': (3, 4), 'W': (10, 4), 'b': (10,), 'W_self': (5, 4), 'b_self': (5,
         ({'W': [[1.0] * 4] * 10}, TypeError, 'W: expected float16, .*, got list'),
         ({'W': None}, TypeError, 'W: expected float16, .*, got NoneType'),
         ({'b': 1.0}, TypeError, 'b: expected float16, .*, got float'),
-        ({'adj': None}, TypeError, 'adj: expected a BatchedCSR, got NoneType'),
+        (
+            {'adj': None},
+            TypeError,
+            'adj: expected a BatchedCSR, got NoneType; data sets become .* with '
+            'BatchedCSR.from_dense',
+        ),
         ({'b_self': numpy.ones(5, 'i')}, TypeError, 'b_self: expected float16, .*, got int32'),
         ({'W': (9, 4)}, ValueError, r'W: expected shape \(out_channels \* 2, 4\), .* \(9, 4\)'),
         ({'W': (10, 3)}, ValueError, r'W: expected .*, got \(10, 3\)'),
         ({'b': (5,)}, ValueError, r'b: expected shape \(10,\) .* got \(5,\)'),
-        ({'W_self': (4, 5)}, ValueError, r'W_self: expected shape \(5, 4\) .* got'),
+        ({'W_self': (4, 5)}, ValueError, r'W_self: expected shape \(5, 4\) .* got \(4, 5\)'),
         ({'b_self': (10,)}, ValueError, r'b_self: expected shape \(5,\) .* \(10,\)'),
         (
             {'activation': chainer.functions.elu},
             ValueError,
-            'activation: expected one of chainer.functions.identity, relu, tanh, got .*elu',
+            'activation: expected one of chainer.functions.identity, relu, tanh, got .*elu '
+            'at 0x.*>',
         ),
-        ({'adj': numpy.ones((1, 2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
+        (
+            {'adj': numpy.ones((1, 2, 3, 3))},
+            TypeError,
+            r'adj: expected a BatchedCSR, got ndarray of shape \(1, 2, 3, .* with '
+            'BatchedCSR.from_dense',
+        ),
         (
             {'adj': BatchedCOO.from_csr(ADJ)},
             TypeError,
-            'adj: expected a BatchedCSR, got BatchedCOO',
+            r'adj: expected a BatchedCSR, got BatchedCOO of shape \(3, 6\); .* takes it',
         ),
         (
             {'adj': TWOS},
             TypeError,
-            'x: expected float64 as the values of adj, got float32; adj.astype',
+            r'x: expected float64 as the values of adj, got float32; adj.astype\(x.dtype\) '
+            'converts',
         ),
         (
             {'adj': TOO_WIDE},
             ValueError,
-            'adj: expected a column for each of its 1 rows and 1 relations',
+            'adj: expected a column for each of its 1 rows and 1 relations, got <BatchedCSR.*>',
         ),
     ],
 )

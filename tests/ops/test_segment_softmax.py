@@ -184,8 +184,19 @@ X = numpy.ones(ADJ.nnz, 'f')
         (ADJ, X[:4, None], ValueError, r'x: expected shape \(\d+,\) or \(\d+, n_B\).* \(4, 1\)'),
         (ADJ, X[:, None, None], ValueError, r'x: expected shape .* got \(\d+, 1, 1\)'),
         (ADJ, X.astype('i'), TypeError, 'x: expected float16, .* got int32'),
-        (BatchedCOO.from_csr(ADJ), X, TypeError, 'adj: expected a BatchedCSR, got BatchedCOO'),
-        (numpy.ones((2, 2)), X, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
+        (
+            BatchedCOO.from_csr(ADJ),
+            X,
+            TypeError,
+            r'adj: expected a BatchedCSR, got BatchedCOO of shape \(5, 5\); .* takes it',
+        ),
+        (
+            numpy.ones((2, 2)),
+            X,
+            TypeError,
+            r'adj: expected a BatchedCSR, got ndarray of shape \(2, 2\); .* with '
+            'BatchedCSR.from_dense',
+        ),
     ],
 )
 def test_bad_input(adj, x, error, message):
@@ -273,5 +284,8 @@ def test_shapes_that_do_not_fit():
 
 
 def test_matrix_that_is_no_batch():
-    with pytest.raises(TypeError, match='adj: expected a BatchedCSR'):
+    with pytest.raises(
+        TypeError,
+        match='adj: expected a BatchedCSR, got ndarray of shape .* with BatchedCSR.from_dense',
+    ):
         node_softmax(numpy.zeros((3, 3)), numpy.zeros((3, 2)))

@@ -231,7 +231,9 @@ def test_batch_with_spare_rows_is_refused(gpu, algorithm):
     """They would stay as they were."""
     adj = batch('small', 'f').replace(has_spare=True)
     x = gpu.put(integers((adj.n_cols, 4), 'f'))
-    with pytest.raises(ValueError, match='adj: expected no spare rows'):
+    with pytest.raises(
+        ValueError, match='adj: expected no spare rows, which these kernels would not write'
+    ):
         papers.bspmm(gpu.put(adj), x, algorithm=algorithm)
 
 
@@ -342,7 +344,10 @@ def test_atomics_are_declared(gpu):
     there = gpu.put(coo(adj))
     x_there = gpu.put(x)
     with chainer.using_config('warn_nondeterministic', True):
-        with pytest.warns(UserWarning, match='non-deterministic .*atomicAdd in bspmm'):
+        with pytest.warns(
+            UserWarning,
+            match='Potentially non-deterministic .*atomicAdd in bspmm with a BatchedCOO',
+        ):
             papers.bspmm(there, x_there)
         with warnings.catch_warnings():
             warnings.simplefilter('error')
@@ -389,20 +394,47 @@ def test_gradients_of_the_sampled_product(xp):
     'make, changes, error, message',
     [
         (coo, {'x': (4, 2)}, ValueError, r'x: .* \(3, n_B\) to go with <BatchedCOO.* got \(4, 2\)'),
-        (coo, {'x': numpy.ones((3, 2))}, TypeError, 'x: expected float32 as the values of adj'),
-        (coo, {'data': (3,)}, ValueError, r'data: expected shape \(5,\), one value for each entry'),
+        (
+            coo,
+            {'x': numpy.ones((3, 2))},
+            TypeError,
+            r'x: expected float32 as the values of adj, got float64; adj.astype\(x.dtype\) '
+            'converts',
+        ),
+        (
+            coo,
+            {'data': (3,)},
+            ValueError,
+            r'data: expected shape \(5,\), one value for each entry, got \(3,\)',
+        ),
         (coo, {'residual': (3, 1)}, ValueError, r'residual: expected shape \(3, 2\), .* \(3, 1\)'),
         (sell, {'x': (4, 2)}, ValueError, r'x: .* \(3, n_B\) to go with <BatchedSELL.* \(4, 2\)'),
-        (sell, {'x': numpy.ones((3, 2))}, TypeError, 'x: expected float32 as the values of adj'),
+        (
+            sell,
+            {'x': numpy.ones((3, 2))},
+            TypeError,
+            r'x: expected float32 as the values of adj, got float64; adj.astype\(x.dtype\) '
+            'converts',
+        ),
         (
             sell,
             {'data': (2,)},
             ValueError,
             'data: expected None, because a BatchedSELL .*; edge values go with a BatchedCSR',
         ),
-        (sell, {'residual': (3, 1)}, ValueError, r'residual: expected shape \(3, 2\)'),
+        (
+            sell,
+            {'residual': (3, 1)},
+            ValueError,
+            r'residual: expected shape \(3, 2\), that of the product, got \(3, 1\)',
+        ),
         *(
-            (make, {'algorithm': name}, ValueError, "^algorithm on a CPU: .*'auto'.*%s" % name)
+            (
+                make,
+                {'algorithm': name},
+                ValueError,
+                "^algorithm on a CPU: expected one of 'auto', got '%s'$" % name,
+            )
             for name, make in [*CONTAINERS.items(), ('vektor', coo), ('vektor', sell)]
         ),
     ],
@@ -435,16 +467,29 @@ def test_algorithm_of_another_container(gpu, make, algorithm, message):
 def test_float16(gpu, algorithm):
     adj = coo(batch('small', 'e'))
     x = gpu.put(numpy.ones((adj.n_cols, 2), 'e'))
-    with pytest.raises(TypeError, match='x: expected float32 or float64 .* got float16; .*to_csr'):
+    with pytest.raises(
+        TypeError,
+        match=r'x: expected float32 or float64 .* got float16; .*to_csr\(\) takes float16',
+    ):
         bspmm_forward(gpu.put(adj), x, algorithm=algorithm)
 
 
 @pytest.mark.parametrize(
     'algorithm, n_rows, n_channels, message',
     [
-        ('swa_rows', 3, 4097, 'swa_rows .* 32768 .* n_B = 4097'),
-        ('st_shared', 8192, 2, "'st_shared' expects the output .* 32768 bytes .* got 65536 bytes"),
-        ('st_blocked', 8193, 1, "'st_blocked' expects one column .* 32768 .* got 32772 bytes"),
+        ('swa_rows', 3, 4097, 'swa_rows .* 32768 .* n_B = 4097, .* swa_blocked splits the columns'),
+        (
+            'st_shared',
+            8192,
+            2,
+            "'st_shared' expects the output .* 32768 bytes .* got 65536 bytes; .* fits",
+        ),
+        (
+            'st_blocked',
+            8193,
+            1,
+            "'st_blocked' expects one column .* 32768 .* got 32772 bytes; .* fits",
+        ),
     ],
 )
 def test_forced_kernel_that_does_not_fit(gpu, algorithm, n_rows, n_channels, message):
@@ -459,9 +504,15 @@ def test_other_functions_want_csr():
     adj = BatchedSELL(support.BATCHES['one graph'])
     x = numpy.ones((5, 2))
     for call in (lambda: functions.bsddmm(adj, x, x), lambda: functions.segment_sum(adj, x)):
-        with pytest.raises(TypeError, match='adj: expected a BatchedCSR, got'):
+        with pytest.raises(
+            TypeError, match='adj: expected a BatchedCSR, got BatchedSELL of shape .* takes it'
+        ):
             call()
-    with pytest.raises(TypeError, match='adj: expected a BatchedCOO, got BatchedCSR'):
+    with pytest.raises(
+        TypeError,
+        match=r'adj: expected a BatchedCOO, got BatchedCSR of shape \(5, 5\); .* with '
+        'BatchedCSR.from_dense',
+    ):
         papers.bsddmm(support.BATCHES['one graph'], x, x)
 
 

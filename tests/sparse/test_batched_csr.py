@@ -349,11 +349,14 @@ GOOD = {'indptr': [0, 2, 3, 4], 'indices': [0, 1, 1, 2], 'row_offsets': [0, 2, 3
     'changes, message',
     [
         ({'indptr': [0, 3, 2, 4]}, 'indptr: expected not to decrease, got 2 after 3 at position 2'),
-        ({'indptr': numpy.array([0, 3, 2, 4], 'u4')}, 'indptr: expected not to decrease'),
+        (
+            {'indptr': numpy.array([0, 3, 2, 4], 'u4')},
+            'indptr: expected not to decrease, got 2 after 3 at position 2',
+        ),
         ({'indptr': [1, 2, 3, 4]}, 'indptr: expected to start at 0, got 1'),
         ({'indptr': [0, 2, 3, 5]}, r'indptr: expected to end at 4 \(.*non-zeros.*\), got 5'),
         ({'indptr': [0, 2, 4]}, r'row_offsets: expected to end at 2 \(.*rows.*\), got 3'),
-        ({'indptr': []}, 'indptr: expected n_rows'),
+        ({'indptr': []}, r'indptr: expected n_rows \+ 1 entries, got none'),
         (
             {'indices': [0, 1, 1, -1]},
             r'indices: graph 1, row 2: expected a column in \[2, 3\), .* got -1 \(entry 3\)',
@@ -368,10 +371,16 @@ GOOD = {'indptr': [0, 2, 3, 4], 'indices': [0, 1, 1, 2], 'row_offsets': [0, 2, 3
         ),
         ({'row_offsets': [0, 2]}, 'row_offsets: expected to end at 3 .*, got 2'),
         ({'row_offsets': [1, 3]}, 'row_offsets: expected to start at 0, got 1'),
-        ({'row_offsets': [0, 3, 2, 3]}, 'row_offsets: expected not to decrease'),
-        ({'row_offsets': []}, 'row_offsets: expected at least one entry'),
+        (
+            {'row_offsets': [0, 3, 2, 3]},
+            'row_offsets: expected not to decrease, got 2 after 3 at position 2',
+        ),
+        ({'row_offsets': []}, 'row_offsets: expected at least one entry, got none'),
         ({'col_offsets': [0, 3]}, r'col_offsets: expected n_graphs \+ 1 = 3 entries .*, got 2'),
-        ({'col_offsets': [0, 4, 3]}, 'col_offsets: expected not to decrease'),
+        (
+            {'col_offsets': [0, 4, 3]},
+            'col_offsets: expected not to decrease, got 3 after 4 at position 2',
+        ),
         ({'layout': 'padded'}, 'row_offsets: .*expects blocks of one size, got 1 to 2'),
         (
             {
@@ -389,7 +398,11 @@ GOOD = {'indptr': [0, 2, 3, 4], 'indices': [0, 1, 1, 2], 'row_offsets': [0, 2, 3
             {'n_relations': 2, 'col_offsets': [0, 3, 6]},
             'col_offsets: expected multiples of n_relations = 2, got 3',
         ),
-        ({'col_offsets': [0, 2, 3 * 10**9]}, r'col_offsets: expected at most 2\*\*31 - 1'),
+        (
+            {'col_offsets': [0, 2, 3 * 10**9]},
+            r'col_offsets: expected at most 2\*\*31 - 1 = 2147483647 in one batch, got '
+            '3000000000',
+        ),
         ({'max_atom_id': -1}, 'max_atom_id: expected at least 0, got -1'),
         ({'data': numpy.ones(3)}, 'data: expected one value for each of the 4 indices, got 3'),
         ({'indptr': numpy.zeros((2, 2), int)}, r'indptr: expected 1 dimension, got shape \(2, 2\)'),
@@ -441,7 +454,11 @@ def ones(*shape):
     'given, error, message',
     [
         ([], ValueError, 'matrices: expected at least one matrix, got an empty sequence'),
-        ([ones(2, 3)], ValueError, r'matrices\[0\]: expected shape \(n, n\)'),
+        (
+            [ones(2, 3)],
+            ValueError,
+            r'matrices\[0\]: expected shape \(n, n\) as in matrices\[0\], got \(2, 3\)',
+        ),
         ([ones(2, 2), ones(3, 2)], ValueError, r'matrices\[1\]: .* got \(3, 2\)'),
         ([ones(2, 2), ones(1, 2, 2)], ValueError, r'matrices\[1\]: .* got \(1, 2, 2\)'),
         (
@@ -450,11 +467,24 @@ def ones(*shape):
             r'matrices\[1\]: expected shape \(2, n, n\) as in .* got \(3, 2, 2\)',
         ),
         ([ones(2)], ValueError, r'matrices\[0\]: .* got \(2,\)'),
-        ([ones(0, 2, 2)], ValueError, 'at least one relation'),
+        (
+            [ones(0, 2, 2)],
+            ValueError,
+            r'matrices\[0\]: expected at least one relation, got shape \(0, 2, 2\)',
+        ),
         ([ones(2, 2) * 1j], TypeError, 'matrices: expected float16, .* got complex128'),
-        ([[[1, 2], [3, 4]]], TypeError, r'matrices\[0\]: expected SciPy sparse matrices'),
+        (
+            [[[1, 2], [3, 4]]],
+            TypeError,
+            r'matrices\[0\]: expected SciPy sparse matrices, or arrays throughout the '
+            'batch, got list',
+        ),
         ([scipy.sparse.eye(2), numpy.eye(2)], TypeError, r'matrices\[1\]: .* got ndarray'),
-        ([scipy.sparse.csr_matrix((2, 3))], ValueError, r'matrices\[0\]: expected square'),
+        (
+            [scipy.sparse.csr_matrix((2, 3))],
+            ValueError,
+            r'matrices\[0\]: expected square matrices of one size, got \[\(2, 3\)\]',
+        ),
         (
             [[scipy.sparse.eye(2)], [scipy.sparse.eye(2)] * 2],
             ValueError,
@@ -473,11 +503,23 @@ def test_bad_matrices(given, error, message):
         (ones(2, 2), None, r'adj: expected shape .* got \(2, 2\)'),
         (ones(1, 2, 3), None, r'adj: expected shape .* got \(1, 2, 3\)'),
         (ones(1, 2, 2), None, 'n_nodes: .* got None'),
-        (ones(1, 2, 2), [1, 2], 'n_nodes: expected 1 integers'),
+        (
+            ones(1, 2, 2),
+            [1, 2],
+            r'n_nodes: expected 1 integers, one for each graph, got int64 \(2,\)',
+        ),
         (ones(1, 2, 2), [3], r'n_nodes\[0\]: expected 0 to 2, got 3'),
-        (ones(1, 2, 2), [1], r'adj\[0\]: expected zeros outside of its 1 nodes'),
-        (numpy.triu(ones(1, 2, 2), 1), [1], r'adj\[0\]: expected zeros outside of its 1 nodes'),
-        (numpy.tril(ones(1, 2, 2), -1), [1], r'adj\[0\]: expected zeros outside of its 1 nodes'),
+        (ones(1, 2, 2), [1], r'adj\[0\]: expected zeros outside of its 1 nodes, got other values'),
+        (
+            numpy.triu(ones(1, 2, 2), 1),
+            [1],
+            r'adj\[0\]: expected zeros outside of its 1 nodes, got other values',
+        ),
+        (
+            numpy.tril(ones(1, 2, 2), -1),
+            [1],
+            r'adj\[0\]: expected zeros outside of its 1 nodes, got other values',
+        ),
     ],
 )
 def test_bad_dense_batch(adj, n_nodes, message):
@@ -486,12 +528,16 @@ def test_bad_dense_batch(adj, n_nodes, message):
 
 
 def test_dense_batch_without_graphs():
-    with pytest.raises(ValueError, match='adj: expected at least one graph'):
+    with pytest.raises(
+        ValueError, match=r'adj: expected at least one graph, got shape \(0, 2, 2\)'
+    ):
         BatchedCSR.from_dense(ones(0, 2, 2))
 
 
 def test_dense_batch_of_an_unknown_layout():
-    with pytest.raises(ValueError, match='layout: expected one of'):
+    with pytest.raises(
+        ValueError, match="layout: expected one of 'packed', 'padded', got 'ragged'"
+    ):
         BatchedCSR.from_dense(ones(1, 2, 2), layout='ragged')
 
 

@@ -309,7 +309,11 @@ def test_matrices_of_edges(pair):
 
 @pytest.mark.parametrize('make', [BatchedCOO.from_csr, BatchedSELL])
 def test_what_would_count_them_refuses(make):
-    with pytest.raises(ValueError, match='without spare rows and entries, .* some spare'):
+    with pytest.raises(
+        ValueError,
+        match='adj: expected a batch without spare rows and entries, .* some spare, float64 '
+        'on @numpy>',
+    ):
         make(with_spare(BATCHES['many'], 1, 1))
 
 

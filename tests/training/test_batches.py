@@ -55,7 +55,7 @@ ITERATORS = {
 }
 
 
-STATE = 'current_position epoch is_new_epoch epoch_detail previous_epoch_detail'.split()
+STATE = ('current_position', 'epoch', 'is_new_epoch', 'epoch_detail', 'previous_epoch_detail')
 
 
 def state_of(iterator):

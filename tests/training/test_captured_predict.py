@@ -23,9 +23,19 @@ from tests.support.training import counting, HOST, make_model, mean_of_rows, MOD
 from tests.support.training import RELATIONS, Row, three_columns
 from tests.training import host_graphs
 
-SMILES = 'C CCO c1ccccc1 CC#N C1CC OCC(O)C(O)C(O)C(O)CO CN(C)(C)C'.split()
-SMILES += ['CC(C)(C)c1ccc(O)cc1', 'nonsense', 'F/C=C/F']
-BAD = [4, 6, 8]
+SMILES = [
+    'C',
+    'CCO',
+    'c1ccccc1',
+    'CC#N',
+    'C1CC',
+    'OCC(O)C(O)C(O)C(O)CO',
+    'CN(C)(C)C',
+    'CC(C)(C)c1ccc(O)cc1',
+    'nonsense',
+    'F/C=C/F',
+]
+BAD = [4, 6, 8]  # places of those that RDKit cannot parse
 
 
 def on(device, model):

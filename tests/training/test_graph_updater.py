@@ -159,7 +159,7 @@ def copies(model):
     return [param.array.copy() for _, param in sorted(model.namedparams(include_uninit=False))]
 
 
-PARTS = 'stage launch _reported _run_again _compute _update _gradients_now'.split()
+PARTS = ('stage', 'launch', '_reported', '_run_again', '_compute', '_update', '_gradients_now')
 
 
 @pytest.mark.parametrize(

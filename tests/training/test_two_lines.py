@@ -394,7 +394,12 @@ class Loss(chainer.Chain):
         return loss
 
 
-of_rows, of_molecules = (lambda atoms, t: len(atoms)), (lambda atoms, t: len(t))
+def of_rows(atoms, t):
+    return len(atoms)
+
+
+def of_molecules(atoms, t):
+    return len(t)
 
 
 def checked(device, model, kind=StandardUpdater, examples=EXAMPLES):

@@ -134,8 +134,8 @@ def layer_of(
 ) -> Layer | None:
     """Return a layer of a graph convolution as a `Layer`, None if it is not one launch.
 
-    It is not on a host, if the matrices do not fit into a GPU's shared memory, or if rows are long:
-    all rows of a tile would wait for them. `parameters` are those of
+    It is one on a GPU only, if the matrices fit into shared memory and rows are not long: all rows
+    of a tile would wait for a long one. `parameters` are those of
     :func:`~chainer_bspmm.ops.graph_linear.node.graph_linear`; several b_self, one after the other,
     are all added. `by_relation`: W is one matrix after the other. `loop`: as there. `longest`: no
     row has more entries.
