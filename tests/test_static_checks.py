@@ -24,9 +24,9 @@ ROT = [
         'call-arg',
     ),
     (
-        'chainer_bspmm/training/predictor.py',
-        'if self._n_replays > 1 else CannotCapture',
-        'if self._count_replays > 1 else CannotCapture',
+        'chainer_bspmm/training/program.py',
+        'number = self._n_replays + 1',
+        'number = self._count_replays + 1',
         'attr-defined',
     ),
     (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy
 
 import chainer
@@ -55,13 +57,14 @@ class Prediction(Work):
     def __init__(self, name, model, values):
         self.name = name
         self._model = model
-        self._values = values
+        # A driver has its programs: no garbage collection is needed to free the memory of both.
+        self._values = weakref.WeakMethod(values)
 
     def under_way(self, step, alone):
         return chainer_nodes.under_way(step)
 
     def compute(self, arrays, mode, alone=False):
-        return self._values(arrays)
+        return self._values()(arrays)
 
     def difference(self, actual, expected):
         if actual.keys() != expected.keys():

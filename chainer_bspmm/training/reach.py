@@ -7,6 +7,7 @@ import argparse
 import array
 import ast
 import collections
+import configparser
 import contextlib
 import contextvars
 import enum
@@ -59,7 +60,7 @@ _BUFFERS = bytearray, array.array
 # Objects of libraries whose attributes are followed: all, where a library's code reads them.
 _OPEN = (
     *(collections.ChainMap, collections.UserDict, collections.UserList, enum.Enum),
-    *(logging.Logger, logging.LoggerAdapter, OrderSampler),
+    *(logging.Logger, logging.LoggerAdapter, OrderSampler, configparser.RawConfigParser),
 )
 _RECORDS = types.SimpleNamespace, argparse.Namespace, threading.local, *_OPEN
 # Objects of Chainer's that every step changes. Attributes that code reads are watched.
