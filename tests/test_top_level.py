@@ -70,7 +70,7 @@ def test_dir_lists_training_before_it_is_imported(printed):
 
 
 def test_training_is_imported_when_it_is_used(printed):
-    assert printed[2:] == ['chainer_bspmm.training', 'chainer_bspmm.training.swap_check']
+    assert printed[2:] == ['chainer_bspmm.training', 'chainer_bspmm.training.check_swap']
 
 
 @pytest.mark.parametrize('package', [chainer_bspmm, multi_node])
