@@ -272,9 +272,21 @@ class Program:
             apply(new)
 
     def _checked_replay(self):
-        session, work = self._session, self.work
-        session.capturer.join()  # the last step may still write, on another stream
-        before = self._snapshot()
+        self._session.capturer.join()  # the last step may still write, on another stream
+        before = None
+        try:
+            before = self._snapshot()
+            return self._compared(before)
+        except MemoryError as error:  # CuPy's is one of these
+            if before is not None:
+                before.restore()
+            self.work.is_done = False
+            text = 'there is no memory for the check of a replay: %s'
+            raise CannotCapture(text % error) from error
+
+    def _compared(self, before):
+        """Replay the staged batch, and again eagerly from the same state; StepDiffers."""
+        work = self.work
         self.launch()
         results = self._results_now()
         replayed = self._state(before, results)
@@ -291,7 +303,7 @@ class Program:
             after.put_back(before.arrays)
             work.is_done = True
         if differs:
-            cut = session.guards.reach.cut
+            cut = self._session.guards.reach.cut
             raise StepDiffers(
                 'a replay of the captured %s differs from an eager one in %s: it reads something '
                 'from Python that has changed since it was captured, and that is not watched%s '

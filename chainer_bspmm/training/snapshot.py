@@ -67,15 +67,15 @@ class Snapshot:
     @contextlib.contextmanager
     def undone(self):
         """Put back what is changed inside, where no parameter can be made."""
-        for param in self._lazy:
-            param.initialize = _refuse
         try:
+            for param in self._lazy:
+                param.initialize = _refuse
             with _other_generators():
                 self._copied = self._reach.copy_iterators(self._python)
                 yield
         finally:
             for param in self._lazy:
-                del param.initialize
+                vars(param).pop('initialize', None)  # there is none if an interrupt came first
             self.restore()
 
 

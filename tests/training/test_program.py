@@ -15,8 +15,9 @@ from chainer.training.updaters import StandardUpdater
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.program import blame, Program
 from tests.support import assert_close_arrays
-from tests.support.training import assert_same_training, is_captured, make_updater, molecules
-from tests.support.training import parameters, run, small_model, three_columns, without_dropout
+from tests.support.training import assert_same_training, HOST, is_captured, make_updater
+from tests.support.training import molecules, parameters, run, small_model, three_columns, without_dropout
+from tests.training import host_graphs
 from tests.training.host_graphs import eager_causes
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
@@ -208,3 +209,29 @@ def test_a_number_of_rows_is_that_of_the_batch(device, graphs):
         'it differs in the attribute n_rows of predictor: a link or the loss treats every row as '
         'an atom'
     ]
+
+
+@pytest.mark.parametrize('part', ['_snapshot', '_again'])
+def test_training_goes_on_eagerly_where_a_check_has_no_memory(monkeypatch, part):
+    """The step that was to be checked is done once, and counted once."""
+    host_graphs.stand_in(monkeypatch)
+    host_graphs.fuse(monkeypatch)
+
+    def make(kind):
+        return make_updater(kind, HOST, without_dropout(small_model()), optimizer=optimizers.SGD(1e-3))
+
+    def exhausted(*args):
+        raise MemoryError('no room')
+
+    expected = make(StandardUpdater)
+    run(expected, 8)
+    updater = make(GraphUpdater)
+    run(updater, 4)  # the next replay is the 4th, which is checked
+    monkeypatch.setattr(Program, part, exhausted)
+    with eager_causes() as texts:
+        run(updater, 4)
+    assert texts == [
+        'GraphUpdater trains eagerly: there is no memory for the check of a replay: no room'
+    ]
+    assert updater.get_optimizer('main').t == 8
+    assert_close_arrays(parameters(updater), parameters(expected), 1e-5)
