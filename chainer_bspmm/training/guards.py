@@ -11,9 +11,18 @@ from chainer.backends import cuda
 
 from chainer_bspmm.training.reach import is_of_user, Reach
 from chainer_bspmm.training.snapshot import has_same_bits
+from chainer_bspmm.compat.user_code import LIBRARIES
 
-PLAIN = (bool, int, float, complex, str, bytes, type, numpy.generic, numpy.dtype)
+# Compared by what they print, as these classes print it: NaN equals itself.
+PRINTED = {
+    int: hex,  # Python refuses to print thousands of decimal digits
+    **{kind: kind.__repr__ for kind in (float, complex, str, bytes, range, slice)},
+    **{kind: kind.__repr__ for kind in (numpy.dtype, type(None))},
+    numpy.generic: repr,
+}
 BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule)
+# Compared by type: what is in them is watched.
+BY_TYPE = list, dict, set, collections.deque
 # Compared by type only, unless their contents are watched as well: every step makes new variables.
 OPAQUE = chainer.Variable, dict, list
 
@@ -255,10 +264,23 @@ def _parts(owner):
 
 def _token(value):
     """Return what stands for a value in a key: None for one that is not watched."""
-    if isinstance(value, PLAIN):
-        return type(value), repr(value)  # NaN equals itself, True is not 1
-    if isinstance(value, tuple):
-        return tuple(map(_token, value))
-    if isinstance(value, BY_ID) or (callable(value) and not isinstance(value, chainer.Link)):
+    kind = type(value)  # an object may lie about its __class__
+    plain = kind if kind in PRINTED else _plain_kind(kind)
+    if plain is not None:
+        return kind, PRINTED[plain](value)  # True is not 1
+    if issubclass(kind, tuple):
+        return kind, tuple(map(_token, tuple.__iter__(value)))
+    if issubclass(kind, frozenset):
+        return kind, frozenset(map(_token, frozenset.__iter__(value)))
+    if issubclass(kind, (chainer.Variable, chainer.Link)):
+        return None  # every step makes new variables; a key has links of its own
+    if issubclass(kind, BY_ID) or callable(value):
         return id(value)
-    return type(value) if is_of_user(type(value).__module__) else None
+    if issubclass(kind, BY_TYPE) or is_of_user(kind.__module__):
+        return kind
+    # Other objects of Chainer's and ours, such as batches, are made anew by every step, too.
+    return None if kind.__module__.partition('.')[0] in LIBRARIES else id(value)
+
+
+def _plain_kind(kind):
+    return next((plain for plain in PRINTED if issubclass(kind, plain)), None)
