@@ -213,6 +213,10 @@ class Program:
             self._refuse_host_values(results)
             # Links keep holding what the graph writes, so that no other graph takes its memory.
             self._effects = before.changes()
+            drawn = before.changed_generator()
+            if drawn is not None:  # a step that seeds it leaves two trials alike
+                text = 'the %s changes %s at every run'
+                raise CannotCapture(text % (self.work.name, drawn))
         self._results = results
         self._graphs = list(graphs)
 

@@ -64,6 +64,13 @@ class Snapshot:
         ]
         return self._reach.changes(self._python, self._copied) + new
 
+    def changed_generator(self):
+        """Return words (str or None) for a generator of random numbers that is elsewhere now."""
+        for state, position in self._python.generators:
+            if state.save() != position:
+                return state.text
+        return None
+
     @contextlib.contextmanager
     def undone(self):
         """Put back what is changed inside, where no parameter can be made."""

@@ -118,6 +118,23 @@ def test_nothing_is_taken_from_a_generator_but_by_the_step(device, graphs):
     ]
 
 
+def test_a_step_that_seeds_a_generator_trains_eagerly(device, graphs):
+    """Two trials end alike, but a replay would not seed it."""
+
+    def seeding(link, atoms, adj):
+        numpy.random.seed(1)
+        return three_columns(link, atoms, adj) * numpy.random.uniform()
+
+    def make(kind):
+        return make_updater(kind, device, without_dropout(small_model(seeding)), molecules(24))
+
+    with eager_causes() as causes:
+        assert_same_training(make, 8)
+    assert causes == [
+        'GraphUpdater trains eagerly: the step changes the state of numpy.random at every run'
+    ]
+
+
 def test_a_run_that_fails_is_undone(device, graphs):
     """The batch is run once more, for the user to see the error, with a warning before it."""
 
