@@ -89,7 +89,10 @@ class Driver:
         It is captured where a batch finds Python as this one has found it, or has left it.
         """
         self.programs.add(self._key, program)
-        self.programs.add(self._key_now(), program)
+        try:
+            self.programs.add(self._key_now(), program)
+        except CannotCapture as error:
+            self.warn(self.give_up(str(error)))
 
     def _need(self, examples, batch):
         need = batch.need

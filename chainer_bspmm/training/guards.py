@@ -1,6 +1,7 @@
 """`Guards`: the key of a program, computed from what a captured step can read from Python."""
 
 import collections
+import contextlib
 import itertools
 import operator
 
@@ -9,6 +10,7 @@ import numpy
 import chainer
 from chainer.backends import cuda
 
+from chainer_bspmm.training.cuda_graphs import CannotCapture
 from chainer_bspmm.training.reach import is_of_user, Reach
 from chainer_bspmm.training.snapshot import has_same_bits
 from chainer_bspmm.compat.user_code import LIBRARIES
@@ -32,6 +34,16 @@ MAX_HOST_SIZE = 4096
 
 # Libraries whose code keeps no arrays but in attributes.
 KNOWN = 'builtins', 'chainer', 'chainer_chemistry', 'chainermn', 'chainer_bspmm', 'numpy', 'cupy'
+
+
+@contextlib.contextmanager
+def _looking():
+    """Let a step not be captured if objects that it reads raise errors when they are looked at."""
+    try:
+        yield
+    except Exception as error:
+        text = 'looking at what it reads from Python fails with %s: %s'
+        raise CannotCapture(text % (type(error).__name__, error)) from error
 
 
 class Guards:
@@ -80,6 +92,7 @@ class Guards:
             names += itertools.chain.from_iterable(self._link_hooks)
         return 'the hook %s has to see every call' % names[0] if names else None
 
+    @_looking()
     def moment(self):
         """Return the `Moment` of now."""
         return Moment(Reach(self._target, self._function))
@@ -126,6 +139,7 @@ class Guards:
         states = [rule._state for rule in self._rules]
         self._states = [of_rule.values() for of_rule in states if of_rule is not None]
 
+    @_looking()
     def _look(self):
         reach = self.reach = Reach(self._target, self._function)
         links = list(reach.links.values())

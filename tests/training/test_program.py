@@ -16,7 +16,14 @@ from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.program import blame, Program
 from tests.support import assert_close_arrays
 from tests.support.training import assert_same_training, HOST, is_captured, make_updater
-from tests.support.training import molecules, parameters, run, small_model, three_columns, without_dropout
+from tests.support.training import (
+    molecules,
+    parameters,
+    run,
+    small_model,
+    three_columns,
+    without_dropout,
+)
 from tests.training import host_graphs
 from tests.training.host_graphs import eager_causes
 
@@ -235,7 +242,9 @@ def test_training_goes_on_eagerly_where_a_check_has_no_memory(monkeypatch, part)
     host_graphs.fuse(monkeypatch)
 
     def make(kind):
-        return make_updater(kind, HOST, without_dropout(small_model()), optimizer=optimizers.SGD(1e-3))
+        return make_updater(
+            kind, HOST, without_dropout(small_model()), optimizer=optimizers.SGD(1e-3)
+        )
 
     def exhausted(*args):
         raise MemoryError('no room')
@@ -252,3 +261,37 @@ def test_training_goes_on_eagerly_where_a_check_has_no_memory(monkeypatch, part)
     ]
     assert updater.get_optimizer('main').t == 8
     assert_close_arrays(parameters(updater), parameters(expected), 1e-5)
+
+
+class Awkward(list):
+    """A list whose length cannot be asked for."""
+
+    def __len__(self):
+        raise LookupError('no length')
+
+
+def weighed(link, atoms, adj):
+    return three_columns(link, atoms, adj) * list.__getitem__(link.weights, 0)
+
+
+def takes_an_awkward_list(link, atoms, adj):
+    link.weights = Awkward([0.5])
+    return weighed(link, atoms, adj)
+
+
+@pytest.mark.parametrize(
+    'function, weights', [(weighed, Awkward([0.5])), (takes_an_awkward_list, [0.5])]
+)
+def test_objects_that_cannot_be_looked_at(device, graphs, function, weights):
+    """They end captured steps with a warning, not the training with an error."""
+
+    def make(kind):
+        model = without_dropout(small_model(function, weights=weights))
+        return make_updater(kind, device, model, optimizer=optimizers.SGD(0.01))
+
+    with eager_causes() as causes:
+        assert_same_training(make, 4)
+    assert causes == [
+        'GraphUpdater trains eagerly: looking at what it reads from Python fails with '
+        'LookupError: no length'
+    ]
