@@ -208,13 +208,14 @@ class Program:
             halves.append(self._complete)
         before = self._snapshot()
         with before.undone():
+            before.move_generators()
             launches = [self._captured(half) for half in halves]
             graphs, (results, *_) = zip(*launches)
             self._refuse_host_values(results)
             # Links keep holding what the graph writes, so that no other graph takes its memory.
             self._effects = before.changes()
             drawn = before.changed_generator()
-            if drawn is not None:  # a step that seeds it leaves two trials alike
+            if drawn is not None:  # it was seeded, which leaves two trials alike
                 text = 'the %s changes %s at every run'
                 raise CannotCapture(text % (self.work.name, drawn))
         self._results = results

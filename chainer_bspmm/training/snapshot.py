@@ -2,6 +2,7 @@
 
 import collections.abc
 import contextlib
+import random
 
 import numpy
 
@@ -24,6 +25,7 @@ class Snapshot:
         self._reach = reach
         self._python = reach.save()
         self._copied = []  # iterators, with their copies that a run reads
+        self._moved = []  # generators of random numbers, and where they were moved to
         params = {id(param): param for link in reach.links.values() for param in link.params()}
         self._lazy = [param for param in params.values() if not param.is_initialized]
         self._gradients = [(param, param._grad) for param in params.values()]
@@ -64,9 +66,15 @@ class Snapshot:
         ]
         return self._reach.changes(self._python, self._copied) + new
 
+    def move_generators(self):
+        """Draw from NumPy's and Python's generators: otherwise a run that seeds one may not show."""
+        numpy.random.random()
+        random.random()
+        self._moved = [(state, state.save()) for state, _ in self._python.generators]
+
     def changed_generator(self):
-        """Return words (str or None) for a generator of random numbers that is elsewhere now."""
-        for state, position in self._python.generators:
+        """Return words (str or None) for a generator that was used since they were moved."""
+        for state, position in self._moved:
             if state.save() != position:
                 return state.text
         return None
