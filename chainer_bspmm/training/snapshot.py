@@ -67,7 +67,7 @@ class Snapshot:
         return self._reach.changes(self._python, self._copied) + new
 
     def move_generators(self):
-        """Draw from NumPy's and Python's generators: otherwise a run that seeds one may not show."""
+        """Draw from NumPy's and Python's generators: a run that seeds one then always shows."""
         numpy.random.random()
         random.random()
         self._moved = [(state, state.save()) for state, _ in self._python.generators]

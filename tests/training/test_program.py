@@ -16,14 +16,8 @@ from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.program import blame, Program
 from tests.support import assert_close_arrays
 from tests.support.training import assert_same_training, HOST, is_captured, make_updater
-from tests.support.training import (
-    molecules,
-    parameters,
-    run,
-    small_model,
-    three_columns,
-    without_dropout,
-)
+from tests.support.training import molecules, parameters, run, small_model, three_columns
+from tests.support.training import without_dropout
 from tests.training import host_graphs
 from tests.training.host_graphs import eager_causes
 
@@ -133,7 +127,8 @@ def test_a_step_that_seeds_a_generator_trains_eagerly(device, graphs):
         return three_columns(link, atoms, adj) * numpy.random.uniform()
 
     def make(kind):
-        return make_updater(kind, device, without_dropout(small_model(seeding)), molecules(24))
+        # The second step starts where the first has left the generator.
+        return make_updater(kind, device, without_dropout(small_model(seeding)), molecules(32))
 
     with eager_causes() as causes:
         assert_same_training(make, 8)
@@ -242,9 +237,8 @@ def test_training_goes_on_eagerly_where_a_check_has_no_memory(monkeypatch, part)
     host_graphs.fuse(monkeypatch)
 
     def make(kind):
-        return make_updater(
-            kind, HOST, without_dropout(small_model()), optimizer=optimizers.SGD(1e-3)
-        )
+        model = without_dropout(small_model())
+        return make_updater(kind, HOST, model, optimizer=optimizers.SGD(1e-3))
 
     def exhausted(*args):
         raise MemoryError('no room')
