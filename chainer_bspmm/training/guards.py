@@ -22,6 +22,7 @@ PRINTED = {
     **{kind: kind.__repr__ for kind in (numpy.dtype, type(None))},
     numpy.generic: repr,
 }
+PLAIN = tuple(PRINTED)
 BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule)
 # Compared by type: what is in them is watched.
 BY_TYPE = list, dict, set, collections.deque
@@ -279,8 +280,8 @@ def _parts(owner):
 def _token(value):
     """Return what stands for a value in a key: None for one that is not watched."""
     kind = type(value)  # an object may lie about its __class__
-    plain = kind if kind in PRINTED else _plain_kind(kind)
-    if plain is not None:
+    if issubclass(kind, PLAIN):
+        plain = kind if kind in PRINTED else next(p for p in PRINTED if issubclass(kind, p))
         return kind, PRINTED[plain](value)  # True is not 1
     if issubclass(kind, tuple):
         return kind, tuple(map(_token, tuple.__iter__(value)))
@@ -294,7 +295,3 @@ def _token(value):
         return kind
     # Other objects of Chainer's and ours, such as batches, are made anew by every step, too.
     return None if kind.__module__.partition('.')[0] in LIBRARIES else id(value)
-
-
-def _plain_kind(kind):
-    return next((plain for plain in PRINTED if issubclass(kind, plain)), None)
