@@ -5,6 +5,8 @@ StandardUpdater becomes a `GraphUpdater`, an evaluator its captured form, and ``
 Chemistry replays. Anything that cannot be captured runs as it did, with one warning on a GPU.
 Subclasses are left alone, and so is everything while ``chainer.config.bspmm_capture`` is False.
 
+Where a swapped model meets one of them without such a converter, the error says so.
+
 The first step of every optimizer is checked as well, whoever calls ``optimizer.update(loss, ...)``
 with a sparse batch (`check_rows`). ``chainer.config.bspmm_check_swap = False`` turns that off.
 """
@@ -13,14 +15,16 @@ import functools
 import weakref
 
 import chainer
+from chainer.dataset.convert import concat_examples
 from chainer.training.extensions import Evaluator
 from chainer.training.updaters import StandardUpdater
 from chainer.utils.type_check import InvalidType
 from chainer_chemistry.models.prediction.base import BaseForwardModel
 
+from chainer_bspmm.compat.user_code import is_user_code, warn
 from chainer_bspmm.dataset.converters import CSRConverter
+from chainer_bspmm.models.forgotten_converter import expect_sparse_batches, explain
 from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.compat.user_code import warn
 
 # The loops that are replaced, unless other code has replaced them.
 _LOOPS = {StandardUpdater: StandardUpdater.update_core, Evaluator: Evaluator.evaluate}
@@ -47,6 +51,10 @@ def _adopting_updaters(init):
     @functools.wraps(init)
     def __init__(self, *args, **kwargs):
         init(self, *args, **kwargs)
+        kind = type(self)
+        # A subclass may set another converter yet, and a loop may make sparse batches.
+        if not (is_user_code(kind.__module__) or is_user_code(kind.update_core.__module__)):
+            expect_sparse_batches(kind.__name__, self.converter, _function_of(self))
         if _can_adopt(self):
             # Imported where it is needed: it would make the first import of the package longer.
             from chainer_bspmm.training.graph_updater import adopt
@@ -56,17 +64,48 @@ def _adopting_updaters(init):
     return __init__
 
 
+def _function_of(updater):
+    """Return what an updater calls with its batches."""
+    loss_func = getattr(updater, 'loss_func', None)  # a subclass may be made in its own way
+    if loss_func is not None:
+        return loss_func
+    return getattr(getattr(updater, '_optimizers', {}).get('main'), 'target', None)
+
+
+def _explaining_updates(update):
+    @functools.wraps(update)
+    def explained(self):
+        try:
+            update(self)
+        except ValueError as error:
+            converter = getattr(self, 'converter', None)
+            explain(error, type(self).__name__, converter, _function_of(self))
+            raise
+
+    return explained
+
+
 def _adopting_evaluators(call):
     @functools.wraps(call)
     def __call__(self, trainer=None):
-        if _is_ours(getattr(self, 'converter', None)) and Evaluator.evaluate is _LOOPS[Evaluator]:
+        converter = getattr(self, 'converter', None)
+        function = getattr(self, 'eval_func', None)
+        if function is None:
+            function = getattr(self, '_targets', {}).get('main')
+        if not is_user_code(type(self).evaluate.__module__):
+            expect_sparse_batches(type(self).__name__, converter, function)
+        if _is_ours(converter) and Evaluator.evaluate is _LOOPS[Evaluator]:
             from chainer_bspmm.training.captured_evaluators import capture_evaluator
 
             kind = type(self)
             capture_evaluator(self)
             if type(self) is not kind:
                 return self(trainer)
-        return call(self, trainer)
+        try:
+            return call(self, trainer)
+        except ValueError as error:
+            explain(error, type(self).__name__, converter, function)
+            raise
 
     return __call__
 
@@ -74,7 +113,9 @@ def _adopting_evaluators(call):
 def _replaying(forward):
     @functools.wraps(forward)
     def _forward(self, data, fn, batchsize=16, *args, **kwargs):
-        converter, *rest = args or (kwargs.get('converter'),)
+        converter, *rest = args or (kwargs.get('converter', concat_examples),)
+        if len(rest) < 2 and kwargs.get('preprocess_fn') is None:
+            expect_sparse_batches('predict', converter, fn)
         if _is_ours(converter):
             from chainer_bspmm.training.captured_predict import replayed
 
@@ -82,7 +123,11 @@ def _replaying(forward):
             result = replayed(self, data, fn, batchsize, converter, *rest, **options)
             if result is not None:
                 return result
-        return forward(self, data, fn, batchsize, *args, **kwargs)
+        try:
+            return forward(self, data, fn, batchsize, *args, **kwargs)
+        except ValueError as error:
+            explain(error, 'predict', converter, fn)
+            raise
 
     return _forward
 
@@ -176,6 +221,7 @@ def install() -> None:
     for name in ('bspmm_capture', 'bspmm_check_swap'):
         vars(chainer.global_config).setdefault(name, True)
     StandardUpdater.__init__ = _adopting_updaters(StandardUpdater.__init__)
+    StandardUpdater.update = _explaining_updates(StandardUpdater.update)
     Evaluator.__call__ = _adopting_evaluators(Evaluator.__call__)
     BaseForwardModel._forward = _replaying(BaseForwardModel._forward)
     chainer.GradientMethod.update = _checking_first_steps(chainer.GradientMethod.update)

@@ -274,10 +274,13 @@ def graph_datasets_have_their_own_features(module):
 
 
 def zero_unused(linear, n_inputs):
-    """Give a layer that is never called weights of 0: None would break optimizers and snapshots."""
+    """Give a layer that is never called weights of 0: None would break optimizers and snapshots.
+
+    Other links than linear layers are left alone.
+    """
     import chainer
 
-    if linear.W.array is None:
+    if hasattr(linear, 'out_size') and linear.W.array is None:
         linear.W.initializer = chainer.initializers.Zero()
         linear.W.initialize((linear.out_size, n_inputs))
         linear.cleargrads()
@@ -292,8 +295,7 @@ def _initialize_first_mlp(model_class, get_atoms):
         # which then takes its shapes from them.
         if get_atoms(*args, **kwargs).dtype == numpy.int32:
             for link in self.first_mlp.links():
-                if hasattr(link, 'W'):
-                    zero_unused(link, self.hidden_channels)
+                zero_unused(link, self.hidden_channels)
         return forward(self, *args, **kwargs)
 
     model_class.__call__ = call

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 
+from chainer_bspmm.compat.user_code import warn
 from chainer_bspmm.dataset import cache as cache_files
 from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset.molecules import Molecules
@@ -343,6 +344,16 @@ def _parse_all(smiles, preprocessor, n_processes):
     return Molecules.concatenate(parts), canonical, numpy.concatenate(kept), failures
 
 
+def _warn_of(failures, n):
+    position, text, reason = failures[0]
+    warn(
+        'from_smiles: %d of %d SMILES cannot be used and %s no example in the data set. The first, '
+        'at position %d, is %.100r: %s. `kept` has the positions of the examples, `failures` the '
+        'reasons'
+        % (len(failures), n, 'has' if len(failures) == 1 else 'have', position, text, reason)
+    )
+
+
 def from_smiles(
     smiles: collections.abc.Iterable[str],
     preprocessor: Any,
@@ -352,8 +363,9 @@ def from_smiles(
 ) -> FromSmiles:
     """Turn SMILES into a sparse data set, with a preprocessor of Chainer Chemistry.
 
-    No dense data set is made. Molecules that cannot be used are skipped and listed with the reason.
-    Shows a progress bar on a terminal.
+    No dense data set is made. Molecules that cannot be used have no example: one warning counts
+    them, and the result lists them with the reasons and has the positions of the others. Shows a
+    progress bar on a terminal.
 
     Args:
         smiles (sequence of str): M molecules.
@@ -405,6 +417,8 @@ def from_smiles(
         if file is not None:
             cache_files.write(file, *parsed)
     molecules, canonical, kept, failures = parsed
+    if failures:
+        _warn_of(failures, len(smiles))
     if isinstance(labels, numpy.ndarray) and labels.dtype.kind in 'biuf':
         molecules.labels.append(labels[kept])
     elif labels is not None:

@@ -1,9 +1,10 @@
 """The first step of every model: from atom ids to rows of node features."""
 
 import chainer
+from chainer import functions
 from chainer.backends import cuda
-from chainer_chemistry.links import EmbedAtomID
 
+from chainer_bspmm.links.inner import is_known, TABLES
 from chainer_bspmm.links.linear import hooked
 from chainer_bspmm.ops.embed_rows import embed_rows
 from chainer_bspmm.sparse.batched_csr import check_adjacency
@@ -29,12 +30,15 @@ def embed_atoms(embed, atom_array, adj, any_width=False):
             % (lead, ' ids, or features of one more dimension', adj, atom_array.shape)
         )
     flat = atom_array.reshape((adj.n_rows,) + atom_array.shape[len(lead) :])
-    n_atom_types, n_channels = embed.W.shape
+    is_table = is_known(embed, TABLES)
     if not is_ids:
-        if flat.shape[1] != n_channels and not any_width:
+        if is_table and flat.shape[1] != embed.W.shape[1] and not any_width:
             text = 'atom_array: expected features of %d channels, got shape %s'
-            raise ValueError(text % (n_channels, atom_array.shape))
+            raise ValueError(text % (embed.W.shape[1], atom_array.shape))
         return chainer.as_variable(flat)
+    if not is_table:
+        return call_embed(embed, atom_array, adj)
+    n_atom_types = len(embed.W)
     largest = adj.max_atom_id
     smallest = 0
     if largest is None and flat.size:
@@ -47,8 +51,21 @@ def embed_atoms(embed, atom_array, adj, any_width=False):
 
 
 def embed_ids(embed, ids):
-    """Return ``embed(ids)``, (n_rows, channels), of an array of checked ids."""
-    is_table = type(embed) in (EmbedAtomID, chainer.links.EmbedID)
-    if not is_table or embed.ignore_label is not None or hooked(embed):
+    """Return ``embed(ids)``, (n_rows, channels), of a known embedding and checked ids."""
+    if embed.ignore_label is not None or hooked(embed):
         return embed(ids)
     return embed_rows(ids, embed.W)
+
+
+def call_embed(embed, ids, adj):
+    """Return ``embed(ids)``, (n_rows, channels), of an embedding that a user put there.
+
+    It gets ids as they are in the batch: as upstream's, (n_graphs, N), only where that is padded.
+    """
+    h = embed(ids)
+    if h.shape[:-1] != ids.shape:
+        raise ValueError(
+            'embed: expected features of shape %s from ids of shape %s, got %s of %r'
+            % (ids.shape + ('channels',), ids.shape, h.shape, embed)
+        )
+    return functions.reshape(h, (adj.n_rows, h.shape[-1]))

@@ -5,6 +5,7 @@ from typing import Any
 import chainer
 from chainer_chemistry.links.readout import general_readout
 
+from chainer_bspmm.links.inner import expect_elementwise, refuse_patched
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.ops.segments import segment_max, segment_sum
 from chainer_bspmm.sparse import BatchedCSR
@@ -28,7 +29,9 @@ class GeneralReadout(Sparse, general_readout.GeneralReadout):
 
         Further arguments, which other readouts take (h0, is_real_node), are ignored.
         """
+        refuse_patched(self.name or 'GeneralReadout', self, self.upstream)
         if self.activation is not None:
+            expect_elementwise(self.activation)
             h = self.activation(h)
         if self.mode == 'sum':
             return segment_sum(adj, h)

@@ -7,6 +7,7 @@ from chainer import functions, Variable
 from chainer_chemistry.links.readout import ggnn_readout, scatter_ggnn_readout
 
 from chainer_bspmm.links.embed import node_shape
+from chainer_bspmm.links.inner import expect_elementwise, LINEAR
 from chainer_bspmm.links.linear import hooked, linear_rows, parameters_of
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.ops.gates.gated_linear import ACTIVATIONS, gated_linear
@@ -39,6 +40,9 @@ class GatedReadout(Sparse):
         Li et al. 2015 (arXiv:1511.05493), equation 7.
     """
 
+    atoms_are_an_axis = False  # in upstream's arrays
+    inner_layers = {'i_layer': LINEAR, 'j_layer': LINEAR}
+
     def forward(
         self, h: Any, adj: BatchedCSR, h0: Any = None, is_real_node: Any = None
     ) -> Variable:
@@ -58,6 +62,8 @@ class GatedReadout(Sparse):
             gate, value = [parameters_of(layer, n_inputs) for layer in layers]
             g = gated_linear(parts, gate, value, self.activation)
         else:
+            if self.atoms_are_an_axis:
+                expect_elementwise(self.activation)
             h = functions.concat(parts, axis=1)
             gate, value = (linear_rows(layer, h) for layer in layers)
             g = functions.sigmoid(gate) * _apply(self.activation, value)
@@ -68,8 +74,10 @@ class GGNNReadout(GatedReadout, ggnn_readout.GGNNReadout):
     """Reduce as :class:`GatedReadout`; arguments and parameters are upstream's.
 
     Except that ``activation`` gets two dimensions. In upstream's it gets three, where a softmax
-    would go over the nodes.
+    would go over the nodes, and is refused.
     """
+
+    atoms_are_an_axis = True
 
 
 class ScatterGGNNReadout(GatedReadout, scatter_ggnn_readout.ScatterGGNNReadout):
@@ -83,6 +91,13 @@ class ScatterGGNNReadout(GatedReadout, scatter_ggnn_readout.ScatterGGNNReadout):
     def check(link):
         if link.concat_n_info:
             raise ValueError('concat_n_info: expected False, got True')
+
+    def forward(
+        self, h: Any, adj: BatchedCSR, h0: Any = None, is_real_node: Any = None
+    ) -> Variable:
+        """Reduce as :meth:`GatedReadout.forward`."""
+        self.check(self)  # it may have been set later
+        return super().forward(h, adj, h0, is_real_node)
 
 
 def _apply(activation, x):

@@ -1,8 +1,9 @@
 """Update step of the gated graph neural network."""
 
-import chainer
+from chainer import links
 from chainer_chemistry.links.update import ggnn_update
 
+from chainer_bspmm.links.inner import LINEAR
 from chainer_bspmm.links.linear import gated_step, parameters_of
 from chainer_bspmm.links.update import Update
 from chainer_bspmm.ops.graph_linear import graph_linear
@@ -20,11 +21,7 @@ class GGNNUpdate(Update, ggnn_update.GGNNUpdate):
         Li et al. 2015 (arXiv:1511.05493), section 3.2; the GRU also sees ``h`` itself.
     """
 
-    @staticmethod
-    def check(link):
-        if type(link.update_layer) is not chainer.links.GRU:
-            text = 'update_layer: expected a chainer.links.GRU, got %r'
-            raise ValueError(text % (link.update_layer,))
+    inner_layers = {'graph_linear': LINEAR, 'update_layer': (links.GRU,)}
 
     def _update(self, h, adj, **kwargs):
         message = graph_linear(adj, h, *parameters_of(self.graph_linear, h.shape[1]))

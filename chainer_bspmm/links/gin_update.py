@@ -1,10 +1,15 @@
 """Update step of the graph isomorphism network."""
 
 from chainer import functions
+from chainer_chemistry.links import GraphMLP
 from chainer_chemistry.links.update import gin_update
 
+from chainer_bspmm.links.inner import expect_elementwise, expect_known
 from chainer_bspmm.links.linear import activated
+from chainer_bspmm.links.mlp import MLP
 from chainer_bspmm.links.update import Update
+
+MLPS = (MLP.upstream, MLP)
 
 
 class GINUpdate(Update, gin_update.GINUpdate):
@@ -17,8 +22,12 @@ class GINUpdate(Update, gin_update.GINUpdate):
         Xu, Hu, Leskovec, Jegelka 2019 (arXiv:1810.00826), equation 4.1 with epsilon = 0.
     """
 
+    inner_layers = {'graph_mlp': (GraphMLP,)}
+
     def _update(self, h, adj):
+        expect_known(self.graph_mlp, (GraphMLP,))
         mlp = self.graph_mlp
+        expect_elementwise(mlp.activation)
         return _mlp_of_sums(mlp.layers, mlp.activation, h, adj, functions.relu, self.dropout_ratio)
 
 
@@ -31,7 +40,10 @@ class GINSparseUpdate(Update, gin_update.GINSparseUpdate):
     but the last.
     """
 
+    inner_layers = {'mlp': MLPS}
+
     def _update(self, h, adj, activation=functions.identity):
+        expect_known(self.mlp, MLPS)
         layers = [*self.mlp.layers, self.mlp.l_out]
         return _mlp_of_sums(layers, self.mlp.activation, h, adj, activation, self.dropout_ratio)
 

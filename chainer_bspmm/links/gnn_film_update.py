@@ -1,12 +1,15 @@
 """Update step of the graph network with feature-wise linear modulation."""
 
-import chainer
+from chainer import links
 from chainer_chemistry.links.update import gnn_film_update
 
+from chainer_bspmm.links.inner import expect_elementwise, expect_known, LINEAR
 from chainer_bspmm.links.linear import parameters_of
 from chainer_bspmm.links.update import Update
 from chainer_bspmm.ops.edge_film import edge_film
 from chainer_bspmm.ops.layer_norm import layer_norm
+
+NORM = (links.LayerNormalization,)
 
 
 class GNNFiLMUpdate(Update, gnn_film_update.GNNFiLMUpdate):
@@ -22,16 +25,14 @@ class GNNFiLMUpdate(Update, gnn_film_update.GNNFiLMUpdate):
         Brockschmidt 2019 (arXiv:1906.12192), equation 6.
     """
 
-    @staticmethod
-    def check(link):
-        if type(link.norm_layer) is not chainer.links.LayerNormalization:
-            text = 'norm_layer: expected a chainer.links.LayerNormalization, got %r'
-            raise ValueError(text % (link.norm_layer,))
+    inner_layers = {'W_linear': LINEAR, 'W_g': LINEAR, 'norm_layer': NORM}
 
     def _update(self, h, adj):
         W, W_g = (parameters_of(layer, h.shape[1])[0] for layer in (self.W_linear, self.W_g))
+        expect_elementwise(self.activation)
         h = edge_film(adj, h, W, W_g, self.activation)
         norm = self.norm_layer
+        expect_known(norm, NORM)
         if norm.gamma.array is None:
             norm._initialize_params(h.shape[1])
         return layer_norm(h, norm.gamma, norm.beta, norm.eps)

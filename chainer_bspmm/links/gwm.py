@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from chainer import functions, Variable
+from chainer import functions, links, Variable
 from chainer_chemistry.models.gwm import gwm
 
+from chainer_bspmm.links.inner import expect_elementwise, expect_known, refuse_patched
 from chainer_bspmm.links.linear import gated_step, linear_rows
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.ops.segment_softmax import node_softmax
@@ -31,6 +32,15 @@ class GWM(Sparse, gwm.GWM):
         Ishiguro, Maeda, Koyama 2019 (arXiv:1902.01020); Chainer Chemistry 0.7.1, models/gwm/gwm.py.
     """
 
+    inner_layers = {
+        'super_transmitter': (gwm.SuperNodeTransmitterUnit,),
+        'graph_transmitter': (gwm.GraphTransmitterUnit,),
+        'wgu_local': (gwm.WarpGateUnit,),
+        'wgu_super': (gwm.WarpGateUnit,),
+        'GRU_local': (links.GRU,),
+        'GRU_super': (links.GRU,),
+    }
+
     def forward(
         self, h: Any, h_new: Any, g: Any, adj: BatchedCSR, step: int = 0
     ) -> tuple[Variable, Variable]:
@@ -46,15 +56,21 @@ class GWM(Sparse, gwm.GWM):
         Returns:
             tuple of Variable: nodes and super nodes, shaped as h and g.
         """
+        refuse_patched(self.name or 'GWM', self, self.upstream)
         g_new = self.activation(self.update_super[step](g))
         to_super = _to_super(self.graph_transmitter[step], h, g, adj)
-        to_local = functions.tanh(self.super_transmitter[step].F_super(g))
+        transmitter = self.super_transmitter[step]
+        expect_known(transmitter, self.inner_layers['super_transmitter'])
+        to_local = functions.tanh(transmitter.F_super(g))
         # Mapped before it is broadcast: a row for each graph, not for each node.
         unit = self.wgu_local[step]
+        expect_known(unit, self.inner_layers['wgu_local'])
+        expect_elementwise(unit.activation)
         mapped = segment_broadcast(adj, linear_rows(unit.G, to_local))
         h = _gate(unit, h_new, segment_broadcast(adj, to_local), mapped)
         unit = self.wgu_super[step]
-        g = _gate(unit, to_super, g_new, unit.G(g_new))
+        expect_known(unit, self.inner_layers['wgu_super'])
+        g = _gate(unit, to_super, g_new, linear_rows(unit.G, g_new))
         return tuple(
             gated_step(gru, x, self.xp.empty((len(x), 0), x.dtype))
             for gru, x in ((self.GRU_local, h), (self.GRU_super, g))
@@ -63,16 +79,17 @@ class GWM(Sparse, gwm.GWM):
 
 def _to_super(unit, h, g, adj):
     """Return (n_graphs, hidden_dim_super): the nodes' message to their super node."""
-    n_rows = len(h)
+    expect_known(unit, (gwm.GraphTransmitterUnit,))
+    n_rows, width = h.shape
     n_heads = unit.n_heads
-    values = functions.reshape(linear_rows(unit.V_super, h), (n_rows, n_heads, unit.hidden_dim))
+    values = functions.reshape(linear_rows(unit.V_super, h), (n_rows, n_heads, width))
     keys = functions.reshape(linear_rows(unit.B, h), (n_rows, n_heads, unit.hidden_dim_super))
     query = functions.expand_dims(segment_broadcast(adj, g), 1)
     attention = node_softmax(adj, functions.sum(keys * query, axis=2))
     if unit.dropout_ratio > 0.0:
         attention = functions.dropout(attention, ratio=unit.dropout_ratio)
     messages = functions.reshape(
-        functions.expand_dims(attention, 2) * values, (n_rows, n_heads * unit.hidden_dim)
+        functions.expand_dims(attention, 2) * values, (n_rows, n_heads * width)
     )
     return unit.activation(unit.W_super(segment_sum(adj, messages)))
 

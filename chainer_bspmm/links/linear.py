@@ -3,6 +3,7 @@
 import chainer
 from chainer import functions
 
+from chainer_bspmm.links.inner import CALLS, expect_known, LINEAR, refuse
 from chainer_bspmm.ops.bspmm import bspmm
 from chainer_bspmm.ops.dropout import dropout
 from chainer_bspmm.ops.elementwise import ACTIVATIONS
@@ -16,13 +17,14 @@ def hooked(*links: chainer.Link) -> bool:
     if chainer._get_link_hooks():
         return True
     for link in links:
-        if link.local_link_hooks:
+        if getattr(link, 'local_link_hooks', True):  # what is no link is refused where it is called
             return True
     return False
 
 
 def linear_rows(linear, h):
     """Return ``linear(h)`` of rows (..., n_in); GraphLinear's own call insists on three axes."""
+    expect_known(linear, LINEAR)
     return chainer.links.Linear.__call__(linear, h, n_batch_axes=h.ndim - 1)
 
 
@@ -50,6 +52,7 @@ def gated_step(gru, x, message):
 
     A message may have no columns. Hooks of the GRU are not called, those of its layers refused.
     """
+    expect_known(gru, (chainer.links.GRU,))
     n_inputs = x.shape[1] + message.shape[1]
     # In the order of the link's own call, so that one seed gives the same parameters.
     update, candidate = (parameters_of(layer, n_inputs) for layer in (gru.W_z, gru.W))
@@ -63,6 +66,14 @@ def gated_step(gru, x, message):
 
 def parameters_of(linear, n_inputs):
     """Return W and b of a layer that is part of another node, initialised if necessary."""
+    # `expect_known` without its two calls, because a model asks for up to a hundred layers.
+    kind = type(linear)
+    if (
+        kind not in LINEAR
+        or CALLS[kind] != (kind.__call__, kind.__base__.__call__, kind.forward)
+        or 'forward' in vars(linear)
+    ):
+        refuse(getattr(linear, 'name', None) or 'a layer', linear, LINEAR)
     if linear.local_link_hooks:  # such as spectral normalisation, which would be missing
         raise ValueError(
             '%s: expected no link hooks, because the link itself is not called on '

@@ -5,6 +5,7 @@ from typing import Any
 from chainer import functions, links, Variable
 from chainer_chemistry.models import mlp
 
+from chainer_bspmm.links.inner import is_known, refuse_patched
 from chainer_bspmm.links.linear import activated
 from chainer_bspmm.links.sparse import Sparse
 
@@ -17,13 +18,14 @@ class MLP(Sparse, mlp.MLP):
 
     def forward(self, x: Any) -> Variable:
         """Map (n_graphs, ...), flattened as by Chainer's Linear, to (n_graphs, out_dim)."""
+        refuse_patched(self.name or 'MLP', self, mlp.MLP)
         for link in self.layers:
             x = _applied(link, x, self.activation)
         return _applied(self.l_out, x, functions.identity)
 
 
 def _applied(link, x, activation):
-    if type(link) is not links.Linear or x.dtype.kind != 'f':
+    if not is_known(link, (links.Linear,)) or x.dtype.kind != 'f':
         return activation(link(x))  # a link that the user put there, or Chainer's error
     if x.ndim != 2:
         x = functions.reshape(x, (len(x), -1))

@@ -3,13 +3,17 @@
 from typing import Any
 
 import chainer
-from chainer import functions
+from chainer import functions, links
 from chainer_chemistry.links.readout import mpnn_readout
+from chainer_chemistry.links.readout.set2set import Set2Set
 
+from chainer_bspmm.links.inner import expect_known
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.ops.segment_softmax import node_softmax
 from chainer_bspmm.ops.segments import segment_broadcast, segment_sum
 from chainer_bspmm.sparse import BatchedCSR
+
+SET2SET = (Set2Set,)
 
 
 class MPNNReadout(Sparse, mpnn_readout.MPNNReadout):
@@ -23,22 +27,27 @@ class MPNNReadout(Sparse, mpnn_readout.MPNNReadout):
         Vinyals, Bengio, Kudlur 2015 (arXiv:1511.06391); Gilmer et al. 2017 (arXiv:1704.01212).
     """
 
+    inner_layers = {'set2set': SET2SET}
+
     def forward(self, h: Any, adj: BatchedCSR, **kwargs: Any) -> chainer.Variable:
         """Reduce (n_rows, in_channels) to (n_graphs, out_dim).
 
         Further arguments, which other readouts take (h0, is_real_node), are ignored.
         """
-        lstm, n_graphs = self.set2set.lstm_layer, adj.n_graphs
+        set2set = self.set2set
+        expect_known(set2set, SET2SET)
+        lstm = set2set.lstm_layer
+        expect_known(lstm, (links.NStepLSTM,))
         ws, bs = (
             [[getattr(layer, '%s%d' % (kind, i)) for i in range(8)] for layer in lstm]
             for kind in 'wb'
         )
         with chainer.using_device(self.device):
-            hx = cx = self.xp.zeros((self.n_layers, n_graphs, self.in_channels), h.dtype)
-            query = self.xp.zeros((n_graphs, 2 * self.in_channels), h.dtype)
+            hx = cx = self.xp.zeros((lstm.n_layers, adj.n_graphs, lstm.out_size), h.dtype)
+            query = self.xp.zeros((adj.n_graphs, 2 * set2set.in_channels), h.dtype)
         for _ in range(self.processing_steps):
             hx, cx, (q,) = functions.n_step_lstm(
-                self.n_layers, 0.0, hx, cx, ws, bs, [chainer.as_variable(query)]
+                lstm.n_layers, lstm.dropout, hx, cx, ws, bs, [chainer.as_variable(query)]
             )
             scores = functions.sum(h * segment_broadcast(adj, q), axis=1, keepdims=True)
             r = segment_sum(adj, node_softmax(adj, scores) * h)

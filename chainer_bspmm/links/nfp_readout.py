@@ -6,6 +6,7 @@ from chainer import functions, Variable
 from chainer_chemistry.links.readout import nfp_readout
 
 from chainer_bspmm.links.ggnn_readout import pool
+from chainer_bspmm.links.inner import LINEAR
 from chainer_bspmm.links.linear import hooked, activated, parameters_of
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.ops.linear_softmax import linear_softmax
@@ -20,6 +21,8 @@ class NFPReadout(Sparse, nfp_readout.NFPReadout):
     Source:
         Duvenaud et al. 2015 (arXiv:1509.09292), algorithm 2, lines 9 and 10.
     """
+
+    inner_layers = {'output_weight': LINEAR}
 
     def scores(self, h: Any) -> Variable:
         """Return the term of every node in its graph's fingerprint, (n_rows, out_dim)."""

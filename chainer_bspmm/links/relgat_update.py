@@ -2,6 +2,7 @@
 
 from chainer_chemistry.links.update import relgat_update
 
+from chainer_bspmm.links.inner import LINEAR
 from chainer_bspmm.links.linear import linear_rows, parameters_of
 from chainer_bspmm.links.update import Update
 from chainer_bspmm.ops.relation_attention import relation_attention
@@ -30,6 +31,8 @@ class RelGATUpdate(Update, relgat_update.RelGATUpdate):
     Source:
         Busbridge et al. 2019 (arXiv:1904.05811), ARGAT and WIRGAT with additive logits.
     """
+
+    inner_layers = {'message_layer': LINEAR, 'attention_layer': LINEAR}
 
     @staticmethod
     def check(link):

@@ -3,6 +3,7 @@
 from chainer import functions
 from chainer_chemistry.links.update import relgcn_update
 
+from chainer_bspmm.links.inner import LINEAR
 from chainer_bspmm.links.linear import parameters_of
 from chainer_bspmm.links.update import Update
 from chainer_bspmm.ops.graph_linear import graph_linear
@@ -22,6 +23,8 @@ class RelGCNUpdate(Update, relgcn_update.RelGCNUpdate):
         normalisation and activation.
     """
 
+    inner_layers = {'graph_linear_self': LINEAR, 'graph_linear_edge': LINEAR}
+
     def _update(self, h, adj, activation=functions.identity, **kwargs):
         # In upstream's order, so that one seed gives the same parameters.
         own = parameters_of(self.graph_linear_self, h.shape[1])
@@ -35,6 +38,8 @@ class RelGCNSparseUpdate(Update, relgcn_update.RelGCNSparseUpdate):
     Arguments and parameters are upstream's; rows of ``edge_weight/W`` have the relation as their
     major index, and are put into the other order in each forward pass.
     """
+
+    inner_layers = {'root_weight': LINEAR, 'edge_weight': LINEAR}
 
     def _update(self, h, adj, activation=functions.identity):
         own = parameters_of(self.root_weight, h.shape[1])

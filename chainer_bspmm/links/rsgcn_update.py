@@ -3,6 +3,7 @@
 from chainer import functions
 from chainer_chemistry.links.update import rsgcn_update
 
+from chainer_bspmm.links.inner import LINEAR
 from chainer_bspmm.links.linear import hooked, linear_rows, parameters_of
 from chainer_bspmm.links.update import Update
 from chainer_bspmm.ops.bspmm import bspmm
@@ -20,6 +21,8 @@ class RSGCNUpdate(Update, rsgcn_update.RSGCNUpdate):
     Source:
         Kipf, Welling 2016 (arXiv:1609.02907), equation 2, without its activation.
     """
+
+    inner_layers = {'graph_linear': LINEAR}
 
     def _update(self, h, adj, activation=None, dropout_ratio=0.0):
         linear = self.graph_linear

@@ -7,6 +7,8 @@ from typing import Any, TYPE_CHECKING
 
 import chainer
 
+from chainer_bspmm.links import inner
+
 
 class Sparse:
     """Base of the links and models that replace Chainer Chemistry's.
@@ -15,6 +17,7 @@ class Sparse:
     attributes, parameter paths and snapshots are upstream's, and assigning ``__class__`` turns an
     object of one into the other (`sparsify`, `densify`). `parts` names attributes whose link, or
     each link of whose list, is swapped with its owner, and the classes that it may have.
+    `inner_layers` names those that are not called, and the classes that are known (`links.inner`).
 
     All of them take batches in three layouts, and rows are nodes to them. **Folded**
     (``chainer_bspmm.concat_mols``): the nodes of every graph, and one more for all of its phantom
@@ -27,6 +30,7 @@ class Sparse:
 
     upstream: Any = None
     parts: dict[str, tuple[type[Sparse], ...]] = {}
+    inner_layers: dict[str, tuple[type, ...]] = {}
 
     if TYPE_CHECKING:  # other attributes are those of `upstream`
 
@@ -46,6 +50,7 @@ class Sparse:
 
         cls.upstream = upstream
         cls.__init__ = __init__
+        inner.remember(upstream, cls)
 
     # Upstream's classes define __call__. Chainer's runs hooks and `forward`.
     __call__ = chainer.Link.__call__
@@ -58,10 +63,13 @@ class Sparse:
     def swaps(cls, link: chainer.Link) -> list[tuple[chainer.Link, type]]:
         """Return the link and its parts, each with its sparse class, after a check of all.
 
-        If one has no sparse form, ValueError names its path first.
+        Parts that are sparse already are checked as well, and those of theirs that are not
+        returned. If one has no sparse form, ValueError names its path first.
         """
         cls.check(link)
-        pairs = [(link, cls)]
+        if 'upstream' in vars(cls) and type(link) in (cls, cls.upstream):  # not a user's subclass
+            inner.check_layers(link, cls.inner_layers)
+        pairs: list[tuple[chainer.Link, type]] = [(link, cls)]
         for name, kinds in cls.parts.items():
             held = getattr(link, name)
             is_list = isinstance(held, chainer.ChainList)
@@ -73,13 +81,14 @@ class Sparse:
 
 def swaps_at(path: str, link: chainer.Link, kinds: tuple[type[Sparse], ...]):
     """Return :meth:`Sparse.swaps` of a link at a path; it must be of one of the sparse classes."""
-    if isinstance(link, kinds):
-        return []
     for kind in kinds:
-        if type(link) is kind.upstream:
+        if isinstance(link, kind) or type(link) is kind.upstream:
+            inner.refuse_patched(path, link, kind.upstream)
+            own = type(link) if isinstance(link, kind) else kind
             try:
-                return kind.swaps(link)
+                pairs = own.swaps(link)
             except ValueError as error:
                 raise ValueError('%s.%s' % (path, error)) from None
+            return pairs[1:] if isinstance(link, kind) else pairs
     text = "%s: expected Chainer Chemistry's %s, got %r"
     raise ValueError(text % (path, ' or '.join(kind.__name__ for kind in kinds), link))

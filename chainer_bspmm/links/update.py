@@ -5,9 +5,18 @@ from typing import Any
 from chainer import functions, Variable
 
 from chainer_bspmm.links.embed import node_shape
+from chainer_bspmm.links.inner import CALLS, is_known
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.batched_csr import check_adjacency
+
+
+def activated_update(update, h, adj, activation):
+    """Return ``activation(update(h, adj))``; one node, if the update is not a user's subclass."""
+    kind = type(update)
+    if kind in CALLS and is_known(update, (kind,)):
+        return update(h, adj, activation)
+    return activation(update(h, adj))
 
 
 class Update(Sparse):

@@ -1,21 +1,45 @@
-"""Models of Chainer Chemistry that were not swapped refuse sparse batches, with advice."""
+"""Links of Chainer Chemistry that were not swapped refuse sparse batches, with advice."""
 
 import functools
 
+from chainer_chemistry.links import GraphBatchNormalization, GraphLinear
+
+from chainer_bspmm import links
+from chainer_bspmm.links.inner import CALLS, remember
 from chainer_bspmm.models.node_classifier import NodeClassifier
 from chainer_bspmm.models.refusals import REFUSALS
 from chainer_bspmm.models.sparsify import EDGE_LIST_MODELS, EDGE_LIST_UPDATES, SWAPS, why_not
 from chainer_bspmm.sparse.batch import Batch
 
+# Swapped as parts of a model only.
+PARTS = {
+    kind.upstream
+    for kind in (
+        links.GGNNReadout,
+        links.GWM,
+        links.GeneralReadout,
+        links.MPNNReadout,
+        links.NFPReadout,
+        links.ScatterGGNNReadout,
+    )
+}
 OF_GRAPH_DATA = {kind.upstream for kind in (*EDGE_LIST_MODELS, *EDGE_LIST_UPDATES, NodeClassifier)}
+
+OUTSIDE = 'It does not find links outside of init_scope: swap those by themselves'
 
 
 def refuse_sparse_batches():
-    """Make calls of all classes that are swapped or refused raise TypeError, with advice."""
-    for kind in (*SWAPS, *REFUSALS):
+    """Make calls of all classes that are swapped or refused raise TypeError, with advice.
+
+    Layers for atoms, which are not swapped by themselves, raise ValueError for rows.
+    """
+    for kind in (*SWAPS, *PARTS, *REFUSALS):
         for name in ('__call__', 'forward'):  # upstream overrides one of them
             if name in vars(kind):
                 setattr(kind, name, _refusing(vars(kind)[name]))
+    for kind in (GraphLinear, GraphBatchNormalization):
+        kind.__call__ = _refusing_rows(kind.__call__)
+    remember(*CALLS)  # with these
 
 
 def _refusing(call):
@@ -29,16 +53,31 @@ def _refusing(call):
     return checked
 
 
+def _refusing_rows(call):
+    @functools.wraps(call)
+    def checked(self, x):
+        if x.ndim == 2:
+            raise ValueError(
+                '%s: expected features of shape (n_graphs, N, channels), got %s. If these are the '
+                "rows of a sparse batch, CSRConverter('padded') keeps the atoms of each molecule "
+                'apart, as the dense model has them' % (type(self).__name__, x.shape)
+            )
+        return call(self, x)
+
+    return checked
+
+
 def _advice(kind, given):
-    if kind not in SWAPS:
+    if kind not in SWAPS and kind not in PARTS:
         return 'got a %s, but %s' % (given, why_not(kind))
     if kind in OF_GRAPH_DATA:
         return (
             '%s of Chainer Chemistry takes its own graph data, got a %s: call '
-            'chainer_bspmm.sparsify(model) first' % (kind.__name__, given)
+            'chainer_bspmm.sparsify(model) first. %s' % (kind.__name__, given, OUTSIDE)
         )
     return (
         '%s of Chainer Chemistry takes dense adjacency matrices, got a %s: call '
         'chainer_bspmm.sparsify(model) first, or use '
-        'chainer_chemistry.dataset.converters.concat_mols as the converter' % (kind.__name__, given)
+        'chainer_chemistry.dataset.converters.concat_mols as the converter. %s'
+        % (kind.__name__, given, OUTSIDE)
     )

@@ -10,7 +10,9 @@ from chainer_bspmm.compat.chemistry_repairs import zero_unused
 from chainer_bspmm.links.embed import embed_atoms, node_shape
 from chainer_bspmm.links.ggnn_readout import ScatterGGNNReadout
 from chainer_bspmm.links.gin_update import GINSparseUpdate, GINUpdate
+from chainer_bspmm.links.inner import is_known
 from chainer_bspmm.links.mlp import MLP
+from chainer_bspmm.links.update import activated_update
 from chainer_bspmm.models.message_passing import MessagePassing
 from chainer_bspmm.models.sparse_model import EdgeListModel
 from chainer_bspmm.sparse import BatchedCSR
@@ -33,8 +35,14 @@ class GIN(MessagePassing, gin.GIN):
 
     parts = {'update_layers': (GINUpdate,), **MessagePassing.parts}
 
+    @classmethod
+    def swaps(cls, link):
+        pairs = super().swaps(link)  # its layers are known after that
+        cls._check_width(link)
+        return pairs
+
     @staticmethod
-    def check(link):
+    def _check_width(link):
         if not len(link.update_layers):
             return
         width = link.update_layers[-1].graph_mlp.layers[-1].out_size
@@ -52,16 +60,20 @@ class GIN(MessagePassing, gin.GIN):
         If ``adj`` is padded, these are (n_graphs, N, out_channels). The features that are given
         may then have any width. Everything else is as in :meth:`MessagePassing.forward`.
         """
-        for layer in self.first_mlp.layers:
+        for layer in self.first_mlp.links():
             zero_unused(layer, self.hidden_channels)
         # Upstream rectifies again after every update, which changes no number: the update link
-        # rectifies, and dropout only scales.
+        # rectifies, and dropout only scales. A user's subclass of it may do something else.
+        is_rectified = all([is_known(update, (GINUpdate,)) for update in self.update_layers])
+        between = None if is_rectified else functions.relu
         if not self.node_embedding:
-            return self._predict(atom_array, adj, is_real_node=is_real_node)
+            return self._predict(atom_array, adj, between, is_real_node=is_real_node)
         h = embed_atoms(self.embed, atom_array, adj, any_width=True)
         adj = adj.astype(h.dtype)
         for step in range(self.n_update_layers):
             h = self.update_layers[0 if self.weight_tying else step](h, adj)
+            if between is not None and step != self.n_message_layers - 1:
+                h = between(h)
         return functions.reshape(h, node_shape(adj) + h.shape[1:]) if adj.layout == 'padded' else h
 
 
@@ -99,12 +111,13 @@ class GINSparse(EdgeListModel, gin.GINSparse):
         """
         h = embed_atoms(self.embed, x, adj, any_width=True)
         if x.dtype.kind in 'iu':
-            for layer in (*self.first_mlp.layers, self.first_mlp.l_out):
+            for layer in self.first_mlp.links():
                 zero_unused(layer, self.hidden_channels)
         else:
             h = self.first_mlp(h)
         h0, adj = h, adj.astype(h.dtype)
-        last = len(self.update_layers) - 1
-        for i, update in enumerate(self.update_layers):
-            h = update(h, adj, functions.identity if i == last else functions.relu)
+        for step in range(self.n_message_layers):
+            update = self.update_layers[0 if self.weight_tying else step]
+            is_last = step == self.n_message_layers - 1
+            h = activated_update(update, h, adj, functions.identity if is_last else functions.relu)
         return h if self.node_embedding else self.readout_layers[0](h, adj, h0)

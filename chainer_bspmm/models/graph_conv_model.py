@@ -4,6 +4,7 @@ from chainer import functions
 
 from chainer_bspmm import links
 from chainer_bspmm.links.embed import embed_atoms
+from chainer_bspmm.links.inner import expect_elementwise, expect_norm, NORMS
 from chainer_bspmm.models.sparse_model import SparseModel
 from chainer_bspmm.ops.batch_norm import batch_norm
 from chainer_bspmm.ops.dropout import dropout
@@ -38,6 +39,7 @@ class GraphConvModel(SparseModel):
     """
 
     parts = {'update_layers': UPDATES, 'readout_layers': READOUTS}
+    inner_layers = {'bnorms': NORMS}
 
     @staticmethod
     def check(link):
@@ -66,16 +68,22 @@ class GraphConvModel(SparseModel):
         def read(readout):
             return readout(h=h, adj=adj, h0=h0, is_real_node=is_real_node)
 
+        of_update = {}
+        n_degrees = getattr(self, 'n_degree_type', None)  # of the models with NFP's update
+        if n_degrees is not None and n_degrees != self.max_degree + 1:  # it was set later
+            of_update['n_degrees'] = n_degrees
         results = []
         for step in range(self.n_update_layers):
             index = 0 if self.weight_tying else step
-            h_new = self.update_layers[index](h=h, adj=adj)
+            h_new = self.update_layers[index](h=h, adj=adj, **of_update)
             h = h_new if mix is None else mix(h, h_new, index)
             if self.use_batchnorm:
+                expect_norm(self.bnorms[index])
                 h = batch_norm(adj, self.bnorms[index], h)
             if self.dropout_ratio > 0.0:
                 h = dropout(h, self.dropout_ratio)
             if self.activation is not None and step < self.n_activation:
+                expect_elementwise(self.activation)
                 h = self.activation(h)
             if self.concat_hidden or self.sum_hidden:
                 results.append(read(self.readout_layers[step]))

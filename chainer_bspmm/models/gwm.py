@@ -68,7 +68,7 @@ class GWMGraphConvModel(GraphConvModel, gwm_graph_conv_model.GWMGraphConvModel):
         y = self._convolve(h, h, adj, is_real_node, mix)
         last = self.linear_for_concat_super
         if self.concat_hidden:
-            zero_unused(last, last.out_size + self.gwm.hidden_dim_super)
+            zero_unused(last, y.shape[1] // self.n_update_layers + g.shape[1])
             return y
         return functions.relu(last(functions.concat((y, g), axis=1)))
 

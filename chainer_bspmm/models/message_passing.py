@@ -37,13 +37,16 @@ class MessagePassing(SparseModel):
         """
         return self._predict(atom_array, adj, is_real_node=is_real_node)
 
-    def _predict(self, atom_array, adj, **of_readout):
+    def _predict(self, atom_array, adj, between=None, **of_readout):
+        """Predict; apply an activation, if that is given, `between` updates as GIN does."""
         self.reset_state()
         h = h0 = embed_atoms(self.embed, atom_array, adj)
         adj = adj.astype(h.dtype)
         outputs = []
         for step in range(self.n_update_layers):
             h = self.update_layers[0 if self.weight_tying else step](h, adj)
+            if between is not None and step != self.n_message_layers - 1:
+                h = between(h)
             if self.concat_hidden:
                 outputs.append(self.readout_layers[step](h=h, adj=adj, h0=h0, **of_readout))
         if self.concat_hidden:

@@ -7,6 +7,7 @@ from chainer_chemistry.models import nfp
 
 from chainer_bspmm.links.embed import embed_atoms
 from chainer_bspmm.links.ggnn_readout import pool
+from chainer_bspmm.links.inner import is_known
 from chainer_bspmm.links.nfp_readout import NFPReadout, summed_scores
 from chainer_bspmm.links.nfp_update import NFPUpdate
 from chainer_bspmm.models.sparse_model import SparseModel
@@ -45,10 +46,17 @@ class NFP(SparseModel, nfp.NFP):
         """
         h = embed_atoms(self.embed, atom_array, adj)
         adj = adj.astype(h.dtype)
+        has_fewer = self.n_degree_types != self.max_degree + 1  # it was set later
         features = []
         for update in self.layers:
-            h = update(h, adj)
+            h = update(h, adj, self.n_degree_types) if has_fewer else update(h, adj)
             features.append(h)
+        if not all([is_known(readout, (NFPReadout,)) for readout in self.readout_layers]):
+            results = [
+                readout(h, adj, is_real_node=is_real_node)
+                for readout, h in zip(self.readout_layers, features)
+            ]
+            return functions.concat(results) if self.concat_hidden else sum(results)
         # One reduction for all layers.
         if self.concat_hidden:
             scores = [readout.scores(h) for readout, h in zip(self.readout_layers, features)]

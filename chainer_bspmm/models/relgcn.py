@@ -8,7 +8,9 @@ from chainer_chemistry.models import relgcn
 from chainer_bspmm.ops.scale_adj import scale_adj
 from chainer_bspmm.links import GGNNReadout, RelGCNSparseUpdate, RelGCNUpdate, ScatterGGNNReadout
 from chainer_bspmm.links.embed import embed_atoms, node_shape
+from chainer_bspmm.links.inner import check_layers, LINEAR
 from chainer_bspmm.links.linear import linear_rows
+from chainer_bspmm.links.update import activated_update
 from chainer_bspmm.models.sparse_model import EdgeListModel, SparseModel
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.batched_csr import check_adjacency
@@ -17,6 +19,12 @@ from chainer_bspmm.sparse.batched_csr import check_adjacency
 class RelationalModel(SparseModel):
     """The forward pass that RelGCN and RelGCNSparse have in common."""
 
+    @classmethod
+    def swaps(cls, link):
+        if link.input_type == 'float':
+            check_layers(link, {'embed': LINEAR})
+        return super().swaps(link)
+
     def forward(self, x: Any, adj: BatchedCSR) -> Variable:
         """Predict, as :meth:`MessagePassing.forward`; x is of the ``input_type``."""
         h = self._embed(x, adj)
@@ -24,7 +32,7 @@ class RelationalModel(SparseModel):
         if self.scale_adj:
             adj = scale_adj(adj, h.dtype)
         for rgcn_conv in self.rgcn_convs:
-            h = rgcn_conv(h, adj, functions.tanh)
+            h = activated_update(rgcn_conv, h, adj, functions.tanh)
         return self.rgcn_readout(h, adj)
 
     def _embed(self, x, adj):

@@ -9,6 +9,7 @@ from chainer_bspmm.ops.batch_norm import batch_norm
 from chainer_bspmm.ops.dropout import dropout
 from chainer_bspmm.links import GeneralReadout, RSGCNUpdate
 from chainer_bspmm.links.embed import embed_atoms
+from chainer_bspmm.links.inner import expect_norm, is_known, NORMS
 from chainer_bspmm.links.sparse import swaps_at
 from chainer_bspmm.models.sparse_model import SparseModel
 from chainer_bspmm.sparse import BatchedCSR
@@ -27,6 +28,7 @@ class RSGCN(SparseModel, rsgcn.RSGCN):
     """
 
     parts = {'gconvs': (RSGCNUpdate,)}
+    inner_layers = {'bnorms': NORMS}
 
     @classmethod
     def swaps(cls, link):
@@ -56,15 +58,17 @@ class RSGCN(SparseModel, rsgcn.RSGCN):
         h = embed_atoms(self.embed, atom_array, adj)
         adj = adj.astype(h.dtype)
         for i, (gconv, bnorm) in enumerate(zip(self.gconvs, self.bnorms)):
-            if bnorm is None:
+            is_last = i >= self.n_update_layers - 1  # of more layers than that, several are
+            if bnorm is None and is_known(gconv, (RSGCNUpdate,)):
                 # Dropout multiplies by 0 or more: a rectifier may as well come before it.
-                is_last = i == self.n_update_layers - 1
                 h = gconv(h, adj, None if is_last else functions.relu, self.dropout_ratio)
                 continue
             h = gconv(h, adj)
-            h = batch_norm(adj, bnorm, h)
+            if bnorm is not None:
+                expect_norm(bnorm)
+                h = batch_norm(adj, bnorm, h)
             if self.dropout_ratio > 0.0:
                 h = dropout(h, self.dropout_ratio)
-            if i < self.n_update_layers - 1:
+            if not is_last:
                 h = functions.relu(h)
         return self.readout(h, adj)

@@ -5,7 +5,8 @@ import weakref
 import chainer
 
 from chainer_bspmm.compat.user_code import warn
-from chainer_bspmm.links.sparse import Sparse
+from chainer_bspmm.links.inner import are_patched, UnknownLayer
+from chainer_bspmm.links.sparse import Sparse, swaps_at
 from chainer_bspmm.sparse.batch import Batch
 
 _warned = weakref.WeakSet()  # models, which keep no note of it: captured steps watch attributes
@@ -21,14 +22,31 @@ class SparseModel(Sparse):
     """
 
     trained_with = None
+    _replaced: tuple[type, ...] = ()
     upstreams_layout = 'folded', None  # the layout after a training of upstream's model
 
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        # Upstream's classes that a model of this class may have been made of.
+        parts = [kind for kinds in cls.parts.values() for kind in kinds]
+        cls._replaced = tuple(kind.upstream for kind in (cls, *parts) if kind.upstream)
+
     def __call__(self, *args, **kwargs):
-        y = super().__call__(*args, **kwargs)
+        if are_patched(self._replaced):
+            self._refuse_unknown()  # unless this model has none of them
+        try:
+            y = super().__call__(*args, **kwargs)
+        except UnknownLayer:
+            self._refuse_unknown()
+            raise
         adj = args[1] if len(args) > 1 else kwargs.get('adj')
         if isinstance(adj, Batch):
             self._compare(adj)
         return y
+
+    def _refuse_unknown(self):
+        """Raise the error of :func:`sparsify` about a layer that was put there later."""
+        swaps_at(type(self).__name__, self, (type(self),))
 
     def _compare(self, adj):
         """Remember the layout of a batch in training; warn if a prediction's is another one."""

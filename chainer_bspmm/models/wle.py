@@ -9,7 +9,8 @@ from chainer import functions
 from chainer_chemistry.models.cwle import cwle_graph_conv_model, cwle_net
 from chainer_chemistry.models.gwle import gwle_graph_conv_model, gwle_net
 
-from chainer_bspmm.links.embed import embed_ids, node_shape
+from chainer_bspmm.links.embed import call_embed, embed_ids, node_shape
+from chainer_bspmm.links.inner import is_known, LINEAR, TABLES
 from chainer_bspmm.links.linear import linear_rows
 from chainer_bspmm.models.graph_conv_model import GraphConvModel
 from chainer_bspmm.sparse import BatchedCSR
@@ -32,8 +33,13 @@ class WLEGraphConvModel(GraphConvModel):
         h, adj = self._embed(atom_array, adj)
         h0 = h
         if self.with_wle:
-            labels = _labels(wle_array, adj, self.embed_wle.W.shape[0])
-            h = self._combine(h, embed_ids(self.embed_wle, labels))
+            is_table = is_known(self.embed_wle, TABLES)
+            labels = _labels(wle_array, adj, len(self.embed_wle.W) if is_table else None)
+            if is_table:
+                labels = embed_ids(self.embed_wle, labels.reshape(-1))
+            else:
+                labels = call_embed(self.embed_wle, labels, adj)
+            h = self._combine(h, labels)
         return self._convolve(h, h0, adj, is_real_node)
 
 
@@ -56,12 +62,12 @@ def _labels(wle_array, adj, n_wle_types):
             'shape %s; CSRConverter(n_node_columns=1) makes them'
             % (shape, adj, wle_array.dtype, wle_array.shape)
         )
-    if isinstance(wle_array, numpy.ndarray) and wle_array.size:
+    if n_wle_types is not None and isinstance(wle_array, numpy.ndarray) and wle_array.size:
         smallest, largest = int(wle_array.min()), int(wle_array.max())
         if smallest < 0 or largest >= n_wle_types:
             text = 'wle_array: expected labels in [0, %d), n_wle_types, got %d'
             raise ValueError(text % (n_wle_types, smallest if smallest < 0 else largest))
-    return wle_array.reshape(-1)
+    return wle_array
 
 
 class CWLEGraphConvModel(WLEGraphConvModel, cwle_graph_conv_model.CWLEGraphConvModel):
@@ -75,6 +81,8 @@ class CWLEGraphConvModel(WLEGraphConvModel, cwle_graph_conv_model.CWLEGraphConvM
         Chainer Chemistry 0.7.1, models/cwle/cwle_graph_conv_model.py.
     """
 
+    inner_layers = {'linear_for_concat_wle': LINEAR, **WLEGraphConvModel.inner_layers}
+
     def _combine(self, h, labels):
         return linear_rows(self.linear_for_concat_wle, functions.concat((h, labels), axis=1))
 
@@ -87,6 +95,8 @@ class GWLEGraphConvModel(WLEGraphConvModel, gwle_graph_conv_model.GWLEGraphConvM
     Source:
         Chainer Chemistry 0.7.1, models/gwle/gwle_graph_conv_model.py.
     """
+
+    inner_layers = {'gate_W1': LINEAR, 'gate_W2': LINEAR, **WLEGraphConvModel.inner_layers}
 
     def _combine(self, h, labels):
         z = functions.sigmoid(linear_rows(self.gate_W1, h) + linear_rows(self.gate_W2, labels))

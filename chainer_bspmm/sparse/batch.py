@@ -48,6 +48,7 @@ class Batch:
     has_spare = False  # whether arrays may be larger than the batch: BatchedCSR.in_buffers
     row_weights = None
     padded_to = None  # N, where it is fixed; None: the largest molecule of the batch
+    __array_ufunc__ = None  # NumPy's and CuPy's operators leave it to those below
     n_node_columns = 0  # arrays after this one in a converter's batch that have a row for each node
 
     def _check_and_set(self, integers, data, n_relations, layout, max_atom_id):
@@ -105,6 +106,18 @@ class Batch:
             with cuda.get_device_from_array(self.row_offsets):
                 self._cache[key] = make()
         return self._cache[key]
+
+    def _no_operator(self, *args: Any) -> Any:
+        raise TypeError(
+            "adj: a %s has no operators and no items. With CSRConverter('padded') adj.to_dense() "
+            'is the array that the dense model has, (n_graphs, N, N), or (n_graphs, R, N, N) of R '
+            'relations; BatchedCSR.from_dense makes a batch of such an array' % type(self).__name__
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_operator
+    __truediv__ = __rtruediv__ = __pow__ = __matmul__ = __rmatmul__ = __neg__ = _no_operator
+    __gt__ = __ge__ = __lt__ = __le__ = __getitem__ = _no_operator
+    __iter__ = None  # or __getitem__ would make it iterable
 
     @property
     def xp(self) -> ModuleType:

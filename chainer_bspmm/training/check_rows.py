@@ -139,7 +139,7 @@ class _Check:
     def result(self):
         """Return the `RowsCheck`."""
         if self._reach.cannot:
-            raise _CannotTell('it would take something from %s for good' % self._reach.cannot[0])
+            raise _CannotTell('it would ' + self._reach.cannot[0])
         if any(adj.n_graphs in self._row_counts() for adj in self._batches):
             raise _CannotTell('the batch has as many rows as molecules')
         try:

@@ -79,8 +79,10 @@ class Driver:
             return None, None, None
         except (NoSparseBatch, CannotCapture, MemoryError) as error:  # CuPy's is one of these
             return self.give_up(str(error)), None, None
-        if not program.is_captured or program.is_check_due():
-            self.watched = None  # what runs eagerly may change it
+        # What runs eagerly may change it.
+        may_change = not program.is_captured or program.is_check_due()
+        if may_change or self.session.guards.reach.reads_training:
+            self.watched = None
         return None, program, batch
 
     def keep(self, program):

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import enum
 import itertools
 import operator
 
@@ -23,7 +24,7 @@ PRINTED = {
     numpy.generic: repr,
 }
 PLAIN = tuple(PRINTED)
-BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule)
+BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule, enum.Enum)
 # Compared by type: what is in them is watched.
 BY_TYPE = list, dict, set, collections.deque
 # Compared by type only, unless their contents are watched as well: every step makes new variables.
@@ -280,6 +281,8 @@ def _parts(owner):
 def _token(value):
     """Return what stands for a value in a key: None for one that is not watched."""
     kind = type(value)  # an object may lie about its __class__
+    if issubclass(kind, BY_ID) or callable(value) and not issubclass(kind, chainer.Link):
+        return id(value)
     if issubclass(kind, PLAIN):
         plain = kind if kind in PRINTED else next(p for p in PRINTED if issubclass(kind, p))
         return kind, PRINTED[plain](value)  # True is not 1
@@ -289,8 +292,6 @@ def _token(value):
         return kind, frozenset(map(_token, frozenset.__iter__(value)))
     if issubclass(kind, (chainer.Variable, chainer.Link)):
         return None  # every step makes new variables; a key has links of its own
-    if issubclass(kind, BY_ID) or callable(value):
-        return id(value)
     if issubclass(kind, BY_TYPE) or is_of_user(kind.__module__):
         return kind
     # Other objects of Chainer's and ours, such as batches, are made anew by every step, too.

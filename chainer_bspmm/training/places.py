@@ -4,6 +4,8 @@
 numbers is a `GeneratorState`.
 """
 
+import array
+import contextvars
 import functools
 import itertools
 import operator
@@ -158,6 +160,83 @@ def cell(of: types.CellType, text: str) -> Place:
         del of.cell_contents
 
     return _named(lambda name: text, get, write, delete, ['contents'])
+
+
+def context_variable(of: contextvars.ContextVar, text: str) -> Place:
+    """Place of a context variable. It cannot be made to have no value again."""
+
+    def write(name, value):
+        of.set(value)
+
+    def delete(name):
+        raise LookupError(text)
+
+    def get(name, default):
+        try:
+            return of.get()  # that of the variable itself, if it was never set
+        except LookupError:
+            return default
+
+    return _named(lambda name: text, get, write, delete, ['contents'])
+
+
+def buffer(of: Any, text: str) -> Place:
+    """Place of the numbers in a bytearray or an array of Python's, watched as one value."""
+    last = b''
+
+    def get(name, default):
+        nonlocal last
+        now = bytes(of)
+        if now != last:  # otherwise the same object is returned, for a look to compare
+            last = now
+        return last
+
+    def write(name, value):
+        del of[:]
+        add = of.frombytes if isinstance(of, array.array) else of.extend
+        add(value)
+
+    def delete(name):
+        raise NotImplementedError  # it is always there
+
+    return _named(lambda name: text, get, write, delete, ['contents'])
+
+
+def parts_of_functions(of: Collection[types.FunctionType]) -> Place:
+    """Place of code and defaults of functions, all of which can be replaced."""
+    names = '__code__', '__defaults__', '__kwdefaults__'
+    parts = [(function, name) for function in of for name in names]
+    look = operator.attrgetter(*names)
+    return Place(
+        lambda part: '%s of %s' % (part[1], part[0].__name__),
+        read=lambda: {part: getattr(*part) for part in parts},
+        write=lambda part, value: setattr(part[0], part[1], value),
+        delete=lambda part: None,
+        look=lambda: itertools.chain.from_iterable(map(look, of)),
+        looked_at=lambda: parts,
+    )
+
+
+def read_only(of: object, text: Callable[[str], str], names: Collection[str]) -> Place:
+    """Place of attributes that are watched, and neither saved nor put back."""
+    saved: dict = {}
+    return Place(
+        text,
+        read=saved.copy,
+        write=saved.__setitem__,
+        delete=saved.__delitem__,
+        look=functools.partial(map, functools.partial(read, of), names),
+        looked_at=lambda: names,
+    )
+
+
+def read(of: object, name: str) -> Any:
+    """Return an attribute; MISSING for a method, which is another object every time."""
+    try:
+        value = getattr(of, name)
+    except Exception:  # of a Trainer that does not run, for example
+        return MISSING
+    return MISSING if callable(value) else value
 
 
 def _named(text, get, write, delete, names):

@@ -131,8 +131,7 @@ class Program:
         session, work = self._session, self.work
         reach = session.guards.reach
         if reach.cannot:
-            text = 'a check would take something from %s for good'
-            raise CannotCapture(text % reach.cannot[0])
+            raise CannotCapture('a check would ' + reach.cannot[0])
         arrays = batch.arrays_on(session.device)
         before = self._snapshot()
         # Predictions of a library's code alone change nothing in Python.
@@ -207,7 +206,7 @@ class Program:
         if self.work.is_split:
             halves.append(self._complete)
         before = self._snapshot()
-        with before.undone():
+        with before.undone(with_caches=False):
             before.move_generators()
             launches = [self._captured(half) for half in halves]
             graphs, (results, *_) = zip(*launches)

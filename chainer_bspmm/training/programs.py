@@ -6,7 +6,9 @@ from chainer_bspmm.training.batches import capacities
 from chainer_bspmm.training.cuda_graphs import CannotCapture
 
 MAX_PROGRAMS = 16  # that are kept; the least recently used is dropped
-MAX_NEW = 32  # new programs in a row; more mean that something changes with every step
+# New programs while none that is captured comes again. After more, the first of them would be gone
+# if it came: something changes with every step.
+MAX_NEW = MAX_PROGRAMS
 
 
 class Programs(collections.OrderedDict):
@@ -44,7 +46,8 @@ class Programs(collections.OrderedDict):
         if program is not None:
             self._last = key, program
             self.move_to_end(key)
-            self._n_new = 0
+            if program.is_captured:
+                self._n_new = 0
             self._last_key = key[-1]
             return program
         self._last = None, None

@@ -4,14 +4,18 @@ Captured steps watch it, and an extra run of the function is undone by it.
 """
 
 import argparse
+import array
 import ast
 import collections
 import contextlib
+import contextvars
+import enum
 import functools
 import gc
 import importlib.util
 import io
 import itertools
+import logging
 import operator
 import os
 import random
@@ -25,12 +29,15 @@ from typing import Any, NamedTuple
 import numpy
 
 import chainer
+from chainer.iterators import DaliIterator, MultiprocessIterator, MultithreadIterator
+from chainer.iterators import OrderSampler, SerialIterator
 
 from chainer_bspmm.training import places
 from chainer_bspmm.training.code_names import code_names
 from chainer_bspmm.compat.user_code import is_user_code
 
-MAX_ITEMS = 256  # of a container that are followed and watched; longer ones are only put back
+MAX_ITEMS = 256  # of a container that are followed
+MAX_PLAIN = 10000  # of a container of plain values, that are watched; longer ones are only put back
 MAX_THINGS = 4000  # that are followed
 MAX_WATCHED = 500  # places that are watched, apart from links
 
@@ -38,19 +45,30 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, numpy
 _IGNORED = (*_PLAIN, numpy.dtype, chainer.Variable)
 _ARRAYS = chainer.get_array_types()
 _PLAIN_TYPES = frozenset(_PLAIN)
-_METHODS = types.MethodType, types.BuiltinMethodType, types.MethodWrapperType
+_CACHED = functools._lru_cache_wrapper
 # They have functions as attributes, of these names.
 _WITH_FUNCTIONS = (
     *(property, classmethod, staticmethod, functools.cached_property, functools.partialmethod),
-    functools._lru_cache_wrapper,
+    _CACHED,
 )
 _FUNCTIONS = 'fget', 'fset', 'fdel', 'func', '__func__', '__wrapped__'
 _GENERATORS = numpy.random.RandomState, numpy.random.Generator, random.Random
 _FROZEN = tuple, frozenset
 _LISTS = list, set, collections.deque
-# Objects of Python's library that are no more than attributes. The code of some reads them.
-_WRAPPERS = collections.ChainMap, collections.UserDict, collections.UserList
-_RECORDS = types.SimpleNamespace, argparse.Namespace, threading.local, *_WRAPPERS
+_BUFFERS = bytearray, array.array
+# Objects of libraries whose attributes are followed: all, where a library's code reads them.
+_OPEN = (
+    *(collections.ChainMap, collections.UserDict, collections.UserList, enum.Enum),
+    *(logging.Logger, logging.LoggerAdapter, OrderSampler),
+)
+_RECORDS = types.SimpleNamespace, argparse.Namespace, threading.local, *_OPEN
+# Objects of Chainer's that every step changes. Attributes that code reads are watched.
+_OF_TRAINING = (
+    *(chainer.training.Trainer, chainer.training.Updater, chainer.dataset.Iterator),
+    *(chainer.Optimizer, chainer.optimizer.Hyperparameter),
+)
+# Iterators whose examples come from other threads and processes, or a GPU.
+_PREFETCHING = MultithreadIterator, MultiprocessIterator, DaliIterator
 # Iterators that a copy can stand for. Others share what they read from with their copies.
 _COPYABLE = *(type(iter(of)) for of in ([], (), range(1), '', 'é')), itertools.count
 # Reading from objects of these modules takes something away.
@@ -62,6 +80,7 @@ _DRAINED = {
 _FOREIGN = {
     *('torch', 'tensorflow', 'jax', 'pandas', 'sklearn', 'rdkit', 'matplotlib', 'tqdm', 'IPython'),
     *('pytest', '_pytest', 'ipykernel', 'tensorboardX', 'wandb', 'mlflow', 'mpi4py'),
+    *('absl', 'loguru', 'rich'),
 }
 # Modules with base classes that call no method of a subclass by name, but special ones and forward.
 _QUIET = {
@@ -92,9 +111,10 @@ class Reach:
     is their globals, closures, defaults and attributes.
 
     `links` and a user's `functions` are by id. `arrays` are by words for them: arrays that are not
-    attributes of links, and parameters that do not belong to a link. `cannot` names what a run may
-    change and nothing can put back, `cut` what was not followed because there was too much of it,
-    or because code does not tell.
+    attributes of links, and parameters that do not belong to a link. `cannot` has clauses (a run
+    would ...) about what nothing can put back, `cut` names what was not followed because there was
+    too much of it, or because it is not imported yet. `reads_training`: what is watched changes
+    from step to step, though only code of Chainer's runs between them.
     """
 
     def __init__(self, *things: Any):
@@ -103,6 +123,7 @@ class Reach:
         self.arrays: dict[str, Any] = {}
         self.cannot: list[str] = []
         self.cut: list[str] = []
+        self.reads_training = False
         self._found: collections.deque = collections.deque()  # and not yet followed
         self._seen: dict[int, Any] = {}  # by id, which is theirs while they are here
         self._names: set[str] = set()  # attributes that code names
@@ -110,10 +131,12 @@ class Reach:
         self._link_kinds: dict[type, Callable] = {}
         self._link_owners: list[_OfLink] = []
         self._owners: list[_Owner] = []  # others
+        self._of_training: list[_OfTraining] = []
         self._classes: dict[int, _OfClass] = {}
         self._globals: dict[int, _Globals] = {}  # by id of a module's variables
         self._params: dict[int, tuple[str, chainer.Parameter]] = {}
         self._iterators: dict[int, tuple[str, Iterator]] = {}
+        self._caches: dict[int, Callable] = {}
         self._containers: list[tuple[str, Collection]] = []
         self._places: list[Any] = []  # of containers, slots and closures, to be watched
         self._only_saved: list[Any] = []
@@ -156,6 +179,10 @@ class Reach:
         found: dict[str, Any] = {state.text: state.save() for state in self._generators}
         for text, iterator in self._iterators.values():
             found[text] = _position(iterator)
+        for owner in self._of_training:
+            if isinstance(owner.thing, SerialIterator):
+                state = vars(owner.thing).get('_state', ())
+                found[owner.text('position')] = state[:-1]  # without the order, an array
         return found
 
     def save(self) -> Saved:
@@ -199,12 +226,15 @@ class Reach:
         finally:
             self.restore(saved)
 
-    def copy_iterators(self, saved: Saved) -> list[tuple]:
+    def copy_iterators(self, saved: Saved, with_caches: bool = True) -> list[tuple]:
         """Put copies in the places of iterators, for a run to read from; `restore` undoes it.
 
+        `with_caches`: also empty ones in the places of functions with a cache of functools'.
         Returns [(copy, iterator)].
         """
         copied = [(_copied(iterator), iterator) for _, iterator in self._iterators.values()]
+        if with_caches:
+            copied += [(_emptied(cached), cached) for cached in self._caches.values()]
         if copied:
             copies = {id(iterator): copy for copy, iterator in copied}
             for place, values in saved.places:
@@ -223,10 +253,15 @@ class Reach:
         environment = vars(os.environ)['_data']
         while self._found:
             while self._found:
-                self._follow(*self._found.popleft())
-            for owner in (*self._link_owners, *self._globals.values(), *self._owners):
+                thing, text, is_held = self._found.popleft()
+                try:
+                    self._follow(thing, text, is_held)
+                except Exception:  # whatever a user's object does when it is looked at
+                    self.cannot.append('leave behind what it changes in ' + text)
+            owners = *self._link_owners, *self._globals.values(), *self._owners
+            for owner in (*owners, *self._of_training):
                 for name in owner.open(self._names, self._uses_any_attribute):
-                    self._find(owner.variables[name], owner.text(name))
+                    self._find(owner.value(name), owner.text(name))
             if {'environ', 'getenv'} & self._names and not self.follows(environment):
                 self._find(environment, 'os.environ')
 
@@ -240,7 +275,7 @@ class Reach:
             if is_held and _copied(thing) is not None:
                 self._iterators.setdefault(id(thing), (text, thing))
             else:
-                self.cannot.append(text)
+                self._note_drained(text)
         elif issubclass(kind, _IGNORED) or id(thing) in self._seen:
             return
         elif len(self._seen) >= MAX_THINGS:
@@ -257,7 +292,7 @@ class Reach:
                 self._link(link)
         elif issubclass(kind, types.FunctionType):
             self._function(thing)
-        elif issubclass(kind, _METHODS):
+        elif hasattr(kind, '__self__'):  # a method, of whatever language
             self._find(thing.__self__, text, is_held=False)
             self._find(getattr(thing, '__func__', None), text)
         elif issubclass(kind, functools.partial):
@@ -267,6 +302,8 @@ class Reach:
         elif issubclass(kind, _WITH_FUNCTIONS):
             for name in _FUNCTIONS:
                 self._find(getattr(thing, name, None), text)
+            if kind is _CACHED and is_of_user(thing.__wrapped__.__module__):
+                self._caches[id(thing)] = thing
         elif issubclass(kind, weakref.ref):
             self._find(thing(), text, is_held=False)
         elif issubclass(kind, types.ModuleType):
@@ -277,13 +314,22 @@ class Reach:
         elif issubclass(kind, (dict, *_FROZEN, *_LISTS)):
             self._container(thing, kind, text)
             self._object(thing, kind)
+        elif issubclass(kind, _BUFFERS):
+            self._keep(places.buffer(thing, text), text, len(thing) <= MAX_PLAIN)
+        elif issubclass(kind, contextvars.ContextVar):
+            self._context_variable(thing)
+        elif issubclass(kind, _OF_TRAINING):
+            self._training_object(thing, kind)
         elif issubclass(kind, _GENERATORS):
             if thing is not numpy.random.mtrand._rand and thing is not random._inst:
                 self._generators.append(places.GeneratorState(thing, text))
         elif _is_drained(thing, kind):
-            self.cannot.append('%s (%s)' % (text, kind.__name__))
+            self._note_drained('%s (%s)' % (text, kind.__name__))
         else:
             self._object(thing, kind)
+
+    def _note_drained(self, text):
+        self.cannot.append('take something from %s for good' % text)
 
     def _array(self, array, text):
         # A list of arrays has one text for all.
@@ -309,7 +355,9 @@ class Reach:
         text, now = _attribute_of(thing), _variables_of(thing)
         if now is not None:
             owner = _Owner(now, text)
-            owner.is_open = issubclass(kind, _WRAPPERS)
+            owner.is_open = issubclass(kind, _OPEN)
+            if issubclass(kind, logging.Logger):
+                owner.never = {'_cache'}  # of levels, which every call may add to
             self._owners.append(owner)
         members = {
             name: member
@@ -319,10 +367,7 @@ class Reach:
             if isinstance(member, types.MemberDescriptorType)
         }
         if members:
-            place = places.slots(thing, text, members)
-            self._places.append(place)
-            for name, value in place.save().items():
-                self._find(value, text(name))
+            self._variables(places.slots(thing, text, members))
 
     def _class(self, kind, is_called=False):
         for base in (*kind.__mro__, *type(kind).__mro__):
@@ -340,6 +385,25 @@ class Reach:
             owner = _Owner(vars(module), text)
             owner.is_module = True
             self._owners.append(owner)
+        elif module is logging:
+            self._find(logging.root, 'the root logger')
+
+    def _training_object(self, thing, kind):
+        self._object(thing, kind)
+        owner = _OfTraining(thing)
+        self._of_training.append(owner)
+        for name in ('_iterators', '_optimizers'):  # of updaters, by name
+            for each in vars(thing).get(name, {}).values():
+                self._find(each, owner.text(name))
+        if isinstance(thing, SerialIterator):
+            self._only_saved.append(places.all_attributes(vars(thing), owner.text))
+
+    def _context_variable(self, variable):
+        text = 'the context variable ' + variable.name
+        place = places.context_variable(variable, text)
+        if not place.save():
+            self.cannot.append('leave a value in ' + text)
+        self._variables(place)
 
     def _function(self, function):
         self._find(vars(function).get('__wrapped__'), function.__name__)
@@ -351,8 +415,10 @@ class Reach:
         names = code_names(function.__code__)
         self._names |= names.attributes.keys()
         self._uses_any_attribute |= names.uses_any_attribute
+        self._names |= {'next'} & names.globals.keys()
         for name in sorted(names.unknown):
-            self.cut.append('what %s does with %s' % (function.__name__, name))
+            text = 'leave behind what %s may do with %s'
+            self.cannot.append(text % (function.__name__, name))
         for name in sorted(names.modules):
             module = _imported(name, function)
             if module is not None:
@@ -367,29 +433,40 @@ class Reach:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             if id(cell) not in self._seen and name != '__class__':
                 self._seen[id(cell)] = cell
-                place = places.cell(
-                    cell, 'the variable %s that %s reads' % (name, function.__name__)
-                )
-                self._places.append(place)
-                for value in place.look():
-                    self._find(value, *place.texts())
-        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._find(value, 'a default of %s' % function.__name__, is_held=False)
+                text = 'the variable %s that %s reads' % (name, function.__name__)
+                self._variables(places.cell(cell, text))
+        text = 'a default of %s' % function.__name__
+        for value in function.__defaults__ or ():
+            self._find(value, text, is_held=False)
+        self._find(function.__kwdefaults__, text)
 
     def _container(self, thing, kind, text):
         is_dict = issubclass(kind, dict)
+        values = dict.values(thing) if is_dict else thing
         is_short = len(thing) <= MAX_ITEMS
+        is_watched = is_short or (
+            len(thing) <= MAX_PLAIN and all(issubclass(of, _PLAIN) for of in set(map(type, values)))
+        )
         if not issubclass(kind, _FROZEN):
             place = (places.entries if is_dict else places.Items)(thing, text)
-            (self._places if is_short else self._only_saved).append(place)
+            self._keep(place, text, is_watched)
             self._containers.append((text, thing))
-        if not is_short:
+        elif not is_watched:
             self.cut.append(text)
-            return
-        for value in dict.values(thing) if is_dict else thing:
+        for value in values if is_short else ():
             self._find(value, text, is_held=not issubclass(kind, _FROZEN))
         if issubclass(kind, collections.defaultdict):
             self._find(thing.default_factory, text)
+
+    def _keep(self, place, text, is_watched):
+        (self._places if is_watched else self._only_saved).append(place)
+        if not is_watched:
+            self.cut.append(text)
+
+    def _variables(self, place):
+        self._places.append(place)
+        for text, value in zip(place.texts(), place.look(), strict=True):
+            self._find(value, text)
 
     # Once all is found.
 
@@ -399,8 +476,13 @@ class Reach:
             for key, (text, param) in self._params.items():
                 if key not in params and param.is_initialized:
                     self._array(param.array, text)
-        watched = [owner.place() for owner in (*self._globals.values(), *self._owners)]
-        watched += self._places
+        for owner in self._of_training:
+            if owner.gives_examples and isinstance(owner.thing, _PREFETCHING):
+                self._note_drained(owner.text('dataset'))
+        self.reads_training = any(owner.opened for owner in self._of_training)
+        owners = *self._globals.values(), *self._owners, *self._of_training
+        watched = [places.parts_of_functions(self.functions.values())]
+        watched += [owner.place() for owner in owners] + self._places
         for place in watched[MAX_WATCHED:]:
             self.cut += place.texts()[:1]
         self._only_saved += watched[MAX_WATCHED:]
@@ -425,7 +507,7 @@ class _Owner:
 
     def __init__(self, variables, text):
         self.variables, self.text = variables, text
-        self._opened: set[str] = set()
+        self.opened: set[str] = set()
 
     def open(self, names, uses_any_attribute):
         """Return which are to be followed now (names)."""
@@ -433,12 +515,16 @@ class _Owner:
         chosen = set(now) if self.is_open else now.keys() & names
         if uses_any_attribute and not self.is_module:
             chosen |= {name for name, value in now.items() if not callable(value)}
-        chosen = (chosen | self.always) - self.never - self._opened
-        self._opened |= chosen
+        chosen = (chosen | self.always) - self.never - self.opened
+        self.opened |= chosen
         return sorted(chosen)
 
+    def value(self, name):
+        """Return what is to be followed."""
+        return self.variables[name]
+
     def place(self):
-        return places.attributes(self.variables, self.text, sorted(self._opened))
+        return places.attributes(self.variables, self.text, sorted(self.opened))
 
 
 class _Globals(_Owner):
@@ -453,12 +539,12 @@ class _Globals(_Owner):
         self._found |= {name for name in names if names[name] or name in self.variables}
 
     def open(self, names, uses_any_attribute):
-        chosen = self._found - self._opened
-        self._opened |= chosen
+        chosen = self._found - self.opened
+        self.opened |= chosen
         return sorted(chosen & self.variables.keys())
 
     def place(self):
-        return places.module_variables(self.variables, self.text, sorted(self._opened))
+        return places.module_variables(self.variables, self.text, sorted(self.opened))
 
 
 class _OfClass(_Owner):
@@ -472,7 +558,7 @@ class _OfClass(_Owner):
         self.never = _OF_EVERY_CLASS | _MAKERS
 
     def place(self):
-        return places.class_attributes(self._class, self.text, sorted(self._opened))
+        return places.class_attributes(self._class, self.text, sorted(self.opened))
 
 
 class _OfLink(_Owner):
@@ -495,8 +581,40 @@ class _OfLink(_Owner):
                 yield (places.entries if type(value) is dict else places.Items)(value, '')
 
 
-def is_of_user(module: str | None) -> bool:
-    """Return whether code of a module is followed."""
+class _OfTraining(_Owner):
+    """Attributes of an object of Chainer's that code reads; never assigned."""
+
+    def __init__(self, thing):
+        super().__init__({}, _attribute_of(thing))
+        self.thing = thing
+        self.gives_examples = False  # whether code may ask for the next ones
+
+    def open(self, names, uses_any_attribute):
+        # No property of a user's is looked at, which may do anything.
+        bases = [base for base in type(self.thing).__mro__ if is_of_user(base.__module__)]
+        there = set(object.__dir__(self.thing)).difference(*map(vars, bases))
+        chosen = there & names
+        if uses_any_attribute:
+            chosen |= {name for name in there if not name.startswith('_')}
+        chosen -= self.opened
+        if {'next', '__next__'} & names & there and not self.gives_examples:
+            self.gives_examples = True
+            chosen |= {'dataset', 'order_sampler'} & there
+        self.opened |= chosen
+        return sorted(chosen)
+
+    def value(self, name):
+        value = vars(self.thing).get(name)
+        return value if self.gives_examples or isinstance(value, _OF_TRAINING) else None
+
+    def place(self):
+        return places.read_only(self.thing, self.text, sorted(self.opened))
+
+
+def is_of_user(module: Any) -> bool:
+    """Return whether code of a module (its name) is followed."""
+    if not isinstance(module, (str, type(None))):  # a class of Cython's has a descriptor there
+        return False
     return is_user_code(module) and (module or '').partition('.')[0] not in _FOREIGN
 
 
@@ -529,6 +647,13 @@ def _is_drained(thing, kind):
     module = kind.__module__ or ''
     is_of_python = module.partition('.')[0] in sys.stdlib_module_names
     return module in _DRAINED or (is_of_python and hasattr(kind, '__next__'))
+
+
+def _emptied(cached):
+    """Return a function like one of functools.lru_cache, that has nothing in its cache."""
+    empty = functools.lru_cache(**cached.cache_parameters())(cached.__wrapped__)
+    vars(empty).update(vars(cached), cache_parameters=empty.cache_parameters)
+    return empty
 
 
 def _copied(iterator):

@@ -80,13 +80,16 @@ class Snapshot:
         return None
 
     @contextlib.contextmanager
-    def undone(self):
-        """Put back what is changed inside, where no parameter can be made."""
+    def undone(self, with_caches=True):
+        """Put back what is changed inside, where no parameter can be made.
+
+        `with_caches`: caches of functools are empty inside. Otherwise they keep what is added.
+        """
         try:
             for param in self._lazy:
                 param.initialize = _refuse
             with _other_generators():
-                self._copied = self._reach.copy_iterators(self._python)
+                self._copied = self._reach.copy_iterators(self._python, with_caches)
                 yield
         finally:
             for param in self._lazy:

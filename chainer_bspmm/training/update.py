@@ -70,6 +70,7 @@ class OneLaunch(Update):
         super().__init__(optimizer)
         self._fused = FusedUpdate(optimizer)
         self.n_numbers = self._fused.n_numbers
+        self._is_counted = False  # whether the counters have a step that is under way
 
     def variants(self):
         return self._fused.variants()
@@ -85,16 +86,18 @@ class OneLaunch(Update):
             self._fused.prepare()
 
     def advance(self):
+        self._is_counted = True
         return self._fused.advance()
 
     def recount(self, n_before, is_done):
+        self._is_counted = False
         self._fused.count(n_before + is_done - self._optimizer.t)
 
     @contextlib.contextmanager
     def uncounted(self):
         n_before = self._optimizer.t
         try:
-            self._fused.count(-1)
+            self._fused.count(-self._is_counted)  # a trial and a capture come before it
             yield
         finally:
             # 0 if an interrupt came before the step was uncounted.
@@ -105,6 +108,7 @@ class OneLaunch(Update):
             self._fused.launch(numbers)
 
     def finish(self):
+        self._is_counted = False
         if self.is_over:
             self._fused.count(-1)
             self._optimizer.update()

@@ -2,8 +2,27 @@
 
 `arguments`: the command line. `data`: CSV files, SMILES to graphs, splits. `tasks`: regression and
 classification, and their models. `training`, `prediction`: the body of train_*.py and predict_*.py.
-`files`: the folder of a run. `ranks`: several processes under mpirun. `measure`: seconds per step,
-memory. `pictures`: the learning curve, predicted against true values.
+`folder`: the folder of a run. `ranks`: several processes under mpirun. `pictures`: the learning
+curve, predicted against true values.
 """
 
-import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
+import os
+import signal
+import sys
+
+
+def _end(number, frame):
+    """Say in one line that Ctrl-C came during the imports, which leave nothing to tidy up."""
+    os.write(2, b'interrupted\n')
+    os._exit(130)
+
+
+# Imports take seconds. training.main handles Ctrl-C from then on. Other programs that import this
+# package keep their handler.
+_script = os.path.abspath(sys.argv[0])
+_examples = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+if os.path.dirname(os.path.dirname(_script)) == _examples:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+
+import chainer_bspmm  # noqa: E402, F401  before Chainer, which it lets import on today's Python

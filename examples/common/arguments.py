@@ -1,56 +1,61 @@
 """The command line of the examples."""
 
 import argparse
+import contextlib
+import sys
 
 import chainer
+from common import folder
 from common.data import DataError
 from common.ranks import COMMUNICATORS
 from common.tasks import LAYOUTS, METHODS
 
 
-def number(kind, low, high=None):
-    """Return a converter of command line values to numbers from low to high."""
+class Formatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Help with defaults, but of switches and of what has none."""
+
+    def _get_help_string(self, action):
+        return super()._get_help_string(action) if action.default else action.help
+
+
+def number(kind, low, high=None, words=()):
+    """Return a converter of command line values to numbers from low to high; some words stay."""
 
     def convert(text):
-        value = kind(text)
-        if value < low or (high is not None and value > high):
-            expected = 'at least %s' % low if high is None else 'from %s to %s' % (low, high)
-            raise argparse.ArgumentTypeError('got %s, expected %s' % (text, expected))
-        return value
+        if text in words:
+            return text
+        with contextlib.suppress(ValueError):
+            value = kind(text)
+            if low <= value <= (value if high is None else high):
+                return value
+        limits = 'at least %s' % low if high is None else 'from %s to %s' % (low, high)
+        expected = ', '.join(['a number ' + limits, *words])
+        raise argparse.ArgumentTypeError('got %s, expected %s' % (text, expected))
 
-    convert.__name__ = kind.__name__  # argparse shows it where the text is not a number
     return convert
 
 
 POSITIVE = number(int, 1)
-
-
-def number_of_atoms(text):
-    """Return the value of ``--padded-to``: a word, or a number."""
-    return text if text in ('largest', 'batch') else POSITIVE(text)
+LAYOUT = ('layout', 'padded_to')
 
 
 def make_parser(description):
     """Return a parser without abbreviations: they would change with every new option."""
-    return argparse.ArgumentParser(description=description, allow_abbrev=False)
+    return argparse.ArgumentParser(
+        description=description, allow_abbrev=False, formatter_class=Formatter
+    )
 
 
-def add_device_argument(parser):
+def add_device_argument(group):
     """Add the option for the device."""
-    parser.add_argument(
+    group.add_argument(
         '--device', '-d', default='-1', help='-1: CPU; 0, 1, ...: that GPU; or as Chainer names it'
     )
 
 
-def add_running_arguments(parser, batchsize=32):
-    """Add the options of every script with batches."""
-    parser.add_argument('--batchsize', '-b', type=POSITIVE, default=batchsize, help='batch size')
-    add_device_argument(parser)
-
-
-def add_communicator_argument(parser, what):
+def add_communicator_argument(group, what):
     """Add the option for several processes; `what` is done with the data."""
-    parser.add_argument(
+    group.add_argument(
         '--communicator',
         choices=COMMUNICATORS,
         help='under mpirun: %s its processes, on CPUs (naive) or each on a GPU (pure_nccl)' % what,
@@ -58,74 +63,111 @@ def add_communicator_argument(parser, what):
 
 
 def add_model_arguments(parser, methods, conv_layers, unit_num, epoch, train_data_ratio):
-    """Add the options of every training; the numbers are defaults."""
-    parser.add_argument('--method', '-m', choices=methods, default=methods[0], help='method name')
-    for name, default, what in (
-        ('--conv-layers', conv_layers, 'number of convolution layers'),
-        ('--unit-num', unit_num, 'number of units in one layer'),
-        ('--epoch', epoch, 'number of epochs'),
+    """Add the options of every training; the numbers are defaults. Return groups of options."""
+    data, model, training, run = groups = [
+        parser.add_argument_group(name) for name in ('data', 'model', 'training', 'run')
+    ]
+    model.add_argument('--method', '-m', choices=methods, default=methods[0], help='method name')
+    for group, name, default, what in (
+        (model, '--conv-layers', conv_layers, 'number of convolution layers'),
+        (model, '--unit-num', unit_num, 'number of units in one layer'),
+        (training, '--epoch', epoch, 'number of epochs'),
     ):
-        parser.add_argument(name, name[1:3], type=POSITIVE, default=default, help=what)
-    parser.add_argument(
+        group.add_argument(name, name[1:3], type=POSITIVE, default=default, help=what)
+    training.add_argument(
         '--seed',
         '-s',
         type=number(int, 0, 2**32 - 1),
         default=777,
         help='decides the split, the start, the order of the batches',
     )
-    parser.add_argument(
+    data.add_argument(
         '--train-data-ratio',
         '-r',
         type=number(float, 0, 1),
         default=train_data_ratio,
         help='share of the training data; validation and test halve the rest',
     )
-    parser.set_defaults(split='random')
-    parser.add_argument('--out', '-o', default='result', help='new or empty folder of the run')
-    parser.add_argument('--force', action='store_true', help='remove the run in --out, start again')
+    run.add_argument('--out', '-o', default='result', help='new or empty folder of the run')
+    run.add_argument('--force', action='store_true', help='remove the run in --out, start again')
+    add_device_argument(run)
+    return groups
 
 
 def add_training_arguments(parser):
-    """Add the options of every train_*.py on molecules."""
-    add_model_arguments(parser, METHODS, 4, 16, 20, 0.7)
-    add_running_arguments(parser)
-    parser.add_argument(
+    """Add the options of every train_*.py on molecules; return the group of those of data."""
+    data, model, training, run = add_model_arguments(parser, METHODS, 4, 16, 20, 0.7)
+    training.add_argument('--batchsize', '-b', type=POSITIVE, default=32, help='batch size')
+    training.add_argument(
+        '--learning-rate', type=number(float, 0, 1), default=0.001, help='that of Adam'
+    )
+    training.add_argument(
+        '--patience',
+        type=POSITIVE,
+        metavar='N',
+        help='stop when N epochs have not bettered the best validation',
+    )
+    data.add_argument(
         '--num-data',
         type=number(int, -1),
         default=-1,
         help='molecules to use, evenly spread; -1: all',
     )
-    parser.add_argument(
+    data.add_argument(
         '--skip-missing', action='store_true', help='leave out, and count, molecules without labels'
     )
-    parser.add_argument(
+    model.add_argument(
         '--layout',
         choices=LAYOUTS,
         default='folded',
-        help='how a molecule is filled up with phantom atoms, as upstream does. folded, the '
-        'default: in one row; padded: in a row for each of them; packed: not at all',
+        help='how a molecule is filled up with phantom atoms, as upstream does. folded: in one '
+        'row; padded: in a row for each of them; packed: not at all',
     )
-    parser.add_argument(
+    model.add_argument(
         '--padded-to',
-        type=number_of_atoms,
+        type=number(int, 1, words=('largest', 'batch')),
         metavar='N',
         help='atoms to which folded batches fill up their molecules; largest, the default: as the '
         'largest of the data set has; batch: as the largest of each batch, as upstream',
     )
-    parser.add_argument(
+    model.add_argument(
+        '--dense', action='store_true', help="train upstream's dense model instead, for comparison"
+    )
+    run.add_argument(
         '--updater',
         choices=('auto', 'graph', 'standard'),
         default='auto',
-        help='graph: each training step is one launch of a CUDA graph; standard: by Python; auto, '
-        'the default: graph on a GPU, standard on a CPU and with --dense',
+        help='graph: each training step is one launch of a CUDA graph; standard: by Python; auto: '
+        'graph on a GPU, standard on a CPU and with --dense',
     )
-    add_communicator_argument(parser, 'share the molecules out to')
-    parser.add_argument(
-        '--resume', action='store_true', help='continue the run in --out from its last snapshot'
+    add_communicator_argument(run, 'share the molecules out to')
+    run.add_argument(
+        '--resume',
+        action='store_true',
+        help='continue the run in --out from its last snapshot, with its options',
     )
-    parser.add_argument(
-        '--dense', action='store_true', help="train upstream's dense model instead, for comparison"
-    )
+    return data
+
+
+def parse_training(parser, argv, source):
+    """Parse the command line of a train_*.py, the module `source`.
+
+    With ``--resume`` the options that are not given are those of the run in ``--out``.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    for action in parser._actions:
+        action.required = action.required and '--resume' not in argv
+    args = parser.parse_args(argv)
+    if args.resume:
+        folder.check(args.out, args.force, args.resume)
+        settings = folder.load_settings(args.out, source.__file__)
+        settings['padded_to'] = settings['padded_to'] or 'batch'
+        parser.set_defaults(**settings, dense=settings['layout'] == 'dense')
+        args = parser.parse_args(argv)
+        # Of the layout only the data tell, which are not read yet.
+        given = {name: value for name, value in vars(args).items() if name not in LAYOUT}
+        folder.refuse_changes(args.out, settings, given)
+    return args
 
 
 def add_trained_arguments(parser, script, batchsize=32):
@@ -135,9 +177,10 @@ def add_trained_arguments(parser, script, batchsize=32):
         '--model',
         choices=('last', 'best'),
         default='last',
-        help='last, the default: of the last epoch; best: of that with the best validation',
+        help='last: of the last epoch; best: of that with the best validation',
     )
-    add_running_arguments(parser, batchsize)
+    parser.add_argument('--batchsize', '-b', type=POSITIVE, default=batchsize, help='batch size')
+    add_device_argument(parser)
 
 
 def use_device(specifier):

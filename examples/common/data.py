@@ -1,13 +1,20 @@
-"""Read CSV files, turn SMILES into graphs, split data sets."""
+"""Read and write CSV files, turn SMILES into graphs, split data sets."""
 
+import contextlib
+import csv
+import gzip
 import hashlib
+import io
 import os
+import sys
+import tempfile
 import typing
+import warnings
 import zlib
 
 import numpy
 import pandas
-from chainer_bspmm.dataset import from_smiles
+from chainer_bspmm.dataset import SparseDataset, from_smiles
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
 from chainer_chemistry.dataset.splitters.scaffold_splitter import ScaffoldSplitter
@@ -15,6 +22,7 @@ from chainer_chemistry.datasets import NumpyTupleDataset
 from rdkit import Chem, rdBase
 from tqdm import tqdm
 
+WHY = 'not predicted'  # the column of reasons
 MISSING = ('', 'na', 'n/a', 'nan', 'none', 'null')  # cells without a label, in any case
 
 
@@ -23,112 +31,227 @@ class DataError(ValueError):
 
 
 class Rows(typing.NamedTuple):
-    """Molecules of a file or of the command line."""
+    """Molecules of a file or of the command line; the index of each part says 'FILE row N'."""
 
-    where: numpy.ndarray  # (M,) of str: 'FILE row N', the header being row 1
-    smiles: numpy.ndarray  # (M,) of str
-    labels: numpy.ndarray  # (M, T) float64, NaN where one is missing
-    others: pandas.DataFrame  # the other columns, as text
-    reason: numpy.ndarray  # (M,) of str: why a molecule cannot be used, '' if it can
+    table: pandas.DataFrame  # the cells as they were read, in the columns of the file
+    smiles: pandas.Series
+    labels: pandas.DataFrame  # float64, a column for each target, NaN where one is missing
+    reason: pandas.Series  # why a molecule cannot be used, '' if it can
+    canonical: pandas.Series  # SMILES without stereo, which the models do not see; '' if not used
 
     def take(self, index):
-        """Return some of the rows."""
-        where, smiles, labels, others, reason = self
-        return Rows(where[index], smiles[index], labels[index], others.iloc[index], reason[index])
+        """Return the rows at some positions, or of a mask."""
+        return Rows(*(part.iloc[index] for part in self))
+
+    @property
+    def is_used(self):
+        """A mask: which molecules can be used."""
+        return (self.reason == '').to_numpy(bool)
+
+    @property
+    def used(self):
+        """The rows of molecules that can be used."""
+        return self.take(self.is_used)
 
 
-def join(parts):
-    """Return the rows of several files."""
-    where, smiles, labels, others, reason = zip(*parts)
-    where, smiles, labels, reason = map(numpy.concatenate, (where, smiles, labels, reason))
-    return Rows(where, smiles, labels, pandas.concat(others, ignore_index=True), reason)
+def rows_of(table, smiles_column, names):
+    """Return the rows of a table, before their SMILES and labels, with these names, are parsed."""
+    smiles = table[smiles_column]
+    nothing = pandas.Series('', table.index, dtype=object, name='smiles')
+    return Rows(
+        table,
+        smiles,
+        labels=pandas.DataFrame(numpy.nan, table.index, names),
+        reason=nothing.mask(smiles.str.strip() == '', 'no SMILES'),
+        canonical=nothing,
+    )
 
 
-def typed_smiles(smiles, n_labels):
-    """Return the molecules of the command line, their labels unknown."""
-    n = len(smiles)
-    where = numpy.array(['--smiles %d' % i for i in range(1, n + 1)], object)
-    labels = numpy.full((n, n_labels), numpy.nan)
-    others = pandas.DataFrame(index=range(n))
-    return Rows(where, numpy.array(smiles, object), labels, others, numpy.full(n, '', object))
+def typed_smiles(smiles, names):
+    """Return the molecules of the command line; their labels, with these names, are unknown."""
+    where = ['--smiles %d' % i for i in range(1, len(smiles) + 1)]
+    return rows_of(pandas.DataFrame({'smiles': smiles}, where, dtype=object), 'smiles', names)
 
 
-def read_csv(path, smiles_column, task, columns=None, missing='refuse', others=False):
-    """Return the rows of a CSV file, plain or compressed, but lines without SMILES and labels.
+def opened(path):
+    """Open a file to read its bytes, which gzip may have compressed; ``'-'`` is standard input."""
+    try:
+        file: typing.Any = sys.stdin.buffer if path == '-' else open(path, 'rb')
+    except OSError as error:
+        text = 'cannot read %s: %s'
+        raise DataError(text % (os.path.abspath(path), error.strerror)) from error
+    return gzip.open(file) if file.peek(2)[:2] == b'\x1f\x8b' else file
+
+
+def read_table(path):
+    """Return a CSV file as text, but blank lines; the index is 'FILE row N', from the first line.
+
+    The file is read once, so it may be a pipe. No cell gets lost: those beyond the header must be
+    empty, and quotes must be closed.
+    """
+    name = 'standard input' if path == '-' else os.path.basename(path)
+    records = {}
+    number = 0
+    try:
+        with io.TextIOWrapper(opened(path), encoding='utf-8-sig', newline='') as file:
+            for number, cells in enumerate(csv.reader(file, strict=True), 1):
+                if ''.join(cells).strip():
+                    records['%s row %d' % (name, number)] = cells
+    except csv.Error as error:
+        text = '%s row %d cannot be read as CSV: %s'
+        raise DataError(text % (name, number + 1, error)) from error
+    except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
+        raise DataError('%s cannot be read as CSV: %s' % (path, error)) from error
+    if not records:
+        raise DataError('%s is empty' % path)
+    header, *lines = records.values()
+    where = list(records)[1:]
+    n = len(header)
+    long = [i for i, cells in enumerate(lines) if ''.join(cells[n:]).strip()]
+    if long:
+        raise DataError(
+            '%s has %d cells, expected %d as in the header (%d such rows): %.60r; a cell with a '
+            'comma needs quotes'
+            % (where[long[0]], len(lines[long[0]]), n, len(long), ','.join(lines[long[0]]))
+        )
+    lines = [cells[:n] + [''] * (n - len(cells)) for cells in lines]
+    return pandas.DataFrame(lines, where, header, dtype=object)
+
+
+def read_csv(path, smiles_column, task, columns=None, missing='refuse'):
+    """Return the rows of a CSV file, plain or compressed.
 
     The labels' columns are called as the task calls them, or `columns`. `missing` says what becomes
     of a molecule without a label that the task needs: 'refuse' the file, 'skip' the molecule, or
-    'keep' it, even if the file lacks the column. `others` asks for the other columns, too.
+    'keep' it, even if the file lacks the column.
     """
     columns = columns or task.names
-    wanted = [smiles_column, *columns]
-    options = {'dtype': str, 'keep_default_na': False}
-    try:
-        header = pandas.read_csv(path, nrows=1, header=None, **options).iloc[0].tolist()
-        table = pandas.read_csv(
-            path,
-            skip_blank_lines=False,  # the other rows keep their numbers
-            # Without these, rows with more cells would be an error, or shift the columns.
-            usecols=[i for i, name in enumerate(header) if others or name in wanted],
-            index_col=False,
-            **options,
-        ).fillna('')
-    except FileNotFoundError:
-        raise DataError('data file not found: %s' % os.path.abspath(path)) from None
-    except (ValueError, OSError, EOFError, zlib.error) as error:
-        raise DataError('%s cannot be read as CSV: %s' % (path, error)) from error
-    for name in wanted:
+    table = read_table(path)
+    header = list(table)
+    for name in (smiles_column, *columns):
         if header.count(name) > 1:
             raise DataError('%s has %d columns %r' % (path, header.count(name), name))
         if name not in header and (missing != 'keep' or name == smiles_column):
+            wanted = ', '.join(map(repr, (smiles_column, *columns)))
             raise DataError(
                 '%s has no column %r; expected the columns %s, separated by commas, found %s'
-                % (path, name, ', '.join(map(repr, wanted)), ', '.join(map(repr, header)))
+                % (path, name, wanted, ', '.join(map(repr, header)))
             )
-    known = [name for name in wanted if name in table]
-    table = table[(table[known] != '').any(axis=1)]
-    name = os.path.basename(path)
-    where = numpy.array(['%s row %d' % (name, i + 2) for i in table.index.tolist()], object)
-    labels = numpy.full((len(table), len(columns)), numpy.nan)
-    for i, column in enumerate(columns):
+    for name in (*map(task.column_title, task.names), WHY):
+        if name in header:
+            text = '%s has a column %r, which the predictions would replace; rename it'
+            raise DataError(text % (path, name))
+    rows = rows_of(table, smiles_column, task.names)
+    for target, column in zip(task.names, columns):
         if column in table:
-            labels[:, i] = _labels_of(where, table[column], task, missing)
-    smiles = table[smiles_column].to_numpy(object)
-    others = table.drop(columns=known)
-    rows = Rows(where, smiles, labels, others, numpy.full(len(table), '', object))
-    if missing != 'skip':
-        return rows
-    is_known = ~numpy.isnan(labels)
-    kept = is_known.any(axis=1) if task.may_be_missing else is_known.all(axis=1)
-    if not kept.all():
-        which = 'any label' if task.may_be_missing else 'each label'
-        text = 'Skipped %d molecule(s) without %s of %s, the first: %s'
-        print(text % ((~kept).sum(), which, ', '.join(columns), where[~kept][0]))
-    return rows.take(kept)
+            rows.labels[target] = _labels_of(table[column][rows.is_used], task, missing)
+    if missing == 'skip':
+        is_known = rows.labels.notna()
+        # Of several targets a classification learns what there is.
+        kept = is_known.any(axis=1) if task.may_be_missing else is_known.all(axis=1)
+        rows.reason[~kept & rows.is_used] = 'no label'
+    return rows
 
 
-def _labels_of(where, cells, task, missing):
-    """Return the labels of a column, (M,) float64, NaN where there is none."""
+def _labels_of(cells, task, missing):
+    """Return the labels of a column, float64, NaN where there is none."""
     text = cells.str.strip()
-    values = pandas.to_numeric(text, errors='coerce').to_numpy(numpy.float64)
-    values = numpy.where(task.is_good(values), values, numpy.nan)
-    is_empty = text.str.lower().isin(MISSING).to_numpy()
+    values = pandas.to_numeric(text, errors='coerce').astype(numpy.float64)
+    values = values.where(task.is_good(values))
+    is_empty = text.str.lower().isin(MISSING)
     may_be_empty = task.may_be_missing or missing != 'refuse'
-    bad = numpy.flatnonzero(numpy.isnan(values) & ~(is_empty & may_be_empty))
-    if bad.size:
-        advice = '; --skip-missing leaves empty ones out' if is_empty[bad].any() else ''
+    bad = text[values.isna() & ~(is_empty & may_be_empty)]
+    if len(bad):
+        advice = '; --skip-missing leaves empty ones out' if is_empty[bad.index].any() else ''
         message = '%s: target %s is %.60r, expected %s (%d such rows%s)' % (
-            where[bad[0]],
+            bad.index[0],
             cells.name,
-            text.iloc[bad[0]],
+            bad.iloc[0],
             task.expected,
-            bad.size,
+            len(bad),
             advice,
         )
         if missing != 'keep':
             raise DataError(message)
         print('Unknown labels: ' + message)
     return values
+
+
+@contextlib.contextmanager
+def writing(path):
+    """Say in one line what could not be written: a disk is full, or a folder is another user's."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # of what is printed: training.main ends quietly
+    except OSError as error:
+        sys.unraisablehook = lambda _: None  # a half-written archive complains, too, when it goes
+        raise DataError('cannot write %s: %s' % (path, error.strerror or error)) from error
+
+
+def is_special(path):
+    """Return whether a path is there, but no file, such as /dev/stdout."""
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
+@contextlib.contextmanager
+def replacing(path):
+    """Give a path for a new file, which takes the place of `path` once all of it is written.
+
+    A link is replaced, not followed.
+    """
+    folder, name = os.path.split(path)
+    with writing(path):
+        if is_special(path):
+            yield path
+            return
+        with tempfile.TemporaryDirectory(prefix='.new_', dir=folder or '.') as new:
+            yield os.path.join(new, name)
+            os.replace(os.path.join(new, name), path)
+
+
+def write_table(path, table):
+    """Write a CSV file, compressed if it ends in .gz, as a whole or not at all."""
+    with replacing(path) as new:
+        # Not by name: pandas 1.3 leaves an error of the last bytes unsaid.
+        opener = gzip.open if path.endswith('.gz') else open
+        with opener(new, 'wt', encoding='utf-8', newline='') as file:
+            table.to_csv(file, index=False)
+
+
+def check_new_file(path, force):
+    """Refuse a file for output that exists, unless `force`, or that is in no folder."""
+    if not os.path.isdir(os.path.dirname(path) or '.') or os.path.isdir(path):
+        raise DataError('--out: cannot write the file %s: it, or its folder, is none' % path)
+    if os.path.lexists(path) and not is_special(path) and not force:
+        raise DataError('--out: %s exists; expected a new file, or --force to replace it' % path)
+
+
+def report_failures(rows, path=None, shown=10):
+    """Print how many molecules cannot be used, and why the first ones; write all to a file."""
+    bad = rows.take(~rows.is_used)
+    if bad.smiles.empty:
+        return
+    listed = '' if path is None else ', all listed in %s' % path
+    print('%d molecule(s) could not be used%s' % (len(bad.smiles), listed))
+    for where, smiles, reason in zip(bad.smiles.index[:shown], bad.smiles, bad.reason):
+        print('  %s: %.60r: %s' % (where, smiles, reason))
+    if len(bad.smiles) > shown > 0:
+        print('  ... and %d more' % (len(bad.smiles) - shown))
+    if path is not None:
+        columns = {'row': bad.smiles.index, 'smiles': bad.smiles, 'reason': bad.reason}
+        write_table(path, pandas.DataFrame(columns))
+
+
+def report_duplicates(rows):
+    """Print how many molecules are an earlier one for the models: but for stereo the same."""
+    again = rows.take(rows.canonical.duplicated().to_numpy())
+    if len(again.smiles):
+        print(
+            'Duplicates: %d molecule(s) are an earlier one, stereo aside, the first: %s: %r; test '
+            'molecules may be among those of the training'
+            % (len(again.smiles), again.smiles.index[0], again.smiles.iloc[0])
+        )
 
 
 def spread(n, num_data):
@@ -138,95 +261,87 @@ def spread(n, num_data):
     return numpy.arange(num_data) * n // max(num_data, 1)
 
 
-def report_duplicates(rows):
-    """Print how many molecules have the SMILES of an earlier one."""
-    again = numpy.flatnonzero(pandas.Series(rows.smiles).duplicated())
-    if again.size:
-        print(
-            'Duplicates: %d molecule(s) have the SMILES of an earlier one, the first: %s: %r; '
-            'test molecules may be among those of the training'
-            % (again.size, rows.where[again[0]], rows.smiles[again[0]])
-        )
-
-
 def digest(rows):
     """Return a short text that changes with the SMILES, the labels or their order."""
     state = hashlib.sha256('\n'.join(rows.smiles).encode())
-    state.update(numpy.ascontiguousarray(rows.labels).tobytes())
+    state.update(rows.labels.to_numpy().tobytes())
     return state.hexdigest()[:16]
 
 
-def sparse_dataset(smiles, method, labels):
-    """Turn SMILES into a sparse data set, without dense matrices; also {position: failure}."""
-    try:
-        found = from_smiles(smiles, method, labels, cache=True)
-    except ValueError as error:  # no molecule is left
-        raise DataError(str(error)) from error
-    failures = {failure.position: failure.reason for failure in found.failures}
-    molecules = found.dataset.molecules
-    owner = numpy.repeat(numpy.arange(len(molecules)), molecules.sizes)
-    is_bad = molecules.sizes == 0
-    is_bad[owner[molecules.atoms >= MAX_ATOMIC_NUM]] = True
-    for i in numpy.flatnonzero(is_bad).tolist():
-        failures[int(found.kept[i])] = what_is_wrong(molecules.atoms[owner == i].tolist())
-    return (found.dataset[~is_bad] if is_bad.any() else found.dataset), failures
-
-
-def dense_dataset(smiles, method, labels):
-    """Turn SMILES into upstream's dense data set; also return {position: failure}."""
+def dense_dataset(smiles, method):
+    """Turn SMILES that can be used into upstream's dense data set, without labels."""
     preprocessor = preprocess_method_dict[method]()
     examples = []
-    failures = {}
     # disable=None: a progress bar on a terminal, none in a file or pipe.
-    with rdBase.BlockLogs():  # the reasons are listed instead
-        for i, text in enumerate(tqdm(smiles, desc='preprocessing', leave=False, disable=None)):
-            try:
-                mol = Chem.MolFromSmiles(text)
-                if mol is None:
-                    raise ValueError('RDKit cannot parse it')
-                reason = what_is_wrong([atom.GetAtomicNum() for atom in mol.GetAtoms()])
-                if reason:
-                    raise ValueError(reason)
-                # Upstream's parsers take the molecule of the canonical SMILES.
-                _, mol = preprocessor.prepare_smiles_and_mol(mol)
-                examples.append(preprocessor.get_input_features(mol))
-            except Exception as error:  # upstream's parsers skip a molecule for any, too
-                failures[i] = str(error)
+    with rdBase.BlockLogs():
+        for text in tqdm(smiles, desc='preprocessing', leave=False, disable=None):
+            # Upstream's parsers take the molecule of the canonical SMILES.
+            _, mol = preprocessor.prepare_smiles_and_mol(Chem.MolFromSmiles(text))
+            examples.append(preprocessor.get_input_features(mol))
     # Not numpy.array: it would stack molecules that happen to have one size.
     columns = [pandas.Series(list(values), dtype=object).to_numpy() for values in zip(*examples)]
-    return NumpyTupleDataset(*columns, numpy.delete(labels, list(failures), axis=0)), failures
+    return NumpyTupleDataset(*columns)
 
 
-def what_is_wrong(atoms):
-    """Return why no model accepts a molecule of these atomic numbers, or None."""
-    if not atoms:
-        return 'no atoms'
-    if max(atoms) >= MAX_ATOMIC_NUM:
-        return 'atomic number %d, the models support those below %d' % (max(atoms), MAX_ATOMIC_NUM)
-    return None
+def labelled(dataset, labels):
+    """Return a data set with labels beside its molecules."""
+    if not isinstance(dataset, SparseDataset):
+        return [(*example, label) for example, label in zip(dataset, labels)]
+    molecules = dataset.molecules.take(dataset.order)
+    molecules.labels.append(labels)
+    return SparseDataset(molecules)
 
 
-def preprocess(rows, task, method, dense=False):
-    """Return (the data set of a method, sparse or upstream's dense one; the rows with reasons)."""
-    n = len(rows.smiles)
-    if not n:
+def preprocess(rows, method, dense=False):
+    """Return (a data set of those rows that can be used, without labels; rows with reasons).
+
+    The data set is sparse, or upstream's dense one, of the same molecules.
+    """
+    smiles = rows.smiles.tolist()
+    if not smiles:
         raise DataError('the data have no molecules')
-    to_dataset = dense_dataset if dense else sparse_dataset
-    dataset, reasons = to_dataset(rows.smiles, method, task.labels(rows.labels))
-    if len(reasons) == n:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # what cannot be used is listed
+            found = from_smiles(smiles, method, cache=True)
+    except ValueError as error:  # no molecule is left
+        raise DataError(str(error)) from error
+    reasons = rows.reason.to_numpy(object, copy=True)
+    canonical = numpy.full(len(smiles), '', object)
+    canonical[found.kept] = found.smiles
+    for failure in found.failures:
+        reasons[failure.position] = reasons[failure.position] or failure.reason
+    atoms = found.dataset.molecules.atoms
+    sizes = found.dataset.molecules.sizes
+    # The largest atomic number of each; with a 0 at its end no molecule is without atoms.
+    ends = numpy.cumsum(sizes)
+    largest = numpy.maximum.reduceat(
+        numpy.insert(atoms, ends, 0), ends - sizes + numpy.arange(sizes.size)
+    )
+    is_bad = (sizes == 0) | (largest >= MAX_ATOMIC_NUM)
+    for position, size, number in zip(found.kept[is_bad], sizes[is_bad], largest[is_bad]):
+        text = 'atomic number %d, the models support those below %d' % (number, MAX_ATOMIC_NUM)
+        reasons[position] = reasons[position] or (text if size else 'no atoms')
+    rows = rows._replace(
+        reason=pandas.Series(reasons, rows.smiles.index),
+        canonical=pandas.Series(canonical, rows.smiles.index, name='smiles'),
+    )
+    if not rows.is_used.any():
         raise DataError(
             'none of the %d molecule(s) can be used, the first: %s: %r: %s'
-            % (n, rows.where[0], rows.smiles[0], reasons[0])
+            % (len(smiles), rows.smiles.index[0], smiles[0], reasons[0])
         )
-    reason = numpy.array([reasons.get(i, '') for i in range(n)], object)
-    return dataset, rows._replace(reason=reason)
+    sparse = found.dataset[rows.is_used[found.kept]]
+    return (dense_dataset(rows.used.smiles, method) if dense else sparse), rows
 
 
 def load(description, rows, task, method, num_data=-1, dense=False):
     """Print what there is of `num_data` molecules; return (data set, rows with reasons)."""
     n_rows = len(rows.smiles)
     rows = rows.take(spread(n_rows, num_data))
-    dataset, rows = preprocess(rows, task, method, dense)
+    # Which may take a minute, and to stderr, whose reader does not end early.
+    print('Parsing %d molecules' % len(rows.smiles), file=sys.stderr)
+    dataset, rows = preprocess(rows, method, dense)
     used = '' if len(dataset) == n_rows else ', %d of them used' % len(dataset)
     print('Data: %s: %d molecules%s' % (description, n_rows, used))
     print('%s: %s' % ('Target' if len(task.names) == 1 else 'Targets', ', '.join(task.titles())))
@@ -249,7 +364,7 @@ def split(examples, settings):
     else:
         rest = (1 - ratio) / 2
         parts = ScaffoldSplitter().train_valid_test_split(
-            numpy.arange(n), examples, ratio, rest, rest, seed=seed
+            numpy.arange(n), list(examples), ratio, rest, rest, seed=seed
         )
     if not all(map(len, parts)):
         raise DataError(

@@ -1,11 +1,20 @@
 """The pictures of a training."""
 
+import os
+
+import matplotlib
 import pandas
+from common.data import replacing
 from matplotlib.figure import Figure
 
+matplotlib.rcParams['text.parse_math'] = False  # dollars in names of columns are no TeX
 
-def learning_curve(log, path, title, panels):
-    """Draw the learning curve; `panels` are (key in the log (list of dict), name of the axis)."""
+
+def learning_curve(out, log, title, panels):
+    """Draw the learning curve into a folder.
+
+    `panels` are (key in the log (list of dict), name of the axis).
+    """
     figure = Figure(figsize=(4.5 * len(panels), 3.6), layout='constrained')
     table = pandas.DataFrame(log)
     for ax, (key, name) in zip(figure.subplots(1, len(panels)), panels):
@@ -13,17 +22,17 @@ def learning_curve(log, path, title, panels):
             column = prefix + 'main/' + key
             if column in table:
                 ax.plot(table['epoch'], table[column], '.-', label=part, color=color)
-        ax.set(xlabel='epoch', ylabel=name, xlim=(0, table['epoch'].max() + 1))
-        if key != 'roc_auc':
-            ax.set_ylim(0, None)
+        bottom = None if key == 'roc_auc' else 0
+        ax.set(xlabel='epoch', ylabel=name, xlim=(0, table['epoch'].max() + 1), ylim=(bottom, None))
         ax.locator_params(axis='x', integer=True)
         ax.grid(alpha=0.3)
         ax.legend()
     figure.suptitle(title)
-    figure.savefig(path, dpi=120)
+    with replacing(os.path.join(out, 'learning_curve.png')) as new:
+        figure.savefig(new, dpi=120)
 
 
-def fit(path, truth, predictions, titles):
+def fit(out, truth, predictions, titles):
     """Draw predicted against true values of the test molecules, a panel for each target."""
     n_columns = min(len(titles), 4)
     n_rows = -(-len(titles) // n_columns)
@@ -34,4 +43,5 @@ def fit(path, truth, predictions, titles):
         ax.scatter(t, y, s=8, alpha=0.5)
         ax.set(xlabel='true', ylabel='predicted', title=title)
         ax.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    with replacing(os.path.join(out, 'fit.png')) as new:
+        figure.savefig(new, dpi=120)

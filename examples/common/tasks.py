@@ -6,13 +6,12 @@ import io
 import chainer_bspmm
 import chainer.functions as F
 import numpy
+import pandas
 from chainer.training import extensions
-from chainer_bspmm.dataset import SparseDataset
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 from chainer_chemistry.models.prediction import Classifier, Regressor, set_up_predictor
 from chainer_chemistry.training.extensions import BatchEvaluator
-from scipy.stats import rankdata
 
 # Upstream's methods that chainer_bspmm swaps, of those with an adjacency matrix.
 METHODS = (
@@ -21,6 +20,7 @@ METHODS = (
 )
 # Those with a dropout of one half by default: good for classification, in regression mostly noise.
 WITH_DROPOUT = ('rsgcn', 'gin')
+TINY = numpy.finfo(numpy.float32).tiny  # float32 has too few digits below it
 LAYOUTS = ('folded', 'packed', 'padded')
 
 
@@ -40,17 +40,11 @@ def converter_of(layout, padded_to=None):
     return chainer_bspmm.CSRConverter(layout, padded_to=padded_to)
 
 
-def labels_of(examples):
-    """Return the labels of examples, (M, T) float64."""
-    if isinstance(examples, SparseDataset):
-        return examples.get_datasets()[-1].astype(numpy.float64)
-    return numpy.array([example[-1] for example in examples], dtype=numpy.float64)
-
-
 class Task:
     """What is learned: `names` of the targets, and {name: unit}, which is printed."""
 
     answer = 'predicted'  # what a prediction is called
+    digits = 7  # of a prediction that are written
     postprocess_fn = None  # of the model's output, for a prediction
 
     def __init__(self, names, units=None):
@@ -61,25 +55,49 @@ class Task:
         """Return the names of the targets with their units."""
         return ['%s (%s)' % (n, self.units[n]) if n in self.units else n for n in self.names]
 
-    def column_titles(self, name):
-        """Return what the columns of predicted and of true values are called in a CSV file."""
+    def column_title(self, name):
+        """Return what the column of predicted values is called in a CSV file."""
         unit = ' [%s]' % self.units[name] if name in self.units else ''
-        return ['%s %s%s' % (name, what, unit) for what in (self.answer, 'true')]
+        return '%s %s%s' % (name, self.answer, unit)
 
     def predict(self, model, dataset, converter, batchsize):
-        """Predict (M, T) float32: in the targets' units, or the probability of each label."""
+        """Predict (M, T), of a data set without labels: in their units, or as probabilities."""
         return model.predict(
-            dataset,
-            batchsize=batchsize,
-            converter=lambda batch, device=None: tuple(converter(batch, device)[:-1]),  # no labels
-            postprocess_fn=self.postprocess_fn,
+            dataset, batchsize=batchsize, converter=converter, postprocess_fn=self.postprocess_fn
         )
+
+
+class CentredScaler(StandardScaler):
+    """Chainer Chemistry's scaler for labels less their mean, which their files have.
+
+    Labels may have a spread far below their mean, such as total energies: float32 has no digits for
+    both. So the mean is taken off in float64 (`offset`, NumPy's), and what a model is trained on
+    and answers has the mean 0. In a file the scaler is upstream's of the labels as they are.
+    """
+
+    def __init__(self, labels=None):
+        super().__init__()
+        self.offset = None
+        if labels is not None:
+            self.offset = labels.mean(axis=0)
+            self.mean = numpy.zeros(self.offset.shape, numpy.float32)
+            deviations = labels.std(axis=0)  # upstream takes 1 for 0
+            self.std = numpy.where(deviations < TINY, 0, deviations).astype(numpy.float32)
+
+    def serialize(self, serializer):
+        """Read or write the mean as that of the labels."""
+        zeros = self.mean  # the same array afterwards: captured steps have its address
+        self.mean = self.offset
+        super().serialize(serializer)
+        self.offset = numpy.asarray(self.mean, numpy.float64)
+        self.mean = numpy.zeros(self.offset.shape, numpy.float32) if zeros is None else zeros
 
 
 class Regression(Task):
     """Numbers, learned with the mean squared error; reported as the mean absolute error (MAE)."""
 
     kind = 'regression'
+    digits = 12  # of a float64: some may be those of the mean
     expected = 'a finite number'
     may_be_missing = False
     log_keys = ('main/loss', 'validation/main/loss', 'main/mae', 'validation/main/mae')
@@ -90,22 +108,19 @@ class Regression(Task):
         """Return for an array of values from a file which are labels: finite in float32."""
         return numpy.abs(values) <= numpy.finfo(numpy.float32).max
 
-    def labels(self, values):
-        """Return the labels of values from a file, (M, T) float32."""
-        return values.astype(numpy.float32)
+    def labels(self, values, model):
+        """Return what a model is trained on for values from a file, (M, T) float32."""
+        return (values - model.predictor.label_scaler.offset).astype(numpy.float32)
 
     def build(self, settings, dense, train_labels=None):
         """Build the model; without `train_labels` its parameters are about to be loaded.
 
-        The predictor answers in the targets' own units, the loss is in units of each target's
-        standard deviation: one rotational constant in GHz would outweigh all energies in hartree.
-        The log's 'mae' is in the target's unit for one target, else in standard deviations.
+        The predictor answers in the targets' own units, less their mean; the loss is in units of
+        each target's standard deviation: one rotational constant in GHz would outweigh all energies
+        in hartree. The log's 'mae' is in the target's unit for one target, else in standard
+        deviations.
         """
-        scaler = StandardScaler()
-        if train_labels is not None:
-            # In float64: a float32 sum over 90,000 energies of -400 hartree loses their spread.
-            scaler.mean = train_labels.mean(axis=0).astype(numpy.float32)
-            scaler.std = train_labels.std(axis=0).astype(numpy.float32)
+        scaler = CentredScaler(train_labels)
         options = {'label_scaler': scaler}
         if settings['method'] in WITH_DROPOUT:
             options['conv_kwargs'] = {'dropout_ratio': 0.0}
@@ -118,6 +133,11 @@ class Regression(Task):
         lossfun = scaled(F.mean_squared_error)
         return Regressor(predictor, lossfun=lossfun, metrics_fun={'mae': mae})
 
+    def predict(self, model, dataset, converter, batchsize):
+        """Predict (M, T) float64, in the targets' units."""
+        centred = super().predict(model, dataset, converter, batchsize)
+        return centred + model.predictor.label_scaler.offset
+
     def panels(self):
         """Return [(key in the log, name of the axis)] of the learning curve."""
         unit = self.units.get(self.names[0]) if len(self.names) == 1 else 'standard deviations'
@@ -125,50 +145,45 @@ class Regression(Task):
         return [('loss', 'mean squared error / variance'), ('mae', mae)]
 
     def report(self, labels, predictions, train_labels=None):
-        """Return lines and {'MAE': {target: ...}} of predictions whose truth is known.
+        """Return lines and {'MAE', 'RMSE', 'R2': {target: ...}} of molecules whose truth is known.
 
-        With training labels also 'MAE of the mean alone', of always answering their mean.
+        With training labels also 'MAE of the mean alone', of always answering their mean. R2 is NaN
+        where all labels are the same.
         """
+        truth = pandas.DataFrame(labels, columns=self.names).dropna(axis=1, how='all')
+        errors = pandas.DataFrame(predictions, columns=self.names)[truth.columns] - truth
+        squares = (errors**2).mean()
+        variances = truth.var(ddof=0)
+        found = pandas.DataFrame({'MAE': errors.abs().mean(), 'RMSE': squares**0.5})
+        found['R2'] = 1 - squares / variances.where(variances > 0)
+        if train_labels is not None:
+            means = pandas.Series(train_labels.mean(axis=0), self.names)
+            found['MAE of the mean alone'] = (truth - means).abs().mean()
         lines = []
-        maes = {}
-        of_mean = {}
-        for i, (name, t, y) in enumerate(zip(self.names, labels.T, predictions.T)):
-            known = numpy.isfinite(t)
-            if not known.any():
-                continue
-            unit = self.units[name] + ' ' if name in self.units else ''
-            maes[name] = float(numpy.abs(y[known] - t[known]).mean())
-            line = 'MAE of %s: %.6g %s(%d molecules' % (name, maes[name], unit, known.sum())
-            if train_labels is not None:
-                of_mean[name] = float(numpy.abs(train_labels[:, i].mean() - t[known]).mean())
-                line += '; always the mean: %.6g' % of_mean[name]
-            lines.append(line + ')')
-        return lines, {'MAE': maes, **({'MAE of the mean alone': of_mean} if of_mean else {})}
+        for name, (mae, rmse, r2, *alone) in found.iterrows():
+            unit = ' ' + self.units[name] if name in self.units else ''
+            line = 'MAE of %s: %.6g%s, RMSE %.6g, R2 %.4f' % (name, mae, unit, rmse, r2)
+            line += ' (%d molecules' % truth[name].count()
+            line += '; always the mean: MAE %.6g)' % alone[0] if alone else ')'
+            lines.append(line)
+        return lines, found.to_dict()
 
 
 def roc_aucs(labels, scores):
-    """Return the area under the ROC curve of each label, (T,) float64.
+    """Return the area under the ROC curve of each label, a Series.
 
     Labels (M, T) are 1 or 0; negative ones and NaN are missing and left out. A label that has not
     both a 1 and a 0, or a score that is NaN, has none: NaN.
     """
-    areas = []
-    for t, y in zip(labels.T, scores.T):
-        known = t >= 0  # not so for NaN
-        t, y = t[known], y[known]
-        n_ones = numpy.count_nonzero(t)
-        n_pairs = n_ones * (t.size - n_ones)
-        # The share of pairs of a 1 and a 0 in which the 1 has the larger score (Mann, Whitney
-        # 1947); equal scores share their ranks.
-        n_larger = rankdata(y)[t > 0].sum() - n_ones * (n_ones + 1) / 2
-        areas.append(n_larger / n_pairs if n_pairs and not numpy.isnan(y).any() else numpy.nan)
-    return numpy.array(areas)
-
-
-def mean_of_known(areas):
-    """Return the mean of what is no NaN, NaN if there is nothing."""
-    areas = areas[numpy.isfinite(areas)]
-    return float(areas.mean()) if areas.size else float('nan')
+    labels = pandas.DataFrame(labels)
+    scores = pandas.DataFrame(scores).where(labels >= 0)  # not so for NaN
+    is_one = labels > 0
+    n_ones = is_one.sum()
+    n_pairs = n_ones * (scores.count() - n_ones)
+    # The share of pairs of a 1 and a 0 in which the 1 has the larger score (Mann, Whitney 1947);
+    # equal scores share their ranks.
+    n_larger = scores.rank().where(is_one).sum() - n_ones * (n_ones + 1) / 2
+    return (n_larger / n_pairs).where(scores.count() == (labels >= 0).sum())
 
 
 class Classification(Task):
@@ -186,8 +201,8 @@ class Classification(Task):
         """Return for an array of values from a file which are labels."""
         return (values == 0) | (values == 1)
 
-    def labels(self, values):
-        """Return the labels of values from a file, (M, T) int32, -1 where one is missing."""
+    def labels(self, values, model):
+        """Return what a model is trained on for values from a file: (M, T) int32, -1 if missing."""
         return numpy.where(numpy.isnan(values), -1, values).astype(numpy.int32)
 
     def build(self, settings, dense, train_labels=None):
@@ -199,17 +214,14 @@ class Classification(Task):
         """Make the extension that reports the loss, and the mean over the labels of ROC-AUC."""
         shape = -1, len(self.names)
 
-        def loss(y, t):
-            return float(model.lossfun(y.reshape(shape), t.reshape(shape)).array)
-
-        def roc_auc(y, t):
-            return mean_of_known(roc_aucs(t.reshape(shape), y.reshape(shape)))
-
         return BatchEvaluator(
             iterator,
             model,
             eval_func=model.predictor,
-            metrics_fun={'loss': loss, 'roc_auc': roc_auc},
+            metrics_fun={
+                'loss': lambda y, t: float(model.lossfun(y.reshape(shape), t.reshape(shape)).array),
+                'roc_auc': lambda y, t: roc_aucs(t.reshape(shape), y.reshape(shape)).mean(),
+            },
             **options,
         )
 
@@ -219,17 +231,16 @@ class Classification(Task):
 
     def report(self, labels, predictions, train_labels=None):
         """Return lines and {'ROC-AUC': {label: ...}, 'mean ROC-AUC': ...}, NaN where undefined."""
-        areas = roc_aucs(labels, predictions)
+        areas = roc_aucs(labels, predictions).set_axis(self.names)
         lines = [
             'ROC-AUC of %s: %.4f (%d molecules, %d positive)'
             % (name, area, (t >= 0).sum(), (t == 1).sum())
-            for name, area, t in zip(self.names, areas, labels.T)
+            for (name, area), t in zip(areas.items(), labels.T)
             if (t >= 0).any()
         ]
         if lines:
-            lines.append('mean ROC-AUC: %.4f' % mean_of_known(areas))
-        per_label = dict(zip(self.names, areas.tolist()))
-        return lines, {'ROC-AUC': per_label, 'mean ROC-AUC': mean_of_known(areas)}
+            lines.append('mean ROC-AUC: %.4f' % areas.mean())
+        return lines, {'ROC-AUC': areas.to_dict(), 'mean ROC-AUC': areas.mean()}
 
 
 TASKS = {task.kind: task for task in (Regression, Classification)}

@@ -3,6 +3,7 @@
 import gc
 import math
 import os
+import signal
 import sys
 import time
 
@@ -12,15 +13,16 @@ from chainer import optimizers, serializers, training
 from chainer.iterators import SerialIterator
 from chainer.training import extensions
 from chainer.training.extensions.snapshot_writers import SimpleWriter, ThreadWriter
+from chainer.training.triggers import EarlyStoppingTrigger
 from chainer_bspmm.training import GraphUpdater
-from common import data, files, measure
+from common import data, folder
 from common.arguments import use_device
 from common.data import DataError
 from common.ranks import ranks_of
-from common.tasks import converter_of, labels_of
+from common.tasks import TINY, converter_of
 
-# All other options decide the model or the data: a resumed run must have the same.
-MAY_CHANGE = 'out', 'force', 'resume', 'epoch', 'device', 'updater', 'communicator', 'dense'
+
+NO_SETTINGS = ('out', 'force', 'resume', 'dense')  # layout says whether it is dense
 
 
 class RandomState(training.Extension):
@@ -29,9 +31,6 @@ class RandomState(training.Extension):
     On a CPU it also decides dropout. Captured steps draw by the seed and their number; CuPy's own
     state (``--updater standard`` on a GPU) cannot be read.
     """
-
-    name = 'random_state'
-    trigger = (1, 'epoch')
 
     def __call__(self, trainer):
         pass
@@ -55,17 +54,17 @@ def ends_with_best(log, key, sign):
     return last > best or best == -math.inf
 
 
-class NotTwiceASecond:
-    """Tell whether to take a snapshot: on a GPU an epoch may take less. One after the last, too."""
+class Every:
+    """Tell whether so many seconds have passed since it last said so."""
 
-    def __init__(self, updater, epochs, ranks):
-        self._updater, self._epochs, self._ranks = updater, epochs, ranks
-        self._next = 0  # seconds
+    def __init__(self, seconds):
+        self._seconds = seconds
+        self._next = 0
 
     def __call__(self):
         now = time.perf_counter()
-        is_due = self._ranks.share(now >= self._next or self._updater.epoch >= self._epochs)
-        self._next = now + 1 if is_due else self._next
+        is_due = now >= self._next
+        self._next = now + self._seconds if is_due else self._next
         return is_due
 
 
@@ -77,6 +76,54 @@ class PlainText:
 
     def flush(self):
         sys.stdout.flush()
+
+
+class Patience(EarlyStoppingTrigger):
+    """Chainer's trigger, which a snapshot does not keep."""
+
+    def serialize(self, serializer):
+        self.best = serializer('best', self.best)
+        self.count = serializer('count', self.count)
+
+
+def progress():
+    """Make an extension that prints how far an epoch is, where no progress bar can be drawn."""
+    is_due = Every(10)
+
+    def show(trainer):
+        if is_due():
+            print('epoch %.2f' % trainer.updater.epoch_detail, flush=True)
+
+    return training.make_extension(trigger=(10, 'iteration'))(show)
+
+
+class StepTimer(training.Extension):
+    """Seconds of the steps of each epoch (`seconds`), without what else follows an epoch.
+
+    On a GPU a step returns before it is done, so the last one is waited for.
+    """
+
+    def __init__(self, trainer, device):
+        self.seconds = []
+        self._device = device
+        # First and last of what follows an epoch. Trainer gives both a name: not to the method.
+        trainer.extend(self, 'timer', (1, 'epoch'), priority=1000)
+        trainer.extend(
+            lambda trainer: self.initialize(trainer), 'again', (1, 'epoch'), priority=-1000
+        )
+
+    def initialize(self, trainer):
+        """Start an epoch."""
+        self._start = self._now()
+
+    def __call__(self, trainer):
+        """End an epoch."""
+        self.seconds.append(self._now() - self._start)
+
+    def _now(self):
+        if self._device.xp is not numpy:
+            self._device.device.synchronize()
+        return time.perf_counter()
 
 
 def is_captured(args, device):
@@ -104,42 +151,49 @@ def layout_of(args, dataset):
 
 
 def prepare(source, task, args, n_ranks):
-    """Read the data, and start or continue the run in its folder.
+    """Read and split the data, and start or continue the run in its folder.
 
-    Returns its settings, and the training, validation and test part of the data set.
+    Returns its settings, [training, validation, test part of the data set, without labels] and
+    their labels, float64.
     """
-    files.check_folder(args.out, args.force, args.resume)
+    folder.check(args.out, args.force, args.resume)
     missing = 'skip' if args.skip_missing else 'refuse'
     description, rows = source.read(args.data, vars(args), missing=missing)
     dataset, rows = data.load(description, rows, task, args.method, args.num_data, args.dense)
-    used = rows.take(rows.reason == '')
-    if numpy.isnan(used.labels).all():
+    used = rows.used
+    if used.labels.isna().all(axis=None):
         raise DataError('%s: no molecule has a label' % description)
-    settings = {name: value for name, value in vars(args).items() if name not in MAY_CHANGE}
+    settings = {name: value for name, value in vars(args).items() if name not in NO_SETTINGS}
     settings.update(
-        script=files.script_of(source),
+        script=os.path.basename(source.__file__),
         digest=data.digest(rows),
         n_molecules=len(dataset),
         ranks=n_ranks,
         **layout_of(args, dataset),
     )
-    if description == args.data:  # a file: predictions may run in another folder, or it may move
-        settings['data'] = os.path.abspath(args.data)
-        settings['data from here'] = os.path.relpath(args.data, args.out)
-    parts = [dataset[part] for part in data.split(used.smiles, settings)]
+    if description == args.data != '-' and os.path.isfile(args.data):
+        settings['data'] = os.path.abspath(args.data)  # it may be resumed in another folder
+    parts = data.split(used.smiles, settings)
     if args.resume:
-        files.continue_run(args.out, settings)
+        before = folder.load_settings(args.out, source.__file__)
+        folder.refuse_changes(args.out, before, settings)
+        folder.write_json(os.path.join(args.out, folder.SETTINGS_FILE), settings)
     else:
-        files.start_run(args.out, settings, args.force)
-    files.report_failures(rows, os.path.join(args.out, files.FAILED_FILE))
+        folder.start_run(args.out, settings, args.force)
+    data.report_failures(rows, os.path.join(args.out, folder.FAILED_FILE))
     data.report_duplicates(used)
     print('Split: %d training, %d validation, %d test' % tuple(map(len, parts)))
-    if args.batchsize > len(parts[0]):
-        print('Batches of all %d training molecules' % len(parts[0]))
-    return settings, parts
+    known, _, test = (used.take(part) for part in parts)
+    for name, deviation in known.labels.std(ddof=0).items():
+        if not deviation >= TINY:
+            print('All training molecules have one value of %s: nothing to learn' % name)
+    data.write_table(os.path.join(args.out, folder.TEST_FILE), test.table)
+    data.write_table(os.path.join(args.out, folder.KNOWN_FILE), known.canonical.to_frame())
+    labels = [used.labels.to_numpy()[part] for part in parts]
+    return settings, [dataset[part] for part in parts], labels
 
 
-@files.writing('into the folder of --out')
+@data.writing('into the folder of --out')
 def train(source, args, title, report_every=1):
     """Train, test, and write models and results; return the exit status.
 
@@ -154,30 +208,29 @@ def train(source, args, title, report_every=1):
 
     # The data: the first rank reads and splits them.
     start = time.perf_counter()
-    settings = train_labels = None
+    settings = labels = None
     parts = None, None, None  # training, validation, test
     if ranks.is_first:
-        settings, parts = prepare(source, task, args, ranks.size)
-        train_labels = labels_of(parts[0])
-        for name, values in zip(task.names, train_labels.T):
-            if task.kind == 'regression' and values.min() == values.max():
-                print('All training molecules have one value of %s: nothing to learn' % name)
-    settings, train_labels = ranks.share((settings, train_labels))
-    train_part, validation_part = (ranks.scatter(part) for part in parts[:2])
+        settings, parts, labels = prepare(source, task, args, ranks.size)
+    settings, labels = ranks.share((settings, labels))
     data_seconds = time.perf_counter() - start
 
     # The model.
     numpy.random.seed(args.seed)
     if not is_cpu:
         device.xp.random.seed(args.seed)  # layers that learn their input size start on the device
-    model = task.build(settings, args.dense, train_labels)
+    model = task.build(settings, args.dense, labels[0])
     model.to_device(device)
     if not ranks.is_first:
         numpy.random.seed((args.seed + ranks.rank) % 2**32)  # other orders, other dropout
-    optimizer = ranks.optimizer(optimizers.Adam())
+    optimizer = ranks.optimizer(optimizers.Adam(args.learning_rate))
     optimizer.setup(model)
 
     # The trainer.
+    train_part, validation_part = [
+        ranks.scatter(data.labelled(part, task.labels(known, model)) if ranks.is_first else None)
+        for part, known in zip(parts[:2], labels)
+    ]
     converter = converter_of(settings['layout'], settings['padded_to'])
     options = {'device': device, 'converter': converter}
     # Without captured steps evaluators stay Chainer's, too.
@@ -187,8 +240,12 @@ def train(source, args, title, report_every=1):
         updater = GraphUpdater(iterator, optimizer, seed=args.seed + ranks.rank, **options)
     else:
         updater = training.StandardUpdater(iterator, optimizer, **options)
-    trainer = training.Trainer(updater, (args.epoch, 'epoch'), out=args.out)
     trigger = (min(report_every, args.epoch), 'epoch')
+    best, sign = task.best
+    end = args.epoch, 'epoch'
+    if args.patience:
+        end = Patience(trigger, best, args.patience, 'max' if sign > 0 else 'min', max_trigger=end)
+    trainer = training.Trainer(updater, end, out=args.out)
     iterator = SerialIterator(validation_part, args.batchsize, repeat=False, shuffle=False)
     evaluator = ranks.evaluator(task.evaluator(iterator, model, **options))
     trainer.extend(evaluator, name='validation', trigger=trigger)
@@ -201,30 +258,33 @@ def train(source, args, title, report_every=1):
         log = extensions.LogReport(trigger=trigger)
         trainer.extend(log)
         columns = ['epoch', *task.log_keys, 'elapsed_time']
-        out = sys.stdout if is_terminal else PlainText()
-        trainer.extend(extensions.PrintReport(columns, out=out), trigger=trigger)
-        if is_terminal:
-            trainer.extend(extensions.ProgressBar())
+        report = extensions.PrintReport(columns, out=sys.stdout if is_terminal else PlainText())
+        trainer.extend(report, trigger=trigger)
+        trainer.extend(extensions.ProgressBar() if is_terminal else progress())
         best_model = extensions.snapshot_object(
             model,
-            files.BEST_FILE,
+            folder.BEST_FILE,
             writer=writer(compression=False),
-            condition=lambda: ends_with_best(log.log, *task.best),
+            condition=lambda: ends_with_best(log.log, best, sign),
         )
         trainer.extend(best_model, 'best_model', trigger, priority=-90)  # before the snapshot
-    trainer.extend(RandomState())
+    trainer.extend(RandomState(), 'random_state', (1, 'epoch'))
+    is_due = Every(1)  # on a GPU an epoch may take less
     # Two of each rank: when one writes its next, all have written the one before.
     snapshot = extensions.snapshot(
-        filename=files.SNAPSHOT_FILE % ('{.updater.iteration}', ranks.rank),
+        filename=folder.SNAPSHOT_FILE % ('{.updater.iteration}', ranks.rank),
         writer=writer(compression=False),
-        condition=NotTwiceASecond(updater, args.epoch, ranks),
+        condition=lambda: ranks.share(is_due() or updater.epoch >= args.epoch),
         n_retains=2,
     )
     trainer.extend(snapshot)
     if args.resume:
-        files.resume(args.out, trainer, ranks)
+        folder.load_snapshot(args.out, trainer, ranks)
+        # The trigger of --patience has not seen it before the snapshot was taken.
+        trainer.observation = ranks.share(log.log[-1] if ranks.is_first else None)
         print('Resumed %s: epoch %d, step %d' % (args.out, updater.epoch, updater.iteration))
-    timer = measure.StepTimer(trainer, device)
+    timer = StepTimer(trainer, device)
+    first = updater.epoch, updater.iteration
 
     # Training.
     gc.freeze()  # modules and molecules stay: searching them for garbage takes as long as an epoch
@@ -235,33 +295,32 @@ def train(source, args, title, report_every=1):
         else:
             print('The run has all of the %d epochs: nothing to train' % args.epoch)
     except KeyboardInterrupt:
-        has_snapshot = files.steps(args.out, 0)
-        way = 'resume continues from the last snapshot' if has_snapshot else 'force starts again'
-        print('\nInterrupted. The same command with --' + way)
+        way = 'The same command with --force starts again'
+        if folder.steps(args.out, 0):
+            way = '--resume --out %s continues from the last snapshot' % args.out
+        print('\nInterrupted. ' + way)
         return 130
     finally:
         gc.unfreeze()
     training_seconds = time.perf_counter() - start
     if not ranks.is_first:
         return 0
+    if updater.epoch < args.epoch:
+        print('Stopped: %d epochs have not bettered the best validation' % args.patience)
 
     # The model, its test, and the pictures.
     losses = [log.log[-1].get(key, 0) for key in task.log_keys if key.endswith('/loss')]
     if not numpy.isfinite(losses).all():
         raise DataError('the last losses are %s: there is no model to save' % losses)
-    path = os.path.join(args.out, files.MODEL_FILE)
-    serializers.save_npz(path, model)
-    test_labels = labels_of(parts[2])
+    with data.replacing(os.path.join(args.out, folder.MODEL_FILE)) as new:
+        serializers.save_npz(new, model)
     predictions = task.predict(model, parts[2], converter, args.batchsize)
-    memory = measure.peak_memory(device, updater)  # before anything else allocates some
-    step = measure.milliseconds_a_step(timer.rounds)
-    lines, metrics = task.report(test_labels, predictions, train_labels)
-    print('\n'.join(['', 'Test molecules:', *lines, '']))
-    if step is not None:
-        text = 'Time a step: %.2f ms, median of %d (batch, converter, forward, backward, update)'
-        print(text % (step['median'], step['steps']))
-    sizes = ['%s %.0f MB' % (name, size / 1e6) for name, size in memory.items()]
-    print('Peak memory: ' + ', '.join(sizes))
+    step = None
+    if len(timer.seconds) > 1:  # the first epoch compiles and allocates
+        n_steps = (updater.iteration - first[1]) / (updater.epoch - first[0])
+        median = 1e3 * numpy.median(timer.seconds[1:]) / n_steps
+        step = {'median': round(float(median), 3), 'epochs': len(timer.seconds) - 1}
+    lines, metrics = task.report(labels[2], predictions, labels[0])
     result = {
         'settings': settings,
         'dense': args.dense,
@@ -271,30 +330,36 @@ def train(source, args, title, report_every=1):
         'test': metrics,
         'milliseconds a step': step,
         'seconds': {'data': round(data_seconds, 3), 'training': round(training_seconds, 3)},
-        'peak memory in bytes': memory,
-        'conditions': measure.conditions(device),
     }
-    files.write_result(args.out, result)
-    print('Model: %s; of the best validation: %s' % (path, files.BEST_FILE))
+    folder.write_json(os.path.join(args.out, 'result.json'), result)
+    print('\n'.join(['', 'Test molecules:', *lines, '']))
+    if step is not None:
+        text = 'Time a step: %.2f ms, median of %d epochs (converter, forward, backward, update)'
+        print(text % (step['median'], step['epochs']))
     from common import pictures  # here: Matplotlib takes a second, and the model is saved
 
-    path = os.path.join(args.out, 'learning_curve.png')
-    pictures.learning_curve(log.log, path, title, task.panels())
-    print('Learning curve: %s' % path)
+    pictures.learning_curve(args.out, log.log, title, task.panels())
     if task.kind == 'regression':
-        path = os.path.join(args.out, 'fit.png')
-        pictures.fit(path, test_labels, predictions, task.titles())
-        print('Predicted against true: %s' % path)
+        pictures.fit(args.out, labels[2], predictions, task.titles())
+    print('Model, results and pictures: %s' % args.out)
     return 0
 
 
 def main(run):
     """Call a script's function and exit with its status; errors of the user have no traceback."""
     try:
-        sys.exit(run())
+        if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None):
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # no longer common's
+        status = run()
+        sys.stdout.flush()
+        sys.exit(status)
     except DataError as error:
         sys.exit('error: %s' % error)
     except MemoryError as error:
         sys.exit('error: not enough memory: %s' % error)
     except KeyboardInterrupt:
         sys.exit('interrupted')
+    except BrokenPipeError:  # as of `| head`, which has closed it
+        # Python flushes once more on exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

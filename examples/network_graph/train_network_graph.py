@@ -21,8 +21,8 @@ from chainer_chemistry.dataset.graph_dataset.base_graph_data import PaddingGraph
 from chainer_chemistry.dataset.graph_dataset.base_graph_data import SparseGraphData
 from chainer_chemistry.models.gin import GIN, GINSparse
 from chainer_chemistry.models.prediction.node_classifier import NodeClassifier
-from common import arguments, files, training
-from common.data import DataError, split
+from common import arguments, data, folder, training
+from common.data import DataError
 from sklearn.linear_model import LogisticRegression
 
 METHODS = {'gin_sparse': GINSparse, 'gin': GIN}
@@ -38,7 +38,7 @@ def graph_data(network, method):
     return PaddingGraphData(x=network.x, adj=CooMatrix(ones, row, col, (n_nodes,) * 2), y=network.y)
 
 
-@files.writing('into the folder of --out')
+@data.writing('into the folder of --out')
 def run(argv=None):
     """Train, test, and write the model; return the exit status."""
     parser = arguments.make_parser('Classification of the nodes of a citation network.')
@@ -49,21 +49,20 @@ def run(argv=None):
         help='cora, citeseer: where Chainer Chemistry keeps them; generated: not real; auto: '
         'cora if it is there, else generated',
     )
-    arguments.add_model_arguments(parser, [*METHODS], 2, 32, 200, 0.2)
-    parser.add_argument(
+    _, group, *_ = arguments.add_model_arguments(parser, [*METHODS], 2, 32, 200, 0.2)
+    group.add_argument(
         '--dropout', type=arguments.number(float, 0, 0.99), default=0.5, help='dropout ratio'
     )
-    arguments.add_device_argument(parser)
     args = parser.parse_args(argv)
     device = arguments.use_device(args.device)
-    files.check_folder(args.out, args.force)
+    folder.check(args.out, args.force)
 
     network = network_data.load(args.dataset, args.seed)
     x, y = network.x, network.y
     print('Data: %s' % network.description)
     sizes = len(y), y.max() + 1, network.edges.shape[1] // 2, x.shape[1]
     print('%d nodes of %d classes, %d edges, %d words' % sizes)
-    parts = [numpy.sort(part) for part in split(y, vars(args))]
+    parts = [numpy.sort(part) for part in data.split(y, dict(vars(args), split='random'))]
     train_part, validation_part, test_part = parts
     print('Split: %d training, %d validation, %d test' % tuple(map(len, parts)))
     if len(numpy.unique(y[train_part])) < 2:
@@ -72,7 +71,7 @@ def run(argv=None):
     settings = dict(vars(args), script=os.path.basename(__file__), data=network.description)
     for name in ('out', 'device', 'force'):
         del settings[name]
-    files.start_run(args.out, settings, args.force)
+    folder.start_run(args.out, settings, args.force)
 
     start = time.perf_counter()
     numpy.random.seed(args.seed)
@@ -87,7 +86,7 @@ def run(argv=None):
         dropout_ratio=args.dropout,
     )
     model = chainer_bspmm.sparsify(NodeClassifier(graph_convolution))
-    data = graph_data(network, args.method)
+    graph = graph_data(network, args.method)
     every = max(args.epoch // 10, 1), 'epoch'
     names = [
         'main/%s(%s)' % (name, of) for name in ('loss', 'accuracy') for of in ('train', 'valid')
@@ -98,7 +97,7 @@ def run(argv=None):
     ]
     run_node_classification_train(
         model,
-        data,
+        graph,
         train_part,
         validation_part,
         epoch=args.epoch,
@@ -107,7 +106,7 @@ def run(argv=None):
         use_default_extensions=False,
         extensions_list=reports,
     )
-    batch_x, adj, _ = chainer_bspmm.CSRConverter('packed')(to_sparse([data]), device)
+    batch_x, adj, _ = chainer_bspmm.CSRConverter('packed')(to_sparse([graph]), device)
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         scores = chainer.backends.cuda.to_cpu(model.predictor(batch_x, adj).array)
     seconds = time.perf_counter() - start
@@ -123,10 +122,12 @@ def run(argv=None):
     for name, share in found.items():
         print('%6.1f %%  %s' % (100 * share, name))
     print('%.1f s for %d epochs and the prediction' % (seconds, args.epoch))
-    path = os.path.join(args.out, files.MODEL_FILE)
-    serializers.save_npz(path, model)
+    path = os.path.join(args.out, folder.MODEL_FILE)
+    with data.replacing(path) as new:
+        serializers.save_npz(new, model)
     print('Model: %s' % path)
-    files.write_result(args.out, {'settings': settings, 'test': found})
+    result = {'settings': settings, 'test': found}
+    folder.write_json(os.path.join(args.out, 'result.json'), result)
     return 0
 
 

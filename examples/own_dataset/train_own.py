@@ -29,25 +29,27 @@ def read(data, settings, **options):
 def run(argv=None):
     """Train, test, and write the model; return the exit status."""
     parser = arguments.make_parser('Training on a CSV file of your own.')
-    parser.add_argument('--data', required=True, help='CSV file, plain or compressed')
-    parser.add_argument('--smiles-column', default='smiles', help='name of the column of SMILES')
-    parser.add_argument('--labels', nargs='+', required=True, help='names of the columns to learn')
-    parser.add_argument(
+    group = arguments.add_training_arguments(parser)
+    group.add_argument(
+        '--data', required=True, help='CSV file, plain or gzip; - for standard input'
+    )
+    group.add_argument('--smiles-column', default='smiles', help='name of the column of SMILES')
+    group.add_argument('--labels', nargs='+', required=True, help='names of the columns to learn')
+    group.add_argument(
         '--task',
         choices=sorted(TASKS),
         required=True,
         help='regression: every label is a number; classification: 1, 0, or nothing where it is '
         'unknown',
     )
-    arguments.add_training_arguments(parser)
-    parser.add_argument(
+    group.add_argument(
         '--split',
         choices=('random', 'scaffold'),
         default='random',
         help='scaffold: molecules with the same ring systems and linkers are in one part, so that '
         'the test molecules are unlike those of the training',
     )
-    args = parser.parse_args(argv)
+    args = arguments.parse_training(parser, argv, sys.modules[__name__])
     if len(set(args.labels)) < len(args.labels):
         raise DataError('--labels: a column is named twice')
     title = '%s: %s' % (args.data, ', '.join(args.labels))

@@ -22,9 +22,9 @@ import pandas
 import train_qm9
 from chainer import optimizers
 from chainer_bspmm.dataset import to_sparse
-from common import data, files, training
+from common import data, folder, training
 from common.arguments import make_parser, number
-from common.tasks import converter_of, labels_of
+from common.tasks import converter_of
 from rdkit import RDConfig
 
 METHOD = 'relgcn'
@@ -43,11 +43,10 @@ def headline(text):
 
 
 def dense_examples(smiles):
-    """Return upstream's (atoms, adj, label) of molecules; the label is any number."""
-    rows = data.typed_smiles(smiles, 1)
-    rows.labels[:, 0] = [len(text) for text in smiles]
-    dataset, rows = data.preprocess(rows, TASK, METHOD, dense=True)
-    files.report_failures(rows, shown=0)
+    """Return upstream's (atoms, adj) of molecules."""
+    rows = data.typed_smiles(smiles, TASK.names)
+    dataset, rows = data.preprocess(rows, METHOD, dense=True)
+    data.report_failures(rows, shown=0)
     return dataset[:]
 
 
@@ -60,7 +59,7 @@ def print_padding(sparse, dense):
         % (LABEL, TASK.units[LABEL])
     )
     columns = '+ %d atoms' % LARGEST, 'ethanol only', '+ %d atoms' % N_PARTNER
-    print('%-38s %12s %12s %12s' % ('', *columns))
+    print('%-38s %14s %14s %14s' % ('', *columns))
     for name, model, converter in (
         ("upstream's dense model", dense, converter_of('dense')),
         ('sparse: concat_mols', sparse, converter_of('folded')),
@@ -71,19 +70,21 @@ def print_padding(sparse, dense):
             TASK.predict(model, [ethanol] + others, converter, 2)[0, 0]
             for others in ([largest], [], [partner])
         ]
-        print('  %-36s %12.2f %12.2f %12.2f' % (name, *values))
+        print('  %-36s %14.2f %14.2f %14.2f' % (name, *values))
 
 
 def print_steps(name, settings, examples):
     """Time training steps, dense and sparse in turn, on the same molecules; print medians."""
+    n_atoms = numpy.array([len(example[0]) for example in examples])
+    labels = n_atoms[:, None].astype(numpy.float32)  # any numbers
+    examples = [(*example, label) for example, label in zip(examples, labels)]
     models = []
     for dense in (True, False):
         numpy.random.seed(0)
-        model = TASK.build(settings, dense, labels_of(examples))
+        model = TASK.build(settings, dense, labels)
         optimizer = optimizers.Adam().setup(model)
         held = examples if dense else to_sparse(examples)
         models.append((model, optimizer, converter_of('dense' if dense else 'folded'), held))
-    n_atoms = numpy.array([len(example[0]) for example in examples])
     times, sizes, padded = [], [], []
     order = numpy.random.RandomState(0)
     for _ in range(2 + REPEATS):
@@ -144,13 +145,13 @@ def main():
         return status
 
     headline("2. Same parameters, same predictions as upstream's dense model")
-    settings = files.load_settings(args.out, 'train_qm9.py')
+    settings = folder.load_settings(args.out, 'train_qm9.py')
     sparse, dense = models = [TASK.build(settings, dense) for dense in (False, True)]
     for model in models:
-        files.load_npz(os.path.join(args.out, files.MODEL_FILE), model)
+        folder.load_npz(os.path.join(args.out, folder.MODEL_FILE), model)
     _, rows = train_qm9.read('sample', settings)
     rows = rows.take(data.spread(len(rows.smiles), args.num_data))
-    dataset, _ = data.preprocess(rows, TASK, METHOD, dense=True)
+    dataset, _ = data.preprocess(rows, METHOD, dense=True)
     test = dataset[data.split(rows.smiles, settings)[2]]
     ours = TASK.predict(sparse, test, converter_of('folded'), BATCHSIZE)
     upstream = TASK.predict(dense, test, converter_of('dense'), BATCHSIZE)

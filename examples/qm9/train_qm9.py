@@ -10,10 +10,12 @@ import os
 import sys
 import tarfile
 
+import pandas
+
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for common
 
 from common import arguments, training
-from common.data import DataError, join, read_csv
+from common.data import DataError, Rows, read_csv
 from common.tasks import Regression
 from chainer_chemistry.datasets import get_qm9_filepath
 
@@ -58,21 +60,29 @@ def qm9pack_files():
     return paths if all(os.path.exists(path) for path in paths) else []
 
 
+def renamed(rows, names):
+    """Return rows whose table has our names of columns: test.csv can be read as our sample is."""
+    return rows._replace(table=rows.table.rename(columns=names))
+
+
 def read(data, settings, **options):
     """Return (description, rows) of what `--data` names: a word, or a file like the sample.
 
-    `options` are those of :func:`common.data.read_csv`, for files only.
+    `options` are those of :func:`common.data.read_csv`.
     """
     task = task_of(settings)
     if data == 'sample':
-        return 'the sample of QM9 in this repository', read_csv(SAMPLE, 'smiles', task)
+        return 'the sample of QM9 in this repository', read_csv(SAMPLE, 'smiles', task, **options)
     if data != 'full':
         return data, read_csv(data, 'smiles', task, **options)
     paths = qm9pack_files()
     if paths:
         columns = [TARGETS[name][1] for name in task.names]
-        parts = [read_csv(path, 'SMILES', task, columns) for path in paths]
-        return "QM9 from qm9pack's files", join(parts)
+        parts = [read_csv(path, 'SMILES', task, columns, **options) for path in paths]
+        return "QM9 from qm9pack's files", renamed(
+            Rows(*map(pandas.concat, zip(*parts))),
+            {'SMILES': 'smiles', **dict(zip(columns, task.names))},
+        )
     print("qm9pack is not installed: using upstream's download of QM9 (once, about 90 MB) ...")
     try:
         path = get_qm9_filepath()
@@ -80,27 +90,29 @@ def read(data, settings, **options):
         raise DataError(
             'the download of QM9 failed (%s); `pip install qm9pack` brings the data, too' % error
         ) from error
-    return "QM9 from upstream's download, %s" % path, read_csv(path, 'SMILES1', task)
+    rows = read_csv(path, 'SMILES1', task, **options)
+    return "QM9 from upstream's download, %s" % path, renamed(rows, {'SMILES1': 'smiles'})
 
 
 def run(argv=None, report_every=1):
     """Train, test, and write the model; return the exit status."""
     parser = arguments.make_parser('Regression on QM9.')
-    parser.add_argument(
+    group = arguments.add_training_arguments(parser)
+    group.add_argument(
         '--label',
         '-l',
         choices=list(TARGETS) + ['all'],
         default='all',
         help='target; all means all 15 at once',
     )
-    parser.add_argument(
+    group.add_argument(
         '--data',
         default='sample',
         help='sample: the 4,000 molecules in this repository; full: all of QM9 (pip install '
         'qm9pack, else a download); or a CSV file with the columns smiles and the target(s)',
     )
-    arguments.add_training_arguments(parser)
-    args = parser.parse_args(argv)
+    parser.set_defaults(split='random')
+    args = arguments.parse_training(parser, argv, sys.modules[__name__])
     title = 'all 15 targets'
     if args.label != 'all':
         title = '%s, %s' % (args.label, TARGETS[args.label][2])

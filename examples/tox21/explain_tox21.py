@@ -12,7 +12,8 @@ saliency.csv.
 import os
 
 import train_tox21  # before common, which it finds
-from common import arguments, files, prediction, training
+from common import arguments, data, folder, prediction, training
+from common.data import DataError
 
 import numpy
 import pandas
@@ -40,7 +41,7 @@ def saliency(model, dataset, column, name, converter, batchsize):
     kind, options = CALCULATORS[name]
 
     def score(*batch):
-        scores = model.predictor(*batch[:-1])[:, column : column + 1]  # without the labels
+        scores = model.predictor(*batch)[:, column : column + 1]
         # The gradient of the sum holds that of each molecule.
         return scores if kind is OcclusionCalculator else functions.sum(scores)
 
@@ -65,36 +66,44 @@ def draw(mol, values, path, legend):
     )
     drawer.FinishDrawing()
     text = drawer.GetDrawingText()
-    with open(path, 'w' if is_svg else 'wb') as file:
+    with data.replacing(path) as new, open(new, 'w' if is_svg else 'wb') as file:
         file.write(text)
 
 
-@files.writing('into the folder of --out')
+@data.writing('into the folder of --out')
 def run():
     """Explain, and write pictures and numbers."""
     parser = arguments.make_parser('Saliency of the atoms for a model trained on Tox21.')
     arguments.add_trained_arguments(parser, 'train_tox21.py')
     parser.add_argument('--smiles', nargs='+', required=True, help='molecules')
-    parser.add_argument('--assay', default=train_tox21.ASSAYS[0], choices=train_tox21.ASSAYS)
-    parser.add_argument('--calculator', default='gradient', choices=CALCULATORS)
+    assays = train_tox21.ASSAYS
+    parser.add_argument('--assay', default=assays[0], choices=assays, help='whose score')
+    parser.add_argument(
+        '--calculator',
+        default='gradient',
+        choices=CALCULATORS,
+        help='gradient times input, integrated gradients, or occlusion of an atom',
+    )
     parser.add_argument('--out', '-o', help='folder to write (IN_DIR/saliency)')
     parser.add_argument(
         '--force', action='store_true', help='write into a folder that is not empty'
     )
     args = parser.parse_args()
     out = os.path.join(args.in_dir, 'saliency') if args.out is None else args.out
-    files.check_folder(out, args.force)
+    if os.path.isdir(out) and os.listdir(out) and not args.force:
+        text = '--out: the folder %s is not empty; expected a new one, or --force to write into it'
+        raise DataError(text % out)
     settings, task, model, converter = prediction.load(args, train_tox21)
     dataset, molecules = prediction.from_smiles(args.smiles, settings, task)
     os.makedirs(out, exist_ok=True)
-    files.report_failures(molecules, os.path.join(out, files.FAILED_FILE))
-    column = train_tox21.ASSAYS.index(args.assay)
+    data.report_failures(molecules, os.path.join(out, folder.FAILED_FILE))
+    column = assays.index(args.assay)
     found = saliency(model, dataset, column, args.calculator, converter, args.batchsize)
     probabilities = task.predict(model, dataset, converter, args.batchsize)[:, column]
     rows = []
-    used = numpy.flatnonzero(molecules.reason == '').tolist()
+    used = numpy.flatnonzero((molecules.reason == '').to_numpy()).tolist()
     for i, values, probability in zip(used, found, probabilities):
-        smiles = molecules.smiles[i]
+        smiles = molecules.smiles.iloc[i]
         # With its atoms in the order in which the model has them.
         mol = Chem.MolFromSmiles(Chem.CanonSmiles(smiles, useChiral=False))
         values = values[: mol.GetNumAtoms()]
@@ -107,7 +116,7 @@ def run():
             for atom, value in zip(mol.GetAtoms(), values.tolist())
         ]
     table = pandas.DataFrame(rows, columns=['molecule', 'smiles', 'atom', 'element', 'saliency'])
-    files.write_table(os.path.join(out, 'saliency.csv'), table)
+    data.write_table(os.path.join(out, 'saliency.csv'), table)
     print('Pictures of %d molecule(s), and saliency.csv: %s' % (len(found), out))
     return 0
 

@@ -13,59 +13,46 @@ gives the reason. Under mpirun all rows are in the order of the lines.
 
 import contextlib
 import csv
-import gzip
 import io
 import itertools
 import os
 import sys
-import typing
 import warnings
 import zlib
 
 import train_tox21  # before common, which it finds
 from chainer import functions
 from chainer_bspmm.training import captured_predict
-from common import arguments, files, prediction, training
+from common import arguments, data, prediction, training
 from common.data import DataError
 from common.ranks import ranks_of
 
 
 def read_from(path):
     """Return the file of lines that `path` names, plain or compressed, or standard input."""
-    file: typing.Any = sys.stdin.buffer
-    if path not in (None, '-'):
-        try:
-            file = open(path, 'rb')
-        except OSError as error:
-            raise DataError('cannot read %s: %s' % (path, error.strerror)) from error
-        if file.peek(2)[:2] == b'\x1f\x8b':
-            file = gzip.open(file)
+    file = data.opened(path)
     # Neither in SMILES: separators of a table, bytes of gzip and of UTF-16.
     first = file.peek(80).split(b'\n')[0]
     if set((first.split() or [b''])[0]) & set(b',;') or set(first) & set(b'\x1f\0'):
         text = '%s: expected one SMILES a line, got %r; for a CSV file use predict_tox21.py --data'
-        raise DataError(text % (path or 'standard input', first[:40].decode(errors='replace')))
+        raise DataError(
+            text % ('standard input' if path == '-' else path, first[:40].decode(errors='replace'))
+        )
     # A character that is not UTF-8 affects its line, not the whole run.
     return io.TextIOWrapper(file, encoding='utf-8-sig', errors='replace')
 
 
 @contextlib.contextmanager
 def written_to(path):
-    """Give a file for a CSV table, or standard output, and say what cannot be written.
-
-    When the reader of the output, such as ``head``, has closed it, exit quietly with status 1.
-    """
-    with files.writing(path or 'standard output'), contextlib.ExitStack() as stack:
-        file = sys.stdout
-        if path is not None:
-            file = stack.enter_context(open(path, 'w', encoding='utf-8', newline=''))
-        try:
+    """Give a file for a CSV table, or standard output, and say what cannot be written."""
+    with data.writing(path or 'standard output'):
+        if path is None:
+            yield sys.stdout
+            return
+        if os.path.islink(path):  # is replaced, not followed
+            os.remove(path)
+        with open(path, 'w', encoding='utf-8', newline='') as file:
             yield file
-            file.flush()
-        except BrokenPipeError:
-            # Python flushes once more on exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
-            sys.exit(1)
 
 
 def rows(lines, model, **options):
@@ -103,7 +90,7 @@ def from_all(ranks, found, n_rows):
 
 def check_source(ranks, path):
     """Refuse what the processes cannot share out, because they do not read the same."""
-    if path in (None, '-'):
+    if path == '-':
         raise DataError('--communicator: expected a file of SMILES, which every process reads')
     checksum = None  # not to be read: told later
     with contextlib.suppress(OSError), open(path, 'rb') as file:
@@ -117,9 +104,7 @@ def check_source(ranks, path):
 def run():
     """Screen, and write the CSV file."""
     parser = arguments.make_parser('Screening with a model trained on Tox21.')
-    parser.add_argument(
-        'smiles', nargs='?', help='file of SMILES; without it, or -: standard input'
-    )
+    parser.add_argument('smiles', nargs='?', default='-', help='file of SMILES; -: standard input')
     arguments.add_trained_arguments(parser, 'train_tox21.py', batchsize=1024)
     parser.add_argument('--out', '-o', help='CSV file to write; without it: standard output')
     parser.add_argument('--force', action='store_true', help='replace the file of --out')
@@ -127,7 +112,7 @@ def run():
     args = parser.parse_args()
     ranks = ranks_of(args.communicator)
     if args.out is not None and ranks.is_first:
-        files.check_new_file(args.out, args.force)
+        data.check_new_file(args.out, args.force)
     n_processes = None
     if ranks.are_several:
         check_source(ranks, args.smiles)
@@ -153,7 +138,7 @@ def run():
             found = from_all(ranks, found, size)
         with written_to(args.out if ranks.is_first else os.devnull) as file:
             writer = csv.writer(file, lineterminator='\n')
-            titles = [task.column_titles(name)[0] for name in task.names]
+            titles = list(map(task.column_title, task.names))
             writer.writerow(['line', 'smiles', 'error', *titles])
             for number, smiles, error, probabilities in found:
                 cells = ['%.7g' % probability for probability in probabilities]

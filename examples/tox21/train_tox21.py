@@ -54,14 +54,15 @@ def read(data, settings=None, **options):
 def run(argv=None):
     """Train, test, and write the model; return the exit status."""
     parser = arguments.make_parser('Classification on Tox21.')
-    parser.add_argument(
+    group = arguments.add_training_arguments(parser)
+    group.add_argument(
         '--data',
         default='download',
-        help="download: Chainer Chemistry's; or a CSV file, plain or compressed, "
+        help="download: Chainer Chemistry's; or a CSV file, plain or gzip, "
         "with the columns of MoleculeNet's: smiles and the 12 assays",
     )
-    arguments.add_training_arguments(parser)
-    args = parser.parse_args(argv)
+    parser.set_defaults(split='random')
+    args = arguments.parse_training(parser, argv, sys.modules[__name__])
     return training.train(sys.modules[__name__], args, 'Tox21: 12 assays')
 
 

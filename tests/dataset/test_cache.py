@@ -21,6 +21,7 @@ from chainer_bspmm.dataset import cache, from_smiles  # NOQA: E402
 from chainer_bspmm.dataset import smiles as smiles_module  # NOQA: E402
 from tests.support.data_sets import assert_same_molecules  # NOQA: E402
 
+pytestmark = pytest.mark.filterwarnings('ignore:from_smiles: ')
 SMILES = ['C', 'CCO', 'C1CC', 'c1ccccc1', '', 'CN(C)(C)C', 'O=[N+]([O-])c1ccccc1', 'CC#N', '[U]']
 
 

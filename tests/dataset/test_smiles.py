@@ -38,6 +38,7 @@ METHODS = (
     'ggnn_gwm',
 )
 
+pytestmark = pytest.mark.filterwarnings('ignore:from_smiles: ')
 SMILES = [
     'C',
     'CCO',
@@ -234,6 +235,43 @@ def test_failures_say_why(capfd):
     assert 'kekulize' in reasons[5]
     assert reasons[6:] == ['RDKit cannot parse it'] * 2
     assert capfd.readouterr() == ('', '')
+
+
+def warning_of(smiles, **options):
+    with pytest.warns(UserWarning) as caught:
+        from_smiles(smiles, 'relgcn', **options)
+    (warning,) = caught
+    assert warning.filename == __file__
+    return str(warning.message)
+
+
+def test_molecules_that_cannot_be_used_are_counted():
+    """Once, with the first and its reason: the examples after it have moved up."""
+    assert warning_of(['CCO', 'C(C', 'CCCCCC', 'C1CC']) == (
+        'from_smiles: 2 of 4 SMILES cannot be used and have no example in the data set. The first, '
+        "at position 1, is 'C(C': RDKit cannot parse it. `kept` has the positions of the examples, "
+        '`failures` the reasons'
+    )
+
+
+def test_a_molecule_that_cannot_be_used():
+    """A long one is cut."""
+    assert warning_of(['CCO', 'C(' * 1000]) == (
+        'from_smiles: 1 of 2 SMILES cannot be used and has no example in the data set. The first, '
+        "at position 1, is '%sC: RDKit cannot parse it. `kept` has the positions of the examples, "
+        '`failures` the reasons' % ('C(' * 49)
+    )
+
+
+def test_molecules_of_the_cache_are_counted_too(monkeypatch, tmp_path):
+    monkeypatch.setenv('CHAINER_BSPMM_CACHE_DIR', str(tmp_path))
+    smiles = ['CCO', None]
+    assert warning_of(smiles, cache=True) == warning_of(smiles, cache=True) == warning_of(smiles)
+
+
+def test_no_warning_where_all_can_be_used(recwarn):
+    from_smiles(['CCO', 'C'], 'relgcn')
+    assert not recwarn.list
 
 
 def test_a_molecule_larger_than_out_size():

@@ -1,7 +1,6 @@
 """The scripts of examples/own_dataset, run as a user runs them; what a run does with its folder."""
 
 import contextlib
-import gzip
 import io
 import json
 import os
@@ -12,6 +11,7 @@ import signal
 import subprocess
 import threading
 import time
+import types
 import zipfile
 
 import chainer
@@ -63,7 +63,7 @@ def folder(trained, tmp_path):
 @pytest.fixture(scope='module')
 def common():
     imported(OWN, 'train_own')
-    import common.files
+    import common.folder
     import common.training
 
     return common
@@ -89,14 +89,14 @@ def test_regression_of_several_labels(tmp_path):
     test = json.loads((tmp_path / 'result' / 'result.json').read_text())['test']
     assert list(test['MAE']) == ['log S', 'mass']
     printed = run('predict_own.py', '--out', 'p.csv', cwd=tmp_path)
-    assert 'MAE of mass: %.6g (14 molecules)' % test['MAE']['mass'] in printed
-    names = ['smiles', 'name', 'log S predicted', 'log S true', 'mass predicted', 'mass true']
+    assert 'MAE of mass: %.6g, RMSE ' % test['MAE']['mass'] in printed
+    names = ['name', 'Structure', 'log S', 'mass', 'log S predicted', 'mass predicted']
     assert list(rows(tmp_path / 'p.csv')[0]) == names
     (tmp_path / 'new.csv').write_text('id,Structure,mass\n7,CCO,46\n')
     run('predict_own.py', '--data', 'new.csv', '--out', 'q.csv', cwd=tmp_path)
     (row,) = rows(tmp_path / 'q.csv')
-    names = ['smiles', 'id', 'log S predicted', 'mass predicted', 'mass true']
-    assert list(row) == names and row['id'] == '7'
+    assert list(row) == ['id', 'Structure', 'mass', 'log S predicted', 'mass predicted']
+    assert row['id'] == '7'
 
 
 def test_classification_by_scaffold(tmp_path):
@@ -170,8 +170,8 @@ def test_errors_of_the_user_have_no_traceback(tmp_path, error, change, message):
 
 @pytest.mark.parametrize(
     'content',
-    [TABLE.encode('utf-16'), gzip.compress(TABLE.encode(), mtime=0), b'smiles,y\nC\xe4,1\n'],
-    ids=['UTF-16', 'gzip', 'Latin-1'],
+    [TABLE.encode('utf-16'), b'smiles,y\nC\xe4,1\n', b'smiles,y,name\nC,1,caf\xe9\n'],
+    ids=['UTF-16', 'Latin-1', 'Latin-1 in a column that is not learned'],
 )
 def test_files_that_are_not_utf_8_are_refused(tmp_path, error, content):
     (tmp_path / 'mine.csv').write_bytes(content)
@@ -183,10 +183,12 @@ def test_files_that_are_not_utf_8_are_refused(tmp_path, error, content):
 @pytest.mark.parametrize(
     'option, message',
     [
-        (['--seed', '99999999999'], 'got 99999999999, expected from 0 to 4294967295'),
-        (['--num-data', '-2'], 'got -2, expected at least -1'),
-        (['--padded-to', '0'], 'got 0, expected at least 1'),
-        (['--train-data-ratio', '1.5'], 'got 1.5, expected from 0 to 1'),
+        (['--seed', '99999999999'], 'got 99999999999, expected a number from 0 to 4294967295'),
+        (['--num-data', '-2'], 'got -2, expected a number at least -1'),
+        (['--padded-to', '0'], 'got 0, expected a number at least 1, largest, batch'),
+        (['--padded-to', 'big'], 'got big, expected a number at least 1, largest, batch'),
+        (['--learning-rate', 'nan'], 'got nan, expected a number from 0 to 1'),
+        (['--train-data-ratio', '1.5'], 'got 1.5, expected a number from 0 to 1'),
     ],
 )
 def test_numbers_out_of_range(capsys, option, message):
@@ -208,10 +210,12 @@ def test_a_folder_belongs_to_one_run(folder, error, words):
 
 
 def test_a_folder_with_other_files_is_refused(folder, error):
-    assert error('train_own.py', *WORDS, '--out', '.') == (
-        'error: --out: the folder . is not empty; expected a new one, or --force to start again '
-        'in it'
-    )
+    for words in [], ['--force']:
+        assert error('train_own.py', *WORDS, '--out', '.', *words) == (
+            'error: --out: the folder . has files that are not of a run, which --force does not '
+            'remove; expected a new one'
+        )
+    assert (folder / 'mine.csv').read_text() == TABLE
 
 
 def test_only_the_files_of_a_run_are_replaced(folder):
@@ -227,11 +231,11 @@ def test_only_the_files_of_a_run_are_replaced(folder):
 
 def test_a_folder_that_another_run_has_claimed_meanwhile(common, tmp_path):
     for _ in range(2):  # two runs, before either starts
-        common.files.check_folder(str(tmp_path), force=False)
-    common.files.start_run(str(tmp_path), {'seed': 1}, force=False)
+        common.folder.check(str(tmp_path), force=False)
+    common.folder.start_run(str(tmp_path), {'seed': 1}, force=False)
     (tmp_path / 'log').write_text('of the first')
-    with pytest.raises(common.files.DataError) as error:
-        common.files.start_run(str(tmp_path), {'seed': 2}, force=False)
+    with pytest.raises(common.folder.DataError) as error:
+        common.folder.start_run(str(tmp_path), {'seed': 2}, force=False)
     message = '--out: another run has just started in the folder %s' % tmp_path
     assert str(error.value) == message
     assert json.loads((tmp_path / 'settings.json').read_text())['seed'] == 1
@@ -258,9 +262,10 @@ def test_a_run_that_was_stopped_twice_continues(folder):
         process.send_signal(how)
         text, error = process.communicate(timeout=300)
         assert process.returncode == (130 if how == signal.SIGINT else -how), text + error
-        assert not (folder / 'stopped' / 'model.npz').exists() and error == ''
+        assert not (folder / 'stopped' / 'model.npz').exists() and error == 'Parsing 90 molecules\n'
         if how == signal.SIGINT:
-            assert text.endswith('command with --resume continues from the last snapshot\n')
+            way = '\nInterrupted. --resume --out stopped continues from the last snapshot\n'
+            assert text.endswith(way)
         before = set(folder.glob('stopped/snapshot_*'))
     run('train_own.py', *options, '--resume', cwd=folder)
     run('train_own.py', *options, '--out', 'whole', cwd=folder)
@@ -286,6 +291,177 @@ def test_an_interrupt_before_the_training(common, folder, monkeypatch):
         common.training.main(lambda: imported(OWN, 'train_own').run(WORDS))
 
 
+def continued(folder, *words):
+    """Resume the run in result with these options alone; return what was printed."""
+    return run('train_own.py', '--resume', '--out', 'result', *words, cwd=folder)
+
+
+def test_a_resumption_needs_no_option_of_the_run(folder):
+    """Not even its number of epochs, which settings.json has from the last command."""
+    text = continued(folder, '--epoch', '3')
+    assert 'Resumed result: epoch 2, step 8\n' in text
+    assert 'The run has all of the 3 epochs: nothing to train\n' in continued(folder)
+    run('train_own.py', *WORDS, '--epoch', '3', '--out', 'whole', cwd=folder)
+    assert_same_bits(
+        arrays(folder / 'result' / 'model.npz'), arrays(folder / 'whole' / 'model.npz')
+    )
+
+
+@pytest.mark.parametrize(
+    'words', [['--padded-to', 'batch'], ['--layout', 'packed'], ['--dense'], ['--layout', 'padded']]
+)
+def test_a_resumption_keeps_the_layout(tmp_path, words):
+    train_on(tmp_path, TABLE, *words)
+    before = json.loads((tmp_path / 'result' / 'settings.json').read_text())
+    continued(tmp_path)
+    assert json.loads((tmp_path / 'result' / 'settings.json').read_text()) == before
+
+
+@pytest.mark.parametrize(
+    'words, name, before, now',
+    [
+        (['--unit-num', '4'], 'unit_num', 8, 4),
+        (['--labels', 'z'], 'labels', ['y'], ['z']),
+        (['--learning-rate', '0.1'], 'learning_rate', 0.001, 0.1),
+        (['--layout', 'packed', '--padded-to', 'batch'], 'layout', 'folded', 'packed'),
+        (['--dense', '--padded-to', 'batch'], 'layout', 'folded', 'dense'),
+    ],
+)
+def test_a_resumption_with_another_option_names_both(folder, error, words, name, before, now):
+    assert error('train_own.py', '--resume', '--out', 'result', *words) == (
+        'error: --resume: %s was %r in the run in result, and is %r now; both must be the same'
+        % (name, before, now)
+    )
+
+
+def test_a_learning_rate(folder):
+    run('train_own.py', *WORDS, '--learning-rate', '0', '--out', 'still', cwd=folder)
+    log = json.loads((folder / 'still' / 'log').read_text())
+    assert log[0]['validation/main/loss'] == log[1]['validation/main/loss']
+
+
+def test_patience(folder):
+    """With a learning rate of 0 no epoch betters the first; a resumption remembers that."""
+    words = [*WORDS, '--learning-rate', '0', '--patience', '3', '--out', 'still']
+    text = run('train_own.py', *words, '--epoch', '3', cwd=folder)
+    assert 'Stopped' not in text
+    text = run('train_own.py', '--resume', '--out', 'still', '--epoch', '9', cwd=folder)
+    assert 'Stopped: 3 epochs have not bettered the best validation\n' in text
+    log = json.loads((folder / 'still' / 'log').read_text())
+    assert [entry['epoch'] for entry in log] == [1, 2, 3, 4]
+
+
+def test_progress_within_an_epoch(common, monkeypatch, capsys):
+    clock = iter([5, 11, 15.5, 25])
+    monkeypatch.setattr(common.training.time, 'perf_counter', lambda: next(clock))
+    show = common.training.progress()
+    for epoch in 0.1, 0.25, 0.3, 0.5:
+        show(types.SimpleNamespace(updater=types.SimpleNamespace(epoch_detail=epoch)))
+    assert capsys.readouterr().out == 'epoch 0.10\nepoch 0.30\n'
+
+
+def test_there_is_a_snapshot_of_the_last_epoch_however_short(trained):
+    assert (trained / 'result' / SNAPSHOT).exists()
+
+
+@pytest.mark.parametrize('script', ['train_own.py', 'predict_own.py'])
+def test_an_interrupt_at_any_moment_is_one_line(trained, tmp_path, script):
+    """Of these the first come amid imports."""
+    words = [*WORDS, '--data', trained / 'mine.csv', '--epoch', '9999']
+    if script == 'predict_own.py':
+        words = ['--in-dir', trained / 'result', '--data', '-']  # waits for data
+    found = []
+    for seconds in 0.3, 0.6, 1, 2, 4:
+        process = subprocess.Popen(
+            command(OWN / script, words),
+            cwd=tmp_path,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        found.append(process.stderr.read().replace('Parsing 90 molecules\n', ''))
+        process.wait()
+        shutil.rmtree(tmp_path / 'result', ignore_errors=True)
+    assert set(found) <= {'interrupted\n', ''}
+    assert found[1] == 'interrupted\n'
+
+
+def test_force_replaces_links_and_does_not_follow_them(folder):
+    (folder / 'precious.npz').write_text('of the user')
+    for name in 'model.npz', 'fit.png', 'result.json':
+        (folder / 'result' / name).unlink()
+        (folder / 'result' / name).symlink_to('../precious.npz')
+    run('train_own.py', *WORDS, '--force', cwd=folder)
+    assert (folder / 'precious.npz').read_text() == 'of the user'
+    assert not any(path.is_symlink() for path in (folder / 'result').iterdir())
+
+
+def test_a_resumption_replaces_links_and_does_not_follow_them(folder):
+    (folder / 'precious.npz').write_text('of the user')
+    names = 'model.npz', 'best_model.npz', 'learning_curve.png', 'fit.png', 'test.csv', 'log'
+    for name in names:
+        (folder / 'result' / name).unlink()
+        (folder / 'result' / name).symlink_to('../precious.npz')
+    continued(folder, '--epoch', '3')
+    assert (folder / 'precious.npz').read_text() == 'of the user'
+
+
+def test_a_folder_with_a_link_but_no_run_is_refused(tmp_path, error):
+    (tmp_path / 'mine.csv').write_text(TABLE)
+    (tmp_path / 'result').mkdir()
+    (tmp_path / 'result' / 'model.npz').symlink_to('../mine.csv')
+    assert error('train_own.py', *WORDS, '--force') == (
+        'error: --out: the folder result has files that are not of a run, which --force does not '
+        'remove; expected a new one'
+    )
+    assert (tmp_path / 'mine.csv').read_text() == TABLE
+
+
+def test_predictions_replace_a_link_and_do_not_follow_it(folder, error):
+    (folder / 'p.csv').symlink_to('mine.csv')
+    predict = ['predict_own.py', '--out', 'p.csv']
+    message = 'error: --out: p.csv exists; expected a new file, or --force to replace it'
+    assert error(*predict) == message
+    run(*predict, '--force', cwd=folder)
+    assert (folder / 'mine.csv').read_text() == TABLE
+    assert not (folder / 'p.csv').is_symlink()
+
+
+def test_predictions_touch_no_other_file(folder):
+    (folder / 'part_p.csv').write_text('of the user')
+    before = {path.name for path in folder.iterdir()}
+    run('predict_own.py', '--out', 'p.csv', cwd=folder)
+    assert (folder / 'part_p.csv').read_text() == 'of the user'
+    assert {path.name for path in folder.iterdir()} == before | {'p.csv'}
+
+
+def test_new_files_have_the_permissions_of_others(folder):
+    (folder / 'plain').touch()
+    modes = {(folder / name).stat().st_mode for name in ('plain', 'result/model.npz')}
+    assert len(modes) == 1
+
+
+@pytest.mark.parametrize(
+    'name, value, reason',
+    [
+        ('method', 'foo', '[ERROR] Invalid method: foo'),
+        ('layout', 'x', "layout: expected one of 'packed', 'folded', 'padded', got 'x'"),
+        ('task', 'x', "'x'"),
+    ],
+)
+def test_settings_that_no_run_has_are_one_line(folder, error, name, value, reason):
+    path = folder / 'result' / 'settings.json'
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    assert error('predict_own.py', '--smiles', 'C') == (
+        'error: result/settings.json cannot be read, or is not of a run: ' + reason
+    )
+
+
 class Evil:
     def __reduce__(self):
         return os.mkdir, ('evil',)
@@ -294,7 +470,7 @@ class Evil:
 @pytest.mark.parametrize('name', ['model.npz', 'best_model.npz', SNAPSHOT, 'pickle', 'object'])
 def test_objects_in_files_are_refused_before_they_run(common, folder, error, name):
     path = folder / 'result' / ('model.npz' if name in ('pickle', 'object') else name)
-    common.files.check_arrays(path)  # has a None
+    common.folder.check_arrays(path)  # has a None
     evil = numpy.array(None, object)
     evil[()] = 1.5 if name == 'object' else Evil()
     if name == 'pickle':  # which NumPy would load, though an archive follows
@@ -330,7 +506,7 @@ def test_none_of_every_pickle_protocol_is_no_object(common, tmp_path, protocol):
     for text in texts:
         with zipfile.ZipFile(tmp_path / 'file.npz', 'w') as archive:
             archive.writestr('a.npy', header.getvalue() + text)
-        common.files.check_arrays(tmp_path / 'file.npz')
+        common.folder.check_arrays(tmp_path / 'file.npz')
 
 
 @pytest.mark.parametrize('change', ['truncated', 'garbled', 'encrypted', 'model'])
@@ -358,7 +534,9 @@ def full_disk(most):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:
-        yield
+        # Pytest keeps what is printed in a file.
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
@@ -399,7 +577,9 @@ def test_a_loss_that_is_not_finite_is_an_error(common, folder, error, monkeypatc
 
 
 def test_results_are_valid_json(common, tmp_path):
-    common.files.write_result(tmp_path, {'a': {'b': numpy.nan, 'c': -numpy.inf}, 'd': 1.5})
+    common.folder.write_json(
+        tmp_path / 'result.json', {'a': {'b': numpy.nan, 'c': -numpy.inf}, 'd': 1.5}
+    )
     text = (tmp_path / 'result.json').read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {'a': {'b': None, 'c': None}, 'd': 1.5}
 
@@ -416,11 +596,9 @@ def changed(request, folder):
     return folder
 
 
-def test_the_test_part_of_changed_data_is_refused(changed, error):
-    assert error('predict_own.py') == (
-        'error: %s has other molecules or labels, or in another order, than when the model was '
-        'trained: the test part cannot be found again' % (changed / 'mine.csv')
-    )
+def test_the_test_part_is_that_of_the_training_though_the_data_have_changed(changed):
+    test = json.loads((changed / 'result' / 'result.json').read_text())['test']
+    assert 'MAE of y: %.6g, ' % test['MAE']['y'] in run('predict_own.py', cwd=changed)
 
 
 def test_a_training_on_changed_data_is_not_resumed(changed, error):
@@ -430,31 +608,11 @@ def test_a_training_on_changed_data_is_not_resumed(changed, error):
     )
 
 
-@pytest.fixture
-def moved(folder):
-    """The folder of a training that has moved from /nowhere/project, together with the data."""
-    path = folder / 'result' / 'settings.json'
-    path.write_text(path.read_text().replace(str(folder), '/nowhere/project'))
-    return folder
-
-
-def test_a_folder_may_move_together_with_the_data(moved):
-    printed = run('predict_own.py', '--in-dir', moved / 'result')
-    assert 'Data: %s: 90 molecules' % (moved / 'mine.csv') in printed
-
-
-def test_data_that_were_removed_are_named_where_they_were(moved, error):
-    (moved / 'mine.csv').unlink()
-    message = 'error: data file not found: /nowhere/project/mine.csv'
-    assert error('predict_own.py') == message
-
-
-def test_rows_with_more_cells_than_the_header(trained, tmp_path):
-    # With the first row among them, pandas would take the first column for an index.
-    (tmp_path / 'mine.csv').write_text(TABLE.replace('m0\n', 'm0,4\n').replace('m7\n', 'm7,5,6\n'))
-    predict = 'predict_own.py', '--in-dir', trained / 'result', '--data', 'mine.csv'
-    run(*predict, '--out', 'all.csv', cwd=tmp_path)
-    assert [row['name'] for row in rows(tmp_path / 'all.csv')] == ['m%d' % i for i in range(90)]
+def test_a_folder_may_move_without_the_data(folder):
+    (folder / 'mine.csv').unlink()
+    (folder / 'result').rename(folder / 'elsewhere')
+    printed = run('predict_own.py', '--in-dir', 'elsewhere', cwd=folder)
+    assert 'Data: elsewhere/test.csv: 14 molecules\n' in printed
 
 
 MISSING = {0: '', 1: 'NaN', 2: ' n/a '}
@@ -482,14 +640,13 @@ def trained_on_odd_rows(tmp_path_factory):
 @pytest.mark.parametrize(
     'line',
     [
-        'Skipped 9 molecule(s) without each label of y, the first: mine.csv row 2\n',
-        'Data: mine.csv: 86 molecules, 83 of them used\n',
-        '3 molecule(s) could not be used, all listed in result/failed.csv\n',
+        'Data: mine.csv: 95 molecules, 83 of them used\n',
+        '12 molecule(s) could not be used, all listed in result/failed.csv\n',
+        "  mine.csv row 2: 'C': no label\n",
         "  mine.csv row 92: 'C1CC': RDKit cannot parse it\n",
-        "  mine.csv row 93: '[Og]': atomic number 118, the models support those below 117\n",
-        'Duplicates: 1 molecule(s) have the SMILES of an earlier one, the first: mine.csv row 96: '
+        '  ... and 2 more\n',
+        'Duplicates: 1 molecule(s) are an earlier one, stereo aside, the first: mine.csv row 96: '
         "'OC'; test molecules may be among those of the training\n",
-        'Batches of all 58 training molecules\n',
     ],
 )
 def test_molecules_that_are_not_learned_from_are_counted(trained_on_odd_rows, line):
@@ -498,7 +655,13 @@ def test_molecules_that_are_not_learned_from_are_counted(trained_on_odd_rows, li
 
 def test_molecules_that_cannot_be_used_are_listed(trained_on_odd_rows):
     failed = rows(trained_on_odd_rows[0] / 'result' / 'failed.csv')
-    assert [row['row'] for row in failed] == ['mine.csv row %d' % i for i in (92, 93, 94)]
+    reasons = {row['row']: row['reason'] for row in failed if row['reason'] != 'no label'}
+    assert len(failed) == 12
+    assert reasons == {
+        'mine.csv row 92': 'RDKit cannot parse it',
+        'mine.csv row 93': 'atomic number 118, the models support those below 117',
+        'mine.csv row 94': 'RDKit cannot parse it',
+    }
 
 
 def test_a_batch_larger_than_the_data_is_cut(trained_on_odd_rows):
@@ -509,7 +672,7 @@ def test_a_batch_larger_than_the_data_is_cut(trained_on_odd_rows):
 def test_the_test_part_of_molecules_with_labels_is_found_again(trained_on_odd_rows):
     folder, _ = trained_on_odd_rows
     mae = json.loads((folder / 'result' / 'result.json').read_text())['test']['MAE']['y']
-    assert 'MAE of y: %.6g ' % mae in run('predict_own.py', '--out', 'test.csv', cwd=folder)
+    assert 'MAE of y: %.6g, ' % mae in run('predict_own.py', '--out', 'p.csv', cwd=folder)
 
 
 def test_molecules_without_labels_are_predicted(trained_on_odd_rows):
@@ -531,9 +694,8 @@ def test_molecules_without_any_label_are_skipped(tmp_path):
     known = ''.join('%s,%d\n' % (smiles, 'N' in smiles) for smiles in CHAINS)
     text = 'smiles,y\n' + UNKNOWN + known
     printed = train_on(tmp_path, text, '--task', 'classification', '--skip-missing')
-    message = 'Skipped 90 molecule(s) without any label of y, the first: mine.csv row 2\n'
-    assert message in printed
-    assert 'Data: mine.csv: 90 molecules' in printed
+    assert 'Data: mine.csv: 180 molecules, 90 of them used\n' in printed
+    assert "  mine.csv row 2: 'C': no label\n" in printed
 
 
 def test_labels_of_one_value_are_said_to_teach_nothing(tmp_path):
@@ -553,8 +715,8 @@ def predicted(trained, tmp_path):
 
 def test_predictions_keep_the_other_columns(predicted):
     table = rows(predicted)
-    assert list(table[0]) == ['smiles', 'name', 'y predicted', 'y true'] and len(table) == 90
-    assert all(row['name'] == 'm%d' % float(row['y true']) for row in table)
+    assert list(table[0]) == ['smiles', 'y', 'name', 'y predicted'] and len(table) == 90
+    assert all(row['name'] == 'm' + row['y'] for row in table)
 
 
 def test_predictions_replace_no_column(trained, predicted, error):
@@ -562,8 +724,15 @@ def test_predictions_replace_no_column(trained, predicted, error):
         'predict_own.py', '--in-dir', trained / 'result', '--data', predicted, '-o', 'q.csv'
     )
     assert message == (
-        "error: the data have a column 'y predicted', which the predictions would replace; rename "
-        'it'
+        "error: %s has a column 'y predicted', which the predictions would replace; rename it"
+        % predicted
+    )
+
+
+def test_training_refuses_a_column_that_predictions_would_replace(predicted, error):
+    assert error('train_own.py', *WORDS, '--data', predicted) == (
+        "error: %s has a column 'y predicted', which the predictions would replace; rename it"
+        % predicted
     )
 
 
@@ -577,29 +746,11 @@ def test_predictions_replace_no_file(folder, predicted, error, name):
     assert (folder / name).read_bytes() == before
 
 
-def test_the_list_of_failures_replaces_no_file(folder, error):
-    (folder / 'p_failed.csv').write_text('of before')
-    message = error('predict_own.py', '--data', 'mine.csv', '--out', 'p.csv')
-    assert message == (
-        'error: --out: p_failed.csv exists; expected a new file, or --force to replace it'
-    )
-    assert (folder / 'p_failed.csv').read_text() == 'of before'
-
-
-@pytest.mark.parametrize(
-    'truth, columns',
-    [
-        # Without a label y nothing replaces the column 'y true'.
-        ('y true', ['smiles', 'name', 'before', 'y true', 'y predicted']),
-        ('y', ['smiles', 'name', 'before', 'y predicted', 'y true']),
-    ],
-)
-def test_renamed_predictions_stay_beside_new_ones(trained, predicted, tmp_path, truth, columns):
-    text = predicted.read_text().replace('y predicted', 'before').replace('y true', truth)
-    predicted.write_text(text)
+def test_renamed_predictions_stay_beside_new_ones(trained, predicted, tmp_path):
+    predicted.write_text(predicted.read_text().replace('y predicted', 'before'))
     path = tmp_path / 'second.csv'
     run('predict_own.py', '--in-dir', trained / 'result', '--data', predicted, '--out', path)
-    assert list(rows(path)[0]) == columns
+    assert list(rows(path)[0]) == ['smiles', 'y', 'name', 'before', 'y predicted']
 
 
 @pytest.fixture
@@ -617,9 +768,9 @@ def test_predictions_into_a_pipe(new_molecules):
     reader.start()
     run('predict_own.py', '--data', 'new.csv', '-o', 'pipe', cwd=folder)
     reader.join()
-    assert read[0].startswith('smiles,name,y predicted\nCCO,a,')
-    table = rows(folder / 'result' / 'predictions_failed.csv')
-    assert [row['smiles'] for row in table] == ['C1']
+    header, ethanol, failure = read[0].splitlines()
+    assert header == 'smiles,name,y predicted,not predicted'
+    assert ethanol.startswith('CCO,a,') and failure == 'C1,b,,RDKit cannot parse it'
 
 
 def test_predictions_into_a_full_device(new_molecules, error):
@@ -628,12 +779,15 @@ def test_predictions_into_a_full_device(new_molecules, error):
 
 
 @pytest.fixture
-def figures(monkeypatch):
+def figures(tmp_path, monkeypatch):
     """Figures that would have been written to a file, in order."""
     figures = []
 
-    def keep(figure, *args, **options):
+    def keep(figure, path, **options):
         figures.append(figure)
+        open(path, 'w').close()
+
+    monkeypatch.chdir(tmp_path)
 
     monkeypatch.setattr('matplotlib.figure.Figure.savefig', keep)
     return figures
@@ -649,7 +803,7 @@ def test_learning_curves(common, figures):
         'validation/main/roc_auc': 0.6,
     }
     panels = ('loss', 'cross entropy'), ('roc_auc', 'ROC-AUC')
-    pictures.learning_curve([entry], 'path', 'title', panels)
+    pictures.learning_curve('', [entry], 'title', panels)
     left, right = figures[0].axes
     colors = [{line.get_label(): line.get_color() for line in ax.lines} for ax in (left, right)]
     assert colors == [{'training': 'C0', 'validation': 'C1'}, {'validation': 'C1'}]
@@ -660,5 +814,5 @@ def test_a_fit_has_a_panel_for_each_target(common, figures):
     from common import pictures
 
     values = numpy.arange(12.0).reshape(6, 2)
-    pictures.fit('path', values, values + 1, ['a', 'b (eV)'])
+    pictures.fit('', values, values + 1, ['a', 'b (eV)'])
     assert [ax.get_title() for ax in figures[0].axes] == ['a', 'b (eV)']

@@ -57,10 +57,15 @@ def trained(train):
 def test_training(trained, data_file):
     out, text = trained
     assert text.count('Split: 70 training, 15 validation, 16 test') == 1  # the first rank prints
-    assert text.count('Model: ') == 1
+    assert text.count('Model, results and pictures: ') == 1
     assert '\033' not in text  # mpirun may give the first rank a terminal
     names = {'best_model.npz', 'learning_curve.png', 'log', 'model.npz', 'result.json'}
-    names |= {'settings.json', *('snapshot_%d.%d' % (i, j) for i in (3, 6) for j in (0, 1))}
+    names |= {
+        'settings.json',
+        'test.csv',
+        'training.csv',
+        *('snapshot_%d.%d' % (i, j) for i in (3, 6) for j in (0, 1)),
+    }
     assert {path.name for path in out.iterdir()} == names
     result = json.loads((out / 'result.json').read_text())
     assert result['settings']['ranks'] == 2
@@ -86,6 +91,17 @@ def test_resuming_ends_with_the_same_model(train, trained):
     assert text.count('Resumed ') == 1
     for file in ('model.npz', 'best_model.npz'):
         assert_same_bits(arrays(out / file), arrays(trained[0] / file))
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_all_ranks_lose_patience_together(train):
+    options = ['--learning-rate', '0', '--patience', '2']
+    out, text = train('patient', '--epoch', '2', *options)
+    assert 'Stopped' not in text
+    done = mpirun(2, TRAIN, '--resume', '--out', out, '--epoch', '9', *TWO)
+    assert done.stdout.count('Stopped: 2 epochs have not bettered the best validation\n') == 1
+    assert json.loads((out / 'result.json').read_text())['epochs'] == 3
 
 
 @needs_mpi
@@ -143,7 +159,7 @@ def test_lines_of_all_ranks_are_in_order(n_lines):
 def test_an_error_of_one_rank_ends_all(tmp_path):
     path = tmp_path / 'missing.csv'
     done = mpirun(2, TRAIN, *TWO, '--data', path, '--out', tmp_path / 'out', status=None)
-    assert done.stderr.count('error: data file not found: %s\n' % path) == 1
+    assert done.stderr.count('error: cannot read %s: No such file or directory\n' % path) == 1
     assert done.stderr.count('has failed, all ranks end') == 1
 
 

@@ -304,14 +304,14 @@ def nfp_with_a_hook():
             (3,),
             'norm_layer',
             BatchNormalization(3),
-            'expected .*Layer.* got <.*BatchNormalization object at .*>',
+            'expected exactly a LayerNormalization .* got a .*BatchNormalization. Unswapped',
         ),
         (
             'GGNN',
             (6,),
             'update_layer',
             StatelessGRU(22, 16),
-            'expected a chainer.links.GRU, got <.*StatelessGRU object at .*>',
+            'expected exactly a GRU .* got a .*StatelessGRU. Unswapped',
         ),
     ],
 )

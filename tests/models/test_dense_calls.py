@@ -6,6 +6,7 @@ import pickle
 import numpy
 import pytest
 
+import chainer
 from chainer_chemistry import models as dense
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.links.update.gnn_film_update import GNNFiLMUpdate
@@ -14,6 +15,7 @@ from chainer_chemistry.models import prediction
 from chainer_chemistry.models.prediction.node_classifier import NodeClassifier
 
 from chainer_bspmm import BatchedCOO, concat_mols, densify, models, sparsify
+from chainer_bspmm.models.dense_calls import PARTS
 from chainer_bspmm.models.refusals import REFUSALS
 from chainer_bspmm.models.set_up_predictor import EDGE_LIST_METHODS, REFUSED
 from chainer_bspmm.models.sparsify import SWAPS
@@ -25,7 +27,8 @@ ATOMS, ADJ = concat_mols(EXAMPLES)[:2]
 ADVICE = (
     '%s of Chainer Chemistry takes dense adjacency matrices, got a %s: call '
     'chainer_bspmm.sparsify(model) first, or use '
-    'chainer_chemistry.dataset.converters.concat_mols as the converter'
+    'chainer_chemistry.dataset.converters.concat_mols as the converter. '
+    'It does not find links outside of init_scope: swap those by themselves'
 )
 
 
@@ -76,13 +79,42 @@ def test_an_update_link(make):
     assert message_of(lambda: link(h, ADJ)) == ADVICE % (type(link).__name__, 'BatchedCSR')
 
 
+@pytest.mark.parametrize('kind', sorted(PARTS, key=str))
+def test_a_part_that_was_put_into_a_swapped_model(kind):
+    """It is swapped with its owner: so the advice is right."""
+    takes_no_widths = kind.__name__ in ('GWM', 'GeneralReadout')
+    part = kind() if takes_no_widths else kind(out_dim=3, in_channels=6)
+    message = message_of(lambda: part(numpy.zeros((len(ATOMS), 6), 'f'), ADJ))
+    assert message == ADVICE % (kind.__name__, 'BatchedCSR')
+
+
+def test_a_model_outside_of_init_scope():
+    """sparsify does not find it, and the advice says so."""
+
+    class WithTeacher(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.student = dense.RSGCN(3)
+            self.teacher = dense.RSGCN(3)
+
+        def forward(self, atoms, adj):
+            return self.student(atoms, adj) - self.teacher(atoms, adj)
+
+    model = sparsify(WithTeacher())
+    assert message_of(lambda: model(ATOMS, ADJ)) == ADVICE % ('RSGCN', 'BatchedCSR')
+    sparsify(model.teacher)
+    assert model(ATOMS, ADJ).shape == (3, 3)
+
+
 @pytest.mark.parametrize('method', EDGE_LIST_METHODS)
 def test_a_model_of_graph_data(method):
     model = set_up(method).graph_conv
     for call in (lambda: model(ATOMS, ADJ), lambda: NodeClassifier(model)(ATOMS, ADJ, ())):
         assert message_of(call).endswith(
             ' of Chainer Chemistry takes its own graph data, got a BatchedCSR: call '
-            'chainer_bspmm.sparsify(model) first'
+            'chainer_bspmm.sparsify(model) first. It does not find links outside of init_scope: '
+            'swap those by themselves'
         )
 
 

@@ -4,11 +4,13 @@ import numpy
 import pytest
 
 import chainer
+from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.models import RSGCN as DenseRSGCN
 
 from chainer_bspmm import concat_mols, CSRConverter, links, sparsify
 from chainer_bspmm.models import RSGCN
 from chainer_bspmm.sparse import BatchedCSR
+from tests.support import relative_error
 from tests.support.molecules import molecules
 
 SIZES = (9, 1, 17, 4)
@@ -32,6 +34,20 @@ def test_readouts():
     assert model(*batch).shape == (4, 4)
     dense = DenseRSGCN(4, readout=links.GeneralReadout())
     assert sparsify(dense)(*batch).shape == (4, 4)
+
+
+@pytest.mark.parametrize('n_update_layers', [1, 2, 3, 5])
+@pytest.mark.parametrize('use_batch_norm', [False, True])
+def test_other_numbers_of_layers_than_n_update_layers(n_update_layers, use_batch_norm):
+    """Upstream rectifies after the first n_update_layers - 1 of those that there are."""
+    dense = DenseRSGCN(
+        4, hidden_channels=4, n_update_layers=3, dropout_ratio=0.0, use_batch_norm=use_batch_norm
+    )
+    dense.n_update_layers = n_update_layers
+    with chainer.using_config('train', False):
+        expected = dense(*dense_concat_mols(EXAMPLES)[:2]).array
+        actual = sparsify(dense)(*concat_mols(EXAMPLES)[:2]).array
+    assert relative_error(actual, expected) < 1e-5
 
 
 TOO_LARGE = r'atom_array: expected ids in \[0, 10\), the size of the embedding, got 10'

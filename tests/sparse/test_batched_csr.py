@@ -259,6 +259,39 @@ def two_diagonals(xp):
     return adj.to_device(device_of(xp))
 
 
+OPERATIONS = {
+    'times an array': lambda adj, array: adj * array,
+    'an array times it': lambda adj, array: array * adj,
+    'times a number': lambda adj, array: 2 * adj,
+    'with self-loops': lambda adj, array: adj + array,
+    'self-loops and it': lambda adj, array: array + adj,
+    'divided by degrees': lambda adj, array: adj / array,
+    'product': lambda adj, array: adj @ array,
+    'product with it': lambda adj, array: array @ adj,
+    'mask': lambda adj, array: adj > 0,
+    'cast, then masked': lambda adj, array: adj.astype('f') * array,
+    'item': lambda adj, array: adj[0],
+    'slice': lambda adj, array: adj[:, 1],
+}
+
+
+@pytest.mark.parametrize('name', OPERATIONS)
+def test_operators_name_the_dense_array(xp, name):
+    adj = BatchedCSR.from_dense(xp.ones((2, 3, 3), 'f'))
+    with pytest.raises(TypeError) as caught:
+        OPERATIONS[name](adj, xp.eye(3, dtype='f'))
+    assert str(caught.value) == (
+        "adj: a BatchedCSR has no operators and no items. With CSRConverter('padded') "
+        'adj.to_dense() is the array that the dense model has, (n_graphs, N, N), or (n_graphs, R, '
+        'N, N) of R relations; BatchedCSR.from_dense makes a batch of such an array'
+    )
+
+
+def test_a_batch_cannot_be_iterated():
+    with pytest.raises(TypeError, match="^'BatchedCSR' object is not iterable$"):
+        iter(BatchedCSR.from_dense(numpy.ones((2, 3, 3))))
+
+
 def test_repr(xp, two_diagonals):
     assert repr(two_diagonals) == (
         '<BatchedCSR: 2 graphs (packed), 3 x 3, 1 relation, 3 entries, symmetric, '

@@ -267,7 +267,8 @@ def test_what_a_loss_refers_to_stays():
 
     for param in model.params(include_uninit=False):
         param.grad = numpy.full_like(param.array, 7)
-    attributes, kinds = dict(vars(model)), [type(link) for link in model.links()]
+    attributes = dict(vars(model))
+    kinds = [type(link) for link in model.links()]
     assert check_swap(model, one_relation(examples()), loss_func=loss).equal
     assert vars(model) == attributes and [type(link) for link in model.links()] == kinds
     weighted = Regressor(

@@ -319,7 +319,9 @@ class Shared:
 class Counting(Own):
     def __init__(self):
         super().__init__(RIGHT['a layer'])
-        self.n_calls, self.losses, self.array = 0, [], numpy.zeros(3)
+        self.n_calls = 0
+        self.losses = []
+        self.array = numpy.zeros(3)
         self.numbers = itertools.count()
         self.generator = numpy.random.default_rng(0)
         with self.init_scope():
@@ -379,7 +381,8 @@ def test_counters_are_those_of_the_loop():
 
 
 def test_hooks_that_only_look_see_nothing():
-    model, batch = Own(RIGHT['a layer']), chainer_bspmm.concat_mols(EXAMPLES)
+    model = Own(RIGHT['a layer'])
+    batch = chainer_bspmm.concat_mols(EXAMPLES)
     of_link: Any = LinkTimerHook()
     model.late.add_hook(of_link)
     with TimerHook() as of_functions:
@@ -599,7 +602,8 @@ def test_a_model_without_swapped_links_is_not_run():
 
 
 def test_an_update_inside_of_a_check_is_not_checked():
-    model, inner = Own(RIGHT['a mean of y']), optimizers.SGD(0.0).setup(made_predictor())
+    model = Own(RIGHT['a mean of y'])
+    inner = optimizers.SGD(0.0).setup(made_predictor())
 
     def loss(*batch):
         result = check_first_step(inner, inner.target, batch, {})

@@ -7,6 +7,7 @@ import collections
 import ctypes
 import datetime
 import decimal
+import enum
 import fractions
 import functools
 import random
@@ -304,6 +305,24 @@ def test_dicts_and_lists_of_a_link_whose_code_a_library_calls():
         before = guards.key()
         setattr(model, name, type(value)([(1, 2)]))
         assert guards.key().change(before) == 'the attribute %s of Regressor' % name
+
+
+class Kind(enum.Enum):
+    ONE = 1
+    OTHER = 2
+
+
+@pytest.mark.parametrize('one, other', ((Kind.ONE, Kind.OTHER), (object(), object())))
+def test_objects_that_code_tells_apart_by_identity(one, other):
+    link = chainer.Link()
+    link.kind = one
+    guards = Guards(link, link)
+    before = guards.key()
+    link.kind = other
+    key = guards.key()
+    assert key != before and key.change(before) == 'the attribute kind of Link'
+    link.kind = one
+    assert guards.key() == before
 
 
 def test_an_output_is_watched_no_longer():

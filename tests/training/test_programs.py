@@ -17,9 +17,13 @@ from chainer_bspmm.training.programs import MAX_NEW, MAX_PROGRAMS, Programs
 from tests.support.training import molecules
 
 
+def program(is_captured=True):
+    return types.SimpleNamespace(is_captured=is_captured)
+
+
 def test_the_least_recently_used_is_dropped():
     programs = Programs('step')
-    made = [types.SimpleNamespace() for _ in range(MAX_PROGRAMS + 1)]
+    made = [program() for _ in range(MAX_PROGRAMS + 1)]
     for number in range(MAX_PROGRAMS):
         programs.add((number,), made[number])
     for number in (1, 0, 0):
@@ -28,7 +32,7 @@ def test_the_least_recently_used_is_dropped():
     assert programs.find((2,)) is None and programs.find((0,)) is made[0]
     assert programs.find((MAX_PROGRAMS,)) is made[-1] and len(programs) == MAX_PROGRAMS
     programs = Programs('step')
-    programs.add((1, 2), types.SimpleNamespace())
+    programs.add((1, 2), program())
     assert programs.find((1, 2)) is not None
     programs.clear()
     assert programs.find((1, 2)) is None
@@ -37,7 +41,7 @@ def test_the_least_recently_used_is_dropped():
 def test_a_program_is_not_replaced_but_moved():
     """A captured one stays where another was run; one that is captured has one key."""
     programs = Programs('step')
-    captured, other = types.SimpleNamespace(), types.SimpleNamespace()
+    captured, other = program(), program()
     programs.add(('here',), captured)
     for key in (('here',), ('there',), ('elsewhere',)):
         programs.add(key, other)
@@ -55,7 +59,7 @@ def test_something_that_changes_every_time():
     def meet():
         layout = 'form', guards.key()
         if programs.find(layout) is None:
-            programs.add(layout, types.SimpleNamespace())
+            programs.add(layout, program())
 
     for _ in range(3):  # each time one of them comes again
         for link.number in range(MAX_NEW):
@@ -67,6 +71,23 @@ def test_something_that_changes_every_time():
     with pytest.raises(CannotCapture, match=message):
         for link.number in numpy.arange(1000.0):
             meet()
+    assert link.number == MAX_NEW
+
+
+def test_programs_that_are_captured_and_never_replayed():
+    """Each key comes twice, as where a step itself changes what the next one reads."""
+    programs = Programs('step')
+    link = chainer.Link()
+    guards = Guards(link, link)
+    message = (
+        '^no step can be replayed, because the attribute number of Link changes with every one$'
+    )
+    with pytest.raises(CannotCapture, match=message):
+        for link.number in range(1000):
+            key = 'form', guards.key()
+            assert programs.find(key) is None
+            programs.add(key, program(is_captured=False))
+            assert programs.find(key) is not None
     assert link.number == MAX_NEW
 
 

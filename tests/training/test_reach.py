@@ -4,13 +4,17 @@ Each function here stands for a loss. It takes nothing, and returns a number.
 """
 
 import argparse
+import array
 import collections
 import contextlib
+import contextvars
 import dataclasses
+import enum
 import fractions
 import functools
 import io
 import itertools
+import logging
 import os
 import queue
 import random
@@ -26,10 +30,12 @@ import pytest
 
 import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 import chainer
-from chainer import functions, links
+from chainer import functions, links, training
+from chainer.iterators import MultithreadIterator, SerialIterator, ShuffleOrderSampler
+from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.models import Classifier, Regressor
 
-from chainer_bspmm.training.reach import MAX_ITEMS, MAX_THINGS, MAX_WATCHED, Reach
+from chainer_bspmm.training.reach import MAX_ITEMS, MAX_PLAIN, MAX_THINGS, MAX_WATCHED, Reach
 from tests.training import reached_module
 
 STEP, W = 0, 1.0
@@ -58,6 +64,7 @@ class Schedule:
     """A user's object: `n` is an attribute of the class until it is first counted."""
 
     n = 0
+    _cache: dict
 
     def next(self):
         self.n += 1
@@ -448,6 +455,47 @@ def by_dict_in_object():
     return loss, lambda: settings.deep['deque'][-1]
 
 
+def by_context_variable():
+    n: Any = contextvars.ContextVar('n', default=0)
+    return (lambda: n.set(n.get() + 1)), lambda: n.get()
+
+
+def by_python_array():
+    counts = array.array('l', [0])
+
+    def loss():
+        counts[0] += 1
+
+    return loss, lambda: list(counts)
+
+
+def by_bytes():
+    counts = bytearray()
+    return (lambda: counts.append(1)), lambda: len(counts)
+
+
+def by_defaults():
+    def loss(n=0):
+        own.__defaults__ = (n + 1,)
+
+    own: Any = loss
+    return loss, lambda: own.__defaults__
+
+
+def by_handler():
+    class Handler(logging.Handler):
+        n = 0
+
+        def emit(self, record):
+            Handler.n += 1
+
+    logger = logging.Logger('of a user')
+    logger.addHandler(Handler())
+    child = logging.Logger('of a child')
+    child.parent = logger
+    return (lambda: child.error('a text')), lambda: Handler.n
+
+
 def by_environment():
     os.environ['CHAINER_BSPMM_TEST'] = '0'
 
@@ -522,6 +570,11 @@ COUNTERS = {
     by_weak_reference: None,
     by_thread: 'the attribute n of _local',
     by_dict_in_object: 'the attribute deep of SimpleNamespace',
+    by_context_variable: 'the context variable n',
+    by_python_array: 'the variable counts that loss reads',
+    by_bytes: 'the variable counts that <lambda> reads',
+    by_defaults: '__defaults__ of loss',
+    by_handler: 'n of class Handler',
     by_environment: "b'CHAINER_BSPMM_TEST' in os.environ",
     by_random_state: 'the variable drawn that <lambda> reads',
     by_numpy_random_state: 'the variable drawn that <lambda> reads',
@@ -586,6 +639,29 @@ def test_a_run_reads_from_a_copy_of_an_iterator(make):
     with Reach(loss).undone():
         numbers = [loss(), loss()]
     assert [loss(), loss()] == numbers and numbers[0] != numbers[1]
+
+
+def test_a_run_finds_nothing_in_a_cache_and_leaves_nothing():
+    @functools.lru_cache(maxsize=5)
+    def square(n):
+        return object()
+
+    first = square(1)
+    same = square
+    with Reach(lambda: square).undone():
+        assert square(1) is not first and square.cache_parameters()['maxsize'] == 5
+    assert square is same and square(1) is first and square.cache_info().misses == 1
+
+
+def test_a_run_may_find_what_is_in_a_cache():
+    @functools.cache
+    def square(n):
+        return object()
+
+    first = square(1)
+    reach = Reach(lambda: square)
+    saved = reach.save()
+    assert reach.copy_iterators(saved, with_caches=False) == [] and square(1) is first
 
 
 def test_an_iterator_is_the_same_object_after_a_run():
@@ -750,6 +826,59 @@ def of_function_that_a_library_calls():
     return link, change_global
 
 
+class Mode(enum.Enum):
+    ON = 1.0
+
+
+def of_member_of_an_enum():
+    return (lambda: Mode.ON.value), lambda w: setattr(Mode.ON, '_value_', w)
+
+
+class ByText:
+    """An object that has the entries of a dict as attributes."""
+
+    def __init__(self, entries):
+        self._entries = entries
+
+    def __getattr__(self, name):
+        return object.__getattribute__(self, '_entries')[name]
+
+
+def of_getattr():
+    entries = {'weight': 1.0}
+    opts = ByText(entries)
+    return (lambda: opts.weight), lambda w: entries.update(weight=w)
+
+
+def of_long_list():
+    ws = [1.0] * MAX_PLAIN
+    return (lambda: ws[700]), lambda w: ws.__setitem__(700, w)
+
+
+def of_defaults():
+    def loss(w=1.0):
+        return w
+
+    return loss, lambda w: setattr(loss, '__defaults__', (w,))
+
+
+def of_defaults_by_name():
+    def loss(*, w=None):
+        return w
+
+    return loss, lambda w: setattr(loss, '__kwdefaults__', {'w': None})
+
+
+def of_code():
+    def loss():
+        return 1.0
+
+    def other():
+        return 2.0
+
+    return loss, lambda w: setattr(loss, '__code__', other.__code__.replace(co_consts=(w,)))
+
+
 def of_environment():
     os.environ['CHAINER_BSPMM_TEST'] = '1'
     return (
@@ -792,6 +921,12 @@ CHANGES = {
     of_function_of_a_sequence: 'the variable ws that <lambda> reads',
     of_metric: 'the variable ws that <lambda> reads',
     of_function_that_a_library_calls: 'W of module ' + HERE,
+    of_member_of_an_enum: 'the attribute _value_ of Mode',
+    of_getattr: "'weight' in the attribute _entries of ByText",
+    of_long_list: 'the variable ws that <lambda> reads',
+    of_defaults: '__defaults__ of loss',
+    of_defaults_by_name: '__kwdefaults__ of loss',
+    of_code: '__code__ of loss',
     of_environment: "b'CHAINER_BSPMM_TEST' in os.environ",
     of_enclosing_function: 'the variable weight that <lambda> reads',
 }
@@ -998,7 +1133,7 @@ def test_what_a_run_takes_from_something_is_lost(name):
     def loss():
         return given
 
-    expected = ['the variable given that loss reads (%s)' % name]
+    expected = ['take something from the variable given that loss reads (%s) for good' % name]
     try:
         assert Reach(loss).cannot == expected
     finally:
@@ -1028,7 +1163,7 @@ def test_an_iterator_in_a_default():
     def loss(numbers=itertools.count()):  # NOQA: B008
         return next(numbers)
 
-    assert Reach(loss).cannot == ['a default of loss']
+    assert Reach(loss).cannot == ['take something from a default of loss for good']
 
 
 UNREPLACEABLE = {
@@ -1042,13 +1177,17 @@ UNREPLACEABLE = {
 @pytest.mark.parametrize('name', UNREPLACEABLE)
 def test_an_iterator_that_no_copy_can_stand_for(name):
     given = UNREPLACEABLE[name]()
-    assert Reach(lambda: given).cannot == ['the variable given that <lambda> reads']
+    assert Reach(lambda: given).cannot == [
+        'take something from the variable given that <lambda> reads for good'
+    ]
 
 
 def test_an_iterator_that_is_also_in_a_tuple():
     given = iter([1])
     pair = (given,)
-    assert Reach(lambda: (given, pair)).cannot == ['the variable pair that <lambda> reads']
+    assert Reach(lambda: (given, pair)).cannot == [
+        'take something from the variable pair that <lambda> reads for good'
+    ]
 
 
 def test_nothing_was_cut():
@@ -1101,23 +1240,185 @@ def by_name_of_a_module():
     return vars(sys.modules[HERE])['W']
 
 
-def by_late_import():
-    import not_imported_yet
-
-    return not_imported_yet
+def by_globals_of_a_function():
+    return helper.__globals__['W']
 
 
 UNKNOWN = {
-    by_name_of_a_global: ['what by_name_of_a_global does with globals'],
-    by_text: ['what by_text does with eval'],
-    by_name_of_a_module: ['what by_name_of_a_module does with sys.modules'],
-    by_late_import: ['the module not_imported_yet that by_late_import imports'],
+    by_name_of_a_global: 'leave behind what by_name_of_a_global may do with globals',
+    by_text: 'leave behind what by_text may do with eval',
+    by_name_of_a_module: 'leave behind what by_name_of_a_module may do with sys.modules',
+    by_globals_of_a_function: (
+        'leave behind what by_globals_of_a_function may do with __globals__'
+    ),
 }
 
 
 @pytest.mark.parametrize('loss', UNKNOWN)
-def test_what_code_does_not_tell_is_cut(loss):
-    assert Reach(loss).cut == UNKNOWN[loss]
+def test_variables_that_code_does_not_name_cannot_be_put_back(loss):
+    assert Reach(loss).cannot == [UNKNOWN[loss]]
+
+
+def test_a_module_that_is_not_imported_yet_is_cut():
+    def loss():
+        import not_imported_yet
+
+        return not_imported_yet
+
+    assert Reach(loss).cut == ['the module not_imported_yet that loss imports']
+
+
+class Raising:
+    """An object that cannot be looked at."""
+
+    @property
+    def __dict__(self):
+        raise NotImplementedError
+
+
+def test_an_object_that_cannot_be_looked_at():
+    given = Raising()
+    assert Reach(lambda: given).cannot == [
+        'leave behind what it changes in the variable given that <lambda> reads'
+    ]
+
+
+def test_a_context_variable_without_a_value():
+    variable: contextvars.ContextVar = contextvars.ContextVar('n')
+    assert Reach(lambda: variable).cannot == ['leave a value in the context variable n']
+
+
+# Objects of Chainer's.
+
+
+@pytest.fixture
+def updater():
+    model = links.Linear(1, 1)
+    optimizer = chainer.optimizers.SGD(0.5).setup(model)
+    iterator = SerialIterator(numpy.arange(6, dtype='f').reshape(6, 1), 2, shuffle=False)
+    return StandardUpdater(iterator, optimizer, loss_func=lambda x: functions.sum(model(x)))
+
+
+POSITION = 'the attribute position of SerialIterator'
+ATTRIBUTES = {
+    'iteration of StandardUpdater': lambda updater: updater.iteration,
+    'lr of SGD': lambda updater: updater.get_optimizer('main').lr,
+    't of SGD': lambda updater: updater.get_optimizer('main').t,
+    'current_position of SerialIterator': lambda updater: (
+        updater.get_iterator('main').current_position
+    ),
+}
+
+
+@pytest.mark.parametrize('name', ATTRIBUTES)
+def test_attributes_of_chainers_objects_that_code_reads(updater, name):
+    read = ATTRIBUTES[name]
+    reach = Reach(lambda: read(updater))
+    assert reach.reads_training
+
+    before = moment(reach)
+    updater.update()
+    updater.get_optimizer('main').lr *= 0.5
+    assert difference(reach, before) == ['the attribute ' + name, POSITION]
+
+
+def test_the_iteration_by_way_of_the_trainer(updater):
+    trainer = training.Trainer(updater)
+    reach = Reach(lambda: trainer.updater.iteration)
+    before = moment(reach)
+    updater.update()
+    assert difference(reach, before)[0] == 'the attribute iteration of StandardUpdater'
+
+
+def test_attributes_of_chainers_objects_whose_names_are_made(updater):
+    name = 'iteration'
+    reach = Reach(lambda: getattr(updater, name))
+    before = moment(reach)
+    updater.update()
+    assert 'the attribute iteration of StandardUpdater' in difference(reach, before)
+
+
+def test_attributes_of_chainers_objects_that_no_code_reads(updater):
+    reach = Reach(lambda: updater)
+    before = moment(reach)
+    updater.update()
+    assert not reach.reads_training and difference(reach, before) == [POSITION]
+
+
+def test_attributes_of_chainers_objects_are_not_put_back(updater):
+    with Reach(lambda: updater.iteration).undone():
+        updater.iteration = 7
+    assert updater.iteration == 7
+
+
+def test_an_iterator_of_the_users_is_followed():
+    class Own(chainer.dataset.Iterator):
+        n = 0
+
+        def __next__(self):
+            Own.n += 1
+
+    own = Own()
+    reach = Reach(lambda: own.next())
+    assert reach.cannot == []
+    with reach.undone():
+        own.next()
+    assert Own.n == 0
+
+
+def test_an_attribute_of_a_users_that_loggers_have_too():
+    holder = Schedule()
+    holder._cache = {}
+    with Reach(lambda: holder._cache.update(a=1)).undone():
+        holder._cache['a'] = 1
+    assert holder._cache == {}
+
+
+def test_no_property_of_a_users_is_looked_at():
+    class Own(StandardUpdater):
+        @property
+        def iteration(self):
+            raise NotImplementedError
+
+    own = Own.__new__(Own)
+    assert not Reach(lambda: own.iteration).reads_training
+
+
+def test_an_iterator_of_chainers_that_a_loss_reads_from():
+    examples = SerialIterator([[1], [2], [3]], 2, shuffle=False)
+    reach = Reach(lambda: examples.next())
+    before = reach.states()
+    with reach.undone():
+        assert examples.next() == [[1], [2]]
+        (changed,) = [text for text, state in reach.states().items() if state != before[text]]
+    assert changed == POSITION
+    assert examples.next() == [[1], [2]]
+
+
+def test_the_order_of_an_iterator_of_chainers():
+    generator = numpy.random.RandomState(0)
+    examples = SerialIterator([1, 2, 3], 3, order_sampler=ShuffleOrderSampler(generator))
+    with Reach(lambda: next(examples)).undone():
+        expected = [examples.next() for _ in range(3)]
+    assert [examples.next() for _ in range(3)] == expected
+
+
+USES = {
+    'epoch': (lambda examples: examples.epoch, False),
+    'method': (lambda examples: examples.next(), True),
+    'builtin': (lambda examples: next(examples), True),
+}
+
+
+@pytest.mark.parametrize('name', USES)
+def test_an_iterator_of_several_threads(name):
+    use, is_lost = USES[name]
+    examples = MultithreadIterator([1, 2, 3], 2)
+    text = 'take something from the attribute dataset of MultithreadIterator for good'
+    try:
+        assert Reach(functools.partial(use, examples)).cannot == [text] * is_lost
+    finally:
+        examples.finalize()
 
 
 # Saving, putting back, doing again.

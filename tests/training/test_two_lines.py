@@ -75,13 +75,18 @@ Own = type('Own', (StandardUpdater,), {})
     'kind, converter',
     [
         (Own, None),
-        (StandardUpdater, dense_concat_mols),
         (StandardUpdater, lambda batch, device=None: chainer_bspmm.concat_mols(batch, device)),
         (StandardUpdater, type('OfUser', (CSRConverter,), {})()),
     ],
 )
 def test_what_stays_as_it_is(kind, converter):
     assert type(script(HOST, kind, converter=converter)) is kind
+
+
+def test_a_dense_model_with_its_converter_stays_as_it_is():
+    model = chainer_bspmm.densify(make_model(seed=0))
+    updater = script(HOST, converter=dense_concat_mols, model=model)
+    assert type(updater) is StandardUpdater
 
 
 def test_dense_validation_sets_are_kept_from_the_first_on(device, graphs, no_causes, tmp_path):

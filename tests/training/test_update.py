@@ -104,6 +104,14 @@ def test_python_reads_counters_as_before_the_step(fused):
     assert counts(optimizer) == {3}
 
 
+def test_a_trial_reads_counters_of_a_step_that_is_not_counted_yet(fused):
+    optimizer, made = fused
+    made.advance()
+    made.finish()
+    with made.uncounted():
+        assert counts(optimizer) == {1}
+
+
 def test_a_parameter_that_no_kernel_updates_ends_it(monkeypatch):
     """It was made by the step, which the optimizer then updates by itself, counted once."""
     optimizer = optimizer_of(lambda: optimizers.SGD(0.1))

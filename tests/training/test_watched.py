@@ -33,6 +33,7 @@ from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.training import GraphUpdater, StepDiffers
 from chainer_bspmm.training.program import Program
+from chainer_bspmm.training.programs import MAX_NEW
 from tests.support import assert_close_arrays
 from tests.support.training import assert_same_bits, assert_same_training, BATCH, counting, HOST
 from tests.support.training import is_captured, make_updater, mean_of_rows, n_keys, of_variables
@@ -207,10 +208,14 @@ DIFFERS = (
 
 
 def annealed(kind, device, read, examples, **kwargs):
-    """Return an updater whose loss is weighted by ``1 + 0.1 * read(updater)``."""
+    """Return an updater whose loss is weighted by ``1 + 0.1 * read(updater)``.
+
+    It has the updater from an object of another language, so this is not watched.
+    """
     if kind is GraphUpdater:
         kwargs.setdefault('on_difference', 'warn')
-    weight = read_at_capture(lambda: read(updater))
+    hidden = ctypes.py_object()
+    weight = read_at_capture(lambda: read(hidden.value))
     model = without_dropout(small_model())
 
     def loss_func(*args):
@@ -218,6 +223,7 @@ def annealed(kind, device, read, examples, **kwargs):
 
     kwargs.setdefault('loss_func', loss_func)
     updater = make_updater(kind, device, model, examples, optimizers.SGD(0.01), **kwargs)
+    hidden.value = updater
     return updater
 
 
@@ -243,6 +249,40 @@ def test_a_weight_that_changes_with_every_step(device, graphs, name, is_fused):
     assert updater._driver.session is None and updater.graph_nbytes == 0
     assert updater.iteration == updater.get_optimizer('main').t == 8
     assert_close_arrays(results[1], results[0])
+
+
+OWNERS = {
+    'updater.iteration': 'iteration of GraphUpdater',
+    'optimizer.t': 't of SGD',
+    'optimizer.lr': 'lr of SGD',
+}
+
+
+@pytest.mark.parametrize('name', READINGS)
+def test_a_weight_that_is_an_attribute_of_chainers(device, graphs, name, is_fused):
+    """It is watched, and changes with every step."""
+
+    read = READINGS[name]
+
+    def make(kind):
+        model = without_dropout(small_model())
+        updater = None
+
+        def loss_func(*args):
+            return model(*args) * (1.0 + 0.1 * read(updater))
+
+        updater = make_updater(
+            kind, device, model, same_molecules(), optimizers.SGD(0.01), loss_func=loss_func
+        )
+        return updater
+
+    expected, updater = make(StandardUpdater), make(GraphUpdater)
+    assert train(expected, 8) == train(updater, 8) == []
+    assert_close_arrays(parameters(updater), parameters(expected))
+    assert train(updater, 2 * MAX_NEW) == [
+        'GraphUpdater trains eagerly: no step can be replayed, because the attribute %s changes '
+        'with every one' % OWNERS[name]
+    ]
 
 
 @pytest.mark.parametrize('period', (4, 8))

@@ -982,9 +982,15 @@ class Cached(Squares):
 
 @script(SCRIPTS)
 def functools_lru_cache(bench):
+    bench.train(Cached(bench), data=bench.molecules(23))  # batches of two sizes
+    return {'made': n_made, 'misses': scale_of.cache_info().misses}
+
+
+@script(SCRIPTS, outside='')
+def hits_of_functools_lru_cache(bench):
+    """A replay calls no function, so none is counted."""
     bench.train(Cached(bench))
-    info = scale_of.cache_info()
-    return {'made': n_made, 'misses': info.misses, 'hits': info.hits}
+    return {'hits': scale_of.cache_info().hits}
 
 
 class LazyConstant(Weighted):

@@ -18,7 +18,7 @@ import chainer
 from chainer import functions as F, link_hooks, links as L, optimizer_hooks, optimizers
 from chainer import function_hooks, training
 from chainer.datasets import TransformDataset
-from chainer.iterators import SerialIterator
+from chainer.iterators import SerialIterator, ShuffleOrderSampler
 from chainer.training import extensions
 from chainer.training.triggers import EarlyStoppingTrigger
 from chainer.training.updaters import StandardUpdater
@@ -26,7 +26,7 @@ from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm import CSRConverter
 from tests.training.unusual_scripts.bench import at, BATCH, every, N_STEPS, number, RATE, script
-from tests.training.unusual_scripts.bench import Script, Squares
+from tests.training.unusual_scripts.bench import Script, Squares, Weighted
 
 SCRIPTS: dict[str, Script] = {}
 
@@ -531,6 +531,23 @@ def an_iterator_that_the_loss_reads(bench):
     model = Unlabelled(bench)
     bench.train(model)
     return {'epoch': model.others.epoch, 'position': model.others.current_position}
+
+
+class OfOrder(Weighted):
+    """Draws from an iterator with a generator of its own."""
+
+    def factor(self):
+        return next(self.weights)[0]
+
+
+@script(SCRIPTS)
+def an_iterator_with_an_order_of_its_own(bench):
+    order = ShuffleOrderSampler(numpy.random.RandomState(3))
+    weights = SerialIterator([0.5, 1.0, 1.5], 1, order_sampler=order)
+    model = OfOrder(bench)
+    model.weights = weights
+    bench.train(model)
+    return {'epoch': weights.epoch, 'next': [weights.next() for _ in range(6)]}
 
 
 n_converted = 0

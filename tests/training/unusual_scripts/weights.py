@@ -672,6 +672,39 @@ def defaults_that_are_replaced(bench):
     bench.train(Regressor(bench.predictor(), lossfun=lossfun), changed_by(change))
 
 
+@script(SCRIPTS)
+def keyword_defaults_that_are_changed_in_place(bench):
+    def lossfun(y, t, *, weight=1.0):
+        return F.mean_squared_error(y, t) * weight
+
+    def change(weight):
+        lossfun.__kwdefaults__['weight'] = weight
+
+    bench.train(Regressor(bench.predictor(), lossfun=lossfun), changed_by(change))
+
+
+HALF, FULL = object(), object()
+
+
+class OfSentinel(Weighted):
+    """Compares an object that has nothing but its identity."""
+
+    size = FULL
+
+    def factor(self):
+        return 0.5 if self.size is HALF else 1.0
+
+
+@script(SCRIPTS)
+def a_sentinel_that_is_replaced(bench):
+    model = OfSentinel(bench)
+
+    def change(weight):
+        model.size = HALF if weight < 1 else FULL
+
+    bench.train(model, changed_by(change))
+
+
 def of_partial(y, t, weight):
     return F.mean_squared_error(y, t) * weight
 

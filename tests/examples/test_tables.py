@@ -1,0 +1,318 @@
+"""A user's table is accounted for row by row, in training and prediction."""
+
+import gzip
+import io
+import json
+import random
+import subprocess
+import types
+
+import numpy
+import pytest
+
+from tests.examples.scripts import EXAMPLES, command, error_of, imported, rows, run_here
+from tests.support.processes import environment
+
+OWN = EXAMPLES / 'own_dataset'
+TRAIN, PREDICT = OWN / 'train_own.py', OWN / 'predict_own.py'
+CHAINS = ['C' * n + end for n in range(1, 31) for end in ('', 'N', 'O')]
+TABLE = 'smiles,y,name\n' + ''.join('%s,%d,m%d\n' % (s, i, i) for i, s in enumerate(CHAINS))
+QUICK = '--unit-num 8 --conv-layers 2 --batchsize 16 --epoch 1'.split()
+WORDS = ['--data', 'mine.csv', '--labels', 'y', '--task', 'regression', '--out', 'out', *QUICK]
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """The output folder of a training on 90 chains."""
+    folder = tmp_path_factory.mktemp('trained')
+    (folder / 'mine.csv').write_text(TABLE)
+    run_here(TRAIN, *WORDS, cwd=folder)
+    return folder / 'out'
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """A function that writes mine.csv in the folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    return lambda text: (tmp_path / 'mine.csv').write_text(text)
+
+
+@pytest.fixture
+def predicted(trained, write, tmp_path):
+    """A function that predicts a table; it returns what was printed, and the rows."""
+
+    def predict(text, *words):
+        write(text)
+        words = words or ['--data', 'mine.csv']
+        printed = run_here(PREDICT, '--in-dir', trained, *words, '--out', 'p.csv', '--force')
+        return printed, rows(tmp_path / 'p.csv')
+
+    return predict
+
+
+@pytest.fixture
+def data():
+    imported(OWN, 'train_own')
+    from common import data
+
+    return data
+
+
+# Reading.
+
+
+@pytest.mark.parametrize(
+    'text, message',
+    [
+        (
+            'smiles,y\nCC,3\nCCC,4,50\nCCCC,6,00\n',
+            "mine.csv row 3 has 3 cells, expected 2 as in the header (2 such rows): 'CCC,4,50'; a "
+            'cell with a comma needs quotes',
+        ),
+        (
+            'smiles,y\n"CC,3\nCCC,4\n',
+            'mine.csv row 2 cannot be read as CSV: unexpected end of data',
+        ),
+        (
+            'smiles,y\nCC,3\nC"C",3\n"C"C,4\n',
+            "mine.csv row 4 cannot be read as CSV: ',' expected after '\"'",
+        ),
+    ],
+    ids=['decimal commas', 'an open quote', 'a quote amid a cell'],
+)
+@pytest.mark.parametrize('script', ['train', 'predict'])
+def test_rows_that_are_no_rows_of_the_table(trained, write, script, text, message):
+    write(text)
+    if script == 'train':
+        error = error_of(TRAIN, *WORDS)
+    else:
+        error = error_of(PREDICT, '--in-dir', trained, '--data', 'mine.csv', '--out', 'p.csv')
+    assert error == 'error: ' + message
+
+
+def test_empty_cells_beyond_the_header_are_no_cells(predicted):
+    _, table = predicted('smiles,name\nCCO,a,,\nCCN,b, \n')
+    assert [row['name'] for row in table] == ['a', 'b']
+
+
+def test_rows_with_fewer_cells_than_the_header(predicted):
+    _, table = predicted('name,smiles,note\na,CCO\nb,CCN,x\n')
+    assert [(row['name'], row['note']) for row in table] == [('a', ''), ('b', 'x')]
+
+
+def test_blank_lines_keep_the_numbers_of_the_others(predicted):
+    printed, table = predicted('\n\nsmiles,name\n,\nCCO,a\n\nC1,b\n')
+    assert "  mine.csv row 7: 'C1': RDKit cannot parse it\n" in printed
+    assert [row['name'] for row in table] == ['a', 'b']
+
+
+@pytest.mark.parametrize('end', ['\n', '\r\n', '\r'], ids=['LF', 'CRLF', 'CR'])
+@pytest.mark.parametrize('start', ['', '\ufeff'], ids=['plain', 'BOM'])
+def test_ends_of_lines(data, tmp_path, start, end):
+    path = tmp_path / 'mine.csv'
+    path.write_bytes((start + end.join(['smiles,"a, b"', 'CCO,"x\ny"', 'CCN,'])).encode())
+    table = data.read_table(str(path))
+    assert list(table) == ['smiles', 'a, b']
+    assert table['a, b'].tolist() == ['x\ny', '']
+    assert table.index.tolist() == ['mine.csv row 2', 'mine.csv row 3']
+
+
+def test_gzip_is_known_by_its_bytes(data, tmp_path):
+    path = tmp_path / 'mine.csv'
+    path.write_bytes(gzip.compress(b'smiles\nCCO\n', mtime=0))
+    assert data.read_table(str(path))['smiles'].tolist() == ['CCO']
+
+
+@pytest.mark.parametrize('compress', [bytes, gzip.compress], ids=['plain', 'gzip'])
+def test_standard_input(data, monkeypatch, compress):
+    stdin = types.SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(compress(b'smiles\nCCO\n'))))
+    monkeypatch.setattr('sys.stdin', stdin)
+    table = data.read_table('-')
+    assert table['smiles'].to_dict() == {'standard input row 2': 'CCO'}
+
+
+def test_training_on_a_pipe(tmp_path):
+    """It is read once, and its test part can be predicted later."""
+    path = tmp_path / 'out'
+    words = ['--data', '/dev/stdin', '--out', path, *WORDS[2:6], *QUICK]
+    for script in [TRAIN, *words], [PREDICT, '--in-dir', path]:
+        done = subprocess.run(
+            command(script[0], script[1:]),
+            input=TABLE,
+            env=environment(),
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    assert len(rows(path / 'predictions.csv')) == 14
+
+
+# Every row has its line, every column its place.
+
+
+def test_rows_without_smiles_are_predicted_to_nothing(predicted):
+    printed, table = predicted('id,smiles,score\n1,CCO,0.1\n2,,0.2\n3,CCN,0.3\n4,  ,0.4\n')
+    assert 'Data: mine.csv: 4 molecules, 2 of them used\n' in printed
+    assert (
+        "2 molecule(s) could not be used\n  mine.csv row 3: '': no SMILES\n"
+        "  mine.csv row 5: '  ': no SMILES\n"
+    ) in printed
+    assert [row['id'] for row in table] == list('1234')
+    assert [bool(row['y predicted']) for row in table] == [True, False, True, False]
+    assert [row['not predicted'] for row in table] == ['', 'no SMILES', '', 'no SMILES']
+
+
+def test_rows_without_smiles_are_listed_by_a_training(write, tmp_path):
+    write(TABLE + ',7,nothing\n,,a footnote\n')
+    printed = run_here(TRAIN, *WORDS)
+    assert 'Data: mine.csv: 92 molecules, 90 of them used\n' in printed
+    assert [row['reason'] for row in rows(tmp_path / 'out' / 'failed.csv')] == 2 * ['no SMILES']
+
+
+def test_columns_keep_their_names_and_order(write, tmp_path):
+    lines = ['%d,%s,%s,%d.50' % (i, s[::-1], s, i) for i, s in enumerate(CHAINS)]
+    write('\n'.join(['id,smiles,canonical_smiles,y', *lines]) + '\n')
+    run_here(TRAIN, *WORDS, '--smiles-column', 'canonical_smiles')
+    run_here(PREDICT, '--in-dir', 'out', '--data', 'mine.csv', '--out', 'p.csv')
+    found = (tmp_path / 'p.csv').read_text().splitlines()
+    assert found[0] == 'id,smiles,canonical_smiles,y,y predicted'
+    assert [line.rsplit(',', 1)[0] for line in found[1:]] == lines
+
+
+# Labels.
+
+
+@pytest.mark.parametrize('mean, spread', [(-2912301, 0.1), (-1e9, 1)])
+def test_a_spread_far_below_the_mean_is_learned(write, tmp_path, mean, spread):
+    """There is one test error, of the labels as they were read."""
+    draw = random.Random(0)
+    smiles = ['C' * (n % 20 + 1) + 'NOSPF'[n % 5] for n in range(120)]
+    lines = ['%s,%.4f' % (text, mean + draw.gauss(0, spread)) for text in smiles]
+    write('\n'.join(['smiles,y', *lines]) + '\n')
+    printed = run_here(TRAIN, *WORDS, '--epoch', '8', '--method', 'ggnn')
+    assert 'nothing to learn' not in printed
+    test = json.loads((tmp_path / 'out' / 'result.json').read_text())['test']
+    line = 'MAE of y: %.6g, RMSE %.6g, R2 %.4f (18 molecules'
+    line %= tuple(test[name]['y'] for name in ('MAE', 'RMSE', 'R2'))
+    assert (
+        '\n%s; always the mean: MAE %.6g)\n' % (line, test['MAE of the mean alone']['y']) in printed
+    )
+    assert line + ')\n' in run_here(PREDICT, '--in-dir', 'out')
+    table = rows(tmp_path / 'out' / 'predictions.csv')
+    assert {'%s,%s' % (row['smiles'], row['y']) for row in table} <= set(lines)
+    error = numpy.mean([abs(float(row['y']) - float(row['y predicted'])) for row in table])
+    assert error == pytest.approx(test['MAE']['y'], rel=1e-2)
+    assert 0.3 * spread < error < 1.5 * spread
+
+
+def test_labels_of_one_value_for_float32(write):
+    write('smiles,y\n' + ''.join('%s,%de-40\n' % (s, i) for i, s in enumerate(CHAINS)))
+    assert 'All training molecules have one value of y: nothing to learn\n' in run_here(
+        TRAIN, *WORDS
+    )
+
+
+def test_a_classification_says_that_a_label_teaches_nothing(write):
+    lines = ['%s,%d,1\n' % (s, i % 2) for i, s in enumerate(CHAINS)]
+    write('smiles,y,z\n' + ''.join(lines))
+    printed = run_here(TRAIN, *WORDS, '--labels', 'y', 'z', '--task', 'classification')
+    assert 'All training molecules have one value of z: nothing to learn\n' in printed
+    assert 'value of y' not in printed
+
+
+def test_files_have_the_scaler_of_the_labels_as_they_are(trained):
+    """Upstream's model reads them."""
+    with numpy.load(trained / 'model.npz', allow_pickle=True) as file:
+        mean, std = (file['predictor/label_scaler/' + name] for name in ('mean', 'std'))
+    known = {row['smiles'] for row in rows(trained / 'training.csv')}
+    labels = [i for i, smiles in enumerate(CHAINS) if smiles in known]
+    assert mean.tolist() == [numpy.mean(labels)]
+    assert std == pytest.approx(numpy.std(labels), rel=1e-6)
+
+
+def test_several_errors_of_a_regression(data):
+    from common.tasks import Regression
+
+    labels = numpy.array([[1.0, 5], [2, numpy.nan], [4, numpy.nan]])
+    predictions = numpy.array([[1.0, 7], [3, 0], [6, 0]])
+    lines, found = Regression(['a', 'b']).report(labels, predictions)
+    assert found['MAE'] == {'a': 1, 'b': 2}
+    assert found['RMSE'] == pytest.approx({'a': (5 / 3) ** 0.5, 'b': 2})
+    assert found['R2'] == pytest.approx({'a': 1 - 5 / 3 / (14 / 9), 'b': numpy.nan}, nan_ok=True)
+    assert lines == [
+        'MAE of a: 1, RMSE 1.29099, R2 -0.0714 (3 molecules)',
+        'MAE of b: 2, RMSE 2, R2 nan (1 molecules)',
+    ]
+
+
+def test_a_label_may_have_dollar_signs(write, tmp_path):
+    name = r'$\frac_T_g$'
+    write(TABLE.replace('y,', name + ',', 1))
+    run_here(TRAIN, *WORDS, '--labels', name)
+    assert (tmp_path / 'out' / 'fit.png').read_bytes().startswith(b'\x89PNG')
+
+
+# Molecules that are the same.
+
+
+def test_duplicates_are_the_same_however_they_are_written(write):
+    again = ['OCC', 'C(O)C', '[CH3][CH2][OH]', 'C[C@H](N)O', 'C[C@@H](N)O']
+    write(TABLE + ''.join('%s,1,again\n' % smiles for smiles in again))
+    assert (
+        'Duplicates: 4 molecule(s) are an earlier one, stereo aside, the first: mine.csv row 92: '
+        "'OCC'; test molecules may be among those of the training\n"
+    ) in run_here(TRAIN, *WORDS)
+
+
+def test_molecules_of_the_training_are_counted(trained, predicted):
+    known = rows(trained / 'training.csv')
+    assert len(known) == 62
+    first = known[0]['smiles']
+    text = '62 of the 91 molecules were in the training: an error of these is no test\n'
+    assert text in predicted(TABLE + 'c1ccccc1,7,new\n')[0]
+    text = '1 of the 2 molecules were in the training: an error of these is no test\n'
+    assert text in predicted('', '--smiles', 'c1ccccc1', first)[0]
+
+
+def test_a_test_part_without_molecules_of_the_training(predicted):
+    assert 'were in the training' not in predicted('smiles\nc1ccccc1\n')[0]
+
+
+@pytest.mark.parametrize('dense', [True, False], ids=['dense', 'sparse'])
+def test_both_kinds_of_data_set_take_the_same_smiles(data, dense):
+    smiles = ['CCO', 'C\xe4C', 'CCN name', 'C.[Og]', '*', '[Na+].[Cl-]', 'C1', '\t']
+    found = data.preprocess(data.typed_smiles(smiles, ['y']), 'ggnn', dense)
+    assert found[1].reason.tolist() == [
+        '',
+        'RDKit cannot parse it',
+        '',
+        'atomic number 118, the models support those below 117',
+        '',
+        '',
+        'RDKit cannot parse it',
+        'no SMILES',
+    ]
+    assert len(found[0]) == 4
+
+
+# Output.
+
+
+@pytest.mark.parametrize('script', ['train', 'predict'])
+def test_a_reader_that_closes_the_pipe_ends_the_program_quietly(trained, write, tmp_path, script):
+    write(TABLE)
+    words = [PREDICT, '--in-dir', trained, '--data', 'mine.csv', '--out', 'p.csv']
+    if script == 'train':
+        words = [TRAIN, *WORDS]
+    process = subprocess.Popen(
+        command(words[0], words[1:]),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.close()
+    assert process.stderr.read() == 'Parsing 90 molecules\n'
+    assert process.wait() == 1
+    if script == 'predict':
+        assert len(rows(tmp_path / 'p.csv')) == 90

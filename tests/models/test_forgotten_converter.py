@@ -1,0 +1,228 @@
+"""Chainer's or Chainer Chemistry's converter with a swapped model: one sentence says so."""
+
+import functools
+
+import numpy
+import pytest
+
+import chainer_bspmm
+import chainer
+from chainer import optimizers
+from chainer.dataset import concat_examples
+from chainer.dataset.convert import ConcatWithAsyncTransfer
+from chainer.iterators import SerialIterator
+from chainer.training.extensions import Evaluator
+from chainer.training.updaters import StandardUpdater
+from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
+from chainer_chemistry.models.prediction import Classifier, Regressor, set_up_predictor
+from chainer_chemistry.training.extensions import ROCAUCEvaluator
+
+from chainer_bspmm import BatchedCSR, CSRConverter, sparsify
+from chainer_bspmm.training import GraphUpdater
+from tests.support.molecules import molecules
+
+EXAMPLES = molecules((5, 9, 3, 4))
+OF_ONE_SIZE = molecules((5, 5, 5, 5))
+INPUTS = [example[:2] for example in EXAMPLES]
+
+MESSAGE = (
+    '%s: expected converter=%s, because GGNN was swapped for sparse batches, got %s, which makes '
+    'dense ones'
+)
+CHAINERS = "Chainer's concat_examples"
+UPSTREAMS = "Chainer Chemistry's concat_mols"
+
+
+def refusal(where, got=CHAINERS, remedy='chainer_bspmm.concat_mols'):
+    return MESSAGE % (where, remedy, got)
+
+
+def regressor():
+    predictor = sparsify(set_up_predictor('ggnn', 4, 1, 3))
+    return Regressor(predictor, lossfun=chainer.functions.mean_squared_error)
+
+
+def classifier():
+    return Classifier(sparsify(set_up_predictor('ggnn', 4, 1, 3)))
+
+
+class OwnChain(chainer.Chain):
+    """A loss of a user's own."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.predictor = sparsify(set_up_predictor('ggnn', 4, 1, 3))
+
+    def forward(self, atoms, adj, t):
+        return chainer.functions.mean_squared_error(self.predictor(atoms, adj), t)
+
+
+class Converting(OwnChain):
+    """A model that makes sparse batches of dense ones by itself."""
+
+    def forward(self, atoms, adj, t):
+        return super().forward(atoms, BatchedCSR.from_dense(adj), t)
+
+
+def updater(model, examples=EXAMPLES, kind=StandardUpdater, **options):
+    optimizer = optimizers.SGD().setup(model)
+    return kind(SerialIterator(examples, 4), optimizer, **options)
+
+
+def message_of(call):
+    with pytest.raises(TypeError) as caught:
+        call()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize('examples', [EXAMPLES, OF_ONE_SIZE])
+def test_an_updater_without_a_converter(examples):
+    assert message_of(lambda: updater(regressor(), examples)) == refusal('StandardUpdater')
+
+
+@pytest.mark.parametrize(
+    'converter, got',
+    [
+        (concat_examples, CHAINERS),
+        (ConcatWithAsyncTransfer(), CHAINERS),
+        (dense_concat_mols, UPSTREAMS),
+        (functools.partial(dense_concat_mols, padding=0), UPSTREAMS),
+    ],
+)
+def test_a_dense_converter(converter, got):
+    message = message_of(lambda: updater(regressor(), converter=converter))
+    assert message == refusal('StandardUpdater', got)
+
+
+def test_a_graph_updater():
+    message = message_of(
+        lambda: updater(regressor(), kind=GraphUpdater, converter=dense_concat_mols)
+    )
+    assert message == refusal('GraphUpdater', UPSTREAMS)
+
+
+def test_a_loss_function():
+    """It may be the model itself."""
+    model = regressor()
+    message = message_of(lambda: updater(model.predictor, loss_func=model))
+    assert message == refusal('StandardUpdater')
+
+
+@pytest.mark.parametrize('kind', [Evaluator, ROCAUCEvaluator])
+def test_an_evaluator(kind):
+    model = classifier()
+    evaluator = kind(SerialIterator(EXAMPLES, 4, repeat=False), model)
+    assert message_of(evaluator) == refusal(kind.__name__)
+
+
+def test_an_evaluator_of_a_function():
+    model = classifier()
+    evaluator = Evaluator(SerialIterator(INPUTS, 4, repeat=False), model, eval_func=model.predictor)
+    assert message_of(evaluator) == refusal('Evaluator')
+
+
+@pytest.mark.parametrize('method', ['predict', 'predict_proba'])
+@pytest.mark.parametrize('given', [(), (3, dense_concat_mols)])
+def test_predictions_of_a_classifier(method, given):
+    message = message_of(lambda: getattr(classifier(), method)(INPUTS, *given))
+    assert message == refusal('predict', UPSTREAMS if given else CHAINERS)
+
+
+def test_predictions_with_inputs_that_are_kept():
+    message = message_of(lambda: regressor().predict(INPUTS, retain_inputs=True))
+    assert message == refusal('predict')
+
+
+def test_without_capturing(monkeypatch):
+    monkeypatch.setattr(chainer.global_config, 'bspmm_capture', False)
+    assert message_of(lambda: regressor().predict(INPUTS)) == refusal('predict')
+
+
+@pytest.mark.parametrize(
+    'converter, remedy',
+    [
+        (CSRConverter('packed'), "chainer_bspmm.CSRConverter('packed')"),
+        (CSRConverter(padded_to=12), 'chainer_bspmm.CSRConverter(padded_to=12)'),
+    ],
+)
+def test_the_converter_of_the_training_is_named(converter, remedy):
+    model = regressor()
+    updater(model, converter=converter).update()
+    assert message_of(lambda: model.predict(INPUTS)) == refusal('predict', remedy=remedy)
+
+
+def test_a_chain_of_ones_own():
+    """Where the converter fails; with molecules of one size the model says what it expects."""
+    step = updater(OwnChain())
+    assert message_of(step.update) == refusal('StandardUpdater')
+    step = updater(OwnChain(), OF_ONE_SIZE)
+    assert message_of(step.update).startswith('adj: expected a BatchedCSR, got ndarray of shape')
+
+
+def test_an_evaluator_of_a_chain_of_ones_own():
+    evaluator = Evaluator(SerialIterator(EXAMPLES, 4, repeat=False), OwnChain())
+    assert message_of(evaluator) == refusal('Evaluator')
+
+
+def test_an_error_of_the_data_of_a_dense_model_stays():
+    step = updater(Regressor(set_up_predictor('ggnn', 4, 1, 3)))
+    with pytest.raises(ValueError, match='^all the input array dimensions '):
+        step.update()
+
+
+def test_a_chain_that_makes_sparse_batches_by_itself():
+    updater(Converting(), converter=dense_concat_mols).update()
+
+
+def test_a_function_that_makes_sparse_batches_for_predict():
+    def preprocess(atoms, adj):
+        return atoms, BatchedCSR.from_dense(adj)
+
+    model = regressor()
+    predictions = model.predict(INPUTS, converter=dense_concat_mols, preprocess_fn=preprocess)
+    expected = model.predict(INPUTS, converter=chainer_bspmm.concat_mols)
+    numpy.testing.assert_allclose(predictions, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_converter_of_ones_own_is_left_alone():
+    def convert(batch, device=None):
+        return chainer_bspmm.concat_mols(batch, device)
+
+    updater(regressor(), converter=convert).update()
+
+
+def test_an_updater_of_ones_own_is_left_alone():
+    class Mine(StandardUpdater):
+        def update_core(self):
+            atoms, adj, t = self.converter(self.get_iterator('main').next(), None)
+            optimizer = self.get_optimizer('main')
+            optimizer.update(optimizer.target, atoms, BatchedCSR.from_dense(adj), t)
+
+    updater(regressor(), kind=Mine, converter=dense_concat_mols).update()
+
+
+def test_an_updater_of_ones_own_that_sets_its_converter():
+    class Mine(StandardUpdater):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.converter = chainer_bspmm.concat_mols
+
+    updater(regressor(), kind=Mine).update()
+
+
+def test_an_updater_of_ones_own_without_a_converter():
+    class Mine(StandardUpdater):
+        pass
+
+    assert message_of(updater(regressor(), kind=Mine).update) == refusal('Mine')
+
+
+def test_an_evaluator_without_a_main_target():
+    """Its own `evaluate` is run."""
+
+    class Mine(Evaluator):
+        def evaluate(self):
+            return {}
+
+    Mine(SerialIterator(EXAMPLES, 4), {'generator': regressor()})()
