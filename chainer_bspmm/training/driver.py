@@ -91,10 +91,7 @@ class Driver:
         It is captured where a batch finds Python as this one has found it, or has left it.
         """
         self.programs.add(self._key, program)
-        try:
-            self.programs.add(self._key_now(), program)
-        except CannotCapture as error:
-            self.warn(self.give_up(str(error)))
+        self.programs.add(self._key_now(), program)
 
     def _need(self, examples, batch):
         need = batch.need

@@ -1,7 +1,6 @@
 """`Guards`: the key of a program, computed from what a captured step can read from Python."""
 
 import collections
-import contextlib
 import enum
 import itertools
 import operator
@@ -11,7 +10,6 @@ import numpy
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm.training.cuda_graphs import CannotCapture
 from chainer_bspmm.training.reach import is_of_user, Reach
 from chainer_bspmm.training.snapshot import has_same_bits
 from chainer_bspmm.compat.user_code import LIBRARIES
@@ -36,16 +34,6 @@ MAX_HOST_SIZE = 4096
 
 # Libraries whose code keeps no arrays but in attributes.
 KNOWN = 'builtins', 'chainer', 'chainer_chemistry', 'chainermn', 'chainer_bspmm', 'numpy', 'cupy'
-
-
-@contextlib.contextmanager
-def _looking():
-    """Let a step not be captured if objects that it reads raise errors when they are looked at."""
-    try:
-        yield
-    except Exception as error:
-        text = 'looking at what it reads from Python fails with %s: %s'
-        raise CannotCapture(text % (type(error).__name__, error)) from error
 
 
 class Guards:
@@ -94,7 +82,6 @@ class Guards:
             names += itertools.chain.from_iterable(self._link_hooks)
         return 'the hook %s has to see every call' % names[0] if names else None
 
-    @_looking()
     def moment(self):
         """Return the `Moment` of now."""
         return Moment(Reach(self._target, self._function))
@@ -141,7 +128,6 @@ class Guards:
         states = [rule._state for rule in self._rules]
         self._states = [of_rule.values() for of_rule in states if of_rule is not None]
 
-    @_looking()
     def _look(self):
         reach = self.reach = Reach(self._target, self._function)
         links = list(reach.links.values())
@@ -264,8 +250,10 @@ class Moment:
 
 def _is_of_user(value):
     """Return whether calling something may run a user's code."""
-    module = getattr(value, '__module__', None) or ''
-    return callable(value) and module.partition('.')[0] not in KNOWN
+    # Only of what is callable: another object of a user's may raise when it is asked.
+    return callable(value) and (
+        (getattr(value, '__module__', None) or '').partition('.')[0] not in KNOWN
+    )
 
 
 def _parts(owner):
@@ -274,8 +262,12 @@ def _parts(owner):
     yield type(owner)
     for value in getattr(owner, '__dict__', {}).values():
         yield value
-        if isinstance(value, (dict, list, tuple, set)):
-            yield from value.values() if isinstance(value, dict) else value
+        # Neither an object's `__class__` nor a subclass's methods: a user's may raise.
+        if issubclass(type(value), dict):
+            yield from dict.values(value)
+        for kind in (list, tuple, set):
+            if issubclass(type(value), kind):
+                yield from kind.__iter__(value)
 
 
 def _token(value):

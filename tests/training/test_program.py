@@ -255,38 +255,3 @@ def test_training_goes_on_eagerly_where_a_check_has_no_memory(monkeypatch, part)
     ]
     assert updater.get_optimizer('main').t == 8
     assert_close_arrays(parameters(updater), parameters(expected), 1e-5)
-
-
-class Awkward:
-    """An object that raises an error when it is asked for its class."""
-
-    weight = 0.5
-
-    @property
-    def __class__(self):
-        raise LookupError('no class')
-
-
-def weighed(link, atoms, adj):
-    return three_columns(link, atoms, adj) * link.weights.weight
-
-
-def takes_an_awkward_object(link, atoms, adj):
-    link.weights = Awkward()
-    return weighed(link, atoms, adj)
-
-
-@pytest.mark.parametrize('function', [weighed, takes_an_awkward_object])
-def test_objects_that_cannot_be_looked_at(device, graphs, function):
-    """They end captured steps with a warning, not the training with an error."""
-
-    def make(kind):
-        model = without_dropout(small_model(function, weights=Awkward()))
-        return make_updater(kind, device, model, optimizer=optimizers.SGD(0.01))
-
-    with eager_causes() as causes:
-        assert_same_training(make, 4)
-    assert causes == [
-        'GraphUpdater trains eagerly: looking at what it reads from Python fails with '
-        'LookupError: no class'
-    ]
