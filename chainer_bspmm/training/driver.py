@@ -161,18 +161,23 @@ class Driver:
     def forget(self):
         """Drop the programs and their session, which frees their memory."""
         self.watched = None
+        self._key = ()  # it holds what it was made of, the copy of the data set included
         self.programs.clear()
         self.session = None
 
     def end(self):
         """Let go what was made of dense examples: another training makes it again."""
         if self.examples.close():
-            self.forget()
-            self.resident = None
+            self.drop()
+
+    def drop(self):
+        """Drop the programs, and the copy of the data set."""
+        self.forget()
+        self.resident = None
 
     def give_up(self, reason):
         """Capture no more, and return the reason."""
-        self.forget()
+        self.drop()
         self.reason = reason
         return reason
 

@@ -29,10 +29,10 @@ class GraphUpdater(StandardUpdater):
     The first batch of a form (number of molecules, and one of a few buffer sizes) trains eagerly,
     the second is captured in a CUDA graph, all others replay it. A step is captured again when
     something that it reads from Python and that is watched changes (`guards.Guards`). Replays 1, 2,
-    4, ..., 1,024 of a form, and multiples of `check_every`, are
-    compared with the same step run eagerly, bit for bit. What cannot be captured trains eagerly,
-    with one warning that names the cause. docs/captured_training.md has the details, and
-    docs/several_gpus.md those of several ranks.
+    4, ..., 1,024 of a form, and multiples of `check_every`, are compared with the same step run
+    eagerly, bit for bit. What cannot be captured trains eagerly, with one warning that names the
+    cause. docs/captured_training.md has the details, and docs/several_gpus.md those of several
+    ranks.
 
     Args:
         iterator (Iterator or dict): of the training set.

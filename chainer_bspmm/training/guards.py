@@ -4,7 +4,6 @@ import collections
 import enum
 import itertools
 import operator
-import types
 
 import numpy
 
@@ -13,9 +12,19 @@ from chainer.backends import cuda
 
 from chainer_bspmm.training.reach import is_of_user, Reach
 from chainer_bspmm.training.snapshot import has_same_bits
+from chainer_bspmm.compat.user_code import LIBRARIES
 
-PLAIN = (bool, int, float, complex, str, bytes, type, numpy.generic, numpy.dtype)
-BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule, enum.Enum, types.CodeType)
+# Compared by what they print, as these classes print it: NaN equals itself.
+PRINTED = {
+    int: hex,  # Python refuses to print thousands of decimal digits
+    **{kind: kind.__repr__ for kind in (float, complex, str, bytes, range, slice)},
+    **{kind: kind.__repr__ for kind in (numpy.dtype, type(None))},
+    numpy.generic: repr,
+}
+PLAIN = tuple(PRINTED)
+BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule, enum.Enum)
+# Compared by type: what is in them is watched.
+BY_TYPE = list, dict, set, collections.deque
 # Compared by type only, unless their contents are watched as well: every step makes new variables.
 OPAQUE = chainer.Variable, dict, list
 
@@ -241,8 +250,10 @@ class Moment:
 
 def _is_of_user(value):
     """Return whether calling something may run a user's code."""
-    module = getattr(value, '__module__', None) or ''
-    return callable(value) and module.partition('.')[0] not in KNOWN
+    # Only of what is callable: another object of a user's may raise when it is asked.
+    return callable(value) and (
+        (getattr(value, '__module__', None) or '').partition('.')[0] not in KNOWN
+    )
 
 
 def _parts(owner):
@@ -251,17 +262,29 @@ def _parts(owner):
     yield type(owner)
     for value in getattr(owner, '__dict__', {}).values():
         yield value
-        if isinstance(value, (dict, list, tuple, set)):
-            yield from value.values() if isinstance(value, dict) else value
+        # Neither an object's `__class__` nor a subclass's methods: a user's may raise.
+        if issubclass(type(value), dict):
+            yield from dict.values(value)
+        for kind in (list, tuple, set):
+            if issubclass(type(value), kind):
+                yield from kind.__iter__(value)
 
 
 def _token(value):
     """Return what stands for a value in a key: None for one that is not watched."""
-    if isinstance(value, PLAIN):
-        return type(value), repr(value)  # NaN equals itself, True is not 1
-    if isinstance(value, tuple):
-        return tuple(map(_token, value))
-    is_by_id = isinstance(value, BY_ID) or type(value) is object  # which code compares only
-    if is_by_id or (callable(value) and not isinstance(value, chainer.Link)):
+    kind = type(value)  # an object may lie about its __class__
+    if issubclass(kind, BY_ID) or callable(value) and not issubclass(kind, chainer.Link):
         return id(value)
-    return type(value) if is_of_user(type(value).__module__) else None
+    if issubclass(kind, PLAIN):
+        plain = kind if kind in PRINTED else next(p for p in PRINTED if issubclass(kind, p))
+        return kind, PRINTED[plain](value)  # True is not 1
+    if issubclass(kind, tuple):
+        return kind, tuple(map(_token, tuple.__iter__(value)))
+    if issubclass(kind, frozenset):
+        return kind, frozenset(map(_token, frozenset.__iter__(value)))
+    if issubclass(kind, (chainer.Variable, chainer.Link)):
+        return None  # every step makes new variables; a key has links of its own
+    if issubclass(kind, BY_TYPE) or is_of_user(kind.__module__):
+        return kind
+    # Other objects of Chainer's and ours, such as batches, are made anew by every step, too.
+    return None if kind.__module__.partition('.')[0] in LIBRARIES else id(value)

@@ -107,9 +107,8 @@ class PredictionDriver(Driver):
     def close(self):
         """Give back the graphs and their memory, once nothing reads their results any more."""
         session = self.session
-        self.forget()
+        self.drop()
         self.examples.close()
-        self.resident = None
         if session is not None:
             session.capturer.free_unused()
 

@@ -207,11 +207,16 @@ class Program:
             halves.append(self._complete)
         before = self._snapshot()
         with before.undone(with_caches=False):
+            before.move_generators()
             launches = [self._captured(half) for half in halves]
             graphs, (results, *_) = zip(*launches)
             self._refuse_host_values(results)
             # Links keep holding what the graph writes, so that no other graph takes its memory.
             self._effects = before.changes()
+            drawn = before.changed_generator()
+            if drawn is not None:  # it was seeded, which leaves two trials alike
+                text = 'the %s changes %s at every run'
+                raise CannotCapture(text % (self.work.name, drawn))
         self._results = results
         self._graphs = list(graphs)
 
@@ -271,9 +276,21 @@ class Program:
             apply(new)
 
     def _checked_replay(self):
-        session, work = self._session, self.work
-        session.capturer.join()  # the last step may still write, on another stream
-        before = self._snapshot()
+        self._session.capturer.join()  # the last step may still write, on another stream
+        before = None
+        try:
+            before = self._snapshot()
+            return self._compared(before)
+        except MemoryError as error:  # CuPy's is one of these
+            if before is not None:
+                before.restore()
+            self.work.is_done = False
+            text = 'there is no memory for the check of a replay: %s'
+            raise CannotCapture(text % error) from error
+
+    def _compared(self, before):
+        """Replay the staged batch, and again eagerly from the same state; StepDiffers."""
+        work = self.work
         self.launch()
         results = self._results_now()
         replayed = self._state(before, results)
@@ -290,7 +307,7 @@ class Program:
             after.put_back(before.arrays)
             work.is_done = True
         if differs:
-            cut = session.guards.reach.cut
+            cut = self._session.guards.reach.cut
             raise StepDiffers(
                 'a replay of the captured %s differs from an eager one in %s: it reads something '
                 'from Python that has changed since it was captured, and that is not watched%s '

@@ -2,6 +2,7 @@
 
 import collections.abc
 import contextlib
+import random
 
 import numpy
 
@@ -24,6 +25,7 @@ class Snapshot:
         self._reach = reach
         self._python = reach.save()
         self._copied = []  # iterators, with their copies that a run reads
+        self._moved = []  # generators of random numbers, and where they were moved to
         params = {id(param): param for link in reach.links.values() for param in link.params()}
         self._lazy = [param for param in params.values() if not param.is_initialized]
         self._gradients = [(param, param._grad) for param in params.values()]
@@ -64,21 +66,34 @@ class Snapshot:
         ]
         return self._reach.changes(self._python, self._copied) + new
 
+    def move_generators(self):
+        """Draw from NumPy's and Python's generators: a run that seeds one then always shows."""
+        numpy.random.random()
+        random.random()
+        self._moved = [(state, state.save()) for state, _ in self._python.generators]
+
+    def changed_generator(self):
+        """Return words (str or None) for a generator that was used since they were moved."""
+        for state, position in self._moved:
+            if state.save() != position:
+                return state.text
+        return None
+
     @contextlib.contextmanager
     def undone(self, with_caches=True):
         """Put back what is changed inside, where no parameter can be made.
 
         `with_caches`: caches of functools are empty inside. Otherwise they keep what is added.
         """
-        for param in self._lazy:
-            param.initialize = _refuse
         try:
+            for param in self._lazy:
+                param.initialize = _refuse
             with _other_generators():
                 self._copied = self._reach.copy_iterators(self._python, with_caches)
                 yield
         finally:
             for param in self._lazy:
-                del param.initialize
+                vars(param).pop('initialize', None)  # there is none if an interrupt came first
             self.restore()
 
 

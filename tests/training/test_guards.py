@@ -5,7 +5,10 @@ The changes of a whole training are in test_watched.
 
 import collections
 import ctypes
+import datetime
+import decimal
 import enum
+import fractions
 import functools
 import random
 import types
@@ -95,6 +98,41 @@ def test_what_changes_back_is_the_same():
         with chainer.using_config('noise', 0.5):
             assert guards.key().change(before) == 'the attribute noise of chainer.config'
         assert guards.key() == before
+
+
+class Printing(float):
+    """A number that prints as any other."""
+
+    def __repr__(self):
+        return 'a number'
+
+
+@pytest.mark.parametrize(
+    'before, after',
+    [
+        (None, ...),
+        (slice(0, 1), slice(1, 2)),
+        (range(1), range(2)),
+        (frozenset([1]), frozenset([2])),
+        ((1, {2: 3}), (1, [2])),
+        (fractions.Fraction(1, 2), fractions.Fraction(1, 4)),
+        (decimal.Decimal('0.5'), decimal.Decimal('0.25')),
+        (datetime.date(2020, 1, 1), datetime.date(2020, 1, 2)),
+        (numpy.float32(0.5), numpy.float32(0.25)),
+        (10**4299, 10**5000),
+        (Printing(0.5), Printing(0.25)),
+        (type('Setting', (), {}), type('Setting', (), {})),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_of_all_types_are_watched(before, after):
+    model, _, guards = guarded()
+    model.predictor.value = before
+    last = guards.key()
+    model.predictor.value = after
+    assert guards.key() != last
+    model.predictor.value = before
+    assert guards.key() == last
 
 
 def test_states_in_a_new_dict():

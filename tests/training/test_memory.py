@@ -256,3 +256,22 @@ def test_clipping_with_several_layouts(no_causes):
         run(updater, 1)
         others += [cuda.cupy.full(n, 7, 'd') for n in (512, 1024, 2048)]
     assert all(bool((other == 7).all()) for other in others)
+
+
+@pytest.mark.parametrize('end', [lambda driver: driver.forget(), lambda driver: driver.give_up('')])
+def test_what_a_key_holds_goes_with_the_programs(monkeypatch, end):
+    """An array that a step read, and that its owner has dropped."""
+    host_graphs.stand_in(monkeypatch)
+    model = small_model(with_a_weight, weight=numpy.ones(3, 'f'))
+    updater = make_updater(GraphUpdater, HOST, model)
+    run(updater, 4)
+    assert is_captured(updater)
+    is_held = weakref.ref(model.predictor.weight)
+    model.predictor.weight = None
+    end(updater._driver)
+    gc.collect()
+    assert is_held() is None
+
+
+def with_a_weight(link, atoms, adj):
+    return link.inner(atoms, adj)[:, :3] * link.weight

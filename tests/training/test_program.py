@@ -15,8 +15,10 @@ from chainer.training.updaters import StandardUpdater
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.program import blame, Program
 from tests.support import assert_close_arrays
-from tests.support.training import assert_same_training, is_captured, make_updater, molecules
-from tests.support.training import parameters, run, small_model, three_columns, without_dropout
+from tests.support.training import assert_same_training, HOST, is_captured, make_updater
+from tests.support.training import molecules, parameters, run, small_model, three_columns
+from tests.support.training import without_dropout
+from tests.training import host_graphs
 from tests.training.host_graphs import eager_causes
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
@@ -117,6 +119,24 @@ def test_nothing_is_taken_from_a_generator_but_by_the_step(device, graphs):
     ]
 
 
+def test_a_step_that_seeds_a_generator_trains_eagerly(device, graphs):
+    """Two trials end alike, but a replay would not seed it."""
+
+    def seeding(link, atoms, adj):
+        numpy.random.seed(1)
+        return three_columns(link, atoms, adj) * numpy.random.uniform()
+
+    def make(kind):
+        # The second step starts where the first has left the generator.
+        return make_updater(kind, device, without_dropout(small_model(seeding)), molecules(32))
+
+    with eager_causes() as causes:
+        assert_same_training(make, 8)
+    assert causes == [
+        'GraphUpdater trains eagerly: the step changes the state of numpy.random at every run'
+    ]
+
+
 def test_a_run_that_fails_is_undone(device, graphs):
     """The batch is run once more, for the user to see the error, with a warning before it."""
 
@@ -208,3 +228,30 @@ def test_a_number_of_rows_is_that_of_the_batch(device, graphs):
         'it differs in the attribute n_rows of predictor: a link or the loss treats every row as '
         'an atom'
     ]
+
+
+@pytest.mark.parametrize('part', ['_snapshot', '_again'])
+def test_training_goes_on_eagerly_where_a_check_has_no_memory(monkeypatch, part):
+    """The step that was to be checked is done once, and counted once."""
+    host_graphs.stand_in(monkeypatch)
+    host_graphs.fuse(monkeypatch)
+
+    def make(kind):
+        model = without_dropout(small_model())
+        return make_updater(kind, HOST, model, optimizer=optimizers.SGD(1e-3))
+
+    def exhausted(*args):
+        raise MemoryError('no room')
+
+    expected = make(StandardUpdater)
+    run(expected, 8)
+    updater = make(GraphUpdater)
+    run(updater, 4)  # the next replay is the 4th, which is checked
+    monkeypatch.setattr(Program, part, exhausted)
+    with eager_causes() as texts:
+        run(updater, 4)
+    assert texts == [
+        'GraphUpdater trains eagerly: there is no memory for the check of a replay: no room'
+    ]
+    assert updater.get_optimizer('main').t == 8
+    assert_close_arrays(parameters(updater), parameters(expected), 1e-5)
