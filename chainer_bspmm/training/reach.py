@@ -68,6 +68,9 @@ _OF_TRAINING = (
     *(chainer.training.Trainer, chainer.training.Updater, chainer.dataset.Iterator),
     *(chainer.Optimizer, chainer.optimizer.Hyperparameter),
 )
+# Those of them that do a step, by methods of these names.
+_OF_STEPS = chainer.training.Trainer, chainer.training.Updater, chainer.Optimizer
+_STEPS = {'update', 'update_core', 'run'}
 # Iterators whose examples come from other threads and processes, or a GPU.
 _PREFETCHING = MultithreadIterator, MultiprocessIterator, DaliIterator
 # Iterators that a copy can stand for. Others share what they read from with their copies.
@@ -480,6 +483,8 @@ class Reach:
         for owner in self._of_training:
             if owner.gives_examples and isinstance(owner.thing, _PREFETCHING):
                 self._note_drained(owner.text('dataset'))
+            if owner.opened & _STEPS and isinstance(owner.thing, _OF_STEPS):
+                self.cannot.append('leave behind a step of the %s' % type(owner.thing).__name__)
         self.reads_training = any(owner.opened for owner in self._of_training)
         owners = *self._globals.values(), *self._owners, *self._of_training
         watched = [places.parts_of_functions(self.functions.values())]

@@ -1604,3 +1604,15 @@ def test_no_code_of_a_user_runs_to_look():
 def test_two_looks_at_the_same_objects_are_equal():
     model = Many()
     assert Reach(model).named() == Reach(model).named()
+
+
+def test_an_updater_that_a_loss_runs_cannot_be_put_back():
+    """A step changes parameters, counters and an iterator of another training."""
+    model = links.Linear(2, 2)
+    optimizer = chainer.optimizers.SGD().setup(model)
+    inner = StandardUpdater(SerialIterator([numpy.zeros(2, 'f')], 1), optimizer)
+
+    def loss():
+        inner.update()
+
+    assert 'leave behind a step of the StandardUpdater' in Reach(loss).cannot
