@@ -206,6 +206,7 @@ def run_main(folder, words, *options):
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_the_next_batch_is_for_what_upstream_had_no_memory_for(tmp_path, monkeypatch):
     original = steps.Trainer.run
 
@@ -228,6 +229,7 @@ def test_the_next_batch_is_for_what_upstream_had_no_memory_for(tmp_path, monkeyp
     assert run_main(tmp_path, words) == result
 
 
+@pytest.mark.slow
 def test_it_goes_on_with_what_is_missing(tmp_path):
     words = '--methods rsgcn --data qm9 --batches '
     result = run_main(tmp_path, words + '8')

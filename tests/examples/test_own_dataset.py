@@ -364,7 +364,9 @@ def test_there_is_a_snapshot_of_the_last_epoch_however_short(trained):
     assert (trained / 'result' / SNAPSHOT).exists()
 
 
-@pytest.mark.parametrize('script', ['train_own.py', 'predict_own.py'])
+@pytest.mark.parametrize(
+    'script', ['train_own.py', pytest.param('predict_own.py', marks=pytest.mark.slow)]
+)
 def test_an_interrupt_at_any_moment_is_one_line(trained, tmp_path, script):
     """Of these the first come amid imports."""
     words = [*WORDS, '--data', trained / 'mine.csv', '--epoch', '9999']

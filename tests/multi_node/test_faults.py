@@ -81,7 +81,7 @@ BY_ZERO = 'ZeroDivisionError: .*by zero'
     'how, message',
     [
         ('raise', ENDS % 1 + BY_ZERO),
-        ('exit', ENDS % 1 + 'exit status 1'),
+        slow('exit', ENDS % 1 + 'exit status 1'),
         slow('nan', ENDS % 1 + 'FloatingPointError: the loss of rank 1 is nan in step 6'),
         slow('killed', 'rank 1 .*[Kk]illed'),  # by mpirun itself
         slow('all raise', ENDS % 0 + BY_ZERO),
@@ -161,6 +161,7 @@ def assert_same(one, two):
 
 
 @needs_mpi
+@pytest.mark.slow  # test_ranks.py of the examples resumes a run
 def test_resuming(tmp_path):
     on_kept_ranks(2, train, tmp_path, ('whole', N_STEPS, 0), ('part', 4, 0))
     on_kept_ranks(2, train, tmp_path, ('part', N_STEPS, 4))
