@@ -12,7 +12,7 @@ from chainer_bspmm.training import snapshot
 from chainer_bspmm.training.cuda_graphs import CannotCapture
 from chainer_bspmm.training.reports import Reports
 from chainer_bspmm.training.session import Session
-from chainer_bspmm.training.snapshot import ParameterMissing, Snapshot
+from chainer_bspmm.training.snapshot import NoSnapshot, ParameterMissing, Snapshot
 from chainer_bspmm.training.staging import Inputs
 from chainer_bspmm.training.work import Work
 from chainer_bspmm.compat.user_code import is_user_code
@@ -85,7 +85,7 @@ class Program:
         It is run in the buffers, for the bits of a replay, but as it is if no trial has shown yet
         that spare rows change nothing. CannotCapture: the run has failed, and was undone.
         """
-        before = self._snapshot()
+        before = self._snapshot_of_run()
         arrays = None if self._is_tried else batch.arrays_on(self._session.device)
         try:
             with self._session.capturer.ordered():
@@ -133,15 +133,13 @@ class Program:
         if reach.cannot:
             raise CannotCapture('a check would ' + reach.cannot[0])
         arrays = batch.arrays_on(session.device)
-        before = self._snapshot()
-        # Predictions of a library's code alone change nothing in Python.
-        may_change = work.changes_parameters or session.guards.has_user_code
+        before = self._snapshot_of_run()
         summaries = []
         moments = []
         with session.capturer.ordered(), before.undone():
             for arguments in (arrays, arrays, None):
                 summaries.append(self._trial(arguments, before))
-                if may_change:
+                if self._may_change:
                     moments.append(session.guards.moment())
             changed = moments and moments[1].change(moments[0])
             if changed:
@@ -238,6 +236,15 @@ class Program:
         session = self._session
         return Snapshot(session.target, session.guards.reach, self.work.changes_parameters)
 
+    def _snapshot_of_run(self):
+        """Return a snapshot of all that a run of the work may change."""
+        return self._snapshot() if self._may_change else NoSnapshot()
+
+    @property
+    def _may_change(self):
+        # Predictions of a library's code alone change nothing that a prediction reads.
+        return self.work.changes_parameters or self._session.guards.has_user_code
+
     def _refuse_host_values(self, results):
         for name, array in results.items():
             if not isinstance(array, self._session.device.xp.ndarray):
@@ -279,7 +286,7 @@ class Program:
         self._session.capturer.join()  # the last step may still write, on another stream
         before = None
         try:
-            before = self._snapshot()
+            before = self._snapshot_of_run()
             return self._compared(before)
         except MemoryError as error:  # CuPy's is one of these
             if before is not None:

@@ -101,6 +101,21 @@ def _refuse(shape):
     raise ParameterMissing
 
 
+class NoSnapshot:
+    """Of a run that changes nothing, such as a prediction by a library's code alone."""
+
+    arrays: dict = {}
+    has_lazy_parameters = False
+
+    def restore(self):
+        pass
+
+    restore_arrays = restore
+
+    def undone(self):
+        return contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def _other_generators():
     """Let CuPy draw from other generators inside: the state of its own cannot be read."""
