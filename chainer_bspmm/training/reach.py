@@ -668,7 +668,8 @@ def _copied(iterator):
         make, arguments, *state = iterator.__reduce__()
         copy = make(*arguments)
         for position in state:
-            copy.__setstate__(position)
+            if position is not None:  # of a range on Python 3.13 and later: it is in the arguments
+                copy.__setstate__(position)
         return copy
     # Python 3.14 copies them no more.
     try:

@@ -61,7 +61,7 @@ def param(case):
     return pytest.param(case, id='%s %s' % (case.model, case.options), marks=marks)
 
 
-@pytest.mark.parametrize('case', map(param, parity.CASES))
+@pytest.mark.parametrize('case', list(map(param, parity.CASES)))
 def test_every_model_is_equal(case):
     actual = parity.examples_of(case)
     model = parity.initialised(case.make, actual)
