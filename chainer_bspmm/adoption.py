@@ -12,7 +12,6 @@ with a sparse batch (`check_rows`). ``chainer.config.bspmm_check_swap = False`` 
 """
 
 import functools
-import weakref
 
 import chainer
 from chainer.dataset.convert import concat_examples
@@ -151,13 +150,10 @@ def _batch_in(values):
 
 
 def _checking_first_steps(update):
-    checked = weakref.WeakSet()  # optimizers, which are not to be pickled with a mark
-
     @functools.wraps(update)
     def checked_update(self, lossfun=None, *args, **kwds):
         if (
             lossfun is None  # ranks of ChainerMN bring gradients, and wait for each other
-            or self in checked
             or not chainer.config.bspmm_check_swap
             or chainer.is_debug()
         ):
@@ -165,14 +161,15 @@ def _checking_first_steps(update):
         adj = _batch_in((*args, *kwds.values()))
         if adj is None:
             return update(self, lossfun, *args, **kwds)
+        from chainer_bspmm.training.check_rows import check_first_step, is_checked
+
+        if is_checked(self):
+            return update(self, lossfun, *args, **kwds)
         try:
             result = update(self, lossfun, *args, **kwds)
         except _OF_SHAPES as error:
             _explain(error, adj)
             raise
-        from chainer_bspmm.training.check_rows import check_first_step
-
-        checked.add(self)
         text = check_first_step(self, lossfun, args, kwds).text
         if text:
             warn(text)

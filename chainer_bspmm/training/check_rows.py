@@ -1,6 +1,7 @@
 """`check_rows`: does a loss take the rows of a sparse batch for molecules?"""
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -41,8 +42,15 @@ class _CannotTell(Exception):
     """The reason, for the user."""
 
 
-_checked: weakref.WeakSet = weakref.WeakSet()  # optimizers
-_is_checking = False
+# Optimizers whose first step was checked. A mark of their own would be pickled with them.
+_checked: weakref.WeakSet = weakref.WeakSet()
+# Threads inside of a check: its runs of a loss may do steps of other optimizers.
+_checking = threading.local()
+
+
+def is_checked(optimizer: chainer.Optimizer) -> bool:
+    """Return whether :func:`check_first_step` has seen a step of the optimizer."""
+    return optimizer in _checked
 
 
 def check_first_step(
@@ -57,19 +65,18 @@ def check_first_step(
     `text` is what is to be said: nothing where all is well, and where the model is Chainer
     Chemistry's and it cannot be told.
     """
-    global _is_checking
-    if _is_checking or optimizer in _checked:
+    if vars(_checking) or is_checked(optimizer):
         return RowsCheck(None)
     _checked.add(optimizer)
     target = optimizer.target
     links = [*target.links(), *_links_of(function)]
     if not any(isinstance(link, Sparse) for link in links):
         return RowsCheck(None)
-    _is_checking = True
+    _checking.target = target
     try:
         check = check_rows(target, function, args, kwargs, around)
     finally:
-        _is_checking = False
+        del _checking.target
     if check.is_right is None:
         is_known = function is target and isinstance(target, _TYPES)
         if is_known and not any(is_user_code(type(link).__module__) for link in links):

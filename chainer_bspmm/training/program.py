@@ -289,9 +289,9 @@ class Program:
             before = self._snapshot_of_run()
             return self._compared(before)
         except MemoryError as error:  # CuPy's is one of these
+            self.work.is_done = False
             if before is not None:
                 before.restore()
-            self.work.is_done = False
             text = 'there is no memory for the check of a replay: %s'
             raise CannotCapture(text % error) from error
 
@@ -326,8 +326,8 @@ class Program:
 
     def _again(self, before):
         """Run the staged batch eagerly from a state; return the results, and all that it gave."""
-        before.restore()
         self.work.is_done = False
+        before.restore()
         with self._session.capturer.ordered():
             results = self._eagerly(None, alone=self.work.has_others)
         return results, self._state(before, results)

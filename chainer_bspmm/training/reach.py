@@ -8,7 +8,6 @@ import array
 import ast
 import collections
 import configparser
-import contextlib
 import contextvars
 import enum
 import functools
@@ -219,16 +218,6 @@ class Reach:
                 place.restore(_replaced(place.save(), originals))
         found = [(place.apply, place.changes(values)) for place, values in saved.places]
         return [(apply, changes) for apply, changes in found if changes is not None]
-
-    @contextlib.contextmanager
-    def undone(self) -> Iterator[Saved]:
-        """Put back what is changed inside; gives what was saved."""
-        saved = self.save()
-        try:
-            self.copy_iterators(saved)
-            yield saved
-        finally:
-            self.restore(saved)
 
     def copy_iterators(self, saved: Saved, with_caches: bool = True) -> list[tuple]:
         """Put copies in the places of iterators, for a run to read from; `restore` undoes it.

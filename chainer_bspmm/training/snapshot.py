@@ -105,7 +105,6 @@ class NoSnapshot:
     """Of a run that changes nothing, such as a prediction by a library's code alone."""
 
     arrays: dict = {}
-    has_lazy_parameters = False
 
     def restore(self):
         pass

@@ -585,12 +585,23 @@ COUNTERS = {
 every_counter = pytest.mark.parametrize('make', COUNTERS, ids=lambda make: make.__name__)
 
 
+@contextlib.contextmanager
+def undone(reach):
+    """Put back what is changed inside; gives what was saved."""
+    saved = reach.save()
+    try:
+        reach.copy_iterators(saved)
+        yield saved
+    finally:
+        reach.restore(saved)
+
+
 @every_counter
 def test_a_run_that_is_undone_leaves_the_count(make):
     loss, count = make()
     before = count()
     reach = Reach(loss)
-    with reach.undone():
+    with undone(reach):
         loss()
     assert count() == before
 
@@ -600,7 +611,7 @@ def test_a_run_that_raises_leaves_the_count(make):
     loss, count = make()
     before = count()
     reach = Reach(loss)
-    with contextlib.suppress(InterruptedError), reach.undone():
+    with contextlib.suppress(InterruptedError), undone(reach):
         loss()
         raise InterruptedError
     assert count() == before
@@ -636,7 +647,7 @@ def test_an_attribute_that_is_new_changes_the_sizes(make):
 @pytest.mark.parametrize('make', (by_iterator, by_itertools, by_iterator_in_a_list))
 def test_a_run_reads_from_a_copy_of_an_iterator(make):
     loss, _ = make()
-    with Reach(loss).undone():
+    with undone(Reach(loss)):
         numbers = [loss(), loss()]
     assert [loss(), loss()] == numbers and numbers[0] != numbers[1]
 
@@ -648,7 +659,7 @@ def test_a_run_finds_nothing_in_a_cache_and_leaves_nothing():
 
     first = square(1)
     same = square
-    with Reach(lambda: square).undone():
+    with undone(Reach(lambda: square)):
         assert square(1) is not first and square.cache_parameters()['maxsize'] == 5
     assert square is same and square(1) is first and square.cache_info().misses == 1
 
@@ -671,7 +682,7 @@ def test_an_iterator_is_the_same_object_after_a_run():
     def loss():
         return next(given)
 
-    with Reach(loss).undone():
+    with undone(Reach(loss)):
         loss()
     assert given is same
 
@@ -1346,7 +1357,7 @@ def test_attributes_of_chainers_objects_that_no_code_reads(updater):
 
 
 def test_attributes_of_chainers_objects_are_not_put_back(updater):
-    with Reach(lambda: updater.iteration).undone():
+    with undone(Reach(lambda: updater.iteration)):
         updater.iteration = 7
     assert updater.iteration == 7
 
@@ -1361,7 +1372,7 @@ def test_an_iterator_of_the_users_is_followed():
     own = Own()
     reach = Reach(lambda: own.next())
     assert reach.cannot == []
-    with reach.undone():
+    with undone(reach):
         own.next()
     assert Own.n == 0
 
@@ -1369,7 +1380,7 @@ def test_an_iterator_of_the_users_is_followed():
 def test_an_attribute_of_a_users_that_loggers_have_too():
     holder = Schedule()
     holder._cache = {}
-    with Reach(lambda: holder._cache.update(a=1)).undone():
+    with undone(Reach(lambda: holder._cache.update(a=1))):
         holder._cache['a'] = 1
     assert holder._cache == {}
 
@@ -1388,7 +1399,7 @@ def test_an_iterator_of_chainers_that_a_loss_reads_from():
     examples = SerialIterator([[1], [2], [3]], 2, shuffle=False)
     reach = Reach(lambda: examples.next())
     before = reach.states()
-    with reach.undone():
+    with undone(reach):
         assert examples.next() == [[1], [2]]
         (changed,) = [text for text, state in reach.states().items() if state != before[text]]
     assert changed == POSITION
@@ -1398,7 +1409,7 @@ def test_an_iterator_of_chainers_that_a_loss_reads_from():
 def test_the_order_of_an_iterator_of_chainers():
     generator = numpy.random.RandomState(0)
     examples = SerialIterator([1, 2, 3], 3, order_sampler=ShuffleOrderSampler(generator))
-    with Reach(lambda: next(examples)).undone():
+    with undone(Reach(lambda: next(examples))):
         expected = [examples.next() for _ in range(3)]
     assert [examples.next() for _ in range(3)] == expected
 
@@ -1459,20 +1470,20 @@ def test_a_link_that_a_run_adds_is_removed():
             return self.linear(x)
 
     model = Lazy()
-    with Reach(model).undone():
+    with undone(Reach(model)):
         model(numpy.ones((2, 2), 'f'))
     assert not hasattr(model, 'linear') and list(model.namedparams()) == []
 
 
 def test_attributes_of_links_that_no_code_names_are_put_back():
     model = Many()
-    with Reach(model).undone():
+    with undone(Reach(model)):
         model.history.append(1)
     assert model.history == []
 
 
 def test_the_configuration_is_put_back():
-    with Reach(Many()).undone():
+    with undone(Reach(Many())):
         chainer.config.train = False
         chainer.global_config.dtype = numpy.float16
     assert chainer.config.train and chainer.config.dtype == numpy.float32
@@ -1523,7 +1534,7 @@ KEEPS = keeps_in_a_link, keeps_in_a_dict, keeps_in_a_class, keeps_in_a_list, kee
 def test_what_a_run_changed_is_done_again(make):
     loss, kept = make()
     reach = Reach(loss)
-    with reach.undone() as saved:
+    with undone(reach) as saved:
         loss()
         changes = reach.changes(saved)
     assert kept() == 0
@@ -1535,7 +1546,7 @@ def test_what_a_run_changed_is_done_again(make):
 def test_what_was_deleted_is_deleted_again():
     kept = {'y': 0}
     reach = Reach(lambda: kept.pop('y'))
-    with reach.undone() as saved:
+    with undone(reach) as saved:
         del kept['y']
         changes = reach.changes(saved)
     for apply, argument in changes:
@@ -1546,7 +1557,7 @@ def test_what_was_deleted_is_deleted_again():
 def test_other_attributes_are_left_alone_when_changes_are_done_again():
     model = Counting()
     reach = Reach(model)
-    with reach.undone() as saved:
+    with undone(reach) as saved:
         model()
         changes = reach.changes(saved)
     model.epoch = 3
@@ -1596,7 +1607,7 @@ class Refusing(dict):
 
 def test_no_code_of_a_user_runs_to_look():
     opts = Refusing(w=[1])
-    with Reach(lambda: opts).undone():
+    with undone(Reach(lambda: opts)):
         dict.get(opts, 'w').append(2)
     assert dict.get(opts, 'w') == [1]
 
