@@ -136,13 +136,13 @@ def measure(found, seconds, not_run):
     return result, n_rounds
 
 
-def replay_ms(contender):
-    """Return device milliseconds of a captured step, from the start of one replay to the next."""
+def replay_ms(replay):
+    """Return device milliseconds of a captured graph, from the start of one replay to the next."""
     start, stop = cuda.cupy.cuda.Event(), cuda.cupy.cuda.Event()
-    contender.replay()
+    replay()
     start.record()
     for _ in range(REPLAYS):
-        contender.replay()
+        replay()
     stop.record()
     stop.synchronize()
     return cuda.cupy.cuda.get_elapsed_time(start, stop) / REPLAYS
@@ -165,7 +165,7 @@ def run_cell(makers, warm, seconds):
     milliseconds, n_rounds = measure(found, seconds, not_run)
     for name, contender in found.items():
         if contender.is_captured:
-            device_ms = replay_ms(contender)
+            device_ms = replay_ms(contender.replay)
             times = milliseconds[name]
             times['device'] = round(device_ms, 4)
             times['busy'] = round(device_ms / times['wall']['median'], 3)

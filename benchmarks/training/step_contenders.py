@@ -19,6 +19,7 @@ import numpy
 
 from benchmarks import harness
 from benchmarks.training.subjects import FIVE, N_LAYERS, N_UNIT
+from chainer_bspmm.cuda import gemm
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.dataset.sparse_dataset import selection
 from chainer_bspmm.training import GraphUpdater
@@ -138,6 +139,27 @@ class Trainer:
         return n_bytes
 
 
+@contextlib.contextmanager
+def tf32():
+    """Let products round their factors to 10 bits inside, as ``CUPY_TF32=1`` does everywhere."""
+    float32 = numpy.dtype('f')
+    before = cuda.cupy._core.get_compute_type(float32)
+    cuda.cupy._core.set_compute_type(float32, gemm.CUPY_TF32)
+    try:
+        yield
+    finally:
+        cuda.cupy._core.set_compute_type(float32, before)
+
+
+class InTF32(Trainer):
+    """Train with products in TF32."""
+
+    @contextlib.contextmanager
+    def _memory(self):
+        with tf32(), super()._memory():
+            yield
+
+
 class Geometric:
     """Train by PyTorch Geometric, see `geometric_models.Loaded` and `Captured`."""
 
@@ -212,14 +234,14 @@ def turn(contender, n_steps):
     return [(end - clock[0]) * 1e3 / n_steps for end in clock[1:]]
 
 
-def trainers(subject, n_batch, device, **options):
-    """Return name -> function that makes the `Trainer`; without a GPU none is captured.
+def trainers(subject, n_batch, device, trainer=Trainer, **options):
+    """Return name -> function that makes the `trainer`; without a GPU none is captured.
 
     Dense examples (`subject.data` is `subject.dense`) cannot lie on the device.
     """
 
     def make(kind, model, converter, data_set):
-        return lambda: Trainer(
+        return lambda: trainer(
             kind,
             model,
             converter,
@@ -338,24 +360,24 @@ def without_dropout(model):
     return model
 
 
-def changes_of(subject, index, names, device):
+def changes_of(subject, index, names, device, trainer=Trainer):
     """Return name -> parameter -> what one step on these molecules changes."""
     adam = chainer.optimizers.Adam(alpha=GENTLE['lr'], eps=GENTLE['eps'])
     columns = subject.dense.get_datasets()
     dense = NumpyTupleDataset(*([column[i] for i in index] for column in columns))
     data = dense if subject.data is subject.dense else subject.data[index]
     part = subject._replace(dense=dense, data=data)
-    makers = trainers(part, len(index), device, optimizer=adam, shuffle=False)
+    makers = trainers(part, len(index), device, trainer, optimizer=adam, shuffle=False)
     changes = {}
     for name in dict.fromkeys(names):
-        trainer = makers[name]()
-        before = parameters(trainer.model)
-        if trainer.is_captured:
-            trainer.run(1)  # which is eager; the next one is a replay
-            put_back(trainer, before)
-        trainer.run(1)
-        trainer.programs()
-        after = parameters(trainer.model)
+        made = makers[name]()
+        before = parameters(made.model)
+        if made.is_captured:
+            made.run(1)  # which is eager; the next one is a replay
+            put_back(made, before)
+        made.run(1)
+        made.programs()
+        after = parameters(made.model)
         changes[name] = {path: after[path] - before[path] for path in before}
     return changes
 

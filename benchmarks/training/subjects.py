@@ -33,17 +33,19 @@ vars(chainer.global_config)['bspmm_capture'] = False
 Subject = collections.namedtuple('Subject', 'model dense data converters')
 
 
-def subject_of(method, read, sets):
+def subject_of(method, read, sets, n_unit=N_UNIT, n_layers=N_LAYERS):
     """Return the `Subject` of a method of `METHODS`.
 
-    read: SMILES and labels; sets: keeps the data sets that several methods need.
+    read: SMILES and labels; sets: keeps the data sets that several methods need; n_unit, n_layers:
+    the width and the number of the model's layers.
     """
     base, _, variant = method.partition('_')
     dense, data = of_kind(sets, read, method if variant == 'gwm' else base)
     labels = dense.get_datasets()[-1]
     n_columns = None
+    shape = {'n_unit': n_unit, 'n_layers': n_layers}
     if not variant.endswith('wle'):
-        model = new_model(method, labels)
+        model = new_model(method, labels, **shape)
     else:
         with_atom = variant == 'wle'
         if with_atom not in sets:
@@ -53,11 +55,11 @@ def subject_of(method, read, sets):
         if with_atom:  # the labels are the atoms
             dense = NumpyTupleDataset(found, matrices, labels)
             data = to_sparse(dense)
-            model = new_model(method, labels, n_atom_types=n_labels)
+            model = new_model(method, labels, **shape, n_atom_types=n_labels)
         else:
             data = dense = NumpyTupleDataset(atoms, matrices, found, labels)
             n_columns = 1
-            model = new_model(method, labels, n_wle_types=n_labels)
+            model = new_model(method, labels, **shape, n_wle_types=n_labels)
     model(*upstream_concat_mols([dense[0]]))  # makes all parameters
     converters = {
         layout: chainer_bspmm.CSRConverter(layout, n_node_columns=n_columns)
@@ -75,7 +77,7 @@ def of_kind(sets, read, method):
     return sets[kind]
 
 
-def new_model(method, labels, **sizes):
+def new_model(method, labels, n_unit=N_UNIT, n_layers=N_LAYERS, **sizes):
     """Return Chainer Chemistry's dense model for labels (M, tasks), on the host.
 
     sizes: of the embeddings, as in `set_up_predictor`.
@@ -84,10 +86,10 @@ def new_model(method, labels, **sizes):
     with contextlib.redirect_stdout(io.StringIO()):
         if method == 'mpnn':
             predictor = GraphConvPredictor(
-                MPNN(N_UNIT, N_UNIT, N_LAYERS, message_func='ggnn'), MLP(labels.shape[1], N_UNIT)
+                MPNN(n_unit, n_unit, n_layers, message_func='ggnn'), MLP(labels.shape[1], n_unit)
             )
         else:
-            predictor = set_up_predictor(method, N_UNIT, N_LAYERS, labels.shape[1], **sizes)
+            predictor = set_up_predictor(method, n_unit, n_layers, labels.shape[1], **sizes)
     kind, loss, metric = Regressor, functions.mean_squared_error, functions.mean_absolute_error
     if labels.dtype.kind == 'i':
         kind, loss = Classifier, functions.sigmoid_cross_entropy

@@ -30,7 +30,7 @@ def captures(monkeypatch):
     """Captured contenders run on the host, in turns of few steps."""
     host_graphs.stand_in(monkeypatch)
     monkeypatch.setattr(bench, 'TURN', 0)
-    monkeypatch.setattr(bench, 'replay_ms', lambda contender: contender.replay() or 0.01)
+    monkeypatch.setattr(bench, 'replay_ms', lambda replay: replay() or 0.01)
     monkeypatch.setattr(steps, 'can_capture', lambda device: True)
     monkeypatch.setattr(steps, 'DeviceDataset', lambda sparse, device: sparse)
 

@@ -1,0 +1,277 @@
+"""How long does a training step take at widths of 16 to 512 units, in FP32 and in TF32?
+
+``python -m benchmarks.training.bench_widths --tox21 tox21.csv.gz`` on a GPU times captured steps of
+five models, packed, from a `DeviceDataset`, beside upstream's dense ones and, for its three
+networks, JAX's; all of them in FP32 and in TF32. The floor of a cell is the time of the step's
+matrix products alone, by cuBLAS. Writes ``benchmarks/results/<gpu or cpu>/widths.json``.
+"""
+
+import contextlib
+import importlib.util
+import itertools
+import time
+
+import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+import chainer
+from chainer.functions.connection.linear import LinearFunction
+from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
+import numpy
+
+from benchmarks import harness
+from benchmarks.training import bench_steps, step_contenders, subjects
+from benchmarks.training.step_contenders import DRIVERS, EAGER_PACKED, JAX, PACKED, PRECISIONS
+from benchmarks.training.step_contenders import ratio, UPSTREAM
+from chainer_bspmm.cuda import gemm
+from chainer_bspmm.training.cuda_graphs import Capturer
+
+# The most important first, for a run that ends before all are measured.
+UNITS = 256, 64, 512, 128, 16
+BATCHES = 128, 1024, 32
+TIME, SECONDS = 500.0, 0.8
+WARM = 150  # steps: past the checks of a layout's first replays
+# JAX's time over ours, at least: in every cell, and in the geometric mean of all.
+OVER_JAX = {'FP32': (1.05, 1.3), 'TF32': (1.0, 1.25)}
+# Device time of a step over that of its products, at most, by batch, from WIDE units on.
+WIDE = 256
+OVER_PRODUCTS = {('FP32', 1024): 1.35, ('TF32', 1024): 2.0, ('FP32', 128): 1.7, ('TF32', 128): 2.5}
+OURS = {'FP32': PACKED, 'TF32': PACKED + ', TF32'}
+UPSTREAM_S = {'FP32': UPSTREAM, 'TF32': UPSTREAM + ', TF32'}
+TRAINERS = {'FP32': step_contenders.Trainer, 'TF32': step_contenders.InTF32}
+MULTIPLYING = {'FP32': contextlib.nullcontext, 'TF32': step_contenders.tf32}
+METHOD = bench_steps.METHOD.replace(
+    '%d units, %d layers, ' % (subjects.N_UNIT, subjects.N_LAYERS), ''
+) + (
+    'Ours: packed, from a DeviceDataset. TF32: with CUPY_TF32=1. products: those of forward and '
+    'backward in one CUDA graph, by cublasGemmEx at the same precision, of the rows that they need '
+    '(NFP: of each degree), products of one input as one; sums over neighbours are none. %s'
+    % bench_steps.STUDIES['jax'].method
+)
+
+
+class _Products(chainer.FunctionHook):
+    """Notes the inputs of the linear functions, and how many outputs each function has."""
+
+    def __init__(self):
+        self.found = []
+
+    def forward_preprocess(self, function, in_data):
+        if isinstance(function, LinearFunction):
+            x, W = in_data[:2]
+            self.found.append((x, len(W)))
+
+
+def products_of(subject, n_batch):
+    """Return the products of a step's forward pass: rows, inputs and outputs, for a mean batch.
+
+    They are counted in upstream's model on a batch of molecules of one size, which has no padding.
+    Upstream multiplies all atoms by the matrix of every degree, with zeros for others.
+    """
+    index = step_contenders.equal_sizes(subject.dense)
+    examples = [subject.dense[int(i)] for i in index]
+    *inputs, _ = upstream_concat_mols(examples)
+    with chainer.using_config('train', False), chainer.no_backprop_mode(), _Products() as hook:
+        subject.model.predictor(*inputs)
+    n_atoms = len(index) * len(examples[0][0])
+    n_atoms_of_batch = n_batch * numpy.mean([len(atoms) for atoms, *_ in subject.dense])
+    inputs, outputs = {}, {}
+    for x, n_outputs in hook.found:  # which keeps them, so that each has an address of its own
+        address = x.__array_interface__['data'][0]
+        inputs[address] = x
+        outputs[address] = outputs.get(address, 0) + n_outputs
+    found = []
+    for address, x in inputs.items():
+        share = numpy.count_nonzero(x.any(axis=1)) / len(x)
+        n_rows = round(share * (n_atoms_of_batch if len(x) == n_atoms else n_batch))
+        if n_rows:
+            found.append((n_rows, x.shape[1], outputs[address]))
+    return found
+
+
+def products_ms(products, precision, device):
+    """Return device milliseconds of products and of their gradients, by a captured graph."""
+    xp = device.xp
+    generator = xp.random.RandomState(0)
+    capturer = Capturer(device)
+    with capturer.stream:
+        blas = gemm.Blas()
+    factors = []
+    for n_rows, n_inputs, n_outputs in products:
+        shapes = (n_rows, n_inputs), (n_outputs, n_inputs), (n_rows, n_outputs)
+        factors.append([generator.standard_normal(shape).astype('f') for shape in shapes])
+
+    def multiply():
+        for x, W, gy in factors:
+            blas.dot(x, W.T)
+            blas.dot(gy, W)
+            blas.dot(gy.T, x)
+
+    with MULTIPLYING[precision]():
+        launch, _ = capturer.capture(multiply)
+    return bench_steps.replay_ms(launch)
+
+
+def contenders(subject, n_batch, device):
+    """Return name -> function that makes the contender of Chainer's."""
+    if not step_contenders.can_capture(device):
+        makers = step_contenders.trainers(subject, n_batch, device)
+        return {name: makers[name] for name in (UPSTREAM, EAGER_PACKED)}
+    found = {}
+    for precision, trainer in TRAINERS.items():
+        makers = step_contenders.trainers(subject, n_batch, device, trainer)
+        found[UPSTREAM_S[precision]] = makers[UPSTREAM]
+        found[OURS[precision]] = makers[PACKED]
+    return found
+
+
+def has_jax(method):
+    return method in bench_steps.STUDIES['jax'].methods and importlib.util.find_spec('jax')
+
+
+def check(method, subject, device):
+    """Return relative errors of a step of ours and of JAX's; AssertionError where one is large."""
+    subject = subject._replace(model=step_contenders.without_dropout(subject.model))
+    index = step_contenders.equal_sizes(subject.dense)
+    changes = step_contenders.changes_of(subject, index, [UPSTREAM], device)
+    if step_contenders.can_capture(device):
+        for precision, trainer in TRAINERS.items():
+            found = step_contenders.changes_of(subject, index, [PACKED], device, trainer)
+            changes[OURS[precision]] = found[PACKED]
+        limit = step_contenders.TF32_ERROR
+        errors = step_contenders.judged(
+            {name: changes[name] for name in (UPSTREAM, OURS['TF32'])}, UPSTREAM, limit
+        )
+    else:
+        found = step_contenders.changes_of(subject, index, [EAGER_PACKED], device)
+        changes[EAGER_PACKED] = found[EAGER_PACKED]
+        errors = {}
+    changes.pop(OURS['TF32'], None)
+    errors.update(step_contenders.judged(changes, UPSTREAM))
+    if has_jax(method):
+        errors.update(step_contenders.check_jax(method, subject, device))
+    return errors
+
+
+def over_jax(cell, precision):
+    """Return the time of JAX's faster driver over ours; None where one of the three is missing."""
+    ratios = [ratio(cell, OURS[precision], JAX[driver, precision]) for driver in DRIVERS]
+    return None if None in ratios else min(ratios)
+
+
+def over_products(cell, precision):
+    """Return the device time of our step over that of its products; None where one is missing."""
+    times = cell['milliseconds'].get(OURS[precision], {})
+    if 'device' not in times or precision not in cell['products']:
+        return None
+    return times['device'] / cell['products'][precision]
+
+
+def bars(data):
+    """Return {bar: {'value', 'met'}} of the cells that were measured."""
+    found = {}
+    means = {precision: [] for precision in PRECISIONS}
+    for units, methods in data.items():
+        for method, of in methods.items():
+            for (n_batch, cell), precision in itertools.product(of['batches'].items(), PRECISIONS):
+                title = '%s units, %s, batch %s, %s: ' % (units, method, n_batch, precision)
+                over = over_jax(cell, precision)
+                if over is not None and int(units) >= subjects.N_UNIT:
+                    means[precision].append(over)
+                    least, _ = OVER_JAX[precision]
+                    bar = '%s%gx as fast as JAX' % (title, least)
+                    found[bar] = harness.bar(over, over >= least)
+                most = OVER_PRODUCTS.get((precision, int(n_batch)))
+                over = over_products(cell, precision)
+                if over is not None and most is not None and int(units) >= WIDE:
+                    bar = '%sat most %gx the time of its products' % (title, most)
+                    found[bar] = harness.bar(over, over <= most)
+    for precision, ratios in means.items():
+        if ratios:
+            _, least = OVER_JAX[precision]
+            mean = float(numpy.exp(numpy.mean(numpy.log(ratios))))
+            bar = 'geometric mean, %s: %gx as fast as JAX' % (precision, least)
+            found[bar] = harness.bar(mean, mean >= least)
+    return found
+
+
+def run(args, device):
+    """Measure missing cells, the most important first; the file is written after every one."""
+    start = time.perf_counter()
+    *read, description = subjects.molecules(args.data, args)
+    head = {
+        'question': 'milliseconds of a training step by the width of the layers, in FP32 and TF32',
+        'method': METHOD,
+        'conditions': harness.step_conditions(args.commit, device),
+        'options': {
+            'data': args.data,
+            'layers': args.layers,
+            'limit': args.limit,
+            'seconds': args.seconds,
+            'tox21': 'a file' if args.tox21 else 'generated',
+        },
+        'description': description,
+    }
+    result = harness.resumed('widths', head, args.out)
+    data = result.setdefault('data', {})
+    result['not_run'] = []
+    sets, ready = {}, {}
+    for n_batch, n_unit, method in itertools.product(args.batches, args.units, args.methods):
+        of = data.setdefault(str(n_unit), {}).setdefault(method, {'batches': {}})
+        title = '%d units, %s, batch %d' % (n_unit, method, n_batch)
+        if str(n_batch) in of['batches']:
+            continue
+        if time.perf_counter() - start > args.time:
+            result['not_run'].append(title)
+            continue
+        if (n_unit, method) not in ready:
+            subject = subjects.subject_of(method, read, sets, n_unit, args.layers)
+            of['relative_errors'] = check(method, subject, device)
+            ready[n_unit, method] = subject
+        subject = ready[n_unit, method]
+        if n_batch > len(subject.dense):
+            continue
+        makers = contenders(subject, n_batch, device)
+        if has_jax(method):
+            makers.update(step_contenders.jax_peers(method, subject, [n_batch], device)[n_batch])
+        cell = bench_steps.run_cell(makers, WARM, args.seconds)
+        products = products_of(subject, n_batch)
+        cell['product_sizes'] = products
+        cell['products'] = {}
+        if step_contenders.can_capture(device):
+            cell['products'] = {
+                precision: round(products_ms(products, precision, device), 4)
+                for precision in TRAINERS
+            }
+        of['batches'][str(n_batch)] = cell
+        print('\n'.join(bench_steps.table(title, cell)), flush=True)
+        result['bars'] = bars(data)
+        harness.save('widths', result, args.out)
+    result['bars'] = bars(data)
+    harness.print_bars(result['bars'])
+    path = harness.save('widths', result, args.out)
+    print('not run for lack of time:', result['not_run'] or 'nothing')
+    print('%.0f s in all; wrote %s' % (time.perf_counter() - start, path))
+
+
+def main(argv=None):
+    parser = subjects.argument_parser(
+        __doc__, subjects.FIVE, '0', 'number of a GPU; -1 (CPU) captures nothing'
+    )
+    parser.add_argument('--data', choices=['tox21', 'qm9', 'nci'], default='tox21')
+    parser.add_argument('--units', nargs='+', type=int, default=UNITS)
+    parser.add_argument('--layers', type=int, default=subjects.N_LAYERS)
+    parser.add_argument('--batches', nargs='+', type=int, default=BATCHES)
+    parser.add_argument(
+        '--seconds', type=float, default=SECONDS, help='of the rounds of each cell, at least'
+    )
+    parser.add_argument(
+        '--time',
+        type=float,
+        default=TIME,
+        help='seconds of the whole run; what does not fit is skipped and listed',
+    )
+    args = parser.parse_args(argv)
+    run(args, harness.device_of(args.device))
+
+
+if __name__ == '__main__':
+    main()
