@@ -21,6 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'benchmarks' / 'results'
 # Folders: of the GPU that the pages speak of, and of results that are not measured again.
 GPU, EARLIER = 'nvidia-h100-80gb-hbm3', 'earlier'
+NAMES = {'tox21': 'Tox21', 'qm9': 'QM9'}
 TITLES = {
     'rsgcn': 'RSGCN',
     'relgcn': 'RelGCN',

@@ -8,7 +8,7 @@ import json
 import re
 
 from benchmarks import bench_command
-from benchmarks.harness import number, RESULTS, ROOT, stored, TITLES
+from benchmarks.harness import NAMES, number, RESULTS, ROOT, stored, TITLES
 from benchmarks.training import bench_chemprop, bench_two_lines
 from benchmarks.training.step_contenders import CAPTURED, DRIVERS, EAGER, EAGER_PACKED, GEOMETRIC
 from benchmarks.training.step_contenders import GEOMETRIC_CAPTURED, JAX, ON_DEVICE, PACKED
@@ -17,7 +17,6 @@ from benchmarks.training.step_contenders import over_jax, ratio, UPSTREAM
 PAGES = [ROOT / 'docs' / name for name in ('performance.md', 'products.md')]
 BLOCK = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- end -->)', re.DOTALL)
 
-NAMES = {'tox21': 'Tox21', 'qm9': 'QM9'}
 SHORT = {
     'NCI compounds shipped with RDKit': 'NCI',
     "QM9's sample in this repository": "QM9's sample",
@@ -194,6 +193,23 @@ def large(result):
     return table(['matrix', 'n_B', 'ours, us', *than], rows)
 
 
+def sell(result):
+    """y = A x in double precision: our CSR and SELL beside cuSPARSE's, in microseconds."""
+    rows = []
+    for case in result['cases']:
+        if case['dtype'] != 'float64':
+            continue
+        times = {name: of['median'] for name, of in case['spmv_device_us'].items()}
+        best = [
+            min(time for name, time in times.items() if name.startswith(kind))
+            for kind in ('csr', 'sell', 'cusparse csr', 'cusparse sell')
+        ]
+        a_row = '%.1f' % (case['nnz'] / case['rows'])
+        rows.append([case['name'], f'{case["rows"]:,}', a_row, *best])
+    head = ['us', 'rows', 'entries a row', 'our CSR', 'our SELL']
+    return table([*head, "cuSPARSE's CSR", "cuSPARSE's SELL"], rows)
+
+
 def network(result):
     """A captured step on one large graph beside upstream's and PyTorch Geometric's."""
     rows = []
@@ -291,6 +307,7 @@ TABLES = {
     'jax_cpu': (jax_cpu, 'jax', True),
     'command': (command, 'command', False),
     'large': (large, 'large', False),
+    'sell': (sell, 'sell', False),
     'network': (network, 'network', False),
     'methods': (methods, 'methods', False),
     'quality': (quality, 'quality', False),
