@@ -168,7 +168,8 @@ class DeviceDataset(SparseDataset):
 
     Raises:
         RuntimeError: CuPy finds no GPU. ValueError: ``device`` is not a GPU, the data set exceeds
-        the limit, or a column of labels has several shapes or names. TypeError, ValueError: see :func:`to_sparse`.
+        the limit, or a column has labels of several shapes, or names. TypeError, ValueError: see
+        :func:`to_sparse`.
 
     Note:
         Sends the whole data set (synchronises, once).

@@ -1,4 +1,4 @@
-"""Labels of several shapes: batches have Chainer Chemistry's arrays, from every kind of data set."""
+"""Labels of several shapes, and names: batches have upstream's arrays, whatever the data set."""
 
 import pickle
 import re
