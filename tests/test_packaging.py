@@ -96,7 +96,16 @@ def test_a_module_that_an_earlier_build_has_left_is_not_installed(tmp_path):
     stale.parent.mkdir(parents=True)
     stale.write_text('')
     subprocess.run(
-        [sys.executable, '-m', 'build', '--wheel', '--no-isolation', '--outdir', tmp_path, checkout],
+        [
+            sys.executable,
+            '-m',
+            'build',
+            '--wheel',
+            '--no-isolation',
+            '--outdir',
+            tmp_path,
+            checkout,
+        ],
         check=True,
         capture_output=True,
         env={**os.environ, 'PYTHONPATH': ''},
