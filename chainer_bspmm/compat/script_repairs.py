@@ -90,7 +90,8 @@ def taking_old_keywords(name, init, renamed):
     def __init__(self, *args, **kwargs):
         given = [old for old in renamed if old in kwargs]
         for old in given:
-            value, new = kwargs.pop(old), renamed[old]
+            new = renamed[old]
+            value = kwargs.pop(old)
             if new is None:
                 continue
             if new in kwargs:
