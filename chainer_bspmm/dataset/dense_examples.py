@@ -57,7 +57,7 @@ def count_node_columns(examples, last_too=False):
         width = shapes[0][1:]
         if any(shape != (n, *width) for shape, n in zip(shapes, examples.full_sizes)):
             if not one_size:
-                _of_molecules.update((i, shape, kind[2]) for shape in shapes)
+                _of_molecules.update((i, shape, kind[2]) for shape in set(shapes))
             return i
         if one_size and (
             any(values.ndim != 1 or values.dtype.kind not in 'iu' for values in column)
