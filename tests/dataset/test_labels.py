@@ -21,6 +21,12 @@ SIZES = (3, 7, 5, 2, 6, 4)
 BATCHES = ([0, 1, 2, 3, 4, 5], [2, 4], [5, 0, 1], [3])
 
 
+@pytest.fixture(autouse=True)
+def nothing_told(monkeypatch):
+    """Earlier batches tell nothing, and later tests hear nothing of these."""
+    monkeypatch.setattr(dense_examples, '_of_molecules', set())
+
+
 def shapes(*columns):
     """Return an array of each shape, of different numbers."""
     rng = numpy.random.RandomState(0)
@@ -295,9 +301,8 @@ def test_a_second_molecule_needs_another_converter(convert, name, examples):
         convert(examples)
 
 
-def test_a_row_for_each_atom_is_not_mistaken(monkeypatch):
+def test_a_row_for_each_atom_is_not_mistaken():
     """A column of nodes stays one where it follows another; n_node_columns says that it is none."""
-    monkeypatch.setattr(dense_examples, '_of_molecules', set())
     charges = shapes(*SIZES)
     numbers = numpy.arange(6, dtype='f')
     atoms, adj, of_atoms, _ = concat_mols(examples_with(charges, numbers))
@@ -322,9 +327,8 @@ def test_a_row_for_each_atom_is_not_mistaken(monkeypatch):
         to_sparse(behind)
 
 
-def test_an_earlier_batch_tells_of_labels_of_several_shapes(monkeypatch):
+def test_an_earlier_batch_tells_of_labels_of_several_shapes():
     """In a batch of one molecule they may be as long as it by chance."""
-    monkeypatch.setattr(dense_examples, '_of_molecules', set())
     examples = examples_with(LABELS['integers'], numpy.arange(6, dtype='f'))
     lone = (*molecules((3,))[0][:2], LABELS['integers'][2], numpy.float32(1))
     assert concat_mols([lone])[1].n_node_columns == 1  # a guess
