@@ -9,11 +9,10 @@ Two lines of a training script change::
                               converter=chainer_bspmm.concat_mols)
 """
 
-import importlib
-import sys
 from typing import TYPE_CHECKING
 
 from chainer_bspmm import compat, multi_node
+from chainer_bspmm.compat.names_later import names_later
 
 compat.apply()
 
@@ -56,16 +55,6 @@ __all__ = [
     'training',
 ]
 
-# The names that are imported when they are first used, and the package that has each: imported at
-# once, they would make the first import longer.
-_LATER = {
-    'GraphUpdater': 'training',
-    'PartIterator': 'multi_node',
-    'captured_predict': 'training',
-    'check_swap': 'training',
-    'run_node_classification_train': 'training',
-}
-
 if TYPE_CHECKING:  # from `__getattr__` mypy would take any name, misspelt ones too
     from chainer_bspmm import training
     from chainer_bspmm.multi_node import PartIterator
@@ -73,16 +62,15 @@ if TYPE_CHECKING:  # from `__getattr__` mypy would take any name, misspelt ones 
     from chainer_bspmm.training.captured_predict import captured_predict
     from chainer_bspmm.training.check_swap import check_swap
 else:
-
-    def __getattr__(name):
-        if name == 'training':
-            return importlib.import_module('chainer_bspmm.training')
-        if name not in _LATER:
-            text = f'module {__name__!r} has no attribute {name!r}'
-            # With its name and the module Python suggests what was meant.
-            raise AttributeError(text, name=name, obj=sys.modules[__name__])
-        return getattr(importlib.import_module('chainer_bspmm.' + _LATER[name]), name)
-
-
-def __dir__():
-    return sorted({*globals(), *__all__})
+    # Imported at once, they would make the first import longer.
+    __getattr__, __dir__ = names_later(
+        __name__,
+        {
+            'GraphUpdater': 'training',
+            'PartIterator': 'multi_node',
+            'captured_predict': 'training',
+            'check_swap': 'training',
+            'run_node_classification_train': 'training',
+            'training': 'training',
+        },
+    )

@@ -65,15 +65,17 @@ def build(checkout, out):
     return {path.name: hashlib.sha256(path.read_bytes()).digest() for path in out.iterdir()}
 
 
+IGNORED = shutil.ignore_patterns(
+    '.git', '.venv*', '.*cache', '.hypothesis', 'site', 'dist', 'build', '*.egg-info'
+)
+
+
 @pytest.mark.slow
 def test_two_builds_are_equal(tmp_path):
     pytest.importorskip('build')
-    ignored = shutil.ignore_patterns(
-        '.git', '.venv*', '.*cache', '.hypothesis', 'site', 'dist', 'build', '*.egg-info'
-    )
     found = []
     for name in 'ab':
-        shutil.copytree(ROOT, tmp_path / name, ignore=ignored)
+        shutil.copytree(ROOT, tmp_path / name, ignore=IGNORED)
         found.append(build(tmp_path / name, tmp_path / f'dist-{name}'))
         time.sleep(1)
     assert found[0] == found[1]
@@ -82,3 +84,32 @@ def test_two_builds_are_equal(tmp_path):
     with zipfile.ZipFile(tmp_path / 'dist-a' / wheel) as archive:
         metadata = archive.read(f'chainer_bspmm-{VERSION}.dist-info/METADATA').decode()
     assert re.search(f'^Version: {VERSION}$', metadata, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_a_module_that_an_earlier_build_has_left_is_not_installed(tmp_path):
+    """As `pip install .` builds: in the checkout, where it leaves the folder build/."""
+    pytest.importorskip('build')
+    checkout = tmp_path / 'checkout'
+    shutil.copytree(ROOT, checkout, ignore=IGNORED)
+    stale = checkout / 'build' / 'lib' / 'chainer_bspmm' / 'stale.py'
+    stale.parent.mkdir(parents=True)
+    stale.write_text('')
+    subprocess.run(
+        [
+            sys.executable,
+            '-m',
+            'build',
+            '--wheel',
+            '--no-isolation',
+            '--outdir',
+            tmp_path,
+            checkout,
+        ],
+        check=True,
+        capture_output=True,
+        env={**os.environ, 'PYTHONPATH': ''},
+    )
+    with zipfile.ZipFile(tmp_path / f'chainer_bspmm-{VERSION}-py3-none-any.whl') as archive:
+        names = archive.namelist()
+    assert 'chainer_bspmm/__init__.py' in names and 'chainer_bspmm/stale.py' not in names

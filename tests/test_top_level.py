@@ -1,5 +1,7 @@
 """Names of the package itself, some of which are imported when they are first used."""
 
+import difflib
+
 import pytest
 
 import chainer_bspmm
@@ -80,8 +82,18 @@ def test_unknown_name_raises_as_in_any_module(package):
     assert str(caught.value) == f"module '{package.__name__}' has no attribute 'sparsifi'"
 
 
-def test_misspelt_name_is_known_to_the_error():
-    """Python suggests a similar name of the module, such as sparsify."""
+@pytest.mark.parametrize(
+    'package, name, meant',
+    [
+        (chainer_bspmm, 'check_swop', 'check_swap'),
+        (chainer_bspmm, 'trainings', 'training'),
+        (multi_node, 'PartIteratr', 'PartIterator'),
+    ],
+)
+def test_python_suggests_a_similar_name(package, name, meant):
     with pytest.raises(AttributeError) as caught:
-        getattr(chainer_bspmm, 'check_swop')  # noqa: B009
-    assert (caught.value.name, caught.value.obj) == ('check_swop', chainer_bspmm)
+        getattr(package, name)
+    assert (caught.value.name, caught.value.obj) == (name, package)
+    # That is what Python compares with, whether the module is imported yet or not.
+    assert meant in dir(package)
+    assert difflib.get_close_matches(name, dir(package), 1) == [meant]

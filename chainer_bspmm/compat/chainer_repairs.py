@@ -9,6 +9,12 @@ from chainer_bspmm.compat.import_hooks import repairs
 from chainer_bspmm.compat.module_view import ModuleView, give_back_numpy_names, lost_numpy_names
 
 
+NO_GPU = (
+    'A GPU needs CuPy, which `python -m chainer_bspmm info` says how to install; without a GPU the '
+    'device is -1'
+)
+
+
 @repairs('chainer.functions.array.as_strided')
 def as_strided_reads_sctypes(module):
     """chainer/functions/array/as_strided.py: backward reads numpy.sctypes (gone in NumPy 2)."""
@@ -53,6 +59,23 @@ def expect_no_cudnn(module):
     # With an earlier CuPy, for which cuDNN can be installed, the warning stays.
     if module.available and not module.cudnn_enabled and module._cupy_major >= 14:
         module.check_cuda_available._already_warned = True
+
+
+@repairs('chainer.backends.cuda')
+def say_what_a_gpu_needs(module):
+    """chainer/backends/cuda.py: without CuPy it names a page that is of no help any more."""
+    if module.available:
+        return
+    check = module.check_cuda_available
+
+    @functools.wraps(check)
+    def check_cuda_available():
+        try:
+            check()
+        except RuntimeError as error:
+            raise RuntimeError('%s. %s' % (error, NO_GPU)) from None
+
+    module.check_cuda_available = check_cuda_available
 
 
 @repairs('chainer.optimizer')

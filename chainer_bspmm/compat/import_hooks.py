@@ -13,10 +13,15 @@ _absences = {}
 
 
 def repairs(module_name):
-    """Register the decorated function as a repair of one upstream module, which it is given."""
+    """Register the decorated function as a repair of one upstream module, which it is given.
+
+    It is applied at once to a module that was imported, and repaired, before.
+    """
 
     def register(function):
         _repairs.setdefault(module_name, []).append(function)
+        if _finder in sys.meta_path and module_name in sys.modules:
+            function(sys.modules[module_name])
         return function
 
     return register

@@ -1,11 +1,132 @@
-"""Repairs of functions that Chainer Chemistry's example scripts call: only under `run`."""
+"""Repairs for scripts of other versions, such as upstream's examples: only under `run`."""
 
 import functools
 import importlib.util
+import inspect
 import sys
 import types
 
 from chainer_bspmm.compat.import_hooks import repairs
+from chainer_bspmm.compat.user_code import warn
+
+# Module of Chainer Chemistry -> class -> keyword before version 0.6 -> keyword since then, or None
+# where the argument had no effect. GIN, MPNN and GNNFiLM had the old ones in development only.
+RENAMED: dict[str, dict[str, dict[str, str | None]]] = {
+    'chainer_chemistry.models.nfp': {
+        'NFP': {'hidden_dim': 'hidden_channels', 'n_layers': 'n_update_layers'}
+    },
+    'chainer_chemistry.models.ggnn': {
+        'GGNN': {
+            'hidden_dim': 'hidden_channels',
+            'n_layers': 'n_update_layers',
+            'num_edge_type': 'n_edge_types',
+        }
+    },
+    'chainer_chemistry.models.rsgcn': {
+        'RSGCN': {'hidden_dim': 'hidden_channels', 'n_layers': 'n_update_layers'}
+    },
+    'chainer_chemistry.models.relgat': {
+        'RelGAT': {'hidden_dim': 'hidden_channels', 'n_layers': 'n_update_layers'}
+    },
+    'chainer_chemistry.models.relgcn': {
+        'RelGCN': {
+            'out_channels': 'out_dim',
+            'ch_list': 'hidden_channels',
+            'num_edge_type': 'n_edge_types',
+        }
+    },
+    'chainer_chemistry.models.schnet': {
+        'SchNet': {'hidden_dim': 'hidden_channels', 'n_layers': 'n_update_layers'}
+    },
+    'chainer_chemistry.models.gin': {
+        'GIN': {'hidden_dim': 'hidden_channels', 'n_layers': 'n_update_layers'}
+    },
+    'chainer_chemistry.models.mpnn': {
+        'MPNN': {
+            'hidden_dim': 'hidden_channels',
+            'n_layers': 'n_update_layers',
+            'num_edge_type': 'n_edge_types',
+        }
+    },
+    'chainer_chemistry.models.gnn_film': {
+        'GNNFiLM': {
+            'hidden_dim': 'hidden_channels',
+            'n_layers': 'n_update_layers',
+            'num_edge_type': 'n_edge_types',
+        }
+    },
+    'chainer_chemistry.links.update.ggnn_update': {
+        'GGNNUpdate': {'hidden_dim': 'hidden_channels', 'num_edge_type': 'n_edge_types'}
+    },
+    'chainer_chemistry.links.update.relgcn_update': {
+        'RelGCNUpdate': {'num_edge_type': 'n_edge_types'}
+    },
+    'chainer_chemistry.links.update.schnet_update': {
+        'SchNetUpdate': {'hidden_dim': 'hidden_channels'}
+    },
+    'chainer_chemistry.links.readout.ggnn_readout': {'GGNNReadout': {'hidden_dim': None}},
+    'chainer_chemistry.links.readout.nfp_readout': {'NFPReadout': {'out_size': 'out_dim'}},
+    'chainer_chemistry.links.readout.schnet_readout': {
+        'SchNetReadout': {'hidden_dim': 'hidden_channels'}
+    },
+}
+
+
+def take_old_keywords(module):
+    """Chainer Chemistry 0.6 renamed arguments of its models and links."""
+    for name, renamed in RENAMED[module.__name__].items():
+        kind = getattr(module, name)
+        kind.__init__ = taking_old_keywords(name, kind.__init__, renamed)
+
+
+def taking_old_keywords(name, init, renamed):
+    """Return the constructor of a class that takes renamed keywords, too, with one warning."""
+    parameters = inspect.signature(init).parameters
+    # A keyword that it has means what it says.
+    renamed = {old: new for old, new in renamed.items() if old not in parameters}
+    warn_once = functools.cache(warn)
+
+    @functools.wraps(init)
+    def __init__(self, *args, **kwargs):
+        given = [old for old in renamed if old in kwargs]
+        for old in given:
+            new = renamed[old]
+            value = kwargs.pop(old)
+            if new is None:
+                continue
+            if new in kwargs:
+                text = '%s.__init__() got multiple values for argument %r: also as %r, its old name'
+                raise TypeError(text % (name, new, old))
+            kwargs[new] = value
+        if given:
+            words = ['%s is %s' % (old, renamed[old] or 'gone, and had no effect') for old in given]
+            warn_once(
+                '%s: since Chainer Chemistry 0.6 %s (docs/migration.md)' % (name, ', '.join(words))
+            )
+        init(self, *args, **kwargs)
+
+    return __init__
+
+
+for _module_name in RENAMED:
+    repairs(_module_name)(take_old_keywords)
+
+
+@repairs('chainer.training.updaters.standard_updater')
+def updaters_may_set_their_device(module):
+    """Chainer 7 made `device` a property, which subclasses of updaters assigned before."""
+    warn_once = functools.cache(warn)
+
+    def set_device(self, device):
+        warn_once(
+            'device: since Chainer 7 it is an argument of the constructor of an updater, '
+            'super().__init__(..., device=device), and not to be assigned (docs/migration.md)'
+        )
+        self._device = self._input_device = (
+            None if device is None else module.chainer.get_device(device)
+        )
+
+    module.StandardUpdater.device = module.StandardUpdater.device.setter(set_device)
 
 
 @repairs('matplotlib.axes._axes')

@@ -8,6 +8,7 @@ import chainer
 from chainer import backend
 
 from chainer_bspmm.dataset import dense_examples, selection
+from chainer_bspmm.dataset.labels import are_of_atoms, labels_of, NAMES, padded
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.selection import Selection, SparseExample
 from chainer_bspmm.sparse import check
@@ -40,7 +41,8 @@ class CSRConverter(chainer.dataset.Converter):
             arrays as long as their molecules. If all molecules of a batch have one size (a batch of
             one, stored padding), labels of molecules may be as long by chance. The last column then
             does not count; others do if they are one-dimensional arrays of integers, and did not
-            have the same shape in an earlier batch of molecules that differed in size.
+            have the same shape in an earlier batch of molecules that differed in size. A number
+            takes precedence: columns behind are labels of molecules, whatever their lengths.
         strip_padding (bool or None): whether trailing atoms of id 0 without bonds are padding of
             the data set. True: they are, and get no rows. False: they are atoms, as where ids begin
             at 0 (labels of the ``*_wle`` methods). None: they are padding, but packed batches raise
@@ -87,8 +89,10 @@ class CSRConverter(chainer.dataset.Converter):
             batch (sequence): examples, each a tuple of
                 atoms: (n,) integer atom ids, or (n, channels) floating node features;
                 adj: (n, n) or (R, n, n) dense array, SciPy sparse matrix, or list of R of them;
-                any number of labels: scalars or arrays, of one shape in each column; the features
-                of a super node are one of these. Columns with a row for each atom come first.
+                any number of labels: numbers, arrays of as many dimensions in each column, or str
+                on a host; the features of a super node are one of these. Arrays of several shapes
+                are padded with 0 to the largest of the batch, as by upstream's converter. Columns
+                with a row for each atom come first.
                 A list, a SubDataset, a NumpyTupleDataset or a SparseDataset.
             device (None, int, str or chainer.backend.Device): of the result; None means the host.
             padding (int or None): as upstream's converter has it: None or 0, the only ones.
@@ -99,10 +103,10 @@ class CSRConverter(chainer.dataset.Converter):
             (n_graphs, ...), or (n_rows, ...) and (n_graphs, N, ...) for node columns.
 
         Raises:
-            TypeError: the examples are not tuples of arrays.
+            TypeError: the examples are not tuples of arrays, or have names and ``device`` is a GPU.
             ValueError: another padding, empty batch, tuples of different lengths, a negative atom
-                id, atoms and adjacency of different sizes, padding that may be atoms; the message
-                names the example.
+                id, atoms and adjacency of different sizes, padding that may be atoms, a second
+                molecule, a row for each atom behind another label; the message names the example.
         """
         if padding not in (None, 0):
             raise ValueError('padding: expected None or 0, got %r' % (padding,))
@@ -120,6 +124,7 @@ class CSRConverter(chainer.dataset.Converter):
                 index, self.layout, self.padded_to, self.keeps_padding(molecules)
             )
         if device is not None and device != backend.get_device_from_array(atoms):
+            _refuse_names(labels, device)
             atoms, *labels = send([atoms] + labels, device)
             adj = adj.to_device(device)
         return (atoms, adj, *labels)
@@ -185,11 +190,11 @@ class CSRConverter(chainer.dataset.Converter):
             rows = spread(rows, sizes, numpy.diff(adj.row_offsets))
         if self.layout == 'padded':
             rows = [array.reshape((sizes.size, adj.max_rows) + array.shape[1:]) for array in rows]
-        labels = [
-            dense_examples.stack(column, 'batch', 2 + n_node_columns + i, gathered.full_sizes)
-            for i, column in enumerate(gathered.labels[n_node_columns:])
-        ]
-        return atoms, adj, rows + labels
+        columns = gathered.labels[n_node_columns:]
+        if self.n_node_columns is None:
+            _refuse_node_columns(columns, 2 + n_node_columns, full_sizes)
+        labels = labels_of(columns, 'batch', 2 + n_node_columns, full_sizes)
+        return atoms, adj, rows + list(map(padded, labels))
 
     def _node_column(self, column, sizes, full_sizes, position):
         """Return one row for each node that is not padding."""
@@ -200,6 +205,27 @@ class CSRConverter(chainer.dataset.Converter):
                 raise ValueError(text % (i, position, full, numpy.shape(values)))
             rows.append(to_host(values)[:n])
         return numpy.concatenate(rows)
+
+
+def _refuse_node_columns(columns, first, sizes):
+    """Raise ValueError for a column behind those of nodes that seems to be one of them."""
+    for position, column in enumerate(columns, first):
+        if are_of_atoms(column, sizes):
+            raise ValueError(
+                'batch[...][%d]: expected labels of molecules, got a row for each atom; if that is '
+                'what they are, use CSRConverter(n_node_columns=%d), otherwise '
+                'CSRConverter(n_node_columns=%d)' % (position, position - 1, first - 2)
+            )
+
+
+def _refuse_names(labels, device):
+    """Raise TypeError for names, which a device other than the host cannot hold."""
+    for position, label in enumerate(labels, 2):
+        if label.dtype.kind in NAMES:
+            raise TypeError(
+                'batch[...][%d]: expected numbers for %s, got names (%s); leave the column out of '
+                'the data set' % (position, device.name, label.dtype)
+            )
 
 
 concat_mols = CSRConverter()

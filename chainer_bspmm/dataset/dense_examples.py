@@ -1,7 +1,6 @@
-"""Dense examples of Chainer Chemistry: check them, find node columns and padding, stack labels."""
+"""Dense examples of Chainer Chemistry: check them, find node columns and padding."""
 
 import collections
-import itertools
 import operator
 
 from chainer_chemistry.dataset.graph_dataset.base_graph_data import BaseGraphData
@@ -9,8 +8,6 @@ import numpy
 
 from chainer_bspmm.sparse import BatchedCSR, check
 from chainer_bspmm.sparse.build import all_to_host
-
-MAX_KINDS = 4  # of labels that an error lists
 
 _shape = operator.attrgetter('shape')
 
@@ -59,8 +56,8 @@ def count_node_columns(examples, last_too=False):
         kind = (i, shapes[0], getattr(column[0], 'dtype', None))
         width = shapes[0][1:]
         if any(shape != (n, *width) for shape, n in zip(shapes, examples.full_sizes)):
-            if not one_size and set(shapes) == {shapes[0]}:
-                _of_molecules.add(kind)
+            if not one_size:
+                _of_molecules.update((i, shape, kind[2]) for shape in set(shapes))
             return i
         if one_size and (
             any(values.ndim != 1 or values.dtype.kind not in 'iu' for values in column)
@@ -90,43 +87,6 @@ def refuse_loss(sizes, full_sizes, n_rows):
             'padding: molecules differ in size, or other atoms have id 0, too. strip_padding=True '
             'drops such atoms, strip_padding=False keeps them' % (i, lost[i], full_sizes[i])
         )
-
-
-def stack(column, name, position, sizes=None):
-    """Return a column of labels as one array; `sizes` are those of the molecules, for a hint."""
-    column = all_to_host(column)
-    try:
-        stacked = _joined(column)
-    except ValueError:
-        stacked = None
-    if stacked is not None and stacked.dtype.kind in 'biuf':
-        first = getattr(column[0], 'dtype', stacked.dtype)
-        # As upstream does, which would also cut off the digits where the first is an integer.
-        return stacked.astype(first, copy=False) if first.kind == 'f' else stacked
-    shapes = list(map(numpy.shape, column))
-    are_arrays = map(isinstance, column, itertools.repeat((numpy.ndarray, numpy.generic)))
-    names = [x.dtype if is_array else type(x).__name__ for x, is_array in zip(column, are_arrays)]
-    kinds = sorted({'%s %s' % kind for kind in zip(names, shapes)})
-    if len(kinds) > MAX_KINDS:
-        kinds[MAX_KINDS:] = ['%d others' % (len(kinds) - MAX_KINDS)]
-    hint, expected = '', 'labels of one shape'
-    if len(set(shapes)) == 1:
-        expected = 'numbers, or NumPy arrays of them'
-    elif sizes is not None and shapes == [(n, *shapes[0][1:]) for n in sizes]:
-        hint = '; for one row per atom use CSRConverter(n_node_columns=%d)' % (position - 1)
-    elif all(len(shape) == 1 for shape in shapes):
-        hint = '; a second molecule needs another converter (docs/migration.md)'
-    text = '%s[...][%d]: expected %s, got %s%s'
-    raise ValueError(text % (name, position, expected, ', '.join(kinds), hint))
-
-
-def _joined(column):
-    """Return the array of all labels; NumPy needs several times as long where it has to look."""
-    if set(map(type, column)) == {numpy.ndarray}:
-        kinds = set(map(operator.attrgetter('dtype', 'shape'), column))
-        if len(kinds) == 1 and column[0].ndim:
-            return numpy.concatenate(column).reshape(len(column), *column[0].shape)
-    return numpy.array(column)
 
 
 def _columns(examples, name, first):

@@ -9,6 +9,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm.dataset.batch_form import batch_over, needs, new_buffers
 from chainer_bspmm.dataset.gather_batch import gather_batch, Source
+from chainer_bspmm.dataset.labels import NAMES, VaryingLabels
 from chainer_bspmm.dataset.molecules import largest, Molecules
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset, to_sparse
 from chainer_bspmm.sparse import build, check
@@ -27,6 +28,7 @@ class DeviceMolecules(Molecules):
     tables: Any = None  # what captured steps derive from the sizes: training/batches.py
 
     def __init__(self, host: Molecules, device: chainer.backend.GpuDevice, max_bytes=None):
+        _check_labels(host.labels)
         super().__init__(**host.fields())
         self._symmetric = host.symmetric
         self.host = host
@@ -117,6 +119,20 @@ class DeviceMolecules(Molecules):
         gather_batch(self._source, index, buffers, padded_to)
 
 
+def _check_labels(labels):
+    """Raise ValueError for a column that the kernel cannot gather."""
+    for position, label in enumerate(labels, 2):
+        if isinstance(label, VaryingLabels):
+            text = (
+                'dataset[...][%d]: expected labels of one shape, got some of up to %s; keep using '
+                'the SparseDataset, whose batches are padded with 0'
+            )
+            raise ValueError(text % (position, label.shape[1:]))
+        if label.dtype.kind in NAMES:
+            text = 'dataset[...][%d]: expected numbers, got names (%s); leave the column out'
+            raise ValueError(text % (position, label.dtype))
+
+
 def _source_of(host):
     """Return the `Source` of molecules on the host, of contiguous arrays."""
     row_ends = numpy.cumsum(host.row_nnz, dtype=numpy.int64)
@@ -151,8 +167,9 @@ class DeviceDataset(SparseDataset):
             device's memory.
 
     Raises:
-        RuntimeError: CuPy finds no GPU. ValueError: ``device`` is not a GPU, or the data set
-        exceeds the limit. TypeError, ValueError: see :func:`to_sparse`.
+        RuntimeError: CuPy finds no GPU. ValueError: ``device`` is not a GPU, the data set exceeds
+        the limit, or a column has labels of several shapes, or names. TypeError, ValueError: see
+        :func:`to_sparse`.
 
     Note:
         Sends the whole data set (synchronises, once).

@@ -7,6 +7,7 @@ import numpy
 from chainer_bspmm.cuda.plans import LONG_ROW
 from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset.batch_form import Form, kinds_of
+from chainer_bspmm.dataset.labels import joined, padded, VaryingLabels
 from chainer_bspmm.sparse import BatchedCSR, build, check
 
 SYMMETRY_PART = 8192  # molecules whose symmetry is tested at once
@@ -26,7 +27,7 @@ class Molecules:
             entries of a row sorted by (r, j).
         data (array or None): (nnz,) floating values; None means all ones.
         n_relations (int): R.
-        labels (list of array): (M, ...) each.
+        labels (list): for each column (M, ...), an array or `VaryingLabels`.
     """
 
     def __init__(self, atoms, sizes, full_sizes, row_nnz, columns, data, n_relations, labels):
@@ -193,7 +194,7 @@ class Molecules:
             row_weights=build.row_weights(full, n) if layout == 'folded' else None,
             padded_to=padded_to,
         )
-        return atoms, adj, [label[index] for label in self.labels]
+        return atoms, adj, [padded(label[index]) for label in self.labels]
 
     @classmethod
     def load(cls, path):
@@ -214,11 +215,14 @@ class Molecules:
         names = set(arrays)
         n_labels = sum(name.startswith('label_') for name in names)
         expected = {'atoms', *INTEGERS, 'n_relations', *('label_%d' % i for i in range(n_labels))}
-        if names - {'data'} != expected:
+        shapes = {i: 'shapes_%d' % i for i in range(n_labels) if 'shapes_%d' % i in names}
+        if names - {'data', *shapes.values()} != expected:
             text = 'expected the arrays of a SparseDataset, got %s'
             raise ValueError(text % ', '.join(sorted(names)))
         arrays = {'data': None, **{name: arrays[name] for name in names}}
         labels = [arrays.pop('label_%d' % i) for i in range(n_labels)]
+        for i, name in shapes.items():
+            labels[i] = VaryingLabels.from_arrays('label_%d' % i, labels[i], arrays.pop(name))
         arrays['n_relations'] = int(arrays['n_relations'])
         _check(labels=labels, **arrays)
         dtypes = dict(zip(INTEGERS, (numpy.int64, numpy.int64, numpy.int32, numpy.int32)))
@@ -231,7 +235,11 @@ class Molecules:
     def arrays(self):
         """Return arrays by name, from which :meth:`from_arrays` makes the same molecules."""
         fields = self.fields()
-        arrays = {'label_%d' % i: label for i, label in enumerate(fields.pop('labels'))}
+        arrays = {}
+        for i, label in enumerate(fields.pop('labels')):
+            if isinstance(label, VaryingLabels):
+                label, arrays['shapes_%d' % i] = label.arrays()
+            arrays['label_%d' % i] = label
         arrays.update((name, array) for name, array in fields.items() if array is not None)
         return arrays
 
@@ -298,11 +306,11 @@ class Molecules:
 
     def _kind(self):
         """Describe the properties that molecules must share to be joined."""
-        return '%d relations, %s atoms of shape (n%s), labels of shapes %s' % (
+        return '%d relations, %s atoms of shape (n%s), labels of %s dimensions' % (
             self.n_relations,
             'integer' if self.atoms.dtype.kind == 'i' else 'floating',
             ''.join(', %d' % n for n in self.atoms.shape[1:]),
-            [label.shape[1:] for label in self.labels],
+            [label.ndim - 1 for label in self.labels],
         )
 
     @classmethod
@@ -327,7 +335,7 @@ class Molecules:
         molecules = cls(
             data=data,
             n_relations=parts[0].n_relations,
-            labels=list(map(numpy.concatenate, zip(*[part.labels for part in parts]))),
+            labels=list(map(joined, zip(*[part.labels for part in parts]))),
             **columns,
         )
         if all(part._symmetric is not None for part in parts):

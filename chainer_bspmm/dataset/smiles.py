@@ -19,7 +19,7 @@ from chainer_chemistry.config import MAX_ATOMIC_NUM
 
 from chainer_bspmm.compat.user_code import warn
 from chainer_bspmm.dataset import cache as cache_files
-from chainer_bspmm.dataset import dense_examples
+from chainer_bspmm.dataset.labels import labels_of
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.sparse import check
@@ -423,7 +423,7 @@ def from_smiles(
         molecules.labels.append(labels[kept])
     elif labels is not None:
         rows = [labels[i] for i in kept.tolist()]
-        molecules.labels.append(dense_examples.stack(rows, 'labels', 0))
+        molecules.labels += labels_of([rows], 'labels', 0, may_be_names=False)
     return FromSmiles(
         SparseDataset(molecules), canonical, kept, [Failure(*failure) for failure in failures]
     )

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset.converters import concat_mols, CSRConverter
 from chainer_bspmm.dataset.graph_data import example_of
+from chainer_bspmm.dataset.labels import are_of_atoms, labels_of
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.selection import no_array, Selection, SparseExample
 from chainer_bspmm.sparse import check
@@ -106,7 +107,7 @@ class SparseDataset(Selection, NumpyTupleDataset):
 
     def get_datasets(self) -> tuple:
         """Return one sequence for each column; those of the labels are arrays."""
-        labels = [label[self.order] for label in self.molecules.labels]
+        labels = [numpy.asarray(label[self.order]) for label in self.molecules.labels]
         return (_Column(self, 0), _Column(self, 1), *labels)
 
     @property
@@ -212,7 +213,8 @@ def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
             divides the edges into; None means one.
 
     Returns:
-        SparseDataset: as many examples; the labels of a column are one array.
+        SparseDataset: as many examples; the labels of a column are one array, unless their shapes
+        differ: then batches are padded with 0, as upstream's are.
 
     Raises:
         TypeError: an example is neither a tuple of arrays nor graph data.
@@ -243,11 +245,14 @@ def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
         molecules = Molecules.concatenate(parts)
     except ValueError as error:
         raise ValueError('dataset: %s' % error) from None
-    try:
-        molecules.labels = [
-            dense_examples.stack(list(itertools.chain(*column)), 'dataset', 2 + i)
-            for i, column in enumerate(zip(*columns))
-        ]
-    except ValueError as error:
-        raise ValueError('%s; labels of atoms need the dense data set' % error) from None
+    labels = [list(itertools.chain(*column)) for column in zip(*columns)]
+    sizes = molecules.full_sizes.tolist()
+    for position, column in enumerate(labels, 2):
+        if are_of_atoms(column, sizes):
+            text = (
+                'dataset[...][%d]: expected labels of molecules, got a row for each atom; labels '
+                'of atoms need the dense data set'
+            )
+            raise ValueError(text % position)
+    molecules.labels = labels_of(labels, 'dataset', 2, sizes)
     return SparseDataset(molecules)

@@ -4,9 +4,10 @@ A script stays that of ChainerMN. Its functions are patched when it is imported,
 `compat.import_hooks`; until then nothing of it is loaded.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from chainer_bspmm.compat.import_hooks import repairs
+from chainer_bspmm.compat.names_later import names_later
 
 
 @repairs('chainermn.communicators')
@@ -76,9 +77,7 @@ def keep_checkpoints(module):
 __all__ = ['PartIterator']
 
 
-def __getattr__(name: str) -> Any:
-    if name == 'PartIterator':  # loaded when it is used
-        from chainer_bspmm.multi_node.epochs import PartIterator
-
-        return PartIterator
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+if TYPE_CHECKING:
+    from chainer_bspmm.multi_node.epochs import PartIterator
+else:
+    __getattr__, __dir__ = names_later(__name__, {'PartIterator': 'epochs'})

@@ -17,6 +17,7 @@ from chainer_bspmm.cuda.plans import LONG_ROW
 from chainer_bspmm.dataset import batch_form, sparse_form
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules, SHARE
+from chainer_bspmm.dataset.labels import NAMES
 from chainer_bspmm.dataset.molecules import INTEGERS
 from chainer_bspmm.dataset.selection import locate, Selection, SparseExample
 from chainer_bspmm.dataset.sparse_dataset import selection
@@ -170,7 +171,8 @@ class Resident:
 
     Batches are gathered from it. The arrays of the molecules become read-only: the copy would not
     follow a change. All that train or predict with the same molecules share a copy. There is none
-    of a data set that is not sparse, or needs more than `SHARE` allows of the free memory.
+    of a data set that is not sparse, has labels of several shapes, or needs more than `SHARE`
+    allows of the free memory.
     """
 
     def __init__(self, dataset, device):
@@ -246,6 +248,9 @@ def batch_of(
         if not isinstance(array, numpy.ndarray):
             text = 'converter: expected arrays on the host where device is None, got '
             raise NoSparseBatch(text + type(array).__name__)
+        if array.dtype.kind in NAMES:
+            text = 'converter: expected numbers, got names (%s); leave the column out'
+            raise NoSparseBatch(text % array.dtype)
     n_node_columns = adj.n_node_columns if type(converter) is CSRConverter else 0
     nodes = node_shape(adj)
     for i, array in enumerate((atoms, *labels)):

@@ -12,6 +12,8 @@ from chainer import functions, links, optimizers, serializers
 import numpy
 import pytest
 
+from tests.support.processes import python
+
 
 @pytest.fixture(autouse=True)
 def warnings_are_errors():
@@ -167,3 +169,19 @@ def test_triggers_of_an_updater_without_epochs():
     for updater.iteration in (1, 2, 3):
         fires = trigger(types.SimpleNamespace(updater=updater))
         assert fires == (updater.iteration == 2)
+
+
+def test_a_gpu_without_cupy_says_what_to_do():
+    code = (
+        "import sys; sys.modules['cupy'] = None; import chainer_bspmm, chainer\n"
+        'try:\n'
+        '    chainer.get_device(0)\n'
+        'except RuntimeError as error:\n'
+        '    print(error)'
+    )
+    *_, last = python('-c', code).stdout.splitlines()
+    assert last == (
+        '(see https://github.com/chainer/chainer#installation).import of cupy halted; None in '
+        'sys.modules. A GPU needs CuPy, which `python -m chainer_bspmm info` says how to install; '
+        'without a GPU the device is -1'
+    )

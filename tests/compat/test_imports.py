@@ -3,6 +3,7 @@
 import re
 import sys
 import textwrap
+import types
 
 import pytest
 
@@ -350,3 +351,16 @@ def test_finders_without_specs_are_passed_over(monkeypatch):
     monkeypatch.setattr(sys, 'meta_path', [finder, object(), *sys.meta_path])
     spec = finder.find_spec('chainer_chemistry.models.gin', chainer_chemistry.models.__path__)
     assert spec.origin.endswith('gin.py')
+
+
+def test_a_repair_of_a_module_that_was_imported_before_is_applied_at_once(monkeypatch):
+    from chainer_bspmm.compat import import_hooks
+
+    module = types.ModuleType('imported_before')
+    monkeypatch.setitem(sys.modules, 'imported_before', module)
+    monkeypatch.setattr(import_hooks, '_repairs', {})
+    repaired = []
+    assert import_hooks.repairs('imported_before')(repaired.append) == repaired.append
+    assert repaired == [module]
+    import_hooks.repairs('never_imported')(repaired.append)
+    assert repaired == [module]

@@ -409,14 +409,13 @@ ATOMS, ADJ, LABEL = GOOD[0]
         (
             [*GOOD[:2], *molecules((3, 2), n_relations=4)],
             'dataset: expected the same relations, features and labels throughout, '
-            'got 1 relations, integer atoms of shape (n), labels of shapes [] '
-            'and 4 relations, integer atoms of shape (n), labels of shapes []',
+            'got 1 relations, integer atoms of shape (n), labels of [] dimensions '
+            'and 4 relations, integer atoms of shape (n), labels of [] dimensions',
         ),
         (
-            [*GOOD[:2], (ATOMS, ADJ, LABEL[:1])],
-            'dataset[...][2]: expected labels of one shape, got float32 (1,), float32 (2,); '
-            'a second molecule needs another converter (docs/migration.md); '
-            'labels of atoms need the dense data set',
+            [*GOOD[:2], (ATOMS, ADJ, LABEL[0])],
+            'dataset[...][2]: expected labels of one shape, or NumPy arrays of as many dimensions, '
+            'got float32 (), float32 (2,)',
         ),
         (
             [*GOOD, (ATOMS, ADJ[None], LABEL)],

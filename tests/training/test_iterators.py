@@ -65,6 +65,9 @@ KEPT = {
     'ConcatenatedDataset': lambda: ConcatenatedDataset(tuples(), tuples(examples()[:4])),
     'values': lambda: tuples(examples('normalised', 1)),
     'float64': lambda: tuples(examples(dtype='d')),
+    'labels of several shapes': lambda: [
+        (*e[:2], numpy.arange(1.0 + i % 3)) for i, e in enumerate(examples())
+    ],
     'columns that are lists': lambda: NumpyTupleDataset(*map(list, tuples()._datasets)),
     'unpickled': lambda: pickle.loads(pickle.dumps(tuples(), 4)),
 }
