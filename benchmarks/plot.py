@@ -67,7 +67,8 @@ SPOKEN = {
 }
 INTERVALS = 'Medians of interleaved runs, with the 10th and 90th percentile'
 
-TWO_LINES_DATA, TWO_LINES_BATCH = ('Tox21', "QM9's sample"), '128'
+TWO_LINES_DATA = 'Tox21', "QM9's sample"
+TWO_LINES_BATCH = '128'
 ROOFLINE_COLUMNS = 16, 64, 256
 # Rows of a matrix and non-zeros of a row -> colour and style.
 ROOFLINE = {
@@ -148,9 +149,14 @@ def bars(panel, groups, colors, best, references):
             x = place + (i - (len(colors) - 1) / 2) * width
             of = group[name]
             spread = [[of['median'] - of['low']], [of['high'] - of['median']]]
-            options = {'color': color, 'label': SPOKEN.get(name, name)}
             bar = panel.bar(
-                x, of['median'], width, yerr=spread, error_kw={'linewidth': 0.7}, **options
+                x,
+                of['median'],
+                width,
+                color=color,
+                label=SPOKEN.get(name, name),
+                yerr=spread,
+                error_kw={'linewidth': 0.7},
             )
             ratio = times_faster(group, best, references)
             if name == best and ratio is not None:
@@ -179,8 +185,8 @@ def points(panel, groups, colors, best, references, text='%.0fx'):
                 continue
             of = group[name]
             panel.plot([of['low'], of['high']], [place, place], color=color, linewidth=1.5)
-            options = {'color': color, 'label': SPOKEN.get(name, name), 'zorder': 3}
-            panel.plot(of['median'], place, 'o', markersize=6, **options)
+            label = SPOKEN.get(name, name)
+            panel.plot(of['median'], place, 'o', color=color, markersize=6, label=label, zorder=3)
         ratio = times_faster(group, best, references)
         if ratio is not None:
             ends = [group[best]['median'], ratio * group[best]['median']]

@@ -1,15 +1,90 @@
-"""What mkdocs.yml cannot say: the names of the API pages, links out of docs/, docstrings."""
+"""What mkdocs.yml cannot say: pages and links outside of docs/, names of API pages, docstrings."""
 
 import importlib
+import json
+import pathlib
+import posixpath
 import re
 
 import griffe
+from mkdocs.structure.files import File
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# File of the repository -> page of the site. README is the first page, in place of the list of all.
+PAGES = {
+    'README.md': 'index.md',
+    'docs/index.md': 'pages.md',
+    'examples/tour.ipynb': 'examples/tour.md',
+    'examples/qm9/README.md': 'examples/qm9.md',
+    'examples/tox21/README.md': 'examples/tox21.md',
+    'examples/own_dataset/README.md': 'examples/own_dataset.md',
+    'examples/network_graph/README.md': 'examples/network_graph.md',
+    'CONTRIBUTING.md': 'contributing.md',
+    'CHANGELOG.md': 'changelog.md',
+}
+PICTURES = {'examples/tox21/saliency.png': 'examples/tox21_saliency.png'}
+SITE = {**PAGES, **PICTURES}
+# Or a block of code, in which there are none.
+LINK = re.compile(r'```.*?```|(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)', re.DOTALL)
+SOURCES = {page: source for source, page in SITE.items()}
 
 
-def on_page_markdown(markdown, **_):
-    """Expand ``::: package`` of an API page, drop what is above it; name files outside docs/."""
+def on_files(files, config):
+    """Add the pages and pictures that are not in docs/."""
+    files.remove(files.get_file_from_path('index.md'))
+    for source, page in PAGES.items():
+        text = (ROOT / source).read_text()
+        if source.endswith('.ipynb'):
+            text = _notebook(json.loads(text))
+        files.append(File.generated(config, page, content=text))
+    for source, picture in PICTURES.items():
+        files.append(File.generated(config, picture, abs_src_path=str(ROOT / source)))
+    return files
+
+
+def _notebook(notebook):
+    """Return a notebook as Markdown, with its results."""
+    parts = []
+    for cell in notebook['cells']:
+        text = ''.join(cell['source'])
+        if cell['cell_type'] == 'markdown':
+            parts.append(text)
+            continue
+        parts.append('```python\n%s\n```' % text)
+        for output in cell['outputs']:
+            data = output.get('data', {})
+            if 'image/png' in data:
+                parts.append('![](data:image/png;base64,%s)' % data['image/png'].replace('\n', ''))
+            elif 'text/html' in data:
+                parts.append(''.join(data['text/html']))
+            else:
+                parts.append('```text\n%s\n```' % ''.join(output.get('text', '')).rstrip())
+    return '\n\n'.join(parts)
+
+
+def on_page_markdown(markdown, page, **_):
+    """Expand ``::: package`` of an API page, drop what is above it; mend links out of docs/."""
     markdown = re.sub(r'^This page is made .*?^::: (\S+)$', _members, markdown, flags=re.M | re.S)
-    return re.sub(r'(?<!!)\[([^\]]+)\]\((?:\.\./)+([^)\s]+)\)', _outside, markdown)
+    here = page.file.src_uri
+    source = SOURCES.get(here, 'docs/' + here)
+
+    def mended(link):
+        mark, text, path, anchor = link.groups('')
+        if not path or ':' in path:  # a block of code, or it leads out of the repository
+            return link[0]
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        place = SITE.get(target, target.removeprefix('docs/'))
+        if place == target and target not in SITE:  # neither a page nor in docs/
+            return text if target.endswith(text.strip('`')) else f'{text} (`{target}`)'
+        place = posixpath.relpath(place, posixpath.dirname(here) or '.')
+        return f'{mark}[{text}]({place}{anchor})'
+
+    return LINK.sub(mended, markdown)
+
+
+def on_page_content(html, **_):
+    """Keep numbers such as 1e-07, which browsers break after their dash, on one line."""
+    return re.sub(r'\(?\d(?:\.\d+)?e-\d+\)?', r'<span class="number">\g<0></span>', html)
 
 
 def _members(match):
@@ -24,11 +99,6 @@ def _members(match):
         module = getattr(member, '__module__', '') if hasattr(member, '__qualname__') else ''
         names.append(f'{module or match[1]}.{name}')
     return '\n\n'.join(f'::: {name}' for name in names)
-
-
-def _outside(link):
-    text, path = link.groups()
-    return text if path.endswith(text.strip('`')) else f'{text} (`{path}`)'
 
 
 SECTIONS = re.compile(r'^(?:Args|Attributes|Raises):\n(?:(?: .*)?\n?)*', re.MULTILINE)
