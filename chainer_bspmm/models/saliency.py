@@ -117,7 +117,7 @@ def _stacked(arrays):
 
 
 def _in_dense_form(forward):
-    """Wrap `BaseCalculator._forward`: for sparse batches it gets a dense model and dense batches."""
+    """Wrap `BaseCalculator._forward` to get a dense model and dense batches for sparse ones."""
 
     @functools.wraps(forward)
     def _forward(self, data, batchsize=16, converter=concat_examples, **kwargs):
