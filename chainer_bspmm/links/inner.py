@@ -140,7 +140,7 @@ def expect_elementwise(activation: Any) -> None:
 def refuse_patched(path: str, link: object, kind: type) -> None:
     """Raise UnknownLayer if the code of upstream's class `kind` has been changed.
 
-    Raise it also for a link of that class that has a `forward` of its own.
+    It is also raised if the link is of that class and has a `forward` among its attributes.
     """
     if CALLS[kind] != calls_of(kind) or (type(link) is kind and 'forward' in vars(link)):
         raise UnknownLayer(

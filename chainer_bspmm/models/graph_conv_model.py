@@ -64,8 +64,7 @@ class GraphConvModel(SparseModel):
         """Apply the updates; return the result of the readout.
 
         With `concat_hidden` the readouts after each update are side by side, with `sum_hidden` they
-        are added up. After each update, ``mix(h, h_new, index)`` returns the nodes to go on with,
-        given the nodes before and after the update.
+        are added up. ``mix(h, h_new, index)`` combines the nodes before and after each update.
         """
 
         def read(readout):

@@ -114,7 +114,7 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
         return self._y
 
     def _has_relations(self, x):
-        """Tell whether degrees can be relations: a node's row sum must equal its column sum."""
+        """Return whether degrees can be relations: a node's row sum must equal its column sum."""
         return self._adj.is_symmetric and not isinstance(x, numpy.ndarray)
 
     def _gradients(self, inputs, gy, indexes):

@@ -129,7 +129,7 @@ def step_draw():
 
 
 def step_dropout(node, step, inputs):
-    """Do the forward pass of Chainer's ``Dropout`` node in one launch; it keeps its mask."""
+    """Compute the forward pass of Chainer's ``Dropout`` node in one launch; it keeps its mask."""
     (x,) = inputs
     if node.mask is not None:
         return (x * node.mask,)

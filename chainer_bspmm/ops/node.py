@@ -16,7 +16,7 @@ from chainer_bspmm.sparse import check
 
 
 def apply_untracked(node, inputs):
-    """Apply a new node; if gradients need no graph of their own, only run its ``forward``.
+    """Apply a new node; if no graph is built for the gradients, only run its ``forward``.
 
     That saves the node's type check, hooks and records, about 10 us.
     """

@@ -84,7 +84,7 @@ class BetweenSteps:
         )
 
     def _knows(self, entry, updater):
-        """Return whether it is known when an extension may change anything, and note its period."""
+        """Note when an extension may change anything; return False if that is not known."""
         extension, trigger = entry.extension, entry.trigger
         if type(extension) in _HARMLESS and not _calls_users(extension):
             target = getattr(extension, '_optimizer', None)  # a shift may change any object

@@ -63,7 +63,7 @@ def check_first_step(
     kwargs: Any,
     around: Callable = contextlib.nullcontext,
 ) -> RowsCheck:
-    """Do :func:`check_rows` after a step, if it was the first step of an optimizer.
+    """Call :func:`check_rows` after a step, if it was the first step of an optimizer.
 
     The `text` of the result is the warning for the user. It is empty if all is well, and if there
     is no result for a model of Chainer Chemistry without a user's code.
@@ -134,7 +134,7 @@ def check_rows(
         return RowsCheck(None, str(error))
     except ParameterMissing:
         return RowsCheck(None, 'it makes a parameter that the first step has not made')
-    except Exception as error:  # a user's objects may raise anything here; the training goes on
+    except Exception as error:  # a user's objects may raise anything here; the training continues
         return RowsCheck(None, 'the check fails with %s' % _described(error))
 
 

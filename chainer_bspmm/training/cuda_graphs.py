@@ -51,7 +51,7 @@ class Capturer:
 
     @property
     def nbytes(self):
-        """Bytes of the pool (int), including those of arrays that have been freed."""
+        """Size of the pool in bytes (int), including memory of arrays that have been freed."""
         with self._device:
             return self._pool.total_bytes()
 

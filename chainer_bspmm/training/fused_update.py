@@ -172,8 +172,8 @@ class FusedUpdate:
     """Replacement of ``optimizer.update()`` in two parts: numbers on the host, and launches.
 
     Counters and states stay where Chainer has them (``optimizer.t``, ``rule.t``, ``rule.state``),
-    so that snapshots contain them. The results equal those of Chainer's own GPU kernels, except for
-    the rounding of the norm of the gradients. Deterministic.
+    so that snapshots contain them. Chainer's own GPU kernels give the same results, except for the
+    rounding of the norm of the gradients. Deterministic.
 
     The optimizer must be supported (`why_unsupported`). If hooks are added or rules replaced later,
     make another object. ``n_numbers`` values change from step to step; :meth:`advance` returns

@@ -80,7 +80,7 @@ class Guards:
     def blocking_hook(self):
         """Return the reason (str or None) why there can be no replays: a hook, or debug mode.
 
-        A hook has to see every call. Hooks of links are those of the last key.
+        A hook has to see every call. Links' hooks are taken from the last key.
         """
         if self._is_debug:
             return 'Chainer is in debug mode'

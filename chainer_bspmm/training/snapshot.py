@@ -194,7 +194,7 @@ class Copies(collections.abc.Mapping):
         return len(self._places)
 
     def is_same(self, other):
-        """Return whether names and all bits equal those of other copies (synchronises)."""
+        """Return whether other copies have the same names and the same bits (synchronises)."""
         return self._places == other._places and all(
             _has_same_bits(joined, other._joined[group]) for group, joined in self._joined.items()
         )

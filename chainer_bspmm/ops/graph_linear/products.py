@@ -11,7 +11,7 @@ from chainer_bspmm.sparse.relations import relation_rows
 
 
 def aggregates_first(in_channels, out_channels):
-    """Tell whether it is cheaper to sum neighbours first than to map features first.
+    """Return whether it is cheaper to sum neighbours first than to map features first.
 
     The array between the two products is as wide as the input if neighbours are summed first, and
     as wide as the output otherwise. If both widths are equal, neighbours are summed first, because
@@ -40,7 +40,7 @@ def _by_channel(adj, parameter):
 
 
 def _is_on_host(x):
-    """Tell whether `host.py` computes all parts of a layer with a matrix at once."""
+    """Return whether `host.py` computes all parts of a layer with a matrix at once."""
     return isinstance(x, numpy.ndarray)
 
 
