@@ -44,7 +44,7 @@ class GWM(Sparse, gwm.GWM):
     def forward(
         self, h: Any, h_new: Any, g: Any, adj: BatchedCSR, step: int = 0
     ) -> tuple[Variable, Variable]:
-        """Mix. Call ``reset_state`` before the first step of every batch.
+        """Mix nodes and super nodes. Call ``reset_state`` before the first step of every batch.
 
         Args:
             h (Variable or array): (n_rows, hidden_dim) the nodes before the update.

@@ -41,7 +41,7 @@ REMEDY = (
 
 
 class UnknownLayer(ValueError):
-    """A layer whose code would not run."""
+    """Error: the code of a layer would not run."""
 
 
 def calls_of(kind: Any) -> tuple:
@@ -95,7 +95,7 @@ def expect_norm(layer: object) -> None:
 
 
 def _is_of_ranks(layer):
-    return hasattr(type(layer), 'bspmm_ranks')  # such as ChainerMN's: `ops.batch_norm` knows it
+    return hasattr(type(layer), 'bspmm_ranks')  # ChainerMN's has it, and `ops.batch_norm` reads it
 
 
 def refuse(path: str, layer: object, kinds: tuple[type, ...]) -> NoReturn:

@@ -34,7 +34,7 @@ class GWMGraphConvModel(GraphConvModel, gwm_graph_conv_model.GWMGraphConvModel):
     def forward(
         self, atom_array: Any, adj: BatchedCSR, super_node: Any = None, is_real_node: Any = None
     ) -> chainer.Variable:
-        """Predict.
+        """Predict a vector per molecule.
 
         Args:
             atom_array, adj, is_real_node: as in :meth:`MessagePassing.forward`, but

@@ -16,7 +16,7 @@ class MessagePassing(SparseModel):
     parts = {'readout_layers': (GGNNReadout,)}
 
     def forward(self, atom_array: Any, adj: BatchedCSR, is_real_node: Any = None) -> Variable:
-        """Predict.
+        """Predict a vector per molecule.
 
         Args:
             atom_array (array): (n_nodes,) int32 atom ids, or (n_nodes, hidden_channels) node

@@ -36,7 +36,7 @@ class NFP(SparseModel, nfp.NFP):
             raise ValueError('n_update_layers: expected at least 1, got %d' % link.n_update_layers)
 
     def forward(self, atom_array: Any, adj: BatchedCSR, is_real_node: Any = None) -> Variable:
-        """Predict.
+        """Predict a vector per molecule.
 
         Arguments and errors are as in :meth:`MessagePassing.forward`; ``adj`` has self-loops.
 

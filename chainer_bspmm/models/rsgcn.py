@@ -47,7 +47,7 @@ class RSGCN(SparseModel, rsgcn.RSGCN):
         return not is_sum or any(bnorm is not None for bnorm in self.bnorms)
 
     def forward(self, atom_array: Any, adj: BatchedCSR) -> Variable:
-        """Predict.
+        """Predict a vector per molecule.
 
         Arguments and errors are as in :meth:`MessagePassing.forward`; ``adj`` is normalised.
 

@@ -20,7 +20,7 @@ from chainer_bspmm.sparse.batched_csr import check_adjacency
 from chainer_bspmm.sparse.build import values_of
 
 AHEAD = 3  # entries of a row whose loads are issued together; molecules have two to four
-AHEAD_LONG = 5  # the same for longer rows, where that leaves enough threads
+AHEAD_LONG = 5  # the same for longer rows, if that leaves enough threads
 
 
 def csr_launch(
@@ -379,7 +379,7 @@ class BatchedSDDMM(FunctionNode):
 
     def __init__(self, adj, algorithm='auto'):
         self._adj = adj
-        self._algorithm = algorithm  # of the products that its gradients are
+        self._algorithm = algorithm  # for its gradients, which are products
 
     def forward(self, inputs):
         self.retain_inputs((0, 1))

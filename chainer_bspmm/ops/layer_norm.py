@@ -18,7 +18,8 @@ def _launch(x, gamma, statistics, y, *, beta=None, gy=None, terms=None, eps=0):
         return
     n_rows, n_channels = x.shape
     width = launch.vector_width(n_channels, x, gamma, beta, gy, y, terms)
-    plan = plans.dot_launch(n_rows, n_channels, width, tile=1)  # as in a dot: a sub-warp per row
+    # The plan of sampled products, because a row has a sub-warp here, too.
+    plan = plans.dot_launch(n_rows, n_channels, width, tile=1)
     arrays = x, gamma, beta, gy, statistics, y, terms
     numbers = [launch.arithmetic(x.dtype)(eps)]
     launch.run('layer_norm', x, plan, *arrays, numbers=numbers, GRADIENT=gy is not None)

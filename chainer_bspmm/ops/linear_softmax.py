@@ -21,7 +21,8 @@ def _launch(a, g, y):
         return
     n_terms, n_rows, n_channels = a.shape
     width = launch.vector_width(n_channels, a, g, y)
-    plan = plans.dot_launch(n_rows, n_channels, width, tile=1)  # as in a dot: a sub-warp per row
+    # The plan of sampled products, because a row has a sub-warp here, too.
+    plan = plans.dot_launch(n_rows, n_channels, width, tile=1)
     launch.run('row_softmax', a, plan, a, g, y, numpy.int32(n_terms), GRADIENT=g is not None)
 
 

@@ -111,9 +111,9 @@ def mean_loss_forward(kind, x, t, divisor=None, ignore_nan=False, along=None):
     ``'ABSOLUTE_ERROR'`` take values of x's dtype; with `ignore_nan`, a difference that is NaN
     counts as 0. `along` is an `_Along`, for :func:`training_loss`.
 
-    Returns the loss, a scalar of x's dtype that is summed in float64, and the number of labels that
-    it was divided by: without a `divisor` those other than -1 are counted, at least 1, as an int64
-    array. With a `divisor` this is None.
+    Returns the loss, a scalar of x's dtype that is summed in float64, and a count. Without a
+    `divisor` the loss is divided by the count, an int64 array: the number of labels other than -1,
+    or 1 if there are none. With a `divisor` the count is None.
     """
     _check(x, t)
     count = None

@@ -13,11 +13,11 @@ from chainer_bspmm.cuda import kernels
 
 
 class CannotCapture(Exception):
-    """Something cannot be captured or replayed; the message says why, and where the cause is."""
+    """Error: something cannot be captured or replayed; the message has the cause and its place."""
 
 
 class HostCopyError(RuntimeError):
-    """Host data was copied to the device during capture; a replay would not see new data."""
+    """Error: host data was copied to the device in a capture; a replay would not see new data."""
 
 
 def using(device):
@@ -63,7 +63,7 @@ class Capturer:
 
     @contextlib.contextmanager
     def ordered(self):
-        """Make the capturer's stream current inside, after all work before and before all after."""
+        """Context in which the capturer's stream is current, in order with all work outside."""
         cupy = cuda.cupy
         with self._device:
             outside = cupy.cuda.get_current_stream()
