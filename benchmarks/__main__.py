@@ -1,7 +1,7 @@
-"""Run a small version of the benchmarks that make sense here, and say which are skipped.
+"""Run short versions of the benchmarks that make sense on this machine, and name the others.
 
-``python -m benchmarks`` (``make bench``) takes a few minutes and writes into ``build/bench``; the
-stored results in ``benchmarks/results`` come from the whole ones, run one by one.
+``python -m benchmarks`` (``make bench``) takes a few minutes and writes to ``build/bench``. The
+stored results in ``benchmarks/results`` come from the full versions, run one by one.
 """
 
 import subprocess

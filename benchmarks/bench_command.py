@@ -1,15 +1,15 @@
 """How long does a user wait for a trained model: from the start of a command to the file?
 
-Runs ``examples/qm9/train_qm9.py`` and ``examples/tox21/train_tox21.py`` with upstream's dense
-model, ours, and ours captured, each in a new process, with empty caches and with those of a run
-before::
+It runs ``examples/qm9/train_qm9.py`` and ``examples/tox21/train_tox21.py`` with upstream's dense
+model, with ours, and with ours captured. Each run is a new process, with empty caches or with the
+caches of a run before::
 
     python -m benchmarks.bench_command --qm9 qm9.csv.gz --tox21 tox21.csv.gz --gpus 4
 
 writes ``benchmarks/results/<gpu>/command.json``; ``examples/qm9/make_sample.py --all qm9.csv.gz``
-makes QM9's file. A method on a data set has a GPU and its processors for itself; what is compared
-runs there, one after the other. The file is written after every run; the same command goes on with
-contenders that lack some, and says what there is.
+makes QM9's file. Each method on a data set has a separate GPU and share of the processors, where
+its contenders run one after the other. The file is written after every run. The same command, given
+again, adds the missing runs, and prints the results that are there.
 """
 
 import collections
@@ -30,22 +30,22 @@ from benchmarks.training import example_runs
 METHODS = ('rsgcn', 'relgcn')
 EPOCHS = 20
 UPSTREAM, EAGER, CAPTURED = 'upstream dense', 'ours eager', 'ours captured'
-PADDED = ['--padded-to', 'batch']  # as upstream
+PADDED = ['--padded-to', 'batch']  # upstream pads to the largest molecule of a batch, too
 OPTIONS = {
     UPSTREAM: ['--dense'],
     EAGER: ['--updater', 'standard', *PADDED],
     CAPTURED: ['--updater', 'graph', *PADDED],
 }
 COLD, WARM = 'cold', 'warm'
-# options: of the script; contenders: those that are to be run.
+# options: options of the script; contenders: names of the contenders to run.
 Task = collections.namedtuple('Task', 'data file method options contenders')
 
-MOST_SECONDS, OVER_UPSTREAM = 12, 15  # of captured runs with warm caches
-OVER_STEPS = 1.3  # that an epoch takes, times its steps
+MOST_SECONDS, OVER_UPSTREAM = 12, 15  # bars of captured runs with warm caches
+OVER_STEPS = 1.3  # bar of the time of an epoch, over the time of its steps
 
 
 def environment(caches, shared):
-    """Return variables for caches in a folder; what others than us cache is shared."""
+    """Return environment variables for caches in a folder; other packages' caches are shared."""
     return {
         'CUPY_CACHE_DIR': str(caches / 'cupy'),
         'XDG_CACHE_HOME': str(caches / 'xdg'),
@@ -55,7 +55,7 @@ def environment(caches, shared):
 
 
 def command(task, name, epochs, out):
-    """Return the words of a command of a task; name: a key of `OPTIONS`."""
+    """Return the words of a task's command; `name`: a key of `OPTIONS`."""
     script = harness.ROOT / 'examples' / task.data / ('train_%s.py' % task.data)
     words = [sys.executable, script, '--data', task.file, '--method', task.method]
     words += ['--epoch', epochs, '--out', out, *example_runs.OPTIONS]
@@ -64,12 +64,13 @@ def command(task, name, epochs, out):
 
 
 def run(task, name, epochs, place, variables, timeout=None):
-    """Run a command; return what it cost.
+    """Run a command; return its cost.
 
-    'model': seconds from the start of the process to the saved model; 'exit': to its end, with test
-    and pictures; 'phases': what the script itself says; 'epochs': at which second of the training
-    each of them ended. A RuntimeError ends with what a command printed that failed;
-    subprocess.TimeoutExpired: it takes longer than `timeout` seconds.
+    'model' is the time in seconds from the start of the process to the saved model, 'exit' to the
+    end of the process, with test and pictures. 'phases' are the script's own times. 'epochs' are
+    the seconds from the start of the training to the end of each epoch. If a command fails, the
+    RuntimeError ends with its output. subprocess.TimeoutExpired: it takes longer than `timeout`
+    seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / 'out'
@@ -95,9 +96,10 @@ def run(task, name, epochs, place, variables, timeout=None):
 
 
 def extrapolated(found, epochs):
-    """Return seconds to the model of so many epochs; later ones take what the last of `found` took.
+    """Return the seconds to the model for more epochs than were run.
 
-    The first epoch, with compilation, does not count among those.
+    A missing epoch takes the mean time of the epochs that were run, without the first, which
+    includes compilation.
     """
     ends = found['epochs']
     missing = epochs - len(ends)
@@ -109,23 +111,23 @@ def extrapolated(found, epochs):
 def compare(args, deadline, keep, task, place):
     """Run the contenders of a task, until time.perf_counter() is `deadline`.
 
-    What is found of one is given to ``keep(task, name, found)`` after each of its runs. Returns
-    name -> why no more of its runs were made.
+    After each run ``keep(task, name, found)`` is called with the contender's results so far.
+    Returns name -> reason why some of its runs are missing.
     """
     not_run = {}
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        # Python's files are in memory then, and Matplotlib has its list of fonts.
+        # A first run brings Python's files into memory, and makes Matplotlib's list of fonts.
         short = task._replace(options=[*task.options, '--num-data', 200])
         try:
             run(short, EAGER, 1, place, environment(folder / 'first', folder / 'shared'))
         except RuntimeError as error:
             return {'all': str(error)}
-        # What is measured comes first.
+        # Captured runs, which are measured for their own sake, come first.
         for name in sorted(task.contenders, key=lambda name: name != CAPTURED):
             costs = {}
             for kind in runs_of(args, name):
-                # A warm run has the caches of the last cold one.
+                # A warm run has the caches of the last cold run.
                 cache = '%s %d' % (name, min(len(costs.get(COLD, [])), args.cold - 1))
                 try:
                     cost = run(
@@ -137,7 +139,7 @@ def compare(args, deadline, keep, task, place):
                         max(deadline - time.perf_counter(), 0),
                     )
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
-                    # A timeout's own text is the command, with the machine's folders.
+                    # A timeout's own message is not stored, because it has the machine's folders.
                     is_late = isinstance(error, subprocess.TimeoutExpired)
                     why = '%s: %s' % (type(error).__name__, str(error)[-500:])
                     not_run[name] = 'the time of all runs was up' if is_late else why
@@ -158,7 +160,7 @@ def runs_of(args, name):
 
 
 def missing(args, of):
-    """Return the contenders that were not run as often as they should be, by this commit."""
+    """Return the contenders that lack runs of this commit."""
     return [
         name
         for name in args.contenders
@@ -168,7 +170,7 @@ def missing(args, of):
 
 
 def summary(costs):
-    """Return the median of the seconds, and all runs."""
+    """Return a dict of the median of the seconds, and all runs."""
     return {
         'seconds': statistics.median(cost['seconds'] for cost in costs),
         'is_extrapolated': any(len(cost['epochs']) < EPOCHS for cost in costs),
@@ -177,10 +179,10 @@ def summary(costs):
 
 
 def complete(result, earlier):
-    """Take contenders that were not run from an earlier result, and write down its commit there.
+    """Copy contenders that were not run from an earlier result, together with its commit.
 
     Upstream's runs take most of the time, and do not change with this package. Captured runs are
-    never taken: they are what is measured.
+    never copied, because they are the ones to be measured.
     """
     for data, of_data in result['data'].items():
         for method, of in of_data['methods'].items():
@@ -191,10 +193,11 @@ def complete(result, earlier):
 
 
 def over_steps(costs):
-    """Return how many times its steps an epoch takes, the median of some runs; None: not known.
+    """Return the time of an epoch over the time of its steps, the median of runs; None if unknown.
 
-    An epoch is the mean of all but the first, with compilation; its steps take the median step's
-    time each, as the script timed them, without what an epoch ends with.
+    The time of an epoch is the mean over all epochs but the first, which includes compilation. Each
+    step counts with the time of the median step, as the script measured it; that leaves out the
+    work at the end of an epoch.
     """
     found = []
     for cost in costs:
@@ -207,7 +210,7 @@ def over_steps(costs):
 
 
 def bars(data):
-    """Return {bar: {'value', 'met'}} of captured runs with warm caches."""
+    """Return {bar: {'value', 'met'}} for captured runs with warm caches."""
     found = {}
     for name, of_data in data.items():
         for method, of in of_data['methods'].items():
@@ -246,17 +249,17 @@ def main(argv=None):
         nargs='+',
         default=[],
         type=pathlib.Path,
-        help='results that contenders which are not run are taken from',
+        help='results from which contenders are copied that are not run',
     )
     parser.add_argument('--cold', type=int, default=1, help='runs with empty caches, at least 1')
     parser.add_argument('--warm', type=int, default=3, help='runs with the caches of the last one')
     parser.add_argument(
-        '--others', type=int, default=1, help='warm runs of what is not captured, at most'
+        '--others', type=int, default=1, help='warm runs of contenders that are not captured'
     )
     parser.add_argument(
         '--few',
         type=int,
-        help='epochs of what is not captured, at least 2; the other ones are extrapolated',
+        help='epochs of contenders that are not captured, at least 2; others are extrapolated',
     )
     parser.add_argument('--time', type=float, default=420, help='seconds of all runs, at most')
     parser.add_argument('--num-data', type=int, default=-1, help='molecules of each data set')

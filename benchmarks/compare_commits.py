@@ -3,10 +3,10 @@
     git worktree add /tmp/before COMMIT
     python -m benchmarks.compare_commits /tmp/before [--device @cupy:0] [--rounds 15]
 
-Each checkout runs in a process that stays alive; they take turns and never run at the same time.
-Prints the median of each, the median of the ratios of neighbouring rounds, and the ratio of the
-fastest rounds; writes ``benchmarks/results/<gpu or cpu>/compare_commits.json``, or with --only NAME
-``compare_commits_NAME.json``.
+Each checkout runs in a process that stays alive. They take turns, and never run at the same time.
+It prints the median of each, the median of the ratios of neighbouring rounds, and the ratio of the
+fastest rounds. It writes ``benchmarks/results/<gpu or cpu>/compare_commits.json``, or with --only
+NAME ``compare_commits_NAME.json``.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 METHODS = 'rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp'
 BATCH = 128
-CALLS, STEPS = 300, 40  # timed together
-WARM_CAPTURED = 3000  # steps
-REPEATS = 8  # of the sample, which is small
-EPOCHS = 12  # of a training, of which the second half is warm
+CALLS, STEPS = 300, 40  # numbers of calls and of steps that are timed together
+WARM_CAPTURED = 3000  # untimed captured steps before the timed ones
+REPEATS = 8  # repetitions of the sample, because it is small
+EPOCHS = 12  # epochs of a training; the second half is warm
 
 
 class Worker:
@@ -57,7 +57,7 @@ class Worker:
 
 
 def main(argv=None):
-    from benchmarks import harness  # a worker has the package of the other checkout
+    from benchmarks import harness  # not at the top: a worker imports the other checkout's package
 
     parser = harness.argument_parser(__doc__)
     parser.add_argument('checkout', type=pathlib.Path, help='the other checkout')
@@ -104,7 +104,7 @@ def main(argv=None):
 
 
 def work(device_name, checkout, only):
-    """Answer names on stdin by microseconds on stdout."""
+    """Read names from stdin, and write microseconds to stdout."""
     import chainer_bspmm
 
     assert pathlib.Path(chainer_bspmm.__file__).is_relative_to(checkout), chainer_bspmm.__file__
@@ -112,7 +112,7 @@ def work(device_name, checkout, only):
 
     device = chainer.get_device(device_name)
     device.use()
-    with contextlib.redirect_stdout(io.StringIO()):  # "Set up RSGCN predictor..."
+    with contextlib.redirect_stdout(io.StringIO()):  # upstream prints "Set up RSGCN predictor..."
         timed = dict(products(device), **steps(device, only), **trainings(device, only))
     timed = {name: function for name, function in timed.items() if only in name}
 
@@ -122,7 +122,7 @@ def work(device_name, checkout, only):
 
 
 def clock(device, function, n):
-    """Return the microseconds of a call, of which n are launched without waiting for the device."""
+    """Return the microseconds of a call; n calls are launched without waiting for the device."""
 
     def wait():
         if device.xp.__name__ == 'cupy':
@@ -177,7 +177,7 @@ def steps(device, only):
     frame = pandas.read_csv(ROOT / 'examples' / 'qm9' / 'data' / 'qm9_sample.csv.gz')
     labels = frame.drop(columns=['index', 'smiles']).to_numpy()[:, :4].astype('f')
     is_gpu = device.xp.__name__ == 'cupy'
-    vars(chainer.global_config)['bspmm_capture'] = False  # of commits that capture by themselves
+    vars(chainer.global_config)['bspmm_capture'] = False  # some commits capture by themselves
     timed = {}
     for method in METHODS:
         data = from_smiles(frame['smiles'].tolist(), method, labels).dataset
@@ -199,7 +199,8 @@ def steps(device, only):
                 converter=chainer_bspmm.concat_mols,
                 device=device,
             )
-            # Captures every size of buffers, and gets past the checks of the first 1,024 replays.
+            # So many steps capture every size of buffers, and pass the checks of the first 1,024
+            # replays.
             for _ in range(3 if kind == 'eager' else WARM_CAPTURED):
                 updater.update()
             n = STEPS if is_gpu else 3
@@ -208,7 +209,7 @@ def steps(device, only):
 
 
 def trainings(device, only):
-    """Return what a user's two lines take: an epoch, the first epoch, predictions."""
+    """Return name -> function that times a user's two lines: epochs, first epochs, predictions."""
     import chainer
     import numpy
     import pandas
@@ -275,7 +276,7 @@ def trainings(device, only):
 
 
 def waited(device):
-    """Return the time once all work on a device is done."""
+    """Wait until all work on a device is done; return the time."""
     if device.xp.__name__ == 'cupy':
         device.device.synchronize()
     return time.perf_counter()

@@ -1,4 +1,4 @@
-"""Data sets of molecules for the benchmarks: QM9's sample, Tox21 from a file or generated."""
+"""Data sets of molecules for the benchmarks: samples of QM9 and NCI, Tox21 read or generated."""
 
 import os
 
@@ -13,11 +13,11 @@ from chainer_bspmm.dataset import from_smiles
 
 QM9_SAMPLE = ROOT / 'examples' / 'qm9' / 'data' / 'qm9_sample.csv.gz'
 
-# Tox21 as RDKit reads it: median, 99th percentile and maximum of the atoms of its 8,006 molecules.
+# Atoms of Tox21's 8,006 molecules, as RDKit reads them: median, 99th percentile and maximum.
 TOX21_MEDIAN, TOX21_P99, TOX21_LARGEST = 16, 62, 132
 TOX21_SIZE, TOX21_TASKS = 8006, 12
 
-# Pieces that form a molecule in any order, and their numbers of atoms.
+# Pieces of SMILES that form a molecule in any order, and their numbers of atoms.
 PIECES = (
     ('C', 1),
     ('N', 1),
@@ -33,13 +33,13 @@ PIECES = (
 def tox21(path=None, limit=None):
     """Return SMILES (list), labels (M, 12) int32 with -1 for missing ones, and a description.
 
-    path: MoleculeNet's CSV file; None generates molecules of Tox21's sizes, one long chain each,
+    `path`: MoleculeNet's CSV file. None generates molecules of Tox21's sizes, each a long chain,
     with random labels.
     """
     rng = numpy.random.RandomState(0)
     if path is None:
         n = min(limit or TOX21_SIZE, TOX21_SIZE)
-        # Log-normal, with Tox21's median and 99th percentile (2.326 standard deviations).
+        # Sizes are log-normal, with Tox21's median and 99th percentile (2.326 standard deviations).
         sizes = TOX21_MEDIAN * numpy.exp(
             rng.normal(0, numpy.log(TOX21_P99 / TOX21_MEDIAN) / 2.326, n)
         )
@@ -55,7 +55,7 @@ def tox21(path=None, limit=None):
 
 
 def chain(rng, n_atoms):
-    """Return the SMILES of a molecule of pieces in a row, with n_atoms atoms."""
+    """Return the SMILES of a molecule with n_atoms atoms, a row of pieces."""
     parts = []
     while n_atoms:
         text, size = PIECES[rng.randint(len(PIECES))]
@@ -66,7 +66,7 @@ def chain(rng, n_atoms):
 
 
 def qm9(limit=None):
-    """Return SMILES (list), standardised targets (M, 15) float32, a description, of a sample."""
+    """Return SMILES (list), standardised targets (M, 15) float32 and a description, of a sample."""
     frame = limited(pandas.read_csv(QM9_SAMPLE), limit)
     targets = frame.drop(columns=['index', 'smiles']).to_numpy()
     targets = (targets - targets.mean(axis=0)) / targets.std(axis=0)
@@ -74,7 +74,7 @@ def qm9(limit=None):
 
 
 def nci(limit=None):
-    """Return SMILES (list), random targets (M, 1) float32, a description, of NCI compounds."""
+    """Return SMILES (list), random targets (M, 1) float32 and a description, of NCI compounds."""
     path = os.path.join(RDConfig.RDDataDir, 'NCI', 'first_5K.smi')
     frame = limited(pandas.read_csv(path, sep=r'\s+', names=['smiles', 'id'], usecols=[0]), limit)
     targets = numpy.random.RandomState(0).normal(size=(len(frame), 1))
@@ -82,14 +82,14 @@ def nci(limit=None):
 
 
 def limited(frame, limit):
-    """Return so many rows of a table, drawn at random; None means all."""
+    """Return `limit` random rows of a table; None means all."""
     return frame if limit is None or limit >= len(frame) else frame.sample(limit, random_state=0)
 
 
 def of_smiles(smiles, labels, method):
     """Return Chainer Chemistry's data set for a method, and ours of the same molecules.
 
-    Both are read by this package, which is several times faster.
+    This package reads both, because it is several times faster.
     """
     with rdBase.BlockLogs():
         sparse = from_smiles(smiles, method, labels).dataset
@@ -97,18 +97,19 @@ def of_smiles(smiles, labels, method):
 
 
 def dense_of(sparse):
-    """Return Chainer Chemistry's data set of the molecules of a SparseDataset."""
+    """Convert a SparseDataset to Chainer Chemistry's data set of the same molecules."""
     matrices = [sparse[i][1].to_dense()[0] for i in range(len(sparse))]
     atoms, _, *labels = sparse.get_datasets()
     return NumpyTupleDataset(list(atoms), matrices, *labels)
 
 
 def weisfeiler_lehman(dense, with_atom):
-    """Return labels of all atoms, a list of (n,) int32, and how many there are.
+    """Return labels of all atoms, a list of (n,) int32, and the number of different labels.
 
-    A label stands for the neighbours' ids, and `with_atom` (``*_wle``) for the atom's, too; they
-    are numbered from 0 as they appear. Those of Chainer Chemistry's ``apply_wle_for_datasets`` and
-    ``apply_cwle_for_datasets`` with one iteration, which fail with today's NumPy.
+    A label stands for the ids of the neighbours, and `with_atom` (``*_wle``) also of the atom.
+    Labels are numbered from 0 as they appear. They equal the labels of Chainer Chemistry's
+    ``apply_wle_for_datasets`` and ``apply_cwle_for_datasets`` with one iteration, which fail with
+    today's NumPy.
     """
     numbers = {}
     found = []

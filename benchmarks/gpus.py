@@ -1,4 +1,4 @@
-"""Several GPUs at once: each has one task at a time and a share of the processors for itself."""
+"""Several GPUs at once: each has one task at a time, and a separate share of the processors."""
 
 import concurrent.futures
 import dataclasses
@@ -9,23 +9,23 @@ import subprocess
 
 @dataclasses.dataclass
 class Place:
-    """A GPU, by its number as text, or None for the host alone, and the processors beside it."""
+    """A GPU, by its number as text, or None for the host alone, and its share of the processors."""
 
     gpu: str | None
     cpus: list
 
     def run(self, command, environment=None, **options):
-        """Run a command here, in which the GPU is number 0; return its exit status."""
+        """Run a command here, to which the GPU is number 0; return its exit status."""
         variables = dict(os.environ, **(environment or {}))
         if self.gpu is not None:
             variables['CUDA_VISIBLE_DEVICES'] = self.gpu
-        # Of this thread alone; what it starts inherits it.
+        # This sets the affinity of the calling thread, which the processes that it starts inherit.
         os.sched_setaffinity(0, self.cpus)
         return subprocess.run(command, env=variables, **options).returncode
 
 
 def places(n_gpus):
-    """Return the `Place` of each GPU; for 0 one without a GPU and with all processors."""
+    """Return the `Place` of each GPU; with 0 GPUs, a single one with all processors."""
     cpus = sorted(os.sched_getaffinity(0))
     if not n_gpus:
         return [Place(None, cpus)]
@@ -39,9 +39,10 @@ def places(n_gpus):
 
 
 def spread(tasks, n_gpus, call):
-    """Return what ``call(task, place)`` returns for each task, in their order.
+    """Call ``call(task, place)`` for each task; return the results in the order of the tasks.
 
-    A place takes the next task when it is done with one. The first exception is raised, after all.
+    A place takes the next task when it has finished one. After all tasks, the first exception is
+    raised.
     """
     free = queue.SimpleQueue()
     for place in places(n_gpus):

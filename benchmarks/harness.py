@@ -1,4 +1,4 @@
-"""What all benchmarks share: arguments, the gate on errors, medians, conditions, result files."""
+"""Shared parts of all benchmarks: arguments, gate on errors, medians, conditions, result files."""
 
 import argparse
 import datetime
@@ -19,7 +19,7 @@ import numpy
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'benchmarks' / 'results'
-# Folders: of the GPU that the pages speak of, and of results that are not measured again.
+# Folders of the GPU that the pages are about, and of results that are not measured again.
 GPU, EARLIER = 'nvidia-h100-80gb-hbm3', 'earlier'
 NAMES = {'tox21': 'Tox21', 'qm9': 'QM9'}
 TITLES = {
@@ -35,12 +35,12 @@ TITLES = {
 
 
 def argument_parser(doc: str) -> argparse.ArgumentParser:
-    """Return a parser with the options that every benchmark has."""
+    """Return a parser with the options of all benchmarks."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument(
         '--commit',
         type=_commit,
-        default='',  # which argparse passes on to the type, before the benchmark begins
+        default='',  # argparse passes it to the type, which asks git before the benchmark begins
         help='commit to record in the result; default: ask git',
     )
     parser.add_argument(
@@ -52,8 +52,8 @@ def argument_parser(doc: str) -> argparse.ArgumentParser:
 
 
 def device_of(name: str) -> chainer.backend.Device:
-    """Make a device current and return it; its name is a number (-1: CPU) or Chainer's."""
-    # Chainer warns that it runs without cuDNN, and that its elementwise kernels use atomics.
+    """Make a device current and return it; `name` is a number (-1: CPU) or a name of Chainer."""
+    # Chainer's warnings are ignored: it runs without cuDNN, and some of its kernels use atomics.
     warnings.simplefilter('ignore')
     device = chainer.get_device(int(name) if name.lstrip('-').isdigit() else name)
     device.use()
@@ -61,7 +61,7 @@ def device_of(name: str) -> chainer.backend.Device:
 
 
 def relative_error(actual, expected) -> float:
-    """Return ||actual - expected|| / ||expected|| in float64, computed where `expected` lies."""
+    """Return ||actual - expected|| / ||expected|| in float64, computed where `expected` is."""
     if isinstance(expected, numpy.ndarray):
         actual = cuda.to_cpu(actual)
     expected = expected.astype('d')
@@ -70,7 +70,7 @@ def relative_error(actual, expected) -> float:
 
 
 def number(value):
-    """Return a value with two or three digits; None stays None."""
+    """Round a value to two or three digits; None stays None."""
     if value is None:
         return None
     return '%.*f' % (2 if value < 1 else 1 if value < 10 else 0, value)
@@ -90,7 +90,7 @@ def summary(values) -> dict:
 
 
 def _commit(name: str) -> str:
-    """Return a commit's name; '' asks git, which adds ``-dirty`` where files but results differ."""
+    """Return a commit's name; '' asks git, with ``-dirty`` if files other than results differ."""
     if name:
         return name
     try:
@@ -110,7 +110,7 @@ def _git(*words):
 
 
 def conditions(commit, device) -> dict:
-    """Return what a result depends on: the name of the commit, the device, the libraries."""
+    """Return the conditions of a result: the name of the commit, the device, the libraries."""
     found = {'date': datetime.date.today().isoformat(), 'commit': commit}
     if device.xp is numpy:
         found.update(cpu=_cpu(), n_cpus=os.cpu_count())
@@ -132,7 +132,7 @@ def conditions(commit, device) -> dict:
 
 
 def step_conditions(commit, device) -> dict:
-    """Return :func:`conditions` of a training step: with other libraries and threads."""
+    """Return the :func:`conditions` of a training step, with more libraries, and threads."""
     found = conditions(commit, device)
     if device.xp is numpy:
         found['threads'] = os.environ.get('OMP_NUM_THREADS', 'not limited')
@@ -155,12 +155,12 @@ def _driver():
 
 
 def bar(value, met, digits=2) -> dict:
-    """Return how a bar is stored: the value that was measured, rounded, and whether it is met."""
+    """Return a bar in the form in which it is stored: the rounded value, and whether it is met."""
     return {'value': value if value is None else round(float(value), digits), 'met': bool(met)}
 
 
 def print_bars(bars):
-    """Print {bar: {'value', 'met'}}, a line each."""
+    """Print {bar: {'value', 'met'}}, one bar per line."""
     for bar, of in bars.items():
         print('%s: %s (%s)' % (bar, 'met' if of['met'] else 'MISSED', of['value']))
 
@@ -173,8 +173,9 @@ def place(result: dict) -> str:
 def resumed(name: str, head: dict, out=None) -> dict:
     """Return the stored result that begins as `head` does, to be completed, or else `head`.
 
-    head: what a result says before anything is measured: conditions, method, options. The date may
-    differ. A commit with changes (``-dirty``) does not say what was measured: nothing is kept.
+    `head`: the part of a result that is known before a measurement: conditions, method, options.
+    The date may differ. A result of a commit with changes (``-dirty``) is not completed, because
+    the changes are unknown.
     """
     path = _path(name, head, out)
     if not path.exists():
@@ -192,21 +193,21 @@ def resumed(name: str, head: dict, out=None) -> dict:
 
 
 def stored(name: str, on_cpu: bool = False, results: pathlib.Path = RESULTS) -> pathlib.Path:
-    """Return the path of a result, of an earlier one if it was not measured again."""
+    """Return the path of a result, or of an earlier one if it was not measured again."""
     path = results / ('cpu' if on_cpu else GPU) / (name + '.json')
     return path if path.exists() else results / EARLIER / (name + '_cpu' * on_cpu + '.json')
 
 
 def save(name: str, result: dict, out=None, text: str | None = None) -> pathlib.Path:
-    """Write ``results/<gpu or cpu>/<name>.json``, or into the folder `out`; return its path.
+    """Write ``results/<gpu or cpu>/<name>.json``, or to the folder `out`; return its path.
 
-    text: of the file; None means indented JSON.
+    `text`: the contents of the file; None means indented JSON.
     """
     path = _path(name, result, out)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix('.part')
     part.write_text(json.dumps(result, indent=1) + '\n' if text is None else text)
-    part.replace(path)  # a run that is killed leaves a whole file
+    part.replace(path)  # so that the file is whole even if the run is killed
     return path
 
 

@@ -1,8 +1,8 @@
 """How far are our models from Chainer Chemistry's, for every model and every option it can run?
 
-What is compared, and how, is in ``tests/support/parity.py``. ``python -m benchmarks.parity`` writes
-``benchmarks/results/cpu/parity.json``; with ``--gpu`` the sparse models run on a GPU, and the file
-is ``benchmarks/results/<gpu>/parity.json``; with ``--page`` ``docs/parity.md`` is made of these
+``tests/support/parity.py`` has the cases and the comparison. ``python -m benchmarks.parity`` writes
+``benchmarks/results/cpu/parity.json``. With ``--gpu`` the sparse models run on a GPU, and the file
+is ``benchmarks/results/<gpu>/parity.json``. With ``--page`` it makes ``docs/parity.md`` from these
 files.
 """
 
@@ -89,12 +89,12 @@ def run(device, commit, out):
 
 
 def _short(names):
-    """Return lists of `COLUMNS`, of two digits: the file holds thousands of them."""
+    """Return lists of `COLUMNS`, rounded to two digits, because the file has thousands of them."""
     return {name: [float('%.1e' % e[column]) for column in COLUMNS] for name, e in names.items()}
 
 
 def _cells(names):
-    """Return output and worst gradient as ``ours (upstream's own)``."""
+    """Return the errors of output and worst gradient, as texts ``ours (upstream's own)``."""
 
     def cell(e):
         return '%.0e (%.0e)' % (e[1], e[0])
@@ -129,7 +129,7 @@ def table(result):
 
 
 def page(folder):
-    """Return docs/parity.md, of the files in ``folder/*/parity.json``."""
+    """Return the text of docs/parity.md, from the files ``folder/*/parity.json``."""
     stored = {
         path.parent.name: json.loads(path.read_text())
         for path in sorted(folder.glob('*/parity.json'))
@@ -172,7 +172,7 @@ def _machine(result):
 
 
 def dumps(result):
-    """Return the file: indented JSON, but a list of numbers or names on one line."""
+    """Return the text of the file: indented JSON, with a list of numbers or names on one line."""
     return (
         re.sub(
             r'\[[^][{}]*\]',

@@ -1,7 +1,7 @@
 """Draw the figures of docs/ from stored results; needs no GPU.
 
-``python -m benchmarks.plot`` draws all of them, ``python -m benchmarks.plot captured FILE.json``
-those of one result (default: `harness.stored`).
+``python -m benchmarks.plot`` draws all figures, ``python -m benchmarks.plot captured FILE.json``
+the figures of one result (default: `harness.stored`).
 """
 
 import argparse
@@ -24,7 +24,7 @@ from benchmarks.training import step_contenders as steps  # NOQA: E402
 
 FOLDER = ROOT / 'docs'
 
-# Okabe and Ito's colours, which are safe for colour-blind readers.
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = (
     '#000000',
     '#E69F00',
@@ -79,11 +79,11 @@ ROOFLINE = {
     (50, 1): (BLACK, 'x:'),
 }
 
-KIND = 'device, warm L2'  # time of the products
+KIND = 'device, warm L2'  # the kind of time that is drawn for products
 CUSPARSE = ['cuSPARSE csr alg%d' % number for number in (1, 2, 3)]
 BSR = ['cuSPARSE bsr alg1, blocks of %d' % size for size in (8, 16)]
 POINTERS = 'cuBLAS fp32 by pointers'
-# Label, colour, style, and the contenders of which the fastest is drawn.
+# Label, colour, style, and names of contenders; the fastest of them is drawn.
 PRODUCTS = [
     ('bspmm (ours)', RED, 'o-', ['auto']),
     ('report, CSR', BLACK, 's-', ['swa']),
@@ -126,7 +126,7 @@ PRODUCTS_WITH_TABLES = [
 
 
 def panels(n_rows, n_columns, size, **options):
-    """Return a figure and its (n_rows, n_columns) axes, without a frame above and on the right."""
+    """Return a figure and its (n_rows, n_columns) axes, without frames at the top and right."""
     figure, axes = pyplot.subplots(
         n_rows, n_columns, figsize=size, squeeze=False, layout='constrained', **options
     )
@@ -138,8 +138,8 @@ def panels(n_rows, n_columns, size, **options):
 def bars(panel, groups, colors, best, references):
     """Draw a group of bars for every method: medians with their spread, from 0 on.
 
-    groups: method -> name -> summary. Bars of `best` are labelled with how many times faster they
-    are than the fastest of `references`.
+    `groups`: method -> name -> summary. Bars of `best` are labelled with the time of the fastest of
+    `references` over theirs.
     """
     width = 0.8 / len(colors)
     for i, (name, color) in enumerate(colors.items()):
@@ -174,10 +174,10 @@ def bars(panel, groups, colors, best, references):
 
 
 def points(panel, groups, colors, best, references, text='%.0fx'):
-    """Draw a line for every method, on a logarithmic axis: a point and a spread a contender.
+    """Draw a line for every method, on a logarithmic axis: a point and a spread per contender.
 
-    groups: method -> name -> summary. Between `best` and the fastest of `references` stands how
-    many times faster `best` is; text: its form.
+    `groups`: method -> name -> summary. Between `best` and the fastest of `references`, a label has
+    the ratio of their times; `text`: its format.
     """
     for place, group in enumerate(groups.values()):
         for name, color in colors.items():
@@ -203,7 +203,7 @@ def points(panel, groups, colors, best, references, text='%.0fx'):
             )
     panel.set_xscale('log')
     panel.set_yticks(range(len(groups)), groups)
-    panel.set_ylim(len(groups) - 0.5, -0.7)  # the first on top, with room for its factor
+    panel.set_ylim(len(groups) - 0.5, -0.7)  # the first line is at the top, with room for its label
     panel.xaxis.set_major_formatter(ticker.FormatStrFormatter('%g'))
     panel.xaxis.set_minor_formatter(ticker.NullFormatter())
     panel.grid(axis='x', color='0.92')
@@ -212,13 +212,13 @@ def points(panel, groups, colors, best, references, text='%.0fx'):
 
 
 def times_faster(group, best, references):
-    """Return how many times faster one is than the fastest of others; None where one is missing."""
+    """Return the time of the fastest of `references` over that of `best`; None if missing."""
     others = [group[name]['median'] for name in references if name in group]
     return min(others) / group[best]['median'] if best in group and others else None
 
 
 def legend(figure, panels, names=None, n_columns=None, title=None):
-    """Put one legend of some panels above all: of everything drawn there, or `names` in order."""
+    """Put one legend for some panels above all, of everything in them, or of `names` in order."""
     names = names and [SPOKEN.get(name, name) for name in names]
     named = {}
     for panel in panels:
@@ -276,7 +276,7 @@ def products(result, lines, name, method=''):
                 markersize=4,
                 linewidth=1.2 if order else 2,
                 label=label,
-                zorder=2 if order else 3,  # the first above all others
+                zorder=2 if order else 3,  # the first line is drawn above all others
             )
         panel.set_xscale('log', base=2)
         panel.set_yscale('log')
@@ -302,8 +302,8 @@ def figures(result):
 def step_panels(result, draw, size, *options):
     """Draw a result of bench_steps: a row for each data set, a column for each batch.
 
-    draw: `bars` or `points`, with these options; size: of a panel in inches. Returns the figure and
-    its panels.
+    `draw`: `bars` or `points`, with these options. `size`: size of a panel in inches. Returns the
+    figure and its panels.
     """
     data = result['data'].values()
     batches = {n for of in data for found in of['methods'].values() for n in found['batches']}

@@ -1,7 +1,7 @@
 """Write the tables of docs/performance.md and docs/products.md from the stored results.
 
-``python -m benchmarks.tables`` replaces what stands between ``<!-- table: NAME -->`` and
-``<!-- end -->``. A table whose results are not stored is left as it is, and named.
+``python -m benchmarks.tables`` replaces the text between ``<!-- table: NAME -->`` and
+``<!-- end -->``. A table whose results are not stored is left as it is, and its name is printed.
 """
 
 import json
@@ -21,7 +21,7 @@ SHORT = {
     'NCI compounds shipped with RDKit': 'NCI',
     "QM9's sample in this repository": "QM9's sample",
 }
-# Data set of bench_quality -> its name, digits of its metric.
+# Data set of bench_quality -> its name in the table, and the digits of its metric.
 SETS = {
     'tox21': ('Tox21, mean ROC-AUC', 3),
     'qm9 alpha': ('QM9 alpha, MAE in bohr³', 2),
@@ -31,7 +31,7 @@ SETS = {
 
 
 def table(head, rows):
-    """Return lines of a table; numbers get two or three digits, None becomes a dash."""
+    """Return the lines of a table; numbers get two or three digits, None becomes a dash."""
     lines = [head, ['---'] * len(head), *rows]
     return ['| %s |' % ' | '.join(map(_cell, line)) for line in lines]
 
@@ -43,26 +43,26 @@ def _cell(value):
 
 
 def form(text, value):
-    """Return a value in the form of ``'%.2f'``; None stays None."""
+    """Format a value by a text such as ``'%.2f'``; None stays None."""
     return None if value is None else text % value
 
 
 def _steps(result):
-    """Yield data set, method, its cells by batch of a result of bench_steps."""
+    """Yield (data set, method, cells by batch) of a result of bench_steps."""
     for data, of_data in result['data'].items():
         for method, of in of_data['methods'].items():
             yield data, method, of['batches']
 
 
 def _cells(result):
-    """Yield title and cell of each method, data set and batch of a result of bench_steps."""
+    """Yield (title, cell) for each method, data set and batch of a result of bench_steps."""
     for data, method, batches in _steps(result):
         for n_batch, cell in sorted(batches.items(), key=lambda item: int(item[0])):
             yield '%s, %s, %s' % (NAMES[data], TITLES[method], f'{int(n_batch):,}'), cell
 
 
 def _walls(cell, names, digits=None):
-    """Return the times of a step, None where there is none."""
+    """Return the times of a step of these contenders, None for one that was not run."""
     walls = [cell['milliseconds'].get(name, {}).get('wall', {}).get('median') for name in names]
     return walls if digits is None else [form('%%.%df' % digits, wall) for wall in walls]
 
@@ -73,7 +73,7 @@ def _busy(cell, name):
 
 
 def captured(result):
-    """Captured steps of the five models, batch 128 of Tox21."""
+    """Captured steps of the five models, with batches of 128 of Tox21."""
     heads = {
         UPSTREAM: 'upstream dense',
         EAGER: 'ours, eager',
@@ -97,7 +97,7 @@ def captured(result):
 
 
 def jax(result):
-    """Captured steps beside JAX's; the ratios are those of its faster one and ours, packed."""
+    """Captured steps beside JAX's; ratios are the time of JAX's faster driver over ours, packed."""
     heads = {PACKED: 'ours, packed', ON_DEVICE: 'folded', CAPTURED: 'from `SparseDataset`'}
     heads.update((JAX[key], 'JAX %s, %s' % key) for key in JAX)
     rows = [
@@ -114,7 +114,7 @@ def jax(result):
 
 
 def jax_cpu(result):
-    """Eager steps beside JAX's, on a CPU; the ratios are JAX's time over ours, packed."""
+    """Eager steps beside JAX's, on a CPU; ratios are JAX's time over ours, packed."""
     heads = {EAGER_PACKED: 'ours, packed', EAGER: 'folded'}
     heads.update((JAX[driver, 'FP32'], 'JAX ' + driver) for driver in DRIVERS)
     rows = [
@@ -130,7 +130,7 @@ def jax_cpu(result):
 
 
 def methods(result):
-    """A captured step of every method beside upstream's, at the largest batch that has both."""
+    """Captured steps of every method beside upstream's, at the largest batch that has both."""
     rows = []
     for _, method, batches in _steps(result):
         row = ['`%s`' % method] + [None] * 6
@@ -171,7 +171,7 @@ def command(result):
 
 
 def _seconds(of, kind):
-    """Return how long runs of a contender took, with what is to be known about them."""
+    """Return the seconds of a contender's runs as text, with notes about them."""
     if kind not in of:
         return None
     about = 'about ' if of[kind]['is_extrapolated'] else ''
@@ -211,7 +211,7 @@ def sell(result):
 
 
 def network(result):
-    """A captured step on one large graph beside upstream's and PyTorch Geometric's."""
+    """Captured steps on one large graph beside upstream's and PyTorch Geometric's."""
     rows = []
     times = {}
     for name, found in result['networks'].items():
@@ -260,7 +260,7 @@ def two_lines(result):
 
 
 def two_lines_predict(result):
-    """`predict` of upstream's models, of dense examples and of a SparseDataset."""
+    """`predict` of upstream's models, on dense examples and on a SparseDataset."""
     rows = []
     names = bench_two_lines.UPSTREAM, bench_two_lines.TWO_LINES, bench_two_lines.SPARSE
     for data, method, n_batch, cell in _of_two_lines(result):
@@ -289,14 +289,14 @@ def chemprop(result):
 
 
 def _of_two_lines(result):
-    """Yield data set, method, batch size or `PREDICT`, and cell of a result of bench_two_lines."""
+    """Yield (data set, method, batch size or `PREDICT`, cell) of a result of bench_two_lines."""
     for data, of_methods in result['data'].items():
         for method, cells in of_methods.items():
             for n_batch, cell in cells.items():
                 yield SHORT.get(data, data), method, n_batch, cell
 
 
-# Name of a table -> what makes it, and of which result; True: on a CPU.
+# Name of a table -> function that makes it, name of the result, whether the result is of a CPU.
 TABLES = {
     'two_lines': (two_lines, 'two_lines', False),
     'two_lines_predict': (two_lines_predict, 'two_lines', False),
@@ -317,7 +317,7 @@ TABLES = {
 
 
 def page(text, results=RESULTS):
-    """Return a page with its tables replaced, and the names of those without results."""
+    """Replace the tables of a page; return its text, and names of tables without results."""
     missing = []
 
     def replaced(found):

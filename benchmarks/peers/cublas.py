@@ -1,6 +1,7 @@
-"""cuBLAS batched GEMM as a peer, callable while a CUDA graph is captured.
+"""cuBLAS's batched GEMM as a peer, callable while a CUDA graph is captured.
 
-CuPy refuses its own cuBLAS calls during capture, so this calls the library that CuPy has loaded.
+CuPy refuses its own cuBLAS calls during capture, so this module calls the library that CuPy has
+loaded.
 """
 
 import ctypes
@@ -18,8 +19,7 @@ DEFAULT_MATH, TF32_MATH = 0, 3
 class BatchedGemm:
     """Compute C[b] = A[b] X[b] for all b by ``cublasSgemmStridedBatched``.
 
-    A and X are float32 and C-contiguous; tf32 allows the matrix units, which round inputs to 10
-    bits.
+    A and X are float32 and C-contiguous. `tf32` allows matrix units, which round inputs to 10 bits.
     """
 
     def __init__(self, a, x, tf32=False):
@@ -33,7 +33,7 @@ class BatchedGemm:
         return self.c
 
     def _multiply(self, batch, m, k, n):
-        # cuBLAS is column-major: seen that way the row-major arrays are C^T = X^T A^T.
+        # cuBLAS is column-major, to which the row-major arrays are C^T = X^T A^T.
         _check(
             self._library.cublasSgemmStridedBatched(
                 self._handle.number,
@@ -61,7 +61,7 @@ class BatchedGemm:
 class PointerGemm(BatchedGemm):
     """Compute the same in float32 by ``cublasSgemmBatched``, which takes tables of pointers.
 
-    move_tables: copy the three tables to the device in every call; else they are there.
+    `move_tables`: every call copies the three tables to the device; otherwise they stay there.
     """
 
     def __init__(self, a, x, move_tables):
@@ -100,7 +100,7 @@ def _pointers(batch):
 
 
 class _Handle:
-    """A handle of the library, its workspace, and the stream that it launches on."""
+    """A handle of the library, its workspace, and the stream on which it launches."""
 
     def __init__(self, library, tf32):
         self._library = library
@@ -125,7 +125,7 @@ class _Handle:
 
 @functools.lru_cache(maxsize=None)
 def _handle(tf32):
-    """Return the library and one handle for all products of a kind."""
+    """Return the library, and one handle for all products of a kind."""
     cupy.ones((2, 2), 'f').dot(cupy.ones((2, 2), 'f'))  # makes CuPy load the library
     library = ctypes.CDLL(name_of_library())
     return library, _Handle(library, tf32)

@@ -1,7 +1,8 @@
 """cuSPARSE's sparse products as peers, callable while a CUDA graph is captured.
 
-CuPy refuses its own cuSPARSE calls during capture, so this calls the library that CuPy has loaded,
-through its generic interface. All arrays are float32 or float64 and C-contiguous, indices int32.
+CuPy refuses its own cuSPARSE calls during capture, so this module calls the library that CuPy has
+loaded, through its generic interface. All arrays are float32 or float64 and C-contiguous; indices
+are int32.
 """
 
 import collections.abc
@@ -13,7 +14,7 @@ import re
 import cupy
 import numpy
 
-# Numbers of cusparse.h and library_types.h.
+# Values of enumerations in cusparse.h and library_types.h.
 INDEX_32I, INDEX_BASE_ZERO, NON_TRANSPOSE, ORDER_ROW = 2, 0, 0, 2
 VALUE_TYPES = {'f': 0, 'd': 1}  # CUDA_R_32F, CUDA_R_64F
 SPMM_ALGORITHMS = {'csr alg1': 4, 'csr alg2': 6, 'csr alg3': 12, 'bsr alg1': 14}
@@ -23,7 +24,7 @@ _int64, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
 def csr(indptr, indices, data, n_cols):
-    """Describe an (n_rows, n_cols) matrix in CSR."""
+    """Return a descriptor of an (n_rows, n_cols) matrix in CSR."""
     return _Descriptor(
         'cusparseCreateCsr',
         'cusparseDestroySpMat',
@@ -35,7 +36,7 @@ def csr(indptr, indices, data, n_cols):
 
 
 def bsr(indptr, indices, data, n_block_cols):
-    """Describe a matrix in BSR; data (n_blocks, size, size), the blocks row-major."""
+    """Return a descriptor of a matrix in BSR; data (n_blocks, size, size), row-major blocks."""
     n_blocks, height, width = data.shape
     return _Descriptor(
         'cusparseCreateBsr',
@@ -63,8 +64,8 @@ def version():
 class _Product:
     """Compute y = A x by cuSPARSE, with descriptors, buffer and analysis made once.
 
-    The analysis is kept in the matrix, of :func:`csr` or :func:`bsr`: each product needs its own.
-    algorithm: a key of the ALGORITHMS of the operation.
+    The analysis is stored in the matrix, from :func:`csr` or :func:`bsr`, so each product needs a
+    separate one. `algorithm`: a key of the ALGORITHMS of the operation.
     """
 
     _name: str
@@ -74,7 +75,7 @@ class _Product:
 
     def __init__(self, matrix, x, y, algorithm):
         scalar = SCALARS[x.dtype.char]
-        self._scalars = scalar(1), scalar(0)  # read by the library at every call
+        self._scalars = scalar(1), scalar(0)  # kept, because the library reads them at every call
         self._operands = matrix, self._dense(x), self._dense(y)
         self._number = self._algorithms[algorithm]
         self._y = y
@@ -85,7 +86,7 @@ class _Product:
         self._run('_preprocess', _pointer(self._buffer.data.ptr))
 
     def __call__(self):
-        """Launch on the current stream, and return y."""
+        """Launch the product on the current stream; return y."""
         self._run('', _pointer(self._buffer.data.ptr))
         return self._y
 
@@ -109,7 +110,7 @@ class _Product:
 
 
 class SpMM(_Product):
-    """The product with a matrix: x (n_cols, n_B), y (n_rows, n_B); arguments as above."""
+    """Product with a matrix: x is (n_cols, n_B), y is (n_rows, n_B); arguments as above."""
 
     _name = 'cusparseSpMM'
     _algorithms = SPMM_ALGORITHMS
@@ -128,7 +129,7 @@ class SpMM(_Product):
 
 
 class _Descriptor:
-    """One of the library's descriptors, with the arrays it points to kept alive."""
+    """A descriptor of the library, which keeps alive the arrays to which it points."""
 
     def __init__(self, create, destroy, dtype, sizes, arrays, numbers):
         self._arrays, self._destroy = arrays, destroy
@@ -151,13 +152,13 @@ class _Descriptor:
 @functools.lru_cache(maxsize=None)
 def _library():
     cupy.cuda.device.get_cusparse_handle()  # makes CuPy load it
-    # By its path: its number is not that of CUDA.
+    # The library is found by its path, because its version number differs from CUDA's.
     maps = pathlib.Path('/proc/self/maps').read_text()
     return ctypes.CDLL(re.search(r'\S*/libcusparse\.so\S*', maps).group())
 
 
 class _Handle:
-    """The library's handle, and the stream that it launches on."""
+    """The library's handle, and the stream on which it launches."""
 
     def __init__(self):
         self._stream = None

@@ -1,4 +1,4 @@
-"""PyTorch Geometric's networks of the shape that Chainer Chemistry's have, and their batches."""
+"""PyTorch Geometric's networks, of the same shape as Chainer Chemistry's, and their batches."""
 
 import itertools
 import types
@@ -22,7 +22,7 @@ N_EDGE_TYPES = 4
 
 
 class GatedReadout(nn.Module):
-    """sum over the nodes of sigmoid(W_i x) * activation(W_j x)."""
+    """Sum over the nodes of sigmoid(W_i x) * activation(W_j x)."""
 
     def __init__(self, n_in, n_out, bias, activation):
         super().__init__()
@@ -36,7 +36,7 @@ class GatedReadout(nn.Module):
 
 
 class GCN(nn.Module):
-    """RSGCN: convolutions without bias over given values, dropout, rectifier, sum."""
+    """RSGCN: convolutions without bias by the matrix's values, dropout, rectifier, sum."""
 
     def __init__(self, n_unit, n_layers):
         super().__init__()
@@ -77,10 +77,10 @@ class GIN(nn.Module):
 
 
 class RelationConv(RGCNConv):
-    """RGCNConv, also over one list of edges for each relation: it asks the device for nothing.
+    """RGCNConv that also takes a list of edges for each relation, and then reads no device values.
 
-    The layer itself sorts the edges into such lists in every call, and waits for their lengths,
-    which no CUDA graph can hold; the products are the same.
+    RGCNConv itself sorts the edges into such lists in every call, and waits for their lengths,
+    which a CUDA graph cannot do. The products are the same.
     """
 
     def forward(self, x, edge_index, edge_type=None):
@@ -93,7 +93,7 @@ class RelationConv(RGCNConv):
 
 
 class RGCN(nn.Module):
-    """RelGCN in the widths of Chainer Chemistry's default; neighbours are added unscaled."""
+    """RelGCN with the default widths of Chainer Chemistry; neighbours are added without scaling."""
 
     def __init__(self, n_unit, n_layers):
         super().__init__()
@@ -115,7 +115,7 @@ PEERS = {'rsgcn': GCN, 'gin': GIN, 'relgcn': RGCN}
 
 
 def examples_of(sparse):
-    """Return the molecules of a SparseDataset as PyTorch Geometric's Data."""
+    """Convert the molecules of a SparseDataset to PyTorch Geometric's Data."""
     examples = []
     for i in range(len(sparse)):
         atoms, adj, labels = sparse[i]
@@ -135,12 +135,12 @@ def examples_of(sparse):
 
 
 def torch_device(device):
-    """Return PyTorch's device for one of Chainer's."""
+    """Return PyTorch's device for a device of Chainer."""
     return torch.device('cpu') if device.xp is numpy else torch.device('cuda', device.device.id)
 
 
 def network(method, n_unit, n_layers, n_labels):
-    """Return a peer's convolutions and the head behind them, on the host, from one seed."""
+    """Return a peer's convolutions and head, on the host, from a fixed seed."""
     torch.manual_seed(0)
     head = nn.Sequential(nn.Linear(n_unit, n_unit), nn.ReLU(), nn.Linear(n_unit, n_labels))
     return nn.Sequential(PEERS[method](n_unit, n_layers), head)
@@ -157,9 +157,9 @@ def _loss(y, t):
 
 
 class Loaded:
-    """Train a model eagerly on the batches of PyTorch Geometric's loader, but an epoch's last one.
+    """Train a model eagerly on batches of PyTorch Geometric's loader, without an epoch's last.
 
-    `loss` is that of the last step, on the device.
+    `loss` is the loss of the last step, on the device.
     """
 
     def __init__(self, model, examples, n_batch, device, **adam):
@@ -179,10 +179,10 @@ class Loaded:
 
 
 class Static:
-    """The arrays of a batch in sizes that do not change, for a CUDA graph.
+    """The arrays of a batch in fixed sizes, for a CUDA graph.
 
-    Rows past the last molecule belong to one more graph, whose output is dropped; the edges past
-    the last one lead among the last rows, which no molecule has.
+    Rows past the last molecule belong to one more graph, whose output is dropped. Edges past the
+    last one connect rows that belong to no molecule.
     """
 
     def __init__(self, molecules, n_batch):
@@ -199,14 +199,14 @@ class Static:
             numpy.bincount(molecule[relation == r], minlength=len(arrays))[order]
             for r in range(self.n_relations)
         ]
-        # The sizes that GraphUpdater would choose.
+        # GraphUpdater would choose these sizes, too.
         self.sizes = [
             tuple(sizes.bound(values, n_batch, deviations) for values in (rows, *counts))
             for deviations in sizes.DEVIATIONS
         ]
 
     def layout(self, size):
-        """Return name -> (shape, dtype) of the arrays; size: rows, edges of every relation."""
+        """Return name -> (shape, dtype) of the arrays; `size`: rows, edges of every relation."""
         arrays = {'x': ((size[0],), 'i8'), 'batch': ((size[0],), 'i8')}
         for r, n_edges in enumerate(size[1:]):
             arrays['edges_%d' % r] = (2, n_edges), 'i8'
@@ -216,7 +216,7 @@ class Static:
         return arrays
 
     def convert(self, examples):
-        """Return a batch's arrays on the host, and the first size that holds it."""
+        """Return a batch's arrays on the host, and the smallest size that holds it."""
         atoms, adj, labels = self._convert(examples)
         rows = adj.entry_rows()
         source = adj.indices
@@ -238,7 +238,7 @@ class Static:
         return (atoms, adj, labels, edges), self.sizes[-1]
 
     def write(self, views, arrays):
-        """Fill host arrays of :meth:`layout` with what :meth:`convert` returned."""
+        """Fill the host arrays of :meth:`layout` with the result of :meth:`convert`."""
         atoms, adj, labels, edges = arrays
         n = len(atoms)
         views['x'][:n] = atoms
@@ -249,7 +249,8 @@ class Static:
             view = views['edges_%d' % r]
             used = len(pair[0])
             view[0, :used], view[1, :used] = pair
-            # To one row alone they would be added one after the other.
+            # Spare edges are spread over several rows, because additions to one row would have to
+            # wait for each other.
             view[:, used:] = n + numpy.arange(view.shape[1] - used) % (len(views['x']) - n)
         if self._has_values:
             views['edge_attr'][: adj.nnz] = adj.data
@@ -257,7 +258,7 @@ class Static:
         views['y'][...] = labels
 
     def loss(self, model, tensors):
-        """Return the loss of a model over tensors of :meth:`layout`."""
+        """Return the loss of a model on tensors of :meth:`layout`."""
         edges = [tensors['edges_%d' % r] for r in range(self.n_relations)]
         conv, head = model
         h = conv(
@@ -274,12 +275,12 @@ class Static:
 
 
 class Captured:
-    """Train with a CUDA graph for each size of a batch: forward, backward, update.
+    """Train with a CUDA graph of forward, backward and update for each size of a batch.
 
-    Batches of a SparseDataset's iterator are made on the host by this package's converter, which is
-    faster than the loader, written into pinned memory and sent in one copy. A batch of a size not
-    met before is captured. `loss` is that of the last step, on the device; the next one overwrites
-    it.
+    Batches come from a SparseDataset's iterator. This package's converter, which is faster than the
+    loader, makes them on the host; they are written to pinned memory and sent in one copy. The
+    first batch of a size is captured. `loss` is the loss of the last step, on the device; the next
+    step overwrites it.
     """
 
     def __init__(self, model, iterator, device, **adam):
@@ -304,7 +305,7 @@ class Captured:
             program[3] += 1
 
     def _capture(self, arrays, size):
-        """Capture a step over a batch; parameters and the optimizer's states stay as they are."""
+        """Capture a step on a batch; parameters and the optimizer's states stay as they are."""
         staged = Staging(self._static.layout(size), self._device)
         tensors = {name: torch.from_dlpack(array) for name, array in staged.device.items()}
         self._static.write(staged.fill(), arrays)
@@ -322,7 +323,7 @@ class Captured:
                 self._step(tensors)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        self._optimizer.zero_grad()  # its gradients shall lie in the graph's memory
+        self._optimizer.zero_grad()  # so that new gradients are in the graph's memory
         with torch.cuda.graph(graph):
             loss = self._step(tensors)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""PyTorch Geometric's GIN on one graph, in the shape of Chainer Chemistry's GINSparse."""
+"""PyTorch Geometric's GIN on a single graph, of the same shape as Chainer Chemistry's GINSparse."""
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +29,9 @@ class GIN(nn.Module):
 
 
 class Trainer:
-    """Train on the labels of some nodes; each step reports on others, too.
+    """Train on the labels of some nodes; each step also reports metrics on others.
 
-    x: (n_nodes, n_words) float32; edges: (2, n_edges); y: (n_nodes,); train, valid: which nodes.
+    x: (n_nodes, n_words) float32; edges: (2, n_edges); y: (n_nodes,); train, valid: node indices.
     """
 
     def __init__(self, x, edges, y, train, valid, n_unit, n_layers, dropout, device, is_captured):

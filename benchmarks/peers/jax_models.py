@@ -1,9 +1,9 @@
-"""Networks in JAX of the shape that Chainer Chemistry's have, their batches, and jitted steps.
+"""Networks in JAX of the same shape as Chainer Chemistry's, their batches, and jitted steps.
 
-Written as JAX's documentation advises: batches padded to one size, which lie on the device before
-the first step; segment sums over sorted targets; a state whose buffers are donated; many steps in
-one `lax.scan`. Molecules, order, head, loss, reported metric, dropout and Adam are those of our
-steps. What is less than ours: no batch is gathered in a step.
+They follow the advice of JAX's documentation: batches padded to one size, which are on the device
+before the first step; segment sums over sorted targets; a state whose buffers are donated; many
+steps in one `lax.scan`. Molecules and their order, head, loss, reported metric, dropout and Adam
+are the same as in our steps. But these steps do less: they do not gather a batch.
 """
 
 import itertools
@@ -12,7 +12,7 @@ import os
 import concurrent.futures
 
 
-# It shares the GPU with CuPy in one process.
+# JAX must not take all memory, because it shares the GPU with CuPy in one process.
 os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
 
 import jax  # NOQA: E402
@@ -26,14 +26,14 @@ from chainer_bspmm.training import sizes  # NOQA: E402
 
 N_EDGE_TYPES = 4
 DROPOUT = 0.5
-# JAX's default on a GPU multiplies in TF32.
+# By default JAX multiplies in TF32 on a GPU.
 PRECISIONS = {'FP32': 'highest', 'TF32': None}
-# XLA takes seconds to compile a step.
+# Steps are compiled in several threads, because XLA takes seconds for each.
 THREADS = concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0)))
 
 
 def total(values, segments, n_segments):
-    """Return the sums of rows that belong to a segment; segments ascend."""
+    """Return the sums over the rows of each segment; `segments` ascend."""
     return jax.ops.segment_sum(values, segments, n_segments, indices_are_sorted=True)
 
 
@@ -43,19 +43,19 @@ def dense(layer, x):
 
 
 def readout(layers, h, batch, activation):
-    """Return the sums over the nodes of sigmoid(W_i h) * activation(W_j h)."""
+    """Return the sums of sigmoid(W_i h) * activation(W_j h) over the nodes of each molecule."""
     h = jax.nn.sigmoid(dense(layers['gate'], h)) * activation(dense(layers['value'], h))
     return molecules(h, batch)
 
 
 def molecules(h, batch):
-    """Return the sums over each molecule's nodes; those of spare nodes are dropped."""
+    """Return the sums over each molecule's nodes; the sum over spare nodes is dropped."""
     n_graphs = len(batch['labels'])
     return total(h, batch['graph'], n_graphs + 1)[:n_graphs]
 
 
 def gcn(parameters, batch, drop):
-    """RSGCN: convolutions without bias over given values, dropout, rectifier, sum."""
+    """RSGCN: convolutions without bias by the matrix's values, dropout, rectifier, sum."""
     h = parameters['embed'][batch['atoms']]
     for i, layer in enumerate(parameters['layers']):
         messages = batch['values'][:, None] * h[batch['source']]
@@ -74,7 +74,7 @@ def gin(parameters, batch, drop):
 
 
 def rgcn(parameters, batch, drop):
-    """RelGCN, which has no dropout. Of a layer's two widths the smaller one is gathered."""
+    """RelGCN, which has no dropout. Arrays of the smaller of a layer's two widths are gathered."""
     h = parameters['embed'][batch['atoms']]
     n = len(h)
     values = batch['values'][:, None]
@@ -100,8 +100,8 @@ NETWORKS = {'rsgcn': gcn, 'gin': gin, 'relgcn': rgcn}
 def parameters_of(method, values):
     """Return JAX's parameters in the layout of these networks.
 
-    values: path -> array of Chainer Chemistry's parameters, or of what a step changed. GIN's
-    ``first_mlp`` is left out: it is never used.
+    `values`: path -> array, for Chainer Chemistry's parameters or their changes in a step. GIN's
+    ``first_mlp`` is left out, because it is never used.
     """
     graph = {
         path.removeprefix('/predictor/graph_conv/'): value
@@ -133,7 +133,7 @@ def parameters_of(method, values):
                 linear('rgcn_convs/%d/graph_linear_%s' % (i, name), graph)
                 for name in ('self', 'edge')
             )
-            # The relation is the minor index of Chainer Chemistry's rows.
+            # In Chainer Chemistry the relation is the minor index of rows.
             W, b = (array.reshape(*array.shape[:-1], -1, N_EDGE_TYPES) for array in edge.values())
             found['layers'].append([own, {'W': W.transpose(2, 0, 1), 'b': b.T}])
     if method != 'rsgcn':
@@ -149,8 +149,8 @@ def parameters_of(method, values):
 def host_batches(iterator, n_batches):
     """Return the next batches of an iterator over a SparseDataset, each name -> array on the host.
 
-    All are padded to the size that holds each of them. Spare nodes belong to one more molecule;
-    spare edges lead among spare nodes.
+    All are padded to one size that holds each of them. Spare nodes belong to one more molecule, and
+    spare edges connect spare nodes.
     """
     convert = CSRConverter('packed')
     batches = [convert(iterator.next()) for _ in range(n_batches)]
@@ -165,7 +165,8 @@ def _padded(atoms, adj, labels, n_rows, n_edges):
     rows = adj.entry_rows()
     source, relation = numpy.divmod(adj.indices, adj.n_relations)
     order = numpy.lexsort((relation, rows))
-    # Ascending, too, and spread: sums into one row alone would wait for each other.
+    # Targets of spare edges ascend, too, and are spread over rows, because sums into a single row
+    # would wait for each other.
     spare = n + numpy.arange(n_edges - nnz) * (n_rows - n) // max(n_edges - nnz, 1)
 
     def edges(values, others):
@@ -181,7 +182,7 @@ def _padded(atoms, adj, labels, n_rows, n_edges):
         'labels': labels,
     }
     if adj.n_relations > 1:
-        adj = scale_adj(adj, 'f')  # which RelGCN does in every step
+        adj = scale_adj(adj, 'f')  # in our steps RelGCN does it every time
         arrays['relation'] = edges(relation, numpy.zeros_like(spare))
     if adj.data is not None:
         arrays['values'] = numpy.pad(adj.data[order], (0, n_edges - nnz)).astype('f')
@@ -189,7 +190,7 @@ def _padded(atoms, adj, labels, n_rows, n_edges):
 
 
 def loss_and_metric(y, labels):
-    """Return what Chainer's Classifier or Regressor computes of predictions in every step."""
+    """Return the loss and the metric of Chainer's Classifier or Regressor for predictions."""
     if jnp.issubdtype(labels.dtype, jnp.floating):
         return jnp.mean((y - labels) ** 2), jnp.mean(abs(y - labels))
     known = labels >= 0
@@ -202,7 +203,7 @@ def loss_and_metric(y, labels):
 def step_of(method, adam, precision, dropout):
     """Return a function of (state, batch) that returns the next state, and loss and metric.
 
-    precision: of products, as in ``jax.default_matmul_precision``.
+    `precision`: the precision of products, as in ``jax.default_matmul_precision``.
     """
 
     def objective(parameters, batch, key):
@@ -228,7 +229,7 @@ def step_of(method, adam, precision, dropout):
 
 
 def jax_device(device):
-    """Return JAX's device for one of Chainer's."""
+    """Return JAX's device for a device of Chainer."""
     if device.xp is numpy:
         return jax.devices('cpu')[0]
     return jax.devices('gpu')[device.device.id]
@@ -237,8 +238,9 @@ def jax_device(device):
 class Jitted:
     """Train by a jitted step for each batch, or for many batches at once; it is compiled here.
 
-    batches lie on the device: a list, or each array with those of all batches, which are then
-    scanned. `parameters` are those after the last step, `multiple` steps are one call.
+    `batches` are on the device. They are a list, or a dict of arrays that hold all batches, which
+    are then scanned. `parameters` are the parameters after the last step. A call makes `multiple`
+    steps.
     """
 
     def __init__(self, step, adam, parameters, batches):
@@ -273,7 +275,8 @@ class Jitted:
 def compiled(method, parameters, batches, device, dropout=DROPOUT, **adam):
     """Return (driver, precision) -> future of a `Jitted` that has made its first call.
 
-    driver: ``'jit'`` or ``'scan'``, which runs over all batches; precision: a key of `PRECISIONS`.
+    `driver`: ``'jit'``, or ``'scan'``, which runs over all batches. `precision`: a key of
+    `PRECISIONS`.
     """
     adam = optax.adam(**{'learning_rate': 1e-3, **adam})
     place = jax_device(device)

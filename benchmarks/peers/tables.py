@@ -1,4 +1,4 @@
-"""The tables of pointers and sizes that a batched method moves to the device in every call."""
+"""Tables of pointers and sizes, which a batched method moves to the device in every call."""
 
 import cupy
 import numpy
@@ -19,7 +19,7 @@ class Tables:
         self.device = [cupy.asarray(table) for table in tables]
 
     def move(self):
-        """Copy every table, one asynchronous copy each, on the current stream."""
+        """Copy every table to the device, one asynchronous copy each, on the current stream."""
         stream = cupy.cuda.get_current_stream().ptr
         for host, device in zip(self._host, self.device):
             cupy.cuda.runtime.memcpyAsync(

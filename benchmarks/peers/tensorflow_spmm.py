@@ -11,7 +11,7 @@ THREADS = 256
 class Loop:
     """Compute Y = A X with a zeroing and a launch of ``tensorflow_spmm.cu`` for every matrix.
 
-    adj is a float32 BatchedCSR on the host, whose entries keep their order; x is C-contiguous.
+    `adj` is a float32 BatchedCSR on the host, whose entries keep their order. `x` is C-contiguous.
     """
 
     def __init__(self, adj, x):

@@ -1,4 +1,4 @@
-"""The product in PyTorch and in PyTorch Geometric, and CUDA graphs of what calls them."""
+"""The product in PyTorch and in PyTorch Geometric, and CUDA graphs of calls of them."""
 
 import warnings
 
@@ -9,7 +9,7 @@ import torch_geometric.nn
 
 def sparse_mm(adj, x):
     """Return a function that computes Y = A X by ``torch.sparse.mm`` on one block-diagonal CSR."""
-    with warnings.catch_warnings():  # CSR tensors are in beta
+    with warnings.catch_warnings():  # PyTorch warns that CSR tensors are in beta
         warnings.simplefilter('ignore', UserWarning)
         matrix = torch.sparse_csr_tensor(
             *map(torch.from_dlpack, (adj.indptr, adj.indices, adj.data)), size=adj.shape
@@ -21,8 +21,8 @@ def sparse_mm(adj, x):
 def geometric(adj, x):
     """Return a function that computes the same by PyTorch Geometric's message passing.
 
-    Its layers take the edges as a list unless told otherwise, and so does this: gather the rows of
-    x, multiply by the values, add up by target.
+    Like its layers by default, this takes a list of edges: it gathers the rows of x, multiplies
+    them by the values, and adds them up by target.
     """
     layer = torch_geometric.nn.SimpleConv(aggr='sum')
     edges = torch.from_dlpack(cupy.stack([adj.indices, adj.entry_rows()]).astype('i8'))
@@ -35,7 +35,7 @@ def versions():
 
 
 class _Replays:
-    """A CUDA graph of PyTorch's, with the ``launch`` of CuPy's."""
+    """A CUDA graph of PyTorch, with the method ``launch`` of CuPy's graphs."""
 
     def __init__(self, stream, graph):
         self._stream, self._graph = stream, graph
@@ -46,7 +46,7 @@ class _Replays:
 
 
 class Eager:
-    """Make the calls one after the other where they cannot be captured as a graph."""
+    """Replacement of a graph that makes the calls one after the other, if capture is refused."""
 
     def __init__(self, stream, call, n_calls):
         self._stream, self._call, self._n_calls = stream, call, n_calls
@@ -58,7 +58,7 @@ class Eager:
 
 
 def _for_cupy(stream):
-    with warnings.catch_warnings():  # deprecated in CuPy 14, whose successor CuPy 13 lacks
+    with warnings.catch_warnings():  # deprecated in CuPy 14, but CuPy 13 lacks its successor
         warnings.simplefilter('ignore', DeprecationWarning)
         return cupy.cuda.ExternalStream(stream.cuda_stream)
 
@@ -66,8 +66,8 @@ def _for_cupy(stream):
 def capture(call, n_calls):
     """Capture as :func:`benchmarks.products.measure.capture` does, in PyTorch's memory pool.
 
-    What `call` launches through CuPy is captured too. Where PyTorch refuses, an :class:`Eager`
-    takes the place of the graph.
+    Launches of `call` through CuPy are captured, too. If PyTorch refuses, an :class:`Eager` is
+    returned instead of the graph.
     """
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     cupy_stream = _for_cupy(stream)
@@ -81,8 +81,8 @@ def capture(call, n_calls):
                 for _ in range(n_calls):
                     call()
             finally:
-                graph.capture_end()  # raises too where a call has broken the capture
+                graph.capture_end()  # it also raises if a call has broken the capture
         except RuntimeError:
-            stream = torch.cuda.Stream()  # the other one is in a bad state
+            stream = torch.cuda.Stream()  # a new one, because the other one is in a bad state
             return Eager(stream, call, n_calls), _for_cupy(stream), stream
     return _Replays(stream, graph), cupy_stream, (call, stream)

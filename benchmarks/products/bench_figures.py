@@ -34,17 +34,17 @@ WARM_ROUNDS = measure.ROUNDS
 COLD_ROUNDS = 20
 WALL_ROUNDS = 20
 COLD_CALLS = 10
-MANY_BYTES, FEW_CALLS = 10000000, 20  # from where on as few calls are captured in a graph
-BSR_SIZES = 8, 16  # rows and columns of a block; of 2 to 32 these were the fastest on an H200
+MANY_BYTES, FEW_CALLS = 10000000, 20  # from so many bytes on, a graph has only so few calls
+BSR_SIZES = 8, 16  # rows and columns of a block; the fastest of sizes 2 to 32 on an H200
 ALL = ','.join(figures.FIGURES)
 TORCH = ('torch.sparse.mm', 'PyTorch Geometric')
 OURS = ('auto', 'swa', 'st')
 TOLERANCE = 1e-5  # relative error norm, float32
-TF32_TOLERANCE = 1e-3  # inputs rounded to 10 bits
+TF32_TOLERANCE = 1e-3  # the same in TF32, where inputs are rounded to 10 bits
 
 
 class Batch:
-    """The matrices of a figure, in the formats of all contenders, and the widest dense factor."""
+    """Matrices of a figure, in the formats of all contenders, and the widest dense factor."""
 
     def __init__(self, figure):
         rng = numpy.random.RandomState(0)
@@ -58,7 +58,7 @@ class Batch:
         self.dense = self.adj.to_dense()
         self.chainer_coo = chainer.utils.to_coo(self.dense)
         self.equal_sizes = len({len(matrix) for matrix in matrices}) == 1
-        # Row of the padded batch, seen as (batch * N, n_B), for every row of the packed one.
+        # For every row of the packed batch, its row in the padded batch as (batch * N, n_B).
         self._places = cupy.asarray(
             numpy.concatenate(
                 [
@@ -71,7 +71,7 @@ class Batch:
         self.bsr = {size: self._bsr(size) for size in BSR_SIZES}
 
     def _csr_parts(self):
-        """Return first row, row after the last, and the CSR arrays of every matrix by itself."""
+        """Return (first row, end, CSR arrays) for every single matrix."""
         adj = self.host
         parts = []
         for first, last in zip(adj.row_offsets[:-1].tolist(), adj.row_offsets[1:].tolist()):
@@ -90,7 +90,7 @@ class Batch:
         return parts
 
     def _bsr(self, size):
-        """Return indptr, indices and data of the block-diagonal matrix, padded to whole blocks."""
+        """Return indptr, indices and data of the block-diagonal matrix in BSR, in whole blocks."""
         adj = self.host
         n_rows = -(-adj.n_rows // size) * size
         indptr = numpy.pad(adj.indptr, (0, n_rows - adj.n_rows), 'edge')
@@ -106,7 +106,7 @@ class Batch:
         return cupy.ascontiguousarray(self._x[:, :n_b])
 
     def padded(self, x):
-        """Return x as (batch, N, n_B), where all sizes are equal without a copy."""
+        """Return x as (batch, N, n_B); if all sizes are equal, without a copy."""
         shape = self.host.n_graphs, self.host.max_rows, x.shape[1]
         if self.equal_sizes:
             return x.reshape(shape)
@@ -115,22 +115,22 @@ class Batch:
         return padded
 
     def error(self, y, n_b):
-        """Return the relative error norm of a result: packed, padded, or with rows behind."""
+        """Return the relative error norm of a result: packed, padded, or with extra rows."""
         if y.ndim == 3:
             y = y.reshape(-1, n_b)[self._places]
         expected = self._expected[:, :n_b]
         return harness.relative_error(y[: len(expected)], expected)
 
     def n_bytes(self, n_b):
-        """Return what a product must read and write: X, Y and the CSR arrays, each once."""
+        """Return the bytes that a product must read and write: X, Y, CSR arrays, each once."""
         adj = self.adj
         return 2 * 4 * adj.n_rows * n_b + adj.indptr.nbytes + adj.indices.nbytes + adj.data.nbytes
 
 
 def makers(batch, n_b):
-    """Return for every contender a function that makes the function to be timed.
+    """Return, for every contender, a function that makes the function to be timed.
 
-    The latter launches on the current stream and returns the result; nothing of it is on the host.
+    The function to be timed launches on the current stream and returns the result, on the device.
     """
     adj = batch.adj
     coo = batch.coo
@@ -143,8 +143,8 @@ def makers(batch, n_b):
             multiply = bspmm_forward if algorithm == 'auto' else papers.products.bspmm_forward
             return multiply(matrix, x, algorithm=algorithm)
 
-        # Our kernels read offsets that lie on the device. The paper's read tables like these; what
-        # they hold makes no difference to moving them.
+        # Our kernels read offsets on the device, whereas the paper's read tables like these. Their
+        # contents do not matter for the time of moving them.
         tables = Tables(
             [numpy.zeros(n_graphs, 'u8')] * n_pointers + [numpy.zeros(n_graphs, 'i4')] * n_sizes
         )
@@ -225,7 +225,7 @@ def makers(batch, n_b):
 def gated(batch, n_b):
     """Make every contender and check its result; raise AssertionError if one of ours is wrong.
 
-    Returns name -> function; name -> relative error; name -> why a peer does not take part.
+    Returns name -> function; name -> relative error; name -> reason why a peer is left out.
     """
     calls, errors, not_run = {}, {}, {}
     if not batch.equal_sizes:
@@ -234,7 +234,7 @@ def gated(batch, n_b):
         not_run.update(dict.fromkeys(TORCH, no_torch))
     for name, make in makers(batch, n_b).items():
         try:
-            # What a call allocates starts as NaN, so that no result is left over from another.
+            # Memory that a call allocates is NaN at first, so that no other call's result is left.
             with cupy.cuda.using_allocator(_poisoned):
                 call = make()
                 y = call()
@@ -255,7 +255,7 @@ def gated(batch, n_b):
 
 def _poisoned(n_bytes):
     memory = cupy.get_default_memory_pool().malloc(n_bytes)
-    memory.memset_async(255, n_bytes)  # a float32 of ones is NaN
+    memory.memset_async(255, n_bytes)  # a float32 of which all bits are 1 is NaN
     return memory
 
 
@@ -285,7 +285,8 @@ def run_point(name, batch, n_b, flush, flushes):
         flushes,
         COLD_ROUNDS,
     )
-    # Of a loop the graph is replayed: otherwise Python between its launches would be all we see.
+    # For a loop a replay of its graph is timed, because Python between its launches would hide all
+    # else.
     times[WALL] = measure.wall_times(
         {
             key: (lambda graph=warm[key]: graph[0].launch(graph[1])) if LOOP in key else call
@@ -319,7 +320,7 @@ def run_point(name, batch, n_b, flush, flushes):
 
 
 def summary(points):
-    """Return what the points amount to, for every kind of time."""
+    """Return means, losses and headline ratios of all points, for every kind of time."""
     return {
         kind: {
             'geometric_mean_time_over_auto': figures.geometric_means(points, kind),

@@ -1,4 +1,4 @@
-"""How fast is bspmm on one large graph, with rows of all lengths, against cuSPARSE and PyTorch?
+"""How fast is bspmm on one large graph with rows of all lengths, against cuSPARSE and PyTorch?
 
 ``python -m benchmarks.products.bench_large`` on a GPU takes about 40 seconds and writes
 ``benchmarks/results/<gpu>/large.json``.
@@ -31,7 +31,7 @@ AUTO, WHOLE, COPY, TORCH = 'auto', 'whole rows', 'copy', 'torch.sparse.mm'
 CUSPARSE = ['cuSPARSE csr alg%d' % number for number in (1, 2, 3)]
 BARS = {'geometric mean over cuSPARSE': 1.2, 'least over cuSPARSE': 0.9}
 
-# name -> function(rng) that makes a SciPy matrix
+# Name -> function of a random generator that makes a SciPy matrix.
 CASES = {
     'power law, 20,000 rows': lambda rng: matrices.power_law(rng, 20_000, 8, 5_000),
     'power law, 524,288 rows': lambda rng: matrices.power_law(rng, 2**19, 8, 2_048),
@@ -43,7 +43,7 @@ CASES = {
 
 
 def contenders(adj, x):
-    """Return name -> function that returns A x; each of cuSPARSE has an array of its own for it."""
+    """Return name -> function that returns A x; each of cuSPARSE's has a separate result array."""
 
     def whole():
         with mock.patch('chainer_bspmm.ops.bspmm.piece_length', lambda *_: 0):
@@ -95,7 +95,7 @@ def run_point(adj, n_b):
 
 
 def times_faster(times):
-    """Return how many times faster we are than the best of cuSPARSE, and than the others."""
+    """Return the times of cuSPARSE's best algorithm, and of all others, over ours."""
     medians = {name: time['median'] for name, time in times.items()}
     best = min(medians[name] for name in CUSPARSE)
     others = {name: medians[name] for name in (WHOLE, TORCH, COPY) if name in medians}
@@ -106,7 +106,7 @@ def times_faster(times):
 
 
 def bars(cases):
-    """Return what the bars want, and what was measured."""
+    """Return {bar: {'value', 'met'}} for the geometric mean and the worst of all points."""
     ratios = [point['times_faster']['cuSPARSE, best'] for case in cases for point in case['points']]
     found = numpy.exp(numpy.log(ratios).mean()), min(ratios)
     return {

@@ -1,4 +1,4 @@
-"""The points of the report's figures 6 to 8, and what follows from measured times; needs no GPU.
+"""The points of the report's figures 6 to 8, and ratios of measured times; needs no GPU.
 
 Source: Nagasaka, Nukada, Kojima, Matsuoka 2019, section 5.
 """
@@ -8,7 +8,7 @@ import math
 
 import numpy
 
-# dims and nnz_per_row: the least and the largest, drawn for every matrix by itself.
+# dims, nnz_per_row: the least and the largest; drawn separately for every matrix.
 Figure = collections.namedtuple('Figure', 'batch dims nnz_per_row n_b')
 
 FIGURES = {
@@ -23,12 +23,12 @@ FIGURES = {
     '8': Figure(100, (32, 256), (1, 5), [2**p for p in range(3, 11)]),
 }
 AUTO, COPY = 'auto', 'device copy'
-LOOP, TABLES = ', matrix by matrix', ', tables moved'  # how names of contenders end
-# How many times faster the report's Batched SpMM is than the fastest that goes matrix by matrix and
-# than cuBLAS, by figure and n_B, on a P100 (sections 5.1 and 5.3).
+LOOP, TABLES = ', matrix by matrix', ', tables moved'  # endings of names of contenders
+# (figure, n_B) -> times over the report's Batched SpMM on a P100 (sections 5.1 and 5.3): of the
+# fastest contender that goes matrix by matrix, and of cuBLAS.
 HEADLINES = {('6a', 64): (9.27, 1.26), ('6b', 512): (6.09, 1.43), ('8', 1024): (3.29, None)}
 CUBLAS = 'cuBLAS fp32 by pointers' + TABLES
-# Where less is moved, a product's time is mostly that of a launch, and 2 % is within its noise.
+# With fewer bytes to move, a product's time is mostly that of a launch, of which 2 % is noise.
 SMALL_BYTES, ALLOWANCE = 1000000, 1.02
 
 
@@ -43,7 +43,7 @@ def title(name):
 
 
 def random_matrices(figure, rng):
-    """Return the dense float32 matrices of a figure: equally many non-zeros in every row of one."""
+    """Return a figure's dense float32 matrices; rows of a matrix have equally many non-zeros."""
     matrices = []
     for _ in range(figure.batch):
         dim, nnz = [rng.randint(low, high + 1) for low, high in (figure.dims, figure.nnz_per_row)]
@@ -55,15 +55,15 @@ def random_matrices(figure, rng):
 
 
 def gflops(nnz, n_b, microseconds):
-    """Return the paper's rate: two operations a non-zero and column, for dense methods too."""
+    """Return the rate as in the paper: two operations per non-zero and column, even if dense."""
     return round(2e-3 * nnz * n_b / microseconds, 2)
 
 
 def ratios(times):
-    """Return how many times longer than ``auto`` each contender takes.
+    """Return name -> time of each contender over the time of ``auto``.
 
-    A time that is a small difference of large ones may be lost in their noise: not above 0, it is
-    left out.
+    A time that is a small difference of large times may be lost in their noise. If it is not
+    positive, it is left out.
     """
     medians = {name: time['median'] for name, time in times.items() if time['median'] > 0}
     if AUTO not in medians:
@@ -74,7 +74,7 @@ def ratios(times):
 
 
 def geometric_means(points, kind):
-    """Return the geometric mean of the ratios over the points that each contender ran."""
+    """Return name -> geometric mean of the ratios over the points that the contender ran."""
     logarithms = collections.defaultdict(list)
     for point in points:
         for name, ratio in point['time_over_auto'][kind].items():
@@ -85,9 +85,9 @@ def geometric_means(points, kind):
 
 
 def losses(points, kind):
-    """Return where ``auto`` takes longer than a contender (list of dict), worst first.
+    """Return the points and contenders where ``auto`` is slower (list of dict), worst first.
 
-    A loss is 'allowed' where less than `SMALL_BYTES` are moved and it is within `ALLOWANCE`.
+    A loss is 'allowed' if less than `SMALL_BYTES` are moved and it is within `ALLOWANCE`.
     """
     lost = [
         {
@@ -105,7 +105,7 @@ def losses(points, kind):
 
 
 def headlines(points, kind):
-    """Return the report's headline ratios and those measured, tables counted (list of dict)."""
+    """Return the report's headline ratios beside measured ones, tables included (list of dict)."""
     found = []
     for point in points:
         report = HEADLINES.get((point['figure'], point['n_B']))

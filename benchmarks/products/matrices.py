@@ -1,4 +1,4 @@
-"""The matrices that the benchmarks multiply by, made on the host. Nothing here needs a GPU."""
+"""Matrices for benchmarks of products, made on the host; needs no GPU."""
 
 import numpy
 import scipy.sparse
@@ -15,9 +15,9 @@ def banded(rng, n_rows, half_width):
 def blocks_of_mesh(rng, side):
     """Return the matrix of a finite element model: 3 unknowns at every node of a cubic mesh.
 
-    `side` nodes are along an edge. Every node meets itself and its neighbours in the cube of 27
-    around it, each with a dense 3 x 3 block: 81 non-zeros a row inside the mesh, fewer at its
-    faces.
+    An edge of the cube has `side` nodes. Every node has a dense 3 x 3 block for itself and for each
+    neighbour in the cube of 27 nodes around it. That makes 81 non-zeros per row inside the mesh,
+    and fewer at its faces.
     """
     line = scipy.sparse.diags([1.0, 1.0, 1.0], [-1, 0, 1], shape=(side, side))
     pattern = scipy.sparse.kron(
@@ -31,9 +31,9 @@ def blocks_of_mesh(rng, side):
 def power_law(rng, n_rows, mean, longest):
     """Return a matrix with row lengths of a power law and random columns.
 
-    Row lengths are ``mean / 2 * u ** (-1 / 2)`` with u uniform on (0, 1], at most `longest`: a
-    Pareto law of index 2, in random order. Without the bound their mean would be `mean`. Draws that
-    hit the same place are added up.
+    Row lengths are ``mean / 2 * u ** (-1 / 2)`` with u uniform on (0, 1], at most `longest`. They
+    follow a Pareto law of index 2, in random order. Without the bound their mean would be `mean`.
+    Draws of the same place are added up.
     """
     lengths = numpy.minimum(mean / 2 / numpy.sqrt(1 - rng.rand(n_rows)), longest).astype(int)
     indptr = numpy.append(0, numpy.cumsum(lengths))
@@ -48,8 +48,8 @@ def power_law(rng, n_rows, mean, longest):
 def rmat(rng, scale, mean):
     """Return the matrix of an R-MAT graph, whose hubs have thousands of neighbours.
 
-    It has 2^scale rows and `mean` edges per row, before those that coincide become one. Every edge
-    falls into a quadrant of the matrix, then into one of that quadrant, and so on, with the
+    It has 2^scale rows and `mean` edges per row, before edges at the same place become one. Every
+    edge falls into a quadrant of the matrix, then into a quadrant of that, and so on, with the
     probabilities 0.57, 0.19, 0.19 and 0.05 of the Graph500 benchmark (Chakrabarti, Zhan, Faloutsos:
     R-MAT, SDM 2004). Nodes are numbered at random.
     """

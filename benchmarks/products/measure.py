@@ -1,4 +1,4 @@
-"""Timing on a GPU, by CUDA graphs and on the host, and copies to compare with."""
+"""Timing on a GPU, by CUDA graphs and on the host, and copies for comparison."""
 
 import time
 
@@ -10,18 +10,18 @@ import numpy
 from benchmarks import harness
 from benchmarks.harness import summary
 
-CALLS = 50  # calls captured in one graph: a replay's own cost is shared among them
+CALLS = 50  # calls captured in one graph, which share a replay's own cost
 ROUNDS = 30
 DEVICE_TO_DEVICE = 3  # cudaMemcpyKind
 
 
 def conditions(commit):
-    """Return what a result of the first GPU depends on; see `harness.conditions`."""
+    """Return the conditions of a result on the first GPU; see `harness.conditions`."""
     return harness.conditions(commit, chainer.get_device('@cupy:0'))
 
 
 def copy_of(n_bytes):
-    """Return a function that copies on the device, and reads and writes `n_bytes` in all."""
+    """Return a function that copies on the device; it reads and writes `n_bytes` in all."""
     source, target = (cupy.ones(max(n_bytes // 8, 1), 'f') for _ in range(2))
 
     def copy():
@@ -37,14 +37,14 @@ def copy_of(n_bytes):
 
 
 def capture(call, n_calls=CALLS):
-    """Return a CUDA graph of n_calls calls, with what keeps its memory alive.
+    """Return a CUDA graph of n_calls calls, together with objects that keep its memory alive.
 
-    Everything that a call allocates comes from a separate pool of the graph.
+    Calls allocate from a separate pool of the graph.
     """
     stream = cupy.cuda.Stream(non_blocking=True)
     pool = cupy.cuda.MemoryPool()
     with cupy.cuda.using_allocator(pool.malloc), stream:
-        for _ in range(3):  # compiles, and fills the pool
+        for _ in range(3):  # to compile the kernels, and to fill the pool
             call()
         stream.synchronize()
         stream.begin_capture()
@@ -57,7 +57,7 @@ def capture(call, n_calls=CALLS):
 def replay_times(graphs, n_rounds):
     """Measure device microseconds a call of several CUDA graphs, interleaved, with a warm L2.
 
-    graphs: name -> (graph, stream, memory to keep alive, calls in the graph). Returns name ->
+    `graphs`: name -> (graph, stream, memory to keep alive, calls in the graph). Returns name ->
     summary.
     """
     times = {name: [] for name in graphs}
@@ -70,9 +70,9 @@ def replay_times(graphs, n_rounds):
 def cold_times(graphs, flushes, n_rounds):
     """Measure device microseconds a call of several CUDA graphs that empty the L2 before each call.
 
-    As :func:`replay_times`; `flushes` is a graph of the :class:`Flush` alone, whose time is
-    measured in every round and subtracted. Dirty lines of a call are written back during the next
-    emptying and so charged to the call.
+    It is like :func:`replay_times`. `flushes` is a graph of the :class:`Flush` alone, whose time is
+    measured in every round and subtracted. Modified cache lines of a call are written back while
+    the L2 is emptied the next time, so they count as part of the call.
     """
     times = {name: [] for name in graphs}
     for _ in range(n_rounds):
@@ -94,7 +94,7 @@ def _replay(graph, stream, _, n_calls):
 
 
 class Flush:
-    """Empty the L2 of the current device: read twice as much other memory, which stays clean."""
+    """Empty the L2 of the current device by reading twice as much other, unmodified memory."""
 
     _SOURCE = r"""
     extern "C" __global__ void flush(const float4 *memory, const int n, float *never)
@@ -124,8 +124,9 @@ class Flush:
 def wall_times(calls, n_rounds, n_calls=5):
     """Measure microseconds from the start of one call until the device is done, interleaved.
 
-    Every contender's turn begins with one call that is not measured: else the first of several that
-    share much code would pay for bringing it into the processor's caches. Returns name -> summary.
+    Every contender's turn begins with a call that is not measured. Otherwise the first of several
+    contenders that share much code would pay for loading it into the processor's caches. Returns
+    name -> summary.
     """
     device = cupy.cuda.Device()
     times = {name: [] for name in calls}

@@ -1,23 +1,24 @@
-"""What would a chemist run instead? The command of chemprop beside ``train_own.py`` of examples/.
+"""How good and how fast is the command of chemprop, beside ``train_own.py`` of examples/?
 
-Both learn the same CSV file for equally many epochs: QM9's sample, the polarizability alpha, and
-with ``--tox21 FILE`` the 12 assays of Tox21; ``--chemprop`` names the command of an installation,
-which may have another environment::
+Both learn the same CSV file for equally many epochs: the polarizability alpha in QM9's sample, and
+with ``--tox21 FILE`` the 12 assays of Tox21. ``--chemprop`` is the path of chemprop's command,
+which may be installed in another environment::
 
     python -m benchmarks.training.bench_chemprop --chemprop VENV/bin/chemprop --tox21 tox21.csv.gz
 
 writes ``benchmarks/results/cpu/chemprop.json``, on two threads; ``--device 0`` runs on a GPU.
 
-chemprop has its defaults: messages along bonds, depth 3, 300 units, batches of 64, a learning rate
-that rises for two epochs and falls from then on; it tests the model of the best validation. Ours is
-RelGCN of 128 units, which is to be chosen; by default it has 4 layers, pads to the largest
-molecule, takes batches of 32, and tests the last model.
+chemprop has its defaults: messages along bonds, depth 3, 300 units, batches of 64, and a learning
+rate that rises for two epochs and falls from then on. It tests the model of the best validation.
+Ours is RelGCN with 128 units, an option that a user sets. By default it has 4 layers, pads to the
+largest molecule, takes batches of 32, and tests the last model.
 
 A seed decides which molecules are for training, validation and test: train_own.py draws them, and a
-column of the file tells chemprop. The test molecules are compared. chemprop's weights have no
-seed: with one it would take PyTorch's deterministic algorithms, which are slower. Seconds are those
-from the start of a command until it has written the result of its test. Before that each has run
-for a few epochs, so that imports and kernels are in caches; molecules are parsed in every run.
+column of the file tells chemprop. The test molecules are compared. chemprop's weights have no seed,
+because with a seed it would use PyTorch's deterministic algorithms, which are slower. Seconds are
+measured from the start of a command until it has written the result of its test. Before that each
+command runs for a few epochs, so that imports and kernels are in caches. Molecules are parsed in
+every run.
 """
 
 import os
@@ -37,17 +38,17 @@ from benchmarks import bench_command, data_sets, harness
 
 OURS, CHEMPROP = 'ours', 'chemprop'
 OPTIONS = ['--method', 'relgcn', '--unit-num', '128']
-TRAIN = 0.8  # share of the molecules; validation and test halve the rest
+TRAIN = 0.8  # share of the molecules; validation and test get half of the rest each
 WARM_EPOCHS = 3  # the fewest that chemprop accepts
 EXAMPLE = harness.ROOT / 'examples' / 'own_dataset'
 KINDS = {'qm9': 'regression', 'tox21': 'classification'}
-# Kind of task -> what tests it, and what the columns of our predictions are called.
+# Kind of task -> name of its metric.
 METRICS = {'regression': 'MAE', 'classification': 'mean ROC-AUC'}
 ANSWERS = {'regression': '%s predicted', 'classification': '%s probability'}
 
 
 def read(name, args):
-    """Return a data set (DataFrame): SMILES that RDKit accepts, and the columns to learn."""
+    """Return a data set (DataFrame): the SMILES that RDKit accepts, and the columns to learn."""
     if name == 'qm9':
         frame = pandas.read_csv(data_sets.QM9_SAMPLE)[['smiles', 'alpha']]
     else:
@@ -59,14 +60,14 @@ def read(name, args):
 
 
 def parts(n, seed):
-    """Return indices of the training, validation and test molecules, as train_own.py draws them."""
+    """Return indices of training, validation and test molecules, as train_own.py draws them."""
     n_train = int(n * TRAIN)
     order = numpy.random.RandomState(seed).permutation(n)
     return numpy.split(order, [n_train, n_train + (n - n_train) // 2])
 
 
 def command(name, args, kind, labels, seed, epochs, data, out):
-    """Return the words of a command, and the file that it writes when it has tested the model."""
+    """Return the words of a command, and the file that it writes after testing the model."""
     if name == OURS:
         words = [sys.executable, EXAMPLE / 'train_own.py', '--data', data, '--labels', *labels]
         words += ['--task', kind, *OPTIONS, '--epoch', epochs, '--seed', seed, '--out', out]
@@ -80,7 +81,7 @@ def command(name, args, kind, labels, seed, epochs, data, out):
 
 
 def metric(kind, truth, answers):
-    """Return the mean absolute error, or the mean ROC-AUC of labels that are NaN if unknown."""
+    """Return the mean absolute error, or the mean ROC-AUC; unknown labels are NaN."""
     if kind == 'regression':
         return float(numpy.abs(answers - truth).mean())
     areas = []
@@ -92,9 +93,9 @@ def metric(kind, truth, answers):
 
 
 def run(name, args, kind, frame, seed, epochs, folder):
-    """Run a command; return the seconds until it had tested its model, and how good that is.
+    """Run a command; return the seconds until it had tested its model, and the test metric.
 
-    Raises AssertionError if its test molecules are others.
+    Raises AssertionError if it tests other molecules.
     """
     labels = [column for column in frame if column != 'smiles']
     *_, test = split = parts(len(frame), seed)
@@ -105,7 +106,7 @@ def run(name, args, kind, frame, seed, epochs, folder):
         data, out = own / 'data.csv', own / 'out'
         frame.assign(split=names).to_csv(data, index=False)
         variables = {**os.environ, **bench_command.environment(folder, folder)}
-        variables['XDG_CACHE_HOME'] = str(own)  # without molecules of a run before
+        variables['XDG_CACHE_HOME'] = str(own)  # an empty cache, without parsed molecules
         if args.device == '-1':
             variables.update(OMP_NUM_THREADS=args.threads, OPENBLAS_NUM_THREADS=args.threads)
         words, written = command(name, args, kind, labels, seed, epochs, data, out)
@@ -128,7 +129,7 @@ def run(name, args, kind, frame, seed, epochs, folder):
 
 
 def called(words, variables=None):
-    """Run a command; return what it printed."""
+    """Run a command; return its output."""
     done = subprocess.run(words, env=variables, text=True, capture_output=True)
     if done.returncode:
         raise RuntimeError('exit status %d: %s' % (done.returncode, done.stderr[-800:].strip()))
@@ -136,7 +137,7 @@ def called(words, variables=None):
 
 
 def versions(chemprop):
-    """Return the versions of chemprop and PyTorch, as its command's interpreter has them."""
+    """Return the versions of chemprop and PyTorch in the environment of chemprop's command."""
     python = pathlib.Path(chemprop).read_text().splitlines()[0].removeprefix('#!')
     code = 'from importlib.metadata import version as v; print(v("chemprop"), v("torch"))'
     found = called([python, '-c', code]).split()
@@ -144,7 +145,7 @@ def versions(chemprop):
 
 
 def medians(runs):
-    """Return contender -> the medians of its seconds and test metrics."""
+    """Return contender -> medians of its seconds and of its test metrics."""
     return {
         name: {
             what: statistics.median(run[what] for run in runs if run['contender'] == name)

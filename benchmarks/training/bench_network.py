@@ -31,15 +31,15 @@ except ImportError as error:
     geometric_nodes = None
     no_torch = str(error)
 
-# nodes, edges in one direction, words, classes; steps of ours before those that are timed in a
-# round, and these; rounds. Captured steps are checked at replays 1 to 16, 32, 64, ..., which takes
-# longer than they: none of those that are timed is.
+# nodes, citations: numbers of nodes, and of edges in one direction. words, classes: widths.
+# warm, steps: in a round, our steps before the timed ones, and the timed steps. No timed step is
+# checked: checks are at replays 1, 2, 4, 8, ..., and take longer than a step.
 Size = collections.namedtuple('Size', 'nodes citations words classes warm steps rounds')
 SIZES = {
     'Cora': Size(2_708, 5_278, 1_433, 7, 140, 100, 5),
     'Reddit': Size(232_965, 57_307_946, 602, 41, 20, 5, 1),
 }
-WARM = 5  # steps of the others, of which nothing is checked
+WARM = 5  # untimed steps of the other contenders, which have no checks
 N_UNIT, N_LAYERS, DROPOUT = 32, 2, 0.5
 LOSS_ERROR = 1e-4
 
@@ -52,8 +52,8 @@ Network = collections.namedtuple('Network', 'x edges y train valid')
 def generate(size, seed=0):
     """Return a random `Network`, in which some nodes are cited far more often than others.
 
-    Node i, before they are mixed, takes part in a citation with a probability that falls as
-    (i + 10)^-1/2; both ends are drawn alike. Citations that coincide count twice.
+    Before nodes are shuffled, node i takes part in a citation with a probability proportional to
+    (i + 10)^-1/2; both ends are drawn in this way. Repeated citations count twice.
     """
     rng = numpy.random.RandomState(seed)
     until = numpy.cumsum((numpy.arange(size.nodes) + 10) ** -0.5)
@@ -80,7 +80,7 @@ def coo_matrix(network):
 
 
 def classifier(kind, network, dropout=DROPOUT):
-    # Layers that learn their input size draw their weights where the input is.
+    # Both generators are seeded, because lazy layers draw their weights on the input's device.
     for xp in (numpy, cuda.cupy) if cuda.available else (numpy,):
         xp.random.seed(0)
     model = kind(
@@ -100,7 +100,7 @@ def wait(device):
 
 
 class Timer(chainer.training.Extension):
-    """Take the time after some steps, and the loss of the first."""
+    """Extension that records the time after some steps, and the loss of the first step."""
 
     trigger = 1, 'iteration'
 
@@ -118,7 +118,7 @@ class Timer(chainer.training.Extension):
 
 
 def train(run, model, data, network, device, *at):
-    """Train by a function of users; return the `Timer` of steps `at`, of which the last ends it."""
+    """Train by a public function; return the `Timer` of steps `at`, the last of which ends it."""
     timer = Timer(device, at)
     with tempfile.TemporaryDirectory() as out:
         run(
@@ -136,7 +136,7 @@ def train(run, model, data, network, device, *at):
 
 
 def contenders(network, size, device):
-    """Return name -> function that returns milliseconds a step."""
+    """Return name -> function that returns the milliseconds of a step."""
 
     def chainers(run, kind, data, prepare=lambda model: model):
         def call():
@@ -183,7 +183,7 @@ def contenders(network, size, device):
 
 
 def check(network, device):
-    """Raise AssertionError unless our first loss is upstream's, without dropout."""
+    """Raise AssertionError unless our first loss equals upstream's, without dropout."""
     losses = []
     for run, prepare in ((ours, chainer_bspmm.sparsify), (upstreams, lambda model: model)):
         model = prepare(classifier(GINSparse, network, 0.0))
@@ -206,7 +206,7 @@ def run_size(name, size, device):
     not_run = {}
     try:
         errors = check(network, device)
-    except MemoryError as error:  # upstream's
+    except MemoryError as error:  # upstream's dense arrays may be too large
         errors = {}
         not_run['check'] = str(error)
     for _ in range(size.rounds):
@@ -215,7 +215,7 @@ def run_size(name, size, device):
                 continue
             try:
                 times[contender].append(call())
-            except Exception as error:  # of a peer: what it has no memory or no function for
+            except Exception as error:  # a peer may lack the memory or a function
                 if contender == OURS:
                     raise
                 not_run[contender] = '%s: %s' % (type(error).__name__, str(error)[:200])

@@ -1,13 +1,13 @@
 """Do the sparse models learn as well as upstream's dense ones, and in which layout?
 
-Trains with the examples' own scripts to the end, over several seeds, and keeps the metric of the
-test part: the mean ROC-AUC of Tox21's assays, the mean absolute error of a target of QM9. A seed
-decides the split, the initial parameters and the order of the batches for all arms. On a GPU::
+It runs the examples' own scripts to the end, with several seeds, and stores the metric of the test
+part: the mean ROC-AUC of Tox21's assays, or the mean absolute error of a target of QM9. A seed
+decides on the split, the initial parameters and the order of the batches for all arms. On a GPU::
 
     python -m benchmarks.training.bench_quality --tox21 tox21.csv.gz --devices 0 --processes 12
 
-writes ``benchmarks/results/<gpu or cpu>/quality.json`` after every run. ``--merge FILE`` keeps the
-runs of an earlier commit's file that are not repeated.
+writes ``benchmarks/results/<gpu or cpu>/quality.json`` after every run. ``--merge FILE`` copies
+runs from an earlier commit's file that are not repeated.
 """
 
 import collections
@@ -23,7 +23,7 @@ import time
 from benchmarks import harness
 from benchmarks.training import example_runs
 
-# script, options, epochs, metric, seeds, methods (None: all)
+# A data set: script, its options, epochs, name of the metric, seeds, methods (None: all).
 DataSet = collections.namedtuple('DataSet', 'script options epochs metric seeds methods')
 
 METHODS = ('rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp', 'relgat', 'gnnfilm')
@@ -32,7 +32,7 @@ DATA = {
     'tox21': DataSet('tox21', [], 20, 'mean ROC-AUC', SEEDS, METHODS),
     'qm9 alpha': DataSet('qm9', ['--label', 'alpha'], 60, 'MAE', SEEDS, METHODS),
     'qm9 gap': DataSet('qm9', ['--label', 'gap'], 60, 'MAE', SEEDS, METHODS),
-    # As many steps as 100 epochs of the sample.
+    # It has as many steps as 100 epochs of the sample.
     'all qm9 alpha': DataSet('qm9', ['--label', 'alpha'], 3, 'MAE', SEEDS[:1], ('relgcn', 'ggnn')),
 }
 ARMS = {
@@ -41,12 +41,13 @@ ARMS = {
     'folded to the largest': ['--layout', 'folded', '--padded-to', 'largest'],
     'packed': ['--layout', 'packed'],
 }
-CAPTURED = ['--updater', 'graph']  # every arm but the dense one, on a GPU
+CAPTURED = ['--updater', 'graph']  # for every arm on a GPU except the dense one
 
-# Upstream has an array for every pair of atoms and channel: 68 GB for a batch of 128 of Tox21.
+# Smaller batches, because upstream makes an array with an element for every pair of atoms and
+# channel: 68 GB for 128 molecules of Tox21.
 BATCHES = {('tox21', 'relgat'): 32, ('tox21', 'gnnfilm'): 32}
 
-# Milliseconds of a dense step, so that the long runs begin first; a captured one takes a tenth.
+# Milliseconds of a dense step, to start long runs first; a captured step takes a tenth.
 STEP = {'rsgcn': 7, 'relgcn': 15, 'ggnn': 30, 'gin': 15, 'nfp': 34, 'relgat': 30, 'gnnfilm': 30}
 SIZES = {'tox21': 8006, 'qm9 alpha': 4000, 'qm9 gap': 4000, 'all qm9 alpha': 130831}
 
@@ -54,15 +55,15 @@ Run = collections.namedtuple('Run', 'data method arm seed')
 
 
 def cost(run):
-    """Return roughly how long a run takes, in milliseconds."""
+    """Return an estimate of the time of a run, in milliseconds."""
     batch = BATCHES.get((run.data, run.method), 128)
     n_steps = 0.7 * SIZES[run.data] / batch * DATA[run.data].epochs
-    # Reading takes a tenth of a millisecond a molecule.
+    # Reading takes a tenth of a millisecond per molecule.
     return n_steps * STEP[run.method] / (1 if run.arm == 'dense' else 10) + SIZES[run.data] / 10
 
 
 def chosen(args):
-    """Return the runs that the arguments ask for, the long ones first."""
+    """Return the runs that the arguments select, long ones first."""
     files = files_of(args)
     runs = [
         Run(data, method, arm, seed)
@@ -78,14 +79,14 @@ def chosen(args):
 
 
 def files_of(args):
-    """Return {data set: --data of its script} of those that can be read."""
+    """Return {data set: --data of its script} for the data sets that can be read."""
     files = {'tox21': args.tox21, 'all qm9 alpha': args.qm9}
     files.update({data: 'sample' for data in DATA if data not in files})
     return {data: file for data, file in files.items() if file}
 
 
 def train(run, args, device, cpus):
-    """Return what is stored of a run: its test metric and what it cost, or its error."""
+    """Train; return the entry to be stored: the test metric and the cost, or the error."""
     found = dict(run._asdict(), commit=args.commit, machine=args.machine)
     data = DATA[run.data]
     options = ['--data', files_of(args)[run.data], '--device', device, *data.options]
@@ -98,10 +99,10 @@ def train(run, args, device, cpus):
     start = time.perf_counter()
     try:
         result = example_runs.train(data.script, options, preloaded=True, cpus=cpus)
-    except Exception as error:  # the other runs go on
+    except Exception as error:  # it is stored, because the other runs continue
         return dict(found, error='%s: %s' % (type(error).__name__, error))
     metric = result['test'][data.metric]
-    if isinstance(metric, dict):  # by target: there is one
+    if isinstance(metric, dict):  # target -> metric, for a single target
         (metric,) = metric.values()
     return dict(
         found,
@@ -116,9 +117,9 @@ def train(run, args, device, cpus):
 
 
 def slots(args):
-    """Return a queue of (device, processors or None), one for each training at a time.
+    """Return a queue of (device, processors or None), one for each training that runs at a time.
 
-    Without a share of the processors each of them would start as many processes to read its
+    Each has a share of the processors. Otherwise it would start as many processes to read its
     molecules as there are processors.
     """
     found = queue.SimpleQueue()
@@ -148,7 +149,7 @@ def summary(runs):
 
 
 def key(run):
-    """Return what tells stored runs apart, in the order in which they are stored."""
+    """Return the key of a stored run; runs are stored in the order of their keys."""
     order = [list(DATA), list(METHODS), list(ARMS)]
     names = run['data'], run['method'], run['arm']
     return *(of.index(name) for of, name in zip(order, names)), run['seed']
@@ -184,7 +185,7 @@ def parse(argv=None):
     parser.add_argument('--seeds', nargs='+', type=int, default=SEEDS)
     parser.add_argument('--processes', type=int, default=1, help='trainings at a time')
     parser.add_argument('--merge', metavar='FILE', help='keep the runs of this file')
-    parser.add_argument('--missing', action='store_true', help='train only what it lacks')
+    parser.add_argument('--missing', action='store_true', help='train only runs that FILE lacks')
     parser.add_argument('--epoch', type=int, help='of all trainings, for a trial')
     parser.add_argument('--num-data', type=int, default=-1, help='likewise')
     args = parser.parse_args(argv)
@@ -216,7 +217,7 @@ def main(argv=None):
     runs = [run for run in chosen(args) if key(run._asdict()) not in done]
     free = slots(args)
     lock = threading.Lock()
-    # The server of the processes, and with it all of them, has these.
+    # The server that starts the processes inherits these variables, and so do the processes.
     os.environ.update(example_runs.environment())
 
     def work(run):

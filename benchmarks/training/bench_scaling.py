@@ -1,13 +1,13 @@
 """How does a training step scale over ranks, and what would it be on more GPUs than there are?
 
 ``python -m benchmarks.training.bench_scaling --tox21 tox21.csv.gz --ranks 1 2`` starts itself under
-mpirun for every number of ranks, each with a GPU of this host, captured steps from a part of the
-data set on it; with ``--device -1`` eager steps on the CPU. Writes
+mpirun for every number of ranks. Each rank has a GPU of this host, with its part of the data set,
+and runs captured steps; with ``--device -1`` it runs eager steps on the CPU. It writes
 ``benchmarks/results/<gpu or cpu>/scaling.json``.
 
-Weak scaling: every rank has batches of the same size. Strong scaling: all ranks together have a
-batch of one size. With ``--qm9 qm9.csv.gz`` also epochs of an example, validation included. One
-rank trains without MPI.
+Weak scaling: every rank has batches of the same size. Strong scaling: the batches of all ranks
+together have the same size. With ``--qm9 qm9.csv.gz`` it also runs epochs of an example, including
+validation. A single rank trains without MPI.
 """
 
 import json
@@ -29,18 +29,18 @@ from chainer_bspmm.dataset import CSRConverter, DeviceDataset
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.cuda_graphs import Capturer
 
-BATCHES = 128, 1024  # of a rank
-TOTAL = 1024  # of all ranks
-EFFICIENCIES = {128: 0.93, 1024: 0.97}  # batch of a rank -> of two ranks, at least
-# Seconds, and steps, between two barriers: so short that few rounds have a check, which takes as
-# long as dozens of steps and comes with one in 2,000 replays of a layout.
+BATCHES = 128, 1024  # molecules in a batch of one rank
+TOTAL = 1024  # molecules in the batches of all ranks
+EFFICIENCIES = {128: 0.93, 1024: 0.97}  # batch of a rank -> least efficiency of two ranks
+# Seconds and steps of a round, which is between two barriers. It is so short that few rounds have a
+# check, which takes as long as dozens of steps and comes once in 2,000 replays of a form.
 TURN, MIN_STEPS, MAX_STEPS = 0.05, 4, 500
 ROUNDS = 31
-WARM = 3000  # steps: most layouts are past the checks of their first 1,024 replays
+WARM = 3000  # steps, after which most forms have passed the checks of their first 1,024 replays
 N_EXCHANGES = 200
-EPOCHS = 10  # of an example
-MODELLED = 8, 64, 512  # GPUs
-MODEL_ERROR = 0.1  # of a modelled efficiency, at most
+EPOCHS = 10  # epochs of an example
+MODELLED = 8, 64, 512  # numbers of GPUs for which efficiencies are modelled
+MODEL_ERROR = 0.1  # largest error of a modelled efficiency
 GPUS_A_HOST = 8
 LINKS = {
     'GB/s between GPUs of a host': 150.0,
@@ -51,7 +51,7 @@ LINKS = {
 
 
 def worker(args):
-    """Measure on this rank; the first one writes what all found."""
+    """Measure on this rank; the first rank writes the results of all."""
     comm = None
     if args.communicator:
         import chainermn
@@ -74,7 +74,7 @@ def worker(args):
 
 
 def measure(model, sparse, n_batch, device, comm, n_rounds):
-    """Return the milliseconds of a step of all ranks, and of their exchange alone on GPUs."""
+    """Return the milliseconds of a step of all ranks, and on GPUs of their exchange alone."""
     on_gpu = device.xp is not numpy
     optimizer = chainer.optimizers.Adam()
     if comm is not None:
@@ -95,7 +95,7 @@ def measure(model, sparse, n_batch, device, comm, n_rounds):
     n_steps = share(comm, step_contenders.steps_of_a_turn(contender, TURN, MIN_STEPS, MAX_STEPS))
     times = []
     for _ in range(n_rounds):
-        share(comm, None)  # a barrier
+        share(comm, None)  # it is used as a barrier
         mine = step_contenders.turn(contender, n_steps)
         times.append(numpy.max([mine] if comm is None else comm.mpi_comm.allgather(mine), axis=0))
     host, wall = map(list, zip(*times))
@@ -113,12 +113,12 @@ def measure(model, sparse, n_batch, device, comm, n_rounds):
 
 
 def share(comm, value):
-    """Return the value of the first rank; all wait for each other."""
+    """Return the first rank's value on all ranks, which wait for each other."""
     return value if comm is None else comm.mpi_comm.allgather(value)[0]
 
 
 def exchange_us(ranks, comm, device):
-    """Return device microseconds that it takes to replace gradients by their mean over ranks."""
+    """Return the device microseconds of replacing gradients by their mean over ranks."""
     from chainer.backends import cuda
 
     loss = cuda.cupy.zeros((), 'f')
@@ -127,7 +127,7 @@ def exchange_us(ranks, comm, device):
     if ranks.has_sum:
         parts = [lambda: (ranks.pack(1, loss), ranks.unpack())]
     else:
-        ranks.add_up()  # the first connects
+        ranks.add_up()  # the first call connects the ranks
     graphs = [capturer.capture(part)[0] for part in parts]
     start, stop = cuda.cupy.cuda.Event(), cuda.cupy.cuda.Event()
     for _ in range(2):
@@ -144,7 +144,7 @@ def exchange_us(ranks, comm, device):
 
 
 def run(n_ranks, args, argv):
-    """Return what a run on so many ranks measures."""
+    """Run on so many ranks; return the measurements."""
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, 'found.json')
         words = ['-m', 'benchmarks.training.bench_scaling', *argv, '--worker', out]
@@ -156,7 +156,7 @@ def run(n_ranks, args, argv):
 
 
 def epochs(n_ranks, args, folder):
-    """Return seconds of the epochs but the first of an example on all of QM9, and how it ends."""
+    """Run an example on all of QM9; return seconds of its epochs after the first, and its test."""
     script = harness.ROOT / 'examples' / 'qm9' / 'train_qm9.py'
     words = [script, '--data', args.qm9, '--method', 'rsgcn', '--epoch', EPOCHS, '--out', folder]
     words += [*example_runs.OPTIONS, *example_runs.OWN_OPTIONS['qm9']]
@@ -171,7 +171,7 @@ def epochs(n_ranks, args, folder):
 
 
 def on_ranks(n_ranks, args, words):
-    """Run Python with these words, under mpirun if there are several ranks."""
+    """Run Python with these arguments, under mpirun if there are several ranks."""
     words = [sys.executable, *words]
     if n_ranks > 1:
         name = 'naive' if args.device == '-1' else 'pure_nccl'
@@ -181,11 +181,12 @@ def on_ranks(n_ranks, args, words):
 
 
 def modelled(one, exchange, n_bytes, n_gpus, links=None):
-    """Return the milliseconds of a step on n_gpus GPUs, hosts of `GPUS_A_HOST`.
+    """Return the modelled milliseconds of a step on n_gpus GPUs, in hosts of `GPUS_A_HOST`.
 
-    `one` is a step on one GPU in milliseconds, `exchange` that of two GPUs in microseconds, which
-    is a latency for the most part. Each further GPU of a host sends as many bytes; hosts add up in
-    a ring and wait as often as a tree is high, between two launches.
+    `one` is the time of a step on one GPU in milliseconds. `exchange` is the time of an exchange
+    between two GPUs in microseconds, most of which is latency. Each further GPU of a host sends the
+    same number of bytes. Hosts add up in a ring, with as many latencies as a tree has levels,
+    between two launches.
     """
     inner, outer, latency, launch = (links or LINKS).values()
     n_hosts = -(-n_gpus // GPUS_A_HOST)
@@ -198,8 +199,8 @@ def modelled(one, exchange, n_bytes, n_gpus, links=None):
 def summarized(runs, batches, total, links=None):
     """Return method -> efficiencies (weak) and speed-ups (strong) of all runs.
 
-    'weak': batch -> ranks or GPUs -> {'measured', 'modelled'}; 'strong': ranks -> speed-up of
-    batches of `total` over all ranks.
+    'weak': batch -> ranks or GPUs -> {'measured', 'modelled'}. 'strong': ranks -> speed-up for
+    batches of `total` molecules over all ranks.
     """
     found = {}
     alone = runs[1]['methods']
@@ -228,7 +229,7 @@ def summarized(runs, batches, total, links=None):
 
 
 def bars(summary):
-    """Return {bar: {'value', 'met'}} of two ranks, and of the model."""
+    """Return {bar: {'value', 'met'}} for two ranks, and for the model."""
     found = {}
     for method, of in summary.items():
         for n_batch, shares in of['weak'].items():
@@ -250,7 +251,7 @@ def bars(summary):
 
 
 def measured(args, argv):
-    """Return what is measured, and how."""
+    """Run on each number of ranks; return the result, with its question, method and conditions."""
     runs = {str(n_ranks): run(n_ranks, args, argv) for n_ranks in args.ranks}
     return {
         'question': 'milliseconds of a training step on so many ranks, batches of one size each',

@@ -1,11 +1,11 @@
 """How long does a training step take from iterator to update: eager, captured, dense, sparse?
 
 ``python -m benchmarks.training.bench_steps --tox21 tox21.csv.gz`` on a GPU times upstream's dense
-model, ours under StandardUpdater and under GraphUpdater, and PyTorch Geometric, eager and captured;
-``--against jax`` our captured steps beside those of the same networks in JAX; ``--against
-upstream`` every method that can be swapped beside upstream's dense one, with the fastest data set
-that it can have. They write ``captured.json``, ``jax.json`` and ``methods.json`` into
-``benchmarks/results/<gpu or cpu>``, from which ``benchmarks.plot`` and ``tables`` are made.
+model, ours under StandardUpdater and under GraphUpdater, and PyTorch Geometric, eager and captured.
+``--against jax`` times our captured steps beside steps of the same networks in JAX. ``--against
+upstream`` times every method that can be swapped beside upstream's dense one, with the fastest data
+set for it. They write ``captured.json``, ``jax.json`` and ``methods.json`` to
+``benchmarks/results/<gpu or cpu>``, from which ``benchmarks.plot`` and ``benchmarks.tables`` draw.
 """
 
 import collections
@@ -26,13 +26,13 @@ from benchmarks.training.step_contenders import ratio, SCANNED, UPSTREAM, WARM_C
 TIME = 185.0
 MIN_ROUNDS, MAX_ROUNDS = 3, 30
 TURN = 0.15  # seconds of a contender's turn, which has from MIN_STEPS to MAX_STEPS steps
-# As in a training, where a processor's caches hold what a step needs.
+# There are several steps, because in a training, too, the processor's caches hold a step's data.
 MIN_STEPS, MAX_STEPS = 3, 256
 REPLAYS = 50
 
-# name: of the result; gpu, cpu: upstream's and our contenders there; warm: steps of a captured one
-# before it is timed; bars: methods, and those of ours that must be so many times faster than others
-# with them; method: what the result says of the peers.
+# name: name of the result. gpu, cpu: upstream's and our contenders on a GPU and on a CPU.
+# warm: steps of a captured contender before it is timed. bars: methods, and the contenders of ours
+# that must be a number of times faster than others. method: the result's text about the peers.
 Study = collections.namedtuple(
     'Study', 'name methods data batches seconds gpu cpu warm bars method'
 )
@@ -78,11 +78,11 @@ STUDIES = {
         name='methods',
         methods=subjects.METHODS,
         data=('tox21',),
-        batches=(128, 32),  # the second where upstream has no memory for the first
+        batches=(128, 32),  # 32 if upstream has not enough memory for 128
         seconds=0.8,
         gpu=(UPSTREAM, ON_DEVICE),
         cpu=(UPSTREAM, EAGER),
-        warm=150,  # past the checks of a layout's first replays
+        warm=150,  # to pass the checks of a form's first replays
         bars=Bars(subjects.LARGE, (ON_DEVICE,), {UPSTREAM: 20}),
         method='Ours is folded, from the fastest data set that a method can have: DeviceDataset, '
         'for cwle and gwle dense examples, by updates without a Trainer',
@@ -102,8 +102,8 @@ METHOD = (
 def measure(found, seconds, not_run):
     """Time steps of all contenders, interleaved, in turns of as many as take `TURN` seconds.
 
-    A contender that fails is removed from `found`, and `not_run` says why. Returns name -> {'wall',
-    'host': summaries in milliseconds a step, 'steps a turn'}, and the number of rounds.
+    A contender that fails is removed from `found`, and the reason added to `not_run`. Returns name
+    -> {'wall', 'host': summaries in milliseconds a step, 'steps a turn'}, and the number of rounds.
     """
     times = {name: [] for name in found}
     n_steps = {
@@ -117,11 +117,11 @@ def measure(found, seconds, not_run):
     ):
         for name, contender in list(found.items()):
             try:
-                # An unmeasured step fills the processor's caches again.
+                # A step that is not measured fills the processor's caches again.
                 contender.run(contender.multiple)
                 contender.wait()
                 times[name].append(step_contenders.turn(contender, n_steps[name]))
-            except Exception as error:  # no memory for a larger batch, for one
+            except Exception as error:  # such as too little memory for a larger batch
                 not_run[name] = described(error)
                 close([found.pop(name)])
         n_rounds += 1
@@ -149,19 +149,19 @@ def replay_ms(replay):
 
 
 def run_cell(makers, warm, seconds):
-    """Return what is measured of one method, data set and batch; see `Study` for `warm`."""
+    """Measure the cell of a method, data set and batch; see `Study` for `warm`."""
     found, not_run = {}, {}
     for name, make in makers.items():
         contender = None
         try:
             contender = make()
             contender.warm(warm)
-        except Exception as error:  # the others are timed anyway
+        except Exception as error:  # it is noted, and the others are timed
             not_run[name] = described(error)
         else:
             found[name] = contender
             continue
-        close([contender])  # it may have taken all the memory that there is
+        close([contender])  # it may have taken all memory
     milliseconds, n_rounds = measure(found, seconds, not_run)
     for name, contender in found.items():
         if contender.is_captured:
@@ -171,7 +171,7 @@ def run_cell(makers, warm, seconds):
             times['busy'] = round(device_ms / times['wall']['median'], 3)
     peak_bytes = {name: contender.peak_bytes() for name, contender in found.items()}
     del contender
-    close(found.values())  # or graphs would be freed while the next cell is timed
+    close(found.values())  # otherwise graphs would be freed while the next cell is timed
     found.clear()
     return {
         'n_rounds': n_rounds,
@@ -182,7 +182,7 @@ def run_cell(makers, warm, seconds):
 
 
 def close(contenders):
-    """Free the memory of Chainer's among some contenders; None is none."""
+    """Free the memory of contenders that have a method `close`; some may be None."""
     for contender in contenders:
         if isinstance(contender, step_contenders.Trainer):
             contender.close()
@@ -196,15 +196,15 @@ def described(error):
 def prepared(method, subject, study, batches, device):
     """Check the contenders of a method on a data set; wrong steps are not timed.
 
-    Returns what is stored of the method, and batch size -> name -> function that makes another
-    library's contender.
+    Returns the entry to be stored for the method, and batch size -> name -> function that makes
+    another library's contender.
     """
     result = {'relative_errors': {}}
     peers = {}
     try:
         names = names_of(study, subject, device)
         result['relative_errors'].update(step_contenders.check(method, subject, names, device))
-    except Exception as error:  # the other methods are measured; the run fails at its end
+    except Exception as error:  # other methods are measured before the run fails
         result['wrong'] = described(error)
         print('%s: %s' % (method, result['wrong']), flush=True)
     try:
@@ -250,7 +250,7 @@ def names_of(study, subject, device):
 
 
 def bars(data, study):
-    """Return {bar: {'value', 'met'}} of all cells; not met where ours failed or is wrong."""
+    """Return {bar: {'value', 'met'}} for all cells; not met if ours failed or is wrong."""
     found = {}
     for name, of_data in data.items():
         for method, of in of_data['methods'].items():

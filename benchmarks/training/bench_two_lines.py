@@ -1,15 +1,16 @@
-"""What do README's two lines buy? Epochs of upstream's `run_train`, and its `predict`.
+"""How much faster do README's two lines make upstream's `run_train` and `predict`?
 
-Upstream's dense data sets, as its parsers make them, go through Chainer Chemistry's ``run_train``
-with validation and default extensions: with its dense model, with the two lines, and, on a GPU,
-through a GraphUpdater and a DeviceDataset, which is the most that more lines would buy. `predict`
-takes dense examples, with the two lines a SparseDataset as well::
+Upstream's dense data sets, as its parsers make them, are trained by Chainer Chemistry's
+``run_train`` with validation and default extensions. Contenders are its dense model; the two lines;
+and, on a GPU, a GraphUpdater with a DeviceDataset, which shows how much more lines would add.
+`predict` takes dense examples, and with the two lines also a SparseDataset::
 
     python -m benchmarks.training.bench_two_lines --tox21 tox21.csv.gz --device 0
 
-writes ``two_lines.json``; without ``--device`` it runs on one thread of the CPU (OMP_NUM_THREADS=1)
-in batches of 128. Contenders take turns. The first epoch of a turn of ours, with conversion and
-captures, is not counted; upstream, which has neither, trains on two batches beforehand.
+writes ``two_lines.json``. Without ``--device`` it runs on one thread of the CPU
+(OMP_NUM_THREADS=1), in batches of 128. Contenders take turns. In our turns the first epoch is not
+counted, because it includes conversion and captures. Upstream has neither, and trains on two
+batches beforehand.
 """
 
 import contextlib
@@ -39,14 +40,15 @@ from chainer_bspmm.training import GraphUpdater
 
 UPSTREAM, TWO_LINES, MORE_LINES = 'upstream', 'two lines', 'GraphUpdater, DeviceDataset'
 SPARSE = 'two lines, SparseDataset'
-ON_GPU, OVER_MORE_LINES = 20, 1.3  # bars: times upstream's, times the time of more lines
+# Bars: upstream's time over ours on a GPU, and our time over the time with more lines.
+ON_GPU, OVER_MORE_LINES = 20, 1.3
 ON_CPU = {'rsgcn': 5, 'ggnn': 5, 'gin': 5, 'relgcn': 8.5, 'nfp': 10}
-EPOCHS = {UPSTREAM: 1, TWO_LINES: 6, MORE_LINES: 6}  # of a turn
+EPOCHS = {UPSTREAM: 1, TWO_LINES: 6, MORE_LINES: 6}  # epochs of a turn
 PREDICT, PREDICT_BATCH = 'predict', 128
 
 
 class Ends(training.Extension):
-    """Note when the training begins and epochs end."""
+    """Extension that records the times when the training begins and epochs end."""
 
     trigger = 1, 'epoch'
 
@@ -68,7 +70,7 @@ def synchronise(device):
 
 
 def as_parsed(dense):
-    """Return a dense data set with columns that are arrays, as upstream's parsers make them."""
+    """Return a dense data set whose columns are arrays, as upstream's parsers make them."""
     columns = []
     for values in dense.get_datasets():
         if isinstance(values, list):
@@ -85,7 +87,7 @@ def epochs(name, model, train, valid, n_batch, device):
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.redirect_stdout(io.StringIO()) as out,
-        # The report prints to the sys.stdout of when it was imported.
+        # By default the report prints to the sys.stdout at the time of its import.
         mock.patch.object(AutoPrintReport.__init__, '__defaults__', ('LogReport', out)),
     ):
         if name == MORE_LINES:
@@ -129,7 +131,7 @@ def predictions(name, model, data, device):
 
 
 def predicting(models, train, device, n_predictions):
-    """Return what is measured of `predict`: molecules, error, name -> seconds."""
+    """Measure `predict`; return the number of molecules, the error, and name -> seconds."""
     inputs = [example[:2] for example in train]
     inputs = (inputs * (n_predictions // len(inputs) + 1))[:n_predictions]
     seconds, values = {}, {}
@@ -147,7 +149,7 @@ def predicting(models, train, device, n_predictions):
 
 
 def measured(method, dense, device, cells, n_rounds, n_predictions):
-    """Yield cells, each a batch size as text or `PREDICT`, and what is measured of them."""
+    """Yield (cell, measurements); a cell is a batch size as text, or `PREDICT`."""
     labels = dense.get_datasets()[-1]
     n_train = len(dense) * 9 // 10
     train = dense[:n_train]
@@ -185,7 +187,7 @@ def measured(method, dense, device, cells, n_rounds, n_predictions):
 
 
 def bars(result, on_gpu):
-    """Return {bar: {'value', 'met'}}, of the worst cell."""
+    """Return {bar: {'value', 'met'}} for the worst cells."""
     found = {}
     for data, of_methods in result['data'].items():
         for method, of_batches in of_methods.items():

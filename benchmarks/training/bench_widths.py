@@ -1,9 +1,9 @@
 """How long does a training step take at widths of 16 to 512 units, in FP32 and in TF32?
 
 ``python -m benchmarks.training.bench_widths --tox21 tox21.csv.gz`` on a GPU times captured steps of
-five models, packed, from a `DeviceDataset`, beside upstream's dense ones and, for its three
-networks, JAX's; all of them in FP32 and in TF32. The floor of a cell is the time of the step's
-matrix products alone, by cuBLAS. Writes ``benchmarks/results/<gpu or cpu>/widths.json``.
+five models, packed, from a `DeviceDataset`, beside upstream's dense steps and, for three of the
+models, JAX's. All are in FP32 and in TF32. The floor of a cell is the time of the step's matrix
+products alone, by cuBLAS. It writes ``benchmarks/results/<gpu or cpu>/widths.json``.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ from benchmarks.training.step_contenders import ratio, UPSTREAM
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.training.cuda_graphs import Capturer
 
-# The most important first, for a run that ends before all are measured.
+# The most important widths come first, in case a run ends before all are measured.
 UNITS = 256, 64, 512, 128, 16
 BATCHES = 128, 1024, 32
 TIME, SECONDS = 500.0, 0.8
-WARM = 150  # steps: past the checks of a layout's first replays
-# JAX's time over ours, at least: in every cell, and in the geometric mean of all.
+WARM = 150  # steps, to pass the checks of a form's first replays
+# Least ratios of JAX's time to ours: in every cell, and in the geometric mean of all cells.
 OVER_JAX = {'FP32': (1.05, 1.3), 'TF32': (1.0, 1.25)}
-# Device time of a step over that of its products, at most, by batch, from WIDE units on.
+# Batch -> largest ratio of a step's device time to its products', from WIDE units on.
 WIDE = 256
 OVER_PRODUCTS = {('FP32', 1024): 1.35, ('TF32', 1024): 2.0, ('FP32', 128): 1.7, ('TF32', 128): 2.5}
 OURS = {'FP32': PACKED, 'TF32': PACKED + ', TF32'}
@@ -49,7 +49,7 @@ METHOD = bench_steps.METHOD.replace(
 
 
 class _Products(chainer.FunctionHook):
-    """Notes the inputs of the linear functions, and how many outputs each function has."""
+    """Hook that notes the input and the number of outputs of each linear function."""
 
     def __init__(self):
         self.found = []
@@ -61,10 +61,10 @@ class _Products(chainer.FunctionHook):
 
 
 def products_of(subject, n_batch):
-    """Return the products of a step's forward pass: rows, inputs and outputs, for a mean batch.
+    """Return the products of a step's forward pass for a mean batch: (rows, inputs, outputs).
 
     They are counted in upstream's model on a batch of molecules of one size, which has no padding.
-    Upstream multiplies all atoms by the matrix of every degree, with zeros for others.
+    Upstream's NFP multiplies all atoms by the matrix of every degree, with zeros for other atoms.
     """
     index = step_contenders.equal_sizes(subject.dense)
     examples = [subject.dense[int(i)] for i in index]
@@ -74,7 +74,7 @@ def products_of(subject, n_batch):
     n_atoms = len(index) * len(examples[0][0])
     n_atoms_of_batch = n_batch * numpy.mean([len(atoms) for atoms, *_ in subject.dense])
     inputs, outputs = {}, {}
-    for x, n_outputs in hook.found:  # which keeps them, so that each has an address of its own
+    for x, n_outputs in hook.found:  # the hook keeps the arrays, so that addresses differ
         address = x.__array_interface__['data'][0]
         inputs[address] = x
         outputs[address] = outputs.get(address, 0) + n_outputs
@@ -88,7 +88,7 @@ def products_of(subject, n_batch):
 
 
 def products_ms(products, precision, device):
-    """Return device milliseconds of products and of their gradients, by a captured graph."""
+    """Return the device milliseconds of products and their gradients, by a captured graph."""
     xp = device.xp
     generator = xp.random.RandomState(0)
     capturer = Capturer(device)
@@ -111,7 +111,7 @@ def products_ms(products, precision, device):
 
 
 def contenders(subject, n_batch, device):
-    """Return name -> function that makes the contender of Chainer's."""
+    """Return name -> function that makes the contender, for all contenders in Chainer."""
     if not step_contenders.can_capture(device):
         makers = step_contenders.trainers(subject, n_batch, device)
         return {name: makers[name] for name in (UPSTREAM, EAGER_PACKED)}
@@ -128,7 +128,7 @@ def has_jax(method):
 
 
 def check(method, subject, device):
-    """Return relative errors of a step of ours and of JAX's; AssertionError where one is large."""
+    """Return the relative errors of a step of ours and JAX's; AssertionError if one is large."""
     subject = subject._replace(model=step_contenders.without_dropout(subject.model))
     index = step_contenders.equal_sizes(subject.dense)
     changes = step_contenders.changes_of(subject, index, [UPSTREAM], device)
@@ -152,13 +152,13 @@ def check(method, subject, device):
 
 
 def over_jax(cell, precision):
-    """Return the time of JAX's faster driver over ours; None where one of the three is missing."""
+    """Return the time of JAX's faster driver over ours, or None if one of the three is missing."""
     ratios = [ratio(cell, OURS[precision], JAX[driver, precision]) for driver in DRIVERS]
     return None if None in ratios else min(ratios)
 
 
 def over_products(cell, precision):
-    """Return the device time of our step over that of its products; None where one is missing."""
+    """Return the device time of our step over its products', or None if one is missing."""
     times = cell['milliseconds'].get(OURS[precision], {})
     if 'device' not in times or precision not in cell['products']:
         return None
@@ -166,7 +166,7 @@ def over_products(cell, precision):
 
 
 def bars(data):
-    """Return {bar: {'value', 'met'}} of the cells that were measured."""
+    """Return {bar: {'value', 'met'}} for the cells that were measured."""
     found = {}
     means = {precision: [] for precision in PRECISIONS}
     for units, methods in data.items():

@@ -13,10 +13,10 @@ from benchmarks.harness import ROOT
 
 OPTIONS = ['--unit-num', '64', '--batchsize', '128']
 OWN_OPTIONS = {'tox21': [], 'qm9': ['--label', 'alpha']}
-# The products are small: more threads speed up neither model and make the times noisier.
+# One thread, because products are small: more would speed up neither model, but add noise.
 THREADS = {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'}
 
-# Its children start with the imports that take an example seconds.
+# Its processes start with large packages imported, which takes an example seconds.
 SERVER = multiprocessing.get_context('forkserver')
 SERVER.set_forkserver_preload(
     [
@@ -32,7 +32,7 @@ SERVER.set_forkserver_preload(
 
 
 def environment():
-    """Return the environment of the scripts."""
+    """Return the environment variables of the scripts."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
     return dict(os.environ, PYTHONPATH=path, **THREADS)
 
@@ -40,8 +40,9 @@ def environment():
 def run_preloaded(argv, stdout, stderr, cwd=None, cpus=None, timeout=None):
     """Run a script in a process that has imported the large packages; return the exit status.
 
-    argv: the script and its arguments; stdout, stderr: files; cpus: numbers of processors. After
-    `timeout` seconds it is killed. The processes of all runs have the environment of the first.
+    `argv`: the script and its arguments. `stdout`, `stderr`: files. `cpus`: numbers of processors.
+    After `timeout` seconds it is killed. The processes of all runs have the environment of the
+    first run.
     """
     process = SERVER.Process(target=_main, args=(argv, stdout, stderr, cwd, cpus))
     process.start()
@@ -66,9 +67,9 @@ def _main(argv, stdout, stderr, cwd, cpus):
 def train(example, options, preloaded=False, cpus=None):
     """Train an example into a folder that is removed; return its result and its log of epochs.
 
-    `options` come after OPTIONS. preloaded: save the time of the imports, by :func:`run_preloaded`;
-    the host's peak memory is then not that of a script. A RuntimeError ends with what a script
-    printed that failed.
+    `options` come after OPTIONS. `preloaded`: save the time of imports by :func:`run_preloaded`;
+    the host's peak memory then differs from a script's. If a script fails, the RuntimeError ends
+    with its output.
     """
     script = ROOT / 'examples' / example / ('train_%s.py' % example)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Contenders from iterator to update, how their steps are timed, and a check that they agree."""
+"""Contenders from iterator to update, the timing of their steps, and a check that they agree."""
 
 import concurrent.futures
 import contextlib
@@ -26,33 +26,33 @@ from chainer_bspmm.training import GraphUpdater
 
 UPSTREAM, GEOMETRIC, EAGER = 'upstream dense', 'PyTorch Geometric', 'ours eager'
 CAPTURED, ON_DEVICE = 'ours captured', 'ours captured, DeviceDataset'
-PACKED = ON_DEVICE + ', packed'  # the others of ours are folded
+PACKED = ON_DEVICE + ', packed'  # our other contenders are folded
 EAGER_PACKED = EAGER + ', packed'
 GEOMETRIC_CAPTURED = 'PyTorch Geometric captured'
 DRIVERS, PRECISIONS = ('jit', 'scan'), ('FP32', 'TF32')
-SCANNED = 64  # batches that lie on the device, and the steps of a scan
+SCANNED = 64  # number of batches on the device, which is the number of steps of a scan
 JAX = {key: 'JAX %s, %s' % key for key in itertools.product(DRIVERS, PRECISIONS)}
 
 WARM = 3
-# Each of GraphUpdater's sizes has occurred, and most are past the checks of their first 1,024
-# replays, of which each takes as long as an eager step.
+# After so many steps all of GraphUpdater's sizes have occurred, and most have passed the checks of
+# their first 1,024 replays, each of which takes as long as an eager step.
 WARM_CAPTURED = 3000
-WARM_GEOMETRIC = 1000  # each of its sizes has occurred; nothing of it is checked
+WARM_GEOMETRIC = 1000  # after so many steps all of its sizes have occurred; it has no checks
 
 N_EQUAL = 16  # molecules of the batch on which contenders must agree
-# With so large an eps Adam's step is nearly a multiple of the gradient, so that rounding errors of
-# small gradients stay small; with so large a step the rounding of the parameters does not matter.
+# With such a large eps Adam's step is nearly a multiple of the gradient, so that rounding errors of
+# small gradients stay small. With such a large rate the rounding of parameters does not matter.
 GENTLE = {'eps': 1.0, 'lr': 1e3}
-STEP_ERROR = 1e-4  # relative, of what a step changes of any parameter; float32 on both sides
-# The same where products round their factors to 10 bits: some 5e-4 in each of up to a dozen that
-# follow one another, and rectifiers that open or close with it.
+STEP_ERROR = 1e-4  # largest relative error of a parameter's change in a step, in float32
+# The same in TF32, where products round their factors to 10 bits: about 5e-4 in each of up to a
+# dozen successive products, and in rectifiers that open or close because of it.
 TF32_ERROR = 0.05
 
 
 class Trainer:
     """Train a Chainer model by an updater whose arrays lie in a separate memory pool.
 
-    The model is copied. What `data_set` returns, and puts on the device, counts. All contenders
+    The model is copied. The memory includes data that `data_set` puts on the device. All contenders
     have `run`, which takes a `multiple` of steps, and `wait` for the device.
     """
 
@@ -72,7 +72,8 @@ class Trainer:
             iterator = SerialIterator(
                 data_set(), n_batch, order_sampler=order, shuffle=None if shuffle else False
             )
-            # Each of Chainer's loops would look anew for the sparse form of examples without one.
+            # Chainer's loop is not used for captured dense examples, because every new loop would
+            # look for their sparse form again.
             self._has_loop = selection(iterator.dataset) is not None or not self.is_captured
             options = {'on_difference': 'raise'} if self.is_captured else {}
             self.updater = kind(
@@ -85,7 +86,7 @@ class Trainer:
         return cuda.cupy.cuda.using_allocator(self._pool.malloc)
 
     def run(self, n_steps):
-        """Train by Chainer's loop, without extensions: reported values are not read."""
+        """Train by Chainer's loop, without extensions, so reported values are not read."""
         until = self.updater.iteration + n_steps, 'iteration'
         with self._memory():
             if self._has_loop:
@@ -96,15 +97,15 @@ class Trainer:
 
     def wait(self):
         if self._device.xp is not numpy:
-            cuda.cupy.cuda.runtime.deviceSynchronize()  # streams of every library
+            cuda.cupy.cuda.runtime.deviceSynchronize()  # for the streams of all libraries
 
     def warm(self, n_captured):
-        """Run the first steps: so many if it is captured."""
+        """Run the first steps; `n_captured`: their number if it is captured."""
         self.run(n_captured if self.is_captured else WARM)
         self.programs()
 
     def programs(self):
-        """Return the captured steps; raise AssertionError where there should be some."""
+        """Return the captured steps; raise AssertionError if they are missing."""
         if not self.is_captured:
             return []
         found = [
@@ -115,22 +116,22 @@ class Trainer:
         return found
 
     def close(self):
-        """Free the memory: a pool that goes before its arrays would never give back its blocks."""
+        """Free the memory; a pool that is freed before its arrays would never return its blocks."""
         self.model = self.optimizer = self.updater = None
         gc.collect()
         if self._pool is not None:
             self._pool.free_all_blocks()
 
     def replay(self):
-        """Replay the most used graph with the batch that it had last."""
+        """Replay the most used graph on its last batch."""
         program = max(self.programs(), key=lambda program: program._n_replays)
         staging = program._inputs._staging
-        if staging.is_kernel:  # a launch takes a batch
+        if staging.is_kernel:  # every launch takes a new batch from the slots
             staging.again()
         program.launch()
 
     def peak_bytes(self):
-        """Return what its memory pools hold; None on the host."""
+        """Return the size of its memory pools in bytes, or None on the host."""
         if self._pool is None:
             return None
         n_bytes = self._pool.total_bytes()
@@ -141,7 +142,7 @@ class Trainer:
 
 @contextlib.contextmanager
 def tf32():
-    """Let products round their factors to 10 bits inside, as ``CUPY_TF32=1`` does everywhere."""
+    """Context in which products round their factors to 10 bits, as with ``CUPY_TF32=1``."""
     float32 = numpy.dtype('f')
     before = cuda.cupy._core.get_compute_type(float32)
     cuda.cupy._core.set_compute_type(float32, gemm.CUPY_TF32)
@@ -161,7 +162,7 @@ class InTF32(Trainer):
 
 
 class Geometric:
-    """Train by PyTorch Geometric, see `geometric_models.Loaded` and `Captured`."""
+    """Train by PyTorch Geometric; see `geometric_models.Loaded` and `Captured`."""
 
     multiple = 1
 
@@ -182,7 +183,7 @@ class Geometric:
 
     def warm(self, n_captured):
         self.run(min(n_captured, WARM_GEOMETRIC) if self.is_captured else WARM)
-        # Without what the others hold by now.
+        # Memory that other contenders hold by now is subtracted.
         self._bytes = self._torch.cuda.memory_reserved() - self._before
 
     def replay(self):
@@ -193,7 +194,7 @@ class Geometric:
 
 
 class Jax:
-    """Train by JAX, see `jax_models.Jitted`."""
+    """Train by JAX; see `jax_models.Jitted`."""
 
     is_captured = False
 
@@ -205,7 +206,7 @@ class Jax:
         self.run(self.multiple * WARM)
 
     def peak_bytes(self):
-        return None  # its pool is that of all JAX contenders
+        return None  # it shares a pool with all JAX contenders
 
 
 def can_capture(device):
@@ -213,7 +214,7 @@ def can_capture(device):
 
 
 def steps_of_a_turn(contender, seconds, least, most):
-    """Return how many steps fill so many seconds, a multiple of what a contender can make."""
+    """Return the number of steps that fill so many seconds, a multiple of the contender's."""
     n_first = max(least, contender.multiple)
     contender.wait()
     start = time.perf_counter()
@@ -225,7 +226,7 @@ def steps_of_a_turn(contender, seconds, least, most):
 
 
 def turn(contender, n_steps):
-    """Return [host, wall]: milliseconds a step until the last one was launched, and was done."""
+    """Return [host, wall]: milliseconds per step until the last was launched, and had ended."""
     clock = [time.perf_counter()]
     contender.run(n_steps)
     clock.append(time.perf_counter())
@@ -237,7 +238,7 @@ def turn(contender, n_steps):
 def trainers(subject, n_batch, device, trainer=Trainer, **options):
     """Return name -> function that makes the `trainer`; without a GPU none is captured.
 
-    Dense examples (`subject.data` is `subject.dense`) cannot lie on the device.
+    Dense examples (`subject.data` is `subject.dense`) cannot be on the device.
     """
 
     def make(kind, model, converter, data_set):
@@ -293,7 +294,7 @@ def peers(method, examples, sparse, n_batch, device):
 def jax_peers(method, subject, sizes, device):
     """Return batch size -> name -> function that makes the `Jax`; all are compiled at once.
 
-    Parameters and molecules, in their order, are those of the others.
+    Parameters, molecules and their order are the same as for other contenders.
     """
     from benchmarks.peers import jax_models
 
@@ -315,7 +316,7 @@ def jax_peers(method, subject, sizes, device):
 
 
 def equal_sizes(dense):
-    """Return indices of molecules of one size: in a batch of them upstream pads nothing."""
+    """Return indices of molecules of one size, which upstream does not pad."""
     sizes = numpy.array([len(example[0]) for example in dense])
     counts = numpy.bincount(sizes)
     counts[:4] = 0
@@ -323,17 +324,17 @@ def equal_sizes(dense):
 
 
 def mixed_sizes(dense):
-    """Return indices of the molecules of a batch that upstream pads."""
+    """Return indices of molecules of several sizes, which upstream pads."""
     return numpy.random.RandomState(0).permutation(len(dense))[:N_EQUAL]
 
 
 def check(method, subject, names, device):
-    """Compare what one step from equal state changes; dropout is off, all else as it is timed.
+    """Compare the changes of parameters in one step from equal states, without dropout.
 
-    Returns the largest relative error of any parameter's change, against upstream's: packed on
-    molecules of one size, the others on molecules of several as well. Of other methods than the
-    five some gradients are 0 but for rounding: all changes are one array. Raises AssertionError if
-    one is too large, or a step was not captured.
+    Returns the largest relative error of any parameter's change, compared with upstream's. Packed
+    batches have molecules of one size, the others also of several sizes. In methods other than the
+    five some gradients are 0 except for rounding, so all changes are compared as one array. Raises
+    AssertionError if an error is too large, or a step was not captured.
     """
     subject = subject._replace(model=without_dropout(subject.model))
     found = {}
@@ -352,7 +353,7 @@ def flat(arrays):
 
 
 def without_dropout(model):
-    """Return a copy of a model that drops nothing."""
+    """Return a copy of a model without dropout."""
     model = copy.deepcopy(model)
     for link in model.links():
         if hasattr(link, 'dropout_ratio'):
@@ -361,7 +362,7 @@ def without_dropout(model):
 
 
 def changes_of(subject, index, names, device, trainer=Trainer):
-    """Return name -> parameter -> what one step on these molecules changes."""
+    """Return name -> parameter -> its change in one step on these molecules."""
     adam = chainer.optimizers.Adam(alpha=GENTLE['lr'], eps=GENTLE['eps'])
     columns = subject.dense.get_datasets()
     dense = NumpyTupleDataset(*([column[i] for i in index] for column in columns))
@@ -373,7 +374,7 @@ def changes_of(subject, index, names, device, trainer=Trainer):
         made = makers[name]()
         before = parameters(made.model)
         if made.is_captured:
-            made.run(1)  # which is eager; the next one is a replay
+            made.run(1)  # the first step is eager, and the next one a replay
             put_back(made, before)
         made.run(1)
         made.programs()
@@ -387,7 +388,7 @@ def parameters(model):
 
 
 def put_back(trainer, values):
-    """Give a trainer its parameters back, and its optimizer the state from before any step."""
+    """Restore a trainer's parameters, and the initial state of its optimizer."""
     trainer.optimizer.t = 0
     for path, parameter in trainer.model.namedparams():
         parameter.array[...] = trainer.model.xp.asarray(values[path])
@@ -426,7 +427,7 @@ def check_peers(method, examples, subject, device):
 
 
 def check_jax(method, subject, device):
-    """Compare a step of JAX's with ours, eager and packed; see :func:`check`."""
+    """Compare a step of JAX with ours, eager and packed; see :func:`check`."""
     from benchmarks.peers import jax_models
     import jax
 
@@ -449,7 +450,7 @@ def check_jax(method, subject, device):
         method, {path: value - before[path] for path, value in parameters(trainer.model).items()}
     )
     batches = jax_models.host_batches(SerialIterator(part, len(part), shuffle=False), 1)
-    # Chainer adds eps before it corrects the second moment of the first steps, optax after that.
+    # Chainer adds eps before it corrects the bias of the second moment, optax afterwards.
     eps = GENTLE['eps'] / numpy.sqrt(1 - trainer.optimizer.beta2)
     compiled = jax_models.compiled(
         method, first, batches, device, dropout=0, learning_rate=GENTLE['lr'], eps=eps
@@ -462,7 +463,7 @@ def check_jax(method, subject, device):
 
     found = {}
     for key, future in compiled.items():
-        after = future.result().parameters  # it has made one step
+        after = future.result().parameters  # after one step
         changes = {
             JAX[key]: named(jax.tree.map(lambda a, b: numpy.asarray(a) - b, after, first)),
             EAGER_PACKED: named(expected),
@@ -473,9 +474,9 @@ def check_jax(method, subject, device):
 
 
 def judged(changes, reference, limit=None):
-    """Return name -> largest relative error of what changed; raise where one is too large.
+    """Return name -> largest relative error of changes; raise AssertionError if one is too large.
 
-    limit: None means `STEP_ERROR`.
+    `limit`: None means `STEP_ERROR`.
     """
     expected = changes.pop(reference)
     found = {
@@ -489,7 +490,7 @@ def judged(changes, reference, limit=None):
 
 
 def ratio(cell, name, over):
-    """Return how many times faster one is than another; None where one was not run."""
+    """Return the time of contender `over` over the time of `name`, or None if one was not run."""
     times = cell['milliseconds']
     if name not in times or over not in times:
         return None
@@ -499,7 +500,7 @@ def ratio(cell, name, over):
 def over_jax(cell, precision):
     """Return JAX's time, the faster of jit and scan, over ours, packed and from the device.
 
-    None where one of the contenders was not run.
+    Returns None if one of the contenders was not run.
     """
     ratios = [ratio(cell, PACKED, JAX[driver, precision]) for driver in DRIVERS]
     return None if None in ratios else min(ratios)

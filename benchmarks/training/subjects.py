@@ -1,4 +1,4 @@
-"""The models of the benchmarks of training and prediction, their data, and what chooses them."""
+"""Models and data of the benchmarks of training and prediction, and arguments to choose them."""
 
 import collections
 import contextlib
@@ -25,19 +25,19 @@ LARGE = ('relgat', 'gnnfilm', 'ggnn_gwm', 'rsgcn_gwm', 'gin_gwm', 'nfp_gwm')
 METHODS = (*LARGE, 'mpnn', *(name for name in NAMED if name not in LARGE))
 N_UNIT, N_LAYERS = 64, 4
 
-# Contenders are Chainer's own classes where they are called so.
+# Chainer's own classes must not be adopted, because some contenders are these classes.
 vars(chainer.global_config)['bspmm_capture'] = False
 
-# A method on a data set. model: upstream's, on the host; dense, data: the data set for upstream and
-# for ours; converters: layout -> of ours.
+# A method on a data set. model: upstream's model, on the host. dense, data: the data set for
+# upstream, and for ours. converters: layout -> our converter.
 Subject = collections.namedtuple('Subject', 'model dense data converters')
 
 
 def subject_of(method, read, sets, n_unit=N_UNIT, n_layers=N_LAYERS):
     """Return the `Subject` of a method of `METHODS`.
 
-    read: SMILES and labels; sets: keeps the data sets that several methods need; n_unit, n_layers:
-    the width and the number of the model's layers.
+    `read`: SMILES and labels. `sets`: dict that keeps data sets for several methods. `n_unit`,
+    `n_layers`: the width and the number of the model's layers.
     """
     base, _, variant = method.partition('_')
     dense, data = of_kind(sets, read, method if variant == 'gwm' else base)
@@ -52,7 +52,7 @@ def subject_of(method, read, sets, n_unit=N_UNIT, n_layers=N_LAYERS):
             sets[with_atom] = data_sets.weisfeiler_lehman(dense, with_atom)
         found, n_labels = sets[with_atom]
         atoms, matrices, _ = dense.get_datasets()
-        if with_atom:  # the labels are the atoms
+        if with_atom:  # the labels replace the atoms
             dense = NumpyTupleDataset(found, matrices, labels)
             data = to_sparse(dense)
             model = new_model(method, labels, **shape, n_atom_types=n_labels)
@@ -60,7 +60,7 @@ def subject_of(method, read, sets, n_unit=N_UNIT, n_layers=N_LAYERS):
             data = dense = NumpyTupleDataset(atoms, matrices, found, labels)
             n_columns = 1
             model = new_model(method, labels, **shape, n_wle_types=n_labels)
-    model(*upstream_concat_mols([dense[0]]))  # makes all parameters
+    model(*upstream_concat_mols([dense[0]]))  # to make all parameters
     converters = {
         layout: chainer_bspmm.CSRConverter(layout, n_node_columns=n_columns)
         for layout in ('folded', 'packed')
@@ -69,7 +69,7 @@ def subject_of(method, read, sets, n_unit=N_UNIT, n_layers=N_LAYERS):
 
 
 def of_kind(sets, read, method):
-    """Return a method's data set, dense and sparse, from `sets` where one like it was made."""
+    """Return a method's data set, dense and sparse; from `sets` if it was made before."""
     method = {'mpnn': 'ggnn'}.get(method, method)
     kind = smiles.KINDS[preprocess_method_dict[method].__name__]
     if kind not in sets:
@@ -80,7 +80,7 @@ def of_kind(sets, read, method):
 def new_model(method, labels, n_unit=N_UNIT, n_layers=N_LAYERS, **sizes):
     """Return Chainer Chemistry's dense model for labels (M, tasks), on the host.
 
-    sizes: of the embeddings, as in `set_up_predictor`.
+    `sizes`: sizes of the embeddings, as in `set_up_predictor`.
     """
     numpy.random.seed(0)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -98,7 +98,7 @@ def new_model(method, labels, n_unit=N_UNIT, n_layers=N_LAYERS, **sizes):
 
 
 def argument_parser(doc, methods, device, device_help):
-    """Return a parser with the options of all these benchmarks; the arguments are defaults."""
+    """Return a parser with the options of all these benchmarks; the arguments are its defaults."""
     parser = harness.argument_parser(doc)
     parser.add_argument('--device', default=device, help=device_help)
     parser.add_argument('--tox21', help="MoleculeNet's tox21.csv.gz; default: generated ones")
@@ -108,7 +108,7 @@ def argument_parser(doc, methods, device, device_help):
 
 
 def molecules(name, args):
-    """Return SMILES, labels and a description of a data set as the arguments ask."""
+    """Return SMILES, labels and a description of the data set that the arguments select."""
     if name == 'tox21':
         return data_sets.tox21(args.tox21, args.limit)
     return {'qm9': data_sets.qm9, 'nci': data_sets.nci}[name](args.limit)

@@ -1,1 +1,1 @@
-"""CUDA and arrays, without containers: kernel sources, launches, cuBLAS, steps under capture."""
+"""CUDA without containers: kernel sources, launches, cuBLAS, and the step under capture."""

@@ -1,7 +1,7 @@
 """Dense products that a CUDA graph may capture, by a separate cuBLAS handle.
 
-CuPy refuses its cuBLAS calls during capture, because its handle may allocate. This one has its
-workspace from the start. The calls go by ctypes to the library that CuPy has loaded.
+CuPy refuses its cuBLAS calls during capture, because its handle may allocate. The handle made here
+has its workspace from the start. Calls go through ctypes to the library that CuPy has loaded.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import step
 
-WORKSPACE = 32 << 20  # bytes; NVIDIA's recommendation for Hopper, eight times that for others
+WORKSPACE = 32 << 20  # bytes; NVIDIA recommends it for Hopper, and an eighth of it for others
 
-# The headers' names: cudaDataType_t, cublasComputeType_t, cublasMath_t, cublasGemmAlgo_t.
+# Values of cudaDataType_t, cublasComputeType_t, cublasMath_t and cublasGemmAlgo_t in the headers.
 DATA_TYPES = {'f': 0, 'd': 1, 'e': 2}
 COMPUTE_32F, COMPUTE_32F_PEDANTIC, COMPUTE_32F_FAST_TF32 = 68, 69, 77
 COMPUTE_64F, COMPUTE_64F_PEDANTIC = 70, 71
@@ -28,7 +28,7 @@ MATH_MODE = 16  # default (no TF32), and CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_
 DEFAULT_ALGORITHM = -1
 LARGEST_INT = 2**31 - 1
 
-# CuPy's compute types, set by CUPY_TF32 or cupy._core.set_compute_type.
+# CuPy's compute types, which CUPY_TF32 or cupy._core.set_compute_type sets.
 CUPY_PEDANTIC, CUPY_TF32 = 2, 7
 
 # alpha and beta, adjacent in memory, in the compute type; cuBLAS reads them during the call.
@@ -52,7 +52,7 @@ STATUS = {
 
 
 class Library:
-    """The few cuBLAS calls needed here; one that fails raises RuntimeError, with its status."""
+    """The few cuBLAS calls that are needed here; a failure raises RuntimeError with its status."""
 
     def __init__(self, name):
         library = ctypes.CDLL(name)
@@ -118,22 +118,23 @@ def cublas():
 
 
 def name_of_library():
-    """Return the name of CuPy's cuBLAS; the loader returns the one that the process has, if any."""
-    major = cuda.cupy.cuda.runtime.runtimeGetVersion() // 1000  # of the CUDA that CuPy is built for
+    """Return the name of CuPy's cuBLAS, for which the loader returns the library loaded already."""
+    # The version of CUDA that CuPy was built for.
+    major = cuda.cupy.cuda.runtime.runtimeGetVersion() // 1000
     return ('cublas64_%d.dll' if sys.platform == 'win32' else 'libcublas.so.%d') % major
 
 
 class Blas:
     """Products of CuPy arrays on the current stream, which may be under capture.
 
-    The arrays must be on the device that is current when it is made. Make it outside of capture and
-    keep it as long as any graph that captured its calls: the graph's kernels use its workspace.
-    Do not let it be collected during a capture either: its finalizer destroys the handle, which
-    synchronises the device.
+    The arrays must be on the device that is current when it is made. Make it outside of capture,
+    and keep it as long as any graph that captured its calls, because the graph's kernels use its
+    workspace. It must not be collected during a capture either: its finalizer destroys the handle,
+    which synchronises the device.
 
     float16 is multiplied and summed in float32, partial sums included. TF32 is requested only where
-    CuPy would request it: if ``CUPY_TF32=1`` or ``cupy._core.set_compute_type`` says so, never for
-    stacks. Deterministic on one kind of device and version of cuBLAS.
+    CuPy would request it: if ``CUPY_TF32=1`` or ``cupy._core.set_compute_type`` says so, and never
+    for stacks. Deterministic on one kind of device and version of cuBLAS.
     """
 
     def __init__(self):
@@ -142,23 +143,23 @@ class Blas:
         self._library = cublas()
         self._workspace = cuda.cupy.empty(WORKSPACE, numpy.uint8)
         self._handle = self._library.create()
-        # Not at exit, when CUDA itself may be gone; the driver cleans up then.
+        # The finalizer does not run at exit, when CUDA may be gone already; the driver cleans up.
         weakref.finalize(self, self._library.destroy, self._handle).atexit = False
         self._library.set_math_mode(self._handle, MATH_MODE)
         self.use(cuda.cupy.cuda.get_current_stream())
 
     def use(self, stream):
-        """Launch on a stream from now on; called before a capture, so that products need not."""
+        """Launch on a stream from now on; called before a capture, not by every product."""
         if stream.ptr != self._stream:
             self._library.set_stream(self._handle, stream.ptr)
-            # A new stream makes cuBLAS forget the workspace.
+            # With a new stream, cuBLAS forgets the workspace.
             self._library.set_workspace(self._handle, self._workspace.data.ptr, WORKSPACE)
             self._stream = stream.ptr
 
     def dot(self, a, b):
         """Multiply two matrices or vectors, as ``cupy.dot`` does; the result is C-contiguous.
 
-        Row-major and column-major arrays are read in place, all others are copied first.
+        Row-major and column-major arrays are read in place; all others are copied first.
         """
         if a.ndim == b.ndim == 2:
             return self._matrices(a, b)
@@ -183,7 +184,7 @@ class Blas:
         return self._matrices(*stacks).reshape(lead + (a.shape[-2], b.shape[-1]))
 
     def _matrices(self, a, b):
-        """Multiply two matrices, or two stacks of equally many."""
+        """Multiply two matrices, or two stacks of the same number of matrices."""
         self._check(a, b)
         dtype = a.dtype if a.dtype == b.dtype else numpy.promote_types(a.dtype, b.dtype)
         shape = a.shape[:-1] + b.shape[-1:]
@@ -203,7 +204,7 @@ class Blas:
             type_, factors = DATA_TYPES[dtype.char], FACTORS[dtype.char]
             one = factors.ctypes.data
             zero = factors.ctypes.data + factors.itemsize
-            # cuBLAS is column-major: it computes C^T = B^T A^T, so b comes first, and n before m.
+            # cuBLAS is column-major. It computes C^T = B^T A^T, so b comes first, and n before m.
             if a.ndim == 2:
                 self._library.gemm_ex(
                     self._handle,
@@ -268,7 +269,7 @@ class Blas:
 
 
 def _of_vectors(product, a, b):
-    """Return the product if a, b or both are vectors, computed as one of matrices."""
+    """Return the product if a, b or both are vectors, computed as a product of matrices."""
     c = product(a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b)
     shape = c.shape[:-1] if b.ndim == 1 else c.shape
     if a.ndim == 1:
@@ -278,9 +279,9 @@ def _of_vectors(product, a, b):
 
 
 def _laid_out(a):
-    """Return a matrix or stack as cuBLAS can read it, its order, and its leading dimension."""
+    """Return a matrix or stack in a form that cuBLAS can read, its order and leading dimension."""
     # The order is 0 for row-major, 1 for column-major. It is also the operation to pass to cuBLAS,
-    # which reads a row-major matrix as its transpose and computes with transposes here.
+    # which is asked for the transposed product, and reads a row-major matrix as its transpose.
     size = a.itemsize
     n_rows, n_columns = a.shape[-2:]
     *stack, down, along = a.strides
@@ -293,7 +294,7 @@ def _laid_out(a):
 
 
 def compute_type(dtype):
-    """Return the cublasComputeType_t that CuPy would ask for in a product of this dtype."""
+    """Return the cublasComputeType_t that CuPy would request for a product of this dtype."""
     chosen = cuda.cupy._core.get_compute_type(dtype)
     if dtype.char == 'd':
         return COMPUTE_64F_PEDANTIC if chosen == CUPY_PEDANTIC else COMPUTE_64F
@@ -303,7 +304,7 @@ def compute_type(dtype):
 
 
 def step_for(array):
-    """Return the current step if products and random numbers of this array are part of it."""
+    """Return the current step if products with this array are part of it: it must be on a GPU."""
     return None if isinstance(array, numpy.ndarray) else step.current()
 
 

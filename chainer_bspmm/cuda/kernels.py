@@ -1,4 +1,4 @@
-"""Find the CUDA sources, compile them for a device, cache the compiled kernels."""
+"""CUDA sources: where they are, compilation for a device, and a cache of compiled kernels."""
 
 import concurrent.futures
 import contextlib
@@ -11,7 +11,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import plans
 
-# The kernels' names of storage dtypes, by NumPy's one-letter code.
+# The kernels' names for storage dtypes, by NumPy's one-letter code.
 STORAGE = {'e': '__half', 'f': 'float', 'd': 'double'}
 
 
@@ -28,14 +28,14 @@ def directory():
 
 
 def paths():
-    """Return {name: pathlib.Path} of the kernels: one ``.cu`` file each, here or in ``papers/``."""
+    """Return {name: pathlib.Path} of the kernels' ``.cu`` files, including those in ``papers/``."""
     return {path.stem: path for path in directory().rglob('*.cu')}
 
 
 def source(name):
     """Return the text of a kernel's file with the headers inserted.
 
-    CuPy's disk cache hashes the text that it compiles, but not headers which that text includes.
+    CuPy's disk cache hashes the text that it compiles, but not the headers that the text includes.
     """
     path = paths()[name]
     parts = []
@@ -70,14 +70,14 @@ def device(device_id):
 
 
 class _Local(threading.local):
-    together = None  # a pool and the kernels that were asked for, inside of `compiled_together`
+    together = None  # inside of `compiled_together`: a pool and the keys of the requested kernels
 
 
 _local = _Local()
 
 
 def load(device_id, name, dtype_char, defines):
-    """Return the compiled ``cupy.cuda.Function`` of a kernel; `name`: its file and entry point."""
+    """Return a kernel as a compiled ``cupy.cuda.Function``; `name` is its file and entry point."""
     if _local.together is None:
         return _compiled(device_id, name, dtype_char, defines)
     pool, asked = _local.together
@@ -85,15 +85,15 @@ def load(device_id, name, dtype_char, defines):
     if key not in asked:
         asked.add(key)
         pool.submit(_compiled_elsewhere, *key)
-    return lambda *_, **__: None  # launches nothing
+    return lambda *_, **__: None  # stands for the kernel, but launches nothing
 
 
 @contextlib.contextmanager
 def compiled_together():
     """Compile the kernels that this thread loads inside, several at a time; launches do nothing.
 
-    Without it, each is compiled when it is first launched, in up to a second. Errors of the
-    compiler are not raised here, but at that launch.
+    Without it, each kernel is compiled at its first launch, which takes up to a second. Errors of
+    the compiler are not raised here, but at that launch.
     """
     with concurrent.futures.ThreadPoolExecutor() as pool:
         _local.together = pool, set()
@@ -115,8 +115,8 @@ def _compiled_elsewhere(device_id, *key):
 def _compiled(device_id, name, dtype_char, defines):
     module = cuda.cupy.RawModule(code=source(name), options=options(dtype_char, defines))
     function = module.get_function(name)
-    # More than 48 KB must be asked for. It takes no memory from launches that need less.
+    # More than 48 KB must be requested. That takes no memory from launches that need less.
     limit = device(device_id).shared_bytes
     function.max_dynamic_shared_size_bytes = limit - function.shared_size_bytes
-    # The bare function: RawKernel would look up the device again at every launch.
+    # The bare function is returned, because RawKernel would look up the device at every launch.
     return function.kernel

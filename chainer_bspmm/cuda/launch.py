@@ -15,14 +15,14 @@ def on_gpu(x):
 
 
 def contiguous(array):
-    """Return the array C-contiguous, copied only where it is not; None stays None."""
+    """Return the array, or a C-contiguous copy if it is not C-contiguous; None stays None."""
     if array is None or array.flags.c_contiguous:
         return array
     return cuda.cupy.ascontiguousarray(array)
 
 
 def address_bits(*arrays):
-    """Return the bits (int) that are set in any of the addresses; None has no address."""
+    """Return the bits (int) that are set in any of the arrays' addresses; None has no address."""
     bits = 0
     for array in arrays:
         if array is not None:
@@ -31,17 +31,20 @@ def address_bits(*arrays):
 
 
 def vector_width(n_channels, *arrays):
-    """Return how many elements of a row a thread moves at once; all but the first may be None."""
+    """Return the number of elements of a row that a thread moves at once.
+
+    All arrays but the first may be None.
+    """
     return plans.widest_vector(n_channels, arrays[0].itemsize, address_bits(*arrays))
 
 
 def arithmetic(dtype):
-    """Return the NumPy type that kernels calculate in for a storage dtype: `Real` of common.cuh."""
+    """Return the NumPy type in which kernels calculate for a storage dtype, common.cuh's `Real`."""
     return numpy.float64 if dtype == numpy.float64 else numpy.float32
 
 
 class device_of:
-    """Make the device of an array current; costs nothing if it is current already."""
+    """Context in which the device of an array is current; free if it is current already."""
 
     def __init__(self, x):
         self._id = x.data.device_id
@@ -58,10 +61,10 @@ class device_of:
 
 
 def run(name, like, plan: plans.Launch, *arguments, numbers=(), storage=None, **constants):
-    """Launch the kernel of a file as planned, with `constants` compiled in beside the plan's.
+    """Launch the kernel of a file by a plan; `constants` are compiled in, like the plan's.
 
-    `like` is an array on the device, of the dtype that the kernel stores unless `storage` is the
-    letter of another. The kernel gets `arguments`, of which None is a null pointer, then the sizes
+    `like` is an array on the device. Its dtype is the kernel's storage dtype, unless `storage` is
+    the letter of another one. The kernel gets `arguments` (None is a null pointer), then the sizes
     of the plan, then `numbers`.
     """
     defines = plan.defines + tuple(constants.items())

@@ -1,6 +1,6 @@
-"""Sums of partial results, such as every block's part of the gradient of a weight.
+"""Partial sums, such as every block's part of the gradient of a weight, and their addition.
 
-A step (`cuda.step`) defers its sums, to do them together before anything reads them.
+A captured step (`cuda.step`) defers them, and adds them up together before anything reads them.
 """
 
 import numpy
@@ -10,10 +10,10 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import plans, step
 from chainer_bspmm.cuda.launch import device_of, run
 
-# Threads of a block, as in the kernel.
+# Shape of a block of threads, as in the kernel.
 COLUMNS = 32
 LANES = 8
-# Kernel arguments are 4 KB at most. There is one target more than are used: it marks the end.
+# Kernel arguments may have 4 KB. The last target in use is followed by one that marks the end.
 N_SOURCES, N_TARGETS = 80, 80
 _SOURCE = numpy.dtype([('from', 'P'), ('first', 'i'), ('stride', 'i'), ('n_rows', 'i')], align=True)
 _TARGET = numpy.dtype(
@@ -31,20 +31,20 @@ DEFINES = (
 
 
 class PendingSums:
-    """Sums that are not done yet: the arrays to write, and the parts of each."""
+    """Deferred sums: the arrays to be written, and the partial sums of each."""
 
     def __init__(self):
         self._sums = {}  # id of an array -> (array, [(partials, first column), ...])
 
     def add(self, partials, first, shape, dtype):
-        """Return a new array that will be a sum; it is uninitialised until then."""
+        """Return a new array for a sum; it is uninitialised until the sum is computed."""
         array = cuda.cupy.empty(shape, dtype)
         if array.size:
             self._sums[id(array)] = array, [(partials, first)]
         return array
 
     def chain(self, array, other):
-        """Return whether `array` will be both sums: if both are pending and not too many."""
+        """Let `array` become the sum of two deferred sums; return False if that is not possible."""
         if id(array) not in self._sums or id(other) not in self._sums or array is other:
             return False
         sources, others = self._sums[id(array)][1], self._sums[id(other)][1]
@@ -55,19 +55,19 @@ class PendingSums:
         return True
 
     def settle(self, array):
-        """Do the sum of an array now, if it is pending, because it is about to be read."""
+        """Compute the sum of an array now, if it is deferred, because it is about to be read."""
         pending = self._sums.pop(id(array), None)
         if pending is not None:
             _launch([pending])
 
     def launch(self):
-        """Do all sums: one launch for up to 79 arrays of a dtype."""
+        """Compute all sums, with one launch for up to 79 arrays of a dtype."""
         sums = list(self._sums.values())
         self._sums.clear()
         _launch(sums)
 
     def others_than(self, arrays):
-        """Return whether a pending sum is none of these arrays: something else may have read it."""
+        """Return whether other arrays than these are deferred, which something may have read."""
         return not self._sums.keys() <= {id(array) for array in arrays}
 
 
@@ -111,9 +111,9 @@ def _launch_batch(sums):
 def sum_partials(partials, parts):
     """Return the sums over the rows of columns of an array on a GPU.
 
-    They are ``partials[:, first : first + prod(shape)].sum(axis=0)``, of that shape and dtype, for
-    each (first, shape, dtype) of `parts`; `partials` is of the dtype that kernels calculate in.
-    Rows are added in a fixed order, without atomics: deterministic.
+    For each (first, shape, dtype) of `parts` the result is ``partials[:, first : first +
+    prod(shape)].sum(axis=0)``, of that shape and dtype. `partials` has the dtype in which kernels
+    calculate. Deterministic: rows are added in a fixed order, without atomics.
 
     Inside a captured step the sums may be deferred. Then the returned arrays are uninitialised
     until the backward pass ends, so they must be gradients of parameters, which only the update

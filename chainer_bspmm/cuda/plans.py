@@ -1,5 +1,5 @@
 """Launch plans: the parts that all operations share. Pure functions of a few integers."""
-# Kernels take their tile sizes from the constants decided here: grid and tile cannot disagree.
+# Kernels take their tile sizes from constants of the plan, so grid and tile cannot disagree.
 
 import collections
 from collections.abc import Callable
@@ -16,14 +16,14 @@ class Launch(NamedTuple):
     """Plan of a launch: how a kernel is compiled and launched."""
 
     defines: tuple  # compile-time constants, pairs of name and value
-    grid: tuple[int, int, int]  # in CUDA's order (x, y, z), as block
+    grid: tuple[int, int, int]  # in CUDA's order (x, y, z), like `block`
     block: tuple[int, int, int]
     shared_bytes: int = 0  # dynamic shared memory of a block
     arguments: tuple = ()  # the sizes among the kernel's arguments, which follow its arrays
 
 
 class Kept(Protocol[Parameters, Plan]):
-    """Type of a :func:`functools.lru_cache`; its own annotation takes any arguments."""
+    """Type of a function with :func:`functools.lru_cache`, whose annotation takes any arguments."""
 
     __wrapped__: Callable[Parameters, Plan]
 
@@ -33,42 +33,44 @@ class Kept(Protocol[Parameters, Plan]):
 
 
 def kept(function: Callable[Parameters, Plan]) -> Kept[Parameters, Plan]:
-    """Keep up to 4,096 plans."""
+    """Cache up to 4,096 plans of a function."""
     return functools.lru_cache(maxsize=4096)(function)
 
 
-BLOCK = 128  # threads; large enough for full occupancy, small enough for batches of few rows
+BLOCK = 128  # threads: enough for full occupancy, but not too many for batches of few rows
 WARP = 32
 VECTOR_BYTES = 16  # the widest load of one thread
 MAX_GRID_Y = 65535
 MAX_BLOCK = 1024
-QUAD = 4  # elements that the kernel loads from shared memory at once, and pads rows to
-LONG_ROW = 128  # entries that a row of a molecule never has: no policy of theirs depends on these
+QUAD = 4  # elements that a kernel loads from shared memory at once; rows are padded to multiples
+LONG_ROW = 128  # entries; rows of molecules are never longer, so plans for long rows spare them
 
 
 def widest_vector(n_channels, itemsize, address_bits) -> int:
-    """Return how many elements one thread moves at a time, for or-ed addresses."""
-    # The widest of 16, 8, 4, ... bytes that divides a row and that all addresses are aligned to.
+    """Return the number of elements that a thread moves at a time, for or-ed addresses."""
+    # It is the widest of 16, 8, 4, ... bytes that divides a row and to which all addresses are
+    # aligned.
     width = VECTOR_BYTES // itemsize
     while width > 1 and (n_channels % width or address_bits % (width * itemsize)):
         width //= 2
     return width
 
 
-# A GPU: its multiprocessors, the bytes of its L2 cache, and of shared memory that a block may have.
+# A GPU: the number of its multiprocessors, the bytes of its L2 cache, and the bytes of shared
+# memory that a block may have.
 Device = collections.namedtuple('Device', 'n_sms l2_bytes shared_bytes', defaults=(227 << 10,))
 
-# Vectors of a row that a lane of bsddmm_csr has in flight, of each entry that it takes together.
+# Vectors of a row that a lane of bsddmm_csr has in flight, for each of the entries in flight.
 ROW_TILE = 2
 
 
 @kept
 def dot_launch(n_rows, n_channels, width, tile=ROW_TILE) -> Launch:
-    """Plan a sub-warp per row, at most `tile` vectors per lane at once: the grid of bsddmm_csr."""
+    """Plan bsddmm_csr: a sub-warp per row, with at most `tile` vectors per lane at once."""
     n_vectors = n_channels // width
     tile = min(n_vectors, tile)
     lanes = 1
-    while lanes * tile < n_vectors and lanes < WARP:  # a power of two: lanes reduce by halving
+    while lanes * tile < n_vectors and lanes < WARP:  # a power of two, because lanes are halved
         lanes *= 2
     rows = BLOCK // lanes
     return Launch(
@@ -91,7 +93,7 @@ def row_threads(n_rows) -> Launch:
 
 
 def vector_threads(n_units, n_vectors, width, arguments) -> Launch:
-    """Plan a thread per (unit, vector), in blocks of as many columns as leave few threads idle."""
+    """Plan a thread per (unit, vector), in blocks whose width leaves few threads idle."""
     tiles = -(-n_vectors // WARP)
     columns = -(-n_vectors // tiles)
     units = BLOCK // columns

@@ -1,6 +1,6 @@
 """Differentiable functions of sparse batches: products, reductions, softmax and two layers.
 
-They are the public part of :mod:`chainer_bspmm.ops`, from which the package itself imports them.
+They are the public part of :mod:`chainer_bspmm.ops`; the package itself imports them from there.
 """
 
 from chainer_bspmm.ops.bspmm import bsddmm, bspmm

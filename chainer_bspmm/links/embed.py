@@ -11,14 +11,17 @@ from chainer_bspmm.sparse.batched_csr import check_adjacency
 
 
 def node_shape(adj):
-    """Return the shape of an array of one item for each node: (n_rows,), padded (n_graphs, N)."""
+    """Return the shape of an array with one item per node: (n_rows,), or padded (n_graphs, N)."""
     return (adj.n_graphs, adj.max_rows) if adj.layout == 'padded' else (adj.n_rows,)
 
 
 def embed_atoms(embed, atom_array, adj, any_width=False):
-    """Return (n_rows, channels) node features of atom ids; features pass through, flattened."""
-    # These are as wide as the embedding, or of `any_width`. Ids are checked by the batch's stored
-    # maximum, or if that is unknown by the array itself, which synchronises if it is on a device.
+    """Embed atom ids as node features, (n_rows, channels); features are only flattened.
+
+    Features must be as wide as the embedding unless `any_width`.
+    """
+    # Ids are checked by the maximum that is stored in the batch. If that is unknown, the array
+    # itself is read, which synchronises with a GPU.
     check_adjacency(adj)
     if not isinstance(atom_array, chainer.get_array_types() + (chainer.Variable,)):
         raise TypeError('atom_array: expected an array, got %s' % type(atom_array).__name__)
@@ -51,16 +54,17 @@ def embed_atoms(embed, atom_array, adj, any_width=False):
 
 
 def embed_ids(embed, ids):
-    """Return ``embed(ids)``, (n_rows, channels), of a known embedding and checked ids."""
+    """Return ``embed(ids)``, (n_rows, channels), for a known embedding and checked ids."""
     if embed.ignore_label is not None or hooked(embed):
         return embed(ids)
     return embed_rows(ids, embed.W)
 
 
 def call_embed(embed, ids, adj):
-    """Return ``embed(ids)``, (n_rows, channels), of an embedding that a user put there.
+    """Call an embedding that a user put there; return (n_rows, channels).
 
-    It gets ids as they are in the batch: as upstream's, (n_graphs, N), only where that is padded.
+    It gets ids in the shape of the batch. That is upstream's shape, (n_graphs, N), only if the
+    batch is padded.
     """
     h = embed(ids)
     if h.shape[:-1] != ids.shape:

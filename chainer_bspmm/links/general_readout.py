@@ -15,7 +15,7 @@ MODES = ('sum', 'max', 'summax')
 
 
 class GeneralReadout(Sparse, general_readout.GeneralReadout):
-    """Reduce the nodes of every graph to one vector; no parameters.
+    """Reduce the nodes of every graph to one vector, without parameters.
 
     Arguments are upstream's. A graph without nodes gives 0.
     """

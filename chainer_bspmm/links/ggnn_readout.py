@@ -16,7 +16,7 @@ from chainer_bspmm.sparse import BatchedCSR
 
 
 def pool(rows, adj, is_real_node):
-    """Sum (n_rows, n_channels) over the nodes of every graph, or over those that are real."""
+    """Sum (n_rows, n_channels) over the nodes of every graph, or over its real nodes only."""
     if is_real_node is None:
         return segment_sum(adj, rows)
     if not isinstance(is_real_node, chainer.get_array_types()):
@@ -40,7 +40,7 @@ class GatedReadout(Sparse):
         Li et al. 2015 (arXiv:1511.05493), equation 7.
     """
 
-    atoms_are_an_axis = False  # in upstream's arrays
+    atoms_are_an_axis = False  # whether upstream's arrays have an axis of atoms
     inner_layers = {'i_layer': LINEAR, 'j_layer': LINEAR}
 
     def forward(
@@ -73,8 +73,8 @@ class GatedReadout(Sparse):
 class GGNNReadout(GatedReadout, ggnn_readout.GGNNReadout):
     """Reduce as :class:`GatedReadout`; arguments and parameters are upstream's.
 
-    Except that ``activation`` gets two dimensions. In upstream's it gets three, where a softmax
-    would go over the nodes, and is refused.
+    ``activation`` gets arrays of two dimensions. Upstream's readout calls it with three, so that
+    a softmax, for example, would be taken over the nodes; such functions are refused.
     """
 
     atoms_are_an_axis = True
@@ -96,10 +96,10 @@ class ScatterGGNNReadout(GatedReadout, scatter_ggnn_readout.ScatterGGNNReadout):
         self, h: Any, adj: BatchedCSR, h0: Any = None, is_real_node: Any = None
     ) -> Variable:
         """Reduce as :meth:`GatedReadout.forward`."""
-        self.check(self)  # it may have been set later
+        self.check(self)  # the option may have been set after the constructor
         return super().forward(h, adj, h0, is_real_node)
 
 
 def _apply(activation, x):
-    # Chainer's identity would add a node to the graph.
+    # Chainer's identity is skipped, because it would add a node to the graph.
     return x if activation is functions.identity else activation(x)

@@ -13,9 +13,9 @@ class GGNNUpdate(Update, ggnn_update.GGNNUpdate):
     """Compute ``s' = GRU([h[i]; sum_r sum_j A_r[i, j] (W_r h[j] + b_r)], s)`` for every node.
 
     Arguments and parameters are upstream's; rows of ``graph_linear/W`` have the relation as their
-    minor index. The state s of the GRU is kept from call to call until :meth:`reset_state`; without
-    one, on the first call, the parameters U take no part. An update is two nodes of the
-    computational graph: hooks of the child links are refused.
+    minor index. The state s of the GRU is kept from call to call until :meth:`reset_state`. On the
+    first call there is no state, and the parameters U take no part. An update is two nodes of the
+    computational graph, so hooks of the child links are refused.
 
     Source:
         Li et al. 2015 (arXiv:1511.05493), section 3.2; the GRU also sees ``h`` itself.

@@ -15,8 +15,8 @@ MLPS = (MLP.upstream, MLP)
 class GINUpdate(Update, gin_update.GINUpdate):
     """Compute ``h'[i] = dropout(relu(MLP(h[i] + sum_j A[i, j] h[j])))``.
 
-    Arguments and parameters are upstream's. Upstream's preprocessor puts a self-loop into A, so
-    that a node counts twice in its own update.
+    Arguments and parameters are upstream's. Upstream's preprocessor adds a self-loop to A, so that
+    a node counts twice in its own update.
 
     Source:
         Xu, Hu, Leskovec, Jegelka 2019 (arXiv:1810.00826), equation 4.1 with epsilon = 0.
@@ -34,10 +34,10 @@ class GINUpdate(Update, gin_update.GINUpdate):
 class GINSparseUpdate(Update, gin_update.GINSparseUpdate):
     """Compute ``h'[i] = activation(dropout(MLP(h[i] + sum_j A[i, j] h[j])))``.
 
-    Arguments and parameters are upstream's. ``A[i, j]`` is the number of edges from j to i: of the
-    columns ``(j, i)`` of upstream's ``edge_index``. Called as ``update(h, adj, activation)``: the
-    last is ``functions.identity`` unless it is given, or ``relu``, which the model applies to all
-    but the last.
+    Arguments and parameters are upstream's. ``A[i, j]`` is the number of edges from j to i, which
+    are the columns ``(j, i)`` of upstream's ``edge_index``. It is called as ``update(h, adj,
+    activation)``. The activation is ``functions.identity`` by default; the model passes ``relu``
+    to all updates except the last.
     """
 
     inner_layers = {'mlp': MLPS}
@@ -49,7 +49,7 @@ class GINSparseUpdate(Update, gin_update.GINSparseUpdate):
 
 
 def _mlp_of_sums(layers, activation, h, adj, last, dropout_ratio):
-    """Return ``dropout(last(MLP(h + A h)))``; a rectifier may as well come after the dropout."""
+    """Return ``dropout(last(MLP(h + A h)))``; a rectifier and dropout can change places."""
     for i, linear in enumerate(layers):
         is_last = i == len(layers) - 1
         h = activated(

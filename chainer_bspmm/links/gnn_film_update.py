@@ -18,8 +18,8 @@ class GNNFiLMUpdate(Update, gnn_film_update.GNNFiLMUpdate):
     gamma and beta are linear in h[i], norm is a layer normalisation. Arguments and parameters are
     upstream's; rows of ``W_linear/W`` and ``W_g/W`` have the relation as their minor index. The
     last relation of upstream's preprocessor holds the self-loops. An update is two nodes of the
-    computational graph (more with another ``activation`` than a rectifier): hooks of the linear
-    layers are refused. A node without edges gets the norm of 0, which is its bias.
+    computational graph (more if ``activation`` is not a rectifier), so hooks of the linear layers
+    are refused. A node without edges gets the normalisation of 0, which is its bias.
 
     Source:
         Brockschmidt 2019 (arXiv:1906.12192), equation 6.

@@ -18,12 +18,13 @@ class GraphConvolution(chainer.Link):
     together with the linear maps it is one node of the computational graph.
 
     Args:
-        in_channels (int or None): width of X; None: taken from the first call.
+        in_channels (int or None): width of X; None takes it from the first call.
         out_channels (int): width of Y.
         n_relations (int): number of channels.
 
     Raises:
-        TypeError, ValueError: one of the numbers is no integer, or too small.
+        TypeError: one of the numbers is not an integer.
+        ValueError: one of them is too small.
 
     Attributes:
         W (Parameter): (out_channels * n_relations, in_channels); ``W_ch[k, c]`` is
@@ -31,9 +32,9 @@ class GraphConvolution(chainer.Link):
         b (Parameter): (out_channels * n_relations,), in the same order; initially 0.
 
     Source:
-        Nagasaka et al. (CCGrid 2019), the multi-channel graph convolution, which takes two launches
-        for each graph and channel, or two a channel for a whole batch. There ``a_uu = 1``; here a
-        node sees itself if the given matrices say so.
+        Nagasaka et al. (CCGrid 2019), the multi-channel graph convolution. In the paper it takes
+        two launches for each graph and channel, or batched two for each channel. There every node
+        is its own neighbour (``a_uu = 1``), here only if the given matrices say so.
 
     Example:
         >>> import numpy
@@ -66,7 +67,7 @@ class GraphConvolution(chainer.Link):
     def forward(self, x: Any, adj: BatchedCSR) -> chainer.Variable:
         """Convolve by ``adj``, a BatchedCSR of ``n_relations`` relations.
 
-        Arguments, result and errors are those of :func:`chainer_bspmm.functions.relation_linear`.
+        Arguments, result and errors are as in :func:`chainer_bspmm.functions.relation_linear`.
         """
         check_adjacency(adj)
         if adj.n_relations != self.n_relations:

@@ -25,8 +25,8 @@ class GWM(Sparse, gwm.GWM):
         h'[i]      = GRU_local(gate(h_new[i], to_local))
         g'         = GRU_super(gate(to_super, relu(U g)))
 
-    where ``gate(x, y) = (1 - z) x + z y`` with ``z = sigmoid(H x + G y)``. Hooks of its units and
-    GRUs are not called; those of the linear layers of the units are.
+    where ``gate(x, y) = (1 - z) x + z y`` with ``z = sigmoid(H x + G y)``. Hooks of the linear
+    layers in its units are called, but not hooks of the units themselves or of the GRUs.
 
     Source:
         Ishiguro, Maeda, Koyama 2019 (arXiv:1902.01020); Chainer Chemistry 0.7.1, models/gwm/gwm.py.
@@ -44,17 +44,17 @@ class GWM(Sparse, gwm.GWM):
     def forward(
         self, h: Any, h_new: Any, g: Any, adj: BatchedCSR, step: int = 0
     ) -> tuple[Variable, Variable]:
-        """Mix. Call ``reset_state`` before the first step of every batch.
+        """Mix nodes and super nodes. Call ``reset_state`` before the first step of every batch.
 
         Args:
             h (Variable or array): (n_rows, hidden_dim) the nodes before the update.
             h_new (Variable or array): (n_rows, hidden_dim) the nodes after it.
             g (Variable or array): (n_graphs, hidden_dim_super) super nodes.
-            adj (BatchedCSR): delimits the graphs. Phantom atoms, where it has them, take part.
-            step (int): which layer's parameters to use.
+            adj (BatchedCSR): delimits the graphs. Its phantom atoms, if any, take part.
+            step (int): index of the layer whose parameters are used.
 
         Returns:
-            tuple of Variable: nodes and super nodes, shaped as h and g.
+            tuple of Variable: nodes and super nodes, of the shapes of h and g.
         """
         refuse_patched(self.name or 'GWM', self, self.upstream)
         g_new = self.activation(self.update_super[step](g))
@@ -62,7 +62,7 @@ class GWM(Sparse, gwm.GWM):
         transmitter = self.super_transmitter[step]
         expect_known(transmitter, self.inner_layers['super_transmitter'])
         to_local = functions.tanh(transmitter.F_super(g))
-        # Mapped before it is broadcast: a row for each graph, not for each node.
+        # The message is mapped before it is broadcast, while it has only one row per graph.
         unit = self.wgu_local[step]
         expect_known(unit, self.inner_layers['wgu_local'])
         expect_elementwise(unit.activation)
@@ -78,7 +78,7 @@ class GWM(Sparse, gwm.GWM):
 
 
 def _to_super(unit, h, g, adj):
-    """Return (n_graphs, hidden_dim_super): the nodes' message to their super node."""
+    """Return the nodes' message to their super node, (n_graphs, hidden_dim_super)."""
     expect_known(unit, (gwm.GraphTransmitterUnit,))
     n_rows, width = h.shape
     n_heads = unit.n_heads

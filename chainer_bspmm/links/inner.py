@@ -1,9 +1,9 @@
-"""Layers of a swapped link that are not called: which classes they may have, and the refusal.
+"""Inner layers of a swapped link, which are not called: their known classes, and the refusal.
 
 A sparse link computes with the parameters of its linear layers, GRUs and norms, as part of larger
-nodes. The code of a layer does not run then, so it must be the code that the node stands for: of a
-class that is known, as it was when this package was imported. `sparsify` refuses others with their
-path. Where one is put into a link later, or a class is patched, the next call does.
+nodes. The code of such a layer does not run. So it must be the code that the node stands for: that
+of a known class, unchanged since this package was imported. `sparsify` refuses any other layer, and
+names its path. If one is put into a link later, or a class is patched, the next call refuses it.
 """
 
 from typing import Any, NoReturn
@@ -18,7 +18,8 @@ LINEAR = (GraphLinear, links.Linear)
 NORMS = (GraphBatchNormalization, links.BatchNormalization)
 TABLES = (EmbedAtomID, links.EmbedID)
 
-# Class of a layer -> its own layers that are not called either, as `Sparse.inner_layers`.
+# Class of a layer -> the layers in it that are not called either, in the form of
+# `Sparse.inner_layers`.
 INSIDE: dict[type, dict[str, tuple[type, ...]]] = {
     links.GRU: dict.fromkeys(('W', 'W_r', 'W_z', 'U', 'U_r', 'U_z'), LINEAR),
     GraphMLP: {'layers': LINEAR},
@@ -29,7 +30,8 @@ INSIDE: dict[type, dict[str, tuple[type, ...]]] = {
     gwm.WarpGateUnit: {'H': LINEAR, 'G': LINEAR},
 }
 
-# Functions that work along axis 1: rows have their channels there, upstream's arrays their atoms.
+# Functions that work along axis 1, which is the channels of our rows, but the atoms of upstream's
+# arrays.
 ALONG_AXIS_1 = (functions.softmax, functions.log_softmax, functions.normalize, functions.crelu)
 
 REMEDY = (
@@ -39,24 +41,25 @@ REMEDY = (
 
 
 class UnknownLayer(ValueError):
-    """A layer whose code would not run."""
+    """Error: the code of a layer would not run."""
 
 
 def calls_of(kind: Any) -> tuple:
-    """Return what runs where a link of a class is called, as far as a patch may replace it.
+    """Return the methods that a call of a link of a class runs, and that a patch may replace.
 
-    Its ``__call__``, that of its base, which a layer for atoms calls, and its ``forward``.
+    They are the class's ``__call__`` and ``forward``, and its base's ``__call__``, which the
+    ``__call__`` of a layer for atoms calls.
     """
     return kind.__call__, kind.__base__.__call__, getattr(kind, 'forward', None)
 
 
-# Class -> :func:`calls_of` it, as the sparse links know it: of layers, and of the classes that are
-# swapped, which `remember` adds.
+# Class -> its :func:`calls_of`, as the sparse links know it. `remember` adds layers here, and the
+# classes that are swapped.
 CALLS: dict[type, tuple] = {}
 
 
 def remember(*kinds: type) -> None:
-    """Know the code of classes as it is now."""
+    """Record the present code of classes as the known one."""
     for kind in kinds:
         CALLS[kind] = calls_of(kind)
 
@@ -65,14 +68,14 @@ remember(*LINEAR, *NORMS, *TABLES, *INSIDE, links.NStepLSTM, links.LayerNormaliz
 
 
 def is_known(layer: object, kinds: tuple[type, ...]) -> bool:
-    """Return whether a layer is exactly of one of these classes, whose code is what it was."""
+    """Return whether a layer is exactly of one of these classes, and its code unchanged."""
     kind = type(layer)
     return kind in kinds and CALLS[kind] == calls_of(kind) and 'forward' not in vars(layer)
 
 
 def are_patched(kinds: tuple[Any, ...]) -> bool:
-    """Return whether the code of one of these classes is not what it was."""
-    for kind in kinds:  # `calls_of` without a call, because models ask in every forward pass
+    """Return whether the code of one of these classes has been changed."""
+    for kind in kinds:  # `calls_of` is inlined, because models ask in every forward pass
         calls = kind.__call__, kind.__base__.__call__, getattr(kind, 'forward', None)
         if CALLS[kind] != calls:
             return True
@@ -80,19 +83,19 @@ def are_patched(kinds: tuple[Any, ...]) -> bool:
 
 
 def expect_known(layer: object, kinds: tuple[type, ...]) -> None:
-    """Refuse a layer that is not known, under its own name: callers know the whole path."""
+    """Refuse a layer that is not known; the error has only its name, and callers add the path."""
     if not is_known(layer, kinds):
         refuse(getattr(layer, 'name', None) or 'a layer', layer, kinds)
 
 
 def expect_norm(layer: object) -> None:
-    """Refuse a batch normalisation whose code is neither known nor that of several ranks."""
+    """Refuse a batch normalisation that is neither known nor one over several ranks."""
     if not _is_of_ranks(layer):
         expect_known(layer, NORMS)
 
 
 def _is_of_ranks(layer):
-    return hasattr(type(layer), 'bspmm_ranks')  # such as ChainerMN's: `ops.batch_norm` knows it
+    return hasattr(type(layer), 'bspmm_ranks')  # ChainerMN's has it, and `ops.batch_norm` reads it
 
 
 def refuse(path: str, layer: object, kinds: tuple[type, ...]) -> NoReturn:
@@ -109,9 +112,9 @@ def refuse(path: str, layer: object, kinds: tuple[type, ...]) -> NoReturn:
 
 
 def check_layers(owner: object, layers: dict[str, tuple[type, ...]], prefix: str = '') -> None:
-    """Refuse a layer that is not known, in one of these attributes or inside of one, with its path.
+    """Refuse unknown layers in these attributes, and in the layers there; the error has the path.
 
-    An attribute holds a layer or a list of layers; some models lack it, or have None there.
+    An attribute holds a layer or a list of layers. Some models lack it, or have None there.
     """
     for name, kinds in layers.items():
         held = getattr(owner, name, None)
@@ -126,7 +129,7 @@ def check_layers(owner: object, layers: dict[str, tuple[type, ...]], prefix: str
 
 
 def expect_elementwise(activation: Any) -> None:
-    """Refuse an activation of atoms that gives rows other numbers than upstream's arrays."""
+    """Refuse an activation that gives other results for rows than for upstream's arrays."""
     if activation in ALONG_AXIS_1:
         raise ValueError(
             'activation: expected a function of each element, got %s, which Chainer Chemistry '
@@ -135,9 +138,9 @@ def expect_elementwise(activation: Any) -> None:
 
 
 def refuse_patched(path: str, link: object, kind: type) -> None:
-    """Raise UnknownLayer if the code of a link of upstream's class `kind` is not what it was.
+    """Raise UnknownLayer if the code of upstream's class `kind` has been changed.
 
-    Or the code of the class, if the link is of the one that replaces it.
+    It is also raised if the link is of that class and has a `forward` among its attributes.
     """
     if CALLS[kind] != calls_of(kind) or (type(link) is kind and 'forward' in vars(link)):
         raise UnknownLayer(

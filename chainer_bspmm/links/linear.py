@@ -1,4 +1,4 @@
-"""Linear layers and GRUs of Chainer applied to rows, some of them as part of another node."""
+"""Chainer's linear layers and GRUs, applied to rows, some of them as part of another node."""
 
 import chainer
 from chainer import functions
@@ -13,23 +13,27 @@ from chainer_bspmm.ops.linear_softmax import linear_softmax
 
 
 def hooked(*links: chainer.Link) -> bool:
-    """Return whether a hook is active for all links, or for one of these: then each is called."""
+    """Return whether a hook is active for all links or for one of these, so each must be called."""
     if chainer._get_link_hooks():
         return True
     for link in links:
-        if getattr(link, 'local_link_hooks', True):  # what is no link is refused where it is called
+        # Objects that are not links count as hooked: the call will refuse them.
+        if getattr(link, 'local_link_hooks', True):
             return True
     return False
 
 
 def linear_rows(linear, h):
-    """Return ``linear(h)`` of rows (..., n_in); GraphLinear's own call insists on three axes."""
+    """Return ``linear(h)`` for rows (..., n_in); GraphLinear's own call insists on three axes."""
     expect_known(linear, LINEAR)
     return chainer.links.Linear.__call__(linear, h, n_batch_axes=h.ndim - 1)
 
 
 def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
-    """Return ``dropout(activation(linear(h)))``, or of ``h + A h``; one node if it may be."""
+    """Return ``dropout(activation(linear(h)))``, or with ``h + A h`` for h if `adj` is given.
+
+    It is one node, unless the link has hooks or the activation is not one of ACTIVATIONS.
+    """
     ratio = max(dropout_ratio, 0.0)
     if not hooked(linear) and activation in ACTIVATIONS:
         W, b = parameters_of(linear, h.shape[1])
@@ -50,11 +54,11 @@ def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
 def gated_step(gru, x, message):
     """Take a step of a GRU with input ``[x, message]``, as one node, and keep the state.
 
-    A message may have no columns. Hooks of the GRU are not called, those of its layers refused.
+    A message may have no columns. Hooks of the GRU are not called; hooks of its layers are refused.
     """
     expect_known(gru, (chainer.links.GRU,))
     n_inputs = x.shape[1] + message.shape[1]
-    # In the order of the link's own call, so that one seed gives the same parameters.
+    # Parameters are made in the order of the GRU's own call, so that a seed gives the same ones.
     update, candidate = (parameters_of(layer, n_inputs) for layer in (gru.W_z, gru.W))
     parameters = [candidate, update]
     if gru.h is not None:
@@ -66,7 +70,7 @@ def gated_step(gru, x, message):
 
 def parameters_of(linear, n_inputs):
     """Return W and b of a layer that is part of another node, initialised if necessary."""
-    # `expect_known` without its two calls, because a model asks for up to a hundred layers.
+    # This is `expect_known`, inlined, because a model asks for up to a hundred layers.
     kind = type(linear)
     if (
         kind not in LINEAR
@@ -74,7 +78,7 @@ def parameters_of(linear, n_inputs):
         or 'forward' in vars(linear)
     ):
         refuse(getattr(linear, 'name', None) or 'a layer', linear, LINEAR)
-    if linear.local_link_hooks:  # such as spectral normalisation, which would be missing
+    if linear.local_link_hooks:  # they would not run, such as spectral normalisation
         raise ValueError(
             '%s: expected no link hooks, because the link itself is not called on '
             'sparse batches, got %s' % (linear.name, ', '.join(linear.local_link_hooks))

@@ -11,13 +11,13 @@ from chainer_bspmm.links.sparse import Sparse
 
 
 class MLP(Sparse, mlp.MLP):
-    """Apply several linear layers, each one node with its activation; the last has none.
+    """Apply several linear layers, each with its activation one node; the last has no activation.
 
     Arguments and parameters are upstream's.
     """
 
     def forward(self, x: Any) -> Variable:
-        """Map (n_graphs, ...), flattened as by Chainer's Linear, to (n_graphs, out_dim)."""
+        """Map (n_graphs, ...), flattened as in Chainer's Linear, to (n_graphs, out_dim)."""
         refuse_patched(self.name or 'MLP', self, mlp.MLP)
         for link in self.layers:
             x = _applied(link, x, self.activation)
@@ -26,7 +26,7 @@ class MLP(Sparse, mlp.MLP):
 
 def _applied(link, x, activation):
     if not is_known(link, (links.Linear,)) or x.dtype.kind != 'f':
-        return activation(link(x))  # a link that the user put there, or Chainer's error
+        return activation(link(x))  # a user's link, or else Chainer's error
     if x.ndim != 2:
         x = functions.reshape(x, (len(x), -1))
     return activated(link, x, activation)

@@ -1,4 +1,4 @@
-"""Readout of message passing networks: attention over the nodes, several times, from an LSTM."""
+"""Readout of message passing networks (set2set): an LSTM attends to the nodes several times."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ SET2SET = (Set2Set,)
 
 
 class MPNNReadout(Sparse, mpnn_readout.MPNNReadout):
-    """Compute ``linear2(relu(linear1([q; r])))`` after some steps of set2set.
+    """Compute ``linear2(relu(linear1([q; r])))`` after several steps of set2set.
 
     A step is ``q = LSTM([q; r])``, ``a[i] = softmax over the graph's nodes of h[i] . q``,
     ``r = sum_i a[i] h[i]``. Arguments and parameters are upstream's. The LSTM takes all graphs at

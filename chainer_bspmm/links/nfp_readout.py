@@ -25,20 +25,20 @@ class NFPReadout(Sparse, nfp_readout.NFPReadout):
     inner_layers = {'output_weight': LINEAR}
 
     def scores(self, h: Any) -> Variable:
-        """Return the term of every node in its graph's fingerprint, (n_rows, out_dim)."""
+        """Return every node's term of its graph's fingerprint, (n_rows, out_dim)."""
         return activated(self.output_weight, h, functions.softmax)
 
     def forward(self, h: Any, adj: BatchedCSR, is_real_node: Any = None, **kwargs: Any) -> Variable:
         """Reduce (n_rows, in_channels) to (n_graphs, out_dim).
 
-        Nodes for which ``is_real_node``, as in :class:`GGNNReadout`, is 0 do not count. Further
+        Nodes for which ``is_real_node`` (see :class:`GGNNReadout`) is 0 do not count. Further
         arguments, which other readouts take (h0), are ignored.
         """
         return pool(self.scores(h), adj, is_real_node)
 
 
 def summed_scores(readouts, features):
-    """Sum the results of readouts, each for separate features, (n_rows, in_channels)."""
+    """Sum the results of several readouts, each on separate features, (n_rows, in_channels)."""
     layers = [readout.output_weight for readout in readouts]
     if hooked(*layers):
         scores = [readout.scores(h) for readout, h in zip(readouts, features)]

@@ -11,12 +11,17 @@ from chainer_bspmm.ops.degree_linear import degree_linear_sigmoid
 class NFPUpdate(Update, nfp_update.NFPUpdate):
     """Compute ``h'[i] = sigmoid(W_d sum_j A[i, j] h[j] + b_1 + b_2 + ...)``, d the degree of i.
 
-    Arguments and parameters are upstream's, and so are these quirks, which trained parameters
-    depend on: the degree of a node is the sum of its column of ``A``, self-loop included, and W_1
-    is ``graph_linears/0``; the biases of all degrees are added to every node; a node of degree 0 or
-    above max_degree + 1 gets no message, only the biases. ``A``, with self-loops, gives the
-    degrees, once a batch, instead of upstream's argument ``deg_conds``. Called as ``update(h, adj,
-    n_degrees)`` it takes the first layers only, as upstream does where that argument is shorter.
+    Arguments and parameters are upstream's, and so are these quirks, because trained parameters
+    depend on them:
+
+    - The degree of a node is the sum of its column of ``A``, self-loop included; W_1 is
+      ``graph_linears/0``.
+    - The biases of all degrees are added to every node.
+    - A node of degree 0 or above max_degree + 1 gets no message, only the biases.
+
+    Degrees are computed from ``A``, with self-loops, once per batch, instead of being passed as
+    upstream's ``deg_conds``. ``update(h, adj, n_degrees)`` uses the layers of the first n_degrees
+    degrees only, as upstream does if ``deg_conds`` is shorter.
 
     Source:
         Duvenaud et al. 2015 (arXiv:1509.09292), algorithm 2, lines 6 to 8.

@@ -18,15 +18,15 @@ class RelGATUpdate(Update, relgat_update.RelGATUpdate):
     r, k]; m[i, r, k]] + b)`` over the edges of node i. Arguments and parameters are upstream's; the
     rows of ``message_layer/W`` are sorted by relation, head, channel. Values of the adjacency
     matrices are ignored: an entry is an edge, and an entry stored twice counts twice. An update is
-    two nodes of the computational graph: hooks of ``attention_layer`` are refused. The result has
-    out_channels columns, with ``concat_heads`` n_heads times as many.
+    two nodes of the computational graph, so hooks of ``attention_layer`` are refused. The result
+    has out_channels columns, with ``concat_heads`` n_heads times as many.
 
-    As upstream, a node without an edge to take the softmax over gets the mean over its graph, in
-    padded and folded layout over phantom atoms too. With ``'across'`` that is a node without
-    neighbours, and the mean is over all relations; with ``'within'`` it is each relation in which a
-    node has no neighbour, which most have. Dropout draws once for all such nodes of a graph.
-    (Upstream gives absent edges the logit -10000. An edge whose own logit is below about -9900
-    would compete with them; not so here.)
+    As upstream, a node without an edge to take the softmax over gets the mean over its graph, which
+    in padded and folded layout includes phantom atoms. With ``'across'`` this concerns nodes
+    without neighbours, and the mean is over all relations. With ``'within'`` it concerns every
+    relation in which a node has no neighbour, and most nodes have such relations. Dropout draws
+    once for all such nodes of a graph. (Upstream gives absent edges the logit -10000, with which an
+    edge of a logit below about -9900 competes. Here it does not.)
 
     Source:
         Busbridge et al. 2019 (arXiv:1904.05811), ARGAT and WIRGAT with additive logits.

@@ -14,9 +14,9 @@ class RelGCNUpdate(Update, relgcn_update.RelGCNUpdate):
     """Compute ``h'[i] = W_s h[i] + b_s + sum_r sum_j A_r[i, j] (W_r h[j] + b_r)`` for every node.
 
     Arguments and parameters are upstream's; rows of ``graph_linear_edge/W`` have the relation as
-    their minor index. Called as ``update(h, adj, activation)``: the last, ``functions.identity``
-    unless it is given, or ``tanh``, is part of the same node. Both linear maps and the product are
-    that node: hooks of the child links are refused.
+    their minor index. It is called as ``update(h, adj, activation)``, with ``functions.identity``
+    (the default) or ``tanh``. Both linear maps, the product and the activation are one node, so
+    hooks of the child links are refused.
 
     Source:
         Schlichtkrull et al. 2017 (arXiv:1703.06103), equation 2, with a bias and without its
@@ -26,17 +26,17 @@ class RelGCNUpdate(Update, relgcn_update.RelGCNUpdate):
     inner_layers = {'graph_linear_self': LINEAR, 'graph_linear_edge': LINEAR}
 
     def _update(self, h, adj, activation=functions.identity, **kwargs):
-        # In upstream's order, so that one seed gives the same parameters.
+        # Parameters are made in upstream's order, so that a seed gives the same ones.
         own = parameters_of(self.graph_linear_self, h.shape[1])
         edge = parameters_of(self.graph_linear_edge, h.shape[1])
         return graph_linear(adj, h, *edge, *own, activation=activation)
 
 
 class RelGCNSparseUpdate(Update, relgcn_update.RelGCNSparseUpdate):
-    """Compute as :class:`RelGCNUpdate`, with ``A_r[i, j]`` the edges of type r from j to i.
+    """Compute as :class:`RelGCNUpdate`; ``A_r[i, j]`` is the number of edges of type r from j to i.
 
-    Arguments and parameters are upstream's; rows of ``edge_weight/W`` have the relation as their
-    major index, and are put into the other order in each forward pass.
+    Arguments and parameters are upstream's. Rows of ``edge_weight/W`` have the relation as their
+    major index; every forward pass puts them into the other order.
     """
 
     inner_layers = {'root_weight': LINEAR, 'edge_weight': LINEAR}

@@ -14,9 +14,9 @@ from chainer_bspmm.ops.graph_linear import graph_linear
 class RSGCNUpdate(Update, rsgcn_update.RSGCNUpdate):
     """Compute ``h'[i] = W sum_j A[i, j] h[j]`` for every node of a batch of graphs.
 
-    Arguments and parameters are upstream's. Called as ``update(h, adj, activation, dropout_ratio)``
-    it applies an activation, if that is not None, and then dropout. With a rectifier or without an
-    activation the layer is one node, in a step dropout included.
+    Arguments and parameters are upstream's. ``update(h, adj, activation, dropout_ratio)`` also
+    applies an activation, if it is not None, and then dropout. With a rectifier or without an
+    activation the layer is one node, which in a captured step includes dropout.
 
     Source:
         Kipf, Welling 2016 (arXiv:1609.02907), equation 2, without its activation.

@@ -13,26 +13,32 @@ from chainer_bspmm.links import inner
 class Sparse:
     """Base of the links and models that replace Chainer Chemistry's.
 
-    Each is a subclass of the class it replaces, `upstream`, with another `forward`: constructor,
-    attributes, parameter paths and snapshots are upstream's, and assigning ``__class__`` turns an
-    object of one into the other (`sparsify`, `densify`). `parts` names attributes whose link, or
-    each link of whose list, is swapped with its owner, and the classes that it may have.
-    `inner_layers` names those that are not called, and the classes that are known (`links.inner`).
+    Each is a subclass of the class that it replaces, `upstream`, with another `forward`.
+    Constructor, attributes, parameter paths and snapshots are upstream's, and assigning
+    ``__class__`` turns an object of one class into the other (`sparsify`, `densify`).
 
-    All of them take batches in three layouts, and rows are nodes to them. **Folded**
-    (``chainer_bspmm.concat_mols``): the nodes of every graph, and one more for all of its phantom
-    atoms, which counts as often as there are (``adj.row_weights``); the result is what upstream
-    gives for the padded batch, phantom atoms included, unless ``is_real_node`` leaves them out.
-    **Padded** (``CSRConverter('padded')``): every graph has as many rows as the largest one; the
-    result is the same. **Packed** (``CSRConverter('packed')``): no phantom atoms; the result for a
-    graph is what upstream gives for it alone.
+    - `parts`: attributes that hold a link, or a list of links, to be swapped together with their
+      owner, and the classes that these links may have.
+    - `inner_layers`: attributes whose links are not called, and their known classes
+      (`links.inner`).
+
+    All of them take batches in three layouts, and treat each row as a node.
+
+    - **Folded** (``chainer_bspmm.concat_mols``): a graph has its nodes, and one more row for all of
+      its phantom atoms, which counts as often as there are phantom atoms (``adj.row_weights``). The
+      result equals upstream's for the padded batch, phantom atoms included, unless
+      ``is_real_node`` leaves them out.
+    - **Padded** (``CSRConverter('padded')``): every graph has as many rows as the largest one. The
+      result is the same.
+    - **Packed** (``CSRConverter('packed')``): there are no phantom atoms. The result for a graph
+      equals upstream's for this graph alone.
     """
 
     upstream: Any = None
     parts: dict[str, tuple[type[Sparse], ...]] = {}
     inner_layers: dict[str, tuple[type, ...]] = {}
 
-    if TYPE_CHECKING:  # other attributes are those of `upstream`
+    if TYPE_CHECKING:  # all other attributes come from `upstream`
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -40,7 +46,7 @@ class Sparse:
         super().__init_subclass__(**kwargs)
         upstream = cls.__bases__[-1]
         if not upstream.__module__.startswith('chainer_chemistry.'):
-            return  # common code of several links, or a user's subclass
+            return  # it is common code of several links, or a user's subclass
 
         @functools.wraps(upstream.__init__)
         def __init__(self, *args, **kwargs):
@@ -52,7 +58,7 @@ class Sparse:
         cls.__init__ = __init__
         inner.remember(upstream, cls)
 
-    # Upstream's classes define __call__. Chainer's runs hooks and `forward`.
+    # Upstream's classes override __call__; Chainer's is needed, which runs hooks and `forward`.
     __call__ = chainer.Link.__call__
 
     @staticmethod
@@ -61,10 +67,11 @@ class Sparse:
 
     @classmethod
     def swaps(cls, link: chainer.Link) -> list[tuple[chainer.Link, type]]:
-        """Return the link and its parts, each with its sparse class, after a check of all.
+        """Check the link and its parts; return pairs of each link to swap and its sparse class.
 
-        Parts that are sparse already are checked as well, and those of theirs that are not
-        returned. If one has no sparse form, ValueError names its path first.
+        The link itself is the first pair. Parts that are sparse already are checked but not
+        returned, whereas their dense parts are. If a part has no sparse form, ValueError is raised,
+        whose message begins with its path.
         """
         cls.check(link)
         if 'upstream' in vars(cls) and type(link) in (cls, cls.upstream):  # not a user's subclass
@@ -80,7 +87,7 @@ class Sparse:
 
 
 def swaps_at(path: str, link: chainer.Link, kinds: tuple[type[Sparse], ...]):
-    """Return :meth:`Sparse.swaps` of a link at a path; it must be of one of the sparse classes."""
+    """Return :meth:`Sparse.swaps` of the link at a path, which must belong to one of `kinds`."""
     for kind in kinds:
         if isinstance(link, kind) or type(link) is kind.upstream:
             inner.refuse_patched(path, link, kind.upstream)

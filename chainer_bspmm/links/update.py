@@ -12,7 +12,7 @@ from chainer_bspmm.sparse.batched_csr import check_adjacency
 
 
 def activated_update(update, h, adj, activation):
-    """Return ``activation(update(h, adj))``; one node, if the update is not a user's subclass."""
+    """Return ``activation(update(h, adj))``, as one node unless the update is a user's subclass."""
     kind = type(update)
     if kind in CALLS and is_known(update, (kind,)):
         return update(h, adj, activation)
@@ -20,7 +20,7 @@ def activated_update(update, h, adj, activation):
 
 
 class Update(Sparse):
-    """Base of the update links: subclasses have `_update`, of features of two dimensions."""
+    """Base of the update links; subclasses define `_update` for features of two dimensions."""
 
     def forward(self, h: Any, adj: BatchedCSR, *args: Any, **kwargs: Any) -> Variable:
         """Update the nodes.
@@ -28,9 +28,9 @@ class Update(Sparse):
         Args:
             h (Variable or array): (n_nodes, in_channels); or (n_graphs, N, in_channels) if ``adj``
                 is padded.
-            adj (BatchedCSR): adjacency matrices of h's dtype: of ``n_edge_types`` relations, or one
-                if the link has no such attribute.
-            *args, **kwargs: those of the link, see the class.
+            adj (BatchedCSR): adjacency matrices of h's dtype, of ``n_edge_types`` relations, or of
+                one if the link has no such attribute.
+            *args, **kwargs: further arguments of the link; see its class.
 
         Returns:
             Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels).

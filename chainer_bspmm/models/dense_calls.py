@@ -11,7 +11,7 @@ from chainer_bspmm.models.refusals import REFUSALS
 from chainer_bspmm.models.sparsify import EDGE_LIST_MODELS, EDGE_LIST_UPDATES, SWAPS, why_not
 from chainer_bspmm.sparse.batch import Batch
 
-# Swapped as parts of a model only.
+# Classes that are swapped only as parts of a model.
 PARTS = {
     kind.upstream
     for kind in (
@@ -29,9 +29,9 @@ OUTSIDE = 'It does not find links outside of init_scope: swap those by themselve
 
 
 def refuse_sparse_batches():
-    """Make calls of all classes that are swapped or refused raise TypeError, with advice.
+    """Patch all classes that are swapped or refused: a call with a sparse batch raises TypeError.
 
-    Layers for atoms, which are not swapped by themselves, raise ValueError for rows.
+    Layers for atoms are not swapped by themselves; a call with rows raises ValueError.
     """
     for kind in (*SWAPS, *PARTS, *REFUSALS):
         for name in ('__call__', 'forward'):  # upstream overrides one of them
@@ -39,7 +39,7 @@ def refuse_sparse_batches():
                 setattr(kind, name, _refusing(vars(kind)[name]))
     for kind in (GraphLinear, GraphBatchNormalization):
         kind.__call__ = _refusing_rows(kind.__call__)
-    remember(*CALLS)  # with these
+    remember(*CALLS)  # the known code now includes these patches
 
 
 def _refusing(call):

@@ -1,8 +1,8 @@
-"""A dense converter where a swapped model needs sparse batches: one sentence, before it is called.
+"""Errors for a dense converter that was left where a swapped model needs sparse batches.
 
-Updaters, evaluators and `predict` have Chainer's `concat_examples` as their default. Where nothing
-stands between the converter and a swapped model, that is refused at once. In a Chain of a user's
-own, which may make sparse batches itself, it is named where the converter fails.
+Updaters, evaluators and `predict` have Chainer's `concat_examples` as their default. If its batches
+reach a swapped model as they are, it is refused before it is called. A user's own Chain may make
+sparse batches itself, so there the converter is blamed only once it fails.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.links.update import Update
 from chainer_bspmm.models.sparse_model import EdgeListModel, SparseModel
 
-# Links that pass a batch on as it is, and the attribute that has the link that gets it.
+# Links that pass a batch on as it is -> the attribute with the link that gets it.
 PASSING_ON = {
     Regressor: 'predictor',
     Classifier: 'predictor',
@@ -29,7 +29,7 @@ PASSING_ON = {
 def expect_sparse_batches(where: str, converter: Callable, function: Any) -> None:
     """Raise TypeError if the batches of a dense converter reach a swapped model as they are.
 
-    `where` names what has the converter, `function` is called with its batches.
+    `where` names the object with this converter; `function` is called with its batches.
     """
     if not _is_dense(converter):
         return
@@ -40,7 +40,7 @@ def expect_sparse_batches(where: str, converter: Callable, function: Any) -> Non
 
 
 def explain(error: Exception, where: str, converter: Callable, function: Any) -> None:
-    """Raise TypeError from an error of a dense converter whose batches a swapped model takes."""
+    """Raise TypeError from the error of a dense converter if its batches go to a swapped model."""
     if not (_is_dense(converter) and isinstance(function, chainer.Link) and _in_converter(error)):
         return
     for link in function.links():
@@ -49,7 +49,7 @@ def explain(error: Exception, where: str, converter: Callable, function: Any) ->
 
 
 def _is_dense(converter):
-    converter = getattr(converter, 'func', converter)  # of functools.partial
+    converter = getattr(converter, 'func', converter)  # it may be a functools.partial
     return (
         converter is convert.concat_examples
         or converter is concat_mols

@@ -10,7 +10,8 @@ class GGNN(MessagePassing, ggnn.GGNN):
     """Predict a vector per molecule with the gated graph neural network.
 
     Arguments and parameters are upstream's. With ``weight_tying=False`` every update starts without
-    a state: as upstream, its ``U``, ``U_r``, ``U_z`` and ``W_r`` take no part and get no gradient.
+    a state, so, as upstream, its ``U``, ``U_r``, ``U_z`` and ``W_r`` take no part and get no
+    gradient.
 
     Source:
         Li et al. 2015 (arXiv:1511.05493); Chainer Chemistry 0.7.1, models/ggnn.py.

@@ -21,13 +21,14 @@ from chainer_bspmm.sparse import BatchedCSR
 class GIN(MessagePassing, gin.GIN):
     """Predict a vector per molecule, or per atom, with the graph isomorphism network.
 
-    Arguments and parameters are upstream's, and so are these quirks, which trained parameters
-    depend on: every node counts twice in its own update (:class:`~chainer_bspmm.links.GINUpdate`),
-    and ``first_mlp`` is never used; its weights become zeros in the first forward pass.
+    Arguments and parameters are upstream's, and so are two quirks, because trained parameters
+    depend on them. Every node counts twice in its own update
+    (:class:`~chainer_bspmm.links.GINUpdate`). ``first_mlp`` is never used; its weights become zeros
+    in the first forward pass.
 
     Raises:
-        ValueError: ``out_channels`` is not ``hidden_channels``, but the readout or a tied update
-            takes that. (Upstream fails at the first call.)
+        ValueError: ``out_channels`` is not ``hidden_channels``, although the readout or a tied
+            update takes the result. (Upstream fails at the first call.)
 
     Source:
         Xu, Hu, Leskovec, Jegelka 2019 (arXiv:1810.00826); Chainer Chemistry 0.7.1, models/gin.py.
@@ -37,7 +38,7 @@ class GIN(MessagePassing, gin.GIN):
 
     @classmethod
     def swaps(cls, link):
-        pairs = super().swaps(link)  # its layers are known after that
+        pairs = super().swaps(link)  # refuses unknown layers, so that their widths can be read
         cls._check_width(link)
         return pairs
 
@@ -57,13 +58,15 @@ class GIN(MessagePassing, gin.GIN):
     ) -> chainer.Variable:
         """Predict; with ``node_embedding`` return (n_nodes, out_channels) features of the nodes.
 
-        If ``adj`` is padded, these are (n_graphs, N, out_channels). The features that are given
-        may then have any width. Everything else is as in :meth:`MessagePassing.forward`.
+        With ``node_embedding``, features that are passed instead of atom ids may have any width,
+        and the result is (n_graphs, N, out_channels) if ``adj`` is padded. Everything else is as in
+        :meth:`MessagePassing.forward`.
         """
         for layer in self.first_mlp.links():
             zero_unused(layer, self.hidden_channels)
-        # Upstream rectifies again after every update, which changes no number: the update link
-        # rectifies, and dropout only scales. A user's subclass of it may do something else.
+        # Upstream rectifies again after every update. That changes nothing, because the update
+        # link already rectifies, and dropout only scales. But a user's subclass of the update link
+        # may do something else.
         is_rectified = all([is_known(update, (GINUpdate,)) for update in self.update_layers])
         between = None if is_rectified else functions.relu
         if not self.node_embedding:
@@ -82,7 +85,7 @@ class GINSparse(EdgeListModel, gin.GINSparse):
 
     Arguments and parameters are upstream's, and so are these differences from :class:`GIN`: the
     last update is not rectified, features of nodes go through ``first_mlp``, and with
-    ``weight_tying`` there is only one update. With atom ids ``first_mlp`` is never used; its
+    ``weight_tying`` there is only one update. With atom ids, ``first_mlp`` is never used, and its
     weights become zeros in the first forward pass.
 
     Raises:
@@ -106,8 +109,8 @@ class GINSparse(EdgeListModel, gin.GINSparse):
     def forward(self, x: Any, adj: BatchedCSR) -> chainer.Variable:
         """Predict; with ``node_embedding`` return (n_nodes, out_channels) features of the nodes.
 
-        As :meth:`MessagePassing.forward`; ``adj`` is packed, ``A[i, j]`` is the number of edges
-        from j to i, and features may have any width.
+        It is like :meth:`MessagePassing.forward`, but ``adj`` is packed, ``A[i, j]`` is the number
+        of edges from j to i, and features may have any width.
         """
         h = embed_atoms(self.embed, x, adj, any_width=True)
         if x.dtype.kind in 'iu':

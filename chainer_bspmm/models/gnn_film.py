@@ -9,8 +9,8 @@ from chainer_bspmm.models.message_passing import MessagePassing
 class GNNFiLM(MessagePassing, gnn_film.GNNFiLM):
     """Predict a vector per molecule with feature-wise linear modulation of its messages.
 
-    Arguments and parameters are upstream's; ``activation`` is that of the readout, and the updates
-    have a rectifier.
+    Arguments and parameters are upstream's. ``activation`` belongs to the readout; the updates have
+    a rectifier.
 
     Source:
         Brockschmidt 2019 (arXiv:1906.12192); Chainer Chemistry 0.7.1, models/gnn_film.py.

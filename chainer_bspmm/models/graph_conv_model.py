@@ -21,7 +21,8 @@ UPDATES = (
     links.GNNFiLMUpdate,
 )
 
-# Swapped as parts of a model only: elsewhere they are called without an adjacency.
+# Readouts are swapped only as parts of a model, because elsewhere they are called without an
+# adjacency.
 READOUTS = (links.GGNNReadout, links.NFPReadout, links.GeneralReadout)
 
 
@@ -29,13 +30,13 @@ class GraphConvModel(SparseModel):
     """Embedding, updates and readouts, and between them the steps that a wrapper adds.
 
     Arguments and parameters are upstream's; ``update_layer`` and ``readout_layer`` are classes of
-    Chainer Chemistry. Quirks of upstream that trained parameters depend on: the updates of GGNN and
-    GIN work with 16 hidden channels inside, for any ``hidden_channels``; with ``weight_tying``
-    the activation comes after the first update only.
+    Chainer Chemistry. Two quirks of upstream are kept, because trained parameters depend on them.
+    The updates of GGNN and GIN work with 16 hidden channels inside, for any ``hidden_channels``.
+    With ``weight_tying`` the activation comes after the first update only.
 
     Raises:
-        ValueError: upstream's constructor takes the options together, but not its forward pass; or
-            an update or readout has no sparse form.
+        ValueError: the options are accepted by upstream's constructor, but fail together in its
+            forward pass; or an update or readout has no sparse form.
     """
 
     parts = {'update_layers': UPDATES, 'readout_layers': READOUTS}
@@ -53,29 +54,31 @@ class GraphConvModel(SparseModel):
             )
 
     def _embed(self, atom_array, adj):
-        """Reset the state; return node features, and the adjacency that goes with them."""
+        """Reset the state; return node features, and the adjacency that the updates take."""
         self.reset_state()
         h = embed_atoms(self.embed, atom_array, adj)
         adj = adj.astype(h.dtype)
         return h, scale_adj(adj, h.dtype) if self.scale_adj else adj
 
     def _convolve(self, h, h0, adj, is_real_node, mix=None):
-        """Return the readout, of h and h0, or several side by side (`concat_hidden`).
+        """Apply the updates; return the result of the readout.
 
-        ``mix(h, h_new, index)`` returns the nodes, given those before and after an update.
+        With `concat_hidden` the readouts after each update are side by side, with `sum_hidden` they
+        are added up. ``mix(h, h_new, index)`` combines the nodes before and after each update.
         """
 
         def read(readout):
             return readout(h=h, adj=adj, h0=h0, is_real_node=is_real_node)
 
-        of_update = {}
-        n_degrees = getattr(self, 'n_degree_type', None)  # of the models with NFP's update
-        if n_degrees is not None and n_degrees != self.max_degree + 1:  # it was set later
-            of_update['n_degrees'] = n_degrees
+        options = {}
+        n_degrees = getattr(self, 'n_degree_type', None)  # models with NFP's update have it
+        # It differs if it was assigned after the constructor.
+        if n_degrees is not None and n_degrees != self.max_degree + 1:
+            options['n_degrees'] = n_degrees
         results = []
         for step in range(self.n_update_layers):
             index = 0 if self.weight_tying else step
-            h_new = self.update_layers[index](h=h, adj=adj, **of_update)
+            h_new = self.update_layers[index](h=h, adj=adj, **options)
             h = h_new if mix is None else mix(h, h_new, index)
             if self.use_batchnorm:
                 expect_norm(self.bnorms[index])

@@ -14,12 +14,12 @@ from chainer_bspmm.sparse import BatchedCSR
 
 
 class GWMGraphConvModel(GraphConvModel, gwm_graph_conv_model.GWMGraphConvModel):
-    """Predict a vector per molecule by updates that a super node of the molecule takes part in.
+    """Predict a vector per molecule by updates in which a super node of the molecule takes part.
 
-    As :class:`GraphConvModel`; in folded and padded batches the super node attends to phantom
-    atoms, too. With ``concat_hidden`` the super node talks to the atoms, but takes no part in the
-    readout, as upstream; the weights of ``linear_for_concat_super``, which is not used then, become
-    zeros.
+    Arguments are as in :class:`GraphConvModel`. In folded and padded batches the super node attends
+    to phantom atoms, too. With ``concat_hidden`` the super node exchanges messages with the atoms,
+    but takes no part in the readout, as upstream. ``linear_for_concat_super`` is then not used, and
+    its weights become zeros.
 
     Source:
         Ishiguro, Maeda, Koyama 2019 (arXiv:1902.01020); Chainer Chemistry 0.7.1,
@@ -34,7 +34,7 @@ class GWMGraphConvModel(GraphConvModel, gwm_graph_conv_model.GWMGraphConvModel):
     def forward(
         self, atom_array: Any, adj: BatchedCSR, super_node: Any = None, is_real_node: Any = None
     ) -> chainer.Variable:
-        """Predict.
+        """Predict a vector per molecule.
 
         Args:
             atom_array, adj, is_real_node: as in :meth:`MessagePassing.forward`, but
@@ -47,7 +47,8 @@ class GWMGraphConvModel(GraphConvModel, gwm_graph_conv_model.GWMGraphConvModel):
             out_dim).
 
         Raises:
-            TypeError, ValueError: as there, or ``super_node`` is no array, or of another shape.
+            TypeError: as there, or ``super_node`` is not an array.
+            ValueError: as there, or ``super_node`` has another shape.
         """
         h, adj = self._embed(atom_array, adj)
         if not self.with_gwm:

@@ -1,4 +1,4 @@
-"""The forward pass that GGNN, GIN, GNNFiLM, MPNN and RelGAT have in common."""
+"""Forward pass of GGNN, GIN, GNNFiLM, MPNN and RelGAT."""
 
 from typing import Any
 
@@ -16,16 +16,16 @@ class MessagePassing(SparseModel):
     parts = {'readout_layers': (GGNNReadout,)}
 
     def forward(self, atom_array: Any, adj: BatchedCSR, is_real_node: Any = None) -> Variable:
-        """Predict.
+        """Predict a vector per molecule.
 
         Args:
             atom_array (array): (n_nodes,) int32 atom ids, or (n_nodes, hidden_channels) node
                 features. If ``adj`` is padded: (n_graphs, N) ids or (n_graphs, N, hidden_channels)
                 features.
-            adj (BatchedCSR): adjacency matrices, of as many relations as the updates take. Values
-                of another dtype than the features' are converted.
+            adj (BatchedCSR): adjacency matrices, with as many relations as the updates take. Values
+                are converted to the dtype of the features.
             is_real_node (array or None): 1 for nodes that the readout counts, 0 for the others;
-                (n_nodes,), or (n_graphs, N) if ``adj`` is padded. None: all count.
+                (n_nodes,), or (n_graphs, N) if ``adj`` is padded. With None, all nodes count.
 
         Returns:
             Variable: (n_graphs, out_dim), or (n_graphs, out_dim * n_update_layers) with
@@ -38,7 +38,7 @@ class MessagePassing(SparseModel):
         return self._predict(atom_array, adj, is_real_node=is_real_node)
 
     def _predict(self, atom_array, adj, between=None, **of_readout):
-        """Predict; apply an activation, if that is given, `between` updates as GIN does."""
+        """Predict; apply the activation `between`, if there is one, between updates as GIN does."""
         self.reset_state()
         h = h0 = embed_atoms(self.embed, atom_array, adj)
         adj = adj.astype(h.dtype)

@@ -36,9 +36,9 @@ class NFP(SparseModel, nfp.NFP):
             raise ValueError('n_update_layers: expected at least 1, got %d' % link.n_update_layers)
 
     def forward(self, atom_array: Any, adj: BatchedCSR, is_real_node: Any = None) -> Variable:
-        """Predict.
+        """Predict a vector per molecule.
 
-        Arguments and errors are those of :meth:`MessagePassing.forward`; ``adj`` has self-loops.
+        Arguments and errors are as in :meth:`MessagePassing.forward`; ``adj`` has self-loops.
 
         Returns:
             Variable: (n_graphs, out_dim); with ``concat_hidden``
@@ -46,7 +46,8 @@ class NFP(SparseModel, nfp.NFP):
         """
         h = embed_atoms(self.embed, atom_array, adj)
         adj = adj.astype(h.dtype)
-        has_fewer = self.n_degree_types != self.max_degree + 1  # it was set later
+        # It differs if it was assigned after the constructor.
+        has_fewer = self.n_degree_types != self.max_degree + 1
         features = []
         for update in self.layers:
             h = update(h, adj, self.n_degree_types) if has_fewer else update(h, adj)
@@ -57,7 +58,7 @@ class NFP(SparseModel, nfp.NFP):
                 for readout, h in zip(self.readout_layers, features)
             ]
             return functions.concat(results) if self.concat_hidden else sum(results)
-        # One reduction for all layers.
+        # The scores of all layers are reduced at once.
         if self.concat_hidden:
             scores = [readout.scores(h) for readout, h in zip(self.readout_layers, features)]
             scores = functions.concat(scores, axis=1)

@@ -1,4 +1,4 @@
-"""Classification of the nodes of one graph."""
+"""Classification of the nodes of a single graph."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from chainer_bspmm.sparse import BatchedCSR
 
 
 class NodeClassifier(Sparse, node_classifier.NodeClassifier):
-    """Train a model of one graph on some of its nodes, and report how good it is on others.
+    """Train a model of a single graph on some of its nodes, and report metrics on others.
 
     Arguments, attributes and the reported ``loss(train)``, ``accuracy(train)``, ``loss(valid)``,
-    ... are upstream's. The predictor is called with the features of the nodes and the matrix, so
-    that a wrapper that takes them from upstream's data is not needed.
+    ... are upstream's. The predictor is called with the features of the nodes and the matrix, so it
+    needs no wrapper that takes them out of upstream's data.
     ``training.run_node_classification_train`` makes the batch.
     """
 
@@ -32,11 +32,12 @@ class NodeClassifier(Sparse, node_classifier.NodeClassifier):
         """Return the result of ``lossfun`` for the training nodes.
 
         Args:
-            x (array), adj (BatchedCSR): of one graph, as the predictor takes them. It returns
-                (n_nodes, n_classes), or (1, n_nodes, n_classes).
+            x (array), adj (BatchedCSR): a single graph, in the form that the predictor takes. The
+                predictor returns (n_nodes, n_classes) or (1, n_nodes, n_classes).
             t (array): (n_nodes,) or (1, n_nodes), labels of all nodes.
-            train, valid (array): which nodes: (k,) or (1, k) integers, or a bool for each node.
-                CuPy asks the device how many are True, so such a step cannot be captured.
+            train, valid (array): indices of nodes, (k,) or (1, k) integers, or a bool for each
+                node. With bools CuPy asks the device how many are True, so such a step cannot be
+                captured.
         """
         self.metrics = None
         self.y = self.predictor(x, adj)

@@ -28,7 +28,7 @@ EDGENET = (
     'biases: its messages come from all atoms, and no entry is zero'
 )
 
-# Advice for such a model, and the page that lists the others.
+# Advice for a model that is refused, and the page that lists the methods.
 UNSWAPPED = "It runs unswapped, with upstream's converter: python -m chainer_bspmm run SCRIPT.py"
 LISTED = 'docs/methods.md lists what can be swapped'
 

@@ -13,14 +13,14 @@ from chainer_bspmm.sparse import BatchedCSR
 class RelGAT(MessagePassing, relgat.RelGAT):
     """Predict a vector per molecule with the relational graph attention network.
 
-    Arguments and parameters are upstream's; of the adjacency matrices only the positions of entries
-    count. As upstream, with ``weight_tying`` the updates after the first exist, but get no
-    gradient, and atoms without neighbours get a mean over the molecule
+    Arguments and parameters are upstream's. Only the positions of the adjacency matrices' entries
+    count, not their values. As upstream, with ``weight_tying`` the updates after the first exist,
+    but get no gradient, and atoms without neighbours get a mean over the molecule
     (:class:`~chainer_bspmm.links.RelGATUpdate`).
 
     Raises:
-        ValueError: unknown ``softmax_mode``; a tied update that cannot take its own result
-            (``concat_heads`` of several heads). (Upstream fails at the first call.)
+        ValueError: ``softmax_mode`` is unknown, or the update is tied and cannot take its own
+            result (``concat_heads`` with several heads). (Upstream fails at the first call.)
 
     Source:
         Busbridge et al. 2019 (arXiv:1904.05811); Chainer Chemistry 0.7.1, models/relgat.py.

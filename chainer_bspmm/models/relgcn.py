@@ -17,7 +17,7 @@ from chainer_bspmm.sparse.batched_csr import check_adjacency
 
 
 class RelationalModel(SparseModel):
-    """The forward pass that RelGCN and RelGCNSparse have in common."""
+    """Base of RelGCN and RelGCNSparse, with their forward pass."""
 
     @classmethod
     def swaps(cls, link):
@@ -26,7 +26,7 @@ class RelationalModel(SparseModel):
         return super().swaps(link)
 
     def forward(self, x: Any, adj: BatchedCSR) -> Variable:
-        """Predict, as :meth:`MessagePassing.forward`; x is of the ``input_type``."""
+        """Predict as :meth:`MessagePassing.forward`; x has the ``input_type`` of the model."""
         h = self._embed(x, adj)
         adj = adj.astype(h.dtype)
         if self.scale_adj:

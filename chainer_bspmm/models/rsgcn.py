@@ -19,9 +19,8 @@ class RSGCN(SparseModel, rsgcn.RSGCN):
     """Predict a vector per molecule with the renormalised spectral graph convolution.
 
     Arguments and parameters are upstream's, but a ``readout`` of your own is called as
-    ``readout(h, adj)`` with (n_rows, out_dim) node features and the BatchedCSR. The statistics of
-    batch normalisation are those of all nodes: real atoms in packed batches, phantom atoms too in
-    folded and padded ones.
+    ``readout(h, adj)`` with (n_rows, out_dim) node features and the BatchedCSR. Batch normalisation
+    takes its statistics over all nodes, which include phantom atoms in folded and padded batches.
 
     Source:
         Kipf, Welling 2016 (arXiv:1609.02907); Chainer Chemistry 0.7.1, models/rsgcn.py.
@@ -48,9 +47,9 @@ class RSGCN(SparseModel, rsgcn.RSGCN):
         return not is_sum or any(bnorm is not None for bnorm in self.bnorms)
 
     def forward(self, atom_array: Any, adj: BatchedCSR) -> Variable:
-        """Predict.
+        """Predict a vector per molecule.
 
-        Arguments and errors are those of :meth:`MessagePassing.forward`; ``adj`` is normalised.
+        Arguments and errors are as in :meth:`MessagePassing.forward`; ``adj`` is normalised.
 
         Returns:
             Variable: (n_graphs, out_dim); twice as wide for a ``'summax'`` readout.
@@ -58,9 +57,10 @@ class RSGCN(SparseModel, rsgcn.RSGCN):
         h = embed_atoms(self.embed, atom_array, adj)
         adj = adj.astype(h.dtype)
         for i, (gconv, bnorm) in enumerate(zip(self.gconvs, self.bnorms)):
-            is_last = i >= self.n_update_layers - 1  # of more layers than that, several are
+            # As upstream: if there are more layers than n_update_layers, several count as last.
+            is_last = i >= self.n_update_layers - 1
             if bnorm is None and is_known(gconv, (RSGCNUpdate,)):
-                # Dropout multiplies by 0 or more: a rectifier may as well come before it.
+                # Dropout multiplies by 0 or more, so the rectifier can come before it.
                 h = gconv(h, adj, None if is_last else functions.relu, self.dropout_ratio)
                 continue
             h = gconv(h, adj)

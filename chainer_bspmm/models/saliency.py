@@ -1,7 +1,7 @@
-"""Chainer Chemistry's saliency calculators, and inputs that are kept, on sparse batches.
+"""Chainer Chemistry's saliency calculators and `retain_inputs` on sparse batches.
 
-Upstream's code takes arrays that are padded to one number of atoms: so a calculator gets sparse
-batches as such arrays, and a swapped model is upstream's while it runs.
+Upstream's code takes arrays that are padded to one number of atoms. So a calculator gets sparse
+batches in that form, and while it runs, a swapped model is upstream's again.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ CALCULATOR = 'chainer_chemistry.saliency.calculator.base_calculator'
 
 
 def take_sparse_batches():
-    """Let upstream's calculators, and ``predict(retain_inputs=True)``, take sparse batches."""
+    """Patch upstream's calculators and ``predict(retain_inputs=True)`` to take sparse batches."""
     kind = base.BaseForwardModel
     kind._forward = _keeping_inputs(kind._forward)
     import_hooks.repairs(CALCULATOR)(_repair_calculators)
@@ -47,9 +47,9 @@ def _batch_in(inputs):
 
 
 def _dense(inputs):
-    """Return inputs as upstream has them: arrays (n_graphs, N, ...), 0 for phantom atoms.
+    """Return inputs in upstream's form: arrays (n_graphs, N, ...), with 0 for phantom atoms.
 
-    Inputs of a sparse batch are rows, (n_rows, ...), up to and including the node columns.
+    In a sparse batch, the inputs up to and including the node columns are rows, (n_rows, ...).
     """
     adj = _batch_in(inputs)
     if adj is None:
@@ -74,7 +74,7 @@ def _dense(inputs):
         return padded
 
     matrices = xp.zeros((*dense.shape[:-2], n, n), dense.dtype)
-    stored = min(n, dense.shape[-1])  # folded, without the row of phantom atoms
+    stored = min(n, dense.shape[-1])  # a folded matrix may also have the row of phantom atoms
     matrices[..., :stored, :stored] = dense[..., :stored, :stored]
     n_of_rows = 2 + adj.n_node_columns
     return tuple(
@@ -84,7 +84,7 @@ def _dense(inputs):
 
 
 def _keeping_inputs(forward):
-    """Wrap a method `_forward` of upstream's, whose `retain_inputs` stacks arrays of one size."""
+    """Wrap upstream's `_forward`, whose `retain_inputs` can only stack arrays of one size."""
 
     @functools.wraps(forward)
     def _forward(self, data, *args, retain_inputs=False, preprocess_fn=None, **kwargs):
@@ -106,7 +106,7 @@ def _keeping_inputs(forward):
 
 
 def _stacked(arrays):
-    """Stack arrays of several batches, padded to the largest."""
+    """Concatenate arrays of several batches, padded to the largest."""
     shape = numpy.max([array.shape[1:] for array in arrays], axis=0).astype(int)
     return numpy.concatenate(
         [
@@ -117,7 +117,7 @@ def _stacked(arrays):
 
 
 def _in_dense_form(forward):
-    """Wrap `BaseCalculator._forward`: model and batches are dense where batches are sparse."""
+    """Wrap `BaseCalculator._forward` to get a dense model and dense batches for sparse ones."""
 
     @functools.wraps(forward)
     def _forward(self, data, batchsize=16, converter=concat_examples, **kwargs):
@@ -128,14 +128,14 @@ def _in_dense_form(forward):
         if adj is None:
             return forward(self, data, batchsize, converter, **kwargs)
         if adj.layout == 'packed' or adj.padded_to is not None:
-            batchsize = 1  # a dense batch would pad molecules to its largest one
+            batchsize = 1  # in a larger batch molecules would be padded to the largest one
         active = chainer._get_link_hooks()
         before = dict(active)
         try:
             with _densified(self.model):
                 return forward(self, data, batchsize, convert, **kwargs)
         finally:
-            active.clear()  # upstream leaves its own where there is an error
+            active.clear()  # after an error upstream leaves its own hooks active
             active.update(before)
 
     return _forward
@@ -143,7 +143,7 @@ def _in_dense_form(forward):
 
 @functools.cache
 def _hooked(kind):
-    """Return a subclass that Chainer calls: upstream's define `__call__`, where no hook runs."""
+    """Return a subclass whose `__call__` is Chainer's, which runs hooks, unlike upstream's."""
     return type(
         kind.__name__, (kind,), {'__call__': chainer.Link.__call__, 'forward': kind.__call__}
     )
@@ -151,7 +151,7 @@ def _hooked(kind):
 
 @contextlib.contextmanager
 def _densified(model):
-    """Make a model upstream's for a while; it keeps the layout that it was trained with."""
+    """Densify a model for a while; it keeps the layout that it was trained with."""
     swapped = [(link, type(link)) for link in model.links() if isinstance(link, Sparse)]
     for link, kind in swapped:
         if isinstance(link, EdgeListModel):

@@ -1,4 +1,4 @@
-"""`set_up_predictor`: a predictor by the name of its method, swapped."""
+"""`set_up_predictor`: a swapped predictor by the name of its method."""
 
 from typing import Any, Callable
 
@@ -25,7 +25,7 @@ VARIANTS = {
 }
 METHODS = tuple(base + variant for base, variants in VARIANTS.items() for variant in variants)
 
-# Methods whose batches are packed, since upstream's are lists of edges.
+# Methods whose batches are packed, because upstream's are lists of edges.
 EDGE_LIST_METHODS = ('relgcn_sparse', 'gin_sparse')
 
 # Methods of Chainer Chemistry that have no sparse form.
@@ -45,17 +45,17 @@ def set_up_predictor(
 ) -> GraphConvPredictor:
     """Set up a predictor on sparse batches: a graph convolution and a perceptron.
 
-    ``sparsify`` of what ``chainer_chemistry.models.prediction.set_up_predictor`` returns for the
-    same arguments; random numbers are drawn in the same order. Batches come from
-    ``chainer_bspmm.concat_mols``; packed ones of ``'*_wle'``, whose labels begin at 0,
-    from ``CSRConverter('packed', strip_padding=False)``; those of ``'gin_sparse'`` and
-    ``'relgcn_sparse'`` from ``CSRConverter('packed')``.
+    It is ``sparsify`` of the predictor that
+    ``chainer_chemistry.models.prediction.set_up_predictor`` returns for the same arguments; random
+    numbers are drawn in the same order. Batches come from ``chainer_bspmm.concat_mols``.
+    ``'gin_sparse'`` and ``'relgcn_sparse'`` need ``CSRConverter('packed')``. Packed batches for
+    ``'*_wle'``, whose labels begin at 0, need ``CSRConverter('packed', strip_padding=False)``.
 
     Args:
         method (str): one of `METHODS`, ``'gin_sparse'``, ``'relgcn_sparse'``, or ``'mpnn'`` with
             ``conv_kwargs={'message_func': 'ggnn'}``.
-        n_unit (int): width of the hidden layers. ``'relgcn'`` has widths 16, 128 and 64, and uses
-            ``n_unit`` for the result only, as upstream.
+        n_unit (int): width of the hidden layers. As upstream, ``'relgcn'`` has widths 16, 128 and
+            64, and uses ``n_unit`` for its result only.
         conv_layers (int): number of updates; ignored by ``'relgcn'``.
         class_num (int): width of the prediction.
         label_scaler (chainer.Link or None): its inverse is applied to the prediction.

@@ -1,4 +1,4 @@
-"""`SparseModel`: a model remembers the layout of the batches that it was trained with."""
+"""`SparseModel`: base of models, which remember the layout of their training batches."""
 
 import weakref
 
@@ -9,31 +9,32 @@ from chainer_bspmm.links.inner import are_patched, UnknownLayer
 from chainer_bspmm.links.sparse import Sparse, swaps_at
 from chainer_bspmm.sparse.batch import Batch
 
-_warned = weakref.WeakSet()  # models, which keep no note of it: captured steps watch attributes
+# Models that have warned. It is not an attribute of the model, because captured steps watch those.
+_warned = weakref.WeakSet()
 
 
 class SparseModel(Sparse):
     """Base of the models: links that take whole batches and predict for each molecule.
 
-    ``trained_with`` is (layout, padded_to) of the batches that it was trained with last; padded
-    batches count as folded ones, which give the same numbers. None: it was not trained, or its
-    parameters are from an ``.npz`` file, which does not say. A prediction from batches of another
-    layout warns, once for each model.
+    ``trained_with`` is (layout, padded_to) of the last training batch. Padded batches count as
+    folded ones, because they give the same results. It is None if the model was not trained, or if
+    its parameters were loaded from an ``.npz`` file, which does not contain the layout. A
+    prediction on batches of another layout warns, once for each model.
     """
 
     trained_with = None
     _replaced: tuple[type, ...] = ()
-    upstreams_layout = 'folded', None  # the layout after a training of upstream's model
+    upstreams_layout = 'folded', None  # `trained_with` after a training as upstream's model
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        # Upstream's classes that a model of this class may have been made of.
+        # The classes of upstream whose code this class stands for: its own and its parts'.
         parts = [kind for kinds in cls.parts.values() for kind in kinds]
         cls._replaced = tuple(kind.upstream for kind in (cls, *parts) if kind.upstream)
 
     def __call__(self, *args, **kwargs):
         if are_patched(self._replaced):
-            self._refuse_unknown()  # unless this model has none of them
+            self._refuse_unknown()  # raises only if this model has such a part
         try:
             y = super().__call__(*args, **kwargs)
         except UnknownLayer:
@@ -45,16 +46,16 @@ class SparseModel(Sparse):
         return y
 
     def _refuse_unknown(self):
-        """Raise the error of :func:`sparsify` about a layer that was put there later."""
+        """Raise the error of :func:`sparsify` for a layer that was put there after the swap."""
         swaps_at(type(self).__name__, self, (type(self),))
 
     def _compare(self, adj):
-        """Remember the layout of a batch in training; warn if a prediction's is another one."""
+        """In training remember the layout of a batch; in a prediction warn if it is another one."""
         used = ('packed' if adj.layout == 'packed' else 'folded', adj.padded_to)
         if used == self.trained_with:
             return
         if chainer.config.train:
-            # Not in a call that only makes the parameters, before a snapshot is loaded.
+            # A call that only makes the parameters, before a snapshot is loaded, does not count.
             rules = [param.update_rule for param in self.params()]
             if chainer.config.enable_backprop and any(rules):
                 self.trained_with = used
@@ -73,7 +74,7 @@ class SparseModel(Sparse):
     def serialize(self, serializer):
         super().serialize(serializer)
         if isinstance(serializer, chainer.Deserializer):
-            self.trained_with = None  # a snapshot does not say
+            self.trained_with = None  # a snapshot does not contain the layout
 
     def _padding_counts(self):
         """Return whether a prediction depends on phantom atoms."""
@@ -81,7 +82,7 @@ class SparseModel(Sparse):
 
 
 class EdgeListModel(SparseModel):
-    """Base of the models whose upstream takes a list of edges, and so pads nothing."""
+    """Base of the models whose counterparts upstream take lists of edges, without padding."""
 
     upstreams_layout = 'packed', None
 
@@ -107,7 +108,7 @@ def _size(padded_to, has_to_tell):
 
 
 def remember_dense_training(model: SparseModel) -> None:
-    """Note, by the optimizer's counts, that a model was trained as upstream's before its swap."""
+    """Set `trained_with` if the optimizer's counts say that a model was trained before its swap."""
     trained_with, n_updates = model.__dict__.pop('_when_densified', (None, 0))
     if _n_updates(model) != n_updates:
         trained_with = model.upstreams_layout
@@ -116,7 +117,7 @@ def remember_dense_training(model: SparseModel) -> None:
 
 
 def leave_note(model: SparseModel) -> None:
-    """Keep the layout that a model was trained with until it is swapped again."""
+    """Store the layout that a model was trained with, for when it is swapped again."""
     model.__dict__['_when_densified'] = model.__dict__.pop('trained_with', None), _n_updates(model)
 
 
@@ -126,15 +127,15 @@ def _n_updates(model):
 
 
 def layout_of(model: chainer.Link) -> tuple[str, int | None] | None:
-    """Return the layout of the batches that a model was trained with.
+    """Return the layout of a model's last training batch.
 
     Args:
         model (chainer.Link): a swapped model, or a link that contains some.
 
     Returns:
         tuple or None: (layout, padded_to), arguments of ``CSRConverter``. ``layout`` is
-        ``'packed'`` or ``'folded'``. None: no model in the tree was trained, as far as is known
-        (``.npz`` files do not say), or they differ.
+        ``'packed'`` or ``'folded'``. None if the models in the tree differ, or if none is known to
+        have been trained (``.npz`` files do not contain the layout).
     """
     layouts = {link.trained_with for link in model.links() if isinstance(link, SparseModel)}
     layouts.discard(None)

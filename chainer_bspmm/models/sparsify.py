@@ -1,4 +1,4 @@
-"""`sparsify` and `densify`: models of Chainer Chemistry to sparse batches, and back."""
+"""`sparsify` and `densify`: swap the models of Chainer Chemistry for sparse ones, and back."""
 
 from typing import TypeVar
 
@@ -23,7 +23,8 @@ from chainer_bspmm.models.sparse_model import leave_note, remember_dense_trainin
 
 MODELS = (RSGCN, GIN, NFP, RelGCN, GGNN, MPNN, RelGAT, GNNFiLM) + gwm.MODELS + wle.MODELS
 EDGE_LIST_MODELS = (GINSparse, RelGCNSparse)
-# Swapped as UPDATES, but upstream's take a list of edges, and no wrapper such as GWM calls them.
+# Update links that are swapped like UPDATES. But upstream's take a list of edges, and no wrapper
+# such as GWM calls them.
 EDGE_LIST_UPDATES = (GINSparseUpdate, RelGCNSparseUpdate)
 
 # Chainer Chemistry's class -> ours, for all classes that are swapped anywhere in a tree of links.
@@ -32,7 +33,7 @@ SWAPS = {
     for kind in (*MODELS, *UPDATES, *EDGE_LIST_MODELS, *EDGE_LIST_UPDATES, MLP, NodeClassifier)
 }
 
-# Modules of links that multiply by an adjacency matrix, and modules below them that hold others.
+# Modules whose links multiply by an adjacency matrix, and modules below them with other links.
 GRAPH_MODULES = ('chainer_chemistry.models.', 'chainer_chemistry.links.update.')
 OTHER_MODULES = ('chainer_chemistry.models.mlp', 'chainer_chemistry.models.prediction.')
 
@@ -42,10 +43,10 @@ Link = TypeVar('Link', bound=chainer.Link)
 def sparsify(model: Link) -> Link:
     """Swap the dense graph convolutions of a Chainer Chemistry model for batched sparse ones.
 
-    The model then takes what ``chainer_bspmm.concat_mols`` gives: atoms and a BatchedCSR. It stays
-    the same object with the same parameters, attributes, hooks and optimizer: links are swapped in
-    place, by their ``__class__``. Snapshots load both ways; :func:`densify` goes back;
-    ``copy.deepcopy`` first keeps a dense model as well.
+    The model then takes the batches of ``chainer_bspmm.concat_mols``: atoms and a BatchedCSR. It
+    stays the same object with the same parameters, attributes, hooks and optimizer, because links
+    are swapped in place, by their ``__class__``. Snapshots can be loaded by either form.
+    :func:`densify` goes back. To keep a dense model as well, ``copy.deepcopy`` it first.
 
     Args:
         model (chainer.Link): a model or update link of Chainer Chemistry, or a link that contains
@@ -54,14 +55,14 @@ def sparsify(model: Link) -> Link:
             ``CSRConverter('padded')``.
 
     Returns:
-        chainer.Link: the model. What is sparse already is left as it is. A model that an optimizer
-        has updated before was trained on upstream's padded batches: its ``trained_with``
+        chainer.Link: the model. Links that are sparse already are left as they are. A model that an
+        optimizer has updated before was trained on upstream's padded batches: its ``trained_with``
         (:func:`~chainer_bspmm.models.layout_of`) becomes ``('folded', None)``.
 
     Raises:
         TypeError: ``model`` is no link.
-        ValueError: it contains nothing that can be swapped, or a graph convolution that cannot be.
-            Nothing has been changed then.
+        ValueError: it contains nothing that can be swapped, or a graph convolution that cannot be
+            swapped. In that case nothing has been changed.
     """
     _expect_link(model)
     swaps = []
@@ -84,12 +85,12 @@ def densify(model: Link) -> Link:
         model (chainer.Link): a swapped model, or a link that contains some.
 
     Returns:
-        chainer.Link: the model. What is dense already is left as it is.
+        chainer.Link: the model. Links that are dense already are left as they are.
 
     Raises:
         TypeError: ``model`` is no link.
         ValueError: it contains a subclass of a sparse link, or a readout of your own, which have no
-            dense form. Nothing has been changed then.
+            dense form. In that case nothing has been changed.
     """
     _expect_link(model)
     swaps = []
@@ -118,9 +119,9 @@ def _expect_link(model):
 
 
 def _collect(link, path, swaps):
-    """Append the links to swap, checked; return whether any part but a head is sparse."""
+    """Check the links to swap and append them; return whether any is sparse, except for heads."""
     kind = type(link)
-    if isinstance(link, NodeClassifier.upstream):  # ours as well: its predictor may be dense
+    if isinstance(link, NodeClassifier.upstream):  # or our subclass, whose predictor may be dense
         if kind is NodeClassifier.upstream:
             swaps.append((link, NodeClassifier))
         return _collect(link.predictor, path + '.predictor', swaps)
@@ -131,7 +132,7 @@ def _collect(link, path, swaps):
         return False
     if isinstance(link, Sparse):
         try:
-            swaps += kind.swaps(link)[1:]  # parts that are dense, such as after densify of one
+            swaps += kind.swaps(link)[1:]  # its parts may be dense, such as after their densify
         except ValueError as error:
             raise ValueError('%s.%s' % (path, error)) from None
         return True
@@ -140,12 +141,12 @@ def _collect(link, path, swaps):
         for base in kind.__mro__
     ):
         raise ValueError('%s: %s. %s' % (path, why_not(kind), LISTED))
-    # All children, not up to the first that is sparse.
+    # A list, because all children must be visited, not only up to the first that is sparse.
     return any([_collect(child, '%s.%s' % (path, child.name), swaps) for child in link.children()])
 
 
 def why_not(kind: type) -> str:
-    """Return why a class of Chainer Chemistry, or a subclass of one, is not swapped."""
+    """Explain why a class of Chainer Chemistry, or a subclass of one, is not swapped."""
     for base in kind.__mro__:
         if base in REFUSALS:
             return '%s %s.\n%s' % (_full_name(kind), REFUSALS[base], UNSWAPPED)

@@ -17,7 +17,7 @@ from chainer_bspmm.sparse import BatchedCSR
 
 
 class WLEGraphConvModel(GraphConvModel):
-    """Base of both models; a subclass combines the two embeddings in `_combine`."""
+    """Base of the CWLE and GWLE models, which combine two embeddings by `_combine`."""
 
     def forward(
         self, atom_array: Any, adj: BatchedCSR, wle_array: Any = None, is_real_node: Any = None
@@ -25,10 +25,10 @@ class WLEGraphConvModel(GraphConvModel):
         """Predict; all but ``wle_array`` is as in :meth:`GWMGraphConvModel.forward`.
 
         Args:
-            wle_array (array or None): (n_rows,) int32 labels in [0, n_wle_types), or (n_graphs, N)
-                if ``adj`` is padded: the column that `CSRConverter` puts after the adjacency;
-                ignored if ``with_wle=False``. (n_graphs, n) where every molecule has n atoms.
-                On a GPU its values are not checked.
+            wle_array (array or None): int32 labels in [0, n_wle_types), the column that
+                `CSRConverter` puts after the adjacency; ignored if ``with_wle=False``. (n_rows,),
+                or (n_graphs, N) if ``adj`` is padded, or (n_graphs, n) if every molecule has n
+                atoms. On a GPU its values are not checked.
         """
         h, adj = self._embed(atom_array, adj)
         h0 = h
@@ -49,7 +49,8 @@ def _labels(wle_array, adj, n_wle_types):
         raise TypeError(text % type(wle_array).__name__)
     shape = node_shape(adj)
     per_graph = adj.n_graphs, adj.max_rows - (adj.layout == 'folded')
-    # A converter cannot tell the last column of molecules of one size from labels of molecules.
+    # If all molecules have the same size, a converter cannot tell whether the last column has
+    # labels of atoms or of molecules, and leaves it as (n_graphs, n).
     one_size = adj.n_rows == adj.n_graphs * adj.max_rows and not adj.has_spare
     if one_size and wle_array.shape == per_graph:
         if adj.layout == 'folded':
@@ -73,9 +74,9 @@ def _labels(wle_array, adj, n_wle_types):
 class CWLEGraphConvModel(WLEGraphConvModel, cwle_graph_conv_model.CWLEGraphConvModel):
     """Predict a vector per molecule from atoms and labels of their neighbourhoods, concatenated.
 
-    As :class:`GraphConvModel`, with a column of labels after the adjacency of every molecule. After
-    more than one round of labelling atoms are labels as well, beginning at 0: packed batches come
-    from ``CSRConverter('packed', strip_padding=False)``.
+    It is a :class:`GraphConvModel` whose molecules have a column of labels after the adjacency.
+    After more than one round of labelling, atoms are labels as well, which begin at 0, so that
+    packed batches must come from ``CSRConverter('packed', strip_padding=False)``.
 
     Source:
         Chainer Chemistry 0.7.1, models/cwle/cwle_graph_conv_model.py.
@@ -88,9 +89,10 @@ class CWLEGraphConvModel(WLEGraphConvModel, cwle_graph_conv_model.CWLEGraphConvM
 
 
 class GWLEGraphConvModel(WLEGraphConvModel, gwle_graph_conv_model.GWLEGraphConvModel):
-    """As :class:`CWLEGraphConvModel`, but with the two embeddings mixed by a gate.
+    """Predict as :class:`CWLEGraphConvModel`, but with the two embeddings mixed by a gate.
 
-    ``(1 - z) h + z l`` with ``z = sigmoid(W1 h + W2 l)``, where l is the embedded label.
+    The mixture is ``(1 - z) h + z l`` with ``z = sigmoid(W1 h + W2 l)``, where l is the embedded
+    label.
 
     Source:
         Chainer Chemistry 0.7.1, models/gwle/gwle_graph_conv_model.py.

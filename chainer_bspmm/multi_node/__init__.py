@@ -1,7 +1,7 @@
-"""ChainerMN on several ranks, as ``import chainermn`` gives it after `chainer_bspmm`.
+"""Repairs of ChainerMN for several ranks, in effect if `chainer_bspmm` is imported first.
 
-A script stays that of ChainerMN. Its functions are patched when it is imported, by the table of
-`compat.import_hooks`; until then nothing of it is loaded.
+A script of ChainerMN stays as it is. Its functions are patched when it is imported, by the table of
+`compat.import_hooks`; until then nothing of ChainerMN is loaded.
 """
 
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from chainer_bspmm.compat.names_later import names_later
 
 @repairs('chainermn.communicators')
 def check_communicators(module):
-    """Refuse calls that would crash or hang; let a fault of a rank end all."""
+    """Refuse communicators that would crash or hang; let a fault of one rank end all ranks."""
     from chainer_bspmm.multi_node import communicators
 
     module.create_communicator = communicators.checked(module.create_communicator)
@@ -20,7 +20,7 @@ def check_communicators(module):
 
 @repairs('chainermn.optimizers')
 def weight_ranks(module):
-    """Weight gradients by molecules, start from one state without losing a step, notice NaN."""
+    """Weight gradients by molecules, start all ranks from one state, and refuse a loss of NaN."""
     from chainer_bspmm.multi_node import epochs, optimizer
 
     module.create_multi_node_optimizer = optimizer.weighted(
@@ -31,7 +31,7 @@ def weight_ranks(module):
 
 @repairs('chainermn.links.batch_normalization')
 def count_rows(module):
-    """Weight gradients of statistics as `weight_ranks` does; let a CUDA graph contain them."""
+    """Weight gradients through batch statistics by molecules, in captured steps as well."""
     import chainer
 
     from chainer_bspmm.multi_node import statistics
@@ -44,12 +44,12 @@ def count_rows(module):
         return normalise(self, x, finetune)
 
     kind.__call__ = __call__
-    kind.bspmm_ranks = property(statistics.ranks_of)  # for `ops.batch_norm`, on graphs
+    kind.bspmm_ranks = property(statistics.ranks_of)  # read by `ops.batch_norm`
 
 
 @repairs('chainermn.datasets.scatter')
 def scatter_sparse(module):
-    """Send each rank its part of a sparse data set only, as a `SparseDataset`."""
+    """Send each rank only its part of a sparse data set, as a `SparseDataset`."""
     from chainer_bspmm.multi_node import scatter
 
     module.scatter_dataset = scatter.sparse_too(module.scatter_dataset)
@@ -57,7 +57,7 @@ def scatter_sparse(module):
 
 @repairs('chainermn.extensions.multi_node_evaluator')
 def weight_evaluations(module):
-    """Weight evaluations by molecules; ROC-AUC and such are those of all ranks together."""
+    """Weight evaluations by molecules; compute ROC-AUC and the like over all ranks together."""
     from chainer_bspmm.multi_node import evaluators
 
     module.create_multi_node_evaluator = evaluators.create_multi_node_evaluator
@@ -65,11 +65,11 @@ def weight_evaluations(module):
 
 @repairs('chainermn.extensions.checkpoint')
 def keep_checkpoints(module):
-    """chainermn/extensions/checkpoint.py: a Trainer that fails deletes its snapshots."""
+    """Keep the snapshots of a Trainer that fails, which ChainerMN deletes."""
 
     def on_error(self, trainer, error, traceback):
         self.files = []
-        self.path = self.path or trainer.out  # asserted, which would hide the error
+        self.path = self.path or trainer.out  # without it an assertion would hide the error
 
     module._MultiNodeCheckpointer.on_error = on_error
 

@@ -1,4 +1,4 @@
-"""``chainermn.create_communicator`` with checks that come before a segmentation fault or a hang."""
+"""``chainermn.create_communicator`` with checks instead of segmentation faults and hangs."""
 
 import ctypes
 import functools
@@ -12,12 +12,12 @@ from chainer.backends import cuda
 
 from chainer_bspmm.multi_node import faults
 
-# Variables by which launchers tell processes their number: Open MPI, MPICH, Slurm.
+# Variables in which launchers store the number of processes: Open MPI, MPICH, Slurm.
 SIZES = 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'SLURM_STEP_NUM_TASKS'
 
 
 def checked(create):
-    """Wrap ``chainermn.create_communicator``: refuse those that cannot work, and give advice."""
+    """Wrap ``chainermn.create_communicator`` to refuse, with advice, what cannot work."""
 
     @functools.wraps(create)
     def create_communicator(communicator_name='pure_nccl', mpi_comm=None, **kwargs):
@@ -40,7 +40,7 @@ def checked(create):
 
 
 def knows_gpus():
-    """Return whether MPI can send arrays of a GPU."""
+    """Return whether MPI can send arrays on a GPU."""
     from mpi4py import MPI
 
     for name in (None, 'libmpi.so.40', MPI.__file__):
@@ -53,18 +53,18 @@ def knows_gpus():
 
 
 def is_nccl(comm):
-    """Return whether a communicator has NCCL add up arrays, which a CUDA graph may capture."""
+    """Return whether a communicator adds up arrays by NCCL, which a CUDA graph may capture."""
     from chainermn.communicators.pure_nccl_communicator import PureNcclCommunicator
 
     return type(comm) is PureNcclCommunicator
 
 
 def n_started():
-    """Return the number of processes that a launcher has started, and the variable that says so."""
+    """Return the number of processes that a launcher started, and the variable that it is from."""
     for name in SIZES:
         size = os.environ.get(name, '')
         if size.isdigit():
-            # A shell that Slurm has started on several nodes is one process.
+            # An interactive shell that Slurm started for several tasks is only one process.
             is_shell = name.startswith('SLURM') and 'SLURM_PTY_PORT' in os.environ
             return (1 if is_shell else int(size)), name
     return 1, ''
@@ -107,7 +107,7 @@ def _check_number_of_gpus(comm):
     visible = [runtime.deviceGetPCIBusId(i) for i in range(runtime.getDeviceCount())]
     ranks = comm.mpi_comm.allgather((platform.node(), comm.intra_size, visible))
     for rank, (host, n_ranks, _) in enumerate(ranks):
-        # The ranks of a host may each see another GPU.
+        # Each rank of a host may see a different GPU, so GPUs are counted over all of them.
         n_gpus = len({gpu for other, _, gpus in ranks if other == host for gpu in gpus})
         if n_ranks > n_gpus:
             text = (

@@ -1,4 +1,4 @@
-"""Epochs of all ranks end at the same step: `PartIterator`, and a check of other iterators."""
+"""Epochs that end at the same step on all ranks: `PartIterator`, and a check of other iterators."""
 
 from typing import Any
 
@@ -10,18 +10,18 @@ from chainer_bspmm.sparse import check
 
 
 class PartIterator(SerialIterator):
-    """Iterate over the part of this rank, in as many batches an epoch as all other ranks.
+    """Iterate over the part of this rank, with the same number of batches per epoch on all ranks.
 
-    Chainer's SerialIterator, for parts that differ in size (``scatter_dataset(...,
-    force_equal_length=False)``): an epoch has every molecule once. Each rank divides its part into
-    as many batches as the largest part needs, as evenly as it can; none has more than
-    ``batch_size`` molecules, none is empty.
+    It is Chainer's SerialIterator for parts that differ in size (``scatter_dataset(...,
+    force_equal_length=False)``), so that an epoch has every molecule once. Each rank divides its
+    part into as many batches as the largest part needs, as evenly as it can. No batch has more than
+    ``batch_size`` molecules, and none is empty.
 
     Args:
         dataset (sequence): the part of this rank.
         batch_size (int): the most molecules of a batch.
-        comm (chainermn.CommunicatorBase): the ranks; all make the iterator together.
-        repeat, shuffle, order_sampler: as SerialIterator has them.
+        comm (chainermn.CommunicatorBase): the ranks, which must all make the iterator together.
+        repeat, shuffle, order_sampler: as in SerialIterator.
 
     Raises:
         ValueError: a part has fewer molecules than there are batches.
@@ -50,7 +50,7 @@ class PartIterator(SerialIterator):
 
     @property
     def batch_size(self) -> int:
-        """Molecules of the next batch."""
+        """Number of molecules of the next batch (int)."""
         n = len(self.dataset)
         done = -(-self.current_position * self.n_batches // n)
         first, last = (i * n // self.n_batches for i in (done, done + 1))
@@ -58,11 +58,11 @@ class PartIterator(SerialIterator):
 
     @batch_size.setter
     def batch_size(self, most):
-        pass  # the constructor of SerialIterator
+        pass  # the constructor of SerialIterator sets it
 
 
 def check_updaters():
-    """Let StandardUpdater, and its subclasses, check that epochs of all ranks end together."""
+    """Patch StandardUpdater to check that the epochs of all ranks end together."""
     connect = StandardUpdater.connect_trainer
 
     def connect_trainer(self, trainer):
@@ -73,7 +73,8 @@ def check_updaters():
 
 
 def _check_epochs(updater):
-    comms = [getattr(of, 'communicator', None) for of in updater.get_all_optimizers().values()]
+    optimizers = updater.get_all_optimizers().values()
+    comms = [getattr(optimizer, 'communicator', None) for optimizer in optimizers]
     comm = next((comm for comm in comms if comm is not None and comm.size > 1), None)
     if comm is None:
         return
@@ -89,7 +90,7 @@ def _check_epochs(updater):
 
 
 def _length(iterator):
-    """Return the length of an epoch in words; None if it is not known."""
+    """Return the length of an epoch in words, or None if it is not known."""
     if isinstance(iterator, PartIterator):
         return '%d batches' % iterator.n_batches
     dataset = getattr(iterator, 'dataset', None)

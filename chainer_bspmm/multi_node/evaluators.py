@@ -1,4 +1,4 @@
-"""``chainermn.create_multi_node_evaluator``: one result of the molecules of all ranks."""
+"""``chainermn.create_multi_node_evaluator`` with one result for the molecules of all ranks."""
 
 import functools
 
@@ -10,9 +10,9 @@ from chainer.backends import cuda
 def create_multi_node_evaluator(actual_evaluator, communicator):
     """Let an evaluator report the results of all ranks' molecules; return the same evaluator.
 
-    An Evaluator reports the mean over the ranks, each counted as often as its part has molecules;
-    ChainerMN's own counts every rank once. A BatchEvaluator of Chainer Chemistry (ROC-AUC, PRC-AUC,
-    R2) gets the predictions and labels of all ranks. A part may be empty.
+    An Evaluator reports the mean over the ranks, weighted by the numbers of their molecules;
+    ChainerMN's own function counts every rank once. A BatchEvaluator of Chainer Chemistry (ROC-AUC,
+    PRC-AUC, R2) gets the predictions and labels of all ranks. A part may be empty.
     """
     evaluator, comm = actual_evaluator, communicator
     evaluator._mn_communicator = comm
@@ -24,7 +24,8 @@ def create_multi_node_evaluator(actual_evaluator, communicator):
         evaluate = _evaluate_together
     else:
         evaluate = _mean_of_ranks
-    # Looked up in the class at each call: `GraphUpdater` swaps it for that of captured evaluations.
+    # The class's `evaluate` is looked up at each call, because `GraphUpdater` changes the class to
+    # the one for captured evaluations.
     evaluator.evaluate = functools.partial(evaluate, evaluator, comm)
     return evaluator
 
@@ -55,13 +56,13 @@ def _evaluate_together(evaluator, comm):
         result = type(evaluator).evaluate(evaluator)
     else:
         for metric in evaluator.metrics_fun.values():
-            metric(None, None)  # the other ranks wait for this one
+            metric(None, None)  # takes part, because the other ranks wait for this one
     results = comm.mpi_comm.allgather(result)
     return next(result for result in results if result is not None)
 
 
 def _of_all(comm, metric, y, t):
-    """Return a metric of the predictions and labels of all ranks, in their order."""
+    """Compute a metric from the predictions and labels of all ranks, in the ranks' order."""
     parts = [part for part in comm.mpi_comm.allgather((y, t)) if part[0] is not None]
     return metric(
         *(numpy.concatenate([cuda.to_cpu(array) for array in arrays]) for arrays in zip(*parts))

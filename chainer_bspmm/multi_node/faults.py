@@ -1,6 +1,6 @@
-"""A fault of one rank ends all of them, with one message.
+"""Faults: an error of one rank ends all ranks, with one message.
 
-MPI does not notice a Python process that fails: the other ranks wait for it forever, and so does
+MPI does not notice a Python process that fails. The other ranks wait for it forever, and so does
 the process itself when it exits.
 """
 
@@ -10,17 +10,17 @@ import socket
 import sys
 import time
 
-PATIENCE = 20  # seconds that a rank waits for the one that fails to end it
+PATIENCE = 20  # seconds that a rank waits to be ended by the one that fails
 
 
 def raise_on(comm, rank, error):
-    """Raise an error that all ranks know of on one; the others wait until the first ends them."""
+    """Raise an error that all ranks know of on `rank`; the others wait to be ended by it."""
     if comm.rank != rank:
         time.sleep(PATIENCE)
     raise error
 
 
-_process = None  # the one that end_all_on_error was installed in
+_process = None  # id of the process in which end_all_on_error was installed
 
 
 def end_all_on_error():
@@ -31,9 +31,9 @@ def end_all_on_error():
     global _process
     if _process == os.getpid():
         return
-    _process = os.getpid()  # its children fail alone
+    _process = os.getpid()  # a child process that fails ends alone
     show, leave = sys.excepthook, sys.exit
-    if show.__module__ == 'chainermn.global_except_hook':  # it would end the ranks by itself
+    if show.__module__ == 'chainermn.global_except_hook':  # this hook would end the ranks itself
         show = sys.__excepthook__
     failed = []
 
@@ -45,7 +45,7 @@ def end_all_on_error():
     def leaves(status=None):
         failed[:] = [status] if status else []
         if status:
-            _wait_for_lower_ranks()  # before Python prints what it is
+            _wait_for_lower_ranks()  # before Python prints the message of the exit
         leave(status)
 
     def at_exit():
@@ -53,12 +53,12 @@ def end_all_on_error():
             _abort('exit status %s' % (failed[0] if isinstance(failed[0], int) else 1))
 
     sys.excepthook, sys.exit = hook, leaves
-    # MPI is finalized later, where this rank would wait for the others.
+    # It runs before MPI is finalized, where this rank would wait for the others.
     atexit.register(at_exit)
 
 
 def _world():
-    """Return all ranks; None where they cannot be ended from here."""
+    """Return the communicator of all ranks, or None if they cannot be ended from here."""
     from mpi4py import MPI
 
     if os.getpid() != _process or MPI.Is_finalized():
@@ -67,7 +67,7 @@ def _world():
 
 
 def _wait_for_lower_ranks():
-    """Wait a little: an error of all ranks is told by the first, which ends the others."""
+    """Wait a little, so that an error of all ranks is shown only by the first, which ends them."""
     comm = _world()
     if comm is not None and comm.rank:
         time.sleep(1 + min(comm.rank, 20) / 10)

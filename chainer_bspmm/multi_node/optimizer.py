@@ -15,26 +15,26 @@ from chainer_bspmm.multi_node.start import agree
 from chainer_bspmm.multi_node.statistics import weighted_by
 from chainer_bspmm.sparse import BatchedCSR
 
-# Numbers that ranks send each other before the gradients: molecules, loss, whether parameters have
-# been made or removed, a checksum of the names of parameters without a gradient.
+# Numbers that ranks send each other before the gradients: number of molecules, loss, whether
+# parameters have been made or removed, checksum of the names of parameters without a gradient.
 N_FIELDS = 4
 
 
 class Weighted:
     """Update all ranks alike, by the mean gradient of the molecules in all of their batches.
 
-    ``chainermn.create_multi_node_optimizer`` makes it, of this class and ChainerMN's. In a step
-    rank i has w_i molecules, and its loss is a mean over them. The update uses
+    ``chainermn.create_multi_node_optimizer`` makes it, as a subclass of this class and ChainerMN's.
+    In a step rank i has w_i molecules, and its loss is a mean over them. The update uses
     ``sum_i(w_i g_i) / sum_i(w_i)``, the gradient of one batch of all molecules; ChainerMN's own
-    counts every rank once, whatever its batch. A rank without a batch (:meth:`join`) counts 0
-    times. If the loss of any rank is not finite, all ranks raise FloatingPointError.
+    optimizer counts every rank once, whatever its batch. A rank without a batch (:meth:`join`)
+    counts 0 times. If the loss of any rank is not finite, all ranks raise FloatingPointError.
 
     Before the first update, and whenever parameters have been made or removed, all ranks get the
-    state of one (`start.agree`). Parameters that are made by the first batch are made by a trial in
-    test mode, so that this update is not lost, as it is in ChainerMN's own.
+    state of one rank (`start.agree`). Parameters that the first batch would make are made by a
+    trial in test mode, so that this update is not lost, as it is in ChainerMN's own optimizer.
     """
 
-    # Of ChainerMN's class, beside which it is a base.
+    # Attributes of ChainerMN's class, which is the other base.
     actual_optimizer: chainer.Optimizer
     communicator: Any
     target: chainer.Link
@@ -46,16 +46,16 @@ class Weighted:
         object.__setattr__(self, 'known', None)  # the parameters that all ranks agree on
 
     def setup(self, link):
-        """Do ``chainer.Optimizer.setup``; the ranks have to agree on another model."""
+        """Set up as ``chainer.Optimizer.setup``; the ranks must agree again on the new model."""
         super().setup(link)
         object.__setattr__(self, 'known', None)
         return self
 
     def update(self, lossfun=None, *args, **kwds):
-        """Do ``chainer.Optimizer.update`` on the batches of all ranks.
+        """Update as ``chainer.Optimizer.update`` by the batches of all ranks.
 
-        Without a loss function the gradients are those that the parameters have, and all ranks
-        count alike; nothing is updated if parameters had to be sent first.
+        Without a loss function the gradients in the parameters are used, and all ranks have the
+        same weight. If parameters have to be sent first, nothing is updated.
         """
         if lossfun is None:
             if self.known is None:
@@ -72,14 +72,14 @@ class Weighted:
             else:
                 self.target.zerograds()
             loss.backward(loss_scale=self.actual_optimizer._loss_scale)
-        value = 0  # of several losses one that is finite if all are
+        value = 0  # with several losses their sum, which is finite if all are
         if not self.actual_optimizer._loss_scaling_is_dynamic:
             value = float(cuda.to_cpu(loss.array).sum())
         del loss
         self._mean_and_update(weight, value)
 
     def join(self):
-        """Take part in an update without a batch; not where batch normalisation wants one."""
+        """Take part in an update without a batch; RuntimeError if batch normalisation needs one."""
         from chainermn.links import MultiNodeBatchNormalization
 
         for path, link in self.target.namedlinks():
@@ -91,7 +91,7 @@ class Weighted:
         self._take_part()
 
     def start(self, lossfun, *args, **kwds):
-        """Make lazy parameters, and let all ranks start alike, if that has not been done."""
+        """Make lazy parameters, and give all ranks one state, unless that has been done."""
         if self.known is not None:
             return
         if not all(param.is_initialized for param in self.target.params()):
@@ -132,19 +132,19 @@ class Weighted:
             text = 'expected True where ranks have gradients of different parameters, got False'
             faults.raise_on(comm, 0, ValueError('zero_fill: ' + text))
         elif weights.any():
-            # Where a rank has no gradients it cannot tell which ones the others lack.
+            # A rank without gradients cannot tell which ones the others lack, so all are filled.
             self._mean(weight / weights.sum(), self.zero_fill or not weights.all())
             optimizer.update(None)
 
     def _missing(self):
-        """Return a checksum of which parameters have no gradient, if that makes a difference."""
+        """Return a checksum of the parameters without a gradient, or 0 if they get zeros anyway."""
         if self.zero_fill:
             return 0
         params = sorted(self.target.namedparams(include_uninit=False))
         return zlib.crc32('\n'.join(path for path, p in params if p.grad is None).encode())
 
     def _mean(self, share, zero_fill):
-        """Replace the gradients by the sum over ranks, each with its share."""
+        """Replace the gradients by their sum over the ranks, each multiplied by its share."""
         comm = self.communicator
         params = [param for _, param in sorted(self.target.namedparams(include_uninit=False))]
         for param in params:
@@ -156,7 +156,7 @@ class Weighted:
             return
         if share * comm.size != 1:
             for param in params:
-                # Not in place: gradients of several parameters may be one array.
+                # This is not done in place, because several parameters may share a gradient array.
                 param.grad = param.grad * param.dtype.type(share * comm.size)
         comm.multi_node_mean_grad(self.target, zero_fill)
 
@@ -164,8 +164,9 @@ class Weighted:
 def _mean_on_host(comm, params, share):
     """Replace gradients by ``sum_i(share_i * g_i)`` over all ranks, as new arrays.
 
-    All ranks have the same parameters, on the host. ChainerMN's `naive` sends one message for each
-    parameter, and waits for each. float16 is sent as float32, which MPI can add.
+    All ranks have the same parameters, on the host. There is one message per dtype, whereas
+    ChainerMN's `naive` sends one for each parameter, and waits for each. float16 is sent as
+    float32, which MPI can add.
     """
     from mpi4py import MPI
 
@@ -182,7 +183,7 @@ def _mean_on_host(comm, params, share):
 
 
 def weighted(create, base):
-    """Wrap ``create_multi_node_optimizer``: make a `Weighted` one, unless with double buffering."""
+    """Wrap ``create_multi_node_optimizer``: make `Weighted` ones, except with double buffering."""
     kind = type('MultiNodeOptimizer', (Weighted, base), {})
 
     @functools.wraps(create)
@@ -197,13 +198,13 @@ def weighted(create, base):
 
 
 def of_nccl(optimizer):
-    """Return an optimizer if it is a `Weighted` one that may be captured; otherwise None."""
+    """Return the optimizer if it is `Weighted` over NCCL, which can be captured, otherwise None."""
     is_one = isinstance(optimizer, Weighted) and communicators.is_nccl(optimizer.communicator)
     return optimizer if is_one else None
 
 
 def n_molecules(arguments):
-    """Return the number of molecules in the arguments of a loss function; 1 if it is not known."""
+    """Return the number of molecules in the arguments of a loss function, or 1 if it is unknown."""
     for value in arguments:
         if isinstance(value, BatchedCSR):
             return value.n_graphs
@@ -216,7 +217,7 @@ def _made(target):
 
 
 def _check_device(comm, target):
-    """Refuse to send arrays of a GPU by an MPI that takes their addresses for the host's."""
+    """Refuse arrays on a GPU if MPI would take their addresses for addresses on the host."""
     on_gpu = [param for param in target.params() if param.device.xp is cuda.cupy]
     if on_gpu and _is_naive(comm) and not communicators.knows_gpus():
         raise RuntimeError(

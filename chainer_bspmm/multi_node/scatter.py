@@ -1,4 +1,4 @@
-"""``chainermn.scatter_dataset`` of sparse data sets: each rank gets its molecules, no others."""
+"""``chainermn.scatter_dataset`` for sparse data sets: each rank gets its own molecules only."""
 
 import functools
 import zlib
@@ -11,12 +11,13 @@ from chainer_bspmm.multi_node import faults
 
 
 def sparse_too(scatter_dataset):
-    """Wrap ``chainermn.scatter_dataset``.
+    """Wrap ``chainermn.scatter_dataset`` to scatter sparse data sets, too.
 
     A `SparseDataset`, or a SubDataset of one, becomes a `SparseDataset` on every rank, with the
-    arrays of its part only. The parts are those of ChainerMN: with ``force_equal_length``, the
-    default, a few molecules belong to two parts if their number is no multiple of the ranks'.
-    ValueError: ranks were given different data sets. TypeError: the data set is on a GPU.
+    arrays of the rank's part only. ChainerMN decides on the parts: with ``force_equal_length``, the
+    default, a few molecules belong to two parts if the number of molecules is not a multiple of the
+    number of ranks. ValueError: ranks were given different data sets. TypeError: the data set is on
+    a GPU.
     """
 
     @functools.wraps(scatter_dataset)
@@ -52,7 +53,7 @@ def sparse_too(scatter_dataset):
         for rank, first, last in _scatter_index(n, comm.size, force_equal_length):
             part = selected[order[first:last]]
             if rank == root:
-                # Not a view: the rest is freed with the whole.
+                # It is a copy, not a view, so that the whole data set can be freed.
                 mine = SparseDataset(part._own())
             else:
                 comm.send_obj(part, dest=rank)
@@ -73,7 +74,7 @@ def _fingerprint(dataset):
 
 
 def _check(comm, root, selected, known):
-    """Raise if the ranks do not mean the same."""
+    """Raise an error if ranks pass different data sets, or if the data set is on a GPU."""
     for rank, fingerprint in enumerate(known):
         if fingerprint is not None and fingerprint != known[root]:
             text = (

@@ -1,4 +1,4 @@
-"""All ranks start from one state: parameters, optimizer."""
+"""Agreement of all ranks on one state of parameters and optimizer."""
 
 import hashlib
 
@@ -14,8 +14,9 @@ from chainer_bspmm.multi_node import faults
 def agree(comm, optimizer):
     """Give all ranks the parameters, persistent values and optimizer state of one of them.
 
-    Of rank 0; if it lacks parameters, because no batch has made them, of the first that has most.
-    Nothing is sent if all have the same, such as after resuming. ValueError: they do not fit.
+    That rank is the first of those with most parameters, usually rank 0; a rank lacks parameters
+    if no batch has made them. Nothing is sent if all ranks have the same state, such as after
+    resuming. ValueError: models or optimizers differ between ranks.
     """
     table = {path: _shape(param) for path, param in optimizer.target.namedparams()}
     tables = comm.mpi_comm.allgather((table, _settings(optimizer), int(optimizer.t)))
@@ -41,14 +42,14 @@ def agree(comm, optimizer):
 
 
 def make_states(target):
-    """Make the states of update rules, which the first update would make."""
+    """Make the states of update rules now, which otherwise the first update would make."""
     for param in target.params(include_uninit=False):
         if param.update_rule is not None and param.update_rule.enabled:
             param.update_rule._init_states(param)
 
 
 def _settings(optimizer):
-    """Return the settings of an optimizer that a user chooses, name -> value."""
+    """Return the settings of an optimizer that a user can choose, as name -> value."""
     settings = {'class': _kind_of(optimizer)}
     if isinstance(optimizer, chainer.GradientMethod):
         settings.update(_plain_of(optimizer.hyperparam))
@@ -57,7 +58,7 @@ def _settings(optimizer):
     settings['list of hooks'] = [name for name, _ in hooks]
     for name, hook in hooks:
         settings['hook ' + name] = _kind_of(hook)
-        if is_user_code(type(hook).__module__):  # its attributes may be those of a rank
+        if is_user_code(type(hook).__module__):  # its attributes may differ between ranks
             continue
         for attribute, value in _plain_of(hook).items():
             settings['%s of hook %s' % (attribute, name)] = value
@@ -77,7 +78,7 @@ def _kind_of(thing):
 
 def _plain_of(thing):
     return {
-        name: repr(value)  # NumPy calculates otherwise with its own numbers than with Python's
+        name: repr(value)  # tells NumPy's numbers from Python's, with which results may differ
         for name, value in getattr(thing, '__dict__', {}).items()
         if isinstance(value, (bool, int, float, str))
     }
@@ -88,7 +89,7 @@ def _shape(param):
 
 
 def _difference(first, other, rank):
-    """Describe the first difference between rank 0 and another rank; None if there is none."""
+    """Describe the first difference between rank 0 and another rank, or return None."""
     (shapes, settings, t), (other_shapes, other_settings, other_t) = first, other
     for path in sorted({*shapes, *other_shapes}):
         this = "model: expected the same on all ranks, parameter '%s' is " % path

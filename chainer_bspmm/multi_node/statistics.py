@@ -22,7 +22,7 @@ _local = _Local()
 
 @contextlib.contextmanager
 def weighted_by(n_molecules):
-    """Let losses of this thread count by molecules; elsewhere those of all ranks count alike."""
+    """Context in which this rank's loss has the weight `n_molecules`; elsewhere it has weight 1."""
     previous, _local.weight = _local.weight, max(n_molecules, 1)
     try:
         yield
@@ -31,17 +31,17 @@ def weighted_by(n_molecules):
 
 
 class AllRanks(OneRank):
-    """The ranks of a communicator, whose batches a node counts as one.
+    """The ranks of a communicator, whose batches a node treats as one batch.
 
-    A step that may be captured adds up on the device (``peer_sums`` of the step). Any other sum
-    goes through MPI on the host, which synchronises with a GPU.
+    In a step that may be captured, sums are computed on the device (``peer_sums`` of the step). All
+    others go through MPI on the host, which synchronises with a GPU.
     """
 
     def __init__(self, comm):
         self._comm = comm
 
     def sum(self, array):
-        """Return the sum of the ranks' arrays, which all call it in the same order."""
+        """Return the sum of the ranks' arrays; all ranks must call it in the same order."""
         if step.current() is not None:
             if step.current().peer_sums is None:
                 raise RuntimeError('statistics over several ranks, but the update is of one')
@@ -56,29 +56,31 @@ class AllRanks(OneRank):
         return total
 
     def sum_of_gradients(self, array):
-        """Return the sum of the gradients of all ranks' losses, as a part of this one's."""
-        # The loss of all ranks is the mean of theirs, with the weights w of :func:`weighted_by`.
-        # Gradients of rank i are later multiplied by ``w_i / sum(w)``; here those of rank j must be
-        # by ``w_j / sum(w)``.
+        """Return the weighted sum of all ranks' gradients, as a part of this rank's gradient."""
+        # The common loss is the mean of the ranks' losses with the weights w of
+        # :func:`weighted_by`. So the gradient of rank j needs the factor ``w_j / sum(w)``. The
+        # result on rank i is later multiplied by ``w_i / sum(w)``, hence the factor ``w_j / w_i``.
         return self.sum(array * array.dtype.type(_local.weight)) / _local.weight
 
     def refuse_derivatives(self):
-        """Raise RuntimeError: a gradient of the gradient would need those of other ranks."""
+        """Raise RuntimeError: higher derivatives would need the gradients of other ranks."""
         raise RuntimeError('statistics over several ranks have first derivatives only')
 
 
 def ranks_of(link):
-    """Return the ranks whose batches a MultiNodeBatchNormalization of ChainerMN counts as one."""
-    # In its own forward pass every rank counts alike. Gradients are for the mean over ranks that
-    # `multi_node.optimizer` takes.
+    """Return the ranks whose batches a MultiNodeBatchNormalization treats as one batch."""
+    # ChainerMN's own forward pass gives every rank the same weight. Gradients fit the weighted mean
+    # over ranks that `multi_node.optimizer` takes.
     return AllRanks(link.comm) if link.comm.size > 1 else ONE_RANK
 
 
 def batch_norm_of_ranks(link, x, finetune=False):
-    """Normalise an array (n, c, ...) of any rows over the batches of all ranks, in training."""
-    # What a MultiNodeBatchNormalization of ChainerMN does outside of graphs, with the gradients of
-    # `ops.batch_norm`. `finetune`: running averages are means of all batches since
-    # ``link.start_finetuning()``.
+    """Normalise any array (n, c, ...) over the batches of all ranks, in training.
+
+    It stands in for ChainerMN's MultiNodeBatchNormalization on arrays that are not of graphs, with
+    the gradients of `ops.batch_norm`. With `finetune`, running averages are means of all batches
+    since ``link.start_finetuning()``.
+    """
     n_axes = link.avg_mean.ndim
     if x.shape[1 : 1 + n_axes] != link.avg_mean.shape:
         text = 'x: expected shape (n, %s, ...), got %s'

@@ -12,19 +12,22 @@ from chainer_bspmm.sparse.edges import derived, equal_rows, gathering
 
 
 class AttentionPattern:
-    """The edges of every head; `within`: those of each relation are normalised separately.
+    """Edges of every head; with `within`, the edges of each relation are normalised separately.
 
-    With node i, relation r and head k, features are rows ``(i * R + r) * K + k``. Every edge has an
-    entry for each head; entries are sorted by receiver, head, relation, so that those that are
-    summed or normalised together are adjacent. Spare entries come last and name row 0.
+    The features of node i in relation r and head k are row ``(i * R + r) * K + k``. Every edge has
+    one entry per head. Entries are sorted by receiver, head and relation, so that entries that are
+    summed or normalised together are adjacent. Spare entries come last and refer to row 0.
 
-    - `product`: the matrix that features are multiplied by, with the weights as its values: a row
-      for every node, in which all its heads add up, or with `side_by_side` for every (node, head).
-    - `sources`, `receivers`: (nnz * K,) int32, the two rows of features of every entry.
-    - `segments`: int32, where each group of entries that is normalised together starts;
-      `by_receiver`, (n_nodes * K * R + 1,): where those of every (node, head, relation) start.
-    - `isolated`: rows as `product`, columns ``(g * R + r) * K + k``: the weight of the sum over
-      graph g's nodes in a row that has no edges to weigh; None if the host knows that none is so.
+    - `product`: the matrix by which features are multiplied; its values are the attention weights.
+      It has a row for every node, which sums over the node's heads, or with `side_by_side` a row
+      for every (node, head).
+    - `sources`, `receivers`: (nnz * K,) int32, each entry's two rows of features.
+    - `segments`: int32, start of each group of entries that are normalised together.
+    - `by_receiver`: (n_nodes * K * R + 1,) int32, start of the entries of each (node, head,
+      relation).
+    - `isolated`: a matrix with the rows of `product` and a column ``(g * R + r) * K + k`` for the
+      sum over the nodes of graph g. It gives rows without edges their uniform weights. None if the
+      host knows that every row has edges.
     """
 
     def __init__(self, adj, n_heads, within, side_by_side, dtype):
@@ -71,9 +74,11 @@ class AttentionPattern:
             )
 
     def gathers(self, adj, n_heads):
-        """Return the matrix that adds, for every entry, column 0 of its source, 1 of its receiver.
+        """Return the matrix that adds the two scores of every entry.
 
-        ``adj``, with which the pattern is kept, is not stored: it would make a cycle.
+        Scores have two columns: an entry gets column 0 of its source and column 1 of its receiver.
+        ``adj`` is an argument because the pattern is cached on it: a reference back would make a
+        cycle.
         """
         n_scores = 2 * n_heads
         return gathering(
@@ -87,7 +92,8 @@ class AttentionPattern:
         )
 
 
-# The arrays of a pattern, by NumPy or in one launch. On a device it is made in every captured step.
+# These functions fill the arrays of a pattern, with NumPy or in one launch each. On a device, every
+# captured step makes its pattern anew.
 
 
 def _fill(adj, n_heads, sources, receivers, by_receiver):
@@ -128,7 +134,7 @@ def _fill(adj, n_heads, sources, receivers, by_receiver):
 
 
 def _slots(adj):
-    """Return the number of nodes that every graph counts, (n_graphs,)."""
+    """Return the number of nodes of every graph, (n_graphs,), by their weights."""
     if adj.row_weights is None:
         return adj.xp.diff(adj.row_offsets)
     return segment_sum_forward(adj.row_weights[:, None], adj.row_offsets, adj.max_rows)[:, 0]
@@ -156,7 +162,8 @@ def _isolated(adj, n_heads, within, rows_per_node, by_receiver, dtype):
             ((graph * n_relations + relation) * n_heads + head).astype('i'),
             numpy.searchsorted(place, bounds).astype('i'),
         )
-    # An entry for every (node, head, relation): a count of those that there are would synchronise.
+    # Every (node, head, relation) has an entry, of value 0 if it has edges: to count the others
+    # would synchronise.
     size = by_receiver.size - 1
     data = cuda.cupy.empty(size, dtype)
     indices = cuda.cupy.empty(size, 'i')
@@ -190,6 +197,6 @@ def _isolated(adj, n_heads, within, rows_per_node, by_receiver, dtype):
 
 
 def attention_pattern(adj, n_heads, within, side_by_side, dtype):
-    """Return the `AttentionPattern` of a batch, kept with it; arguments as there."""
+    """Return the `AttentionPattern` of a batch, cached on it; arguments as there."""
     options = n_heads, within, side_by_side, dtype
     return adj.cached(('attention', *options), lambda: AttentionPattern(adj, *options))

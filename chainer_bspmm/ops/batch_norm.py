@@ -15,8 +15,8 @@ from chainer_bspmm.ops.segments import row_sum
 class OneRank:
     """Sums over ranks for `WeightedBatchNorm`, where this process is the only rank.
 
-    A link whose statistics are those of several ranks has their sums as ``bspmm_ranks``, of
-    `multi_node.statistics`.
+    A link with statistics over several ranks has an attribute ``bspmm_ranks`` with the same
+    methods, from `multi_node.statistics`.
     """
 
     def sum(self, array):
@@ -24,7 +24,7 @@ class OneRank:
         return array
 
     def sum_of_gradients(self, array):
-        """Return the sum of the gradients of all ranks' losses, as a part of this one's."""
+        """Return the weighted sum of all ranks' gradients, as a part of this rank's gradient."""
         return array
 
     def refuse_derivatives(self):
@@ -35,7 +35,10 @@ ONE_RANK = OneRank()
 
 
 class WeightedBatchNorm(FusedNode):
-    """Inputs x, gamma, beta; row i counts ``weights[i]`` times; `running`: averages, or None."""
+    """Batch normalisation of inputs x, gamma, beta, where row i counts ``weights[i]`` times.
+
+    `running`: the running mean and variance, updated in place, or None.
+    """
 
     def __init__(self, weights, eps, decay, running, ranks=ONE_RANK):
         self._weights = weights
@@ -75,7 +78,7 @@ class WeightedBatchNorm(FusedNode):
         dtype = _dtype(x, gamma)
         xp = chainer_backend.get_array_module(x)
         weights = self._weights.astype(dtype)[:, None]
-        share = weights / xp.maximum(self._count, 1)  # of a row in a mean
+        share = weights / xp.maximum(self._count, 1)  # the share of each row in a mean
         zero = xp.zeros((), dtype)
 
         def mean(values):
@@ -90,7 +93,7 @@ class WeightedBatchNorm(FusedNode):
 
 
 def _dtype(x, gamma):
-    """Return the dtype to calculate in: sums of many rows overflow float16."""
+    """Return the dtype to calculate in, at least float32: sums of many rows overflow float16."""
     return numpy.result_type(x.dtype, gamma.dtype, numpy.float32)
 
 
@@ -99,8 +102,9 @@ def _cast(arrays):
     return [array.astype(dtype, copy=False) for array in arrays]
 
 
-# A row of weight 0 may hold NaN: it is left out, not multiplied by 0. `count`, (1,), is the sum of
-# the weights. On a device it stays there: it may change with each replay of a captured graph.
+# A row of weight 0 may hold NaN, so it is left out instead of being multiplied by 0. `count`, (1,),
+# is the sum of the weights. On a GPU it stays on the device, because each replay of a captured step
+# may change it.
 
 
 def _spread(rows, counted, n_rows):
@@ -183,7 +187,8 @@ def _gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
         gy *= gamma * inv_std
         return _spread(gy, counted, len(x)), ggamma, gbeta
     n_rows, n_channels = x.shape
-    terms = cuda.cupy.empty((n_rows, 2 * n_channels), x.dtype)  # one array: one sum does both
+    # The terms of both sums are in one array, so that one reduction adds up both.
+    terms = cuda.cupy.empty((n_rows, 2 * n_channels), x.dtype)
     cuda.elementwise(
         'T x, T gy, T weight, T mean, T inv_std',
         'T of_gamma, T of_beta',
@@ -208,9 +213,9 @@ def _gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
 
 
 def normalise(link, h, weights, decay, ranks):
-    """Return h (n, c) normalised as a link in training does it, with weights of rows."""
+    """Normalise h, (n, c), as the link does in training, but with weights of rows."""
     gamma, beta = getattr(link, 'gamma', None), getattr(link, 'beta', None)
-    with chainer.using_device(link.device):  # of a link that has none
+    with chainer.using_device(link.device):  # the link may lack gamma or beta: 1 and 0
         if gamma is None:
             gamma = link.xp.ones(link.avg_mean.shape, link._highprec_dtype)
         if beta is None:
@@ -228,12 +233,13 @@ def batch_norm(adj, link, h):
 
     In training, mean, variance and running averages count every row ``adj.row_weights`` times,
     spare rows not at all. Rows that are ignored get 0 and no gradient, even if they hold NaN.
-    Without weights and spare rows all is left to the link; with them it is one node, and neither
-    link hooks nor an overridden ``__call__`` are called.
+    Without weights and spare rows the link itself is called. With them the normalisation is one
+    node, and neither link hooks nor an overridden ``__call__`` are called.
 
     A link with ``bspmm_ranks``, such as a MultiNodeBatchNormalization of ChainerMN, counts the rows
-    of all these ranks' batches in the same way (ChainerMN's own forward pass counts every rank
-    alike). Its gradients are for the mean over ranks that `multi_node.optimizer` takes.
+    of all these ranks' batches in the same way, whereas ChainerMN's own forward pass gives every
+    rank the same weight. Its gradients fit the weighted mean over ranks that
+    `multi_node.optimizer` takes.
     """
     dense = chainer.links.BatchNormalization
     ranks = getattr(link, 'bspmm_ranks', None)
@@ -242,7 +248,7 @@ def batch_norm(adj, link, h):
     if not chainer.config.train or (
         ranks is None and adj.row_weights is None and not adj.has_spare
     ):
-        # Past GraphBatchNormalization's own __call__, which insists on three dimensions.
+        # GraphBatchNormalization's own __call__ is skipped: it insists on three dimensions.
         return dense.__call__(link, h)
     if ranks is None and type(link).forward is not dense.forward:
         raise ValueError(
@@ -259,7 +265,7 @@ def batch_norm(adj, link, h):
         text = 'h: expected shape %s to go with %r and the link, got %s'
         raise ValueError(text % ((adj.n_rows,) + link.avg_mean.shape, adj, h.shape))
     weights = adj.row_weights
-    if weights is None:  # 0 for spare rows
+    if weights is None:  # then 1, but 0 for spare rows
         xp = adj.xp
         weights = adj.cached(
             'ones of rows',

@@ -1,4 +1,4 @@
-"""Batched sparse times dense product (Batched SpMM), and its gradient for edge values."""
+"""Batched sparse times dense product (Batched SpMM), and its gradient with respect to values."""
 
 from collections.abc import Callable
 import functools
@@ -20,7 +20,7 @@ from chainer_bspmm.sparse.batched_csr import check_adjacency
 from chainer_bspmm.sparse.build import values_of
 
 AHEAD = 3  # entries of a row whose loads are issued together; molecules have two to four
-AHEAD_LONG = 5  # the same for longer rows, where that leaves enough threads
+AHEAD_LONG = 5  # the same for longer rows, if that leaves enough threads
 
 
 def csr_launch(
@@ -35,10 +35,10 @@ def csr_launch(
     ahead=AHEAD,
     stream=False,
 ) -> plans.Launch:
-    """Plan a thread per (row, `columns` vectors) of the product: the grid of bspmm_csr.
+    """Plan bspmm_csr: a thread computes `columns` vectors of `rows_per_thread` rows.
 
-    At most `lanes` threads are side by side in a row, fewer if that splits it more evenly. `ahead`
-    is how many entries a thread loads at once; `stream` writes the result past the L2 cache.
+    At most `lanes` threads share a row, fewer if that splits it more evenly. A thread loads `ahead`
+    entries at once. `stream` writes the result past the L2 cache.
     """
     n_vectors = n_channels // width
     needed = -(-n_vectors // columns)
@@ -65,7 +65,7 @@ def csr_launch(
 # The model of bspmm_launch, fitted to 177 random shapes on an H200; policy_2.json of it tells how
 # far it is from the best on others. `work`: vectors of the result per multiprocessor, that is
 # threads if each had one vector of one row; `length`: mean entries per row.
-SMALL = 1800  # work, up to about what is resident at once
+SMALL = 1800  # work; about the number of threads that are resident at once
 PIPELINED = 3400  # work from which a thread is given several rows
 LARGE = 6800  # work from which it is also given two vectors of 16 bytes
 HUGE = 10000  # work from which it is given eight rows of narrower vectors
@@ -79,7 +79,8 @@ def bspmm_launch(
 ) -> plans.Launch:
     """Plan a product on a GPU, by a small model that was fitted to measurements.
 
-    Unless `piece`, of :func:`piece_length`, is 0, the plan is for :func:`with_pieces`.
+    `piece` is the result of :func:`piece_length`; unless it is 0, the plan is for
+    :func:`with_pieces`.
     """
     n_vectors = n_channels // width
     work = n_rows * n_vectors / device.n_sms
@@ -93,7 +94,7 @@ def bspmm_launch(
         # A result that does not fit in L2 together with x would push x out of it.
         stream=(n_rows + n_cols) * n_channels * itemsize > device.l2_bytes // 2,
     )
-    if piece:  # a warp with rows of different lengths waits for the longest
+    if piece:  # one row per thread: a warp waits for the longest of its rows
         return plan(plans.WARP, ahead=AHEAD_LONG)
     lanes, columns, rows, options = _csr_settings(
         work, length, n_vectors, width * itemsize, itemsize
@@ -117,7 +118,7 @@ def _csr_settings(work, length, n_vectors, vector_bytes, itemsize):
         return plans.WARP, 1, 1 if half or length > VERY_LONG else 4, options
     two_warps = n_vectors > 2 * plans.WARP
     if half and vector_bytes < plans.VECTOR_BYTES or vector_bytes == 4 and (two_warps or long):
-        # A thread that reads a few bytes at a time has too little in flight with two vectors.
+        # A thread whose loads are a few bytes has too few bytes in flight with two vectors.
         return plans.WARP if two_warps else 16, 4, 1 if half or length > MEDIUM else 4, {}
     if length > VERY_LONG:
         return 16, 1, 1, {'block': 2 * plans.BLOCK}
@@ -126,23 +127,23 @@ def _csr_settings(work, length, n_vectors, vector_bytes, itemsize):
         return 16, 1, 1 if long else 4, options
     if long:
         return plans.WARP, 1, 4, {}
-    # A row in one tile where a warp can hold it; else tiles of 512 bytes.
+    # A tile is a whole row if a warp can hold it, else 512 bytes of one.
     lanes = 16 if two_warps and wide else plans.WARP
     return lanes, 2, 8 if not wide and work > HUGE and length < MEDIUM else 4, {}
 
 
-PIECE = 128  # entries of a piece, at least; half of it where each thread has few
-FEW_ENTRIES = 22  # for each thread of a full GPU, counted for every vector of a row
+PIECE = 128  # least number of entries of a piece; half as many where threads have few entries
+FEW_ENTRIES = 22  # fewer are few: entries times vectors of a row, per thread of a full GPU
 RESIDENT = 1024  # threads of a multiprocessor
 
 
 def piece_length(n_rows, n_cols, nnz, longest, n_vectors, device) -> int:
-    """Return the most entries of a row that a thread walks, or 0: it walks rows of any length.
+    """Return the length of the pieces into which long rows are split, or 0 to split none.
 
-    `longest` is a bound of a row's entries.
+    A thread walks at most so many entries of a row. `longest` is a bound of a row's entries.
     """
-    # Pieces have at least as many entries as a row has pieces, because a thread walks their sums,
-    # too. Nor are there so many that their sums take more than twice the memory of both features.
+    # A piece has at least as many entries as a row has pieces, because one thread also walks the
+    # sums of a row's pieces. The sums of all pieces take at most twice the memory of x and y.
     longest = min(longest, nnz)
     if longest <= plans.LONG_ROW:
         return 0
@@ -154,7 +155,7 @@ def piece_length(n_rows, n_cols, nnz, longest, n_vectors, device) -> int:
 
 
 def with_pieces(plan: plans.Launch, nnz, piece) -> tuple[plans.Launch, int]:
-    """Return a plan of bspmm_csr or bsddmm_csr with rows in pieces, and the number of pieces."""
+    """Extend a plan of bspmm_csr or bsddmm_csr by rows in pieces; also return their number."""
     n_pieces = 2 * -(-nnz // piece)
     rows = plan.block[1]
     plan = plan._replace(
@@ -166,7 +167,7 @@ def with_pieces(plan: plans.Launch, nnz, piece) -> tuple[plans.Launch, int]:
 
 
 def sum_pieces_launch(n_pieces, n_channels, piece) -> plans.Launch:
-    """Plan a thread per chunk and channel of sum_pieces."""
+    """Plan sum_pieces: a thread per chunk and channel."""
     n_chunks = n_pieces // 2
     chunks_per_block = 8
     tiles = -(-n_channels // plans.WARP)
@@ -179,7 +180,7 @@ def sum_pieces_launch(n_pieces, n_channels, piece) -> plans.Launch:
     )
 
 
-ALGORITHMS = 'auto', 'vector', 'pipelined'  # the last two: one row of a thread, or several
+ALGORITHMS = 'auto', 'vector', 'pipelined'  # the last two: one row per thread, or several
 
 
 def multiply_on_host(matrix, adj, x, residual):
@@ -191,7 +192,7 @@ def multiply_on_host(matrix, adj, x, residual):
 
 
 def matrix_on_host(adj, data, dtype, trans):
-    """Return the SciPy matrix of a batch or its transpose; kept with it without `data`."""
+    """Return the SciPy matrix of a batch or its transpose; cached on the batch without `data`."""
     side = adj.T if trans else adj
     if data is not None:
         values = data.astype(dtype, copy=False)
@@ -201,7 +202,7 @@ def matrix_on_host(adj, data, dtype, trans):
         values = numpy.ones(side.nnz, dtype) if side.data is None else side.data.astype(dtype)
         return _scipy_matrix(side, values)
 
-    return side.cached(('scipy', dtype), make)  # SciPy checks a new one, which takes time
+    return side.cached(('scipy', dtype), make)  # making one takes time: SciPy checks its arrays
 
 
 def _scipy_matrix(adj, values):
@@ -230,7 +231,7 @@ def check_bspmm(adj, arrays):
 
 
 def result_shape(adj, n_rows, x):
-    """Return the shape of a product with `n_rows` rows in all, of two or three axes as `x`."""
+    """Return the shape of a product with `n_rows` rows in all; it has as many axes as `x`."""
     if x.ndim == 2:
         return n_rows, x.shape[1]
     return adj.n_graphs, n_rows // adj.n_graphs, x.shape[2]
@@ -303,7 +304,7 @@ def bsddmm_forward(adj: BatchedCSR, u, v):
     if not launch.on_gpu(u):
         u, v = u.reshape(adj.n_rows, u.shape[-1]), v.reshape(adj.n_cols, v.shape[-1])
         n_entries = adj._n_true_entries()
-        # In row-major order, as indexing returns it, einsum adds up halves in float32 by itself.
+        # Indexing returns row-major arrays, in which einsum adds up float16 in float32 by itself.
         w = numpy.einsum(
             'kc,kc->k', u[adj.entry_rows()[:n_entries]], v[adj.entry_columns()[:n_entries]]
         )
@@ -312,7 +313,7 @@ def bsddmm_forward(adj: BatchedCSR, u, v):
     with launch.device_of(u):
         u, v = launch.contiguous(u), launch.contiguous(v)
         w = cuda.cupy.empty(adj.nnz, u.dtype)
-        if not n_channels or adj.has_spare:  # the kernel writes the entries of rows only
+        if not n_channels or adj.has_spare:  # the kernel does not write spare entries
             w.fill(0)
         if n_channels and w.size:
             width = launch.vector_width(n_channels, u, v)
@@ -328,9 +329,12 @@ def bsddmm_forward(adj: BatchedCSR, u, v):
 
 
 class BatchedSpMM(FunctionNode):
-    """C = op(A) X (+ residual), op the transpose with `trans`; inputs x, edge values, residual."""
+    """Node of ``C = A X (+ residual)``, A transposed with `trans`.
 
-    product = staticmethod(bspmm_forward)  # other containers have others: papers/products.py
+    Inputs are x, and if given edge values and residual.
+    """
+
+    product = staticmethod(bspmm_forward)  # papers/products.py overrides it for other containers
     by_values: Callable  # the node that is the gradient with respect to edge values
 
     def __init__(self, adj, has_data, has_residual, trans=False, algorithm='auto'):
@@ -344,7 +348,7 @@ class BatchedSpMM(FunctionNode):
         x = inputs[0]
         data = inputs[1] if self._has_data else None
         residual = inputs[-1] if self._has_residual else None
-        # The product is linear in x: only the gradients that involve edge values need the inputs.
+        # The product is linear in x, so only gradients that involve edge values need the inputs.
         self.retain_inputs((0, 1) if self._has_data else ())
         y = self.product(self._adj, x, data, residual, self._trans, self._algorithm)
         self._result = y.dtype, y.shape, type(y)
@@ -375,7 +379,7 @@ class BatchedSDDMM(FunctionNode):
 
     def __init__(self, adj, algorithm='auto'):
         self._adj = adj
-        self._algorithm = algorithm  # of the products that its gradients are
+        self._algorithm = algorithm  # for its gradients, which are products
 
     def forward(self, inputs):
         self.retain_inputs((0, 1))
@@ -390,7 +394,8 @@ class BatchedSDDMM(FunctionNode):
         check.gradient(gw.array, self._result)
         gradients = []
         for index in indexes:
-            # w is bilinear: the gradient of each factor is the sparse product of gw and the other.
+            # w is bilinear: the gradient with respect to a factor is the sparse product, with gw as
+            # values, of the other factor.
             node = self.by_factors(self._adj, True, False, index == 1, self._algorithm)
             gradients += apply_untracked(node, (u if index == 1 else v, gw))
         return tuple(gradients)
@@ -418,7 +423,7 @@ def bspmm(
             columns per graph, also (n_graphs, N, n_B).
         data (Variable or array or None): (nnz,) edge values of x's dtype, used instead of
             ``adj.data``, in the order of its entries. NaN propagates as in a dense product.
-        residual (Variable or array or None): added to the product; of its shape and dtype.
+        residual (Variable or array or None): added to the product; has its shape and dtype.
         algorithm (str): ``'auto'``; for tests and benchmarks on a GPU also ``'vector'`` or
             ``'pipelined'``, a thread for one row or several, forward and in every derivative.
 
@@ -480,7 +485,7 @@ def bsddmm(adj: BatchedCSR, u: Variable | NdArray, v: Variable | NdArray) -> Var
 
     Note:
         Deterministic; does not synchronise. Its gradients are products by
-        :func:`chainer_bspmm.functions.bspmm`, as deterministic as those.
+        :func:`chainer_bspmm.functions.bspmm`, which is deterministic, too.
     """
     check_adjacency(adj)
     check_bsddmm(adj, chainer.as_array(u), chainer.as_array(v))

@@ -19,12 +19,13 @@ from chainer_bspmm.sparse import check
 from chainer_bspmm.sparse.batched_csr import check_adjacency
 from chainer_bspmm.sparse.relations import degree_rows
 
-# is_type: (n_nodes, n_types) bool, which nodes have degree 1, 2, ...; rows: of each, None on a GPU.
+# `is_type`: (n_nodes, n_types) bool, whether a node has degree 1, 2, ...; `rows`: for each degree,
+# the indices of its nodes, or None on a GPU.
 Degrees = collections.namedtuple('Degrees', 'is_type rows')
 
 
 def degrees_of(adj, n_types):
-    """Return the `Degrees` of a batch's nodes: sums of columns, not of rows, as upstream's."""
+    """Return the `Degrees` of a batch's nodes: sums of columns as upstream, not of rows."""
 
     def find():
         ones = adj.xp.ones((adj.n_rows, 1), numpy.float32 if adj.dtype is None else adj.dtype)
@@ -38,15 +39,16 @@ def degrees_of(adj, n_types):
     return adj.cached(('degrees', n_types), find)
 
 
-# Where the whole node is one launch of a GPU, degrees are relations (kernels/degree_rows.cu).
-# Elsewhere neighbours are summed first. Then, on the host, the rows of one degree are gathered and
-# multiplied by their own weight: the fewest operations. On a GPU the number of those rows is not
-# known on the host, so every row is expanded to one block per degree, zero except for its own, and
-# multiplied by the stacked weights: n_types times the operations, but one product of a fixed shape.
+# Where the whole node is one launch on a GPU, degrees are relations (kernels/degree_rows.cu).
+# Otherwise neighbours are summed first. Then a host gathers the rows of each degree and multiplies
+# them by its weight, which takes the fewest operations. For a GPU, the number of these rows would
+# have to be known on the host. Instead, every row is expanded to one block per degree, zero except
+# for its own degree's, and multiplied by the stacked weights: n_types times the operations, but one
+# product of a fixed shape.
 
 
 def _expand(x, is_type):
-    """Return (n_nodes, n_types * n_in): x[i] in the block of its degree, zeros elsewhere."""
+    """Return (n_nodes, n_types * n_in): x[i] in the block of i's degree, zeros elsewhere."""
     n_types, n_in = is_type.shape[1], x.shape[1]
     blocks = cuda.cupy.empty((len(x), n_types * n_in), x.dtype)
     cuda.elementwise(
@@ -62,7 +64,7 @@ def _expand(x, is_type):
 
 
 def _product(degrees, x, weights, trans):
-    """Compute ``y[i] = W_d x[i]`` (trans: ``x[i] W_d``), d the degree; 0 where it has no weight."""
+    """Compute ``y[i] = W_d x[i]`` (trans: ``x[i] W_d``), d the degree; 0 if d has no weight."""
     if degrees.rows is None:
         stacked = concat(weights, axis=0 if trans else 1)
         y = dot(_expand(x, degrees.is_type), stacked if trans else stacked.T)
@@ -75,7 +77,7 @@ def _product(degrees, x, weights, trans):
 
 
 class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
-    """Inputs x, the weights, then as many biases."""
+    """Node of :func:`degree_linear_sigmoid`; inputs are x, the weights, then as many biases."""
 
     def __init__(self, adj):
         self._adj = adj
@@ -88,7 +90,7 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
             n_out, n_in = weights[0].shape
             n_all = n_types * n_out
             arrays = [array.astype(x.dtype, copy=False).ravel() for array in inputs[1:]]
-            joined = concat(arrays)  # by one launch
+            joined = concat(arrays)  # in one launch
             W = joined[: n_all * n_in].reshape(n_all, n_in)
             b = joined[n_all * n_in :]
             self._joined = {'W': W, 'b_self': b}
@@ -112,7 +114,7 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
         return self._y
 
     def _has_relations(self, x):
-        """Tell whether degrees can be relations: degrees of rows are those of columns."""
+        """Return whether degrees can be relations: a node's row sum must equal its column sum."""
         return self._adj.is_symmetric and not isinstance(x, numpy.ndarray)
 
     def _gradients(self, inputs, gy, indexes):
@@ -146,7 +148,7 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
                 by_weights = stacked.reshape(n_types, gy.shape[1], x.shape[1])
             gradients.update(enumerate(by_weights, 1))
         if indexes[-1] > n_types:
-            # Equal, but in an array for each bias: optimizer hooks write to them.
+            # All biases have the same gradient, but separate arrays: optimizer hooks write to them.
             rows = chainer_backend.get_array_module(gy).empty(
                 (n_types, gy.shape[1]), biases[0].dtype
             )
@@ -155,7 +157,7 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
         return gradients
 
     def _composed(self, *inputs):
-        """As in Chainer Chemistry: a linear layer a degree, its input masked."""
+        """Compose it as Chainer Chemistry does: a linear layer per degree, its input masked."""
         x, weights, biases = _split(inputs)
         sums = bspmm(self._adj, x)
         zero = x.xp.zeros((), x.dtype)
@@ -175,8 +177,8 @@ def _split(inputs):
 def degree_linear_sigmoid(adj, x, weights, biases):
     """Compute ``y[i] = sigmoid(W_d sum_j A[i, j] x[j] + b_1 + b_2 + ...)``, (n_nodes, n_out).
 
-    d is the degree of node i; where it has no weight, there are the biases only. Every bias is
-    added to every node, as Chainer Chemistry masks the inputs of its linear layers, not the
+    d is the degree of node i; for a degree without a weight only the biases are left. Every bias is
+    added to every node, because Chainer Chemistry masks the inputs of its linear layers, not their
     outputs.
     """
     check_adjacency(adj)

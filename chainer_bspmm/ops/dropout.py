@@ -1,4 +1,4 @@
-"""Dropout that draws from the generator of the training step under way, else from Chainer's."""
+"""Dropout, by the generator of the current captured step, or else by Chainer's."""
 
 import math
 
@@ -15,7 +15,7 @@ from chainer_bspmm.cuda.step import current
 
 @plans.kept
 def dropout_launch(size, width) -> plans.Launch:
-    """Plan a thread for every four elements of dropout, of which there are from 1 to 2**34."""
+    """Plan dropout: a thread for every four elements, of 1 to 2**34."""
     last = (size - 1) // 4
     return plans.Launch(
         (('VECTOR', min(width, 4)),),
@@ -36,7 +36,7 @@ def _drop(kind, ratio, seed, stream, counter, *, x=None, mask=None, y=None):
 
 
 def draw_arguments(seed, stream, ratio, dtype):
-    """Return the arguments by which a kernel draws for dropout."""
+    """Return a kernel's arguments for dropout: generator, threshold and scale."""
     return (
         numpy.uint32(seed % 2**32),
         numpy.uint32(seed >> 32),
@@ -56,7 +56,7 @@ _HALF = numpy.uint64(32)
 
 
 def _random_words(size, seed, stream, step):
-    """Return the random word of every element, (size,), as kernels/dropout.cu draws them."""
+    """Return a random word for every element, (size,), as kernels/dropout.cu draws it."""
     quads = numpy.arange(-(-size // 4), dtype=numpy.uint64)
     even = numpy.stack([quads, numpy.full_like(quads, step % 2**32)])  # words 0 and 2
     odd = numpy.empty_like(even)  # words 1 and 3
@@ -113,7 +113,7 @@ def dropout_mask_forward(size, dtype, ratio, seed, stream, counter):
     """Return the mask alone, (size,) on the device of ``counter``; see :func:`dropout_forward`."""
     _check_size(size)
     if not launch.on_gpu(counter):
-        least = min(math.ceil(ratio * 2**32), 2**32 - 1)  # word with which an element is kept
+        least = min(math.ceil(ratio * 2**32), 2**32 - 1)  # least word that keeps an element
         is_kept = _random_words(size, seed, stream, int(counter[0])) >= least
         return is_kept * dtype.type(1 / (1 - ratio))
     with launch.device_of(counter):
@@ -123,13 +123,13 @@ def dropout_mask_forward(size, dtype, ratio, seed, stream, counter):
 
 
 def step_draw():
-    """Return the draw arguments of :func:`dropout_forward`: those of the step's next layer."""
+    """Return seed, stream and counter of the captured step's next layer of dropout."""
     step = current()
     return step.seed, step.next_stream(), step.counter
 
 
 def step_dropout(node, step, inputs):
-    """Do the forward pass of Chainer's ``Dropout`` node in one launch; it keeps its mask."""
+    """Compute the forward pass of Chainer's ``Dropout`` node in one launch; it keeps its mask."""
     (x,) = inputs
     if node.mask is not None:
         return (x * node.mask,)
@@ -146,7 +146,7 @@ def dropout(x, ratio):
 
 
 def dropout_relu(y, ratio):
-    """Rectify an array in place and drop elements of it, each with probability ratio."""
+    """Rectify an array in place, and drop each of its elements with probability ratio."""
     step = current()
     if step is not None:
         relu_dropout_forward(y, ratio, *step_draw())
@@ -170,11 +170,10 @@ def dropout_relu(y, ratio):
 
 
 def draw_kept(shape, ratio):
-    """Draw on the host which elements stay (bool, of `shape`), with probability 1 - ratio."""
-    # NumPy's old generator draws only the seed of a quicker one: as Chainer draws, it takes too
-    # long.
+    """Draw on the host whether elements stay (bool, of `shape`), with probability 1 - ratio."""
+    # NumPy's old generator, which Chainer uses, is too slow. It draws only the seed of a new one.
     size = math.prod(shape)
-    # Of the usual ratios, 0.5 or 0.25, a byte decides exactly.
+    # For the usual ratios, 0.5 and 0.25, a byte has the exact probability.
     word = numpy.dtype(numpy.uint8 if (ratio * 2**8).is_integer() else numpy.uint32)
     drawn = numpy.random.SFC64(numpy.random.randint(2**32, dtype=numpy.uint32)).random_raw(
         -(-size * word.itemsize // 8)
@@ -184,7 +183,10 @@ def draw_kept(shape, ratio):
 
 
 def dropout_mask(like, size, ratio):
-    """Return (size,) elements, 0 with probability ratio, else 1 / (1 - ratio), as `like` is."""
+    """Return a mask, (size,): 0 with probability ratio, else 1 / (1 - ratio).
+
+    It has the dtype and the device of `like`.
+    """
     step = current()
     if step is not None:
         return dropout_mask_forward(size, like.dtype, ratio, *step_draw())

@@ -22,7 +22,7 @@ from chainer_bspmm.sparse.edges import edges_of
 
 @plans.kept
 def film_launch(n_units, n_channels, width, n_relations) -> plans.Launch:
-    """Plan a thread per (row of the result, vector) of edge_film."""
+    """Plan edge_film: a thread per (row of the result, vector)."""
     n_vectors = n_channels // width
     return plans.vector_threads(n_units, n_vectors, width, (n_units, n_vectors, n_relations))
 
@@ -41,18 +41,20 @@ def _launch(result, side, n_relations, n_units, messages, film, gy=None):
     return y
 
 
-FILM_BLOCK = 2**18  # elements of edges and channels, which stay in the cache
+FILM_BLOCK = 2**18  # edges times channels of a block, which stays in the CPU's cache
 
-# The edges of some graphs: slices of these graphs' rows, columns, and pairs of row and relation;
-# each edge's row, column and pair, counted from the start of the slices, and value, (n, 1) or 1;
-# (n, C): its message, its gamma, and z, the modulated message before the rectifier.
+# The n edges of a block of graphs.
+# rows, columns, pairs: slices of these graphs' rows, columns, and pairs of row and relation.
+# row, column, pair: for each edge, counted from the start of the slices.
+# value: (n, 1), or 1 for all.
+# message, gamma, z: (n, C); z is the modulated message before the rectifier.
 _FilmBlock = collections.namedtuple(
     '_FilmBlock', 'rows columns pairs row column pair value message gamma z'
 )
 
 
 def _film_blocks(adj, messages, film):
-    """Yield the `_FilmBlock` of some graphs at a time."""
+    """Yield a `_FilmBlock` for a few graphs at a time."""
     n_channels = messages.shape[1]
     n_relations = adj.n_relations
     starts = adj.indptr[adj.row_offsets]
@@ -129,7 +131,7 @@ def edge_film_backward(adj: BatchedCSR, messages, film, gy):
 
 
 class EdgeFiLM(FusedNode):
-    """Inputs x, W, W_g of :func:`edge_film` with a rectifier."""
+    """Node of :func:`edge_film` with a rectifier; inputs are x, W, W_g."""
 
     def __init__(self, adj):
         self._adj = adj
@@ -137,8 +139,8 @@ class EdgeFiLM(FusedNode):
     def _output(self, inputs):
         x, W, W_g = (array.astype(inputs[0].dtype, copy=False) for array in inputs)
         n_relations = self._adj.n_relations
-        # Row i * R + r: the message of node i in relation r, and the gamma and beta that it
-        # receives with.
+        # Row i * R + r has the message of node i in relation r, and the gamma and beta by which i
+        # modulates the messages that it receives.
         messages, film = (
             dot(x, by_relation(weight, n_relations).T).reshape(
                 self._adj.n_cols, len(weight) // n_relations
@@ -185,8 +187,8 @@ def edge_film(adj, x, W, W_g, activation=functions.relu):
     The sum is over the entries (i, j * R + r) of ``adj``, whose values, of x's dtype, are A;
     ``messages[j, r, c] = sum_k W[c * R + r, k] x[j, k]``, and gamma and beta of the receiver come
     from rows ``c * R + r`` and ``(C + c) * R + r`` of ``W_g``, (2 * C * R, in_channels).
-    One node for ``chainer.functions.relu``; any other activation takes a few, which store arrays of
-    (nnz, C) on a GPU as well. Differentiable to any order.
+    With ``chainer.functions.relu`` it is one node. Any other activation takes a few nodes, which
+    store arrays of (nnz, C), also on a GPU. Differentiable to any order.
     """
     check_relations(adj)
     check.features(x, adj, 'in_channels')

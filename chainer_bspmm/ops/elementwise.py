@@ -7,20 +7,21 @@ from chainer.backends import cuda
 
 
 def compute_dtype(x):
-    """Return the dtype that a host calculates in for an array: of halves float32."""
+    """Return the dtype in which a host calculates with an array: float32 for float16."""
     return numpy.dtype('f') if x.dtype == numpy.float16 else x.dtype
 
 
-MAX_JOINED = 64  # arrays by one kernel, whose arguments have room for about 75
+MAX_JOINED = 64  # arrays that one kernel joins; its arguments have room for about 75
 
-# For kernels. (T)0.5: a plain literal would promote the expression to double precision.
+# A macro for kernels. 0.5 is cast, because a plain literal would make the expression double.
 SIGMOID = '#define SIGMOID(x) (tanh((x) * (T)0.5) * (T)0.5 + (T)0.5)\n'
 
 
 def concat(arrays, axis=0):
     """Join arrays of one dtype along axis 0, or two along axis 1, as ``numpy.concatenate`` does.
 
-    CuPy's launches a copy for every array, and for more than eight sends a table from the host.
+    CuPy's ``concatenate`` launches a copy for every array, and for more than eight arrays sends a
+    table from the host, which a captured step may not do.
     """
     if isinstance(arrays[0], numpy.ndarray):
         return numpy.concatenate(arrays, axis=axis)
@@ -31,7 +32,7 @@ def concat(arrays, axis=0):
     shape = list(arrays[0].shape)
     shape[axis] = sum(lengths)
     y = cuda.cupy.empty(shape, arrays[0].dtype)
-    # Along axis 0 the result is a single row of everything, one array after the other.
+    # Along axis 0 the arrays are treated as one row each, so that the result is one row, too.
     widths = lengths if axis else [array.size for array in arrays]
     operands = [operand for pair in zip(arrays, widths) for operand in pair]
     return _joining_kernel(len(arrays))(*operands, sum(widths), y)
@@ -54,7 +55,7 @@ def _joining_kernel(n):
 
 
 def split(array, width):
-    """Return the first columns and the others, each contiguous on a GPU for the next product."""
+    """Return the first `width` columns and the others, on a GPU contiguous for the next product."""
     left = array[:, :width]
     right = array[:, width:]
     if isinstance(array, numpy.ndarray):
@@ -76,7 +77,7 @@ ACTIVATIONS = {functions.identity: 'identity', functions.relu: 'relu', functions
 
 
 def activate(xp, activation, y):
-    """Apply an activation, one of the names in ACTIVATIONS, in an array's memory."""
+    """Apply an activation, one of the names in ACTIVATIONS, to an array in place."""
     if activation == 'relu':
         xp.maximum(y, 0, out=y)
     elif activation == 'tanh':
@@ -94,7 +95,7 @@ GRADIENTS = {
 def activation_gradient(activation, y, gy, dropout_ratio):
     """Return the gradient before an activation and its dropout, given the result y and gy.
 
-    Elements that dropout set to 0 are recognised by that.
+    After a rectifier, dropped elements are recognised by their value 0.
     """
     if activation == 'identity':
         return gy
@@ -114,7 +115,7 @@ def activation_gradient(activation, y, gy, dropout_ratio):
 
 
 def sigmoid(x, bias=None):
-    """Return ``sigmoid(x + bias)`` in x's memory, by the form that does not overflow."""
+    """Compute ``sigmoid(x + bias)`` in place, in the form that does not overflow."""
     if isinstance(x, numpy.ndarray):
         half = x.dtype.type(0.5)
         if bias is not None:
@@ -130,9 +131,9 @@ def sigmoid(x, bias=None):
     return kernel(x, x.dtype.type(0) if bias is None else bias, x)
 
 
-# Chainer Chemistry's linear layers emit a row for every output channel and relation in the order
-# c * R + r, products with a matrix for each relation in the order r * n_out + c. Both take
-# Variables, too.
+# Chainer Chemistry's linear layers have a row for every output channel and relation, in the order
+# c * R + r. Products with a matrix for each relation have them in the order r * n_out + c. Both
+# functions also take Variables.
 
 
 def by_relation(parameter, n_relations):

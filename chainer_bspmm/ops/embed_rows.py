@@ -1,4 +1,4 @@
-"""Rows of a table by their number, with a gradient that is deterministic, and fast on a host."""
+"""Rows of an embedding table, with a gradient that is deterministic, and fast on a host."""
 
 import numpy
 
@@ -13,15 +13,15 @@ from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
 from chainer_bspmm.ops.segments import sum_at
 
 EMBED_WARPS = 8
-EMBED_CHUNK = 160  # rows of a block in shared memory: of float64 they take 42 KB, the limit is 48
-EMBED_ROWS = 64  # of a run at least, because every run writes sums for all types
-EMBED_RUNS = 128  # at most, about one for each multiprocessor
-EMBED_SUMS = 2**21  # elements of all runs together, at most
+EMBED_CHUNK = 160  # rows of a block in shared memory; 42 KB in float64, and the limit is 48
+EMBED_ROWS = 64  # least rows of a run, because every run writes sums for all types
+EMBED_RUNS = 128  # most runs, about one for each multiprocessor
+EMBED_SUMS = 2**21  # most elements of the sums of all runs
 
 
 @plans.kept
 def embed_launch(n_rows, n_types, n_channels) -> plans.Launch:
-    """Plan a block per run of rows and 32 channels of embed_grad."""
+    """Plan embed_grad: a block per run of rows and 32 channels."""
     runs = min(-(-n_rows // EMBED_ROWS), EMBED_RUNS, max(EMBED_SUMS // (n_types * n_channels), 1))
     length = -(-n_rows // (runs * plans.WARP)) * plans.WARP
     return plans.Launch(
@@ -35,8 +35,9 @@ def embed_launch(n_rows, n_types, n_channels) -> plans.Launch:
 def embed_rows_backward(ids, gy, n_types):
     """Compute ``y[t] = sum of gy[i] where ids[i] == t``, (n_types, n_B): an embedding's gradient.
 
-    Rows with other ids are ignored. On a GPU it is from :func:`sum_partials`, so it may be
-    uninitialised until the end of a captured step's backward pass.
+    Rows whose id is not in [0, n_types) are ignored. On a GPU the result comes from
+    :func:`sum_partials`, so in a captured step it may be uninitialised until the backward pass
+    ends.
     """
     if not launch.on_gpu(gy):
         is_type = (ids >= 0) & (ids < n_types)
@@ -57,7 +58,10 @@ def embed_rows_backward(ids, gy, n_types):
 
 
 class EmbedRows(AccumulateInPlace, FusedNode):
-    """Input W. Chainer's gradient loops over rows on a host, and adds with atomics on a GPU."""
+    """Node of :func:`embed_rows` with input W.
+
+    Chainer's own gradient loops over rows on a host, and adds with atomics on a GPU.
+    """
 
     def __init__(self, ids):
         self._ids = ids
@@ -74,5 +78,5 @@ class EmbedRows(AccumulateInPlace, FusedNode):
 
 
 def embed_rows(ids, W):
-    """Take rows of a table, ``y[i] = W[ids[i]]``, by ids that are not checked; deterministic."""
+    """Take rows of a table: ``y[i] = W[ids[i]]``. Deterministic; ids are not checked."""
     return EmbedRows(ids).apply((W,))[0]

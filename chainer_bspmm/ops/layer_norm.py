@@ -1,4 +1,4 @@
-"""Layer normalisation, on a GPU a launch forward and two backward."""
+"""Layer normalisation: on a GPU one launch forward and two backward."""
 
 import numpy
 
@@ -18,14 +18,15 @@ def _launch(x, gamma, statistics, y, *, beta=None, gy=None, terms=None, eps=0):
         return
     n_rows, n_channels = x.shape
     width = launch.vector_width(n_channels, x, gamma, beta, gy, y, terms)
-    plan = plans.dot_launch(n_rows, n_channels, width, tile=1)  # a sub-warp per row, as well
+    # The plan of sampled products, because a row has a sub-warp here, too.
+    plan = plans.dot_launch(n_rows, n_channels, width, tile=1)
     arrays = x, gamma, beta, gy, statistics, y, terms
     numbers = [launch.arithmetic(x.dtype)(eps)]
     launch.run('layer_norm', x, plan, *arrays, numbers=numbers, GRADIENT=gy is not None)
 
 
 def layer_norm_forward(x, gamma, beta, eps):
-    """Return :func:`layer_norm` of x, and of its rows means and ``1 / sqrt(variance + eps)``."""
+    """Return :func:`layer_norm` of x, and its rows' means and ``1 / sqrt(variance + eps)``."""
     if not launch.on_gpu(x):
         dtype = compute_dtype(x)
         mean = x.mean(axis=1, keepdims=True, dtype=dtype)
@@ -60,12 +61,15 @@ def layer_norm_backward(x, gamma, gy, statistics):
         gx = cuda.cupy.empty(x.shape, x.dtype)
         terms = cuda.cupy.empty((len(x), 2 * n_channels), x.dtype)
         _launch(x, gamma, statistics, gx, gy=gy, terms=terms)
-    sums = row_sum(terms)  # one array: one sum does both
+    sums = row_sum(terms)  # the terms of both gradients are in one array, so one sum is enough
     return gx, sums[:n_channels], sums[n_channels:]
 
 
 class LayerNorm(FusedNode):
-    """Inputs x, gamma, beta. Chainer's takes some twenty nodes for its gradient, and longer."""
+    """Node of :func:`layer_norm`; inputs are x, gamma, beta.
+
+    Chainer's layer normalisation takes about twenty nodes for its gradient, and more time.
+    """
 
     def __init__(self, eps):
         self._eps = eps

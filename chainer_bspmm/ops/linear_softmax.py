@@ -1,4 +1,4 @@
-"""Linear layers, a softmax of each, and the sum of these as one node."""
+"""The sum of the softmaxes of several linear layers, as one node."""
 
 import itertools
 
@@ -16,19 +16,20 @@ from chainer_bspmm.sparse import check
 
 
 def _launch(a, g, y):
-    """Launch kernels/row_softmax.cu; `g` None is the softmax itself, written to `a`."""
+    """Launch kernels/row_softmax.cu; if `g` is None for the softmax, in place in `a`."""
     if not a.size:
         return
     n_terms, n_rows, n_channels = a.shape
     width = launch.vector_width(n_channels, a, g, y)
-    plan = plans.dot_launch(n_rows, n_channels, width, tile=1)  # a sub-warp per row, as well
+    # The plan of sampled products, because a row has a sub-warp here, too.
+    plan = plans.dot_launch(n_rows, n_channels, width, tile=1)
     launch.run('row_softmax', a, plan, a, g, y, numpy.int32(n_terms), GRADIENT=g is not None)
 
 
 def row_softmax_forward(a):
     """Replace the rows of C-contiguous matrices, (n_terms, n_rows, n_B), by their softmax.
 
-    Returns the sum of the matrices, which of one term is ``a[0]`` itself.
+    Returns the sum of the matrices; with a single term that is ``a[0]`` itself.
     """
     n_terms, n_rows, n_channels = a.shape
     if launch.on_gpu(a):
@@ -55,7 +56,10 @@ def row_softmax_backward(a, g):
 
 
 class LinearSoftmax(AccumulateInPlace, FusedNode):
-    """Inputs x, W and, if any, b of every layer in turn; `sizes`: how many each has."""
+    """Node of :func:`linear_softmax`; inputs are x, W and, if there is one, b of every layer.
+
+    `sizes`: number of inputs of each layer.
+    """
 
     def __init__(self, sizes):
         self._sizes = sizes
@@ -91,13 +95,13 @@ class LinearSoftmax(AccumulateInPlace, FusedNode):
 
 
 def _split(x, W, *b):
-    """Return x, and the parameters of its layer as `layer_forward` takes them, of x's dtype."""
+    """Return x, and the layer's parameters in x's dtype, as `layer_forward` takes them."""
     parameters = zip(('W_self', 'b_self'), (W, *b))
     return x, {name: array.astype(x.dtype, copy=False) for name, array in parameters}
 
 
 def _linear(layer, y):
-    """Write ``x W^T + b`` to y; return the `Layer` of a launch that did it, or None."""
+    """Write ``x W^T + b`` to y; return the `Layer` if one launch did it, else None."""
     x, parameters = _split(*layer)
     plan = layer_of(x, parameters, n_relations=0, loop=False, activation='identity')
     if plan is not None:
@@ -108,11 +112,11 @@ def _linear(layer, y):
 
 
 def _linear_gradients(layer, plan, gy, is_needed):
-    """Return a layer's gradients with respect to x, W and, if any, b; None: not needed."""
+    """Return a layer's gradients with respect to x, W and b (if any); None if not needed."""
     x, parameters = _split(*layer)
     names = 'x', *parameters
     if plan is not None:
-        # An identity has a gradient that needs no result.
+        # The result is None, because the gradient of an identity does not need it.
         gradients = layer_backward(plan, None, x, None, gy, parameters, has_features=is_needed[0])
     else:
         needed = set(itertools.compress(names, is_needed))
@@ -125,7 +129,8 @@ def _linear_gradients(layer, plan, gy, is_needed):
 def linear_softmax(*layers):
     """Compute ``y[i] = sum of softmax(W x[i] + b)`` over layers (x, W, b), b or None.
 
-    On a GPU a launch for each and one for all softmaxes, if the weights fit into shared memory.
+    On a GPU it takes a launch for each layer and one for all softmaxes, if the weights fit into
+    shared memory.
     """
     n_rows, n_out = len(layers[0][0]), len(layers[0][1])
     inputs, sizes = [], []

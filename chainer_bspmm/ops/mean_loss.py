@@ -1,4 +1,4 @@
-"""Losses and metrics of all elements of a batch, each one launch on a GPU."""
+"""Losses and metrics over all elements of a batch, each in one launch on a GPU."""
 
 import collections
 
@@ -8,13 +8,13 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch, plans
 
-LOSS_CHUNK = 2**14  # elements of a block: losses of a batch of molecules have one block
-LOSS_ALONG = 2**12  # elements up to which that block's second pass takes less than another launch
+LOSS_CHUNK = 2**14  # elements per block; the loss of a batch of molecules usually needs one block
+LOSS_ALONG = 2**12  # elements up to which a second pass of that block is faster than another launch
 
 
 @plans.kept
 def loss_launches(size) -> tuple[plans.Launch, ...]:
-    """Plan mean_loss: one launch, or two where the elements are more than a block's."""
+    """Plan mean_loss: one launch, or two if there are more elements than one block takes."""
     n_blocks = max(-(-size // LOSS_CHUNK), 1)
     sizes = (size,) if n_blocks == 1 else (size, n_blocks)
     return tuple(
@@ -30,7 +30,7 @@ def loss_launches(size) -> tuple[plans.Launch, ...]:
 
 @plans.kept
 def loss_grad_launch(size) -> plans.Launch:
-    """Plan a thread for every element of the gradient of mean_loss; size as there, positive."""
+    """Plan the gradient of mean_loss: a thread for each of `size` elements, at least one."""
     return plans.Launch(
         (('VECTOR', 1), ('CHUNK', LOSS_CHUNK), ('COMBINE', 0)),
         (-(-size // plans.BLOCK), 1, 1),
@@ -39,15 +39,16 @@ def loss_grad_launch(size) -> plans.Launch:
     )
 
 
-# Arrays on a GPU that the launch of a loss writes as well: the accuracy, a scalar, and the gradient
+# Arrays on a GPU that the launch of a loss also writes: the accuracy, a scalar, and the gradient
 # for a gy of 1. Either may be None.
 _Along = collections.namedtuple('_Along', 'accuracy gx')
 
 
 def _run(plan, kind, x, t, *, y, count, divisor, ignore_nan, gy=None, partial=None, along=None):
-    """Launch kernels/mean_loss.cu: write a loss, and `along`, or with `gy` its gradient, to y.
+    """Launch kernels/mean_loss.cu: write a loss to y, and to `along`, or with `gy` its gradient.
 
-    `count` is the divisor on the device: read for a gradient, written for a loss; None: `divisor`.
+    `count` is the divisor on the device, which a loss writes and a gradient reads. If it is None,
+    the divisor is the number `divisor`.
     """
     if t.dtype.kind == 'i':
         t = t.astype(numpy.int32, copy=False)
@@ -75,14 +76,14 @@ def _run(plan, kind, x, t, *, y, count, divisor, ignore_nan, gy=None, partial=No
 
 
 def _terms(kind, x, t, ignore_nan):
-    """Return every element's term of a `mean_loss`, and its slope, in float64."""
+    """Return every element's term of a loss, and its slope, in float64."""
     x = x.astype(numpy.float64)
     is_positive = x >= 0
     is_known = t != -1
     if kind == 'BINARY_ACCURACY':
         return is_positive == t, None
     if kind == 'SIGMOID_CROSS_ENTROPY':
-        small = numpy.exp(-abs(x))  # does not overflow
+        small = numpy.exp(-abs(x))  # cannot overflow
         return (
             is_known * (numpy.log1p(small) - x * (t - is_positive)),
             is_known * (numpy.where(is_positive, 1, small) / (1 + small) - t),
@@ -94,7 +95,7 @@ def _terms(kind, x, t, ignore_nan):
 
 
 def _check(x, t):
-    """Compare x and t; Chainer's nodes have done so, unless its check of types is turned off."""
+    """Raise ValueError if t does not fit x; Chainer checks it only with type checks turned on."""
     if t.shape != x.shape or x.size >= 2**31 or not (t.dtype.kind == 'i' or t.dtype == x.dtype):
         raise ValueError(
             't: expected integers or values of the shape of x, %s, of fewer than 2**31 elements, '
@@ -105,13 +106,14 @@ def _check(x, t):
 def mean_loss_forward(kind, x, t, divisor=None, ignore_nan=False, along=None):
     """Compute a loss or metric ``y = sum of term(x[i], t[i]) / divisor`` over all elements i.
 
-    `kernels/mean_loss.cu` has the terms of each kind: ``'SIGMOID_CROSS_ENTROPY'`` and
-    ``'BINARY_ACCURACY'`` of integer labels, of which -1 is ignored, ``'SQUARED_ERROR'`` and
-    ``'ABSOLUTE_ERROR'`` of values of x's dtype, where with `ignore_nan` a difference that is NaN is
-    0. `along` is an `_Along`, for :func:`training_loss`.
+    `kernels/mean_loss.cu` has the terms of each kind. ``'SIGMOID_CROSS_ENTROPY'`` and
+    ``'BINARY_ACCURACY'`` take integer labels and ignore -1. ``'SQUARED_ERROR'`` and
+    ``'ABSOLUTE_ERROR'`` take values of x's dtype; with `ignore_nan`, a difference that is NaN
+    counts as 0. `along` is an `_Along`, for :func:`training_loss`.
 
-    Returns the loss, a scalar of x's dtype that is summed in float64, and the divisor if it was
-    counted, because None was given: the number of labels other than -1, at least 1, an int64.
+    Returns the loss, a scalar of x's dtype that is summed in float64, and a count. Without a
+    `divisor` the loss is divided by the count, an int64 array: the number of labels other than -1,
+    or 1 if there are none. With a `divisor` the count is None.
     """
     _check(x, t)
     count = None
@@ -145,10 +147,11 @@ def mean_loss_forward(kind, x, t, divisor=None, ignore_nan=False, along=None):
 
 
 def training_loss(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True):
-    """Compute :func:`mean_loss_forward` and, by the same launch, its accuracy and gradient.
+    """Compute :func:`mean_loss_forward` and, in the same launch, its accuracy and gradient.
 
-    Returns the loss and its divisor; the binary accuracy if labels are counted, else None; and if
-    `with_gradient` the gradient for a gy of 1. On a GPU None where there are too many elements.
+    Returns the loss, its divisor, the binary accuracy if labels are counted, else None, and the
+    gradient for a gy of 1 if `with_gradient`. On a GPU the accuracy is None for more than
+    LOSS_CHUNK elements, and the gradient for more than LOSS_ALONG.
     """
     accuracy = gx = along = None
     if launch.on_gpu(x) and x.size <= LOSS_CHUNK:
@@ -177,7 +180,7 @@ def mean_loss_backward(kind, x, t, gy, divisor, ignore_nan=False):
     with launch.device_of(x):
         gx = cuda.cupy.empty(x.shape, x.dtype)
         if gx.size:
-            is_counted = not isinstance(divisor, int)  # then it is an array on the device
+            is_counted = not isinstance(divisor, int)  # a counted divisor is an array on the device
             _run(
                 loss_grad_launch(x.size),
                 kind,

@@ -1,7 +1,7 @@
 """Base classes of the package's nodes: backward passes without bookkeeping.
 
-Primitives (products, segment reductions) are differentiated by each other's nodes. All other nodes
-are :class:`FusedNode`.
+The gradients of primitives (products, segment reductions) consist of other primitives. All other
+nodes derive from :class:`FusedNode`.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from chainer_bspmm.sparse import check
 
 
 def apply_untracked(node, inputs):
-    """Apply a fresh node; where no graph of the gradients is built, only run its ``forward``.
+    """Apply a new node; if no graph is built for the gradients, only run its ``forward``.
 
-    The node's type check, hooks and records, about 10 us, would be wasted then.
+    That saves the node's type check, hooks and records, about 10 us.
     """
     if chainer.config.enable_backprop:
         return node.apply(inputs)
@@ -27,7 +27,7 @@ def apply_untracked(node, inputs):
 
 
 class AccumulateInPlace:
-    """Mixin for shared inputs, such as tied parameters: no node for each sum of gradients."""
+    """Mixin that adds up the gradients of shared inputs, such as tied parameters, without nodes."""
 
     backward: Callable
 
@@ -43,7 +43,7 @@ class AccumulateInPlace:
 class AccumulateInLaunch(AccumulateInPlace):
     """Mixin: the launch of ``_layer`` also adds ``_more``, the gradient accumulated so far.
 
-    It does so for the first input only. ``_layer`` is None if no launch does the node.
+    It does so for the first input only. ``_layer`` is None if the node is not a single launch.
     """
 
     inputs: tuple
@@ -61,7 +61,7 @@ class AccumulateInLaunch(AccumulateInPlace):
         ):
             self._more = first.array
             sums = _pending_sums()
-            if sums is not None:  # the gradient may be a pending sum, which is about to be read
+            if sums is not None:  # the gradient may be a deferred sum, and the launch reads it
                 sums.settle(first.array)
             grad_inputs = None, *grad_inputs[1:]
         try:
@@ -76,7 +76,7 @@ def _pending_sums():
 
 
 def _accumulated(old, new):
-    """Return the sum of two gradients of one variable; in a step they may be deferred."""
+    """Return the sum of two gradients of one variable, which may be deferred in a captured step."""
     sums = _pending_sums()
     if sums is not None:
         if sums.chain(old.array, new.array):
@@ -89,13 +89,14 @@ def _accumulated(old, new):
 class FusedNode(function_node.FunctionNode):
     """A node of one output that combines several operations.
 
-    First derivatives are calculated on bare arrays, higher ones, which are rare, come from the same
+    First derivatives are calculated on bare arrays. Higher ones are rare, and come from the same
     formula in other nodes. A subclass defines
 
-    - ``_output(inputs)``: the output, an array; it may keep others as attributes.
-    - ``_gradients(inputs, gy, indexes)``: arrays of any dtype, a sequence or a dict by the index of
-      the input; needed are those of `indexes`.
-    - ``_composed(*variables)``: the output, from nodes that are differentiable to any order.
+    - ``_output(inputs)``, which returns the output, an array. It may store others as attributes.
+    - ``_gradients(inputs, gy, indexes)``, which returns gradients of any dtype, as a sequence or a
+      dict, by the index of the input. Only the gradients of `indexes` are needed.
+    - ``_composed(*variables)``, which returns the output from nodes that are differentiable to any
+      order.
     """
 
     _output: Callable
@@ -112,7 +113,7 @@ class FusedNode(function_node.FunctionNode):
         check.gradient(grad_outputs[0].array, self._result)
         inputs = self.get_retained_inputs()
         if chainer.config.enable_backprop:
-            # A variable may be given twice; each use has a gradient.
+            # A variable may be several inputs, and each needs a separate gradient.
             inputs = [functions.identity(variable) for variable in inputs]
             return tuple(
                 chainer.grad(

@@ -1,4 +1,4 @@
-"""The attention of a relational graph convolution, scores to weighted sum, as one node."""
+"""The attention of a relational graph convolution, from scores to weighted sum, as one node."""
 
 import numpy
 
@@ -21,10 +21,11 @@ from chainer_bspmm.sparse.batched_csr import check_relations
 
 
 class RelationAttention(FusedNode):
-    """Inputs m, W, b of :func:`relation_attention`.
+    """Node of :func:`relation_attention`; inputs are m, W, b.
 
-    Dropout multiplies the weights of entries by `edge_mask`, (nnz * K,), and those of the rows of
-    features that rows without edges see by `slot_mask`, (n_nodes * R * K,); None: no dropout.
+    Dropout multiplies the weights of entries by `edge_mask`, (nnz * K,). Rows without edges weight
+    all rows of features of their graph; these weights are multiplied by `slot_mask`,
+    (n_nodes * R * K,). Without dropout both are None.
     """
 
     def __init__(self, adj, pattern, n_heads, concat_heads, slope, edge_mask, slot_mask):
@@ -57,11 +58,11 @@ class RelationAttention(FusedNode):
         return y
 
     def _weights(self, alpha):
-        """Return alpha of the entries, (nnz * K,), after dropout."""
+        """Return the entries' alpha, (nnz * K,), after dropout."""
         return alpha if self._edge_mask is None else alpha * self._edge_mask
 
     def _dropped(self, x):
-        """Return features, (n_nodes * R * K, C), as rows without edges see them after dropout."""
+        """Return features, (n_nodes * R * K, C), after dropout, for rows without edges."""
         return x if self._slot_mask is None else x * self._slot_mask[:, None]
 
     def _gradients(self, inputs, gy, indexes):
@@ -91,7 +92,8 @@ class RelationAttention(FusedNode):
         gscores = adj.xp.empty((len(x), 2), x.dtype)
         _score_gradients(glogits[:, 0], self._slopes, pattern, adj.n_relations, n_heads, gscores)
         gx += dot(gscores, W.reshape(2, n_channels))
-        # Both columns have the same sum; that of the receivers has cancelled row by row before.
+        # Each column of scores adds up to the gradient of b. The receivers' column is summed,
+        # because its terms have already cancelled within each row.
         gW = dot(gscores.T, x)
         gb = row_sum(gscores)[1:]
         return gx.reshape(m.shape), gW.reshape(W.shape), gb
@@ -121,12 +123,12 @@ class RelationAttention(FusedNode):
 
 
 def _cast(arrays):
-    """Return arrays in the first one's dtype: parameters may have another (mixed precision)."""
+    """Return arrays in the first one's dtype; with mixed precision parameters have another."""
     return [array.astype(arrays[0].dtype, copy=False) for array in arrays]
 
 
 def _logits(scores, sources, receivers, b, slope):
-    """Return ``leaky(scores[source, 0] + scores[receiver, 1] + b)`` of all edges, and its slope."""
+    """Return ``leaky(scores[source, 0] + scores[receiver, 1] + b)`` of all edges, and slopes."""
     if not launch.on_gpu(scores):
         z = scores[:, 0].take(sources)
         z += scores[:, 1].take(receivers)
@@ -145,7 +147,7 @@ def _logits(scores, sources, receivers, b, slope):
 
 
 def _score_gradients(glogits, slopes, pattern, n_relations, n_heads, gscores):
-    """Add up the gradients of the two scores of every row of features in gscores, (n_rows, 2)."""
+    """Write the gradients of the two scores of every row of features to gscores, (n_rows, 2)."""
     if not launch.on_gpu(glogits):
         by_entry = glogits * slopes
         n_rows = len(gscores)
@@ -178,25 +180,27 @@ def _score_gradients(glogits, slopes, pattern, n_relations, n_heads, gscores):
 def relation_attention(
     adj, m, W, b, n_heads, within=False, concat_heads=False, negative_slope=0.2, dropout_ratio=0.0
 ):
-    """Sum every node's neighbours with weights that it derives from them and itself.
+    """Sum every node's neighbours with attention weights.
 
     ``m``, (n_nodes, R * n_heads * C), has a vector ``m[i, r, k]`` for node i, relation r and head
     k. Every edge, entry (i, j * R + r) of ``adj``, has for every head the logit ``leaky(W[0, :C] .
-    m[j, r, k] + W[0, C:] . m[i, r, k] + b)``. Its softmax over the edges of node i, or with
-    ``within`` over those of node i in relation r, is alpha; ``y[i, k] = sum over r, j of alpha m[j,
-    r, k]``; the result is the mean over k, (n_nodes, C), with ``concat_heads`` all k side by side.
-    An entry is an edge, even if its value is 0; one that is stored twice counts twice.
+    m[j, r, k] + W[0, C:] . m[i, r, k] + b)``. The weights alpha are its softmax over the edges of
+    node i, or with ``within`` over the edges of node i in relation r. ``y[i, k] = sum over r, j of
+    alpha m[j, r, k]``. The result is the mean of y over k, (n_nodes, C), or with ``concat_heads``
+    all k side by side. An entry is an edge even if its value is 0. An entry that is stored twice
+    counts twice.
 
-    If there is no edge to normalise over, the weights are uniform over all slots of the graph: its
-    rows, each as often as it counts (``adj.row_weights``), times the R relations unless ``within``.
-    In Chainer Chemistry a softmax over a matrix of masked logits amounts to the same.
+    If a node has no edges to normalise over, its weights are uniform over all slots of the graph.
+    Slots are the graph's rows, each counted ``adj.row_weights`` times, and unless ``within`` times
+    the R relations. Chainer Chemistry gets the same result from a softmax over masked logits.
 
-    Dropout in training drops weights one by one, as there, but all rows without edges of a graph
-    share a draw for each slot and head, and a row that stands for several nodes is dropped for all
-    of them or for none.
+    Dropout in training drops weights one by one, as in Chainer Chemistry, with two exceptions. All
+    rows without edges of a graph share a draw for each slot and head, and a row that stands for
+    several nodes is dropped for all of them or for none.
 
-    One node, differentiable to any order. Heads are folded into the matrix, which has an entry for
-    each head of an edge: one product does them all, without an array of (edges, heads, C).
+    It is one node, differentiable to any order. Heads are folded into the matrix, which has an
+    entry for each head of an edge, so that one product covers all heads, without an array of
+    (edges, heads, C).
     """
     check_relations(adj)
     check.floats('m', m, adj)
@@ -210,7 +214,8 @@ def relation_attention(
     pattern = attention_pattern(adj, n_heads, within, concat_heads, m.dtype)
     edge_mask = slot_mask = None
     if chainer.config.train and dropout_ratio > 0:
-        # Two masks: the numbers that a step draws must not depend on how many entries are spare.
+        # Two masks are drawn separately, because the second one must not depend on the number of
+        # spare entries.
         edge_mask = dropout_mask(m, pattern.product.nnz, dropout_ratio)
         if pattern.isolated is not None:
             slot_mask = dropout_mask(m, adj.n_cols * n_heads, dropout_ratio)

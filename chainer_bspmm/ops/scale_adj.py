@@ -13,12 +13,12 @@ from chainer_bspmm.sparse.relations import scaled_by_source, with_values
 def scale_adj(adj: BatchedCSR, dtype: DTypeLike) -> BatchedCSR:
     """Divide every entry by the degree of its source: ``A_r[i, j] / sum_{r, k} A_r[k, j]``.
 
-    As in Chainer Chemistry; the paper divides by the receiver's in each relation. Kept with
-    ``adj``.
+    This is Chainer Chemistry's formula; the paper divides by the receiver's degree in each
+    relation. The result is cached on ``adj``.
     """
 
     def make():
-        if adj.xp is numpy:  # whose layers need no transpose
+        if adj.xp is numpy:  # layers on a host need no transpose
             n_entries = adj._n_true_entries()
             sources = adj.indices // adj.n_relations
             weights = None if adj.data is None else adj.data[:n_entries]
@@ -35,11 +35,11 @@ def scale_adj(adj: BatchedCSR, dtype: DTypeLike) -> BatchedCSR:
     return adj.cached(('scaled by source degree', dtype), make)
 
 
-# One launch each instead of six by CuPy's own operations.
+# Each of these functions is one launch, instead of six of CuPy's own operations.
 
 
 def _reciprocals(adj, dtype):
-    """Return 1 over the number of entries of each one's source, a row of the transpose."""
+    """Return, for each entry, 1 over the number of entries of its source in all relations."""
     rows, n_places = (adj, 1) if adj.is_symmetric else (adj.T, adj.n_relations)
     return cuda.elementwise(
         'I index, raw I starts, int32 n_relations, int32 n_places',

@@ -18,15 +18,15 @@ from chainer_bspmm.sparse.batched_csr import check_adjacency
 
 @plans.kept
 def softmax_launch(n_rows, n_segments, n_channels, width) -> plans.Launch:
-    """Plan a thread per (segment, vector): the grid of segment_softmax."""
+    """Plan segment_softmax: a thread per (segment, vector)."""
     n_vectors = n_channels // width
-    # A block at least: there may be rows of no segment.
+    # There is at least one block, because some rows may belong to no segment.
     n_units = max(n_segments, 1)
     return plans.vector_threads(n_units, n_vectors, width, (n_segments, n_rows, n_vectors))
 
 
 def _softmax_on_gpu(offsets, a, g, weights):
-    """Launch kernels/segment_softmax.cu; `g` None is the softmax itself."""
+    """Launch kernels/segment_softmax.cu: the softmax of `a`, or its gradient if `g` is given."""
     n_rows, n_channels = a.shape
     with launch.device_of(a):
         a, g = launch.contiguous(a), launch.contiguous(g)
@@ -52,15 +52,16 @@ def _softmax_on_gpu(offsets, a, g, weights):
 def segment_softmax_forward(x, offsets, weights=None):
     """Compute ``y[i, c] = exp(x[i, c]) / sum of weights[k] exp(x[k, c])``, in float64.
 
-    The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0.
-    The maximum is subtracted first. On a GPU one thread does a segment's column: these are short.
+    The sum is over the rows k of i's segment. Rows of weight 0 and rows of no segment get 0. The
+    maximum is subtracted first. On a GPU one thread computes a column of a segment, because
+    segments are short.
     """
     if launch.on_gpu(x):
         return _softmax_on_gpu(offsets, x, None, weights)
-    # In double, as kernels/segment_softmax.cu explains.
+    # In float64, for the reason that kernels/segment_softmax.cu gives.
     largest = segment_max_forward(x, offsets, weights=weights)
     largest = segment_broadcast_forward(largest, offsets, len(x))
-    # A difference may be infinite, and infinities become NaN, without a warning, as on a GPU.
+    # Differences may be infinite or NaN. As on a GPU, there is no warning.
     with numpy.errstate(over='ignore', divide='ignore', invalid='ignore'):
         y = x - largest.astype('d')
         numpy.exp(y, out=y)
@@ -75,8 +76,8 @@ def segment_softmax_forward(x, offsets, weights=None):
 def segment_softmax_backward(y, gy, offsets, weights=None):
     """Compute ``gx[i, c] = y[i, c] (gy[i, c] - weights[i] sum of y[k, c] gy[k, c])``.
 
-    The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0
-    and contribute nothing, even if ``gy`` is NaN there.
+    The sum is over the rows k of i's segment. Rows of weight 0 and rows of no segment get 0, and
+    contribute nothing even if ``gy`` is NaN there.
     """
     if launch.on_gpu(y):
         return _softmax_on_gpu(offsets, y, gy, weights)
@@ -88,14 +89,14 @@ def segment_softmax_backward(y, gy, offsets, weights=None):
         if weights is not None:
             is_counted &= weights != 0
         y, gy = (numpy.where(is_counted[:, None], array, 0) for array in (y, gy))
-    # Weights are part of gy already: that of a row is the sum over its copies.
+    # The weights are already in gy: the gradient of a row is the sum over its copies.
     inner = segment_sum_forward(y * gy, offsets)
     gx = y * (gy - segment_broadcast_forward(inner, offsets, len(y), weights=weights))
     return gx.astype(dtype, copy=False)
 
 
 class SegmentSoftmax(FusedNode):
-    """y of :func:`segment_softmax` over `Segments`."""
+    """Node of the softmax over `Segments`; input x."""
 
     def __init__(self, segments):
         self._segments = segments
@@ -117,7 +118,7 @@ class SegmentSoftmax(FusedNode):
         unweighted = segments._replace(weights=None)
         largest = reduce_rows(segment_max_forward, columns.array, segments)
         shifted = columns - segment_broadcast_forward(largest, *unweighted)
-        # Ignored rows may be above the maximum, NaN, or without anything to divide by.
+        # Ignored rows may be larger than the maximum or NaN, and their sum may be 0.
         xp, (offsets, n_rows, _, weights) = columns.xp, segments
         if weights is None:
             is_counted = xp.arange(n_rows, dtype=offsets.dtype)[:, None] < offsets[-1:]
@@ -136,15 +137,16 @@ def _columns(x):
 
 class NodeSoftmax(SegmentSoftmax):
     def _gradients(self, inputs, gy, indexes):
-        # Subtract the mean over each graph first: it cancels exactly, but its rounding error would
-        # not, and attention over many similar nodes, such as phantom atoms, has little else.
+        # The mean over each graph is subtracted first. Mathematically it cancels, but its rounding
+        # error would not, and would dominate in attention over many similar nodes, such as phantom
+        # atoms.
         xp = chainer_backend.get_array_module(gy)
         segments = self._segments
         dtype = numpy.promote_types(gy.dtype, numpy.float32)  # sums are too large for float16
         y, gy = self._y.astype(dtype, copy=False), gy.astype(dtype, copy=False)
-        # gy is a sum over copies already; only ignored rows are left out.
-        whether = None if segments.weights is None else xp.sign(segments.weights)
-        mean = reduce_rows(segment_sum_forward, gy, segments._replace(weights=whether))
+        # gy already is a sum over the copies of a row, so weights only leave out ignored rows.
+        is_counted = None if segments.weights is None else xp.sign(segments.weights)
+        mean = reduce_rows(segment_sum_forward, gy, segments._replace(weights=is_counted))
         ones = xp.ones((segments.n_rows, 1), dtype)
         mean /= xp.maximum(reduce_rows(segment_sum_forward, ones, segments), 1)
         gy = gy - segment_broadcast_forward(mean, *segments)
@@ -152,9 +154,9 @@ class NodeSoftmax(SegmentSoftmax):
 
 
 def segment_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
-    """Normalise values of the entries over every row: ``y[k] = exp(x[k]) / sum_l exp(x[l])``.
+    """Normalise the values of entries over every row: ``y[k] = exp(x[k]) / sum_l exp(x[l])``.
 
-    l runs over the entries of the row of k. Differentiable to any order.
+    l runs over the entries in the row of entry k. Differentiable to any order.
 
     Args:
         adj (BatchedCSR): the pattern; its values are not used.
@@ -201,7 +203,7 @@ def node_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
 
     Returns:
         Variable: (n_rows, n_B), of x's dtype; over every graph that has nodes, the sum of
-        ``w[i] y[i]`` is 1. 0 for rows of weight 0 and of no graph.
+        ``w[i] y[i]`` is 1. Rows of weight 0 and rows of no graph get 0.
 
     Raises:
         TypeError, ValueError: ``adj`` is no BatchedCSR; shape, dtype or device of ``x`` is wrong.

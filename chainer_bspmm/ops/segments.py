@@ -17,10 +17,10 @@ from chainer_bspmm.ops.node import apply_untracked
 from chainer_bspmm.sparse import BatchedCSR, check
 from chainer_bspmm.sparse.batched_csr import check_adjacency
 
-SEGMENT_ROWS = 8  # rows of the mean segment that a lane gets, and the most it has in flight at once
-SEGMENT_BLOCK = 64  # threads; more only where the lanes of one segment are more
+SEGMENT_ROWS = 8  # rows that a lane gets of a mean segment; also the most loads it has in flight
+SEGMENT_BLOCK = 64  # threads of a block, unless one segment has more lanes
 MAX_SEGMENT_BLOCK = 256
-MIN_CHUNK = 256  # rows that one unit of threads reduces in a microsecond or two
+MIN_CHUNK = 256  # rows; one unit of threads reduces them in a microsecond or two
 MAX_CHUNKS = 512  # about four blocks for each multiprocessor of a large GPU, one wave
 MAX_BLOCK_Z = 64
 
@@ -29,20 +29,20 @@ MAX_BLOCK_Z = 64
 def reduce_launches(
     n_rows, n_segments, n_channels, width, itemsize, max_rows=None
 ) -> tuple[plans.Launch, ...]:
-    """Plan segment_reduce: one launch, or two where a segment can have more rows than a chunk.
+    """Plan segment_reduce: one launch, or two if a segment can have more rows than a chunk.
 
-    The last of their arguments is the number of chunks. Chunks of long segments are reduced first;
-    the second launch (COMBINE) adds up their results. Without `max_rows` a segment may have n_rows.
+    The first launch reduces the chunks of long segments, the second (COMBINE) their results. The
+    last argument of both is the number of chunks. Without `max_rows` a segment may have n_rows.
     """
     n_vectors, tiles, block, chunk, has_long = _segments(
         n_rows, n_segments, n_channels, width, max_rows
     )
     columns, lanes, units = block
     threads = columns * lanes * units
-    # Large blocks, of long rows or long segments, keep the memory busy with their many warps. Their
-    # lanes have half as many loads in flight, in fewer registers. Measured on an H200: 3.4 us
-    # instead of 4.0 for 100 segments of 50 rows of 512 float32, 66 instead of 73 for one of a
-    # million rows of 64.
+    # Large blocks, which rows of many channels and long segments have, keep the memory busy by
+    # their many warps. So their lanes have half as many loads in flight, which takes fewer
+    # registers. Measured on an H200: 3.4 us instead of 4.0 for 100 segments of 50 rows of 512
+    # float32, and 66 us instead of 73 for one segment of a million rows of 64.
     ahead = SEGMENT_ROWS if threads <= plans.BLOCK else SEGMENT_ROWS // 2
     n_chunks = -(-n_rows // chunk) if has_long else 0
     chunk_blocks = -(-n_chunks // units)
@@ -62,8 +62,8 @@ def reduce_launches(
 def broadcast_launch(n_rows, n_segments, n_channels, width, max_rows=None) -> plans.Launch:
     """Plan segment_broadcast; arguments as :func:`reduce_launches`.
 
-    Every chunk of rows has a unit of threads even if no segment is long: rows past the last segment
-    are written, too.
+    Every chunk of rows has a unit of threads even if no segment is long, because rows past the last
+    segment are written, too.
     """
     n_vectors, tiles, block, chunk, has_long = _segments(
         n_rows, n_segments, n_channels, width, max_rows
@@ -79,9 +79,10 @@ def broadcast_launch(n_rows, n_segments, n_channels, width, max_rows=None) -> pl
 
 
 def _segments(n_rows, n_segments, n_channels, width, max_rows):
-    """Plan a unit of (vectors x lanes) threads per segment, in blocks of several.
+    """Plan a unit of (vectors x lanes) threads per segment, and several units per block.
 
-    Returns vectors per row, their tiles, the block, rows per chunk, and whether some are longer.
+    Returns the vectors per row, the tiles of vectors, the block, the rows per chunk, and whether a
+    segment can be longer than a chunk.
     """
     n_vectors = n_channels // width
     tiles = -(-n_vectors // plans.WARP)
@@ -128,9 +129,9 @@ def _reduce_on_gpu(operation, x, offsets, max_rows, weights):
 def segment_sum_forward(x, offsets, max_rows=None, weights=None):
     """Compute ``y[g] = sum of weights[i] x[i] over offsets[g] <= i < offsets[g + 1]``.
 
-    `max_rows` is the most rows that a segment has; without it a GPU prepares for one of all rows,
-    by a second launch. `weights` are float32 for any dtype of x, None means ones. A row of weight 0
-    contributes nothing, even if it holds NaN. An empty segment gives 0.
+    `max_rows` is a bound of the rows of a segment; without it, one segment might have all rows, for
+    which a GPU needs a second launch. `weights` are float32 for any dtype of x; None means ones. A
+    row of weight 0 contributes nothing, even if it holds NaN. An empty segment gives 0.
     """
     if launch.on_gpu(x):
         return _reduce_on_gpu('SUM', x, offsets, max_rows, weights)
@@ -146,21 +147,24 @@ def segment_sum_forward(x, offsets, max_rows=None, weights=None):
 
 
 def _counted(offsets, weights):
-    """Return the rows whose weight is not 0, and where those of each segment start, both int32."""
+    """Return the rows whose weight is not 0, and offsets of the segments among them, as int32."""
     rows = numpy.flatnonzero(weights[: offsets[-1]]).astype(numpy.int32)
     return rows, numpy.searchsorted(rows, offsets).astype(numpy.int32)
 
 
 def sum_at(index, values, n):
-    """Add up the rows of a host array that have the same index below n, (n, n_B)."""
+    """Add up the rows of a host array that have the same index; return (n, n_B)."""
     ones = numpy.ones(len(index), values.dtype)
     order = numpy.arange(len(index) + 1)
     matrix = scipy.sparse.csc_matrix((ones, index, order), shape=(n, len(index)))
-    return matrix @ values  # by columns
+    return matrix @ values
 
 
 def segment_max_forward(x, offsets, max_rows=None, weights=None):
-    """Compute the maximum of every segment's rows of weight above 0, or 0; NaN propagates."""
+    """Compute the maximum over each segment's rows of positive weight.
+
+    It is 0 if there are none. NaN propagates.
+    """
     if launch.on_gpu(x):
         return _reduce_on_gpu('MAX', x, offsets, max_rows, weights)
     if weights is None:
@@ -169,7 +173,7 @@ def segment_max_forward(x, offsets, max_rows=None, weights=None):
         rows, offsets = _counted(offsets, weights)
         x = x[rows]
     y = numpy.zeros((offsets.size - 1, x.shape[1]), x.dtype)
-    # reduceat gives x[start] for an empty segment, so only the others take part.
+    # reduceat gives x[start] for an empty segment, so empty segments are left out.
     used = numpy.flatnonzero(numpy.diff(offsets))
     if used.size:
         y[used] = numpy.maximum.reduceat(x, offsets[used], axis=0)
@@ -177,11 +181,11 @@ def segment_max_forward(x, offsets, max_rows=None, weights=None):
 
 
 def row_sum(x):
-    """Compute ``y[c] = sum of x[:, c]`` in a tree: on a GPU at the speed of memory, unlike CuPy."""
+    """Compute ``y[c] = sum of x[:, c]`` in a tree; on a GPU as fast as memory, unlike CuPy."""
     if launch.on_gpu(x):
         return _reduce_on_gpu('SUM', x, None, None, None)[0]
-    # numpy.sum reads memory a few channels at a time. Blocks of about sqrt(n_rows) rows are added
-    # to one block, then the rows of that one: several times quicker.
+    # numpy.sum reads memory a few channels at a time. It is several times quicker to add up blocks
+    # of about sqrt(n_rows) rows first, and then the rows of the resulting block.
     n_rows, n_channels = x.shape
     dtype = compute_dtype(x)
     block = max(math.isqrt(n_rows), 1)
@@ -195,15 +199,15 @@ def row_sum(x):
 def segment_broadcast_forward(y, offsets, n_rows, max_rows=None, weights=None):
     """Compute ``x[i] = weights[i] y[g]`` for the rows of segment g, the transpose of the sum.
 
-    `n_rows` is ``offsets[-1]``, known on the host, or more: rows past it get 0, as do those of
-    weight 0, whatever ``y`` holds.
+    `n_rows` is at least ``offsets[-1]``, and known on the host. Rows past the last segment and rows
+    of weight 0 get 0, whatever ``y`` holds.
     """
     if not launch.on_gpu(y):
         x = numpy.repeat(y, numpy.diff(offsets), axis=0)
         if weights is not None:
             weights = weights[: len(x), None]
-            x[weights[:, 0] == 0] = 0  # first: 0 times infinity is NaN
-            numpy.multiply(x, weights, out=x, casting='same_kind')  # float16 in float32
+            x[weights[:, 0] == 0] = 0  # before the product, because 0 times infinity is NaN
+            numpy.multiply(x, weights, out=x, casting='same_kind')  # in float32 if x is float16
         if len(x) == n_rows:
             return x
         return numpy.concatenate([x, numpy.zeros((n_rows - len(x), x.shape[1]), x.dtype)])
@@ -220,8 +224,8 @@ def segment_broadcast_forward(y, offsets, n_rows, max_rows=None, weights=None):
     return x
 
 
-# The segments of n_rows rows: segment g is rows ``offsets[g]`` to ``offsets[g + 1]``, row i counts
-# ``weights[i]`` times; for the others see segment_sum_forward.
+# Segment g of n_rows rows has rows ``offsets[g]`` to ``offsets[g + 1]``; row i counts
+# ``weights[i]`` times. The other fields are as in segment_sum_forward.
 Segments = collections.namedtuple(
     'Segments', 'offsets n_rows max_rows weights', defaults=(None, None)
 )
@@ -270,7 +274,7 @@ class SegmentMax(_Segmented):
     def backward(self, indexes, grad_outputs):
         (x,) = self.get_retained_inputs()
         (y,) = self.get_retained_outputs()
-        # Every row that attains the maximum gets the whole gradient, as in chainer.functions.max.
+        # Every row that equals the maximum gets the whole gradient, as in chainer.functions.max.
         unweighted = self._segments._replace(weights=None)
         mask = x.array == segment_broadcast_forward(y.array, *unweighted)
         (gx,) = self._apply_other(SegmentBroadcast, grad_outputs)
@@ -278,12 +282,12 @@ class SegmentMax(_Segmented):
 
 
 def reduce_rows(reduction, x, segments):
-    """Return ``segment_sum_forward`` or ``segment_max_forward`` of an array."""
+    """Reduce an array by ``segment_sum_forward`` or ``segment_max_forward``."""
     return reduction(x, segments.offsets, segments.max_rows, segments.weights)
 
 
 def segments_of(adj):
-    """Return the `Segments` that are the graphs of a batch, after a check."""
+    """Return the graphs of a batch as `Segments`, after a check."""
     check_adjacency(adj)
     weights = adj.row_weights
     if weights is not None and (weights.shape != (adj.n_rows,) or weights.dtype != numpy.float32):
@@ -326,7 +330,7 @@ def segment_max(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
 
     Note:
         Nodes that share the maximum each get the whole gradient, as in ``chainer.functions.max``.
-        A row that stands for several nodes gets it as many times; one with weight 0 is ignored.
+        A row that stands for several nodes gets it as many times; a row of weight 0 is ignored.
     """
     segments = segments_of(adj)
     check.rows('x', x, adj, adj.n_rows)
@@ -344,8 +348,8 @@ def segment_broadcast(adj: BatchedCSR, y: Variable | NdArray) -> Variable:
         Variable: (n_rows, n_B), of y's dtype.
 
     Note:
-        Without weights, so that it is the transpose of :func:`segment_sum` only where every row
-        counts once.
+        ``adj.row_weights`` have no effect, so it is the transpose of :func:`segment_sum` only if
+        every row counts once.
     """
     segments = segments_of(adj)._replace(weights=None)
     check.rows('y', y, adj, adj.n_graphs, each='graph')

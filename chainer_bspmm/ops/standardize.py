@@ -1,4 +1,4 @@
-"""Chainer Chemistry's StandardScaler as one node, one launch in each direction."""
+"""Chainer Chemistry's StandardScaler as one node, with one launch forward and one backward."""
 
 from chainer import backend
 from chainer.backends import cuda
@@ -8,7 +8,7 @@ from chainer_bspmm.ops.node import FusedNode
 
 
 class Standardize(FusedNode):
-    """Input x; the others are constants."""
+    """Node of :func:`standardize`; input x, all else is constant."""
 
     def __init__(self, mean, std, inverse):
         self._mean, self._std, self._inverse = mean, std, inverse
@@ -28,7 +28,7 @@ def _scaled(x, mean, std, inverse):
     if not launch.on_gpu(x):
         std = backend.get_array_module(std).where(std == 0, std.dtype.type(1), std)
         return x * std + mean if inverse else (x - mean) / std
-    # Every result is rounded before the next operation, as where they are two kernels.
+    # The first result is rounded before the second operation, as if they were two kernels.
     formula = 'const T p = x * s; y = p + mean;' if inverse else 'const T d = x - mean; y = d / s;'
     return cuda.elementwise(
         'T x, T mean, T std',

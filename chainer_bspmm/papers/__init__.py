@@ -1,7 +1,8 @@
 """The containers and algorithms of the papers, for comparison and for data stored in these layouts.
 
-The SparseTensor layout (:class:`BatchedCOO`) with the ST kernels, the SWA kernels on a BatchedCSR,
-and sliced ELLPACK (:class:`BatchedSELL`) with its SpMV. Nothing else of the package uses them.
+They are the SparseTensor layout (:class:`BatchedCOO`) with the ST kernels, the SWA kernels on a
+BatchedCSR, and sliced ELLPACK (:class:`BatchedSELL`) with its SpMV. Nothing else in the package
+uses them.
 """
 
 from chainer_bspmm.papers.batched_coo import BatchedCOO

@@ -18,13 +18,13 @@ from chainer_bspmm.sparse.batched_csr import BatchedCSR
 class BatchedCOO(Batch):
     """Hold one sparse matrix per graph as a single unsorted list of entries.
 
-    Entry ``k`` stands in row ``ids[k, 0]`` and column ``ids[k, 1]`` and has the value ``data[k]``,
-    or 1 where ``data`` is None. Entries of one graph lie together, in any order; those that name
-    the same place add up. Relations are columns, as in :class:`BatchedCSR`. There is no transposed
-    container: a product with the transpose swaps the roles of the two indices.
+    Entry ``k`` is in row ``ids[k, 0]`` and column ``ids[k, 1]``, and has the value ``data[k]``, or
+    1 if ``data`` is None. The entries of a graph are adjacent, in any order. Entries at the same
+    place are added. Relations are columns, as in :class:`BatchedCSR`. There is no transposed
+    container: a product with the transpose swaps the two indices.
 
-    The constructor checks arrays of unknown origin. Matrices, dense batches and data sets become
-    a :class:`BatchedCSR` first, and by :meth:`from_csr` a BatchedCOO.
+    The constructor checks arrays of unknown origin. Matrices, dense batches and data sets are
+    converted to a :class:`BatchedCSR` first, and from there by :meth:`from_csr`.
 
     Args:
         ids (array): (nnz, 2) integers, row and column of every entry in the numbering of the whole
@@ -34,14 +34,16 @@ class BatchedCOO(Batch):
         data, col_offsets, n_relations, layout, max_atom_id: as in :class:`BatchedCSR`.
 
     Raises:
-        TypeError, ValueError: as :class:`BatchedCSR`; the message names graph, entry, value, bound.
+        TypeError, ValueError: as in :class:`BatchedCSR`; the message names graph, entry, value and
+            bound.
 
     Attributes:
-        ids, entry_offsets: the arrays (int32); all others are those of :class:`BatchedCSR`.
+        ids, entry_offsets: the arrays (int32); all others are as in :class:`BatchedCSR`.
 
     Source:
-        TensorFlow's SparseTensor as Nagasaka et al. describe it (section 2.2, figures 1 and 2):
-        interleaved, unsorted. One numbering through the batch replaces their tables of pointers.
+        TensorFlow's SparseTensor as Nagasaka et al. describe it (section 2.2, figures 1 and 2),
+        interleaved and unsorted. Rows are numbered through the batch, which replaces their tables
+        of pointers.
     """
 
     ids: Any
@@ -70,10 +72,10 @@ class BatchedCOO(Batch):
 
     @classmethod
     def from_csr(cls, adj: BatchedCSR) -> BatchedCOO:
-        """Make the same batch out of a `BatchedCSR`, entries and ``data`` in the same order.
+        """Convert a `BatchedCSR`, with entries and ``data`` in the same order.
 
-        It is on the same device, and shares ``data`` and the offsets. TypeError if ``adj`` is no
-        BatchedCSR, ValueError if it has spare entries.
+        The result is on the same device, and shares ``data`` and the offsets. TypeError if ``adj``
+        is no BatchedCSR, ValueError if it has spare entries.
         """
         if not isinstance(adj, BatchedCSR):
             raise TypeError('adj: expected a BatchedCSR, got %s' % type(adj).__name__)
@@ -85,10 +87,10 @@ class BatchedCOO(Batch):
         return self
 
     def to_csr(self) -> BatchedCSR:
-        """Make the same batch as a `BatchedCSR`, its entries sorted by row.
+        """Convert the batch to a `BatchedCSR`, with entries sorted by row.
 
-        Entries of one row keep their order; those that name the same place stay apart. Sorts on the
-        host: arrays of a device are copied there and back (synchronises).
+        Entries of a row keep their order, and entries at the same place stay separate. They are
+        sorted on the host: arrays on a device are copied there and back (synchronises).
         """
         host = self.to_device(-1)
         indptr, order = build.group(numpy, host.entry_rows(), self.n_rows)
@@ -114,14 +116,14 @@ class BatchedCOO(Batch):
 
 
 def fields_of(adj):
-    """Return the attributes of a `BatchedCSR` that another container shares; its cache is empty."""
+    """Return the attributes of a `BatchedCSR` that another container shares; the cache is empty."""
     others = 'indptr', 'indices', 'is_symmetric', 'longest'
     fields = {name: value for name, value in vars(adj).items() if name not in others}
     return dict(fields, _cache={})
 
 
 def csr_of(batch, indptr, indices, data, is_symmetric=None):
-    """Return the `BatchedCSR` with these host arrays, and otherwise as another container."""
+    """Return the `BatchedCSR` with these host arrays and all other attributes of a container."""
     others = 'row_offsets', 'col_offsets', 'n_relations', 'layout', 'max_atom_id', 'row_weights'
     fields = {name: getattr(batch, name) for name in (*others, 'padded_to')}
     return BatchedCSR._trusted(

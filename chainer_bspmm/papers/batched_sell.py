@@ -14,27 +14,28 @@ from chainer_bspmm.papers.batched_coo import csr_of, fields_of
 from chainer_bspmm.sparse.batch import Batch
 from chainer_bspmm.sparse.batched_csr import BatchedCSR
 
-PADDING = -1  # in `column`
+PADDING = -1  # the mark of padding in `column`
 
 
 class BatchedSELL(Batch):
     """Hold one sparse matrix per graph as sliced ELLPACK (SELL).
 
-    The rows of every graph are cut into slices of ``slice_size`` rows; the last slice of a graph
-    holds what is left, so no slice spans two graphs. A slice of h rows is stored column-major, each
-    row padded to the longest of the slice: entry k of its row j is element
-    ``slice_starts[s] + k * h + j`` of ``column`` and ``data``. With ``slice_size`` 1 that is CSR;
-    with one not below the largest graph it is ELL, graph by graph.
+    The rows of every graph are cut into slices of ``slice_size`` rows. The last slice of a graph
+    has its remaining rows, so no slice spans two graphs. A slice of h rows is stored column-major,
+    with each row padded to the longest of the slice: entry k of its row j is element
+    ``slice_starts[s] + k * h + j`` of ``column`` and ``data``. With ``slice_size`` 1 that is CSR.
+    With a ``slice_size`` of at least the largest graph it is ELL, graph by graph.
 
-    Padding is marked by the column -1, its ``data`` by 0. A mark in the values could not tell
-    padding from a stored 0 and would have to be multiplied by some row of x, where a NaN or an
-    infinity would show; and a matrix of implicit ones has no values to mark.
+    Padding has the column -1 and 0 as ``data``. Values alone could not mark it. Padding would look
+    like a stored 0 and be multiplied by some row of x, where a NaN or an infinity would show. And a
+    matrix of implicit ones has no values to mark.
 
     Args:
         adj (BatchedCSR): the matrices; its implicit ones stay implicit.
         slice_size (int): S, rows per slice, at least 1. With 32 a slice is a warp.
-        sort_rows (bool): sort the rows of every graph by falling number of entries before cutting,
-            which saves padding. Products still take and give rows in the order of ``adj``.
+        sort_rows (bool): sort the rows of every graph by decreasing number of entries before
+            cutting, which saves padding. Products still take and return rows in the order of
+            ``adj``.
 
     Raises:
         TypeError: ``adj`` is no BatchedCSR, ``slice_size`` no int or ``sort_rows`` no bool.
@@ -43,24 +44,24 @@ class BatchedSELL(Batch):
     Attributes:
         slice_starts (array): (n_slices + 1,) int32, first element of every slice.
         slice_rows (array): (n_slices + 1,) int32, first row of every slice, in the sorted numbering
-            where rows are sorted; slice s has ``slice_rows[s + 1] - slice_rows[s]`` rows.
+            if rows are sorted; slice s has ``slice_rows[s + 1] - slice_rows[s]`` rows.
         column (array): (n_stored,) int32, columns in the numbering of the whole batch, or -1.
         data (array or None): (n_stored,) floats; None means all ones.
         row_order (array or None): (n_rows,) int32, the row of ``adj`` at every sorted place; None
-            where rows are not sorted.
+            if rows are not sorted.
         row_offsets, col_offsets, n_graphs, n_rows, n_cols, nnz, n_relations, max_rows, max_cols,
             layout, max_atom_id, is_symmetric, row_weights, padded_to: as in ``adj``.
         slice_size, n_slices (int): S and the number of slices.
         max_slice_rows (int): rows of the largest slice.
 
     Note:
-        Built on the host: CuPy arrays are copied there and back (synchronises, at construction, and
-        once for :attr:`T` of a matrix that is not symmetric).
+        It is built on the host: CuPy arrays are copied there and back (synchronises, at
+        construction, and once for :attr:`T` of a matrix that is not symmetric).
 
     Source:
-        The SELL format and the sorting of rows are those of the IPSJ report 2018-HPC-164 No. 3
-        (sections 4 and 4.1). Departures: slices end with their graph, rows are sorted inside a
-        graph only, and the last slice of a graph is as high as its rows.
+        IPSJ report 2018-HPC-164 No. 3, sections 4 and 4.1, for the SELL format and the sorting of
+        rows. Deviations: slices end with their graph, rows are sorted inside a graph only, and the
+        last slice of a graph has no rows beyond the graph's.
     """
 
     _integers = ('slice_starts', 'slice_rows', 'column', 'row_order', 'row_offsets', 'col_offsets')
@@ -99,7 +100,7 @@ class BatchedSELL(Batch):
         self.row_order = None
         if sort_rows:
             graph = numpy.repeat(numpy.arange(self.n_graphs), numpy.diff(self.row_offsets))
-            # lexsort is stable: rows of one length keep their order.
+            # lexsort is stable, so rows of equal length keep their order.
             self.row_order = numpy.lexsort((-counts, graph)).astype(numpy.int32)
             counts = counts[self.row_order]
         heights = numpy.diff(self.slice_rows).astype(numpy.int64)
@@ -116,7 +117,7 @@ class BatchedSELL(Batch):
 
     @property
     def padding_ratio(self) -> float:
-        """Stored entries, padding included, over non-zeros (float); 1 if there are none."""
+        """Ratio of stored entries, padding included, to non-zeros (float); 1 if there are none."""
         return self.column.size / self.nnz if self.nnz else 1.0
 
     @property
@@ -133,9 +134,9 @@ class BatchedSELL(Batch):
         return transpose.to_device(backend.get_device_from_array(self.column))
 
     def to_csr(self) -> BatchedCSR:
-        """Return the ``BatchedCSR`` this was made of, entries of a row in their old order.
+        """Return the ``BatchedCSR`` from which this was made, with entries in their old order.
 
-        It is on the same device. Passes through the host (synchronises).
+        It is on the same device. It is made on the host (synchronises).
         """
         host = self.to_device('@numpy')
         heights = numpy.diff(host.slice_rows)
@@ -181,9 +182,10 @@ class BatchedSELL(Batch):
 
 
 def _places(sell, counts, indptr):
-    """Return where the entries lie in SELL and in CSR, two (nnz,) arrays in the same order.
+    """Return the places of the entries in SELL and in CSR, two (nnz,) arrays in the same order.
 
-    `counts` (n_rows,): entries of the row at every place of the sorted numbering. Host arrays.
+    `counts`: (n_rows,), number of entries of each row, in the sorted numbering. All arrays are on
+    the host.
     """
     heights = numpy.diff(sell.slice_rows)
     place = numpy.repeat(numpy.arange(sell.n_rows), counts)

@@ -25,7 +25,7 @@ def _scipy_matrix(adj, dtype):
 
 
 def _coo_matrix(adj, data, dtype, trans):
-    # SciPy's own conversion would add up entries of one place; their sum may overflow.
+    # SciPy's own conversion would add up entries at the same place, and their sum may overflow.
     rows = adj.entry_rows()
     columns = adj.entry_columns()
     shape = adj.shape
@@ -46,9 +46,9 @@ def spmv(adj, x, alpha, beta, y):
     compute = compute_dtype(x).type
     product = _scipy_matrix(adj, numpy.dtype(compute)) @ x.astype(compute, copy=False)
     alpha, beta = compute(alpha), compute(beta)
-    with numpy.errstate(invalid='ignore'):  # no warnings about infinities, as in SciPy's product
+    with numpy.errstate(invalid='ignore'):  # SciPy's product does not warn of infinities either
         product *= alpha
-        if beta != 0:  # 0 times what y holds could be NaN
+        if beta != 0:  # y may hold NaN, and 0 times NaN is NaN
             product += beta * y.astype(compute, copy=False)
     if y is None:
         return product.astype(x.dtype, copy=False)

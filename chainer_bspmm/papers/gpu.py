@@ -1,4 +1,4 @@
-"""The papers' algorithms on CuPy arrays, functions(adj, x, data, residual, trans)."""
+"""The papers' algorithms on CuPy arrays, each a function of (adj, x, data, residual, trans)."""
 
 import functools
 
@@ -26,7 +26,7 @@ def bspmm(adj, x, data, residual, trans, algorithm='auto'):
 
 
 def _swa(adj, x, data, residual, trans, blocked=None):
-    """A sub-warp per row, sums in shared memory, kernels/papers/bspmm_swa.cu."""
+    """Launch kernels/papers/bspmm_swa.cu: a sub-warp per row, with sums in shared memory."""
     side = adj.T if trans else adj
     n_rows = side.n_rows
     n_channels = x.shape[-1]
@@ -39,7 +39,7 @@ def _swa(adj, x, data, residual, trans, blocked=None):
     return y
 
 
-SWA_ALGORITHMS = {  # of a BatchedCSR without spare rows: they write the rows of graphs only
+SWA_ALGORITHMS = {  # for a BatchedCSR without spare rows, because they write graphs' rows only
     'swa': _swa,
     'swa_rows': functools.partial(_swa, blocked=False),
     'swa_blocked': functools.partial(_swa, blocked=True),
@@ -47,7 +47,7 @@ SWA_ALGORITHMS = {  # of a BatchedCSR without spare rows: they write the rows of
 
 
 def _sell(adj, x, data, residual, trans):
-    """A thread per row of a slice; `data` is None."""
+    """Multiply with a thread per row of a slice; `data` is None."""
     side = adj.T if trans else adj
     y = cuda.cupy.empty((side.n_rows, x.shape[-1]), x.dtype)
     _launch_sell(side, x, 1, 0 if residual is None else 1, residual, y)
@@ -58,7 +58,10 @@ SELL_ALGORITHMS = {'sell': _sell}
 
 
 def _launch_sell(adj, x, alpha, beta, residual, y):
-    """Compute y = alpha A x + beta residual, which is y or None, kernels/papers/bspmm_sell.cu."""
+    """Compute ``y = alpha A x + beta residual`` by kernels/papers/bspmm_sell.cu.
+
+    `residual` is y itself, another array, or None.
+    """
     if not y.size:
         return
     n_channels = y.size // adj.n_rows
@@ -88,7 +91,7 @@ def spmv(adj, x, alpha, beta, y):
 
 
 def _check_dtype(x):
-    """Refuse float16: an atomicAdd on halves would round every partial sum."""
+    """Refuse float16, because its atomicAdd would round every partial sum."""
     if x.dtype == numpy.float16:
         raise TypeError(
             'x: expected float32 or float64 with a BatchedCOO on a GPU, got float16; '
@@ -97,20 +100,23 @@ def _check_dtype(x):
 
 
 def _st(adj, x, data, residual, trans):
-    """One of the three below, by the paper's rule."""
+    """Multiply by the kernel that the paper's rule chooses."""
     algorithm = policy.st_algorithm(_st_side(adj, trans)[1], x.shape[-1], x.itemsize)
     return ST_ALGORITHMS[algorithm](adj, x, data, residual, trans)
 
 
 def _st_side(adj, trans):
-    """Return rows, those of the largest matrix, and where each one's begin, of the product."""
+    """Return the rows of the product, the rows of its largest matrix, and its row offsets."""
     if trans:
         return adj.n_cols, adj.max_cols, adj.col_offsets
     return adj.n_rows, adj.max_rows, adj.row_offsets
 
 
 def _st_blocks(adj, x, data, residual, trans, blocked=False):
-    """A block per matrix, figure 5-(a), or per partition of columns, (b): bspmm_st_shared.cu."""
+    """Launch kernels/papers/bspmm_st_shared.cu: a block per matrix, or per partition of columns.
+
+    The paper has them as figures 5-(a) and, `blocked`, 5-(b).
+    """
     n_rows, max_rows, offsets = _st_side(adj, trans)
     n_channels = n_columns = x.shape[-1]
     n_bytes = max_rows * x.itemsize * (1 if blocked else n_channels)
@@ -136,10 +142,10 @@ def _st_blocks(adj, x, data, residual, trans, blocked=False):
 
 
 def _st_global(adj, x, data, residual, trans):
-    """A sub-warp per entry, case 3 of section 4.3, kernels/papers/bspmm_st_global.cu."""
+    """Launch kernels/papers/bspmm_st_global.cu: a sub-warp per entry, case 3 of section 4.3."""
     _check_dtype(x)
     shape = _st_side(adj, trans)[0], x.shape[-1]
-    # One more launch, because the kernel only adds, by atomics.
+    # y is initialised by another launch, because the kernel only adds, by atomics.
     if residual is None:
         y = cuda.cupy.zeros(shape, x.dtype)
     else:
@@ -152,11 +158,11 @@ def _st_global(adj, x, data, residual, trans):
 
 def _run_st(name, plan, adj, x, data, trans, arrays):
     utils.nondeterministic('atomicAdd in bspmm with a BatchedCOO')
-    weights, data, _ = values_of(adj, data)  # trans swaps the indices, not the values
+    weights, data, _ = values_of(adj, data)  # `trans` is for the kernel, which swaps the indices
     launch.run(name, x, plan, adj.ids, data, *arrays, WEIGHTS=weights, TRANS=trans)
 
 
-ST_ALGORITHMS = {  # of a BatchedCOO; all of them add with atomics
+ST_ALGORITHMS = {  # for a BatchedCOO; all of them add by atomics
     'st': _st,
     'st_shared': _st_blocks,
     'st_blocked': functools.partial(_st_blocks, blocked=True),

@@ -5,12 +5,12 @@ import numpy
 from chainer_bspmm.cuda import plans
 
 SHARED_BUDGET = 32 * 1024  # bytes per block
-ST_BLOCK = 1024  # threads at most; the paper does not say how many it has
+ST_BLOCK = 1024  # most threads of a block; the paper does not state its number
 ST_GLOBAL_BLOCK = 256
 
 
 def subwarp(n_channels):
-    """Return the threads of a row or entry: 32, or the least power of two >= n_B (section 4.1)."""
+    """Return the threads per row or entry: the least power of two >= n_B, 32 at most (4.1)."""
     return plans.WARP if n_channels > 16 else 1 << (n_channels - 1).bit_length()
 
 
@@ -22,7 +22,7 @@ def st_algorithm(max_rows, n_channels, itemsize):
 
 
 def st_partition(max_rows, n_channels, itemsize):
-    """Return the columns of the fewest partitions, a power of two from 2 on, that fit."""
+    """Return the columns per partition, for the fewest partitions (2, 4, 8, ...) that fit."""
     n_partitions = 2
     while max_rows * -(-n_channels // n_partitions) * itemsize > SHARED_BUDGET:
         n_partitions *= 2
@@ -31,10 +31,10 @@ def st_partition(max_rows, n_channels, itemsize):
 
 @plans.kept
 def st_shared_launch(n_graphs, max_rows, max_nnz, n_channels, n_columns, itemsize):
-    """Plan a block per (matrix, partition of n_columns columns), a sub-warp for every entry."""
+    """Plan bspmm_st_shared: a block per (matrix, partition), and in it a sub-warp per entry."""
     lanes = subwarp(n_columns)
     threads = min(max(-(-max_nnz * lanes // plans.WARP), 1) * plans.WARP, ST_BLOCK)
-    # Fewer than a power of two if the last ones would have no column.
+    # They may be fewer than a power of two, if the last partitions would have no column.
     n_partitions = -(-n_channels // n_columns)
     y = min(n_partitions, plans.MAX_GRID_Y)
     return plans.Launch(
@@ -48,7 +48,7 @@ def st_shared_launch(n_graphs, max_rows, max_nnz, n_channels, n_columns, itemsiz
 
 @plans.kept
 def st_global_launch(n_graphs, nnz, n_channels):
-    """Plan a sub-warp per entry of the whole batch; all sizes are positive."""
+    """Plan bspmm_st_global: a sub-warp per entry of the whole batch; all sizes are positive."""
     lanes = subwarp(n_channels)
     return plans.Launch(
         (('VECTOR', 1), ('SUBWARP', lanes)),
@@ -60,16 +60,16 @@ def st_global_launch(n_graphs, nnz, n_channels):
 
 @plans.kept
 def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
-    """Plan a sub-warp per row of the largest graph, for every graph: the papers' CSR kernels.
+    """Plan bspmm_swa, the papers' CSR kernels: for every graph a sub-warp per row of the largest.
 
-    Without blocking (c) a block owns all columns of its rows. With it (d) the columns are split
-    into the fewest partitions, a power of two, whose sums fit in `SHARED_BUDGET`. Nagasaka et al.,
-    sections 4.1 to 4.3; TB, which they do not state, is `BLOCK`.
+    Without blocking, figure 5-(c), a block owns all columns of its rows. With blocking, 5-(d), the
+    columns are split into the fewest partitions, a power of two, whose sums fit in `SHARED_BUDGET`
+    (Nagasaka et al., sections 4.1 to 4.3). TB, which they do not state, is `BLOCK`.
     """
     lanes = subwarp(n_channels)
     partitions = 1
     width = n_channels
-    row_bytes = plans.BLOCK // lanes * max(itemsize, 4)  # of a column: TB / subWarp rows of sums
+    row_bytes = plans.BLOCK // lanes * max(itemsize, 4)  # sums of a column in TB / subWarp rows
     shared_bytes = width * row_bytes
     if blocked is False and shared_bytes > SHARED_BUDGET:
         raise ValueError(
@@ -102,7 +102,7 @@ SELL_COLUMNS = 8
 
 
 def sell_slots(max_slice_rows):
-    """Return the threads of every slice of a SELL matrix: its rows, or whole warps of them."""
+    """Return the threads per slice of a SELL matrix: one per row, from a warp on whole warps."""
     if max_slice_rows < plans.WARP:
         return max_slice_rows
     return -(-max_slice_rows // plans.WARP) * plans.WARP
@@ -110,7 +110,7 @@ def sell_slots(max_slice_rows):
 
 @plans.kept
 def sell_launch(n_slices, n_slots, n_channels, width):
-    """Plan a thread per (row of a slice, tile of vectors): the grid of bspmm_sell."""
+    """Plan bspmm_sell: a thread per (row of a slice, tile of vectors)."""
     n_vectors = n_channels // width
     tile = min(n_vectors, SELL_COLUMNS // width)
     blocks = -(-n_slices * n_slots // plans.BLOCK)
@@ -127,13 +127,13 @@ def sell_launch(n_slices, n_slots, n_channels, width):
     )
 
 
-# Entries of a row that one lane of spmv_csr loads before it uses the first: AHEAD in the kernel.
+# Entries of a row that a lane of spmv_csr loads before it uses the first (AHEAD in the kernel).
 SPMV_AHEAD = 4
 
 
 @plans.kept
 def spmv_launch(n_rows, nnz):
-    """Plan a lane for every SPMV_AHEAD entries of the mean row: the grid of spmv_csr."""
+    """Plan spmv_csr: a lane for every SPMV_AHEAD entries of the mean row."""
     lanes = 1
     while lanes < plans.WARP and lanes * SPMV_AHEAD * n_rows < nnz:
         lanes *= 2
@@ -146,12 +146,12 @@ def spmv_launch(n_rows, nnz):
     )
 
 
-# Vectors of a row that a lane of bsddmm_coo has in flight at once, for the one entry it has.
+# Vectors of a row that a lane of bsddmm_coo has in flight at once, for its single entry.
 COO_TILE = 4
 
 
 @plans.kept
 def coo_dot_launch(n_graphs, nnz, n_channels, width):
-    """Plan a sub-warp per entry: the grid of bsddmm_coo."""
+    """Plan bsddmm_coo: a sub-warp per entry."""
     plan = plans.dot_launch(nnz, n_channels, width, COO_TILE)
     return plan._replace(arguments=(numpy.int32(n_graphs), plan.arguments[1]))

@@ -62,37 +62,37 @@ def bspmm(
 
     Args:
         adj (BatchedCSR, BatchedCOO or BatchedSELL): the batch of matrices, n_rows x n_cols. A
-            BatchedSELL suits an ``x`` of at most about eight columns; wider ones take eight columns
-            at a time and read the matrix each time. Its backward pass multiplies by the SELL of the
+            BatchedSELL suits an ``x`` of at most about eight columns. For a wider ``x`` the matrix
+            is read once for every eight columns. Its backward pass multiplies by the SELL of the
             transpose, which is built once and kept.
         x, data, residual (Variable or array): as there; no ``data`` with a BatchedSELL.
-        algorithm (str): ``'auto'``, or on a GPU the name of one of :func:`algorithms`, which runs
-            forward and in every derivative, each of which may refuse it. ``'auto'`` means
-            ``'swa'`` for a BatchedCSR, ``'sell'`` for a BatchedSELL, and for a BatchedCOO ``'st'``,
-            which follows the paper's rule: ``'st_shared'`` if the output of the largest matrix fits
-            in 32 KB, ``'st_blocked'`` if one column of it does (8,192 rows of float32, 4,096 of
-            float64), else ``'st_global'``.
+        algorithm (str): ``'auto'``, or on a GPU the name of one of :func:`algorithms`. It runs
+            forward and in every derivative, and each of these may refuse it. ``'auto'`` means
+            ``'swa'`` for a BatchedCSR, ``'sell'`` for a BatchedSELL, and ``'st'`` for a BatchedCOO.
+            ``'st'`` follows the paper's rule: ``'st_shared'`` if the output of the largest matrix
+            fits in 32 KB, ``'st_blocked'`` if one column of it fits (8,192 rows of float32, 4,096
+            of float64), else ``'st_global'``.
 
     Returns:
         Variable: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``; of x's dtype.
 
     Raises:
-        TypeError: ``adj`` is no such container, or a dtype does not fit (float16 with a BatchedCOO
-            on a GPU: its atomics would round every partial sum).
+        TypeError: ``adj`` is no such container, or a dtype does not fit (such as float16 with a
+            BatchedCOO on a GPU, whose atomics would round every partial sum).
         ValueError: a shape, a device or the algorithm does not fit.
 
     Note:
-        Deterministic, except with a BatchedCOO on a GPU: atomics add in any order, of which
-        ``chainer.config.warn_nondeterministic`` warns. Does not synchronise.
+        Deterministic, except with a BatchedCOO on a GPU, where atomics add in any order;
+        ``chainer.config.warn_nondeterministic`` makes that a warning. Does not synchronise.
 
     Source:
         Nagasaka, Nukada, Kojima, Matsuoka: Batched Sparse Matrix Multiplication for Accelerating
-        Graph Convolutional Networks (CCGrid 2019). ``'swa'``: their CSR kernel as written;
-        ``'swa_rows'`` and ``'swa_blocked'``: its forms (c) and (d) of figure 5 at any width;
+        Graph Convolutional Networks (CCGrid 2019). ``'swa'`` is their CSR kernel as written;
+        ``'swa_rows'`` and ``'swa_blocked'`` are its forms (c) and (d) of figure 5 at any width.
         ``kernels/papers/bspmm_swa.cu`` names deviations. The SparseTensor variant (figures 3, 5-(a)
-        and 5-(b), section 4.3): ``bspmm_st_shared.cu`` and ``bspmm_st_global.cu``; the paper leaves
-        the block size open, and offsets replace its tables of pointers. SELL: IPSJ report
-        2018-HPC-164 No. 3, for one column there; ``kernels/papers/bspmm_sell.cu``.
+        and 5-(b), section 4.3) is ``bspmm_st_shared.cu`` and ``bspmm_st_global.cu``; the paper
+        leaves the block size open, and offsets replace its tables of pointers. SELL comes from IPSJ
+        report 2018-HPC-164 No. 3, which has it for one column; ``kernels/papers/bspmm_sell.cu``.
     """
     arrays = list(map(chainer.as_array, (x, data, residual)))
     check.of_kind(adj, (BatchedCSR, BatchedCOO, BatchedSELL))
@@ -150,11 +150,11 @@ def _shaped(name, x, adj, shape):
 def spmv(
     adj: BatchedCSR | BatchedSELL, x: Any, alpha: float = 1, beta: float = 0, y: Any = None
 ) -> Any:
-    """Compute ``y[i] = alpha sum_k value[k] x[column[k]] + beta y[i]``, in ``y`` where it is given.
+    """Compute ``y[i] = alpha sum_k value[k] x[column[k]] + beta y[i]``, in ``y`` if that is given.
 
-    As in BLAS, beta scales y once, and ``beta=0`` never reads y, not even a NaN. alpha and beta
-    are rounded to x's dtype (float16: to float32). Unlike in BLAS, ``alpha=0`` still multiplies:
-    a NaN in x stays one. Deterministic; does not synchronise.
+    As in BLAS, beta scales y once, and with ``beta=0`` y is never read, even if it holds NaN. alpha
+    and beta are rounded to x's dtype (for float16 to float32). Unlike in BLAS, ``alpha=0`` still
+    multiplies, so a NaN in x stays NaN. Deterministic; does not synchronise.
 
     Args:
         adj (BatchedCSR or BatchedSELL): n_rows x n_cols.
@@ -164,12 +164,13 @@ def spmv(
             array, and requires ``beta=0``.
 
     Raises:
-        TypeError, ValueError: an argument does not fit; before anything is launched.
+        TypeError, ValueError: an argument does not fit. They are raised before anything is
+            launched.
 
     Source:
-        IPSJ report 2018-HPC-164 No. 3, figures 2, 4 and 5; ``papers/bspmm_sell.cu``,
-        ``papers/spmv_csr.cu`` of the kernels. The report's listing has beta inside the loop, which
-        would scale y more than once.
+        IPSJ report 2018-HPC-164 No. 3, figures 2, 4 and 5; ``kernels/papers/bspmm_sell.cu`` and
+        ``kernels/papers/spmv_csr.cu``. The report's listing has beta inside the loop, which would
+        scale y more than once.
     """
     _check_spmv(adj, x, alpha, beta, y)
     calculate = gpu.spmv if launch.on_gpu(x) else cpu.spmv

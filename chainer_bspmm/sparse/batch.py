@@ -20,16 +20,18 @@ Container = TypeVar('Container', bound='Batch')
 class Batch:
     """Hold arrays that describe one block-diagonal matrix, and move them between devices.
 
-    A subclass names its int32 arrays in ``_integers`` (all but ``data``; None where a batch lacks
-    one) and has ``nnz``, `entry_rows` and `entry_columns`, or overrides `to_dense`.
+    A subclass names its int32 arrays in ``_integers``: all arrays but ``data``. A batch may lack
+    some of them; then they are None. The subclass also has ``nnz``, `entry_rows` and
+    `entry_columns`, or overrides `to_dense`.
 
     Reductions over the nodes of a graph (sums, maxima, softmax, statistics) count row i
-    ``row_weights[i]`` times, an (n_rows,) float32 array; None counts every row once. A gradient by
-    a row is the sum over the copies that it stands for, so nothing else needs to know of weights.
+    ``row_weights[i]`` times, an (n_rows,) float32 array; None counts every row once. A gradient
+    with respect to a row is the sum over the copies that it stands for, so nothing else needs to
+    know of weights.
 
-    Arrays and attributes are not to be changed: what is derived from them is kept (`cached`) and
-    would not follow. :meth:`replace` makes a changed matrix. The one exception is the arrays of
-    ``BatchedCSR.in_buffers``, which may be filled again.
+    Do not change arrays and attributes: results that were derived from them are cached (`cached`)
+    and would not change with them. :meth:`replace` makes a changed matrix. The only exception are
+    the arrays of ``BatchedCSR.in_buffers``, which may be filled again.
     """
 
     row_offsets: Any
@@ -42,17 +44,17 @@ class Batch:
     entry_rows: Callable[[], Any]
     entry_columns: Callable[[], Any]
     _cache: dict[Hashable, Any]
-    _check: Callable  # integers on the host, of unknown origin
+    _check: Callable  # checks integers on the host, of unknown origin
     _set: Callable
     _integers = ()
     has_spare = False  # whether arrays may be larger than the batch: BatchedCSR.in_buffers
     row_weights = None
-    padded_to = None  # N, where it is fixed; None: the largest molecule of the batch
-    __array_ufunc__ = None  # NumPy's and CuPy's operators leave it to those below
-    n_node_columns = 0  # arrays after this one in a converter's batch that have a row for each node
+    padded_to = None  # N, if it is fixed; None: the size of the largest molecule of the batch
+    __array_ufunc__ = None  # makes NumPy and CuPy leave their operators to the ones below
+    n_node_columns = 0  # number of arrays after this one in a batch that have a row for each node
 
     def _check_and_set(self, integers, data, n_relations, layout, max_atom_id):
-        """Check arrays of unknown origin, and take over copies of them on their device."""
+        """Check arrays of unknown origin, and keep copies of them on their device."""
         n_relations, max_atom_id = check.options(n_relations, layout, max_atom_id)
         arrays = dict(zip(self._integers, integers))
         host, device = check.host_integers(arrays, data, n_relations)
@@ -60,7 +62,7 @@ class Batch:
         if layout == 'padded':
             check.equal_blocks(host)
         host = {name: numpy.ascontiguousarray(array, numpy.int32) for name, array in host.items()}
-        host['data'] = None if data is None else numpy.array(cuda.to_cpu(data))  # a copy of our own
+        host['data'] = None if data is None else numpy.array(cuda.to_cpu(data))  # always a copy
         self._set(n_relations=n_relations, layout=layout, max_atom_id=max_atom_id, **host)
         if device.xp is not numpy:
             self._move(device)
@@ -69,7 +71,7 @@ class Batch:
         return {**vars(self), '_cache': {}}
 
     def _set_fields(self, **fields):
-        """Take over host arrays and numbers, and find the sizes that every container has."""
+        """Set attributes to host arrays and numbers, and derive the sizes of every container."""
         self.__dict__.update(fields)
         self.n_graphs = self.row_offsets.size - 1
         self.n_rows = int(self.row_offsets[-1])
@@ -79,17 +81,17 @@ class Batch:
         self._cache = {}
 
     def _arrays(self):
-        """Return name -> array of those that this batch has."""
+        """Return name -> array for the arrays that this batch has."""
         arrays = {name: getattr(self, name) for name in (*self._integers, 'data', 'row_weights')}
         return {name: array for name, array in arrays.items() if array is not None}
 
     def _move(self, device):
-        """Send every array to `device` in one transfer; the host integers stay as they are."""
+        """Send every array to `device` in one transfer; numbers stay as they are."""
         arrays = self._arrays()
         self.__dict__.update(zip(arrays, send(list(arrays.values()), device)))
 
     def replace(self: Container, **fields: Any) -> Container:
-        """Return a matrix with these attributes, all others shared; nothing is checked."""
+        """Return a matrix with these attributes, which shares all others; nothing is checked."""
         new = type(self).__new__(type(self))
         new.__dict__.update(self.__dict__)
         new.__dict__.update(fields)
@@ -97,7 +99,7 @@ class Batch:
         return new
 
     def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of ``make()``, called once for a key, with the batch's device current.
+        """Return the result of ``make()``, called once per key, with the batch's device current.
 
         The result must not refer back to the batch: such a cycle would keep the device memory of
         both until Python's garbage collector finds it.
@@ -117,21 +119,21 @@ class Batch:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_operator
     __truediv__ = __rtruediv__ = __pow__ = __matmul__ = __rmatmul__ = __neg__ = _no_operator
     __gt__ = __ge__ = __lt__ = __le__ = __getitem__ = _no_operator
-    __iter__ = None  # or __getitem__ would make it iterable
+    __iter__ = None  # otherwise __getitem__ would make it iterable
 
     @property
     def xp(self) -> ModuleType:
-        """numpy or cupy: the module of the arrays."""
+        """Module of the arrays, numpy or cupy."""
         return backend.get_array_module(self.row_offsets)
 
     @property
     def dtype(self) -> numpy.dtype | None:
-        """dtype of ``data``, or None for implicit ones."""
+        """Dtype of ``data``, or None for implicit ones."""
         return None if self.data is None else self.data.dtype
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(n_rows, n_cols) of the block-diagonal matrix."""
+        """Shape of the block-diagonal matrix, (n_rows, n_cols)."""
         return self.n_rows, self.n_cols
 
     @property
@@ -140,7 +142,10 @@ class Batch:
         return sum(array.nbytes for array in self._arrays().values())
 
     def to_device(self: Container, device: Any) -> Container:
-        """Return the batch on anything that ``chainer.get_device`` takes, in one transfer."""
+        """Return the batch on a device, anything that ``chainer.get_device`` takes.
+
+        It takes one transfer.
+        """
         device = chainer.get_device(device)
         if device == backend.get_device_from_array(self.row_offsets):
             return self
@@ -149,28 +154,28 @@ class Batch:
         return new
 
     def astype(self: Container, dtype: Any) -> Container:
-        """Return the batch with ``data`` in float16, float32 or float64; the same one every time.
+        """Return the batch with ``data`` in float16, float32 or float64, always the same object.
 
-        It is this object where nothing changes: implicit ones have no dtype.
+        It is this batch itself if nothing changes, such as with implicit ones, which have no dtype.
         """
         dtype = check.float_dtype('dtype', dtype)
         if self.data is None or self.data.dtype == dtype:
             return self
-        # Kept, because a model asks in every forward pass.
+        # The result is cached, because a model asks in every forward pass.
         return self.cached(('astype', dtype), lambda: self.replace(data=self.data.astype(dtype)))
 
     def _host_values(self):
-        """Return the values on the host, float32 for ones and for float16, which SciPy refuses."""
+        """Return the values on the host; ones and float16 become float32, for SciPy's sake."""
         if self.data is None:
             return numpy.ones(self.nnz, 'f')
         values = cuda.to_cpu(self.data)
         return values.astype('f') if values.dtype == numpy.float16 else values
 
     def to_dense(self) -> Any:
-        """Return the matrices as one zero-padded array, on this device; passes through the host.
+        """Return the matrices as one zero-padded array, on this device, by way of the host.
 
-        (n_graphs, max_rows, max_cols), or (n_graphs, R, max_rows, max_cols / R) where R > 1;
-        float32 for implicit ones. Entries that name the same place are added.
+        Its shape is (n_graphs, max_rows, max_cols), or (n_graphs, R, max_rows, max_cols / R) if
+        R > 1. Implicit ones become float32. Entries at the same place are added.
         """
         n_graphs, n_relations, xp = self.n_graphs, self.n_relations, self.xp
         row_offsets, col_offsets = cuda.to_cpu(self.row_offsets), cuda.to_cpu(self.col_offsets)
@@ -215,10 +220,10 @@ class Batch:
 
 
 def send(arrays, device):
-    """Send host arrays to `device` as one buffer: for so few bytes only the latency matters."""
+    """Send host arrays to `device` as one buffer, because for so few bytes only latency matters."""
     if device.xp is numpy:
         return [cuda.to_cpu(array) for array in arrays]
-    # Each array starts at a multiple of 16 bytes, the widest load of a kernel.
+    # Each array starts at a multiple of 16 bytes, which is the widest load of a kernel.
     starts = numpy.cumsum([0] + [-(-array.nbytes // 16) * 16 for array in arrays])
     buffer = numpy.zeros(int(starts[-1]), numpy.uint8)
     for start, array in zip(starts, arrays):

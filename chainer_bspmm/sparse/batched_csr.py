@@ -15,10 +15,11 @@ from chainer.backends import cuda
 from chainer_bspmm.sparse import build, check
 from chainer_bspmm.sparse.batch import Batch
 
-# The arrays of a batch of fixed capacity: atoms (n_rows,) int32 or (n_rows, channels) floating;
-# indptr (n_rows + 1,), indices (nnz,) int32; data (nnz,) floating or None; row_offsets, col_offsets
-# (n_graphs + 1,) int32; row_weights (n_rows,) float32 or None; labels, a list of (n_graphs, ...),
-# or (n_rows, ...) for those of nodes. n_rows and nnz are capacities.
+# The arrays of a batch of fixed capacity; n_rows and nnz are capacities.
+# atoms: (n_rows,) int32 or (n_rows, channels) floats. indptr: (n_rows + 1,) int32.
+# indices: (nnz,) int32. data: (nnz,) floats or None.
+# row_offsets, col_offsets: (n_graphs + 1,) int32. row_weights: (n_rows,) float32 or None.
+# labels: a list of arrays (n_graphs, ...), or (n_rows, ...) for labels of nodes.
 Buffers = collections.namedtuple(
     'Buffers', 'atoms indptr indices data row_offsets col_offsets row_weights labels'
 )
@@ -27,10 +28,10 @@ Buffers = collections.namedtuple(
 class BatchedCSR(Batch):
     """Hold one sparse matrix per graph as a single block-diagonal CSR matrix.
 
-    Entry ``k`` of row ``i`` (``indptr[i] <= k < indptr[i + 1]``) stands in column ``indices[k]``
-    and has the value ``data[k]``, or 1 where ``data`` is None. Entries that name the same place
-    add up. With R relations (bond types) the columns of a graph with n nodes are n * R: entry
-    ``(i, j * R + r)`` is ``A_r[i, j]``, so that one product sums over the relations.
+    Entry ``k`` of row ``i`` (``indptr[i] <= k < indptr[i + 1]``) is in column ``indices[k]`` and
+    has the value ``data[k]``, or 1 if ``data`` is None. Entries at the same place are added. With R
+    relations (bond types) a graph with n nodes has n * R columns: entry ``(i, j * R + r)`` is
+    ``A_r[i, j]``, so that one product sums over the relations.
 
     The constructor checks arrays of unknown origin. :meth:`from_matrices`, :meth:`from_dense` and
     ``chainer_bspmm.concat_mols`` take matrices, dense batches and data sets.
@@ -42,30 +43,31 @@ class BatchedCSR(Batch):
         data (array or None): (nnz,) float16, float32 or float64 values; None means all ones.
         col_offsets (array or None): (n_graphs + 1,) integers, first column of every graph;
             None means ``row_offsets * n_relations``.
-        n_relations (int): R, the number of columns each node owns.
-        layout (str): ``'packed'``, or ``'padded'`` where every graph owns equally many rows. For
+        n_relations (int): R, the number of columns per node.
+        layout (str): ``'packed'``, or ``'padded'`` if every graph has the same number of rows. For
             ``'folded'``, which has weights, see :meth:`from_matrices`.
-        max_atom_id (int or None): largest atom id of the nodes, if known; lets a model check its
-            embedding without reading from the device.
+        max_atom_id (int or None): largest atom id of the nodes, if known; with it a model can check
+            its embedding without reading from the device.
 
     Raises:
-        TypeError: an argument is no array, or is not of an integer (``data``: floating) dtype.
+        TypeError: an argument is not an array, or has a dtype other than integers (``data``:
+            floats).
         ValueError: wrong lengths, decreasing offsets, an index outside its graph's block, more
-            than 2**31 - 1 entries, rows or columns. The message names graph, row, value, bound.
+            than 2**31 - 1 entries, rows or columns. The message names graph, row, value and bound.
 
     Attributes:
-        indptr, indices, data, row_offsets, col_offsets: the arrays (int32; ``data`` floating).
+        indptr, indices, data, row_offsets, col_offsets: the arrays (int32; ``data`` floats).
         n_graphs, n_rows, n_cols, nnz, n_relations (int): sizes.
-        max_rows, max_cols, max_nnz (int): the most rows, columns, entries that a graph has.
-        longest (int): a bound of the entries that a row or a column has; what is launched for a
-            product depends on it, and so the order in which long rows are summed.
+        max_rows, max_cols, max_nnz (int): the most rows, columns, entries of a graph.
+        longest (int): a bound of the entries of a row or column. The launches of a product depend
+            on it, and with them the order in which long rows are summed.
         is_symmetric (bool): whether the matrix of every relation is known to equal its transpose.
         has_spare (bool): whether the arrays may be larger than the batch; see :meth:`in_buffers`.
         layout, max_atom_id: as given.
-        row_weights (array or None): (n_rows,) float32, how often each row counts in a reduction
-            over the nodes of a graph; None: once.
-        padded_to (int or None): to how many nodes folded graphs are padded; None: as many as the
-            largest of the batch has.
+        row_weights (array or None): (n_rows,) float32, the number of times that each row counts in
+            a reduction over the nodes of a graph; None: once.
+        padded_to (int or None): the number of nodes to which folded graphs are padded; None: as
+            many as the largest graph of the batch has.
 
     Note:
         CuPy arrays are copied to the host to be checked (synchronises, once, at construction).
@@ -91,7 +93,7 @@ class BatchedCSR(Batch):
         self._check_and_set(integers, data, n_relations, layout, max_atom_id)
 
     def _set(self, is_symmetric=None, **fields):
-        """Take over checked host arrays and numbers; `is_symmetric` None means find out."""
+        """Set attributes to checked host arrays and numbers; find `is_symmetric` if it is None."""
         self._set_fields(**fields)
         self.nnz = self.indices.size
         self.max_nnz = int(numpy.diff(self.indptr[self.row_offsets]).max(initial=0))
@@ -116,7 +118,7 @@ class BatchedCSR(Batch):
 
     @classmethod
     def _trusted(cls, **fields):
-        """Make an instance from host arrays that this package built: nothing is checked."""
+        """Make an instance from host arrays that this package built; nothing is checked."""
         self = cls.__new__(cls)
         self._set(**fields)
         return self
@@ -140,23 +142,23 @@ class BatchedCSR(Batch):
         padded_to=None,
         longest=None,
     ):
-        """Make a batch of arrays that may be larger than it, and may be filled again.
+        """Make a batch of arrays that may be larger than the batch, and may be filled again.
 
-        Only their sizes are looked at: nothing is checked, copied or read from a device.
-        ``n_rows``, ``n_cols`` and ``nnz`` are what there is room for; the true sizes are the last
-        items of ``row_offsets`` and ``indptr``, which from the last graph's end on repeats the true
-        number of entries. Spare rows, those past the last graph, have no entries: products give
-        them 0, and so do gradients. Spare entries, those past the last row's, are entries of no
-        row: their ``indices`` are 0, their ``data`` finite, their gradients 0.
+        Only the sizes of the arrays are read: nothing is checked, copied or read from a device.
+        ``n_rows``, ``n_cols`` and ``nnz`` are capacities. The true sizes are the last items of
+        ``row_offsets`` and ``indptr``; from the end of the last graph on, ``indptr`` repeats the
+        true number of entries. Spare rows, which are past the last graph, have no entries: their
+        results and gradients are 0. Spare entries, which are past the last row's, belong to no row:
+        their ``indices`` are 0, their ``data`` finite, their gradients 0.
 
         Arrays and numbers are as in the class, but ``max_rows``, ``max_nnz``, ``max_atom_id`` and
         ``longest`` (None: ``max_nnz``) are bounds, and ``is_symmetric`` holds for every matrix that
-        the arrays will hold. ``row_weights`` go with ``'folded'``, 0 for spare rows; the layout
-        ``'unfolded'`` is that of a padded batch whose features have two dimensions.
+        the arrays will hold. ``row_weights`` are for ``'folded'``, 0 for spare rows. The layout
+        ``'unfolded'`` is a padded batch whose features have two dimensions.
 
         Returns:
-            BatchedCSR: on the device of the arrays, which it shares. What is derived from it and
-            kept with it, such as :attr:`T`, does not follow when the arrays are filled again.
+            BatchedCSR: on the device of the arrays, which it shares. Matrices that are derived from
+            it and cached, such as :attr:`T`, do not change when the arrays are filled again.
         """
         self = cls.__new__(cls)
         self.indptr = indptr
@@ -198,21 +200,21 @@ class BatchedCSR(Batch):
             matrices (sequence): for every graph a dense (n, n) array, a dense (R, n, n) array, a
                 SciPy sparse (n, n) matrix, or a list of R SciPy sparse matrices. NaN is a value.
                 Dense float64 stays float64; integer and boolean matrices become float32.
-            layout (str): ``'packed'``: graph g owns n_g rows. ``'padded'``: every graph owns as
-                many rows as the largest has; the rows past n_g are empty. ``'folded'``: graph g
-                owns n_g + 1 rows, the last of them empty. It stands for the rows that are missing
-                to N, and has their number as its weight.
+            layout (str): ``'packed'``: graph g has n_g rows. ``'padded'``: every graph has as many
+                rows as the largest; the rows past n_g are empty. ``'folded'``: graph g has n_g + 1
+                rows. The last one is empty, and stands for the rows that the graph has fewer than
+                N; their number is its weight.
             max_atom_id (int or None): see the class.
             padded_to (int or None): N of ``'folded'``; None means the largest graph's number of
-                nodes. Where a graph has more, the weight is 0.
+                nodes. If a graph has more than N nodes, the weight is 0.
 
         Returns:
             BatchedCSR: on the host, or on the device of the given CuPy arrays.
 
         Raises:
             TypeError: an element is neither an array nor a SciPy matrix.
-            ValueError: no element, not square, relation counts differ, too many entries;
-                ``padded_to`` with another layout.
+            ValueError: there is no element, a matrix is not square, the numbers of relations
+                differ, there are too many entries, or ``padded_to`` is given with another layout.
 
         Note:
             CuPy arrays are copied to the host (synchronises).
@@ -237,15 +239,16 @@ class BatchedCSR(Batch):
         Args:
             adj (array): (n_graphs, N, N), or (n_graphs, R, N, N) with R relations; NumPy or CuPy.
             n_nodes (sequence of int or None): nodes of every graph, needed by ``'packed'``.
-            layout (str): ``'padded'``: every graph owns N rows. ``'packed'``: n_nodes[g] rows;
-                entries past them are an error.
+            layout (str): ``'padded'``: every graph has N rows. ``'packed'``: graph g has n_nodes[g]
+                rows; entries past them are an error.
             max_atom_id (int or None): see the class.
 
         Returns:
             BatchedCSR: on the device that holds ``adj``.
 
         Raises:
-            TypeError: ``adj`` is no array. ValueError: wrong shape, sizes or layout.
+            TypeError: ``adj`` is not an array.
+            ValueError: a wrong shape, wrong sizes or a wrong layout.
 
         Note:
             A CuPy array is copied to the host (synchronises).
@@ -262,7 +265,7 @@ class BatchedCSR(Batch):
 
     @property
     def T(self) -> BatchedCSR:
-        """The transposed matrix, built once on the device that holds this one, deterministically.
+        """The transposed matrix, built once on the same device, deterministically.
 
         A symmetric matrix is its own transpose. For values other than ``data`` see
         :attr:`transpose_order`.
@@ -275,7 +278,10 @@ class BatchedCSR(Batch):
 
     @property
     def transpose_order(self) -> Any:
-        """(nnz,) int32: entry k of :attr:`T` is entry ``transpose_order[k]`` of this matrix."""
+        """Order of the transpose's entries, (nnz,) int32.
+
+        Entry k of :attr:`T` is entry ``transpose_order[k]`` of this matrix.
+        """
         if self._is_own_transpose:
             return self.cached('transpose order', lambda: build.transpose_batch(self)[2])
         return self._transposed[1]
@@ -296,7 +302,7 @@ class BatchedCSR(Batch):
             n_cols=self.n_rows,
             max_rows=self.max_cols,
             max_cols=self.max_rows,
-            n_relations=1,  # rows are pairs of node and relation, columns have no relations
+            n_relations=1,  # relations are in the rows, pairs of node and relation, not in columns
             row_weights=None,
         )
         return new, order
@@ -306,7 +312,7 @@ class BatchedCSR(Batch):
         return build.entry_rows(self.xp, self.indptr, self.nnz, self.has_spare)
 
     def entry_columns(self) -> Any:
-        """Return the column of every entry, (nnz,) int32: ``indices``."""
+        """Return the column of every entry, (nnz,) int32, which is ``indices``."""
         return self.indices
 
     def to_scipy(self) -> scipy.sparse.csr_matrix:
@@ -335,7 +341,7 @@ class BatchedCSR(Batch):
 
 
 def fill_buffers(buffers: Buffers, atoms: Any, adj: BatchedCSR, labels: Sequence[Any]) -> None:
-    """Write a packed or folded batch into arrays made for it or larger; the rest becomes spare.
+    """Write a packed or folded batch to arrays of its size or larger; the rest becomes spare.
 
     A batch of ones on a host may fill buffers that have values.
     """
@@ -351,13 +357,13 @@ def fill_buffers(buffers: Buffers, atoms: Any, adj: BatchedCSR, labels: Sequence
 
 
 def check_adjacency(adj):
-    """Check for a BatchedCSR."""
+    """Raise TypeError unless a matrix is a BatchedCSR."""
     if type(adj) is not BatchedCSR:
         check.of_kind(adj, (BatchedCSR,))
 
 
 def check_relations(adj):
-    """Check for a BatchedCSR with a column for every row and relation."""
+    """Raise an error unless a matrix is a BatchedCSR with a column for every row and relation."""
     if type(adj) is not BatchedCSR or adj.n_cols != adj.n_rows * adj.n_relations:
         check_adjacency(adj)
         text = 'adj: expected a column for each of its %d rows and %d relations, got %r'

@@ -10,14 +10,17 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import launch, plans
 from chainer_bspmm.sparse import check
 
-MANY_KEYS = 1000  # that a counting sort, which SciPy takes long to begin, sorts quicker
+MANY_KEYS = 1000  # keys from which SciPy's counting sort is faster, despite its slow start
 
-# How a kernel finds the value of an entry (WEIGHTS); see kernels/bspmm_csr.cu.
+# Ways in which a kernel finds the value of an entry (WEIGHTS); see kernels/bspmm_csr.cu.
 ONES, DATA, ORDERED = 0, 1, 2
 
 
 def values_of(adj, data=None, trans=False):
-    """Return WEIGHTS, the values or `data` instead, and their order in the transpose, or None."""
+    """Return a kernel's WEIGHTS, values and order of the values; the last two may be None.
+
+    With `data` these are the values, otherwise the matrix's or its transpose's.
+    """
     if data is not None:
         return (ORDERED, data, adj.transpose_order) if trans else (DATA, data, None)
     data = (adj.T if trans else adj).data
@@ -25,19 +28,19 @@ def values_of(adj, data=None, trans=False):
 
 
 def to_host(array):
-    """Return a CuPy array's copy on the host, anything else as it is; quicker than Chainer's."""
+    """Copy a CuPy array to the host, return anything else as it is; faster than Chainer's."""
     return array.get() if isinstance(array, cuda.ndarray) else array
 
 
 def all_to_host(arrays):
-    """Return :func:`to_host` of every array, quickly where none has to be copied."""
+    """Return :func:`to_host` of every array, quickly if none has to be copied."""
     if any(issubclass(kind, cuda.ndarray) for kind in set(map(type, arrays))):
         return list(map(to_host, arrays))
     return arrays
 
 
 def entry_rows(xp, indptr, nnz, has_spare=False):
-    """Return the row of every entry, (nnz,) int32; 0 for spare ones, those past ``indptr[-1]``."""
+    """Return the row of every entry, (nnz,) int32; 0 for spare ones, past ``indptr[-1]``."""
     if xp is numpy:
         rows = numpy.repeat(numpy.arange(indptr.size - 1, dtype=numpy.int32), numpy.diff(indptr))
         return numpy.pad(rows, (0, nnz - rows.size)) if has_spare else rows
@@ -48,22 +51,26 @@ def entry_rows(xp, indptr, nnz, has_spare=False):
 
 
 def group(xp, keys, n_groups):
-    """Return where the entries of every integer key, 0 to n_groups, start, and their order."""
-    # Int32; entries with the same key keep their order.
+    """Group entries by integer keys from 0 to n_groups; return starts of groups, and an order.
+
+    Both are int32. Entries with the same key keep their order.
+    """
     nnz = keys.size
     if xp is numpy and nnz >= MANY_KEYS:
         starts, order, _ = transpose(numpy, numpy.arange(nnz + 1), keys, n_groups + 1)
         return starts[:-1], order
-    # Unique keys: the order is fixed whether or not the device's sort is stable.
+    # Keys are made unique, so that the order is fixed even if the device's sort is not stable.
     order = xp.argsort(keys.astype(numpy.int64) * max(nnz, 1) + xp.arange(nnz)).astype(numpy.int32)
     starts = xp.searchsorted(keys[order], xp.arange(n_groups + 1, dtype=numpy.int32))
     return starts.astype(numpy.int32), order
 
 
 def transpose(xp, indptr, indices, n_cols, has_spare=False):
-    """Return the transpose's indptr (n_cols + 1,) and indices (nnz,), and the entries' order."""
-    # Entry k of the transpose is entry ``order[k]`` of the given matrix; entries of one column keep
-    # their order. Spare entries, those past ``indptr[-1]``, stay where they are, with index 0.
+    """Return the transpose's indptr (n_cols + 1,), indices (nnz,) and order (nnz,).
+
+    Entry k of the transpose is entry ``order[k]`` of the matrix. Entries of one column keep their
+    order. Spare entries, past ``indptr[-1]``, stay where they are, with index 0.
+    """
     nnz = indices.size
     if xp is numpy:
         pattern = scipy.sparse.csr_matrix(
@@ -77,7 +84,7 @@ def transpose(xp, indptr, indices, n_cols, has_spare=False):
             numpy.pad(pattern.indices, (0, spare.size)),
             numpy.concatenate([pattern.data, spare]),
         )
-    if has_spare:  # as if they were in a column past the last
+    if has_spare:  # spare entries are treated as if they were in a column past the last one
         indices = xp.where(xp.arange(nnz) < indptr[-1], indices, numpy.int32(n_cols))
     starts, order = group(xp, indices, n_cols)
     return starts, entry_rows(xp, indptr, nnz, has_spare)[order], order
@@ -85,12 +92,12 @@ def transpose(xp, indptr, indices, n_cols, has_spare=False):
 
 # The default limit of a block on every GPU, 48 KB, minus the kernel's static shared memory.
 TRANSPOSE_SHARED_BYTES = 47 * 1024
-TRANSPOSE_ENTRIES = 128  # entries of the largest graph for each warp of a block
+TRANSPOSE_ENTRIES = 128  # a block has a warp for so many entries of the largest graph
 
 
 @plans.kept
 def transpose_launch(n_graphs, max_cols, max_nnz) -> plans.Launch:
-    """Plan a block per graph of transpose_csr, or return None where the largest does not fit."""
+    """Plan transpose_csr: a block per graph; return None if the largest graph does not fit."""
     warps = 1
     while warps < plans.WARP and warps * TRANSPOSE_ENTRIES < max_nnz:
         warps *= 2
@@ -105,7 +112,7 @@ def transpose_launch(n_graphs, max_cols, max_nnz) -> plans.Launch:
 
 
 def transpose_batch(adj):
-    """Return :func:`transpose` of a `BatchedCSR`, on a GPU by one launch where graphs are small."""
+    """Return :func:`transpose` of a `BatchedCSR`, on a GPU in one launch if graphs are small."""
     plan = None
     if launch.on_gpu(adj.indptr):
         plan = transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
@@ -124,9 +131,9 @@ def transpose_batch(adj):
 
 
 def asymmetric(rows, columns, data, n_relations):
-    """Return (nnz,) bool, all False for a graph where the matrix of every relation is symmetric.
+    """Return (nnz,) bool; all of a graph's are False if its matrix of every relation is symmetric.
 
-    Of the entries ``(i, j * R + r)``, i and j are numbered alike, and i ascends.
+    Entries are ``(i, j * R + r)``, where i and j have the same numbering, sorted by i.
     """
     rows = rows.astype(numpy.int64)
     columns, relations = numpy.divmod(columns.astype(numpy.int64), n_relations)
@@ -140,24 +147,24 @@ def asymmetric(rows, columns, data, n_relations):
     return (places[order] != mirrored[other]) | (data[order] != data[other])
 
 
-# Result of relation_rows: the arrays of the new matrix, and with `reciprocals` the values of its
-# transpose in the same order, else None.
+# Result of relation_rows: the arrays of the new matrix. `transposed_data` are the values of its
+# transpose in the same order if there are `reciprocals`, else None.
 RelationRows = collections.namedtuple(
     'RelationRows', 'indptr indices data row_offsets col_offsets transposed_data'
 )
 
 
 def relation_rows(adj, reciprocals=None):
-    """Return the `RelationRows` of a matrix, as ``sparse.relations.relation_rows`` has it.
+    """Return the `RelationRows` of a matrix, for ``sparse.relations.relation_rows``.
 
-    With a dtype for `reciprocals`, the values are those of ``sparse.relations.scaled_by_source``.
+    If `reciprocals` is a dtype, the values are made for ``sparse.relations.scaled_by_source``.
     """
     if not launch.on_gpu(adj.indptr):
         n_relations = adj.n_relations
         rows = entry_rows(numpy, adj.indptr, adj.nnz, adj.has_spare).astype(numpy.int64)
         places = rows * n_relations + adj.indices % n_relations
         n_places = adj.n_rows * n_relations
-        places[int(adj.indptr[-1]) :] = n_places  # spare entries, behind all others
+        places[int(adj.indptr[-1]) :] = n_places  # spare entries come after all others
         starts, order = group(numpy, places, n_places)
         return RelationRows(
             indptr=starts,
@@ -196,51 +203,56 @@ def launch_degree_rows(adj, n_types, dtype):
         data, t_data = (cuda.cupy.empty(adj.nnz, dtype) for _ in range(2))
         weights, values, _ = values_of(adj)
         plan = plans.row_threads(max(adj.n_rows, 1))
-        made = indptr, data, t_indptr, t_indices, t_data
+        results = indptr, data, t_indptr, t_indices, t_data
         sizes = map(numpy.int32, (adj.n_rows, adj.nnz))
-        given = adj.indptr, adj.indices, values
+        table = adj.indptr, adj.indices, values
         launch.run(
-            'degree_rows', data, plan, *given, *made, *sizes, RELATIONS=n_types, WEIGHTED=weights
+            'degree_rows', data, plan, *table, *results, *sizes, RELATIONS=n_types, WEIGHTED=weights
         )
-    return made
+    return results
 
 
-# The entries of matrices, one per graph. sizes, nnz: (n_graphs,) int64, nodes and entries of every
-# graph; row_nnz: (n_nodes,), entries of every row; columns: (nnz,), j * R + r of every entry, j
-# counted in its graph; data: (nnz,), or None for ones; symmetric: (n_graphs,) bool, None where it
-# is not known.
+# The entries of matrices, one per graph.
+# sizes, nnz: (n_graphs,) int64, number of nodes and of entries of every graph.
+# row_nnz: (n_nodes,), number of entries of every row.
+# columns: (nnz,), j * R + r of every entry; j is counted from 0 in every graph.
+# data: (nnz,), or None for ones.
+# symmetric: (n_graphs,) bool, or None if it is not known.
 Entries = collections.namedtuple('Entries', 'sizes nnz row_nnz columns data n_relations symmetric')
 
 
 def from_matrices(matrices, layout, padded_to=None):
     """Gather host matrices, one per graph, into the fields of a `BatchedCSR`."""
-    found = entries_of(matrices)
-    sizes, row_nnz = found.sizes, found.row_nnz
+    entries = entries_of(matrices)
+    sizes, row_nnz = entries.sizes, entries.row_nnz
     rows = rows_of(sizes, layout, sizes.max())
-    check.fits_int32('nodes times relations', int(rows.sum()) * found.n_relations)
+    check.fits_int32('nodes times relations', int(rows.sum()) * entries.n_relations)
     if rows is not sizes:
         (row_nnz,) = spread([row_nnz], sizes, rows)
     weights = None
     if layout == 'folded':
         weights = row_weights(sizes, sizes.max() if padded_to is None else padded_to)
     return {
-        **block_diagonal(rows, row_nnz, found.nnz, found.columns, found.n_relations),
-        'data': found.data,
-        'is_symmetric': None if found.symmetric is None else bool(found.symmetric.all()),
+        **block_diagonal(rows, row_nnz, entries.nnz, entries.columns, entries.n_relations),
+        'data': entries.data,
+        'is_symmetric': None if entries.symmetric is None else bool(entries.symmetric.all()),
         'row_weights': weights,
         'padded_to': padded_to,
     }
 
 
 def block_diagonal(rows, row_nnz, nnz, columns, n_relations):
-    """Return the tables of a batch by name; rows: of every graph, all else as in `Entries`."""
+    """Return the tables of a batch by name; `rows` are the numbers of rows of the graphs.
+
+    All other arguments are as in `Entries`.
+    """
     row_offsets = starts_of(rows)
     check.fits_int32('nodes times relations', int(row_offsets[-1]) * n_relations)
     check.fits_int32('non-zeros', columns.size)
     row_offsets = row_offsets.astype(numpy.int32)
     col_offsets = row_offsets * numpy.int32(n_relations)
     indptr = numpy.zeros(row_nnz.size + 1, numpy.int32)
-    # Without dtype NumPy would add in int64 and then copy.
+    # Without `dtype` NumPy would add in int64 and then copy.
     numpy.cumsum(row_nnz, dtype=numpy.int32, out=indptr[1:])
     return {
         'indptr': indptr,
@@ -252,7 +264,7 @@ def block_diagonal(rows, row_nnz, nnz, columns, n_relations):
 
 
 def entries_of(matrices):
-    """Return the `Entries` of host matrices, those of a row sorted by (relation, column)."""
+    """Return the `Entries` of host matrices; in a row they are sorted by relation, then column."""
     if not matrices:
         raise ValueError('matrices: expected at least one matrix, got an empty sequence')
     if all(issubclass(kind, numpy.ndarray) for kind in set(map(type, matrices))):
@@ -263,7 +275,7 @@ def entries_of(matrices):
 def _of_arrays(matrices):
     n_relations, sizes, dtype = check.dense_matrices(matrices)
     flat = numpy.concatenate([matrix.ravel() for matrix in matrices])
-    place = numpy.flatnonzero(flat != 0)  # NaN != 0: it is a value
+    place = numpy.flatnonzero(flat != 0)  # NaN counts as a value, because NaN != 0
     starts = starts_of(sizes * sizes * n_relations)
     entry_starts = numpy.searchsorted(place, starts)
     nnz = numpy.diff(entry_starts)
@@ -296,7 +308,7 @@ def _of_scipy(matrices):
     starts = starts_of(sizes)
     n_rows = int(starts[-1])
     check.fits_int32('nodes times relations', n_rows * n_relations)
-    # One matrix of all: a graph has the columns of its first relation, then those of the second.
+    # All parts form one matrix: a graph has the columns of its first relation, then of its second.
     parts = [matrix.tocoo() for stack in stacks for matrix in stack]
     first_rows = numpy.repeat(starts[:-1], n_relations).tolist()
     first_columns = starts_of(numpy.repeat(sizes, n_relations)).tolist()
@@ -307,10 +319,11 @@ def _of_scipy(matrices):
     del parts
     if (data == 1).all():
         data = None
-    # By row, then column, entries at one place in order: two counting sorts, which take the values.
+    # Two counting sorts, which move the values along, sort entries by row, then column. Entries at
+    # the same place keep their order.
     values = numpy.zeros(rows.size, 'i1') if data is None else data.view('i%d' % data.itemsize)
     matrix = scipy.sparse.coo_matrix((values, (rows, columns)), (n_rows, n_rows * n_relations))
-    matrix.has_canonical_format = True  # else it would add up entries at one place
+    matrix.has_canonical_format = True  # else SciPy would add up entries at the same place
     matrix = matrix.tocsc().tocsr()
     indptr, columns = matrix.indptr, matrix.indices
     data = None if data is None else matrix.data.view(data.dtype)
@@ -331,7 +344,10 @@ def _of_scipy(matrices):
 
 
 def longest(max_nnz, indptr, indices, is_symmetric):
-    """Return a bound of the entries of a row or column, without a look at batches of molecules."""
+    """Return a bound of the entries of a row or column.
+
+    If no graph has more than LONG_ROW entries, as in most batches of molecules, no row is read.
+    """
     if max_nnz <= plans.LONG_ROW:
         return max_nnz
     of_row = int(numpy.diff(indptr).max(initial=0))
@@ -339,12 +355,12 @@ def longest(max_nnz, indptr, indices, is_symmetric):
 
 
 def times(longest, n):
-    """Return a bound of a row's entries times n, but leave that of graphs without long rows."""
+    """Return a bound of a row's entries times n, or unchanged if no graph has long rows."""
     return longest * n if longest > plans.LONG_ROW else longest
 
 
 def rows_of(sizes, layout, n=None):
-    """Return the numbers of rows of graphs, (n_graphs,); padded graphs have n."""
+    """Return the number of rows of each graph, (n_graphs,); padded graphs have n."""
     if layout == 'padded':
         return numpy.full_like(sizes, n)
     return sizes + 1 if layout == 'folded' else sizes
@@ -359,7 +375,7 @@ def row_weights(sizes, n):
 
 
 def ranges(starts, lengths):
-    """Return starts[0], starts[0] + 1, ... (lengths[0] of them), then those of starts[1], ..."""
+    """Return the concatenated ranges from starts[i] to starts[i] + lengths[i], for every i."""
     ends = numpy.cumsum(lengths)
     places = numpy.repeat(starts - (ends - lengths), lengths)
     places += numpy.arange(places.size)
@@ -367,7 +383,7 @@ def ranges(starts, lengths):
 
 
 def spread(arrays, sizes, counts):
-    """Return arrays with rows of zeros after the `sizes` of every molecule, up to `counts`."""
+    """Return arrays with rows of zeros inserted after each molecule, from `sizes` to `counts`."""
     offsets = starts_of(counts)
     place = ranges(offsets[:-1], sizes)
     results = []

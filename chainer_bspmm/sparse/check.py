@@ -1,7 +1,7 @@
-"""Checks of arguments; every error names the argument, what it got and expected.
+"""Checks of arguments; every error names the argument, the expected value and the actual one.
 
-First those of single values, then of matrices and arrays that an operation takes together, then of
-the arrays that a container is made of. Only `host_integers`, of the last, copies from a device.
+Checks of single values come first, then of the matrices and arrays that an operation takes
+together, then of the arrays of a container. Only `host_integers` copies from a device.
 """
 
 import operator
@@ -16,11 +16,12 @@ from chainer.backends import cuda
 FLOATS = tuple(numpy.dtype(name) for name in ('float16', 'float32', 'float64'))
 INT32_MAX = 2**31 - 1
 
-# How the nodes of a batch are laid out as rows. Chainer Chemistry pads every molecule of n atoms to
-# N with phantom atoms, all alike, of id 0 and without bonds.
+# Layouts of the nodes of a batch as rows. Chainer Chemistry pads every molecule of n atoms to N
+# with phantom atoms, which are all alike, have id 0 and no bonds.
 #
-# packed: the n atoms. folded: these, and one row that stands for all phantom atoms, with N - n as
-# its weight. padded: N rows.
+# packed: a row for each of the n atoms.
+# folded: these rows, and one that stands for all phantom atoms, with N - n as its weight.
+# padded: N rows.
 LAYOUTS = ('packed', 'folded', 'padded')
 
 
@@ -31,7 +32,7 @@ def one_of(name, value, allowed):
 
 
 def options(n_relations, layout, max_atom_id):
-    """Return checked numbers of a container whose layout goes with any arrays."""
+    """Check the options of a container; return n_relations and max_atom_id."""
     one_of('layout', layout, ('packed', 'padded'))
     if max_atom_id is not None:
         max_atom_id = count('max_atom_id', max_atom_id, 0)
@@ -55,7 +56,7 @@ def fits_int32(what, number):
 
 
 def float_dtype(name, dtype):
-    """Return a dtype of floats as ``numpy.dtype``."""
+    """Check that a dtype is one of floats; return it as ``numpy.dtype``."""
     dtype = numpy.dtype(dtype)
     if dtype not in FLOATS:
         raise _no_floats(name, dtype)
@@ -67,7 +68,7 @@ def _no_floats(name, got):
 
 
 def numpy_or_cupy(name, x):
-    """Check for a NumPy or CuPy array."""
+    """Check that an argument is a NumPy or CuPy array."""
     if not isinstance(x, (numpy.ndarray, cuda.ndarray)):
         raise TypeError('%s: expected a NumPy or CuPy array, got %s' % (name, type(x).__name__))
 
@@ -81,7 +82,7 @@ def count(name, value, least):
 
 
 def of_kind(adj, kinds):
-    """Check that a matrix is of one of some classes of containers."""
+    """Check that a matrix is exactly of one of these classes of containers."""
     if type(adj) not in kinds:
         advice = (
             'data sets become sparse batches with converter=chainer_bspmm.concat_mols, '
@@ -95,7 +96,7 @@ def of_kind(adj, kinds):
 
 
 def rows(name, x, adj, n_rows, width='n_B', each='node'):
-    """Check for a row of floats for each node, or each graph, on the device of the batch."""
+    """Check that x has a row of floats for each node, or each graph, on the device of the batch."""
     floats(name, x, adj)
     if x.ndim != 2 or len(x) != n_rows:
         text = '%s: expected shape (%d, %s), a row for each %s of %r, got %s'
@@ -103,13 +104,13 @@ def rows(name, x, adj, n_rows, width='n_B', each='node'):
 
 
 def features(x, adj, width):
-    """Check for :func:`rows` that a matrix multiplies, whose values have their dtype."""
+    """Check the :func:`rows` that a matrix multiplies, whose values must have the same dtype."""
     rows('x', x, adj, adj.n_rows, width)
     values_dtype(adj, x)
 
 
 def shapes(context, expected):
-    """Check shapes; expected: {name: (array or None, shape)}."""
+    """Check shapes; `expected` is {name: (array or None, shape)}."""
     for name, (array, shape) in expected.items():
         if array is not None and array.shape != shape:
             text = '%s: expected shape %s to go with %s, got %s'
@@ -117,13 +118,13 @@ def shapes(context, expected):
 
 
 def floats(name, x, adj):
-    """Check for an array of floats, or a Variable, where a matrix is."""
+    """Check that x is an array of floats, or a Variable, on the device of a matrix."""
     on_device(name, x, adj)
     floating(name, x)
 
 
 def floating(name, x):
-    """Check for an array of floats, or a Variable."""
+    """Check that x is an array of floats, or a Variable."""
     if not hasattr(x, 'dtype') or x.dtype not in FLOATS:
         raise _no_floats(name, getattr(x, 'dtype', type(x).__name__))
 
@@ -140,7 +141,7 @@ def values_dtype(adj, x):
 
 
 def on_device(name, x, adj):
-    """Check that an array, or that of a Variable, is where a matrix is."""
+    """Check that an array or Variable is on the device of a matrix."""
     x, offsets = chainer.as_array(x), adj.row_offsets
     if type(x) is type(offsets) and (
         type(x) is numpy.ndarray or x.data.device_id == offsets.data.device_id
@@ -153,7 +154,7 @@ def on_device(name, x, adj):
 
 
 def gradient(gy, result):
-    """Check the gradient of a remembered result; ``chainer.grad`` passes on any."""
+    """Check a gradient against (dtype, shape, type) of the result, which Chainer does not check."""
     if (gy.dtype, gy.shape, type(gy)) == result:
         return
     dtype, shape, kind = result
@@ -167,7 +168,7 @@ def gradient(gy, result):
 
 
 def algorithm(name, is_on_gpu, names):
-    """Check the name of an algorithm, one of some on a GPU; a CPU has none but 'auto'."""
+    """Check the name of an algorithm: on a GPU one of `names`, on a CPU only 'auto'."""
     if is_on_gpu:
         one_of('algorithm', name, names)
     else:
@@ -177,7 +178,8 @@ def algorithm(name, is_on_gpu, names):
 def host_integers(arrays, data, n_relations):
     """Check kind, dimension and length of raw arrays; return host copies and their device.
 
-    Only ``ids`` has two dimensions. Without ``col_offsets`` every row has `n_relations` columns.
+    All arrays have one dimension, except for ``ids``, which has two. Without ``col_offsets`` every
+    row has `n_relations` columns.
     """
     device = None
     entries = 'ids' if 'ids' in arrays else 'indices'
@@ -204,7 +206,7 @@ def host_integers(arrays, data, n_relations):
     if data is not None and len(data) != len(arrays[entries]):
         text = 'data: expected one value for each of the %d %s, got %d'
         raise ValueError(text % (len(arrays[entries]), entries, len(data)))
-    # int64 throughout the checks: unsigned or narrow integers must not wrap around in them.
+    # Checks calculate in int64, in which unsigned or narrow integers cannot wrap around.
     host = {name: cuda.to_cpu(array).astype(numpy.int64) for name, array in arrays.items()}
     if 'col_offsets' not in host:
         n_rows = int(host['row_offsets'].max(initial=0))
@@ -238,7 +240,7 @@ def blocks(indptr, indices, row_offsets, col_offsets, n_relations):
 
 
 def entries(ids, row_offsets, col_offsets, entry_offsets, n_relations):
-    """Check that the arrays describe a block-diagonal matrix, entries of one graph together."""
+    """Check that the arrays describe a block-diagonal matrix, with adjacent entries per graph."""
     if not row_offsets.size:
         raise ValueError('row_offsets: expected at least one entry, got none')
     fits_int32('row_offsets', int(row_offsets[-1]))
@@ -301,7 +303,7 @@ def equal_blocks(arrays):
 
 
 def same_device(name, arrays):
-    """Return the device that CuPy arrays among `arrays` share, or None where there are none."""
+    """Return the device that the CuPy arrays among `arrays` share, or None if there are none."""
     if not any(issubclass(kind, cuda.ndarray) for kind in set(map(type, arrays))):
         return None
     devices = {
@@ -313,7 +315,7 @@ def same_device(name, arrays):
 
 
 def dense_matrices(matrices):
-    """Return relation count, (n_graphs,) sizes and value dtype of dense square matrices."""
+    """Check dense square matrices; return number of relations, sizes (n_graphs,), value dtype."""
     first = matrices[0]
     if first.ndim not in (2, 3):
         raise ValueError('matrices[0]: expected shape (n, n) or (R, n, n), got %s' % (first.shape,))
@@ -323,7 +325,7 @@ def dense_matrices(matrices):
         raise ValueError(text % (first.shape,))
     lead = first.shape[:-2]
     shapes = list(map(operator.attrgetter('shape'), matrices))
-    for shape in dict.fromkeys(shapes):  # in order: the first wrong one is named
+    for shape in dict.fromkeys(shapes):  # in their order, so that the first wrong one is named
         if shape != lead + (shape[-1:] * 2):
             raise ValueError(
                 'matrices[%d]: expected shape %s as in matrices[0], got %s'
@@ -334,7 +336,10 @@ def dense_matrices(matrices):
 
 
 def sparse_matrices(matrices):
-    """Return relation count, sizes, a list of SciPy matrices for every graph, and value dtype."""
+    """Check sparse matrices; return number of relations, sizes, lists of matrices, value dtype.
+
+    There is a list of SciPy matrices for every graph.
+    """
     stacks = []
     for i, matrix in enumerate(matrices):
         stack = matrix if isinstance(matrix, (list, tuple)) else [matrix]

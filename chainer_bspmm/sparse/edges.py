@@ -4,23 +4,24 @@
 def derived(adj, **fields):
     """Return a matrix of one relation, derived from another by replacing arrays and sizes.
 
-    If ``adj`` has spare rows or entries, arrays are as ``BatchedCSR.in_buffers`` wants them.
+    If ``adj`` has spare rows or entries, the arrays must have the form of
+    ``BatchedCSR.in_buffers``.
     """
     fields = {'is_symmetric': False, 'row_weights': None, 'padded_to': None, **fields}
     return adj.replace(n_relations=1, layout='packed', nnz=len(fields['indices']), **fields)
 
 
 def equal_rows(adj, n_rows, width, n_true):
-    """Return the indptr of rows of `width` entries each; those past `n_true`, (1,), have none."""
+    """Return the indptr of rows of `width` entries; rows past `n_true`, (1,), have none."""
     xp = adj.xp
     starts = xp.arange(0, n_rows * width + 1, width, dtype='i')
     return xp.minimum(starts, n_true * width) if adj.has_spare else starts
 
 
 def gathering(entries, columns, row_offsets, col_offsets, max_rows, max_cols, n_cols):
-    """Return the matrix whose every row is the sum of some rows of features, those at `columns`.
+    """Return the matrix that sums, for each of its rows, the rows of features at `columns`.
 
-    It has the graphs of `entries`, on its device; `columns` is (n_rows, w) int32.
+    `columns` is (n_rows, w) int32. The matrix has the graphs of `entries`, and is on its device.
     """
     n_rows, width = columns.shape
     return derived(
@@ -42,9 +43,11 @@ def gathering(entries, columns, row_offsets, col_offsets, max_rows, max_cols, n_
 class Edges:
     """Matrices that gather features along the edges of a batch, and add them up at its nodes.
 
-    The products of `from_source` and `from_receiver`, nnz x (n_nodes * R), are, for entry
-    (i, j * R + r) of ``adj``, row ``j * R + r`` and row ``i * R + r`` of features. That of
-    `to_node`, n_nodes x nnz, adds up the edges of every node, times the values of ``adj``.
+    Let entry (i, j * R + r) of ``adj`` be an edge.
+
+    - `from_source`, nnz x (n_nodes * R), gathers row ``j * R + r`` of features for it.
+    - `from_receiver`, nnz x (n_nodes * R), gathers row ``i * R + r`` of features for it.
+    - `to_node`, n_nodes x nnz, adds up the edges of every node, times the values of ``adj``.
     """
 
     def __init__(self, adj):
@@ -74,5 +77,5 @@ class Edges:
 
 
 def edges_of(adj):
-    """Return the `Edges` of a batch, (n_nodes x (n_nodes * R)), kept with it."""
+    """Return the `Edges` of a batch, n_nodes x (n_nodes * R), cached on it."""
     return adj.cached('edges', lambda: Edges(adj))

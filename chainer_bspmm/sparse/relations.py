@@ -1,4 +1,4 @@
-"""Matrices made of a `BatchedCSR`: with a row for every relation or degree, with other values."""
+"""Matrices derived from a `BatchedCSR`: with a row per relation or degree, or with other values."""
 
 import collections
 
@@ -11,7 +11,8 @@ Rows = collections.namedtuple('Rows', 'indptr indices data')
 def relation_rows(adj):
     """Return the matrix with entry ``(i, j * R + r)`` of ``adj`` as ``(i * R + r, j)``.
 
-    Its product with features is a sum over the neighbours for each relation. Kept with ``adj``.
+    Its product with features is a sum over the neighbours for each relation. It is cached on
+    ``adj``.
     """
     if adj.n_relations == 1:
         return adj
@@ -36,17 +37,17 @@ def _with_rows(adj, made):
 
 
 def transposed_rows(adj):
-    """Return the transpose of every relation's matrix, with rows ``j * R + r`` as well."""
+    """Return the transpose of every relation's matrix, with rows ``j * R + r``."""
     if adj.is_symmetric:
         return relation_rows(adj)
     return adj.cached('transposed rows', lambda: adj.T)
 
 
 def scaled_by_source(adj, data):
-    """Return a symmetric matrix of ones on a GPU, each divided by its source's degree: `data`.
+    """Return a symmetric matrix of ones on a GPU with other values, 1 over the source's degree.
 
-    A source's degree is the length of its own row, and so one launch makes :func:`relation_rows`
-    and :func:`transposed_rows` of the result.
+    In a symmetric matrix a source's degree is the length of its row. So one launch makes
+    :func:`relation_rows` and :func:`transposed_rows` of the result, which are cached on it.
     """
     new = adj.replace(data=data, is_symmetric=False)
     made = build.relation_rows(adj, data.dtype)
@@ -59,9 +60,9 @@ def scaled_by_source(adj, data):
 def degree_rows(adj, n_types, dtype):
     """Return a symmetric matrix on a GPU with the degree of nodes as relation, and its transpose.
 
-    Entry ``(i, j)`` becomes ``(i * n_types + d - 1, j)``; d is the degree, the sum of a row, of i,
-    in the transpose of j. Entries of nodes of other degrees than 1, ..., n_types become 0. `dtype`
-    is that of the values, if ``adj`` stores none.
+    Entry ``(i, j)`` becomes ``(i * n_types + d - 1, j)``, where d is the degree of i, or in the
+    transpose the degree of j. A degree is the sum of a row. Entries of nodes of other degrees than
+    1, ..., n_types become 0. `dtype` is the dtype of the values if ``adj`` stores none.
     """
 
     def make():
@@ -72,9 +73,9 @@ def degree_rows(adj, n_types, dtype):
 
 
 def with_values(adj, data):
-    """Return the matrix with other values at the same places, whose pattern it shares."""
+    """Return a matrix with other values, which shares the places of the entries."""
     order = adj.transpose_order
-    new = adj.replace(data=data, is_symmetric=False)  # unknown for these values
+    new = adj.replace(data=data, is_symmetric=False)  # whether they are symmetric is not known
     transpose = adj.T.replace(data=data[order], is_symmetric=False)
     new.cached('transpose', lambda: (transpose, order))
     return new

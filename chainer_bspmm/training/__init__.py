@@ -1,4 +1,4 @@
-"""Training and prediction: steps captured in CUDA graphs."""
+"""Training, evaluation and prediction by steps that are captured in CUDA graphs."""
 
 from chainer_bspmm.training.captured_predict import captured_predict, Predictions
 from chainer_bspmm.training.check_swap import check_swap, SwapCheck

@@ -1,4 +1,4 @@
-"""Where a captured step's batch comes from: the host, or a data set on the same GPU."""
+"""Sources of a captured step's batch: the host, or a data set on the same GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 
 class HostBatch:
-    """Atoms, matrix and labels that a converter made, the first n_node_columns those of nodes."""
+    """Atoms, matrix and labels that a converter made; the first n_node_columns labels are of nodes.
+
+    They are on the host.
+    """
 
     def __init__(self, atoms, adj: BatchedCSR, labels, n_node_columns=0):
         self._arrays = atoms, adj, labels
@@ -58,7 +61,7 @@ class HostBatch:
         )
 
     def arrays_on(self, device):
-        """Return the batch as an ordinary one (tuple) on a device."""
+        """Return the batch in ordinary form (tuple of arrays and matrix) on a device."""
         atoms, adj, labels = self._arrays
         return (device.send(atoms), adj.to_device(device), *map(device.send, labels))
 
@@ -67,7 +70,7 @@ class HostBatch:
         return batch_form.batch_arrays(self.form, capacity)
 
     def write(self, views):
-        """Fill host arrays of :meth:`staged`, spare rows and entries included."""
+        """Fill the host arrays of :meth:`staged`, spare rows and entries included."""
         fill_buffers(batch_form.buffers_of(views), *self._rows)
 
     source = gather = fill = None
@@ -83,7 +86,7 @@ class DeviceBatch:
         self._layout = layout
         self._padded_to = padded_to
         self._is_folded = layout == 'folded'
-        # Whether all batches of this form are the same.
+        # With a single molecule, all batches of this form are the same.
         self.is_fixed = len(molecules) == 1 and layout == 'packed'
         tables = _tables_of(molecules)
         rows, entries = divmod(int(numpy.add.reduce(tables.sizes.take(index))), _PACKED)
@@ -121,27 +124,29 @@ class DeviceBatch:
             views['padded_to'][...] = self._molecules.padded_size(self._index, self._padded_to)
 
     def gather(self, sent, buffers):
-        """Launch the kernels that gather the molecules; sent: what :meth:`staged` names."""
+        """Launch the kernels that gather the molecules; `sent`: the arrays of :meth:`staged`."""
         self._molecules.gather(sent['index'], buffers, sent.get('padded_to'))
 
     def fill(self, buffers):
-        """Copy the molecules to buffers, once for all batches of a fixed form."""
+        """Copy the molecules to buffers, once for all batches if the form is fixed."""
         batch = self._molecules.batch(self._index, self._layout, self._padded_to)
         fill_buffers(buffers, *batch)
 
 
-# Sizes from which batches of molecules on a GPU are planned. sizes, (M,): the nodes of every
-# molecule times _PACKED plus its entries, because each NumPy call takes a microsecond at every
-# step. max_rows, max_entries, max_atom_id: of the largest molecule. longest: row of all.
-# are_symmetric: whether all molecules are. forms: those made so far, a dict.
+# Sizes from which batches of molecules on a GPU are planned.
+# sizes: (M,), for every molecule its number of nodes times _PACKED plus its number of entries. One
+# array holds both, because each NumPy call adds a microsecond to every step.
+# max_rows, max_entries, max_atom_id: maxima over all molecules. longest: the longest row of all.
+# are_symmetric: whether all molecules are symmetric. forms: a dict of the forms made so far.
 _Tables = collections.namedtuple(
     '_Tables', 'sizes max_rows max_entries max_atom_id longest are_symmetric forms'
 )
-_PACKED = 2**32  # the entries of a batch are fewer: their indices are int32
+_PACKED = 2**32  # more than the entries of a batch, whose indices are int32
 
 
 def _tables_of(molecules: DeviceMolecules) -> _Tables:
-    if molecules.tables is None:  # kept there: a weak dictionary takes as long as the sums
+    # The tables are an attribute, because a weak dictionary takes as long as the sums of a batch.
+    if molecules.tables is None:
         molecules.tables = _Tables(
             sizes=molecules.sizes.astype('q') * _PACKED + molecules.nnz,
             max_rows=int(molecules.sizes.max(initial=0)),
@@ -155,24 +160,24 @@ def _tables_of(molecules: DeviceMolecules) -> _Tables:
 
 
 def molecules_of(dataset):
-    """Return the molecules of a data set and their order; None if they are not kept sparse."""
+    """Return the molecules of a data set and their order, or None if they are not kept sparse."""
     sparse = selection(dataset)
     if sparse is not None:
         return locate(sparse)
     if isinstance(dataset, SubDataset) and len(dataset) and isinstance(dataset[0], SparseExample):
-        return locate(dataset[:])  # of a list, for instance
+        return locate(dataset[:])  # such as a part of a list of sparse examples
     form = sparse_form.form_of(sparse_form.base_of(dataset))
     order = form and sparse_form.position_in_base(dataset, numpy.arange(len(dataset)))
     return None if form is None or order is None else (form.molecules, order)
 
 
 class Resident:
-    """The copy on a GPU of a data set's molecules, made without being asked for.
+    """Copy of a data set's molecules on a GPU, from which batches are gathered.
 
-    Batches are gathered from it. The arrays of the molecules become read-only: the copy would not
-    follow a change. All that train or predict with the same molecules share a copy. There is none
-    of a data set that is not sparse, has labels of several shapes, or needs more than `SHARE`
-    allows of the free memory.
+    It is made automatically. The arrays of the molecules on the host become read-only, because the
+    copy would not change with them. All trainings and predictions with the same molecules share a
+    copy. There is no copy if the data set is not sparse, has labels of several shapes, or needs
+    more than `SHARE` allows of the free memory.
     """
 
     def __init__(self, dataset, device):
@@ -196,7 +201,7 @@ class Resident:
                 array.flags.writeable = False
 
     def of(self, molecules):
-        """Return the copy of molecules, or themselves without one or if arrays were replaced."""
+        """Return the copy of molecules; without one, or if arrays were replaced, the molecules."""
         copy = self._copy
         if copy is None or molecules is not copy.host:
             return molecules
@@ -205,7 +210,8 @@ class Resident:
         return copy if is_same else molecules
 
 
-# (id of the molecules on the host, name of the device) -> DeviceMolecules, which hold the former.
+# (id of the molecules on the host, name of the device) -> DeviceMolecules, which keep the molecules
+# on the host alive, so that their id stays theirs.
 _copies = weakref.WeakValueDictionary()
 
 _fields_of = operator.attrgetter('atoms', *INTEGERS, 'data')
@@ -216,7 +222,7 @@ def _arrays_of(molecules):
 
 
 class NoSparseBatch(TypeError):
-    """The converter makes batches that cannot be captured."""
+    """Error: the converter makes batches that cannot be captured."""
 
 
 def batch_of(
@@ -266,13 +272,13 @@ def batch_of(
 
 def capacities(dataset, n_graphs, layout):
     """Return `Capacities` for batches of a data set (any object), from its sizes if known."""
-    # Those of padded batches come from batches: the largest molecule decides on the rows.
+    # For padded batches they come from the batches, whose largest molecule decides on the rows.
     selected = None if layout == 'padded' else molecules_of(dataset)
     if selected is None:
         return Capacities(n_graphs)
     molecules, order = selected
     sizes = build.rows_of(molecules.sizes, layout)
     entries = molecules.nnz
-    # A DeviceBatch needs room for the largest of all molecules, not of those in the order.
+    # A DeviceBatch needs room for the largest of all molecules, even if it is not in the order.
     largest = batch_form.needs(sizes, entries, molecules.max_atom_id)
     return Capacities(n_graphs, sizes[order], entries[order], largest)

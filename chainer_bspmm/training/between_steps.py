@@ -1,4 +1,4 @@
-"""Code that a Trainer runs between two steps: mostly nothing that changes what a step reads."""
+"""Code that a Trainer runs between two steps: usually nothing that affects a step."""
 
 import weakref
 
@@ -8,8 +8,8 @@ from chainer.training import extensions, util
 from chainer.training.triggers import IntervalTrigger
 from chainer_chemistry.training.extensions.auto_print_report import AutoPrintReport
 
-# These change numbers of the optimizer at most, which are sent with every batch. Methods of
-# subclasses are a user's.
+# These extensions change at most numbers of the optimizer, which are sent with every batch.
+# Subclasses are not listed, because their methods are a user's.
 _HARMLESS = (
     AutoPrintReport,
     extensions.ExponentialShift,
@@ -29,19 +29,19 @@ _HARMLESS = (
 class BetweenSteps:
     """Decide whether the guards can skip this step.
 
-    They can in Trainer's own loop, if since the last step only Chainer's reporting extensions were
-    due. Triggers decide what is due; asking them changes nothing. Updaters are of one `kind`, not
-    of subclasses.
+    They can be skipped in Trainer's own loop, if only Chainer's reporting extensions were due since
+    the last step. Trainer also asks the triggers of all other extensions, but that changes nothing.
+    The updater must be exactly of class `kind`.
     """
 
     def __init__(self, trainer, kind):
         self._trainer = weakref.ref(trainer)
         self._kind = kind
-        self._last_run = None  # the run of the last step
-        self._n_steps = None  # how many were done after it
-        self._is_known = False  # what runs between the steps of this run
-        self._periods = []  # in iterations, of the extensions that may change anything
-        self._at_epochs = False  # whether there are others, called at the end of epochs
+        self._last_run = None  # start of the Trainer's run that the last step was in
+        self._n_steps = None  # number of steps done after it
+        self._is_known = False  # whether all code between the steps of this run is known
+        self._periods = []  # periods, in iterations, of the extensions that may change anything
+        self._at_epochs = False  # whether such extensions are also called at the end of epochs
 
     def had_no_effect(self, updater):
         """Return whether the guards can skip this step; called before every step."""
@@ -50,14 +50,14 @@ class BetweenSteps:
         if (
             trainer is None
             or not reporters
-            or reporters[-1] is not trainer.reporter  # outside of the loop
-            or trainer.observation  # not the first step since the loop came by
+            or reporters[-1] is not trainer.reporter  # this call is outside of the loop
+            or trainer.observation  # this is not the first step of this iteration
         ):
             self._last_run = None
             self._n_steps = None
             return False
         if self._last_run != trainer._start_at:
-            # Triggers that a snapshot holds may be due after this step in any case.
+            # A trigger that was loaded from a snapshot may be due after this step in any case.
             self._last_run = trainer._start_at
             self._n_steps = None
             self._look(trainer, updater)
@@ -84,15 +84,15 @@ class BetweenSteps:
         )
 
     def _knows(self, entry, updater):
-        """Return whether it is known when an extension may change anything, and remember when."""
+        """Note when an extension may change anything; return False if that is not known."""
         extension, trigger = entry.extension, entry.trigger
         if type(extension) in _HARMLESS and not _calls_users(extension):
-            target = getattr(extension, '_optimizer', None)  # of a shift: any object
+            target = getattr(extension, '_optimizer', None)  # a shift may change any object
             if target is None or target in updater.get_all_optimizers().values():
                 return True
         if trigger is util._never_fire_trigger:
             return True
-        if type(trigger) is not IntervalTrigger or trigger.period % 1:  # infinity, too
+        if type(trigger) is not IntervalTrigger or trigger.period % 1:  # NaN for infinity
             return False
         if trigger.unit == 'epoch':
             self._at_epochs = True
@@ -102,6 +102,6 @@ class BetweenSteps:
 
 
 def _calls_users(extension):
-    """Return whether an extension calls another one, or a function of a user's."""
+    """Return whether an extension calls another extension, or a user's function."""
     others = (getattr(extension, name, None) for name in ('_postprocess', '_log_report'))
     return not all(other is None or isinstance(other, str) for other in others)

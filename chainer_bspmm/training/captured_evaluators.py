@@ -13,7 +13,8 @@ from chainer_bspmm.training import snapshot
 from chainer_bspmm.training.driver import is_on_gpu
 from chainer_bspmm.training.prediction import PredictionDriver
 
-# Chainer Chemistry's, by name: their modules import scikit-learn, which takes a second.
+# Chainer Chemistry's evaluators are listed by name, because importing their modules imports
+# scikit-learn, which takes a second.
 BATCH_EVALUATORS = {
     'chainer_chemistry.training.extensions.%s' % name
     for name in (
@@ -26,7 +27,7 @@ BATCH_EVALUATORS = {
 
 
 class _Evaluation(PredictionDriver):
-    """Evaluate batch after batch: ``called(function, arrays)`` returns name -> value."""
+    """Evaluate one batch after another; ``called(function, arrays)`` returns name -> value."""
 
     name = 'evaluation'
     who = 'GraphUpdater: an evaluator evaluates'
@@ -37,7 +38,7 @@ class _Evaluation(PredictionDriver):
         self._called = called
 
     def evaluate(self, examples):
-        """Return name -> value of a batch, in test mode; the next one may overwrite the arrays."""
+        """Return name -> value for a batch; the next batch may overwrite the arrays."""
         return self.values_of(examples)
 
     def values(self, arrays, n_graphs=None):
@@ -73,7 +74,7 @@ class _Captured:
     _has_trainer = False
 
     def _results(self, called):
-        """Yield name -> value for each batch; the next one may overwrite the arrays."""
+        """Yield name -> value for each batch; the next batch may overwrite the arrays."""
         if self.eval_hook:
             self.eval_hook(self)
         iterator, target = self._iterators['main'], self._targets['main']
@@ -92,7 +93,7 @@ class _Captured:
             chainer.no_backprop_mode(),
         ):
             evaluation = self._evaluation
-            evaluation.watched = None  # other code has run since
+            evaluation.watched = None  # other code has run since the last evaluation
             while True:
                 is_known = evaluation.watched is not None
                 try:
@@ -104,11 +105,11 @@ class _Captured:
                 yield evaluation.evaluate(examples)
 
     def __call__(self, trainer=None):
-        self._has_trainer = trainer is not None  # which says when the training ends
+        self._has_trainer = trainer is not None  # a Trainer calls `finalize` at the end
         return super().__call__(trainer)
 
     def __reduce_ex__(self, protocol):
-        """A copy is of the class that this had, and captured at its first call."""
+        """Copy as an evaluator of the original class, which is captured at its first call."""
         own = '_evaluation', '_parts', '_has_trainer'
         state = {name: value for name, value in vars(self).items() if name not in own}
         return object.__new__, (type(self).__bases__[1],), state
@@ -133,7 +134,7 @@ class _CapturedReports(_Captured):
 
 
 class _CapturedOutputs(_Captured):
-    """Copies what was predicted to the host once, at the end."""
+    """Evaluation by metrics of all predictions, which are copied to the host once, at the end."""
 
     metrics_fun: dict[str, Callable]
 
@@ -149,14 +150,14 @@ class _CapturedOutputs(_Captured):
 
 
 def _on_host(arrays):
-    """Return all elements of arrays on one device, one after the other, in a NumPy array."""
+    """Return the elements of several arrays on one device, concatenated in a NumPy array."""
     xp = chainer.backend.get_array_module(*arrays)
     return cuda.to_cpu(xp.concatenate([array.ravel() for array in arrays]))
 
 
 @functools.lru_cache(maxsize=None)
 def _captured_form(kind):
-    """Return the captured form of a class; None: it has none, as a subclass may override a lot."""
+    """Return the captured form of a class, or None, as for subclasses, which may override a lot."""
     loop = None
     if kind is Evaluator:
         loop = _CapturedReports
@@ -166,7 +167,7 @@ def _captured_form(kind):
 
 
 def capture_evaluator(evaluator: Evaluator) -> None:
-    """Swap an evaluator that can be captured, as `sparsify` swaps links; leave any other."""
+    """Change the class of an evaluator to its captured form, if it can be captured."""
     captured = _captured_form(type(evaluator))
     if (
         captured is not None

@@ -1,6 +1,7 @@
 """Predictions for many molecules, each batch one launch of a CUDA graph.
 
-`captured_predict` is public; `replayed` is the loop of ``predict`` of Chainer Chemistry's models.
+`captured_predict` is public. `replayed` replaces the loop in ``predict`` of Chainer Chemistry's
+models.
 """
 
 import collections
@@ -28,14 +29,16 @@ from chainer_bspmm.training.prediction import Predictor
 from chainer_bspmm.training.program import StepDiffers
 
 BATCH_SIZE = 1024
-MIN_BATCHES = 32  # of `predict`: fewer are not worth a capture and its checks
+MIN_BATCHES = 32  # fewer batches of `predict` are not worth a capture and its checks
 
 
 class Predictions(NamedTuple):
     """Predictions of a batch.
 
-    index: (n,) int64, positions in the input. values: (n, ...), their predictions. failures: list
-    of Failure, the SMILES found since the last batch that could not be used.
+    Attributes:
+        index: (n,) int64, positions in the input.
+        values: (n, ...), the predictions for these positions.
+        failures: list of Failure, the SMILES since the last batch that could not be used.
     """
 
     index: numpy.ndarray
@@ -43,12 +46,12 @@ class Predictions(NamedTuple):
     failures: list
 
 
-# What is predicted at once; index and failures as above, examples is None if there are none.
+# A batch to be predicted; `index` and `failures` as above. Without molecules `examples` is None.
 _Batch = collections.namedtuple('_Batch', 'index examples failures')
 
 
 def _of_data_set(data, batch_size):
-    """Yield batches of a data set: slices of a sparse one, lists of examples of any other."""
+    """Yield batches of a data set: slices if it is sparse, otherwise lists of examples."""
     sparse = selection(data)
     for first in range(0, len(data), batch_size):
         last = min(first + batch_size, len(data))
@@ -58,18 +61,20 @@ def _of_data_set(data, batch_size):
 
 
 def _until_error(items, errors):
-    """Yield the items of an iterable until it ends or raises, what is added to a list."""
+    """Yield the items of an iterable; if it raises, add the exception to `errors` and end."""
     try:
-        for item in items:  # not `yield from`, which would close a generator of the caller's
+        for item in items:  # `yield from` would close a generator that belongs to the caller
             yield item
     except Exception as error:
         errors.append(error)
 
 
 def _of_smiles(smiles, preprocessor, batch_size, n_processes):
-    """Yield batches of the molecules of SMILES, all but the last of them full."""
-    # As many failures as fill a batch are yielded alone. An error that `smiles` raises comes after
-    # the last batch of the molecules before it.
+    """Yield batches of the molecules of SMILES; all batches but the last are full.
+
+    When there are as many failures as fill a batch, they are yielded without molecules. An error
+    that `smiles` raises is raised after the last batch of the molecules before it.
+    """
     errors: list[Exception] = []
     smiles = _until_error(smiles, errors)
     parts = []
@@ -77,7 +82,7 @@ def _of_smiles(smiles, preprocessor, batch_size, n_processes):
     failures = []
     with contextlib.closing(parse(smiles, preprocessor, n_processes, for_models=True)) as chunks:
         for part, _, new, failed in chunks:
-            parts += [part] * bool(new.size)  # an endless stream of failures does not pile up
+            parts += [part] * bool(new.size)  # without molecules nothing is kept, however often
             kept = numpy.concatenate([kept, new])
             failures += failed
             n_full = kept.size // batch_size * batch_size
@@ -100,14 +105,14 @@ def _of_smiles(smiles, preprocessor, batch_size, n_processes):
 
 
 def _composed(model, predict, postprocess_fn):
-    """Return the function (atoms, adj, ...) -> predictions, a row for each molecule."""
+    """Return a function of (atoms, adj, ...) that returns predictions, a row for each molecule."""
     if predict is None:
         predict = getattr(model, 'predictor', model)
         if postprocess_fn is None and isinstance(model, Classifier):
             postprocess_fn = chainer.functions.softmax
     if postprocess_fn is None:
         return predict
-    # Guards follow partial objects.
+    # It is a partial object, because guards follow these.
     return functools.partial(_postprocessed, postprocess_fn, predict)
 
 
@@ -116,7 +121,10 @@ def _postprocessed(postprocess_fn, predict, *inputs):
 
 
 def _launched(predictor, batches):
-    """Yield (batch, what waits for its values) after the next one was launched, or has failed."""
+    """Yield (batch, its values on their way to the host), once the next batch is launched.
+
+    If the next batch fails, the last one is yielded before the error.
+    """
     last = []
     try:
         for batch in batches:
@@ -130,14 +138,14 @@ def _launched(predictor, batches):
 
 
 def _stream(predictor, batches, total):
-    """Yield `Predictions`."""
+    """Yield `Predictions`; at the end warn of failures."""
     first_failure = None
     n_failures = 0
     n_seen = 0
-    # Of the values, until there are some.
+    # Shape and dtype of values without rows, as long as no molecule was predicted.
     shape = ()
     dtype = numpy.float32
-    # The graphs are freed even if the caller stops in the middle, before garbage collection.
+    # If the caller stops in the middle, the graphs are freed at once, not by garbage collection.
     with (
         contextlib.closing(batches),
         contextlib.closing(predictor),
@@ -174,65 +182,70 @@ def captured_predict(
     n_inputs: int | None = None,
     n_processes: int | None = None,
 ) -> Generator[Predictions, None, None]:
-    """Predict for many molecules with a model in test mode, batch by batch as they are ready.
+    """Predict for many molecules with a model in test mode, and yield batches as they are ready.
 
     On a GPU the first batch of a form (number of molecules, and one of a few buffer sizes) is
-    predicted eagerly, the second is captured in a CUDA graph, all others replay it. While the GPU
-    works on a batch, the one before it is yielded. On the CPU batches are predicted one by one.
+    predicted eagerly, the second is captured in a CUDA graph, and all others replay it. While the
+    GPU works on a batch, the one before it is yielded. On a CPU batches are predicted one by one.
 
         for index, values, failures in captured_predict(model, smiles, method='rsgcn'):
             ...  # values[i] belongs to smiles[index[i]]
 
-    What cannot be captured is predicted eagerly, with one warning that names the cause. Replays are
-    compared with eager predictions as `GraphUpdater` compares steps.
+    If a model cannot be captured, it predicts eagerly, with one warning that names the cause. Some
+    replays are compared with eager predictions, as `GraphUpdater` compares steps.
 
     Args:
-        model (chainer.Link): on its device, such as a Regressor or Classifier of Chainer Chemistry.
+        model (chainer.Link): a model on its device, such as a Regressor or Classifier of Chainer
+            Chemistry.
         data: a data set that the converter takes, a `SparseDataset` or a `DeviceDataset` (of which
-            only the indices of the molecules are sent); with ``method`` an iterable of SMILES
+            only the indices of the molecules are sent). With ``method`` an iterable of SMILES
             (str), which is read a little ahead of the predictions, and may be infinite.
-        device (device specifier): that of the model; None means the same.
-        batch_size (int): molecules of a batch; the last one is smaller.
-        method (MolPreprocessor or str): how to parse SMILES, as in `dataset.from_smiles`: that of
-            the training data. Molecules parsed for another may fit, with wrong predictions.
+        device (device specifier): must be the model's device; None means the same.
+        batch_size (int): molecules of a batch; the last batch may be smaller.
+        method (MolPreprocessor or str): preprocessor for SMILES, as in `dataset.from_smiles`. It
+            must be the one of the training data: molecules that were parsed for another method may
+            fit the model, but the predictions are wrong.
         predict (callable): (atoms, adj, ...) -> Variable or array with a row for each molecule;
-            None means ``model.predictor``, or the model if it has none. What it reads from
-            Python and is not watched (see `guards.Guards`) must not change.
-        postprocess_fn (callable): applied to what ``predict`` returns. If both are None, it is
+            None means ``model.predictor``, or the model if it has none. Values that it reads from
+            Python and that are not watched (see `guards.Guards`) must not change.
+        postprocess_fn (callable): applied to the result of ``predict``. If both are None, it is
             softmax for a Classifier of Chainer Chemistry, as in its ``predict_proba``; models of
             several labels need ``chainer.functions.sigmoid``.
-        converter (callable): makes sparse batches. None: of the layout that the model was trained
-            with, if that is known (see `models.layout_of`), else ``chainer_bspmm.concat_mols``.
-        n_inputs (int): how many columns of a batch go to ``predict``. None means 2 for a data
-            set, atoms and adjacency, as its other columns are labels, and all for SMILES.
-        n_processes (int): how many parse SMILES; None means one per CPU, or only the calling
-            process for fewer than 1000 molecules.
+        converter (callable): makes sparse batches. None means a converter for the layout that the
+            model was trained with, if that is known (see `models.layout_of`), else
+            ``chainer_bspmm.concat_mols``.
+        n_inputs (int): number of columns of a batch that are passed to ``predict``. None means 2
+            for a data set (atoms and adjacency, because the other columns are labels), and all
+            columns for SMILES.
+        n_processes (int): number of processes that parse SMILES; None means one per CPU, or only
+            the calling process for fewer than 1000 molecules.
 
     Returns:
-        generator of Predictions: ``index``, (n,) int64, positions in ``data``, ascending over all;
-        ``values``, (n, ...) array on the host; ``failures``, list of ``Failure(position, smiles,
-        reason)``: SMILES that could not be used, each once; a warning at the end counts them.
-        Failures may come alone, with ``values`` without rows: at the end, and when there are as
-        many as fill a batch.
+        generator of Predictions: ``index``, (n,) int64, positions in ``data``, which ascend
+        through all batches; ``values``, (n, ...) array on the host; ``failures``, list of
+        ``Failure(position, smiles, reason)`` for SMILES that could not be used, each once. A
+        warning at the end counts them. Failures may come alone, with ``values`` without rows: at
+        the end, and when there are as many as fill a batch.
 
     Raises:
-        ImportError, TypeError, ValueError: of ``method``, as `dataset.from_smiles`.
-        TypeError: SMILES without ``method``, ``data`` is one string, ``model`` is no Link or was
-            not swapped by ``chainer_bspmm.sparsify``, or ``predict`` returns no array.
+        ImportError, TypeError, ValueError: for ``method``, as in `dataset.from_smiles`.
+        TypeError: there are SMILES without ``method``, ``data`` is one string, ``model`` is no Link
+            or was not swapped by ``chainer_bspmm.sparsify``, or ``predict`` returns no array.
         ValueError: the model is on another device, or ``predict`` returns another number of rows.
         StepDiffers (RuntimeError): a checked replay differs from the eager prediction, after
-            unchecked ones were yielded.
-        Exception: what reading ``data``, the converter or the model raises, after the predictions
-            for the molecules before.
+            predictions of unchecked replays were yielded.
+        Exception: any error of reading ``data``, of the converter or of the model, after the
+            predictions for the molecules before.
 
     Note:
         Results are copied to the host asynchronously. Waiting for them is the only
         synchronisation except for the checks. Between batches device, stream and configuration
-        are the caller's, who may change parameters in place, but not move them. When the generator
-        ends or is closed, it frees the graphs and their memory and ends its processes. Where
-        processes are spawned (Windows, macOS), the script needs ``if __name__ == '__main__':``.
+        are the caller's. The caller may change parameters in place, but not move them. When the
+        generator ends or is closed, it frees the graphs and their memory and ends its processes. On
+        systems that spawn processes (Windows, macOS), the script needs
+        ``if __name__ == '__main__':``.
 
-        Molecules without atoms, or with atomic numbers that Chainer Chemistry has no embedding for
+        Molecules without atoms, or with atomic numbers for which Chainer Chemistry has no embedding
         (117 and up), are failures here; `dataset.from_smiles` keeps them.
     """
     batch_size = check.count('batch_size', batch_size, 1)
@@ -260,7 +273,7 @@ def captured_predict(
         batches = _of_data_set(data, batch_size)
         n_inputs = 2 if n_inputs is None else n_inputs
     if converter is None:
-        layout = layout_of(model)  # of its training, with padded_to
+        layout = layout_of(model)  # (layout, padded_to) of its training, or None
         converter = concat_mols if layout is None else CSRConverter(*layout)
     predictor = Predictor(
         model, _composed(model, predict, postprocess_fn), converter, n_inputs, data
@@ -278,9 +291,11 @@ def replayed(
     preprocess_fn: Callable | None = None,
     postprocess_fn: Callable | None = None,
 ) -> numpy.ndarray | None:
-    """Return the result of ``BaseForwardModel._forward``; None: upstream's loop has to make it."""
-    # It has to where there is no GPU, there are few batches, the model is not swapped, functions
-    # or inputs are asked for on the way, or there is no row for each molecule.
+    """Return the result of ``BaseForwardModel._forward``, or None to let upstream's loop run.
+
+    Upstream's loop is needed without a GPU, for few batches, for a model that is not swapped, for
+    `preprocess_fn` and `retain_inputs`, and if the result does not have a row for each molecule.
+    """
     if (
         not is_on_gpu(model.device)
         or chainer.config.train
@@ -293,14 +308,14 @@ def replayed(
     with contextlib.suppress(sparse_form.CannotKeep, TypeError, ValueError):
         sparse_form.columns_of(sparse_form.base_of(data))
         molecules = sparse_form.converted(data)
-        if sparse_form.suits(converter, molecules):  # otherwise batches would be others
+        if sparse_form.suits(converter, molecules):  # otherwise batches would differ
             data = SparseDataset(molecules)
     predictor = Predictor(model, _composed(model, fn, postprocess_fn), converter, None, data)
     predictor.who = 'predict runs'
     batches = _of_data_set(data, batchsize)
     try:
         return numpy.concatenate([values.wait() for _, values in _launched(predictor, batches)])
-    except (StepDiffers, TypeError, ValueError):  # upstream's loop raises what is a user's error
+    except (StepDiffers, TypeError, ValueError):  # upstream's loop will raise it if it is a user's
         return None
     finally:
         predictor.close()

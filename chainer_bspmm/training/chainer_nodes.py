@@ -1,22 +1,23 @@
 """Chainer's own nodes during a step that a CUDA graph may capture.
 
-The import of this module gives their classes methods that ask for a step first (`under_way`).
-Outside of one, in threads without one, and for arrays on the host Chainer's run. Why each exists:
+The import of this module gives their classes methods that look for a current step first
+(`under_way`). Without one, in threads without one, and for arrays on the host Chainer's own methods
+run. The reasons for each replacement:
 
-* ``LinearFunction``, its two gradient nodes, ``MatMul``: CuPy refuses cuBLAS during capture; the
-  step brings its own handle. Their gradients are such nodes again, except that of a product with a
-  vector (chainer.functions.tensordot).
-* ``Dropout``: CuPy refuses cuRAND too, and a replay would repeat its numbers; the step has a
+* ``LinearFunction``, its two gradient nodes, ``MatMul``: CuPy refuses cuBLAS during capture, so the
+  step has a separate handle. The gradients are such nodes again, except for products with a vector
+  (chainer.functions.tensordot).
+* ``Dropout``: CuPy refuses cuRAND, too, and a replay would repeat its numbers. The step has a
   generator that reads the number of the step on the device.
 * ``Concat``, ``Stack``: CuPy sends a table from the host for more than eight arrays.
-* ``Sum``: CuPy is slow at sums over rows, which bias gradients are.
+* ``Sum``: CuPy is slow at sums over rows, such as gradients of biases.
 * ``SigmoidCrossEntropy``, ``BinaryAccuracy``, ``MeanSquaredError``, ``MeanAbsoluteError``, Chainer
-  Chemistry's two of these names and its ``StandardScaler``: one launch, which for a loss also gives
-  its gradient and the accuracy; theirs are up to 16. Chainer's also call cuBLAS; Chainer
-  Chemistry's assign by a mask, for which CuPy asks the device how many values it has, as do both
-  ``r2_score``.
+  Chemistry's nodes of the last two names, and its ``StandardScaler``: each is one launch instead of
+  up to 16, which for a loss also gives its gradient and the accuracy. Chainer's own also call
+  cuBLAS. Chainer Chemistry's assign by a mask, for which CuPy asks the device for a count, and so
+  do both ``r2_score``.
 * ``Accuracy`` with a label to ignore, ``SoftmaxCrossEntropy`` without normalisation and its
-  gradient without reduction: they send a constant from the host.
+  gradient without reduction: Chainer's own send a constant from the host.
 """
 
 import collections
@@ -33,7 +34,7 @@ from chainer_chemistry.links.scaler.standard_scaler import format_x
 
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda.step import Step
-from chainer_bspmm.cuda.step import under_way  # noqa: F401  with the nodes below
+from chainer_bspmm.cuda.step import under_way  # noqa: F401  imported from here, with the nodes
 from chainer_bspmm.ops import elementwise
 from chainer_bspmm.ops.dropout import step_dropout
 from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forward, layer_of
@@ -44,7 +45,7 @@ from chainer_bspmm.ops.standardize import standardize
 
 def _linear(node, step: Step, inputs):
     x, W, *b = inputs
-    node._config_use_ideep = chainer.config.use_ideep  # its backward reads this
+    node._config_use_ideep = chainer.config.use_ideep  # Chainer's backward method reads it
     params = dict(zip(('W_self', 'b_self'), (W, *b)))
     layer = _layer_of(x, params)
     if layer is not None:
@@ -58,14 +59,14 @@ def _linear(node, step: Step, inputs):
 
 
 def _linear_backward(node, step: Step, indexes, grad_outputs):
-    """All gradients by one launch, where they are not differentiated again."""
+    """Compute all gradients in one launch, unless they will be differentiated again."""
     if chainer.config.enable_backprop:
         return None
     x, W = (variable.array for variable in node.get_retained_inputs())
     gy = grad_outputs[0].array
     params = {'W_self': W}
     if 2 in indexes:
-        params['b_self'] = W[:, 0]  # of its size; a bias is not read
+        params['b_self'] = W[:, 0]  # an array of the bias's size, which is not read
     layer = _layer_of(x, params)
     if layer is None:
         return None
@@ -75,7 +76,7 @@ def _linear_backward(node, step: Step, indexes, grad_outputs):
 
 
 def _layer_of(x, params):
-    """Describe a linear layer that is one launch; None: it is a product of matrices."""
+    """Return the `Layer` of a linear layer that is one launch, or None if it takes products."""
     if any(array.dtype != x.dtype for array in params.values()):
         return None
     return layer_of(x, params, 0, False, 'identity')
@@ -114,7 +115,7 @@ def _matmul(node, step: Step, inputs):
 def _sum(node, step: Step, inputs):
     (x,) = inputs
     if x.ndim == 2 and node.axis == (0,) and not node.keepdims and x.dtype.kind == 'f':
-        return (row_sum(x),)  # the gradient of a bias
+        return (row_sum(x),)  # this is how Chainer computes the gradient of a bias
     return (utils.force_array(x.sum(axis=node.axis, keepdims=node.keepdims)),)
 
 
@@ -130,7 +131,7 @@ def _stack(node, step: Step, inputs):
 
 
 def _joined(inputs, axis):
-    """Join arrays along any axis: as the columns of one row for each index before it."""
+    """Join arrays along any axis, as columns of matrices with a row for each index before it."""
     shape = inputs[0].shape
     lead = shape[:axis]
     length = sum(x.shape[axis] for x in inputs)
@@ -140,12 +141,13 @@ def _joined(inputs, axis):
     return elementwise.concat(rows, axis=1).reshape(lead + (length,) + tail)
 
 
-# A loss of a step: its kind, arrays, divisor, and whether NaN is ignored; what came along with it.
+# A loss of a step: its kind, arrays, divisor, whether NaN is ignored, and the accuracy and gradient
+# from the same launch, or None.
 _Loss = collections.namedtuple('_Loss', 'kind x t divisor ignore_nan accuracy gx')
 
 
 def _loss(step: Step, kind, x, t, divisor, ignore_nan=False):
-    """Return a loss and its divisor; keep what came along with it, for the same array objects."""
+    """Return a loss and its divisor; keep its accuracy and gradient, for the same array objects."""
     loss, count, *along = training_loss(
         kind, x, t, divisor, ignore_nan, chainer.config.enable_backprop
     )
@@ -156,11 +158,11 @@ def _loss(step: Step, kind, x, t, divisor, ignore_nan=False):
 
 def _loss_grad(step: Step, kind, x, t, gy, divisor, ignore_nan=False):
     if step.one is not None and step.one.is_seed(gy):
-        key = kind, ignore_nan, type(divisor)  # counted or not
+        key = kind, ignore_nan, type(divisor)  # the type tells whether the divisor was counted
         for place, loss in enumerate(step.losses):
             if loss.x is x and loss.t is t and loss.gx is not None:
                 if (loss.kind, loss.ignore_nan, type(loss.divisor)) == key:
-                    del step.losses[place]  # the caller may write to the array
+                    del step.losses[place]  # used only once, because the caller may write to it
                     return loss.gx
     return mean_loss_backward(kind, x, t, gy, divisor, ignore_nan)
 
@@ -175,7 +177,7 @@ def _mean_error(kind, node, step: Step, inputs):
 def _mean_error_backward(kind, node, step: Step, indexes, grad_outputs):
     x, t = (variable.array for variable in node.get_retained_inputs())
     if chainer.config.enable_backprop:
-        node.diff = x - t  # Chainer's MeanAbsoluteError keeps it
+        node.diff = x - t  # backward of Chainer's MeanAbsoluteError reads it
         return None
     gy = grad_outputs[0].array
     ignore_nan = getattr(node, 'ignore_nan', False)
@@ -196,11 +198,11 @@ def _sigmoid_cross_entropy(node, step: Step, inputs):
 
 
 def _sigmoid_cross_entropy_grad(node, step: Step, inputs):
-    if node.ignore_mask is not None:  # Chainer's forward came before
+    if node.ignore_mask is not None:  # the loss was computed by Chainer's own method
         return None
     node.retain_inputs((0, 1))
     if chainer.config.enable_backprop:
-        node.ignore_mask = node.t != -1  # its gradient reads it
+        node.ignore_mask = node.t != -1  # the gradient of this gradient reads it
     x, gy = inputs
     return (_loss_grad(step, 'SIGMOID_CROSS_ENTROPY', x, node.t, gy, node.count),)
 
@@ -251,7 +253,8 @@ def _accuracy(node, step: Step, inputs):
 
 def _softmax_cross_entropy(node, step: Step, inputs):
     x, t = inputs
-    if node.normalize or node.reduce != 'mean' or x.shape == t.shape:  # the latter: soft targets
+    # If the shapes are equal, targets are soft.
+    if node.normalize or node.reduce != 'mean' or x.shape == t.shape:
         return None
     node.reduce = 'no'
     try:
@@ -259,7 +262,7 @@ def _softmax_cross_entropy(node, step: Step, inputs):
     finally:
         node.reduce = 'mean'
     dtype = numpy.promote_types(x.dtype, numpy.float32)
-    # An array, as upstream has it: the kernel of the gradient takes its type from it.
+    # The coefficient must be an array, as in Chainer, because the gradient's kernel uses its dtype.
     node._coeff = chainer.backend.get_array_module(x).full((), 1 / max(1, len(x)), dtype)
     return (utils.force_array(losses.sum(dtype=dtype) * node._coeff, x.dtype),)
 
@@ -274,7 +277,7 @@ def _softmax_cross_entropy_grad(node, step: Step, inputs):
 
 def _standardize(inverse, scaler, step: Step, x, axis=1):
     if scaler.mean is None:
-        return None  # which raises
+        return None  # Chainer Chemistry's own method raises its error
     is_array = not isinstance(x, chainer.Variable)
     to_2d = ShapeTransformerTo2D(axis=axis)
     x = to_2d.transform(format_x(x))
@@ -284,7 +287,7 @@ def _standardize(inverse, scaler, step: Step, x, axis=1):
 
 
 def _mean_and_deviation(scaler, n_features):
-    """Return the means and deviations to scale by; 0 and 1 for features that are not scaled."""
+    """Return means and deviations for all features: 0 and 1 for features that are not scaled."""
     if scaler.indices is None:
         return scaler.mean, scaler.std
     xp = scaler.xp
@@ -294,8 +297,8 @@ def _mean_and_deviation(scaler, n_features):
     return means, deviations
 
 
-# Method -> what takes its place: a function of the same arguments, with the step after the object.
-# It returns None where Chainer's own does without what cannot be captured, and is to run.
+# Method -> its replacement in a step: a function of the same arguments, with the step as second
+# argument. It returns None to let Chainer's own method run, where that can be captured.
 IN_STEP = {
     'chainer.functions.connection.linear.LinearFunction.forward': _linear,
     'chainer.functions.connection.linear.LinearFunction.backward': _linear_backward,
@@ -337,7 +340,8 @@ for _class, _error in {
     IN_STEP[_class + '.forward'] = functools.partial(_mean_error, _error)
     IN_STEP[_class + '.backward'] = functools.partial(_mean_error_backward, _error)
 
-# By method, the array that shows whether a call is part of the step.
+# Name of a method -> function of the same arguments that returns the array whose device shows
+# whether the call is part of the step.
 _ARRAY = {
     'forward': lambda node, inputs: inputs[0],
     'backward': lambda node, indexes, grad_outputs: grad_outputs[0].array,

@@ -1,4 +1,4 @@
-"""`check_rows`: does a loss take the rows of a sparse batch for molecules?"""
+"""`check_rows`: check that a loss does not take the rows of a sparse batch for molecules."""
 
 import contextlib
 import threading
@@ -21,17 +21,19 @@ from chainer_bspmm.training.work import spare_tolerance
 from chainer_bspmm.compat.user_code import is_user_code
 
 PAGE = 'docs/migration.md, "A Chain of your own"'
-SAME = 1e-6  # relative: of one batch with other contents in rows that belong to no molecule
-_TYPES = Regressor, Classifier, GraphConvPredictor  # whose losses need no check
+# Relative error up to which results count as equal if only the contents of spare rows differ.
+SAME = 1e-6
+_TYPES = Regressor, Classifier, GraphConvPredictor  # Chainer Chemistry's, whose losses are known
 
 
 class RowsCheck(NamedTuple):
-    """What `check_rows` found.
+    """Result of `check_rows`.
 
     Attributes:
-        is_right (bool or None): whether rows that belong to no molecule change nothing; None: that
-            cannot be told.
-        text (str): what they change and the likely cause, or why that cannot be told.
+        is_right (bool or None): whether rows that belong to no molecule change nothing; None if
+            that cannot be told.
+        text (str): the value that they change and the likely cause, or the reason why that cannot
+            be told.
     """
 
     is_right: bool | None
@@ -39,17 +41,18 @@ class RowsCheck(NamedTuple):
 
 
 class _CannotTell(Exception):
-    """The reason, for the user."""
+    """The check has no result; the message is the reason, for the user."""
 
 
-# Optimizers whose first step was checked. A mark of their own would be pickled with them.
+# Optimizers whose first step was checked. A mark on the optimizer would be pickled with it.
 _checked: weakref.WeakSet = weakref.WeakSet()
-# Threads inside of a check: its runs of a loss may do steps of other optimizers.
+# It has an attribute in threads that are inside of a check, whose runs of a loss may do steps of
+# other optimizers.
 _checking = threading.local()
 
 
 def is_checked(optimizer: chainer.Optimizer) -> bool:
-    """Return whether :func:`check_first_step` has seen a step of the optimizer."""
+    """Return whether :func:`check_first_step` was called for a step of the optimizer."""
     return optimizer in _checked
 
 
@@ -60,10 +63,10 @@ def check_first_step(
     kwargs: Any,
     around: Callable = contextlib.nullcontext,
 ) -> RowsCheck:
-    """Do :func:`check_rows` of a step that was done, if it was the first of an optimizer.
+    """Call :func:`check_rows` after a step, if it was the first step of an optimizer.
 
-    `text` is what is to be said: nothing where all is well, and where the model is Chainer
-    Chemistry's and it cannot be told.
+    The `text` of the result is the warning for the user. It is empty if all is well, and if there
+    is no result for a model of Chainer Chemistry without a user's code.
     """
     if vars(_checking) or is_checked(optimizer):
         return RowsCheck(None)
@@ -101,23 +104,25 @@ def check_rows(
     kwargs: Any,
     around: Callable = contextlib.nullcontext,
 ) -> RowsCheck:
-    """Run a loss on a batch, and on the batch with as many rows again that belong to no molecule.
+    """Run a loss on a batch, and on the batch with twice as many rows; the new ones are spare.
 
-    These rows must not change the loss, what is reported, or gradients, beyond rounding. All runs
-    are in test mode, and undone: what `reach.Reach` finds, arrays, gradients and random numbers are
-    put back, and no parameter is made. A difference leads to a few runs more, to name the cause.
+    Spare rows belong to no molecule, so they must not change the loss, reported values or
+    gradients, beyond rounding. All runs are in test mode, and undone: the Python state that
+    `reach.Reach` finds, arrays, gradients and random numbers are put back, and no parameter is
+    made. If there is a difference, a few more runs find the cause.
 
     Args:
-        target (chainer.Link): whose parameters are trained; all that a step needs are made.
+        target (chainer.Link): the link whose parameters are trained; all parameters that a step
+            needs must have been made.
         function (callable): returns the loss.
         args, kwargs (tuple, dict): its arguments, with one BatchedCSR or more. Arrays with as many
-            rows as one of them get the spare rows. Padded batches, which have upstream's shapes,
-            need none.
+            rows as one of these matrices get spare rows, too. Padded batches need no check, because
+            they have upstream's shapes.
         around (callable): returns a context manager, inside of which the loss is run.
 
     Returns:
-        RowsCheck: `is_right` is None if a run would take something from Python that cannot be put
-        back, or fails, or if the loss is random.
+        RowsCheck: `is_right` is None if a run would change something in Python that cannot be put
+        back, if a run fails, or if the loss is random.
     """
     batches = list(_batches((args, kwargs)))
     batches = [adj for adj in batches if adj.layout != 'padded']
@@ -129,7 +134,7 @@ def check_rows(
         return RowsCheck(None, str(error))
     except ParameterMissing:
         return RowsCheck(None, 'it makes a parameter that the first step has not made')
-    except Exception as error:  # the training is right, whatever a user's objects do when looked at
+    except Exception as error:  # a user's objects may raise anything here; the training continues
         return RowsCheck(None, 'the check fails with %s' % _described(error))
 
 
@@ -144,7 +149,7 @@ class _Check:
         self._reach = Reach(target, function, *_hooks_of_user(target))
 
     def result(self):
-        """Return the `RowsCheck`."""
+        """Run the check and return its `RowsCheck`."""
         if self._reach.cannot:
             raise _CannotTell('it would ' + self._reach.cannot[0])
         if any(adj.n_graphs in self._row_counts() for adj in self._batches):
@@ -155,7 +160,7 @@ class _Check:
             raise
         except Exception as error:
             raise _CannotTell('in test mode it fails with %s' % _described(error)) from error
-        if not numpy.isfinite(first[LOSS]):  # nor is it with other rows
+        if not numpy.isfinite(first[LOSS]):  # then it would not be finite with spare rows either
             return RowsCheck(True)
         try:
             spare = self._run(has_spare=True)
@@ -198,7 +203,7 @@ class _Check:
         )
 
     def _cause(self, name, spare):
-        """Return a sentence about the likely cause: how many rows there are, or what they hold."""
+        """Return a sentence about the likely cause: the number of rows, or their contents."""
         try:
             other = self._run(has_spare=True, is_filled=True)
             error = errors(other, spare, self._dtype).get(name, numpy.inf)
@@ -228,8 +233,9 @@ class _Check:
     def _run(self, has_spare=False, is_filled=False, is_twice=False, factor=None):
         """Return the outcome on the batch.
 
-        has_spare: with rows of zeros; is_filled: these are the rows again. is_twice: the outcome of
-        a second run, which draws the next random numbers. factor: of parameters.
+        With `has_spare` the batch has spare rows of zeros, with `is_filled` they are copies of its
+        rows. With `is_twice` the outcome is from a second run, which draws other random numbers.
+        Parameters are multiplied by `factor`.
         """
         arguments = self._arguments
         if has_spare:
@@ -248,7 +254,7 @@ class _Check:
             return self._outcome(*arguments)
 
     def _outcome(self, args, kwargs):
-        for link in self._reach.links.values():  # others' gradients would be added up
+        for link in self._reach.links.values():  # not only the target's, because gradients add up
             for param in link.params(include_uninit=False):
                 param.cleargrad()
         with self._around():
@@ -263,7 +269,7 @@ def _described(error):
 
 
 def _hooks_of_user(target):
-    """Return the hooks that run with the loss: those that only look at it do not."""
+    """Return a user's hooks that run with the loss; hooks that only observe it are left out."""
     places = [chainer.get_function_hooks(), chainer._get_link_hooks()]
     places += [link._local_link_hooks or {} for link in target.links()]
     return [
@@ -283,7 +289,7 @@ def _batches(value):
 
 
 def _with_spare_rows(value, row_counts, is_filled):
-    """Return the arguments of a loss with as many rows again, which belong to no molecule."""
+    """Return the arguments of a loss with twice as many rows; the new ones are spare."""
     if isinstance(value, BatchedCSR):
         return value if value.layout == 'padded' else _more_rows(value)
     if isinstance(value, chainer.Variable):
@@ -320,7 +326,7 @@ def _more_rows(adj):
 
 
 def _extended(array, more):
-    """Return an array with more rows: these, or as many zeros."""
+    """Return an array with more rows appended: `more` is an array, or a number of rows of zeros."""
     xp = chainer.backend.get_array_module(array)
     if isinstance(more, int):
         more = xp.zeros((more,) + array.shape[1:], array.dtype)

@@ -1,4 +1,4 @@
-"""`check_swap`: does a swapped model give the loss and gradients that it gave before the swap?"""
+"""`check_swap`: check that a swapped model gives the loss and gradients of the dense model."""
 
 import contextlib
 import copy
@@ -19,21 +19,21 @@ from chainer_bspmm.sparse.build import to_host
 from chainer_bspmm.training.outcome import beyond_rounding, errors, in_short, LOSS, outcome
 
 MAX_EXAMPLES = 32
-MAX_ENTRIES = 2**18  # of the dense adjacency of a batch
-# Relative differences. Where the model runs in float64 rounding is far below; what casts to float32
-# inside of it is not.
+MAX_ENTRIES = 2**18  # most entries of the dense adjacency of a batch
+# Largest relative differences, by the dtype of the run. In float64 rounding is far below, except in
+# models that cast to float32 inside.
 TOLERANCE = {'float64': 1e-4, 'float32': 1e-3}
 PAGE = 'docs/migration.md, "A Chain of your own"'
 
 
 class SwapCheck(NamedTuple):
-    """What `check_swap` found.
+    """Result of `check_swap`.
 
     Attributes:
-        equal (bool or None): whether loss, gradients and what is reported are those of the dense
-            model; None: that is not known.
-        text (str): by how much they differ and the likely cause, or why that is not known.
-        loss, dense_loss (float or None): of the molecules that were compared.
+        equal (bool or None): whether loss, gradients and reported values equal the dense model's;
+            None if that is not known.
+        text (str): the difference and its likely cause, or the reason why it is not known.
+        loss, dense_loss (float or None): losses of the molecules that were compared.
     """
 
     equal: bool | None
@@ -43,7 +43,7 @@ class SwapCheck(NamedTuple):
 
 
 class _CannotTell(Exception):
-    """The reason, for the user."""
+    """The check has no result; the message is the reason, for the user."""
 
 
 def check_swap(
@@ -52,36 +52,37 @@ def check_swap(
     converter: Callable = concat_mols,
     loss_func: Callable | None = None,
 ) -> SwapCheck:
-    """Compare a swapped model with the dense one: loss, gradients, and what is reported.
+    """Compare a swapped model with the dense one: loss, gradients and reported values.
 
-    Up to 32 examples, fewer of large molecules, go through copies of the model on the host, swapped
-    and dense, with the same parameters, in test mode (no dropout), in float64 if the model can.
+    A swapped and a dense copy of the model, with the same parameters, run on the host on up to 32
+    examples, fewer if molecules are large. They run in test mode (no dropout), and in float64 if
+    the model can.
 
         print(check_swap(model, train[:32]).text or 'equal')
 
     Args:
-        model (chainer.Link): what is trained, such as a Regressor or a Chain of your own: it
-            returns the loss of a batch, unless ``loss_func`` does. On any device.
+        model (chainer.Link): the link that is trained, such as a Regressor or a Chain of your own,
+            on any device. It returns the loss of a batch, unless ``loss_func`` does.
         examples (sequence): a batch of the training set, dense or sparse.
-        converter (callable): that of the training.
-        loss_func (callable or None): as an updater has it; None means the model.
+        converter (callable): the converter of the training.
+        loss_func (callable or None): as for an updater; None means the model.
 
     Returns:
-        SwapCheck: ``equal`` is None for converters other than `CSRConverter`, packed batches
-        (which are not upstream's, on purpose), models that cannot be copied, without a dense form,
-        or that the dense batch does not fit, losses that are not finite, and losses whose random
-        numbers depend on the rows.
+        SwapCheck: ``equal`` is None for converters other than `CSRConverter`; for packed batches,
+        whose results differ from upstream's on purpose; for models that cannot be copied, have no
+        dense form, or do not fit the dense batch; for losses that are not finite; and for losses
+        whose random numbers depend on the rows.
 
     Note:
         Attributes and parameters of the model, gradients, and the random numbers of NumPy and
-        Python stay as they are. What else a user's code changes, such as globals, is changed by
-        every run: two, and up to eight where something differs.
+        Python stay as they are. Other state that a user's code changes, such as globals, is changed
+        by every run. There are two runs, and up to eight if results differ.
     """
     if not isinstance(model, chainer.Link):
         raise TypeError('model: expected a chainer.Link, got %s' % type(model).__name__)
     try:
         return _compared(model, examples, converter, loss_func or model)
-    except Exception as error:  # the training raises what is wrong
+    except Exception as error:  # the training itself will raise the error
         return SwapCheck(None, str(error) if isinstance(error, _CannotTell) else repr(error))
 
 
@@ -125,7 +126,7 @@ def _compared(model, examples, converter, function):
             '(molecules, atoms, channels); use the readouts of Chainer Chemistry or '
             'chainer_bspmm.functions.segment_sum'
         )
-        # Which would give up padded_to, and so change all numbers.
+        # With padded_to, 'padded' is no advice: it would give up padded_to and change all results.
         cause += '.' if padded_to is not None else ", or CSRConverter('padded')."
     else:
         cause = (
@@ -148,12 +149,12 @@ def _both_ways(model, function, batch, dense_batch):
             return run, run(batch), run(dense_batch, is_dense=True)
         except Exception as error:
             failure = error
-    # What the swapped model raises the training raises as well, with its traceback.
+    # An error of the swapped model is raised by the training as well, with its traceback.
     raise _CannotTell('swapped or dense, it does not run on such a batch: %r' % failure)
 
 
 def _dense_example(example):
-    """Return an example with arrays on the host, the adjacency dense."""
+    """Return an example with arrays on the host, and a dense adjacency."""
     atoms, adj, *labels = map(to_host, example)
     if isinstance(adj, BatchedCSR):
         adj = adj.to_dense()[0]
@@ -163,14 +164,17 @@ def _dense_example(example):
 
 
 def _not_too_large(examples):
-    """Return the examples, smallest first, without the largest ones if dense they are too much."""
+    """Return the examples, smallest first, without the largest if they have too many dense entries.
+
+    At least two are left.
+    """
     examples = sorted(examples, key=lambda example: len(example[0]))
     fitting = [e for i, e in enumerate(examples, 1) if i * len(e[0]) ** 2 <= MAX_ENTRIES]
     return fitting if len(fitting) > 1 else examples[:2]
 
 
 def _padded(example, n):
-    """Return an example with phantom atoms up to n."""
+    """Return an example that is padded with phantom atoms to n atoms."""
     atoms, adj, *labels = example
     n_phantom = n - len(atoms)
     atoms = numpy.pad(atoms, [(0, n_phantom)] + [(0, 0)] * (atoms.ndim - 1))
@@ -186,11 +190,11 @@ class _Run:
         self._template = model
         if any(not param.is_initialized for param in model.params()):
             self._template = self._copied()
-            with _lent(model, self._template), _random_numbers_kept():  # makes them
+            with _lent(model, self._template), _random_numbers_kept():  # makes lazy parameters
                 self._outcome(self._template, batch)
 
     def __call__(self, batch, is_dense=False, factor=1, has_other_numbers=False):
-        """Return the outcome on a batch; factor: of the parameters."""
+        """Return the outcome on a batch, with parameters that are multiplied by `factor`."""
         copied = self._copied(factor)
         if is_dense:
             densify(copied)
@@ -201,7 +205,7 @@ class _Run:
             return self._outcome(copied, batch)
 
     def differences(self, actual, expected, batch):
-        """Return name -> relative error of what differs from the outcome on a batch."""
+        """Return name -> relative error for the values that differ from the outcome on a batch."""
         found = errors(actual, expected, self._dtype)
         found = {
             name: error for name, error in found.items() if not error <= TOLERANCE[self._dtype]
@@ -253,8 +257,9 @@ def _random_numbers_kept():
 
 @contextlib.contextmanager
 def _lent(model, copied):
-    """Let the links of a model have the classes and attributes of a copy's inside."""
-    # A loss function refers to the model itself, maybe from a closure or an attribute.
+    """Give the links of a model the classes and attributes of a copy's links for a while."""
+    # The copy itself cannot be passed to a loss function, which refers to the model, maybe by a
+    # closure or an attribute.
     links = list(model.links())
     before = [(link, type(link), vars(link)) for link in links]
     try:

@@ -1,4 +1,4 @@
-"""Names that code uses: variables around it, attributes and modules, read from its byte code."""
+"""Names that code uses, for variables around it, attributes and modules, read from byte code."""
 
 import dis
 import functools
@@ -10,22 +10,23 @@ _WRITES = {'STORE_GLOBAL', 'DELETE_GLOBAL'}
 _ATTRIBUTE_READS = {'LOAD_ATTR', 'LOAD_METHOD', 'LOAD_SUPER_ATTR', 'IMPORT_FROM'}
 _ATTRIBUTE_WRITES = {'STORE_ATTR', 'DELETE_ATTR'}
 
-# Who names these may use attributes whose names are made while the program runs.
+# Code with these names may use attributes whose names are only made while it runs.
 _BY_TEXT = {
     *('getattr', 'setattr', 'hasattr', 'delattr', '__getattribute__'),
     *('vars', '__dict__', 'attrgetter'),
 }
-# These lead to any variable of any module.
+# These names lead to any variable of any module.
 _TO_ANYTHING = {'globals', '__globals__', 'exec', 'eval', '__import__', 'import_module'}
 
 
 class CodeNames(NamedTuple):
     """Names that a code object uses, functions and classes within it included.
 
-    `globals` and `attributes` say of each name whether the code assigns or deletes it; names of
-    builtins are among `globals`. `modules` are imported by it: relative ones begin with dots.
-    `uses_any_attribute`: it may use attributes that it does not name.
-    `unknown` are names that lead to variables which cannot be told from the code.
+    - `globals`, `attributes`: name -> whether the code assigns or deletes it. `globals` include
+      names of builtins.
+    - `modules`: names of modules that it imports; relative ones begin with dots.
+    - `uses_any_attribute`: whether it may use attributes that it does not name.
+    - `unknown`: names by which it may reach variables that its code does not tell.
     """
 
     globals: dict[str, bool]
@@ -37,7 +38,7 @@ class CodeNames(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def code_names(code: types.CodeType) -> CodeNames:
-    """Find the names that code uses. The result is shared between calls: do not change it."""
+    """Find the names that code uses. Do not change the result: calls share it."""
     variables: dict[str, bool] = {}
     attributes: dict[str, bool] = {}
     modules = set()
@@ -53,7 +54,7 @@ def code_names(code: types.CodeType) -> CodeNames:
         elif each.opname in _ATTRIBUTE_WRITES:
             attributes[each.argval] = True
         elif each.opname == 'IMPORT_NAME':
-            # How many packages up, and what to take from the module, are loaded before it.
+            # The level of a relative import, and the names to import, were loaded before.
             modules.add('.' * instructions[i - 2].argval + each.argval)
         elif each.opname == 'MATCH_CLASS':
             matches_classes = True

@@ -1,4 +1,4 @@
-"""CUDA graphs through CuPy: a function's kernels recorded once, launched again as one."""
+"""CUDA graphs through CuPy: the kernels of a function, recorded once and launched as one."""
 
 import contextlib
 import gc
@@ -13,15 +13,15 @@ from chainer_bspmm.cuda import kernels
 
 
 class CannotCapture(Exception):
-    """Something cannot be replayed; the message says why, and where the cause is."""
+    """Error: something cannot be captured or replayed; the message has the cause and its place."""
 
 
 class HostCopyError(RuntimeError):
-    """Host data was copied to the device during capture; a replay would not see new data."""
+    """Error: host data was copied to the device in a capture; a replay would not see new data."""
 
 
 def using(device):
-    """Do what ``chainer.using_device`` does, faster if it is current; None changes nothing."""
+    """Context like ``chainer.using_device``, faster if the device is current; None does nothing."""
     is_current = device is None or (
         device.xp is cuda.cupy and cuda.cupy.cuda.runtime.getDevice() == device.device.id
     )
@@ -31,39 +31,39 @@ def using(device):
 class Capturer:
     """Capture functions on one GPU, with a stream and a memory pool for their graphs.
 
-    Graphs of one capturer share the pool's memory: they must run one after the other, and only
+    Graphs of one capturer share the pool's memory. So they must run one after the other, and only
     arrays that the caller still holds after a capture keep their values until the same graph is
     replayed. Arrays that outlive the capturer, such as gradients that parameters still have, stay
-    valid; the rest of its memory is freed with it.
+    valid; the rest of the memory is freed with the capturer.
     """
 
     def __init__(self, device):
         cupy = cuda.cupy
         self._device = device.device
         with self._device:
-            # Not a blocking one: work of other threads on the null stream would end a capture.
+            # With a blocking stream, work of other threads on the null stream would end a capture.
             self.stream = cupy.cuda.Stream(non_blocking=True)
             self._pool = cupy.cuda.MemoryPool()
             self._event = cupy.cuda.Event(disable_timing=True)
             self._last_stream = None
-        # Graphs go first: they hold this object.
+        # Graphs hold this object, so they are freed first.
         weakref.finalize(self, _give_back, self._pool, self._device)
 
     @property
     def nbytes(self):
-        """Bytes of the pool (int), including those of arrays that have been freed."""
+        """Size of the pool in bytes (int), including memory of arrays that have been freed."""
         with self._device:
             return self._pool.total_bytes()
 
     def free_unused(self):
-        """Free what CuPy's own pool keeps for this stream alone (synchronises)."""
-        # No garbage collection: re-entering here deadlocks on CuPy's lock.
+        """Free the memory that CuPy's own pool keeps for this stream alone (synchronises)."""
+        # A garbage collection could call this again, and deadlock on CuPy's lock.
         with self._device, _no_garbage_collection():
             cuda.cupy.get_default_memory_pool().free_all_blocks(self.stream)
 
     @contextlib.contextmanager
     def ordered(self):
-        """Make the capturer's stream current, ordered after and before all work outside."""
+        """Context in which the capturer's stream is current, in order with all work outside."""
         cupy = cuda.cupy
         with self._device:
             outside = cupy.cuda.get_current_stream()
@@ -79,7 +79,7 @@ class Capturer:
                 self._last_stream = outside
 
     def join(self, stream=None):
-        """Make `stream`, or the current one, wait for the work of the one used last; return it."""
+        """Let `stream`, or the current one, wait for the last used stream's work; return it."""
         if stream is None:
             stream = cuda.cupy.cuda.get_current_stream()
         if self._last_stream is not None and self._last_stream.ptr != stream.ptr:
@@ -89,11 +89,11 @@ class Capturer:
         return stream
 
     def capture(self, function):
-        """Record a function's launches in a graph; nothing runs.
+        """Record a function's launches in a graph; no kernel runs.
 
-        Return a function that launches the graph on the current stream and returns that stream, and
-        the result of `function`. Raises what `function` raises, or CuPy's error for a call that
-        cannot be captured.
+        Returns a function and the result of `function`. The function launches the graph on the
+        current stream, and returns that stream. Errors of `function` are raised, or CuPy's error
+        for a call that cannot be captured.
         """
         cupy = cuda.cupy
         with (
@@ -106,12 +106,13 @@ class Capturer:
                 self.stream.begin_capture()
                 result = function()
             except BaseException:
-                with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):  # the same again
+                # Ending the capture may raise the same error again.
+                with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):
                     self.stream.end_capture()
                 raise
             graph = self.stream.end_capture()
 
-        def launch():  # holds this object for the graph's memory
+        def launch():  # it refers to `self`, which holds the graph's memory
             stream = self.join()
             graph.launch(stream)
             return stream
@@ -119,13 +120,13 @@ class Capturer:
         return launch, result
 
     def compile_kernels(self, function):
-        """Compile the kernels that `function` launches, several at a time, whatever it raises."""
+        """Compile the kernels that `function` launches, several at a time, even if it raises."""
         with contextlib.suppress(Exception), warnings.catch_warnings(), kernels.compiled_together():
             warnings.simplefilter('ignore')
             self.capture(function)
 
     def _allocate(self, n_bytes):
-        """Allocate from the pool; the array keeps it alive, as CuPy's own hold a weak reference."""
+        """Allocate from the pool. The array keeps the pool alive; CuPy's own reference is weak."""
         memory = self._pool.malloc(n_bytes)
         owner = _Block(memory, self)
         device_id = self._device.id
@@ -136,8 +137,8 @@ class Capturer:
 class _Block:
     """Memory of a capturer's pool, held by an array.
 
-    If it outlives the capturer, it is given back to CUDA: CuPy 14 would never free it, not even
-    with the pool.
+    If it outlives the capturer, it is given back to CUDA, because CuPy 14 would never free it, not
+    even with the pool.
     """
 
     def __init__(self, memory, capturer):
@@ -153,15 +154,16 @@ class _Block:
 
 
 def _give_back(pool, device):
-    # A pool frees its memory on the current device. No garbage collection: a block that is
-    # collected here would re-enter, and CuPy 14 deadlocks on a lock that this thread holds.
+    # A pool frees its memory on the current device. Garbage collection is disabled, because a block
+    # that is collected here would call this again, and CuPy 14 would deadlock on a lock that this
+    # thread holds.
     with device, _no_garbage_collection():
         pool.free_all_blocks()
 
 
 @contextlib.contextmanager
 def _no_garbage_collection():
-    """Disable garbage collection: destroying a CUDA handle would synchronise."""
+    """Disable garbage collection inside, because destroying a CUDA handle would synchronise."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -173,14 +175,14 @@ def _no_garbage_collection():
 
 @contextlib.contextmanager
 def _no_host_copies():
-    """Refuse copies from the host within: CuPy makes them through pinned memory."""
-    # The graph would copy from the same place again, which holds other data by then.
+    """Refuse copies from the host inside; they are noticed because CuPy allocates pinned memory."""
+    # A replay would copy from the same memory again, which holds other data by then.
     cupy = cuda.cupy
     pool = cupy.get_default_pinned_memory_pool()
     previous = _pinned_allocator()
 
     def refuse(n_bytes):
-        # Other threads share the allocator; they do not capture.
+        # Other threads share the allocator, but are not capturing.
         if cupy.cuda.get_current_stream().is_capturing():
             raise HostCopyError('a copy of %d bytes from the host to the device' % n_bytes)
         return (previous or pool.malloc)(n_bytes)
@@ -193,8 +195,8 @@ def _no_host_copies():
 
 
 def _pinned_allocator():
-    """Return the current allocator of pinned memory: that of a pool, or None for no pool."""
-    # CuPy has no getter, but memory from a pool refers to it. A function around a pool is not
+    """Return the current allocator of pinned memory: a pool's, or None without a pool."""
+    # CuPy has no getter, but memory from a pool refers to the pool. A function around a pool is not
     # recognised.
     cupy = cuda.cupy
     memory = cupy.cuda.alloc_pinned_memory(1).mem

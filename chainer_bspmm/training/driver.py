@@ -1,4 +1,4 @@
-"""`Driver`: which program runs a batch, for training, evaluations and predictions alike."""
+"""`Driver`: choice of the program that runs a batch, in training, evaluation and prediction."""
 
 from __future__ import annotations
 
@@ -26,32 +26,34 @@ def is_on_gpu(device):
 class Driver:
     """Choose the program of each batch: a new one for a new form, otherwise the captured one."""
 
-    name = 'step'  # of what a program does, in messages
+    name = 'step'  # word for a run of a program, in messages
     who = 'GraphUpdater trains'
     seed = 0
     check_every = CHECK_EVERY
-    knows_sizes = True  # False: buffers have room for larger molecules than those of a first batch
+    knows_sizes = True  # if False, buffers get room for larger molecules than the first batch has
 
-    target: chainer.Link  # that is trained, or predicts
-    optimizer: chainer.Optimizer | None = None  # of the target
+    target: chainer.Link  # the link that is trained or predicts
+    optimizer: chainer.Optimizer | None = None  # the target's, in training
 
     def __init__(self, device: chainer.backend.Device | None):
         self.device = device
         self.examples = Examples()
         self.programs = Programs(self.name)
-        self.session: Session | None = None  # from the first batch on
+        self.session: Session | None = None  # made for the first batch
         self.resident: Resident | None = None
-        # What the next batch's key has of Python; None once other code may have run.
+        # The part of the next batch's key that depends on Python, or None if other code may have
+        # run since it was made.
         self.watched: tuple | None = None
         self.reason: str | None = None  # why nothing can be captured any more
-        self._key: tuple = ()  # of the last batch
+        self._key: tuple = ()  # key of the last batch
         self._warned: set[str] = set()
 
     def program(self, examples, converter, dataset, function, counter=0) -> tuple:
-        """Return (reason, program, batch) of a batch; counter: the number of the step.
+        """Return (reason, program, batch) for a batch; `counter`: the number of the step.
 
-        Without a program the batch is to be run eagerly: for a reason (str) that is said, or None.
-        A program that is not captured runs the batch, and then :meth:`keep` is called.
+        If the program is None, the batch must be run eagerly, and `reason` (str) is the warning, or
+        None for no warning. After a program that is not captured has run the batch, call
+        :meth:`keep`.
         """
         if self.reason is not None:
             return self.reason, None, None
@@ -73,22 +75,24 @@ class Driver:
                 program = self._make(batch, capacity, counter)
             elif not program.is_captured:
                 self._capture(program, batch, counter)
-                self.programs.move(self._key_now(), program)  # outputs are watched no longer
+                # The capture has found outputs that need not be watched, which changes the key.
+                self.programs.move(self._key_now(), program)
         except ParameterMissing:
             self.watched = None
             return None, None, None
-        except (NoSparseBatch, CannotCapture, MemoryError) as error:  # CuPy's is one of these
+        except (NoSparseBatch, CannotCapture, MemoryError) as error:  # CuPy's is a MemoryError
             return self.give_up(str(error)), None, None
-        # What runs eagerly may change it.
+        # An eager run may change Python's values.
         may_change = not program.is_captured or program.is_check_due()
         if may_change or self.session.guards.reach.reads_training:
             self.watched = None
         return None, program, batch
 
     def keep(self, program):
-        """Keep the program of the last batch, which it has run.
+        """Keep the program of the last batch, after it has run the batch.
 
-        It is captured where a batch finds Python as this one has found it, or has left it.
+        It is kept by two keys: Python's values before the run, and after it. The next batch with
+        either of them is captured.
         """
         self.programs.add(self._key, program)
         self.programs.add(self._key_now(), program)
@@ -105,54 +109,57 @@ class Driver:
         return need
 
     def _look(self, function):
-        """Return the guards' key, of another session if the last one is over."""
+        """Return the guards' key; begin a new session if the last one is over."""
         key = None if self.session is None else self.session.key(self.target, function)
         if key is not None:
             return key
         self.forget()
         session = self._begin(function)
-        self.session = session  # last: there may be an interrupt before
+        self.session = session  # set at the end, because an interrupt may come before
         return session.guards.key()
 
     def _begin(self, function) -> Session:
-        """Begin a session; CannotCapture if that fails."""
+        """Begin a session, or raise CannotCapture."""
         return Session(
             self.device, self.target, function, self.optimizer, self.seed, self.check_every
         )
 
     def _why_not_now(self):
-        """Return what (str or None) rules out replays at this moment."""
+        """Return the reason (str or None) that rules out replays at this moment."""
         return self.session.guards.blocking_hook()
 
     def _watch(self, key) -> tuple:
-        """Return what a program's key has apart from the batch; the guards' key comes last."""
+        """Return the part of a program's key that does not depend on the batch.
+
+        The guards' key comes last.
+        """
         return (key,)
 
     def _key_now(self):
-        """Return the key of the last batch with what Python has now."""
+        """Return the key of the last batch with Python's present values."""
         of_batch = self._key[:3]
         return *of_batch, *self._watch(self.session.guards.key())
 
     def _work(self, batch) -> Work:
-        """Return what a new program does with batches like this one."""
+        """Return the `Work` of a new program for batches of this form."""
         raise NotImplementedError
 
     def _make(self, batch, capacity, counter):
-        """Return a new program."""
+        """Return a new program, with its kernels compiled, and maybe tried out."""
         program = Program(self.session, self._work(batch), batch, capacity)
         program.rehearse(batch, counter)
-        if not self.programs:  # the kernels of others are mostly the same
+        if not self.programs:  # later programs need mostly the same kernels
             program.compile_kernels(batch)
         self._try_out(program, batch)
         return program
 
     def _try_out(self, program, batch):
-        """Try a program out now, if that is worth the time before the form comes again."""
+        """Try a new program out; predictions leave that to the capture."""
         with self.session.capturer.ordered(), contextlib.suppress(ParameterMissing):
             program.try_out(batch)
 
     def _capture(self, program, batch, counter):
-        """Capture a program, tried out on a batch if it was not before."""
+        """Capture a program, after trying it out on the batch if that was not done before."""
         program.rehearse(batch, counter)
         with self.session.capturer.ordered():
             program.try_out(batch)
@@ -161,12 +168,12 @@ class Driver:
     def forget(self):
         """Drop the programs and their session, which frees their memory."""
         self.watched = None
-        self._key = ()  # it holds what it was made of, the copy of the data set included
+        self._key = ()  # it holds references, also to the copy of the data set
         self.programs.clear()
         self.session = None
 
     def end(self):
-        """Let go what was made of dense examples: another training makes it again."""
+        """Release the sparse form of dense examples; another training makes it again."""
         if self.examples.close():
             self.drop()
 
@@ -176,7 +183,7 @@ class Driver:
         self.resident = None
 
     def give_up(self, reason):
-        """Capture no more, and return the reason."""
+        """Capture nothing from now on; return the reason."""
         self.drop()
         self.reason = reason
         return reason

@@ -1,4 +1,4 @@
-"""The mean gradient of all ranks: by memory that the GPUs of a host share, or by NCCL."""
+"""The mean gradient of all ranks, by memory that the GPUs of a host share, or by NCCL."""
 
 import numpy
 
@@ -11,13 +11,13 @@ from chainer_bspmm.training import peer_memory
 from chainer_bspmm.training.fused_update import own_gradients
 from chainer_bspmm.training.peer_memory import PeerSums
 
-# As in the kernel: threads of a block, elements of a chunk, blocks that a multiprocessor runs.
+# Threads of a block, elements of a chunk, blocks that a multiprocessor runs; as in the kernel.
 _THREADS = 256
 _CHUNK = 1024
 _RESIDENT = 2
-# Kernel arguments are 4 KB at most: these parameters take 3848 bytes of them.
+# Kernel arguments may have 4 KB. The table of so many parameters takes 3848 bytes.
 _N_PARAMETERS = 160
-# Grad, offset, size, first_chunk, unused.
+# The kernel's Parameter: grad, offset, size, first_chunk, unused.
 _PARAMETER = numpy.dtype('u8, i4, i4, i4, i4', align=True)
 _TABLE = numpy.dtype(
     [('parameter', _PARAMETER, _N_PARAMETERS), ('n_parameters', 'i4'), ('unused', 'i4')], align=True
@@ -27,21 +27,21 @@ _TABLE = numpy.dtype(
 class FlatGradients:
     """Replace gradients by their mean over the molecules of all ranks, as `Weighted.update` does.
 
-    :meth:`pack` writes the gradients to one array, :meth:`add_up` adds up those of all ranks, and
-    :meth:`unpack` writes the mean back: on the current stream, without a synchronisation.
+    :meth:`pack` writes the gradients to one array, :meth:`add_up` adds up the arrays of all ranks,
+    and :meth:`unpack` writes the mean back. They work on the current stream, without a
+    synchronisation.
 
-    On one host the ranks write to each other's memory, `peers`: :meth:`pack` does all of it, in a
-    launch that a CUDA graph may capture (see `peer_memory` and the kernel). Otherwise the sum is
-    one call of NCCL, which is not captured: NCCL wants graphs that contain one to be captured by
-    all ranks at once and launched by all at once, but each launches the graph of its own batch's
-    layout.
+    On one host the ranks write to each other's memory, `peers`. Then :meth:`pack` does everything,
+    in a launch that a CUDA graph may capture (see `peer_memory` and the kernel). Otherwise the sum
+    is one call of NCCL, which is not captured: NCCL requires that all ranks capture and launch a
+    graph with such a call together, but here each rank launches the graph of its own batch's form.
 
-    A loss that is not finite makes all gradients 0, on all ranks: parameters stay finite until the
-    hosts notice (:func:`raise_if_not_finite`).
+    A loss that is not finite makes all gradients 0, on all ranks, so that parameters stay finite
+    until the hosts notice (:func:`raise_if_not_finite`).
 
     `optimizer` is a `Weighted` one over a communicator of NCCL, whose parameters have been made; if
-    more are made later, make another object. `sent` is the array that this rank has packed last,
-    `sums` are the `PeerSums` of a step.
+    more are made later, make another object. `sent` is the array that this rank packed last, `sums`
+    are the `PeerSums` of a step.
     """
 
     def __init__(self, optimizer, peers=None):
@@ -57,11 +57,11 @@ class FlatGradients:
 
     @property
     def has_sum(self):
-        """Whether :meth:`pack` does it all, and :meth:`add_up` and :meth:`unpack` do nothing."""
+        """Whether :meth:`pack` does everything, and :meth:`add_up` and :meth:`unpack` nothing."""
         return self.peers is not None
 
     def connect(self):
-        """Map the memory of the other ranks, if possible; all of them call it."""
+        """Map the memory of the other ranks, if possible; all ranks must call it."""
         size, dtype, chunks = self._room()
         self.peers = peer_memory.connected(
             self._comm, size, dtype, chunks, self.sums.vectors, self.load_kernels
@@ -70,7 +70,7 @@ class FlatGradients:
             self.sums = PeerSums(self._comm, self.peers)
 
     def load_kernels(self, peers=None):
-        """Compile the kernels for losses of the parameters' dtypes, and float32."""
+        """Compile the kernels, for losses of the parameters' dtypes and of float32."""
         peers = peers or self.peers
         n_peers = 0
         if peers is not None:
@@ -90,19 +90,19 @@ class FlatGradients:
                 kernels.load(self.sent.data.device_id, 'flat_gradients', dtype.char, variant)
 
     def pack(self, n_molecules, loss, alone=False):
-        """Write the gradients, times the number of molecules, where they are sent from."""
+        """Write the gradients, times the number of molecules, to the array that is sent."""
         if alone or not self.has_sum:
             self._launch(True, self.sent, loss, None, n_molecules)
         else:
             self._exchange(n_molecules, loss, numpy.uintp(self._is_bad.ctypes.data))
 
     def add_up(self):
-        """Add up what all ranks have packed; all of them call it as often."""
+        """Add up the packed arrays of all ranks; all ranks must call it equally often."""
         if self.has_sum:
             return
         from chainermn import nccl
 
-        self._comm._init_comms()  # if they are not connected
+        self._comm._init_comms()  # connects the ranks, if they are not connected yet
 
         kinds = {'e': nccl.NCCL_FLOAT16, 'f': nccl.NCCL_FLOAT32, 'd': nccl.NCCL_FLOAT64}
         self._comm.nccl_comm.allReduce(
@@ -115,12 +115,12 @@ class FlatGradients:
         )
 
     def unpack(self):
-        """Replace the gradients, the arrays that were packed, by the mean over all ranks."""
+        """Write the mean over all ranks to the gradients that were packed."""
         if not self.has_sum:
             self._launch(False, self._sum, None, numpy.uintp(self._is_bad.ctypes.data), 0)
 
     def _params(self):
-        """Return the parameters in the order of all ranks: children of a link may have another."""
+        """Return the parameters in one order on all ranks; the order of child links may differ."""
         named = self._optimizer.target.namedparams(include_uninit=False)
         return [param for _, param in sorted(named)]
 
@@ -138,7 +138,7 @@ class FlatGradients:
         return self.sent.size, self.sent.dtype, chunks
 
     def _groups(self):
-        """Return [(dtype, [(parameter, its offset)])] of the launches."""
+        """Return [(dtype, [(parameter, its offset)])], one for each launch."""
         of_dtype = {}
         n_before = 0
         for param in self._params():
@@ -151,7 +151,7 @@ class FlatGradients:
         ]
 
     def _tables(self):
-        """Return [(dtype, the kernel's Table as CuPy passes it by value, its chunks)]."""
+        """Return [(dtype, the kernel's Table, which CuPy passes by value, number of chunks)]."""
         own_gradients(self._params())
         tables = []
         for dtype, parts in self._groups():
@@ -178,7 +178,7 @@ class FlatGradients:
                 *self._arguments(table, flat, loss, is_bad, n_molecules),
                 storage=dtype.char,
             )
-            # The first launch has written the number of molecules and the flags.
+            # The first launch has already written the number of molecules and the flags.
             loss = None
             is_bad = None
 
@@ -200,17 +200,20 @@ class FlatGradients:
                 numbers=(stride, numpy.int32(first_chunk), numpy.int32(n_chunks)),
                 storage=dtype.char,
             )
-            is_bad = None  # the first launch has written the flags
+            is_bad = None  # the first launch has already written the flags
             first_chunk += n_chunks
 
     def _arguments(self, table, flat, loss, is_bad, n_molecules):
-        """Return the arguments that the kernel has with and without peers."""
+        """Return the arguments that the kernel takes both with and without peers."""
         sizes = map(numpy.int32, (self._n, self._comm.size, self._comm.rank, n_molecules))
         return table, flat, loss, is_bad, *sizes
 
 
 def raise_if_not_finite(optimizer, wait=False):
-    """Raise FloatingPointError, once, if a loss was not finite; `wait`: of all launched steps."""
+    """Raise FloatingPointError, once, if a loss was not finite.
+
+    With `wait` it waits for all steps that were launched; otherwise some may not have run yet.
+    """
     if wait:
         cuda.cupy.cuda.get_current_stream().synchronize()
     flags = _flags_of(optimizer)
@@ -222,7 +225,10 @@ def raise_if_not_finite(optimizer, wait=False):
 
 
 def _flags_of(optimizer):
-    """Return (n_ranks,) int32 of the host, the optimizer's: kernels may still write there."""
+    """Return flags on the host, (n_ranks,) int32.
+
+    The optimizer keeps them for its life, because kernels may still write there.
+    """
     if not hasattr(optimizer, '_is_bad'):
         n_ranks = optimizer.communicator.size
         pinned = cuda.cupy.cuda.alloc_pinned_memory(4 * n_ranks)
@@ -233,7 +239,7 @@ def _flags_of(optimizer):
 
 
 def defines(is_pack, flat, loss, n_peers=0):
-    """Return the compile-time constants (tuple of (str, object)) for dtypes of arrays."""
+    """Return the kernel's compile-time constants (tuple of (str, object)) for these dtypes."""
     return (
         ('VECTOR', 1),
         ('PACK', int(is_pack)),

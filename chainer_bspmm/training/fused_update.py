@@ -1,8 +1,8 @@
 """The update of all parameters in one or a few launches, which a CUDA graph may capture.
 
-Chainer launches at least one kernel for every parameter and passes the learning rate by value,
-which a captured graph would repeat. Here one launch serves up to 70 parameters
-(kernels/fused_update.cu), and everything that changes from step to step is read from device memory.
+Chainer launches at least one kernel for every parameter, and passes the learning rate by value,
+which a captured graph would repeat. Here one launch updates up to 70 parameters
+(kernels/fused_update.cu), and all values that change from step to step are read from device memory.
 """
 
 import collections
@@ -20,11 +20,11 @@ from chainer.optimizers import adam, momentum_sgd, rmsprop, sgd
 from chainer_bspmm.cuda import kernels, plans
 from chainer_bspmm.cuda.launch import run
 
-_MAX_BLOCKS = 1024  # about what is resident on an H200; the next launch adds one number of each
+_MAX_BLOCKS = 1024  # about as many as an H200 runs at once; the next launch adds a number of each
 _THREADS = 256
-# Kernel arguments are 4 KB at most: 70 parameters take 3928 bytes of them.
+# Kernel arguments may have 4 KB. The table of 70 parameters takes 3928 bytes.
 _N_PARAMETERS = 70
-# Data, grad, three states, size, first_chunk, first_number.
+# The kernel's Parameter: data, grad, three states, size, first_chunk, first_number.
 _PARAMETER = numpy.dtype('u8, u8, 3u8, i8, i4, i4', align=True)
 _TABLE = numpy.dtype(
     [('parameter', _PARAMETER, _N_PARAMETERS), ('n_parameters', 'i4'), ('n_chunks', 'i4')],
@@ -33,13 +33,14 @@ _TABLE = numpy.dtype(
 
 
 def _chunk(dtype):
-    """Return the elements of a chunk: 16 bytes for each thread of a block."""
+    """Return the number of elements of a chunk: 16 bytes for each thread of a block."""
     return 16 * _THREADS // dtype.itemsize
 
 
-# How an optimizer updates: the type of its rules; hyperparameters -> variant (RULE of the kernel);
-# names of the states, and the numbers (how many, (hyperparameters, step) -> which), in the kernel's
-# order.
+# The method of an optimizer.
+# rule_type: type of its update rules. variant: hyperparameters -> RULE of the kernel.
+# states: their names, in the kernel's order.
+# n_numbers, numbers: count of the kernel's numbers, and (hyperparameters, step) -> the numbers.
 Method = collections.namedtuple('Method', 'rule_type variant states n_numbers numbers')
 
 
@@ -49,7 +50,7 @@ def _adam_numbers(hp, t):
 
 
 def _adam_variant(hp):
-    if hp.adabound:  # refused below; no kernel has it
+    if hp.adabound:  # no kernel has it, and `why_unsupported` refuses it
         return 'ADABOUND'
     return 'AMSGRAD' if hp.amsgrad else 'ADAM'
 
@@ -76,18 +77,19 @@ METHODS = {
     ),
 }
 
-# Hooks: their number in the kernel (None: its norm needs another launch), and hook -> two numbers.
+# Type of a hook -> its number in the kernel, and hook -> two numbers. The number is None for
+# clipping by the norm, which needs another launch.
 HOOKS = {
     optimizer_hooks.WeightDecay: (0, lambda hook: (hook.rate, 0)),
     optimizer_hooks.Lasso: (1, lambda hook: (hook.rate, 0)),
     optimizer_hooks.GradientHardClipping: (2, lambda hook: (hook.lower_bound, hook.upper_bound)),
     optimizer_hooks.GradientClipping: (None, lambda hook: (hook.threshold, 0)),
 }
-_MAX_HOOKS = 16  # two bits for each in a 32-bit word
+_MAX_HOOKS = 16  # each takes two bits of a 32-bit word
 
 
 def why_unsupported(optimizer):
-    """Return in a sentence why (str or None) an optimizer cannot be used with `FusedUpdate`."""
+    """Return a clause (str or None) that says why `FusedUpdate` does not support an optimizer."""
     return next(_reasons(optimizer), None)
 
 
@@ -135,7 +137,7 @@ def _reasons_of(param, method):
         yield 'has a layout, which is not supported'
     try:
         dtype = param.dtype
-    except RuntimeError:  # neither initialised nor given
+    except RuntimeError:  # a lazy parameter without a dtype
         dtype = None
     if dtype is not None and dtype not in (numpy.float32, numpy.float64):
         yield 'is %s, expected float32 or float64' % dtype
@@ -167,14 +169,15 @@ def _name(thing):
 
 
 class FusedUpdate:
-    """Do what ``optimizer.update()`` does, in two parts: numbers on the host, launches.
+    """Replacement of ``optimizer.update()`` in two parts: numbers on the host, and launches.
 
-    Counters and states stay where Chainer has them (``optimizer.t``, ``rule.t``, ``rule.state``):
-    snapshots hold them. The results are those of Chainer's own GPU kernels, up to the rounding of
-    the norm of the gradients. Deterministic.
+    Counters and states stay where Chainer has them (``optimizer.t``, ``rule.t``, ``rule.state``),
+    so that snapshots contain them. Chainer's own GPU kernels give the same results, except for the
+    rounding of the norm of the gradients. Deterministic.
 
-    The optimizer is supported (`why_unsupported`). If hooks are added or rules replaced later, make
-    another object. ``n_numbers`` change from step to step, as :meth:`advance` returns them.
+    The optimizer must be supported (`why_unsupported`). If hooks are added or rules replaced later,
+    make another object. ``n_numbers`` values change from step to step; :meth:`advance` returns
+    them.
     """
 
     def __init__(self, optimizer):
@@ -191,18 +194,18 @@ class FusedUpdate:
         self.variants()
 
     def prepare(self):
-        """Make missing states, scratch memory and kernels: after a first forward."""
+        """Make missing states, scratch memory and kernels, once a forward pass made parameters."""
         self.variants()
         groups = self._groups()
         if not groups:
             return
         for param, rule in zip(self._params, self._rules):
             if param.array is not None and _is_updated(rule):
-                # This also sends states to the device that a snapshot has left on the host.
+                # This also moves states to the device that a snapshot has left on the host.
                 rule._init_states(param)
         with chainer.using_device(self._device(groups)):
-            if self._partials is None:  # once: captured graphs keep writing there
-                # Launches that leave sums, of float32 and of float64 parameters.
+            if self._partials is None:  # made only once, because captured graphs write there
+                # A bound of the launches that write sums, for float32 and float64 parameters.
                 n_launches = 2 + len(self._params) // _N_PARAMETERS
                 self._partials = [
                     cuda.cupy.empty(_MAX_BLOCKS * n_launches, numpy.float64)
@@ -218,9 +221,9 @@ class FusedUpdate:
                 kernels.load(device_id, 'fused_update', dtype.char, defines(dtype, name))
 
     def variants(self):
-        """Return which variant of the kernel updates each parameter (tuple; None: not updated)."""
-        # A captured graph is valid for as long as this is equal, and all parameters, gradients and
-        # states are the same arrays. :meth:`advance` relies on what was found last.
+        """Return the kernel's variant for each parameter (tuple of str, None for no update)."""
+        # A captured graph is valid as long as this is equal, and all parameters, gradients and
+        # states are the same arrays. :meth:`advance` uses the attributes that are set here.
         common = self.optimizer.hyperparam
         variant_of = self._method.variant
         of_common = variant_of(common)
@@ -232,7 +235,8 @@ class FusedUpdate:
 
     def advance(self):
         """Count the step, as ``optimizer.update()`` does, and return its numbers, (n_numbers,)."""
-        # Two for every hook, then those of every parameter, its corrected learning rate first.
+        # There are two numbers for every hook, then the numbers of every parameter, which begin
+        # with its corrected learning rate.
         self.count(1)
         numbers_of = self._method.numbers
         pack = self._pack
@@ -254,23 +258,23 @@ class FusedUpdate:
         """Add to the counters of the optimizer and its rules; -1 undoes `advance`."""
         counted = [self.optimizer, *self._counted]
         counters = [each.t + n_steps for each in counted]
-        # Of all or, if an interrupt comes, of none: no Python runs while they are set.
+        # No Python code runs while the counters are set, so an interrupt changes all or none.
         collections.deque(map(setattr, counted, itertools.repeat('t'), counters), maxlen=0)
 
     def launch(self, numbers):
-        """Run hooks and updates on the current stream; a CUDA graph may capture that."""
-        # Gradients end as Chainer's hooks leave them; those that are None become zeros first, one
-        # that is not C-contiguous is replaced by a copy.
+        """Launch hooks and updates on the current stream; a CUDA graph may capture them."""
+        # Afterwards gradients are as Chainer's hooks would leave them. Missing gradients become
+        # zeros first, and a gradient that is not C-contiguous is replaced by a copy.
         self.optimizer.reallocate_cleared_grads()
         groups = self._groups()
         if not groups:
             return
-        if self._hooks:  # each writes to the gradient
+        if self._hooks:  # hooks write to gradients, so these must not share memory
             own_gradients(param for param in self._params if param.array is not None)
         before = None
         first = 0
         with chainer.using_device(self._device(groups)):
-            for after in self._partials:  # the sum of squares before each clipping by the norm
+            for after in self._partials:  # sums of squares are made before each clipping by norm
                 stop = self._kinds.index(None, first)
                 n_after = 0
                 of_dtypes = self._groups(by_variant=False)
@@ -294,7 +298,7 @@ class FusedUpdate:
         return self._params[groups[0][2][0]].device
 
     def _groups(self, by_variant=True):
-        """Return [(variant, dtype, positions)] of the parameters that one launch may serve."""
+        """Return [(variant, dtype, positions)] of the parameters that one launch can update."""
         groups = {}
         for position, (param, rule) in enumerate(zip(self._params, self._rules)):
             if param.array is not None:
@@ -305,9 +309,11 @@ class FusedUpdate:
         return [(*group, positions) for group, positions in groups.items()]
 
     def _launch(self, variant, positions, numbers, hooks, before, after=None):
-        """Launch a slice of the hooks, then the update; return how many blocks there are."""
-        # For parameters of one dtype. `before` are the sums that the last launches have left, if
-        # any; this one leaves one for each block in `after`, unless that is None.
+        """Launch a slice of the hooks, then the update; return the number of blocks.
+
+        All parameters have one dtype. `before` are the sums of the launches before, or None. Each
+        block writes its sum to `after`, unless that is None.
+        """
         kinds = self._kinds[hooks]
         word = sum(kind << 2 * i for i, kind in enumerate(kinds))
         n_before = 0 if before is None else before.size
@@ -335,7 +341,7 @@ class FusedUpdate:
         return n_blocks
 
     def _table(self, positions, variant):
-        """Return the kernel's Table, a (1,) array that CuPy passes by value, and its chunks."""
+        """Return the kernel's Table, a (1,) array that CuPy passes by value; number of chunks."""
         rows = []
         n_chunks = 0
         for position in positions:
@@ -360,7 +366,7 @@ class FusedUpdate:
 
 
 def own_gradients(params):
-    """Copy gradients that share memory, as those of ``V + W`` do, or are not C-contiguous."""
+    """Copy gradients that share memory, as V's and W's in ``V + W``, or are not C-contiguous."""
     end = 0
     for param in sorted(params, key=lambda param: param.grad.data.ptr):
         is_shared = param.grad.data.ptr < end
@@ -375,7 +381,7 @@ def _is_updated(rule):
 
 def _hyperparam_of(rule, common):
     """Return the hyperparameters of a rule: `common` if it inherits all; None for no update."""
-    # Inherited ones are slow to read.
+    # `common` is returned because inherited hyperparameters are slow to read.
     if not _is_updated(rule):
         return None
     return common if vars(rule.hyperparam) == {'_parent': common} else rule.hyperparam
@@ -399,7 +405,7 @@ def _state(rule, name, param):
 
 
 def defines(dtype, variant):
-    """Return the compile-time constants (tuple of (str, object)) of the kernel for a dtype."""
+    """Return the kernel's compile-time constants (tuple of (str, object)) for a dtype."""
     return (
         ('VECTOR', 1),
         ('RULE', variant),

@@ -1,4 +1,4 @@
-"""`GraphUpdater`: Chainer's StandardUpdater, each training step one launch of a CUDA graph."""
+"""`GraphUpdater`: Chainer's StandardUpdater with one launch of a CUDA graph per training step."""
 
 from typing import Any, Callable
 
@@ -23,48 +23,48 @@ from chainer_bspmm.training.training_driver import TrainingDriver
 class GraphUpdater(StandardUpdater):
     """Train on a GPU with forward, backward and update as one launch.
 
-    Replaces ``chainer.training.updaters.StandardUpdater``: same arguments; Trainer, extensions,
-    optimizers and snapshots work unchanged. A StandardUpdater with a `CSRConverter` becomes one.
+    It replaces ``chainer.training.updaters.StandardUpdater``, with the same arguments; Trainer,
+    extensions, optimizers and snapshots work unchanged. A StandardUpdater with a `CSRConverter`
+    becomes a GraphUpdater.
 
     The first batch of a form (number of molecules, and one of a few buffer sizes) trains eagerly,
-    the second is captured in a CUDA graph, all others replay it. A step is captured again when
-    something that it reads from Python and that is watched changes (`guards.Guards`). Replays 1, 2,
-    4, ..., 1,024 of a form, and multiples of `check_every`, are compared with the same step run
-    eagerly, bit for bit. What cannot be captured trains eagerly, with one warning that names the
-    cause. docs/captured_training.md has the details, and docs/several_gpus.md those of several
-    ranks.
+    the second is captured in a CUDA graph, and all others replay it. A step is captured again when
+    a watched value that it reads from Python changes (`guards.Guards`). Replays 1, 2, 4, ..., 1,024
+    of a form, and multiples of `check_every`, are compared bit for bit with the same step run
+    eagerly. A step that cannot be captured trains eagerly, with one warning that names the cause.
+    docs/captured_training.md has the details, docs/several_gpus.md the details of several ranks.
 
     Args:
-        iterator (Iterator or dict): of the training set.
-        optimizer (Optimizer or dict): set up with the model.
-        converter (callable): makes sparse batches. Those of a ``SparseDataset`` that fits are
-            gathered on the GPU, unless padded (see `batches.Resident`).
+        iterator (Iterator or dict): iterator of the training set.
+        optimizer (Optimizer or dict): optimizer that was set up with the model.
+        converter (callable): makes sparse batches. Batches of a ``SparseDataset`` that fits on the
+            GPU are gathered there, unless padded (see `batches.Resident`).
         device (device specifier): the GPU.
         loss_func (callable or None): None means the optimizer's target.
-        seed (int or None): of the random numbers, at least 0, below 2**63; None draws it from
-            NumPy's generator. Kept in snapshots.
-        check_every (int): replays from one regular check to the next.
-        on_difference (str): what to do if a checked replay differs. ``'warn'``: keep the result of
-            the eager step, and train eagerly from then on. ``'raise'``: raise StepDiffers.
-        *args, **kwargs: as StandardUpdater has them.
+        seed (int or None): seed of the random numbers, at least 0, below 2**63. None draws it from
+            NumPy's generator. Snapshots contain it.
+        check_every (int): number of replays from one regular check to the next.
+        on_difference (str): action if a checked replay differs. ``'warn'``: keep the result of the
+            eager step, and train eagerly from then on. ``'raise'``: raise StepDiffers.
+        *args, **kwargs: as in StandardUpdater.
 
     Raises:
-        TypeError, ValueError: `seed`, `check_every` or `on_difference` is not one of these; no
-            optimizer is named 'main'.
+        TypeError, ValueError: `seed`, `check_every` or `on_difference` has another type or value;
+            no optimizer is named 'main'.
         StepDiffers (RuntimeError): a checked replay differs, and `on_difference` is ``'raise'``.
-        RuntimeError (by `update`): this rank cannot go on with captured steps, as the others do.
+        RuntimeError (by `update`): this rank cannot continue with captured steps, but others do.
         FloatingPointError (by `update`): the loss of a rank was not finite in an earlier step.
 
     Note:
-        A snapshot of a StandardUpdater can be resumed with this updater, and the other way round.
+        A snapshot of a StandardUpdater can be resumed with this updater, and vice versa.
         Parameters' ``grad`` arrays are overwritten by the next step. Captured steps copy nothing
         to the host: reported values are device arrays until they are read.
     """
 
     _driver: TrainingDriver
-    _is_asked_for = True  # or was adopted
+    _is_asked_for = True  # False if a StandardUpdater was adopted
     _between_steps: BetweenSteps | None = None
-    _epoch_detail: tuple[Any, Any] = None, None  # an iterator's state, and the epoch at that
+    _epoch_detail: tuple[Any, Any] = None, None  # the iterator's state, and its epoch_detail then
 
     def __init__(
         self,
@@ -93,12 +93,12 @@ class GraphUpdater(StandardUpdater):
 
     @property
     def epoch_detail(self) -> float:
-        """Epochs done (float), as StandardUpdater has it."""
+        """Number of epochs done (float), as in StandardUpdater."""
         iterator = self._iterators['main']
         if type(iterator) is not SerialIterator:
             return iterator.epoch_detail
         if self._epoch_detail[0] is not iterator._state:
-            # Once a step: the trigger of every extension asks.
+            # It is computed once a step, because the trigger of every extension asks for it.
             self._epoch_detail = iterator._state, iterator.epoch_detail
         return self._epoch_detail[1]
 
@@ -110,14 +110,14 @@ class GraphUpdater(StandardUpdater):
 
     @property
     def seed(self) -> int:
-        """Of the random numbers (int)."""
+        """Seed of the random numbers (int)."""
         return self._driver.seed
 
     @seed.setter
     def seed(self, seed):
         if seed != self._driver.seed:
             self._driver.seed = seed
-            self._driver.forget()  # captured steps have the old one
+            self._driver.forget()  # captured steps use the old seed
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in vars(self).items() if name != '_between_steps'}
@@ -126,26 +126,26 @@ class GraphUpdater(StandardUpdater):
         between = self._between_steps
         iterator = self._iterators['main']
         is_known = between is not None and between.had_no_effect(self)
-        if self._optimizers['main'] is not self._driver.given:  # replaced
+        if self._optimizers['main'] is not self._driver.given:  # it was replaced
             self._driver = TrainingDriver(*self._driver.options(self._optimizers['main']))
         driver = self._driver
         if not is_known:
             driver.watched = None
-        # Without a Trainer it may never be known when the training ends.
+        # Only a Trainer tells when the training ends, so only with one dense examples may be kept.
         examples = driver.examples.next(
             iterator, self.converter, between is not None, driver.watched is not None
         )
-        if type(examples) is not Selection:  # a list may come from a user's code
+        if type(examples) is not Selection:  # a user's code may have made the list
             driver.watched = None
-        with using(self.input_device):  # its current stream is used throughout
+        with using(self.input_device):  # all work is on the device's current stream
             self._train(examples)
         if self.auto_new_epoch and iterator.is_new_epoch:
             self._optimizers['main'].new_epoch(auto=True)
 
     def _check_rows(self, program, batch):
-        """Check the first step, that a program has run, and train eagerly if rows change it."""
+        """Check the first step, which a program has run; train eagerly if spare rows change it."""
         driver = self._driver
-        # A rank by itself may not sum with others.
+        # With several ranks there is no check, because a single rank must not sum with others.
         if not chainer.config.bspmm_check_swap or hasattr(driver.given, 'communicator'):
             return
         check = check_first_step(
@@ -166,7 +166,8 @@ class GraphUpdater(StandardUpdater):
         loss_func = self.loss_func or target
         if driver.together is not None and driver.do_all_capture is None:
             args, kwargs = self._arguments(examples)
-            driver.together.start(loss_func, *args, **kwargs)  # all alike, all parameters made
+            # Makes all parameters, and gives all ranks one state.
+            driver.together.start(loss_func, *args, **kwargs)
         dataset = getattr(self._iterators['main'], 'dataset', None)
         reason, program, batch = driver.program(
             examples, self.converter, dataset, loss_func, self.iteration
@@ -187,11 +188,11 @@ class GraphUpdater(StandardUpdater):
             numbers = update.advance()
             program.stage(batch, self.iteration, numbers)
             reported = program.replay() if program.is_captured else program.run(batch)
-        except StepDiffers as error:  # after the eager step was done, and counted
+        except StepDiffers as error:  # the eager step was done, and counted
             difference = error
             reported = error.reported
         except BaseException as error:
-            # A step that was done counts, whatever came after it.
+            # If the update was done, the step counts, whatever happened after it.
             update.recount(n_before, program.work.is_done)
             if not isinstance(error, CannotCapture):
                 raise
@@ -201,7 +202,8 @@ class GraphUpdater(StandardUpdater):
         reporters = chainer.reporter._get_reporters()
         if reporters:
             if program.is_captured and type(reporters[-1]) is chainer.Reporter:
-                reporters[-1].observation.update(reported)  # arrays: there is no variable to copy
+                # The values are arrays, so Chainer's report, which copies variables, is not needed.
+                reporters[-1].observation.update(reported)
             else:
                 chainer.report(reported)
         if update.finish():
@@ -216,14 +218,14 @@ class GraphUpdater(StandardUpdater):
             driver.warn(reason)
 
     def _arguments(self, examples):
-        """Return the arguments of the loss function, (tuple, dict)."""
+        """Convert examples to the arguments of the loss function, (tuple, dict)."""
         in_arrays = convert._call_converter(self.converter, examples, self.input_device)
         if isinstance(in_arrays, tuple):
             return in_arrays, {}
         return ((), in_arrays) if isinstance(in_arrays, dict) else ((in_arrays,), {})
 
     def _train_eagerly(self, examples):
-        if self._driver.session is not None:  # other steps are captured, maybe on another stream
+        if self._driver.session is not None:  # the last step may still run on another stream
             self._driver.session.capturer.join()
         args, kwargs = self._arguments(examples)
         optimizer = self._optimizers['main']
@@ -244,13 +246,13 @@ class GraphUpdater(StandardUpdater):
         try:
             self.seed = int(serializer('seed', numpy.int64(self.seed)))
         except KeyError:
-            pass  # a snapshot of a StandardUpdater
+            pass  # it is a snapshot of a StandardUpdater
         if isinstance(serializer, chainer.Deserializer):
-            driver.forget()  # captured steps have the old seed
+            driver.forget()  # captured steps use the old seed
 
 
 def adopt(updater: StandardUpdater) -> None:
-    """Make a GraphUpdater of a StandardUpdater that has an optimizer named 'main'."""
+    """Turn a StandardUpdater that has an optimizer named 'main' into a GraphUpdater, in place."""
     driver = TrainingDriver(updater.get_optimizer('main'), updater.input_device)
     vars(updater).update(_driver=driver, _is_asked_for=False)
     updater.__class__ = GraphUpdater

@@ -14,7 +14,7 @@ from chainer_bspmm.training.reach import is_of_user, Reach
 from chainer_bspmm.training.snapshot import has_same_bits
 from chainer_bspmm.compat.user_code import LIBRARIES
 
-# Compared by what they print, as these classes print it: NaN equals itself.
+# Types of values that are compared by their text, as these classes print it; so NaN equals itself.
 PRINTED = {
     int: hex,  # Python refuses to print thousands of decimal digits
     **{kind: kind.__repr__ for kind in (float, complex, str, bytes, range, slice)},
@@ -23,16 +23,17 @@ PRINTED = {
 }
 PLAIN = tuple(PRINTED)
 BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule, enum.Enum)
-# Compared by type: what is in them is watched.
+# Types of values that are compared by type, because their contents are watched.
 BY_TYPE = list, dict, set, collections.deque
-# Compared by type only, unless their contents are watched as well: every step makes new variables.
+# Types of values that every step makes anew, such as variables. They are compared by type only,
+# unless their contents are watched.
 OPAQUE = chainer.Variable, dict, list
 
-# Elements of an array on the host whose contents are watched, where the model is on a GPU: a step
-# reads its numbers in Python.
+# Most elements of an array on the host whose contents are watched. If the model is on a GPU, Python
+# reads the numbers of such an array, so a replay would repeat them.
 MAX_HOST_SIZE = 4096
 
-# Libraries whose code keeps no arrays but in attributes.
+# Libraries whose code keeps arrays in attributes only.
 KNOWN = 'builtins', 'chainer', 'chainer_chemistry', 'chainermn', 'chainer_bspmm', 'numpy', 'cupy'
 
 
@@ -42,9 +43,9 @@ class Guards:
     docs/captured_training.md lists them. If a hyperparameter changes, the key is another object,
     but equal.
 
-    `target` is the link that is trained or predicts, `function` what runs on a batch, `reach` what
-    they can reach. `params` are those of all links that are reached, `other_params` those that are
-    not the target's. `has_user_code`: what runs may be a user's code.
+    `target` is the link that is trained or predicts, `function` runs on a batch, and `reach` is the
+    `Reach` of both. `params` are the parameters of all links within reach, `other_params` the ones
+    that do not belong to the target. `has_user_code`: whether a user's code may run.
     """
 
     def __init__(self, target, function, optimizer=None):
@@ -55,10 +56,13 @@ class Guards:
         self._look()
 
     def key(self):
-        """Return a `Key`, equal if nothing has changed, the last one if nothing was replaced."""
+        """Return the `Key` of now: equal to the last one if nothing has changed.
+
+        If no object was replaced, it is the last one itself.
+        """
         values = self._values()
         sizes = self.reach.sizes()
-        # Not item by item in Python: there are hundreds.
+        # `map` compares hundreds of values faster than a loop in Python.
         if (
             sizes != self._sizes
             or len(values) != len(self._last)
@@ -74,7 +78,10 @@ class Guards:
         return self._key
 
     def blocking_hook(self):
-        """Return which hook (str or None), as of the last key, must see every call: no replays."""
+        """Return the reason (str or None) why there can be no replays: a hook, or debug mode.
+
+        A hook has to see every call. Links' hooks are taken from the last key.
+        """
         if self._is_debug:
             return 'Chainer is in debug mode'
         names = [*chainer.get_function_hooks(), *chainer._get_link_hooks()]
@@ -83,24 +90,24 @@ class Guards:
         return 'the hook %s has to see every call' % names[0] if names else None
 
     def moment(self):
-        """Return the `Moment` of now."""
+        """Return a `Moment` of the present state."""
         return Moment(Reach(self._target, self._function))
 
     def ignore(self, outputs):
-        """Watch no longer what every run assigns and no run reads (set of texts)."""
+        """Stop watching outputs (set of texts): arrays that every run assigns and none reads."""
         if not outputs <= self._outputs:
             self._outputs |= outputs
             self._look()
 
     def _values(self):
-        """Return the values (list) that are watched, as they are now."""
+        """Return the present values (list) of everything that is watched."""
         values = [*vars(chainer.config._local).values(), *vars(chainer.global_config).values()]
         values += self.reach.values()
         params = self.params
         values += [param._data[0] for param in params]
         values += [param._requires_grad for param in params]
         if self._optimizer is not None:
-            if any(self._hooks):  # most are empty
+            if any(self._hooks):  # there are usually none
                 for hooks in self._hooks:
                     values += hooks.values()
             values += [param.update_rule for param in self._target_params]
@@ -111,7 +118,7 @@ class Guards:
         return values
 
     def _differ(self, values):
-        """Return whether values differ from the last ones in more than objects of no effect."""
+        """Return whether values differ from the last ones in a way that may matter to a step."""
         if len(values) != len(self._last):
             return True
         for i, (value, last) in enumerate(zip(values, self._last)):
@@ -177,10 +184,10 @@ class Guards:
 
 
 class Key:
-    """Values that were watched at one moment; equal to another key where nothing differs.
+    """Watched values at one moment; two keys are equal if no value differs.
 
     Arrays, functions and links are compared by ``id``. The key holds them, so that no other object
-    can get the same one. `update` are the update rules, and hooks of the optimizer and the rules.
+    can get the same id. `update` are the update rules, and hooks of the optimizer and the rules.
     """
 
     def __init__(self, named_values, links, update):
@@ -202,8 +209,8 @@ class Key:
         return self is other or self._tokens == other._tokens
 
     def change(self, before):
-        """Return the text of the first value that differs from an earlier key's."""
-        # Counted: a container's length and its items have the same text.
+        """Return words for the first value that differs from an earlier key's."""
+        # Values are counted, because a container's length and its items have the same words.
         now, then = collections.Counter(self._tokens), collections.Counter(before._tokens)
         for text, _ in [*(now - then), *(then - now)]:
             return text
@@ -211,7 +218,7 @@ class Key:
 
 
 class Moment:
-    """All of Python that a run may change, at one moment: watched values, random numbers."""
+    """State of Python that a run may change, at one moment: watched values, random numbers."""
 
     def __init__(self, reach):
         arrays = chainer.get_array_types()
@@ -222,7 +229,7 @@ class Moment:
         self._states = reach.states()
 
     def change(self, before):
-        """Return the text (str or None) of something that differs from an earlier moment."""
+        """Return words (str or None) for the first difference from an earlier moment."""
         for text, state in self._states.items():
             if state != before._states.get(text, state):
                 return text
@@ -236,11 +243,11 @@ class Moment:
         return None
 
     def change_of_values(self, before):
-        """Return the text (str or None) of a value, other than an array, that differs."""
+        """Return words (str or None) for the first value, other than an array, that differs."""
         return None if self._key == before._key else self._key.change(before._key)
 
     def outputs(self, before):
-        """Return the texts (set) of arrays that were replaced since an earlier moment."""
+        """Return words (set) for the arrays that were replaced since an earlier moment."""
         return {
             text
             for text, array in self._arrays.items()
@@ -250,19 +257,19 @@ class Moment:
 
 def _is_of_user(value):
     """Return whether calling something may run a user's code."""
-    # Only of what is callable: another object of a user's may raise when it is asked.
+    # Attributes are read of callables only, because other objects of a user may raise.
     return callable(value) and (
         (getattr(value, '__module__', None) or '').partition('.')[0] not in KNOWN
     )
 
 
 def _parts(owner):
-    """Yield what may be called where an object is: itself, its attributes, and their items."""
+    """Yield parts of an object that may be called: itself, its attributes, and their items."""
     yield owner
     yield type(owner)
     for value in getattr(owner, '__dict__', {}).values():
         yield value
-        # Neither an object's `__class__` nor a subclass's methods: a user's may raise.
+        # A user's `__class__` or method of a subclass may raise, so neither is used.
         if issubclass(type(value), dict):
             yield from dict.values(value)
         for kind in (list, tuple, set):
@@ -271,20 +278,20 @@ def _parts(owner):
 
 
 def _token(value):
-    """Return what stands for a value in a key: None for one that is not watched."""
-    kind = type(value)  # an object may lie about its __class__
+    """Return the token that represents a value in a key, or None if it is not watched."""
+    kind = type(value)  # not `__class__`, about which an object may lie
     if issubclass(kind, BY_ID) or callable(value) and not issubclass(kind, chainer.Link):
         return id(value)
     if issubclass(kind, PLAIN):
         plain = kind if kind in PRINTED else next(p for p in PRINTED if issubclass(kind, p))
-        return kind, PRINTED[plain](value)  # True is not 1
+        return kind, PRINTED[plain](value)  # with the type, because True must differ from 1
     if issubclass(kind, tuple):
         return kind, tuple(map(_token, tuple.__iter__(value)))
     if issubclass(kind, frozenset):
         return kind, frozenset(map(_token, frozenset.__iter__(value)))
     if issubclass(kind, (chainer.Variable, chainer.Link)):
-        return None  # every step makes new variables; a key has links of its own
+        return None  # every step makes new variables; links are listed separately in a key
     if issubclass(kind, BY_TYPE) or is_of_user(kind.__module__):
         return kind
-    # Other objects of Chainer's and ours, such as batches, are made anew by every step, too.
+    # Every step makes new objects of other classes of Chainer and this package, such as batches.
     return None if kind.__module__.partition('.')[0] in LIBRARIES else id(value)

@@ -12,34 +12,35 @@ from chainer_bspmm.dataset.selection import Selection
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.multi_node.epochs import PartIterator
 
-# Forms that are opened: for a script that changes its data set all the time, batches are converted.
+# Most sparse forms of dense data sets that are made. If a script changes its data set more often,
+# its batches are converted one by one.
 MOST_FORMS = 4
 
 
 class Examples:
-    """Examples of an iterator for a converter, as a `Selection` where that is possible.
+    """Examples of an iterator for a converter, if possible as a `Selection`.
 
-    It is where Chainer's SerialIterator, or a `PartIterator`, reads for a `CSRConverter` a
-    `SparseDataset`, a dense data set that has a `SparseForm`, or a SubDataset of one. The
-    iterator's state, order and random numbers are the same.
+    That is possible for a `CSRConverter`, and Chainer's SerialIterator or a `PartIterator`, on a
+    `SparseDataset`, on a dense data set that has a `SparseForm`, or on a SubDataset of one. The
+    iterator's state, order and random numbers are the same as without it.
     """
 
     def __init__(self):
         self._parts = None, None, None, None  # iterator, its data set, converter, may_keep
-        self._form = None  # of a dense data set
-        self._was_left = True  # whether other code may have changed the examples that it has
+        self._form = None  # `SparseForm` of a dense data set, or None
+        self._was_left = True  # whether other code has run since the form was compared last
         self._is_numbered = False
-        self._n_forms = 0  # how many were opened
+        self._n_forms = 0  # number of forms that were made
 
     def __reduce__(self):
-        return Examples, ()  # a copy opens its own
+        return Examples, ()  # a copy makes its own form
 
     def next(self, iterator, converter, may_keep=True, is_known=False):
         """Return the next list of examples or `Selection`, or raise StopIteration.
 
-        `may_keep`: dense data sets may be kept; their arrays are read-only until :meth:`close`,
-        which the caller must be sure to reach. `is_known`: no code of others has run since the last
-        call.
+        `may_keep`: the sparse form of a dense data set may be kept. Its arrays are read-only until
+        :meth:`close`, so the caller must make sure to call that. `is_known`: no other code has run
+        since the last call.
         """
         dataset = getattr(iterator, 'dataset', None)
         if not all(map(operator.is_, self._parts, (iterator, dataset, converter, may_keep))):
@@ -47,12 +48,12 @@ class Examples:
         if not self._is_numbered or 'next' in vars(iterator):
             return iterator.next()
         index = _next_index(iterator)
-        # A sampler of an iterator may be a user's.
+        # At a new epoch the iterator's order sampler was called, which may be a user's.
         selection = self._selected(dataset, index, is_known and not iterator.is_new_epoch)
         return [dataset[i] for i in index] if selection is None else selection
 
     def close(self):
-        """Let arrays of dense examples be written again; return whether there were any."""
+        """Make the arrays of dense examples writable again; return whether there were any."""
         form = self._form
         self._form = None
         self._parts = (None, None, None, None)
@@ -62,7 +63,7 @@ class Examples:
         return form is not None
 
     def _look(self, iterator, dataset, converter, may_keep):
-        last = self._form  # closed at the end: it may be the same again
+        last = self._form  # it is closed at the end, because the new form may be the same
         self._form = None
         self._parts = (iterator, dataset, converter, may_keep)
         self._is_numbered = False
@@ -84,7 +85,7 @@ class Examples:
             last.close()
 
     def _selected(self, dataset, index, is_known):
-        """Return the `Selection` of examples; None if there are none, or an index is wrong."""
+        """Return the `Selection` of examples, or None if that is empty or an index is wrong."""
         if not index.size or index.dtype.kind not in 'iu':
             return None
         index = sparse_form.position_in_base(dataset, index)
@@ -105,13 +106,13 @@ class Examples:
 
 
 def _next_index(iterator):
-    """Do what ``SerialIterator.__next__`` does up to the list; return the indices (array)."""
+    """Advance the iterator as ``SerialIterator.__next__`` does; return indices, not examples."""
     state = iterator._state
     position, epoch, _, order = state
     n_examples = len(iterator.dataset) if order is None else len(order)
     stop = position + iterator.batch_size
     if stop < n_examples and (iterator.repeat or not epoch):
-        # Most batches: the state machine takes as long as all else here.
+        # A shortcut for most batches: the state machine takes as long as all other work here.
         iterator._previous_epoch_detail = epoch + position / n_examples
         iterator._state = _statemachine.IteratorState(stop, epoch, False, order)
         return (

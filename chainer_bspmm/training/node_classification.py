@@ -1,4 +1,4 @@
-"""`run_node_classification_train`: upstream's function, in captured steps."""
+"""`run_node_classification_train`: upstream's function with captured steps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,29 +33,31 @@ def run_node_classification_train(
     use_default_extensions: bool = True,
     resume_path: str | None = None,
 ) -> None:
-    """Train a model of one graph on the labels of some of its nodes.
+    """Train a model of a single graph on the labels of some of its nodes.
 
-    Replaces ``chainer_chemistry.utils.train_utils.run_node_classification_train`` for a swapped
+    It replaces ``chainer_chemistry.utils.train_utils.run_node_classification_train`` for a swapped
     model, with the same arguments except ``converter``, which upstream ignores. On a GPU the graph
     stays there, and each step, which is an epoch, is one launch (:class:`GraphUpdater`).
 
     Args:
-        model (NodeClassifier): of ``sparsify``; its predictor takes the features and a BatchedCSR.
-        data (SparseGraphData or PaddingGraphData): one graph; ``adj`` of the latter is an array or
-            a CooMatrix. ``y`` is (n_nodes,), the labels. Types of edges are not used.
-        train_mask, valid_mask (array): (n_nodes,) bool, or (k,) integers: nodes to train on, and
-            nodes that are reported on.
-        epoch (int): how many steps to train.
+        model (NodeClassifier): a model from ``sparsify``, whose predictor takes the features and a
+            BatchedCSR.
+        data (SparseGraphData or PaddingGraphData): a single graph. ``adj`` of PaddingGraphData is
+            an array or a CooMatrix. ``y``, (n_nodes,), are the labels. Types of edges are not used.
+        train_mask, valid_mask (array): nodes to train on, and nodes to report on; (n_nodes,) bool,
+            or (k,) integers, which are indices.
+        epoch (int): number of steps.
         optimizer (chainer.Optimizer or None): None means Adam.
         out (str): folder of the Trainer.
         extensions_list (sequence or None): further extensions.
         device: as for ``chainer.get_device``.
         use_default_extensions (bool): whether to log and print, with a progress bar.
-        resume_path (str or None): snapshot of a Trainer to go on from.
+        resume_path (str or None): snapshot of a Trainer to resume from.
 
     Raises:
-        TypeError: the model is not swapped, ``data`` is no graph data, or a mask has another dtype.
-        ValueError: a label or a bool is missing, an index is that of no node; see also
+        TypeError: the model is not swapped, ``data`` is not graph data, or a mask has another
+            dtype.
+        ValueError: a label or a bool is missing, or an index is out of range; see also
             :func:`~chainer_bspmm.dataset.to_sparse`.
     """
     if not isinstance(model, NodeClassifier):
@@ -67,7 +69,7 @@ def run_node_classification_train(
     converter = CSRConverter('packed', strip_padding=False)
     iterator = SerialIterator(dataset, 1)
     if device.xp is numpy:
-        batch = converter(dataset)  # always the same
+        batch = converter(dataset)  # it is the same in every step
         updater = StandardUpdater(
             iterator, optimizer, converter=lambda examples, device: batch, device=device
         )
@@ -86,7 +88,7 @@ def run_node_classification_train(
 
 
 def _one_graph(data, **masks):
-    """Return a `SparseDataset` of one graph: its labels, and indices of nodes for each mask."""
+    """Return a `SparseDataset` of one graph, with its labels and node indices for each mask."""
     if not isinstance(data, (SparseGraphData, PaddingGraphData)):
         text = 'data: expected SparseGraphData or PaddingGraphData, got %s'
         raise TypeError(text % type(data).__name__)
@@ -103,7 +105,7 @@ def _one_graph(data, **masks):
 
 
 def _indices(name, mask, n_nodes):
-    """Return which nodes a mask selects, (k,) int32: their count is known without a device."""
+    """Return the indices of the nodes that a mask selects, (k,) int32, checked, on the host."""
     mask = numpy.asarray(mask)
     if mask.dtype == bool:
         if mask.shape != (n_nodes,):

@@ -9,11 +9,11 @@ import chainer
 from chainer import link_hooks
 from chainer.backends import cuda
 
-# Between runs that differ in how products are rounded: relative to the dtype of the parameters.
-FLOOR = {'float16': 1e-2, 'float32': 1e-2, 'float64': 1e-6}  # less than this is compared with it
-SMALL = 1e-3  # of all gradients: one below this share is compared with the share
-FACTORS = 8, 24, 56  # times the rounding of a dtype: by how much parameters are changed
-MARGIN = 10  # times what rounding does is more than rounding does
+# Relative errors between two runs that round products differently, by the dtype of the parameters:
+FLOOR = {'float16': 1e-2, 'float32': 1e-2, 'float64': 1e-6}  # errors are relative to this at least
+SMALL = 1e-3  # errors of gradients are relative to this share of the largest gradient at least
+FACTORS = 8, 24, 56  # parameters are changed by these multiples of their dtype's rounding
+MARGIN = 10  # an error is more than rounding if it is so many times larger than rounding's effect
 
 LOSS = 'the loss'
 
@@ -21,8 +21,8 @@ LOSS = 'the loss'
 def outcome(function, target, args, kwargs, observers=None):
     """Run a loss in test mode; return name -> array, on the host.
 
-    Names are those that a sentence needs; observers: path -> link that reports, if these are not
-    the target's. Leaves gradients, and whatever the run changes.
+    Names are worded for use in a sentence. `observers`: path -> link that reports, if these are not
+    the target's links. Gradients, and other changes by the run, are left as they are.
     """
     params = dict(target.namedparams(include_uninit=False))
     for param in params.values():
@@ -35,7 +35,7 @@ def outcome(function, target, args, kwargs, observers=None):
         chainer.using_config('train', False),
         chainer.using_config('enable_backprop', True),
     ):
-        warnings.simplefilter('ignore')  # what there is to say the training says
+        warnings.simplefilter('ignore')  # the training itself shows the same warnings
         loss = function(*args, **kwargs)
         loss.backward()
     found = {LOSS: _on_host(loss)}
@@ -58,8 +58,8 @@ def gradient_of(path):
 def errors(actual, expected, dtype):
     """Return name -> relative error of an outcome, in the order of `expected`.
 
-    What is not finite in both has none, nor what has another shape. The error of what is not finite
-    in one alone is infinite.
+    Values that are not finite in both, and values of another shape, are left out. If a value is
+    finite in only one of them, its error is infinite.
     """
     gradients = {name for name in expected if name.startswith(gradient_of('/'))}
     norms = {name: _norm(value) for name, value in expected.items()}
@@ -83,10 +83,10 @@ def _norm(array):
 
 
 def beyond_rounding(found, expected, run_scaled, dtype):
-    """Return the errors (dict) of `found` that rounding does not explain.
+    """Return the errors (dict) among `found` that rounding does not explain.
 
-    Where a maximum is tied or a sum cancels, rounding decides. ``run_scaled(factor)`` returns the
-    outcome where the parameters were multiplied by a factor, `expected` is that by 1.
+    Rounding decides if a maximum is tied or a sum cancels. ``run_scaled(factor)`` returns the
+    outcome with parameters multiplied by a factor; `expected` is the outcome for a factor of 1.
     """
     if not found:
         return found
@@ -100,7 +100,7 @@ def beyond_rounding(found, expected, run_scaled, dtype):
 
 
 def dtype_of(link):
-    """Return the name of the dtype with the fewest digits that a link computes in."""
+    """Return the name of the least precise dtype in which a link computes."""
     if chainer.config.dtype is chainer.mixed16:
         return 'float16'
     dtypes = {param.dtype for param in link.params(include_uninit=False) if param.dtype.kind == 'f'}
@@ -108,12 +108,12 @@ def dtype_of(link):
 
 
 def in_short(value):
-    """Return a number (float) that stands for an array: the one in it, or the norm."""
+    """Return a number (float) that represents an array: its only element, or its norm."""
     return float(value.reshape(())) if value.size == 1 else _norm(value)
 
 
 def observing_hooks(hooks):
-    """Return the names of hooks of Chainer's that only look at a run, among name -> hook."""
+    """Return the names of Chainer's own hooks that only observe a run, given name -> hook."""
     return [
         name
         for name, hook in hooks.items()
@@ -123,7 +123,7 @@ def observing_hooks(hooks):
 
 
 class _Reporter(chainer.Reporter):
-    """A reporter with the names of the current one, that takes reports by anybody."""
+    """Reporter that knows the observers of all current reporters, and accepts any other."""
 
     def __init__(self, observers):
         super().__init__()
@@ -133,14 +133,14 @@ class _Reporter(chainer.Reporter):
             self._observer_names.update(other._observer_names)
 
     def report(self, values, observer=None):
-        # Without a reporter, as in a loop by hand, nobody has to be known.
+        # In a loop without a reporter, observers need not be registered.
         self._observer_names.setdefault(id(observer), type(observer).__name__)
         super().report(values, observer)
 
 
 @contextlib.contextmanager
 def _without_observers(target):
-    """Let hooks that only look at a run, such as TimerHook, not see what is inside."""
+    """Remove hooks that only observe a run, such as TimerHook, for a while."""
     hooks = [chainer.get_function_hooks(), chainer._get_link_hooks()]
     hooks += [link._local_link_hooks for link in target.links() if link._local_link_hooks]
     before = [(of_one, dict(of_one)) for of_one in hooks]
@@ -156,5 +156,5 @@ def _without_observers(target):
 
 
 def _on_host(value):
-    """Return a copy of an array, a variable or a number, as an array on the host."""
+    """Return an array, a variable or a number as a new array on the host."""
     return numpy.array(cuda.to_cpu(chainer.as_array(value)))

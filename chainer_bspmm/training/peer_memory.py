@@ -1,6 +1,6 @@
-"""Memory of the GPUs of one host, which every rank has mapped, and sums by it inside of a step.
+"""Memory of the GPUs of one host that every rank has mapped, and sums through it in a step.
 
-A rank writes to the memory of the others.
+Each rank writes to the memory of the others.
 """
 
 import contextlib
@@ -12,25 +12,27 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import kernels, plans
 from chainer_bspmm.cuda.launch import run
 
-MOST = 8  # ranks, whose addresses are arguments of a kernel
+MOST = 8  # most ranks, because their addresses are arguments of a kernel
 _ALIGNMENT = 256  # bytes
-_THREADS = 256  # of the block of kernels/peer_sum.cu
-# What CUDA allocates at once: it shares all of it, with whatever else is there.
+_THREADS = 256  # threads of the block of kernels/peer_sum.cu
+# Unit of CUDA's allocations. Memory is shared in whole units, with anything else that is in them.
 _GRANULARITY = 2 << 20
 
-# (communicator, PeerMemory), for the life of the process: memory that another rank has mapped must
-# not be freed, and a graph that was captured may still be launched.
+# (communicator, PeerMemory), kept for the life of the process: memory that another rank has mapped
+# must not be freed, and a captured graph that uses it may still be launched.
 _kept = []
 
 
 class PeerMemory:
-    """Places for what the ranks of a host send each other, on the GPU of the receiver.
+    """Memory for data that the ranks of a host send each other, on the GPU of the receiver.
 
-    A rank sends `size` elements of a dtype, by launches whose `chunks` are (dtype's char, number),
-    and `vectors`, (n, dtype) each. Addresses are (n_ranks,) uint64: `data`, of (2, n_ranks, size)
-    elements as words, and `slots`, of each vector's (see kernels/peer_sum.cu). This rank alone
-    counts the turns of every chunk and vector, in `turn` and `turns`. Without room a
-    CUDARuntimeError is raised.
+    A rank sends `size` elements of a dtype and `vectors`, each (n, dtype). The elements are sent by
+    launches whose `chunks` are (dtype's char, number of chunks).
+
+    Addresses in all ranks' memory are (n_ranks,) uint64: `data`, where (2, n_ranks, size) elements
+    are stored as words, and `slots`, one array for each vector (see kernels/peer_sum.cu). `turn`
+    and `turns` count the turns of every chunk and vector; no other rank uses them. Without enough
+    memory a CUDARuntimeError is raised.
     """
 
     def __init__(self, n_ranks, size, dtype, chunks, vectors=()):
@@ -39,7 +41,7 @@ class PeerMemory:
         self.vectors = list(vectors)
         *self._starts, n_bytes = _starts(n_ranks, size, dtype, vectors)
         n_bytes = -(-n_bytes // _GRANULARITY) * _GRANULARITY
-        # Not of a pool: a handle is a whole allocation's.
+        # The memory is not from a pool, because a handle shares a whole allocation.
         self._memory = cuda.cupy.cuda.Memory(n_bytes)
         runtime = cuda.cupy.cuda.runtime
         runtime.memset(self._memory.ptr, 0, n_bytes)
@@ -50,16 +52,16 @@ class PeerMemory:
         self._opened = []
 
     def fits(self, *sizes):
-        """Return whether it has this size, dtype and chunks."""
+        """Return whether the memory was made for this size, dtype and chunks."""
         return self._sizes == sizes
 
     def handle(self):
-        """Return a handle that another process can map, and the address of the GPU on the bus."""
+        """Return a handle that another process can map, and the bus address of the GPU."""
         gpu = cuda.cupy.cuda.Device().pci_bus_id
         return cuda.cupy.cuda.runtime.ipcGetMemHandle(self._memory.ptr), gpu
 
     def map(self, handles, rank):
-        """Map the memory of the other ranks, given the handles of all."""
+        """Map the memory of the other ranks, given the handles of all ranks."""
         addresses = []
         for other, (handle, _) in enumerate(handles):
             if other != rank:
@@ -79,8 +81,11 @@ class PeerMemory:
 
 
 def connected(comm, size, dtype, chunks, vectors, prepare):
-    """Return the `PeerMemory` of all ranks, the same for the same sizes; None if it cannot be."""
-    # ``prepare(memory)`` compiles and loads what must be there before any rank waits for this one.
+    """Return a `PeerMemory` that all ranks have mapped, or None if that is not possible.
+
+    For the same sizes it is the same object. ``prepare(memory)`` compiles and loads kernels before
+    any rank has to wait for this one.
+    """
     if not 1 < comm.size <= MOST or comm.intra_size != comm.size:
         return None
     refused = cuda.cupy.cuda.runtime.CUDARuntimeError
@@ -95,13 +100,13 @@ def connected(comm, size, dtype, chunks, vectors, prepare):
         return None
     memory = None
     handle = None
-    # Where GPUs cannot reach each other, or processes may not share memory.
+    # CUDA refuses if GPUs cannot reach each other, or if processes may not share memory.
     with contextlib.suppress(refused):
         memory = _kept[fitting[0]][1] if fitting else PeerMemory(comm.size, *sizes, vectors)
         handle = memory.handle()
     handles = comm.mpi_comm.allgather(handle)
     is_done = False
-    # Ranks that wait for each other on one GPU might wait forever.
+    # Every rank needs a separate GPU: kernels that wait for each other on one might wait forever.
     if all(handles) and len({gpu for _, gpu in handles}) == comm.size:
         with contextlib.suppress(refused):
             if not fitting:
@@ -111,7 +116,7 @@ def connected(comm, size, dtype, chunks, vectors, prepare):
     if not all(comm.mpi_comm.allgather(is_done)):
         if memory is not None and not fitting:
             memory.unmap()
-        comm.mpi_comm.Barrier()  # no rank has mapped what is freed now
+        comm.mpi_comm.Barrier()  # after it no rank has this memory mapped, so it can be freed
         return None
     if not fitting:
         _kept.append((comm, memory))
@@ -119,27 +124,28 @@ def connected(comm, size, dtype, chunks, vectors, prepare):
 
 
 def addresses_by_value(*arrays):
-    """Return arrays of addresses as a kernel takes them by value, one after the other."""
+    """Return arrays of addresses, concatenated, as an argument that a kernel takes by value."""
     joined = numpy.concatenate(arrays)
     return joined.view(numpy.dtype([('of', numpy.uint64, joined.size)]))
 
 
 def words_of(dtype):
-    """Return the number of 8-byte words of an element: each has 32 bits of it, and the turn."""
+    """Return the number of 8-byte words of an element; a word has 32 bits of it, and the turn."""
     return -(-dtype.itemsize // 4)
 
 
 def _starts(n_ranks, size, dtype, vectors):
-    """Return where data and each slot begin, and the end, in bytes."""
+    """Return the offsets of data and of each slot, and the total size, in bytes."""
     sizes = [16 * n_ranks * n * words_of(of) for n, of in [(size, dtype), *vectors]]
     return numpy.cumsum([0, *(-(-n // _ALIGNMENT) * _ALIGNMENT for n in sizes)]).tolist()
 
 
 class PeerSums:
-    """The sums of a step, such as the statistics of batch normalisation over all ranks.
+    """Sums over all ranks in a step, such as the statistics of batch normalisation.
 
-    They are numbered in the order of the calls, which is that of all ranks. Before the ranks share
-    memory, `peers`, a step adds up nothing and notes which `vectors`, (n, dtype), it would have.
+    They are numbered in the order of the calls, which must be the same on all ranks. Before the
+    ranks share memory, `peers`, a step adds up nothing, but notes the `vectors`, each (n, dtype),
+    that it would add up.
     """
 
     def __init__(self, comm, peers=None):
@@ -150,19 +156,19 @@ class PeerSums:
         self._next = 0
 
     def begin(self, alone):
-        """Begin a step; alone: a trial, or the last step again, with what others sent in that."""
+        """Begin a step; `alone`: a trial or the last step again, with the data that others sent."""
         self._alone = alone
         self._next = 0
 
     @contextlib.contextmanager
     def repeated(self):
-        """Let the sums inside be done once more after it, by the same numbers."""
+        """Context after which its sums are computed once more, by the same numbers."""
         first = self._next
         yield
         self._next = first
 
     def sum(self, array):
-        """Return the sum of an array over the ranks; RuntimeError: the first step had another."""
+        """Return the sum of an array over the ranks; RuntimeError if the first step had another."""
         vector = array.size, array.dtype
         number = self._next
         self._next += 1
@@ -173,7 +179,7 @@ class PeerSums:
         return array if self._peers is None else self._launch(number, array)
 
     def load_kernels(self, peers):
-        """Compile the kernels for the vectors of some memory."""
+        """Compile the kernels for the vectors of a `PeerMemory`."""
         for dtype in {of for _, of in peers.vectors}:
             device_id = peers.turns.data.device_id
             kernels.load(device_id, 'peer_sum', dtype.char, defines(len(peers.data)))

@@ -1,7 +1,7 @@
-"""Places where a program keeps values: they are looked at, saved, and put back.
+"""Places where a program keeps values, to be watched, saved and put back.
 
-`Place` holds variables with names, `Items` values without. The state of a generator of random
-numbers is a `GeneratorState`.
+A `Place` has variables with names, `Items` are values without names. The state of a generator of
+random numbers is a `GeneratorState`.
 """
 
 import array
@@ -18,21 +18,21 @@ from typing import Any
 
 import numpy
 
-MISSING: Any = object()  # in place of a variable that is not assigned, or was deleted
+MISSING: Any = object()  # value of a variable that is not assigned, or was deleted
 
 
 class Place:
-    """Variables by name: those of a dict, an object, a class, a module, or in a closure.
+    """Variables by name: of a dict, an object, a class or a module, or in a closure.
 
     Args:
         text (callable): returns words for the variable of a name.
         read (callable): returns a new dict of all variables that are assigned.
         write (callable): takes a name and a value.
         delete (callable): takes a name that is assigned.
-        look (callable): returns an iterable of the values that are watched, as they are now; it
+        look (callable): returns an iterable of the present values of the watched variables; it
             takes much less time than `read`.
-        looked_at (callable): returns the names of these.
-        keeps_order: the order of the names is put back, too.
+        looked_at (callable): returns the names of the watched variables.
+        keeps_order (bool): whether the order of the names is put back, too.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Place:
         self._keeps_order = keeps_order
 
     def texts(self) -> list[str]:
-        """Return words for each of the values that `look` gives."""
+        """Return words for each of the values that `look` returns."""
         return list(map(self._text, self._looked_at()))
 
     def restore(self, saved: dict) -> None:
-        """Assign what `save` returned, and delete other variables."""
+        """Assign the values that `save` returned, and delete other variables."""
         now = self.save()
         if self._keeps_order and not _is_same(now, saved):
             for name in now:
@@ -63,11 +63,11 @@ class Place:
         self.apply(_difference(now, saved))
 
     def changes(self, saved: dict) -> dict | None:
-        """Return the variables that differ from saved ones (name -> value or MISSING), if any."""
+        """Return the variables that differ from saved ones (name -> value or MISSING), or None."""
         return _difference(saved, self.save()) or None
 
     def apply(self, changes: dict) -> None:
-        """Make changes again."""
+        """Repeat changes that :meth:`changes` returned."""
         for name, value in changes.items():
             if value is not MISSING:
                 self._write(name, value)
@@ -77,7 +77,7 @@ class Place:
 
 def entries(of: dict, text: str) -> Place:
     """Place of the entries of a dict, all of which are watched."""
-    # Methods of a user's subclass may do more than is asked for here.
+    # The base class's methods are used, because methods of a user's subclass may do more.
     kind = OrderedDict if isinstance(of, OrderedDict) else dict
     return Place(
         lambda key: '%r in %s' % (key, text),
@@ -96,7 +96,7 @@ def all_attributes(of: dict[str, Any], text: Callable[[str], str]) -> Place:
 
 
 def attributes(of: dict[str, Any], text: Callable[[str], str], names: Collection[str]) -> Place:
-    """Place of the variables in the `__dict__` of an object; those of some names are watched."""
+    """Place of the variables in the `__dict__` of an object; only those in `names` are watched."""
     return Place(
         text,
         read=of.copy,
@@ -108,7 +108,7 @@ def attributes(of: dict[str, Any], text: Callable[[str], str], names: Collection
 
 
 def class_attributes(of: type, text: Callable[[str], str], names: Collection[str]) -> Place:
-    """Place of the attributes of a class; those of some names are watched."""
+    """Place of the attributes of a class; only those in `names` are watched."""
     return Place(
         text,
         read=vars(of).copy,
@@ -122,17 +122,17 @@ def class_attributes(of: type, text: Callable[[str], str], names: Collection[str
 def module_variables(
     of: dict[str, Any], text: Callable[[str], str], names: Collection[str]
 ) -> Place:
-    """Place of the variables of a module that have certain names; others are left alone."""
+    """Place of the variables of a module whose names are in `names`; others are left alone."""
     return _named(text, of.get, of.__setitem__, of.__delitem__, names)
 
 
 def slots(of: object, text: Callable[[str], str], members: Mapping[str, Any]) -> Place:
-    """Place of the attributes that are not in a dict. `members` are the class's descriptors."""
+    """Place of attributes in slots, which are not in a dict; `members`: their descriptors."""
 
     def get(name, default):
         try:
             return members[name].__get__(of)
-        except AttributeError:  # not assigned
+        except AttributeError:  # the attribute is not assigned
             return default
 
     def write(name, value):
@@ -145,12 +145,12 @@ def slots(of: object, text: Callable[[str], str], members: Mapping[str, Any]) ->
 
 
 def cell(of: types.CellType, text: str) -> Place:
-    """Place of a variable that a function shares with those inside of it."""
+    """Place of a variable that a function shares with functions inside of it."""
 
     def get(name, default):
         try:
             return of.cell_contents
-        except ValueError:  # not assigned
+        except ValueError:  # the variable is not assigned
             return default
 
     def write(name, value):
@@ -163,7 +163,7 @@ def cell(of: types.CellType, text: str) -> Place:
 
 
 def context_variable(of: contextvars.ContextVar, text: str) -> Place:
-    """Place of a context variable. It cannot be made to have no value again."""
+    """Place of a context variable. Once it has a value, it cannot be made to have none again."""
 
     def write(name, value):
         of.set(value)
@@ -173,7 +173,7 @@ def context_variable(of: contextvars.ContextVar, text: str) -> Place:
 
     def get(name, default):
         try:
-            return of.get()  # that of the variable itself, if it was never set
+            return of.get()  # the variable's default, if it was never set
         except LookupError:
             return default
 
@@ -181,13 +181,13 @@ def context_variable(of: contextvars.ContextVar, text: str) -> Place:
 
 
 def buffer(of: Any, text: str) -> Place:
-    """Place of the numbers in a bytearray or an array of Python's, watched as one value."""
+    """Place of the numbers in a bytearray or Python's array.array, watched as one value."""
     last = b''
 
     def get(name, default):
         nonlocal last
         now = bytes(of)
-        if now != last:  # otherwise the same object is returned, for a look to compare
+        if now != last:  # equal contents are returned as the same object, because looks use `is`
             last = now
         return last
 
@@ -197,13 +197,13 @@ def buffer(of: Any, text: str) -> Place:
         add(value)
 
     def delete(name):
-        raise NotImplementedError  # it is always there
+        raise NotImplementedError  # the contents cannot be missing
 
     return _named(lambda name: text, get, write, delete, ['contents'])
 
 
 def parts_of_functions(of: Collection[types.FunctionType]) -> Place:
-    """Place of code and defaults of functions, all of which can be replaced."""
+    """Place of the code and defaults of functions, all of which can be replaced."""
     names = '__code__', '__defaults__', '__kwdefaults__'
     parts = [(function, name) for function in of for name in names]
     look = operator.attrgetter(*names)
@@ -218,7 +218,7 @@ def parts_of_functions(of: Collection[types.FunctionType]) -> Place:
 
 
 def read_only(of: object, text: Callable[[str], str], names: Collection[str]) -> Place:
-    """Place of attributes that are watched, and neither saved nor put back."""
+    """Place of attributes that are watched, but neither saved nor put back."""
     saved: dict = {}
     return Place(
         text,
@@ -231,16 +231,16 @@ def read_only(of: object, text: Callable[[str], str], names: Collection[str]) ->
 
 
 def read(of: object, name: str) -> Any:
-    """Return an attribute; MISSING for a method, which is another object every time."""
+    """Return an attribute; MISSING for a method, which is a new object every time."""
     try:
         value = getattr(of, name)
-    except Exception:  # of a Trainer that does not run, for example
+    except Exception:  # such as an attribute of a Trainer that does not run
         return MISSING
     return MISSING if callable(value) else value
 
 
 def _named(text, get, write, delete, names):
-    """Return a place of the variables of certain names, all of which are watched."""
+    """Return a place of the variables in `names`, all of which are watched."""
 
     def read():
         return {name: value for name in names if (value := get(name, MISSING)) is not MISSING}
@@ -249,21 +249,21 @@ def _named(text, get, write, delete, names):
 
 
 def _looking(get, names):
-    """Return a function that gives the values of some names, MISSING where there is none."""
+    """Return a function that returns the values of `names`, MISSING for those without a value."""
     return functools.partial(map, get, names, itertools.repeat(MISSING))
 
 
 class Items:
-    """Place of what is in a list, a set or a deque, all of which is watched."""
+    """Place of the items of a list, a set or a deque, all of which are watched."""
 
     def __init__(self, of: Collection, text: str):
         kind: Any = list if isinstance(of, list) else set if isinstance(of, set) else deque
-        # As in `entries`: methods of a user's subclass may do more.
+        # As in `entries`, the base class's methods are used: a user's subclass may do more.
         self.look = functools.partial(kind.__iter__, of)
         self._of, self._kind, self._text = of, kind, text
 
     def texts(self) -> list[str]:
-        """Return words for each of the items that `look` gives."""
+        """Return words for each of the items that `look` returns."""
         return [self._text for _ in self.look()]
 
     def save(self) -> list:
@@ -271,33 +271,33 @@ class Items:
         return list(self.look())
 
     def restore(self, saved: list) -> None:
-        """Make these the items, if they are not."""
+        """Put the saved items back, if the present ones differ."""
         if not _is_same(self.save(), saved):
             self._kind.clear(self._of)
             add = set.update if self._kind is set else self._kind.extend
             add(self._of, saved)
 
     def changes(self, saved: list) -> list | None:
-        """Return the items if they are not those that were saved."""
+        """Return the items if they differ from the saved ones, else None."""
         now = self.save()
         return None if _is_same(now, saved) else now
 
     def apply(self, changes: list) -> None:
-        """Make a change again."""
+        """Repeat a change that :meth:`changes` returned."""
         self.restore(changes)
 
 
 class GeneratorState:
-    """Position of a generator of random numbers, NumPy's or Python's: what it will draw next."""
+    """Position of a generator of random numbers, NumPy's or Python's, in its sequence."""
 
     def __init__(self, generator: Any, text: str):
         self.text = text
-        self.save: Callable[[], Any]  # equal if the position is
+        self.save: Callable[[], Any]  # returns the position; results are equal if positions are
         self._write: Callable[[Any], Any]
         if isinstance(generator, random.Random):
             self.save, self._write = generator.getstate, generator.setstate
         elif isinstance(generator, numpy.random.RandomState):
-            # Dicts with arrays do not compare.
+            # The state is pickled, because dicts with arrays cannot be compared.
             self.save = lambda: pickle.dumps(generator.get_state(legacy=False))
             self._write = lambda saved: generator.set_state(pickle.loads(saved))
         else:
@@ -306,13 +306,13 @@ class GeneratorState:
             self._write = lambda saved: setattr(bits, 'state', pickle.loads(saved))
 
     def restore(self, saved: Any) -> None:
-        """Go to the position that was saved, if it is another one."""
+        """Move the generator to the saved position, if it is at another one."""
         if self.save() != saved:
             self._write(saved)
 
 
 def _difference(before, after):
-    """Return name -> new value, MISSING for a name that is gone."""
+    """Return name -> new value for all that changed; MISSING for a name that is gone."""
     if _is_same(before, after) and all(map(operator.is_, before.values(), after.values())):
         return {}
     new = {name: value for name, value in after.items() if before.get(name, MISSING) is not value}

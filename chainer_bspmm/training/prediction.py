@@ -1,4 +1,4 @@
-"""Predictions: the first batch of a form eagerly, the others by a captured CUDA graph."""
+"""Predictions: the first batch of a form runs eagerly, others by a captured CUDA graph."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from chainer_bspmm.training.program import StepDiffers
 from chainer_bspmm.training.work import spare_tolerance, Work
 
 
-VALUES = 'values'  # of a `Predictor`
+VALUES = 'values'  # name of the results of a `Predictor`
 
 
 class _Outgoing:
-    """Values on their way to the host: copied on the current stream into pinned memory."""
+    """Values on their way to the host: copied to pinned memory, on the current stream."""
 
     def __init__(self, array):
         cupy = cuda.cupy
         self._memory = None
-        self._array = array  # until it was copied
+        self._array = array  # held until it was copied
         if isinstance(array, numpy.ndarray):
-            self._array = array.copy()  # a model may overwrite its own
+            self._array = array.copy()  # because a model may overwrite its array
             return
         self._memory = cupy.cuda.alloc_pinned_memory(max(array.nbytes, 1))
         stream = cupy.cuda.get_current_stream()
@@ -50,14 +50,15 @@ class _Outgoing:
 
 
 class Prediction(Work):
-    """Values of a batch: ``values(arrays)`` returns name -> array."""
+    """Prediction of the values of a batch; ``values(arrays)`` returns name -> array."""
 
     changes_parameters = False
 
     def __init__(self, name, model, values):
         self.name = name
         self._model = model
-        # A driver has its programs: no garbage collection is needed to free the memory of both.
+        # `values` is a method of the driver, which holds this program. The reference is weak, so
+        # that both are freed without a garbage collection.
         self._values = weakref.WeakMethod(values)
 
     def under_way(self, step, alone):
@@ -77,12 +78,12 @@ class Prediction(Work):
 
 
 def _difference(values, expected, model):
-    """Return the difference (str or None) of two predictions; equal NaN and infinities are none."""
+    """Return the difference (str or None) of two predictions; NaN and infinities may be equal."""
     values, expected = cuda.to_cpu(values), cuda.to_cpu(expected)
     kinds = ['%s of shape %s' % (array.dtype, array.shape) for array in (values, expected)]
     if kinds[0] != kinds[1]:
         return ' instead of '.join(kinds)
-    if values.dtype.kind != 'f':  # classes, where rounding may decide a tie
+    if values.dtype.kind != 'f':  # they may be classes, where rounding may decide a tie
         n_wrong = numpy.count_nonzero(values != expected)
         return None if n_wrong <= values.size * 0.01 else '%d of %d values' % (n_wrong, values.size)
     tolerance = spare_tolerance(values.dtype, model)
@@ -90,7 +91,7 @@ def _difference(values, expected, model):
 
 
 class PredictionDriver(Driver):
-    """Replay a function for batch after batch; the first of a form is run eagerly."""
+    """Driver that replays a function for one batch after another, the first of a form eagerly."""
 
     name = 'prediction'
     who = 'captured_predict predicts'
@@ -105,7 +106,7 @@ class PredictionDriver(Driver):
         self._has_unchecked = False  # whether the values of a replay were returned unchecked
 
     def close(self):
-        """Give back the graphs and their memory, once nothing reads their results any more."""
+        """Free the graphs and their memory; call it once nothing reads their results any more."""
         session = self.session
         self.drop()
         self.examples.close()
@@ -113,16 +114,16 @@ class PredictionDriver(Driver):
             session.capturer.free_unused()
 
     def eager(self, examples):
-        """Return name -> value of a batch as the model gives them, without buffers and graphs."""
+        """Return name -> value for a batch, by the model itself, without buffers and graphs."""
         arrays = convert._call_converter(self._converter, examples, self.device)
         return self.values(arrays if isinstance(arrays, tuple) else (arrays,), len(examples))
 
     def values(self, arrays, n_graphs=None):
-        """Return name -> value of the arrays of a batch; n_graphs None: see adj."""
+        """Return name -> value for the arrays of a batch; without n_graphs, `adj` tells it."""
         raise NotImplementedError
 
     def values_of(self, examples):
-        """Return name -> value, replayed where possible: the next replay may overwrite them."""
+        """Return name -> value, replayed if possible; the next replay may overwrite them."""
         reason, program, batch = self.program(
             examples, self._converter, self._dataset, self._function
         )
@@ -147,30 +148,30 @@ class PredictionDriver(Driver):
             self.warn(reason)
         return self.eager(examples)
 
-    raises_differences = True  # after values that no check has seen
+    raises_differences = True  # whether StepDiffers is raised if values were returned unchecked
 
     def _try_out(self, program, batch):
-        """Leave that to the capture: forms of predictions often come once."""
+        """Do nothing: the capture tries a program out, because many forms come only once."""
 
     def _work(self, batch):
         return Prediction(self.name, self.target, self.values)
 
 
 class Predictor(PredictionDriver):
-    """Predict batch after batch, from the first n_inputs columns (None: all)."""
+    """Driver of predictions from the first n_inputs columns of batches (None: all)."""
 
     def __init__(self, model, function, converter, n_inputs, dataset):
         super().__init__(model, function, converter, dataset)
         self._n_inputs = n_inputs
-        self._outgoing = None  # of the last batch
+        self._outgoing = None  # `_Outgoing` of the last batch
 
     def predict(self, examples):
-        """Launch the prediction of a batch; ``wait()`` of what is returned gives a NumPy array."""
+        """Launch the prediction of a batch; ``wait()`` of the result returns a NumPy array."""
         self.watched = None
         if not isinstance(self._converter, CSRConverter):
             examples = [examples[i] for i in range(len(examples))]
         with (
-            chainer.using_device(self.device),  # its current stream is used throughout
+            chainer.using_device(self.device),  # all work is on the device's current stream
             chainer.using_config('train', False),
             chainer.no_backprop_mode(),
         ):
@@ -179,13 +180,13 @@ class Predictor(PredictionDriver):
         return self._outgoing
 
     def close(self):
-        """Give back the graphs and their memory, once the last batch has left its pinned memory."""
+        """Free the graphs and their memory, after the last batch was copied from them."""
         if self._outgoing is not None:
             self._outgoing.wait()
         super().close()
 
     def values(self, arrays, n_graphs=None):
-        """Return the function's values for a batch, an array with a row for each molecule."""
+        """Return the function's result for a batch, an array with a row for each molecule."""
         values = chainer.as_array(self._function(*arrays[: self._n_inputs]))
         xp = self.device.xp
         if not isinstance(values, xp.ndarray):

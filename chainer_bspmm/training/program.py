@@ -1,4 +1,4 @@
-"""`Program`: a function of the batches of one form, run, captured, replayed and checked."""
+"""`Program`: a function of batches of one form, which is run, captured, replayed and checked."""
 
 import contextlib
 import traceback
@@ -17,11 +17,13 @@ from chainer_bspmm.training.staging import Inputs
 from chainer_bspmm.training.work import Work
 from chainer_bspmm.compat.user_code import is_user_code
 
-# If a kernel adds with atomics, two runs differ by rounding. Steps whose kernels do not declare it,
-# such as chainer.functions.get_item's, are recognised by running them eagerly this many times.
+# If a kernel adds with atomics, two runs differ by rounding, and are compared with this tolerance.
 NONDETERMINISTIC = 1e-3
+# If its kernels do not declare it, such as chainer.functions.get_item's, a step is run eagerly so
+# many times to find out.
 REPEATS = 8
-# Factors of the rounding of a parameter that make no difference but where results are rounding.
+# Parameters are changed by these multiples of their rounding. That makes no difference, except for
+# results that themselves are only rounding errors.
 FEW_ROUNDINGS = 8, 24, 56
 
 
@@ -29,7 +31,7 @@ class StepDiffers(RuntimeError):
     """A replayed step and the same step run eagerly gave different results.
 
     Attributes:
-        reported (dict): what the eager step reported.
+        reported (dict): the values that the eager step reported.
     """
 
     def __init__(self, message: str, reported: dict | None = None):
@@ -40,9 +42,10 @@ class StepDiffers(RuntimeError):
 class Program:
     """A training step or a prediction for batches of one form.
 
-    Its life: the first batch is tried out (:meth:`try_out`), which leaves no trace, and is run
-    eagerly (:meth:`run`). The second is captured (:meth:`capture`), which leaves none either. That
-    one and all others are replayed (:meth:`replay`); some replays are checked.
+    The first batch is tried out (:meth:`try_out`), which leaves no trace, and run eagerly
+    (:meth:`run`). At the second batch it is captured (:meth:`capture`), which leaves no trace
+    either. The second batch and all later ones are replayed (:meth:`replay`). Some replays are
+    checked.
     """
 
     def __init__(self, session: Session, work: Work, batch, capacity):
@@ -50,9 +53,9 @@ class Program:
         self.work = work
         self._inputs = Inputs(session, batch, capacity, work.n_numbers)
         self._reports = Reports(session.device)
-        self._graphs = []  # launch the captured work, one after the other
+        self._graphs = []  # functions that launch the graphs, to be called in this order
         self._results = {}  # name -> array that the graphs write
-        self._effects = []  # assignments that Python would have made: function, argument
+        self._effects = []  # assignments that Python makes in an eager run: (function, argument)
         self._is_tried = False
         self._is_deterministic = True
         self._n_replays = 0
@@ -67,7 +70,7 @@ class Program:
         self._inputs.send(batch, counter, numbers, row_address, by_graph=self.is_captured)
 
     def rehearse(self, batch, counter):
-        """Send a batch for runs that are undone, with an update by nothing."""
+        """Send a batch for runs that are undone, with an update of size 0."""
         n_numbers = self.work.n_numbers
         self.stage(batch, counter, None if n_numbers is None else numpy.zeros(n_numbers))
 
@@ -77,13 +80,14 @@ class Program:
         is_power = number & (number - 1) == 0
         return (is_power and number <= 1024) or not number % self._session.check_every
 
-    # Eager.
+    # Eager runs.
 
     def run(self, batch):
         """Run a staged batch eagerly; return its results by name.
 
-        It is run in the buffers, for the bits of a replay, but as it is if no trial has shown yet
-        that spare rows change nothing. CannotCapture: the run has failed, and was undone.
+        It is run in the buffers, so that a replay gives the same bits. But if no trial has shown
+        yet that spare rows change nothing, it is run without spare rows. CannotCapture: the run has
+        failed, and was undone.
         """
         before = self._snapshot_of_run()
         arrays = None if self._is_tried else batch.arrays_on(self._session.device)
@@ -96,22 +100,23 @@ class Program:
 
     def compile_kernels(self, batch):
         """Compile the kernels of a staged batch, several at a time, and make its parameters."""
-        # Not where a user's code would run: it may keep arrays, such as constants, that nothing
-        # has written to.
+        # It is not done if a user's code would run, which may keep arrays, such as constants; no
+        # kernel runs here that would write to them.
         session = self._session
         if session.guards.has_user_code:
             return
 
         def compute():
             self.work.load_kernels()
-            # In the buffers: an ordinary matrix would keep what is derived from it, of memory that
-            # nothing has written to.
+            # It is computed in the buffers, because an ordinary matrix would cache matrices that
+            # are derived from it, and no kernel runs that would write to them.
             self._compute(None, 'captured', alone=True)
 
-        with session.capturer.ordered(), contextlib.suppress(Exception):  # the run raises it again
+        # An error is ignored, because the run will raise it again.
+        with session.capturer.ordered(), contextlib.suppress(Exception):
             before = self._snapshot()
             if before.has_lazy_parameters:
-                with before.undone():  # ends at the first of them
+                with before.undone():  # the computation ends at the first lazy parameter
                     session.capturer.compile_kernels(compute)
                 try:
                     self._compute(batch.arrays_on(session.device), 'forward', alone=True)
@@ -121,10 +126,11 @@ class Program:
                 session.capturer.compile_kernels(compute)
 
     def try_out(self, batch):
-        """Run a staged batch twice as it is, then in the buffers; all of it is undone.
+        """Run a staged batch twice without spare rows, then in the buffers; undo all runs.
 
-        CannotCapture: the step changes what it reads, is random, or rows that belong to no molecule
-        change it. ParameterMissing: it is not tried out, as a parameter is still to be made.
+        CannotCapture: the step changes values that it reads, is random, or is changed by rows that
+        belong to no molecule. ParameterMissing: it cannot be tried out, because a parameter has not
+        been made yet.
         """
         if self._is_tried:
             return
@@ -166,7 +172,7 @@ class Program:
         self._is_tried = True
 
     def _trial(self, arrays, before):
-        """Return the summary of a run, after which arrays are as before."""
+        """Run the work and return its summary; arrays are put back."""
         try:
             results = self._compute(arrays, 'trial', alone=True)
         except ParameterMissing:
@@ -180,7 +186,7 @@ class Program:
         return summary
 
     def _is_rounding(self, arrays, before, first):
-        """Return whether parameters that change by rounding alone show as much: sums may cancel."""
+        """Return whether rounding errors in parameters make such a difference: sums may cancel."""
         if not self.work.changes_parameters:
             return False
         for n_roundings in FEW_ROUNDINGS:
@@ -192,11 +198,11 @@ class Program:
 
     @contextlib.contextmanager
     def under_way(self):
-        """Let what is run inside use the kernels of the step that was staged last, eagerly."""
+        """Context in which code runs eagerly, with the kernels of the step that was staged last."""
         with self._session.capturer.ordered(), self.work.under_way(self._inputs.step, alone=True):
             yield
 
-    # Captured.
+    # Captured runs.
 
     def capture(self):
         """Capture the work; nothing runs, and nothing in Python changes."""
@@ -209,22 +215,24 @@ class Program:
             launches = [self._captured(half) for half in halves]
             graphs, (results, *_) = zip(*launches)
             self._refuse_host_values(results)
-            # Links keep holding what the graph writes, so that no other graph takes its memory.
+            # The effects hold the arrays that the graph writes, so that no other graph takes their
+            # memory.
             self._effects = before.changes()
             drawn = before.changed_generator()
-            if drawn is not None:  # it was seeded, which leaves two trials alike
+            # Two trials with a generator that is seeded are alike, but here it has been moved.
+            if drawn is not None:
                 text = 'the %s changes %s at every run'
                 raise CannotCapture(text % (self.work.name, drawn))
         self._results = results
         self._graphs = list(graphs)
 
     def capture_alone(self):
-        """Capture this rank's part and drop it: a later failure would leave others waiting."""
+        """Capture this rank's part and drop it: a failure later would leave other ranks waiting."""
         with self._snapshot().undone():
             self._captured(lambda: self._compute(None, 'captured', alone=True))
 
     def _captured(self, half):
-        """Capture a part of the work; return what launches it, and its results."""
+        """Capture a part of the work; return the function that launches it, and its results."""
         try:
             return self._session.capturer.capture(half)
         except ParameterMissing:
@@ -237,12 +245,12 @@ class Program:
         return Snapshot(session.target, session.guards.reach, self.work.changes_parameters)
 
     def _snapshot_of_run(self):
-        """Return a snapshot of all that a run of the work may change."""
+        """Return a snapshot of everything that a run of the work may change."""
         return self._snapshot() if self._may_change else NoSnapshot()
 
     @property
     def _may_change(self):
-        # Predictions of a library's code alone change nothing that a prediction reads.
+        # A prediction by a library's code alone changes nothing that a prediction reads.
         return self.work.changes_parameters or self._session.guards.has_user_code
 
     def _refuse_host_values(self, results):
@@ -252,7 +260,7 @@ class Program:
                 raise CannotCapture(text % name)
 
     def _refuse_host_changes(self, before):
-        """Raise CannotCapture if a run has written to an array on the host: a graph does not."""
+        """Raise CannotCapture if a run wrote to an array on the host, which a graph would not."""
         xp = self._session.device.xp
         for name, array in before.arrays.items():
             if not isinstance(array, xp.ndarray) and before.has_changed(name):
@@ -262,7 +270,7 @@ class Program:
     def replay(self):
         """Replay the staged batch; return its results by name.
 
-        After StepDiffers all is as the eager step has left it; over several ranks, as the replay.
+        After StepDiffers the state is the eager step's; with several ranks it is the replay's.
         """
         is_due = self.is_check_due()
         self._n_replays += 1
@@ -283,12 +291,12 @@ class Program:
             apply(new)
 
     def _checked_replay(self):
-        self._session.capturer.join()  # the last step may still write, on another stream
+        self._session.capturer.join()  # the last step may still be running on another stream
         before = None
         try:
             before = self._snapshot_of_run()
             return self._compared(before)
-        except MemoryError as error:  # CuPy's is one of these
+        except MemoryError as error:  # CuPy's is a MemoryError
             self.work.is_done = False
             if before is not None:
                 before.restore()
@@ -296,7 +304,7 @@ class Program:
             raise CannotCapture(text % error) from error
 
     def _compared(self, before):
-        """Replay the staged batch, and again eagerly from the same state; StepDiffers."""
+        """Replay the staged batch, run it eagerly from the same state, and compare; StepDiffers."""
         work = self.work
         self.launch()
         results = self._results_now()
@@ -310,7 +318,7 @@ class Program:
             )
             if not self._is_deterministic:
                 differs = snapshot.difference(replayed, eager, NONDETERMINISTIC)
-        if after is not None:  # the update of all ranks
+        if after is not None:  # only the replay updated with all ranks, so its state is kept
             after.put_back(before.arrays)
             work.is_done = True
         if differs:
@@ -325,7 +333,7 @@ class Program:
         return results
 
     def _again(self, before):
-        """Run the staged batch eagerly from a state; return the results, and all that it gave."""
+        """Run the staged batch eagerly from a state; return its results, and its :meth:`_state`."""
         self.work.is_done = False
         before.restore()
         with self._session.capturer.ordered():
@@ -333,8 +341,8 @@ class Program:
         return results, self._state(before, results)
 
     def _state(self, before, results):
-        """Return `Copies` of all that a run gave: changed arrays, gradients, results."""
-        if self.work.has_others:  # what this rank sends is compared: the update is of all
+        """Return `Copies` of the arrays, gradients and results after a run."""
+        if self.work.has_others:  # only what this rank sends is comparable, not the common update
             return snapshot.Copies(self.work.outcome(results))
         return snapshot.Copies({**before.arrays, **self.work.outcome(results)})
 
@@ -348,10 +356,10 @@ class Program:
         results.update(numbers)
         return results
 
-    # Both.
+    # Parts of both.
 
     def _eagerly(self, arrays, alone=False):
-        """Run the work, and note whether its kernels say that they are not deterministic."""
+        """Run the work, and note whether its kernels warn that they are not deterministic."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter('always')
             with chainer.using_config('warn_nondeterministic', True):
@@ -370,7 +378,10 @@ class Program:
         return results
 
     def _compute(self, arrays, mode, alone=False):
-        """Return the results of a batch, None: that in the buffers; alone: without other ranks."""
+        """Return the results for a batch; without `arrays` for the one in the buffers.
+
+        `alone`: without other ranks.
+        """
         with self.work.under_way(self._inputs.step, alone):
             return self.work.compute(arrays or self._inputs.arrays(), mode, alone)
 
@@ -380,8 +391,9 @@ class Program:
     def _compute_and_report(self):
         self._inputs.fetch()
         results = self._compute(None, 'captured')
-        # Reported numbers are those that `_eagerly` returns: views of a parameter may be among
-        # them. With other ranks only what comes before their gradients is compared.
+        # Reported values may be views of a parameter. So they are written after the update, as
+        # `_eagerly` returns them then. With other ranks they are written before it, because only
+        # results before the exchange of gradients are compared.
         if not self.work.has_others:
             self._complete()
         self._reports.write(self._reports.among(results), self._inputs.row_address)
@@ -391,7 +403,7 @@ class Program:
 
 
 def blame(error, model):
-    """Return a sentence that says where an exception came from: place, link, message."""
+    """Return a sentence about an exception: the link, the message, the place in the code."""
     place, link = None, None
     for frame, line in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get('self')

@@ -1,21 +1,21 @@
-"""`Programs`: those that are kept, by what determines them."""
+"""`Programs`: the programs of a driver, kept by their keys."""
 
 import collections
 
 from chainer_bspmm.training.batches import capacities
 from chainer_bspmm.training.cuda_graphs import CannotCapture
 
-MAX_PROGRAMS = 16  # that are kept; the least recently used is dropped
-# New programs while none that is captured comes again. After more, the first of them would be gone
-# if it came: something changes with every step.
+MAX_PROGRAMS = 16  # most programs that are kept; the least recently used is dropped
+# Most new programs in a row without the use of a captured one. If there are more, something changes
+# with every step: the first of them would be dropped before its key comes again.
 MAX_NEW = MAX_PROGRAMS
 
 
 class Programs(collections.OrderedDict):
     """Programs by their key.
 
-    That is (`Form`, source of the batch, `Capacity`, what else they depend on, the guards' `Key`).
-    `name` is what a program does, in messages.
+    The key is (`Form`, source of the batch, `Capacity`, other items that the driver adds, the
+    guards' `Key`). `name` is the word for a run of a program, in messages.
     """
 
     def __init__(self, name):
@@ -28,7 +28,7 @@ class Programs(collections.OrderedDict):
         super().clear()
         self._n_new = 0
         self._last_key = None
-        self._last = None, None  # key and program that were found last
+        self._last = None, None  # the key and program of the last `find`
 
     def capacity(self, form, need, dataset):
         """Return the `Capacity` for a batch of a data set (any object)."""
@@ -38,9 +38,9 @@ class Programs(collections.OrderedDict):
         return self._capacities[key].of(need)
 
     def find(self, key):
-        """Return the program of a key; None: it is new. Too many in a row are CannotCapture."""
+        """Return the program of a key, or None for a new key; CannotCapture if too many are new."""
         last, program = self._last
-        if key == last:  # mostly the same objects: no need to hash them
+        if key == last:  # fast, because the items are usually the same objects; nothing is hashed
             return program
         program = self.get(key)
         if program is not None:
@@ -58,7 +58,7 @@ class Programs(collections.OrderedDict):
         return None
 
     def add(self, key, program):
-        """Keep a program, unless there is one."""
+        """Keep a program by a key, unless there is one already."""
         self._last = None, None
         self.setdefault(key, program)
         self._last_key = key[-1]
@@ -66,7 +66,7 @@ class Programs(collections.OrderedDict):
             self.popitem(last=False)
 
     def move(self, key, program):
-        """Keep a program by this key alone."""
+        """Keep a program by this key, and by no other."""
         for other in [other for other, kept in self.items() if kept is program or other == key]:
             del self[other]
         self.add(key, program)

@@ -1,6 +1,6 @@
 """`Reach`: the Python state that a function can read or change, found by following its code.
 
-Captured steps watch it, and an extra run of the function is undone by it.
+Captured steps watch this state, and it is put back after an extra run of the function.
 """
 
 import argparse
@@ -36,17 +36,17 @@ from chainer_bspmm.training import places
 from chainer_bspmm.training.code_names import code_names
 from chainer_bspmm.compat.user_code import is_user_code
 
-MAX_ITEMS = 256  # of a container that are followed
-MAX_PLAIN = 10000  # of a container of plain values, that are watched; longer ones are only put back
-MAX_THINGS = 4000  # that are followed
-MAX_WATCHED = 500  # places that are watched, apart from links
+MAX_ITEMS = 256  # most items of a container that is followed
+MAX_PLAIN = 10000  # the same if they are plain values; longer containers are only put back
+MAX_THINGS = 4000  # most objects that are followed
+MAX_WATCHED = 500  # most places that are watched, apart from links
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, numpy.generic)
 _IGNORED = (*_PLAIN, numpy.dtype, chainer.Variable)
 _ARRAYS = chainer.get_array_types()
 _PLAIN_TYPES = frozenset(_PLAIN)
 _CACHED = functools._lru_cache_wrapper
-# They have functions as attributes, of these names.
+# Types that hold functions, in the attributes of `_FUNCTIONS`.
 _WITH_FUNCTIONS = (
     *(property, classmethod, staticmethod, functools.cached_property, functools.partialmethod),
     _CACHED,
@@ -56,41 +56,41 @@ _GENERATORS = numpy.random.RandomState, numpy.random.Generator, random.Random
 _FROZEN = tuple, frozenset
 _LISTS = list, set, collections.deque
 _BUFFERS = bytearray, array.array
-# Objects of libraries whose attributes are followed: all, where a library's code reads them.
+# Classes of libraries all of whose attributes are followed, because a library's code reads them.
 _OPEN = (
     *(collections.ChainMap, collections.UserDict, collections.UserList, enum.Enum),
     *(logging.Logger, logging.LoggerAdapter, OrderSampler, configparser.RawConfigParser),
 )
 _RECORDS = types.SimpleNamespace, argparse.Namespace, threading.local, *_OPEN
-# Objects of Chainer's that every step changes. Attributes that code reads are watched.
+# Classes of Chainer whose objects every step changes. Attributes that code reads are watched.
 _OF_TRAINING = (
     *(chainer.training.Trainer, chainer.training.Updater, chainer.dataset.Iterator),
     *(chainer.Optimizer, chainer.optimizer.Hyperparameter),
 )
-# Those of them that do a step, by methods of these names.
+# The ones of them that do a step, by methods in `_STEPS`.
 _OF_STEPS = chainer.training.Trainer, chainer.training.Updater, chainer.Optimizer
 _STEPS = {'update', 'update_core', 'run'}
 # Iterators whose examples come from other threads and processes, or a GPU.
 _PREFETCHING = MultithreadIterator, MultiprocessIterator, DaliIterator
-# Iterators that a copy can stand for. Others share what they read from with their copies.
+# Iterators that a copy can replace. Copies of other iterators would read from the same source.
 _COPYABLE = *(type(iter(of)) for of in ([], (), range(1), '', 'é')), itertools.count
-# Reading from objects of these modules takes something away.
+# Modules of objects from which a read removes something, for good.
 _DRAINED = {
     *('queue', '_queue', 'socket', 'mmap', 'sqlite3', 'subprocess'),
     *('multiprocessing.queues', 'multiprocessing.connection'),
 }
-# Libraries that no code of a user's is followed through. Their own state is not Python's.
+# Libraries whose code is not followed, because much of their state is not Python's.
 _FOREIGN = {
     *('torch', 'tensorflow', 'jax', 'pandas', 'sklearn', 'rdkit', 'matplotlib', 'tqdm', 'IPython'),
     *('pytest', '_pytest', 'ipykernel', 'tensorboardX', 'wandb', 'mlflow', 'mpi4py'),
     *('absl', 'loguru', 'rich'),
 }
-# Modules with base classes that call no method of a subclass by name, but special ones and forward.
+# Modules of base classes that call no method of a subclass except special methods and `forward`.
 _QUIET = {
     *('builtins', 'abc', 'typing', 'enum', 'collections', 'argparse', 'types'),
     *('chainer.link', 'chainer.device_resident'),
 }
-_MAKERS = {'__init__', '__new__', '__post_init__'}  # called only where a class is
+_MAKERS = {'__init__', '__new__', '__post_init__'}  # run only when code calls the class
 _UNCALLED = {'__repr__', '__str__', '__del__', '__reduce__', '__getstate__', '__setstate__'}
 _OF_EVERY_CLASS = {
     *('__dict__', '__weakref__', '__module__', '__doc__', '__slots__', '__annotations__'),
@@ -100,7 +100,7 @@ _OF_EVERY_LINK = {*vars(chainer.Chain()), '_local_link_hooks'}
 
 
 class Saved(NamedTuple):
-    """Values of places and positions of generators of random numbers, as they were saved."""
+    """Saved values of places and positions of generators of random numbers."""
 
     places: list[tuple[Any, Any]]
     generators: list[tuple[places.GeneratorState, Any]]
@@ -109,15 +109,18 @@ class Saved(NamedTuple):
 class Reach:
     """Links, functions and values that can be reached from functions, links and objects.
 
-    All attributes of links belong to it. Of a user's other objects, of classes and modules it is
-    what the code that was reached names, and what is in that, if it is a container. Of functions it
-    is their globals, closures, defaults and attributes.
+    All attributes of links belong to it. Of a user's other objects, classes and modules, attributes
+    belong to it if the code that was reached names them, with their items if they are containers.
+    Of functions, the globals that they name, closures, defaults and attributes belong to it.
 
-    `links` and a user's `functions` are by id. `arrays` are by words for them: arrays that are not
-    attributes of links, and parameters that do not belong to a link. `cannot` has clauses (a run
-    would ...) about what nothing can put back, `cut` names what was not followed because there was
-    too much of it, or because it is not imported yet. `reads_training`: what is watched changes
-    from step to step, though only code of Chainer's runs between them.
+    - `links`, `functions`: dicts by id; functions are a user's.
+    - `arrays`: words -> array, for arrays that are not attributes of links, and for parameters that
+      do not belong to a link.
+    - `cannot`: clauses that complete "a run would ...", about changes that cannot be put back.
+    - `cut`: words for objects that were not followed, because there were too many, or because a
+      module is not imported yet.
+    - `reads_training`: whether watched values change from step to step although only Chainer's code
+      runs between steps.
     """
 
     def __init__(self, *things: Any):
@@ -127,21 +130,21 @@ class Reach:
         self.cannot: list[str] = []
         self.cut: list[str] = []
         self.reads_training = False
-        self._found: collections.deque = collections.deque()  # and not yet followed
-        self._seen: dict[int, Any] = {}  # by id, which is theirs while they are here
-        self._names: set[str] = set()  # attributes that code names
+        self._found: collections.deque = collections.deque()  # objects that are yet to be followed
+        self._seen: dict[int, Any] = {}  # objects by id, held so that no other gets the same id
+        self._names: set[str] = set()  # names of attributes in the code that was reached
         self._uses_any_attribute = False
         self._link_kinds: dict[type, Callable] = {}
         self._link_owners: list[_OfLink] = []
-        self._owners: list[_Owner] = []  # others
+        self._owners: list[_Owner] = []  # owners other than links, globals and training objects
         self._of_training: list[_OfTraining] = []
         self._classes: dict[int, _OfClass] = {}
-        self._globals: dict[int, _Globals] = {}  # by id of a module's variables
+        self._globals: dict[int, _Globals] = {}  # by the id of a module's `__dict__`
         self._params: dict[int, tuple[str, chainer.Parameter]] = {}
         self._iterators: dict[int, tuple[str, Iterator]] = {}
         self._caches: dict[int, Callable] = {}
         self._containers: list[tuple[str, Collection]] = []
-        self._places: list[Any] = []  # of containers, slots and closures, to be watched
+        self._places: list[Any] = []  # watched places of containers, slots and closures
         self._only_saved: list[Any] = []
         self._generators = [
             places.GeneratorState(numpy.random.mtrand._rand, 'the state of numpy.random'),
@@ -153,11 +156,11 @@ class Reach:
         self._make_places()
 
     def follows(self, container: Any) -> bool:
-        """Return whether what is in it belongs to this."""
+        """Return whether the items of a container belong to it."""
         return id(container) in self._seen
 
     def values(self) -> list:
-        """Return what is watched, as it is now; in the order of `texts`."""
+        """Return the present watched values, in the order of `texts`."""
         values: list = []
         extend = values.extend
         for look in self._looks:
@@ -165,31 +168,31 @@ class Reach:
         return values
 
     def sizes(self) -> list[int]:
-        """Return the sizes of what may have more in it than `values` looks at."""
+        """Return the sizes of objects and containers that may have more items than `values` has."""
         return list(map(len, self._sized))
 
     def texts(self) -> list[str]:
-        """Return words for what is watched."""
+        """Return words for each watched value."""
         return [text for place in self._watched for text in place.texts()]
 
     def named(self) -> list[tuple[str, Any]]:
-        """Return words and value of what is watched, and of the lengths of containers."""
+        """Return (words, value) for the lengths of containers and all watched values."""
         lengths = [(text, len(container)) for text, container in self._containers]
         return [*lengths, *zip(self.texts(), self.values(), strict=True)]
 
     def states(self) -> dict[str, Any]:
-        """Return where generators of random numbers and iterators are, by words for them."""
+        """Return words -> position, for generators of random numbers and iterators."""
         found: dict[str, Any] = {state.text: state.save() for state in self._generators}
         for text, iterator in self._iterators.values():
             found[text] = _position(iterator)
         for owner in self._of_training:
             if isinstance(owner.thing, SerialIterator):
                 state = vars(owner.thing).get('_state', ())
-                found[owner.text('position')] = state[:-1]  # without the order, an array
+                found[owner.text('position')] = state[:-1]  # the last item is the order, an array
         return found
 
     def save(self) -> Saved:
-        """Return what :meth:`restore` puts back."""
+        """Save the values of all places and the positions of generators, for :meth:`restore`."""
         unfollowed = [place for owner in self._link_owners for place in owner.unfollowed(self)]
         return Saved(
             [(place, place.save()) for place in (*self._watched, *self._only_saved, *unfollowed)],
@@ -198,7 +201,7 @@ class Reach:
 
     @staticmethod
     def restore(saved: Saved, with_numbers: bool = True) -> None:
-        """Put back what was saved; `with_numbers`: also which random numbers will be drawn."""
+        """Put back saved values; `with_numbers`: also positions of generators of random numbers."""
         for place, values in saved.places:
             place.restore(values)
         if with_numbers:
@@ -207,10 +210,10 @@ class Reach:
 
     @staticmethod
     def changes(saved: Saved, copied: Collection[tuple] = ()) -> list[tuple[Callable, Any]]:
-        """Return what was changed since: functions that do it again, and their argument.
+        """Return the changes since `saved`, as functions that repeat them and their arguments.
 
-        `copied`: what :meth:`copy_iterators` has returned. These iterators come back first, so that
-        a copy in the place of one is no change.
+        `copied`: the result of :meth:`copy_iterators`. These iterators are put back first, so that
+        a copy in the place of one does not count as a change.
         """
         originals = {id(copy): iterator for copy, iterator in copied}
         if originals:
@@ -220,10 +223,10 @@ class Reach:
         return [(apply, changes) for apply, changes in found if changes is not None]
 
     def copy_iterators(self, saved: Saved, with_caches: bool = True) -> list[tuple]:
-        """Put copies in the places of iterators, for a run to read from; `restore` undoes it.
+        """Replace iterators by copies, from which a run then reads; `restore` undoes it.
 
-        `with_caches`: also empty ones in the places of functions with a cache of functools'.
-        Returns [(copy, iterator)].
+        `with_caches`: also replace functions with a cache of functools by ones with an empty cache.
+        Returns [(copy, original)].
         """
         copied = [(_copied(iterator), iterator) for _, iterator in self._iterators.values()]
         if with_caches:
@@ -234,22 +237,22 @@ class Reach:
                 place.restore(_replaced(values, copies))
         return copied
 
-    # Following.
+    # Following code and objects.
 
     def _find(self, thing, text, is_held=True):
-        """Note what will be followed. `is_held`: another object can be put in its place."""
+        """Note an object to be followed. `is_held`: another object can be put in its place."""
         if type(thing) not in _PLAIN_TYPES:
             self._found.append((thing, text, is_held))
 
     def _follow_all(self):
-        """Follow until there is nothing new: code names attributes, which lead to more code."""
+        """Follow until nothing new is found: code names attributes, which lead to more code."""
         environment = vars(os.environ)['_data']
         while self._found:
             while self._found:
                 thing, text, is_held = self._found.popleft()
                 try:
                     self._follow(thing, text, is_held)
-                except Exception:  # whatever a user's object does when it is looked at
+                except Exception:  # a user's object may raise anything when it is read
                     self.cannot.append('leave behind what it changes in ' + text)
             owners = *self._link_owners, *self._globals.values(), *self._owners
             for owner in (*owners, *self._of_training):
@@ -285,7 +288,7 @@ class Reach:
                 self._link(link)
         elif issubclass(kind, types.FunctionType):
             self._function(thing)
-        elif hasattr(kind, '__self__'):  # a method, of whatever language
+        elif hasattr(kind, '__self__'):  # a method, in Python or C
             self._find(thing.__self__, text, is_held=False)
             self._find(getattr(thing, '__func__', None), text)
         elif issubclass(kind, functools.partial):
@@ -325,7 +328,7 @@ class Reach:
         self.cannot.append('take something from %s for good' % text)
 
     def _array(self, array, text):
-        # A list of arrays has one text for all.
+        # All arrays in a list have the same words, so a number tells them apart.
         key = '%s (%d)' % (text, len(self.arrays)) if text in self.arrays else text
         self.arrays[key] = array
 
@@ -350,7 +353,7 @@ class Reach:
             owner = _Owner(now, text)
             owner.is_open = issubclass(kind, _OPEN)
             if issubclass(kind, logging.Logger):
-                owner.never = {'_cache'}  # of levels, which every call may add to
+                owner.never = {'_cache'}  # a cache of levels, to which every call may add
             self._owners.append(owner)
         members = {
             name: member
@@ -385,7 +388,7 @@ class Reach:
         self._object(thing, kind)
         owner = _OfTraining(thing)
         self._of_training.append(owner)
-        for name in ('_iterators', '_optimizers'):  # of updaters, by name
+        for name in ('_iterators', '_optimizers'):  # an updater has dicts of them
             for each in vars(thing).get(name, {}).values():
                 self._find(each, owner.text(name))
         if isinstance(thing, SerialIterator):
@@ -461,7 +464,7 @@ class Reach:
         for text, value in zip(place.texts(), place.look(), strict=True):
             self._find(value, text)
 
-    # Once all is found.
+    # Places, once everything is found.
 
     def _make_places(self):
         if self._params:
@@ -490,10 +493,10 @@ class Reach:
 
 
 class _Owner:
-    """Variables that are followed once code names them: of an object, a function, a module.
+    """Variables of an object, a function or a module, which are followed once code names them.
 
-    `is_open`: all are, except `never`. Code that may use any attribute opens all data, but not that
-    of modules.
+    With `is_open` all are followed, except `never`. Code that may use any attribute opens all data,
+    except a module's.
     """
 
     is_open = is_module = False
@@ -505,7 +508,7 @@ class _Owner:
         self.opened: set[str] = set()
 
     def open(self, names, uses_any_attribute):
-        """Return which are to be followed now (names)."""
+        """Return the names of the variables that are to be followed from now on."""
         now = self.variables
         chosen = set(now) if self.is_open else now.keys() & names
         if uses_any_attribute and not self.is_module:
@@ -515,7 +518,7 @@ class _Owner:
         return sorted(chosen)
 
     def value(self, name):
-        """Return what is to be followed."""
+        """Return the value of a variable that is to be followed."""
         return self.variables[name]
 
     def place(self):
@@ -523,14 +526,14 @@ class _Owner:
 
 
 class _Globals(_Owner):
-    """Global variables that functions of a module name."""
+    """Global variables of a module that its functions name."""
 
     def __init__(self, around):
         super().__init__(around, _words('', ' of module %s' % around.get('__name__')))
         self._found: set[str] = set()
 
     def add(self, names):
-        """Note the names (name -> whether it is assigned) that code has, but not builtins."""
+        """Note the names in code (name -> whether it is assigned), except names of builtins."""
         self._found |= {name for name in names if names[name] or name in self.variables}
 
     def open(self, names, uses_any_attribute):
@@ -547,7 +550,7 @@ class _OfClass(_Owner):
         super().__init__(vars(kind), _words('', ' of class %s' % kind.__name__))
         self._class = kind
         self.is_open = _has_library_base(kind)
-        # Python calls special methods, and Chainer's links call forward.
+        # These are called without being named: special methods by Python, `forward` by links.
         called = {name for name, value in self.variables.items() if callable(value)}
         self.always = {n for n in called if n[:2] == '__' or n == 'forward'} - _UNCALLED
         self.never = _OF_EVERY_CLASS | _MAKERS
@@ -561,9 +564,9 @@ class _OfLink(_Owner):
         super().__init__(vars(link), _attribute_of(link))
         self.is_open = is_open
         now = self.variables.items()
-        # Code of a library, this one's included, calls what a user gives to a link.
+        # A library's code, including this package's, may call any callable that a link has.
         self.always = {name for name, value in now if callable(value)}
-        # Arrays of links have their paths as names.
+        # Arrays in attributes of links are left out, because they are found by their paths.
         self.never = never | {name for name, value in now if isinstance(value, _ARRAYS)}
 
     def place(self):
@@ -577,15 +580,15 @@ class _OfLink(_Owner):
 
 
 class _OfTraining(_Owner):
-    """Attributes of an object of Chainer's that code reads; never assigned."""
+    """Attributes of an object in `_OF_TRAINING` that code reads; they are never assigned back."""
 
     def __init__(self, thing):
         super().__init__({}, _attribute_of(thing))
         self.thing = thing
-        self.gives_examples = False  # whether code may ask for the next ones
+        self.gives_examples = False  # whether code may ask an iterator for examples
 
     def open(self, names, uses_any_attribute):
-        # No property of a user's is looked at, which may do anything.
+        # A user's properties are not read, because they may do anything.
         bases = [base for base in type(self.thing).__mro__ if is_of_user(base.__module__)]
         there = set(object.__dir__(self.thing)).difference(*map(vars, bases))
         chosen = there & names
@@ -607,21 +610,21 @@ class _OfTraining(_Owner):
 
 
 def is_of_user(module: Any) -> bool:
-    """Return whether code of a module (its name) is followed."""
-    if not isinstance(module, (str, type(None))):  # a class of Cython's has a descriptor there
+    """Return whether the code of a module, given its name, is followed."""
+    if not isinstance(module, (str, type(None))):  # a class of Cython has a descriptor instead
         return False
     return is_user_code(module) and (module or '').partition('.')[0] not in _FOREIGN
 
 
 def _has_library_base(kind):
-    """Return whether a library's code may call any method of a class, and read any attribute."""
+    """Return whether a library's base class may call any method and read any attribute."""
     return any(not is_of_user(m) and m not in _QUIET for m in (b.__module__ for b in kind.__mro__))
 
 
 def _outputs(kind):
-    """Return the attributes that a library's class assigns when it is called, as Classifier does.
+    """Return the attributes that a library's link assigns in a call, as Classifier does.
 
-    A step makes what is in them, so it is not among what the step reads.
+    A step makes their values, so it does not read them.
     """
     found = set()
     for base in kind.__mro__:
@@ -634,7 +637,7 @@ def _outputs(kind):
 
 
 def _is_drained(thing, kind):
-    """Return whether a run may take something from an object, for good."""
+    """Return whether reading from an object may remove something from it, for good."""
     if issubclass(kind, io.IOBase):
         return not thing.closed and thing.readable()
     if issubclass(kind, weakref.ProxyTypes):
@@ -645,30 +648,30 @@ def _is_drained(thing, kind):
 
 
 def _emptied(cached):
-    """Return a function like one of functools.lru_cache, that has nothing in its cache."""
+    """Return a copy of a function of functools.lru_cache, with an empty cache."""
     empty = functools.lru_cache(**cached.cache_parameters())(cached.__wrapped__)
     vars(empty).update(vars(cached), cache_parameters=empty.cache_parameters)
     return empty
 
 
 def _copied(iterator):
-    """Return a copy of an iterator, None if it cannot be copied."""
+    """Return a copy of an iterator, or None if it cannot be copied."""
     if not isinstance(iterator, itertools.count):
         make, arguments, *state = iterator.__reduce__()
         copy = make(*arguments)
         for position in state:
-            if position is not None:  # of a range on Python 3.13 and later: it is in the arguments
+            if position is not None:  # None for a range from Python 3.13 on; `arguments` have it
                 copy.__setstate__(position)
         return copy
-    # Python 3.14 copies them no more.
+    # Python 3.14 cannot copy itertools.count, so it is made from its text.
     try:
         return itertools.count(*ast.literal_eval('[%s]' % repr(iterator)[len('count(') : -1]))
-    except ValueError:  # it counts in something else than plain numbers
+    except ValueError:  # it counts with objects other than plain numbers
         return None
 
 
 def _replaced(values, copies):
-    """Return values (dict or list) with copies in place of those that have these ids."""
+    """Return values (dict or list) in which objects are replaced; `copies`: id -> replacement."""
     if isinstance(values, dict):
         return {name: copies.get(id(value), value) for name, value in values.items()}
     return [copies.get(id(value), value) for value in values]
@@ -681,26 +684,26 @@ def _position(iterator):
 
 
 def _imported(name, function):
-    """Return the module that a function imports, None if it is not imported yet."""
+    """Return the module that a function imports, or None if it is not imported yet."""
     if name.startswith('.'):
         name = importlib.util.resolve_name(name, function.__globals__['__package__'])
     return sys.modules.get(name)
 
 
 def _variables_of(thing):
-    """Return the `__dict__` of an object, None if it has none; never from its own __getattr__."""
+    """Return the `__dict__` of an object, or None; the object's own __getattr__ is not asked."""
     kind = type(thing)
     has_dict = any('__dict__' in vars(base) for base in kind.__mro__)
     return vars(thing) if has_dict or issubclass(kind, threading.local) else None
 
 
 def _attribute_of(owner):
-    """Return a function that puts the name of an attribute into words."""
+    """Return a function that returns words for an attribute, given its name."""
     name = (_variables_of(owner) or {}).get('name')
     called = name if isinstance(name, str) else type(owner).__name__
     return _words('the attribute ', ' of %s' % called)
 
 
 def _words(before, after):
-    """Return a function that puts a name into words."""
+    """Return a function that puts a name between `before` and `after`."""
     return lambda name: '%s%s%s' % (before, name, after)

@@ -1,4 +1,4 @@
-"""The numbers that a captured step reports: its graph writes them, each replay to a new place."""
+"""Numbers that a captured step reports, which its graph writes to a new row at each replay."""
 
 import numpy
 
@@ -8,33 +8,33 @@ from chainer_bspmm.compat import late_sums
 from chainer_bspmm.cuda import kernels, plans
 from chainer_bspmm.cuda.launch import run
 
-N_ROWS = 256  # replays whose numbers are allocated at once
-WIDTH = 8  # bytes for a number, whatever its dtype
-_N_VALUES = 128  # that one launch writes
+N_ROWS = 256  # rows that are allocated at once; a replay takes one
+WIDTH = 8  # bytes of a number, whatever its dtype
+_N_VALUES = 128  # most numbers that one launch writes
 _TABLE = numpy.dtype(
     [('value', numpy.uintp, _N_VALUES), ('bytes', numpy.int32, _N_VALUES)], align=True
 )
-_STORAGE = 'f'  # any: the kernel copies bytes
+_STORAGE = 'f'  # any dtype will do, because the kernel copies bytes
 DEFINES = (('VECTOR', 1), ('N_VALUES', _N_VALUES), ('TABLE_BYTES', _TABLE.itemsize))
 
 
 class Reports:
     """Numbers that the replays of one captured step report, without a launch for each number.
 
-    A number is a view of the row of its replay, which nothing overwrites.
+    A reported number is a view of the replay's row, which is never overwritten.
     """
 
     def __init__(self, device):
         self._device = device
         self._kinds = []  # (name, dtype) of every number
         self._table = None  # (N_ROWS, n) uint64
-        self._rows = None  # its memory
-        self._stream = None  # that the rows were allocated on
-        self._row = N_ROWS  # the next one
-        self._load()  # compiles what a capture should not
+        self._rows = None  # the memory of the table
+        self._stream = None  # the stream on which the rows were allocated
+        self._row = N_ROWS  # index of the next row
+        self._load()  # compiles the kernel now, because a capture should not
 
     def among(self, values):
-        """Return those of a dict that are single numbers on the device; others must be copied."""
+        """Select from a dict the single numbers on the device; all other arrays must be copied."""
         kind = self._device.xp.ndarray
         return {
             name: value
@@ -66,7 +66,8 @@ class Reports:
         if not self._kinds:
             return 0
         stream = cuda.cupy.cuda.get_current_stream().ptr
-        # CuPy gives memory that is freed to later work on the stream that it was allocated on.
+        # CuPy reuses freed memory on the stream where it was allocated, so a new stream needs new
+        # rows.
         if self._row == N_ROWS or stream != self._stream:
             self._table = cuda.cupy.empty((N_ROWS, len(self._kinds)), numpy.uint64)
             late_sums.never_overwritten(self._table)
@@ -77,7 +78,7 @@ class Reports:
         return self._rows.ptr + self._offset()
 
     def numbers(self):
-        """Return name -> array of shape (): what was written to the last row."""
+        """Return name -> array of shape (), the numbers in the last row."""
         if not self._kinds:
             return {}
         start = self._rows + self._offset()

@@ -1,4 +1,4 @@
-"""`Session`: what all programs of a driver share, made before the first and dropped together."""
+"""`Session`: objects that all programs of a driver share, made and dropped together."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from chainer_bspmm.cuda import gemm
 from chainer_bspmm.training.cuda_graphs import CannotCapture, Capturer
 from chainer_bspmm.training.guards import Guards
 
-CHECK_EVERY = 2000  # replays
+CHECK_EVERY = 2000  # replays from one regular check to the next
 
 
 class Session:
-    """The stream and memory of the graphs, cuBLAS, and what the programs run and watch.
+    """The stream and memory of the graphs, cuBLAS, the function of the programs, and its guards.
 
-    `target` is the link that is trained or predicts; `function` runs on the arrays of a batch;
-    `update` follows the gradients of a training step (see `update`), None for predictions.
-    A session is over when the function, the target, an update rule or a hook is replaced.
+    `target` is the link that is trained or predicts. `function` runs on the arrays of a batch.
+    `update` is the `Update` of a training step, or None for predictions. A session is over when the
+    function, the target, an update rule or a hook is replaced.
     """
 
     update: Any = None
@@ -50,7 +50,7 @@ class Session:
         self._made_for = self._identity(self.guards.key(), target, function)
 
     def key(self, target, function):
-        """Return the guards' key; None where the session is over."""
+        """Return the guards' key, or None if the session is over."""
         key = self.guards.key()
         if self.update is not None and self.update.is_over:
             return None

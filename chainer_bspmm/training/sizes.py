@@ -1,7 +1,7 @@
-"""How large the buffers of a captured step are: a batch lies in them with room to spare.
+"""Sizes of the buffers of a captured step, which have room to spare.
 
 A graph reads the same memory at every launch, so buffers have a fixed `Capacity`, a little larger
-than the batches; rows and entries past a batch are called spare.
+than the batches. Rows and entries past a batch are called spare.
 """
 
 import math
@@ -12,13 +12,13 @@ import numpy
 from chainer_bspmm.dataset.batch_form import Capacity
 
 STEP = 64  # rows and entries are multiples of it
-SPARE = 1.1  # factor on a size that is derived from a batch rather than from a data set
-DEVIATIONS = 1, 4  # standard deviations above the mean batch that the two sizes of a data set hold
+SPARE = 1.1  # factor for a size that is derived from a batch instead of a data set
+DEVIATIONS = 1, 4  # standard deviations above the mean batch, for the two sizes of a data set
 
 
 def bound(values, n_graphs, deviations):
-    """Return a multiple of ``STEP`` that holds most sums of n_graphs of the values, (M,)."""
-    # A batch without repeated molecules holds at most the n_graphs largest.
+    """Return a multiple of ``STEP`` that is at least most sums of n_graphs of the values, (M,)."""
+    # If no molecule is repeated, the n_graphs largest values are a bound, too.
     return round_up(
         min(
             n_graphs * values.mean() + deviations * numpy.sqrt(n_graphs) * values.std(),
@@ -35,10 +35,11 @@ def round_up(number):
 class Capacities:
     """Choose a capacity for each batch of n_graphs molecules.
 
-    `sizes` and `entries`, (M,), are those of all molecules of the data set, if known, `largest` the
-    bounds of a molecule. Sums over n_graphs of them drawn at random are close to normal: one size
-    holds five batches in six, the next all but one in 30,000. Without a data set's sizes, or if a
-    batch exceeds both, a size is derived from the batch.
+    `sizes` and `entries`, (M,), are the numbers of rows and entries of all molecules of the data
+    set, if known; `largest` has the bounds of a molecule. Sums over n_graphs random molecules have
+    nearly a normal distribution. So there are two sizes: one holds five batches in six, the other
+    all but one in 30,000. Without a data set's sizes, or if a batch exceeds both, a size is derived
+    from the batch.
     """
 
     def __init__(self, n_graphs, sizes=None, entries=None, largest=None):
@@ -52,7 +53,8 @@ class Capacities:
 
     def of(self, need):
         """Return the smallest known capacity that holds a batch, or add one."""
-        # Always with a spare row and entry: the check with and without them detects their effect.
+        # There is always a spare row and a spare entry, so that a trial with and without them can
+        # detect their effect.
         rows, entries, *bounds = need
         needed = rows + 1, entries + 1, *bounds
         for level in self._levels:

@@ -1,4 +1,4 @@
-"""`Snapshot`: all that a run may change, put back after it; and how two runs differ."""
+"""`Snapshot`: the state that a run may change, put back after it; differences between runs."""
 
 import collections.abc
 import contextlib
@@ -11,21 +11,21 @@ from chainer.backends import cuda
 
 
 class ParameterMissing(Exception):
-    """An extra run would have made a parameter, which is left to a step of the user's."""
+    """An extra run would have made a parameter, which only a step of the user may do."""
 
 
 class Snapshot:
-    """What a run of a function may change, as it is now: taken, put back, compared.
+    """State that a run of a function may change, at one moment, to be put back or compared.
 
-    That is Python state (see `reach.Reach`), states of random number generators, arrays in place,
-    and which arrays are the gradients of parameters. `arrays` is name -> array.
+    It consists of Python state (see `reach.Reach`), states of random number generators, contents of
+    arrays, and the gradient arrays of parameters. `arrays` is name -> array.
     """
 
     def __init__(self, target, reach, has_parameters=True):
         self._reach = reach
         self._python = reach.save()
-        self._copied = []  # iterators, with their copies that a run reads
-        self._moved = []  # generators of random numbers, and where they were moved to
+        self._copied = []  # (copy, iterator): copies from which a run reads
+        self._moved = []  # (generator of random numbers, position to which it was moved)
         params = {id(param): param for link in reach.links.values() for param in link.params()}
         self._lazy = [param for param in params.values() if not param.is_initialized]
         self._gradients = [(param, param._grad) for param in params.values()]
@@ -33,12 +33,12 @@ class Snapshot:
         self._copies = Copies(self.arrays)
 
     def restore(self):
-        """Put all of it back, but random numbers that were drawn for parameters made since."""
+        """Put everything back, except positions of generators if parameters were made since."""
         self.restore_python()
         self.restore_arrays()
 
     def restore_python(self):
-        """Put back what Python holds, but not what is in arrays."""
+        """Put Python state back, but not the contents of arrays."""
         were_made = any(param.is_initialized for param in self._lazy)
         self._reach.restore(self._python, with_numbers=not were_made)
         for param, gradient in self._gradients:
@@ -46,19 +46,19 @@ class Snapshot:
 
     @property
     def has_lazy_parameters(self):
-        """Whether there were parameters that had not been made."""
+        """Whether there were parameters that had not been made yet."""
         return bool(self._lazy)
 
     def has_changed(self, name):
-        """Return whether an array has other contents than it had (synchronises)."""
+        """Return whether the contents of an array have changed (synchronises)."""
         return not has_same_bits(self.arrays[name], self._copies[name])
 
     def restore_arrays(self):
-        """Put back what is in arrays, but not what Python holds."""
+        """Put the contents of arrays back, but not Python state."""
         self._copies.put_back(self.arrays)
 
     def changes(self):
-        """Return what was assigned since, as :meth:`Reach.changes` does, gradients included."""
+        """Return the assignments since, in the form of :meth:`Reach.changes`, also of gradients."""
         new = [
             (param._set_grad_without_check, param._grad)
             for param, before in self._gradients
@@ -67,7 +67,7 @@ class Snapshot:
         return self._reach.changes(self._python, self._copied) + new
 
     def move_generators(self):
-        """Draw from NumPy's and Python's generators: a run that seeds one then always shows."""
+        """Draw from NumPy's and Python's generators, so that a run that seeds one is noticed."""
         numpy.random.random()
         random.random()
         self._moved = [(state, state.save()) for state, _ in self._python.generators]
@@ -81,9 +81,9 @@ class Snapshot:
 
     @contextlib.contextmanager
     def undone(self, with_caches=True):
-        """Put back what is changed inside, where no parameter can be made.
+        """Context whose changes are undone at its end, and in which no parameter can be made.
 
-        `with_caches`: caches of functools are empty inside. Otherwise they keep what is added.
+        `with_caches`: caches of functools are empty inside. Otherwise new entries stay in them.
         """
         try:
             for param in self._lazy:
@@ -93,7 +93,7 @@ class Snapshot:
                 yield
         finally:
             for param in self._lazy:
-                vars(param).pop('initialize', None)  # there is none if an interrupt came first
+                vars(param).pop('initialize', None)  # an interrupt may have come before it was set
             self.restore()
 
 
@@ -102,7 +102,7 @@ def _refuse(shape):
 
 
 class NoSnapshot:
-    """Of a run that changes nothing, such as a prediction by a library's code alone."""
+    """Snapshot for a run that changes nothing, such as a prediction by a library's code alone."""
 
     arrays: dict = {}
 
@@ -117,7 +117,7 @@ class NoSnapshot:
 
 @contextlib.contextmanager
 def _other_generators():
-    """Let CuPy draw from other generators inside: the state of its own cannot be read."""
+    """Context in which CuPy draws from other generators: the state of its own cannot be read."""
     if not cuda.available:
         yield
         return
@@ -132,7 +132,7 @@ def _other_generators():
 
 
 def arrays_of(target, reach, has_parameters=True):
-    """Return name -> array: arrays that are reached; parameters and optimizer states, too."""
+    """Return name -> array for arrays within reach, and parameters and optimizer states."""
     arrays = dict(reach.arrays)
     named = dict(target.namedlinks())
     known = set(map(id, named.values()))
@@ -164,14 +164,14 @@ def copies(arrays):
 
 
 class Copies(collections.abc.Mapping):
-    """Copies of arrays, by name; all of one dtype in one array, which a GPU copies at once."""
+    """Copies of arrays, by name. Arrays of one dtype are joined, and copied in one launch."""
 
     def __init__(self, arrays):
         groups = {}
         for name, array in arrays.items():
             device_id = array.data.device_id if isinstance(array, cuda.ndarray) else None
             groups.setdefault((device_id, array.dtype), {})[name] = array
-        self._places = {}  # name -> (group, first element, last element and one, shape)
+        self._places = {}  # name -> (group, first element, end, shape)
         self._joined = {}
         for group, members in groups.items():
             stop = 0
@@ -194,25 +194,25 @@ class Copies(collections.abc.Mapping):
         return len(self._places)
 
     def is_same(self, other):
-        """Return whether all have the bits of other copies, of the same names. Synchronises."""
+        """Return whether other copies have the same names and the same bits (synchronises)."""
         return self._places == other._places and all(
             _has_same_bits(joined, other._joined[group]) for group, joined in self._joined.items()
         )
 
     def put_back(self, arrays):
-        """Write the copies back into the arrays that they were made of."""
+        """Write the copies back to the arrays from which they were made."""
         for name, array in arrays.items():
             if not (isinstance(array, cuda.ndarray) and array.flags.c_contiguous):
                 array[...] = self[name]
             elif array.size:
-                # A copy by the driver takes a third of the time of a launch from Python.
+                # A copy by CUDA's driver takes a third of the time of a launch from Python.
                 group, start, _, _ = self._places[name]
                 copy = self._joined[group].data + start * array.itemsize
                 array.data.copy_from_device_async(copy, array.nbytes)
 
 
 def has_same_bits(actual, expected):
-    """Return whether two arrays are alike to the bit (synchronises)."""
+    """Return whether two arrays are equal bit for bit (synchronises)."""
     if (
         type(actual) is not type(expected)
         or actual.dtype != expected.dtype
@@ -227,15 +227,15 @@ def has_same_bits(actual, expected):
 
 
 def _has_same_bits(actual, expected):
-    """Compare two one-dimensional arrays of one dtype on one device."""
-    # A comparison of floats would find no NaN equal to itself, and -0 equal to 0.
+    """Compare two one-dimensional arrays of one dtype on one device, bit for bit."""
+    # Compared as floats, NaN would differ from itself, and -0 would equal 0.
     bits = 'u%d' % min(actual.itemsize, 8)
     actual, expected = actual.view(bits), expected.view(bits)
     if isinstance(actual, numpy.ndarray):
         return numpy.array_equal(actual, expected)
     with actual.device:
         differ = cuda.cupy.zeros(1, bool)
-        # A reduction of CuPy would take four seconds to compile.
+        # It is no reduction, because CuPy's would take four seconds to compile.
         kernel = cuda.elementwise(
             'T actual, T expected',
             'raw bool differ',
@@ -247,10 +247,12 @@ def _has_same_bits(actual, expected):
 
 
 def difference(arrays, values, tolerance, floor=0.0):
-    """Return the first array (str or None) that differs between two runs of a step."""
-    # `tolerance` is 0 for equal bits, else the largest norm of a difference, relative to the norm
-    # of the values, or to `floor` if that is larger; NaN then equals NaN. Copies all to the host
-    # (synchronises), unless two `Copies` are the same.
+    """Return the name of the first array that differs between two runs, and how (str or None).
+
+    With a `tolerance` of 0 all bits must be equal. Otherwise it bounds the norm of the difference,
+    relative to the norm of the values, or to `floor` if that is larger; NaN then equals NaN. All
+    arrays are copied to the host (synchronises), unless two `Copies` are the same.
+    """
     if isinstance(arrays, Copies) and isinstance(values, Copies) and arrays.is_same(values):
         return None
     for name in {**arrays, **values}:

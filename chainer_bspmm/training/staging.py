@@ -1,4 +1,4 @@
-"""The memory that a captured step reads, and how batches are sent there."""
+"""Memory that a captured step reads, and the transfer of batches to it."""
 
 import contextlib
 import weakref
@@ -13,21 +13,23 @@ from chainer_bspmm.cuda.launch import run
 from chainer_bspmm.dataset import batch_form
 from chainer_bspmm.training.session import Session
 
-N_SLOTS = 4  # of a group, which has one event; there are two groups
-# Bytes that a kernel reads over the bus sooner than a GPU has waited for its copy engine.
+N_SLOTS = 4  # slots of a group; there are two groups, each with one event
+# Up to so many bytes, a kernel that reads over the bus is faster than the GPU's copy engine, which
+# takes time to start.
 FEW_BYTES = 2**14
-_STORAGE = 'f'  # of the kernel that copies: any, it moves bytes
+_STORAGE = 'f'  # any dtype will do, because the kernel copies bytes
 
 
 class Staging:
     """Send named arrays, name -> (shape, dtype), to fixed places on a device, in one copy.
 
-    The host writes into pinned memory. There are several slots of it, taken in turn, so that the
-    next batches can be written before the last one was copied. They are in two groups: one is
-    written again when all of it was copied, which takes one event instead of one for each batch.
+    The host writes to pinned memory. This has several slots, which are used in turn, so that the
+    next batches can be written before the last one was copied. The slots form two groups. A group
+    is written again once all of its slots were copied, so that one event per group is enough,
+    instead of one for each batch.
 
-    Few bytes are copied by a kernel, which keeps count of the slots: captured in a CUDA graph, it
-    copies the next one at every launch. `device`, name -> CuPy array, is where they arrive.
+    If there are few bytes, a kernel copies them, which counts the slots. Captured in a CUDA graph,
+    it copies the next slot at every launch. The arrays arrive in `device`, name -> CuPy array.
     """
 
     def __init__(self, arrays, device):
@@ -48,21 +50,23 @@ class Staging:
             if self.is_kernel:
                 self._position = cupy.zeros(1, numpy.uint32)
                 self._plan = plans.one_block(self._n_bytes // plans.VECTOR_BYTES)
-                # It may be launched first under capture, which should not compile anything.
+                # The kernel is compiled now, because its first launch may be during a capture.
                 device_id = cupy.cuda.runtime.getDevice()
                 kernels.load(device_id, 'staged_copy', _STORAGE, self._plan.defines)
             self._device.synchronize()  # the first batch may be sent on another stream
-        # Pinned memory goes to another owner at once, although a copy may still have to read it.
+        # The device is synchronised before the pinned memory is freed. Otherwise it could get a new
+        # owner while a copy still has to read it.
         error = cupy.cuda.runtime.CUDARuntimeError
         weakref.finalize(self, _synchronize, self._device, error).atexit = False
         slots = numpy.frombuffer(self._memory, numpy.uint8, 2 * N_SLOTS * self._n_bytes)
         self._slots = [_views(slot, places) for slot in slots.reshape(2 * N_SLOTS, self._n_bytes)]
         self.device = _views(self._buffer, places)
         self._next = 0
-        self._is_filled = False  # the next slot, which may have been copied if there was an error
+        # Whether the next slot was filled. After an error it may also have been copied already.
+        self._is_filled = False
 
     def fill(self):
-        """Return name -> host array: all of it is to be written, then to be copied."""
+        """Return name -> host array of the next slot; write all arrays, then copy."""
         if self._is_filled:
             self._look()
         group, slot = divmod(self._next, N_SLOTS)
@@ -72,7 +76,7 @@ class Staging:
         return self._slots[self._next]
 
     def copy(self):
-        """Copy what was written to the device, on the current stream."""
+        """Copy the filled slot to the device, on the current stream."""
         if self.is_kernel:
             run(
                 'staged_copy',
@@ -90,7 +94,7 @@ class Staging:
             self._buffer.data.copy_from_host_async(address, self._n_bytes)
 
     def copied(self, stream):
-        """Go on to the next slot: the copy of this one was launched, here or by a graph."""
+        """Move to the next slot, after the copy of this one was launched here or by a graph."""
         group, slot = divmod(self._next, N_SLOTS)
         if slot == N_SLOTS - 1:
             self._events[group].record(stream)
@@ -98,19 +102,19 @@ class Staging:
         self._is_filled = False
 
     def send(self, stream):
-        """Copy what was written to the device, and go on; `stream` is the current one."""
+        """Copy the filled slot to the device, and move to the next; `stream` is the current one."""
         self.copy()
         self.copied(stream)
 
     def again(self):
-        """Write to the next slot what the last one had."""
+        """Fill the next slot with the contents of the last one."""
         views = self.fill()
         last = self._slots[self._next - 1]
         for name, view in views.items():
             view[...] = last[name]
 
     def _look(self):
-        """Find the next slot after an error or an interrupt (synchronises)."""
+        """Find out which slot is next, after an error or an interrupt (synchronises)."""
         with self._device:
             self._device.synchronize()
             if self.is_kernel:
@@ -132,7 +136,7 @@ def _views(buffer, places):
 class Inputs:
     """Device memory that a captured step reads: a batch, and `n_numbers` values of the optimizer.
 
-    The batch is of the form of `batch`, which is the first.
+    `batch` is the first one; all others have the same form.
     """
 
     def __init__(self, session: Session, batch, capacity, n_numbers=None):
@@ -153,17 +157,21 @@ class Inputs:
             with chainer.using_device(device):
                 self._buffers = batch_form.new_buffers(device.xp.zeros, self._form, capacity)
             if batch.is_fixed:
-                # One warp gathers a molecule: a large graph would take longer than its step.
+                # Every batch is the same, so it is copied once. To gather a large graph by one warp
+                # would take longer than its step.
                 with self._capturer.ordered():
                     batch.fill(self._buffers)
                 self._gather = None
-        # The `Step` to be current when the captured step is run.
+        # The `Step` that is current while the captured step runs.
         self.step = step.Step(session.blas, session.seed, sent['counter'])
-        self.row_address = sent['row_address']  # (1,) uint64, where the step reports: `reports`
+        self.row_address = sent['row_address']  # (1,) uint64, address for `Reports`
         self.numbers = sent.get('numbers')  # (n_numbers,) float64 or None
 
     def send(self, batch, counter, numbers=None, row_address=0, by_graph=False):
-        """Send all to the device; by_graph: a graph that captured :meth:`fetch` comes next."""
+        """Send a batch and numbers to the device.
+
+        `by_graph`: the next launch is a graph that captured :meth:`fetch`, so it may copy them.
+        """
         views = self._staging.fill()
         views['counter'][0] = counter
         views['row_address'][0] = row_address
@@ -171,15 +179,16 @@ class Inputs:
             views['numbers'][...] = numbers
         batch.write(views)
         if not (by_graph and self._staging.is_kernel):
-            self._staging.send(self._capturer.join())  # the last step may read, on another stream
+            # The last step may still be reading the memory, on another stream.
+            self._staging.send(self._capturer.join())
 
     def fetch(self):
-        """Copy what was sent, if a graph does that; for a capture."""
+        """Launch the copy for a capture, if it is one that a graph can do."""
         if self._staging.is_kernel:
             self._staging.copy()
 
     def fetched(self, stream):
-        """Note that a graph that captured :meth:`fetch` was launched on a stream."""
+        """Note that a graph with a captured :meth:`fetch` was launched on a stream."""
         if self._staging.is_kernel:
             self._staging.copied(stream)
 

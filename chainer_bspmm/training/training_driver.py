@@ -32,7 +32,8 @@ class TrainingDriver(Driver):
         self, optimizer, device, seed=None, check_every=CHECK_EVERY, on_difference='warn'
     ) -> None:
         if seed is None:
-            # From a copy of the state: the batches must come in StandardUpdater's order.
+            # The seed is drawn from a copy of NumPy's state, so that batches keep the order that
+            # they have with StandardUpdater.
             generator = numpy.random.RandomState()
             generator.set_state(numpy.random.get_state())
             seed = int(generator.randint(2**63, dtype=numpy.int64))
@@ -48,7 +49,7 @@ class TrainingDriver(Driver):
         self.given = optimizer
         self.together = of_nccl(optimizer)
         self.optimizer = optimizer if self.together is None else self.together.actual_optimizer
-        self.target = self.optimizer.target  # the updater looks at every step
+        self.target = self.optimizer.target  # the updater sets it again at every step
         self.do_all_capture: bool | None = None
         self.peers = None  # `PeerMemory` of the ranks once they are connected, or None
 
@@ -57,10 +58,10 @@ class TrainingDriver(Driver):
         return optimizer, self.device, self.seed, self.check_every, self.on_difference
 
     def __reduce__(self):
-        return TrainingDriver, self.options(self.given)  # a copy captures anew
+        return TrainingDriver, self.options(self.given)  # a copy has no captured steps
 
     def _why_not(self):
-        """Return what (str or None) rules out captured steps permanently."""
+        """Return the reason (str or None) that rules out captured steps permanently."""
         optimizer = self.optimizer
         device = self.device
         if not is_on_gpu(device):
@@ -94,7 +95,7 @@ class TrainingDriver(Driver):
 
     def _watch(self, key):
         reporters = chainer.reporter._get_reporters()
-        name = None  # without a reporter reports are dropped, and the target needs no name
+        name = None  # without a reporter, reports are dropped and the target needs no name
         if reporters:
             name = reporters[-1]._observer_names.get(id(self.optimizer.target), '')
         return self.session.update.variants(), name, key
@@ -108,14 +109,15 @@ class TrainingDriver(Driver):
             update = self.session.update
             update.prepare()
             if not self.do_all_capture:
-                # A capture that fails later would leave the other ranks waiting for this one.
+                # A test before all ranks agree: a capture that failed later would leave the other
+                # ranks waiting.
                 program.capture_alone()
             elif update.gradients.peers is not self.peers:
                 raise CannotCapture('parameters have other sizes or dtypes than in the first step')
         return program
 
     def agree(self, reason):
-        """Return why (str or None) not to capture: the first of all ranks, in the first step."""
+        """Return the reason (str or None) not to capture, in the first step one for all ranks."""
         if self.do_all_capture is None:
             comm = self.together.communicator
             reasons = comm.mpi_comm.allgather(reason)
@@ -136,7 +138,7 @@ class TrainingDriver(Driver):
         return reason
 
     def raise_if_not_finite(self):
-        """Raise if a loss was not finite in any of the captured steps of all ranks."""
+        """Raise FloatingPointError if a loss was not finite in a captured step of any rank."""
         if self.do_all_capture:
             with using(self.device):
                 raise_if_not_finite(self.together, wait=True)

@@ -17,12 +17,13 @@ from chainer_bspmm.training.session import Session
 from chainer_bspmm.training.work import as_arrays, spare_tolerance, Work
 
 
-# Losses and reported numbers below are compared with it: what they are made of may cancel.
+# Differences of losses and reported numbers are relative to this at least: smaller values may be
+# differences of large terms.
 FLOOR = 1e-2
 
 
 class TrainingStep(Work):
-    """The training step of a session, on batches of n_molecules."""
+    """Training step of a session, on batches of n_molecules."""
 
     name = 'step'
     copies_results = True
@@ -32,9 +33,9 @@ class TrainingStep(Work):
         self._update = session.update
         self._n_molecules = n_molecules
         self._seed = SeedGradient(session.device)
-        self._loss: Any = None  # array of the last run from Python
-        self._is_prepared = False  # the update
-        self._defers_sums = None  # whether sums can be deferred; None until a trial
+        self._loss: Any = None  # the loss of the last run from Python, an array
+        self._is_prepared = False  # whether the update is prepared
+        self._defers_sums = None  # whether partial sums can be deferred; None until a trial
         self.n_numbers = self._update.n_numbers
         self.has_others = self._update.has_others
 
@@ -51,7 +52,7 @@ class TrainingStep(Work):
             yield
 
     def compute(self, arrays, mode, alone=False):
-        """Leave the gradients in the parameters; return what was reported."""
+        """Compute the gradients, which stay in the parameters; return the reported values."""
         session = self._session
         target = session.target
         with self._update.uncounted(), observed() as reported:
@@ -63,7 +64,7 @@ class TrainingStep(Work):
             with gradients_kept(session.guards.other_params):
                 self._backward(loss, mode)
             if mode == 'captured':
-                loss.unchain_backward()  # links may keep the loss, and all arrays with it
+                loss.unchain_backward()  # links may keep the loss, which would keep all arrays
             self._loss = loss.array
             del loss
             params = list(target.params(include_uninit=False))
@@ -76,7 +77,7 @@ class TrainingStep(Work):
         self._update.load_kernels()
 
     def complete(self, numbers):
-        if not self._is_prepared:  # parameters may have been made by the first batch
+        if not self._is_prepared:  # it is done late, because the first batch may make parameters
             self._update.prepare()
             self._is_prepared = True
         self._update.launch(numbers)
@@ -108,7 +109,8 @@ class TrainingStep(Work):
 
     def _backward(self, loss, mode):
         if mode == 'trial' and self._defers_sums is None:
-            # In a separate pass, because a gradient that has not been summed yet holds nothing.
+            # Tested in a separate backward pass, because deferred gradients are uninitialised, and
+            # would be wrong if something reads them.
             with self._update.repeated():
                 self._defers_sums = self._backward_deferring(loss)[1]
             self._session.target.cleargrads()
@@ -122,7 +124,7 @@ class TrainingStep(Work):
         sums.launch()
 
     def _backward_deferring(self, loss):
-        """Return the `PendingSums`, and whether all are gradients of parameters."""
+        """Run backward and defer sums; return them, and whether all are gradients of parameters."""
         step = self._step
         sums = step.sums = PendingSums()
         try:
@@ -136,9 +138,9 @@ class TrainingStep(Work):
 
 @contextlib.contextmanager
 def gradients_kept(params):
-    """Restore the gradients of parameters that are not the optimizer's."""
-    # They are never cleared, so a graph would keep adding to those of its capture, in memory that
-    # may have been reused since.
+    """Put back the gradients of parameters that are not the optimizer's, at the end."""
+    # No optimizer clears these gradients. So a graph would keep adding to the arrays of its
+    # capture, whose memory may have been reused.
     before = [(param, param.grad) for param in params if param.is_initialized]
     for param, _ in before:
         param.cleargrad()
@@ -151,10 +153,10 @@ def gradients_kept(params):
 
 @contextlib.contextmanager
 def observed():
-    """Catch what is reported inside, as name -> value."""
+    """Context that catches reported values, as name -> value."""
     reporters = chainer.reporter._get_reporters()
     reported = {}
-    if not reporters:  # outside of a Trainer reports are dropped
+    if not reporters:  # without a reporter, reports are dropped
         yield reported
         return
     with reporters[-1].scope(reported):
@@ -162,7 +164,7 @@ def observed():
 
 
 class SeedGradient:
-    """The gradient of a loss by itself, filled once."""
+    """The gradient of a loss with respect to itself, 1, in an array that is filled once."""
 
     def __init__(self, device):
         self._may_share = device.xp.may_share_memory
@@ -170,16 +172,16 @@ class SeedGradient:
             self._ones = {numpy.dtype(char): device.xp.ones((), char) for char in 'efd'}
 
     def set(self, loss):
-        """Set the gradient of a scalar that has none."""
+        """Set the gradient of a scalar loss, unless it has one."""
         if loss.array.ndim == 0 and loss.grad is None:
             loss.grad = self._ones.get(loss.dtype)
 
     def is_seed(self, gradient):
-        """Return whether an array is the 1."""
+        """Return whether a gradient is this array."""
         return gradient is self._ones.get(gradient.dtype)
 
     def detach(self, params):
-        """Copy the gradients of parameters that lie in the 1 itself: hooks change gradients."""
+        """Copy gradients of parameters that share memory with it, because hooks write to them."""
         for param in params:
             grad = param.grad
             one = None if grad is None else self._ones.get(grad.dtype)
@@ -188,7 +190,10 @@ class SeedGradient:
 
 
 def zero_missing(params):
-    """Give parameters on one device that have no gradient zeros, in one array of each dtype."""
+    """Give zeros as gradients to parameters without one, in one array for each dtype.
+
+    All parameters are on one device.
+    """
     missing = {}
     for param in params:
         if param.grad is None:

@@ -1,4 +1,4 @@
-"""What follows the gradients of a captured step: an `Update`, chosen once a session."""
+"""`Update`: the part of a captured step after its gradients, chosen once per session."""
 
 import contextlib
 
@@ -11,66 +11,66 @@ from chainer_bspmm.training.cuda_graphs import CannotCapture
 
 
 class Update:
-    """The update by the optimizer itself, eagerly after every replay of the gradients."""
+    """Update by the optimizer itself, eagerly after every replay of the gradients."""
 
-    n_numbers: int | None = None  # that the host sends for every step
+    n_numbers: int | None = None  # count of numbers that the host sends for every step
     is_split = False  # whether `exchange` comes between two graphs
     has_others = False  # whether other ranks take part
 
     def __init__(self, optimizer: chainer.GradientMethod, reason: str | None = None):
         self._optimizer = optimizer
-        self.reason = reason  # why the graphs leave the update to Python
-        self.is_over = False  # whether another kind of update has to follow
+        self.reason = reason  # why the update is not part of the graphs
+        self.is_over = False  # whether another kind of update must replace it
 
     def variants(self):
-        """Return what (hashable) a captured update depends on."""
+        """Return the options (hashable) on which a captured update depends."""
 
     def load_kernels(self):
         """Compile the kernels for the parameters that have been made."""
 
     def prepare(self):
-        """Make the states and kernels that the parameters made by now need."""
+        """Make the states and kernels for the parameters that have been made."""
 
     def advance(self):
-        """Count a step; return its numbers, (n_numbers,) float64."""
+        """Count a step in the optimizer; return the step's numbers, (n_numbers,) float64."""
 
     def recount(self, n_before, is_done):
-        """Let the counters be as after n_before steps, and this one if it was done."""
+        """Set the counters to n_before steps, and one more if this one was done."""
 
     def uncounted(self):
-        """Let Python read the optimizer's counters as before the step, which has been counted."""
+        """Context in which counters are as before the step, although it has been counted."""
         return contextlib.nullcontext()
 
     def begin(self, step, alone):
-        """Begin the kernels of a step; alone: without other ranks."""
+        """Prepare for the kernels of a step; `alone`: without other ranks."""
 
     def repeated(self):
-        """Let a backward pass inside be run once more after it."""
+        """Context of a backward pass that will be run once more after it."""
         return contextlib.nullcontext()
 
     def send(self, n_molecules, loss, alone):
-        """Launch what follows the gradients before other ranks are heard."""
+        """Launch the kernels between the gradients and the exchange with other ranks."""
 
     def exchange(self):
         """Exchange gradients with the other ranks, between two graphs."""
 
     def launch(self, numbers):
-        """Launch the update; numbers: those of :meth:`advance` on the device."""
+        """Launch the update; `numbers`: the result of :meth:`advance`, on the device."""
 
     def finish(self):
-        """Do what is left once the graphs were launched; return whether Python ran."""
+        """Finish the step after the launch of the graphs; return whether Python code updated."""
         self._optimizer.update()
         return True
 
 
 class OneLaunch(Update):
-    """The update of all parameters in one or a few launches, see `FusedUpdate`."""
+    """Update of all parameters in one or a few launches; see `FusedUpdate`."""
 
     def __init__(self, optimizer):
         super().__init__(optimizer)
         self._fused = FusedUpdate(optimizer)
         self.n_numbers = self._fused.n_numbers
-        self._is_counted = False  # whether the counters have a step that is under way
+        self._is_counted = False  # whether the counters include the current step
 
     def variants(self):
         return self._fused.variants()
@@ -79,7 +79,7 @@ class OneLaunch(Update):
         self._fused.load_kernels()
 
     def prepare(self):
-        self.reason = why_unsupported(self._optimizer)  # because of a parameter just made
+        self.reason = why_unsupported(self._optimizer)  # a new parameter may be unsupported
         self.is_over = self.reason is not None
         if not self.is_over:
             make_states(self._optimizer.target)
@@ -97,10 +97,10 @@ class OneLaunch(Update):
     def uncounted(self):
         n_before = self._optimizer.t
         try:
-            self._fused.count(-self._is_counted)  # a trial and a capture come before it
+            self._fused.count(-self._is_counted)  # trials and captures run before it is counted
             yield
         finally:
-            # 0 if an interrupt came before the step was uncounted.
+            # The difference is 0 if an interrupt came before the counters were changed.
             self._fused.count(n_before - self._optimizer.t)
 
     def launch(self, numbers):
@@ -116,7 +116,7 @@ class OneLaunch(Update):
 
 
 class OfRanks(OneLaunch):
-    """The same after the gradients of all ranks were added up, see `FlatGradients`."""
+    """Update in a few launches after the gradients of all ranks were added; see `FlatGradients`."""
 
     has_others = True
 
@@ -128,7 +128,7 @@ class OfRanks(OneLaunch):
 
     @property
     def sent(self):
-        """The array that this rank has sent last."""
+        """The array that this rank sent last."""
         return self.gradients.sent
 
     def load_kernels(self):
@@ -142,7 +142,7 @@ class OfRanks(OneLaunch):
         self.gradients.load_kernels()
 
     def connect(self):
-        """Map the memory of the ranks of this host, if possible; all of them call it."""
+        """Map the memory of the ranks of this host, if possible; all ranks must call it."""
         self.gradients.connect()
         self.is_split = not self.gradients.has_sum
         return self.gradients.peers
@@ -166,7 +166,7 @@ class OfRanks(OneLaunch):
 
 
 def update_of(optimizer, together=None, peers=None) -> Update:
-    """Return the `Update` of an optimizer; `together`: of several ranks, see `Weighted`."""
+    """Return the `Update` for an optimizer; `together`: the `Weighted` one of several ranks."""
     reason = why_unsupported(optimizer)
     if reason is not None:
         if together is not None:

@@ -1,38 +1,38 @@
-"""`Work`: what a program does with the arrays of a batch."""
+"""`Work`: the computation of a program on the arrays of a batch."""
 
 import contextlib
 from typing import Any
 
 import chainer
 
-# Between a batch and the same batch with spare rows: products of other shapes round differently.
+# Relative differences that spare rows may make, because products of other shapes round differently.
 SPARE_TOLERANCE = {'float16': 3e-2, 'float32': 1e-3, 'float64': 1e-6}
 
 
 class Work:
-    """A training step or a prediction: `compute`, then `complete` what follows it.
+    """A training step or a prediction: `compute`, then `complete`.
 
-    Where `is_split`, an `exchange` with other ranks comes between the two, which no graph has.
-    `has_others`: what is computed is a part of a step of several ranks.
+    With `is_split`, an `exchange` with other ranks comes between the two, outside of any graph.
+    `has_others`: whether it is a part of a step of several ranks.
     """
 
-    name: str  # in messages
-    n_numbers: int | None = None  # of the optimizer, that are sent with every batch
-    copies_results = False  # or the next replay overwrites them
+    name: str  # word for it in messages
+    n_numbers: int | None = None  # count of the optimizer's numbers that are sent with every batch
+    copies_results = False  # if not, the next replay overwrites the results
     changes_parameters = True
     is_split: Any = False
     has_others = False
-    is_done = False  # whether an update was run since the caller has set this to False
+    is_done = False  # whether an update was run since the caller set this to False
 
     def under_way(self, step, alone) -> contextlib.AbstractContextManager:
-        """Make a `cuda.step.Step` current; alone: without other ranks."""
+        """Context in which a `cuda.step.Step` is current; `alone`: without other ranks."""
         raise NotImplementedError
 
     def compute(self, arrays, mode, alone=False) -> dict[str, Any]:
         """Run on the arrays (tuple) of a batch; return name -> array.
 
-        `mode` is 'eager', 'trial' (what it does is undone), 'captured' (nothing runs), or 'forward'
-        (which is to make parameters; the result is of no use).
+        `mode` is 'eager', 'trial' (the run will be undone), 'captured' (no kernel runs), or
+        'forward' (the run only makes parameters, and its result is not used).
         """
         raise NotImplementedError
 
@@ -40,30 +40,30 @@ class Work:
         """Compile the kernels that `complete` launches."""
 
     def complete(self, numbers):
-        """Run what follows; numbers: (n_numbers,) on the device."""
+        """Run the part after `compute`, the update; `numbers`: (n_numbers,) on the device."""
 
     def exchange(self):
-        """Do what comes between; all ranks call it as often."""
+        """Exchange data with other ranks between both parts; all ranks call it equally often."""
 
     def outcome(self, results) -> dict[str, Any]:
-        """Return name -> array: what a replay and an eager run give to the bit, beside state."""
+        """Return name -> array, in which a replay and an eager run must be equal bit for bit."""
         return results
 
     def summary(self, results) -> dict[str, Any]:
-        """Return name -> array: what a trial gives with and without spare rows."""
+        """Return name -> array, in which trials with and without spare rows are compared."""
         return results
 
     def difference(self, actual, expected):
-        """Return how (str or None) two summaries differ by more than what spare rows may change."""
+        """Describe (str or None) a difference of two summaries that spare rows must not make."""
         raise NotImplementedError
 
 
 def spare_tolerance(dtype, model):
-    """Return how much (float) spare rows may change results of a dtype."""
+    """Return the relative difference (float) that spare rows may make in results of a dtype."""
     dtypes = dtype, *(param.dtype for param in model.params(include_uninit=False))
     return max(SPARE_TOLERANCE[each.name] for each in dtypes)
 
 
 def as_arrays(values):
-    """Return name -> array of name -> variable or array."""
+    """Convert name -> variable or array to name -> array."""
     return {name: chainer.as_array(value) for name, value in values.items()}

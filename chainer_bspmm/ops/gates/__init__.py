@@ -1,1 +1,1 @@
-"""Linear maps that gates decide on: steps of gated recurrent units, and gated linear layers."""
+"""Gated linear maps: steps of gated recurrent units, and gated linear layers."""

@@ -16,7 +16,11 @@ ACTIVATIONS = (functions.identity, functions.tanh)
 
 
 class GatedLinear(FusedNode):
-    """Inputs: the column blocks of x, then W_gate, W_value and, if any, b_gate, b_value."""
+    """Node of :func:`gated_linear`.
+
+    Inputs are the column blocks of x, then W_gate, W_value and, if there are biases, b_gate,
+    b_value.
+    """
 
     def __init__(self, n_parts, activation):
         self._n_parts = n_parts
@@ -100,7 +104,10 @@ class GatedLinear(FusedNode):
 
 
 def _gated(both, is_tanh):
-    """Return the gate, the activated value and their product; both: the sums of the two maps."""
+    """Return the gate, the activated value and their product.
+
+    `both`: (n_rows, 2 * n_out), the results of the two maps side by side.
+    """
     n = both.shape[1] // 2
     if isinstance(both, numpy.ndarray):
         # NumPy is several times slower on blocks of columns than on arrays without gaps.
@@ -126,7 +133,7 @@ def _gated(both, is_tanh):
 
 
 def _gated_gradient(gy, gate, value, is_tanh):
-    """Return the gradient with respect to the sums of the two maps, in one array."""
+    """Return the gradient with respect to the results of the two maps, side by side."""
     n_rows, n = gy.shape
     if isinstance(gy, numpy.ndarray):
         g_value = gy * gate
@@ -154,8 +161,9 @@ def _gated_gradient(gy, gate, value, is_tanh):
 def gated_linear(parts, gate, value, activation=functions.identity):
     """Compute ``y[i] = sigmoid(W_g x[i] + b_g) * activation(W_v x[i] + b_v)`` in one node.
 
-    `parts` are the column blocks of x, `gate` and `value` are W (n_out, n_in) and b, or None in
-    both. Both maps are one GEMM, on a GPU one kernel with all the rest if the weights fit.
+    `parts` are the column blocks of x. `gate` and `value` are pairs of W (n_out, n_in) and b, which
+    may be None in both. Both maps are one GEMM. On a GPU everything is one kernel if the weights
+    fit.
     """
     if activation not in ACTIVATIONS:
         text = 'activation: expected chainer.functions.identity or tanh, got %r'

@@ -17,10 +17,10 @@ from chainer_bspmm.sparse import check
 
 
 class GRUStep(AccumulateInPlace, FusedNode):
-    """Inputs x, message, the state, then W and b of every linear layer.
+    """Node of :func:`gru_step`; inputs are x, message, the state, then W and b of each layer.
 
-    On a GPU a kernel does all of it, where the weights fit; otherwise a few GEMMs do. `state`:
-    ``'x'``: it is x, and no input; ``'given'``; or None.
+    On a GPU it is one kernel if the weights fit, otherwise a few GEMMs. `state` is ``'x'`` if the
+    state is x and thus not an input, ``'given'`` if it is an input, or None.
     """
 
     def __init__(self, state):
@@ -35,8 +35,8 @@ class GRUStep(AccumulateInPlace, FusedNode):
         if self._is_whole:
             y, self._saved = whole
             return y
-        # One GEMM for the layers of the input, one for those of the state. Columns of the sums are
-        # those of the candidate h, the update gate z and the reset gate r.
+        # One GEMM applies the layers of the input, one the layers of the state. Blocks of columns
+        # of `sums` belong to the candidate h, the update gate z and the reset gate r.
         W = concat([W for W, _ in pairs[:3]])
         both = concat((x, message), axis=1)
         sums = dot(both, W.T)
@@ -82,7 +82,8 @@ class GRUStep(AccumulateInPlace, FusedNode):
         else:
             r, U, reset_state, U_h = self._saved[4:]
             state = inputs[2 if self._state == 'given' else 0].astype(gy.dtype, copy=False)
-            # g: of all sums; g_h, g_zr: its parts, each contiguous.
+            # `g` is the gradient with respect to all sums; `g_h` and `g_zr` are contiguous copies
+            # of its parts.
             g, g_h = _candidate_gradient(gy, h, z, state)
             g_zr, g_state = _gates_gradient(dot(g_h, U_h), gy, z, r, state, g)
             g_state += dot(g_zr, U)
@@ -90,7 +91,8 @@ class GRUStep(AccumulateInPlace, FusedNode):
             gU = [dot(g_h.T, reset_state), g_zr[:n], g_zr[n:]]
         gW = dot(g.T, both)
         gb = row_sum(g)
-        # Biases of W and U have equal gradients in two arrays: optimizer hooks write to them.
+        # Biases of W and U have the same gradient, but separate arrays: optimizer hooks write to
+        # them.
         gc = gb.copy() if gU else gb
         gW, gb, gc = ([array[i : i + n] for i in range(0, len(array), n)] for array in (gW, gb, gc))
         parameters = [array for pair in zip(gW + gU, gb + gc) for array in pair]
@@ -113,8 +115,8 @@ class GRUStep(AccumulateInPlace, FusedNode):
         return state + z * (h - state)
 
 
-# The steps between the GEMMs, each one launch on a GPU instead of about ten. `sums` are those
-# of the layers of x and message without biases, (n_nodes, 2 or 3 times H).
+# The steps between the GEMMs; on a GPU each is one launch instead of about ten. `sums` are the
+# results of the layers of x and message without biases, (n_nodes, 2 or 3 times H).
 
 
 def _kernel(name, inputs, outputs, operation):
@@ -142,7 +144,7 @@ def _first_step(sums, b_h, b_z):
 
 
 def _gates(sums, by_state, b_z, b_r, c_z, c_r, state):
-    """Return z, r and ``r * state``; by_state: the sums of the layers of the state for z and r."""
+    """Return z, r and ``r * state``; `by_state`: results of the state's layers for z and r."""
     n = state.shape[1]
     if isinstance(sums, numpy.ndarray):
         by_state += sums[:, n:]
@@ -203,7 +205,7 @@ def _first_step_gradient(gy, h, z):
 
 
 def _candidate_gradient(gy, h, z, state):
-    """Return the gradient of `sums`, without its part of r yet, and a copy of its part of h."""
+    """Return the gradient with respect to `sums`, yet without r's part, and a copy of h's part."""
     n_rows, n = gy.shape
     if isinstance(gy, numpy.ndarray):
         g = numpy.empty((n_rows, 3 * n), gy.dtype)
@@ -227,7 +229,10 @@ def _candidate_gradient(gy, h, z, state):
 
 
 def _gates_gradient(g_reset_state, gy, z, r, state, g):
-    """Complete g; return its parts of z and r, and the state's gradient without its layers'."""
+    """Write r's part of g; return the parts of z and r, and a part of the state's gradient.
+
+    The state's gradient still lacks what comes through the layers of z and r.
+    """
     n_rows, n = gy.shape
     if isinstance(gy, numpy.ndarray):
         g[:, 2 * n :] = g_reset_state * state * r * (1 - r)
@@ -267,7 +272,7 @@ def gru_step(
         message (Variable or array): (n_nodes, M) of x's dtype.
         state (Variable, array or None): (n_nodes, H) s, of x's dtype.
         parameters (sequence): (weight, bias) of W, W_z, and with a state of W_r, U, U_z, U_r.
-            Weights are (H, C + M), those of U (H, H), biases (H,); converted to x's dtype.
+            W are (H, C + M), U are (H, H), biases are (H,). All are converted to x's dtype.
 
     Returns:
         Variable: (n_nodes, H), of x's dtype.
@@ -294,7 +299,7 @@ def gru_step(
     inputs = [x, message]
     kind = None
     if state is x:
-        kind = 'x'  # one input, with one gradient
+        kind = 'x'  # x and the state are one input, with one gradient
     elif state is not None:
         kind = 'given'
         inputs.append(state)

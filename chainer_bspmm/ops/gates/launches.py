@@ -11,42 +11,42 @@ from chainer_bspmm.cuda import kernels, launch
 from chainer_bspmm.cuda.partial_sums import sum_partials
 from chainer_bspmm.cuda import plans
 
-# Rows of a block of gated_step, and threads that share the elements of a sum so that the block has
-# about 256. A block copies all weights, which takes about as long as its work for 8 rows.
+# (rows of a block of gated_step, threads that share the elements of a sum). A block has about 256
+# threads. It copies all weights, which takes about as long as its work on 8 rows.
 GATED_ROWS = ((8, 8), (12, 4), (16, 4), (20, 4), (24, 2), (28, 2), (32, 2))
 GATED_COPIES = 8
-# Elements of a sum whose weights are in shared memory, and how many such chunks there are. Where a
-# block has a multiprocessor to itself, only copies ahead of their use hide how long they take.
+# (elements of a sum whose weights are a chunk in shared memory, number of such chunks there). If a
+# block has a multiprocessor to itself, only copying ahead hides the time that copies take.
 GATED_CHUNKS = ((32, 3), (32, 2), (16, 2))
-MAX_GATED_BLOCK = 512  # threads have about a hundred registers
+MAX_GATED_BLOCK = 512  # threads; each needs about a hundred registers
 
 
 @plans.kept
 def gated_launch(
     n_rows, widths, has_state, is_same, vector, itemsize, device, is_gradient
 ) -> plans.Launch | None:
-    """Plan gated_step: a block for every few rows. Return None where its weights do not fit.
+    """Plan gated_step: a block for every few rows. Return None if its weights do not fit.
 
-    `widths` are of x, of the message, which may be 0, and of the result; `is_same`: x is the state;
-    `vector` is at most 4 elements; `itemsize` is of the dtype that is calculated in.
+    `widths` are the widths of x, of the message, which may be 0, and of the result. `is_same`: the
+    state is x. `vector`: at most 4 elements. `itemsize`: of the dtype in which is calculated.
     """
     n_maps = 2 + has_state
     x, message, out = (-(-width // plans.QUAD) * plans.QUAD for width in widths)
-    is_apart = has_state and not is_same  # the state has columns of its own
+    is_apart = has_state and not is_same  # the state has separate columns
     n_inputs = x + message + is_apart * out
-    n_parts = 2 + is_apart  # of the gradient, of a thread
-    per_thread = 4 if itemsize == 4 else 2  # rows; of doubles more would not fit in registers
+    n_parts = 2 + is_apart  # quads of the gradient's columns that a thread has
+    per_thread = 4 if itemsize == 4 else 2  # rows; more of float64 would not fit in registers
     if is_gradient:
         columns = -(-n_inputs // (plans.QUAD * n_parts))
     else:
         columns = out // plans.QUAD
 
     def longest(pair):
-        """Return the cost of the multiprocessor that has most blocks, in rows."""
+        """Return the time, in rows, of the multiprocessor that has most blocks."""
         return -(-n_rows // (pair[0] * device.n_sms)) * (pair[0] + GATED_COPIES)
 
     first = GATED_ROWS.index(min(GATED_ROWS, key=longest))
-    for rows, split in GATED_ROWS[first::-1]:  # fewer where memory is short
+    for rows, split in GATED_ROWS[first::-1]:  # fewer rows if they do not fit in shared memory
         is_alone = n_rows <= rows * device.n_sms
         threads = columns * rows // per_thread
         while split > 1 and threads * split > MAX_GATED_BLOCK:
@@ -66,7 +66,7 @@ def gated_launch(
                 weights = stages * n_maps * out * (chunk + plans.QUAD)
                 sums = split * rows * n_maps * out
             n_shared = rows * row + has_state * out * (out + plans.QUAD) + max(weights, sums)
-            # A row of the gradient's weights has a thread for every quad.
+            # In the gradient, a row of weights has a thread for every quad.
             enough = n_inputs // plans.QUAD if is_gradient else 1
             if (
                 n_shared * itemsize <= device.shared_bytes
@@ -96,15 +96,15 @@ def gated_launch(
 
 WEIGHT_BLOCK, WEIGHT_CHUNK = 256, 32  # threads, and rows in shared memory, of gated_weights
 WEIGHT_BLOCKS_PER_SM = 2
-MIN_WEIGHT_ROWS = 64  # that a block adds up
+MIN_WEIGHT_ROWS = 64  # least rows over which a block sums
 
 
 @plans.kept
 def gated_weights_launch(
     n_rows, widths, has_state, is_same, vector, itemsize, device
 ) -> plans.Launch:
-    """Plan gated_weights: blocks for every tile of the gradients, ``grid[1]`` of each."""
-    per_thread = 8 if itemsize == 4 and max(widths) > 32 else 4  # elements, along each side
+    """Plan gated_weights: ``grid[1]`` blocks for every tile of the gradients share the rows."""
+    per_thread = 8 if itemsize == 4 and max(widths) > 32 else 4  # a square of elements: its side
     tile = 8 * per_thread
     x, message, out = (-(-width // tile) for width in widths)
     tiles = (2 + has_state) * out * (x + message)
@@ -127,20 +127,25 @@ def gated_weights_launch(
     )
 
 
-# An array for each map: of the candidate, the update gate and the reset gate. None: it has none.
+# An array, or None, for each map: the candidate, the update gate and the reset gate.
 Gates = collections.namedtuple('Gates', 'h z r', defaults=(None,))
-# Rows (n_rows, H) that the gradient needs; `reset` is r times the state. None without a state.
+# Rows, (n_rows, H), that the gradient needs; `reset` is r times the state. Without a state, r and
+# `reset` are None.
 Saved = collections.namedtuple('Saved', 'h z r reset', defaults=(None, None))
 
 
 def gated_step_forward(x, message, state, parameters, is_tanh):
     """Compute gated rows, or a step of a gated recurrent unit, in one launch.
 
-    With ``v = [x; message]``: without a state ``y = sigmoid(W_z v + b_z) * h`` and ``h = W_h v +
-    b_h``, or its tanh; with one, which may be x, as :func:`chainer_bspmm.functions.gru_step`.
-    `parameters` are (W, b) of h and z, and with a state of r, then (U, c) of h, z and r; biases may
-    be None. Returns y (n_rows, H) and the `Saved` of :func:`gated_step_backward`; None on a CPU,
-    without rows, and for widths whose weights do not fit in shared memory (about 128 and more).
+    Without a state, ``y = sigmoid(W_z v + b_z) * h``, where ``v = [x; message]`` and ``h = W_h v +
+    b_h``, or its tanh if `is_tanh`. With a state, which may be x, the step is
+    :func:`chainer_bspmm.functions.gru_step`.
+
+    `parameters` are (W, b) of h and z; with a state followed by (W, b) of r, then (U, c) of h, z
+    and r. Biases may be None.
+
+    Returns y, (n_rows, H), and the `Saved` for :func:`gated_step_backward`. Returns None on a CPU,
+    without rows, and for weights that do not fit in shared memory (widths of about 128 and more).
     """
     if not launch.on_gpu(x):
         return None
@@ -167,8 +172,9 @@ def gated_step_forward(x, message, state, parameters, is_tanh):
 def gated_step_backward(x, message, state, parameters, saved, gy, is_tanh, dtypes):
     """Return the gradients of :func:`gated_step_forward`, by two launches and a sum of partials.
 
-    They are those of x, message and state (None if it is x, whose gradient is the sum of both), and
-    a list of the parameters', None where `dtypes`, W, b, W, b, ..., is None.
+    Returns the gradients with respect to x, message, state, and a list for the parameters. The
+    state's is None if the state is x: then x's is the sum of both. `dtypes` has the parameters'
+    dtypes in the order W, b, W, b, ...; where one is None, the gradient is None.
     """
     with launch.device_of(x):
         x, message, state, parameters = _contiguous(x, message, state, parameters)
@@ -194,7 +200,7 @@ def _weights(g, x, message, state, reset, widths, dtypes):
     n_maps, _, n_out = g.shape
     has_state = state is not None
     plan = _planned(gated_weights_launch, x, message, state, (g, reset), widths)
-    # A row of partial sums has for every map its W, its U if there is a state, and its bias.
+    # A row of partial sums holds, for every map, its W, its U if there is a state, and its bias.
     W = n_out, widths[0] + widths[1]
     U = n_out, n_out if has_state else 0
     first_U = math.prod(W)
@@ -218,7 +224,7 @@ def _weights(g, x, message, state, reset, widths, dtypes):
 
 
 def _contiguous(x, message, state, parameters):
-    """Return C-contiguous arrays; a state that is x stays the same array as it."""
+    """Return C-contiguous arrays; if the state is x, it is x in the result, too."""
     rows = launch.contiguous(x)
     state = rows if state is x else launch.contiguous(state)
     return (
@@ -234,7 +240,7 @@ def _widths(x, message, parameters):
 
 
 def _by_map(parameters):
-    """Return the `Gates` W, U, b and c of the (W, b) and (U, c) of :func:`gated_step_forward`."""
+    """Return `Gates` of W, U, b and c, given the parameters of :func:`gated_step_forward`."""
     n_maps = 2 if len(parameters) == 2 else 3
     W, b = (Gates(*arrays) for arrays in zip(*parameters[:n_maps]))
     if n_maps == 2:
@@ -245,7 +251,7 @@ def _by_map(parameters):
 
 
 def _planned(plan, x, message, state, others, widths, **options):
-    """Return a plan for arrays, which say how many elements the kernels can copy at once."""
+    """Return a plan for these arrays; their alignment limits the width of a copy."""
     vector = launch.vector_width(math.gcd(*widths), x, message, state, *others)
     return plan(
         len(x),

@@ -9,19 +9,21 @@ from chainer_bspmm.ops.bspmm import matrix_on_host
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.segments import row_sum
 
-# The factors of a layer, derived from its graph. matrix: (n_rows, n_sources), a column for each
-# pair of relation and node that has entries, in this order, and transpose; nodes: (n_sources,), the
-# node of each; parts: (relation, slice of its columns) for those relations that have any; spread:
-# (n_nodes, n_sources), 1 where a column is one of a node. A single relation has a column for every
-# node: nodes and spread are None.
+# The factors of a layer, derived from its graph. A source is a pair of relation and node that has
+# entries; sources are sorted by relation, then by node.
+# matrix, transpose: (n_rows, n_sources), the values of the entries, and its transpose.
+# nodes: (n_sources,), the node of each source.
+# parts: (relation, slice of its sources) for each relation that has any.
+# spread: (n_nodes, n_sources), 1 where the source belongs to the node.
+# With a single relation every node is a source: nodes and spread are None.
 _Sources = collections.namedtuple('_Sources', 'matrix transpose nodes parts spread')
 
 
 def graph_linear_on_host(adj, x, W, b=None, W_self=None, b_self=None, loop=False):
     """Compute ``y = sum over r of A_r (x W_r^T + b_r) + x W_self^T + b_self``, (n_rows, n_out).
 
-    Most nodes have entries in few relations: only pairs of relation and node that have any are
-    mapped, which is a third of the arithmetic for molecules.
+    Most nodes have entries in few relations. Only the pairs of relation and node that have entries
+    are mapped, which for molecules is a third of the arithmetic.
     """
     sources = _sources(adj, compute_dtype(x))
     x, W, b, W_self, b_self = _cast(sources, x, W, b, W_self, b_self)
@@ -35,7 +37,7 @@ def graph_linear_on_host(adj, x, W, b=None, W_self=None, b_self=None, loop=False
         if b_self is not None:
             own.append((numpy.ones((len(y), 1), y.dtype), b_self[:, None]))
             b_self = None
-    if own:  # one product, because adding to y takes as long as a narrow one
+    if own:  # all in one product, because adding to y takes as long as a narrow product
         rows, matrices = zip(*own)
         y += numpy.dot(numpy.concatenate(rows, axis=1), numpy.concatenate(matrices, axis=1).T)
     if b_self is not None:
@@ -44,7 +46,7 @@ def graph_linear_on_host(adj, x, W, b=None, W_self=None, b_self=None, loop=False
 
 
 def graph_linear_grad_on_host(adj, x, gy, W, W_self, needed, loop=False):
-    """Return the gradients of :func:`graph_linear`: {name: array} of the arguments in `needed`."""
+    """Return the gradients of :func:`graph_linear`: {name: array} for the arguments in `needed`."""
     sources = _sources(adj, compute_dtype(x))
     gradients = {}
     x, gy, W, W_self = _cast(sources, x, gy, W, W_self)
@@ -89,7 +91,7 @@ def _take(sources, x):
 
 
 def _map(sources, rows, matrices):
-    """Multiply the rows of each relation by its matrix, one of (R, n, m)."""
+    """Multiply the rows of each relation by its matrix; `matrices` are (R, n, m)."""
     y = numpy.empty((len(rows), matrices.shape[2]), rows.dtype)
     for relation, part in sources.parts:
         numpy.dot(rows[part], matrices[relation], out=y[part])
@@ -97,7 +99,7 @@ def _map(sources, rows, matrices):
 
 
 def _degrees(adj, dtype, loop):
-    """Return (n_rows, R): the row sums of each relation, its product with a constant feature."""
+    """Return (n_rows, R), the row sums of each relation."""
 
     def make():
         n_entries = adj._n_true_entries()
@@ -127,7 +129,7 @@ def _make_sources(adj, dtype):
     values = numpy.ones(n_entries, dtype) if adj.data is None else adj.data[:n_entries]
     values = values.astype(dtype, copy=False)
 
-    # Columns that have entries are numbered in the order of relations and nodes.
+    # Sources are numbered in the order of relations, then nodes.
     column = relation * n_nodes + node
     is_used = numpy.zeros(n_relations * n_nodes, bool)
     is_used[column] = True

@@ -20,28 +20,28 @@ class Layer(NamedTuple):
     width_in: int
     width_out: int
     n_relations: int  # 0: it has no W
-    has_self: bool  # W_self
+    has_self: bool  # whether it has W_self
     loop: bool  # each row is one more neighbour of itself
-    has_relation_bias: bool  # b
-    n_biases: int  # rows of b_self
-    by_relation: bool  # W is one matrix after the other, not with the relation as minor index
+    has_relation_bias: bool  # whether it has b
+    n_biases: int  # number of rows of b_self
+    by_relation: bool  # W is one matrix after the other; else the relation is its minor index
     activation: str
 
 
 LAYER_THREADS = 256
-LAYER_ROWS = 16, 20, 24, 32  # of a tile: the fewest that give every multiprocessor at most one
-LAYER_SLICES = 1, 2, 4  # of the columns of a result, where it is too wide for one block
-# Blocks of 4 x 4 of the gradients of weights that a thread holds in registers, by their bytes; half
-# as many where there are twice the threads.
+LAYER_ROWS = 16, 20, 24, 32  # of a tile: the fewest that give no multiprocessor two tiles
+LAYER_SLICES = 1, 2, 4  # slices of a result's columns: several if it is too wide for one block
+# Size of an element in bytes -> 4 x 4 blocks of the weights' gradients that a thread holds in
+# registers; half as many if there are twice the threads.
 LAYER_BLOCKS = {4: 6, 8: 2}
 
-LAYER_RESIDENT = 2  # blocks of threads on a multiprocessor
-SM_SHARED_BYTES = 228 << 10  # of a multiprocessor; a block takes another 1 KB
+LAYER_RESIDENT = 2  # most blocks of threads on a multiprocessor
+SM_SHARED_BYTES = 228 << 10  # of a multiprocessor; every block takes 1 KB for the system
 
 
 @plans.kept
 def layer_launch(layer, n_rows, itemsize, quads, device, is_backward) -> plans.Launch | None:
-    """Plan a layer, or its gradient, as one launch; None where it does not fit.
+    """Plan a layer, or its gradient, as one launch; return None if it does not fit.
 
     `quads`: whether rows of all arrays are aligned to four elements.
     """
@@ -68,9 +68,10 @@ def _layer_launch(
     terms = mapped + (is_backward and layer.n_biases > 0 and not layer.has_self)
     if is_backward and mapped * n_in * n_out > LAYER_THREADS * LAYER_BLOCKS[real]:
         return None
-    # Twice the threads hide more of the latency of several matrices, if they are not of doubles,
-    # which need too many registers, and of a multiprocessor's only tile. The gradient has no use
-    # for them there: each thread would have fewer weights to add up the tile's rows for.
+    # Twice the threads hide more latency in two cases. One is several matrices, though not of
+    # float64, which would need too many registers. The other is a multiprocessor's only tile; but
+    # there the gradient gains nothing, because each thread would have fewer weights over which to
+    # use the rows of the tile.
     has_one_tile = n_rows <= max(LAYER_ROWS) * device.n_sms
     has_several_matrices = mapped > 2 and real == 4
     if is_backward:
@@ -89,7 +90,8 @@ def _layer_launch(
 
     fitting = {}  # rows -> splits
     for rows in LAYER_ROWS:
-        # Beside dynamic memory rows have patterns, and an order for each of the most warps.
+        # Static shared memory holds, for every row, its pattern of relations, and for every warp
+        # (as many as there can be) an order of the rows.
         limit = device.shared_bytes - rows * (4 + 2 * LAYER_THREADS // plans.WARP)
         splits = max(1, min(threads // (produced * rows // 4), gathered))
         while splits > 1 and shared_bytes(rows, splits) > limit:
@@ -98,7 +100,7 @@ def _layer_launch(
             fitting[rows] = splits
     if not fitting:
         return None
-    # Of many tiles, small ones leave room for two blocks with the gradients of one matrix.
+    # With many tiles, the gradients of one matrix use small ones: two blocks then fit.
     most = min(fitting) if is_backward and mapped == 1 else max(fitting)
     rows = next((rows for rows in fitting if n_rows * slices <= rows * device.n_sms), most)
     n_bytes = shared_bytes(rows, fitting[rows])
@@ -134,11 +136,11 @@ def layer_of(
 ) -> Layer | None:
     """Return a layer of a graph convolution as a `Layer`, None if it is not one launch.
 
-    It is one on a GPU only, if the matrices fit into shared memory and rows are not long: all rows
-    of a tile would wait for a long one. `parameters` are those of
-    :func:`~chainer_bspmm.ops.graph_linear.node.graph_linear`; several b_self, one after the other,
-    are all added. `by_relation`: W is one matrix after the other. `loop`: as there. `longest`: no
-    row has more entries.
+    It is one launch on a GPU only, if the matrices fit into shared memory and no row is long,
+    because all rows of a tile wait for their longest. `parameters` (W, b, W_self, b_self) and
+    `loop` are as in :func:`~chainer_bspmm.ops.graph_linear.node.graph_linear`, but b_self may be
+    several biases, one after the other, which are all added. `by_relation`: W is one matrix after
+    the other. `longest`: a bound of a row's entries.
     """
     if longest > plans.LONG_ROW or not launch.on_gpu(x):
         return None
@@ -171,9 +173,9 @@ def layer_of(
 
 
 def layer_forward(layer, rows, x, parameters, dropout_ratio=0.0, draw=None, out=None):
-    """Compute a layer, of :func:`layer_of`; the result is written to `out` if that is given.
+    """Compute a layer that :func:`layer_of` returned, in `out` if that is given.
 
-    `rows` are of `sparse.relations.relation_rows`, `draw` is of `ops.dropout.step_draw`.
+    `rows` is the result of `sparse.relations.relation_rows`, `draw` of `ops.dropout.step_draw`.
     """
     with launch.device_of(x):
         x = launch.contiguous(x)
@@ -185,11 +187,12 @@ def layer_forward(layer, rows, x, parameters, dropout_ratio=0.0, draw=None, out=
 def layer_backward(
     layer, rows, x, y, gy, parameters, dropout_ratio=0.0, has_features=True, more=None
 ):
-    """Return {name: gradient} of x and all parameters, given the layer's result y and gy.
+    """Return {name: gradient} for x and all parameters, given the layer's result y and gy.
 
-    `rows` are of `sparse.relations.transposed_rows`; the gradient with respect to x, needed if
-    `has_features`, is added to `more`. Those of parameters are of `sum_partials`; where the layer
-    is ``by_relation``, W and b_self are lists, an array for each relation and each bias.
+    `rows` is the result of `sparse.relations.transposed_rows`. The gradient with respect to x is
+    computed if `has_features`, and added to `more`. The gradients of parameters come from
+    `sum_partials`, so they may be deferred. If the layer is ``by_relation``, W and b_self are
+    lists, with an array for each relation and each bias.
     """
     n_out = layer.width_out
     n_all = layer.n_relations * layer.width_out
@@ -222,7 +225,7 @@ def layer_backward(
         for name, shape in shapes.items():
             if not layer.by_relation:
                 parts.append((first, shape, x.dtype))
-            elif name == 'b_self':  # every bias is added to all rows: equal, but an array for each
+            elif name == 'b_self':  # biases have the same gradient, but separate arrays
                 parts += [(first, shape, x.dtype)] * layer.n_biases
             else:
                 matrix = (n_out, layer.width_in)
@@ -253,9 +256,10 @@ def _layer(
     shapes=None,
     more=None,
 ):
-    """Launch kernels/graph_linear.cu; return a gradient's partial sums for `shapes`, or None.
+    """Launch kernels/graph_linear.cu; for a gradient return the partial sums of `shapes`.
 
-    `rows` are x, and `result` is y; for a gradient they are gy and gx, with the layer's y and x.
+    Forward, it reads `rows`, which is x, and writes y to `result`. Backward, `rows` is gy, `result`
+    is gx, and `y` and `x` are the layer's.
     """
     if not len(rows):
         return None

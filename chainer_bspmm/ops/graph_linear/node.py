@@ -22,7 +22,7 @@ from chainer_bspmm.sparse.relations import relation_rows, transposed_rows
 
 
 class GraphLinear(AccumulateInLaunch, FusedNode):
-    """y of :func:`graph_linear`; inputs x and the parameters of these `names`."""
+    """Node of :func:`graph_linear`; inputs are x and the parameters of these `names`."""
 
     def __init__(self, adj, names, activation, dropout_ratio, loop):
         self._adj = adj
@@ -30,10 +30,10 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
         self._activation = ACTIVATIONS[activation]
         self._ratio = dropout_ratio
         self._loop = loop
-        self._mask = None  # of dropout, if it is an array
+        self._mask = None  # the mask of dropout, if that is an array
 
     def _split(self, inputs):
-        """Return x and the parameters, of x's dtype: they may have another (mixed precision)."""
+        """Return x and the parameters in x's dtype; with mixed precision they have another."""
         x, *parameters = inputs
         parameters = [array.astype(x.dtype, copy=False) for array in parameters]
         return x, dict(zip(self._names, parameters))
@@ -45,7 +45,7 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
         self._layer = layer_of(
             x, parameters, n_relations, self._loop, self._activation, longest=longest
         )
-        is_drawn = False  # with the layer, by its launch
+        is_drawn = False  # whether the layer's launch applied dropout, too
         if self._layer is not None:
             is_drawn = ratio > 0 and step.current() is not None
             rows = None if adj is None else relation_rows(adj)
@@ -111,13 +111,13 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
         return y * self._factors() if self._ratio else getattr(functions, self._activation)(y)
 
     def _factors(self):
-        """Return the array that activation and dropout multiply by."""
+        """Return the factors by which activation and dropout multiply the gradient."""
         if self._mask is not None:
             return self._mask
         y = self._y
         if self._activation == 'relu':
             is_kept = y > 0
-        else:  # elements that were dropped are -0, see kernels/graph_linear.cu
+        else:  # dropped elements are -0, and no other element is: see kernels/graph_linear.cu
             xp = chainer_backend.get_array_module(y)
             is_kept = (y != 0) | ~xp.signbit(y)
         return is_kept.astype(y.dtype) * y.dtype.type(1 / (1 - self._ratio))
@@ -136,9 +136,10 @@ def graph_linear(
 ):
     """Compute ``act(sum_r sum_j A_r[i, j] (W_r x[j] + b_r) + W_self x[i] + b_self)``, then dropout.
 
-    As `functions.relation_linear`, but x has two dimensions, each of the parameters may be None,
-    and ``adj`` without W. With ``chainer.config.train`` dropout sets elements to 0 and divides the
-    others by 1 - dropout_ratio. ``loop`` adds the identity to A, of one relation.
+    Arguments are as in `functions.relation_linear`, but x has two dimensions and each parameter may
+    be None; without W, ``adj`` may be None, too. With ``chainer.config.train`` dropout sets
+    elements to 0 and divides the others by 1 - dropout_ratio. ``loop`` adds the identity to A,
+    which then has one relation.
     """
     if not 0 <= dropout_ratio < 1:
         raise ValueError('dropout_ratio: expected at least 0 and below 1, got %r' % dropout_ratio)
@@ -156,7 +157,7 @@ def graph_linear(
     parameters = {name: array for name, array in parameters.items() if array is not None}
     _check_parameters(adj, x.shape[1], parameters)
     ratio = dropout_ratio if chainer.config.train else 0.0
-    # With other activations than a rectifier's, dropout is part of the node in a step only.
+    # After activations other than a rectifier, dropout is part of the node in a captured step only.
     is_fused = activation is functions.relu or (
         activation is functions.identity and step_for(chainer.as_array(x)) is not None
     )
@@ -206,8 +207,8 @@ def relation_linear(
     term for the node itself ``+ sum_k W_self[c, k] x[i, k] + b_self[c]``. One node of the
     computational graph, differentiable to any order with respect to all but ``adj``.
 
-    On a GPU one launch, and one for its gradients, if the matrices fit into shared memory; else,
-    and on a host, products. The results differ by rounding only.
+    On a GPU it is one launch, and one for its gradients, if the matrices fit into shared memory.
+    Otherwise, and on a host, it is computed by products. The results differ by rounding only.
 
     Args:
         adj (BatchedCSR): n_nodes x (n_nodes * R), entry (i, j * R + r) is ``A_r[i, j]``.
@@ -215,10 +216,11 @@ def relation_linear(
             padded to N nodes per graph, also (n_graphs, N, in_channels).
         W (Variable or array): (out_channels * R, in_channels), the relation as the minor index of
             its rows.
-        b (Variable or array or None): (out_channels * R,), rows as those of W.
+        b (Variable or array or None): (out_channels * R,), in the order of W's rows.
         W_self (Variable or array or None): (out_channels, in_channels).
         b_self (Variable or array or None): (out_channels,).
-        activation (callable): of the result: ``chainer.functions.identity``, ``relu`` or ``tanh``.
+        activation (callable): applied to the sum; ``chainer.functions.identity``, ``relu`` or
+            ``tanh``.
 
     Returns:
         Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels); of x's dtype, to which
@@ -226,17 +228,18 @@ def relation_linear(
 
     Raises:
         TypeError: ``adj`` is no BatchedCSR, or its values have another dtype than ``x``; an array
-            has no floats.
-        ValueError: a shape or a device does not fit, or another activation is given.
+            is not of floats.
+        ValueError: a shape or a device does not fit, or the activation is another one.
 
     Note:
         Deterministic; does not synchronise.
 
     Source:
-        Nagasaka et al. (CCGrid 2019), the graph convolution with several channels, there a product
-        per channel; Chainer Chemistry 0.7.1, links/update/relgcn_update.py and ggnn_update.py.
+        Nagasaka et al. (CCGrid 2019), the graph convolution with several channels, which takes a
+        product per channel there; Chainer Chemistry 0.7.1, links/update/relgcn_update.py and
+        ggnn_update.py.
     """
-    if adj is None or W is None:  # which `graph_linear` takes
+    if adj is None or W is None:  # `graph_linear` would accept it
         check_adjacency(adj)
         check.floating('W', W)
     shape = getattr(x, 'shape', ())

@@ -1,4 +1,4 @@
-"""A layer on bare arrays, as products: on a host, and on a GPU where it is not one launch."""
+"""A layer on bare arrays, computed by products: on a host, and on a GPU if it is not one launch."""
 
 import numpy
 
@@ -11,22 +11,23 @@ from chainer_bspmm.sparse.relations import relation_rows
 
 
 def aggregates_first(in_channels, out_channels):
-    """Tell whether it is cheaper to sum neighbours first than to map features first.
+    """Return whether it is cheaper to sum neighbours first than to map features first.
 
-    Between GEMM and product is an array of the width of the input if neighbours are summed first,
-    else of the output. Equal widths: only mapping first needs a permutation of W.
+    The array between the two products is as wide as the input if neighbours are summed first, and
+    as wide as the output otherwise. If both widths are equal, neighbours are summed first, because
+    mapping first needs a permutation of W.
     """
     return out_channels >= in_channels
 
 
 def _sums(adj, x, loop):
-    """Return (n_nodes, R * in_channels): the sum over each relation's neighbours."""
+    """Return (n_nodes, R * in_channels), the sums over each relation's neighbours."""
     sums = bspmm_forward(relation_rows(adj), x, residual=x if loop else None)
     return sums.reshape(adj.n_rows, adj.n_relations * x.shape[1])
 
 
 def _degrees(adj, x, loop):
-    """Return (n_nodes, R): the row sums of each relation, its product with a constant feature."""
+    """Return (n_nodes, R), the row sums of each relation."""
     return adj.cached(
         ('relation degrees', x.dtype, loop),
         lambda: _sums(adj, adj.xp.ones((len(x), 1), x.dtype), loop),
@@ -34,17 +35,17 @@ def _degrees(adj, x, loop):
 
 
 def _by_channel(adj, parameter):
-    """Return W as (out, R * in), or b as (out, R): views."""
+    """Return a view of W as (out, R * in), or of b as (out, R)."""
     return parameter.reshape(len(parameter) // adj.n_relations, -1)
 
 
 def _is_on_host(x):
-    """Tell whether the host's own products do a layer with a matrix, all parts at once."""
+    """Return whether `host.py` computes all parts of a layer with a matrix at once."""
     return isinstance(x, numpy.ndarray)
 
 
 def forward(adj, x, parameters, loop):
-    """Return the sum of all parts, (n_nodes, out_channels), and the `sums` of `backward`."""
+    """Return the sum of all parts, (n_nodes, out_channels), and `sums` for `backward`."""
     sums = None
     b = parameters.get('b')
     if 'W' in parameters and _is_on_host(x):
@@ -69,7 +70,7 @@ def forward(adj, x, parameters, loop):
 
 
 def backward(adj, x, parameters, loop, gy, needed, sums):
-    """Return {name: gradient} for the names in `needed`, given gy, that of the sum."""
+    """Return {name: gradient} for the names in `needed`; gy: with respect to the sum."""
     W, W_self = parameters.get('W'), parameters.get('W_self')
     if W is not None and _is_on_host(x):
         return graph_linear_grad_on_host(adj, x, gy, W, W_self, needed, loop)
