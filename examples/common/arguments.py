@@ -158,6 +158,10 @@ def parse_training(parser, argv, source):
     for action in parser._actions:
         action.required = action.required and '--resume' not in argv
     args = parser.parse_args(argv)
+    if args.resume and args.force:
+        parser.error(
+            '--resume continues the run in --out, --force removes it: expected one of them'
+        )
     if args.resume:
         folder.check(args.out, args.force, args.resume)
         settings = folder.load_settings(args.out, source.__file__)

@@ -1,5 +1,6 @@
 """Train a model on a data set and test it: what every train_*.py does with its data."""
 
+import contextlib
 import gc
 import math
 import os
@@ -82,8 +83,9 @@ class Patience(EarlyStoppingTrigger):
     """Chainer's trigger, which a snapshot does not keep."""
 
     def serialize(self, serializer):
-        self.best = serializer('best', self.best)
-        self.count = serializer('count', self.count)
+        with contextlib.suppress(KeyError):  # the run had no --patience
+            self.best = serializer('best', self.best)
+            self.count = serializer('count', self.count)
 
 
 def progress():
@@ -194,11 +196,11 @@ def prepare(source, task, args, n_ranks):
 
 
 @data.writing('into the folder of --out')
-def train(source, args, title, report_every=1):
+def train(source, args, title):
     """Train, test, and write models and results; return the exit status.
 
     `source` is the calling script as a module: `task_of(settings)` makes the task, `read(data,
-    settings, **options)` returns (description, rows). A validation follows `report_every` epochs.
+    settings, **options)` returns (description, rows).
     """
     ranks = ranks_of(args.communicator)
     device = use_device(ranks.device(args.device))
@@ -240,27 +242,27 @@ def train(source, args, title, report_every=1):
         updater = GraphUpdater(iterator, optimizer, seed=args.seed + ranks.rank, **options)
     else:
         updater = training.StandardUpdater(iterator, optimizer, **options)
-    trigger = (min(report_every, args.epoch), 'epoch')
     best, sign = task.best
     end = args.epoch, 'epoch'
     if args.patience:
-        end = Patience(trigger, best, args.patience, 'max' if sign > 0 else 'min', max_trigger=end)
+        mode = 'max' if sign > 0 else 'min'
+        end = Patience(monitor=best, patience=args.patience, mode=mode, max_trigger=end)
     trainer = training.Trainer(updater, end, out=args.out)
     iterator = SerialIterator(validation_part, args.batchsize, repeat=False, shuffle=False)
     evaluator = ranks.evaluator(task.evaluator(iterator, model, **options))
-    trainer.extend(evaluator, name='validation', trigger=trigger)
+    trainer.extend(evaluator, name='validation')
     # What was on a GPU was copied and can be written while training continues; a CPU goes on
     # writing to its own. Compression would take longer than an epoch.
     writer = SimpleWriter if is_cpu or ranks.are_several else ThreadWriter
     if ranks.is_first:
         # mpirun gives the first rank a terminal, whatever its own output is.
         is_terminal = sys.stdout.isatty() and not ranks.are_several
-        log = extensions.LogReport(trigger=trigger)
+        log = extensions.LogReport()
         trainer.extend(log)
         columns = ['epoch', *task.log_keys, 'elapsed_time']
         report = extensions.PrintReport(columns, out=sys.stdout if is_terminal else PlainText())
-        trainer.extend(report, trigger=trigger)
-        trainer.extend(extensions.ProgressBar() if is_terminal else progress())
+        trainer.extend(report, trigger=(1, 'epoch'))
+        trainer.extend(extensions.ProgressBar() if is_terminal else progress(), 'progress')
         best_model = extensions.snapshot_object(
             model,
             folder.BEST_FILE,
@@ -284,7 +286,6 @@ def train(source, args, title, report_every=1):
         trainer.observation = ranks.share(log.log[-1] if ranks.is_first else None)
         print('Resumed %s: epoch %d, step %d' % (args.out, updater.epoch, updater.iteration))
     timer = StepTimer(trainer, device)
-    first = updater.epoch, updater.iteration
 
     # Training.
     gc.freeze()  # modules and molecules stay: searching them for garbage takes as long as an epoch
@@ -317,7 +318,7 @@ def train(source, args, title, report_every=1):
     predictions = task.predict(model, parts[2], converter, args.batchsize)
     step = None
     if len(timer.seconds) > 1:  # the first epoch compiles and allocates
-        n_steps = (updater.iteration - first[1]) / (updater.epoch - first[0])
+        n_steps = updater.iteration / updater.epoch
         median = 1e3 * numpy.median(timer.seconds[1:]) / n_steps
         step = {'median': round(float(median), 3), 'epochs': len(timer.seconds) - 1}
     lines, metrics = task.report(labels[2], predictions, labels[0])

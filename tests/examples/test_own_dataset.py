@@ -334,6 +334,31 @@ def test_a_resumption_with_another_option_names_both(folder, error, words, name,
     )
 
 
+def test_a_resumption_that_removes_the_run_is_refused(folder, capsys):
+    before = content(folder / 'result')
+    with pytest.raises(SystemExit, match='^2$'):
+        imported(OWN, 'train_own').run(['--resume', '--force', '--out', str(folder / 'result')])
+    assert capsys.readouterr().err.endswith(
+        'error: --resume continues the run in --out, --force removes it: expected one of them\n'
+    )
+    assert content(folder / 'result') == before
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_run_on_a_terminal_is_continued_elsewhere(folder, monkeypatch, recwarn):
+    """Progress is a bar there, and lines here; Chainer would warn of a trigger without a past."""
+    monkeypatch.chdir(folder)
+    with contextlib.redirect_stdout(Terminal()) as terminal:
+        imported(OWN, 'train_own').run([*WORDS, '--out', 'new'])
+    assert 'Split: 62 training, 14 validation, 14 test\n' in terminal.getvalue()
+    run('train_own.py', '--resume', '--out', 'new', '--epoch', '3')
+    assert not [str(each.message) for each in recwarn if 'is not saved' in str(each.message)]
+
+
 def test_a_learning_rate(folder):
     run('train_own.py', *WORDS, '--learning-rate', '0', '--out', 'still', cwd=folder)
     log = json.loads((folder / 'still' / 'log').read_text())
@@ -349,6 +374,12 @@ def test_patience(folder):
     assert 'Stopped: 3 epochs have not bettered the best validation\n' in text
     log = json.loads((folder / 'still' / 'log').read_text())
     assert [entry['epoch'] for entry in log] == [1, 2, 3, 4]
+
+
+def test_patience_with_a_run_that_had_none(folder):
+    text = continued(folder, '--epoch', '9', '--patience', '9')
+    assert 'Resumed result: epoch 2, step 8\n' in text
+    assert 'Stopped' not in text
 
 
 def test_progress_within_an_epoch(common, monkeypatch, capsys):
