@@ -71,17 +71,16 @@ def start_run(out, settings, force):
 
 def refuse_changes(out, before, settings):
     """Refuse to continue a run with other settings, but those that may change."""
-    for name in settings:
-        if name in MAY_CHANGE or name not in before:
+    for name, value in settings.items():
+        if name in MAY_CHANGE or before.get(name, value) == value:
             continue
-        if name == 'digest' and before[name] != settings[name]:
+        if name == 'digest':
             raise DataError(
                 '--resume: the data have other molecules or labels, or in another order, than '
                 'those of the run in %s' % out
             )
-        if before[name] != settings[name]:
-            text = '--resume: %s was %r in the run in %s, and is %r now; both must be the same'
-            raise DataError(text % (name, before[name], out, settings[name]))
+        text = '--resume: %s was %r in the run in %s, and is %r now; both must be the same'
+        raise DataError(text % (name, before[name], out, value))
 
 
 def write_json(path, content):

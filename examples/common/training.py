@@ -149,6 +149,9 @@ def layout_of(args, dataset):
         padded_to = None
     elif padded_to in (None, 'largest'):
         padded_to = int(dataset.molecules.full_sizes.max())
+    elif n_larger := (dataset.molecules.full_sizes > padded_to).sum():
+        text = '--padded-to %d: %d molecules are larger and get no phantom atoms, unlike the others'
+        print(text % (padded_to, n_larger))
     return {'layout': layout, 'padded_to': padded_to}
 
 
@@ -186,9 +189,9 @@ def prepare(source, task, args, n_ranks):
     data.report_duplicates(used)
     print('Split: %d training, %d validation, %d test' % tuple(map(len, parts)))
     known, _, test = (used.take(part) for part in parts)
-    for name, deviation in known.labels.std(ddof=0).items():
-        if not deviation >= TINY:
-            print('All training molecules have one value of %s: nothing to learn' % name)
+    deviations = known.labels.std(ddof=0)
+    for name in deviations.index[~(deviations >= TINY)]:
+        print('All training molecules have one value of %s: nothing to learn' % name)
     data.write_table(os.path.join(args.out, folder.TEST_FILE), test.table)
     data.write_table(os.path.join(args.out, folder.KNOWN_FILE), known.canonical.to_frame())
     labels = [used.labels.to_numpy()[part] for part in parts]
@@ -269,7 +272,7 @@ def train(source, args, title):
             writer=writer(compression=False),
             condition=lambda: ends_with_best(log.log, best, sign),
         )
-        trainer.extend(best_model, 'best_model', trigger, priority=-90)  # before the snapshot
+        trainer.extend(best_model, 'best_model', priority=-90)  # before the snapshot
     trainer.extend(RandomState(), 'random_state', (1, 'epoch'))
     is_due = Every(1)  # on a GPU an epoch may take less
     # Two of each rank: when one writes its next, all have written the one before.

@@ -86,6 +86,15 @@ def test_atoms_to_which_batches_are_padded(common, padded_to, layout, dense, exp
     assert layout_of(common, padded_to, layout, dense)['padded_to'] == expected
 
 
+def test_molecules_larger_than_those_that_are_padded_are_counted(common, capsys):
+    layout_of(common, 5)
+    assert capsys.readouterr().out == (
+        '--padded-to 5: 1 molecules are larger and get no phantom atoms, unlike the others\n'
+    )
+    layout_of(common, 7)
+    assert capsys.readouterr().out == ''
+
+
 @pytest.mark.parametrize(
     'padded_to, layout, dense, name',
     [

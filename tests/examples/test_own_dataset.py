@@ -808,9 +808,61 @@ def test_predictions_into_a_pipe(new_molecules):
     assert ethanol.startswith('CCO,a,') and failure == 'C1,b,,RDKit cannot parse it'
 
 
+@pytest.fixture
+def to_standard_output(new_molecules, capsys):
+    """A function that predicts with --out -, and returns what went to stdout, and to stderr."""
+
+    def predict(*words):
+        path = new_molecules / '-'
+        path.write_text("a user's")
+        capsys.readouterr()
+        printed = run('predict_own.py', *words, '--out', '-', cwd=new_molecules)
+        assert path.read_text() == "a user's"
+        return printed, capsys.readouterr().err
+
+    return predict
+
+
+def test_predictions_on_standard_output(to_standard_output):
+    """Nothing but the table, so that it may be piped into another program."""
+    out, err = to_standard_output('--data', 'new.csv')
+    header, ethanol, failure = out.splitlines()
+    assert header == 'smiles,name,y predicted,not predicted'
+    assert ethanol.startswith('CCO,a,') and failure == 'C1,b,,RDKit cannot parse it'
+    assert "1 molecule(s) could not be used\n  new.csv row 3: 'C1': RDKit cannot parse it\n" in err
+    assert 'Predictions: ' not in err
+
+
+def test_predictions_of_smiles_on_standard_output(to_standard_output):
+    out, _ = to_standard_output('--smiles', 'CCO', 'CC')
+    assert [line.split(',')[0] for line in out.splitlines()] == ['smiles', 'CCO', 'CC']
+
+
+def test_a_test_error_does_not_mix_with_predictions_on_standard_output(to_standard_output):
+    out, err = to_standard_output()
+    assert out.startswith('smiles,y,name,y predicted\n') and 'MAE of y' not in out
+    assert 'MAE of y: ' in err
+
+
 def test_predictions_into_a_full_device(new_molecules, error):
     message = error('predict_own.py', '--data', 'new.csv', '-o', '/dev/full', '--force')
     assert message == 'error: cannot write /dev/full: No space left on device'
+
+
+def test_predictions_on_a_standard_output_that_is_full(new_molecules):
+    words = ['--in-dir', 'result', '--data', 'new.csv', '--out', '-']
+    with open('/dev/full', 'w') as full:
+        done = subprocess.run(
+            command(OWN / 'predict_own.py', words),
+            cwd=new_molecules,
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    message = 'error: cannot write standard output: No space left on device\n'
+    assert done.stderr.endswith(message) and 'Traceback' not in done.stderr
 
 
 @pytest.fixture

@@ -311,6 +311,7 @@ def test_screening_repeats_the_predictions(trained, tmp_path):
     table = sorted(rows(tmp_path / 'a.csv'), key=lambda row: int(row['line']))
     assert [row['line'] for row in table] == list('1234567')
     assert [row['smiles'] for row in table] == ['CCO', 'C1CC', '', 'CCN', '[Og]', 'C\ufffdC', 'CCO']
+    assert [row['name'] for row in table] == ['ethanol', '', '', '2', '', '', '']
     assert [row['error'] for row in table] == [
         '',
         'RDKit cannot parse it',
@@ -328,6 +329,18 @@ def test_screening_repeats_the_predictions(trained, tmp_path):
                 assert row[name] == ''
             else:
                 assert float(row[name]) == pytest.approx(float(expected[name]), rel=1e-5)
+
+
+def test_a_name_of_several_words_keeps_its_blanks(trained, tmp_path):
+    path = tmp_path / 'molecules.smi'
+    path.write_text('CCO \t ethyl alcohol, "pure"  \n  CCN amine\n')
+    text = run('screen_tox21.py', path, '--in-dir', trained[0], '--out', '-', cwd=tmp_path)
+    table = list(csv.DictReader(text.splitlines()))
+    assert [(row['smiles'], row['name']) for row in table] == [
+        ('CCO', 'ethyl alcohol, "pure"'),
+        ('CCN', 'amine'),
+    ]
+    assert not (tmp_path / '-').exists()
 
 
 @pytest.mark.slow
