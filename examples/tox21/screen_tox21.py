@@ -28,11 +28,21 @@ from common.data import DataError
 from common.ranks import ranks_of
 
 
+@contextlib.contextmanager
+def reading(path):
+    """Say in one line what cannot be read: an archive may be damaged."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError('%s cannot be read: %s' % (path, error)) from error
+
+
 def read_from(path):
     """Return the file of lines that `path` names, plain or compressed, or standard input."""
-    file = data.opened(path)
+    with reading(path):
+        file = data.opened(path)
+        first = file.peek(80).split(b'\n')[0]
     # Neither in SMILES: separators of a table, bytes of gzip and of UTF-16.
-    first = file.peek(80).split(b'\n')[0]
     if set((first.split() or [b''])[0]) & set(b',;') or set(first) & set(b'\x1f\0'):
         text = '%s: expected one SMILES a line, got %r; for a CSV file use predict_tox21.py --data'
         raise DataError(
@@ -40,6 +50,12 @@ def read_from(path):
         )
     # A character that is not UTF-8 affects its line, not the whole run.
     return io.TextIOWrapper(file, encoding='utf-8-sig', errors='replace')
+
+
+def numbered(file, path):
+    """Yield (number, text) of the lines of a file."""
+    with reading(path):
+        yield from enumerate(file, 1)
 
 
 @contextlib.contextmanager
@@ -127,7 +143,11 @@ def run():
     n_rows = 0
     n_failures = 0
     with read_from(args.smiles) as lines:
-        mine = (row for row in enumerate(lines, 1) if row[0] // size % ranks.size == ranks.rank)
+        mine = (
+            line
+            for line in numbered(lines, args.smiles)
+            if line[0] // size % ranks.size == ranks.rank
+        )
         found = rows(
             mine,
             model,

@@ -400,6 +400,19 @@ def test_screening_of_what_is_no_list_of_smiles(screen, tmp_path, content, got):
     assert message.endswith('; for a CSV file use predict_tox21.py --data')
 
 
+@pytest.mark.parametrize('most', [12, -12], ids=['first', 'last'])
+def test_a_damaged_archive_of_a_list_is_one_line(trained, tmp_path, monkeypatch, most):
+    """Whether its first bytes lack or its last."""
+    monkeypatch.chdir(tmp_path)
+    lines = ''.join('%s m%d\n' % ('C' * (i % 7 + 1), i) for i in range(50))
+    (tmp_path / 'list.smi').write_bytes(gzip.compress(lines.encode(), mtime=0)[:most])
+    error = error_of(TOX21 / 'screen_tox21.py', '--in-dir', trained[0], 'list.smi', '--out', 'a')
+    assert error == (
+        'error: list.smi cannot be read: Compressed file ended before the end-of-stream marker was '
+        'reached'
+    )
+
+
 @pytest.mark.parametrize(
     'words, message',
     [
