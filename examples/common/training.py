@@ -55,18 +55,14 @@ def ends_with_best(log, key, sign):
     return last > best or best == -math.inf
 
 
-class Every:
-    """Tell whether so many seconds have passed since it last said so."""
-
-    def __init__(self, seconds):
-        self._seconds = seconds
-        self._next = 0
-
-    def __call__(self):
+def every(seconds):
+    """Yield, whenever it is asked, whether so many seconds have passed since it last said so."""
+    due = 0
+    while True:
         now = time.perf_counter()
-        is_due = now >= self._next
-        self._next = now + self._seconds if is_due else self._next
-        return is_due
+        yield now >= due
+        if now >= due:
+            due = now + seconds
 
 
 class PlainText:
@@ -90,10 +86,10 @@ class Patience(EarlyStoppingTrigger):
 
 def progress():
     """Make an extension that prints how far an epoch is, where no progress bar can be drawn."""
-    is_due = Every(10)
+    is_due = every(10)
 
     def show(trainer):
-        if is_due():
+        if next(is_due):
             print('epoch %.2f' % trainer.updater.epoch_detail, flush=True)
 
     return training.make_extension(trigger=(10, 'iteration'))(show)
@@ -274,12 +270,12 @@ def train(source, args, title):
         )
         trainer.extend(best_model, 'best_model', priority=-90)  # before the snapshot
     trainer.extend(RandomState(), 'random_state', (1, 'epoch'))
-    is_due = Every(1)  # on a GPU an epoch may take less
+    is_due = every(1)  # on a GPU an epoch may take less
     # Two of each rank: when one writes its next, all have written the one before.
     snapshot = extensions.snapshot(
         filename=folder.SNAPSHOT_FILE % ('{.updater.iteration}', ranks.rank),
         writer=writer(compression=False),
-        condition=lambda: ranks.share(is_due() or updater.epoch >= args.epoch),
+        condition=lambda: ranks.share(next(is_due) or updater.epoch >= args.epoch),
         n_retains=2,
     )
     trainer.extend(snapshot)

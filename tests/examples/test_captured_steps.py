@@ -173,11 +173,11 @@ def test_steps_are_timed_without_what_follows_an_epoch(common, clock, tmp_path):
     'seconds, expected', [(0.3, [1, 5, 9]), (1.5, [1, 2, 3, 4, 5, 6, 7, 8, 9])]
 )
 def test_at_most_one_epoch_in_a_second_is_due(common, clock, seconds, expected):
-    is_due = common.training.Every(1)
+    is_due = common.training.every(1)
     found = []
     for epoch in range(1, 10):
         clock.now += seconds
-        if is_due():
+        if next(is_due):
             found.append(epoch)
     assert found == expected
 
