@@ -158,6 +158,10 @@ def parse_training(parser, argv, source):
     for action in parser._actions:
         action.required = action.required and '--resume' not in argv
     args = parser.parse_args(argv)
+    if args.resume and args.force:
+        parser.error(
+            '--resume continues the run in --out, --force removes it: expected one of them'
+        )
     if args.resume:
         folder.check(args.out, args.force, args.resume)
         settings = folder.load_settings(args.out, source.__file__)
@@ -170,8 +174,11 @@ def parse_training(parser, argv, source):
     return args
 
 
-def add_trained_arguments(parser, script, batchsize=32):
-    """Add the options that say which model predicts, and where; `script` has trained it."""
+def add_trained_arguments(parser, script, out, batchsize=32):
+    """Add the options that say which model predicts, where, and into what.
+
+    `script` has trained the model, `out` is the help of --out.
+    """
     parser.add_argument('--in-dir', '-i', default='result', help='output folder of ' + script)
     parser.add_argument(
         '--model',
@@ -181,6 +188,8 @@ def add_trained_arguments(parser, script, batchsize=32):
     )
     parser.add_argument('--batchsize', '-b', type=POSITIVE, default=batchsize, help='batch size')
     add_device_argument(parser)
+    parser.add_argument('--out', '-o', help=out)
+    parser.add_argument('--force', action='store_true', help='replace what --out names')
 
 
 def use_device(specifier):

@@ -8,6 +8,7 @@ import io
 import os
 import sys
 import tempfile
+import textwrap
 import typing
 import warnings
 import zlib
@@ -23,7 +24,7 @@ from rdkit import Chem, rdBase
 from tqdm import tqdm
 
 WHY = 'not predicted'  # the column of reasons
-MISSING = ('', 'na', 'n/a', 'nan', 'none', 'null')  # cells without a label, in any case
+MISSING = ('', 'na', 'n/a', '#n/a', 'nan', 'none', 'null')  # cells without a label, in any case
 
 
 class DataError(ValueError):
@@ -101,7 +102,8 @@ def read_table(path):
         text = '%s row %d cannot be read as CSV: %s'
         raise DataError(text % (name, number + 1, error)) from error
     except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
-        raise DataError('%s cannot be read as CSV: %s' % (path, error)) from error
+        text = '%s cannot be read as CSV: %s; expected text in UTF-8, plain or compressed by gzip'
+        raise DataError(text % (path, error)) from error
     if not records:
         raise DataError('%s is empty' % path)
     header, *lines = records.values()
@@ -133,9 +135,10 @@ def read_csv(path, smiles_column, task, columns=None, missing='refuse'):
             raise DataError('%s has %d columns %r' % (path, header.count(name), name))
         if name not in header and (missing != 'keep' or name == smiles_column):
             wanted = ', '.join(map(repr, (smiles_column, *columns)))
+            found = textwrap.shorten(', '.join(map(repr, header)), 500)
             raise DataError(
                 '%s has no column %r; expected the columns %s, separated by commas, found %s'
-                % (path, name, wanted, ', '.join(map(repr, header)))
+                % (path, name, wanted, found)
             )
     for name in (*map(task.column_title, task.names), WHY):
         if name in header:
@@ -210,17 +213,27 @@ def replacing(path):
             os.replace(os.path.join(new, name), path)
 
 
-def write_table(path, table):
-    """Write a CSV file, compressed if it ends in .gz, as a whole or not at all."""
+def write_table(path, table, number=None):
+    """Write a CSV file, compressed if it ends in .gz, as a whole or not at all.
+
+    `number` is the format of numbers. The path ``'-'`` is standard output.
+    """
+    if path == '-':
+        with writing('standard output'):
+            table.to_csv(sys.stdout, index=False, float_format=number)
+            sys.stdout.flush()
+        return
     with replacing(path) as new:
         # Not by name: pandas 1.3 leaves an error of the last bytes unsaid.
         opener = gzip.open if path.endswith('.gz') else open
         with opener(new, 'wt', encoding='utf-8', newline='') as file:
-            table.to_csv(file, index=False)
+            table.to_csv(file, index=False, float_format=number)
 
 
 def check_new_file(path, force):
     """Refuse a file for output that exists, unless `force`, or that is in no folder."""
+    if path == '-':  # standard output
+        return
     if not os.path.isdir(os.path.dirname(path) or '.') or os.path.isdir(path):
         raise DataError('--out: cannot write the file %s: it, or its folder, is none' % path)
     if os.path.lexists(path) and not is_special(path) and not force:
@@ -229,18 +242,18 @@ def check_new_file(path, force):
 
 def report_failures(rows, path=None, shown=10):
     """Print how many molecules cannot be used, and why the first ones; write all to a file."""
-    bad = rows.take(~rows.is_used)
-    if bad.smiles.empty:
+    columns = {'row': rows.smiles.index, 'smiles': rows.smiles, 'reason': rows.reason}
+    bad = pandas.DataFrame(columns)[~rows.is_used]
+    if bad.empty:
         return
     listed = '' if path is None else ', all listed in %s' % path
-    print('%d molecule(s) could not be used%s' % (len(bad.smiles), listed))
-    for where, smiles, reason in zip(bad.smiles.index[:shown], bad.smiles, bad.reason):
-        print('  %s: %.60r: %s' % (where, smiles, reason))
-    if len(bad.smiles) > shown > 0:
-        print('  ... and %d more' % (len(bad.smiles) - shown))
+    print('%d molecule(s) could not be used%s' % (len(bad), listed))
+    for cells in bad[:shown].itertuples(index=False):
+        print('  %s: %.60r: %s' % cells)
+    if len(bad) > shown > 0:
+        print('  ... and %d more' % (len(bad) - shown))
     if path is not None:
-        columns = {'row': bad.smiles.index, 'smiles': bad.smiles, 'reason': bad.reason}
-        write_table(path, pandas.DataFrame(columns))
+        write_table(path, bad)
 
 
 def report_duplicates(rows):
@@ -263,9 +276,8 @@ def spread(n, num_data):
 
 def digest(rows):
     """Return a short text that changes with the SMILES, the labels or their order."""
-    state = hashlib.sha256('\n'.join(rows.smiles).encode())
-    state.update(rows.labels.to_numpy().tobytes())
-    return state.hexdigest()[:16]
+    text = '\n'.join(rows.smiles).encode()
+    return hashlib.sha256(text + rows.labels.to_numpy().tobytes()).hexdigest()[:16]
 
 
 def dense_dataset(smiles, method):
@@ -306,22 +318,17 @@ def preprocess(rows, method, dense=False):
             found = from_smiles(smiles, method, cache=True)
     except ValueError as error:  # no molecule is left
         raise DataError(str(error)) from error
-    reasons = rows.reason.to_numpy(object, copy=True)
+    reasons = {failure.position: failure.reason for failure in found.failures}
+    molecules = found.dataset.molecules
+    owners = numpy.repeat(found.kept, molecules.sizes)
+    # Of a molecule without atoms it is NaN.
+    largest = pandas.Series(molecules.atoms).groupby(owners).max().reindex(found.kept)
+    for position, number in largest[~(largest < MAX_ATOMIC_NUM)].items():
+        text = 'atomic number %.0f, the models support those below %d' % (number, MAX_ATOMIC_NUM)
+        reasons[position] = 'no atoms' if numpy.isnan(number) else text
     canonical = numpy.full(len(smiles), '', object)
     canonical[found.kept] = found.smiles
-    for failure in found.failures:
-        reasons[failure.position] = reasons[failure.position] or failure.reason
-    atoms = found.dataset.molecules.atoms
-    sizes = found.dataset.molecules.sizes
-    # The largest atomic number of each; with a 0 at its end no molecule is without atoms.
-    ends = numpy.cumsum(sizes)
-    largest = numpy.maximum.reduceat(
-        numpy.insert(atoms, ends, 0), ends - sizes + numpy.arange(sizes.size)
-    )
-    is_bad = (sizes == 0) | (largest >= MAX_ATOMIC_NUM)
-    for position, size, number in zip(found.kept[is_bad], sizes[is_bad], largest[is_bad]):
-        text = 'atomic number %d, the models support those below %d' % (number, MAX_ATOMIC_NUM)
-        reasons[position] = reasons[position] or (text if size else 'no atoms')
+    reasons = [known or reasons.get(i, '') for i, known in enumerate(rows.reason)]
     rows = rows._replace(
         reason=pandas.Series(reasons, rows.smiles.index),
         canonical=pandas.Series(canonical, rows.smiles.index, name='smiles'),

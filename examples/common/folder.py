@@ -1,6 +1,8 @@
 """The folder of a run: it belongs to one run, which writes settings, snapshots, models, results."""
 
+import codecs
 import glob
+import io
 import json
 import os
 import pickle
@@ -69,17 +71,16 @@ def start_run(out, settings, force):
 
 def refuse_changes(out, before, settings):
     """Refuse to continue a run with other settings, but those that may change."""
-    for name in settings:
-        if name in MAY_CHANGE or name not in before:
+    for name, value in settings.items():
+        if name in MAY_CHANGE or before.get(name, value) == value:
             continue
-        if name == 'digest' and before[name] != settings[name]:
+        if name == 'digest':
             raise DataError(
                 '--resume: the data have other molecules or labels, or in another order, than '
                 'those of the run in %s' % out
             )
-        if before[name] != settings[name]:
-            text = '--resume: %s was %r in the run in %s, and is %r now; both must be the same'
-            raise DataError(text % (name, before[name], out, settings[name]))
+        text = '--resume: %s was %r in the run in %s, and is %r now; both must be the same'
+        raise DataError(text % (name, before[name], out, value))
 
 
 def write_json(path, content):
@@ -120,12 +121,17 @@ def load_snapshot(out, trainer, ranks):
 
 
 def load_npz(path, target):
-    """Load a model or a trainer from its file."""
+    """Load a model or a trainer from its file, in which there may be nothing but arrays.
+
+    Loading objects would run whatever code they name. Chainer stores None as one.
+    """
     if not os.path.exists(path):
         raise DataError('%s not found' % path)
     try:
-        check_arrays(path)
-        serializers.load_npz(path, target)
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            arrays = {name[: -len('.npy')]: read_array(archive.read(name)) for name in names}
+        serializers.NpzDeserializer(arrays).load(target)
     except (  # RuntimeError: a part seems to be encrypted
         *(OSError, EOFError, LookupError, RuntimeError, ValueError),
         *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
@@ -134,32 +140,32 @@ def load_npz(path, target):
         raise DataError(text % (path, error)) from error
 
 
-def check_arrays(path):
-    """Refuse an .npz file with objects: loading them would run whatever code they name.
+def read_array(content):
+    """Return the array of an .npy file, or one of None."""
+    file = io.BytesIO(content)
+    try:
+        return numpy.lib.format.read_array(file)
+    except ValueError:  # an object, at which NumPy has stopped reading
+        array = OnlyNone(file).load()
+        if array.item() is not None:
+            raise
+        return array
 
-    Chainer stores None as an object; that is the only one allowed.
+
+class OnlyNone(pickle.Unpickler):
+    """Read an array of objects that need nothing but NumPy to be made.
+
+    Whatever module a file names, these are called: `_reconstruct` is elsewhere in other versions of
+    NumPy.
     """
-    with open(path, 'rb') as file:
-        # NumPy takes a file that starts otherwise for a pickle, even if an archive follows.
-        if file.read(4) != b'PK\3\4':
-            raise ValueError('expected an archive of arrays')
-    with zipfile.ZipFile(path) as archive:
-        for info in archive.infolist():
-            with archive.open(info) as file:
-                try:
-                    numpy.lib.format.read_array(file)
-                except ValueError:  # an object, at which NumPy has stopped reading
-                    if OnlyArrays(file).load().item() is not None:
-                        raise
-
-
-class OnlyArrays(pickle.Unpickler):
-    """Read an array of objects that need nothing but NumPy to be made."""
 
     def find_class(self, module, name):
-        modules = 'numpy', 'numpy.core.multiarray', 'numpy._core.multiarray', '_codecs'
-        if module in modules and name in ('dtype', 'ndarray', '_reconstruct', 'encode'):
-            if name == '_reconstruct':  # other versions of NumPy have it elsewhere
-                return numpy.empty(0).__reduce__()[0]
-            return super().find_class(module, name)
-        raise ValueError('%s.%s is an object, expected numbers' % (module, name))
+        found = {
+            '_reconstruct': numpy.empty(0).__reduce__()[0],
+            'ndarray': numpy.ndarray,
+            'dtype': numpy.dtype,
+            'encode': codecs.encode,
+        }
+        if name not in found:
+            raise ValueError('%s.%s is an object, expected numbers' % (module, name))
+        return found[name]

@@ -5,7 +5,7 @@ import io
 import os
 import sys
 
-import numpy
+import pandas
 from common import arguments, data, folder
 from common.data import DataError
 from common.tasks import converter_of
@@ -58,7 +58,9 @@ def predict(source):
     """
     script = os.path.basename(source.__file__)
     parser = arguments.make_parser('Prediction with a model of %s.' % script)
-    arguments.add_trained_arguments(parser, script)
+    arguments.add_trained_arguments(
+        parser, script, out='CSV file to write, - for standard output (IN_DIR/predictions.csv)'
+    )
     molecules = parser.add_mutually_exclusive_group()
     molecules.add_argument(
         '--data',
@@ -66,8 +68,6 @@ def predict(source):
         'errors are reported for the targets that it contains; without it: the test part',
     )
     molecules.add_argument('--smiles', nargs='+', help='molecules; writes a file only with --out')
-    parser.add_argument('--out', '-o', help='CSV file to write (IN_DIR/predictions.csv)')
-    parser.add_argument('--force', action='store_true', help='replace the file of --out')
     args = parser.parse_args()
     settings, task, model, converter = load(args, source)
     out = args.out
@@ -84,22 +84,22 @@ def predict(source):
             dataset, rows = data.load(description, rows, task, settings['method'])
         predictions = task.predict(model, dataset, converter, args.batchsize)
         # One row for each molecule of the input, empty where there is no prediction.
-        cells = numpy.full(rows.labels.shape, '', object)
-        cells[rows.is_used] = numpy.vectorize('{:.{}g}'.format)(predictions, task.digits)
-        result = rows.table.copy()
-        for title, column in zip(map(task.column_title, task.names), cells.T):
-            result[title] = column
+        titles = list(map(task.column_title, task.names))
+        answers = pandas.DataFrame(predictions, rows.used.smiles.index, titles)
+        result = rows.table.join(answers)
         if not rows.is_used.all():
             result[data.WHY] = rows.reason
-        if out is not None:
-            data.write_table(out, result)
-    print(said.getvalue(), end='')  # now that the file is written: the reader may be `| head`
-    data.report_failures(rows)
-    report_known(rows, os.path.join(args.in_dir, folder.KNOWN_FILE))
-    if args.smiles:
-        print(result.to_string(index=False))
-    for line in task.report(rows.used.labels.to_numpy(), predictions)[0]:
-        print(line)
+        data.report_failures(rows)
+        report_known(rows, os.path.join(args.in_dir, folder.KNOWN_FILE))
+        if args.smiles and out != '-':
+            print(result.to_string(index=False, na_rep='', float_format=task.number))
+        for line in task.report(rows.used.labels.to_numpy(), predictions)[0]:
+            print(line)
     if out is not None:
+        data.write_table(out, result, task.number)
+    # Now that the table is written: the reader may be `| head`.
+    notes = sys.stderr if out == '-' else sys.stdout
+    print(said.getvalue(), end='', file=notes)
+    if out not in (None, '-'):
         print('Predictions: %s' % out)
     return 0

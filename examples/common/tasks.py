@@ -44,7 +44,7 @@ class Task:
     """What is learned: `names` of the targets, and {name: unit}, which is printed."""
 
     answer = 'predicted'  # what a prediction is called
-    digits = 7  # of a prediction that are written
+    number = '%.7g'  # the format of a prediction
     postprocess_fn = None  # of the model's output, for a prediction
 
     def __init__(self, names, units=None):
@@ -97,7 +97,7 @@ class Regression(Task):
     """Numbers, learned with the mean squared error; reported as the mean absolute error (MAE)."""
 
     kind = 'regression'
-    digits = 12  # of a float64: some may be those of the mean
+    number = '%.12g'  # of a float64: some digits may be those of the mean
     expected = 'a finite number'
     may_be_missing = False
     log_keys = ('main/loss', 'validation/main/loss', 'main/mae', 'validation/main/mae')
@@ -148,14 +148,14 @@ class Regression(Task):
         """Return lines and {'MAE', 'RMSE', 'R2': {target: ...}} of molecules whose truth is known.
 
         With training labels also 'MAE of the mean alone', of always answering their mean. R2 is NaN
-        where all labels are the same.
+        where all labels are the same for float32.
         """
         truth = pandas.DataFrame(labels, columns=self.names).dropna(axis=1, how='all')
         errors = pandas.DataFrame(predictions, columns=self.names)[truth.columns] - truth
         squares = (errors**2).mean()
-        variances = truth.var(ddof=0)
+        deviations = truth.std(ddof=0)
         found = pandas.DataFrame({'MAE': errors.abs().mean(), 'RMSE': squares**0.5})
-        found['R2'] = 1 - squares / variances.where(variances > 0)
+        found['R2'] = 1 - squares / deviations.where(deviations >= TINY) ** 2
         if train_labels is not None:
             means = pandas.Series(train_labels.mean(axis=0), self.names)
             found['MAE of the mean alone'] = (truth - means).abs().mean()

@@ -1,5 +1,6 @@
 """Train a model on a data set and test it: what every train_*.py does with its data."""
 
+import contextlib
 import gc
 import math
 import os
@@ -54,18 +55,14 @@ def ends_with_best(log, key, sign):
     return last > best or best == -math.inf
 
 
-class Every:
-    """Tell whether so many seconds have passed since it last said so."""
-
-    def __init__(self, seconds):
-        self._seconds = seconds
-        self._next = 0
-
-    def __call__(self):
+def every(seconds):
+    """Yield, whenever it is asked, whether so many seconds have passed since it last said so."""
+    due = 0
+    while True:
         now = time.perf_counter()
-        is_due = now >= self._next
-        self._next = now + self._seconds if is_due else self._next
-        return is_due
+        yield now >= due
+        if now >= due:
+            due = now + seconds
 
 
 class PlainText:
@@ -82,16 +79,17 @@ class Patience(EarlyStoppingTrigger):
     """Chainer's trigger, which a snapshot does not keep."""
 
     def serialize(self, serializer):
-        self.best = serializer('best', self.best)
-        self.count = serializer('count', self.count)
+        with contextlib.suppress(KeyError):  # the run had no --patience
+            self.best = serializer('best', self.best)
+            self.count = serializer('count', self.count)
 
 
 def progress():
     """Make an extension that prints how far an epoch is, where no progress bar can be drawn."""
-    is_due = Every(10)
+    is_due = every(10)
 
     def show(trainer):
-        if is_due():
+        if next(is_due):
             print('epoch %.2f' % trainer.updater.epoch_detail, flush=True)
 
     return training.make_extension(trigger=(10, 'iteration'))(show)
@@ -147,6 +145,9 @@ def layout_of(args, dataset):
         padded_to = None
     elif padded_to in (None, 'largest'):
         padded_to = int(dataset.molecules.full_sizes.max())
+    elif n_larger := (dataset.molecules.full_sizes > padded_to).sum():
+        text = '--padded-to %d: %d molecules are larger and get no phantom atoms, unlike the others'
+        print(text % (padded_to, n_larger))
     return {'layout': layout, 'padded_to': padded_to}
 
 
@@ -184,9 +185,9 @@ def prepare(source, task, args, n_ranks):
     data.report_duplicates(used)
     print('Split: %d training, %d validation, %d test' % tuple(map(len, parts)))
     known, _, test = (used.take(part) for part in parts)
-    for name, deviation in known.labels.std(ddof=0).items():
-        if not deviation >= TINY:
-            print('All training molecules have one value of %s: nothing to learn' % name)
+    deviations = known.labels.std(ddof=0)
+    for name in deviations.index[~(deviations >= TINY)]:
+        print('All training molecules have one value of %s: nothing to learn' % name)
     data.write_table(os.path.join(args.out, folder.TEST_FILE), test.table)
     data.write_table(os.path.join(args.out, folder.KNOWN_FILE), known.canonical.to_frame())
     labels = [used.labels.to_numpy()[part] for part in parts]
@@ -194,11 +195,11 @@ def prepare(source, task, args, n_ranks):
 
 
 @data.writing('into the folder of --out')
-def train(source, args, title, report_every=1):
+def train(source, args, title):
     """Train, test, and write models and results; return the exit status.
 
     `source` is the calling script as a module: `task_of(settings)` makes the task, `read(data,
-    settings, **options)` returns (description, rows). A validation follows `report_every` epochs.
+    settings, **options)` returns (description, rows).
     """
     ranks = ranks_of(args.communicator)
     device = use_device(ranks.device(args.device))
@@ -240,41 +241,41 @@ def train(source, args, title, report_every=1):
         updater = GraphUpdater(iterator, optimizer, seed=args.seed + ranks.rank, **options)
     else:
         updater = training.StandardUpdater(iterator, optimizer, **options)
-    trigger = (min(report_every, args.epoch), 'epoch')
     best, sign = task.best
     end = args.epoch, 'epoch'
     if args.patience:
-        end = Patience(trigger, best, args.patience, 'max' if sign > 0 else 'min', max_trigger=end)
+        mode = 'max' if sign > 0 else 'min'
+        end = Patience(monitor=best, patience=args.patience, mode=mode, max_trigger=end)
     trainer = training.Trainer(updater, end, out=args.out)
     iterator = SerialIterator(validation_part, args.batchsize, repeat=False, shuffle=False)
     evaluator = ranks.evaluator(task.evaluator(iterator, model, **options))
-    trainer.extend(evaluator, name='validation', trigger=trigger)
+    trainer.extend(evaluator, name='validation')
     # What was on a GPU was copied and can be written while training continues; a CPU goes on
     # writing to its own. Compression would take longer than an epoch.
     writer = SimpleWriter if is_cpu or ranks.are_several else ThreadWriter
     if ranks.is_first:
         # mpirun gives the first rank a terminal, whatever its own output is.
         is_terminal = sys.stdout.isatty() and not ranks.are_several
-        log = extensions.LogReport(trigger=trigger)
+        log = extensions.LogReport()
         trainer.extend(log)
         columns = ['epoch', *task.log_keys, 'elapsed_time']
         report = extensions.PrintReport(columns, out=sys.stdout if is_terminal else PlainText())
-        trainer.extend(report, trigger=trigger)
-        trainer.extend(extensions.ProgressBar() if is_terminal else progress())
+        trainer.extend(report, trigger=(1, 'epoch'))
+        trainer.extend(extensions.ProgressBar() if is_terminal else progress(), 'progress')
         best_model = extensions.snapshot_object(
             model,
             folder.BEST_FILE,
             writer=writer(compression=False),
             condition=lambda: ends_with_best(log.log, best, sign),
         )
-        trainer.extend(best_model, 'best_model', trigger, priority=-90)  # before the snapshot
+        trainer.extend(best_model, 'best_model', priority=-90)  # before the snapshot
     trainer.extend(RandomState(), 'random_state', (1, 'epoch'))
-    is_due = Every(1)  # on a GPU an epoch may take less
+    is_due = every(1)  # on a GPU an epoch may take less
     # Two of each rank: when one writes its next, all have written the one before.
     snapshot = extensions.snapshot(
         filename=folder.SNAPSHOT_FILE % ('{.updater.iteration}', ranks.rank),
         writer=writer(compression=False),
-        condition=lambda: ranks.share(is_due() or updater.epoch >= args.epoch),
+        condition=lambda: ranks.share(next(is_due) or updater.epoch >= args.epoch),
         n_retains=2,
     )
     trainer.extend(snapshot)
@@ -284,7 +285,6 @@ def train(source, args, title, report_every=1):
         trainer.observation = ranks.share(log.log[-1] if ranks.is_first else None)
         print('Resumed %s: epoch %d, step %d' % (args.out, updater.epoch, updater.iteration))
     timer = StepTimer(trainer, device)
-    first = updater.epoch, updater.iteration
 
     # Training.
     gc.freeze()  # modules and molecules stay: searching them for garbage takes as long as an epoch
@@ -317,7 +317,7 @@ def train(source, args, title, report_every=1):
     predictions = task.predict(model, parts[2], converter, args.batchsize)
     step = None
     if len(timer.seconds) > 1:  # the first epoch compiles and allocates
-        n_steps = (updater.iteration - first[1]) / (updater.epoch - first[0])
+        n_steps = updater.iteration / updater.epoch
         median = 1e3 * numpy.median(timer.seconds[1:]) / n_steps
         step = {'median': round(float(median), 3), 'epochs': len(timer.seconds) - 1}
     lines, metrics = task.report(labels[2], predictions, labels[0])

@@ -140,7 +140,7 @@ def main():
     # Upstream's padding, to compare with it.
     words += ['--padded-to', 'batch', '--num-data', args.num_data, '--out', args.out]
     words += ['--force'] if args.out == OUT else []  # the folder of an earlier demo
-    status = train_qm9.run([str(word) for word in words], report_every=10)
+    status = train_qm9.run([str(word) for word in words])
     if status:
         return status
 

@@ -94,7 +94,7 @@ def read(data, settings, **options):
     return "QM9 from upstream's download, %s" % path, renamed(rows, {'SMILES1': 'smiles'})
 
 
-def run(argv=None, report_every=1):
+def run(argv=None):
     """Train, test, and write the model; return the exit status."""
     parser = arguments.make_parser('Regression on QM9.')
     group = arguments.add_training_arguments(parser)
@@ -116,7 +116,7 @@ def run(argv=None, report_every=1):
     title = 'all 15 targets'
     if args.label != 'all':
         title = '%s, %s' % (args.label, TARGETS[args.label][2])
-    return training.train(sys.modules[__name__], args, 'QM9: ' + title, report_every)
+    return training.train(sys.modules[__name__], args, 'QM9: ' + title)
 
 
 if __name__ == '__main__':

@@ -74,7 +74,9 @@ def draw(mol, values, path, legend):
 def run():
     """Explain, and write pictures and numbers."""
     parser = arguments.make_parser('Saliency of the atoms for a model trained on Tox21.')
-    arguments.add_trained_arguments(parser, 'train_tox21.py')
+    arguments.add_trained_arguments(
+        parser, 'train_tox21.py', out='folder to write (IN_DIR/saliency)'
+    )
     parser.add_argument('--smiles', nargs='+', required=True, help='molecules')
     assays = train_tox21.ASSAYS
     parser.add_argument('--assay', default=assays[0], choices=assays, help='whose score')
@@ -83,10 +85,6 @@ def run():
         default='gradient',
         choices=CALCULATORS,
         help='gradient times input, integrated gradients, or occlusion of an atom',
-    )
-    parser.add_argument('--out', '-o', help='folder to write (IN_DIR/saliency)')
-    parser.add_argument(
-        '--force', action='store_true', help='write into a folder that is not empty'
     )
     args = parser.parse_args()
     out = os.path.join(args.in_dir, 'saliency') if args.out is None else args.out

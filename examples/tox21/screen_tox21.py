@@ -6,9 +6,9 @@
     mpirun -n 4 python screen_tox21.py molecules.smi --in-dir result --out scores.csv \\
         --communicator pure_nccl
 
-One SMILES a line; text after a blank is ignored. A file may be compressed by gzip. Rows are written
-as they are ready, those with numbers in the order of the lines; for the others the column error
-gives the reason. Under mpirun all rows are in the order of the lines.
+One SMILES a line; text after a blank is the name of the molecule. A file may be compressed by gzip.
+Rows are written as they are ready, those with numbers in the order of the lines; for the others the
+column error gives the reason. Under mpirun all rows are in the order of the lines.
 """
 
 import contextlib
@@ -28,11 +28,21 @@ from common.data import DataError
 from common.ranks import ranks_of
 
 
+@contextlib.contextmanager
+def reading(path):
+    """Say in one line what cannot be read: an archive may be damaged."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError('%s cannot be read: %s' % (path, error)) from error
+
+
 def read_from(path):
     """Return the file of lines that `path` names, plain or compressed, or standard input."""
-    file = data.opened(path)
+    with reading(path):
+        file = data.opened(path)
+        first = file.peek(80).split(b'\n')[0]
     # Neither in SMILES: separators of a table, bytes of gzip and of UTF-16.
-    first = file.peek(80).split(b'\n')[0]
     if set((first.split() or [b''])[0]) & set(b',;') or set(first) & set(b'\x1f\0'):
         text = '%s: expected one SMILES a line, got %r; for a CSV file use predict_tox21.py --data'
         raise DataError(
@@ -42,11 +52,17 @@ def read_from(path):
     return io.TextIOWrapper(file, encoding='utf-8-sig', errors='replace')
 
 
+def numbered(file, path):
+    """Yield (number, text) of the lines of a file."""
+    with reading(path):
+        yield from enumerate(file, 1)
+
+
 @contextlib.contextmanager
 def written_to(path):
     """Give a file for a CSV table, or standard output, and say what cannot be written."""
-    with data.writing(path or 'standard output'):
-        if path is None:
+    with data.writing('standard output' if path == '-' else path):
+        if path == '-':
             yield sys.stdout
             return
         if os.path.islink(path):  # is replaced, not followed
@@ -56,16 +72,17 @@ def written_to(path):
 
 
 def rows(lines, model, **options):
-    """Yield (number, SMILES, error, list of probabilities) of lines, given as (number, text).
+    """Yield (number, SMILES, name, error, list of probabilities) of lines, given as (number, text).
 
     `options` are those of captured_predict.
     """
-    waiting = {}  # position -> (number, SMILES) of the lines in progress
+    waiting = {}  # position -> (number, SMILES, name) of the lines in progress
 
     def smiles():
         for position, (number, line) in enumerate(lines):
-            waiting[position] = number, (line.split() or [''])[0]
-            yield waiting[position][1]
+            text, *name = line.split(maxsplit=1) or ['']
+            waiting[position] = number, text, ''.join(name).rstrip()
+            yield text
 
     for index, values, failures in captured_predict(
         model, smiles(), postprocess_fn=functions.sigmoid, **options
@@ -105,13 +122,14 @@ def run():
     """Screen, and write the CSV file."""
     parser = arguments.make_parser('Screening with a model trained on Tox21.')
     parser.add_argument('smiles', nargs='?', default='-', help='file of SMILES; -: standard input')
-    arguments.add_trained_arguments(parser, 'train_tox21.py', batchsize=1024)
-    parser.add_argument('--out', '-o', help='CSV file to write; without it: standard output')
-    parser.add_argument('--force', action='store_true', help='replace the file of --out')
+    arguments.add_trained_arguments(
+        parser, 'train_tox21.py', out='CSV file to write; -: standard output', batchsize=1024
+    )
+    parser.set_defaults(out='-')
     arguments.add_communicator_argument(parser, 'share the lines out to')
     args = parser.parse_args()
     ranks = ranks_of(args.communicator)
-    if args.out is not None and ranks.is_first:
+    if ranks.is_first:
         data.check_new_file(args.out, args.force)
     n_processes = None
     if ranks.are_several:
@@ -125,7 +143,11 @@ def run():
     n_rows = 0
     n_failures = 0
     with read_from(args.smiles) as lines:
-        mine = (row for row in enumerate(lines, 1) if row[0] // size % ranks.size == ranks.rank)
+        mine = (
+            line
+            for line in numbered(lines, args.smiles)
+            if line[0] // size % ranks.size == ranks.rank
+        )
         found = rows(
             mine,
             model,
@@ -139,10 +161,10 @@ def run():
         with written_to(args.out if ranks.is_first else os.devnull) as file:
             writer = csv.writer(file, lineterminator='\n')
             titles = list(map(task.column_title, task.names))
-            writer.writerow(['line', 'smiles', 'error', *titles])
-            for number, smiles, error, probabilities in found:
-                cells = ['%.7g' % probability for probability in probabilities]
-                writer.writerow([number, smiles, error, *(cells or [''] * len(titles))])
+            writer.writerow(['line', 'smiles', 'name', 'error', *titles])
+            for number, smiles, name, error, probabilities in found:
+                cells = [task.number % probability for probability in probabilities]
+                writer.writerow([number, smiles, name, error, *(cells or [''] * len(titles))])
                 n_rows += 1
                 n_failures += bool(error)
     if ranks.is_first:

@@ -86,6 +86,15 @@ def test_atoms_to_which_batches_are_padded(common, padded_to, layout, dense, exp
     assert layout_of(common, padded_to, layout, dense)['padded_to'] == expected
 
 
+def test_molecules_larger_than_those_that_are_padded_are_counted(common, capsys):
+    layout_of(common, 5)
+    assert capsys.readouterr().out == (
+        '--padded-to 5: 1 molecules are larger and get no phantom atoms, unlike the others\n'
+    )
+    layout_of(common, 7)
+    assert capsys.readouterr().out == ''
+
+
 @pytest.mark.parametrize(
     'padded_to, layout, dense, name',
     [
@@ -164,11 +173,11 @@ def test_steps_are_timed_without_what_follows_an_epoch(common, clock, tmp_path):
     'seconds, expected', [(0.3, [1, 5, 9]), (1.5, [1, 2, 3, 4, 5, 6, 7, 8, 9])]
 )
 def test_at_most_one_epoch_in_a_second_is_due(common, clock, seconds, expected):
-    is_due = common.training.Every(1)
+    is_due = common.training.every(1)
     found = []
     for epoch in range(1, 10):
         clock.now += seconds
-        if is_due():
+        if next(is_due):
             found.append(epoch)
     assert found == expected
 

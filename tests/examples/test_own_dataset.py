@@ -334,6 +334,31 @@ def test_a_resumption_with_another_option_names_both(folder, error, words, name,
     )
 
 
+def test_a_resumption_that_removes_the_run_is_refused(folder, capsys):
+    before = content(folder / 'result')
+    with pytest.raises(SystemExit, match='^2$'):
+        imported(OWN, 'train_own').run(['--resume', '--force', '--out', str(folder / 'result')])
+    assert capsys.readouterr().err.endswith(
+        'error: --resume continues the run in --out, --force removes it: expected one of them\n'
+    )
+    assert content(folder / 'result') == before
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_run_on_a_terminal_is_continued_elsewhere(folder, monkeypatch, recwarn):
+    """Progress is a bar there, and lines here; Chainer would warn of a trigger without a past."""
+    monkeypatch.chdir(folder)
+    with contextlib.redirect_stdout(Terminal()) as terminal:
+        imported(OWN, 'train_own').run([*WORDS, '--out', 'new'])
+    assert 'Split: 62 training, 14 validation, 14 test\n' in terminal.getvalue()
+    run('train_own.py', '--resume', '--out', 'new', '--epoch', '3')
+    assert not [str(each.message) for each in recwarn if 'is not saved' in str(each.message)]
+
+
 def test_a_learning_rate(folder):
     run('train_own.py', *WORDS, '--learning-rate', '0', '--out', 'still', cwd=folder)
     log = json.loads((folder / 'still' / 'log').read_text())
@@ -349,6 +374,12 @@ def test_patience(folder):
     assert 'Stopped: 3 epochs have not bettered the best validation\n' in text
     log = json.loads((folder / 'still' / 'log').read_text())
     assert [entry['epoch'] for entry in log] == [1, 2, 3, 4]
+
+
+def test_patience_with_a_run_that_had_none(folder):
+    text = continued(folder, '--epoch', '9', '--patience', '9')
+    assert 'Resumed result: epoch 2, step 8\n' in text
+    assert 'Stopped' not in text
 
 
 def test_progress_within_an_epoch(common, monkeypatch, capsys):
@@ -469,22 +500,17 @@ class Evil:
         return os.mkdir, ('evil',)
 
 
-@pytest.mark.parametrize('name', ['model.npz', 'best_model.npz', SNAPSHOT, 'pickle', 'object'])
+@pytest.mark.parametrize('name', ['model.npz', 'best_model.npz', SNAPSHOT, 'object'])
 def test_objects_in_files_are_refused_before_they_run(common, folder, error, name):
-    path = folder / 'result' / ('model.npz' if name in ('pickle', 'object') else name)
-    common.folder.check_arrays(path)  # has a None
+    path = folder / 'result' / ('model.npz' if name == 'object' else name)
+    with zipfile.ZipFile(path) as archive:
+        found = [common.folder.read_array(archive.read(name)) for name in archive.namelist()]
+    assert any(array.dtype == object for array in found)  # a None
     evil = numpy.array(None, object)
     evil[()] = 1.5 if name == 'object' else Evil()
-    if name == 'pickle':  # which NumPy would load, though an archive follows
-        whole = path.read_bytes()
-        with open(path, 'wb') as file:
-            pickle.dump(Evil(), file)
-            file.write(whole)
-        assert zipfile.is_zipfile(path)
-    else:
-        saved = arrays(path)
-        with open(path, 'wb') as file:
-            numpy.savez(file, **{**saved, list(saved)[-1]: evil})
+    saved = arrays(path)
+    with open(path, 'wb') as file:
+        numpy.savez(file, **{**saved, list(saved)[-1]: evil})
     if name == SNAPSHOT:
         message = error('train_own.py', *WORDS, '--resume')
     else:
@@ -495,8 +521,17 @@ def test_objects_in_files_are_refused_before_they_run(common, folder, error, nam
     assert 'cannot be loaded, it is damaged or another kind of file: ' in message
 
 
+def test_a_pickle_before_the_archive_is_not_loaded(folder):
+    """NumPy would load it, and not the archive."""
+    path = folder / 'result' / 'model.npz'
+    expected = run('predict_own.py', '--smiles', 'C', cwd=folder)
+    path.write_bytes(pickle.dumps(Evil()) + path.read_bytes())
+    assert run('predict_own.py', '--smiles', 'C', cwd=folder) == expected
+    assert not (folder / 'evil').exists()
+
+
 @pytest.mark.parametrize('protocol', range(2, 6))
-def test_none_of_every_pickle_protocol_is_no_object(common, tmp_path, protocol):
+def test_none_of_every_pickle_protocol_is_no_object(common, protocol):
     header = io.BytesIO()
     description = {'descr': '|O', 'fortran_order': False, 'shape': ()}
     numpy.lib.format.write_array_header_1_0(header, description)
@@ -506,9 +541,7 @@ def test_none_of_every_pickle_protocol_is_no_object(common, tmp_path, protocol):
         for new in (b'numpy.core', b'numpy._core'):
             texts.append(text.replace(b'numpy._core', b'numpy.core').replace(b'numpy.core', new))
     for text in texts:
-        with zipfile.ZipFile(tmp_path / 'file.npz', 'w') as archive:
-            archive.writestr('a.npy', header.getvalue() + text)
-        common.folder.check_arrays(tmp_path / 'file.npz')
+        assert common.folder.read_array(header.getvalue() + text).item() is None
 
 
 @pytest.mark.parametrize('change', ['truncated', 'garbled', 'encrypted', 'model'])
@@ -775,9 +808,61 @@ def test_predictions_into_a_pipe(new_molecules):
     assert ethanol.startswith('CCO,a,') and failure == 'C1,b,,RDKit cannot parse it'
 
 
+@pytest.fixture
+def to_standard_output(new_molecules, capsys):
+    """A function that predicts with --out -, and returns what went to stdout, and to stderr."""
+
+    def predict(*words):
+        path = new_molecules / '-'
+        path.write_text("a user's")
+        capsys.readouterr()
+        printed = run('predict_own.py', *words, '--out', '-', cwd=new_molecules)
+        assert path.read_text() == "a user's"
+        return printed, capsys.readouterr().err
+
+    return predict
+
+
+def test_predictions_on_standard_output(to_standard_output):
+    """Nothing but the table, so that it may be piped into another program."""
+    out, err = to_standard_output('--data', 'new.csv')
+    header, ethanol, failure = out.splitlines()
+    assert header == 'smiles,name,y predicted,not predicted'
+    assert ethanol.startswith('CCO,a,') and failure == 'C1,b,,RDKit cannot parse it'
+    assert "1 molecule(s) could not be used\n  new.csv row 3: 'C1': RDKit cannot parse it\n" in err
+    assert 'Predictions: ' not in err
+
+
+def test_predictions_of_smiles_on_standard_output(to_standard_output):
+    out, _ = to_standard_output('--smiles', 'CCO', 'CC')
+    assert [line.split(',')[0] for line in out.splitlines()] == ['smiles', 'CCO', 'CC']
+
+
+def test_a_test_error_does_not_mix_with_predictions_on_standard_output(to_standard_output):
+    out, err = to_standard_output()
+    assert out.startswith('smiles,y,name,y predicted\n') and 'MAE of y' not in out
+    assert 'MAE of y: ' in err
+
+
 def test_predictions_into_a_full_device(new_molecules, error):
     message = error('predict_own.py', '--data', 'new.csv', '-o', '/dev/full', '--force')
     assert message == 'error: cannot write /dev/full: No space left on device'
+
+
+def test_predictions_on_a_standard_output_that_is_full(new_molecules):
+    words = ['--in-dir', 'result', '--data', 'new.csv', '--out', '-']
+    with open('/dev/full', 'w') as full:
+        done = subprocess.run(
+            command(OWN / 'predict_own.py', words),
+            cwd=new_molecules,
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    message = 'error: cannot write standard output: No space left on device\n'
+    assert done.stderr.endswith(message) and 'Traceback' not in done.stderr
 
 
 @pytest.fixture

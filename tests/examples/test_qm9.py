@@ -262,6 +262,11 @@ def test_methods_are_those_that_are_tested(data):
     assert tasks.METHODS == tuple(METHODS)
 
 
+def test_the_page_names_the_methods():
+    (text,) = re.findall(r'`--method` takes (.*?)\. ', (QM9 / 'README.md').read_text(), re.DOTALL)
+    assert sorted(re.findall('`(.*?)`', text)) == sorted(METHODS)
+
+
 @pytest.mark.parametrize(
     'text, message',
     [

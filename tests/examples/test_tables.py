@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import lzma
 import random
 import subprocess
 import types
@@ -117,6 +118,54 @@ def test_ends_of_lines(data, tmp_path, start, end):
     assert table.index.tolist() == ['mine.csv row 2', 'mine.csv row 3']
 
 
+@pytest.mark.parametrize(
+    'encode, reason',
+    [
+        (lambda text: text.encode('utf-16'), 'byte 0xff in position 0: invalid start byte'),
+        (
+            lambda text: text.replace('m', '\xe4').encode('latin-1'),
+            'byte 0xe4 in position 1: invalid continuation byte',
+        ),
+        (lambda text: lzma.compress(text.encode()), 'byte 0xfd in position 0: invalid start byte'),
+    ],
+    ids=['UTF-16', 'Latin-1', 'xz'],
+)
+def test_other_encodings_and_compressors_are_said_to_be_neither_utf_8_nor_gzip(
+    data, tmp_path, encode, reason
+):
+    path = tmp_path / 'mine.csv'
+    path.write_bytes(encode(TABLE))
+    with pytest.raises(data.DataError) as error:
+        data.read_table(str(path))
+    assert str(error.value) == (
+        "%s cannot be read as CSV: 'utf-8' codec can't decode %s; expected text in UTF-8, plain or "
+        'compressed by gzip' % (path, reason)
+    )
+
+
+def test_a_missing_column_among_many_is_told_on_one_screen(write):
+    header = ','.join('c%d' % i for i in range(10001))
+    write('smiles,%s\nCCO%s\n' % (header, ',1' * 10001))
+    message = error_of(TRAIN, *WORDS)
+    assert message.startswith(
+        "error: mine.csv has no column 'y'; expected the columns 'smiles', 'y', separated by "
+        "commas, found 'smiles', 'c0', 'c1', 'c2', "
+    )
+    assert message.endswith(' [...]') and len(message) < 700
+
+
+def test_many_columns_are_kept(predicted):
+    names = ['c%d' % i for i in range(10001)]
+    _, (row,) = predicted('smiles,%s\nCCO%s\n' % (','.join(names), ',1' * 10001))
+    assert list(row) == ['smiles', *names, 'y predicted']
+
+
+def test_columns_with_one_name_are_kept(predicted, tmp_path):
+    predicted('smiles,name,name\nCCO,a,b\n')
+    header, row = (tmp_path / 'p.csv').read_text().splitlines()
+    assert header == 'smiles,name,name,y predicted' and row.startswith('CCO,a,b,')
+
+
 def test_gzip_is_known_by_its_bytes(data, tmp_path):
     path = tmp_path / 'mine.csv'
     path.write_bytes(gzip.compress(b'smiles\nCCO\n', mtime=0))
@@ -207,9 +256,20 @@ def test_a_spread_far_below_the_mean_is_learned(write, tmp_path, mean, spread):
 
 def test_labels_of_one_value_for_float32(write):
     write('smiles,y\n' + ''.join('%s,%de-40\n' % (s, i) for i, s in enumerate(CHAINS)))
-    assert 'All training molecules have one value of y: nothing to learn\n' in run_here(
-        TRAIN, *WORDS
+    printed = run_here(TRAIN, *WORDS)
+    assert 'All training molecules have one value of y: nothing to learn\n' in printed
+    assert ', R2 nan (14 molecules; always the mean: MAE ' in printed
+
+
+def test_not_available_as_excel_writes_it_is_a_missing_label(write, tmp_path):
+    write(TABLE.replace('C,0,m0', 'C,#N/A,m0', 1))
+    assert error_of(TRAIN, *WORDS) == (
+        "error: mine.csv row 2: target y is '#N/A', expected a finite number (1 such rows; "
+        '--skip-missing leaves empty ones out)'
     )
+    run_here(TRAIN, *WORDS, '--skip-missing')
+    (row,) = rows(tmp_path / 'out' / 'failed.csv')
+    assert row == {'row': 'mine.csv row 2', 'smiles': 'C', 'reason': 'no label'}
 
 
 def test_a_classification_says_that_a_label_teaches_nothing(write):

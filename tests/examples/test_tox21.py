@@ -311,6 +311,7 @@ def test_screening_repeats_the_predictions(trained, tmp_path):
     table = sorted(rows(tmp_path / 'a.csv'), key=lambda row: int(row['line']))
     assert [row['line'] for row in table] == list('1234567')
     assert [row['smiles'] for row in table] == ['CCO', 'C1CC', '', 'CCN', '[Og]', 'C\ufffdC', 'CCO']
+    assert [row['name'] for row in table] == ['ethanol', '', '', '2', '', '', '']
     assert [row['error'] for row in table] == [
         '',
         'RDKit cannot parse it',
@@ -328,6 +329,18 @@ def test_screening_repeats_the_predictions(trained, tmp_path):
                 assert row[name] == ''
             else:
                 assert float(row[name]) == pytest.approx(float(expected[name]), rel=1e-5)
+
+
+def test_a_name_of_several_words_keeps_its_blanks(trained, tmp_path):
+    path = tmp_path / 'molecules.smi'
+    path.write_text('CCO \t ethyl alcohol, "pure"  \n  CCN amine\n')
+    text = run('screen_tox21.py', path, '--in-dir', trained[0], '--out', '-', cwd=tmp_path)
+    table = list(csv.DictReader(text.splitlines()))
+    assert [(row['smiles'], row['name']) for row in table] == [
+        ('CCO', 'ethyl alcohol, "pure"'),
+        ('CCN', 'amine'),
+    ]
+    assert not (tmp_path / '-').exists()
 
 
 @pytest.mark.slow
@@ -385,6 +398,19 @@ def test_screening_of_what_is_no_list_of_smiles(screen, tmp_path, content, got):
     message = str(error.value)
     assert message.startswith('%s: expected one SMILES a line, got %s' % (path, got or ''))
     assert message.endswith('; for a CSV file use predict_tox21.py --data')
+
+
+@pytest.mark.parametrize('most', [12, -12], ids=['first', 'last'])
+def test_a_damaged_archive_of_a_list_is_one_line(trained, tmp_path, monkeypatch, most):
+    """Whether its first bytes lack or its last."""
+    monkeypatch.chdir(tmp_path)
+    lines = ''.join('%s m%d\n' % ('C' * (i % 7 + 1), i) for i in range(50))
+    (tmp_path / 'list.smi').write_bytes(gzip.compress(lines.encode(), mtime=0)[:most])
+    error = error_of(TOX21 / 'screen_tox21.py', '--in-dir', trained[0], 'list.smi', '--out', 'a')
+    assert error == (
+        'error: list.smi cannot be read: Compressed file ended before the end-of-stream marker was '
+        'reached'
+    )
 
 
 @pytest.mark.parametrize(
