@@ -81,9 +81,9 @@ def _check_mpi():
     size, name = n_started()
     if size > 1 and MPI.COMM_WORLD.size == 1:
         raise RuntimeError(
-            'this is one of %d processes (%s), but MPI sees it alone: what started it belongs to '
-            'another MPI than that of mpi4py, %s; both must be the same, and srun needs --mpi=pmix'
-            % (size, name, MPI.Get_library_version().split(',')[0].strip())
+            'this is one of %d processes (%s), but MPI sees it alone: the program that started '
+            "it belongs to another MPI than mpi4py's, %s; both must be the same, and srun needs "
+            '--mpi=pmix' % (size, name, MPI.Get_library_version().split(',')[0].strip())
         )
     if MPI.COMM_WORLD.size > 1:
         faults.end_all_on_error()  # before anything that not all ranks may survive

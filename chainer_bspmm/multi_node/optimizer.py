@@ -85,8 +85,8 @@ class Weighted:
         for path, link in self.target.namedlinks():
             if isinstance(link, MultiNodeBatchNormalization) and link.comm.size > 1:
                 raise RuntimeError(
-                    "join: expected a batch, because the link '%s' has statistics over those of "
-                    'all ranks' % path
+                    "join: expected a batch, because the link '%s' normalises over the batches "
+                    'of all ranks' % path
                 )
         self._take_part()
 

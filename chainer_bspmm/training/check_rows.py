@@ -228,7 +228,7 @@ class _Check:
             return 'Either %s Or %s%s' % (counted, reduced, columns)
         if error <= SAME:
             return 'It depends on how many rows there are: %s%s' % (counted, columns)
-        return 'It depends on what is in the rows: %s%s' % (reduced, columns)
+        return 'It depends on the contents of the rows: %s%s' % (reduced, columns)
 
     def _run(self, has_spare=False, is_filled=False, is_twice=False, factor=None):
         """Return the outcome on the batch.

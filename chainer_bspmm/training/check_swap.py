@@ -117,7 +117,7 @@ def _compared(model, examples, converter, function):
     is_counted = _is_off_by(adj.n_rows / n_examples, in_short(sparse[name]), in_short(dense[name]))
     if is_counted:
         cause = (
-            'It is off by the number of rows over that of molecules: len(atoms) and '
+            'It is off by a factor of rows / molecules: len(atoms) and '
             'atoms.shape[0] count the rows of a sparse batch; use len(t) or adj.n_graphs.'
         )
     elif _is_equal_padded(run, examples, converter, dense, dense_batch):

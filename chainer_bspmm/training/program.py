@@ -154,9 +154,9 @@ class Program:
             differs = work.difference(again, first)
             if differs:
                 raise CannotCapture(
-                    'run twice, one batch differs in %s: the model draws random numbers from '
-                    'another generator than that of chainer.functions.dropout, or keeps what it '
-                    'calculated' % differs
+                    'run twice, one batch differs in %s: the model draws random numbers in another '
+                    'way than chainer.functions.dropout, or keeps results for its next call'
+                    % differs
                 )
             differs = work.difference(in_buffers, first)
             if differs and self._is_rounding(arrays, before, first):

@@ -253,7 +253,7 @@ class Reach:
                 try:
                     self._follow(thing, text, is_held)
                 except Exception:  # a user's object may raise anything when it is read
-                    self.cannot.append('leave behind what it changes in ' + text)
+                    self.cannot.append('leave a change in ' + text)
             owners = *self._link_owners, *self._globals.values(), *self._owners
             for owner in (*owners, *self._of_training):
                 for name in owner.open(self._names, self._uses_any_attribute):

@@ -145,6 +145,6 @@ class TrainingDriver(Driver):
 
     def give_up(self, reason):
         if self.do_all_capture:
-            text = 'rank %d cannot go on as the other ranks do, with captured steps: %s'
+            text = 'rank %d cannot continue with captured steps, as the other ranks do: %s'
             raise RuntimeError(text % (self.together.communicator.rank, reason))
         return super().give_up(reason)

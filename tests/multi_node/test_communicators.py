@@ -84,9 +84,9 @@ def test_processes_that_another_mpirun_has_started(mpi, monkeypatch, variable):
     monkeypatch.delenv('SLURM_PTY_PORT', raising=False)
     monkeypatch.setenv(variable, '4')
     message = (
-        'this is one of 4 processes (%s), but MPI sees it alone: what started it belongs to '
-        'another MPI than that of mpi4py, Some MPI 1.2; both must be the same, and srun needs '
-        '--mpi=pmix' % variable
+        'this is one of 4 processes (%s), but MPI sees it alone: the program that started '
+        "it belongs to another MPI than mpi4py's, Some MPI 1.2; both must be the same, and srun "
+        'needs --mpi=pmix' % variable
     )
     with pytest.raises(RuntimeError, match='^%s$' % re.escape(message)):
         create()

@@ -153,8 +153,8 @@ def join_with_statistics():
     batch = CONVERTERS['packed'](molecules(4))
     optimizer.update(model, *batch)
     message = (
-        "^join: expected a batch, because the link '/predictor/norm' has statistics over those of "
-        'all ranks$'
+        "^join: expected a batch, because the link '/predictor/norm' normalises over the batches "
+        'of all ranks$'
     )
     with pytest.raises(RuntimeError, match=message):
         optimizer.join()

@@ -282,8 +282,8 @@ EAGER = {
     'random by a generator that cannot be looked at': (
         lambda *given: three_columns(*given) * int.from_bytes(os.urandom(2), 'big'),
         r'run twice, one batch differs in values: values \(relative difference .+\): the model '
-        'draws random numbers from another generator than that of chainer.functions.dropout, or '
-        'keeps what it calculated',
+        'draws random numbers in another way than chainer.functions.dropout, or keeps results for '
+        'its next call',
         False,
     ),
     'changing with every batch': (

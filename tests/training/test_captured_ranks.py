@@ -211,8 +211,8 @@ def test_replay_that_differs(made):
     model = updater._driver.optimizer.target
     factor.value = 1.5
     message = (
-        'rank 0 cannot go on as the other ranks do, with captured steps: a replay of the captured '
-        'step differs from an eager one in gradient (relative difference 3.3e-01): it reads '
+        'rank 0 cannot continue with captured steps, as the other ranks do: a replay of the '
+        'captured step differs from an eager one in gradient (relative difference 3.3e-01): it reads '
         'something from Python that has changed since it was captured, and that is not watched '
         '(docs/captured_training.md)'
     )
@@ -255,8 +255,8 @@ def test_layout_that_cannot_be_captured_later(made):
     updater, comm = made(loss_func)
     train(updater, [4, 4, 4])
     message = (
-        '^rank 0 cannot go on as the other ranks do, with captured steps: main/n is reported as a '
-        'value on the host, which a replay would repeat$'
+        '^rank 0 cannot continue with captured steps, as the other ranks do: main/n is reported '
+        'as a value on the host, which a replay would repeat$'
     )
     with pytest.raises(RuntimeError, match=message):
         train(updater, [7])

@@ -38,8 +38,8 @@ COUNTED = (
     'a mean over axis 0: use len(t) or adj.n_graphs.'
 )
 REDUCED = (
-    'It depends on what is in the rows: a sum, a mean or a maximum over axis 0 is one over all '
-    'rows: use a readout of Chainer Chemistry or chainer_bspmm.functions.segment_sum.'
+    'It depends on the contents of the rows: a sum, a mean or a maximum over axis 0 is one over '
+    'all rows: use a readout of Chainer Chemistry or chainer_bspmm.functions.segment_sum.'
 )
 
 

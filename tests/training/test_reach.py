@@ -1290,7 +1290,7 @@ class Raising:
 def test_an_object_that_cannot_be_looked_at():
     given = Raising()
     assert Reach(lambda: given).cannot == [
-        'leave behind what it changes in the variable given that <lambda> reads'
+        'leave a change in the variable given that <lambda> reads'
     ]
 
 

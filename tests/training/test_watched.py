@@ -574,8 +574,8 @@ def changes(what):
 
 
 TWICE = (
-    r'run twice, one batch differs in main/%s: the model draws random numbers from another '
-    'generator than that of chainer.functions.dropout, or keeps what it calculated'
+    r'run twice, one batch differs in main/%s: the model draws random numbers in another '
+    'way than chainer.functions.dropout, or keeps results for its next call'
 )
 OF_LOSS = r'loss \(relative difference \d.\de[-+]\d\d\)'
 PADDED = chainer_bspmm.CSRConverter('padded')
