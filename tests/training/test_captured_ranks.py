@@ -212,9 +212,9 @@ def test_replay_that_differs(made):
     factor.value = 1.5
     message = (
         'rank 0 cannot continue with captured steps, as the other ranks do: a replay of the '
-        'captured step differs from an eager one in gradient (relative difference 3.3e-01): it reads '
-        'something from Python that has changed since it was captured, and that is not watched '
-        '(docs/captured_training.md)'
+        'captured step differs from an eager one in gradient (relative difference 3.3e-01): it '
+        'reads something from Python that has changed since it was captured, and that is not '
+        'watched (docs/captured_training.md)'
     )
     with pytest.raises(RuntimeError, match='^%s$' % re.escape(message)):
         for _ in range(20):
