@@ -157,7 +157,7 @@ def _stream(predictor, batches, total):
     if n_failures:
         warnings.warn(
             'captured_predict: %d of %d SMILES could not be used, the first, at position '
-            '%d: %r: %s' % (n_failures, n_seen, *first_failure),
+            '%d: %.100r: %s' % (n_failures, n_seen, *first_failure),
             stacklevel=2,
         )
 
@@ -206,7 +206,7 @@ def captured_predict(
         n_inputs (int): how many columns of a batch go to ``predict``. None means 2 for a data
             set, atoms and adjacency, as its other columns are labels, and all for SMILES.
         n_processes (int): how many parse SMILES; None means one per CPU, or only the calling
-            process for fewer than 1000 molecules.
+            process for fewer than 1000 molecules. 1: the calling process, as in `from_smiles`.
 
     Returns:
         generator of Predictions: ``index``, (n,) int64, positions in ``data``, ascending over all;
@@ -229,8 +229,8 @@ def captured_predict(
         Results are copied to the host asynchronously. Waiting for them is the only
         synchronisation except for the checks. Between batches device, stream and configuration
         are the caller's, who may change parameters in place, but not move them. When the generator
-        ends or is closed, it frees the graphs and their memory and ends its processes. Where
-        processes are spawned (Windows, macOS), the script needs ``if __name__ == '__main__':``.
+        ends or is closed, it frees the graphs and their memory and ends its processes. Processes
+        are started, and molecules end them, as in `dataset.from_smiles`.
 
         Molecules without atoms, or with atomic numbers that Chainer Chemistry has no embedding for
         (117 and up), are failures here; `dataset.from_smiles` keeps them.
