@@ -11,7 +11,6 @@ import sys
 from typing import Any
 
 import numpy
-from tqdm import tqdm
 
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 
@@ -19,6 +18,7 @@ from chainer_bspmm.compat.user_code import warn
 from chainer_bspmm.dataset import cache as cache_files
 from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset.molecules import Molecules
+from chainer_bspmm.dataset.progress import progress
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.dataset.workers import CannotStart, Died, Process, Workers
 from chainer_bspmm.sparse import check
@@ -395,14 +395,14 @@ def _parse_all(smiles, preprocessor, n_processes):
     parts, canonical, kept, failures = [], [], [], []
     with (
         contextlib.closing(parse(smiles, preprocessor, n_processes)) as chunks,
-        tqdm(total=len(smiles), desc='from_smiles', leave=False, disable=None) as bar,
+        progress(len(smiles), 'from_smiles') as advance,
     ):
         for part, texts, positions, new_failures in chunks:
             parts.append(part)
             canonical += texts.split('\n') if positions.size else []
             kept.append(positions)
             failures += new_failures
-            bar.update(positions.size + len(new_failures))
+            advance(positions.size + len(new_failures))
     if not canonical:
         raise ValueError(
             'smiles: expected at least one molecule that can be used, got %d%s'

@@ -86,11 +86,12 @@ class Process:
         pid = self._pid
         self._pid = None
         self._connection.close()
-        status = 0
-        if pid is not None and os.getpid() == self._owner:
-            # Another part of the program may have waited for it, as for all its children.
-            with contextlib.suppress(ChildProcessError):
-                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if pid is None or os.getpid() != self._owner:
+            return ''
+        try:
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        except ChildProcessError:  # another part of the program has waited for all its children
+            return 'its exit status is unknown'
         return 'exit status %d' % status if status >= 0 else signal.strsignal(-status)
 
 
@@ -124,13 +125,15 @@ class Workers:
         self._function = function
         self._requests = queue.SimpleQueue()
         self._threads = {}  # by Process
-        for _ in range(n_processes):
-            try:
+        try:
+            for _ in range(n_processes):
                 self._start()
-            except CannotStart:
-                if not self._threads:
-                    raise
-                break
+        except CannotStart:
+            if not self._threads:
+                raise
+        except BaseException:  # Ctrl-C
+            self.close()
+            raise
 
     def _start(self):
         # Forked here rather than in the thread, whose stack may be small.

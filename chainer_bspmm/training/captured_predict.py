@@ -10,7 +10,6 @@ import warnings
 from typing import Any, Callable, Generator, NamedTuple
 
 import numpy
-from tqdm import tqdm
 
 import chainer
 from chainer_chemistry.models.prediction import Classifier
@@ -18,6 +17,7 @@ from chainer_chemistry.models.prediction.base import BaseForwardModel
 
 from chainer_bspmm.dataset import concat_mols, CSRConverter, sparse_form
 from chainer_bspmm.dataset.molecules import Molecules
+from chainer_bspmm.dataset.progress import progress
 from chainer_bspmm.dataset.smiles import parse, preprocessor_of
 from chainer_bspmm.dataset.sparse_dataset import selection, SparseDataset
 from chainer_bspmm.links.sparse import Sparse
@@ -142,7 +142,7 @@ def _stream(predictor, batches, total):
         contextlib.closing(batches),
         contextlib.closing(predictor),
         contextlib.closing(_launched(predictor, batches)) as launched,
-        tqdm(total=total, desc='captured_predict', leave=False, disable=None) as bar,
+        progress(total, 'captured_predict') as advance,
     ):
         for batch, values in launched:
             values = numpy.zeros((0, *shape), dtype) if values is None else values.wait()
@@ -152,7 +152,7 @@ def _stream(predictor, batches, total):
             n_seen += n_new
             n_failures += len(batch.failures)
             first_failure = first_failure or (batch.failures or [None])[0]
-            bar.update(n_new)
+            advance(n_new)
             yield Predictions(batch.index, values, batch.failures)
     if n_failures:
         warnings.warn(

@@ -108,7 +108,7 @@ def test_a_process_that_another_part_of_the_program_waited_for(start):
     process = start(obey)
     os.kill(process._pid, signal.SIGKILL)
     os.waitpid(process._pid, 0)
-    with pytest.raises(Died, match='^exit status 0$'):
+    with pytest.raises(Died, match='^its exit status is unknown$'):
         process.ask('anything')
 
 
@@ -228,6 +228,23 @@ def test_fewer_processes_will_do(monkeypatch):
     assert len(pool._threads) == 1
     assert pool.result(pool.submit(3)) == 6
     pool.close()
+
+
+def test_an_interrupt_during_the_start_leaves_no_process(monkeypatch):
+    fork = os.fork
+    pids = []
+
+    def interrupted():
+        if pids:
+            raise KeyboardInterrupt
+        pid = fork()
+        pids.append(pid)
+        return pid
+
+    monkeypatch.setattr(os, 'fork', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Workers(double, 2)
+    assert all(map(is_gone, pids))
 
 
 def test_one_that_is_left_goes_on_alone(two, monkeypatch):
