@@ -64,11 +64,14 @@ class Process:
 
     def ask(self, request):
         """Return the answer, or raise what the function raised; Died: the process has died."""
+        has_died = False
         try:
             self._connection.send(request)
             answer = self._connection.recv()
-        except (EOFError, OSError) as error:
-            raise Died(self.close()) from error
+        except (EOFError, OSError):
+            has_died = True
+        if has_died:  # not raised above: the error would keep the buffers of the connection
+            raise Died(self.close())
         if isinstance(answer, Exception):
             raise answer
         return answer
