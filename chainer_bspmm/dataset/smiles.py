@@ -30,10 +30,7 @@ CHUNKS_AHEAD = 4  # chunks per process that may wait to be collected
 # chains of 20,000 atoms end a process with a stack of 8 MiB, those of 5,000 one of 1 MiB.
 LONGEST_HERE = 2000
 DIED = 'the process that parsed it died: %s'
-TOO_LONG = (
-    '%d characters: RDKit may crash of more than %d, and no process can be started to parse them '
-    '(%s)'
-)
+NOT_HERE = 'RDKit may crash of it (%d characters), and no process can be started to parse it: %s'
 
 # dataset; smiles (list of str): canonical, one for each example; kept (array): the position in the
 # input of each; failures: list of Failure.
@@ -318,7 +315,7 @@ def _alone(preprocessor, task, first, smiles):
                 process = None
                 result = _failed(preprocessor, position, text, DIED % error)
             except CannotStart as error:
-                reason = TOO_LONG % (len(text), LONGEST_HERE, error)
+                reason = NOT_HERE % (len(text), error)
                 result = _failed(preprocessor, position, text, reason)
             yield result
     finally:
@@ -333,7 +330,7 @@ def _own_chunk(position_and_text):
 
 
 def _chunks(smiles):
-    """Yield (position of the first, list of SMILES, whether it is a long one, alone)."""
+    """Yield (position of the first, tuple of SMILES, whether it is a long one, alone)."""
     numbered = enumerate(smiles)
     while part := list(itertools.islice(numbered, CHUNK)):
         for long, group in itertools.groupby(part, _own_chunk):
@@ -341,10 +338,11 @@ def _chunks(smiles):
             yield positions[0], texts, long is not None
 
 
-def _answers(preprocessor, task, workers, first, texts, future):
+def _answers(preprocessor, task, chunk, answer):
     """Yield the results of a chunk, one by one if a process has died of it."""
+    first, texts = chunk
     try:
-        result = workers.result(future)
+        result = answer()
     except Died as error:
         if len(texts) > 1:
             yield from _alone(preprocessor, task, first, texts)
@@ -382,12 +380,12 @@ def parse(smiles, preprocessor, n_processes=None, for_models=False):
         return
     with contextlib.closing(workers):
         waiting = collections.deque()
-        for first, texts, _ in _chunks(smiles):
-            waiting.append((first, texts, workers.submit((first, texts))))
+        for *chunk, _ in _chunks(smiles):
+            waiting.append((chunk, functools.partial(workers.result, workers.submit(chunk))))
             if len(waiting) >= CHUNKS_AHEAD * n_processes:
-                yield from _answers(preprocessor, task, workers, *waiting.popleft())
+                yield from _answers(preprocessor, task, *waiting.popleft())
         while waiting:
-            yield from _answers(preprocessor, task, workers, *waiting.popleft())
+            yield from _answers(preprocessor, task, *waiting.popleft())
 
 
 def _parse_all(smiles, preprocessor, n_processes):
@@ -469,9 +467,10 @@ def from_smiles(
         ``if __name__ == '__main__':``. Where that is impossible (Windows, macOS, a limit of the
         system), the calling process parses.
 
-        A molecule of which RDKit crashes, such as a chain of 20,000 atoms, is a failure like any
-        other, but shorter ones with ``n_processes=1``. The calling process never parses SMILES of
-        more than 2000 characters: without processes they are failures.
+        A molecule that ends the process that parses it, such as a chain of 20,000 atoms, is a
+        failure like any other. The calling process parses no SMILES of more than 2000 characters:
+        a process is started for them, and where none can be started they are failures. Should
+        RDKit crash of a shorter one in the calling process, the program ends.
     """
     preprocessor = preprocessor_of('preprocessor', preprocessor)
     if isinstance(smiles, str):

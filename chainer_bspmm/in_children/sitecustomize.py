@@ -47,7 +47,7 @@ class Imported:
         module.__spec__ = self.spec
 
 
-sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != FOLDER]
+sys.path[:] = [entry for entry in sys.path if entry != FOLDER]
 if os.environ.get('CHAINER_BSPMM_RUN') == sys.prefix:
     sys.meta_path.insert(0, RepairedChainer)
 # The one that Python would have imported.

@@ -214,8 +214,8 @@ def test_long_smiles_without_processes(monkeypatch):
     smiles = ['C', 'C' * 2001, 'O']
     result = from_smiles(smiles, 'nfp', n_processes=2)
     reason = (
-        '2001 characters: RDKit may crash of more than 2000, and no process can be started to '
-        'parse them (processes cannot be forked on %s)' % sys.platform
+        'RDKit may crash of it (2001 characters), and no process can be started to parse it: '
+        'processes cannot be forked on %s' % sys.platform
     )
     assert result.failures == [Failure(1, smiles[1], reason)]
     assert result.smiles == ['C', 'O']

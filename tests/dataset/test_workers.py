@@ -79,7 +79,7 @@ def test_functions_without_a_name_reach_the_process(start):
     assert start(lambda x: x + offset).ask(1) == 6
 
 
-def test_an_error_is_raised_and_the_process_goes_on(start):
+def test_an_error_is_raised_and_the_process_stays(start):
     process = start(obey)
     with pytest.raises(LookupError, match='^no such thing$'):
         process.ask('raise')
@@ -247,7 +247,7 @@ def test_an_interrupt_during_the_start_leaves_no_process(monkeypatch):
     assert all(map(is_gone, pids))
 
 
-def test_one_that_is_left_goes_on_alone(two, monkeypatch):
+def test_one_that_is_left_answers_alone(two, monkeypatch):
     monkeypatch.setattr(os, 'fork', refuse)
     with pytest.raises(Died):
         two.result(two.submit('crash'))
