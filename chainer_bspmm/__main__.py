@@ -41,6 +41,11 @@ def main():
         open(args.script, 'rb').close()
     except OSError as error:
         run.error('SCRIPT: expected a Python file, got %r: %s' % (args.script, error.strerror))
+    if args.script.lower().endswith('.ipynb'):
+        run.error(
+            'SCRIPT: expected a Python file, got the notebook %r: import chainer_bspmm in its '
+            'first cell, or make a script of it with `jupyter nbconvert --to script`' % args.script
+        )
     run_script.run_script(args.script, rest)
     return 0
 

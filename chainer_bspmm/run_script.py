@@ -12,6 +12,24 @@ import types
 from chainer_bspmm.compat import script_repairs  # noqa: F401  fills the table of repairs
 
 
+# The environment in which interpreters that are started are repaired: its ``sys.prefix``.
+VARIABLE = 'CHAINER_BSPMM_RUN'
+
+
+def repair_interpreters():
+    """Make Python interpreters that this process starts import chainer_bspmm before Chainer.
+
+    Those of joblib, scikit-learn or subprocess inherit PYTHONPATH, on which they find
+    ``in_children/sitecustomize.py``.
+    """
+    folder = str(pathlib.Path(__file__).resolve().with_name('in_children'))
+    path = os.environ.get('PYTHONPATH')
+    entries = path.split(os.pathsep) if path else []
+    if folder not in entries:
+        os.environ['PYTHONPATH'] = os.pathsep.join([folder, *entries])
+    os.environ[VARIABLE] = sys.prefix
+
+
 def repair_child_processes():
     """Make processes of multiprocessing import chainer_bspmm before the script.
 
@@ -75,6 +93,7 @@ def run_script(path, arguments):
     # Under -I and -P neither the current folder nor the script's is on the path.
     if not (sys.flags.isolated or getattr(sys.flags, 'safe_path', False)):
         sys.path[0] = os.path.dirname(os.path.realpath(path))
+    repair_interpreters()
     repair_child_processes()
     codes = []
     _hide_frames_above(codes)

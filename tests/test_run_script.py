@@ -1,5 +1,6 @@
 """``python -m chainer_bspmm run``: a script sees what it sees under plain Python."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -7,8 +8,9 @@ import time
 
 import pytest
 
+from chainer_bspmm import run_script
 from chainer_bspmm.compat import script_repairs
-from tests.support.processes import Forks, environment, python
+from tests.support.processes import environment, Forks, python, ROOT
 
 # As the interpreter does for -m.
 OURS = 'import runpy; runpy._run_module_as_main("chainer_bspmm")'
@@ -165,6 +167,114 @@ def test_child_processes_are_repaired(tmp_path, method):
     assert (done.returncode, done.stdout) == (0, '(1, 2) True\n'), done.stderr
 
 
+# Chainer itself: unrepaired, its import fails.
+CHILD = """
+import subprocess, sys
+text = 'import {} as module, chainer, sys; print(module.__spec__.name, chainer.Variable.__name__)'
+for name in sys.argv[1:]:
+    subprocess.run([sys.executable, '-c', text.format(name)], check=True)
+"""
+
+
+@pytest.mark.slow
+def test_interpreters_that_a_script_starts_are_repaired(command, tmp_path):
+    (tmp_path / 'script.py').write_text(CHILD)
+    names = ['chainer', 'chainer.functions', 'chainer_chemistry.models', 'chainermn']
+    done = command('run', 'script.py', *names)
+    assert done.stdout.splitlines() == ['%s Variable' % name for name in names], done.stderr
+
+
+def test_interpreters_of_another_folder_are_repaired(tmp_path):
+    """The package may be found only because it is in the current folder."""
+    (tmp_path / 'script.py').write_text(CHILD + 'import os; print(os.environ["PYTHONPATH"])\n')
+    done = subprocess.run(
+        [sys.executable, '-m', 'chainer_bspmm', 'run', str(tmp_path / 'script.py'), 'chainer'],
+        cwd=ROOT,
+        env={name: text for name, text in os.environ.items() if name != 'PYTHONPATH'},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    folder = ROOT / 'chainer_bspmm' / 'in_children'
+    assert done.stdout == 'chainer Variable\n%s\n' % folder, done.stderr
+
+
+JOBLIB = """
+import numpy, chainer
+from joblib import Parallel, delayed
+
+def f(x):
+    return float(chainer.Variable(numpy.ones(1, 'f')).array.sum()) + x
+
+print(Parallel(n_jobs=2)(delayed(f)(i) for i in range(3)))
+"""
+
+
+@pytest.mark.slow
+def test_processes_of_joblib_are_repaired(command, tmp_path):
+    """Which scikit-learn's n_jobs starts."""
+    (tmp_path / 'script.py').write_text(JOBLIB)
+    done = command('run', 'script.py')
+    assert done.stdout == '[1.0, 2.0, 3.0]\n', done.stderr
+
+
+def test_interpreters_without_chainer_see_what_they_see_under_python(both):
+    _, ours = both("""
+import subprocess, sys
+text = 'import sys; print(sys.path, "numpy" in sys.modules, "chainer_bspmm" in sys.modules)'
+subprocess.run([sys.executable, '-c', text])
+""")
+    assert ours.stdout.endswith('] False False\n') and ours.stderr == ''
+
+
+STARTS_WITH = """
+import os, pathlib, subprocess, sys
+pathlib.Path('other').mkdir(exist_ok=True)
+pathlib.Path('other', 'sitecustomize.py').write_text(sys.argv[1])
+path = os.environ.get('PYTHONPATH', '')
+os.environ['PYTHONPATH'] = os.pathsep.join([path, os.path.abspath('other')])
+done = subprocess.run([sys.executable, '-c', 'import sitecustomize as s; print(s.__file__)'])
+"""
+
+
+def test_another_sitecustomize_is_run(both):
+    _, ours = both(STARTS_WITH, 'print(__name__, __file__)')
+    first, second = ours.stdout.splitlines()
+    assert first == 'sitecustomize ' + second
+
+
+@pytest.mark.parametrize('text', ['import no_such_module', 'raise ValueError("words")'])
+def test_another_sitecustomize_fails_as_under_python(both, text):
+    plain, ours = both(STARTS_WITH, text)
+    assert plain.stderr.startswith('Error in sitecustomize; set PYTHONVERBOSE for traceback:\n')
+    assert ours.stderr == plain.stderr
+
+
+def test_interpreters_of_another_environment_are_left_alone(command, tmp_path):
+    (tmp_path / 'script.py').write_text("""
+import os, subprocess, sys
+text = 'import sys; print([getattr(finder, "__name__", None) for finder in sys.meta_path])'
+for prefix in (sys.prefix, '/elsewhere'):
+    environment = dict(os.environ, CHAINER_BSPMM_RUN=prefix)
+    subprocess.run([sys.executable, '-c', text], env=environment)
+""")
+    same, other = command('run', 'script.py').stdout.splitlines()
+    assert 'RepairedChainer' in same and 'RepairedChainer' not in other
+
+
+@pytest.mark.parametrize('before, after', [(None, []), ('', []), ('a:b', ['a', 'b'])])
+def test_a_folder_is_put_on_the_path_of_interpreters_once(monkeypatch, before, after):
+    monkeypatch.delenv('PYTHONPATH', raising=False)
+    monkeypatch.setenv('CHAINER_BSPMM_RUN', '')
+    if before is not None:
+        monkeypatch.setenv('PYTHONPATH', before.replace(':', os.pathsep))
+    for _ in range(2):
+        run_script.repair_interpreters()
+    folder = str(ROOT / 'chainer_bspmm' / 'in_children')
+    assert os.environ['PYTHONPATH'] == os.pathsep.join([folder, *after])
+    assert os.environ['CHAINER_BSPMM_RUN'] == sys.prefix
+
+
 def test_upstreams_plot_scripts_annotate(command, tmp_path):
     (tmp_path / 'script.py').write_text(
         'import matplotlib\nmatplotlib.use("agg")\nimport matplotlib.pyplot as plt\n'
@@ -218,11 +328,17 @@ def test_other_encodings(command, tmp_path):
             "SCRIPT: expected a Python file, got 'missing.py': No such file or directory",
         ),
         (['run', '.'], "SCRIPT: expected a Python file, got '.': Is a directory"),
+        (
+            ['run', 'tour.ipynb'],
+            "SCRIPT: expected a Python file, got the notebook 'tour.ipynb': import chainer_bspmm "
+            'in its first cell, or make a script of it with `jupyter nbconvert --to script`',
+        ),
         (['run'], 'the following arguments are required: SCRIPT'),
         ([], 'the following arguments are required: COMMAND'),
     ],
 )
-def test_errors_are_a_line_below_the_usage(command, arguments, message):
+def test_errors_are_a_line_below_the_usage(command, tmp_path, arguments, message):
+    (tmp_path / 'tour.ipynb').write_text('{}')
     done = command(*arguments)
     assert done.returncode == 2
     usage, line = done.stderr.splitlines()

@@ -2,10 +2,8 @@
 
 import collections
 import collections.abc
-import concurrent.futures.process
 import contextlib
 import functools
-import gc
 import itertools
 import operator
 import os
@@ -13,7 +11,6 @@ import sys
 from typing import Any
 
 import numpy
-from tqdm import tqdm
 
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 
@@ -21,18 +18,32 @@ from chainer_bspmm.compat.user_code import warn
 from chainer_bspmm.dataset import cache as cache_files
 from chainer_bspmm.dataset.labels import labels_of
 from chainer_bspmm.dataset.molecules import Molecules
+from chainer_bspmm.dataset.progress import progress
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
+from chainer_bspmm.dataset.workers import CannotStart, Died, Process, Workers
 from chainer_bspmm.sparse import check
 
 CHUNK = 250  # molecules of one task
 LEAST_PARALLEL = 1000  # below this, starting processes takes longer than parsing
 CHUNKS_AHEAD = 4  # chunks per process that may wait to be collected
+# Characters of the longest SMILES that the calling process parses. RDKit recurses along a molecule:
+# chains of 20,000 atoms end a process with a stack of 8 MiB, those of 5,000 one of 1 MiB.
+LONGEST_HERE = 2000
+DIED = 'the process that parsed it died: %s'
+NOT_HERE = 'RDKit may crash of it (%d characters), and no process can be started to parse it: %s'
 
 # dataset; smiles (list of str): canonical, one for each example; kept (array): the position in the
 # input of each; failures: list of Failure.
 FromSmiles = collections.namedtuple('FromSmiles', 'dataset smiles kept failures')
 
 Failure = collections.namedtuple('Failure', 'position smiles reason')
+
+
+class _FailureHere(Failure):
+    """A failure that another machine or day may not have: it is not kept on disk."""
+
+    __slots__ = ()
+
 
 # The adjacency of a method: n_relations bond types, or 1 for any bond; whether it has a diagonal
 # (a separate relation if there are several); whether it is D^-1/2 A D^-1/2 or A; super node or not.
@@ -227,8 +238,15 @@ def _super_nodes(molecules, relation, kind):
     ).astype('f')
 
 
+def _result(preprocessor, graphs, kept, failures):
+    """Return what :func:`parse` yields, of the results of :func:`_graph`."""
+    molecules = _molecules(graphs, preprocessor, KINDS[type(preprocessor).__name__])
+    canonical = '\n'.join([graph[0] for graph in graphs])
+    return molecules, canonical, numpy.array(kept, numpy.int64), failures
+
+
 def _chunk(preprocessor, for_models, first_and_smiles):
-    """Parse a chunk of SMILES, as :func:`parse` yields it."""
+    """Parse a chunk of SMILES."""
     from rdkit import rdBase
 
     first, smiles = first_and_smiles
@@ -241,9 +259,7 @@ def _chunk(preprocessor, for_models, first_and_smiles):
                 kept.append(i)
             except Exception as error:  # upstream's parsers skip a molecule for any error, too
                 failures.append(Failure(i, text, _reason(error)))
-    canonical = '\n'.join([graph[0] for graph in graphs])
-    positions = numpy.array(kept, numpy.int64)
-    return _molecules(graphs, preprocessor, kind), canonical, positions, failures
+    return _result(preprocessor, graphs, kept, failures)
 
 
 def _reason(error):
@@ -282,13 +298,67 @@ def preprocessor_of(argument, method):
     return method
 
 
-def parse(smiles, preprocessor, n_processes=None, for_models=False):
-    """Parse SMILES, which may be infinite; yield the results chunk by chunk, a few ahead at most.
+def _failed(preprocessor, position, text, reason):
+    """Return what :func:`parse` yields of a SMILES that no process has parsed."""
+    return _result(preprocessor, [], [], [_FailureHere(position, text, reason)])
 
+
+def _alone(preprocessor, task, first, smiles):
+    """Parse SMILES one by one in a process that may die of any of them; yield the results."""
+    process = None
+    try:
+        for position, text in enumerate(smiles, first):
+            try:
+                process = process or Process(task)
+                result = process.ask((position, [text]))
+            except Died as error:
+                process = None
+                result = _failed(preprocessor, position, text, DIED % error)
+            except CannotStart as error:
+                reason = NOT_HERE % (len(text), error)
+                result = _failed(preprocessor, position, text, reason)
+            yield result
+    finally:
+        if process is not None:
+            process.close()
+
+
+def _own_chunk(position_and_text):
+    """Return the position of a SMILES that is parsed alone, because it is long, else None."""
+    position, text = position_and_text
+    return position if isinstance(text, str) and len(text) > LONGEST_HERE else None
+
+
+def _chunks(smiles):
+    """Yield (position of the first, tuple of SMILES, whether it is a long one, alone)."""
+    numbered = enumerate(smiles)
+    while part := list(itertools.islice(numbered, CHUNK)):
+        for long, group in itertools.groupby(part, _own_chunk):
+            positions, texts = zip(*group)
+            yield positions[0], texts, long is not None
+
+
+def _answers(preprocessor, task, chunk, answer):
+    """Yield the results of a chunk, one by one if a process has died of it."""
+    first, texts = chunk
+    try:
+        result = answer()
+    except Died as error:
+        if len(texts) > 1:
+            yield from _alone(preprocessor, task, first, texts)
+            return
+        result = _failed(preprocessor, first, texts[0], DIED % error)
+    yield result
+
+
+def parse(smiles, preprocessor, n_processes=None, for_models=False):
+    """Parse SMILES, which may be infinite; yield the results part by part, a few ahead at most.
+
+    Where no process can be started, this one parses. A molecule that ends its process is a failure.
     `for_models`: also reject molecules that upstream's parsers keep but no model accepts, those
     without atoms, or with elements that have no embedding. Yields Molecules; their canonical
     SMILES, joined by newlines; their positions in the input, (n,) int64; a list of Failure.
-    RuntimeError: a process died. Closing the generator ends the processes.
+    Closing the generator ends the processes.
     """
     n_chunks = -(-operator.length_hint(smiles, sys.maxsize) // CHUNK)  # as far as that is known
     smiles = iter(smiles)
@@ -297,30 +367,25 @@ def parse(smiles, preprocessor, n_processes=None, for_models=False):
         n_processes = min(_n_cpus(), n_chunks) if len(head) == LEAST_PARALLEL else 1
         smiles = itertools.chain(head, smiles)
     task = functools.partial(_chunk, preprocessor, for_models)
-    # Each with the position of its first.
-    chunks = zip(itertools.count(0, CHUNK), iter(lambda: list(itertools.islice(smiles, CHUNK)), []))
-    if n_processes == 1:
-        yield from map(task, chunks)
+    workers = None
+    if n_processes > 1:
+        with contextlib.suppress(CannotStart):
+            workers = Workers(task, n_processes)
+    if workers is None:
+        for first, texts, is_long in _chunks(smiles):
+            if is_long:
+                yield from _alone(preprocessor, task, first, texts)
+            else:
+                yield task((first, texts))
         return
-    # gc.freeze: forked processes must not collect this process's CUDA objects.
-    pool = concurrent.futures.ProcessPoolExecutor(n_processes, initializer=gc.freeze)
-    first = n_read = 0
-    try:
+    with contextlib.closing(workers):
         waiting = collections.deque()
-        for chunk in chunks:
-            waiting.append((chunk[0], pool.submit(task, chunk)))
-            n_read = chunk[0] + len(chunk[1])
+        for *chunk, _ in _chunks(smiles):
+            waiting.append((chunk, functools.partial(workers.result, workers.submit(chunk))))
             if len(waiting) >= CHUNKS_AHEAD * n_processes:
-                first, future = waiting.popleft()
-                yield future.result()
+                yield from _answers(preprocessor, task, *waiting.popleft())
         while waiting:
-            first, future = waiting.popleft()
-            yield future.result()
-    except concurrent.futures.process.BrokenProcessPool as error:
-        text = 'smiles: a process died while parsing those at positions %d to %d'
-        raise RuntimeError(text % (first, n_read - 1)) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+            yield from _answers(preprocessor, task, *waiting.popleft())
 
 
 def _parse_all(smiles, preprocessor, n_processes):
@@ -328,18 +393,18 @@ def _parse_all(smiles, preprocessor, n_processes):
     parts, canonical, kept, failures = [], [], [], []
     with (
         contextlib.closing(parse(smiles, preprocessor, n_processes)) as chunks,
-        tqdm(total=len(smiles), desc='from_smiles', leave=False, disable=None) as bar,
+        progress(len(smiles), 'from_smiles') as advance,
     ):
         for part, texts, positions, new_failures in chunks:
             parts.append(part)
             canonical += texts.split('\n') if positions.size else []
             kept.append(positions)
             failures += new_failures
-            bar.update(positions.size + len(new_failures))
+            advance(positions.size + len(new_failures))
     if not canonical:
         raise ValueError(
             'smiles: expected at least one molecule that can be used, got %d%s'
-            % (len(smiles), ', the first: %r: %s' % failures[0][1:] if failures else '')
+            % (len(smiles), ', the first: %.100r: %s' % failures[0][1:] if failures else '')
         )
     return Molecules.concatenate(parts), canonical, numpy.concatenate(kept), failures
 
@@ -375,7 +440,7 @@ def from_smiles(
         labels (array or None): (M, ...) labels, by position: also a Series or DataFrame; the rows
             of skipped molecules are skipped.
         n_processes (int or None): worker processes; None means one for each CPU from 1000
-            molecules on, else none. 1 starts none.
+            molecules on, else none. 1 starts none, but for SMILES of more than 2000 characters.
         cache (bool): whether to look for the parsed molecules in a folder on disk, and to keep
             them there. They are found again by the same SMILES, preprocessor class and options, and
             versions of RDKit, Chainer Chemistry and this package. The folder is
@@ -392,12 +457,20 @@ def from_smiles(
         TypeError: another preprocessor.
         ValueError: no molecule can be used, ``labels`` has another length, or ``out_size`` is set
         where upstream's preprocessor fails with it.
-        RuntimeError: a process died.
+        RuntimeError: a process died, and no other can be started.
 
     Note:
         Equals :func:`to_sparse` of upstream's data set; the float32 sums in RSGCN's super
-        nodes differ by rounding. Where processes are spawned (Windows, macOS) the calling script
-        needs ``if __name__ == '__main__':``.
+        nodes differ by rounding.
+
+        Processes are forked, whatever the start method of multiprocessing, so scripts need no
+        ``if __name__ == '__main__':``. Where that is impossible (Windows, macOS, a limit of the
+        system), the calling process parses.
+
+        A molecule that ends the process that parses it, such as a chain of 20,000 atoms, is a
+        failure like any other. The calling process parses no SMILES of more than 2000 characters:
+        a process is started for them, and where none can be started they are failures. Should
+        RDKit crash of a shorter one in the calling process, the program ends.
     """
     preprocessor = preprocessor_of('preprocessor', preprocessor)
     if isinstance(smiles, str):
@@ -414,7 +487,8 @@ def from_smiles(
     parsed = None if file is None else cache_files.read(file)
     if parsed is None:
         parsed = _parse_all(smiles, preprocessor, n_processes)
-        if file is not None:
+        is_final = not any(isinstance(failure, _FailureHere) for failure in parsed[3])
+        if file is not None and is_final:
             cache_files.write(file, *parsed)
     molecules, canonical, kept, failures = parsed
     if failures:

@@ -9,13 +9,13 @@ from chainer_chemistry.dataset.indexers.numpy_tuple_dataset_feature_indexer impo
     NumpyTupleDatasetFeatureIndexer,
 )
 import numpy
-from tqdm import tqdm
 
 from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset.converters import concat_mols, CSRConverter
 from chainer_bspmm.dataset.graph_data import example_of
 from chainer_bspmm.dataset.labels import are_of_atoms, labels_of
 from chainer_bspmm.dataset.molecules import Molecules
+from chainer_bspmm.dataset.progress import progress
 from chainer_bspmm.dataset.selection import no_array, Selection, SparseExample
 from chainer_bspmm.sparse import check
 
@@ -226,7 +226,7 @@ def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
     if n_edge_types is not None:
         check.count('n_edge_types', n_edge_types, 1)
     parts, columns = [], []
-    with tqdm(total=len(dataset), desc='to_sparse', leave=False, disable=None) as bar:
+    with progress(len(dataset), 'to_sparse') as advance:
         for first, examples in chunks(dataset):
             if set(map(type, examples)) != {tuple}:
                 examples = [
@@ -236,7 +236,7 @@ def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
             gathered = dense_examples.gather(examples, 'dataset', first)
             parts.append(Molecules.from_examples(gathered, 'dataset', first))
             columns.append(gathered.labels)
-            bar.update(len(examples))
+            advance(len(examples))
     n_columns = sorted(set(map(len, columns)))
     if len(n_columns) > 1:
         got = ' and '.join(str(2 + n) for n in n_columns)

@@ -11,7 +11,6 @@ import warnings
 from typing import Any, Callable, Generator, NamedTuple
 
 import numpy
-from tqdm import tqdm
 
 import chainer
 from chainer_chemistry.models.prediction import Classifier
@@ -19,6 +18,7 @@ from chainer_chemistry.models.prediction.base import BaseForwardModel
 
 from chainer_bspmm.dataset import concat_mols, CSRConverter, sparse_form
 from chainer_bspmm.dataset.molecules import Molecules
+from chainer_bspmm.dataset.progress import progress
 from chainer_bspmm.dataset.smiles import parse, preprocessor_of
 from chainer_bspmm.dataset.sparse_dataset import selection, SparseDataset
 from chainer_bspmm.links.sparse import Sparse
@@ -150,7 +150,7 @@ def _stream(predictor, batches, total):
         contextlib.closing(batches),
         contextlib.closing(predictor),
         contextlib.closing(_launched(predictor, batches)) as launched,
-        tqdm(total=total, desc='captured_predict', leave=False, disable=None) as bar,
+        progress(total, 'captured_predict') as advance,
     ):
         for batch, values in launched:
             values = numpy.zeros((0, *shape), dtype) if values is None else values.wait()
@@ -160,12 +160,12 @@ def _stream(predictor, batches, total):
             n_seen += n_new
             n_failures += len(batch.failures)
             first_failure = first_failure or (batch.failures or [None])[0]
-            bar.update(n_new)
+            advance(n_new)
             yield Predictions(batch.index, values, batch.failures)
     if n_failures:
         warnings.warn(
             'captured_predict: %d of %d SMILES could not be used, the first, at position '
-            '%d: %r: %s' % (n_failures, n_seen, *first_failure),
+            '%d: %.100r: %s' % (n_failures, n_seen, *first_failure),
             stacklevel=2,
         )
 
@@ -218,7 +218,8 @@ def captured_predict(
             for a data set (atoms and adjacency, because the other columns are labels), and all
             columns for SMILES.
         n_processes (int): number of processes that parse SMILES; None means one per CPU, or only
-            the calling process for fewer than 1000 molecules.
+            the calling process for fewer than 1000 molecules. 1: the calling process, as in
+            `from_smiles`.
 
     Returns:
         generator of Predictions: ``index``, (n,) int64, positions in ``data``, which ascend
@@ -241,9 +242,8 @@ def captured_predict(
         Results are copied to the host asynchronously. Waiting for them is the only
         synchronisation except for the checks. Between batches device, stream and configuration
         are the caller's. The caller may change parameters in place, but not move them. When the
-        generator ends or is closed, it frees the graphs and their memory and ends its processes. On
-        systems that spawn processes (Windows, macOS), the script needs
-        ``if __name__ == '__main__':``.
+        generator ends or is closed, it frees the graphs and their memory and ends its processes.
+        Processes are started, and molecules end them, as in `dataset.from_smiles`.
 
         Molecules without atoms, or with atomic numbers for which Chainer Chemistry has no embedding
         (117 and up), are failures here; `dataset.from_smiles` keeps them.

@@ -335,7 +335,7 @@ def preprocess(rows, method, dense=False):
     )
     if not rows.is_used.any():
         raise DataError(
-            'none of the %d molecule(s) can be used, the first: %s: %r: %s'
+            'none of the %d molecule(s) can be used, the first: %s: %.60r: %s'
             % (len(smiles), rows.smiles.index[0], smiles[0], reasons[0])
         )
     sparse = found.dataset[rows.is_used[found.kept]]

@@ -1,11 +1,11 @@
 """from_smiles: the data set of upstream's parser and to_sparse, and a reason for each failure."""
 
-import concurrent.futures.process
 import gzip
 import inspect
 import multiprocessing
 import os
 import re
+import sys
 
 import numpy
 import pandas
@@ -19,10 +19,10 @@ from chainer_chemistry.dataset.preprocessors import preprocess_method_dict  # NO
 from chainer_bspmm import concat_mols  # NOQA: E402
 from chainer_bspmm.dataset import Failure, from_smiles  # NOQA: E402
 from chainer_bspmm.dataset import smiles as smiles_module  # NOQA: E402
-from chainer_bspmm.dataset import to_sparse  # NOQA: E402
+from chainer_bspmm.dataset import to_sparse, workers  # NOQA: E402
 from tests.support import relative_error  # NOQA: E402
 from tests.support.data_sets import assert_same_molecules  # NOQA: E402
-from tests.support.processes import ROOT  # NOQA: E402
+from tests.support.processes import python, ROOT  # NOQA: E402
 
 METHODS = (
     'nfp',
@@ -152,12 +152,12 @@ def test_sample_of_qm9_in_processes(monkeypatch, n_processes):
 def test_no_more_processes_than_chunks(monkeypatch):
     started = []
 
-    class Pool(concurrent.futures.process.ProcessPoolExecutor):
-        def __init__(self, n_processes, **kwargs):
+    class Pool(smiles_module.Workers):
+        def __init__(self, function, n_processes):
             started.append(n_processes)
-            super().__init__(1, **kwargs)
+            super().__init__(function, 1)
 
-    monkeypatch.setattr(concurrent.futures, 'ProcessPoolExecutor', Pool)
+    monkeypatch.setattr(smiles_module, 'Workers', Pool)
     monkeypatch.setattr(smiles_module, '_n_cpus', lambda: 64)
     from_smiles(['C'] * 1001, 'nfp')
     preprocessor = smiles_module.preprocessor_of('method', 'nfp')
@@ -165,24 +165,132 @@ def test_no_more_processes_than_chunks(monkeypatch):
     assert started == [5, 64]
 
 
-@pytest.mark.skipif(
-    multiprocessing.get_start_method() != 'fork',
-    reason='other processes would not see the function put in',
-)
-def test_a_process_that_dies(monkeypatch):
+needs_fork = pytest.mark.skipif(not workers.CAN_FORK, reason='processes are not forked here')
+
+
+@pytest.fixture
+def nitrogen_kills(monkeypatch):
+    """A process that parses a SMILES with an N dies."""
     graph = smiles_module._graph
+    monkeypatch.setattr(
+        smiles_module,
+        '_graph',
+        lambda smiles, *args: os._exit(1) if 'N' in smiles else graph(smiles, *args),
+    )
 
-    def dies(smiles, *args):
-        return os._exit(1) if smiles == 'N' else graph(smiles, *args)
 
-    monkeypatch.setattr(smiles_module, '_graph', dies)
+DIED = 'the process that parsed it died: exit status 1'
+
+
+@needs_fork
+def test_molecules_that_end_their_process_are_failures(nitrogen_kills):
     smiles = ['C'] * 3000
-    smiles[2600] = 'N'
-    message = r'^smiles: a process died while parsing those at positions (\d+) to (\d+)$'
-    with pytest.raises(RuntimeError, match=message) as error:
-        from_smiles(smiles, 'nfp', n_processes=2)
-    first, last = map(int, re.match(message, str(error.value)).groups())
-    assert first <= 2600 <= last < 3000
+    for position in (0, 1, 1700, 2999):
+        smiles[position] = 'N'
+    smiles[2] = 'C1'
+    result = from_smiles(smiles, 'nfp', labels=numpy.arange(3000), n_processes=2)
+    assert result.failures == [
+        Failure(0, 'N', DIED),
+        Failure(1, 'N', DIED),
+        Failure(2, 'C1', 'RDKit cannot parse it'),
+        Failure(1700, 'N', DIED),
+        Failure(2999, 'N', DIED),
+    ]
+    assert result.kept.tolist() == [i for i in range(3000) if smiles[i] == 'C']
+    numpy.testing.assert_array_equal(result.dataset.molecules.labels[0], result.kept)
+
+
+@needs_fork
+def test_the_calling_process_parses_no_long_smiles(nitrogen_kills):
+    long = smiles_module.LONGEST_HERE
+    smiles = ['C', 'C' * long, 'C' * (long + 1), 'CN' * long, 'O']
+    result = from_smiles(smiles, 'nfp', n_processes=1)
+    assert result.failures == [Failure(3, 'CN' * long, DIED)]
+    assert result.dataset.molecules.sizes.tolist() == [1, long, long + 1, 1]
+
+
+def test_long_smiles_without_processes(monkeypatch):
+    monkeypatch.setattr(workers, 'CAN_FORK', False)
+    smiles = ['C', 'C' * 2001, 'O']
+    result = from_smiles(smiles, 'nfp', n_processes=2)
+    reason = (
+        'RDKit may crash of it (2001 characters), and no process can be started to parse it: '
+        'processes cannot be forked on %s' % sys.platform
+    )
+    assert result.failures == [Failure(1, smiles[1], reason)]
+    assert result.smiles == ['C', 'O']
+
+
+def test_in_this_process_where_none_can_be_started(monkeypatch):
+    expected = from_smiles(SMILES * 40, 'rsgcn', n_processes=1)
+
+    def refuse():
+        raise BlockingIOError(11, 'Resource temporarily unavailable')
+
+    monkeypatch.setattr(os, 'fork', refuse)
+    result = from_smiles(SMILES * 40, 'rsgcn', n_processes=2)
+    assert result.smiles == expected.smiles and result.failures == expected.failures
+    assert_same_molecules(result.dataset, expected.dataset)
+
+
+def test_semaphores_are_not_needed(monkeypatch):
+    """Where there are none, importing this module is an ImportError."""
+    monkeypatch.setitem(sys.modules, 'multiprocessing.synchronize', None)
+    assert len(from_smiles(['C'] * 600, 'nfp', n_processes=2).dataset) == 600
+
+
+def count_molecules(n):
+    return len(from_smiles(['C'] * n, 'nfp', n_processes=2).dataset)
+
+
+@needs_fork
+def test_in_a_process_that_may_have_no_children():
+    with multiprocessing.get_context('fork').Pool(1) as pool:
+        assert pool.apply(count_molecules, (600,)) == 600
+
+
+FLAT = """
+import multiprocessing
+multiprocessing.set_start_method('{}')
+print('once')
+from chainer_bspmm.dataset import from_smiles
+print(len(from_smiles(['C'] * 600, 'nfp', n_processes=2).dataset))
+"""
+
+
+@pytest.mark.parametrize('method', ['fork', 'forkserver', 'spawn'])
+def test_a_script_without_a_main_guard(tmp_path, method):
+    (tmp_path / 'flat.py').write_text(FLAT.format(method))
+    assert python('flat.py', cwd=tmp_path).stdout == 'once\n600\n'
+
+
+CRASH = """
+import resource
+# As on a system whose stacks are small.
+resource.setrlimit(resource.RLIMIT_STACK, (2**20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+from chainer_bspmm.dataset import from_smiles
+for n_processes in (1, 2):
+    smiles = ['CCO'] * 600
+    smiles[300] = 'C' * 6000
+    result = from_smiles(smiles, 'rsgcn', n_processes=n_processes)
+    ((position, _, reason),) = result.failures
+    print(len(result.dataset), position, reason)
+"""
+
+
+@needs_fork
+def test_a_molecule_of_which_rdkit_crashes():
+    done = python('-W', 'ignore', '-c', CRASH)
+    assert done.stdout == '599 300 the process that parsed it died: Segmentation fault\n' * 2
+    assert done.stderr == ''
+
+
+@needs_fork
+def test_a_crash_is_not_kept_on_disk(nitrogen_kills, monkeypatch, tmp_path):
+    """It may have been one of this machine or day, such as a lack of memory."""
+    monkeypatch.setenv('CHAINER_BSPMM_CACHE_DIR', str(tmp_path))
+    from_smiles(['C'] * 300 + ['N'], 'nfp', n_processes=2, cache=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_labels_follow_the_molecules():

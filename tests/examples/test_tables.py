@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import random
 import subprocess
 import types
@@ -11,6 +12,7 @@ import types
 import numpy
 import pytest
 
+from chainer_bspmm.dataset import smiles, workers
 from tests.examples.scripts import EXAMPLES, command, error_of, imported, rows, run_here
 from tests.support.processes import environment
 
@@ -209,6 +211,23 @@ def test_rows_without_smiles_are_predicted_to_nothing(predicted):
     assert [row['id'] for row in table] == list('1234')
     assert [bool(row['y predicted']) for row in table] == [True, False, True, False]
     assert [row['not predicted'] for row in table] == ['', 'no SMILES', '', 'no SMILES']
+
+
+@pytest.mark.skipif(not workers.CAN_FORK, reason='processes are not forked here')
+def test_molecules_that_end_their_process_are_predicted_to_nothing(predicted, monkeypatch):
+    graph = smiles._graph
+    monkeypatch.setattr(
+        smiles, '_graph', lambda text, *args: os._exit(1) if 'S' in text else graph(text, *args)
+    )
+    long = 'CS' * 1500
+    printed, table = predicted('smiles\nCCO\n%s\nCCN\n' % long)
+    reason = 'the process that parsed it died: exit status 1'
+    assert (
+        "1 molecule(s) could not be used\n  mine.csv row 3: '%sC: %s\n" % ('CS' * 29, reason)
+    ) in printed
+    assert [row['smiles'] for row in table] == ['CCO', long, 'CCN']
+    assert [bool(row['y predicted']) for row in table] == [True, False, True]
+    assert [row['not predicted'] for row in table] == ['', reason, '']
 
 
 def test_rows_without_smiles_are_listed_by_a_training(write, tmp_path):

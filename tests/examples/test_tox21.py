@@ -10,6 +10,7 @@ import numpy
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from chainer_bspmm.dataset import smiles, workers
 from tests.examples.scripts import arrays, error_of, EXAMPLES, imported, rows, run_here
 
 TOX21 = EXAMPLES / 'tox21'
@@ -341,6 +342,24 @@ def test_a_name_of_several_words_keeps_its_blanks(trained, tmp_path):
         ('CCN', 'amine'),
     ]
     assert not (tmp_path / '-').exists()
+
+
+@pytest.mark.skipif(not workers.CAN_FORK, reason='processes are not forked here')
+def test_screening_continues_after_a_molecule_that_ends_its_process(trained, tmp_path, monkeypatch):
+    graph = smiles._graph
+    monkeypatch.setattr(
+        smiles, '_graph', lambda text, *args: os._exit(1) if 'S' in text else graph(text, *args)
+    )
+    monkeypatch.setattr(smiles, '_n_cpus', lambda: 2)
+    lines = ['CCO', 'CCN'] * 600
+    lines[700] = 'CCS'
+    path = tmp_path / 'molecules.smi'
+    path.write_text('\n'.join(lines))
+    text = run('screen_tox21.py', path, '--in-dir', trained[0], '-b', '100')
+    table = sorted(csv.DictReader(text.splitlines()), key=lambda row: int(row['line']))
+    assert [row['smiles'] for row in table] == lines
+    assert [row['line'] for row in table if row['error']] == ['701']
+    assert table[700]['error'] == 'the process that parsed it died: exit status 1'
 
 
 @pytest.mark.slow

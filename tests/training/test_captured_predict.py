@@ -2,7 +2,6 @@
 
 import ctypes
 import itertools
-import multiprocessing
 import os
 import re
 import warnings
@@ -17,7 +16,7 @@ from chainer.backends import cuda
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.models.prediction import Regressor
 
-from chainer_bspmm.dataset import DeviceDataset, smiles as parsing, to_sparse
+from chainer_bspmm.dataset import DeviceDataset, smiles as parsing, to_sparse, workers
 from chainer_bspmm.training import captured_predict, prediction, StepDiffers
 from tests.support import relative_error
 from tests.support.training import counting, HOST, make_model, mean_of_rows, MODELS, molecules
@@ -86,11 +85,28 @@ def no_warnings():
         yield
 
 
+def is_there(pid):
+    """Return whether a process still runs, or has ended and was not waited for."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 @pytest.fixture
-def children():
-    """A function that returns the processes that the test started and that still run."""
-    before = set(multiprocessing.active_children())
-    return lambda: set(multiprocessing.active_children()) - before
+def children(monkeypatch):
+    """A function that returns the processes that the test started and that are still there."""
+    fork = os.fork
+    pids = []
+
+    def recorded():
+        pid = fork()
+        pids.append(pid)
+        return pid
+
+    monkeypatch.setattr(os, 'fork', recorded)
+    return lambda: list(filter(is_there, pids))
 
 
 @pytest.mark.parametrize('name', MODELS)
@@ -407,6 +423,36 @@ def test_smiles(device, prediction_graphs, n_processes):
     assert [failure.position % 10 for failure in failures] == BAD * 60
     assert relative_error(values, expected_of(model, parsed.dataset)) < 1e-5
     assert prediction_graphs.n_launches > 5
+
+
+@pytest.mark.skipif(not workers.CAN_FORK, reason='processes are not forked here')
+@pytest.mark.parametrize('n_processes', (1, 2))
+def test_molecules_that_end_their_process_are_failures(monkeypatch, children, n_processes):
+    pytest.importorskip('rdkit')
+    model = model_of(HOST)
+    graph = parsing._graph
+    monkeypatch.setattr(
+        parsing,
+        '_graph',
+        lambda smiles, *args: os._exit(1) if 'N' in smiles else graph(smiles, *args),
+    )
+    smiles = ['CCO'] * 1200
+    smiles[700] = 'CN' * 1500
+    message = (
+        '^captured_predict: 1 of 1200 SMILES could not be used, the first, at position 700: '
+        "'%s: the process that parsed it died: exit status 1$" % ('CN' * 49 + 'C')
+    )
+    with pytest.warns(UserWarning, match=message):
+        index, values, failures = collected(
+            captured_predict(
+                model, iter(smiles), method='rsgcn', batch_size=100, n_processes=n_processes
+            )
+        )
+    assert index.tolist() == [i for i in range(1200) if i != 700]
+    assert len(values) == 1199
+    reason = 'the process that parsed it died: exit status 1'
+    assert failures == [(700, smiles[700], reason)]
+    assert not children()
 
 
 @pytest.mark.filterwarnings('ignore:captured_predict')
