@@ -377,19 +377,26 @@ class OwnEmbed(chainer.Link):
         return chainer.Variable((ids * numpy.arange(1, 1 + self.n_channels) % 7).astype('f'))
 
 
-def with_own_embed(model, n_channels=4):
+def with_embed(model, embed):
     del model.embed
     with model.init_scope():
-        model.embed = OwnEmbed(n_channels)
+        model.embed = embed
     return model
 
 
+EXAMPLES = molecules((5, 3), 'normalised')
+EMBEDS = {
+    "of one's own": lambda: OwnEmbed(4),
+    'that ignores an id': lambda: chainer.links.EmbedID(118, 4, ignore_label=EXAMPLES[0][0][0]),
+}
+
+
+@pytest.mark.parametrize('make', EMBEDS.values(), ids=EMBEDS)
 @pytest.mark.parametrize('layout', ['folded', 'padded'])
-def test_an_embedding_of_ones_own(layout):
-    examples = molecules((5, 3), 'normalised')
-    model = with_own_embed(rsgcn())
-    expected = model(*dense_concat_mols(examples)[:2]).array
-    actual = sparsify(model)(*CSRConverter(layout)(examples)[:2]).array
+def test_an_embedding_that_is_called(layout, make):
+    model = with_embed(rsgcn(), make())
+    expected = model(*dense_concat_mols(EXAMPLES)[:2]).array
+    actual = sparsify(model)(*CSRConverter(layout)(EXAMPLES)[:2]).array
     assert relative_error(actual, expected) < 1e-5
 
 
