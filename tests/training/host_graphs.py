@@ -23,6 +23,7 @@ from chainer_bspmm.multi_node import communicators
 from chainer_bspmm.training import driver, flat_gradients, prediction, program, reports, session
 from chainer_bspmm.training import staging, update
 from chainer_bspmm.training.cuda_graphs import HostCopyError
+from chainer_bspmm.training.fused_update import FusedUpdate, why_unsupported
 from chainer_bspmm.training.peer_memory import PeerSums
 from chainer_bspmm.training.session import Session
 from chainer_bspmm.training.snapshot import Snapshot
@@ -219,40 +220,33 @@ def eager_causes():
     actual += [text for text in texts if re.search(pattern, text)]
 
 
-class HostFused:
-    """`FusedUpdate` of SGD on the host; the learning rate is one of the numbers that are sent."""
-
-    n_numbers = 1
-
-    def __init__(self, optimizer):
-        self.optimizer = optimizer
+class HostFused(FusedUpdate):
+    """`FusedUpdate` of SGD whose launch is NumPy's; variants, numbers and counters are its own."""
 
     def prepare(self):
+        self.variants()
+
+    def load_kernels(self):
         pass
 
-    load_kernels = prepare
-
-    def variants(self):
-        return ()
-
-    def advance(self):
-        self.count(1)
-        return numpy.array([self.optimizer.lr])
-
-    def count(self, n_steps):
-        self.optimizer.t += n_steps
-        for param in self.optimizer.target.params():
-            param.update_rule.t += n_steps
-
     def launch(self, numbers):
+        self.optimizer.reallocate_cleared_grads()
         self.optimizer.call_hooks('pre')
-        for param in self.optimizer.target.params(include_uninit=False):
-            param.array[...] -= numbers[0].astype(param.dtype) * param.grad
+        of_params = numbers[2 * len(self._hooks) :]
+        for param, rate in zip(self._params, of_params, strict=True):
+            if param.array is not None:
+                param.array[...] -= rate.astype(param.dtype) * param.grad
+
+
+def _why_not_fused(optimizer):
+    if type(optimizer) is not chainer.optimizers.SGD:
+        return 'this is the host, and the optimizer is not SGD'
+    return why_unsupported(optimizer)
 
 
 def fuse(monkeypatch):
     """Let updates of SGD be launched with the step, on the stand-ins too."""
-    monkeypatch.setattr(update, 'why_unsupported', lambda optimizer: None)
+    monkeypatch.setattr(update, 'why_unsupported', _why_not_fused)
     monkeypatch.setattr(update, 'FusedUpdate', HostFused)
 
 

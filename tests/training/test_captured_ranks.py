@@ -13,7 +13,7 @@ from chainer import optimizer_hooks, optimizers
 from chainer.backend import CpuDevice
 
 from chainer_bspmm.multi_node import faults, optimizer as multi_node
-from chainer_bspmm.training import GraphUpdater
+from chainer_bspmm.training import graph_updater, GraphUpdater
 from chainer_bspmm.training.program import Program
 from tests.support import relative_error
 from tests.support.training import molecules, make_model, without_dropout
@@ -165,6 +165,13 @@ def test_ranks_are_one_large_batch(made, graphs, noted, is_clipped, is_one_host)
         sorted(updater._driver.optimizer.target.namedparams()), sorted(alone.target.namedparams())
     ):
         assert relative_error(param.array, expected.array) < 1e-5, path
+
+
+def test_a_rank_does_not_check_its_first_step_alone(made, noted):
+    """What it computes may be a sum over all ranks, which the others would not take part in."""
+    checks = noted(graph_updater, 'check_first_step')
+    updater, _ = made()
+    assert train(updater, SIZES[:3]) == [] and not checks
 
 
 @pytest.mark.parametrize('step', (0, 1, 9))

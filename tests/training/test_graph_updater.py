@@ -134,6 +134,39 @@ def test_numbers_of_a_fused_update(device, graphs, fused):
     assert all(capturers)
 
 
+def test_an_own_learning_rate_after_the_capture(device, graphs, fused):
+    def make(kind):
+        model = without_dropout(make_model())
+        return make_updater(kind, device, model, optimizer=optimizers.SGD(0.01))
+
+    def change(updater):
+        if updater.iteration == 4:
+            head = updater.get_optimizer('main').target.predictor.mlp
+            head.layers[0].W.update_rule.hyperparam.lr = 0.05
+
+    assert is_captured(assert_same_training(make, 8, change))
+
+
+def test_another_variant_of_the_update_is_another_program(
+    device, graphs, fused, no_causes, monkeypatch
+):
+    updater = make_updater(GraphUpdater, device, optimizer=optimizers.SGD(0.01))
+    run(updater, 3)
+    driver = updater._driver
+    n_programs = len(driver.programs)
+    monkeypatch.setattr(driver.session.update, 'variants', lambda: 'another')
+    run(updater, 3)
+    assert len(driver.programs) == n_programs + 1
+
+
+@pytest.mark.parametrize('auto_new_epoch, n_epochs', [(True, 3), (False, 0)])
+def test_epochs_of_the_optimizer(device, graphs, fused, auto_new_epoch, n_epochs):
+    sgd = optimizers.SGD(0.01)
+    updater = make_updater(GraphUpdater, device, optimizer=sgd, auto_new_epoch=auto_new_epoch)
+    run(updater, 3)
+    assert updater.epoch == 3 and sgd.epoch == n_epochs
+
+
 def interrupt(*args):
     raise KeyboardInterrupt
 
