@@ -15,9 +15,10 @@ from chainer.training import extensions
 from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.models.prediction import set_up_predictor
+from chainer_chemistry.models.prediction.base import BaseForwardModel
 from chainer_chemistry.utils import run_train
 
-from chainer_bspmm import CSRConverter
+from chainer_bspmm import adoption, CSRConverter
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.captured_predict import MIN_BATCHES
 from tests.support import assert_close_arrays
@@ -81,6 +82,22 @@ Own = type('Own', (StandardUpdater,), {})
 )
 def test_what_stays_as_it_is(kind, converter):
     assert type(script(HOST, kind, converter=converter)) is kind
+
+
+def test_a_choice_that_was_made_first_stays(monkeypatch):
+    """Where Chainer is imported and configured before the package."""
+    for owner, name in (
+        (StandardUpdater, '__init__'),
+        (StandardUpdater, 'update'),
+        (extensions.Evaluator, '__call__'),
+        (BaseForwardModel, '_forward'),
+        (chainer.GradientMethod, 'update'),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # put back at the end
+    monkeypatch.setattr(adoption, '_is_installed', False)
+    monkeypatch.setattr(chainer.global_config, 'bspmm_capture', False)
+    adoption.install()
+    assert not chainer.config.bspmm_capture
 
 
 def test_a_dense_model_with_its_converter_stays_as_it_is():
