@@ -1,4 +1,4 @@
-"""What all tests share: the array modules, emulated GPUs, poisoned GPU memory; how long they last."""
+"""What all tests share: array modules, emulated GPUs, poisoned GPU memory, and an end in time."""
 
 import faulthandler
 import os

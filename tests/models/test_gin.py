@@ -7,6 +7,7 @@ import pytest
 
 import chainer
 from chainer.backends import cuda
+from chainer.link_hooks import TimerHook
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import SparseGraphDataset
 from chainer_chemistry.models import GIN as DenseGIN
@@ -43,6 +44,14 @@ def test_dropout_is_upstreams(monkeypatch, ratio):
     make = functools.partial(DenseGIN, 3, dropout_ratio=ratio, hidden_channels=8)
     examples = [example[:2] for example in molecules([7] * 5, 'counted')]
     parity.assert_same_in_training(monkeypatch, make, examples)
+
+
+def test_dropout_behind_a_hook_is_upstreams(monkeypatch):
+    """Which sees every call of the layers."""
+    make = functools.partial(DenseGIN, 3, dropout_ratio=0.3, hidden_channels=8)
+    examples = [example[:2] for example in molecules([7] * 5, 'counted')]
+    with TimerHook():
+        parity.assert_same_in_training(monkeypatch, make, examples)
 
 
 def test_dropout_is_applied_in_training_only():

@@ -272,7 +272,8 @@ REFUSAL = (
     "does not run, got a %s. Unswapped, with upstream's converter, the model runs as it is: python "
     '-m chainer_bspmm run SCRIPT.py'
 )
-BATCH = concat_mols(molecules((5, 3), 'normalised'))[:2]
+EXAMPLES = molecules((5, 3), 'normalised')
+BATCH = concat_mols(EXAMPLES)[:2]
 OF_HALVED = '%s.Halved' % __name__
 
 
@@ -384,7 +385,6 @@ def with_embed(model, embed):
     return model
 
 
-EXAMPLES = molecules((5, 3), 'normalised')
 EMBEDS = {
     "of one's own": lambda: OwnEmbed(4),
     'that ignores an id': lambda: chainer.links.EmbedID(118, 4, ignore_label=EXAMPLES[0][0][0]),

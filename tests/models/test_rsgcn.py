@@ -6,6 +6,7 @@ import numpy
 import pytest
 
 import chainer
+from chainer.link_hooks import TimerHook
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.models import RSGCN as DenseRSGCN
 
@@ -30,6 +31,14 @@ def test_dropout_is_upstreams(monkeypatch, use_batch_norm):
     )
     examples = [example[:2] for example in molecules([7] * 5, 'normalised')]
     parity.assert_same_in_training(monkeypatch, make, examples)
+
+
+def test_dropout_behind_a_hook_is_upstreams(monkeypatch):
+    """Which sees every call of the layers."""
+    make = functools.partial(DenseRSGCN, 3, hidden_channels=8, dropout_ratio=0.3)
+    examples = [example[:2] for example in molecules([7] * 5, 'normalised')]
+    with TimerHook():
+        parity.assert_same_in_training(monkeypatch, make, examples)
 
 
 @use_batch_norm
