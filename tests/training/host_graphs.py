@@ -24,7 +24,7 @@ from chainer_bspmm.training import driver, flat_gradients, prediction, program, 
 from chainer_bspmm.training import staging, update
 from chainer_bspmm.training.cuda_graphs import HostCopyError
 from chainer_bspmm.training.fused_update import FusedUpdate, why_unsupported
-from chainer_bspmm.training.peer_memory import PeerSums
+from chainer_bspmm.training.peer_memory import PeerMemory, PeerSums
 from chainer_bspmm.training.session import Session
 from chainer_bspmm.training.snapshot import Snapshot
 from chainer_bspmm.training.training_driver import TrainingDriver
@@ -73,16 +73,25 @@ def _capture_and_drop(graphs, function):
 
 
 class _Counting:
-    """What all capturers on the host have: no streams, and counts."""
+    """What all capturers on the host have: no streams, and counts.
+
+    `is_ordered`: whether what runs now would be ordered after and before all work outside.
+    """
 
     compile_kernels = _capture_and_drop
 
     def __init__(self):
         self.stream = contextlib.nullcontext()
         self.n_captures = self.n_launches = self.n_compiled = 0
+        self.is_ordered = False
 
+    @contextlib.contextmanager
     def ordered(self):
-        return contextlib.nullcontext()
+        before, self.is_ordered = self.is_ordered, True
+        try:
+            yield
+        finally:
+            self.is_ordered = before
 
     def join(self):
         pass
@@ -101,7 +110,7 @@ class HostCapturer(_Counting):
         reach = self.session.guards.reach
         python = reach.save()
         before = Snapshot(self.session.target, reach)
-        with _recorded() as values:
+        with self.ordered(), _recorded() as values:
             try:
                 result = function()
             finally:
@@ -116,7 +125,7 @@ class HostCapturer(_Counting):
             for param, gradient in before._gradients:
                 param._set_grad_without_check(gradient)
             try:
-                with _replayed(values):
+                with self.ordered(), _replayed(values):
                     again = function()
                 new = _arrays(before.changes())
             finally:
@@ -366,16 +375,26 @@ class HostPeerSums(PeerSums):
         return sum(array if r == self._comm.rank else of for r, of in enumerate(arrays))
 
 
+class HostPeers:
+    """`PeerMemory` that holds nothing: the sums are collectives."""
+
+    vectors = ()
+
+    def __init__(self, sizes):
+        self._sizes = sizes
+
+    fits = PeerMemory.fits
+
+
 class HostFlatGradients(flat_gradients.FlatGradients):
     """`FlatGradients` in NumPy; only ranks of one host can capture the sum."""
 
     def __init__(self, optimizer, peers=None):
-        super().__init__(optimizer)
+        super().__init__(optimizer, peers)
         self.sums = HostPeerSums(self._comm)
-        self.peers = peers
 
     def connect(self):
-        self.peers = 'memory of all' if self._comm.is_one_host else None
+        self.peers = HostPeers(self._room()) if self._comm.is_one_host else None
 
     def load_kernels(self):
         pass
@@ -417,14 +436,21 @@ class HostFlatGradients(flat_gradients.FlatGradients):
 
 
 def with_ranks(monkeypatch, comm):
-    """Let `GraphUpdater` take a communicator (any object) for one of NCCL, updates being fused."""
+    """Let `GraphUpdater` take a communicator (any object) for one of NCCL, updates being fused.
+
+    ``comm.n_waits`` counts how often the host waits for what was launched.
+    """
     fuse(monkeypatch)
     place = types.SimpleNamespace(empty=numpy.empty)
+    comm.n_waits = 0
 
-    def current():
-        return types.SimpleNamespace(synchronize=lambda: None)
+    def wait():
+        comm.n_waits += 1
 
-    place.cuda = types.SimpleNamespace(alloc_pinned_memory=bytearray, get_current_stream=current)
+    stream = types.SimpleNamespace(synchronize=wait)
+    place.cuda = types.SimpleNamespace(
+        alloc_pinned_memory=bytearray, get_current_stream=lambda: stream
+    )
     monkeypatch.setattr(flat_gradients, 'cuda', types.SimpleNamespace(cupy=place))
     monkeypatch.setattr(update, 'FlatGradients', HostFlatGradients)
     monkeypatch.setattr(communicators, 'is_nccl', lambda given: given is comm)

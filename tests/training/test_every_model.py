@@ -163,7 +163,10 @@ def test_dtypes(device, monkeypatch, no_causes, case, layout, dtype):
         check_training(device, monkeypatch, case, layout, examples, bound)
 
 
-@cases(parity.CASES, quick=('folded',), without='_|GraphConvModel')
+WITH_LAYERS = tuple(case for case in parity.CASES if case.options != 'no layer')
+
+
+@cases(WITH_LAYERS, quick=('folded',), without='_|GraphConvModel')
 def test_dropout(device, graphs, no_causes, case, layout):
     """Wherever a model has it, other elements in every step, whatever rows are spare."""
     predictor = make(case, dropout_ratio=0.3)
@@ -178,10 +181,11 @@ def test_dropout(device, graphs, no_causes, case, layout):
         optimizer=optimizers.SGD(0),
         converter=converter_for(case, layout),
     )
-    losses = [reported['main/loss'] for reported in run(updater, 6)]
+    run(updater, 2)
     assert is_captured(updater)
+    losses = [reported['main/loss'] for reported in run(updater, 4)]
     # Of the same molecules with the same parameters: but for rounding, only dropout changes it.
-    assert numpy.diff(sorted(losses)).min() > 1e-4 * max(losses)
+    assert numpy.ptp(losses) > 1e-4 * max(losses)
 
 
 def partial_labels(rng):

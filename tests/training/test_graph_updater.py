@@ -20,6 +20,7 @@ from chainer_bspmm.training import update
 from chainer_bspmm.training.staging import Inputs
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.program import Program
+from chainer_bspmm.training.training_step import TrainingStep
 from tests.support.training import assert_same_bits, assert_same_training, BATCH, HOST, is_captured
 from tests.support.training import make_model, make_updater, MODELS, molecules, parameters
 from tests.support.training import RELATIONS, run, same_molecules, small_model, without_dropout
@@ -284,6 +285,14 @@ def test_a_check_waits_for_the_last_step(device, graphs, noted):
     run(updater, 2)
     first = calls.index('check')
     assert calls[first : first + 3] == ['check', 'join', 'copies']
+
+
+def test_all_that_a_program_runs_is_ordered(monkeypatch, noted):
+    """After and before work on other streams: trials, runs, captures and checks."""
+    graphs = host_graphs.stand_in(monkeypatch)
+    modes = noted(TrainingStep, 'compute', of=lambda *given: (given[2], graphs[-1].is_ordered))
+    run(make_updater(GraphUpdater, HOST), 8)
+    assert len({mode for mode, _ in modes}) > 1 and all(is_ordered for _, is_ordered in modes)
 
 
 def test_an_eager_step_between_captured_ones_waits_too(device, graphs, noted):

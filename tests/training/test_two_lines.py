@@ -327,7 +327,7 @@ def test_predictions_of_upstream_replay(device, prediction_graphs, no_causes, ho
 
 
 def test_predictions_that_upstreams_loop_makes(device, prediction_graphs, no_causes):
-    """Few batches, inputs that are kept, functions on the way, and other shapes."""
+    """Few batches, functions on the way, and other shapes."""
     model = on(device)
     expected = predictions(model)
     n_launches = prediction_graphs.n_launches
@@ -380,6 +380,17 @@ def test_forward_with_positional_arguments(device, prediction_graphs, predicting
         expected = model._forward(*given)
     assert_close(model._forward(*given), expected)
     assert_close(model._forward(*given[:3], converter=chainer_bspmm.concat_mols), expected)
+
+
+def test_inputs_that_are_to_be_kept(device, prediction_graphs, predicting):
+    """Upstream's loop cannot keep sparse batches, and says so."""
+    model = on(device)
+    message = (
+        "^Array cannot be converted into an numpy.ndarray\nActual type: <class '"
+        "chainer_bspmm.sparse.batched_csr.BatchedCSR'>.$"
+    )
+    with pytest.raises(TypeError, match=message):
+        model._forward(DATA, model.predictor, 3, chainer_bspmm.concat_mols, retain_inputs=True)
 
 
 def test_forward_of_several_outputs(device, prediction_graphs, predicting):
