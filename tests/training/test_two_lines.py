@@ -327,11 +327,14 @@ def test_predictions_of_upstream_replay(device, prediction_graphs, no_causes, ho
 
 
 def test_predictions_that_upstreams_loop_makes(device, prediction_graphs, no_causes):
-    """Few batches, functions on the way, and other shapes."""
+    """Few batches, inputs that are kept, functions on the way, and other shapes."""
     model = on(device)
     expected = predictions(model)
     n_launches = prediction_graphs.n_launches
     assert_close(predictions(model, data=DATA[:9]), expected[:9])
+    assert_close(predictions(model, retain_inputs=True), expected)
+    for kept, inputs in zip(model.inputs, dense_concat_mols(DATA)):
+        numpy.testing.assert_array_equal(kept, inputs)
     assert_close(predictions(model, preprocess_fn=lambda *inputs: inputs), expected)
     dense = chainer_bspmm.densify(model)
     actual = dense.predict(DATA, batchsize=3, converter=dense_concat_mols)
@@ -382,15 +385,12 @@ def test_forward_with_positional_arguments(device, prediction_graphs, predicting
     assert_close(model._forward(*given[:3], converter=chainer_bspmm.concat_mols), expected)
 
 
-def test_inputs_that_are_to_be_kept(device, prediction_graphs, predicting):
-    """Upstream's loop cannot keep sparse batches, and says so."""
+def test_forward_in_training_is_upstreams(device, prediction_graphs):
+    """Replayed predictions are those of a model in test mode, without dropout."""
     model = on(device)
-    message = (
-        "^Array cannot be converted into an numpy.ndarray\nActual type: <class '"
-        "chainer_bspmm.sparse.batched_csr.BatchedCSR'>.$"
-    )
-    with pytest.raises(TypeError, match=message):
-        model._forward(DATA, model.predictor, 3, chainer_bspmm.concat_mols, retain_inputs=True)
+    with chainer.no_backprop_mode():
+        model._forward(DATA, model.predictor, 3, chainer_bspmm.concat_mols)
+    assert not prediction_graphs.n_launches
 
 
 def test_forward_of_several_outputs(device, prediction_graphs, predicting):
