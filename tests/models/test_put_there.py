@@ -400,6 +400,14 @@ def test_an_embedding_that_is_called(layout, make):
     assert relative_error(actual, expected) < 1e-5
 
 
+def test_an_embedding_with_a_hook():
+    model = sparsify(rsgcn())
+    hook = chainer.link_hooks.TimerHook()
+    model.embed.add_hook(hook)
+    model(*BATCH)
+    assert len(hook.call_history) == 1
+
+
 def test_an_embedding_of_ones_own_that_reduces_atoms():
     model = sparsify(rsgcn())
     del model.embed

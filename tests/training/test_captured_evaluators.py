@@ -177,7 +177,7 @@ def with_model_on(evaluator, device):
 
 
 OTHERS: dict[str, Callable] = {
-    'of another class': lambda *args: make(*args, OwnEvaluator),
+    'of another class': lambda *args: make(*args, kind=OwnEvaluator),
     'with a progress bar': lambda *args: make(*args, progress_bar=True),
     'without a device': lambda _, model: make(None, model),
     'of a model on another device': lambda *args: with_model_on(make(*args), '@cupy:7'),
@@ -249,6 +249,15 @@ def test_another_name(device, prediction_graphs, no_causes):
     own, theirs = make_pair(device, on(device, make_model()))
     for name in ('validation', 'test'):
         own.name = theirs.name = name
+        for _ in range(2):
+            assert_close(evaluated(own), evaluated(theirs))
+
+
+def test_another_model(device, prediction_graphs, no_causes):
+    own, theirs = make_pair(device, on(device, make_model()))
+    for seed in (0, 1):
+        model = on(device, make_model(seed=seed))
+        own._targets['main'] = theirs._targets['main'] = model
         for _ in range(2):
             assert_close(evaluated(own), evaluated(theirs))
 
