@@ -26,7 +26,7 @@ vars(chainer.global_config)['bspmm_capture'] = False
 
 
 SECONDS = 60  # of a test; slow ones, and those on a GPU, which compile, have ten times as many
-SECONDS_TO_FAIL = 10
+SECONDS_TO_FAIL = 10  # after these, before its process is ended
 
 _stderr = pytest.StashKey[int]()
 

@@ -138,12 +138,12 @@ def test_numbers_of_a_fused_update(device, graphs, fused):
 def test_an_own_learning_rate_after_the_capture(device, graphs, fused):
     def make(kind):
         model = without_dropout(make_model())
-        return make_updater(kind, device, model, optimizer=optimizers.SGD(0.01))
+        return make_updater(kind, device, model, optimizer=optimizers.SGD(0.002))
 
     def change(updater):
         if updater.iteration == 4:
             head = updater.get_optimizer('main').target.predictor.mlp
-            head.layers[0].W.update_rule.hyperparam.lr = 0.05
+            head.layers[0].W.update_rule.hyperparam.lr = 0.009
 
     assert is_captured(assert_same_training(make, 8, change))
 
