@@ -1,6 +1,8 @@
-"""What all tests share: the array modules, emulated GPUs, and poisoned GPU memory."""
+"""What all tests share: array modules, emulated GPUs, poisoned GPU memory, and an end in time."""
 
+import faulthandler
 import os
+import signal
 
 # Before NumPy is imported: the processes of pytest-xdist share the cores.
 if 'PYTEST_XDIST_WORKER' in os.environ:
@@ -21,6 +23,40 @@ from tests.support.devices import GPUS, place_of
 
 # Chainer's own classes are what most tests compare with; tests/training/test_two_lines.py adopts.
 vars(chainer.global_config)['bspmm_capture'] = False
+
+
+SECONDS = 60  # of a test; slow ones, and those on a GPU, which compile, have ten times as many
+SECONDS_TO_FAIL = 10  # after these, before its process is ended
+
+_stderr = pytest.StashKey[int]()
+
+
+def pytest_configure(config):
+    """Keep the file of errors: that of a test is captured, and lost with the process."""
+    config.stash[_stderr] = os.dup(2)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item):
+    """Let a test that hangs fail; one that never returns to Python ends the process.
+
+    Then the traceback is printed.
+    """
+    is_long = item.get_closest_marker('slow') or item.get_closest_marker('gpu')
+    seconds = SECONDS * (10 if is_long else 1)
+
+    def fail(*_):
+        pytest.fail('the test has not ended after %d seconds' % seconds)
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(seconds)
+    faulthandler.dump_traceback_later(
+        seconds + SECONDS_TO_FAIL, exit=True, file=item.config.stash[_stderr]
+    )
+    yield
+    faulthandler.cancel_dump_traceback_later()
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(autouse=True, scope='session')

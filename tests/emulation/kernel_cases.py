@@ -12,7 +12,7 @@ import numpy
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.build import transpose_launch
-from chainer_bspmm.training.peer_memory import words_of
+from chainer_bspmm.training.peer_memory import PeerMemory, words_of
 
 DTYPES = 'efd'
 CHANNELS = (1, 2, 3, 31, 33, 64, 1024)
@@ -182,9 +182,11 @@ class Peers:
     """
 
     TURN = 7
+    fits = PeerMemory.fits
+    vectors = ()
 
     def __init__(self, device, flat, rank, others, n_more=0):
-        self.size, dtype, chunks = flat._room()
+        self._sizes = self.size, dtype, chunks = flat._room()
         self.size += n_more  # of an earlier model, for example
         shape = 2, 3, self.size * words_of(dtype)
         self.arrays = [device.put(numpy.zeros(shape, 'u8')) for _ in range(3)]

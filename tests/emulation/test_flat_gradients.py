@@ -147,6 +147,16 @@ def test_ranks_that_write_to_the_memory_of_each_other(device, made, dtypes, bad,
     check_means(optimizer, gradients, bad)
 
 
+def test_memory_for_parameters_of_other_sizes_is_not_used(device, made):
+    """Ranks would write past its end."""
+    shapes = [(3, 5), (1025,)]
+    optimizer, _ = ranks(device, 'f', shapes)
+    peers = Peers(device, made(optimizer, []), RANK, {})
+    assert FlatGradients(optimizer, peers).peers is peers
+    larger, _ = ranks(device, 'f', [*shapes, (1,)])
+    assert FlatGradients(larger, peers).peers is None
+
+
 @pytest.mark.parametrize('dtypes', ('f', 'd', 'fd'))
 def test_mean_over_ranks(device, made, dtypes):
     raise_if_not_finite(check(device, made, dtypes)._optimizer)

@@ -142,6 +142,7 @@ def exchange(folder, seconds, *replaced):
         assert flat.has_sum and flat.peers.vectors == [(n, numpy.dtype('f')) for n in VECTORS]
         ready = set(loaded)
         loss = device.put(numpy.array(1, 'f'))
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # not the handler of the test's own alarm
         signal.alarm(seconds)
         # One after the other: a sum between two exchanges would keep the ranks together.
         for turn in range(N_TURNS):

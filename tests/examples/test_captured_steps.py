@@ -109,6 +109,24 @@ def test_only_folded_batches_are_padded_to_a_number(common, padded_to, layout, d
     assert str(error.value) == '--padded-to: expected layout folded, got %s' % name
 
 
+@pytest.mark.parametrize('rank', [0, 2])
+def test_each_rank_draws_by_a_seed_of_its_own(common, tmp_path, monkeypatch, rank):
+    """The dropout of its captured steps."""
+    seeds = []
+
+    def make_updater(*args, seed, **options):
+        seeds.append(seed)
+        raise common.data.DataError('this is no GPU')
+
+    ranks = common.training.ranks_of(None)
+    ranks.rank = rank
+    monkeypatch.setattr(common.training, 'ranks_of', lambda communicator: ranks)
+    monkeypatch.setattr(common.training, 'is_captured', lambda *_: True)
+    monkeypatch.setattr(common.training, 'GraphUpdater', make_updater)
+    error = error_of(TRAIN, *QUICK, '--seed', 5, '--out', tmp_path / 'out')
+    assert error == 'error: this is no GPU' and seeds == [5 + rank]
+
+
 class Steps:
     """An updater without a model: a step takes a second, an epoch three steps."""
 

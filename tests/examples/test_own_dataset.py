@@ -716,6 +716,17 @@ def test_molecules_without_labels_are_predicted(trained_on_odd_rows):
     assert len(rows(folder / 'all.csv')) == 95
 
 
+def test_errors_are_those_of_the_molecules_that_were_predicted(trained_on_odd_rows):
+    """Though one that cannot be is before them in the file."""
+    folder, _ = trained_on_odd_rows
+    (folder / 'known.csv').write_text('smiles,y\nC1CC,500\nCCO,1\nCCN,90\n')
+    printed = run('predict_own.py', '--data', 'known.csv', '--out', 'k.csv', cwd=folder)
+    failed, *predicted = rows(folder / 'k.csv')
+    assert failed['y predicted'] == ''
+    errors = [abs(float(row['y predicted']) - float(row['y'])) for row in predicted]
+    assert 'MAE of y: %.6g, ' % numpy.mean(errors) in printed
+
+
 UNKNOWN = ''.join('%s,\n' % smiles for smiles in CHAINS)
 
 

@@ -73,6 +73,15 @@ def test_training(trained, data_file):
 
 
 @needs_mpi
+def test_ranks_draw_other_random_numbers(trained):
+    """Of which their dropout and the orders of their molecules are made."""
+    out, _ = trained
+    states = [arrays(out / ('snapshot_6.%d' % rank)) for rank in (0, 1)]
+    keys = [state['extensions/random_state/keys'] for state in states]
+    assert (keys[0] != keys[1]).any()
+
+
+@needs_mpi
 def test_a_run_is_not_continued_by_another_number_of_ranks(trained, data_file):
     out, _ = trained
     error = error_of(TRAIN, '--data', data_file, *QUICK, '--out', out, '--resume')
@@ -122,6 +131,20 @@ def test_screening_is_that_of_one_process(trained, tmp_path):
         assert list(a.values())[:4] == list(b.values())[:4]
         for x, y in zip(list(a.values())[4:], list(b.values())[4:]):
             assert x == y == '' or abs(float(x) - float(y)) < 1e-5
+
+
+def test_ranks_resume_from_the_last_snapshot_of_all(tmp_path, monkeypatch):
+    """A kill may have come before another rank had taken the next."""
+    imported(EXAMPLES / 'tox21', 'train_tox21')
+    from common import folder
+
+    for step in (5, 10, 20):
+        (tmp_path / ('snapshot_%d.1' % step)).touch()
+    loaded = []
+    monkeypatch.setattr(folder, 'load_npz', lambda *args: loaded.append(args))
+    ranks = types.SimpleNamespace(rank=1, common=lambda steps: {5, 10} & set(steps))
+    folder.load_snapshot(str(tmp_path), 'trainer', ranks)
+    assert loaded == [(str(tmp_path / 'snapshot_10.1'), 'trainer')]
 
 
 @pytest.mark.parametrize('n_lines', [0, 3, 8, 24, 49, 50])

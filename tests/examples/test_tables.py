@@ -324,6 +324,15 @@ def test_several_errors_of_a_regression(data):
     ]
 
 
+def test_the_mean_alone_is_that_of_each_target(data):
+    from common.tasks import Regression
+
+    labels = numpy.array([[0.0, 100], [2, 104]])
+    truth = numpy.array([[1.0, 103]])
+    _, found = Regression(['a', 'b']).report(truth, truth, labels)
+    assert found['MAE of the mean alone'] == {'a': 0, 'b': 1}
+
+
 def test_a_label_may_have_dollar_signs(write, tmp_path):
     name = r'$\frac_T_g$'
     write(TABLE.replace('y,', name + ',', 1))

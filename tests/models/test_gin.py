@@ -1,10 +1,13 @@
 """GIN: features of the nodes, dropout, the widths that are refused; GINSparse."""
 
+import functools
+
 import numpy
 import pytest
 
 import chainer
 from chainer.backends import cuda
+from chainer.link_hooks import TimerHook
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import SparseGraphDataset
 from chainer_chemistry.models import GIN as DenseGIN
@@ -38,21 +41,23 @@ def test_node_embedding(device):
 
 @pytest.mark.parametrize('ratio', [0.5, 0.1])
 def test_dropout_is_upstreams(monkeypatch, ratio):
-    """Same elements kept, same result: with equal sizes both draw for the same rows."""
-    draw_as_chainer(monkeypatch)
+    make = functools.partial(DenseGIN, 3, dropout_ratio=ratio, hidden_channels=8)
     examples = [example[:2] for example in molecules([7] * 5, 'counted')]
+    parity.assert_same_in_training(monkeypatch, make, examples)
 
-    def make():
-        return DenseGIN(3, dropout_ratio=ratio, hidden_channels=8)
 
-    dense = parity.initialised(make, examples)
-    model = parity.swapped(dense, chainer.get_device('@numpy'))
-    results = []
-    for one, batch in ((dense, dense_concat_mols(examples)), (model, PACKED(examples))):
-        numpy.random.seed(0)
-        results.append(parity.outcome(chainer.Sequential(one), [batch]))
-    assert_close_arrays(results[1], results[0], 2e-5)
-    batch = concat_mols(examples)
+def test_dropout_behind_a_hook_is_upstreams(monkeypatch):
+    """Which sees every call of the layers."""
+    make = functools.partial(DenseGIN, 3, dropout_ratio=0.3, hidden_channels=8)
+    examples = [example[:2] for example in molecules([7] * 5, 'counted')]
+    with TimerHook():
+        parity.assert_same_in_training(monkeypatch, make, examples)
+
+
+def test_dropout_is_applied_in_training_only():
+    model = GIN(3)
+    batch = concat_mols(molecules([7] * 5, 'counted'))[:2]
+    model(*batch)  # makes parameters, from random numbers
     assert (model(*batch).array != model(*batch).array).any()
     with chainer.using_config('train', False):
         assert (model(*batch).array == model(*batch).array).all()

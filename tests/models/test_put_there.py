@@ -272,7 +272,8 @@ REFUSAL = (
     "does not run, got a %s. Unswapped, with upstream's converter, the model runs as it is: python "
     '-m chainer_bspmm run SCRIPT.py'
 )
-BATCH = concat_mols(molecules((5, 3), 'normalised'))[:2]
+EXAMPLES = molecules((5, 3), 'normalised')
+BATCH = concat_mols(EXAMPLES)[:2]
 OF_HALVED = '%s.Halved' % __name__
 
 
@@ -377,20 +378,34 @@ class OwnEmbed(chainer.Link):
         return chainer.Variable((ids * numpy.arange(1, 1 + self.n_channels) % 7).astype('f'))
 
 
-def with_own_embed(model, n_channels=4):
+def with_embed(model, embed):
     del model.embed
     with model.init_scope():
-        model.embed = OwnEmbed(n_channels)
+        model.embed = embed
     return model
 
 
+EMBEDS = {
+    "of one's own": lambda: OwnEmbed(4),
+    'that ignores an id': lambda: chainer.links.EmbedID(118, 4, ignore_label=EXAMPLES[0][0][0]),
+}
+
+
+@pytest.mark.parametrize('make', EMBEDS.values(), ids=EMBEDS)
 @pytest.mark.parametrize('layout', ['folded', 'padded'])
-def test_an_embedding_of_ones_own(layout):
-    examples = molecules((5, 3), 'normalised')
-    model = with_own_embed(rsgcn())
-    expected = model(*dense_concat_mols(examples)[:2]).array
-    actual = sparsify(model)(*CSRConverter(layout)(examples)[:2]).array
+def test_an_embedding_that_is_called(layout, make):
+    model = with_embed(rsgcn(), make())
+    expected = model(*dense_concat_mols(EXAMPLES)[:2]).array
+    actual = sparsify(model)(*CSRConverter(layout)(EXAMPLES)[:2]).array
     assert relative_error(actual, expected) < 1e-5
+
+
+def test_an_embedding_with_a_hook():
+    model = sparsify(rsgcn())
+    hook = chainer.link_hooks.TimerHook()
+    model.embed.add_hook(hook)
+    model(*BATCH)
+    assert len(hook.call_history) == 1
 
 
 def test_an_embedding_of_ones_own_that_reduces_atoms():

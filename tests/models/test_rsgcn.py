@@ -1,24 +1,49 @@
-"""RSGCN: batch norm's rows, readouts; what atoms it takes."""
+"""RSGCN: dropout, readouts, numbers of layers; what atoms it takes."""
+
+import functools
 
 import numpy
 import pytest
 
 import chainer
+from chainer.link_hooks import TimerHook
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.models import RSGCN as DenseRSGCN
 
 from chainer_bspmm import concat_mols, CSRConverter, links, sparsify
 from chainer_bspmm.models import RSGCN
 from chainer_bspmm.sparse import BatchedCSR
-from tests.support import relative_error
+from tests.support import parity, relative_error
 from tests.support.molecules import molecules
 
 SIZES = (9, 1, 17, 4)
 EXAMPLES = molecules(SIZES, 'normalised')
 
 
-def test_dropout_is_applied_in_training_only():
-    model = RSGCN(3)
+use_batch_norm = pytest.mark.parametrize('use_batch_norm', [False, True])
+
+
+@use_batch_norm
+def test_dropout_is_upstreams(monkeypatch, use_batch_norm):
+    """With or without a rectifier and batch norm before it."""
+    make = functools.partial(
+        DenseRSGCN, 3, hidden_channels=8, dropout_ratio=0.3, use_batch_norm=use_batch_norm
+    )
+    examples = [example[:2] for example in molecules([7] * 5, 'normalised')]
+    parity.assert_same_in_training(monkeypatch, make, examples)
+
+
+def test_dropout_behind_a_hook_is_upstreams(monkeypatch):
+    """Which sees every call of the layers."""
+    make = functools.partial(DenseRSGCN, 3, hidden_channels=8, dropout_ratio=0.3)
+    examples = [example[:2] for example in molecules([7] * 5, 'normalised')]
+    with TimerHook():
+        parity.assert_same_in_training(monkeypatch, make, examples)
+
+
+@use_batch_norm
+def test_dropout_is_applied_in_training_only(use_batch_norm):
+    model = RSGCN(3, use_batch_norm=use_batch_norm)
     batch = concat_mols(EXAMPLES)[:2]
     assert (model(*batch).array != model(*batch).array).any()
     with chainer.using_config('train', False):
@@ -37,7 +62,7 @@ def test_readouts():
 
 
 @pytest.mark.parametrize('n_update_layers', [1, 2, 3, 5])
-@pytest.mark.parametrize('use_batch_norm', [False, True])
+@use_batch_norm
 def test_other_numbers_of_layers_than_n_update_layers(n_update_layers, use_batch_norm):
     """Upstream rectifies after the first n_update_layers - 1 of those that there are."""
     dense = DenseRSGCN(

@@ -4,6 +4,7 @@ test_parity.py compares their numbers with Chainer Chemistry's.
 """
 
 import copy
+import functools
 
 import numpy
 import pytest
@@ -17,6 +18,7 @@ from chainer_chemistry.dataset.preprocessors.wle import apply_wle_for_datasets
 from chainer_chemistry.links.readout.ggnn_readout import GGNNReadout
 from chainer_chemistry.links.readout.schnet_readout import SchNetReadout
 from chainer_chemistry.links.update.ggnn_update import GGNNUpdate
+from chainer_chemistry.links.update.relgcn_update import RelGCNUpdate
 from chainer_chemistry.links.update.schnet_update import SchNetUpdate
 from chainer_chemistry.models.gwm.gwm_graph_conv_model import GWMGraphConvModel
 from chainer_chemistry.models.prediction import set_up_predictor as set_up_dense_predictor
@@ -26,6 +28,7 @@ from chainer_bspmm.dataset import from_smiles, to_sparse
 from chainer_bspmm.models import gwm, wle
 from tests.support import parity, relative_error
 from tests.support.data_sets import tuple_data_set
+from tests.support.molecules import molecules
 
 CASES = parity.DEFAULTS
 
@@ -65,6 +68,36 @@ def test_unused_layer_gets_weights(tmp_path, model):
     with numpy.load(tmp_path / 'model.npz') as snapshot:
         assert all(snapshot[key].dtype.kind == 'f' for key in snapshot.files)
     numpy.testing.assert_array_equal(dense.linear_for_concat_super.W.array, weight.array)
+
+
+# Options of all wrappers, by what they add between updates or after them.
+STEPS = {
+    'batch norm': {'use_batchnorm': True},
+    'dropout': {'dropout_ratio': 0.3},
+    'activation after two updates': {'activation': functions.tanh, 'n_activation': 2},
+    'all of these': {'use_batchnorm': True, 'dropout_ratio': 0.3, 'activation': functions.relu},
+    'scaled adjacency': {'scale_adj': True},
+    'results side by side': {'concat_hidden': True},
+    'sum of results': {'sum_hidden': True},
+    'tied, with batch norm': {'use_batchnorm': True, 'weight_tying': True},
+}
+
+
+@pytest.mark.parametrize('options', STEPS.values(), ids=STEPS)
+def test_steps_between_updates(monkeypatch, options):
+    """Without what the wrappers themselves add, which test_parity.py has."""
+    make = functools.partial(
+        GWMGraphConvModel,
+        update_layer=RelGCNUpdate,
+        readout_layer=GGNNReadout,
+        hidden_channels=6,
+        out_dim=5,
+        n_update_layers=3,
+        with_gwm=False,
+        **{'weight_tying': False, **options},
+    )
+    examples = [example[:2] for example in molecules([7] * 5)]
+    parity.assert_same_in_training(monkeypatch, make, examples)
 
 
 def test_tied_updates_are_activated_once():

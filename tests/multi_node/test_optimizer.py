@@ -233,7 +233,7 @@ def begin_with(comm, case):
     name = 'GIN' if case in ('lazy', 'made on one', 'joined') else 'RSGCN'
     if case == 'models':
         name = ('RSGCN', 'NFP')[comm.rank]
-    model = regressor(name, comm.rank)
+    model = regressor(name, 0 if case == 'states' else comm.rank)
     kind = chainer.optimizers.Adam
     if case == 'optimizers' and comm.rank:
         kind = chainer.optimizers.SGD
@@ -255,6 +255,9 @@ def begin_with(comm, case):
         optimizer.add_hook(OfRank(comm.rank))
     if case == 'updates' and comm.rank:
         optimizer.actual_optimizer.t = 3
+    if case == 'states':  # as of snapshots of other runs
+        start.make_states(model)
+        model.predictor.embed.W.update_rule.state['m'][...] = comm.rank
     batch = CONVERTERS['packed'](examples)
     if case == 'made on one':
         if comm.rank:
@@ -290,7 +293,8 @@ def begin_with(comm, case):
 
 @needs_mpi
 @pytest.mark.parametrize(
-    'case', ['lazy', 'made on one', 'joined', 'grown', 'another model', 'no batch', 'of a rank']
+    'case',
+    ['lazy', 'made on one', 'joined', 'grown', 'another model', 'no batch', 'of a rank', 'states'],
 )
 def test_ranks_begin_alike(case):
     on_kept_ranks(2, begin, case)

@@ -1,4 +1,7 @@
-"""What holds for every fused node: one node; gradients of some inputs alone, and whose memory."""
+"""What holds for every fused node: one node; gradients of some inputs alone, and whose memory.
+
+Also that its kernels, which are tested on bare arrays elsewhere, get from it what they need.
+"""
 
 import functools
 import typing
@@ -39,6 +42,7 @@ def pairs(arrays):
 N = 7  # rows
 LINEAR = Node(relation_linear, 1, [(N, 3), (8, 3), (8,), (4, 3), (4,)])
 GRU = [(5, 5), (5,)] * 3 + [(5, 5), (5,)] * 3
+GRU_OF_STATE = [(5, 7), (5,)] * 3 + [(5, 5), (5,)] * 3
 NODES = {
     'relation_linear': LINEAR,
     'relation_linear, summed first': LINEAR._replace(aggregates_first=True),
@@ -60,10 +64,18 @@ NODES = {
         2,
         [(N, 3), (N, 2), *GRU[:4]],
     ),
+    'gru_step whose input is the state': Node(
+        lambda adj, x, message, *parameters: gru_step(x, message, x, pairs(parameters)),
+        2,
+        [(N, 5), (N, 2), *GRU_OF_STATE],
+    ),
     'gated_linear': Node(
         lambda adj, x, m, W, b, V, c: gated_linear((x, m), (W, b), (V, c), functions.tanh),
         2,
         [(N, 3), (N, 2), (4, 5), (4,), (4, 5), (4,)],
+    ),
+    'gated_linear of one array, without activation and biases': Node(
+        lambda adj, x, W, V: gated_linear((x,), (W, None), (V, None)), 1, [(N, 3), (4, 3), (4, 3)]
     ),
     'linear_softmax': Node(
         lambda adj, x, x2, W, b, W2: linear_softmax((x, W, b), (x2, W2, None)),
@@ -79,6 +91,16 @@ NODES = {
 }
 
 
+def batch_and_arrays(node):
+    """Return a batch of seven nodes, and arrays in float64."""
+    rng = numpy.random.RandomState(0)
+    matrices = [random_matrix(rng, n, node.n_relations) for n in (4, 1, 2)]
+    if node.n_relations == 1:  # integers, for degrees
+        matrices = [numpy.ceil(matrix) for matrix in matrices]
+    adj = BatchedCSR.from_matrices(matrices)
+    return adj, [rng.uniform(-1, 1, shape) for shape in node.shapes]
+
+
 @pytest.fixture(params=NODES)
 def node(request, xp, monkeypatch):
     """A function of arrays, and arrays in float64; and the `Node`."""
@@ -86,18 +108,40 @@ def node(request, xp, monkeypatch):
     if node.aggregates_first is not None:
         monkeypatch.setattr(products, '_is_on_host', lambda *_: False)
         monkeypatch.setattr(products, 'aggregates_first', lambda *_: node.aggregates_first)
-    rng = numpy.random.RandomState(0)
-    matrices = [random_matrix(rng, n, node.n_relations) for n in (4, 1, 2)]
-    if node.n_relations == 1:  # integers, for degrees
-        matrices = [numpy.ceil(matrix) for matrix in matrices]
-    adj = BatchedCSR.from_matrices(matrices)
+    adj, arrays = batch_and_arrays(node)
 
     def function(*arrays):
         values = adj.astype(arrays[0].dtype)
         values = values if xp is numpy else values.to_device('@cupy:0')
         return node.function(values, *arrays)
 
-    return function, [xp.asarray(rng.uniform(-1, 1, shape)) for shape in node.shapes], node
+    return function, [xp.asarray(array) for array in arrays], node
+
+
+# test_activated_linear.py has linear_softmax. A GPU chooses the order of the products itself.
+WITH_KERNELS = [
+    name
+    for name, node in NODES.items()
+    if name != 'linear_softmax' and node.aggregates_first is None
+]
+
+
+@pytest.mark.parametrize('name', WITH_KERNELS)
+def test_kernels_give_what_a_host_gives(gpu, name):
+    node = NODES[name]
+    adj, arrays = batch_and_arrays(node)
+    adj = adj.astype('f')
+    results = []
+    for put in (numpy.array, gpu.put):
+        batch = gpu.put(adj) if put is gpu.put else adj
+        variables = [chainer.Variable(put(array.astype('f'))) for array in arrays]
+        y = node.function(batch, *variables)
+        y.grad = put(numpy.linspace(0.5, 1.5, y.size, dtype='f').reshape(y.shape))
+        y.backward()
+        results.append([y.array, *(variable.grad for variable in variables)])
+    assert gpu.names
+    for on_host, found in zip(*results, strict=True):
+        assert relative_error(found, on_host) < 1e-5
 
 
 def test_one_node(node):

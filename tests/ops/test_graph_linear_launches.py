@@ -224,14 +224,17 @@ def test_blocks_take_several_tiles(gpu, n_sms):
     assert {constants.get('ROWS') for constants in gpu.launched} <= {32, 24, None}
 
 
-def test_nan_stays_where_it_comes_from(gpu):
-    """In the rows that have an entry for it, also behind a rectifier."""
+@pytest.mark.parametrize('ratio', [0.0, 0.5])
+def test_nan_stays_where_it_comes_from(gpu, ratio):
+    """In the rows that have an entry for it, also behind a rectifier, and where dropped."""
     spec = layer(8, 8, **SPECS['convolution'])
     n_rows = 20
     A = matrices(n_rows, 1, 'f')
     x = numpy.ones((n_rows, 8), 'f')
     x[5] = numpy.nan
-    y = layer_forward(spec, side(gpu, A, True), gpu.put(x), {'W': gpu.put(numpy.ones((8, 8), 'f'))})
+    given = {'W': gpu.put(numpy.ones((8, 8), 'f'))}
+    draw = 3, 1, gpu.put(numpy.array([5], 'u8'))
+    y = layer_forward(spec, side(gpu, A, True), gpu.put(x), given, ratio, draw)
     has_nan = A[0, :, 5] != 0
     assert 0 < has_nan.sum() < n_rows
     y = cuda.to_cpu(y)

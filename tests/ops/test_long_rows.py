@@ -255,11 +255,14 @@ def counted(adj):
 
 
 @pytest.mark.parametrize('n_relations', [1, 3])
-@pytest.mark.parametrize('both_ways', [False, True])
-def test_bounds_of_matrices_that_are_made_of_it(both_ways, n_relations):
+@pytest.mark.parametrize('long', ['row', 'column', 'row and column'])
+def test_bounds_of_matrices_that_are_made_of_it(long, n_relations):
     """At least as many as there are: what is launched for long rows is then launched for them."""
-    graph = star(500, both_ways)
-    graph = graph if both_ways else graph + scipy.sparse.eye(501)
+    graph = star(500, both_ways=long == 'row and column')
+    if long != 'row and column':
+        graph = graph + scipy.sparse.eye(501)
+    if long == 'column':
+        graph = graph.T
     adj = BatchedCSR.from_matrices([[graph] * n_relations, [star(3)] * n_relations])
     edges = edges_of(adj)
     made = [adj, adj.T, relation_rows(adj), transposed_rows(adj)]
@@ -357,3 +360,4 @@ def test_a_long_column_of_short_rows():
     matrix = numpy.zeros((2 * LONG_ROW,) * 2, 'f')
     matrix[:, 3] = 1
     assert BatchedCSR.from_matrices([matrix]).longest == len(matrix)
+    assert to_sparse([(numpy.ones(len(matrix), 'i'), matrix)]).molecules.longest == [len(matrix)]

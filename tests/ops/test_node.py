@@ -1,5 +1,7 @@
 """Backward passes: a node if a graph of the gradients is wanted, else arithmetic only."""
 
+import types
+
 import numpy
 import pytest
 
@@ -8,6 +10,7 @@ from chainer.functions.math.basic_math import Mul
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import functions as public
+from chainer_bspmm.cuda import step
 from chainer_bspmm.ops.node import AccumulateInLaunch, AccumulateInPlace, apply_untracked, FusedNode
 from tests.support.gradients import Calls
 
@@ -140,6 +143,32 @@ def test_accumulate_in_launch(layer, graph):
     # The second one has another first input.
     is_added = layer is not None and not graph
     assert [len(node.added) for node in nodes] == [int(is_added), 0, int(is_added)]
+
+
+class Deferred:
+    """Sums of a step: one gradient is not written before it is settled."""
+
+    def __init__(self, array, value):
+        self.array, self.value = array, value
+
+    def settle(self, array):
+        if array is self.array:
+            array[...] = self.value
+
+    def chain(self, *arrays):
+        return False
+
+
+def test_a_launch_adds_a_sum_that_was_deferred(monkeypatch):
+    """As of a parameter that another layer has as its input, too."""
+    x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
+    (z,) = Launched('launch').apply((x, y))
+    z.grad = numpy.ones(2, 'f')
+    x.grad = numpy.full(2, numpy.nan, 'f')
+    under_way = types.SimpleNamespace(sums=Deferred(x.grad, 5))
+    monkeypatch.setattr(step, 'current', lambda: under_way)
+    z.backward()
+    assert x.grad.tolist() == [8, 8]
 
 
 def test_a_gradient_is_forgotten_after_an_error():

@@ -36,6 +36,7 @@ import numpy
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.sparse.check import LAYOUTS
+from tests.support import draw_as_chainer
 from tests.support.graph_data import edge_lists
 from tests.support.molecules import adjacency, folded_mask_of, mask_of, SIZES
 
@@ -592,6 +593,23 @@ class _Masked(chainer.Chain):
 def check(case, device):
     """Return what is beyond its bound, as lines of text; quicker than `compare` if nothing is."""
     return failures(compare(case, device, with_own=False)) and failures(compare(case, device))
+
+
+def assert_same_in_training(monkeypatch, make, examples):
+    """Compare a swapped model with the dense one in training, where both drop the same elements.
+
+    In float64. `examples` have one size: then both draw for the same rows.
+    """
+    draw_as_chainer(monkeypatch)
+    dense = to_double(initialised(make, examples))
+    model = swapped(dense, chainer.get_device('@numpy'))
+    numpy.random.seed(0)
+    with dense_models_in_float64():
+        truth = outcome(_Masked(dense, None), [double(dense_concat_mols(examples))])
+    numpy.random.seed(0)
+    actual = outcome(_Masked(model, None), [double(CSRConverter('packed')(examples))])
+    found = errors(actual, truth)
+    assert max(found.values()) <= FLOAT64, found
 
 
 def failures(found):

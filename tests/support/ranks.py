@@ -83,7 +83,7 @@ class _Kept:
     """Ranks that wait for calls, each at the end of a pipe; they end when the pipes close."""
 
     ranks: dict[int, '_Kept'] = {}  # number of ranks -> those that run
-    TIMEOUT = 100  # seconds for a call
+    TIMEOUT = 45  # seconds for a call: with those to close, fewer than for a test
 
     def __init__(self, n_ranks):
         self._n_ranks = n_ranks
@@ -114,6 +114,13 @@ class _Kept:
         text = json.dumps([function.__module__, function.__name__, _plain(arguments)]) + '\n'
         for call in self._calls:
             os.write(call, text.encode())
+        try:
+            self._wait()
+        except BaseException:  # such as the end of the test: the ranks may be in the call for ever
+            self.close()
+            raise
+
+    def _wait(self):
         n_done, waited = 0, 0
         while n_done < self._n_ranks:
             if select.select([self._done], [], [], 0.2)[0]:
@@ -132,7 +139,7 @@ class _Kept:
                 os.close(pipe)
             self._process.terminate()
             try:
-                self._process.wait(20)
+                self._process.wait(10)
             except subprocess.TimeoutExpired:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()

@@ -23,7 +23,8 @@ from chainer_bspmm.multi_node import communicators
 from chainer_bspmm.training import driver, flat_gradients, prediction, program, reports, session
 from chainer_bspmm.training import staging, update
 from chainer_bspmm.training.cuda_graphs import HostCopyError
-from chainer_bspmm.training.peer_memory import PeerSums
+from chainer_bspmm.training.fused_update import FusedUpdate, why_unsupported
+from chainer_bspmm.training.peer_memory import PeerMemory, PeerSums
 from chainer_bspmm.training.session import Session
 from chainer_bspmm.training.snapshot import Snapshot
 from chainer_bspmm.training.training_driver import TrainingDriver
@@ -72,16 +73,25 @@ def _capture_and_drop(graphs, function):
 
 
 class _Counting:
-    """What all capturers on the host have: no streams, and counts."""
+    """What all capturers on the host have: no streams, and counts.
+
+    `is_ordered`: whether what runs now would be ordered after and before all work outside.
+    """
 
     compile_kernels = _capture_and_drop
 
     def __init__(self):
         self.stream = contextlib.nullcontext()
         self.n_captures = self.n_launches = self.n_compiled = 0
+        self.is_ordered = False
 
+    @contextlib.contextmanager
     def ordered(self):
-        return contextlib.nullcontext()
+        before, self.is_ordered = self.is_ordered, True
+        try:
+            yield
+        finally:
+            self.is_ordered = before
 
     def join(self):
         pass
@@ -100,7 +110,7 @@ class HostCapturer(_Counting):
         reach = self.session.guards.reach
         python = reach.save()
         before = Snapshot(self.session.target, reach)
-        with _recorded() as values:
+        with self.ordered(), _recorded() as values:
             try:
                 result = function()
             finally:
@@ -115,7 +125,7 @@ class HostCapturer(_Counting):
             for param, gradient in before._gradients:
                 param._set_grad_without_check(gradient)
             try:
-                with _replayed(values):
+                with self.ordered(), _replayed(values):
                     again = function()
                 new = _arrays(before.changes())
             finally:
@@ -219,40 +229,33 @@ def eager_causes():
     actual += [text for text in texts if re.search(pattern, text)]
 
 
-class HostFused:
-    """`FusedUpdate` of SGD on the host; the learning rate is one of the numbers that are sent."""
-
-    n_numbers = 1
-
-    def __init__(self, optimizer):
-        self.optimizer = optimizer
+class HostFused(FusedUpdate):
+    """`FusedUpdate` of SGD whose launch is NumPy's; variants, numbers and counters are its own."""
 
     def prepare(self):
+        self.variants()
+
+    def load_kernels(self):
         pass
 
-    load_kernels = prepare
-
-    def variants(self):
-        return ()
-
-    def advance(self):
-        self.count(1)
-        return numpy.array([self.optimizer.lr])
-
-    def count(self, n_steps):
-        self.optimizer.t += n_steps
-        for param in self.optimizer.target.params():
-            param.update_rule.t += n_steps
-
     def launch(self, numbers):
+        self.optimizer.reallocate_cleared_grads()
         self.optimizer.call_hooks('pre')
-        for param in self.optimizer.target.params(include_uninit=False):
-            param.array[...] -= numbers[0].astype(param.dtype) * param.grad
+        of_params = numbers[2 * len(self._hooks) :]
+        for param, rate in zip(self._params, of_params, strict=True):
+            if param.array is not None:
+                param.array[...] -= rate.astype(param.dtype) * param.grad
+
+
+def _why_not_fused(optimizer):
+    if type(optimizer) is not chainer.optimizers.SGD:
+        return 'this is the host, and the optimizer is not SGD'
+    return why_unsupported(optimizer)
 
 
 def fuse(monkeypatch):
     """Let updates of SGD be launched with the step, on the stand-ins too."""
-    monkeypatch.setattr(update, 'why_unsupported', lambda optimizer: None)
+    monkeypatch.setattr(update, 'why_unsupported', _why_not_fused)
     monkeypatch.setattr(update, 'FusedUpdate', HostFused)
 
 
@@ -372,16 +375,26 @@ class HostPeerSums(PeerSums):
         return sum(array if r == self._comm.rank else of for r, of in enumerate(arrays))
 
 
+class HostPeers:
+    """`PeerMemory` that holds nothing: the sums are collectives."""
+
+    vectors = ()
+
+    def __init__(self, sizes):
+        self._sizes = sizes
+
+    fits = PeerMemory.fits
+
+
 class HostFlatGradients(flat_gradients.FlatGradients):
     """`FlatGradients` in NumPy; only ranks of one host can capture the sum."""
 
     def __init__(self, optimizer, peers=None):
-        super().__init__(optimizer)
+        super().__init__(optimizer, peers)
         self.sums = HostPeerSums(self._comm)
-        self.peers = peers
 
     def connect(self):
-        self.peers = 'memory of all' if self._comm.is_one_host else None
+        self.peers = HostPeers(self._room()) if self._comm.is_one_host else None
 
     def load_kernels(self):
         pass
@@ -423,14 +436,21 @@ class HostFlatGradients(flat_gradients.FlatGradients):
 
 
 def with_ranks(monkeypatch, comm):
-    """Let `GraphUpdater` take a communicator (any object) for one of NCCL, updates being fused."""
+    """Let `GraphUpdater` take a communicator (any object) for one of NCCL, updates being fused.
+
+    ``comm.n_waits`` counts how often the host waits for what was launched.
+    """
     fuse(monkeypatch)
     place = types.SimpleNamespace(empty=numpy.empty)
+    comm.n_waits = 0
 
-    def current():
-        return types.SimpleNamespace(synchronize=lambda: None)
+    def wait():
+        comm.n_waits += 1
 
-    place.cuda = types.SimpleNamespace(alloc_pinned_memory=bytearray, get_current_stream=current)
+    stream = types.SimpleNamespace(synchronize=wait)
+    place.cuda = types.SimpleNamespace(
+        alloc_pinned_memory=bytearray, get_current_stream=lambda: stream
+    )
     monkeypatch.setattr(flat_gradients, 'cuda', types.SimpleNamespace(cupy=place))
     monkeypatch.setattr(update, 'FlatGradients', HostFlatGradients)
     monkeypatch.setattr(communicators, 'is_nccl', lambda given: given is comm)

@@ -17,6 +17,7 @@ from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import device_dataset, DeviceDataset, SparseDataset, to_sparse
 from chainer_bspmm.dataset.batch_form import needs
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
+from chainer_bspmm.dataset.molecules import INTEGERS
 from chainer_bspmm.dataset.selection import locate, Selection
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training import batches, captured_predict, GraphUpdater
@@ -210,6 +211,15 @@ def test_arrays_that_change(gpu, dataset):
     host.labels[0] = host.labels[0].copy()
     assert copy_there.of(host) is host
     assert Resident(dataset, gpu).of(host) is not host
+
+
+@pytest.mark.parametrize('name', ['atoms', *INTEGERS, 'data'])
+def test_a_copy_stands_for_no_array_that_was_replaced(gpu, name):
+    host = to_sparse(molecules(3)).molecules
+    resident = Resident(SparseDataset(host), gpu)
+    assert resident.of(host) is not host
+    setattr(host, name, getattr(host, name).copy())
+    assert resident.of(host) is host
 
 
 @pytest.mark.parametrize('n_molecules', [40, 1])

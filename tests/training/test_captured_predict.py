@@ -274,6 +274,15 @@ def picky(link, atoms, adj):
     return three_columns(link, atoms, adj)
 
 
+_unseen = ctypes.c_int(0)  # nothing watches its value
+
+
+def next_unseen():
+    """Return another number than at the last call, by more than rounding."""
+    _unseen.value = _unseen.value % 7 + 1
+    return _unseen.value
+
+
 # What the model is -> (its function, a pattern of the cause, whether its values are those of single
 # molecules).
 EAGER = {
@@ -296,7 +305,7 @@ EAGER = {
         False,
     ),
     'random by a generator that cannot be looked at': (
-        lambda *given: three_columns(*given) * int.from_bytes(os.urandom(2), 'big'),
+        lambda *given: three_columns(*given) * next_unseen(),
         r'run twice, one batch differs in values: values \(relative difference .+\): the model '
         'draws random numbers in another way than chainer.functions.dropout, or keeps results for '
         'its next call',

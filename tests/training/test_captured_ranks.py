@@ -13,7 +13,7 @@ from chainer import optimizer_hooks, optimizers
 from chainer.backend import CpuDevice
 
 from chainer_bspmm.multi_node import faults, optimizer as multi_node
-from chainer_bspmm.training import GraphUpdater
+from chainer_bspmm.training import graph_updater, GraphUpdater
 from chainer_bspmm.training.program import Program
 from tests.support import relative_error
 from tests.support.training import molecules, make_model, without_dropout
@@ -167,6 +167,13 @@ def test_ranks_are_one_large_batch(made, graphs, noted, is_clipped, is_one_host)
         assert relative_error(param.array, expected.array) < 1e-5, path
 
 
+def test_a_rank_does_not_check_its_first_step_alone(made, noted):
+    """What it computes may be a sum over all ranks, which the others would not take part in."""
+    checks = noted(graph_updater, 'check_first_step')
+    updater, _ = made()
+    assert train(updater, SIZES[:3]) == [] and not checks
+
+
 @pytest.mark.parametrize('step', (0, 1, 9))
 def test_loss_of_another_rank_is_not_finite(made, step):
     """Parameters stay as they are, and the next step says so: run, captured or replayed."""
@@ -193,12 +200,14 @@ def test_loss_of_the_last_step_is_not_finite(made, end):
     train(updater, SIZES[:3])
     comm.is_bad = True
     train(updater, SIZES[:1])
+    assert not comm.n_waits
     message = '^the loss of rank 1 is not finite, noticed after step 4$'
     with pytest.raises(FloatingPointError, match=message):
         if end == 'finalize':
             updater.finalize()
         else:
             updater.serialize(chainer.serializers.DictionarySerializer())
+    assert comm.n_waits == 1  # for that step
     assert updater.get_iterator('main').is_over == (end == 'finalize')
 
 
@@ -243,6 +252,23 @@ def test_a_view_of_a_parameter_is_reported_as_before_the_update(made, is_one_hos
     updater, comm = made(loss_func)
     comm.is_one_host = is_one_host
     assert train(updater, [4] * 6) == []
+
+
+def test_parameters_of_another_size_in_another_session(made):
+    """The memory that the ranks share has no room for them."""
+    updater, comm = made()
+    comm.is_one_host = True
+    train(updater, [4, 4])
+    optimizer = updater._driver.optimizer
+    table = optimizer.target.predictor.graph_conv.embed.W
+    table.array = numpy.concatenate([table.array, table.array])
+    optimizer.add_hook(optimizer_hooks.WeightDecay(0.1))
+    message = (
+        '^rank 0 cannot go on as the other ranks do, with captured steps: parameters have other '
+        'sizes or dtypes than in the first step$'
+    )
+    with pytest.raises(RuntimeError, match=message):
+        train(updater, [4])
 
 
 def test_layout_that_cannot_be_captured_later(made):

@@ -15,7 +15,7 @@ from chainer_chemistry.links import EmbedAtomID, GeneralReadout, GGNNUpdate
 from chainer_chemistry.models import RSGCN
 from chainer_chemistry.models.prediction import GraphConvPredictor, Regressor, set_up_predictor
 
-from chainer_bspmm import CSRConverter, functions, sparsify
+from chainer_bspmm import BatchedCSR, CSRConverter, functions, sparsify
 from chainer_bspmm.training import check_swap
 from tests.support import parity
 from tests.support.molecules import molecules
@@ -289,6 +289,20 @@ def test_a_loss_that_is_right_and_a_reported_number_that_is_wrong():
     actual = check_swap(sparsify(Own(loss)), examples())
     assert actual.equal is False and actual.loss == pytest.approx(actual.dense_loss)
     assert '; main/mae is off by' in actual.text and 'use len(t)' in actual.text
+
+
+@pytest.mark.parametrize('is_after', [False, True])
+def test_a_gradient_that_only_one_of_both_has(is_after):
+    """Before the swap or after it; the loss is the same."""
+
+    def loss(self, y, x, adj, t):
+        error = F.mean_squared_error(y, t)
+        is_swapped = isinstance(adj, BatchedCSR)
+        return error + F.sum(self.weight - 2) if is_swapped == is_after else error
+
+    actual = check_swap(sparsify(Own(loss)), examples())
+    assert actual.equal is False and actual.loss == pytest.approx(actual.dense_loss)
+    assert '; the gradient of /weight is off by ' in actual.text
 
 
 def test_padded_to_and_len_of_atoms():

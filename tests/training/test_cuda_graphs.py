@@ -60,8 +60,12 @@ class Memory:
 @pytest.fixture
 def make(monkeypatch):
     """Return what makes a capturer for GPU 1, where 0 is current, and its pool."""
+
+    def make_stream(non_blocking):
+        assert non_blocking  # others wait for those of the legacy stream, which ends a capture
+
     fake = types.SimpleNamespace(
-        Stream=lambda non_blocking: None,
+        Stream=make_stream,
         Event=lambda disable_timing: None,
         MemoryPool=Pool,
         UnownedMemory=lambda ptr, n_bytes, owner, device: owner,

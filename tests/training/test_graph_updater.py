@@ -20,6 +20,7 @@ from chainer_bspmm.training import update
 from chainer_bspmm.training.staging import Inputs
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.program import Program
+from chainer_bspmm.training.training_step import TrainingStep
 from tests.support.training import assert_same_bits, assert_same_training, BATCH, HOST, is_captured
 from tests.support.training import make_model, make_updater, MODELS, molecules, parameters
 from tests.support.training import RELATIONS, run, same_molecules, small_model, without_dropout
@@ -132,6 +133,39 @@ def test_numbers_of_a_fused_update(device, graphs, fused):
     assert_same_training(make, 9, change)
     assert len(set(map(id, capturers))) == 3  # one until each hook came
     assert all(capturers)
+
+
+def test_an_own_learning_rate_after_the_capture(device, graphs, fused):
+    def make(kind):
+        model = without_dropout(make_model())
+        return make_updater(kind, device, model, optimizer=optimizers.SGD(0.002))
+
+    def change(updater):
+        if updater.iteration == 4:
+            head = updater.get_optimizer('main').target.predictor.mlp
+            head.layers[0].W.update_rule.hyperparam.lr = 0.009
+
+    assert is_captured(assert_same_training(make, 8, change))
+
+
+def test_another_variant_of_the_update_is_another_program(
+    device, graphs, fused, no_causes, monkeypatch
+):
+    updater = make_updater(GraphUpdater, device, optimizer=optimizers.SGD(0.01))
+    run(updater, 3)
+    driver = updater._driver
+    n_programs = len(driver.programs)
+    monkeypatch.setattr(driver.session.update, 'variants', lambda: 'another')
+    run(updater, 3)
+    assert len(driver.programs) == n_programs + 1
+
+
+@pytest.mark.parametrize('auto_new_epoch, n_epochs', [(True, 3), (False, 0)])
+def test_epochs_of_the_optimizer(device, graphs, fused, auto_new_epoch, n_epochs):
+    sgd = optimizers.SGD(0.01)
+    updater = make_updater(GraphUpdater, device, optimizer=sgd, auto_new_epoch=auto_new_epoch)
+    run(updater, 3)
+    assert updater.epoch == 3 and sgd.epoch == n_epochs
 
 
 def interrupt(*args):
@@ -251,6 +285,14 @@ def test_a_check_waits_for_the_last_step(device, graphs, noted):
     run(updater, 2)
     first = calls.index('check')
     assert calls[first : first + 3] == ['check', 'join', 'copies']
+
+
+def test_all_that_a_program_runs_is_ordered(monkeypatch, noted):
+    """After and before work on other streams: trials, runs, captures and checks."""
+    graphs = host_graphs.stand_in(monkeypatch)
+    modes = noted(TrainingStep, 'compute', of=lambda *given: (given[2], graphs[-1].is_ordered))
+    run(make_updater(GraphUpdater, HOST), 8)
+    assert len({mode for mode, _ in modes}) > 1 and all(is_ordered for _, is_ordered in modes)
 
 
 def test_an_eager_step_between_captured_ones_waits_too(device, graphs, noted):

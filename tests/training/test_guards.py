@@ -187,6 +187,18 @@ def test_closures():
         assert guards.key().change(before) == 'the attribute weight of Loss'
 
 
+def weighted(*args, by):
+    return by.weight * sum(args)
+
+
+def test_keywords_of_a_partial():
+    own = Loss(None)
+    guards = Guards(chainer.Chain(), functools.partial(weighted, by=own))
+    before = guards.key()
+    own.weight += 1.0
+    assert guards.key().change(before) == 'the attribute weight of Loss'
+
+
 @pytest.mark.parametrize('make', HOW.values(), ids=HOW)
 def test_globals(monkeypatch, make):
     model = make()

@@ -184,6 +184,7 @@ def test_an_interrupt_during_capture(device, graphs):
 def test_memory_goes_when_steps_turn_eager(device, graphs):
     updater = make_updater(GraphUpdater, device)
     run(updater, 3)
+    assert updater.graph_nbytes > 0
     capturer = weakref.ref(updater._driver.session.capturer)
     if graphs:
         graphs.clear()

@@ -85,9 +85,11 @@ def communicator(runtime, handle=True, is_done=True, size=3, intra_size=3, gpu=2
             return [mine, mine, (mine[0], vectors or mine[1])]
         if len(told) % 3 == 2:
             return [handle and ('handle 0', 'gpu 0'), mine, handle and ('handle 2', 'gpu %d' % gpu)]
-        return [is_done, mine, True]
+        return [comm.is_done, mine, True]
 
-    comm = types.SimpleNamespace(rank=1, size=size, intra_size=intra_size, told=told)
+    comm = types.SimpleNamespace(
+        rank=1, size=size, intra_size=intra_size, told=told, is_done=is_done
+    )
 
     def barrier():
         runtime.events.append('barrier')
@@ -131,6 +133,18 @@ def test_the_same_memory_for_the_same_sizes(runtime):
     assert connected(comm) is first
     assert connected(communicator(runtime)) is not first
     assert not runtime.events
+
+
+@pytest.mark.parametrize('fails', ['get', 'prepare', 'another, open'])
+def test_what_was_connected_before_stays_mapped(runtime, fails):
+    """Graphs that were captured write there, whatever keeps the ranks from using it again."""
+    connected(communicator(runtime))
+    ((comm, memory),) = peer_memory._kept
+    comm.told.clear()
+    comm.is_done = fails != 'another, open'
+    runtime.fails = fails
+    assert connected(comm, lambda found: runtime._fail('prepare')) is None
+    assert not runtime.closed and peer_memory._kept == [(comm, memory)]
 
 
 @pytest.mark.parametrize('size, intra_size', [(1, 1), (9, 9), (3, 2)])

@@ -1,6 +1,7 @@
 """`Session`: what ends it, and what only leads to another key."""
 
 import re
+import types
 
 import pytest
 
@@ -87,6 +88,15 @@ def test_hyperparameters_are_no_part_of_its_key(begun):
     before = session.key(model, model)
     optimizer.lr = 0.5
     assert session.key(model, model) is before
+
+
+def test_products_run_on_the_stream_of_the_graphs(device, graphs, monkeypatch):
+    used = []
+    monkeypatch.setattr(gemm, 'Blas', lambda: types.SimpleNamespace(use=used.append))
+    model = small_model()
+    model.to_device(device)
+    session = Session(device, model, model)
+    assert used == [session.capturer.stream]
 
 
 def test_no_cublas(device, graphs, monkeypatch):

@@ -15,9 +15,10 @@ from chainer.training import extensions
 from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.models.prediction import set_up_predictor
+from chainer_chemistry.models.prediction.base import BaseForwardModel
 from chainer_chemistry.utils import run_train
 
-from chainer_bspmm import CSRConverter
+from chainer_bspmm import adoption, CSRConverter
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.captured_predict import MIN_BATCHES
 from tests.support import assert_close_arrays
@@ -81,6 +82,22 @@ Own = type('Own', (StandardUpdater,), {})
 )
 def test_what_stays_as_it_is(kind, converter):
     assert type(script(HOST, kind, converter=converter)) is kind
+
+
+def test_a_choice_that_was_made_first_stays(monkeypatch):
+    """Where Chainer is imported and configured before the package."""
+    for owner, name in (
+        (StandardUpdater, '__init__'),
+        (StandardUpdater, 'update'),
+        (extensions.Evaluator, '__call__'),
+        (BaseForwardModel, '_forward'),
+        (chainer.GradientMethod, 'update'),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # put back at the end
+    monkeypatch.setattr(adoption, '_is_installed', False)
+    monkeypatch.setattr(chainer.global_config, 'bspmm_capture', False)
+    adoption.install()
+    assert not chainer.config.bspmm_capture
 
 
 def test_a_dense_model_with_its_converter_stays_as_it_is():
@@ -315,6 +332,9 @@ def test_predictions_that_upstreams_loop_makes(device, prediction_graphs, no_cau
     expected = predictions(model)
     n_launches = prediction_graphs.n_launches
     assert_close(predictions(model, data=DATA[:9]), expected[:9])
+    assert_close(predictions(model, retain_inputs=True), expected)
+    for kept, inputs in zip(model.inputs, dense_concat_mols(DATA)):
+        numpy.testing.assert_array_equal(kept, inputs)
     assert_close(predictions(model, preprocess_fn=lambda *inputs: inputs), expected)
     dense = chainer_bspmm.densify(model)
     actual = dense.predict(DATA, batchsize=3, converter=dense_concat_mols)
@@ -363,6 +383,14 @@ def test_forward_with_positional_arguments(device, prediction_graphs, predicting
         expected = model._forward(*given)
     assert_close(model._forward(*given), expected)
     assert_close(model._forward(*given[:3], converter=chainer_bspmm.concat_mols), expected)
+
+
+def test_forward_in_training_is_upstreams(device, prediction_graphs):
+    """Replayed predictions are those of a model in test mode, without dropout."""
+    model = on(device)
+    with chainer.no_backprop_mode():
+        model._forward(DATA, model.predictor, 3, chainer_bspmm.concat_mols)
+    assert not prediction_graphs.n_launches
 
 
 def test_forward_of_several_outputs(device, prediction_graphs, predicting):
