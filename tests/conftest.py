@@ -1,4 +1,4 @@
-"""What all tests share: array modules, emulated GPUs, poisoned GPU memory, and an end in time."""
+"""Fixtures that all tests share: array modules, emulated GPUs, poisoned memory; a time limit."""
 
 import faulthandler
 import os
@@ -21,26 +21,27 @@ from tests.support import poisoned
 from tests.support.devices import GPUS, place_of
 
 
-# Chainer's own classes are what most tests compare with; tests/training/test_two_lines.py adopts.
+# Most tests compare with Chainer's own classes, which therefore stay as they are. The tests of
+# their adoption, such as tests/training/test_two_lines.py, turn it on.
 vars(chainer.global_config)['bspmm_capture'] = False
 
 
-SECONDS = 60  # of a test; slow ones, and those on a GPU, which compile, have ten times as many
-SECONDS_TO_FAIL = 10  # after these, before its process is ended
+SECONDS = 60  # for a test; ten times as many for slow tests, and on a GPU, where kernels compile
+SECONDS_TO_FAIL = 10  # more, for the test to fail before its process is ended
 
 _stderr = pytest.StashKey[int]()
 
 
 def pytest_configure(config):
-    """Keep the file of errors: that of a test is captured, and lost with the process."""
+    """Keep standard error: in a test pytest captures it, and loses it if the process ends."""
     config.stash[_stderr] = os.dup(2)
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item):
-    """Let a test that hangs fail; one that never returns to Python ends the process.
+    """Let a test that hangs fail; if it never returns to Python, end the process.
 
-    Then the traceback is printed.
+    Before the process ends, it prints the traceback.
     """
     is_long = item.get_closest_marker('slow') or item.get_closest_marker('gpu')
     seconds = SECONDS * (10 if is_long else 1)
@@ -61,7 +62,7 @@ def pytest_runtest_protocol(item):
 
 @pytest.fixture(autouse=True, scope='session')
 def cache_of_the_tests(tmp_path_factory):
-    """Keep parsed SMILES, also those of processes that tests start, out of the user's cache."""
+    """Keep parsed SMILES out of the user's cache, also in processes that tests start."""
     os.environ[cache.VARIABLE] = str(tmp_path_factory.mktemp('cache'))
 
 
@@ -76,13 +77,13 @@ def xp(request, monkeypatch):
 
 @pytest.fixture(params=GPUS)
 def gpu(request, monkeypatch):
-    """Where kernels run: emulated (slow: under AddressSanitizer as well), or on a GPU."""
+    """A place where kernels run: emulated (if slow, also under AddressSanitizer), or a GPU."""
     return place_of(request.param, monkeypatch)
 
 
 @pytest.fixture(params=['numpy', *GPUS])
 def place(request, monkeypatch):
-    """The same, and the host."""
+    """A place where operations run: the host, or one of the places of `gpu`."""
     return place_of(request.param, monkeypatch)
 
 
@@ -93,7 +94,7 @@ def device(request):
 
 
 def pytest_collection_modifyitems(items):
-    """Skip tests marked gpu if there is no GPU, and those marked multi_gpu if there is only one."""
+    """Skip tests marked gpu if there is no GPU, and tests marked multi_gpu if there is one."""
     n_gpus, _ = info.count_gpus()
     for item in items:
         if item.get_closest_marker('gpu') and not n_gpus:

@@ -15,11 +15,11 @@ def gxx():
 
 @pytest.fixture
 def make_device(gxx, monkeypatch):
-    """`Emulated` with its argument `sanitizer`."""
+    """Function that makes an `Emulated` with a `sanitizer` (None: without one)."""
     return functools.partial(Emulated, monkeypatch)
 
 
 @pytest.fixture(params=['plain', pytest.param('memory', marks=pytest.mark.slow)])
 def device(request, make_device):
-    """The GPU backend on the CPU; `memory`: under AddressSanitizer as well."""
+    """Emulated GPU: the GPU backend on the CPU; `memory`: under AddressSanitizer as well."""
     return make_device(cuda_on_cpu.MEMORY if request.param == 'memory' else None)

@@ -16,8 +16,8 @@ from chainer_bspmm.training.peer_memory import PeerMemory, words_of
 
 DTYPES = 'efd'
 CHANNELS = (1, 2, 3, 31, 33, 64, 1024)
-# Largest value where products are summed (float16 and float32 storage: below 2**24; float64:
-# between 2**24 and 2**53), and where values alone are.
+# Largest value where products are summed (the sums stay below 2**24 for float16 and float32, and
+# between 2**24 and 2**53 for float64), and where the values themselves are summed.
 FACTOR = {'e': 31, 'f': 255, 'd': 2**20}
 TERM = {'e': 2000, 'f': 2**19, 'd': 2**40}
 # dtype, n_B, options of `csr_launch`: variants that the policy gives to larger batches.
@@ -41,15 +41,15 @@ def integers(shape, dtype, largest=FACTOR, seed=0):
 
 
 def offsets_of(sizes):
-    """Return where rows, graphs or segments of these sizes start, and where the last ends."""
+    """Return the offsets where rows, graphs or segments of these sizes start, and the end."""
     return numpy.cumsum((0, *sizes)).astype('i')
 
 
 def weighted(offsets, n_channels, dtype, spare=0):
     """Return negative features (n_rows, n_channels) and the float32 weights of their rows.
 
-    Rows count not at all, once, or 50 times, so that the sum of 24 of them is exact, too. All rows
-    of the third segment and of no segment do not count; what does not count holds inf and NaN.
+    Rows count 0, 1 or 50 times, so that even the sum of 24 of them is exact. Rows of the third
+    segment and rows of no segment do not count. Rows that do not count hold infinity and NaN.
     """
     n_rows = int(offsets[-1]) + spare
     weights = numpy.random.RandomState(1).choice([0, 1, 50], n_rows).astype('f')
@@ -111,7 +111,7 @@ def with_room(adj, spare):
 
 
 def larger(put, adj, spare=0):
-    """Return the matrix in arrays of a device with room to spare, whose values are 3."""
+    """Return the matrix in larger arrays of a device; spare values are 3."""
     new = adj.replace(has_spare=spare > 0)
     new.n_rows, new.nnz = adj.n_rows + spare, adj.nnz + spare
     new.indptr = put(numpy.pad(adj.indptr, (0, spare), mode='edge'))
@@ -137,14 +137,14 @@ def share_channels(monkeypatch, module, name):
 
 
 def film_arrays(adj, n_channels, dtype):
-    """Return messages, film and the gradient by the result, for edge_film."""
+    """Return messages, film and the gradient with respect to the result, for edge_film."""
     largest = {'e': 15, 'f': 31, 'd': 2**10}  # three are multiplied with each other
     shapes = (adj.n_cols, n_channels), (adj.n_cols, 2 * n_channels), (adj.n_rows, n_channels)
     return [integers(shape, dtype, largest, seed) for seed, shape in enumerate(shapes)]
 
 
 def transpose_on(device, adj):
-    """Return what the kernel makes of a host BatchedCSR: indptr, indices, order."""
+    """Transpose a host BatchedCSR by the kernel; return indptr, indices, order."""
     assert transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz) is not None
     placed = types.SimpleNamespace(
         n_graphs=adj.n_graphs,
@@ -158,7 +158,7 @@ def transpose_on(device, adj):
 
 
 def summed(partials, parts):
-    """Return what sum_partials does, which is tested alone."""
+    """Sum partials in NumPy, in tests that need not launch the kernel of sum_partials."""
     return [
         partials[:, first : first + numpy.prod(shape)].sum(axis=0).reshape(shape).astype(dtype)
         for first, shape, dtype in parts
@@ -166,19 +166,20 @@ def summed(partials, parts):
 
 
 def words(values, turn):
-    """Return (n,) uint64: 32 bits of the values in each, and the number of a turn."""
+    """Return (n,) uint64: 32 bits of the values in the lower halves, a turn in the upper ones."""
     bits = values.view('u2').astype('u4') if values.itemsize == 2 else values.view('u4')
     return bits.ravel().astype('u8') | numpy.uint64(turn << 32)
 
 
 class Peers:
-    """The memory of three ranks, in which the other two have sent what they send in turn 7.
+    """Memory of three ranks, into which the other two have written their values of turn 7.
 
     Args:
-        device: of the emulator.
-        flat (FlatGradients), rank (int): of this rank.
-        others (dict): rank -> what it sends.
-        n_more (int): by how much there is more room than is needed.
+        device (Emulated): the GPU of all three ranks.
+        flat (FlatGradients): the gradients of this rank.
+        rank (int): this rank.
+        others (dict): rank -> the values that it sends.
+        n_more (int): elements, and flags, of room beyond the necessary.
     """
 
     TURN = 7
@@ -187,7 +188,7 @@ class Peers:
 
     def __init__(self, device, flat, rank, others, n_more=0):
         self._sizes = self.size, dtype, chunks = flat._room()
-        self.size += n_more  # of an earlier model, for example
+        self.size += n_more  # the memory may be that of an earlier, larger model
         shape = 2, 3, self.size * words_of(dtype)
         self.arrays = [device.put(numpy.zeros(shape, 'u8')) for _ in range(3)]
         device.reachable += self.arrays

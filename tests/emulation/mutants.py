@@ -1,5 +1,5 @@
-"""Faults for every kernel, made from its source: an operator is another one, a guard, a barrier or
-an assignment is missing."""
+"""Faults for every kernel, made from its source: an operator is changed, or a guard, a barrier or
+an assignment is removed."""
 
 import re
 import typing
@@ -7,7 +7,7 @@ import zlib
 
 from chainer_bspmm.cuda import kernels
 
-# What a line may hold, and what then stands there.
+# Pairs (pattern, replacement) of regular expressions. Each match in a line is a possible fault.
 RULES = [
     (r' ([<>]) ', r' \1= '),
     (r' ([<>])= ', r' \1 '),
@@ -30,7 +30,7 @@ RULES = [
     (r'__sync(?:threads|warp)\(\);', ';'),
     (r'atomicAdd\(', '[](auto *to, auto value) { *to += value; }('),
 ]
-# Comments and what only the compiler reads: a fault there is noticed by it, or has no effect.
+# Comments and code for the compiler alone: it notices a fault there, or the fault has no effect.
 LEFT_ALONE = [
     r'//.*',
     r'(?m)^#if.*__CUDA_ARCH__[^#]*',
@@ -49,13 +49,13 @@ class Mutant(typing.NamedTuple):
     """A file of `kernels/` with a fault in a line."""
 
     file: str
-    line: str  # as it is without the fault
-    fault: str  # as it is
-    text: str  # of the file
+    line: str  # without the fault
+    fault: str  # the line with the fault
+    text: str  # of the whole file, with the fault
 
 
 def mutants(path):
-    """Return a sixth of a file's lines, each with a fault: the same until they change."""
+    """Return mutants of a sixth of a file's lines, one each; the choice depends on lines alone."""
     text = path.read_text()
     found = {}
     code = text
@@ -67,7 +67,7 @@ def mutants(path):
             line = text[begin : text.index('\n', begin)]
             changed = text[: match.start()] + match.expand(new) + text[match.end() :]
             fault = changed[begin : changed.index('\n', begin)]
-            # A line that is there twice has one fault, in one place.
+            # Equal lines count as one: a fault is in one of them.
             mutant = Mutant(path.name, line.strip(), fault.strip(), changed)
             found.setdefault(line, []).append(mutant)
     order = {line: zlib.crc32(line.encode()) for line in found}

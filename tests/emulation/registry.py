@@ -1,4 +1,4 @@
-"""All that a kernel is registered with for the tests of this folder."""
+"""Registry of the kernels: their representatives, and the variants that nvcc compiles."""
 
 import itertools
 import typing
@@ -24,8 +24,8 @@ class Kernel(typing.NamedTuple):
     """A kernel's uses, and the compile-time constants with which nvcc must make no spill."""
 
     uses: tuple  # representatives; the first of them goes through most of its code
-    # (name, value) pairs without VECTOR: those that need most registers, or have widths that are
-    # not whole quads. They and `storage` take turns.
+    # Variants as (name, value) pairs without VECTOR: those that need most registers, or have widths
+    # that are not whole quads. Each is combined with the next dtype and vector of `storage`.
     constants: list = [()]
     storage: list = STORAGE
     widest: int = 8  # elements of a vector, at most
@@ -33,7 +33,7 @@ class Kernel(typing.NamedTuple):
     reads_ahead: bool = False  # only AddressSanitizer sees that it reads too far
 
     def compiled(self):
-        """Return what nvcc compiles: [(dtype, constants), ...]."""
+        """Return the variants that nvcc compiles: [(dtype, constants), ...]."""
         n = max(len(self.storage), len(self.constants))
         turns = zip(itertools.cycle(self.storage), itertools.cycle(self.constants))
         return [
@@ -43,7 +43,7 @@ class Kernel(typing.NamedTuple):
 
 
 def table(names, *rows, **others):
-    """Return the constants of each row of values, and those that all have."""
+    """Return the constants of each row of values, and the constants that all rows share."""
     return [(*zip(names, row, strict=True), *others.items()) for row in rows]
 
 

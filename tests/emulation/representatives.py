@@ -104,11 +104,11 @@ def rows_of_degrees(gpu):
 
 
 recurrent = use(gated.check, 'f', 19, (6, 3, 5), 'given')
-# The state is x; what a chunk has is x's and the message's.
+# The state is x; a chunk has columns of both x and the message.
 recurrent_rows = use(gated.check, 'f', 19, (5, 30, 5), 'x')
-# Without a message, and with more inputs than a chunk has.
+# Without a message, and with more columns than a chunk has.
 gated_rows = use(gated.check, 'f', 19, (37, 0, 2), is_tanh=False)
-# Sums are another kernel's, which would take longest.
+# The sums are another kernel's, and would take longest of all.
 without_sums = mock.patch('chainer_bspmm.ops.gates.launches.sum_partials', summed)
 # Two tiles of one input, and two parts of the rows, of which the last is short.
 weights_of_gates = without_sums(use(gated.check, 'f', 70, (33, 3, 5)))
@@ -130,7 +130,7 @@ weighted_sum = use(segments.check_weighted, 'sum', 3, 'f', (9, 388, 3, 300))
 weighted_maximum = use(segments.check_weighted, 'max', 3, 'f', (9, 388, 3, 300))
 broadcast = use(segments.check_broadcast, integers((3, 8), 'f'), (0, 9, 3), spare=2)
 weighted_broadcast = use(segments.check_weighted_broadcast, 'f', 8, (9, 321, 370), 2)
-# Segments that reach over the border of two chunks, which one block owns.
+# Segments that cross the border between two chunks of one block.
 long_broadcast = use(segments.check_broadcast, integers((3, 3), 'f'), (9, 321, 370))
 # The last rows are of no segment.
 row_softmaxes = use(softmax.check, 'f', 12, (4, 0, 1, 8), 300)
@@ -164,7 +164,7 @@ def gathered_packed(gpu):
 
 
 def gathered_folded(gpu):
-    """Of sizes below and above that of the padding."""
+    """Molecules smaller and larger than the padding."""
     gathered(gpu, lambda *given: gather_batch.check_folded(*given, padded_to=12, spare=(70, 1)))
 
 
@@ -240,7 +240,7 @@ def tied_sums(gpu):
         partial_sums.test_tied_parameters_are_summed_together(gpu, sums)
 
 
-# In any order; of some rows more entries than are read at once.
+# Entries in any order; some rows have more of them than are read at once.
 rows_of_relations = use(relations.check_random, 40, 7, 0)
 # Also the values of the transpose.
 rows_of_scaled_relations = use(relations.test_reciprocal_degrees, 'd', 0)
@@ -299,7 +299,7 @@ st_blocked_wide = use(products.check, 'st_blocked', batch('mixed', 'f'), 'f', 33
 st_global_wide = use(products.check, 'st_global', batch('mixed', 'f'), 'f', 33, trans=True)
 
 
-# --- of steps and ranks ---
+# --- steps and ranks ---
 
 
 def assert_same(actual, expected):
@@ -368,7 +368,7 @@ zeroed = use(averaged, (0, 1, 0))
 
 
 def exchanged(gpu):
-    """What is written to the other ranks' half of this turn, each chunk with its flag; the mean."""
+    """Compare the other ranks' half of this turn, each chunk's flag, and the mean gradients."""
     flat_gradients, grads = _flat(gpu)
 
     def sent(factor, n_molecules):

@@ -24,12 +24,13 @@ GPUS = [
 ]
 
 
-# On a GPU a kernel keeps the limit of shared memory that it was compiled for.
+# For tests that change the GPU's sizes: on a real GPU a kernel keeps the limit of shared memory that
+# it was compiled for.
 on_an_emulated_device = pytest.mark.parametrize('gpu', GPUS[:-1], indirect=True)
 
 
 def slow_unless(is_quick, *values, id=None):
-    """Return the values of a parametrized test's case, which is slow or not."""
+    """Return a case of a parametrized test, marked slow unless `is_quick`."""
     return pytest.param(*values, id=id, marks=() if is_quick else pytest.mark.slow)
 
 
@@ -44,9 +45,10 @@ class Host:
 
 
 class Emulated(cuda_on_cpu.Device):
-    """Kernels by g++, elementwise ones too: tests/emulation/README.md. Batches stay as they are.
+    """Emulated GPU: g++ builds all kernels, elementwise ones too (tests/emulation/README.md).
 
-    A kernel may read and write through a table of addresses: those of all new arrays are known.
+    `put` returns batches unchanged. Every new array is `reachable`: a kernel may read and write it
+    through a table of addresses.
     """
 
     is_host = False

@@ -27,7 +27,7 @@ def outcome(function, arrays, wanted=None, higher=False):
         for i, array in enumerate(arrays)
     ]
     y = function(*variables)
-    # Not y, which a rectifier makes 0; of one sign, so that sums do not cancel.
+    # Not y, which a rectifier makes 0. All elements have one sign, so that sums do not cancel.
     y.grad = (0.5 + y.xp.arange(y.size) * 7 % 17 / 16).reshape(y.shape).astype(y.dtype)
     y.backward(enable_double_backprop=higher)
     return [y.array, *(variable.grad for variable in variables)]
@@ -43,7 +43,7 @@ def assert_same_outcome(found, expected, dtype, bound):
 
 
 def assert_same_gradients_alone(function, arrays, choices):
-    """Compare gradients of some inputs, or of each of the choices, with the same among all."""
+    """Compare gradients of each choice of inputs alone with the same among gradients of all."""
     for higher in (False, True):
         y, *full = outcome(function, arrays, None, higher)
         for wanted in choices:
@@ -52,7 +52,7 @@ def assert_same_gradients_alone(function, arrays, choices):
 
 
 def check_gradients(function, *inputs):
-    """Compare gradients, and theirs, with differences over steps small enough for exponentials.
+    """Compare first and second derivatives with differences over steps fit for exponentials.
 
     Also compare the gradients that can be differentiated again, which may come from other nodes,
     with those that cannot. The second derivatives of the function should not vanish.

@@ -1,4 +1,4 @@
-"""Graph data of Chainer Chemistry, its batches, and what a model gives for them."""
+"""Graph data of Chainer Chemistry, and the output and gradients of a model for it."""
 
 import chainer
 from chainer import functions
@@ -20,7 +20,7 @@ SIZES = {
 def edge_lists(sizes, n_edge_types=None, n_channels=None, n_classes=None, seed=0):
     """Return SparseGraphData with directed edges, some twice, and a last node without any.
 
-    None stands for no types, ids in place of features, and no labels, of which nodes have one each.
+    None means: no types of edges; ids instead of features; no labels, otherwise one for each node.
     """
     rng = numpy.random.RandomState(seed)
     data = []
@@ -49,7 +49,7 @@ def padding_data(data, as_coo=False):
 
 
 class OfPaddingData(chainer.Chain):
-    """Takes features and matrix from the data, for upstream's NodeClassifier."""
+    """Model for upstream's NodeClassifier: takes features and matrix from the data."""
 
     def __init__(self, model):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is launched on a GPU, without one: kernels are recorded instead of run."""
+"""Launches without a GPU: kernels are recorded instead of run."""
 
 import types
 

@@ -6,7 +6,7 @@ SIZES = (9, 1, 17, 4, 12, 2, 30, 8)
 
 
 def molecules(sizes=SIZES, kind='relations', n_relations=4, n_labels=3, seed=0):
-    """Return examples (atoms, adjacency, label); `kind` is that of :func:`adjacency`."""
+    """Return examples (atoms, adjacency, label); :func:`adjacency` has the kinds."""
     rng = numpy.random.RandomState(seed)
     examples = []
     for n in sizes:

@@ -1,9 +1,9 @@
 """Every model with every option that Chainer Chemistry can run, and how ours is compared with it.
 
-Outputs, and the gradient of every parameter, of the sparse model against the dense one: packed
-batches against each molecule alone, folded and padded ones against the dense batch, lists of edges
-against upstream's own batch of them. The truth is the dense model in float64, and the measure its
-own error in float32.
+Compared are the outputs and the gradient of every parameter, of the sparse model and the dense
+one: packed batches with each molecule alone, folded and padded ones with the dense batch, lists of
+edges with upstream's own batch of them. The truth is the dense model in float64, and the bound of
+an error depends on the dense model's own error in float32.
 """
 
 import collections
@@ -44,22 +44,26 @@ EQUAL_SIZES = (11,) * 6  # no phantom atoms
 N_LABELS = 40
 FLOAT32, OWN_ERRORS, FLOAT64 = 1e-5, 3, 1e-10
 
-# Of readouts, sums included. One that saturates would leave little of the gradient but rounding.
+# Of readouts, sums included. After one that saturates, gradients would be little but rounding.
 ACTIVATION = functions.leaky_relu
 
-COLUMNS = ('upstream', 'ours', 'ours float64')  # of errors
+COLUMNS = ('upstream', 'ours', 'ours float64')  # the errors of :func:`compare`
 
-# A gradient that is 0 but for rounding (the bias of what a softmax is taken of) is compared with
-# the gradient of all parameters together. "Is 0": below this share of it, in float64.
+# A gradient that would be 0 without rounding, such as that of a bias before a softmax: its error is
+# relative to the norm of all gradients together. It is below this share of that norm, in float64.
 ZERO = 1e-9
 
 
-# --- what is compared ---
+# --- the cases ---
 
-# model, options: names; make: () -> Chainer Chemistry's model; adjacency: kind of matrices, or
-# 'edges' for lists of them, which upstream packs; either with features of the nodes for ids;
-# column: what comes after them, if anything; sizes: numbers of atoms; packed_sizes: those of packed
-# batches, all equal where the atoms of other molecules count; masked: with is_real_node as well.
+# model, options: names
+# make: () -> Chainer Chemistry's model
+# adjacency: kind of the matrices, 'features' if nodes have features instead of ids; 'edges' or
+#     'edges, features' for lists of edges, which upstream packs
+# column: 'super' (a super node) or 'labels' (of the nodes), which follow the adjacency; or None
+# sizes: numbers of atoms
+# packed_sizes: the same of packed batches, all equal where a result depends on other molecules
+# masked: compared with is_real_node as well
 Case = collections.namedtuple(
     'Case', 'model options make adjacency n_relations column sizes packed_sizes masked'
 )
@@ -319,10 +323,10 @@ def _edge_cases():
 CASES = tuple(_base_cases()) + tuple(_wrapper_cases())  # of molecules
 ALL_CASES = CASES + tuple(_edge_cases())
 
-# One of each model, by its name.
+# The first case of each model, by the model's name.
 DEFAULTS = {case.model: case for case in reversed(CASES)}
 
-# Options that Chainer Chemistry's constructors take and its forward passes fail with.
+# Options that Chainer Chemistry's constructors take, but with which its forward passes fail.
 CRASHES = (
     new_case(
         'GIN',
@@ -345,7 +349,7 @@ CRASHES = (
 
 
 def examples_of(case, seed=0):
-    """Return random molecules: atoms, adjacency, and what else the case takes; or edge lists."""
+    """Return random molecules (atoms, adjacency, the case's column, if any), or edge lists."""
     rng = numpy.random.RandomState(seed)
     if case.adjacency.startswith('edges'):
         n_channels = 6 if case.adjacency == 'edges, features' else None
@@ -366,7 +370,7 @@ def examples_of(case, seed=0):
     return examples
 
 
-# --- how it is compared ---
+# --- the comparison ---
 
 
 def dense_batch(examples):
@@ -377,9 +381,9 @@ def dense_batch(examples):
 
 
 def initialised(make, examples):
-    """Return a model with all parameters, whose biases are not 0 and whose norms not the identity.
+    """Return a model with all parameters; biases are not 0, and norms are not the identity.
 
-    There mistakes would hide.
+    Otherwise mistakes in them would not show.
     """
     numpy.random.seed(0)
     model = make()
@@ -387,7 +391,7 @@ def initialised(make, examples):
         model(*dense_batch(examples[:1]))
     for link in model.links():
         if isinstance(link, chainer.links.GRU) and link.W_r.W.array is None:
-            link.W_r._initialize_params(link.W.W.shape[1])  # takes no part without states
+            link.W_r._initialize_params(link.W.W.shape[1])  # takes no part while there is no state
     rng = numpy.random.RandomState(5)
     for name, parameter in sorted(model.namedparams()):
         if re.search(r'/b\d*$', name):
@@ -417,8 +421,8 @@ def to_double(model):
 
 
 def double(batch):
-    """Convert what holds float32; an adjacency takes the dtype of the features by itself."""
-    if len(batch) == 1:  # upstream's, of lists of edges
+    """Convert arrays of float32; a sparse adjacency takes the dtype of the features by itself."""
+    if len(batch) == 1:  # upstream's batch of lists of edges
         data = copy.copy(batch[0])
         data.x = _double(data.x)
         return (data,)
@@ -529,7 +533,7 @@ def converters_of(case):
 def upstream(dense, batches, with_own=True, mask=None):
     """Return the outcome of a dense model in float64, and the errors of its float32 by name.
 
-    `mask` is its is_real_node; without `with_own` its own errors are 0.
+    `mask`: the model's is_real_node. Without `with_own` the errors of its float32 are 0.
     """
     with dense_models_in_float64():
         truth = outcome(_Masked(to_double(dense), mask), map(double, batches))
@@ -541,8 +545,8 @@ def upstream(dense, batches, with_own=True, mask=None):
 def measure(dense, theirs, batch, device, mask=None):
     """Return, by name, the errors of upstream's float32, ours, and our float64.
 
-    `theirs` is what `upstream` returned, `batch` the sparse model's inputs on its device, `mask`
-    the is_real_node of this batch on the host.
+    `theirs`: the result of `upstream`; `batch`: the sparse model's inputs, on its device; `mask`:
+    the is_real_node of this batch, on the host.
     """
     truth, own = theirs
     mask = None if mask is None else device.send(mask)
@@ -591,14 +595,14 @@ class _Masked(chainer.Chain):
 
 
 def check(case, device):
-    """Return what is beyond its bound, as lines of text; quicker than `compare` if nothing is."""
+    """Return a line of text for each error beyond its bound; quick if there is none."""
     return failures(compare(case, device, with_own=False)) and failures(compare(case, device))
 
 
 def assert_same_in_training(monkeypatch, make, examples):
     """Compare a swapped model with the dense one in training, where both drop the same elements.
 
-    In float64. `examples` have one size: then both draw for the same rows.
+    All is float64. `examples` must have one size: only then do both draw for the same rows.
     """
     draw_as_chainer(monkeypatch)
     dense = to_double(initialised(make, examples))
@@ -613,7 +617,7 @@ def assert_same_in_training(monkeypatch, make, examples):
 
 
 def failures(found):
-    """Return what is beyond its bound in the result of :func:`compare`, as lines of text."""
+    """Return a line of text for each error beyond its bound in a result of :func:`compare`."""
     lines = []
     for layout, names in found.items():
         for name, e in names.items():
@@ -626,7 +630,7 @@ def failures(found):
 
 
 def crash(case):
-    """Return how Chainer Chemistry's own model fails, or None."""
+    """Return the type of the error that Chainer Chemistry's own model raises, or None."""
     examples = examples_of(case)
     try:
         initialised(case.make, examples)

@@ -45,7 +45,7 @@ exec(code)
 
 
 def environment():
-    """Return the environment (dict) in which this checkout is imported, one thread a library."""
+    """Return an environment (dict) that imports this checkout, with one thread per library."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
     return dict(os.environ, PYTHONPATH=path, OPENBLAS_NUM_THREADS='1')
 
@@ -67,7 +67,8 @@ def python(*words, cwd=None, status=0):
 class Forks:
     """Run programs in forks of one process that has imported some modules.
 
-    A program finds these modules imported, so it starts fast; it is otherwise alone there.
+    A program starts fast because these modules are imported already. It sees nothing of the
+    programs before it.
     """
 
     def __init__(self, folder, *modules):

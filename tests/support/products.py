@@ -22,9 +22,10 @@ def check_product(
     largest=FACTOR,
     multiply=bspmm_forward,
 ):
-    """Compare a product with the reference, exactly; its arguments stay as they are.
+    """Compare a product with the reference, exactly; also check that its arguments are unchanged.
 
-    values: 'own' are those of the matrix, 'ones' none, 'given' those of an argument.
+    values: where the values of the entries come from: 'own', the matrix; 'ones', nowhere, all are
+    1; 'given', an argument.
     largest: dtype -> the largest value of x. multiply: the product, perhaps another container's.
     """
     n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
@@ -41,7 +42,7 @@ def check_product(
 
 
 def check_sampled(place, adj, dtype, n_channels, multiply=bsddmm_forward):
-    """Compare a sampled product with the reference, exactly: one launch, if it has entries."""
+    """Compare a sampled product with the reference, exactly; nothing is launched for no entries."""
     u = integers((adj.n_rows, n_channels), dtype, seed=0)
     v = integers((adj.n_cols, n_channels), dtype, seed=1)
     w = multiply(place.put(adj), place.put(u), place.put(v))
@@ -50,7 +51,7 @@ def check_sampled(place, adj, dtype, n_channels, multiply=bsddmm_forward):
 
 
 def check_three_dimensions(place, adj, multiply=bspmm_forward, has_data=True):
-    """Compare the product of a padded batch, all arrays of which are not contiguous."""
+    """Compare the product of a padded batch with the reference; no array is contiguous."""
     x = integers((4, adj.max_rows, adj.n_graphs), 'f')
     data = integers(2 * adj.nnz, 'f', seed=1)
     residual = integers((adj.n_graphs, adj.max_rows, 8), 'f', seed=2)
@@ -63,11 +64,11 @@ def check_three_dimensions(place, adj, multiply=bspmm_forward, has_data=True):
 
 
 def check_nan(place, dtype, multiply, container=lambda adj: adj):
-    """Compare a product of NaN and infinity, which reach the rows that have entries for them."""
+    """Check that NaN and infinity reach exactly the rows that have entries for them."""
     adj = batch('mixed', dtype)
     x = integers((adj.n_cols, 3), dtype)
     x[10, 1] = adj.data[2] = numpy.nan
-    x[0, 0] = x[7, 2] = numpy.inf  # padding of SELL would name row 0
+    x[0, 0] = x[7, 2] = numpy.inf  # padding in a BatchedSELL could read row 0
     adj = container(adj)
     expected = reference.bspmm(adj, x)
     assert 3 < (~numpy.isfinite(expected)).sum() < expected.size // 2
@@ -75,8 +76,8 @@ def check_nan(place, dtype, multiply, container=lambda adj: adj):
 
 
 def check_duplicates(place, multiply=bspmm_forward, container=lambda adj: adj, has_data=True):
-    """Compare products of two entries at one place, whose sum would overflow."""
-    values = numpy.array([3e38, 3e38], 'f')  # whose sum is infinite
+    """Compare products of two entries at one place; the sum of their values would overflow."""
+    values = numpy.array([3e38, 3e38], 'f')  # the sum is infinite
     adj = BatchedCSR(numpy.array([0, 2]), numpy.array([0, 0]), numpy.array([0, 1]), values)
     adj = container(adj)
     x = numpy.array([[1e-3, 1e-8, 0]], 'f')

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.processes import environment, ROOT
 
-# The one beside the interpreter belongs to the MPI that mpi4py finds there.
+# An mpirun beside the interpreter belongs to the MPI that mpi4py finds there.
 _beside_python = shutil.which('mpirun', path=str(pathlib.Path(sys.executable).parent))
 MPIRUN = _beside_python or shutil.which('mpirun')
 needs_mpi = pytest.mark.skipif(
@@ -27,7 +27,7 @@ needs_mpi = pytest.mark.skipif(
 SETTINGS = {
     'OMPI_ALLOW_RUN_AS_ROOT': '1',
     'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',
-    # More ranks than cores, of Open MPI 5 and 4, and wherever there is room.
+    # Allow more ranks than cores, bound to no core: the first two for Open MPI 5, then for 4.
     'PRTE_MCA_rmaps_default_mapping_policy': ':oversubscribe',
     'PRTE_MCA_hwloc_default_binding_policy': 'none',
     'OMPI_MCA_rmaps_base_oversubscribe': '1',
@@ -67,8 +67,8 @@ def on_ranks(n_ranks, function, *arguments, **options):
 def on_kept_ranks(n_ranks, function, *arguments):
     """Call a function of a test module on ranks that stay for the next test.
 
-    For what ends well: starting ranks takes longer than most tests. Their standard output and
-    error are in the message if one fails.
+    This saves starting ranks, which takes longer than most tests. The function should return:
+    if it raises, the ranks end, and the message has their standard output and error.
     """
     if n_ranks not in _Kept.ranks:
         _Kept.ranks[n_ranks] = _Kept(n_ranks)
@@ -82,8 +82,8 @@ def _plain(arguments):
 class _Kept:
     """Ranks that wait for calls, each at the end of a pipe; they end when the pipes close."""
 
-    ranks: dict[int, '_Kept'] = {}  # number of ranks -> those that run
-    TIMEOUT = 45  # seconds for a call: with those to close, fewer than for a test
+    ranks: dict[int, '_Kept'] = {}  # number of ranks -> the ranks that run
+    TIMEOUT = 45  # seconds for a call: with the 10 to close, fewer than a test has
 
     def __init__(self, n_ranks):
         self._n_ranks = n_ranks
@@ -106,7 +106,7 @@ class _Kept:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        # Opened to read and write: nobody waits for the other end.
+        # A pipe opened for reading and writing does not wait for its other end.
         *self._calls, self._done = (os.open(pipe, os.O_RDWR) for pipe in pipes)
         atexit.register(self.close)
 
@@ -116,7 +116,7 @@ class _Kept:
             os.write(call, text.encode())
         try:
             self._wait()
-        except BaseException:  # such as the end of the test: the ranks may be in the call for ever
+        except BaseException:  # such as the test's time limit: the ranks may never return
             self.close()
             raise
 
@@ -146,7 +146,7 @@ class _Kept:
 
 
 def wait_for_calls(folder):
-    """Call what is asked for through the pipes, until they close; run by a kept rank."""
+    """Call the functions that the pipes name, until the pipes close; run by a kept rank."""
     from mpi4py import MPI
 
     done = os.open(os.path.join(folder, 'done'), os.O_WRONLY)

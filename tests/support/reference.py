@@ -1,7 +1,7 @@
 """The float64 NumPy reference that every fast path is compared with; slow, plain loops.
 
-All functions take host or device arrays and return float64 NumPy arrays. The formulas are those
-in the docstrings of ``chainer_bspmm.functions``.
+All functions take host or device arrays and return float64 NumPy arrays. The docstrings of
+``chainer_bspmm.functions`` have the same formulas.
 """
 
 import numpy
@@ -82,8 +82,8 @@ def graph_linear(A, x, W=None, b=None, W_self=None, b_self=None):
 def edge_film(adj, messages, film, gy=None, activation=lambda z: numpy.maximum(z, 0)):
     """y[row] = sum over the row's entries of value * activation(gamma * messages[column] + beta).
 
-    gamma and beta are the halves of film[row * R + relation of the column]. With `gy` also the
-    gradients with respect to messages and film, of a rectifier.
+    gamma and beta are the halves of film[row * R + relation of the column]. With `gy`, also return
+    the gradients with respect to messages and film; the activation is then a rectifier.
     """
     messages, film = _host(messages), _host(film)
     values = numpy.ones(adj.nnz) if adj.data is None else _host(adj.data)
@@ -145,7 +145,7 @@ def segment_broadcast(y, offsets, weights=None):
 def segment_softmax(x, offsets, weights=None):
     """y[i] = exp(x[i]) / sum of weights[k] * exp(x[k]) over the rows k of i's segment.
 
-    Rows of weight 0, and those of no segment, get 0.
+    Rows of weight 0, and rows of no segment, get 0.
     """
     x = _host(x)
     y = numpy.zeros(x.shape)
@@ -159,7 +159,7 @@ def segment_softmax(x, offsets, weights=None):
 def segment_softmax_grad(y, gy, offsets, weights=None):
     """gx[i] = y[i] (gy[i] - weights[i] * sum of y[k] gy[k] over the rows k of i's segment).
 
-    Rows of weight 0, and those of no segment, get 0.
+    Rows of weight 0, and rows of no segment, get 0.
     """
     y, gy = _host(y), _host(gy)
     gx = numpy.zeros(y.shape)
@@ -191,7 +191,7 @@ def philox(counter, key):
 
 
 def random_words(n, seed, stream, step):
-    """The uint32 words of n elements, see kernels/dropout.cu: word i % 4 of counter i / 4."""
+    """Random uint32 words of n elements, as in kernels/dropout.cu: word i % 4 of counter i / 4."""
     quads = numpy.arange(-(-n // 4), dtype=numpy.uint64)
     counter = (
         quads,
@@ -204,5 +204,5 @@ def random_words(n, seed, stream, step):
 
 
 def kept(n, ratio, seed, stream, step):
-    """(n,) bool: which elements dropout keeps."""
+    """Mask of the elements that dropout keeps, (n,) bool."""
     return random_words(n, seed, stream, step) >= min(ratio * 2.0**32, 2.0**32 - 1)

@@ -52,7 +52,7 @@ def relation_batch_on(name, xp, dtype):
 
 
 def small_relation_batch_on(name, xp):
-    """The same in float64, with few enough nodes for numerical gradients."""
+    """Return one of these batches in float64, with few enough nodes for numerical gradients."""
     if name != 'four relations':
         return relation_batch_on(name, xp, 'float64')
     rng = numpy.random.RandomState(0)

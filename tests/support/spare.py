@@ -10,7 +10,7 @@ OPTIONAL = ('data', 'row_weights')
 
 
 def buffers_for(adj, spare_rows, spare_nnz, n_labels=0):
-    """Return NumPy buffers full of what must not be read."""
+    """Return NumPy buffers full of NaN and indices out of range, which show if they are read."""
     n_rows, nnz = adj.n_rows + spare_rows, adj.nnz + spare_nnz
     return Buffers(
         atoms=numpy.full(n_rows, 2**30, 'i'),

@@ -49,12 +49,12 @@ def molecules(n, n_relations=1, seed=0, classes=False):
 
 
 def same_molecules(n=BATCH):
-    """Return examples of equal size: one layout, once the first batch was seen."""
+    """Return examples of equal size: all batches after the first one share its layout."""
     return [example for example in molecules(400) if len(example[0]) == 5][:n]
 
 
 class Row(chainer.Chain):
-    """A model around a function of (atoms, adj); `counter` is an attribute to be changed."""
+    """Model that calls a function of (itself, atoms, adj); `counter` is there to be changed."""
 
     def __init__(self, function, predictor=None):
         super().__init__()
@@ -72,13 +72,13 @@ def three_columns(link, atoms, adj):
 
 
 def mean_of_rows(link, atoms, adj):
-    """The same, and a mean over all rows, spare ones included."""
+    """Return three columns plus a mean over all rows, spare ones included."""
     h = functions.mean(link.inner.embed(atoms), axis=0)
     return functions.broadcast_to(h[None, :3], (adj.n_graphs, 3)) + three_columns(link, atoms, adj)
 
 
 def counting(link, atoms, adj):
-    """The same, and another attribute at each call."""
+    """Return three columns; each call also changes an attribute."""
     link.counter += 1
     return three_columns(link, atoms, adj)
 
@@ -131,7 +131,7 @@ def make_updater(
 
 
 def run(updater, n_steps):
-    """Update; return what was reported, a list of dicts."""
+    """Update `n_steps` times; return the values that each step reported, a list of dicts."""
     reporter = chainer.Reporter()
     reported = []
     target = updater.get_optimizer('main').target
@@ -157,7 +157,7 @@ def parameters(updater):
 def assert_same_training(make, n_steps=6, between=lambda updater: None, bound=1e-5):
     """Train with an updater of each kind and compare the parameters; return the GraphUpdater.
 
-    `make` returns an updater of a kind; `between` is called with it after each step.
+    `make` returns an updater of a class; `between` is called with the updater after each step.
     """
     found = []
     for kind in (StandardUpdater, GraphUpdater):
@@ -175,28 +175,28 @@ def is_captured(updater):
 
 
 def of_variables(batch, device=None):
-    """A converter whose labels are no array."""
+    """Converter whose labels are a Variable, not an array."""
     atoms, adj, labels = chainer_bspmm.concat_mols(batch, device)
     return atoms, adj, chainer.Variable(labels)
 
 
 def assert_same_bits(found, expected):
-    """Compare two dicts name -> array."""
+    """Compare two dicts name -> array, bit for bit."""
     assert found.keys() == expected.keys()
     for name in expected:
         assert found[name].tobytes() == expected[name].tobytes(), name
 
 
 def n_keys(updater):
-    """Return how many different keys of the guards there are programs for."""
+    """Count the different keys of the guards among the programs."""
     return len({layout[-1] for layout in updater._driver.programs})
 
 
 def assert_same_update(ours, theirs, bounds):
     """Compare parameters, gradients, states and counters of two links.
 
-    bounds: dtype's letter -> error, relative to the largest element of all parameters (gradients,
-    states m, ...), as an average of gradients may cancel.
+    bounds: dtype's letter -> error, relative to the largest element of all parameters (of all
+    gradients, all states m, ...), because single elements of an average of gradients may cancel.
     """
     groups = collections.defaultdict(list)  # (kind, dtype) -> pairs of arrays
     for own, other in zip(ours.params(False), theirs.params(False), strict=True):

@@ -9,13 +9,13 @@ from chainer.backends import cuda
 from tests.support import BATCHES
 from tests.support.spare import with_spare
 
-# Batches of tests.support whose rows get weights. Spare rows come without and with.
+# Batches of tests.support whose rows get weights, and numbers of spare rows.
 WEIGHTED = ['one graph', 'empty graphs first, between, last', 'huge among tiny', 'many']
 SPARE_ROWS = [0, 3]
 
 
 def weighted_on(name, xp, dtype, n_spare):
-    """Return one of BATCHES whose rows count 0 to 7 times, those of its last graph not at all."""
+    """Return one of BATCHES whose rows count 0 to 7 times; rows of its last graph do not count."""
     adj = BATCHES[name].astype(dtype)
     weights = numpy.random.RandomState(3).choice([0, 1, 1, 2, 7], adj.n_rows).astype('f')
     if adj.n_graphs > 1:
@@ -28,7 +28,7 @@ def weighted_on(name, xp, dtype, n_spare):
 
 
 def copies_of(weights, offsets):
-    """Return every row as often as it counts, (n_copies,), and where segments start in them."""
+    """Return the index of every row as often as it counts, (n_copies,); offsets of segments."""
     counts = cuda.to_cpu(weights).astype(int)
     starts = numpy.append(0, numpy.cumsum(counts))[cuda.to_cpu(offsets)]
     return numpy.repeat(numpy.arange(counts.size), counts), starts.astype('i')
@@ -70,11 +70,11 @@ def repeated(adj):
 
 
 def assert_counts_copies(function, adj, x):
-    """Compare what a function of (adj, x) gives for rows with weights, and for the repeated ones.
+    """Compare a function of (adj, x) for rows with weights, and for the repeated rows.
 
-    The output, the gradient, the one to be differentiated again, and the gradient of that; a
-    gradient by a row is the sum over its copies. The function need not be linear. Rows that do not
-    count, NaN as they are, get gradients of 0.
+    Compared are the output, the gradient, the gradient that can be differentiated again, and the
+    gradient of that. The gradient with respect to a row is the sum over its copies. The function
+    need not be linear. Rows that do not count hold NaN or infinity, and get gradients of 0.
     """
     plain, rows = repeated(adj)
     rows, results = adj.xp.asarray(rows), []

@@ -1,8 +1,8 @@
 """Stand-ins for CUDA graphs and pinned memory on the host: the updater's logic without a GPU.
 
-A capture runs the function and undoes what it changed; a launch runs it again and writes into the
-arrays that the capture returned, as a graph would. What the function reads from Python does not
-change from launch to launch where it is read by :func:`read_at_capture`.
+A capture runs the function and undoes its changes; a launch runs it again and writes into the
+arrays that the capture returned, as a graph would. Values that the function reads through
+:func:`read_at_capture` are the same in every launch, as values that a graph has recorded are.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _tape = types.SimpleNamespace(recorded=None, replayed=None)
 
 
 def read_at_capture(read):
-    """Return a function that returns ``read()``, in a launch what that was at the capture."""
+    """Return a function that returns ``read()``; in a launch, the value from the capture."""
 
     def value():
         if _tape.replayed is not None:
@@ -73,9 +73,9 @@ def _capture_and_drop(graphs, function):
 
 
 class _Counting:
-    """What all capturers on the host have: no streams, and counts.
+    """Base of the capturers on the host: no streams, and counts of captures and launches.
 
-    `is_ordered`: whether what runs now would be ordered after and before all work outside.
+    `is_ordered`: whether work that starts now would be ordered after and before all other work.
     """
 
     compile_kernels = _capture_and_drop
@@ -98,9 +98,9 @@ class _Counting:
 
 
 class HostCapturer(_Counting):
-    """A capturer whose graphs run the function again, with Python as it was at the capture.
+    """Capturer whose graphs run the function again, with Python's state of the capture.
 
-    `session` is the one that it was made for.
+    `session` is the session that it was made for.
     """
 
     nbytes = 1
@@ -169,7 +169,7 @@ class HostStaging(staging.Staging):
         if self._is_filled:  # after an error
             self._next = self._position
         for array in self._slots[self._next].values():
-            array.view('u1').fill(255)  # the host must write all of it
+            array.view('u1').fill(255)  # a value that the host forgets to write shows
         self._is_filled = True
         return self._slots[self._next]
 
@@ -187,7 +187,7 @@ class HostStaging(staging.Staging):
 
 
 class HostReports(reports.Reports):
-    """The rows' numbers instead of their addresses; a capture writes nothing."""
+    """`Reports` that copy the numbers, without their addresses; a capture writes nothing."""
 
     def _load(self):
         pass
@@ -219,7 +219,7 @@ class HostReports(reports.Reports):
 
 @contextlib.contextmanager
 def eager_causes():
-    """Yield a list, which gets the texts of warnings that say why something is not captured."""
+    """Yield a list; at the end it gets the warnings that say why something is not captured."""
     actual = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
@@ -230,7 +230,7 @@ def eager_causes():
 
 
 class HostFused(FusedUpdate):
-    """`FusedUpdate` of SGD whose launch is NumPy's; variants, numbers and counters are its own."""
+    """`FusedUpdate` of SGD whose launch runs in NumPy; only the launch is replaced."""
 
     def prepare(self):
         self.variants()
@@ -301,7 +301,7 @@ def stand_in(monkeypatch):
     begin = TrainingDriver._begin
 
     def begun(self, function):
-        """Let the capturer of this session be one of steps."""
+        """Begin a session whose capturer is in the list `made`."""
         others = session.Capturer
 
         def capturer(device):
@@ -319,7 +319,7 @@ def stand_in(monkeypatch):
 
 
 class PredictionGraphs(HostCapturer):
-    """Stand-ins for the graphs of a prediction: a launch runs again, into the captured arrays."""
+    """Capturer of predictions; counts the results on their way to the host."""
 
     def __init__(self):
         super().__init__()
@@ -360,7 +360,7 @@ def stand_in_for_prediction(monkeypatch):
 
 
 class HostPeerSums(PeerSums):
-    """`PeerSums` by MPI, which is not called in a capture: nothing runs then."""
+    """`PeerSums` by MPI. A capture calls no MPI: nothing would run on a GPU then."""
 
     def __init__(self, comm):
         super().__init__(comm)
@@ -438,7 +438,7 @@ class HostFlatGradients(flat_gradients.FlatGradients):
 def with_ranks(monkeypatch, comm):
     """Let `GraphUpdater` take a communicator (any object) for one of NCCL, updates being fused.
 
-    ``comm.n_waits`` counts how often the host waits for what was launched.
+    ``comm.n_waits`` counts how often the host waits for launched work.
     """
     fuse(monkeypatch)
     place = types.SimpleNamespace(empty=numpy.empty)

@@ -38,7 +38,7 @@ def cached(make, suffix, *parts):
     try:
         os.utime(path)
     except FileNotFoundError:
-        # Another process may write it too: the last one replaces the file by an equal one.
+        # Another process may write it, too. The last one replaces the file by an equal one.
         unfinished = path.with_name('%d-%s' % (os.getpid(), path.name))
         make(unfinished)
         os.replace(unfinished, path)
@@ -51,11 +51,11 @@ def cached_text(make, *parts):
 
 
 class CompileError(Exception):
-    """What g++ says of a source that it refuses."""
+    """g++ refuses a source; the message is its output."""
 
 
 def compile_cpp(path, text, *options, after=()):
-    """Make g++ read a text and what is linked `after` it, and write a file; or raise its words."""
+    """Compile a text, linked with the files `after` it, to a file; or raise `CompileError`."""
     words = ['g++', '-std=c++17', *options, '-x', 'c++', '-', *after, '-o', path]
     done = subprocess.run([*map(str, words)], input=text, capture_output=True, text=True)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""cuBLAS without a GPU: a library of its calls for the host, and arrays that it can be given."""
+"""cuBLAS without a GPU: a library for the host with the same calls, and arrays for it."""
 
 import contextlib
 import functools
@@ -51,7 +51,7 @@ def path():
 def install(monkeypatch):
     """Make `gemm` use the library and take `HostArray`.
 
-    Returns an object with CuPy's `current` stream and the `compute_type` that CuPy was told.
+    Returns an object with CuPy's `current` stream and CuPy's setting `compute_type`.
     """
     streams = types.SimpleNamespace(current=types.SimpleNamespace(ptr=1), compute_type=0)
     module = types.SimpleNamespace(

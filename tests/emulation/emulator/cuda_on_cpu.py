@@ -22,7 +22,7 @@ from tests.emulation.emulator import cache
 from tests.support.launches import DeviceArray, placed
 
 FOLDER = pathlib.Path(__file__).resolve().parent
-# For -fsanitize=. MEMORY: accesses outside arrays, vectors that are not aligned. RACES: data races.
+# Values of -fsanitize. MEMORY: accesses outside arrays, unaligned vectors. RACES: data races.
 MEMORY, RACES = 'address,undefined', 'thread'
 # Memory that a program still holds at exit is not a fault of a kernel.
 ENVIRONMENT = dict(os.environ, ASAN_OPTIONS='detect_leaks=0')
@@ -72,8 +72,8 @@ def _compile(suffix, text, *options, engine=None):
     headers = [path.read_text() for path in sorted(FOLDER.glob('*.h'))]
     level = '-O0' if engine else '-O1'  # a kernel takes longer to compile than to run
     linked = []
-    if engine is not None and engine.suffix == '.so':  # found beside what is linked with it
-        # It brings the libraries; to look for them again would take as long as to compile.
+    if engine is not None and engine.suffix == '.so':  # both files are in one folder: $ORIGIN
+        # The engine brings the standard libraries: to find them again takes as long as to compile.
         linked = ['-nostdlib', '-L%s' % engine.parent, '-l:' + engine.name, '-Wl,-rpath,$ORIGIN']
     elif engine is not None:
         linked = ['-x', 'none', engine]
@@ -106,7 +106,7 @@ def build(text, entry, options=(), sanitizer=None):
     """Compile the kernel `entry` of a CUDA source.
 
     Returns:
-        What :func:`run` takes: a function of this process, with a sanitizer the path of a program.
+        The kernel for :func:`run`: a function in this process; with a sanitizer, a program's path.
     """
     # No macro can turn this declaration of an array into one of a pointer.
     text = re.sub(
@@ -129,14 +129,14 @@ def build(text, entry, options=(), sanitizer=None):
 def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
     """Run a kernel on NumPy arrays, which it may change, NumPy numbers and bare pointers.
 
-    What a bare pointer (``numpy.uintp``) points to is neither copied nor checked.
+    Memory behind a bare pointer (``numpy.uintp``) is neither copied nor checked.
 
-    An array that comes twice is one array to the kernel too. A structured array of size one is a
-    struct passed by value; where it, or an array of uint64, holds the address of one of the
-    `reachable` arrays, the kernel finds a pointer to that.
+    An array that is passed twice is one array for the kernel, too. A structured array of size one
+    is a struct passed by value. Where it, or an array of uint64, holds the address of one of the
+    `reachable` arrays, the kernel finds a pointer to that array.
 
     Raises:
-        KernelError: the kernel did something that a GPU leaves undefined; the message says what.
+        KernelError: the kernel has undefined behaviour on a GPU; the message has the report.
     """
     in_process = not isinstance(kernel, pathlib.Path)
     words = []
@@ -201,7 +201,7 @@ def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
 class Device:
     """The GPU's part of the package with its kernels on the CPU, for the duration of a test.
 
-    New arrays are full of NaN, those of integers full of 127.
+    New arrays are full of NaN, new arrays of integers full of 127.
 
     Args:
         monkeypatch: pytest's.
@@ -210,8 +210,8 @@ class Device:
     Attributes:
         launched (list): the compile-time constants (dict) of every launch.
         names (set): the kernels that were launched.
-        sizes (plans.Device): those of the GPU that plans are made for.
-        reachable (list): arrays to which structs passed by value hold pointers.
+        sizes (plans.Device): the GPU that plans are made for.
+        reachable (list): arrays whose addresses may be in structs passed by value, or in tables.
     """
 
     def __init__(self, monkeypatch, sanitizer=None):

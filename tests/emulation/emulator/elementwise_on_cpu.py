@@ -17,7 +17,7 @@ template <typename T> T rsqrt(T x) { return 1 / std::sqrt(x); }
 """
 
 
-# Options of NVRTC -> of g++.
+# Options of NVRTC -> the same for g++.
 OPTIONS = {'--fmad=false': '-ffp-contract=off'}
 
 
@@ -36,10 +36,10 @@ def _parameters(text):
 
 
 def elementwise(put, in_params, out_params, operation, name, options=()):
-    """Return a function that does what CuPy's ``ElementwiseKernel`` of these arguments does.
+    """Return a stand-in for CuPy's ``ElementwiseKernel`` of the same arguments.
 
-    put: makes a device array of a NumPy array. New outputs are full of NaN. What is not given as
-    an array of the type that it is declared with is refused, as by CuPy; scalars are converted.
+    put: makes a device array of a NumPy array. New outputs are full of NaN. As in CuPy, arrays
+    must have the declared types, and scalars are converted to them.
     """
     inputs, outputs = list(_parameters(in_params)), list(_parameters(out_params))
     parameters = inputs + outputs
