@@ -1,4 +1,4 @@
-"""What `make lint` finds in code that only a GPU runs."""
+"""Faults that `make lint` finds in code that only a GPU runs."""
 
 import pathlib
 import re

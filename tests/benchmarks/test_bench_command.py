@@ -1,4 +1,4 @@
-"""Whole commands: which are run, with which caches, and what is made of their seconds."""
+"""Whole commands: which are run, with which caches, and figures made of their seconds."""
 
 import json
 import pathlib
@@ -44,7 +44,7 @@ def compare(args):
 
 
 def test_runs(runs):
-    """Cold runs have new caches, warm ones those of the last cold one; others run less often."""
+    """A cold run has a new cache, a warm one that of the last cold run; others run less often."""
     made, _ = runs
     args = arguments(cold=2, warm=2)
     found, not_run = compare(args)

@@ -1,4 +1,4 @@
-"""The quality study: which runs, in which order; failures, merging and what is stored."""
+"""The quality study: which runs, in which order; failures, merging and stored results."""
 
 import json
 

@@ -260,7 +260,7 @@ def test_a_wrong_method_is_not_timed(tmp_path, monkeypatch):
 @pytest.mark.parametrize('size', [0, 1, 2])
 @pytest.mark.parametrize('method', ['rsgcn', 'gin', 'relgcn'])
 def test_static_batches_of_pytorch_geometric(method, size):
-    """Loss and gradients over padded arrays are those of an ordinary batch."""
+    """Padded arrays give the same loss and gradients as an ordinary batch."""
     torch = pytest.importorskip('torch')
     data = pytest.importorskip('torch_geometric.data')
     from benchmarks.peers import geometric_models

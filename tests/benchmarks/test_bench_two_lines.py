@@ -18,7 +18,7 @@ def cells_of(result):
 
 
 def run(folder, *batches):
-    """Measure few molecules; return what is printed."""
+    """Measure few molecules; return the printed text."""
     words = '--data qm9 --methods rsgcn --limit 60 --rounds 1 --commit c'.split()
     argv = ['bench', *words, '--batches', *batches, '--out', str(folder)]
     printed = io.StringIO()
@@ -29,7 +29,7 @@ def run(folder, *batches):
 
 @pytest.fixture(scope='module')
 def measured(tmp_path_factory):
-    """The folder of a result with batches of 16, and what was printed."""
+    """Folder of a result with batches of 16, and the printed text."""
     folder = tmp_path_factory.mktemp('two_lines')
     return folder, run(folder, '16')
 

@@ -11,7 +11,7 @@ from benchmarks import gpus
 
 @pytest.fixture
 def processors(monkeypatch):
-    """Processors 8 to 15 are those of this process, and it may use every GPU."""
+    """Processors 8 to 15 belong to this process, and it may use every GPU."""
     monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(8, 16)))
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
 

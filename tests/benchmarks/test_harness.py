@@ -62,7 +62,7 @@ def test_a_result_is_saved_where_it_is_asked_for(tmp_path):
 
 @pytest.fixture
 def head(conditions):
-    """What a result begins with, before anything is measured."""
+    """Head of a result, which exists before anything is measured."""
     return {'conditions': conditions, 'options': {'limit': None, 'epochs': (1, 2)}}
 
 

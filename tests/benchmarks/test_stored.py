@@ -1,4 +1,4 @@
-"""What benchmarks make of measured times, against what is stored beside them."""
+"""Figures that benchmarks make of measured times, against the figures stored beside them."""
 
 import json
 

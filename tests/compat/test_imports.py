@@ -43,7 +43,7 @@ def forks(tmp_path_factory):
 
 @pytest.fixture
 def run(forks):
-    """What runs code in a process without Chainer, and returns what it printed and its errors."""
+    """Function that runs code in a process without Chainer; returns its output and its errors."""
 
     def run_code(code):
         done = forks.run(_HIDE + textwrap.dedent(code))

@@ -412,7 +412,7 @@ def test_gated_weights_launch_covers_everything_once(n_rows, widths, state, item
     assert launch.grid[0] == of_W + of_U
     _, each = launch.arguments
     assert (launch.grid[1] - 1) * each < n_rows <= launch.grid[1] * each
-    # The sums of two groups, or the tile's and those of the biases, take the place of the rows.
+    # Sums of two groups, or of the tile and of the biases, then use the memory of the rows.
     assert launch.shared_bytes >= (tile * tile + max(tile * tile, launch.block[0])) * itemsize
 
 

@@ -62,7 +62,7 @@ def examples_with(*columns):
 
 
 def assert_same_labels(batch, expected):
-    """Compare all columns with those of upstream's batch, dtypes included."""
+    """Compare all columns, dtypes included, with upstream's batch."""
     for ours, theirs in zip(batch[2:], expected[2:], strict=True):
         numpy.testing.assert_array_equal(ours, theirs, strict=True)
 

@@ -41,7 +41,7 @@ def ranks(device, dtypes, shapes=SHAPES, dtype=None):
 
 
 def sent_by(rank, gradients, bad=()):
-    """Return what a rank sends."""
+    """Return the flat array that a rank sends."""
     scaled = [N_MOLECULES[rank] * numpy.ravel(of_ranks[rank]) for of_ranks in gradients]
     flags = [float(rank == other and rank in bad) for other in range(3)]
     return numpy.concatenate([*scaled, [N_MOLECULES[rank]], flags])
@@ -77,7 +77,7 @@ def made(device, monkeypatch):
 
 
 def check(device, made, dtypes, shapes=SHAPES, dtype=None, loss=1, loss_dtype='f', bad=()):
-    """Pack, add up and unpack; compare what was sent, and the gradients."""
+    """Pack, add up and unpack; compare the sent array, and the gradients."""
     optimizer, gradients = ranks(device, dtypes, shapes, dtype)
     flat = made(optimizer, [sent_by(rank, gradients, bad) for rank in (0, 2)])
     assert flat.sent.dtype == (dtype or max(dtypes, key='efd'.index))
@@ -207,7 +207,7 @@ def test_gradient_that_is_a_view(device, made):
 @pinned
 @pytest.mark.parametrize('n_params', (3, flat_gradients._N_PARAMETERS + 1))
 def test_parameters_with_one_gradient(device, made, n_params):
-    """As those of a sum have it; the last one has a part of it."""
+    """Terms of a sum share one gradient; here the last parameter has a part of it."""
     optimizer, gradients = ranks(device, 'f', ((1, 5),) * (n_params - 1) + ((1, 3),))
     params = [getattr(optimizer.target, 'p%03d' % i) for i in (0, n_params - 2, n_params - 1)]
     params[1].grad = params[0].grad

@@ -223,7 +223,7 @@ def test_norms_that_are_no_numbers(device, value):
 
 
 def test_parameters_that_share_a_gradient(device, monkeypatch):
-    """Those of ``V + W`` do; each is clipped and decays by itself."""
+    """Parameters of ``V + W`` do. Hooks must clip and decay each gradient by itself."""
     ours, theirs = (OPTIMIZERS['SGD']().setup(link) for link in links(device, 'd', SHAPES[3:5] * 2))
     rng = numpy.random.RandomState(1)
     device.reachable = []

@@ -26,7 +26,7 @@ def known_architectures():
 
 
 def compiled(name, dtype, defines, architecture, *flags):
-    """Return what ptxas says of a kernel, or skip where the compiler is not there for it."""
+    """Return the report of ptxas for a kernel; skip the test without a compiler for it."""
     if shutil.which('nvcc') is None:
         pytest.skip('nvcc is not on the PATH')
     if architecture not in known_architectures():
@@ -55,7 +55,7 @@ def compiled(name, dtype, defines, architecture, *flags):
 
 
 def usage(report):
-    """Return bytes of the stack and bytes spilled."""
+    """Return the bytes of the stack and the bytes spilled, from a report of ptxas."""
     assert 'bytes spill stores' in report, 'not a report of ptxas: ' + report
     stack = re.findall(r'(\d+) bytes stack frame', report)
     spilled = re.findall(r'(\d+) bytes spill (?:stores|loads)', report)

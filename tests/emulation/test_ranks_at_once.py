@@ -78,7 +78,7 @@ class Runtime:
 
 
 def stand_in(monkeypatch, folder, *replaced):
-    """Return the emulator, and the list of what is loaded from now on."""
+    """Return the emulator, and a list that gets every kernel loaded from now on."""
     device = cuda_on_cpu.Device(monkeypatch)
     source = kernels.source
 
@@ -108,7 +108,7 @@ def stand_in(monkeypatch, folder, *replaced):
 
 
 def values_of(rank, turn, shape, number):
-    """Return what a rank adds to a sum: integers, so that sums are exact."""
+    """Return a rank's part of a sum: integers, so that sums are exact."""
     rng = numpy.random.RandomState(1000 * turn + 10 * number + rank)
     return rng.randint(-50, 50, shape).astype('f')
 
@@ -120,7 +120,7 @@ def n_molecules(rank, turn):
 def exchange(folder, seconds, *replaced):
     """Exchange gradients and vectors many times, each rank at its own pace.
 
-    replaced: pairs of a text in the kernels and what takes its place.
+    replaced: pairs of a text in the kernels and its replacement.
     """
     import chainermn
 

@@ -1,4 +1,4 @@
-"""examples/network_graph: a generated network, files like Cora's, and what is refused."""
+"""examples/network_graph: a generated network, files like Cora's, and refusals."""
 
 import json
 

@@ -292,7 +292,7 @@ def test_an_interrupt_before_the_training(common, folder, monkeypatch):
 
 
 def continued(folder, *words):
-    """Resume the run in result with these options alone; return what was printed."""
+    """Resume the run in result with these options alone; return the printed text."""
     return run('train_own.py', '--resume', '--out', 'result', *words, cwd=folder)
 
 
@@ -569,7 +569,7 @@ def full_disk(most):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:
-        # Pytest keeps what is printed in a file.
+        # Pytest captures output in a file, which the limit would cut.
         with contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
@@ -667,7 +667,7 @@ def test_molecules_without_labels_are_refused(tmp_path):
 
 @pytest.fixture(scope='module')
 def trained_on_odd_rows(tmp_path_factory):
-    """The folder of a training on such a file, in batches too large for it; what was printed."""
+    """Folder and printed text of a training on such a file, in batches larger than the file."""
     folder = tmp_path_factory.mktemp('odd')
     return folder, train_on(folder, ODD_ROWS, '--skip-missing', '--batchsize', '100000')
 

@@ -51,7 +51,7 @@ def data(qm9_data):
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    """The output folder of a short training, and what was printed."""
+    """Output folder of a short training, and the printed text."""
     out = tmp_path_factory.mktemp('trained')
     return out, run('train_qm9.py', '--out', out, *ALPHA)
 
@@ -554,7 +554,7 @@ def test_prediction_of_smiles_writes_no_file_unless_asked(trained, predict):
 
 @pytest.fixture
 def from_file(predict, tmp_path):
-    """What is printed, and the rows, of a prediction for a file with odd rows."""
+    """Printed text and rows of a prediction for a file with odd rows."""
     (tmp_path / 'mine.csv').write_text('smiles,alpha\nCCO,30\nC1CC,1\nOCC,\nCC,>5\n')
     text = predict('--data', 'mine.csv', '--out', 'a.csv')
     return text, rows(tmp_path / 'a.csv')

@@ -37,7 +37,7 @@ def data_file(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def train(data_file, tmp_path_factory):
-    """A function that trains on two ranks, and returns the folder and what was printed."""
+    """Function that trains on two ranks, and returns the folder and the printed text."""
     folder = tmp_path_factory.mktemp('trained')
 
     def run(name, *options):

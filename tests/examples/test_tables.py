@@ -42,7 +42,7 @@ def write(tmp_path, monkeypatch):
 
 @pytest.fixture
 def predicted(trained, write, tmp_path):
-    """A function that predicts a table; it returns what was printed, and the rows."""
+    """Function that predicts a table, and returns the printed text and the rows."""
 
     def predict(text, *words):
         write(text)

@@ -56,7 +56,7 @@ def data_file(tox21_data, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def trained(data_file, tmp_path_factory):
-    """The output folder of a short training, and what was printed."""
+    """Output folder of a short training, and the printed text."""
     out = tmp_path_factory.mktemp('trained')
     return out, run('train_tox21.py', '--data', data_file, '--epoch', '3', '--out', out, *QUICK)
 
@@ -213,7 +213,7 @@ def test_the_best_model_predicts(predict):
 
 @pytest.fixture
 def from_file(predict, tmp_path):
-    """What is printed, and the rows, of a prediction for a file with one label."""
+    """Printed text and rows of a prediction for a file with one label."""
     (tmp_path / 'mine.csv').write_text('smiles,NR-ER\nCCO,1\nC1CC,\nCCN,\n')
     text = predict('--data', 'mine.csv', '--out', 'a.csv')
     return text, rows(tmp_path / 'a.csv')

@@ -171,9 +171,9 @@ def test_swap_of_nfp_alone():
 
 
 def check_against_padded(function, xp, n_relations, n_channels):
-    """Compare values, gradients and second gradients in float64 with those of a padded batch.
+    """Compare values, gradients and second gradients of a folded and a padded batch, in float64.
 
-    The function is of a batch and features; equal rows have equal results.
+    The function takes a batch and features; equal rows must have equal results.
     """
     rng = numpy.random.RandomState(0)
     matrices = [random_matrix(rng, n, n_relations, density=0.4) for n in (4, 0, 1, 6, 3)]

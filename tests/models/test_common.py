@@ -1,4 +1,4 @@
-"""What holds for every model: its constructor is upstream's, inputs, float16, refusals."""
+"""Rules for every model: upstream's constructor, inputs, float16, refusals."""
 
 import gc
 import inspect

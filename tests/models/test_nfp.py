@@ -1,4 +1,4 @@
-"""NFP: quirks by a loop, layers concatenated, degrees once a batch, what is refused."""
+"""NFP: quirks by a loop, layers concatenated, degrees once a batch, refusals."""
 
 import numpy
 import pytest

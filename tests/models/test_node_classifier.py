@@ -64,7 +64,7 @@ def predictor(kind):
 
 
 def result(model, *inputs):
-    """Return the loss, what was reported, and the gradients."""
+    """Return the loss, the reported values, and the gradients."""
     reporter = chainer.Reporter()
     observed = {}
     reporter.add_observer('main', model)

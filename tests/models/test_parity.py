@@ -73,8 +73,8 @@ BONDS = tuple(
 CANCELLING = 'RelGAT, within', 'RelGAT, within, bonds'
 
 
-# Of models that wrap others, the defaults of two bases: test_common.py has the outputs of all. Of
-# `MORE`, what is not a combination.
+# Of the models that wrap others, the defaults of two bases: test_common.py has the outputs of all.
+# Of `MORE`, only the cases of one relation.
 WRAPPERS_OF = 'GGNN', 'RSGCN'
 QUICK = (
     *(case for case in parity.ALL_CASES if '_' not in case.model),

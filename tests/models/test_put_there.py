@@ -157,7 +157,7 @@ def is_equal(actual, expected):
 
 
 def judged(place, change, actual, expected, before):
-    """Return what became of a case: its kind is 'silent' where it is a fault."""
+    """Return the outcome of a case; the kind 'silent' is a fault."""
     if isinstance(expected, Exception):
         return Outcome(place, change, 'dense fails', repr(expected))
     if isinstance(actual, Exception):
@@ -246,7 +246,7 @@ def test_the_dense_models_answer_or_a_refusal(name):
     assert min(counts[kind] for kind in ('refused', 'called', 'equal')) > 5
 
 
-# --- what is said ---
+# --- the messages ---
 
 
 class Halved(GraphLinear):

@@ -80,7 +80,7 @@ def compute(
 
 
 def alone(kind, model, data, **more):
-    """Return what a calculator finds for each molecule alone."""
+    """Return the saliency that a calculator computes for each molecule alone."""
     return [compute(kind, model, [example], concat_mols, 1, **more)[1][0] for example in data]
 
 

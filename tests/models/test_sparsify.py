@@ -1,4 +1,4 @@
-"""sparsify and densify: where a model may be, what stays the same, what is refused."""
+"""sparsify and densify: where a model may be, what stays the same, refusals."""
 
 import copy
 
@@ -39,7 +39,7 @@ def rsgcn(**options):
 
 
 class OwnChain(chainer.Chain):
-    """What a user might write: the model below other links and lists."""
+    """Chain as a user might write it: the model is below other links and lists."""
 
     def __init__(self, conv):
         super().__init__()
@@ -258,7 +258,7 @@ def test_device_is_kept(device):
     assert model(*concat_mols(EXAMPLES, device)[:2]).xp is device.xp
 
 
-# --- what is refused: the reason first, then what to do ---
+# --- refusals: the reason first, then what to do ---
 
 PAIRS = 'every pair of atoms'
 LISTS = 'it gathers and adds features by index, along a list of %s'

@@ -1,4 +1,4 @@
-"""The GWM, CWLE and GWLE models: swap, snapshots, real data, what is refused.
+"""The GWM, CWLE and GWLE models: swap, snapshots, real data, refusals.
 
 test_parity.py compares their numbers with Chainer Chemistry's.
 """

@@ -270,7 +270,7 @@ def evaluate(path):
 
 
 def results(comm):
-    """Return what evaluators report on all ranks, or in this process alone."""
+    """Return the values that evaluators report on all ranks, or in this process alone."""
     from chainer_chemistry.training.extensions import BatchEvaluator, R2ScoreEvaluator
 
     if comm:

@@ -86,7 +86,7 @@ def train_with_graphs(name, are_of_one_host):
         host_graphs.with_ranks(monkeypatch, comm)
         updater = trained_with(GraphUpdater, name, comm, CAPTURED_SIZES)
     assert len(graphs) == 1
-    if 'norm' in name and not are_of_one_host:  # its statistics are those of all ranks: eagerly
+    if 'norm' in name and not are_of_one_host:  # sums over several hosts run eagerly
         assert not sent and not graphs[0].n_launches
     else:
         assert len(sent) == N_CAPTURED and graphs[0].n_launches > N_CAPTURED / 2

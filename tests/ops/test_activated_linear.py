@@ -106,7 +106,7 @@ def test_gradients_of_the_sum(xp):
 
 
 def test_layers_that_share_everything(xp):
-    """The parameters' gradients are those of all uses."""
+    """Gradients of parameters are sums over all uses."""
     given = inputs(xp, 9, 3, 4, 'float64')
     twice = outcome(lambda *a: linear_softmax(a, a), given)
     assert_same_outcome(twice, outcome(lambda *a: 2 * softmax_of_one(*a), given), 'd', 1e-12)
@@ -132,7 +132,7 @@ def test_layers_that_do_not_fit(layers, message):
 
 # --- the softmaxes and their sum, by one launch ---
 
-# Roundings to the dtype, three where terms are added, and a few of what is calculated in.
+# A rounding to the dtype, three where terms are added, and a few of the dtype of the calculation.
 BOUND = {'e': 2**-9, 'f': 2**-20, 'd': 2**-48}
 
 

@@ -70,7 +70,7 @@ CASES = [(name, dtype, {}) for name in WEIGHTED for dtype in BOUNDS] + [
 @pytest.mark.parametrize('is_weighted, n_spare', [(False, 7), (True, 0), (True, 3)])
 @pytest.mark.parametrize('name, dtype, options', CASES, ids=str)
 def test_a_row_counts_as_often_as_its_weight(xp, name, dtype, options, is_weighted, n_spare):
-    """Those that do not count, such as spare ones, hold NaN."""
+    """Rows that do not count, such as spare rows, hold NaN."""
     if is_weighted:
         adj = weighted_on(name, xp, dtype, n_spare)
         rows, _ = copies_of(adj.row_weights, adj.row_offsets)

@@ -45,7 +45,7 @@ def adjacency(xp, dtype, types=TYPES, way='relations'):
     n = len(types)
     matrix = numpy.zeros((n, n))
     if way == 'relations':
-        # Between neighbours in the list as much as leaves the diagonals what is missing.
+        # Pairs of neighbours in the list have edges; the diagonal completes the degrees.
         for i in range(0, n - 1, 2):
             matrix[i, i + 1] = matrix[i + 1, i] = min(types[i], types[i + 1]) / 2
         matrix[range(n), range(n)] = types - matrix.sum(axis=0)

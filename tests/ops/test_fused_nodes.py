@@ -1,6 +1,6 @@
-"""What holds for every fused node: one node; gradients of some inputs alone, and whose memory.
+"""Rules for every fused node: it is one node, and gradients of some inputs share no memory.
 
-Also that its kernels, which are tested on bare arrays elsewhere, get from it what they need.
+Other tests run its kernels on bare arrays; here the node itself launches them.
 """
 
 import functools
@@ -103,7 +103,7 @@ def batch_and_arrays(node):
 
 @pytest.fixture(params=NODES)
 def node(request, xp, monkeypatch):
-    """A function of arrays, and arrays in float64; and the `Node`."""
+    """Triple: a function of arrays, arrays in float64, and the `Node`."""
     node = NODES[request.param]
     if node.aggregates_first is not None:
         monkeypatch.setattr(products, '_is_on_host', lambda *_: False)

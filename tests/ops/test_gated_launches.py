@@ -13,7 +13,7 @@ from chainer_bspmm.ops.gates.launches import gated_step_backward, gated_step_for
 from tests.support.devices import on_an_emulated_device, slow_unless
 
 
-# Roundings to the dtype, of the result and of what is kept for the gradients, and those of sums.
+# Roundings to the dtype: of the result, of the values kept for the gradients, and of sums.
 BOUND = {'e': 2**-8, 'f': 2**-18, 'd': 2**-46}
 
 

@@ -20,7 +20,7 @@ from tests.support.layers import convolved_relu, linear_relu
 
 @pytest.fixture(params=[True, False], ids=['own', 'products'])
 def order(request, monkeypatch):
-    """What the device does by itself, and products, neighbours summed first."""
+    """Two ways: the one that the device takes by itself, and products, neighbours summed first."""
     if not request.param:
         monkeypatch.setattr(products, '_is_on_host', lambda x: False)
         monkeypatch.setattr(products, 'aggregates_first', lambda *_: True)
@@ -136,7 +136,7 @@ def test_a_loop_is_of_one_relation():
 
 
 def test_zeros_that_dropout_keeps():
-    """What a kernel has dropped is -0."""
+    """An element that a kernel has dropped is -0; a 0 was kept."""
     layer = node.GraphLinear(None, ('x', 'W_self'), functions.identity, 0.5, False)
     layer._y = numpy.array([0.0, -0.0, 3.0], 'f')
     numpy.testing.assert_array_equal(layer._factors(), [2, 0, 2])

@@ -28,7 +28,7 @@ def step(*inputs):
 
 
 def chainers_own(*inputs):
-    """Return what chainer.links.StatefulGRU does with the inputs."""
+    """Return the result of chainer.links.StatefulGRU for the inputs."""
     with_state = len(inputs) > 6
     with chainer.using_config('dtype', inputs[0].dtype):
         link = chainer.links.StatefulGRU(C + M, H)

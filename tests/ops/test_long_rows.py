@@ -257,7 +257,7 @@ def counted(adj):
 @pytest.mark.parametrize('n_relations', [1, 3])
 @pytest.mark.parametrize('long', ['row', 'column', 'row and column'])
 def test_bounds_of_matrices_that_are_made_of_it(long, n_relations):
-    """At least as many as there are: what is launched for long rows is then launched for them."""
+    """A bound is at least the longest row: otherwise the launch for long rows would be left out."""
     graph = star(500, both_ways=long == 'row and column')
     if long != 'row and column':
         graph = graph + scipy.sparse.eye(501)

@@ -46,7 +46,7 @@ def assert_close(actual, expected, dtype):
 
 
 def check(gpu, kind, dtype, x, t, divisor=None, **options):
-    """Compare with Chainer; `options` are those of its function."""
+    """Compare with Chainer's function, which gets the `options`."""
     divisor = divisor if kind in HAS_LABELS else x.size
     variable = chainer.Variable(x.astype('d'))
     expected = CHAINER[kind](variable, t.astype('d') if t.dtype.kind == 'f' else t, **options)

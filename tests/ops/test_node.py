@@ -108,7 +108,7 @@ def test_fused_node_is_told_which_gradients_are_wanted(wanted):
 
 
 class Launched(AccumulateInLaunch, Product):
-    """What stands for its launch adds to the gradient that there is."""
+    """Product whose gradients stand for a launch that adds to an existing gradient."""
 
     fails = False
 

@@ -57,7 +57,7 @@ def parameters(adj, xp, dtype, widths, parts):
 
 
 def test_one_matrix_for_several_dtypes(order, xp):
-    """What is kept with a matrix of implicit ones depends on the dtype of the features."""
+    """Data cached with a matrix of implicit ones depend on the dtype of the features."""
     adj = relation_batch_on('unsorted relations', xp, 'f')
     shared = adj.replace()
     for dtype in ('d', 'e', 'f'):
@@ -91,7 +91,7 @@ def test_half_precision(xp, order):
     given = parameters(adj, xp, 'float16', (5, 4), PARTS[0])
     y = relation_linear(adj, **given).array
     assert y.dtype == numpy.float16
-    # The array between GEMM and product is rounded too, and so is what is added last.
+    # The array between GEMM and product is rounded too, and so is the term that is added last.
     assert relative_error(y, truth(adj, **given)) < 4 * 5e-4
 
 

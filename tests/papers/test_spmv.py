@@ -1,4 +1,4 @@
-"""spmv of both containers: values, launches, what beta = 0 leaves unread, and what is refused."""
+"""spmv of both containers: values, launches, refusals, and y, which beta = 0 leaves unread."""
 
 import numpy
 import pytest

@@ -1,4 +1,4 @@
-"""What all containers have from `Batch`: changed copies, what is derived, transfers."""
+"""Methods that all containers have from `Batch`: changed copies, derived data, transfers."""
 
 import types
 

@@ -103,7 +103,7 @@ def test_what_has_the_same_rows_has_the_weights(xp, n_relations, padded_to):
 
 @pytest.mark.parametrize('n_relations', [1, 3])
 def test_what_has_other_rows_has_none(xp, n_relations):
-    """Those of a transpose are pairs of node and relation; those of edges are edges."""
+    """Weights count nodes: rows that are pairs of node and relation, or edges, have none."""
     adj = folded(n_relations).to_device(device_of(xp))
     edges = edges_of(adj)
     others = [

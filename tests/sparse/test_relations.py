@@ -94,7 +94,7 @@ def check(gpu, adj, spare=0):
 @pytest.mark.parametrize('dtype', 'efd')
 @pytest.mark.parametrize('spare', [0, 3])
 def test_reciprocal_degrees(gpu, dtype, spare):
-    """Of rows with up to six entries, and of one without; also those of the transpose."""
+    """Rows have up to six entries; one has none. The transpose is compared as well."""
     rng = numpy.random.RandomState(0)
     halves = [numpy.triu(rng.uniform(size=(3, n, n)) < 0.2, 1) for n in (9, 1, 14)]
     adj = BatchedCSR.from_matrices([half | half.transpose(0, 2, 1) for half in halves])
@@ -112,7 +112,7 @@ def test_reciprocal_degrees(gpu, dtype, spare):
 
 
 def test_rows_of_scaled_matrices(gpu):
-    """Those of the matrix and those of its transpose, by one launch."""
+    """One launch makes the rows of the matrix and the rows of its transpose."""
     rng = numpy.random.RandomState(0)
     halves = [numpy.triu(rng.uniform(size=(2, n, n)) < 0.3, 1) for n in (5, 3)]
     adj = BatchedCSR.from_matrices([half | half.transpose(0, 2, 1) for half in halves])

@@ -24,8 +24,8 @@ GPUS = [
 ]
 
 
-# For tests that change the GPU's sizes: on a real GPU a kernel keeps the limit of shared memory that
-# it was compiled for.
+# For tests that change the GPU's sizes: on a real GPU a kernel keeps the limit of shared memory
+# that it was compiled for.
 on_an_emulated_device = pytest.mark.parametrize('gpu', GPUS[:-1], indirect=True)
 
 

@@ -283,8 +283,8 @@ def next_unseen():
     return _unseen.value
 
 
-# What the model is -> (its function, a pattern of the cause, whether its values are those of single
-# molecules).
+# Kind of model -> (its function, a pattern of the cause, whether a batch gives the same values as
+# single molecules).
 EAGER = {
     'of all rows': (
         mean_of_rows,

@@ -168,7 +168,7 @@ def test_ranks_are_one_large_batch(made, graphs, noted, is_clipped, is_one_host)
 
 
 def test_a_rank_does_not_check_its_first_step_alone(made, noted):
-    """What it computes may be a sum over all ranks, which the others would not take part in."""
+    """The step may contain a sum over all ranks, in which the others would not take part."""
     checks = noted(graph_updater, 'check_first_step')
     updater, _ = made()
     assert train(updater, SIZES[:3]) == [] and not checks
@@ -185,7 +185,7 @@ def test_loss_of_another_rank_is_not_finite(made, step):
     for param, array in zip(updater._driver.optimizer.target.params(), before):
         numpy.testing.assert_array_equal(param.array, array)
     n_before = len(updater._driver.programs)
-    # As after a change of the optimizer; what was found is not forgotten.
+    # As after a change of the optimizer: programs are forgotten, the bad loss is not.
     updater._driver.forget()
     assert n_before and not updater._driver.programs
     message = '^the loss of rank 1 is not finite, noticed after step %d$' % (step + 1)

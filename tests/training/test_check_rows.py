@@ -131,7 +131,7 @@ class Case(NamedTuple):
     kind: Any = StandardUpdater
     loop: Callable = run
     loss_func: Callable | None = None  # of the model
-    within: Callable = contextlib.nullcontext  # makes what is active during the steps
+    within: Callable = contextlib.nullcontext  # makes the context of the steps
 
 
 def updater_of(case, device):
@@ -401,7 +401,7 @@ def of_atoms(rng, size):
 
 
 def loss_of_atoms(self, h, adj, t):
-    """A label of each atom, summed over those of a molecule: phantom atoms have zeros."""
+    """Labels of atoms times features, summed over a molecule; phantom atoms have labels of 0."""
     return F.sum(F.sum(h * t, axis=-1) ** 2) / adj.n_graphs
 
 

@@ -30,7 +30,7 @@ class Device:
 
 
 class Pool:
-    """Counts the blocks of each device; gives back those of the current one, when it is asked."""
+    """Memory pool that counts the blocks of each device, and frees the current device's."""
 
     made = []
 
@@ -59,10 +59,10 @@ class Memory:
 
 @pytest.fixture
 def make(monkeypatch):
-    """Return what makes a capturer for GPU 1, where 0 is current, and its pool."""
+    """Function that makes a capturer for GPU 1, and its pool, while GPU 0 is current."""
 
     def make_stream(non_blocking):
-        assert non_blocking  # others wait for those of the legacy stream, which ends a capture
+        assert non_blocking  # others wait for the legacy stream, which ends a capture
 
     fake = types.SimpleNamespace(
         Stream=make_stream,

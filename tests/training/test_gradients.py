@@ -1,4 +1,4 @@
-"""Gradients of a step: constants (the 1 of a loss, zeros of what is not used), sums at its end."""
+"""Gradients of a step: constants (1 of the loss, 0 of unused parameters), sums at its end."""
 
 import types
 
@@ -41,7 +41,7 @@ def test_what_has_a_gradient_or_is_no_scalar_keeps_it(device):
 
 @pytest.mark.parametrize('shape', [(), (1,), (2, 3)])
 def test_hooks_may_change_gradients(device, shape):
-    """Those of parameters that are added to the loss are the 1 itself, or a view of it."""
+    """The gradient of a parameter that is added to the loss is the 1 itself, or a view of it."""
     one = training_step.SeedGradient(device)
     param = parameter(device, shape)
     other = parameter(device, shape)

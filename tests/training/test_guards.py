@@ -1,4 +1,4 @@
-"""`Guards`: what is watched, by what name, and what leads to another key.
+"""`Guards`: the objects that they watch, the names of these, and changes of the key.
 
 The changes of a whole training are in test_watched.
 """
@@ -136,7 +136,7 @@ def test_values_of_all_types_are_watched(before, after):
 
 
 def test_states_in_a_new_dict():
-    """Its arrays are watched, not those of the dict that was there when the guards were made."""
+    """The new dict's arrays are watched, instead of those that the guards found at first."""
     model, _, guards = guarded()
     before = guards.key()
     rule = rule_of(model)
@@ -292,7 +292,7 @@ def test_what_is_inside_of_globals(change, expected):
 
 
 def test_what_is_not_watched(monkeypatch):
-    """What every step replaces, what no code names, and what is not Python's: a short list."""
+    """Objects that every step replaces, that no code names, or that are not Python's."""
     model, _, guards = guarded()
     row = model.predictor
     outside = ctypes.c_double(1.0)

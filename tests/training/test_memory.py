@@ -65,7 +65,7 @@ def test_memory_is_given_back(on_device):
         gc.collect()
         return cuda.cupy.get_default_memory_pool().used_bytes()
 
-    trained('RSGCN', '@cupy:0', on_device)  # what is kept for good, such as tables of kernels
+    trained('RSGCN', '@cupy:0', on_device)  # allocates memory kept for good: tables of kernels
     before = used()
     updater = make(on_device=on_device)
     step(updater)

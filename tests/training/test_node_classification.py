@@ -96,7 +96,7 @@ def test_results_are_upstreams(device, captured, no_causes, tmp_path, kind):
     found = train(run_node_classification_train, ours, graph(kind), tmp_path, device=device)
     assert_same_training(found, expected)
     for one, other in zip(ours.params(), theirs.params()):
-        if other.is_initialized:  # upstream leaves those of first_mlp open
+        if other.is_initialized:  # upstream does not initialize first_mlp
             assert relative_error(one.array, other.array) < 1e-5
     (updater,) = captured
     (program,) = updater._driver.programs.values()  # one graph is one layout

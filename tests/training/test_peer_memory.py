@@ -123,7 +123,7 @@ def test_addresses_of_all_ranks(runtime):
 
 
 def test_the_same_memory_for_the_same_sizes(runtime):
-    """And what was made before stays: graphs may write to it."""
+    """Memory of other sizes stays, too: graphs may write to it."""
     comm = communicator(runtime)
     prepared = []
     first = connected(comm)

@@ -48,7 +48,7 @@ def counted(link, atoms, adj):
 
 
 def calls_of_steps(updater, n_steps):
-    """Return how often each step calls the model (list)."""
+    """Return the number of calls of the model in each step (list)."""
     n_calls = updater.get_optimizer('main').target.predictor.n_calls
     found = []
     for _ in range(n_steps):
@@ -101,7 +101,7 @@ def test_a_parameter_gets_the_random_numbers_that_chainers_loop_draws(device, gr
 
 
 def test_nothing_is_taken_from_a_generator_but_by_the_step(device, graphs):
-    """What it has given cannot be put back, so there is no extra run."""
+    """A drawn value cannot be put back into a generator, so there is no extra run."""
 
     def drawing(link, atoms, adj):
         return three_columns(link, atoms, adj) * next(link.weights)

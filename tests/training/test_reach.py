@@ -1,4 +1,4 @@
-"""What a user's code can reach: it is seen when it changes, and put back after a run.
+"""Objects that a user's code can reach: changes of them are seen, and undone after a run.
 
 Each function here stands for a loss. It takes nothing, and returns a number.
 """
@@ -43,14 +43,14 @@ LATE: int  # is not assigned before a loss is called
 
 
 def moment(reach):
-    """Return what is watched, in words and by identity; and where generators are."""
+    """Return counts of watched objects by text and id, states of generators, and the objects."""
     named = reach.named()
     identities = collections.Counter((text, id(value)) for text, value in named)
     return identities, reach.states(), named  # the values keep their ids
 
 
 def difference(reach, before):
-    """Return words for what changed since a moment, each once, in order."""
+    """Return the descriptions of changed objects since a moment, each once, in order."""
     identities, states, _ = moment(reach)
     changed = [text for text, _ in (identities - before[0]) + (before[0] - identities)]
     changed += [text for text, state in states.items() if state != before[1][text]]
@@ -587,7 +587,7 @@ every_counter = pytest.mark.parametrize('make', COUNTERS, ids=lambda make: make.
 
 @contextlib.contextmanager
 def undone(reach):
-    """Put back what is changed inside; gives what was saved."""
+    """Undo changes made inside the context; yield the saved state."""
     saved = reach.save()
     try:
         reach.copy_iterators(saved)
@@ -1115,7 +1115,7 @@ def test_a_parameter_without_an_array():
     assert Reach(lambda: scale).arrays == {}
 
 
-# What cannot be put back, and what was not followed.
+# Objects that cannot be put back, and objects that were not followed.
 
 
 def opened(name, mode):

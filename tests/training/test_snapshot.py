@@ -152,7 +152,7 @@ def test_a_run_that_fails_is_put_back(taken):
 
 
 def test_what_a_run_assigned_can_be_assigned_again(taken):
-    """Attributes, contents and gradients, which are those of the run; nothing that was undone."""
+    """Attributes, contents and gradients of the run come back; arrays stay as they were before."""
     owner, before = taken
     with before.undone():
         owner()

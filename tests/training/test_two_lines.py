@@ -48,7 +48,7 @@ def script(device, kind=StandardUpdater, examples=EXAMPLES, converter=None, mode
 
 
 def test_a_standard_updater_trains_captured(device, graphs, no_causes):
-    """With the bits of a GraphUpdater, and those of the same steps run eagerly."""
+    """Parameters have the same bits as with a GraphUpdater, and as with eager steps."""
     actual = []
     for kind in (StandardUpdater, GraphUpdater):
         model = without_dropout(make_model(seed=0))
@@ -386,7 +386,7 @@ def test_forward_with_positional_arguments(device, prediction_graphs, predicting
 
 
 def test_forward_in_training_is_upstreams(device, prediction_graphs):
-    """Replayed predictions are those of a model in test mode, without dropout."""
+    """Only predictions in test mode, which drop nothing, may be replayed."""
     model = on(device)
     with chainer.no_backprop_mode():
         model._forward(DATA, model.predictor, 3, chainer_bspmm.concat_mols)

@@ -34,7 +34,7 @@ _numbers = itertools.count()
 
 
 class Outcome(NamedTuple):
-    """What a run of a script gave: `state` is what it returned; `error` is its text, or empty."""
+    """Result of a run of a script: `state` is its return value; `error` is a text, or empty."""
 
     parameters: dict[str, numpy.ndarray]
     reports: list[dict[str, float]]
@@ -59,7 +59,7 @@ def user_module(file: str):
 
 @contextlib.contextmanager
 def as_given(by_two_lines: bool):
-    """Configure what the two lines bring; or Chainer's own loop, without any check."""
+    """Configure training by the two lines; or Chainer's own loop, without any check."""
     configured = vars(chainer.global_config)
     checks = [name for name in configured if name.startswith('bspmm_check')]
     assert checks
@@ -70,7 +70,7 @@ def as_given(by_two_lines: bool):
 
 
 def run(file, name, device, by_two_lines, reached=None) -> Outcome:
-    """Run a script; ``reached`` is a list that gets meanwhile what its steps start from."""
+    """Run a script. Meanwhile the list ``reached`` holds its module and models."""
     state, error = None, ''
     reached = [] if reached is None else reached
     with (
@@ -91,7 +91,7 @@ def run(file, name, device, by_two_lines, reached=None) -> Outcome:
 
 
 def differences(actual: Outcome, expected: Outcome, rounding: float) -> list[str]:
-    """Return how a run differs from that of Chainer's loop: a sentence each."""
+    """Return the differences between a run and that of Chainer's loop, a sentence each."""
     found = []
     if actual.error != expected.error:
         found.append('the error is %r, not %r' % (actual.error, expected.error))
@@ -173,7 +173,7 @@ def compare(file, name, device, rounding, reached=None):
 
 @pytest.fixture
 def captured(monkeypatch):
-    """Stand-ins for graphs; return those that were made, and a list for what scripts reach."""
+    """Stand in for graphs; return the list of capturers, and a list for what scripts reach."""
     made = host_graphs.stand_in(monkeypatch)
     reached: list = []
     user_state.freeze_launches(monkeypatch, host_graphs.HostCapturer, reached)
@@ -192,7 +192,7 @@ def test_captured_by_stand_ins(file, name, captured):
 
 
 def test_stand_ins_are_launched(captured):
-    """Else their tests would say nothing: of a step that reads one attribute, which is watched."""
+    """Without launches the tests above would prove nothing. This script's attribute is watched."""
     made, reached = captured
     compare('weights', 'an_attribute', '@numpy', ROUNDING, reached)
     assert sum(capturer.n_launches for capturer in made) > 20

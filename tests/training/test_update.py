@@ -28,7 +28,7 @@ def optimizer_of(make=optimizers.SGD):
 
 
 def counts(optimizer):
-    """Return how many steps the optimizer and all its rules have counted (set)."""
+    """Return the numbers of steps that the optimizer and its rules have counted (set)."""
     return {optimizer.t, *(param.update_rule.t for param in optimizer.target.params())}
 
 

@@ -1,6 +1,6 @@
-"""What happens between the steps of a script, and what becomes of its captured step.
+"""Changes between the steps of a script, and their effect on its captured step.
 
-The tables are the list of what is watched: a change leads to a new capture (`CHANGES`), is read at
+The tables list all that is watched: a change leads to a new capture (`CHANGES`), is read at
 every step or found by the check of a replay (`READINGS`), makes steps run eagerly (`EAGER`), or is
 harmless (`HARMLESS`). Every training is compared with that of a StandardUpdater.
 """
@@ -429,7 +429,7 @@ def test_a_difference_beyond_rounding(monkeypatch):
 
 @dataclasses.dataclass
 class Script:
-    """What is unusual in a script, and the cause that its one warning gives, if there is one."""
+    """Unusual parts of a script, and the cause in its one warning, if it warns."""
 
     cause: str = ''  # a pattern
     function: Callable = three_columns  # of the model
@@ -995,7 +995,7 @@ def test_a_check_changes_nothing(device, graphs, are_watched):
 
 
 def test_attributes_that_a_step_sets(device, graphs, no_causes):
-    """They are those of the last step, from any graph, as after a step run eagerly."""
+    """Attributes have the values of the last step, from any graph, as after an eager step."""
 
     def function(link, atoms, adj):
         link.n_graphs = adj.n_graphs

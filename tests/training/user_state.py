@@ -2,8 +2,8 @@
 
 A launch of a CUDA graph runs no Python, so it repeats what Python held at the capture. A stand-in
 on the host runs the step again, and would read what Python holds by then. `freeze_launches` gives
-it the state of its capture for the time of a launch. It knows nothing of how the package finds what
-a step reads: it follows everything, in any number of objects, and takes as long as that needs.
+it the state of its capture for the time of a launch. It shares no code with the package's own
+search for the values that a step reads: it follows every reference, however long that takes.
 """
 
 import argparse
@@ -32,7 +32,7 @@ COPIED = itertools.count, itertools.cycle, type(iter([])), type(iter(())), type(
 
 
 def freeze_launches(monkeypatch, capturer, reached):
-    """Let launches of a class of stand-ins read the state that `reached` led to at the capture."""
+    """Let launches of a class of stand-ins read all state below `reached`, as at the capture."""
     capture = capturer.capture
 
     def capture_frozen(self, function):
@@ -49,7 +49,7 @@ def freeze_launches(monkeypatch, capturer, reached):
 
 
 class State:
-    """What all places that are reached from some objects held when this was made."""
+    """Values of all places that can be reached from some objects, read when this is made."""
 
     def __init__(self, roots):
         self._places = _places(roots)
@@ -108,7 +108,7 @@ class _Dict(_Place):
 
 
 class _Items(_Place):
-    """Of a list, a deque, a set or a bytearray."""
+    """Items of a list, a deque, a set or a bytearray."""
 
     def let_iterators_be_copies(self, value):
         for i, each in enumerate(value):
@@ -146,7 +146,7 @@ class _Cell(_Place):
 
 
 class _Attributes(_Place):
-    """Of a class, or of slots: by name."""
+    """Attributes by name: of a class, or in slots."""
 
     def __init__(self, owner, names):
         super().__init__(owner)
@@ -198,7 +198,7 @@ class _Generator(_Place):
 
 
 class _Parameter(_Place):
-    """The array of a parameter: a graph keeps writing to that of its capture."""
+    """Array of a parameter; a graph always writes to the array of its capture."""
 
     def read(self):
         return self.owner.array
@@ -217,7 +217,7 @@ def _is_own(name):
 
 
 def _names_of_class(kind):
-    """Return a function that returns the names of what a class has, but what Python made."""
+    """Return a function that lists a class's attributes, without those that Python makes."""
     return lambda: [name for name in vars(kind) if _is_own(name) and not _is_slot(vars(kind)[name])]
 
 
@@ -229,7 +229,7 @@ def _places(roots):
     configuration = vars(chainer.global_config), vars(chainer.config._local)
     waiting = [*roots, *configuration]
     places: list[_Place] = []
-    seen: dict[int, object] = {}  # holds them, so that no address is used again
+    seen: dict[int, object] = {}  # keeps objects alive, so that no address is used twice
 
     def follow(*values):
         waiting.extend(values)
@@ -284,7 +284,7 @@ def _places(roots):
 
 
 def _attributes_of(thing, places):
-    """Add the places of an object's attributes; return what they hold."""
+    """Add the places of an object's attributes; return the values of these."""
     held = []
     attributes = getattr(thing, '__dict__', None)
     if isinstance(attributes, dict):

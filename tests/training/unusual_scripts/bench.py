@@ -1,4 +1,4 @@
-"""`Bench`: what scripts train on, and what is compared afterwards; `script`: the table of them."""
+"""`Bench`: data, models and results of the scripts; `script`: adds one to the table of its file."""
 
 import random
 import tempfile
@@ -24,12 +24,12 @@ RATE = 0.05
 
 
 class Script(NamedTuple):
-    """A script, and what a training of it may do apart from training as Chainer's own loop does.
+    """A script, and the ways in which its training may differ from Chainer's own loop.
 
-    `quick`: among the most telling, part of `make test`. `outside`: it keeps something outside of
-    Python's memory, and which remark must tell a difference ('' if only the documentation can).
-    `refused`: the error that may end it instead, which names the cause. `told`: what a warning says
-    where steps could have been captured.
+    `quick`: it is one of the most telling, and part of `make test`. `outside`: it keeps state
+    outside of Python's memory; if results differ, a warning must match this pattern ('' if only
+    the documentation can tell). `refused`: a pattern of the error that may end it instead and names
+    the cause. `told`: a pattern that a warning must match where steps can be captured.
     """
 
     run: Callable
@@ -141,7 +141,7 @@ class Bench:
         return self.run(self.updater(model, **options), *extended, n_steps=n_steps)
 
     def step(self, updater: Any, model: chainer.Link | None = None) -> dict[str, float]:
-        """Update once in a loop of the user's own; return what was reported."""
+        """Update once, for a user's own loop; return the reported values."""
         model = model or updater.get_optimizer('main').target
         reporter = chainer.Reporter()
         reporter.add_observer('main', model)

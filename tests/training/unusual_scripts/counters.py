@@ -1,4 +1,4 @@
-"""Scripts whose step changes what it reads: counters, wherever Python can keep one.
+"""Scripts whose step changes values that it reads: counters, wherever Python can keep one.
 
 The usual reason is a warm-up, here as a factor `warm(n)` of the loss.
 """

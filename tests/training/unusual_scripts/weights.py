@@ -1,4 +1,4 @@
-"""Scripts that change from outside what the loss reads, wherever Python can keep it.
+"""Scripts that change, from outside, values that the loss reads, wherever Python can keep them.
 
 An extension, or the user's own loop, changes a weight between two steps: late, since the first
 replays of a step are looked at more closely, and once for a single step.
@@ -168,7 +168,7 @@ def an_attribute_of_a_class_of_settings(bench):
 
 
 def weighed_by(bench, factor, change):
-    """Train a Regressor whose loss function multiplies by what `factor` returns."""
+    """Train a Regressor whose loss function multiplies by the result of `factor`."""
 
     def lossfun(y, t):
         return F.mean_squared_error(y, t) * factor()
@@ -617,7 +617,7 @@ def weights_of_tasks_in_a_list(bench):
 
 @script(SCRIPTS)
 def weights_of_tasks_by_their_losses(bench):
-    """Tasks that are learned get less weight: an extension reads what was reported."""
+    """Tasks that are learned get less weight: an extension reads the reported losses."""
     model = OfTasks(bench, weights=[0.5, 0.5])
 
     def balance(trainer):
