@@ -88,7 +88,7 @@ def test_two_builds_are_equal(tmp_path):
 
 @pytest.mark.slow
 def test_a_module_that_an_earlier_build_has_left_is_not_installed(tmp_path):
-    """As `pip install .` builds: in the checkout, where it leaves the folder build/."""
+    """`pip install .` builds in the checkout, and leaves the folder build/ there."""
     pytest.importorskip('build')
     checkout = tmp_path / 'checkout'
     shutil.copytree(ROOT, checkout, ignore=IGNORED)

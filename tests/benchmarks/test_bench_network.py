@@ -43,7 +43,7 @@ def test_a_wrong_loss_is_noticed(monkeypatch):
 
 
 def test_no_timed_step_is_a_check():
-    """Of the first layout at each of 16 replays, then at powers of two, to 1,024."""
+    """Checks of the first layout come at the first 16 replays, then at powers of two."""
     checks = {*range(17), *(2**i for i in range(11))}
     for size in bench_network.SIZES.values():
         # The first steps are eager or captured: one replay fewer, or two.

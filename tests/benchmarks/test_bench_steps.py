@@ -183,7 +183,7 @@ def test_the_others_are_timed_without_one_that_fails(clock):
 
 
 def test_bars_without_a_contender():
-    """Not met where ours failed; none where another library has no such model."""
+    """A bar is not met if ours failed, and does not exist if the other library has no model."""
 
     def met(ours, captured, **not_run):
         times = {steps.UPSTREAM: 8.0, steps.ON_DEVICE: ours, steps.GEOMETRIC_CAPTURED: captured}

@@ -36,7 +36,7 @@ def test_generated_molecules_have_the_sizes_of_tox21():
 @pytest.mark.parametrize('method', ['nfp', 'relgcn'])
 @pytest.mark.parametrize('with_atom', [True, False])
 def test_weisfeiler_lehman(method, with_atom):
-    """But for their numbers."""
+    """Labels equal Chainer Chemistry's, except for their numbering."""
     smiles, labels, _ = data_sets.tox21(limit=20)
     dense, _ = data_sets.of_smiles(smiles + ['[Na+].[Cl-]'], [*labels, labels[0]], method)
     atoms, matrices, _ = dense.get_datasets()

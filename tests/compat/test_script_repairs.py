@@ -123,7 +123,7 @@ def test_old_and_new_keyword_together():
 
 @pytest.mark.filterwarnings('ignore:NFP')
 def test_an_old_keyword_and_an_argument_in_its_place():
-    """As Python has it."""
+    """Python's own message for an argument that is passed twice is kept."""
     message = "NFP.__init__() got multiple values for argument 'hidden_channels'"
     with pytest.raises(TypeError, match='^%s$' % re.escape(message)):
         NFP(16, 8, hidden_dim=8)
@@ -158,7 +158,7 @@ def test_classes_of_a_user_and_swapped_ones_take_them(unwarned):
 
 
 def test_the_readout_of_ggnn_takes_the_width_that_it_gets():
-    """Before 0.6 hidden_dim had no effect; as in_channels it would be too small beside h0."""
+    """hidden_dim had no effect before 0.6; as in_channels it would be too small beside h0."""
     from chainer_chemistry.links import GGNNReadout
 
     with warnings.catch_warnings():
@@ -189,7 +189,7 @@ def test_only_under_run(tmp_path):
 
 
 class OldUpdater(StandardUpdater):
-    """As written for Chainer 5."""
+    """Updater as users wrote it for Chainer 5."""
 
     def __init__(self, iterator, optimizer, device):
         super().__init__(iterator, optimizer)

@@ -316,7 +316,7 @@ UNITS = [(1, 1, 1), (1000, 1, 1), (77, 3, 4), (10, 32, 4), (10, 33, 4), (5, 1000
 
 @pytest.mark.parametrize('n_units, n_vectors, width', [(0, 3, 4), *UNITS])
 def test_softmax_launch_covers_everything_once(n_units, n_vectors, width):
-    """Without units there is a block for rows of no segment."""
+    """A launch without units has a block, for rows of no segment."""
     launch = softmax_launch(9, n_units, n_vectors * width, width)
     assert launch.arguments == (n_units, 9, n_vectors)
     assert dict(launch.defines) == {'VECTOR': width}

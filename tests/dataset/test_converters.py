@@ -351,7 +351,7 @@ def with_column(sizes=(3, 1, 5), out_size=None, shape=(), dtype='i', n_labels=1)
 @pytest.mark.parametrize('channels', [(), (3,)])
 @pytest.mark.parametrize('out_size', [None, 7])
 def test_node_columns(device, channels, out_size):
-    """They follow the atoms: packed, stored padding is dropped together with its atoms."""
+    """Columns follow the atoms: a packed batch drops stored padding together with its atoms."""
     examples = with_column(out_size=out_size, shape=channels)
     atoms, adj, column, labels = CSRConverter('packed', n_node_columns=1)(examples, device)
     expected = numpy.concatenate([e[2][: (e[0] != 0).sum()] for e in examples])
@@ -403,7 +403,7 @@ def test_padding_of_upstreams_converter():
 
 
 def test_two_molecules_in_an_example():
-    """They need a converter of the user, which the error and docs/migration.md tell."""
+    """Pairs of molecules need a user's converter; the error and docs/migration.md say so."""
     pairs = [(*a[:2], *b) for a, b in zip(molecules((3, 1, 7)), molecules((2, 5, 4)))]
     message = (
         'batch[...][2]: expected labels, got the atoms of a second molecule, whose adjacency is in '
@@ -461,7 +461,7 @@ def test_node_columns_are_recognised(layout, options, n_node_columns, nothing_to
 
 
 def test_last_column_of_molecules_of_one_size():
-    """It may have a row for each atom, which a model can use: folded, no atom is dropped."""
+    """The column may belong to the atoms, for the model: then a folded batch drops no atom."""
     examples = with_column(out_size=7, n_labels=0)
     atoms, adj, column = concat_mols(examples)
     assert adj.n_rows == len(atoms) == 24 and column.shape == (3, 7)
@@ -481,7 +481,7 @@ def test_labels_that_are_as_long_as_the_molecules(layout, label):
 
 
 def test_a_node_column_that_is_said_to_be_none():
-    """It is padded with 0, as by upstream."""
+    """The column is then padded with 0, as by upstream."""
     examples = [(atoms, adj, numpy.ones(len(atoms)), label) for atoms, adj, label in molecules()]
     _, adj, column, _ = CSRConverter(n_node_columns=0)(examples)
     assert not adj.n_node_columns
@@ -546,7 +546,7 @@ def test_ids_that_begin_at_0():
 )
 @pytest.mark.parametrize('n_relations', [1, 2])
 def test_padding_that_may_be_atoms(ids, bond, lost, n_relations):
-    """In molecules of one size it is padding, unless 0 is the id of an atom."""
+    """Trailing ids of 0 in molecules of one size are padding, unless 0 is the id of an atom."""
     adj = numpy.zeros((n_relations, 3, 3), 'f')
     if bond is not None:
         adj[(-1, *bond)] = 1

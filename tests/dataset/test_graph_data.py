@@ -71,7 +71,7 @@ def test_padding_data(as_coo):
 
 
 def test_coo_matrix_that_upstream_has_changed():
-    """Its GIN gives the arrays of the matrix of one graph another dimension."""
+    """Upstream's GIN adds a dimension to the arrays of a single graph's matrix."""
     data = padding_data(edge_lists([7])[0], as_coo=True)
     expected = entries(to_sparse([data])[0][1])
     for name in ('data', 'row', 'col'):

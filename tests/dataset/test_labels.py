@@ -249,7 +249,7 @@ def test_columns_that_a_data_set_on_a_gpu_cannot_have(labels, message):
     ],
 )
 def test_labels_that_have_no_common_shape(labels, kinds):
-    """Nor has upstream a batch of them."""
+    """Upstream cannot make a batch of these labels either."""
     expected = 'labels of one shape, or NumPy arrays of as many dimensions'
     message = 'batch[...][2]: expected %s, got %s' % (expected, kinds)
     with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
@@ -328,7 +328,7 @@ def test_a_row_for_each_atom_is_not_mistaken():
 
 
 def test_an_earlier_batch_tells_of_labels_of_several_shapes():
-    """In a batch of one molecule they may be as long as it by chance."""
+    """Labels of one molecule may have a row for each atom by chance; earlier batches decide."""
     examples = examples_with(LABELS['integers'], numpy.arange(6, dtype='f'))
     lone = (*molecules((3,))[0][:2], LABELS['integers'][2], numpy.float32(1))
     assert concat_mols([lone])[1].n_node_columns == 1  # a guess

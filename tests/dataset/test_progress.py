@@ -28,7 +28,7 @@ CLOSED.close()
 
 @pytest.mark.parametrize('stderr', [None, io.StringIO(), object(), CLOSED])
 def test_no_bar_without_a_terminal(monkeypatch, stderr):
-    """Not even a disabled one, which needs a thread and a semaphore."""
+    """A disabled bar would still need a thread and a semaphore."""
     monkeypatch.setattr(module, 'tqdm', None)
     monkeypatch.setattr(sys, 'stderr', stderr)
     with progress(10, 'title') as advance:

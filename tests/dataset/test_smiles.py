@@ -234,7 +234,7 @@ def test_in_this_process_where_none_can_be_started(monkeypatch):
 
 
 def test_semaphores_are_not_needed(monkeypatch):
-    """Where there are none, importing this module is an ImportError."""
+    """A platform without semaphores raises ImportError when this module is imported."""
     monkeypatch.setitem(sys.modules, 'multiprocessing.synchronize', None)
     assert len(from_smiles(['C'] * 600, 'nfp', n_processes=2).dataset) == 600
 
@@ -287,7 +287,7 @@ def test_a_molecule_of_which_rdkit_crashes():
 
 @needs_fork
 def test_a_crash_is_not_kept_on_disk(nitrogen_kills, monkeypatch, tmp_path):
-    """It may have been one of this machine or day, such as a lack of memory."""
+    """A crash may not happen again elsewhere or later: memory may have been short."""
     monkeypatch.setenv('CHAINER_BSPMM_CACHE_DIR', str(tmp_path))
     from_smiles(['C'] * 300 + ['N'], 'nfp', n_processes=2, cache=True)
     assert not list(tmp_path.iterdir())
@@ -354,7 +354,7 @@ def warning_of(smiles, **options):
 
 
 def test_molecules_that_cannot_be_used_are_counted():
-    """Once, with the first and its reason: the examples after it have moved up."""
+    """One warning counts them and names the first: examples after it have moved up."""
     assert warning_of(['CCO', 'C(C', 'CCCCCC', 'C1CC']) == (
         'from_smiles: 2 of 4 SMILES cannot be used and have no example in the data set. The first, '
         "at position 1, is 'C(C': RDKit cannot parse it. `kept` has the positions of the examples, "

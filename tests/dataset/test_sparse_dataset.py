@@ -441,7 +441,7 @@ def test_examples_are_not_molecules():
 
 
 def test_one_relation_with_a_dimension_of_its_own(monkeypatch):
-    """Such matrices may follow matrices of two dimensions, in another chunk."""
+    """Matrices of three dimensions may follow matrices of two, in another chunk."""
     monkeypatch.setattr(sparse_dataset, 'CHUNK', 2)
     assert len(to_sparse([*GOOD[:2], (ATOMS, ADJ[None], LABEL), (ATOMS, ADJ[None], LABEL)])) == 4
 

@@ -143,7 +143,7 @@ def test_from_a_thread(start):
 
 
 def test_a_fork_of_the_caller_ends_no_process(start):
-    """Such as a worker of multiprocessing, in which a generator is collected."""
+    """A worker of multiprocessing, for example, may collect a generator that owns a process."""
     process = start(double)
     pid = os.fork()
     if not pid:

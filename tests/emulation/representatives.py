@@ -98,7 +98,7 @@ summed_softmax = use(activated.check, 'f', (3, 41, 36))
 
 
 def rows_of_degrees(gpu):
-    """With spare entries; values, and then ones."""
+    """Values with spare entries, and then ones without."""
     degree_rows.check(gpu, degree_rows.symmetric(), 7, 'f', 2)
     degree_rows.check(gpu, BatchedCSR.from_matrices([numpy.ones((3, 3)), numpy.eye(2)]), 7, 'f', 2)
 
@@ -182,7 +182,7 @@ def summed_by_type(gpu):
 
 
 def cross_entropy(gpu):
-    """Of blocks of 64 elements, the last with one."""
+    """Blocks of 64 elements, the last with one."""
     launches = loss_launches.__wrapped__
     with mock.patch.multiple('chainer_bspmm.ops.mean_loss', LOSS_CHUNK=64, loss_launches=launches):
         check_loss(gpu, 'SIGMOID_CROSS_ENTROPY', (3, 43))
@@ -191,7 +191,7 @@ def cross_entropy(gpu):
 @mock.patch('chainer_bspmm.ops.mean_loss.loss_launches', loss_launches.__wrapped__)
 @mock.patch('chainer_bspmm.cuda.plans.MAX_BLOCK', 64)
 def cross_entropy_along(gpu):
-    """By a block of two warps, also with accuracy and gradient."""
+    """A block of two warps; also with accuracy and gradient."""
     check_loss(gpu, 'SIGMOID_CROSS_ENTROPY', (3, 43))
     mean_loss.test_what_comes_along(gpu, 'SIGMOID_CROSS_ENTROPY', 'd', (3, 43))
 
@@ -206,7 +206,7 @@ absolute_error = use(mean_loss.test_values_that_are_nan, 'ABSOLUTE_ERROR', True)
 
 
 def layer(gpu, width_in, width_out, ratio=0.0, slices=1, **options):
-    """By two blocks with two tiles each; sums in two parts."""
+    """Two blocks with two tiles each; sums in two parts."""
     gpu.sizes = Device(1, 60 << 20)
     with mock.patch.multiple(
         launches,
@@ -285,7 +285,7 @@ swa_blocked = use(products.check, 'swa_blocked', batch('mixed', 'f'), 'f', 80)
 
 
 def swa_full(gpu):
-    """Of the 16 sub-warps of two blocks two have no row in the last graph, two have no graph."""
+    """Two blocks of 16 sub-warps: two have no row in the last graph, two have no graph."""
     adj = BatchedCSR.from_matrices([1 + abs(integers((n, n), 'f')) for n in (7, 5)])
     products.check(gpu, 'swa', adj, 'f', 16)
 

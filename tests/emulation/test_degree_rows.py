@@ -78,7 +78,7 @@ def test_many_rows(device, spare):
 
 
 def test_degrees_are_rounded_as_the_values(device):
-    """As by the product with ones, which a host rounds to their dtype: three thirds are 1."""
+    """A host rounds a product with ones to their dtype: three thirds are 1, as here."""
     third = numpy.full((3, 3), 1 / 3, 'e')
     assert third.astype('d').sum(axis=1)[0] != 1
     adj = larger(device.put, BatchedCSR.from_matrices([third]))

@@ -82,7 +82,7 @@ def cases():
 
 @pytest.mark.parametrize('name, architecture, dtype, defines', list(cases()))
 def test_kernel_compiles_without_a_warning_or_a_spill(name, architecture, dtype, defines):
-    """Nor a copy of its table on the stack."""
+    """Use of the stack is a failure, too: it would hold a copy of the kernel's table."""
     report = compiled(name, dtype, defines, architecture)
     assert usage(report) == (0, 0), 'bytes of the stack and spilled'
 

@@ -297,7 +297,7 @@ def continued(folder, *words):
 
 
 def test_a_resumption_needs_no_option_of_the_run(folder):
-    """Not even its number of epochs, which settings.json has from the last command."""
+    """The last command's options, even the number of epochs, are in settings.json."""
     text = continued(folder, '--epoch', '3')
     assert 'Resumed result: epoch 2, step 8\n' in text
     assert 'The run has all of the 3 epochs: nothing to train\n' in continued(folder)
@@ -366,7 +366,7 @@ def test_a_learning_rate(folder):
 
 
 def test_patience(folder):
-    """With a learning rate of 0 no epoch betters the first; a resumption remembers that."""
+    """No epoch betters the first at a learning rate of 0; a resumption remembers that."""
     words = [*WORDS, '--learning-rate', '0', '--patience', '3', '--out', 'still']
     text = run('train_own.py', *words, '--epoch', '3', cwd=folder)
     assert 'Stopped' not in text
@@ -399,7 +399,7 @@ def test_there_is_a_snapshot_of_the_last_epoch_however_short(trained):
     'script', ['train_own.py', pytest.param('predict_own.py', marks=pytest.mark.slow)]
 )
 def test_an_interrupt_at_any_moment_is_one_line(trained, tmp_path, script):
-    """Of these the first come amid imports."""
+    """The earliest interrupts come while modules are imported."""
     words = [*WORDS, '--data', trained / 'mine.csv', '--epoch', '9999']
     if script == 'predict_own.py':
         words = ['--in-dir', trained / 'result', '--data', '-']  # waits for data

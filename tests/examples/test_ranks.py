@@ -74,7 +74,7 @@ def test_training(trained, data_file):
 
 @needs_mpi
 def test_ranks_draw_other_random_numbers(trained):
-    """Of which their dropout and the orders of their molecules are made."""
+    """Dropout and the order of molecules depend on the random state of a rank."""
     out, _ = trained
     states = [arrays(out / ('snapshot_6.%d' % rank)) for rank in (0, 1)]
     keys = [state['extensions/random_state/keys'] for state in states]

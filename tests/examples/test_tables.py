@@ -183,7 +183,7 @@ def test_standard_input(data, monkeypatch, compress):
 
 
 def test_training_on_a_pipe(tmp_path):
-    """It is read once, and its test part can be predicted later."""
+    """A pipe is read once, but its test part can be predicted later."""
     path = tmp_path / 'out'
     words = ['--data', '/dev/stdin', '--out', path, *WORDS[2:6], *QUICK]
     for script in [TRAIN, *words], [PREDICT, '--in-dir', path]:

@@ -421,7 +421,7 @@ def test_screening_of_what_is_no_list_of_smiles(screen, tmp_path, content, got):
 
 @pytest.mark.parametrize('most', [12, -12], ids=['first', 'last'])
 def test_a_damaged_archive_of_a_list_is_one_line(trained, tmp_path, monkeypatch, most):
-    """Whether its first bytes lack or its last."""
+    """The archive has nothing but its first bytes, or lacks its last ones."""
     monkeypatch.chdir(tmp_path)
     lines = ''.join('%s m%d\n' % ('C' * (i % 7 + 1), i) for i in range(50))
     (tmp_path / 'list.smi').write_bytes(gzip.compress(lines.encode(), mtime=0)[:most])

@@ -78,7 +78,7 @@ def test_padded(device, pair):
 
 
 def test_packed(device, pair):
-    """As each molecule alone."""
+    """Packed molecules have the results of each molecule alone."""
     dense, link = pair
     rng = numpy.random.RandomState(0)
     h, h_new = features(rng, sum(SIZES))
@@ -108,7 +108,7 @@ def test_constructor_makes_upstreams_parameters():
 
 @pytest.mark.parametrize('part', ['graph_transmitter', 'wgu_local', 'wgu_super'])
 def test_dropout(part):
-    """It changes attention and each gate, in training only."""
+    """Dropout changes attention and each gate, in training only."""
     numpy.random.seed(0)
     link = GWM(**OPTIONS)
     for unit in getattr(link, part):

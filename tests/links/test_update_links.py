@@ -262,7 +262,7 @@ def test_values_of_the_adjacency_play_no_part_in_attention(values):
 
 @pytest.mark.parametrize('mode', ['across', 'within'])
 def test_large_logits(mode):
-    """Where one edge has all the weight, and as far down as absent edges allow there."""
+    """One edge has all the weight; logits go as far down as the dense link's absent edges allow."""
     h, adj = inputs()
     dense = links.RelGATUpdate.upstream(6, 4, softmax_mode=mode)
     for scale in (1e3, 3e3):

@@ -81,7 +81,7 @@ def test_an_update_link(make):
 
 @pytest.mark.parametrize('kind', sorted(PARTS, key=str))
 def test_a_part_that_was_put_into_a_swapped_model(kind):
-    """It is swapped with its owner: so the advice is right."""
+    """The part would be swapped with its owner, so the advice of the error is right."""
     takes_no_widths = kind.__name__ in ('GWM', 'GeneralReadout')
     part = kind() if takes_no_widths else kind(out_dim=3, in_channels=6)
     message = message_of(lambda: part(numpy.zeros((len(ATOMS), 6), 'f'), ADJ))
@@ -141,7 +141,7 @@ def test_a_subclass():
 
 
 def test_dense_batches_are_taken():
-    """By a subclass, and by a model that was swapped and is dense again."""
+    """Subclasses, and models that were swapped and are dense again, take dense batches."""
     batch = dense_concat_mols(EXAMPLES)[:2]
     model = dense.RSGCN(3, dropout_ratio=0.0)
     mine = pickle.loads(pickle.dumps(model))

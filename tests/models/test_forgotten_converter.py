@@ -103,7 +103,7 @@ def test_a_graph_updater():
 
 
 def test_a_loss_function():
-    """It may be the model itself."""
+    """The loss function may be the model itself."""
     model = regressor()
     message = message_of(lambda: updater(model.predictor, loss_func=model))
     assert message == refusal('StandardUpdater')
@@ -153,7 +153,7 @@ def test_the_converter_of_the_training_is_named(converter, remedy):
 
 
 def test_a_chain_of_ones_own():
-    """Where the converter fails; with molecules of one size the model says what it expects."""
+    """The converter fails, or, with molecules of one size, the model names what it expects."""
     step = updater(OwnChain())
     assert message_of(step.update) == refusal('StandardUpdater')
     step = updater(OwnChain(), OF_ONE_SIZE)
@@ -219,7 +219,7 @@ def test_an_updater_of_ones_own_without_a_converter():
 
 
 def test_an_evaluator_without_a_main_target():
-    """Its own `evaluate` is run."""
+    """The evaluator's own `evaluate` is run."""
 
     class Mine(Evaluator):
         def evaluate(self):

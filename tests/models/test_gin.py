@@ -26,7 +26,7 @@ PACKED = CSRConverter('packed')
 
 
 def test_node_embedding(device):
-    """Its width may be another; parity of widths that agree is in test_parity.py."""
+    """Embeddings may have another width than layers; test_parity.py has equal widths."""
     examples = [example[:2] for example in molecules((5, 1, 9), 'counted')]
     dense = parity.initialised(lambda: DenseGIN(3, True, out_channels=5), examples)
     model = parity.swapped(dense, device)
@@ -98,12 +98,12 @@ def test_out_channels_that_do_not_fit(options, message):
 
 
 def test_out_channels_of_one_tied_update():
-    """It does not take its own result."""
+    """A single update does not take its own result, so its widths may differ."""
     GIN(3, out_channels=5, node_embedding=True, weight_tying=True, n_update_layers=1)
 
 
 def test_features_of_any_width(device):
-    """With node_embedding, as upstream; the readout takes the width of the embedding only."""
+    """Upstream takes any width with node_embedding, but its readout only that of embeddings."""
     examples = [(numpy.random.RandomState(0).rand(7, 11).astype('f'), numpy.eye(7, dtype='f'))]
     dense = DenseGIN(3, True, dropout_ratio=0.0)
     with chainer.no_backprop_mode():

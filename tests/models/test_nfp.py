@@ -97,7 +97,7 @@ def test_bad_options(options, message):
 
 @pytest.mark.parametrize('n_update_layers', [1, 3])
 def test_hooks_of_readouts_run(n_update_layers):
-    """Then readouts are called one by one: the same values."""
+    """A hook makes the model call readouts one by one, with the same values."""
     model = NFP(3, n_update_layers=n_update_layers)
     batch = concat_mols(EXAMPLES)
     expected = model(*batch).array

@@ -148,7 +148,7 @@ def test_what_cannot_be_swapped():
 
 
 def test_upstreams_training_function(tmp_path):
-    """It passes the data as it is."""
+    """Upstream's function passes unconverted data, and the error names ours."""
     model = sparsify(Dense(predictor('list of edges')))
     with pytest.raises(
         TypeError,

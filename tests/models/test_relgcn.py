@@ -32,7 +32,7 @@ def test_scale_adj(xp, dtype):
 
 
 def test_scale_adj_where_the_matrix_is_symmetric():
-    """Its scaled form is not, and must not be taken for its own transpose."""
+    """The scaled matrix is not symmetric, and must not be taken for its own transpose."""
     matrix = numpy.array([[0, 1, 1], [1, 0, 0], [1, 0, 0]], 'f')
     for matrices in ([matrix], [matrix * 0.5]):
         adj = BatchedCSR.from_matrices(matrices)
@@ -44,7 +44,7 @@ def test_scale_adj_where_the_matrix_is_symmetric():
 
 
 def test_degree_of_zero_counts_as_one():
-    """Also where entries cancel each other, as in Chainer Chemistry."""
+    """Entries that cancel each other make a degree of 0, too, as in Chainer Chemistry."""
     matrix = numpy.array([[[0, 2, 1], [0, -2, 3], [0, 0, 0]]] * 2, 'f')
     adj = BatchedCSR.from_matrices([matrix])
     scaled = scale_adj(adj, numpy.dtype('f')).to_dense()

@@ -25,7 +25,7 @@ use_batch_norm = pytest.mark.parametrize('use_batch_norm', [False, True])
 
 @use_batch_norm
 def test_dropout_is_upstreams(monkeypatch, use_batch_norm):
-    """With or without a rectifier and batch norm before it."""
+    """Dropout comes after a rectifier and batch norm, or without them."""
     make = functools.partial(
         DenseRSGCN, 3, hidden_channels=8, dropout_ratio=0.3, use_batch_norm=use_batch_norm
     )

@@ -175,7 +175,7 @@ def test_links_that_upstream_calls_without_hooks():
 
 
 def test_sizes_that_do_not_depend_on_the_batch():
-    """Of molecules larger than `padded_to`, too, beside which others are not padded further."""
+    """Molecules are padded to `padded_to`, even beside larger ones, which keep their size."""
     data, upstream, ours = pair('gin', n=9)
     n = int(numpy.median([len(atoms) for atoms, _ in data]))
     converter = chainer_bspmm.CSRConverter(padded_to=n)
@@ -228,7 +228,7 @@ ONE_ATOM = [
 @pytest.mark.parametrize('layout', ('packed', 'folded', slow_unless(False, 'padded')))
 @pytest.mark.parametrize('kind, options', CALCULATORS[::2])
 def test_batches_of_one_atom(kind, options, layout, data):
-    """They have as many rows as molecules."""
+    """Batches of single atoms have as many rows as molecules."""
     data, upstream, ours = pair('ggnn', data)
     converter = chainer_bspmm.CSRConverter(layout)
     for batchsize in 1, 2:
@@ -261,7 +261,7 @@ def test_dropout_is_no_training():
 )
 @pytest.mark.parametrize('layout', ('packed', 'folded', 'padded', 'padded_to'))
 def test_predictions_keep_inputs(layout, data, column):
-    """As upstream's converter has them, padded to the largest molecule or to more."""
+    """Inputs are kept as by upstream's converter, padded to the largest molecule or more."""
     case = parity.DEFAULTS['GGNN']._replace(column=column)
     columns = {
         None: lambda atoms: (),

@@ -92,7 +92,7 @@ def test_the_size_of_padding():
 
 
 def test_calls_that_are_no_training():
-    """To make the parameters before a snapshot is loaded; and dropout in a prediction."""
+    """A first call may only make parameters, and predictions may run in training mode."""
     model = sparsify(regressor())
     model(*PACKED(EXAMPLES))
     assert layout_of(model) is None
@@ -117,7 +117,7 @@ def test_one_warning_for_each_model():
 
 
 def test_padded_batches_of_a_captured_step():
-    """They lie in rows, which the container calls unfolded; the user asked for padded ones."""
+    """Padded batches of a captured step are stored as rows, but still count as padded."""
     atoms, adj = PADDED(EXAMPLES)[:2]
     model = trained(sparsify(regressor()), PACKED).predictor
     with (
@@ -167,7 +167,7 @@ def test_a_model_that_upstream_trained():
 
 
 def test_nothing_is_known_of_a_new_model():
-    """Its optimizer may be set up."""
+    """A new model has no layout, even if its optimizer is set up."""
     model = regressor()
     chainer.optimizers.Adam().setup(model)
     assert layout_of(sparsify(model)) is None

@@ -56,7 +56,7 @@ def predictions(model, converter, examples):
 
 @pytest.mark.parametrize('model', [models.NFP_GWM, models.GIN_GWM])
 def test_unused_layer_gets_weights(tmp_path, model):
-    """With concat_hidden nothing calls linear_for_concat_super: None would end up in snapshots."""
+    """Nothing calls linear_for_concat_super with concat_hidden; None would be in snapshots."""
     tied = {} if model is models.NFP_GWM else {'weight_tying': False}
     ours = model(3, concat_hidden=True, **tied)
     ours(*concat_mols(parity.examples_of(CASES[model.__name__])))
@@ -85,7 +85,7 @@ STEPS = {
 
 @pytest.mark.parametrize('options', STEPS.values(), ids=STEPS)
 def test_steps_between_updates(monkeypatch, options):
-    """Without what the wrappers themselves add, which test_parity.py has."""
+    """The steps of a model without its wrapper are compared; test_parity.py has the wrappers."""
     make = functools.partial(
         GWMGraphConvModel,
         update_layer=RelGCNUpdate,
@@ -101,7 +101,7 @@ def test_steps_between_updates(monkeypatch, options):
 
 
 def test_tied_updates_are_activated_once():
-    """As upstream: after the first, however many there are."""
+    """Upstream activates tied updates only after the first one, however many there are."""
     examples = parity.examples_of(CASES['GGNN_GWM'])
     model = GWMGraphConvModel(
         update_layer=GGNNUpdate,
@@ -128,7 +128,7 @@ def preprocessed(method):
 
 @pytest.mark.parametrize('method', ['rsgcn_gwm', 'nfp_gwm', 'ggnn_gwm', 'gin_gwm'])
 def test_data_set_with_super_nodes(method):
-    """From SMILES, dense and sparse, to upstream's predictions.
+    """Predictions from SMILES, by dense and by sparse data sets, equal upstream's.
 
     The super node's features are a column of the sparse data set like any other.
     """
@@ -150,9 +150,9 @@ def test_data_set_with_super_nodes(method):
     [('ggnn_cwle', 1), ('relgcn_gwle', 2), ('rsgcn_cwle', 3), ('ggnn_wle', 1), ('relgcn_wle', 2)],
 )
 def test_data_set_with_labels(method, rounds):
-    """From SMILES through Chainer Chemistry's own labelling to a prediction.
+    """Predictions from SMILES, labelled by Chainer Chemistry itself, equal upstream's.
 
-    The first molecule, methane, is one atom without a bond, of label 0, not padding.
+    The first molecule, methane, is one atom without bonds. Its label is 0, which is not padding.
     """
     pytest.importorskip('rdkit')
     data = [(*each, numpy.zeros(1, 'f')) for each in preprocessed(method.split('_')[0])]

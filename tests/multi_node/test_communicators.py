@@ -93,7 +93,7 @@ def test_processes_that_another_mpirun_has_started(mpi, monkeypatch, variable):
 
 
 def test_one_process_of_a_step_of_slurm(mpi, monkeypatch):
-    """That of an mpirun, or of a shell, inside of one."""
+    """A process of an mpirun, or of a shell, inside of a Slurm step counts as one."""
     monkeypatch.delenv('SLURM_PTY_PORT', raising=False)
     monkeypatch.setenv('SLURM_STEP_NUM_TASKS', '4')
     assert communicators.n_started() == (4, 'SLURM_STEP_NUM_TASKS')

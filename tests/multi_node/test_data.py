@@ -313,7 +313,7 @@ def results(comm):
 
 
 def test_an_evaluator_may_change_its_class():
-    """As when `GraphUpdater` captures it."""
+    """`GraphUpdater` changes the class of an evaluator that it captures."""
 
     class Captured(extensions.Evaluator):
         def evaluate(self):

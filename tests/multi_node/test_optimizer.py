@@ -301,7 +301,7 @@ def test_ranks_begin_alike(case):
 
 
 def mean_of_halves():
-    """As float32: not every MPI can add them, and a share of a small one is 0."""
+    """Average float16 as float32: not every MPI adds float16, and half of 2**-24 would be 0."""
     param = chainer.Parameter(numpy.zeros(2, 'e'))
     param.grad = numpy.array([1, 2**-24], 'e')
     _mean_on_host(communicator(), [param], 0.5)

@@ -209,7 +209,7 @@ def test_empty_result_launches_nothing(gpu, shape):
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('ratio', [0.5, 0.1])
 def test_dropout_is_chainers(xp, monkeypatch, dtype, ratio):
-    """The same elements give the same result, and each order of rectifier and dropout does."""
+    """Dropping equal elements gives equal results, in either order of rectifier and dropout."""
     draw_as_chainer(monkeypatch)
     given = inputs(xp, 50, 7, 6, dtype)
     results = []

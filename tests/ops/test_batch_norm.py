@@ -186,7 +186,7 @@ def test_link_without_a_size_yet(xp):
 
 @pytest.mark.parametrize('train, spare', [(False, True), (True, False), (False, False)])
 def test_everything_else_is_the_links(xp, train, spare):
-    """To the last bit, on all rows."""
+    """The link itself normalises all rows: results are equal to the last bit."""
     adj = batch(xp, 'many')[spare]
     x = features_of(xp, adj, 3, 'float32')
     results = []

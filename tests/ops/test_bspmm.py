@@ -59,7 +59,7 @@ def test_values(place, dtype, n_channels, values, trans, weights, with_residual)
 
 @pytest.mark.parametrize('trans', [False, True])
 def test_values_of_a_symmetric_pattern(place, trans):
-    """Such a matrix is its own transpose; with outside values the two must be distinguished."""
+    """A symmetric pattern is its own transpose, but values passed with it need not be symmetric."""
     matrix = abs(integers((9, 9), 'f')) > 150
     adj = BatchedCSR.from_matrices([(matrix | matrix.T).astype('f')])
     assert adj.T is adj

@@ -135,7 +135,7 @@ def test_features_with_another_use(xp, way):
 
 @pytest.mark.parametrize('way', WAYS)
 def test_gradients_of_some_inputs_only(xp, way):
-    """As with a layer that is not trained, or with features instead of an embedding."""
+    """A layer that is not trained, or features without an embedding, need only some gradients."""
     layer, arrays = layer_of(xp, way)
     assert_same_gradients_alone(layer, arrays, ([0], [2], [0, 4], [3, 5], [1, 2, 8], [6]))
 

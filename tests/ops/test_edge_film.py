@@ -176,7 +176,7 @@ def test_another_activation(xp, name):
 
 @pytest.mark.parametrize('limit', [1, 40, 10**6])
 def test_blocks_of_graphs(monkeypatch, limit):
-    """On a host: graphs one by one, some at a time, and all at once."""
+    """A host computes graphs one by one, some at a time, or all at once, with equal results."""
     monkeypatch.setattr('chainer_bspmm.ops.edge_film.FILM_BLOCK', limit)
     name = 'empty graphs first, between, last'
     for adj in (relation_batch_on('many', numpy, 'd'), small_relation_batch_on(name, numpy)):
@@ -187,7 +187,7 @@ def test_blocks_of_graphs(monkeypatch, limit):
 
 @pytest.mark.parametrize('name', [*NAMES, 'symmetric'])
 def test_matrices_of_edges(name):
-    """They pass the checks of the constructor, and gather and add up what they should."""
+    """Matrices of edges pass the constructor's checks, and gather and add up the right rows."""
     adj = relation_batch_on(name, numpy, 'float64')
     edges = edges_of(adj)
     for matrix in (edges.from_source, edges.from_receiver, edges.to_node):

@@ -152,7 +152,7 @@ def test_one_node(node):
 
 
 def test_gradients_of_some_inputs_alone(node):
-    """As with a layer that is not trained, or with features instead of an embedding."""
+    """A layer that is not trained, or features without an embedding, need only some gradients."""
     function, arrays, _ = node
     n = len(arrays)
     choices = *([i] for i in range(n)), range(1, n), range(0, n, 2)

@@ -36,7 +36,7 @@ def given(xp):
 
 
 def test_rows_as_their_own_neighbours(xp, order):
-    """The same matrix without them first, and then with them."""
+    """One matrix is used without its rows as neighbours first, and then with them."""
     adj, *arrays = given(xp)
     for loop in (False, True):
         ours, theirs = _ours_and_theirs(adj, loop)

@@ -226,7 +226,7 @@ def test_blocks_take_several_tiles(gpu, n_sms):
 
 @pytest.mark.parametrize('ratio', [0.0, 0.5])
 def test_nan_stays_where_it_comes_from(gpu, ratio):
-    """In the rows that have an entry for it, also behind a rectifier, and where dropped."""
+    """NaN reaches all rows with an entry for it, even behind a rectifier and where dropped."""
     spec = layer(8, 8, **SPECS['convolution'])
     n_rows = 20
     A = matrices(n_rows, 1, 'f')

@@ -64,7 +64,7 @@ def test_gradients(xp, with_state):
 
 
 def test_features_that_are_the_state():
-    """As in every step of a GGNN with tied weights after the first."""
+    """Every step of a GGNN with tied weights, except the first, passes the state as features."""
     rng = numpy.random.RandomState(0)
     shapes = [(N, H), (N, M)] + [(H, H + M), (H,)] * 3 + [(H, H), (H,)] * 3
     x, message, *parameters = [rng.uniform(-1, 1, shape) for shape in shapes]

@@ -147,7 +147,7 @@ def test_sampled_products_beyond_the_batch(gpu, short_pieces):
 
 @pytest.mark.parametrize('n_entries, n_launched', [(129, 2), (128, 1), (0, 1)])
 def test_what_the_policy_launches(gpu, n_entries, n_launched):
-    """Of a batch whose bound says that there may be long rows."""
+    """Batches whose bound allows long rows get a second launch only with enough entries for one."""
     adj = rows_of([0, n_entries], 'f').replace(longest=1000)
     x = integers((adj.n_cols, 4), 'f', FACTOR, seed=2)
     assert_exact(bspmm_forward(gpu.put(adj), gpu.put(x)), reference.bspmm(adj, x), 'f')

@@ -199,7 +199,7 @@ def test_launches_of_a_classifier_s_step(gpu, monkeypatch, n_rows, kinds):
 
 
 def test_what_came_along_is_for_the_same_loss(gpu):
-    """Of the same arrays, for a gradient of 1, and once."""
+    """A gradient made with the loss is used for the same arrays, for a gradient of 1, and once."""
     x, t = map(gpu.put, arrays_of('SQUARED_ERROR', 'f', (128, 12)))
     one, two = (gpu.put(numpy.full((), value, 'f')) for value in (1, 2))
     a_step = step.Step(None, 0, None)

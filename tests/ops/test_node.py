@@ -160,7 +160,7 @@ class Deferred:
 
 
 def test_a_launch_adds_a_sum_that_was_deferred(monkeypatch):
-    """As of a parameter that another layer has as its input, too."""
+    """A parameter that is also the input of another layer may have a deferred gradient."""
     x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
     (z,) = Launched('launch').apply((x, y))
     z.grad = numpy.ones(2, 'f')

@@ -236,7 +236,7 @@ def test_gradients_are_sums_over_copies(xp, name, n_spare):
 
 
 def test_values_that_underflow_count_in_higher_derivatives(xp):
-    """Where y is 0 although the row counts, Chainer's own softmax is the truth."""
+    """Chainer's own softmax is the truth where y is 0 although the row counts."""
     adj = batch_on('one graph', xp, 'float32')
     x = xp.array([[0], [-200], [1], [-300], [-1e4]], 'f')
     results = []

@@ -330,7 +330,7 @@ def test_gradients_are_sums_over_copies(xp, name, n_spare, function):
 
 @pytest.mark.parametrize('n_spare', SPARE_ROWS)
 def test_broadcast_does_not_look_at_weights(xp, n_spare):
-    """So that a row of a graph is given to a row once, and the gradient has the copies already."""
+    """A row gets its graph's value once; the gradient of a row is already a sum over its copies."""
     adj = weighted_on('many', xp, 'float64', n_spare)
     y = chainer.Variable(features(numpy.random.RandomState(0), xp, adj.n_graphs, 3, 'float64'))
     x = segment_broadcast(adj, y)

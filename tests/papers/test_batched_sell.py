@@ -116,7 +116,7 @@ def test_transpose(xp, name):
 
 
 def test_transpose_of_symmetric_relations():
-    """Its rows are pairs of node and relation."""
+    """Rows of the transpose are pairs of node and relation."""
     adj = BatchedCSR.from_matrices([numpy.stack([numpy.eye(3), numpy.ones((3, 3))])])
     assert adj.is_symmetric
     transpose = BatchedSELL(adj).T

@@ -174,7 +174,7 @@ def test_gradients(place, algorithm):
 
 @pytest.mark.parametrize('algorithm', ['swa', 'sell', 'st'])
 def test_second_derivatives(xp, algorithm):
-    """As differences have them: on a GPU by the same algorithm."""
+    """Second derivatives equal differences; on a GPU the same algorithm computes them."""
     rng = numpy.random.RandomState(0)
     adj = CONTAINERS[algorithm](support.BATCHES['four relations'])
     adj = adj if xp is numpy else adj.to_device('@cupy:0')
@@ -228,7 +228,7 @@ def test_partitions_about_the_budget(gpu, dtype, n_channels, partitions):
 
 @pytest.mark.parametrize('algorithm', SWA)
 def test_batch_with_spare_rows_is_refused(gpu, algorithm):
-    """They would stay as they were."""
+    """The kernels would leave spare rows unwritten."""
     adj = batch('small', 'f').replace(has_spare=True)
     x = gpu.put(integers((adj.n_cols, 4), 'f'))
     with pytest.raises(

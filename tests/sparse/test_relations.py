@@ -149,7 +149,7 @@ def check_random(gpu, n_rows, most, spare):
 
 @pytest.mark.parametrize('spare', [0, 1, 300])
 def test_many_rows_in_any_order(gpu, spare):
-    """With capacity beyond them, too."""
+    """Buffers may have spare capacity behind the rows."""
     check_random(gpu, 150, 6, spare)
 
 

@@ -103,7 +103,7 @@ def test_spare_entries_stay_where_they_are_with_their_values(pair):
 
 
 def test_dense_form(pair):
-    """It is padded to the bound of the rows instead of their maximum."""
+    """A dense form is padded to the bound of the rows instead of their maximum."""
     adj, spare = pair
     expected = cuda.to_cpu(adj.to_dense())
     dense = cuda.to_cpu(spare.to_dense())

@@ -1,4 +1,4 @@
-"""Where an operation runs in a test: on the host, on an emulated GPU, or on a real one.
+"""Places where tests run operations: the host, an emulated GPU, or a real one.
 
 Every place has `put`, which makes an array of its kind. GPUs also have `launched`, the compile-time
 constants of every launch, and `names`, the kernels that were launched.

@@ -35,7 +35,7 @@ def noted(monkeypatch):
 
 @pytest.fixture(params=(False, True), ids=('eager update', 'fused'))
 def is_fused(request, graphs, monkeypatch):
-    """Whether updates are launched with the step on the stand-ins; on a GPU they are."""
+    """Bool: stand-ins launch updates with the step. On a GPU updates always are."""
     if request.param and graphs is not None:
         host_graphs.fuse(monkeypatch)
     return request.param
@@ -58,7 +58,7 @@ def fused(graphs, monkeypatch):
 
 @pytest.fixture
 def prediction_graphs(device, monkeypatch):
-    """On the host the stand-in; on a GPU one that counts the launches of real graphs."""
+    """Stand-in for graphs on the host; on a GPU, counts of the launches of real graphs."""
     if device.xp is numpy:
         return host_graphs.stand_in_for_prediction(monkeypatch)
     counts = types.SimpleNamespace(n_captures=0, n_launches=0)

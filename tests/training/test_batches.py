@@ -1,4 +1,4 @@
-"""Where batches come from: numbers from the iterator, and a data set's copy on the GPU."""
+"""Sources of batches: indices from the iterator, and a data set's copy on the GPU."""
 
 import copy
 import gc
@@ -225,7 +225,7 @@ def test_a_copy_stands_for_no_array_that_was_replaced(gpu, name):
 @pytest.mark.parametrize('n_molecules', [40, 1])
 @pytest.mark.parametrize('layout', ['folded', 'packed'])
 def test_training_is_the_same_to_the_bit(there, graphs, layout, n_molecules):
-    """From numbers and the copy, as from a list of examples that come from the host."""
+    """Indices and the copy on the GPU give the same bits as a list of examples from the host."""
     examples = to_sparse(molecules(n_molecules))
     converter = CSRConverter(layout, strip_padding=True)
     results = []
@@ -275,7 +275,7 @@ def test_prediction_gathers_there_too(there, prediction_graphs, monkeypatch):
 
 
 def test_two_data_sets_on_the_device(gpu, monkeypatch):
-    """And one on the host: a graph gathers from the one that it was captured with."""
+    """Each graph gathers from the data set that it was captured with; a third is on the host."""
     host_graphs.stand_in(monkeypatch)
     results, sources = [], []
     for are_there in (True, False):

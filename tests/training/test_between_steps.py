@@ -141,7 +141,7 @@ def test_an_updater_inside_another(tmp_path):
 
 @pytest.mark.parametrize('is_main', [False, True])
 def test_a_shift_of_an_attribute(tmp_path, is_main):
-    """Of another object than the optimizer, such as a link."""
+    """ExponentialShift may shift an attribute of something else than an optimizer."""
     updater = Updater()
     shifted = types.SimpleNamespace(rate=1.0, target=chainer.Link())
     updater.get_all_optimizers = lambda: {'main': shifted} if is_main else {}
@@ -235,7 +235,7 @@ def test_guards_look_when_needed(device, graphs, no_causes, tmp_path, monkeypatc
 
 
 def test_where_guards_look_at_every_step(device, graphs, no_causes, tmp_path, fused, looks):
-    """With examples of a user, and outside of a trainer."""
+    """Guards look at every step if examples are a user's class, and outside of a trainer."""
     trained(GraphUpdater, device, tmp_path, a_users, type('OfUser', (list,), {}))
     assert looks == list(range(60))
     del looks[:]

@@ -245,7 +245,7 @@ def test_what_is_watched_leads_to_a_new_capture(device, prediction_graphs, no_ca
 
 
 def test_another_name(device, prediction_graphs, no_causes):
-    """As a Trainer gives it after an evaluation by hand."""
+    """A Trainer gives an evaluator another name, even if a script has called it before."""
     own, theirs = make_pair(device, on(device, make_model()))
     for name in ('validation', 'test'):
         own.name = theirs.name = name
@@ -347,7 +347,7 @@ def test_values_on_the_host(device, prediction_graphs):
 
 
 def test_the_loss_of_the_last_batch_is_left_in_the_model(device, prediction_graphs):
-    """As without captures, whatever a step has left there."""
+    """An evaluation leaves the same loss as without captures, whatever a step had left there."""
     model = on(device, make_model())
     own, theirs = make_pair(device, model, dataset=VALIDATION[: 2 * BATCH])
     for _ in range(20):  # until replays are no longer compared with eager evaluations

@@ -566,7 +566,7 @@ def test_left_in_the_middle(monkeypatch, children):
 
 
 def test_smiles_without_end():
-    """They are read a little ahead; the rest is never requested."""
+    """SMILES are read only a little ahead; the rest is never requested."""
     pytest.importorskip('rdkit')
     n_read = 0
 
@@ -616,7 +616,7 @@ def test_no_molecules(device, prediction_graphs):
     ],
 )
 def test_wrong_arguments(arguments, message):
-    """They are refused at once, not at the first batch."""
+    """Arguments are checked by the call itself, not at the first batch."""
     arguments = {'model': model_of(HOST), 'data': molecules(4), **arguments}
     with pytest.raises(TypeError, match='^%s$' % re.escape(message)):
         captured_predict(**arguments)
@@ -646,7 +646,7 @@ def test_another_device():
 
 @pytest.mark.gpu
 def test_memory_is_given_back():
-    """After a run, and after one that was left in the middle."""
+    """Memory is given back after a whole run, and after one that was left in the middle."""
     device = chainer.get_device('@cupy:0')
     model = model_of(device)
     data = DeviceDataset(molecules(400), 0)

@@ -139,7 +139,7 @@ def train(updater, sizes):
 @pytest.mark.parametrize('is_one_host', (False, True))
 @pytest.mark.parametrize('is_clipped', (False, True))
 def test_ranks_are_one_large_batch(made, graphs, noted, is_clipped, is_one_host):
-    """And every step, run, captured, replayed or checked, is one collective of one size."""
+    """Every step, whether run, captured, replayed or checked, is one collective of one size."""
     hooks = [optimizer_hooks.GradientClipping(LARGEST_NORM)] * is_clipped
     updater, comm = made(hooks=hooks)
     comm.is_one_host = is_one_host

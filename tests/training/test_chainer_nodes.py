@@ -260,7 +260,7 @@ def test_binary_accuracy(xp, a_step, n_losses, dtype):
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
 @pytest.mark.parametrize('lossfun', [functions.sigmoid_cross_entropy, functions.mean_squared_error])
 def test_one_launch_for_all_of_a_loss(xp, a_step, n_losses, lossfun, dtype):
-    """For the gradient of the loss itself, which the step knows to be 1."""
+    """Gradients come with the loss, because the step knows that the gradient of the loss is 1."""
     x, t = inputs_of(xp, [(5, 7)] * 2, dtype)
     if lossfun is functions.sigmoid_cross_entropy:
         t = (t > 0).astype('i')
@@ -399,7 +399,7 @@ def test_a_step_does_without_cudnn():
 
 
 def test_dropout(xp, a_step):
-    """In a step it draws what the step's seed, number and layers say; outside, as ever."""
+    """Dropout in a step draws by the step's seed, number and layers; outside it draws as ever."""
     a_step.seed = 5
     a_step.counter = xp.full(1, 9, numpy.uint64)
     with chainer_nodes.under_way(a_step):

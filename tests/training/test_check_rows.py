@@ -647,7 +647,7 @@ UNDISTURBED: dict[str, tuple[Callable, Callable]] = {
 
 @pytest.mark.parametrize('name', UNDISTURBED)
 def test_what_must_not_be_disturbed(name, monkeypatch):
-    """On a host, to the bit: losses, parameters, and what the script counts."""
+    """The check leaves losses, parameters and a script's counters the same, bit for bit."""
     make, state_of = UNDISTURBED[name]
     checks = [option for option in vars(chainer.global_config) if option.startswith('bspmm_check')]
     data = of_one_relation if make is batch_normed else examples
@@ -669,7 +669,7 @@ def test_what_must_not_be_disturbed(name, monkeypatch):
 
 
 def test_the_cause_in_batches_padded_to_a_number(device):
-    """It is `len(atoms)`: other batches would change all numbers."""
+    """The advice is to use `len(t)`: another converter would change all results."""
     (text,) = filter(tells_of_rows, warned(WRONG['batches padded to a number'], device))
     assert 'len(t)' in text and "CSRConverter('padded')" not in text
 
@@ -686,7 +686,7 @@ class WithWeights(Own):
 
 @pytest.mark.parametrize('name', UNSEEN)
 def test_what_the_check_does_not_see(name):
-    """On a host; captured steps find the first two in the trial."""
+    """The check on a host overlooks these; captured steps find the first two in the trial."""
     assert not any(map(tells_of_rows, warned(UNSEEN[name], chainer.get_device('@numpy'))))
 
 

@@ -293,7 +293,7 @@ def test_a_loss_that_is_right_and_a_reported_number_that_is_wrong():
 
 @pytest.mark.parametrize('is_after', [False, True])
 def test_a_gradient_that_only_one_of_both_has(is_after):
-    """Before the swap or after it; the loss is the same."""
+    """A parameter has a gradient only before the swap, or only after it; the loss is the same."""
 
     def loss(self, y, x, adj, t):
         error = F.mean_squared_error(y, t)

@@ -247,7 +247,7 @@ def test_scratch_memory_stays(monkeypatch):
 
 
 def test_scratch_memory_holds_the_sums_of_all_launches(monkeypatch):
-    """Of hundreds of parameters of both dtypes, each launch of as many blocks as there may be."""
+    """Hundreds of parameters of two dtypes make several launches, each of the most blocks."""
     n_left = []  # elements where each launch that leaves sums may write
 
     def run(name, like, plan, table, rates, before, after, **others):

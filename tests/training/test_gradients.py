@@ -154,7 +154,7 @@ def launches(monkeypatch):
 
 @pytest.mark.parametrize('is_read', [False, True])
 def test_sums_of_a_step(launches, noted, is_read):
-    """Only where nothing reads them before."""
+    """Sums wait for the end of the step only if nothing reads them before."""
     found = []
     programs = noted(Program, 'capture', of=lambda program: program)
     for kind in (GraphUpdater, StandardUpdater):

@@ -55,7 +55,7 @@ def test_captured_as_eager_to_the_bit(device, graphs, name, monkeypatch):
 
 @pytest.mark.parametrize('name', ('RSGCN', 'GGNN'))
 def test_kernels_are_compiled_together(device, graphs, name, monkeypatch):
-    """By other threads, before the first step and after parameters were made that were missing."""
+    """Other threads compile before the first step, and again once missing parameters exist."""
     compile_one = kernels._compiled
     in_threads = {}
 
@@ -77,7 +77,7 @@ def test_kernels_are_compiled_together(device, graphs, name, monkeypatch):
 
 
 def test_reports_keep_their_values(device, graphs, monkeypatch):
-    """Through more steps than rows are allocated for at once."""
+    """Reported values stay through more steps than one allocation has rows for."""
     monkeypatch.setattr(reports, 'N_ROWS', 8)
     model = make_model()
     updater = make_updater(GraphUpdater, device, model, molecules(40), check_every=7)
@@ -258,7 +258,7 @@ def test_the_epoch_is_the_iterator_s():
 
 
 def test_a_seed_is_not_drawn():
-    """It follows NumPy's, and leaves that alone: batches come in StandardUpdater's order."""
+    """The seed follows from NumPy's state, which stays: batches come in StandardUpdater's order."""
     given = HOST, make_model(), molecules(9)
     seeds = {make_updater(GraphUpdater, *given, seed=None).seed for _ in range(2)}
     after = numpy.random.rand()
@@ -288,7 +288,7 @@ def test_a_check_waits_for_the_last_step(device, graphs, noted):
 
 
 def test_all_that_a_program_runs_is_ordered(monkeypatch, noted):
-    """After and before work on other streams: trials, runs, captures and checks."""
+    """Trials, runs, captures and checks are ordered after and before work on other streams."""
     graphs = host_graphs.stand_in(monkeypatch)
     modes = noted(TrainingStep, 'compute', of=lambda *given: (given[2], graphs[-1].is_ordered))
     run(make_updater(GraphUpdater, HOST), 8)
@@ -331,7 +331,7 @@ def test_a_parameter_made_late_that_a_fused_update_refuses(monkeypatch):
 
 
 def test_arguments_by_position():
-    """As many as StandardUpdater takes."""
+    """All arguments of StandardUpdater can be passed by position."""
     updater = GraphUpdater(
         SerialIterator(same_molecules(), BATCH),
         optimizers.SGD().setup(small_model()),

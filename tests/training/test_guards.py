@@ -159,7 +159,7 @@ def test_hyperparameters_in_a_new_object():
 
 
 def test_closures():
-    """Of the loss, of a part of it, and of a function that a link has; objects with a loss."""
+    """Closures are watched: the loss's, those under a partial, and those of a link's function."""
     factor = 1.0
     model = small_model()
     around = small_model(lossfun=lambda x, t: factor)
@@ -310,7 +310,7 @@ def test_what_is_not_watched(monkeypatch):
 
 
 def test_dicts_and_lists_of_a_link_whose_code_a_library_calls():
-    """That code may name any attribute."""
+    """Code of a library may name any attribute, so all are watched."""
     model, _, guards = guarded()
     for name, value in (('cache', {}), ('seen', [])):
         setattr(model, name, value)

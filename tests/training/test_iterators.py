@@ -208,7 +208,7 @@ def test_an_edit_in_place_is_an_error_until_the_end(name, place):
 
 
 def test_the_owner_of_a_view_is_locked_too():
-    """And a column of arrays."""
+    """Arrays are locked with the owners of their memory, and so are columns of arrays."""
     owner = numpy.random.RandomState(0).randint(1, 9, (6, 5)).astype('i')
     _, adj, labels = of_one_size()._datasets
     actual = list(zip(owner, adj, labels))
@@ -339,7 +339,7 @@ def test_an_interrupt_while_it_is_converted(monkeypatch, locked):
 
 
 def test_data_sets_that_take_turns(locked):
-    """They are converted a few times, then batch by batch; one that comes back at once, once."""
+    """Data sets that alternate are converted whole a few times, and then batch by batch."""
     taken = Examples()
     iterators = [SerialIterator(examples(), 3) for _ in range(2)]
     kinds = [type(taken.next(iterators[i % 2], CONVERTER)) for i in range(9)]
@@ -396,7 +396,7 @@ def test_what_nobody_closes_ends_with_its_owner(locked):
 @pytest.mark.parametrize('layout', ['folded', 'padded', 'packed', 9])
 @pytest.mark.parametrize('last', [(6, True), (0, False), (0, True)], ids=str)
 def test_a_form_that_suits_a_converter(layout, strip_padding, last):
-    """It makes the batches of the dense examples."""
+    """The sparse form makes the same batches as the dense examples."""
     atom, is_bonded = last  # of each molecule: an atom, padding, or a bonded atom of id 0
     dense = examples(n_relations=1)
     for atoms, adj, _ in dense:

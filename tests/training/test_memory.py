@@ -200,7 +200,7 @@ def test_memory_goes_when_steps_turn_eager(device, graphs):
 
 
 def test_memory_goes_with_the_updater(monkeypatch):
-    """Not with the next garbage collection: a driver and its programs are no cycle."""
+    """A driver and its programs are no cycle, so memory does not wait for a garbage collection."""
     host_graphs.stand_in(monkeypatch)
     updater = make_updater(GraphUpdater, HOST)
     run(updater, 3)

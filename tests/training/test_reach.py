@@ -1039,7 +1039,7 @@ def test_a_global_of_a_library_is_not_followed():
 
 @pytest.mark.parametrize('kind', (Regressor, Classifier))
 def test_what_a_library_makes_in_each_step_is_not_followed(kind):
-    """Its metrics; even if a user's code has a `metrics`, too."""
+    """Metrics of a Regressor are not followed, even if a user's code names `metrics`, too."""
     metrics = {'metric': lambda y, t: 1.0}
     own: Any = types.SimpleNamespace(metrics=metrics)
     lossfun = functions.mean_squared_error

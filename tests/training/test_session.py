@@ -83,7 +83,7 @@ def test_it_goes_on_with_another_key(begun, change):
 
 
 def test_hyperparameters_are_no_part_of_its_key(begun):
-    """They are sent with every batch."""
+    """Hyperparameters are sent with every batch."""
     model, optimizer, session = begun
     before = session.key(model, model)
     optimizer.lr = 0.5

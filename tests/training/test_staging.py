@@ -76,7 +76,7 @@ def staged(request, monkeypatch):
 
 
 def test_arrays_arrive(staged):
-    """And again, where that is asked for."""
+    """Arrays arrive by `send`, and once more by `again`."""
     staged, _ = staged
     for number in range(1, 2 * staging.N_SLOTS + 2):
         for i, array in enumerate(staged.fill().values()):

@@ -85,7 +85,7 @@ def test_what_stays_as_it_is(kind, converter):
 
 
 def test_a_choice_that_was_made_first_stays(monkeypatch):
-    """Where Chainer is imported and configured before the package."""
+    """A user's choice in Chainer's configuration stays if it was made before the import."""
     for owner, name in (
         (StandardUpdater, '__init__'),
         (StandardUpdater, 'update'),
@@ -167,7 +167,7 @@ def test_a_parallel_updater_trains_as_it_is(first, second):
 
 
 def test_without_a_gpu_it_trains_as_before(tmp_path):
-    """Not a word, the same bits, and dense examples are converted once."""
+    """Training is silent and has the same bits; dense examples are converted once."""
     run(script(HOST), 9)  # a loop without a Trainer, which locks nothing
     EXAMPLES[0][0][...] = EXAMPLES[0][0]
     seen, actual = [], []
@@ -386,7 +386,7 @@ def test_forward_with_positional_arguments(device, prediction_graphs, predicting
 
 
 def test_forward_in_training_is_upstreams(device, prediction_graphs):
-    """Only predictions in test mode, which drop nothing, may be replayed."""
+    """Replays belong to test mode, without dropout; in training mode none may be used."""
     model = on(device)
     with chainer.no_backprop_mode():
         model._forward(DATA, model.predictor, 3, chainer_bspmm.concat_mols)

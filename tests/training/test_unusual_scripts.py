@@ -192,7 +192,7 @@ def test_captured_by_stand_ins(file, name, captured):
 
 
 def test_stand_ins_are_launched(captured):
-    """Without launches the tests above would prove nothing. This script's attribute is watched."""
+    """Tests of stand-ins prove something only if a script's step is captured and launched."""
     made, reached = captured
     compare('weights', 'an_attribute', '@numpy', ROUNDING, reached)
     assert sum(capturer.n_launches for capturer in made) > 20

@@ -113,7 +113,7 @@ def test_a_trial_reads_counters_of_a_step_that_is_not_counted_yet(fused):
 
 
 def test_a_parameter_that_no_kernel_updates_ends_it(monkeypatch):
-    """It was made by the step, which the optimizer then updates by itself, counted once."""
+    """A step made the parameter: the optimizer then updates by itself, and counts once."""
     optimizer = optimizer_of(lambda: optimizers.SGD(0.1))
     link = optimizer.target
     made = update.OneLaunch(optimizer)

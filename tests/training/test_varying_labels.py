@@ -173,7 +173,7 @@ def test_names_reach_the_loss():
 
 
 def test_a_step_with_names_is_not_captured(graphs, adopting):
-    """On a GPU, where they cannot be, the eager step says so."""
+    """Names cannot be captured; on a GPU the eager step refuses them, too."""
     updater = named_updater(HOST)
     message = (
         'GraphUpdater trains eagerly: converter: expected numbers, got names (<U3); '

@@ -260,7 +260,7 @@ OWNERS = {
 
 @pytest.mark.parametrize('name', READINGS)
 def test_a_weight_that_is_an_attribute_of_chainers(device, graphs, name, is_fused):
-    """It is watched, and changes with every step."""
+    """The attribute is watched, and changes with every step."""
 
     read = READINGS[name]
 
@@ -336,9 +336,10 @@ def test_a_weight_that_changes_later_with_layouts_that_alternate(device, graphs)
 
 
 def test_it_goes_on_from_the_eager_result(device, graphs, monkeypatch, is_fused):
-    """To the bit, reported values and gradients included, from step 5 on, where a weight changes.
+    """Results equal an eager run's to the bit, although a weight changes from step 5 on.
 
-    It is compared with steps run eagerly over the same buffers, and without captures after these.
+    Reported values and gradients are compared, too. The other run's first steps are eager over the
+    same buffers, its later ones without a program.
     """
     results = []
     for is_eager in (False, True):
@@ -825,7 +826,7 @@ def fails(*args):
     ],
 )
 def test_an_error_of_the_user_s(device, graphs, loss_func, error, cause, message):
-    """It comes as from StandardUpdater, after the warning."""
+    """The user's error is raised as by StandardUpdater, after the warning."""
     updater = make_updater(GraphUpdater, device, loss_func=loss_func)
     warning = '^GraphUpdater trains eagerly: the step cannot be captured: %s: %s$'
     with (
@@ -897,7 +898,7 @@ def test_parameters_that_are_not_the_optimizer_s(device, graphs, no_causes):
 
 
 def test_averages_of_links(device, graphs):
-    """Of one that the loss uses, and no optimizer has, and of one that learns its size: once."""
+    """Averages change once a step, of a link without an optimizer and of one without a size yet."""
     averages = []
     for kind in (StandardUpdater, GraphUpdater):
         teacher = links.BatchNormalization(3)
@@ -925,7 +926,7 @@ def test_averages_of_links(device, graphs):
 
 
 def test_averages_after_a_loss_that_raised_in_the_trial(device, graphs):
-    """In none of its runs, in one of the first or in the step: they are as an eager step's."""
+    """Averages are as after eager steps, whichever run of the loss raised, if any."""
     averages = []
     for call in range(5):
         teacher = links.BatchNormalization(3)
