@@ -129,7 +129,7 @@ def test_the_command_exits_with_the_outcome(monkeypatch):
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Versions by package, None: not installed; what a test adds is believed to be so."""
+    """Dict package -> version or None (not installed), which replaces the installed versions."""
     original = info.version
     versions = {}
     monkeypatch.setattr(info, 'version', lambda name: versions.get(name, original(name)))

@@ -1,4 +1,4 @@
-"""tools/plain_statements.py: what it refuses, and what it allows."""
+"""tools/plain_statements.py: statements that it refuses, and those that it allows."""
 
 import textwrap
 

@@ -212,7 +212,7 @@ print(Parallel(n_jobs=2)(delayed(f)(i) for i in range(3)))
 
 @pytest.mark.slow
 def test_processes_of_joblib_are_repaired(command, tmp_path):
-    """Which scikit-learn's n_jobs starts."""
+    """scikit-learn's n_jobs starts such processes."""
     (tmp_path / 'script.py').write_text(JOBLIB)
     done = command('run', 'script.py')
     assert done.stdout == '[1.0, 2.0, 3.0]\n', done.stderr

@@ -15,7 +15,7 @@ DISABLED = {  # codes of mypy's messages that are not reported; fewer are welcom
     'method-assign', 'misc', 'operator', 'override', 'type-var', 'var-annotated',
 }  # fmt: skip
 
-# file, a line's text, what it becomes, code of mypy's message
+# file, a line's text, its replacement, code of mypy's message
 ROT = [
     (
         'chainer_bspmm/training/cuda_graphs.py',

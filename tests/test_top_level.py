@@ -51,7 +51,7 @@ def test_dir_lists(name):
 
 @pytest.fixture(scope='module')
 def printed():
-    """Lines that a fresh process prints: modules that the import brings, then what names are."""
+    """Lines that a fresh process prints: modules that the import loads, then values of names."""
     code = """
 import sys
 import chainer_bspmm

@@ -21,7 +21,7 @@ def arguments(**given):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Record runs in place of making them; the first epoch takes 5 s, each other one 2 s."""
+    """Record runs instead of making them; the first epoch takes 5 s, each other one 2 s."""
     made = []
 
     def run(task, name, epochs, place, variables, timeout=None):

@@ -320,7 +320,7 @@ def test_a_step_of_jax_agrees(method, data):
 
 
 def test_batches_of_jax():
-    """All have one size; targets and molecules ascend; spare edges lead among spare rows."""
+    """JAX batches have one size; targets and molecules ascend; spare edges are among spare rows."""
     pytest.importorskip('jax')
     from benchmarks.peers import jax_models
 

@@ -1,4 +1,4 @@
-"""`bench_two_lines` on few molecules: what it writes."""
+"""`bench_two_lines` on few molecules: its files and its printed table."""
 
 import contextlib
 import io

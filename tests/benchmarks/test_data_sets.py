@@ -1,4 +1,4 @@
-"""The molecules of the benchmarks are what Chainer Chemistry makes of them."""
+"""The benchmarks' molecules equal those that Chainer Chemistry itself parses."""
 
 import numpy
 import pytest

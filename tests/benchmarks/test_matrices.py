@@ -1,4 +1,4 @@
-"""benchmarks/products/matrices.py: the generated matrices are what the benchmarks claim."""
+"""benchmarks/products/matrices.py: the generated matrices have the claimed properties."""
 
 import numpy
 import pytest

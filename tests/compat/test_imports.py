@@ -54,7 +54,7 @@ def run(forks):
 
 
 def run_alone(code, *options):
-    """Run code in a fresh interpreter and return what it printed and its error output."""
+    """Run code in a fresh interpreter; return its output and its error output."""
     done = python(*options, '-c', _HIDE + textwrap.dedent(code))
     return done.stdout, done.stderr
 

@@ -74,7 +74,7 @@ def unwarned(monkeypatch):
 
 @pytest.mark.parametrize('kind, renamed', CLASSES, ids=lambda value: getattr(value, '__name__', ''))
 def test_old_keywords_mean_the_new_ones(kind, renamed, unwarned):
-    """One warning names all of them; today's keywords have none."""
+    """One warning names all old keywords; today's keywords give none."""
     old = {name: VALUES[name] for name in renamed}
     new = {renamed[name]: value for name, value in old.items() if renamed[name] is not None}
     others = {name: value for name, value in required(kind).items() if name not in new}

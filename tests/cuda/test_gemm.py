@@ -19,7 +19,7 @@ from tests.support import assert_close, DTYPES, poisoned
 
 
 class OnHost:
-    """The stand-in: a library, and how arrays for it are made."""
+    """Stand-in for cuBLAS, installed, and functions that make arrays for it."""
 
     put = staticmethod(cublas_on_cpu.on_host)
     empty = staticmethod(cublas_on_cpu.empty)
@@ -281,7 +281,7 @@ def test_more_than_an_int_holds_is_refused(host):
 
 @pytest.fixture
 def library():
-    """The stand-in for cuBLAS, with what it tells of a handle."""
+    """The stand-in for cuBLAS, with functions that read a handle's stream and math mode."""
     library = ctypes.CDLL(cublas_on_cpu.path())
     library.stream_of.restype = ctypes.c_void_p
     library.stream_of.argtypes = library.math_mode.argtypes = [ctypes.c_void_p]

@@ -21,7 +21,7 @@ from chainer_bspmm.sparse.build import transpose_launch
 
 
 def given(*drawn):
-    """Call a test with what hypothesis draws: of (least, most) an integer, of a list an item.
+    """Decorate a test to get draws of hypothesis: an integer from (least, most), an item of a list.
 
     Anything else is a strategy itself.
     """

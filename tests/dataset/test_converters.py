@@ -1,4 +1,4 @@
-"""The converters: every kind of data set and device argument, padding, and what they refuse."""
+"""The converters: every kind of data set and device argument, padding, refusals."""
 
 import collections
 import pickle
@@ -361,7 +361,7 @@ def test_node_columns(device, channels, out_size):
     expected = dense_concat_mols(examples)
     for i in (0, 2, 3):
         numpy.testing.assert_array_equal(cuda.to_cpu(padded[i]), expected[i])
-    # folded: every row of the dense batch, those that are all zeros once
+    # A folded batch has every row of the dense batch, but only one row of zeros per molecule.
     atoms, adj, column, labels = map(on_host, CSRConverter(n_node_columns=1)(examples, device))
     for ours, theirs in ((atoms, expected[0]), (column, expected[2])):
         numpy.testing.assert_array_equal(unfolded(ours, adj).reshape(theirs.shape), theirs)

@@ -95,7 +95,7 @@ DATA_SETS = {
 @pytest.mark.parametrize('name', LABELS)
 @pytest.mark.parametrize('kind', DATA_SETS)
 def test_labels_are_those_of_upstream(kind, name, tmp_path):
-    """The column between two others, of numbers and of arrays of one shape."""
+    """The labels are between two other columns: numbers, and arrays of one shape."""
     numbers = numpy.arange(6, dtype='f')
     examples = examples_with(numbers, LABELS[name], shapes(*6 * [3]))
     dataset = DATA_SETS[kind](examples, tmp_path)
@@ -122,7 +122,7 @@ def test_labels_of_several_floating_dtypes_have_the_first_ones():
 
 
 def test_digits_of_labels_are_kept_behind_an_integer():
-    """Upstream would cut them off; with labels of one shape ours does not either."""
+    """Upstream would cut digits off; our converter does not, even for labels of one shape."""
     *_, labels = concat_mols(examples_with(of_dtypes(ONE, 'iffddf')))
     assert labels.dtype == numpy.float64
     numpy.testing.assert_array_equal(labels[1, :2], ONE[1].astype('f'))

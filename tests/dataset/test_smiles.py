@@ -86,7 +86,7 @@ def upstream(smiles, preprocessor):
 
 
 def assert_same(actual, expected):
-    """Compare what from_smiles returns with what upstream does."""
+    """Compare the result of from_smiles with upstream's."""
     is_kept = expected['is_successful']
     numpy.testing.assert_array_equal(actual.kept, numpy.flatnonzero(is_kept))
     assert actual.smiles == list(expected['smiles'])
@@ -234,7 +234,7 @@ def test_in_this_process_where_none_can_be_started(monkeypatch):
 
 
 def test_semaphores_are_not_needed(monkeypatch):
-    """A platform without semaphores raises ImportError when this module is imported."""
+    """Platforms without semaphores raise ImportError for multiprocessing.synchronize."""
     monkeypatch.setitem(sys.modules, 'multiprocessing.synchronize', None)
     assert len(from_smiles(['C'] * 600, 'nfp', n_processes=2).dataset) == 600
 
@@ -310,7 +310,7 @@ def test_labels_follow_super_nodes():
 
 @pytest.mark.parametrize('kind', [pandas.DataFrame, pandas.Series])
 def test_labels_of_pandas_are_taken_by_position(kind):
-    """Their index may be in another order."""
+    """A pandas index may be in another order than the rows."""
     labels = numpy.arange(len(SMILES)).astype('f')
     table = kind(labels, numpy.random.RandomState(0).permutation(len(SMILES)))
     result = from_smiles(SMILES, 'relgcn', table)
@@ -363,7 +363,7 @@ def test_molecules_that_cannot_be_used_are_counted():
 
 
 def test_a_molecule_that_cannot_be_used():
-    """A long one is cut."""
+    """A long SMILES is cut in the warning."""
     assert warning_of(['CCO', 'C(' * 1000]) == (
         'from_smiles: 1 of 2 SMILES cannot be used and has no example in the data set. The first, '
         "at position 1, is '%sC: RDKit cannot parse it. `kept` has the positions of the examples, "
@@ -397,7 +397,7 @@ def test_a_molecule_without_a_super_node(smiles, reason):
 
 
 def test_a_name_of_no_method():
-    """No name of a method whose molecules are not read is suggested."""
+    """The error suggests only methods whose molecules from_smiles can read."""
     fails(
         'gcn',
         ValueError,

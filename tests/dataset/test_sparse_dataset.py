@@ -47,7 +47,7 @@ def test_batches_are_those_of_the_dense_data_set(layout, n_labels, n_relations, 
 @pytest.mark.parametrize('chunk', [1, 2, 100])
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_symmetry_is_known_for_every_batch(layout, chunk, part, monkeypatch):
-    """Chunks of one molecule know it from the start, and so do those whose molecules all are.
+    """Symmetry is known at once for chunks of one molecule and for chunks that are all symmetric.
 
     Some chunks hold nothing but ones, which are not stored.
     """
@@ -503,7 +503,7 @@ def test_repr():
 
 
 def test_a_molecule_alone_may_end_with_an_atom_of_id_0():
-    """Nothing tells it from padding: a packed batch asks."""
+    """An atom of id 0 looks like padding here, so a packed batch raises an error."""
     example = numpy.array([6, 8, 0], 'i'), numpy.diag(numpy.ones(3, 'f'))[None]
     example[1][0, 2, 2] = 0
     message = (

@@ -22,7 +22,7 @@ def double(x):
 
 
 def obey(order):
-    """Answer an order, or die of it."""
+    """Answer an order of a test, or die as it says."""
     if order == 'crash':
         ctypes.string_at(0)
     elif order == 'exit':

@@ -55,7 +55,7 @@ def test_every_table_is_on_a_page():
 
 
 def test_all_results_are_of_one_commit():
-    """Results that are not measured again are kept apart, and name the commit they are of."""
+    """Results that are not measured again are kept apart, and name their own commit."""
     folders = [harness.RESULTS / name for name in (harness.GPU, 'cpu')]
     paths = [path for folder in folders for path in folder.glob('*.json')]
     commits = {json.loads(path.read_text())['conditions']['commit'] for path in paths}

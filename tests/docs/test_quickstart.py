@@ -1,4 +1,4 @@
-"""docs/quickstart.md: its script runs, and predicts what it says."""
+"""docs/quickstart.md: its script runs, with the predictions that the page shows."""
 
 import re
 

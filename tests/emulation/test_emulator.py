@@ -1,4 +1,4 @@
-"""The emulator itself: what it runs, and what it refuses."""
+"""The emulator itself: kernels that it runs, and faults that it reports."""
 
 import numpy
 import pytest
@@ -99,7 +99,7 @@ extern "C" __global__ void shared(int *y)
 
 
 def test_shared_memory_is_poisoned_for_every_block():
-    """A block finds nothing of the one before it."""
+    """A block finds poison instead of the values of the block before it."""
     y = numpy.zeros(3, 'i')
     run(build(SHARED, 'shared'), (3, 1, 1), (1, 1, 1), (y,))
     numpy.testing.assert_array_equal(y, [-1] * 3)

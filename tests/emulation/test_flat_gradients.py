@@ -148,7 +148,7 @@ def test_ranks_that_write_to_the_memory_of_each_other(device, made, dtypes, bad,
 
 
 def test_memory_for_parameters_of_other_sizes_is_not_used(device, made):
-    """Ranks would write past its end."""
+    """Ranks would write past the end of memory for fewer parameters."""
     shapes = [(3, 5), (1025,)]
     optimizer, _ = ranks(device, 'f', shapes)
     peers = Peers(device, made(optimizer, []), RANK, {})

@@ -201,7 +201,7 @@ def test_one_rule_with_a_variant_of_its_own(device):
 
 @pytest.mark.parametrize('dtype', 'fd')
 def test_sign_of_parameters_that_have_none(device, dtype):
-    """Lasso leaves the gradient of a zero of either sign alone, and makes that of NaN a NaN."""
+    """Lasso leaves the gradients of 0 and -0 alone, and makes the gradient of a NaN a NaN."""
 
     def change(step, optimizer):
         optimizer.target.p000.array[...] = [0.0, -0.0, numpy.nan, 2, -2, 3]

@@ -51,7 +51,7 @@ def empty_like(buffer):
 
 
 def check_spare(device, molecules, index, spare, layout='packed', padded_to=None):
-    """Compare whole buffers, full of 127 or NaN before, with what the host puts in its own."""
+    """Compare whole buffers, full of 127 or NaN before, with buffers that the host fills."""
     before = len(device.launched)
     index = numpy.array(index)
     atoms, adj, labels = molecules.batch(index, layout, padded_to)

@@ -63,7 +63,7 @@ def usage(report):
 
 
 def cases():
-    """Everything for sm_90; for each of the others a third of it, in turn."""
+    """Yield all variants for sm_90, and a third of them, in turn, for each other architecture."""
     for name, kernel in KERNELS.items():
         for turn, architecture in enumerate(ARCHITECTURES):
             for i, (dtype, defines) in enumerate(kernel.compiled()):
@@ -98,7 +98,7 @@ def test_spill_is_noticed():
     'name, n_peers', [('flat_gradients', n) for n in (0, 2, 8)] + [('peer_sum', n) for n in (2, 8)]
 )
 def test_what_peers_write_meanwhile_is_read(tmp_path, name, n_peers):
-    """32 bits and the number of the turn at once, and not from a cache of constants."""
+    """A value and its turn are one access of 64 bits, which bypasses caches of constants."""
     if shutil.which('nvcc') is None:
         pytest.skip('nvcc is not on the PATH')
     f = numpy.dtype('f')

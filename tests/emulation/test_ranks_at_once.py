@@ -27,9 +27,9 @@ RECEIVE = 'receive(received + r * stride, i, now, value[r][e])'
 HALF = 'const int half = now % 2 * PEERS;\n    '
 SECONDS, SOON = 80, 40  # after which a rank that waits in vain is ended
 SHAPES = (3, 5), (1025,), (0,), (2,)
-VECTORS = 3, 70  # elements of the vectors that are added up besides
+VECTORS = 3, 70  # elements of the vectors that are added up as well
 MOST = 1e-3  # seconds that a rank is late, at most
-# A rank that reads late what others have sent, who are ahead then. It sleeps for longer than they
+# A rank that reads late, so that the others are ahead. It sleeps for longer than they
 # need for a turn, also on a busy machine, where they would otherwise wait for its core.
 SLOW = (
     ('#include <sched.h>', '#include <sched.h>\n#include <unistd.h>'),
@@ -159,7 +159,7 @@ def exchange(folder, seconds, *replaced):
 def check_vectors(flat, device, turn, numbers, pace):
     rank = flat._comm.rank
     ranks = range(flat._comm.size)
-    for alone in (False, True):  # a check does a step once more, with what others have sent
+    for alone in (False, True):  # a check does a step once more, with the same values of the others
         flat.sums.begin(alone)
         for number in numbers:
             time.sleep(pace.uniform(0, MOST))
@@ -178,7 +178,7 @@ def check_gradients(flat, device, turn, loss, pace):
         device.reachable.append(param.grad)
     time.sleep(pace.uniform(0, MOST))
     weights = [n_molecules(rank, turn) for rank in ranks]
-    flat.pack(weights[rank], loss, alone=True)  # which nobody notices
+    flat.pack(weights[rank], loss, alone=True)  # which the others do not notice
     flat.pack(weights[rank], loss)
     for number, param in enumerate(params):
         total = sum(

@@ -101,7 +101,7 @@ def test_a_chain_ends_where_a_launch_has_no_more_places(device, pending):
 
 
 def test_gradients_of_one_variable(device, pending):
-    """Added up later where all are pending, else at once."""
+    """Sums are deferred if all gradients are pending, otherwise added at once."""
     source = partials(device, 'f', 9, 70)
     first, second, third = (
         chainer.Variable(array) for array in sum_partials(source, [(0, (33,), 'f')] * 3)

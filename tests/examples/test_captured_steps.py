@@ -111,7 +111,7 @@ def test_only_folded_batches_are_padded_to_a_number(common, padded_to, layout, d
 
 @pytest.mark.parametrize('rank', [0, 2])
 def test_each_rank_draws_by_a_seed_of_its_own(common, tmp_path, monkeypatch, rank):
-    """The dropout of its captured steps."""
+    """The seed decides the dropout of a rank's captured steps."""
     seeds = []
 
     def make_updater(*args, seed, **options):

@@ -1,4 +1,4 @@
-"""The scripts of examples/own_dataset, run as a user runs them; what a run does with its folder."""
+"""The scripts of examples/own_dataset, run as a user runs them; the folder of a run."""
 
 import contextlib
 import io
@@ -53,7 +53,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def folder(trained, tmp_path):
-    """A copy of it, for a test that changes it."""
+    """A copy of the trained folder, for a test that changes it."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     path = tmp_path / 'result' / 'settings.json'
     path.write_text(path.read_text().replace(str(trained), str(tmp_path)))
@@ -350,7 +350,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_run_on_a_terminal_is_continued_elsewhere(folder, monkeypatch, recwarn):
-    """Progress is a bar there, and lines here; Chainer would warn of a trigger without a past."""
+    """Only a terminal has a bar; Chainer would warn that its lines' trigger was not saved."""
     monkeypatch.chdir(folder)
     with contextlib.redirect_stdout(Terminal()) as terminal:
         imported(OWN, 'train_own').run([*WORDS, '--out', 'new'])
@@ -522,7 +522,7 @@ def test_objects_in_files_are_refused_before_they_run(common, folder, error, nam
 
 
 def test_a_pickle_before_the_archive_is_not_loaded(folder):
-    """NumPy would load it, and not the archive."""
+    """NumPy alone would load the pickle instead of the archive behind it."""
     path = folder / 'result' / 'model.npz'
     expected = run('predict_own.py', '--smiles', 'C', cwd=folder)
     path.write_bytes(pickle.dumps(Evil()) + path.read_bytes())
@@ -717,7 +717,7 @@ def test_molecules_without_labels_are_predicted(trained_on_odd_rows):
 
 
 def test_errors_are_those_of_the_molecules_that_were_predicted(trained_on_odd_rows):
-    """Though one that cannot be is before them in the file."""
+    """A molecule that cannot be predicted comes before the others in the file."""
     folder, _ = trained_on_odd_rows
     (folder / 'known.csv').write_text('smiles,y\nC1CC,500\nCCO,1\nCCN,90\n')
     printed = run('predict_own.py', '--data', 'known.csv', '--out', 'k.csv', cwd=folder)
@@ -835,7 +835,7 @@ def to_standard_output(new_molecules, capsys):
 
 
 def test_predictions_on_standard_output(to_standard_output):
-    """Nothing but the table, so that it may be piped into another program."""
+    """Standard output has only the table, which another program can read."""
     out, err = to_standard_output('--data', 'new.csv')
     header, ethanol, failure = out.splitlines()
     assert header == 'smiles,name,y predicted,not predicted'

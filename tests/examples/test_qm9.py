@@ -509,7 +509,7 @@ def predict(trained, tmp_path, monkeypatch):
 
 @pytest.fixture
 def prediction_error(trained, tmp_path, monkeypatch):
-    """A function for the error of such a prediction."""
+    """A function that returns the error of a prediction with the trained model."""
     monkeypatch.chdir(tmp_path)
     return lambda *words: error_of(QM9 / 'predict_qm9.py', '--in-dir', trained[0], *words)
 

@@ -134,7 +134,7 @@ def test_screening_is_that_of_one_process(trained, tmp_path):
 
 
 def test_ranks_resume_from_the_last_snapshot_of_all(tmp_path, monkeypatch):
-    """A kill may have come before another rank had taken the next."""
+    """A kill may have come after one rank's snapshot and before the other's."""
     imported(EXAMPLES / 'tox21', 'train_tox21')
     from common import folder
 

@@ -252,7 +252,7 @@ def test_columns_keep_their_names_and_order(write, tmp_path):
 
 @pytest.mark.parametrize('mean, spread', [(-2912301, 0.1), (-1e9, 1)])
 def test_a_spread_far_below_the_mean_is_learned(write, tmp_path, mean, spread):
-    """There is one test error, of the labels as they were read."""
+    """The printed test error is that of result.json, in the units of the labels as read."""
     draw = random.Random(0)
     smiles = ['C' * (n % 20 + 1) + 'NOSPF'[n % 5] for n in range(120)]
     lines = ['%s,%.4f' % (text, mean + draw.gauss(0, spread)) for text in smiles]
@@ -300,7 +300,7 @@ def test_a_classification_says_that_a_label_teaches_nothing(write):
 
 
 def test_files_have_the_scaler_of_the_labels_as_they_are(trained):
-    """Upstream's model reads them."""
+    """Upstream's model can read the file: its scaler is for the labels as they are."""
     with numpy.load(trained / 'model.npz', allow_pickle=True) as file:
         mean, std = (file['predictor/label_scaler/' + name] for name in ('mean', 'std'))
     known = {row['smiles'] for row in rows(trained / 'training.csv')}

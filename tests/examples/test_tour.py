@@ -1,4 +1,4 @@
-"""examples/tour.ipynb runs, and says what its stored outputs say."""
+"""examples/tour.ipynb runs, with the same outputs as are stored in it."""
 
 import pathlib
 

@@ -118,7 +118,7 @@ def test_nfp(device, in_channels, with_mask):
 
 
 def test_nfp_of_graphs_of_different_sizes():
-    """One of them has no nodes."""
+    """One of the graphs has no nodes."""
     # In every node the scores sum to 1: a graph's fingerprint sums to its number of nodes.
     adj = BatchedCSR.from_matrices([numpy.eye(2), numpy.zeros((0, 0)), numpy.eye(3)])
     y = NFPReadout(4, 6)(numpy.random.RandomState(0).uniform(size=(5, 6)).astype('f'), adj).array

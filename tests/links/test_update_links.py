@@ -1,4 +1,4 @@
-"""Update links alone: against Chainer Chemistry's in every layout, and what they refuse."""
+"""Update links alone: against Chainer Chemistry's in every layout; refusals."""
 
 import functools
 
@@ -82,12 +82,12 @@ def numbers(link):
 
 @pytest.mark.parametrize('name, kind, arguments, options', LINKS, ids=str)
 def test_update_link(device, name, kind, arguments, options):
-    """A swapped link, and a new one. All rows are atoms: packed and padded are the same."""
+    """Swapped and new links equal upstream's; all rows are atoms, so packed is padded."""
     sparse = getattr(links, name)
     arguments = [getattr(functions, a) if isinstance(a, str) else a for a in arguments]
     h, adj = inputs(kind, arguments[1] if name == 'GNNFiLMUpdate' else 4)
     conditions = []
-    if name == 'NFPUpdate':  # what upstream's model gives its link; ours reads the batch instead
+    if name == 'NFPUpdate':  # upstream's model passes degrees to its link; ours reads the batch
         degrees = adj.sum(axis=1)[:, :, None]
         conditions = [
             [numpy.broadcast_to(degrees == d, h.shape) for d in range(1, arguments[2] + 2)]
@@ -129,7 +129,7 @@ def test_first_call_of_relgcn_draws_parameters_as_upstream_does():
 
 @pytest.mark.parametrize('activation', [functions.relu, functions.tanh])
 def test_layers_of_gin_that_users_put_there(activation):
-    """Another activation, and link hooks."""
+    """A user's activation and link hooks have their effect."""
     h, adj = inputs('counted')
     dense = links.GINUpdate.upstream(6, dropout_ratio=0.0, n_layers=3)
     del dense.graph_mlp
@@ -371,7 +371,7 @@ film = functools.partial(links.GNNFiLMUpdate, 5)
     ],
 )
 def test_bad_input(make, shape, adj, error, message):
-    """adj: a number of relations, or itself."""
+    """Parameter `adj` is a matrix, or the number of relations of one."""
     if isinstance(adj, int):
         adj = BatchedCSR.from_matrices([numpy.ones((adj, 2, 2), 'f')])
     with pytest.raises(error, match=message):

@@ -64,7 +64,7 @@ def test_the_class_is_a_subclass_of_upstreams(name):
 
 @every_model
 def test_the_constructor_is_upstreams(name):
-    """One seed gives the same parameters, and what sparsify makes of upstream's is the same."""
+    """One seed makes our model and upstream's alike; sparsify turns the latter into the former."""
     made = []
     for make in (lambda: ours(name), CASES[name].make):
         numpy.random.seed(3)
@@ -87,7 +87,7 @@ def test_the_constructor_is_upstreams(name):
 
 @every_model
 def test_densify_undoes_sparsify(name):
-    """densify gives back upstream's model, whose results are what they were, bit for bit."""
+    """densify gives back upstream's model, with the same results as before, bit for bit."""
     examples = examples_of(name)
     dense = dense_model(name)
     kinds = [type(link) for link in dense.links()]

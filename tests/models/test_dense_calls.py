@@ -1,4 +1,4 @@
-"""A sparse batch that reaches a model of Chainer Chemistry: the error, and that nothing else is."""
+"""Errors for sparse batches that reach models of Chainer Chemistry, and for nothing else."""
 
 import inspect
 import pickle
@@ -127,7 +127,7 @@ def test_a_model_that_cannot_be_swapped(method):
 
 
 def test_a_subclass():
-    """sparsify would refuse it: derived from our class, it does the same."""
+    """sparsify would refuse a subclass; the advice is to derive it from our class."""
     message = message_of(lambda: Mine(3)(ATOMS, ADJ))
     assert 'Mine is a subclass of chainer_chemistry.models.rsgcn.RSGCN, whose class and' in message
     assert 'derive it from chainer_bspmm.models.RSGCN, or run it unswapped' in message

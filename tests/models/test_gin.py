@@ -47,7 +47,7 @@ def test_dropout_is_upstreams(monkeypatch, ratio):
 
 
 def test_dropout_behind_a_hook_is_upstreams(monkeypatch):
-    """Which sees every call of the layers."""
+    """A hook has to see every call of the layers."""
     make = functools.partial(DenseGIN, 3, dropout_ratio=0.3, hidden_channels=8)
     examples = [example[:2] for example in molecules([7] * 5, 'counted')]
     with TimerHook():

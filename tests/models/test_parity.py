@@ -102,7 +102,7 @@ def test_parity(device, case):
 @pytest.mark.parametrize('readout', ['sum', 'max'])
 @pytest.mark.parametrize('layout, sizes', [('packed', EQUAL), ('folded', SIZES), ('padded', SIZES)])
 def test_batch_norm(device, layout, sizes, readout, train):
-    """Packed where both see the same rows; running statistics as well, after three batches."""
+    """Packed batches are compared where they have the dense rows; running statistics, too."""
     case = parity.DEFAULTS['RSGCN']._replace(sizes=sizes)
     make = functools.partial(
         dense.RSGCN, 3, use_batch_norm=True, dropout_ratio=0.0, readout=GeneralReadout(readout)

@@ -1,4 +1,4 @@
-"""RSGCN: dropout, readouts, numbers of layers; what atoms it takes."""
+"""RSGCN: dropout, readouts, numbers of layers, and ids of atoms."""
 
 import functools
 
@@ -34,7 +34,7 @@ def test_dropout_is_upstreams(monkeypatch, use_batch_norm):
 
 
 def test_dropout_behind_a_hook_is_upstreams(monkeypatch):
-    """Which sees every call of the layers."""
+    """A hook has to see every call of the layers."""
     make = functools.partial(DenseRSGCN, 3, hidden_channels=8, dropout_ratio=0.3)
     examples = [example[:2] for example in molecules([7] * 5, 'normalised')]
     with TimerHook():
@@ -51,7 +51,7 @@ def test_dropout_is_applied_in_training_only(use_batch_norm):
 
 
 def test_readouts():
-    """One of upstream's is swapped, one of the user's own called with the batch."""
+    """Upstream's readout is swapped; a user's readout is called with the batch."""
     batch = concat_mols(EXAMPLES)[:2]
     model = RSGCN(4, readout=links.GeneralReadout.upstream('summax'))
     assert type(model.readout) is links.GeneralReadout and model(*batch).shape == (4, 8)
@@ -64,7 +64,7 @@ def test_readouts():
 @pytest.mark.parametrize('n_update_layers', [1, 2, 3, 5])
 @use_batch_norm
 def test_other_numbers_of_layers_than_n_update_layers(n_update_layers, use_batch_norm):
-    """Upstream rectifies after the first n_update_layers - 1 of those that there are."""
+    """Upstream rectifies after the first n_update_layers - 1 layers of the model."""
     dense = DenseRSGCN(
         4, hidden_channels=4, n_update_layers=3, dropout_ratio=0.0, use_batch_norm=use_batch_norm
     )
@@ -91,7 +91,7 @@ def test_atom_id_outside_of_the_embedding():
 
 
 def test_largest_atom_id_of_a_batch_is_believed():
-    """Nothing is read from the array."""
+    """The largest id of the batch is known to it; no id is read from the array."""
     model = RSGCN(3, n_atom_types=10)
     example = numpy.array([9, 10], 'i'), numpy.eye(2, dtype='f'), 0.0
     atoms, adj, _ = CSRConverter('packed')([example])

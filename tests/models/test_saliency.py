@@ -63,7 +63,7 @@ def first_embedding(model):
 
 
 def score(model):
-    """Return a function of a batch to (n_graphs, 1), which is what occlusion takes."""
+    """Return a function of a batch to (n_graphs, 1), as occlusion takes one."""
     if hasattr(model, 'predictor'):
         return model.predictor
     return lambda *batch: chainer.functions.sum(model(*batch), axis=1, keepdims=True)
@@ -72,7 +72,7 @@ def score(model):
 def compute(
     kind, model, data, converter, batchsize=4, link=embedding, options=None, timing='post', **more
 ):
-    """Return a calculator of a kind, and what it finds; `link`: of a model, what it watches."""
+    """Return a calculator of a kind, and its result; `link`: model -> the link that it watches."""
     hook = VariableMonitorLinkHook(link(model), timing=timing)
     calculator = kind(model, hook, eval_fun=score(model), device=-1, **options or {})
     more.setdefault('show_progress', False)
@@ -169,7 +169,7 @@ def test_links_that_upstream_calls_without_hooks():
         data,
         concat_mols,
         link=lambda model: model.predictor.mlp.layers[0],
-        timing='pre',  # what the readout has given
+        timing='pre',  # the output of the readout
     )
     numpy.testing.assert_array_equal(of_link(graph_conv.readout_layers[0]), expected)
 

@@ -17,7 +17,7 @@ from tests.support.molecules import molecules
 
 
 def upstreams_methods():
-    """Read them from Chainer Chemistry's source, which has no list of them."""
+    """Return the methods in Chainer Chemistry's source, which has no list of them."""
     source = inspect.getsource(set_up_dense_predictor)
     return set(piece.split("'")[1] for piece in source.split('method == ')[1:])
 
@@ -108,7 +108,7 @@ def test_mpnn():
 
 
 def test_mpnn_with_an_edge_network():
-    """Upstream's default, which has no sparse form."""
+    """Edge networks are upstream's default, and have no sparse form."""
     examples = molecules([5, 3], n_relations=4)
     edge_network = set_up_dense_predictor('mpnn', n_unit=6, conv_layers=2, class_num=3)
     assert edge_network(*dense_concat_mols(examples)[:2]).shape == (2, 3)

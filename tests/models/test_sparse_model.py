@@ -154,7 +154,7 @@ def test_rsgcn(options, n_warnings):
 
 
 def test_a_model_that_upstream_trained():
-    """The optimizer's counts, which are in a pickle, tell it."""
+    """The counts of the optimizer, which a pickle keeps, show that it was trained."""
     model = trained(regressor(), dense_concat_mols)
     model = sparsify(pickle.loads(pickle.dumps(model)))
     assert layout_of(model) == ('folded', None)

@@ -63,7 +63,7 @@ WRAPPERS = {
 
 @pytest.mark.parametrize('wrapper', WRAPPERS)
 def test_swap_in_place(wrapper):
-    """Objects stay, and so do the results; tests/models/test_common.py asks it of every model."""
+    """Objects and results stay the same; tests/models/test_common.py tests every model."""
     model = WRAPPERS[wrapper]()
     examples = examples_of('ggnn')
     with chainer.using_config('train', False):

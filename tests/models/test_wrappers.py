@@ -70,7 +70,7 @@ def test_unused_layer_gets_weights(tmp_path, model):
     numpy.testing.assert_array_equal(dense.linear_for_concat_super.W.array, weight.array)
 
 
-# Options of all wrappers, by what they add between updates or after them.
+# Options of all wrappers, named after the steps that they add between or after updates.
 STEPS = {
     'batch norm': {'use_batchnorm': True},
     'dropout': {'dropout_ratio': 0.3},

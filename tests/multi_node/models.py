@@ -61,7 +61,7 @@ def communicator(name='naive'):
 
 
 def optimizer_of(model, comm, actual=None):
-    """Return an optimizer of all ranks, or Chainer's own where there is no communicator."""
+    """Return an optimizer of all ranks, or Chainer's own without a communicator."""
     # By default Adam would make a whole step of a gradient that is nothing but rounding.
     optimizer = actual or chainer.optimizers.Adam(eps=1e-3)
     if comm:

@@ -35,7 +35,7 @@ def create(name='naive'):
 
 @pytest.fixture
 def mpi(monkeypatch):
-    """An mpi4py with one process, whether there is one or not."""
+    """Stand-in for mpi4py with one process, even where mpi4py is not installed."""
     world = types.SimpleNamespace(size=1, rank=0)
     module = types.SimpleNamespace(
         COMM_WORLD=world, Get_library_version=lambda: 'Some MPI 1.2, 2020', __file__='/no/library'
@@ -105,7 +105,7 @@ def test_one_process_of_a_step_of_slurm(mpi, monkeypatch):
 
 
 class Comm:
-    """Two ranks on one host, seen from the first; `change` makes what the second one sends."""
+    """Two ranks on one host, seen from the first; `change` makes the second one's value."""
 
     rank = 0
     size = 2

@@ -1,4 +1,4 @@
-"""Two GPUs: captured steps of ranks that share memory, and what ends them."""
+"""Two GPUs: captured steps of ranks that share memory, and their end."""
 
 import os
 import re
@@ -89,7 +89,7 @@ def test_many_exchanges():
 
 
 def updater_of(comm, name):
-    """Return one over batches of a few layouts, and a second one of the same optimizer."""
+    """Return an updater over batches of a few layouts, and a second one of its optimizer."""
     device = chainer.get_device(comm.intra_rank)
     model = regressor(name, 0, comm if 'norm' in name else None)
     with chainer.using_config('train', False):
@@ -118,7 +118,7 @@ def train_both_ways():
         for is_captured in (True, False):
             Program.capture = capture if is_captured else lambda self: None
             first, second = updater_of(comm, name)
-            for _ in range(N_STEPS):  # in turns: one's memory is still that of the other
+            for _ in range(N_STEPS):  # in turns, in the memory that both share
                 first.update()
                 second.update()
             n_captured = [of.is_captured for of in first._driver.programs.values()].count(True)

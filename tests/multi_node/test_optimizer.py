@@ -52,7 +52,7 @@ def test_ranks_are_one_large_batch(tmp_path, n_ranks):
 def trained_with(kind, name, comm=None, sizes=None):
     """Return the updater after training."""
     examples = my_share(molecules(4 * N_ALL), comm, sizes)
-    # Ranks start from one state, which is not that of rank 1.
+    # Ranks start from the state of rank 0, not of rank 1.
     model = regressor(name, comm.rank if comm else 0, comm if 'norm' in name else None)
     optimizer = optimizer_of(model, comm, chainer.optimizers.SGD(1e-4))
     iterator = chainer.iterators.SerialIterator(examples, len(examples) // 4, shuffle=False)
@@ -339,7 +339,7 @@ DISAGREEMENTS = {
 
 
 def disagree(path):
-    """Each case on all ranks, which would otherwise end with the first."""
+    """Run each case on all ranks; an error would end them with the first case."""
     comm = communicator()
     told = {}
     with pytest.MonkeyPatch.context() as monkeypatch:

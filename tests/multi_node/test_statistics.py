@@ -1,4 +1,4 @@
-"""Sums over ranks that batch normalisation asks for; what it computes is in test_optimizer.py."""
+"""Sums over ranks for batch normalisation; its results are tested in test_optimizer.py."""
 
 import types
 

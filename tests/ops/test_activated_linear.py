@@ -132,7 +132,7 @@ def test_layers_that_do_not_fit(layers, message):
 
 # --- the softmaxes and their sum, by one launch ---
 
-# A rounding to the dtype, three where terms are added, and a few of the dtype of the calculation.
+# A rounding to the dtype, three where terms are added, and a few in the calculation.
 BOUND = {'e': 2**-9, 'f': 2**-20, 'd': 2**-48}
 
 

@@ -297,6 +297,6 @@ def test_statistics_are_those_of_the_ranks_of_a_link(name):
     twice = outcome(lambda h: batch_norm(adj, of_two, h), of_two, x, weights)
     once = outcome(lambda h: batch_norm(adj, of_one, h), of_one, x, weights)
     variance = twice.pop('variance'), once.pop('variance')
-    assert (variance[0] != variance[1]).all()  # running: that of twice as many rows
+    assert (variance[0] != variance[1]).all()  # the running variance is that of twice as many rows
     for key, expected in once.items():
         assert relative_error(twice[key], expected) < BOUNDS['float64'], key

@@ -1,4 +1,4 @@
-"""bsddmm: values, launches, gradients, and what it refuses."""
+"""bsddmm: values, launches, gradients, refusals."""
 
 import numpy
 import pytest

@@ -1,4 +1,4 @@
-"""bspmm: values, launches, gradients to second order, what it refuses."""
+"""bspmm: values, launches, gradients to second order, refusals."""
 
 import functools
 import weakref
@@ -77,7 +77,7 @@ def test_batches(place, name, trans):
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('name', support.BATCHES)
 def test_other_batches(xp, name, dtype):
-    """Symmetric and rectangular ones, ones of values that are one, a huge one among tiny ones."""
+    """Batches: symmetric, rectangular, of ones only, with a huge graph among tiny ones."""
     rng = numpy.random.RandomState(0)
     adj = batch_on(name, xp, dtype)
     data = features(rng, xp, adj.nnz, 1, dtype)[:, 0]
@@ -121,8 +121,8 @@ def test_subclass_of_ndarray(tmp_path):
     assert_close(bspmm(adj, x).array, reference.bspmm(adj, x), 'float32')
 
 
-# The last entry is loaded again instead of those that a row lacks: a value that is not finite must
-# not be added because of that, not even times 0.
+# A row with fewer entries than are loaded at once loads its last entry again. If the value of that is
+# not finite, it must not be added again, not even times 0.
 @pytest.mark.parametrize('algorithm', ['auto', 'vector', 'pipelined'])
 @pytest.mark.parametrize('dtype', 'efd')
 def test_nan_reaches_its_rows_only(place, dtype, algorithm):

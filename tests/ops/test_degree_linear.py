@@ -119,7 +119,7 @@ def test_gradients(xp, way):
 
 @pytest.mark.parametrize('way', WAYS)
 def test_features_with_another_use(xp, way):
-    """Whose gradient is there first: this node's, of the lower rank, is added to it."""
+    """The other use has a gradient first; this node, of lower rank, adds its own to that."""
     layer, (x, *parameters) = layer_of(xp, way)
     found = []
     zero = chainer.Variable(xp.zeros(()))

@@ -22,7 +22,7 @@ from tests.support.spare import with_spare
 
 
 def launches(place):
-    """Return the constants of its launches; a batch that lies on a GPU needs others."""
+    """Return the constants of the launches of edge_film; a batch on a GPU adds other launches."""
     return [defines for defines in place.launched if 'RESULT' in defines]
 
 

@@ -32,7 +32,7 @@ class Node(typing.NamedTuple):
     n_features: int  # of the arrays; the others are parameters
     shapes: list
     n_relations: int = 2  # of the batch
-    aggregates_first: object = None  # products in this order, instead of what a host does
+    aggregates_first: object = None  # products in this order, instead of the host's
 
 
 def pairs(arrays):

@@ -109,7 +109,7 @@ def test_widths(gpu, dtype, width, state):
     assert gpu.names == {'gated_step', 'gated_weights', 'sum_partials'}
 
 
-# Widths that do not fill what a thread or a block has, of each alone; one part, and no bias.
+# Widths that do not fill a thread or a block, each of the three alone; one part, and no bias.
 @pytest.mark.parametrize(
     'widths, options',
     [

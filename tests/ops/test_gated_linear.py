@@ -1,4 +1,4 @@
-"""gated_linear against Chainer's nodes, its gradients to second order, what it refuses."""
+"""gated_linear against Chainer's nodes, its gradients to second order, refusals."""
 
 import functools
 

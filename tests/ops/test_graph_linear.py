@@ -59,7 +59,7 @@ def _ours_and_theirs(adj, loop):
 
 @pytest.mark.parametrize('other_first', [False, True])
 def test_features_with_another_use(xp, other_first):
-    """Their gradients are added, by the launch of the layer if the other one is there first."""
+    """Gradients of both uses are added, by the launch of the layer if it comes second."""
     adj, x, W, b, b_self = given(xp)
     found = []
     for function in _ours_and_theirs(adj, False):

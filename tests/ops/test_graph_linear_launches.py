@@ -13,7 +13,7 @@ from tests.support import reference
 from tests.support.devices import on_an_emulated_device, slow_unless
 
 
-# Roundings of the results to the dtype, and of the sums to what they are calculated in.
+# Roundings of results to the dtype, and of sums to the dtype of the calculation.
 BOUND = {'e': 2**-9, 'f': 2**-19, 'd': 2**-47}
 ACTIVATIONS = {
     'identity': (lambda v: v, lambda y: numpy.ones_like(y)),

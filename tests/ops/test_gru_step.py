@@ -1,4 +1,4 @@
-"""gru_step against Chainer's StatefulGRU, its gradients to second order, what it refuses."""
+"""gru_step against Chainer's StatefulGRU, its gradients to second order, refusals."""
 
 import numpy
 import pytest

@@ -1,4 +1,4 @@
-"""Vectors and weights of launches; what the kernels calculate is tested with each operation."""
+"""Vectors and weights of launches; results of kernels are tested with each operation."""
 
 import numpy
 import pytest

@@ -13,7 +13,7 @@ from tests.emulation.kernel_cases import CHANNELS
 from tests.support.gradients import check_gradients, outcome
 
 
-# Roundings to the dtype, and a few of what it is calculated in.
+# Roundings to the dtype, and a few to the dtype of the calculation.
 BOUND = {'e': 2**-9, 'f': 2**-19, 'd': 2**-47}
 
 

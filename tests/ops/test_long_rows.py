@@ -217,7 +217,7 @@ def test_gradients(xp, both_ways):
 
 @pytest.mark.parametrize('both_ways', [False, True])
 def test_layer_of_a_graph_with_long_rows(xp, monkeypatch, both_ways):
-    """Products, not one launch in whose tiles the other rows would wait."""
+    """Long rows make a layer products: in one launch the other rows of a tile would wait."""
     given = []
 
     def noted(*args, **options):
@@ -332,7 +332,7 @@ def test_bounds_in_batches_of_a_data_set(stars, index, bound):
     'index, bound', [([0, 2], LONG_ROW), ([0, 1], 256), ([3, 0], 512), ([1, 1], 256)]
 )
 def test_bounds_in_captured_batches(stars, index, bound):
-    """Rounded up: batches whose longest rows are about as long take the same buffers."""
+    """Bounds are rounded up, so that batches with similar longest rows share buffers."""
     index = numpy.array(index)
     from_host = HostBatch(*stars.host.batch(index, 'packed'))
     from_device = DeviceBatch(stars, index, 'packed', None)
@@ -344,7 +344,7 @@ def test_bounds_in_captured_batches(stars, index, bound):
 
 
 def test_rows_of_molecules_stay_whole():
-    """However many atoms they have: no atom has many bonds."""
+    """No atom has many bonds, however many atoms a molecule has."""
     chain = scipy.sparse.diags([1.0, 1.0], [-1, 1], shape=(500, 500)).toarray()
     relations = numpy.stack([chain, chain])
     adj = BatchedCSR.from_matrices([relations] * 3)

@@ -107,7 +107,7 @@ def test_labels_of_other_types(gpu, labels):
 @pytest.mark.parametrize('value', [numpy.nan, 100, -100, 3e38, -3e38])
 @pytest.mark.parametrize('label', [-1, 0, 1])
 def test_predictions_beyond_the_range_of_exp(gpu, value, label):
-    """NaN stays NaN, even where it takes no part: as Chainer has it."""
+    """NaN stays NaN even for an ignored label, as in Chainer."""
     check(gpu, LABELLED, 'f', numpy.array([value, 1], 'f'), numpy.array([label, 1], 'i'))
 
 
@@ -146,7 +146,7 @@ def test_rows_that_lie_apart(gpu):
 @pytest.mark.parametrize('dtype', 'efd')
 @pytest.mark.parametrize('kind', sorted(set(CHAINER) - {'BINARY_ACCURACY'}))
 def test_what_comes_along(gpu, kind, dtype, shape):
-    """The bits of launches for loss, accuracy and gradient each."""
+    """One launch gives the bits of three, for loss, accuracy and gradient."""
     x, t = map(gpu.put, arrays_of(kind, dtype, shape))
     for divisor in (None, 3) if kind in HAS_LABELS else (x.size,):
         loss, count = mean_loss_forward(kind, x, t, divisor)

@@ -1,4 +1,4 @@
-"""relation_attention against plain loops: values, gradients, dropout, what it refuses."""
+"""relation_attention against plain loops: values, gradients, dropout, refusals."""
 
 import functools
 
@@ -134,7 +134,7 @@ def test_folded(xp, options, padded_to):
 
 
 def test_no_weight_at_all(xp):
-    """Padded to nothing: a phantom row has nothing to look at."""
+    """A phantom row of molecules without atoms has no slot to attend to."""
     adj = BatchedCSR.from_matrices([numpy.zeros((2, 0, 0))] * 2, 'folded')
     adj = adj.to_device(device_of(xp))
     y = relation_attention(adj, *arguments(adj, xp, 'float32', 2), n_heads=2).array
@@ -170,7 +170,7 @@ def test_dropout(xp):
 @pytest.mark.parametrize('options', OPTIONS)
 @pytest.mark.parametrize('name', SMALL)
 def test_dropout_that_drops_nothing(xp, name, options):
-    """Slots that became entries keep the weights that they had in the mean."""
+    """Dropout turns slots of the mean into entries, which keep their weights."""
     adj = relation_batch_on(name, xp, 'float64')
     given = arguments(adj, xp, 'float64', 2)
     layer = functools.partial(relation_attention, adj, n_heads=2, **OPTIONS[options])
@@ -182,7 +182,7 @@ def test_dropout_that_drops_nothing(xp, name, options):
 @pytest.mark.parametrize('layout', ['packed', 'folded'])
 @pytest.mark.parametrize('within', [False, True])
 def test_dropout_of_uniform_weights_one_by_one(xp, within, layout):
-    """Nodes without neighbours: their features are such that the result shows the weights."""
+    """Features of nodes without neighbours are chosen so that the result shows the weights."""
     n, n_graphs, n_relations, ratio = 4, 400, 2, 0.25
     matrices = [numpy.zeros((n_relations, n, n))] * n_graphs
     padded_to = n + 6 if layout == 'folded' else None
@@ -319,7 +319,7 @@ def test_rows_without_edges(gpu, name, within, rows_per_node, spare):
 @pytest.mark.parametrize('dtype', LAUNCH_BOUND)
 @pytest.mark.parametrize('name', ['packed', 'unsorted', 'no edges'])
 def test_scores(gpu, name, dtype, spare):
-    """Logits made of them, and their gradients made of the logits'."""
+    """Logits are made of scores, and gradients of scores of gradients of logits."""
     adj = varied(name, spare)
     n_heads = 3
     rng = numpy.random.RandomState(0)

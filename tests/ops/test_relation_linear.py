@@ -1,4 +1,4 @@
-"""relation_linear in both orders: values, gradients to second order, sharing, what it refuses."""
+"""relation_linear in both orders: values, gradients to second order, sharing, refusals."""
 
 import functools
 import importlib
@@ -33,7 +33,7 @@ WIDTHS = {
 
 @pytest.fixture(params=[True, False, None], ids=['aggregate', 'transform', 'own'])
 def order(request, monkeypatch):
-    """Force each order for all widths; None: what the device does by itself."""
+    """Force each order for all widths; None: the order that the device takes by itself."""
     if request.param is not None:
         monkeypatch.setattr(module, '_is_on_host', lambda *_: False)
         monkeypatch.setattr(module, 'aggregates_first', lambda *_: request.param)

@@ -15,7 +15,7 @@ from tests.support import assert_close, batch_on, BATCHES, DTYPES, features, ref
 from tests.support.gradients import check_gradients
 from tests.support.weights import assert_counts_copies, SPARE_ROWS, WEIGHTED, weighted_on
 
-# Relative error of an element: its rounding to the dtype, and a few of what it is calculated in.
+# Relative error of an element: its rounding to the dtype, and a few in the calculation.
 BOUND = {'e': 2**-10, 'f': 2**-20, 'd': 2**-48}
 
 
@@ -256,7 +256,7 @@ def test_values_that_underflow_count_in_higher_derivatives(xp):
 
 @pytest.mark.parametrize('weight', [1, 0, 100])
 def test_large_gradients_in_float16(weight):
-    """The last row's is the sum over its copies, which may be less than that of another row."""
+    """The gradient of the last row sums its copies, and may be smaller than another row's."""
     adj = batch_on('huge among tiny', numpy, 'float16')
     weights = numpy.ones(adj.n_rows, 'f')
     weights[2] = weight  # a graph of one row

@@ -168,7 +168,7 @@ def test_weights_of_long_segments(gpu, chunks_of_four, sizes, operation):
 @pytest.mark.parametrize('dtype', 'efd')
 @pytest.mark.parametrize('sizes', [(6, 3), (2, 1)], ids=str)
 def test_maximum_of_counted_rows_without_a_finite_value(place, chunks_of_four, dtype, sizes):
-    """-inf is a value; so is NaN; neither is what a segment has where no row counts."""
+    """-inf and NaN are values of counted rows; a segment without counted rows has 0."""
     x = numpy.full((sum(sizes), 3), -numpy.inf, dtype)
     x[1] = -numpy.inf, 5, numpy.nan
     weights = numpy.zeros(sum(sizes), 'f')

@@ -1,4 +1,4 @@
-"""BatchedCOO: building, converting, moving, and what it refuses."""
+"""BatchedCOO: building, converting, moving, refusals."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""BatchedSELL: slices, padding, conversions, moving, and what it refuses."""
+"""BatchedSELL: slices, padding, conversions, moving, refusals."""
 
 import pickle
 import weakref

@@ -1,4 +1,4 @@
-"""BatchedCSR: building, converting, moving, and what it refuses."""
+"""BatchedCSR: building, converting, moving, refusals."""
 
 import pickle
 import re

@@ -34,7 +34,7 @@ def test_rows_of_relations(rectangular):
     for i, column, value in zip(matrix.row, matrix.col, matrix.data):
         expected[2 * i + column % 2, column // 2] = value
     numpy.testing.assert_array_equal(rows.to_scipy().toarray(), expected)
-    # The blocks of the graphs, and what follows from them.
+    # The blocks of the graphs, and the sizes that follow from them.
     assert rows.row_offsets.tolist() == [0, 2, 6] and rows.col_offsets.tolist() == [0, 3, 4]
     assert (rows.max_rows, rows.max_cols, rows.n_relations) == (4, 3, 1)
     numpy.testing.assert_array_equal(rows.T.row_offsets, rows.col_offsets)

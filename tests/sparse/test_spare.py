@@ -1,4 +1,4 @@
-"""Batches in buffers larger than they are: every operation gives what the ordinary batch does."""
+"""Batches in buffers larger than they are: operations have the results of the ordinary batch."""
 
 import functools
 

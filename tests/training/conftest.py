@@ -18,7 +18,7 @@ def graphs(device, monkeypatch):
 
 @pytest.fixture
 def noted(monkeypatch):
-    """A function that lets calls of an attribute be noted, in a list: what `of` makes of them."""
+    """Function that lets calls of an attribute be noted in a list, as `of` describes them."""
 
     def note(owner, name, calls=None, of=lambda *args: args):
         calls, function = [] if calls is None else calls, getattr(owner, name)
@@ -43,7 +43,7 @@ def is_fused(request, graphs, monkeypatch):
 
 @pytest.fixture
 def no_causes():
-    """Fail where a step could not be captured."""
+    """Fail if a warning says that something could not be captured."""
     with host_graphs.eager_causes() as causes:
         yield
     assert not causes

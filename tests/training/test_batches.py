@@ -189,7 +189,7 @@ def test_what_has_no_copy(gpu, dataset):
     'labels', [[numpy.zeros(1 + i % 3) for i in range(8)], list('abcdefgh')], ids=['', 'names']
 )
 def test_labels_of_several_shapes_have_no_copy(gpu, labels):
-    """Their batches are sent one by one."""
+    """Batches of labels of several shapes are sent one by one."""
     sparse = to_sparse([(*e[:2], label) for e, label in zip(molecules(8), labels, strict=True)])
     assert Resident(sparse, gpu).of(sparse.molecules) is sparse.molecules
     assert sparse.molecules.atoms.flags.writeable

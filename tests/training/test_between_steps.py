@@ -1,4 +1,4 @@
-"""`BetweenSteps`: when a Trainer may have changed what a step reads, and what follows from it."""
+"""`BetweenSteps`: whether a Trainer may have changed state that a step reads."""
 
 import contextlib
 import types

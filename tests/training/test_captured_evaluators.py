@@ -46,7 +46,7 @@ def make_pair(device, model, *args, **kwargs):
 
 
 def evaluated(evaluator):
-    """Evaluate as an extension of a trainer; return what it observes, as floats."""
+    """Evaluate as an extension of a trainer; return the observation, as floats."""
     with chainer.Reporter().scope({}):
         return {name: float(value) for name, value in evaluator().items()}
 
@@ -153,7 +153,7 @@ def test_those_of_a_trainer(device, graphs, prediction_graphs, tmp_path, monkeyp
 
 
 class OwnEvaluator(extensions.Evaluator):
-    """A subclass, which may override whatever it wants."""
+    """A user's subclass, which may override any method."""
 
 
 class Once(chainer.dataset.Iterator):
@@ -263,7 +263,7 @@ def test_another_model(device, prediction_graphs, no_causes):
 
 
 def test_a_change_by_a_checked_replay_is_seen_by_the_next(device, prediction_graphs):
-    """The model itself runs, too, for the check."""
+    """The check of a replay also runs the model itself, which changes an attribute here."""
     model = on(device, small_model(factor=1.0))
     late = ctypes.c_double(1.0)  # nothing watches its value
 
@@ -292,7 +292,7 @@ def warned(evaluator, n_times=3):
 
 
 def test_what_is_not_watched_is_found(device, prediction_graphs):
-    """The check finds it, and evaluation continues eagerly."""
+    """The check finds a change of unwatched state, and evaluation continues eagerly."""
     factor = ctypes.c_double(1.0)  # nothing watches its value
     read = host_graphs.read_at_capture(lambda: factor.value)
 

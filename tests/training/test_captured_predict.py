@@ -35,7 +35,7 @@ SMILES = [
     'nonsense',
     'F/C=C/F',
 ]
-BAD = [4, 6, 8]  # places of those that RDKit cannot parse
+BAD = [4, 6, 8]  # indices of the SMILES that RDKit cannot parse
 
 
 def on(device, model):
@@ -189,7 +189,7 @@ def test_two_at_once(device, prediction_graphs, no_warnings):
 
 
 def test_configuration_of_the_caller(device, prediction_graphs):
-    """Between batches it is the caller's, who may train."""
+    """The configuration between batches is the caller's, who may train meanwhile."""
     model = model_of(device)
     data = to_sparse(molecules(64))
     current = cuda.cupy.cuda.get_current_stream().ptr if device.xp is not numpy else None
@@ -235,7 +235,7 @@ CLASSES = molecules(40, classes=True)
 @pytest.mark.parametrize(
     'postprocess_fn, applied',
     [
-        (None, functions.softmax),  # that of a classifier
+        (None, functions.softmax),  # a classifier's own
         (functions.sigmoid, functions.sigmoid),
         (functions.identity, None),
     ],
@@ -390,7 +390,7 @@ def test_a_model_that_was_not_swapped(device):
 
 
 def test_what_is_compared():
-    """Numbers to the rounding of what they are calculated in; of classes, one in a hundred."""
+    """Numbers may differ by rounding of the parameters' dtype; of classes, one in a hundred may."""
     model, half = chainer.Chain(), chainer.Chain()
     with half.init_scope():
         half.W = chainer.Parameter(numpy.ones(1, 'e'))
@@ -540,7 +540,7 @@ def test_an_error_comes_after_what_was_before(device, prediction_graphs, childre
 
 
 def test_left_in_the_middle(monkeypatch, children):
-    """Nothing is on its way any more, and graphs, memory and processes are gone."""
+    """No result is left on its way, and graphs, memory and processes are gone."""
     pytest.importorskip('rdkit')
     graphs = host_graphs.stand_in_for_prediction(monkeypatch)
     model = model_of(HOST)
@@ -685,7 +685,7 @@ def test_on_streams_in_turn():
 
 @pytest.mark.parametrize('changes_at', (1, 5))
 def test_a_prediction_that_changes(device, prediction_graphs, changes_at):
-    """Found before anything wrong was given out, it continues eagerly; later it stops."""
+    """A change found before a wrong result was yielded makes it eager; later it is an error."""
     model = model_of(device)
     data = molecules(4) * 24  # equal batches of 8
     seen = []

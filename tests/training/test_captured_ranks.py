@@ -1,4 +1,4 @@
-"""Captured steps of several ranks: one collective each, and what one batch of all would give."""
+"""Captured steps of several ranks: one collective each, with the result of one large batch."""
 
 import copy
 import ctypes
@@ -212,7 +212,7 @@ def test_loss_of_the_last_step_is_not_finite(made, end):
 
 
 def test_replay_that_differs(made):
-    """The state stays that of the replay, which the others have done too."""
+    """The state of the replay stays: the other ranks have replayed as well."""
     factor = ctypes.c_double(1.0)  # nothing watches its value
     read = read_at_capture(lambda: factor.value)
     updater, comm = made(lambda model, *args: model(*args) * read())
@@ -242,7 +242,7 @@ def test_replay_that_differs(made):
 
 @pytest.mark.parametrize('is_one_host', (False, True))
 def test_a_view_of_a_parameter_is_reported_as_before_the_update(made, is_one_host):
-    """There ends the step that a replay is compared with."""
+    """The step that a replay is compared with ends before the update."""
 
     def loss_func(model, *args):
         _, last = max(model.namedparams())
@@ -255,7 +255,7 @@ def test_a_view_of_a_parameter_is_reported_as_before_the_update(made, is_one_hos
 
 
 def test_parameters_of_another_size_in_another_session(made):
-    """The memory that the ranks share has no room for them."""
+    """The memory that the ranks share has no room for larger parameters."""
     updater, comm = made()
     comm.is_one_host = True
     train(updater, [4, 4])

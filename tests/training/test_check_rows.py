@@ -123,7 +123,7 @@ def by_hand(updater, n_steps):
 
 
 class Case(NamedTuple):
-    """A script: what trains, on what, and how."""
+    """Script of a user: model, converter, data, updater and loop."""
 
     model: Callable[[], chainer.Link]
     converter: Callable = chainer_bspmm.concat_mols
@@ -165,7 +165,7 @@ def warned(case, device):
 
 
 def tells_of_rows(text):
-    """Return whether a text says that numbers are wrong, not that this could not be looked at."""
+    """Return whether a text says that results are wrong, not that a check was impossible."""
     return 'molecule' in text and not re.search('could not|cannot be', text)
 
 
@@ -691,7 +691,7 @@ def test_what_the_check_does_not_see(name):
 
 
 def test_labels_that_are_taken_for_atoms(device, monkeypatch):
-    """Molecules that all have as many atoms as labels: dense it runs, sparse it does not."""
+    """Each molecule has as many atoms as labels: a dense batch runs, a sparse one does not."""
     monkeypatch.setattr(dense_examples, '_of_molecules', set())  # of other tests' labels
     data = [
         (atoms, adj, numpy.array([0, 1], 'i'), numpy.ones(1, 'f'))
@@ -707,7 +707,7 @@ def test_labels_that_are_taken_for_atoms(device, monkeypatch):
 
 
 def test_an_optimizer_without_a_model():
-    """Chainer's own error, or one about the optimizer, not one about an argument of the check."""
+    """Errors are Chainer's, or name the optimizer, instead of an argument of the check."""
     iterator = SerialIterator(examples(), 4)
     updater = StandardUpdater(iterator, optimizers.SGD(), converter=chainer_bspmm.concat_mols)
     with pytest.raises(Exception) as raised:

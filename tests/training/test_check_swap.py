@@ -165,7 +165,7 @@ def test_reductions_over_rows(name):
 
 
 def test_labels_of_atoms():
-    """Labels taken for columns of atoms have other rows."""
+    """Labels that are taken for columns of atoms get other rows."""
     actual = [(*example[:2], numpy.arange(len(example[0]), dtype='f')) for example in examples()]
     model = sparsify(Own(lambda self, y, x, adj, t: F.mean(y) * numpy.float32(t.mean())))
     assert check_swap(model, actual).equal is False

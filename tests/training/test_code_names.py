@@ -63,7 +63,7 @@ def test_attributes_of_a_base_class():
 
 
 def test_names_with_large_indices():
-    """Byte code has an instruction more for these."""
+    """Names with large indices need one more instruction in byte code."""
     names = names_of('def f(x): return %s' % ', '.join('a%d + x.b%d' % (i, i) for i in range(600)))
     assert set(names.globals) == {'a%d' % i for i in range(600)}
     assert set(names.attributes) == {'b%d' % i for i in range(600)}

@@ -1,4 +1,4 @@
-"""Memory and streams of a `Capturer`, with stand-ins for CuPy's that record what happens."""
+"""Memory and streams of a `Capturer`, with stand-ins for CuPy's that record their calls."""
 
 import collections
 import gc
@@ -122,7 +122,7 @@ def test_an_error_while_kernels_are_compiled(make, monkeypatch):
 
 @pytest.fixture
 def streams(make, monkeypatch):
-    """A capturer, the list of what streams and events are told, and a function that uses one."""
+    """A capturer, the list of calls of streams and events, and a function that uses a stream."""
     calls = []
 
     class Stream:

@@ -49,7 +49,7 @@ NINE = tuple(
 def cases(chosen, quick=LAYOUTS, without='-'):
     """Parametrize a test over cases and layouts; defaults in the layouts `quick` are not slow.
 
-    without: what has this, a regular expression, in its name is slow.
+    without: a regular expression; models whose names match it are slow.
     """
     defaults = tuple(parity.DEFAULTS.values())
     params = []
@@ -62,7 +62,7 @@ def cases(chosen, quick=LAYOUTS, without='-'):
 
 
 class PerMolecule(GraphConvPredictor):
-    """Sums what a model gives for each node, and leaves alone what it gives for each molecule."""
+    """Predictor that sums the results of a molecule's nodes, unless the model itself does."""
 
     def __call__(self, atoms, adj, *columns):
         y = self.graph_conv(atoms, adj, *columns)
@@ -168,7 +168,7 @@ WITH_LAYERS = tuple(case for case in parity.CASES if case.options != 'no layer')
 
 @cases(WITH_LAYERS, quick=('folded',), without='_|GraphConvModel')
 def test_dropout(device, graphs, no_causes, case, layout):
-    """Wherever a model has it, other elements in every step, whatever rows are spare."""
+    """Dropout drops other elements in every step, whatever the spare rows hold."""
     predictor = make(case, dropout_ratio=0.3)
     if not any(getattr(link, 'dropout_ratio', 0) for link in predictor.links()):
         pytest.skip('no dropout')
@@ -199,7 +199,7 @@ def ignoring(function):
 
 
 metrics = {'mae': chemistry_functions.mean_absolute_error, 'r2': chemistry_functions.r2_score}
-# name -> (label of a molecule, what wraps the predictor, its loss and metrics)
+# name -> (label of a molecule, class around the predictor, its loss and metrics)
 OBJECTIVES = {
     'classes': (lambda rng: numpy.array(rng.randint(-1, 3), 'i'), Classifier),
     'classes, ignored in metrics': (

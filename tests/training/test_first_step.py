@@ -502,7 +502,7 @@ def test_ways_in(way):
 
 
 def captured(model, device):
-    """Return a GraphUpdater, and what four steps of it warn about."""
+    """Return a GraphUpdater after four steps, and the texts of their warnings."""
     model.to_device(device)
     optimizer = optimizers.SGD(1e-4).setup(model)
     iterator = SerialIterator([EXAMPLES[0]] * 8, 4)

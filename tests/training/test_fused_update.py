@@ -1,4 +1,4 @@
-"""FusedUpdate: what it refuses, its numbers on the host, its launches against Chainer's updates."""
+"""FusedUpdate: refusals, its numbers on the host, its launches against Chainer's updates."""
 
 import sys
 
@@ -234,7 +234,7 @@ def test_hyperparameters_of_one_rule_are_seen_though_nothing_else_changed():
 
 
 def test_scratch_memory_stays(monkeypatch):
-    """Captured graphs keep writing there, also if others are prepared later."""
+    """Captured graphs keep writing to scratch memory, even if others are prepared later."""
     monkeypatch.setattr(fused_update.cuda, 'cupy', numpy)
     monkeypatch.setattr(FusedUpdate, 'load_kernels', lambda self: None)
     optimizer = optimizer_of(add_hooks=HOOKS['clipping first'])
@@ -270,7 +270,7 @@ def test_scratch_memory_holds_the_sums_of_all_launches(monkeypatch):
 
 
 def interrupted(function, n):
-    """Call a function, and raise KeyboardInterrupt at its nth instruction; return if there is."""
+    """Raise KeyboardInterrupt at a function's nth instruction; return whether it has so many."""
 
     def trace(frame, event, argument):
         nonlocal n
@@ -293,7 +293,7 @@ def interrupted(function, n):
 
 
 def test_an_interrupt_while_counting():
-    """All are counted, or none, so that the optimizer's own tells whether to count back."""
+    """All counters go up or none does, so that the optimizer's tells whether to count back."""
     optimizer = optimizer_of(add_hooks=[hooks.WeightDecay(0.1)])
     update = FusedUpdate(optimizer)
     found = []

@@ -77,7 +77,7 @@ def test_zeros_of_what_has_no_gradient(device):
 
 
 class Shifted(chainer.Chain):
-    """A loss plus a parameter, whose gradient is that of the loss."""
+    """A loss plus a parameter, which has the same gradient as the loss."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +101,7 @@ def test_hooks_change_gradients_of_one_step_only(device, graphs):
 
 
 class Mapped(AccumulateInPlace, FusedNode):
-    """x W^T; the gradient by W is a sum that a step may put off."""
+    """x W^T; the gradient with respect to W is a sum that a step may defer."""
 
     def _output(self, inputs):
         return inputs[0] @ inputs[1].T
@@ -135,7 +135,7 @@ class Model(chainer.Chain):
 
 @pytest.fixture
 def launches(monkeypatch):
-    """How many sums each launch did, of sums on the host."""
+    """Numbers of sums in each launch; the host computes them."""
     host_graphs.stand_in(monkeypatch)
     found = []
 

@@ -111,7 +111,7 @@ def test_reports_keep_their_values(device, graphs, monkeypatch):
 
 
 def test_numbers_of_a_fused_update(device, graphs, fused):
-    """A learning rate that changes with every step, and hooks that are added later."""
+    """The learning rate changes with every step, and hooks are added later."""
     capturers = []
 
     def make(kind):
@@ -174,7 +174,7 @@ def interrupt(*args):
 
 @pytest.mark.parametrize('owner, name', [(Program, 'launch'), (Inputs, 'fetched')])
 def test_an_interrupt_around_a_launch(device, graphs, monkeypatch, owner, name):
-    """Later steps have their own batches: the graph takes what the host has sent for it."""
+    """Steps after the interrupt have their own batches: host and graph agree on the slot."""
 
     updater = make_updater(GraphUpdater, device, make_model(), same_molecules())
     run(updater, 20)
@@ -274,7 +274,7 @@ def test_first_without_a_reporter(device, graphs):
 
 
 def test_a_check_waits_for_the_last_step(device, graphs, noted):
-    """Which may have been launched on another stream; then all that is checked is copied."""
+    """The last step may be on another stream: wait first, and then copy the checked arrays."""
     capturer = host_graphs.HostCapturer if graphs is not None else cuda_graphs.Capturer
     calls = []
     updater = make_updater(GraphUpdater, device, small_model(), molecules(BATCH))

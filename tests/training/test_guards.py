@@ -147,7 +147,7 @@ def test_states_in_a_new_dict():
 
 
 def test_hyperparameters_in_a_new_object():
-    """Numbers may change at every step, so the key is equal; but the update looks again."""
+    """Hyperparameters may change at every step: the key stays, and the update reads them anew."""
     model, optimizer, guards = guarded()
     before = guards.key()
     rule = rule_of(model)
@@ -209,7 +209,7 @@ def test_globals(monkeypatch, make):
 
 
 def test_links_around_a_function():
-    """However the function refers to them, their parameters are watched."""
+    """Parameters of links are watched, however the function refers to the links."""
     teacher = links.Linear(2, 2)
     holder = links.Linear(2, 2)
     holder.teacher = teacher
@@ -338,7 +338,7 @@ def test_objects_that_code_tells_apart_by_identity(one, other):
 
 
 def test_an_output_is_watched_no_longer():
-    """An array that every run assigns; of what else is assigned there is a change."""
+    """An array that every run assigns is an output; a number that it assigns is still watched."""
     model = chainer.Chain()
 
     def function():

@@ -1,4 +1,4 @@
-"""Dense data sets are converted once; what changes in them is an error, or is seen."""
+"""Dense data sets are converted once; a later change of them is an error, or is seen."""
 
 import copy
 import gc
@@ -166,7 +166,7 @@ def test_a_sparse_form_has_no_node_columns(n_node_columns, suits):
 
 
 def test_padding_that_may_be_atoms(locked):
-    """A packed batch of these is an error or not by the batch: as before."""
+    """The data set stays dense: whether a packed batch is an error depends on the batch."""
 
     def padded(adj):
         return numpy.pad(adj, ((0, 0), (0, 1), (0, 1)))
@@ -311,7 +311,7 @@ def test_views_of_one_array_in_two_trainings(locked):
     two = opened(actual[5:])
     one.close()
     with pytest.raises(ValueError, match='read-only'):
-        actual[0][2][...] = 0  # a view of what the other still locks
+        actual[0][2][...] = 0  # a view of memory that the other still locks
     two.close()
     for example in actual:
         example[2][...] = 1
@@ -351,7 +351,7 @@ def test_data_sets_that_take_turns(locked):
 @pytest.mark.parametrize('make', [examples, lambda: SubDataset(examples(), 2, 9)])
 @pytest.mark.parametrize('number', [-1, 99])
 def test_samplers_that_count_from_the_end(make, number):
-    """Chainer takes such numbers for what ``dataset[number]`` is."""
+    """Chainer passes such a number to the data set: -1 is its last example, 99 an IndexError."""
     found = make()
 
     def sampled(order, position):
@@ -424,7 +424,7 @@ def test_memory_that_somebody_else_can_write_to(how, locked):
     dataset = [(mine, *example[1:]) for mine, example in zip(atoms, examples())]
     assert type(Examples().next(SerialIterator(dataset, 3), CONVERTER)) is list
     assert not locked()
-    memory[0] = 7  # nobody has taken it
+    memory[0] = 7  # memory that is not locked
 
 
 def test_sparse_examples_in_lists_that_are_split():

@@ -87,7 +87,7 @@ def test_gradients_outlive_the_updater():
     expected = [cuda.to_cpu(parameter.grad).copy() for parameter in model.params()]
     del updater
     gc.collect()
-    step(make('RelGCN'))  # takes what memory was given back
+    step(make('RelGCN'))  # takes memory that was given back
     for parameter, gradient in zip(model.params(), expected):
         numpy.testing.assert_array_equal(cuda.to_cpu(parameter.grad), gradient)
     updater = StandardUpdater(
@@ -164,7 +164,7 @@ def test_an_interrupt_during_capture(device, graphs):
 
         updater = make_updater(GraphUpdater, device, small_model(function), same_molecules(32))
         run(updater, 1)
-        # Three calls try the first batch out, one trains with it, two check rows. Call 7 is that of
+        # Three calls try the first batch out, one trains with it, and two check rows. Call 7 is in
         # the capture.
         assert n_calls.value == 6
         if interrupted:
@@ -224,7 +224,7 @@ extern "C" __global__ void spin(long long n_clocks) {
 
 @pytest.mark.gpu
 def test_from_stream_to_stream(no_causes):
-    """Every step on another stream, half of them late, without a synchronisation of the user's."""
+    """Every step runs on another stream, half of them late; the user does not synchronise."""
     device = GpuDevice.from_device_id(0)
     results = []
     for n_streams in (1, 3):
@@ -261,7 +261,7 @@ def test_clipping_with_several_layouts(no_causes):
 
 @pytest.mark.parametrize('end', [lambda driver: driver.forget(), lambda driver: driver.give_up('')])
 def test_what_a_key_holds_goes_with_the_programs(monkeypatch, end):
-    """An array that a step read, and that its owner has dropped."""
+    """A key holds an array that a step read, but only as long as there are programs."""
     host_graphs.stand_in(monkeypatch)
     model = small_model(with_a_weight, weight=numpy.ones(3, 'f'))
     updater = make_updater(GraphUpdater, HOST, model)

@@ -59,7 +59,7 @@ def train(function, model, data, out, **options):
 
 
 def assert_same_training(ours, theirs):
-    """Compare two logs, but for their times."""
+    """Compare two logs, except for their times."""
     assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs):
         assert one.keys() == other.keys()

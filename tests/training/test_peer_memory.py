@@ -1,4 +1,4 @@
-"""`peer_memory`: what a rank maps, and that all give up where one has to."""
+"""`peer_memory`: the memory that a rank maps; all ranks give up if one has to."""
 
 import types
 
@@ -137,7 +137,7 @@ def test_the_same_memory_for_the_same_sizes(runtime):
 
 @pytest.mark.parametrize('fails', ['get', 'prepare', 'another, open'])
 def test_what_was_connected_before_stays_mapped(runtime, fails):
-    """Graphs that were captured write there, whatever keeps the ranks from using it again."""
+    """Captured graphs write to it, even if the ranks cannot use it for new graphs."""
     connected(communicator(runtime))
     ((comm, memory),) = peer_memory._kept
     comm.told.clear()

@@ -1,4 +1,4 @@
-"""`Program`: how often a user's code runs, which replays are checked, and what errors are told."""
+"""`Program`: how often a user's code runs, which replays are checked, and errors."""
 
 import ctypes
 import re
@@ -81,7 +81,7 @@ def model_with_a_lazy_head():
 
 
 def test_a_parameter_is_made_by_the_step_itself(device, graphs, no_causes):
-    """The trial ends where it is missing, and follows in the second step; rows are checked."""
+    """The trial ends at the missing parameter, and is made in the second step; rows are checked."""
     updater = make_updater(GraphUpdater, device, model_with_a_lazy_head())
     launched = 0 if graphs is None else 1
     first, *others = calls_of_steps(updater, 4)
@@ -120,7 +120,7 @@ def test_nothing_is_taken_from_a_generator_but_by_the_step(device, graphs):
 
 
 def test_a_step_that_seeds_a_generator_trains_eagerly(device, graphs):
-    """Two trials end alike, but a replay would not seed it."""
+    """Two trials end alike, but a replay would not seed the generator."""
 
     def seeding(link, atoms, adj):
         numpy.random.seed(1)

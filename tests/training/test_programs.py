@@ -39,7 +39,7 @@ def test_the_least_recently_used_is_dropped():
 
 
 def test_a_program_is_not_replaced_but_moved():
-    """A captured one stays where another was run; one that is captured has one key."""
+    """A captured program is not replaced by an eager one; a captured program has one key."""
     programs = Programs('step')
     captured, other = program(), program()
     programs.add(('here',), captured)
@@ -75,7 +75,7 @@ def test_something_that_changes_every_time():
 
 
 def test_programs_that_are_captured_and_never_replayed():
-    """Each key comes twice, as where a step itself changes what the next one reads."""
+    """Each key comes twice, as if a step itself changed a value that the next one reads."""
     programs = Programs('step')
     link = chainer.Link()
     guards = Guards(link, link)
@@ -92,7 +92,7 @@ def test_programs_that_are_captured_and_never_replayed():
 
 
 def test_layouts_have_sizes_of_their_own():
-    """A padded batch has more rows; packed ones after it do not get them as well."""
+    """A padded batch has more rows; packed batches after it do not get as many."""
     data_set = to_sparse(molecules(400))
     programs = Programs('step')
     rows = {}

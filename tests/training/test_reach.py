@@ -687,7 +687,7 @@ def test_an_iterator_is_the_same_object_after_a_run():
     assert given is same
 
 
-# What changes from outside: each makes (loss, what changes its weight to a value).
+# Changes from outside: each function makes (loss, function that sets its weight to a value).
 
 
 def of_dict():
@@ -956,7 +956,7 @@ def test_what_changes_is_seen(make):
 
 
 class Many(chainer.Chain):
-    """A Chain of a user: a method, what only that uses, and a history that nothing here reads."""
+    """A user's Chain: a method, attributes that only it uses, and a history that nothing reads."""
 
     def __init__(self):
         super().__init__()

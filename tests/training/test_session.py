@@ -1,4 +1,4 @@
-"""`Session`: what ends it, and what only leads to another key."""
+"""`Session`: changes that end it, and changes that only lead to another key."""
 
 import re
 import types

@@ -1,4 +1,4 @@
-"""`Snapshot`: all of a run is put back, or done again; how the arrays of two runs differ."""
+"""`Snapshot`: undoes or repeats the changes of a run; compares the arrays of two runs."""
 
 import numpy
 import pytest
@@ -188,7 +188,7 @@ def test_no_parameter_is_left_that_a_run_has_added(taken):
 
 
 def test_numbers_drawn_for_a_parameter_stay_drawn(taken):
-    """A run that has failed made it: the next run draws what follows, as after Chainer's."""
+    """A failed run made the parameter: the next run draws the next numbers, as in Chainer."""
     owner, before = taken
     owner.lazy.initialize((4,))
     state = numpy.random.get_state()[1:3]

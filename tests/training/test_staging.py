@@ -1,4 +1,4 @@
-"""Staging buffers: the places of arrays in them, and what waits for what."""
+"""Staging buffers: the places of arrays in them, and the order of copies and steps."""
 
 import contextlib
 import ctypes
@@ -27,7 +27,7 @@ class Pinned(bytearray):
 
 @pytest.fixture(params=[0, staging.FEW_BYTES], ids=['copy', 'kernel'])
 def staged(request, monkeypatch):
-    """A `Staging` between two places on the host, and the list of what it does there."""
+    """A `Staging` between two places on the host, and the list of its actions."""
     calls = []
 
     class Event:
@@ -129,7 +129,7 @@ def test_after_an_error_the_host_asks_which_slot_is_next(staged, was_copied):
 
 
 def make_inputs(calls, is_few):
-    """Return `Inputs` that write down what they do, and a batch for them."""
+    """Return `Inputs` that note their actions, and a batch for them."""
 
     class Recording(staging.Staging):
         is_kernel = is_few
@@ -168,7 +168,7 @@ def make_inputs(calls, is_few):
 
 
 def test_a_batch_is_sent_after_the_last_step():
-    """Which may run on another stream, and read what the copy would overwrite."""
+    """The last step may be on another stream, and still read memory that the copy overwrites."""
     calls = []
     inputs, batch = make_inputs(calls, True)
     inputs.send(batch, 5, [1.5, 2.5])

@@ -327,7 +327,7 @@ def test_predictions_of_upstream_replay(device, prediction_graphs, no_causes, ho
 
 
 def test_predictions_that_upstreams_loop_makes(device, prediction_graphs, no_causes):
-    """Few batches, inputs that are kept, functions on the way, and other shapes."""
+    """Predictions of few batches, with kept inputs, with functions on the way, of other shapes."""
     model = on(device)
     expected = predictions(model)
     n_launches = prediction_graphs.n_launches

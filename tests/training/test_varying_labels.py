@@ -58,7 +58,7 @@ def adopting(monkeypatch):
 
 
 def trained(dataset, device, converter=None, n_steps=8 * N_BATCHES):
-    """Return the updater of a script, what it reported and its parameters."""
+    """Return the updater of a script, its reported values and its parameters."""
     model = model_of(is_dense=converter is not None)
     updater = StandardUpdater(
         iterator_of(dataset),
@@ -71,7 +71,7 @@ def trained(dataset, device, converter=None, n_steps=8 * N_BATCHES):
 
 @pytest.mark.parametrize('kind', [list, to_sparse], ids=['dense examples', 'a SparseDataset'])
 def test_it_trains_as_upstream(device, graphs, no_causes, adopting, kind):
-    """A captured step for each width; padding of one batch is not that of another."""
+    """Each width has a captured step; padding of one batch is not reused for another."""
     _, expected_reports, expected = trained(EXAMPLES, device, dense_concat_mols)
     updater, reports, actual = trained(kind(EXAMPLES), device)
     assert type(updater) is GraphUpdater

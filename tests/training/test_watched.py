@@ -50,7 +50,7 @@ def on_host(array):
 
 
 def put(path, value):
-    """A change of a model: an attribute gets what `value` makes of the one before."""
+    """Return a change of a model: an attribute becomes `value` of its old value."""
 
     def change(model, optimizer):
         *parts, name = path.split('.')
@@ -95,7 +95,7 @@ class Scaled(chainer.Chain):
         return y * (factor * self.scale.factor) + OFFSET
 
 
-# Functions of (model, optimizer); the order is that of one training.
+# Functions of (model, optimizer), in the order of one training.
 CHANGES: dict[str, Callable] = {
     'a number': put('predictor.counter', lambda before: 1),
     'a flag for a number': put('predictor.counter', bool),
@@ -145,7 +145,7 @@ def changing_model():
 
 
 def test_a_training_with_every_change(device, graphs, no_causes, configured):
-    """One after the other: each is captured, and as a StandardUpdater trains."""
+    """Changes come one after the other: each is captured, and trains as a StandardUpdater does."""
     changes = [*CHANGES.values()]
     keys = []
 
@@ -170,7 +170,7 @@ def test_a_training_with_every_change(device, graphs, no_causes, configured):
 
 
 def test_a_program_keeps_what_its_key_names_by_id(device, graphs):
-    """Another object could get the same id."""
+    """A program keeps these objects alive, because another object could get the same id."""
     model = small_model(factor=device.xp.ones(3, 'f'))
     model.lossfun = lambda x, t: functions.mean_squared_error(x, t)
     updater = make_updater(GraphUpdater, device, model, same_molecules())
@@ -238,7 +238,7 @@ def train(updater, n_steps):
 
 @pytest.mark.parametrize('name', READINGS)
 def test_a_weight_that_changes_with_every_step(device, graphs, name, is_fused):
-    """Found at the second replay at the latest: no step is trained with an old weight."""
+    """The change is found at the second replay at the latest: no step uses an old weight."""
     results = []
     for kind in (StandardUpdater, GraphUpdater):
         updater = annealed(kind, device, READINGS[name], same_molecules())
@@ -436,7 +436,7 @@ class Script:
     function: Callable = three_columns  # of the model
     change: Callable = lambda updater: None  # after each step
     options: dict = dataclasses.field(default_factory=dict)  # of the updater
-    # Larger steps magnify what the kernels of a step round otherwise.
+    # Larger steps would magnify the different rounding of the kernels of a step.
     optimizer: Callable = functools.partial(optimizers.SGD, 0.01)
     around: Callable = contextlib.nullcontext
     examples: Callable = same_molecules
@@ -565,7 +565,7 @@ def counts_by_an_iterator(link, atoms, adj):
 
 
 def cannot(error, function):
-    """Return a pattern: what says where an error comes from."""
+    """Return a pattern of the cause that names an error and the function it comes from."""
     place = re.escape(__file__), function
     return r'/predictor \(Row\) cannot be captured: %s \(%s, line \d+, in %s\)' % (error, *place)
 
@@ -847,7 +847,7 @@ def test_parameters_elsewhere(monkeypatch):
 
 @pytest.mark.parametrize('dtype', ('float16', 'float32'))
 def test_rounding_of_the_parameters_dtype(monkeypatch, dtype):
-    """However exact the loss is."""
+    """Parameters' dtype decides how much rounding is allowed, however exact the loss is."""
     host_graphs.stand_in(monkeypatch)
 
     def function(link, atoms, adj):
@@ -880,7 +880,7 @@ def only_a_head(kind, device):
 
 
 def test_parameters_that_are_not_the_optimizer_s(device, graphs, no_causes):
-    """Another array of theirs is another step; their gradients stay as they are."""
+    """A new array of such a parameter is another step; its gradient stays as it is."""
     gradients = []
 
     def change(updater):
@@ -1023,7 +1023,7 @@ def test_attributes_that_a_step_sets(device, graphs, no_causes):
 
 
 def test_forms_that_take_turns_are_captured_once(device, graphs, no_causes, noted):
-    """A number that depends on the form is one of two where the larger batches begin again."""
+    """Larger batches find one of two values in the attribute, so they are captured twice."""
 
     def function(link, atoms, adj):
         link.n_graphs = adj.n_graphs

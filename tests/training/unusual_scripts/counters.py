@@ -585,7 +585,7 @@ def a_dict_in_dicts_of_an_attribute(bench):
 
 
 class Counted:
-    """A mixin that counts in its own dict."""
+    """Mixin that counts in its own dict."""
 
     counts: dict[str, int] = {}
 
@@ -1011,7 +1011,7 @@ def functools_cached_property(bench):
 
 
 class SkipsBad(Squares):
-    """An error of some batches is caught, and counted."""
+    """Model that catches and counts the errors of some batches."""
 
     def weighed(self, loss):
         self.n += 1

@@ -228,7 +228,7 @@ def adversarial_features(bench):
 
 
 class OwnUpdater(StandardUpdater):
-    """The whole of a step written out, with a counter of its own."""
+    """Updater with a whole step written out, and with its own counter."""
 
     n = 0
 
@@ -249,7 +249,7 @@ def an_updater_of_ones_own(bench):
 
 
 class Calling(StandardUpdater):
-    """Does something before and after Chainer's step."""
+    """Updater that counts before Chainer's step, and shrinks parameters after it."""
 
     def update_core(self):
         self.seen = getattr(self, 'seen', 0) + 1
@@ -628,7 +628,7 @@ class Writing(Squares):
 
 @script(SCRIPTS, outside='')
 def an_open_file_as_an_attribute(bench):
-    """Lines more than steps are told by pages, not by a warning: see docs/migration.md."""
+    """Pages, not warnings, tell of more lines in a file than steps: see docs/migration.md."""
     with tempfile.TemporaryFile('w+') as file:
         bench.train(Writing(bench, file=file))
         file.seek(0)

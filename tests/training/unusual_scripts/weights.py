@@ -399,7 +399,7 @@ def annealing_in_a_dict_at_every_step(bench):
 
 
 class Curriculum(Weighted):
-    """Reads the iteration of an updater that it is given later."""
+    """Model that reads the iteration of an updater, which it gets later."""
 
     updater: Any = None
 
@@ -842,7 +842,7 @@ class ByTrainer(Weighted):
 
 
 class Connect(training.Extension):
-    """Gives a model the trainer, before the first step."""
+    """Extension that gives a model the trainer, before the first step."""
 
     def __init__(self, model):
         self.model = model
