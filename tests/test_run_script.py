@@ -111,7 +111,7 @@ def test_interrupt(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # What runs in the background of a shell script ignores it otherwise.
+        # A process in the background of a shell script would ignore the signal.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         env=environment(),
     ) as process:

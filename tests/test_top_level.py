@@ -94,6 +94,6 @@ def test_python_suggests_a_similar_name(package, name, meant):
     with pytest.raises(AttributeError) as caught:
         getattr(package, name)
     assert (caught.value.name, caught.value.obj) == (name, package)
-    # That is what Python compares with, whether the module is imported yet or not.
+    # Python compares with these names, whether their module is imported yet or not.
     assert meant in dir(package)
     assert difflib.get_close_matches(name, dir(package), 1) == [meant]

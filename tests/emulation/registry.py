@@ -29,7 +29,7 @@ class Kernel(typing.NamedTuple):
     constants: list = [()]
     storage: list = STORAGE
     widest: int = 8  # elements of a vector, at most
-    is_close_to_a_spill: bool = False  # `make test` compiles it; g++ has compiled the others
+    is_close_to_a_spill: bool = False  # so `make test` compiles it with nvcc; g++ compiles them all
     reads_ahead: bool = False  # only AddressSanitizer sees that it reads too far
 
     def compiled(self):

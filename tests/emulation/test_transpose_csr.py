@@ -90,5 +90,5 @@ def test_capacity_beyond_the_batch(device, spare):
     # Columns that no graph has are empty rows of a product with the transpose.
     numpy.testing.assert_array_equal(indptr, numpy.pad(expected[0], (0, spare), mode='edge'))
     numpy.testing.assert_array_equal(indices, numpy.pad(expected[1], (0, spare)))
-    # Values may be taken by the whole of it.
+    # All of `order` may index values, so spare places are indices of spare entries.
     numpy.testing.assert_array_equal(order, [*expected[2], *range(adj.nnz, adj.nnz + spare)])

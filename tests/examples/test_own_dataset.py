@@ -254,7 +254,7 @@ def test_a_run_that_was_stopped_twice_continues(folder):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # What runs in the background of a shell script ignores it otherwise.
+            # A process in the background of a shell script would ignore the signal.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         while process.poll() is None and set(folder.glob('stopped/snapshot_*')) <= before:
@@ -537,7 +537,7 @@ def test_none_of_every_pickle_protocol_is_no_object(common, protocol):
     numpy.lib.format.write_array_header_1_0(header, description)
     text = pickle.dumps(numpy.array(None, object), protocol)
     texts = [text]
-    if protocol < 4:  # no lengths of texts: what other versions of NumPy have written
+    if protocol < 4:  # texts have no lengths: the name may be that of another version of NumPy
         for new in (b'numpy.core', b'numpy._core'):
             texts.append(text.replace(b'numpy._core', b'numpy.core').replace(b'numpy.core', new))
     for text in texts:

@@ -183,7 +183,7 @@ def check_against_padded(function, xp, n_relations, n_channels):
     )
     n = padded.max_rows
     offsets = cuda.to_cpu(folded.row_offsets)
-    # The row of the folded batch that a row of the padded one is a copy of.
+    # For each row of the padded batch, the row of the folded batch that stands for it.
     rows = [numpy.minimum(numpy.arange(a, a + n), b - 1) for a, b in zip(offsets, offsets[1:])]
     copied = xp.asarray(numpy.concatenate(rows))
     x = xp.asarray(rng.uniform(-1, 1, (folded.n_rows, n_channels)))

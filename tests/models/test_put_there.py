@@ -77,7 +77,7 @@ def model_of(case):
 
 
 def doubled(values):
-    # And negated, which no rectifier hides.
+    # The result is also negated, because a rectifier cannot hide that.
     return tuple(-2 * v for v in values) if isinstance(values, tuple) else -2 * values
 
 
@@ -167,7 +167,7 @@ def judged(place, change, actual, expected, before):
         return Outcome(
             place, change, 'silent', '%s, not %s' % (actual.ravel()[:2], expected.ravel()[:2])
         )
-    # Called: the change changed the answer, ours as well.
+    # The kind is called if the change has changed the answer, both upstream's and ours.
     return Outcome(place, change, 'equal' if is_equal(before, expected) else 'called', '')
 
 

@@ -84,8 +84,8 @@ def test_swap_in_place(wrapper):
 def test_optimizer_that_was_set_up_before_goes_on(device, method):
     """Runs from equal state, one swapped in the middle, make the same steps.
 
-    With molecules of one size: there dense and packed batches hold the same rows. In float64,
-    because Adam divides by the gradient's size, and so scales up the rounding error of one near 0.
+    Molecules have one size, so that dense and packed batches hold the same rows. All is float64,
+    because Adam divides by the size of a gradient, and so magnifies the rounding of one near 0.
     """
     case = CASES[method]._replace(sizes=(7,))
     examples = examples_of(method, [7] * 6)

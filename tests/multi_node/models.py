@@ -15,7 +15,7 @@ N_STEPS_ON_GPUS = 20
 N_ALL = 12  # molecules of a step, on all ranks
 CONVERTERS = {
     'packed': CSRConverter('packed'),
-    # To the largest molecule of a batch would make results depend on the ranks.
+    # Padding to the largest molecule of a batch would make results depend on the ranks.
     'folded': CSRConverter('folded', padded_to=12),
 }
 CASES = [(name, 'packed') for name in MODELS]

@@ -69,14 +69,14 @@ def scatter():
                     numpy.testing.assert_array_equal(labels, labels_of(whole)[order])
                 if not options and not equal:
                     numpy.testing.assert_array_equal(labels, labels_of(whole))
-    # All ranks may have the same one; a part of one is sparse, too.
+    # All ranks may pass the same data set; a part of a data set is sparse, too.
     assert len(chainermn.scatter_dataset(whole, comm)) == 4
     half, _ = chainer.datasets.split_dataset_random(whole, 6, seed=0)
     part = chainermn.scatter_dataset(half, comm)
     assert type(part) is SparseDataset
     labels = numpy.concatenate(comm.mpi_comm.allgather(labels_of(part)))
     numpy.testing.assert_array_equal(labels, [half[i][2] for i in range(6)])
-    # Others are ChainerMN's.
+    # Dense data sets are scattered by ChainerMN itself.
     dense = chainermn.scatter_dataset(molecules(6) if comm.rank == 0 else None, comm)
     assert type(dense) is chainer.datasets.SubDataset and len(dense) == 2
 

@@ -106,7 +106,7 @@ def test_captured_ranks_are_one_large_batch(tmp_path):
 def unequal_batches(path):
     comm = communicator()
     found = parameters_of_unequal_batches(comm)
-    # The same everywhere, though the ranks began with other parameters.
+    # Parameters are the same on all ranks, though these began with different ones.
     bits = b''.join(numpy.asarray(found[key]).tobytes() for key in sorted(found))
     assert len(set(comm.mpi_comm.allgather(bits))) == 1
     if comm.rank == 0:

@@ -121,8 +121,8 @@ def test_subclass_of_ndarray(tmp_path):
     assert_close(bspmm(adj, x).array, reference.bspmm(adj, x), 'float32')
 
 
-# A row with fewer entries than are loaded at once loads its last entry again. If the value of that is
-# not finite, it must not be added again, not even times 0.
+# A row with fewer entries than are loaded at once loads its last entry again. A value there that is
+# not finite must not be added again, not even times 0.
 @pytest.mark.parametrize('algorithm', ['auto', 'vector', 'pipelined'])
 @pytest.mark.parametrize('dtype', 'efd')
 def test_nan_reaches_its_rows_only(place, dtype, algorithm):

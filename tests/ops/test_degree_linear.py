@@ -39,8 +39,7 @@ def adjacency(xp, dtype, types=TYPES, way='relations'):
 
     Args:
         way (str): ``'relations'``: symmetric, which is one launch on a GPU; ``'expanded'``: not
-            symmetric, and the host, too, computes as a GPU does without that; ``'grouped'``: not
-            symmetric.
+            symmetric, and a host computes as a GPU does then; ``'grouped'``: not symmetric.
     """
     n = len(types)
     matrix = numpy.zeros((n, n))

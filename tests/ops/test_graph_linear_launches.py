@@ -68,7 +68,7 @@ def flat(spec, blocks):
 def expected(spec, A, x, parameters, gy, kept=1.0):
     """Return y, gx and the gradients in float64, and the largest value before the activation.
 
-    kept: what dropout multiplies by.
+    kept: the factors of dropout.
     """
     W, W_self, b, b_self = parameters
     A = A.copy()

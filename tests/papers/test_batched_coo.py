@@ -154,7 +154,7 @@ IDS = numpy.array([[0, 0], [1, 0], [1, 1], [2, 2]])
 GOOD = {'ids': IDS, 'row_offsets': [0, 2, 3], 'entry_offsets': [0, 3, 4]}
 
 
-# What BatchedCSR refuses as well is one case here for each check that both call.
+# Checks that BatchedCSR calls as well have one case each here.
 @pytest.mark.parametrize(
     'changes, message',
     [

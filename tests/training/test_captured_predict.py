@@ -471,7 +471,7 @@ def test_smiles_none_of_which_can_be_used():
     ((index, values, failures),) = captured_predict(model, ['nonsense', None], method='rsgcn')
     assert len(index) == len(values) == 0
     assert [failure.position for failure in failures] == [0, 1]
-    # The last ones only, and as many as a batch has in the middle.
+    # Only the last SMILES are bad; then so many that a batch in the middle has nothing else.
     for n_bad, shapes in ((1, [(250, 3), (0, 3)]), (350, [(250, 3), (0, 3), (0, 3)])):
         smiles = ['C'] * 250 + ['x'] * n_bad
         parts = list(captured_predict(model, smiles, method='rsgcn', batch_size=250))
@@ -660,7 +660,7 @@ def test_memory_is_given_back():
             next(predictions)
         predictions.close()
         del predictions
-        pool.free_all_blocks()  # what CuPy keeps for later is not in use
+        pool.free_all_blocks()  # memory that CuPy keeps for later is not in use
         assert pool.used_bytes() <= before[0] and pool.total_bytes() <= before[1]
 
 

@@ -22,7 +22,7 @@ from tests.training.host_graphs import eager_causes, read_at_capture
 
 RATE = 1e-5
 LARGEST_NORM = 1.0
-# Of this rank's batches: layouts come again, are captured, replayed, and checked.
+# Sizes of this rank's batches: layouts come again, and are captured, replayed and checked.
 SIZES = [4, 4, 4, 7, 4, 7, 7, 2, 4, 2, 2, 4, 7] * 2
 
 

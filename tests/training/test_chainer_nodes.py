@@ -80,7 +80,7 @@ for a, b in itertools.product((False, True), repeat=2):
     shapes = [(2, 1) + shapes[0], (1, 4) + shapes[1]]
     CASES['matmul, broadcast %s' % options] = matmul(**options), shapes
 CASES['matmul of vectors'] = matmul(), [(7,), (7,)]
-# Their gradients' gradients are by chainer.functions.tensordot in part.
+# chainer.functions.tensordot computes a part of the gradients of their gradients.
 VECTORS = {
     'matrix times vector': (matmul(), [(5, 7), (7,)]),
     'vector times stack': (matmul(), [(7,), (2, 7, 3)]),
@@ -214,7 +214,7 @@ LOSS_CASES = [
     for name, (_, n_arrays) in LOSSES.items()
     for dtype in ('float16', 'float32', 'float64')
     for shape in ((5, 7), (5,), (1, 1), (0, 3))
-    if 'some' not in name or shape == (5, 7)  # of one or none upstream divides by 0
+    if 'some' not in name or shape == (5, 7)  # upstream divides by 0 for one element or none
     if dtype == 'float32' or 'masked' not in name  # Chainer Chemistry allows no other
     if n_arrays == 1 or 0 not in shape  # Chainer divides by 0
 ]
@@ -329,7 +329,7 @@ def with_nan(score, **options):
 accuracy = functions.accuracy
 softmax_loss = functions.softmax_cross_entropy
 scores = [(9, 4)]
-# What CuPy would send something from the host for, or ask the device for a count.
+# Functions for which CuPy would send a table from the host, or wait for a count from the device.
 COPIES = {
     'concat of nine': (lambda *xs: functions.concat(xs, axis=1), [(5, n) for n in range(9)]),
     'concat of stacks': (lambda *xs: functions.concat(xs, -2), [(3, n + 1, 2) for n in range(9)]),

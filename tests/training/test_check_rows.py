@@ -1,7 +1,8 @@
-"""Losses that take rows of a sparse batch for molecules are told of; right ones are left alone.
+"""Warnings of losses that take rows of a sparse batch for molecules; silence for right losses.
 
-Each case trains two steps as a user's script does, by the two lines; how the package finds out does
-not matter here. `WRONG` must be told of, `RIGHT` must not, and nothing may be disturbed by it.
+Each case trains two steps as a user's script does, by the two lines; how the package finds a
+mistake does not matter here. `WRONG` must get a warning and `RIGHT` none, and the check must not
+change anything.
 """
 
 import argparse
@@ -363,7 +364,7 @@ UNSEEN = {
     'only in training mode': Case(own(only_in_training)),
     'an updater that is written out': Case(own(over_rows), kind=WrittenOut),
 }
-# Here a sentence that says that the check could not be made, and why, is enough.
+# For these a warning is enough that says why the check could not be made.
 MAY_SAY_THAT_IT_CANNOT = 'a random loss', 'an open file', 'a hook of functions', 'a hook of links'
 
 
@@ -532,8 +533,8 @@ for method, data in {
     'nfp_gwm': lambda: with_super_nodes(of_one_relation()),
 }.items():
     RIGHT[method] = Case(lambda method=method: regressor(method), data=data)
-# What draws random numbers cannot be compared, and a hook has to see the user's calls alone: then a
-# sentence may say so. With a GPU such steps train eagerly, which another sentence says.
+# Losses that draw random numbers cannot be compared, and a hook must see only the user's calls: a
+# warning may say so. With a GPU such steps train eagerly, and another warning says that.
 MAY_BE_TOLD = 'dropout', 'a random weight', 'a hook of functions'
 
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 SIZES = (5, 1, 8, 3, 2, 6, 4, 1, 7, 5, 3, 2, 8, 8, 4, 8)  # two batches
 LAYOUTS = 'packed', 'folded', 'padded'
 
-# What joins more arrays than CuPy does without a table from the host.
+# Models that join so many arrays that CuPy would send a table of them from the host.
 RELATIONS = {'adjacency': 'relations'}
 HEADS = {'n_edge_types': 2, 'n_heads': 9}
 NINE = tuple(
@@ -105,7 +105,7 @@ def check_training(device, monkeypatch, case, layout, examples, bound=1e-5, wrap
         run(updater, 5)
         trained.append(updater.get_optimizer('main').target)
     assert is_captured(updater)
-    # Losses were compared with and without spare rows, gradients not yet.
+    # The trial compares losses with and without spare rows, but not gradients.
     expected, found = trained
     assert_same_update(found, expected, dict.fromkeys('efd', bound))
     assert layout_of(found) == layout_of(expected) is not None

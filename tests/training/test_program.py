@@ -59,8 +59,8 @@ def calls_of_steps(updater, n_steps):
 
 
 def test_how_often_a_step_calls_the_model(device, graphs, no_causes):
-    """Three times for the trial, then eagerly, twice for the check of rows; for the capture and
-    its check; for checks."""
+    """Calls: three for the trial, one for the eager step, two for the check of rows; then for the
+    capture and its check; then for each check of a replay."""
     model = small_model(counted, n_calls=ctypes.c_int(0))  # nothing watches its value
     updater = make_updater(GraphUpdater, device, model)
     launched = 0 if graphs is None else 1  # a stand-in runs the model

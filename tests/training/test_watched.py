@@ -210,7 +210,7 @@ DIFFERS = (
 def annealed(kind, device, read, examples, **kwargs):
     """Return an updater whose loss is weighted by ``1 + 0.1 * read(updater)``.
 
-    It has the updater from an object of another language, so this is not watched.
+    The loss gets the updater through a ctypes object, which the guards cannot follow.
     """
     if kind is GraphUpdater:
         kwargs.setdefault('on_difference', 'warn')

@@ -2,8 +2,8 @@
 
 A launch of a CUDA graph runs no Python, so it repeats what Python held at the capture. A stand-in
 on the host runs the step again, and would read what Python holds by then. `freeze_launches` gives
-it the state of its capture for the time of a launch. It shares no code with the package's own
-search for the values that a step reads: it follows every reference, however long that takes.
+it the state of its capture for the time of a launch. It does not rely on the package's own search
+for the values that a step reads: it follows every reference, however long that takes.
 """
 
 import argparse
