@@ -159,7 +159,7 @@ def test_hyperparameters_in_a_new_object():
 
 
 def test_closures():
-    """Closures are watched: of the loss, of a function under a partial, and of a link's function."""
+    """Closures are watched: of the loss, of a function in a partial, of a link's function."""
     factor = 1.0
     model = small_model()
     around = small_model(lossfun=lambda x, t: factor)
