@@ -188,7 +188,7 @@ def test_a_mark_is_before_the_innermost_statement(tool, place, before):
 
 def test_a_mark_of_a_decorator_is_before_it(tool):
     text = 'x = 1\n@f(1)\ndef g():\n    pass\n'
-    lines = tool.with_mark(text, (2, 3), 'mark').replace('\n\n', '\n').splitlines()
+    lines = tool.with_mark(text, (2, 0), 'mark').replace('\n\n', '\n').splitlines()
     assert lines[1:4] == ["open('mark', 'w').close()", "__import__('os')._exit(1)", '@f(1)']
 
 

@@ -67,8 +67,8 @@ class Mutant(typing.NamedTuple):
 
 def position(node):
     """Return where a node of Python's syntax begins and ends, with its decorators."""
-    first = min([node, *getattr(node, 'decorator_list', [])], key=lambda part: part.lineno)
-    return (first.lineno, first.col_offset), (node.end_lineno, node.end_col_offset)
+    line = min(part.lineno for part in [node, *getattr(node, 'decorator_list', [])])
+    return (line, node.col_offset), (node.end_lineno, node.end_col_offset)
 
 
 def never_run(tree):
