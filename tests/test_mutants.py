@@ -78,14 +78,15 @@ def test_a_fault_that_no_test_runs_is_undetermined(outcome):
         ([(0, ''), (1, 'FAILED t.py::test'), (0, '')], 'found', 't.py::test'),
         ([(5, ''), (1, 'FAILED t.py::test'), (0, '')], 'found', 't.py::test'),
         ([(2, 'ERROR t.py - SyntaxError'), (0, '')], 'found', 't.py'),
-        ([(2, 'ERROR t.py'), (2, '')], 'undetermined', 'fails without the fault: t.py'),
-        ([(1, 'FAILED t.py::a'), (1, '')], 'undetermined', 'fails without the fault: t.py::a'),
-        ([(-11, '')], 'found', 'exit status -11'),
-        ([(None, '')], 'found', 'no end'),
+        ([(2, 'ERROR t.py'), (2, '')], 'undetermined', 'without the fault as well: t.py'),
+        ([(1, 'FAILED t.py::a'), (1, '')], 'undetermined', 'without the fault as well: t.py::a'),
+        ([(-11, ''), (0, '')], 'found', 'exit status -11'),
+        ([(None, ''), (0, '')], 'found', 'no end'),
+        ([(4, ''), (4, '')], 'undetermined', 'without the fault as well: exit status 4'),
     ],
     ids=[
         'of its name', 'neighbour', 'no test of its name', 'import', 'import anyway', 'anyway',
-        'crash', 'no end',
+        'crash', 'no end', 'no environment',
     ],
 )  # fmt: skip
 def test_an_outcome_depends_on_how_tests_end(tool, project, outcome, monkeypatch, ends, what, by):

@@ -45,7 +45,7 @@ SOURCES = 'chainer_bspmm', 'examples/common'
 LEFT_OUT = '.git', '.venv*', '.*_cache', '.hypothesis', '__pycache__', 'build', 'dist', 'site'
 SECONDS_OF_A_TEST = 180  # a test needs some; the machine may be busy
 SECONDS = 1800  # of all tests of a stage
-PASSED, FAILED, NOT_IMPORTED, NO_TEST, ENDLESS = 0, 1, 2, 5, None  # exit status of pytest
+PASSED, NO_TEST, ENDLESS = 0, 5, None  # exit status of pytest
 
 
 class Mutant(typing.NamedTuple):
@@ -258,11 +258,15 @@ def outcome(copy, mutant):
             write(path, text)
         if status not in (PASSED, NO_TEST):
             failed = re.search(r'^(?:FAILED|ERROR) (.+?)(?: - .*)?$', printed, re.MULTILINE)
-            if failed is None:  # a crash, a hang, or pytest does not even start
-                return 'found', 'no end' if status is ENDLESS else f'exit status {status}', line
-            if run(copy, [failed[1]])[0] in (FAILED, NOT_IMPORTED):
-                return 'undetermined', f'fails without the fault: {failed[1]}', line
-            return 'found', failed[1], line
+            if failed is not None:
+                reason = failed[1]
+                again, _ = run(copy, [reason])
+            else:  # a crash, a hang, or pytest does not even start
+                reason = 'no end' if status is ENDLESS else f'exit status {status}'
+                again, _ = run(copy, tests, '--collect-only')
+            if again not in (PASSED, NO_TEST):
+                return 'undetermined', f'without the fault as well: {reason}', line
+            return 'found', reason, line
     if is_run(copy, mutant, stages[0] + stages[1]):
         return 'survived', '', line
     return 'undetermined', 'no test runs it', line
