@@ -11,6 +11,7 @@ help:
 	@echo 'make test-all  run every test, about fifteen minutes'
 	@echo 'make lint    check the style, the statements, the imports, and by mypy attributes and calls'
 	@echo 'make bench   run short versions of the benchmarks that make sense here'
+	@echo 'make mutants  plant random faults, and count those that the quick tests find: an hour or more'
 	@echo 'make docs    build the pages and the API reference into site/'
 	@echo 'make wheel   build the sdist and the wheel into dist/, and check them'
 	@echo 'make clean   remove the environments and everything that was built'
@@ -36,6 +37,12 @@ lint: $(READY)
 	@$(VENV)/bin/python tools/plain_statements.py chainer_bspmm tests benchmarks examples docs tools
 	@$(VENV)/bin/lint-imports --no-logo --no-cache
 	@$(VENV)/bin/python -m mypy --no-error-summary
+
+# The tool that makes the faults is wanted only here: it is no part of every environment.
+mutants: $(READY)
+	@$(VENV)/bin/python -c 'import cosmic_ray' 2>/dev/null || $(VENV)/bin/python -m pip install -qq \
+	    --disable-pip-version-check 'cosmic-ray>=8.7.0,<9'
+	@nice $(VENV)/bin/python tools/mutants.py $(MUTANTS)
 
 bench: $(READY)
 	@$(VENV)/bin/python -m benchmarks
@@ -65,4 +72,4 @@ $(READY): setup.cfg pyproject.toml tools/environment.py
 	    'make PYTHON=/path/to/python' >&2; exit 1; }
 	@$(PYTHON) tools/environment.py $(VENV)
 
-.PHONY: help demo test test-all lint bench docs wheel clean
+.PHONY: help demo test test-all lint mutants bench docs wheel clean

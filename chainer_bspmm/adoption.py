@@ -1,14 +1,15 @@
 """Two lines buy captured steps: Chainer's own updaters, evaluators and predictions become ours.
 
-Where a `CSRConverter` meets one of them, its class is changed, as `sparsify` changes a model's: a
+If one of them has a `CSRConverter`, its class is changed, as `sparsify` changes a model's: a
 StandardUpdater becomes a `GraphUpdater`, an evaluator its captured form, and ``predict`` of Chainer
-Chemistry replays. Anything that cannot be captured runs as it did, with one warning on a GPU.
+Chemistry replays. Anything that cannot be captured runs as before, with one warning on a GPU.
 Subclasses are left alone, and so is everything while ``chainer.config.bspmm_capture`` is False.
 
-Where a swapped model meets one of them without such a converter, the error says so.
+If one of them has a swapped model but no such converter, the error says so.
 
-The first step of every optimizer is checked as well, whoever calls ``optimizer.update(loss, ...)``
-with a sparse batch (`check_rows`). ``chainer.config.bspmm_check_swap = False`` turns that off.
+The first step of every optimizer with a sparse batch is checked as well (`check_rows`), in any loop
+that calls ``optimizer.update(loss, ...)``. ``chainer.config.bspmm_check_swap = False`` turns that
+off.
 """
 
 import functools
@@ -37,7 +38,7 @@ def _can_adopt(updater):
     if type(updater) is not StandardUpdater:
         return False
     optimizer = updater.get_all_optimizers().get('main')
-    # Not several ranks: captured, they end where one of them cannot go on.
+    # Several ranks are not adopted: captured, all of them end if one cannot continue.
     return (
         _is_ours(updater.converter)
         and StandardUpdater.update_core is _LOOPS[StandardUpdater]
@@ -51,11 +52,11 @@ def _adopting_updaters(init):
     def __init__(self, *args, **kwargs):
         init(self, *args, **kwargs)
         kind = type(self)
-        # A subclass may set another converter yet, and a loop may make sparse batches.
+        # A user's subclass may set another converter later, and its loop may make sparse batches.
         if not (is_user_code(kind.__module__) or is_user_code(kind.update_core.__module__)):
             expect_sparse_batches(kind.__name__, self.converter, _function_of(self))
         if _can_adopt(self):
-            # Imported where it is needed: it would make the first import of the package longer.
+            # Imported only here, because it would make the first import of the package longer.
             from chainer_bspmm.training.graph_updater import adopt
 
             adopt(self)
@@ -64,8 +65,8 @@ def _adopting_updaters(init):
 
 
 def _function_of(updater):
-    """Return what an updater calls with its batches."""
-    loss_func = getattr(updater, 'loss_func', None)  # a subclass may be made in its own way
+    """Return the function or model that an updater calls with its batches, or None."""
+    loss_func = getattr(updater, 'loss_func', None)  # a subclass may skip the base's __init__
     if loss_func is not None:
         return loss_func
     return getattr(getattr(updater, '_optimizers', {}).get('main'), 'target', None)
@@ -131,9 +132,9 @@ def _replaying(forward):
     return _forward
 
 
-MAX_ITEMS = 16  # of a tuple, list or dict among the arguments of a loss, that are looked at
+MAX_ITEMS = 16  # longer tuples, lists and dicts among the arguments of a loss are not searched
 
-# Errors of code that takes the arrays of a sparse batch for padded ones.
+# Errors that code may raise if it takes the arrays of a sparse batch for padded ones.
 _OF_SHAPES = (TypeError, ValueError, IndexError, AttributeError, AssertionError, InvalidType)
 
 
@@ -153,7 +154,7 @@ def _checking_first_steps(update):
     @functools.wraps(update)
     def checked_update(self, lossfun=None, *args, **kwds):
         if (
-            lossfun is None  # ranks of ChainerMN bring gradients, and wait for each other
+            lossfun is None  # gradients exist, as on ChainerMN's ranks, which wait for each other
             or not chainer.config.bspmm_check_swap
             or chainer.is_debug()
         ):
@@ -179,14 +180,14 @@ def _checking_first_steps(update):
 
 
 def _explain(error, adj):
-    """Add to an error that a loss raised on a sparse batch: to what it is due, and the remedies."""
+    """Add the likely cause and the remedies to an error that a loss raised on a sparse batch."""
     traceback = error.__traceback__
     while traceback.tb_next is not None:
         traceback = traceback.tb_next
     name = traceback.tb_frame.f_globals.get('__name__') or ''
-    if name.partition('.')[0] == 'chainer_bspmm':  # which says itself what it expects
+    if name.partition('.')[0] == 'chainer_bspmm':  # our own errors say what they expect
         return
-    if name == 'chainer.optimizer':  # of what the loss returned
+    if name == 'chainer.optimizer':  # the error is about the result of the loss
         return
     text = (
         'This batch is sparse: atoms are %d rows of %d molecules, and adj is a BatchedCSR. If a '
@@ -210,7 +211,7 @@ _is_installed = False
 
 
 def install() -> None:
-    """Adopt from now on, unless that was done before."""
+    """Adopt updaters, evaluators and predictions from now on; a second call does nothing."""
     global _is_installed
     if _is_installed:
         return

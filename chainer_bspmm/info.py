@@ -1,4 +1,4 @@
-"""``python -m chainer_bspmm info``: what is installed and what works, for bug reports."""
+"""``python -m chainer_bspmm info``: versions, devices and a self-test, for bug reports."""
 
 import importlib.metadata
 import itertools
@@ -82,7 +82,7 @@ def dotted(number):
 
 
 def versions():
-    """Yield the lines about versions, with advice for what is missing."""
+    """Yield the lines about versions, with advice for missing packages."""
     folder = pathlib.Path(chainer_bspmm.__file__).parent
     yield 'chainer_bspmm %s in %s' % (chainer_bspmm.__version__, folder)
     words = platform.python_version(), platform.python_implementation(), platform.platform()
@@ -98,7 +98,7 @@ def versions():
 
 
 def cublas():
-    """Return the library through which captured training steps call cuBLAS, or why they cannot."""
+    """Return the library through which captured steps call cuBLAS (str), or why they cannot."""
     try:
         gemm.cublas()
     except Exception as error:  # any problem here belongs in the report

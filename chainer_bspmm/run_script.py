@@ -12,15 +12,15 @@ import types
 from chainer_bspmm.compat import script_repairs  # noqa: F401  fills the table of repairs
 
 
-# The environment in which interpreters that are started are repaired: its ``sys.prefix``.
+# This variable has the ``sys.prefix`` of the environment whose interpreters are repaired.
 VARIABLE = 'CHAINER_BSPMM_RUN'
 
 
 def repair_interpreters():
     """Make Python interpreters that this process starts import chainer_bspmm before Chainer.
 
-    Those of joblib, scikit-learn or subprocess inherit PYTHONPATH, on which they find
-    ``in_children/sitecustomize.py``.
+    Interpreters that joblib, scikit-learn or subprocess start inherit PYTHONPATH, on which they
+    find ``in_children/sitecustomize.py``.
     """
     folder = str(pathlib.Path(__file__).resolve().with_name('in_children'))
     path = os.environ.get('PYTHONPATH')
@@ -36,10 +36,11 @@ def repair_child_processes():
     A forked process has it already; a spawned one, or one of a fork server, runs the script's top
     level itself.
     """
-    # Replaces the script, which the server would run first.
+    # This replaces the default, the script, which the server would run before any repair.
     multiprocessing.set_forkserver_preload(['chainer_bspmm'])
     original = multiprocessing.spawn.get_command_line
-    # The package's folder: it may be on sys.path only because it was the current folder.
+    # The folder of the package may be on sys.path only because it is the current folder, which need
+    # not be so in a child process.
     root = str(pathlib.Path(__file__).resolve().parents[1])
     prelude = (
         'import sys; sys.path.append(%r); from chainer_bspmm import run_script; '
@@ -57,7 +58,7 @@ def repair_child_processes():
 
 
 def _hide_frames_above(codes):
-    """Print uncaught exceptions without the frames above those of some code objects."""
+    """Print uncaught exceptions without the frames that have called these code objects."""
     previous = sys.excepthook
 
     def excepthook(kind, error, traceback):
@@ -74,8 +75,8 @@ def _hide_frames_above(codes):
 
 def run_script(path, arguments):
     """Run a Python script as ``python path arguments...`` would."""
-    # ``sys.argv``, ``sys.path[0]`` and ``__main__`` are the script's; its classes pickle as those
-    # of ``__main__``; its exceptions, including SystemExit, propagate, as do those of reading it.
+    # ``sys.argv``, ``sys.path[0]`` and ``__main__`` are the script's; its classes are pickled as
+    # classes of ``__main__``. Exceptions propagate, SystemExit and errors of reading it included.
     full_path = os.path.abspath(path)
     with io.open_code(full_path) as f:
         source = f.read()

@@ -1,4 +1,4 @@
-"""A small test of a device: sparse models on it against the dense ones on the CPU."""
+"""Self-test of a device: sparse models on it are compared with dense models on the CPU."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ SIZES = 5, 1, 9, 3  # atoms of the molecules
 N_OUT = 2
 METHODS = 'rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp', 'relgat', 'gnnfilm'
 N_STEPS = 5  # one eager, one captured, then replays, which are checked
-# Largest relative error, in the maximum norm, of predictions and of all gradients: rounding,
-# that of float16, and otherwise that of the dense model, which runs in float32.
+# Largest allowed relative error, in the maximum norm, of predictions and of all gradients. Rounding
+# to float16 is the reason for the first one, rounding in the dense float32 model for the others.
 TOLERANCES = {'e': 5e-2, 'f': 1e-4, 'd': 1e-4}
 # Errors of an array are relative to its largest value, but at least to this part of the largest
 # value of all arrays.
 FLOOR = 1e-2
 
-# method: the model's, and how it was run; dtype: one letter; error (float or None):
-# relative, None where it failed; reason (str or None): why it failed, or what is wrong.
+# method: its name, with ', trained' for a training; dtype: one letter; error (float or None):
+# relative, None after an exception; reason (str or None): the exception, or the limit exceeded.
 Outcome = collections.namedtuple('Outcome', 'method dtype error reason')
 
 
@@ -70,7 +70,7 @@ def new_model(method: str) -> Regressor:
 
 
 def outcome_of(model, examples, converter, device):
-    """Return predictions, and the gradients of all parameters by name, on the host."""
+    """Return the gradients of all parameters by name, and predictions as 'y', on the host."""
     *inputs, t = converter(examples, device)
     model.cleargrads()
     y = model.predictor(*inputs)
@@ -92,9 +92,9 @@ def trained(model, examples, converter, device, kind):
 
 
 def relative_error(actual, expected):
-    """Return the largest difference of any array, over its largest value; NaN if there is one.
+    """Return the largest error of any array relative to its largest value, or NaN if one is NaN.
 
-    Arrays of small values are compared with a part of the largest value of all.
+    Errors of arrays with small values are relative to `FLOOR` times the largest value of all.
     """
     if actual.keys() != expected.keys():
         raise ValueError('gradients of %s' % sorted(actual.keys() ^ expected.keys()))
@@ -128,7 +128,7 @@ def run(device: chainer.backend.Device) -> Iterator[Outcome]:
 
 
 def predicts(model, tested, method, dtype, device):
-    """Return predictions and gradients of a method on the device, and as they should be."""
+    """Return predictions and gradients of a method: actual, on the device, and expected."""
     return (
         outcome_of(tested, molecules(method, dtype), CSRConverter(), device),
         outcome_of(densify(model), molecules(method, 'f'), concat_mols, None),
@@ -136,7 +136,7 @@ def predicts(model, tested, method, dtype, device):
 
 
 def trains(model, tested, method, dtype, device):
-    """Return trained parameters, on a GPU of captured steps, and as they should be."""
+    """Return trained parameters: actual, on a GPU from captured steps, and expected."""
     steps = GraphUpdater if device.xp is cuda.cupy else StandardUpdater
     data = TupleDataset(*zip(*molecules(method, dtype)))
     return (

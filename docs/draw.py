@@ -92,7 +92,7 @@ def write_arrays(axes, y):
     indptr = [0]
     indices = []
     for _, _, n, bonds in MOLECULES:
-        for i in range(n + 1):  # the last row is that of the phantom atoms
+        for i in range(n + 1):  # the last row stands for the phantom atoms
             neighbours = sorted(sum(bond) - i for bond in bonds if i in bond)
             indices += [offsets[-1] + j for j in neighbours]
             indptr.append(len(indices))

@@ -1,4 +1,4 @@
-"""What mkdocs.yml cannot say: pages and links outside of docs/, names of API pages, docstrings."""
+"""MkDocs hooks: pages and links outside of docs/, names on API pages, form of docstrings."""
 
 import importlib
 import json
@@ -10,7 +10,7 @@ import griffe
 from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# File of the repository -> page of the site. README is the first page, in place of the list of all.
+# File of the repository -> page of the site. README is the first page, not the list of all pages.
 PAGES = {
     'README.md': 'index.md',
     'docs/index.md': 'pages.md',
@@ -24,7 +24,7 @@ PAGES = {
 }
 PICTURES = {'examples/tox21/saliency.png': 'examples/tox21_saliency.png'}
 SITE = {**PAGES, **PICTURES}
-# Or a block of code, in which there are none.
+# A link, or a block of code: it is matched as a whole because nothing in it is a link.
 LINK = re.compile(r'```.*?```|(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)', re.DOTALL)
 SOURCES = {page: source for source, page in SITE.items()}
 
@@ -63,14 +63,14 @@ def _notebook(notebook):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Expand ``::: package`` of an API page, drop what is above it; mend links out of docs/."""
+    """Expand ``::: package`` of an API page, drop the note above it; mend links out of docs/."""
     markdown = re.sub(r'^This page is made .*?^::: (\S+)$', _members, markdown, flags=re.M | re.S)
     here = page.file.src_uri
     source = SOURCES.get(here, 'docs/' + here)
 
     def mended(link):
         mark, text, path, anchor = link.groups('')
-        if not path or ':' in path:  # a block of code, or it leads out of the repository
+        if not path or ':' in path:  # a block of code, or a link out of the repository
             return link[0]
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
         place = SITE.get(target, target.removeprefix('docs/'))
@@ -88,7 +88,7 @@ def on_page_content(html, **_):
 
 
 def _members(match):
-    """One ``:::`` for each public name, by the module that defines it.
+    """Return a line ``:::`` for each public name, with the module that defines it.
 
     A package may hold a function and a module of one name, such as ``functions.bspmm``.
     """
@@ -102,7 +102,7 @@ def _members(match):
 
 
 SECTIONS = re.compile(r'^(?:Args|Attributes|Raises):\n(?:(?: .*)?\n?)*', re.MULTILINE)
-# A line of a section that begins no item, such as `name (type): text`: it continues the last one.
+# A line of a section that continues an item, because it does not begin one: `name (type): text`.
 CONTINUED = re.compile(r'^ {4}(?! |\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*(?: \(.*\))?:)', re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""Make a virtual environment with this checkout and all that it needs, as setup.cfg says.
+"""Make a virtual environment with this checkout and its requirements, which setup.cfg lists.
 
     python tools/environment.py DIRECTORY [--lowest]
 
@@ -25,7 +25,7 @@ CHECKOUT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def check_interpreter():
-    """Exit with advice where this interpreter cannot make the environment."""
+    """Exit with advice if this interpreter cannot make the environment."""
     version = '%d.%d' % sys.version_info[:2]
     if sys.version_info < (3, 10):
         sys.exit(

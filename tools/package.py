@@ -2,9 +2,9 @@
 
     python tools/package.py [DIRECTORY]        # default: dist
 
-The times in both are SOURCE_DATE_EPOCH, or else that of the last commit; in an unpacked sdist, that
-of the sdist. setuptools heeds it for the wheel. The sdist is rewritten, because it would have the
-time of the build, and the order and the permissions of the files on disk.
+The times in both are SOURCE_DATE_EPOCH, or else the time of the last commit, or the sdist's time if
+this is an unpacked sdist. setuptools uses it for the wheel. The sdist is rewritten, because its
+members would have the time of the build, and the order and permissions of the files on disk.
 """
 
 import glob

@@ -11,7 +11,7 @@
 - A lambda with a name: a ``def`` says the same, and tracebacks have its name.
 
 The formatter breaks a statement that is too long into many lines. These three avoid that, so they
-look shorter, but there is more to understand. Prints where they are, and exits with 1 if any are.
+look shorter, but there is more to understand. Prints where they are; exits with 1 if it finds any.
 """
 
 import ast
@@ -41,7 +41,7 @@ def parts_of_calls(function):
 
 
 def form(value):
-    """Return how a value is written, but for its names and constants."""
+    """Return the structure of an expression, whatever its names and constants."""
     if isinstance(value, ast.Name | ast.Attribute):
         return 'a name'
     children = [node for node in ast.iter_child_nodes(value) if isinstance(node, ast.expr)]

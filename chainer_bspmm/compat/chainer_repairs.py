@@ -63,7 +63,7 @@ def expect_no_cudnn(module):
 
 @repairs('chainer.backends.cuda')
 def say_what_a_gpu_needs(module):
-    """chainer/backends/cuda.py: without CuPy it names a page that is of no help any more."""
+    """chainer/backends/cuda.py: the error for a missing CuPy names a page that no longer helps."""
     if module.available:
         return
     check = module.check_cuda_available
@@ -108,7 +108,7 @@ def resume_without_state_of_unused_parameters(module):
 @repairs('chainer.training.triggers.interval_trigger')
 def triggers_ask_once(module):
     """chainer/training/triggers/interval_trigger.py: asks the updater for its epoch three times."""
-    # A Trainer calls one for every extension after every step.
+    # A Trainer calls a trigger for every extension after every step.
 
     def call(self, trainer):
         updater = trainer.updater
@@ -116,7 +116,7 @@ def triggers_ask_once(module):
         epoch = getattr(updater, 'epoch_detail', None)
         if self.unit == 'epoch':
             now, before = epoch, self._previous_epoch_detail
-            if before < 0:  # not in the snapshot
+            if before < 0:  # a snapshot without this value was loaded
                 before = updater.previous_epoch_detail
             self.count = now // self.period
         else:

@@ -11,15 +11,15 @@ from chainer_bspmm.compat.module_view import ModuleView, give_back_numpy_names
 
 # --- names that NumPy or Python lost ---
 
-# Modules, and the name of NumPy that they read: int and float are gone in NumPy 1.24, bool, too
-# (back with NumPy 2), in1d in NumPy 2.4.
+# Module -> the name that it reads from NumPy. int, float and bool are gone in NumPy 1.24 (bool is
+# back in NumPy 2), in1d is gone in NumPy 2.4.
 LOST_NAMES = {
     'dataset.networkx_preprocessors.base_networkx': 'int',  # not in the wheel
     'dataset.graph_dataset.base_graph_dataset': 'int',
     'dataset.splitters.stratified_splitter': 'int',
     'dataset.preprocessors.gin_preprocessor': 'int',
     'dataset.preprocessors.ggnn_preprocessor': 'int',
-    'dataset.preprocessors.common': 'float',  # swallowed: *_gwm methods would drop all molecules
+    'dataset.preprocessors.common': 'float',  # error is caught: *_gwm methods drop all molecules
     'dataset.indexer': 'bool',
     'training.extensions.roc_auc_evaluator': 'in1d',
     'training.extensions.prc_auc_evaluator': 'in1d',
@@ -71,8 +71,8 @@ def colours_are_floats(module):
 @repairs('chainer_chemistry.saliency.calculator.occlusion_calculator')
 def windows_have_several_elements(module):
     """saliency/calculator/occlusion_calculator.py: it reshapes one score to the whole window."""
-    # That fails unless a window has one element along each axis that it slides on. A score for each
-    # molecule is broadcast.
+    # That fails unless a window has one element along each axis on which it slides. Here the score
+    # of each molecule is broadcast instead.
     get_array_module = module.cuda.get_array_module
 
     def reshape(scores, shape):
@@ -119,7 +119,7 @@ def scaffold_splitter_permutes_lists(module):
 @repairs('chainer_chemistry.dataset.preprocessors.wle_io')
 @repairs('chainer_chemistry.dataset.converters.cgcnn_converter')
 def arrays_are_ragged(module):
-    """The files of these modules make arrays of arrays, of adjacencies, of indices of atoms."""
+    """wle_util.py, wle_io.py and cgcnn_converter.py: arrays are made of arrays of many shapes."""
     alias = 'np' if hasattr(module, 'np') else 'numpy'
     setattr(module, alias, ModuleView(numpy, array=_ragged_array))
 
@@ -166,7 +166,7 @@ def _convert_to_scalar(self, value):
 @repairs('chainer_chemistry.models.prediction.regressor')
 @repairs('chainer_chemistry.models.prediction.classifier')
 def values_are_reported_lazily(module):
-    """The files of these modules: numpy.asscalar (gone in NumPy 1.23), after a host copy."""
+    """regressor.py and classifier.py: numpy.asscalar (gone in NumPy 1.23), after a host copy."""
     kind = module.Classifier if hasattr(module, 'Classifier') else module.Regressor
     kind._convert_to_scalar = _convert_to_scalar
 
@@ -204,7 +204,7 @@ def scaler_leaves_matrices_as_they_are(module):
 
 @repairs('chainer_chemistry.links.update.gnn_film_update')
 def gnn_film_update_has_no_state(module):
-    """links/update/gnn_film_update.py: GNNFiLM.reset_state calls reset_state of its layers."""
+    """links/update/gnn_film_update.py: lacks the reset_state that GNNFiLM.reset_state calls."""
     if not hasattr(module.GNNFiLMUpdate, 'reset_state'):
         module.GNNFiLMUpdate.reset_state = lambda self: None
 
@@ -226,7 +226,7 @@ def mpnn_has_a_converter(module):
 
 @repairs('chainer_chemistry.models.prediction.set_up_predictor')
 def mpnn_can_be_set_up(module):
-    """models/prediction/set_up_predictor.py: 'mpnn' is no method."""
+    """models/prediction/set_up_predictor.py: does not know the method 'mpnn'."""
     set_up = module.set_up_predictor
     signature = inspect.signature(set_up)
 
@@ -259,7 +259,8 @@ def mpnn_can_be_set_up(module):
 @repairs('chainer_chemistry.dataset.graph_dataset.base_graph_dataset')
 def graph_datasets_have_their_own_features(module):
     """dataset/graph_dataset/base_graph_dataset.py: register_feature adds to lists of the class."""
-    # So a SparseGraphDataset cannot convert a batch after a PaddingGraphDataset was made.
+    # Because all data sets share these lists, a SparseGraphDataset cannot convert a batch once a
+    # PaddingGraphDataset was made.
     init = module.BaseGraphDataset.__init__
 
     @functools.wraps(init)

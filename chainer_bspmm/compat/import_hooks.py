@@ -4,18 +4,18 @@ import contextlib
 import importlib.abc
 import sys
 
-# Upstream module name -> functions of the module, called right after it was executed.
+# Upstream module name -> functions that are called with the module right after its execution.
 _repairs = {}
 # Upstream module name -> context manager factories, entered while it is being executed.
 _surroundings = {}
-# Upstream module name -> what the error says where there is no such module.
+# Upstream module name -> explanation in the error if there is no such module.
 _absences = {}
 
 
 def repairs(module_name):
-    """Register the decorated function as a repair of one upstream module, which it is given.
+    """Register the decorated function as a repair of an upstream module, its argument.
 
-    It is applied at once to a module that was imported, and repaired, before.
+    If the module was imported and repaired before, the function is called at once.
     """
 
     def register(function):
@@ -39,7 +39,7 @@ def surrounds(*module_names):
 
 
 def explain_absence(module_name, text):
-    """Let the import of an upstream module say more, where no finder has it."""
+    """Add an explanation to the import error for an upstream module that no finder has."""
     _absences[module_name] = text
 
 

@@ -1,6 +1,6 @@
-"""Packages that upstream imports at once but uses in few functions: imported when used.
+"""Delayed imports of packages that upstream uses in few functions only.
 
-They are two thirds of the time of ``import chainer_chemistry``.
+They would take two thirds of the time of ``import chainer_chemistry``.
 """
 
 import builtins
@@ -49,7 +49,7 @@ IMPORTED_LATER = {
 
 
 class _Later(types.ModuleType):
-    """Stands for a module, in one upstream module; imports it when a name is read from it."""
+    """Stand-in for a module in one upstream module; imports it when a name is read from it."""
 
     def __getattr__(self, name):
         return getattr(importlib.import_module(self.__name__), name)
@@ -68,8 +68,8 @@ def _stands_for(name, later):
 @contextlib.contextmanager
 def import_later():
     """The modules of the table import pandas, scikit-learn and others for a few functions."""
-    # Only import statements of these modules themselves are served by stand-ins: the modules that
-    # they import import as usual.
+    # Only the import statements in these modules get stand-ins. The modules that they import import
+    # as usual.
     import_now = builtins.__import__
 
     def import_(name, globals=None, locals=None, fromlist=(), level=0):

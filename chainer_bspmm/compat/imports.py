@@ -56,7 +56,7 @@ _is_done = False
 def import_upstream():
     """Import Chainer and Chainer Chemistry, repaired; ImportError says what to do.
 
-    Modules of theirs that are already imported are repaired in place; leftovers of a failed import
+    Modules of both that were imported before are repaired in place. Leftovers of a failed import
     are removed first.
     """
     global _is_done

@@ -8,15 +8,16 @@ import numpy
 
 from chainer_bspmm.compat.import_hooks import repairs
 
-MOST = 1024  # values that wait
+MOST = 1024  # values that may wait
 
 _lasting = weakref.WeakValueDictionary()  # id of its memory -> array
 
 
 def never_overwritten(array):
-    """Promise that values in the memory of a CuPy array last: those that wait need no copy.
+    """Promise that values in the memory of a CuPy array are not overwritten, so need no copy.
 
-    Holds for as long as the array exists. Values are fetched with all of it.
+    The promise holds as long as the array exists. Its values are fetched by one copy of the whole
+    array.
     """
     _lasting[id(array.data.mem)] = array
 
@@ -25,11 +26,11 @@ def never_overwritten(array):
 def summaries_add_late(module):
     """chainer/reporter.py: Summary.add launches five kernels for a value on a GPU.
 
-    LogReport adds every reported value of every step. A copy of it waits instead, until a
-    statistic is asked for, the summary is serialized, or there are MOST: then all are fetched at
-    once and added on the host, one after the other in the type that they have. These are the
-    numbers that the device would give (it takes numbers below 1e-38 for 0). Statistics are NumPy
-    scalars, as they are for values on the host.
+    LogReport adds every reported value of every step. Here a copy of the value waits until a
+    statistic is read, the summary is serialized, or MOST values wait. Then all of them are fetched
+    at once and added on the host, one after the other in their own dtype. The sums are the same as
+    on the device, which however takes numbers below 1e-38 for 0. Statistics are NumPy scalars, as
+    they are for values on the host.
     """
     kind, cuda = module.Summary, module.chainer.backends.cuda
     add_now = kind.add
@@ -45,7 +46,7 @@ def summaries_add_late(module):
         if not self._waiting:
             self._waiting = []
         table = _lasting.get(id(value.data.mem))
-        if table is None:  # a model may write to its own at every step
+        if table is None:  # a model may overwrite the value in its next step
             with value.device:
                 value = value.copy()
         self._waiting.append((value, table))
@@ -79,7 +80,7 @@ def _up_to_date(method, cuda):
 
 
 def _catch_up(summary, cuda):
-    """Add the values that wait (synchronises with their device)."""
+    """Add the waiting values (synchronises with their device)."""
     waiting, summary._waiting = summary._waiting, ()
     if waiting:
         for _, values in itertools.groupby(_fetched(waiting, cuda), lambda value: value.dtype):
@@ -90,7 +91,7 @@ def _catch_up(summary, cuda):
 
 
 def _fetched(waiting, cuda):
-    """Return the values as NumPy scalars, by one copy for each table that they are from."""
+    """Fetch the values as NumPy scalars, with one copy for each table."""
     results = [None] * len(waiting)
     others = []  # places of values that are in no table
     places_in = {}  # (table, dtype) -> places of its values
@@ -122,6 +123,6 @@ def _fetched(waiting, cuda):
 
 def _sum(start, values):
     """Return start + values[0] + values[1] + ..., rounded after each."""
-    is_number = type(start) in (int, float)  # without a type, such as the 0.0 of a new summary
+    is_number = type(start) in (int, float)  # has no dtype, such as the 0.0 of a new summary
     dtype = values.dtype if is_number else numpy.promote_types(start.dtype, values.dtype)
     return numpy.add.accumulate(numpy.append(start, values).astype(dtype))[-1]

@@ -36,7 +36,7 @@ _LOST_NAMES = {
 
 
 def lost_numpy_names(*names):
-    """Return {name: its former value} of those names that NumPy has removed or deprecated."""
+    """Return {name: former value} for each of the names that NumPy has removed or deprecated."""
     # ``vars`` does not list the aliases that NumPy 1.20-1.23 serve with a warning, and does not
     # trigger that warning either. in1d is still listed, deprecated, in NumPy 2.0-2.3.
     lost = (_LOST_NAMES.keys() - vars(numpy).keys()) | ({'in1d'} if _NUMPY_MAJOR >= 2 else set())
@@ -44,7 +44,7 @@ def lost_numpy_names(*names):
 
 
 def give_back_numpy_names(module, alias, *names):
-    """Give lost names of NumPy back to one upstream module only, which calls it `alias`.
+    """Give lost names of NumPy back to a single upstream module, which calls NumPy `alias`.
 
     The module must not compare NumPy by identity.
     """

@@ -13,7 +13,7 @@ def names_later(package, places):
     def get(name):
         if name not in places:
             text = f'module {package!r} has no attribute {name!r}'
-            # With its name and the module Python suggests what was meant.
+            # From the name and the module, Python suggests a similar name.
             raise AttributeError(text, name=name, obj=sys.modules[package])
         module = importlib.import_module(f'{package}.{places[name]}')
         return module if places[name] == name else getattr(module, name)

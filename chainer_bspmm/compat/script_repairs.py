@@ -1,4 +1,4 @@
-"""Repairs for scripts of other versions, such as upstream's examples: only under `run`."""
+"""Repairs for scripts that need other versions, such as upstream's examples; only under `run`."""
 
 import functools
 import importlib.util
@@ -10,7 +10,7 @@ from chainer_bspmm.compat.import_hooks import repairs
 from chainer_bspmm.compat.user_code import warn
 
 # Module of Chainer Chemistry -> class -> keyword before version 0.6 -> keyword since then, or None
-# where the argument had no effect. GIN, MPNN and GNNFiLM had the old ones in development only.
+# where the argument had no effect. GIN, MPNN and GNNFiLM had the old keywords in development only.
 RENAMED: dict[str, dict[str, dict[str, str | None]]] = {
     'chainer_chemistry.models.nfp': {
         'NFP': {'hidden_dim': 'hidden_channels', 'n_layers': 'n_update_layers'}
@@ -80,9 +80,9 @@ def take_old_keywords(module):
 
 
 def taking_old_keywords(name, init, renamed):
-    """Return the constructor of a class that takes renamed keywords, too, with one warning."""
+    """Wrap the constructor of a class so that it takes old keywords, too, with one warning."""
     parameters = inspect.signature(init).parameters
-    # A keyword that it has means what it says.
+    # An old keyword that is also a parameter today is passed on as it is.
     renamed = {old: new for old, new in renamed.items() if old not in parameters}
     warn_once = functools.cache(warn)
 
@@ -153,7 +153,8 @@ def strtobool(text):
     raise ValueError('invalid truth value %r' % word)
 
 
-# network_graph/train_network_graph.py. Python 3.12 lacks distutils, setuptools may bring it.
+# network_graph/train_network_graph.py imports distutils.util.strtobool. Python 3.12 has it only if
+# setuptools brings it.
 if importlib.util.find_spec('distutils') is None:
     sys.modules['distutils'] = distutils = types.ModuleType('distutils')
     sys.modules['distutils.util'] = util = types.ModuleType('distutils.util')

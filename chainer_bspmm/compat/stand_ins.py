@@ -27,7 +27,7 @@ def _in_place(table, entries):
         table.update(before)
 
 
-# Those of pkg_resources.
+# Exceptions of pkg_resources.
 _ResolutionError = type('ResolutionError', (Exception,), {})
 _DistributionNotFound = type('DistributionNotFound', (_ResolutionError,), {})
 _VersionConflict = type('VersionConflict', (_ResolutionError,), {})
@@ -40,7 +40,7 @@ def _require_nothing(requirement):
 
 
 class _WorkingSet:
-    """Stands for pkg_resources.WorkingSet, as chainer.testing.with_requires uses it."""
+    """Stand-in for pkg_resources.WorkingSet, as chainer.testing.with_requires uses it."""
 
     def require(self, *texts):
         from packaging.requirements import Requirement
@@ -100,8 +100,8 @@ def iterable_stand_in():
 @surrounds('chainer.training.updaters.multiprocess_parallel_updater')
 @contextlib.contextmanager
 def nccl_may_be_missing():
-    """chainer/training/updaters/multiprocess_parallel_updater.py tries whether CuPy has NCCL."""
-    # CuPy 13 and later warn if it has not. The updater itself raises an error on construction.
+    """chainer/training/updaters/multiprocess_parallel_updater.py tests whether CuPy has NCCL."""
+    # CuPy 13 and later warn if it has none. The updater itself raises an error when it is made.
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', r'\s*nccl library could not be loaded')
         yield

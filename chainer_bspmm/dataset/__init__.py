@@ -1,4 +1,4 @@
-"""From examples of Chainer Chemistry's data sets to sparse batches."""
+"""Conversion of SMILES and of Chainer Chemistry's data sets to sparse batches."""
 
 from chainer_bspmm.dataset.converters import concat_mols, CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceDataset

@@ -1,4 +1,4 @@
-"""Description of a batch's arrays: their sizes, `Capacity`, and everything else, `Form`."""
+"""Descriptions of a batch's arrays: `Capacity` has their sizes, `Form` everything else."""
 
 import collections
 from typing import Any
@@ -10,9 +10,9 @@ from chainer_bspmm.sparse.batched_csr import Buffers
 # Sizes of the buffers of a batch.
 Capacity = collections.namedtuple('Capacity', 'rows entries max_rows max_entries max_atom_id')
 
-# With the capacity, this determines the places of a batch's arrays. atoms, and each of the labels:
-# (dtype, shape of a row); data: dtype or None. The first n_node_columns labels have a row for each
-# node. longest, layout, padded_to: of the `BatchedCSR`.
+# Together with a `Capacity` this determines the shape and dtype of each array of a batch. atoms and
+# each item of labels: (dtype, shape of a row); data: dtype or None; longest, layout, padded_to: see
+# `BatchedCSR`. The first n_node_columns labels have a row for each node.
 Form = collections.namedtuple(
     'Form',
     'n_graphs n_relations is_symmetric atoms data labels longest layout padded_to n_node_columns',
@@ -21,7 +21,7 @@ Form = collections.namedtuple(
 
 
 def needs(sizes, entries, max_atom_id):
-    """Return the `Capacity` that a batch of molecules of these sizes and entries just fills."""
+    """Return the smallest `Capacity` for molecules of these sizes and numbers of entries."""
     return Capacity(
         rows=int(sizes.sum()),
         entries=int(entries.sum()),
@@ -38,7 +38,7 @@ def kinds_of(atoms, data, labels) -> tuple[tuple, Any, tuple]:
 
 
 def rounded(longest):
-    """Return a bound of a row's entries that most batches share."""
+    """Round the length of a batch's longest row up to a bound that most batches share."""
     return max(plans.LONG_ROW, 1 << (longest - 1).bit_length())
 
 
@@ -76,7 +76,7 @@ def buffers_of(arrays):
 
 
 def batch_over(buffers, form, capacity, has_spare=True):
-    """Return (atoms, BatchedCSR, label...) over buffers, padded ones in rows; nothing is cached."""
+    """Make (atoms, BatchedCSR, label...) over buffers, without a copy; padded atoms stay rows."""
     tables = buffers._asdict()
     atoms, labels = tables.pop('atoms'), tables.pop('labels')
     adj = BatchedCSR.in_buffers(

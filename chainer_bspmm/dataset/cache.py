@@ -1,4 +1,4 @@
-"""Parsed SMILES on disk, found again by the SMILES, the preprocessor and the versions."""
+"""Cache of parsed SMILES on disk, keyed by the SMILES, the preprocessor and the versions."""
 
 import contextlib
 import functools
@@ -21,7 +21,7 @@ SOURCES = ('cache.py', 'molecules.py', 'smiles.py')
 VARIABLE = 'CHAINER_BSPMM_CACHE_DIR'
 NAME_LENGTH, SUFFIX = 40, '.npz'
 OWN_NAME = re.compile(r'[0-9a-f]{%d}(\.npz|\w{8}\.tmp)' % NAME_LENGTH)
-MOST_BYTES = 2 * 2**30  # of all files; those not used for the longest time are removed
+MOST_BYTES = 2 * 2**30  # of all files; the least recently used files are removed first
 
 
 def directory():
@@ -34,7 +34,7 @@ def directory():
 
 @functools.lru_cache(maxsize=None)
 def _own_version():
-    """Return a digest of SOURCES (str): between releases, too, no change goes unnoticed."""
+    """Return a digest of SOURCES (str), so that changes between releases are noticed, too."""
     texts = [pkgutil.get_data(__package__, name) for name in SOURCES]
     return hashlib.sha256(b''.join(texts)).hexdigest()
 
@@ -48,7 +48,7 @@ def path_for(smiles, preprocessor):
     options = type(preprocessor).__name__, sorted(vars(preprocessor).items())
     versions = chainer_chemistry.__version__, rdkit.__version__, _own_version()
     state = hashlib.sha256(repr((options, versions)).encode())
-    # The lengths say where one ends, as a text may contain any separator.
+    # The lengths tell where each SMILES ends. No separator would: a text may contain any character.
     state.update(numpy.fromiter(map(len, smiles), numpy.int64, len(smiles)).tobytes())
     state.update(''.join(smiles).encode('utf-8', 'surrogatepass'))
     return directory() / (state.hexdigest()[:NAME_LENGTH] + SUFFIX)
@@ -66,12 +66,12 @@ def read(path):
     except Exception:  # there are many kinds of damage
         return None
     with contextlib.suppress(OSError):
-        os.utime(path)  # the last use
+        os.utime(path)  # _remove_oldest goes by the time of the last use
     return molecules, canonical.split('\n'), kept, failures
 
 
 def write(path, molecules, canonical, kept, failures):
-    """Write a file at once, so that no other process sees a part of it; warn if that fails."""
+    """Write a file atomically: no other process reads a part of it; warn if that fails."""
     texts = {'canonical': '\n'.join(canonical), 'failures': json.dumps(failures)}
     arrays = {name: numpy.frombuffer(text.encode(), numpy.uint8) for name, text in texts.items()}
     try:
@@ -97,8 +97,8 @@ def write(path, molecules, canonical, kept, failures):
 def _remove_oldest(folder):
     total = 0
     with contextlib.suppress(OSError):  # another process removes files, too
-        # By name, the unfinished ones of processes that were killed, too: the folder that a user
-        # names may hold other files.
+        # Files are chosen by name, because the folder that a user names may hold other files.
+        # Unfinished files of processes that were killed have such names as well.
         files = [file for file in folder.iterdir() if OWN_NAME.fullmatch(file.name)]
         for file in sorted(files, key=lambda file: -file.stat().st_mtime):
             total += file.stat().st_size

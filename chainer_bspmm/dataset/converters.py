@@ -1,4 +1,4 @@
-"""Converters: from a list of molecules to arrays and a `BatchedCSR` on a device."""
+"""Converters from a list of molecules to arrays and a `BatchedCSR` on a device."""
 
 from typing import Any
 
@@ -20,39 +20,40 @@ class CSRConverter(chainer.dataset.Converter):
     """Turn examples ``(atoms, adj, label...)`` into one sparse batch.
 
     Replaces ``chainer_chemistry.dataset.converters.concat_mols`` in updaters, evaluators and
-    ``predict``. Examples of a `SparseDataset` are only gathered; dense ones are searched for their
-    entries every time. Packed and folded batches of a `DeviceDataset` for its GPU are gathered
-    there. Instances can be pickled.
+    ``predict``. Examples of a `SparseDataset` are only gathered; dense examples are searched for
+    entries in every batch. Packed and folded batches of a `DeviceDataset` for its GPU are gathered
+    on that GPU. Instances can be pickled.
 
     Chainer Chemistry pads every molecule to the largest of its batch with phantom atoms (id 0, no
     bonds), which take part in its results.
 
     Args:
-        layout (str): ``'folded'``: one row for every atom and one for all phantom atoms of a
-            molecule, which counts as often as there are: the numbers of Chainer Chemistry's dense
-            batch. ``'padded'``: the same numbers, with a row for each phantom atom. ``'packed'``:
-            without phantom atoms, each molecule by itself.
-        padded_to (int or None): to how many atoms folded molecules are padded, so that results do
-            not depend on the batch; larger molecules get no phantom atoms. None: as many as the
-            largest molecule of the batch has.
+        layout (str): ``'folded'``: a row for every atom, and one row for all phantom atoms of a
+            molecule, weighted by their number; results equal Chainer Chemistry's on a dense batch.
+            ``'padded'``: the same results, with a row for each phantom atom. ``'packed'``: no
+            phantom atoms, each molecule by itself.
+        padded_to (int or None): number of atoms to which folded molecules are padded, so that
+            results do not depend on the batch; larger molecules get no phantom atoms. None: the
+            size of the largest molecule of the batch.
         n_node_columns (int or None): number of columns after the adjacency that have a row for each
             atom, such as the labels of the ``*_cwle`` and ``*_gwle`` methods. They are laid out as
-            the atoms are, with 0 for phantom atoms. None: those first columns whose values are
-            arrays as long as their molecules. If all molecules of a batch have one size (a batch of
-            one, stored padding), labels of molecules may be as long by chance. The last column then
-            does not count; others do if they are one-dimensional arrays of integers, and did not
-            have the same shape in an earlier batch of molecules that differed in size. A number
-            takes precedence: columns behind are labels of molecules, whatever their lengths.
+            the atoms are, with 0 for phantom atoms. None: the leading columns whose arrays have as
+            many rows as their molecules have atoms. If all molecules of a batch have one size (a
+            batch of one, stored padding), labels of molecules may have that length by chance. Then
+            the last column is not counted, and other columns only if they are one-dimensional
+            arrays of integers that did not have the same shape in an earlier batch of molecules
+            that differed in size. With a number, later columns are labels of molecules, whatever
+            their lengths.
         strip_padding (bool or None): whether trailing atoms of id 0 without bonds are padding of
             the data set. True: they are, and get no rows. False: they are atoms, as where ids begin
             at 0 (labels of the ``*_wle`` methods). None: they are padding, but packed batches raise
             ValueError where that is not sure, because molecules differ in size or another atom has
             id 0. Folded batches do not depend on it, because such an atom equals a phantom atom,
             with two exceptions: a ``padded_to`` that molecules exceed, where the rest would be
-            dropped, and node columns, whose rows only True drops. Padded batches keep all.
+            dropped, and node columns, whose rows only True drops. Padded batches keep all rows.
     """
 
-    # Of instances that were pickled before there were these attributes.
+    # Defaults for instances that were pickled before these attributes existed.
     padded_to = None
     n_node_columns = 0
     strip_padding = True
@@ -76,7 +77,8 @@ class CSRConverter(chainer.dataset.Converter):
         self.layout = layout
         self.padded_to = padded_to
         self.n_node_columns = n_node_columns
-        self.strip_padding = None if strip_padding is None else bool(strip_padding)  # of NumPy, too
+        # NumPy's bool becomes Python's, because keeps_padding compares with `is`.
+        self.strip_padding = None if strip_padding is None else bool(strip_padding)
 
     def __repr__(self):
         options = {name: value for name, value in vars(self).items() if value is not None}
@@ -94,8 +96,9 @@ class CSRConverter(chainer.dataset.Converter):
                 are padded with 0 to the largest of the batch, as by upstream's converter. Columns
                 with a row for each atom come first.
                 A list, a SubDataset, a NumpyTupleDataset or a SparseDataset.
-            device (None, int, str or chainer.backend.Device): of the result; None means the host.
-            padding (int or None): as upstream's converter has it: None or 0, the only ones.
+            device (None, int, str or chainer.backend.Device): device of the result; None means the
+                host.
+            padding (int or None): an argument of upstream's converter; None and 0 are accepted.
 
         Returns:
             tuple: atoms, (n_rows,) int32, or (n_graphs, N) where padded, 0 for phantom atoms
@@ -106,7 +109,7 @@ class CSRConverter(chainer.dataset.Converter):
             TypeError: the examples are not tuples of arrays, or have names and ``device`` is a GPU.
             ValueError: another padding, empty batch, tuples of different lengths, a negative atom
                 id, atoms and adjacency of different sizes, padding that may be atoms, a second
-                molecule, a row for each atom behind another label; the message names the example.
+                molecule, labels of atoms after labels of molecules; the message names the example.
         """
         if padding not in (None, 0):
             raise ValueError('padding: expected None or 0, got %r' % (padding,))
@@ -130,7 +133,7 @@ class CSRConverter(chainer.dataset.Converter):
         return (atoms, adj, *labels)
 
     def locate(self, batch):
-        """Return the `Molecules` to gather a batch from and their indices; None: it is dense."""
+        """Return the `Molecules` to gather from and the batch's indices, or None if it is dense."""
         located = selection.locate(batch)
         if located is None:
             return None
@@ -149,11 +152,11 @@ class CSRConverter(chainer.dataset.Converter):
 
     @property
     def _loses(self):
-        """Whether results change with atoms that are taken for padding."""
+        """Whether taking atoms for padding would change results."""
         return self.layout == 'packed' or self.padded_to is not None
 
     def may_lose_atoms(self, molecules):
-        """Return whether rows that batches of `Molecules` drop as padding may be atoms."""
+        """Return whether the rows that batches of `Molecules` drop as padding may be atoms."""
         is_sure = self.strip_padding is not None or not self._loses
         return not is_sure and molecules.has_padding and not molecules.is_padding
 
@@ -166,7 +169,8 @@ class CSRConverter(chainer.dataset.Converter):
         n_node_columns = self.n_node_columns
         strip = self.strip_padding
         most = 0
-        # Folded, the values of a node column would be lost. The last column may be one.
+        # A folded batch that strips padding would lose a node column's values for these atoms. Even
+        # the last column, which is not counted by default, may be a node column.
         may_lose = strip is None and self.layout == 'folded'
         if n_node_columns is None or (may_lose and not n_node_columns):
             most = dense_examples.count_node_columns(gathered, last_too=True)
@@ -197,7 +201,7 @@ class CSRConverter(chainer.dataset.Converter):
         return atoms, adj, rows + list(map(padded, labels))
 
     def _node_column(self, column, sizes, full_sizes, position):
-        """Return one row for each node that is not padding."""
+        """Concatenate a column's rows of all nodes that are not padding."""
         rows = []
         for i, (values, n, full) in enumerate(zip(column, sizes, full_sizes)):
             if numpy.shape(values)[:1] != (full,):
@@ -208,7 +212,7 @@ class CSRConverter(chainer.dataset.Converter):
 
 
 def _refuse_node_columns(columns, first, sizes):
-    """Raise ValueError for a column behind those of nodes that seems to be one of them."""
+    """Raise ValueError for a column of labels of molecules that seems to be a node column."""
     for position, column in enumerate(columns, first):
         if are_of_atoms(column, sizes):
             raise ValueError(

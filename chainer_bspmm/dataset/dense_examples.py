@@ -11,8 +11,8 @@ from chainer_bspmm.sparse.build import all_to_host
 
 _shape = operator.attrgetter('shape')
 
-# atoms: for every molecule (n,) integer ids or (n, channels) features, on the host; full_sizes: its
-# nodes with padding; matrices: its adjacency; labels: one tuple per column.
+# atoms: for every molecule (n,) integer ids or (n, channels) features, on the host; full_sizes: the
+# number of its nodes, padding included; matrices: its adjacency; labels: one tuple per column.
 Examples = collections.namedtuple('Examples', 'atoms full_sizes matrices labels')
 
 
@@ -43,12 +43,12 @@ def join_atoms(atoms, name='batch', first=0):
 
 
 def count_node_columns(examples, last_too=False):
-    """Return the number of the first columns of labels that have a row for each atom.
+    """Count the leading columns of labels that have a row for each atom.
 
-    Where all molecules have one size, a label of a molecule may have as many rows by chance: only
-    a column of one-dimensional integer arrays counts, unless it had the same shape in a batch of
-    molecules that differed in size, the last one that could tell; the last column, or one of
-    molecules of one atom, counts only with `last_too`.
+    If all molecules have one size, a label of a molecule may have as many rows by chance. Then a
+    column counts only if it consists of one-dimensional integer arrays, and if the last batch of
+    molecules that differed in size has not shown that labels of this shape belong to molecules.
+    The last column, and columns of molecules of one atom, also need `last_too`.
     """
     one_size = len(set(examples.full_sizes)) == 1
     for i, column in enumerate(examples.labels):
@@ -65,19 +65,19 @@ def count_node_columns(examples, last_too=False):
             or kind in _of_molecules
         ):
             return i
-        if not one_size:  # of another data set than those that are remembered
+        if not one_size:  # a node column: labels that are remembered are of another data set
             _of_molecules.difference_update(
                 [other for other in _of_molecules if (i, kind[2]) == (other[0], other[2])]
             )
     return len(examples.labels)
 
 
-# Column, shape and dtype of labels that belonged to molecules.
+# (column, shape, dtype) of labels that were seen to belong to molecules.
 _of_molecules: set[tuple] = set()
 
 
 def refuse_loss(sizes, full_sizes, n_rows):
-    """Raise ValueError if a molecule, which keeps `n_rows` or more, would lose possible atoms."""
+    """Raise ValueError if a molecule would lose possible atoms; each keeps at least `n_rows`."""
     lost = numpy.asarray(full_sizes) - numpy.maximum(sizes, n_rows)
     if (lost > 0).any():
         i = int((lost > 0).argmax())
@@ -107,7 +107,7 @@ def _columns(examples, name, first):
 
 
 def _molecules(atoms, matrices, name, first):
-    """Check that atoms and adjacency agree, return both, atoms on the host."""
+    """Check that atoms and adjacency agree; return both, on the host."""
     kinds = {*map(type, atoms), *map(type, matrices)}
     if BatchedCSR in kinds:
         # Examples of a sparse data set that were modified: rare, so they are converted one by one.

@@ -19,13 +19,14 @@ SHARE = 8  # default limit: 1/8 of the device's memory
 
 
 class DeviceMolecules(Molecules):
-    """Molecules with a copy on a GPU; their sizes are also kept on the host.
+    """Molecules with a copy on a GPU; the host keeps their arrays, too.
 
-    The copy, of at most `max_bytes` (None: no limit), has `device_nbytes`. `host` are the molecules
-    that it is of, whose arrays are shared. Pickled, they become those.
+    `host`: the molecules that are copied; their arrays are shared. `device_nbytes`: size of the
+    copy; more than `max_bytes` (None: no limit) is an error. Unpickled, they are `Molecules` on
+    the host.
     """
 
-    tables: Any = None  # what captured steps derive from the sizes: training/batches.py
+    tables: Any = None  # derived from the sizes for captured steps: training/batches.py
 
     def __init__(self, host: Molecules, device: chainer.backend.GpuDevice, max_bytes=None):
         _check_labels(host.labels)
@@ -33,7 +34,7 @@ class DeviceMolecules(Molecules):
         self._symmetric = host.symmetric
         self.host = host
         self.device = device
-        # Of every molecule, 0 without atoms; None for features.
+        # Largest atom id of every molecule, 0 if it has no atoms; None for features.
         self._max_ids = None
         if host.atoms.ndim == 1:
             self._max_ids = largest(host.atoms, host.starts, host.sizes)
@@ -60,9 +61,9 @@ class DeviceMolecules(Molecules):
         return self.host.item(i, column)
 
     def check(self, index):
-        """Return indices as :meth:`gather` needs them, int32, after a check.
+        """Check indices of molecules and return them as :meth:`gather` needs them, int32.
 
-        IndexError: one names no molecule, for which `gather` would read outside of its arrays.
+        IndexError: an index is out of range; `gather` would read outside of its arrays.
         """
         least, most = index.min(), index.max()
         if least < 0 or most >= len(self):
@@ -71,9 +72,10 @@ class DeviceMolecules(Molecules):
         return index.astype(numpy.int32)
 
     def batch(self, index, layout, padded_to=None, keep_padding=False):
-        """Gather molecules into a batch on the GPU, as `Molecules.batch`, with one copy to it.
+        """Gather molecules into a batch on the GPU, as `Molecules.batch`, with one copy to the GPU.
 
-        Packed or folded, without rows for padding: `CSRConverter.locate` leaves others to `host`.
+        The batch is packed or folded, and has no rows for stored padding: `CSRConverter.locate`
+        leaves other batches to `host`.
         """
         index = self.check(index)
         max_atom_id = None if self._max_ids is None else int(self._max_ids[index].max())
@@ -94,13 +96,16 @@ class DeviceMolecules(Molecules):
         return atoms, adj, labels
 
     def _only(self, need):
-        """Return `Buffers` of the only molecule, from arrays that lie there: a warp gathers one."""
+        """Return `Buffers` over the arrays of a data set's only molecule.
+
+        Gathering it would take longer, because the kernel gathers a molecule with a single warp.
+        """
         n_columns = need.rows * self.n_relations
         offsets = numpy.array([[0, need.rows], [0, n_columns]], numpy.int32)
         row_offsets, col_offsets = self.device.send(offsets)
         source = self._source
         return Buffers(
-            atoms=source.atoms.copy(),  # unlike the matrix these may be changed
+            atoms=source.atoms.copy(),  # atoms and labels may be changed, unlike the matrix
             indptr=cuda.cupy.append(source.row_starts, numpy.int32(need.entries)),
             indices=source.columns,
             data=source.data,
@@ -134,7 +139,7 @@ def _check_labels(labels):
 
 
 def _source_of(host):
-    """Return the `Source` of molecules on the host, of contiguous arrays."""
+    """Return molecules on the host as a `Source` of contiguous arrays."""
     row_ends = numpy.cumsum(host.row_nnz, dtype=numpy.int64)
     row_starts = row_ends - host.row_nnz - numpy.repeat(host.entry_starts, host.sizes)
     contiguous = numpy.ascontiguousarray
@@ -155,9 +160,9 @@ class DeviceDataset(SparseDataset):
 
     Usable like any `SparseDataset`: indices, slices, splitters, SubDataset and
     ``chainer_bspmm.concat_mols``; parts of it share the arrays on the GPU. For packed and folded
-    batches on this GPU the converter sends only the indices of the molecules. For other devices,
-    ``layout='padded'``, and batches that keep stored padding it gathers on the host, where the data
-    set stays as well. The elements of examples are on the host. Pickled, it becomes the
+    batches on this GPU the converter sends only the indices of the molecules. Batches for other
+    devices, with ``layout='padded'`` or with stored padding are gathered on the host, where the
+    data set stays as well. The elements of examples are on the host. Unpickled, it is a
     `SparseDataset`.
 
     Args:

@@ -1,4 +1,4 @@
-"""A batch of molecules of a data set on a GPU, gathered there: kernels/gather_batch.cu."""
+"""Gather a batch of molecules from a data set on a GPU: kernels/gather_batch.cu."""
 
 import collections
 import math
@@ -9,13 +9,13 @@ from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda.launch import device_of, run
 from chainer_bspmm.cuda.plans import kept, Launch, WARP
 
-GATHER_WARPS, MAX_GATHER_WARPS = 8, 16  # of a block
-GATHER_BLOCKS_PER_SM = 2  # each adds up the sizes of the whole batch
+GATHER_WARPS, MAX_GATHER_WARPS = 8, 16  # least and most warps of a block
+GATHER_BLOCKS_PER_SM = 2  # at most, because each block adds up the sizes of the whole batch
 
 
 @kept
 def gather_launch(n_graphs, device) -> Launch:
-    """Plan a warp per graph of gather_batch, or per several graphs if that made too many blocks."""
+    """Plan gather_batch: a warp per graph, or per several graphs to limit the number of blocks."""
     most = GATHER_BLOCKS_PER_SM * device.n_sms
     graphs_per_block = max(GATHER_WARPS, -(-n_graphs // most))
     warps = min(graphs_per_block, MAX_GATHER_WARPS)
@@ -34,7 +34,7 @@ Source = collections.namedtuple(
     'Source', 'starts entry_starts atoms row_starts columns data labels n_relations'
 )
 
-# The values of all molecules, the array for those of the batch, and the bytes of one value.
+# values: labels of all molecules; out: array for the batch's labels; n_bytes: size of one label.
 _Label = collections.namedtuple('_Label', 'values out n_bytes')
 _NO_LABEL = _Label(None, None, 0)
 
@@ -44,9 +44,9 @@ def gather_batch(source, index, buffers, padded_to=None):
 
     One launch, and another for every two labels after the first two. Nothing is checked: `index`,
     (n_graphs,) int32, names molecules of the data set; buffers are C-contiguous and of its dtypes.
-    The batch is folded if there is `padded_to`, (1,) int32 on the device, read when the launch
-    runs; then buffers have a row more for each molecule, and row_weights. The parts of the buffers
-    that the batch does not fill become spare.
+    With `padded_to`, (1,) int32 on the device, which is read when the launch runs, the batch is
+    folded: then the buffers have one more row for each molecule, and row_weights. The parts of the
+    buffers that the batch does not fill become spare.
     """
     labels = [
         _Label(values, out, _item_bytes(out)) for values, out in zip(source.labels, buffers.labels)

@@ -1,4 +1,4 @@
-"""`example_of`: graph data of Chainer Chemistry as an example of a data set."""
+"""`example_of`: convert graph data of Chainer Chemistry to an example of a data set."""
 
 from chainer.utils import CooMatrix
 from chainer_chemistry.dataset.graph_dataset.base_graph_data import PaddingGraphData
@@ -10,12 +10,13 @@ from chainer_bspmm.sparse.build import to_host
 
 
 def example_of(data, name, n_edge_types=None):
-    """Return ``(x, adj)``, or ``(x, adj, y)`` where graph data has a label; anything else as it is.
+    """Convert graph data to ``(x, adj)``, or ``(x, adj, y)`` if it has a label.
 
-    The adjacency is an array, a SciPy matrix or a list of such, one for each relation, of which
-    ``edge_attr`` chooses one (None ignores it): ``A[i, j]`` is the number of columns ``(j, i)`` of
-    ``edge_index``. ValueError: edges that are not (2, n) indices of nodes, types out of range, a
-    CooMatrix of several graphs.
+    Anything else is returned as it is. The adjacency is an array, a SciPy matrix, or a list of
+    `n_edge_types` SciPy matrices, to which ``edge_attr`` assigns the edges (it is ignored if
+    `n_edge_types` is None). ``A[i, j]`` is the number of columns ``(j, i)`` of ``edge_index``.
+    ValueError: edges that are not (2, n) indices of nodes, types out of range, a CooMatrix of
+    several graphs.
     """
     if isinstance(data, SparseGraphData):
         adj = _of_edges(data, name, n_edge_types)
@@ -55,7 +56,7 @@ def _check_range(name, array, bound, what):
 
 
 def _counts(edges, n_nodes):
-    """Return the matrix of edges, (2, n_edges); those that are given twice add up."""
+    """Return the adjacency of edges, (2, n_edges); an edge that is given twice counts twice."""
     sources, receivers = edges
     ones = numpy.ones(len(sources), numpy.float32)
     return scipy.sparse.coo_matrix((ones, (receivers, sources)), (n_nodes, n_nodes))
@@ -63,7 +64,7 @@ def _counts(edges, n_nodes):
 
 def _of_coo(matrix, name):
     arrays = [to_host(array) for array in (matrix.data.array, matrix.row, matrix.col)]
-    if arrays[0].ndim == 2 and len(arrays[0]) == 1:  # as GIN of Chainer Chemistry leaves it
+    if arrays[0].ndim == 2 and len(arrays[0]) == 1:  # GIN of Chainer Chemistry adds this axis
         arrays = [array[0] for array in arrays]
     data, row, col = arrays
     if data.ndim != 1:

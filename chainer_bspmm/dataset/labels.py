@@ -1,4 +1,4 @@
-"""Columns of labels: one array, or `VaryingLabels`, of which batches are padded with 0."""
+"""Columns of labels: one array, or `VaryingLabels`, which batches pad with 0."""
 
 import collections.abc
 import itertools
@@ -11,7 +11,7 @@ import chainer
 
 from chainer_bspmm.sparse.build import all_to_host
 
-MAX_KINDS = 4  # of labels that an error lists
+MAX_KINDS = 4  # an error lists at most so many kinds of labels
 NUMBERS, NAMES = 'biuf', 'US'  # kinds of dtypes
 
 _shape = operator.attrgetter('shape')
@@ -24,8 +24,8 @@ class VaryingLabels(collections.abc.Sequence):
 
     Args:
         values (array): (M,) objects, the arrays.
-        dtype: theirs.
-        ndim (int): dimensions of the labels of a batch, one more than theirs.
+        dtype: dtype of the arrays.
+        ndim (int): dimensions of a batch's labels, one more than an array has.
     """
 
     def __init__(self, values, dtype, ndim):
@@ -35,9 +35,9 @@ class VaryingLabels(collections.abc.Sequence):
 
     @classmethod
     def of(cls, arrays):
-        """Copy the arrays of at least one molecule."""
+        """Make labels of copies of at least one array."""
         dtype = arrays[0].dtype
-        if dtype.kind != 'f':  # where upstream would cut off the digits of floats
+        if dtype.kind != 'f':  # upstream takes it all the same, which cuts off the digits of floats
             dtype = numpy.result_type(*set(map(operator.attrgetter('dtype'), arrays)))
         copies = [numpy.array(array, dtype) for array in arrays]
         return cls(_objects(copies), dtype, 1 + arrays[0].ndim)
@@ -55,7 +55,7 @@ class VaryingLabels(collections.abc.Sequence):
 
     @property
     def shape(self):
-        """Shape (tuple) of a batch of all."""
+        """Shape (tuple) of a padded batch of all molecules."""
         largest = [0] * (self.ndim - 1)
         if len(self):
             largest = numpy.max(list(map(_shape, self._values)), axis=0).tolist()
@@ -84,7 +84,7 @@ class VaryingLabels(collections.abc.Sequence):
 
 
 def _objects(arrays):
-    """Return an array of arrays, which NumPy would make one of if they had one shape."""
+    """Return a one-dimensional array of arrays: numpy.array would stack arrays of one shape."""
     values = numpy.empty(len(arrays), object)
     for i, array in enumerate(arrays):
         values[i] = array
@@ -92,14 +92,14 @@ def _objects(arrays):
 
 
 def padded(labels):
-    """Return labels of a batch as one array, (n_graphs, ...), padded as upstream pads them."""
+    """Return labels of a batch as one array, (n_graphs, ...), padded with 0 as by upstream."""
     if isinstance(labels, VaryingLabels):
         return chainer.dataset.concat_examples(list(labels), padding=0)
     return labels
 
 
 def joined(parts):
-    """Return the labels of several data sets, of as many dimensions, as those of one."""
+    """Concatenate a column of several data sets, which has as many dimensions in each."""
     if all(isinstance(part, numpy.ndarray) for part in parts) and (
         len({part.shape[1:] for part in parts}) == 1
     ):
@@ -111,7 +111,7 @@ def are_of_atoms(column, sizes):
     """Return whether a column has a row for each atom of molecules that differ in size."""
     width = getattr(column[0], 'shape', ())[1:]
     return (
-        getattr(column[0], 'shape', ())[:1] == (sizes[0],)  # of most columns this is all
+        getattr(column[0], 'shape', ())[:1] == (sizes[0],)  # False for most columns
         and len(set(sizes)) > 1
         and all(getattr(value, 'shape', ()) == (n, *width) for value, n in zip(column, sizes))
     )
@@ -121,15 +121,14 @@ def labels_of(columns, name, first, sizes=(), may_be_names=True):
     """Return columns of labels as arrays, or as `VaryingLabels` where arrays differ in shape.
 
     Args:
-        columns (list): a sequence of the values of all molecules for each.
-        name (str), first (int): what the examples are called in errors, and the number of the first
-            of these columns.
-        sizes (sequence): nodes of the molecules.
+        columns (list): for each column, a sequence of the values of all molecules.
+        name (str), first (int): name of the examples and position of the first column, for errors.
+        sizes (sequence): numbers of nodes of the molecules.
         may_be_names (bool): whether a column may be of str or bytes.
 
     Raises:
-        ValueError: a column is not of numbers or of names, or differs in its dimensions, or two of
-            them are a second molecule.
+        ValueError: the values of a column are neither numbers nor names, or they differ in their
+            number of dimensions, or two columns are a second molecule.
     """
     labels = []
     for i, column in enumerate(columns):
@@ -145,12 +144,12 @@ def labels_of(columns, name, first, sizes=(), may_be_names=True):
 
 
 def _joined(column, may_be_names):
-    """Return the labels of all molecules; None: they are none."""
+    """Return the labels of all molecules, or None if the values cannot be labels."""
     kinds = set(map(type, column))
     if kinds == {numpy.ndarray}:
         arrays = set(map(operator.attrgetter('dtype', 'shape'), column))
         if len(arrays) == 1 and column[0].ndim and column[0].dtype.kind in NUMBERS:
-            # numpy.array takes several times as long, because it has to look.
+            # numpy.array takes several times as long, because it inspects every value.
             return numpy.concatenate(column).reshape(len(column), *column[0].shape)
         if len({shape for _, shape in arrays}) > 1:
             are_numbers = all(dtype.kind in NUMBERS for dtype, _ in arrays)
@@ -162,17 +161,18 @@ def _joined(column, may_be_names):
         return None
     if stacked.dtype.kind in NUMBERS:
         first = getattr(column[0], 'dtype', stacked.dtype)
-        # As upstream does, which would also cut off the digits where the first is an integer.
+        # Upstream takes the dtype of the first value. If that is an integer, it cuts off the digits
+        # of floats; so only a float decides here.
         return stacked.astype(first, copy=False) if first.kind == 'f' else stacked
     if stacked.dtype.kind in NAMES and may_be_names:
-        # NumPy makes names of numbers, too, where there are both.
+        # In a column of numbers and names, NumPy makes names of the numbers.
         are_names = all(numpy.array(value).dtype.kind in NAMES for value in column)
         return stacked if are_names else None
     return None
 
 
 def _unsuitable(column, name, position):
-    """Return the error for a column that has no labels."""
+    """Return the error for a column whose values cannot be labels."""
     shapes = list(map(numpy.shape, column))
     are_arrays = map(isinstance, column, itertools.repeat((numpy.ndarray, numpy.generic)))
     names = [x.dtype if is_array else type(x).__name__ for x, is_array in zip(column, are_arrays)]

@@ -16,12 +16,12 @@ FIELDS = 'atoms', *INTEGERS, 'data', 'n_relations', 'labels'
 
 
 class Molecules:
-    """Hold atoms, adjacency and labels of M molecules; only :meth:`load` checks them.
+    """Atoms, adjacency and labels of M molecules; only :meth:`from_arrays` checks them.
 
     Args:
         atoms (array): (n_nodes,) int32 ids, or (n_nodes, channels) floating features.
-        sizes (array): (M,) int64, nodes of every molecule.
-        full_sizes (array): (M,) int64, the same with the data set's padding, which is not kept.
+        sizes (array): (M,) int64, number of nodes of every molecule.
+        full_sizes (array): (M,) int64, the same with the data set's padding, which is not stored.
         row_nnz (array): (n_nodes,) int32, entries of every row of the adjacency.
         columns (array): (nnz,) int32, ``j * R + r`` of every entry, j counted in its molecule;
             entries of a row sorted by (r, j).
@@ -40,13 +40,13 @@ class Molecules:
         self.n_relations = n_relations
         self.labels = labels
         self.max_atom_id = int(atoms.max(initial=0)) if atoms.ndim == 1 else None
-        # For gathering: (M,) each; the sums may exceed 2**31.
+        # Tables for gathering, (M,) int64 each: sums over a data set may exceed 2**31.
         starts = build.starts_of(sizes)
         entry_starts = build.starts_of(row_nnz)[starts]
         self.starts = starts[:-1]
         self.entry_starts = entry_starts[:-1]
         self.nnz = numpy.diff(entry_starts)
-        # Found when asked for.
+        # These are computed when they are first read.
         self._symmetric = self._has_padding = self._is_padding = self._longest = None
 
     def __len__(self):
@@ -71,7 +71,7 @@ class Molecules:
         """(M,) bool: whether the matrix of every relation equals its transpose."""
         if self._symmetric is None:
             self._symmetric = numpy.zeros(len(self), bool)
-            # In parts: the tables for it are several times as large as the matrices.
+            # Part by part, because the test's tables are several times as large as the matrices.
             for first in range(0, len(self), SYMMETRY_PART):
                 part = slice(first, first + SYMMETRY_PART)
                 self._symmetric[part] = self._find_symmetry(part)
@@ -103,7 +103,7 @@ class Molecules:
 
     @property
     def longest(self):
-        """(M,) integers: a bound of the entries that a row or a column of each molecule has."""
+        """(M,) integers: a bound of the entries of every row and column of each molecule."""
         if self._longest is None:
             self._longest = self.nnz
             if self.nnz.max(initial=0) > LONG_ROW:
@@ -117,11 +117,11 @@ class Molecules:
         return self._longest
 
     def near(self, device):
-        """Return the copy of these molecules to gather from for a device: the only one."""
+        """Return the copy to gather from for a device: these molecules are the only one."""
         return self
 
     def item(self, i, column):
-        """Return atoms with padding (0), the `BatchedCSR` (1) or a label of example i."""
+        """Return a column of example i: atoms with padding (0), the `BatchedCSR` (1) or a label."""
         if column > 1:
             return self.labels[column - 2][i]
         atoms, adj, _ = self.batch(numpy.array([i]), 'packed', keep_padding=True)
@@ -136,8 +136,9 @@ class Molecules:
 
     @property
     def is_padding(self):
-        """Whether trailing ids 0 must be padding: several molecules, all padded to one size, and no
-        atom has id 0.
+        """Whether trailing ids 0 must be padding.
+
+        They must be if several molecules are all padded to one size, and no atom has id 0.
         """
         if self._is_padding is None:
             sizes = self.full_sizes
@@ -146,7 +147,7 @@ class Molecules:
         return self._is_padding
 
     def padded_size(self, index, padded_to):
-        """Return to how many nodes (int) a batch is padded: as many as the largest has, or N."""
+        """Return the size (int) to which a batch is padded: `padded_to`, or its largest size."""
         return int(self.full_sizes[index].max()) if padded_to is None else padded_to
 
     def form(self, n_graphs, is_symmetric, longest, layout, padded_to):
@@ -165,10 +166,10 @@ class Molecules:
         )
 
     def batch(self, index, layout, padded_to=None, keep_padding=False):
-        """Gather molecules into a batch: atoms, BatchedCSR, list of labels, as of `CSRConverter`.
+        """Gather molecules into a batch: atoms, BatchedCSR and list of labels of `CSRConverter`.
 
-        `index` is (n_graphs,) int64, at least one. `keep_padding`: packed and folded molecules have
-        rows for padding as well. Raises ValueError for more than 2**31 - 1 columns or entries.
+        `index`: (n_graphs,) int64, at least one. With `keep_padding`, packed and folded molecules
+        have rows for stored padding, too. ValueError: more than 2**31 - 1 columns or entries.
         """
         sizes, nnz = self.sizes[index], self.nnz[index]
         nodes = build.ranges(self.starts[index], sizes)
@@ -211,7 +212,7 @@ class Molecules:
 
     @classmethod
     def from_arrays(cls, arrays):
-        """Make molecules of arrays as of :meth:`arrays`; ValueError if any number is wrong."""
+        """Make molecules of the results of :meth:`arrays`; ValueError if any number is wrong."""
         names = set(arrays)
         n_labels = sum(name.startswith('label_') for name in names)
         expected = {'atoms', *INTEGERS, 'n_relations', *('label_%d' % i for i in range(n_labels))}
@@ -262,8 +263,9 @@ class Molecules:
     def from_examples(cls, examples, name='batch', first=0, strip=True):
         """Make molecules, without labels, of the examples that `dense_examples.gather` returns.
 
-        `strip`: trailing atoms of id 0 that have no entry in row or column are padding. Matrices of
-        SciPy have none: upstream pads arrays. Errors name the example `name[first + i]`.
+        `strip`: trailing atoms of id 0 that have no entry in row or column are padding. Examples
+        with SciPy matrices have no padding, because upstream pads only arrays. Errors name example
+        i `name[first + i]`.
         """
         try:
             entries = build.entries_of(examples.matrices)
@@ -283,7 +285,7 @@ class Molecules:
         if strip and atoms.ndim == 1 and isinstance(examples.matrices[0], numpy.ndarray):
             starts = build.starts_of(sizes)
             if not atoms[starts[1:][sizes > 0] - 1].all():
-                # Id 0 alone is no padding: it is also RDKit's atomic number of a dummy atom.
+                # Id 0 alone does not make padding: it is RDKit's atomic number of a dummy atom.
                 is_used = (atoms != 0) | (row_nnz != 0)
                 nodes = columns // entries.n_relations
                 is_used[nodes + numpy.repeat(starts[:-1], entries.nnz)] = True
@@ -315,7 +317,7 @@ class Molecules:
 
     @classmethod
     def concatenate(cls, parts):
-        """Return the molecules of all parts, which must be alike in relations, atoms and labels."""
+        """Join parts, which must agree in relations, kind of atoms and dimensions of labels."""
         kinds = {part._kind() for part in parts}
         if len(kinds) > 1:
             text = 'expected the same relations, features and labels throughout, got %s'
@@ -381,7 +383,7 @@ def _check_array(name, array, kind, what='', length=None, least=None, ndims=(1,)
 
 
 def largest(values, starts, sizes):
-    """Return the largest value of every molecule, 0 where it has none, (M,)."""
+    """Return the largest value of every molecule, (M,), 0 for a molecule without nodes."""
     results = numpy.zeros(sizes.size, values.dtype)
     used = numpy.flatnonzero(sizes)
     if used.size:

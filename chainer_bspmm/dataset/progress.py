@@ -16,7 +16,7 @@ def _is_terminal(file):
 @contextlib.contextmanager
 def progress(total, title):
     """Give a function (n) that moves a bar n items ahead; without a terminal it does nothing."""
-    # A bar of tqdm starts a thread and makes a semaphore, even a disabled one.
+    # Even a disabled bar of tqdm starts a thread and makes a semaphore.
     if not _is_terminal(sys.stderr):
         yield lambda n: None
         return

@@ -1,4 +1,4 @@
-"""Molecules of a sparse data set: a `Selection`, one as `SparseExample`, and those in a batch."""
+"""References to molecules of a sparse data set: `Selection` to several, `SparseExample` to one."""
 
 import collections.abc
 import operator
@@ -64,8 +64,8 @@ def no_array(thing):
 
 
 def locate(batch):
-    """Return the `Molecules` that all examples of a batch are from, and their indices, or None."""
-    # Examples of several sets, such as those that came from other processes, are merged into one.
+    """Return the `Molecules` of a batch and the indices of its examples; None if it is dense."""
+    # Molecules of several data sets, for example from several processes, are merged.
     if isinstance(batch, Selection) and len(batch):
         return batch.molecules, batch.order
     if set(map(type, batch)) != {SparseExample}:

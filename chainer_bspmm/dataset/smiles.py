@@ -27,7 +27,7 @@ CHUNK = 250  # molecules of one task
 LEAST_PARALLEL = 1000  # below this, starting processes takes longer than parsing
 CHUNKS_AHEAD = 4  # chunks per process that may wait to be collected
 # Characters of the longest SMILES that the calling process parses. RDKit recurses along a molecule:
-# chains of 20,000 atoms end a process with a stack of 8 MiB, those of 5,000 one of 1 MiB.
+# 20,000 atoms in a chain end a process with a stack of 8 MiB, 5,000 atoms one with 1 MiB.
 LONGEST_HERE = 2000
 DIED = 'the process that parsed it died: %s'
 NOT_HERE = 'RDKit may crash of it (%d characters), and no process can be started to parse it: %s'
@@ -40,13 +40,14 @@ Failure = collections.namedtuple('Failure', 'position smiles reason')
 
 
 class _FailureHere(Failure):
-    """A failure that another machine or day may not have: it is not kept on disk."""
+    """Failure that may not happen on another machine or day, and so is not cached on disk."""
 
     __slots__ = ()
 
 
-# The adjacency of a method: n_relations bond types, or 1 for any bond; whether it has a diagonal
-# (a separate relation if there are several); whether it is D^-1/2 A D^-1/2 or A; super node or not.
+# The adjacency of a method. n_relations: 1 if bond types are not told apart; diagonal: whether it
+# has one, as the last relation if there are several; normalized: whether it is D^-1/2 A D^-1/2, not
+# A; super_node: whether molecules have one.
 Kind = collections.namedtuple('Kind', 'n_relations diagonal normalized super_node')
 
 KINDS = {
@@ -66,18 +67,18 @@ KINDS = {
 # RDKit's orders of the bonds that are relations 0 to 3.
 BOND_TYPES = {'SINGLE': 1.0, 'DOUBLE': 2.0, 'TRIPLE': 3.0, 'AROMATIC': 1.5}
 ORDERS = frozenset(BOND_TYPES.values())
-RELATIONS = numpy.zeros(7, int)  # by twice the order
+RELATIONS = numpy.zeros(7, int)  # relation of a bond, indexed by twice its order
 RELATIONS[[int(2 * order) for order in BOND_TYPES.values()]] = range(4)
 
-# The characters for atoms in the SMILES of a molecule without brackets, as RDKit writes them, after
-# Cl and Br have become their atomic numbers, and all its other characters.
+# Table from characters to atomic numbers, for a SMILES without brackets as RDKit writes it, in
+# which Cl and Br have been replaced by their atomic numbers. NO_SYMBOLS: its other characters.
 SYMBOLS = bytes.maketrans(
     b'BCNOPSFIbcnops*', bytes([5, 6, 7, 8, 15, 16, 9, 53, 5, 6, 7, 8, 15, 16, 0])
 )
 NO_SYMBOLS = b'()=#-:/\\.%0123456789'
-# Atomic numbers between which RDKit makes no bonds but those of BOND_TYPES, unless asked for.
+# Between these elements RDKit makes only bonds of BOND_TYPES, unless a SMILES asks for others.
 NON_METALS = bytes([0, 1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 33, 34, 35, 52, 53])
-MOST_IN_MATRIX = 256  # atoms: for larger molecules asking for each bond is as fast
+MOST_IN_MATRIX = 256  # atoms; for larger molecules a loop over the bonds is as fast
 
 
 def _mol(smiles):
@@ -86,8 +87,9 @@ def _mol(smiles):
 
     if not isinstance(smiles, str):
         raise ValueError('expected a string, got %s' % type(smiles).__name__)
-    if not smiles.isascii() and not (smiles.split() or [''])[0].isascii():  # a name may follow
-        # RDKit of 2022 reads only the part before such a character, without an error.
+    if not smiles.isascii() and not (smiles.split() or [''])[0].isascii():
+        # RDKit of 2022 reads only the part before such a character, without an error. In a name
+        # after the SMILES any character is allowed.
         raise ValueError('RDKit cannot parse it')
     mol = Chem.MolFromSmiles(smiles)
     if mol is None:
@@ -99,7 +101,7 @@ def _mol(smiles):
 
 
 def _atomic_numbers(canonical, mol):
-    """Return a molecule's atomic numbers (bytes) from its SMILES: calls of RDKit take longer."""
+    """Return a molecule's atomic numbers (bytes), from its SMILES if possible: RDKit is slower."""
     if '[' not in canonical:
         text = canonical.encode().replace(b'Cl', b'\x11').replace(b'Br', b'\x23')
         numbers = text.translate(SYMBOLS, NO_SYMBOLS)
@@ -110,8 +112,8 @@ def _atomic_numbers(canonical, mol):
 
 def _bonds(mol, n_relations, is_plain):
     """Return the entries of the adjacency, both directions of each bond, as two arrays."""
-    # Places ``row * n + column``; orders, one of ORDERS each if they matter (n_relations > 1).
-    # `is_plain`: the order of a bond tells its type.
+    # The arrays are places, ``row * n + column``, and orders of bonds, which are in ORDERS if they
+    # matter (n_relations > 1). `is_plain`: the order of a bond determines its type.
     from rdkit.Chem import rdmolops
 
     n = mol.GetNumAtoms()
@@ -124,7 +126,7 @@ def _bonds(mol, n_relations, is_plain):
             if n_relations == 1 or ORDERS.issuperset(orders.tolist()):
                 return places, orders
     places, orders = [], []
-    for i in range(mol.GetNumBonds()):  # faster than iterating
+    for i in range(mol.GetNumBonds()):  # faster than RDKit's iterator
         bond = mol.GetBondWithIdx(i)
         order = 1
         if n_relations > 1:
@@ -239,7 +241,7 @@ def _super_nodes(molecules, relation, kind):
 
 
 def _result(preprocessor, graphs, kept, failures):
-    """Return what :func:`parse` yields, of the results of :func:`_graph`."""
+    """Make an item of :func:`parse` from the results of :func:`_graph`."""
     molecules = _molecules(graphs, preprocessor, KINDS[type(preprocessor).__name__])
     canonical = '\n'.join([graph[0] for graph in graphs])
     return molecules, canonical, numpy.array(kept, numpy.int64), failures
@@ -252,7 +254,7 @@ def _chunk(preprocessor, for_models, first_and_smiles):
     first, smiles = first_and_smiles
     kind = KINDS[type(preprocessor).__name__]
     graphs, kept, failures = [], [], []
-    with rdBase.BlockLogs():  # the reasons are listed instead
+    with rdBase.BlockLogs():  # `failures` has the reasons that RDKit would log
         for i, text in enumerate(smiles, first):
             try:
                 graphs.append(_graph(text, preprocessor, kind, for_models))
@@ -299,12 +301,12 @@ def preprocessor_of(argument, method):
 
 
 def _failed(preprocessor, position, text, reason):
-    """Return what :func:`parse` yields of a SMILES that no process has parsed."""
+    """Make an item of :func:`parse` for a SMILES that no process has parsed."""
     return _result(preprocessor, [], [], [_FailureHere(position, text, reason)])
 
 
 def _alone(preprocessor, task, first, smiles):
-    """Parse SMILES one by one in a process that may die of any of them; yield the results."""
+    """Parse SMILES one by one in a process that any of them may kill; yield the results."""
     process = None
     try:
         for position, text in enumerate(smiles, first):
@@ -324,13 +326,13 @@ def _alone(preprocessor, task, first, smiles):
 
 
 def _own_chunk(position_and_text):
-    """Return the position of a SMILES that is parsed alone, because it is long, else None."""
+    """Return the position of a long SMILES, which gets a chunk of its own, else None."""
     position, text = position_and_text
     return position if isinstance(text, str) and len(text) > LONGEST_HERE else None
 
 
 def _chunks(smiles):
-    """Yield (position of the first, tuple of SMILES, whether it is a long one, alone)."""
+    """Yield chunks: (position of the first SMILES, tuple of SMILES, whether it is a long one)."""
     numbered = enumerate(smiles)
     while part := list(itertools.islice(numbered, CHUNK)):
         for long, group in itertools.groupby(part, _own_chunk):
@@ -355,12 +357,12 @@ def parse(smiles, preprocessor, n_processes=None, for_models=False):
     """Parse SMILES, which may be infinite; yield the results part by part, a few ahead at most.
 
     Where no process can be started, this one parses. A molecule that ends its process is a failure.
-    `for_models`: also reject molecules that upstream's parsers keep but no model accepts, those
-    without atoms, or with elements that have no embedding. Yields Molecules; their canonical
-    SMILES, joined by newlines; their positions in the input, (n,) int64; a list of Failure.
+    `for_models`: also reject molecules that upstream's parsers keep but no model accepts, because
+    they have no atoms or an element without an embedding. Each item is (Molecules; their canonical
+    SMILES, joined by newlines; their positions in the input, (n,) int64; a list of Failure).
     Closing the generator ends the processes.
     """
-    n_chunks = -(-operator.length_hint(smiles, sys.maxsize) // CHUNK)  # as far as that is known
+    n_chunks = -(-operator.length_hint(smiles, sys.maxsize) // CHUNK)  # huge if it is not known
     smiles = iter(smiles)
     if n_processes is None:
         head = list(itertools.islice(smiles, LEAST_PARALLEL))
@@ -439,13 +441,15 @@ def from_smiles(
             method, a key of ``preprocess_method_dict``.
         labels (array or None): (M, ...) labels, by position: also a Series or DataFrame; the rows
             of skipped molecules are skipped.
-        n_processes (int or None): worker processes; None means one for each CPU from 1000
-            molecules on, else none. 1 starts none, but for SMILES of more than 2000 characters.
-        cache (bool): whether to look for the parsed molecules in a folder on disk, and to keep
-            them there. They are found again by the same SMILES, preprocessor class and options, and
-            versions of RDKit, Chainer Chemistry and this package. The folder is
-            ``$CHAINER_BSPMM_CACHE_DIR``, or ``chainer_bspmm`` in ``$XDG_CACHE_HOME`` or
-            ``~/.cache``. It keeps 2 GiB of what was used last, and may be deleted at any time.
+        n_processes (int or None): number of worker processes; None means one for each CPU if there
+            are 1000 molecules or more, else none. 1 starts none, except for SMILES of more than
+            2000 characters.
+        cache (bool): whether to read the parsed molecules from a folder on disk, if they are there,
+            and to store them there otherwise. They are identified by the SMILES, the preprocessor's
+            class and options, and the versions of RDKit, Chainer Chemistry and this package. The
+            folder is ``$CHAINER_BSPMM_CACHE_DIR``, or ``chainer_bspmm`` in ``$XDG_CACHE_HOME`` or
+            ``~/.cache``. It keeps the most recently used files, up to 2 GiB, and may be deleted at
+            any time.
 
     Returns:
         FromSmiles: ``dataset`` (SparseDataset), ``smiles`` (canonical, one for each example, for
@@ -469,15 +473,15 @@ def from_smiles(
 
         A molecule that ends the process that parses it, such as a chain of 20,000 atoms, is a
         failure like any other. The calling process parses no SMILES of more than 2000 characters:
-        a process is started for them, and where none can be started they are failures. Should
-        RDKit crash of a shorter one in the calling process, the program ends.
+        a process is started for them, and where none can be started they are failures. Should a
+        shorter SMILES crash RDKit in the calling process, the program ends.
     """
     preprocessor = preprocessor_of('preprocessor', preprocessor)
     if isinstance(smiles, str):
         raise TypeError('smiles: expected a sequence of SMILES, got one: %r' % smiles)
     smiles = list(smiles)
     if labels is not None and not isinstance(labels, (list, tuple)):
-        labels = numpy.atleast_1d(labels)  # those of pandas are indexed by its own index
+        labels = numpy.atleast_1d(labels)  # pandas would not index them by position
     if labels is not None and len(labels) != len(smiles):
         text = 'labels: expected one for each of the %d SMILES, got %d'
         raise ValueError(text % (len(smiles), len(labels)))

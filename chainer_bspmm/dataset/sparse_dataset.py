@@ -51,7 +51,7 @@ class _Column(collections.abc.Sequence):
 
 
 class SparseDataset(Selection, NumpyTupleDataset):
-    """Hold atoms, adjacency as CSR, and labels of a set of molecules, each stored once.
+    """Data set of molecules, each stored once: atoms, adjacency as CSR, labels.
 
     :func:`to_sparse`, :func:`from_smiles` and :meth:`load` make one. An index gives an example; a
     slice, a list or an array of indices, or one bool for each example gives a `SparseDataset` that
@@ -90,7 +90,7 @@ class SparseDataset(Selection, NumpyTupleDataset):
         return SparseDataset, (self._own(),)
 
     def _own(self):
-        """Return only the molecules of this data set."""
+        """Return `Molecules` with this data set's examples only, in its order."""
         molecules = self.molecules
         if numpy.array_equal(self.order, numpy.arange(len(molecules))):
             return molecules
@@ -106,13 +106,13 @@ class SparseDataset(Selection, NumpyTupleDataset):
         )
 
     def get_datasets(self) -> tuple:
-        """Return one sequence for each column; those of the labels are arrays."""
+        """Return one sequence for each column; the columns of labels are arrays."""
         labels = [numpy.asarray(label[self.order]) for label in self.molecules.labels]
         return (_Column(self, 0), _Column(self, 1), *labels)
 
     @property
     def features(self):
-        """The columns by two indices, as in a NumpyTupleDataset."""
+        """Indexer by example and column, as in a NumpyTupleDataset."""
         return NumpyTupleDatasetFeatureIndexer(self)
 
     @property
@@ -171,7 +171,7 @@ class SparseDataset(Selection, NumpyTupleDataset):
 
 
 def selection(dataset):
-    """Return a data set as a `SparseDataset` that shares its arrays; None: it is no sparse one."""
+    """Return a data set as a `SparseDataset` that shares its arrays; None if it is not sparse."""
     if isinstance(dataset, SparseDataset):
         return dataset
     if type(dataset) is not SubDataset:
@@ -186,7 +186,7 @@ def selection(dataset):
 
 
 def chunks(dataset):
-    """Yield the examples of a data set as lists, each with the number of its first."""
+    """Yield the examples of a data set as (position of the first, list of examples)."""
     for first in range(0, max(len(dataset), 1), CHUNK):
         part = slice(first, first + CHUNK)
         if type(dataset) is list:
@@ -204,17 +204,18 @@ def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
 
     Args:
         dataset (sequence): examples ``(atoms, adj, label...)`` as `CSRConverter` takes them: a
-            NumpyTupleDataset of Chainer Chemistry, a SubDataset or a list. Only the number of
-            trailing atoms of id 0 without bonds is stored. `CSRConverter` decides what they are
-            (``strip_padding``), and makes the same batches as from the dense data set. Or graph
-            data: a SparseGraphDataset, whose batches must be packed, a PaddingGraphDataset, or a
-            list of such data. ``x``, the edges or ``adj``, and ``y``, if it is not None, are used.
-        n_edge_types (int or None): for a SparseGraphDataset, how many relations ``edge_attr``
-            divides the edges into; None means one.
+            NumpyTupleDataset of Chainer Chemistry, a SubDataset or a list. Of trailing atoms of id
+            0 without bonds only the number is stored. `CSRConverter` decides whether they are
+            padding (``strip_padding``), and makes the same batches as from the dense data set. Or
+            graph data: a SparseGraphDataset, whose batches must be packed, a PaddingGraphDataset,
+            or a list of their examples, of which ``x``, the edges or ``adj``, and ``y``, if it is
+            not None, are used.
+        n_edge_types (int or None): for a SparseGraphDataset, number of relations into which
+            ``edge_attr`` divides the edges; None means one.
 
     Returns:
         SparseDataset: as many examples; the labels of a column are one array, unless their shapes
-        differ: then batches are padded with 0, as upstream's are.
+        differ: then batches are padded with 0, as by upstream's converter.
 
     Raises:
         TypeError: an example is neither a tuple of arrays nor graph data.

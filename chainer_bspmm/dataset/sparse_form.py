@@ -17,24 +17,25 @@ from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.sparse_dataset import chunks, NumpyTupleDataset, to_sparse
 
-# id of an array -> how many forms keep it from being written.
+# id of an array -> number of forms that keep it read-only.
 _locks: collections.Counter[int] = collections.Counter()
-# id of an array that is locked -> views of it that are no longer.
+# id of a locked array -> its views that no form locks any more: they become writeable after it.
 _waiting: dict[int, list[numpy.ndarray]] = {}
 # id of a data set -> its form.
 _forms: weakref.WeakValueDictionary[int, SparseForm] = weakref.WeakValueDictionary()
 
 
 class CannotKeep(Exception):
-    """The data set may give other examples later, or has no sparse form."""
+    """The data set has no sparse form, or may return other examples later."""
 
 
 class SparseForm:
-    """The molecules of a list, a NumpyTupleDataset, or several joined, each converted once.
+    """Molecules of a list, a NumpyTupleDataset or a ConcatenatedDataset, each converted once.
 
-    Exactly of one of these classes: others may run a user's code. Until :meth:`close` the arrays of
-    the examples are read-only: a change in place is an error rather than missed. :meth:`is_current`
-    tells whether the items of a list were replaced. CannotKeep: there is no form that stays.
+    Subclasses of these have no form, because they may run a user's code. Until :meth:`close` the
+    arrays of the examples are read-only, so that a change in place is an error and cannot be
+    missed. :meth:`is_current` tells whether the items of a list were replaced. CannotKeep: the
+    data set has no form, or none that would stay right.
     """
 
     def __init__(self, dataset: Any):
@@ -58,14 +59,15 @@ class SparseForm:
             return False
         for column, items in self._items:
             if index is not None and len(column) == len(items):
-                at_index = operator.itemgetter(*index.tolist(), -1)  # a tuple, also of one
+                # Because of -1, itemgetter returns a tuple for a single index, too.
+                at_index = operator.itemgetter(*index.tolist(), -1)
                 column, items = at_index(column), at_index(items)
             if not _are_same(column, items):
                 return False
         return True
 
     def close(self) -> None:
-        """Let the arrays be written again, once all who opened the form have closed it."""
+        """Make the arrays writeable again, once every `open_form` has been matched by a close."""
         self._n_users -= 1
         if not self._n_users:
             _forms.pop(id(self._dataset), None)
@@ -76,7 +78,7 @@ class SparseForm:
         while arrays:
             levels.append(dict(zip(map(id, arrays), arrays)))
             bases = list(map(operator.attrgetter('base'), levels[-1].values()))
-            kinds = set(map(type, bases)) - {type(None), bytes, list}  # bytes: unpickled
+            kinds = set(map(type, bases)) - {type(None), bytes, list}  # bytes: of unpickled arrays
             if memoryview in kinds and all(map(_is_unpickled, bases)):
                 kinds.remove(memoryview)
             for kind in kinds:
@@ -96,7 +98,7 @@ class SparseForm:
 
     def _unlock(self):
         locked, self._locked = self._locked, {}
-        for key, array in locked.items():  # a view after its base
+        for key, array in locked.items():  # bases come before their views
             n_others = _locks.pop(key, 1) - 1
             if n_others:
                 _locks[key] = n_others
@@ -116,8 +118,8 @@ def _make_writeable(array):
     try:
         array.setflags(write=True)
     except ValueError:
-        # A view of an array that another form still locks; or one of an unpickled array, which
-        # NumPy does not let be written.
+        # It is a view of an array that another form still locks, or a view of unpickled memory,
+        # which NumPy does not make writeable.
         if id(array.base) in _locks:
             _waiting.setdefault(id(array.base), []).append(array)
         return
@@ -145,7 +147,7 @@ def columns_of(dataset):
 
 
 def _arrays_in(columns):
-    """Return the arrays of all examples, and columns, so that later views of these are locked."""
+    """Return the arrays of all examples, and columns: views made of them later are locked, too."""
     arrays = [column for column in columns if isinstance(column, numpy.ndarray)]
     for column in columns:
         if type(column) is list or column.dtype == object:
@@ -164,8 +166,8 @@ def _is_unpickled(base):
 
 
 def converted(dataset: Any) -> Molecules:
-    """Return the molecules of a dense data set, of which converters make the same batches."""
-    dtypes = collections.defaultdict(set)  # that a batch keeps: column -> those of its values
+    """Convert a dense data set to molecules, of which converters make the same batches."""
+    dtypes = collections.defaultdict(set)  # column -> dtypes of its values, if batches keep them
     for _, examples in chunks(dataset):
         if set(map(type, examples)) != {tuple} or len(set(map(len, examples))) != 1:
             raise CannotKeep('an example is no tuple of as many values as others')
@@ -178,7 +180,7 @@ def converted(dataset: Any) -> Molecules:
     if len(dtypes) < 2 or any(len(of_column) != 1 for of_column in dtypes.values()):
         raise CannotKeep('an example has no adjacency, or dtypes differ')
     molecules = to_sparse(dataset).molecules
-    # A converter may take labels for those of atoms where all molecules have one size.
+    # If all molecules have one size, a converter may take labels of molecules for labels of atoms.
     sizes = set(molecules.full_sizes.tolist())
     for label in molecules.labels if molecules.has_padding else molecules.labels[:-1]:
         if len(sizes) == 1 and label.ndim == 2 and label.shape[1:] == (*sizes,):
@@ -187,7 +189,7 @@ def converted(dataset: Any) -> Molecules:
 
 
 def open_form(dataset: Any) -> SparseForm | None:
-    """Return the form of a dense data set, to be closed; None: it is converted batch by batch."""
+    """Return a dense data set's form, which the caller closes; None if it cannot have one."""
     form = _forms.get(id(dataset))
     if form is None:
         try:
@@ -200,7 +202,7 @@ def open_form(dataset: Any) -> SparseForm | None:
 
 
 def base_of(dataset: Any) -> Any:
-    """Return the data set that SubDatasets of it select from, by arrays; None: by other things."""
+    """Return the data set beneath SubDatasets; None if one's order is not an array of indices."""
     while type(dataset) is SubDataset:
         order = dataset._order
         if order is not None and not (isinstance(order, numpy.ndarray) and order.ndim == 1):
@@ -210,9 +212,9 @@ def base_of(dataset: Any) -> Any:
 
 
 def position_in_base(dataset: Any, index: numpy.ndarray) -> numpy.ndarray | None:
-    """Return the numbers of examples in the base; None where one is out of range."""
+    """Return the indices of examples in the base; None if one is out of range or no integer."""
     while True:
-        # Without its sign a negative number is larger than all.
+        # Read as unsigned, a negative index is larger than any length.
         if index.size and index.view('u%d' % index.itemsize).max() >= len(dataset):
             return None
         if type(dataset) is not SubDataset:

@@ -1,6 +1,6 @@
 """Worker processes that need nothing but a fork.
 
-Those of multiprocessing need semaphores, a parent that may have children, and, where they are not
+Workers of multiprocessing need semaphores, a parent that may have children, and, where they are not
 forked, a script with a main guard. These need none of that, whatever the start method.
 """
 
@@ -22,23 +22,23 @@ _starting = threading.Lock()
 
 
 class CannotStart(RuntimeError):
-    """No process can be started, here or now."""
+    """No process can be started, on this system or at this moment."""
 
 
 class Died(Exception):
-    """The process died before it answered; the text says of what."""
+    """The process died before it answered; the text says how it ended."""
 
 
 class Process:
     """A forked process that answers ``function(request)`` to one request after the other."""
 
     def __init__(self, function):
-        """Start it; raises CannotStart."""
+        """Start the process; raises CannotStart."""
         if not CAN_FORK:
             raise CannotStart('processes cannot be forked on %s' % sys.platform)
         self._owner = os.getpid()
-        # One at a time: a process that another thread starts meanwhile would inherit `theirs`, and
-        # the end of this one would go unnoticed.
+        # Processes are started one at a time: a process that another thread forks meanwhile would
+        # inherit `theirs` and keep it open, so that the end of this one would go unnoticed.
         with _starting:
             try:
                 self._connection, theirs = multiprocessing.connection.Pipe()
@@ -50,7 +50,7 @@ class Process:
                 self._pid = os.fork()
                 if not self._pid:
                     _serve(self._connection, theirs, function)
-            except (OSError, RuntimeError) as error:  # as late as at Python's exit it is the latter
+            except (OSError, RuntimeError) as error:  # RuntimeError: Python is about to exit
                 self._connection.close()
                 raise CannotStart(str(error)) from error
             finally:
@@ -70,21 +70,21 @@ class Process:
             answer = self._connection.recv()
         except (EOFError, OSError):
             has_died = True
-        if has_died:  # not raised above: the error would keep the buffers of the connection
+        if has_died:  # raised above, it would refer to the error that keeps the pipe's buffers
             raise Died(self.close())
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def kill(self):
-        """End the process; a thread that asks it raises Died. In a fork of this one: nothing."""
+        """Kill the process, so that :meth:`ask` raises Died; do nothing in a fork of its owner."""
         pid = self._pid
         if pid is not None and os.getpid() == self._owner:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def close(self):
-        """End the process, free what it had, and return what it died of (str)."""
+        """End the process, close its connection, and return how it ended (str)."""
         self.kill()
         pid = self._pid
         self._pid = None
@@ -93,13 +93,13 @@ class Process:
             return ''
         try:
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        except ChildProcessError:  # another part of the program has waited for all its children
+        except ChildProcessError:  # another part of the program has waited for all children
             return 'its exit status is unknown'
         return 'exit status %d' % status if status >= 0 else signal.strsignal(-status)
 
 
 def _serve(parents, connection, function):
-    """Answer requests until there are no more, and end this process."""
+    """Answer requests until the connection is closed, then end this process."""
     try:
         parents.close()
         gc.freeze()  # CUDA objects of the parent must not be collected here
@@ -124,10 +124,10 @@ class Workers:
     """Processes that share requests, each with a thread that waits for its answers."""
 
     def __init__(self, function, n_processes):
-        """Start as many as can be started, up to `n_processes`; CannotStart: none can."""
+        """Start as many processes as possible, up to `n_processes`; CannotStart: none started."""
         self._function = function
         self._requests = queue.SimpleQueue()
-        self._threads = {}  # by Process
+        self._threads = {}  # Process -> its thread
         try:
             for _ in range(n_processes):
                 self._start()
@@ -139,7 +139,7 @@ class Workers:
             raise
 
     def _start(self):
-        # Forked here rather than in the thread, whose stack may be small.
+        # The fork is made here rather than in the thread, whose stack may be small.
         process = Process(self._function)
         thread = threading.Thread(target=self._pass_on, args=(process,), daemon=True)
         try:
@@ -150,7 +150,7 @@ class Workers:
         self._threads[process] = thread
 
     def _pass_on(self, process):
-        """Pass requests on to a process, until it died or there are no more."""
+        """Pass requests on to a process, until it has died or there are no more."""
         while (waiting := self._requests.get()) is not None:
             request, future = waiting
             try:

@@ -1,8 +1,9 @@
 """Repair Chainer in the interpreters that a script under ``python -m chainer_bspmm run`` starts.
 
-The command puts this folder on PYTHONPATH, which they inherit, and Python imports this module as it
-starts: any Python that such a script may start, old ones too. One of another environment is left
-alone, and one that does not import Chainer does nothing more.
+The command puts this folder on PYTHONPATH, which these interpreters inherit, so that they import
+this module as they start. It has to run on every Python that such a script may start, old ones too.
+An interpreter of another environment is left alone, and in one that does not import Chainer nothing
+more happens.
 """
 
 import os
@@ -23,18 +24,18 @@ class RepairedChainer:
         sys.meta_path.remove(RepairedChainer)
         if 'chainer_bspmm' not in sys.modules:
             if importlib.util.find_spec('chainer_bspmm') is None:
-                # The command had it from its current folder.
+                # The command has found the package in its current folder.
                 sys.path.append(os.path.dirname(os.path.dirname(FOLDER)))
             import chainer_bspmm.run_script  # noqa: F401  imports Chainer
-        # What is being imported must not be there yet.
+        # Python expects that sys.modules does not contain the module that it is about to import.
         module = sys.modules.pop(name, None)
         if module is None:
-            return importlib.util.find_spec(name)  # with the finders that there are now
+            return importlib.util.find_spec(name)  # chainer_bspmm has added a finder
         return importlib.util.spec_from_loader(name, Imported(module))
 
 
 class Imported:
-    """Loader of a module that has been imported since it was asked for."""
+    """Loader of a module that was imported while a finder was looking for it."""
 
     def __init__(self, module):
         self.module = module
@@ -50,7 +51,7 @@ class Imported:
 sys.path[:] = [entry for entry in sys.path if entry != FOLDER]
 if os.environ.get('CHAINER_BSPMM_RUN') == sys.prefix:
     sys.meta_path.insert(0, RepairedChainer)
-# The one that Python would have imported.
+# Import the sitecustomize that Python would have imported without this folder, if there is one.
 this = sys.modules.pop(__name__)
 try:
     import sitecustomize  # noqa: F401

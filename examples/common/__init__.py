@@ -1,4 +1,4 @@
-"""What the examples share.
+"""Code that the examples share.
 
 `arguments`: the command line. `data`: CSV files, SMILES to graphs, splits. `tasks`: regression and
 classification, and their models. `training`, `prediction`: the body of train_*.py and predict_*.py.
@@ -12,12 +12,12 @@ import sys
 
 
 def _end(number, frame):
-    """Say in one line that Ctrl-C came during the imports, which leave nothing to tidy up."""
+    """End the program with one line after Ctrl-C: during imports there is nothing to tidy up."""
     os.write(2, b'interrupted\n')
     os._exit(130)
 
 
-# Imports take seconds. training.main handles Ctrl-C from then on. Other programs that import this
+# Imports take seconds; after them training.main handles Ctrl-C. Other programs that import this
 # package keep their handler.
 _script = os.path.abspath(sys.argv[0])
 _examples = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

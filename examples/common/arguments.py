@@ -12,14 +12,14 @@ from common.tasks import LAYOUTS, METHODS
 
 
 class Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Help with defaults, but of switches and of what has none."""
+    """Help with defaults, except for switches and options without a default."""
 
     def _get_help_string(self, action):
         return super()._get_help_string(action) if action.default else action.help
 
 
 def number(kind, low, high=None, words=()):
-    """Return a converter of command line values to numbers from low to high; some words stay."""
+    """Return a type for argparse: a number from low to high, or one of some words."""
 
     def convert(text):
         if text in words:
@@ -54,7 +54,7 @@ def add_device_argument(group):
 
 
 def add_communicator_argument(group, what):
-    """Add the option for several processes; `what` is done with the data."""
+    """Add the option for several processes; its help begins with `what`."""
     group.add_argument(
         '--communicator',
         choices=COMMUNICATORS,
@@ -95,7 +95,7 @@ def add_model_arguments(parser, methods, conv_layers, unit_num, epoch, train_dat
 
 
 def add_training_arguments(parser):
-    """Add the options of every train_*.py on molecules; return the group of those of data."""
+    """Add the options of every train_*.py on molecules; return the group of data options."""
     data, model, training, run = add_model_arguments(parser, METHODS, 4, 16, 20, 0.7)
     training.add_argument('--batchsize', '-b', type=POSITIVE, default=32, help='batch size')
     training.add_argument(
@@ -152,7 +152,7 @@ def add_training_arguments(parser):
 def parse_training(parser, argv, source):
     """Parse the command line of a train_*.py, the module `source`.
 
-    With ``--resume`` the options that are not given are those of the run in ``--out``.
+    With ``--resume``, options that are not given have the values of the run in ``--out``.
     """
     argv = sys.argv[1:] if argv is None else argv
     for action in parser._actions:
@@ -168,16 +168,16 @@ def parse_training(parser, argv, source):
         settings['padded_to'] = settings['padded_to'] or 'batch'
         parser.set_defaults(**settings, dense=settings['layout'] == 'dense')
         args = parser.parse_args(argv)
-        # Of the layout only the data tell, which are not read yet.
+        # The layout may depend on the data, which are not read yet.
         given = {name: value for name, value in vars(args).items() if name not in LAYOUT}
         folder.refuse_changes(args.out, settings, given)
     return args
 
 
 def add_trained_arguments(parser, script, out, batchsize=32):
-    """Add the options that say which model predicts, where, and into what.
+    """Add the options of a prediction: its model, device and output.
 
-    `script` has trained the model, `out` is the help of --out.
+    `script` has trained the model; `out` is the help of --out.
     """
     parser.add_argument('--in-dir', '-i', default='result', help='output folder of ' + script)
     parser.add_argument(
@@ -201,7 +201,7 @@ def use_device(specifier):
         device = chainer.get_device(int(specifier) if is_number else specifier)
         device.use()
         return device
-    except Exception as error:  # Chainer's and CuPy's are of many types
+    except Exception as error:  # errors of Chainer and CuPy have many types
         raise DataError(
             '--device %s cannot be used (%s: %s); expected -1 (CPU), 0, 1, ... (that GPU; needs '
             'CuPy: docs/install.md) or a Chainer device, such as @cupy:0'

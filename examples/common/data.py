@@ -46,17 +46,17 @@ class Rows(typing.NamedTuple):
 
     @property
     def is_used(self):
-        """A mask: which molecules can be used."""
+        """Mask of the molecules that can be used."""
         return (self.reason == '').to_numpy(bool)
 
     @property
     def used(self):
-        """The rows of molecules that can be used."""
+        """Rows of the molecules that can be used."""
         return self.take(self.is_used)
 
 
 def rows_of(table, smiles_column, names):
-    """Return the rows of a table, before their SMILES and labels, with these names, are parsed."""
+    """Return the rows of a table; SMILES, and labels with these names, are not parsed yet."""
     smiles = table[smiles_column]
     nothing = pandas.Series('', table.index, dtype=object, name='smiles')
     return Rows(
@@ -69,7 +69,7 @@ def rows_of(table, smiles_column, names):
 
 
 def typed_smiles(smiles, names):
-    """Return the molecules of the command line; their labels, with these names, are unknown."""
+    """Return the rows of SMILES on the command line; labels, with these names, are unknown."""
     where = ['--smiles %d' % i for i in range(1, len(smiles) + 1)]
     return rows_of(pandas.DataFrame({'smiles': smiles}, where, dtype=object), 'smiles', names)
 
@@ -85,10 +85,10 @@ def opened(path):
 
 
 def read_table(path):
-    """Return a CSV file as text, but blank lines; the index is 'FILE row N', from the first line.
+    """Read a CSV file as a table of text, without blank lines; its index is 'FILE row N'.
 
-    The file is read once, so it may be a pipe. No cell gets lost: those beyond the header must be
-    empty, and quotes must be closed.
+    N counts all rows from 1, the header and blank ones included. The file is read once, so it may
+    be a pipe. No cell gets lost: cells beyond the header must be empty, and quotes must be closed.
     """
     name = 'standard input' if path == '-' else os.path.basename(path)
     records = {}
@@ -121,11 +121,11 @@ def read_table(path):
 
 
 def read_csv(path, smiles_column, task, columns=None, missing='refuse'):
-    """Return the rows of a CSV file, plain or compressed.
+    """Read the rows of a CSV file, plain or compressed.
 
-    The labels' columns are called as the task calls them, or `columns`. `missing` says what becomes
-    of a molecule without a label that the task needs: 'refuse' the file, 'skip' the molecule, or
-    'keep' it, even if the file lacks the column.
+    `columns`: names of the columns of labels, by default the task's. `missing`: treatment of a
+    molecule without a label that the task needs. 'refuse' the file, 'skip' the molecule, or 'keep'
+    it, even if the file lacks the column.
     """
     columns = columns or task.names
     table = read_table(path)
@@ -150,14 +150,14 @@ def read_csv(path, smiles_column, task, columns=None, missing='refuse'):
             rows.labels[target] = _labels_of(table[column][rows.is_used], task, missing)
     if missing == 'skip':
         is_known = rows.labels.notna()
-        # Of several targets a classification learns what there is.
+        # A classification of several targets learns from the labels that are not missing.
         kept = is_known.any(axis=1) if task.may_be_missing else is_known.all(axis=1)
         rows.reason[~kept & rows.is_used] = 'no label'
     return rows
 
 
 def _labels_of(cells, task, missing):
-    """Return the labels of a column, float64, NaN where there is none."""
+    """Return the labels of a column, float64, NaN for a missing one."""
     text = cells.str.strip()
     values = pandas.to_numeric(text, errors='coerce').astype(numpy.float64)
     values = values.where(task.is_good(values))
@@ -182,18 +182,18 @@ def _labels_of(cells, task, missing):
 
 @contextlib.contextmanager
 def writing(path):
-    """Say in one line what could not be written: a disk is full, or a folder is another user's."""
+    """Turn an error of writing, such as a full disk or another user's folder, into a DataError."""
     try:
         yield
     except BrokenPipeError:
-        raise  # of what is printed: training.main ends quietly
+        raise  # the reader of stdout has ended: training.main ends quietly
     except OSError as error:
-        sys.unraisablehook = lambda _: None  # a half-written archive complains, too, when it goes
+        sys.unraisablehook = lambda _: None  # a half-written archive complains when it is freed
         raise DataError('cannot write %s: %s' % (path, error.strerror or error)) from error
 
 
 def is_special(path):
-    """Return whether a path is there, but no file, such as /dev/stdout."""
+    """Return whether a path exists but is not a regular file, such as /dev/stdout."""
     return os.path.exists(path) and not os.path.isfile(path)
 
 
@@ -224,14 +224,14 @@ def write_table(path, table, number=None):
             sys.stdout.flush()
         return
     with replacing(path) as new:
-        # Not by name: pandas 1.3 leaves an error of the last bytes unsaid.
+        # pandas gets an open file: given a path, its version 1.3 hides an error in the last bytes.
         opener = gzip.open if path.endswith('.gz') else open
         with opener(new, 'wt', encoding='utf-8', newline='') as file:
             table.to_csv(file, index=False, float_format=number)
 
 
 def check_new_file(path, force):
-    """Refuse a file for output that exists, unless `force`, or that is in no folder."""
+    """Refuse an output file that exists, unless `force`, or whose folder does not exist."""
     if path == '-':  # standard output
         return
     if not os.path.isdir(os.path.dirname(path) or '.') or os.path.isdir(path):
@@ -241,7 +241,7 @@ def check_new_file(path, force):
 
 
 def report_failures(rows, path=None, shown=10):
-    """Print how many molecules cannot be used, and why the first ones; write all to a file."""
+    """Print the number of unusable molecules and the first reasons; write all to a file."""
     columns = {'row': rows.smiles.index, 'smiles': rows.smiles, 'reason': rows.reason}
     bad = pandas.DataFrame(columns)[~rows.is_used]
     if bad.empty:
@@ -257,7 +257,10 @@ def report_failures(rows, path=None, shown=10):
 
 
 def report_duplicates(rows):
-    """Print how many molecules are an earlier one for the models: but for stereo the same."""
+    """Print the number of molecules that equal an earlier one, except for stereo.
+
+    Models do not see stereo, so for them these molecules are the same.
+    """
     again = rows.take(rows.canonical.duplicated().to_numpy())
     if len(again.smiles):
         print(
@@ -268,7 +271,7 @@ def report_duplicates(rows):
 
 
 def spread(n, num_data):
-    """Return `num_data` numbers spread evenly over range(n); -1 means all of them."""
+    """Return `num_data` indices spread evenly over range(n); -1 means all of them."""
     # Data are often sorted by size: the first molecules would be the smallest only.
     num_data = n if num_data < 0 else min(num_data, n)
     return numpy.arange(num_data) * n // max(num_data, 1)
@@ -305,23 +308,23 @@ def labelled(dataset, labels):
 
 
 def preprocess(rows, method, dense=False):
-    """Return (a data set of those rows that can be used, without labels; rows with reasons).
+    """Parse rows into (data set of the usable ones, without labels; rows with reasons).
 
-    The data set is sparse, or upstream's dense one, of the same molecules.
+    The data set is sparse, or with `dense` upstream's dense one, of the same molecules.
     """
     smiles = rows.smiles.tolist()
     if not smiles:
         raise DataError('the data have no molecules')
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter('ignore')  # what cannot be used is listed
+            warnings.simplefilter('ignore')  # unusable molecules are listed
             found = from_smiles(smiles, method, cache=True)
     except ValueError as error:  # no molecule is left
         raise DataError(str(error)) from error
     reasons = {failure.position: failure.reason for failure in found.failures}
     molecules = found.dataset.molecules
     owners = numpy.repeat(found.kept, molecules.sizes)
-    # Of a molecule without atoms it is NaN.
+    # For a molecule without atoms it is NaN.
     largest = pandas.Series(molecules.atoms).groupby(owners).max().reindex(found.kept)
     for position, number in largest[~(largest < MAX_ATOMIC_NUM)].items():
         text = 'atomic number %.0f, the models support those below %d' % (number, MAX_ATOMIC_NUM)
@@ -343,10 +346,10 @@ def preprocess(rows, method, dense=False):
 
 
 def load(description, rows, task, method, num_data=-1, dense=False):
-    """Print what there is of `num_data` molecules; return (data set, rows with reasons)."""
+    """Parse `num_data` molecules and print a summary; return (data set, rows with reasons)."""
     n_rows = len(rows.smiles)
     rows = rows.take(spread(n_rows, num_data))
-    # Which may take a minute, and to stderr, whose reader does not end early.
+    # Parsing may take a minute. This goes to stderr, because a reader of stdout may end early.
     print('Parsing %d molecules' % len(rows.smiles), file=sys.stderr)
     dataset, rows = preprocess(rows, method, dense)
     used = '' if len(dataset) == n_rows else ', %d of them used' % len(dataset)
@@ -356,10 +359,10 @@ def load(description, rows, task, method, num_data=-1, dense=False):
 
 
 def split(examples, settings):
-    """Return the indices of training, validation and test part; the latter halve the rest.
+    """Return the indices of training, validation and test part; the latter two halve the rest.
 
-    If the settings of the run say by scaffold, `examples` are SMILES. This is Chainer Chemistry's
-    way: molecules with one scaffold are in one part.
+    For a split by scaffold `examples` are SMILES. Chainer Chemistry's splitter puts molecules with
+    the same scaffold into one part.
     """
     n = len(examples)
     ratio = settings['train_data_ratio']

@@ -30,7 +30,7 @@ MAY_CHANGE = ('data', 'epoch', 'patience', 'device', 'updater', 'communicator')
 
 
 def check(out, force, resume=False):
-    """Refuse a folder for output in which there is something, unless the options allow it."""
+    """Refuse an output folder that is not empty, unless the options allow it."""
     has_snapshot = bool(steps(out, 0))
     if os.path.exists(out) and not os.path.isdir(out):
         raise DataError('--out: expected a folder, got the file %s' % out)
@@ -51,9 +51,9 @@ def check(out, force, resume=False):
 
 
 def start_run(out, settings, force):
-    """Make the folder of a run and claim it, by its settings; `force` removes a run that is there.
+    """Make the folder of a run and claim it with its settings; `force` removes an earlier run.
 
-    Only one of several runs that start at the same time creates the file.
+    If several runs start at the same time, only one of them creates the file of settings.
     """
     path = os.path.join(out, SETTINGS_FILE)
     os.makedirs(out, exist_ok=True)
@@ -70,7 +70,7 @@ def start_run(out, settings, force):
 
 
 def refuse_changes(out, before, settings):
-    """Refuse to continue a run with other settings, but those that may change."""
+    """Refuse to continue a run with other settings, except for `MAY_CHANGE`."""
     for name, value in settings.items():
         if name in MAY_CHANGE or before.get(name, value) == value:
             continue
@@ -115,15 +115,15 @@ def steps(out, rank):
 
 
 def load_snapshot(out, trainer, ranks):
-    """Load the last snapshot that all ranks have taken: a kill may have come before some had."""
+    """Load the last snapshot that all ranks have: a kill may have come before some took theirs."""
     step = max(ranks.common(steps(out, ranks.rank)), default=0)
     load_npz(os.path.join(out, SNAPSHOT_FILE % (step, ranks.rank)), trainer)
 
 
 def load_npz(path, target):
-    """Load a model or a trainer from its file, in which there may be nothing but arrays.
+    """Load a model or a trainer from its file, which may contain nothing but arrays and None.
 
-    Loading objects would run whatever code they name. Chainer stores None as one.
+    Loading other objects would run any code that they name. Chainer stores None as an object.
     """
     if not os.path.exists(path):
         raise DataError('%s not found' % path)
@@ -141,7 +141,7 @@ def load_npz(path, target):
 
 
 def read_array(content):
-    """Return the array of an .npy file, or one of None."""
+    """Read the array of an .npy file: numbers, or an object array of None."""
     file = io.BytesIO(content)
     try:
         return numpy.lib.format.read_array(file)
@@ -153,10 +153,10 @@ def read_array(content):
 
 
 class OnlyNone(pickle.Unpickler):
-    """Read an array of objects that need nothing but NumPy to be made.
+    """Unpickler of arrays of None, which calls only functions that make NumPy's arrays.
 
-    Whatever module a file names, these are called: `_reconstruct` is elsewhere in other versions of
-    NumPy.
+    Functions are found by their names, whatever modules a file names: `_reconstruct` has moved
+    between versions of NumPy.
     """
 
     def find_class(self, module, name):

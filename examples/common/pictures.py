@@ -13,7 +13,7 @@ matplotlib.rcParams['text.parse_math'] = False  # dollars in names of columns ar
 def learning_curve(out, log, title, panels):
     """Draw the learning curve into a folder.
 
-    `panels` are (key in the log (list of dict), name of the axis).
+    `log`: a list of dict; `panels`: (key in the log, name of the axis) of each panel.
     """
     figure = Figure(figsize=(4.5 * len(panels), 3.6), layout='constrained')
     table = pandas.DataFrame(log)

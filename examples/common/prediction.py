@@ -1,4 +1,4 @@
-"""Predict with a model trained by a train_*.py: what every predict_*.py does."""
+"""Predict with a model trained by a train_*.py: the body of every predict_*.py."""
 
 import contextlib
 import io
@@ -12,10 +12,10 @@ from common.tasks import converter_of
 
 
 def load(args, source):
-    """Return settings, task, model and converter of a training, by `source`, in `args.in_dir`."""
+    """Load settings, task, model and converter of a training by `source` from `args.in_dir`."""
     device = arguments.use_device(args.device)
     settings = folder.load_settings(args.in_dir, source.__file__)
-    # Folded batches have the results of dense ones.
+    # A model that was trained dense predicts in folded batches: the results are equal.
     try:
         layout = 'folded' if settings['layout'] == 'dense' else settings['layout']
         converter = converter_of(layout, settings['padded_to'])
@@ -32,7 +32,7 @@ def load(args, source):
 
 
 def from_smiles(smiles, settings, task):
-    """Return (data set, rows with reasons) of molecules of the command line."""
+    """Parse SMILES of the command line into (data set, rows with reasons)."""
     if settings['padded_to'] is None and settings['layout'] != 'packed':
         text = (
             'Note: a prediction may depend on the molecules given beside it, as in Chainer '
@@ -43,8 +43,8 @@ def from_smiles(smiles, settings, task):
 
 
 def report_known(rows, path):
-    """Print how many molecules are among those of the training, as `path` lists them."""
-    if os.path.exists(path):  # not so of earlier versions
+    """Print the number of molecules that were in the training, which the file `path` lists."""
+    if os.path.exists(path):  # earlier versions did not write it
         n_known = rows.used.canonical.isin(data.read_table(path)['smiles']).sum()
         if n_known:
             text = '%d of the %d molecules were in the training: an error of these is no test'
@@ -83,7 +83,7 @@ def predict(source):
             description, rows = source.read(path, settings, missing='keep')
             dataset, rows = data.load(description, rows, task, settings['method'])
         predictions = task.predict(model, dataset, converter, args.batchsize)
-        # One row for each molecule of the input, empty where there is no prediction.
+        # The result has a row for each molecule of the input, empty without a prediction.
         titles = list(map(task.column_title, task.names))
         answers = pandas.DataFrame(predictions, rows.used.smiles.index, titles)
         result = rows.table.join(answers)
@@ -97,7 +97,7 @@ def predict(source):
             print(line)
     if out is not None:
         data.write_table(out, result, task.number)
-    # Now that the table is written: the reader may be `| head`.
+    # This is printed once the table is written: its reader may be `head`, which ends early.
     notes = sys.stderr if out == '-' else sys.stdout
     print(said.getvalue(), end='', file=notes)
     if out not in (None, '-'):

@@ -1,4 +1,4 @@
-"""Several processes under mpirun (ranks): which of them does what."""
+"""Ranks, that is processes under mpirun: their devices, data, optimizers and evaluators."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ def ranks_of(communicator):
 
 
 class OneRank:
-    """A process without MPI: what is shared, scattered or made for all ranks stays as it is."""
+    """A process without MPI: values, data, optimizers and evaluators are returned as they are."""
 
     are_several = False
     is_first = True  # it reads, reports and writes
@@ -66,15 +66,15 @@ class SeveralRanks:
         """Return the device of this rank, for an option ``--device``."""
         if not self._is_on_gpus:
             return specifier
-        # Of those that this rank sees, which may be one.
+        # The number is among the GPUs that this rank sees, which may be only one.
         return str(self.comm.intra_rank % cuda.cupy.cuda.runtime.getDeviceCount())
 
     def share(self, value):
-        """Return what the first rank has, on every rank."""
+        """Return the first rank's value on every rank."""
         return self.comm.bcast_obj(value if self.is_first else None)
 
     def scatter(self, dataset):
-        """Return the part of this rank of the first one's data set, without duplicates."""
+        """Return this rank's part of the first rank's data set; no example is in two parts."""
         return self._chainermn.scatter_dataset(dataset, self.comm, force_equal_length=False)
 
     def iterator(self, part, batchsize):
@@ -86,9 +86,9 @@ class SeveralRanks:
         return self._chainermn.create_multi_node_optimizer(optimizer, self.comm)
 
     def evaluator(self, evaluator):
-        """Return an evaluator whose results are those of all parts."""
+        """Return an evaluator whose results cover the parts of all ranks."""
         return self._chainermn.create_multi_node_evaluator(evaluator, self.comm)
 
     def common(self, items):
-        """Return what all ranks have among their items."""
+        """Return the set of the items that every rank has."""
         return set.intersection(*map(set, self.comm.mpi_comm.allgather(items)))

@@ -1,4 +1,4 @@
-"""The two tasks: regression and classification. What is the model, the loss, a good answer?"""
+"""The two tasks, regression and classification: their models, losses and errors."""
 
 import contextlib
 import io
@@ -13,12 +13,13 @@ from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 from chainer_chemistry.models.prediction import Classifier, Regressor, set_up_predictor
 from chainer_chemistry.training.extensions import BatchEvaluator
 
-# Upstream's methods that chainer_bspmm swaps, of those with an adjacency matrix.
+# Upstream's methods with an adjacency matrix whose models chainer_bspmm swaps.
 METHODS = (
     *('rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp', 'relgat', 'gnnfilm'),
     *('rsgcn_gwm', 'ggnn_gwm', 'gin_gwm', 'nfp_gwm'),
 )
-# Those with a dropout of one half by default: good for classification, in regression mostly noise.
+# Methods with a dropout of one half by default, which is good for classification, but mostly noise
+# in regression.
 WITH_DROPOUT = ('rsgcn', 'gin')
 TINY = numpy.finfo(numpy.float32).tiny  # float32 has too few digits below it
 LAYOUTS = ('folded', 'packed', 'padded')
@@ -26,7 +27,7 @@ LAYOUTS = ('folded', 'packed', 'padded')
 
 def build_predictor(settings, dense, n_out, **options):
     """Build upstream's model, and swap in the sparse products unless `dense`."""
-    with contextlib.redirect_stdout(io.StringIO()):  # which prints what it builds
+    with contextlib.redirect_stdout(io.StringIO()):  # set_up_predictor prints a message
         predictor = set_up_predictor(
             settings['method'], settings['unit_num'], settings['conv_layers'], n_out, **options
         )
@@ -41,11 +42,11 @@ def converter_of(layout, padded_to=None):
 
 
 class Task:
-    """What is learned: `names` of the targets, and {name: unit}, which is printed."""
+    """Targets that are learned: their `names`, and {name: unit}, for output."""
 
-    answer = 'predicted'  # what a prediction is called
-    number = '%.7g'  # the format of a prediction
-    postprocess_fn = None  # of the model's output, for a prediction
+    answer = 'predicted'  # word for a prediction, in titles of columns
+    number = '%.7g'  # format of a prediction
+    postprocess_fn = None  # function from the model's output to a prediction
 
     def __init__(self, names, units=None):
         self.names = list(names)
@@ -56,23 +57,24 @@ class Task:
         return ['%s (%s)' % (n, self.units[n]) if n in self.units else n for n in self.names]
 
     def column_title(self, name):
-        """Return what the column of predicted values is called in a CSV file."""
+        """Return the title of the column of predicted values in a CSV file."""
         unit = ' [%s]' % self.units[name] if name in self.units else ''
         return '%s %s%s' % (name, self.answer, unit)
 
     def predict(self, model, dataset, converter, batchsize):
-        """Predict (M, T), of a data set without labels: in their units, or as probabilities."""
+        """Predict the targets of a data set, (M, T), in their units or as probabilities."""
         return model.predict(
             dataset, batchsize=batchsize, converter=converter, postprocess_fn=self.postprocess_fn
         )
 
 
 class CentredScaler(StandardScaler):
-    """Chainer Chemistry's scaler for labels less their mean, which their files have.
+    """Chainer Chemistry's scaler, for labels from which their mean has been subtracted.
 
-    Labels may have a spread far below their mean, such as total energies: float32 has no digits for
-    both. So the mean is taken off in float64 (`offset`, NumPy's), and what a model is trained on
-    and answers has the mean 0. In a file the scaler is upstream's of the labels as they are.
+    Labels such as total energies may have a spread far below their mean: float32 has too few digits
+    for both. So the mean (`offset`, always NumPy's) is subtracted in float64, and the labels and
+    outputs of a model have the mean 0. A file has the mean of the original labels, as upstream's
+    scaler writes it.
     """
 
     def __init__(self, labels=None):
@@ -85,8 +87,8 @@ class CentredScaler(StandardScaler):
             self.std = numpy.where(deviations < TINY, 0, deviations).astype(numpy.float32)
 
     def serialize(self, serializer):
-        """Read or write the mean as that of the labels."""
-        zeros = self.mean  # the same array afterwards: captured steps have its address
+        """Read or write the scaler with `offset` as the mean."""
+        zeros = self.mean  # this array is kept, because captured steps have its address
         self.mean = self.offset
         super().serialize(serializer)
         self.offset = numpy.asarray(self.mean, numpy.float64)
@@ -97,7 +99,7 @@ class Regression(Task):
     """Numbers, learned with the mean squared error; reported as the mean absolute error (MAE)."""
 
     kind = 'regression'
-    number = '%.12g'  # of a float64: some digits may be those of the mean
+    number = '%.12g'  # float64: the mean may take many of the digits
     expected = 'a finite number'
     may_be_missing = False
     log_keys = ('main/loss', 'validation/main/loss', 'main/mae', 'validation/main/mae')
@@ -105,20 +107,20 @@ class Regression(Task):
     evaluator = extensions.Evaluator
 
     def is_good(self, values):
-        """Return for an array of values from a file which are labels: finite in float32."""
+        """Return a mask of the values from a file that can be labels: finite in float32."""
         return numpy.abs(values) <= numpy.finfo(numpy.float32).max
 
     def labels(self, values, model):
-        """Return what a model is trained on for values from a file, (M, T) float32."""
+        """Convert values from a file to the labels that a model is trained on, (M, T) float32."""
         return (values - model.predictor.label_scaler.offset).astype(numpy.float32)
 
     def build(self, settings, dense, train_labels=None):
         """Build the model; without `train_labels` its parameters are about to be loaded.
 
-        The predictor answers in the targets' own units, less their mean; the loss is in units of
-        each target's standard deviation: one rotational constant in GHz would outweigh all energies
-        in hartree. The log's 'mae' is in the target's unit for one target, else in standard
-        deviations.
+        The output of the predictor is in the targets' own units, with the mean subtracted. The loss
+        is in units of each target's standard deviation, because one rotational constant in GHz
+        would outweigh all energies in hartree. The log's 'mae' is in the target's unit for one
+        target, else in standard deviations.
         """
         scaler = CentredScaler(train_labels)
         options = {'label_scaler': scaler}
@@ -147,8 +149,8 @@ class Regression(Task):
     def report(self, labels, predictions, train_labels=None):
         """Return lines and {'MAE', 'RMSE', 'R2': {target: ...}} of molecules whose truth is known.
 
-        With training labels also 'MAE of the mean alone', of always answering their mean. R2 is NaN
-        where all labels are the same for float32.
+        With training labels there is also 'MAE of the mean alone', of always predicting their mean.
+        R2 is NaN for a target whose labels are all the same in float32.
         """
         truth = pandas.DataFrame(labels, columns=self.names).dropna(axis=1, how='all')
         errors = pandas.DataFrame(predictions, columns=self.names)[truth.columns] - truth
@@ -172,11 +174,11 @@ class Regression(Task):
 def roc_aucs(labels, scores):
     """Return the area under the ROC curve of each label, a Series.
 
-    Labels (M, T) are 1 or 0; negative ones and NaN are missing and left out. A label that has not
-    both a 1 and a 0, or a score that is NaN, has none: NaN.
+    Labels (M, T) are 1 or 0; negative labels and NaN are missing and left out. The area is NaN for
+    a label without both a 1 and a 0, or with a score that is NaN.
     """
     labels = pandas.DataFrame(labels)
-    scores = pandas.DataFrame(scores).where(labels >= 0)  # not so for NaN
+    scores = pandas.DataFrame(scores).where(labels >= 0)  # False for NaN, too
     is_one = labels > 0
     n_ones = is_one.sum()
     n_pairs = n_ones * (scores.count() - n_ones)
@@ -198,20 +200,20 @@ class Classification(Task):
     best = 'validation/main/roc_auc', 1
 
     def is_good(self, values):
-        """Return for an array of values from a file which are labels."""
+        """Return a mask of the values from a file that can be labels."""
         return (values == 0) | (values == 1)
 
     def labels(self, values, model):
-        """Return what a model is trained on for values from a file: (M, T) int32, -1 if missing."""
+        """Convert values from a file to labels for the model, (M, T) int32, -1 if missing."""
         return numpy.where(numpy.isnan(values), -1, values).astype(numpy.int32)
 
     def build(self, settings, dense, train_labels=None):
-        """Build the model; the loss passes over labels of -1."""
+        """Build the model; the loss ignores labels of -1."""
         predictor = build_predictor(settings, dense, len(self.names))
         return Classifier(predictor, lossfun=F.sigmoid_cross_entropy, metrics_fun=None)
 
     def evaluator(self, iterator, model, **options):
-        """Make the extension that reports the loss, and the mean over the labels of ROC-AUC."""
+        """Make the extension that reports the loss, and the ROC-AUC as a mean over the labels."""
         shape = -1, len(self.names)
 
         return BatchEvaluator(

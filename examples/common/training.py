@@ -1,4 +1,4 @@
-"""Train a model on a data set and test it: what every train_*.py does with its data."""
+"""Train a model on a data set and test it: the body of every train_*.py."""
 
 import contextlib
 import gc
@@ -23,14 +23,14 @@ from common.ranks import ranks_of
 from common.tasks import TINY, converter_of
 
 
-NO_SETTINGS = ('out', 'force', 'resume', 'dense')  # layout says whether it is dense
+NO_SETTINGS = ('out', 'force', 'resume', 'dense')  # 'layout' tells whether the run is dense
 
 
 class RandomState(training.Extension):
     """Keep NumPy's random state in the snapshot: it decides the order of later epochs.
 
-    On a CPU it also decides dropout. Captured steps draw by the seed and their number; CuPy's own
-    state (``--updater standard`` on a GPU) cannot be read.
+    On a CPU it also decides dropout. Random numbers of captured steps depend on the seed and the
+    number of the step only; CuPy's own state (``--updater standard`` on a GPU) cannot be read.
     """
 
     def __call__(self, trainer):
@@ -44,19 +44,19 @@ class RandomState(training.Extension):
 
 
 def ends_with_best(log, key, sign):
-    """Return whether the last entry has the best value, even NaN, until there is a number.
+    """Return whether the last entry has the best value; until there is a number NaN counts, too.
 
-    `sign` is -1 where less is better.
+    `sign` is -1 if less is better.
     """
-    # Not a MinValueTrigger: captured steps take another look at the model after every step where a
-    # trigger may be due that is no interval.
+    # This is no MinValueTrigger: captured steps would look at the model again after every step in
+    # which a trigger that is not an interval may be due.
     *before, last = [sign * entry[key] for entry in log]
     best = max((value for value in before if not math.isnan(value)), default=-math.inf)
     return last > best or best == -math.inf
 
 
 def every(seconds):
-    """Yield, whenever it is asked, whether so many seconds have passed since it last said so."""
+    """Yield whether so many seconds have passed since the last True; the first item is True."""
     due = 0
     while True:
         now = time.perf_counter()
@@ -76,7 +76,7 @@ class PlainText:
 
 
 class Patience(EarlyStoppingTrigger):
-    """Chainer's trigger, which a snapshot does not keep."""
+    """Chainer's trigger, with its state in snapshots, where Chainer leaves it out."""
 
     def serialize(self, serializer):
         with contextlib.suppress(KeyError):  # the run had no --patience
@@ -85,7 +85,7 @@ class Patience(EarlyStoppingTrigger):
 
 
 def progress():
-    """Make an extension that prints how far an epoch is, where no progress bar can be drawn."""
+    """Make an extension that prints the epoch now and then, where no progress bar can be drawn."""
     is_due = every(10)
 
     def show(trainer):
@@ -96,15 +96,16 @@ def progress():
 
 
 class StepTimer(training.Extension):
-    """Seconds of the steps of each epoch (`seconds`), without what else follows an epoch.
+    """Timer of the steps of each epoch (`seconds`), without the extensions after an epoch.
 
-    On a GPU a step returns before it is done, so the last one is waited for.
+    On a GPU a step returns before it is done, so the timer synchronises.
     """
 
     def __init__(self, trainer, device):
         self.seconds = []
         self._device = device
-        # First and last of what follows an epoch. Trainer gives both a name: not to the method.
+        # The first and the last extension after an epoch. Trainer sets an attribute `name` of both,
+        # which a method would refuse; so the second one is a function.
         trainer.extend(self, 'timer', (1, 'epoch'), priority=1000)
         trainer.extend(
             lambda trainer: self.initialize(trainer), 'again', (1, 'epoch'), priority=-1000
@@ -125,7 +126,7 @@ class StepTimer(training.Extension):
 
 
 def is_captured(args, device):
-    """Return whether `--updater` asks for captured steps, or refuse them."""
+    """Return whether `--updater` asks for captured steps; refuse them if they are impossible."""
     is_possible = device.xp is not numpy and not args.dense
     if args.updater == 'graph' and not is_possible:
         raise DataError(
@@ -136,7 +137,7 @@ def is_captured(args, device):
 
 
 def layout_of(args, dataset):
-    """Return {'layout', 'padded_to'} of a training, with numbers for words."""
+    """Return {'layout', 'padded_to'} of a training; padded_to is a number or None, no word."""
     layout = 'dense' if args.dense else args.layout
     padded_to = args.padded_to
     if layout != 'folded' and padded_to not in (None, 'batch'):
@@ -154,8 +155,8 @@ def layout_of(args, dataset):
 def prepare(source, task, args, n_ranks):
     """Read and split the data, and start or continue the run in its folder.
 
-    Returns its settings, [training, validation, test part of the data set, without labels] and
-    their labels, float64.
+    Returns its settings, [training, validation and test part of the data set, without labels] and a
+    list of their labels, float64.
     """
     folder.check(args.out, args.force, args.resume)
     missing = 'skip' if args.skip_missing else 'refuse'
@@ -173,7 +174,7 @@ def prepare(source, task, args, n_ranks):
         **layout_of(args, dataset),
     )
     if description == args.data != '-' and os.path.isfile(args.data):
-        settings['data'] = os.path.abspath(args.data)  # it may be resumed in another folder
+        settings['data'] = os.path.abspath(args.data)  # --resume may be called in another folder
     parts = data.split(used.smiles, settings)
     if args.resume:
         before = folder.load_settings(args.out, source.__file__)
@@ -207,7 +208,7 @@ def train(source, args, title):
     is_cpu = device.xp is numpy
     captured = is_captured(args, device)
 
-    # The data: the first rank reads and splits them.
+    # The first rank reads and splits the data.
     start = time.perf_counter()
     settings = labels = None
     parts = None, None, None  # training, validation, test
@@ -219,7 +220,7 @@ def train(source, args, title):
     # The model.
     numpy.random.seed(args.seed)
     if not is_cpu:
-        device.xp.random.seed(args.seed)  # layers that learn their input size start on the device
+        device.xp.random.seed(args.seed)  # layers without an input size start on the device
     model = task.build(settings, args.dense, labels[0])
     model.to_device(device)
     if not ranks.is_first:
@@ -250,8 +251,8 @@ def train(source, args, title):
     iterator = SerialIterator(validation_part, args.batchsize, repeat=False, shuffle=False)
     evaluator = ranks.evaluator(task.evaluator(iterator, model, **options))
     trainer.extend(evaluator, name='validation')
-    # What was on a GPU was copied and can be written while training continues; a CPU goes on
-    # writing to its own. Compression would take longer than an epoch.
+    # Arrays of a GPU are copied, so a thread can write them to a file while training continues; on
+    # a CPU training would change them meanwhile. Compression would take longer than an epoch.
     writer = SimpleWriter if is_cpu or ranks.are_several else ThreadWriter
     if ranks.is_first:
         # mpirun gives the first rank a terminal, whatever its own output is.
@@ -270,8 +271,8 @@ def train(source, args, title):
         )
         trainer.extend(best_model, 'best_model', priority=-90)  # before the snapshot
     trainer.extend(RandomState(), 'random_state', (1, 'epoch'))
-    is_due = every(1)  # on a GPU an epoch may take less
-    # Two of each rank: when one writes its next, all have written the one before.
+    is_due = every(1)  # on a GPU an epoch may take less than a second
+    # Each rank keeps two: once a rank writes its next snapshot, all have written the one before.
     snapshot = extensions.snapshot(
         filename=folder.SNAPSHOT_FILE % ('{.updater.iteration}', ranks.rank),
         writer=writer(compression=False),
@@ -281,7 +282,7 @@ def train(source, args, title):
     trainer.extend(snapshot)
     if args.resume:
         folder.load_snapshot(args.out, trainer, ranks)
-        # The trigger of --patience has not seen it before the snapshot was taken.
+        # The snapshot was taken before the trigger of --patience saw the results of this epoch.
         trainer.observation = ranks.share(log.log[-1] if ranks.is_first else None)
         print('Resumed %s: epoch %d, step %d' % (args.out, updater.epoch, updater.iteration))
     timer = StepTimer(trainer, device)
@@ -291,7 +292,7 @@ def train(source, args, title):
     start = time.perf_counter()
     try:
         if updater.epoch < args.epoch:
-            trainer.run(show_loop_exception_msg=False)  # what it would show follows anyway
+            trainer.run(show_loop_exception_msg=False)  # the error is printed anyway
         else:
             print('The run has all of the %d epochs: nothing to train' % args.epoch)
     except KeyboardInterrupt:
@@ -346,10 +347,10 @@ def train(source, args, title):
 
 
 def main(run):
-    """Call a script's function and exit with its status; errors of the user have no traceback."""
+    """Call a script's function and exit with its status; print users' errors without traceback."""
     try:
         if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None):
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # no longer common's
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # instead of common's
         status = run()
         sys.stdout.flush()
         sys.exit(status)
@@ -359,7 +360,7 @@ def main(run):
         sys.exit('error: not enough memory: %s' % error)
     except KeyboardInterrupt:
         sys.exit('interrupted')
-    except BrokenPipeError:  # as of `| head`, which has closed it
-        # Python flushes once more on exit.
+    except BrokenPipeError:  # the reader of stdout has ended, such as `head`
+        # Python flushes stdout once more on exit, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

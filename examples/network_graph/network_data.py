@@ -1,4 +1,4 @@
-"""Citation networks: Cora and CiteSeer where Chainer Chemistry has left them, else a generated one.
+"""Citation networks: Cora and CiteSeer, if Chainer Chemistry has their files, or a generated one.
 
 Nodes are papers with a bag of words and a class, edges are citations.
 """
@@ -23,14 +23,14 @@ Network = collections.namedtuple('Network', 'x edges y description')
 
 
 def load(name, seed):
-    """Return the `Network` that `--dataset` names; 'auto': Cora if it is there, else generated."""
+    """Return the `Network` of `--dataset`; 'auto' is Cora if its files exist, else 'generated'."""
     if name == 'auto':
         name = 'cora' if all(map(os.path.isfile, paths_of('cora'))) else 'generated'
     return generate(seed) if name == 'generated' else read(name)
 
 
 def paths_of(name):
-    """Return where Chainer Chemistry keeps the papers and the citations of a data set."""
+    """Return the paths of Chainer Chemistry's two files of a data set: papers and citations."""
     folder = os.path.join(chainer.dataset.get_dataset_root(), 'pfnet', 'chainer', name)
     return [os.path.join(folder, name + ending) for ending in ('.content', '.cites')]
 
@@ -38,8 +38,8 @@ def paths_of(name):
 def read(name):
     """Read Cora or CiteSeer.
 
-    The first file has a line for each paper: its name, 0 or 1 for each word, its class; the second
-    one pairs of names. Citations of unknown papers, and a paper's of itself, are left out.
+    The first file has a line for each paper: its name, 0 or 1 for each word, its class. The second
+    one has pairs of names. Citations of unknown papers, or of a paper by itself, are left out.
     """
     content, cites = paths_of(name)
     for path in (content, cites):
@@ -62,7 +62,7 @@ def read(name):
 
 
 def _words_of(path):
-    """Return a list of words for each line of a file that has any."""
+    """Return a list of words for each line of a file that is not blank."""
     with open(path) as f:
         return [line.split() for line in f if line.strip()]
 
@@ -70,8 +70,9 @@ def _words_of(path):
 def generate(seed, n_nodes=2000, n_classes=7, n_words=500, n_citations=2, loyalty=0.8):
     """Generate a planted partition whose nodes have words.
 
-    A paper cites `n_citations` others on average: with the probability `loyalty` one of its class,
-    else any. It has about 15 words, one in five of them from the 40 that its class prefers.
+    A paper cites `n_citations` others on average, each with the probability `loyalty` from its own
+    class, else from any class. It has about 15 words, one in five of them from the 40 words that
+    its class prefers.
     """
     rng = numpy.random.RandomState(seed)
     y = rng.randint(0, n_classes, n_nodes).astype(numpy.int32)
@@ -91,7 +92,7 @@ def generate(seed, n_nodes=2000, n_classes=7, n_words=500, n_citations=2, loyalt
 
 
 def _both_ways(pairs):
-    """Return (2, n_edges) int64 of pairs of nodes, -1 for none: each once in both directions."""
+    """Return pairs of nodes, -1 if unknown, as edges in both directions, (2, n_edges) int64."""
     pairs = numpy.array(pairs, numpy.int64).reshape(-1, 2)
     pairs = pairs[(pairs >= 0).all(axis=1) & (pairs[:, 0] != pairs[:, 1])]
     return numpy.unique(numpy.concatenate([pairs, pairs[:, ::-1]]), axis=0).T

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Classify the nodes of a citation network with one graph convolution network of all of it.
+"""Classify the nodes of a citation network with a graph convolution over the whole network.
 
 python train_network_graph.py                         # Cora if it is there, else generated
 python train_network_graph.py --dataset citeseer --method gin --epoch 300 --device 0
@@ -8,7 +8,7 @@ python train_network_graph.py --dataset citeseer --method gin --epoch 300 --devi
 import os
 import time
 
-import network_data  # before common, which it finds
+import network_data  # before common: puts its folder on sys.path
 import chainer_bspmm
 import chainer
 import numpy
@@ -76,9 +76,9 @@ def run(argv=None):
     start = time.perf_counter()
     numpy.random.seed(args.seed)
     if device.xp is not numpy:
-        device.xp.random.seed(args.seed)  # layers that learn their input size start on the device
+        device.xp.random.seed(args.seed)  # layers without an input size start on the device
     graph_convolution = METHODS[args.method](
-        out_dim=None,  # of a readout, which nodes do not need
+        out_dim=None,  # it belongs to the readout, which nodes do not need
         node_embedding=True,
         hidden_channels=args.unit_num,
         out_channels=int(y.max()) + 1,

@@ -6,7 +6,7 @@ python predict_own.py --in-dir result --data molecules.csv # a file with the col
 python predict_own.py --in-dir result --smiles CCO c1ccccc1
 """
 
-import train_own  # before common, which it finds
+import train_own  # before common: puts its folder on sys.path
 from common import prediction, training
 
 if __name__ == '__main__':

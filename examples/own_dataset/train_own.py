@@ -17,7 +17,7 @@ from common.tasks import TASKS
 
 
 def task_of(settings):
-    """Return what is learned: a regression or classification of some columns."""
+    """Return the task of the settings: a regression or classification of some columns."""
     return TASKS[settings['task']](settings['labels'])
 
 

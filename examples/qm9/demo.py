@@ -51,7 +51,7 @@ def dense_examples(smiles):
 
 
 def print_padding(sparse, dense):
-    """Print what the trained model predicts for ethanol in different batches."""
+    """Print the trained model's predictions for ethanol in different batches."""
     ethanol, largest, partner = dense_examples(['CCO', 'C' * LARGEST, 'C' * N_PARTNER])
     print('Upstream pads a batch to its largest molecule, and a model learns with that padding.')
     print(
@@ -76,7 +76,7 @@ def print_padding(sparse, dense):
 def print_steps(name, settings, examples):
     """Time training steps, dense and sparse in turn, on the same molecules; print medians."""
     n_atoms = numpy.array([len(example[0]) for example in examples])
-    labels = n_atoms[:, None].astype(numpy.float32)  # any numbers
+    labels = n_atoms[:, None].astype(numpy.float32)  # their values do not matter
     examples = [(*example, label) for example, label in zip(examples, labels)]
     models = []
     for dense in (True, False):
@@ -99,7 +99,7 @@ def print_steps(name, settings, examples):
             end = time.perf_counter()
             times.append([middle - start, end - middle, end - start])
             sizes.append(arrays[1].nbytes)
-    # Of dense and sparse; the first two steps allocate and warm up.
+    # Medians of dense and sparse, without the first two steps, which allocate and warm up.
     times = 1e3 * numpy.median(numpy.reshape(times, (-1, 2, 3))[2:], axis=0)
     sizes = numpy.reshape(sizes, (-1, 2)).mean(axis=0)
     print(

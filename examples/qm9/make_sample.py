@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Make data/qm9_sample.csv.gz from the files of the PyPI package qm9pack (1.0.3).
 
-The sample is every 32.7th molecule of QM9 in its own order, numbers as they stand in qm9pack.
+The sample is every 32.7th molecule of QM9, in QM9's order, with the digits of qm9pack's numbers.
 
     pip install qm9pack==1.0.3
     python make_sample.py            # write it

@@ -6,7 +6,7 @@ python predict_qm9.py --in-dir result --data molecules.csv # a file with a colum
 python predict_qm9.py --in-dir result --smiles CCO c1ccccc1
 """
 
-import train_qm9  # before common, which it finds
+import train_qm9  # before common: puts its folder on sys.path
 from common import prediction, training
 
 if __name__ == '__main__':

@@ -21,7 +21,7 @@ from chainer_chemistry.datasets import get_qm9_filepath
 
 SAMPLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data', 'qm9_sample.csv.gz')
 
-# Upstream's names of the 15 targets -> (unit, column in qm9pack's files, what it is).
+# Upstream's names of the 15 targets -> (unit, column in qm9pack's files, description).
 TARGETS = {
     'A': ('GHz', 'RotA_GHz', 'rotational constant A'),
     'B': ('GHz', 'RotB_GHz', 'rotational constant B'),
@@ -61,14 +61,14 @@ def qm9pack_files():
 
 
 def renamed(rows, names):
-    """Return rows whose table has our names of columns: test.csv can be read as our sample is."""
+    """Rename the columns of rows' table to ours, so that test.csv can be read like our sample."""
     return rows._replace(table=rows.table.rename(columns=names))
 
 
 def read(data, settings, **options):
-    """Return (description, rows) of what `--data` names: a word, or a file like the sample.
+    """Return (description, rows) of `--data`: a word, or a file with the columns of the sample.
 
-    `options` are those of :func:`common.data.read_csv`.
+    `options`: see :func:`common.data.read_csv`.
     """
     task = task_of(settings)
     if data == 'sample':

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Draw which atoms decide what a model that train_tox21.py made predicts: saliency.
+"""Draw saliency: the atoms that decide a prediction of a model that train_tox21.py made.
 
     python explain_tox21.py --in-dir result --smiles 'Oc1ccc(cc1)C(C)(C)c1ccc(O)cc1' --assay NR-ER
     python explain_tox21.py --in-dir result --smiles CCO Nc1ccccc1 --calculator occlusion --out why
@@ -11,7 +11,7 @@ saliency.csv.
 
 import os
 
-import train_tox21  # before common, which it finds
+import train_tox21  # before common: puts its folder on sys.path
 from common import arguments, data, folder, prediction, training
 from common.data import DataError
 
@@ -34,15 +34,15 @@ SIZE = 500, 375  # pixels, of a molecule of up to 40 atoms
 
 
 def saliency(model, dataset, column, name, converter, batchsize):
-    """Return (n_molecules, largest) numbers, one for each atom, and 0 past a molecule's last one.
+    """Return (n_molecules, largest) numbers, one for each atom, and 0 past a molecule's last atom.
 
-    `column` is that of the assay, `name` a key of `CALCULATORS`.
+    `column`: column of the assay; `name`: a key of `CALCULATORS`.
     """
     kind, options = CALCULATORS[name]
 
     def score(*batch):
         scores = model.predictor(*batch)[:, column : column + 1]
-        # The gradient of the sum holds that of each molecule.
+        # The gradient of the sum contains the gradient of each molecule's score.
         return scores if kind is OcclusionCalculator else functions.sum(scores)
 
     monitor = VariableMonitorLinkHook(model.predictor.graph_conv.embed)
@@ -102,7 +102,7 @@ def run():
     used = numpy.flatnonzero((molecules.reason == '').to_numpy()).tolist()
     for i, values, probability in zip(used, found, probabilities):
         smiles = molecules.smiles.iloc[i]
-        # With its atoms in the order in which the model has them.
+        # The canonical SMILES gives atoms the order that they have in the model.
         mol = Chem.MolFromSmiles(Chem.CanonSmiles(smiles, useChiral=False))
         values = values[: mol.GetNumAtoms()]
         for extension in ('svg', 'png'):

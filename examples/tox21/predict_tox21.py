@@ -6,7 +6,7 @@ python predict_tox21.py --in-dir result --data molecules.csv # a file with a col
 python predict_tox21.py --in-dir result --smiles CCO 'Oc1ccc(cc1)C(C)(C)c1ccc(O)cc1'
 """
 
-import train_tox21  # before common, which it finds
+import train_tox21  # before common: puts its folder on sys.path
 from common import prediction, training
 
 if __name__ == '__main__':

@@ -7,8 +7,8 @@
         --communicator pure_nccl
 
 One SMILES a line; text after a blank is the name of the molecule. A file may be compressed by gzip.
-Rows are written as they are ready, those with numbers in the order of the lines; for the others the
-column error gives the reason. Under mpirun all rows are in the order of the lines.
+Rows are written as they are ready. Rows with numbers are in the order of the lines; the other rows
+have the reason in the column error. Under mpirun all rows are in the order of the lines.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import sys
 import warnings
 import zlib
 
-import train_tox21  # before common, which it finds
+import train_tox21  # before common: puts its folder on sys.path
 from chainer import functions
 from chainer_bspmm.training import captured_predict
 from common import arguments, data, prediction, training
@@ -30,7 +30,7 @@ from common.ranks import ranks_of
 
 @contextlib.contextmanager
 def reading(path):
-    """Say in one line what cannot be read: an archive may be damaged."""
+    """Turn an error of reading, such as a damaged archive, into a DataError."""
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
@@ -42,7 +42,7 @@ def read_from(path):
     with reading(path):
         file = data.opened(path)
         first = file.peek(80).split(b'\n')[0]
-    # Neither in SMILES: separators of a table, bytes of gzip and of UTF-16.
+    # SMILES contain neither separators of a table nor bytes of gzip and UTF-16.
     if set((first.split() or [b''])[0]) & set(b',;') or set(first) & set(b'\x1f\0'):
         text = '%s: expected one SMILES a line, got %r; for a CSV file use predict_tox21.py --data'
         raise DataError(
@@ -60,12 +60,12 @@ def numbered(file, path):
 
 @contextlib.contextmanager
 def written_to(path):
-    """Give a file for a CSV table, or standard output, and say what cannot be written."""
+    """Give a file for a CSV table, or standard output; raise DataError if writing fails."""
     with data.writing('standard output' if path == '-' else path):
         if path == '-':
             yield sys.stdout
             return
-        if os.path.islink(path):  # is replaced, not followed
+        if os.path.islink(path):  # a link is replaced, not followed
             os.remove(path)
         with open(path, 'w', encoding='utf-8', newline='') as file:
             yield file
@@ -74,7 +74,7 @@ def written_to(path):
 def rows(lines, model, **options):
     """Yield (number, SMILES, name, error, list of probabilities) of lines, given as (number, text).
 
-    `options` are those of captured_predict.
+    `options`: see `captured_predict`.
     """
     waiting = {}  # position -> (number, SMILES, name) of the lines in progress
 
@@ -106,10 +106,10 @@ def from_all(ranks, found, n_rows):
 
 
 def check_source(ranks, path):
-    """Refuse what the processes cannot share out, because they do not read the same."""
+    """Refuse an input that processes cannot share out, because they do not all read the same."""
     if path == '-':
         raise DataError('--communicator: expected a file of SMILES, which every process reads')
-    checksum = None  # not to be read: told later
+    checksum = None  # the file cannot be read; the error comes later
     with contextlib.suppress(OSError), open(path, 'rb') as file:
         checksum = 0
         while part := file.read(1 << 24):

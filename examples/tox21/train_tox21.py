@@ -31,7 +31,7 @@ def download():
         return path
     try:
         return molnet.get_molnet_filepath('tox21')
-    except OSError as error:  # urllib's errors are some
+    except OSError as error:  # urllib's errors are subclasses
         raise DataError(
             "Chainer Chemistry's download of Tox21 failed (%s: %s). Get tox21.csv.gz of "
             'MoleculeNet elsewhere and name it with --data, or put it where Chainer Chemistry '
@@ -40,9 +40,9 @@ def download():
 
 
 def read(data, settings=None, **options):
-    """Return (description, rows) of what `--data` names, the download or a CSV file in its form.
+    """Return (description, rows) of `--data`: the download, or a CSV file with its columns.
 
-    `options` are those of :func:`common.data.read_csv`.
+    `options`: see :func:`common.data.read_csv`.
     """
     path, description = data, data
     if data == 'download':

@@ -445,6 +445,27 @@ def test_a_layer_that_fits_does_so_at_any_number_of_rows(
             assert plan.shared_bytes + n_static <= device.shared_bytes
 
 
+@pytest.mark.parametrize('itemsize, width_in, most', [(4, 124, 196), (8, 60, 136)])
+def test_a_gradient_has_no_more_weights_than_registers_hold(itemsize, width_in, most):
+    def plan(width_out, is_backward):
+        layer = Layer(
+            width_in=width_in,
+            width_out=width_out,
+            n_relations=1,
+            has_self=False,
+            loop=False,
+            has_relation_bias=False,
+            n_biases=0,
+            by_relation=False,
+            activation='relu',
+        )
+        return layer_launch(layer, 1000, itemsize, True, H200, is_backward)
+
+    assert plan(most, is_backward=True) is not None
+    assert plan(most + 4, is_backward=True) is None
+    assert plan(most + 4, is_backward=False) is not None
+
+
 @given((1, 2**31 - 64), (1, 10**5), (1, 3000))  # a run of rows, whole warps, is an int32
 def test_embed_launch_covers_everything_once(n_rows, n_types, n_channels):
     launch = embed_launch(n_rows, n_types, n_channels)
@@ -468,7 +489,8 @@ def test_runs_of_a_batch_of_molecules():
 
 
 @pytest.mark.parametrize(
-    'size, n_blocks', [(0, 1), (1, 1), (2**14, 1), (2**14 + 1, 2), (2**31 - 1, 2**17)]
+    'size, n_blocks',
+    [(0, 1), (1, 1), (32, 1), (33, 1), (2**14, 1), (2**14 + 1, 2), (2**31 - 1, 2**17)],
 )
 def test_loss_launches(size, n_blocks):
     first, *second = loss_launches(size)
@@ -479,7 +501,9 @@ def test_loss_launches(size, n_blocks):
         assert launch.grid == (1, 1, 1) and launch.arguments == (n_blocks,)
         assert dict(launch.defines)['COMBINE'] == 1
     for launch in (first, *second):
-        assert launch.block[0] % 32 == 0 and 32 <= launch.block[0] <= 1024
+        n = max(1, launch.arguments[0])
+        assert launch.block[0] % 32 == 0 and launch.block[0] < n + 32  # whole warps, none idle
+        assert min(n, 1024) <= launch.block[0] <= 1024
 
 
 def test_loss_grad_launch():

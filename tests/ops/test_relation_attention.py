@@ -309,6 +309,7 @@ def test_rows_without_edges(gpu, name, within, rows_per_node, spare):
     given = gpu.put(adj), *given[1:-2], gpu.put(by_receiver), given[-1]
     arrays = attention_pattern._isolated(*given)
     data, indices, indptr = map(cuda.to_cpu, arrays)
+    assert data.size == indices.size == adj.n_rows * width
     n_true = int(adj.row_offsets[-1]) * width
     assert indptr[-1] == n_true and not data[n_true:].any() and not indices[n_true:].any()
     actual = scipy.sparse.csr_matrix((data, indices, indptr), shape)

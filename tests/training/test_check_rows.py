@@ -669,6 +669,17 @@ def test_what_must_not_be_disturbed(name, monkeypatch):
     assert_same_bits(own_params, params)
 
 
+def convert_to_variables(batch, device=None):
+    atoms, adj, t = chainer_bspmm.concat_mols(batch, device)
+    return chainer.Variable(atoms), adj, chainer.Variable(t)
+
+
+@pytest.mark.parametrize('loss, is_wrong', [(over_rows, True), (over_molecules, False)])
+def test_variables_are_looked_at_as_arrays(loss, is_wrong):
+    texts = warned(Case(own(loss), converter=convert_to_variables), HOST)
+    assert list(map(tells_of_rows, texts)) == [True] * is_wrong
+
+
 def test_the_cause_in_batches_padded_to_a_number(device):
     """The advice is to use `len(t)`: another converter would change all results."""
     (text,) = filter(tells_of_rows, warned(WRONG['batches padded to a number'], device))
