@@ -41,7 +41,7 @@ def names(root, paths):
 
 @pytest.fixture
 def outcome(tool, project, monkeypatch):
-    """Function of a test file's program: returns the tool's verdict on a fault, without cosmic-ray."""
+    """Function of a test file's text: returns the tool's verdict on a fault of the module."""
 
     def find(program, line='y = x - x'):
         monkeypatch.setattr(

@@ -39,7 +39,7 @@ def test_two_sizes_hold_the_batches_of_a_data_set(sizes):
 
 
 def test_sizes_at_the_edges():
-    """No buffer is larger than the largest batch needs; all batches fit, with a spare row."""
+    """No size exceeds the largest batch's; all batches of a data set fit, with a spare row."""
     sizes = numpy.array([1] * 99 + [STEP])
     capacities = Capacities(2, sizes, sizes, needs(sizes, sizes, None))
     assert capacities.of(Capacity(STEP + 1, STEP + 1, STEP, STEP, -1)).rows == 2 * STEP
