@@ -350,7 +350,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_run_on_a_terminal_is_continued_elsewhere(folder, monkeypatch, recwarn):
-    """Only a terminal has a bar; Chainer would warn that its lines' trigger was not saved."""
+    """Progress is a bar on a terminal, else lines, whose trigger the snapshot then lacks."""
     monkeypatch.chdir(folder)
     with contextlib.redirect_stdout(Terminal()) as terminal:
         imported(OWN, 'train_own').run([*WORDS, '--out', 'new'])

@@ -89,7 +89,7 @@ def test_gradients(xp):
 
 
 def test_rows_of_one_value_in_half_precision(xp):
-    """Their variance is 0: the gradient is large, but finite."""
+    """Rows of one value have a variance of 0: the gradient is large, but finite."""
     x = chainer.Variable(xp.ones((2, 4), 'e'))
     y = layer_norm(x, xp.ones(4, 'f'), xp.arange(4, dtype='f'), 1e-6)
     assert (y.array == xp.arange(4)).all() and y.dtype == numpy.float16

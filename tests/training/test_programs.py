@@ -1,4 +1,4 @@
-"""Which programs are kept, how large their buffers are, and when something changes too often."""
+"""Programs that are kept, sizes of their buffers, and changes that come too often."""
 
 import types
 
