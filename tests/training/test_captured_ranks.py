@@ -264,7 +264,7 @@ def test_parameters_of_another_size_in_another_session(made):
     table.array = numpy.concatenate([table.array, table.array])
     optimizer.add_hook(optimizer_hooks.WeightDecay(0.1))
     message = (
-        '^rank 0 cannot go on as the other ranks do, with captured steps: parameters have other '
+        '^rank 0 cannot continue with captured steps, as the other ranks do: parameters have other '
         'sizes or dtypes than in the first step$'
     )
     with pytest.raises(RuntimeError, match=message):
