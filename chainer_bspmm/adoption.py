@@ -190,10 +190,10 @@ def _explain(error, adj):
     if name == 'chainer.optimizer':  # the error is about the result of the loss
         return
     text = (
-        'This batch is sparse: atoms are %d rows of %d molecules, and adj is a BatchedCSR. If a '
-        'dense batch runs, the code expects padded arrays: adj.to_dense() gives those of adj, '
-        "CSRConverter('padded') keeps atoms padded, and parts outside of init_scope are to be "
-        'swapped by themselves.'
+        'This batch is sparse: atoms are %d rows of %d molecules, and adj is a BatchedCSR. If the '
+        'code runs on a dense batch, it expects padded arrays: adj.to_dense() returns the padded '
+        "adjacency, CSRConverter('padded') keeps atoms padded, and parts outside of init_scope "
+        'must be swapped separately.'
     ) % (adj.n_rows, adj.n_graphs)
     if adj.n_node_columns:
         text += (

@@ -81,7 +81,8 @@ def make(directory, lowest):
     if os.path.exists(directory):
         if not os.path.exists(unfinished) and not os.path.exists(ready):
             sys.exit(
-                f'{directory} exists and was not made by this. Remove or rename it, then run again'
+                f'{directory} exists and was not made by this tool. Remove or rename it, then run '
+                'again'
             )
         shutil.rmtree(directory)
     os.mkdir(directory)

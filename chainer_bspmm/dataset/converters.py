@@ -67,7 +67,8 @@ class CSRConverter(chainer.dataset.Converter):
     ):
         if isinstance(layout, (list, tuple)):
             text = (
-                'layout: expected a str, got a %s; as converter give CSRConverter(), not the class'
+                'layout: expected a str, got a %s; pass an instance, CSRConverter(), as the '
+                'converter, not the class'
             )
             raise TypeError(text % type(layout).__name__)
         check.layout(layout, padded_to)
@@ -216,8 +217,8 @@ def _refuse_node_columns(columns, first, sizes):
     for position, column in enumerate(columns, first):
         if are_of_atoms(column, sizes):
             raise ValueError(
-                'batch[...][%d]: expected labels of molecules, got a row for each atom; if that is '
-                'what they are, use CSRConverter(n_node_columns=%d), otherwise '
+                'batch[...][%d]: expected labels of molecules, got a row for each atom; if these '
+                'are labels of atoms, use CSRConverter(n_node_columns=%d), otherwise '
                 'CSRConverter(n_node_columns=%d)' % (position, position - 1, first - 2)
             )
 

@@ -30,7 +30,9 @@ CHUNKS_AHEAD = 4  # chunks per process that may wait to be collected
 # 20,000 atoms in a chain end a process with a stack of 8 MiB, 5,000 atoms one with 1 MiB.
 LONGEST_HERE = 2000
 DIED = 'the process that parsed it died: %s'
-NOT_HERE = 'RDKit may crash of it (%d characters), and no process can be started to parse it: %s'
+NOT_HERE = (
+    'it has %d characters, which may crash RDKit, and no process can be started to parse it: %s'
+)
 
 # dataset; smiles (list of str): canonical, one for each example; kept (array): the position in the
 # input of each; failures: list of Failure.

@@ -83,7 +83,7 @@ class SparseForm:
                 kinds.remove(memoryview)
             for kind in kinds:
                 if not issubclass(kind, numpy.ndarray):
-                    raise CannotKeep('an array is in memory of something else: ' + kind.__name__)
+                    raise CannotKeep('an array is a view of memory of a %s' % kind.__name__)
             arrays = [base for base in bases if isinstance(base, numpy.ndarray)]
         arrays = {key: array for level in reversed(levels) for key, array in level.items()}
         is_writeable = map(operator.attrgetter('flags.writeable'), arrays.values())
@@ -135,14 +135,16 @@ def columns_of(dataset):
     if kind is NumpyTupleDataset:
         columns = list(dataset._datasets)
         kinds = (numpy.ndarray, list)
+        text = 'a column is neither an array nor a list'
     elif kind is ConcatenatedDataset:
         parts = [columns_of(part) for part in dataset._datasets]
         columns = list(itertools.chain(*parts))
         kinds = (numpy.ndarray,)
+        text = 'a column is not an array'
     else:
-        raise CannotKeep('it is a %s' % kind.__name__)
+        raise CannotKeep('a %s has no sparse form' % kind.__name__)
     if any(type(column) not in kinds for column in columns):
-        raise CannotKeep('a column is no array')
+        raise CannotKeep(text)
     return columns
 
 
@@ -170,11 +172,11 @@ def converted(dataset: Any) -> Molecules:
     dtypes = collections.defaultdict(set)  # column -> dtypes of its values, if batches keep them
     for _, examples in chunks(dataset):
         if set(map(type, examples)) != {tuple} or len(set(map(len, examples))) != 1:
-            raise CannotKeep('an example is no tuple of as many values as others')
+            raise CannotKeep('examples are not tuples of one length')
         for i, column in enumerate(zip(*examples)):
             allowed = numpy.ndarray if i < 2 else (numpy.ndarray, numpy.generic)
             if not all(issubclass(kind, allowed) for kind in set(map(type, column))):
-                raise CannotKeep('an example is not of arrays')
+                raise CannotKeep('a value of an example is not an array')
             for dtype in set(map(operator.attrgetter('dtype'), column)):
                 dtypes[i].add(None if i == 0 and dtype.kind != 'f' else dtype)
     if len(dtypes) < 2 or any(len(of_column) != 1 for of_column in dtypes.values()):
@@ -184,7 +186,7 @@ def converted(dataset: Any) -> Molecules:
     sizes = set(molecules.full_sizes.tolist())
     for label in molecules.labels if molecules.has_padding else molecules.labels[:-1]:
         if len(sizes) == 1 and label.ndim == 2 and label.shape[1:] == (*sizes,):
-            raise CannotKeep('labels may be those of atoms')
+            raise CannotKeep('labels of molecules might be taken for labels of atoms')
     return molecules
 
 

@@ -116,7 +116,7 @@ class Reach:
     - `links`, `functions`: dicts by id; functions are a user's.
     - `arrays`: words -> array, for arrays that are not attributes of links, and for parameters that
       do not belong to a link.
-    - `cannot`: clauses that complete "a run would ...", about changes that cannot be put back.
+    - `cannot`: clauses that complete "a check would ...", about changes that cannot be put back.
     - `cut`: words for objects that were not followed, because there were too many, or because a
       module is not imported yet.
     - `reads_training`: whether watched values change from step to step although only Chainer's code
@@ -253,7 +253,7 @@ class Reach:
                 try:
                     self._follow(thing, text, is_held)
                 except Exception:  # a user's object may raise anything when it is read
-                    self.cannot.append('leave a change in ' + text)
+                    self.cannot.append('leave changes in ' + text)
             owners = *self._link_owners, *self._globals.values(), *self._owners
             for owner in (*owners, *self._of_training):
                 for name in owner.open(self._names, self._uses_any_attribute):
@@ -325,7 +325,7 @@ class Reach:
             self._object(thing, kind)
 
     def _note_drained(self, text):
-        self.cannot.append('take something from %s for good' % text)
+        self.cannot.append('consume part of %s' % text)
 
     def _array(self, array, text):
         # All arrays in a list have the same words, so a number tells them apart.
@@ -398,7 +398,7 @@ class Reach:
         text = 'the context variable ' + variable.name
         place = places.context_variable(variable, text)
         if not place.save():
-            self.cannot.append('leave a value in ' + text)
+            self.cannot.append('leave a value in %s, which has none' % text)
         self._variables(place)
 
     def _function(self, function):
@@ -413,7 +413,7 @@ class Reach:
         self._uses_any_attribute |= names.uses_any_attribute
         self._names |= {'next'} & names.globals.keys()
         for name in sorted(names.unknown):
-            text = 'leave behind what %s may do with %s'
+            text = 'leave changes that %s may make through %s'
             self.cannot.append(text % (function.__name__, name))
         for name in sorted(names.modules):
             module = _imported(name, function)
@@ -476,7 +476,8 @@ class Reach:
             if owner.gives_examples and isinstance(owner.thing, _PREFETCHING):
                 self._note_drained(owner.text('dataset'))
             if owner.opened & _STEPS and isinstance(owner.thing, _OF_STEPS):
-                self.cannot.append('leave behind a step of the %s' % type(owner.thing).__name__)
+                text = 'leave changes that a step of the %s makes'
+                self.cannot.append(text % type(owner.thing).__name__)
         self.reads_training = any(owner.opened for owner in self._of_training)
         owners = *self._globals.values(), *self._owners, *self._of_training
         watched = [places.parts_of_functions(self.functions.values())]

@@ -99,13 +99,13 @@ def add_training_arguments(parser):
     data, model, training, run = add_model_arguments(parser, METHODS, 4, 16, 20, 0.7)
     training.add_argument('--batchsize', '-b', type=POSITIVE, default=32, help='batch size')
     training.add_argument(
-        '--learning-rate', type=number(float, 0, 1), default=0.001, help='that of Adam'
+        '--learning-rate', type=number(float, 0, 1), default=0.001, help='learning rate of Adam'
     )
     training.add_argument(
         '--patience',
         type=POSITIVE,
         metavar='N',
-        help='stop when N epochs have not bettered the best validation',
+        help='stop after N epochs without a better validation result',
     )
     data.add_argument(
         '--num-data',
@@ -120,15 +120,15 @@ def add_training_arguments(parser):
         '--layout',
         choices=LAYOUTS,
         default='folded',
-        help='how a molecule is filled up with phantom atoms, as upstream does. folded: in one '
-        'row; padded: in a row for each of them; packed: not at all',
+        help="how a molecule's phantom atoms (upstream's padding) are stored. folded: one row for "
+        'all; padded: a row for each; packed: none',
     )
     model.add_argument(
         '--padded-to',
         type=number(int, 1, words=('largest', 'batch')),
         metavar='N',
-        help='atoms to which folded batches fill up their molecules; largest, the default: as the '
-        'largest of the data set has; batch: as the largest of each batch, as upstream',
+        help='number of atoms to which folded batches pad their molecules; largest (default): size '
+        'of the largest molecule of the data set; batch: of each batch, as upstream',
     )
     model.add_argument(
         '--dense', action='store_true', help="train upstream's dense model instead, for comparison"
@@ -184,12 +184,13 @@ def add_trained_arguments(parser, script, out, batchsize=32):
         '--model',
         choices=('last', 'best'),
         default='last',
-        help='last: of the last epoch; best: of that with the best validation',
+        help='last: model of the last epoch; best: model of the epoch with the best validation '
+        'result',
     )
     parser.add_argument('--batchsize', '-b', type=POSITIVE, default=batchsize, help='batch size')
     add_device_argument(parser)
     parser.add_argument('--out', '-o', help=out)
-    parser.add_argument('--force', action='store_true', help='replace what --out names')
+    parser.add_argument('--force', action='store_true', help='overwrite existing output')
 
 
 def use_device(specifier):

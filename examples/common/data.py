@@ -235,7 +235,9 @@ def check_new_file(path, force):
     if path == '-':  # standard output
         return
     if not os.path.isdir(os.path.dirname(path) or '.') or os.path.isdir(path):
-        raise DataError('--out: cannot write the file %s: it, or its folder, is none' % path)
+        raise DataError(
+            '--out: cannot write %s: it is a folder, or its folder does not exist' % path
+        )
     if os.path.lexists(path) and not is_special(path) and not force:
         raise DataError('--out: %s exists; expected a new file, or --force to replace it' % path)
 
@@ -264,8 +266,8 @@ def report_duplicates(rows):
     again = rows.take(rows.canonical.duplicated().to_numpy())
     if len(again.smiles):
         print(
-            'Duplicates: %d molecule(s) are an earlier one, stereo aside, the first: %s: %r; test '
-            'molecules may be among those of the training'
+            'Duplicates: %d molecule(s) equal an earlier one except for stereo, the first: %s: %r; '
+            'training and test may share molecules'
             % (len(again.smiles), again.smiles.index[0], again.smiles.iloc[0])
         )
 

@@ -76,8 +76,8 @@ def refuse_changes(out, before, settings):
             continue
         if name == 'digest':
             raise DataError(
-                '--resume: the data have other molecules or labels, or in another order, than '
-                'those of the run in %s' % out
+                '--resume: the molecules, their labels or their order differ from those of the '
+                'run in %s' % out
             )
         text = '--resume: %s was %r in the run in %s, and is %r now; both must be the same'
         raise DataError(text % (name, before[name], out, value))

@@ -35,8 +35,8 @@ def from_smiles(smiles, settings, task):
     """Parse SMILES of the command line into (data set, rows with reasons)."""
     if settings['padded_to'] is None and settings['layout'] != 'packed':
         text = (
-            'Note: a prediction may depend on the molecules given beside it, as in Chainer '
-            'Chemistry; not if the model is trained with --padded-to largest'
+            'Note: as in Chainer Chemistry, a prediction may depend on the other molecules of its '
+            'batch; training with --padded-to largest avoids that'
         )
         print(text, file=sys.stderr)
     return data.preprocess(data.typed_smiles(smiles, task.names), settings['method'])
@@ -47,7 +47,10 @@ def report_known(rows, path):
     if os.path.exists(path):  # earlier versions did not write it
         n_known = rows.used.canonical.isin(data.read_table(path)['smiles']).sum()
         if n_known:
-            text = '%d of the %d molecules were in the training: an error of these is no test'
+            text = (
+                '%d of the %d molecules were in the training: errors on these say nothing about '
+                'new molecules'
+            )
             print(text % (n_known, len(rows.used.canonical)))
 
 

@@ -294,7 +294,7 @@ def train(source, args, title):
         if updater.epoch < args.epoch:
             trainer.run(show_loop_exception_msg=False)  # the error is printed anyway
         else:
-            print('The run has all of the %d epochs: nothing to train' % args.epoch)
+            print('The run has completed all %d epochs: nothing to train' % args.epoch)
     except KeyboardInterrupt:
         way = 'The same command with --force starts again'
         if folder.steps(args.out, 0):
@@ -307,7 +307,7 @@ def train(source, args, title):
     if not ranks.is_first:
         return 0
     if updater.epoch < args.epoch:
-        print('Stopped: %d epochs have not bettered the best validation' % args.patience)
+        print('Stopped: %d epochs without a better validation result' % args.patience)
 
     # The model, its test, and the pictures.
     losses = [log.log[-1].get(key, 0) for key in task.log_keys if key.endswith('/loss')]

@@ -47,7 +47,7 @@ def run(argv=None):
         choices=('random', 'scaffold'),
         default='random',
         help='scaffold: molecules with the same ring systems and linkers are in one part, so that '
-        'the test molecules are unlike those of the training',
+        'test molecules differ from training molecules',
     )
     args = arguments.parse_training(parser, argv, sys.modules[__name__])
     if len(set(args.labels)) < len(args.labels):

@@ -55,7 +55,7 @@ def print_padding(sparse, dense):
     ethanol, largest, partner = dense_examples(['CCO', 'C' * LARGEST, 'C' * N_PARTNER])
     print('Upstream pads a batch to its largest molecule, and a model learns with that padding.')
     print(
-        '%s [%s] of ethanol from the trained model, by what is in the batch:'
+        '%s [%s] of ethanol, predicted by the trained model in different batches:'
         % (LABEL, TASK.units[LABEL])
     )
     columns = '+ %d atoms' % LARGEST, 'ethanol only', '+ %d atoms' % N_PARTNER

@@ -79,7 +79,9 @@ def run():
     )
     parser.add_argument('--smiles', nargs='+', required=True, help='molecules')
     assays = train_tox21.ASSAYS
-    parser.add_argument('--assay', default=assays[0], choices=assays, help='whose score')
+    parser.add_argument(
+        '--assay', default=assays[0], choices=assays, help='assay whose score is explained'
+    )
     parser.add_argument(
         '--calculator',
         default='gradient',

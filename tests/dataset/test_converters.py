@@ -310,7 +310,8 @@ def test_tuples_of_a_class_of_their_own_are_examples(convert):
         (
             {'layout': [(ATOMS, ADJ)]},
             TypeError,
-            'layout: expected a str, got a list; as converter give CSRConverter(), not the class',
+            'layout: expected a str, got a list; pass an instance, CSRConverter(), as the '
+            'converter, not the class',
         ),
         (
             {'layout': 'dense'},
@@ -453,8 +454,9 @@ def test_node_columns_are_recognised(layout, options, n_node_columns, nothing_to
         assert converter(behind)[1].n_node_columns == 0
     else:
         message = (
-            'batch[...][3]: expected labels of molecules, got a row for each atom; if that is what '
-            'they are, use CSRConverter(n_node_columns=2), otherwise CSRConverter(n_node_columns=0)'
+            'batch[...][3]: expected labels of molecules, got a row for each atom; if these are '
+            'labels of atoms, use CSRConverter(n_node_columns=2), otherwise '
+            'CSRConverter(n_node_columns=0)'
         )
         with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
             converter(behind)

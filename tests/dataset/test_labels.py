@@ -310,8 +310,9 @@ def test_a_row_for_each_atom_is_not_mistaken():
 
     behind = examples_with(numbers, charges)
     message = (
-        'batch[...][3]: expected labels of molecules, got a row for each atom; if that is what '
-        'they are, use CSRConverter(n_node_columns=2), otherwise CSRConverter(n_node_columns=0)'
+        'batch[...][3]: expected labels of molecules, got a row for each atom; if these are '
+        'labels of atoms, use CSRConverter(n_node_columns=2), otherwise '
+        'CSRConverter(n_node_columns=0)'
     )
     with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
         concat_mols(behind)

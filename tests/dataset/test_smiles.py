@@ -214,7 +214,7 @@ def test_long_smiles_without_processes(monkeypatch):
     smiles = ['C', 'C' * 2001, 'O']
     result = from_smiles(smiles, 'nfp', n_processes=2)
     reason = (
-        'RDKit may crash of it (2001 characters), and no process can be started to parse it: '
+        'it has 2001 characters, which may crash RDKit, and no process can be started to parse it: '
         'processes cannot be forked on %s' % sys.platform
     )
     assert result.failures == [Failure(1, smiles[1], reason)]

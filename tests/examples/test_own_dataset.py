@@ -300,7 +300,7 @@ def test_a_resumption_needs_no_option_of_the_run(folder):
     """The last command's options, even the number of epochs, are in settings.json."""
     text = continued(folder, '--epoch', '3')
     assert 'Resumed result: epoch 2, step 8\n' in text
-    assert 'The run has all of the 3 epochs: nothing to train\n' in continued(folder)
+    assert 'The run has completed all 3 epochs: nothing to train\n' in continued(folder)
     run('train_own.py', *WORDS, '--epoch', '3', '--out', 'whole', cwd=folder)
     assert_same_bits(
         arrays(folder / 'result' / 'model.npz'), arrays(folder / 'whole' / 'model.npz')
@@ -371,7 +371,7 @@ def test_patience(folder):
     text = run('train_own.py', *words, '--epoch', '3', cwd=folder)
     assert 'Stopped' not in text
     text = run('train_own.py', '--resume', '--out', 'still', '--epoch', '9', cwd=folder)
-    assert 'Stopped: 3 epochs have not bettered the best validation\n' in text
+    assert 'Stopped: 3 epochs without a better validation result\n' in text
     log = json.loads((folder / 'still' / 'log').read_text())
     assert [entry['epoch'] for entry in log] == [1, 2, 3, 4]
 
@@ -638,8 +638,8 @@ def test_the_test_part_is_that_of_the_training_though_the_data_have_changed(chan
 
 def test_a_training_on_changed_data_is_not_resumed(changed, error):
     assert error('train_own.py', *WORDS, '--resume') == (
-        'error: --resume: the data have other molecules or labels, or in another order, than those '
-        'of the run in result'
+        'error: --resume: the molecules, their labels or their order differ from those of the run '
+        'in result'
     )
 
 
@@ -680,8 +680,8 @@ def trained_on_odd_rows(tmp_path_factory):
         "  mine.csv row 2: 'C': no label\n",
         "  mine.csv row 92: 'C1CC': RDKit cannot parse it\n",
         '  ... and 2 more\n',
-        'Duplicates: 1 molecule(s) are an earlier one, stereo aside, the first: mine.csv row 96: '
-        "'OC'; test molecules may be among those of the training\n",
+        'Duplicates: 1 molecule(s) equal an earlier one except for stereo, the first: mine.csv row '
+        "96: 'OC'; training and test may share molecules\n",
     ],
 )
 def test_molecules_that_are_not_learned_from_are_counted(trained_on_odd_rows, line):

@@ -596,7 +596,7 @@ def test_predictions_of_smiles_are_those_of_a_file(from_file, predict, tmp_path)
 @pytest.mark.parametrize('name', ['', 'no/p.csv'])
 def test_predictions_need_a_file_in_a_folder(prediction_error, tmp_path, name):
     path = tmp_path / name
-    message = 'error: --out: cannot write the file %s: it, or its folder, is none' % path
+    message = 'error: --out: cannot write %s: it is a folder, or its folder does not exist' % path
     assert prediction_error('--smiles', 'C', '--out', path) == message
 
 

@@ -109,7 +109,7 @@ def test_all_ranks_lose_patience_together(train):
     out, text = train('patient', '--epoch', '2', *options)
     assert 'Stopped' not in text
     done = mpirun(2, TRAIN, '--resume', '--out', out, '--epoch', '9', *TWO)
-    assert done.stdout.count('Stopped: 2 epochs have not bettered the best validation\n') == 1
+    assert done.stdout.count('Stopped: 2 epochs without a better validation result\n') == 1
     assert json.loads((out / 'result.json').read_text())['epochs'] == 3
 
 

@@ -347,8 +347,8 @@ def test_duplicates_are_the_same_however_they_are_written(write):
     again = ['OCC', 'C(O)C', '[CH3][CH2][OH]', 'C[C@H](N)O', 'C[C@@H](N)O']
     write(TABLE + ''.join('%s,1,again\n' % smiles for smiles in again))
     assert (
-        'Duplicates: 4 molecule(s) are an earlier one, stereo aside, the first: mine.csv row 92: '
-        "'OCC'; test molecules may be among those of the training\n"
+        'Duplicates: 4 molecule(s) equal an earlier one except for stereo, the first: mine.csv row '
+        "92: 'OCC'; training and test may share molecules\n"
     ) in run_here(TRAIN, *WORDS)
 
 
@@ -356,9 +356,15 @@ def test_molecules_of_the_training_are_counted(trained, predicted):
     known = rows(trained / 'training.csv')
     assert len(known) == 62
     first = known[0]['smiles']
-    text = '62 of the 91 molecules were in the training: an error of these is no test\n'
+    text = (
+        '62 of the 91 molecules were in the training: errors on these say nothing about new '
+        'molecules\n'
+    )
     assert text in predicted(TABLE + 'c1ccccc1,7,new\n')[0]
-    text = '1 of the 2 molecules were in the training: an error of these is no test\n'
+    text = (
+        '1 of the 2 molecules were in the training: errors on these say nothing about new '
+        'molecules\n'
+    )
     assert text in predicted('', '--smiles', 'c1ccccc1', first)[0]
 
 

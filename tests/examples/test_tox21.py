@@ -442,7 +442,7 @@ def test_a_damaged_archive_of_a_list_is_one_line(trained, tmp_path, monkeypatch,
         ),
         (
             ['molecules.smi', '--out', '.'],
-            '--out: cannot write the file .: it, or its folder, is none',
+            '--out: cannot write .: it is a folder, or its folder does not exist',
         ),
         (
             ['molecules.smi', '--out', '/dev/full'],

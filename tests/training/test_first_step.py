@@ -252,7 +252,7 @@ def fails_in_test_mode(self, y, x, adj, t):
 CANNOT_BE_TOLD = {
     'a generator': (
         lambda self, y, x, adj, t: F.mean(y) * next(GENERATOR),
-        'it would take something from GENERATOR of module %s (generator) for good' % __name__,
+        'it would consume part of GENERATOR of module %s (generator)' % __name__,
     ),
     'random numbers for each row': (
         lambda self, y, x, adj, t: F.mean(y) * numpy.random.normal(size=len(x)).sum(),
@@ -296,7 +296,7 @@ def test_an_open_file(tmp_path):
         model.file = file
         is_right, text = check(model)
         assert is_right is None and text == (
-            'it would take something from the attribute file of Own (TextIOWrapper) for good'
+            'it would consume part of the attribute file of Own (TextIOWrapper)'
         )
         assert file.tell() == 0
 
@@ -425,8 +425,8 @@ def test_a_hook_that_takes_something_for_good():
     model = Own(RIGHT['a mean of y'])
     with Reading():
         is_right, text = check(model)
-    assert is_right is None and text.endswith(
-        'GENERATOR of module %s (generator) for good' % __name__
+    assert is_right is None and text == (
+        'it would consume part of GENERATOR of module %s (generator)' % __name__
     )
 
 
@@ -619,8 +619,8 @@ def test_what_is_said_if_it_cannot_be_told():
     optimizer = optimizers.Adam().setup(Own(CANNOT_BE_TOLD['a generator'][0]))
     batch = chainer_bspmm.concat_mols(EXAMPLES)
     assert caught_by(lambda: [optimizer.update(optimizer.target, *batch) for _ in range(3)]) == [
-        'chainer_bspmm could not check the loss of Own: it would take something from GENERATOR of '
-        'module %s (generator) for good; compare with '
+        'chainer_bspmm could not check the loss of Own: it would consume part of GENERATOR of '
+        'module %s (generator); compare with '
         'chainer_bspmm.check_swap(model, examples)' % __name__
     ]
 
@@ -677,10 +677,10 @@ def test_a_checked_optimizer_takes_no_time():
 # Errors in the first step.
 
 NOTE = (
-    'This batch is sparse: atoms are %d rows of 12 molecules, and adj is a BatchedCSR. If a dense '
-    'batch runs, the code expects padded arrays: adj.to_dense() gives those of adj, '
-    "CSRConverter('padded') keeps atoms padded, and parts outside of init_scope are to be swapped "
-    'by themselves.%s See docs/migration.md, "A Chain of your own".'
+    'This batch is sparse: atoms are %d rows of 12 molecules, and adj is a BatchedCSR. If the code '
+    'runs on a dense batch, it expects padded arrays: adj.to_dense() returns the padded adjacency, '
+    "CSRConverter('padded') keeps atoms padded, and parts outside of init_scope must be swapped "
+    'separately.%s See docs/migration.md, "A Chain of your own".'
 )
 
 

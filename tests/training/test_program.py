@@ -114,8 +114,8 @@ def test_nothing_is_taken_from_a_generator_but_by_the_step(device, graphs):
     with eager_causes() as causes:
         assert_same_training(make, 4)
     assert causes == [
-        'GraphUpdater trains eagerly: a check would take something from the attribute weights of '
-        'predictor (generator) for good'
+        'GraphUpdater trains eagerly: a check would consume part of the attribute weights of '
+        'predictor (generator)'
     ]
 
 

@@ -1144,7 +1144,7 @@ def test_what_a_run_takes_from_something_is_lost(name):
     def loss():
         return given
 
-    expected = ['take something from the variable given that loss reads (%s) for good' % name]
+    expected = ['consume part of the variable given that loss reads (%s)' % name]
     try:
         assert Reach(loss).cannot == expected
     finally:
@@ -1174,7 +1174,7 @@ def test_an_iterator_in_a_default():
     def loss(numbers=itertools.count()):  # NOQA: B008
         return next(numbers)
 
-    assert Reach(loss).cannot == ['take something from a default of loss for good']
+    assert Reach(loss).cannot == ['consume part of a default of loss']
 
 
 UNREPLACEABLE = {
@@ -1188,16 +1188,14 @@ UNREPLACEABLE = {
 @pytest.mark.parametrize('name', UNREPLACEABLE)
 def test_an_iterator_that_no_copy_can_stand_for(name):
     given = UNREPLACEABLE[name]()
-    assert Reach(lambda: given).cannot == [
-        'take something from the variable given that <lambda> reads for good'
-    ]
+    assert Reach(lambda: given).cannot == ['consume part of the variable given that <lambda> reads']
 
 
 def test_an_iterator_that_is_also_in_a_tuple():
     given = iter([1])
     pair = (given,)
     assert Reach(lambda: (given, pair)).cannot == [
-        'take something from the variable pair that <lambda> reads for good'
+        'consume part of the variable pair that <lambda> reads'
     ]
 
 
@@ -1256,11 +1254,11 @@ def by_globals_of_a_function():
 
 
 UNKNOWN = {
-    by_name_of_a_global: 'leave behind what by_name_of_a_global may do with globals',
-    by_text: 'leave behind what by_text may do with eval',
-    by_name_of_a_module: 'leave behind what by_name_of_a_module may do with sys.modules',
+    by_name_of_a_global: 'leave changes that by_name_of_a_global may make through globals',
+    by_text: 'leave changes that by_text may make through eval',
+    by_name_of_a_module: 'leave changes that by_name_of_a_module may make through sys.modules',
     by_globals_of_a_function: (
-        'leave behind what by_globals_of_a_function may do with __globals__'
+        'leave changes that by_globals_of_a_function may make through __globals__'
     ),
 }
 
@@ -1290,13 +1288,15 @@ class Raising:
 def test_an_object_that_cannot_be_looked_at():
     given = Raising()
     assert Reach(lambda: given).cannot == [
-        'leave a change in the variable given that <lambda> reads'
+        'leave changes in the variable given that <lambda> reads'
     ]
 
 
 def test_a_context_variable_without_a_value():
     variable: contextvars.ContextVar = contextvars.ContextVar('n')
-    assert Reach(lambda: variable).cannot == ['leave a value in the context variable n']
+    assert Reach(lambda: variable).cannot == [
+        'leave a value in the context variable n, which has none'
+    ]
 
 
 # Objects of Chainer's.
@@ -1425,7 +1425,7 @@ USES = {
 def test_an_iterator_of_several_threads(name):
     use, is_lost = USES[name]
     examples = MultithreadIterator([1, 2, 3], 2)
-    text = 'take something from the attribute dataset of MultithreadIterator for good'
+    text = 'consume part of the attribute dataset of MultithreadIterator'
     try:
         assert Reach(functools.partial(use, examples)).cannot == [text] * is_lost
     finally:
@@ -1626,4 +1626,4 @@ def test_an_updater_that_a_loss_runs_cannot_be_put_back():
     def loss():
         inner.update()
 
-    assert 'leave behind a step of the StandardUpdater' in Reach(loss).cannot
+    assert 'leave changes that a step of the StandardUpdater makes' in Reach(loss).cannot
