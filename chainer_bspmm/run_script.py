@@ -37,7 +37,7 @@ def repair_child_processes():
     level itself.
     """
     # This replaces the default, the script, which the server would run before any repair.
-    multiprocessing.set_forkserver_preload(['chainer_bspmm'])
+    multiprocessing.set_forkserver_preload(['chainer_bspmm.run_script'])
     original = multiprocessing.spawn.get_command_line
     # The folder of the package may be on sys.path only because it is the current folder, which need
     # not be so in a child process.

@@ -36,9 +36,7 @@ class VaryingLabels(collections.abc.Sequence):
     @classmethod
     def of(cls, arrays):
         """Make labels of copies of at least one array."""
-        dtype = arrays[0].dtype
-        if dtype.kind != 'f':  # upstream takes it all the same, which cuts off the digits of floats
-            dtype = numpy.result_type(*set(map(operator.attrgetter('dtype'), arrays)))
+        dtype = _dtype(arrays)
         copies = [numpy.array(array, dtype) for array in arrays]
         return cls(_objects(copies), dtype, 1 + arrays[0].ndim)
 
@@ -81,6 +79,16 @@ class VaryingLabels(collections.abc.Sequence):
         parts = numpy.split(values, ends[:-1].astype(numpy.int64))
         arrays = [part.reshape(shape) for part, shape in zip(parts, shapes.tolist())]
         return cls(_objects(arrays), values.dtype, 1 + shapes.shape[1])
+
+
+def _dtype(arrays):
+    """Return the dtype of a batch of arrays."""
+    # Upstream takes that of the first array. An integer would cut off the digits of floats, and a
+    # half has no large numbers: these do not decide.
+    first = arrays[0].dtype
+    if first.kind == 'f' and first.itemsize > 2:
+        return first
+    return numpy.result_type(*{numpy.asarray(array).dtype for array in arrays})
 
 
 def _objects(arrays):
@@ -160,10 +168,8 @@ def _joined(column, may_be_names):
     except ValueError:
         return None
     if stacked.dtype.kind in NUMBERS:
-        first = getattr(column[0], 'dtype', stacked.dtype)
-        # Upstream takes the dtype of the first value. If that is an integer, it cuts off the digits
-        # of floats; so only a float decides here.
-        return stacked.astype(first, copy=False) if first.kind == 'f' else stacked
+        is_of_arrays = isinstance(column[0], numpy.ndarray)
+        return stacked.astype(_dtype(column), copy=False) if is_of_arrays else stacked
     if stacked.dtype.kind in NAMES and may_be_names:
         # In a column of numbers and names, NumPy makes names of the numbers.
         are_names = all(numpy.array(value).dtype.kind in NAMES for value in column)

@@ -85,8 +85,9 @@ def of_kind(adj, kinds):
     """Check that a matrix is exactly of one of these classes of containers."""
     if type(adj) not in kinds:
         advice = (
-            'data sets become sparse batches with converter=chainer_bspmm.concat_mols, '
-            'arrays with BatchedCSR.from_dense'
+            'data sets become sparse batches with converter=chainer_bspmm.concat_mols, arrays '
+            'with BatchedCSR.from_dense, two molecules in an example with a converter of pairs '
+            '(docs/migration.md)'
         )
         if hasattr(adj, 'to_csr'):
             advice = 'adj.to_csr() makes one, chainer_bspmm.papers.bspmm takes it'

@@ -347,3 +347,28 @@ def test_labels_given_with_smiles():
     message = 'labels[...][0]: expected numbers, or NumPy arrays of them, got str ()'
     with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
         from_smiles(['C', 'CC'], 'relgcn', labels=['0.5', '0.7'], n_processes=1)
+
+
+@pytest.mark.parametrize('of', [list, to_sparse], ids=['a list', 'a SparseDataset'])
+@pytest.mark.parametrize(
+    'values',
+    [
+        [numpy.float16(1), 70000],
+        [numpy.float32(1), 16777217],
+        [numpy.float32(1), 1e39],
+        [numpy.float32(1), numpy.float32(2)],
+        [1, 0.5],
+    ],
+    ids=str,
+)
+def test_numbers_have_the_dtype_that_holds_all(values, of):
+    """As upstream's, which takes the first one's dtype of arrays only."""
+    examples = [(*example[:2], value) for example, value in zip(molecules((3, 5)), values)]
+    assert_same_labels(concat_mols(of(examples)[:]), dense_concat_mols(examples))
+
+
+def test_a_half_does_not_decide_for_larger_numbers():
+    columns = [numpy.array(1, 'e'), numpy.array(1e6, 'f')], [numpy.ones(1, 'e'), numpy.full(2, 1e6)]
+    for labels in columns:
+        examples = [(*example[:2], label) for example, label in zip(molecules((3, 5)), labels)]
+        assert concat_mols(to_sparse(examples)[:])[2].max() == 1e6
