@@ -56,17 +56,20 @@ def outcome(tool, project, monkeypatch):
     return find
 
 
+@pytest.mark.slow
 def test_a_fault_that_a_test_notices_is_found(outcome):
     by = 'tests/ops/test_double.py::test_it'
     assert outcome(RUNS + 'assert double(2) == 4\n') == ('found', by, 'y = x - x')
 
 
+@pytest.mark.slow
 def test_a_fault_that_only_another_process_runs_survives(outcome):
     call = 'import subprocess, sys; subprocess.run([sys.executable, "-c", %r])\n'
     program = RUNS + call % 'from chainer_bspmm.ops.double import double; double(2)'
     assert outcome(program) == ('survived', '', 'y = x - x')
 
 
+@pytest.mark.slow
 def test_a_fault_that_no_test_runs_is_undetermined(outcome):
     assert outcome(RUNS + 'pass\n') == ('undetermined', 'no test runs it', 'y = x - x')
 
@@ -97,6 +100,7 @@ def test_an_outcome_depends_on_how_tests_end(tool, project, outcome, monkeypatch
     assert not list(left)
 
 
+@pytest.mark.slow
 def test_slow_tests_are_left_out(tool, project):
     slow = 'import pytest\npytestmark = pytest.mark.slow\n'
     copy = project(tests__ops__test_double=slow + RUNS + 'assert False\n')
