@@ -179,7 +179,6 @@ def prepare(source, task, args, n_ranks):
     if args.resume:
         before = folder.load_settings(args.out, source.__file__)
         folder.refuse_changes(args.out, before, settings)
-        folder.write_json(os.path.join(args.out, folder.SETTINGS_FILE), settings)
     else:
         folder.start_run(args.out, settings, args.force)
     data.report_failures(rows, os.path.join(args.out, folder.FAILED_FILE))
@@ -297,6 +296,11 @@ def train(source, args, title):
             print('The run has completed all %d epochs: nothing to train' % args.epoch)
     except KeyboardInterrupt:
         way = 'The same command with --force starts again'
+        if args.epoch < updater.epoch:
+            text = '--epoch %d: the run in %s has %d epochs already; expected at least as many'
+            raise DataError(text % (args.epoch, args.out, updater.epoch))
+        if ranks.is_first:
+            folder.write_json(os.path.join(args.out, folder.SETTINGS_FILE), settings)
         if folder.steps(args.out, 0):
             way = '--resume --out %s continues from the last snapshot' % args.out
         print('\nInterrupted. ' + way)

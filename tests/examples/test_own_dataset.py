@@ -353,6 +353,14 @@ def test_a_run_on_a_terminal_is_continued_elsewhere(folder, monkeypatch, recwarn
     """Progress is a bar on a terminal, else lines, whose trigger the snapshot then lacks."""
     monkeypatch.chdir(folder)
     with contextlib.redirect_stdout(Terminal()) as terminal:
+def test_a_resumption_to_fewer_epochs_than_the_run_has_is_refused(folder, error):
+    before = content(folder / 'result')
+    assert error('train_own.py', '--resume', '--out', 'result', '--epoch', '1') == (
+        'error: --epoch 1: the run in result has 2 epochs already; expected at least as many'
+    )
+    assert content(folder / 'result') == before
+
+
         imported(OWN, 'train_own').run([*WORDS, '--out', 'new'])
     assert 'Split: 62 training, 14 validation, 14 test\n' in terminal.getvalue()
     run('train_own.py', '--resume', '--out', 'new', '--epoch', '3')
