@@ -185,9 +185,12 @@ def prepare(source, task, args, n_ranks):
     data.report_duplicates(used)
     print('Split: %d training, %d validation, %d test' % tuple(map(len, parts)))
     known, _, test = (used.take(part) for part in parts)
-    deviations = known.labels.std(ddof=0)
-    for name in deviations.index[~(deviations >= TINY)]:
-        print('All training molecules have one value of %s: nothing to learn' % name)
+    for name, deviation in known.labels.std(ddof=0).items():
+        if numpy.isnan(deviation):
+            text = 'No training molecule has a label of %s: its predictions mean nothing'
+            print(text % name)
+        elif deviation < TINY:
+            print('All training molecules have one value of %s: nothing to learn' % name)
     data.write_table(os.path.join(args.out, folder.TEST_FILE), test.table)
     data.write_table(os.path.join(args.out, folder.KNOWN_FILE), known.canonical.to_frame())
     labels = [used.labels.to_numpy()[part] for part in parts]

@@ -388,6 +388,13 @@ def test_both_kinds_of_data_set_take_the_same_smiles(data, dense):
     ]
     assert len(found[0]) == 4
 
+def test_a_classification_says_that_predictions_of_a_class_without_labels_mean_nothing(write):
+    write('smiles,y,z\n' + ''.join('%s,%d,\n' % (s, i % 2) for i, s in enumerate(CHAINS)))
+    printed = run_here(TRAIN, *WORDS, '--labels', 'y', 'z', '--task', 'classification')
+    assert 'No training molecule has a label of z: its predictions mean nothing\n' in printed
+    assert 'value of z' not in printed
+
+
 
 # Output.
 
