@@ -276,7 +276,7 @@ def spread(n, num_data):
     """Return `num_data` indices spread evenly over range(n); -1 means all of them."""
     # Data are often sorted by size: the first molecules would be the smallest only.
     num_data = n if num_data < 0 else min(num_data, n)
-    return numpy.arange(num_data) * n // max(num_data, 1)
+    return numpy.arange(num_data) * n // num_data
 
 
 def digest(rows):
@@ -312,39 +312,31 @@ def labelled(dataset, labels):
 def preprocess(rows, method, dense=False):
     """Parse rows into (data set of the usable ones, without labels; rows with reasons).
 
-    The data set is sparse, or with `dense` upstream's dense one, of the same molecules.
+    The data set is sparse, or with `dense` upstream's dense one, of the same molecules. If there
+    are none, it is sparse and empty.
     """
-    smiles = rows.smiles.tolist()
-    if not smiles:
-        raise DataError('the data have no molecules')
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore')  # unusable molecules are listed
-            found = from_smiles(smiles, method, cache=True)
-    except ValueError as error:  # no molecule is left
-        raise DataError(str(error)) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # unusable molecules are listed
+        # from_smiles refuses data without any molecule, so one is appended, and left out below.
+        found = from_smiles([*rows.smiles, 'C'], method, cache=True)
+    kept = found.kept[:-1]
     reasons = {failure.position: failure.reason for failure in found.failures}
     molecules = found.dataset.molecules
     owners = numpy.repeat(found.kept, molecules.sizes)
     # For a molecule without atoms it is NaN.
-    largest = pandas.Series(molecules.atoms).groupby(owners).max().reindex(found.kept)
+    largest = pandas.Series(molecules.atoms).groupby(owners).max().reindex(kept)
     for position, number in largest[~(largest < MAX_ATOMIC_NUM)].items():
         text = 'atomic number %.0f, the models support those below %d' % (number, MAX_ATOMIC_NUM)
         reasons[position] = 'no atoms' if numpy.isnan(number) else text
-    canonical = numpy.full(len(smiles), '', object)
-    canonical[found.kept] = found.smiles
+    canonical = numpy.full(len(rows.smiles), '', object)
+    canonical[kept] = found.smiles[:-1]
     reasons = [known or reasons.get(i, '') for i, known in enumerate(rows.reason)]
     rows = rows._replace(
         reason=pandas.Series(reasons, rows.smiles.index),
         canonical=pandas.Series(canonical, rows.smiles.index, name='smiles'),
     )
-    if not rows.is_used.any():
-        raise DataError(
-            'none of the %d molecule(s) can be used, the first: %s: %.60r: %s'
-            % (len(smiles), rows.smiles.index[0], smiles[0], reasons[0])
-        )
-    sparse = found.dataset[rows.is_used[found.kept]]
-    return (dense_dataset(rows.used.smiles, method) if dense else sparse), rows
+    sparse = found.dataset[:-1][rows.is_used[kept]]
+    return (dense_dataset(rows.used.smiles, method) if dense and len(sparse) else sparse), rows
 
 
 def load(description, rows, task, method, num_data=-1, dense=False):
@@ -375,6 +367,8 @@ def split(examples, settings):
         parts = numpy.split(order, [n_train, n_train + (n - n_train) // 2])
     else:
         rest = (1 - ratio) / 2
+    if num_data == 0:
+        raise DataError('--num-data 0: expected at least one molecule, or -1 for all')
         parts = ScaffoldSplitter().train_valid_test_split(
             numpy.arange(n), list(examples), ratio, rest, rest, seed=seed
         )

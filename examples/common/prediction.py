@@ -5,10 +5,13 @@ import io
 import os
 import sys
 
+import numpy
 import pandas
 from common import arguments, data, folder
 from common.data import DataError
 from common.tasks import converter_of
+
+NONE_USED = 'none of the molecules can be used, so nothing is predicted'
 
 
 def load(args, source):
@@ -85,7 +88,9 @@ def predict(source):
             path = args.data or os.path.join(args.in_dir, folder.TEST_FILE)
             description, rows = source.read(path, settings, missing='keep')
             dataset, rows = data.load(description, rows, task, settings['method'])
-        predictions = task.predict(model, dataset, converter, args.batchsize)
+        predictions = numpy.empty((0, len(task.names)))
+        if len(dataset):
+            predictions = task.predict(model, dataset, converter, args.batchsize)
         # The result has a row for each molecule of the input, empty without a prediction.
         titles = list(map(task.column_title, task.names))
         answers = pandas.DataFrame(predictions, rows.used.smiles.index, titles)
@@ -105,4 +110,6 @@ def predict(source):
     print(said.getvalue(), end='', file=notes)
     if out not in (None, '-'):
         print('Predictions: %s' % out)
+    if not len(dataset):
+        raise DataError(NONE_USED)
     return 0

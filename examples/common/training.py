@@ -163,6 +163,18 @@ def prepare(source, task, args, n_ranks):
     description, rows = source.read(args.data, vars(args), missing=missing)
     dataset, rows = data.load(description, rows, task, args.method, args.num_data, args.dense)
     used = rows.used
+    if not len(dataset):
+        raise DataError(
+            '%s: none of the %d molecule(s) in the column %r can be used, the first: %s: %.60r: %s'
+            % (
+                description,
+                len(rows.smiles),
+                rows.smiles.name,
+                rows.smiles.index[0],
+                rows.smiles.iloc[0],
+                rows.reason.iloc[0],
+            )
+        )
     if used.labels.isna().all(axis=None):
         raise DataError('%s: no molecule has a label' % description)
     settings = {name: value for name, value in vars(args).items() if name not in NO_SETTINGS}

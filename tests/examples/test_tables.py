@@ -259,6 +259,49 @@ def test_a_spread_far_below_the_mean_is_learned(write, tmp_path, mean, spread):
     write('\n'.join(['smiles,y', *lines]) + '\n')
     printed = run_here(TRAIN, *WORDS, '--epoch', '8', '--method', 'ggnn')
     assert 'nothing to learn' not in printed
+NONE_USED = 'error: none of the molecules can be used, so nothing is predicted'
+
+
+def test_a_table_without_any_usable_molecule_is_written_with_the_reasons(trained, write, tmp_path):
+    write('smiles,id\nbad,1\n,2\n')
+    words = ['--in-dir', trained, '--data', 'mine.csv', '--out', 'p.csv']
+    assert error_of(PREDICT, *words) == NONE_USED
+    assert (tmp_path / 'p.csv').read_text() == (
+        'smiles,id,y predicted,not predicted\nbad,1,,RDKit cannot parse it\n,2,,no SMILES\n'
+    )
+
+
+def test_smiles_of_the_command_line_that_are_all_unusable_have_their_reasons(trained, capsys):
+    words = ['--in-dir', trained, '--smiles', 'C1', '--out', '-']
+    assert error_of(PREDICT, *words) == NONE_USED
+    assert "  --smiles 1: 'C1': RDKit cannot parse it\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('dense', [[], ['--dense']], ids=['sparse', 'dense'])
+def test_a_training_without_any_usable_molecule_names_the_column(write, tmp_path, dense):
+    write('smiles,y,id\nC,1,m1\nCC,2,m2\n')
+    assert error_of(TRAIN, *WORDS, '--smiles-column', 'id', *dense) == (
+        "error: mine.csv: none of the 2 molecule(s) in the column 'id' can be used, the first: "
+        "mine.csv row 2: 'm1': RDKit cannot parse it"
+    )
+    assert not (tmp_path / 'out').exists()
+
+
+def test_a_training_on_elements_that_no_model_knows_is_refused(write):
+    write('smiles,y\n[Og],1\n')
+    assert error_of(TRAIN, *WORDS) == (
+        "error: mine.csv: none of the 1 molecule(s) in the column 'smiles' can be used, the first: "
+        "mine.csv row 2: '[Og]': atomic number 118, the models support those below 117"
+    )
+
+
+def test_a_training_on_no_molecules_is_refused(write):
+    write(TABLE)
+    assert error_of(TRAIN, *WORDS, '--num-data', '0') == (
+        'error: --num-data 0: expected at least one molecule, or -1 for all'
+    )
+
+
     test = json.loads((tmp_path / 'out' / 'result.json').read_text())['test']
     line = 'MAE of y: %.6g, RMSE %.6g, R2 %.4f (18 molecules'
     line %= tuple(test[name]['y'] for name in ('MAE', 'RMSE', 'R2'))
