@@ -74,6 +74,11 @@ def typed_smiles(smiles, names):
     return rows_of(pandas.DataFrame({'smiles': smiles}, where, dtype=object), 'smiles', names)
 
 
+def name_of(path):
+    """Return the name of an input in messages; the path ``'-'`` is standard input."""
+    return 'standard input' if path == '-' else path
+
+
 def opened(path):
     """Open a file to read its bytes, which gzip may have compressed; ``'-'`` is standard input."""
     try:
@@ -84,37 +89,57 @@ def opened(path):
     return gzip.open(file) if file.peek(2)[:2] == b'\x1f\x8b' else file
 
 
+def in_utf_8(line):
+    """Return a line that was decoded with surrogateescape; raise UnicodeDecodeError for others."""
+    return line.encode('utf-8', 'surrogateescape').decode('utf-8')
+
+
 def read_table(path):
     """Read a CSV file as a table of text, without blank lines; its index is 'FILE row N'.
 
-    N counts all rows from 1, the header and blank ones included. The file is read once, so it may
-    be a pipe. No cell gets lost: cells beyond the header must be empty, and quotes must be closed.
+    N counts all rows from 1, the header and blank ones included. The header is the first row with
+    text. The file is read once, so it may be a pipe. No row or cell gets lost: below the header a
+    row of commas is a row, cells beyond the header must be empty, and quotes must be closed.
     """
-    name = 'standard input' if path == '-' else os.path.basename(path)
+    name = name_of(path)
+    row = os.path.basename(name) + ' row %d'
     records = {}
     number = 0
     try:
-        with io.TextIOWrapper(opened(path), encoding='utf-8-sig', newline='') as file:
-            for number, cells in enumerate(csv.reader(file, strict=True), 1):
-                if ''.join(cells).strip():
-                    records['%s row %d' % (name, number)] = cells
+        # The decoder reads far ahead, so rows are decoded once more: an error is of the next row.
+        with io.TextIOWrapper(opened(path), 'utf-8-sig', 'surrogateescape', newline='') as file:
+            for number, cells in enumerate(csv.reader(map(in_utf_8, file), strict=True), 1):
+                is_blank = not cells or ','.join(cells).isspace()
+                if ''.join(cells).strip() or records and not is_blank:
+                    records[row % number] = cells
     except csv.Error as error:
-        text = '%s row %d cannot be read as CSV: %s'
-        raise DataError(text % (name, number + 1, error)) from error
+        text = '%s cannot be read as CSV: %s'
+        raise DataError(text % (row % (number + 1), error)) from error
     except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
         text = '%s cannot be read as CSV: %s; expected text in UTF-8, plain or compressed by gzip'
-        raise DataError(text % (path, error)) from error
+        raise DataError(text % (row % (number + 1), error)) from error
     if not records:
-        raise DataError('%s is empty' % path)
+        raise DataError('%s is empty' % name)
+    first, *where = records
     header, *lines = records.values()
-    where = list(records)[1:]
+    if not lines:
+        text = '%s has no molecules: its only row, the header, is %.60r'
+        raise DataError(text % (name, ','.join(header)))
     n = len(header)
     long = [i for i, cells in enumerate(lines) if ''.join(cells[n:]).strip()]
     if long:
         raise DataError(
-            '%s has %d cells, expected %d as in the header (%d such rows): %.60r; a cell with a '
-            'comma needs quotes'
-            % (where[long[0]], len(lines[long[0]]), n, len(long), ','.join(lines[long[0]]))
+            '%s has %d cells (%d such rows): %.60r; expected %d, as %s, which was taken as the '
+            'header: %.60r; a cell with a comma needs quotes'
+            % (
+                where[long[0]],
+                len(lines[long[0]]),
+                len(long),
+                ','.join(lines[long[0]]),
+                n,
+                first,
+                ','.join(header),
+            )
         )
     lines = [cells[:n] + [''] * (n - len(cells)) for cells in lines]
     return pandas.DataFrame(lines, where, header, dtype=object)
@@ -129,6 +154,7 @@ def read_csv(path, smiles_column, task, columns=None, missing='refuse'):
     """
     columns = columns or task.names
     table = read_table(path)
+    path = name_of(path)
     header = list(table)
     for name in (smiles_column, *columns):
         if header.count(name) > 1:
@@ -341,6 +367,8 @@ def preprocess(rows, method, dense=False):
 
 def load(description, rows, task, method, num_data=-1, dense=False):
     """Parse `num_data` molecules and print a summary; return (data set, rows with reasons)."""
+    if num_data == 0:
+        raise DataError('--num-data 0: expected at least one molecule, or -1 for all')
     n_rows = len(rows.smiles)
     rows = rows.take(spread(n_rows, num_data))
     # Parsing may take a minute. This goes to stderr, because a reader of stdout may end early.
@@ -367,8 +395,6 @@ def split(examples, settings):
         parts = numpy.split(order, [n_train, n_train + (n - n_train) // 2])
     else:
         rest = (1 - ratio) / 2
-    if num_data == 0:
-        raise DataError('--num-data 0: expected at least one molecule, or -1 for all')
         parts = ScaffoldSplitter().train_valid_test_split(
             numpy.arange(n), list(examples), ratio, rest, rest, seed=seed
         )

@@ -185,7 +185,7 @@ def prepare(source, task, args, n_ranks):
         ranks=n_ranks,
         **layout_of(args, dataset),
     )
-    if description == args.data != '-' and os.path.isfile(args.data):
+    if description == args.data and os.path.isfile(args.data):
         settings['data'] = os.path.abspath(args.data)  # --resume may be called in another folder
     parts = data.split(used.smiles, settings)
     if args.resume:
@@ -296,6 +296,11 @@ def train(source, args, title):
     trainer.extend(snapshot)
     if args.resume:
         folder.load_snapshot(args.out, trainer, ranks)
+        if args.epoch < updater.epoch:
+            text = '--epoch %d: the run in %s has %d epochs already; expected at least as many'
+            raise DataError(text % (args.epoch, args.out, updater.epoch))
+        if ranks.is_first:
+            folder.write_json(os.path.join(args.out, folder.SETTINGS_FILE), settings)
         # The snapshot was taken before the trigger of --patience saw the results of this epoch.
         trainer.observation = ranks.share(log.log[-1] if ranks.is_first else None)
         print('Resumed %s: epoch %d, step %d' % (args.out, updater.epoch, updater.iteration))
@@ -311,11 +316,6 @@ def train(source, args, title):
             print('The run has completed all %d epochs: nothing to train' % args.epoch)
     except KeyboardInterrupt:
         way = 'The same command with --force starts again'
-        if args.epoch < updater.epoch:
-            text = '--epoch %d: the run in %s has %d epochs already; expected at least as many'
-            raise DataError(text % (args.epoch, args.out, updater.epoch))
-        if ranks.is_first:
-            folder.write_json(os.path.join(args.out, folder.SETTINGS_FILE), settings)
         if folder.steps(args.out, 0):
             way = '--resume --out %s continues from the last snapshot' % args.out
         print('\nInterrupted. ' + way)

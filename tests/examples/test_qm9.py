@@ -322,16 +322,18 @@ ARCHIVE = gzip.compress(b'smiles,gap\n' + bytes(range(48, 123)) * 50)
 
 
 @pytest.mark.parametrize(
-    'content',
-    [ARCHIVE[:-20], ARCHIVE[:30] + b'\xff' * 30 + ARCHIVE[60:]],
+    'content, row',
+    [(ARCHIVE[:-20], 2), (ARCHIVE[:30] + b'\xff' * 30 + ARCHIVE[60:], 1)],
     ids=['truncated', 'garbled'],
 )
-def test_damaged_archives(qm9_data, data, tmp_path, content):
+def test_damaged_archives(qm9_data, data, tmp_path, content, row):
     path = tmp_path / 'mine.csv.gz'
     path.write_bytes(content)
     with pytest.raises(data.DataError) as error:
         qm9_data.read(str(path), GAP)
-    assert str(error.value).startswith('%s cannot be read as CSV: ' % path)
+    message = str(error.value)
+    assert message.startswith('mine.csv.gz row %d cannot be read as CSV: ' % row)  # zlib's reason
+    assert message.endswith('; expected text in UTF-8, plain or compressed by gzip')
 
 
 FAILING = ['CC', 'C1', '', '[Og]', 'CCO']
