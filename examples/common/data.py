@@ -84,8 +84,7 @@ def opened(path):
     try:
         file: typing.Any = sys.stdin.buffer if path == '-' else open(path, 'rb')
     except OSError as error:
-        text = 'cannot read %s: %s'
-        raise DataError(text % (os.path.abspath(path), error.strerror)) from error
+        raise DataError('cannot read %s: %s' % (os.path.abspath(path), error.strerror)) from error
     return gzip.open(file) if file.peek(2)[:2] == b'\x1f\x8b' else file
 
 
@@ -113,18 +112,20 @@ def read_table(path):
                 if ''.join(cells).strip() or records and not is_blank:
                     records[row % number] = cells
     except csv.Error as error:
-        text = '%s cannot be read as CSV: %s'
-        raise DataError(text % (row % (number + 1), error)) from error
+        raise DataError('%s cannot be read as CSV: %s' % (row % (number + 1), error)) from error
     except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
-        text = '%s cannot be read as CSV: %s; expected text in UTF-8, plain or compressed by gzip'
-        raise DataError(text % (row % (number + 1), error)) from error
+        raise DataError(
+            '%s cannot be read as CSV: %s; expected text in UTF-8, plain or compressed by gzip'
+            % (row % (number + 1), error)
+        ) from error
     if not records:
         raise DataError('%s is empty' % name)
     first, *where = records
     header, *lines = records.values()
     if not lines:
-        text = '%s has no molecules: its only row, the header, is %.60r'
-        raise DataError(text % (name, ','.join(header)))
+        raise DataError(
+            '%s has no molecules: its only row, the header, is %.60r' % (name, ','.join(header))
+        )
     n = len(header)
     long = [i for i, cells in enumerate(lines) if ''.join(cells[n:]).strip()]
     if long:
@@ -168,8 +169,9 @@ def read_csv(path, smiles_column, task, columns=None, missing='refuse'):
             )
     for name in (*map(task.column_title, task.names), WHY):
         if name in header:
-            text = '%s has a column %r, which the predictions would replace; rename it'
-            raise DataError(text % (path, name))
+            raise DataError(
+                '%s has a column %r, which the predictions would replace; rename it' % (path, name)
+            )
     rows = rows_of(table, smiles_column, task.names)
     for target, column in zip(task.names, columns):
         if column in table:

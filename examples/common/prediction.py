@@ -25,9 +25,10 @@ def load(args, source):
         task = source.task_of(settings)
         model = task.build(settings, dense=False)
     except (LookupError, TypeError, ValueError) as error:
-        text = '%s cannot be read, or is not of a run: %s'
-        path = os.path.join(args.in_dir, folder.SETTINGS_FILE)
-        raise DataError(text % (path, error)) from error
+        raise DataError(
+            '%s cannot be read, or is not of a run: %s'
+            % (os.path.join(args.in_dir, folder.SETTINGS_FILE), error)
+        ) from error
     name = folder.BEST_FILE if args.model == 'best' else folder.MODEL_FILE
     folder.load_npz(os.path.join(args.in_dir, name), model)
     model.to_device(device)
@@ -37,11 +38,11 @@ def load(args, source):
 def from_smiles(smiles, settings, task):
     """Parse SMILES of the command line into (data set, rows with reasons)."""
     if settings['padded_to'] is None and settings['layout'] != 'packed':
-        text = (
+        print(
             'Note: as in Chainer Chemistry, a prediction may depend on the other molecules of its '
-            'batch; training with --padded-to largest avoids that'
+            'batch; training with --padded-to largest avoids that',
+            file=sys.stderr,
         )
-        print(text, file=sys.stderr)
     return data.preprocess(data.typed_smiles(smiles, task.names), settings['method'])
 
 
@@ -50,11 +51,10 @@ def report_known(rows, path):
     if os.path.exists(path):  # earlier versions did not write it
         n_known = rows.used.canonical.isin(data.read_table(path)['smiles']).sum()
         if n_known:
-            text = (
+            print(
                 '%d of the %d molecules were in the training: errors on these say nothing about '
-                'new molecules'
+                'new molecules' % (n_known, len(rows.used.canonical))
             )
-            print(text % (n_known, len(rows.used.canonical)))
 
 
 def predict(source):

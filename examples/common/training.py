@@ -147,8 +147,10 @@ def layout_of(args, dataset):
     elif padded_to in (None, 'largest'):
         padded_to = int(dataset.molecules.full_sizes.max())
     elif n_larger := (dataset.molecules.full_sizes > padded_to).sum():
-        text = '--padded-to %d: %d molecules are larger and get no phantom atoms, unlike the others'
-        print(text % (padded_to, n_larger))
+        print(
+            '--padded-to %d: %d molecules are larger and get no phantom atoms, unlike the others'
+            % (padded_to, n_larger)
+        )
     return {'layout': layout, 'padded_to': padded_to}
 
 
@@ -199,8 +201,7 @@ def prepare(source, task, args, n_ranks):
     known, _, test = (used.take(part) for part in parts)
     for name, deviation in known.labels.std(ddof=0).items():
         if numpy.isnan(deviation):
-            text = 'No training molecule has a label of %s: its predictions mean nothing'
-            print(text % name)
+            print('No training molecule has a label of %s: its predictions mean nothing' % name)
         elif deviation < TINY:
             print('All training molecules have one value of %s: nothing to learn' % name)
     data.write_table(os.path.join(args.out, folder.TEST_FILE), test.table)
@@ -297,8 +298,10 @@ def train(source, args, title):
     if args.resume:
         folder.load_snapshot(args.out, trainer, ranks)
         if args.epoch < updater.epoch:
-            text = '--epoch %d: the run in %s has %d epochs already; expected at least as many'
-            raise DataError(text % (args.epoch, args.out, updater.epoch))
+            raise DataError(
+                '--epoch %d: the run in %s has %d epochs already; expected at least as many'
+                % (args.epoch, args.out, updater.epoch)
+            )
         if ranks.is_first:
             folder.write_json(os.path.join(args.out, folder.SETTINGS_FILE), settings)
         # The snapshot was taken before the trigger of --patience saw the results of this epoch.
@@ -354,8 +357,10 @@ def train(source, args, title):
     folder.write_json(os.path.join(args.out, 'result.json'), result)
     print('\n'.join(['', 'Test molecules:', *lines, '']))
     if step is not None:
-        text = 'Time a step: %.2f ms, median of %d epochs (converter, forward, backward, update)'
-        print(text % (step['median'], step['epochs']))
+        print(
+            'Time a step: %.2f ms, median of %d epochs (converter, forward, backward, update)'
+            % (step['median'], step['epochs'])
+        )
     from common import pictures  # here: Matplotlib takes a second, and the model is saved
 
     pictures.learning_curve(args.out, log.log, title, task.panels())
