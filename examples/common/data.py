@@ -74,47 +74,73 @@ def typed_smiles(smiles, names):
     return rows_of(pandas.DataFrame({'smiles': smiles}, where, dtype=object), 'smiles', names)
 
 
+def name_of(path):
+    """Return the name of an input in messages; the path ``'-'`` is standard input."""
+    return 'standard input' if path == '-' else path
+
+
 def opened(path):
     """Open a file to read its bytes, which gzip may have compressed; ``'-'`` is standard input."""
     try:
         file: typing.Any = sys.stdin.buffer if path == '-' else open(path, 'rb')
     except OSError as error:
-        text = 'cannot read %s: %s'
-        raise DataError(text % (os.path.abspath(path), error.strerror)) from error
+        raise DataError('cannot read %s: %s' % (os.path.abspath(path), error.strerror)) from error
     return gzip.open(file) if file.peek(2)[:2] == b'\x1f\x8b' else file
+
+
+def in_utf_8(line):
+    """Return a line that was decoded with surrogateescape; raise UnicodeDecodeError for others."""
+    return line.encode('utf-8', 'surrogateescape').decode('utf-8')
 
 
 def read_table(path):
     """Read a CSV file as a table of text, without blank lines; its index is 'FILE row N'.
 
-    N counts all rows from 1, the header and blank ones included. The file is read once, so it may
-    be a pipe. No cell gets lost: cells beyond the header must be empty, and quotes must be closed.
+    N counts all rows from 1, the header and blank ones included. The header is the first row with
+    text. The file is read once, so it may be a pipe. No row or cell gets lost: below the header a
+    row of commas is a row, cells beyond the header must be empty, and quotes must be closed.
     """
-    name = 'standard input' if path == '-' else os.path.basename(path)
+    name = name_of(path)
+    row = os.path.basename(name) + ' row %d'
     records = {}
     number = 0
     try:
-        with io.TextIOWrapper(opened(path), encoding='utf-8-sig', newline='') as file:
-            for number, cells in enumerate(csv.reader(file, strict=True), 1):
-                if ''.join(cells).strip():
-                    records['%s row %d' % (name, number)] = cells
+        # The decoder reads far ahead, so rows are decoded once more: an error is of the next row.
+        with io.TextIOWrapper(opened(path), 'utf-8-sig', 'surrogateescape', newline='') as file:
+            for number, cells in enumerate(csv.reader(map(in_utf_8, file), strict=True), 1):
+                is_blank = not cells or ','.join(cells).isspace()
+                if ''.join(cells).strip() or records and not is_blank:
+                    records[row % number] = cells
     except csv.Error as error:
-        text = '%s row %d cannot be read as CSV: %s'
-        raise DataError(text % (name, number + 1, error)) from error
+        raise DataError('%s cannot be read as CSV: %s' % (row % (number + 1), error)) from error
     except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
-        text = '%s cannot be read as CSV: %s; expected text in UTF-8, plain or compressed by gzip'
-        raise DataError(text % (path, error)) from error
+        raise DataError(
+            '%s cannot be read as CSV: %s; expected text in UTF-8, plain or compressed by gzip'
+            % (row % (number + 1), error)
+        ) from error
     if not records:
-        raise DataError('%s is empty' % path)
+        raise DataError('%s is empty' % name)
+    first, *where = records
     header, *lines = records.values()
-    where = list(records)[1:]
+    if not lines:
+        raise DataError(
+            '%s has no molecules: its only row, the header, is %.60r' % (name, ','.join(header))
+        )
     n = len(header)
     long = [i for i, cells in enumerate(lines) if ''.join(cells[n:]).strip()]
     if long:
         raise DataError(
-            '%s has %d cells, expected %d as in the header (%d such rows): %.60r; a cell with a '
-            'comma needs quotes'
-            % (where[long[0]], len(lines[long[0]]), n, len(long), ','.join(lines[long[0]]))
+            '%s has %d cells (%d such rows): %.60r; expected %d, as %s, which was taken as the '
+            'header: %.60r; a cell with a comma needs quotes'
+            % (
+                where[long[0]],
+                len(lines[long[0]]),
+                len(long),
+                ','.join(lines[long[0]]),
+                n,
+                first,
+                ','.join(header),
+            )
         )
     lines = [cells[:n] + [''] * (n - len(cells)) for cells in lines]
     return pandas.DataFrame(lines, where, header, dtype=object)
@@ -129,6 +155,7 @@ def read_csv(path, smiles_column, task, columns=None, missing='refuse'):
     """
     columns = columns or task.names
     table = read_table(path)
+    path = name_of(path)
     header = list(table)
     for name in (smiles_column, *columns):
         if header.count(name) > 1:
@@ -142,8 +169,9 @@ def read_csv(path, smiles_column, task, columns=None, missing='refuse'):
             )
     for name in (*map(task.column_title, task.names), WHY):
         if name in header:
-            text = '%s has a column %r, which the predictions would replace; rename it'
-            raise DataError(text % (path, name))
+            raise DataError(
+                '%s has a column %r, which the predictions would replace; rename it' % (path, name)
+            )
     rows = rows_of(table, smiles_column, task.names)
     for target, column in zip(task.names, columns):
         if column in table:
@@ -276,7 +304,7 @@ def spread(n, num_data):
     """Return `num_data` indices spread evenly over range(n); -1 means all of them."""
     # Data are often sorted by size: the first molecules would be the smallest only.
     num_data = n if num_data < 0 else min(num_data, n)
-    return numpy.arange(num_data) * n // max(num_data, 1)
+    return numpy.arange(num_data) * n // num_data
 
 
 def digest(rows):
@@ -312,43 +340,37 @@ def labelled(dataset, labels):
 def preprocess(rows, method, dense=False):
     """Parse rows into (data set of the usable ones, without labels; rows with reasons).
 
-    The data set is sparse, or with `dense` upstream's dense one, of the same molecules.
+    The data set is sparse, or with `dense` upstream's dense one, of the same molecules. If there
+    are none, it is sparse and empty.
     """
-    smiles = rows.smiles.tolist()
-    if not smiles:
-        raise DataError('the data have no molecules')
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore')  # unusable molecules are listed
-            found = from_smiles(smiles, method, cache=True)
-    except ValueError as error:  # no molecule is left
-        raise DataError(str(error)) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # unusable molecules are listed
+        # from_smiles refuses data without any molecule, so one is appended, and left out below.
+        found = from_smiles([*rows.smiles, 'C'], method, cache=True)
+    kept = found.kept[:-1]
     reasons = {failure.position: failure.reason for failure in found.failures}
     molecules = found.dataset.molecules
     owners = numpy.repeat(found.kept, molecules.sizes)
     # For a molecule without atoms it is NaN.
-    largest = pandas.Series(molecules.atoms).groupby(owners).max().reindex(found.kept)
+    largest = pandas.Series(molecules.atoms).groupby(owners).max().reindex(kept)
     for position, number in largest[~(largest < MAX_ATOMIC_NUM)].items():
         text = 'atomic number %.0f, the models support those below %d' % (number, MAX_ATOMIC_NUM)
         reasons[position] = 'no atoms' if numpy.isnan(number) else text
-    canonical = numpy.full(len(smiles), '', object)
-    canonical[found.kept] = found.smiles
+    canonical = numpy.full(len(rows.smiles), '', object)
+    canonical[kept] = found.smiles[:-1]
     reasons = [known or reasons.get(i, '') for i, known in enumerate(rows.reason)]
     rows = rows._replace(
         reason=pandas.Series(reasons, rows.smiles.index),
         canonical=pandas.Series(canonical, rows.smiles.index, name='smiles'),
     )
-    if not rows.is_used.any():
-        raise DataError(
-            'none of the %d molecule(s) can be used, the first: %s: %.60r: %s'
-            % (len(smiles), rows.smiles.index[0], smiles[0], reasons[0])
-        )
-    sparse = found.dataset[rows.is_used[found.kept]]
-    return (dense_dataset(rows.used.smiles, method) if dense else sparse), rows
+    sparse = found.dataset[:-1][rows.is_used[kept]]
+    return (dense_dataset(rows.used.smiles, method) if dense and len(sparse) else sparse), rows
 
 
 def load(description, rows, task, method, num_data=-1, dense=False):
     """Parse `num_data` molecules and print a summary; return (data set, rows with reasons)."""
+    if num_data == 0:
+        raise DataError('--num-data 0: expected at least one molecule, or -1 for all')
     n_rows = len(rows.smiles)
     rows = rows.take(spread(n_rows, num_data))
     # Parsing may take a minute. This goes to stderr, because a reader of stdout may end early.

@@ -5,10 +5,13 @@ import io
 import os
 import sys
 
+import numpy
 import pandas
 from common import arguments, data, folder
 from common.data import DataError
 from common.tasks import converter_of
+
+NONE_USED = 'none of the molecules can be used, so nothing is predicted'
 
 
 def load(args, source):
@@ -22,9 +25,10 @@ def load(args, source):
         task = source.task_of(settings)
         model = task.build(settings, dense=False)
     except (LookupError, TypeError, ValueError) as error:
-        text = '%s cannot be read, or is not of a run: %s'
-        path = os.path.join(args.in_dir, folder.SETTINGS_FILE)
-        raise DataError(text % (path, error)) from error
+        raise DataError(
+            '%s cannot be read, or is not of a run: %s'
+            % (os.path.join(args.in_dir, folder.SETTINGS_FILE), error)
+        ) from error
     name = folder.BEST_FILE if args.model == 'best' else folder.MODEL_FILE
     folder.load_npz(os.path.join(args.in_dir, name), model)
     model.to_device(device)
@@ -34,11 +38,11 @@ def load(args, source):
 def from_smiles(smiles, settings, task):
     """Parse SMILES of the command line into (data set, rows with reasons)."""
     if settings['padded_to'] is None and settings['layout'] != 'packed':
-        text = (
+        print(
             'Note: as in Chainer Chemistry, a prediction may depend on the other molecules of its '
-            'batch; training with --padded-to largest avoids that'
+            'batch; training with --padded-to largest avoids that',
+            file=sys.stderr,
         )
-        print(text, file=sys.stderr)
     return data.preprocess(data.typed_smiles(smiles, task.names), settings['method'])
 
 
@@ -47,11 +51,10 @@ def report_known(rows, path):
     if os.path.exists(path):  # earlier versions did not write it
         n_known = rows.used.canonical.isin(data.read_table(path)['smiles']).sum()
         if n_known:
-            text = (
+            print(
                 '%d of the %d molecules were in the training: errors on these say nothing about '
-                'new molecules'
+                'new molecules' % (n_known, len(rows.used.canonical))
             )
-            print(text % (n_known, len(rows.used.canonical)))
 
 
 def predict(source):
@@ -85,7 +88,9 @@ def predict(source):
             path = args.data or os.path.join(args.in_dir, folder.TEST_FILE)
             description, rows = source.read(path, settings, missing='keep')
             dataset, rows = data.load(description, rows, task, settings['method'])
-        predictions = task.predict(model, dataset, converter, args.batchsize)
+        predictions = numpy.empty((0, len(task.names)))
+        if len(dataset):
+            predictions = task.predict(model, dataset, converter, args.batchsize)
         # The result has a row for each molecule of the input, empty without a prediction.
         titles = list(map(task.column_title, task.names))
         answers = pandas.DataFrame(predictions, rows.used.smiles.index, titles)
@@ -105,4 +110,6 @@ def predict(source):
     print(said.getvalue(), end='', file=notes)
     if out not in (None, '-'):
         print('Predictions: %s' % out)
+    if not len(dataset):
+        raise DataError(NONE_USED)
     return 0

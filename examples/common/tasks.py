@@ -123,10 +123,13 @@ class Regression(Task):
         target, else in standard deviations.
         """
         scaler = CentredScaler(train_labels)
-        options = {'label_scaler': scaler}
-        if settings['method'] in WITH_DROPOUT:
-            options['conv_kwargs'] = {'dropout_ratio': 0.0}
-        predictor = build_predictor(settings, dense, len(self.names), **options)
+        predictor = build_predictor(
+            settings,
+            dense,
+            len(self.names),
+            label_scaler=scaler,
+            conv_kwargs={'dropout_ratio': 0.0} if settings['method'] in WITH_DROPOUT else None,
+        )
 
         def scaled(lossfun):
             return lambda y, t: lossfun(scaler.transform(y), scaler.transform(t))

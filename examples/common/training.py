@@ -147,8 +147,10 @@ def layout_of(args, dataset):
     elif padded_to in (None, 'largest'):
         padded_to = int(dataset.molecules.full_sizes.max())
     elif n_larger := (dataset.molecules.full_sizes > padded_to).sum():
-        text = '--padded-to %d: %d molecules are larger and get no phantom atoms, unlike the others'
-        print(text % (padded_to, n_larger))
+        print(
+            '--padded-to %d: %d molecules are larger and get no phantom atoms, unlike the others'
+            % (padded_to, n_larger)
+        )
     return {'layout': layout, 'padded_to': padded_to}
 
 
@@ -163,6 +165,18 @@ def prepare(source, task, args, n_ranks):
     description, rows = source.read(args.data, vars(args), missing=missing)
     dataset, rows = data.load(description, rows, task, args.method, args.num_data, args.dense)
     used = rows.used
+    if not len(dataset):
+        raise DataError(
+            '%s: none of the %d molecule(s) in the column %r can be used, the first: %s: %.60r: %s'
+            % (
+                description,
+                len(rows.smiles),
+                rows.smiles.name,
+                rows.smiles.index[0],
+                rows.smiles.iloc[0],
+                rows.reason.iloc[0],
+            )
+        )
     if used.labels.isna().all(axis=None):
         raise DataError('%s: no molecule has a label' % description)
     settings = {name: value for name, value in vars(args).items() if name not in NO_SETTINGS}
@@ -173,22 +187,23 @@ def prepare(source, task, args, n_ranks):
         ranks=n_ranks,
         **layout_of(args, dataset),
     )
-    if description == args.data != '-' and os.path.isfile(args.data):
+    if description == args.data and os.path.isfile(args.data):
         settings['data'] = os.path.abspath(args.data)  # --resume may be called in another folder
     parts = data.split(used.smiles, settings)
     if args.resume:
         before = folder.load_settings(args.out, source.__file__)
         folder.refuse_changes(args.out, before, settings)
-        folder.write_json(os.path.join(args.out, folder.SETTINGS_FILE), settings)
     else:
         folder.start_run(args.out, settings, args.force)
     data.report_failures(rows, os.path.join(args.out, folder.FAILED_FILE))
     data.report_duplicates(used)
     print('Split: %d training, %d validation, %d test' % tuple(map(len, parts)))
     known, _, test = (used.take(part) for part in parts)
-    deviations = known.labels.std(ddof=0)
-    for name in deviations.index[~(deviations >= TINY)]:
-        print('All training molecules have one value of %s: nothing to learn' % name)
+    for name, deviation in known.labels.std(ddof=0).items():
+        if numpy.isnan(deviation):
+            print('No training molecule has a label of %s: its predictions mean nothing' % name)
+        elif deviation < TINY:
+            print('All training molecules have one value of %s: nothing to learn' % name)
     data.write_table(os.path.join(args.out, folder.TEST_FILE), test.table)
     data.write_table(os.path.join(args.out, folder.KNOWN_FILE), known.canonical.to_frame())
     labels = [used.labels.to_numpy()[part] for part in parts]
@@ -282,6 +297,13 @@ def train(source, args, title):
     trainer.extend(snapshot)
     if args.resume:
         folder.load_snapshot(args.out, trainer, ranks)
+        if args.epoch < updater.epoch:
+            raise DataError(
+                '--epoch %d: the run in %s has %d epochs already; expected at least as many'
+                % (args.epoch, args.out, updater.epoch)
+            )
+        if ranks.is_first:
+            folder.write_json(os.path.join(args.out, folder.SETTINGS_FILE), settings)
         # The snapshot was taken before the trigger of --patience saw the results of this epoch.
         trainer.observation = ranks.share(log.log[-1] if ranks.is_first else None)
         print('Resumed %s: epoch %d, step %d' % (args.out, updater.epoch, updater.iteration))
@@ -335,8 +357,10 @@ def train(source, args, title):
     folder.write_json(os.path.join(args.out, 'result.json'), result)
     print('\n'.join(['', 'Test molecules:', *lines, '']))
     if step is not None:
-        text = 'Time a step: %.2f ms, median of %d epochs (converter, forward, backward, update)'
-        print(text % (step['median'], step['epochs']))
+        print(
+            'Time a step: %.2f ms, median of %d epochs (converter, forward, backward, update)'
+            % (step['median'], step['epochs'])
+        )
     from common import pictures  # here: Matplotlib takes a second, and the model is saved
 
     pictures.learning_curve(args.out, log.log, title, task.panels())

@@ -12,7 +12,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for common
 
 from common import arguments, training
-from common.data import DataError, read_csv
+from common.data import DataError, name_of, read_csv
 from common.tasks import TASKS
 
 
@@ -23,7 +23,7 @@ def task_of(settings):
 
 def read(data, settings, **options):
     """Return (description, rows) of a CSV file, by :func:`common.data.read_csv`."""
-    return data, read_csv(data, settings['smiles_column'], task_of(settings), **options)
+    return name_of(data), read_csv(data, settings['smiles_column'], task_of(settings), **options)
 
 
 def run(argv=None):

@@ -15,7 +15,7 @@ import pandas
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for common
 
 from common import arguments, training
-from common.data import DataError, Rows, read_csv
+from common.data import DataError, Rows, name_of, read_csv
 from common.tasks import Regression
 from chainer_chemistry.datasets import get_qm9_filepath
 
@@ -74,7 +74,7 @@ def read(data, settings, **options):
     if data == 'sample':
         return 'the sample of QM9 in this repository', read_csv(SAMPLE, 'smiles', task, **options)
     if data != 'full':
-        return data, read_csv(data, 'smiles', task, **options)
+        return name_of(data), read_csv(data, 'smiles', task, **options)
     paths = qm9pack_files()
     if paths:
         columns = [TARGETS[name][1] for name in task.names]

@@ -95,6 +95,9 @@ def run():
         raise DataError(text % out)
     settings, task, model, converter = prediction.load(args, train_tox21)
     dataset, molecules = prediction.from_smiles(args.smiles, settings, task)
+    if not len(dataset):
+        data.report_failures(molecules)
+        raise DataError(prediction.NONE_USED)
     os.makedirs(out, exist_ok=True)
     data.report_failures(molecules, os.path.join(out, folder.FAILED_FILE))
     column = assays.index(args.assay)

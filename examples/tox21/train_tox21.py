@@ -11,7 +11,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for common
 
 from common import arguments, training
-from common.data import DataError, read_csv
+from common.data import DataError, name_of, read_csv
 from common.tasks import Classification
 from chainer_chemistry.datasets.molnet import molnet
 from chainer_chemistry.datasets.molnet.molnet_config import molnet_default_config
@@ -44,7 +44,8 @@ def read(data, settings=None, **options):
 
     `options`: see :func:`common.data.read_csv`.
     """
-    path, description = data, data
+    path = data
+    description = name_of(data)
     if data == 'download':
         path = download()
         description = "Tox21 from Chainer Chemistry's download, %s" % path

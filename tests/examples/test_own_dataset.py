@@ -169,14 +169,23 @@ def test_errors_of_the_user_have_no_traceback(tmp_path, error, change, message):
 
 
 @pytest.mark.parametrize(
-    'content',
-    [TABLE.encode('utf-16'), b'smiles,y\nC\xe4,1\n', b'smiles,y,name\nC,1,caf\xe9\n'],
+    'content, place',
+    [
+        (TABLE.encode('utf-16'), 'row 1 %s 0xff in position 0: invalid start byte'),
+        (b'smiles,y\nC\xe4,1\n', 'row 2 %s 0xe4 in position 1: invalid continuation byte'),
+        (
+            b'smiles,y,name\nC,1,"a\nb"\n\nC,1,caf\xe9\n',
+            'row 4 %s 0xe9 in position 7: invalid continuation byte',
+        ),
+    ],
     ids=['UTF-16', 'Latin-1', 'Latin-1 in a column that is not learned'],
 )
-def test_files_that_are_not_utf_8_are_refused(tmp_path, error, content):
+def test_files_that_are_not_utf_8_are_refused_by_their_row(tmp_path, error, content, place):
     (tmp_path / 'mine.csv').write_bytes(content)
-    start = "error: mine.csv cannot be read as CSV: 'utf-8' codec can't decode byte "
-    assert error('train_own.py', *WORDS).startswith(start)
+    assert error('train_own.py', *WORDS) == (
+        'error: mine.csv %s; expected text in UTF-8, plain or compressed by gzip'
+        % (place % "cannot be read as CSV: 'utf-8' codec can't decode byte")
+    )
     assert not (tmp_path / 'result').exists()
 
 
@@ -340,6 +349,14 @@ def test_a_resumption_that_removes_the_run_is_refused(folder, capsys):
         imported(OWN, 'train_own').run(['--resume', '--force', '--out', str(folder / 'result')])
     assert capsys.readouterr().err.endswith(
         'error: --resume continues the run in --out, --force removes it: expected one of them\n'
+    )
+    assert content(folder / 'result') == before
+
+
+def test_a_resumption_to_fewer_epochs_than_the_run_has_is_refused(folder, error):
+    before = content(folder / 'result')
+    assert error('train_own.py', '--resume', '--out', 'result', '--epoch', '1') == (
+        'error: --epoch 1: the run in result has 2 epochs already; expected at least as many'
     )
     assert content(folder / 'result') == before
 

@@ -69,8 +69,13 @@ def data():
     [
         (
             'smiles,y\nCC,3\nCCC,4,50\nCCCC,6,00\n',
-            "mine.csv row 3 has 3 cells, expected 2 as in the header (2 such rows): 'CCC,4,50'; a "
-            'cell with a comma needs quotes',
+            "mine.csv row 3 has 3 cells (2 such rows): 'CCC,4,50'; expected 2, as mine.csv row 1, "
+            "which was taken as the header: 'smiles,y'; a cell with a comma needs quotes",
+        ),
+        (
+            '\n# made by me\nsmiles,y\nCC,3\n',
+            "mine.csv row 3 has 2 cells (2 such rows): 'smiles,y'; expected 1, as mine.csv row 2, "
+            "which was taken as the header: '# made by me'; a cell with a comma needs quotes",
         ),
         (
             'smiles,y\n"CC,3\nCCC,4\n',
@@ -81,7 +86,7 @@ def data():
             "mine.csv row 4 cannot be read as CSV: ',' expected after '\"'",
         ),
     ],
-    ids=['decimal commas', 'an open quote', 'a quote amid a cell'],
+    ids=['decimal commas', 'a line above the header', 'an open quote', 'a quote amid a cell'],
 )
 @pytest.mark.parametrize('script', ['train', 'predict'])
 def test_rows_that_are_no_rows_of_the_table(trained, write, script, text, message):
@@ -104,9 +109,32 @@ def test_rows_with_fewer_cells_than_the_header(predicted):
 
 
 def test_blank_lines_keep_the_numbers_of_the_others(predicted):
-    printed, table = predicted('\n\nsmiles,name\n,\nCCO,a\n\nC1,b\n')
+    printed, table = predicted('\n\nsmiles,name\n  \nCCO,a\n\nC1,b\n')
     assert "  mine.csv row 7: 'C1': RDKit cannot parse it\n" in printed
     assert [row['name'] for row in table] == ['a', 'b']
+
+
+def test_rows_of_commas_are_rows_below_the_header_only(predicted):
+    printed, table = predicted(',\nid,smiles\n1,CCO\n2,\n,\n4,CCN\n,\n')
+    assert [row['id'] for row in table] == ['1', '2', '', '4', '']
+    reasons = ['', 'no SMILES', 'no SMILES', '', 'no SMILES']
+    assert [row['not predicted'] for row in table] == reasons
+    assert '3 molecule(s) could not be used\n' in printed
+    assert "  mine.csv row 7: '': no SMILES\n" in printed
+
+
+def test_empty_cells_of_a_single_column_are_rows(predicted):
+    _, table = predicted('smiles\nCCO\n""\n\nCCN\n')
+    assert [row['smiles'] for row in table] == ['CCO', '', 'CCN']
+
+
+def test_a_training_lists_the_rows_of_commas_at_the_end_of_a_file(write, tmp_path):
+    write(TABLE + ',,\n,,\n')
+    assert 'Data: mine.csv: 92 molecules, 90 of them used\n' in run_here(TRAIN, *WORDS)
+    assert [tuple(row.values()) for row in rows(tmp_path / 'out' / 'failed.csv')] == [
+        ('mine.csv row 92', '', 'no SMILES'),
+        ('mine.csv row 93', '', 'no SMILES'),
+    ]
 
 
 @pytest.mark.parametrize('end', ['\n', '\r\n', '\r'], ids=['LF', 'CRLF', 'CR'])
@@ -140,8 +168,8 @@ def test_other_encodings_and_compressors_are_said_to_be_neither_utf_8_nor_gzip(
     with pytest.raises(data.DataError) as error:
         data.read_table(str(path))
     assert str(error.value) == (
-        "%s cannot be read as CSV: 'utf-8' codec can't decode %s; expected text in UTF-8, plain or "
-        'compressed by gzip' % (path, reason)
+        "mine.csv row 1 cannot be read as CSV: 'utf-8' codec can't decode %s; expected text in "
+        'UTF-8, plain or compressed by gzip' % reason
     )
 
 
@@ -182,6 +210,24 @@ def test_standard_input(data, monkeypatch, compress):
     assert table['smiles'].to_dict() == {'standard input row 2': 'CCO'}
 
 
+@pytest.mark.parametrize(
+    'text, message',
+    [
+        ('', 'standard input is empty'),
+        ('smiles,y\n', "standard input has no molecules: its only row, the header, is 'smiles,y'"),
+        (
+            'SMILES,y\nC,1\n',
+            "standard input has no column 'smiles'; expected the columns 'smiles', 'y', separated "
+            "by commas, found 'SMILES', 'y'",
+        ),
+    ],
+)
+def test_errors_of_standard_input_call_it_so(write, monkeypatch, text, message):
+    stdin = types.SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(text.encode())))
+    monkeypatch.setattr('sys.stdin', stdin)
+    assert error_of(TRAIN, *WORDS, '--data', '-') == 'error: ' + message
+
+
 def test_training_on_a_pipe(tmp_path):
     """A pipe is read once, but its test part can be predicted later."""
     path = tmp_path / 'out'
@@ -211,6 +257,49 @@ def test_rows_without_smiles_are_predicted_to_nothing(predicted):
     assert [row['id'] for row in table] == list('1234')
     assert [bool(row['y predicted']) for row in table] == [True, False, True, False]
     assert [row['not predicted'] for row in table] == ['', 'no SMILES', '', 'no SMILES']
+
+
+NONE_USED = 'error: none of the molecules can be used, so nothing is predicted'
+
+
+def test_a_table_without_any_usable_molecule_is_written_with_the_reasons(trained, write, tmp_path):
+    write('smiles,id\nbad,1\n,2\n')
+    words = ['--in-dir', trained, '--data', 'mine.csv', '--out', 'p.csv']
+    assert error_of(PREDICT, *words) == NONE_USED
+    assert (tmp_path / 'p.csv').read_text() == (
+        'smiles,id,y predicted,not predicted\nbad,1,,RDKit cannot parse it\n,2,,no SMILES\n'
+    )
+
+
+def test_smiles_of_the_command_line_that_are_all_unusable_have_their_reasons(trained, capsys):
+    words = ['--in-dir', trained, '--smiles', 'C1', '--out', '-']
+    assert error_of(PREDICT, *words) == NONE_USED
+    assert "  --smiles 1: 'C1': RDKit cannot parse it\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('dense', [[], ['--dense']], ids=['sparse', 'dense'])
+def test_a_training_without_any_usable_molecule_names_the_column(write, tmp_path, dense):
+    write('smiles,y,id\nC,1,m1\nCC,2,m2\n')
+    assert error_of(TRAIN, *WORDS, '--smiles-column', 'id', *dense) == (
+        "error: mine.csv: none of the 2 molecule(s) in the column 'id' can be used, the first: "
+        "mine.csv row 2: 'm1': RDKit cannot parse it"
+    )
+    assert not (tmp_path / 'out').exists()
+
+
+def test_a_training_on_elements_that_no_model_knows_is_refused(write):
+    write('smiles,y\n[Og],1\n')
+    assert error_of(TRAIN, *WORDS) == (
+        "error: mine.csv: none of the 1 molecule(s) in the column 'smiles' can be used, the first: "
+        "mine.csv row 2: '[Og]': atomic number 118, the models support those below 117"
+    )
+
+
+def test_a_training_on_no_molecules_is_refused(write):
+    write(TABLE)
+    assert error_of(TRAIN, *WORDS, '--num-data', '0') == (
+        'error: --num-data 0: expected at least one molecule, or -1 for all'
+    )
 
 
 @pytest.mark.skipif(not workers.CAN_FORK, reason='processes are not forked here')
@@ -297,6 +386,13 @@ def test_a_classification_says_that_a_label_teaches_nothing(write):
     printed = run_here(TRAIN, *WORDS, '--labels', 'y', 'z', '--task', 'classification')
     assert 'All training molecules have one value of z: nothing to learn\n' in printed
     assert 'value of y' not in printed
+
+
+def test_a_classification_says_that_predictions_of_a_class_without_labels_mean_nothing(write):
+    write('smiles,y,z\n' + ''.join('%s,%d,\n' % (s, i % 2) for i, s in enumerate(CHAINS)))
+    printed = run_here(TRAIN, *WORDS, '--labels', 'y', 'z', '--task', 'classification')
+    assert 'No training molecule has a label of z: its predictions mean nothing\n' in printed
+    assert 'value of z' not in printed
 
 
 def test_files_have_the_scaler_of_the_labels_as_they_are(trained):

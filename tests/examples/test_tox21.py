@@ -267,6 +267,14 @@ def test_saliency_of_each_atom(trained, tmp_path, calculator):
     assert (tmp_path / 'a' / '3.png').read_bytes()[1:4] == b'PNG'
 
 
+def test_saliency_of_no_usable_molecule_is_refused(trained, tmp_path):
+    words = ['--in-dir', trained[0], '--out', tmp_path / 'a', '--smiles', 'C1CC']
+    assert error_of(TOX21 / 'explain_tox21.py', *words) == (
+        'error: none of the molecules can be used, so nothing is predicted'
+    )
+    assert not (tmp_path / 'a').exists()
+
+
 def test_saliency_replaces_no_folder(trained):
     out, _ = trained
     before = {path.name: path.read_bytes() for path in out.iterdir()}
