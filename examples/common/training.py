@@ -361,6 +361,14 @@ def train(source, args, title):
     return 0
 
 
+def end_output():
+    """Flush stdout, or discard what it cannot take: Python's flush on exit must not fail."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(run):
     """Call a script's function and exit with its status; print users' errors without traceback."""
     try:
@@ -380,6 +388,6 @@ def main(run):
     except KeyboardInterrupt:
         sys.exit('interrupted')
     except BrokenPipeError:  # the reader of stdout has ended, such as `head`
-        # Python flushes stdout once more on exit, which must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    finally:
+        end_output()

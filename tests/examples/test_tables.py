@@ -474,10 +474,15 @@ def test_characters_that_standard_output_lacks_are_escaped_in_messages(trained, 
     assert b"  mine.csv row 3: 'C\\xe9': RDKit cannot parse it\n" in done.stdout
 
 
-def test_messages_that_standard_output_cannot_hold_are_one_line(trained, write, tmp_path):
+@pytest.mark.parametrize('unbuffered', ['', '1'])
+def test_messages_that_standard_output_cannot_hold_are_one_line(
+    trained, write, tmp_path, unbuffered
+):
     write('smiles\nCCO\n')
     with open('/dev/full', 'w') as full:
-        done = predict_as_a_process(trained, '--out', 'new.csv', stdout=full)
+        done = predict_as_a_process(
+            trained, '--out', 'new.csv', stdout=full, PYTHONUNBUFFERED=unbuffered
+        )
     assert done.returncode == 1
     assert done.stderr.decode() == (
         'Parsing 1 molecules\nerror: cannot write standard output: No space left on device\n'
