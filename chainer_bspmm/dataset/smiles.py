@@ -89,6 +89,10 @@ def _mol(smiles):
 
     if not isinstance(smiles, str):
         raise ValueError('expected a string, got %s' % type(smiles).__name__)
+    text = smiles.strip()
+    if '\n' in text or '\r' in text:
+        # RDKit reads only the first line, without an error.
+        raise ValueError('it has several lines, expected one SMILES')
     if not smiles.isascii() and not (smiles.split() or [''])[0].isascii():
         # RDKit of 2022 reads only the part before such a character, without an error. In a name
         # after the SMILES any character is allowed.

@@ -155,8 +155,9 @@ def parse_training(parser, argv, source):
     With ``--resume``, options that are not given have the values of the run in ``--out``.
     """
     argv = sys.argv[1:] if argv is None else argv
-    for action in parser._actions:
-        action.required = action.required and '--resume' not in argv
+    required = [action for action in parser._actions if action.required]
+    for action in required:
+        action.required = '--resume' not in argv
     args = parser.parse_args(argv)
     if args.resume and args.force:
         parser.error(
@@ -164,7 +165,9 @@ def parse_training(parser, argv, source):
         )
     if args.resume:
         folder.check(args.out, args.force, args.resume)
-        settings = folder.load_settings(args.out, source.__file__)
+        settings, *_ = folder.load_run(args.out, source)
+        for action in required:
+            action.required = action.dest not in settings
         settings['padded_to'] = settings['padded_to'] or 'batch'
         parser.set_defaults(**settings, dense=settings['layout'] == 'dense')
         args = parser.parse_args(argv)

@@ -5,6 +5,7 @@ import csv
 import gzip
 import hashlib
 import io
+import itertools
 import os
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from tqdm import tqdm
 
 WHY = 'not predicted'  # the column of reasons
 MISSING = ('', 'na', 'n/a', '#n/a', 'nan', 'none', 'null')  # cells without a label, in any case
+DESCRIPTORS = ('/dev/fd', '/proc/self/fd')  # folders of the files that this process has open
 
 
 class DataError(ValueError):
@@ -220,16 +222,34 @@ def writing(path):
         raise DataError('cannot write %s: %s' % (path, error.strerror or error)) from error
 
 
+def descriptor_of(path):
+    """Return N if a path is /dev/fd/N or a link to it, such as /dev/stdout, else None."""
+    while os.path.exists(path):  # a loop of links does not exist
+        folder, name = os.path.split(path)
+        folder = os.path.realpath(folder)
+        if name.isdigit() and folder in map(os.path.realpath, DESCRIPTORS):
+            return int(name)
+        if not os.path.islink(path):
+            break
+        path = os.path.join(folder, os.readlink(path))
+    return None
+
+
 def is_special(path):
-    """Return whether a path exists but is not a regular file, such as /dev/stdout."""
-    return os.path.exists(path) and not os.path.isfile(path)
+    """Return whether a path is written to as it is, and never removed or replaced.
+
+    It leads to no regular file, such as a pipe or device, or to a file that this process has open,
+    such as its standard output.
+    """
+    is_regular = os.path.isfile(path) or not os.path.exists(path)
+    return descriptor_of(path) is not None or not is_regular
 
 
 @contextlib.contextmanager
 def replacing(path):
     """Give a path for a new file, which takes the place of `path` once all of it is written.
 
-    A link is replaced, not followed.
+    A link is replaced, not followed, unless it leads to what `is_special`.
     """
     folder, name = os.path.split(path)
     with writing(path):
@@ -241,33 +261,66 @@ def replacing(path):
             os.replace(os.path.join(new, name), path)
 
 
+def create(path):
+    """Open a file to write bytes.
+
+    A file that this process has open already is continued: opened by its path, it would be cut.
+    """
+    number = descriptor_of(path)
+    return open(path, 'wb') if number is None else open(number, 'wb', closefd=False)
+
+
+def standard_output():
+    """Return standard output for a table: in UTF-8, as files are, whatever the locale."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding='utf-8', newline='')
+    return sys.stdout
+
+
+def csv_of(table, number=None):
+    """Return a table as the text of a CSV file; `number` is the format of numbers."""
+    cells = itertools.chain(table, *(column for _, column in table.items()))
+    # Python quotes a carriage return, which ends a row, only from version 3.13 on.
+    has_return = any(isinstance(cell, str) and '\r' in cell for cell in cells)
+    quoting = csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL
+    file = io.StringIO(newline='')
+    table.to_csv(file, index=False, float_format=number, quoting=quoting)
+    return file.getvalue()
+
+
 def write_table(path, table, number=None):
     """Write a CSV file, compressed if it ends in .gz, as a whole or not at all.
 
     `number` is the format of numbers. The path ``'-'`` is standard output.
     """
+    text = csv_of(table, number)
     if path == '-':
         with writing('standard output'):
-            table.to_csv(sys.stdout, index=False, float_format=number)
+            standard_output().write(text)
             sys.stdout.flush()
         return
-    with replacing(path) as new:
-        # pandas gets an open file: given a path, its version 1.3 hides an error in the last bytes.
-        opener = gzip.open if path.endswith('.gz') else open
-        with opener(new, 'wt', encoding='utf-8', newline='') as file:
-            table.to_csv(file, index=False, float_format=number)
+    content = text.encode()
+    with replacing(path) as new, create(new) as file:
+        file.write(gzip.compress(content) if path.endswith('.gz') else content)
 
 
-def check_new_file(path, force):
-    """Refuse an output file that exists, unless `force`, or whose folder does not exist."""
-    if path == '-':  # standard output
-        return
+def output_of(path, force):
+    """Return the path of an output file, which is ``'-'`` for any path of standard output.
+
+    Refuses a file that exists, unless `force`, and a path without a folder for it.
+    """
+    if path == '-' or descriptor_of(path) == 1:
+        return '-'
     if not os.path.isdir(os.path.dirname(path) or '.') or os.path.isdir(path):
         raise DataError(
             '--out: cannot write %s: it is a folder, or its folder does not exist' % path
         )
     if os.path.lexists(path) and not is_special(path) and not force:
-        raise DataError('--out: %s exists; expected a new file, or --force to replace it' % path)
+        found = 'exists' if os.path.exists(path) else 'is a link to a file that does not exist'
+        raise DataError(
+            '--out: %s %s; expected a new file, or --force to replace it' % (path, found)
+        )
+    return path
 
 
 def report_failures(rows, path=None, shown=10):

@@ -1,11 +1,12 @@
 """The folder of a run: it belongs to one run, which writes settings, snapshots, models, results."""
 
 import codecs
-import glob
+import contextlib
 import io
 import json
 import os
 import pickle
+import re
 import zipfile
 import zlib
 
@@ -13,6 +14,7 @@ import numpy
 from chainer import serializers
 from common import data
 from common.data import DataError
+from common.tasks import converter_of
 
 MODEL_FILE = 'model.npz'
 BEST_FILE = 'best_model.npz'
@@ -20,20 +22,28 @@ SETTINGS_FILE = 'settings.json'
 FAILED_FILE = 'failed.csv'
 TEST_FILE = 'test.csv'  # the test molecules, as they were read
 KNOWN_FILE = 'training.csv'  # canonical SMILES of the training molecules
+PREDICTIONS_FILE = 'predictions.csv'  # of the model, unless --out of a prediction names another
 SNAPSHOT_FILE = 'snapshot_%s.%d'  # step, rank
+SNAPSHOT = re.compile(r'snapshot_([1-9][0-9]*)\.(0|[1-9][0-9]*)')
 RUN_FILES = (
     *(SETTINGS_FILE, MODEL_FILE, BEST_FILE, FAILED_FILE, TEST_FILE, KNOWN_FILE),
-    *('log', 'result.json', 'learning_curve.png', 'fit.png', 'snapshot_*.*'),
+    *('log', 'result.json', 'learning_curve.png', 'fit.png', PREDICTIONS_FILE),
 )
 # All other settings decide the model or the data: a resumed run must have the same.
 MAY_CHANGE = ('data', 'epoch', 'patience', 'device', 'updater', 'communicator')
 
 
+def refuse_file(out):
+    """Refuse an output folder that is a file, or a link that leads nowhere."""
+    if os.path.lexists(out) and not os.path.isdir(out):
+        found = 'the file %s' if os.path.exists(out) else '%s, a link that leads nowhere'
+        raise DataError('--out: expected a folder, got ' + found % out)
+
+
 def check(out, force, resume=False):
     """Refuse an output folder that is not empty, unless the options allow it."""
+    refuse_file(out)
     has_snapshot = bool(steps(out, 0))
-    if os.path.exists(out) and not os.path.isdir(out):
-        raise DataError('--out: expected a folder, got the file %s' % out)
     if resume and not has_snapshot:
         raise DataError('--resume: the folder %s has no snapshot' % out)
     if resume or not os.path.isdir(out) or not os.listdir(out):
@@ -50,6 +60,18 @@ def check(out, force, resume=False):
         )
 
 
+def remove_run(out):
+    """Remove the files that a run has written; refuse a folder with the name of one before that."""
+    names = [name for name in os.listdir(out) if name in RUN_FILES or SNAPSHOT.fullmatch(name)]
+    paths = [os.path.join(out, name) for name in sorted(names)]
+    for path in paths:
+        if os.path.isdir(path) and not os.path.islink(path):
+            text = '--force removes files of a run, and %s is a folder; move it elsewhere'
+            raise DataError(text % path)
+    for path in paths:
+        os.remove(path)
+
+
 def start_run(out, settings, force):
     """Make the folder of a run and claim it with its settings; `force` removes an earlier run.
 
@@ -59,9 +81,7 @@ def start_run(out, settings, force):
     os.makedirs(out, exist_ok=True)
     if force and os.path.exists(path):
         load_settings(out, settings['script'])  # refuses files that no run has written
-        for pattern in RUN_FILES:
-            for name in glob.glob(os.path.join(glob.escape(out), pattern)):
-                os.remove(name)
+        remove_run(out)
     try:
         with open(path, 'x') as file:
             json.dump(settings, file, indent=1)
@@ -90,28 +110,59 @@ def write_json(path, content):
         json.dump(finite, file, indent=1)
 
 
+@contextlib.contextmanager
+def reading_settings(folder):
+    """Turn an error of settings that no run has written into a DataError."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        path = os.path.join(folder, SETTINGS_FILE)
+        raise DataError('%s cannot be read, or is not of a run: %s' % (path, error)) from error
+
+
 def load_settings(folder, script):
     """Read the settings that a run of `script`, a name or a path, left in a folder."""
     script = os.path.basename(script)
     path = os.path.join(folder, SETTINGS_FILE)
-    try:
+    if not os.path.exists(path):
+        text = '%s not found: expected the folder of a run of %s'
+        raise DataError(text % (path, script))
+    with reading_settings(folder):
         with open(path) as file:
             settings = json.load(file)
         found = settings['script']
-    except FileNotFoundError:
-        text = '%s not found: expected the folder of a run of %s'
-        raise DataError(text % (path, script)) from None
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise DataError('%s cannot be read, or is not of a run: %s' % (path, error)) from error
     if found != script:
         raise DataError('%s is a folder of %s, expected one of %s' % (folder, found, script))
     return settings
 
 
+def load_run(folder, source):
+    """Load what the settings of a run of the module `source` decide.
+
+    Returns (settings, task, model without its parameters, converter).
+    """
+    settings = load_settings(folder, source.__file__)
+    with reading_settings(folder):
+        # A model that was trained dense predicts in folded batches: the results are equal.
+        layout = 'folded' if settings['layout'] == 'dense' else settings['layout']
+        converter = converter_of(layout, settings['padded_to'])
+        task = source.task_of(settings)
+        return settings, task, task.build(settings, dense=False), converter
+
+
 def steps(out, rank):
     """Return the steps after which a rank has taken the snapshots in a folder."""
-    paths = glob.glob(os.path.join(glob.escape(out), SNAPSHOT_FILE % ('*', rank)))
-    return [int(path.split('_')[-1].split('.')[0]) for path in paths]
+    names = os.listdir(out) if os.path.isdir(out) else []
+    files = [name for name in names if os.path.isfile(os.path.join(out, name))]
+    matches = [match for match in map(SNAPSHOT.fullmatch, files) if match]
+    return [int(match.group(1)) for match in matches if int(match.group(2)) == rank]
+
+
+def remove_snapshots(out, last, n_kept):
+    """Remove all but the last snapshots of the rank that has just written the file `last`."""
+    rank = int(SNAPSHOT.fullmatch(last).group(2))
+    for step in sorted(steps(out, rank))[:-n_kept]:
+        os.remove(os.path.join(out, SNAPSHOT_FILE % (step, rank)))
 
 
 def load_snapshot(out, trainer, ranks):

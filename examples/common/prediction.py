@@ -8,8 +8,6 @@ import sys
 import numpy
 import pandas
 from common import arguments, data, folder
-from common.data import DataError
-from common.tasks import converter_of
 
 NONE_USED = 'none of the molecules can be used, so nothing is predicted'
 
@@ -17,18 +15,7 @@ NONE_USED = 'none of the molecules can be used, so nothing is predicted'
 def load(args, source):
     """Load settings, task, model and converter of a training by `source` from `args.in_dir`."""
     device = arguments.use_device(args.device)
-    settings = folder.load_settings(args.in_dir, source.__file__)
-    # A model that was trained dense predicts in folded batches: the results are equal.
-    try:
-        layout = 'folded' if settings['layout'] == 'dense' else settings['layout']
-        converter = converter_of(layout, settings['padded_to'])
-        task = source.task_of(settings)
-        model = task.build(settings, dense=False)
-    except (LookupError, TypeError, ValueError) as error:
-        raise DataError(
-            '%s cannot be read, or is not of a run: %s'
-            % (os.path.join(args.in_dir, folder.SETTINGS_FILE), error)
-        ) from error
+    settings, task, model, converter = folder.load_run(args.in_dir, source)
     name = folder.BEST_FILE if args.model == 'best' else folder.MODEL_FILE
     folder.load_npz(os.path.join(args.in_dir, name), model)
     model.to_device(device)
@@ -78,9 +65,9 @@ def predict(source):
     settings, task, model, converter = load(args, source)
     out = args.out
     if out is None and not args.smiles:
-        out = os.path.join(args.in_dir, 'predictions.csv')
+        out = os.path.join(args.in_dir, folder.PREDICTIONS_FILE)
     if out is not None:
-        data.check_new_file(out, args.force)
+        out = data.output_of(out, args.force)
     with contextlib.redirect_stdout(io.StringIO()) as said:
         if args.smiles:
             dataset, rows = from_smiles(args.smiles, settings, task)
@@ -106,10 +93,13 @@ def predict(source):
     if out is not None:
         data.write_table(out, result, task.number)
     # This is printed once the table is written: its reader may be `head`, which ends early.
-    notes = sys.stderr if out == '-' else sys.stdout
-    print(said.getvalue(), end='', file=notes)
-    if out not in (None, '-'):
-        print('Predictions: %s' % out)
+    if out == '-':
+        print(said.getvalue(), end='', file=sys.stderr)
+    else:
+        with data.writing('standard output'):
+            print(said.getvalue(), end='')
+            if out is not None:
+                print('Predictions: %s' % out)
     if not len(dataset):
-        raise DataError(NONE_USED)
+        raise data.DataError(NONE_USED)
     return 0

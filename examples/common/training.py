@@ -2,11 +2,13 @@
 
 import contextlib
 import gc
+import io
 import math
 import os
 import signal
 import sys
 import time
+import typing
 
 import chainer
 import numpy
@@ -82,6 +84,20 @@ class Patience(EarlyStoppingTrigger):
         with contextlib.suppress(KeyError):  # the run had no --patience
             self.best = serializer('best', self.best)
             self.count = serializer('count', self.count)
+
+
+def keeping_two(kind: typing.Any):
+    """Return a kind of Chainer's writers that keeps only the last two snapshots of its rank.
+
+    Chainer's ``n_retains`` would remove a user's file whose name begins and ends like theirs.
+    """
+
+    class Writer(kind):
+        def save(self, filename, outdir, *args, **options):
+            super().save(filename, outdir, *args, **options)
+            folder.remove_snapshots(outdir, filename, n_kept=2)
+
+    return Writer
 
 
 def progress():
@@ -290,9 +306,8 @@ def train(source, args, title):
     # Each rank keeps two: once a rank writes its next snapshot, all have written the one before.
     snapshot = extensions.snapshot(
         filename=folder.SNAPSHOT_FILE % ('{.updater.iteration}', ranks.rank),
-        writer=writer(compression=False),
+        writer=keeping_two(writer)(compression=False),
         condition=lambda: ranks.share(next(is_due) or updater.epoch >= args.epoch),
-        n_retains=2,
     )
     trainer.extend(snapshot)
     if args.resume:
@@ -370,13 +385,25 @@ def train(source, args, title):
     return 0
 
 
+def end_output():
+    """Flush stdout, or discard what it cannot take: Python's flush on exit must not fail."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(run):
     """Call a script's function and exit with its status; print users' errors without traceback."""
     try:
         if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None):
             signal.signal(signal.SIGINT, signal.default_int_handler)  # instead of common's
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # Messages show cells, which may have characters that a terminal lacks.
+            sys.stdout.reconfigure(errors='backslashreplace')
         status = run()
-        sys.stdout.flush()
+        with data.writing('standard output'):
+            sys.stdout.flush()
         sys.exit(status)
     except DataError as error:
         sys.exit('error: %s' % error)
@@ -385,6 +412,6 @@ def main(run):
     except KeyboardInterrupt:
         sys.exit('interrupted')
     except BrokenPipeError:  # the reader of stdout has ended, such as `head`
-        # Python flushes stdout once more on exit, which must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    finally:
+        end_output()

@@ -90,6 +90,7 @@ def run():
     )
     args = parser.parse_args()
     out = os.path.join(args.in_dir, 'saliency') if args.out is None else args.out
+    folder.refuse_file(out)
     if os.path.isdir(out) and os.listdir(out) and not args.force:
         text = '--out: the folder %s is not empty; expected a new one, or --force to write into it'
         raise DataError(text % out)

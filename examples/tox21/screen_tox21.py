@@ -63,11 +63,12 @@ def written_to(path):
     """Give a file for a CSV table, or standard output; raise DataError if writing fails."""
     with data.writing('standard output' if path == '-' else path):
         if path == '-':
-            yield sys.stdout
+            yield data.standard_output()
+            sys.stdout.flush()
             return
-        if os.path.islink(path):  # a link is replaced, not followed
-            os.remove(path)
-        with open(path, 'w', encoding='utf-8', newline='') as file:
+        if os.path.islink(path) and not data.is_special(path):
+            os.remove(path)  # a link is replaced, not followed
+        with io.TextIOWrapper(data.create(path), encoding='utf-8', newline='') as file:
             yield file
 
 
@@ -130,7 +131,7 @@ def run():
     args = parser.parse_args()
     ranks = ranks_of(args.communicator)
     if ranks.is_first:
-        data.check_new_file(args.out, args.force)
+        args.out = data.output_of(args.out, args.force)
     n_processes = None
     if ranks.are_several:
         check_source(ranks, args.smiles)

@@ -345,6 +345,15 @@ def test_failures_say_why(capfd):
     assert capfd.readouterr() == ('', '')
 
 
+def test_a_smiles_has_one_line():
+    """A name may follow it, and its line may have an end."""
+    smiles = ['CCO\nCCN', 'CCO\rCCN', 'CCO name\r\nCCN', 'CCO', 'CCO name', 'CCO\tname', 'CCO\r\n']
+    result = from_smiles(smiles, 'relgcn')
+    assert result.kept.tolist() == [3, 4, 5, 6]
+    reasons = [failure.reason for failure in result.failures]
+    assert reasons == ['it has several lines, expected one SMILES'] * 3
+
+
 def warning_of(smiles, **options):
     with pytest.warns(UserWarning) as caught:
         from_smiles(smiles, 'relgcn', **options)

@@ -231,11 +231,36 @@ def test_only_the_files_of_a_run_are_replaced(folder):
     (folder / 'result' / 'failed.csv').write_text('of the run before')
     (folder / 'result' / 'mine.txt').write_text('mine')
     (folder / 'result' / 'snapshot_99.1').write_text('of another rank')
+    (folder / 'result' / 'predictions.csv').write_text('of its model')
     run('train_own.py', *WORDS, '--force', '--unit-num', '4', '--epoch', '1', cwd=folder)
     after = content(folder / 'result')
     assert after.pop('mine.txt') == b'mine'
     assert sum(name.startswith('snapshot') for name in after) == 1
+    assert 'predictions.csv' not in after
     assert json.loads(after['settings.json'])['unit_num'] == 4
+
+
+USERS = ['snapshot_4_backup.0', 'snapshot_8.0.bak', 'snapshot_of.me', 'snapshot_08.0']
+
+
+@pytest.mark.parametrize('words', [['--force'], ['--resume', '--epoch', '5']])
+def test_files_whose_names_resemble_those_of_snapshots_are_kept(folder, words):
+    for name in USERS:
+        (folder / 'result' / name).write_text('mine')
+    run('train_own.py', *WORDS, *words, cwd=folder)
+    after = content(folder / 'result')
+    assert [after.pop(name, None) for name in USERS] == [b'mine'] * 4
+    assert sum(name.startswith('snapshot') for name in after) == 2
+
+
+def test_a_folder_with_the_name_of_a_file_is_found_before_any_is_removed(folder, error):
+    (folder / 'result' / 'snapshot_4.1').mkdir()
+    before = {path.name for path in (folder / 'result').iterdir()}
+    assert error('train_own.py', *WORDS, '--force') == (
+        'error: --force removes files of a run, and result/snapshot_4.1 is a folder; move it '
+        'elsewhere'
+    )
+    assert {path.name for path in (folder / 'result').iterdir()} == before
 
 
 def test_a_folder_that_another_run_has_claimed_meanwhile(common, tmp_path):
@@ -510,6 +535,26 @@ def test_settings_that_no_run_has_are_one_line(folder, error, name, value, reaso
     assert error('predict_own.py', '--smiles', 'C') == (
         'error: result/settings.json cannot be read, or is not of a run: ' + reason
     )
+
+
+@pytest.mark.parametrize(
+    'words', [['predict_own.py'], ['train_own.py', '--out', 'result', '--resume']]
+)
+def test_settings_without_those_of_the_model_are_one_line(folder, error, words):
+    (folder / 'result' / 'settings.json').write_text('{"script": "train_own.py"}')
+    assert error(*words) == (
+        "error: result/settings.json cannot be read, or is not of a run: 'layout'"
+    )
+
+
+def test_a_resumption_needs_the_options_that_settings_lack(folder, capsys):
+    path = folder / 'result' / 'settings.json'
+    settings = json.loads(path.read_text())
+    del settings['data']
+    path.write_text(json.dumps(settings))
+    with pytest.raises(SystemExit, match='^2$'):
+        imported(OWN, 'train_own').run(['--resume', '--out', str(folder / 'result')])
+    assert capsys.readouterr().err.endswith('error: the following arguments are required: --data\n')
 
 
 class Evil:

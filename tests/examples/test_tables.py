@@ -1,5 +1,6 @@
 """A user's table is accounted for row by row, in training and prediction."""
 
+import csv
 import gzip
 import io
 import json
@@ -336,6 +337,26 @@ def test_columns_keep_their_names_and_order(write, tmp_path):
     assert [line.rsplit(',', 1)[0] for line in found[1:]] == lines
 
 
+def test_a_cell_of_several_lines_is_no_smiles(predicted):
+    _, table = predicted('smiles,name\n"CCO\nCCN",a\nCCO,b\n')
+    assert [row['smiles'] for row in table] == ['CCO\nCCN', 'CCO']
+    reason = 'it has several lines, expected one SMILES'
+    assert [row['not predicted'] for row in table] == [reason, '']
+
+
+@pytest.mark.parametrize('cell', ['a\rb', 'a\nb', 'a\r\nb', '\r', 'a "b", c'])
+def test_cells_are_written_as_they_were_read(write, trained, tmp_path, cell):
+    path = tmp_path / 'mine.csv'
+    quoted = '"%s"' % cell.replace('"', '""')
+    text = 'smiles,name,%s\nCCO,%s,7\nCCN,b,8\n' % (quoted, quoted)
+    path.write_bytes(text.encode())
+    run_here(PREDICT, '--in-dir', trained, '--data', 'mine.csv', '--out', 'p.csv')
+    with open('p.csv', newline='') as file:
+        header, first, second = csv.reader(file)
+    assert header == ['smiles', 'name', cell, 'y predicted']
+    assert first[:3] == ['CCO', cell, '7'] and second[:3] == ['CCN', 'b', '8']
+
+
 # Labels.
 
 
@@ -506,3 +527,132 @@ def test_a_reader_that_closes_the_pipe_ends_the_program_quietly(trained, write, 
     assert process.wait() == 1
     if script == 'predict':
         assert len(rows(tmp_path / 'p.csv')) == 90
+
+
+def predict_as_a_process(trained, *words, stdout=subprocess.PIPE, **variables):
+    """Predict in another process, because its standard output matters."""
+    return subprocess.run(
+        command(PREDICT, ['--in-dir', trained, '--data', 'mine.csv', *words]),
+        env={**environment(), **variables},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_a_link_to_standard_output_is_standard_output(trained, write, tmp_path):
+    """Its file keeps what it has had, and gets nothing but the table."""
+    write('smiles,name\nCCO,a\n')
+    (tmp_path / 'link').symlink_to('/proc/self/fd/1')
+    (tmp_path / 'found').write_text('before\n')
+    for words in [], ['--force']:
+        with open('found', 'a') as found:
+            done = predict_as_a_process(trained, '--out', 'link', *words, stdout=found)
+        assert done.returncode == 0, done.stderr
+    before, *tables = (tmp_path / 'found').read_text().splitlines()
+    assert before == 'before'
+    header, ethanol = tables[:2]
+    assert header == 'smiles,name,y predicted' and ethanol.startswith('CCO,a,')
+    assert tables == [header, ethanol] * 2
+    assert os.readlink(tmp_path / 'link') == '/proc/self/fd/1'
+
+
+def test_tables_on_standard_output_are_utf_8(trained, write, tmp_path):
+    (tmp_path / 'mine.csv').write_text('smiles,name\nCCO,caf\xe9\n', encoding='utf-8')
+    done = predict_as_a_process(trained, '--out', '-', PYTHONIOENCODING='ascii')
+    assert done.returncode == 0, done.stderr
+    assert 'CCO,caf\xe9,' in done.stdout.decode('utf-8')
+
+
+def test_characters_that_standard_output_lacks_are_escaped_in_messages(trained, write, tmp_path):
+    (tmp_path / 'mine.csv').write_text('smiles\nCCO\nC\xe9\n', encoding='utf-8')
+    done = predict_as_a_process(trained, '--out', 'new.csv', PYTHONIOENCODING='ascii')
+    assert done.returncode == 0, done.stderr
+    assert b"  mine.csv row 3: 'C\\xe9': RDKit cannot parse it\n" in done.stdout
+
+
+@pytest.mark.parametrize('unbuffered', ['', '1'])
+def test_messages_that_standard_output_cannot_hold_are_one_line(
+    trained, write, tmp_path, unbuffered
+):
+    write('smiles\nCCO\n')
+    with open('/dev/full', 'w') as full:
+        done = predict_as_a_process(
+            trained, '--out', 'new.csv', stdout=full, PYTHONUNBUFFERED=unbuffered
+        )
+    assert done.returncode == 1
+    assert done.stderr.decode() == (
+        'Parsing 1 molecules\nerror: cannot write standard output: No space left on device\n'
+    )
+    assert len(rows(tmp_path / 'new.csv')) == 1
+
+
+@pytest.fixture
+def own_file(tmp_path):
+    """A link to a file that this process has open, whose first line it has written."""
+    with open(tmp_path / 'own', 'w') as file:
+        print('before', file=file, flush=True)
+        link = tmp_path / 'link'
+        link.symlink_to('/proc/self/fd/%d' % file.fileno())
+        yield link
+        assert link.is_symlink()
+
+
+@pytest.mark.parametrize('words', [[], ['--force']], ids=['new', 'force'])
+def test_predictions_continue_a_file_that_the_process_has_open(
+    trained, write, tmp_path, own_file, words
+):
+    write('smiles,name\nCCO,a\n')
+    run_here(PREDICT, '--in-dir', trained, '--data', 'mine.csv', '--out', own_file, *words)
+    before, header, ethanol = (tmp_path / 'own').read_text().splitlines()
+    assert (before, header) == ('before', 'smiles,name,y predicted')
+    assert ethanol.startswith('CCO,a,')
+
+
+@pytest.mark.parametrize(
+    'path, special',
+    [
+        ('/dev/null', True),
+        ('/dev/fd/1', True),
+        ('/proc/self/fd/2', True),
+        ('to standard output', True),
+        ('to a link to standard output', True),
+        ('to a device', True),
+        ('file', False),
+        ('to a file', False),
+        ('to nothing', False),
+        ('to itself', False),
+        ('nothing', False),
+        ('/dev/fd/', True),
+    ],
+)
+def test_special_files_are_written_to_as_they_are(data, tmp_path, monkeypatch, path, special):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'file').touch()
+    for name, target in (
+        ('to standard output', '/proc/self/fd/1'),
+        ('to a link to standard output', 'to standard output'),
+        ('to a device', '/dev/null'),
+        ('to a file', 'file'),
+        ('to nothing', 'nothing'),
+        ('to itself', 'to itself'),
+    ):
+        (tmp_path / name).symlink_to(target)
+    assert data.is_special(path) == special
+
+
+@pytest.mark.parametrize('words', [[], ['--force']], ids=['new', 'force'])
+def test_a_link_that_leads_nowhere_is_said_to_be_one(trained, write, tmp_path, words):
+    write(TABLE)
+    (tmp_path / 'link').symlink_to('nothing')
+    assert error_of(TRAIN, *WORDS, '--out', 'link', *words) == (
+        'error: --out: expected a folder, got link, a link that leads nowhere'
+    )
+    predict = [PREDICT, '--in-dir', trained, '--data', 'mine.csv', '--out', 'link', *words]
+    if words:
+        run_here(*predict)
+        assert not (tmp_path / 'link').is_symlink() and len(rows(tmp_path / 'link')) == 90
+    else:
+        assert error_of(*predict) == (
+            'error: --out: link is a link to a file that does not exist; expected a new file, or '
+            '--force to replace it'
+        )

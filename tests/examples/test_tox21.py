@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import os
+import subprocess
 
 from chainer.dataset import download
 import numpy
@@ -11,7 +12,8 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from chainer_bspmm.dataset import smiles, workers
-from tests.examples.scripts import arrays, error_of, EXAMPLES, imported, rows, run_here
+from tests.examples.scripts import arrays, command, error_of, EXAMPLES, imported, rows, run_here
+from tests.support.processes import environment
 
 TOX21 = EXAMPLES / 'tox21'
 QUICK = ['--unit-num', '8', '--conv-layers', '2', '--batchsize', '16']
@@ -286,6 +288,17 @@ def test_saliency_replaces_no_folder(trained):
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
+def test_saliency_replaces_no_file(trained, tmp_path):
+    (tmp_path / 'file').write_text('mine')
+    (tmp_path / 'link').symlink_to('nothing')
+    for name, found in ('file', 'the file file'), ('link', 'link, a link that leads nowhere'):
+        script = TOX21 / 'explain_tox21.py'
+        words = ['--in-dir', trained[0], '--out', name, '--smiles', 'CCO']
+        assert error_of(script, *words, cwd=tmp_path) == (
+            'error: --out: expected a folder, got ' + found
+        )
+
+
 @pytest.fixture(scope='module')
 def trained_with_super_nodes(data_file, tmp_path_factory):
     """The output folder of a training of a model with a super node for each molecule."""
@@ -350,6 +363,53 @@ def test_a_name_of_several_words_keeps_its_blanks(trained, tmp_path):
         ('CCN', 'amine'),
     ]
     assert not (tmp_path / '-').exists()
+
+
+@pytest.mark.parametrize('words', [[], ['--force']], ids=['new', 'force'])
+def test_screening_continues_a_file_that_the_process_has_open(trained, tmp_path, words):
+    (tmp_path / 'list.smi').write_text('CCO\n')
+    link = tmp_path / 'link'
+    with open(tmp_path / 'own', 'w') as file:
+        print('before', file=file, flush=True)
+        link.symlink_to('/proc/self/fd/%d' % file.fileno())
+        screen = ['screen_tox21.py', 'list.smi', '--in-dir', trained[0], '--out', 'link', *words]
+        run(*screen, cwd=tmp_path)
+        assert link.is_symlink()
+    before, header, ethanol = (tmp_path / 'own').read_text().splitlines()
+    assert before == 'before'
+    assert header.startswith('line,smiles,name,error,') and ethanol.startswith('1,CCO,,,')
+
+
+def test_screening_replaces_a_link_and_does_not_follow_it(trained, tmp_path):
+    (tmp_path / 'list.smi').write_text('CCO\n')
+    (tmp_path / 'link').symlink_to('list.smi')
+    run(
+        'screen_tox21.py',
+        'list.smi',
+        *('--in-dir', trained[0]),
+        *('--out', 'link'),
+        '--force',
+        cwd=tmp_path,
+    )
+    assert (tmp_path / 'list.smi').read_text() == 'CCO\n'
+    assert not (tmp_path / 'link').is_symlink() and len(rows(tmp_path / 'link')) == 1
+
+
+@pytest.mark.parametrize('out', ['-', 'link'])
+def test_a_screening_on_standard_output_is_utf_8(trained, tmp_path, out):
+    (tmp_path / 'list.smi').write_text('CCO caf\xe9\nCCN\n', encoding='utf-8')
+    (tmp_path / 'link').symlink_to('/proc/self/fd/1')
+    words = ['list.smi', '--in-dir', trained[0], '--out', out]
+    done = subprocess.run(
+        command(TOX21 / 'screen_tox21.py', words),
+        cwd=tmp_path,
+        env={**environment(), 'PYTHONIOENCODING': 'ascii'},
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    table = list(csv.DictReader(done.stdout.decode('utf-8').splitlines()))
+    assert [row['name'] for row in table] == ['caf\xe9', '']
+    assert (tmp_path / 'link').is_symlink()
 
 
 @pytest.mark.skipif(not workers.CAN_FORK, reason='processes are not forked here')
