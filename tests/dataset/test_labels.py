@@ -61,10 +61,16 @@ def examples_with(*columns):
     return [(*example[:2], *labels) for example, *labels in zip(molecules(SIZES), *columns)]
 
 
+def assert_same(array, expected):
+    """Compare two arrays, with dtypes and shapes."""
+    assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
+    numpy.testing.assert_array_equal(array, expected)
+
+
 def assert_same_labels(batch, expected):
     """Compare all columns, dtypes included, with upstream's batch."""
     for ours, theirs in zip(batch[2:], expected[2:], strict=True):
-        numpy.testing.assert_array_equal(ours, theirs, strict=True)
+        assert_same(ours, theirs)
 
 
 def unpickled(thing):
@@ -131,10 +137,10 @@ def test_digits_of_labels_are_kept_behind_an_integer():
 def test_an_example_has_its_own_label():
     dataset = to_sparse(examples_with(LABELS['two dimensions']))
     for example, label in zip(dataset, LABELS['two dimensions'], strict=True):
-        numpy.testing.assert_array_equal(example[2], label, strict=True)
+        assert_same(example[2], label)
     features = dataset.features[1:3, -1]
     for ours, label in zip(features, LABELS['two dimensions'][1:3], strict=True):
-        numpy.testing.assert_array_equal(ours, label, strict=True)
+        assert_same(ours, label)
     assert isinstance(features, numpy.ndarray) and features.dtype == object
 
 
@@ -343,7 +349,7 @@ def test_labels_given_with_smiles():
     assert type(dataset.molecules.labels[0]) is VaryingLabels
     *_, batch = concat_mols(dataset)
     expected = chainer.dataset.concat_examples(labels, padding=0)
-    numpy.testing.assert_array_equal(batch, expected, strict=True)
+    assert_same(batch, expected)
     message = 'labels[...][0]: expected numbers, or NumPy arrays of them, got str ()'
     with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
         from_smiles(['C', 'CC'], 'relgcn', labels=['0.5', '0.7'], n_processes=1)

@@ -201,8 +201,9 @@ def test_molecules_that_end_their_process_are_failures(nitrogen_kills):
 
 
 @needs_fork
-def test_the_calling_process_parses_no_long_smiles(nitrogen_kills):
-    long = smiles_module.LONGEST_HERE
+def test_the_calling_process_parses_no_long_smiles(nitrogen_kills, monkeypatch):
+    long = 50
+    monkeypatch.setattr(smiles_module, 'LONGEST_HERE', long)
     smiles = ['C', 'C' * long, 'C' * (long + 1), 'CN' * long, 'O']
     result = from_smiles(smiles, 'nfp', n_processes=1)
     assert result.failures == [Failure(3, 'CN' * long, DIED)]
@@ -278,6 +279,7 @@ for n_processes in (1, 2):
 """
 
 
+@pytest.mark.slow
 @needs_fork
 def test_a_molecule_of_which_rdkit_crashes():
     done = python('-W', 'ignore', '-c', CRASH)
