@@ -13,6 +13,7 @@ off.
 """
 
 import functools
+import sys
 
 import chainer
 from chainer.dataset.convert import concat_examples
@@ -150,11 +151,18 @@ def _batch_in(values):
     return None
 
 
+def _is_checked(optimizer):
+    """Return whether the first step of an optimizer was checked, at once and without an import."""
+    check_rows = sys.modules.get('chainer_bspmm.training.check_rows')
+    return check_rows is not None and check_rows.is_checked(optimizer)
+
+
 def _checking_first_steps(update):
     @functools.wraps(update)
     def checked_update(self, lossfun=None, *args, **kwds):
         if (
             lossfun is None  # gradients exist, as on ChainerMN's ranks, which wait for each other
+            or _is_checked(self)
             or not chainer.config.bspmm_check_swap
             or chainer.is_debug()
         ):
@@ -162,10 +170,8 @@ def _checking_first_steps(update):
         adj = _batch_in((*args, *kwds.values()))
         if adj is None:
             return update(self, lossfun, *args, **kwds)
-        from chainer_bspmm.training.check_rows import check_first_step, is_checked
+        from chainer_bspmm.training.check_rows import check_first_step
 
-        if is_checked(self):
-            return update(self, lossfun, *args, **kwds)
         try:
             result = update(self, lossfun, *args, **kwds)
         except _OF_SHAPES as error:

@@ -8,6 +8,7 @@ import io
 import itertools
 import pickle
 import random
+import statistics
 import timeit
 import warnings
 from typing import Any
@@ -669,9 +670,9 @@ def test_a_checked_optimizer_takes_no_time():
         call = functools.partial(update, optimizer, loss, *batch)
         return min(timeit.repeat(call, number=200, repeat=9))
 
-    assert (
-        seconds(chainer.GradientMethod.update) - seconds(unwrapped()) < 200 * 10e-6
-    )  # 1 us a call
+    # It takes 1 us a call. In turns, because other programs take their part.
+    extra = [seconds(chainer.GradientMethod.update) - seconds(unwrapped()) for _ in range(5)]
+    assert statistics.median(extra) < 200 * 10e-6
 
 
 # Errors in the first step.
