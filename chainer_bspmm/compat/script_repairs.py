@@ -9,66 +9,29 @@ import types
 from chainer_bspmm.compat.import_hooks import repairs
 from chainer_bspmm.compat.user_code import warn
 
+_CHANNELS: dict[str, str | None] = {'hidden_dim': 'hidden_channels'}
+_LAYERS: dict[str, str | None] = {**_CHANNELS, 'n_layers': 'n_update_layers'}
+_EDGES: dict[str, str | None] = {'num_edge_type': 'n_edge_types'}
 # Module of Chainer Chemistry -> class -> keyword before version 0.6 -> keyword since then, or None
 # where the argument had no effect. GIN, MPNN and GNNFiLM had the old keywords in development only.
 RENAMED: dict[str, dict[str, dict[str, str | None]]] = {
-    'chainer_chemistry.models.nfp': {
-        'NFP': {'hidden_dim': 'hidden_channels', 'n_layers': 'n_update_layers'}
-    },
-    'chainer_chemistry.models.ggnn': {
-        'GGNN': {
-            'hidden_dim': 'hidden_channels',
-            'n_layers': 'n_update_layers',
-            'num_edge_type': 'n_edge_types',
-        }
-    },
-    'chainer_chemistry.models.rsgcn': {
-        'RSGCN': {'hidden_dim': 'hidden_channels', 'n_layers': 'n_update_layers'}
-    },
-    'chainer_chemistry.models.relgat': {
-        'RelGAT': {'hidden_dim': 'hidden_channels', 'n_layers': 'n_update_layers'}
-    },
+    'chainer_chemistry.models.nfp': {'NFP': _LAYERS},
+    'chainer_chemistry.models.ggnn': {'GGNN': {**_LAYERS, **_EDGES}},
+    'chainer_chemistry.models.rsgcn': {'RSGCN': _LAYERS},
+    'chainer_chemistry.models.relgat': {'RelGAT': _LAYERS},
     'chainer_chemistry.models.relgcn': {
-        'RelGCN': {
-            'out_channels': 'out_dim',
-            'ch_list': 'hidden_channels',
-            'num_edge_type': 'n_edge_types',
-        }
+        'RelGCN': {'out_channels': 'out_dim', 'ch_list': 'hidden_channels', **_EDGES}
     },
-    'chainer_chemistry.models.schnet': {
-        'SchNet': {'hidden_dim': 'hidden_channels', 'n_layers': 'n_update_layers'}
-    },
-    'chainer_chemistry.models.gin': {
-        'GIN': {'hidden_dim': 'hidden_channels', 'n_layers': 'n_update_layers'}
-    },
-    'chainer_chemistry.models.mpnn': {
-        'MPNN': {
-            'hidden_dim': 'hidden_channels',
-            'n_layers': 'n_update_layers',
-            'num_edge_type': 'n_edge_types',
-        }
-    },
-    'chainer_chemistry.models.gnn_film': {
-        'GNNFiLM': {
-            'hidden_dim': 'hidden_channels',
-            'n_layers': 'n_update_layers',
-            'num_edge_type': 'n_edge_types',
-        }
-    },
-    'chainer_chemistry.links.update.ggnn_update': {
-        'GGNNUpdate': {'hidden_dim': 'hidden_channels', 'num_edge_type': 'n_edge_types'}
-    },
-    'chainer_chemistry.links.update.relgcn_update': {
-        'RelGCNUpdate': {'num_edge_type': 'n_edge_types'}
-    },
-    'chainer_chemistry.links.update.schnet_update': {
-        'SchNetUpdate': {'hidden_dim': 'hidden_channels'}
-    },
+    'chainer_chemistry.models.schnet': {'SchNet': _LAYERS},
+    'chainer_chemistry.models.gin': {'GIN': _LAYERS},
+    'chainer_chemistry.models.mpnn': {'MPNN': {**_LAYERS, **_EDGES}},
+    'chainer_chemistry.models.gnn_film': {'GNNFiLM': {**_LAYERS, **_EDGES}},
+    'chainer_chemistry.links.update.ggnn_update': {'GGNNUpdate': {**_CHANNELS, **_EDGES}},
+    'chainer_chemistry.links.update.relgcn_update': {'RelGCNUpdate': _EDGES},
+    'chainer_chemistry.links.update.schnet_update': {'SchNetUpdate': _CHANNELS},
     'chainer_chemistry.links.readout.ggnn_readout': {'GGNNReadout': {'hidden_dim': None}},
     'chainer_chemistry.links.readout.nfp_readout': {'NFPReadout': {'out_size': 'out_dim'}},
-    'chainer_chemistry.links.readout.schnet_readout': {
-        'SchNetReadout': {'hidden_dim': 'hidden_channels'}
-    },
+    'chainer_chemistry.links.readout.schnet_readout': {'SchNetReadout': _CHANNELS},
 }
 
 
