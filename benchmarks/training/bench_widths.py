@@ -19,8 +19,8 @@ import numpy
 
 from benchmarks import harness
 from benchmarks.training import bench_steps, step_contenders, subjects
-from benchmarks.training.step_contenders import DRIVERS, EAGER_PACKED, JAX, PACKED, PRECISIONS
-from benchmarks.training.step_contenders import ratio, UPSTREAM
+from benchmarks.training.step_contenders import EAGER_PACKED, PACKED, PRECISIONS
+from benchmarks.training.step_contenders import UPSTREAM
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.training.cuda_graphs import Capturer
 
@@ -151,12 +151,6 @@ def check(method, subject, device):
     return errors
 
 
-def over_jax(cell, precision):
-    """Return the time of JAX's faster driver over ours, or None if one of the three is missing."""
-    ratios = [ratio(cell, OURS[precision], JAX[driver, precision]) for driver in DRIVERS]
-    return None if None in ratios else min(ratios)
-
-
 def over_products(cell, precision):
     """Return the device time of our step over its products', or None if one is missing."""
     times = cell['milliseconds'].get(OURS[precision], {})
@@ -173,7 +167,7 @@ def bars(data):
         for method, of in methods.items():
             for (n_batch, cell), precision in itertools.product(of['batches'].items(), PRECISIONS):
                 title = '%s units, %s, batch %s, %s: ' % (units, method, n_batch, precision)
-                over = over_jax(cell, precision)
+                over = step_contenders.over_jax(cell, precision, OURS[precision])
                 if over is not None and int(units) >= subjects.N_UNIT:
                     means[precision].append(over)
                     least, _ = OVER_JAX[precision]

@@ -497,10 +497,10 @@ def ratio(cell, name, over):
     return times[over]['wall']['median'] / times[name]['wall']['median']
 
 
-def over_jax(cell, precision):
+def over_jax(cell, precision, ours=PACKED):
     """Return JAX's time, the faster of jit and scan, over ours, packed and from the device.
 
-    Returns None if one of the contenders was not run.
+    Returns None if one of the contenders was not run. `ours` is the name of our contender.
     """
-    ratios = [ratio(cell, PACKED, JAX[driver, precision]) for driver in DRIVERS]
+    ratios = [ratio(cell, ours, JAX[driver, precision]) for driver in DRIVERS]
     return None if None in ratios else min(ratios)
