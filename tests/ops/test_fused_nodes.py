@@ -132,8 +132,7 @@ def test_kernels_give_what_a_host_gives(gpu, name):
     adj, arrays = batch_and_arrays(node)
     adj = adj.astype('f')
     results = []
-    for put in (numpy.array, gpu.put):
-        batch = gpu.put(adj) if put is gpu.put else adj
+    for batch, put in ((adj, numpy.array), (gpu.put(adj), gpu.put)):
         variables = [chainer.Variable(put(array.astype('f'))) for array in arrays]
         y = node.function(batch, *variables)
         y.grad = put(numpy.linspace(0.5, 1.5, y.size, dtype='f').reshape(y.shape))
