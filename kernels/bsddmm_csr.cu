@@ -4,24 +4,25 @@
 //     w[k] = sum over c of u[row(k), c] * v[indices[k], c]      for every entry k
 //
 // indptr (n_rows + 1) int32, indices (nnz) int32, u (n_rows, n_B), v (n_cols, n_B), w (nnz);
-// n_B = n_vectors * VECTOR. Every entry of a row is written once; where w is larger than the batch
-// (indptr[n_rows] < nnz) the rest is left as it is. Deterministic: the lanes add in a fixed tree; no
-// atomics.
+// n_B = n_vectors * VECTOR. Every entry of a row is written once. If w is larger than the batch
+// (indptr[n_rows] < nnz), the rest of it is left as it is. Deterministic: lanes are added in a fixed
+// tree; no atomics.
 //
-// -DPIECES=1: rows of more than `piece` entries are left out, and done in pieces by other threads; see
-// pieces.cuh. Without it the kernel has no such arguments.
+// -DPIECES=1: other threads process rows of more than `piece` entries, in pieces; see pieces.cuh.
+// Without it the kernel does not take `piece` and `n_pieces`.
 // -DLANES=n: threads that share a row, a power of two up to 32.
-// -DTILE=n: vectors of a row that a lane loads at once. With fewer lanes and more of them the same
-// loads are in flight, and fewer partial sums pass through shuffles.
+// -DTILE=n: vectors of a row that a lane loads at once. Fewer lanes with larger tiles have as many
+// loads in flight, and fewer partial sums to shuffle.
 //
 // Launch: block (LANES, rows) with LANES * rows a multiple of 32, grid (ceil(n_rows / rows)); with
-// PIECES ceil(n_pieces / rows) blocks come before these. The lanes of one row lie in one warp. No
+// PIECES, ceil(n_pieces / rows) more blocks come first. The lanes of one row lie in one warp. No
 // shared memory.
 #include "common.cuh"
 #include "lanes.cuh"
 #include "pieces.cuh"
 
-// Entries of a row that go together: their loads are in flight at once, and share those of u.
+// Entries of a row that are processed together: their loads are in flight at once, and u is loaded
+// once for all of them.
 #define AHEAD 4
 
 extern "C" __global__ void bsddmm_csr(
@@ -60,7 +61,7 @@ extern "C" __global__ void bsddmm_csr(
     const int end = indptr[row + 1], begin = indptr[row];
 #endif
 
-    // k stops at end: a step past it could overflow where the batch is as large as allowed.
+    // k stops at end: a step past it could overflow in a batch of the largest size allowed.
     for (int k = begin; k < end; k = end - k > AHEAD ? k + AHEAD : end) {
         int column[AHEAD];
         Real sum[AHEAD] = {};

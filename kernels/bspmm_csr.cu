@@ -2,37 +2,37 @@
 //
 //     y[i, :] = r[i, :] + sum over k in [indptr[i], indptr[i + 1]) of value(k) * x[indices[k], :]
 //
-// Source: row-wise CSR of Batched SpMM (Nagasaka, Nukada, Kojima, Matsuoka 2019, section 3); departs
-// from it in that a thread owns vectors of a row and keeps their sums in registers, not shared
-// memory, and that offsets into the whole batch replace tables of pointers.
+// Source: row-wise CSR of Batched SpMM (Nagasaka, Nukada, Kojima, Matsuoka 2019, section 3). Unlike
+// there, a thread owns vectors of a row and keeps their sums in registers, not in shared memory, and
+// offsets into the whole batch replace tables of pointers.
 //
 // indptr (n_rows + 1) int32, indices (nnz) int32, data (nnz), order (nnz) int32, x (n_cols, n_B),
 // residual (n_rows, n_B), y (n_rows, n_B); n_B = n_vectors * VECTOR.
 // Empty rows give the residual or 0. Entries of a row are added to the residual in their order:
 // deterministic, no atomics. y is written once and never read; it must not overlap the inputs.
 //
-// -DPIECES=1: rows of more than `piece` entries are treated as empty here, and walked in pieces by
-// other threads, which leave sums for kernels/sum_pieces.cu: partial (n_pieces, n_B) of the arithmetic
-// dtype, begun (n_pieces / 2) int32; see pieces.cuh. Without it the kernel has no such arguments.
-// Not with PIPELINED.
+// -DPIECES=1: the threads of a row of more than `piece` entries treat it as empty. Other threads walk
+// it in pieces, and leave sums for kernels/sum_pieces.cu: partial (n_pieces, n_B) of the arithmetic
+// dtype, begun (n_pieces / 2) int32; see pieces.cuh. Without it the kernel does not take these
+// arguments. Not together with PIPELINED.
 //
 // -DWEIGHTS=0: value(k) = 1, data and order are not read.
 // -DWEIGHTS=1: value(k) = data[k], order is not read.
 // -DWEIGHTS=2: value(k) = data[order[k]], the values of a matrix seen through its transpose.
-// -DAHEAD=n: entries whose loads are issued before the first is used. Molecules have two to four a
-//     row, so one round mostly suffices and its latency is paid once.
-// -DCOLUMNS=n: vectors of a row that a thread owns, blockDim.x apart: it reads A once for all.
-// -DPIPELINED=1: a thread goes through several rows and loads the next one's entries before it uses
-//     those of this one, so that only gathers of x are waited for; 0: one row.
+// -DAHEAD=n: entries whose loads are issued before the first is used. Molecules have two to four per
+//     row, so one round usually suffices and its latency is paid once.
+// -DCOLUMNS=n: vectors of a row that a thread owns, blockDim.x apart: it reads A once for all of them.
+// -DPIPELINED=1: a thread has several rows, and loads the entries of the next one before it uses those
+//     of the current one, so that it waits only for gathers of x; 0: it has one row.
 // -DRESIDUAL=1: residual is added; 0: it is not read, and may be null.
-// -DSTREAM=1: write y past the L2 cache, for a y so large that it would push x out of it.
+// -DSTREAM=1: write y past the L2 cache, for a y so large that it would evict x.
 // -DOFFSET=unsigned: x and y have fewer than 2^32 vectors; size_t: any number.
 //
 // Launch: block (columns, rows), grid (row blocks, y, z) with at least ceil(n_vectors / (columns *
 // COLUMNS)) blocks in y and z together, and row_blocks * rows * rows_per_thread >= n_rows (< 2^31;
 // rows_per_thread is 1 unless PIPELINED). Thread (x, y) of block (b, t) owns the rows
-// (b * rows_per_thread + i) * rows + y and the vectors (t * COLUMNS + j) * columns + x. With PIECES
-// ceil(n_pieces / rows) blocks come before these in x: long walks begin first. No shared memory.
+// (b * rows_per_thread + i) * rows + y and the vectors (t * COLUMNS + j) * columns + x. With PIECES,
+// ceil(n_pieces / rows) more blocks come first in x, so that long walks begin early. No shared memory.
 #include "common.cuh"
 #include "pieces.cuh"
 
@@ -46,7 +46,7 @@ struct Entries {
 };
 
 // Load the entries from k on. Past the end of the row its last entry is loaded again, because
-// conditional loads would be issued one by one, each after the use of the one before.
+// conditional loads would be issued one by one, each after the previous one was used.
 __device__ inline void load(
     Entries &entries, const int k, const int left, const int *__restrict__ indices,
     const STORAGE *__restrict__ data, const int *__restrict__ order)
@@ -94,8 +94,8 @@ __device__ inline void add(
                     sum[j][e] += entries.value[u] * widen(gathered[u][j].element[e]);
 }
 
-// Add the entries from k on. What is loaded is kept where the caller has room for it: registers of its
-// own would be more than those.
+// Add the entries from k on. They are loaded into the caller's variables, because separate ones would
+// take more registers.
 __device__ inline void walk(
     Real (&sum)[COLUMNS][VECTOR], Entries &entries, Vector (&gathered)[AHEAD][COLUMNS], int k,
     int left, const int *__restrict__ indices, const STORAGE *__restrict__ data,
@@ -184,7 +184,7 @@ extern "C" __global__ void bspmm_csr(
             }
 #endif
 #if PIPELINED
-        // Before the gathers: behind them these loads would arrive too late for the next row.
+        // These loads come before the gathers: after them, they would be too late for the next row.
         int later_k = 0, later_end = 0;
         if (row + 2 * step < stop) {
             later_k = indptr[2 * step];

@@ -27,7 +27,7 @@ struct alignas(sizeof(STORAGE) * VECTOR) Vector {
     STORAGE element[VECTOR];
 };
 
-// A vector in the arithmetic dtype: what is not rounded yet.
+// A vector in the arithmetic dtype, before it is rounded.
 struct alignas(sizeof(Real) * VECTOR < 16 ? sizeof(Real) * VECTOR : 16) Wide {
     Real element[VECTOR];
 };
@@ -42,7 +42,7 @@ template <> struct Word<4> { using type = unsigned; };
 template <> struct Word<8> { using type = uint2; };
 template <> struct Word<16> { using type = uint4; };
 
-// Write a vector; past_cache: as data that will not be read soon, which L2 then gives up first.
+// Write a vector; past_cache: as data that will not be read soon, which L2 evicts first.
 template <bool past_cache> __device__ inline void store(Vector *to, const Vector &vector)
 {
     using Bits = Word<sizeof(Vector)>::type;
@@ -53,7 +53,7 @@ template <bool past_cache> __device__ inline void store(Vector *to, const Vector
 }
 
 // The segment that holds a row: the last one that starts at or before it, since empty ones before it
-// start there too. n_segments where the row lies past them all. offsets: (n_segments + 1).
+// start there too. n_segments if the row lies past all of them. offsets: (n_segments + 1).
 __device__ inline int segment_of(const int *offsets, int n_segments, int row)
 {
     int low = 0, high = n_segments;

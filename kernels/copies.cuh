@@ -1,5 +1,5 @@
-// What a thread reads from shared memory at once, and copies to there from global memory that go on while
-// the thread continues, where the GPU has them.
+// The units in which a thread reads shared memory, and copies from global to shared memory, which run
+// while the thread continues if the GPU supports that.
 
 struct alignas(16) Quad {
     Real element[4];
@@ -10,7 +10,8 @@ struct alignas(sizeof(Real) * VECTOR) Piece {
     Real element[VECTOR];
 };
 
-// Copy a vector; it is there once the thread has waited for its copies, and for others after a barrier.
+// Copy a vector. This thread can read it once it has waited for its copies, other threads after a barrier
+// that follows.
 __device__ inline void bring(Real *to, const STORAGE *from)
 {
 #if __CUDA_ARCH__ >= 800
@@ -34,7 +35,7 @@ __device__ inline void wait_for_copies()
 #endif
 }
 
-// End a group of copies, which arrives as one.
+// End a group of copies, which is waited for as a whole.
 __device__ inline void sent()
 {
 #if __CUDA_ARCH__ >= 800
@@ -42,7 +43,7 @@ __device__ inline void sent()
 #endif
 }
 
-// Wait for all groups but the last `later`.
+// Wait for all groups but the last `later` of them.
 template <int later> __device__ inline void arrived()
 {
 #if __CUDA_ARCH__ >= 800

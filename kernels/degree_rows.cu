@@ -1,25 +1,25 @@
-// The rows of a symmetric matrix by the degree of nodes: what graph_linear.cu takes for a layer whose
-// weight depends on the degree of the node that it is for (NFP).
+// The rows of a symmetric matrix, split by the degrees of nodes. graph_linear.cu takes them for a layer
+// whose weight depends on the degree of a node (NFP).
 //
 //     degree[i] = sum_j A[i, j], rounded to the dtype of the values; relation[i] = degree[i] - 1
 //     forward   entry (i, j) becomes entry (i * RELATIONS + relation[i], j)
 //     backward  entry (i, j) of the transpose, which is A, becomes (i * RELATIONS + relation[j], j)
 //
-// An entry of a node whose degree is not 1, 2, ..., RELATIONS has the last relation and the value 0.
+// An entry of a node whose degree is not 1, 2, ..., RELATIONS gets the last relation and the value 0.
 //
 // indptr (n_rows + 1), indices (nnz) int32; data (nnz). out_indptr (n_rows * RELATIONS + 1) int32,
-// out_data (nnz): forward; its entries keep their places, so that its indices are those of the matrix.
-// t_indptr, t_indices, t_data: backward; the entries of a row are sorted by relation, those of one
-// relation keep their order. Spare entries, from indptr[n_rows] on, get index and value 0. Every element
-// is written once; no atomics.
+// out_data (nnz): for forward; entries keep their places, so the indices are those of the matrix.
+// t_indptr, t_indices, t_data: for backward; the entries of a row are sorted by relation, and those of
+// one relation keep their order. Spare entries, from indptr[n_rows] on, get index and value 0. Every
+// element is written once; no atomics.
 //
 // -DRELATIONS=n. -DWEIGHTED=0: A holds ones, data is not read.
 //
-// Launch: block and grid of one dimension, any number of threads; a thread owns a row, and then spare
-// entries.
+// Launch: block and grid of one dimension, any number of threads; they take the rows in turn, and then
+// the spare entries.
 #include "common.cuh"
 
-// What a node's degree is rounded to by its product with ones.
+// The degree of a node, rounded as a product of the matrix with ones would round it.
 __device__ inline Real degree_of(
     const int *__restrict__ indptr, const STORAGE *__restrict__ data, const int row)
 {

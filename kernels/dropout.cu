@@ -3,17 +3,17 @@
 //     mask[i] = scale where element i is kept, else 0
 //     y[i] = x[i] mask[i], or max(0, x[i]) mask[i]
 //
-// Which elements are kept depends on the seed, the step, the layer and the place alone, not on the
-// number of elements or on how the kernel is launched: random.cuh. The step is read from device
-// memory: a captured launch draws new numbers whenever that changes.
+// Which elements are kept depends only on the seed, the step, the layer and the place (random.cuh), not
+// on the number of elements or on how the kernel is launched. The step is read from device memory, so a
+// captured launch draws new numbers whenever it changes.
 //
 // x, mask, y (n) with n = 4 last + n_last, n_last from 1 to 4, VECTOR a divisor of both 4 and n;
 // counter (1) uint64. y may be x. No atomics.
 //
 // -DKIND=MASK: writes mask. KIND=DROPOUT: writes mask and y. KIND=RELU: writes y, rectified. Pointers
-// that a kind has no use for are null. NaN times 0 is NaN in y.
+// that a kind does not use are null. NaN times 0 is NaN in y.
 //
-// Launch: block and grid of one dimension, more than `last` threads; a thread does four elements.
+// Launch: block and grid of one dimension, more than `last` threads; a thread owns four elements.
 #include "common.cuh"
 #include "random.cuh"
 

@@ -7,28 +7,28 @@
 //     RESULT=BY_FILM      y[p, :] = sum over the entries of p of g[k, :] * messages[s, :], then of g[k, :]
 //     RESULT=BY_MESSAGES  y[s, :] = sum over the entries of column s of g[k, :] * gamma[p, :]
 //
-// where g[k, :] = value(k) gy[i, :] where z[k, :] > 0, else 0. Source: Brockschmidt 2019
-// (arXiv:1906.12192), equation 6; z, as long as entries times channels, is nowhere stored.
+// where g[k, :] is value(k) gy[i, :] if z[k, :] > 0, else 0. Source: Brockschmidt 2019
+// (arXiv:1906.12192), equation 6; z, of entries times channels, is never stored.
 //
 // indptr (n_rows + 1), indices (nnz) int32, data (nnz); for BY_MESSAGES those of the transpose. With P
-// pairs: messages (P, n_B), film (P, 2 n_B), gy (n_rows, n_B), y (n_rows, n_B), (P, 2 n_B), (P, n_B);
-// n_B = n_vectors * VECTOR. Every element of y is written once; rows without entries give 0. Entries
-// of no row are not read. NaN stays NaN in OUTPUT, and has no gradient. Entries are added in their
-// order: deterministic, no atomics.
+// pairs: messages (P, n_B), film (P, 2 n_B), gy (n_rows, n_B); y, by RESULT, (n_rows, n_B), (P, 2 n_B)
+// or (P, n_B); n_B = n_vectors * VECTOR. Every element of y is written once; rows without entries give
+// 0. Spare entries are not read. NaN stays NaN in OUTPUT, and has no gradient. Entries are added in
+// their order: deterministic, no atomics.
 //
 // -DRESULT=OUTPUT, BY_FILM or BY_MESSAGES. OUTPUT does not read gy.
 // -DWEIGHTED=0: value(k) = 1, data is not read; 1: value(k) = data[k].
 //
-// Launch: block (columns, units), grid (ceil(n_units / units), any): thread (x, y) of block (b, t) does
-// row b * units + y of the result, of n_units, on the vectors t * columns + x, in steps of
-// gridDim.y * columns. No shared memory.
+// Launch: block (columns, units), grid (ceil(n_units / units), any): thread (x, y) of block (b, t) owns
+// row b * units + y of the n_units rows of the result, and in it the vectors t * columns + x, in steps
+// of gridDim.y * columns. No shared memory.
 #include "common.cuh"
 
 #define OUTPUT 0
 #define BY_FILM 1
 #define BY_MESSAGES 2
 
-// Entries whose loads are issued before the first is used; molecules have two to four a row.
+// Entries whose loads are issued before the first is used; molecules have two to four per row.
 #define AHEAD 4
 
 extern "C" __global__ void edge_film(
@@ -45,14 +45,15 @@ extern "C" __global__ void edge_film(
     for (int c = blockIdx.y * blockDim.x + threadIdx.x; c < n_vectors;
          c += gridDim.y * blockDim.x) {
         Real sum[VECTOR] = {}, sum_of_beta[VECTOR] = {};
-        // k stops at end: a step past it could overflow where the batch is as large as allowed.
+        // k stops at end: a step past it could overflow in a batch of the largest size allowed.
         for (int k = begin; k < end; k = end - k > AHEAD ? k + AHEAD : end) {
             bool takes[AHEAD];
             Real value[AHEAD];
             Vector message[AHEAD], gamma[AHEAD], beta[AHEAD], by[AHEAD];
 #pragma unroll
             for (int u = 0; u < AHEAD; ++u) {
-                // Past the end the last one again: conditional loads would wait for each other.
+                // Past the end the last entry is loaded again: conditional loads would wait for
+                // each other.
                 const int at = u < end - k ? k + u : end - 1;
                 const int index = indices[at];
                 value[u] = 1;

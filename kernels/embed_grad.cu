@@ -1,4 +1,4 @@
-// Sums of rows by type, the gradient of a table of embeddings, of every run of rows:
+// For every run of rows, their sums by type, the gradient of a table of embeddings:
 //
 //     partial[p, t, c] = sum of gy[i, c] over the rows i of run p with ids[i] == t
 //
@@ -7,22 +7,22 @@
 // sum_partials. Run p is rows [p * run, (p + 1) * run). Every element of partial is written. Rows are
 // added in a fixed order: deterministic, no atomics.
 //
-// A block loads ROWS rows into shared memory, all at once, since a load takes far longer than a sum:
-// of atoms most are carbon, whose rows one warp would load one after the other. A warp then owns the
-// types whose number is its own modulo WARPS, and a lane one channel of them. It sets them to 0, and
-// adds up those that occur: it compares 32 ids at a time with the type, and adds the rows, 0 for those
-// of other types. Of a longer run, later rows are added to what the same thread wrote before.
+// A block loads ROWS rows into shared memory at once, because a load takes far longer than an addition:
+// most atoms are carbon, and a single warp would load their rows one after the other. A warp then owns
+// the types whose number is its own modulo WARPS, and a lane one channel of them. It sets their sums to
+// 0, and adds up the types that occur: it compares 32 ids at a time with the type, and adds the rows, 0
+// for those of other types. In a longer run, later rows are added to what the same thread wrote before.
 //
-// -DWARPS=n: of a block. -DROWS=n: a multiple of 32, at most 32 * WARPS.
+// -DWARPS=n: warps of a block. -DROWS=n: a multiple of 32, at most 32 * WARPS.
 //
-// Launch: block (32, WARPS), grid (n_runs, ceil(n_channels / 32)): block (p, c) does channels from
-// 32 c on. No dynamic shared memory.
+// Launch: block (32, WARPS), grid (n_runs, ceil(n_channels / 32)): block (p, c) owns the 32 channels
+// from 32 c on. No dynamic shared memory.
 #include "common.cuh"
 
 const int WARP = 32;
 const int THREADS = WARP * WARPS;
-const int AT_ONCE = 16;  // rows that are loaded from shared memory without looking at each
-const int SUMS = 4;      // of a thread, so that an addition does not wait for the one before
+const int AT_ONCE = 16;  // rows that are loaded from shared memory without a test of each
+const int SUMS = 4;      // sums of a thread, so that an addition does not wait for the one before
 
 static_assert(ROWS % WARP == 0 && ROWS % WARPS == 0, "whole words of ids, rows for every warp");
 static_assert(ROWS <= THREADS, "a thread for every id");
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) embed_grad(
 
     for (int base = 0; base < count; base += ROWS) {
         const int here = count - base < ROWS ? count - base : ROWS;
-        // Past the end there is a type that no row has, since a negative one is a large number.
+        // Past the end the type is ~0u, which is ignored like any negative id: all are too large.
         const unsigned type = thread < here ? ids[begin + base + thread] : ~0u;
         Real value[ROWS / WARPS];
 #pragma unroll
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) embed_grad(
         if (base == 0 && is_inside) {
             for (int t = warp; t < n_types; t += WARPS) to[(long long)t * n_channels] = 0;
         }
-        if (base) __syncthreads();  // all have added the rows before
+        if (base) __syncthreads();  // all threads have added the previous rows
         if (thread < ROWS) types[thread] = type;
 #pragma unroll
         for (int u = 0; u < ROWS / WARPS; ++u) rows[warp + u * WARPS][lane] = value[u];

@@ -5,23 +5,23 @@
 //     PACK=0:  g_p[i] = flat[offset_p + i] / flat[n], or 0 if a loss was not finite,
 //              is_bad[r] = 1 if that of rank r was not
 //
-// The second is for the sum over ranks of what the first has written; r < n_ranks. flat
-// (n + 1 + n_ranks), arithmetic in its arithmetic dtype; loss () of another dtype; is_bad (n_ranks) may
-// be memory of the host. Every element has one owner: deterministic, no atomics.
+// PACK=0 reads the sum over the ranks of what PACK=1 has written; r < n_ranks. flat (n + 1 + n_ranks),
+// arithmetic in its arithmetic dtype; loss () may have another dtype; is_bad (n_ranks) may be host memory.
+// Every element has one owner: deterministic, no atomics.
 //
-// -DPEERS=n_ranks: both at once, with the sum between them, and so for a CUDA graph. The ranks are GPUs of one
-// host, at most 8, which have mapped each other's memory. Each block sends its chunks to the data of every other
-// rank, then adds up what it receives, in the order of the ranks, and flat for this one's part: all ranks get the
-// same bits. data (2, n_ranks, stride) words of a rank has places for two turns: a rank may be one ahead of another,
-// which still reads, but not two: for that it needs what the other sends when that kernel is over. turn (n_chunks of
-// all tables) uint32 of this rank, 0 at first as the words are: how many turns each block has done. All ranks make the
-// same launches as often, or the others wait forever; no block waits before it has sent, and all of a grid are
-// resident. first_chunk: chunks of the tables before this one.
+// -DPEERS=n_ranks: both, with the sum between them, in one launch, which fits into a CUDA graph. The ranks are GPUs
+// of one host, at most 8, which have mapped each other's memory. Each block sends its chunks to the data of every
+// other rank. It then adds up what it receives, in the order of the ranks, and takes this rank's part from flat: all
+// ranks get the same bits. data (2, n_ranks, stride) words of a rank has places for two turns. A rank may be one turn
+// ahead of another that still reads, but not two, because for that it needs what the other sends after that kernel.
+// turn (n_chunks of all tables) uint32 of this rank: how many turns each block has done; 0 at first, as the words are.
+// All ranks must make the same launches equally often, or the others wait forever. No block waits before it has sent,
+// and all blocks of a grid are resident. first_chunk: chunks of the tables before this one.
 //
 // table, passed by value: the parameters of this launch, whose gradients are C-contiguous arrays of
 // `size` elements, in chunks of CHUNK elements: [first_chunk, that of the next), none for an empty one.
-// Launches for further tables pass no is_bad, and without PEERS no loss: the first has written what is not
-// of a parameter.
+// Launches for further tables pass no is_bad and, without PEERS, no loss: the first launch has written
+// all that belongs to no parameter.
 //
 // -DPACK, -DPEERS (0: none): see above. -DFLAT, -DLOSS: dtypes. -DN_PARAMETERS: how many a table has room
 // for. -DTABLE_BYTES: its size on the host.
@@ -32,7 +32,7 @@
 #include "peers.cuh"
 
 const int THREADS = 256;
-const int RESIDENT = 2;  // blocks of a multiprocessor
+const int RESIDENT = 2;  // blocks on a multiprocessor
 const int EACH = 4;  // elements of a chunk that a thread owns
 const int CHUNK = THREADS * EACH;
 
@@ -50,15 +50,16 @@ struct Table {
 static_assert(sizeof(Table) == TABLE_BYTES, "the host has the same layout");
 
 #if PEERS
-// A constant of the grid, as the table: a copy of what is indexed would be in local memory.
+// A constant of the grid, like the table: otherwise an array that is indexed is copied to local memory.
 struct Peers {
     PeerWord *data[PEERS];
 };
-// What is received together: more is quicker, but takes registers.
+// Elements that are received together: more are faster, but take registers.
 const int TOGETHER = PEERS > 4 ? 1 : EACH;
 #endif
 
-// A thread's elements of a chunk: i, i + THREADS and so on, those below parameter->size.
+// Find the parameter of a chunk, and the first element i of a thread, which owns i, i + THREADS and so on
+// below parameter->size.
 __device__ inline int place(const Table &table, const int chunk, const Parameter *&parameter)
 {
     int low = 0, high = table.n_parameters - 1;  // the last one that begins at or before the chunk
@@ -70,7 +71,7 @@ __device__ inline int place(const Table &table, const int chunk, const Parameter
     return (chunk - parameter->first_chunk) * CHUNK + threadIdx.x;
 }
 
-// Write a chunk of what this rank sends; the first of all has the numbers, too.
+// Write a chunk of what this rank sends; the very first one includes the numbers behind the gradients.
 template <typename Put>
 __device__ inline void pack(
     const Table &table, const int chunk, const bool is_first, const bool is_bad, const int n, const int n_ranks,
@@ -90,7 +91,7 @@ __device__ inline void pack(
     }
 }
 
-// Write a chunk of the mean gradient; get: gives the sums of a thread's elements, those before `count`.
+// Write a chunk of the mean gradient; `get` gives the sums of the thread's first `count` elements.
 template <typename Get>
 __device__ inline void unpack(
     const Table &table, const int chunk, const Sum total, const bool are_finite, const Get get)
@@ -112,7 +113,7 @@ __device__ inline bool is_finite(const LOSS *loss)
     return value - value == 0;
 }
 
-// Bounds: otherwise the compiler spills the calls of double division, too.
+// Without these bounds the compiler spills registers at the calls of double division.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) flat_gradients(
     const __grid_constant__ Table table, FLAT *__restrict__ flat, const LOSS *__restrict__ loss,
     int *__restrict__ is_bad, const int n, const int n_ranks, const int rank, const int n_molecules

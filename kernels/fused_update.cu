@@ -1,5 +1,5 @@
-// Hooks of an optimizer, then its update, for many parameters p with gradients g at once. Numbers
-// below have the names of Chainer's optimizers and are read from device memory:
+// Hooks of an optimizer, then its update, for many parameters p with gradients g at once. The numbers
+// below are named as in Chainer's optimizers, and are read from device memory:
 //
 //     hooks, in their order:
 //       WEIGHT_DECAY  g += rate p                  LASSO  g += rate sign(p)
@@ -14,21 +14,21 @@
 //                     p -= eta (alpha_t m / (sqrt(v) + eps) + weight_decay_rate p)
 //       AMSGRAD       the same with max(vhat, v), which becomes vhat, instead of v
 //
-// Clipping by the norm of all gradients is two launches: the first, with RULE=NONE, leaves in
-// `after` the sum of g^2 (once hooked) of every block; the next takes the sum over `before` of all
-// blocks and begins with g *= min(threshold / sqrt(sum), 1). Sums are double and of a fixed order:
+// Clipping by the norm of all gradients takes two launches. The first, with RULE=NONE, writes each
+// block's sum of g^2, after the hooks, to `after`. The next adds up `before` over all blocks, and
+// begins with g *= min(threshold / sqrt(sum), 1). Sums are doubles, added in a fixed order:
 // deterministic, no atomics.
 //
-// g is written where a hook or a norm has changed it. Numbers are rounded to the arithmetic dtype
-// first; formulas and order of operations are those of Chainer's own kernels: float and double
-// only.
+// g is written if a hook or a norm has changed it. Numbers are rounded to the arithmetic dtype
+// first; formulas and order of operations are those of Chainer's own kernels. Only float and double
+// are supported.
 //
-// table, passed by value: the parameters of this launch, C-contiguous arrays of the same size
-// each, in chunks of CHUNK elements: [first_chunk, that of the next), none for an empty one;
-// first_number says where its numbers begin, in the order in which they are read below. numbers:
-// two for every hook of the optimizer, then those of the rules. first_hook, n_hooks, kinds: the
-// hooks of this launch, two bits for the kind of each. before, after: may be null; where `before`
-// is given, the numbers of hook first_hook - 1 begin with its threshold.
+// table, passed by value: the parameters of this launch. The arrays of a parameter are C-contiguous
+// and of the same size, in chunks of CHUNK elements: [first_chunk, that of the next), none for an
+// empty one; first_number says where its numbers begin, in the order in which they are read below.
+// numbers: two for every hook of the optimizer, then those of the rules. first_hook, n_hooks, kinds:
+// the hooks of this launch, with two bits for the kind of each. before, after: may be null; if
+// `before` is given, the numbers of hook first_hook - 1 begin with its threshold.
 //
 // Launch: block (THREADS), grid (any); blocks take chunks in turn. No dynamic shared memory.
 #include "common.cuh"
@@ -60,13 +60,13 @@ struct Table {
 };
 static_assert(sizeof(Table) == TABLE_BYTES, "the host has the same layout");
 
-// The sum over all threads of the block, in every one of them.
+// Return the sum over all threads of the block to every one of them.
 __device__ inline double block_sum(double value)
 {
     __shared__ double of_warp[THREADS / 32];
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) value += __shfl_down_sync(~0u, value, step);
-    __syncthreads();  // of_warp may still be read from a call before
+    __syncthreads();  // the previous call may still be reading of_warp
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
     __syncthreads();
     double sum = 0;
@@ -75,7 +75,8 @@ __device__ inline double block_sum(double value)
     return sum;
 }
 
-// Two blocks at once, at least: otherwise the compiler spills the calls of sqrt and division.
+// At least two blocks at once: otherwise the compiler spills registers at the calls of sqrt and
+// division.
 extern "C" __global__ void __launch_bounds__(256, 2) fused_update(
     const Table table, const double *__restrict__ numbers, const double *__restrict__ before,
     double *__restrict__ after, const int n_before, const int first_hook, const int n_hooks,

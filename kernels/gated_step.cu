@@ -1,5 +1,5 @@
 // Gates of the rows of x and m, and a step of a gated recurrent unit; both are linear maps of a row whose
-// results are combined element by element. [x; m] is a row of x followed by that of m:
+// results are combined element by element. [x; m] is a row of x followed by the same row of m:
 //
 //     STATE=0:  z = sigmoid(W_z [x; m] + b_z), h = W_h [x; m] + b_h (TANH=1: its tanh), y = z h
 //     STATE=1:  with a row s:
@@ -9,23 +9,24 @@
 //     GRADIENT=0:  y, and what the gradient needs: h, z, and with a state r and reset = r s
 //     GRADIENT=1:  from gy: gx, gm, gs; and g (2 or 3, n_rows, WIDTH_H), the gradients with respect to the arguments of
 //                  h, z and r, from which gated_weights.cu makes those of the parameters
-//     SAME=1:      x is s. W and U of z and r meet the same row: their sum is multiplied by it, once. gx is
-//                  the sum of both gradients, gs is not touched
+//     SAME=1:      x is s. W and U of z and r are applied to the same row, so they are added first. gx is the
+//                  sum of both gradients, gs is not touched
 //
 // x (n_rows, WIDTH_X), m (n_rows, WIDTH_M), all other rows (n_rows, WIDTH_H); W (WIDTH_H,
 // WIDTH_X + WIDTH_M), U (WIDTH_H, WIDTH_H), biases (WIDTH_H), of one dtype. WIDTH_M may be 0. Biases may
-// be NULL, for zero. Without a state s, U, c and what belongs to r are not touched. Sums are of the
+// be NULL, for zero. Without a state: s, U, c and what belongs to r are not touched. Sums are of the
 // arithmetic dtype in a fixed order: deterministic, no atomics. FP32 stays FP32: no tensor cores.
 //
 // A block owns ROWS rows, and takes the weights through shared memory, CHUNK of the summed elements at a
-// time, while those of the next STAGES - 1 chunks are on their way. A thread sums PER rows of four outputs
-// of every map, of the gradient PARTS quads of gx, gm and gs: with three of them 16 loads of 16 bytes for
-// 192 multiplications. SPLIT threads share the elements of a sum; their parts are added in order.
+// time, while those of the next STAGES - 1 chunks are on their way. A thread sums four outputs of every map
+// for PER rows, or PARTS quads of the gradients gx, gm and gs: with three maps or quads, these are 16 loads
+// of 16 bytes for 192 multiplications. SPLIT threads share the elements of a sum; their parts are added in
+// order.
 //
 // -DVECTOR=1, 2 or 4: divides all widths; addresses are aligned to a vector.
 //
-// Launch: block (THREADS), grid (ceil(n_rows / ROWS)), shared memory as gated_launch has
-// it, of which the constants here are the layout.
+// Launch: block (THREADS), grid (ceil(n_rows / ROWS)), shared memory as computed by gated_launch, laid out
+// by the constants below.
 #include "common.cuh"
 #include "copies.cuh"
 
@@ -35,20 +36,20 @@ static_assert(STAGES >= 2, "a chunk is used while another one arrives");
 static_assert(!SAME || (STATE && WIDTH_X == WIDTH_H), "x can be the state");
 static_assert(!STATE || TANH, "the unit's candidate is a tanh");
 
-// Widths in shared memory are those of whole quads; what is beyond the true width is 0.
+// Widths in shared memory are rounded up to whole quads; what is beyond the true width is 0.
 constexpr int padded(int n) { return (n + 3) / 4 * 4; }
 
 constexpr int MAPS = STATE ? 3 : 2;  // h, z, r
 constexpr int X = padded(WIDTH_X), XM = X + padded(WIDTH_M), OUT = padded(WIDTH_H);
-constexpr bool APART = STATE && !SAME;  // s has columns of its own
+constexpr bool APART = STATE && !SAME;  // s has separate columns
 constexpr int ALL = XM + (APART ? OUT : 0);  // columns of [W | U], of [W + U] if x is s
 constexpr int GROUPS = ROWS / PER;           // a thread owns rows g, g + GROUPS, ...
 // Whether all rows of all matrices are whole quads, and nothing is padded.
 constexpr bool WHOLE = WIDTH_X % 4 == 0 && WIDTH_M % 4 == 0 && WIDTH_H % 4 == 0;
-// As many bytes more that the rows of eight neighbours lie in different banks.
+// Elements added to each row, so that the rows of eight neighbouring threads lie in different banks.
 constexpr int PAD = 4;
 
-// What a thread combines element by element is a piece of one row.
+// Pieces of a row: a thread combines one at a time, element by element.
 constexpr int PIECES = OUT / VECTOR;
 
 __device__ inline Quad &quad(Real *at) { return *reinterpret_cast<Quad *>(at); }
@@ -63,7 +64,7 @@ __device__ inline Piece read(const STORAGE *from)
     return result;
 }
 
-// Write the bits of a vector. Elements that were calculated apart the compiler would store one by one.
+// Write the bits of a vector. The compiler would store separately calculated elements one by one.
 template <typename Bits> __device__ inline void put(STORAGE *to, const Bits &bits)
 {
     *reinterpret_cast<Bits *>(to) = bits;
@@ -100,7 +101,7 @@ __device__ inline Piece operator+(const Piece &a, const Piece &b)
     return result;
 }
 
-// Copy a quad of a row that has `left` columns from there on; zeros for those that it does not have.
+// Copy a quad of a row that has `left` columns from there on; zeros beyond them.
 __device__ inline void fetch(Real *to, const STORAGE *from, const int left)
 {
 #pragma unroll
@@ -112,7 +113,7 @@ __device__ inline void fetch(Real *to, const STORAGE *from, const int left)
             for (int e = 0; e < VECTOR; ++e) to[v + e] = 0;
 }
 
-// The same of the sum of two matrices.
+// The same for the sum of two matrices.
 __device__ inline void fetch_sum(
     Real *to, const STORAGE *one, const STORAGE *other, const int left)
 {
@@ -169,7 +170,7 @@ __device__ inline Piece bias(const STORAGE *b, const int o) { return b ? read(b 
 
 __device__ inline Real sigmoid(const Real x) { return tanh(x * Real(0.5)) * Real(0.5) + Real(0.5); }
 
-// The sum over the threads that share it; `stride` elements lie between their parts.
+// The sum of the parts of SPLIT threads, which lie `stride` elements apart.
 __device__ inline Piece total(Real *parts, const int stride)
 {
     Piece sum = piece(parts);
@@ -182,14 +183,14 @@ __device__ inline Piece total(Real *parts, const int stride)
 
 constexpr int COLUMNS = OUT / 4;  // threads side by side; a thread owns outputs c, c + COLUMNS, ...
 static_assert(THREADS == COLUMNS * GROUPS * SPLIT, "every thread has its outputs");
-// A row in shared memory: x, m, s; later r s, the argument of h, s; of x that is s: s, r s, the argument.
+// A row in shared memory: x, m, s; later r s, the argument of h, s. If x is s: s, r s, the argument of h.
 constexpr int STATE_AT = SAME ? 0 : STATE && XM < 2 * OUT ? 2 * OUT : XM;
 constexpr int PRODUCT_AT = SAME ? OUT : 0, ARGUMENT_AT = PRODUCT_AT + OUT;
 constexpr int USED = SAME ? ARGUMENT_AT + OUT : STATE_AT + (STATE ? OUT : 0);
 constexpr int ROW = (USED < XM ? XM : USED) + PAD;
 constexpr int STRIDE = CHUNK + PAD;
 
-// Copy rows [first, first + ROWS) of a matrix; zeros for those beyond its last.
+// Copy rows [first, first + ROWS) of a matrix; zeros beyond its last row.
 template <int WIDTH>
 __device__ inline void fetch_rows(
     Real *to, const STORAGE *matrix, const long long first, const int n_rows)
@@ -233,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
     const long long first = (long long)blockIdx.x * ROWS;
 
     const auto load = [&](const int chunk) {
-        // A thread copies the same columns of every few rows.
+        // A thread copies the same columns of every STEP-th row.
         constexpr int STEP = THREADS / (CHUNK / 4);
         static_assert(STEP >= 1, "a row of a chunk has a thread for every quad");
         const int q = threadIdx.x % (CHUNK / 4), row = threadIdx.x / (CHUNK / 4);
@@ -247,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
             };
 #pragma unroll
             for (int map = 0; map < MAPS; ++map) {
-                if (map == 0 && place.is_state) continue;  // U of h has another factor than s
+                if (map == 0 && place.is_state) continue;  // U of h is multiplied by r s, not by s
                 Real *const at = to + map * OUT * STRIDE;
                 const STORAGE *const from = (map == 0   ? place.in(W_h, U_h)
                                              : map == 1 ? place.in(W_z, U_z)
@@ -396,12 +397,13 @@ constexpr int PARTS = APART ? 3 : 2;                    // quads of the result o
 constexpr int COLUMNS = (ALL / 4 + PARTS - 1) / PARTS;  // it owns quads c, c + COLUMNS, ...
 constexpr int WIDE = COLUMNS * PARTS * 4;
 static_assert(THREADS == COLUMNS * GROUPS * SPLIT, "every thread has its outputs");
-// A row in shared memory: the gradients for the arguments of h, z, r, and gs without U's part.
+// A row in shared memory: the gradients with respect to the arguments of h, z, r, and gs without U's part.
 constexpr int G = MAPS * OUT;
 constexpr int ROW = G + (STATE ? OUT : 0) + PAD;
 
-// The map of a chunk of the weights, and its first row. Counted, as NVRTC 13 makes a wrong address of
-// `chunk % n * CHUNK` where n is no power of two: it calculates in eight bits, with a constant taken out.
+// The map of a chunk of the weights, and the chunk's first row. Both are counted up, because NVRTC 13
+// computes a wrong address from `chunk % n * CHUNK` if n is not a power of two: it calculates in eight
+// bits, with a constant factored out.
 struct Chunk {
     int map = 0, begin = 0;
 
@@ -414,7 +416,7 @@ struct Chunk {
     }
 };
 
-// sum[j] += the four rows b, times the elements of row j of a.
+// sum[j] += the four rows of b, each times an element of row j of a.
 __device__ inline void multiply(Quad (&sum)[PER], const Quad (&a)[PER], const Quad (&b)[4])
 {
 #pragma unroll
@@ -446,7 +448,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
 
     constexpr int STEP = THREADS / (ALL / 4);
     static_assert(STEP >= 1, "a row of the weights has a thread for every quad");
-    // A thread copies the same columns of every few rows. No chunk has rows of two maps.
+    // A thread copies the same columns of every STEP-th row. No chunk has rows of two maps.
     constexpr int OF_MAP = (OUT + CHUNK - 1) / CHUNK;
     const int k = threadIdx.x % (ALL / 4) * 4, line = threadIdx.x / (ALL / 4);
     const Place place(k);
@@ -460,7 +462,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
             const STORAGE *const from = (map == 0   ? place.in(W_h, U_h)
                                          : map == 1 ? place.in(W_z, U_z)
                                                     : place.in(W_r, U_r)) + o * stride;
-            // U of h has another factor than s.
+            // U of h is multiplied by r s, not by s.
             const int columns = map || !place.is_state ? WHOLE ? 4 : place.left : 0;
             const auto left = [&](const int i) {
                 return WIDTH_H % CHUNK == 0 || o + i < WIDTH_H ? columns : 0;

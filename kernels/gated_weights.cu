@@ -3,18 +3,18 @@
 //     gW = g^T [x; m], with a state gU = g^T s (of h: g^T reset), gb = the sum of g over the rows
 //
 // g (MAPS, n_rows, WIDTH_H) from gated_step.cu; x, m, s, reset as there; all of one dtype. Row p of
-// partials, of the arithmetic dtype, has what block row p adds up over rows [p each, (p + 1) each): of
+// partials, of the arithmetic dtype, has what block row p adds up over rows [p each, (p + 1) each): for
 // one map after the other gW (WIDTH_H, WIDTH_X + WIDTH_M), gU (WIDTH_H, WIDTH_H), gb (WIDTH_H). Every
-// element is written once. SAME=1: x is s, and gU of z and r are the columns of gW that x has: what is
-// summed once is written to both. All rows count, also spare rows of a larger buffer: there g must be 0.
+// element is written once. SAME=1: x is s, so gU of z and r equals the columns of gW for x: it is summed
+// once and written to both. All rows count, even spare ones: there g must be 0.
 //
-// A block owns a tile of TILE x TILE elements of one matrix, 64 threads with PER x PER each; four groups
-// of 64 take the rows in turn, and are added pair by pair in a fixed order: deterministic, no atomics.
-// Blocks of the first tile of a row of W also add up g itself.
+// A block owns a tile of TILE x TILE elements of one matrix; each of 64 threads has PER x PER of them.
+// Four groups of 64 threads take the rows in turn, and their sums are added pair by pair in a fixed
+// order: deterministic, no atomics. Blocks of the first tile of a row of W also add up g itself.
 //
 // -DVECTOR=1, 2 or 4: divides all widths; addresses are aligned to a vector.
 //
-// Launch: block (256), grid (tiles, parts), shared memory as gated_weights_launch has it.
+// Launch: block (256), grid (tiles, parts), shared memory as computed by gated_weights_launch.
 #include "common.cuh"
 #include "copies.cuh"
 
@@ -24,12 +24,13 @@ static_assert(PER == 4 || PER == 8, "a thread's elements are quads");
 constexpr int MAPS = STATE ? 3 : 2;
 constexpr int TILE = 8 * PER, THREADS = 256, GROUPS = 4, CHUNK = 32;
 constexpr int QUADS = PER / 4;
-constexpr int ACROSS = TILE / VECTOR, STEP = THREADS / ACROSS;  // a thread copies every STEP-th row's
+constexpr int ACROSS = TILE / VECTOR, STEP = THREADS / ACROSS;  // a thread copies from every STEP-th row
 // Whether no tile has columns that its matrix lacks.
 constexpr bool WHOLE = WIDTH_H % TILE == 0 && WIDTH_X % TILE == 0 && WIDTH_M % TILE == 0;
 constexpr int SUMMED = THREADS / TILE;  // threads that share a column of g
 static_assert(CHUNK % STEP == 0, "threads have equally many copies");
-// Blocks that registers must be enough for; copies of single elements need a few more.
+// Blocks per multiprocessor that registers must suffice for; copies of single elements need a few more
+// registers.
 constexpr int RESIDENT = VECTOR > 1 ? 2 : 1;
 
 constexpr int tiles(int n) { return (n + TILE - 1) / TILE; }
@@ -40,7 +41,7 @@ constexpr int W_TILES = MAPS * OUT_TILES * XM_TILES;  // before those of U
 constexpr int U_AT = WIDTH_H * (WIDTH_X + WIDTH_M);
 constexpr int B_AT = U_AT + (STATE ? WIDTH_H * WIDTH_H : 0), OF_MAP = B_AT + WIDTH_H;
 
-// Copy a vector of every STEP-th row of a chunk; zeros for those beyond the `left` that are there.
+// Copy a vector of every STEP-th row of a chunk; zeros for rows beyond the `left` that exist.
 __device__ inline void load(Real *to, const STORAGE *from, const int width, const int left)
 {
     if (left > CHUNK - STEP) {  // all
@@ -89,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gated_weights(
         next_g += CHUNK * WIDTH_H;
         next_input += CHUNK * width;
     };
-    // Of eight threads' quads, neighbours lie side by side: element i of a thread is that at
+    // The quads of eight neighbouring threads lie side by side: element i of a thread is at
     // i / 4 * 32 + 4 * thread + i % 4.
     const int group = threadIdx.x / 64, across = threadIdx.x % 8, down = threadIdx.x / 8 % 8;
     const bool has_bias = !is_state && column == 0;
@@ -121,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gated_weights(
             for (int j = 0; j < CHUNK; j += SUMMED) bias += of_g[j * TILE + threadIdx.x];
         half = 1 - half;
     }
-    // Of the groups, those of the second half leave their sums to the others.
+    // The second half of the groups passes its sums to the first half.
     const auto quads = [&](const int tile, const int o, const int q) -> Quad & {
         Real *const at = memory + (tile * TILE + o / 4 * 32 + 4 * down + o % 4) * TILE;
         return reinterpret_cast<Quad &>(at[32 * q + 4 * across]);
@@ -146,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gated_weights(
                     for (int e = 0; e < 4; ++e) sum[o][k + e] += more.element[e];
                 }
     }
-    // Group 0 alone has read what it overwrites here.
+    // Only group 0 has read what it overwrites here.
     Real *const total = memory, *const total_bias = memory + TILE * TILE;
     if (group == 0)
 #pragma unroll

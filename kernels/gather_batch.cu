@@ -5,31 +5,32 @@
 //     row_offsets[g] = sum of the sizes of the graphs before g,  col_offsets = row_offsets * n_relations
 //     out_indptr[i] = entries in the rows before row i
 //     out_indices[k] = col_offsets[g] + columns[entry of the set]
-//     out_atoms, out_data, out_labels: the bytes of its nodes, its entries, and its own
+//     out_atoms, out_data, out_labels: the bytes of the molecule's nodes, entries and labels
 //
-// index (n_graphs) int32, each in [0, M), in any order, any of them several times; starts,
+// index (n_graphs) int32, each in [0, M), in any order, possibly several times; starts,
 // entry_starts (M + 1) int64; row_starts (nodes of the set) int32, the entries of the molecule in the
 // rows before this one; columns (entries of the set) int32, counted from the molecule's first column.
-// atoms, data, labels are of any dtype, atom_bytes a node, data_bytes an entry (0, and null pointers:
-// all ones), label_bytes a molecule (0, and null pointers: there is no such label).
+// atoms, data, labels are of any dtype: atom_bytes per node, data_bytes per entry (0, with null pointers:
+// all ones), label_bytes per molecule (0, with null pointers: there is no such label).
 // row_offsets, col_offsets (n_graphs + 1), out_indptr (n_rows + 1), out_indices (nnz) int32; out_atoms
 // n_rows * atom_bytes, out_data nnz * data_bytes, out_labels n_graphs * label_bytes.
-// n_rows and nnz are at least the sums of the sizes. What is left of the arrays is filled: indptr with
-// the number of entries, everything else with 0. So every element is written, once. No atomics on
-// global memory: the result does not depend on timing. Nothing is checked.
+// n_rows and nnz are at least the sums of the sizes. The rest of the arrays is filled: indptr with the
+// number of entries, everything else with 0. So every element is written, once. No atomics on global
+// memory: the result does not depend on timing. Nothing is checked.
 //
-// -DFOLDED=1: the folded layout. Every graph has one row more than the molecule has nodes, with atoms 0
+// -DFOLDED=1: the folded layout. Every graph has one row more than the molecule has nodes, with atom 0
 // and no entries; it stands for the padding of a padded batch. Row offsets count it. out_weights
-// (n_rows) float32: 1 for a node, max(padded_to - nodes, 0) for the row after them, 0 for what is
-// left. padded_to (1) int32 is on the device because it changes between replays of a captured launch.
-// -DFOLDED=0: the packed layout, without both.
+// (n_rows) float32: 1 for a node, max(padded_to - nodes, 0) for the row after a molecule's nodes, 0 for
+// spare rows. padded_to (1) int32 is on the device because it changes between replays of a captured
+// launch.
+// -DFOLDED=0: the packed layout, without this row and out_weights.
 //
-// -DLABELS_ONLY=1: only the labels, of a data set that has more than two of them.
+// -DLABELS_ONLY=1: only the labels, for a data set that has more than two columns of them.
 //
 // Launch: block (warps * 32) of at most 16 warps, grid (ceil(n_graphs / graphs_per_block)),
-// n_graphs >= 1. A block owns graphs_per_block graphs, its warps take them in turn. So that one launch
-// suffices, every block adds up all sizes: index and tables are read from the L2 cache, once per
-// block. What a graph has is loaded before any of it is stored: the kernel waits, it does not work.
+// n_graphs >= 1. A block owns graphs_per_block graphs; its warps take them in turn. So that one launch
+// suffices, every block adds up all sizes: it reads index and tables once, from the L2 cache. The data
+// of a graph is loaded before any of it is stored, because the kernel's time is spent waiting for loads.
 #include "common.cuh"
 
 struct Sizes {
@@ -51,8 +52,9 @@ __device__ inline int lane_sum(int value)  // of the warp, in its lane 0
     return value;
 }
 
-// A copy of bytes by a warp, four at a time where everything allows it. Its first words are loaded
-// when it is made, and stored later: loads of several copies do not wait for each other's stores.
+// A copy of bytes by a warp, four at a time if addresses and size allow it. Its first words are loaded
+// when it is made, and stored later, so that the loads of several copies do not wait for each other's
+// stores.
 struct Copy {
     char *to;
     const char *from;
@@ -184,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(512) gather_batch(
         const Copy of_data(
             out_data + (long long)entry * data_bytes, data + from * data_bytes,
             (long long)sizes.entries * data_bytes, lane);
-        // As in a copy; an atom has about two entries.
+        // Loaded early, as in a Copy; an atom has about two entries.
         const int row_start = lane < n_nodes ? row_starts[node + lane] : 0;
         const int column_0 = lane < sizes.entries ? columns[from + lane] : 0;
         const int column_1 = lane + 32 < sizes.entries ? columns[from + lane + 32] : 0;

@@ -5,10 +5,10 @@
 //     GRADIENT=1:  with g[c] = gy[i, c] gamma[c], means over c:
 //                  y[i, c] = s (g[c] - mean(g) - x'[c] mean(g x')), the gradient with respect to x
 //                  terms[i, c] = gy[i, c] x'[c] and terms[i, n_B + c] = gy[i, c]: their sums over i are
-//                  the gradients for gamma and beta
+//                  the gradients with respect to gamma and beta
 //
 // x, gy, y (n_rows, n_B), gamma, beta (n_B), terms (n_rows, 2 n_B) of one dtype; statistics (n_rows, 2)
-// of the arithmetic dtype; n_B = n_vectors * VECTOR. Arrays that a variant has no use for are not
+// of the arithmetic dtype; n_B = n_vectors * VECTOR. Arrays that a variant does not use are not
 // touched. Every result is written once. Lanes are added in a fixed tree: deterministic, no atomics.
 //
 // -DLANES=n: threads that share a row, a power of two up to 32.

@@ -1,5 +1,5 @@
-// The mean of a loss or a metric over the elements of predictions x and of what is true, t, and its
-// gradient with respect to x:
+// The mean of a loss or a metric over the elements of predictions x and true values t, and its gradient
+// with respect to x:
 //
 //     GRADIENT=0   y = sum of term(x[i], t[i]) / divisor
 //     GRADIENT=1   y[i] = gy * slope(x[i], t[i]) / divisor
@@ -13,18 +13,18 @@
 // x (size); t (size) of x's dtype for the two errors, else int32; gy (1); y (1), or (size) for the
 // gradient. Terms are added as doubles in a fixed order: deterministic, no atomics.
 //
-// -DIGNORE_NAN=1: 0 in place of a difference x - t that is NaN.
+// -DIGNORE_NAN=1: a difference x - t that is NaN counts as 0.
 // -DCOUNTED=1: the divisor is the number of t that are not -1, at least 1; GRADIENT=0 writes it to
 // count (1), GRADIENT=1 reads it from there. -DCOUNTED=0: it is an argument; count is not touched.
 // -DCHUNK=n: elements of a block.
 // -DCOMBINE=1: the sum over the blocks of a launch with COMBINE=0, from partial.
-// -DALONG=1: with GRADIENT=0 and one block, the same launch also gives what a training step asks for
-// next: in gx (size), if that is not null, the gradient for gy = 1, with the bits of GRADIENT=1; and in
+// -DALONG=1: with GRADIENT=0 and one block, the same launch also computes what a training step needs
+// next: in gx (size), unless that is null, the gradient for gy = 1, with the bits of GRADIENT=1; and in
 // accuracy (1), for a cross entropy that is COUNTED, the y of BINARY_ACCURACY.
 //
 // Launch, GRADIENT=0: block (a multiple of 32, at most 1,024), grid (ceil(size / CHUNK)), at least one.
-// If it is more than one, they write their sums and counts to partial (n_blocks, 2), and a second
-// launch follows, COMBINE=1, of one block, whose `size` is n_blocks.
+// Several blocks write their sums and counts to partial (n_blocks, 2). A second launch adds these up:
+// COMBINE=1, one block, `size` is n_blocks.
 // GRADIENT=1: a thread for each element.
 #include "common.cuh"
 
@@ -35,7 +35,7 @@
 #define HAS_LABELS (KIND <= BINARY_ACCURACY)
 
 #define HAS_ACCURACY (ALONG && COUNTED && KIND == SIGMOID_CROSS_ENTROPY)
-#define N_SUMS (1 + COUNTED + HAS_ACCURACY)  // of terms, of labels that count, of right ones
+#define N_SUMS (1 + COUNTED + HAS_ACCURACY)  // of terms, of labels that count, of correct predictions
 
 static_assert(HAS_LABELS || !COUNTED, "only labels are counted");
 static_assert(!ALONG || (!GRADIENT && !COMBINE && KIND != BINARY_ACCURACY), "along with a loss");
@@ -48,7 +48,7 @@ __device__ inline double term(const Real x, const Label t)
 {
     const bool is_positive = x >= 0;
     if (KIND == BINARY_ACCURACY) return is_positive == t;
-    // Not a condition: NaN stays NaN, as in Chainer. The product is a double, for -2 x is one that
+    // A factor, not a condition: NaN stays NaN, as in Chainer. The product is a double, so that -2 x
     // does not overflow.
     return double(t != -1) * (log1p(exp(x < 0 ? x : -x)) - double(x) * (t - is_positive));
 }
@@ -83,7 +83,7 @@ __device__ inline Real slope(const Real x, const Label t)
 
 #endif
 
-// The sum over the lanes of a warp, the same on each.
+// The sum over the lanes of a warp; every lane gets it.
 __device__ inline double over_lanes(double sum)
 {
 #pragma unroll

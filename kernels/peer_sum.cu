@@ -1,12 +1,13 @@
-// The sum of a vector of every rank, for statistics of all batches, inside of a CUDA graph:
+// The sum of the ranks' vectors, for statistics over the batches of all ranks, inside a CUDA graph:
 //
 //     y[i] = sum_r x_r[i]
 //
 // x, y (n), of this rank; the ranks are PEERS GPUs of one host, at most 8, which have mapped each other's memory
-// (see flat_gradients.cu). slots: that of each rank for this sum, (2, PEERS, n) elements as words. turn (1) uint32 of
-// this rank, 0 at first: how many turns are over. Added up in the order of the ranks: all get the same bits.
+// (see flat_gradients.cu). slots: memory of each rank for this sum, (2, PEERS, n) elements as words. turn (1) uint32
+// of this rank, 0 at first: how many turns are over. Vectors are added in the order of the ranks, so all ranks get the
+// same bits.
 //
-// alone: the last turn once more, with another x and without the other ranks, which do not notice.
+// alone: repeat the last turn with another x. The other ranks take no part in it; what they sent then is used again.
 //
 // -DPEERS: see above.
 //
@@ -14,7 +15,7 @@
 #include "common.cuh"
 #include "peers.cuh"
 
-// A constant of the grid: a copy of what is indexed would be in local memory.
+// A constant of the grid: otherwise an array that is indexed is copied to local memory.
 struct Slots {
     PeerWord *of[PEERS];
 };

@@ -1,4 +1,4 @@
-// What kernels need that send numbers to other GPUs, and wait for those that these send.
+// Functions of kernels that send numbers to other GPUs, and wait for the numbers that those send.
 #pragma once
 
 #ifndef __CUDACC__  // on a host, where ranks share the cores
@@ -7,8 +7,8 @@
 #define __grid_constant__
 #endif
 
-// 32 bits and the number of the turn in which they are sent: both are there at once, so nobody has to wait until
-// what was written before is visible.
+// 32 bits and the number of the turn in which they are sent. Both arrive at once, so a receiver need not wait until
+// earlier writes are visible.
 using PeerWord = unsigned long long;
 
 template <typename T> __device__ constexpr int words_of() { return (sizeof(T) + 3) / 4; }
@@ -33,7 +33,7 @@ __device__ inline PeerWord load_word(const PeerWord *const from)
 #endif
 }
 
-// Send element i to memory of another GPU.
+// Send element i to the memory of another GPU.
 template <typename T> __device__ inline void send(PeerWord *const to, const int i, const T value, const unsigned turn)
 {
     unsigned bits[words_of<T>()] = {};
@@ -43,7 +43,7 @@ template <typename T> __device__ inline void send(PeerWord *const to, const int 
         store_word(to + (long long)i * words_of<T>() + w, PeerWord(turn) << 32 | bits[w]);
 }
 
-// Return whether element i of a turn is here, and if so give it.
+// Return whether element i of a turn has arrived; if so, `value` is this element.
 template <typename T>
 __device__ inline bool receive(const PeerWord *const from, const int i, const unsigned turn, T &value)
 {

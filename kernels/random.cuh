@@ -1,12 +1,13 @@
 // The random numbers of a training step. Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel
-// random numbers: as easy as 1, 2, 3", SC11) makes four words of a key of two and a counter of four,
-// 32 bits each. This is what goes into them (tests/support/reference.py says the same in NumPy):
+// random numbers: as easy as 1, 2, 3", SC11) makes four words from a key of two words and a counter of
+// four, 32 bits each. They are made up as follows (tests/support/reference.py says the same in NumPy):
 //
 //     key      seed mod 2**32; seed / 2**32
 //     counter  i / 4; stream, the layer's number in the step; step mod 2**32; step / 2**32
 //
 // Element i of an array, in row-major order, takes word i % 4. Dropout keeps it if that word is at
-// least `threshold`, which is ratio 2**32 rounded up: dropped with probability ratio, to 2**-32.
+// least `threshold`, which is ratio 2**32 rounded up: it is dropped with probability ratio, up to an
+// error of 2**-32.
 
 struct Words {
     unsigned word[4];
@@ -31,7 +32,7 @@ struct Draw {
     unsigned seed_low, seed_high, stream;
 };
 
-// The words of elements 4 quad to 4 quad + 3.
+// The words for elements 4 quad to 4 quad + 3.
 __device__ inline Words words_of(const Draw &draw, const unsigned quad, const unsigned long long step)
 {
     return philox({{quad, draw.stream, unsigned(step), unsigned(step >> 32)}}, draw.seed_low,

@@ -1,21 +1,20 @@
-// The rows of a matrix with a row, not a column, for every pair of node and relation:
+// A matrix with a column for every pair of node and relation, rearranged to have a row for every pair:
 //
 //     entry (i, j * n_relations + r) becomes entry (i * n_relations + r, j)
 //
 // indptr (n_rows + 1), indices (nnz), row_offsets, col_offsets (n_graphs + 1), out_indptr
 // (n_rows * n_relations + 1), out_indices (nnz), out_row_offsets, out_col_offsets (n_graphs + 1) int32.
-// Entries of a row and relation keep their order, so that a row's entries are in the same place as
-// before. Offsets are those of the rows and columns of the result. Where the arrays are larger than
-// the batch, spare entries stay where they are, with out_indices 0. Every element is written once; no
-// atomics.
+// Entries of a row and relation keep their order, and the entries of a row stay within the same range.
+// Offsets are those of the rows and columns of the result. If the arrays are larger than the batch,
+// spare entries stay where they are, with out_indices 0. Every element is written once; no atomics.
 //
 // -DVALUES=GIVEN: out_data (nnz) are the entries' data (nnz). NONE: there are no values.
-// RECIPROCALS, of n_rows x (n_rows * n_relations) matrices that are symmetric in every relation and
-// all ones: out_data is 1 over the number of entries of row j, and transposed_data (nnz) 1 over that of
-// row i: the values of the result for the transpose of these values. Those of spare entries are 1.
+// RECIPROCALS, for an n_rows x (n_rows * n_relations) matrix of ones that is symmetric in every
+// relation: out_data is 1 over the number of entries of row j. transposed_data (nnz) is 1 over that of
+// row i: these are the values of the same rows of the transpose. Spare entries get 1.
 //
 // Launch: block and grid of one dimension, at least n_rows threads in all; a thread owns a row, and
-// then spare entries and offsets. It reads the entries of a row of an atom all at once.
+// then spare entries and offsets. It reads up to AT_ONCE entries of a row, as many as atoms have, at once.
 #include "common.cuh"
 
 enum { NONE, GIVEN, RECIPROCALS };
@@ -55,7 +54,7 @@ extern "C" __global__ void relation_rows(
             for (int u = 0; u < AT_ONCE; ++u) column[u] = u < end - begin ? indices[begin + u] : 0;
 #pragma unroll
             for (int u = 0; u < AT_ONCE; ++u) {
-                // Past the end a relation that comes after all.
+                // Past the end: a relation that comes after all others.
                 relation[u] = u < end - begin ? column[u] % n_relations : n_relations;
                 column[u] /= n_relations;
             }

@@ -3,8 +3,8 @@
 //     row[first + i] = the bytes of value i, in the first of 8 bytes
 //
 // row_address (1) uint64 is in device memory, because every replay of a captured launch writes to
-// another row. The row is aligned to 8 bytes and has 8 for each value. table: where the values are,
-// and the bytes of each, a power of two up to 8, to which it is aligned. No atomics.
+// another row. The row is aligned to 8 bytes and has 8 for each value. table: the address of each value
+// and its size in bytes, a power of two up to 8, to which it is aligned. No atomics.
 //
 // -DN_VALUES: how many a table has room for, at most 1024. -DTABLE_BYTES: its size on the host.
 //

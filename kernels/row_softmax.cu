@@ -3,11 +3,12 @@
 //     GRADIENT=0:  a[l, i, c] becomes exp(a[l, i, c] - max) / sum of such terms, over the c of a row
 //                  y[i, c] = sum over l of the results
 //     GRADIENT=1:  y[l, i, c] = a[l, i, c] (g[i, c] - sum over d of a[l, i, d] g[i, d])
-//                  with the softmax a and the gradient g by the sum
+//                  with the softmax a, and the gradient g with respect to the sum
 //
-// a (n_terms, n_rows, n_B), written to if GRADIENT=0; g (n_rows, n_B), read if GRADIENT=1; y (n_rows,
-// n_B), null if n_terms is 1, or (n_terms, n_rows, n_B) if GRADIENT=1: all of one dtype; n_B = n_vectors
-// * VECTOR. NaN propagates within its row. Lanes are added in a fixed tree: deterministic, no atomics.
+// a (n_terms, n_rows, n_B), overwritten if GRADIENT=0; g (n_rows, n_B), read only if GRADIENT=1;
+// y (n_rows, n_B), null if n_terms is 1, or (n_terms, n_rows, n_B) if GRADIENT=1. All are of one dtype;
+// n_B = n_vectors * VECTOR. NaN propagates within its row. Lanes are added in a fixed tree:
+// deterministic, no atomics.
 //
 // -DLANES=n: threads that share a row, a power of two up to 32.
 //

@@ -3,15 +3,15 @@
 //     x[i, :] = weights[i] * y[g, :]      where offsets[g] <= i < offsets[g + 1]
 //
 // offsets (n_segments + 1) int32, y (n_segments, n_B), x (n_rows, n_B); n_B = n_vectors * VECTOR.
-// weights (n_rows) float32; 0 gives 0, whatever y holds. -DWEIGHTED=0: all ones, not read.
+// weights (n_rows) float32; a weight of 0 gives 0, whatever y holds. -DWEIGHTED=0: all are 1, and not read.
 // Rows past the last offset (a buffer larger than its batch) get 0. Every element of x is written once.
 // No atomics.
 //
 // A unit of threads owns a segment, so that no row looks for the segment it is in. Segments of more
-// than `chunk` rows, where has_long says that there may be any, and the rows past the last offset are
-// left to units that own fixed chunks of `chunk` rows of x.
+// than `chunk` rows (has_long says whether there may be any) and the rows past the last offset are left
+// to units that own fixed chunks of `chunk` rows of x.
 //
-// Launch: as segment_reduce.cu with COMBINE=0 and n_chunks = ceil(n_rows / chunk). No shared memory.
+// Launch: as for segment_reduce.cu with COMBINE=0 and n_chunks = ceil(n_rows / chunk). No shared memory.
 #include "common.cuh"
 
 __device__ inline Vector scaled(const Vector &vector, const float weight)
@@ -36,8 +36,8 @@ extern "C" __global__ void segment_broadcast(
     const int first = in_chunks ? unit * chunk : 0;
     const int stop = n_rows - first > chunk ? first + chunk : n_rows;
 
-    // In a chunk: the segment of the first row, the one that begins after it and reaches past the
-    // last, the rows that no segment has.
+    // The parts of a chunk: the segment of its first row; the segment that begins after that row and
+    // reaches past the last one; the rows that belong to no segment.
     for (int part = 0; part < (in_chunks ? 3 : 1); ++part) {
         long long segment = unit;
         int begin, end;

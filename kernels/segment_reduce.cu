@@ -4,18 +4,17 @@
 //
 // offsets (n_segments + 1) int32, or NULL for one segment of all rows; x (n_rows, n_B),
 // y (n_segments, n_B); n_B = n_vectors * VECTOR.
-// An empty segment gives 0. A maximum over values that hold a NaN is NaN. Rows past the last offset
-// are not read. y is written once and never read. Deterministic, no atomics: lanes take the rows of a
-// segment in turn and are added in a fixed tree.
+// An empty segment gives 0. A NaN makes its maximum NaN. Rows past the last offset are not read. y is
+// written once and never read. Deterministic, no atomics: lanes take the rows of a segment in turn, and
+// are combined in a fixed tree.
 //
 // weights (n_rows) float32: row i stands for weights[i] rows, so a sum adds weights[i] * x[i, :]. A row
 // of weight 0 is ignored, whatever it holds; a segment of such rows is empty.
 //
 // A segment of more than `chunk` rows is left to blocks that own fixed chunks of `chunk` rows of x,
-// for any segments, and to a second launch. At most two such segments meet a chunk: the one
-// that its first row is in, and the one that begins in it. Their parts are
-// partial (2, n_chunks, n_B) of the arithmetic dtype; only parts that a long segment has are written
-// and read.
+// whatever the segments, and to a second launch. At most two such segments overlap a chunk: the one that
+// contains its first row, and the one that begins in it. Their parts are partial (2, n_chunks, n_B) of
+// the arithmetic dtype; only the parts of long segments are written and read.
 //
 // -DOPERATION=SUM or MAX.
 // -DWEIGHTED=0: all weights are one; they are not read.
@@ -24,7 +23,7 @@
 // -DCOMBINE=1: the long segments from their parts.
 //
 // Launch: block (columns, lanes, units), lanes a power of two, at most 256 threads in all; shared
-// memory of an accumulator for each thread. Thread (x, y, z) of block (b, t) works for unit
+// memory for an accumulator per thread. Thread (x, y, z) of block (b, t) works for unit
 // b * units + z on the vectors t * columns + x, in steps of gridDim.y * columns.
 // COMBINE=0: grid (ceil(n_chunks / units) + ceil(n_segments / units), any); the chunks come first.
 // COMBINE=1: grid (ceil(n_chunks / units), any): a unit combines the long segment that begins in its
@@ -42,19 +41,19 @@ __device__ inline int start_of(const int *offsets, const int segment, const int 
     return offsets ? offsets[segment] : segment * n_rows;
 }
 
-// The segment that a row of x is in; n_segments where the row lies past them all.
+// The segment that a row of x is in; n_segments if the row lies past all of them.
 __device__ inline int holder_of(const int *offsets, const int n_segments, const int row)
 {
     return offsets ? segment_of(offsets, n_segments, row) : 0;
 }
 
-// What is loaded of a row.
+// What is loaded for a row.
 struct Row {
     Vector vector;
     float weight;
 };
 
-// What an element adds to a sum or a maximum. Parts have their weights in them.
+// What an element adds to a sum or a maximum. Parts are already weighted.
 __device__ inline Real term(const Row &row, const int e)
 {
     const Real value = widen(row.vector.element[e]);
@@ -74,9 +73,9 @@ __device__ inline void take(Real &total, Real value)
 #endif
 }
 
-// Reduce the vectors at(0), ..., at(count - 1), each a Row or a Wide; the result is that of lane 0,
-// and undefined where count is 0. Every thread of the block must come here: there are barriers.
-// `shared` has a place for each of them.
+// Reduce the vectors at(0), ..., at(count - 1), each a Row or a Wide. Lane 0 has the result, which is
+// undefined if count is 0. Every thread of the block must call this, because it has barriers. `shared`
+// has a place for each thread.
 template <typename Loaded, typename At>
 __device__ inline Wide reduce(const unsigned count, Wide *shared, At at)
 {
@@ -105,7 +104,7 @@ __device__ inline Wide reduce(const unsigned count, Wide *shared, At at)
         *mine = total;
         for (unsigned step = lanes / 2; step > 0; step /= 2) {
             __syncthreads();
-            // A lane without a row has nothing to give.
+            // A lane without a row has nothing to add.
             if (lane < step && lane + step < count) {
                 const Wide other = mine[step * blockDim.x];
 #pragma unroll
@@ -121,7 +120,7 @@ __device__ inline Wide reduce(const unsigned count, Wide *shared, At at)
 __device__ inline Vector rounded(
     const Wide &total, const float *__restrict__ weights, const int begin, int count)
 {
-    // That is the maximum if no row counts, but also if all that count hold it.
+    // The maximum is -inf if no row counts, but also if all rows that count hold -inf.
     if (WEIGHTED && OPERATION == MAX && count && total.element[0] == -infinity())
         while (count && weights[begin + count - 1] == 0) --count;
     Vector result;
@@ -154,7 +153,7 @@ extern "C" __global__ void segment_reduce(
         const int c = start + threadIdx.x;
         const bool inside = c < n_vectors && count;
         const Wide total = reduce<Wide>(inside ? count : 0, shared, [&](unsigned i) {
-            // Only its first part can lie in a chunk where another segment came before.
+            // Only the first part can lie in a chunk in which another segment comes before it.
             const long long part = unit + i + (i == 0 && begin > first ? n_chunks : 0);
             return partial[part * n_vectors + c];
         });
@@ -162,7 +161,7 @@ extern "C" __global__ void segment_reduce(
             y[(long long)segment * n_vectors + c] = rounded(total, weights, begin, end - begin);
     }
 #else
-    // Whole blocks are of one kind: their threads come to the same barriers.
+    // All units of a block are of one kind, so that its threads meet at the same barriers.
     const unsigned n_chunk_blocks = (n_chunks + blockDim.z - 1) / blockDim.z;
     const bool in_chunks = blockIdx.x < n_chunk_blocks;
     for (int side = 0; side < 1 + in_chunks; ++side) {
@@ -176,7 +175,7 @@ extern "C" __global__ void segment_reduce(
             if (segment < n_segments) {
                 begin = start_of(offsets, segment, n_rows);
                 const int end = start_of(offsets, segment + 1, n_rows);
-                // Side 1 is for a segment that begins after the first row; else it was side 0.
+                // Side 1 is for a segment that begins after the first row; others belong to side 0.
                 const bool mine = end - begin > chunk && (side == 0 || begin > first);
                 if (begin < first) begin = first;
                 if (mine) count = (end < stop ? end : stop) - begin;

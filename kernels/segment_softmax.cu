@@ -12,13 +12,14 @@
 // result. Rows of weight 0 and rows past the last offset get 0, and contribute nothing, whatever they
 // hold. Empty segments own nothing. Arithmetic is double for every storage dtype: the gradients of a
 // segment cancel, their roundings do not. Sums are in the order of the rows: deterministic, no
-// atomics. NaN stays in its segment and column. A +inf, or only -inf, gives NaN there, as in NumPy.
+// atomics. NaN stays in its segment and column. A +inf, or nothing but -inf, gives NaN there, as in
+// NumPy.
 //
 // -DWEIGHTED=0: all weights are one; w is not read.
 //
-// A thread owns a vector of a segment and walks its rows, three times: segments are meant to be as
-// short as the entries of a row of an adjacency matrix are, so that the second and third walk find
-// them in the cache. The rows past the last offset are dealt out to the segments' threads.
+// A thread owns a vector of a segment and walks its rows three times, or twice for the gradient:
+// segments are meant to be as short as rows of an adjacency matrix, so that later walks find them in
+// the cache. The rows past the last offset are dealt out to all units.
 //
 // Launch: block (columns, units), grid (max(ceil(n_segments / units), 1), any): thread (x, y) of block
 // (b, t) works for segment b * units + y on the vectors t * columns + x, in steps of
@@ -60,7 +61,7 @@ extern "C" __global__ void segment_softmax(
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) {
                 const double x = widen(value.element[e]);
-                // A NaN that this passes over still makes `total` NaN.
+                // A NaN that is skipped here still makes `total` NaN.
                 if (weight != 0 && x > largest[e]) largest[e] = x;
             }
         }

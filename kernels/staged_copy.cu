@@ -1,11 +1,11 @@
-// Copy the next of several slots of n quads of 4 words from the host's pinned memory, which the GPU reads
-// over the bus:
+// Copy the next of several slots, each of n quads of 4 words, from pinned memory of the host, which the
+// GPU reads over the bus:
 //
 //     to[i] = slots[position[0] % n_slots][i], then position[0] += 1
 //
-// The GPU waits several microseconds for each copy that its copy engine does, between two kernels. Few
-// bytes are read in less by a kernel, which a CUDA graph can hold: the position (1) uint32 is in device
-// memory, so that each launch of the graph takes another slot.
+// A copy by the copy engine between two kernels makes the GPU wait for several microseconds. A kernel
+// reads few bytes in less time, and a CUDA graph can hold it: the position (1) uint32 is in device memory,
+// so that each launch of the graph takes another slot.
 //
 // Launch: one block; n_slots is a power of two, so that the position may overflow.
 #include "common.cuh"

@@ -1,4 +1,4 @@
-// Sums of the partial results that the blocks of other kernels left, such as gradients of weights:
+// Sums of the partial results that blocks of other kernels have left, such as gradients of weights:
 //
 //     to[i] = sum over the sources of a target, and over their rows p, of
 //             from[p * stride + first + i]
@@ -9,7 +9,7 @@
 //
 // table, passed by value: n_targets targets, at most N_TARGETS - 1, each with the sources
 // [first_source, that of the next), and the chunks of COLUMNS elements [first_chunk, that of the next);
-// one more marks the end.
+// one more target marks the end.
 //
 // -DN_SOURCES, -DN_TARGETS: how many a table has room for. -DTABLE_BYTES: its size on the host.
 //

@@ -1,19 +1,19 @@
-// Transpose of a block-diagonal CSR pattern, and where every entry goes:
+// Transpose of a block-diagonal CSR pattern, and where each of its entries comes from:
 //
 //     entry k of the transpose is entry order[k] of the matrix; those of one column keep their order
 //
 // indptr (n_rows + 1), indices (nnz), row_offsets, col_offsets (n_graphs + 1),
 // out_indptr (n_all_cols + 1), out_indices, order (nnz): int32. Every element of the results is
-// written once; where the arrays are larger than the batch, the columns past it get no entries, and
+// written once. If the arrays are larger than the batch, the columns past it have no entries, and
 // entries past it stay where they are (order[k] = k) with out_indices 0. Deterministic: the only
 // atomics are additions of integers in shared memory, whose sums do not depend on their order.
 //
-// A block owns a graph: it counts the entries of every column, adds the counts up, and then its warps
-// place the entries, 32 at a time in their order; lanes with equal columns take consecutive
-// places. A warp owns a run of entries, and in a column what is left to it by the warps before.
+// A block owns a graph. It counts the entries of every column and adds up the counts. Then its warps
+// place the entries in their order, 32 at a time; lanes with equal columns take consecutive places. A
+// warp owns a run of entries, and in each column the places behind those of the warps before it.
 //
-// Launch: block (a multiple of 32), grid (n_graphs); shared memory of an int for every entry of the
-// largest graph and, for every warp, for each of its columns.
+// Launch: block (a multiple of 32), grid (n_graphs); shared memory for an int per entry of the largest
+// graph and, for every warp, per column of it.
 #include "common.cuh"
 
 extern "C" __global__ void transpose_csr(
@@ -41,7 +41,7 @@ extern "C" __global__ void transpose_csr(
     __syncthreads();
 
     int *const mine = next + warp * n_cols;
-    const int share = (n_entries + n_threads - 1) / n_threads * 32;  // a warp's, whole rounds of it
+    const int share = (n_entries + n_threads - 1) / n_threads * 32;  // entries of a warp, in whole rounds
     const int begin = warp * share;
     const int end = n_entries - begin > share ? begin + share : n_entries;
     for (int i = begin + lane; i < end; i += 32) atomicAdd(mine + (indices[first + i] - first_col), 1);
