@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstring>
 
-// Of <cmath>, which takes longer to read than a kernel to compile.
+// From <cmath>, which takes longer to parse than a kernel takes to compile.
 extern "C" double exp(double), log1p(double), sqrt(double), tanh(double);
 inline float exp(float x) { return __builtin_expf(x); }
 inline float log1p(float x) { return __builtin_log1pf(x); }
@@ -27,7 +27,8 @@ inline float __int_as_float(int bits)
 #define __global__
 #define __device__
 #define __launch_bounds__(...)
-// Blocks run one after the other. AddressSanitizer does not watch variables in a section.
+// Static, because blocks run one after the other. AddressSanitizer does not watch variables in a
+// section.
 #ifdef __SANITIZE_ADDRESS__
 #define __shared__ static
 #else
@@ -59,8 +60,8 @@ const unsigned long long *exchange(unsigned mask, unsigned long long bits);
 // Tell the engine that several blocks may change what lies there.
 void note_atomic(const void *address);
 
-// Return the lane `delta` away among `width` neighbours, or the lane that calls where they end; fail
-// unless the mask has it.
+// Return the lane `delta` away among `width` neighbours, or the calling lane if that lies outside of
+// them; fail unless the mask has it.
 unsigned neighbour(unsigned mask, int delta, int width);
 
 // Make an argument of the launch from its text: a number as digits; an array or an
@@ -146,7 +147,7 @@ template <typename T> unsigned __match_any_sync(unsigned mask, T value)
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
-// Not by std::atomic_ref, which C++17 lacks. Blocks do not run at once.
+// Without std::atomic_ref, which C++17 lacks. Blocks do not run at the same time.
 template <typename T> T atomicAdd(T *address, T value)
 {
     note_atomic(address);
@@ -181,7 +182,7 @@ template <typename T> struct Converted<T *> {
     static T *of(const char *text) { return static_cast<T *>(array(text)); }
 };
 
-// g++ names the borders of a section.
+// The linker defines these names for the borders of a section.
 extern "C" __attribute__((weak, visibility("hidden"))) unsigned char __start_cuda_shared[];
 extern "C" __attribute__((weak, visibility("hidden"))) unsigned char __stop_cuda_shared[];
 

@@ -37,7 +37,7 @@ struct Array {
 std::vector<Array> arrays;
 const std::size_t GUARD = 64, PAGE = 4096;
 
-// Make all arrays what they were before the first block.
+// Restore all arrays to what they were before the first block.
 void restore()
 {
     for (Array &array : arrays) {
@@ -48,8 +48,8 @@ void restore()
     }
 }
 
-// Take what a block changed into the results, and make the arrays as they were: every block runs as
-// if it were the first, and no two may change one byte, but by atomics.
+// Move what a block changed to the results, and restore the arrays: every block runs as if it were the
+// first, and no two may change the same byte, except by atomics.
 bool collect()
 {
     for (Array &array : arrays) {
@@ -134,8 +134,8 @@ long long integer(const char *text) { return std::strtoll(text, nullptr, 10); }
 double real(const char *text) { return std::strtod(text, nullptr); }
 
 // "SHIFT:BYTES:WHERE": memory SHIFT bytes past a multiple of 64; WHERE is an address of this process
-// or a file. A text that comes twice is one array. "@ADDRESS": memory that the engine leaves alone.
-// "ARRAY,OFFSET@ARRAY,...": an array that holds pointers; the caller's gets them, too.
+// or a file. Equal texts are one array. "@ADDRESS": memory that the engine leaves alone.
+// "ARRAY,OFFSET@ARRAY,...": an array that holds pointers, which are written to the caller's, too.
 void *array(const char *text)
 {
     if (const char *const comma = std::strchr(text, ',')) {

@@ -1,4 +1,4 @@
-// What engine.cpp (arrays, launches) has of fibers.cpp or threads.cpp (the threads of a block).
+// What engine.cpp (arrays, launches) shares with fibers.cpp or threads.cpp (the threads of a block).
 #pragma once
 
 #include "cuda_on_cpu.h"

@@ -13,12 +13,12 @@ namespace {
 // The threads that wait for each other: a block at __syncthreads, the lanes of one mask.
 struct Group {
     unsigned expected = 0, arrived = 0, turn = 0;
-    // By turn: the next shuffle may begin before all lanes have read the last.
+    // By turn: the next shuffle may begin before all lanes have read the results of the last one.
     unsigned long long bits[2][32];
 };
 
-// Where a coroutine, or the loop that runs them all, has stopped. Once begun they change by jumps:
-// swapcontext would ask the kernel twice each time.
+// Where a coroutine, or the loop that runs them all, has stopped. Once begun, they switch by jumps:
+// swapcontext would make two system calls each time.
 struct Place {
     jmp_buf jump;
 
@@ -61,7 +61,7 @@ void meet(Group &group)
     fiber.leave_for(scheduler);
 }
 
-// A coroutine is one thread of a block after the other.
+// A coroutine runs one thread after the other, of one block after the other.
 void enter()
 {
     for (;;) {
@@ -129,7 +129,7 @@ void begin_grid()
     sigaltstack(&stack, &previous_stack);
     struct sigaction action{};
     action.sa_handler = on_signal;
-    action.sa_flags = SA_ONSTACK | SA_NODEFER;  // which the handler does not return from
+    action.sa_flags = SA_ONSTACK | SA_NODEFER;  // the handler does not return
     for (int i = 0; i < 4; ++i) sigaction(SIGNALS[i], &action, &previous[i]);
 #endif
 }
@@ -163,7 +163,7 @@ bool run_block(unsigned block, bool reversed, void (*thread)(void *), void *cont
             place_thread(t);
             go_on(t);
             if (has_failed) {
-                fibers.assign(n_stacks, {});  // of which some have stopped midway
+                fibers.assign(n_stacks, {});  // some have stopped midway
                 return false;
             }
             n_over += fibers[t].is_over;

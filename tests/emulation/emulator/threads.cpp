@@ -1,5 +1,5 @@
-// One OS thread for each CUDA thread, for ThreadSanitizer: it sees races within a block. It does not
-// see this file, which is compiled without it, but for what pthreads order.
+// One OS thread for each CUDA thread, for ThreadSanitizer: it sees races within a block. This file is
+// compiled without it: of this file it sees only what pthreads order.
 #include "engine.h"
 
 #include <atomic>
@@ -16,8 +16,8 @@ extern "C" void AnnotateIgnoreSyncEnd(const char *file, int line);
 
 namespace {
 
-// What a thread sleeps on. Each has its own: with one for all, a thread that wakes late would be in
-// order with whatever the others did meanwhile, and ThreadSanitizer would take a race for ordered.
+// What a thread sleeps on. Each thread has its own: if all shared one, a thread that wakes late would be
+// ordered after whatever the others did meanwhile, and ThreadSanitizer would miss races.
 struct Sleep {
     std::mutex mutex;
     std::condition_variable called;
@@ -30,7 +30,7 @@ struct Sleep {
 struct Group {
     unsigned expected = 0, turn = 0, n_asleep = 0;
     Sleep *asleep = nullptr;
-    // By turn, so that the next shuffle can begin while a slow lane still reads the last.
+    // By turn, so that the next shuffle can begin while a slow lane still reads the results of the last.
     unsigned long long bits[2][32];
 };
 
@@ -52,8 +52,8 @@ struct Block {
     Group everyone;
     std::vector<Warp> warps;
     std::vector<Sleep> sleeps;  // by thread
-    // Threads that have not returned, times ALIVE, and those of them that wait. Never more than a
-    // relaxed access, which orders nothing.
+    // Threads that have not returned, times ALIVE, plus those of them that wait. All accesses are
+    // relaxed, so that they order nothing.
     std::atomic<std::uint64_t> state;
 };
 
@@ -73,7 +73,7 @@ void release(Group &group)
     group.n_asleep = 0;
 }
 
-// Add to the state of the block, which a thread that lets others go has not entered as waiting.
+// Add to the state of the block. A thread that releases others is not counted as waiting there.
 void change(std::uint64_t difference)
 {
     const std::uint64_t state =
@@ -83,7 +83,7 @@ void change(std::uint64_t difference)
              "that does not come");
 }
 
-// lock: of what guards the group.
+// lock: holds the mutex that guards the group.
 void meet(Group &group, std::unique_lock<std::mutex> &lock)
 {
     if (group.n_asleep + 1 == group.expected) {
@@ -101,7 +101,7 @@ void meet(Group &group, std::unique_lock<std::mutex> &lock)
     sleep.called.wait(own, [&] { return sleep.over; });
 }
 
-// Threads that returned are no longer expected at a barrier.
+// Threads that have returned are no longer expected at a barrier.
 void leave()
 {
     const std::lock_guard<std::mutex> lock(block->mutex);
@@ -164,7 +164,7 @@ const unsigned long long *exchange(unsigned mask, unsigned long long bits)
     AnnotateIgnoreSyncBegin(__FILE__, __LINE__);
     const unsigned long long *const all = meet_lanes(mask, bits);
     AnnotateIgnoreSyncEnd(__FILE__, __LINE__);
-    // The lane's own: where another lane allocated `all`, ThreadSanitizer takes that for a write.
+    // A copy for each lane: ThreadSanitizer takes another lane's allocation of `all` for a write.
     for (int lane = 0; lane < 32; ++lane) copied[lane] = all[lane];
     return copied;
 }
