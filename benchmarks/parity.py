@@ -24,19 +24,19 @@ PAGE = ROOT / 'docs' / 'parity.md'
 PAGE_INTRO = """\
 # Parity with Chainer Chemistry
 
-Written by `python -m benchmarks.parity`. Every model of Chainer Chemistry that `sparsify` swaps,
-with every option that Chainer Chemistry itself can run, dense against sparse: the output, and the
-gradient of every parameter, all of which are in
+This page, written by `python -m benchmarks.parity`, compares every model of Chainer Chemistry that
+`sparsify` swaps, sparse with dense, with every option that Chainer Chemistry itself can run. It
+compares the output and the gradient of every parameter; all of their errors are in
 [benchmarks/results/cpu/parity.json](../benchmarks/results/cpu/parity.json).
 
 - **packed**: one batch without padding, against the dense model run on each molecule alone. With
   batch normalisation, which looks at the whole batch, all molecules have the same size.
 - **folded**: `CSRConverter(layout='folded')`, against the dense model on the padded batch, phantom
   atoms included. **padded**: the same comparison for `CSRConverter(layout='padded')`. **masked**:
-  with `is_real_node`. For the maximum of RSGCN_GWM, whose phantom atoms would tie but for rounding,
-  all molecules have the same size.
-- GINSparse and RelGCNSparse take lists of edges, which Chainer Chemistry does not pad: one packed
-  batch of both.
+  with `is_real_node`. For the maximum of RSGCN_GWM, whose phantom atoms would tie except for
+  rounding, all molecules have the same size.
+- GINSparse and RelGCNSparse take lists of edges, which Chainer Chemistry does not pad: its models
+  and ours run one packed batch.
 - A number is the relative error norm in float32 against the dense model in float64, followed in
   brackets by the error of the dense model in float32. For gradients it is that of the parameter
   closest to its bound. A gradient that is 0 except for rounding is compared with the norm of all
