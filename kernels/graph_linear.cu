@@ -31,14 +31,12 @@
 // as zeros, and its x does not get to that matrix's gradient, or times zeros: infinities and NaN there
 // may have an effect or not. Deterministic, no atomics.
 //
-// Dropout, after a rectifier or the identity: an element is kept where random.cuh says so, times scale.
-// After a rectifier, elements that were dropped are 0 in y, which is how the gradient knows; after the
-// identity they are -0, and no other element is. counter (1) uint64, the step.
+// Activation and dropout are those of layer_end.cuh. counter (1) uint64, the step.
 //
 // -DRELATIONS=n, 0: none, indptr to data are not read. -DSELF=1: with W_self. -DLOOP=1, with one
 // relation: see above. -DWEIGHTED=0: A holds ones, data is not read.
 // -DRELATION_BIAS=1: with b. -DBIASES=n: rows of b_self, 0: none.
-// -DACTIVATION=IDENTITY, RELU, TANH or SIGMOID. -DDROPOUT=1, with the first two. -DBACKWARD=1.
+// -DBACKWARD=1.
 // -DFEATURES=0: backward without gx.
 // -DQUADS=1: rows of all arrays are multiples of four elements, aligned to these; 0: any widths.
 // -DSLICES=n: blocks share the columns of a result that is too wide for one.
@@ -50,12 +48,9 @@
 // ROWS * X_STRIDE; forward with b the degrees, ROWS * RELATIONS.
 #include "common.cuh"
 #include "copies.cuh"
+#include "layer_end.cuh"
 #include "random.cuh"
 
-#define IDENTITY 0
-#define RELU 1
-#define TANH 2
-#define SIGMOID 3
 #define NEEDS_Y (BACKWARD && (ACTIVATION != IDENTITY || DROPOUT))
 
 const int GATHERED = BACKWARD ? WIDTH_OUT : WIDTH_IN;
@@ -154,18 +149,10 @@ __device__ inline Gathered gather(
 
 __device__ inline Real value_of(const Gathered &found, const int e, const Real scale)
 {
-    const Real value = found.rows.element[e];
-#if BACKWARD && ACTIVATION == RELU
-    return found.y.element[e] > 0 ? (DROPOUT ? value * scale : value) : 0;
-#elif BACKWARD && ACTIVATION == TANH
-    return value * (1 - found.y.element[e] * found.y.element[e]);
-#elif BACKWARD && ACTIVATION == SIGMOID
-    return value * found.y.element[e] * (1 - found.y.element[e]);
-#elif NEEDS_Y
-    const Real result = found.y.element[e];
-    return result == 0 && signbit(result) ? 0 : value * scale;
+#if NEEDS_Y
+    return before(found.rows.element[e], found.y.element[e], scale);
 #else
-    return value;
+    return found.rows.element[e];
 #endif
 }
 
@@ -497,16 +484,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) graph_linear(
                                      widen(b[weight_row(c, relation)]);
 #endif
                     }
-#if ACTIVATION == RELU
-                    if (value <= 0) value = 0;  // NaN stays
-#elif ACTIVATION == TANH
-                    value = tanh(value);
-#elif ACTIVATION == SIGMOID
-                    value = tanh(value * Real(0.5)) * Real(0.5) + Real(0.5);
-#elif ACTIVATION != IDENTITY
-#error ACTIVATION
-#endif
-                    total.element[e] = value;
+                    total.element[e] = activated(value);
                 }
 #if DROPOUT
                 const unsigned long long at =
@@ -518,21 +496,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) graph_linear(
                     const int word = (at + e) % 4;
                     if (WIDTH_OUT % 4 && e && word == 0)
                         drawn = words_of(draw, unsigned((at + e) / 4), *counter);
-                    // Of an array, in turn: its index must be known when compiled.
-                    const unsigned found = WIDTH_OUT % 4 == 0 ? drawn.word[e]
-                                           : word == 0        ? drawn.word[0]
-                                           : word == 1        ? drawn.word[1]
-                                           : word == 2        ? drawn.word[2]
-                                                              : drawn.word[3];
-                    STORAGE rounded;  // as where dropout is another kernel
-                    narrow(rounded, total.element[e]);
-                    Real value = widen(rounded);
-                    value *= found >= threshold ? scale : Real(0);
-                    if (ACTIVATION == IDENTITY) {
-                        value += Real(0);  // -0 becomes 0
-                        if (found < threshold) value = copysign(value, Real(-1));
-                    }
-                    total.element[e] = value;
+                    const unsigned found = word_of(drawn.word, WIDTH_OUT % 4 == 0 ? e : word);
+                    total.element[e] = dropped(total.element[e], found, threshold, scale);
                 }
 #endif
 #endif

@@ -156,13 +156,14 @@ class Blas:
             self._library.set_workspace(self._handle, self._workspace.data.ptr, WORKSPACE)
             self._stream = stream.ptr
 
-    def dot(self, a, b):
+    def dot(self, a, b, to=None):
         """Multiply two matrices or vectors, as ``cupy.dot`` does; the result is C-contiguous.
 
-        Row-major and column-major arrays are read in place; all others are copied first.
+        Row-major and column-major arrays are read in place, all others are copied first. The
+        product of two matrices is added to `to` in place, a C-contiguous array, if it is given.
         """
         if a.ndim == b.ndim == 2:
-            return self._matrices(a, b)
+            return self._matrices(a, b, to)
         if not 1 <= a.ndim <= 2 or not 1 <= b.ndim <= 2:
             text = 'a, b: expected one or two dimensions, got shapes %s and %s'
             raise ValueError(text % (a.shape, b.shape))
@@ -183,8 +184,8 @@ class Blas:
             stacks.append(array.reshape((int(numpy.prod(lead)),) + shape))
         return self._matrices(*stacks).reshape(lead + (a.shape[-2], b.shape[-1]))
 
-    def _matrices(self, a, b):
-        """Multiply two matrices, or two stacks of the same number of matrices."""
+    def _matrices(self, a, b, to=None):
+        """Multiply two matrices, or two stacks of equally many; see :meth:`dot` for `to`."""
         self._check(a, b)
         dtype = a.dtype if a.dtype == b.dtype else numpy.promote_types(a.dtype, b.dtype)
         shape = a.shape[:-1] + b.shape[-1:]
@@ -193,18 +194,19 @@ class Blas:
         n_matrices = len(a) if a.ndim == 3 else 1
         with cuda.cupy.cuda.Device(self.device):
             if not (m and n and k and n_matrices):
-                return cuda.cupy.zeros(shape, dtype)
+                return cuda.cupy.zeros(shape, dtype) if to is None else to
             self.use(cuda.cupy.cuda.get_current_stream())
             a, is_a_transposed, lda = _laid_out(a.astype(dtype, copy=False))
             b, is_b_transposed, ldb = _laid_out(b.astype(dtype, copy=False))
             if max(m, n, k, lda, ldb, n_matrices) > LARGEST_INT:
                 text = 'a, b: expected dimensions and strides below 2**31, got shapes %s and %s'
                 raise ValueError(text % (a.shape, b.shape))
-            c = cuda.cupy.empty(shape, dtype)
+            c = cuda.cupy.empty(shape, dtype) if to is None else to
             type_, factors = DATA_TYPES[dtype.char], FACTORS[dtype.char]
             one = factors.ctypes.data
             zero = factors.ctypes.data + factors.itemsize
-            # cuBLAS is column-major. It computes C^T = B^T A^T, so b comes first, and n before m.
+            beta = zero if to is None else one
+            # cuBLAS is column-major: it computes C^T = B^T A^T, so b comes first, and n before m.
             if a.ndim == 2:
                 self._library.gemm_ex(
                     self._handle,
@@ -220,7 +222,7 @@ class Blas:
                     a.data.ptr,
                     type_,
                     lda,
-                    zero,
+                    beta,
                     c.data.ptr,
                     type_,
                     n,
@@ -308,7 +310,16 @@ def step_for(array):
     return None if isinstance(array, numpy.ndarray) else step.current()
 
 
-def dot(a: Any, b: Any) -> Any:
-    """Compute ``a.dot(b)`` of NumPy or CuPy arrays, in a captured step by its `Blas`."""
+def dot(a: Any, b: Any, to: Any = None) -> Any:
+    """Compute ``a.dot(b)`` of NumPy or CuPy arrays, in a captured step by its `Blas`.
+
+    It is added to the C-contiguous matrix `to`, of its shape and dtype, if that is given.
+    """
     current = step_for(a)
-    return a.dot(b) if current is None else current.blas.dot(a, b)
+    if current is not None:
+        return current.blas.dot(a, b, to)
+    product = a.dot(b)
+    if to is None:
+        return product
+    to += product
+    return to

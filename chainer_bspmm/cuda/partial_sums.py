@@ -108,6 +108,23 @@ def _launch_batch(sums):
         run('sum_partials', first_array, plan, table)
 
 
+def shared(gradient, n=None):
+    """Return the blocks of n rows of a product, gradients of parameters; n None: of all rows.
+
+    In a step that defers sums they are such sums, so that the gradients of all layers that have a
+    parameter are added by one launch.
+    """
+    n = n or len(gradient)
+    starts = range(0, len(gradient), n)
+    current = step.current()
+    if current is None or current.sums is None or gradient.dtype == numpy.float16:
+        return [gradient[start : start + n] for start in starts]
+    shape = n, *gradient.shape[1:]
+    width = gradient.size // len(gradient)
+    parts = [(start * width, shape, gradient.dtype) for start in starts]
+    return sum_partials(gradient.reshape(1, -1), parts)
+
+
 def sum_partials(partials, parts):
     """Return the sums over the rows of columns of an array on a GPU.
 

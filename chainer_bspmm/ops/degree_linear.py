@@ -103,6 +103,7 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
                 by_relation=True,
                 longest=self._adj.longest,
             )
+        self._adds_more = self._layer is not None
         if self._layer is not None:
             rows, _ = degree_rows(self._adj, n_types, x.dtype)
             self._y = layer_forward(self._layer, rows, x, self._joined)

@@ -107,7 +107,7 @@ def _linear(layer, y):
     if plan is not None:
         layer_forward(plan, None, x, parameters, out=y)
     else:
-        y[...], _ = products.forward(None, x, parameters, False)
+        y[...], _ = products.forward(None, x, parameters)
     return plan
 
 
@@ -120,9 +120,7 @@ def _linear_gradients(layer, plan, gy, is_needed):
         gradients = layer_backward(plan, None, x, None, gy, parameters, has_features=is_needed[0])
     else:
         needed = set(itertools.compress(names, is_needed))
-        gradients = products.backward(
-            None, x, parameters, loop=False, gy=gy, needed=needed, sums=None
-        )
+        gradients = products.backward(None, x, parameters, gy=gy, needed=needed)
     return [gradients.get(name) for name in names]
 
 

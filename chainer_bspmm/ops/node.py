@@ -41,19 +41,19 @@ class AccumulateInPlace:
 
 
 class AccumulateInLaunch(AccumulateInPlace):
-    """Mixin: the launch of ``_layer`` also adds ``_more``, the gradient accumulated so far.
+    """Mixin: ``_gradients`` also adds ``_more``, the gradient accumulated so far, if there is one.
 
-    It does so for the first input only. ``_layer`` is None if the node is not a single launch.
+    It does so for the first input only, and where ``_adds_more`` is True.
     """
 
     inputs: tuple
-    _layer: Any
-    _more = None
+    _adds_more: bool
+    _more: Any = None
 
     def backward_accumulate(self, target_input_indexes, grad_outputs, grad_inputs):
         first = grad_inputs[0]
         if (
-            self._layer is not None
+            self._adds_more
             and first is not None
             and first.dtype == self.inputs[0].dtype
             and target_input_indexes[0] == 0

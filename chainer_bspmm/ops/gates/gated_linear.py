@@ -6,10 +6,11 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda.gemm import dot
+from chainer_bspmm.cuda.partial_sums import shared
 from chainer_bspmm.ops.elementwise import concat, SIGMOID, sigmoid
 from chainer_bspmm.ops.gates.launches import gated_step_backward, gated_step_forward
 from chainer_bspmm.ops.node import FusedNode
-from chainer_bspmm.ops.segments import row_sum
+from chainer_bspmm.ops.layer_end import column_sums, end_forward
 from chainer_bspmm.sparse import check
 
 ACTIVATIONS = (functions.identity, functions.tanh)
@@ -42,7 +43,7 @@ class GatedLinear(FusedNode):
         W = concat(parameters[:2]).astype(dtype, copy=False)
         both = dot(x, W.T)
         if len(parameters) == 4:
-            both += concat(parameters[2:]).astype(dtype, copy=False)
+            end_forward(both, concat(parameters[2:]).astype(dtype, copy=False), 'identity')
         gate, value, y = _gated(both, self._is_tanh)
         self._saved = x, W, gate, value
         return y
@@ -79,20 +80,16 @@ class GatedLinear(FusedNode):
         n = gy.shape[1]
         g = _gated_gradient(gy, gate, value, self._is_tanh)
         gradients = {}
-        if indexes[0] < first:
-            gx = dot(g, W)
-            start = 0
-            for i, part in enumerate(inputs[:first]):
-                gradients[i] = gx[:, start : start + part.shape[1]]
-                start += part.shape[1]
+        start = 0
+        for i, part in enumerate(inputs[:first]):
+            end = start + part.shape[1]
+            if i in indexes:
+                gradients[i] = dot(g, W[:, start:end])
+            start = end
         if {first, first + 1} & set(indexes):
-            gW = dot(g.T, x)
-            gradients[first] = gW[:n]
-            gradients[first + 1] = gW[n:]
+            gradients.update(enumerate(shared(dot(g.T, x), n), first))
         if indexes[-1] >= first + 2:
-            gb = row_sum(g)
-            gradients[first + 2] = gb[:n]
-            gradients[first + 3] = gb[n:]
+            gradients.update(enumerate(column_sums(g, n), first + 2))
         return gradients
 
     def _composed(self, *inputs):

@@ -9,10 +9,11 @@ from chainer.backends import cuda
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda.gemm import dot
-from chainer_bspmm.ops.elementwise import concat, SIGMOID, sigmoid, split
+from chainer_bspmm.cuda.partial_sums import shared
+from chainer_bspmm.ops.elementwise import concat, SIGMOID, sigmoid
 from chainer_bspmm.ops.gates.launches import gated_step_backward, gated_step_forward
 from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
-from chainer_bspmm.ops.segments import row_sum
+from chainer_bspmm.ops.layer_end import column_sums
 from chainer_bspmm.sparse import check
 
 
@@ -82,23 +83,18 @@ class GRUStep(AccumulateInPlace, FusedNode):
         else:
             r, U, reset_state, U_h = self._saved[4:]
             state = inputs[2 if self._state == 'given' else 0].astype(gy.dtype, copy=False)
-            # `g` is the gradient with respect to all sums; `g_h` and `g_zr` are contiguous copies
-            # of its parts.
-            g, g_h = _candidate_gradient(gy, h, z, state)
-            g_zr, g_state = _gates_gradient(dot(g_h, U_h), gy, z, r, state, g)
-            g_state += dot(g_zr, U)
-            g_zr = dot(g_zr.T, state)
-            gU = [dot(g_h.T, reset_state), g_zr[:n], g_zr[n:]]
-        gW = dot(g.T, both)
-        gb = row_sum(g)
-        # Biases of W and U have the same gradient, but separate arrays: optimizer hooks write to
-        # them.
-        gc = gb.copy() if gU else gb
-        gW, gb, gc = ([array[i : i + n] for i in range(0, len(array), n)] for array in (gW, gb, gc))
-        parameters = [array for pair in zip(gW + gU, gb + gc) for array in pair]
-        gx, g_message = split(dot(g, W), inputs[0].shape[1])
-        if self._state == 'x':
-            gx += g_state
+            g = _candidate_gradient(gy, h, z, state)
+            g_h, g_zr = g[:, :n], g[:, n:]
+            g_state = _gates_gradient(dot(g_h, U_h), gy, z, r, state, g)
+            g_state = dot(g_zr, U, to=g_state)
+            gU = [*shared(dot(g_h.T, reset_state)), *shared(dot(g_zr.T, state), n)]
+        gW = [*shared(dot(g.T, both), n), *gU]
+        # Biases of W and U have equal gradients.
+        gb = column_sums(g, n, 2 if gU else 1)
+        parameters = [array for pair in zip(gW, gb, strict=True) for array in pair]
+        n_in = inputs[0].shape[1]
+        gx = dot(g, W[:, :n_in], to=g_state if self._state == 'x' else None)
+        g_message = dot(g, W[:, n_in:])
         return [gx, g_message, *([g_state] if self._state == 'given' else []), *parameters]
 
     def _composed(self, *inputs):
@@ -205,53 +201,43 @@ def _first_step_gradient(gy, h, z):
 
 
 def _candidate_gradient(gy, h, z, state):
-    """Return the gradient with respect to `sums`, yet without r's part, and a copy of h's part."""
+    """Return the gradient of `sums`, without its part of r yet."""
     n_rows, n = gy.shape
     if isinstance(gy, numpy.ndarray):
         g = numpy.empty((n_rows, 3 * n), gy.dtype)
-        g_h = gy * z * (1 - h * h)
-        g[:, :n] = g_h
+        g[:, :n] = gy * z * (1 - h * h)
         g[:, n : 2 * n] = gy * (h - state) * z * (1 - z)
-        return g, g_h
+        return g
     g = cuda.cupy.empty((n_rows, 3 * n), gy.dtype)
-    g_h = cuda.cupy.empty((n_rows, n), gy.dtype)
     _kernel(
         'gru_candidate_gradient',
         'T gy, T h, T z, T state, int32 n',
-        'T g_h, raw T g',
+        'raw T g',
         """
         ptrdiff_t start = i / n * 3 * n + i % n;
-        g_h = gy * z * ((T)1 - h * h);
-        g[start] = g_h;
+        g[start] = gy * z * ((T)1 - h * h);
         g[start + n] = gy * (h - state) * z * ((T)1 - z)""",
-    )(gy, h, z, state, n, g_h, g)
-    return g, g_h
+    )(gy, h, z, state, n, g)
+    return g
 
 
 def _gates_gradient(g_reset_state, gy, z, r, state, g):
-    """Write r's part of g; return the parts of z and r, and a part of the state's gradient.
-
-    The state's gradient still lacks what comes through the layers of z and r.
-    """
-    n_rows, n = gy.shape
+    """Complete g; return the state's gradient without its layers'."""
+    n = gy.shape[1]
     if isinstance(gy, numpy.ndarray):
         g[:, 2 * n :] = g_reset_state * state * r * (1 - r)
-        return g[:, n:], gy - gy * z + g_reset_state * r
-    g_zr = cuda.cupy.empty((n_rows, 2 * n), gy.dtype)
-    g_state = cuda.cupy.empty((n_rows, n), gy.dtype)
+        return gy - gy * z + g_reset_state * r
+    g_state = cuda.cupy.empty(gy.shape, gy.dtype)
     _kernel(
         'gru_gates_gradient',
         'T g_reset_state, T gy, T z, T r, T state, int32 n',
-        'T g_state, raw T g_zr, raw T g',
+        'T g_state, raw T g',
         """
-        ptrdiff_t row = i / n, at = i % n, start = row * 3 * n + at, second = row * 2 * n + at;
-        T g_r = g_reset_state * state * r * ((T)1 - r);
-        g[start + 2 * n] = g_r;
-        g_zr[second] = g[start + n];
-        g_zr[second + n] = g_r;
+        ptrdiff_t start = i / n * 3 * n + i % n;
+        g[start + 2 * n] = g_reset_state * state * r * ((T)1 - r);
         g_state = gy - gy * z + g_reset_state * r""",
-    )(g_reset_state, gy, z, r, state, n, g_state, g_zr, g)
-    return g_zr, g_state
+    )(g_reset_state, gy, z, r, state, n, g_state, g)
+    return g_state
 
 
 def gru_step(

@@ -7,11 +7,11 @@ from chainer import backend as chainer_backend
 from chainer import functions, Variable
 from chainer.types import NdArray
 
-from chainer_bspmm.cuda import step
+from chainer_bspmm.cuda import launch, step
 from chainer_bspmm.cuda.gemm import step_for
 from chainer_bspmm.ops.bspmm import bspmm
 from chainer_bspmm.ops.dropout import dropout, dropout_forward, dropout_relu, step_draw
-from chainer_bspmm.ops.elementwise import activate, activation_gradient, ACTIVATIONS, by_relation
+from chainer_bspmm.ops.elementwise import ACTIVATIONS, by_relation
 from chainer_bspmm.ops.graph_linear import products
 from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forward, layer_of
 from chainer_bspmm.ops.node import AccumulateInLaunch, FusedNode
@@ -45,17 +45,18 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
         self._layer = layer_of(
             x, parameters, n_relations, self._loop, self._activation, longest=longest
         )
-        is_drawn = False  # whether the layer's launch applied dropout, too
+        self._adds_more = launch.on_gpu(x)
+        # By the launch that does the end of the layer.
+        is_drawn = ratio > 0 and step.current() is not None and launch.on_gpu(x)
+        end = {'dropout_ratio': ratio, 'draw': step_draw()} if is_drawn else {}
         if self._layer is not None:
-            is_drawn = ratio > 0 and step.current() is not None
             rows = None if adj is None else relation_rows(adj)
-            draw = step_draw() if is_drawn else None
-            y = layer_forward(self._layer, rows, x, parameters, ratio if is_drawn else 0.0, draw)
+            y = layer_forward(self._layer, rows, x, parameters, **end)
         else:
-            y, self._sums = products.forward(adj, x, parameters, self._loop)
-            y = y.astype(x.dtype, copy=False)
-            if not ratio:
-                activate(chainer_backend.get_array_module(y), self._activation, y)
+            activation = self._activation if is_drawn or not ratio else 'identity'
+            y, self._sums = products.forward(
+                adj, x, parameters, self._loop, activation=activation, **end
+            )
         if ratio and not is_drawn:
             if self._activation == 'relu':
                 dropout_relu(y, ratio)
@@ -85,9 +86,18 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
                 more=self._more,
             )
         else:
-            gy = activation_gradient(self._activation, self._y, gy, ratio)
             gradients = products.backward(
-                self._adj, x, parameters, self._loop, gy=gy, needed=needed, sums=self._sums
+                self._adj,
+                x,
+                parameters,
+                self._loop,
+                gy=gy,
+                needed=needed,
+                sums=self._sums,
+                activation=self._activation,
+                y=self._y,
+                dropout_ratio=ratio,
+                more=self._more,
             )
         return {i: gradients[names[i]] for i in indexes}
 
@@ -105,7 +115,8 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
             )
             mapped = functions.linear(x, W, b)
             mapped = functions.reshape(mapped, (adj.n_cols, len(W) // adj.n_relations))
-            y = products.plus(y, bspmm(adj, mapped, residual=mapped if self._loop else None))
+            sums = bspmm(adj, mapped, residual=mapped if self._loop else None)
+            y = sums if y is None else y + sums
             if 'b_self' in parameters and 'W_self' not in parameters:
                 y += functions.broadcast_to(parameters['b_self'], y.shape)
         return y * self._factors() if self._ratio else getattr(functions, self._activation)(y)

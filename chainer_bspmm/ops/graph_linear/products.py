@@ -3,10 +3,11 @@
 import numpy
 
 from chainer_bspmm.cuda.gemm import dot
+from chainer_bspmm.cuda.partial_sums import shared
 from chainer_bspmm.ops.bspmm import bspmm_forward
-from chainer_bspmm.ops.elementwise import by_channel, by_relation
+from chainer_bspmm.ops.elementwise import activate, activation_gradient, by_channel, by_relation
 from chainer_bspmm.ops.graph_linear.host import graph_linear_grad_on_host, graph_linear_on_host
-from chainer_bspmm.ops.segments import row_sum
+from chainer_bspmm.ops.layer_end import end_backward, end_forward
 from chainer_bspmm.sparse.relations import relation_rows
 
 
@@ -44,65 +45,90 @@ def _is_on_host(x):
     return isinstance(x, numpy.ndarray)
 
 
-def forward(adj, x, parameters, loop):
-    """Return the sum of all parts, (n_nodes, out_channels), and `sums` for `backward`."""
+def forward(adj, x, parameters, loop=False, activation='identity', dropout_ratio=0.0, draw=None):
+    """Return the result of a layer, (n_nodes, out_channels), and the `sums` of :func:`backward`.
+
+    Of a dropout with `draw`, of `ops.dropout.step_draw`; that is for a GPU only.
+    """
+    if 'W' in parameters and _is_on_host(x):
+        y = graph_linear_on_host(adj, x, **parameters, loop=loop).astype(x.dtype, copy=False)
+        activate(numpy, activation, y)
+        return y, None
     sums = None
     b = parameters.get('b')
-    if 'W' in parameters and _is_on_host(x):
-        return graph_linear_on_host(adj, x, **parameters, loop=loop), None
-    own = dot(x, parameters['W_self'].T) if 'W_self' in parameters else None
-    if 'W' not in parameters:
-        y = own
-    elif loop or aggregates_first(x.shape[1], len(parameters['W']) // adj.n_relations):
-        sums = _sums(adj, x, loop)
-        y = plus(own, dot(sums, _by_channel(adj, parameters['W']).T))
+    y = dot(x, parameters['W_self'].T) if 'W_self' in parameters else None
+    if 'W' in parameters:
+        sums_first = loop or aggregates_first(x.shape[1], len(parameters['W']) // adj.n_relations)
+        if sums_first:
+            sums = _sums(adj, x, loop)
+            y = dot(sums, _by_channel(adj, parameters['W']).T, to=y)
         if b is not None:
-            y += dot(_degrees(adj, x, loop), _by_channel(adj, b).T)
-    else:
-        mapped = dot(x, by_relation(parameters['W'], adj.n_relations).T)
-        if b is not None:
-            mapped += by_relation(b, adj.n_relations)
-        n_out = mapped.shape[1] // adj.n_relations
-        y = bspmm_forward(adj, mapped.reshape(adj.n_cols, n_out), residual=own)
-    if 'b_self' in parameters:
-        y += parameters['b_self']
+            y = dot(_degrees(adj, x, loop), _by_channel(adj, b).T, to=y)
+        if not sums_first:
+            mapped = dot(x, by_relation(parameters['W'], adj.n_relations).T)
+            n_out = mapped.shape[1] // adj.n_relations
+            y = bspmm_forward(adj, mapped.reshape(adj.n_cols, n_out), residual=y)
+    end_forward(y, parameters.get('b_self'), activation, dropout_ratio, draw)
     return y, sums
 
 
-def backward(adj, x, parameters, loop, gy, needed, sums):
-    """Return {name: gradient} for the names in `needed`; gy: with respect to the sum."""
+def backward(
+    adj,
+    x,
+    parameters,
+    loop=False,
+    *,
+    gy,
+    needed,
+    sums=None,
+    activation='identity',
+    y=None,
+    dropout_ratio=0.0,
+    more=None,
+):
+    """Return {name: gradient} for the names in `needed`, given gy, that of the result y.
+
+    The gradient of x is added to `more`, which is for a GPU only.
+    """
     W, W_self = parameters.get('W'), parameters.get('W_self')
     if W is not None and _is_on_host(x):
+        gy = activation_gradient(activation, y, gy, dropout_ratio)
         return graph_linear_grad_on_host(adj, x, gy, W, W_self, needed, loop)
     gradients = {}
+    gy, gradients['b_self'] = end_backward(
+        y, gy, activation, dropout_ratio, has_bias='b_self' in needed
+    )
     if 'W_self' in needed:
-        gradients['W_self'] = dot(gy.T, x)
-    if 'b_self' in needed:
-        gradients['b_self'] = row_sum(gy)
-    own = dot(gy, W_self) if 'x' in needed and W_self is not None else None
+        (gradients['W_self'],) = shared(dot(gy.T, x))
     if W is None:
-        gradients['x'] = own
-    elif sums is not None:
+        if 'x' in needed:
+            gradients['x'] = _plus(dot(gy, W_self), more)
+        return gradients
+    if 'b' in needed:
+        (gradients['b'],) = shared(dot(gy.T, _degrees(adj, x, loop)).ravel())
+    if sums is not None:
         if 'W' in needed:
-            gradients['W'] = dot(gy.T, sums).reshape(W.shape)
-        if 'b' in needed:
-            gradients['b'] = dot(gy.T, _degrees(adj, x, loop)).ravel()
+            (gradients['W'],) = shared(dot(gy.T, sums).reshape(W.shape))
         if 'x' in needed:
             rows = relation_rows(adj)
             mapped = dot(gy, _by_channel(adj, W)).reshape(rows.n_rows, x.shape[1])
-            own = plus(own, mapped) if loop else own
-            gradients['x'] = bspmm_forward(rows, mapped, residual=own, trans=True)
-    elif needed & {'x', 'W', 'b'}:
+            if loop:
+                more = mapped if more is None else mapped + more
+            gx = bspmm_forward(rows, mapped, residual=more, trans=True)
+            gradients['x'] = gx if W_self is None else dot(gy, W_self, to=gx)
+    elif needed & {'x', 'W'}:
         mapped = bspmm_forward(adj, gy, trans=True).reshape(len(x), len(W))
         if 'W' in needed:
-            gradients['W'] = by_channel(dot(mapped.T, x), adj.n_relations)
-        if 'b' in needed:
-            gradients['b'] = by_channel(row_sum(mapped), adj.n_relations)
+            (gradients['W'],) = shared(by_channel(dot(mapped.T, x), adj.n_relations))
         if 'x' in needed:
-            gradients['x'] = plus(own, dot(mapped, by_relation(W, adj.n_relations)))
+            gx = dot(mapped, by_relation(W, adj.n_relations))
+            gx = gx if W_self is None else dot(gy, W_self, to=gx)
+            gradients['x'] = _plus(gx, more)
     return gradients
 
 
-def plus(a, b):
-    """Return the sum of two arrays, of which the first may be None."""
-    return b if a is None else a + b
+def _plus(array, more):
+    """Add another array, if there is one, in place."""
+    if more is not None:
+        array += more
+    return array
