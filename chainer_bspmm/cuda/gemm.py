@@ -302,7 +302,12 @@ def compute_type(dtype):
         return COMPUTE_64F_PEDANTIC if chosen == CUPY_PEDANTIC else COMPUTE_64F
     if chosen == CUPY_PEDANTIC:
         return COMPUTE_32F_PEDANTIC
-    return COMPUTE_32F_FAST_TF32 if chosen == CUPY_TF32 and dtype.char == 'f' else COMPUTE_32F
+    return COMPUTE_32F_FAST_TF32 if is_tf32(dtype) else COMPUTE_32F
+
+
+def is_tf32(dtype):
+    """Return whether CuPy is asked for products of this dtype in TF32."""
+    return dtype.char == 'f' and cuda.cupy._core.get_compute_type(dtype) == CUPY_TF32
 
 
 def step_for(array):

@@ -428,6 +428,22 @@ def test_captured_is_eager_to_the_bit(monkeypatch, dtype):
                 assert (actual == expected).all()
 
 
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('m, k, n', [(5, 7, 3), (5, 0, 3), (0, 7, 3)])
+def test_a_product_is_added_in_place(place, m, k, n, dtype):
+    a, b, c = random(m, k, dtype=dtype), random(k, n, dtype=dtype), random(m, n, dtype=dtype)
+    to = place.put(c.copy())
+    assert gemm.Blas().dot(place.put(a), place.put(b), to) is to
+    assert_close(to, a.astype('d') @ b.astype('d') + c, dtype)
+
+
+def test_a_product_outside_of_a_step_is_added_in_place(xp):
+    a, b, c = random(5, 7), random(7, 3), random(5, 3)
+    to = xp.asarray(c.copy())
+    assert gemm.dot(xp.asarray(a), xp.asarray(b), to) is to
+    assert_close(to, a.astype('d') @ b.astype('d') + c, 'f')
+
+
 def test_dot_outside_of_a_step_is_the_arrays_own(xp):
     a, b = xp.asarray(random(64, 33)), xp.asarray(random(33, 17))
     assert (gemm.dot(a, b) == a.dot(b)).all()
@@ -452,7 +468,7 @@ def test_dot_in_a_step():
         assert gemm.dot(a, b) == 'the product'
         x = random(3, 3)
         assert (gemm.dot(x, x) == x.dot(x)).all()
-    assert calls == [(a, b)]
+    assert calls == [(a, b, None)]
     assert gemm.dot(a, b) == 'its own product'
 
 

@@ -237,6 +237,20 @@ KERNELS = {
         is_close_to_a_spill=True,
         reads_ahead=True,
     ),
+    'layer_end': Kernel(
+        (use.layer_ended, use.layer_begun, use.layer_begun_in_singles, use.layer_ended_and_dropped),
+        table(
+            ('ACTIVATION', 'DROPOUT', 'BIASES', 'BACKWARD'),
+            ('RELU', 1, 1, 0),
+            ('IDENTITY', 1, 2, 0),
+            ('TANH', 0, 1, 1),
+            ('RELU', 1, 1, 1),
+            ('TANH', 0, 1, 0),
+            ('IDENTITY', 0, 1, 1),
+            WIDTH=256,
+        ),
+        widest=4,
+    ),
     'sum_partials': Kernel((use.sums_of_partials, use.tied_sums), [partial_sums.DEFINES[1:]]),
     'relation_rows': Kernel(
         (use.rows_of_relations, use.rows_of_scaled_relations),

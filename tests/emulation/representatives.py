@@ -37,6 +37,7 @@ from tests.emulation import test_sum_partials as partial_sums
 from tests.emulation import test_transpose_csr as transpose
 from tests.ops import test_activated_linear as activated
 from tests.ops import test_dropout as dropout
+from tests.ops import test_layer_end as layer_end
 from tests.ops import test_edge_film as edge_film
 from tests.ops import test_embed_rows as embed_rows
 from tests.ops import test_gated_launches as gated
@@ -146,6 +147,12 @@ def transposed(gpu):
 
 # By two blocks.
 dropped = use(dropout.test_dropout, 'f', (137, 9), (1, 2, 5))
+
+# Rows of several vectors and of single elements, by several lanes and blocks.
+layer_ended = use(layer_end.test_biases_and_activation, 'f', (600, 8), 'relu', 3)
+layer_ended_and_dropped = use(layer_end.test_dropout_is_that_of_the_step, 'f', (5, 7), 'identity')
+layer_begun = use(layer_end.test_gradients, 'f', (600, 8), 'tanh', True)
+layer_begun_in_singles = use(layer_end.test_gradients, 'f', (5, 7), 'relu', True)
 
 
 def gathered(gpu, check):

@@ -74,13 +74,12 @@ def test_features_that_are_the_state():
         assert_same_outcome(same, [y, first + second], 'd', 1e-14)
 
 
-@pytest.mark.parametrize('n_rows', [600, 2300, 5000])
+@pytest.mark.parametrize('n_rows, n', [(600, 64), (2300, 64), (5000, 64), (600, 256)])
 @pytest.mark.parametrize('state', ['none', 'given', 'x'])
-def test_as_wide_as_models_are(xp, state, n_rows):
-    """A GPU has another kernel for each of these numbers of rows, and moves 16 bytes at a time."""
+def test_as_wide_as_models_are(xp, state, n_rows, n):
+    """A GPU has another kernel for each of these numbers of rows, for wide ones products."""
     rng = numpy.random.RandomState(0)
     with_state = state != 'none'
-    n = 64
     shapes = [(n_rows, n)] * (3 if state == 'given' else 2)
     shapes += [(n, 2 * n), (n,)] * (2 + with_state) + [(n, n), (n,)] * (3 * with_state)
     arrays = [rng.uniform(-1, 1, shape) / (shape[-1] / 8) ** 0.5 for shape in shapes]

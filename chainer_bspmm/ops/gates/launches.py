@@ -7,7 +7,7 @@ import numpy
 
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import kernels, launch
+from chainer_bspmm.cuda import gemm, kernels, launch
 from chainer_bspmm.cuda.partial_sums import sum_partials
 from chainer_bspmm.cuda import plans
 
@@ -158,6 +158,8 @@ def gated_step_forward(x, message, state, parameters, is_tanh):
         widths = _widths(x, message, parameters)
         W, U, b, c = _by_map(parameters)
         if not (len(x) and widths[0] and widths[2]):
+            return None
+        if plans.products_are_faster(widths[0] + widths[1], widths[2], gemm.is_tf32(x.dtype)):
             return None
         rows = x, message, state
         plan = _planned(gated_launch, *rows, (*W, *U, *b, *c), widths, is_gradient=False)

@@ -7,7 +7,7 @@ import numpy
 
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import kernels, launch
+from chainer_bspmm.cuda import gemm, kernels, launch
 from chainer_bspmm.cuda.partial_sums import sum_partials
 from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops.dropout import draw_arguments
@@ -157,6 +157,9 @@ def layer_of(
         by_relation=by_relation,
         activation=activation,
     )
+    is_tf32 = gemm.is_tf32(x.dtype)
+    if not by_relation and plans.products_are_faster(width_in, width_out, is_tf32):
+        return None
     device = kernels.device(x.data.device_id)
     for is_backward in (False, True):
         plan = layer_launch(

@@ -230,6 +230,7 @@ class Device:
             array=lambda *array, **options: self.put(numpy.array(*array, **options)),
             ascontiguousarray=self._ascontiguousarray,
             zeros=lambda shape, dtype: self.put(numpy.zeros(shape, dtype)),
+            _core=types.SimpleNamespace(get_compute_type=lambda dtype: 0),
             cuda=types.SimpleNamespace(runtime=types.SimpleNamespace(getDevice=lambda: 0)),
         )
         monkeypatch.setattr(cuda, 'cupy', cupy)
