@@ -8,7 +8,7 @@ import numpy
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import plans, step
-from chainer_bspmm.cuda.launch import device_of, run
+from chainer_bspmm.cuda.launch import device_of, on_gpu, run
 
 # Shape of a block of threads, as in the kernel.
 COLUMNS = 32
@@ -117,7 +117,8 @@ def shared(gradient, n=None):
     n = n or len(gradient)
     starts = range(0, len(gradient), n)
     current = step.current()
-    if current is None or current.sums is None or gradient.dtype == numpy.float16:
+    defers = current is not None and current.sums is not None and on_gpu(gradient)
+    if not defers or gradient.dtype == numpy.float16:
         return [gradient[start : start + n] for start in starts]
     shape = n, *gradient.shape[1:]
     width = gradient.size // len(gradient)
