@@ -29,6 +29,7 @@ LONG = {
     'training.bench_network': 'a graph of 115 million edges',
     'training.bench_quality': 'trains to the end',
     'training.bench_scaling': 'needs MPI',
+    'training.bench_tf32': 'trains to the end',
     'training.bench_widths': 'takes several minutes',
     'parity': 'compares numbers, not times',
 }

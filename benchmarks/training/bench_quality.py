@@ -85,8 +85,11 @@ def files_of(args):
     return {data: file for data, file in files.items() if file}
 
 
-def train(run, args, device, cpus):
-    """Train; return the entry to be stored: the test metric and the cost, or the error."""
+def train(run, args, device, cpus, more=(), variables=None):
+    """Train; return the entry to be stored: the test metric and the cost, or the error.
+
+    `more`: further options of the script. `variables`: environment variables of its process.
+    """
     found = dict(run._asdict(), commit=args.commit, machine=args.machine)
     data = DATA[run.data]
     options = ['--data', files_of(args)[run.data], '--device', device, *data.options]
@@ -96,9 +99,12 @@ def train(run, args, device, cpus):
         options += ['--batchsize', BATCHES[run[:2]]]
     if run.arm != 'dense' and device != '-1':
         options += CAPTURED
+    options += more
     start = time.perf_counter()
     try:
-        result = example_runs.train(data.script, options, preloaded=True, cpus=cpus)
+        result = example_runs.train(
+            data.script, options, preloaded=True, cpus=cpus, variables=variables
+        )
     except Exception as error:  # it is stored, because the other runs continue
         return dict(found, error='%s: %s' % (type(error).__name__, error))
     metric = result['test'][data.metric]
@@ -130,6 +136,27 @@ def slots(args):
     return found
 
 
+def at_a_time(runs, args, work, store):
+    """Call work(run, device, processors) for `args.processes` runs at a time, in their order.
+
+    What it returns is passed on by store(run, found), one call at a time.
+    """
+    free = slots(args)
+    lock = threading.Lock()
+    # The server that starts the processes inherits these variables, and so do the processes.
+    os.environ.update(example_runs.environment())
+
+    def worked(run):
+        device, cpus = free.get()
+        found = work(run, device, cpus)
+        free.put((device, cpus))
+        with lock:
+            store(run, found)
+
+    with concurrent.futures.ThreadPoolExecutor(args.processes) as pool:
+        list(pool.map(worked, runs))
+
+
 def summary(runs):
     """Return {data set: {method: {arm: metrics, their mean and standard deviation}}}."""
     found = {}
@@ -159,6 +186,12 @@ def save(result, runs, out):
     """Write all runs, {key: run}, and their summary; return the path."""
     runs = [runs[which] for which in sorted(runs)]
     return harness.save('quality', {**result, 'summary': summary(runs), 'runs': runs}, out)
+
+
+def line(run, found, seconds):
+    """Return a line of text about a run that has ended after so many seconds of the benchmark."""
+    ending = found.get('error') or '%(metric)s, %(seconds)s' % found
+    return '%4.0f s, %s: %s' % (seconds, ' '.join(map(str, run)), ending)
 
 
 def table(found):
@@ -215,30 +248,16 @@ def main(argv=None):
     done = [run for run in result.get('runs', []) if run['commit'] == args.commit]
     done = {key(run) for run in done + old * args.missing if 'metric' in run}
     runs = [run for run in chosen(args) if key(run._asdict()) not in done]
-    free = slots(args)
-    lock = threading.Lock()
-    # The server that starts the processes inherits these variables, and so do the processes.
-    os.environ.update(example_runs.environment())
 
-    def work(run):
-        device, cpus = free.get()
-        found = train(run, args, device, cpus)
-        free.put((device, cpus))
-        with lock:
-            stored[key(found)] = found
-            save(result, stored, args.out)
-            print(
-                '%4.0f s, %s: %s'
-                % (
-                    time.perf_counter() - start,
-                    ' '.join(map(str, run)),
-                    found.get('error') or '%(metric)s, %(seconds)s' % found,
-                ),
-                flush=True,
-            )
+    def work(run, device, cpus):
+        return train(run, args, device, cpus)
 
-    with concurrent.futures.ThreadPoolExecutor(args.processes) as pool:
-        list(pool.map(work, runs))
+    def store(run, found):
+        stored[key(found)] = found
+        save(result, stored, args.out)
+        print(line(run, found, time.perf_counter() - start), flush=True)
+
+    at_a_time(runs, args, work, store)
     print('\n'.join(table(summary(stored.values()))))
     failed = sum('error' in run for run in stored.values())
     print('%d failed; wrote %s' % (failed, save(result, stored, args.out)))

@@ -37,14 +37,14 @@ def environment():
     return dict(os.environ, PYTHONPATH=path, **THREADS)
 
 
-def run_preloaded(argv, stdout, stderr, cwd=None, cpus=None, timeout=None):
+def run_preloaded(argv, stdout, stderr, cwd=None, cpus=None, timeout=None, variables=None):
     """Run a script in a process that has imported the large packages; return the exit status.
 
     `argv`: the script and its arguments. `stdout`, `stderr`: files. `cpus`: numbers of processors.
     After `timeout` seconds it is killed. The processes of all runs have the environment of the
-    first run.
+    first run, and their own `variables`, which the packages must not have read at their import.
     """
-    process = SERVER.Process(target=_main, args=(argv, stdout, stderr, cwd, cpus))
+    process = SERVER.Process(target=_main, args=(argv, stdout, stderr, cwd, cpus, variables or {}))
     process.start()
     process.join(timeout)
     process.kill()
@@ -52,24 +52,25 @@ def run_preloaded(argv, stdout, stderr, cwd=None, cpus=None, timeout=None):
     return process.exitcode
 
 
-def _main(argv, stdout, stderr, cwd, cpus):
+def _main(argv, stdout, stderr, cwd, cpus, variables):
     for stream, path in ((1, stdout), (2, stderr)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
     if cwd is not None:
         os.chdir(cwd)
     if cpus is not None:
         os.sched_setaffinity(0, cpus)
+    os.environ.update(variables)
     sys.argv[:] = argv
     sys.path.insert(0, os.path.dirname(argv[0]))
     runpy.run_path(argv[0], run_name='__main__')
 
 
-def train(example, options, preloaded=False, cpus=None):
+def train(example, options, preloaded=False, cpus=None, variables=None):
     """Train an example into a folder that is removed; return its result and its log of epochs.
 
     `options` come after OPTIONS. `preloaded`: save the time of imports by :func:`run_preloaded`;
-    the host's peak memory then differs from a script's. If a script fails, the RuntimeError ends
-    with its output.
+    the host's peak memory then differs from a script's. `cpus`, `variables`: those of such a
+    process. If it fails, the RuntimeError ends with its output.
     """
     script = ROOT / 'examples' / example / ('train_%s.py' % example)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +79,7 @@ def train(example, options, preloaded=False, cpus=None):
         argv += [str(option) for option in options]
         if preloaded:
             printed = pathlib.Path(folder) / 'stderr'
-            status = run_preloaded(argv, os.devnull, str(printed), cpus=cpus)
+            status = run_preloaded(argv, os.devnull, str(printed), cpus=cpus, variables=variables)
             if status:
                 raise RuntimeError(
                     'exit status %s: %s' % (status, printed.read_text()[-400:].strip())

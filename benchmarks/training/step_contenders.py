@@ -315,12 +315,12 @@ def jax_peers(method, subject, sizes, device):
     }
 
 
-def equal_sizes(dense):
-    """Return indices of molecules of one size, which upstream does not pad."""
+def equal_sizes(dense, n_most=N_EQUAL):
+    """Return indices of at most so many molecules of one size, which upstream does not pad."""
     sizes = numpy.array([len(example[0]) for example in dense])
     counts = numpy.bincount(sizes)
     counts[:4] = 0
-    return numpy.flatnonzero(sizes == counts.argmax())[:N_EQUAL]
+    return numpy.flatnonzero(sizes == counts.argmax())[:n_most]
 
 
 def mixed_sizes(dense):
@@ -361,26 +361,37 @@ def without_dropout(model):
     return model
 
 
-def changes_of(subject, index, names, device, trainer=Trainer):
-    """Return name -> parameter -> its change in one step on these molecules."""
-    adam = chainer.optimizers.Adam(alpha=GENTLE['lr'], eps=GENTLE['eps'])
+def part_of(subject, index):
+    """Return a subject with these molecules only."""
     columns = subject.dense.get_datasets()
     dense = NumpyTupleDataset(*([column[i] for i in index] for column in columns))
     data = dense if subject.data is subject.dense else subject.data[index]
-    part = subject._replace(dense=dense, data=data)
+    return subject._replace(dense=dense, data=data)
+
+
+def changes_of(subject, index, names, device, trainer=Trainer):
+    """Return name -> parameter -> its change in one step on these molecules."""
+    adam = chainer.optimizers.Adam(alpha=GENTLE['lr'], eps=GENTLE['eps'])
+    part = part_of(subject, index)
     makers = trainers(part, len(index), device, trainer, optimizer=adam, shuffle=False)
     changes = {}
     for name in dict.fromkeys(names):
         made = makers[name]()
-        before = parameters(made.model)
-        if made.is_captured:
-            made.run(1)  # the first step is eager, and the next one a replay
-            put_back(made, before)
-        made.run(1)
-        made.programs()
+        before = run_a_step(made)
         after = parameters(made.model)
         changes[name] = {path: after[path] - before[path] for path in before}
     return changes
+
+
+def run_a_step(made):
+    """Run the first step of a `Trainer`, if captured as a replay; return the parameters before."""
+    before = parameters(made.model)
+    if made.is_captured:
+        made.run(1)  # the first step is eager, and the next one a replay
+        put_back(made, before)
+    made.run(1)
+    made.programs()
+    return before
 
 
 def parameters(model):
