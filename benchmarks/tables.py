@@ -9,10 +9,10 @@ import re
 
 from benchmarks import bench_command
 from benchmarks.harness import NAMES, number, RESULTS, ROOT, stored, TITLES
-from benchmarks.training import bench_chemprop, bench_two_lines
+from benchmarks.training import bench_chemprop, bench_two_lines, bench_widths
 from benchmarks.training.step_contenders import CAPTURED, DRIVERS, EAGER, EAGER_PACKED, GEOMETRIC
 from benchmarks.training.step_contenders import GEOMETRIC_CAPTURED, JAX, ON_DEVICE, PACKED
-from benchmarks.training.step_contenders import over_jax, ratio, UPSTREAM
+from benchmarks.training.step_contenders import over_jax, PRECISIONS, ratio, UPSTREAM
 
 PAGES = [ROOT / 'docs' / name for name in ('performance.md', 'products.md')]
 BLOCK = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- end -->)', re.DOTALL)
@@ -240,6 +240,39 @@ def quality(result):
                 row.append(' ± '.join(parts) or None)
             rows.append(row)
     return table(['', *heads.values()], rows)
+
+
+def tf32_errors(result):
+    """Errors of loss and gradients of a step against float64, ours and upstream's."""
+    heads = {
+        bench_widths.OURS['FP32']: 'ours, FP32',
+        bench_widths.OURS['TF32']: 'ours, TF32',
+        bench_widths.UPSTREAM_S['FP32']: 'upstream dense, FP32',
+        bench_widths.UPSTREAM_S['TF32']: 'upstream dense, TF32',
+    }
+    rows = []
+    for units, methods in sorted(result['errors'].items(), key=lambda item: int(item[0])):
+        for method, of in methods.items():
+            cells = [
+                '%.0e, %.0e' % (of['errors'][name]['loss'], of['errors'][name]['norm'])
+                for name in heads
+            ]
+            rows.append(['%s, %s units' % (TITLES[method], units), *cells])
+    return table(['loss, gradients', *heads.values()], rows)
+
+
+def tf32_trainings(result):
+    """Test metrics of trainings in FP32 and TF32, and the mean of their differences."""
+    rows = []
+    for data, methods in result['summary'].items():
+        title, digits = SETS[data]
+        for method, of in methods.items():
+            row = ['%s, %s' % (TITLES[method], title)]
+            row += [' '.join('%.*f' % (digits, metric) for metric in of[p]) for p in PRECISIONS]
+            row.append(form('%%+.%df' % (digits + 1), of['mean difference']))
+            row.append(form('%%.%df' % (digits + 1), of['standard deviation between seeds']))
+            rows.append(row)
+    return table(['', *PRECISIONS, 'mean difference', 'standard deviation of seeds'], rows)
 
 
 def two_lines(result):

@@ -85,6 +85,28 @@ def test_quality():
     assert row == ['GIN, Tox21, mean ROC-AUC', '0.712 ± 0.022', '-', '-', '0.750']
 
 
+def test_errors_in_tf32():
+    errors = {
+        name: {'loss': 2.14e-8 * factor, 'norm': 4.4e-7 * factor, 'worst parameter': 1.0}
+        for names in (tables.bench_widths.OURS, tables.bench_widths.UPSTREAM_S)
+        for name, factor in ((names['FP32'], 1), (names['TF32'], 1e4))
+    }
+    found = tables.tf32_errors({'errors': {'256': {'gin': {'errors': errors}}, '64': {}}})
+    (row,) = cells(found)
+    assert row == ['GIN, 256 units', *2 * ['2e-08, 4e-07', '2e-04, 4e-03']]
+
+
+def test_trainings_in_tf32():
+    of = {
+        'FP32': [0.71, 0.73],
+        'TF32': [0.7123, 0.7301],
+        'mean difference': 0.0012,
+        'standard deviation between seeds': 0.0141,
+    }
+    (row,) = cells(tables.tf32_trainings({'summary': {'tox21': {'ggnn': of}}}))
+    assert row == ['GGNN, Tox21, mean ROC-AUC', '0.710 0.730', '0.712 0.730', '+0.0012', '0.0141']
+
+
 def test_a_page_keeps_what_is_not_stored(tmp_path):
     (tmp_path / 'earlier').mkdir()
     (tmp_path / 'earlier' / 'quality.json').write_text(json.dumps({'summary': {}}))
