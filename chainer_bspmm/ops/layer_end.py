@@ -1,4 +1,4 @@
-"""The end of a layer whose products are done, kernels/layer_end.cu: biases, activation, dropout."""
+"""The end of a layer whose products are done: sums over neighbours, biases, activation, dropout."""
 
 import numpy
 
@@ -9,6 +9,7 @@ from chainer_bspmm.cuda.partial_sums import sum_partials
 from chainer_bspmm.ops.dropout import draw_arguments
 from chainer_bspmm.ops.elementwise import activate, activation_gradient
 from chainer_bspmm.ops.segments import row_sum
+from chainer_bspmm.sparse.build import values_of
 
 END_BLOCK = 256  # threads of layer_end
 END_COLUMNS = 64  # of them side by side, at most
@@ -29,6 +30,11 @@ def end_launch(n_rows, width, vector, device) -> plans.Launch:
     )
 
 
+def can_sum(adj):
+    """Return whether :func:`summed_forward` takes a matrix: of one relation, without long rows."""
+    return adj.n_relations == 1 and adj.longest <= plans.LONG_ROW
+
+
 def end_forward(y, b_self, activation, dropout_ratio=0.0, draw=None):
     """Add biases to a layer's sums y, activate and drop, in place.
 
@@ -39,26 +45,49 @@ def end_forward(y, b_self, activation, dropout_ratio=0.0, draw=None):
         if b_self is not None:
             y += b_self
         activate(numpy, activation, y)
-        return
-    if not y.size or (b_self is None and activation == 'identity' and not dropout_ratio):
-        return
+    elif b_self is not None or activation != 'identity' or dropout_ratio:
+        _forward(y, b_self, activation, dropout_ratio, draw)
+
+
+def summed_forward(adj, mapped, y, b_self, activation, dropout_ratio=0.0, draw=None, loop=False):
+    """Add the sums of `mapped` over neighbours to y, then do as :func:`end_forward`; return y.
+
+    It is for a GPU, and for an ``adj`` that it :func:`can_sum`. y None stands for zeros. `loop`
+    adds the identity to ``adj``.
+    """
+    is_added = y is not None
+    if not is_added:
+        y = cuda.cupy.empty(mapped.shape, mapped.dtype)
+    _forward(
+        y,
+        b_self,
+        activation,
+        dropout_ratio,
+        draw,
+        adj=adj,
+        rows=mapped,
+        loop=loop,
+        is_added=is_added,
+    )
+    return y
+
+
+def _forward(
+    y, b_self, activation, dropout_ratio, draw, adj=None, rows=None, loop=False, is_added=True
+):
     with launch.device_of(y):
         b_self = launch.contiguous(b_self)
-        seed, stream, counter = draw or (0, 0, None)
-        launch.run(
-            'layer_end',
+        n_biases = 0 if b_self is None or not y.size else b_self.size // y.shape[1]
+        _launch(
+            adj,
             y,
-            _planned_end(y, b_self),
-            b_self,
-            None,
-            y,
-            None,
-            None,
-            counter,
-            numbers=draw_arguments(seed, stream, dropout_ratio, y.dtype),
+            (b_self, rows, y, None, None),
+            draw,
+            dropout_ratio,
             ACTIVATION=activation.upper(),
-            DROPOUT=int(dropout_ratio > 0),
-            BIASES=0 if b_self is None else b_self.size // y.shape[1],
+            BIASES=n_biases,
+            LOOP=int(loop),
+            ADDED=int(is_added),
             BACKWARD=0,
         )
 
@@ -72,51 +101,32 @@ def end_backward(y, gy, activation, dropout_ratio=0.0, has_bias=False):
     if not launch.on_gpu(gy):
         gy = activation_gradient(activation, y, gy, dropout_ratio)
         return gy, row_sum(gy) if has_bias else None
-    if activation == 'identity' and not dropout_ratio:
-        return gy, column_sums(gy, gy.shape[1])[0] if has_bias else None
-    n_columns = gy.shape[1]
+    is_passed = activation == 'identity' and not dropout_ratio
+    z = gy
+    if not is_passed:
+        with launch.device_of(gy):
+            z = cuda.cupy.empty(gy.shape, gy.dtype)
+    if is_passed and not has_bias:
+        return z, None
+    partials = _backward(y, gy, activation, dropout_ratio, has_bias, z=None if is_passed else z)
+    return z, sum_partials(partials, [_bias_part(gy)])[0] if has_bias else None
+
+
+def summed_backward(
+    rows, y, gy, activation, dropout_ratio=0.0, has_bias=False, needs_z=False, loop=False
+):
+    """Return the gradients of :func:`summed_forward` with respect to `mapped`, y and a bias.
+
+    `rows` is the result of `sparse.relations.transposed_rows`. The second gradient is None unless
+    `needs_z`, the third is as in :func:`end_backward`.
+    """
     with launch.device_of(gy):
-        gy = launch.contiguous(gy)
-        z = cuda.cupy.empty(gy.shape, gy.dtype)
-        if not gy.size:
-            return z, cuda.cupy.zeros(n_columns, gy.dtype) if has_bias else None
-        partials = _backward(y, gy, activation, dropout_ratio, z, has_bias)
-        if not has_bias:
-            return z, None
-        (bias,) = sum_partials(partials, [(0, (n_columns,), gy.dtype)])
-    return z, bias
-
-
-def _backward(y, gy, activation, dropout_ratio, z, has_bias):
-    """Write z, if it is given; return the partial sums for a bias, or None."""
-    plan = _planned_end(gy, y, z)
-    partials = None
-    if has_bias:
-        shape = plan.grid[0], gy.shape[1]
-        partials = cuda.cupy.empty(shape, launch.arithmetic(gy.dtype))
-    launch.run(
-        'layer_end',
-        gy,
-        plan,
-        None,
-        gy,
-        y,
-        z,
-        partials,
-        None,
-        numbers=draw_arguments(0, 0, dropout_ratio, gy.dtype),
-        ACTIVATION=activation.upper(),
-        DROPOUT=int(dropout_ratio > 0),
-        BIASES=int(has_bias),
-        BACKWARD=1,
+        sums = cuda.cupy.empty(gy.shape, gy.dtype)
+        z = cuda.cupy.empty(gy.shape, gy.dtype) if needs_z else None
+    partials = _backward(
+        y, gy, activation, dropout_ratio, has_bias, z=z, rows=rows, sums=sums, loop=loop
     )
-    return partials
-
-
-def _planned_end(rows, *others):
-    n_rows, width = rows.shape
-    vector = min(launch.vector_width(width, rows, *others), plans.QUAD)
-    return end_launch(n_rows, width, vector, kernels.device(rows.data.device_id))
+    return sums, z, sum_partials(partials, [_bias_part(gy)])[0] if has_bias else None
 
 
 def column_sums(g, n, n_copies=1):
@@ -125,10 +135,64 @@ def column_sums(g, n, n_copies=1):
     They come `n_copies` times over, in arrays of their own: optimizer hooks write to them.
     """
     starts = range(0, g.shape[1], n)
-    if not (launch.on_gpu(g) and g.size):
+    if not launch.on_gpu(g):
         total = row_sum(g)
         return [total[start : start + n].copy() for _ in range(n_copies) for start in starts]
-    parts = n_copies * [(start, (n,), g.dtype) for start in starts]
-    with launch.device_of(g):
-        partials = _backward(None, launch.contiguous(g), 'identity', 0.0, None, has_bias=True)
-        return sum_partials(partials, parts)
+    partials = _backward(None, g, 'identity', 0.0, has_bias=True)
+    return sum_partials(partials, n_copies * [(start, (n,), g.dtype) for start in starts])
+
+
+def _bias_part(gy):
+    return 0, gy.shape[1:], gy.dtype
+
+
+def _backward(y, gy, activation, dropout_ratio, has_bias, z=None, rows=None, sums=None, loop=False):
+    """Write z and `sums`, if they are given; return the partial sums for a bias, or None."""
+    with launch.device_of(gy):
+        return _launch(
+            rows,
+            gy,
+            (None, launch.contiguous(gy), y, z, sums),
+            None,
+            dropout_ratio,
+            ACTIVATION=activation.upper(),
+            BIASES=int(has_bias),
+            LOOP=int(loop),
+            ADDED=0,
+            BACKWARD=1,
+        )
+
+
+def _launch(adj, like, arrays, draw, dropout_ratio, *, BIASES, BACKWARD, **constants):
+    """Launch the kernel on b, rows, y, z and sums; backward return partial sums for a bias."""
+    n_rows, width = like.shape
+    has_partials = BACKWARD and BIASES
+    partials = None
+    if not like.size:
+        return cuda.cupy.zeros((1, width), launch.arithmetic(like.dtype)) if has_partials else None
+    present = [array for array in arrays if array is not None]
+    vector = min(launch.vector_width(width, *present), plans.QUAD)
+    plan = end_launch(n_rows, width, vector, kernels.device(like.data.device_id))
+    if has_partials:
+        partials = cuda.cupy.empty((plan.grid[0], width), launch.arithmetic(like.dtype))
+    weights, data, _ = (0, None, None) if adj is None else values_of(adj)
+    indptr, indices = (None, None) if adj is None else (adj.indptr, adj.indices)
+    seed, stream, counter = draw or (0, 0, None)
+    graph = indptr, indices, data
+    launch.run(
+        'layer_end',
+        like,
+        plan,
+        *graph,
+        *arrays,
+        partials,
+        counter,
+        numbers=draw_arguments(seed, stream, dropout_ratio, like.dtype),
+        SUMMED=int(adj is not None),
+        WEIGHTED=weights,
+        DROPOUT=int(dropout_ratio > 0),
+        BIASES=BIASES,
+        BACKWARD=BACKWARD,
+        **constants,
+    )
+    return partials

@@ -1,13 +1,16 @@
 """The end of a layer whose products are done: biases, activation, dropout, and their gradient."""
 
+import types
+
 import numpy
 import pytest
 
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda.plans import Device
-from chainer_bspmm.ops.layer_end import column_sums, end_backward, end_forward, end_launch
-from tests.ops.test_graph_linear_launches import ACTIVATIONS, BOUND
+from chainer_bspmm.ops.layer_end import can_sum, column_sums, end_backward, end_forward
+from chainer_bspmm.ops.layer_end import end_launch, summed_backward, summed_forward
+from tests.ops.test_graph_linear_launches import ACTIVATIONS, BOUND, matrices, side
 from tests.support import reference
 from tests.support.devices import slow_unless
 
@@ -19,10 +22,12 @@ def drawn(shape, dtype, seed=0):
     return numpy.random.RandomState(seed).uniform(-2, 2, shape).astype(dtype)
 
 
-def assert_near(actual, expected, dtype):
+def assert_near(actual, expected, dtype, largest=1):
+    """Compare with float64; `largest`: the largest value before the activation."""
     actual = cuda.to_cpu(actual)
     assert actual.dtype == dtype
-    assert abs(actual - expected).max() <= BOUND[dtype] * max(abs(expected).max(), 1)
+    bound = BOUND[dtype] * max(abs(expected).max(), largest)
+    assert abs(actual - expected).max() <= bound
 
 
 def cases():
@@ -94,6 +99,72 @@ def test_gradient_of_dropout(gpu, dtype, activation):
     is_passed = kept.copy()
     is_passed[1, 1] = activation == 'identity'
     assert_near(z, 2 * gy.astype('d') * is_passed, dtype)
+
+
+def sums_of(A, rows, loop):
+    """Return the sums over neighbours in float64."""
+    rows = rows.astype('d')
+    return A[0].astype('d') @ rows + (rows if loop else 0)
+
+
+@pytest.mark.parametrize('loop, is_weighted', [(False, True), (True, False)])
+@pytest.mark.parametrize('is_added', [False, True])
+@pytest.mark.parametrize('shape', [(37, 12), (5, 7), (150, 8), (9, 300)], ids=str)
+@pytest.mark.parametrize('dtype', 'efd')
+def test_sums_over_neighbours(gpu, dtype, shape, is_added, loop, is_weighted):
+    A = matrices(shape[0], 1, dtype, is_weighted)
+    mapped, y, b = drawn(shape, dtype), drawn(shape, dtype, seed=1), drawn(shape[1], dtype, seed=2)
+    expected = sums_of(A, mapped, loop) + y.astype('d') * is_added + b
+    adj, y = side(gpu, A, is_weighted), gpu.put(y) if is_added else None
+    y = summed_forward(adj, gpu.put(mapped), y, gpu.put(b), 'tanh', loop=loop)
+    assert_near(y, numpy.tanh(expected), dtype, largest=abs(expected).max())
+
+
+def test_sums_over_neighbours_and_dropout(gpu):
+    A, mapped = matrices(37, 1, 'f'), drawn((37, 12), 'f')
+    seed, layer, step = DRAW
+    draw = seed, layer, gpu.put(numpy.array([step], 'u8'))
+    y = summed_forward(side(gpu, A, True), gpu.put(mapped), None, None, 'relu', 0.3, draw)
+    kept = reference.kept(mapped.size, 0.3, *DRAW).reshape(mapped.shape)
+    assert_near(y, numpy.maximum(sums_of(A, mapped, False), 0) * kept / 0.7, 'f')
+
+
+@pytest.mark.parametrize('loop, is_weighted', [(False, True), (True, False)])
+@pytest.mark.parametrize('needed', [(), ('z',), ('bias',), ('z', 'bias')], ids=str)
+@pytest.mark.parametrize('shape', [(37, 12), (5, 7), (150, 8), (9, 300)], ids=str)
+@pytest.mark.parametrize('dtype', 'efd')
+def test_gradients_of_sums_over_neighbours(gpu, dtype, shape, needed, loop, is_weighted):
+    A = matrices(shape[0], 1, dtype, is_weighted)
+    y, gy = numpy.tanh(drawn(shape, 'd')).astype(dtype), drawn(shape, dtype, seed=1)
+    given = {'has_bias': 'bias' in needed, 'needs_z': 'z' in needed, 'loop': loop}
+    sums, z, bias = summed_backward(
+        side(gpu, A, is_weighted), gpu.put(y), gpu.put(gy), 'tanh', **given
+    )
+    expected = gy * (1 - y.astype('d') ** 2)
+    assert_near(sums, sums_of(A, expected, loop), dtype)
+    assert [z is not None, bias is not None] == [name in needed for name in ('z', 'bias')]
+    if z is not None:
+        assert_near(z, expected, dtype)
+    if bias is not None:
+        bound = BOUND[dtype] * abs(expected).sum(axis=0).max()
+        assert abs(cuda.to_cpu(bias) - expected.sum(axis=0)).max() <= bound
+
+
+def test_a_row_without_neighbours_takes_no_nan(gpu):
+    """The kernel loads a row's last entry again, which must not be added once more, times 0."""
+    A = numpy.zeros((1, 3, 3), 'f')
+    A[0, 0, 1] = 1
+    mapped = gpu.put(numpy.array([[numpy.nan], [2], [numpy.nan]], 'f'))
+    y = summed_forward(side(gpu, A, True), mapped, None, None, 'identity')
+    numpy.testing.assert_array_equal(cuda.to_cpu(y), [[2], [0], [0]])
+
+
+@pytest.mark.parametrize(
+    'n_relations, longest, expected', [(1, 128, True), (1, 129, False), (2, 4, False)]
+)
+def test_matrices_whose_sums_are_taken(n_relations, longest, expected):
+    adj = types.SimpleNamespace(n_relations=n_relations, longest=longest)
+    assert can_sum(adj) is expected
 
 
 def test_a_nan_stays(gpu):

@@ -15,6 +15,7 @@ LAYERS = {
     'linear': layer(6, 5, n_biases=1, activation='relu'),
     'linear, identity': layer(6, 5, n_biases=1),
     'convolution': layer(5, 6, 1, 'relu'),
+    'convolution, itself': layer(6, 4, 1, 'tanh', has_self=True, n_biases=1),
     'mapped first': layer(6, 4, 1, 'tanh', has_relation_bias=True),
     'loop': layer(6, 4, 1, 'relu', loop=True, n_biases=1),
     'relations': layer(4, 6, 3, 'tanh', has_self=True, has_relation_bias=True, n_biases=1),

@@ -7,8 +7,10 @@ from chainer_bspmm.cuda.partial_sums import shared
 from chainer_bspmm.ops.bspmm import bspmm_forward
 from chainer_bspmm.ops.elementwise import activate, activation_gradient, by_channel, by_relation
 from chainer_bspmm.ops.graph_linear.host import graph_linear_grad_on_host, graph_linear_on_host
-from chainer_bspmm.ops.layer_end import end_backward, end_forward
-from chainer_bspmm.sparse.relations import relation_rows
+from chainer_bspmm.cuda import launch
+from chainer_bspmm.ops.layer_end import can_sum, end_backward, end_forward
+from chainer_bspmm.ops.layer_end import summed_backward, summed_forward
+from chainer_bspmm.sparse.relations import relation_rows, transposed_rows
 
 
 def aggregates_first(in_channels, out_channels):
@@ -45,6 +47,11 @@ def _is_on_host(x):
     return isinstance(x, numpy.ndarray)
 
 
+def _ends_with_sums(adj, x, parameters):
+    """Return whether neighbours are summed by the launch that ends the layer."""
+    return 'W' in parameters and 'b' not in parameters and launch.on_gpu(x) and can_sum(adj)
+
+
 def forward(adj, x, parameters, loop=False, activation='identity', dropout_ratio=0.0, draw=None):
     """Return the result of a layer, (n_nodes, out_channels), and the `sums` of :func:`backward`.
 
@@ -54,9 +61,13 @@ def forward(adj, x, parameters, loop=False, activation='identity', dropout_ratio
         y = graph_linear_on_host(adj, x, **parameters, loop=loop).astype(x.dtype, copy=False)
         activate(numpy, activation, y)
         return y, None
+    end = parameters.get('b_self'), activation, dropout_ratio, draw
+    y = dot(x, parameters['W_self'].T) if 'W_self' in parameters else None
+    if _ends_with_sums(adj, x, parameters):
+        mapped = dot(x, parameters['W'].T)
+        return summed_forward(adj, mapped, y, *end, loop=loop), None
     sums = None
     b = parameters.get('b')
-    y = dot(x, parameters['W_self'].T) if 'W_self' in parameters else None
     if 'W' in parameters:
         sums_first = loop or aggregates_first(x.shape[1], len(parameters['W']) // adj.n_relations)
         if sums_first:
@@ -68,7 +79,7 @@ def forward(adj, x, parameters, loop=False, activation='identity', dropout_ratio
             mapped = dot(x, by_relation(parameters['W'], adj.n_relations).T)
             n_out = mapped.shape[1] // adj.n_relations
             y = bspmm_forward(adj, mapped.reshape(adj.n_cols, n_out), residual=y)
-    end_forward(y, parameters.get('b_self'), activation, dropout_ratio, draw)
+    end_forward(y, *end)
     return y, sums
 
 
@@ -95,6 +106,25 @@ def backward(
         gy = activation_gradient(activation, y, gy, dropout_ratio)
         return graph_linear_grad_on_host(adj, x, gy, W, W_self, needed, loop)
     gradients = {}
+    if _ends_with_sums(adj, x, parameters):
+        mapped, z, gradients['b_self'] = summed_backward(
+            transposed_rows(adj),
+            y,
+            gy,
+            activation,
+            dropout_ratio,
+            has_bias='b_self' in needed,
+            needs_z=W_self is not None,
+            loop=loop,
+        )
+        if 'W' in needed:
+            (gradients['W'],) = shared(dot(mapped.T, x))
+        if 'W_self' in needed:
+            (gradients['W_self'],) = shared(dot(z.T, x))
+        if 'x' in needed:
+            gx = dot(mapped, W)
+            gradients['x'] = _plus(gx if z is None else dot(z, W_self, to=gx), more)
+        return gradients
     gy, gradients['b_self'] = end_backward(
         y, gy, activation, dropout_ratio, has_bias='b_self' in needed
     )
