@@ -31,7 +31,7 @@ class StepDropout(Dropout):
 
 def step_on(xp):
     """A step with the products of the array module."""
-    blas = types.SimpleNamespace(dot=lambda a, b: a.dot(b), matmul=xp.matmul)
+    blas = types.SimpleNamespace(dot=lambda a, b, to=None: a.dot(b), matmul=xp.matmul)
     return Step(blas, SEED, xp.full(1, STEP, numpy.uint64))
 
 

@@ -261,7 +261,7 @@ def test_attention(pair, within, concat_heads, dropout_ratio):
         return  # spare entries name row 0: no buffer is without rows
 
     def function(adj, m, W, b):  # the generator of a step draws the same for both
-        blas = types.SimpleNamespace(dot=lambda a, b: a.dot(b))
+        blas = types.SimpleNamespace(dot=lambda a, b, to=None: a.dot(b))
         with under_way(Step(blas, 1, adj.xp.full(1, 2, numpy.uint64))):
             return relation_attention(
                 adj,

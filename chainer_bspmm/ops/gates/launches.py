@@ -159,7 +159,8 @@ def gated_step_forward(x, message, state, parameters, is_tanh):
         W, U, b, c = _by_map(parameters)
         if not (len(x) and widths[0] and widths[2]):
             return None
-        if plans.products_are_faster(widths[0] + widths[1], widths[2], gemm.is_tf32(x.dtype)):
+        is_tf32 = gemm.is_tf32(x.dtype)
+        if plans.products_are_faster(len(x), widths[0] + widths[1], widths[2], is_tf32):
             return None
         rows = x, message, state
         plan = _planned(gated_launch, *rows, (*W, *U, *b, *c), widths, is_gradient=False)

@@ -158,7 +158,7 @@ def layer_of(
         activation=activation,
     )
     is_tf32 = gemm.is_tf32(x.dtype)
-    if not by_relation and plans.products_are_faster(width_in, width_out, is_tf32):
+    if not by_relation and plans.products_are_faster(len(x), width_in, width_out, is_tf32):
         return None
     device = kernels.device(x.data.device_id)
     for is_backward in (False, True):
