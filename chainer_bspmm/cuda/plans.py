@@ -56,18 +56,6 @@ def widest_vector(n_channels, itemsize, address_bits) -> int:
     return width
 
 
-# From which narrower side of a layer on, and from how many rows, products by cuBLAS, with launches
-# before and after them, are faster than a kernel that does all at once: in float32, and in TF32,
-# which kernels do not use.
-PRODUCTS_FROM = {False: ((256, 1024), (192, 4096)), True: ((192, 1), (96, 4096))}
-
-
-def products_are_faster(n_rows, n_in, n_out, is_tf32) -> bool:
-    """Return whether a layer of this size is better left to cuBLAS."""
-    narrower = min(n_in, n_out)
-    return any(narrower >= width and n_rows >= rows for width, rows in PRODUCTS_FROM[is_tf32])
-
-
 # A GPU: the number of its multiprocessors, the bytes of its L2 cache, and the bytes of shared
 # memory that a block may have.
 Device = collections.namedtuple('Device', 'n_sms l2_bytes shared_bytes', defaults=(227 << 10,))

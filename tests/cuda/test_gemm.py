@@ -444,6 +444,39 @@ def test_a_product_outside_of_a_step_is_added_in_place(xp):
     assert_close(to, a.astype('d') @ b.astype('d') + c, 'f')
 
 
+@pytest.mark.parametrize('dtype, is_tf32', [('f', False), ('f', True), ('e', False), ('d', False)])
+@pytest.mark.parametrize('n_matrices', [1, 4])
+@pytest.mark.parametrize('n_rows', [1, 600, 2300, 18000, 10**6])
+@pytest.mark.parametrize('width', [1, 16, 64])
+def test_layers_of_up_to_64_units_stay_kernels(
+    monkeypatch, width, n_rows, n_matrices, dtype, is_tf32
+):
+    monkeypatch.setattr(gemm, 'is_tf32', lambda dtype: is_tf32)
+    sizes = {'n_rows': n_rows, 'n_matrices': n_matrices}
+    for n_in, n_out in (width, 512), (512, width), (width, width):
+        assert not gemm.products_are_faster(numpy.dtype(dtype), n_in=n_in, n_out=n_out, **sizes)
+
+
+@pytest.mark.parametrize(
+    'width, n_rows, n_matrices, is_tf32, expected',
+    [
+        (256, 600, 1, False, False),
+        (256, 2300, 4, False, True),
+        (192, 2300, 1, False, False),
+        (128, 18000, 1, False, True),
+        (128, 18000, 4, False, False),
+        (256, 600, 1, True, True),
+        (128, 600, 1, True, False),
+        (128, 2300, 4, True, True),
+    ],
+)
+def test_wide_layers_are_products(monkeypatch, width, n_rows, n_matrices, is_tf32, expected):
+    monkeypatch.setattr(gemm, 'is_tf32', lambda dtype: is_tf32)
+    sizes = {'n_rows': n_rows, 'n_in': width, 'n_out': width, 'n_matrices': n_matrices}
+    assert gemm.products_are_faster(numpy.dtype('f'), **sizes) is expected
+    assert not gemm.products_are_faster(numpy.dtype('d'), **sizes)
+
+
 def test_dot_outside_of_a_step_is_the_arrays_own(xp):
     a, b = xp.asarray(random(64, 33)), xp.asarray(random(33, 17))
     assert (gemm.dot(a, b) == a.dot(b)).all()

@@ -156,7 +156,7 @@ layer_spread = use(
     layer_end.test_gradients_of_sums_over_neighbours, 'f', (150, 8), ('z', 'bias'), True, False
 )
 layer_begun = use(layer_end.test_gradients, 'f', (600, 8), 'tanh', True)
-layer_begun_in_singles = use(layer_end.test_gradients, 'f', (5, 7), 'relu', True)
+layer_begun_in_singles = use(layer_end.test_gradients, 'f', (5, 7), 'sigmoid', True)
 
 
 def gathered(gpu, check):

@@ -159,8 +159,13 @@ def gated_step_forward(x, message, state, parameters, is_tanh):
         W, U, b, c = _by_map(parameters)
         if not (len(x) and widths[0] and widths[2]):
             return None
-        is_tf32 = gemm.is_tf32(x.dtype)
-        if plans.products_are_faster(len(x), widths[0] + widths[1], widths[2], is_tf32):
+        if gemm.products_are_faster(
+            x.dtype,
+            n_rows=len(x),
+            n_in=widths[0] + widths[1],
+            n_out=widths[2],
+            n_matrices=len(parameters),
+        ):
             return None
         rows = x, message, state
         plan = _planned(gated_launch, *rows, (*W, *U, *b, *c), widths, is_gradient=False)

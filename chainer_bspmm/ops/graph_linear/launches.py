@@ -157,8 +157,13 @@ def layer_of(
         by_relation=by_relation,
         activation=activation,
     )
-    is_tf32 = gemm.is_tf32(x.dtype)
-    if not by_relation and plans.products_are_faster(len(x), width_in, width_out, is_tf32):
+    if not by_relation and gemm.products_are_faster(
+        x.dtype,
+        n_rows=len(x),
+        n_in=width_in,
+        n_out=width_out,
+        n_matrices=layer.n_relations + layer.has_self,
+    ):
         return None
     device = kernels.device(x.data.device_id)
     for is_backward in (False, True):
