@@ -10,9 +10,9 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda.plans import Device
 from chainer_bspmm.ops.layer_end import can_sum, column_sums, end_backward, end_forward
 from chainer_bspmm.ops.layer_end import end_launch, summed_backward, summed_forward
-from tests.ops.test_graph_linear_launches import ACTIVATIONS, BOUND, matrices, side
 from tests.support import reference
 from tests.support.devices import slow_unless
+from tests.support.layer_kernels import ACTIVATIONS, BOUND, matrices, side
 
 SHAPES = [(37, 12), (5, 7), (1, 1), (70, 2), (3, 300), (600, 8)]
 DRAW = 2**40 + 3, 5, 2**33 + 1  # seed, layer, step

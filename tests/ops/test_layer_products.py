@@ -7,7 +7,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.ops.graph_linear import products
-from tests.ops.test_graph_linear_launches import BOUND, expected, layer, matrices
+from tests.support.layer_kernels import BOUND, expected, layer, matrices
 
 N_ROWS = 23
 DRAW = 2**40 + 3, 5, 2**33 + 1
