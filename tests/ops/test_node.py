@@ -108,12 +108,12 @@ def test_fused_node_is_told_which_gradients_are_wanted(wanted):
 
 
 class Launched(AccumulateInLaunch, Product):
-    """Product whose gradients stand for a launch that adds to an existing gradient."""
+    """Product whose gradients stand for launches that may add to an existing gradient."""
 
     fails = False
 
-    def __init__(self, layer):
-        self._layer = layer
+    def __init__(self, adds_more=True):
+        self._adds_more = adds_more
         self.added = []
 
     def _gradients(self, inputs, gy, wanted):
@@ -126,11 +126,11 @@ class Launched(AccumulateInLaunch, Product):
         return of_first, of_second
 
 
-@pytest.mark.parametrize('layer, graph', [('launch', False), ('launch', True), (None, False)])
-def test_accumulate_in_launch(layer, graph):
+@pytest.mark.parametrize('adds_more, graph', [(True, False), (True, True), (False, False)])
+def test_accumulate_in_launch(adds_more, graph):
     """x has a gradient already, and is used as both inputs; y has one from another node."""
     x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
-    nodes = [Launched(layer) for _ in range(3)]
+    nodes = [Launched(adds_more) for _ in range(3)]
     (z,) = nodes[0].apply((x, y))
     (z,) = nodes[1].apply((z, x))
     (z,) = nodes[2].apply((x, z))  # x^3 y
@@ -141,7 +141,7 @@ def test_accumulate_in_launch(layer, graph):
     assert x.grad.tolist() == [5 + 36] * 2 and y.grad.tolist() == [8, 8]
     assert before.tolist() == [5, 5]
     # The second one has another first input.
-    is_added = layer is not None and not graph
+    is_added = adds_more and not graph
     assert [len(node.added) for node in nodes] == [int(is_added), 0, int(is_added)]
 
 
@@ -162,7 +162,7 @@ class Deferred:
 def test_a_launch_adds_a_sum_that_was_deferred(monkeypatch):
     """A parameter that is also the input of another layer may have a deferred gradient."""
     x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
-    (z,) = Launched('launch').apply((x, y))
+    (z,) = Launched().apply((x, y))
     z.grad = numpy.ones(2, 'f')
     x.grad = numpy.full(2, numpy.nan, 'f')
     under_way = types.SimpleNamespace(sums=Deferred(x.grad, 5))
@@ -173,7 +173,7 @@ def test_a_launch_adds_a_sum_that_was_deferred(monkeypatch):
 
 def test_a_gradient_is_forgotten_after_an_error():
     x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
-    node = Launched('launch')
+    node = Launched()
     (z,) = node.apply((x, y))
     z.grad = numpy.ones(2, 'f')
     x.grad = numpy.full(2, 100, 'f')
@@ -190,7 +190,7 @@ def test_a_gradient_is_forgotten_after_an_error():
 
 def test_a_launch_adds_nothing_of_another_dtype():
     x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
-    node = Launched('launch')
+    node = Launched()
     (z,) = node.apply((x, y))
     with chainer.using_config('enable_backprop', False):
         old = chainer.Variable(numpy.full(2, 5, 'd'))
