@@ -33,12 +33,18 @@ DEFINES = (
 class PendingSums:
     """Deferred sums: the arrays to be written, and the partial sums of each."""
 
-    def __init__(self):
+    def __init__(self, shows_reads=False):
         self._sums = {}  # id of an array -> (array, [(partials, first column), ...])
+        self._shows_reads = shows_reads
 
     def add(self, partials, first, shape, dtype):
-        """Return a new array for a sum; it is uninitialised until the sum is computed."""
+        """Return a new array for a sum; it is uninitialised until the sum is computed.
+
+        With `shows_reads` it holds NaN until then, for :meth:`are_read_by`.
+        """
         array = cuda.cupy.empty(shape, dtype)
+        if self._shows_reads:
+            array.fill(numpy.nan)
         if array.size:
             self._sums[id(array)] = array, [(partials, first)]
         return array
@@ -69,6 +75,14 @@ class PendingSums:
     def others_than(self, arrays):
         """Return whether other arrays than these are deferred, which something may have read."""
         return not self._sums.keys() <= {id(array) for array in arrays}
+
+    def are_read_by(self, arrays):
+        """Return whether an array that is not deferred has a NaN, maybe of one that is.
+
+        With a sum of weights, such as W + B A, the gradient of W is also read for those of A and B.
+        It synchronises.
+        """
+        return any(id(array) not in self._sums and bool((array != array).any()) for array in arrays)
 
 
 def _launch(sums):
