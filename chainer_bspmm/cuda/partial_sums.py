@@ -7,8 +7,7 @@ import numpy
 
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import plans, step
-from chainer_bspmm.cuda.launch import device_of, on_gpu, run
+from chainer_bspmm.cuda import launch, plans, step
 
 # Shape of a block of threads, as in the kernel.
 COLUMNS = 32
@@ -117,26 +116,25 @@ def _launch_batch(sums):
     table['target'][0, : len(targets)] = targets
     table['n_targets'] = len(sums)
     first_array = sums[0][0]
-    with device_of(first_array):
+    with launch.device_of(first_array):
         plan = plans.Launch(DEFINES, (n_chunks, 1, 1), (COLUMNS, LANES, 1))
-        run('sum_partials', first_array, plan, table)
+        launch.run('sum_partials', first_array, plan, table)
 
 
-def shared(gradient, n=None):
-    """Return the blocks of n rows of a product, gradients of parameters; n None: of all rows.
+def shared(gradient, n_blocks=1):
+    """Return the equal blocks of rows of a product, each the gradient of a parameter.
 
     In a step that defers sums they are such sums, so that the gradients of all layers that have a
     parameter are added by one launch.
     """
-    n = n or len(gradient)
-    starts = range(0, len(gradient), n)
+    n = len(gradient) // n_blocks
     current = step.current()
-    defers = current is not None and current.sums is not None and on_gpu(gradient)
+    defers = current is not None and current.sums is not None and launch.on_gpu(gradient)
     if not defers or gradient.dtype == numpy.float16:
-        return [gradient[start : start + n] for start in starts]
+        return [gradient[i * n : (i + 1) * n] for i in range(n_blocks)]
     shape = n, *gradient.shape[1:]
-    width = gradient.size // len(gradient)
-    parts = [(start * width, shape, gradient.dtype) for start in starts]
+    size = gradient.size // n_blocks
+    parts = [(i * size, shape, gradient.dtype) for i in range(n_blocks)]
     return sum_partials(gradient.reshape(1, -1), parts)
 
 
@@ -154,7 +152,7 @@ def sum_partials(partials, parts):
     current = step.current()
     deferred = None if current is None else current.sums
     pending = PendingSums() if deferred is None else deferred
-    with device_of(partials):
+    with launch.device_of(partials):
         arrays = [pending.add(partials, *part) for part in parts]
     if deferred is None:
         pending.launch()

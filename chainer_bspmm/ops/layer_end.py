@@ -129,12 +129,14 @@ def summed_backward(
     return sums, z, sum_partials(partials, [_bias_part(gy)])[0] if has_bias else None
 
 
-def column_sums(g, n, n_copies=1):
-    """Return the sums over the rows of each n columns of g: gradients of biases, of `sum_partials`.
+def column_sums(g, n_blocks, n_copies=1):
+    """Return the sums over the rows of equal blocks of g's columns: gradients of biases.
 
-    They come `n_copies` times over, in arrays of their own: optimizer hooks write to them.
+    They come `n_copies` times over, in arrays of their own: optimizer hooks write to them. On a GPU
+    they are of `sum_partials`.
     """
-    starts = range(0, g.shape[1], n)
+    n = g.shape[1] // n_blocks
+    starts = [i * n for i in range(n_blocks)]
     if not launch.on_gpu(g):
         total = row_sum(g)
         return [total[start : start + n].copy() for _ in range(n_copies) for start in starts]

@@ -210,7 +210,7 @@ def test_a_plan_has_rows_for_every_block(n_rows, width, vector):
 @pytest.mark.parametrize('dtype', 'efd')
 def test_sums_of_columns(place, dtype, n_rows, n_copies):
     g = drawn((n_rows, 6), dtype)
-    found = column_sums(place.put(g), 2, n_copies)
+    found = column_sums(place.put(g), 3, n_copies)
     assert len({id(array) for array in found}) == len(found) == 3 * n_copies
     expected = g.astype('d').sum(axis=0)
     bound = BOUND[dtype] * max(abs(g.astype('d')).sum(axis=0).max(initial=1), 1)
