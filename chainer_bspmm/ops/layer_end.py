@@ -31,7 +31,10 @@ def end_launch(n_rows, width, vector, device) -> plans.Launch:
 
 
 def can_sum(adj):
-    """Return whether :func:`summed_forward` takes a matrix: of one relation, without long rows."""
+    """Return whether :func:`summed_forward` takes a matrix: of one relation, without long rows.
+
+    `longest` bounds columns, too, so the transpose has no long rows either.
+    """
     return adj.n_relations == 1 and adj.longest <= plans.LONG_ROW
 
 
@@ -57,7 +60,8 @@ def summed_forward(adj, mapped, y, b_self, activation, dropout_ratio=0.0, draw=N
     """
     is_added = y is not None
     if not is_added:
-        y = cuda.cupy.empty(mapped.shape, mapped.dtype)
+        with launch.device_of(mapped):
+            y = cuda.cupy.empty(mapped.shape, mapped.dtype)
     _forward(
         y,
         b_self,

@@ -37,11 +37,11 @@ from tests.emulation import test_sum_partials as partial_sums
 from tests.emulation import test_transpose_csr as transpose
 from tests.ops import test_activated_linear as activated
 from tests.ops import test_dropout as dropout
-from tests.ops import test_layer_end as layer_end
 from tests.ops import test_edge_film as edge_film
 from tests.ops import test_embed_rows as embed_rows
 from tests.ops import test_gated_launches as gated
 from tests.ops import test_graph_linear_launches as layers
+from tests.ops import test_layer_end as layer_end
 from tests.ops import test_layer_norm as layer_norm
 from tests.ops import test_long_rows as long_rows
 from tests.ops import test_mean_loss as mean_loss

@@ -9,8 +9,8 @@ from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.cuda.partial_sums import shared
 from chainer_bspmm.ops.elementwise import concat, SIGMOID, sigmoid
 from chainer_bspmm.ops.gates.launches import gated_step_backward, gated_step_forward
-from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.layer_end import column_sums, end_forward
+from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.sparse import check
 
 ACTIVATIONS = (functions.identity, functions.tanh)

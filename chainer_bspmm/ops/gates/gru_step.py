@@ -12,8 +12,8 @@ from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.cuda.partial_sums import shared
 from chainer_bspmm.ops.elementwise import concat, SIGMOID, sigmoid
 from chainer_bspmm.ops.gates.launches import gated_step_backward, gated_step_forward
-from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
 from chainer_bspmm.ops.layer_end import column_sums
+from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
 from chainer_bspmm.sparse import check
 
 
