@@ -44,7 +44,8 @@ def cases():
 @pytest.mark.parametrize('shape, activation, has_bias', list(cases()))
 @pytest.mark.parametrize('dtype', 'efd')
 def test_bias_and_activation(gpu, dtype, shape, activation, has_bias):
-    sums, b = drawn(shape, dtype), drawn(shape[1], dtype, seed=1)
+    sums = drawn(shape, dtype)
+    b = drawn(shape[1], dtype, seed=1)
     y = gpu.put(sums)
     end_forward(y, gpu.put(b) if has_bias else None, activation)
     function, _ = ACTIVATIONS[activation]
@@ -55,7 +56,8 @@ def test_bias_and_activation(gpu, dtype, shape, activation, has_bias):
 @pytest.mark.parametrize('shape', SHAPES, ids=str)
 @pytest.mark.parametrize('dtype', 'efd')
 def test_dropout_is_that_of_the_step(gpu, dtype, shape, activation):
-    sums, b = drawn(shape, dtype), drawn(shape[1], dtype, seed=1)
+    sums = drawn(shape, dtype)
+    b = drawn(shape[1], dtype, seed=1)
     y = gpu.put(sums)
     seed, layer, step = DRAW
     draw = seed, layer, gpu.put(numpy.array([step], 'u8'))
@@ -113,7 +115,9 @@ def sums_of(A, rows, loop):
 @pytest.mark.parametrize('dtype', 'efd')
 def test_sums_over_neighbours(gpu, dtype, shape, is_added, loop, is_weighted):
     A = matrices(shape[0], 1, dtype, is_weighted)
-    mapped, y, b = drawn(shape, dtype), drawn(shape, dtype, seed=1), drawn(shape[1], dtype, seed=2)
+    mapped = drawn(shape, dtype)
+    y = drawn(shape, dtype, seed=1)
+    b = drawn(shape[1], dtype, seed=2)
     expected = sums_of(A, mapped, loop) + y.astype('d') * is_added + b
     adj, y = side(gpu, A, is_weighted), gpu.put(y) if is_added else None
     y = summed_forward(adj, gpu.put(mapped), y, gpu.put(b), 'tanh', loop=loop)
@@ -121,7 +125,8 @@ def test_sums_over_neighbours(gpu, dtype, shape, is_added, loop, is_weighted):
 
 
 def test_sums_over_neighbours_and_dropout(gpu):
-    A, mapped = matrices(37, 1, 'f'), drawn((37, 12), 'f')
+    A = matrices(37, 1, 'f')
+    mapped = drawn((37, 12), 'f')
     seed, layer, step = DRAW
     draw = seed, layer, gpu.put(numpy.array([step], 'u8'))
     y = summed_forward(side(gpu, A, True), gpu.put(mapped), None, None, 'relu', 0.3, draw)
@@ -135,10 +140,16 @@ def test_sums_over_neighbours_and_dropout(gpu):
 @pytest.mark.parametrize('dtype', 'efd')
 def test_gradients_of_sums_over_neighbours(gpu, dtype, shape, needed, loop, is_weighted):
     A = matrices(shape[0], 1, dtype, is_weighted)
-    y, gy = numpy.tanh(drawn(shape, 'd')).astype(dtype), drawn(shape, dtype, seed=1)
-    given = {'has_bias': 'bias' in needed, 'needs_z': 'z' in needed, 'loop': loop}
+    y = numpy.tanh(drawn(shape, 'd')).astype(dtype)
+    gy = drawn(shape, dtype, seed=1)
     sums, z, bias = summed_backward(
-        side(gpu, A, is_weighted), gpu.put(y), gpu.put(gy), 'tanh', **given
+        side(gpu, A, is_weighted),
+        gpu.put(y),
+        gpu.put(gy),
+        'tanh',
+        has_bias='bias' in needed,
+        needs_z='z' in needed,
+        loop=loop,
     )
     expected = gy * (1 - y.astype('d') ** 2)
     assert_near(sums, sums_of(A, expected, loop), dtype)

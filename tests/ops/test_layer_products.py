@@ -44,7 +44,7 @@ def test_gradients(gpu, dtype, spec, has_more):
         return rng.uniform(-1, 1, shape).astype(dtype)
 
     n_all = spec.n_relations * spec.width_out
-    x, gy, more = drawn(N_ROWS, spec.width_in), drawn(N_ROWS, spec.width_out), None
+    x, gy = drawn(N_ROWS, spec.width_in), drawn(N_ROWS, spec.width_out)
     W = drawn(n_all, spec.width_in) if spec.n_relations else None
     W_self = drawn(spec.width_out, spec.width_in) if spec.has_self else None
     b = drawn(n_all) if spec.has_relation_bias else None
@@ -54,8 +54,7 @@ def test_gradients(gpu, dtype, spec, has_more):
     A = matrices(N_ROWS, max(spec.n_relations, 1), dtype)
     adj = BatchedCSR.from_matrices([A]).astype(dtype) if spec.n_relations else None
     adj = gpu.put(adj) if adj is not None else None
-    if has_more:
-        more = drawn(N_ROWS, spec.width_in)
+    more = drawn(N_ROWS, spec.width_in) if has_more else None
     right, largest = expected(spec, A, x, (W, W_self, b, b_self), gy)
     on_gpu = {name: gpu.put(array) for name, array in given.items()}
     x = gpu.put(x)
