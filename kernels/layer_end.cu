@@ -1,16 +1,16 @@
-// The end of a layer whose products are done: sums over neighbours, biases, activation and dropout; and
+// The end of a layer whose products are done: sums over neighbours, bias, activation and dropout; and
 // its gradient.
 //
-//     forward   y[i] = drop(act(y[i] + sum_e b_e + sum_j A[i, j] rows[j]))
+//     forward   y[i] = drop(act(y[i] + b + sum_j A[i, j] rows[j]))
 //     backward  z[i] = rows[i] act'(y[i]), where rows is the gradient with respect to y; what a block's
 //               rows add to the gradient of a bias; and sums[i] = sum_j A[i, j] z[j], where A is the
 //               transpose
 //
-// rows, y, z, sums (n_rows, WIDTH); b (BIASES, WIDTH), forward; partials (grid.x, WIDTH) of the
-// arithmetic dtype, backward with BIASES. A in CSR: indptr (n_rows + 1), indices, data. z may be null,
+// rows, y, z, sums (n_rows, WIDTH); b (WIDTH), forward; partials (grid.x, WIDTH) of the arithmetic
+// dtype, backward with BIAS. A in CSR: indptr (n_rows + 1), indices, data. z may be null,
 // if it is not needed. counter (1) uint64, the step. Deterministic, no atomics.
 //
-// Activation and dropout are those of layer_end.cuh. -DBIASES=n: rows of b, 0: none. -DBACKWARD=1.
+// Activation and dropout are those of layer_end.cuh. -DBIAS=1: with b, or its gradient. -DBACKWARD=1.
 // -DSUMMED=1: over neighbours; 0: there is no A, nor rows forward, nor sums. -DWEIGHTED=0: A holds
 // ones, data is not read. -DLOOP=1: the identity is added to A. -DADDED=0: forward y is not read, as if
 // it were 0.
@@ -97,11 +97,9 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) layer_end(
     [[maybe_unused]] __shared__ Wide of_lanes[MOST_THREADS];
     for (int first = 0; first < N_VECTORS; first += blockDim.x) {
         const int column = first + threadIdx.x;
-        [[maybe_unused]] Wide bias = {};  // forward the sum of the biases, backward its gradient
-#if !BACKWARD
-#pragma unroll
-        for (int set = 0; set < BIASES; ++set)
-            if (column < N_VECTORS) add(bias, read(b, set * N_VECTORS + column));
+        [[maybe_unused]] Wide bias = {};  // backward its gradient
+#if !BACKWARD && BIAS
+        if (column < N_VECTORS) bias = read(b, column);
 #endif
         for (int row = blockIdx.x * blockDim.y + threadIdx.y; row < n_rows && column < N_VECTORS;
              row += gridDim.x * blockDim.y) {
@@ -114,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) layer_end(
 #endif
 #if BACKWARD
             if (SUMMED) write(sums, place, total);
-            if (BIASES || z) {
+            if (BIAS || z) {
                 const Wide values = term(rows, y, place, scale);
                 add(bias, values);
                 if (z) write(z, place, values);
@@ -137,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) layer_end(
             write(y, place, total);
 #endif
         }
-#if BACKWARD && BIASES
+#if BACKWARD && BIAS
         const int own = threadIdx.y * blockDim.x + threadIdx.x;
         of_lanes[own] = bias;
         __syncthreads();

@@ -7,8 +7,7 @@ import numpy
 
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import plans, step
-from chainer_bspmm.cuda.launch import device_of, on_gpu, run
+from chainer_bspmm.cuda import launch, plans, step
 
 # Shape of a block of threads, as in the kernel.
 COLUMNS = 32
@@ -33,12 +32,18 @@ DEFINES = (
 class PendingSums:
     """Deferred sums: the arrays to be written, and the partial sums of each."""
 
-    def __init__(self):
+    def __init__(self, shows_reads=False):
         self._sums = {}  # id of an array -> (array, [(partials, first column), ...])
+        self._shows_reads = shows_reads
 
     def add(self, partials, first, shape, dtype):
-        """Return a new array for a sum; it is uninitialised until the sum is computed."""
+        """Return a new array for a sum; it is uninitialised until the sum is computed.
+
+        With `shows_reads` it holds NaN until then, for :meth:`are_read_by`.
+        """
         array = cuda.cupy.empty(shape, dtype)
+        if self._shows_reads:
+            array.fill(numpy.nan)
         if array.size:
             self._sums[id(array)] = array, [(partials, first)]
         return array
@@ -69,6 +74,14 @@ class PendingSums:
     def others_than(self, arrays):
         """Return whether other arrays than these are deferred, which something may have read."""
         return not self._sums.keys() <= {id(array) for array in arrays}
+
+    def are_read_by(self, arrays):
+        """Return whether an array that is not deferred has a NaN, maybe of one that is.
+
+        With a sum of weights, such as W + B A, the gradient of W is also read for those of A and B.
+        It synchronises.
+        """
+        return any(id(array) not in self._sums and bool((array != array).any()) for array in arrays)
 
 
 def _launch(sums):
@@ -103,26 +116,25 @@ def _launch_batch(sums):
     table['target'][0, : len(targets)] = targets
     table['n_targets'] = len(sums)
     first_array = sums[0][0]
-    with device_of(first_array):
+    with launch.device_of(first_array):
         plan = plans.Launch(DEFINES, (n_chunks, 1, 1), (COLUMNS, LANES, 1))
-        run('sum_partials', first_array, plan, table)
+        launch.run('sum_partials', first_array, plan, table)
 
 
-def shared(gradient, n=None):
-    """Return the blocks of n rows of a product, gradients of parameters; n None: of all rows.
+def shared(gradient, n_blocks=1):
+    """Return the equal blocks of rows of a product, each the gradient of a parameter.
 
     In a step that defers sums they are such sums, so that the gradients of all layers that have a
     parameter are added by one launch.
     """
-    n = n or len(gradient)
-    starts = range(0, len(gradient), n)
+    n = len(gradient) // n_blocks
     current = step.current()
-    defers = current is not None and current.sums is not None and on_gpu(gradient)
+    defers = current is not None and current.sums is not None and launch.on_gpu(gradient)
     if not defers or gradient.dtype == numpy.float16:
-        return [gradient[start : start + n] for start in starts]
+        return [gradient[i * n : (i + 1) * n] for i in range(n_blocks)]
     shape = n, *gradient.shape[1:]
-    width = gradient.size // len(gradient)
-    parts = [(start * width, shape, gradient.dtype) for start in starts]
+    size = gradient.size // n_blocks
+    parts = [(i * size, shape, gradient.dtype) for i in range(n_blocks)]
     return sum_partials(gradient.reshape(1, -1), parts)
 
 
@@ -140,7 +152,7 @@ def sum_partials(partials, parts):
     current = step.current()
     deferred = None if current is None else current.sums
     pending = PendingSums() if deferred is None else deferred
-    with device_of(partials):
+    with launch.device_of(partials):
         arrays = [pending.add(partials, *part) for part in parts]
     if deferred is None:
         pending.launch()

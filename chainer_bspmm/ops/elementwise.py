@@ -54,25 +54,6 @@ def _joining_kernel(n):
     )
 
 
-def split(array, width):
-    """Return the first `width` columns and the others, on a GPU contiguous for the next product."""
-    left = array[:, :width]
-    right = array[:, width:]
-    if isinstance(array, numpy.ndarray):
-        return left, right
-    left, right = (cuda.cupy.empty(part.shape, part.dtype) for part in (left, right))
-    cuda.elementwise(
-        'T x, int32 width, int32 rest',
-        'raw T left, raw T right',
-        """
-        ptrdiff_t row = i / (width + rest), at = i % (width + rest);
-        if (at < width) left[row * width + at] = x;
-        else right[row * rest + at - width] = x;""",
-        'bspmm_split',
-    )(array, width, array.shape[1] - width, left, right)
-    return left, right
-
-
 ACTIVATIONS = {functions.identity: 'identity', functions.relu: 'relu', functions.tanh: 'tanh'}
 
 

@@ -1,4 +1,4 @@
-"""The end of a layer whose products are done: sums over neighbours, biases, activation, dropout."""
+"""The end of a layer whose products are done: sums over neighbours, bias, activation, dropout."""
 
 import numpy
 
@@ -31,15 +31,17 @@ def end_launch(n_rows, width, vector, device) -> plans.Launch:
 
 
 def can_sum(adj):
-    """Return whether :func:`summed_forward` takes a matrix: of one relation, without long rows."""
+    """Return whether :func:`summed_forward` takes a matrix: of one relation, without long rows.
+
+    `longest` bounds columns, too, so the transpose has no long rows either.
+    """
     return adj.n_relations == 1 and adj.longest <= plans.LONG_ROW
 
 
 def end_forward(y, b_self, activation, dropout_ratio=0.0, draw=None):
-    """Add biases to a layer's sums y, activate and drop, in place.
+    """Add a bias to a layer's sums y, activate and drop, in place.
 
-    Several `b_self`, one after the other, are all added. `draw` is of `ops.dropout.step_draw`, for
-    a GPU only.
+    Dropout is for a GPU only, and `draw` is the result of `ops.dropout.step_draw`.
     """
     if not launch.on_gpu(y):
         if b_self is not None:
@@ -57,7 +59,8 @@ def summed_forward(adj, mapped, y, b_self, activation, dropout_ratio=0.0, draw=N
     """
     is_added = y is not None
     if not is_added:
-        y = cuda.cupy.empty(mapped.shape, mapped.dtype)
+        with launch.device_of(mapped):
+            y = cuda.cupy.empty(mapped.shape, mapped.dtype)
     _forward(
         y,
         b_self,
@@ -76,16 +79,14 @@ def _forward(
     y, b_self, activation, dropout_ratio, draw, adj=None, rows=None, loop=False, is_added=True
 ):
     with launch.device_of(y):
-        b_self = launch.contiguous(b_self)
-        n_biases = 0 if b_self is None or not y.size else b_self.size // y.shape[1]
         _launch(
             adj,
             y,
-            (b_self, rows, y, None, None),
+            (launch.contiguous(b_self), rows, y, None, None),
             draw,
             dropout_ratio,
             ACTIVATION=activation.upper(),
-            BIASES=n_biases,
+            BIAS=int(b_self is not None),
             LOOP=int(loop),
             ADDED=int(is_added),
             BACKWARD=0,
@@ -129,12 +130,14 @@ def summed_backward(
     return sums, z, sum_partials(partials, [_bias_part(gy)])[0] if has_bias else None
 
 
-def column_sums(g, n, n_copies=1):
-    """Return the sums over the rows of each n columns of g: gradients of biases, of `sum_partials`.
+def column_sums(g, n_blocks, n_copies=1):
+    """Return the sums over the rows of equal blocks of g's columns: gradients of biases.
 
-    They come `n_copies` times over, in arrays of their own: optimizer hooks write to them.
+    They come `n_copies` times over, in arrays of their own: optimizer hooks write to them. On a GPU
+    they are of `sum_partials`.
     """
-    starts = range(0, g.shape[1], n)
+    n = g.shape[1] // n_blocks
+    starts = [i * n for i in range(n_blocks)]
     if not launch.on_gpu(g):
         total = row_sum(g)
         return [total[start : start + n].copy() for _ in range(n_copies) for start in starts]
@@ -156,17 +159,17 @@ def _backward(y, gy, activation, dropout_ratio, has_bias, z=None, rows=None, sum
             None,
             dropout_ratio,
             ACTIVATION=activation.upper(),
-            BIASES=int(has_bias),
+            BIAS=int(has_bias),
             LOOP=int(loop),
             ADDED=0,
             BACKWARD=1,
         )
 
 
-def _launch(adj, like, arrays, draw, dropout_ratio, *, BIASES, BACKWARD, **constants):
+def _launch(adj, like, arrays, draw, dropout_ratio, *, BIAS, BACKWARD, **constants):
     """Launch the kernel on b, rows, y, z and sums; backward return partial sums for a bias."""
     n_rows, width = like.shape
-    has_partials = BACKWARD and BIASES
+    has_partials = BACKWARD and BIAS
     partials = None
     if not like.size:
         return cuda.cupy.zeros((1, width), launch.arithmetic(like.dtype)) if has_partials else None
@@ -191,7 +194,7 @@ def _launch(adj, like, arrays, draw, dropout_ratio, *, BIASES, BACKWARD, **const
         SUMMED=int(adj is not None),
         WEIGHTED=weights,
         DROPOUT=int(dropout_ratio > 0),
-        BIASES=BIASES,
+        BIAS=BIAS,
         BACKWARD=BACKWARD,
         **constants,
     )

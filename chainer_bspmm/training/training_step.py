@@ -112,7 +112,8 @@ class TrainingStep(Work):
             # Tested in a separate backward pass, because deferred gradients are uninitialised, and
             # would be wrong if something reads them.
             with self._update.repeated():
-                self._defers_sums = self._backward_deferring(loss)[1]
+                sums, is_safe = self._backward_deferring(loss, shows_reads=True)
+                self._defers_sums = is_safe and not sums.are_read_by(self._own_gradients())
             self._session.target.cleargrads()
             self._seed.set(loss)
         if not self._defers_sums:
@@ -123,17 +124,21 @@ class TrainingStep(Work):
             raise CannotCapture('gradients of parameters are read before the update, or added up')
         sums.launch()
 
-    def _backward_deferring(self, loss):
+    def _backward_deferring(self, loss, shows_reads=False):
         """Run backward and defer sums; return them, and whether all are gradients of parameters."""
         step = self._step
-        sums = step.sums = PendingSums()
+        sums = step.sums = PendingSums(shows_reads)
         try:
             loss.backward()
         finally:
             step.sums = None
+        return sums, not sums.others_than(self._own_gradients())
+
+    def _own_gradients(self):
+        """Return the gradients of all parameters that have one."""
         params = *self._session.target.params(), *self._session.guards.other_params
-        own = [param.grad for param in params if param.is_initialized]
-        return sums, not sums.others_than(own)
+        found = [param.grad for param in params if param.is_initialized]
+        return [gradient for gradient in found if gradient is not None]
 
 
 @contextlib.contextmanager

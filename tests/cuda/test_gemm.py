@@ -452,9 +452,10 @@ def test_layers_of_up_to_64_units_stay_kernels(
     monkeypatch, width, n_rows, n_matrices, dtype, is_tf32
 ):
     monkeypatch.setattr(gemm, 'is_tf32', lambda dtype: is_tf32)
-    sizes = {'n_rows': n_rows, 'n_matrices': n_matrices}
     for n_in, n_out in (width, 512), (512, width), (width, width):
-        assert not gemm.products_are_faster(numpy.dtype(dtype), n_in=n_in, n_out=n_out, **sizes)
+        assert not gemm.products_are_faster(
+            numpy.dtype(dtype), n_rows=n_rows, n_in=n_in, n_out=n_out, n_matrices=n_matrices
+        )
 
 
 @pytest.mark.parametrize(

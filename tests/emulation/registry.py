@@ -247,9 +247,9 @@ KERNELS = {
             use.layer_spread,
         ),
         table(
-            ('ACTIVATION', 'DROPOUT', 'BIASES', 'SUMMED', 'WEIGHTED', 'LOOP', 'ADDED', 'BACKWARD'),
+            ('ACTIVATION', 'DROPOUT', 'BIAS', 'SUMMED', 'WEIGHTED', 'LOOP', 'ADDED', 'BACKWARD'),
             ('RELU', 1, 1, 0, 0, 0, 1, 0),
-            ('IDENTITY', 1, 2, 1, 1, 0, 0, 0),
+            ('IDENTITY', 1, 1, 1, 1, 0, 0, 0),
             ('TANH', 0, 1, 1, 1, 0, 0, 1),
             ('RELU', 1, 1, 1, 0, 1, 0, 1),
             ('TANH', 0, 1, 1, 0, 1, 1, 0),

@@ -37,11 +37,11 @@ from tests.emulation import test_sum_partials as partial_sums
 from tests.emulation import test_transpose_csr as transpose
 from tests.ops import test_activated_linear as activated
 from tests.ops import test_dropout as dropout
-from tests.ops import test_layer_end as layer_end
 from tests.ops import test_edge_film as edge_film
 from tests.ops import test_embed_rows as embed_rows
 from tests.ops import test_gated_launches as gated
 from tests.ops import test_graph_linear_launches as layers
+from tests.ops import test_layer_end as layer_end
 from tests.ops import test_layer_norm as layer_norm
 from tests.ops import test_long_rows as long_rows
 from tests.ops import test_mean_loss as mean_loss
@@ -148,8 +148,9 @@ def transposed(gpu):
 # By two blocks.
 dropped = use(dropout.test_dropout, 'f', (137, 9), (1, 2, 5))
 
-# Rows of several vectors and of single elements, by several lanes and blocks.
-layer_ended = use(layer_end.test_biases_and_activation, 'f', (600, 8), 'relu', 3)
+# Rows of more vectors than a block has columns, and of few or single elements, by several lanes and
+# blocks.
+layer_ended = use(layer_end.test_bias_and_activation, 'f', (3, 300), 'relu', True)
 layer_ended_and_dropped = use(layer_end.test_dropout_is_that_of_the_step, 'f', (5, 7), 'identity')
 layer_summed = use(layer_end.test_sums_over_neighbours, 'f', (150, 8), True, True, False)
 layer_spread = use(

@@ -6,7 +6,7 @@ import pytest
 import chainer
 
 from chainer_bspmm.cuda import partial_sums, step
-from chainer_bspmm.cuda.partial_sums import sum_partials
+from chainer_bspmm.cuda.partial_sums import shared, sum_partials
 from chainer_bspmm.ops import node
 from tests.emulation.kernel_cases import DTYPES, integers
 
@@ -67,6 +67,22 @@ def test_sums_of_a_step_are_one_launch_at_its_end(device, pending):
     assert len(device.launched) == 1
     for arrays, source in zip(found, sources):
         check(arrays, source, parts)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('n_rows', [0, 4])
+def test_blocks_of_a_product(device, pending, dtype, n_rows):
+    """They are deferred, but for float16, which is not the dtype in which sums are calculated."""
+    product = device.put(integers((n_rows, 35), dtype))
+    device.reachable.append(product)
+    found = shared(product, 2)
+    for block, expected in zip(
+        found, (product[: n_rows // 2], product[n_rows // 2 :]), strict=True
+    ):
+        assert block.shape == expected.shape and block.dtype == dtype
+        assert numpy.isnan(block).all() if n_rows and dtype != 'e' else (block == expected).all()
+    pending.launch()
+    numpy.testing.assert_array_equal(numpy.concatenate(found), product)
 
 
 def test_tied_parameters_are_summed_together(device, pending):

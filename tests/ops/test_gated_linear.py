@@ -85,6 +85,14 @@ def test_no_rows(xp):
     assert apply(1, functions.identity, x[:0], *parameters).shape == (0, OUT)
 
 
+def test_gradients_without_outputs(xp):
+    x, *parameters = [xp.asarray(array) for array in arrays((5,), True, 'float32')]
+    inputs = [x, *(array[:0] for array in parameters)]
+    y, *gradients = outcome(functools.partial(apply, 1, functions.tanh), inputs)
+    assert y.shape == (N, 0) and not gradients[0].any()
+    assert [array.shape for array in gradients] == [array.shape for array in inputs]
+
+
 def test_large_numbers_do_not_overflow(xp):
     x, *parameters = [xp.asarray(array) for array in arrays((5,), True, 'float32')]
     with numpy.errstate(all='raise', under='ignore'):

@@ -126,6 +126,13 @@ def test_dropout_of_a_step_without_a_kernel_of_the_layer(monkeypatch):
     assert relative_error(x.grad, expected) < 1e-12
 
 
+def test_gradients_of_a_linear_layer_without_outputs(xp):
+    inputs = [xp.ones(shape, 'f') for shape in ((4, 3), (0, 3), (0,))]
+    y, *gradients = outcome(lambda x, W, b: graph_linear(None, x, W_self=W, b_self=b), inputs)
+    assert y.shape == (4, 0) and not gradients[0].any()
+    assert [array.shape for array in gradients] == [array.shape for array in inputs]
+
+
 def test_a_loop_is_of_one_relation():
     adj = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
     x, W = numpy.ones((3, 2), 'f'), numpy.ones((8, 2), 'f')

@@ -6,7 +6,7 @@ import pytest
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda.plans import Device
-from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forward
+from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forward, layer_of
 from tests.support import reference
 from tests.support.devices import on_an_emulated_device, slow_unless
 from tests.support.layer_kernels import BOUND, by_relation, expected, layer, matrices, side
@@ -198,6 +198,12 @@ def test_shares_of_columns_drop_the_same_elements(gpu):
     gpu.sizes = Device(132, 60 << 20, 6 << 10)
     check(gpu, 'f', layer(8, 48, **SPECS['convolution']), 19, ratio=0.3)
     assert gpu.launched[0]['SLICES'] > 1
+
+
+@pytest.mark.parametrize('n_in, n_out', [(3, 0), (0, 3)])
+def test_matrices_without_elements_are_no_launch(gpu, n_in, n_out):
+    x, W = (gpu.put(numpy.empty(shape, 'f')) for shape in ((4, n_in), (n_out, n_in)))
+    assert layer_of(x, {'W_self': W}, 0, loop=False, activation='relu') is None
 
 
 def test_unaligned_input(gpu):

@@ -7,6 +7,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.ops.graph_linear import products
+from tests.support import reference
 from tests.support.layer_kernels import BOUND, expected, layer, matrices
 
 N_ROWS = 23
@@ -43,7 +44,7 @@ def test_gradients(gpu, dtype, spec, has_more):
         return rng.uniform(-1, 1, shape).astype(dtype)
 
     n_all = spec.n_relations * spec.width_out
-    x, gy, more = drawn(N_ROWS, spec.width_in), drawn(N_ROWS, spec.width_out), None
+    x, gy = drawn(N_ROWS, spec.width_in), drawn(N_ROWS, spec.width_out)
     W = drawn(n_all, spec.width_in) if spec.n_relations else None
     W_self = drawn(spec.width_out, spec.width_in) if spec.has_self else None
     b = drawn(n_all) if spec.has_relation_bias else None
@@ -53,8 +54,7 @@ def test_gradients(gpu, dtype, spec, has_more):
     A = matrices(N_ROWS, max(spec.n_relations, 1), dtype)
     adj = BatchedCSR.from_matrices([A]).astype(dtype) if spec.n_relations else None
     adj = gpu.put(adj) if adj is not None else None
-    if has_more:
-        more = drawn(N_ROWS, spec.width_in)
+    more = drawn(N_ROWS, spec.width_in) if has_more else None
     right, largest = expected(spec, A, x, (W, W_self, b, b_self), gy)
     on_gpu = {name: gpu.put(array) for name, array in given.items()}
     x = gpu.put(x)
@@ -80,6 +80,49 @@ def test_gradients(gpu, dtype, spec, has_more):
         assert array.dtype == dtype, name
         bound = 8 * BOUND[dtype] * max(abs(right[name]).max(), largest)
         assert abs(array - right[name]).max() <= bound, name
+
+
+@pytest.mark.parametrize('activation', ['identity', 'relu'])
+@pytest.mark.parametrize('n_relations, loop', [(0, False), (1, True), (3, False)])
+def test_gradients_of_a_steps_dropout(gpu, n_relations, loop, activation):
+    """With one relation, a neighbour's gradient is dropped where it is read."""
+    rng = numpy.random.RandomState(1)
+    spec = layer(6, 5, n_relations, activation, has_self=True, loop=loop, n_biases=1)
+    shapes = {'W': (n_relations * 5, 6), 'W_self': (5, 6), 'b_self': (5,)}
+    given = {name: rng.uniform(-1, 1, shape).astype('f') for name, shape in shapes.items()}
+    W = given['W'] if n_relations else given.pop('W')
+    x, gy = (rng.uniform(-1, 1, (N_ROWS, width)).astype('f') for width in (6, 5))
+    A = matrices(N_ROWS, max(n_relations, 1), 'f')
+    adj = gpu.put(BatchedCSR.from_matrices([A]).astype('f')) if n_relations else None
+    kept = reference.kept(gy.size, 0.25, *DRAW).reshape(gy.shape) / 0.75
+    right, largest = expected(spec, A, x, (W, given['W_self'], None, given['b_self']), gy, kept)
+    on_gpu = {name: gpu.put(array) for name, array in given.items()}
+    x = gpu.put(x)
+    seed, layer_number, counter = DRAW
+    y, sums = products.forward(
+        adj,
+        x,
+        on_gpu,
+        loop,
+        activation=activation,
+        dropout_ratio=0.25,
+        draw=(seed, layer_number, gpu.put(numpy.array([counter], 'u8'))),
+    )
+    found = products.backward(
+        adj,
+        x,
+        on_gpu,
+        loop,
+        gy=gpu.put(gy),
+        needed={'x', *given},
+        sums=sums,
+        activation=activation,
+        y=y,
+        dropout_ratio=0.25,
+    )
+    for name, array in {**found, 'y': y}.items():
+        bound = 8 * BOUND['f'] * max(abs(right[name]).max(), largest)
+        assert abs(cuda.to_cpu(array) - right[name]).max() <= bound, name
 
 
 def test_what_was_accumulated_is_not_written_to(gpu):

@@ -167,3 +167,30 @@ def test_sums_of_a_step(launches, noted, is_read):
     assert program.work._defers_sums != is_read
     if not is_read:
         assert launches and set(launches) == {1}  # the uses of W are summed together
+
+
+class LowRank(chainer.Chain):
+    """A layer whose weight is W + B A: its gradient is W's, and is read for those of A and B."""
+
+    def __init__(self):
+        super().__init__()
+        rng = numpy.random.RandomState(0)
+        with self.init_scope():
+            for name, shape in (('W', (3, 3)), ('A', (1, 3)), ('B', (3, 1))):
+                setattr(self, name, chainer.Parameter(rng.normal(size=shape).astype('f')))
+
+    def forward(self, atoms, adj, t):
+        x = self.xp.stack([atoms, atoms % 3, atoms % 5], axis=1).astype('f') / 10
+        (y,) = Mapped().apply((x, self.W + functions.matmul(self.B, self.A)))
+        return functions.mean_squared_error(segment_sum(adj, functions.tanh(y)), t)
+
+
+def test_a_gradient_that_others_read_is_not_deferred(launches):
+    found = []
+    for kind in (GraphUpdater, StandardUpdater):
+        sgd = optimizers.SGD(0.1)
+        updater = make_updater(kind, HOST, LowRank(), same_molecules(), sgd)
+        run(updater, 4)
+        found.append(parameters(updater))
+    for path, expected in found[1].items():
+        assert relative_error(found[0][path], expected) < 1e-5

@@ -9,8 +9,8 @@ from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.cuda.partial_sums import shared
 from chainer_bspmm.ops.elementwise import concat, SIGMOID, sigmoid
 from chainer_bspmm.ops.gates.launches import gated_step_backward, gated_step_forward
-from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.layer_end import column_sums, end_forward
+from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.sparse import check
 
 ACTIVATIONS = (functions.identity, functions.tanh)
@@ -77,7 +77,6 @@ class GatedLinear(FusedNode):
             by_parts = [gx] if other is None else [gx, g_other]
             return [*by_parts, gW_gate, gW_value, gb_gate, gb_value]
         x, W, gate, value = self._saved
-        n = gy.shape[1]
         g = _gated_gradient(gy, gate, value, self._is_tanh)
         gradients = {}
         start = 0
@@ -87,9 +86,9 @@ class GatedLinear(FusedNode):
                 gradients[i] = dot(g, W[:, start:end])
             start = end
         if {first, first + 1} & set(indexes):
-            gradients.update(enumerate(shared(dot(g.T, x), n), first))
+            gradients.update(enumerate(shared(dot(g.T, x), 2), first))
         if indexes[-1] >= first + 2:
-            gradients.update(enumerate(column_sums(g, n), first + 2))
+            gradients.update(enumerate(column_sums(g, 2), first + 2))
         return gradients
 
     def _composed(self, *inputs):

@@ -12,8 +12,8 @@ from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.cuda.partial_sums import shared
 from chainer_bspmm.ops.elementwise import concat, SIGMOID, sigmoid
 from chainer_bspmm.ops.gates.launches import gated_step_backward, gated_step_forward
-from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
 from chainer_bspmm.ops.layer_end import column_sums
+from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
 from chainer_bspmm.sparse import check
 
 
@@ -87,10 +87,11 @@ class GRUStep(AccumulateInPlace, FusedNode):
             g_h, g_zr = g[:, :n], g[:, n:]
             g_state = _gates_gradient(dot(g_h, U_h), gy, z, r, state, g)
             g_state = dot(g_zr, U, to=g_state)
-            gU = [*shared(dot(g_h.T, reset_state)), *shared(dot(g_zr.T, state), n)]
-        gW = [*shared(dot(g.T, both), n), *gU]
+            gU = [*shared(dot(g_h.T, reset_state)), *shared(dot(g_zr.T, state), 2)]
+        n_maps = 3 if gU else 2
+        gW = [*shared(dot(g.T, both), n_maps), *gU]
         # Biases of W and U have equal gradients.
-        gb = column_sums(g, n, 2 if gU else 1)
+        gb = column_sums(g, n_maps, n_copies=2 if gU else 1)
         parameters = [array for pair in zip(gW, gb, strict=True) for array in pair]
         n_in = inputs[0].shape[1]
         gx = dot(g, W[:, :n_in], to=g_state if self._state == 'x' else None)

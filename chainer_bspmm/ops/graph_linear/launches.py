@@ -136,15 +136,17 @@ def layer_of(
 ) -> Layer | None:
     """Return a layer of a graph convolution as a `Layer`, None if it is not one launch.
 
-    It is one launch on a GPU only, if the matrices fit into shared memory and no row is long,
-    because all rows of a tile wait for their longest. `parameters` (W, b, W_self, b_self) and
-    `loop` are as in :func:`~chainer_bspmm.ops.graph_linear.node.graph_linear`, but b_self may be
-    several biases, one after the other, which are all added. `by_relation`: W is one matrix after
-    the other. `longest`: a bound of a row's entries.
+    It is one launch on a GPU only, if the matrices have elements and fit into shared memory, and no
+    row is long, because all rows of a tile wait for their longest. `parameters` (W, b, W_self,
+    b_self) and `loop` are as in :func:`~chainer_bspmm.ops.graph_linear.node.graph_linear`, but
+    b_self may be several biases, one after the other, which are all added. `by_relation`: W is one
+    matrix after the other. `longest`: a bound of a row's entries.
     """
     if longest > plans.LONG_ROW or not launch.on_gpu(x):
         return None
     n_all, width_in = parameters['W' if n_relations else 'W_self'].shape
+    if not n_all or not width_in:
+        return None
     width_out = n_all // max(n_relations, 1)
     layer = Layer(
         width_in=width_in,

@@ -46,7 +46,7 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
             x, parameters, n_relations, self._loop, self._activation, longest=longest
         )
         self._adds_more = launch.on_gpu(x)
-        # By the launch that does the end of the layer.
+        # In a captured step, the launch that ends the layer also drops.
         is_drawn = ratio > 0 and step.current() is not None and launch.on_gpu(x)
         end = {'dropout_ratio': ratio, 'draw': step_draw()} if is_drawn else {}
         if self._layer is not None:

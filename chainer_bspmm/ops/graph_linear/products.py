@@ -2,12 +2,12 @@
 
 import numpy
 
+from chainer_bspmm.cuda import launch
 from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.cuda.partial_sums import shared
 from chainer_bspmm.ops.bspmm import bspmm_forward
 from chainer_bspmm.ops.elementwise import activate, activation_gradient, by_channel, by_relation
 from chainer_bspmm.ops.graph_linear.host import graph_linear_grad_on_host, graph_linear_on_host
-from chainer_bspmm.cuda import launch
 from chainer_bspmm.ops.layer_end import can_sum, end_backward, end_forward
 from chainer_bspmm.ops.layer_end import summed_backward, summed_forward
 from chainer_bspmm.sparse.relations import relation_rows, transposed_rows
@@ -55,7 +55,7 @@ def _ends_with_sums(adj, x, parameters):
 def forward(adj, x, parameters, loop=False, activation='identity', dropout_ratio=0.0, draw=None):
     """Return the result of a layer, (n_nodes, out_channels), and the `sums` of :func:`backward`.
 
-    Of a dropout with `draw`, of `ops.dropout.step_draw`; that is for a GPU only.
+    Dropout is for a GPU only, and `draw` is the result of `ops.dropout.step_draw`.
     """
     if 'W' in parameters and _is_on_host(x):
         y = graph_linear_on_host(adj, x, **parameters, loop=loop).astype(x.dtype, copy=False)
