@@ -65,8 +65,8 @@ class Work:
 def spare_tolerance(dtype, model):
     """Return the relative difference (float) that spare rows may make in results of a dtype."""
     names = {dtype.name, *(param.dtype.name for param in model.params(include_uninit=False))}
-    # The number of rows decides whether a layer is multiplied in TF32 (`gemm.products_are_faster`),
-    # which rounds factors to as many bits as float16 has.
+    # Where TF32 is allowed, cuBLAS may take it for one number of rows and not for another. It
+    # rounds factors to as many bits as float16 has.
     if 'float32' in names and model.device.xp is not numpy and gemm.is_tf32(numpy.dtype('f')):
         names.add('float16')
     return max(SPARE_TOLERANCE[name] for name in names)

@@ -467,8 +467,8 @@ def test_layers_of_up_to_64_units_stay_kernels(
         (128, 18000, 1, False, True),
         (128, 18000, 4, False, False),
         (256, 600, 1, True, True),
-        (128, 600, 1, True, False),
-        (128, 2300, 4, True, True),
+        (128, 600, 4, True, True),
+        (96, 18000, 1, True, False),
     ],
 )
 def test_wide_layers_are_products(monkeypatch, width, n_rows, n_matrices, is_tf32, expected):
@@ -476,6 +476,18 @@ def test_wide_layers_are_products(monkeypatch, width, n_rows, n_matrices, is_tf3
     sizes = {'n_rows': n_rows, 'n_in': width, 'n_out': width, 'n_matrices': n_matrices}
     assert gemm.products_are_faster(numpy.dtype('f'), **sizes) is expected
     assert not gemm.products_are_faster(numpy.dtype('d'), **sizes)
+
+
+@pytest.mark.parametrize('width', [64, 96, 128, 256])
+def test_rows_do_not_decide_on_tf32(monkeypatch, width):
+    """Otherwise spare rows would change the precision of a layer."""
+    monkeypatch.setattr(gemm, 'is_tf32', lambda dtype: True)
+    sizes = {'n_in': width, 'n_out': width, 'n_matrices': 1}
+    found = {
+        gemm.products_are_faster(numpy.dtype('f'), n_rows=n_rows, **sizes)
+        for n_rows in (1, 600, 2300, 18000, 10**6)
+    }
+    assert len(found) == 1
 
 
 def test_dot_outside_of_a_step_is_the_arrays_own(xp):
