@@ -229,7 +229,7 @@ class Device:
             empty=self._empty,
             array=lambda *array, **options: self.put(numpy.array(*array, **options)),
             ascontiguousarray=self._ascontiguousarray,
-            zeros=lambda shape, dtype: self.put(numpy.zeros(shape, dtype)),
+            zeros=self._zeros,
             _core=types.SimpleNamespace(get_compute_type=lambda dtype: 0),
             cuda=types.SimpleNamespace(runtime=types.SimpleNamespace(getDevice=lambda: 0)),
         )
@@ -242,6 +242,11 @@ class Device:
     def _empty(self, shape, dtype):
         poison = numpy.nan if numpy.dtype(dtype).kind == 'f' else 127
         return self.put(numpy.full(shape, poison, dtype))
+
+    def _zeros(self, shape, dtype):
+        array = self._empty(shape, dtype)
+        array[...] = 0
+        return array
 
     def _ascontiguousarray(self, array):
         return array if array.flags.c_contiguous else self.put(array)
