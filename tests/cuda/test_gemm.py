@@ -482,9 +482,10 @@ def test_wide_layers_are_products(monkeypatch, width, n_rows, n_matrices, is_tf3
 def test_rows_do_not_decide_on_tf32(monkeypatch, width):
     """Otherwise spare rows would change the precision of a layer."""
     monkeypatch.setattr(gemm, 'is_tf32', lambda dtype: True)
-    sizes = {'n_in': width, 'n_out': width, 'n_matrices': 1}
     found = {
-        gemm.products_are_faster(numpy.dtype('f'), n_rows=n_rows, **sizes)
+        gemm.products_are_faster(
+            numpy.dtype('f'), n_rows=n_rows, n_in=width, n_out=width, n_matrices=1
+        )
         for n_rows in (1, 600, 2300, 18000, 10**6)
     }
     assert len(found) == 1
