@@ -374,12 +374,7 @@ def main(argv=None):
         help='for each method, data set and batch size: from %d to %d rounds'
         % (MIN_ROUNDS, MAX_ROUNDS),
     )
-    parser.add_argument(
-        '--time',
-        type=float,
-        default=TIME,
-        help='seconds of the whole run; what does not fit is skipped and listed',
-    )
+    subjects.add_time(parser, TIME)
     parser.set_defaults(methods=None)
     args = parser.parse_args(argv)
     study = STUDIES[args.against]

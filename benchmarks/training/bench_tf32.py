@@ -229,12 +229,7 @@ def parse(argv=None):
     parser.add_argument('--seeds', nargs='+', type=int, default=SEEDS)
     parser.add_argument('--epoch', type=int, help='of all trainings, for a trial')
     parser.add_argument('--processes', type=int, default=PROCESSES, help='trainings at a time')
-    parser.add_argument(
-        '--time',
-        type=float,
-        default=TIME,
-        help='seconds of the whole run; what does not fit is skipped and listed',
-    )
+    subjects.add_time(parser, TIME)
     args = parser.parse_args(argv)
     # The trainings are those of bench_quality, which reads more arguments.
     args.devices = [args.device]

@@ -257,12 +257,7 @@ def main(argv=None):
     parser.add_argument(
         '--seconds', type=float, default=SECONDS, help='of the rounds of each cell, at least'
     )
-    parser.add_argument(
-        '--time',
-        type=float,
-        default=TIME,
-        help='seconds of the whole run; what does not fit is skipped and listed',
-    )
+    subjects.add_time(parser, TIME)
     args = parser.parse_args(argv)
     run(args, harness.device_of(args.device))
 

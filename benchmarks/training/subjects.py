@@ -107,6 +107,16 @@ def argument_parser(doc, methods, device, device_help):
     return parser
 
 
+def add_time(parser, default):
+    """Add the option of benchmarks that end in time, and list what they have left out."""
+    parser.add_argument(
+        '--time',
+        type=float,
+        default=default,
+        help='seconds of the whole run; what does not fit is skipped and listed',
+    )
+
+
 def molecules(name, args):
     """Return SMILES, labels and a description of the data set that the arguments select."""
     if name == 'tox21':
