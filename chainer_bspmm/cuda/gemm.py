@@ -159,8 +159,8 @@ class Blas:
     def dot(self, a, b, to=None):
         """Multiply two matrices or vectors, as ``cupy.dot`` does; the result is C-contiguous.
 
-        Row-major and column-major arrays are read in place, all others are copied first. The
-        product of two matrices is added to `to` in place, a C-contiguous array, if it is given.
+        Row-major and column-major arrays are read in place; all others are copied first. If `to` is
+        given, a C-contiguous array, the product of two matrices is added to it in place.
         """
         if a.ndim == b.ndim == 2:
             return self._matrices(a, b, to)
@@ -185,7 +185,9 @@ class Blas:
         return self._matrices(*stacks).reshape(lead + (a.shape[-2], b.shape[-1]))
 
     def _matrices(self, a, b, to=None):
-        """Multiply two matrices, or two stacks of equally many; see :meth:`dot` for `to`."""
+        """Multiply two matrices, or two stacks of the same number of matrices.
+
+        `to` is as in :meth:`dot`, for two matrices only."""
         self._check(a, b)
         dtype = a.dtype if a.dtype == b.dtype else numpy.promote_types(a.dtype, b.dtype)
         shape = a.shape[:-1] + b.shape[-1:]
@@ -206,7 +208,7 @@ class Blas:
             one = factors.ctypes.data
             zero = factors.ctypes.data + factors.itemsize
             beta = zero if to is None else one
-            # cuBLAS is column-major: it computes C^T = B^T A^T, so b comes first, and n before m.
+            # cuBLAS is column-major. It computes C^T = B^T A^T, so b comes first, and n before m.
             if a.ndim == 2:
                 self._library.gemm_ex(
                     self._handle,
@@ -335,7 +337,8 @@ def step_for(array):
 def dot(a: Any, b: Any, to: Any = None) -> Any:
     """Compute ``a.dot(b)`` of NumPy or CuPy arrays, in a captured step by its `Blas`.
 
-    It is added to the C-contiguous matrix `to`, of its shape and dtype, if that is given.
+    If `to` is given, a C-contiguous matrix of the product's shape and dtype, the product is added
+    to it in place, and `to` is returned.
     """
     current = step_for(a)
     if current is not None:

@@ -77,7 +77,10 @@ def test_features_that_are_the_state():
 @pytest.mark.parametrize('n_rows, n', [(600, 64), (2300, 64), (5000, 64), (600, 256)])
 @pytest.mark.parametrize('state', ['none', 'given', 'x'])
 def test_as_wide_as_models_are(xp, state, n_rows, n):
-    """A GPU has another kernel for each of these numbers of rows, for wide ones products."""
+    """A GPU has another kernel for each of these numbers of rows, and moves 16 bytes at a time.
+
+    The weights of 256 units may not fit into a kernel; such steps are products.
+    """
     rng = numpy.random.RandomState(0)
     with_state = state != 'none'
     shapes = [(n_rows, n)] * (3 if state == 'given' else 2)

@@ -90,7 +90,8 @@ class GRUStep(AccumulateInPlace, FusedNode):
             gU = [*shared(dot(g_h.T, reset_state)), *shared(dot(g_zr.T, state), 2)]
         n_maps = 3 if gU else 2
         gW = [*shared(dot(g.T, both), n_maps), *gU]
-        # Biases of W and U have equal gradients.
+        # Biases of W and U have the same gradient, but separate arrays: optimizer hooks write to
+        # them.
         gb = column_sums(g, n_maps, n_copies=2 if gU else 1)
         parameters = [array for pair in zip(gW, gb, strict=True) for array in pair]
         n_in = inputs[0].shape[1]
@@ -202,7 +203,7 @@ def _first_step_gradient(gy, h, z):
 
 
 def _candidate_gradient(gy, h, z, state):
-    """Return the gradient of `sums`, without its part of r yet."""
+    """Return the gradient with respect to `sums`, whose part of r is not written yet."""
     n_rows, n = gy.shape
     if isinstance(gy, numpy.ndarray):
         g = numpy.empty((n_rows, 3 * n), gy.dtype)
@@ -223,7 +224,10 @@ def _candidate_gradient(gy, h, z, state):
 
 
 def _gates_gradient(g_reset_state, gy, z, r, state, g):
-    """Complete g; return the state's gradient without its layers'."""
+    """Write r's part of g; return a part of the state's gradient.
+
+    The state's gradient still lacks what comes through the layers of z and r.
+    """
     n = gy.shape[1]
     if isinstance(gy, numpy.ndarray):
         g[:, 2 * n :] = g_reset_state * state * r * (1 - r)
