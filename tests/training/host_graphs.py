@@ -271,7 +271,7 @@ def _as_cupy_joins(join):
     return joined
 
 
-def _dot(a, b, to=None):
+def dot(a, b, to=None):
     """Multiply as `gemm.Blas.dot`, which adds to its third argument; ``numpy.dot`` overwrites."""
     product = a.dot(b)
     if to is None:
@@ -288,7 +288,7 @@ def _stand_in_everywhere(monkeypatch):
         self.capturer.session = weakref.proxy(self)
 
     monkeypatch.setattr(Session, '__init__', made)
-    blas = types.SimpleNamespace(use=lambda stream: None, dot=_dot, matmul=numpy.matmul)
+    blas = types.SimpleNamespace(use=lambda stream: None, dot=dot, matmul=numpy.matmul)
     monkeypatch.setattr(gemm, 'Blas', lambda: blas)
     monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
     monkeypatch.setattr(staging, 'Staging', HostStaging)
