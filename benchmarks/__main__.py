@@ -22,6 +22,7 @@ CPU: dict[str, list] = {
 GPU: dict[str, list] = {
     'products.bench_figures': ['--figures', '6b'],
     'training.bench_steps': [*STEPS, '--time', 90],
+    'training.bench_looks': ['--rounds', 3],
 }
 LONG = {
     'bench_command': 'trains whole models',
