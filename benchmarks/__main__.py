@@ -17,15 +17,18 @@ STEPS = ['--limit', 500, '--batches', 128, '--data', 'tox21']
 CPU: dict[str, list] = {
     'training.bench_two_lines': ['--data', 'qm9', '--limit', 300, '--rounds', 1],
     'training.bench_steps': [*STEPS, '--device', -1],
+    'training.bench_looks': ['--rounds', 3, '--device', -1],
 }
 GPU: dict[str, list] = {
     'products.bench_figures': ['--figures', '6b'],
     'training.bench_steps': [*STEPS, '--time', 90],
+    'training.bench_looks': ['--rounds', 3],
 }
 LONG = {
     'bench_command': 'trains whole models',
     'products.bench_large': 'takes several minutes',
     'training.bench_chemprop': 'needs an installation of chemprop',
+    'training.bench_deferred': 'takes several minutes',
     'training.bench_network': 'a graph of 115 million edges',
     'training.bench_quality': 'trains to the end',
     'training.bench_scaling': 'needs MPI',

@@ -1,6 +1,7 @@
 """Losses and metrics over all elements of a batch, each in one launch on a GPU."""
 
 import collections
+from typing import NamedTuple
 
 import numpy
 
@@ -44,56 +45,6 @@ def loss_grad_launch(size) -> plans.Launch:
 _Along = collections.namedtuple('_Along', 'accuracy gx')
 
 
-def _run(plan, kind, x, t, *, y, count, divisor, ignore_nan, gy=None, partial=None, along=None):
-    """Launch kernels/mean_loss.cu: write a loss to y, and to `along`, or with `gy` its gradient.
-
-    `count` is the divisor on the device, which a loss writes and a gradient reads. If it is None,
-    the divisor is the number `divisor`.
-    """
-    if t.dtype.kind == 'i':
-        t = t.astype(numpy.int32, copy=False)
-    x, t = launch.contiguous(x), launch.contiguous(t)
-    accuracy, gx = along or (None, None)
-    launch.run(
-        'mean_loss',
-        x,
-        plan,
-        x,
-        t,
-        gy,
-        y,
-        count,
-        partial,
-        accuracy,
-        gx,
-        numbers=[numpy.float64(divisor or 0)],
-        KIND=kind,
-        IGNORE_NAN=ignore_nan,
-        COUNTED=count is not None,
-        GRADIENT=gy is not None,
-        ALONG=along is not None,
-    )
-
-
-def _terms(kind, x, t, ignore_nan):
-    """Return every element's term of a loss, and its slope, in float64."""
-    x = x.astype(numpy.float64)
-    is_positive = x >= 0
-    is_known = t != -1
-    if kind == 'BINARY_ACCURACY':
-        return is_positive == t, None
-    if kind == 'SIGMOID_CROSS_ENTROPY':
-        small = numpy.exp(-abs(x))  # cannot overflow
-        return (
-            is_known * (numpy.log1p(small) - x * (t - is_positive)),
-            is_known * (numpy.where(is_positive, 1, small) / (1 + small) - t),
-        )
-    d = x - t
-    if ignore_nan:
-        d = numpy.where(numpy.isnan(d), 0, d)
-    return (d * d, 2 * d) if kind == 'SQUARED_ERROR' else (abs(d), numpy.sign(d))
-
-
 def _check(x, t):
     """Raise ValueError if t does not fit x; Chainer checks it only with type checks turned on."""
     if t.shape != x.shape or x.size >= 2**31 or not (t.dtype.kind == 'i' or t.dtype == x.dtype):
@@ -103,93 +54,138 @@ def _check(x, t):
         )
 
 
-def mean_loss_forward(kind, x, t, divisor=None, ignore_nan=False, along=None):
-    """Compute a loss or metric ``y = sum of term(x[i], t[i]) / divisor`` over all elements i.
+class Loss(NamedTuple):
+    """Loss or metric ``y = sum of term(x[i], t[i]) / divisor`` over all elements i.
 
     `kernels/mean_loss.cu` has the terms of each kind. ``'SIGMOID_CROSS_ENTROPY'`` and
     ``'BINARY_ACCURACY'`` take integer labels and ignore -1. ``'SQUARED_ERROR'`` and
-    ``'ABSOLUTE_ERROR'`` take values of x's dtype; with `ignore_nan`, a difference that is NaN
-    counts as 0. `along` is an `_Along`, for :func:`training_loss`.
+    ``'ABSOLUTE_ERROR'`` take values of x's dtype.
 
-    Returns the loss, a scalar of x's dtype that is summed in float64, and a count. Without a
-    `divisor` the loss is divided by the count, an int64 array: the number of labels other than -1,
-    or 1 if there are none. With a `divisor` the count is None.
+    Attributes:
+        kind (str): one of these four.
+        divisor (int or None): None means the number of labels other than -1, or 1 if there are
+            none.
+        ignore_nan (bool): whether a difference of values that is NaN counts as 0.
     """
-    _check(x, t)
-    count = None
-    if not launch.on_gpu(x):
-        if divisor is None:
-            divisor = count = numpy.asarray(max((t != -1).sum(), 1))
-        terms, _ = _terms(kind, x, t, ignore_nan)
-        return numpy.asarray(terms.sum() / divisor, x.dtype), count
-    with launch.device_of(x):
-        y = cuda.cupy.empty((), x.dtype)
-        partial = None
-        if divisor is None:
-            count = cuda.cupy.empty((), numpy.int64)
-        launches = loss_launches(x.size)
-        if len(launches) > 1:
-            partial = cuda.cupy.empty((launches[0].grid[0], 2), numpy.float64)
-        for plan in launches:
-            _run(
-                plan,
-                kind,
-                x,
-                t,
-                y=y,
-                count=count,
-                divisor=divisor,
-                ignore_nan=ignore_nan,
-                partial=partial,
-                along=along,
-            )
-    return y, count
 
+    kind: str
+    divisor: int | None = None
+    ignore_nan: bool = False
 
-def training_loss(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True):
-    """Compute :func:`mean_loss_forward` and, in the same launch, its accuracy and gradient.
+    def forward(self, x, t):
+        """Return y, a scalar of x's dtype that is summed in float64, and the count.
 
-    Returns the loss, its divisor, the binary accuracy if labels are counted, else None, and the
-    gradient for a gy of 1 if `with_gradient`. On a GPU the accuracy is None for more than
-    LOSS_CHUNK elements, and the gradient for more than LOSS_ALONG.
-    """
-    accuracy = gx = along = None
-    if launch.on_gpu(x) and x.size <= LOSS_CHUNK:
+        The count of labels is an int64 array, on x's device. With a divisor it is None.
+        """
+        return self._forward(x, t)
+
+    def backward(self, x, t, gy, count=None):
+        """Return the gradient of :meth:`forward`, of any kind but the accuracy.
+
+        `count` is the one that :meth:`forward` has returned.
+        """
+        _check(x, t)
+        if not launch.on_gpu(x):
+            return self._host_gradient(x, t, gy, count)
         with launch.device_of(x):
-            if divisor is None:
-                accuracy = cuda.cupy.empty((), x.dtype)
-            if with_gradient and x.size <= LOSS_ALONG:
-                gx = cuda.cupy.empty(x.shape, x.dtype)
-        along = _Along(accuracy, gx)
-    y, count = mean_loss_forward(kind, x, t, divisor, ignore_nan, along)
-    if not launch.on_gpu(x):
-        if count is not None:
-            accuracy, _ = mean_loss_forward('BINARY_ACCURACY', x, t)
-        if with_gradient:
-            divisor = count if divisor is None else divisor
-            gx = mean_loss_backward(kind, x, t, gy=1, divisor=divisor, ignore_nan=ignore_nan)
-    return y, count, accuracy, gx
+            gx = cuda.cupy.empty(x.shape, x.dtype)
+            if gx.size:
+                self._launch(loss_grad_launch(x.size), x, t, y=gx, gy=gy, count=count)
+        return gx
 
+    def training_forward(self, x, t, with_gradient=True):
+        """Compute :meth:`forward` and, in the same launch, the binary accuracy and the gradient.
 
-def mean_loss_backward(kind, x, t, gy, divisor, ignore_nan=False):
-    """Return the gradient of :func:`mean_loss_forward`, of any kind but the accuracy."""
-    _check(x, t)
-    if not launch.on_gpu(x):
-        _, slopes = _terms(kind, x, t, ignore_nan)
-        return numpy.asarray(gy * slopes / divisor, x.dtype)
-    with launch.device_of(x):
-        gx = cuda.cupy.empty(x.shape, x.dtype)
-        if gx.size:
-            is_counted = not isinstance(divisor, int)  # a counted divisor is an array on the device
-            _run(
-                loss_grad_launch(x.size),
-                kind,
-                x,
-                t,
-                gy=gy,
-                y=gx,
-                count=divisor if is_counted else None,
-                divisor=None if is_counted else divisor,
-                ignore_nan=ignore_nan,
+        Returns y, the count, the accuracy if labels are counted, else None, and the gradient for a
+        gy of 1 if `with_gradient`. On a GPU the accuracy is None for more than LOSS_CHUNK elements,
+        and the gradient for more than LOSS_ALONG.
+        """
+        accuracy = gx = along = None
+        if launch.on_gpu(x) and x.size <= LOSS_CHUNK:
+            with launch.device_of(x):
+                if self.divisor is None:
+                    accuracy = cuda.cupy.empty((), x.dtype)
+                if with_gradient and x.size <= LOSS_ALONG:
+                    gx = cuda.cupy.empty(x.shape, x.dtype)
+            along = _Along(accuracy, gx)
+        y, count = self._forward(x, t, along)
+        if not launch.on_gpu(x):
+            if count is not None:
+                accuracy, _ = Loss('BINARY_ACCURACY')._forward(x, t)
+            if with_gradient:
+                gx = self._host_gradient(x, t, 1, count)
+        return y, count, accuracy, gx
+
+    def _forward(self, x, t, along=None):
+        _check(x, t)
+        count = None
+        if not launch.on_gpu(x):
+            if self.divisor is None:
+                count = numpy.asarray(max((t != -1).sum(), 1))
+            terms, _ = self._terms(x, t)
+            return numpy.asarray(terms.sum() / self._divisor(count), x.dtype), count
+        with launch.device_of(x):
+            y = cuda.cupy.empty((), x.dtype)
+            partial = None
+            if self.divisor is None:
+                count = cuda.cupy.empty((), numpy.int64)
+            launches = loss_launches(x.size)
+            if len(launches) > 1:
+                partial = cuda.cupy.empty((launches[0].grid[0], 2), numpy.float64)
+            for plan in launches:
+                self._launch(plan, x, t, y=y, count=count, partial=partial, along=along)
+        return y, count
+
+    def _host_gradient(self, x, t, gy, count):
+        _, slopes = self._terms(x, t)
+        return numpy.asarray(gy * slopes / self._divisor(count), x.dtype)
+
+    def _divisor(self, count):
+        return count if self.divisor is None else self.divisor
+
+    def _terms(self, x, t):
+        """Return every element's term, and its slope, in float64."""
+        x = x.astype(numpy.float64)
+        is_positive = x >= 0
+        is_known = t != -1
+        if self.kind == 'BINARY_ACCURACY':
+            return is_positive == t, None
+        if self.kind == 'SIGMOID_CROSS_ENTROPY':
+            small = numpy.exp(-abs(x))  # cannot overflow
+            return (
+                is_known * (numpy.log1p(small) - x * (t - is_positive)),
+                is_known * (numpy.where(is_positive, 1, small) / (1 + small) - t),
             )
-    return gx
+        d = x - t
+        if self.ignore_nan:
+            d = numpy.where(numpy.isnan(d), 0, d)
+        return (d * d, 2 * d) if self.kind == 'SQUARED_ERROR' else (abs(d), numpy.sign(d))
+
+    def _launch(self, plan, x, t, *, y, count, gy=None, partial=None, along=None):
+        """Launch kernels/mean_loss.cu: write to y, and to `along`, or with `gy` the gradient to y.
+
+        `count`, if labels are counted, is an array that a loss writes and a gradient reads.
+        """
+        if t.dtype.kind == 'i':
+            t = t.astype(numpy.int32, copy=False)
+        x, t = launch.contiguous(x), launch.contiguous(t)
+        accuracy, gx = along or (None, None)
+        launch.run(
+            'mean_loss',
+            x,
+            plan,
+            x,
+            t,
+            gy,
+            y,
+            count,
+            partial,
+            accuracy,
+            gx,
+            numbers=[numpy.float64(self.divisor or 0)],
+            KIND=self.kind,
+            IGNORE_NAN=self.ignore_nan,
+            COUNTED=self.divisor is None,
+            GRADIENT=gy is not None,
+            ALONG=along is not None,
+        )

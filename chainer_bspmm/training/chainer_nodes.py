@@ -38,7 +38,7 @@ from chainer_bspmm.cuda.step import under_way  # noqa: F401  imported from here,
 from chainer_bspmm.ops import elementwise
 from chainer_bspmm.ops.dropout import step_dropout
 from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forward, layer_of
-from chainer_bspmm.ops.mean_loss import mean_loss_backward, mean_loss_forward, training_loss
+from chainer_bspmm.ops.mean_loss import Loss
 from chainer_bspmm.ops.segments import row_sum
 from chainer_bspmm.ops.standardize import standardize
 
@@ -141,37 +141,38 @@ def _joined(inputs, axis):
     return elementwise.concat(rows, axis=1).reshape(lead + (length,) + tail)
 
 
-# A loss of a step: its kind, arrays, divisor, whether NaN is ignored, and the accuracy and gradient
-# from the same launch, or None.
-_Loss = collections.namedtuple('_Loss', 'kind x t divisor ignore_nan accuracy gx')
+# A loss that a step has computed of arrays, and the accuracy and gradient from the same launch, or
+# None.
+_Computed = collections.namedtuple('_Computed', 'loss x t accuracy gx')
 
 
-def _loss(step: Step, kind, x, t, divisor, ignore_nan=False):
-    """Return a loss and its divisor; keep its accuracy and gradient, for the same array objects."""
-    loss, count, *along = training_loss(
-        kind, x, t, divisor, ignore_nan, chainer.config.enable_backprop
-    )
-    divisor = count if divisor is None else divisor
-    step.losses.append(_Loss(kind, x, t, divisor, ignore_nan, *along))
-    return loss, divisor
+def _loss_forward(step: Step, loss: Loss, x, t):
+    """Compute a loss and its count; keep its accuracy and gradient, for the same array objects."""
+    y, count, accuracy, gx = loss.training_forward(x, t, chainer.config.enable_backprop)
+    step.losses.append(_Computed(loss, x, t, accuracy, gx))
+    return y, count
 
 
-def _loss_grad(step: Step, kind, x, t, gy, divisor, ignore_nan=False):
+def _loss_backward(step: Step, loss: Loss, x, t, gy, count=None):
+    """Return the gradient of a loss, the one that came along with it if there is one."""
     if step.one is not None and step.one.is_seed(gy):
-        key = kind, ignore_nan, type(divisor)  # the type tells whether the divisor was counted
-        for place, loss in enumerate(step.losses):
-            if loss.x is x and loss.t is t and loss.gx is not None:
-                if (loss.kind, loss.ignore_nan, type(loss.divisor)) == key:
+        for place, computed in enumerate(step.losses):
+            if computed.loss == loss and computed.x is x and computed.t is t:
+                if computed.gx is not None:
                     del step.losses[place]  # used only once, because the caller may write to it
-                    return loss.gx
-    return mean_loss_backward(kind, x, t, gy, divisor, ignore_nan)
+                    return computed.gx
+    return loss.backward(x, t, gy, count)
+
+
+def _mean_error_of(kind, node, x):
+    return Loss(kind, divisor=x.size, ignore_nan=getattr(node, 'ignore_nan', False))
 
 
 def _mean_error(kind, node, step: Step, inputs):
     node.retain_inputs((0, 1))
     x, t = inputs
-    loss, _ = _loss(step, kind, x, t, x.size, getattr(node, 'ignore_nan', False))
-    return (loss,)
+    y, _ = _loss_forward(step, _mean_error_of(kind, node, x), x, t)
+    return (y,)
 
 
 def _mean_error_backward(kind, node, step: Step, indexes, grad_outputs):
@@ -179,9 +180,7 @@ def _mean_error_backward(kind, node, step: Step, indexes, grad_outputs):
     if chainer.config.enable_backprop:
         node.diff = x - t  # backward of Chainer's MeanAbsoluteError reads it
         return None
-    gy = grad_outputs[0].array
-    ignore_nan = getattr(node, 'ignore_nan', False)
-    gx = _loss_grad(step, kind, x, t, gy, x.size, ignore_nan)
+    gx = _loss_backward(step, _mean_error_of(kind, node, x), x, t, grad_outputs[0].array)
     return tuple(chainer.Variable(-gx if i else gx, requires_grad=False) for i in indexes)
 
 
@@ -191,10 +190,10 @@ def _sigmoid_cross_entropy(node, step: Step, inputs):
     node.retain_inputs((0, 1))
     x, t = inputs
     divisor = None if node.normalize else max(1, len(x))
-    loss, count = _loss(step, 'SIGMOID_CROSS_ENTROPY', x, t, divisor)
-    node.count = count
+    y, count = _loss_forward(step, Loss('SIGMOID_CROSS_ENTROPY', divisor), x, t)
+    node.count = count if divisor is None else divisor
     node.ignore_mask = None
-    return (loss,)
+    return (y,)
 
 
 def _sigmoid_cross_entropy_grad(node, step: Step, inputs):
@@ -204,18 +203,21 @@ def _sigmoid_cross_entropy_grad(node, step: Step, inputs):
     if chainer.config.enable_backprop:
         node.ignore_mask = node.t != -1  # the gradient of this gradient reads it
     x, gy = inputs
-    return (_loss_grad(step, 'SIGMOID_CROSS_ENTROPY', x, node.t, gy, node.count),)
+    is_counted = not isinstance(node.count, int)  # a count is an array
+    loss = Loss('SIGMOID_CROSS_ENTROPY', divisor=None if is_counted else node.count)
+    count = node.count if is_counted else None
+    return (_loss_backward(step, loss, x, node.t, gy, count),)
 
 
 def _binary_accuracy(node, step: Step, inputs):
     if node.ignore_label != -1:
         return None
     x, t = inputs
-    for place, loss in enumerate(step.losses):
-        if loss.x is x and loss.t is t and loss.accuracy is not None:
-            step.losses[place] = loss._replace(accuracy=None)
-            return (loss.accuracy,)
-    accuracy, _ = mean_loss_forward('BINARY_ACCURACY', x, t)
+    for place, computed in enumerate(step.losses):
+        if computed.x is x and computed.t is t and computed.accuracy is not None:
+            step.losses[place] = computed._replace(accuracy=None)
+            return (computed.accuracy,)
+    accuracy, _ = Loss('BINARY_ACCURACY').forward(x, t)
     return (accuracy,)
 
 

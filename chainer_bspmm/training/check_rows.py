@@ -240,17 +240,14 @@ class _Check:
         arguments = self._arguments
         if has_spare:
             arguments = _with_spare_rows(arguments, self._row_counts(), is_filled)
-        reach = self._reach
-        with Snapshot(self._target, reach).undone():
+        with Snapshot(self._target, self._reach).undone():
             if factor is not None:
                 for param in self._target.params(include_uninit=False):
                     param.array[...] *= factor
             if is_twice:
-                before = Snapshot(self._target, reach)
-                python = reach.save()
+                before = Snapshot(self._target, self._reach)
                 self._outcome(*arguments)
-                before.restore_arrays()
-                reach.restore(python, with_numbers=False)
+                before.restore(with_numbers=False)
             return self._outcome(*arguments)
 
     def _outcome(self, args, kwargs):

@@ -32,15 +32,19 @@ class Snapshot:
         self.arrays = arrays_of(target, reach, has_parameters)
         self._copies = Copies(self.arrays)
 
-    def restore(self):
-        """Put everything back, except positions of generators if parameters were made since."""
-        self.restore_python()
+    def restore(self, with_numbers=True):
+        """Put everything back.
+
+        `with_numbers`: also positions of generators of random numbers, unless parameters were made
+        since. Without them a second run draws other numbers than the first.
+        """
+        self.restore_python(with_numbers)
         self.restore_arrays()
 
-    def restore_python(self):
-        """Put Python state back, but not the contents of arrays."""
+    def restore_python(self, with_numbers=True):
+        """Put Python state back, but not the contents of arrays; see :meth:`restore`."""
         were_made = any(param.is_initialized for param in self._lazy)
-        self._reach.restore(self._python, with_numbers=not were_made)
+        self._reach.restore(self._python, with_numbers=with_numbers and not were_made)
         for param, gradient in self._gradients:
             param._set_grad_without_check(gradient)
 

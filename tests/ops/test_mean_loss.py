@@ -10,8 +10,7 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import gemm, step
-from chainer_bspmm.ops.mean_loss import LOSS_ALONG, LOSS_CHUNK, loss_launches, mean_loss_backward
-from chainer_bspmm.ops.mean_loss import mean_loss_forward, training_loss
+from chainer_bspmm.ops.mean_loss import Loss, LOSS_ALONG, LOSS_CHUNK, loss_launches
 from chainer_bspmm.training import chainer_nodes
 
 
@@ -51,7 +50,8 @@ def check(gpu, kind, dtype, x, t, divisor=None, **options):
     variable = chainer.Variable(x.astype('d'))
     expected = CHAINER[kind](variable, t.astype('d') if t.dtype.kind == 'f' else t, **options)
     x, t = gpu.put(x), gpu.put(t)
-    loss, count = mean_loss_forward(kind, x, t, divisor)
+    of_kind = Loss(kind, divisor)
+    loss, count = of_kind.forward(x, t)
     assert_close(loss, expected.array, dtype)
     assert (count is None) == (divisor is not None)
     if count is not None:
@@ -61,7 +61,7 @@ def check(gpu, kind, dtype, x, t, divisor=None, **options):
     expected.grad = numpy.full((), 3.0)
     expected.backward()
     gy = gpu.put(numpy.full((), 3, dtype))
-    gx = mean_loss_backward(kind, x, t, gy, count if divisor is None else divisor)
+    gx = of_kind.backward(x, t, gy, count)
     assert_close(gx, variable.grad, dtype)
 
 
@@ -119,25 +119,26 @@ def test_values_that_are_nan(gpu, kind, ignore_nan):
     d = numpy.nan_to_num(x - t) if ignore_nan else x - t
     is_square = kind == 'SQUARED_ERROR'
     gy, x, t = (gpu.put(array) for array in (numpy.ones((), 'f'), x, t))
-    loss, _ = mean_loss_forward(kind, x, t, x.size, ignore_nan)
-    gx = mean_loss_backward(kind, x, t, gy, x.size, ignore_nan)
+    of_kind = Loss(kind, x.size, ignore_nan)
+    loss, _ = of_kind.forward(x, t)
+    gx = of_kind.backward(x, t, gy)
     assert_close(loss, (d**2 if is_square else abs(d)).mean(dtype='d'), 'f')
     assert_close(gx, (2 * d if is_square else numpy.sign(d)) / d.size, 'f')
 
 
 def test_no_elements(gpu):
     x, t = gpu.put(numpy.empty((0, 3), 'f')), gpu.put(numpy.empty((0, 3), 'i'))
-    loss, count = mean_loss_forward('SIGMOID_CROSS_ENTROPY', x, t)
+    loss, count = Loss(LABELLED).forward(x, t)
     assert loss == 0 and count == 1 and len(gpu.launched) == 1
-    gx = mean_loss_backward('SIGMOID_CROSS_ENTROPY', x, t, loss, count)
+    gx = Loss(LABELLED).backward(x, t, loss, count)
     assert gx.shape == (0, 3) and len(gpu.launched) == 1
-    loss, _ = mean_loss_forward('SQUARED_ERROR', x, x, 0)
+    loss, _ = Loss('SQUARED_ERROR', 0).forward(x, x)
     assert numpy.isnan(loss)
 
 
 def test_rows_that_lie_apart(gpu):
     x, t = arrays_of('SQUARED_ERROR', 'f', (8, 6))
-    loss, _ = mean_loss_forward('SQUARED_ERROR', gpu.put(x)[::2], gpu.put(t)[:, ::-1][::2], 24)
+    loss, _ = Loss('SQUARED_ERROR', 24).forward(gpu.put(x)[::2], gpu.put(t)[:, ::-1][::2])
     d = x[::2].astype('d') - t[:, ::-1][::2]
     assert_close(loss, (d**2).mean(), 'f')
 
@@ -149,28 +150,29 @@ def test_what_comes_along(gpu, kind, dtype, shape):
     """One launch gives the bits of three, for loss, accuracy and gradient."""
     x, t = map(gpu.put, arrays_of(kind, dtype, shape))
     for divisor in (None, 3) if kind in HAS_LABELS else (x.size,):
-        loss, count = mean_loss_forward(kind, x, t, divisor)
-        gx = mean_loss_backward(kind, x, t, gpu.put(numpy.ones((), dtype)), divisor or count)
+        of_kind = Loss(kind, divisor)
+        loss, count = of_kind.forward(x, t)
+        gx = of_kind.backward(x, t, gpu.put(numpy.ones((), dtype)), count)
         del gpu.launched[:]
-        found = training_loss(kind, x, t, divisor)
+        found = of_kind.training_forward(x, t)
         assert len(gpu.launched) == 1
         assert found[0] == loss and found[1] == count
         assert found[3].dtype == dtype and found[3].tobytes() == gx.tobytes()
         if divisor is None:
-            accuracy, _ = mean_loss_forward('BINARY_ACCURACY', x, t)
+            accuracy, _ = Loss('BINARY_ACCURACY').forward(x, t)
             assert found[2] == accuracy and found[2].dtype == dtype
         else:
             assert found[1] is None and found[2] is None
-        assert training_loss(kind, x, t, divisor, with_gradient=False)[::3] == (loss, None)
+        assert of_kind.training_forward(x, t, with_gradient=False)[::3] == (loss, None)
 
 
 def test_too_many_for_anything_along(gpu):
     x, t = map(gpu.put, arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (LOSS_ALONG + 1,)))
-    _, _, accuracy, gx = training_loss('SIGMOID_CROSS_ENTROPY', x, t)
-    assert gx is None and accuracy == mean_loss_forward('BINARY_ACCURACY', x, t)[0]
+    _, _, accuracy, gx = Loss(LABELLED).training_forward(x, t)
+    assert gx is None and accuracy == Loss('BINARY_ACCURACY').forward(x, t)[0]
     x, t = map(gpu.put, arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (LOSS_CHUNK + 1,)))
-    found = training_loss('SIGMOID_CROSS_ENTROPY', x, t)
-    assert found == (*mean_loss_forward('SIGMOID_CROSS_ENTROPY', x, t), None, None)
+    found = Loss(LABELLED).training_forward(x, t)
+    assert found == (*Loss(LABELLED).forward(x, t), None, None)
 
 
 @pytest.mark.parametrize('n_rows, kinds', [(128, 'S'), (400, 'Sg'), (1400, 'SSBBg')])
@@ -204,18 +206,22 @@ def test_what_came_along_is_for_the_same_loss(gpu):
     one, two = (gpu.put(numpy.full((), value, 'f')) for value in (1, 2))
     a_step = step.Step(None, 0, None)
     a_step.one = types.SimpleNamespace(is_seed=lambda gradient: gradient is one)
+    squared, metric = (Loss(kind, x.size) for kind in ('SQUARED_ERROR', 'ABSOLUTE_ERROR'))
     with chainer_nodes.under_way(a_step):
-        _, divisor = chainer_nodes._loss(a_step, 'SQUARED_ERROR', x, t, x.size)
-        chainer_nodes._loss(a_step, 'ABSOLUTE_ERROR', x, t, x.size)  # a metric
-        for n_launches, *case in (
-            (1, 'SQUARED_ERROR', gpu.put(x + 1), t, one, divisor),
-            (1, 'SQUARED_ERROR', x, gpu.put(t + 1), one, divisor),
-            (1, 'SQUARED_ERROR', x, t, two, divisor),
-            (1, 'SQUARED_ERROR', x, t, one, divisor, True),
-            (0, 'SQUARED_ERROR', x, t, one, divisor),
-            (1, 'SQUARED_ERROR', x, t, one, divisor),
+        chainer_nodes._loss_forward(a_step, squared, x, t)
+        chainer_nodes._loss_forward(
+            a_step, squared._replace(kind='ABSOLUTE_ERROR'), x, t
+        )  # a metric
+        for n_launches, loss, *arrays in (
+            (1, squared, gpu.put(x + 1), t, one),
+            (1, squared, x, gpu.put(t + 1), one),
+            (1, squared, x, t, two),
+            (1, squared._replace(ignore_nan=True), x, t, one),
+            (1, squared._replace(divisor=7), x, t, one),
+            (0, squared, x, t, one),
+            (1, squared, x, t, one),
         ):
             del gpu.launched[:]
-            found = chainer_nodes._loss_grad(a_step, *case)
+            found = chainer_nodes._loss_backward(a_step, loss, *arrays)
             assert len(gpu.launched) == n_launches
-            assert found.tobytes() == mean_loss_backward(*case).tobytes()
+            assert found.tobytes() == loss.backward(*arrays).tobytes()

@@ -321,7 +321,8 @@ def _edge_cases():
 
 
 CASES = tuple(_base_cases()) + tuple(_wrapper_cases())  # of molecules
-ALL_CASES = CASES + tuple(_edge_cases())
+EDGE_CASES = tuple(_edge_cases())  # of lists of edges
+ALL_CASES = CASES + EDGE_CASES
 
 # The first case of each model, by the model's name.
 DEFAULTS = {case.model: case for case in reversed(CASES)}

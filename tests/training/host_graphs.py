@@ -108,7 +108,6 @@ class HostCapturer(_Counting):
 
     def capture(self, function):
         reach = self.session.guards.reach
-        python = reach.save()
         before = Snapshot(self.session.target, reach)
         with self.ordered(), _recorded() as values:
             try:
@@ -121,9 +120,7 @@ class HostCapturer(_Counting):
         def launch():
             self.n_launches += 1
             now = Snapshot(self.session.target, reach)
-            reach.restore(python, with_numbers=False)
-            for param, gradient in before._gradients:
-                param._set_grad_without_check(gradient)
+            before.restore_python(with_numbers=False)
             try:
                 with self.ordered(), _replayed(values):
                     again = function()

@@ -17,6 +17,7 @@ from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
 from chainer_bspmm.cuda import gemm, step
 from chainer_bspmm.ops.linear_softmax import linear_softmax
+from chainer_bspmm.ops.mean_loss import Loss
 from chainer_bspmm.training import chainer_nodes, training_step
 from chainer_bspmm.training.cuda_graphs import Capturer
 from tests.support import reference, relative_error
@@ -167,8 +168,8 @@ def test_mixed_dtypes(xp, a_step, dtypes):
 def n_losses(noted):
     """The number of calls for losses, metrics and gradients, in a list."""
     counts = []
-    for name in ('mean_loss_forward', 'training_loss', 'mean_loss_backward'):
-        noted(chainer_nodes, name, counts)
+    for name in ('forward', 'training_forward', 'backward'):
+        noted(Loss, name, counts)
     return counts
 
 

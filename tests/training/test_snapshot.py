@@ -196,3 +196,12 @@ def test_numbers_drawn_for_a_parameter_stay_drawn(taken):
     before.restore()
     numpy.testing.assert_equal(numpy.random.get_state()[1:3], state)
     assert owner.number == 1 and owner.lazy.is_initialized
+
+
+def test_a_second_run_may_draw_other_numbers(taken):
+    owner, before = taken
+    expected = contents(owner)
+    first = owner()
+    before.restore(with_numbers=False)
+    assert contents(owner) == expected
+    assert owner() != first
