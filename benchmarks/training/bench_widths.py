@@ -187,6 +187,19 @@ def bars(data):
     return found
 
 
+def measure(subject, n_batch, peers, seconds, device):
+    """Return the times of a cell and the floor of its products; `peers`: name -> makes a peer."""
+    makers = {**contenders(subject, n_batch, device), **peers}
+    cell = bench_steps.run_cell(makers, WARM, seconds)
+    products = cell['product_sizes'] = products_of(subject, n_batch)
+    cell['products'] = {}
+    if step_contenders.can_capture(device):
+        cell['products'] = {
+            precision: round(products_ms(products, precision, device), 4) for precision in TRAINERS
+        }
+    return cell
+
+
 def run(args, device):
     """Measure missing cells, the most important first; the file is written after every one."""
     start = time.perf_counter()
@@ -207,38 +220,30 @@ def run(args, device):
     result = harness.resumed('widths', head, args.out)
     data = result.setdefault('data', {})
     result['not_run'] = []
-    sets, ready = {}, {}
-    for n_batch, n_unit, method in itertools.product(args.batches, args.units, args.methods):
+    sets = {}
+    for n_unit, method in itertools.product(args.units, args.methods):
         of = data.setdefault(str(n_unit), {}).setdefault(method, {'batches': {}})
-        title = '%d units, %s, batch %d' % (n_unit, method, n_batch)
-        if str(n_batch) in of['batches']:
+        missing = [n_batch for n_batch in args.batches if str(n_batch) not in of['batches']]
+        if not missing:
             continue
         if time.perf_counter() - start > args.time:
+            title = '%d units, %s, batches %s' % (n_unit, method, ', '.join(map(str, missing)))
             result['not_run'].append(title)
             continue
-        if (n_unit, method) not in ready:
-            subject = subjects.subject_of(method, read, sets, n_unit, args.layers)
-            of['relative_errors'] = check(method, subject, device)
-            ready[n_unit, method] = subject
-        subject = ready[n_unit, method]
-        if n_batch > len(subject.dense):
-            continue
-        makers = contenders(subject, n_batch, device)
-        if has_jax(method):
-            makers.update(step_contenders.jax_peers(method, subject, [n_batch], device)[n_batch])
-        cell = bench_steps.run_cell(makers, WARM, args.seconds)
-        products = products_of(subject, n_batch)
-        cell['product_sizes'] = products
-        cell['products'] = {}
-        if step_contenders.can_capture(device):
-            cell['products'] = {
-                precision: round(products_ms(products, precision, device), 4)
-                for precision in TRAINERS
-            }
-        of['batches'][str(n_batch)] = cell
-        print('\n'.join(bench_steps.table(title, cell)), flush=True)
-        result['bars'] = bars(data)
-        harness.save('widths', result, args.out)
+        subject = subjects.subject_of(method, read, sets, n_unit, args.layers)
+        missing = [n_batch for n_batch in missing if n_batch <= len(subject.dense)]
+        of['relative_errors'] = check(method, subject, device)
+        peers = dict.fromkeys(missing, {})
+        if has_jax(method):  # XLA takes seconds for each, so it compiles for all batches at once
+            peers = step_contenders.jax_peers(method, subject, missing, device)
+        for n_batch in missing:
+            of['batches'][str(n_batch)] = measure(
+                subject, n_batch, peers[n_batch], args.seconds, device
+            )
+            title = '%d units, %s, batch %d' % (n_unit, method, n_batch)
+            print('\n'.join(bench_steps.table(title, of['batches'][str(n_batch)])), flush=True)
+            result['bars'] = bars(data)
+            harness.save('widths', result, args.out)
     result['bars'] = bars(data)
     harness.print_bars(result['bars'])
     path = harness.save('widths', result, args.out)

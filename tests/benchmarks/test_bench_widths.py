@@ -136,7 +136,7 @@ def test_it_goes_on_with_what_is_missing(tmp_path):
 
 def test_what_there_is_no_time_for_is_said(tmp_path):
     result = run_main(tmp_path, '--units 8 --batches 8 --methods rsgcn gin --time 0')
-    assert result['not_run'] == ['8 units, rsgcn, batch 8', '8 units, gin, batch 8']
+    assert result['not_run'] == ['8 units, rsgcn, batches 8', '8 units, gin, batches 8']
 
 
 @pytest.mark.slow
