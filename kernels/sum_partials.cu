@@ -3,22 +3,23 @@
 //     to[i] = sum over the sources of a target, and over their rows p, of
 //             from[p * stride + first + i]
 //
-// from (n_rows, stride) of the arithmetic dtype; to (size). Every element is summed in a fixed order:
-// lanes take the rows of each source in turn, and are added one after the other. Deterministic, no
-// atomics.
+// from (n_rows, stride) of the arithmetic dtype; to (size), which may also be its own first source, of
+// one row. Every element is summed in a fixed order: lanes take the rows of each source in turn, and are
+// added one after the other. Deterministic, no atomics.
 //
 // table, passed by value: n_targets targets, at most N_TARGETS - 1, each with the sources
-// [first_source, that of the next), and the chunks of COLUMNS elements [first_chunk, that of the next);
-// one more target marks the end.
+// [first_source, that of the next), and the chunks of EACH * COLUMNS elements [first_chunk, that of the
+// next); one more target marks the end.
 //
-// -DN_SOURCES, -DN_TARGETS: how many a table has room for. -DTABLE_BYTES: its size on the host.
+// -DEACH=n: elements of a thread, COLUMNS apart. -DN_SOURCES, -DN_TARGETS: how many a table has room
+// for. -DTABLE_BYTES: its size on the host.
 //
 // Launch: block (COLUMNS, LANES), grid (n_chunks). No dynamic shared memory.
 #include "common.cuh"
 
 const int COLUMNS = 32;
 const int LANES = 8;
-const int AHEAD = 8;  // rows of a lane whose loads are issued before the first is added
+const int AHEAD = EACH > 1 ? 4 : 8;  // rows of a lane whose loads are issued before the first is added
 
 struct Source {
     const Real *from;
@@ -39,7 +40,7 @@ static_assert(sizeof(Table) == TABLE_BYTES, "the host has the same layout");
 
 extern "C" __global__ void __launch_bounds__(256) sum_partials(const Table table)
 {
-    __shared__ Real of_lane[LANES][COLUMNS];
+    __shared__ Real of_lane[LANES][EACH * COLUMNS];
     const int chunk = blockIdx.x;
     int low = 0, high = table.n_targets - 1;  // the last one that begins at or before the chunk
     while (low < high) {
@@ -48,30 +49,39 @@ extern "C" __global__ void __launch_bounds__(256) sum_partials(const Table table
     }
     const Target &target = table.target[low];
     const int stop = table.target[low + 1].first_source;
-    const int i = (chunk - target.first_chunk) * COLUMNS + threadIdx.x;
-    Real sum = 0;
-    if (i < target.size) {
-        for (int s = target.first_source; s < stop; ++s) {
-            const Real *from = table.source[s].from + table.source[s].first + i;
-            const long long stride = table.source[s].stride;
-            const int n_rows = table.source[s].n_rows;
-            for (int row = threadIdx.y; row < n_rows; row += AHEAD * LANES) {
-                Real value[AHEAD];
+    const int i = (chunk - target.first_chunk) * EACH * COLUMNS + threadIdx.x;
+    Real sum[EACH] = {};
+    for (int s = target.first_source; s < stop; ++s) {
+        const Real *from = table.source[s].from + table.source[s].first + i;
+        const long long stride = table.source[s].stride;
+        const int n_rows = table.source[s].n_rows;
+        for (int row = threadIdx.y; row < n_rows; row += AHEAD * LANES) {
+            Real value[EACH][AHEAD];
+#pragma unroll
+            for (int e = 0; e < EACH; ++e)
 #pragma unroll
                 for (int a = 0; a < AHEAD; ++a) {
                     const int at = row + a * LANES;
-                    value[a] = at < n_rows ? from[at * stride] : 0;
+                    const bool is_there = at < n_rows && i + e * COLUMNS < target.size;
+                    value[e][a] = is_there ? from[at * stride + e * COLUMNS] : 0;
                 }
 #pragma unroll
-                for (int a = 0; a < AHEAD; ++a) sum += value[a];
-            }
+            for (int e = 0; e < EACH; ++e)
+#pragma unroll
+                for (int a = 0; a < AHEAD; ++a) sum[e] += value[e][a];
         }
     }
-    of_lane[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y == 0 && i < target.size) {
 #pragma unroll
-        for (int lane = 1; lane < LANES; ++lane) sum += of_lane[lane][threadIdx.x];
-        narrow(target.to[i], sum);
+    for (int e = 0; e < EACH; ++e) of_lane[threadIdx.y][e * COLUMNS + threadIdx.x] = sum[e];
+    __syncthreads();
+    if (threadIdx.y == 0) {
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) {
+            if (i + e * COLUMNS >= target.size) break;
+#pragma unroll
+            for (int lane = 1; lane < LANES; ++lane)
+                sum[e] += of_lane[lane][e * COLUMNS + threadIdx.x];
+            narrow(target.to[i + e * COLUMNS], sum[e]);
+        }
     }
 }

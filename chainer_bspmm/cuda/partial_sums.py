@@ -12,6 +12,10 @@ from chainer_bspmm.cuda import launch, plans, step
 # Shape of a block of threads, as in the kernel.
 COLUMNS = 32
 LANES = 8
+# Columns of a thread, as few as possible unless there are many: one after the other they keep a
+# multiprocessor busy with fewer blocks, each of which has to find its target first.
+EACH, EACH_OF_MANY = 1, 4
+MANY = 1 << 17  # columns in all
 # Kernel arguments may have 4 KB. The last target in use is followed by one that marks the end.
 N_SOURCES, N_TARGETS = 80, 80
 _SOURCE = numpy.dtype([('from', 'P'), ('first', 'i'), ('stride', 'i'), ('n_rows', 'i')], align=True)
@@ -21,12 +25,17 @@ _TARGET = numpy.dtype(
 _TABLE = numpy.dtype(
     [('source', _SOURCE, N_SOURCES), ('target', _TARGET, N_TARGETS), ('n_targets', 'i')], align=True
 )
-DEFINES = (
-    ('VECTOR', 1),
-    ('N_SOURCES', N_SOURCES),
-    ('N_TARGETS', N_TARGETS),
-    ('TABLE_BYTES', _TABLE.itemsize),
-)
+
+
+def defines(each):
+    """Return the kernel's constants if each of its threads has so many columns."""
+    return (
+        ('VECTOR', 1),
+        ('EACH', each),
+        ('N_SOURCES', N_SOURCES),
+        ('N_TARGETS', N_TARGETS),
+        ('TABLE_BYTES', _TABLE.itemsize),
+    )
 
 
 class PendingSums:
@@ -46,6 +55,17 @@ class PendingSums:
             array.fill(numpy.nan)
         if array.size:
             self._sums[id(array)] = array, [(partials, first)]
+        return array
+
+    def keep(self, array):
+        """Return a C-contiguous array that is a sum already, to which others may be added in place.
+
+        With `shows_reads` it returns another one, as :meth:`add` does.
+        """
+        if self._shows_reads:
+            return self.add(array.reshape(1, -1), 0, array.shape, array.dtype)
+        if array.size:
+            self._sums[id(array)] = array, [(array.reshape(1, -1), 0)]
         return array
 
     def chain(self, array, other):
@@ -86,8 +106,9 @@ class PendingSums:
 
 def _launch(sums):
     by_dtype = {}
-    for pending in sums:
-        by_dtype.setdefault(pending[0].dtype.char, []).append(pending)
+    for array, parts in sums:
+        if len(parts) > 1 or parts[0][0].data.ptr != array.data.ptr:  # unless it is its only part
+            by_dtype.setdefault(array.dtype.char, []).append((array, parts))
     for group in by_dtype.values():
         batch = []
         n_sources = 0
@@ -102,6 +123,7 @@ def _launch(sums):
 
 
 def _launch_batch(sums):
+    each = EACH_OF_MANY if sum(array.size for array, _ in sums) >= MANY else EACH
     sources, targets = [], []
     n_chunks = 0
     for array, parts in sums:
@@ -109,7 +131,7 @@ def _launch_batch(sums):
         for partials, first in parts:
             n_rows, stride = partials.shape
             sources.append((partials.data.ptr, first, stride, n_rows))
-        n_chunks += -(-array.size // COLUMNS)
+        n_chunks += -(-array.size // (COLUMNS * each))
     targets.append((0, 0, n_chunks, len(sources)))
     table = numpy.zeros(1, _TABLE)
     table['source'][0, : len(sources)] = sources
@@ -117,7 +139,7 @@ def _launch_batch(sums):
     table['n_targets'] = len(sums)
     first_array = sums[0][0]
     with launch.device_of(first_array):
-        plan = plans.Launch(DEFINES, (n_chunks, 1, 1), (COLUMNS, LANES, 1))
+        plan = plans.Launch(defines(each), (n_chunks, 1, 1), (COLUMNS, LANES, 1))
         launch.run('sum_partials', first_array, plan, table)
 
 
@@ -125,17 +147,15 @@ def shared(gradient, n_blocks=1):
     """Return the equal blocks of rows of a product, each the gradient of a parameter.
 
     In a step that defers sums they are such sums, so that the gradients of all layers that have a
-    parameter are added by one launch.
+    parameter are added by one launch. Until then each is the product of one of the layers.
     """
     n = len(gradient) // n_blocks
+    blocks = [gradient[i * n : (i + 1) * n] for i in range(n_blocks)]
     current = step.current()
     defers = current is not None and current.sums is not None and launch.on_gpu(gradient)
     if not defers or gradient.dtype == numpy.float16:
-        return [gradient[i * n : (i + 1) * n] for i in range(n_blocks)]
-    shape = n, *gradient.shape[1:]
-    size = gradient.size // n_blocks
-    parts = [(i * size, shape, gradient.dtype) for i in range(n_blocks)]
-    return sum_partials(gradient.reshape(1, -1), parts)
+        return blocks
+    return [current.sums.keep(launch.contiguous(block)) for block in blocks]
 
 
 def sum_partials(partials, parts):

@@ -259,7 +259,10 @@ KERNELS = {
         widest=4,
         reads_ahead=True,
     ),
-    'sum_partials': Kernel((use.sums_of_partials, use.tied_sums), [partial_sums.DEFINES[1:]]),
+    'sum_partials': Kernel(
+        (use.sums_of_partials, use.sums_of_many_columns, use.tied_sums),
+        [partial_sums.defines(each)[1:] for each in (1, 4)],
+    ),
     'relation_rows': Kernel(
         (use.rows_of_relations, use.rows_of_scaled_relations),
         table(('VALUES',), ('RECIPROCALS',), ('NONE',), ('GIVEN',)),

@@ -243,7 +243,12 @@ dropped_slices = use(layer, 8, 16, 0.5, 2, n_relations=1, activation='relu')
 layer_of_degrees = use(layer, 24, 24, 0.0, 2, n_relations=3, n_biases=3, by_relation=True)
 
 # Many rows, and results of several chunks.
-sums_of_partials = use(partial_sums.test_rows, 'f', 70)
+sums_of_partials = use(partial_sums.check_rows, 'f', 70)
+
+
+def sums_of_many_columns(gpu):
+    with mock.patch('chainer_bspmm.cuda.partial_sums.MANY', 1):
+        partial_sums.check_rows(gpu, 'f', 70)
 
 
 def tied_sums(gpu):
