@@ -5,7 +5,8 @@ import weakref
 import chainer
 from chainer import training
 from chainer.training import extensions, util
-from chainer.training.triggers import IntervalTrigger
+from chainer.training.triggers import EarlyStoppingTrigger, IntervalTrigger
+from chainer.training.triggers import ManualScheduleTrigger, OnceTrigger, TimeTrigger
 from chainer_chemistry.training.extensions.auto_print_report import AutoPrintReport
 
 # These extensions change at most numbers of the optimizer, which are sent with every batch.
@@ -80,12 +81,18 @@ class BetweenSteps:
             and trainer.updater is updater
             and type(updater) is self._kind
             and vars(updater).keys().isdisjoint(('update', 'update_core'))
+            and _only_counts(trainer.stop_trigger)
             and all([self._knows(entry, updater) for entry in trainer._extensions.values()])
         )
 
     def _knows(self, entry, updater):
         """Note when an extension may change anything; return False if that is not known."""
         extension, trigger = entry.extension, entry.trigger
+        inner = getattr(extension, '_trigger', trigger)  # LogReport's
+        if not (
+            _only_counts(trigger) and (type(extension) not in _HARMLESS or _only_counts(inner))
+        ):
+            return False
         if type(extension) in _HARMLESS and not _calls_users(extension):
             target = getattr(extension, '_optimizer', None)  # a shift may change any object
             if target is None or target in updater.get_all_optimizers().values():
@@ -99,6 +106,14 @@ class BetweenSteps:
         else:
             self._periods.append(int(trigger.period))
         return True
+
+
+def _only_counts(trigger):
+    """Return whether a trigger is one of Chainer's, which reads nothing but what was reported."""
+    if type(trigger) is EarlyStoppingTrigger:
+        return all(map(_only_counts, (trigger._max_trigger, trigger._interval_trigger)))
+    known = IntervalTrigger, ManualScheduleTrigger, OnceTrigger, TimeTrigger
+    return type(trigger) in known or trigger is util._never_fire_trigger
 
 
 def _calls_users(extension):

@@ -2,6 +2,7 @@
 
 import dis
 import functools
+import re
 import types
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ _BY_TEXT = {
 }
 # These names lead to any variable of any module.
 _TO_ANYTHING = {'globals', '__globals__', 'exec', 'eval', '__import__', 'import_module'}
+# A replacement field of str.format with an attribute.
+_IN_FORMAT = re.compile(r'\{[^{}]*\.(\w+)')
 
 
 class CodeNames(NamedTuple):
@@ -58,6 +61,9 @@ def code_names(code: types.CodeType) -> CodeNames:
             modules.add('.' * instructions[i - 2].argval + each.argval)
         elif each.opname == 'MATCH_CLASS':
             matches_classes = True
+    for text in code.co_consts:
+        if isinstance(text, str):  # str.format reads the attributes that it names
+            attributes |= dict.fromkeys(_IN_FORMAT.findall(text), False)
     inner = [code_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
     for names in inner:
         for merged, more in ((variables, names.globals), (attributes, names.attributes)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 
 import chainer
 from chainer.backends import cuda
@@ -155,7 +154,7 @@ class Driver:
 
     def _try_out(self, program, batch):
         """Try a new program out; predictions leave that to the capture."""
-        with self.session.capturer.ordered(), contextlib.suppress(ParameterMissing):
+        with self.session.capturer.ordered():
             program.try_out(batch)
 
     def _capture(self, program, batch, counter):

@@ -31,7 +31,7 @@ OPAQUE = chainer.Variable, dict, list
 
 # Most elements of an array on the host whose contents are watched. If the model is on a GPU, Python
 # reads the numbers of such an array, so a replay would repeat them.
-MAX_HOST_SIZE = 4096
+MAX_HOST_SIZE = 10000
 
 # Libraries whose code keeps arrays in attributes only.
 KNOWN = 'builtins', 'chainer', 'chainer_chemistry', 'chainermn', 'chainer_bspmm', 'numpy', 'cupy'
@@ -93,10 +93,14 @@ class Guards:
         """Return a `Moment` of the present state."""
         return Moment(Reach(self._target, self._function))
 
-    def ignore(self, outputs):
-        """Stop watching outputs (set of texts): arrays that every run assigns and none reads."""
-        if not outputs <= self._outputs:
-            self._outputs |= outputs
+    def ignore(self, outputs, others):
+        """Stop watching outputs, names of arrays that every run assigns and none reads.
+
+        `others`: names of arrays that a run has left in their places, so they may be inputs.
+        """
+        outputs = (self._outputs | outputs) - others
+        if outputs != self._outputs:
+            self._outputs = outputs
             self._look()
 
     def _values(self):
@@ -173,11 +177,19 @@ class Guards:
         of_thread = vars(chainer.config._local)
         configuration = {**common, **of_thread}
         n_before = len(common) + len(of_thread)
-        texts = [''] * n_before + reach.texts()
-        self._ignored = {i for i, text in enumerate(texts) if text in self._outputs}
+        texts = reach.texts()
+        self._ignored = {
+            n_before + i for i, name in enumerate(_numbered(texts)) if name in self._outputs
+        }
         named = [('the attribute %s of chainer.config' % n, v) for n, v in configuration.items()]
-        named += [(text, value) for text, value in reach.named() if text not in self._outputs]
-        named += [('a parameter or the optimizer', value) for value in self._last[len(texts) :]]
+        named += reach.lengths()
+        named += [
+            (name[0], value)
+            for name, value in zip(_numbered(texts), reach.values(), strict=True)
+            if name not in self._outputs
+        ]
+        n_before += len(texts)
+        named += [('a parameter or the optimizer', value) for value in self._last[n_before:]]
         named += [('the contents of an array on the host', held) for _, held in self._on_host]
         update = rules + [hook for hooks in self._hooks for hook in hooks.values()]
         self._key = Key(named, links, update)
@@ -221,11 +233,20 @@ class Moment:
     """State of Python that a run may change, at one moment: watched values, random numbers."""
 
     def __init__(self, reach):
-        arrays = chainer.get_array_types()
-        named = reach.named()
-        self._arrays = {text: value for text, value in named if isinstance(value, arrays)}
-        others = [(text, value) for text, value in named if not isinstance(value, arrays)]
-        self._key = Key(others, reach.links.values(), [])
+        # A name is a pair, because many values have the same words: an array among them may be an
+        # output, and another one not.
+        names = _numbered(reach.texts())
+        values = reach.values()
+        self._arrays = {n: v for n, v in zip(names, values, strict=True) if _is_array(v)}
+        others = [(n[0], v) for n, v in zip(names, values) if not _is_array(v)]
+        unwatched = reach.unwatched()
+        self._unwatched = {
+            name: value
+            for name, (_, value) in zip(_numbered([t for t, _ in unwatched]), unwatched)
+            if _is_array(value)
+        }
+        others += [(text, value) for text, value in unwatched if not _is_array(value)]
+        self._key = Key([*reach.lengths(), *others], reach.links.values(), [])
         self._states = reach.states()
 
     def change(self, before):
@@ -236,10 +257,12 @@ class Moment:
         text = self.change_of_values(before)
         if text is not None:
             return text
-        for text, array in self._arrays.items():
-            last = before._arrays.get(text)
-            if last is not array and (last is None or not has_same_bits(array, last)):
-                return text
+        pairs = (self._arrays, before._arrays), (self._unwatched, before._unwatched)
+        for now, then in pairs:
+            for name, array in now.items():
+                last = then.get(name)
+                if last is not array and (last is None or not has_same_bits(array, last)):
+                    return name[0]
         return None
 
     def change_of_values(self, before):
@@ -247,12 +270,27 @@ class Moment:
         return None if self._key == before._key else self._key.change(before._key)
 
     def outputs(self, before):
-        """Return words (set) for the arrays that were replaced since an earlier moment."""
-        return {
-            text
-            for text, array in self._arrays.items()
-            if before._arrays.get(text, array) is not array
+        """Return names (sets) of the arrays that were replaced since an earlier moment, or not."""
+        replaced = {
+            name
+            for name, array in self._arrays.items()
+            if before._arrays.get(name, array) is not array
         }
+        return replaced, self._arrays.keys() - replaced
+
+
+def _is_array(value):
+    return isinstance(value, chainer.get_array_types())
+
+
+def _numbered(texts):
+    """Return (text, number) for each text: how many before it are the same."""
+    counts = collections.Counter()
+    names = []
+    for text in texts:
+        names.append((text, counts[text]))
+        counts[text] += 1
+    return names
 
 
 def _is_of_user(value):

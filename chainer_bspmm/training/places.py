@@ -45,13 +45,13 @@ class Place:
         looked_at: Callable[[], Iterable],
         keeps_order: bool = False,
     ):
-        self.save, self.look = read, look
-        self._text, self._write, self._delete, self._looked_at = text, write, delete, looked_at
+        self.save, self.look, self.text = read, look, text
+        self._write, self._delete, self._looked_at = write, delete, looked_at
         self._keeps_order = keeps_order
 
     def texts(self) -> list[str]:
         """Return words for each of the values that `look` returns."""
-        return list(map(self._text, self._looked_at()))
+        return list(map(self.text, self._looked_at()))
 
     def restore(self, saved: dict) -> None:
         """Assign the values that `save` returned, and delete other variables."""
@@ -117,6 +117,55 @@ def class_attributes(of: type, text: Callable[[str], str], names: Collection[str
         look=_looking(vars(of).get, names),
         looked_at=lambda: names,
     )
+
+
+def attributes_except(
+    of: dict[str, Any], text: Callable[[str], str], names: Collection[str]
+) -> Place:
+    """Place of the variables in an object's `__dict__`, except `names`; none is watched."""
+    return Place(
+        text,
+        read=lambda: {name: value for name, value in of.items() if name not in names},
+        write=of.__setitem__,
+        delete=of.__delitem__,
+        look=tuple,
+        looked_at=tuple,
+    )
+
+
+def set_on_class(of: type, text: Callable[[str], str], names: Collection[str]) -> Place:
+    """Place of the attributes of a library's class whose names are in `names`."""
+    return _named(
+        text,
+        vars(of).get,
+        functools.partial(type.__setattr__, of),
+        functools.partial(type.__delattr__, of),
+        names,
+    )
+
+
+def classes_of_objects(of: Collection) -> Place:
+    """Place of the class and the `__dict__` of each object, both of which can be replaced."""
+    parts = [(i, name) for name in ('__class__', '__dict__') for i in range(len(of))]
+
+    def look():
+        return (*map(type, of), *map(_dict_of, of))
+
+    return Place(
+        lambda part: '%s of an object of class %s' % (part[1], type(of[part[0]]).__name__),
+        read=lambda: {part: value for part, value in zip(parts, look()) if value is not MISSING},
+        write=lambda part, value: object.__setattr__(of[part[0]], part[1], value),
+        delete=lambda part: None,
+        look=look,
+        looked_at=lambda: parts,
+    )
+
+
+def _dict_of(thing):
+    try:
+        return object.__getattribute__(thing, '__dict__')
+    except AttributeError:
+        return MISSING
 
 
 def module_variables(
@@ -217,14 +266,19 @@ def parts_of_functions(of: Collection[types.FunctionType]) -> Place:
     )
 
 
-def read_only(of: object, text: Callable[[str], str], names: Collection[str]) -> Place:
-    """Place of attributes that are watched, but neither saved nor put back."""
-    saved: dict = {}
+def of_training(
+    of: object, text: Callable[[str], str], names: Collection[str], kept: Collection[str]
+) -> Place:
+    """Place of attributes of an object that every step changes: those in `names` are watched.
+
+    Those in its `__dict__` whose names are in `kept` are saved and put back.
+    """
+    variables = vars(of)
     return Place(
         text,
-        read=saved.copy,
-        write=saved.__setitem__,
-        delete=saved.__delitem__,
+        read=lambda: {name: variables[name] for name in variables.keys() & kept},
+        write=variables.__setitem__,
+        delete=variables.__delitem__,
         look=functools.partial(map, functools.partial(read, of), names),
         looked_at=lambda: names,
     )

@@ -168,7 +168,7 @@ class Program:
                     '%s: a link or the loss treats every row as an atom' % differs
                 )
         if moments:
-            session.guards.ignore(moments[1].outputs(moments[0]))
+            session.guards.ignore(*moments[1].outputs(moments[0]))
         self._is_tried = True
 
     def _trial(self, arrays, before):
@@ -242,7 +242,14 @@ class Program:
 
     def _snapshot(self):
         session = self._session
-        return Snapshot(session.target, session.guards.reach, self.work.changes_parameters)
+        try:
+            return Snapshot(session.target, session.guards.reach, self.work.changes_parameters)
+        except MemoryError:
+            raise
+        except Exception as error:  # an object of a user may raise anything when it is read
+            text = 'what the %s may change cannot be saved: %s: %s'
+            words = self.work.name, type(error).__name__, error
+            raise CannotCapture(text % words) from error
 
     def _snapshot_of_run(self):
         """Return a snapshot of everything that a run of the work may change."""
@@ -344,7 +351,7 @@ class Program:
         """Return `Copies` of the arrays, gradients and results after a run."""
         if self.work.has_others:  # only what this rank sends is comparable, not the common update
             return snapshot.Copies(self.work.outcome(results))
-        return snapshot.Copies({**before.arrays, **self.work.outcome(results)})
+        return snapshot.Copies({**before.arrays_now(), **self.work.outcome(results)})
 
     def _results_now(self):
         """Return the results of the last replay."""

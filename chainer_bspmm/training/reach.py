@@ -3,13 +3,18 @@
 Captured steps watch this state, and it is put back after an extra run of the function.
 """
 
+import abc
 import argparse
 import array
 import ast
+import builtins
 import collections
 import configparser
 import contextvars
+import datetime
+import decimal
 import enum
+import fractions
 import functools
 import gc
 import importlib.util
@@ -18,10 +23,14 @@ import itertools
 import logging
 import operator
 import os
+import pathlib
 import random
+import re
+import struct
 import sys
 import threading
 import types
+import uuid
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
@@ -34,17 +43,36 @@ from chainer.iterators import OrderSampler, SerialIterator
 
 from chainer_bspmm.training import places
 from chainer_bspmm.training.code_names import code_names
-from chainer_bspmm.compat.user_code import is_user_code
+from chainer_bspmm.training.snapshot import can_be_kept
+from chainer_bspmm.compat.user_code import is_user_code, LIBRARIES
 
 MAX_ITEMS = 256  # most items of a container that is followed
 MAX_PLAIN = 10000  # the same if they are plain values; longer containers are only put back
 MAX_THINGS = 4000  # most objects that are followed
-MAX_WATCHED = 500  # most places that are watched, apart from links
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, numpy.generic)
-_IGNORED = (*_PLAIN, numpy.dtype, chainer.Variable)
-_ARRAYS = chainer.get_array_types()
+# Classes whose objects cannot be changed, or only write to what lies outside of Python's memory.
+_IGNORED = (
+    *_PLAIN,
+    *(type(Ellipsis), type(NotImplemented), BaseException, io.IOBase, re.Pattern, re.Match),
+    *(numpy.dtype, numpy.ufunc, numpy.finfo, numpy.iinfo, type(numpy.mean)),
+    *(pathlib.PurePath, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo),
+    *(decimal.Decimal, fractions.Fraction, uuid.UUID, struct.Struct, random.SystemRandom),
+    *(types.CodeType, types.GenericAlias, types.UnionType, types.GetSetDescriptorType),
+    *(types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType),
+    *(types.ClassMethodDescriptorType, type(vars(abc.ABC)['_abc_impl'])),
+    *(type(threading.Lock()), type(threading.RLock())),
+    *(logging.Handler, logging.Formatter, logging.Filter, logging.Manager),
+)
+# Modules of classes whose objects are as good as constants, or only write.
+_CONSTANT = {
+    *('dataclasses', 'typing', 'inspect', 'importlib', 'warnings'),
+    *('_frozen_importlib', '_frozen_importlib_external', 'string', 'codecs', 'abc', 'types'),
+}
+# Names of classes of functions that were not written in Python.
+_NATIVE_FUNCTIONS = {*('cython_function_or_method', 'fused_cython_function', 'function')}
 _PLAIN_TYPES = frozenset(_PLAIN)
+_ARRAYS = chainer.get_array_types()
 _CACHED = functools._lru_cache_wrapper
 # Types that hold functions, in the attributes of `_FUNCTIONS`.
 _WITH_FUNCTIONS = (
@@ -60,8 +88,13 @@ _BUFFERS = bytearray, array.array
 _OPEN = (
     *(collections.ChainMap, collections.UserDict, collections.UserList, enum.Enum),
     *(logging.Logger, logging.LoggerAdapter, OrderSampler, configparser.RawConfigParser),
+    *(chainer.reporter.Summary, chainer.reporter.DictSummary, chainer.Distribution),
+    *(chainer.datasets.TransformDataset, chainer.training.Extension),
+    *(kind for kind in vars(chainer.optimizer_hooks).values() if isinstance(kind, type)),
 )
 _RECORDS = types.SimpleNamespace, argparse.Namespace, threading.local, *_OPEN
+# Kinds that are followed although their modules are in `_CONSTANT`.
+_KEPT_KINDS = types.FunctionType, types.MethodType, types.ModuleType, types.MappingProxyType
 # Classes of Chainer whose objects every step changes. Attributes that code reads are watched.
 _OF_TRAINING = (
     *(chainer.training.Trainer, chainer.training.Updater, chainer.dataset.Iterator),
@@ -91,12 +124,18 @@ _QUIET = {
     *('chainer.link', 'chainer.device_resident'),
 }
 _MAKERS = {'__init__', '__new__', '__post_init__'}  # run only when code calls the class
-_UNCALLED = {'__repr__', '__str__', '__del__', '__reduce__', '__getstate__', '__setstate__'}
+_UNCALLED = {'__repr__', '__del__', '__reduce__', '__getstate__', '__setstate__'}
 _OF_EVERY_CLASS = {
     *('__dict__', '__weakref__', '__module__', '__doc__', '__slots__', '__annotations__'),
     *('__qualname__', '__firstlineno__', '__static_attributes__'),
 }
 _OF_EVERY_LINK = {*vars(chainer.Chain()), '_local_link_hooks'}
+_OF_EVERY_PARAMETER = {*vars(chainer.Parameter(0.0))}
+# Attributes of an optimizer and an update rule that updates change, and that no check puts back.
+_COUNTED = {'t', 'epoch'}
+_UPDATED = {'t', '_state', '_fp32_param'}
+# Functions of libraries that read all attributes of an object.
+_READERS = {'asdict', 'astuple', 'dump', 'dumps', 'pformat', 'pprint'}
 
 
 class Saved(NamedTuple):
@@ -117,8 +156,7 @@ class Reach:
     - `arrays`: words -> array, for arrays that are not attributes of links, and for parameters that
       do not belong to a link.
     - `cannot`: clauses that complete "a check would ...", about changes that cannot be put back.
-    - `cut`: words for objects that were not followed, because there were too many, or because a
-      module is not imported yet.
+    - `cut`: words for what is not watched: long containers, modules that are not imported yet.
     - `reads_training`: whether watched values change from step to step although only Chainer's code
       runs between steps.
     """
@@ -133,6 +171,9 @@ class Reach:
         self._found: collections.deque = collections.deque()  # objects that are yet to be followed
         self._seen: dict[int, Any] = {}  # objects by id, held so that no other gets the same id
         self._names: set[str] = set()  # names of attributes in the code that was reached
+        self._written: set[str] = set()  # those of them that the code assigns or deletes
+        self._library_classes: dict[int, type] = {}
+        self._objects: list[Any] = []  # objects of a user's classes, and links
         self._uses_any_attribute = False
         self._link_kinds: dict[type, Callable] = {}
         self._link_owners: list[_OfLink] = []
@@ -141,17 +182,24 @@ class Reach:
         self._classes: dict[int, _OfClass] = {}
         self._globals: dict[int, _Globals] = {}  # by the id of a module's `__dict__`
         self._params: dict[int, tuple[str, chainer.Parameter]] = {}
+        self._hyperparameters: dict[int, chainer.optimizer.Hyperparameter] = {}
         self._iterators: dict[int, tuple[str, Iterator]] = {}
         self._caches: dict[int, Callable] = {}
         self._containers: list[tuple[str, Collection]] = []
         self._places: list[Any] = []  # watched places of containers, slots and closures
         self._only_saved: list[Any] = []
+        self._arrays_of_params: list[places.Items] = []
+        self._own_generators: list[str] = []  # words
+        self._things = things
         self._generators = [
             places.GeneratorState(numpy.random.mtrand._rand, 'the state of numpy.random'),
             places.GeneratorState(random._inst, 'the state of random'),
         ]
         for thing in things:
             self._find(thing, 'the loss')
+        for configuration in _configurations():
+            for name, value in configuration.items():
+                self._find(value, 'the attribute %s of chainer.config' % name)
         self._follow_all()
         self._make_places()
 
@@ -175,10 +223,33 @@ class Reach:
         """Return words for each watched value."""
         return [text for place in self._watched for text in place.texts()]
 
+    def lengths(self) -> list[tuple[str, int]]:
+        """Return (words, length) for all containers."""
+        return [(text, len(container)) for text, container in self._containers]
+
     def named(self) -> list[tuple[str, Any]]:
         """Return (words, value) for the lengths of containers and all watched values."""
-        lengths = [(text, len(container)) for text, container in self._containers]
-        return [*lengths, *zip(self.texts(), self.values(), strict=True)]
+        return [*self.lengths(), *zip(self.texts(), self.values(), strict=True)]
+
+    def anew(self) -> 'Reach':
+        """Return the `Reach` of the same things at this moment."""
+        return Reach(*self._things)
+
+    def unwatched(self) -> list[tuple[str, Any]]:
+        """Return (words, value) for all values that are put back, but watched in other ways.
+
+        The array of a parameter is inside of a tuple, because it must be the same object.
+        """
+        found = []
+        for place in self._only_saved:
+            saved = place.save()
+            if isinstance(saved, dict):
+                found += [(place.text(name), value) for name, value in saved.items()]
+            else:
+                found += zip(place.texts(), saved)
+        for place in self._arrays_of_params:
+            found += [(text, (value,)) for text, value in zip(place.texts(), place.save())]
+        return found
 
     def states(self) -> dict[str, Any]:
         """Return words -> position, for generators of random numbers and iterators."""
@@ -195,7 +266,15 @@ class Reach:
         """Save the values of all places and the positions of generators, for :meth:`restore`."""
         unfollowed = [place for owner in self._link_owners for place in owner.unfollowed(self)]
         return Saved(
-            [(place, place.save()) for place in (*self._watched, *self._only_saved, *unfollowed)],
+            [
+                (place, place.save())
+                for place in (
+                    *self._watched,
+                    *self._only_saved,
+                    *self._arrays_of_params,
+                    *unfollowed,
+                )
+            ],
             [(state, state.save()) for state in self._generators],
         )
 
@@ -265,6 +344,8 @@ class Reach:
         kind = type(thing)
         if issubclass(kind, type):
             self._class(thing, is_called=True)
+            if not is_of_user(thing.__module__) and _is_heap_type(thing):
+                self._library_classes[id(thing)] = thing
         elif issubclass(kind, chainer.Parameter):
             self._params.setdefault(id(thing), (text, thing))
         elif issubclass(kind, _COPYABLE):
@@ -272,13 +353,28 @@ class Reach:
                 self._iterators.setdefault(id(thing), (text, thing))
             else:
                 self._note_drained(text)
-        elif issubclass(kind, _IGNORED) or id(thing) in self._seen:
+        elif id(thing) in self._seen or _is_ignored(thing, kind):
             return
         elif len(self._seen) >= MAX_THINGS:
-            self.cut.append(text)
+            self.cannot.append('leave changes in %s, after %d other objects' % (text, MAX_THINGS))
         else:
             self._seen[id(thing)] = thing
+            if kind is _CACHED and is_of_user(thing.__wrapped__.__module__):
+                self._cached(thing, text, is_held)
             self._follow_new(thing, kind, text)
+
+    def _cached(self, function, text, is_held):
+        """Follow the results in the cache of a function of functools."""
+        if is_held:
+            self._caches[id(function)] = function
+        else:
+            self.cannot.append('leave results in the cache of ' + text)
+        for kept in gc.get_referents(function):
+            if type(kept) is dict and kept is not vars(function):
+                for result in list(kept.values())[:MAX_ITEMS]:
+                    of_link = type(result).__name__ == '_lru_list_elem'
+                    for value in gc.get_referents(result) if of_link else (result,):
+                        self._find(value, 'a result in the cache of ' + text, is_held=False)
 
     def _follow_new(self, thing, kind, text):
         if issubclass(kind, _ARRAYS):
@@ -286,6 +382,8 @@ class Reach:
         elif issubclass(kind, chainer.Link):
             for link in thing.links():
                 self._link(link)
+        elif issubclass(kind, chainer.Variable):
+            self._variable(thing, text)
         elif issubclass(kind, types.FunctionType):
             self._function(thing)
         elif hasattr(kind, '__self__'):  # a method, in Python or C
@@ -298,8 +396,6 @@ class Reach:
         elif issubclass(kind, _WITH_FUNCTIONS):
             for name in _FUNCTIONS:
                 self._find(getattr(thing, name, None), text)
-            if kind is _CACHED and is_of_user(thing.__wrapped__.__module__):
-                self._caches[id(thing)] = thing
         elif issubclass(kind, weakref.ref):
             self._find(thing(), text, is_held=False)
         elif issubclass(kind, types.ModuleType):
@@ -307,9 +403,14 @@ class Reach:
         elif issubclass(kind, types.MappingProxyType):
             (shown,) = gc.get_referents(thing)
             self._find(shown, text)
+        elif issubclass(kind, (operator.attrgetter, operator.methodcaller)):
+            _, arguments, *_ = thing.__reduce__()
+            for name in arguments:
+                self._names |= set(name.split('.')) if isinstance(name, str) else set()
         elif issubclass(kind, (dict, *_FROZEN, *_LISTS)):
             self._container(thing, kind, text)
-            self._object(thing, kind)
+            if is_of_user(kind.__module__):
+                self._object(thing, kind, text)
         elif issubclass(kind, _BUFFERS):
             self._keep(places.buffer(thing, text), text, len(thing) <= MAX_PLAIN)
         elif issubclass(kind, contextvars.ContextVar):
@@ -319,15 +420,22 @@ class Reach:
         elif issubclass(kind, _GENERATORS):
             if thing is not numpy.random.mtrand._rand and thing is not random._inst:
                 self._generators.append(places.GeneratorState(thing, text))
+                self._own_generators.append(text)
         elif _is_drained(thing, kind):
             self._note_drained('%s (%s)' % (text, kind.__name__))
         else:
-            self._object(thing, kind)
+            self._object(thing, kind, text)
 
     def _note_drained(self, text):
         self.cannot.append('consume part of %s' % text)
 
+    def _note_changed(self, text, kind):
+        self.cannot.append('leave changes in %s (%s)' % (text, kind.__name__))
+
     def _array(self, array, text):
+        if not can_be_kept(array):
+            self._note_changed(text, type(array))
+            return
         # All arrays in a list have the same words, so a number tells them apart.
         key = '%s (%d)' % (text, len(self.arrays)) if text in self.arrays else text
         self.arrays[key] = array
@@ -335,6 +443,7 @@ class Reach:
     def _link(self, link):
         if id(link) not in self.links:
             self._seen[id(link)] = self.links[id(link)] = link
+            self._objects.append(link)
             kind = type(link)
             if kind not in self._link_kinds:
                 self._class(kind)
@@ -342,23 +451,59 @@ class Reach:
                 self._link_kinds[kind] = functools.partial(
                     _OfLink, never=never, is_open=_has_library_base(kind)
                 )
-            self._link_owners.append(self._link_kinds[kind](link))
+            owner = self._link_kinds[kind](link)
+            self._link_owners.append(owner)
+            for name, value in vars(link).items():
+                if isinstance(value, _ARRAYS) and not can_be_kept(value):
+                    self._note_changed(owner.text(name), type(value))
+                elif isinstance(value, chainer.Parameter):
+                    self._parameter(value, owner.text(name))
 
-    def _object(self, thing, kind):
-        if not (is_of_user(kind.__module__) or issubclass(kind, _RECORDS)):
+    def _parameter(self, param, text):
+        """Note what a step must leave as it is: the array, and numbers of the update rule."""
+        if param.is_initialized:
+            self._arrays_of_params.append(places.Items(param._data, text))
+        if vars(param).keys() - _OF_EVERY_PARAMETER:
+            owner = _Owner(vars(param), _words('the attribute ', ' of ' + text))
+            owner.never = _OF_EVERY_PARAMETER
+            self._owners.append(owner)
+        rule = param.update_rule
+        if rule is not None:
+            words = _words('', ' of the update rule of ' + text)
+            self._only_saved.append(places.attributes_except(vars(rule), words, _UPDATED))
+            self._hyperparameter(rule.hyperparam, words)
+
+    def _hyperparameter(self, hyperparam, words):
+        if hyperparam is not None and id(hyperparam) not in self._hyperparameters:
+            self._hyperparameters[id(hyperparam)] = hyperparam
+            self._only_saved.append(places.all_attributes(vars(hyperparam), words))
+            optimizers = _words('', ' of the optimizer')
+            self._hyperparameter(vars(hyperparam).get('_parent'), optimizers)
+
+    def _variable(self, variable, text):
+        if variable.array is not None and not variable.xp.__name__ == 'chainerx':
+            self._array(variable.array, text)
+            self._places.append(places.Items(variable._data, text))
+
+    def _object(self, thing, kind, text):
+        is_of_library = not (is_of_user(kind.__module__) or issubclass(kind, _RECORDS))
+        if is_of_library and not _is_only_python(kind):
+            self._note_changed(text, kind)
             return
         self._class(kind)
+        self._objects.append(thing)
         text, now = _attribute_of(thing), _variables_of(thing)
         if now is not None:
+            self._seen[id(now)] = now  # so that another dict in its place is noticed
             owner = _Owner(now, text)
-            owner.is_open = issubclass(kind, _OPEN)
+            owner.is_open = is_of_library or issubclass(kind, _OPEN)
             if issubclass(kind, logging.Logger):
                 owner.never = {'_cache'}  # a cache of levels, to which every call may add
             self._owners.append(owner)
         members = {
             name: member
             for base in kind.__mro__
-            if is_of_user(base.__module__)
+            if is_of_library or is_of_user(base.__module__)
             for name, member in vars(base).items()
             if isinstance(member, types.MemberDescriptorType)
         }
@@ -385,7 +530,15 @@ class Reach:
             self._find(logging.root, 'the root logger')
 
     def _training_object(self, thing, kind):
-        self._object(thing, kind)
+        if is_of_user(kind.__module__):
+            self._object(thing, kind, '')
+        if isinstance(thing, chainer.Optimizer):
+            self._hyperparameter(
+                getattr(thing, 'hyperparam', None), _words('', ' of the optimizer')
+            )
+            hookable = thing._hookable
+            for hooks in (hookable._pre_update_hooks, hookable._post_update_hooks):
+                self._find(hooks, 'a hook of the optimizer')
         owner = _OfTraining(thing)
         self._of_training.append(owner)
         for name in ('_iterators', '_optimizers'):  # an updater has dicts of them
@@ -404,13 +557,17 @@ class Reach:
     def _function(self, function):
         self._find(vars(function).get('__wrapped__'), function.__name__)
         if not is_of_user(function.__globals__.get('__name__')):
+            for implementation in vars(function).get('registry', {}).values():  # singledispatch
+                self._find(implementation, function.__name__)
             return
         self.functions[id(function)] = function
         text = _words('the attribute ', ' of %s' % function.__name__)
         self._owners.append(_Owner(vars(function), text))
         names = code_names(function.__code__)
         self._names |= names.attributes.keys()
-        self._uses_any_attribute |= names.uses_any_attribute
+        self._written |= {name for name, is_written in names.attributes.items() if is_written}
+        used = names.globals.keys() | names.attributes.keys()
+        self._uses_any_attribute |= names.uses_any_attribute or not _READERS.isdisjoint(used)
         self._names |= {'next'} & names.globals.keys()
         for name in sorted(names.unknown):
             text = 'leave changes that %s may make through %s'
@@ -451,6 +608,11 @@ class Reach:
             self.cut.append(text)
         for value in values if is_short else ():
             self._find(value, text, is_held=not issubclass(kind, _FROZEN))
+        for key in dict.keys(thing) if is_dict and is_short else ():
+            self._find(key, text, is_held=False)
+        if not is_short and not all(issubclass(of, _PLAIN) for of in set(map(type, values))):
+            words = 'leave changes inside of %s, which has more than %d items'
+            self.cannot.append(words % (text, MAX_ITEMS))
         if issubclass(kind, collections.defaultdict):
             self._find(thing.default_factory, text)
 
@@ -472,22 +634,26 @@ class Reach:
             for key, (text, param) in self._params.items():
                 if key not in params and param.is_initialized:
                     self._array(param.array, text)
+        for of in self._library_classes.values():
+            words = _words('', ' of class %s' % of.__name__)
+            self._places.append(places.set_on_class(of, words, sorted(self._written)))
+        self._places.append(places.classes_of_objects(self._objects))
         for owner in self._of_training:
             if owner.gives_examples and isinstance(owner.thing, _PREFETCHING):
                 self._note_drained(owner.text('dataset'))
             if owner.opened & _STEPS and isinstance(owner.thing, _OF_STEPS):
                 text = 'leave changes that a step of the %s makes'
                 self.cannot.append(text % type(owner.thing).__name__)
+            owner.kept = self._names - _COUNTED
+        if 'spawn' in self._names:
+            self.cannot += ['leave children of ' + text for text in self._own_generators]
         self.reads_training = any(owner.opened for owner in self._of_training)
         owners = *self._globals.values(), *self._owners, *self._of_training
         watched = [places.parts_of_functions(self.functions.values())]
         watched += [owner.place() for owner in owners] + self._places
-        for place in watched[MAX_WATCHED:]:
-            self.cut += place.texts()[:1]
-        self._only_saved += watched[MAX_WATCHED:]
-        for configuration in (vars(chainer.global_config), vars(chainer.config._local)):
+        for configuration in _configurations():
             self._only_saved.append(places.all_attributes(configuration, str))
-        self._watched = [owner.place() for owner in self._link_owners] + watched[:MAX_WATCHED]
+        self._watched = [owner.place() for owner in self._link_owners] + watched
         self._looks = [place.look for place in self._watched]
         self._sized = [owner.variables for owner in self._owners]
         self._sized += [container for _, container in self._containers]
@@ -534,8 +700,15 @@ class _Globals(_Owner):
         self._found: set[str] = set()
 
     def add(self, names):
-        """Note the names in code (name -> whether it is assigned), except names of builtins."""
-        self._found |= {name for name in names if names[name] or name in self.variables}
+        """Note the names in code (name -> whether it is assigned), except names of builtins.
+
+        A variable that does not exist yet may be made later.
+        """
+        self._found |= {
+            name
+            for name in names
+            if names[name] or name in self.variables or not hasattr(builtins, name)
+        }
 
     def open(self, names, uses_any_attribute):
         chosen = self._found - self.opened
@@ -581,7 +754,12 @@ class _OfLink(_Owner):
 
 
 class _OfTraining(_Owner):
-    """Attributes of an object in `_OF_TRAINING` that code reads; they are never assigned back."""
+    """Attributes of an object in `_OF_TRAINING` that code reads.
+
+    Those in its `__dict__` whose names are in `kept` are put back.
+    """
+
+    kept: Collection[str] = frozenset()
 
     def __init__(self, thing):
         super().__init__({}, _attribute_of(thing))
@@ -604,10 +782,12 @@ class _OfTraining(_Owner):
 
     def value(self, name):
         value = vars(self.thing).get(name)
-        return value if self.gives_examples or isinstance(value, _OF_TRAINING) else None
+        is_of_user = name not in _written_by_libraries(type(self.thing))
+        is_followed = is_of_user or self.gives_examples or isinstance(value, _OF_TRAINING)
+        return value if is_followed else None
 
     def place(self):
-        return places.read_only(self.thing, self.text, sorted(self.opened))
+        return places.of_training(self.thing, self.text, sorted(self.opened), self.kept)
 
 
 def is_of_user(module: Any) -> bool:
@@ -635,6 +815,60 @@ def _outputs(kind):
                 attributes = code_names(function.__code__).attributes
                 found |= {name for name, is_written in attributes.items() if is_written}
     return found
+
+
+def _configurations():
+    """Return the variables of Chainer's configuration, for all threads and for this one."""
+    return vars(chainer.global_config), vars(chainer.config._local)
+
+
+@functools.lru_cache(maxsize=None)
+def _written_by_libraries(kind):
+    """Return the names of attributes that code of a class's library bases assigns."""
+    found: set[str] = set()
+    for base in kind.__mro__:
+        for function in vars(base).values() if not is_of_user(base.__module__) else ():
+            if isinstance(function, types.FunctionType):
+                attributes = code_names(function.__code__).attributes
+                found |= {name for name, is_written in attributes.items() if is_written}
+    return found
+
+
+def _is_ignored(thing, kind):
+    """Return whether an object is not followed, because no run can change it."""
+    if is_of_user(kind.__module__):  # such as a subclass of int, which may have attributes
+        return False
+    if issubclass(kind, io.IOBase):
+        return not _is_drained(thing, kind)
+    if issubclass(kind, _IGNORED):
+        return True
+    if kind.__name__ in _NATIVE_FUNCTIONS:  # Boost's are called like Python's
+        return not issubclass(kind, types.FunctionType)
+    if issubclass(kind, (*_RECORDS, *_OF_TRAINING, chainer.Link, chainer.Variable)):
+        return False
+    package = (kind.__module__ or '').partition('.')[0]
+    if package in LIBRARIES:
+        return not (issubclass(kind, _ARRAYS) or _is_generator_of_cupy(kind))
+    return kind.__module__ in _CONSTANT and not issubclass(kind, _KEPT_KINDS)
+
+
+def _is_heap_type(kind):
+    """Return whether attributes of a class can be assigned."""
+    return bool(kind.__flags__ & 1 << 9)
+
+
+def _is_generator_of_cupy(kind):
+    return kind.__name__ in ('RandomState', 'Generator') and 'random' in kind.__module__
+
+
+def _is_only_python(kind):
+    """Return whether all state of a library's objects is in their `__dict__` and slots."""
+    if _is_generator_of_cupy(kind) and kind.__module__.startswith('cupy'):
+        return False
+    members = [vars(base).values() for base in kind.__mro__]
+    n_slots = sum(isinstance(m, types.MemberDescriptorType) for of in members for m in of)
+    # A `__dict__` and a list of weak references take a word each.
+    return kind.__basicsize__ <= object.__basicsize__ + (2 + n_slots) * struct.calcsize('P')
 
 
 def _is_drained(thing, kind):

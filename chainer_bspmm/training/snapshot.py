@@ -10,6 +10,9 @@ import chainer
 from chainer.backends import cuda
 
 
+_EXACT = numpy.ndarray, numpy.memmap, cuda.ndarray
+
+
 class ParameterMissing(Exception):
     """An extra run would have made a parameter, which only a step of the user may do."""
 
@@ -22,6 +25,8 @@ class Snapshot:
     """
 
     def __init__(self, target, reach, has_parameters=True):
+        self._target = target
+        self._has_parameters = has_parameters
         self._reach = reach
         self._python = reach.save()
         self._copied = []  # (copy, iterator): copies from which a run reads
@@ -60,6 +65,11 @@ class Snapshot:
     def restore_arrays(self):
         """Put the contents of arrays back, but not Python state."""
         self._copies.put_back(self.arrays)
+
+    def arrays_now(self):
+        """Return the same arrays, or those that have taken their places since, by name."""
+        now = arrays_of(self._target, self._reach.anew(), self._has_parameters)
+        return {name: now.get(name, array) for name, array in self.arrays.items()}
 
     def changes(self):
         """Return the assignments since, in the form of :meth:`Reach.changes`, also of gradients."""
@@ -110,6 +120,9 @@ class NoSnapshot:
 
     arrays: dict = {}
 
+    def arrays_now(self):
+        return {}
+
     def restore(self):
         pass
 
@@ -156,10 +169,21 @@ def arrays_of(target, reach, has_parameters=True):
     return {
         name: array
         for name, array in arrays.items()
-        if isinstance(array, kinds)
-        and array.dtype.kind in 'biufc'
-        and not (isinstance(array, numpy.ndarray) and not array.flags.writeable)
+        if isinstance(array, kinds) and can_be_kept(array) and not _is_constant(array)
     }
+
+
+def can_be_kept(array):
+    """Return whether an array's contents can be put back, or no run can change them.
+
+    Arrays of subclasses may have more than these contents, such as a mask, and arrays of objects
+    have references only.
+    """
+    return (type(array) in _EXACT or _is_constant(array)) and not array.dtype.hasobject
+
+
+def _is_constant(array):
+    return isinstance(array, numpy.ndarray) and not array.flags.writeable
 
 
 def copies(arrays):
@@ -206,7 +230,10 @@ class Copies(collections.abc.Mapping):
     def put_back(self, arrays):
         """Write the copies back to the arrays from which they were made."""
         for name, array in arrays.items():
-            if not (isinstance(array, cuda.ndarray) and array.flags.c_contiguous):
+            if isinstance(array, numpy.ndarray):
+                if not has_same_bits(numpy.asarray(array), self[name]):
+                    array[...] = self[name]
+            elif not (isinstance(array, cuda.ndarray) and array.flags.c_contiguous):
                 array[...] = self[name]
             elif array.size:
                 # A copy by CUDA's driver takes a third of the time of a launch from Python.
@@ -232,6 +259,8 @@ def has_same_bits(actual, expected):
 
 def _has_same_bits(actual, expected):
     """Compare two one-dimensional arrays of one dtype on one device, bit for bit."""
+    if actual.dtype.kind not in 'biufc':  # such as text, which is on the host
+        return actual.tobytes() == expected.tobytes()
     # Compared as floats, NaN would differ from itself, and -0 would equal 0.
     bits = 'u%d' % min(actual.itemsize, 8)
     actual, expected = actual.view(bits), expected.view(bits)
@@ -267,6 +296,8 @@ def difference(arrays, values, tolerance, floor=0.0):
         )
         if actual.tobytes() == expected.tobytes():
             continue
+        if actual.dtype.kind not in 'biufc':
+            return name
         actual, expected = (numpy.asarray(array, 'd') for array in (actual, expected))
         is_same = (actual == expected) | (numpy.isnan(actual) & numpy.isnan(expected))
         with numpy.errstate(invalid='ignore'):

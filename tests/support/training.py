@@ -1,6 +1,7 @@
 """Models, examples and updaters for the tests of captured training."""
 
 import collections
+import types
 
 import numpy
 
@@ -28,6 +29,20 @@ MODELS = {
     'NFP': lambda: models.NFP(5, 8, n_update_layers=2),
 }
 RELATIONS = {'RelGCN': 4, 'GGNN': 4}
+
+
+class _Hidden(types.ModuleType):
+    value: object
+
+    def __deepcopy__(self, memo):
+        return hidden(self.value)
+
+
+def hidden(value):
+    """Return an object with an attribute `value` that nothing watches: a library's module."""
+    module = _Hidden('ctypes.hidden')
+    module.value = value
+    return module
 
 
 def molecules(n, n_relations=1, seed=0, classes=False):

@@ -1,7 +1,6 @@
 """Evaluators of a GraphUpdater's trainer: captured, with the results of eager ones."""
 
 from collections.abc import Callable
-import ctypes
 import re
 import types
 import warnings
@@ -22,7 +21,8 @@ from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.captured_evaluators import capture_evaluator
 from chainer_bspmm.training.guards import Guards
-from tests.support.training import BATCH, make_model, make_updater, molecules, small_model
+from tests.support.training import BATCH, hidden, make_model, make_updater, molecules
+from tests.support.training import small_model
 from tests.training import host_graphs
 
 KINDS = ROCAUCEvaluator, PRCAUCEvaluator, R2ScoreEvaluator, BatchEvaluator
@@ -265,7 +265,7 @@ def test_another_model(device, prediction_graphs, no_causes):
 def test_a_change_by_a_checked_replay_is_seen_by_the_next(device, prediction_graphs):
     """The check of a replay also runs the model itself, which changes an attribute here."""
     model = on(device, small_model(factor=1.0))
-    late = ctypes.c_double(1.0)  # nothing watches its value
+    late = hidden(1.0)  # nothing watches its value
 
     def forward(link, atoms, adj):
         y = link.inner(atoms, adj)[:, :3] * link.factor
@@ -293,7 +293,7 @@ def warned(evaluator, n_times=3):
 
 def test_what_is_not_watched_is_found(device, prediction_graphs):
     """The check finds a change of unwatched state, and evaluation continues eagerly."""
-    factor = ctypes.c_double(1.0)  # nothing watches its value
+    factor = hidden(1.0)  # nothing watches its value
     read = host_graphs.read_at_capture(lambda: factor.value)
 
     def forward(link, atoms, adj):

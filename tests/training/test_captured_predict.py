@@ -1,6 +1,5 @@
 """`captured_predict` against the model's own predictions, molecule by molecule of the input."""
 
-import ctypes
 import itertools
 import os
 import re
@@ -20,7 +19,7 @@ from chainer_bspmm.dataset import DeviceDataset, smiles as parsing, to_sparse, w
 from chainer_bspmm.training import captured_predict, prediction, StepDiffers
 from tests.support import relative_error
 from tests.support.training import counting, HOST, make_model, mean_of_rows, MODELS, molecules
-from tests.support.training import RELATIONS, Row, three_columns
+from tests.support.training import hidden, RELATIONS, Row, three_columns
 from tests.training import host_graphs
 
 SMILES = [
@@ -274,7 +273,7 @@ def picky(link, atoms, adj):
     return three_columns(link, atoms, adj)
 
 
-_unseen = ctypes.c_int(0)  # nothing watches its value
+_unseen = hidden(0)  # nothing watches its value
 
 
 def next_unseen():
@@ -689,7 +688,7 @@ def test_a_prediction_that_changes(device, prediction_graphs, changes_at):
     model = model_of(device)
     data = molecules(4) * 24  # equal batches of 8
     seen = []
-    n_seen = ctypes.c_int(0)  # nothing watches its value
+    n_seen = hidden(0)  # nothing watches its value
     factor = host_graphs.read_at_capture(lambda: 2.0 if n_seen.value >= changes_at else 1.0)
 
     def predict(atoms, adj):

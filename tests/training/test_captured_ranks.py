@@ -1,7 +1,6 @@
 """Captured steps of several ranks: one collective each, with the result of one large batch."""
 
 import copy
-import ctypes
 import re
 
 import numpy
@@ -16,7 +15,7 @@ from chainer_bspmm.multi_node import faults, optimizer as multi_node
 from chainer_bspmm.training import graph_updater, GraphUpdater
 from chainer_bspmm.training.program import Program
 from tests.support import relative_error
-from tests.support.training import molecules, make_model, without_dropout
+from tests.support.training import hidden, molecules, make_model, without_dropout
 from tests.training import host_graphs
 from tests.training.host_graphs import eager_causes, read_at_capture
 
@@ -213,7 +212,7 @@ def test_loss_of_the_last_step_is_not_finite(made, end):
 
 def test_replay_that_differs(made):
     """The state of the replay stays: the other ranks have replayed as well."""
-    factor = ctypes.c_double(1.0)  # nothing watches its value
+    factor = hidden(1.0)  # nothing watches its value
     read = read_at_capture(lambda: factor.value)
     updater, comm = made(lambda model, *args: model(*args) * read())
     train(updater, [4] * 12)

@@ -4,7 +4,6 @@ The changes of a whole training are in test_watched.
 """
 
 import collections
-import ctypes
 import datetime
 import decimal
 import enum
@@ -24,7 +23,7 @@ from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.reach import Reach
-from tests.support.training import small_model, without_dropout
+from tests.support.training import hidden, small_model, without_dropout
 
 FACTOR = 1.0
 
@@ -295,7 +294,7 @@ def test_what_is_not_watched(monkeypatch):
     """Objects that every step replaces, that no code names, or that are not Python's."""
     model, _, guards = guarded()
     row = model.predictor
-    outside = ctypes.c_double(1.0)
+    outside = hidden(1.0)
     own = Guards(model, lambda x: model(x) * outside.value * model.loss)
     model.loss = chainer.Variable(numpy.zeros(1))
     row.cache = {}
@@ -354,9 +353,9 @@ def test_an_output_is_watched_no_longer():
         moments.append(guards.moment())
     assert moments[1].change(moments[0]) is None
     outputs = moments[1].outputs(moments[0])
-    assert outputs == {'the attribute sums of Chain'}
+    assert outputs == {('the attribute sums of Chain', 0)}
     assert guards.key() != key
-    guards.ignore(outputs)
+    guards.ignore(outputs, set())
     key = guards.key()
     function()
     assert guards.key() is key

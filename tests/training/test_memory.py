@@ -1,7 +1,6 @@
 """`GraphUpdater` among others: memory, streams, models and GPUs side by side, an interrupt."""
 
 import contextlib
-import ctypes
 import gc
 import weakref
 
@@ -20,7 +19,7 @@ from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.training import GraphUpdater
 from tests.support.training import assert_same_bits, BATCH, HOST, is_captured, make_model
 from tests.support.training import make_updater, molecules, of_variables, parameters, RELATIONS, run
-from tests.support.training import same_molecules, small_model
+from tests.support.training import hidden, same_molecules, small_model
 from tests.training import host_graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
@@ -152,7 +151,7 @@ def test_an_interrupt_during_capture(device, graphs):
     results = []
     is_on_host = graphs is not None  # the function reads no counts that a capture changes
     for interrupted in ((7,), ()):
-        n_calls = ctypes.c_int(0)  # a number that is watched would have every step train eagerly
+        n_calls = hidden(0)  # a number that is watched would have every step train eagerly
 
         def function(link, atoms, adj):
             h = link.inner(atoms, adj)[:, :3]

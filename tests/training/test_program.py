@@ -1,6 +1,5 @@
 """`Program`: how often a user's code runs, which replays are checked, and errors."""
 
-import ctypes
 import re
 import types
 
@@ -17,7 +16,7 @@ from chainer_bspmm.training.program import blame, Program
 from tests.support import assert_close_arrays
 from tests.support.training import assert_same_training, HOST, is_captured, make_updater
 from tests.support.training import molecules, parameters, run, small_model, three_columns
-from tests.support.training import without_dropout
+from tests.support.training import hidden, without_dropout
 from tests.training import host_graphs
 from tests.training.host_graphs import eager_causes
 
@@ -61,7 +60,7 @@ def calls_of_steps(updater, n_steps):
 def test_how_often_a_step_calls_the_model(device, graphs, no_causes):
     """Calls: three for the trial, one for the eager step, two for the check of rows; then for the
     capture and its check; then for each check of a replay."""
-    model = small_model(counted, n_calls=ctypes.c_int(0))  # nothing watches its value
+    model = small_model(counted, n_calls=hidden(0))  # nothing watches its value
     updater = make_updater(GraphUpdater, device, model)
     launched = 0 if graphs is None else 1  # a stand-in runs the model
     expected = [3 + 1 + 2, 2 + launched, *(n + launched for n in (1, 0, 1, 0, 0, 0, 1, 0))]
@@ -74,7 +73,7 @@ def with_a_head(link, atoms, adj):
 
 
 def model_with_a_lazy_head():
-    model = without_dropout(small_model(with_a_head, n_calls=ctypes.c_int(0)))
+    model = without_dropout(small_model(with_a_head, n_calls=hidden(0)))
     with model.predictor.init_scope():
         model.predictor.head = links.Linear(None, 3)
     return model
@@ -147,7 +146,7 @@ def test_a_run_that_fails_is_undone(device, graphs):
             raise LookupError('mine')
         return three_columns(link, atoms, adj)
 
-    model = small_model(fails_once, seen=[], n_calls=ctypes.c_int(0))
+    model = small_model(fails_once, seen=[], n_calls=hidden(0))
     updater = make_updater(GraphUpdater, device, model)
     message = (
         r'^GraphUpdater trains eagerly: /predictor \(Row\) cannot be captured: LookupError: mine '

@@ -35,7 +35,7 @@ from chainer.iterators import MultithreadIterator, SerialIterator, ShuffleOrderS
 from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.models import Classifier, Regressor
 
-from chainer_bspmm.training.reach import MAX_ITEMS, MAX_PLAIN, MAX_THINGS, MAX_WATCHED, Reach
+from chainer_bspmm.training.reach import MAX_ITEMS, MAX_PLAIN, MAX_THINGS, Reach
 from tests.training import reached_module
 
 STEP, W = 0, 1.0
@@ -1222,18 +1222,17 @@ def test_a_long_chain_of_objects_is_cut():
     for _ in range(2 * MAX_THINGS):
         chain = {'next': chain}
     reach = Reach(lambda: chain)
-    assert set(reach.cut) == {
-        'the variable chain that <lambda> reads',
-        "'next' in the variable chain that <lambda> reads",
-    }
-    assert len(reach.values()) <= 2 * MAX_WATCHED
+    assert reach.cannot == [
+        'leave changes in the variable chain that <lambda> reads, after %d other objects'
+        % MAX_THINGS
+    ]
 
 
 def test_all_links_are_watched():
-    model = chainer.ChainList(*(chainer.Link() for _ in range(MAX_WATCHED + 1)))
+    model = chainer.ChainList(*(chainer.Link() for _ in range(501)))
     reach = Reach(model)
     before = reach.values()
-    model[MAX_WATCHED].w = 1
+    model[500].w = 1
     assert len(reach.values()) == len(before) + 1 and reach.cut == []
 
 
@@ -1356,10 +1355,17 @@ def test_attributes_of_chainers_objects_that_no_code_reads(updater):
     assert not reach.reads_training and difference(reach, before) == [POSITION]
 
 
-def test_attributes_of_chainers_objects_are_not_put_back(updater):
+def test_attributes_of_chainers_objects_that_code_names_are_put_back(updater):
     with undone(Reach(lambda: updater.iteration)):
         updater.iteration = 7
-    assert updater.iteration == 7
+        updater.is_new = True
+    assert updater.iteration == 0 and updater.is_new
+
+
+def test_attributes_that_a_run_adds_to_chainers_objects_are_deleted(updater):
+    with undone(Reach(lambda: updater.best)):
+        updater.best = 1.0
+    assert not hasattr(updater, 'best')
 
 
 def test_an_iterator_of_the_users_is_followed():

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import contextlib
 import dataclasses
 import copy
-import ctypes
 import functools
 import gc
 import itertools
@@ -38,7 +37,7 @@ from tests.support import assert_close_arrays
 from tests.support.training import assert_same_bits, assert_same_training, BATCH, counting, HOST
 from tests.support.training import is_captured, make_updater, mean_of_rows, n_keys, of_variables
 from tests.support.training import parameters, Row, run, same_molecules, small_model, three_columns
-from tests.support.training import without_dropout
+from tests.support.training import hidden, without_dropout
 from tests.training import host_graphs
 from tests.training.host_graphs import eager_causes, read_at_capture
 
@@ -210,12 +209,12 @@ DIFFERS = (
 def annealed(kind, device, read, examples, **kwargs):
     """Return an updater whose loss is weighted by ``1 + 0.1 * read(updater)``.
 
-    The loss gets the updater through a ctypes object, which the guards cannot follow.
+    The loss gets the updater through a library's module, which the guards do not follow.
     """
     if kind is GraphUpdater:
         kwargs.setdefault('on_difference', 'warn')
-    hidden = ctypes.py_object()
-    weight = read_at_capture(lambda: read(hidden.value))
+    holder = hidden(None)
+    weight = read_at_capture(lambda: read(holder.value))
     model = without_dropout(small_model())
 
     def loss_func(*args):
@@ -223,7 +222,7 @@ def annealed(kind, device, read, examples, **kwargs):
 
     kwargs.setdefault('loss_func', loss_func)
     updater = make_updater(kind, device, model, examples, optimizers.SGD(0.01), **kwargs)
-    hidden.value = updater
+    holder.value = updater
     return updater
 
 
@@ -421,7 +420,7 @@ def test_a_difference_beyond_rounding(monkeypatch):
         factor = 2 if link.n_calls.value == 8 else 1  # in the replay
         return three_columns(link, atoms, adj) * (factor + 1e-5 * unknown_number())
 
-    model = without_dropout(small_model(function, n_calls=ctypes.c_int(0)))
+    model = without_dropout(small_model(function, n_calls=hidden(0)))
     updater = make_updater(GraphUpdater, HOST, model, same_molecules(), on_difference='raise')
     run(updater, 1)
     with pytest.raises(StepDiffers):
@@ -643,7 +642,7 @@ EAGER = {
     'a report at times': Script(
         TWICE % r'predictor/extra \(only one of them has it\)',
         reports_now_and_then,
-        attributes={'n_calls': ctypes.c_int(0)},
+        attributes={'n_calls': hidden(0)},
         compared=(),
     ),
     'reported numbers': Script(
@@ -930,7 +929,7 @@ def test_averages_after_a_loss_that_raised_in_the_trial(device, graphs):
     averages = []
     for call in range(5):
         teacher = links.BatchNormalization(3)
-        n_calls = ctypes.c_int(0)
+        n_calls = hidden(0)
         teacher.to_device(device)
 
         def loss_func(atoms, adj, labels):

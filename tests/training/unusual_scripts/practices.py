@@ -656,7 +656,7 @@ class WithForeignNumber(Squares):
         return loss * self.weight.value
 
 
-@script(SCRIPTS, outside='a replay of the captured step differs from an eager one in .*')
+@script(SCRIPTS)
 def a_number_of_ctypes(bench):
     model = WithForeignNumber(bench, weight=ctypes.c_double(1.0))
 
