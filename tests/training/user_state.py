@@ -11,10 +11,13 @@ import collections
 import contextlib
 import copy
 import functools
+import gc
 import itertools
+import optparse
 import random
 import threading
 import types
+import weakref
 
 import numpy
 
@@ -25,6 +28,11 @@ from chainer.iterators import SerialIterator
 from chainer_bspmm.compat import user_code
 
 NAMESPACES = types.SimpleNamespace, argparse.Namespace, threading.local
+OF_LIBRARIES = (
+    *(weakref.WeakKeyDictionary, threading.Event, optparse.Values, numpy.vectorize),
+    *(chainer.reporter.Summary, chainer.Distribution, training.extensions.LogReport),
+)
+OF_EVERY_PARAMETER = vars(chainer.Parameter(0.0)).keys()
 OF_TRAINING = training.Trainer, training.Updater, chainer.Optimizer, SerialIterator
 HYPERPARAMETERS = chainer.optimizer.Hyperparameter
 GENERATORS = numpy.random.RandomState, numpy.random.Generator, random.Random
@@ -197,8 +205,22 @@ class _Generator(_Place):
             self.owner.set_state(value)
 
 
-class _Parameter(_Place):
-    """Array of a parameter; a graph always writes to the array of its capture."""
+class _Kind(_Place):
+    """Class and `__dict__` of an object of a user's, both of which can be replaced."""
+
+    def read(self):
+        return type(self.owner), getattr(self.owner, '__dict__', None)
+
+    def write(self, value):
+        kind, attributes = value
+        if type(self.owner) is not kind:
+            self.owner.__class__ = kind
+        if attributes is not None and self.owner.__dict__ is not attributes:
+            self.owner.__dict__ = attributes
+
+
+class _Variable(_Place):
+    """Array of a variable or a parameter; a graph always uses the array of its capture."""
 
     def read(self):
         return self.owner.array
@@ -221,6 +243,11 @@ def _names_of_class(kind):
     return lambda: [name for name in vars(kind) if _is_own(name) and not _is_slot(vars(kind)[name])]
 
 
+def _own_names_of(param):
+    """Return a function that lists the attributes of a parameter that a user has set."""
+    return lambda: [name for name in vars(param) if name not in OF_EVERY_PARAMETER]
+
+
 def _is_slot(value):
     return isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType))
 
@@ -239,16 +266,20 @@ def _places(roots):
         if id(thing) in seen:
             continue
         seen[id(thing)] = thing
-        if isinstance(thing, chainer.Parameter):
-            places.append(_Parameter(thing))
+        if isinstance(thing, chainer.Variable):
+            places.append(_Variable(thing))
+            if isinstance(thing, chainer.Parameter):
+                places.append(_Attributes(thing, _own_names_of(thing)))
         elif isinstance(thing, dict):
             places.append(_Dict(thing))
-            follow(*thing.values(), *_attributes_of(thing, places))
+            follow(*thing, *thing.values(), *_attributes_of(thing, places))
         elif isinstance(thing, (list, collections.deque, set, bytearray)):
             places.append(_Items(thing))
             follow(*thing)
         elif isinstance(thing, (tuple, frozenset, types.MappingProxyType)):
             follow(*(thing.values() if isinstance(thing, types.MappingProxyType) else thing))
+        elif isinstance(thing, random.SystemRandom):
+            continue  # it has no state
         elif isinstance(thing, GENERATORS):
             places.append(_Generator(thing))
         elif isinstance(thing, types.FunctionType):
@@ -271,7 +302,13 @@ def _places(roots):
             if _is_users(thing):
                 places.append(_Attributes(thing, _names_of_class(thing)))
                 follow(*vars(thing).values(), *thing.__mro__, type(thing))
-        elif isinstance(thing, (*NAMESPACES, chainer.Link)) or _is_users(type(thing)):
+        elif isinstance(thing, functools._lru_cache_wrapper):
+            caches = [each for each in gc.get_referents(thing) if type(each) is dict]
+            follow(*(result for cache in caches for result in cache.values()))
+        elif isinstance(thing, (*NAMESPACES, *OF_LIBRARIES, chainer.Link)):
+            follow(*_attributes_of(thing, places), type(thing))
+        elif _is_users(type(thing)):
+            places.append(_Kind(thing))
             follow(*_attributes_of(thing, places), type(thing))
         elif isinstance(thing, OF_TRAINING):
             places.append(_Dict(vars(thing)))

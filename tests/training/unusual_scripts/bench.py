@@ -21,6 +21,7 @@ N_STEPS = 48
 BATCH = 6
 N_LABELS = 2
 RATE = 0.05
+CHANGES = {21: 0.5, 27: 2.0, 28: 0.25, 37: 0.75}  # after the step of a number
 
 
 class Script(NamedTuple):
@@ -30,6 +31,8 @@ class Script(NamedTuple):
     outside of Python's memory; if results differ, a warning must match this pattern ('' if only
     the documentation can tell). `refused`: a pattern of the error that may end it instead and names
     the cause. `told`: a pattern that a warning must match where steps can be captured.
+    `n_captures`: how often stand-ins must capture its step. `fused`: stand-ins launch its update
+    with the step, so that they rely on what is known of the code between two steps.
     """
 
     run: Callable
@@ -37,6 +40,8 @@ class Script(NamedTuple):
     outside: str | None = None
     refused: str | None = None
     told: str = ''
+    n_captures: int | None = None
+    fused: bool = False
 
 
 def script(table: dict, **how: Any) -> Callable:
@@ -56,6 +61,16 @@ def at(*steps: int) -> ManualScheduleTrigger:
 
 def every(n: int) -> tuple[int, str]:
     return n, 'iteration'
+
+
+def changed_by(change: Callable[[float], Any]) -> tuple:
+    """Return an extension and its trigger that call ``change(weight)`` at the steps of CHANGES."""
+    return (lambda trainer: change(CHANGES[trainer.updater.iteration])), at(*CHANGES)
+
+
+def warm(n: int) -> float:
+    """Return the factor of the n-th call in a warm-up."""
+    return 1 - 0.5**n
 
 
 def number(value: Any) -> float:

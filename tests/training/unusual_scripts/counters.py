@@ -8,10 +8,12 @@ import array
 import collections
 import contextvars
 import dataclasses
+import enum
 import functools
 import heapq
 import itertools
 import logging
+import operator
 import queue
 import sys
 import threading
@@ -32,14 +34,11 @@ from tests.training.unusual_scripts.bench import (
     script,
     Script,
     Squares,
+    warm,
     Weighted,
 )
 
 SCRIPTS: dict[str, Script] = {}
-
-
-def warm(n):
-    return 1 - 0.5**n
 
 
 step = 0
@@ -1092,3 +1091,222 @@ def an_attribute_of_a_links_of_a_library(bench):
     model = ByLibrary(bench)
     bench.train(model)
     return {'n': model.predictor.mlp.n_calls}
+
+
+class FromQueue(Squares):
+    """Model whose output is compared with that of some steps before."""
+
+    def __call__(self, atoms, adj, t):
+        y = self.predictor(atoms, adj)
+        loss = F.mean_squared_error(y, t) + 0.5 * F.mean_squared_error(y, self.bank[0])
+        self.bank.append(y.array)
+        if isinstance(self.bank, list):
+            self.bank.pop(0)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+def with_queue(bench, kind, n):
+    model = FromQueue(bench, bank=kind([bench.xp.zeros((6, 2), 'f')] * n))
+    bench.train(model)
+    return {'sums': [number(abs(array).sum()) for array in model.bank]}
+
+
+@script(SCRIPTS, quick=True, told=r'changes the attribute bank of FromQueue')
+def a_queue_of_four_arrays(bench):
+    return with_queue(bench, functools.partial(collections.deque, maxlen=4), 4)
+
+
+@script(SCRIPTS)
+def a_queue_of_nine_arrays(bench):
+    return with_queue(bench, functools.partial(collections.deque, maxlen=9), 9)
+
+
+@script(SCRIPTS)
+def a_list_of_four_arrays(bench):
+    return with_queue(bench, list, 4)
+
+
+@script(SCRIPTS)
+def a_list_of_nine_arrays(bench):
+    return with_queue(bench, list, 9)
+
+
+class KeepsTarget(Squares):
+    def __call__(self, atoms, adj, t):
+        y = self.predictor(atoms, adj)
+        self.target = y.array
+        loss = F.mean_squared_error(y, t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@script(SCRIPTS, n_captures=1)
+def an_output_of_a_link(bench):
+    """An array that every step assigns, and that none reads, leaves the step captured."""
+    model = KeepsTarget(bench, target=None)
+    bench.train(model)
+    return {'sum': number(abs(model.target).sum())}
+
+
+class InPhases(Squares):
+    """Model that keeps its output in one phase, and reads an array in its place in another."""
+
+    def __call__(self, atoms, adj, t):
+        y = self.predictor(atoms, adj)
+        loss = F.mean_squared_error(y, t)
+        if self.phase == 'collect':
+            self.target = y.array
+        else:
+            loss *= self.target[0, 0]
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@script(SCRIPTS, quick=True)
+def an_output_that_becomes_an_input(bench):
+    model = InPhases(bench, phase='collect', target=None)
+
+    def begin(trainer):
+        model.phase = 'distill'
+        model.target = bench.xp.ones((6, 2), 'f')
+
+    def change(trainer):
+        model.target = bench.xp.full((6, 2), 0.25, 'f')
+
+    bench.train(model, (begin, at(6)), (change, at(20)))
+
+
+phases: list[int] = []
+
+
+class Phase(enum.IntEnum):
+    WARM = 0
+    FULL = 1
+
+    def factor(self):
+        phases.append(int(self))
+        return warm(len(phases))
+
+
+class OfPhase(Weighted):
+    def factor(self):
+        return self.phase.factor()
+
+
+@script(SCRIPTS, told=r'changes phases of')
+def a_method_of_a_number_of_an_enum(bench):
+    bench.train(OfPhase(bench, phase=Phase.WARM))
+    return {'phases': phases}
+
+
+class Logged:
+    def __init__(self):
+        self.log = []
+
+    def advance(self):
+        self.log.append(len(self.log))
+        return warm(len(self.log))
+
+
+advance = operator.methodcaller('advance')
+
+
+@script(SCRIPTS, told=r'changes the attribute log of Logged')
+def a_methodcaller(bench):
+    logged = Logged()
+    weighed_by(bench, lambda: advance(logged))
+    return vars(logged)
+
+
+n_dispatched = 0
+
+
+@functools.singledispatch
+def counted(loss):
+    return loss
+
+
+@counted.register(chainer.Variable)
+def _(loss):
+    global n_dispatched
+    n_dispatched += 1
+    return loss * warm(n_dispatched)
+
+
+class Dispatched(Squares):
+    def weighed(self, loss):
+        return counted(loss)
+
+
+@script(SCRIPTS, told=r'changes n_dispatched of')
+def a_function_of_singledispatch(bench):
+    bench.train(Dispatched(bench))
+    return {'n': n_dispatched}
+
+
+class Starting:
+    n = 0
+
+    def factor(self):
+        self.n += 1
+        if self.n == 2:
+            self.__class__ = Started
+        return warm(self.n)
+
+
+class Started:
+    def factor(self):
+        return 0.25
+
+
+class OfStage(Weighted):
+    def factor(self):
+        return self.stage.factor()
+
+
+@script(SCRIPTS)
+def an_object_that_changes_its_class(bench):
+    model = OfStage(bench, stage=Starting())
+    bench.train(model)
+    return {'class': type(model.stage).__name__, 'n': model.stage.n}
+
+
+class OneOfMany(Weighted):
+    def factor(self):
+        return self.schedules[7].next()
+
+
+@script(SCRIPTS, told=r'a check would leave changes inside of the attribute schedules of OneOfMany')
+def a_list_of_300_objects(bench):
+    model = OneOfMany(bench, schedules=[Schedule() for _ in range(300)])
+    bench.train(model)
+    return {'n': model.schedules[7].n}
+
+
+class OneListOfMany(Weighted):
+    def factor(self):
+        self.seen[7].append(1)
+        return warm(len(self.seen[7]))
+
+
+@script(SCRIPTS, told=r'a check would leave changes inside of the attribute seen of OneListOfMany')
+def a_dict_of_300_lists(bench):
+    model = OneListOfMany(bench, seen={i: [] for i in range(300)})
+    bench.train(model)
+    return {'n': len(model.seen[7])}
+
+
+class OfKeys(Weighted):
+    def factor(self):
+        factor = 1.0
+        for schedule in self.tasks:
+            factor *= schedule.next()
+        return factor
+
+
+@script(SCRIPTS, quick=True, told=r'changes the attribute n of Schedule')
+def objects_that_are_keys(bench):
+    model = OfKeys(bench, tasks={Schedule(): 'main', Schedule(): 'other'})
+    bench.train(model)
+    return {'n': [schedule.n for schedule in model.tasks]}

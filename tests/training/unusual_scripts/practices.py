@@ -26,7 +26,7 @@ from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm import CSRConverter
 from tests.training.unusual_scripts.bench import at, BATCH, every, N_STEPS, number, RATE, script
-from tests.training.unusual_scripts.bench import Script, Squares, Weighted
+from tests.training.unusual_scripts.bench import Script, Squares, warm, Weighted
 
 SCRIPTS: dict[str, Script] = {}
 
@@ -942,3 +942,181 @@ def a_debug_flag(bench):
 
     bench.train(model, (switch, at(21, 23)))
     return {'lines': model.lines}
+
+
+class DecaysByAssignment(Squares):
+    """Model that shrinks its weights by arrays that it assigns."""
+
+    def __call__(self, atoms, adj, t):
+        for param in self.params(include_uninit=False):
+            param.array = param.array * 0.9
+        return super().__call__(atoms, adj, t)
+
+
+@script(SCRIPTS, quick=True, told=r'changes the attribute W of embed')
+def decay_by_assignment_in_the_loss(bench):
+    bench.train(DecaysByAssignment(bench))
+
+
+class FreezesInTurn(Squares):
+    """Model that freezes its head at every third call."""
+
+    def weighed(self, loss):
+        rule = self.predictor.mlp.l_out.W.update_rule
+        if rule is not None:
+            rule.n = getattr(rule, 'n', 0) + 1
+            rule.enabled = rule.n % 3 != 0
+        return loss
+
+
+@script(SCRIPTS, told=r'changes (n|enabled) of the update rule of the attribute W of l_out')
+def freezing_at_every_third_call(bench):
+    model = FreezesInTurn(bench)
+    bench.train(model)
+    return {'n': model.predictor.mlp.l_out.W.update_rule.n}
+
+
+class Thaws(Squares):
+    """Model that thaws its head at the first call, and freezes it at the next."""
+
+    def weighed(self, loss):
+        rule = self.predictor.mlp.l_out.W.update_rule
+        rule.enabled = not rule.enabled
+        return loss
+
+
+@script(SCRIPTS, told=r'changes enabled of the update rule of the attribute W of l_out')
+def freezing_and_thawing_in_the_loss(bench):
+    model = Thaws(bench)
+    bench.train(model)
+    return {'is enabled': model.predictor.mlp.l_out.W.update_rule.enabled}
+
+
+class LowersRate(Squares):
+    def weighed(self, loss):
+        self.optimizer.lr *= 0.98
+        return loss
+
+
+@script(SCRIPTS, told=r'changes the attribute lr of SGD')
+def a_rate_that_the_loss_lowers(bench):
+    model = LowersRate(bench, optimizer=optimizers.SGD(RATE))
+    bench.train(model, optimizer=model.optimizer)
+    return {'lr': model.optimizer.lr}
+
+
+class LowersRateOfHead(Squares):
+    def weighed(self, loss):
+        self.predictor.mlp.l_out.W.update_rule.hyperparam.lr *= 0.97
+        return loss
+
+
+@script(SCRIPTS, told=r'changes lr of the update rule of the attribute W of l_out')
+def a_rate_of_a_layer_that_the_loss_lowers(bench):
+    model = LowersRateOfHead(bench)
+    bench.train(model)
+    return {'lr': model.predictor.mlp.l_out.W.update_rule.hyperparam.lr}
+
+
+class LowersDecay(Squares):
+    def weighed(self, loss):
+        self.hook.rate *= 0.9
+        return loss
+
+
+@script(SCRIPTS, told=r'changes the attribute rate of WeightDecay')
+def a_decay_that_the_loss_lowers(bench):
+    model = LowersDecay(bench, hook=optimizer_hooks.WeightDecay(0.5))
+    updater = bench.updater(model)
+    updater.get_optimizer('main').add_hook(model.hook)
+    bench.run(updater)
+    return {'rate': model.hook.rate}
+
+
+class LowersThreshold(Squares):
+    def weighed(self, loss):
+        for hook in self.optimizer._hookable._pre_update_hooks.values():
+            hook.threshold *= 0.9
+        return loss
+
+
+@script(SCRIPTS, told=r'changes the attribute threshold of GradientClipping')
+def a_threshold_of_clipping_that_the_loss_lowers(bench):
+    hook = optimizer_hooks.GradientClipping(1.0)
+    model = LowersThreshold(bench, optimizer=optimizers.SGD(RATE))
+    updater = bench.updater(model, optimizer=model.optimizer)
+    model.optimizer.add_hook(hook)
+    bench.run(updater)
+    return {'threshold': hook.threshold}
+
+
+@script(SCRIPTS, told=r'changes the attribute n_of_a_user of GraphUpdater')
+def an_attribute_of_the_updater(bench):
+    predictor = bench.predictor()
+    made = []
+
+    def loss_func(atoms, adj, t):
+        made[0].n_of_a_user += 1
+        return F.mean_squared_error(predictor(atoms, adj), t) * warm(made[0].n_of_a_user)
+
+    updater = bench.updater(predictor, loss_func=loss_func)
+    made.append(updater)
+    updater.n_of_a_user = 0
+    bench.run(updater)
+    return {'n': updater.n_of_a_user}
+
+
+class OfState(Weighted):
+    def factor(self):
+        return self.trainer.state['factor']
+
+
+class SetsState(training.Extension):
+    def __init__(self, model):
+        self.model = model
+
+    def initialize(self, trainer):
+        trainer.state = {'factor': 1.0}
+        self.model.trainer = trainer
+
+    def __call__(self, trainer):
+        trainer.state['factor'] /= 2
+
+
+@script(SCRIPTS)
+def a_dict_of_the_trainer(bench):
+    model = OfState(bench)
+    bench.train(model, (SetsState(model), at(14, 30)))
+    return model.trainer.state
+
+
+class OfWeight(Weighted):
+    def factor(self):
+        return self.weight
+
+
+class Trigger:
+    """Trigger that lowers a weight of a model, and fires at the end."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, trainer):
+        if trainer.updater.iteration in (14, 29):
+            self.model.weight /= 2
+        return trainer.updater.iteration >= N_STEPS
+
+
+@script(SCRIPTS, quick=True, fused=True)
+def a_trigger_of_the_users_that_stops(bench):
+    model = OfWeight(bench, weight=1.0)
+    bench.run(bench.updater(model), until=Trigger(model))
+    return {'weight': model.weight}
+
+
+@script(SCRIPTS, fused=True)
+def a_trigger_of_the_users_in_a_report(bench):
+    model = OfWeight(bench, weight=1.0)
+    report = extensions.LogReport(trigger=Trigger(model), log_name=None)
+    bench.train(model, (report, every(1)))
+    return {'weight': model.weight}

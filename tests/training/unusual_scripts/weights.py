@@ -10,6 +10,7 @@ import configparser
 import dataclasses
 import enum
 import functools
+import operator
 import os
 import sys
 import types
@@ -23,6 +24,8 @@ from chainer_chemistry.models.prediction import Regressor
 
 from tests.training.unusual_scripts.bench import (
     at,
+    changed_by,
+    CHANGES,
     every,
     number,
     script,
@@ -32,13 +35,6 @@ from tests.training.unusual_scripts.bench import (
 )
 
 SCRIPTS: dict[str, Script] = {}
-
-CHANGES = {21: 0.5, 27: 2.0, 28: 0.25, 37: 0.75}  # after the step of a number
-
-
-def changed_by(change):
-    """Return an extension and its trigger that call `change(weight)` at the steps of CHANGES."""
-    return (lambda trainer: change(CHANGES[trainer.updater.iteration])), at(*CHANGES)
 
 
 class OfAttribute(Weighted):
@@ -908,3 +904,202 @@ class OfLongList(Weighted):
 def an_item_of_a_long_list(bench):
     model = OfLongList(bench, table=[1.0] * 1000)
     bench.train(model, changed_by(lambda weight: model.table.__setitem__(700, weight)))
+
+
+factors = {0: 1.0, 1: 0.25}
+
+
+class Stage(enum.IntEnum):
+    WARM = 0
+    FULL = 1
+
+    def factor(self):
+        return factors[int(self)]
+
+
+class OfStage(Weighted):
+    def factor(self):
+        return self.stage.factor()
+
+
+@script(SCRIPTS)
+def a_method_of_a_number_of_an_enum(bench):
+    model = OfStage(bench, stage=Stage.WARM)
+    bench.train(model, changed_by(lambda weight: factors.update({0: weight})))
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class ByIdentity:
+    """Dataclass whose code names none of its fields."""
+
+    coefficient: float = 1.0
+
+
+by_identity = ByIdentity()
+
+
+class OfFieldsByIdentity(Weighted):
+    def factor(self):
+        return sum(dataclasses.asdict(by_identity).values())
+
+
+@script(SCRIPTS)
+def fields_of_a_dataclass_without_methods(bench):
+    bench.train(
+        OfFieldsByIdentity(bench),
+        changed_by(lambda weight: setattr(by_identity, 'coefficient', weight)),
+    )
+
+
+nested = types.SimpleNamespace(loss=types.SimpleNamespace(weight=1.0))
+weight_in = operator.attrgetter('loss.weight')
+
+
+class ByGetter(Weighted):
+    def factor(self):
+        return weight_in(nested)
+
+
+@script(SCRIPTS)
+def an_attrgetter(bench):
+    bench.train(ByGetter(bench), changed_by(lambda weight: setattr(nested.loss, 'weight', weight)))
+
+
+class OfText(Weighted):
+    def factor(self):
+        return float('{0.weight}'.format(nested.loss))  # NOQA: UP032
+
+
+@script(SCRIPTS)
+def a_field_of_a_format(bench):
+    bench.train(OfText(bench), changed_by(lambda weight: setattr(nested.loss, 'weight', weight)))
+
+
+class Full:
+    def factor(self):
+        return 1.0
+
+
+class Quarter:
+    def factor(self):
+        return 0.25
+
+
+class OfObject(Weighted):
+    def factor(self):
+        return self.stage.factor()
+
+
+@script(SCRIPTS, quick=True)
+def the_class_of_an_object(bench):
+    model = OfObject(bench, stage=Full())
+
+    def change(weight):
+        model.stage.__class__ = Quarter if weight < 1 else Full
+
+    bench.train(model, changed_by(change))
+
+
+class Parameters:
+    """Settings as they are read from a file."""
+
+    def __init__(self, **given):
+        self.__dict__ = given
+
+
+parameters = Parameters(weight=1.0)
+
+
+class OfParameters(Weighted):
+    def factor(self):
+        return parameters.weight
+
+
+@script(SCRIPTS)
+def the_dict_of_an_object_that_is_replaced(bench):
+    def change(weight):
+        parameters.__dict__ = {'weight': weight}
+
+    bench.train(OfParameters(bench), changed_by(change))
+
+
+class OfTwo(Squares):
+    """Model that keeps its output in one namespace, and reads an array of equal name in another."""
+
+    def __call__(self, atoms, adj, t):
+        y = self.predictor(atoms, adj)
+        self.last.weight = y.array
+        loss = F.mean_squared_error(y, t) * self.given.weight[0]
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@script(SCRIPTS, quick=True)
+def two_namespaces_with_equal_names(bench):
+    last = types.SimpleNamespace(weight=None)
+    given = types.SimpleNamespace(weight=bench.xp.ones(2, 'f'))
+
+    def change(weight):
+        given.weight = bench.xp.full(2, weight, 'f')
+
+    bench.train(OfTwo(bench, last=last, given=given), changed_by(change))
+
+
+class Group:
+    def __init__(self):
+        self.settings = [types.SimpleNamespace(weight=1.0) for _ in range(200)]
+
+
+class OfGroups(Weighted):
+    def factor(self):
+        return self.groups[3].settings[-1].weight
+
+
+@script(SCRIPTS)
+def the_last_of_800_objects(bench):
+    model = OfGroups(bench, groups=[Group() for _ in range(4)])
+    changed = model.groups[3].settings[-1]
+    bench.train(model, changed_by(lambda weight: setattr(changed, 'weight', weight)))
+
+
+class Named:
+    kind = 'warm'
+
+    def __str__(self):
+        return self.kind
+
+
+class ByString(Weighted):
+    def factor(self):
+        return {'warm': 1.0, 'full': 0.25}[str(self.named)]
+
+
+@script(SCRIPTS)
+def an_object_that_is_made_a_string(bench):
+    model = ByString(bench, named=Named())
+
+    def change(weight):
+        model.named.kind = 'full' if weight < 1 else 'warm'
+
+    bench.train(model, changed_by(change))
+
+
+def factor_of_late_global():
+    try:
+        return LATE_FACTOR
+    except NameError:
+        return 1.0
+
+
+class OfLateGlobal(Weighted):
+    def factor(self):
+        return factor_of_late_global()
+
+
+@script(SCRIPTS)
+def a_global_that_is_made_later(bench):
+    def change(weight):
+        global LATE_FACTOR
+        LATE_FACTOR = weight
+
+    bench.train(OfLateGlobal(bench), changed_by(change))
