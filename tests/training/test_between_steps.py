@@ -10,7 +10,8 @@ import chainer_bspmm
 import chainer
 from chainer import optimizers, training
 from chainer.training import extensions
-from chainer.training.triggers import ManualScheduleTrigger
+from chainer.training.triggers import EarlyStoppingTrigger, ManualScheduleTrigger, OnceTrigger
+from chainer.training.triggers import TimeTrigger
 from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.training.extensions.auto_print_report import AutoPrintReport
 
@@ -112,6 +113,39 @@ def test_functions_of_users(tmp_path, of):
     assert run_with(tmp_path, (of(log), None)) == []
     own = type('OfUser', (extensions.LogReport,), {})
     assert run_with(tmp_path, (own(), None)) == []
+
+
+def never(trainer):
+    return False
+
+
+def test_a_trigger_of_the_users_in_a_report(tmp_path):
+    assert run_with(tmp_path, (extensions.LogReport(trigger=never), None)) == []
+
+
+def test_a_trigger_of_the_users_at_a_report(tmp_path):
+    assert run_with(tmp_path, (extensions.PrintReport(['loss']), never)) == []
+
+
+STOPS = {
+    'ManualScheduleTrigger': ManualScheduleTrigger([10], 'iteration'),
+    'OnceTrigger': OnceTrigger(),
+    'TimeTrigger': TimeTrigger(1000),
+    'EarlyStoppingTrigger': EarlyStoppingTrigger((4, 'iteration'), 'loss'),
+    'of a user': never,
+    'EarlyStoppingTrigger that asks one of a user': EarlyStoppingTrigger(never, 'loss'),
+}
+
+
+@pytest.mark.parametrize('name', STOPS)
+def test_triggers_that_stop(tmp_path, name):
+    """Chainer's triggers read what was reported; a user's may change anything."""
+    updater = Updater()
+    trainer = make_trainer(updater, tmp_path)
+    trainer.stop_trigger = STOPS[name]
+    between = BetweenSteps(trainer, Updater)
+    between._look(trainer, updater)
+    assert between._is_known is ('user' not in name)
 
 
 def test_another_loop(tmp_path):

@@ -49,6 +49,8 @@ ATTRIBUTES = {
     'def f(x): return lambda: x.a': {'a': False},
     'def f():\n from m import a as b': {'a': False},
     'def f(x): return x["a"]': {},
+    'def f(x): return "{0.a:g} {b}".format(x, b=1)': {'format': False, 'a': False},
+    'def f(x): return "{x.a.b} a.c".format(x=x)': {'format': False, 'b': False},
 }
 
 

@@ -352,15 +352,118 @@ def test_an_output_is_watched_no_longer():
         function()
         moments.append(guards.moment())
     assert moments[1].change(moments[0]) is None
-    outputs = moments[1].outputs(moments[0])
-    assert outputs == {('the attribute sums of Chain', 0)}
+    outputs, others = moments[1].outputs(moments[0])
+    assert outputs == {('the attribute sums of Chain', 0)} and others == set()
     assert guards.key() != key
-    guards.ignore(outputs, set())
+    guards.ignore(outputs, others)
     key = guards.key()
     function()
     assert guards.key() is key
     model.number = 2
     assert guards.key().change(key) == 'the attribute number of Chain'
+
+
+def of_two_lists():
+    """Return guards of a function that replaces the second of two arrays, and the namespaces."""
+    given, last = (types.SimpleNamespace(weight=numpy.ones(2)) for _ in range(2))
+
+    def function():
+        last.weight = numpy.zeros(2)
+        return given.weight
+
+    return Guards(chainer.Link(), function), given, last
+
+
+def test_an_array_with_the_words_of_an_output_is_watched():
+    guards, given, last = of_two_lists()
+    before = guards.moment()
+    last.weight = numpy.zeros(2)
+    replaced, left = guards.moment().outputs(before)
+    assert len(replaced) == 1 and replaced.isdisjoint(left)
+    assert {name for name, _ in replaced | left} == {'the attribute weight of SimpleNamespace'}
+    guards.ignore(replaced, left)
+    key = guards.key()
+    last.weight = numpy.zeros(2)
+    assert guards.key() is key
+    given.weight = numpy.zeros(2)
+    assert guards.key() != key
+
+
+def test_an_output_that_a_run_leaves_in_its_place_is_watched_again():
+    guards, _, last = of_two_lists()
+    before = guards.moment()
+    last.weight = numpy.zeros(2)
+    replaced, _ = guards.moment().outputs(before)
+    guards.ignore(replaced, set())
+    guards.ignore(set(), replaced)
+    key = guards.key()
+    last.weight = numpy.zeros(2)
+    assert guards.key() != key
+
+
+class OnGPU(chainer.Link):
+    """A link that says that it is on a GPU, and reads an array of the host."""
+
+    xp: Any = 'a GPU'
+
+    def __call__(self):
+        return float(self.table[3])
+
+
+@pytest.mark.parametrize('size', [5000, 10000])
+def test_the_contents_of_an_array_of_the_host(size):
+    model = OnGPU()
+    model.table = numpy.ones(size)
+    guards = Guards(model, model)
+    before = guards.key()
+    model.table[3] = 0.25
+    assert guards.key().change(before) == 'the contents of an array on the host'
+
+
+def changes_array(model, optimizer):
+    model.W.array = model.W.array.copy()
+
+
+def freezes(model, optimizer):
+    model.W.update_rule.enabled = False
+
+
+def lowers_rate_of_rule(model, optimizer):
+    model.W.update_rule.hyperparam.lr = 0.01
+
+
+def lowers_rate(model, optimizer):
+    optimizer.hyperparam.lr = 0.01
+
+
+def lowers_decay(model, optimizer):
+    model.hook.rate = 0.01
+
+
+@pytest.mark.parametrize(
+    'change, expected',
+    [
+        (changes_array, 'the attribute W of Linear'),
+        (freezes, 'enabled of the update rule of the attribute W of Linear'),
+        (lowers_rate_of_rule, 'lr of the update rule of the attribute W of Linear'),
+        (lowers_rate, 'lr of the optimizer'),
+        (lowers_decay, 'the attribute rate of WeightDecay'),
+    ],
+)
+def test_what_a_run_changes_of_an_update_is_named(change, expected):
+    model = links.Linear(2, 3)
+    optimizer = optimizers.SGD(0.1).setup(model)
+    model.hook = chainer.optimizer_hooks.WeightDecay(0.1)
+    optimizer.add_hook(model.hook)
+
+    def function():
+        return model.W, model.hook.rate
+
+    guards = Guards(model, function, optimizer)
+    before = guards.moment()
+    assert guards.moment().change(before) is None
+    change(model, optimizer)
+    assert guards.moment().change(before) == expected
 
 
 @pytest.mark.parametrize(

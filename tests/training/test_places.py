@@ -92,9 +92,29 @@ def slots_place():
     return places.slots(of, words, members), of.__setattr__, of.__delattr__
 
 
+def librarys_class_place():
+    class Of:
+        a, b = 1, 2
+
+    def write(name, value):
+        setattr(Of, name, value)
+
+    def delete(name):
+        delattr(Of, name)
+
+    return places.set_on_class(Of, words, ['a', 'b', 'c']), write, delete
+
+
+def training_place():
+    of: Any = Attributes()
+    of.a, of.b = 1, 2
+    place = places.of_training(of, words, ['a', 'b', 'c'], kept={'a', 'b', 'c'})
+    return place, of.__setattr__, of.__delattr__
+
+
 PLACES = [
     *(dict_place, ordered_place, refusing_place, whole_object_place, object_place, class_place),
-    *(module_place, slots_place),
+    *(module_place, slots_place, librarys_class_place, training_place),
 ]
 every_place = pytest.mark.parametrize('make', PLACES, ids=lambda make: make.__name__)
 
@@ -193,7 +213,13 @@ def test_a_variable_that_is_gone_can_be_deleted_again(make):
     assert of_names(place.save()) == {'b': 2}
 
 
-@pytest.mark.parametrize('make', [object_place, class_place, module_place, slots_place])
+WITH_NAMES = (
+    *(object_place, class_place, module_place, slots_place, librarys_class_place),
+    training_place,
+)
+
+
+@pytest.mark.parametrize('make', WITH_NAMES, ids=lambda make: make.__name__)
 def test_a_watched_variable_may_be_missing(make):
     place, _, _ = make()
     assert list(place.look()) == [1, 2, MISSING]
@@ -220,6 +246,75 @@ def test_another_key_with_the_same_value_is_seen():
 
 def test_an_object_with_a_missing_slot():
     assert places.slots(Slots(), words, {'a': vars(Slots)['a']}).save() == {}
+
+
+def test_other_attributes_of_a_librarys_class_are_left_alone():
+    class Of:
+        a = 1
+
+    place = places.set_on_class(Of, words, ['a'])
+    saved = place.save()
+    Of.b = 2
+    place.restore(saved)
+    assert saved == {'a': 1} and Of.b == 2
+
+
+def test_attributes_of_training_that_are_only_watched():
+    of: Any = Attributes()
+    of.a, of.b = 1, 2
+    place = places.of_training(of, words, ['a', 'b'], kept={'b'})
+    saved = place.save()
+    of.a = of.b = 3
+    assert list(place.look()) == [3, 3]
+    place.restore(saved)
+    assert (of.a, of.b) == (3, 2)
+
+
+def test_attributes_except_some():
+    of: Any = Attributes()
+    of.a, of.b = 1, 2
+    place = places.attributes_except(vars(of), words, ['b'])
+    saved = place.save()
+    of.a = of.b = of.c = 3
+    place.restore(saved)
+    assert vars(of) == {'a': 1, 'b': 3}
+    assert list(place.look()) == place.texts() == []
+
+
+class Others:
+    """A class of objects with which those of `Attributes` can be exchanged."""
+
+
+def test_the_class_of_an_object_is_put_back():
+    of: Any = Attributes()
+    place = places.classes_of_objects([Slots(), of])
+    saved = place.save()
+    of.__class__ = Others
+    place.restore(saved)
+    assert type(of) is Attributes
+
+
+def test_the_dict_of_an_object_is_put_back():
+    of: Any = Attributes()
+    of.a = 1
+    variables = vars(of)
+    place = places.classes_of_objects([Slots(), of])
+    saved = place.save()
+    of.__dict__ = {'a': 2}
+    place.restore(saved)
+    assert vars(of) is variables and of.a == 1
+
+
+@pytest.mark.parametrize('part, value', [('__class__', Others), ('__dict__', {})])
+def test_another_class_or_dict_of_an_object_is_seen(part, value):
+    of: Any = Attributes()
+    place = places.classes_of_objects([Slots(), of])
+    before = list(place.look())
+    text = '%s of an object of class Attributes' % part
+    position = place.texts().index(text)
+    setattr(of, part, value)
+    changed = [i for i, pair in enumerate(zip(before, place.look())) if operator.is_not(*pair)]
+    assert changed == [position]
 
 
 def closure():

@@ -8,16 +8,23 @@ import array
 import collections
 import contextlib
 import contextvars
+import ctypes
 import dataclasses
+import datetime
 import enum
 import fractions
 import functools
 import io
 import itertools
 import logging
+import multiprocessing
+import operator
+import optparse
 import os
+import pathlib
 import queue
 import random
+import re
 import socket
 import sys
 import threading
@@ -528,6 +535,222 @@ def by_random():
     return (lambda: random.random()), random.getstate
 
 
+def by_summary():
+    summary = chainer.reporter.Summary()
+    return (lambda: summary.add(numpy.float32(1))), lambda: summary._n
+
+
+def by_weak_keys():
+    calls: Any = weakref.WeakKeyDictionary()
+    s = Schedule()
+    return (lambda: calls.update({s: calls.get(s, 0) + 1})), lambda: calls.get(s, 0)
+
+
+def by_event():
+    event = threading.Event()
+    return (lambda: event.set()), event.is_set
+
+
+def by_options():
+    options: Any = optparse.Values({'step': 0})
+
+    def loss():
+        options.step += 1
+
+    return loss, lambda: options.step
+
+
+def by_dataset():
+    seen = []
+    examples = chainer.datasets.TransformDataset([1, 2], lambda x: seen.append(x))
+    return (lambda: examples[0]), lambda: len(seen)
+
+
+def by_vectorized():
+    seen: list[float] = []
+    of = numpy.vectorize(lambda x: seen.append(x), otypes=[object])
+    of(1.0)  # which makes a function of NumPy
+    return (lambda: of(1.0)), lambda: len(seen)
+
+
+def by_single_dispatch():
+    calls = []
+
+    @functools.singledispatch
+    def of(x):
+        return x
+
+    @of.register(int)
+    def of_int(x):
+        calls.append(x)
+
+    return (lambda: of(1)), lambda: len(calls)
+
+
+def by_methodcaller():
+    s = Schedule()
+    advance = operator.methodcaller('next')
+    return (lambda: advance(s)), lambda: s.n
+
+
+class Phase(enum.IntEnum):
+    WARM = 0
+
+    def next(self):
+        return reached_module.count()
+
+
+def by_number_of_an_enum():
+    reached_module.step = 0
+    phase = Phase.WARM
+    return (lambda: phase.next()), lambda: reached_module.step
+
+
+def by_key():
+    schedules = {Slotted(): 'main'}
+
+    def loss():
+        for s in schedules:
+            s.n += 1
+
+    return loss, lambda: [s.n for s in schedules]
+
+
+def by_result_of_a_cached_function():
+    @functools.cache
+    def settings():
+        return types.SimpleNamespace(n=0)
+
+    settings()
+
+    def loss():
+        settings().n += 1
+
+    return loss, lambda: settings().n
+
+
+def by_class_of_an_object():
+    class Started:
+        pass
+
+    s: Any = Schedule()
+
+    def loss():
+        s.__class__ = Started
+
+    return loss, lambda: type(s).__name__
+
+
+def by_dict_of_an_object():
+    of: Any = Cfg()
+    of.n = 0
+
+    def loss():
+        of.__dict__ = {'n': of.n + 1}
+
+    return loss, lambda: of.n
+
+
+def by_attribute_of_a_librarys_class():
+    Regressor.n_of_a_test = 0
+
+    def loss():
+        Regressor.n_of_a_test += 1
+
+    return loss, lambda: Regressor.n_of_a_test
+
+
+def by_new_attribute_of_a_librarys_class():
+    vars(Regressor).get('is_of_a_test') and delattr(Regressor, 'is_of_a_test')
+
+    def loss():
+        Regressor.is_of_a_test = True
+
+    return loss, lambda: hasattr(Regressor, 'is_of_a_test')
+
+
+def by_attribute_of_a_parameter():
+    link = links.Linear(1, 1)
+    link.W.n = 0
+
+    def loss():
+        link.W.n += 1
+
+    return loss, lambda: link.W.n
+
+
+def by_array_of_a_parameter():
+    link = links.Linear(1, 1)
+
+    def loss():
+        link.W.array = link.W.array * 2
+
+    return loss, lambda: id(link.W.array)
+
+
+def by_array_of_a_variable():
+    variable = chainer.Variable(numpy.zeros(1, 'f'))
+
+    def loss():
+        variable.array = variable.array + 1
+
+    return loss, lambda: id(variable.array)
+
+
+def by_array_of_a_variable_of_a_link():
+    link = chainer.Link()
+    link.mean = chainer.Variable(numpy.zeros(1, 'f'))
+
+    def loss():
+        link.mean.array = link.mean.array + 1
+
+    return loss, lambda: id(link.mean.array)
+
+
+def with_optimizer():
+    link = links.Linear(1, 1)
+    return link, chainer.optimizers.SGD(0.5).setup(link)
+
+
+def by_rate():
+    _, optimizer = with_optimizer()
+
+    def loss():
+        optimizer.lr *= 0.5
+
+    return loss, lambda: optimizer.lr
+
+
+def by_rate_of_a_parameter():
+    link, _ = with_optimizer()
+
+    def loss():
+        link.W.update_rule.hyperparam.lr *= 0.5
+
+    return loss, lambda: link.W.update_rule.hyperparam.lr
+
+
+def by_freezing():
+    link, _ = with_optimizer()
+
+    def loss():
+        link.W.update_rule.enabled = not link.W.update_rule.enabled
+
+    return loss, lambda: link.W.update_rule.enabled
+
+
+def by_hook():
+    _, optimizer = with_optimizer()
+    hook = chainer.optimizer_hooks.WeightDecay(0.5)
+    optimizer.add_hook(hook)
+
+    def loss():
+        for each in optimizer._hookable._pre_update_hooks.values():
+            each.rate *= 0.5
+
+    return loss, lambda: hook.rate
+
+
 HERE = 'tests.training.test_reach'
 COUNTERS = {
     by_global: 'STEP of module ' + HERE,
@@ -581,6 +804,29 @@ COUNTERS = {
     by_generator: 'the variable drawn that <lambda> reads',
     by_numpy: 'the state of numpy.random',
     by_random: 'the state of random',
+    by_summary: 'the attribute _n of Summary',
+    by_weak_keys: 'the attribute data of WeakKeyDictionary',
+    by_event: 'the attribute _flag of Event',
+    by_options: 'the attribute step of Values',
+    by_dataset: 'the variable seen that <lambda> reads',
+    by_vectorized: 'the variable seen that <lambda> reads',
+    by_single_dispatch: 'the variable calls that of_int reads',
+    by_methodcaller: None,  # is new, as for `by_object`
+    by_number_of_an_enum: 'step of module tests.training.reached_module',
+    by_key: 'the attribute n of Slotted',
+    by_result_of_a_cached_function: 'the attribute n of SimpleNamespace',
+    by_class_of_an_object: '__class__ of an object of class Started',
+    by_dict_of_an_object: '__dict__ of an object of class Cfg',
+    by_attribute_of_a_librarys_class: 'n_of_a_test of class Regressor',
+    by_new_attribute_of_a_librarys_class: 'is_of_a_test of class Regressor',
+    by_attribute_of_a_parameter: 'the attribute n of the attribute W of Linear',
+    by_array_of_a_parameter: None,  # named by a `Moment`: tests of Guards
+    by_array_of_a_variable: 'the variable variable that loss reads',
+    by_array_of_a_variable_of_a_link: 'the attribute mean of Link',
+    by_rate: 'the attribute lr of SGD',
+    by_rate_of_a_parameter: None,
+    by_freezing: None,
+    by_hook: 'the attribute rate of WeightDecay',
 }
 every_counter = pytest.mark.parametrize('make', COUNTERS, ids=lambda make: make.__name__)
 
@@ -898,6 +1144,48 @@ def of_environment():
     )
 
 
+def of_attrgetter():
+    opts = types.SimpleNamespace(loss=types.SimpleNamespace(w=1.0))
+    weight_of = operator.attrgetter('loss.w')
+    return (lambda: weight_of(opts)), lambda w: setattr(opts.loss, 'w', w)
+
+
+def of_format():
+    opts = types.SimpleNamespace(w=1.0)
+    return (lambda: float('{0.w}'.format(opts))), lambda w: setattr(opts, 'w', w)  # NOQA: UP032
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Fields:
+    """A dataclass whose code names none of its fields."""
+
+    coefficient: float = 1.0
+
+
+def of_fields():
+    cfg = Fields()
+    return (lambda: dataclasses.asdict(cfg)), lambda w: setattr(cfg, 'coefficient', w)
+
+
+class Named:
+    kind = 1.0
+
+    def __str__(self):
+        return str(self.kind)
+
+
+def of_string():
+    named = Named()
+    named.kind = 1.0
+    return (lambda: float(str(named))), lambda w: setattr(named, 'kind', w)
+
+
+def of_configuration():
+    own = types.SimpleNamespace(w=1.0)
+    chainer.config.of_a_test = own
+    return (lambda: chainer.config.of_a_test.w), lambda w: setattr(own, 'w', w)
+
+
 def of_enclosing_function():
     weight = 1.0
 
@@ -940,7 +1228,19 @@ CHANGES = {
     of_code: '__code__ of loss',
     of_environment: "b'CHAINER_BSPMM_TEST' in os.environ",
     of_enclosing_function: 'the variable weight that <lambda> reads',
+    of_attrgetter: 'the attribute w of SimpleNamespace',
+    of_format: 'the attribute w of SimpleNamespace',
+    of_fields: 'the attribute coefficient of Fields',
+    of_string: 'the attribute kind of Named',
+    of_configuration: 'the attribute w of SimpleNamespace',
 }
+
+
+@pytest.fixture(autouse=True)
+def configuration_of_a_test():
+    """Let no test leave an attribute in the configuration of Chainer."""
+    yield
+    vars(chainer.config._local).pop('of_a_test', None)
 
 
 @pytest.mark.parametrize('make', CHANGES, ids=lambda make: getattr(make, '__name__', None))
@@ -1151,7 +1451,107 @@ def test_what_a_run_takes_from_something_is_lost(name):
         getattr(given, 'close', str)()
 
 
+def test_a_global_that_is_made_later_is_seen(monkeypatch):
+    def loss():
+        return LATE
+
+    monkeypatch.delitem(globals(), 'LATE', raising=False)
+    reach = Reach(loss)
+    before = moment(reach)
+    monkeypatch.setitem(globals(), 'LATE', 1)
+    assert difference(reach, before) == ['LATE of module ' + HERE]
+
+
+class Subclass(numpy.ndarray):
+    """An array with attributes, perhaps."""
+
+
+HELD = Schedule()
+LEFT = {
+    'MaskedArray': lambda: numpy.ma.array([1.0, 2.0], mask=[0, 1]),
+    'matrix': lambda: numpy.ones((1, 1)).view(numpy.matrix),
+    'ndarray': lambda: numpy.array([None, 'a'], object),
+    'Subclass': lambda: numpy.ones(2).view(Subclass),
+    'flatiter': lambda: numpy.ones(2).flat,
+    'c_double': lambda: ctypes.c_double(1.0),
+    'ProxyType': lambda: weakref.proxy(HELD),
+}
+
+
+@pytest.mark.parametrize('name', LEFT)
+def test_what_a_run_changes_in_something_is_left(name):
+    given = LEFT[name]()
+
+    def loss():
+        return given
+
+    text = 'leave changes in the variable given that loss reads (%s)'
+    assert Reach(loss).cannot == [text % name]
+
+
+@pytest.mark.parametrize('name', ['MaskedArray', 'ndarray', 'Subclass'])
+def test_what_a_run_changes_in_an_array_of_a_link_is_left(name):
+    link = chainer.Link()
+    link.table = LEFT[name]()
+    assert Reach(link).cannot == ['leave changes in the attribute table of Link (%s)' % name]
+
+
+def test_a_number_of_several_processes_is_left():
+    shared = multiprocessing.Value('i', 0)
+    assert (
+        'leave changes in the attribute _obj of Synchronized (c_int)'
+        in Reach(lambda: shared.value).cannot
+    )
+
+
+def test_children_of_a_generator_are_left():
+    drawn = numpy.random.default_rng(3)
+    assert Reach(lambda: drawn.spawn(1)).cannot == [
+        'leave children of the variable drawn that <lambda> reads'
+    ]
+
+
+def test_a_generator_without_children():
+    drawn = numpy.random.default_rng(3)
+    assert Reach(lambda: drawn.random()).cannot == []
+
+
+MANY = {
+    'list': lambda: [Schedule() for _ in range(MAX_ITEMS + 1)],
+    'dict': lambda: {i: [] for i in range(MAX_ITEMS + 1)},
+}
+
+
+@pytest.mark.parametrize('name', MANY)
+def test_what_a_run_changes_inside_of_a_long_container_is_left(name):
+    many = MANY[name]()
+    text = (
+        'leave changes inside of the variable many that <lambda> reads, '
+        'which has more than %d items' % MAX_ITEMS
+    )
+    assert Reach(lambda: many).cannot == [text]
+
+
+def test_results_in_a_cache_behind_a_partial_are_left():
+    @functools.lru_cache
+    def square(n):
+        return n * n
+
+    def loss(square=functools.partial(square, 2)):  # NOQA: B008
+        return square()
+
+    assert Reach(loss).cannot == ['leave results in the cache of a default of loss']
+
+
 HARMLESS = {
+    'generator of the system': random.SystemRandom,
+    'array of text': lambda: numpy.array(['a', 'b']),
+    'pattern': lambda: re.compile('a'),
+    'error': lambda: ValueError('a'),
+    'path': lambda: pathlib.Path('a'),
+    'time': lambda: datetime.datetime(2020, 1, 1),
+    'type of numbers': lambda: numpy.dtype('f'),
+    'function of numpy': lambda: numpy.add,
     'lock': threading.Lock,
     'reentrant lock': threading.RLock,
     'condition': threading.Condition,
@@ -1207,6 +1607,14 @@ def test_a_long_list_is_cut():
     many = list(range(10**5))
     reach = Reach(lambda: many)
     assert reach.cut == ['the variable many that <lambda> reads'] and len(reach.values()) < 10
+
+
+def test_the_last_of_many_objects_is_watched():
+    groups = [[types.SimpleNamespace(w=1.0) for _ in range(200)] for _ in range(4)]
+    reach = Reach(lambda: groups[3][-1].w)
+    before = moment(reach)
+    groups[3][-1].w = 2.0
+    assert difference(reach, before) == ['the attribute w of SimpleNamespace']
 
 
 def test_a_long_list_that_grows_changes_the_sizes():

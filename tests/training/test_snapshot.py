@@ -38,6 +38,69 @@ def test_arrays_that_cannot_be_written_are_left_out():
     assert list(snapshot.arrays_of(link, Reach(link))) == ['/counts']
 
 
+class OfUser(numpy.ndarray):
+    """An array with attributes, perhaps."""
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+KEPT = {
+    'numbers': (lambda: numpy.ones(3), True),
+    'text': (lambda: numpy.array(['a', 'b']), True),
+    'records': (lambda: numpy.zeros(2, [('a', 'i4')]), True),
+    'objects': (lambda: numpy.array([None, 'a'], object), False),
+    'records with objects': (lambda: numpy.zeros(2, [('a', 'i4'), ('b', 'O')]), False),
+    'masked': (lambda: numpy.ma.array([1.0, 2.0], mask=[0, 1]), False),
+    'of a user': (lambda: numpy.ones(3).view(OfUser), False),
+    'of a user, read-only': (lambda: read_only(numpy.ones(3).view(OfUser)), True),
+    'objects, read-only': (lambda: read_only(numpy.array([None, 'a'], object)), False),
+}
+
+
+@pytest.mark.parametrize('name', KEPT)
+def test_arrays_that_can_be_kept(name):
+    make, expected = KEPT[name]
+    assert snapshot.can_be_kept(make()) is expected
+
+
+def test_arrays_of_text_are_put_back():
+    arrays = {
+        'words': numpy.array(['a', 'bc']),
+        'records': numpy.zeros(2, [('n', 'i4'), ('x', 'f8')]),
+    }
+    before = snapshot.Copies(arrays)
+    arrays['words'][1] = 'd'
+    arrays['records']['n'] = 3
+    assert snapshot.difference(snapshot.Copies(arrays), before, 0.1) == 'words'
+    before.put_back(arrays)
+    assert arrays['words'].tolist() == ['a', 'bc']
+    assert arrays['records'].tolist() == [(0, 0.0)] * 2
+    assert snapshot.difference(snapshot.Copies(arrays), before, 0) is None
+
+
+def test_arrays_of_the_host_that_did_not_change_are_not_written():
+    arrays = {'of a user': numpy.ones(3)}
+    before = snapshot.Copies(arrays)
+    arrays['of a user'].flags.writeable = False
+    before.put_back(arrays)  # would raise
+    assert arrays['of a user'].tolist() == [1, 1, 1]
+
+
+def test_arrays_that_have_taken_the_places_of_others():
+    link = chainer.Link()
+    link.sums = numpy.zeros(2)
+    link.counts = numpy.zeros(3)
+    before = Snapshot(link, Reach(link))
+    link.sums = numpy.ones(2)
+    now = before.arrays_now()
+    assert now.keys() == before.arrays.keys()
+    assert now['/sums'] is link.sums and now['/counts'] is link.counts
+    assert before.arrays['/sums'] is not link.sums
+
+
 def test_copies_of_arrays_of_several_kinds():
     arrays = {
         'a': numpy.array([[0.0, numpy.nan]], 'f'),

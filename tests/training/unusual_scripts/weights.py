@@ -1007,7 +1007,7 @@ class Parameters:
         self.__dict__ = given
 
 
-parameters = Parameters(weight=1.0)
+parameters: Any = Parameters(weight=1.0)
 
 
 class OfParameters(Weighted):
@@ -1082,6 +1082,9 @@ def an_object_that_is_made_a_string(bench):
         model.named.kind = 'full' if weight < 1 else 'warm'
 
     bench.train(model, changed_by(change))
+
+
+LATE_FACTOR: float  # is not assigned before an extension does it
 
 
 def factor_of_late_global():
