@@ -1,5 +1,6 @@
 """`Program`: how often a user's code runs, which replays are checked, and errors."""
 
+import random
 import re
 import types
 
@@ -156,6 +157,25 @@ def test_a_run_that_fails_is_undone(device, graphs):
         run(updater, 1)
     assert model.predictor.seen == [0]
     assert model.predictor.n_calls.value == 1 + 1 + 2  # rows are checked after the step
+
+
+class Sealed(random.Random):
+    """A user's generator that does not tell its state."""
+
+    def getstate(self):
+        raise LookupError('mine')
+
+
+def test_an_object_whose_state_cannot_be_read(device, graphs):
+    def function(link, atoms, adj):
+        return three_columns(link, atoms, adj) * (1 + link.drawn.random())
+
+    updater = make_updater(GraphUpdater, device, small_model(function, drawn=Sealed(3)))
+    with eager_causes() as causes:
+        run(updater, 3)
+    assert causes == [
+        'GraphUpdater trains eagerly: what the step may change cannot be saved: LookupError: mine'
+    ]
 
 
 def raised(function, *args):

@@ -1511,6 +1511,16 @@ def test_children_of_a_generator_are_left():
     ]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize('kind', ['RandomState', 'Generator'])
+def test_what_a_run_draws_from_a_generator_of_cupy_is_lost(kind):
+    of_cupy = chainer.backends.cuda.cupy.random
+    drawn = of_cupy.RandomState(3) if kind == 'RandomState' else of_cupy.default_rng(3)
+    assert Reach(lambda: drawn.random(2)).cannot == [
+        'leave changes in the variable drawn that <lambda> reads (%s)' % kind
+    ]
+
+
 def test_a_generator_without_children():
     drawn = numpy.random.default_rng(3)
     assert Reach(lambda: drawn.random()).cannot == []
