@@ -251,6 +251,7 @@ def test_an_object_with_a_missing_slot():
 def test_other_attributes_of_a_librarys_class_are_left_alone():
     class Of:
         a = 1
+        b = 1
 
     place = places.set_on_class(Of, words, ['a'])
     saved = place.save()

@@ -670,7 +670,7 @@ def by_new_attribute_of_a_librarys_class():
 
 
 def by_attribute_of_a_parameter():
-    link = links.Linear(1, 1)
+    link: Any = links.Linear(1, 1)
     link.W.n = 0
 
     def loss():
