@@ -1163,8 +1163,9 @@ class InPhases(Squares):
         return loss
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS, quick=True, n_captures=3)
 def an_output_that_becomes_an_input(bench):
+    """The step is captured anew for the second phase, and for another array in it."""
     model = InPhases(bench, phase='collect', target=None)
 
     def begin(trainer):
