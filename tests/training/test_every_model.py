@@ -247,7 +247,7 @@ def test_dropout(device, graphs, no_causes, case, layout):
         optimizer=optimizers.SGD(0),
         converter=converter_for(case, layout),
     )
-    run(updater, 2)
+    run(updater, 3)
     assert is_captured(updater)
     losses = [reported['main/loss'] for reported in run(updater, 4)]
     # Of the same molecules with the same parameters: but for rounding, only dropout changes it.
