@@ -130,7 +130,7 @@ _OF_EVERY_CLASS = {
     *('__qualname__', '__firstlineno__', '__static_attributes__'),
 }
 _OF_EVERY_LINK = {*vars(chainer.Chain()), '_local_link_hooks'}
-_OF_EVERY_PARAMETER = {*vars(chainer.Parameter(0.0))}
+_OF_EVERY_PARAMETER = {*vars(chainer.Parameter(0.0)), '_has_chainerx_array'}
 # Attributes of an optimizer and an update rule that updates change, and that no check puts back.
 _COUNTED = {'t', 'epoch'}
 _UPDATED = {'t', '_state', '_fp32_param'}
@@ -173,7 +173,7 @@ class Reach:
         self._names: set[str] = set()  # names of attributes in the code that was reached
         self._written: set[str] = set()  # those of them that the code assigns or deletes
         self._library_classes: dict[int, type] = {}
-        self._objects: list[Any] = []  # objects of a user's classes, and links
+        self._objects: list[Any] = []  # objects whose attributes are followed, other than links
         self._uses_any_attribute = False
         self._link_kinds: dict[type, Callable] = {}
         self._link_owners: list[_OfLink] = []
@@ -443,7 +443,6 @@ class Reach:
     def _link(self, link):
         if id(link) not in self.links:
             self._seen[id(link)] = self.links[id(link)] = link
-            self._objects.append(link)
             kind = type(link)
             if kind not in self._link_kinds:
                 self._class(kind)
@@ -637,7 +636,7 @@ class Reach:
         for of in self._library_classes.values():
             words = _words('', ' of class %s' % of.__name__)
             self._places.append(places.set_on_class(of, words, sorted(self._written)))
-        self._places.append(places.classes_of_objects(self._objects))
+        self._places.append(places.classes_of_objects(self._objects, self.links.values()))
         for owner in self._of_training:
             if owner.gives_examples and isinstance(owner.thing, _PREFETCHING):
                 self._note_drained(owner.text('dataset'))
@@ -836,10 +835,16 @@ def _written_by_libraries(kind):
 
 def _is_ignored(thing, kind):
     """Return whether an object is not followed, because no run can change it."""
+    if issubclass(kind, io.IOBase) and not is_of_user(kind.__module__):
+        return not _is_drained(thing, kind)
+    return _has_constants(kind)
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_constants(kind):
+    """Return whether no run can change an object of a class."""
     if is_of_user(kind.__module__):  # such as a subclass of int, which may have attributes
         return False
-    if issubclass(kind, io.IOBase):
-        return not _is_drained(thing, kind)
     if issubclass(kind, _IGNORED):
         return True
     if kind.__name__ in _NATIVE_FUNCTIONS:  # Boost's are called like Python's
