@@ -164,10 +164,14 @@ def classes_of_objects(of: Collection, links: Collection) -> Place:
         thing, name = parts[i]
         return '%s of an object of class %s' % (name, type(thing).__name__)
 
+    def write(i, value):
+        thing, name = parts[i]
+        object.__setattr__(thing, name, value)
+
     return Place(
         text,
         read=read,
-        write=lambda i, value: object.__setattr__(*parts[i], value),
+        write=write,
         delete=lambda i: None,
         look=look,
         looked_at=lambda: range(len(parts)),
