@@ -147,8 +147,9 @@ def test_more_ranks_than_gpus(host_of_gpus, change):
         communicators._check_number_of_gpus(Comm(change))
 
 
-def test_as_many_gpus_as_ranks(host_of_gpus):
-    host_of_gpus(2)
+@pytest.mark.parametrize('n_gpus', [2, 3])
+def test_a_gpu_for_each_rank(host_of_gpus, n_gpus):
+    host_of_gpus(n_gpus)
     communicators._check_number_of_gpus(Comm())
 
 
