@@ -112,27 +112,40 @@ def stages(tool, project):
 
     def of(tests):
         root = project(tests__ops__test_double='', tests__ops__test_a='', tests__ops__test_b='')
-        first, *files = tool.stages(root, tool.Mutant(*MUTANT), tests)
-        return [first, *(names(root, stage) for stage in files)]
+        lists = tool.stages(root, tool.Mutant(*MUTANT), tests)
+        return [
+            [each if isinstance(each, str) else names(root, [each])[0] for each in tests]
+            for tests in lists
+        ]
 
     return of
 
 
 def test_tests_that_run_a_fault_come_first_then_the_files_that_do(stages):
     tests = {'tests/ops/test_b.py': ['b'], TEST: ['x', 'y']}
-    assert stages(tests) == [['x', 'y'], ['ops/test_double.py'], ['ops/test_b.py']]
+    assert stages(tests) == [['x', 'y'], ['ops/test_double.py'], ['ops/test_b.py'], []]
 
 
 def test_neighbours_come_first_if_no_test_of_its_name_runs_a_fault(stages):
     tests = {'tests/ops/test_b.py': ['b'], 'tests/ops/test_a.py': ['a']}
-    assert stages(tests) == [['a', 'b'], [], ['ops/test_a.py', 'ops/test_b.py']]
+    assert stages(tests) == [['a', 'b'], [], ['ops/test_a.py', 'ops/test_b.py'], []]
+
+
+def test_tests_of_other_files_come_last(stages):
+    tests = {'tests/links/test_layer.py': ['c'], TEST: ['x']}
+    assert stages(tests) == [['x'], ['ops/test_double.py'], [], ['c']]
+
+
+def test_other_files_are_all_there_is_if_neither_its_own_nor_neighbours_run_a_fault(stages):
+    tests = {'tests/links/test_layer.py': ['c'], 'tests/test_info.py': []}
+    assert stages(tests) == [['c'], [], [], ['links/test_layer.py', 'test_info.py']]
 
 
 @pytest.mark.parametrize('n', [39, 40, 41, 1000])
 def test_a_sample_of_many_tests_is_small_and_from_first_to_last(tool, stages, n):
-    sample, *_ = stages({TEST: list(range(n))})
-    step = sample[1]
-    assert sample == list(range(0, n, step))
+    every = [str(i) for i in range(n)]
+    sample, *_ = stages({TEST: every})
+    assert sample == every[:: int(sample[1])]
     assert tool.SAMPLE / 2 - 1 <= len(sample) <= tool.SAMPLE
 
 

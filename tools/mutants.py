@@ -10,7 +10,8 @@ Faults are planted in a copy of the checkout, never in the checkout. The tests o
 the files that have the file's name, then in the other files of their folder, then in those of the
 files that import it; none of them is marked slow. Before anything is planted, each of these files
 runs once, alone, with marks in the statements of all faults. So only those files run later that
-come to the statement of a fault, and first some of the very tests that do. What happens to it:
+come to the statement of a fault, and first some of the very tests that do. Last come some of the
+tests of other files that do. What happens to the fault:
 
 found         a test fails that passes without the fault, or no end is reached in time
 survived      all tests pass, and one of them runs the statement
@@ -336,12 +337,17 @@ def stages(copy, mutant, tests):
 
     tests: of each test file that runs the statement, those that do so.
     """
+
+    def sample(paths):
+        found = [test for path in paths for test in tests[str(path.relative_to(copy))]]
+        return found[:: len(found) // SAMPLE + 1]
+
     own, others = (
         [path for path in paths if str(path.relative_to(copy)) in tests]
         for paths in (mirrors(copy, mutant.file), neighbours(copy, mutant.file))
     )
-    first = [test for path in own or others for test in tests[str(path.relative_to(copy))]]
-    return [first[:: len(first) // SAMPLE + 1], own, others]
+    rest = [path for path in map(copy.joinpath, tests) if path not in own + others]
+    return [sample(own or others or rest), own, others, sample(rest) if own or others else rest]
 
 
 def outcome(copy, mutant, reaching):
