@@ -378,6 +378,43 @@ def test_gated_launch(n_rows, widths, state, is_gradient, itemsize, kilobytes):
     assert d['THREADS'] >= (n_inputs if is_gradient else d['CHUNK'] // 4)
 
 
+@given((1, 10**6), WIDTHS, STATES, [False, True], [4, 8])
+def test_shared_memory_of_gates_is_what_the_kernel_lays_out(
+    n_rows, widths, state, is_gradient, itemsize
+):
+    has_state, is_same = state
+    if is_same:
+        widths = widths[2], *widths[1:]
+    launch = gated_launch(n_rows, widths, has_state, is_same, 1, itemsize, H200, is_gradient)
+    if launch is None:
+        return
+    d = dict(launch.defines)
+    x, message, out = (-(-width // 4) * 4 for width in widths)
+    pad = 4
+    n_maps = 3 if has_state else 2
+    by_reset = 0
+    if is_gradient:
+        is_apart = has_state and not is_same
+        n_parts = 3 if is_apart else 2
+        sums = -(-(x + message + is_apart * out) // (4 * n_parts)) * 4 * n_parts  # of a row
+        row = n_maps * out + has_state * out
+        chunk = d['CHUNK'] * sums
+        if has_state:
+            by_reset = (d['STAGES'] - 1) * chunk + d['SPLIT'] * d['ROWS'] * out
+    else:
+        sums = n_maps * out
+        row = {
+            (False, False): x + message,
+            (True, False): max(x + message, 2 * out) + out,
+            (True, True): max(x + message, 3 * out),
+        }[state]
+        chunk = sums * (d['CHUNK'] + pad)
+    rows = d['ROWS'] * (row + pad)
+    candidate = has_state * out * (out + pad)
+    rest = max(d['STAGES'] * chunk, by_reset, d['SPLIT'] * d['ROWS'] * sums)
+    assert launch.shared_bytes == (rows + candidate + rest) * itemsize
+
+
 @pytest.mark.parametrize(
     'n_rows, width, expected',
     [
