@@ -436,6 +436,11 @@ def test_gated_launch_chooses(n_rows, width, expected, is_same, is_gradient):
     assert {name: defines[name] for name in expected} == expected
 
 
+def test_a_gradient_of_many_inputs_needs_no_more_threads_than_their_quads():
+    launch = gated_launch(8, (600, 0, 4), False, False, 4, 4, H200, True)
+    assert launch.block == (300, 1, 1) and dict(launch.defines)['SPLIT'] == 2
+
+
 @given((1, 10**6), WIDTHS, STATES, [4, 8])
 def test_gated_weights_launch_covers_everything_once(n_rows, widths, state, itemsize):
     has_state, is_same = state
