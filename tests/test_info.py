@@ -9,10 +9,12 @@ import pytest
 import chainer_bspmm
 import chainer
 from chainer.backends import cuda
+from chainer.training import StandardUpdater
 
 from chainer_bspmm import info, self_test
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.ops.graph_linear import products
+from chainer_bspmm.training import GraphUpdater
 from tests.support.processes import python
 
 
@@ -104,6 +106,15 @@ def test_a_wrong_gradient_fails(monkeypatch):
     outcomes = self_test.run(chainer.get_device('@numpy'))
     bad = {outcome.method for outcome in outcomes if outcome.reason}
     assert {'rsgcn', 'rsgcn, trained', 'relgcn', 'ggnn', 'gin'} <= bad
+
+
+def test_a_training_is_captured_on_a_gpu_only(monkeypatch):
+    kinds = []
+    monkeypatch.setattr(self_test, 'trained', lambda *arguments: kinds.append(arguments[-1]))
+    for xp in (numpy, cuda.cupy):
+        model = self_test.new_model('rsgcn')
+        self_test.trains(model, model, 'rsgcn', 'f', types.SimpleNamespace(xp=xp))
+    assert kinds == [StandardUpdater, StandardUpdater, GraphUpdater, StandardUpdater]
 
 
 @pytest.mark.parametrize('place', ['a', 'b', 'c'])
