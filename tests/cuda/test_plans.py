@@ -5,7 +5,7 @@ from hypothesis import strategies
 import pytest
 
 from chainer_bspmm.cuda.plans import widest_vector, BLOCK, Device, dot_launch, LONG_ROW, MAX_GRID_Y
-from chainer_bspmm.cuda.plans import ROW_TILE
+from chainer_bspmm.cuda.plans import one_block, ROW_TILE
 from chainer_bspmm.ops.bspmm import bspmm_launch, csr_launch, piece_length, sum_pieces_launch
 from chainer_bspmm.ops.bspmm import with_pieces
 from chainer_bspmm.ops.dropout import dropout_launch
@@ -456,6 +456,16 @@ def test_gated_weights_launch_covers_everything_once(n_rows, widths, state, item
     assert (launch.grid[1] - 1) * each < n_rows <= launch.grid[1] * each
     # Sums of two groups, or of the tile and of the biases, then use the memory of the rows.
     assert launch.shared_bytes >= (tile * tile + max(tile * tile, launch.block[0])) * itemsize
+
+
+def test_blocks_of_gated_weights_fill_a_gpu():
+    launch = gated_weights_launch(10**6, (64, 64, 64), True, False, 4, 4, H200)
+    assert launch.grid == (9, 2 * 132 // 9, 1)
+
+
+@pytest.mark.parametrize('n, threads', [(1, 32), (32, 32), (33, 64), (1000, 1024), (5000, 1024)])
+def test_one_block_has_whole_warps(n, threads):
+    assert one_block(n).block == (threads, 1, 1)
 
 
 @given((1, 10**5), (1, 300), (1, 300), (0, 12), [False, True], (0, 2), [2, 4, 8], [48, 99, 227])
