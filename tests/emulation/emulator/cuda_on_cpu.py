@@ -177,7 +177,7 @@ def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
         else:
             assert isinstance(argument, (numpy.integer, numpy.floating))
             words.append(str(argument))
-    # A quotient that was not rounded is a TypeError here, as an argument of CuPy's launch.
+    # A quotient that was not rounded is a TypeError: the engine would read only its first digits.
     sizes = map(operator.index, (*grid, *block, shared_bytes))
     words = [*map(str, sizes), *words]
     if in_process:
