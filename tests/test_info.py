@@ -1,6 +1,7 @@
 """``python -m chainer_bspmm info``, and the self-test behind it."""
 
 import sys
+import types
 
 import numpy
 import pytest
@@ -8,10 +9,12 @@ import pytest
 import chainer_bspmm
 import chainer
 from chainer.backends import cuda
+from chainer.training import StandardUpdater
 
 from chainer_bspmm import info, self_test
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.ops.graph_linear import products
+from chainer_bspmm.training import GraphUpdater
 from tests.support.processes import python
 
 
@@ -105,6 +108,15 @@ def test_a_wrong_gradient_fails(monkeypatch):
     assert {'rsgcn', 'rsgcn, trained', 'relgcn', 'ggnn', 'gin'} <= bad
 
 
+def test_a_training_is_captured_on_a_gpu_only(monkeypatch):
+    kinds = []
+    monkeypatch.setattr(self_test, 'trained', lambda *arguments: kinds.append(arguments[-1]))
+    for xp in (numpy, cuda.cupy):
+        model = self_test.new_model('rsgcn')
+        self_test.trains(model, model, 'rsgcn', 'f', types.SimpleNamespace(xp=xp))
+    assert kinds == [StandardUpdater, StandardUpdater, GraphUpdater, StandardUpdater]
+
+
 @pytest.mark.parametrize('place', ['a', 'b', 'c'])
 def test_errors_of_any_array_count(place):
     expected = {'a': numpy.ones(3), 'b': numpy.full(3, 100.0), 'c': numpy.ones(1)}
@@ -192,6 +204,32 @@ def test_a_driver_that_raises_is_no_gpu(monkeypatch):
     monkeypatch.setattr(cuda, 'available', True)
     monkeypatch.setattr(cuda, 'cupy', cupy)
     assert info.count_gpus() == (0, 'cudaErrorInsufficientDriver')
+
+
+def test_a_line_is_printed_for_each_device(monkeypatch):
+    def properties(i):
+        gib = (80, 7.75)[i]
+        return {'name': b'GPU %d' % i, 'major': 9 - i, 'minor': i, 'totalGlobalMem': gib * 2**30}
+
+    runtime = types.SimpleNamespace(
+        getDeviceCount=lambda: 2,
+        runtimeGetVersion=lambda: 13000,
+        driverGetVersion=lambda: 12040,
+        getDeviceProperties=properties,
+    )
+    nvrtc = types.SimpleNamespace(getVersion=lambda: (13, 1))
+    parts = types.SimpleNamespace(runtime=runtime, nvrtc=nvrtc)
+    monkeypatch.setattr(info, 'cupy_packages', lambda: {'cupy-cuda13x': '14.2.0'})
+    monkeypatch.setattr(info, 'cublas', lambda: 'libcublas.so.13')
+    monkeypatch.setattr(cuda, 'available', True)
+    monkeypatch.setattr(cuda, 'cupy', types.SimpleNamespace(cuda=parts))
+    assert list(info.gpus()) == [
+        '  cupy-cuda13x       14.2.0',
+        '  CUDA runtime 13.0, driver for 12.4; NVRTC 13.1',
+        '  captured training steps call cuBLAS through libcublas.so.13',
+        '  device 0: GPU 0, compute capability 9.0, 80 GiB',
+        '  device 1: GPU 1, compute capability 8.1, 8 GiB',
+    ]
 
 
 @pytest.mark.gpu

@@ -10,6 +10,8 @@ from tests.support.processes import python, ROOT
 
 TOOL = ROOT / 'tools' / 'mutants.py'
 MODULE = 'chainer_bspmm/ops/double.py'
+TEST = 'tests/ops/test_double.py'
+MUTANT = MODULE, 'core/Sub', 0, 2, 8, 'y = x + x'
 RUNS = 'from chainer_bspmm.ops.double import double\n\ndef test_it():\n    '
 
 
@@ -22,16 +24,18 @@ def tool():
 def project(tmp_path):
     """Make the files of a checkout; return a function that adds some."""
 
+    root = tmp_path / 'checkout'  # copies are made beside it
+
     def add(**texts):
         for name, text in texts.items():
-            path = tmp_path / (name.replace('__', '/') + '.py')
+            path = root / (name.replace('__', '/') + '.py')
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return tmp_path
+        return root
 
-    (tmp_path / 'chainer_bspmm' / 'ops').mkdir(parents=True)
-    (tmp_path / MODULE).write_text('def double(x):\n    y = x + x\n    return y\n')
-    (tmp_path / 'pytest.ini').write_text('[pytest]\nmarkers = slow\n')
+    (root / 'chainer_bspmm' / 'ops').mkdir(parents=True)
+    (root / MODULE).write_text('def double(x):\n    y = x + x\n    return y\n')
+    (root / 'pytest.ini').write_text('[pytest]\nmarkers = slow\n')
     return add
 
 
@@ -41,37 +45,37 @@ def names(root, paths):
 
 @pytest.fixture
 def outcome(tool, project, monkeypatch):
-    """Function of a test file's text: returns the tool's verdict on a fault of the module."""
+    """Function of a test file's text: returns the tool's verdict on a fault of the module.
 
-    def find(program, line='y = x - x'):
+    tests: that run the module, by test file.
+    """
+
+    def find(program, tests):
         monkeypatch.setattr(
-            tool, 'with_fault', lambda mutant, text: text.replace('y = x + x', line)
+            tool, 'with_fault', lambda mutant, text: text.replace('y = x + x', 'y = x - x')
         )
         copy = project(tests__ops__test_double=program)
         before = (copy / MODULE).read_text()
-        what, by, fault = tool.outcome(copy, tool.Mutant(MODULE, 'core/Sub', 0, 2, 8, 'y = x + x'))
-        assert (copy / MODULE).read_text() == before
-        return what, by, fault
+        what, by, fault = tool.outcome(copy, tool.Mutant(*MUTANT), tests)
+        assert (copy / MODULE).read_text() == before and fault == 'y = x - x'
+        return what, by
 
     return find
 
 
 @pytest.mark.slow
 def test_a_fault_that_a_test_notices_is_found(outcome):
-    by = 'tests/ops/test_double.py::test_it'
-    assert outcome(RUNS + 'assert double(2) == 4\n') == ('found', by, 'y = x - x')
+    tests = {TEST: [TEST + '::test_it']}
+    assert outcome(RUNS + 'assert double(2) == 4\n', tests) == ('found', TEST + '::test_it')
 
 
 @pytest.mark.slow
-def test_a_fault_that_only_another_process_runs_survives(outcome):
-    call = 'import subprocess, sys; subprocess.run([sys.executable, "-c", %r])\n'
-    program = RUNS + call % 'from chainer_bspmm.ops.double import double; double(2)'
-    assert outcome(program) == ('survived', '', 'y = x - x')
+def test_a_fault_that_tests_run_and_do_not_notice_survives(outcome):
+    assert outcome(RUNS + 'double(2)\n', {TEST: [TEST + '::test_it']}) == ('survived', '')
 
 
-@pytest.mark.slow
 def test_a_fault_that_no_test_runs_is_undetermined(outcome):
-    assert outcome(RUNS + 'pass\n') == ('undetermined', 'no test runs it', 'y = x - x')
+    assert outcome(RUNS + 'pass\n', {}) == ('undetermined', 'no test runs it')
 
 
 @pytest.mark.parametrize(
@@ -79,25 +83,70 @@ def test_a_fault_that_no_test_runs_is_undetermined(outcome):
     [
         ([(1, 'FAILED t.py::test[a b] - no'), (0, '')], 'found', 't.py::test[a b]'),
         ([(0, ''), (1, 'FAILED t.py::test'), (0, '')], 'found', 't.py::test'),
-        ([(5, ''), (1, 'FAILED t.py::test'), (0, '')], 'found', 't.py::test'),
+        ([(5, ''), (0, ''), (1, 'FAILED t.py::test'), (0, '')], 'found', 't.py::test'),
         ([(2, 'ERROR t.py - SyntaxError'), (0, '')], 'found', 't.py'),
         ([(2, 'ERROR t.py'), (2, '')], 'undetermined', 'without the fault as well: t.py'),
         ([(1, 'FAILED t.py::a'), (1, '')], 'undetermined', 'without the fault as well: t.py::a'),
         ([(-11, ''), (0, '')], 'found', 'exit status -11'),
         ([(None, ''), (0, '')], 'found', 'no end'),
         ([(4, ''), (4, '')], 'undetermined', 'without the fault as well: exit status 4'),
+        ([(0, ''), (0, ''), (0, '')], 'survived', ''),
     ],
     ids=[
-        'of its name', 'neighbour', 'no test of its name', 'import', 'import anyway', 'anyway',
-        'crash', 'no end', 'no environment',
+        'test that runs it', 'file of its name', 'neighbour', 'import', 'import anyway', 'anyway',
+        'crash', 'no end', 'no environment', 'not noticed',
     ],
 )  # fmt: skip
 def test_an_outcome_depends_on_how_tests_end(tool, project, outcome, monkeypatch, ends, what, by):
     project(tests__ops__test_other='')
     left = iter(ends)
     monkeypatch.setattr(tool, 'run', lambda copy, tests, *options: next(left))
-    assert outcome('') == (what, by, 'y = x - x')
+    tests = {TEST: [TEST + '::test_it'], 'tests/ops/test_other.py': []}
+    assert outcome('', tests) == (what, by)
     assert not list(left)
+
+
+@pytest.fixture
+def stages(tool, project):
+    """Function of the tests that run the module: returns the stages, paths as in a checkout."""
+
+    def of(tests):
+        root = project(tests__ops__test_double='', tests__ops__test_a='', tests__ops__test_b='')
+        lists = tool.stages(root, tool.Mutant(*MUTANT), tests)
+        return [
+            [each if isinstance(each, str) else names(root, [each])[0] for each in tests]
+            for tests in lists
+        ]
+
+    return of
+
+
+def test_tests_that_run_a_fault_come_first_then_the_files_that_do(stages):
+    tests = {'tests/ops/test_b.py': ['b'], TEST: ['x', 'y']}
+    assert stages(tests) == [['x', 'y'], ['ops/test_double.py'], ['ops/test_b.py'], []]
+
+
+def test_neighbours_come_first_if_no_test_of_its_name_runs_a_fault(stages):
+    tests = {'tests/ops/test_b.py': ['b'], 'tests/ops/test_a.py': ['a']}
+    assert stages(tests) == [['a', 'b'], [], ['ops/test_a.py', 'ops/test_b.py'], []]
+
+
+def test_tests_of_other_files_come_last(stages):
+    tests = {'tests/links/test_layer.py': ['c'], TEST: ['x']}
+    assert stages(tests) == [['x'], ['ops/test_double.py'], [], ['c']]
+
+
+def test_other_files_are_all_there_is_if_neither_its_own_nor_neighbours_run_a_fault(stages):
+    tests = {'tests/links/test_layer.py': ['c'], 'tests/test_info.py': []}
+    assert stages(tests) == [['c'], [], [], ['links/test_layer.py', 'test_info.py']]
+
+
+@pytest.mark.parametrize('n', [39, 40, 41, 1000])
+def test_a_sample_of_many_tests_is_small_and_from_first_to_last(tool, stages, n):
+    every = [str(i) for i in range(n)]
+    sample, *_ = stages({TEST: every})
+    assert sample == every[:: int(sample[1])]
+    assert tool.SAMPLE / 2 - 1 <= len(sample) <= tool.SAMPLE
 
 
 @pytest.mark.slow
@@ -175,6 +224,9 @@ def f(x):
 """
 
 
+MARK = "__import__('mutants_marks').reached(%d)"
+
+
 @pytest.mark.parametrize(
     'place, before',
     [
@@ -186,15 +238,103 @@ def f(x):
     ],
 )
 def test_a_mark_is_before_the_innermost_statement(tool, place, before):
-    lines = [line.strip() for line in tool.with_mark(PROGRAM, place, 'mark').splitlines()]
-    mark = lines.index("__import__('os')._exit(1)")
-    assert lines[mark - 1 : mark + 2] == ["open('mark', 'w').close()", lines[mark], before]
+    lines = [line.strip() for line in tool.with_marks(PROGRAM, {7: place}).splitlines()]
+    assert lines[lines.index(MARK % 7) + 1] == before
 
 
 def test_a_mark_of_a_decorator_is_before_it(tool):
     text = 'x = 1\n@f(1)\ndef g():\n    pass\n'
-    lines = tool.with_mark(text, (2, 0), 'mark').replace('\n\n', '\n').splitlines()
-    assert lines[1:4] == ["open('mark', 'w').close()", "__import__('os')._exit(1)", '@f(1)']
+    lines = tool.with_marks(text, {0: (2, 0)}).replace('\n\n', '\n').splitlines()
+    assert lines[1:3] == [MARK % 0, '@f(1)']
+
+
+def test_several_marks_of_a_file_are_each_before_their_own_statement(tool):
+    text = 'x = 1\ny = 2\n'
+    marked = tool.with_marks(text, {3: (2, 4), 4: (1, 0), 5: (2, 0)})
+    assert marked.splitlines() == [MARK % 4, 'x = 1', MARK % 3, MARK % 5, 'y = 2']
+
+
+CALL = 'import subprocess, sys; subprocess.run([sys.executable, "-c", %r])\n'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'program, found',
+    [
+        (RUNS + 'double(2)\n', {1: [TEST + '::test_it']}),
+        (RUNS + 'pass\n', {}),
+        (RUNS + CALL % (RUNS[: RUNS.index('\n')] + '; double(2)'), {1: [TEST + '::test_it']}),
+        (RUNS.replace('\n\n', '; double(2)\n\n') + 'pass\n', {1: []}),
+        (RUNS + 'double(2)\n    assert double(3) == 7\n', {1: [TEST + '::test_it']}),
+    ],
+    ids=['test', 'no test', 'process', 'import', 'test that fails'],
+)
+def test_marks_show_which_tests_run_a_statement(tool, project, program, found):
+    root = project(tests__ops__test_double=program, chainer_bspmm__other='x = 1\n')
+    draw = [tool.Mutant('chainer_bspmm/other.py', '', 0, 1, 0, ''), tool.Mutant(*MUTANT)]
+    assert tool.reached(root, draw, TEST) == (TEST, found)
+
+
+@pytest.fixture
+def marked(tool, project, monkeypatch, tmp_path_factory):
+    """Function that asks for the tests of a fault; returns them, and the files that were run."""
+    path = tmp_path_factory.mktemp('results') / 'marks.jsonl'
+    runs = []
+
+    def reached(root, draw, file):
+        runs.append(file)
+        return file, {0: [file + '::test']} if 'other' not in file else {}
+
+    monkeypatch.setattr(tool, 'reached', reached)
+
+    def ask(*mutant):
+        del runs[:]
+        tests = tool.all_reached(project(), [tool.Mutant(*(mutant or MUTANT))], path, map)
+        return tests[0], list(runs)
+
+    project(tests__ops__test_double='', tests__ops__test_other='')
+    return ask
+
+
+OTHER = 'tests/ops/test_other.py'
+REACHED = {TEST: [TEST + '::test']}
+
+
+def test_files_that_do_not_run_a_fault_are_no_part_of_its_tests(marked):
+    assert marked() == (REACHED, [TEST, OTHER])
+
+
+def test_marks_are_not_repeated(marked):
+    marked()
+    assert marked() == (REACHED, [])
+
+
+def test_marks_are_repeated_for_a_test_file_that_changed(marked, project):
+    marked()
+    project(tests__ops__test_other='x = 1\n')
+    assert marked() == (REACHED, [OTHER])
+
+
+@pytest.mark.parametrize(
+    'file', ['chainer_bspmm__ops__double', 'tests__support', 'tests__conftest']
+)
+def test_marks_are_repeated_if_what_tests_share_changes(marked, project, file):
+    marked()
+    project(**{file: 'x = 1\n'})
+    assert marked() == (REACHED, [TEST, OTHER])
+
+
+def test_marks_are_repeated_for_another_draw(marked):
+    marked()
+    assert marked(MODULE, 'core/Add', *MUTANT[2:]) == (REACHED, [TEST, OTHER])
+
+
+def test_a_copy_shares_what_compilers_made(tool, project, monkeypatch, tmp_path_factory):
+    root = project()
+    monkeypatch.setattr(tool, 'ROOT', root)
+    copy = tool.new_copy(root, tmp_path_factory.mktemp('copies') / 'copy')
+    (copy / '.cache' / 'compiled').write_text('')
+    assert (root / '.cache' / 'compiled').exists()
 
 
 @pytest.fixture

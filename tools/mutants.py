@@ -6,9 +6,12 @@ The faults are cosmic-ray's: it can list all of them and apply a single one, whi
 a package as a whole and offers no draw. Every fault of chainer_bspmm/ and examples/common/ is as
 likely as any other. A draw depends on the seed alone, and a larger one contains a smaller one.
 
-A fault is planted in a copy of the checkout, never in the checkout. The tests run that have the
-file's name, then the other tests of its folder, then those of the files that import it; none of
-them is marked slow. What happens to the fault:
+Faults are planted in a copy of the checkout, never in the checkout. The tests of a fault are in
+the files that have the file's name, then in the other files of their folder, then in those of the
+files that import it; none of them is marked slow. Before anything is planted, each of these files
+runs once, alone, with marks in the statements of all faults. So only those files run later that
+come to the statement of a fault, and first some of the very tests that do. Last come some of the
+tests of other files that do. What happens to the fault:
 
 found         a test fails that passes without the fault, or no end is reached in time
 survived      all tests pass, and one of them runs the statement
@@ -18,7 +21,8 @@ undetermined  no test runs the statement, as it is with code for a GPU where the
 Docstrings have no faults. Annotations and what stands under ``if TYPE_CHECKING`` are left out,
 because nothing runs them. Each fault is stored as a line of JSON once its tests have run, and a
 fault that is stored is not repeated: an interrupted run can continue, and survivors can be tried
-again when their lines are deleted. Run `make test` first: it should pass.
+again when their lines are deleted. What the marks showed is stored beside it, and holds until the
+package, a test file or the draw changes. Run `make test` first: it should pass.
 """
 
 import argparse
@@ -42,8 +46,11 @@ import typing
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SOURCES = 'chainer_bspmm', 'examples/common'
-LEFT_OUT = '.git', '.venv*', '.*_cache', '.hypothesis', '__pycache__', 'build', 'dist', 'site'
+LEFT_OUT = (
+    '.git', '.venv*', '.cache', '.*_cache', '.hypothesis', '__pycache__', 'build', 'dist', 'site',
+)  # fmt: skip
 SECONDS = 1800  # of all tests of a stage
+SAMPLE = 40  # tests that run a fault's statement, before whole files
 PASSED, NO_TEST, ENDLESS = 0, 5, None  # exit status of pytest
 
 
@@ -128,6 +135,7 @@ def module_name(file):
     return '.'.join(part for part in parts if part not in ('examples', '__init__'))
 
 
+@functools.lru_cache(maxsize=None)
 def imports(path):
     """Return the dotted names that a file imports."""
     names = set()
@@ -169,7 +177,7 @@ def neighbours(root, file):
     name = re.compile(r'\b%s\b' % module_name(file).split('.')[-1])
     tests = sorted(
         folder_of_tests(root, file).glob('test_*.py'),
-        key=lambda path: -len(name.findall(path.read_text(encoding='utf-8'))),
+        key=lambda path: (-len(name.findall(path.read_text(encoding='utf-8'))), path),
     )
     tests += [path for path in importers(root, file, 'tests') if path.name.startswith('test_')]
     for path in importers(root, file, *SOURCES):
@@ -211,44 +219,147 @@ def write(path, text):
     pathlib.Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
 
 
-def with_mark(text, place, mark):
-    """Return a program that creates a file and ends where it comes to the statement at a place."""
-    tree = ast.parse(text)
+# A module of the copy: which test, if any, comes to which mark. It keeps off what tests replace.
+MARKS = """
+import json, os
+known = set()
+file = os.open(%r, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+def reached(number, write=os.write):
+    test = os.environ.get('PYTEST_CURRENT_TEST', '').rpartition(' ')[0]
+    if (number, test) not in known:
+        known.add((number, test))
+        write(file, (json.dumps([number, test]) + '\\n').encode())
+"""
+
+
+def statement_at(tree, place):
+    """Return the innermost statement at a place: the list that it is in, and the statement."""
     for node in ast.walk(tree):  # the innermost statement comes last
         for statements in vars(node).values():
-            for i, statement in enumerate(statements if isinstance(statements, list) else ()):
+            for statement in statements if isinstance(statements, list) else ():
                 if isinstance(statement, ast.stmt):
                     begin, end = position(statement)
                     if begin <= place < end:
-                        block, index = statements, i
-    # No name is bound here: that would hide another one of the function.
-    mark = ast.parse(f"open({str(mark)!r}, 'w').close(); __import__('os')._exit(1)")
-    block[index:index] = mark.body
+                        found = statements, statement
+    return found
+
+
+def with_marks(text, places):
+    """Return a program with a mark before each statement at one of the places, a dict by number."""
+    tree = ast.parse(text)
+    found = {number: statement_at(tree, place) for number, place in places.items()}
+    for number, (block, statement) in found.items():
+        # No name is bound here: that would hide another one of the function.
+        mark = ast.parse(f"__import__('mutants_marks').reached({number})")
+        index = next(i for i, each in enumerate(block) if each is statement)
+        block[index:index] = mark.body
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def is_run(copy, mutant, tests):
-    """Tell whether tests run the statement in which a fault is."""
-    path = copy / mutant.file
-    text = path.read_text(encoding='utf-8')
-    mark = copy / 'mark'
-    mark.unlink(missing_ok=True)
-    write(path, with_mark(text, (mutant.line, mutant.column), mark))
-    try:
-        run(copy, tests)
-    finally:
-        write(path, text)
-    return mark.exists()
+def new_copy(root, folder):
+    """Return a copy of a checkout in a new folder; the results of compilers are shared."""
+    shutil.copytree(root, folder, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    (ROOT / '.cache').mkdir(exist_ok=True)
+    (folder / '.cache').symlink_to(ROOT / '.cache')
+    return folder
 
 
-def outcome(copy, mutant):
-    """Run the tests of a fault; return what became of it, the reason, and the line with it."""
+def plant_marks(copy, draw):
+    """Put marks into the statements of all faults; return the file that shows who came there."""
+    shown = copy / 'marks.jsonl'
+    (copy / 'mutants_marks.py').write_text(MARKS % str(shown))
+    places = collections.defaultdict(dict)
+    for number, mutant in enumerate(draw):
+        places[mutant.file][number] = mutant.line, mutant.column
+    for file, of_file in places.items():
+        path = copy / file
+        write(path, with_marks(path.read_text(encoding='utf-8'), of_file))
+    return shown
+
+
+def reached(root, draw, test_file):
+    """Return which faults' statements a test file runs, by number, and the tests that do."""
+    copy = root.with_name(f'marks-{os.getpid()}')
+    if not copy.exists():
+        plant_marks(new_copy(root, copy), draw)
+    shown = copy / 'marks.jsonl'
+    shown.unlink(missing_ok=True)
+    run(copy, [test_file])
+    tests = collections.defaultdict(list)
+    for line in shown.read_text().splitlines() if shown.exists() else ():
+        number, test = json.loads(line)
+        # An import runs it, or a process that does not know the test: it has no name.
+        tests[number] += [test] if test.startswith(test_file + '::') else []
+    return test_file, tests
+
+
+def states(root, draw, files):
+    """Return a hash, for each test file, of everything that decides which statements it runs."""
+    shared = hashlib.sha256(repr([mutant.key for mutant in draw]).encode())
+    for folder in ('chainer_bspmm', 'examples', 'tests'):
+        for path in sorted((root / folder).rglob('*.py')):
+            if str(path.relative_to(root)) not in files:
+                shared.update(path.read_bytes())
+    hashes = {}
+    for file in files:
+        of_file = shared.copy()
+        of_file.update((root / file).read_bytes())
+        hashes[file] = of_file.hexdigest()
+    return hashes
+
+
+def all_reached(root, draw, path, imap):
+    """Return, for each fault by number, the tests that run its statement, by test file.
+
+    path: of the file that has what an earlier run found, and gets what this one finds.
+    """
+    sources = dict.fromkeys(mutant.file for mutant in draw)
+    tests = [test for file in sources for test in mirrors(root, file) + neighbours(root, file)]
+    files = dict.fromkeys(str(test.relative_to(root)) for test in tests)
+    current = states(root, draw, files)
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    known = {row['file']: row for row in rows if current.get(row['file']) == row['state']}
+    left = [file for file in current if file not in known]
+    print(f'{len(current)} test files, {len(left)} of them to run with marks', flush=True)
+    for file, by_number in imap(functools.partial(reached, root, draw), left):
+        known[file] = dict(file=file, state=current[file], reached=list(by_number.items()))
+        with path.open('a') as results:
+            print(json.dumps(known[file]), file=results)
+    reaching = collections.defaultdict(dict)
+    for file, row in known.items():
+        for number, of_file in row['reached']:
+            reaching[number][file] = of_file
+    return reaching
+
+
+def stages(copy, mutant, tests):
+    """Return the tests of a fault in lists, each of which runs if the ones before it pass.
+
+    tests: of each test file that runs the statement, those that do so.
+    """
+
+    def sample(paths):
+        found = [test for path in paths for test in tests[str(path.relative_to(copy))]]
+        return found[:: len(found) // SAMPLE + 1]
+
+    own, others = (
+        [path for path in paths if str(path.relative_to(copy)) in tests]
+        for paths in (mirrors(copy, mutant.file), neighbours(copy, mutant.file))
+    )
+    rest = [path for path in map(copy.joinpath, tests) if path not in own + others]
+    return [sample(own or others or rest), own, others, sample(rest) if own or others else rest]
+
+
+def outcome(copy, mutant, reaching):
+    """Run the tests of a fault; return what became of it, the reason, and the line with it.
+
+    reaching: the tests that run its statement, by test file.
+    """
     path = copy / mutant.file
     text = path.read_text(encoding='utf-8')
     fault = with_fault(mutant, text)
     line = fault.splitlines()[mutant.line - 1].strip()
-    stages = [mirrors(copy, mutant.file), neighbours(copy, mutant.file)]
-    for tests in filter(None, stages):
+    for tests in filter(None, stages(copy, mutant, reaching)):
         write(path, fault)
         try:
             status, printed = run(copy, tests, '-x')
@@ -265,18 +376,19 @@ def outcome(copy, mutant):
             if again not in (PASSED, NO_TEST):
                 return 'undetermined', f'without the fault as well: {reason}', line
             return 'found', reason, line
-    if is_run(copy, mutant, stages[0] + stages[1]):
+    if reaching:
         return 'survived', '', line
     return 'undetermined', 'no test runs it', line
 
 
-def tried(folder, mutant):
+def tried(root, case):
     """Try a fault in the copy of this process; return what is stored of it."""
-    copy = folder / str(os.getpid())
+    mutant, reaching = case
+    copy = root.with_name(f'faults-{os.getpid()}')
     if not copy.exists():
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        new_copy(root, copy)
     start = time.monotonic()
-    what, reason, line = outcome(copy, mutant)
+    what, reason, line = outcome(copy, mutant, reaching)
     seconds = round(time.monotonic() - start, 1)
     return {**mutant._asdict(), 'fault': line, 'outcome': what, 'by': reason, 'seconds': seconds}
 
@@ -303,6 +415,19 @@ def summary(rows):
     return '\n'.join([*left, ', '.join(counts) + share])
 
 
+def try_all(root, draw, results, imap):
+    """Try the faults of a draw that are not yet in the file of results."""
+    done = stored(results)
+    left = [number for number, mutant in enumerate(draw) if mutant.key not in done]
+    print(f'{len(draw)} faults, {len(draw) - len(left)} of them in {results}', flush=True)
+    reaching = all_reached(root, draw, results.with_suffix('.marks.jsonl'), imap)
+    cases = [(draw[number], reaching[number]) for number in left]
+    for row in imap(functools.partial(tried, root), cases):
+        with results.open('a') as file:
+            print(json.dumps(row), file=file)
+        print(describe(row), flush=True)
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--seed', type=int, default=0)
@@ -315,19 +440,15 @@ def main(arguments=None):
     # A fault may ask for any amount of memory. Sanitizers cannot run with a limit.
     pathlib.Path('/proc/self/oom_score_adj').write_text('1000')  # the first to be ended
 
-    draw = drawn(ROOT, args.seed, args.number)
-    done = stored(results)
-    left = [mutant for mutant in draw if mutant.key not in done]
-    print(f'{len(draw)} faults, {len(draw) - len(left)} of them in {results}', flush=True)
-    with tempfile.TemporaryDirectory() as folder, multiprocessing.Pool(args.jobs) as pool:
-        attempt = functools.partial(tried, pathlib.Path(folder))
-        try:
-            for row in pool.imap_unordered(attempt, left):
-                with results.open('a') as file:
-                    print(json.dumps(row), file=file)
-                print(describe(row), flush=True)
-        except KeyboardInterrupt:
-            print('interrupted: the same command continues')
+    with tempfile.TemporaryDirectory() as folder:
+        # Tests and faults stay those of now, whatever becomes of the checkout meanwhile.
+        root = new_copy(ROOT, pathlib.Path(folder) / 'checkout')
+        draw = drawn(root, args.seed, args.number)
+        with multiprocessing.Pool(args.jobs) as pool:
+            try:
+                try_all(root, draw, results, pool.imap_unordered)
+            except KeyboardInterrupt:
+                print('interrupted: the same command continues')
     done = stored(results)
     print(summary([done[mutant.key] for mutant in draw if mutant.key in done]))
 

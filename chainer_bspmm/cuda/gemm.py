@@ -320,7 +320,8 @@ FASTER_IN_FLOAT32 = (256, 1024, ANY), (192, 4096, ANY), (96, 8192, 1)
 # Only cuBLAS multiplies in TF32. There the widths alone decide, so that spare rows do not change a
 # layer's precision: the narrower side, at least, and the elements of a matrix, at least. RelGCN's
 # readout is such a layer, which maps 64 channels to 256.
-NARROWEST_IN_TF32, LEAST_IN_TF32 = 64, 128 * 128
+NARROWEST_IN_TF32 = 64
+LEAST_IN_TF32 = 128 * 128
 
 
 def products_are_faster(dtype, n_rows, n_in, n_out, n_matrices) -> bool:

@@ -88,10 +88,7 @@ class BetweenSteps:
     def _knows(self, entry, updater):
         """Note when an extension may change anything; return False if that is not known."""
         extension, trigger = entry.extension, entry.trigger
-        inner = getattr(extension, '_trigger', trigger)  # LogReport's
-        if not (
-            _only_counts(trigger) and (type(extension) not in _HARMLESS or _only_counts(inner))
-        ):
+        if not _only_counts(trigger):
             return False
         if type(extension) in _HARMLESS and not _calls_users(extension):
             target = getattr(extension, '_optimizer', None)  # a shift may change any object
@@ -117,6 +114,10 @@ def _only_counts(trigger):
 
 
 def _calls_users(extension):
-    """Return whether an extension calls another extension, or a user's function."""
+    """Return whether an extension calls another extension, or a user's function or trigger."""
     others = (getattr(extension, name, None) for name in ('_postprocess', '_log_report'))
-    return not all(other is None or isinstance(other, str) for other in others)
+    trigger = getattr(extension, '_trigger', None)  # LogReport's own
+    return not (
+        all(other is None or isinstance(other, str) for other in others)
+        and (trigger is None or _only_counts(trigger))
+    )

@@ -44,16 +44,18 @@ class _CannotTell(Exception):
     """The check has no result; the message is the reason, for the user."""
 
 
-# Optimizers whose first step was checked. A mark on the optimizer would be pickled with it.
-_checked: weakref.WeakSet = weakref.WeakSet()
+# Optimizers whose first step was checked -> weak reference to their target then: they may be
+# set up again. A mark on the optimizer would be pickled with it.
+_checked: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 # It has an attribute in threads that are inside of a check, whose runs of a loss may do steps of
 # other optimizers.
 _checking = threading.local()
 
 
 def is_checked(optimizer: chainer.Optimizer) -> bool:
-    """Return whether :func:`check_first_step` was called for a step of the optimizer."""
-    return optimizer in _checked
+    """Return whether :func:`check_first_step` was called for a step of the optimizer's target."""
+    target = _checked.get(optimizer)
+    return target is not None and target() is optimizer.target
 
 
 def check_first_step(
@@ -70,8 +72,8 @@ def check_first_step(
     """
     if vars(_checking) or is_checked(optimizer):
         return RowsCheck(None)
-    _checked.add(optimizer)
     target = optimizer.target
+    _checked[optimizer] = weakref.ref(target)
     links = [*target.links(), *_links_of(function)]
     if not any(isinstance(link, Sparse) for link in links):
         return RowsCheck(None)

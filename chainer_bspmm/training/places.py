@@ -144,20 +144,37 @@ def set_on_class(of: type, text: Callable[[str], str], names: Collection[str]) -
     )
 
 
-def classes_of_objects(of: Collection) -> Place:
-    """Place of the class and the `__dict__` of each object, both of which can be replaced."""
-    parts = [(i, name) for name in ('__class__', '__dict__') for i in range(len(of))]
+def classes_of_objects(of: Collection, links: Collection) -> Place:
+    """Place of the class of each object and link, and the `__dict__` of each object.
+
+    Both can be replaced.
+    """
+    everything = *of, *links
+    parts = [(thing, '__class__') for thing in everything]
+    parts += [(thing, '__dict__') for thing in of]
 
     def look():
-        return (*map(type, of), *map(_dict_of, of))
+        return (*map(type, everything), *map(_dict_of, of))
+
+    def read():
+        values = zip(range(len(parts)), look())
+        return {i: value for i, value in values if value is not MISSING}
+
+    def text(i):
+        thing, name = parts[i]
+        return '%s of an object of class %s' % (name, type(thing).__name__)
+
+    def write(i, value):
+        thing, name = parts[i]
+        object.__setattr__(thing, name, value)
 
     return Place(
-        lambda part: '%s of an object of class %s' % (part[1], type(of[part[0]]).__name__),
-        read=lambda: {part: value for part, value in zip(parts, look()) if value is not MISSING},
-        write=lambda part, value: object.__setattr__(of[part[0]], part[1], value),
-        delete=lambda part: None,
+        text,
+        read=read,
+        write=write,
+        delete=lambda i: None,
         look=look,
-        looked_at=lambda: parts,
+        looked_at=lambda: range(len(parts)),
     )
 
 

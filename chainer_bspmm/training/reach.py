@@ -55,7 +55,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, numpy
 _IGNORED = (
     *_PLAIN,
     *(type(Ellipsis), type(NotImplemented), BaseException, io.IOBase, re.Pattern, re.Match),
-    *(numpy.dtype, numpy.ufunc, numpy.finfo, numpy.iinfo, type(numpy.mean)),
+    *(numpy.dtype, numpy.ufunc, numpy.finfo, numpy.iinfo),
     *(pathlib.PurePath, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo),
     *(decimal.Decimal, fractions.Fraction, uuid.UUID, struct.Struct, random.SystemRandom),
     *(types.CodeType, types.GenericAlias, types.UnionType, types.GetSetDescriptorType),
@@ -70,7 +70,10 @@ _CONSTANT = {
     *('_frozen_importlib', '_frozen_importlib_external', 'string', 'codecs', 'abc', 'types'),
 }
 # Names of classes of functions that were not written in Python.
-_NATIVE_FUNCTIONS = {*('cython_function_or_method', 'fused_cython_function', 'function')}
+_NATIVE_FUNCTIONS = {
+    *('cython_function_or_method', 'fused_cython_function', 'function'),
+    '_ArrayFunctionDispatcher',
+}
 _PLAIN_TYPES = frozenset(_PLAIN)
 _ARRAYS = chainer.get_array_types()
 _CACHED = functools._lru_cache_wrapper
@@ -82,6 +85,7 @@ _WITH_FUNCTIONS = (
 _FUNCTIONS = 'fget', 'fset', 'fdel', 'func', '__func__', '__wrapped__'
 _GENERATORS = numpy.random.RandomState, numpy.random.Generator, random.Random
 _FROZEN = tuple, frozenset
+_VIEWS = (*(type(view) for view in ({}.keys(), {}.values(), {}.items())),)
 _LISTS = list, set, collections.deque
 _BUFFERS = bytearray, array.array
 # Classes of libraries all of whose attributes are followed, because a library's code reads them.
@@ -130,7 +134,7 @@ _OF_EVERY_CLASS = {
     *('__qualname__', '__firstlineno__', '__static_attributes__'),
 }
 _OF_EVERY_LINK = {*vars(chainer.Chain()), '_local_link_hooks'}
-_OF_EVERY_PARAMETER = {*vars(chainer.Parameter(0.0))}
+_OF_EVERY_PARAMETER = {*vars(chainer.Parameter(0.0)), '_has_chainerx_array'}
 # Attributes of an optimizer and an update rule that updates change, and that no check puts back.
 _COUNTED = {'t', 'epoch'}
 _UPDATED = {'t', '_state', '_fp32_param'}
@@ -173,7 +177,7 @@ class Reach:
         self._names: set[str] = set()  # names of attributes in the code that was reached
         self._written: set[str] = set()  # those of them that the code assigns or deletes
         self._library_classes: dict[int, type] = {}
-        self._objects: list[Any] = []  # objects of a user's classes, and links
+        self._objects: list[Any] = []  # objects whose attributes are followed, other than links
         self._uses_any_attribute = False
         self._link_kinds: dict[type, Callable] = {}
         self._link_owners: list[_OfLink] = []
@@ -400,7 +404,7 @@ class Reach:
             self._find(thing(), text, is_held=False)
         elif issubclass(kind, types.ModuleType):
             self._module(thing)
-        elif issubclass(kind, types.MappingProxyType):
+        elif issubclass(kind, (types.MappingProxyType, *_VIEWS)):
             (shown,) = gc.get_referents(thing)
             self._find(shown, text)
         elif issubclass(kind, (operator.attrgetter, operator.methodcaller)):
@@ -443,7 +447,6 @@ class Reach:
     def _link(self, link):
         if id(link) not in self.links:
             self._seen[id(link)] = self.links[id(link)] = link
-            self._objects.append(link)
             kind = type(link)
             if kind not in self._link_kinds:
                 self._class(kind)
@@ -637,7 +640,7 @@ class Reach:
         for of in self._library_classes.values():
             words = _words('', ' of class %s' % of.__name__)
             self._places.append(places.set_on_class(of, words, sorted(self._written)))
-        self._places.append(places.classes_of_objects(self._objects))
+        self._places.append(places.classes_of_objects(self._objects, self.links.values()))
         for owner in self._of_training:
             if owner.gives_examples and isinstance(owner.thing, _PREFETCHING):
                 self._note_drained(owner.text('dataset'))
@@ -723,7 +726,8 @@ class _OfClass(_Owner):
     def __init__(self, kind):
         super().__init__(vars(kind), _words('', ' of class %s' % kind.__name__))
         self._class = kind
-        self.is_open = _has_library_base(kind)
+        # Methods of an updater or an iterator are called by a Trainer, not by a loss.
+        self.is_open = _has_library_base(kind) and not issubclass(kind, _OF_TRAINING)
         # These are called without being named: special methods by Python, `forward` by links.
         called = {name for name, value in self.variables.items() if callable(value)}
         self.always = {n for n in called if n[:2] == '__' or n == 'forward'} - _UNCALLED
@@ -836,10 +840,16 @@ def _written_by_libraries(kind):
 
 def _is_ignored(thing, kind):
     """Return whether an object is not followed, because no run can change it."""
+    if issubclass(kind, io.IOBase) and not is_of_user(kind.__module__):
+        return not _is_drained(thing, kind)
+    return _has_constants(kind)
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_constants(kind):
+    """Return whether no run can change an object of a class."""
     if is_of_user(kind.__module__):  # such as a subclass of int, which may have attributes
         return False
-    if issubclass(kind, io.IOBase):
-        return not _is_drained(thing, kind)
     if issubclass(kind, _IGNORED):
         return True
     if kind.__name__ in _NATIVE_FUNCTIONS:  # Boost's are called like Python's
@@ -867,8 +877,9 @@ def _is_only_python(kind):
         return False
     members = [vars(base).values() for base in kind.__mro__]
     n_slots = sum(isinstance(m, types.MemberDescriptorType) for of in members for m in of)
-    # A `__dict__` and a list of weak references take a word each.
-    return kind.__basicsize__ <= object.__basicsize__ + (2 + n_slots) * struct.calcsize('P')
+    # A `__dict__` and a list of weak references take a word each, or lie before the object.
+    n_words = n_slots + bool(kind.__dictoffset__) + bool(kind.__weakrefoffset__)
+    return kind.__basicsize__ <= object.__basicsize__ + n_words * struct.calcsize('P')
 
 
 def _is_drained(thing, kind):

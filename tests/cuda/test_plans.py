@@ -5,7 +5,7 @@ from hypothesis import strategies
 import pytest
 
 from chainer_bspmm.cuda.plans import widest_vector, BLOCK, Device, dot_launch, LONG_ROW, MAX_GRID_Y
-from chainer_bspmm.cuda.plans import ROW_TILE
+from chainer_bspmm.cuda.plans import one_block, ROW_TILE
 from chainer_bspmm.ops.bspmm import bspmm_launch, csr_launch, piece_length, sum_pieces_launch
 from chainer_bspmm.ops.bspmm import with_pieces
 from chainer_bspmm.ops.dropout import dropout_launch
@@ -378,6 +378,43 @@ def test_gated_launch(n_rows, widths, state, is_gradient, itemsize, kilobytes):
     assert d['THREADS'] >= (n_inputs if is_gradient else d['CHUNK'] // 4)
 
 
+@given((1, 10**6), WIDTHS, STATES, [False, True], [4, 8])
+def test_shared_memory_of_gates_is_what_the_kernel_lays_out(
+    n_rows, widths, state, is_gradient, itemsize
+):
+    has_state, is_same = state
+    if is_same:
+        widths = widths[2], *widths[1:]
+    launch = gated_launch(n_rows, widths, has_state, is_same, 1, itemsize, H200, is_gradient)
+    if launch is None:
+        return
+    d = dict(launch.defines)
+    x, message, out = (-(-width // 4) * 4 for width in widths)
+    pad = 4
+    n_maps = 3 if has_state else 2
+    by_reset = 0
+    if is_gradient:
+        is_apart = has_state and not is_same
+        n_parts = 3 if is_apart else 2
+        sums = -(-(x + message + is_apart * out) // (4 * n_parts)) * 4 * n_parts  # of a row
+        row = n_maps * out + has_state * out
+        chunk = d['CHUNK'] * sums
+        if has_state:
+            by_reset = (d['STAGES'] - 1) * chunk + d['SPLIT'] * d['ROWS'] * out
+    else:
+        sums = n_maps * out
+        row = {
+            (False, False): x + message,
+            (True, False): max(x + message, 2 * out) + out,
+            (True, True): max(x + message, 3 * out),
+        }[state]
+        chunk = sums * (d['CHUNK'] + pad)
+    rows = d['ROWS'] * (row + pad)
+    candidate = has_state * out * (out + pad)
+    rest = max(d['STAGES'] * chunk, by_reset, d['SPLIT'] * d['ROWS'] * sums)
+    assert launch.shared_bytes == (rows + candidate + rest) * itemsize
+
+
 @pytest.mark.parametrize(
     'n_rows, width, expected',
     [
@@ -399,6 +436,11 @@ def test_gated_launch_chooses(n_rows, width, expected, is_same, is_gradient):
     assert {name: defines[name] for name in expected} == expected
 
 
+def test_a_gradient_of_many_inputs_needs_no_more_threads_than_their_quads():
+    launch = gated_launch(8, (600, 0, 4), False, False, 4, 4, H200, True)
+    assert launch.block == (300, 1, 1) and dict(launch.defines)['SPLIT'] == 2
+
+
 @given((1, 10**6), WIDTHS, STATES, [4, 8])
 def test_gated_weights_launch_covers_everything_once(n_rows, widths, state, itemsize):
     has_state, is_same = state
@@ -414,6 +456,16 @@ def test_gated_weights_launch_covers_everything_once(n_rows, widths, state, item
     assert (launch.grid[1] - 1) * each < n_rows <= launch.grid[1] * each
     # Sums of two groups, or of the tile and of the biases, then use the memory of the rows.
     assert launch.shared_bytes >= (tile * tile + max(tile * tile, launch.block[0])) * itemsize
+
+
+def test_blocks_of_gated_weights_fill_a_gpu():
+    launch = gated_weights_launch(10**6, (64, 64, 64), True, False, 4, 4, H200)
+    assert launch.grid == (9, 2 * 132 // 9, 1)
+
+
+@pytest.mark.parametrize('n, threads', [(1, 32), (32, 32), (33, 64), (1000, 1024), (5000, 1024)])
+def test_one_block_has_whole_warps(n, threads):
+    assert one_block(n).block == (threads, 1, 1)
 
 
 @given((1, 10**5), (1, 300), (1, 300), (0, 12), [False, True], (0, 2), [2, 4, 8], [48, 99, 227])

@@ -61,6 +61,12 @@ def test_batches_without_padding(n_labels, n_relations, out_size):
         check(concat_mols(data_set), examples)
 
 
+@pytest.mark.parametrize('n_relations', [1, 4])
+def test_molecules_that_agree_are_not_looked_at_one_by_one(monkeypatch, n_relations):
+    monkeypatch.setattr(dense_examples, '_check_each', lambda *_: pytest.fail('one by one'))
+    packed(molecules((3, 1, 5), n_relations=n_relations))
+
+
 @pytest.mark.parametrize('padded_to', [2, 5, 9])
 def test_folded_to_a_number_of_atoms(padded_to):
     """Larger molecules get no phantom atoms; padding in the data set does not count."""

@@ -388,6 +388,17 @@ GOOD = molecules((3, 2, 4))
 ATOMS, ADJ, LABEL = GOOD[0]
 
 
+def test_parts_whose_labels_have_other_dimensions_are_not_joined():
+    parts = [to_sparse([(ATOMS, ADJ, label)]).molecules for label in (LABEL[0], LABEL)]
+    message = (
+        'expected the same relations, features and labels throughout, '
+        'got 1 relations, integer atoms of shape (n), labels of [0] dimensions '
+        'and 1 relations, integer atoms of shape (n), labels of [1] dimensions'
+    )
+    with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
+        type(parts[0]).concatenate(parts)
+
+
 @pytest.mark.parametrize(
     'examples, message',
     [

@@ -55,6 +55,17 @@ def test_sum_in_shared_memory_behind_a_barrier():
     run_block_sum(BLOCK_SUM)
 
 
+@pytest.mark.parametrize(
+    'grid, block, shared_bytes',
+    [((2.0, 1, 1), (64, 1, 1), 0), ((2, 1, 1), (64, 1.0, 1), 0), ((2, 1, 1), (64, 1, 1), 8.0)],
+    ids=['grid', 'block', 'shared memory'],
+)
+def test_sizes_of_a_launch_are_whole_numbers(grid, block, shared_bytes):
+    x = numpy.arange(128, dtype=numpy.int32)
+    with pytest.raises(TypeError, match="^'float' object cannot be interpreted as an integer$"):
+        run(build(BLOCK_SUM, 'block_sum'), grid, block, (x, x), shared_bytes)
+
+
 def test_missing_barrier_is_a_race():
     if not knows(sanitizer=RACES):
         pytest.skip('g++ -fsanitize=thread does not work here')

@@ -450,6 +450,18 @@ def test_the_mean_alone_is_that_of_each_target(data):
     assert found['MAE of the mean alone'] == {'a': 0, 'b': 1}
 
 
+@pytest.mark.parametrize('labels, expected', [([[0.0], [4]], 3), ([[0.0, 1], [4, 2]], 3.75)])
+def test_the_mae_of_a_log_is_in_the_target_s_unit_only_if_there_is_one(data, labels, expected):
+    """Standard deviations are 2 and, of the second target, 0.5."""
+    from common.tasks import Regression
+
+    settings = {'method': 'rsgcn', 'unit_num': 4, 'conv_layers': 1}
+    labels = numpy.array(labels)
+    model = Regression('ab'[: labels.shape[1]]).build(settings, True, labels)
+    y = numpy.full(labels.shape, 3, 'f')
+    assert float(model.metrics_fun['mae'](y, 0 * y).array) == expected
+
+
 def test_a_label_may_have_dollar_signs(write, tmp_path):
     name = r'$\frac_T_g$'
     write(TABLE.replace('y,', name + ',', 1))

@@ -1,5 +1,7 @@
 """RelGCN: the scaled adjacency, features instead of ids, inputs that are refused; RelGCNSparse."""
 
+import re
+
 import numpy
 import pytest
 
@@ -62,8 +64,14 @@ def test_ids_instead_of_features():
     atoms, adj, _ = CSRConverter('packed')(molecules([3, 2]))
     with pytest.raises(ValueError, match="x: expected features with input_type='float', got int32"):
         RelGCN(input_type='float')(atoms, adj)
-    with pytest.raises(ValueError, match=r'x: expected shape \(5,\) and one more .*\(4, 16\)'):
-        RelGCN(input_type='float')(numpy.ones((4, 16), 'f'), adj)
+
+
+@pytest.mark.parametrize('shape', [(4, 16), (6, 16), (5, 2, 16), (16,)], ids=str)
+def test_features_that_are_not_a_row_for_each_node(shape):
+    _, adj, _ = CSRConverter('packed')(molecules([3, 2]))
+    message = 'x: expected shape (5,) and one more dimension to go with %r, got %s' % (adj, shape)
+    with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
+        RelGCN(input_type='float')(numpy.ones(shape, 'f'), adj)
 
 
 @pytest.mark.parametrize('sizes', graph_data.SIZES.values(), ids=graph_data.SIZES)

@@ -199,6 +199,13 @@ def test_densify_leaves_it():
     assert layout_of(sparsify(model)) == ('packed', None)
 
 
+def test_a_new_training_as_upstreams_counts_even_if_it_is_shorter():
+    model = trained(sparsify(regressor()), PACKED)
+    model.predictor.graph_conv.embed.W.update_rule.t = 7
+    trained(densify(model), dense_concat_mols)
+    assert layout_of(sparsify(model)) == ('folded', None)
+
+
 def test_training_goes_on_as_upstreams():
     model = densify(trained(sparsify(regressor()), PACKED))
     model = pickle.loads(pickle.dumps(model))

@@ -116,6 +116,19 @@ def test_tied_updates_are_activated_once():
     assert relative_error(sparsify(model)(*concat_mols(examples)).array, expected) < 1e-5
 
 
+@pytest.mark.parametrize('n_degrees', [2, 9])
+@pytest.mark.parametrize('method', ['NFP_GWM', 'NFP_CWLE', 'NFP_GWLE'])
+def test_degrees_of_nfp_that_count_are_those_of_the_model(method, n_degrees):
+    """Upstream leaves out the layers, biases included, of degrees from a changed number on."""
+    case = CASES[method]
+    examples = parity.examples_of(case)
+    model = initialised(case.make(), examples)
+    assert model.n_degree_type == 7
+    model.n_degree_type = n_degrees
+    expected = model(*dense_concat_mols(examples)).array
+    assert relative_error(sparsify(model)(*concat_mols(examples)).array, expected) < 1e-5
+
+
 SMILES = ['C', 'CC(=O)Oc1ccccc1C(=O)O', 'CN1C=NC2=C1C(=O)N(C)C(=O)N2C', 'CCO', 'c1ccccc1']
 
 

@@ -147,14 +147,34 @@ def test_more_ranks_than_gpus(host_of_gpus, change):
         communicators._check_number_of_gpus(Comm(change))
 
 
-def test_as_many_gpus_as_ranks(host_of_gpus):
-    host_of_gpus(2)
+@pytest.mark.parametrize('n_gpus', [2, 3])
+def test_a_gpu_for_each_rank(host_of_gpus, n_gpus):
+    host_of_gpus(n_gpus)
     communicators._check_number_of_gpus(Comm())
 
 
 def test_each_rank_may_see_its_own_gpu_only(host_of_gpus):
     host_of_gpus(1)
     communicators._check_number_of_gpus(Comm(lambda mine: (*mine[:2], ['0000:7'])))
+
+
+@pytest.mark.parametrize(
+    'name, size, expected',
+    [
+        ('naive', 1, []),
+        ('naive', 2, ['versions']),
+        ('pure_nccl', 1, []),
+        ('pure_nccl', 2, ['versions', 'GPUs']),
+    ],
+)
+def test_several_ranks_are_compared(mpi, monkeypatch, name, size, expected):
+    compared = []
+    monkeypatch.setattr(communicators, '_check_nccl', lambda name: None)
+    for check, what in (('_compare_versions', 'versions'), ('_check_number_of_gpus', 'GPUs')):
+        monkeypatch.setattr(communicators, check, lambda comm, what=what: compared.append(what))
+    comm = types.SimpleNamespace(size=size)
+    assert communicators.checked(lambda name, mpi_comm: comm)(name) is comm
+    assert compared == expected
 
 
 def test_same_versions():

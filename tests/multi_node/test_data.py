@@ -86,6 +86,14 @@ def test_scattered_parts_are_sparse():
     on_kept_ranks(3, scatter)
 
 
+def test_scattering_has_the_defaults_of_chainermn():
+    chainermn = pytest.importorskip('chainermn')
+    scatter = chainermn.scatter_dataset
+    theirs = scatter.__wrapped__
+    assert scatter.__defaults__ == theirs.__defaults__
+    assert scatter.__kwdefaults__ == theirs.__kwdefaults__
+
+
 def scatter_two():
     import chainermn
 

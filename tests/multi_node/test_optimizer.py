@@ -165,6 +165,23 @@ def test_a_rank_without_a_batch_where_statistics_are_of_all():
     on_kept_ranks(2, join_with_statistics)
 
 
+@pytest.mark.parametrize('share, expected', [(0.25, [1, 2]), (0.5, [2, 4]), (1, [4, 8])])
+def test_gradients_have_their_share_before_their_mean_is_taken(monkeypatch, share, expected):
+    """Two ranks add and halve their gradients, as communicators of ChainerMN do."""
+    model = chainer.Link()
+    with model.init_scope():
+        model.W = chainer.Parameter(numpy.zeros(2, 'f'))
+    model.W.grad = numpy.array([2, 4], 'f')
+    found = []
+    comm = types.SimpleNamespace(
+        size=2, multi_node_mean_grad=lambda link, zero_fill: found.append(link.W.grad.tolist())
+    )
+    monkeypatch.setattr(optimizer, '_is_naive', lambda comm: False)
+    of_rank = types.SimpleNamespace(communicator=comm, target=model)
+    optimizer.Weighted._mean(of_rank, share, zero_fill=False)
+    assert found == [expected]
+
+
 def test_naive_with_a_model_on_a_gpu(monkeypatch):
     device = types.SimpleNamespace(xp=cuda.cupy, name='@cupy:0')
     target = types.SimpleNamespace(params=lambda: [types.SimpleNamespace(device=device)])

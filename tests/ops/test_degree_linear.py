@@ -139,6 +139,19 @@ def test_gradients_of_some_inputs_only(xp, way):
     assert_same_gradients_alone(layer, arrays, ([0], [2], [0, 4], [3, 5], [1, 2, 8], [6]))
 
 
+@pytest.mark.parametrize('n_types', [3, 4])
+def test_the_last_weight_may_be_the_only_one_that_is_trained(xp, n_types):
+    adj = adjacency(xp, 'float64', way='grouped')
+    rng = numpy.random.RandomState(0)
+    shapes = [(len(TYPES), 3), *n_types * [(2, 3)], *n_types * [(2,)]]
+    arrays = [xp.asarray(rng.uniform(-1, 1, shape)) for shape in shapes]
+
+    def layer(x, *parameters):
+        return degree_linear_sigmoid(adj, x, parameters[:n_types], parameters[n_types:])
+
+    assert_same_gradients_alone(layer, arrays, ([n_types],))
+
+
 def test_infinite_feature_stays_with_its_neighbours(xp):
     """The weight of another degree must not turn an infinity into NaN."""
     for way in WAYS:

@@ -185,6 +185,19 @@ def test_blocks_of_graphs(monkeypatch, limit):
     check_gradients(lambda *given: edge_film(adj, *given) ** 2, *given)
 
 
+@pytest.mark.parametrize(
+    'limit, n_graphs', [(1, [1, 1, 1, 1]), (12, [2, 1, 1]), (16, [2, 2]), (28, [4])]
+)
+def test_blocks_have_as_many_graphs_as_fit(monkeypatch, limit, n_graphs):
+    """Graphs of 2, 4, 6 and 2 edges, with two channels."""
+    monkeypatch.setattr('chainer_bspmm.ops.edge_film.FILM_BLOCK', limit)
+    adj = BatchedCSR.from_matrices([numpy.eye(n)[None] for n in (2, 4, 6, 2)])
+    messages, film = numpy.zeros((adj.n_cols, 2)), numpy.zeros((adj.n_rows, 4))
+    blocks = module._film_blocks(adj, messages, film)
+    ends = adj.row_offsets.searchsorted([block.rows.stop for block in blocks])
+    assert numpy.diff(ends, prepend=0).tolist() == n_graphs
+
+
 @pytest.mark.parametrize('name', [*NAMES, 'symmetric'])
 def test_matrices_of_edges(name):
     """Matrices of edges pass the constructor's checks, and gather and add up the right rows."""

@@ -154,6 +154,22 @@ def test_what_the_policy_launches(gpu, n_entries, n_launched):
     assert len(gpu.launched) == n_launched
 
 
+@pytest.mark.parametrize('n_channels, n_vectors', [(12, 3), (7, 7)])
+def test_the_policy_counts_vectors(gpu, monkeypatch, n_channels, n_vectors):
+    asked = []
+
+    def no_pieces(n_rows, n_cols, nnz, longest, n_vectors, device):
+        asked.append(n_vectors)
+        return 0
+
+    monkeypatch.setattr(module, 'piece_length', no_pieces)
+    adj = gpu.put(rows_of(ROWS['one'], 'f'))
+    x = gpu.put(integers((adj.n_cols, n_channels), 'f'))
+    bspmm_forward(adj, x)
+    bsddmm_forward(adj, x, x)
+    assert asked == [n_vectors, n_vectors]
+
+
 def test_pieces_longer_than_what_is_left_of_the_numbers(gpu, monkeypatch):
     """The end of a chunk may lie past 2^31."""
     monkeypatch.setattr(module, 'piece_length', lambda *_: 2**31 - 1)

@@ -25,6 +25,14 @@ def test_arrays_are_sent_together_each_aligned_for_the_widest_load():
         numpy.testing.assert_array_equal(copy, array)
 
 
+@pytest.mark.parametrize('n_bytes, expected', [(0, 0), (1, 16), (16, 16), (17, 32), (240, 240)])
+def test_an_array_that_is_sent_has_fewer_than_16_bytes_behind_it(n_bytes, expected):
+    sent = []
+    device = types.SimpleNamespace(xp=None, send=lambda buffer: sent.append(buffer) or buffer)
+    send([numpy.zeros(n_bytes, 'u1')], device)
+    assert sent[0].nbytes == expected
+
+
 def test_replace_derives_anew():
     adj = BatchedCSR.from_matrices([numpy.array([[0.0, 2.0], [0.0, 0.0]])])
     adj.T  # NOQA: B018

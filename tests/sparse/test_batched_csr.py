@@ -375,6 +375,10 @@ GOOD = {'indptr': [0, 2, 3, 4], 'indices': [0, 1, 1, 2], 'row_offsets': [0, 2, 3
             {'row_offsets': [0, 3, 2, 3]},
             'row_offsets: expected not to decrease, got 2 after 3 at position 2',
         ),
+        (
+            {'row_offsets': [0, 1, 3, 2]},
+            'row_offsets: expected not to decrease, got 2 after 3 at position 3',
+        ),
         ({'row_offsets': []}, 'row_offsets: expected at least one entry, got none'),
         ({'col_offsets': [0, 3]}, r'col_offsets: expected n_graphs \+ 1 = 3 entries .*, got 2'),
         (

@@ -682,7 +682,7 @@ def test_variables_are_looked_at_as_arrays(loss, is_wrong):
 
 def test_the_cause_in_batches_padded_to_a_number(device):
     """The advice is to use `len(t)`: another converter would change all results."""
-    (text,) = filter(tells_of_rows, warned(WRONG['batches padded to a number'], device))
+    text = next(filter(tells_of_rows, warned(WRONG['batches padded to a number'], device)))
     assert 'len(t)' in text and "CSRConverter('padded')" not in text
 
 

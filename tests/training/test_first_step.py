@@ -616,6 +616,14 @@ def test_an_update_inside_of_a_check_is_not_checked():
     ) == RowsCheck(True)
 
 
+def test_an_optimizer_with_another_model_is_checked_again():
+    batch = chainer_bspmm.concat_mols(EXAMPLES)
+    optimizer = optimizers.SGD(0.0).setup(Own(RIGHT['a mean of y']))
+    assert not caught_by(lambda: optimizer.update(optimizer.target, *batch))
+    optimizer.setup(Own(WRONG['len(atoms)'][0]))
+    assert caught_by(lambda: optimizer.update(optimizer.target, *batch))
+
+
 def test_what_is_said_if_it_cannot_be_told():
     optimizer = optimizers.Adam().setup(Own(CANNOT_BE_TOLD['a generator'][0]))
     batch = chainer_bspmm.concat_mols(EXAMPLES)

@@ -1,6 +1,7 @@
 """Rows of reported numbers: which memory replays write to."""
 
 import types
+import typing
 
 import pytest
 
@@ -10,11 +11,30 @@ from chainer_bspmm.training import reports
 ROW = 2 * reports.WIDTH  # bytes of a row of two numbers
 
 
+class Pointer:
+    """Stand-in for CuPy's pointer."""
+
+    def __init__(self, address, memory):
+        self.ptr = address
+        self.mem = memory
+
+    def __add__(self, n_bytes):
+        return Pointer(self.ptr + n_bytes, self.mem)
+
+
 class Table:
     """Stand-in for an array on a GPU."""
 
     def __init__(self, address):
-        self.data = types.SimpleNamespace(ptr=address, mem=object())
+        self.data = Pointer(address, object())
+
+
+class Number(typing.NamedTuple):
+    """Arguments of CuPy's array."""
+
+    shape: tuple
+    dtype: str
+    memory: Pointer
 
 
 @pytest.fixture
@@ -29,8 +49,8 @@ def given(monkeypatch):
         return tables[-1]
 
     module = types.SimpleNamespace(get_current_stream=lambda: stream)
-    fake = types.SimpleNamespace(cupy=types.SimpleNamespace(empty=empty, cuda=module))
-    monkeypatch.setattr(reports, 'cuda', fake)
+    cupy = types.SimpleNamespace(empty=empty, cuda=module, ndarray=Number)
+    monkeypatch.setattr(reports, 'cuda', types.SimpleNamespace(cupy=cupy))
     monkeypatch.setattr(reports.Reports, '_load', lambda self: lambda *launch: None)
     found = reports.Reports(None)
     found._kinds = [('loss', 'f'), ('mae', 'f')]
@@ -43,6 +63,18 @@ def test_every_replay_has_a_row(given):
     first, second = (table.data.ptr for table in tables)
     assert rows[:-2] == [first + ROW * i for i in range(reports.N_ROWS)]
     assert rows[-2:] == [second, second + ROW]
+
+
+def test_numbers_are_views_of_the_last_row(given):
+    found, _, tables = given
+    for _ in range(3):
+        row = found.next_row()
+    numbers = found.numbers()
+    assert list(numbers) == ['loss', 'mae']
+    for i, number in enumerate(numbers.values()):
+        assert (number.shape, number.dtype) == ((), 'f')
+        assert number.memory.ptr == row + reports.WIDTH * i
+        assert number.memory.mem is tables[0].data.mem
 
 
 def test_another_stream_has_other_memory(given):

@@ -112,6 +112,15 @@ def test_a_trial_reads_counters_of_a_step_that_is_not_counted_yet(fused):
         assert counts(optimizer) == {1}
 
 
+@pytest.mark.parametrize('is_done', (False, True))
+def test_a_trial_after_an_error_reads_the_counters_that_were_put_right(fused, is_done):
+    optimizer, made = fused
+    made.advance()
+    made.recount(0, is_done)
+    with made.uncounted():
+        assert counts(optimizer) == {int(is_done)}
+
+
 def test_a_parameter_that_no_kernel_updates_ends_it(monkeypatch):
     """A step made the parameter: the optimizer then updates by itself, and counts once."""
     optimizer = optimizer_of(lambda: optimizers.SGD(0.1))

@@ -596,7 +596,7 @@ EAGER = {
         TWICE % OF_LOSS, of_y(lambda link, _, y: y * link.xp.float32(unknown_number())), compared=()
     ),
     'a state that goes on from step to step': Script(
-        TWICE % OF_LOSS, stateful, attributes={'h': None}
+        changes('the attribute h of predictor'), stateful, attributes={'h': None}
     ),
     'an attribute that changes': Script(
         changes('the attribute counter of predictor'), counting, n_steps=40

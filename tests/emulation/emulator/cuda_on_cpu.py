@@ -4,6 +4,7 @@ itself choose, launch and call them. README.md says what a run can and cannot sh
 import ctypes
 import functools
 import itertools
+import operator
 import os
 import pathlib
 import re
@@ -176,7 +177,9 @@ def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
         else:
             assert isinstance(argument, (numpy.integer, numpy.floating))
             words.append(str(argument))
-    words = [*map(str, (*grid, *block, shared_bytes)), *words]
+    # A quotient that was not rounded is a TypeError: the engine would read only its first digits.
+    sizes = map(operator.index, (*grid, *block, shared_bytes))
+    words = [*map(str, sizes), *words]
     if in_process:
         argv = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
         report = kernel(argv)
