@@ -288,7 +288,7 @@ class Others:
 
 def test_the_class_of_an_object_is_put_back():
     of: Any = Attributes()
-    place = places.classes_of_objects([Slots(), of])
+    place = places.classes_of_objects([Slots(), of], [])
     saved = place.save()
     of.__class__ = Others
     place.restore(saved)
@@ -299,17 +299,28 @@ def test_the_dict_of_an_object_is_put_back():
     of: Any = Attributes()
     of.a = 1
     variables = vars(of)
-    place = places.classes_of_objects([Slots(), of])
+    place = places.classes_of_objects([Slots(), of], [])
     saved = place.save()
     of.__dict__ = {'a': 2}
     place.restore(saved)
     assert vars(of) is variables and of.a == 1
 
 
+def test_the_class_of_a_link_is_put_back_but_not_its_dict():
+    """A link's attributes have a place of their own."""
+    of: Any = Attributes()
+    place = places.classes_of_objects([], [of])
+    saved = place.save()
+    variables = of.__dict__ = {'a': 1}
+    of.__class__ = Others
+    place.restore(saved)
+    assert type(of) is Attributes and vars(of) is variables
+
+
 @pytest.mark.parametrize('part, value', [('__class__', Others), ('__dict__', {})])
 def test_another_class_or_dict_of_an_object_is_seen(part, value):
     of: Any = Attributes()
-    place = places.classes_of_objects([Slots(), of])
+    place = places.classes_of_objects([Slots(), of], [])
     before = list(place.look())
     text = '%s of an object of class Attributes' % part
     position = place.texts().index(text)

@@ -962,6 +962,12 @@ def of_shown_dict():
     return (lambda: shown['w']), lambda w: opts.update(w=w)
 
 
+def of_view():
+    opts = {'w': 1.0}
+    shown = opts.values()
+    return (lambda: sum(shown)), lambda w: opts.update(w=w)
+
+
 class Cfg:
     w = 1.0
 
@@ -1202,6 +1208,7 @@ CHANGES = {
     of_list: 'the variable ws that <lambda> reads',
     of_tuple_of_lists: 'the variable ws that <lambda> reads',
     of_shown_dict: "'w' in the variable shown that <lambda> reads",
+    of_view: "'w' in the variable shown that <lambda> reads",
     of_object: 'the attribute w of Cfg',
     of_class: 'w of class Of',
     of_base_class: 'w of class Base',
@@ -1561,7 +1568,8 @@ HARMLESS = {
     'path': lambda: pathlib.Path('a'),
     'time': lambda: datetime.datetime(2020, 1, 1),
     'type of numbers': lambda: numpy.dtype('f'),
-    'function of numpy': lambda: numpy.add,
+    'function of numpy': lambda: numpy.mean,
+    'function of arrays': lambda: numpy.add,
     'lock': threading.Lock,
     'reentrant lock': threading.RLock,
     'condition': threading.Condition,
