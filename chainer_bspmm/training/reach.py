@@ -373,12 +373,15 @@ class Reach:
             self._caches[id(function)] = function
         else:
             self.cannot.append('leave results in the cache of ' + text)
-        for kept in gc.get_referents(function):
-            if type(kept) is dict and kept is not vars(function):
-                for result in list(kept.values())[:MAX_ITEMS]:
-                    of_link = type(result).__name__ == '_lru_list_elem'
-                    for value in gc.get_referents(result) if of_link else (result,):
-                        self._find(value, 'a result in the cache of ' + text, is_held=False)
+        # A cache without a bound is a dict; one with a bound shows results as its own.
+        words = 'a result in the cache of ' + text
+        for kept in gc.get_referents(function)[: 2 * MAX_ITEMS]:
+            if kept is vars(function) or kept is function.__wrapped__:
+                continue
+            results = list(kept.values())[:MAX_ITEMS] if type(kept) is dict else [kept]
+            for result in results:
+                if type(result).__name__ != '_lru_list_elem':
+                    self._find(result, words, is_held=False)
 
     def _follow_new(self, thing, kind, text):
         if issubclass(kind, _ARRAYS):
@@ -408,9 +411,12 @@ class Reach:
             (shown,) = gc.get_referents(thing)
             self._find(shown, text)
         elif issubclass(kind, (operator.attrgetter, operator.methodcaller)):
-            _, arguments, *_ = thing.__reduce__()
-            for name in arguments:
-                self._names |= set(name.split('.')) if isinstance(name, str) else set()
+            maker, arguments, *_ = thing.__reduce__()
+            self._find(maker, text, is_held=False)  # a partial, if there are keywords
+            for argument in arguments:
+                self._find(argument, text, is_held=False)
+                if isinstance(argument, str):
+                    self._names |= set(argument.split('.'))
         elif issubclass(kind, (dict, *_FROZEN, *_LISTS)):
             self._container(thing, kind, text)
             if is_of_user(kind.__module__):

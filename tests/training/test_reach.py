@@ -629,6 +629,30 @@ def by_result_of_a_cached_function():
     return loss, lambda: settings().n
 
 
+def by_result_of_a_bounded_cache():
+    @functools.lru_cache(maxsize=4)
+    def settings():
+        return types.SimpleNamespace(n=0)
+
+    settings()
+
+    def loss():
+        settings().n += 1
+
+    return loss, lambda: settings().n
+
+
+def by_argument_of_a_methodcaller():
+    class Of:
+        def add(self, to):
+            to.append(1)
+
+    of = Of()
+    history = []
+    add = operator.methodcaller('add', history)
+    return (lambda: add(of)), lambda: len(history)
+
+
 def by_class_of_an_object():
     class Started:
         pass
@@ -815,6 +839,8 @@ COUNTERS = {
     by_number_of_an_enum: 'step of module tests.training.reached_module',
     by_key: 'the attribute n of Slotted',
     by_result_of_a_cached_function: 'the attribute n of SimpleNamespace',
+    by_result_of_a_bounded_cache: 'the attribute n of SimpleNamespace',
+    by_argument_of_a_methodcaller: 'the variable add that <lambda> reads',
     by_class_of_an_object: '__class__ of an object of class Started',
     by_dict_of_an_object: '__dict__ of an object of class Cfg',
     by_attribute_of_a_librarys_class: 'n_of_a_test of class Regressor',
