@@ -65,7 +65,7 @@ def object_place():
     return places.attributes(vars(of), words, ['a', 'b', 'c']), of.__setattr__, of.__delattr__
 
 
-def class_place():
+def place_of_class(make):
     class Of:
         a, b = 1, 2
 
@@ -75,7 +75,11 @@ def class_place():
     def delete(name):
         delattr(Of, name)
 
-    return places.class_attributes(Of, words, ['a', 'b', 'c']), write, delete
+    return make(Of, words, ['a', 'b', 'c']), write, delete
+
+
+def class_place():
+    return place_of_class(places.class_attributes)
 
 
 def module_place():
@@ -93,16 +97,7 @@ def slots_place():
 
 
 def librarys_class_place():
-    class Of:
-        a, b = 1, 2
-
-    def write(name, value):
-        setattr(Of, name, value)
-
-    def delete(name):
-        delattr(Of, name)
-
-    return places.set_on_class(Of, words, ['a', 'b', 'c']), write, delete
+    return place_of_class(places.set_on_class)
 
 
 def training_place():

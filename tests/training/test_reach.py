@@ -616,8 +616,8 @@ def by_key():
     return loss, lambda: [s.n for s in schedules]
 
 
-def by_result_of_a_cached_function():
-    @functools.cache
+def by_result_of(cache):
+    @cache
     def settings():
         return types.SimpleNamespace(n=0)
 
@@ -627,19 +627,14 @@ def by_result_of_a_cached_function():
         settings().n += 1
 
     return loss, lambda: settings().n
+
+
+def by_result_of_a_cached_function():
+    return by_result_of(functools.cache)
 
 
 def by_result_of_a_bounded_cache():
-    @functools.lru_cache(maxsize=4)
-    def settings():
-        return types.SimpleNamespace(n=0)
-
-    settings()
-
-    def loss():
-        settings().n += 1
-
-    return loss, lambda: settings().n
+    return by_result_of(functools.lru_cache(maxsize=4))
 
 
 def by_argument_of_a_methodcaller():
