@@ -266,6 +266,20 @@ def test_a_seed_is_not_drawn():
     assert len(seeds) == 1 and numpy.random.rand() == after
 
 
+def test_a_new_seed_draws_other_numbers(device, graphs):
+    """Captured steps draw by the old seed, so none of them is replayed with another one."""
+    results = []
+    for seed in (7, 8):
+        updater = make_updater(GraphUpdater, device, make_model())
+        run(updater, 4)
+        assert is_captured(updater)
+        updater.seed = seed
+        run(updater, 1)
+        results.append(parameters(updater))
+    same, other = results
+    assert any((same[name] != other[name]).any() for name in same)
+
+
 def test_first_without_a_reporter(device, graphs):
     updater = make_updater(GraphUpdater, device)
     for _ in range(3):
