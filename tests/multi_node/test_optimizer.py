@@ -317,6 +317,44 @@ def test_ranks_begin_alike(case):
     on_kept_ranks(2, begin, case)
 
 
+def make_lazy_parameters():
+    """Note the mode in which the loss runs: the trial that makes parameters comes first."""
+    model = chainer.links.Linear(None, 2)
+    modes = []
+
+    def loss(x):
+        modes.append((chainer.config.train, chainer.config.enable_backprop))
+        return functions.sum(model(x))
+
+    optimizer_of(model, communicator()).update(loss, numpy.ones((1, 3), 'f'))
+    assert modes == [(False, False), (True, True)]
+
+
+@needs_mpi
+def test_parameters_are_made_in_test_mode():
+    """In training, batch normalisation would count the first batch twice, and dropout draw."""
+    on_kept_ranks(2, make_lazy_parameters)
+
+
+def report_the_mode():
+    model = chainer.links.Linear(None, 2)
+
+    def loss(x):
+        chainer.report({'training' if chainer.config.train else 'trial': 1})
+        return functions.sum(model(x))
+
+    optimizer = optimizer_of(model, communicator())
+    reporter = chainer.Reporter()
+    with reporter:
+        optimizer.update(loss, numpy.ones((1, 3), 'f'))
+    assert list(reporter.observation) == ['training']
+
+
+@needs_mpi
+def test_a_trial_that_makes_parameters_reports_nothing():
+    on_kept_ranks(2, report_the_mode)
+
+
 def mean_of_halves():
     """Average float16 as float32: not every MPI adds float16, and half of 2**-24 would be 0."""
     param = chainer.Parameter(numpy.zeros(2, 'e'))
