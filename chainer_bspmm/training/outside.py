@@ -3,6 +3,7 @@
 A copy of this process keeps everything from it that is in memory or open, but not that.
 """
 
+import dis
 import types
 from collections.abc import Iterable
 
@@ -17,7 +18,7 @@ _OPENING = {
     *('execute', 'executemany', 'executescript', 'commit', 'sendall', 'sendto', 'urlopen'),
     *('system', 'popen', 'Popen', 'check_call', 'check_output', 'posix_spawn'),
 }
-# Names that do so if they are those of the module os; they are methods of lists and strings, too.
+# The same of the module os; names that lists, strings and others have, too.
 _OF_OS = {
     *('remove', 'removedirs', 'rename', 'renames', 'replace', 'truncate', 'symlink', 'link'),
     *('kill', 'killpg', 'fork', 'forkpty', 'chmod', 'chown', 'utime', 'mkfifo', 'startfile'),
@@ -45,8 +46,8 @@ def reaches_outside(functions: Iterable[types.FunctionType]) -> str:
 
 def _name_that_reaches(function):
     names = code_names(function.__code__)
-    used = names.globals.keys() | names.attributes.keys()
-    found = used & _OPENING
+    found = (names.globals.keys() | names.attributes.keys()) & _OPENING
+    found |= _attributes_of_os(function.__code__)
     modules = {name.partition('.')[0] for name in names.modules}
     for name in names.globals:
         value = function.__globals__.get(name)
@@ -56,6 +57,18 @@ def _name_that_reaches(function):
             module = (getattr(value, '__module__', None) or '').partition('.')[0]
             if module in _MODULES or (module in _OS and value.__name__ in _OF_OS):
                 found.add(name)
-    if modules & _OS:
-        found |= used & _OF_OS
     return next(iter(sorted(found | modules & _MODULES)), '')
+
+
+def _attributes_of_os(code):
+    """Return the names in `_OF_OS` that code, with code within it, reads from a variable `os`."""
+    found = set()
+    before = None
+    for each in dis.get_instructions(code):
+        if before == 'os' and each.argval in _OF_OS:
+            found.add(each.argval)
+        before = each.argval if isinstance(each.argval, str) else None
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            found |= _attributes_of_os(inner)
+    return found
