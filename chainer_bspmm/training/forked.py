@@ -182,41 +182,61 @@ def _leave_files(kept):
 
 def _leave_shared_memory():
     """Put private copies in the place of memory that other processes see."""
+    shared = list(_shared_memory())
+    if not shared:
+        return
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p
     library.mmap.argtypes = [
         *(ctypes.c_void_p, ctypes.c_size_t),
         *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long),
     ]
-    with open('/proc/self/maps') as file:
-        lines = file.readlines()
-    for line in lines:
-        addresses, rights, _, _, _, *path = line.split(maxsplit=5)
-        if rights[1] != 'w' or rights[3] != 's' or not _is_memory(*path):
-            continue
-        start, end = (int(address, 16) for address in addresses.split('-'))
-        content = ctypes.string_at(start, end - start)
-        place = library.mmap(
-            start,
-            len(content),
-            mmap.PROT_READ | mmap.PROT_WRITE,
-            mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED,
-            -1,
-            0,
-        )
-        if place != start:
+
+    def put(start, size, flags, file, offset):
+        rights = mmap.PROT_READ | mmap.PROT_WRITE
+        flags |= mmap.MAP_PRIVATE | _MAP_FIXED
+        if library.mmap(start, size, rights, flags, file, offset) != start:
             raise OSError(ctypes.get_errno(), 'memory cannot be copied')
-        ctypes.memmove(start, content, len(content))
+
+    for start, size, offset, inode, path in shared:
+        file = _opened(path, inode)
+        if file is not None:  # the system copies the pages that are written to
+            put(start, size, 0, file, offset)
+        else:
+            content = ctypes.string_at(start, size)
+            put(start, size, mmap.MAP_ANONYMOUS, -1, 0)
+            ctypes.memmove(start, content, size)
 
 
 _MAP_FIXED = 0x10
 
 
-def _is_memory(path=''):
-    """Return whether a mapping is of memory or a file, and not of a device's registers."""
-    if path.startswith('/dev/'):
-        return path.startswith(('/dev/shm/', '/dev/zero'))
-    return not path.startswith('anon_inode:')
+def _shared_memory():
+    """Yield (start, size, offset, inode, path) of writable memory that is shared.
+
+    The path is that of a file, if there is one. Mapped registers of devices are left out.
+    """
+    with open('/proc/self/maps') as file:
+        lines = file.read().splitlines()
+    for line in lines:
+        addresses, rights, offset, _, inode, *paths = line.split(maxsplit=5)
+        path = ''.join(paths)
+        if path.startswith('/dev/'):
+            is_memory = path.startswith(('/dev/shm/', '/dev/zero'))
+        else:
+            is_memory = not path.startswith('anon_inode:')
+        if rights[1] == 'w' and rights[3] == 's' and is_memory:
+            start, end = (int(address, 16) for address in addresses.split('-'))
+            yield start, end - start, int(offset, 16), int(inode), path
+
+
+def _opened(path, inode):
+    """Return the descriptor of a file, or None if it is not there any more."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    return file if os.fstat(file).st_ino == inode else None
 
 
 def _described(error):

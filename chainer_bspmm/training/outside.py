@@ -17,6 +17,7 @@ _OPENING = {
     *('save_npz', 'save_hdf5', 'to_csv', 'to_pickle', 'to_parquet', 'to_hdf', 'to_excel'),
     *('execute', 'executemany', 'executescript', 'commit', 'sendall', 'sendto', 'urlopen'),
     *('system', 'popen', 'Popen', 'check_call', 'check_output', 'posix_spawn'),
+    *('Process', 'Pool', 'ProcessPoolExecutor'),
 }
 # The same of the module os; names that lists, strings and others have, too.
 _OF_OS = {

@@ -36,7 +36,8 @@ def is_gone(pid):
 @pytest.fixture
 def pids(monkeypatch):
     """List of the processes that were forked."""
-    fork, found = os.fork, []
+    fork = os.fork
+    found = []
 
     def recorded():
         found.append(fork())
@@ -171,6 +172,14 @@ def test_a_user_who_waits_for_all_children(handler):
         signal.signal(signal.SIGCHLD, before)
 
 
+def test_a_thread_that_is_not_the_main_one():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(run_forked(lambda: 3)))
+    thread.start()
+    thread.join()
+    assert found == [3]
+
+
 def test_no_warning_of_threads():
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
@@ -219,9 +228,15 @@ def test_memory_that_is_shared(tmp_path):
         memory[0] += 1
         with value.get_lock():
             value.value += 1
-        return float(file.sum()), memory[0], value.value
+        found = float(file.sum()), memory[0], value.value
+        return found, 'shared' if is_shared() else 'private'
 
-    assert run_forked(change) == (3000, 6, 4)
+    def is_shared():
+        with open('/proc/self/maps') as maps:
+            return any(line.split()[1] == 'rw-s' for line in maps)
+
+    assert is_shared()
+    assert run_forked(change) == ((3000, 6, 4), 'private')
     assert (file.sum(), memory[0], value.value) == (0, 5, 3)
     with value.get_lock():
         assert not numpy.load(tmp_path / 'array.npy').any()
