@@ -98,13 +98,17 @@ def run_forked(function: Callable[[], Any], seconds: float = SECONDS) -> Any:
 
 
 def _fork():
+    # Python warns of copies of a process with threads, which lack these. `catch_warnings` would let
+    # warnings of users that were shown once be shown again.
+    filters: Any = warnings.filters
+    quiet = 'ignore', None, DeprecationWarning, None, 0
+    filters.insert(0, quiet)
     try:
-        with warnings.catch_warnings():
-            # Python warns of copies of a process with threads, which lack these.
-            warnings.simplefilter('ignore', DeprecationWarning)
-            return os.fork()
+        return os.fork()
     except (OSError, RuntimeError) as error:  # RuntimeError: Python is about to exit
         raise NoResult('no process can be started: %s' % error) from error
+    finally:
+        filters.remove(quiet)
 
 
 def _received(connection, seconds):

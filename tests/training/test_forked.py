@@ -193,6 +193,20 @@ def test_no_warning_of_threads():
         thread.join()
 
 
+def test_warnings_that_were_shown_once_are_not_shown_again():
+    def warn():
+        warnings.warn('the same line', stacklevel=1)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('default')
+        before = list(warnings.filters)
+        warn()
+        run_forked(int)
+        warn()
+        assert warnings.filters == before
+    assert len(caught) == 1
+
+
 def test_no_file_stays_open():
     before = os.listdir('/proc/self/fd')
     run_forked(int)
