@@ -15,6 +15,7 @@ import pickle
 import random
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 from chainer_bspmm.dataset.workers import CAN_FORK
 
 SECONDS = 60.0  # to wait for a result
+IDLE = 5.0  # seconds without a result and without work, after which there will be none
 
 
 class Failed(Exception):
@@ -60,7 +62,8 @@ def run_forked(function: Callable[[], Any], seconds: float = SECONDS) -> Any:
 
     Raises:
         Failed: `function` raised something, or its result cannot be pickled.
-        NoResult: there cannot be a copy, it has died, or it took too long.
+        NoResult: there cannot be a copy, it has died, it took too long, or it waits for something
+            that does not come, such as the work of a thread of this process.
     """
     reason = cannot_fork()
     if reason:
@@ -81,14 +84,11 @@ def run_forked(function: Callable[[], Any], seconds: float = SECONDS) -> Any:
                 if not pid:
                     _answer(theirs, function, position, seconds)
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            answer = _received(ours, seconds)
+            answer = _received(ours, pid, seconds)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             if pid:
                 ending = _end(pid, is_killed=answer is None)
-    if answer is None:
-        text = 'a forked process gave no result within %g seconds'
-        raise NoResult(text % seconds)
     if not answer:
         raise NoResult('a forked process ended without a result (%s)' % ending)
     has_failed, result = pickle.loads(answer)
@@ -111,12 +111,31 @@ def _fork():
         filters.remove(quiet)
 
 
-def _received(connection, seconds):
-    """Return the answer (bytes), empty if the process has ended, or None after the time."""
+def _received(connection, pid, seconds):
+    """Return the answer (bytes), which is empty if the process has ended without one."""
+    end = time.monotonic() + seconds
+    worked = None
+    while not connection.poll(min(IDLE, seconds)):
+        if time.monotonic() >= end:
+            raise NoResult('a forked process gave no result within %g seconds' % seconds)
+        before = worked
+        worked = _processor_time(pid)
+        if worked == before:
+            raise NoResult('a forked process waits for something, such as a thread that it lacks')
     try:
-        return connection.recv_bytes() if connection.poll(seconds) else None
+        return connection.recv_bytes()
     except (EOFError, OSError):  # OSError: it has ended within its answer
         return b''
+
+
+def _processor_time(pid):
+    """Return the processor time of a process in the system's units, or None if it is gone."""
+    try:
+        with open('/proc/%d/stat' % pid) as file:
+            after_name = file.read().rpartition(')')[2].split()
+    except OSError:
+        return None
+    return int(after_name[11]) + int(after_name[12])  # in user mode and in the system
 
 
 def _end(pid, is_killed):

@@ -104,8 +104,21 @@ def test_a_copy_that_takes_too_long(pids):
     assert is_gone(*pids)
 
 
-def test_a_lock_that_another_thread_holds():
+def test_a_copy_that_works_for_long(monkeypatch):
+    monkeypatch.setattr(forked, 'IDLE', 0.5)
+
+    def work():
+        end = time.process_time() + 1.2
+        while time.process_time() < end:
+            pass
+        return 3
+
+    assert run_forked(work) == 3
+
+
+def test_a_lock_that_another_thread_holds(monkeypatch):
     """The copy has no such thread, so nothing in it releases the lock."""
+    monkeypatch.setattr(forked, 'IDLE', 0.1)
     lock, is_done = threading.Lock(), threading.Event()
     taken = threading.Event()
 
@@ -118,11 +131,13 @@ def test_a_lock_that_another_thread_holds():
     thread.start()
     taken.wait()
     try:
-        with pytest.raises(NoResult):
-            run_forked(lock.acquire, seconds=0.2)
+        with pytest.raises(NoResult) as raised:
+            run_forked(lock.acquire)
     finally:
         is_done.set()
         thread.join()
+    expected = 'a forked process waits for something, such as a thread that it lacks'
+    assert str(raised.value) == expected
 
 
 def test_no_process_can_be_forked(monkeypatch):
