@@ -1,6 +1,9 @@
 """`check_rows`: check that a loss does not take the rows of a sparse batch for molecules."""
 
 import contextlib
+import functools
+import gc
+import random
 import threading
 import weakref
 from collections.abc import Callable
@@ -13,8 +16,10 @@ from chainer_chemistry.models.prediction import Classifier, GraphConvPredictor, 
 
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.training.forked import cannot_fork, Failed, NoResult, run_forked
 from chainer_bspmm.training.outcome import beyond_rounding, dtype_of, errors, in_short, LOSS
 from chainer_bspmm.training.outcome import observing_hooks, outcome
+from chainer_bspmm.training.outside import reaches_outside
 from chainer_bspmm.training.reach import Reach
 from chainer_bspmm.training.snapshot import ParameterMissing, Snapshot
 from chainer_bspmm.training.work import spare_tolerance
@@ -67,8 +72,9 @@ def check_first_step(
 ) -> RowsCheck:
     """Call :func:`check_rows` after a step, if it was the first step of an optimizer.
 
-    The `text` of the result is the warning for the user. It is empty if all is well, and if there
-    is no result for a model of Chainer Chemistry without a user's code.
+    The `text` of the result is the warning for the user. It is empty if all is well, if there is
+    no result for a model of Chainer Chemistry without a user's code, and if the model is on the
+    host and processes cannot be forked: then there is no check.
     """
     if vars(_checking) or is_checked(optimizer):
         return RowsCheck(None)
@@ -76,6 +82,8 @@ def check_first_step(
     _checked[optimizer] = weakref.ref(target)
     links = [*target.links(), *_links_of(function)]
     if not any(isinstance(link, Sparse) for link in links):
+        return RowsCheck(None)
+    if _is_on_host(links) and cannot_fork():
         return RowsCheck(None)
     _checking.target = target
     try:
@@ -99,6 +107,10 @@ def _links_of(function):
     return owner.links() if isinstance(owner, chainer.Link) else ()
 
 
+def _is_on_host(links):
+    return all(link.xp is numpy for link in links)
+
+
 def check_rows(
     target: chainer.Link,
     function: Callable,
@@ -109,9 +121,14 @@ def check_rows(
     """Run a loss on a batch, and on the batch with twice as many rows; the new ones are spare.
 
     Spare rows belong to no molecule, so they must not change the loss, reported values or
-    gradients, beyond rounding. All runs are in test mode, and undone: the Python state that
-    `reach.Reach` finds, arrays, gradients and random numbers are put back, and no parameter is
-    made. If there is a difference, a few more runs find the cause.
+    gradients, beyond rounding. All runs are in test mode. If there is a difference, a few more runs
+    find the cause.
+
+    On the host each run is in a forked process, so nothing in this one changes, and all runs begin
+    with one state. There is no check of code that visibly reaches outside of its process, such as
+    by opening files. A process that has used CUDA cannot run on in a copy, so for links on a GPU
+    the runs are in this process, and undone: the Python state that `reach.Reach` finds, arrays,
+    gradients and random numbers are put back, and no parameter is made.
 
     Args:
         target (chainer.Link): the link whose parameters are trained; all parameters that a step
@@ -123,8 +140,8 @@ def check_rows(
         around (callable): returns a context manager, inside of which the loss is run.
 
     Returns:
-        RowsCheck: `is_right` is None if a run would change something in Python that cannot be put
-        back, if a run fails, or if the loss is random.
+        RowsCheck: `is_right` is None if a run would change something that is not undone, if a run
+        fails, or if the loss is random.
     """
     batches = list(_batches((args, kwargs)))
     batches = [adj for adj in batches if adj.layout != 'padded']
@@ -132,7 +149,7 @@ def check_rows(
         return RowsCheck(True)
     try:
         return _Check(target, function, args, kwargs, around, batches).result()
-    except _CannotTell as error:
+    except (_CannotTell, NoResult) as error:
         return RowsCheck(None, str(error))
     except ParameterMissing:
         return RowsCheck(None, 'it makes a parameter that the first step has not made')
@@ -148,17 +165,19 @@ class _Check:
         self._around = around
         self._batches = batches
         self._dtype = dtype_of(target)
-        self._reach = Reach(target, function, *_hooks_of_user(target))
+        self._is_on_host = _is_on_host([*target.links(), *_links_of(function)])
+        self._reach: Any = None  # made in the process in which the loss is run
 
     def result(self):
         """Run the check and return its `RowsCheck`."""
-        if self._reach.cannot:
-            raise _CannotTell('it would ' + self._reach.cannot[0])
         if any(adj.n_graphs in self._row_counts() for adj in self._batches):
             raise _CannotTell('the batch has as many rows as molecules')
+        reason = run_forked(self._found_outside) if self._is_on_host else self._cannot_undo()
+        if reason:
+            raise _CannotTell('it would ' + reason)
         try:
             first = self._run()
-        except ParameterMissing:
+        except (ParameterMissing, NoResult):
             raise
         except Exception as error:
             raise _CannotTell('in test mode it fails with %s' % _described(error)) from error
@@ -166,6 +185,8 @@ class _Check:
             return RowsCheck(True)
         try:
             spare = self._run(has_spare=True)
+        except NoResult:
+            raise
         except Exception as error:
             text = 'with rows that belong to no molecule it fails with %s'
             raise _CannotTell(text % _described(error)) from error
@@ -174,7 +195,7 @@ class _Check:
         found = {name: error for name, error in found.items() if error > tolerance}
         if not found:
             return RowsCheck(True)
-        again = errors(self._run(is_twice=True), first, self._dtype)
+        again = errors(self._run(draws_others=True), first, self._dtype)
         if any(error > tolerance for error in again.values()):
             raise _CannotTell('two runs of one batch differ, so it is random in test mode')
         found = beyond_rounding(found, first, lambda by: self._run(factor=by), self._dtype)
@@ -232,28 +253,47 @@ class _Check:
             return 'It depends on how many rows there are: %s%s' % (counted, columns)
         return 'It depends on the contents of the rows: %s%s' % (reduced, columns)
 
-    def _run(self, has_spare=False, is_filled=False, is_twice=False, factor=None):
-        """Return the outcome on the batch.
+    def _found_outside(self):
+        return reaches_outside(self._made_reach().functions.values())
+
+    def _cannot_undo(self):
+        self._reach = self._made_reach()
+        return next(iter(self._reach.cannot), '')
+
+    def _made_reach(self):
+        return Reach(self._target, self._function, *_hooks_of_user(self._target))
+
+    def _run(self, **how):
+        """Return the outcome on the batch; `how` are arguments of :meth:`_outcome`."""
+        if self._is_on_host:
+            return run_forked(functools.partial(self._outcome, **how))
+        with Snapshot(self._target, self._reach).undone():
+            return self._outcome(**how)
+
+    def _outcome(self, has_spare=False, is_filled=False, draws_others=False, factor=None):
+        """Run the loss once, or twice on a GPU, and return its outcome; nothing is undone.
 
         With `has_spare` the batch has spare rows of zeros, with `is_filled` they are copies of its
-        rows. With `is_twice` the outcome is from a second run, which draws other random numbers.
-        Parameters are multiplied by `factor`.
+        rows. With `draws_others` the loss draws other random numbers than without. Parameters are
+        multiplied by `factor`.
         """
         arguments = self._arguments
         if has_spare:
             arguments = _with_spare_rows(arguments, self._row_counts(), is_filled)
-        with Snapshot(self._target, self._reach).undone():
-            if factor is not None:
-                for param in self._target.params(include_uninit=False):
-                    param.array[...] *= factor
-            if is_twice:
-                before = Snapshot(self._target, self._reach)
-                self._outcome(*arguments)
-                before.restore(with_numbers=False)
-            return self._outcome(*arguments)
+        if factor is not None:
+            for param in self._target.params(include_uninit=False):
+                param.array[...] *= factor
+        if draws_others and self._is_on_host:
+            _move_generators()
+        elif draws_others:
+            before = Snapshot(self._target, self._reach)
+            self._outcome_of(*arguments)
+            before.restore(with_numbers=False)
+        return self._outcome_of(*arguments)
 
-    def _outcome(self, args, kwargs):
-        for link in self._reach.links.values():  # not only the target's, because gradients add up
+    def _outcome_of(self, args, kwargs):
+        links = self._reach.links.values() if self._reach is not None else ()
+        for link in links:  # not only the target's, because gradients add up over several runs
             for param in link.params(include_uninit=False):
                 param.cleargrad()
         with self._around():
@@ -263,7 +303,19 @@ class _Check:
         return {adj.n_rows for adj in self._batches}
 
 
+def _move_generators():
+    """Draw a number from every generator of random numbers in this process."""
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, numpy.random.RandomState):
+            thing.random_sample()
+        elif issubclass(kind, (numpy.random.Generator, random.Random)):
+            thing.random()
+
+
 def _described(error):
+    if isinstance(error, Failed):
+        return str(error)
     return '%s: %s' % (type(error).__name__, str(error).strip().partition('\n')[0])
 
 

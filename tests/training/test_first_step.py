@@ -1,11 +1,14 @@
 """`check_rows`: a text where rows are taken for molecules, silent otherwise, no trace of itself."""
 
+import builtins
 import contextlib
 import copy
 import functools
 import inspect
 import io
 import itertools
+import multiprocessing
+import os
 import pickle
 import random
 import statistics
@@ -30,6 +33,7 @@ from chainer_bspmm import CSRConverter, sparsify
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.check_rows import check_first_step, check_rows, RowsCheck
+from chainer_bspmm.training.forked import cannot_fork
 from chainer_bspmm.training.program import Program
 from tests.support import parity
 
@@ -101,6 +105,24 @@ def made_predictor(method='ggnn'):
 
 def check(model, data=EXAMPLES, converter=chainer_bspmm.concat_mols, loss_func=None):
     return check_rows(model, loss_func or model, converter(data), {})
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Let the check run the loss in this process, as for a model on a GPU, and undo that."""
+    monkeypatch.setattr('chainer_bspmm.training.check_rows._is_on_host', lambda links: False)
+
+
+@pytest.fixture(params=['in_forks', 'in_this_process'])
+def runs(request):
+    """Both ways of the check to run a loss."""
+    if request.param == 'in_this_process':
+        request.getfixturevalue(request.param)
+    elif cannot_fork():
+        pytest.skip('processes are not forked here')
+
+
+needs_forks = pytest.mark.skipif(bool(cannot_fork()), reason='processes are not forked here')
 
 
 def squares(y, t):
@@ -239,6 +261,10 @@ def test_a_float64_model():
 GENERATOR = (i for i in range(1000))
 
 
+def of_generator(self, y, x, adj, t):
+    return F.mean(y) * next(GENERATOR)
+
+
 def fails(self, y, x, adj, t):
     if len(x) > 2 * N_ROWS:
         raise ValueError('too many\nrows')
@@ -251,10 +277,6 @@ def fails_in_test_mode(self, y, x, adj, t):
 
 
 CANNOT_BE_TOLD = {
-    'a generator': (
-        lambda self, y, x, adj, t: F.mean(y) * next(GENERATOR),
-        'it would consume part of GENERATOR of module %s (generator)' % __name__,
-    ),
     'random numbers for each row': (
         lambda self, y, x, adj, t: F.mean(y) * numpy.random.normal(size=len(x)).sum(),
         'two runs of one batch differ, so it is random in test mode',
@@ -272,7 +294,7 @@ CANNOT_BE_TOLD = {
 
 
 @pytest.mark.parametrize('name', CANNOT_BE_TOLD)
-def test_what_cannot_be_told(name):
+def test_what_cannot_be_told(name, runs):
     loss, reason = CANNOT_BE_TOLD[name]
     is_right, text = check(
         Own(loss), converter=CSRConverter('packed' if 'finite' in name else 'folded')
@@ -280,16 +302,34 @@ def test_what_cannot_be_told(name):
     assert is_right is None and text.startswith(reason)
 
 
-def test_a_parameter_that_the_first_step_has_not_made():
+def of_a_new_parameter():
     model = Own(lambda self, y, *_: F.mean(self.new(y)))
     with model.init_scope():
         model.new = L.Linear(None, 1)
+    return model
+
+
+@needs_forks
+def test_a_parameter_that_is_made_in_a_fork():
+    model = of_a_new_parameter()
+    before = numpy.random.get_state()[1].tolist()
+    assert check(model) == RowsCheck(True)
+    assert model.new.W.array is None and numpy.random.get_state()[1].tolist() == before
+
+
+def test_a_parameter_that_the_first_step_has_not_made(in_this_process):
+    model = of_a_new_parameter()
     expected = RowsCheck(None, 'it makes a parameter that the first step has not made')
     assert check(model) == expected
     assert model.new.W.array is None
 
 
-def test_an_open_file(tmp_path):
+def test_a_generator(in_this_process):
+    expected = 'it would consume part of GENERATOR of module %s (generator)' % __name__
+    assert check(Own(of_generator)) == RowsCheck(None, expected)
+
+
+def test_an_open_file(tmp_path, in_this_process):
     path = tmp_path / 'weights'
     path.write_text('1\n' * 9)
     with open(path) as file:
@@ -300,6 +340,48 @@ def test_an_open_file(tmp_path):
             'it would consume part of the attribute file of Own (TextIOWrapper)'
         )
         assert file.tell() == 0
+
+
+@needs_forks
+def test_an_open_file_that_a_fork_would_read(tmp_path):
+    path = tmp_path / 'weights'
+    path.write_text('1\n' * 9)
+    with open(path) as file:
+        actual = check(Own(lambda self, y, *_: F.mean(y) * float(file.readline())))
+        assert actual == RowsCheck(
+            None, 'in test mode it fails with OSError: [Errno 9] Bad file descriptor'
+        )
+        assert file.tell() == 0
+
+
+@needs_forks
+def test_a_file_that_the_loss_opens(tmp_path):
+    def loss(self, y, *_):
+        with open(tmp_path / 'log', 'a') as file:
+            file.write('a step')
+        return F.mean(y)
+
+    actual = check(Own(loss))
+    assert actual == RowsCheck(None, 'it would repeat what loss does outside of Python (open)')
+    assert not (tmp_path / 'log').exists()
+
+
+@needs_forks
+def test_a_fork_that_dies():
+    actual = check(Own(lambda *_: os._exit(3)))
+    expected = 'a forked process ended without a result (exit status 3)'
+    assert actual == RowsCheck(None, expected)
+
+
+@needs_forks
+def test_a_fork_that_dies_with_more_rows():
+    def loss(self, y, x, adj, t):
+        if len(x) > 2 * N_ROWS:
+            os._exit(3)
+        return F.mean(y)
+
+    expected = 'a forked process ended without a result (exit status 3)'
+    assert check(Own(loss)) == RowsCheck(None, expected)
 
 
 def test_as_many_rows_as_molecules():
@@ -357,7 +439,7 @@ def state_of(model):
     )
 
 
-def test_it_leaves_no_trace():
+def test_it_leaves_no_trace(runs):
     model = Counting()
     for param in model.params():
         param.grad = numpy.full_like(param.array, 7)
@@ -370,7 +452,7 @@ def test_it_leaves_no_trace():
     assert all((param.grad == 7).all() for param in model.params())
 
 
-def test_counters_are_those_of_the_loop():
+def test_counters_are_those_of_the_loop(runs):
     model = Counting()
     optimizer = optimizers.SGD(0.01).setup(model)
     before = STEP
@@ -381,7 +463,7 @@ def test_counters_are_those_of_the_loop():
     assert STEP - before == model.n_calls == len(model.losses) == next(model.numbers) == 3
 
 
-def test_hooks_that_only_look_see_nothing():
+def test_hooks_that_only_look_see_nothing(runs):
     model = Own(RIGHT['a layer'])
     batch = chainer_bspmm.concat_mols(EXAMPLES)
     of_link: Any = LinkTimerHook()
@@ -400,7 +482,7 @@ def test_hooks_that_only_look_see_nothing():
     assert of_links.call_history
 
 
-def test_a_hook_of_a_user_is_run_and_undone():
+def test_a_hook_of_a_user_is_run_and_undone(runs):
     class Scaling(chainer.FunctionHook):
         name = 'scaling'
         n_calls = 0
@@ -416,7 +498,7 @@ def test_a_hook_of_a_user_is_run_and_undone():
     assert hook.n_calls
 
 
-def test_a_hook_that_takes_something_for_good():
+def test_a_hook_that_takes_something_for_good(in_this_process):
     class Reading(chainer.FunctionHook):
         name = 'reading'
 
@@ -431,17 +513,130 @@ def test_a_hook_that_takes_something_for_good():
     )
 
 
-def test_batches_of_a_step_under_way():
-    entered = []
+def test_batches_of_a_step_under_way(runs):
+    is_under_way = False
 
     @contextlib.contextmanager
     def around():
-        entered.append(True)
+        nonlocal is_under_way
+        is_under_way = True
         yield
+        is_under_way = False
 
-    model = Own(RIGHT['a mean of y'])
+    def loss(self, y, x, adj, t):
+        assert is_under_way
+        return F.mean(y - t)
+
+    model = Own(loss)
     assert check_rows(model, model, chainer_bspmm.concat_mols(EXAMPLES), {}, around).is_right
-    assert len(entered) == 2
+
+
+# State that no reading of code finds: forks need not know of it.
+
+
+class Cycle(itertools.cycle):
+    pass
+
+
+class Timed(contextlib.ContextDecorator):
+    n = 0
+
+    def __enter__(self):
+        self.n += 1
+
+    def __exit__(self, *_):
+        pass
+
+
+class Counted:
+    n = 0
+
+    def __del__(self):
+        Counted.n += 1
+
+
+# Of libraries, which no step changes otherwise.
+of_python: Any = builtins
+of_chainer: Any = F.relu
+
+timed = Timed()
+weights = Cycle(range(1, 10**6))
+zipped = zip(itertools.count(1), itertools.count())
+masked = numpy.ma.masked_array([0, 0], [False, True])
+shared = multiprocessing.Value('i', 0)
+
+
+class HiddenCounters(Own):
+    """A Chain with counters that the code changes in places of all kinds."""
+
+    @timed
+    def __call__(self, *batch):
+        Counted()
+        next(weights)
+        next(zipped)
+        masked[0] += 1
+        shared.value += 1
+        of_python.n_steps_of_a_test += 1
+        of_chainer.n_steps_of_a_test += 1
+        return super().__call__(*batch)
+
+
+def hidden_counters():
+    """Return all counters; iterators count this call as well."""
+    return [
+        *(timed.n, Counted.n, next(weights), next(zipped)[0], int(masked[0]), shared.value),
+        *(of_python.n_steps_of_a_test, of_chainer.n_steps_of_a_test),
+    ]
+
+
+@needs_forks
+@pytest.mark.parametrize('is_right', [True, False])
+def test_counters_that_no_inventory_knows(is_right, monkeypatch):
+    model = HiddenCounters(RIGHT['its molecules'] if is_right else WRONG['len(atoms)'][0])
+    optimizer = optimizers.SGD(0.01).setup(model)
+    batch = chainer_bspmm.concat_mols(EXAMPLES)
+    for place in (of_python, of_chainer):
+        monkeypatch.setattr(place, 'n_steps_of_a_test', 0, raising=False)
+    before = hidden_counters()
+    texts = caught_by(lambda: [optimizer.update(model, *batch) for _ in range(3)])
+    assert ['takes rows' in text for text in texts] == [True] * (not is_right)
+    steps = [now - then for now, then in zip(hidden_counters(), before)]
+    assert steps == [3, 3, 4, 4, 3, 3, 3, 3]
+
+
+@needs_forks
+def test_a_counter_that_no_inventory_knows_and_the_loss_reads():
+    """All runs begin with one state, so a loss that counts does not look random."""
+    factors = Cycle([1.0, 0.5, 0.25])
+    model = Own(lambda self, y, x, adj, t: squares(y, t) / len(x) * next(factors))
+    is_right, text = check(model)
+    assert is_right is False and text.endswith('%s %s' % (COUNTED, PAGE))
+    assert next(factors) == 1
+
+
+@needs_forks
+@pytest.mark.parametrize(
+    'draw',
+    [
+        numpy.random.RandomState(0).normal,
+        numpy.random.default_rng(0).normal,
+        lambda size: random.Random(random.random()).random() * size,
+        lambda size: random.SystemRandom().random() * size,
+    ],
+    ids=['RandomState', 'Generator', 'random', 'SystemRandom'],
+)
+def test_random_numbers_for_each_row(draw):
+    model = Own(lambda self, y, x, adj, t: F.mean(y) * float(numpy.sum(draw(len(x)))))
+    expected = 'two runs of one batch differ, so it is random in test mode'
+    assert check(model) == RowsCheck(None, expected)
+
+
+def test_where_processes_cannot_be_forked(monkeypatch):
+    """There is no check, and no word about it: the pages tell."""
+    monkeypatch.setattr('chainer_bspmm.training.check_rows.cannot_fork', lambda: 'a reason')
+    optimizer = optimizers.Adam().setup(Own(WRONG['len(atoms)'][0]))
+    batch = chainer_bspmm.concat_mols(EXAMPLES)
+    assert not caught_by(lambda: optimizer.update(optimizer.target, *batch))
 
 
 # Ways in.
@@ -540,8 +735,8 @@ def test_a_captured_training_that_is_right(device, graphs):
 
 
 def test_a_captured_training_where_it_cannot_be_told(device, graphs):
-    _, (_, text) = captured(Own(CANNOT_BE_TOLD['a generator'][0]), device)
-    reason = CANNOT_BE_TOLD['a generator'][1]
+    _, (text,) = captured(Own(fails_in_test_mode), device)
+    reason = CANNOT_BE_TOLD['an error in test mode'][1]
     assert text == (
         'chainer_bspmm could not check the loss of Own: %s; compare with '
         'chainer_bspmm.check_swap(model, examples)' % reason
@@ -625,17 +820,20 @@ def test_an_optimizer_with_another_model_is_checked_again():
 
 
 def test_what_is_said_if_it_cannot_be_told():
-    optimizer = optimizers.Adam().setup(Own(CANNOT_BE_TOLD['a generator'][0]))
+    optimizer = optimizers.Adam().setup(Own(fails_in_test_mode))
     batch = chainer_bspmm.concat_mols(EXAMPLES)
     assert caught_by(lambda: [optimizer.update(optimizer.target, *batch) for _ in range(3)]) == [
-        'chainer_bspmm could not check the loss of Own: it would consume part of GENERATOR of '
-        'module %s (generator); compare with '
-        'chainer_bspmm.check_swap(model, examples)' % __name__
+        'chainer_bspmm could not check the loss of Own: in test mode it fails with AssertionError: '
+        'assert False; compare with chainer_bspmm.check_swap(model, examples)'
     ]
 
 
 def test_nothing_is_said_of_chainer_chemistrys_own_models():
-    model = Regressor(made_predictor(), lossfun=lambda y, t: F.mean(y - t) * next(GENERATOR))
+    def loss(y, t):
+        assert chainer.config.train
+        return F.mean(y - t)
+
+    model = Regressor(made_predictor(), lossfun=loss)
     optimizer = optimizers.Adam().setup(model)
     batch = chainer_bspmm.concat_mols(EXAMPLES)
     assert not caught_by(lambda: optimizer.update(model, *batch))

@@ -1,7 +1,7 @@
 """Scripts whose state lies in objects of libraries: of Python's own, NumPy's and Chainer's.
 
-Such an object is followed like a user's; or else the check would leave it changed, which is named
-as the reason why there is none, and why steps are not captured.
+Such an object is followed like a user's; or else a trial would leave it changed, which is named as
+the reason why steps are not captured, and why there is no check on a GPU.
 """
 
 import concurrent.futures
