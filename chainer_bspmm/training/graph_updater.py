@@ -12,6 +12,7 @@ from chainer.training.updaters import StandardUpdater
 from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.dataset.selection import Selection
 from chainer_bspmm.training.between_steps import BetweenSteps
+from chainer_bspmm.training.calls import noting
 from chainer_bspmm.training.cuda_graphs import CannotCapture, using
 from chainer_bspmm.training.driver import is_on_gpu
 from chainer_bspmm.training.check_rows import check_first_step
@@ -168,6 +169,10 @@ class GraphUpdater(StandardUpdater):
             args, kwargs = self._arguments(examples)
             # Makes all parameters, and gives all ranks one state.
             driver.together.start(loss_func, *args, **kwargs)
+        if driver.needs_notes(loss_func):
+            with noting(target):
+                self._train_eagerly(examples)
+            return
         dataset = getattr(self._iterators['main'], 'dataset', None)
         reason, program, batch = driver.program(
             examples, self.converter, dataset, loss_func, self.iteration

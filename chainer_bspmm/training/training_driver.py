@@ -10,9 +10,11 @@ import chainer
 
 from chainer_bspmm.multi_node.optimizer import of_nccl, Weighted
 from chainer_bspmm.sparse import check
+from chainer_bspmm.training.calls import are_noted
 from chainer_bspmm.training.cuda_graphs import CannotCapture, using
 from chainer_bspmm.training.driver import Driver, is_on_gpu
 from chainer_bspmm.training.flat_gradients import raise_if_not_finite
+from chainer_bspmm.training.reach import Reach
 from chainer_bspmm.training.session import CHECK_EVERY
 from chainer_bspmm.training.training_step import TrainingStep
 from chainer_bspmm.training.update import update_of
@@ -76,6 +78,19 @@ class TrainingDriver(Driver):
                 names = path, param.device.name, device.name
                 return "parameter '%s' is on %s, the device is %s" % names
         return None
+
+    def needs_notes(self, function):
+        """Return whether an eager step has to note the calls of a loss, before any capture."""
+        if (
+            self.reason is not None
+            or self.session is not None
+            or self.together is not None
+            or are_noted(self.target)
+            or self._why_not() is not None
+        ):
+            return False
+        reach = Reach(self.target, function)
+        return bool(reach.functions) and not reach.cannot
 
     def _begin(self, function):
         reason = self._why_not()
