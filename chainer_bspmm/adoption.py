@@ -14,6 +14,7 @@ off.
 
 import functools
 import sys
+import threading
 
 import chainer
 from chainer.dataset.convert import concat_examples
@@ -23,6 +24,7 @@ from chainer.utils.type_check import InvalidType
 from chainer_chemistry.models.prediction.base import BaseForwardModel
 
 from chainer_bspmm.compat.user_code import is_user_code, warn
+from chainer_bspmm.cuda import step
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.models.forgotten_converter import expect_sparse_batches, explain
 from chainer_bspmm.sparse import BatchedCSR
@@ -133,6 +135,8 @@ def _replaying(forward):
     return _forward
 
 
+_updating = threading.local()  # it has an attribute in threads that run a loss for an optimizer
+
 MAX_ITEMS = 16  # longer tuples, lists and dicts among the arguments of a loss are not searched
 
 # Errors that code may raise if it takes the arrays of a sparse batch for padded ones.
@@ -158,14 +162,8 @@ def _is_checked(optimizer):
 
 
 def _checking_first_steps(update):
-    @functools.wraps(update)
-    def checked_update(self, lossfun=None, *args, **kwds):
-        if (
-            lossfun is None  # gradients exist, as on ChainerMN's ranks, which wait for each other
-            or _is_checked(self)
-            or not chainer.config.bspmm_check_swap
-            or chainer.is_debug()
-        ):
+    def checked_update(self, lossfun, *args, **kwds):
+        if _is_checked(self) or not chainer.config.bspmm_check_swap or chainer.is_debug():
             return update(self, lossfun, *args, **kwds)
         adj = _batch_in((*args, *kwds.values()))
         if adj is None:
@@ -185,7 +183,21 @@ def _checking_first_steps(update):
             warn(text)
         return result
 
-    return checked_update
+    @functools.wraps(update)
+    def outer_update(self, lossfun=None, *args, **kwds):
+        if (
+            lossfun is None  # gradients exist, as on ChainerMN's ranks, which wait for each other
+            or vars(_updating)  # an optimizer inside of the loss of another one
+            or step.current() is not None  # or inside of a captured step
+        ):
+            return update(self, lossfun, *args, **kwds)
+        _updating.optimizer = self
+        try:
+            return checked_update(self, lossfun, *args, **kwds)
+        finally:
+            del _updating.optimizer
+
+    return outer_update
 
 
 def _explain(error, adj):
