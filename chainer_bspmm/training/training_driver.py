@@ -106,6 +106,8 @@ class TrainingDriver(Driver):
     def _why_not_now(self):
         if self.optimizer._loss_scale is not None:
             return 'the optimizer scales the loss'
+        if 'update' in vars(self.optimizer):  # it may do more, such as an average of parameters
+            return 'the method update of the optimizer was replaced'
         return super()._why_not_now()
 
     def _watch(self, key):
