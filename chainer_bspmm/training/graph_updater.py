@@ -64,6 +64,7 @@ class GraphUpdater(StandardUpdater):
 
     _driver: TrainingDriver
     _is_asked_for = True  # False if a StandardUpdater was adopted
+    _loop: Callable | None = None  # StandardUpdater.update_core when it was adopted
     _between_steps: BetweenSteps | None = None
     _epoch_detail: tuple[Any, Any] = None, None  # the iterator's state, and its epoch_detail then
 
@@ -124,6 +125,13 @@ class GraphUpdater(StandardUpdater):
         return {name: value for name, value in vars(self).items() if name != '_between_steps'}
 
     def update_core(self) -> None:
+        if self._loop not in (
+            None,
+            StandardUpdater.update_core,
+        ):  # other code has replaced it since
+            self._driver.watched = None
+            super().update_core()
+            return
         between = self._between_steps
         iterator = self._iterators['main']
         is_known = between is not None and between.had_no_effect(self)
@@ -206,8 +214,9 @@ class GraphUpdater(StandardUpdater):
             return
         reporters = chainer.reporter._get_reporters()
         if reporters:
+            reported = program.work.as_reported(reported)
             if program.is_captured and type(reporters[-1]) is chainer.Reporter:
-                # The values are arrays, so Chainer's report, which copies variables, is not needed.
+                # The variables are new, so Chainer's report, which copies them, is not needed.
                 reporters[-1].observation.update(reported)
             else:
                 chainer.report(reported)
@@ -259,5 +268,5 @@ class GraphUpdater(StandardUpdater):
 def adopt(updater: StandardUpdater) -> None:
     """Turn a StandardUpdater that has an optimizer named 'main' into a GraphUpdater, in place."""
     driver = TrainingDriver(updater.get_optimizer('main'), updater.input_device)
-    vars(updater).update(_driver=driver, _is_asked_for=False)
+    vars(updater).update(_driver=driver, _is_asked_for=False, _loop=StandardUpdater.update_core)
     updater.__class__ = GraphUpdater

@@ -34,6 +34,7 @@ class TrainingStep(Work):
         self._n_molecules = n_molecules
         self._seed = SeedGradient(session.device)
         self._loss: Any = None  # the loss of the last run from Python, an array
+        self._variables = set()  # names of reported values that are variables
         self._is_prepared = False  # whether the update is prepared
         self._defers_sums = None  # whether partial sums can be deferred; None until a trial
         self.n_numbers = self._update.n_numbers
@@ -71,7 +72,18 @@ class TrainingStep(Work):
             self._seed.detach(params)
             zero_missing(params)
             self._update.send(self._n_molecules, self._loss, alone)
+        self._variables |= {
+            name for name, value in reported.items() if isinstance(value, chainer.Variable)
+        }
         return as_arrays(reported)
+
+    def as_reported(self, results):
+        """Return name -> value, with variables where the loss has reported variables."""
+        variables = self._variables
+        return {
+            name: chainer.Variable(value) if name in variables else value
+            for name, value in results.items()
+        }
 
     def load_kernels(self):
         self._update.load_kernels()
