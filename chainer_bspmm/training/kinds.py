@@ -3,6 +3,7 @@
 import abc
 import argparse
 import array
+import builtins
 import collections
 import configparser
 import datetime
@@ -13,12 +14,14 @@ import functools
 import io
 import itertools
 import logging
+import operator
 import pathlib
 import random
 import re
 import struct
 import threading
 import types
+import typing
 import uuid
 from typing import Any
 
@@ -37,12 +40,15 @@ IGNORED = (
     *(numpy.dtype, numpy.ufunc, numpy.finfo, numpy.iinfo),
     *(pathlib.PurePath, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo),
     *(decimal.Decimal, fractions.Fraction, uuid.UUID, struct.Struct, random.SystemRandom),
+    operator.itemgetter,
     *(types.CodeType, types.GenericAlias, types.UnionType, types.GetSetDescriptorType),
     *(types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType),
     *(types.ClassMethodDescriptorType, type(vars(abc.ABC)['_abc_impl'])),
     *(type(threading.Lock()), type(threading.RLock())),
     *(logging.Handler, logging.Formatter, logging.Filter, logging.Manager),
 )
+# Classes such as `Meter[float]`, which are called like the class `Meter`.
+ALIASES = types.GenericAlias, type(typing.Iterable[int])
 # Modules of classes whose objects are as good as constants, or only write.
 CONSTANT = {
     *('dataclasses', 'typing', 'inspect', 'importlib', 'warnings'),
@@ -69,13 +75,14 @@ LISTS = list, set, collections.deque
 BUFFERS = bytearray, array.array
 # Classes of libraries all of whose attributes are followed, because a library's code reads them.
 OPEN = (
+    *(types.SimpleNamespace, argparse.Namespace),  # compared, and searched by `in`
     *(collections.ChainMap, collections.UserDict, collections.UserList, enum.Enum),
     *(logging.Logger, logging.LoggerAdapter, OrderSampler, configparser.RawConfigParser),
     *(chainer.reporter.Summary, chainer.reporter.DictSummary, chainer.Distribution),
     *(chainer.datasets.TransformDataset, chainer.training.Extension),
     *(kind for kind in vars(chainer.optimizer_hooks).values() if isinstance(kind, type)),
 )
-RECORDS = types.SimpleNamespace, argparse.Namespace, threading.local, *OPEN
+RECORDS = threading.local, *OPEN
 # Classes of Chainer whose objects every step changes. Attributes that code reads are watched.
 OF_TRAINING = (
     *(chainer.training.Trainer, chainer.training.Updater, chainer.dataset.Iterator),
@@ -96,6 +103,7 @@ DRAINED = {
 # Libraries whose code is not followed, because much of their state is not Python's.
 FOREIGN = {
     *('torch', 'tensorflow', 'jax', 'pandas', 'sklearn', 'rdkit', 'matplotlib', 'tqdm', 'IPython'),
+    *('pydantic', 'pydantic_core'),
     *('pytest', '_pytest', 'ipykernel', 'tensorboardX', 'wandb', 'mlflow', 'mpi4py'),
     *('absl', 'loguru', 'rich'),
 }
@@ -104,6 +112,10 @@ QUIET = {
     *('builtins', 'abc', 'typing', 'enum', 'collections', 'argparse', 'types'),
     *('chainer.link', 'chainer.device_resident'),
 }
+# The same, and modules of base classes without attributes of their own.
+STATELESS = {*QUIET, 'collections.abc', 'contextlib', 'chainer.dataset.dataset_mixin'}
+# Methods that links and optimizers call.
+CALLED = {'forward', 'cleargrads', 'zerograds', 'params', 'namedparams'}
 MAKERS = {'__init__', '__new__', '__post_init__'}  # run only when code calls the class
 UNCALLED = {'__repr__', '__del__', '__reduce__', '__getstate__', '__setstate__'}
 OF_EVERY_CLASS = {
@@ -112,11 +124,13 @@ OF_EVERY_CLASS = {
 }
 OF_EVERY_LINK = {*vars(chainer.Chain()), '_local_link_hooks'}
 OF_EVERY_PARAMETER = {*vars(chainer.Parameter(0.0)), '_has_chainerx_array'}
+OF_EVERY_CACHE = {*vars(functools.lru_cache(chainer.as_array))}
+BUILTINS = frozenset(vars(builtins))
 # Attributes of an optimizer and an update rule that updates change, and that no check puts back.
 COUNTED = {'t', 'epoch'}
 UPDATED = {'t', '_state', '_fp32_param'}
 # Functions of libraries that read all attributes of an object.
-READERS = {'asdict', 'astuple', 'dump', 'dumps', 'pformat', 'pprint'}
+READERS = {'asdict', 'astuple', 'dump', 'dumps', 'getmembers', 'pformat', 'pprint'}
 
 
 def is_of_user(module: Any) -> bool:

@@ -75,16 +75,21 @@ class Reach:
         self._names: set[str] = set()  # names of attributes in the code that was reached
         self._written: set[str] = set()  # those of them that the code assigns or deletes
         self._library_classes: dict[int, type] = {}
+        self._library_modules: dict[int, types.ModuleType] = {}
         self._objects: list[Any] = []  # objects whose attributes are followed, other than links
         self._uses_any_attribute = False
+        self._modules_by_text: set[str] = set()  # names of modules, any variable of which is used
         self._link_kinds: dict[type, Callable] = {}
         self._link_owners: list[_OfLink] = []
         self._owners: list[_Owner] = []  # owners other than links, globals and training objects
         self._of_training: list[_OfTraining] = []
+        self._trainers: list[chainer.training.Trainer] = []  # whose extensions are not followed
         self._classes: dict[int, _OfClass] = {}
         self._globals: dict[int, _Globals] = {}  # by the id of a module's `__dict__`
         self._params: dict[int, tuple[str, chainer.Parameter]] = {}
         self._hyperparameters: dict[int, chainer.optimizer.Hyperparameter] = {}
+        # `__dict__` of update rules and hyperparameters, with words for an attribute.
+        self._numbers_of_updates: list[tuple[dict, Callable]] = []
         self._iterators: dict[int, tuple[str, Iterator]] = {}
         self._caches: dict[int, Callable] = {}
         self._containers: list[tuple[str, Collection]] = []
@@ -99,12 +104,14 @@ class Reach:
         ]
         for thing in things:
             self._find(thing, 'the loss')
-            if isinstance(thing, chainer.Link):
-                for each in called(thing):
-                    self._find(each, getattr(each, '__name__', 'an object of the loss'))
         for configuration in _configurations():
             for name, value in configuration.items():
                 self._find(value, 'the attribute %s of chainer.config' % name)
+        self._follow_all()
+        for thing in things:  # last, because all else is found by better words
+            if isinstance(thing, chainer.Link):
+                for each in called(thing):
+                    self._find(each, 'an object of class %s' % type(each).__name__)
         self._follow_all()
         self._make_places()
 
@@ -242,6 +249,11 @@ class Reach:
             for owner in (*owners, *self._of_training):
                 for name in owner.open(self._names, self._uses_any_attribute):
                     self._find(owner.value(name), owner.text(name))
+            if {'get_extension', '_extensions'} & self._names:
+                for trainer in self._trainers:
+                    for entry in trainer._extensions.values():
+                        self._find(entry.extension, 'an extension of the trainer')
+                self._trainers.clear()
             if {'environ', 'getenv'} & self._names and not self.follows(environment):
                 self._find(environment, 'os.environ')
 
@@ -253,11 +265,13 @@ class Reach:
                 self._library_classes[id(thing)] = thing
         elif issubclass(kind, chainer.Parameter):
             self._params.setdefault(id(thing), (text, thing))
-        elif issubclass(kind, kinds.COPYABLE):
+        elif kind in kinds.COPYABLE:
             if is_held and _copied(thing) is not None:
                 self._iterators.setdefault(id(thing), (text, thing))
             else:
                 self._note_drained(text)
+        elif issubclass(kind, kinds.ALIASES):
+            self._find(thing.__origin__, text)
         elif id(thing) in self._seen or _is_ignored(thing, kind):
             return
         elif len(self._seen) >= MAX_THINGS:
@@ -290,10 +304,23 @@ class Reach:
         elif issubclass(kind, chainer.Link):
             for link in thing.links():
                 self._link(link)
-        elif issubclass(kind, chainer.Variable):
-            self._variable(thing, text)
         elif issubclass(kind, types.FunctionType):
             self._function(thing)
+        elif issubclass(kind, kinds.OF_TRAINING):
+            self._training_object(thing, kind)
+        elif _is_drained(thing, kind):
+            self._note_drained('%s (%s)' % (text, kind.__name__))
+        elif issubclass(kind, numpy.void):  # a view of an array, although it is called a scalar
+            self._note_changed(text, kind)
+        elif self._follow_parts(thing, kind, text):
+            self._attributes(thing, kind, text)
+        else:
+            self._object(thing, kind, text)
+
+    def _follow_parts(self, thing, kind, text):
+        """Follow an object that has more than attributes; return whether it is one."""
+        if issubclass(kind, chainer.Variable):
+            self._variable(thing, text)
         elif hasattr(kind, '__self__'):  # a method, in Python or C
             self._find(thing.__self__, text, is_held=False)
             self._find(getattr(thing, '__func__', None), text)
@@ -320,22 +347,31 @@ class Reach:
                     self._names |= set(argument.split('.'))
         elif issubclass(kind, (dict, *kinds.FROZEN, *kinds.LISTS)):
             self._container(thing, kind, text)
-            if kinds.is_of_user(kind.__module__):
-                self._object(thing, kind, text)
         elif issubclass(kind, kinds.BUFFERS):
             self._keep(places.buffer(thing, text), text, len(thing) <= MAX_PLAIN)
         elif issubclass(kind, contextvars.ContextVar):
             self._context_variable(thing)
-        elif issubclass(kind, kinds.OF_TRAINING):
-            self._training_object(thing, kind)
         elif issubclass(kind, kinds.GENERATORS):
             if thing is not numpy.random.mtrand._rand and thing is not random._inst:
                 self._generators.append(places.GeneratorState(thing, text))
                 self._own_generators.append(text)
-        elif _is_drained(thing, kind):
-            self._note_drained('%s (%s)' % (text, kind.__name__))
         else:
+            return False
+        return True
+
+    def _attributes(self, thing, kind, text):
+        """Follow what a user's class adds to another kind of object, and attributes set on it."""
+        is_module = issubclass(kind, types.ModuleType)
+        if is_module and not kinds.is_of_user(thing.__name__):
+            return
+        if kinds.is_of_user(kind.__module__):
             self._object(thing, kind, text)
+        elif not is_module:
+            variables = _variables_of(thing)
+            if variables:
+                owner = _Owner(variables, _attribute_of(thing))
+                owner.never = kinds.OF_EVERY_PARAMETER | kinds.OF_EVERY_CACHE
+                self._owners.append(owner)
 
     def _note_drained(self, text):
         self.cannot.append('consume part of %s' % text)
@@ -363,6 +399,9 @@ class Reach:
                 )
             owner = self._link_kinds[kind](link)
             self._link_owners.append(owner)
+            if isinstance(link, chainer.ChainList):  # children can be replaced
+                self._seen[id(link._children)] = link._children
+                self._places.append(places.Items(link._children, owner.text('_children')))
             for name, value in vars(link).items():
                 if isinstance(value, kinds.ARRAYS) and not can_be_kept(value):
                     self._note_changed(owner.text(name), type(value))
@@ -381,12 +420,14 @@ class Reach:
         if rule is not None:
             words = _words('', ' of the update rule of ' + text)
             self._only_saved.append(places.attributes_except(vars(rule), words, kinds.UPDATED))
+            self._numbers_of_updates.append((vars(rule), words))
             self._hyperparameter(rule.hyperparam, words)
 
     def _hyperparameter(self, hyperparam, words):
         if hyperparam is not None and id(hyperparam) not in self._hyperparameters:
             self._hyperparameters[id(hyperparam)] = hyperparam
             self._only_saved.append(places.all_attributes(vars(hyperparam), words))
+            self._numbers_of_updates.append((vars(hyperparam), words))
             optimizers = _words('', ' of the optimizer')
             self._hyperparameter(vars(hyperparam).get('_parent'), optimizers)
 
@@ -406,7 +447,11 @@ class Reach:
         if now is not None:
             self._seen[id(now)] = now  # so that another dict in its place is noticed
             owner = _Owner(now, text)
-            owner.is_open = is_of_library or issubclass(kind, kinds.OPEN)
+            owner.is_open = (
+                is_of_library
+                or issubclass(kind, kinds.OPEN)
+                or _has_library_base(kind, kinds.STATELESS)
+            )
             if issubclass(kind, logging.Logger):
                 owner.never = {'_cache'}  # a cache of levels, to which every call may add
             self._owners.append(owner)
@@ -428,16 +473,16 @@ class Reach:
                     self._classes[id(base)] = _OfClass(base)
                     self._owners.append(self._classes[id(base)])
                 if is_called:
-                    self._classes[id(base)].never = kinds.OF_EVERY_CLASS
+                    self._classes[id(base)].never -= kinds.MAKERS
 
     def _module(self, module):
         if kinds.is_of_user(module.__name__):
             text = _words('', ' of module %s' % module.__name__)
-            owner = _Owner(vars(module), text)
-            owner.is_module = True
-            self._owners.append(owner)
-        elif module is logging:
-            self._find(logging.root, 'the root logger')
+            self._owners.append(_OfModule(vars(module), text, self._modules_by_text))
+        else:
+            self._library_modules[id(module)] = module
+            if module is logging:
+                self._find(logging.root, 'the root logger')
 
     def _training_object(self, thing, kind):
         if kinds.is_of_user(kind.__module__):
@@ -454,6 +499,8 @@ class Reach:
         for name in ('_iterators', '_optimizers'):  # an updater has dicts of them
             for each in vars(thing).get(name, {}).values():
                 self._find(each, owner.text(name))
+        if isinstance(thing, chainer.training.Trainer):
+            self._trainers.append(thing)
         if isinstance(thing, SerialIterator):
             self._only_saved.append(places.all_attributes(vars(thing), owner.text))
 
@@ -469,10 +516,12 @@ class Reach:
         if not kinds.is_of_user(function.__globals__.get('__name__')):
             for implementation in vars(function).get('registry', {}).values():  # singledispatch
                 self._find(implementation, function.__name__)
+            if vars(function):
+                self._owners.append(_Owner(vars(function), _attribute_of_function(function)))
+            self._closure(function)
             return
         self.functions[id(function)] = function
-        text = _words('the attribute ', ' of %s' % function.__name__)
-        self._owners.append(_Owner(vars(function), text))
+        self._owners.append(_Owner(vars(function), _attribute_of_function(function)))
         names = code_names(function.__code__)
         self._names |= names.attributes.keys()
         self._written |= {name for name, is_written in names.attributes.items() if is_written}
@@ -483,13 +532,22 @@ class Reach:
             text = 'leave changes that %s may make through %s'
             self.cannot.append(text % (function.__name__, name))
         for name in sorted(names.modules):
-            module = _imported(name, function)
-            if module is not None:
+            modules = _imported(name, function)
+            for module in modules:
                 self._find(module, name)
-            elif kinds.is_of_user(name):
+            if modules:
+                continue
+            if kinds.is_of_user(name):
                 self.cut.append('the module %s that %s imports' % (name, function.__name__))
         around = function.__globals__
+        for name in names.by_text:
+            if isinstance(around.get(name), types.ModuleType):
+                self._modules_by_text.add(around[name].__name__)
         self._globals.setdefault(id(around), _Globals(around)).add(names.globals)
+        added = vars(builtins).keys() - kinds.BUILTINS - around.keys()
+        if not added.isdisjoint(names.globals):  # a user has made her variables builtins
+            of_all = self._globals.setdefault(id(vars(builtins)), _Globals(vars(builtins)))
+            of_all.add(dict.fromkeys(added & names.globals.keys(), True))
         self._closure(function)
 
     def _closure(self, function):
@@ -548,6 +606,11 @@ class Reach:
         for of in self._library_classes.values():
             words = _words('', ' of class %s' % of.__name__)
             self._places.append(places.set_on_class(of, words, sorted(self._written)))
+        for module in self._library_modules.values():
+            names = sorted(self._written & vars(module).keys())
+            if names:
+                words = _words('', ' of module %s' % module.__name__)
+                self._places.append(places.module_variables(vars(module), words, names))
         self._places.append(places.classes_of_objects(self._objects, self.links.values()))
         for owner in self._of_training:
             if owner.gives_examples and isinstance(owner.thing, kinds.PREFETCHING):
@@ -559,6 +622,11 @@ class Reach:
         if 'spawn' in self._names:
             self.cannot += ['leave children of ' + text for text in self._own_generators]
         self.reads_training = any(owner.opened for owner in self._of_training)
+        if 'update_rule' in self._names:
+            self.reads_training = True
+            for variables, words in self._numbers_of_updates:
+                names = sorted(self._names & variables.keys())
+                self._places.append(places.only_watched(variables, words, names))
         owners = *self._globals.values(), *self._owners, *self._of_training
         watched = [places.parts_of_functions(self.functions.values())]
         watched += [owner.place() for owner in owners] + self._places
@@ -573,11 +641,10 @@ class Reach:
 class _Owner:
     """Variables of an object, a function or a module, which are followed once code names them.
 
-    With `is_open` all are followed, except `never`. Code that may use any attribute opens all data,
-    except a module's.
+    With `is_open` all are followed, except `never`. Code that may use any attribute opens all data.
     """
 
-    is_open = is_module = False
+    is_open = False
     always: Collection[str] = frozenset()
     never: Collection[str] = frozenset()
 
@@ -589,7 +656,7 @@ class _Owner:
         """Return the names of the variables that are to be followed from now on."""
         now = self.variables
         chosen = set(now) if self.is_open else now.keys() & names
-        if uses_any_attribute and not self.is_module:
+        if uses_any_attribute:
             chosen |= {name for name, value in now.items() if not callable(value)}
         chosen = (chosen | self.always) - self.never - self.opened
         self.opened |= chosen
@@ -630,16 +697,29 @@ class _Globals(_Owner):
         return places.module_variables(self.variables, self.text, sorted(self.opened))
 
 
+class _OfModule(_Owner):
+    """Variables of a module that code names, or any if its name is among `by_text`."""
+
+    def __init__(self, variables, text, by_text):
+        super().__init__(variables, text)
+        self._by_text = by_text
+
+    def open(self, names, uses_any_attribute):
+        return super().open(names, self.variables.get('__name__') in self._by_text)
+
+
 class _OfClass(_Owner):
     def __init__(self, kind):
         super().__init__(vars(kind), _words('', ' of class %s' % kind.__name__))
         self._class = kind
         # Methods of an updater or an iterator are called by a Trainer, not by a loss.
         self.is_open = _has_library_base(kind) and not issubclass(kind, kinds.OF_TRAINING)
-        # These are called without being named: special methods by Python, `forward` by links.
+        # These are called without being named: special methods by Python, others by Chainer.
         called = {name for name, value in self.variables.items() if callable(value)}
-        self.always = {n for n in called if n[:2] == '__' or n == 'forward'} - kinds.UNCALLED
+        self.always = {n for n in called if n[:2] == '__' or n in kinds.CALLED} - kinds.UNCALLED
         self.never = kinds.OF_EVERY_CLASS | kinds.MAKERS
+        # Pydantic keeps objects in Rust there, which no run changes.
+        self.never |= {name for name in self.variables if name.startswith('__pydantic')}
 
     def place(self):
         return places.class_attributes(self._class, self.text, sorted(self.opened))
@@ -695,18 +775,21 @@ class _OfTraining(_Owner):
     def value(self, name):
         value = vars(self.thing).get(name)
         is_of_user = name not in _written_by_libraries(type(self.thing))
-        is_followed = is_of_user or self.gives_examples or isinstance(value, kinds.OF_TRAINING)
+        kept = *kinds.OF_TRAINING, chainer.Link
+        is_followed = is_of_user or self.gives_examples or isinstance(value, kept)
         return value if is_followed else None
 
     def place(self):
         return places.of_training(self.thing, self.text, sorted(self.opened), self.kept)
 
 
-def _has_library_base(kind):
-    """Return whether a library's base class may call any method and read any attribute."""
+def _has_library_base(kind, quiet=kinds.QUIET):
+    """Return whether a library's base class may call any method and read any attribute.
+
+    `quiet`: names of modules whose base classes do not.
+    """
     return any(
-        not kinds.is_of_user(m) and m not in kinds.QUIET
-        for m in (b.__module__ for b in kind.__mro__)
+        not kinds.is_of_user(m) and m not in quiet for m in (b.__module__ for b in kind.__mro__)
     )
 
 
@@ -755,7 +838,7 @@ def _has_constants(kind):
     if kinds.is_of_user(kind.__module__):  # such as a subclass of int, which may have attributes
         return False
     if issubclass(kind, kinds.IGNORED):
-        return True
+        return not issubclass(kind, numpy.void)
     if kind.__name__ in kinds.NATIVE_FUNCTIONS:  # Boost's are called like Python's
         return not issubclass(kind, types.FunctionType)
     if issubclass(kind, (*kinds.RECORDS, *kinds.OF_TRAINING, chainer.Link, chainer.Variable)):
@@ -792,15 +875,21 @@ def _is_drained(thing, kind):
         return not thing.closed and thing.readable()
     if issubclass(kind, weakref.ProxyTypes):
         return False
-    module = kind.__module__ or ''
-    is_of_python = module.partition('.')[0] in sys.stdlib_module_names
-    return module in kinds.DRAINED or (is_of_python and hasattr(kind, '__next__'))
+    return any(
+        base.__module__ in kinds.DRAINED or _is_iterator_of_python(base) for base in kind.__mro__
+    )
+
+
+def _is_iterator_of_python(kind):
+    """Return whether a class is an iterator of Python's that is not written in Python."""
+    is_native = isinstance(vars(kind).get('__next__'), types.WrapperDescriptorType)
+    return is_native and (kind.__module__ or '').partition('.')[0] in sys.stdlib_module_names
 
 
 def _emptied(cached):
     """Return a copy of a function of functools.lru_cache, with an empty cache."""
     empty = functools.lru_cache(**cached.cache_parameters())(cached.__wrapped__)
-    vars(empty).update(vars(cached), cache_parameters=empty.cache_parameters)
+    empty.__dict__ = vars(cached)  # so that attributes are put back with the original's
     return empty
 
 
@@ -834,10 +923,14 @@ def _position(iterator):
 
 
 def _imported(name, function):
-    """Return the module that a function imports, or None if it is not imported yet."""
+    """Return the module that a function imports and its packages; none if not imported yet."""
     if name.startswith('.'):
         name = importlib.util.resolve_name(name, function.__globals__['__package__'])
-    return sys.modules.get(name)
+    parts = name.split('.')
+    names = ['.'.join(parts[: n + 1]) for n in range(len(parts))]
+    return (
+        [sys.modules[each] for each in names if each in sys.modules] if name in sys.modules else []
+    )
 
 
 def _variables_of(thing):
@@ -852,6 +945,10 @@ def _attribute_of(owner):
     name = (_variables_of(owner) or {}).get('name')
     called = name if isinstance(name, str) else type(owner).__name__
     return _words('the attribute ', ' of %s' % called)
+
+
+def _attribute_of_function(function):
+    return _words('the attribute ', ' of %s' % function.__name__)
 
 
 def _words(before, after):

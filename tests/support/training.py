@@ -2,6 +2,7 @@
 
 import collections
 import types
+import weakref
 
 import numpy
 
@@ -31,8 +32,17 @@ MODELS = {
 RELATIONS = {'RelGCN': 4, 'GGNN': 4}
 
 
+_hidden: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
 class _Hidden(types.ModuleType):
-    value: object
+    @property
+    def value(self):
+        return _hidden[self]
+
+    @value.setter
+    def value(self, value):
+        _hidden[self] = value
 
     def __deepcopy__(self, memo):
         return hidden(self.value)
