@@ -12,6 +12,7 @@ that calls ``optimizer.update(loss, ...)``. ``chainer.config.bspmm_check_swap = 
 off.
 """
 
+import contextlib
 import functools
 import sys
 import threading
@@ -168,15 +169,18 @@ def _checking_first_steps(update):
         adj = _batch_in((*args, *kwds.values()))
         if adj is None:
             return update(self, lossfun, *args, **kwds)
-        from chainer_bspmm.training.calls import is_noting
+        from chainer_bspmm.training.calls import is_noting, noting
         from chainer_bspmm.training.check_rows import check_first_step
 
+        is_checked_later = is_noting()  # GraphUpdater checks the next step
+        around = contextlib.nullcontext() if is_checked_later else noting(self.target)
         try:
-            result = update(self, lossfun, *args, **kwds)
+            with around:
+                result = update(self, lossfun, *args, **kwds)
         except _OF_SHAPES as error:
             _explain(error, adj)
             raise
-        if is_noting():  # GraphUpdater checks the next step
+        if is_checked_later:
             return result
         text = check_first_step(self, lossfun, args, kwds).text
         if text:
