@@ -80,6 +80,8 @@ class TrainingStep(Work):
     def as_reported(self, results):
         """Return name -> value, with variables where the loss has reported variables."""
         variables = self._variables
+        if not variables:  # Chainer Chemistry's models report arrays
+            return results
         return {
             name: chainer.Variable(value) if name in variables else value
             for name, value in results.items()
