@@ -130,6 +130,8 @@ class GraphUpdater(StandardUpdater):
             StandardUpdater.update_core,
         ):  # other code has replaced it since
             self._driver.watched = None
+            if is_on_gpu(self._driver.device):
+                self._driver.warn('StandardUpdater.update_core was replaced')
             super().update_core()
             return
         between = self._between_steps

@@ -1515,7 +1515,7 @@ def an_optimizers_update_that_counts(bench):
     return {'n': n}
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS, quick=True, told=r'StandardUpdater\.update_core was replaced')
 def an_updaters_loop_that_is_replaced_later(bench):
     updater = bench.updater(Squares(bench))
     original = StandardUpdater.update_core
