@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
@@ -40,9 +40,14 @@ def is_noting() -> bool:
     return bool(vars(_noting))
 
 
+def run_loss(function: Callable, arguments: tuple) -> Any:
+    """Call a loss; :func:`noting` recognizes this function."""
+    return function(*arguments)
+
+
 @contextlib.contextmanager
 def noting(target: chainer.Link) -> Iterator[None]:
-    """Context of a step of GradientMethod: note what its loss calls, for a target.
+    """Context of a step: note what the first loss calls that `run_loss` or an optimizer calls.
 
     Nothing is noted if a profiler is at work, which would miss the step.
     """
@@ -64,7 +69,9 @@ class _Notes:
     """Codes of functions that were called, and the objects that they were called on."""
 
     def __init__(self):
-        self._update = inspect.unwrap(chainer.GradientMethod.update).__code__
+        # The first function that one of these calls is the loss.
+        callers = run_loss, inspect.unwrap(chainer.GradientMethod.update)
+        self._callers = {function.__code__ for function in callers}
         self._loss: Any = None  # the frame of the loss while it runs
         self._codes: dict[types.CodeType, bool] = {}  # code -> whether it is a user's
         self._owners: dict[int, weakref.ref] = {}
@@ -78,9 +85,9 @@ class _Notes:
             return
         code = frame.f_code
         if self._loss is None:
-            if frame.f_back is None or frame.f_back.f_code is not self._update:
+            if frame.f_back is None or frame.f_back.f_code not in self._callers:
                 return
-            self._loss = frame  # the first function that an optimizer calls is the loss
+            self._loss = frame
         if code not in self._codes:
             self._codes[code] = is_of_user(frame.f_globals.get('__name__'))
         if self._codes[code] and code.co_argcount:

@@ -12,7 +12,7 @@ from chainer.training.updaters import StandardUpdater
 from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.dataset.selection import Selection
 from chainer_bspmm.training.between_steps import BetweenSteps
-from chainer_bspmm.training.calls import noting
+from chainer_bspmm.training.calls import is_noting, noting
 from chainer_bspmm.training.cuda_graphs import CannotCapture, using
 from chainer_bspmm.training.driver import is_on_gpu
 from chainer_bspmm.training.check_rows import check_first_step
@@ -157,7 +157,12 @@ class GraphUpdater(StandardUpdater):
         """Check the first step, which a program has run; train eagerly if spare rows change it."""
         driver = self._driver
         # With several ranks there is no check, because a single rank must not sum with others.
-        if not chainer.config.bspmm_check_swap or hasattr(driver.given, 'communicator'):
+        # What the step has called is known only after it, so the next one is checked instead.
+        if (
+            not chainer.config.bspmm_check_swap
+            or hasattr(driver.given, 'communicator')
+            or is_noting()
+        ):
             return
         check = check_first_step(
             driver.optimizer,
@@ -181,8 +186,13 @@ class GraphUpdater(StandardUpdater):
             driver.together.start(loss_func, *args, **kwargs)
         if driver.needs_notes(loss_func):
             with noting(target):
-                self._train_eagerly(examples)
-            return
+                self._step(examples, loss_func)
+            driver.forget()  # the next session watches what was noted, too
+        else:
+            self._step(examples, loss_func)
+
+    def _step(self, examples, loss_func):
+        driver = self._driver
         dataset = getattr(self._iterators['main'], 'dataset', None)
         reason, program, batch = driver.program(
             examples, self.converter, dataset, loss_func, self.iteration

@@ -10,12 +10,13 @@ import chainer
 
 from chainer_bspmm.multi_node.optimizer import of_nccl, Weighted
 from chainer_bspmm.sparse import check
-from chainer_bspmm.training.calls import are_noted
+from chainer_bspmm.training.calls import are_noted, is_noting
 from chainer_bspmm.training.cuda_graphs import CannotCapture, using
 from chainer_bspmm.training.driver import Driver, is_on_gpu
 from chainer_bspmm.training.flat_gradients import raise_if_not_finite
 from chainer_bspmm.training.reach import Reach
 from chainer_bspmm.training.session import CHECK_EVERY
+from chainer_bspmm.training.snapshot import ParameterMissing
 from chainer_bspmm.training.training_step import TrainingStep
 from chainer_bspmm.training.update import update_of
 
@@ -132,6 +133,12 @@ class TrainingDriver(Driver):
             elif update.gradients.peers is not self.peers:
                 raise CannotCapture('parameters have other sizes or dtypes than in the first step')
         return program
+
+    def _try_out(self, program, batch):
+        if not is_noting():
+            super()._try_out(program, batch)
+        elif any(not param.is_initialized for param in self.target.params()):
+            raise ParameterMissing
 
     def agree(self, reason):
         """Return the reason (str or None) not to capture, in the first step one for all ranks."""

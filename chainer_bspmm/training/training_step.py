@@ -12,6 +12,7 @@ from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.cuda.plans import VECTOR_BYTES
 from chainer_bspmm.multi_node.statistics import weighted_by
 from chainer_bspmm.training import chainer_nodes, snapshot
+from chainer_bspmm.training.calls import run_loss
 from chainer_bspmm.training.cuda_graphs import CannotCapture
 from chainer_bspmm.training.session import Session
 from chainer_bspmm.training.work import as_arrays, spare_tolerance, Work
@@ -57,7 +58,7 @@ class TrainingStep(Work):
         session = self._session
         target = session.target
         with self._update.uncounted(), observed() as reported:
-            loss = session.function(*arrays)
+            loss = run_loss(session.function, arrays)
             if mode == 'forward':
                 return {}
             target.cleargrads()

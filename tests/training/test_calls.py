@@ -1,4 +1,4 @@
-"""Calls of a user's loss are noted in the first step, which is one of Chainer's own."""
+"""Calls of a user's loss are noted in the first step, before anything is tried out."""
 
 import sys
 import types
@@ -105,7 +105,7 @@ def test_a_loss_that_raises():
 
 
 @pytest.mark.parametrize('is_of_user', [False, True])
-def test_only_a_user_s_loss_begins_with_a_step_of_chainer_s(monkeypatch, is_of_user):
+def test_only_a_user_s_loss_begins_with_a_step_that_is_not_tried_out(monkeypatch, is_of_user):
     host_graphs.stand_in(monkeypatch)
     model = make_model()
     loss = (lambda *arguments: model(*arguments)) if is_of_user else None
