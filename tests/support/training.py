@@ -2,7 +2,6 @@
 
 import collections
 import types
-import weakref
 
 import numpy
 
@@ -32,17 +31,14 @@ MODELS = {
 RELATIONS = {'RelGCN': 4, 'GGNN': 4}
 
 
-_hidden: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
 class _Hidden(types.ModuleType):
     @property
     def value(self):
-        return _hidden[self]
+        return vars(self)['a name that no code has']
 
     @value.setter
     def value(self, value):
-        _hidden[self] = value
+        vars(self)['a name that no code has'] = value
 
     def __deepcopy__(self, memo):
         return hidden(self.value)

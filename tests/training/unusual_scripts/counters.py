@@ -1333,7 +1333,7 @@ class ByChosenMethod(Squares):
         return F.mean_squared_error(y, t) * warm(CHOSEN['mse'])
 
 
-@script(SCRIPTS, quick=True, told=r"changes 'mse' in CHOSEN of\b")
+@script(SCRIPTS, told=r"changes 'mse' in CHOSEN of\b")
 def a_dict_of_a_method_that_is_chosen_by_text(bench):
     bench.train(ByChosenMethod(bench))
     return CHOSEN
@@ -1515,7 +1515,7 @@ def an_optimizers_update_that_counts(bench):
     return {'n': n}
 
 
-@script(SCRIPTS, quick=True, told=r'StandardUpdater\.update_core was replaced')
+@script(SCRIPTS, told=r'StandardUpdater\.update_core was replaced')
 def an_updaters_loop_that_is_replaced_later(bench):
     updater = bench.updater(Squares(bench))
     original = StandardUpdater.update_core

@@ -1122,7 +1122,7 @@ def a_trigger_of_the_users_in_a_report(bench):
     return {'weight': model.weight}
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS)
 def an_observation_that_is_a_variable(bench):
     """Chainer reports the loss of a model as a variable, so that its `array` can be read."""
     seen = []
