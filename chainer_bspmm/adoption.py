@@ -12,8 +12,10 @@ that calls ``optimizer.update(loss, ...)``. ``chainer.config.bspmm_check_swap = 
 off.
 """
 
+import contextlib
 import functools
 import sys
+import threading
 
 import chainer
 from chainer.dataset.convert import concat_examples
@@ -23,6 +25,7 @@ from chainer.utils.type_check import InvalidType
 from chainer_chemistry.models.prediction.base import BaseForwardModel
 
 from chainer_bspmm.compat.user_code import is_user_code, warn
+from chainer_bspmm.cuda import step
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.models.forgotten_converter import expect_sparse_batches, explain
 from chainer_bspmm.sparse import BatchedCSR
@@ -133,6 +136,8 @@ def _replaying(forward):
     return _forward
 
 
+_updating = threading.local()  # it has an attribute in threads that run a loss for an optimizer
+
 MAX_ITEMS = 16  # longer tuples, lists and dicts among the arguments of a loss are not searched
 
 # Errors that code may raise if it takes the arrays of a sparse batch for padded ones.
@@ -158,31 +163,45 @@ def _is_checked(optimizer):
 
 
 def _checking_first_steps(update):
-    @functools.wraps(update)
-    def checked_update(self, lossfun=None, *args, **kwds):
-        if (
-            lossfun is None  # gradients exist, as on ChainerMN's ranks, which wait for each other
-            or _is_checked(self)
-            or not chainer.config.bspmm_check_swap
-            or chainer.is_debug()
-        ):
+    def checked_update(self, lossfun, *args, **kwds):
+        if _is_checked(self) or not chainer.config.bspmm_check_swap or chainer.is_debug():
             return update(self, lossfun, *args, **kwds)
         adj = _batch_in((*args, *kwds.values()))
         if adj is None:
             return update(self, lossfun, *args, **kwds)
+        from chainer_bspmm.training.calls import is_noting, noting
         from chainer_bspmm.training.check_rows import check_first_step
 
+        is_checked_later = is_noting()  # GraphUpdater checks the next step
+        around = contextlib.nullcontext() if is_checked_later else noting(self.target)
         try:
-            result = update(self, lossfun, *args, **kwds)
+            with around:
+                result = update(self, lossfun, *args, **kwds)
         except _OF_SHAPES as error:
             _explain(error, adj)
             raise
+        if is_checked_later:
+            return result
         text = check_first_step(self, lossfun, args, kwds).text
         if text:
             warn(text)
         return result
 
-    return checked_update
+    @functools.wraps(update)
+    def outer_update(self, lossfun=None, *args, **kwds):
+        if (
+            lossfun is None  # gradients exist, as on ChainerMN's ranks, which wait for each other
+            or vars(_updating)  # an optimizer inside of the loss of another one
+            or step.current() is not None  # or inside of a captured step
+        ):
+            return update(self, lossfun, *args, **kwds)
+        _updating.optimizer = self
+        try:
+            return checked_update(self, lossfun, *args, **kwds)
+        finally:
+            del _updating.optimizer
+
+    return outer_update
 
 
 def _explain(error, adj):

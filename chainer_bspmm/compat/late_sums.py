@@ -60,6 +60,8 @@ def summaries_add_late(module):
     @functools.wraps(add_dict)
     def add_all(self, d):
         for name, value in d.items():
+            if type(value) is module.variable.Variable:
+                value = value.array
             if type(value) is cuda.ndarray and not value.ndim:  # the other tests take longer
                 self._summaries[name].add(value)
             else:

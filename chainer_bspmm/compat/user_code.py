@@ -3,7 +3,10 @@
 import sys
 import warnings
 
-LIBRARIES = 'chainer', 'chainer_chemistry', 'chainermn', 'chainer_bspmm', 'cupy', 'cupy_backends'
+LIBRARIES = (
+    *('chainer', 'chainerx', 'chainermn', 'chainer_chemistry', 'chainer_bspmm'),
+    *('cupy', 'cupy_backends'),
+)
 NOT_USER_CODE = sys.stdlib_module_names | {*LIBRARIES, 'numpy', 'scipy'}
 
 

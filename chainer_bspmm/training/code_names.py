@@ -17,7 +17,10 @@ _BY_TEXT = {
     *('vars', '__dict__', 'attrgetter'),
 }
 # These names lead to any variable of any module.
-_TO_ANYTHING = {'globals', '__globals__', 'exec', 'eval', '__import__', 'import_module'}
+_TO_ANYTHING = {
+    *('globals', '__globals__', 'exec', 'eval', '__import__', 'import_module'),
+    *('f_globals', 'f_locals', 'f_builtins', 'f_back'),
+}
 # A replacement field of str.format with an attribute.
 _IN_FORMAT = re.compile(r'\{[^{}]*\.(\w+)')
 
@@ -29,6 +32,7 @@ class CodeNames(NamedTuple):
       names of builtins.
     - `modules`: names of modules that it imports; relative ones begin with dots.
     - `uses_any_attribute`: whether it may use attributes that it does not name.
+    - `by_text`: global variables whose attributes it may use without naming them.
     - `unknown`: names by which it may reach variables that its code does not tell.
     """
 
@@ -36,6 +40,7 @@ class CodeNames(NamedTuple):
     attributes: dict[str, bool]
     modules: frozenset[str]
     uses_any_attribute: bool
+    by_text: frozenset[str]
     unknown: frozenset[str]
 
 
@@ -45,11 +50,17 @@ def code_names(code: types.CodeType) -> CodeNames:
     variables: dict[str, bool] = {}
     attributes: dict[str, bool] = {}
     modules = set()
+    by_text = set()
     matches_classes = False
     instructions = [each for each in dis.get_instructions(code) if each.opname != 'EXTENDED_ARG']
     for i, each in enumerate(instructions):
         if each.opname in _READS:
             variables.setdefault(each.argval, False)
+            # Such as `settings` in `getattr(settings, name)` and in `settings.__dict__`.
+            after = instructions[i + 1]
+            is_read = after.opname in _ATTRIBUTE_READS and after.argval in _BY_TEXT
+            if is_read or instructions[i - 1].argval in _BY_TEXT:
+                by_text.add(each.argval)
         elif each.opname in _WRITES:
             variables[each.argval] = True
         elif each.opname in _ATTRIBUTE_READS:
@@ -70,6 +81,7 @@ def code_names(code: types.CodeType) -> CodeNames:
             for name, is_written in more.items():
                 merged[name] = merged.get(name, False) or is_written
         modules |= names.modules
+        by_text |= names.by_text
     used = variables.keys() | attributes.keys()
     unknown = used & _TO_ANYTHING
     if 'sys' in variables and 'modules' in attributes:
@@ -81,5 +93,6 @@ def code_names(code: types.CodeType) -> CodeNames:
         matches_classes
         or bool(used & _BY_TEXT)
         or any(names.uses_any_attribute for names in inner),
+        frozenset(by_text),
         frozenset(unknown),
     )

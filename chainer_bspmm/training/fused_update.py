@@ -102,6 +102,8 @@ def _reasons(optimizer):
         yield 'the optimizer was not set up: call its method setup'
     if optimizer._loss_scale is not None or optimizer._loss_scaling_is_dynamic:
         yield 'the optimizer scales the loss'
+    for name in _replaced(optimizer, type(optimizer)):
+        yield 'the method %s of the optimizer was replaced' % name
     for name in optimizer._hookable._post_update_hooks:
         yield "hook '%s' of the optimizer runs after the update" % name
     hooks = optimizer._hookable._pre_update_hooks
@@ -133,6 +135,8 @@ def _reasons(optimizer):
 def _reasons_of(param, method):
     if param.device.xp is chainer.backend.chainerx:
         yield 'is an array of ChainerX'
+    for name in _replaced(param, chainer.Parameter):
+        yield 'has a method %s of its own' % name
     if param.layout is not None:
         yield 'has a layout, which is not supported'
     try:
@@ -150,6 +154,8 @@ def _reasons_of(param, method):
         return
     if type(rule) is not method.rule_type:
         yield 'is updated by %s, expected %s' % (_name(rule), method.rule_type.__name__)
+    for name in _replaced(rule, type(rule)):
+        yield 'is updated by a rule with a method %s of its own' % name
     for hooks in (rule._hookable._pre_update_hooks, rule._hookable._post_update_hooks):
         for name in hooks:
             yield "has hook '%s' on its update rule" % name
@@ -162,6 +168,15 @@ def _reasons_of(param, method):
         yield 'is %s, for which eps=%s of Adam is too small' % (dtype, hp.eps)
     if dtype is not None and method.rule_type is rmsprop.RMSpropRule and not dtype.type(hp.eps):
         yield 'is %s, for which eps=%s of RMSprop is too small' % (dtype, hp.eps)
+
+
+def _replaced(thing, kind):
+    """Yield names of a class's methods that an object has instead of the class's."""
+    for name in vars(thing):
+        if callable(getattr(kind, name, None)):
+            yield name
+    if isinstance(thing, chainer.Parameter) and type(thing).update is not kind.update:
+        yield 'update'
 
 
 def _name(thing):

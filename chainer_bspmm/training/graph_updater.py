@@ -12,6 +12,7 @@ from chainer.training.updaters import StandardUpdater
 from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.dataset.selection import Selection
 from chainer_bspmm.training.between_steps import BetweenSteps
+from chainer_bspmm.training.calls import is_noting, noting
 from chainer_bspmm.training.cuda_graphs import CannotCapture, using
 from chainer_bspmm.training.driver import is_on_gpu
 from chainer_bspmm.training.check_rows import check_first_step
@@ -63,6 +64,7 @@ class GraphUpdater(StandardUpdater):
 
     _driver: TrainingDriver
     _is_asked_for = True  # False if a StandardUpdater was adopted
+    _loop: Callable | None = None  # StandardUpdater.update_core when it was adopted
     _between_steps: BetweenSteps | None = None
     _epoch_detail: tuple[Any, Any] = None, None  # the iterator's state, and its epoch_detail then
 
@@ -123,6 +125,15 @@ class GraphUpdater(StandardUpdater):
         return {name: value for name, value in vars(self).items() if name != '_between_steps'}
 
     def update_core(self) -> None:
+        if self._loop not in (
+            None,
+            StandardUpdater.update_core,
+        ):  # other code has replaced it since
+            self._driver.watched = None
+            if is_on_gpu(self._driver.device):
+                self._driver.warn('StandardUpdater.update_core was replaced')
+            super().update_core()
+            return
         between = self._between_steps
         iterator = self._iterators['main']
         is_known = between is not None and between.had_no_effect(self)
@@ -146,7 +157,12 @@ class GraphUpdater(StandardUpdater):
         """Check the first step, which a program has run; train eagerly if spare rows change it."""
         driver = self._driver
         # With several ranks there is no check, because a single rank must not sum with others.
-        if not chainer.config.bspmm_check_swap or hasattr(driver.given, 'communicator'):
+        # What the step has called is known only after it, so the next one is checked instead.
+        if (
+            not chainer.config.bspmm_check_swap
+            or hasattr(driver.given, 'communicator')
+            or is_noting()
+        ):
             return
         check = check_first_step(
             driver.optimizer,
@@ -168,6 +184,15 @@ class GraphUpdater(StandardUpdater):
             args, kwargs = self._arguments(examples)
             # Makes all parameters, and gives all ranks one state.
             driver.together.start(loss_func, *args, **kwargs)
+        if driver.needs_notes(loss_func):
+            with noting(target):
+                self._step(examples, loss_func)
+            driver.forget()  # the next session watches what was noted, too
+        else:
+            self._step(examples, loss_func)
+
+    def _step(self, examples, loss_func):
+        driver = self._driver
         dataset = getattr(self._iterators['main'], 'dataset', None)
         reason, program, batch = driver.program(
             examples, self.converter, dataset, loss_func, self.iteration
@@ -201,8 +226,9 @@ class GraphUpdater(StandardUpdater):
             return
         reporters = chainer.reporter._get_reporters()
         if reporters:
+            reported = program.work.as_reported(reported)
             if program.is_captured and type(reporters[-1]) is chainer.Reporter:
-                # The values are arrays, so Chainer's report, which copies variables, is not needed.
+                # The variables are new, so Chainer's report, which copies them, is not needed.
                 reporters[-1].observation.update(reported)
             else:
                 chainer.report(reported)
@@ -254,5 +280,5 @@ class GraphUpdater(StandardUpdater):
 def adopt(updater: StandardUpdater) -> None:
     """Turn a StandardUpdater that has an optimizer named 'main' into a GraphUpdater, in place."""
     driver = TrainingDriver(updater.get_optimizer('main'), updater.input_device)
-    vars(updater).update(_driver=driver, _is_asked_for=False)
+    vars(updater).update(_driver=driver, _is_asked_for=False, _loop=StandardUpdater.update_core)
     updater.__class__ = GraphUpdater

@@ -10,7 +10,8 @@ import numpy
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm.training.reach import is_of_user, Reach
+from chainer_bspmm.training.kinds import is_of_user
+from chainer_bspmm.training.reach import Reach
 from chainer_bspmm.training.snapshot import has_same_bits
 from chainer_bspmm.compat.user_code import LIBRARIES
 

@@ -133,6 +133,18 @@ def attributes_except(
     )
 
 
+def only_watched(of: dict[str, Any], text: Callable[[str], str], names: Collection[str]) -> Place:
+    """Place of variables that are watched, but neither saved nor put back."""
+    return Place(
+        text,
+        read=dict,
+        write=of.__setitem__,
+        delete=of.__delitem__,
+        look=_looking(of.get, names),
+        looked_at=lambda: names,
+    )
+
+
 def set_on_class(of: type, text: Callable[[str], str], names: Collection[str]) -> Place:
     """Place of the attributes of a library's class whose names are in `names`."""
     return _named(

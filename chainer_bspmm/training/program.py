@@ -154,9 +154,9 @@ class Program:
             differs = work.difference(again, first)
             if differs:
                 raise CannotCapture(
-                    'run twice, one batch differs in %s: the model draws random numbers in another '
-                    'way than chainer.functions.dropout, or keeps results for its next call'
-                    % differs
+                    'run twice, one batch differs in %s: something in Python changes that is not '
+                    'watched, such as a counter, or the model draws random numbers in another way '
+                    'than chainer.functions.dropout' % differs
                 )
             differs = work.difference(in_buffers, first)
             if differs and self._is_rounding(arrays, before, first):

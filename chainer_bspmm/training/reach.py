@@ -3,18 +3,10 @@
 Captured steps watch this state, and it is put back after an extra run of the function.
 """
 
-import abc
-import argparse
-import array
 import ast
 import builtins
 import collections
-import configparser
 import contextvars
-import datetime
-import decimal
-import enum
-import fractions
 import functools
 import gc
 import importlib.util
@@ -23,14 +15,11 @@ import itertools
 import logging
 import operator
 import os
-import pathlib
 import random
-import re
 import struct
 import sys
 import threading
 import types
-import uuid
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
@@ -38,108 +27,17 @@ from typing import Any, NamedTuple
 import numpy
 
 import chainer
-from chainer.iterators import DaliIterator, MultiprocessIterator, MultithreadIterator
-from chainer.iterators import OrderSampler, SerialIterator
+from chainer.iterators import SerialIterator
 
-from chainer_bspmm.training import places
+from chainer_bspmm.training import kinds, places
+from chainer_bspmm.training.calls import called
 from chainer_bspmm.training.code_names import code_names
 from chainer_bspmm.training.snapshot import can_be_kept
-from chainer_bspmm.compat.user_code import is_user_code, LIBRARIES
+from chainer_bspmm.compat.user_code import LIBRARIES
 
 MAX_ITEMS = 256  # most items of a container that is followed
 MAX_PLAIN = 10000  # the same if they are plain values; longer containers are only put back
 MAX_THINGS = 4000  # most objects that are followed
-
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, numpy.generic)
-# Classes whose objects cannot be changed, or only write to what lies outside of Python's memory.
-_IGNORED = (
-    *_PLAIN,
-    *(type(Ellipsis), type(NotImplemented), BaseException, io.IOBase, re.Pattern, re.Match),
-    *(numpy.dtype, numpy.ufunc, numpy.finfo, numpy.iinfo),
-    *(pathlib.PurePath, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo),
-    *(decimal.Decimal, fractions.Fraction, uuid.UUID, struct.Struct, random.SystemRandom),
-    *(types.CodeType, types.GenericAlias, types.UnionType, types.GetSetDescriptorType),
-    *(types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType),
-    *(types.ClassMethodDescriptorType, type(vars(abc.ABC)['_abc_impl'])),
-    *(type(threading.Lock()), type(threading.RLock())),
-    *(logging.Handler, logging.Formatter, logging.Filter, logging.Manager),
-)
-# Modules of classes whose objects are as good as constants, or only write.
-_CONSTANT = {
-    *('dataclasses', 'typing', 'inspect', 'importlib', 'warnings'),
-    *('_frozen_importlib', '_frozen_importlib_external', 'string', 'codecs', 'abc', 'types'),
-}
-# Names of classes of functions that were not written in Python.
-_NATIVE_FUNCTIONS = {
-    *('cython_function_or_method', 'fused_cython_function', 'function'),
-    '_ArrayFunctionDispatcher',
-}
-_PLAIN_TYPES = frozenset(_PLAIN)
-_ARRAYS = chainer.get_array_types()
-_CACHED = functools._lru_cache_wrapper
-# Types that hold functions, in the attributes of `_FUNCTIONS`.
-_WITH_FUNCTIONS = (
-    *(property, classmethod, staticmethod, functools.cached_property, functools.partialmethod),
-    _CACHED,
-)
-_FUNCTIONS = 'fget', 'fset', 'fdel', 'func', '__func__', '__wrapped__'
-_GENERATORS = numpy.random.RandomState, numpy.random.Generator, random.Random
-_FROZEN = tuple, frozenset
-_VIEWS = (*(type(view) for view in ({}.keys(), {}.values(), {}.items())),)
-_LISTS = list, set, collections.deque
-_BUFFERS = bytearray, array.array
-# Classes of libraries all of whose attributes are followed, because a library's code reads them.
-_OPEN = (
-    *(collections.ChainMap, collections.UserDict, collections.UserList, enum.Enum),
-    *(logging.Logger, logging.LoggerAdapter, OrderSampler, configparser.RawConfigParser),
-    *(chainer.reporter.Summary, chainer.reporter.DictSummary, chainer.Distribution),
-    *(chainer.datasets.TransformDataset, chainer.training.Extension),
-    *(kind for kind in vars(chainer.optimizer_hooks).values() if isinstance(kind, type)),
-)
-_RECORDS = types.SimpleNamespace, argparse.Namespace, threading.local, *_OPEN
-# Kinds that are followed although their modules are in `_CONSTANT`.
-_KEPT_KINDS = types.FunctionType, types.MethodType, types.ModuleType, types.MappingProxyType
-# Classes of Chainer whose objects every step changes. Attributes that code reads are watched.
-_OF_TRAINING = (
-    *(chainer.training.Trainer, chainer.training.Updater, chainer.dataset.Iterator),
-    *(chainer.Optimizer, chainer.optimizer.Hyperparameter),
-)
-# The ones of them that do a step, by methods in `_STEPS`.
-_OF_STEPS = chainer.training.Trainer, chainer.training.Updater, chainer.Optimizer
-_STEPS = {'update', 'update_core', 'run'}
-# Iterators whose examples come from other threads and processes, or a GPU.
-_PREFETCHING = MultithreadIterator, MultiprocessIterator, DaliIterator
-# Iterators that a copy can replace. Copies of other iterators would read from the same source.
-_COPYABLE = *(type(iter(of)) for of in ([], (), range(1), '', 'é')), itertools.count
-# Modules of objects from which a read removes something, for good.
-_DRAINED = {
-    *('queue', '_queue', 'socket', 'mmap', 'sqlite3', 'subprocess'),
-    *('multiprocessing.queues', 'multiprocessing.connection'),
-}
-# Libraries whose code is not followed, because much of their state is not Python's.
-_FOREIGN = {
-    *('torch', 'tensorflow', 'jax', 'pandas', 'sklearn', 'rdkit', 'matplotlib', 'tqdm', 'IPython'),
-    *('pytest', '_pytest', 'ipykernel', 'tensorboardX', 'wandb', 'mlflow', 'mpi4py'),
-    *('absl', 'loguru', 'rich'),
-}
-# Modules of base classes that call no method of a subclass except special methods and `forward`.
-_QUIET = {
-    *('builtins', 'abc', 'typing', 'enum', 'collections', 'argparse', 'types'),
-    *('chainer.link', 'chainer.device_resident'),
-}
-_MAKERS = {'__init__', '__new__', '__post_init__'}  # run only when code calls the class
-_UNCALLED = {'__repr__', '__del__', '__reduce__', '__getstate__', '__setstate__'}
-_OF_EVERY_CLASS = {
-    *('__dict__', '__weakref__', '__module__', '__doc__', '__slots__', '__annotations__'),
-    *('__qualname__', '__firstlineno__', '__static_attributes__'),
-}
-_OF_EVERY_LINK = {*vars(chainer.Chain()), '_local_link_hooks'}
-_OF_EVERY_PARAMETER = {*vars(chainer.Parameter(0.0)), '_has_chainerx_array'}
-# Attributes of an optimizer and an update rule that updates change, and that no check puts back.
-_COUNTED = {'t', 'epoch'}
-_UPDATED = {'t', '_state', '_fp32_param'}
-# Functions of libraries that read all attributes of an object.
-_READERS = {'asdict', 'astuple', 'dump', 'dumps', 'pformat', 'pprint'}
 
 
 class Saved(NamedTuple):
@@ -177,16 +75,21 @@ class Reach:
         self._names: set[str] = set()  # names of attributes in the code that was reached
         self._written: set[str] = set()  # those of them that the code assigns or deletes
         self._library_classes: dict[int, type] = {}
+        self._library_modules: dict[int, types.ModuleType] = {}
         self._objects: list[Any] = []  # objects whose attributes are followed, other than links
         self._uses_any_attribute = False
+        self._modules_by_text: set[str] = set()  # names of modules, any variable of which is used
         self._link_kinds: dict[type, Callable] = {}
         self._link_owners: list[_OfLink] = []
         self._owners: list[_Owner] = []  # owners other than links, globals and training objects
         self._of_training: list[_OfTraining] = []
+        self._trainers: list[chainer.training.Trainer] = []  # whose extensions are not followed
         self._classes: dict[int, _OfClass] = {}
         self._globals: dict[int, _Globals] = {}  # by the id of a module's `__dict__`
         self._params: dict[int, tuple[str, chainer.Parameter]] = {}
         self._hyperparameters: dict[int, chainer.optimizer.Hyperparameter] = {}
+        # `__dict__` of update rules and hyperparameters, with words for an attribute.
+        self._numbers_of_updates: list[tuple[dict, Callable]] = []
         self._iterators: dict[int, tuple[str, Iterator]] = {}
         self._caches: dict[int, Callable] = {}
         self._containers: list[tuple[str, Collection]] = []
@@ -204,6 +107,11 @@ class Reach:
         for configuration in _configurations():
             for name, value in configuration.items():
                 self._find(value, 'the attribute %s of chainer.config' % name)
+        self._follow_all()
+        for thing in things:  # last, because all else is found by better words
+            if isinstance(thing, chainer.Link):
+                for each in called(thing):
+                    self._find(each, 'an object of class %s' % type(each).__name__)
         self._follow_all()
         self._make_places()
 
@@ -324,7 +232,7 @@ class Reach:
 
     def _find(self, thing, text, is_held=True):
         """Note an object to be followed. `is_held`: another object can be put in its place."""
-        if type(thing) not in _PLAIN_TYPES:
+        if type(thing) not in kinds.PLAIN_TYPES:
             self._found.append((thing, text, is_held))
 
     def _follow_all(self):
@@ -341,6 +249,11 @@ class Reach:
             for owner in (*owners, *self._of_training):
                 for name in owner.open(self._names, self._uses_any_attribute):
                     self._find(owner.value(name), owner.text(name))
+            if {'get_extension', '_extensions'} & self._names:
+                for trainer in self._trainers:
+                    for entry in trainer._extensions.values():
+                        self._find(entry.extension, 'an extension of the trainer')
+                self._trainers.clear()
             if {'environ', 'getenv'} & self._names and not self.follows(environment):
                 self._find(environment, 'os.environ')
 
@@ -348,22 +261,24 @@ class Reach:
         kind = type(thing)
         if issubclass(kind, type):
             self._class(thing, is_called=True)
-            if not is_of_user(thing.__module__) and _is_heap_type(thing):
+            if not kinds.is_of_user(thing.__module__) and _is_heap_type(thing):
                 self._library_classes[id(thing)] = thing
         elif issubclass(kind, chainer.Parameter):
             self._params.setdefault(id(thing), (text, thing))
-        elif issubclass(kind, _COPYABLE):
+        elif kind in kinds.COPYABLE:
             if is_held and _copied(thing) is not None:
                 self._iterators.setdefault(id(thing), (text, thing))
             else:
                 self._note_drained(text)
+        elif issubclass(kind, kinds.ALIASES):
+            self._find(thing.__origin__, text)
         elif id(thing) in self._seen or _is_ignored(thing, kind):
             return
         elif len(self._seen) >= MAX_THINGS:
             self.cannot.append('leave changes in %s, after %d other objects' % (text, MAX_THINGS))
         else:
             self._seen[id(thing)] = thing
-            if kind is _CACHED and is_of_user(thing.__wrapped__.__module__):
+            if kind is kinds.CACHED and kinds.is_of_user(thing.__wrapped__.__module__):
                 self._cached(thing, text, is_held)
             self._follow_new(thing, kind, text)
 
@@ -384,15 +299,28 @@ class Reach:
                     self._find(result, words, is_held=False)
 
     def _follow_new(self, thing, kind, text):
-        if issubclass(kind, _ARRAYS):
+        if issubclass(kind, kinds.ARRAYS):
             self._array(thing, text)
         elif issubclass(kind, chainer.Link):
             for link in thing.links():
                 self._link(link)
-        elif issubclass(kind, chainer.Variable):
-            self._variable(thing, text)
         elif issubclass(kind, types.FunctionType):
             self._function(thing)
+        elif issubclass(kind, kinds.OF_TRAINING):
+            self._training_object(thing, kind)
+        elif _is_drained(thing, kind):
+            self._note_drained('%s (%s)' % (text, kind.__name__))
+        elif issubclass(kind, numpy.void):  # a view of an array, although it is called a scalar
+            self._note_changed(text, kind)
+        elif self._follow_parts(thing, kind, text):
+            self._attributes(thing, kind, text)
+        else:
+            self._object(thing, kind, text)
+
+    def _follow_parts(self, thing, kind, text):
+        """Follow an object that has more than attributes; return whether it is one."""
+        if issubclass(kind, chainer.Variable):
+            self._variable(thing, text)
         elif hasattr(kind, '__self__'):  # a method, in Python or C
             self._find(thing.__self__, text, is_held=False)
             self._find(getattr(thing, '__func__', None), text)
@@ -400,14 +328,14 @@ class Reach:
             for part in (thing.func, *thing.args):
                 self._find(part, text, is_held=False)
             self._find(thing.keywords, text)
-        elif issubclass(kind, _WITH_FUNCTIONS):
-            for name in _FUNCTIONS:
+        elif issubclass(kind, kinds.WITH_FUNCTIONS):
+            for name in kinds.FUNCTIONS:
                 self._find(getattr(thing, name, None), text)
         elif issubclass(kind, weakref.ref):
             self._find(thing(), text, is_held=False)
         elif issubclass(kind, types.ModuleType):
             self._module(thing)
-        elif issubclass(kind, (types.MappingProxyType, *_VIEWS)):
+        elif issubclass(kind, (types.MappingProxyType, *kinds.VIEWS)):
             (shown,) = gc.get_referents(thing)
             self._find(shown, text)
         elif issubclass(kind, (operator.attrgetter, operator.methodcaller)):
@@ -417,24 +345,33 @@ class Reach:
                 self._find(argument, text, is_held=False)
                 if isinstance(argument, str):
                     self._names |= set(argument.split('.'))
-        elif issubclass(kind, (dict, *_FROZEN, *_LISTS)):
+        elif issubclass(kind, (dict, *kinds.FROZEN, *kinds.LISTS)):
             self._container(thing, kind, text)
-            if is_of_user(kind.__module__):
-                self._object(thing, kind, text)
-        elif issubclass(kind, _BUFFERS):
+        elif issubclass(kind, kinds.BUFFERS):
             self._keep(places.buffer(thing, text), text, len(thing) <= MAX_PLAIN)
         elif issubclass(kind, contextvars.ContextVar):
             self._context_variable(thing)
-        elif issubclass(kind, _OF_TRAINING):
-            self._training_object(thing, kind)
-        elif issubclass(kind, _GENERATORS):
+        elif issubclass(kind, kinds.GENERATORS):
             if thing is not numpy.random.mtrand._rand and thing is not random._inst:
                 self._generators.append(places.GeneratorState(thing, text))
                 self._own_generators.append(text)
-        elif _is_drained(thing, kind):
-            self._note_drained('%s (%s)' % (text, kind.__name__))
         else:
+            return False
+        return True
+
+    def _attributes(self, thing, kind, text):
+        """Follow what a user's class adds to another kind of object, and attributes set on it."""
+        is_module = issubclass(kind, types.ModuleType)
+        if is_module and not kinds.is_of_user(thing.__name__):
+            return
+        if kinds.is_of_user(kind.__module__):
             self._object(thing, kind, text)
+        elif not is_module:
+            variables = _variables_of(thing)
+            if variables:
+                owner = _Owner(variables, _attribute_of(thing))
+                owner.never = kinds.OF_EVERY_PARAMETER | kinds.OF_EVERY_CACHE
+                self._owners.append(owner)
 
     def _note_drained(self, text):
         self.cannot.append('consume part of %s' % text)
@@ -456,14 +393,17 @@ class Reach:
             kind = type(link)
             if kind not in self._link_kinds:
                 self._class(kind)
-                never = _OF_EVERY_LINK | _outputs(kind)
+                never = kinds.OF_EVERY_LINK | _outputs(kind)
                 self._link_kinds[kind] = functools.partial(
                     _OfLink, never=never, is_open=_has_library_base(kind)
                 )
             owner = self._link_kinds[kind](link)
             self._link_owners.append(owner)
+            if isinstance(link, chainer.ChainList):  # children can be replaced
+                self._seen[id(link._children)] = link._children
+                self._places.append(places.Items(link._children, owner.text('_children')))
             for name, value in vars(link).items():
-                if isinstance(value, _ARRAYS) and not can_be_kept(value):
+                if isinstance(value, kinds.ARRAYS) and not can_be_kept(value):
                     self._note_changed(owner.text(name), type(value))
                 elif isinstance(value, chainer.Parameter):
                     self._parameter(value, owner.text(name))
@@ -472,20 +412,22 @@ class Reach:
         """Note what a step must leave as it is: the array, and numbers of the update rule."""
         if param.is_initialized:
             self._arrays_of_params.append(places.Items(param._data, text))
-        if vars(param).keys() - _OF_EVERY_PARAMETER:
+        if vars(param).keys() - kinds.OF_EVERY_PARAMETER:
             owner = _Owner(vars(param), _words('the attribute ', ' of ' + text))
-            owner.never = _OF_EVERY_PARAMETER
+            owner.never = kinds.OF_EVERY_PARAMETER
             self._owners.append(owner)
         rule = param.update_rule
         if rule is not None:
             words = _words('', ' of the update rule of ' + text)
-            self._only_saved.append(places.attributes_except(vars(rule), words, _UPDATED))
+            self._only_saved.append(places.attributes_except(vars(rule), words, kinds.UPDATED))
+            self._numbers_of_updates.append((vars(rule), words))
             self._hyperparameter(rule.hyperparam, words)
 
     def _hyperparameter(self, hyperparam, words):
         if hyperparam is not None and id(hyperparam) not in self._hyperparameters:
             self._hyperparameters[id(hyperparam)] = hyperparam
             self._only_saved.append(places.all_attributes(vars(hyperparam), words))
+            self._numbers_of_updates.append((vars(hyperparam), words))
             optimizers = _words('', ' of the optimizer')
             self._hyperparameter(vars(hyperparam).get('_parent'), optimizers)
 
@@ -495,7 +437,7 @@ class Reach:
             self._places.append(places.Items(variable._data, text))
 
     def _object(self, thing, kind, text):
-        is_of_library = not (is_of_user(kind.__module__) or issubclass(kind, _RECORDS))
+        is_of_library = not (kinds.is_of_user(kind.__module__) or issubclass(kind, kinds.RECORDS))
         if is_of_library and not _is_only_python(kind):
             self._note_changed(text, kind)
             return
@@ -505,14 +447,18 @@ class Reach:
         if now is not None:
             self._seen[id(now)] = now  # so that another dict in its place is noticed
             owner = _Owner(now, text)
-            owner.is_open = is_of_library or issubclass(kind, _OPEN)
+            owner.is_open = (
+                is_of_library
+                or issubclass(kind, kinds.OPEN)
+                or _has_library_base(kind, kinds.STATELESS)
+            )
             if issubclass(kind, logging.Logger):
                 owner.never = {'_cache'}  # a cache of levels, to which every call may add
             self._owners.append(owner)
         members = {
             name: member
             for base in kind.__mro__
-            if is_of_library or is_of_user(base.__module__)
+            if is_of_library or kinds.is_of_user(base.__module__)
             for name, member in vars(base).items()
             if isinstance(member, types.MemberDescriptorType)
         }
@@ -521,25 +467,25 @@ class Reach:
 
     def _class(self, kind, is_called=False):
         for base in (*kind.__mro__, *type(kind).__mro__):
-            if is_of_user(base.__module__):
+            if kinds.is_of_user(base.__module__):
                 if id(base) not in self._classes:
                     self._seen[id(base)] = base
                     self._classes[id(base)] = _OfClass(base)
                     self._owners.append(self._classes[id(base)])
                 if is_called:
-                    self._classes[id(base)].never = _OF_EVERY_CLASS
+                    self._classes[id(base)].never -= kinds.MAKERS
 
     def _module(self, module):
-        if is_of_user(module.__name__):
+        if kinds.is_of_user(module.__name__):
             text = _words('', ' of module %s' % module.__name__)
-            owner = _Owner(vars(module), text)
-            owner.is_module = True
-            self._owners.append(owner)
-        elif module is logging:
-            self._find(logging.root, 'the root logger')
+            self._owners.append(_OfModule(vars(module), text, self._modules_by_text))
+        else:
+            self._library_modules[id(module)] = module
+            if module is logging:
+                self._find(logging.root, 'the root logger')
 
     def _training_object(self, thing, kind):
-        if is_of_user(kind.__module__):
+        if kinds.is_of_user(kind.__module__):
             self._object(thing, kind, '')
         if isinstance(thing, chainer.Optimizer):
             self._hyperparameter(
@@ -553,6 +499,8 @@ class Reach:
         for name in ('_iterators', '_optimizers'):  # an updater has dicts of them
             for each in vars(thing).get(name, {}).values():
                 self._find(each, owner.text(name))
+        if isinstance(thing, chainer.training.Trainer):
+            self._trainers.append(thing)
         if isinstance(thing, SerialIterator):
             self._only_saved.append(places.all_attributes(vars(thing), owner.text))
 
@@ -565,30 +513,41 @@ class Reach:
 
     def _function(self, function):
         self._find(vars(function).get('__wrapped__'), function.__name__)
-        if not is_of_user(function.__globals__.get('__name__')):
+        if not kinds.is_of_user(function.__globals__.get('__name__')):
             for implementation in vars(function).get('registry', {}).values():  # singledispatch
                 self._find(implementation, function.__name__)
+            if vars(function):
+                self._owners.append(_Owner(vars(function), _attribute_of_function(function)))
+            self._closure(function)
             return
         self.functions[id(function)] = function
-        text = _words('the attribute ', ' of %s' % function.__name__)
-        self._owners.append(_Owner(vars(function), text))
+        self._owners.append(_Owner(vars(function), _attribute_of_function(function)))
         names = code_names(function.__code__)
         self._names |= names.attributes.keys()
         self._written |= {name for name, is_written in names.attributes.items() if is_written}
         used = names.globals.keys() | names.attributes.keys()
-        self._uses_any_attribute |= names.uses_any_attribute or not _READERS.isdisjoint(used)
+        self._uses_any_attribute |= names.uses_any_attribute or not kinds.READERS.isdisjoint(used)
         self._names |= {'next'} & names.globals.keys()
         for name in sorted(names.unknown):
             text = 'leave changes that %s may make through %s'
             self.cannot.append(text % (function.__name__, name))
         for name in sorted(names.modules):
-            module = _imported(name, function)
-            if module is not None:
+            modules = _imported(name, function)
+            for module in modules:
                 self._find(module, name)
-            elif is_of_user(name):
+            if modules:
+                continue
+            if kinds.is_of_user(name):
                 self.cut.append('the module %s that %s imports' % (name, function.__name__))
         around = function.__globals__
+        for name in names.by_text:
+            if isinstance(around.get(name), types.ModuleType):
+                self._modules_by_text.add(around[name].__name__)
         self._globals.setdefault(id(around), _Globals(around)).add(names.globals)
+        added = vars(builtins).keys() - kinds.BUILTINS - around.keys()
+        if not added.isdisjoint(names.globals):  # a user has made her variables builtins
+            of_all = self._globals.setdefault(id(vars(builtins)), _Globals(vars(builtins)))
+            of_all.add(dict.fromkeys(added & names.globals.keys(), True))
         self._closure(function)
 
     def _closure(self, function):
@@ -607,19 +566,20 @@ class Reach:
         values = dict.values(thing) if is_dict else thing
         is_short = len(thing) <= MAX_ITEMS
         is_watched = is_short or (
-            len(thing) <= MAX_PLAIN and all(issubclass(of, _PLAIN) for of in set(map(type, values)))
+            len(thing) <= MAX_PLAIN
+            and all(issubclass(of, kinds.PLAIN) for of in set(map(type, values)))
         )
-        if not issubclass(kind, _FROZEN):
+        if not issubclass(kind, kinds.FROZEN):
             place = (places.entries if is_dict else places.Items)(thing, text)
             self._keep(place, text, is_watched)
             self._containers.append((text, thing))
         elif not is_watched:
             self.cut.append(text)
         for value in values if is_short else ():
-            self._find(value, text, is_held=not issubclass(kind, _FROZEN))
+            self._find(value, text, is_held=not issubclass(kind, kinds.FROZEN))
         for key in dict.keys(thing) if is_dict and is_short else ():
             self._find(key, text, is_held=False)
-        if not is_short and not all(issubclass(of, _PLAIN) for of in set(map(type, values))):
+        if not is_short and not all(issubclass(of, kinds.PLAIN) for of in set(map(type, values))):
             words = 'leave changes inside of %s, which has more than %d items'
             self.cannot.append(words % (text, MAX_ITEMS))
         if issubclass(kind, collections.defaultdict):
@@ -646,17 +606,27 @@ class Reach:
         for of in self._library_classes.values():
             words = _words('', ' of class %s' % of.__name__)
             self._places.append(places.set_on_class(of, words, sorted(self._written)))
+        for module in self._library_modules.values():
+            names = sorted(self._written & vars(module).keys())
+            if names:
+                words = _words('', ' of module %s' % module.__name__)
+                self._places.append(places.module_variables(vars(module), words, names))
         self._places.append(places.classes_of_objects(self._objects, self.links.values()))
         for owner in self._of_training:
-            if owner.gives_examples and isinstance(owner.thing, _PREFETCHING):
+            if owner.gives_examples and isinstance(owner.thing, kinds.PREFETCHING):
                 self._note_drained(owner.text('dataset'))
-            if owner.opened & _STEPS and isinstance(owner.thing, _OF_STEPS):
+            if owner.opened & kinds.STEPS and isinstance(owner.thing, kinds.OF_STEPS):
                 text = 'leave changes that a step of the %s makes'
                 self.cannot.append(text % type(owner.thing).__name__)
-            owner.kept = self._names - _COUNTED
+            owner.kept = self._names - kinds.COUNTED
         if 'spawn' in self._names:
             self.cannot += ['leave children of ' + text for text in self._own_generators]
         self.reads_training = any(owner.opened for owner in self._of_training)
+        if 'update_rule' in self._names:
+            self.reads_training = True
+            for variables, words in self._numbers_of_updates:
+                names = sorted(self._names & variables.keys())
+                self._places.append(places.only_watched(variables, words, names))
         owners = *self._globals.values(), *self._owners, *self._of_training
         watched = [places.parts_of_functions(self.functions.values())]
         watched += [owner.place() for owner in owners] + self._places
@@ -671,11 +641,10 @@ class Reach:
 class _Owner:
     """Variables of an object, a function or a module, which are followed once code names them.
 
-    With `is_open` all are followed, except `never`. Code that may use any attribute opens all data,
-    except a module's.
+    With `is_open` all are followed, except `never`. Code that may use any attribute opens all data.
     """
 
-    is_open = is_module = False
+    is_open = False
     always: Collection[str] = frozenset()
     never: Collection[str] = frozenset()
 
@@ -687,7 +656,7 @@ class _Owner:
         """Return the names of the variables that are to be followed from now on."""
         now = self.variables
         chosen = set(now) if self.is_open else now.keys() & names
-        if uses_any_attribute and not self.is_module:
+        if uses_any_attribute:
             chosen |= {name for name, value in now.items() if not callable(value)}
         chosen = (chosen | self.always) - self.never - self.opened
         self.opened |= chosen
@@ -728,16 +697,29 @@ class _Globals(_Owner):
         return places.module_variables(self.variables, self.text, sorted(self.opened))
 
 
+class _OfModule(_Owner):
+    """Variables of a module that code names, or any if its name is among `by_text`."""
+
+    def __init__(self, variables, text, by_text):
+        super().__init__(variables, text)
+        self._by_text = by_text
+
+    def open(self, names, uses_any_attribute):
+        return super().open(names, self.variables.get('__name__') in self._by_text)
+
+
 class _OfClass(_Owner):
     def __init__(self, kind):
         super().__init__(vars(kind), _words('', ' of class %s' % kind.__name__))
         self._class = kind
         # Methods of an updater or an iterator are called by a Trainer, not by a loss.
-        self.is_open = _has_library_base(kind) and not issubclass(kind, _OF_TRAINING)
-        # These are called without being named: special methods by Python, `forward` by links.
+        self.is_open = _has_library_base(kind) and not issubclass(kind, kinds.OF_TRAINING)
+        # These are called without being named: special methods by Python, others by Chainer.
         called = {name for name, value in self.variables.items() if callable(value)}
-        self.always = {n for n in called if n[:2] == '__' or n == 'forward'} - _UNCALLED
-        self.never = _OF_EVERY_CLASS | _MAKERS
+        self.always = {n for n in called if n[:2] == '__' or n in kinds.CALLED} - kinds.UNCALLED
+        self.never = kinds.OF_EVERY_CLASS | kinds.MAKERS
+        # Pydantic keeps objects in Rust there, which no run changes.
+        self.never |= {name for name in self.variables if name.startswith('__pydantic')}
 
     def place(self):
         return places.class_attributes(self._class, self.text, sorted(self.opened))
@@ -751,7 +733,7 @@ class _OfLink(_Owner):
         # A library's code, including this package's, may call any callable that a link has.
         self.always = {name for name, value in now if callable(value)}
         # Arrays in attributes of links are left out, because they are found by their paths.
-        self.never = never | {name for name, value in now if isinstance(value, _ARRAYS)}
+        self.never = never | {name for name, value in now if isinstance(value, kinds.ARRAYS)}
 
     def place(self):
         return places.all_attributes(self.variables, self.text)
@@ -764,7 +746,7 @@ class _OfLink(_Owner):
 
 
 class _OfTraining(_Owner):
-    """Attributes of an object in `_OF_TRAINING` that code reads.
+    """Attributes of an object in `kinds.OF_TRAINING` that code reads.
 
     Those in its `__dict__` whose names are in `kept` are put back.
     """
@@ -778,7 +760,7 @@ class _OfTraining(_Owner):
 
     def open(self, names, uses_any_attribute):
         # A user's properties are not read, because they may do anything.
-        bases = [base for base in type(self.thing).__mro__ if is_of_user(base.__module__)]
+        bases = [base for base in type(self.thing).__mro__ if kinds.is_of_user(base.__module__)]
         there = set(object.__dir__(self.thing)).difference(*map(vars, bases))
         chosen = there & names
         if uses_any_attribute:
@@ -793,23 +775,22 @@ class _OfTraining(_Owner):
     def value(self, name):
         value = vars(self.thing).get(name)
         is_of_user = name not in _written_by_libraries(type(self.thing))
-        is_followed = is_of_user or self.gives_examples or isinstance(value, _OF_TRAINING)
+        kept = *kinds.OF_TRAINING, chainer.Link
+        is_followed = is_of_user or self.gives_examples or isinstance(value, kept)
         return value if is_followed else None
 
     def place(self):
         return places.of_training(self.thing, self.text, sorted(self.opened), self.kept)
 
 
-def is_of_user(module: Any) -> bool:
-    """Return whether the code of a module, given its name, is followed."""
-    if not isinstance(module, (str, type(None))):  # a class of Cython has a descriptor instead
-        return False
-    return is_user_code(module) and (module or '').partition('.')[0] not in _FOREIGN
+def _has_library_base(kind, quiet=kinds.QUIET):
+    """Return whether a library's base class may call any method and read any attribute.
 
-
-def _has_library_base(kind):
-    """Return whether a library's base class may call any method and read any attribute."""
-    return any(not is_of_user(m) and m not in _QUIET for m in (b.__module__ for b in kind.__mro__))
+    `quiet`: names of modules whose base classes do not.
+    """
+    return any(
+        not kinds.is_of_user(m) and m not in quiet for m in (b.__module__ for b in kind.__mro__)
+    )
 
 
 def _outputs(kind):
@@ -821,7 +802,7 @@ def _outputs(kind):
     for base in kind.__mro__:
         for name in ('__call__', 'forward'):
             function = vars(base).get(name)
-            if isinstance(function, types.FunctionType) and not is_of_user(base.__module__):
+            if isinstance(function, types.FunctionType) and not kinds.is_of_user(base.__module__):
                 attributes = code_names(function.__code__).attributes
                 found |= {name for name, is_written in attributes.items() if is_written}
     return found
@@ -837,7 +818,7 @@ def _written_by_libraries(kind):
     """Return the names of attributes that code of a class's library bases assigns."""
     found: set[str] = set()
     for base in kind.__mro__:
-        for function in vars(base).values() if not is_of_user(base.__module__) else ():
+        for function in vars(base).values() if not kinds.is_of_user(base.__module__) else ():
             if isinstance(function, types.FunctionType):
                 attributes = code_names(function.__code__).attributes
                 found |= {name for name, is_written in attributes.items() if is_written}
@@ -846,7 +827,7 @@ def _written_by_libraries(kind):
 
 def _is_ignored(thing, kind):
     """Return whether an object is not followed, because no run can change it."""
-    if issubclass(kind, io.IOBase) and not is_of_user(kind.__module__):
+    if issubclass(kind, io.IOBase) and not kinds.is_of_user(kind.__module__):
         return not _is_drained(thing, kind)
     return _has_constants(kind)
 
@@ -854,18 +835,18 @@ def _is_ignored(thing, kind):
 @functools.lru_cache(maxsize=1024)
 def _has_constants(kind):
     """Return whether no run can change an object of a class."""
-    if is_of_user(kind.__module__):  # such as a subclass of int, which may have attributes
+    if kinds.is_of_user(kind.__module__):  # such as a subclass of int, which may have attributes
         return False
-    if issubclass(kind, _IGNORED):
-        return True
-    if kind.__name__ in _NATIVE_FUNCTIONS:  # Boost's are called like Python's
+    if issubclass(kind, kinds.IGNORED):
+        return not issubclass(kind, numpy.void)
+    if kind.__name__ in kinds.NATIVE_FUNCTIONS:  # Boost's are called like Python's
         return not issubclass(kind, types.FunctionType)
-    if issubclass(kind, (*_RECORDS, *_OF_TRAINING, chainer.Link, chainer.Variable)):
+    if issubclass(kind, (*kinds.RECORDS, *kinds.OF_TRAINING, chainer.Link, chainer.Variable)):
         return False
     package = (kind.__module__ or '').partition('.')[0]
     if package in LIBRARIES:
-        return not (issubclass(kind, _ARRAYS) or _is_generator_of_cupy(kind))
-    return kind.__module__ in _CONSTANT and not issubclass(kind, _KEPT_KINDS)
+        return not (issubclass(kind, kinds.ARRAYS) or _is_generator_of_cupy(kind))
+    return kind.__module__ in kinds.CONSTANT
 
 
 def _is_heap_type(kind):
@@ -894,15 +875,21 @@ def _is_drained(thing, kind):
         return not thing.closed and thing.readable()
     if issubclass(kind, weakref.ProxyTypes):
         return False
-    module = kind.__module__ or ''
-    is_of_python = module.partition('.')[0] in sys.stdlib_module_names
-    return module in _DRAINED or (is_of_python and hasattr(kind, '__next__'))
+    return any(
+        base.__module__ in kinds.DRAINED or _is_iterator_of_python(base) for base in kind.__mro__
+    )
+
+
+def _is_iterator_of_python(kind):
+    """Return whether a class is an iterator of Python's that is not written in Python."""
+    is_native = isinstance(vars(kind).get('__next__'), types.WrapperDescriptorType)
+    return is_native and (kind.__module__ or '').partition('.')[0] in sys.stdlib_module_names
 
 
 def _emptied(cached):
     """Return a copy of a function of functools.lru_cache, with an empty cache."""
     empty = functools.lru_cache(**cached.cache_parameters())(cached.__wrapped__)
-    vars(empty).update(vars(cached), cache_parameters=empty.cache_parameters)
+    empty.__dict__ = vars(cached)  # so that attributes are put back with the original's
     return empty
 
 
@@ -936,10 +923,14 @@ def _position(iterator):
 
 
 def _imported(name, function):
-    """Return the module that a function imports, or None if it is not imported yet."""
+    """Return the module that a function imports and its packages; none if not imported yet."""
     if name.startswith('.'):
         name = importlib.util.resolve_name(name, function.__globals__['__package__'])
-    return sys.modules.get(name)
+    parts = name.split('.')
+    names = ['.'.join(parts[: n + 1]) for n in range(len(parts))]
+    return (
+        [sys.modules[each] for each in names if each in sys.modules] if name in sys.modules else []
+    )
 
 
 def _variables_of(thing):
@@ -954,6 +945,10 @@ def _attribute_of(owner):
     name = (_variables_of(owner) or {}).get('name')
     called = name if isinstance(name, str) else type(owner).__name__
     return _words('the attribute ', ' of %s' % called)
+
+
+def _attribute_of_function(function):
+    return _words('the attribute ', ' of %s' % function.__name__)
 
 
 def _words(before, after):

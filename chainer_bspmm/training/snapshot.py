@@ -304,5 +304,7 @@ def difference(arrays, values, tolerance, floor=0.0):
             error = numpy.linalg.norm(numpy.where(is_same, 0, actual - expected))
         scale = numpy.linalg.norm(expected[numpy.isfinite(expected)])
         if not tolerance or not error <= tolerance * max(scale, floor):
+            if numpy.isnan(error):
+                return '%s (one of them is not finite)' % name
             return '%s (relative difference %.1e)' % (name, error / scale if scale else error)
     return None

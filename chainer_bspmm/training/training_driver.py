@@ -10,10 +10,13 @@ import chainer
 
 from chainer_bspmm.multi_node.optimizer import of_nccl, Weighted
 from chainer_bspmm.sparse import check
+from chainer_bspmm.training.calls import are_noted, is_noting
 from chainer_bspmm.training.cuda_graphs import CannotCapture, using
 from chainer_bspmm.training.driver import Driver, is_on_gpu
 from chainer_bspmm.training.flat_gradients import raise_if_not_finite
+from chainer_bspmm.training.reach import Reach
 from chainer_bspmm.training.session import CHECK_EVERY
+from chainer_bspmm.training.snapshot import ParameterMissing
 from chainer_bspmm.training.training_step import TrainingStep
 from chainer_bspmm.training.update import update_of
 
@@ -77,6 +80,19 @@ class TrainingDriver(Driver):
                 return "parameter '%s' is on %s, the device is %s" % names
         return None
 
+    def needs_notes(self, function):
+        """Return whether an eager step has to note the calls of a loss, before any capture."""
+        if (
+            self.reason is not None
+            or self.session is not None
+            or self.together is not None
+            or are_noted(self.target)
+            or self._why_not() is not None
+        ):
+            return False
+        reach = Reach(self.target, function)
+        return bool(reach.functions) and not reach.cannot
+
     def _begin(self, function):
         reason = self._why_not()
         if reason is not None:
@@ -91,6 +107,8 @@ class TrainingDriver(Driver):
     def _why_not_now(self):
         if self.optimizer._loss_scale is not None:
             return 'the optimizer scales the loss'
+        if 'update' in vars(self.optimizer):  # it may do more, such as an average of parameters
+            return 'the method update of the optimizer was replaced'
         return super()._why_not_now()
 
     def _watch(self, key):
@@ -115,6 +133,12 @@ class TrainingDriver(Driver):
             elif update.gradients.peers is not self.peers:
                 raise CannotCapture('parameters have other sizes or dtypes than in the first step')
         return program
+
+    def _try_out(self, program, batch):
+        if not is_noting():
+            super()._try_out(program, batch)
+        elif any(not param.is_initialized for param in self.target.params()):
+            raise ParameterMissing
 
     def agree(self, reason):
         """Return the reason (str or None) not to capture, in the first step one for all ranks."""

@@ -12,6 +12,7 @@ from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.cuda.plans import VECTOR_BYTES
 from chainer_bspmm.multi_node.statistics import weighted_by
 from chainer_bspmm.training import chainer_nodes, snapshot
+from chainer_bspmm.training.calls import run_loss
 from chainer_bspmm.training.cuda_graphs import CannotCapture
 from chainer_bspmm.training.session import Session
 from chainer_bspmm.training.work import as_arrays, spare_tolerance, Work
@@ -34,6 +35,7 @@ class TrainingStep(Work):
         self._n_molecules = n_molecules
         self._seed = SeedGradient(session.device)
         self._loss: Any = None  # the loss of the last run from Python, an array
+        self._variables = set()  # names of reported values that are variables
         self._is_prepared = False  # whether the update is prepared
         self._defers_sums = None  # whether partial sums can be deferred; None until a trial
         self.n_numbers = self._update.n_numbers
@@ -56,7 +58,7 @@ class TrainingStep(Work):
         session = self._session
         target = session.target
         with self._update.uncounted(), observed() as reported:
-            loss = session.function(*arrays)
+            loss = run_loss(session.function, arrays)
             if mode == 'forward':
                 return {}
             target.cleargrads()
@@ -71,7 +73,20 @@ class TrainingStep(Work):
             self._seed.detach(params)
             zero_missing(params)
             self._update.send(self._n_molecules, self._loss, alone)
+        self._variables |= {
+            name for name, value in reported.items() if isinstance(value, chainer.Variable)
+        }
         return as_arrays(reported)
+
+    def as_reported(self, results):
+        """Return name -> value, with variables where the loss has reported variables."""
+        variables = self._variables
+        if not variables:  # Chainer Chemistry's models report arrays
+            return results
+        return {
+            name: chainer.Variable(value) if name in variables else value
+            for name, value in results.items()
+        }
 
     def load_kernels(self):
         self._update.load_kernels()

@@ -32,7 +32,13 @@ RELATIONS = {'RelGCN': 4, 'GGNN': 4}
 
 
 class _Hidden(types.ModuleType):
-    value: object
+    @property
+    def value(self):
+        return vars(self)['a name that no code has']
+
+    @value.setter
+    def value(self, value):
+        vars(self)['a name that no code has'] = value
 
     def __deepcopy__(self, memo):
         return hidden(self.value)

@@ -113,6 +113,22 @@ def test_whether_attributes_are_used_without_their_name(source):
     assert names_of(source).uses_any_attribute is ANY[source]
 
 
+BY_TEXT = {
+    'def f(n): return getattr(a, n)': {'a'},
+    'def f(n): setattr(a, n, 1)': {'a'},
+    'def f(): return vars(a)': {'a'},
+    'def f(): return a.__dict__': {'a'},
+    'def f(a, n): return getattr(a, n)': set(),
+    'def f(): return lambda n: getattr(a, n)': {'a'},
+    'def f(n): return a, getattr(n, "b")': set(),
+}
+
+
+@pytest.mark.parametrize('source', BY_TEXT)
+def test_variables_whose_attributes_are_used_without_their_name(source):
+    assert names_of(source).by_text == BY_TEXT[source]
+
+
 UNKNOWN = {
     'def f(x): return x': set(),
     'def f(): return globals()["a"]': {'globals'},
@@ -124,6 +140,8 @@ UNKNOWN = {
     'def f(x): return x.modules': set(),
     'def f(): return importlib.import_module("a").b': {'import_module'},
     'def f(): return lambda: globals()': {'globals'},
+    'def f(): return sys._getframe().f_globals["a"]': {'f_globals'},
+    'def f(x): return x.f_back.f_locals': {'f_back', 'f_locals'},
 }
 
 

@@ -811,6 +811,21 @@ def test_an_update_inside_of_a_check_is_not_checked():
     ) == RowsCheck(True)
 
 
+def test_an_update_inside_of_a_loss_is_not_checked():
+    batch = chainer_bspmm.concat_mols(EXAMPLES)
+    inner = optimizers.SGD(0.0).setup(Own(WRONG['len(atoms)'][0]))
+    model = Own(RIGHT['a mean of y'])
+
+    def loss(*batch):
+        inner.update(inner.target, *batch)
+        return model(*batch)
+
+    optimizer = optimizers.SGD().setup(model)
+    (outer,) = caught_by(lambda: optimizer.update(loss, *batch))
+    assert 'leave changes that a step of the SGD makes' in outer
+    assert caught_by(lambda: inner.update(inner.target, *batch))
+
+
 def test_an_optimizer_with_another_model_is_checked_again():
     batch = chainer_bspmm.concat_mols(EXAMPLES)
     optimizer = optimizers.SGD(0.0).setup(Own(RIGHT['a mean of y']))

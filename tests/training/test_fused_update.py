@@ -98,6 +98,11 @@ def with_shared(optimizer):
         optimizer.target.q = optimizer.target.p002
 
 
+class OfUser(chainer.Parameter):
+    def update(self):
+        super().update()
+
+
 def with_hook(hook, timing='auto'):
     return lambda optimizer: optimizer.add_hook(hook, timing=timing)
 
@@ -158,6 +163,16 @@ def with_hooks(n):
         (put('array', numpy.zeros((5, 3), 'f').T), "parameter '/p002' is not C-contiguous"),
         (with_hooks(17), 'the optimizer has 17 hooks, expected at most 16'),
         (put('_loss_scale', 2), "parameter '/p002' has a scaled gradient"),
+        (
+            lambda optimizer: setattr(optimizer, 'call_hooks', print),
+            'the method call_hooks of the optimizer was replaced',
+        ),
+        (put('update', print), "parameter '/p002' has a method update of its own"),
+        (put('__class__', OfUser), "parameter '/p002' has a method update of its own"),
+        (
+            lambda optimizer: setattr(optimizer.target.p002.update_rule, 'update_core', print),
+            "parameter '/p002' is updated by a rule with a method update_core of its own",
+        ),
     ],
 )
 def test_what_is_refused(change, reason):

@@ -148,6 +148,16 @@ def test_difference(actual, expected, tolerance, differs):
     assert bool(snapshot.difference(actual, expected, tolerance)) == differs
 
 
+def test_how_an_array_differs():
+    """A number that is not finite has no distance from another one."""
+    for actual, how in (
+        (2.02, 'relative difference 1.0e-02'),
+        (numpy.nan, 'one of them is not finite'),
+    ):
+        difference = snapshot.difference({'x': numpy.array(actual)}, {'x': numpy.array(2.0)}, 1e-3)
+        assert difference == 'x (%s)' % how
+
+
 class Table:
     def __init__(self):
         self.rows = {'a': 1}

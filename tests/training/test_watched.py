@@ -513,6 +513,12 @@ class Twice(optimizers.SGD):
         super().update(lossfun, *args, **kwargs)
 
 
+def replace_update(updater):
+    optimizer = updater.get_optimizer('main')
+    update = type(optimizer).update
+    optimizer.update = lambda *args, **kwargs: update(optimizer, *args, **kwargs)
+
+
 def scale_from_step_2(updater):
     if updater.iteration == 2:
         updater.get_optimizer('main').set_loss_scale(8)
@@ -574,8 +580,9 @@ def changes(what):
 
 
 TWICE = (
-    r'run twice, one batch differs in main/%s: the model draws random numbers in another '
-    'way than chainer.functions.dropout, or keeps results for its next call'
+    r'run twice, one batch differs in main/%s: something in Python changes that is not watched, '
+    'such as a counter, or the model draws random numbers in another way than '
+    'chainer.functions.dropout'
 )
 OF_LOSS = r'loss \(relative difference \d.\de[-+]\d\d\)'
 PADDED = chainer_bspmm.CSRConverter('padded')
@@ -659,6 +666,9 @@ EAGER = {
     ),
     'a loss that is scaled from step 2 on': Script(
         'the optimizer scales the loss', change=scale_from_step_2
+    ),
+    'an update that is replaced from step 2 on': Script(
+        'the method update of the optimizer was replaced', change=replace_update
     ),
     'an optimizer that updates twice': Script(
         'the optimizer, Twice, overrides the method update', optimizer=lambda: Twice(0.01)

@@ -6,6 +6,7 @@ The usual reason is a warm-up, here as a factor `warm(n)` of the loss.
 import argparse
 import array
 import collections
+import contextlib
 import contextvars
 import dataclasses
 import enum
@@ -15,6 +16,7 @@ import itertools
 import logging
 import operator
 import queue
+import random
 import sys
 import threading
 import types
@@ -24,11 +26,13 @@ from typing import Any
 import numpy
 
 import chainer
-from chainer import functions as F
+from chainer import functions as F, optimizers
+from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.models.prediction import Regressor
 
 from tests.training.unusual_scripts.bench import (
     at,
+    RATE,
     every,
     number,
     script,
@@ -1311,3 +1315,220 @@ def objects_that_are_keys(bench):
     model = OfKeys(bench, tasks={Schedule(): 'main', Schedule(): 'other'})
     bench.train(model)
     return {'n': [schedule.n for schedule in model.tasks]}
+
+
+CHOSEN = {'mse': 0}
+
+
+class ByChosenMethod(Squares):
+    kind = 'mse'
+
+    def __call__(self, atoms, adj, t):
+        loss = getattr(self, 'loss_' + self.kind)(self.predictor(atoms, adj), t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+    def loss_mse(self, y, t):
+        CHOSEN['mse'] += 1
+        return F.mean_squared_error(y, t) * warm(CHOSEN['mse'])
+
+
+@script(SCRIPTS, told=r"changes 'mse' in CHOSEN of\b")
+def a_dict_of_a_method_that_is_chosen_by_text(bench):
+    bench.train(ByChosenMethod(bench))
+    return CHOSEN
+
+
+class Timer(contextlib.ContextDecorator):
+    n = 0
+
+    def __enter__(self):
+        self.n += 1
+
+    def __exit__(self, *error):
+        pass
+
+
+TIMER = Timer()
+
+
+class ByDecorator(Squares):
+    @TIMER
+    def weighed(self, loss):
+        return loss * warm(TIMER.n)
+
+
+@script(SCRIPTS, told=r'changes the attribute n of Timer')
+def an_object_that_decorates_a_method(bench):
+    bench.train(ByDecorator(bench))
+    return {'n': TIMER.n}
+
+
+class Recent(queue.Queue):
+    pass
+
+
+class ByOwnQueue(Weighted):
+    def factor(self):
+        n = RECENT.get()
+        RECENT.put(n + 1)
+        return warm(n)
+
+
+RECENT = Recent()
+
+
+@script(SCRIPTS, told=r'consume part of RECENT of\b')
+def a_queue_of_a_class_of_mine(bench):
+    RECENT.put(1)
+    bench.train(ByOwnQueue(bench))
+    return {'next': RECENT.get()}
+
+
+class Steps(itertools.count):
+    pass
+
+
+STEPS = Steps(1)
+
+
+class ByOwnCount(Weighted):
+    def factor(self):
+        return warm(next(STEPS))
+
+
+@script(SCRIPTS, told=r'consume part of STEPS of\b')
+def a_subclass_of_itertools_count(bench):
+    bench.train(ByOwnCount(bench))
+    return {'next': next(STEPS)}
+
+
+class Noise(random.Random):
+    n = 0
+
+    def jitter(self):
+        self.n += 1
+        return 1 + 0.1 * (self.n % 3)
+
+
+NOISE = Noise(3)
+
+
+class ByOwnGenerator(Weighted):
+    def factor(self):
+        return NOISE.jitter()
+
+
+@script(SCRIPTS, told=r'changes the attribute n of Noise')
+def a_subclass_of_random(bench):
+    bench.train(ByOwnGenerator(bench))
+    return {'n': NOISE.n}
+
+
+library: Any = chainer
+
+
+class ByModuleOfLibrary(Weighted):
+    def factor(self):
+        library.n_of_a_script += 1
+        return warm(library.n_of_a_script)
+
+
+@script(SCRIPTS, told=r'changes n_of_a_script of module chainer')
+def an_attribute_of_a_librarys_module(bench):
+    library.n_of_a_script = 0
+    bench.train(ByModuleOfLibrary(bench))
+    n = library.n_of_a_script
+    del library.n_of_a_script
+    return {'n': n}
+
+
+class ByCleargrads(Squares):
+    n = 0
+
+    def cleargrads(self):
+        type(self).n += 1
+        if self.n % 2:
+            super().cleargrads()
+
+
+@script(SCRIPTS, told=r'changes n of class ByCleargrads')
+def gradients_of_two_steps(bench):
+    bench.train(ByCleargrads(bench))
+    return {'n': ByCleargrads.n}
+
+
+class ByVoid(Weighted):
+    record = numpy.zeros(1, [('n', 'i4')])[0]
+
+    def factor(self):
+        self.record['n'] += 1
+        return warm(int(self.record['n']))
+
+
+@script(SCRIPTS, told=r'changes in .*\(void\)')
+def a_record_of_numpy(bench):
+    bench.train(ByVoid(bench))
+    return {'n': int(ByVoid.record['n'])}
+
+
+class Kept(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+
+class ByLoggerOfName(Squares):
+    def weighed(self, loss):
+        logging.getLogger('script.of.a.user').warning('a step')
+        return loss
+
+
+@script(SCRIPTS, told=r'changes .*\btexts of\b')
+def a_handler_that_keeps_records(bench):
+    logger = logging.getLogger('script.of.a.user')
+    handler = Kept()
+    logger.addHandler(handler)
+    logger.propagate = False
+    bench.train(ByLoggerOfName(bench))
+    logger.removeHandler(handler)
+    return {'n': len(handler.texts)}
+
+
+@script(SCRIPTS, told=r'the method update of the optimizer was replaced')
+def an_optimizers_update_that_counts(bench):
+    optimizer = optimizers.SGD(RATE)
+    updater = bench.updater(Squares(bench), optimizer=optimizer)
+    update = optimizer.update
+    n = 0
+
+    def counted(*args, **kwargs):
+        nonlocal n
+        n += 1
+        update(*args, **kwargs)
+
+    optimizer.update = counted
+    bench.run(updater)
+    return {'n': n}
+
+
+@script(SCRIPTS, told=r'StandardUpdater\.update_core was replaced')
+def an_updaters_loop_that_is_replaced_later(bench):
+    updater = bench.updater(Squares(bench))
+    original = StandardUpdater.update_core
+    n = 0
+
+    def update_core(self):
+        nonlocal n
+        n += 1
+        original(self)
+
+    StandardUpdater.update_core = update_core
+    try:
+        bench.run(updater)
+    finally:
+        StandardUpdater.update_core = original
+    return {'n': n}

@@ -1120,3 +1120,51 @@ def a_trigger_of_the_users_in_a_report(bench):
     report = extensions.LogReport(trigger=Trigger(model), log_name=None)
     bench.train(model, (report, every(1)))
     return {'weight': model.weight}
+
+
+@script(SCRIPTS)
+def an_observation_that_is_a_variable(bench):
+    """Chainer reports the loss of a model as a variable, so that its `array` can be read."""
+    seen = []
+    bench.train(
+        Squares(bench),
+        (lambda trainer: seen.append(number(trainer.observation['main/loss'].array)), every(1)),
+    )
+    return {'seen': seen}
+
+
+class Distilled(Squares):
+    def __call__(self, atoms, adj, t):
+        with chainer.no_backprop_mode():
+            taught = TEACHING.target(atoms, adj)
+        y = self.predictor(atoms, adj)
+        loss = F.mean_squared_error(y, t) + F.mean_squared_error(y, taught.array)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+TEACHING = optimizers.SGD(0.1)
+
+
+@script(SCRIPTS)
+def a_teacher_that_another_optimizer_holds(bench):
+    TEACHING.setup(bench.predictor())
+    bench.train(Distilled(bench))
+
+
+class Adapted(Squares):
+    """Model that takes a step of a copy of itself in every loss, with an optimizer of its own."""
+
+    def __call__(self, atoms, adj, t):
+        adapted = copy.deepcopy(self.predictor)
+        inner = optimizers.SGD(0.01).setup(adapted)
+        inner.update(lambda: F.mean_squared_error(adapted(atoms, adj), t))
+        y = self.predictor(atoms, adj)
+        loss = F.mean_squared_error(y, t) + F.mean_squared_error(y, adapted(atoms, adj).array)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@script(SCRIPTS)
+def an_optimizer_inside_of_the_loss(bench):
+    bench.train(Adapted(bench))

@@ -1106,3 +1106,91 @@ def a_global_that_is_made_later(bench):
         LATE_FACTOR = weight
 
     bench.train(OfLateGlobal(bench), changed_by(change))
+
+
+class OfNamespace(Weighted):
+    def factor(self):
+        return 1.0 if 'is_full' in ARGUMENTS else 0.25
+
+
+ARGUMENTS = argparse.Namespace(is_full=True)
+
+
+@script(SCRIPTS)
+def a_namespace_that_is_searched(bench):
+    def change(weight):
+        vars(ARGUMENTS).pop('is_full', None)
+        if weight > 0.5:
+            ARGUMENTS.is_full = True
+
+    bench.train(OfNamespace(bench), changed_by(change))
+
+
+class OfModuleByText(Weighted):
+    key = 'WEIGHT'
+
+    def factor(self):
+        return getattr(settings_by_text, self.key)
+
+
+settings_by_text: Any = types.ModuleType('settings_of_a_user')
+settings_by_text.WEIGHT = 1.0
+
+
+@script(SCRIPTS)
+def a_module_that_is_read_by_text(bench):
+    bench.train(
+        OfModuleByText(bench),
+        changed_by(lambda weight: setattr(settings_by_text, 'WEIGHT', weight)),
+    )
+
+
+class OfRate(Weighted):
+    def factor(self):
+        rule: Any = next(self.params()).update_rule
+        return 20 * rule.hyperparam.lr
+
+
+@script(SCRIPTS)
+def the_rate_of_an_update_rule(bench):
+    updater = bench.updater(OfRate(bench))
+    optimizer = updater.get_optimizer('main')
+    bench.run(updater, changed_by(lambda weight: setattr(optimizer, 'lr', 0.05 * weight)))
+
+
+def inverse(n):
+    return 1.0 / n
+
+
+table: Any = functools.lru_cache(maxsize=None)(inverse)
+table.weight = 1.0
+
+
+class OfCachedFunction(Weighted):
+    def factor(self):
+        return table(2) * table.weight
+
+
+@script(SCRIPTS)
+def an_attribute_of_a_cached_function(bench):
+    bench.train(
+        OfCachedFunction(bench), changed_by(lambda weight: setattr(table, 'weight', weight))
+    )
+
+
+class Heads(Weighted):
+    def __init__(self, bench):
+        super().__init__(bench)
+        with self.init_scope():
+            self.heads = chainer.ChainList(chainer.links.Linear(2, 2), chainer.links.Linear(2, 2))
+
+    def __call__(self, atoms, adj, t):
+        loss = F.mean_squared_error(self.heads[0](self.predictor(atoms, adj)), t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@script(SCRIPTS)
+def heads_that_change_places(bench):
+    model = Heads(bench)
+    bench.train(model, (lambda trainer: model.heads._children.reverse(), at(21, 30)))

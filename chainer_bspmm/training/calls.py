@@ -1,0 +1,113 @@
+"""`noting`: a user's functions that a loss calls, noted in a step that the user asked for.
+
+`Reach` reads which functions code names. It cannot read which ones are chosen at run time, such as
+``getattr(self, 'loss_' + name)``, so those that were called are followed as well.
+"""
+
+import contextlib
+import gc
+import inspect
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import chainer
+
+from chainer_bspmm.training.kinds import is_of_user
+
+# Link that is trained -> weak references to functions that were called, and to objects whose
+# methods they are. Objects that the step has made are gone after it.
+_called: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_noting = threading.local()  # it has an attribute in threads that are inside of `noting`
+
+
+def are_noted(target: chainer.Link) -> bool:
+    """Return whether calls were noted in a step of a target."""
+    return target in _called
+
+
+def called(target: chainer.Link) -> list[Any]:
+    """Return the functions and objects that were noted for a target, and still exist."""
+    found = [reference() for reference in _called.get(target, ())]
+    return [each for each in found if each is not None]
+
+
+def is_noting() -> bool:
+    """Return whether this thread is inside of :func:`noting`."""
+    return bool(vars(_noting))
+
+
+def run_loss(function: Callable, arguments: tuple) -> Any:
+    """Call a loss; :func:`noting` recognizes this function."""
+    return function(*arguments)
+
+
+@contextlib.contextmanager
+def noting(target: chainer.Link) -> Iterator[None]:
+    """Context of a step: note what the first loss calls that `run_loss` or an optimizer calls.
+
+    Nothing is noted if a profiler is at work, which would miss the step.
+    """
+    _called[target] = []
+    _noting.target = target
+    notes = _Notes()
+    if sys.getprofile() is None:
+        sys.setprofile(notes.note)
+    try:
+        yield
+    finally:
+        del _noting.target
+        if sys.getprofile() == notes.note:
+            sys.setprofile(None)
+        _called[target] = notes.found()
+
+
+class _Notes:
+    """Codes of functions that were called, and the objects that they were called on."""
+
+    def __init__(self):
+        # The first function that one of these calls is the loss.
+        callers = run_loss, inspect.unwrap(chainer.GradientMethod.update)
+        self._callers = {function.__code__ for function in callers}
+        self._loss: Any = None  # the frame of the loss while it runs
+        self._codes: dict[types.CodeType, bool] = {}  # code -> whether it is a user's
+        self._owners: dict[int, weakref.ref] = {}
+
+    def note(self, frame, event, argument):
+        """Note a call; a function for ``sys.setprofile``."""
+        if event == 'return' and frame is self._loss:
+            sys.setprofile(None)
+            self._loss = None
+        if event != 'call':
+            return
+        code = frame.f_code
+        if self._loss is None:
+            if frame.f_back is None or frame.f_back.f_code not in self._callers:
+                return
+            self._loss = frame
+        if code not in self._codes:
+            self._codes[code] = is_of_user(frame.f_globals.get('__name__'))
+        if self._codes[code] and code.co_argcount:
+            # Some classes allow no weak references, and a metaclass may raise anything.
+            with contextlib.suppress(Exception):
+                self._note_owner(frame.f_locals.get(code.co_varnames[0]))
+
+    def _note_owner(self, owner):
+        kind = type(owner)
+        if is_of_user(owner.__module__ if issubclass(kind, type) else kind.__module__):
+            known = self._owners.get(id(owner))
+            if known is None or known() is not owner:
+                self._owners[id(owner)] = weakref.ref(owner)
+
+    def found(self):
+        """Return weak references to the functions and the objects."""
+        # A frame tells its code, but not its function.
+        functions = [
+            weakref.ref(each)
+            for each in gc.get_objects()
+            if type(each) is types.FunctionType and self._codes.get(each.__code__)
+        ]
+        return [*functions, *self._owners.values()]

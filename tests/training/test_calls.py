@@ -1,0 +1,117 @@
+"""Calls of a user's loss are noted in the first step, before anything is tried out."""
+
+import sys
+import types
+import weakref
+
+import numpy
+import pytest
+
+import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+import chainer
+
+from chainer_bspmm.training import GraphUpdater
+from chainer_bspmm.training.calls import are_noted, called, is_noting, noting
+
+from tests.support.training import HOST, is_captured, make_model, make_updater
+from tests.training import host_graphs
+
+
+class Chosen(chainer.Link):
+    """Link whose loss is chosen by text; `made` has weak references to objects of its steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+        with self.init_scope():
+            self.w = chainer.Parameter(numpy.array(2.0, 'f'))
+
+    def forward(self):
+        step = Step()
+        self.made.append(weakref.ref(step))
+        return getattr(self, 'loss_' + step.kind())()
+
+    def loss_of_squares(self):
+        return self.w * self.w
+
+    def loss_of_others(self):
+        return self.w
+
+
+class Step:
+    def kind(self):
+        return 'of_squares'
+
+
+def step(link):
+    optimizer = chainer.optimizers.SGD(0.1).setup(link)
+    with noting(link):
+        optimizer.update(link)
+
+
+def test_functions_that_a_loss_calls():
+    link = Chosen()
+    step(link)
+    names = {each.__name__ for each in called(link) if isinstance(each, types.FunctionType)}
+    assert names == {'forward', 'kind', 'loss_of_squares'}
+
+
+def test_objects_whose_methods_are_called():
+    """Objects that the step has made are gone."""
+    link = Chosen()
+    step(link)
+    assert [each for each in called(link) if not isinstance(each, types.FunctionType)] == [link]
+    assert [made() for made in link.made] == [None]
+
+
+def test_nothing_else_is_called_by_the_loss():
+    """Hooks of an optimizer run in the same step, but not in its loss."""
+
+    def hook(optimizer):
+        assert is_noting()
+        calls.append(optimizer)
+
+    calls = []
+    link = Chosen()
+    optimizer = chainer.optimizers.SGD(0.1).setup(link)
+    optimizer.add_hook(hook)
+    with noting(link):
+        optimizer.update(link)
+    assert len(calls) == 1 and hook not in called(link)
+    assert not is_noting()
+
+
+def test_a_profiler_that_is_at_work():
+    link = Chosen()
+
+    def profile(frame, event, argument):
+        pass
+
+    sys.setprofile(profile)
+    try:
+        step(link)
+        assert sys.getprofile() is profile
+    finally:
+        sys.setprofile(None)
+    assert are_noted(link) and called(link) == []
+
+
+def test_a_loss_that_raises():
+    link = Chosen()
+    link.loss_of_squares = None
+    with pytest.raises(TypeError, match="^'NoneType' object is not callable$"):
+        step(link)
+    assert sys.getprofile() is None and not is_noting()
+
+
+@pytest.mark.parametrize('is_of_user', [False, True])
+def test_only_a_user_s_loss_begins_with_a_step_that_is_not_tried_out(monkeypatch, is_of_user):
+    host_graphs.stand_in(monkeypatch)
+    model = make_model()
+    loss = (lambda *arguments: model(*arguments)) if is_of_user else None
+    updater = make_updater(GraphUpdater, HOST, model, loss_func=loss)
+    updater.update()
+    assert (updater._driver.session is None) == is_of_user == are_noted(model)
+    updater.update()
+    updater.update()
+    assert is_captured(updater)
