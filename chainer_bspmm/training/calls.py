@@ -73,7 +73,10 @@ class _Notes:
         callers = run_loss, inspect.unwrap(chainer.GradientMethod.update)
         self._callers = {function.__code__ for function in callers}
         self._loss: Any = None  # the frame of the loss while it runs
-        self._codes: dict[types.CodeType, bool] = {}  # code -> whether it is a user's
+        # Code, and `id` of the globals that it ran with -> whether it is a user's. Equal code with
+        # other globals belongs to another module, such as an earlier one of the same file.
+        self._codes: dict[tuple[types.CodeType, int], bool] = {}
+        self._globals: list[dict] = []  # so that no other dict gets the same id
         self._owners: dict[int, weakref.ref] = {}
 
     def note(self, frame, event, argument):
@@ -88,9 +91,11 @@ class _Notes:
             if frame.f_back is None or frame.f_back.f_code not in self._callers:
                 return
             self._loss = frame
-        if code not in self._codes:
-            self._codes[code] = is_of_user(frame.f_globals.get('__name__'))
-        if self._codes[code] and code.co_argcount:
+        key = code, id(frame.f_globals)
+        if key not in self._codes:
+            self._codes[key] = is_of_user(frame.f_globals.get('__name__'))
+            self._globals.append(frame.f_globals)
+        if self._codes[key] and code.co_argcount:
             # Some classes allow no weak references, and a metaclass may raise anything.
             with contextlib.suppress(Exception):
                 self._note_owner(frame.f_locals.get(code.co_varnames[0]))
@@ -108,6 +113,7 @@ class _Notes:
         functions = [
             weakref.ref(each)
             for each in gc.get_objects()
-            if type(each) is types.FunctionType and self._codes.get(each.__code__)
+            if type(each) is types.FunctionType
+            and self._codes.get((each.__code__, id(each.__globals__)))
         ]
         return [*functions, *self._owners.values()]

@@ -64,6 +64,20 @@ def test_objects_whose_methods_are_called():
     assert [made() for made in link.made] == [None]
 
 
+def test_functions_of_another_module_with_equal_code_are_left_out():
+    """A file that is loaded twice has such functions."""
+    modules: list[dict] = [{'__name__': 'a_script_of_a_user'} for _ in range(2)]
+    for module in modules:
+        exec(compile('def loss(link): return link.w * link.w', 'a_script.py', 'exec'), module)
+    first, second = (module['loss'] for module in modules)
+    assert first.__code__ == second.__code__
+    link = Chosen()
+    optimizer = chainer.optimizers.SGD(0.1).setup(link)
+    with noting(link):
+        optimizer.update(second, link)
+    assert second in called(link) and first not in called(link)
+
+
 def test_nothing_else_is_called_by_the_loss():
     """Hooks of an optimizer run in the same step, but not in its loss."""
 

@@ -1149,6 +1149,7 @@ TEACHING = optimizers.SGD(0.1)
 @script(SCRIPTS)
 def a_teacher_that_another_optimizer_holds(bench):
     TEACHING.setup(bench.predictor())
+    TEACHING.target.to_device(bench.device)
     bench.train(Distilled(bench))
 
 
