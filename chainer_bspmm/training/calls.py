@@ -72,6 +72,8 @@ class _Notes:
         # The first function that one of these calls is the loss.
         callers = run_loss, inspect.unwrap(chainer.GradientMethod.update)
         self._callers = {function.__code__ for function in callers}
+        # Python calls these when it collects garbage, which may happen in the loss by chance.
+        self._callbacks = {getattr(each, '__code__', None) for each in gc.callbacks}
         self._loss: Any = None  # the frame of the loss while it runs
         # Code, and `id` of the globals that it ran with -> whether it is a user's. Equal code with
         # other globals belongs to another module, such as an earlier one of the same file.
@@ -93,7 +95,8 @@ class _Notes:
             self._loss = frame
         key = code, id(frame.f_globals)
         if key not in self._codes:
-            self._codes[key] = is_of_user(frame.f_globals.get('__name__'))
+            is_called = code not in self._callbacks
+            self._codes[key] = is_called and is_of_user(frame.f_globals.get('__name__'))
             self._globals.append(frame.f_globals)
         if self._codes[key] and code.co_argcount:
             # Some classes allow no weak references, and a metaclass may raise anything.

@@ -1,5 +1,6 @@
 """Calls of a user's loss are noted in the first step, before anything is tried out."""
 
+import gc
 import sys
 import types
 import weakref
@@ -76,6 +77,27 @@ def test_functions_of_another_module_with_equal_code_are_left_out():
     with noting(link):
         optimizer.update(second, link)
     assert second in called(link) and first not in called(link)
+
+
+def test_what_the_collection_of_garbage_calls_is_left_out():
+    calls = []
+
+    def callback(phase, info):
+        calls.append(phase)
+
+    def loss(link):
+        gc.collect()
+        return link.w * link.w
+
+    gc.callbacks.append(callback)
+    try:
+        link = Chosen()
+        optimizer = chainer.optimizers.SGD(0.1).setup(link)
+        with noting(link):
+            optimizer.update(loss, link)
+    finally:
+        gc.callbacks.remove(callback)
+    assert calls and loss in called(link) and callback not in called(link)
 
 
 def test_nothing_else_is_called_by_the_loss():
