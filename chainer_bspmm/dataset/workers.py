@@ -91,11 +91,16 @@ class Process:
         self._connection.close()
         if pid is None or os.getpid() != self._owner:
             return ''
-        try:
-            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        except ChildProcessError:  # another part of the program has waited for all children
-            return 'its exit status is unknown'
-        return 'exit status %d' % status if status >= 0 else signal.strsignal(-status)
+        return wait_for(pid)
+
+
+def wait_for(pid):
+    """Wait for the end of a process that was forked, and return how it ended (str)."""
+    try:
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:  # another part of the program has waited for all children
+        return 'its exit status is unknown'
+    return 'exit status %d' % status if status >= 0 else signal.strsignal(-status)
 
 
 def _serve(parents, connection, function):

@@ -16,7 +16,7 @@ from chainer_chemistry.models.prediction import Classifier, GraphConvPredictor, 
 
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.training.forked import cannot_fork, Failed, NoResult, run_forked
+from chainer_bspmm.training.forked import cannot_fork, described, Failed, NoResult, run_forked
 from chainer_bspmm.training.outcome import beyond_rounding, dtype_of, errors, in_short, LOSS
 from chainer_bspmm.training.outcome import observing_hooks, outcome
 from chainer_bspmm.training.outside import reaches_outside
@@ -316,7 +316,7 @@ def _move_generators():
 def _described(error):
     if isinstance(error, Failed):
         return str(error)
-    return '%s: %s' % (type(error).__name__, str(error).strip().partition('\n')[0])
+    return described(error)
 
 
 def _hooks_of_user(target):

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from chainer_bspmm.dataset.workers import CAN_FORK
+from chainer_bspmm.dataset.workers import CAN_FORK, wait_for
 
 SECONDS = 60.0  # to wait for a result
 IDLE = 5.0  # seconds without a result and without work, after which there will be none
@@ -143,11 +143,7 @@ def _end(pid, is_killed):
     if is_killed:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    try:
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except ChildProcessError:  # another part of the program has waited for all children
-        return 'its exit status is unknown'
-    return 'exit status %d' % status if status >= 0 else signal.strsignal(-status)
+    return wait_for(pid)
 
 
 # In the copy.
@@ -166,7 +162,7 @@ def _answer(connection, function, position, seconds):
         try:
             answer = pickle.dumps((False, function()))
         except BaseException as error:
-            answer = pickle.dumps((True, _described(error)))
+            answer = pickle.dumps((True, described(error)))
         connection.send_bytes(answer)
     finally:
         os._exit(1)
@@ -262,5 +258,6 @@ def _opened(path, inode):
     return file if os.fstat(file).st_ino == inode else None
 
 
-def _described(error):
+def described(error: BaseException) -> str:
+    """Return the class of an error, and the first line of its text."""
     return '%s: %s' % (type(error).__name__, str(error).strip().partition('\n')[0])

@@ -125,10 +125,8 @@ class GraphUpdater(StandardUpdater):
         return {name: value for name, value in vars(self).items() if name != '_between_steps'}
 
     def update_core(self) -> None:
-        if self._loop not in (
-            None,
-            StandardUpdater.update_core,
-        ):  # other code has replaced it since
+        # Other code may have replaced the method since this updater was adopted.
+        if self._loop not in (None, StandardUpdater.update_core):
             self._driver.watched = None
             if is_on_gpu(self._driver.device):
                 self._driver.warn('StandardUpdater.update_core was replaced')

@@ -12,7 +12,7 @@ import pytest
 
 from chainer_bspmm.dataset import workers
 from chainer_bspmm.dataset.workers import CannotStart, Died, Process, Workers
-from tests.support.processes import python
+from tests.support.processes import is_gone, python
 
 pytestmark = pytest.mark.skipif(not workers.CAN_FORK, reason='processes are not forked here')
 
@@ -54,15 +54,6 @@ def two():
     pool = Workers(obey, 2)
     yield pool
     pool.close()
-
-
-def is_gone(pid):
-    """Return whether a process has ended and was waited for."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 def test_answers_come_in_turn(start):

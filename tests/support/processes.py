@@ -95,3 +95,26 @@ class Forks:
     def close(self):
         self._process.stdin.close()
         self._process.wait()
+
+
+def is_gone(pid):
+    """Return whether a process has ended and was waited for."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def forked_processes(monkeypatch):
+    """Return a list to which the pid of every process that this one forks is added."""
+    fork = os.fork
+    pids = []
+
+    def recorded():
+        pid = fork()
+        pids.append(pid)
+        return pid
+
+    monkeypatch.setattr(os, 'fork', recorded)
+    return pids

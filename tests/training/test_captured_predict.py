@@ -18,6 +18,7 @@ from chainer_chemistry.models.prediction import Regressor
 from chainer_bspmm.dataset import DeviceDataset, smiles as parsing, to_sparse, workers
 from chainer_bspmm.training import captured_predict, prediction, StepDiffers
 from tests.support import relative_error
+from tests.support.processes import forked_processes, is_gone
 from tests.support.training import counting, HOST, make_model, mean_of_rows, MODELS, molecules
 from tests.support.training import hidden, RELATIONS, Row, three_columns
 from tests.training import host_graphs
@@ -84,28 +85,11 @@ def no_warnings():
         yield
 
 
-def is_there(pid):
-    """Return whether a process still runs, or has ended and was not waited for."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 @pytest.fixture
 def children(monkeypatch):
     """A function that returns the processes that the test started and that are still there."""
-    fork = os.fork
-    pids = []
-
-    def recorded():
-        pid = fork()
-        pids.append(pid)
-        return pid
-
-    monkeypatch.setattr(os, 'fork', recorded)
-    return lambda: list(filter(is_there, pids))
+    pids = forked_processes(monkeypatch)
+    return lambda: [pid for pid in pids if not is_gone(pid)]
 
 
 @pytest.mark.parametrize('name', MODELS)

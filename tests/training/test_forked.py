@@ -20,31 +20,15 @@ import pytest
 
 from chainer_bspmm.training import forked
 from chainer_bspmm.training.forked import cannot_fork, Failed, NoResult, run_forked
+from tests.support.processes import forked_processes, is_gone
 
 pytestmark = pytest.mark.skipif(bool(cannot_fork()), reason='processes are not forked here')
-
-
-def is_gone(pid):
-    """Return whether a process has ended and was waited for."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 @pytest.fixture
 def pids(monkeypatch):
     """List of the processes that were forked."""
-    fork = os.fork
-    found = []
-
-    def recorded():
-        found.append(fork())
-        return found[-1]
-
-    monkeypatch.setattr(os, 'fork', recorded)
-    return found
+    return forked_processes(monkeypatch)
 
 
 def raising(error):
