@@ -12,7 +12,9 @@ NOT_USER_CODE = sys.stdlib_module_names | {*LIBRARIES, 'numpy', 'scipy'}
 
 def is_user_code(module):
     """Return whether a module (its name or None) is neither in a library nor in Python itself."""
-    return (module or '').partition('.')[0] not in NOT_USER_CODE
+    package = (module or '').partition('.')[0]
+    # Python writes the code of named tuples, in a module of its own for each class.
+    return package not in NOT_USER_CODE and not package.startswith('namedtuple_')
 
 
 def warn(text):

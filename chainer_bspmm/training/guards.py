@@ -1,9 +1,9 @@
 """`Guards`: the key of a program, computed from what a captured step can read from Python."""
 
 import collections
+import ctypes
 import enum
 import itertools
-import operator
 
 import numpy
 
@@ -63,11 +63,9 @@ class Guards:
         """
         values = self._values()
         sizes = self.reach.sizes()
-        # `map` compares hundreds of values faster than a loop in Python.
         if (
             sizes != self._sizes
-            or len(values) != len(self._last)
-            or not all(map(operator.is_, values, self._last))
+            or _addresses(values) != self._last_addresses
             or self._host_changed()
         ):
             self._find_states()
@@ -75,7 +73,7 @@ class Guards:
             if sizes != self._sizes or self._differ(values) or self._host_changed():
                 self._look()
             else:
-                self._last = values
+                self._keep(values)
         return self._key
 
     def blocking_hook(self):
@@ -105,7 +103,7 @@ class Guards:
             self._look()
 
     def _values(self):
-        """Return the present values (list) of everything that is watched."""
+        """Return the present values (tuple) of everything that is watched."""
         values = [*vars(chainer.config._local).values(), *vars(chainer.global_config).values()]
         values += self.reach.values()
         params = self.params
@@ -120,7 +118,11 @@ class Guards:
             values += [rule.hyperparam for rule in self._rules]
             values += [rule._state for rule in self._rules]
             values += itertools.chain.from_iterable(self._states)
-        return values
+        return tuple(values)
+
+    def _keep(self, values):
+        self._last = values
+        self._last_addresses = _addresses(values)
 
     def _differ(self, values):
         """Return whether values differ from the last ones in a way that may matter to a step."""
@@ -134,7 +136,8 @@ class Guards:
         return False
 
     def _host_changed(self):
-        return any(array.tobytes() != contents for array, contents in self._on_host)
+        on_host = self._on_host  # there are usually none
+        return bool(on_host) and any(array.tobytes() != contents for array, contents in on_host)
 
     def _find_states(self):
         states = [rule._state for rule in self._rules]
@@ -165,7 +168,7 @@ class Guards:
         hooks = [link._local_link_hooks for link in links]
         self._link_hooks = [of_link for of_link in hooks if of_link is not None]
         self._is_debug = chainer.is_debug()
-        self._last = self._values()
+        self._keep(self._values())
         self._sizes = reach.sizes()
         self._on_host = []
         if self._target.xp is not numpy:
@@ -278,6 +281,15 @@ class Moment:
             if before._arrays.get(name, array) is not array
         }
         return replaced, self._arrays.keys() - replaced
+
+
+def _addresses(values):
+    """Return the addresses (bytes) of the objects in a tuple, as they are in its memory.
+
+    Comparing them takes a tenth of the time of comparing hundreds of objects one by one, and runs
+    no method of theirs.
+    """
+    return ctypes.string_at(id(values) + tuple.__basicsize__, tuple.__itemsize__ * len(values))
 
 
 def _is_array(value):

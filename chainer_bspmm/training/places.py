@@ -166,7 +166,7 @@ def classes_of_objects(of: Collection, links: Collection) -> Place:
     parts += [(thing, '__dict__') for thing in of]
 
     def look():
-        return (*map(type, everything), *map(_dict_of, of))
+        return itertools.chain(map(type, everything), map(_dict_of, of))
 
     def read():
         values = zip(range(len(parts)), look())

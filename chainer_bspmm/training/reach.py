@@ -123,6 +123,8 @@ class Reach:
         """Return the present watched values, in the order of `texts`."""
         values: list = []
         extend = values.extend
+        for of_link in self._of_links:
+            extend(of_link)
         for look in self._looks:
             extend(look())
         return values
@@ -628,12 +630,15 @@ class Reach:
                 names = sorted(self._names & variables.keys())
                 self._places.append(places.only_watched(variables, words, names))
         owners = *self._globals.values(), *self._owners, *self._of_training
-        watched = [places.parts_of_functions(self.functions.values())]
-        watched += [owner.place() for owner in owners] + self._places
+        watched = [owner.place() for owner in owners] + self._places
+        if self.functions:
+            watched.append(places.parts_of_functions(self.functions.values()))
         for configuration in _configurations():
             self._only_saved.append(places.all_attributes(configuration, str))
         self._watched = [owner.place() for owner in self._link_owners] + watched
-        self._looks = [place.look for place in self._watched]
+        # A look at a link costs no call: these views show its present attributes.
+        self._of_links = [owner.variables.values() for owner in self._link_owners]
+        self._looks = [place.look for place in watched]
         self._sized = [owner.variables for owner in self._owners]
         self._sized += [container for _, container in self._containers]
 

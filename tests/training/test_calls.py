@@ -14,7 +14,7 @@ import chainer
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.calls import are_noted, called, is_noting, noting
 
-from tests.support.training import HOST, is_captured, make_model, make_updater
+from tests.support.training import HOST, is_captured, make_model, make_updater, molecules
 from tests.training import host_graphs
 
 
@@ -63,6 +63,15 @@ def test_objects_whose_methods_are_called():
     step(link)
     assert [each for each in called(link) if not isinstance(each, types.FunctionType)] == [link]
     assert [made() for made in link.made] == [None]
+
+
+def test_a_model_of_a_library_has_no_functions_of_a_user():
+    """The package makes named tuples, whose methods are in modules that no library has."""
+    model = make_model()
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    with noting(model):
+        optimizer.update(model, *chainer_bspmm.concat_mols(molecules(4)))
+    assert called(model) == []
 
 
 def test_functions_of_another_module_with_equal_code_are_left_out():
