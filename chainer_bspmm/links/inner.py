@@ -145,7 +145,7 @@ def refuse_patched(path: str, link: object, kind: type) -> None:
     """
     if CALLS[kind] != calls_of(kind) or (type(link) is kind and 'forward' in vars(link)):
         raise UnknownLayer(
-            '%s: expected %s as Chainer Chemistry defines it, because a sparse batch is computed '
-            'in its place, got one whose forward pass was replaced. %s'
+            '%s: expected %s as Chainer Chemistry defines it, because its code does not run on a '
+            'sparse batch, got one whose forward pass was replaced. %s'
             % (path, kind.__name__, REMEDY)
         )
