@@ -62,7 +62,7 @@ if TYPE_CHECKING:  # from `__getattr__` mypy would take any name, misspelt ones 
     from chainer_bspmm.training.captured_predict import captured_predict
     from chainer_bspmm.training.check_swap import check_swap
 else:
-    # Imported at once, they would make the first import longer.
+    # Importing these at once would make the first import of the package slower.
     __getattr__, __dir__ = names_later(
         __name__,
         {

@@ -1,11 +1,12 @@
-"""Two lines buy captured steps: Chainer's own updaters, evaluators and predictions become ours.
+"""Adoption of Chainer's updaters, evaluators and predictions, which makes them captured ones.
 
-If one of them has a `CSRConverter`, its class is changed, as `sparsify` changes a model's: a
-StandardUpdater becomes a `GraphUpdater`, an evaluator its captured form, and ``predict`` of Chainer
-Chemistry replays. Anything that cannot be captured runs as before, with one warning on a GPU.
-Subclasses are left alone, and so is everything while ``chainer.config.bspmm_capture`` is False.
+An updater or evaluator with a `CSRConverter` gets another class, as `sparsify` gives a model
+another one: a StandardUpdater becomes a `GraphUpdater`, and an evaluator its captured form.
+``predict`` of Chainer Chemistry, called with a `CSRConverter`, replays. Anything that cannot be
+captured runs as before, with one warning on a GPU. Subclasses are left alone, and so is everything
+while ``chainer.config.bspmm_capture`` is False.
 
-If one of them has a swapped model but no such converter, the error says so.
+A swapped model without a `CSRConverter` gets an error that says so.
 
 The first step of every optimizer with a sparse batch is checked as well (`check_rows`), in any loop
 that calls ``optimizer.update(loss, ...)``. ``chainer.config.bspmm_check_swap = False`` turns that
@@ -42,7 +43,8 @@ def _can_adopt(updater):
     if type(updater) is not StandardUpdater:
         return False
     optimizer = updater.get_all_optimizers().get('main')
-    # Several ranks are not adopted: captured, all of them end if one cannot continue.
+    # Updaters of several ranks are not adopted: with captured steps all ranks end if one of them
+    # cannot continue.
     return (
         _is_ours(updater.converter)
         and StandardUpdater.update_core is _LOOPS[StandardUpdater]
@@ -136,7 +138,7 @@ def _replaying(forward):
     return _forward
 
 
-_updating = threading.local()  # it has an attribute in threads that run a loss for an optimizer
+_updating = threading.local()  # it has an attribute while this thread runs an optimizer's loss
 
 MAX_ITEMS = 16  # longer tuples, lists and dicts among the arguments of a loss are not searched
 
@@ -157,7 +159,7 @@ def _batch_in(values):
 
 
 def _is_checked(optimizer):
-    """Return whether the first step of an optimizer was checked, at once and without an import."""
+    """Return whether the first step of an optimizer was checked, without importing the check."""
     check_rows = sys.modules.get('chainer_bspmm.training.check_rows')
     return check_rows is not None and check_rows.is_checked(optimizer)
 
@@ -190,9 +192,9 @@ def _checking_first_steps(update):
     @functools.wraps(update)
     def outer_update(self, lossfun=None, *args, **kwds):
         if (
-            lossfun is None  # gradients exist, as on ChainerMN's ranks, which wait for each other
-            or vars(_updating)  # an optimizer inside of the loss of another one
-            or step.current() is not None  # or inside of a captured step
+            lossfun is None  # gradients exist, as with ChainerMN, whose ranks wait for each other
+            or vars(_updating)  # this optimizer is inside of the loss of another one
+            or step.current() is not None  # it is inside of a captured step
         ):
             return update(self, lossfun, *args, **kwds)
         _updating.optimizer = self

@@ -98,7 +98,7 @@ def versions():
 
 
 def cublas():
-    """Return the library through which captured steps call cuBLAS (str), or why they cannot."""
+    """Return the library through which captured steps call cuBLAS (str), or the reason if none."""
     try:
         gemm.cublas()
     except Exception as error:  # any problem here belongs in the report

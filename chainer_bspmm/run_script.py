@@ -39,8 +39,8 @@ def repair_child_processes():
     # This replaces the default, the script, which the server would run before any repair.
     multiprocessing.set_forkserver_preload(['chainer_bspmm.run_script'])
     original = multiprocessing.spawn.get_command_line
-    # The folder of the package may be on sys.path only because it is the current folder, which need
-    # not be so in a child process.
+    # The package may be on sys.path only because its folder is the current one. A child process may
+    # have another current folder.
     root = str(pathlib.Path(__file__).resolve().parents[1])
     prelude = (
         'import sys; sys.path.append(%r); from chainer_bspmm import run_script; '
@@ -75,8 +75,9 @@ def _hide_frames_above(codes):
 
 def run_script(path, arguments):
     """Run a Python script as ``python path arguments...`` would."""
-    # ``sys.argv``, ``sys.path[0]`` and ``__main__`` are the script's; its classes are pickled as
-    # classes of ``__main__``. Exceptions propagate, SystemExit and errors of reading it included.
+    # ``sys.argv``, ``sys.path[0]`` and ``__main__`` are the script's, so its classes are pickled as
+    # classes of ``__main__``. Exceptions propagate, including SystemExit and errors from reading
+    # the file.
     full_path = os.path.abspath(path)
     with io.open_code(full_path) as f:
         source = f.read()

@@ -60,7 +60,7 @@ def molecules(method: str, dtype: str) -> list[tuple]:
 
 
 def new_model(method: str) -> Regressor:
-    """Return a sparse model in float32, all of whose parameters have a shape."""
+    """Return a sparse model in float32 whose parameters are all initialized."""
     numpy.random.seed(0)
     with chainer.using_config('dtype', numpy.float32), contextlib.redirect_stdout(io.StringIO()):
         predictor = set_up_predictor(method, 16, 2, class_num=N_OUT)
@@ -80,7 +80,7 @@ def outcome_of(model, examples, converter, device):
 
 
 def trained(model, examples, converter, device, kind):
-    """Return the parameters after some steps with all molecules."""
+    """Return the parameters by name, on the host, after `N_STEPS` steps with all molecules."""
     optimizer = chainer.optimizers.SGD(0.03).setup(model)
     optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1))  # sums over rows are large
     iterator = SerialIterator(examples, len(examples), shuffle=False)
@@ -116,10 +116,10 @@ def cast(model, dtype):
 
 
 def run(device: chainer.backend.Device) -> Iterator[Outcome]:
-    """Test a device; on a GPU the kernels of a method are compiled at its first dtype.
+    """Test a device: yield an `Outcome` for each method and dtype, and each training in float32.
 
-    Yields an `Outcome` for each method and dtype, and for its training in float32, as soon as it is
-    known. Nothing is raised.
+    Errors become outcomes; none is raised. On a GPU, the first use of each dtype of a method
+    compiles kernels.
     """
     for method in METHODS:
         for dtype in TOLERANCES:
@@ -128,7 +128,7 @@ def run(device: chainer.backend.Device) -> Iterator[Outcome]:
 
 
 def predicts(model, tested, method, dtype, device):
-    """Return predictions and gradients of a method: actual, on the device, and expected."""
+    """Return predictions and gradients of a method, computed on the device and as expected."""
     return (
         outcome_of(tested, molecules(method, dtype), CSRConverter(), device),
         outcome_of(densify(model), molecules(method, 'f'), concat_mols, None),
@@ -136,7 +136,7 @@ def predicts(model, tested, method, dtype, device):
 
 
 def trains(model, tested, method, dtype, device):
-    """Return trained parameters: actual, on a GPU from captured steps, and expected."""
+    """Return parameters trained on the device (by captured steps on a GPU), and as expected."""
     steps = GraphUpdater if device.xp is cuda.cupy else StandardUpdater
     data = TupleDataset(*zip(*molecules(method, dtype)))
     return (

@@ -1,4 +1,4 @@
-// What all kernels share. Every kernel file is compiled with
+// Definitions that all kernels share. Every kernel file is compiled with
 //   -DSTORAGE=__half | float | double   dtype of the arrays in memory
 //   -DVECTOR=n                          elements that a thread moves at once (a power of two)
 // Arithmetic is float for __half and float storage, double for double. All arrays are C-contiguous;

@@ -8,10 +8,10 @@
 // An entry of a node whose degree is not 1, 2, ..., RELATIONS gets the last relation and the value 0.
 //
 // indptr (n_rows + 1), indices (nnz) int32; data (nnz). out_indptr (n_rows * RELATIONS + 1) int32,
-// out_data (nnz): for forward; entries keep their places, so the indices are those of the matrix.
-// t_indptr, t_indices, t_data: for backward; the entries of a row are sorted by relation, and those of
-// one relation keep their order. Spare entries, from indptr[n_rows] on, get index and value 0. Every
-// element is written once; no atomics.
+// out_data (nnz): for forward; entries keep their places, so their indices are still `indices`.
+// t_indptr, t_indices, t_data: for backward; the entries of a row are sorted by relation, and
+// entries of one relation keep their order. Spare entries, from indptr[n_rows] on, get index and
+// value 0. Every element is written once; no atomics.
 //
 // -DRELATIONS=n. -DWEIGHTED=0: A holds ones, data is not read.
 //

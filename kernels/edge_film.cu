@@ -10,11 +10,11 @@
 // where g[k, :] is value(k) gy[i, :] if z[k, :] > 0, else 0. Source: Brockschmidt 2019
 // (arXiv:1906.12192), equation 6; z, of entries times channels, is never stored.
 //
-// indptr (n_rows + 1), indices (nnz) int32, data (nnz); for BY_MESSAGES those of the transpose. With P
-// pairs: messages (P, n_B), film (P, 2 n_B), gy (n_rows, n_B); y, by RESULT, (n_rows, n_B), (P, 2 n_B)
-// or (P, n_B); n_B = n_vectors * VECTOR. Every element of y is written once; rows without entries give
-// 0. Spare entries are not read. NaN stays NaN in OUTPUT, and has no gradient. Entries are added in
-// their order: deterministic, no atomics.
+// indptr (n_rows + 1), indices (nnz) int32, data (nnz); for BY_MESSAGES of the transpose. With P
+// pairs: messages (P, n_B), film (P, 2 n_B), gy (n_rows, n_B); y, by RESULT, (n_rows, n_B),
+// (P, 2 n_B) or (P, n_B); n_B = n_vectors * VECTOR. Every element of y is written once; rows
+// without entries give 0. Spare entries are not read. NaN stays NaN in OUTPUT, and has no gradient.
+// Entries are added in their order: deterministic, no atomics.
 //
 // -DRESULT=OUTPUT, BY_FILM or BY_MESSAGES. OUTPUT does not read gy.
 // -DWEIGHTED=0: value(k) = 1, data is not read; 1: value(k) = data[k].

@@ -1,4 +1,4 @@
-// For every run of rows, their sums by type, the gradient of a table of embeddings:
+// Sums of the rows of every run, by type, for the gradient of a table of embeddings:
 //
 //     partial[p, t, c] = sum of gy[i, c] over the rows i of run p with ids[i] == t
 //
@@ -8,10 +8,11 @@
 // added in a fixed order: deterministic, no atomics.
 //
 // A block loads ROWS rows into shared memory at once, because a load takes far longer than an addition:
-// most atoms are carbon, and a single warp would load their rows one after the other. A warp then owns
-// the types whose number is its own modulo WARPS, and a lane one channel of them. It sets their sums to
-// 0, and adds up the types that occur: it compares 32 ids at a time with the type, and adds the rows, 0
-// for those of other types. In a longer run, later rows are added to what the same thread wrote before.
+// most atoms are carbon, and a single warp would load their rows one after the other. Warp w owns
+// the types t with t % WARPS == w, and each of its lanes one channel. It sets the sums of its types
+// to 0, then adds up each type that occurs: it compares 32 ids at a time with the type, and adds
+// the rows of this type, and 0 for the others. If a run has more than ROWS rows, later rows are
+// added to the sums that the same thread wrote before.
 //
 // -DWARPS=n: warps of a block. -DROWS=n: a multiple of 32, at most 32 * WARPS.
 //
@@ -46,7 +47,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) embed_grad(
 
     for (int base = 0; base < count; base += ROWS) {
         const int here = count - base < ROWS ? count - base : ROWS;
-        // Past the end the type is ~0u, which is ignored like any negative id: all are too large.
+        // Past the end the type is ~0u. As unsigned numbers, this and negative ids are too large,
+        // so they are ignored.
         const unsigned type = thread < here ? ids[begin + base + thread] : ~0u;
         Real value[ROWS / WARPS];
 #pragma unroll

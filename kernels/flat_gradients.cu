@@ -3,31 +3,35 @@
 //     PACK=1:  flat[offset_p + i] = n_molecules g_p[i],  flat[n] = n_molecules,
 //              flat[n + 1 + r] = 1 if r is this rank and its loss is not finite, else 0
 //     PACK=0:  g_p[i] = flat[offset_p + i] / flat[n], or 0 if a loss was not finite,
-//              is_bad[r] = 1 if that of rank r was not
+//              is_bad[r] = 1 if the loss of rank r was not finite
 //
-// PACK=0 reads the sum over the ranks of what PACK=1 has written; r < n_ranks. flat (n + 1 + n_ranks),
-// arithmetic in its arithmetic dtype; loss () may have another dtype; is_bad (n_ranks) may be host memory.
-// Every element has one owner: deterministic, no atomics.
+// PACK=0 reads the sum over the ranks of the arrays that PACK=1 has written; r < n_ranks.
+// flat (n + 1 + n_ranks), with calculations in its arithmetic dtype; loss () may have another
+// dtype; is_bad (n_ranks) may be host memory. Every element has one owner: deterministic, no
+// atomics.
 //
-// -DPEERS=n_ranks: both, with the sum between them, in one launch, which fits into a CUDA graph. The ranks are GPUs
-// of one host, at most 8, which have mapped each other's memory. Each block sends its chunks to the data of every
-// other rank. It then adds up what it receives, in the order of the ranks, and takes this rank's part from flat: all
-// ranks get the same bits. data (2, n_ranks, stride) words of a rank has places for two turns. A rank may be one turn
-// ahead of another that still reads, but not two, because for that it needs what the other sends after that kernel.
-// turn (n_chunks of all tables) uint32 of this rank: how many turns each block has done; 0 at first, as the words are.
-// All ranks must make the same launches equally often, or the others wait forever. No block waits before it has sent,
-// and all blocks of a grid are resident. first_chunk: chunks of the tables before this one.
+// -DPEERS=n_ranks: pack, add up and unpack in one launch, which a CUDA graph can hold. The ranks
+// are GPUs of one host, at most 8, which have mapped each other's memory. Each block sends its
+// chunks to the `data` of every other rank. Then it adds up the chunks of all ranks, in the order
+// of the ranks, with this rank's own chunks from flat: all ranks get the same bits. `data` of a
+// rank, (2, n_ranks, stride) words, has room for two turns, because a rank may be one turn ahead of
+// another one that is still reading. It cannot be two turns ahead: to end the turn between, it
+// needs the numbers that the other rank sends in its next kernel.
+// turn (n_chunks of all tables) uint32 of this rank: the number of turns that each block has ended.
+// Both turn and data begin as 0. All ranks must make the same launches equally often, or the others
+// wait forever. No block waits before it has sent, and all blocks of a grid are resident.
+// first_chunk: chunks of the tables before this one.
 //
 // table, passed by value: the parameters of this launch, whose gradients are C-contiguous arrays of
-// `size` elements, in chunks of CHUNK elements: [first_chunk, that of the next), none for an empty one.
-// Launches for further tables pass no is_bad and, without PEERS, no loss: the first launch has written
-// all that belongs to no parameter.
+// `size` elements. A parameter has the chunks, of CHUNK elements, from its first_chunk to the next
+// parameter's; an empty one has none. Launches for further tables pass no is_bad and, without
+// PEERS, no loss: the first launch writes all elements that belong to no parameter.
 //
-// -DPACK, -DPEERS (0: none): see above. -DFLAT, -DLOSS: dtypes. -DN_PARAMETERS: how many a table has room
-// for. -DTABLE_BYTES: its size on the host.
+// -DPACK, -DPEERS (0: none): see above. -DFLAT, -DLOSS: dtypes. -DN_PARAMETERS: how many a table
+// has room for. -DTABLE_BYTES: its size on the host.
 //
-// Launch: block (THREADS), grid (n_chunks, at least 1); with PEERS at most RESIDENT blocks for each multiprocessor. No
-// dynamic shared memory.
+// Launch: block (THREADS), grid (n_chunks, at least 1); with PEERS at most RESIDENT blocks for each
+// multiprocessor. No dynamic shared memory.
 #include "common.cuh"
 #include "peers.cuh"
 
@@ -58,8 +62,8 @@ struct Peers {
 const int TOGETHER = PEERS > 4 ? 1 : EACH;
 #endif
 
-// Find the parameter of a chunk, and the first element i of a thread, which owns i, i + THREADS and so on
-// below parameter->size.
+// Find the parameter of a chunk, and the first element i of a thread, which owns i, i + THREADS and
+// so on below parameter->size.
 __device__ inline int place(const Table &table, const int chunk, const Parameter *&parameter)
 {
     int low = 0, high = table.n_parameters - 1;  // the last one that begins at or before the chunk
@@ -71,7 +75,8 @@ __device__ inline int place(const Table &table, const int chunk, const Parameter
     return (chunk - parameter->first_chunk) * CHUNK + threadIdx.x;
 }
 
-// Write a chunk of what this rank sends; the very first one includes the numbers behind the gradients.
+// Write a chunk of the numbers that this rank sends; the very first chunk also has those that
+// follow the gradients.
 template <typename Put>
 __device__ inline void pack(
     const Table &table, const int chunk, const bool is_first, const bool is_bad, const int n, const int n_ranks,

@@ -20,15 +20,16 @@
 // deterministic, no atomics.
 //
 // g is written if a hook or a norm has changed it. Numbers are rounded to the arithmetic dtype
-// first; formulas and order of operations are those of Chainer's own kernels. Only float and double
+// first; formulas and order of operations are as in Chainer's own kernels. Only float and double
 // are supported.
 //
 // table, passed by value: the parameters of this launch. The arrays of a parameter are C-contiguous
-// and of the same size, in chunks of CHUNK elements: [first_chunk, that of the next), none for an
-// empty one; first_number says where its numbers begin, in the order in which they are read below.
-// numbers: two for every hook of the optimizer, then those of the rules. first_hook, n_hooks, kinds:
-// the hooks of this launch, with two bits for the kind of each. before, after: may be null; if
-// `before` is given, the numbers of hook first_hook - 1 begin with its threshold.
+// and of the same size. A parameter has the chunks, of CHUNK elements, from its first_chunk to the
+// next parameter's; an empty one has none. first_number says where its numbers begin, in the order
+// in which they are read below.
+// numbers: two for every hook of the optimizer, then the numbers of the rules. first_hook, n_hooks,
+// kinds: the hooks of this launch, with two bits for the kind of each. before, after: may be null;
+// if `before` is given, hook first_hook - 1 is the clipping, and its first number the threshold.
 //
 // Launch: block (THREADS), grid (any); blocks take chunks in turn. No dynamic shared memory.
 #include "common.cuh"

@@ -6,22 +6,23 @@
 //               z = sigmoid(W_z [x; m] + b_z + U_z s + c_z), r = sigmoid(W_r [x; m] + b_r + U_r s + c_r)
 //               h = tanh(W_h [x; m] + b_h + U_h (r s) + c_h), y = s + z (h - s)
 //
-//     GRADIENT=0:  y, and what the gradient needs: h, z, and with a state r and reset = r s
-//     GRADIENT=1:  from gy: gx, gm, gs; and g (2 or 3, n_rows, WIDTH_H), the gradients with respect to the arguments of
-//                  h, z and r, from which gated_weights.cu makes those of the parameters
-//     SAME=1:      x is s. W and U of z and r are applied to the same row, so they are added first. gx is the
-//                  sum of both gradients, gs is not touched
+//     GRADIENT=0:  y, and arrays for the gradient: h, z, and with a state r and reset = r s
+//     GRADIENT=1:  from gy: gx, gm, gs; and g (2 or 3, n_rows, WIDTH_H), the gradients with respect
+//                  to the arguments of h, z and r, from which gated_weights.cu computes the
+//                  gradients of the parameters
+//     SAME=1:      x is s. W and U of z and r are applied to the same row, so they are added first.
+//                  gx is the sum of both gradients, gs is not touched
 //
 // x (n_rows, WIDTH_X), m (n_rows, WIDTH_M), all other rows (n_rows, WIDTH_H); W (WIDTH_H,
 // WIDTH_X + WIDTH_M), U (WIDTH_H, WIDTH_H), biases (WIDTH_H), of one dtype. WIDTH_M may be 0. Biases may
-// be NULL, for zero. Without a state: s, U, c and what belongs to r are not touched. Sums are of the
+// be NULL, for zero. Without a state: s, U, c and all arrays of r are not touched. Sums are of the
 // arithmetic dtype in a fixed order: deterministic, no atomics. FP32 stays FP32: no tensor cores.
 //
-// A block owns ROWS rows, and takes the weights through shared memory, CHUNK of the summed elements at a
-// time, while those of the next STAGES - 1 chunks are on their way. A thread sums four outputs of every map
-// for PER rows, or PARTS quads of the gradients gx, gm and gs: with three maps or quads, these are 16 loads
-// of 16 bytes for 192 multiplications. SPLIT threads share the elements of a sum; their parts are added in
-// order.
+// A block owns ROWS rows, and takes the weights through shared memory, in chunks for CHUNK elements
+// of each sum. While one chunk is used, the next STAGES - 1 are on their way. A thread sums four
+// outputs of every map for PER rows, or PARTS quads of the gradients gx, gm and gs: with three maps
+// or quads, these are 16 loads of 16 bytes for 192 multiplications. SPLIT threads share the
+// elements of a sum; their parts are added in order.
 //
 // -DVECTOR=1, 2 or 4: divides all widths; addresses are aligned to a vector.
 //
@@ -36,7 +37,7 @@ static_assert(STAGES >= 2, "a chunk is used while another one arrives");
 static_assert(!SAME || (STATE && WIDTH_X == WIDTH_H), "x can be the state");
 static_assert(!STATE || TANH, "the unit's candidate is a tanh");
 
-// Widths in shared memory are rounded up to whole quads; what is beyond the true width is 0.
+// Widths in shared memory are rounded up to whole quads; elements beyond the true width are 0.
 constexpr int padded(int n) { return (n + 3) / 4 * 4; }
 
 constexpr int MAPS = STATE ? 3 : 2;  // h, z, r
@@ -113,7 +114,7 @@ __device__ inline void fetch(Real *to, const STORAGE *from, const int left)
             for (int e = 0; e < VECTOR; ++e) to[v + e] = 0;
 }
 
-// The same for the sum of two matrices.
+// Do as `fetch`, for the sum of two matrices.
 __device__ inline void fetch_sum(
     Real *to, const STORAGE *one, const STORAGE *other, const int left)
 {
@@ -122,7 +123,7 @@ __device__ inline void fetch_sum(
         piece(to + v) = v < left ? read(one + v) + read(other + v) : Piece{};
 }
 
-// Where the columns [k, k + 4) of [W | U] are.
+// Place in memory of the columns [k, k + 4) of [W | U].
 struct Place {
     bool is_state;
     int at, left;  // column, and how many the matrix has from there on
@@ -142,7 +143,7 @@ struct Place {
     __device__ int stride() const { return is_state ? WIDTH_H : WIDTH_X + WIDTH_M; }
 };
 
-// Whether the columns [k, k + 4) of a map are those of W + U.
+// Whether the columns [k, k + 4) of a map belong to W + U.
 __device__ inline bool is_sum(const int map, const int k) { return SAME && map && k < X; }
 
 // Call copy(i) for i = 0, STEP, ... where row + i < COUNT, row < STEP.

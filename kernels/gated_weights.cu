@@ -3,10 +3,11 @@
 //     gW = g^T [x; m], with a state gU = g^T s (of h: g^T reset), gb = the sum of g over the rows
 //
 // g (MAPS, n_rows, WIDTH_H) from gated_step.cu; x, m, s, reset as there; all of one dtype. Row p of
-// partials, of the arithmetic dtype, has what block row p adds up over rows [p each, (p + 1) each): for
-// one map after the other gW (WIDTH_H, WIDTH_X + WIDTH_M), gU (WIDTH_H, WIDTH_H), gb (WIDTH_H). Every
-// element is written once. SAME=1: x is s, so gU of z and r equals the columns of gW for x: it is summed
-// once and written to both. All rows count, even spare ones: there g must be 0.
+// partials, of the arithmetic dtype, has the sums of the blocks (any, p) over the rows
+// [p each, (p + 1) each): for one map after the other gW (WIDTH_H, WIDTH_X + WIDTH_M),
+// gU (WIDTH_H, WIDTH_H), gb (WIDTH_H). Every element is written once. SAME=1: x is s, so gU of z
+// and r equals the columns of gW for x: it is summed once and written to both. All rows count, even
+// spare ones: there g must be 0.
 //
 // A block owns a tile of TILE x TILE elements of one matrix; each of 64 threads has PER x PER of them.
 // Four groups of 64 threads take the rows in turn, and their sums are added pair by pair in a fixed
@@ -25,7 +26,7 @@ constexpr int MAPS = STATE ? 3 : 2;
 constexpr int TILE = 8 * PER, THREADS = 256, GROUPS = 4, CHUNK = 32;
 constexpr int QUADS = PER / 4;
 constexpr int ACROSS = TILE / VECTOR, STEP = THREADS / ACROSS;  // a thread copies from every STEP-th row
-// Whether no tile has columns that its matrix lacks.
+// Whether all tiles are full: none has columns that its matrix lacks.
 constexpr bool WHOLE = WIDTH_H % TILE == 0 && WIDTH_X % TILE == 0 && WIDTH_M % TILE == 0;
 constexpr int SUMMED = THREADS / TILE;  // threads that share a column of g
 static_assert(CHUNK % STEP == 0, "threads have equally many copies");
@@ -37,7 +38,7 @@ constexpr int tiles(int n) { return (n + TILE - 1) / TILE; }
 
 constexpr int OUT_TILES = tiles(WIDTH_H);
 constexpr int X_TILES = tiles(WIDTH_X), XM_TILES = X_TILES + tiles(WIDTH_M);
-constexpr int W_TILES = MAPS * OUT_TILES * XM_TILES;  // before those of U
+constexpr int W_TILES = MAPS * OUT_TILES * XM_TILES;  // before the tiles of U
 constexpr int U_AT = WIDTH_H * (WIDTH_X + WIDTH_M);
 constexpr int B_AT = U_AT + (STATE ? WIDTH_H * WIDTH_H : 0), OF_MAP = B_AT + WIDTH_H;
 
@@ -147,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gated_weights(
                     for (int e = 0; e < 4; ++e) sum[o][k + e] += more.element[e];
                 }
     }
-    // Only group 0 has read what it overwrites here.
+    // No other group has read the memory that group 0 overwrites here.
     Real *const total = memory, *const total_bias = memory + TILE * TILE;
     if (group == 0)
 #pragma unroll

@@ -1,4 +1,4 @@
-// Gather a packed batch from the molecules of a data set, into arrays that may be larger:
+// Gather a packed or folded batch from the molecules of a data set, into arrays that may be larger:
 //
 //     graph g is molecule m = index[g], which owns the nodes [starts[m], starts[m + 1]) of the set and
 //     the entries [entry_starts[m], entry_starts[m + 1])

@@ -7,10 +7,10 @@
 //               gW_r = sum_j S_r[j] x[j]^T,  gW_self = sum_j z[j] x[j]^T,
 //               gb_r = sum_j S_r[j],         gb_self = sum_j z[j]
 //
-// The gradient sums neighbours before it maps, as the layer itself does. So both directions are one
-// thing: rows gathered through a CSR matrix for each relation, times matrices in shared memory. With
-// LOOP the row itself is one more neighbour of relation 0, with value 1. Without relations it is a
-// linear layer.
+// The gradient sums neighbours before it maps, as the layer itself does. So both directions do the
+// same: they gather rows through a CSR matrix for each relation, and multiply the sums by matrices
+// in shared memory. With LOOP the row itself is one more neighbour of relation 0, with value 1.
+// Without relations it is a linear layer.
 //
 // Source: the graph convolutions of Kipf, Welling 2016 (RSGCN), Schlichtkrull et al. 2017 (RelGCN),
 // Xu et al. 2019 (GIN), Duvenaud et al. 2015 (NFP: the degree of a node as its relation).
@@ -24,14 +24,14 @@
 // (WIDTH_OUT, WIDTH_IN), b_self (BIASES, WIDTH_OUT).
 // result (n_rows, PRODUCED): forward y, backward gx, to which `more`, if it is not NULL, is added; it
 // may be the same array. partials (grid.x, all parameters, rounded up to quads) of the arithmetic
-// dtype: what each block adds to the gradients of W, W_self, b and b_self, in that order and in the
-// parameters' own layout; b_self once for all its BIASES. Every element but those of the rounding is
-// written; b and b_self are the same in all slices and written by the first. Rows without entries sum
-// to 0. A row that has no entries of a relation is not multiplied by its matrix, or
-// as zeros, and its x does not get to that matrix's gradient, or times zeros: infinities and NaN there
-// may have an effect or not. Deterministic, no atomics.
+// dtype: each block's part of the gradients of W, W_self, b and b_self, in that order and in the
+// parameters' own layout; b_self once for all its BIASES. Every element is written, except for the
+// ones that round the number up; b and b_self are the same in all slices and written by the first.
+// Rows without entries sum to 0. If a row has no entries of a relation, it is left out of the
+// relation's products and of its matrix's gradient, or takes part in them with zeros, so infinities
+// and NaN in the matrix and in x may have an effect there or none. Deterministic, no atomics.
 //
-// Activation and dropout are those of layer_end.cuh. counter (1) uint64, the step.
+// Activation and dropout are as in layer_end.cuh. counter (1) uint64, the step.
 //
 // -DRELATIONS=n, 0: none, indptr to data are not read. -DSELF=1: with W_self. -DLOOP=1, with one
 // relation: see above. -DWEIGHTED=0: A holds ones, data is not read.
@@ -55,17 +55,17 @@
 
 const int GATHERED = BACKWARD ? WIDTH_OUT : WIDTH_IN;
 const int PRODUCED = BACKWARD ? WIDTH_IN : WIDTH_OUT;
-// What a block does of that: some columns of the result, and of the matrices.
+// The part of one block: some columns of the result, and of the matrices.
 const int SLICE = PRODUCED / SLICES;
 const int SLICE_IN = BACKWARD ? SLICE : WIDTH_IN, SLICE_OUT = BACKWARD ? WIDTH_OUT : SLICE;
 static_assert(!LOOP || RELATIONS == 1, "a tile uses a relation if it has entries of it");
 static_assert(SLICES == 1 || PRODUCED % (4 * SLICES) == 0, "slices are as wide, and whole quads");
 const int GQ = (GATHERED + 3) / 4, PQ = (SLICE + 3) / 4;  // quads: four elements
 const int MAPPED = RELATIONS + SELF;  // terms: sums that have a matrix
-// A bias' gradient needs the sum of z, whether or not there is a term of it.
+// The gradient of b_self needs z as a term, even if there is no W_self by which to multiply it.
 [[maybe_unused]] const int LONE = BACKWARD && BIASES && !SELF;
 const int TERMS = MAPPED + LONE;
-// Rows in shared memory, four elements longer than they need be: neighbours lie in other banks.
+// Rows in shared memory are four elements longer, so that neighbours lie in different banks.
 const int W_STRIDE = (SLICE_IN + 3) / 4 * 4 + 4, W_ROWS = (SLICE_OUT + 3) / 4 * 4;
 const int STRIDE = TERMS * GQ * 4 + 4;
 [[maybe_unused]] const int X_STRIDE = PQ * 4 + 4;
@@ -76,7 +76,7 @@ const int STRIDE = TERMS * GQ * 4 + 4;
 const int ROW_STEP = ROWS / 4;
 const int ITEMS = PQ * ROW_STEP;
 [[maybe_unused]] const int GROUPS = PQ < 32 ? 32 / PQ : 1;  // of four rows, that a warp has
-// Several gradients of weights leave no registers for more.
+// The gradients of several matrices leave no registers for unrolling.
 [[maybe_unused]] const int UNROLLED = BACKWARD && RELATIONS > 1 ? 1 : 2;
 // A row's pattern says which of several relations it has entries of; r and r + 32 share a bit.
 [[maybe_unused]] const int PATTERN_BITS = RELATIONS < 32 ? RELATIONS : 32;
@@ -118,7 +118,7 @@ __device__ inline void store(STORAGE *row, const int quad, const int width, cons
 #endif
 }
 
-// Where row c of the matrix of a relation begins, in rows.
+// The row of W, or the element of b, for row c of the matrix of a relation.
 __device__ inline int weight_row(const int c, const int relation)
 {
     return BY_RELATION ? relation * WIDTH_OUT + c : c * RELATIONS + relation;
@@ -177,8 +177,8 @@ __device__ inline void copy(Real *to, const STORAGE *row, const int quad, const 
         *reinterpret_cast<Quad *>(to) = load(row, quad, width);
 }
 
-// The block's slice of the matrices of all terms as they lie in memory, (MAPPED, W_ROWS, W_STRIDE); 0
-// past its ends.
+// Load the block's slice of the matrices of all terms into (MAPPED, W_ROWS, W_STRIDE); rows stay
+// rows, and elements past the ends of the slice are 0.
 __device__ inline void load_matrices(
     Real *matrices, const STORAGE *__restrict__ W, const STORAGE *__restrict__ W_self,
     const int first_in, const int first_out)
@@ -261,7 +261,7 @@ __device__ inline void sum_neighbours(
 #pragma unroll
                 for (int a = 0; a < AHEAD; ++a)
                     if (begin <= last) {
-                        // Past the end the last entry again, as in bspmm_csr.cu.
+                        // Past the end the last entry is loaded again, as in bspmm_csr.cu.
                         const int at = begin + a < last ? begin + a : last;
                         column[i][a] = indices[at];
                         value[i][a] = WEIGHTED ? widen(data[at]) : Real(1);
@@ -316,8 +316,9 @@ __device__ inline void sum_neighbours(
     }
 }
 
-// The rows of a tile, ordered by their patterns, so that the four of a thread seldom have relations
-// that the others lack. Every warp finds the order for itself: another barrier would take longer.
+// Order the rows of a tile by their patterns, so that the four rows of a thread seldom have
+// relations that the others lack. Every warp finds the order for itself: another barrier would take
+// longer.
 __device__ inline void order_rows(unsigned char *order, const unsigned pattern)
 {
     const int lane = threadIdx.x % 32;
@@ -336,9 +337,9 @@ __device__ inline void order_rows(unsigned char *order, const unsigned pattern)
     __syncwarp();
 }
 
-// What a thread adds to 4 x 4 elements of a tile's product, of the rows `rows`, which have entries of
-// the relations of `pattern`. Forward its columns are `quad`, quad + PQ, ..., so that neighbouring
-// threads read rows of W side by side; backward four in a row.
+// Add up a thread's part of 4 x 4 elements of a tile's product. They are in the rows `rows`, which
+// have entries of the relations of `pattern`. Forward, their columns are quad, quad + PQ, ..., so
+// that neighbouring threads read rows of W side by side; backward, they are four in a row.
 __device__ inline void multiply(
     Real (&total)[4][4], const Real *matrices, const Real *sums, const int (&rows)[4],
     const unsigned pattern, const int quad, const int part)
@@ -430,8 +431,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) graph_linear(
             for (int item = SPLITS > 1 ? threadIdx.x % ITEMS : threadIdx.x;
                  item < ITEMS && part < SPLITS; item += THREADS) {
                 const int quad = item % PQ;
-                // Each part has them in other warps' places, or one quarter of the multiprocessor
-                // might have all rows of many relations.
+                // Each part deals the groups to other warps, because otherwise one quarter of the
+                // multiprocessor might get all rows of many relations.
                 const int group = (item / PQ + (RELATIONS > 1 ? part * GROUPS : 0)) % ROW_STEP;
                 int own[4];
                 unsigned any = 0;
@@ -505,7 +506,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) graph_linear(
             }
         }
 #if BACKWARD
-        // What row `row` adds to a thread's block i.
+        // Add the product of row `row` to the thread's block i.
         const auto add = [&](const int i, const int row) {
             const int block = threadIdx.x + i * THREADS;
             const Quad factor =

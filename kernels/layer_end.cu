@@ -2,18 +2,18 @@
 // its gradient.
 //
 //     forward   y[i] = drop(act(y[i] + b + sum_j A[i, j] rows[j]))
-//     backward  z[i] = rows[i] act'(y[i]), where rows is the gradient with respect to y; what a block's
-//               rows add to the gradient of a bias; and sums[i] = sum_j A[i, j] z[j], where A is the
-//               transpose
+//     backward  z[i] = rows[i] act'(y[i]), where rows is the gradient with respect to y; each
+//               block's part of the gradient of a bias; and sums[i] = sum_j A[i, j] z[j], where A
+//               is the transpose
 //
 // rows, y, z, sums (n_rows, WIDTH); b (WIDTH), forward; partials (grid.x, WIDTH) of the arithmetic
 // dtype, backward with BIAS. A in CSR: indptr (n_rows + 1), indices, data. z may be null,
 // if it is not needed. counter (1) uint64, the step. Deterministic, no atomics.
 //
-// Activation and dropout are those of layer_end.cuh. -DBIAS=1: with b, or its gradient. -DBACKWARD=1.
-// -DSUMMED=1: over neighbours; 0: there is no A, nor rows forward, nor sums. -DWEIGHTED=0: A holds
-// ones, data is not read. -DLOOP=1: the identity is added to A. -DADDED=0: forward y is not read, as if
-// it were 0.
+// Activation and dropout are as in layer_end.cuh. -DBIAS=1: with b, or its gradient. -DBACKWARD=1.
+// -DSUMMED=1: with sums over neighbours; 0: A and sums are not used, nor are rows forward.
+// -DWEIGHTED=0: A holds ones, data is not read. -DLOOP=1: the identity is added to A. -DADDED=0:
+// forward, y counts as 0 and is not read.
 // -DVECTOR=1, 2 or 4: divides WIDTH; addresses are aligned to a vector.
 //
 // Launch: block (columns, lanes) of at most 256 threads, grid (from one to as many as there are rows).

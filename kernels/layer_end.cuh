@@ -1,8 +1,8 @@
-// The end of a layer: activation and dropout of its sums, and what they make of a gradient.
+// The end of a layer: activation and dropout of its sums, and the gradient before both.
 //
 // Dropout, after a rectifier or the identity: an element is kept where random.cuh says so, times scale.
-// After a rectifier, elements that were dropped are 0 in y, which is how the gradient knows; after the
-// identity they are -0, and no other element is.
+// The gradient recognises dropped elements by their value in y: after a rectifier they are 0, after
+// the identity they are -0, and no other element is -0.
 //
 // -DACTIVATION=IDENTITY, RELU, TANH or SIGMOID. -DDROPOUT=1, with the first two.
 #define IDENTITY 0
@@ -25,7 +25,7 @@ __device__ inline Real activated(const Real value)
 #endif
 }
 
-// An element after dropout, of the word that was drawn for it.
+// An element after dropout, for which `word` was drawn.
 __device__ inline Real dropped(
     const Real result, const unsigned word, const unsigned threshold, const Real scale)
 {
@@ -40,13 +40,14 @@ __device__ inline Real dropped(
     return value;
 }
 
-// Word `index` of four. An index that is known only when the kernel runs would put them into memory.
+// Word `index` of four. To index the array by a number that is known only at run time would put it
+// into local memory.
 __device__ inline unsigned word_of(const unsigned (&word)[4], const int index)
 {
     return index == 0 ? word[0] : index == 1 ? word[1] : index == 2 ? word[2] : word[3];
 }
 
-// The gradient with respect to the sums, of the one with respect to an element and its value y.
+// The gradient with respect to a sum, given the gradient with respect to y, and y itself.
 __device__ inline Real before(const Real gradient, const Real y, const Real scale)
 {
 #if ACTIVATION == RELU

@@ -2,12 +2,13 @@
 //
 //     y[i] = sum_r x_r[i]
 //
-// x, y (n), of this rank; the ranks are PEERS GPUs of one host, at most 8, which have mapped each other's memory
-// (see flat_gradients.cu). slots: memory of each rank for this sum, (2, PEERS, n) elements as words. turn (1) uint32
-// of this rank, 0 at first: how many turns are over. Vectors are added in the order of the ranks, so all ranks get the
-// same bits.
+// x, y (n), of this rank; the ranks are PEERS GPUs of one host, at most 8, which have mapped each
+// other's memory (see flat_gradients.cu). slots: memory of each rank for this sum, (2, PEERS, n)
+// elements as words. turn (1) uint32 of this rank, 0 at first: the number of turns that are over.
+// Vectors are added in the order of the ranks, so all ranks get the same bits.
 //
-// alone: repeat the last turn with another x. The other ranks take no part in it; what they sent then is used again.
+// alone: repeat the last turn with another x. The other ranks take no part in it; the vectors that
+// they sent in that turn are used again.
 //
 // -DPEERS: see above.
 //

@@ -1,4 +1,4 @@
-// Functions of kernels that send numbers to other GPUs, and wait for the numbers that those send.
+// Functions by which kernels send numbers to other GPUs, and receive numbers from them.
 #pragma once
 
 #ifndef __CUDACC__  // on a host, where ranks share the cores
@@ -7,8 +7,8 @@
 #define __grid_constant__
 #endif
 
-// 32 bits and the number of the turn in which they are sent. Both arrive at once, so a receiver need not wait until
-// earlier writes are visible.
+// 32 bits and the number of the turn in which they are sent. Both arrive at once, so a receiver
+// need not wait until earlier writes are visible.
 using PeerWord = unsigned long long;
 
 template <typename T> __device__ constexpr int words_of() { return (sizeof(T) + 3) / 4; }

@@ -27,7 +27,7 @@ __device__ inline Words philox(Words counter, unsigned key0, unsigned key1)
     return counter;
 }
 
-// What one layer draws from.
+// The seed and the stream from which one layer draws.
 struct Draw {
     unsigned seed_low, seed_high, stream;
 };

@@ -5,13 +5,15 @@
 // indptr (n_rows + 1), indices (nnz), row_offsets, col_offsets (n_graphs + 1), out_indptr
 // (n_rows * n_relations + 1), out_indices (nnz), out_row_offsets, out_col_offsets (n_graphs + 1) int32.
 // Entries of a row and relation keep their order, and the entries of a row stay within the same range.
-// Offsets are those of the rows and columns of the result. If the arrays are larger than the batch,
-// spare entries stay where they are, with out_indices 0. Every element is written once; no atomics.
+// out_row_offsets and out_col_offsets count the rows and columns of the result. If the arrays are
+// larger than the batch, spare entries stay where they are, with out_indices 0. Every element is
+// written once; no atomics.
 //
 // -DVALUES=GIVEN: out_data (nnz) are the entries' data (nnz). NONE: there are no values.
 // RECIPROCALS, for an n_rows x (n_rows * n_relations) matrix of ones that is symmetric in every
-// relation: out_data is 1 over the number of entries of row j. transposed_data (nnz) is 1 over that of
-// row i: these are the values of the same rows of the transpose. Spare entries get 1.
+// relation: out_data is 1 over the number of entries of row j, and transposed_data (nnz), the
+// values of the same rows of the transpose, is 1 over the number of entries of row i. Spare entries
+// get 1.
 //
 // Launch: block and grid of one dimension, at least n_rows threads in all; a thread owns a row, and
 // then spare entries and offsets. It reads up to AT_ONCE entries of a row, as many as atoms have, at once.

@@ -7,7 +7,7 @@
 // Rows past the last offset (a buffer larger than its batch) get 0. Every element of x is written once.
 // No atomics.
 //
-// A unit of threads owns a segment, so that no row looks for the segment it is in. Segments of more
+// A unit of threads owns a segment, so that no row has to look for its segment. Segments of more
 // than `chunk` rows (has_long says whether there may be any) and the rows past the last offset are left
 // to units that own fixed chunks of `chunk` rows of x.
 //

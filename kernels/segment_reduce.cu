@@ -47,13 +47,13 @@ __device__ inline int holder_of(const int *offsets, const int n_segments, const 
     return offsets ? segment_of(offsets, n_segments, row) : 0;
 }
 
-// What is loaded for a row.
+// Data of a row that are loaded together.
 struct Row {
     Vector vector;
     float weight;
 };
 
-// What an element adds to a sum or a maximum. Parts are already weighted.
+// The term of an element in a sum or a maximum. Parts are already weighted.
 __device__ inline Real term(const Row &row, const int e)
 {
     const Real value = widen(row.vector.element[e]);

@@ -4,7 +4,7 @@
 //     GRADIENT=1:  y[i, c] = a[i, c] (g[i, c] - w[i] sum over k of a[k, c] g[k, c])
 //
 // where k runs over the rows of i's segment, [offsets[s], offsets[s + 1]), and m is the maximum of
-// a[k, c] over those with w[k] > 0. With GRADIENT=1 a is the softmax and g its gradient; with
+// a[k, c] over the rows k with w[k] > 0. With GRADIENT=1 a is the softmax and g its gradient; with
 // GRADIENT=0 g is not read.
 //
 // offsets (n_segments + 1) int32; w (n_rows) float32, at least 0; a, g, y (n_rows, n_B);

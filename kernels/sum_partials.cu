@@ -7,9 +7,9 @@
 // one row. Every element is summed in a fixed order: lanes take the rows of each source in turn, and are
 // added one after the other. Deterministic, no atomics.
 //
-// table, passed by value: n_targets targets, at most N_TARGETS - 1, each with the sources
-// [first_source, that of the next), and the chunks of EACH * COLUMNS elements [first_chunk, that of the
-// next); one more target marks the end.
+// table, passed by value: n_targets targets, at most N_TARGETS - 1. A target has the sources from
+// its first_source to the next target's, and the chunks, of EACH * COLUMNS elements, from its
+// first_chunk to the next target's. One more target marks the end.
 //
 // -DEACH=n: elements of a thread, COLUMNS apart. -DN_SOURCES, -DN_TARGETS: how many a table has room
 // for. -DTABLE_BYTES: its size on the host.

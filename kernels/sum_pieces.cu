@@ -4,7 +4,7 @@
 //
 // indptr (n_rows + 1) int32; partial (2 * n_chunks, n_B) of the arithmetic dtype, of which only the
 // pieces that exist are read; begun (n_chunks) int32, the long row that begins in a chunk, or -1;
-// y (n_rows, n_B). Pieces are numbered as in pieces.cuh, and those of a row are added in their order:
+// y (n_rows, n_B). Pieces are numbered as in pieces.cuh, and added in the order of their numbers:
 // deterministic, no atomics.
 //
 // -DAHEAD=n: pieces whose loads are issued before the first is used.

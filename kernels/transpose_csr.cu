@@ -1,6 +1,6 @@
 // Transpose of a block-diagonal CSR pattern, and where each of its entries comes from:
 //
-//     entry k of the transpose is entry order[k] of the matrix; those of one column keep their order
+//     entry k of the transpose is entry order[k] of the matrix; a column's entries keep their order
 //
 // indptr (n_rows + 1), indices (nnz), row_offsets, col_offsets (n_graphs + 1),
 // out_indptr (n_all_cols + 1), out_indices, order (nnz): int32. Every element of the results is
@@ -10,7 +10,7 @@
 //
 // A block owns a graph. It counts the entries of every column and adds up the counts. Then its warps
 // place the entries in their order, 32 at a time; lanes with equal columns take consecutive places. A
-// warp owns a run of entries, and in each column the places behind those of the warps before it.
+// warp owns a run of entries, and in each column the places after the places of earlier warps.
 //
 // Launch: block (a multiple of 32), grid (n_graphs); shared memory for an int per entry of the largest
 // graph and, for every warp, per column of it.
@@ -53,7 +53,7 @@ extern "C" __global__ void transpose_csr(
         int count = 0;
         if (column < n_cols)
             for (int w = 0; w < n_warps; ++w) count += next[w * n_cols + column];
-        int sum = count;  // of this column and those of the lanes before it
+        int sum = count;  // over this lane's column and the columns of the lanes before it
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
             const int before = __shfl_up_sync(~0u, sum, step);

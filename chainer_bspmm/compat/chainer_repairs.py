@@ -41,7 +41,7 @@ def pad_without_positional_out(module):
     def concat_arrays_with_padding(arrays, padding):
         shapes = [array.shape for array in arrays]
         if len(set(map(len, shapes))) > 1:
-            raise ValueError('padding: expected arrays of as many dimensions, got %s' % shapes)
+            raise ValueError('padding: expected arrays of equal ndim, got shapes %s' % shapes)
         shape = numpy.max(shapes, axis=0)
         device = module.backend.get_device_from_array(arrays[0])
         with module.chainer.using_device(device):

@@ -177,8 +177,8 @@ def values_are_reported_lazily(module):
 @repairs('chainer_chemistry.links.array.shape_transformer_to_2d')
 def scaler_leaves_matrices_as_they_are(module):
     """links/array/shape_transformer_to_2d.py: three nodes to turn a matrix into the same matrix."""
-    # A regressor with a StandardScaler scales three times a step, which took a twentieth of it for
-    # small molecules on a CPU.
+    # A regressor with a StandardScaler scales three times a step, which took a twentieth of the
+    # step's time for small molecules on a CPU.
     kind = module.ShapeTransformerTo2D
     transform, inverse_transform = kind.transform, kind.inverse_transform
 
@@ -306,9 +306,9 @@ def _initialize_first_mlp(model_class, get_atoms):
 def gin_initializes_first_mlp(module):
     """models/gin.py: ``first_mlp`` is registered but not called, so its weights stay None."""
     # Then the .npz file holds a pickled object, ``optimizer.update`` without ``cleargrads`` fails,
-    # and the trainer's snapshot cannot be resumed (KeyError ``first_mlp/layers/0/W/m``). They
-    # become zeros in the first forward pass, together with the other weights whose shapes GIN
-    # leaves open. Files in which they are None load as before.
+    # and the trainer's snapshot cannot be resumed (KeyError ``first_mlp/layers/0/W/m``). Here the
+    # weights become zeros in the first forward pass, when the other weights without a shape get
+    # theirs. Files in which these weights are None load as before.
     _initialize_first_mlp(module.GIN, lambda atom_array, *_, **__: atom_array)
     _initialize_first_mlp(module.GINSparse, lambda sparse_batch, *_, **__: sparse_batch.x)
 

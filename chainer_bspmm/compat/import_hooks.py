@@ -86,7 +86,7 @@ _finder = _RepairingFinder()
 
 
 def install():
-    """Repair upstream modules that are imported already, and from now on."""
+    """Repair the upstream modules already imported, and others when they are imported."""
     already_imported = [sys.modules[name] for name in _repairs if sys.modules.get(name) is not None]
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)

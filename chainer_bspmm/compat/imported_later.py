@@ -68,8 +68,8 @@ def _stands_for(name, later):
 @contextlib.contextmanager
 def import_later():
     """The modules of the table import pandas, scikit-learn and others for a few functions."""
-    # Only the import statements in these modules get stand-ins. The modules that they import import
-    # as usual.
+    # Only import statements in the modules of the table get stand-ins; modules that they import in
+    # turn are not affected.
     import_now = builtins.__import__
 
     def import_(name, globals=None, locals=None, fromlist=(), level=0):

@@ -1,4 +1,4 @@
-"""A repair of Chainer's reporter: sums of values on a GPU without kernels for every value."""
+"""A repair of Chainer's reporter: sums of values on a GPU without launches for each value."""
 
 import functools
 import itertools
@@ -8,9 +8,9 @@ import numpy
 
 from chainer_bspmm.compat.import_hooks import repairs
 
-MOST = 1024  # values that may wait
+MOST = 1024  # most values that may wait
 
-_lasting = weakref.WeakValueDictionary()  # id of its memory -> array
+_lasting = weakref.WeakValueDictionary()  # id of an array's memory -> the array
 
 
 def never_overwritten(array):
@@ -29,8 +29,8 @@ def summaries_add_late(module):
     LogReport adds every reported value of every step. Here a copy of the value waits until a
     statistic is read, the summary is serialized, or MOST values wait. Then all of them are fetched
     at once and added on the host, one after the other in their own dtype. The sums are the same as
-    on the device, which however takes numbers below 1e-38 for 0. Statistics are NumPy scalars, as
-    they are for values on the host.
+    on the device, except that the device takes numbers below 1e-38 for 0. Statistics are NumPy
+    scalars, as for values on the host.
     """
     kind, cuda = module.Summary, module.chainer.backends.cuda
     add_now = kind.add
@@ -62,7 +62,7 @@ def summaries_add_late(module):
         for name, value in d.items():
             if type(value) is module.variable.Variable:
                 value = value.array
-            if type(value) is cuda.ndarray and not value.ndim:  # the other tests take longer
+            if type(value) is cuda.ndarray and not value.ndim:  # skips upstream's slower tests
                 self._summaries[name].add(value)
             else:
                 add_dict(self, {name: value})

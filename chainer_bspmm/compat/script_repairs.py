@@ -82,8 +82,8 @@ def updaters_may_set_their_device(module):
 
     def set_device(self, device):
         warn_once(
-            'device: since Chainer 7 it is an argument of the constructor of an updater, '
-            'super().__init__(..., device=device), and not to be assigned (docs/migration.md)'
+            'device: since Chainer 7 it is passed to the constructor of an updater, '
+            'super().__init__(..., device=device), not assigned (docs/migration.md)'
         )
         self._device = self._input_device = (
             None if device is None else module.chainer.get_device(device)

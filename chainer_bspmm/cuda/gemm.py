@@ -112,13 +112,13 @@ def _checked(symbol, function, *arguments):
 
 @functools.lru_cache(maxsize=None)
 def cublas():
-    """Return the `Library`."""
+    """Return the `Library`, which is loaded once."""
     cuda.cupy.ones((2, 2), 'f').dot(cuda.cupy.ones((2, 2), 'f'))  # makes CuPy load cuBLAS
     return Library(name_of_library())
 
 
 def name_of_library():
-    """Return the name of CuPy's cuBLAS, for which the loader returns the library loaded already."""
+    """Return the file name of CuPy's cuBLAS; loading that again returns the loaded library."""
     # The version of CUDA that CuPy was built for.
     major = cuda.cupy.cuda.runtime.runtimeGetVersion() // 1000
     return ('cublas64_%d.dll' if sys.platform == 'win32' else 'libcublas.so.%d') % major
@@ -127,10 +127,10 @@ def name_of_library():
 class Blas:
     """Products of CuPy arrays on the current stream, which may be under capture.
 
-    The arrays must be on the device that is current when it is made. Make it outside of capture,
-    and keep it as long as any graph that captured its calls, because the graph's kernels use its
-    workspace. It must not be collected during a capture either: its finalizer destroys the handle,
-    which synchronises the device.
+    The arrays must be on the device that is current at construction. Make a `Blas` outside of
+    capture, and keep it as long as any graph that captured its calls, because the graph's kernels
+    use its workspace. It must not be collected during a capture either: its finalizer destroys the
+    handle, which synchronises the device.
 
     float16 is multiplied and summed in float32, partial sums included. TF32 is requested only where
     CuPy would request it: if ``CUPY_TF32=1`` or ``cupy._core.set_compute_type`` says so, and never
@@ -187,7 +187,8 @@ class Blas:
     def _matrices(self, a, b, to=None):
         """Multiply two matrices, or two stacks of the same number of matrices.
 
-        `to` is as in :meth:`dot`, for two matrices only."""
+        `to` is as in :meth:`dot`, for two matrices only.
+        """
         self._check(a, b)
         dtype = a.dtype if a.dtype == b.dtype else numpy.promote_types(a.dtype, b.dtype)
         shape = a.shape[:-1] + b.shape[-1:]
@@ -265,7 +266,7 @@ class Blas:
                 text = '%s: expected float16, float32 or float64, got %s'
                 raise TypeError(text % (name, array.dtype))
             if array.data.device_id != self.device:
-                text = '%s: expected on device %d, that of the cuBLAS handle, got on %d'
+                text = '%s: expected on device %d with the cuBLAS handle, got on device %d'
                 raise ValueError(text % (name, self.device, array.data.device_id))
         if a.shape[-1] != b.shape[-2]:
             text = 'b: expected %d rows to go with a of shape %s, got shape %s'
@@ -283,7 +284,7 @@ def _of_vectors(product, a, b):
 
 
 def _laid_out(a):
-    """Return a matrix or stack in a form that cuBLAS can read, its order and leading dimension."""
+    """Return (array that cuBLAS can read, order, leading dimension) for a matrix or stack."""
     # The order is 0 for row-major, 1 for column-major. It is also the operation to pass to cuBLAS,
     # which is asked for the transposed product, and reads a row-major matrix as its transpose.
     size = a.itemsize
@@ -312,20 +313,20 @@ def is_tf32(dtype):
     return dtype.char == 'f' and cuda.cupy._core.get_compute_type(dtype) == CUPY_TF32
 
 
-# Layers that products by cuBLAS, with launches before and after them, do faster than a kernel that
-# does all at once: (its narrower side, at least; rows, at least; matrices, at most). Measured on an
-# H200 in steps of RSGCN, GIN and GGNN.
+# Sizes of layers that are faster as products by cuBLAS, with launches before and after them, than
+# as one kernel: (least width of the narrower side, least number of rows, most matrices). Measured
+# on an H200 in steps of RSGCN, GIN and GGNN.
 ANY = 1 << 30
 FASTER_IN_FLOAT32 = (256, 1024, ANY), (192, 4096, ANY), (96, 8192, 1)
-# Only cuBLAS multiplies in TF32. There the widths alone decide, so that spare rows do not change a
-# layer's precision: the narrower side, at least, and the elements of a matrix, at least. RelGCN's
-# readout is such a layer, which maps 64 channels to 256.
+# Only cuBLAS multiplies in TF32. If it is on, the widths alone decide, so that spare rows do not
+# change a layer's precision: the least width of the narrower side, and the fewest elements of a
+# matrix. RelGCN's readout, which maps 64 channels to 256, is such a layer.
 NARROWEST_IN_TF32 = 64
 LEAST_IN_TF32 = 128 * 128
 
 
 def products_are_faster(dtype, n_rows, n_in, n_out, n_matrices) -> bool:
-    """Return whether a layer of this size is better left to cuBLAS; False but for float32."""
+    """Return whether cuBLAS computes a layer of this size faster; False except in float32."""
     if dtype.char != 'f':
         return False
     narrower = min(n_in, n_out)
@@ -338,7 +339,7 @@ def products_are_faster(dtype, n_rows, n_in, n_out, n_matrices) -> bool:
 
 
 def step_for(array):
-    """Return the current step if products with this array are part of it: it must be on a GPU."""
+    """Return the current step for products with an array on a GPU; None for a NumPy array."""
     return None if isinstance(array, numpy.ndarray) else step.current()
 
 

@@ -115,7 +115,7 @@ def _compiled_elsewhere(device_id, *key):
 def _compiled(device_id, name, dtype_char, defines):
     module = cuda.cupy.RawModule(code=source(name), options=options(dtype_char, defines))
     function = module.get_function(name)
-    # More than 48 KB must be requested. That takes no memory from launches that need less.
+    # More than 48 KB of shared memory must be requested. Launches that need less lose nothing.
     limit = device(device_id).shared_bytes
     function.max_dynamic_shared_size_bytes = limit - function.shared_size_bytes
     # The bare function is returned, because RawKernel would look up the device at every launch.

@@ -44,7 +44,7 @@ def arithmetic(dtype):
 
 
 class device_of:
-    """Context in which the device of an array is current; free if it is current already."""
+    """Context in which the device of an array is current; costs nothing if it is already."""
 
     def __init__(self, x):
         self._id = x.data.device_id

@@ -12,8 +12,8 @@ from chainer_bspmm.cuda import launch, plans, step
 # Shape of a block of threads, as in the kernel.
 COLUMNS = 32
 LANES = 8
-# Columns of a thread, as few as possible unless there are many: one after the other they keep a
-# multiprocessor busy with fewer blocks, each of which has to find its target first.
+# Columns of a thread: one if there are few columns, so that many threads share the work. If there
+# are many, a thread adds several, because every block has to find its target first.
 EACH, EACH_OF_MANY = 1, 4
 MANY = 1 << 17  # columns in all
 # Kernel arguments may have 4 KB. The last target in use is followed by one that marks the end.
@@ -28,7 +28,7 @@ _TABLE = numpy.dtype(
 
 
 def defines(each):
-    """Return the kernel's constants if each of its threads has so many columns."""
+    """Return the kernel's constants for threads of `each` columns."""
     return (
         ('VECTOR', 1),
         ('EACH', each),
@@ -58,9 +58,9 @@ class PendingSums:
         return array
 
     def keep(self, array):
-        """Return a C-contiguous array that is a sum already, to which others may be added in place.
+        """Register a C-contiguous array that is a sum already; others may be added to it in place.
 
-        With `shows_reads` it returns another one, as :meth:`add` does.
+        Returns the array, or with `shows_reads` another one, as :meth:`add` does.
         """
         if self._shows_reads:
             return self.add(array.reshape(1, -1), 0, array.shape, array.dtype)
@@ -92,14 +92,14 @@ class PendingSums:
         _launch(sums)
 
     def others_than(self, arrays):
-        """Return whether other arrays than these are deferred, which something may have read."""
+        """Return whether an array outside of `arrays` is deferred; something may have read it."""
         return not self._sums.keys() <= {id(array) for array in arrays}
 
     def are_read_by(self, arrays):
-        """Return whether an array that is not deferred has a NaN, maybe of one that is.
+        """Return whether an array that is not deferred has a NaN, maybe from a deferred one.
 
-        With a sum of weights, such as W + B A, the gradient of W is also read for those of A and B.
-        It synchronises.
+        If a layer's weight is W + B A, for example, the gradient of W is read to compute the
+        gradients of A and B. Synchronises.
         """
         return any(id(array) not in self._sums and bool((array != array).any()) for array in arrays)
 
@@ -107,7 +107,7 @@ class PendingSums:
 def _launch(sums):
     by_dtype = {}
     for array, parts in sums:
-        if len(parts) > 1 or parts[0][0].data.ptr != array.data.ptr:  # unless it is its only part
+        if len(parts) > 1 or parts[0][0].data.ptr != array.data.ptr:  # else the sum is there
             by_dtype.setdefault(array.dtype.char, []).append((array, parts))
     for group in by_dtype.values():
         batch = []
@@ -144,10 +144,10 @@ def _launch_batch(sums):
 
 
 def shared(gradient, n_blocks=1):
-    """Return the equal blocks of rows of a product, each the gradient of a parameter.
+    """Split a product into equal blocks of rows, each the gradient of a parameter.
 
-    In a step that defers sums they are such sums, so that the gradients of all layers that have a
-    parameter are added by one launch. Until then each is the product of one of the layers.
+    In a step that defers sums the blocks are deferred sums, so that one launch adds the gradients
+    of all layers that share a parameter. Until that launch a block holds one layer's product.
     """
     n = len(gradient) // n_blocks
     blocks = [gradient[i * n : (i + 1) * n] for i in range(n_blocks)]
@@ -159,7 +159,7 @@ def shared(gradient, n_blocks=1):
 
 
 def sum_partials(partials, parts):
-    """Return the sums over the rows of columns of an array on a GPU.
+    """Sum columns of an array on a GPU over its rows.
 
     For each (first, shape, dtype) of `parts` the result is ``partials[:, first : first +
     prod(shape)].sum(axis=0)``, of that shape and dtype. `partials` has the dtype in which kernels

@@ -43,7 +43,7 @@ VECTOR_BYTES = 16  # the widest load of one thread
 MAX_GRID_Y = 65535
 MAX_BLOCK = 1024
 QUAD = 4  # elements that a kernel loads from shared memory at once; rows are padded to multiples
-LONG_ROW = 128  # entries; rows of molecules are never longer, so plans for long rows spare them
+LONG_ROW = 128  # entries; rows that are longer, as in no molecule, get other plans
 
 
 def widest_vector(n_channels, itemsize, address_bits) -> int:
@@ -70,7 +70,7 @@ def dot_launch(n_rows, n_channels, width, tile=ROW_TILE) -> Launch:
     n_vectors = n_channels // width
     tile = min(n_vectors, tile)
     lanes = 1
-    while lanes * tile < n_vectors and lanes < WARP:  # a power of two, because lanes are halved
+    while lanes * tile < n_vectors and lanes < WARP:  # a power of two: lanes add up pair by pair
         lanes *= 2
     rows = BLOCK // lanes
     return Launch(

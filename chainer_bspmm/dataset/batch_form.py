@@ -76,7 +76,7 @@ def buffers_of(arrays):
 
 
 def batch_over(buffers, form, capacity, has_spare=True):
-    """Make (atoms, BatchedCSR, label...) over buffers, without a copy; padded atoms stay rows."""
+    """Make (atoms, BatchedCSR, label...) over buffers, without a copy; atoms are always rows."""
     tables = buffers._asdict()
     atoms, labels = tables.pop('atoms'), tables.pop('labels')
     adj = BatchedCSR.in_buffers(

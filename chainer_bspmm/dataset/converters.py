@@ -37,20 +37,21 @@ class CSRConverter(chainer.dataset.Converter):
             size of the largest molecule of the batch.
         n_node_columns (int or None): number of columns after the adjacency that have a row for each
             atom, such as the labels of the ``*_cwle`` and ``*_gwle`` methods. They are laid out as
-            the atoms are, with 0 for phantom atoms. None: the leading columns whose arrays have as
-            many rows as their molecules have atoms. If all molecules of a batch have one size (a
-            batch of one, stored padding), labels of molecules may have that length by chance. Then
-            the last column is not counted, and other columns only if they are one-dimensional
-            arrays of integers that did not have the same shape in an earlier batch of molecules
-            that differed in size. With a number, later columns are labels of molecules, whatever
-            their lengths.
+            the atoms are, with 0 for phantom atoms. Later columns are labels of molecules, whatever
+            their lengths. None: the leading columns whose arrays have as many rows as their
+            molecules have atoms. If all molecules of a batch have one size (a batch of one, stored
+            padding), labels of molecules may have that length by chance. In such a batch the last
+            column is not counted. Another column is counted only if it consists of one-dimensional
+            integer arrays, and if no earlier batch, of molecules that differed in size, has shown
+            that labels of this shape belong to molecules.
         strip_padding (bool or None): whether trailing atoms of id 0 without bonds are padding of
-            the data set. True: they are, and get no rows. False: they are atoms, as where ids begin
-            at 0 (labels of the ``*_wle`` methods). None: they are padding, but packed batches raise
-            ValueError where that is not sure, because molecules differ in size or another atom has
-            id 0. Folded batches do not depend on it, because such an atom equals a phantom atom,
-            with two exceptions: a ``padded_to`` that molecules exceed, where the rest would be
-            dropped, and node columns, whose rows only True drops. Padded batches keep all rows.
+            the data set. True: they are, and get no rows. False: they are atoms, as with the
+            ``*_wle`` methods, whose ids begin at 0. None: they are padding, but packed batches
+            raise ValueError where that is not certain, because molecules differ in size or another
+            atom has id 0. Folded batches do not depend on this option, because such an atom equals
+            a phantom atom, with two exceptions. If a molecule has more atoms than ``padded_to``,
+            the rest would be dropped, so None raises ValueError as in packed batches. And only True
+            drops the rows of node columns. Padded batches keep all rows.
     """
 
     # Defaults for instances that were pickled before these attributes existed.
@@ -92,10 +93,10 @@ class CSRConverter(chainer.dataset.Converter):
             batch (sequence): examples, each a tuple of
                 atoms: (n,) integer atom ids, or (n, channels) floating node features;
                 adj: (n, n) or (R, n, n) dense array, SciPy sparse matrix, or list of R of them;
-                any number of labels: numbers, arrays of as many dimensions in each column, or str
-                on a host; the features of a super node are one of these. Arrays of several shapes
-                are padded with 0 to the largest of the batch, as by upstream's converter. Columns
-                with a row for each atom come first.
+                any number of labels: numbers, arrays, or str on a host; the features of a super
+                node are one of these. The arrays of a column have the same number of dimensions; if
+                their shapes differ, they are padded with 0 to the largest of the batch, as by
+                upstream's converter. Columns with a row for each atom come first.
                 A list, a SubDataset, a NumpyTupleDataset or a SparseDataset.
             device (None, int, str or chainer.backend.Device): device of the result; None means the
                 host.
@@ -134,7 +135,7 @@ class CSRConverter(chainer.dataset.Converter):
         return (atoms, adj, *labels)
 
     def locate(self, batch):
-        """Return the `Molecules` to gather from and the batch's indices, or None if it is dense."""
+        """Return the `Molecules` to gather from and their indices; None if the batch is dense."""
         located = selection.locate(batch)
         if located is None:
             return None
@@ -162,7 +163,7 @@ class CSRConverter(chainer.dataset.Converter):
         return not is_sure and molecules.has_padding and not molecules.is_padding
 
     def keeps_padding(self, molecules):
-        """Return whether padding of `Molecules` gets rows: only the host can gather it then."""
+        """Return whether padding of `Molecules` gets rows, so that only the host can gather it."""
         return self.strip_padding is False and self._loses and molecules.has_padding
 
     def _from_dense(self, examples):

@@ -65,7 +65,7 @@ def count_node_columns(examples, last_too=False):
             or kind in _of_molecules
         ):
             return i
-        if not one_size:  # a node column: labels that are remembered are of another data set
+        if not one_size:  # this is a node column, so labels on record are of another data set
             _of_molecules.difference_update(
                 [other for other in _of_molecules if (i, kind[2]) == (other[0], other[2])]
             )
@@ -77,7 +77,7 @@ _of_molecules: set[tuple] = set()
 
 
 def refuse_loss(sizes, full_sizes, n_rows):
-    """Raise ValueError if a molecule would lose possible atoms; each keeps at least `n_rows`."""
+    """Raise ValueError if a molecule would lose rows that may be atoms; each keeps `n_rows`."""
     lost = numpy.asarray(full_sizes) - numpy.maximum(sizes, n_rows)
     if (lost > 0).any():
         i = int((lost > 0).argmax())

@@ -53,7 +53,7 @@ class DeviceMolecules(Molecules):
             self._source = Source._make([*sent, list(map(device.send, labels)), n_relations])
 
     def near(self, device):
-        """Return the copy of these molecules to gather from for a device: this one or `host`."""
+        """Return the molecules to gather from for batches on a device: these, or `host`."""
         return self if device == self.device else self.host
 
     def item(self, i, column):
@@ -172,9 +172,10 @@ class DeviceDataset(SparseDataset):
             device's memory.
 
     Raises:
-        RuntimeError: CuPy finds no GPU. ValueError: ``device`` is not a GPU, the data set exceeds
-        the limit, or a column has labels of several shapes, or names. TypeError, ValueError: see
-        :func:`to_sparse`.
+        RuntimeError: CuPy finds no GPU.
+        ValueError: ``device`` is not a GPU, the data set exceeds the limit, or a column has labels
+            of several shapes, or names; see also :func:`to_sparse`.
+        TypeError: see :func:`to_sparse`.
 
     Note:
         Sends the whole data set (synchronises, once).

@@ -11,16 +11,16 @@ import chainer
 
 from chainer_bspmm.sparse.build import all_to_host
 
-MAX_KINDS = 4  # an error lists at most so many kinds of labels
+MAX_KINDS = 4  # most kinds of labels that an error lists
 NUMBERS, NAMES = 'biuf', 'US'  # kinds of dtypes
 
 _shape = operator.attrgetter('shape')
 
 
 class VaryingLabels(collections.abc.Sequence):
-    """Labels of molecules that differ in shape: arrays of one dtype and as many dimensions.
+    """Labels of molecules that differ in shape: arrays of one dtype and number of dimensions.
 
-    An index gives the array of one molecule, a slice or an array of indices `VaryingLabels`.
+    An index gives the array of one molecule; a slice or an array of indices gives `VaryingLabels`.
 
     Args:
         values (array): (M,) objects, the arrays.
@@ -35,7 +35,7 @@ class VaryingLabels(collections.abc.Sequence):
 
     @classmethod
     def of(cls, arrays):
-        """Make labels of copies of at least one array."""
+        """Make labels from copies of arrays, at least one."""
         dtype = _dtype(arrays)
         copies = [numpy.array(array, dtype) for array in arrays]
         return cls(_objects(copies), dtype, 1 + arrays[0].ndim)
@@ -67,7 +67,7 @@ class VaryingLabels(collections.abc.Sequence):
 
     @classmethod
     def from_arrays(cls, name, values, shapes):
-        """Make labels of the results of :meth:`arrays`; ValueError if they do not agree."""
+        """Make labels from the results of :meth:`arrays`; ValueError if they do not agree."""
         if shapes.dtype.kind not in 'iu' or shapes.ndim != 2 or (shapes < 0).any():
             text = '%s: expected shapes of at least 0, (M, n) integers, got %s of shape %s'
             raise ValueError(text % (name, shapes.dtype, shapes.shape))
@@ -83,8 +83,8 @@ class VaryingLabels(collections.abc.Sequence):
 
 def _dtype(arrays):
     """Return the dtype of a batch of arrays."""
-    # Upstream takes that of the first array. An integer would cut off the digits of floats, and a
-    # half has no large numbers: these do not decide.
+    # Upstream takes the dtype of the first array. Here an integer or a float16 does not decide
+    # alone: integers would cut off the fractions of floats, and float16 has no large numbers.
     first = arrays[0].dtype
     if first.kind == 'f' and first.itemsize > 2:
         return first
@@ -107,7 +107,7 @@ def padded(labels):
 
 
 def joined(parts):
-    """Concatenate a column of several data sets, which has as many dimensions in each."""
+    """Concatenate a column of several data sets, with the same number of dimensions in each."""
     if all(isinstance(part, numpy.ndarray) for part in parts) and (
         len({part.shape[1:] for part in parts}) == 1
     ):
@@ -119,7 +119,7 @@ def are_of_atoms(column, sizes):
     """Return whether a column has a row for each atom of molecules that differ in size."""
     width = getattr(column[0], 'shape', ())[1:]
     return (
-        getattr(column[0], 'shape', ())[:1] == (sizes[0],)  # False for most columns
+        getattr(column[0], 'shape', ())[:1] == (sizes[0],)  # quick, and False for most columns
         and len(set(sizes)) > 1
         and all(getattr(value, 'shape', ()) == (n, *width) for value, n in zip(column, sizes))
     )
@@ -187,7 +187,7 @@ def _unsuitable(column, name, position):
         kinds[MAX_KINDS:] = ['%d others' % (len(kinds) - MAX_KINDS)]
     expected = 'numbers, or NumPy arrays of them'
     if len(set(shapes)) > 1:
-        expected = 'labels of one shape, or NumPy arrays of as many dimensions'
+        expected = 'labels of one shape, or NumPy arrays with the same number of dimensions'
     text = '%s[...][%d]: expected %s, got %s'
     return ValueError(text % (name, position, expected, ', '.join(kinds)))
 

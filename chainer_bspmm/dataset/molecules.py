@@ -103,7 +103,7 @@ class Molecules:
 
     @property
     def longest(self):
-        """(M,) integers: a bound of the entries of every row and column of each molecule."""
+        """(M,) integers: upper bounds of the number of entries in a row or column of a molecule."""
         if self._longest is None:
             self._longest = self.nnz
             if self.nnz.max(initial=0) > LONG_ROW:
@@ -117,7 +117,7 @@ class Molecules:
         return self._longest
 
     def near(self, device):
-        """Return the copy to gather from for a device: these molecules are the only one."""
+        """Return the molecules to gather from for batches on a device: these, for any device."""
         return self
 
     def item(self, i, column):
@@ -212,7 +212,7 @@ class Molecules:
 
     @classmethod
     def from_arrays(cls, arrays):
-        """Make molecules of the results of :meth:`arrays`; ValueError if any number is wrong."""
+        """Make molecules from the results of :meth:`arrays`; ValueError if any number is wrong."""
         names = set(arrays)
         n_labels = sum(name.startswith('label_') for name in names)
         expected = {'atoms', *INTEGERS, 'n_relations', *('label_%d' % i for i in range(n_labels))}
@@ -261,7 +261,7 @@ class Molecules:
 
     @classmethod
     def from_examples(cls, examples, name='batch', first=0, strip=True):
-        """Make molecules, without labels, of the examples that `dense_examples.gather` returns.
+        """Make molecules, without labels, from the examples that `dense_examples.gather` returns.
 
         `strip`: trailing atoms of id 0 that have no entry in row or column are padding. Examples
         with SciPy matrices have no padding, because upstream pads only arrays. Errors name example
@@ -285,7 +285,7 @@ class Molecules:
         if strip and atoms.ndim == 1 and isinstance(examples.matrices[0], numpy.ndarray):
             starts = build.starts_of(sizes)
             if not atoms[starts[1:][sizes > 0] - 1].all():
-                # Id 0 alone does not make padding: it is RDKit's atomic number of a dummy atom.
+                # Id 0 alone does not mark padding: it is RDKit's atomic number of a dummy atom.
                 is_used = (atoms != 0) | (row_nnz != 0)
                 nodes = columns // entries.n_relations
                 is_used[nodes + numpy.repeat(starts[:-1], entries.nnz)] = True

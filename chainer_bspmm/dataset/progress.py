@@ -15,7 +15,7 @@ def _is_terminal(file):
 
 @contextlib.contextmanager
 def progress(total, title):
-    """Give a function (n) that moves a bar n items ahead; without a terminal it does nothing."""
+    """Yield a function (n) that moves a bar n items ahead; without a terminal it does nothing."""
     # Even a disabled bar of tqdm starts a thread and makes a semaphore.
     if not _is_terminal(sys.stderr):
         yield lambda n: None

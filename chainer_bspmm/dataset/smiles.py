@@ -84,7 +84,7 @@ MOST_IN_MATRIX = 256  # atoms; for larger molecules a loop over the bonds is as 
 
 
 def _mol(smiles):
-    """Return RDKit's molecule, or raise a ValueError with the reason why it has none."""
+    """Return RDKit's molecule, or raise a ValueError with the reason why there is none."""
     from rdkit import Chem
 
     if not isinstance(smiles, str):
@@ -165,13 +165,14 @@ def _graph(smiles, preprocessor, kind, for_models):
         raise ValueError('atomic number %d, the models support those below %d' % numbers)
     if kind.super_node and largest > MAX_ATOMIC_NUM:
         raise ValueError('atomic number %d, a super node counts those up to %d' % numbers)
-    # Kekulized bonds are still called aromatic. A dative bond has an entry in one direction.
+    # The order does not tell the type of a kekulized bond, which is still marked as aromatic. A
+    # dative bond has an entry in one direction only.
     is_plain = not preprocessor.kekulize and not atoms.translate(None, NON_METALS)
     return (canonical, atoms, *_bonds(mol, kind.n_relations, is_plain))
 
 
 def _molecules(graphs, preprocessor, kind):
-    """Make `Molecules` of the results of :func:`_graph`."""
+    """Make `Molecules` from the results of :func:`_graph`."""
     _, texts, places, orders = zip(*graphs) if graphs else [()] * 4
     sizes = numpy.array(list(map(len, texts)), int)
     atoms = numpy.frombuffer(b''.join(texts), numpy.uint8).astype(numpy.int32)
@@ -332,7 +333,7 @@ def _alone(preprocessor, task, first, smiles):
 
 
 def _own_chunk(position_and_text):
-    """Return the position of a long SMILES, which gets a chunk of its own, else None."""
+    """Return the position of a long SMILES, which gets a separate chunk; None for a short one."""
     position, text = position_and_text
     return position if isinstance(text, str) and len(text) > LONGEST_HERE else None
 
@@ -347,7 +348,7 @@ def _chunks(smiles):
 
 
 def _answers(preprocessor, task, chunk, answer):
-    """Yield the results of a chunk, one by one if a process has died of it."""
+    """Yield the results of a chunk; parse its SMILES one by one if it has killed a process."""
     first, texts = chunk
     try:
         result = answer()
@@ -360,9 +361,10 @@ def _answers(preprocessor, task, chunk, answer):
 
 
 def parse(smiles, preprocessor, n_processes=None, for_models=False):
-    """Parse SMILES, which may be infinite; yield the results part by part, a few ahead at most.
+    """Parse SMILES, an iterable that may be infinite; yield results chunk by chunk.
 
-    Where no process can be started, this one parses. A molecule that ends its process is a failure.
+    A few chunks are read ahead. Where no process can be started, this one parses. A molecule that
+    ends its process is a failure.
     `for_models`: also reject molecules that upstream's parsers keep but no model accepts, because
     they have no atoms or an element without an embedding. Each item is (Molecules; their canonical
     SMILES, joined by newlines; their positions in the input, (n,) int64; a list of Failure).
@@ -464,9 +466,9 @@ def from_smiles(
 
     Raises:
         ImportError: RDKit is not installed.
-        TypeError: another preprocessor.
+        TypeError: ``preprocessor`` is not one of these.
         ValueError: no molecule can be used, ``labels`` has another length, or ``out_size`` is set
-        where upstream's preprocessor fails with it.
+            where upstream's preprocessor fails with it.
         RuntimeError: a process died, and no other can be started.
 
     Note:

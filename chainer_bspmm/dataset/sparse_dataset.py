@@ -214,8 +214,9 @@ def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
             ``edge_attr`` divides the edges; None means one.
 
     Returns:
-        SparseDataset: as many examples; the labels of a column are one array, unless their shapes
-        differ: then batches are padded with 0, as by upstream's converter.
+        SparseDataset: as many examples. The labels of a column are one array; if their shapes
+            differ, they are kept as they are, and batches of them are padded with 0, as by
+            upstream's converter.
 
     Raises:
         TypeError: an example is neither a tuple of arrays nor graph data.
@@ -241,7 +242,9 @@ def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
     n_columns = sorted(set(map(len, columns)))
     if len(n_columns) > 1:
         got = ' and '.join(str(2 + n) for n in n_columns)
-        raise ValueError('dataset: expected as many columns in every example, got %s' % got)
+        raise ValueError(
+            'dataset: expected the same number of columns in all examples, got %s' % got
+        )
     try:
         molecules = Molecules.concatenate(parts)
     except ValueError as error:

@@ -19,7 +19,7 @@ from chainer_bspmm.dataset.sparse_dataset import chunks, NumpyTupleDataset, to_s
 
 # id of an array -> number of forms that keep it read-only.
 _locks: collections.Counter[int] = collections.Counter()
-# id of a locked array -> its views that no form locks any more: they become writeable after it.
+# id of a locked array -> views of it that no form locks any more; they become writeable once it is.
 _waiting: dict[int, list[numpy.ndarray]] = {}
 # id of a data set -> its form.
 _forms: weakref.WeakValueDictionary[int, SparseForm] = weakref.WeakValueDictionary()
@@ -34,8 +34,8 @@ class SparseForm:
 
     Subclasses of these have no form, because they may run a user's code. Until :meth:`close` the
     arrays of the examples are read-only, so that a change in place is an error and cannot be
-    missed. :meth:`is_current` tells whether the items of a list were replaced. CannotKeep: the
-    data set has no form, or none that would stay right.
+    missed. :meth:`is_current` tells whether the items of a list were replaced. The constructor
+    raises CannotKeep for other data sets, and for those that may return other examples later.
     """
 
     def __init__(self, dataset: Any):
@@ -78,7 +78,7 @@ class SparseForm:
         while arrays:
             levels.append(dict(zip(map(id, arrays), arrays)))
             bases = list(map(operator.attrgetter('base'), levels[-1].values()))
-            kinds = set(map(type, bases)) - {type(None), bytes, list}  # bytes: of unpickled arrays
+            kinds = set(map(type, bases)) - {type(None), bytes, list}  # bytes: arrays were pickled
             if memoryview in kinds and all(map(_is_unpickled, bases)):
                 kinds.remove(memoryview)
             for kind in kinds:
@@ -106,7 +106,7 @@ class SparseForm:
                 _make_writeable(array)
 
     def __del__(self):
-        with contextlib.suppress(Exception):  # at the end of the interpreter
+        with contextlib.suppress(Exception):  # the interpreter may be shutting down
             self._unlock()
 
 
@@ -149,7 +149,7 @@ def columns_of(dataset):
 
 
 def _arrays_in(columns):
-    """Return the arrays of all examples, and columns: views made of them later are locked, too."""
+    """Return the arrays of all examples, and array columns, so that later views are locked, too."""
     arrays = [column for column in columns if isinstance(column, numpy.ndarray)]
     for column in columns:
         if type(column) is list or column.dtype == object:
@@ -168,7 +168,7 @@ def _is_unpickled(base):
 
 
 def converted(dataset: Any) -> Molecules:
-    """Convert a dense data set to molecules, of which converters make the same batches."""
+    """Convert a dense data set to molecules from which converters make the same batches."""
     dtypes = collections.defaultdict(set)  # column -> dtypes of its values, if batches keep them
     for _, examples in chunks(dataset):
         if set(map(type, examples)) != {tuple} or len(set(map(len, examples))) != 1:
@@ -235,6 +235,6 @@ def form_of(dataset: Any) -> SparseForm | None:
 
 
 def suits(converter: CSRConverter, molecules: Molecules) -> bool:
-    """Return whether a converter makes the same batches of molecules as of the dense examples."""
+    """Return whether a converter makes the same batches from molecules as from dense examples."""
     keeps = converter.strip_padding is False and molecules.has_padding
     return not (converter.n_node_columns or keeps or converter.may_lose_atoms(molecules))

@@ -70,7 +70,7 @@ class Process:
             answer = self._connection.recv()
         except (EOFError, OSError):
             has_died = True
-        if has_died:  # raised above, it would refer to the error that keeps the pipe's buffers
+        if has_died:  # raised above, Died would refer to an error that keeps the pipe's buffers
             raise Died(self.close())
         if isinstance(answer, Exception):
             raise answer
@@ -108,7 +108,7 @@ def _serve(parents, connection, function):
     try:
         parents.close()
         gc.freeze()  # CUDA objects of the parent must not be collected here
-        faulthandler.disable()  # the parent says what happened
+        faulthandler.disable()  # the parent reports how this process ended
         for number in signal.valid_signals():
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""The first step of every model: from atom ids to rows of node features."""
+"""Embedding, the first step of every model: from atom ids to rows of node features."""
 
 import chainer
 from chainer import functions
@@ -61,10 +61,10 @@ def embed_ids(embed, ids):
 
 
 def call_embed(embed, ids, adj):
-    """Call an embedding that a user put there; return (n_rows, channels).
+    """Call an embedding that a user put into a model; return (n_rows, channels).
 
-    It gets ids in the shape of the batch. That is upstream's shape, (n_graphs, N), only if the
-    batch is padded.
+    The embedding gets ids in the shape of the batch. That is upstream's shape, (n_graphs, N), only
+    if the batch is padded.
     """
     h = embed(ids)
     if h.shape[:-1] != ids.shape:

@@ -33,8 +33,8 @@ class GraphConvolution(chainer.Link):
 
     Source:
         Nagasaka et al. (CCGrid 2019), the multi-channel graph convolution. In the paper it takes
-        two launches for each graph and channel, or batched two for each channel. There every node
-        is its own neighbour (``a_uu = 1``), here only if the given matrices say so.
+        two launches for each graph and channel or, batched, two for each channel. There every node
+        is its own neighbour (``a_uu = 1``), here only if the matrices say so.
 
     Example:
         >>> import numpy

@@ -1,9 +1,9 @@
 """Inner layers of a swapped link, which are not called: their known classes, and the refusal.
 
 A sparse link computes with the parameters of its linear layers, GRUs and norms, as part of larger
-nodes. The code of such a layer does not run. So it must be the code that the node stands for: that
-of a known class, unchanged since this package was imported. `sparsify` refuses any other layer, and
-names its path. If one is put into a link later, or a class is patched, the next call refuses it.
+nodes. The code of such a layer does not run. So the layer must be of a known class, whose code has
+not changed since this package was imported. `sparsify` refuses any other layer, and names its path.
+If another one is put into a link later, or a class is patched, the next call refuses it.
 """
 
 from typing import Any, NoReturn
@@ -41,7 +41,7 @@ REMEDY = (
 
 
 class UnknownLayer(ValueError):
-    """Error: the code of a layer would not run."""
+    """Error for a layer whose code would not run, because its class is unknown or was patched."""
 
 
 def calls_of(kind: Any) -> tuple:
@@ -112,9 +112,10 @@ def refuse(path: str, layer: object, kinds: tuple[type, ...]) -> NoReturn:
 
 
 def check_layers(owner: object, layers: dict[str, tuple[type, ...]], prefix: str = '') -> None:
-    """Refuse unknown layers in these attributes, and in the layers there; the error has the path.
+    """Refuse unknown layers in attributes of an owner, and inside these; the error has the path.
 
-    An attribute holds a layer or a list of layers. Some models lack it, or have None there.
+    `layers`: attribute -> known classes. An attribute holds a layer or a list of layers. Some
+    models lack it, or have None there.
     """
     for name, kinds in layers.items():
         held = getattr(owner, name, None)
@@ -144,7 +145,7 @@ def refuse_patched(path: str, link: object, kind: type) -> None:
     """
     if CALLS[kind] != calls_of(kind) or (type(link) is kind and 'forward' in vars(link)):
         raise UnknownLayer(
-            '%s: expected %s as Chainer Chemistry defines it, because a sparse batch is computed '
-            'in its place, got one whose forward pass was replaced. %s'
+            '%s: expected %s as Chainer Chemistry defines it, because its code does not run on a '
+            'sparse batch, got one whose forward pass was replaced. %s'
             % (path, kind.__name__, REMEDY)
         )

@@ -13,7 +13,7 @@ from chainer_bspmm.ops.linear_softmax import linear_softmax
 
 
 def hooked(*links: chainer.Link) -> bool:
-    """Return whether a hook is active for all links or for one of these, so each must be called."""
+    """Return whether a hook is active, for all links or for one of these: they must be called."""
     if chainer._get_link_hooks():
         return True
     for link in links:
@@ -78,7 +78,7 @@ def parameters_of(linear, n_inputs):
         or 'forward' in vars(linear)
     ):
         refuse(getattr(linear, 'name', None) or 'a layer', linear, LINEAR)
-    if linear.local_link_hooks:  # they would not run, such as spectral normalisation
+    if linear.local_link_hooks:  # hooks, such as spectral normalisation, would not run
         raise ValueError(
             '%s: expected no link hooks, because the link itself is not called on '
             'sparse batches, got %s' % (linear.name, ', '.join(linear.local_link_hooks))

@@ -11,9 +11,9 @@ from chainer_bspmm.links.sparse import Sparse
 
 
 class MLP(Sparse, mlp.MLP):
-    """Apply several linear layers, each with its activation one node; the last has no activation.
+    """Apply linear layers, with an activation after all but the last.
 
-    Arguments and parameters are upstream's.
+    A layer and its activation are one node. Arguments and parameters are upstream's.
     """
 
     def forward(self, x: Any) -> Variable:
@@ -26,7 +26,7 @@ class MLP(Sparse, mlp.MLP):
 
 def _applied(link, x, activation):
     if not is_known(link, (links.Linear,)) or x.dtype.kind != 'f':
-        return activation(link(x))  # a user's link, or else Chainer's error
+        return activation(link(x))  # calls a user's link, or raises Chainer's error
     if x.ndim != 2:
         x = functions.reshape(x, (len(x), -1))
     return activated(link, x, activation)

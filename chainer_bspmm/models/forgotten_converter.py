@@ -1,8 +1,8 @@
 """Errors for a dense converter that was left where a swapped model needs sparse batches.
 
-Updaters, evaluators and `predict` have Chainer's `concat_examples` as their default. If its batches
-reach a swapped model as they are, it is refused before it is called. A user's own Chain may make
-sparse batches itself, so there the converter is blamed only once it fails.
+Updaters, evaluators and `predict` have Chainer's `concat_examples` as their default. If a swapped
+model would get its batches unchanged, this converter is refused before it is called. A user's own
+Chain may make sparse batches itself, so there the converter is blamed only once it fails.
 """
 
 from collections.abc import Callable

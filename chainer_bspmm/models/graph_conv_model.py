@@ -72,7 +72,7 @@ class GraphConvModel(SparseModel):
 
         options = {}
         n_degrees = getattr(self, 'n_degree_type', None)  # models with NFP's update have it
-        # It differs if it was assigned after the constructor.
+        # The two differ if n_degree_type was assigned after the constructor.
         if n_degrees is not None and n_degrees != self.max_degree + 1:
             options['n_degrees'] = n_degrees
         results = []

@@ -46,7 +46,7 @@ class NFP(SparseModel, nfp.NFP):
         """
         h = embed_atoms(self.embed, atom_array, adj)
         adj = adj.astype(h.dtype)
-        # It differs if it was assigned after the constructor.
+        # The two differ if n_degree_types was assigned after the constructor.
         has_fewer = self.n_degree_types != self.max_degree + 1
         features = []
         for update in self.layers:

@@ -151,7 +151,7 @@ def _hooked(kind):
 
 @contextlib.contextmanager
 def _densified(model):
-    """Densify a model for a while; it keeps the layout that it was trained with."""
+    """Context in which a model is dense; afterwards it has the layout that it was trained with."""
     swapped = [(link, type(link)) for link in model.links() if isinstance(link, Sparse)]
     for link, kind in swapped:
         if isinstance(link, EdgeListModel):

@@ -9,7 +9,7 @@ from chainer_bspmm.links.inner import are_patched, UnknownLayer
 from chainer_bspmm.links.sparse import Sparse, swaps_at
 from chainer_bspmm.sparse.batch import Batch
 
-# Models that have warned. It is not an attribute of the model, because captured steps watch those.
+# Models that have warned. This is no attribute of a model, because captured steps watch attributes.
 _warned = weakref.WeakSet()
 
 
@@ -46,11 +46,11 @@ class SparseModel(Sparse):
         return y
 
     def _refuse_unknown(self):
-        """Raise the error of :func:`sparsify` for a layer that was put there after the swap."""
+        """Raise the error of :func:`sparsify` for a layer that was put in after the swap."""
         swaps_at(type(self).__name__, self, (type(self),))
 
     def _compare(self, adj):
-        """In training remember the layout of a batch; in a prediction warn if it is another one."""
+        """Remember the layout of a training batch; warn of a prediction on another layout."""
         used = ('packed' if adj.layout == 'packed' else 'folded', adj.padded_to)
         if used == self.trained_with:
             return
@@ -82,7 +82,7 @@ class SparseModel(Sparse):
 
 
 class EdgeListModel(SparseModel):
-    """Base of the models whose counterparts upstream take lists of edges, without padding."""
+    """Base of the models whose upstream counterparts take lists of edges, without padding."""
 
     upstreams_layout = 'packed', None
 

@@ -33,7 +33,7 @@ SWAPS = {
     for kind in (*MODELS, *UPDATES, *EDGE_LIST_MODELS, *EDGE_LIST_UPDATES, MLP, NodeClassifier)
 }
 
-# Modules whose links multiply by an adjacency matrix, and modules below them with other links.
+# Modules whose links multiply by an adjacency matrix, and modules among them whose links do not.
 GRAPH_MODULES = ('chainer_chemistry.models.', 'chainer_chemistry.links.update.')
 OTHER_MODULES = ('chainer_chemistry.models.mlp', 'chainer_chemistry.models.prediction.')
 
@@ -132,7 +132,7 @@ def _collect(link, path, swaps):
         return False
     if isinstance(link, Sparse):
         try:
-            swaps += kind.swaps(link)[1:]  # its parts may be dense, such as after their densify
+            swaps += kind.swaps(link)[1:]  # its parts may be dense: a part can be densified alone
         except ValueError as error:
             raise ValueError('%s.%s' % (path, error)) from None
         return True

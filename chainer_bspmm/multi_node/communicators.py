@@ -17,7 +17,7 @@ SIZES = 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'SLURM_STEP_NUM_TASKS'
 
 
 def checked(create):
-    """Wrap ``chainermn.create_communicator`` to refuse, with advice, what cannot work."""
+    """Wrap ``chainermn.create_communicator``: refuse, with advice, names that cannot work here."""
 
     @functools.wraps(create)
     def create_communicator(communicator_name='pure_nccl', mpi_comm=None, **kwargs):
@@ -60,7 +60,7 @@ def is_nccl(comm):
 
 
 def n_started():
-    """Return the number of processes that a launcher started, and the variable that it is from."""
+    """Return the number of processes that a launcher started, and the variable that says so."""
     for name in SIZES:
         size = os.environ.get(name, '')
         if size.isdigit():

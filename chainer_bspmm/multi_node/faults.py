@@ -14,7 +14,7 @@ PATIENCE = 20  # seconds that a rank waits to be ended by the one that fails
 
 
 def raise_on(comm, rank, error):
-    """Raise an error that all ranks know of on `rank`; the others wait to be ended by it."""
+    """Raise an error on `rank`; all ranks call this, and the others wait to be ended by it."""
     if comm.rank != rank:
         time.sleep(PATIENCE)
     raise error
@@ -53,7 +53,7 @@ def end_all_on_error():
             _abort('exit status %s' % (failed[0] if isinstance(failed[0], int) else 1))
 
     sys.excepthook, sys.exit = hook, leaves
-    # It runs before MPI is finalized, where this rank would wait for the others.
+    # `at_exit` runs before MPI is finalized, where this rank would wait for the others.
     atexit.register(at_exit)
 
 

@@ -78,14 +78,14 @@ def _check(comm, root, selected, known):
     for rank, fingerprint in enumerate(known):
         if fingerprint is not None and fingerprint != known[root]:
             text = (
-                'dataset: expected that of rank %d, or None, got another one on rank %d (%s and '
-                '%s): read it on one rank only'
+                'dataset: expected the data set of rank %d, or None, got another one on rank %d '
+                '(%s and %s): read it on one rank only'
                 % (root, rank, _in_words(known[root]), _in_words(fingerprint))
             )
             faults.raise_on(comm, root, ValueError(text))
     if comm.rank == root and selected is not None and type(selected.molecules) is DeviceMolecules:
         raise TypeError(
-            'dataset: expected a SparseDataset, got a DeviceDataset: make it of the part, after '
+            'dataset: expected a SparseDataset, got a DeviceDataset: make one from the part, after '
             'scattering'
         )
 

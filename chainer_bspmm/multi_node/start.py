@@ -14,9 +14,9 @@ from chainer_bspmm.multi_node import faults
 def agree(comm, optimizer):
     """Give all ranks the parameters, persistent values and optimizer state of one of them.
 
-    That rank is the first of those with most parameters, usually rank 0; a rank lacks parameters
-    if no batch has made them. Nothing is sent if all ranks have the same state, such as after
-    resuming. ValueError: models or optimizers differ between ranks.
+    The others follow the first rank with the most parameters, usually rank 0; a rank lacks
+    parameters if no batch has made them. Nothing is sent if all ranks have the same state, such as
+    after resuming. ValueError: models or optimizers differ between ranks.
     """
     table = {path: _shape(param) for path, param in optimizer.target.namedparams()}
     tables = comm.mpi_comm.allgather((table, _settings(optimizer), int(optimizer.t)))
@@ -42,7 +42,7 @@ def agree(comm, optimizer):
 
 
 def make_states(target):
-    """Make the states of update rules now, which otherwise the first update would make."""
+    """Make the states of update rules now; otherwise the first update would make them."""
     for param in target.params(include_uninit=False):
         if param.update_rule is not None and param.update_rule.enabled:
             param.update_rule._init_states(param)
@@ -106,8 +106,8 @@ def _difference(first, other, rank):
             return text % (name, value, other_value, rank)
     if t != other_t:
         return (
-            'optimizer: expected as many updates on all ranks, got %d on rank 0 and %d on rank '
-            '%d; load a snapshot on every rank' % (t, other_t, rank)
+            'optimizer: expected the same number of updates on all ranks, got %d on rank 0 and %d '
+            'on rank %d; load a snapshot on every rank' % (t, other_t, rank)
         )
     return None
 

@@ -44,7 +44,10 @@ class AllRanks(OneRank):
         """Return the sum of the ranks' arrays; all ranks must call it in the same order."""
         if step.current() is not None:
             if step.current().peer_sums is None:
-                raise RuntimeError('statistics over several ranks, but the update is of one')
+                raise RuntimeError(
+                    'statistics over several ranks: expected an update over several ranks, got one '
+                    'of a single rank'
+                )
             return step.current().peer_sums.sum(array)
         from mpi4py import MPI
 

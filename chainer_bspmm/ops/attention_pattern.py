@@ -1,4 +1,4 @@
-"""The matrices that the heads of graph attention multiply by, made of a `BatchedCSR`."""
+"""Matrices by which the heads of graph attention multiply, made from a `BatchedCSR`."""
 
 import numpy
 
@@ -114,7 +114,7 @@ def _fill(adj, n_heads, sources, receivers, by_receiver):
         'raw I indptr, raw I columns, int32 n_relations, int32 n_heads, int32 n_nodes',
         'raw I sources, raw I receivers, I by_receiver',
         """
-        // This is for a (node, head, relation), and at the end for what comes after all.
+        // i is a (node, head, relation); the last i is the end of the table.
         const int relation = i % n_relations, head = i / n_relations % n_heads;
         const int node = i / n_relations / n_heads;
         const int begin = indptr[node], end = node < n_nodes ? indptr[node + 1] : begin;
@@ -162,8 +162,8 @@ def _isolated(adj, n_heads, within, rows_per_node, by_receiver, dtype):
             ((graph * n_relations + relation) * n_heads + head).astype('i'),
             numpy.searchsorted(place, bounds).astype('i'),
         )
-    # Every (node, head, relation) has an entry, of value 0 if it has edges: to count the others
-    # would synchronise.
+    # Every (node, head, relation) has an entry, of value 0 if it has edges, because counting the
+    # others would synchronise.
     size = by_receiver.size - 1
     data = cuda.cupy.empty(size, dtype)
     indices = cuda.cupy.empty(size, 'i')

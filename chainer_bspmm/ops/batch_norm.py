@@ -265,7 +265,7 @@ def batch_norm(adj, link, h):
         text = 'h: expected shape %s to go with %r and the link, got %s'
         raise ValueError(text % ((adj.n_rows,) + link.avg_mean.shape, adj, h.shape))
     weights = adj.row_weights
-    if weights is None:  # then 1, but 0 for spare rows
+    if weights is None:  # every row counts once, and spare rows do not count
         xp = adj.xp
         weights = adj.cached(
             'ones of rows',

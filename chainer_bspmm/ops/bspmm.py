@@ -62,9 +62,10 @@ def csr_launch(
     )
 
 
-# The model of bspmm_launch, fitted to 177 random shapes on an H200; policy_2.json of it tells how
-# far it is from the best on others. `work`: vectors of the result per multiprocessor, that is
-# threads if each had one vector of one row; `length`: mean entries per row.
+# Thresholds of bspmm_launch, fitted to 177 random shapes on an H200. policy_2.json, in
+# benchmarks/results/earlier, tells how far its choices are from the best ones for other shapes.
+# `work`: vectors of the result per multiprocessor, that is threads if each had one vector of one
+# row; `length`: mean entries per row.
 SMALL = 1800  # work; about the number of threads that are resident at once
 PIPELINED = 3400  # work from which a thread is given several rows
 LARGE = 6800  # work from which it is also given two vectors of 16 bytes
@@ -114,11 +115,11 @@ def _csr_settings(work, length, n_vectors, vector_bytes, itemsize):
     if work < PIPELINED:
         return plans.WARP, 1, 1, options
     if n_vectors < NARROW:
-        # Halves are widened to be added: several rows per thread would need too many registers.
+        # float16 is added as float32: several rows per thread would need too many registers.
         return plans.WARP, 1, 1 if half or length > VERY_LONG else 4, options
     two_warps = n_vectors > 2 * plans.WARP
     if half and vector_bytes < plans.VECTOR_BYTES or vector_bytes == 4 and (two_warps or long):
-        # A thread whose loads are a few bytes has too few bytes in flight with two vectors.
+        # If a load is only a few bytes, a thread with two vectors has too few bytes in flight.
         return plans.WARP if two_warps else 16, 4, 1 if half or length > MEDIUM else 4, {}
     if length > VERY_LONG:
         return 16, 1, 1, {'block': 2 * plans.BLOCK}
@@ -133,14 +134,15 @@ def _csr_settings(work, length, n_vectors, vector_bytes, itemsize):
 
 
 PIECE = 128  # least number of entries of a piece; half as many where threads have few entries
-FEW_ENTRIES = 22  # fewer are few: entries times vectors of a row, per thread of a full GPU
+FEW_ENTRIES = 22  # entries times vectors of a row, per thread of a full GPU; below this are few
 RESIDENT = 1024  # threads of a multiprocessor
 
 
 def piece_length(n_rows, n_cols, nnz, longest, n_vectors, device) -> int:
     """Return the length of the pieces into which long rows are split, or 0 to split none.
 
-    A thread walks at most so many entries of a row. `longest` is a bound of a row's entries.
+    A thread then walks at most that many entries of a row. `longest`: upper bound of the number of
+    entries in a row.
     """
     # A piece has at least as many entries as a row has pieces, because one thread also walks the
     # sums of a row's pieces. The sums of all pieces take at most twice the memory of x and y.
@@ -225,7 +227,7 @@ def check_bspmm(adj, arrays):
         check.on_device('residual', residual, adj)
         shape = result_shape(adj, adj.n_rows, x)
         if residual.shape != shape:
-            text = 'residual: expected shape %s, that of the product, got %s'
+            text = 'residual: expected shape %s, as the product, got %s'
             raise ValueError(text % (shape, residual.shape))
         check.same_dtype('residual', residual.dtype, x.dtype)
 
@@ -335,7 +337,7 @@ class BatchedSpMM(FunctionNode):
     """
 
     product = staticmethod(bspmm_forward)  # papers/products.py overrides it for other containers
-    by_values: Callable  # the node that is the gradient with respect to edge values
+    by_values: Callable  # class of the node that computes the gradient of edge values
 
     def __init__(self, adj, has_data, has_residual, trans=False, algorithm='auto'):
         self._adj = adj
@@ -433,8 +435,8 @@ def bspmm(
 
     Raises:
         TypeError: ``adj`` is no BatchedCSR, or a dtype does not fit.
-        ValueError: a shape, a device or the algorithm does not fit.
-        Both are raised before anything is launched.
+        ValueError: a shape, a device or the algorithm does not fit. Both errors are raised before
+            anything is launched.
 
     Note:
         Deterministic. Does not synchronise. Arrays that are not C-contiguous are copied. On a GPU

@@ -158,7 +158,7 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
         return gradients
 
     def _composed(self, *inputs):
-        """Compose it as Chainer Chemistry does: a linear layer per degree, its input masked."""
+        """Compose the layer as Chainer Chemistry does: a linear layer per degree, input masked."""
         x, weights, biases = _split(inputs)
         sums = bspmm(self._adj, x)
         zero = x.xp.zeros((), x.dtype)

@@ -42,7 +42,7 @@ def draw_arguments(seed, stream, ratio, dtype):
         numpy.uint32(seed >> 32),
         numpy.uint32(stream),
         numpy.uint32(min(math.ceil(ratio * 2**32), 2**32 - 1)),
-        # Rounded to the array's dtype, because Chainer multiplies by it in that dtype.
+        # The scale is rounded to the array's dtype, because Chainer multiplies by it in that dtype.
         launch.arithmetic(dtype)(dtype.type(1 / (1 - ratio))),
     )
 
@@ -123,13 +123,13 @@ def dropout_mask_forward(size, dtype, ratio, seed, stream, counter):
 
 
 def step_draw():
-    """Return seed, stream and counter of the captured step's next layer of dropout."""
+    """Return seed, stream and counter for the next dropout layer of the captured step."""
     step = current()
     return step.seed, step.next_stream(), step.counter
 
 
 def step_dropout(node, step, inputs):
-    """Compute the forward pass of Chainer's ``Dropout`` node in one launch; it keeps its mask."""
+    """Compute the forward pass of Chainer's ``Dropout`` in one launch; the node keeps its mask."""
     (x,) = inputs
     if node.mask is not None:
         return (x * node.mask,)
@@ -173,7 +173,7 @@ def draw_kept(shape, ratio):
     """Draw on the host whether elements stay (bool, of `shape`), with probability 1 - ratio."""
     # NumPy's old generator, which Chainer uses, is too slow. It draws only the seed of a new one.
     size = math.prod(shape)
-    # For the usual ratios, 0.5 and 0.25, a byte has the exact probability.
+    # For the usual ratios, 0.5 and 0.25, a byte is enough for the exact probability.
     word = numpy.dtype(numpy.uint8 if (ratio * 2**8).is_integer() else numpy.uint32)
     drawn = numpy.random.SFC64(numpy.random.randint(2**32, dtype=numpy.uint32)).random_raw(
         -(-size * word.itemsize // 8)

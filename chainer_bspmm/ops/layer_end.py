@@ -12,7 +12,7 @@ from chainer_bspmm.ops.segments import row_sum
 from chainer_bspmm.sparse.build import values_of
 
 END_BLOCK = 256  # threads of layer_end
-END_COLUMNS = 64  # of them side by side, at most
+END_COLUMNS = 64  # most threads of a block that are side by side
 END_BLOCKS_PER_SM = 4
 
 
@@ -54,8 +54,8 @@ def end_forward(y, b_self, activation, dropout_ratio=0.0, draw=None):
 def summed_forward(adj, mapped, y, b_self, activation, dropout_ratio=0.0, draw=None, loop=False):
     """Add the sums of `mapped` over neighbours to y, then do as :func:`end_forward`; return y.
 
-    It is for a GPU, and for an ``adj`` that it :func:`can_sum`. y None stands for zeros. `loop`
-    adds the identity to ``adj``.
+    For a GPU only, and for an ``adj`` that passes :func:`can_sum`. A y of None stands for zeros.
+    `loop` adds the identity to ``adj``.
     """
     is_added = y is not None
     if not is_added:
@@ -96,8 +96,8 @@ def _forward(
 def end_backward(y, gy, activation, dropout_ratio=0.0, has_bias=False):
     """Return the gradients of :func:`end_forward` with respect to the sums, and to a bias or None.
 
-    y is the result, which an identity without dropout does not need; the bias' gradient is of
-    `sum_partials`.
+    y is the result of the layer; None is enough for an identity without dropout. On a GPU the
+    gradient of the bias comes from `sum_partials`.
     """
     if not launch.on_gpu(gy):
         gy = activation_gradient(activation, y, gy, dropout_ratio)
@@ -131,10 +131,10 @@ def summed_backward(
 
 
 def column_sums(g, n_blocks, n_copies=1):
-    """Return the sums over the rows of equal blocks of g's columns: gradients of biases.
+    """Sum `n_blocks` equal blocks of g's columns over the rows: gradients of biases.
 
-    They come `n_copies` times over, in arrays of their own: optimizer hooks write to them. On a GPU
-    they are of `sum_partials`.
+    The list has each sum `n_copies` times, in separate arrays, because optimizer hooks write to
+    them. On a GPU the sums come from `sum_partials`.
     """
     n = g.shape[1] // n_blocks
     starts = [i * n for i in range(n_blocks)]

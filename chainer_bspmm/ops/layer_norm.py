@@ -18,7 +18,7 @@ def _launch(x, gamma, statistics, y, *, beta=None, gy=None, terms=None, eps=0):
         return
     n_rows, n_channels = x.shape
     width = launch.vector_width(n_channels, x, gamma, beta, gy, y, terms)
-    # The plan of sampled products, because a row has a sub-warp here, too.
+    # The plan of sampled products is used, because here, too, a row has a sub-warp.
     plan = plans.dot_launch(n_rows, n_channels, width, tile=1)
     arrays = x, gamma, beta, gy, statistics, y, terms
     numbers = [launch.arithmetic(x.dtype)(eps)]
@@ -44,7 +44,7 @@ def layer_norm_forward(x, gamma, beta, eps):
 
 
 def layer_norm_backward(x, gamma, gy, statistics):
-    """Return the gradients with respect to x, gamma and beta; `statistics` are the forward's."""
+    """Return the gradients with respect to x, gamma, beta; the forward pass made `statistics`."""
     if not launch.on_gpu(x):
         mean = statistics[:, :1]
         inv_std = statistics[:, 1:]

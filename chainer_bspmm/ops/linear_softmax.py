@@ -16,12 +16,12 @@ from chainer_bspmm.sparse import check
 
 
 def _launch(a, g, y):
-    """Launch kernels/row_softmax.cu; if `g` is None for the softmax, in place in `a`."""
+    """Launch kernels/row_softmax.cu: the softmax, in place in `a`, or given `g` its gradient."""
     if not a.size:
         return
     n_terms, n_rows, n_channels = a.shape
     width = launch.vector_width(n_channels, a, g, y)
-    # The plan of sampled products, because a row has a sub-warp here, too.
+    # The plan of sampled products is used, because here, too, a row has a sub-warp.
     plan = plans.dot_launch(n_rows, n_channels, width, tile=1)
     launch.run('row_softmax', a, plan, a, g, y, numpy.int32(n_terms), GRADIENT=g is not None)
 
@@ -116,7 +116,7 @@ def _linear_gradients(layer, plan, gy, is_needed):
     x, parameters = _split(*layer)
     names = 'x', *parameters
     if plan is not None:
-        # The result is None, because the gradient of an identity does not need it.
+        # None stands for the result, which the gradient of an identity does not need.
         gradients = layer_backward(plan, None, x, None, gy, parameters, has_features=is_needed[0])
     else:
         needed = set(itertools.compress(names, is_needed))

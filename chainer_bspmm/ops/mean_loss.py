@@ -10,7 +10,7 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import launch, plans
 
 LOSS_CHUNK = 2**14  # elements per block; the loss of a batch of molecules usually needs one block
-LOSS_ALONG = 2**12  # elements up to which a second pass of that block is faster than another launch
+LOSS_ALONG = 2**12  # elements up to which a second pass of one block is faster than another launch
 
 
 @plans.kept
@@ -82,7 +82,7 @@ class Loss(NamedTuple):
     def backward(self, x, t, gy, count=None):
         """Return the gradient of :meth:`forward`, of any kind but the accuracy.
 
-        `count` is the one that :meth:`forward` has returned.
+        `count` is the count that :meth:`forward` returned.
         """
         _check(x, t)
         if not launch.on_gpu(x):

@@ -17,7 +17,7 @@ from chainer_bspmm.ops.node import apply_untracked
 from chainer_bspmm.sparse import BatchedCSR, check
 from chainer_bspmm.sparse.batched_csr import check_adjacency
 
-SEGMENT_ROWS = 8  # rows that a lane gets of a mean segment; also the most loads it has in flight
+SEGMENT_ROWS = 8  # rows of a mean segment per lane; also the most loads that a lane has in flight
 SEGMENT_BLOCK = 64  # threads of a block, unless one segment has more lanes
 MAX_SEGMENT_BLOCK = 256
 MIN_CHUNK = 256  # rows; one unit of threads reduces them in a microsecond or two
@@ -129,9 +129,10 @@ def _reduce_on_gpu(operation, x, offsets, max_rows, weights):
 def segment_sum_forward(x, offsets, max_rows=None, weights=None):
     """Compute ``y[g] = sum of weights[i] x[i] over offsets[g] <= i < offsets[g + 1]``.
 
-    `max_rows` is a bound of the rows of a segment; without it, one segment might have all rows, for
-    which a GPU needs a second launch. `weights` are float32 for any dtype of x; None means ones. A
-    row of weight 0 contributes nothing, even if it holds NaN. An empty segment gives 0.
+    `max_rows` is an upper bound of the number of rows in a segment; without it, one segment might
+    have all rows, for which a GPU needs a second launch. `weights` are float32 for any dtype of x;
+    None means ones. A row of weight 0 contributes nothing, even if it holds NaN. An empty segment
+    gives 0.
     """
     if launch.on_gpu(x):
         return _reduce_on_gpu('SUM', x, offsets, max_rows, weights)
@@ -181,7 +182,7 @@ def segment_max_forward(x, offsets, max_rows=None, weights=None):
 
 
 def row_sum(x):
-    """Compute ``y[c] = sum of x[:, c]`` in a tree; on a GPU as fast as memory, unlike CuPy."""
+    """Compute ``y[c] = sum of x[:, c]`` in a tree; at the speed of a GPU's memory, unlike CuPy."""
     if launch.on_gpu(x):
         return _reduce_on_gpu('SUM', x, None, None, None)[0]
     # numpy.sum reads memory a few channels at a time. It is several times quicker to add up blocks
@@ -348,7 +349,7 @@ def segment_broadcast(adj: BatchedCSR, y: Variable | NdArray) -> Variable:
         Variable: (n_rows, n_B), of y's dtype.
 
     Note:
-        ``adj.row_weights`` have no effect, so it is the transpose of :func:`segment_sum` only if
+        ``adj.row_weights`` have no effect, so this is the transpose of :func:`segment_sum` only if
         every row counts once.
     """
     segments = segments_of(adj)._replace(weights=None)

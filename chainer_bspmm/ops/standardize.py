@@ -24,7 +24,7 @@ class Standardize(FusedNode):
 
 
 def _scaled(x, mean, std, inverse):
-    """Return the result for an array or a Variable."""
+    """Scale an array or a Variable."""
     if not launch.on_gpu(x):
         std = backend.get_array_module(std).where(std == 0, std.dtype.type(1), std)
         return x * std + mean if inverse else (x - mean) / std

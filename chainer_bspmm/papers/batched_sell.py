@@ -136,7 +136,7 @@ class BatchedSELL(Batch):
     def to_csr(self) -> BatchedCSR:
         """Return the ``BatchedCSR`` from which this was made, with entries in their old order.
 
-        It is on the same device. It is made on the host (synchronises).
+        The result is on the same device. It is made on the host (synchronises).
         """
         host = self.to_device('@numpy')
         heights = numpy.diff(host.slice_rows)

@@ -10,7 +10,7 @@ ST_GLOBAL_BLOCK = 256
 
 
 def subwarp(n_channels):
-    """Return the threads per row or entry: the least power of two >= n_B, 32 at most (4.1)."""
+    """Return threads per row or entry: the least power of two >= n_B, at most 32 (section 4.1)."""
     return plans.WARP if n_channels > 16 else 1 << (n_channels - 1).bit_length()
 
 
@@ -34,7 +34,7 @@ def st_shared_launch(n_graphs, max_rows, max_nnz, n_channels, n_columns, itemsiz
     """Plan bspmm_st_shared: a block per (matrix, partition), and in it a sub-warp per entry."""
     lanes = subwarp(n_columns)
     threads = min(max(-(-max_nnz * lanes // plans.WARP), 1) * plans.WARP, ST_BLOCK)
-    # They may be fewer than a power of two, if the last partitions would have no column.
+    # There are fewer partitions than a power of two if the last ones would have no column.
     n_partitions = -(-n_channels // n_columns)
     y = min(n_partitions, plans.MAX_GRID_Y)
     return plans.Launch(
@@ -64,7 +64,7 @@ def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
 
     Without blocking, figure 5-(c), a block owns all columns of its rows. With blocking, 5-(d), the
     columns are split into the fewest partitions, a power of two, whose sums fit in `SHARED_BUDGET`
-    (Nagasaka et al., sections 4.1 to 4.3). TB, which they do not state, is `BLOCK`.
+    (Nagasaka et al., sections 4.1 to 4.3). TB, which the paper does not state, is `BLOCK`.
     """
     lanes = subwarp(n_channels)
     partitions = 1
@@ -102,7 +102,7 @@ SELL_COLUMNS = 8
 
 
 def sell_slots(max_slice_rows):
-    """Return the threads per slice of a SELL matrix: one per row, from a warp on whole warps."""
+    """Return the threads per slice of SELL: one per row, from 32 on rounded up to whole warps."""
     if max_slice_rows < plans.WARP:
         return max_slice_rows
     return -(-max_slice_rows // plans.WARP) * plans.WARP

@@ -65,7 +65,7 @@ def bspmm(
             BatchedSELL suits an ``x`` of at most about eight columns. For a wider ``x`` the matrix
             is read once for every eight columns. Its backward pass multiplies by the SELL of the
             transpose, which is built once and kept.
-        x, data, residual (Variable or array): as there; no ``data`` with a BatchedSELL.
+        x, data, residual (Variable or array): as in that function; no ``data`` with a BatchedSELL.
         algorithm (str): ``'auto'``, or on a GPU the name of one of :func:`algorithms`. It runs
             forward and in every derivative, and each of these may refuse it. ``'auto'`` means
             ``'swa'`` for a BatchedCSR, ``'sell'`` for a BatchedSELL, and ``'st'`` for a BatchedCOO.
@@ -111,7 +111,12 @@ def bspmm(
 
 
 def bsddmm(adj: BatchedCOO, u: Variable | NdArray, v: Variable | NdArray) -> Variable:
-    """Compute :func:`chainer_bspmm.functions.bsddmm` at the entries of a BatchedCOO."""
+    """Compute :func:`chainer_bspmm.functions.bsddmm` at the entries of a BatchedCOO.
+
+    Arguments, result and errors are as in that function; the entries are in the order of
+    ``adj.ids``. Deterministic and does not synchronise, but its gradients are products with a
+    BatchedCOO, which on a GPU add by atomics and refuse float16.
+    """
     check.of_kind(adj, (BatchedCOO,))
     check_bsddmm(adj, chainer.as_array(u), chainer.as_array(v))
     return PaperSDDMM(adj).apply((u, v))[0]
@@ -137,7 +142,7 @@ def _check_spmv(adj, x, alpha, beta, y):
     if isinstance(y, numpy.ndarray) and not y.flags.writeable:
         raise ValueError('y: expected a writable array, got a read-only one')
     if backend.get_array_module(x).may_share_memory(x, y):
-        raise ValueError('y: expected memory apart from that of x, got an overlap')
+        raise ValueError('y: expected memory that x does not overlap, got an overlap')
 
 
 def _shaped(name, x, adj, shape):

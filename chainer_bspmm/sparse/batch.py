@@ -50,7 +50,7 @@ class Batch:
     has_spare = False  # whether arrays may be larger than the batch: BatchedCSR.in_buffers
     row_weights = None
     padded_to = None  # N, if it is fixed; None: the size of the largest molecule of the batch
-    __array_ufunc__ = None  # makes NumPy and CuPy leave their operators to the ones below
+    __array_ufunc__ = None  # makes NumPy and CuPy defer to the operators below
     n_node_columns = 0  # number of arrays after this one in a batch that have a row for each node
 
     def _check_and_set(self, integers, data, n_relations, layout, max_atom_id):
@@ -154,18 +154,18 @@ class Batch:
         return new
 
     def astype(self: Container, dtype: Any) -> Container:
-        """Return the batch with ``data`` in float16, float32 or float64, always the same object.
+        """Return the batch with ``data`` in float16, float32 or float64, made once per dtype.
 
-        It is this batch itself if nothing changes, such as with implicit ones, which have no dtype.
+        If nothing changes, this batch itself is returned; implicit ones have no dtype.
         """
         dtype = check.float_dtype('dtype', dtype)
         if self.data is None or self.data.dtype == dtype:
             return self
-        # The result is cached, because a model asks in every forward pass.
+        # The result is cached, because a model asks for it in every forward pass.
         return self.cached(('astype', dtype), lambda: self.replace(data=self.data.astype(dtype)))
 
     def _host_values(self):
-        """Return the values on the host; ones and float16 become float32, for SciPy's sake."""
+        """Return the values on the host; ones and float16, which SciPy lacks, become float32."""
         if self.data is None:
             return numpy.ones(self.nnz, 'f')
         values = cuda.to_cpu(self.data)

@@ -59,8 +59,8 @@ class BatchedCSR(Batch):
         indptr, indices, data, row_offsets, col_offsets: the arrays (int32; ``data`` floats).
         n_graphs, n_rows, n_cols, nnz, n_relations (int): sizes.
         max_rows, max_cols, max_nnz (int): the most rows, columns, entries of a graph.
-        longest (int): a bound of the entries of a row or column. The launches of a product depend
-            on it, and with them the order in which long rows are summed.
+        longest (int): upper bound of the number of entries in a row or column. The launches of a
+            product depend on it, and with them the order in which long rows are summed.
         is_symmetric (bool): whether the matrix of every relation is known to equal its transpose.
         has_spare (bool): whether the arrays may be larger than the batch; see :meth:`in_buffers`.
         layout, max_atom_id: as given.

@@ -19,7 +19,7 @@ ONES, DATA, ORDERED = 0, 1, 2
 def values_of(adj, data=None, trans=False):
     """Return a kernel's WEIGHTS, values and order of the values; the last two may be None.
 
-    With `data` these are the values, otherwise the matrix's or its transpose's.
+    The values are `data`. If it is None, they are the matrix's, or with `trans` its transpose's.
     """
     if data is not None:
         return (ORDERED, data, adj.transpose_order) if trans else (DATA, data, None)
@@ -28,7 +28,7 @@ def values_of(adj, data=None, trans=False):
 
 
 def to_host(array):
-    """Copy a CuPy array to the host, return anything else as it is; faster than Chainer's."""
+    """Copy a CuPy array to the host, return anything else as it is; faster than ``to_cpu``."""
     return array.get() if isinstance(array, cuda.ndarray) else array
 
 
@@ -92,7 +92,7 @@ def transpose(xp, indptr, indices, n_cols, has_spare=False):
 
 # The default limit of a block on every GPU, 48 KB, minus the kernel's static shared memory.
 TRANSPOSE_SHARED_BYTES = 47 * 1024
-TRANSPOSE_ENTRIES = 128  # a block has a warp for so many entries of the largest graph
+TRANSPOSE_ENTRIES = 128  # entries of the largest graph per warp of a block
 
 
 @plans.kept
@@ -131,9 +131,10 @@ def transpose_batch(adj):
 
 
 def asymmetric(rows, columns, data, n_relations):
-    """Return (nnz,) bool; all of a graph's are False if its matrix of every relation is symmetric.
+    """Compare graphs with their transposes: return (nnz,) bool, all False in a symmetric graph.
 
-    Entries are ``(i, j * R + r)``, where i and j have the same numbering, sorted by i.
+    Entries are ``(i, j * R + r)``, where i and j have the same numbering, sorted by i. A graph is
+    symmetric if its matrix of every relation is.
     """
     rows = rows.astype(numpy.int64)
     columns, relations = numpy.divmod(columns.astype(numpy.int64), n_relations)
@@ -344,9 +345,9 @@ def _of_scipy(matrices):
 
 
 def longest(max_nnz, indptr, indices, is_symmetric):
-    """Return a bound of the entries of a row or column.
+    """Return an upper bound of the number of entries in a row or column.
 
-    If no graph has more than LONG_ROW entries, as in most batches of molecules, no row is read.
+    If no graph has more than LONG_ROW entries, as in most batches of molecules, rows are not read.
     """
     if max_nnz <= plans.LONG_ROW:
         return max_nnz
@@ -355,7 +356,7 @@ def longest(max_nnz, indptr, indices, is_symmetric):
 
 
 def times(longest, n):
-    """Return a bound of a row's entries times n, or unchanged if no graph has long rows."""
+    """Return the bound `longest` times n, or unchanged if no graph has long rows."""
     return longest * n if longest > plans.LONG_ROW else longest
 
 

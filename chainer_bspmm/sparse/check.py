@@ -105,7 +105,7 @@ def rows(name, x, adj, n_rows, width='n_B', each='node'):
 
 
 def features(x, adj, width):
-    """Check the :func:`rows` that a matrix multiplies, whose values must have the same dtype."""
+    """Check :func:`rows` of features to be multiplied; values of `adj` must have their dtype."""
     rows('x', x, adj, adj.n_rows, width)
     values_dtype(adj, x)
 

@@ -44,7 +44,7 @@ def transposed_rows(adj):
 
 
 def scaled_by_source(adj, data):
-    """Return a symmetric matrix of ones on a GPU with other values, 1 over the source's degree.
+    """Give a symmetric matrix of ones, on a GPU, the values `data`, 1 over the source's degree.
 
     In a symmetric matrix a source's degree is the length of its row. So one launch makes
     :func:`relation_rows` and :func:`transposed_rows` of the result, which are cached on it.
@@ -58,11 +58,12 @@ def scaled_by_source(adj, data):
 
 
 def degree_rows(adj, n_types, dtype):
-    """Return a symmetric matrix on a GPU with the degree of nodes as relation, and its transpose.
+    """Return the `Rows` of a symmetric matrix with degrees as relations, and of its transpose.
 
     Entry ``(i, j)`` becomes ``(i * n_types + d - 1, j)``, where d is the degree of i, or in the
     transpose the degree of j. A degree is the sum of a row. Entries of nodes of other degrees than
-    1, ..., n_types become 0. `dtype` is the dtype of the values if ``adj`` stores none.
+    1, ..., n_types become 0. `dtype` is the dtype of the values if ``adj`` stores none. The matrix
+    must be on a GPU.
     """
 
     def make():

@@ -2,10 +2,10 @@
 //
 //     y[i, :] = alpha * sum over the entries k of row i of value(k) * x[column[k], :]  +  beta * r[i, :]
 //
-// With one column it is the SpMV of SELL (spmv_csr.cu has that of CSR).
-// Source: IPSJ report 2018-HPC-164 No. 3 (figures 4 and 5). Departs
-// from it in that beta scales r once, not in the loop; that slices end with their graph and a slice
-// is as high as its rows; that padding is skipped, not multiplied; and in the register tile below.
+// With one column it is the SpMV of SELL; spmv_csr.cu is the SpMV of CSR.
+// Source: IPSJ report 2018-HPC-164 No. 3 (figures 4 and 5). Departs from it in that beta scales r
+// once, not in the loop; that slices end with their graph, and the last one of a graph has no rows
+// beyond the graph's; that padding is skipped, not multiplied; and in the register tile below.
 //
 // slice_starts, slice_rows (n_slices + 1) int32: first stored entry and first row of every slice. A
 // slice of h rows is column-major: its row j has the entries slice_starts[s] + j, + j + h, ...

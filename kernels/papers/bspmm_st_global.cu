@@ -10,8 +10,9 @@
 //
 // ids (nnz, 2) int32, row and column interleaved, in the numbering of the whole batch; data (nnz);
 // entry_offsets (n_graphs + 1) int32, of which only the last, the number of entries, is read;
-// x (n_in, n_B), y (n_out, n_B); n_B = n_channels. y must hold 0, or what is to be added, before the
-// launch, and must not overlap the inputs. Entries stand in any order; duplicates add.
+// x (n_in, n_B), y (n_out, n_B); n_B = n_channels. y must hold 0, or the residual to which products
+// are added, before the launch, and must not overlap the inputs. Entries are in any order;
+// duplicates add.
 // atomicAdd on global memory: the order of summation, and so the last bits, change from run to run.
 //
 // -DSUBWARP=n: threads that share an entry, a power of two up to 32. -DVECTOR=1.

@@ -7,7 +7,7 @@
 // in section 4.3, cases 1 and 2: figure 5-(a), the whole output of a matrix in one block, and 5-(b),
 // cache blocking, a block for each partition of its columns. (a) is one partition. Departs from the
 // paper in that offsets into the whole batch replace tables of pointers, and that the sub-warp
-// follows from the width of a partition, not of x: its lanes would be idle.
+// follows from the width of a partition, not of x, because otherwise lanes would be idle.
 //
 // ids (nnz, 2) int32, row and column interleaved, in the numbering of the whole batch; data (nnz);
 // entry_offsets and offsets (n_graphs + 1) int32, first entry and first row of y of every matrix;
@@ -22,7 +22,7 @@
 // -DTRANS=0: op(A) = A. -DTRANS=1: op(A) is the transpose; the two indices swap roles.
 //
 // Launch: block (threads), a multiple of 32; grid (n_graphs, y, z): block (g, b, c) owns the rows of
-// matrix g in partition c * gridDim.y + b, which has n_columns columns or what is left of them; a
+// matrix g in partition c * gridDim.y + b, which has n_columns columns, the last one maybe fewer; a
 // block past the last column leaves at once. Dynamic shared memory: one Real for each row of the
 // largest matrix and column of a partition.
 #include "common.cuh"

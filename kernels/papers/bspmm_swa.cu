@@ -6,8 +6,8 @@
 // with its output in shared memory: figure 5-(c) where gridDim.y is 1, 5-(d) where the columns are
 // split into gridDim.y partitions. As there, a lane adds every product to shared memory, entry by
 // entry. Departs from it in that row_offsets, one table into the whole batch, replaces the tables of
-// pointers to every matrix, and indices are those of the batch; and in the residual r, float16 and
-// float64.
+// pointers to every matrix, and indices count the columns of the whole batch; and in the residual
+// r, float16 and float64.
 //
 // row_offsets (n_graphs + 1) int32, indptr (n_rows + 1) int32, indices (nnz) int32, data (nnz),
 // order (nnz) int32, x (n_cols, n_B), residual (n_rows, n_B) or null, y (n_rows, n_B);

@@ -1,5 +1,5 @@
 // y = alpha A x + beta y for a batch of sparse matrices as one block-diagonal CSR matrix (bspmm_sell.cu
-// has that of SELL):
+// computes it for SELL):
 //
 //     y[i] = alpha * sum over k in [indptr[i], indptr[i + 1]) of value(k) * x[indices[k]]  +  beta * y[i]
 //

@@ -68,7 +68,7 @@ def test_padding_without_warning():
 def test_padding_refuses_arrays_of_different_dimension():
     examples = [(numpy.ones((1, 2)),), (numpy.ones(2),), (numpy.ones((3, 1, 1)),)]
     shapes = re.escape('[(1, 2), (2,), (3, 1, 1)]')
-    message = '^padding: expected arrays of as many dimensions, got %s$' % shapes
+    message = '^padding: expected arrays of equal ndim, got shapes %s$' % shapes
     with pytest.raises(ValueError, match=message):
         chainer.dataset.concat_examples(examples, padding=0)
 

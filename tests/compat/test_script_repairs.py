@@ -203,8 +203,8 @@ def test_an_updater_may_set_its_device(device):
     )
     optimizer = optimizers.SGD().setup(chainer.links.Linear(1))
     message = (
-        'device: since Chainer 7 it is an argument of the constructor of an updater, '
-        'super().__init__(..., device=device), and not to be assigned (docs/migration.md)'
+        'device: since Chainer 7 it is passed to the constructor of an updater, '
+        'super().__init__(..., device=device), not assigned (docs/migration.md)'
     )
     with pytest.warns(UserWarning, match='^%s$' % re.escape(message)):
         updater = OldUpdater(SerialIterator([0], 1), optimizer, device)

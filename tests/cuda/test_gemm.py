@@ -264,7 +264,8 @@ def test_another_device_is_refused(host):
     a = cublas_on_cpu.on_host(numpy.ones((2, 2)))
     b = a.copy()
     b.device_id = 1
-    with pytest.raises(ValueError, match='b: expected on device 0, .* got on 1'):
+    message = '^b: expected on device 0 with the cuBLAS handle, got on device 1$'
+    with pytest.raises(ValueError, match=message):
         gemm.Blas().dot(a, b)
 
 

@@ -201,7 +201,7 @@ ADJ = numpy.eye(2, dtype='f')
 A_TUPLE = 'expected a tuple (atoms, adj, label...)'
 ATOM_KINDS = 'expected (n,) integer atom ids, or (n, channels) floating features, throughout'
 A_ROW_AND_A_COLUMN = 'expected a row and a column of the adjacency for each atom'
-A_COMMON_SHAPE = 'expected labels of one shape, or NumPy arrays of as many dimensions'
+A_COMMON_SHAPE = 'expected labels of one shape, or NumPy arrays with the same number of dimensions'
 
 
 @pytest.mark.parametrize(

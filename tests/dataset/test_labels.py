@@ -256,7 +256,7 @@ def test_columns_that_a_data_set_on_a_gpu_cannot_have(labels, message):
 )
 def test_labels_that_have_no_common_shape(labels, kinds):
     """Upstream cannot make a batch of these labels either."""
-    expected = 'labels of one shape, or NumPy arrays of as many dimensions'
+    expected = 'labels of one shape, or NumPy arrays with the same number of dimensions'
     message = 'batch[...][2]: expected %s, got %s' % (expected, kinds)
     with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
         concat_mols(examples_with(labels))

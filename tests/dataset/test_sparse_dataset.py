@@ -415,7 +415,7 @@ def test_parts_whose_labels_have_other_dimensions_are_not_joined():
         ),
         (
             [*GOOD[:2], (ATOMS, ADJ)],
-            'dataset: expected as many columns in every example, got 2 and 3',
+            'dataset: expected the same number of columns in all examples, got 2 and 3',
         ),
         (
             [*GOOD[:2], *molecules((3, 2), n_relations=4)],
@@ -425,8 +425,8 @@ def test_parts_whose_labels_have_other_dimensions_are_not_joined():
         ),
         (
             [*GOOD[:2], (ATOMS, ADJ, LABEL[0])],
-            'dataset[...][2]: expected labels of one shape, or NumPy arrays of as many dimensions, '
-            'got float32 (), float32 (2,)',
+            'dataset[...][2]: expected labels of one shape, or NumPy arrays with the same number '
+            'of dimensions, got float32 (), float32 (2,)',
         ),
         (
             [*GOOD, (ATOMS, ADJ[None], LABEL)],

@@ -329,9 +329,9 @@ def test_a_class_that_was_patched(monkeypatch, when):
     monkeypatch.setattr(dense.RSGCN, '__call__', lambda self, atoms, adj: atoms)
     message = message_of(lambda: sparsify(model) if when == 'before' else model(*BATCH))
     assert message == (
-        '%s: expected RSGCN as Chainer Chemistry defines it, because a sparse batch is computed in '
-        "its place, got one whose forward pass was replaced. Unswapped, with upstream's converter, "
-        'the model runs as it is: python -m chainer_bspmm run SCRIPT.py'
+        '%s: expected RSGCN as Chainer Chemistry defines it, because its code does not run on a '
+        "sparse batch, got one whose forward pass was replaced. Unswapped, with upstream's "
+        'converter, the model runs as it is: python -m chainer_bspmm run SCRIPT.py'
         % ('model' if when == 'before' else 'RSGCN')
     )
 

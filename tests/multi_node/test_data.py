@@ -99,7 +99,7 @@ def scatter_two():
 
     comm = communicator()
     pattern = (
-        'dataset: expected that of rank 0, or None, got another one on rank 1 '
+        'dataset: expected the data set of rank 0, or None, got another one on rank 1 '
         r'\(8 molecules, checksum [0-9a-f]+ and 9 molecules, checksum [0-9a-f]+\): '
         'read it on one rank only'
     )

@@ -385,8 +385,8 @@ DISAGREEMENTS = {
     'rank 1',
     'decays': 'optimizer: expected one rate of hook WeightDecay on all ranks, got 0.0001 on rank 0 '
     'and 0.001 on rank 1',
-    'updates': 'optimizer: expected as many updates on all ranks, got 0 on rank 0 and 3 on rank 1; '
-    'load a snapshot on every rank',
+    'updates': 'optimizer: expected the same number of updates on all ranks, got 0 on rank 0 and 3 '
+    'on rank 1; load a snapshot on every rank',
     'nan': 'the loss of rank 1 is nan in step 1',
     'no zeros': 'zero_fill: expected True where ranks have gradients of different parameters, '
     'got False',

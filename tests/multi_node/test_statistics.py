@@ -37,7 +37,10 @@ def test_step_adds_up_on_the_device(monkeypatch):
 
 def test_step_of_one_rank_refuses_statistics_of_several(monkeypatch):
     monkeypatch.setattr(step, 'current', lambda: types.SimpleNamespace(peer_sums=None))
-    text = '^statistics over several ranks, but the update is of one$'
+    text = (
+        '^statistics over several ranks: expected an update over several ranks, got one of a '
+        'single rank$'
+    )
     with pytest.raises(RuntimeError, match=text):
         of_ranks(2).sum(numpy.ones(2))
 

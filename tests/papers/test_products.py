@@ -426,7 +426,7 @@ def test_gradients_of_the_sampled_product(xp):
             sell,
             {'residual': (3, 1)},
             ValueError,
-            r'residual: expected shape \(3, 2\), that of the product, got \(3, 1\)',
+            r'residual: expected shape \(3, 2\), as the product, got \(3, 1\)',
         ),
         *(
             (

@@ -203,7 +203,7 @@ def _first_step_gradient(gy, h, z):
 
 
 def _candidate_gradient(gy, h, z, state):
-    """Return the gradient with respect to `sums`, whose part of r is not written yet."""
+    """Return the gradient with respect to `sums`; :func:`_gates_gradient` writes r's part."""
     n_rows, n = gy.shape
     if isinstance(gy, numpy.ndarray):
         g = numpy.empty((n_rows, 3 * n), gy.dtype)
@@ -226,7 +226,7 @@ def _candidate_gradient(gy, h, z, state):
 def _gates_gradient(g_reset_state, gy, z, r, state, g):
     """Write r's part of g; return a part of the state's gradient.
 
-    The state's gradient still lacks what comes through the layers of z and r.
+    The state's gradient still lacks the part that comes through the layers of z and r.
     """
     n = gy.shape[1]
     if isinstance(gy, numpy.ndarray):

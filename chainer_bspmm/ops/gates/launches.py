@@ -28,7 +28,7 @@ def gated_launch(
     """Plan gated_step: a block for every few rows. Return None if its weights do not fit.
 
     `widths` are the widths of x, of the message, which may be 0, and of the result. `is_same`: the
-    state is x. `vector`: at most 4 elements. `itemsize`: of the dtype in which is calculated.
+    state is x. `vector`: at most 4 elements. `itemsize`: bytes of the arithmetic dtype.
     """
     n_maps = 2 + has_state
     x, message, out = (-(-width // plans.QUAD) * plans.QUAD for width in widths)
@@ -104,7 +104,7 @@ def gated_weights_launch(
     n_rows, widths, has_state, is_same, vector, itemsize, device
 ) -> plans.Launch:
     """Plan gated_weights: ``grid[1]`` blocks for every tile of the gradients share the rows."""
-    per_thread = 8 if itemsize == 4 and max(widths) > 32 else 4  # a square of elements: its side
+    per_thread = 8 if itemsize == 4 and max(widths) > 32 else 4  # side of its square of elements
     tile = 8 * per_thread
     x, message, out = (-(-width // tile) for width in widths)
     tiles = (2 + has_state) * out * (x + message)
@@ -178,10 +178,10 @@ def gated_step_forward(x, message, state, parameters, is_tanh):
 
 
 def gated_step_backward(x, message, state, parameters, saved, gy, is_tanh, dtypes):
-    """Return the gradients of :func:`gated_step_forward`, by two launches and a sum of partials.
+    """Return the gradients of :func:`gated_step_forward`, by two launches and `sum_partials`.
 
-    Returns the gradients with respect to x, message, state, and a list for the parameters. The
-    state's is None if the state is x: then x's is the sum of both. `dtypes` has the parameters'
+    Returns the gradients with respect to x, message, state, and a list for the parameters. If the
+    state is x, its gradient is None, and x's is the sum of both. `dtypes` has the parameters'
     dtypes in the order W, b, W, b, ...; where one is None, the gradient is None.
     """
     with launch.device_of(x):
@@ -232,7 +232,7 @@ def _weights(g, x, message, state, reset, widths, dtypes):
 
 
 def _contiguous(x, message, state, parameters):
-    """Return C-contiguous arrays; if the state is x, it is x in the result, too."""
+    """Return C-contiguous arrays; if the state is x, both are one array in the result, too."""
     rows = launch.contiguous(x)
     state = rows if state is x else launch.contiguous(state)
     return (

@@ -134,13 +134,13 @@ def _layer_launch(
 def layer_of(
     x, parameters, n_relations, loop, activation, by_relation=False, longest=0
 ) -> Layer | None:
-    """Return a layer of a graph convolution as a `Layer`, None if it is not one launch.
+    """Return a layer of a graph convolution as a `Layer`, or None if it cannot be one launch.
 
-    It is one launch on a GPU only, if the matrices have elements and fit into shared memory, and no
-    row is long, because all rows of a tile wait for their longest. `parameters` (W, b, W_self,
-    b_self) and `loop` are as in :func:`~chainer_bspmm.ops.graph_linear.node.graph_linear`, but
-    b_self may be several biases, one after the other, which are all added. `by_relation`: W is one
-    matrix after the other. `longest`: a bound of a row's entries.
+    One launch needs a GPU, matrices that have elements and fit into shared memory, and no long row,
+    because all rows of a tile wait for the longest one. `parameters` (W, b, W_self, b_self) and
+    `loop` are as in :func:`~chainer_bspmm.ops.graph_linear.node.graph_linear`, but b_self may be
+    several biases, one after the other, which are all added. `by_relation`: W is one matrix after
+    the other. `longest`: upper bound of the number of entries in a row.
     """
     if longest > plans.LONG_ROW or not launch.on_gpu(x):
         return None

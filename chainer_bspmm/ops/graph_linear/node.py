@@ -250,7 +250,7 @@ def relation_linear(
         product per channel there; Chainer Chemistry 0.7.1, links/update/relgcn_update.py and
         ggnn_update.py.
     """
-    if adj is None or W is None:  # `graph_linear` would accept it
+    if adj is None or W is None:  # `graph_linear` would accept None
         check_adjacency(adj)
         check.floating('W', W)
     shape = getattr(x, 'shape', ())

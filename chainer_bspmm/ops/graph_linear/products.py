@@ -97,9 +97,9 @@ def backward(
     dropout_ratio=0.0,
     more=None,
 ):
-    """Return {name: gradient} for the names in `needed`, given gy, that of the result y.
+    """Return {name: gradient} for the names in `needed`, given gy, the gradient of the result y.
 
-    The gradient of x is added to `more`, which is for a GPU only.
+    The gradient with respect to x is added to `more`, which is for a GPU only.
     """
     W, W_self = parameters.get('W'), parameters.get('W_self')
     if W is not None and _is_on_host(x):
