@@ -19,7 +19,7 @@ survived      all tests pass, and one of them runs the statement
 undetermined  no test runs the statement, such as code for a GPU on a machine without one;
               or the test that fails also fails without the fault
 
-Docstrings have no faults. Annotations and what stands under ``if TYPE_CHECKING`` are left out,
+Docstrings have no faults. Annotations and statements under ``if TYPE_CHECKING`` are left out,
 because nothing runs them. Each fault is stored as a line of JSON once its tests have run, and a
 fault that is stored is not repeated: an interrupted run can continue, and survivors can be tried
 again when their lines are deleted. What the marks showed is stored beside it, and holds until the

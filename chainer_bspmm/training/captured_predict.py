@@ -204,7 +204,7 @@ def captured_predict(
         device (device specifier): must be the model's device; None means the same.
         batch_size (int): molecules of a batch; the last batch may be smaller.
         method (MolPreprocessor or str): preprocessor for SMILES, as in `dataset.from_smiles`. It
-            must be the one of the training data: molecules that were parsed for another method may
+            must be the training data's method: molecules that were parsed for another method may
             fit the model, but the predictions are wrong.
         predict (callable): (atoms, adj, ...) -> Variable or array with a row for each molecule;
             None means ``model.predictor``, or the model if it has none. Values that it reads from

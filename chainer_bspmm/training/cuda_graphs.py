@@ -79,7 +79,7 @@ class Capturer:
                 self._last_stream = outside
 
     def join(self, stream=None):
-        """Return a stream (None: the current one) that waits for work on the stream used last."""
+        """Let `stream` (None: the current one) wait for the stream used last; return `stream`."""
         if stream is None:
             stream = cuda.cupy.cuda.get_current_stream()
         if self._last_stream is not None and self._last_stream.ptr != stream.ptr:

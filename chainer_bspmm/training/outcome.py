@@ -1,4 +1,4 @@
-"""`outcome` of a loss in test mode: its value, what it reports, its gradients; and `errors`."""
+"""`outcome` of a loss in test mode: its value, reported values and gradients; and `errors`."""
 
 import contextlib
 import warnings
@@ -10,8 +10,9 @@ from chainer import link_hooks
 from chainer.backends import cuda
 
 # Two runs round products differently, so differences of small values mean little. The relative
-# error of a value is its difference over its norm, or over FLOOR (by the dtype of the parameters)
-# if the norm is smaller; for gradients also over SMALL times the norm of the largest one.
+# error of a value is the norm of the difference, divided by the norm of the value, but by at least
+# FLOOR (by the dtype of the parameters), and for a gradient by at least SMALL times the norm of the
+# largest gradient.
 FLOOR = {'float16': 1e-2, 'float32': 1e-2, 'float64': 1e-6}
 SMALL = 1e-3
 FACTORS = 8, 24, 56  # parameters are changed by these multiples of their dtype's rounding

@@ -108,8 +108,8 @@ class Program:
 
         def compute():
             self.work.load_kernels()
-            # The matrix is the one in the buffers, because an ordinary matrix would cache matrices
-            # that are derived from it, here without values.
+            # The batch in the buffers is used, because an ordinary matrix would cache matrices that
+            # are derived from it, here without values.
             self._compute(None, 'captured', alone=True)
 
         # An error is ignored, because the run will raise it again.
