@@ -9,7 +9,7 @@ caches of a run before::
 writes ``benchmarks/results/<gpu>/command.json``; ``examples/qm9/make_sample.py --all qm9.csv.gz``
 makes QM9's file. Each method on a data set has a separate GPU and share of the processors, where
 its contenders run one after the other. The file is written after every run. The same command, given
-again, adds the missing runs, and prints the results that are there.
+again, adds the missing runs, and names the contenders that are complete.
 """
 
 import collections
@@ -154,7 +154,7 @@ def compare(args, deadline, keep, task, place):
 
 
 def runs_of(args, name):
-    """Return the caches of all runs of a contender."""
+    """Return the kind of caches, `COLD` or `WARM`, for each run of a contender."""
     n_warm = args.warm if name == CAPTURED else min(args.warm, args.others)
     return [COLD] * args.cold + [WARM] * n_warm
 
@@ -242,7 +242,7 @@ def main(argv=None):
     parser.add_argument('--methods', nargs='+', default=METHODS)
     parser.add_argument('--contenders', nargs='+', default=list(OPTIONS), choices=OPTIONS)
     parser.add_argument(
-        '--gpus', type=int, default=1, help='how many; 0: the CPU, where nothing is captured'
+        '--gpus', type=int, default=1, help='number of GPUs; 0: the CPU, which captures nothing'
     )
     parser.add_argument(
         '--earlier',
@@ -252,14 +252,14 @@ def main(argv=None):
         help='results from which contenders are copied that are not run',
     )
     parser.add_argument('--cold', type=int, default=1, help='runs with empty caches, at least 1')
-    parser.add_argument('--warm', type=int, default=3, help='runs with the caches of the last one')
+    parser.add_argument('--warm', type=int, default=3, help='runs with the caches of a cold run')
     parser.add_argument(
         '--others', type=int, default=1, help='warm runs of contenders that are not captured'
     )
     parser.add_argument(
         '--few',
         type=int,
-        help='epochs of contenders that are not captured, at least 2; others are extrapolated',
+        help='epochs of contenders that are not captured, at least 2; the rest is extrapolated',
     )
     parser.add_argument('--time', type=float, default=420, help='seconds of all runs, at most')
     parser.add_argument('--num-data', type=int, default=-1, help='molecules of each data set')

@@ -61,10 +61,10 @@ def main(argv=None):
 
     parser = harness.argument_parser(__doc__)
     parser.add_argument('checkout', type=pathlib.Path, help='the other checkout')
-    parser.add_argument('--base', help='its commit, to record in the result')
+    parser.add_argument('--base', help='commit of the other checkout, to record in the result')
     parser.add_argument('--device', default='@numpy')
     parser.add_argument('--rounds', type=int, default=15)
-    parser.add_argument('--only', default='', help='names to time contain this')
+    parser.add_argument('--only', default='', help='time only rows whose names contain this')
     arguments = parser.parse_args(argv)
     device = harness.device_of(arguments.device)
     workers = [

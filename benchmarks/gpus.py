@@ -15,7 +15,7 @@ class Place:
     cpus: list
 
     def run(self, command, environment=None, **options):
-        """Run a command here, to which the GPU is number 0; return its exit status."""
+        """Run a command that sees this GPU as number 0; return its exit status."""
         variables = dict(os.environ, **(environment or {}))
         if self.gpu is not None:
             variables['CUDA_VISIBLE_DEVICES'] = self.gpu

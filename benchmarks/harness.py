@@ -45,8 +45,8 @@ def argument_parser(doc: str) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         '--out',
-        help='folder of the result; default: results/<gpu or cpu>. What a result there has of the '
-        'same commit, device, versions and options is not measured again',
+        help='folder of the result; default: results/<gpu or cpu>. A result there of the same '
+        'commit, device, versions and options is completed: nothing is measured twice',
     )
     return parser
 
@@ -98,7 +98,7 @@ def _commit(name: str) -> str:
         changes = _git('status', '--porcelain', '-uno', '.', ':!benchmarks/results')
     except (OSError, subprocess.CalledProcessError):
         raise argparse.ArgumentTypeError(
-            f'git does not name the commit of {ROOT}; name what is measured, such as --commit v1.0'
+            f'git cannot name the commit of {ROOT}; name the measured version by --commit v1.0'
         ) from None
     return name + '-dirty' * bool(changes)
 
@@ -171,7 +171,7 @@ def place(result: dict) -> str:
 
 
 def resumed(name: str, head: dict, out=None) -> dict:
-    """Return the stored result that begins as `head` does, to be completed, or else `head`.
+    """Return the stored result to be completed if it begins as `head` does, otherwise `head`.
 
     `head`: the part of a result that is known before a measurement: conditions, method, options.
     The date may differ. A result of a commit with changes (``-dirty``) is not completed, because
@@ -188,7 +188,9 @@ def resumed(name: str, head: dict, out=None) -> dict:
     differs = sorted(key for key in {**old, **new} if old.get(key) != new.get(key))
     if new['commit'].endswith('-dirty'):
         differs = ['files than the commit']
-    print('%s %s' % (path, 'begins anew: other %s' % ', '.join(differs) if differs else 'goes on'))
+    print(
+        '%s %s' % (path, 'begins anew: other %s' % ', '.join(differs) if differs else 'continues')
+    )
     return head if differs else stored
 
 

@@ -1,4 +1,4 @@
-"""How far are our models from Chainer Chemistry's, for every model and every option it can run?
+"""How far are our models from Chainer Chemistry's, for every model and option that it can run?
 
 ``tests/support/parity.py`` has the cases and the comparison. ``python -m benchmarks.parity`` writes
 ``benchmarks/results/cpu/parity.json``. With ``--gpu`` the sparse models run on a GPU, and the file
@@ -38,9 +38,9 @@ compares the output and the gradient of every parameter; all of their errors are
 - GINSparse and RelGCNSparse take lists of edges, which Chainer Chemistry does not pad: its models
   and ours run one packed batch.
 - A number is the relative error norm in float32 against the dense model in float64, followed in
-  brackets by the error of the dense model in float32. For gradients it is that of the parameter
-  closest to its bound. A gradient that is 0 except for rounding is compared with the norm of all
-  gradients.
+  brackets by the error of the dense model in float32. For gradients it is the error of the
+  parameter that is closest to its bound. A gradient that is 0 except for rounding is compared with
+  the norm of all gradients.
 - The bound is max({float32:g}, {own} times the number in brackets). In float64 (last column, the
   largest of the row) it is {float64:g}.
 - Rows beyond a bound: {beyond}. On {machine}.
@@ -187,9 +187,7 @@ def main(argv=None):
     parser = argument_parser(' '.join(__doc__.split('\n\n')[0].split()))
     parser.add_argument('--gpu', action='store_true', help='run the sparse models on a GPU')
     parser.add_argument(
-        '--page',
-        action='store_true',
-        help='only write docs/parity.md, from the files that are there',
+        '--page', action='store_true', help='only write docs/parity.md, from the stored files'
     )
     args = parser.parse_args(argv)
     results = pathlib.Path(args.out or RESULTS)

@@ -1,7 +1,7 @@
 """Draw the figures of docs/ from stored results; needs no GPU.
 
 ``python -m benchmarks.plot`` draws all figures, ``python -m benchmarks.plot captured FILE.json``
-the figures of one result (default: `harness.stored`).
+the figure ``captured`` from a file (default: the stored result).
 """
 
 import argparse
@@ -138,8 +138,7 @@ def panels(n_rows, n_columns, size, **options):
 def bars(panel, groups, colors, best, references):
     """Draw a group of bars for every method: medians with their spread, from 0 on.
 
-    `groups`: method -> name -> summary. Bars of `best` are labelled with the time of the fastest of
-    `references` over theirs.
+    `groups`: method -> name -> summary. Bars of `best` are labelled with :func:`times_faster`.
     """
     width = 0.8 / len(colors)
     for i, (name, color) in enumerate(colors.items()):
@@ -212,13 +211,13 @@ def points(panel, groups, colors, best, references, text='%.0fx'):
 
 
 def times_faster(group, best, references):
-    """Return the time of the fastest of `references` over that of `best`; None if missing."""
+    """Return the time of the fastest of `references` over the time of `best`; None if missing."""
     others = [group[name]['median'] for name in references if name in group]
     return min(others) / group[best]['median'] if best in group and others else None
 
 
 def legend(figure, panels, names=None, n_columns=None, title=None):
-    """Put one legend for some panels above all, of everything in them, or of `names` in order."""
+    """Put one legend above the figure: all lines of some panels, or `names` in this order."""
     names = names and [SPOKEN.get(name, name) for name in names]
     named = {}
     for panel in panels:

@@ -44,7 +44,7 @@ def check_interpreter():
 
 
 def requirements(lowest):
-    """Read the requirements of setup.cfg, as `name==version` with the oldest if lowest is true."""
+    """Read the requirements of setup.cfg; if lowest is true, as `name==version` of the oldest."""
     config = configparser.ConfigParser()
     config.read(os.path.join(CHECKOUT, 'setup.cfg'), encoding='utf-8')
     lines = config['options']['install_requires'].split('\n')

@@ -6,19 +6,20 @@ The faults are cosmic-ray's: it can list all of them and apply a single one, whi
 a package as a whole and offers no draw. Every fault of chainer_bspmm/ and examples/common/ is as
 likely as any other. A draw depends on the seed alone, and a larger one contains a smaller one.
 
-Faults are planted in a copy of the checkout, never in the checkout. The tests of a fault are in
-the files that have the file's name, then in the other files of their folder, then in those of the
-files that import it; none of them is marked slow. Before anything is planted, each of these files
-runs once, alone, with marks in the statements of all faults. So only those files run later that
-come to the statement of a fault, and first some of the very tests that do. Last come some of the
-tests of other files that do. What happens to the fault:
+Faults are planted in a copy of the checkout, never in the checkout itself. Tests that are marked
+slow do not run. Before anything is planted, each test file that may concern a fault runs once,
+alone, with a mark in the statement of every fault. The marks show which tests run which statement;
+test files that do not run the statement of a fault are not used for it. The others run in this
+order, until one fails: some of the very tests that run the statement; the test files that have the
+name of the faulty file; the other test files of their folder, and of the files that import the
+faulty one; some tests of all other files. The outcome for the fault:
 
 found         a test fails that passes without the fault, or no end is reached in time
 survived      all tests pass, and one of them runs the statement
-undetermined  no test runs the statement, as it is with code for a GPU where there is none;
-              or the test that fails does so without the fault as well
+undetermined  no test runs the statement, such as code for a GPU on a machine without one;
+              or the test that fails also fails without the fault
 
-Docstrings have no faults. Annotations and what stands under ``if TYPE_CHECKING`` are left out,
+Docstrings have no faults. Annotations and statements under ``if TYPE_CHECKING`` are left out,
 because nothing runs them. Each fault is stored as a line of JSON once its tests have run, and a
 fault that is stored is not repeated: an interrupted run can continue, and survivors can be tried
 again when their lines are deleted. What the marks showed is stored beside it, and holds until the
@@ -70,7 +71,7 @@ class Mutant(typing.NamedTuple):
 
 
 def position(node):
-    """Return where a node of Python's syntax begins and ends, with its decorators."""
+    """Return the begin and the end of a node of Python's syntax, decorators included."""
     line = min(part.lineno for part in [node, *getattr(node, 'decorator_list', [])])
     return (line, node.col_offset), (node.end_lineno, node.end_col_offset)
 
@@ -119,7 +120,7 @@ def with_fault(mutant, text):
 
 
 def drawn(root, seed, number):
-    """Return some faults of all files: the same until the files change."""
+    """Draw some faults from all files; the draw stays the same until the files change."""
 
     def lot(mutant):
         return hashlib.sha256(repr((seed, *mutant[:3])).encode()).digest()
@@ -159,7 +160,7 @@ def importers(root, file, *folders):
 
 
 def folder_of_tests(root, file):
-    """Return the folder of `tests/` that mirrors a file's."""
+    """Return the folder of `tests/` that mirrors the folder of a file."""
     first = pathlib.PurePath(file).parts[:2]
     if first[0] == 'examples':
         return root / 'tests' / 'examples'
@@ -173,7 +174,7 @@ def mirrors(root, file):
 
 
 def neighbours(root, file):
-    """Return the other tests of a file's folder, and those of the files that import it."""
+    """Return the other test files of a file's folder, and the test files of its importers."""
     name = re.compile(r'\b%s\b' % module_name(file).split('.')[-1])
     tests = sorted(
         folder_of_tests(root, file).glob('test_*.py'),
@@ -213,13 +214,14 @@ def run(copy, tests, *options):
 
 
 def write(path, text):
-    """Replace a file, and forget what Python compiled of it."""
+    """Replace a file, and remove its compiled form."""
     path.write_text(text, encoding='utf-8')
-    # Python takes it for current if size and second of the change are the same.
+    # Python takes the compiled form for current if size and second of the change are the same.
     pathlib.Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
 
 
-# A module of the copy: which test, if any, comes to which mark. It keeps off what tests replace.
+# A module of the copy that notes which test, if any, comes to which mark. It holds functions that a
+# test may replace.
 MARKS = """
 import json, os
 known = set()
@@ -265,7 +267,7 @@ def new_copy(root, folder):
 
 
 def plant_marks(copy, draw):
-    """Put marks into the statements of all faults; return the file that shows who came there."""
+    """Put marks into the statements of all faults; return the file to which the marks write."""
     shown = copy / 'marks.jsonl'
     (copy / 'mutants_marks.py').write_text(MARKS % str(shown))
     places = collections.defaultdict(dict)
@@ -278,7 +280,7 @@ def plant_marks(copy, draw):
 
 
 def reached(root, draw, test_file):
-    """Return which faults' statements a test file runs, by number, and the tests that do."""
+    """Return the test file, and number of a fault -> its tests that run the fault's statement."""
     copy = root.with_name(f'marks-{os.getpid()}')
     if not copy.exists():
         plant_marks(new_copy(root, copy), draw)
@@ -288,7 +290,7 @@ def reached(root, draw, test_file):
     tests = collections.defaultdict(list)
     for line in shown.read_text().splitlines() if shown.exists() else ():
         number, test = json.loads(line)
-        # An import runs it, or a process that does not know the test: it has no name.
+        # Without a name it was run by an import, or by a process that does not know its test.
         tests[number] += [test] if test.startswith(test_file + '::') else []
     return test_file, tests
 
@@ -311,7 +313,7 @@ def states(root, draw, files):
 def all_reached(root, draw, path, imap):
     """Return, for each fault by number, the tests that run its statement, by test file.
 
-    path: of the file that has what an earlier run found, and gets what this one finds.
+    path: file of these tests, which is read first, and completed.
     """
     sources = dict.fromkeys(mutant.file for mutant in draw)
     tests = [test for file in sources for test in mirrors(root, file) + neighbours(root, file)]
@@ -335,7 +337,7 @@ def all_reached(root, draw, path, imap):
 def stages(copy, mutant, tests):
     """Return the tests of a fault in lists, each of which runs if the ones before it pass.
 
-    tests: of each test file that runs the statement, those that do so.
+    tests: test file -> the tests in it that run the statement.
     """
 
     def sample(paths):
@@ -351,7 +353,7 @@ def stages(copy, mutant, tests):
 
 
 def outcome(copy, mutant, reaching):
-    """Run the tests of a fault; return what became of it, the reason, and the line with it.
+    """Run the tests of a fault; return its outcome, the reason, and the faulty line.
 
     reaching: the tests that run its statement, by test file.
     """
@@ -382,7 +384,7 @@ def outcome(copy, mutant, reaching):
 
 
 def tried(root, case):
-    """Try a fault in the copy of this process; return what is stored of it."""
+    """Try a fault in the copy of this process; return the row to be stored."""
     mutant, reaching = case
     copy = root.with_name(f'faults-{os.getpid()}')
     if not copy.exists():
@@ -400,7 +402,7 @@ def stored(path):
 
 
 def describe(row):
-    """Return the line that tells of an outcome."""
+    """Return a line of text about an outcome."""
     text = f'{row["outcome"]}: {row["file"]}:{row["line"]}: {row["text"]}  ->  {row["fault"]}'
     return f'{text}  ({row["by"]})' if row['by'] else text
 
@@ -431,7 +433,7 @@ def try_all(root, draw, results, imap):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--number', type=int, default=100, help='of faults')
+    parser.add_argument('--number', type=int, default=100, help='number of faults')
     parser.add_argument('--jobs', type=int, default=1, help='how many are tried at once')
     parser.add_argument('--results', type=pathlib.Path, help='default: .cache/mutants-SEED.jsonl')
     args = parser.parse_args(arguments)
@@ -441,7 +443,7 @@ def main(arguments=None):
     pathlib.Path('/proc/self/oom_score_adj').write_text('1000')  # the first to be ended
 
     with tempfile.TemporaryDirectory() as folder:
-        # Tests and faults stay those of now, whatever becomes of the checkout meanwhile.
+        # In a copy, tests and faults stay the same even if the checkout changes meanwhile.
         root = new_copy(ROOT, pathlib.Path(folder) / 'checkout')
         draw = drawn(root, args.seed, args.number)
         with multiprocessing.Pool(args.jobs) as pool:

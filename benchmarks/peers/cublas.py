@@ -33,7 +33,7 @@ class BatchedGemm:
         return self.c
 
     def _multiply(self, batch, m, k, n):
-        # cuBLAS is column-major, to which the row-major arrays are C^T = X^T A^T.
+        # cuBLAS is column-major: it reads row-major arrays as transposed, so C^T = X^T A^T.
         _check(
             self._library.cublasSgemmStridedBatched(
                 self._handle.number,

@@ -65,7 +65,7 @@ class _Product:
     """Compute y = A x by cuSPARSE, with descriptors, buffer and analysis made once.
 
     The analysis is stored in the matrix, from :func:`csr` or :func:`bsr`, so each product needs a
-    separate one. `algorithm`: a key of the ALGORITHMS of the operation.
+    separate matrix. `algorithm`: a key of `_algorithms`.
     """
 
     _name: str
@@ -110,7 +110,7 @@ class _Product:
 
 
 class SpMM(_Product):
-    """Product with a matrix: x is (n_cols, n_B), y is (n_rows, n_B); arguments as above."""
+    """Product with a matrix x, (n_cols, n_B), into y, (n_rows, n_B); see `_Product`."""
 
     _name = 'cusparseSpMM'
     _algorithms = SPMM_ALGORITHMS

@@ -157,7 +157,7 @@ def _loss(y, t):
 
 
 class Loaded:
-    """Train a model eagerly on batches of PyTorch Geometric's loader, without an epoch's last.
+    """Train a model eagerly on the full batches of PyTorch Geometric's loader.
 
     `loss` is the loss of the last step, on the device.
     """

@@ -236,7 +236,7 @@ def jax_device(device):
 
 
 class Jitted:
-    """Train by a jitted step for each batch, or for many batches at once; it is compiled here.
+    """Train by a jitted step for each batch, or a scan of many; the constructor compiles it.
 
     `batches` are on the device. They are a list, or a dict of arrays that hold all batches, which
     are then scanned. `parameters` are the parameters after the last step. A call makes `multiple`

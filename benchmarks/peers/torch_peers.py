@@ -19,10 +19,10 @@ def sparse_mm(adj, x):
 
 
 def geometric(adj, x):
-    """Return a function that computes the same by PyTorch Geometric's message passing.
+    """Return a function that computes Y = A X by PyTorch Geometric's message passing.
 
-    Like its layers by default, this takes a list of edges: it gathers the rows of x, multiplies
-    them by the values, and adds them up by target.
+    Like PyTorch Geometric's layers by default, the function takes a list of edges: it gathers the
+    rows of x, multiplies them by the values, and adds them up by target.
     """
     layer = torch_geometric.nn.SimpleConv(aggr='sum')
     edges = torch.from_dlpack(cupy.stack([adj.indices, adj.entry_rows()]).astype('i8'))

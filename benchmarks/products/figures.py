@@ -28,7 +28,7 @@ LOOP, TABLES = ', matrix by matrix', ', tables moved'  # endings of names of con
 # fastest contender that goes matrix by matrix, and of cuBLAS.
 HEADLINES = {('6a', 64): (9.27, 1.26), ('6b', 512): (6.09, 1.43), ('8', 1024): (3.29, None)}
 CUBLAS = 'cuBLAS fp32 by pointers' + TABLES
-# With fewer bytes to move, a product's time is mostly that of a launch, of which 2 % is noise.
+# If fewer bytes are moved, a product takes little longer than its launch, which varies by 2 %.
 SMALL_BYTES, ALLOWANCE = 1000000, 1.02
 
 

@@ -70,9 +70,9 @@ def replay_times(graphs, n_rounds):
 def cold_times(graphs, flushes, n_rounds):
     """Measure device microseconds a call of several CUDA graphs that empty the L2 before each call.
 
-    It is like :func:`replay_times`. `flushes` is a graph of the :class:`Flush` alone, whose time is
-    measured in every round and subtracted. Modified cache lines of a call are written back while
-    the L2 is emptied the next time, so they count as part of the call.
+    Arguments and result are as for :func:`replay_times`. `flushes` is a graph of the :class:`Flush`
+    alone, whose time is measured in every round and subtracted. Modified cache lines of a call are
+    written back while the L2 is emptied the next time, so they count as part of the call.
     """
     times = {name: [] for name in graphs}
     for _ in range(n_rounds):

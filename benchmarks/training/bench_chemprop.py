@@ -157,10 +157,10 @@ def medians(runs):
 
 def main(argv=None):
     parser = harness.argument_parser(__doc__)
-    parser.add_argument('--chemprop', required=True, help='its command: a path')
+    parser.add_argument('--chemprop', required=True, help="path of chemprop's command")
     parser.add_argument('--tox21', help="MoleculeNet's tox21.csv.gz; without it QM9 alone")
     parser.add_argument('--device', default='-1', help='-1: the CPU; 0: the first GPU')
-    parser.add_argument('--threads', default='2', help='of each on the CPU')
+    parser.add_argument('--threads', default='2', help='of each command on the CPU')
     parser.add_argument('--epochs', type=int, default=20)
     parser.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2])
     parser.add_argument('--limit', type=int, help='largest number of molecules of a data set')

@@ -1,8 +1,8 @@
 """How many microseconds does a captured step take to look at the Python values that it depends on?
 
-``python -m benchmarks.training.bench_looks`` on a GPU, or with ``--device -1``, times two looks of
-three models, after a step: one that finds that nothing has changed, as before nearly every step,
-and a new inventory of what the step can reach, which follows a change. It writes
+``python -m benchmarks.training.bench_looks`` on a GPU, or with ``--device -1``, times two things
+for each of three models: a look that finds no change, as before nearly every step, and the new
+inventory of everything that a step can reach, which follows a change. It writes
 ``benchmarks/results/<gpu or cpu>/looks.json``.
 """
 
@@ -61,7 +61,7 @@ def watching(trainer):
 
 
 def check(trainer):
-    """Raise AssertionError unless a look finds a change, and finds none where there is none."""
+    """Raise AssertionError unless a look finds a change if there is one, and only then."""
     guards = watching(trainer)
     key = guards.key()
     if guards.key() is not key:
@@ -74,7 +74,7 @@ def check(trainer):
 
 
 def microseconds(function, n_calls):
-    """Return the microseconds of a call, the mean of so many."""
+    """Return the microseconds of a call, the mean of `n_calls`."""
     start = time.perf_counter()
     for _ in range(n_calls):
         function()

@@ -1,7 +1,7 @@
 """How fast is a step of node classification on one large graph?
 
-GINSparse by upstream's list of edges, GIN by its CooMatrix, ours, and PyTorch Geometric, on graphs
-of the size of Cora and of Reddit; the graphs are generated. ``python -m
+It compares upstream's GINSparse, which takes a list of edges, upstream's GIN with a CooMatrix,
+ours, and PyTorch Geometric, on generated graphs of the sizes of Cora and Reddit. ``python -m
 benchmarks.training.bench_network --device 0`` writes ``benchmarks/results/<gpu>/network.json``.
 """
 
@@ -118,7 +118,7 @@ class Timer(chainer.training.Extension):
 
 
 def train(run, model, data, network, device, *at):
-    """Train by a public function; return the `Timer` of steps `at`, the last of which ends it."""
+    """Train by a public function until the last step of `at`; return the `Timer` of these steps."""
     timer = Timer(device, at)
     with tempfile.TemporaryDirectory() as out:
         run(
@@ -243,7 +243,7 @@ def run_size(name, size, device):
 
 def main(argv=None):
     parser = harness.argument_parser(__doc__)
-    parser.add_argument('--device', default='-1', help='-1 or that of a GPU')
+    parser.add_argument('--device', default='-1', help='number of a GPU; -1: the CPU')
     parser.add_argument('--networks', nargs='+', choices=SIZES, default=list(SIZES))
     args = parser.parse_args(argv)
     device = harness.device_of(args.device)

@@ -139,7 +139,7 @@ def slots(args):
 def at_a_time(runs, args, work, store):
     """Call work(run, device, processors) for `args.processes` runs at a time, in their order.
 
-    What it returns is passed on by store(run, found), one call at a time.
+    Each result is passed to store(run, found), in one call at a time.
     """
     free = slots(args)
     lock = threading.Lock()
@@ -219,8 +219,8 @@ def parse(argv=None):
     parser.add_argument('--processes', type=int, default=1, help='trainings at a time')
     parser.add_argument('--merge', metavar='FILE', help='keep the runs of this file')
     parser.add_argument('--missing', action='store_true', help='train only runs that FILE lacks')
-    parser.add_argument('--epoch', type=int, help='of all trainings, for a trial')
-    parser.add_argument('--num-data', type=int, default=-1, help='likewise')
+    parser.add_argument('--epoch', type=int, help='epochs of all trainings, for a trial')
+    parser.add_argument('--num-data', type=int, default=-1, help='molecules, for a trial')
     args = parser.parse_args(argv)
     args.devices = [str(device) for device in args.devices]
     return args

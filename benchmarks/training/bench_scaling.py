@@ -1,4 +1,4 @@
-"""How does a training step scale over ranks, and what would it be on more GPUs than there are?
+"""How does a training step scale over ranks, and how would it on more GPUs than there are?
 
 ``python -m benchmarks.training.bench_scaling --tox21 tox21.csv.gz --ranks 1 2`` starts itself under
 mpirun for every number of ranks. Each rank has a GPU of this host, with its part of the data set,
@@ -270,7 +270,7 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
     parser = subjects.argument_parser(__doc__, subjects.FIVE, '0', 'a number: GPUs; -1: the CPU')
     parser.add_argument('--batches', nargs='+', type=int, default=BATCHES)
-    parser.add_argument('--total', type=int, default=TOTAL, help='of all ranks together')
+    parser.add_argument('--total', type=int, default=TOTAL, help='batch of all ranks together')
     parser.add_argument('--qm9', help='all of QM9, by examples/qm9/make_sample.py --all')
     parser.add_argument('--ranks', nargs='+', type=int, default=(1, 2))
     parser.add_argument('--rounds', type=int, default=ROUNDS)

@@ -29,7 +29,7 @@ MIN_ROUNDS, MAX_ROUNDS = 3, 30
 # them; in few rounds a turn with one could be the median.
 MIN_ROUNDS_CAPTURED = 9
 TURN = 0.15  # seconds of a contender's turn, which has from MIN_STEPS to MAX_STEPS steps
-# There are several steps, because in a training, too, the processor's caches hold a step's data.
+# A turn has several steps because in a training, too, the processor's caches hold a step's data.
 MIN_STEPS, MAX_STEPS = 3, 256
 REPLAYS = 50
 

@@ -99,7 +99,7 @@ def errors(subject, device):
 
 
 def chosen(args, device):
-    """Return the runs that the arguments select; those of a seed follow one another."""
+    """Return the runs that the arguments select; runs of one seed follow one another."""
     precisions = PRECISIONS if step_contenders.can_capture(device) else PRECISIONS[:1]
     files = bench_quality.files_of(args)
     return [
@@ -130,7 +130,7 @@ def summary(runs):
 
 
 def compared(metrics):
-    """Return the summary of {precision: {seed: metric}}; None is what too few seeds do not have."""
+    """Return the summary of {precision: {seed: metric}}; None where there are too few seeds."""
     fp32, tf32 = (metrics.get(precision, {}) for precision in PRECISIONS)
     differences = [tf32[seed] - fp32[seed] for seed in fp32 if seed in tf32]
     return {
@@ -148,7 +148,7 @@ def deviation(values):
 
 
 def bars(result):
-    """Return {bar: {'value', 'met'}} for what was measured."""
+    """Return {bar: {'value', 'met'}} for all errors and trainings."""
     found = {}
     for units, methods in result['errors'].items():
         for method, of in methods.items():
@@ -231,7 +231,7 @@ def parse(argv=None):
     parser.add_argument('--processes', type=int, default=PROCESSES, help='trainings at a time')
     subjects.add_time(parser, TIME)
     args = parser.parse_args(argv)
-    # The trainings are those of bench_quality, which reads more arguments.
+    # bench_quality does the trainings, and reads more arguments.
     args.devices = [args.device]
     args.num_data = args.limit or -1
     args.qm9 = None

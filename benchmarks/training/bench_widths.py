@@ -29,11 +29,12 @@ UNITS = 256, 64, 512, 128, 16
 BATCHES = 128, 1024, 32
 TIME, SECONDS = 500.0, 0.8
 # Batch -> steps before the timed ones, by which most forms have passed the checks of their first
-# replays, each of which takes as long as an eager step. Large batches have long steps, of one form.
+# replays, each of which takes as long as an eager step. Large batches have long steps and one form.
 WARM = {1024: 600}
 # Least ratios of JAX's time to ours: in every cell, and in the geometric mean of all cells.
 OVER_JAX = {'FP32': (1.05, 1.3), 'TF32': (1.0, 1.25)}
-# Batch -> largest ratio of a step's device time to its products', from WIDE units on.
+# (precision, batch) -> largest ratio of a step's device time to the time of its products alone, for
+# layers of at least WIDE units.
 WIDE = 256
 OVER_PRODUCTS = {('FP32', 1024): 1.35, ('TF32', 1024): 2.0, ('FP32', 128): 1.7, ('TF32', 128): 2.5}
 OURS = {'FP32': PACKED, 'TF32': PACKED + ', TF32'}
@@ -190,7 +191,7 @@ def bars(data):
 
 
 def measure(subject, n_batch, peers, seconds, device):
-    """Return the times of a cell and the floor of its products; `peers`: name -> makes a peer."""
+    """Return the times of a cell and its products; `peers`: name -> function that makes a peer."""
     makers = {**contenders(subject, n_batch, device), **peers}
     cell = bench_steps.run_cell(makers, WARM.get(n_batch, step_contenders.WARM_CAPTURED), seconds)
     products = cell['product_sizes'] = products_of(subject, n_batch)

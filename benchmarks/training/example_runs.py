@@ -16,7 +16,7 @@ OWN_OPTIONS = {'tox21': [], 'qm9': ['--label', 'alpha']}
 # One thread, because products are small: more would speed up neither model, but add noise.
 THREADS = {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'}
 
-# Its processes start with large packages imported, which takes an example seconds.
+# Processes of this server start with the large packages imported, which saves an example seconds.
 SERVER = multiprocessing.get_context('forkserver')
 SERVER.set_forkserver_preload(
     [
@@ -69,8 +69,8 @@ def train(example, options, preloaded=False, cpus=None, variables=None):
     """Train an example into a folder that is removed; return its result and its log of epochs.
 
     `options` come after OPTIONS. `preloaded`: save the time of imports by :func:`run_preloaded`;
-    the host's peak memory then differs from a script's. `cpus`, `variables`: those of such a
-    process. If it fails, the RuntimeError ends with its output.
+    the host's peak memory then differs from a script's. `cpus` and `variables` are passed to it. If
+    the script fails, the RuntimeError ends with its output.
     """
     script = ROOT / 'examples' / example / ('train_%s.py' % example)
     with tempfile.TemporaryDirectory() as folder:

@@ -226,7 +226,7 @@ def steps_of_a_turn(contender, seconds, least, most):
 
 
 def turn(contender, n_steps):
-    """Return [host, wall]: milliseconds per step until the last was launched, and had ended."""
+    """Return [host, wall]: milliseconds a step until the last one was launched, and had ended."""
     clock = [time.perf_counter()]
     contender.run(n_steps)
     clock.append(time.perf_counter())
@@ -384,7 +384,7 @@ def changes_of(subject, index, names, device, trainer=Trainer):
 
 
 def run_a_step(made):
-    """Run the first step of a `Trainer`, if captured as a replay; return the parameters before."""
+    """Run the first step of a `Trainer` (a replay if captured); return the parameters before it."""
     before = parameters(made.model)
     if made.is_captured:
         made.run(1)  # the first step is eager, and the next one a replay

@@ -108,12 +108,12 @@ def argument_parser(doc, methods, device, device_help):
 
 
 def add_time(parser, default):
-    """Add the option of benchmarks that end in time, and list what they have left out."""
+    """Add the option of benchmarks that end when time is up, and list the skipped measurements."""
     parser.add_argument(
         '--time',
         type=float,
         default=default,
-        help='seconds of the whole run; what does not fit is skipped and listed',
+        help='seconds of the whole run; measurements that do not fit are skipped and listed',
     )
 
 

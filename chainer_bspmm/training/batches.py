@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 class HostBatch:
-    """Atoms, matrix and labels that a converter made; the first n_node_columns labels are of nodes.
+    """Batch on the host: atoms, matrix and labels from a converter.
 
-    They are on the host.
+    The first `n_node_columns` labels have a row for each node.
     """
 
     def __init__(self, atoms, adj: BatchedCSR, labels, n_node_columns=0):
@@ -128,7 +128,7 @@ class DeviceBatch:
         self._molecules.gather(sent['index'], buffers, sent.get('padded_to'))
 
     def fill(self, buffers):
-        """Copy the molecules to buffers, once for all batches if the form is fixed."""
+        """Copy the molecules to buffers; once is enough for all batches if `is_fixed`."""
         batch = self._molecules.batch(self._index, self._layout, self._padded_to)
         fill_buffers(buffers, *batch)
 
@@ -145,7 +145,8 @@ _PACKED = 2**32  # more than the entries of a batch, whose indices are int32
 
 
 def _tables_of(molecules: DeviceMolecules) -> _Tables:
-    # The tables are an attribute, because a weak dictionary takes as long as the sums of a batch.
+    # The tables are an attribute of the molecules, because looking them up in a weak dictionary
+    # would take as long as the sums over a batch.
     if molecules.tables is None:
         molecules.tables = _Tables(
             sizes=molecules.sizes.astype('q') * _PACKED + molecules.nnz,
@@ -201,7 +202,7 @@ class Resident:
                 array.flags.writeable = False
 
     def of(self, molecules):
-        """Return the copy of molecules; without one, or if arrays were replaced, the molecules."""
+        """Return the copy of molecules, or the molecules if there is none or it is outdated."""
         copy = self._copy
         if copy is None or molecules is not copy.host:
             return molecules
@@ -210,8 +211,8 @@ class Resident:
         return copy if is_same else molecules
 
 
-# (id of the molecules on the host, name of the device) -> DeviceMolecules, which keep the molecules
-# on the host alive, so that their id stays theirs.
+# (id of the molecules on the host, name of the device) -> DeviceMolecules. These keep the molecules
+# on the host alive, so that no other object can get the same id.
 _copies = weakref.WeakValueDictionary()
 
 _fields_of = operator.attrgetter('atoms', *INTEGERS, 'data')
@@ -252,7 +253,7 @@ def batch_of(
     atoms, adj, *labels = arrays
     for array in (atoms, *labels):
         if not isinstance(array, numpy.ndarray):
-            text = 'converter: expected arrays on the host where device is None, got '
+            text = 'converter: expected arrays on the host for device=None, got '
             raise NoSparseBatch(text + type(array).__name__)
         if array.dtype.kind in NAMES:
             text = 'converter: expected numbers, got names (%s); leave the column out'
@@ -272,13 +273,14 @@ def batch_of(
 
 def capacities(dataset, n_graphs, layout):
     """Return `Capacities` for batches of a data set (any object), from its sizes if known."""
-    # For padded batches they come from the batches, whose largest molecule decides on the rows.
+    # Padded batches have as many rows as their largest molecule demands, so the capacities of these
+    # are derived from the batches.
     selected = None if layout == 'padded' else molecules_of(dataset)
     if selected is None:
         return Capacities(n_graphs)
     molecules, order = selected
     sizes = build.rows_of(molecules.sizes, layout)
     entries = molecules.nnz
-    # A DeviceBatch needs room for the largest of all molecules, even if it is not in the order.
+    # A DeviceBatch needs room for the largest of all molecules, even if `order` leaves it out.
     largest = batch_form.needs(sizes, entries, molecules.max_atom_id)
     return Capacities(n_graphs, sizes[order], entries[order], largest)

@@ -10,7 +10,7 @@ from chainer.training.triggers import ManualScheduleTrigger, OnceTrigger, TimeTr
 from chainer_chemistry.training.extensions.auto_print_report import AutoPrintReport
 
 # These extensions change at most numbers of the optimizer, which are sent with every batch.
-# Subclasses are not listed, because their methods are a user's.
+# Subclasses do not count, because they may have a user's methods.
 _HARMLESS = (
     AutoPrintReport,
     extensions.ExponentialShift,
@@ -38,8 +38,8 @@ class BetweenSteps:
     def __init__(self, trainer, kind):
         self._trainer = weakref.ref(trainer)
         self._kind = kind
-        self._last_run = None  # start of the Trainer's run that the last step was in
-        self._n_steps = None  # number of steps done after it
+        self._last_run = None  # start of the Trainer's run that had the last step
+        self._n_steps = None  # the updater's iteration after the last step
         self._is_known = False  # whether all code between the steps of this run is known
         self._periods = []  # periods, in iterations, of the extensions that may change anything
         self._at_epochs = False  # whether such extensions are also called at the end of epochs
@@ -58,7 +58,8 @@ class BetweenSteps:
             self._n_steps = None
             return False
         if self._last_run != trainer._start_at:
-            # A trigger that was loaded from a snapshot may be due after this step in any case.
+            # A trigger that was loaded from a snapshot may be due after this step, whatever its
+            # period is.
             self._last_run = trainer._start_at
             self._n_steps = None
             self._look(trainer, updater)
@@ -96,7 +97,8 @@ class BetweenSteps:
                 return True
         if trigger is util._never_fire_trigger:
             return True
-        if type(trigger) is not IntervalTrigger or trigger.period % 1:  # NaN for infinity
+        # The remainder of an infinite period is NaN, which is true.
+        if type(trigger) is not IntervalTrigger or trigger.period % 1:
             return False
         if trigger.unit == 'epoch':
             self._at_epochs = True
@@ -106,7 +108,7 @@ class BetweenSteps:
 
 
 def _only_counts(trigger):
-    """Return whether a trigger is one of Chainer's, which reads nothing but what was reported."""
+    """Return whether a trigger is Chainer's own: it reads counters, time and reported values."""
     if type(trigger) is EarlyStoppingTrigger:
         return all(map(_only_counts, (trigger._max_trigger, trigger._interval_trigger)))
     known = IntervalTrigger, ManualScheduleTrigger, OnceTrigger, TimeTrigger

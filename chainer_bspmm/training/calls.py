@@ -1,7 +1,7 @@
-"""`noting`: a user's functions that a loss calls, noted in a step that the user asked for.
+"""`noting`: note a user's functions as a loss calls them, in a step of the training itself.
 
-`Reach` reads which functions code names. It cannot read which ones are chosen at run time, such as
-``getattr(self, 'loss_' + name)``, so those that were called are followed as well.
+`Reach` finds functions by the names in code. It cannot find a function that is chosen at run time,
+as by ``getattr(self, 'loss_' + name)``, so it also follows the functions that were called.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ import chainer
 
 from chainer_bspmm.training.kinds import is_of_user
 
-# Link that is trained -> weak references to functions that were called, and to objects whose
-# methods they are. Objects that the step has made are gone after it.
+# Link that is trained -> weak references to the functions that were called, and to the objects
+# whose methods were called. References to objects that the step itself made are dead after it.
 _called: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _noting = threading.local()  # it has an attribute in threads that are inside of `noting`
 
@@ -47,9 +47,10 @@ def run_loss(function: Callable, arguments: tuple) -> Any:
 
 @contextlib.contextmanager
 def noting(target: chainer.Link) -> Iterator[None]:
-    """Context of a step: note what the first loss calls that `run_loss` or an optimizer calls.
+    """Context of a step in which the calls of its loss are noted.
 
-    Nothing is noted if a profiler is at work, which would miss the step.
+    The loss is the first function that `run_loss` or an optimizer's ``update`` calls. Nothing is
+    noted while a profiler is active, because the profiler would miss the step.
     """
     _called[target] = []
     _noting.target = target
@@ -66,7 +67,7 @@ def noting(target: chainer.Link) -> Iterator[None]:
 
 
 class _Notes:
-    """Codes of functions that were called, and the objects that they were called on."""
+    """Code objects of the functions that were called, and the objects whose methods they are."""
 
     def __init__(self):
         # The first function that one of these calls is the loss.
@@ -75,10 +76,10 @@ class _Notes:
         # Python calls these when it collects garbage, which may happen in the loss by chance.
         self._callbacks = {getattr(each, '__code__', None) for each in gc.callbacks}
         self._loss: Any = None  # the frame of the loss while it runs
-        # Code, and `id` of the globals that it ran with -> whether it is a user's. Equal code with
-        # other globals belongs to another module, such as an earlier one of the same file.
+        # (code, id of the globals that it ran with) -> whether it is a user's. Equal code with
+        # other globals belongs to another module, such as an earlier import of the same file.
         self._codes: dict[tuple[types.CodeType, int], bool] = {}
-        self._globals: list[dict] = []  # so that no other dict gets the same id
+        self._globals: list[dict] = []  # kept, so that no other dict gets the same id
         self._owners: dict[int, weakref.ref] = {}
 
     def note(self, frame, event, argument):
@@ -112,7 +113,7 @@ class _Notes:
 
     def found(self):
         """Return weak references to the functions and the objects."""
-        # A frame tells its code, but not its function.
+        # A frame refers to its code, but not to its function.
         functions = [
             weakref.ref(each)
             for each in gc.get_objects()

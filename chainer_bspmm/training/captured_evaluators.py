@@ -27,7 +27,7 @@ BATCH_EVALUATORS = {
 
 
 class _Evaluation(PredictionDriver):
-    """Evaluate one batch after another; ``called(function, arrays)`` returns name -> value."""
+    """Driver of evaluations; ``called(function, arrays)`` returns name -> value for a batch."""
 
     name = 'evaluation'
     who = 'GraphUpdater: an evaluator evaluates'
@@ -60,7 +60,7 @@ def _outputs_and_labels(function, arrays):
 
 
 class _Captured:
-    """Loop over the batches that replaces an evaluator's."""
+    """Mixin: replacement of an evaluator's loop over the batches."""
 
     converter: Callable
     device: chainer.backend.Device
@@ -109,7 +109,7 @@ class _Captured:
         return super().__call__(trainer)
 
     def __reduce_ex__(self, protocol):
-        """Copy as an evaluator of the original class, which is captured at its first call."""
+        """Copy as an evaluator of the original class, which is adopted again at its first call."""
         own = '_evaluation', '_parts', '_has_trainer'
         state = {name: value for name, value in vars(self).items() if name not in own}
         return object.__new__, (type(self).__bases__[1],), state
@@ -157,7 +157,7 @@ def _on_host(arrays):
 
 @functools.lru_cache(maxsize=None)
 def _captured_form(kind):
-    """Return the captured form of a class, or None, as for subclasses, which may override a lot."""
+    """Return the captured form of a class, or None, as for a user's subclass of an evaluator."""
     loop = None
     if kind is Evaluator:
         loop = _CapturedReports

@@ -46,7 +46,8 @@ class Predictions(NamedTuple):
     failures: list
 
 
-# A batch to be predicted; `index` and `failures` as above. Without molecules `examples` is None.
+# A batch to be predicted; `index` and `failures` as in `Predictions`. `examples` is None for a
+# batch without molecules.
 _Batch = collections.namedtuple('_Batch', 'index examples failures')
 
 
@@ -72,8 +73,8 @@ def _until_error(items, errors):
 def _of_smiles(smiles, preprocessor, batch_size, n_processes):
     """Yield batches of the molecules of SMILES; all batches but the last are full.
 
-    When there are as many failures as fill a batch, they are yielded without molecules. An error
-    that `smiles` raises is raised after the last batch of the molecules before it.
+    As soon as there are `batch_size` failures, they are yielded without molecules. An error that
+    `smiles` raises is raised after all molecules before it were yielded.
     """
     errors: list[Exception] = []
     smiles = _until_error(smiles, errors)
@@ -82,7 +83,7 @@ def _of_smiles(smiles, preprocessor, batch_size, n_processes):
     failures = []
     with contextlib.closing(parse(smiles, preprocessor, n_processes, for_models=True)) as chunks:
         for part, _, new, failed in chunks:
-            parts += [part] * bool(new.size)  # without molecules nothing is kept, however often
+            parts += [part] * bool(new.size)  # empty parts would add up if all SMILES fail
             kept = numpy.concatenate([kept, new])
             failures += failed
             n_full = kept.size // batch_size * batch_size
@@ -142,7 +143,7 @@ def _stream(predictor, batches, total):
     first_failure = None
     n_failures = 0
     n_seen = 0
-    # Shape and dtype of values without rows, as long as no molecule was predicted.
+    # Shape and dtype of the values of a batch without molecules, until a molecule was predicted.
     shape = ()
     dtype = numpy.float32
     # If the caller stops in the middle, the graphs are freed at once, not by garbage collection.
@@ -203,7 +204,7 @@ def captured_predict(
         device (device specifier): must be the model's device; None means the same.
         batch_size (int): molecules of a batch; the last batch may be smaller.
         method (MolPreprocessor or str): preprocessor for SMILES, as in `dataset.from_smiles`. It
-            must be the one of the training data: molecules that were parsed for another method may
+            must be the training data's method: molecules that were parsed for another method may
             fit the model, but the predictions are wrong.
         predict (callable): (atoms, adj, ...) -> Variable or array with a row for each molecule;
             None means ``model.predictor``, or the model if it has none. Values that it reads from
@@ -235,8 +236,8 @@ def captured_predict(
         ValueError: the model is on another device, or ``predict`` returns another number of rows.
         StepDiffers (RuntimeError): a checked replay differs from the eager prediction, after
             predictions of unchecked replays were yielded.
-        Exception: any error of reading ``data``, of the converter or of the model, after the
-            predictions for the molecules before.
+        Exception: any error of reading ``data``, of the converter or of the model, after all
+            predictions before it were yielded.
 
     Note:
         Results are copied to the host asynchronously. Waiting for them is the only
@@ -253,7 +254,7 @@ def captured_predict(
         raise TypeError('model: expected a chainer.Link, got %s' % type(model).__name__)
     if device is not None and chainer.get_device(device) != model.device:
         names = model.device.name, chainer.get_device(device).name
-        text = 'device: expected that of the model, %s, got %s; model.to_device(device) moves it'
+        text = "device: expected the model's, %s, got %s; model.to_device(device) moves the model"
         raise ValueError(text % names)
     if n_inputs is not None:
         n_inputs = check.count('n_inputs', n_inputs, 1)
@@ -315,7 +316,7 @@ def replayed(
     batches = _of_data_set(data, batchsize)
     try:
         return numpy.concatenate([values.wait() for _, values in _launched(predictor, batches)])
-    except (StepDiffers, TypeError, ValueError):  # upstream's loop will raise it if it is a user's
+    except (StepDiffers, TypeError, ValueError):  # upstream's loop raises a user's error again
         return None
     finally:
         predictor.close()

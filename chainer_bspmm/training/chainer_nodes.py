@@ -1,8 +1,8 @@
 """Chainer's own nodes during a step that a CUDA graph may capture.
 
-The import of this module gives their classes methods that look for a current step first
-(`under_way`). Without one, in threads without one, and for arrays on the host Chainer's own methods
-run. The reasons for each replacement:
+The import of this module replaces methods of their classes. A replacement runs where a step is
+current (`under_way`). In threads without one, and for arrays on the host, Chainer's own method
+runs. The reason for each replacement:
 
 * ``LinearFunction``, its two gradient nodes, ``MatMul``: CuPy refuses cuBLAS during capture, so the
   step has a separate handle. The gradients are such nodes again, except for products with a vector
@@ -13,11 +13,11 @@ run. The reasons for each replacement:
 * ``Sum``: CuPy is slow at sums over rows, such as gradients of biases.
 * ``SigmoidCrossEntropy``, ``BinaryAccuracy``, ``MeanSquaredError``, ``MeanAbsoluteError``, Chainer
   Chemistry's nodes of the last two names, and its ``StandardScaler``: each is one launch instead of
-  up to 16, which for a loss also gives its gradient and the accuracy. Chainer's own also call
-  cuBLAS. Chainer Chemistry's assign by a mask, for which CuPy asks the device for a count, and so
-  do both ``r2_score``.
+  up to 16; for a loss, this launch also computes its gradient and the accuracy. Chainer's nodes
+  call cuBLAS as well. Chainer Chemistry's nodes, and both ``r2_score``, assign by a mask, for which
+  CuPy asks the device for a count.
 * ``Accuracy`` with a label to ignore, ``SoftmaxCrossEntropy`` without normalisation and its
-  gradient without reduction: Chainer's own send a constant from the host.
+  gradient without reduction: Chainer's nodes send a constant from the host.
 """
 
 import collections
@@ -76,7 +76,7 @@ def _linear_backward(node, step: Step, indexes, grad_outputs):
 
 
 def _layer_of(x, params):
-    """Return the `Layer` of a linear layer that is one launch, or None if it takes products."""
+    """Return the `Layer` of a linear layer, or None if cuBLAS computes it as products."""
     if any(array.dtype != x.dtype for array in params.values()):
         return None
     return layer_of(x, params, 0, False, 'identity')
@@ -131,7 +131,7 @@ def _stack(node, step: Step, inputs):
 
 
 def _joined(inputs, axis):
-    """Join arrays along any axis, as columns of matrices with a row for each index before it."""
+    """Join arrays along any axis, as columns of matrices; the axes before it become rows."""
     shape = inputs[0].shape
     lead = shape[:axis]
     length = sum(x.shape[axis] for x in inputs)
@@ -141,20 +141,20 @@ def _joined(inputs, axis):
     return elementwise.concat(rows, axis=1).reshape(lead + (length,) + tail)
 
 
-# A loss that a step has computed of arrays, and the accuracy and gradient from the same launch, or
-# None.
+# A loss that a step has computed from the arrays `x` and `t`. The accuracy and the gradient `gx`
+# are from the same launch, or None.
 _Computed = collections.namedtuple('_Computed', 'loss x t accuracy gx')
 
 
 def _loss_forward(step: Step, loss: Loss, x, t):
-    """Compute a loss and its count; keep its accuracy and gradient, for the same array objects."""
+    """Compute a loss and its count; keep accuracy and gradient for calls with the same arrays."""
     y, count, accuracy, gx = loss.training_forward(x, t, chainer.config.enable_backprop)
     step.losses.append(_Computed(loss, x, t, accuracy, gx))
     return y, count
 
 
 def _loss_backward(step: Step, loss: Loss, x, t, gy, count=None):
-    """Return the gradient of a loss, the one that came along with it if there is one."""
+    """Return the gradient of a loss, if possible the one that :func:`_loss_forward` has kept."""
     if step.one is not None and step.one.is_seed(gy):
         for place, computed in enumerate(step.losses):
             if computed.loss == loss and computed.x is x and computed.t is t:
@@ -299,8 +299,8 @@ def _mean_and_deviation(scaler, n_features):
     return means, deviations
 
 
-# Method -> its replacement in a step: a function of the same arguments, with the step as second
-# argument. It returns None to let Chainer's own method run, where that can be captured.
+# Method -> its replacement in a step: a function of the same arguments, with the step as the second
+# one. It returns None to let Chainer's own method run, where that can be captured.
 IN_STEP = {
     'chainer.functions.connection.linear.LinearFunction.forward': _linear,
     'chainer.functions.connection.linear.LinearFunction.backward': _linear_backward,

@@ -49,11 +49,11 @@ class _CannotTell(Exception):
     """The check has no result; the message is the reason, for the user."""
 
 
-# Optimizers whose first step was checked -> weak reference to their target then: they may be
-# set up again. A mark on the optimizer would be pickled with it.
+# Optimizer whose first step was checked -> weak reference to the target that it had: an optimizer
+# may be set up again with another one. A mark on the optimizer itself would be pickled with it.
 _checked: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-# It has an attribute in threads that are inside of a check, whose runs of a loss may do steps of
-# other optimizers.
+# It has an attribute in threads that are inside of a check. A loss that is run there may do steps
+# of other optimizers, which are not checked.
 _checking = threading.local()
 
 
@@ -72,9 +72,9 @@ def check_first_step(
 ) -> RowsCheck:
     """Call :func:`check_rows` after a step, if it was the first step of an optimizer.
 
-    The `text` of the result is the warning for the user. It is empty if all is well, if there is
-    no result for a model of Chainer Chemistry without a user's code, and if the model is on the
-    host and processes cannot be forked: then there is no check.
+    The `text` of the result is the warning for the user. It is empty if all is well, and if the
+    check has no result for a model of Chainer Chemistry without a user's code. It is also empty
+    without a check: for a model on the host if processes cannot be forked.
     """
     if vars(_checking) or is_checked(optimizer):
         return RowsCheck(None)
@@ -126,9 +126,9 @@ def check_rows(
 
     On the host each run is in a forked process, so nothing in this one changes, and all runs begin
     with one state. There is no check of code that visibly reaches outside of its process, such as
-    by opening files. A process that has used CUDA cannot run on in a copy, so for links on a GPU
-    the runs are in this process, and undone: the Python state that `reach.Reach` finds, arrays,
-    gradients and random numbers are put back, and no parameter is made.
+    by opening files. CUDA does not work in a forked copy of a process that has used it, so for
+    links on a GPU the runs are in this process, and undone: the Python state that `reach.Reach`
+    finds, arrays, gradients and random numbers are put back, and no parameter is made.
 
     Args:
         target (chainer.Link): the link whose parameters are trained; all parameters that a step
@@ -210,8 +210,8 @@ class _Check:
     def _text(self, name, first, spare):
         adj = self._batches[0]
         text = (
-            'the loss of %s takes rows of a sparse batch for molecules: of %d molecules in %d rows '
-            '%s is %.6g, with %d rows more, which belong to no molecule, it is %.6g. %s See %s'
+            'the loss of %s takes rows of a sparse batch for molecules: for %d molecules in %d '
+            'rows %s is %.6g; with %d more rows, which belong to no molecule, it is %.6g. %s See %s'
         )
         return text % (
             type(self._target).__name__,
@@ -244,8 +244,8 @@ class _Check:
             'or adj.n_graphs.'
         )
         reduced = (
-            'a sum, a mean or a maximum over axis 0 is one over all rows: use a readout of Chainer '
-            'Chemistry or chainer_bspmm.functions.segment_sum.'
+            'a sum, a mean or a maximum over axis 0 covers the rows of all molecules: use a '
+            'readout of Chainer Chemistry or chainer_bspmm.functions.segment_sum.'
         )
         if error is None:
             return 'Either %s Or %s%s' % (counted, reduced, columns)
@@ -271,11 +271,11 @@ class _Check:
             return self._outcome(**how)
 
     def _outcome(self, has_spare=False, is_filled=False, draws_others=False, factor=None):
-        """Run the loss once, or twice on a GPU, and return its outcome; nothing is undone.
+        """Run the loss and return its outcome; nothing is undone.
 
         With `has_spare` the batch has spare rows of zeros, with `is_filled` they are copies of its
-        rows. With `draws_others` the loss draws other random numbers than without. Parameters are
-        multiplied by `factor`.
+        rows. With `draws_others` the loss draws other random numbers than without; for that it is
+        run twice on a GPU. Parameters are multiplied by `factor`.
         """
         arguments = self._arguments
         if has_spare:

@@ -20,8 +20,8 @@ from chainer_bspmm.training.outcome import beyond_rounding, errors, in_short, LO
 
 MAX_EXAMPLES = 32
 MAX_ENTRIES = 2**18  # most entries of the dense adjacency of a batch
-# Largest relative differences, by the dtype of the run. In float64 rounding is far below, except in
-# models that cast to float32 inside.
+# Largest relative differences, by the dtype of the run. In float64 rounding errors are far smaller,
+# except in models that cast to float32 inside.
 TOLERANCE = {'float64': 1e-4, 'float32': 1e-3}
 PAGE = 'docs/migration.md, "A Chain of your own"'
 
@@ -33,7 +33,8 @@ class SwapCheck(NamedTuple):
         equal (bool or None): whether loss, gradients and reported values equal the dense model's;
             None if that is not known.
         text (str): the difference and its likely cause, or the reason why it is not known.
-        loss, dense_loss (float or None): losses of the molecules that were compared.
+        loss, dense_loss (float or None): loss of the swapped and of the dense model, for the
+            molecules that were compared.
     """
 
     equal: bool | None
@@ -134,15 +135,15 @@ def _compared(model, examples, converter, function):
             'or columns of labels were taken for columns of atoms (CSRConverter(n_node_columns=0)).'
         )
     text = (
-        'the swap changes the numbers of this model: of %d molecules the loss is %.6g, before the '
-        'swap it was %.6g; %s off by %.2g of it. %s See %s'
+        'the swap changes the numbers of this model: for %d molecules the loss is %.6g, before the '
+        'swap it was %.6g; %s off by %.2g of its value. %s See %s'
     )
     what = 'it is' if name == LOSS else name + ' is'
     return SwapCheck(False, text % (n_examples, *losses, what, error, cause, PAGE), *losses)
 
 
 def _both_ways(model, function, batch, dense_batch):
-    """Return a `_Run`, in float64 if the model can, and its outcomes swapped and dense."""
+    """Return a `_Run`, in float64 if the model can, and outcomes of swapped and dense model."""
     for dtype in TOLERANCE:
         try:
             run = _Run(model, function, dtype, batch)

@@ -1,4 +1,4 @@
-"""Names that code uses, for variables around it, attributes and modules, read from byte code."""
+"""Names of global variables, attributes and modules that code uses, read from its byte code."""
 
 import dis
 import functools
@@ -11,7 +11,7 @@ _WRITES = {'STORE_GLOBAL', 'DELETE_GLOBAL'}
 _ATTRIBUTE_READS = {'LOAD_ATTR', 'LOAD_METHOD', 'LOAD_SUPER_ATTR', 'IMPORT_FROM'}
 _ATTRIBUTE_WRITES = {'STORE_ATTR', 'DELETE_ATTR'}
 
-# Code with these names may use attributes whose names are only made while it runs.
+# Code that uses these names may use attributes by names that are only made at run time.
 _BY_TEXT = {
     *('getattr', 'setattr', 'hasattr', 'delattr', '__getattribute__'),
     *('vars', '__dict__', 'attrgetter'),
@@ -33,7 +33,7 @@ class CodeNames(NamedTuple):
     - `modules`: names of modules that it imports; relative ones begin with dots.
     - `uses_any_attribute`: whether it may use attributes that it does not name.
     - `by_text`: global variables whose attributes it may use without naming them.
-    - `unknown`: names by which it may reach variables that its code does not tell.
+    - `unknown`: names by which it may reach variables that it does not name.
     """
 
     globals: dict[str, bool]
@@ -68,7 +68,7 @@ def code_names(code: types.CodeType) -> CodeNames:
         elif each.opname in _ATTRIBUTE_WRITES:
             attributes[each.argval] = True
         elif each.opname == 'IMPORT_NAME':
-            # The level of a relative import, and the names to import, were loaded before.
+            # The two instructions before it load the level of a relative import and the names.
             modules.add('.' * instructions[i - 2].argval + each.argval)
         elif each.opname == 'MATCH_CLASS':
             matches_classes = True

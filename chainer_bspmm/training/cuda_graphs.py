@@ -46,7 +46,7 @@ class Capturer:
             self._pool = cupy.cuda.MemoryPool()
             self._event = cupy.cuda.Event(disable_timing=True)
             self._last_stream = None
-        # Graphs hold this object, so they are freed first.
+        # Graphs refer to this object, so they are freed before the pool.
         weakref.finalize(self, _give_back, self._pool, self._device)
 
     @property
@@ -79,7 +79,7 @@ class Capturer:
                 self._last_stream = outside
 
     def join(self, stream=None):
-        """Let `stream`, or the current one, wait for the last used stream's work; return it."""
+        """Let `stream` (None: the current one) wait for the stream used last; return `stream`."""
         if stream is None:
             stream = cuda.cupy.cuda.get_current_stream()
         if self._last_stream is not None and self._last_stream.ptr != stream.ptr:
@@ -91,7 +91,7 @@ class Capturer:
     def capture(self, function):
         """Record a function's launches in a graph; no kernel runs.
 
-        Returns a function and the result of `function`. The function launches the graph on the
+        Returns a launcher, and the result of `function`. The launcher launches the graph on the
         current stream, and returns that stream. Errors of `function` are raised, or CuPy's error
         for a call that cannot be captured.
         """
@@ -175,7 +175,7 @@ def _no_garbage_collection():
 
 @contextlib.contextmanager
 def _no_host_copies():
-    """Refuse copies from the host inside; they are noticed because CuPy allocates pinned memory."""
+    """Refuse copies from the host inside, noticed by the pinned memory that CuPy allocates."""
     # A replay would copy from the same memory again, which holds other data by then.
     cupy = cuda.cupy
     pool = cupy.get_default_pinned_memory_pool()

@@ -15,7 +15,7 @@ from chainer_bspmm.training.peer_memory import PeerSums
 _THREADS = 256
 _CHUNK = 1024
 _RESIDENT = 2
-# Kernel arguments may have 4 KB. The table of so many parameters takes 3848 bytes.
+# All arguments of a kernel may take 4 KB. The table of 160 parameters takes 3848 bytes.
 _N_PARAMETERS = 160
 # The kernel's Parameter: grad, offset, size, first_chunk, unused.
 _PARAMETER = numpy.dtype('u8, i4, i4, i4, i4', align=True)
@@ -225,7 +225,7 @@ def raise_if_not_finite(optimizer, wait=False):
 
 
 def _flags_of(optimizer):
-    """Return flags on the host, (n_ranks,) int32.
+    """Return flags of ranks whose loss was not finite, (n_ranks,) int32 in pinned memory.
 
     The optimizer keeps them for its life, because kernels may still write there.
     """

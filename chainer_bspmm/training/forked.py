@@ -23,7 +23,7 @@ from typing import Any
 from chainer_bspmm.dataset.workers import CAN_FORK, wait_for
 
 SECONDS = 60.0  # to wait for a result
-IDLE = 5.0  # seconds without a result and without work, after which there will be none
+IDLE = 5.0  # seconds without a result and without work, after which no result is expected
 
 
 class Failed(Exception):
@@ -35,10 +35,10 @@ class NoResult(Exception):
 
 
 def cannot_fork() -> str:
-    """Return why no copy of this process can be made (a clause), or an empty text."""
+    """Return the reason (a clause) why this process cannot be forked, or an empty text."""
     if not CAN_FORK or sys.platform != 'linux':  # memory is looked up in Linux's /proc
         return 'processes cannot be forked on %s' % sys.platform
-    # MPI registers memory with network cards, which may go on writing to the pages of before.
+    # MPI registers memory with network cards, which may keep writing to the pages from before.
     mpi: Any = sys.modules.get('mpi4py.MPI')
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         return 'a process that uses MPI must not be forked'
@@ -46,13 +46,13 @@ def cannot_fork() -> str:
 
 
 def run_forked(function: Callable[[], Any], seconds: float = SECONDS) -> Any:
-    """Return ``function()``, which runs in a copy of this process and is pickled there.
+    """Run a function in a copy of this process, and return its result, which is pickled there.
 
-    The copy has this thread alone. It has no output, shows no warnings, logs nothing, and has
-    the state of the generator of `random`, which Python would seed anew. Files that are open for
-    writing only are the null device there; other open files, sockets and pipes cannot be used.
-    Memory that is shared with other processes, such as a memory-mapped file, is a private copy.
-    No function is called at its exit, and it collects no garbage.
+    The copy has only this thread. It has no output, shows no warnings and logs nothing. The
+    generator of `random` has the same state as here, although Python seeds it anew after a fork.
+    Files that are open for writing only are the null device there; other open files, sockets and
+    pipes cannot be used. Memory that is shared with other processes, such as a memory-mapped file,
+    is a private copy. The copy collects no garbage, and calls no exit functions.
 
     Whatever `function` opens by itself, such as a file by its path, is not undone.
 
@@ -74,7 +74,7 @@ def run_forked(function: Callable[[], Any], seconds: float = SECONDS) -> Any:
         raise NoResult('no process can be started: %s' % error) from error
     answer = None
     position = random.getstate()
-    # No handler of a user's signals may run before this process can end the other one.
+    # A user's signal handler may only run once this process is able to end the copy.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = None
     with ours:
@@ -98,8 +98,8 @@ def run_forked(function: Callable[[], Any], seconds: float = SECONDS) -> Any:
 
 
 def _fork():
-    # Python warns of copies of a process with threads, which lack these. `catch_warnings` would let
-    # warnings of users that were shown once be shown again.
+    # Python warns if a process with threads is forked, because the copy lacks them. This uses no
+    # `catch_warnings`, after which a user's warnings that were shown once would be shown again.
     filters: Any = warnings.filters
     quiet = 'ignore', None, DeprecationWarning, None, 0
     filters.insert(0, quiet)
@@ -124,7 +124,7 @@ def _received(connection, pid, seconds):
             raise NoResult('a forked process waits for something, such as a thread that it lacks')
     try:
         return connection.recv_bytes()
-    except (EOFError, OSError):  # OSError: it has ended within its answer
+    except (EOFError, OSError):  # OSError: the process has ended in the middle of its answer
         return b''
 
 
@@ -169,7 +169,7 @@ def _answer(connection, function, position, seconds):
 
 
 def _reset_signals(seconds):
-    """Let signals end this process, as those of Ctrl-C and, if it is left alone, of a timer."""
+    """Let signals end this process: Ctrl-C's, and a timer's if nothing else does."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
@@ -180,8 +180,9 @@ def _reset_signals(seconds):
 
 
 def _leave_files(kept):
-    """Let open files except `kept` fail, or be the null device if they are for writing only.
+    """Replace open files except `kept`, so that this process does not change them.
 
+    Files that are open for writing only become the null device; any use of the others is an error.
     Their numbers stay in use, so that no object that has one writes to a file that is opened later.
     """
     import fcntl  # Windows has none
@@ -200,7 +201,7 @@ def _leave_files(kept):
 
 
 def _leave_shared_memory():
-    """Put private copies in the place of memory that other processes see."""
+    """Replace memory that other processes see by private copies."""
     shared = list(_shared_memory())
     if not shared:
         return
@@ -233,7 +234,8 @@ _MAP_FIXED = 0x10
 def _shared_memory():
     """Yield (start, size, offset, inode, path) of writable memory that is shared.
 
-    The path is that of a file, if there is one. Mapped registers of devices are left out.
+    The path leads to the mapped file; it is empty without one. Mapped registers of devices are left
+    out.
     """
     with open('/proc/self/maps') as file:
         lines = file.read().splitlines()
@@ -250,7 +252,7 @@ def _shared_memory():
 
 
 def _opened(path, inode):
-    """Return the descriptor of a file, or None if it is not there any more."""
+    """Return the descriptor of a file, or None if it has been removed or replaced."""
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:

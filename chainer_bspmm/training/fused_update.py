@@ -20,9 +20,11 @@ from chainer.optimizers import adam, momentum_sgd, rmsprop, sgd
 from chainer_bspmm.cuda import kernels, plans
 from chainer_bspmm.cuda.launch import run
 
-_MAX_BLOCKS = 1024  # about as many as an H200 runs at once; the next launch adds a number of each
+# About as many as an H200 runs at once. After a launch that sums squares, the next one adds up a
+# number of each block.
+_MAX_BLOCKS = 1024
 _THREADS = 256
-# Kernel arguments may have 4 KB. The table of 70 parameters takes 3928 bytes.
+# All arguments of a kernel may take 4 KB. The table of 70 parameters takes 3928 bytes.
 _N_PARAMETERS = 70
 # The kernel's Parameter: data, grad, three states, size, first_chunk, first_number.
 _PARAMETER = numpy.dtype('u8, u8, 3u8, i8, i4, i4', align=True)
@@ -37,9 +39,9 @@ def _chunk(dtype):
     return 16 * _THREADS // dtype.itemsize
 
 
-# The method of an optimizer.
+# An optimizer's method, as the kernel computes it.
 # rule_type: type of its update rules. variant: hyperparameters -> RULE of the kernel.
-# states: their names, in the kernel's order.
+# states: names of the states of a rule, in the kernel's order.
 # n_numbers, numbers: count of the kernel's numbers, and (hyperparameters, step) -> the numbers.
 Method = collections.namedtuple('Method', 'rule_type variant states n_numbers numbers')
 
@@ -77,8 +79,8 @@ METHODS = {
     ),
 }
 
-# Type of a hook -> its number in the kernel, and hook -> two numbers. The number is None for
-# clipping by the norm, which needs another launch.
+# Type of a hook -> (its number in the kernel, function of a hook that returns its two values). The
+# number is None for clipping by the norm, which needs another launch.
 HOOKS = {
     optimizer_hooks.WeightDecay: (0, lambda hook: (hook.rate, 0)),
     optimizer_hooks.Lasso: (1, lambda hook: (hook.rate, 0)),
@@ -89,7 +91,7 @@ _MAX_HOOKS = 16  # each takes two bits of a 32-bit word
 
 
 def why_unsupported(optimizer):
-    """Return a clause (str or None) that says why `FusedUpdate` does not support an optimizer."""
+    """Return the reason (a clause, or None) why `FusedUpdate` does not support an optimizer."""
     return next(_reasons(optimizer), None)
 
 
@@ -136,7 +138,7 @@ def _reasons_of(param, method):
     if param.device.xp is chainer.backend.chainerx:
         yield 'is an array of ChainerX'
     for name in _replaced(param, chainer.Parameter):
-        yield 'has a method %s of its own' % name
+        yield 'has its own method %s' % name
     if param.layout is not None:
         yield 'has a layout, which is not supported'
     try:
@@ -155,7 +157,7 @@ def _reasons_of(param, method):
     if type(rule) is not method.rule_type:
         yield 'is updated by %s, expected %s' % (_name(rule), method.rule_type.__name__)
     for name in _replaced(rule, type(rule)):
-        yield 'is updated by a rule with a method %s of its own' % name
+        yield 'is updated by a rule with its own method %s' % name
     for hooks in (rule._hookable._pre_update_hooks, rule._hookable._post_update_hooks):
         for name in hooks:
             yield "has hook '%s' on its update rule" % name
@@ -171,7 +173,7 @@ def _reasons_of(param, method):
 
 
 def _replaced(thing, kind):
-    """Yield names of a class's methods that an object has instead of the class's."""
+    """Yield the names of methods of the class `kind` that an object replaces by its own."""
     for name in vars(thing):
         if callable(getattr(kind, name, None)):
             yield name
@@ -209,18 +211,18 @@ class FusedUpdate:
         self.variants()
 
     def prepare(self):
-        """Make missing states, scratch memory and kernels, once a forward pass made parameters."""
+        """Make missing states, scratch memory and kernels, after parameters have been made."""
         self.variants()
         groups = self._groups()
         if not groups:
             return
         for param, rule in zip(self._params, self._rules):
             if param.array is not None and _is_updated(rule):
-                # This also moves states to the device that a snapshot has left on the host.
+                # This also moves states to the device if a snapshot has left them on the host.
                 rule._init_states(param)
         with chainer.using_device(self._device(groups)):
             if self._partials is None:  # made only once, because captured graphs write there
-                # A bound of the launches that write sums, for float32 and float64 parameters.
+                # At most so many launches write sums, for float32 and float64 parameters together.
                 n_launches = 2 + len(self._params) // _N_PARAMETERS
                 self._partials = [
                     cuda.cupy.empty(_MAX_BLOCKS * n_launches, numpy.float64)
@@ -237,8 +239,8 @@ class FusedUpdate:
 
     def variants(self):
         """Return the kernel's variant for each parameter (tuple of str, None for no update)."""
-        # A captured graph is valid as long as this is equal, and all parameters, gradients and
-        # states are the same arrays. :meth:`advance` uses the attributes that are set here.
+        # A captured graph is valid as long as the result is equal, and all parameters, gradients
+        # and states are the same arrays. :meth:`advance` uses the attributes that are set here.
         common = self.optimizer.hyperparam
         variant_of = self._method.variant
         of_common = variant_of(common)
@@ -326,8 +328,8 @@ class FusedUpdate:
     def _launch(self, variant, positions, numbers, hooks, before, after=None):
         """Launch a slice of the hooks, then the update; return the number of blocks.
 
-        All parameters have one dtype. `before` are the sums of the launches before, or None. Each
-        block writes its sum to `after`, unless that is None.
+        All parameters have one dtype. `before`: the sums that earlier launches have written, or
+        None. Each block writes its sum to `after`, unless that is None.
         """
         kinds = self._kinds[hooks]
         word = sum(kind << 2 * i for i, kind in enumerate(kinds))
@@ -356,7 +358,7 @@ class FusedUpdate:
         return n_blocks
 
     def _table(self, positions, variant):
-        """Return the kernel's Table, a (1,) array that CuPy passes by value; number of chunks."""
+        """Return the kernel's Table, a (1,) array that CuPy passes by value, and its chunks."""
         rows = []
         n_chunks = 0
         for position in positions:
@@ -381,7 +383,7 @@ class FusedUpdate:
 
 
 def own_gradients(params):
-    """Copy gradients that share memory, as V's and W's in ``V + W``, or are not C-contiguous."""
+    """Copy gradients that share memory, such as both in ``V + W``, or are not C-contiguous."""
     end = 0
     for param in sorted(params, key=lambda param: param.grad.data.ptr):
         is_shared = param.grad.data.ptr < end
@@ -395,7 +397,7 @@ def _is_updated(rule):
 
 
 def _hyperparam_of(rule, common):
-    """Return the hyperparameters of a rule: `common` if it inherits all; None for no update."""
+    """Return the hyperparameters of a rule: `common` if it inherits all, None for no update."""
     # `common` is returned because inherited hyperparameters are slow to read.
     if not _is_updated(rule):
         return None

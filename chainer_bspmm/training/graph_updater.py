@@ -140,7 +140,8 @@ class GraphUpdater(StandardUpdater):
         driver = self._driver
         if not is_known:
             driver.watched = None
-        # Only a Trainer tells when the training ends, so only with one dense examples may be kept.
+        # The sparse form of dense examples may only be kept with a Trainer, because nothing else
+        # tells when the training ends.
         examples = driver.examples.next(
             iterator, self.converter, between is not None, driver.watched is not None
         )
@@ -154,8 +155,8 @@ class GraphUpdater(StandardUpdater):
     def _check_rows(self, program, batch):
         """Check the first step, which a program has run; train eagerly if spare rows change it."""
         driver = self._driver
-        # With several ranks there is no check, because a single rank must not sum with others.
-        # What the step has called is known only after it, so the next one is checked instead.
+        # With several ranks there is no check, because a single rank cannot add up with others. If
+        # the step's calls are being noted, they are known only after it: the next step is checked.
         if (
             not chainer.config.bspmm_check_swap
             or hasattr(driver.given, 'communicator')
@@ -180,12 +181,12 @@ class GraphUpdater(StandardUpdater):
         loss_func = self.loss_func or target
         if driver.together is not None and driver.do_all_capture is None:
             args, kwargs = self._arguments(examples)
-            # Makes all parameters, and gives all ranks one state.
+            # This makes all parameters, and gives all ranks the same state.
             driver.together.start(loss_func, *args, **kwargs)
         if driver.needs_notes(loss_func):
             with noting(target):
                 self._step(examples, loss_func)
-            driver.forget()  # the next session watches what was noted, too
+            driver.forget()  # so that the next session also watches the noted functions
         else:
             self._step(examples, loss_func)
 

@@ -12,8 +12,8 @@ from chainer_bspmm.dataset.selection import Selection
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.multi_node.epochs import PartIterator
 
-# Most sparse forms of dense data sets that are made. If a script changes its data set more often,
-# its batches are converted one by one.
+# Largest number of sparse forms that are made of dense data sets. If a script changes its data set
+# more often, its batches are converted one by one.
 MOST_FORMS = 4
 
 
@@ -22,14 +22,14 @@ class Examples:
 
     That is possible for a `CSRConverter`, and Chainer's SerialIterator or a `PartIterator`, on a
     `SparseDataset`, on a dense data set that has a `SparseForm`, or on a SubDataset of one. The
-    iterator's state, order and random numbers are the same as without it.
+    iterator's state, order and random numbers are the same as in Chainer's loop.
     """
 
     def __init__(self):
         self._parts = None, None, None, None  # iterator, its data set, converter, may_keep
         self._form = None  # `SparseForm` of a dense data set, or None
         self._was_left = True  # whether other code has run since the form was compared last
-        self._is_numbered = False
+        self._is_numbered = False  # whether indices can be read instead of examples
         self._n_forms = 0  # number of forms that were made
 
     def __reduce__(self):
@@ -85,7 +85,7 @@ class Examples:
             last.close()
 
     def _selected(self, dataset, index, is_known):
-        """Return the `Selection` of examples, or None if that is empty or an index is wrong."""
+        """Return the `Selection` of examples, or None if the examples must be read themselves."""
         if not index.size or index.dtype.kind not in 'iu':
             return None
         index = sparse_form.position_in_base(dataset, index)

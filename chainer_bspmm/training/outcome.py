@@ -1,4 +1,4 @@
-"""`outcome` of a loss in test mode: its value, what it reports, its gradients; and `errors`."""
+"""`outcome` of a loss in test mode: its value, reported values and gradients; and `errors`."""
 
 import contextlib
 import warnings
@@ -9,9 +9,12 @@ import chainer
 from chainer import link_hooks
 from chainer.backends import cuda
 
-# Relative errors between two runs that round products differently, by the dtype of the parameters:
-FLOOR = {'float16': 1e-2, 'float32': 1e-2, 'float64': 1e-6}  # errors are relative to this at least
-SMALL = 1e-3  # errors of gradients are relative to this share of the largest gradient at least
+# Two runs round products differently, so differences of small values mean little. The relative
+# error of a value is the norm of the difference, divided by the norm of the value, but by at least
+# FLOOR (by the dtype of the parameters), and for a gradient by at least SMALL times the norm of the
+# largest gradient.
+FLOOR = {'float16': 1e-2, 'float32': 1e-2, 'float64': 1e-6}
+SMALL = 1e-3
 FACTORS = 8, 24, 56  # parameters are changed by these multiples of their dtype's rounding
 MARGIN = 10  # an error is more than rounding if it is so many times larger than rounding's effect
 
@@ -58,8 +61,8 @@ def gradient_of(path):
 def errors(actual, expected, dtype):
     """Return name -> relative error of an outcome, in the order of `expected`.
 
-    Values that are not finite in both, and values of another shape, are left out. If a value is
-    finite in only one of them, its error is infinite.
+    Values that are finite in neither, and values of another shape, are left out. If a value is
+    finite in only one of the two, its error is infinite.
     """
     gradients = {name for name in expected if name.startswith(gradient_of('/'))}
     norms = {name: _norm(value) for name, value in expected.items()}

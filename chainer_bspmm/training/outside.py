@@ -1,6 +1,7 @@
 """`reaches_outside`: whether code visibly writes files, starts processes or talks to others.
 
-A copy of this process keeps everything from it that is in memory or open, but not that.
+A forked copy of this process changes neither the memory nor the open files of this one, but such
+code has effects beyond the copy.
 """
 
 import dis
@@ -19,14 +20,15 @@ _OPENING = {
     *('system', 'popen', 'Popen', 'check_call', 'check_output', 'posix_spawn'),
     *('Process', 'Pool', 'ProcessPoolExecutor'),
 }
-# The same of the module os; names that lists, strings and others have, too.
+# Such names in the module os. Methods of lists, strings and others have some of them, too, so only
+# functions of os count.
 _OF_OS = {
     *('remove', 'removedirs', 'rename', 'renames', 'replace', 'truncate', 'symlink', 'link'),
     *('kill', 'killpg', 'fork', 'forkpty', 'chmod', 'chown', 'utime', 'mkfifo', 'startfile'),
     *('execv', 'execve', 'execvp', 'spawnl', 'spawnv', 'spawnvp'),
 }
 _OS = {'os', 'posix', 'nt'}
-# Modules all of whose functions and classes do so.
+# Modules of which every function and class may do so.
 _MODULES = {
     *('subprocess', 'socket', 'sqlite3', 'shelve', 'dbm', 'shutil', 'tempfile'),
     *('requests', 'urllib', 'http', 'smtplib', 'ftplib'),

@@ -83,8 +83,8 @@ class PeerMemory:
 def connected(comm, size, dtype, chunks, vectors, prepare):
     """Return a `PeerMemory` that all ranks have mapped, or None if that is not possible.
 
-    For the same sizes it is the same object. ``prepare(memory)`` compiles and loads kernels before
-    any rank has to wait for this one.
+    Later calls with the same sizes return the same object. ``prepare(memory)`` compiles and loads
+    kernels before any rank has to wait for this one.
     """
     if not 1 < comm.size <= MOST or comm.intra_size != comm.size:
         return None
@@ -130,7 +130,7 @@ def addresses_by_value(*arrays):
 
 
 def words_of(dtype):
-    """Return the number of 8-byte words of an element; a word has 32 bits of it, and the turn."""
+    """Return the number of 8-byte words of an element: each has 32 of its bits, and the turn."""
     return -(-dtype.itemsize // 4)
 
 
@@ -143,7 +143,7 @@ def _starts(n_ranks, size, dtype, vectors):
 class PeerSums:
     """Sums over all ranks in a step, such as the statistics of batch normalisation.
 
-    They are numbered in the order of the calls, which must be the same on all ranks. Before the
+    The sums are numbered in the order of the calls, which must be the same on all ranks. Before the
     ranks share memory, `peers`, a step adds up nothing, but notes the `vectors`, each (n, dtype),
     that it would add up.
     """
@@ -156,19 +156,22 @@ class PeerSums:
         self._next = 0
 
     def begin(self, alone):
-        """Begin a step; `alone`: a trial or the last step again, with the data that others sent."""
+        """Begin a step; `alone`: a trial, or the last step again with the data that others sent."""
         self._alone = alone
         self._next = 0
 
     @contextlib.contextmanager
     def repeated(self):
-        """Context after which its sums are computed once more, by the same numbers."""
+        """Context whose sums are computed once more after it, under the same numbers."""
         first = self._next
         yield
         self._next = first
 
     def sum(self, array):
-        """Return the sum of an array over the ranks; RuntimeError if the first step had another."""
+        """Return the sum of an array over the ranks.
+
+        RuntimeError: in the first step this sum had another size or dtype, or did not exist.
+        """
         vector = array.size, array.dtype
         number = self._next
         self._next += 1

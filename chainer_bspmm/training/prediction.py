@@ -78,7 +78,7 @@ class Prediction(Work):
 
 
 def _difference(values, expected, model):
-    """Return the difference (str or None) of two predictions; NaN and infinities may be equal."""
+    """Return the difference (str or None) of two predictions, in which NaN equals NaN."""
     values, expected = cuda.to_cpu(values), cuda.to_cpu(expected)
     kinds = ['%s of shape %s' % (array.dtype, array.shape) for array in (values, expected)]
     if kinds[0] != kinds[1]:
@@ -119,7 +119,7 @@ class PredictionDriver(Driver):
         return self.values(arrays if isinstance(arrays, tuple) else (arrays,), len(examples))
 
     def values(self, arrays, n_graphs=None):
-        """Return name -> value for the arrays of a batch; without n_graphs, `adj` tells it."""
+        """Return name -> value for the arrays of a batch; if n_graphs is None, `adj` has it."""
         raise NotImplementedError
 
     def values_of(self, examples):

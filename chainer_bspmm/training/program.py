@@ -19,11 +19,11 @@ from chainer_bspmm.compat.user_code import is_user_code
 
 # If a kernel adds with atomics, two runs differ by rounding, and are compared with this tolerance.
 NONDETERMINISTIC = 1e-3
-# If its kernels do not declare it, such as chainer.functions.get_item's, a step is run eagerly so
-# many times to find out.
+# Some kernels add with atomics and give no warning, such as chainer.functions.get_item's. To detect
+# them, a step that differs is run eagerly so many times.
 REPEATS = 8
-# Parameters are changed by these multiples of their rounding. That makes no difference, except for
-# results that themselves are only rounding errors.
+# Parameters are changed by these multiples of their rounding errors. Only results that are nothing
+# but rounding errors themselves differ after that.
 FEW_ROUNDINGS = 8, 24, 56
 
 
@@ -100,16 +100,16 @@ class Program:
 
     def compile_kernels(self, batch):
         """Compile the kernels of a staged batch, several at a time, and make its parameters."""
-        # It is not done if a user's code would run, which may keep arrays, such as constants; no
-        # kernel runs here that would write to them.
+        # No kernel runs here, so arrays hold no values. A user's code may keep such arrays, for
+        # example as constants, so nothing is compiled in advance if there is any.
         session = self._session
         if session.guards.has_user_code:
             return
 
         def compute():
             self.work.load_kernels()
-            # It is computed in the buffers, because an ordinary matrix would cache matrices that
-            # are derived from it, and no kernel runs that would write to them.
+            # The batch in the buffers is used, because an ordinary matrix would cache matrices that
+            # are derived from it, here without values.
             self._compute(None, 'captured', alone=True)
 
         # An error is ignored, because the run will raise it again.
@@ -154,7 +154,7 @@ class Program:
             differs = work.difference(again, first)
             if differs:
                 raise CannotCapture(
-                    'run twice, one batch differs in %s: something in Python changes that is not '
+                    'two runs of one batch differ in %s: something in Python changes that is not '
                     'watched, such as a counter, or the model draws random numbers in another way '
                     'than chainer.functions.dropout' % differs
                 )
@@ -164,8 +164,8 @@ class Program:
             differs = differs or (moments and moments[2].change_of_values(moments[0]))
             if differs:
                 raise CannotCapture(
-                    'with rows at the end of a batch that belong to no molecule, it differs in '
-                    '%s: a link or the loss treats every row as an atom' % differs
+                    'spare rows at the end of a batch, which belong to no molecule, change %s: '
+                    'a link or the loss treats every row as an atom' % differs
                 )
         if moments:
             session.guards.ignore(*moments[1].outputs(moments[0]))
@@ -186,7 +186,7 @@ class Program:
         return summary
 
     def _is_rounding(self, arrays, before, first):
-        """Return whether rounding errors in parameters make such a difference: sums may cancel."""
+        """Return whether rounding of the parameters alone makes trials differ: sums may cancel."""
         if not self.work.changes_parameters:
             return False
         for n_roundings in FEW_ROUNDINGS:
@@ -219,7 +219,8 @@ class Program:
             # memory.
             self._effects = before.changes()
             drawn = before.changed_generator()
-            # Two trials with a generator that is seeded are alike, but here it has been moved.
+            # Two trials of a step that seeds a generator are alike, but here the generator was
+            # moved before.
             if drawn is not None:
                 text = 'the %s changes %s at every run'
                 raise CannotCapture(text % (self.work.name, drawn))
@@ -247,7 +248,7 @@ class Program:
         except MemoryError:
             raise
         except Exception as error:  # an object of a user may raise anything when it is read
-            text = 'what the %s may change cannot be saved: %s: %s'
+            text = 'the state that the %s may change cannot be saved: %s: %s'
             words = self.work.name, type(error).__name__, error
             raise CannotCapture(text % words) from error
 
@@ -349,7 +350,8 @@ class Program:
 
     def _state(self, before, results):
         """Return `Copies` of the arrays, gradients and results after a run."""
-        if self.work.has_others:  # only what this rank sends is comparable, not the common update
+        # With other ranks, only the data that this rank sends can be compared, not the update.
+        if self.work.has_others:
             return snapshot.Copies(self.work.outcome(results))
         return snapshot.Copies({**before.arrays_now(), **self.work.outcome(results)})
 
@@ -385,7 +387,7 @@ class Program:
         return results
 
     def _compute(self, arrays, mode, alone=False):
-        """Return the results for a batch; without `arrays` for the one in the buffers.
+        """Return the results for `arrays`, or for the batch in the buffers if they are None.
 
         `alone`: without other ranks.
         """

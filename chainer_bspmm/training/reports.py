@@ -34,7 +34,7 @@ class Reports:
         self._load()  # compiles the kernel now, because a capture should not
 
     def among(self, values):
-        """Select from a dict the single numbers on the device; all other arrays must be copied."""
+        """Select the single numbers on the device from a dict; the caller copies other arrays."""
         kind = self._device.xp.ndarray
         return {
             name: value

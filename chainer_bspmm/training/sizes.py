@@ -17,7 +17,7 @@ DEVIATIONS = 1, 4  # standard deviations above the mean batch, for the two sizes
 
 
 def bound(values, n_graphs, deviations):
-    """Return a multiple of ``STEP`` that is at least most sums of n_graphs of the values, (M,)."""
+    """Return a multiple of ``STEP`` that bounds most sums of n_graphs of the values, (M,)."""
     # If no molecule is repeated, the n_graphs largest values are a bound, too.
     return round_up(
         min(
@@ -36,10 +36,10 @@ class Capacities:
     """Choose a capacity for each batch of n_graphs molecules.
 
     `sizes` and `entries`, (M,), are the numbers of rows and entries of all molecules of the data
-    set, if known; `largest` has the bounds of a molecule. Sums over n_graphs random molecules have
-    nearly a normal distribution. So there are two sizes: one holds five batches in six, the other
-    all but one in 30,000. Without a data set's sizes, or if a batch exceeds both, a size is derived
-    from the batch.
+    set, if known; `largest` has the bounds that hold for every molecule. Sums over n_graphs random
+    molecules have nearly a normal distribution. So there are two sizes: one holds five batches in
+    six, the other all but one in 30,000. Without a data set's sizes, or if a batch exceeds both, a
+    size is derived from the batch.
     """
 
     def __init__(self, n_graphs, sizes=None, entries=None, largest=None):

@@ -14,7 +14,7 @@ _EXACT = numpy.ndarray, numpy.memmap, cuda.ndarray
 
 
 class ParameterMissing(Exception):
-    """An extra run would have made a parameter, which only a step of the user may do."""
+    """An extra run would have made a parameter, which only a user's own step may do."""
 
 
 class Snapshot:
@@ -67,12 +67,12 @@ class Snapshot:
         self._copies.put_back(self.arrays)
 
     def arrays_now(self):
-        """Return the same arrays, or those that have taken their places since, by name."""
+        """Return the current arrays by the same names; for one that is gone, the saved array."""
         now = arrays_of(self._target, self._reach.anew(), self._has_parameters)
         return {name: now.get(name, array) for name, array in self.arrays.items()}
 
     def changes(self):
-        """Return the assignments since, in the form of :meth:`Reach.changes`, also of gradients."""
+        """Return the assignments since then, also of gradients, in the form of `Reach.changes`."""
         new = [
             (param._set_grad_without_check, param._grad)
             for param, before in self._gradients
@@ -87,7 +87,7 @@ class Snapshot:
         self._moved = [(state, state.save()) for state, _ in self._python.generators]
 
     def changed_generator(self):
-        """Return words (str or None) for a generator that was used since they were moved."""
+        """Return words (str or None) for a generator used since :meth:`move_generators`."""
         for state, position in self._moved:
             if state.save() != position:
                 return state.text
@@ -268,7 +268,7 @@ def _has_same_bits(actual, expected):
         return numpy.array_equal(actual, expected)
     with actual.device:
         differ = cuda.cupy.zeros(1, bool)
-        # It is no reduction, because CuPy's would take four seconds to compile.
+        # This is not a reduction, because CuPy takes four seconds to compile one.
         kernel = cuda.elementwise(
             'T actual, T expected',
             'raw bool differ',

@@ -66,7 +66,7 @@ class Staging:
         self._is_filled = False
 
     def fill(self):
-        """Return name -> host array of the next slot; write all arrays, then copy."""
+        """Return name -> host array of the next slot; write all of them before :meth:`copy`."""
         if self._is_filled:
             self._look()
         group, slot = divmod(self._next, N_SLOTS)
@@ -157,8 +157,8 @@ class Inputs:
             with chainer.using_device(device):
                 self._buffers = batch_form.new_buffers(device.xp.zeros, self._form, capacity)
             if batch.is_fixed:
-                # Every batch is the same, so it is copied once. To gather a large graph by one warp
-                # would take longer than its step.
+                # Every batch is the same, so it is copied once. Gathering a large graph at every
+                # step, by one warp, would take longer than the step itself.
                 with self._capturer.ordered():
                     batch.fill(self._buffers)
                 self._gather = None
@@ -183,7 +183,7 @@ class Inputs:
             self._staging.send(self._capturer.join())
 
     def fetch(self):
-        """Launch the copy for a capture, if it is one that a graph can do."""
+        """Launch the copy during a capture, if it is done by a kernel, which a graph can repeat."""
         if self._staging.is_kernel:
             self._staging.copy()
 

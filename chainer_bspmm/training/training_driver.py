@@ -127,8 +127,8 @@ class TrainingDriver(Driver):
             update = self.session.update
             update.prepare()
             if not self.do_all_capture:
-                # A test before all ranks agree: a capture that failed later would leave the other
-                # ranks waiting.
+                # This tests the capture before all ranks agree: if it failed later, it would leave
+                # the other ranks waiting.
                 program.capture_alone()
             elif update.gradients.peers is not self.peers:
                 raise CannotCapture('parameters have other sizes or dtypes than in the first step')
@@ -141,7 +141,7 @@ class TrainingDriver(Driver):
             raise ParameterMissing
 
     def agree(self, reason):
-        """Return the reason (str or None) not to capture, in the first step one for all ranks."""
+        """Return the reason (str or None) not to capture; all ranks agree in the first step."""
         if self.do_all_capture is None:
             comm = self.together.communicator
             reasons = comm.mpi_comm.allgather(reason)
@@ -154,7 +154,7 @@ class TrainingDriver(Driver):
             have_others = comm.mpi_comm.allgather(bool(update.gradients.sums.vectors))
             if any(have_others) and self.peers is None:
                 self.do_all_capture = False
-                return self.give_up('ranks without common memory have statistics of all of them')
+                return self.give_up('the step has statistics over ranks that share no memory')
         elif self.do_all_capture:
             if reason is not None:
                 self.give_up(reason)

@@ -18,7 +18,7 @@ from chainer_bspmm.training.session import Session
 from chainer_bspmm.training.work import as_arrays, spare_tolerance, Work
 
 
-# Differences of losses and reported numbers are relative to this at least: smaller values may be
+# Differences of losses and reported numbers are divided by at least this: smaller values may be
 # differences of large terms.
 FLOOR = 1e-2
 
@@ -124,8 +124,8 @@ class TrainingStep(Work):
 
     def _backward(self, loss, mode):
         if mode == 'trial' and self._defers_sums is None:
-            # Tested in a separate backward pass, because deferred gradients are uninitialised, and
-            # would be wrong if something reads them.
+            # Deferral is tested in a separate backward pass, because deferred gradients are
+            # uninitialised: results would be wrong if something reads them.
             with self._update.repeated():
                 sums, is_safe = self._backward_deferring(loss, shows_reads=True)
                 self._defers_sums = is_safe and not sums.are_read_by(self._own_gradients())
@@ -201,7 +201,7 @@ class SeedGradient:
         return gradient is self._ones.get(gradient.dtype)
 
     def detach(self, params):
-        """Copy gradients of parameters that share memory with it, because hooks write to them."""
+        """Copy gradients of parameters that share this memory, because hooks write to them."""
         for param in params:
             grad = param.grad
             one = None if grad is None else self._ones.get(grad.dtype)

@@ -9,7 +9,8 @@ import chainer
 
 from chainer_bspmm.cuda import gemm
 
-# Relative differences that spare rows may make, because products of other shapes round differently.
+# Relative differences that spare rows may make, because products of another shape may round in
+# another way.
 SPARE_TOLERANCE = {'float16': 3e-2, 'float32': 1e-3, 'float64': 1e-6}
 
 
@@ -22,7 +23,7 @@ class Work:
 
     name: str  # word for it in messages
     n_numbers: int | None = None  # count of the optimizer's numbers that are sent with every batch
-    copies_results = False  # if not, the next replay overwrites the results
+    copies_results = False  # whether results are copied; if not, the next replay overwrites them
     changes_parameters = True
     is_split: Any = False
     has_others = False

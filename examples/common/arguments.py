@@ -79,7 +79,7 @@ def add_model_arguments(parser, methods, conv_layers, unit_num, epoch, train_dat
         '-s',
         type=number(int, 0, 2**32 - 1),
         default=777,
-        help='decides the split, the start, the order of the batches',
+        help='decides the split, the initial parameters and the order of the batches',
     )
     data.add_argument(
         '--train-data-ratio',
@@ -140,7 +140,7 @@ def add_training_arguments(parser):
         help='graph: each training step is one launch of a CUDA graph; standard: by Python; auto: '
         'graph on a GPU, standard on a CPU and with --dense',
     )
-    add_communicator_argument(run, 'share the molecules out to')
+    add_communicator_argument(run, 'distribute the molecules to')
     run.add_argument(
         '--resume',
         action='store_true',

@@ -91,7 +91,7 @@ def opened(path):
 
 
 def in_utf_8(line):
-    """Return a line that was decoded with surrogateescape; raise UnicodeDecodeError for others."""
+    """Return a line decoded with surrogateescape if it is UTF-8, else raise UnicodeDecodeError."""
     return line.encode('utf-8', 'surrogateescape').decode('utf-8')
 
 
@@ -107,7 +107,8 @@ def read_table(path):
     records = {}
     number = 0
     try:
-        # The decoder reads far ahead, so rows are decoded once more: an error is of the next row.
+        # The decoder reads far ahead. So each row is decoded once more, and an error belongs to the
+        # row after the last one that was read.
         with io.TextIOWrapper(opened(path), 'utf-8-sig', 'surrogateescape', newline='') as file:
             for number, cells in enumerate(csv.reader(map(in_utf_8, file), strict=True), 1):
                 is_blank = not cells or ','.join(cells).isspace()
@@ -238,8 +239,8 @@ def descriptor_of(path):
 def is_special(path):
     """Return whether a path is written to as it is, and never removed or replaced.
 
-    It leads to no regular file, such as a pipe or device, or to a file that this process has open,
-    such as its standard output.
+    Such a path leads to a pipe, a device or anything else but a regular file, or to a file that
+    this process has open, such as its standard output.
     """
     is_regular = os.path.isfile(path) or not os.path.exists(path)
     return descriptor_of(path) is not None or not is_regular
@@ -247,9 +248,9 @@ def is_special(path):
 
 @contextlib.contextmanager
 def replacing(path):
-    """Give a path for a new file, which takes the place of `path` once all of it is written.
+    """Context with a path for a new file, which replaces the file at `path` once it is complete.
 
-    A link is replaced, not followed, unless it leads to what `is_special`.
+    A link is replaced, not followed, unless it `is_special`.
     """
     folder, name = os.path.split(path)
     with writing(path):
@@ -264,7 +265,8 @@ def replacing(path):
 def create(path):
     """Open a file to write bytes.
 
-    A file that this process has open already is continued: opened by its path, it would be cut.
+    A file that this process already has open is continued, because opening it by its path would
+    truncate it.
     """
     number = descriptor_of(path)
     return open(path, 'wb') if number is None else open(number, 'wb', closefd=False)
@@ -307,7 +309,7 @@ def write_table(path, table, number=None):
 def output_of(path, force):
     """Return the path of an output file, which is ``'-'`` for any path of standard output.
 
-    Refuses a file that exists, unless `force`, and a path without a folder for it.
+    Refuses a file that exists, unless `force`, and a path whose folder does not exist.
     """
     if path == '-' or descriptor_of(path) == 1:
         return '-'
@@ -355,7 +357,7 @@ def report_duplicates(rows):
 
 def spread(n, num_data):
     """Return `num_data` indices spread evenly over range(n); -1 means all of them."""
-    # Data are often sorted by size: the first molecules would be the smallest only.
+    # Data are often sorted by size: the first molecules would only be the smallest ones.
     num_data = n if num_data < 0 else min(num_data, n)
     return numpy.arange(num_data) * n // num_data
 
@@ -393,8 +395,8 @@ def labelled(dataset, labels):
 def preprocess(rows, method, dense=False):
     """Parse rows into (data set of the usable ones, without labels; rows with reasons).
 
-    The data set is sparse, or with `dense` upstream's dense one, of the same molecules. If there
-    are none, it is sparse and empty.
+    The data set is sparse, or with `dense` upstream's dense one, of the same molecules. If none is
+    usable, it is sparse and empty.
     """
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # unusable molecules are listed
@@ -404,7 +406,7 @@ def preprocess(rows, method, dense=False):
     reasons = {failure.position: failure.reason for failure in found.failures}
     molecules = found.dataset.molecules
     owners = numpy.repeat(found.kept, molecules.sizes)
-    # For a molecule without atoms it is NaN.
+    # The largest atomic number of each molecule, NaN for a molecule without atoms.
     largest = pandas.Series(molecules.atoms).groupby(owners).max().reindex(kept)
     for position, number in largest[~(largest < MAX_ATOMIC_NUM)].items():
         text = 'atomic number %.0f, the models support those below %d' % (number, MAX_ATOMIC_NUM)

@@ -61,7 +61,7 @@ def check(out, force, resume=False):
 
 
 def remove_run(out):
-    """Remove the files that a run has written; refuse a folder with the name of one before that."""
+    """Remove the files that a run has written, unless a folder has the name of such a file."""
     names = [name for name in os.listdir(out) if name in RUN_FILES or SNAPSHOT.fullmatch(name)]
     paths = [os.path.join(out, name) for name in sorted(names)]
     for path in paths:
@@ -137,7 +137,7 @@ def load_settings(folder, script):
 
 
 def load_run(folder, source):
-    """Load what the settings of a run of the module `source` decide.
+    """Load the settings of a run of the module `source`, and make the objects that they decide.
 
     Returns (settings, task, model without its parameters, converter).
     """
@@ -166,7 +166,7 @@ def remove_snapshots(out, last, n_kept):
 
 
 def load_snapshot(out, trainer, ranks):
-    """Load the last snapshot that all ranks have: a kill may have come before some took theirs."""
+    """Load the last snapshot that all ranks have; a kill may have left some without the newest."""
     step = max(ranks.common(steps(out, ranks.rank)), default=0)
     load_npz(os.path.join(out, SNAPSHOT_FILE % (step, ranks.rank)), trainer)
 

@@ -57,8 +57,8 @@ def predict(source):
     molecules = parser.add_mutually_exclusive_group()
     molecules.add_argument(
         '--data',
-        help='as of the training, or a CSV file with its column of SMILES, - for standard input; '
-        'errors are reported for the targets that it contains; without it: the test part',
+        help='as for the training, or a CSV file with its column of SMILES, - for standard input; '
+        'errors are reported for the targets that the file contains; default: the test part',
     )
     molecules.add_argument('--smiles', nargs='+', help='molecules; writes a file only with --out')
     args = parser.parse_args()

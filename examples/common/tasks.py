@@ -152,8 +152,8 @@ class Regression(Task):
     def report(self, labels, predictions, train_labels=None):
         """Return lines and {'MAE', 'RMSE', 'R2': {target: ...}} of molecules whose truth is known.
 
-        With training labels there is also 'MAE of the mean alone', of always predicting their mean.
-        R2 is NaN for a target whose labels are all the same in float32.
+        With training labels there is also 'MAE of the mean alone', the error of always predicting
+        their mean. R2 is NaN for a target whose labels are all the same in float32.
         """
         truth = pandas.DataFrame(labels, columns=self.names).dropna(axis=1, how='all')
         errors = pandas.DataFrame(predictions, columns=self.names)[truth.columns] - truth

@@ -46,12 +46,12 @@ class RandomState(training.Extension):
 
 
 def ends_with_best(log, key, sign):
-    """Return whether the last entry has the best value; until there is a number NaN counts, too.
+    """Return whether the last entry has the best value; NaN counts as long as there is no number.
 
     `sign` is -1 if less is better.
     """
-    # This is no MinValueTrigger: captured steps would look at the model again after every step in
-    # which a trigger that is not an interval may be due.
+    # This is not a MinValueTrigger, because captured steps look at the model again after every step
+    # at which a trigger other than an interval may be due.
     *before, last = [sign * entry[key] for entry in log]
     best = max((value for value in before if not math.isnan(value)), default=-math.inf)
     return last > best or best == -math.inf
@@ -251,7 +251,7 @@ def train(source, args, title):
     # The model.
     numpy.random.seed(args.seed)
     if not is_cpu:
-        device.xp.random.seed(args.seed)  # layers without an input size start on the device
+        device.xp.random.seed(args.seed)  # layers without an input size draw weights on the device
     model = task.build(settings, args.dense, labels[0])
     model.to_device(device)
     if not ranks.is_first:

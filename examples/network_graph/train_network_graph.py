@@ -76,7 +76,7 @@ def run(argv=None):
     start = time.perf_counter()
     numpy.random.seed(args.seed)
     if device.xp is not numpy:
-        device.xp.random.seed(args.seed)  # layers without an input size start on the device
+        device.xp.random.seed(args.seed)  # layers without an input size draw weights on the device
     graph_convolution = METHODS[args.method](
         out_dim=None,  # it belongs to the readout, which nodes do not need
         node_embedding=True,

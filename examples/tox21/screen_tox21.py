@@ -127,7 +127,7 @@ def run():
         parser, 'train_tox21.py', out='CSV file to write; -: standard output', batchsize=1024
     )
     parser.set_defaults(out='-')
-    arguments.add_communicator_argument(parser, 'share the lines out to')
+    arguments.add_communicator_argument(parser, 'distribute the lines to')
     args = parser.parse_args()
     ranks = ranks_of(args.communicator)
     if ranks.is_first:

@@ -80,7 +80,7 @@ def test_a_new_result_is_its_head(head, tmp_path):
 
 def test_a_result_with_the_same_head_is_completed(head, stored, tmp_path, capsys):
     assert harness.resumed('name', head, tmp_path) == stored
-    assert capsys.readouterr().out == '%s goes on\n' % (tmp_path / 'name.json')
+    assert capsys.readouterr().out == '%s continues\n' % (tmp_path / 'name.json')
 
 
 @pytest.mark.parametrize('name, value', [('commit', 'abd'), ('numpy', '0'), ('torch', '2')])

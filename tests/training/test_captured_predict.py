@@ -271,7 +271,7 @@ def next_unseen():
 EAGER = {
     'of all rows': (
         mean_of_rows,
-        'with rows at the end of a batch that belong to no molecule, it differs in values: '
+        'spare rows at the end of a batch, which belong to no molecule, change values: '
         r'values \(relative difference \d.\de-0\d\): a link or the loss treats every row as an '
         'atom',
         False,
@@ -289,7 +289,7 @@ EAGER = {
     ),
     'random by a generator that cannot be looked at': (
         lambda *given: three_columns(*given) * next_unseen(),
-        r'run twice, one batch differs in values: values \(relative difference .+\): something in '
+        r'two runs of one batch differ in values: values \(relative difference .+\): something in '
         'Python changes that is not watched, such as a counter, or the model draws random numbers '
         'in another way than chainer.functions.dropout',
         False,
@@ -623,7 +623,7 @@ def test_wrong_predictions(predict, error, message):
 
 @pytest.mark.gpu
 def test_another_device():
-    with pytest.raises(ValueError, match='device: expected that of the model, @numpy, got @cupy:0'):
+    with pytest.raises(ValueError, match="device: expected the model's, @numpy, got @cupy:0"):
         captured_predict(model_of(HOST), molecules(4), 0)
 
 

@@ -43,8 +43,9 @@ COUNTED = (
     'a mean over axis 0: use len(t) or adj.n_graphs.'
 )
 REDUCED = (
-    'It depends on the contents of the rows: a sum, a mean or a maximum over axis 0 is one over '
-    'all rows: use a readout of Chainer Chemistry or chainer_bspmm.functions.segment_sum.'
+    'It depends on the contents of the rows: a sum, a mean or a maximum over axis 0 covers the '
+    'rows of all molecules: use a readout of Chainer Chemistry or '
+    'chainer_bspmm.functions.segment_sum.'
 )
 
 
@@ -179,7 +180,7 @@ def test_losses_that_take_rows_for_molecules(name, converter):
     loss, cause = WRONG[name]
     is_right, text = check(Own(loss), converter=converter)
     n_rows = N_ROWS + (12 if converter.layout == 'folded' else 0)
-    begin = 'the loss of Own takes rows of a sparse batch for molecules: of 12 molecules in '
+    begin = 'the loss of Own takes rows of a sparse batch for molecules: for 12 molecules in '
     assert is_right is False and text.startswith(begin + '%d rows the ' % n_rows)
     assert text.endswith(' %s %s' % (cause, PAGE))
 
@@ -187,8 +188,8 @@ def test_losses_that_take_rows_for_molecules(name, converter):
 def test_the_whole_text():
     is_right, text = check(Own(lambda self, y, x, adj, t: F.sum(0 * y) + 420.0 / len(x)))
     assert text == (
-        'the loss of Own takes rows of a sparse batch for molecules: of 12 molecules in %d rows '
-        'the loss is %.6g, with %d rows more, which belong to no molecule, it is %.6g. %s %s'
+        'the loss of Own takes rows of a sparse batch for molecules: for 12 molecules in %d rows '
+        'the loss is %.6g; with %d more rows, which belong to no molecule, it is %.6g. %s %s'
         % (N_ROWS + 12, 420 / (N_ROWS + 12), N_ROWS + 12, 210 / (N_ROWS + 12), COUNTED, PAGE)
     )
 
@@ -713,7 +714,7 @@ def captured(model, device):
 
 def test_a_captured_training_that_is_wrong(device, graphs):
     _, (reason, text) = captured(Own(WRONG['len(atoms)'][0]), device)
-    assert reason.startswith('GraphUpdater trains eagerly: with rows at the end of a batch ')
+    assert reason.startswith('GraphUpdater trains eagerly: spare rows at the end of a batch, ')
     begin = 'the loss of Own takes rows of a sparse batch for molecules: '
     assert text.startswith(begin) and text.endswith(PAGE)
 

@@ -167,11 +167,11 @@ def with_hooks(n):
             lambda optimizer: setattr(optimizer, 'call_hooks', print),
             'the method call_hooks of the optimizer was replaced',
         ),
-        (put('update', print), "parameter '/p002' has a method update of its own"),
-        (put('__class__', OfUser), "parameter '/p002' has a method update of its own"),
+        (put('update', print), "parameter '/p002' has its own method update"),
+        (put('__class__', OfUser), "parameter '/p002' has its own method update"),
         (
             lambda optimizer: setattr(optimizer.target.p002.update_rule, 'update_core', print),
-            "parameter '/p002' is updated by a rule with a method update_core of its own",
+            "parameter '/p002' is updated by a rule with its own method update_core",
         ),
     ],
 )

@@ -189,8 +189,8 @@ def test_memory_goes_when_steps_turn_eager(device, graphs):
         graphs.clear()
     updater.converter = of_variables
     message = (
-        '^GraphUpdater trains eagerly: converter: expected arrays on the host where device is '
-        'None, got Variable$'
+        '^GraphUpdater trains eagerly: converter: expected arrays on the host for device=None, got '
+        'Variable$'
     )
     with pytest.warns(UserWarning, match=message):
         run(updater, 1)

@@ -180,7 +180,8 @@ def test_an_object_whose_state_cannot_be_read(device, graphs):
     with eager_causes() as causes:
         run(updater, 3)
     assert causes == [
-        'GraphUpdater trains eagerly: what the step may change cannot be saved: LookupError: mine'
+        'GraphUpdater trains eagerly: the state that the step may change cannot be saved: '
+        'LookupError: mine'
     ]
 
 
@@ -249,9 +250,9 @@ def test_a_number_of_rows_is_that_of_the_batch(device, graphs):
                 found[-1].append(model.predictor.n_rows)
     assert found[1] == found[0]
     assert causes == [
-        'GraphUpdater trains eagerly: with rows at the end of a batch that belong to no molecule, '
-        'it differs in the attribute n_rows of predictor: a link or the loss treats every row as '
-        'an atom'
+        'GraphUpdater trains eagerly: spare rows at the end of a batch, which belong to no '
+        'molecule, change the attribute n_rows of predictor: a link or the loss treats every row '
+        'as an atom'
     ]
 
 

@@ -580,7 +580,7 @@ def changes(what):
 
 
 TWICE = (
-    r'run twice, one batch differs in main/%s: something in Python changes that is not watched, '
+    r'two runs of one batch differ in main/%s: something in Python changes that is not watched, '
     'such as a counter, or the model draws random numbers in another way than '
     'chainer.functions.dropout'
 )
@@ -590,8 +590,8 @@ DEBUG = functools.partial(chainer.using_config, 'debug', True)
 COLUMN = {'converter': with_a_number, 'loss_func': times_the_number}
 EAGER = {
     'a mean over all rows': Script(
-        r'with rows at the end of a batch that belong to no molecule, it differs in main/%s: a '
-        'link or the loss treats every row as an atom' % OF_LOSS,
+        r'spare rows at the end of a batch, which belong to no molecule, change main/%s: a link '
+        'or the loss treats every row as an atom' % OF_LOSS,
         mean_of_rows,
     ),
     'random numbers': Script(
@@ -657,7 +657,7 @@ EAGER = {
         reports_numbers,
     ),
     'variables': Script(
-        'converter: expected arrays on the host where device is None, got Variable',
+        'converter: expected arrays on the host for device=None, got Variable',
         options={'converter': of_variables},
     ),
     'a label of all': Script(
