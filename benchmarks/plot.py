@@ -420,7 +420,10 @@ def scaling(result):
     for panel, n_batch in zip(axes.flat, batches):
         for i, ((method, of), (color, marker)) in enumerate(zip(summary.items(), styles)):
             shares = {int(n): share for n, share in of['weak'][n_batch].items()}
-            modelled = {1: 1.0, **{n: of['modelled'] for n, of in shares.items()}}
+            modelled = {
+                1: 1.0,
+                **{n: of['modelled'] for n, of in shares.items() if 'modelled' in of},
+            }
             panel.plot(*zip(*sorted(modelled.items())), '--', color=color, linewidth=1)
             for n, share in shares.items():
                 if 'measured' in share:

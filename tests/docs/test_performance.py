@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip('rdkit')
 
-from benchmarks import harness, tables  # NOQA: E402
+from benchmarks import answers, harness, tables  # NOQA: E402
+from benchmarks.training import bench_two_lines  # NOQA: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -76,3 +77,45 @@ def test_quality_in_the_text(page, n_better, n_worse):
         arm = arms['packed' if unit else 'folded to the largest']
         for cell, value in ((ours, arm['mean']), (upstream, arms['dense']['mean'])):
             assert agrees(cell, value), (cell, value)
+
+
+def stored(name, on_cpu=False):
+    return json.loads(harness.stored(name, on_cpu).read_text())
+
+
+EAGER = answers.eager_over_upstream
+SPARSE = bench_two_lines.SPARSE
+# Sentence with two numbers -> function that returns the values whose ends they are.
+README_RANGES = {
+    'GIN is {} to {} times as fast as a step of the same network in JAX in FP32': (
+        lambda: answers.steps(stored('jax'), answers.over_jax_in_fp32)
+    ),
+    "and {} to {} times in JAX's default, TF32": (
+        lambda: answers.steps(stored('jax'), answers.over_jax_in_tf32)
+    ),
+    "an epoch on Tox21 is {} to {} times as fast as upstream's": (
+        lambda: answers.epochs(stored('two_lines', True), 'Tox21')
+    ),
+    "an eager step of 32 molecules is {} to {} times as fast as upstream's": (
+        lambda: answers.steps(stored('captured'), EAGER, ['32'])
+    ),
+    '`predict` of dense examples on a GPU is {} to {} times as fast': (
+        lambda: answers.predictions(stored('two_lines'))
+    ),
+    'or {} to {} times with a sparse data set': (
+        lambda: answers.predictions(stored('two_lines'), SPARSE)
+    ),
+    'so an epoch on its sample is {} to {} times as fast': (
+        lambda: answers.epochs(stored('two_lines', True), answers.SMALL_SAMPLE)
+    ),
+}
+
+
+@pytest.mark.parametrize('sentence', README_RANGES)
+def test_ranges_in_readme(sentence):
+    text = ' '.join((ROOT / 'README.md').read_text().split())
+    values = README_RANGES[sentence]()
+    pattern = re.escape(sentence).replace(r'\{\}', r'([\d.]+)')
+    (numbers,) = re.findall(pattern, text)
+    for found, value in zip(numbers, (min(values), max(values))):
+        assert agrees(found, value), (found, value)
