@@ -18,7 +18,8 @@ from matplotlib import pyplot, ticker  # NOQA: E402
 from benchmarks.harness import NAMES, ROOT, stored, TITLES  # NOQA: E402
 from benchmarks.products.figures import FIGURES, LOOP, TABLES, title  # NOQA: E402
 from benchmarks import bench_command  # NOQA: E402
-from benchmarks.training import bench_two_lines  # NOQA: E402
+from benchmarks.tables import WIDTHS  # NOQA: E402
+from benchmarks.training import bench_two_lines, bench_widths  # NOQA: E402
 from benchmarks.training import step_contenders as steps  # NOQA: E402
 
 FOLDER = ROOT / 'docs'
@@ -55,6 +56,11 @@ JAX = {
 }
 COMMAND = {bench_command.UPSTREAM: ORANGE, bench_command.EAGER: SKY, bench_command.CAPTURED: BLUE}
 TWO_LINES = {bench_two_lines.UPSTREAM: ORANGE, bench_two_lines.TWO_LINES: BLUE}
+BY_WIDTH = {
+    bench_widths.UPSTREAM_S['FP32']: ORANGE,
+    bench_widths.OURS['FP32']: BLUE,
+    bench_widths.OURS['TF32']: SKY,
+}
 # Names in the legends, where they are not the contenders' own.
 SPOKEN = {
     steps.UPSTREAM: 'Chainer Chemistry, dense',
@@ -63,6 +69,7 @@ SPOKEN = {
     steps.GEOMETRIC_CAPTURED: 'PyTorch Geometric, captured',
     steps.ON_DEVICE: 'chainer_bspmm, captured',
     steps.PACKED: 'chainer_bspmm, captured',
+    bench_widths.OURS['TF32']: 'chainer_bspmm, captured, in TF32',
     bench_two_lines.UPSTREAM: 'Chainer Chemistry, dense',
     bench_two_lines.TWO_LINES: 'after the two lines',
     bench_command.CAPTURED: 'chainer_bspmm, captured',
@@ -378,6 +385,30 @@ def two_lines(result):
         % TWO_LINES_BATCH
     )
     save(figure, result, 'two_lines', caption)
+
+
+def widths(result):
+    """Draw widths.png from a result of bench_widths: a step of 128 molecules, for two widths."""
+    figure, axes = panels(1, len(WIDTHS), 2.9, sharex=True, sharey=True)
+    methods = dict.fromkeys(method for units in WIDTHS for method in result['data'][units])
+    for units, panel in zip(WIDTHS, axes.flat):
+        groups = {}
+        for method in methods:
+            batches = result['data'][units].get(method, {'batches': {}})['batches']
+            times = batches.get('128', {'milliseconds': {}})['milliseconds']
+            groups[TITLES[method]] = {name: found['wall'] for name, found in times.items()}
+        ours, upstream = bench_widths.OURS['FP32'], bench_widths.UPSTREAM_S['FP32']
+        points(panel, groups, BY_WIDTH, ours, [upstream], apart=0.12)
+        log_axis(panel)
+        panel.set_title('%s units' % units, fontsize=10)
+        panel.set_xlabel('ms a training step', fontsize=9)
+    legend(figure, axes.flat)
+    caption = (
+        INTERVALS + '. Steps of 128 molecules of Tox21, with batch, forward, backward and Adam; '
+        "chainer_bspmm: packed, from a DeviceDataset. In bold: the dense model's time over that "
+        'in FP32'
+    )
+    save(figure, result, 'widths', caption)
 
 
 def roofline(result):

@@ -14,7 +14,7 @@ from benchmarks.harness import NAMES, number, RESULTS, ROOT, stored, TITLES
 from benchmarks.training import bench_chemprop, bench_two_lines, bench_widths
 from benchmarks.training.step_contenders import CAPTURED, DRIVERS, EAGER, EAGER_PACKED, GEOMETRIC
 from benchmarks.training.step_contenders import GEOMETRIC_CAPTURED, JAX, ON_DEVICE, PACKED
-from benchmarks.training.step_contenders import PRECISIONS, ratio, UPSTREAM
+from benchmarks.training.step_contenders import over_jax, PRECISIONS, ratio, UPSTREAM
 
 PAGES = [
     ROOT / 'README.md',
@@ -29,6 +29,7 @@ SHORT = {
     'NCI compounds shipped with RDKit': 'NCI',
     "QM9's sample in this repository": "QM9's sample",
 }
+WIDTHS = '64', '256'  # units of the layers in the table and the picture of steps by width
 # Data set of bench_quality -> its name in the table, and the digits of its metric.
 SETS = {
     'tox21': ('Tox21, mean ROC-AUC', 3),
@@ -275,6 +276,32 @@ def quality(result):
     return table(['', *heads.values()], rows)
 
 
+def widths(result):
+    """Captured steps beside upstream's, of layers of some widths, with batches of 128."""
+    rows = {}
+    for units in WIDTHS:
+        for method, of in result['data'].get(units, {}).items():
+            for precision in PRECISIONS:
+                cell = of['batches'].get('128', {'milliseconds': {}})
+                names = bench_widths.UPSTREAM_S[precision], bench_widths.OURS[precision]
+                row = rows.setdefault('%s units, %s' % (units, precision), {})
+                row[method] = _faster(*_walls(cell, names))
+    return _by_model('batch 128: times faster (ms a step)', rows)
+
+
+def widths_jax(result):
+    """Captured steps beside JAX's, of layers of all widths, as in `jax`."""
+    rows = {}
+    for units, methods in sorted(result['data'].items(), key=lambda item: int(item[0])):
+        for method, of in methods.items():
+            for n_batch, cell in sorted(of['batches'].items(), key=lambda item: int(item[0])):
+                over = [over_jax(cell, p, bench_widths.OURS[p]) for p in PRECISIONS]
+                if None not in over:
+                    title = '%s units, batch %s' % (units, f'{int(n_batch):,}')
+                    rows.setdefault(title, {})[method] = '%.2f, %.2f' % tuple(over)
+    return _by_model("JAX's time over ours: FP32, TF32", rows)
+
+
 def tf32_errors(result):
     """Errors of loss and gradients of a step against float64, ours and upstream's."""
     heads = {
@@ -327,8 +354,9 @@ def two_lines_predict(result):
     for data, method, n_batch, cell in _of_two_lines(result):
         if n_batch == bench_two_lines.PREDICT:
             for name, title in names.items():
-                times = cell['seconds'][bench_two_lines.UPSTREAM], cell['seconds'][name]
-                rows.setdefault('%s, %s' % (data, title), {})[method] = _faster(*times)
+                row = rows.setdefault('%s, %s' % (data, title), {})
+                seconds = cell['seconds']
+                row[method] = _faster(seconds[bench_two_lines.UPSTREAM], seconds[name])
     return _by_model('times faster (s)', rows)
 
 

@@ -57,6 +57,14 @@ def test_steps_that_are_partly_missing(folder):
     assert_drawn('jax', methods, folder)
 
 
+def test_steps_of_some_widths(folder):
+    times = {name: {'wall': summary(0.1)} for name in plot.BY_WIDTH}
+    methods = {'gin': {'batches': {'128': {'milliseconds': times}}}, 'nfp': {'batches': {}}}
+    data = dict.fromkeys(plot.WIDTHS, methods)
+    plot.widths({'conditions': CONDITIONS, 'data': data})
+    assert (folder / 'widths.png').stat().st_size > 1000
+
+
 def test_commands_that_are_partly_missing(folder):
     runs = {'runs': [{'seconds': 10.0}, {'seconds': 12.0}], 'is_extrapolated': True}
     methods = {
