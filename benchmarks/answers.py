@@ -2,9 +2,9 @@
 
 from benchmarks import bench_command
 from benchmarks.harness import NAMES, number
-from benchmarks.training import bench_chemprop, bench_two_lines
+from benchmarks.training import bench_chemprop, bench_two_lines, bench_widths
 from benchmarks.training.step_contenders import DRIVERS, EAGER, EAGER_PACKED, JAX, ON_DEVICE
-from benchmarks.training.step_contenders import over_jax, ratio, UPSTREAM
+from benchmarks.training.step_contenders import over_jax, PRECISIONS, ratio, UPSTREAM
 
 SMALL_SAMPLE = "QM9's sample"
 
@@ -121,8 +121,42 @@ def _over_chemprop(chemprop):
     return between([of[names[0]]['seconds'] / of[names[1]]['seconds'] for of in medians])
 
 
+def wide_layers(widths):
+    """Return the answer about wide layers from a result of bench_widths."""
+    over_upstream = {precision: [] for precision in PRECISIONS}
+    beside_jax = {precision: [] for precision in PRECISIONS}
+    for units, methods in widths['data'].items():
+        for of in methods.values():
+            for n_batch, cell in of['batches'].items():
+                for precision in PRECISIONS:
+                    ours = bench_widths.OURS[precision]
+                    beside_jax[precision].append(over_jax(cell, precision, ours))
+                    if (units, n_batch) == ('256', '128'):
+                        upstream = bench_widths.UPSTREAM_S[precision]
+                        over_upstream[precision].append(ratio(cell, ours, upstream))
+    texts = {
+        name: [between([value for value in of[p] if value is not None]) for p in PRECISIONS]
+        for name, of in (('upstream', over_upstream), ('jax', beside_jax))
+    }
+    units = between([int(units) for units in widths['data']], str)
+    return (
+        "At 256 units a step of 128 molecules is %s times as fast as upstream's in FP32 and %s in "
+        'TF32. Beside JAX, at %s units, %s times in FP32 and %s in TF32: [wide '
+        'layers](#wide-layers)' % (*texts['upstream'], units, *texts['jax'])
+    )
+
+
 def answers(
-    two_lines, two_lines_cpu, captured, command, scaling, jax, jax_cpu, chemprop_gpu, chemprop_cpu
+    two_lines,
+    two_lines_cpu,
+    captured,
+    command,
+    scaling,
+    jax,
+    jax_cpu,
+    chemprop_gpu,
+    chemprop_cpu,
+    widths=None,
 ):
     """Return question -> answer, with a link to its section; arguments are stored results."""
     ours, dense = (_milliseconds(captured, name) for name in (ON_DEVICE, UPSTREAM))
@@ -140,7 +174,7 @@ def answers(
         'large on a CPU': between(steps(jax_cpu, over_jax_on_cpu, ['1024'])),
         'small on a CPU': between(steps(jax_cpu, over_jax_on_cpu, ['32', '128'])),
     }
-    return {
+    found = {
         'How much faster is an epoch?': (
             "{epochs} times as fast as before in upstream's `run_train` on a GPU, validation "
             'included: [the two lines](#the-two-lines)'
@@ -186,3 +220,6 @@ def answers(
             'as well or better: [how well they learn](learning.md)'
         ),
     }
+    if widths is not None:
+        found['With wide layers?'] = wide_layers(widths)
+    return found
