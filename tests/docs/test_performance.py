@@ -88,8 +88,7 @@ def over_upstream(cell):
 
 
 def geometric_over_captured(cell):
-    names = step_contenders.CAPTURED, step_contenders.GEOMETRIC_CAPTURED
-    return step_contenders.ratio(cell, *names)
+    return step_contenders.ratio(cell, step_contenders.CAPTURED, step_contenders.GEOMETRIC_CAPTURED)
 
 
 def folded_over_jax(precision):
