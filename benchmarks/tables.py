@@ -1,12 +1,14 @@
-"""Write the tables of docs/performance.md and docs/products.md from the stored results.
+"""Write the tables of the pages from the stored results.
 
 ``python -m benchmarks.tables`` replaces the text between ``<!-- table: NAME -->`` and
 ``<!-- end -->``. A table whose results are not stored is left as it is, and its name is printed.
 """
 
+import functools
 import json
 import re
 
+from benchmarks import answers as of_answers
 from benchmarks import bench_command
 from benchmarks.harness import NAMES, number, RESULTS, ROOT, stored, TITLES
 from benchmarks.training import bench_chemprop, bench_two_lines, bench_widths
@@ -14,13 +16,20 @@ from benchmarks.training.step_contenders import CAPTURED, DRIVERS, EAGER, EAGER_
 from benchmarks.training.step_contenders import GEOMETRIC_CAPTURED, JAX, ON_DEVICE, PACKED
 from benchmarks.training.step_contenders import over_jax, PRECISIONS, ratio, UPSTREAM
 
-PAGES = [ROOT / 'docs' / name for name in ('performance.md', 'products.md')]
+PAGES = [
+    ROOT / 'README.md',
+    *(
+        ROOT / 'docs' / (name + '.md')
+        for name in ('performance', 'products', 'learning', 'several_gpus')
+    ),
+]
 BLOCK = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- end -->)', re.DOTALL)
 
 SHORT = {
     'NCI compounds shipped with RDKit': 'NCI',
     "QM9's sample in this repository": "QM9's sample",
 }
+WIDTHS = '64', '256'  # units of the layers in the table and the picture of steps by width
 # Data set of bench_quality -> its name in the table, and the digits of its metric.
 SETS = {
     'tox21': ('Tox21, mean ROC-AUC', 3),
@@ -47,6 +56,27 @@ def form(text, value):
     return None if value is None else text % value
 
 
+def _faster(before, after):
+    """Return how many times faster, and the two times, as text; None if one is missing."""
+    if before is None or after is None:
+        return None
+    return '%s (%s → %s)' % tuple(map(number, (before / after, before, after)))
+
+
+def _by_model(first, rows):
+    """Return a table with a column for each model; `rows`: title -> method -> cell."""
+    methods = dict.fromkeys(method for row in rows.values() for method in row)
+    lines = [[title, *(row.get(method) for method in methods)] for title, row in rows.items()]
+    return table([first, *(TITLES[method] for method in methods)], lines)
+
+
+def answers(*results):
+    """Questions of a reader, with their answers."""
+    return table(
+        ['question', 'answer'], [list(row) for row in of_answers.answers(*results).items()]
+    )
+
+
 def _steps(result):
     """Yield (data set, method, cells by batch) of a result of bench_steps."""
     for data, of_data in result['data'].items():
@@ -54,11 +84,19 @@ def _steps(result):
             yield data, method, of['batches']
 
 
-def _cells(result):
-    """Yield (title, cell) for each method, data set and batch of a result of bench_steps."""
+def _beside_jax(result, ours, digits, ratios):
+    """Return a table of our milliseconds in each cell, with ratios of JAX's time to ours.
+
+    `ratios`: name -> function of a cell, which returns the ratio or None.
+    """
+    rows = {}
     for data, method, batches in _steps(result):
         for n_batch, cell in sorted(batches.items(), key=lambda item: int(item[0])):
-            yield '%s, %s, %s' % (NAMES[data], TITLES[method], f'{int(n_batch):,}'), cell
+            (wall,) = _walls(cell, [ours])
+            found = [form('%.2f', over(cell)) or '-' for over in ratios.values()]
+            row = rows.setdefault('%s, batch %s' % (NAMES[data], f'{int(n_batch):,}'), {})
+            row[method] = '%s (%s)' % (', '.join(found), form('%%.%df' % digits, wall) or '-')
+    return _by_model("JAX's time over ours: %s (our ms)" % ', '.join(ratios), rows)
 
 
 def _walls(cell, names, digits=None):
@@ -97,61 +135,38 @@ def captured(result):
 
 
 def jax(result):
-    """Captured steps beside JAX's; ratios are the time of JAX's faster driver over ours, packed."""
-    heads = {PACKED: 'ours, packed', ON_DEVICE: 'folded', CAPTURED: 'from `SparseDataset`'}
-    heads.update((JAX[key], 'JAX %s, %s' % key) for key in JAX)
-    rows = [
-        [
-            title,
-            *_walls(cell, heads, 3),
-            *(form('%.2f', over_jax(cell, precision)) for precision in ('FP32', 'TF32')),
-            _busy(cell, PACKED),
-        ]
-        for title, cell in _cells(result)
-    ]
-    head = ['ms a step', *heads.values(), 'FP32: JAX over ours', 'TF32', 'GPU busy']
-    return table(head, rows)
+    """Captured steps beside JAX's; ratios are of the faster of jit and scan, to ours, packed."""
+    ratios = {'FP32': of_answers.over_jax_in_fp32, 'TF32': of_answers.over_jax_in_tf32}
+    return _beside_jax(result, PACKED, 3, ratios)
 
 
 def jax_cpu(result):
     """Eager steps beside JAX's, on a CPU; ratios are JAX's time over ours, packed."""
-    heads = {EAGER_PACKED: 'ours, packed', EAGER: 'folded'}
-    heads.update((JAX[driver, 'FP32'], 'JAX ' + driver) for driver in DRIVERS)
-    rows = [
-        [
-            title,
-            *_walls(cell, heads, 1),
-            *(form('%.2f', ratio(cell, EAGER_PACKED, JAX[driver, 'FP32'])) for driver in DRIVERS),
-        ]
-        for title, cell in _cells(result)
-    ]
-    head = ['ms a step', *heads.values(), *('%s over ours' % driver for driver in DRIVERS)]
-    return table(head, rows)
+    ratios = {
+        driver: functools.partial(ratio, name=EAGER_PACKED, over=JAX[driver, 'FP32'])
+        for driver in DRIVERS
+    }
+    return _beside_jax(result, EAGER_PACKED, 1, ratios)
+
+
+VARIANTS = {'': 'plain', '_gwm': 'GWM', '_wle': 'WLE', '_cwle': 'CWLE', '_gwle': 'GWLE'}
 
 
 def methods(result):
     """Captured steps of every method beside upstream's, at the largest batch that has both."""
-    rows = []
+    rows = {}
     for _, method, batches in _steps(result):
-        row = ['`%s`' % method] + [None] * 6
+        base, _, variant = method.partition('_')
+        row = rows.setdefault(base, dict.fromkeys(VARIANTS))
         for n_batch, cell in batches.items():
             name = ON_DEVICE if ON_DEVICE in cell['milliseconds'] else CAPTURED
-            times = ratio(cell, name, UPSTREAM)
-            if times is not None:
-                row[1:] = [
-                    n_batch,
-                    '`DeviceDataset`' if name == ON_DEVICE else 'dense examples',
-                    *_walls(cell, [UPSTREAM, name]),
-                    '%.3g' % times,
-                    _busy(cell, name),
-                ]
+            text = _faster(*_walls(cell, [UPSTREAM, name]))
+            if text is not None:
+                at = '' if n_batch == '128' else ', batch ' + n_batch
+                row['_' * bool(variant) + variant] = text + at
                 break
-        rows.append(row)
-    return table(
-        ['method', 'batch', 'data', 'upstream dense, ms', 'ours captured, ms', 'faster']
-        + ['GPU busy'],
-        rows,
-    )
+    head = ['batch 128: times faster (ms)', *VARIANTS.values()]
+    return table(head, [[TITLES[base], *row.values()] for base, row in rows.items()])
 
 
 def command(result):
@@ -168,6 +183,25 @@ def command(result):
             rows.append(row)
     head = [*bench_command.OPTIONS, 'faster']
     return table(['seconds', *head, 'empty caches: ' + head[0], *head[1:]], rows)
+
+
+def command_short(result):
+    """Rows for README: a data set and method in each column, warm and empty caches."""
+    cells = {
+        '%s: %s' % (NAMES[data], TITLES[method]): of
+        for data, of_data in result['data'].items()
+        for method, of in of_data['methods'].items()
+    }
+    names = {
+        bench_command.UPSTREAM: "Chainer Chemistry's dense model",
+        bench_command.CAPTURED: 'with chainer_bspmm',
+    }
+    rows = []
+    for kind, when in ((bench_command.WARM, ''), (bench_command.COLD, 'the first time: ')):
+        for name, title in names.items():
+            seconds = [_seconds(of.get(name, {}), kind) for of in cells.values()]
+            rows.append([when + title, *seconds])
+    return table(['seconds to the saved model, 20 epochs', *cells], rows)
 
 
 def _seconds(of, kind):
@@ -242,6 +276,32 @@ def quality(result):
     return table(['', *heads.values()], rows)
 
 
+def widths(result):
+    """Captured steps beside upstream's, of layers of some widths, with batches of 128."""
+    rows = {}
+    for units in WIDTHS:
+        for method, of in result['data'].get(units, {}).items():
+            for precision in PRECISIONS:
+                cell = of['batches'].get('128', {'milliseconds': {}})
+                names = bench_widths.UPSTREAM_S[precision], bench_widths.OURS[precision]
+                row = rows.setdefault('%s units, %s' % (units, precision), {})
+                row[method] = _faster(*_walls(cell, names))
+    return _by_model('batch 128: times faster (ms a step)', rows)
+
+
+def widths_jax(result):
+    """Captured steps beside JAX's, of layers of all widths, as in `jax`."""
+    rows = {}
+    for units, methods in sorted(result['data'].items(), key=lambda item: int(item[0])):
+        for method, of in methods.items():
+            for n_batch, cell in sorted(of['batches'].items(), key=lambda item: int(item[0])):
+                over = [over_jax(cell, p, bench_widths.OURS[p]) for p in PRECISIONS]
+                if None not in over:
+                    title = '%s units, batch %s' % (units, f'{int(n_batch):,}')
+                    rows.setdefault(title, {})[method] = '%.2f, %.2f' % tuple(over)
+    return _by_model("JAX's time over ours: FP32, TF32", rows)
+
+
 def tf32_errors(result):
     """Errors of loss and gradients of a step against float64, ours and upstream's."""
     heads = {
@@ -276,49 +336,67 @@ def tf32_trainings(result):
 
 
 def two_lines(result):
-    """Epochs with validation of upstream's scripts, with the two lines and with more lines."""
-    rows = []
-    has_more = False
-    names = bench_two_lines.UPSTREAM, bench_two_lines.TWO_LINES, bench_two_lines.MORE_LINES
+    """Epochs with validation of upstream's scripts, before and after the two lines."""
+    rows = {}
     for data, method, n_batch, cell in _of_two_lines(result):
         if n_batch != bench_two_lines.PREDICT:
-            epochs = cell['seconds an epoch']
-            times = [1e3 * epochs[name]['median'] for name in names if name in epochs]
-            has_more = len(times) == 3
-            where = '%s, %s, batch %s' % (data, TITLES[method], n_batch)
-            rows.append([where, *times, '%.1f' % (times[0] / times[1])])
-    head = ['ms an epoch', 'upstream', 'two lines']
-    more = ['GraphUpdater and DeviceDataset'] * has_more
-    return table([*head, *more, 'two lines faster than upstream'], rows)
+            seconds = cell['seconds an epoch']
+            names = bench_two_lines.UPSTREAM, bench_two_lines.TWO_LINES
+            times = [1e3 * seconds[name]['median'] for name in names]
+            rows.setdefault('%s, batch %s' % (data, n_batch), {})[method] = _faster(*times)
+    return _by_model('times faster (ms an epoch)', rows)
 
 
 def two_lines_predict(result):
     """`predict` of upstream's models, on dense examples and on a SparseDataset."""
-    rows = []
-    names = bench_two_lines.UPSTREAM, bench_two_lines.TWO_LINES, bench_two_lines.SPARSE
+    rows = {}
+    names = {bench_two_lines.TWO_LINES: 'dense examples', bench_two_lines.SPARSE: 'SparseDataset'}
     for data, method, n_batch, cell in _of_two_lines(result):
         if n_batch == bench_two_lines.PREDICT:
-            upstream, *times = [cell['seconds'][name] for name in names]
-            where = '%s, %s, %s molecules' % (data, TITLES[method], f'{cell["molecules"]:,}')
-            times = ['%s (%.1f)' % (number(time), upstream / time) for time in times]
-            rows.append([where, upstream, *times])
-    head = ['s (times faster)', 'upstream', 'two lines, dense examples', 'two lines, SparseDataset']
+            for name, title in names.items():
+                row = rows.setdefault('%s, %s' % (data, title), {})
+                seconds = cell['seconds']
+                row[method] = _faster(seconds[bench_two_lines.UPSTREAM], seconds[name])
+    return _by_model('times faster (s)', rows)
+
+
+def scaling(result):
+    """Steps of one GPU, and the efficiency and the speed-up of several."""
+    rows = []
+    several = sorted((int(n) for n in result['ranks'] if n != '1'))
+    head = ['model', 'gradients', 'exchange of two']
+    alone = result['ranks']['1']['methods']
+    for method, of in result['summary'].items():
+        cells = alone[method]
+        n_bytes = next(iter(cells.values()))['bytes of gradients']
+        exchange = result['ranks']['2']['methods'][method]['128']['exchange alone, us']
+        row = [TITLES[method], '%.0f KB' % (n_bytes / 1e3), '%.1f us' % exchange]
+        for n_batch, shares in of['weak'].items():
+            row.append('%s us' % f'{1e3 * cells[n_batch]["wall"]["median"]:,.0f}')
+            row += ['%.2f' % shares[str(n)]['measured'] for n in several]
+        row += ['%.2f' % of['strong'][str(n)] for n in several]
+        rows.append(row)
+    for n_batch in next(iter(result['summary'].values()))['weak']:
+        head.append('batch %s: one GPU' % f'{int(n_batch):,}')
+        head += ['%d GPUs' % n for n in several]
+    head += ['1,024 shared by %d' % n for n in several]
     return table(head, rows)
 
 
-def chemprop(result):
+def chemprop(on_cpu, on_gpu):
     """Seconds and test metrics of chemprop's command and ours, median and range."""
     rows = []
-    for data, of in result['data'].items():
-        unit, digits = {'qm9': (', bohr³', 2), 'tox21': ('', 3)}[data]
-        row = ['%s, %s%s' % (NAMES[data], of['metric'], unit)]
-        for name in (bench_chemprop.CHEMPROP, bench_chemprop.OURS):
-            tests = [run['test'] for run in of['runs'] if run['contender'] == name]
-            row += [of['median'][name]['seconds'], '%.*f' % (digits, of['median'][name]['test'])]
-            row.append('%.*f to %.*f' % (digits, min(tests), digits, max(tests)))
-        rows.append(row)
-    head = ['chemprop, s', 'test metric', 'its range', 'ours, s', 'test metric', 'its range']
-    return table(['', *head], rows)
+    for place, result in (('CPU', on_cpu), ('GPU', on_gpu)):
+        for data, of in result['data'].items():
+            unit, digits = {'qm9': (', bohr³', 2), 'tox21': ('', 3)}[data]
+            row = ['%s, %s%s' % (NAMES[data], of['metric'], unit), place]
+            for name in (bench_chemprop.CHEMPROP, bench_chemprop.OURS):
+                tests = [run['test'] for run in of['runs'] if run['contender'] == name]
+                ends = '%.*f to %.*f' % (digits, min(tests), digits, max(tests))
+                median = of['median'][name]
+                row += [median['seconds'], '%.*f (%s)' % (digits, median['test'], ends)]
+            rows.append(row)
+    return table(['', '', 'chemprop, s', 'test metric', 'ours, s', 'test metric'], rows)
 
 
 def _of_two_lines(result):
@@ -329,23 +407,39 @@ def _of_two_lines(result):
                 yield SHORT.get(data, data), method, n_batch, cell
 
 
-# Name of a table -> function that makes it, name of the result, whether the result is of a CPU.
+# Name of a table -> function that makes it, and its arguments: names of results, and whether each
+# is of a CPU.
 TABLES = {
-    'two_lines': (two_lines, 'two_lines', False),
-    'two_lines_predict': (two_lines_predict, 'two_lines', False),
-    'two_lines_cpu': (two_lines, 'two_lines', True),
-    'two_lines_predict_cpu': (two_lines_predict, 'two_lines', True),
-    'captured': (captured, 'captured', False),
-    'jax': (jax, 'jax', False),
-    'jax_cpu': (jax_cpu, 'jax', True),
-    'command': (command, 'command', False),
-    'large': (large, 'large', False),
-    'sell': (sell, 'sell', False),
-    'network': (network, 'network', False),
-    'methods': (methods, 'methods', False),
-    'quality': (quality, 'quality', False),
-    'chemprop': (chemprop, 'chemprop', True),
-    'chemprop_gpu': (chemprop, 'chemprop', False),
+    'answers': (
+        answers,
+        [
+            ('two_lines', False),
+            ('two_lines', True),
+            ('captured', False),
+            ('command', False),
+            ('scaling', False),
+            ('jax', False),
+            ('jax', True),
+            ('chemprop', False),
+            ('chemprop', True),
+        ],
+    ),
+    'two_lines': (two_lines, [('two_lines', False)]),
+    'two_lines_predict': (two_lines_predict, [('two_lines', False)]),
+    'two_lines_cpu': (two_lines, [('two_lines', True)]),
+    'two_lines_predict_cpu': (two_lines_predict, [('two_lines', True)]),
+    'captured': (captured, [('captured', False)]),
+    'jax': (jax, [('jax', False)]),
+    'jax_cpu': (jax_cpu, [('jax', True)]),
+    'command': (command, [('command', False)]),
+    'command_short': (command_short, [('command', False)]),
+    'large': (large, [('large', False)]),
+    'sell': (sell, [('sell', False)]),
+    'network': (network, [('network', False)]),
+    'methods': (methods, [('methods', False)]),
+    'quality': (quality, [('quality', False)]),
+    'chemprop': (chemprop, [('chemprop', True), ('chemprop', False)]),
+    'scaling': (scaling, [('scaling', False)]),
 }
 
 
@@ -354,12 +448,13 @@ def page(text, results=RESULTS):
     missing = []
 
     def replaced(found):
-        make, name, on_cpu = TABLES[found[2]]
-        path = stored(name, on_cpu, results)
-        if not path.exists():
+        make, arguments = TABLES[found[2]]
+        paths = [stored(name, on_cpu, results) for name, on_cpu in arguments]
+        if not all(path.exists() for path in paths):
             missing.append(found[2])
             return found[0]
-        return found[1] + '\n'.join(make(json.loads(path.read_text()))) + '\n' + found[3]
+        lines = make(*(json.loads(path.read_text()) for path in paths))
+        return found[1] + '\n'.join(lines) + '\n' + found[3]
 
     return BLOCK.sub(replaced, text), missing
 

@@ -79,7 +79,11 @@ def draw_idea():
     folded.text(n_rows + 1, 0.35, f'X ({n_rows}, C)', fontsize=11)
     write_arrays(folded, -n_rows - 1)
     dense.text(
-        0, -height + 0.5, '108 numbers for 20 entries; grey: padding', fontsize=11, va='center'
+        0,
+        -height + 0.5,
+        '108 numbers for 20 entries; white: 0, grey: padding',
+        fontsize=11,
+        va='center',
     )
     figure.tight_layout()
     figure.savefig(DOCS / 'idea.png', dpi=140, bbox_inches='tight')

@@ -82,9 +82,20 @@ def on_page_markdown(markdown, page, **_):
     return LINK.sub(mended, markdown)
 
 
+# What browsers must not break: numbers such as 1e-07 (they break after a dash), cells of tables
+# such as (24 → 17), 0.84 ± 0.07 and "about 13", and options in code.
+UNBROKEN = re.compile(
+    r'\(?\d(?:\.\d+)?e-\d+\)?'
+    r'|\([\d.]+ → [\d.]+\)'
+    r'|[\d.]+ ± [\d.]+'
+    r'|about [\d.]+(?=</td>)'
+    r'|(?<=<code>)--?[\w-]+(?=[ <])'
+)
+
+
 def on_page_content(html, **_):
-    """Keep numbers such as 1e-07, which browsers break after their dash, on one line."""
-    return re.sub(r'\(?\d(?:\.\d+)?e-\d+\)?', r'<span class="number">\g<0></span>', html)
+    """Keep numbers and options on one line."""
+    return UNBROKEN.sub(r'<span class="unbroken">\g<0></span>', html)
 
 
 def _members(match):

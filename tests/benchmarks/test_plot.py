@@ -1,4 +1,4 @@
-"""Figures are drawn from the stored results; the text beneath them is not clipped."""
+"""Figures are drawn from the stored results; their legends and captions are not clipped."""
 
 from matplotlib import pyplot
 import pytest
@@ -18,8 +18,9 @@ def test_figures_are_drawn(folder, monkeypatch, name):
 
     def check(figure):
         renderer = figure.canvas.get_renderer()
-        beneath = figure._supxlabel.get_window_extent(renderer)
-        assert 0 <= beneath.x0 and beneath.x1 <= figure.bbox.width
+        for text in (figure._supxlabel, *figure.legends):
+            box = text.get_window_extent(renderer)
+            assert 0 <= box.x0 and box.x1 <= figure.bbox.width
         close(figure)
 
     monkeypatch.setattr(plot.pyplot, 'close', check)
@@ -56,8 +57,16 @@ def test_steps_that_are_partly_missing(folder):
     assert_drawn('jax', methods, folder)
 
 
+def test_steps_of_some_widths(folder):
+    times = {name: {'wall': summary(0.1)} for name in plot.BY_WIDTH}
+    methods = {'gin': {'batches': {'128': {'milliseconds': times}}}, 'nfp': {'batches': {}}}
+    data = dict.fromkeys(plot.WIDTHS, methods)
+    plot.widths({'conditions': CONDITIONS, 'data': data})
+    assert (folder / 'widths.png').stat().st_size > 1000
+
+
 def test_commands_that_are_partly_missing(folder):
-    runs = {'runs': [{'seconds': 10.0}, {'seconds': 12.0}]}
+    runs = {'runs': [{'seconds': 10.0}, {'seconds': 12.0}], 'is_extrapolated': True}
     methods = {
         'relgcn': {'upstream dense': {'warm': runs}, 'ours captured': {'warm': runs, 'cold': runs}},
         'rsgcn': {'ours captured': {}},

@@ -33,32 +33,103 @@ def test_cells(value, text):
 
 
 JIT, SCAN = (tables.JAX[driver, 'FP32'] for driver in tables.DRIVERS)
+JIT_TF32, SCAN_TF32 = (tables.JAX[driver, 'TF32'] for driver in tables.DRIVERS)
+
+
+def test_epochs_have_a_column_for_each_model():
+    def cell(upstream, ours):
+        seconds = {
+            tables.bench_two_lines.UPSTREAM: {'median': upstream},
+            tables.bench_two_lines.TWO_LINES: {'median': ours},
+        }
+        return {'seconds an epoch': seconds}
+
+    methods = {'gin': {'32': cell(1.0, 0.02)}, 'nfp': {'32': cell(3.0, 0.05), '128': cell(1, 2)}}
+    lines = tables.two_lines({'data': {'NCI compounds shipped with RDKit': methods}})
+    assert lines[0] == '| times faster (ms an epoch) | GIN | NFP |'
+    first, second = cells(lines)
+    assert first == ['NCI, batch 32', '50 (1000 → 20)', '60 (3000 → 50)']
+    assert second == ['NCI, batch 128', '-', '0.50 (1000 → 2000)']
 
 
 def test_steps_beside_jax():
-    times = {tables.PACKED: 0.1, tables.ON_DEVICE: 0.125, JIT: 0.15}
-    result = of_steps('tox21', 'gin', _1024=times, _32={**times, SCAN: 0.3})
+    times = {tables.PACKED: 0.1, JIT: 0.15, SCAN: 0.2}
+    whole = {**times, JIT_TF32: 0.2, SCAN_TF32: 0.125}
+    result = of_steps('tox21', 'gin', _1024=times, _32=whole)
     first, second = cells(tables.jax(result))
-    assert first[:6] == ['Tox21, GIN, 32', '0.100', '0.125', '-', '0.150', '-']
-    assert first[6:] == ['0.300', '-', '1.50', '-', '97 %']
-    assert second[0] == 'Tox21, GIN, 1,024' and second[-3:] == ['-', '-', '97 %']
+    assert first == ['Tox21, batch 32', '1.50, 1.25 (0.100)']
+    assert second == ['Tox21, batch 1,024', '1.50, - (0.100)']
 
 
 def test_steps_beside_jax_on_a_cpu():
     (row,) = cells(tables.jax_cpu(of_steps('qm9', 'gin', _32={tables.EAGER_PACKED: 10.0, JIT: 12})))
-    assert row == ['QM9, GIN, 32', '10.0', '-', '12.0', '-', '1.20', '-']
+    assert row == ['QM9, batch 32', '1.20, - (10.0)']
 
 
 def test_a_method_is_beside_upstream_at_the_largest_batch_of_both():
     ours = {tables.ON_DEVICE: 1.25}
     both = {**ours, tables.UPSTREAM: 500.0}
     (row,) = cells(tables.methods(of_steps('tox21', 'relgat', _128=ours, _32=both)))
-    assert row == ['`relgat`', '32', '`DeviceDataset`', '500', '1.2', '400', '97 %']
+    assert row == ['RelGAT', '400 (500 → 1.2), batch 32'] + ['-'] * 4
+
+
+def test_a_variant_stands_in_the_line_of_its_method():
+    both = {tables.CAPTURED: 2.0, tables.UPSTREAM: 40.0}
+    (row,) = cells(tables.methods(of_steps('tox21', 'nfp_cwle', _128=both)))
+    assert row == ['NFP', '-', '-', '-', '20 (40 → 2.0)', '-']
 
 
 def test_a_method_without_a_batch():
     (row,) = cells(tables.methods({'data': {'tox21': {'methods': {'nfp': {'batches': {}}}}}}))
-    assert row == ['`nfp`'] + ['-'] * 6
+    assert row == ['NFP'] + ['-'] * 5
+
+
+def test_widths():
+    names = tables.bench_widths.UPSTREAM_S['FP32'], tables.bench_widths.OURS['FP32']
+    cell = of_steps('tox21', 'gin', _128=dict(zip(names, (30.0, 0.5))))['data']['tox21']
+    result = {'data': {'256': cell['methods']}}
+    first, second = cells(tables.widths(result))
+    assert first == ['256 units, FP32', '60 (30 → 0.50)']
+    assert second == ['256 units, TF32', '-']
+
+
+def test_widths_beside_jax():
+    ours = tables.bench_widths.OURS
+    times = {ours['FP32']: 0.1, ours['TF32']: 0.05, JIT: 0.2, SCAN: 0.15, JIT_TF32: 0.1}
+    cell = of_steps('tox21', 'gin', _128={**times, SCAN_TF32: 0.2}, _32=times)['data']['tox21']
+    (row,) = cells(tables.widths_jax({'data': {'512': cell['methods']}}))
+    assert row == ['512 units, batch 128', '1.50, 2.00']
+
+
+def test_answer_about_wide_layers():
+    upstream, ours = tables.bench_widths.UPSTREAM_S, tables.bench_widths.OURS
+    times = {ours['FP32']: 0.5, ours['TF32']: 0.25, upstream['FP32']: 10.0, upstream['TF32']: 7.5}
+    jax = {JIT: 0.6, SCAN: 0.55, JIT_TF32: 0.3, SCAN_TF32: 0.5}
+    cells = of_steps('tox21', 'gin', _128={**times, **jax}, _32=times)['data']['tox21']['methods']
+    assert tables.of_answers.wide_layers({'data': {'256': cells, '16': {}}}) == (
+        "At 256 units a step of 128 molecules is 20 times as fast as upstream's in FP32 and 30 in "
+        'TF32. Beside JAX, at 16 to 256 units, 1.1 times in FP32 and 1.2 in TF32: [wide '
+        'layers](#wide-layers)'
+    )
+
+
+def test_scaling():
+    def of_ranks(wall, **more):
+        return {'methods': {'gin': {'128': {'wall': {'median': wall}, **more}}}}
+
+    ranks = {
+        '1': of_ranks(0.15, **{'bytes of gradients': 282_000}),
+        '2': of_ranks(0.2, **{'exchange alone, us': 9.6}),
+        '4': of_ranks(0.25),
+    }
+    weak = {'128': {'2': {'measured': 0.75}, '4': {'measured': 0.6}, '8': {'modelled': 0.5}}}
+    summary = {'gin': {'weak': weak, 'strong': {'2': 1.5, '4': 2.5}}}
+    lines = tables.scaling({'ranks': ranks, 'summary': summary})
+    heads = ['gradients', 'exchange of two', 'batch 128: one GPU', '2 GPUs', '4 GPUs']
+    heads += ['1,024 shared by 2', '1,024 shared by 4']
+    assert lines[0] == '| model | %s |' % ' | '.join(heads)
+    (row,) = cells(lines)
+    assert row == ['GIN', '282 KB', '9.6 us', '150 us', '0.75', '0.60', '1.50', '2.50']
 
 
 def test_command():
@@ -74,6 +145,15 @@ def test_command():
     first, second = cells(tables.command({'data': {'qm9': {'methods': methods}}}))
     assert first == ['QM9, RelGCN', 'about 200*', '-', '10', '20', '-', '-', '16', '-']
     assert second == ['QM9, RSGCN', '-', '-', '-', '-', '-', '-', '9.0', '-']
+
+
+def test_commands_in_short():
+    runs = {
+        'upstream dense': {'warm': {'seconds': 200.0, 'is_extrapolated': True}},
+        'ours captured': {'cold': {'seconds': 16.5, 'is_extrapolated': False}},
+    }
+    lines = tables.command_short({'data': {'qm9': {'methods': {'relgcn': runs}}}})
+    assert [row[-1] for row in cells(lines)] == ['about 200', '-', '-', '16']
 
 
 def test_quality():

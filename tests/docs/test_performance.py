@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip('rdkit')
 
-from benchmarks import harness, tables  # NOQA: E402
+from benchmarks import answers, harness, tables  # NOQA: E402
+from benchmarks.training import bench_two_lines, step_contenders  # NOQA: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -76,3 +77,91 @@ def test_quality_in_the_text(page, n_better, n_worse):
         arm = arms['packed' if unit else 'folded to the largest']
         for cell, value in ((ours, arm['mean']), (upstream, arms['dense']['mean'])):
             assert agrees(cell, value), (cell, value)
+
+
+def stored(name, on_cpu=False):
+    return json.loads(harness.stored(name, on_cpu).read_text())
+
+
+def over_upstream(cell):
+    return step_contenders.ratio(cell, step_contenders.ON_DEVICE, step_contenders.UPSTREAM)
+
+
+def geometric_over_captured(cell):
+    return step_contenders.ratio(cell, step_contenders.CAPTURED, step_contenders.GEOMETRIC_CAPTURED)
+
+
+def folded_over_jax(precision):
+    def over(cell):
+        return step_contenders.over_jax(cell, precision, step_contenders.ON_DEVICE)
+
+    return answers.steps(stored('jax'), over)
+
+
+def eager(*batches):
+    return answers.steps(stored('captured'), answers.eager_over_upstream, batches)
+
+
+README, PERFORMANCE = 'README.md', 'docs/performance.md'
+
+
+@pytest.mark.parametrize(
+    'page, sentence, values',
+    [
+        (
+            README,
+            "on one thread an epoch on Tox21 is {} to {} times as fast as upstream's",
+            lambda: answers.epochs(stored('two_lines', True), 'Tox21'),
+        ),
+        (
+            README,
+            'so an epoch on its sample is {} to {} times as fast',
+            lambda: answers.epochs(stored('two_lines', True), answers.SMALL_SAMPLE),
+        ),
+        (
+            README,
+            "an eager step of 32 molecules is {} to {} times as fast as upstream's",
+            lambda: eager('32'),
+        ),
+        (
+            README,
+            '`predict` of dense examples on a GPU is {} to {} times as fast',
+            lambda: answers.predictions(stored('two_lines')),
+        ),
+        (
+            README,
+            'or {} to {} times with a sparse data set',
+            lambda: answers.predictions(stored('two_lines'), bench_two_lines.SPARSE),
+        ),
+        (
+            PERFORMANCE,
+            "eager steps are {} to {} times as fast as upstream's up to batch 128",
+            lambda: eager('32', '128'),
+        ),
+        (PERFORMANCE, 'and {} to {} times at 1,024', lambda: eager('1024')),
+        (
+            PERFORMANCE,
+            'the factor over upstream is {} (RelGCN, QM9, 1,024) to {} (NFP, Tox21, 32)',
+            lambda: answers.steps(stored('captured'), over_upstream),
+        ),
+        (
+            PERFORMANCE,
+            'whose batches the host assembles, takes {} to {} times as long as ours',
+            lambda: answers.steps(stored('captured'), geometric_over_captured),
+        ),
+        (PERFORMANCE, 'ours is {} to {} times as fast in FP32', lambda: folded_over_jax('FP32')),
+        (PERFORMANCE, '{} to {} times as JAX in TF32', lambda: folded_over_jax('TF32')),
+    ],
+)
+def test_ranges_in_the_text(page, sentence, values):
+    text = ' '.join((ROOT / page).read_text().split())
+    pattern = re.escape(sentence).replace(r'\{\}', r'(\d[\d.]*)')
+    (numbers,) = re.findall(pattern, text)
+    ends = min(values()), max(values())
+    for number, end in zip(numbers, ends):
+        assert agrees(number, end), (number, end)
+
+
+def test_number_of_cases_of_parity():
+    text = ' '.join((ROOT / README).read_text().split())
+    assert 'of %d models and options' % len(stored('parity', True)['cases']) in text
