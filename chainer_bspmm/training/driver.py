@@ -70,6 +70,12 @@ class Driver:
             capacity = self.programs.capacity(form, self._need(examples, batch), dataset)
             self._key = (form, batch.source, capacity, *self.watched)
             program = self.programs.find(self._key)
+            if program is not None and program.would_overwrite():
+                # Arrays of new programs are copied. The memory of these programs stays as it is for
+                # as long as somebody refers to it.
+                self.session.gives_copies = True
+                self.programs.clear()
+                program = None
             if program is None:
                 program = self._make(batch, capacity, counter)
             elif not program.is_captured:

@@ -58,8 +58,8 @@ class GraphUpdater(StandardUpdater):
 
     Note:
         A snapshot of a StandardUpdater can be resumed with this updater, and vice versa.
-        Parameters' ``grad`` arrays are overwritten by the next step. Captured steps copy nothing
-        to the host: reported values are device arrays until they are read.
+        Captured steps copy nothing to the host: reported values are device arrays until they are
+        read.
     """
 
     _driver: TrainingDriver

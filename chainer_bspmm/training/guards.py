@@ -4,6 +4,7 @@ import collections
 import ctypes
 import enum
 import itertools
+import weakref
 
 import numpy
 
@@ -38,6 +39,14 @@ MAX_HOST_SIZE = 10000
 KNOWN = 'builtins', 'chainer', 'chainer_chemistry', 'chainermn', 'chainer_bspmm', 'numpy', 'cupy'
 
 
+_guards: weakref.WeakSet = weakref.WeakSet()  # all that exist
+
+
+def references() -> list:
+    """Return the objects that guards refer to, once for each reference."""
+    return [value for guards in _guards for value in guards._last]
+
+
 class Guards:
     """Watch the values that a step reads from Python and that a captured graph would repeat.
 
@@ -55,6 +64,7 @@ class Guards:
         self._optimizer = optimizer
         self._outputs = set()
         self._look()
+        _guards.add(self)
 
     def key(self):
         """Return the `Key` of now: equal to the last one if nothing has changed.

@@ -74,6 +74,11 @@ class Place:
             elif name in self.save():
                 self._delete(name)
 
+    def assigned(self, changes: dict) -> list:
+        """Return the values among changes that are assigned now."""
+        now = self.save()
+        return [value for name, value in changes.items() if now.get(name, MISSING) is value]
+
 
 def entries(of: dict, text: str) -> Place:
     """Place of the entries of a dict, all of which are watched."""
@@ -368,6 +373,10 @@ class Items:
     def apply(self, changes: list) -> None:
         """Repeat a change that :meth:`changes` returned."""
         self.restore(changes)
+
+    def assigned(self, changes: list) -> list:
+        """Return the items among changes, if they are the present ones, or none."""
+        return changes if _is_same(self.save(), changes) else []
 
 
 class GeneratorState:

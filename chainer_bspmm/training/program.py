@@ -8,8 +8,9 @@ import numpy
 
 import chainer
 
-from chainer_bspmm.training import snapshot
+from chainer_bspmm.training import guards, snapshot
 from chainer_bspmm.training.cuda_graphs import CannotCapture
+from chainer_bspmm.training.effects import Effects
 from chainer_bspmm.training.reports import Reports
 from chainer_bspmm.training.session import Session
 from chainer_bspmm.training.snapshot import NoSnapshot, ParameterMissing, Snapshot
@@ -55,7 +56,7 @@ class Program:
         self._reports = Reports(session.device)
         self._graphs = []  # functions that launch the graphs, to be called in this order
         self._results = {}  # name -> array that the graphs write
-        self._effects = []  # assignments that Python makes in an eager run: (function, argument)
+        self._effects = Effects([])
         self._is_tried = False
         self._is_deterministic = True
         self._n_replays = 0
@@ -143,7 +144,8 @@ class Program:
         summaries = []
         moments = []
         with session.capturer.ordered(), before.undone():
-            for arguments in (arrays, arrays, None):
+            # Other arrays in the second run, so that an attribute that keeps one is an output.
+            for arguments in (arrays, batch.arrays_on(session.device), None):
                 summaries.append(self._trial(arguments, before))
                 if self._may_change:
                     moments.append(session.guards.moment())
@@ -217,7 +219,7 @@ class Program:
             self._refuse_host_values(results)
             # The effects hold the arrays that the graph writes, so that no other graph takes their
             # memory.
-            self._effects = before.changes()
+            self._effects = Effects(before.changes(), self._session.gives_copies)
             drawn = before.changed_generator()
             # Two trials of a step that seeds a generator are alike, but here the generator was
             # moved before.
@@ -275,6 +277,10 @@ class Program:
                 text = 'the %s changes the array %s on the host at every run'
                 raise CannotCapture(text % (self.work.name, name))
 
+    def would_overwrite(self):
+        """Return whether a replay would write to arrays of the last one that somebody keeps."""
+        return self._effects.are_kept(guards.references)
+
     def replay(self):
         """Replay the staged batch; return its results by name.
 
@@ -295,8 +301,7 @@ class Program:
             if not i:
                 self._inputs.fetched(stream)
         self.work.is_done = True
-        for apply, new in self._effects:
-            apply(new)
+        self._effects.repeat()
 
     def _checked_replay(self):
         self._session.capturer.join()  # the last step may still be running on another stream
@@ -318,11 +323,12 @@ class Program:
         results = self._results_now()
         replayed = self._state(before, results)
         after = snapshot.Copies(before.arrays) if work.has_others else None
-        eager_results, eager = self._again(before)
+        sent = self._inputs.sent()
+        eager_results, eager = self._again(before, sent)
         differs = snapshot.difference(replayed, eager, 0)
         if differs:
             self._is_deterministic = self._is_deterministic and not any(
-                snapshot.difference(self._again(before)[1], eager, 0) for _ in range(REPEATS)
+                snapshot.difference(self._again(before, sent)[1], eager, 0) for _ in range(REPEATS)
             )
             if not self._is_deterministic:
                 differs = snapshot.difference(replayed, eager, NONDETERMINISTIC)
@@ -340,10 +346,15 @@ class Program:
             )
         return results
 
-    def _again(self, before):
-        """Run the staged batch eagerly from a state; return its results, and its :meth:`_state`."""
+    def _again(self, before, sent):
+        """Run the staged batch eagerly from a state; return its results, and its :meth:`_state`.
+
+        `sent`: copies of the batch. An attribute that keeps arrays of a batch has the memory of the
+        inputs, in which the state has the batch of the step before.
+        """
         self.work.is_done = False
         before.restore()
+        self._inputs.send_again(sent)
         with self._session.capturer.ordered():
             results = self._eagerly(None, alone=self.work.has_others)
         return results, self._state(before, results)

@@ -202,8 +202,8 @@ class Reach:
                 state.restore(position)
 
     @staticmethod
-    def changes(saved: Saved, copied: Collection[tuple] = ()) -> list[tuple[Callable, Any]]:
-        """Return the changes since `saved`, as functions that repeat them and their arguments.
+    def changes(saved: Saved, copied: Collection[tuple] = ()) -> list[tuple[Any, Any]]:
+        """Return the changes since `saved`: (place, what its method `apply` repeats).
 
         `copied`: the result of :meth:`copy_iterators`. These iterators are put back first, so that
         a copy in the place of one does not count as a change.
@@ -212,8 +212,8 @@ class Reach:
         if originals:
             for place, _ in saved.places:
                 place.restore(_replaced(place.save(), originals))
-        found = [(place.apply, place.changes(values)) for place, values in saved.places]
-        return [(apply, changes) for apply, changes in found if changes is not None]
+        found = [(place, place.changes(values)) for place, values in saved.places]
+        return [(place, changes) for place, changes in found if changes is not None]
 
     def copy_iterators(self, saved: Saved, with_caches: bool = True) -> list[tuple]:
         """Replace iterators by copies, from which a run then reads; `restore` undoes it.

@@ -23,6 +23,7 @@ class Session:
     """
 
     update: Any = None
+    gives_copies = False  # whether arrays that graphs write are copied for Python, see `Effects`
 
     def __init__(
         self,

@@ -73,12 +73,10 @@ class Snapshot:
 
     def changes(self):
         """Return the assignments since then, also of gradients, in the form of `Reach.changes`."""
-        new = [
-            (param._set_grad_without_check, param._grad)
-            for param, before in self._gradients
-            if param._grad is not before
-        ]
-        return self._reach.changes(self._python, self._copied) + new
+        params = [param for param, before in self._gradients if param._grad is not before]
+        new = [param._grad for param in params]
+        gradients = [(_Gradients(params), new)] if params else []
+        return self._reach.changes(self._python, self._copied) + gradients
 
     def move_generators(self):
         """Draw from NumPy's and Python's generators, so that a run that seeds one is noticed."""
@@ -109,6 +107,21 @@ class Snapshot:
             for param in self._lazy:
                 vars(param).pop('initialize', None)  # an interrupt may have come before it was set
             self.restore()
+
+
+class _Gradients:
+    """Place of the gradient arrays of parameters; changes are lists of one for each parameter."""
+
+    def __init__(self, params):
+        self._params = params
+
+    def apply(self, changes):
+        for param, gradient in zip(self._params, changes):
+            param._set_grad_without_check(gradient)
+
+    def assigned(self, changes):
+        pairs = zip(self._params, changes)
+        return [gradient for param, gradient in pairs if param._grad is gradient]
 
 
 def _refuse(shape):

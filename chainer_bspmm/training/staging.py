@@ -12,6 +12,7 @@ from chainer_bspmm.cuda import kernels, plans, step
 from chainer_bspmm.cuda.launch import run
 from chainer_bspmm.dataset import batch_form
 from chainer_bspmm.training.session import Session
+from chainer_bspmm.training.snapshot import Copies
 
 N_SLOTS = 4  # slots of a group; there are two groups, each with one event
 # Up to so many bytes, a kernel that reads over the bus is faster than the GPU's copy engine, which
@@ -191,6 +192,14 @@ class Inputs:
         """Note that a graph with a captured :meth:`fetch` was launched on a stream."""
         if self._staging.is_kernel:
             self._staging.copied(stream)
+
+    def sent(self):
+        """Return copies of the arrays that were sent last, for :meth:`send_again`."""
+        return Copies(self._staging.device)
+
+    def send_again(self, sent):
+        """Write copies of :meth:`sent` to the device."""
+        sent.put_back(self._staging.device)
 
     def arrays(self):
         """Return the batch (atoms, BatchedCSR, label...); gather it if only indices were sent."""

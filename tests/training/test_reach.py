@@ -1991,8 +1991,8 @@ def test_what_a_run_changed_is_done_again(make):
         loss()
         changes = reach.changes(saved)
     assert kept() == 0
-    for apply, argument in changes:
-        apply(argument)
+    for place, new in changes:
+        place.apply(new)
     assert kept() == 1
 
 
@@ -2002,8 +2002,8 @@ def test_what_was_deleted_is_deleted_again():
     with undone(reach) as saved:
         del kept['y']
         changes = reach.changes(saved)
-    for apply, argument in changes:
-        apply(argument)
+    for place, new in changes:
+        place.apply(new)
     assert kept == {}
 
 
@@ -2014,8 +2014,8 @@ def test_other_attributes_are_left_alone_when_changes_are_done_again():
         model()
         changes = reach.changes(saved)
     model.epoch = 3
-    for apply, argument in changes:
-        apply(argument)
+    for place, new in changes:
+        place.apply(new)
     assert model.n == 1 and model.epoch == 3
 
 

@@ -231,8 +231,8 @@ def test_what_a_run_assigned_can_be_assigned_again(taken):
         owner()
         gradient = owner.W.grad
         changes = before.changes()
-    for apply, new in changes:
-        apply(new)
+    for place, new in changes:
+        place.apply(new)
     assert next(owner.batches) == 10 and owner.number == 10
     assert owner.calls == [1, 2] and owner.table.rows == {'a': 1, 'b': 2}
     assert owner.new is owner.W.array and owner.W.grad is gradient

@@ -4,6 +4,7 @@ import argparse
 import collections
 import copy
 import ctypes
+import itertools
 import logging
 import os
 import random
@@ -17,6 +18,7 @@ import chainer_bspmm
 import chainer
 from chainer import functions as F, link_hooks, links as L, optimizer_hooks, optimizers
 from chainer import function_hooks, training
+from chainer.backends import cuda
 from chainer.datasets import TransformDataset
 from chainer.iterators import SerialIterator, ShuffleOrderSampler
 from chainer.training import extensions
@@ -1169,3 +1171,94 @@ class Adapted(Squares):
 @script(SCRIPTS)
 def an_optimizer_inside_of_the_loss(bench):
     bench.train(Adapted(bench))
+
+
+class UsersExamples(chainer.dataset.DatasetMixin):
+    def __init__(self, examples):
+        self.examples = examples
+
+    def __len__(self):
+        return len(self.examples)
+
+    def get_example(self, i):
+        return self.examples[i]
+
+
+class KeepsLabels(Squares):
+    def __call__(self, atoms, adj, t):
+        self.t = t
+        return super().__call__(atoms, adj, t)
+
+
+@script(SCRIPTS, quick=True)
+def labels_that_the_loss_keeps(bench):
+    bench.train(KeepsLabels(bench))
+
+
+@script(SCRIPTS)
+def labels_of_a_data_set_of_the_users_that_the_loss_keeps(bench):
+    """Such a data set has no copy on the device, so each batch is sent there."""
+    bench.train(KeepsLabels(bench), data=UsersExamples(bench.molecules()))
+
+
+@script(SCRIPTS, quick=True)
+def outputs_of_the_best_step_kept_without_a_copy(bench):
+    model = regressor(bench)
+    best: dict[str, Any] = {'loss': float('inf')}
+
+    def keep(trainer):
+        loss = number(trainer.observation['main/loss'])
+        if loss < best['loss']:
+            best.update(loss=loss, y=model.y)
+
+    bench.train(model, (keep, every(1)))
+    return {'loss': best['loss'], 'y': cuda.to_cpu(best['y'].array).ravel().tolist()}
+
+
+@script(SCRIPTS)
+def views_of_outputs_kept_without_a_copy(bench):
+    model = regressor(bench)
+    rows = []
+    bench.train(model, (lambda trainer: rows.append(model.y.array[0]), every(1)))
+    return {'rows': [number(row.sum()) for row in rows]}
+
+
+class Lookback:
+    """Hook of an optimizer: adds half of the last step's gradient, which it keeps as it is."""
+
+    name = 'Lookback'
+    call_for_each_param = True
+    timing = 'pre'
+
+    def __init__(self):
+        self.last = {}
+
+    def __call__(self, rule, param):
+        gradient = param.grad
+        if id(param) in self.last:
+            param.grad = gradient + 0.5 * self.last[id(param)]
+        self.last[id(param)] = gradient
+
+
+@script(SCRIPTS)
+def a_hook_that_keeps_gradients(bench):
+    model = regressor(bench)
+    updater = bench.updater(model)
+    updater.get_optimizer('main').add_hook(Lookback())
+    bench.run(updater)
+
+
+@script(SCRIPTS, fused=True)
+def an_extension_that_keeps_gradients(bench):
+    """The change from the last step's gradient to this step's is logged."""
+    model = regressor(bench)
+    kept: list[dict] = []
+
+    def keep(trainer):
+        kept.append({path: param.grad for path, param in model.namedparams()})
+
+    bench.train(model, (keep, every(1)))
+    changes = []
+    for before, after in itertools.pairwise(kept):
+        changes.append(sum(number(((after[path] - before[path]) ** 2).sum()) for path in after))
+    return {'changes': changes}

@@ -1,0 +1,166 @@
+"""Assignments that are repeated after a launch, and arrays that somebody keeps between launches."""
+
+import numpy
+import pytest
+
+import chainer_bspmm
+import chainer
+from chainer.training import extensions
+
+from chainer_bspmm.training import GraphUpdater, session
+from chainer_bspmm.training.effects import Effects
+from chainer_bspmm.training.places import all_attributes, Items
+
+from tests.support.training import is_captured, make_model, make_updater, molecules
+
+
+class Owner:
+    pass
+
+
+def nothing():
+    """Return no known references."""
+    return ()
+
+
+@pytest.fixture
+def effects():
+    """An array, a variable and a list of an owner, assigned once as after the first launch."""
+    owner = Owner()
+    owner.variable = chainer.Variable(numpy.arange(3.0))
+    owner.array = numpy.arange(4.0)[1:]
+    owner.rows = [numpy.arange(2.0)]
+    place = all_attributes(vars(owner), str)
+    new = {'variable': owner.variable, 'array': owner.array}
+    made = Effects([(place, new), (Items(owner.rows, ''), list(owner.rows))])
+    del new
+    owner.variable = owner.array = None
+    del owner.rows[:]
+    made.repeat()
+    return owner, made
+
+
+def test_assignments_are_made_again(effects):
+    owner, made = effects
+    variable, array, (row,) = owner.variable, owner.array, owner.rows
+    owner.variable = owner.array = None
+    owner.rows[0] = 0
+    made.repeat()
+    assert owner.variable is variable and owner.array is array and owner.rows[0] is row
+
+
+def test_nobody_keeps_anything(effects):
+    owner, made = effects
+    assert not made.are_kept(nothing)
+    assert not made.are_kept(nothing)
+    owner.array = None
+    assert not made.are_kept(nothing)
+    made.repeat()
+    assert owner.array is not None
+
+
+KEEPS = {
+    'a variable': lambda owner: owner.variable,
+    'the array of a variable': lambda owner: owner.variable.array,
+    'an array': lambda owner: owner.array,
+    'a view': lambda owner: owner.array[1:],
+    'an item': lambda owner: owner.rows[0],
+}
+
+
+@pytest.mark.parametrize('keep', KEEPS.values(), ids=KEEPS)
+def test_somebody_keeps(effects, keep):
+    owner, made = effects
+    assert not made.are_kept(nothing)
+    kept = keep(owner)
+    assert made.are_kept(nothing)
+    del kept
+    assert not made.are_kept(nothing)
+
+
+def test_somebody_keeps_what_the_owner_has_replaced(effects):
+    """There are as many references as before, but of others."""
+    owner, made = effects
+    assert not made.are_kept(nothing)
+    kept, owner.variable = owner.variable, None
+    assert made.are_kept(nothing)
+    del kept
+    assert not made.are_kept(nothing)
+
+
+def test_known_references_do_not_count(effects):
+    owner, made = effects
+    known = [owner.variable]
+    assert not made.are_kept(lambda: known)
+
+
+def test_copies():
+    owner = Owner()
+    array = numpy.arange(3.0)
+    new = {'y': chainer.Variable(array, requires_grad=False), 'parts': {'of y': [array], 'n': 2}}
+    made = Effects([(all_attributes(vars(owner), str), new)], gives_copies=True)
+    made.repeat()
+    first = owner.y
+    array += 1
+    made.repeat()
+    assert first.array.tolist() == [0, 1, 2] and owner.y.array.tolist() == [1, 2, 3]
+    assert not owner.y.requires_grad
+    assert owner.parts == {'of y': [owner.y.array], 'n': 2}
+    assert not made.are_kept(nothing)
+
+
+@pytest.fixture
+def sessions(monkeypatch):
+    """List of the sessions that are made."""
+    made = []
+
+    class Noted(session.Session):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+
+    for module in ('driver', 'prediction'):
+        monkeypatch.setattr('chainer_bspmm.training.%s.Session' % module, Noted, raising=False)
+    return made
+
+
+def test_nothing_is_copied_if_only_chainer_s_code_runs_between_steps(
+    device, graphs, sessions, tmp_path
+):
+    """An Evaluator assigns the same attributes between two steps."""
+    model = make_model()
+    model.to_device(device)
+    examples = molecules(24)
+    updater = make_updater(GraphUpdater, device, model, examples)
+    trainer = chainer.training.Trainer(updater, (6, 'epoch'), str(tmp_path))
+    iterator = chainer.iterators.SerialIterator(examples, 8, repeat=False, shuffle=False)
+    trainer.extend(
+        extensions.Evaluator(iterator, model, chainer_bspmm.concat_mols, device),
+        trigger=(2, 'iteration'),
+    )
+    trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))
+    trainer.extend(extensions.snapshot())
+    trainer.run()
+    assert sessions and not any(each.gives_copies for each in sessions)
+
+
+def test_nothing_is_copied_in_a_loop_that_reads_results(device, graphs, sessions):
+    updater = make_updater(GraphUpdater, device)
+    model = updater.get_optimizer('main').target
+    norms = []
+    for _ in range(8):
+        updater.update()
+        norms.append(float(abs(model.y.array).sum()))
+        norms += [float(abs(param.grad).sum()) for param in model.params()]
+    assert is_captured(updater) and not any(each.gives_copies for each in sessions)
+
+
+def test_steps_are_captured_once_more_for_copies(device, graphs):
+    updater = make_updater(GraphUpdater, device)
+    model = updater.get_optimizer('main').target
+    kept = []
+    for _ in range(12):
+        updater.update()
+        kept.append(model.y)
+    assert is_captured(updater) and updater._driver.session.gives_copies
+    assert len({array.array.tobytes() for array in kept}) == len(kept)
