@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import pickle
@@ -431,6 +432,17 @@ def test_progress_within_an_epoch(common, monkeypatch, capsys):
     for epoch in 0.1, 0.25, 0.3, 0.5:
         show(types.SimpleNamespace(updater=types.SimpleNamespace(epoch_detail=epoch)))
     assert capsys.readouterr().out == 'epoch 0.10\nepoch 0.30\n'
+
+
+def test_no_second_snapshot_within_a_second(trained, common, tmp_path, monkeypatch):
+    """The last epoch has one all the same; two are kept, so epochs 1 and 3 show which were due."""
+    monkeypatch.chdir(tmp_path)
+    clock = types.SimpleNamespace(perf_counter=itertools.count(5, 1e-6).__next__)
+    monkeypatch.setattr(common.training, 'time', clock)
+    words = [*WORDS, '--data', str(trained / 'mine.csv'), '--epoch', '3']
+    imported(OWN, 'train_own').run(words)
+    found = {path.name for path in (tmp_path / 'result').glob('snapshot_*')}
+    assert found == {'snapshot_4.0', 'snapshot_12.0'}
 
 
 def test_there_is_a_snapshot_of_the_last_epoch_however_short(trained):

@@ -176,6 +176,15 @@ def test_what_no_kernel_does(gpu):
     assert not gpu.launched
 
 
+@pytest.mark.parametrize('has_state, expected', [(False, 2), (True, 4)])
+def test_arrays_that_are_kept_for_the_gradients(gpu, has_state, expected):
+    _, x, message, state, pairs = arrays(9, (4, 4, 4), has_state)
+    given = [tuple(gpu.put(array) for array in pair) for pair in pairs]
+    state = gpu.put(state) if has_state else None
+    _, kept = gated_step_forward(gpu.put(x), gpu.put(message), state, given, True)
+    assert sum(array is not None for array in kept) == expected
+
+
 def test_only_what_is_wanted(gpu, monkeypatch):
     summed = []
 

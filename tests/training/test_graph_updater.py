@@ -280,6 +280,20 @@ def test_a_new_seed_draws_other_numbers(device, graphs):
     assert any((same[name] != other[name]).any() for name in same)
 
 
+def test_reports_have_the_name_of_the_innermost_reporter(device, graphs, no_causes):
+    model = make_model()
+    updater = make_updater(GraphUpdater, device, model, molecules(40))
+    outer = chainer.Reporter()
+    outer.add_observer('outer', model)
+    for name in ['first'] * 4 + ['second'] * 4:
+        inner = chainer.Reporter()
+        inner.add_observer(name, model)
+        observation: dict = {}
+        with outer, inner.scope(observation):
+            updater.update()
+        assert list(observation) == [name + '/loss', name + '/mae']
+
+
 def test_first_without_a_reporter(device, graphs):
     updater = make_updater(GraphUpdater, device)
     for _ in range(3):

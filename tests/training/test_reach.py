@@ -1490,6 +1490,27 @@ def test_a_global_that_is_made_later_is_seen(monkeypatch):
     assert difference(reach, before) == ['LATE of module ' + HERE]
 
 
+@pytest.mark.parametrize('is_assigned', [False, True])
+def test_a_global_with_the_name_of_a_builtin_is_followed(monkeypatch, is_assigned):
+    """A loss reads one that exists, or assigns one that does not exist yet."""
+
+    def reads():
+        return sum
+
+    def assigns():
+        global sum
+        sum = 2
+
+    if is_assigned:
+        monkeypatch.delitem(globals(), 'sum', raising=False)
+    else:
+        monkeypatch.setitem(globals(), 'sum', 1)
+    reach = Reach(assigns if is_assigned else reads)
+    before = moment(reach)
+    monkeypatch.setitem(globals(), 'sum', 2)
+    assert difference(reach, before) == ['sum of module ' + HERE]
+
+
 class Subclass(numpy.ndarray):
     """An array with attributes, perhaps."""
 
