@@ -69,9 +69,7 @@ def test_too_large(resident):
 def test_a_batch_of_too_many_columns(resident):
     resident.n_relations = 2**30
     n_columns = resident.sizes[:2].sum() * 2**30
-    message = (
-        'nodes times relations: expected at most 2**31 - 1 = 2147483647 in one batch, got %d'
-    )
+    message = 'nodes times relations: expected at most 2**31 - 1 = 2147483647 in one batch, got %d'
     with pytest.raises(ValueError, match='^%s$' % re.escape(message % n_columns)):
         resident.batch(numpy.arange(2), 'packed')
 

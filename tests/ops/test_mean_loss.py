@@ -12,6 +12,7 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import gemm, step
 from chainer_bspmm.ops.mean_loss import Loss, LOSS_ALONG, LOSS_CHUNK, loss_launches
 from chainer_bspmm.training import chainer_nodes
+from tests.support.cases import pairs
 
 
 # Roundings of the result, and of the terms.
@@ -65,9 +66,10 @@ def check(gpu, kind, dtype, x, t, divisor=None, **options):
     assert_close(gx, variable.grad, dtype)
 
 
-@pytest.mark.parametrize('shape', [(1,), (31, 1), (3, 11), (128, 12), (205, 5)])
-@pytest.mark.parametrize('dtype', 'efd')
-@pytest.mark.parametrize('kind', CHAINER)
+SHAPES = (1,), (31, 1), (3, 11), (128, 12), (205, 5)
+
+
+@pytest.mark.parametrize('kind, dtype, shape', pairs(list(CHAINER), 'efd', SHAPES), ids=str)
 def test_shapes(gpu, kind, dtype, shape):
     check(gpu, kind, dtype, *arrays_of(kind, dtype, shape))
     assert len(gpu.launched) == (1 if kind == 'BINARY_ACCURACY' else 2)
