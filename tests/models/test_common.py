@@ -15,6 +15,7 @@ from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mol
 from chainer_bspmm import concat_mols, CSRConverter, densify, models, sparsify
 from chainer_bspmm.links.sparse import Sparse
 from tests.support import parity, relative_error
+from tests.support.cases import pairs
 from tests.support.gradients import Calls
 from tests.support.molecules import mask_of, molecules
 
@@ -214,9 +215,14 @@ def test_is_real_node_in_packed_batches(device, name):
     assert relative_error(actual.array, expected) < 1e-5
 
 
-@pytest.mark.parametrize('layout', ['packed', 'folded'])
-@pytest.mark.parametrize('dtype', ['float16', 'mixed16'])
-@pytest.mark.parametrize('name', BASE[:-1] + ('GGNN_GWM', 'RSGCN_GWM', 'GIN_CWLE'))
+@pytest.mark.parametrize(
+    'name, dtype, layout',
+    pairs(
+        BASE[:-1] + ('GGNN_GWM', 'RSGCN_GWM', 'GIN_CWLE'),
+        ['float16', 'mixed16'],
+        ['packed', 'folded'],
+    ),
+)
 def test_half_precision(device, name, dtype, layout):
     """The whole model in one of Chainer's float16 modes, against the float32 model's answer."""
     examples = examples_of(name)
