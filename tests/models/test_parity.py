@@ -73,8 +73,11 @@ BONDS = tuple(
 CANCELLING = 'RelGAT, within', 'RelGAT, within, bonds'
 
 
-# Options that a quick case asks for in another model, or two at once, each of which has a case.
+# Options that a quick case has in another model, two at once that have a case each, and those that
+# tests/links/test_update_links.py has.
 SLOW_OPTIONS = (
+    *('within', 'one head', 'heads concatenated', 'heads concatenated, within'),
+    *('features, node embedding', 'nine relations'),
     *('wide', 'number of layers', 'two relations', 'tied, concatenated', 'untied, concatenated'),
     *('set2set, two relations', 'ggnn, two relations', 'ggnn, concatenated'),
 )
