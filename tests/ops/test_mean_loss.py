@@ -145,9 +145,11 @@ def test_rows_that_lie_apart(gpu):
     assert_close(loss, (d**2).mean(), 'f')
 
 
-@pytest.mark.parametrize('shape', [(1,), (31, 1), (128, 12), (204, 20)])
-@pytest.mark.parametrize('dtype', 'efd')
-@pytest.mark.parametrize('kind', sorted(set(CHAINER) - {'BINARY_ACCURACY'}))
+@pytest.mark.parametrize(
+    'kind, dtype, shape',
+    pairs(sorted(set(CHAINER) - {'BINARY_ACCURACY'}), 'efd', [(1,), (31, 1), (128, 12), (204, 20)]),
+    ids=str,
+)
 def test_what_comes_along(gpu, kind, dtype, shape):
     """One launch gives the bits of three, for loss, accuracy and gradient."""
     x, t = map(gpu.put, arrays_of(kind, dtype, shape))
