@@ -343,7 +343,13 @@ def test_a_resumption_needs_no_option_of_the_run(folder):
 
 
 @pytest.mark.parametrize(
-    'words', [['--padded-to', 'batch'], ['--layout', 'packed'], ['--dense'], ['--layout', 'padded']]
+    'words',
+    [
+        ['--padded-to', 'batch'],
+        ['--dense'],
+        pytest.param(['--layout', 'packed'], marks=pytest.mark.slow),
+        pytest.param(['--layout', 'padded'], marks=pytest.mark.slow),
+    ],
 )
 def test_a_resumption_keeps_the_layout(tmp_path, words):
     train_on(tmp_path, TABLE, *words)

@@ -232,7 +232,7 @@ def test_dtypes(device, monkeypatch, no_causes, case, layout, dtype):
         check_training(device, monkeypatch, case, layout, examples, bound)
 
 
-HAS_DROPOUT = re.compile('RSGCN|GIN|RelGAT|GWM')
+HAS_DROPOUT = re.compile('RSGCN|GIN|RelGAT|GWM|WLE')
 WITH_DROPOUT = tuple(
     case for case in parity.CASES if HAS_DROPOUT.search(case.model) and case.options != 'no layer'
 )
@@ -244,7 +244,7 @@ def test_the_others_have_no_dropout(name):
     assert not any(hasattr(link, 'dropout_ratio') for link in model.links())
 
 
-@cases(WITH_DROPOUT, quick=('folded',), models=('RSGCN', 'GIN', 'RelGAT', 'GGNN_GWM'))
+@cases(WITH_DROPOUT, quick=('folded',), models=('RSGCN', 'GIN', 'RelGAT', 'GGNN_GWM', 'NFP_GWLE'))
 def test_dropout(device, graphs, no_causes, case, layout):
     """Dropout drops other elements in every step, whatever the spare rows hold."""
     predictor = make(case, dropout_ratio=0.3)
