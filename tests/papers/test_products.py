@@ -1,6 +1,7 @@
 """The papers' products, with every container and kernel: values, launches, gradients, refusals."""
 
 import functools
+from typing import Any
 import warnings
 
 import numpy
@@ -48,9 +49,8 @@ def at_places(names, cases):
     """Parametrize a test over cases, whose first value is the algorithm, and over places."""
     cases = list(cases)
     params = [('numpy', *case) for case in cases if case[0] in ON_HOST]
-    for place in GPUS:
-        values, marks = ((place,), ()) if isinstance(place, str) else (place.values, place.marks)
-        params += [pytest.param(*values, *case, marks=marks) for case in cases]
+    gpus: list[Any] = [pytest.param(place) if isinstance(place, str) else place for place in GPUS]
+    params += [pytest.param(*gpu.values, *case, marks=gpu.marks) for gpu in gpus for case in cases]
     return pytest.mark.parametrize('place, ' + names, params, indirect=['place'])
 
 
