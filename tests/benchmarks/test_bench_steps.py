@@ -49,13 +49,12 @@ def test_molecules_of_a_check():
     assert len(mixed) == steps.N_EQUAL and len(set(sizes[mixed])) > 5
 
 
-SLOW = ['rsgcn', 'ggnn', 'gin', 'nfp', 'mpnn', 'gin_gwle']
+SLOW = ['rsgcn', 'ggnn', 'gin', 'nfp', 'mpnn', 'gin_gwle', 'rsgcn_cwle']
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 @pytest.mark.parametrize(
-    'method',
-    ['relgcn', 'rsgcn_cwle', *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)],
+    'method', ['relgcn', *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
 def test_steps_agree(captures, method):
     subject = subject_of(method, 24)
