@@ -58,6 +58,11 @@ def test_all_parts_pass(device):
     assert {outcome.reason for outcome in outcomes} == {None}
 
 
+def test_molecules_have_at_most_one_bond_between_two_atoms():
+    for _, adj, _ in self_test.molecules('ggnn', 'f'):
+        assert set(adj.sum(axis=0).ravel()) <= {0, 1}
+
+
 def make_wrong(monkeypatch, change):
     """Change the result of every layer of neighbours on a host, and test one method only."""
     monkeypatch.setattr(self_test, 'METHODS', ('rsgcn',))

@@ -76,8 +76,8 @@ def test_arguments_may_begin_with_those_of_the_command(both, arguments):
     [
         'import sys; sys.exit(3)',
         'import sys; sys.exit("words")',
-        'raise SystemExit',
-        'exit()',
+        pytest.param('raise SystemExit', marks=pytest.mark.slow),
+        pytest.param('exit()', marks=pytest.mark.slow),
         'import atexit; x = 5; atexit.register(lambda: print(x))',
         'import os; os._exit(4)',
     ],
@@ -93,8 +93,8 @@ def test_exit(both, text):
         '\n\ndef f():\n    raise ValueError("words")\n\nf()\n',
         'try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError("a") from e\n',
         'x = 1\ny = (\n',
-        'import nothing_of_that_name\n',
-        'exec("1 +")\n',
+        pytest.param('import nothing_of_that_name\n', marks=pytest.mark.slow),
+        pytest.param('exec("1 +")\n', marks=pytest.mark.slow),
         'raise KeyboardInterrupt\n',
     ],
 )

@@ -13,6 +13,7 @@ import chainer  # NOQA: E402
 from benchmarks import data_sets  # NOQA: E402
 from benchmarks.training import bench_quality, bench_tf32 as bench, bench_widths  # NOQA: E402
 from benchmarks.training import example_runs, step_contenders as steps, subjects  # NOQA: E402
+from tests.support.devices import slow_unless  # NOQA: E402
 from tests.training import host_graphs  # NOQA: E402
 
 HOST = chainer.get_device('@numpy')
@@ -33,7 +34,7 @@ def subject_of(method):
     return subjects.subject_of(method, (smiles, labels), {}, 8, 2)
 
 
-@pytest.mark.parametrize('method', subjects.FIVE)
+@pytest.mark.parametrize('method', [slow_unless(name == 'relgcn', name) for name in subjects.FIVE])
 def test_a_step_in_float32_is_close_to_float64(method):
     found = bench.errors(subject_of(method), HOST)
     assert found['molecules'] > 1

@@ -16,6 +16,7 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import gemm, step
 from tests.emulation.emulator import cublas_on_cpu
 from tests.support import assert_close, DTYPES, poisoned
+from tests.support.cases import pairs
 
 
 class OnHost:
@@ -81,9 +82,15 @@ def check(actual, product, a, b, dtype):
     assert actual.flags.c_contiguous
 
 
-@pytest.mark.parametrize('dtype', DTYPES)
+SHAPES = (5, 7, 3), (1, 7, 3), (5, 1, 3), (5, 7, 1), (1, 1, 1), (1, 7, 1), (64, 33, 130)
+
+
 @pytest.mark.parametrize(
-    'm, k, n', [(5, 7, 3), (1, 7, 3), (5, 1, 3), (5, 7, 1), (1, 1, 1), (1, 7, 1), (64, 33, 130)]
+    'm, k, n, dtype',
+    [
+        *((*shape, 'float32') for shape in SHAPES),
+        *((5, 7, 3, dtype) for dtype in ('float16', 'float64')),
+    ],
 )
 def test_layouts(place, m, k, n, dtype):
     blas = gemm.Blas()
@@ -445,10 +452,10 @@ def test_a_product_outside_of_a_step_is_added_in_place(xp):
     assert_close(to, a.astype('d') @ b.astype('d') + c, 'f')
 
 
-@pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('n_matrices', [1, 4])
-@pytest.mark.parametrize('n_rows', [1, 600, 2300, 18000, 10**6])
-@pytest.mark.parametrize('width', [1, 16, 64])
+@pytest.mark.parametrize(
+    'width, n_rows, n_matrices, dtype',
+    pairs([1, 16, 64], [1, 600, 2300, 18000, 10**6], [1, 4], DTYPES),
+)
 def test_layers_of_up_to_64_units_stay_kernels(monkeypatch, width, n_rows, n_matrices, dtype):
     monkeypatch.setattr(gemm, 'is_tf32', lambda dtype: False)
     for n_in, n_out in (width, 512), (512, width), (width, width):

@@ -1,6 +1,7 @@
 """DeviceDataset: usable as any SparseDataset, with batches gathered on the GPU."""
 
 import pickle
+import re
 
 import numpy
 import pytest
@@ -63,6 +64,14 @@ def test_too_large(resident):
     message = too_large('@numpy', needed - 1, needed)
     with pytest.raises(ValueError, match=message):
         DeviceMolecules(resident.host, ON_HOST, needed - 1)
+
+
+def test_a_batch_of_too_many_columns(resident):
+    resident.n_relations = 2**30
+    n_columns = resident.sizes[:2].sum() * 2**30
+    message = 'nodes times relations: expected at most 2**31 - 1 = 2147483647 in one batch, got %d'
+    with pytest.raises(ValueError, match='^%s$' % re.escape(message % n_columns)):
+        resident.batch(numpy.arange(2), 'packed')
 
 
 def test_what_the_host_knows(resident):

@@ -25,6 +25,9 @@ def obey(order):
     """Answer an order of a test, or die as it says."""
     if order == 'crash':
         ctypes.string_at(0)
+    elif order == 'hang up':
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup lets processes ignore it
+        os.kill(os.getpid(), signal.SIGHUP)
     elif order == 'exit':
         os._exit(7)
     elif order == 'raise':
@@ -78,7 +81,9 @@ def test_an_error_is_raised_and_the_process_stays(start):
 
 
 @pytest.mark.parametrize(
-    'order, text', [('crash', 'Segmentation fault'), ('exit', 'exit status 7')]
+    'order, text',
+    # SIGHUP is signal 1, next to an exit status of 0.
+    [('crash', 'Segmentation fault'), ('hang up', 'Hangup'), ('exit', 'exit status 7')],
 )
 def test_a_process_that_dies(start, order, text):
     process = start(obey)

@@ -16,6 +16,12 @@ from chainer_bspmm.training.peer_memory import PeerMemory, words_of
 
 DTYPES = 'efd'
 CHANNELS = (1, 2, 3, 31, 33, 64, 1024)
+# Every width in float32; in the other dtypes two or three, among which are one whose rows are read
+# by the widest vectors and one whose rows are read element by element.
+CHANNELS_OF_DTYPES = (
+    *(('f', n_channels) for n_channels in CHANNELS),
+    *(('e', 2), ('e', 33), ('e', 64), ('d', 33), ('d', 64)),
+)
 # Largest value where products are summed (the sums stay below 2**24 for float16 and float32, and
 # between 2**24 and 2**53 for float64), and where the values themselves are summed.
 FACTOR = {'e': 31, 'f': 255, 'd': 2**20}

@@ -29,7 +29,6 @@ class Kernel(typing.NamedTuple):
     constants: list = [()]
     storage: list = STORAGE
     widest: int = 8  # elements of a vector, at most
-    is_close_to_a_spill: bool = False  # so `make test` compiles it with nvcc; g++ compiles them all
     reads_ahead: bool = False  # only AddressSanitizer sees that it reads too far
 
     def compiled(self):
@@ -96,17 +95,12 @@ CSR = table(
     PIECES=1,
 )
 KERNELS = {
-    'bspmm_csr': Kernel(
-        (use.pipelined, use.product, use.in_pieces), CSR, is_close_to_a_spill=True, reads_ahead=True
-    ),
+    'bspmm_csr': Kernel((use.pipelined, use.product, use.in_pieces), CSR, reads_ahead=True),
     'sum_pieces': Kernel(
         (use.in_pieces,), [sum_pieces_launch(2, 64, 64).defines[1:]], reads_ahead=True
     ),
     'bsddmm_csr': Kernel(
-        (use.sampled, use.sampled_in_pieces),
-        dots() + dots(PIECES=1),
-        is_close_to_a_spill=True,
-        reads_ahead=True,
+        (use.sampled, use.sampled_in_pieces), dots() + dots(PIECES=1), reads_ahead=True
     ),
     'bsddmm_coo': Kernel((use.sampled_coo,), dots()),
     'edge_film': Kernel(
@@ -120,7 +114,6 @@ KERNELS = {
             ('OUTPUT', 1),
             ('BY_MESSAGES', 0),
         ),
-        is_close_to_a_spill=True,
     ),
     'gated_step': Kernel(
         (use.recurrent, use.recurrent_rows, use.gated_rows),
@@ -133,7 +126,6 @@ KERNELS = {
             gated_step(2300, (64, 0, 33), False, False, 8),
         ],
         widest=4,
-        is_close_to_a_spill=True,
     ),
     'gated_weights': Kernel(
         (use.weights_of_gates, use.weights_of_recurrent_rows),
@@ -146,7 +138,6 @@ KERNELS = {
             gated_weights((3, 5, 7), True, 8),
         ],
         widest=4,
-        is_close_to_a_spill=True,
     ),
     'layer_norm': Kernel(
         (use.normalised,),
@@ -171,7 +162,6 @@ KERNELS = {
             (8, 'MAX', 1, 1),
             (8, 'SUM', 0, 0),
         ),
-        is_close_to_a_spill=True,
     ),
     'segment_broadcast': Kernel(
         (use.long_broadcast, use.broadcast, use.weighted_broadcast),
@@ -180,7 +170,6 @@ KERNELS = {
     'segment_softmax': Kernel(
         (use.row_softmaxes, use.weighted_softmaxes),
         table(('GRADIENT', 'WEIGHTED'), (1, 1), (0, 0), (0, 1), (1, 0), (0, 0), (1, 1)),
-        is_close_to_a_spill=True,
     ),
     'transpose_csr': Kernel((use.transposed,)),
     'bspmm_sell': Kernel(
@@ -234,7 +223,6 @@ KERNELS = {
             graph_linear(18400, False, 8, True, 64, 64, 4, True, False, True, 1, False, 'tanh'),
             graph_linear(18400, True, 8, True, 64, 96, 1, False, True, True, 1, False, 'relu'),
         ],
-        is_close_to_a_spill=True,
         reads_ahead=True,
     ),
     'layer_end': Kernel(
@@ -287,7 +275,6 @@ KERNELS = {
             for dtype in 'fd'
         ],
         [('f', 1), ('d', 1)],
-        is_close_to_a_spill=True,
     ),
     'flat_gradients': Kernel(
         (use.packed, use.averaged, use.zeroed, use.exchanged),

@@ -6,6 +6,7 @@ import pytest
 from chainer_bspmm.ops.bspmm import bspmm_forward
 from tests.emulation.emulator.cuda_on_cpu import build, knows, run, MEMORY, RACES, KernelError
 from tests.emulation.kernel_cases import batch
+from tests.support.devices import slow_unless
 
 pytestmark = pytest.mark.usefixtures('gxx')
 
@@ -152,7 +153,7 @@ def test_an_array_is_as_it_was_after_a_failed_run():
     assert (y == 99).all()
 
 
-@pytest.mark.parametrize('sanitizer', [None, MEMORY])
+@pytest.mark.parametrize('sanitizer', [None, slow_unless(False, MEMORY)])
 def test_vector_that_is_not_aligned_is_noticed(make_device, monkeypatch, sanitizer):
     monkeypatch.setattr('chainer_bspmm.cuda.plans.widest_vector', lambda *_: 4)
     device = make_device(sanitizer)

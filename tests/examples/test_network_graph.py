@@ -45,7 +45,9 @@ def write_cora(folder):
     (folder / 'cora.cites').write_text(''.join('%s\t%s\n' % pair for pair in pairs))
 
 
-@pytest.mark.parametrize('method, epochs', [('gin_sparse', 100), ('gin', 60)])
+@pytest.mark.parametrize(
+    'method, epochs', [('gin_sparse', 100), pytest.param('gin', 60, marks=pytest.mark.slow)]
+)
 def test_generated(tmp_path, method, epochs):
     out = tmp_path / 'out'
     text = run_here(

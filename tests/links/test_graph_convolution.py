@@ -9,6 +9,7 @@ from chainer.backends import cuda
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.links import GraphConvolution
 from tests.support import relative_error
+from tests.support.cases import pairs
 
 SIZES = (5, 1, 0, 9, 3)
 
@@ -46,11 +47,14 @@ def link_of(W, bias, dtype):
     return link
 
 
-@pytest.mark.parametrize('dtype, bound', [('float16', 4e-3), ('float32', 1e-6), ('float64', 1e-14)])
-@pytest.mark.parametrize('layout', ['packed', 'padded'])
-@pytest.mark.parametrize('n_out', [3, 4, 6])
-@pytest.mark.parametrize('n_channels', [1, 3])
-def test_values(device, dtype, bound, layout, n_out, n_channels):
+BOUNDS = {'float16': 4e-3, 'float32': 1e-6, 'float64': 1e-14}
+
+
+@pytest.mark.parametrize(
+    'dtype, layout, n_out, n_channels', pairs(list(BOUNDS), ['packed', 'padded'], [3, 4, 6], [1, 3])
+)
+def test_values(device, dtype, layout, n_out, n_channels):
+    bound = BOUNDS[dtype]
     adj, X = graphs(n_channels=n_channels)
     rng = numpy.random.RandomState(1)
     W = rng.uniform(-1, 1, (n_channels, 4, n_out))

@@ -12,6 +12,7 @@ from chainer_chemistry.models.rsgcn import RSGCN
 from chainer_bspmm import densify, sparsify
 from chainer_bspmm.links import MLP
 from tests.support import relative_error
+from tests.support.cases import pairs
 
 
 def outcome(link, x):
@@ -22,9 +23,12 @@ def outcome(link, x):
     return [y.array, x.grad, *(param.grad for _, param in sorted(link.namedparams()))]
 
 
-@pytest.mark.parametrize('activation', [functions.relu, functions.tanh, functions.sigmoid])
-@pytest.mark.parametrize('shape', [(7, 5), (1, 3), (6, 2, 4)])
-@pytest.mark.parametrize('n_layers', [1, 2, 3])
+@pytest.mark.parametrize(
+    'activation, shape, n_layers',
+    pairs(
+        [functions.relu, functions.tanh, functions.sigmoid], [(7, 5), (1, 3), (6, 2, 4)], [1, 2, 3]
+    ),
+)
 def test_same_as_upstreams(xp, activation, shape, n_layers):
     dense = Dense(3, 8, n_layers, activation)
     x = xp.asarray(numpy.random.RandomState(0).uniform(-1, 1, shape).astype('f'))

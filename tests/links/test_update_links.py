@@ -15,6 +15,7 @@ from chainer_chemistry.links import GraphMLP
 from chainer_bspmm import links, sparsify
 from chainer_bspmm.sparse import BatchedCSR
 from tests.support import device_of, random_matrix, relative_error
+from tests.support.cases import pairs
 from tests.support.molecules import adjacency
 from tests.support.parity import randomised, sparse_link
 
@@ -59,9 +60,9 @@ LINKS = [
             (n, 4),
             {'n_heads': n_heads, 'softmax_mode': mode, 'concat_heads': concat_heads},
         )
-        for n, n_heads in ((None, 3), (6, 1), (6, 2))
-        for mode in ('across', 'within')
-        for concat_heads in (False, True)
+        for (n, n_heads), mode, concat_heads in pairs(
+            [(None, 3), (6, 1), (6, 2)], ['across', 'within'], [False, True]
+        )
     ),
 ]
 

@@ -15,6 +15,8 @@ from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mol
 from chainer_bspmm import concat_mols, CSRConverter, densify, models, sparsify
 from chainer_bspmm.links.sparse import Sparse
 from tests.support import parity, relative_error
+from tests.support.cases import pairs
+from tests.support.devices import slow_unless
 from tests.support.gradients import Calls
 from tests.support.molecules import mask_of, molecules
 
@@ -24,6 +26,10 @@ MASKED = ('NFP', 'GIN', 'GGNN', 'GNNFiLM')
 PADDED = CSRConverter('padded')
 
 every_model = pytest.mark.parametrize('name', CASES)
+# For what our base classes do, whichever the model.
+quick_models = pytest.mark.parametrize(
+    'name', [slow_unless(name in parity.QUICK_MODELS, name) for name in CASES]
+)
 
 
 def examples_of(name, sizes=(5, 1, 9)):
@@ -85,7 +91,7 @@ def test_the_constructor_is_upstreams(name):
         assert getattr(model, attribute, None) == getattr(dense, attribute, None)
 
 
-@every_model
+@quick_models
 def test_densify_undoes_sparsify(name):
     """densify gives back upstream's model, with the same results as before, bit for bit."""
     examples = examples_of(name)
@@ -152,7 +158,7 @@ def test_calls_do_not_depend_on_the_calls_before(device, name):
     assert (model(*first).array == expected).all()
 
 
-@every_model
+@quick_models
 def test_nothing_that_is_kept_with_a_batch_refers_back_to_it(device, name):
     """A cycle would keep the device memory of both until the garbage collector finds it."""
     model = parity.swapped(dense_model(name), device)
@@ -214,9 +220,14 @@ def test_is_real_node_in_packed_batches(device, name):
     assert relative_error(actual.array, expected) < 1e-5
 
 
-@pytest.mark.parametrize('layout', ['packed', 'folded'])
-@pytest.mark.parametrize('dtype', ['float16', 'mixed16'])
-@pytest.mark.parametrize('name', BASE[:-1] + ('GGNN_GWM', 'RSGCN_GWM', 'GIN_CWLE'))
+@pytest.mark.parametrize(
+    'name, dtype, layout',
+    pairs(
+        BASE[:-1] + ('GGNN_GWM', 'RSGCN_GWM', 'GIN_CWLE'),
+        ['float16', 'mixed16'],
+        ['packed', 'folded'],
+    ),
+)
 def test_half_precision(device, name, dtype, layout):
     """The whole model in one of Chainer's float16 modes, against the float32 model's answer."""
     examples = examples_of(name)

@@ -17,6 +17,7 @@ from chainer_bspmm import CSRConverter, densify, sparsify
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import GIN, GINSparse, NodeClassifier
 from tests.support import parity, relative_error
+from tests.support.cases import pairs
 from tests.support.graph_data import edge_lists, OfPaddingData, padding_data
 
 N, N_CHANNELS, N_CLASSES = 60, 9, 4
@@ -76,10 +77,9 @@ def result(model, *inputs):
     return loss.array, observed, gradients
 
 
-@pytest.mark.parametrize('options', OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize('kind', DATA)
-@pytest.mark.parametrize('as_numbers', [False, True])
-def test_parity(device, kind, options, as_numbers):
+@pytest.mark.parametrize('kind, name, as_numbers', pairs(list(DATA), list(OPTIONS), [False, True]))
+def test_parity(device, kind, name, as_numbers):
+    options = OPTIONS[name]
     train, valid = masks()
     gnn = predictor(kind)
     theirs = Dense(gnn if kind == 'list of edges' else OfPaddingData(gnn), **options)

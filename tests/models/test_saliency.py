@@ -25,6 +25,7 @@ from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import layout_of
 from chainer_bspmm.sparse.check import LAYOUTS
 from tests.support import parity
+from tests.support.cases import pairs
 from tests.support.devices import slow_unless
 from tests.support.molecules import molecules as molecules_of_sizes
 from tests.support.training import molecules
@@ -97,7 +98,8 @@ def assert_as_alone(found, expected):
     'name, kind, options, layout',
     [
         slow_unless(
-            name == 'GGNN' or (kind is GradientCalculator and layout == 'folded'),
+            name == 'GGNN'
+            or (name in parity.QUICK_MODELS and kind is GradientCalculator and layout == 'folded'),
             name,
             kind,
             options,
@@ -218,18 +220,20 @@ def test_inputs_that_are_kept():
 
 
 # Of batches of 1 and of 2 some have molecules of one atom only.
-ONE_ATOM = [
-    [example[:2] for example in molecules_of_sizes(sizes, 'bonds')]
-    for sizes in ((1,), (4, 3, 1), (1, 1, 2))
-]
+ONE_ATOM = {
+    name: [example[:2] for example in molecules_of_sizes(sizes, 'bonds')]
+    for name, sizes in {'alone': (1,), 'last': (4, 3, 1), 'first': (1, 1, 2)}.items()
+}
 
 
-@pytest.mark.parametrize('data', ONE_ATOM, ids=('alone', 'last', 'first'))
-@pytest.mark.parametrize('layout', ('packed', 'folded', slow_unless(False, 'padded')))
-@pytest.mark.parametrize('kind, options', CALCULATORS[::2])
-def test_batches_of_one_atom(kind, options, layout, data):
+@pytest.mark.parametrize(
+    'calculator, layout, name',
+    pairs(CALCULATORS[::2], ['packed', 'folded', 'padded'], list(ONE_ATOM)),
+)
+def test_batches_of_one_atom(calculator, layout, name):
     """Batches of single atoms have as many rows as molecules."""
-    data, upstream, ours = pair('ggnn', data)
+    kind, options = calculator
+    data, upstream, ours = pair('ggnn', ONE_ATOM[name])
     converter = chainer_bspmm.CSRConverter(layout)
     for batchsize in 1, 2:
         _, found = compute(kind, ours, data, converter, batchsize, options=options)
@@ -255,13 +259,17 @@ def test_dropout_is_no_training():
     assert layout_of(ours.predictor) == ('folded', None)
 
 
-@pytest.mark.parametrize('column', (None, 'super', 'labels'))
 @pytest.mark.parametrize(
-    'data', [*ONE_ATOM, examples('ggnn')], ids=('alone', 'last', 'first', 'several')
+    'layout, name, column',
+    pairs(
+        ['packed', 'folded', 'padded', 'padded_to'],
+        [*ONE_ATOM, 'several'],
+        [None, 'super', 'labels'],
+    ),
 )
-@pytest.mark.parametrize('layout', ('packed', 'folded', 'padded', 'padded_to'))
-def test_predictions_keep_inputs(layout, data, column):
+def test_predictions_keep_inputs(layout, name, column):
     """Inputs are kept as by upstream's converter, padded to the largest molecule or more."""
+    data = examples('ggnn') if name == 'several' else ONE_ATOM[name]
     case = parity.DEFAULTS['GGNN']._replace(column=column)
     columns = {
         None: lambda atoms: (),

@@ -16,6 +16,7 @@ from chainer_chemistry.models.prediction import GraphConvPredictor, Regressor
 from chainer_bspmm import BatchedCSR, CSRConverter, densify, models, sparsify
 from chainer_bspmm.models import layout_of
 from tests.support import parity
+from tests.support.devices import slow_unless
 from tests.support.molecules import molecules
 
 EXAMPLES = molecules((5, 9, 3))
@@ -43,7 +44,9 @@ def predicted(model, converter, examples=EXAMPLES):
     return values, [warning for warning in caught if 'was trained on' in str(warning.message)]
 
 
-@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize(
+    'name', [slow_unless(name in parity.QUICK_MODELS, name) for name in MODELS]
+)
 def test_every_model_remembers(name):
     case = parity.DEFAULTS[name]
     model = sparsify(case.make())

@@ -18,10 +18,12 @@ from chainer_chemistry.models.prediction import GraphConvPredictor, Regressor, s
 
 from chainer_bspmm import concat_mols, CSRConverter, densify, links, models, sparsify
 from tests.support import parity, relative_error
+from tests.support.devices import slow_unless
 from tests.support.molecules import molecules
 from tests.support import assert_close_arrays
 
 METHODS = ('rsgcn', 'nfp', 'gin', 'ggnn', 'relgcn', 'relgat', 'gnnfilm')
+QUICK = 'rsgcn', 'ggnn'  # without a state from call to call, and with one
 CASES = {name.lower(): case for name, case in parity.DEFAULTS.items()}
 SIZES = (5, 9, 3)
 
@@ -80,7 +82,7 @@ def test_swap_in_place(wrapper):
     assert kinds == [type(link) for link in model.links()]
 
 
-@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize('method', [slow_unless(name in QUICK, name) for name in METHODS])
 def test_optimizer_that_was_set_up_before_goes_on(device, method):
     """Runs from equal state, one swapped in the middle, make the same steps.
 

@@ -14,6 +14,8 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm.ops import batch_norm as module
 from chainer_bspmm.ops.batch_norm import batch_norm
 from tests.support import BATCHES, device_of, relative_error
+from tests.support.cases import pairs
+from tests.support.devices import slow_unless
 from tests.support.gradients import check_gradients
 from tests.support.spare import with_spare
 from tests.support.weights import assert_counts_copies, copies_of, SPARE_ROWS, sum_of_copies
@@ -60,11 +62,14 @@ def outcome(function, link, x, weights):
     }
 
 
-CASES = [(name, dtype, {}) for name in WEIGHTED for dtype in BOUNDS] + [
-    (name, 'float32', options)
-    for name in WEIGHTED[1:3]
-    for options in ({'use_gamma': False}, {'use_beta': False}, {'decay': 0.3, 'eps': 1e-2})
-]
+CASES = (
+    *((name, 'float32', {}) for name in WEIGHTED),
+    *((WEIGHTED[1], dtype, {}) for dtype in ('float16', 'float64')),
+    *(
+        (WEIGHTED[2], 'float32', options)
+        for options in ({'use_gamma': False}, {'use_beta': False}, {'decay': 0.3, 'eps': 1e-2})
+    ),
+)
 
 
 @pytest.mark.parametrize('is_weighted, n_spare', [(False, 7), (True, 0), (True, 3)])
@@ -206,15 +211,17 @@ def test_everything_else_is_the_links(xp, train, spare):
 BOUND = {'f': 1e-5, 'd': 1e-13}
 
 
-@pytest.mark.parametrize('n_channels', [1, 5, 33])
+WEIGHTS = (1,) * 24 + (0,) * 6, (1, 1, 7, 1, 0, 1, 120), (0,) * 4, (3,), (1,) * 4 + (0,) * 70
+WAYS = (False, 1), (True, 1), (False, 3)  # whether recomputing, and the number of ranks
+
+
 @pytest.mark.parametrize(
-    'weights',
-    [(1,) * 24 + (0,) * 6, (1, 1, 7, 1, 0, 1, 120), (0,) * 4, (3,), (1,) * 4 + (0,) * 70],
+    'dtype, weights, n_channels, way',
+    [slow_unless(case[0] == 'f', *case) for case in pairs('fd', WEIGHTS, [1, 5, 33], WAYS)],
     ids=str,
 )
-@pytest.mark.parametrize('dtype', BOUND)
-@pytest.mark.parametrize('recomputing, n_ranks', [(False, 1), (True, 1), (False, 3)])
-def test_same_as_on_the_host(gpu, dtype, weights, n_channels, recomputing, n_ranks):
+def test_same_as_on_the_host(gpu, dtype, weights, n_channels, way):
+    recomputing, n_ranks = way
     rng = numpy.random.RandomState(0)
     weights = numpy.array(weights, dtype)[:, None]
     x, gy = (rng.uniform(-1, 2, (len(weights), n_channels)).astype(dtype) for _ in range(2))

@@ -8,7 +8,14 @@ from chainer_bspmm.functions import bsddmm
 from chainer_bspmm.ops import bspmm as module
 from chainer_bspmm.ops.bspmm import bsddmm_forward
 from tests import support
-from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, integers, offsets_of, with_room
+from tests.emulation.kernel_cases import (
+    batch,
+    BATCHES,
+    CHANNELS_OF_DTYPES,
+    integers,
+    offsets_of,
+    with_room,
+)
 from tests.support import (
     assert_close,
     assert_exact,
@@ -22,8 +29,7 @@ from tests.support.gradients import check_gradients, GRADIENT_BATCHES
 from tests.support.products import check_sampled
 
 
-@pytest.mark.parametrize('n_channels', CHANNELS)
-@pytest.mark.parametrize('dtype', 'efd')
+@pytest.mark.parametrize('dtype, n_channels', CHANNELS_OF_DTYPES)
 def test_channels(place, dtype, n_channels):
     check_sampled(place, batch('small' if n_channels > 64 else 'mixed', dtype), dtype, n_channels)
 

@@ -19,7 +19,14 @@ from chainer_bspmm.ops import segments
 from chainer_bspmm.ops.bspmm import ALGORITHMS, bsddmm_forward, bspmm_forward, csr_launch
 from chainer_bspmm.ops.segments import segment_broadcast_forward, segment_max_forward
 from tests import support
-from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, CSR_VARIANTS, integers, with_room
+from tests.emulation.kernel_cases import (
+    batch,
+    BATCHES,
+    CHANNELS_OF_DTYPES,
+    CSR_VARIANTS,
+    integers,
+    with_room,
+)
 from tests.support import (
     assert_close,
     assert_exact,
@@ -29,6 +36,7 @@ from tests.support import (
     random_matrix,
     reference,
 )
+from tests.support.cases import pairs
 from tests.support.gradients import check_gradients, GRADIENT_BATCHES
 from tests.support.products import (
     check_duplicates,
@@ -40,19 +48,27 @@ from tests.support.products import (
 )
 
 
-@pytest.mark.parametrize('n_channels', CHANNELS)
-@pytest.mark.parametrize('dtype', 'efd')
+@pytest.mark.parametrize('dtype, n_channels', CHANNELS_OF_DTYPES)
 def test_channels(place, dtype, n_channels):
     check_product(place, batch('small' if n_channels > 64 else 'mixed', dtype), dtype, n_channels)
 
 
-@pytest.mark.parametrize('with_residual', [False, True])
-@pytest.mark.parametrize(
-    'values, trans, weights',
-    [('ones', False, 0), ('ones', True, 0), ('own', True, 1), ('given', 0, 1), ('given', True, 2)],
+# Where values come from, whether transposed, and what a launch for it is compiled for.
+VALUES = (
+    ('ones', False, 0),
+    ('ones', True, 0),
+    ('own', True, 1),
+    ('given', 0, 1),
+    ('given', True, 2),
 )
-@pytest.mark.parametrize('dtype, n_channels', [('e', 8), ('f', 3)])
-def test_values(place, dtype, n_channels, values, trans, weights, with_residual):
+
+
+@pytest.mark.parametrize(
+    'width, values, with_residual', pairs([('e', 8), ('f', 3)], VALUES, [False, True]), ids=str
+)
+def test_values(place, width, values, with_residual):
+    dtype, n_channels = width
+    values, trans, weights = values
     check_product(place, batch('relations', dtype), dtype, n_channels, values, with_residual, trans)
     assert {defines['WEIGHTS'] for defines in place.launched if 'WEIGHTS' in defines} <= {weights}
 
@@ -74,8 +90,13 @@ def test_batches(place, name, trans):
     check_product(place, batch(name, 'f'), 'f', 3, 'given', True, trans)
 
 
-@pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('name', support.BATCHES)
+@pytest.mark.parametrize(
+    'name, dtype',
+    [
+        *((name, 'float32') for name in support.BATCHES),
+        *((name, dtype) for name in ('many', 'ones') for dtype in ('float16', 'float64')),
+    ],
+)
 def test_other_batches(xp, name, dtype):
     """Batches: symmetric, rectangular, of ones only, with a huge graph among tiny ones."""
     rng = numpy.random.RandomState(0)
@@ -144,10 +165,18 @@ def test_empty_result_launches_nothing(place, n_nodes, n_channels):
     assert x.grad.shape == x.shape and not place.launched
 
 
-@pytest.mark.parametrize('dtype, n_channels, options', CSR_VARIANTS)
-@pytest.mark.parametrize('values, trans', [('ones', False), ('own', False), ('given', True)])
-@pytest.mark.parametrize('name', ['mixed', 'duplicates', 'empty graphs', 'relations'])
-def test_variants(gpu, monkeypatch, name, values, trans, dtype, n_channels, options):
+@pytest.mark.parametrize(
+    'variant, values, name',
+    pairs(
+        CSR_VARIANTS,
+        [('ones', False), ('own', False), ('given', True)],
+        ['mixed', 'duplicates', 'empty graphs', 'relations'],
+    ),
+    ids=str,
+)
+def test_variants(gpu, monkeypatch, variant, values, name):
+    dtype, n_channels, options = variant
+    values, trans = values
     adj = batch(name, dtype)
     n_rows, n_cols = (adj.n_cols, adj.n_rows) if trans else (adj.n_rows, adj.n_cols)
     width = widest_vector(n_channels, numpy.dtype(dtype).itemsize, 0)
@@ -237,8 +266,13 @@ def test_more_elements_than_32_bits_count():
     assert (segment_broadcast_forward(top, offsets, n)[-3:] == 999).all()
 
 
-@pytest.mark.parametrize('given', ['x', 'x data', 'x residual', 'x data residual'])
-@pytest.mark.parametrize('name', GRADIENT_BATCHES)
+@pytest.mark.parametrize(
+    'name, given',
+    [
+        *((name, 'x data residual') for name in GRADIENT_BATCHES),
+        *(('four relations', given) for given in ('x', 'x data', 'x residual')),
+    ],
+)
 def test_gradients(xp, name, given):
     rng = numpy.random.RandomState(0)
     adj = batch_on(name, xp, 'float64')

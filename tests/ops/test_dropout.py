@@ -16,6 +16,7 @@ from chainer_bspmm.ops.dropout import relu_dropout_forward, step_dropout
 from chainer_bspmm.ops.relation_attention import relation_attention
 from tests.emulation.kernel_cases import integers, TERM
 from tests.support import assert_exact, device_of, DTYPES, features, random_matrix, reference
+from tests.support.cases import pairs
 from tests.support.gradients import check_gradients
 from tests.support.layers import linear_relu
 
@@ -131,11 +132,10 @@ def run(function, place, x, ratio, draw, shift=0):
     return cuda.to_cpu(given), results and tuple(map(cuda.to_cpu, results))
 
 
-@pytest.mark.parametrize('draw', DRAWS, ids=str)
-@pytest.mark.parametrize(
-    'shape', [(37, 12), (1, 1), (5,), (3, 2), (1, 7), (2, 3, 4), (), (515,)], ids=str
-)
-@pytest.mark.parametrize('dtype', 'efd')
+SHAPES = (37, 12), (1, 1), (5,), (3, 2), (1, 7), (2, 3, 4), (), (515,)
+
+
+@pytest.mark.parametrize('dtype, shape, draw', pairs('efd', SHAPES, DRAWS), ids=str)
 def test_dropout(place, dtype, shape, draw):
     x = integers(shape, dtype, TERM)
     _, (mask, y) = run(dropout_forward, place, x, 0.3, draw)

@@ -11,7 +11,13 @@ from chainer_bspmm.ops.bspmm import bspmm_forward
 from chainer_bspmm.ops import edge_film as module
 from chainer_bspmm.ops.edge_film import edge_film, edge_film_backward, edge_film_forward
 from chainer_bspmm.sparse.edges import edges_of
-from tests.emulation.kernel_cases import batch, BATCHES, CHANNELS, film_arrays, share_channels
+from tests.emulation.kernel_cases import (
+    batch,
+    BATCHES,
+    CHANNELS_OF_DTYPES,
+    film_arrays,
+    share_channels,
+)
 from tests.support import assert_close, assert_exact, ones_for, reference, relative_error
 from tests.support.gradients import check_gradients
 from tests.support.relations import NAMES, relation_batch_on, small_relation_batch_on
@@ -40,8 +46,7 @@ def check(place, adj, dtype, n_channels, shift=0, step=1):
         assert_exact(actual, wanted, dtype)
 
 
-@pytest.mark.parametrize('n_channels', CHANNELS)
-@pytest.mark.parametrize('dtype', 'efd')
+@pytest.mark.parametrize('dtype, n_channels', CHANNELS_OF_DTYPES)
 def test_channels(place, dtype, n_channels):
     check(place, batch('small' if n_channels > 64 else 'relations', dtype), dtype, n_channels)
 

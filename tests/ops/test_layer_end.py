@@ -11,11 +11,18 @@ from chainer_bspmm.cuda.plans import Device
 from chainer_bspmm.ops.layer_end import can_sum, column_sums, end_backward, end_forward
 from chainer_bspmm.ops.layer_end import end_launch, summed_backward, summed_forward
 from tests.support import reference
+from tests.support.cases import pairs
 from tests.support.devices import slow_unless
 from tests.support.layer_kernels import ACTIVATIONS, BOUND, matrices, side
 
 SHAPES = [(37, 12), (5, 7), (1, 1), (70, 2), (3, 300), (600, 8)]
 DRAW = 2**40 + 3, 5, 2**33 + 1  # seed, layer, step
+
+
+def cases(*parameters):
+    """Return cases of a dtype, a shape and more; in another dtype than float32 one is quick."""
+    found = pairs('efd', *parameters)
+    return [slow_unless(case[0] == 'f' or case[1] == parameters[0][0], *case) for case in found]
 
 
 def drawn(shape, dtype, seed=0):
@@ -30,19 +37,14 @@ def assert_near(actual, expected, dtype, largest=1):
     assert abs(actual - expected).max() <= bound
 
 
-def cases():
-    for i, shape in enumerate(SHAPES):
-        for j, activation in enumerate(('identity', 'relu', 'tanh')):
-            for has_bias in (False, True):
-                yield slow_unless(
-                    (i + j + has_bias) % 3 == 0,
-                    *(shape, activation, has_bias),
-                    id='%s-%s-%s' % (shape, activation, has_bias),
-                )
+every_end = pytest.mark.parametrize(
+    'dtype, shape, activation, has_bias',
+    cases(SHAPES, ('identity', 'relu', 'tanh'), (False, True)),
+    ids=str,
+)
 
 
-@pytest.mark.parametrize('shape, activation, has_bias', list(cases()))
-@pytest.mark.parametrize('dtype', 'efd')
+@every_end
 def test_bias_and_activation(gpu, dtype, shape, activation, has_bias):
     sums = drawn(shape, dtype)
     b = drawn(shape[1], dtype, seed=1)
@@ -52,9 +54,7 @@ def test_bias_and_activation(gpu, dtype, shape, activation, has_bias):
     assert_near(y, function(sums.astype('d') + (b if has_bias else 0)), dtype)
 
 
-@pytest.mark.parametrize('activation', ['identity', 'relu'])
-@pytest.mark.parametrize('shape', SHAPES, ids=str)
-@pytest.mark.parametrize('dtype', 'efd')
+@pytest.mark.parametrize('dtype, shape, activation', cases(SHAPES, ('identity', 'relu')), ids=str)
 def test_dropout_is_that_of_the_step(gpu, dtype, shape, activation):
     sums = drawn(shape, dtype)
     b = drawn(shape[1], dtype, seed=1)
@@ -71,10 +71,7 @@ def test_dropout_is_that_of_the_step(gpu, dtype, shape, activation):
         numpy.testing.assert_array_equal((y == 0) & numpy.signbit(y), ~kept)
 
 
-@pytest.mark.parametrize('has_bias', [False, True])
-@pytest.mark.parametrize('activation', ['identity', 'relu', 'tanh'])
-@pytest.mark.parametrize('shape', SHAPES, ids=str)
-@pytest.mark.parametrize('dtype', 'efd')
+@every_end
 def test_gradients(gpu, dtype, shape, activation, has_bias):
     function, derivative = ACTIVATIONS[activation]
     y = function(drawn(shape, dtype).astype('d')).astype(dtype)
@@ -109,11 +106,14 @@ def sums_of(A, rows, loop):
     return A[0].astype('d') @ rows + (rows if loop else 0)
 
 
-@pytest.mark.parametrize('loop, is_weighted', [(False, True), (True, False)])
-@pytest.mark.parametrize('is_added', [False, True])
-@pytest.mark.parametrize('shape', [(37, 12), (5, 7), (150, 8), (9, 300)], ids=str)
-@pytest.mark.parametrize('dtype', 'efd')
-def test_sums_over_neighbours(gpu, dtype, shape, is_added, loop, is_weighted):
+GRAPHS = (37, 12), (5, 7), (150, 8), (9, 300)
+
+
+@pytest.mark.parametrize(
+    'dtype, shape, is_added, loop', cases(GRAPHS, (False, True), (False, True)), ids=str
+)
+def test_sums_over_neighbours(gpu, dtype, shape, is_added, loop):
+    is_weighted = not loop
     A = matrices(shape[0], 1, dtype, is_weighted)
     mapped = drawn(shape, dtype)
     y = drawn(shape, dtype, seed=1)
@@ -134,11 +134,13 @@ def test_sums_over_neighbours_and_dropout(gpu):
     assert_near(y, numpy.maximum(sums_of(A, mapped, False), 0) * kept / 0.7, 'f')
 
 
-@pytest.mark.parametrize('loop, is_weighted', [(False, True), (True, False)])
-@pytest.mark.parametrize('needed', [(), ('z',), ('bias',), ('z', 'bias')], ids=str)
-@pytest.mark.parametrize('shape', [(37, 12), (5, 7), (150, 8), (9, 300)], ids=str)
-@pytest.mark.parametrize('dtype', 'efd')
-def test_gradients_of_sums_over_neighbours(gpu, dtype, shape, needed, loop, is_weighted):
+@pytest.mark.parametrize(
+    'dtype, shape, needed, loop',
+    cases(GRAPHS, ((), ('z',), ('bias',), ('z', 'bias')), (False, True)),
+    ids=str,
+)
+def test_gradients_of_sums_over_neighbours(gpu, dtype, shape, needed, loop):
+    is_weighted = not loop
     A = matrices(shape[0], 1, dtype, is_weighted)
     y = numpy.tanh(drawn(shape, 'd')).astype(dtype)
     gy = drawn(shape, dtype, seed=1)

@@ -9,7 +9,7 @@ import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm.ops.layer_norm import layer_norm, layer_norm_backward, layer_norm_forward
-from tests.emulation.kernel_cases import CHANNELS
+from tests.emulation.kernel_cases import CHANNELS_OF_DTYPES
 from tests.support.gradients import check_gradients, outcome
 
 
@@ -38,8 +38,7 @@ def check(place, dtype, shape):
         numpy.testing.assert_allclose(cuda.to_cpu(actual), wanted, 0, BOUND[dtype] * scale)
 
 
-@pytest.mark.parametrize('n_channels', CHANNELS)
-@pytest.mark.parametrize('dtype', 'efd')
+@pytest.mark.parametrize('dtype, n_channels', CHANNELS_OF_DTYPES)
 def test_channels(place, dtype, n_channels):
     check(place, dtype, (9, n_channels))
 

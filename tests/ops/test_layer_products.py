@@ -8,6 +8,7 @@ from chainer.backends import cuda
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.ops.graph_linear import products
 from tests.support import reference
+from tests.support.cases import pairs
 from tests.support.layer_kernels import BOUND, expected, layer, matrices
 
 N_ROWS = 23
@@ -34,10 +35,9 @@ def on_device(monkeypatch, gpu):
     monkeypatch.setattr(products, '_degrees', lambda *arguments: gpu.put(degrees(*arguments)))
 
 
-@pytest.mark.parametrize('has_more', [False, True])
-@pytest.mark.parametrize('spec', LAYERS.values(), ids=LAYERS)
-@pytest.mark.parametrize('dtype', 'fd')
-def test_gradients(gpu, dtype, spec, has_more):
+@pytest.mark.parametrize('dtype, name, has_more', pairs('fd', list(LAYERS), (False, True)), ids=str)
+def test_gradients(gpu, dtype, name, has_more):
+    spec = LAYERS[name]
     rng = numpy.random.RandomState(1)
 
     def drawn(*shape):

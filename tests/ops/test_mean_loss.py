@@ -12,6 +12,8 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import gemm, step
 from chainer_bspmm.ops.mean_loss import Loss, LOSS_ALONG, LOSS_CHUNK, loss_launches
 from chainer_bspmm.training import chainer_nodes
+from tests.support.cases import pairs
+from tests.support.devices import slow_unless
 
 
 # Roundings of the result, and of the terms.
@@ -24,6 +26,7 @@ CHAINER = {
 }
 LABELLED = 'SIGMOID_CROSS_ENTROPY'
 HAS_LABELS = LABELLED, 'BINARY_ACCURACY'
+DIFFERENTIABLE = sorted(set(CHAINER) - {'BINARY_ACCURACY'})
 
 
 def arrays_of(kind, dtype, shape):
@@ -65,9 +68,17 @@ def check(gpu, kind, dtype, x, t, divisor=None, **options):
     assert_close(gx, variable.grad, dtype)
 
 
-@pytest.mark.parametrize('shape', [(1,), (31, 1), (3, 11), (128, 12), (205, 5)])
-@pytest.mark.parametrize('dtype', 'efd')
-@pytest.mark.parametrize('kind', CHAINER)
+SHAPES = (1,), (31, 1), (3, 11), (128, 12), (205, 5)
+
+
+@pytest.mark.parametrize(
+    'kind, dtype, shape',
+    [
+        slow_unless(case[1] == 'f' or case[0] == LABELLED, *case)
+        for case in pairs(list(CHAINER), 'efd', SHAPES)
+    ],
+    ids=str,
+)
 def test_shapes(gpu, kind, dtype, shape):
     check(gpu, kind, dtype, *arrays_of(kind, dtype, shape))
     assert len(gpu.launched) == (1 if kind == 'BINARY_ACCURACY' else 2)
@@ -143,9 +154,14 @@ def test_rows_that_lie_apart(gpu):
     assert_close(loss, (d**2).mean(), 'f')
 
 
-@pytest.mark.parametrize('shape', [(1,), (31, 1), (128, 12), (204, 20)])
-@pytest.mark.parametrize('dtype', 'efd')
-@pytest.mark.parametrize('kind', sorted(set(CHAINER) - {'BINARY_ACCURACY'}))
+@pytest.mark.parametrize(
+    'kind, dtype, shape',
+    [
+        slow_unless(case[1] == 'f' or case[0] == LABELLED, *case)
+        for case in pairs(DIFFERENTIABLE, 'efd', [(1,), (31, 1), (128, 12), (204, 20)])
+    ],
+    ids=str,
+)
 def test_what_comes_along(gpu, kind, dtype, shape):
     """One launch gives the bits of three, for loss, accuracy and gradient."""
     x, t = map(gpu.put, arrays_of(kind, dtype, shape))

@@ -10,8 +10,9 @@ from chainer_bspmm import BatchedCOO
 from chainer_bspmm.functions import node_softmax, segment_softmax
 from chainer_bspmm.ops import segment_softmax as module
 from chainer_bspmm.ops.segment_softmax import segment_softmax_backward, segment_softmax_forward
-from tests.emulation.kernel_cases import CHANNELS, offsets_of, share_channels, weighted
+from tests.emulation.kernel_cases import CHANNELS_OF_DTYPES, offsets_of, share_channels, weighted
 from tests.support import assert_close, batch_on, BATCHES, DTYPES, features, reference
+from tests.support.cases import pairs
 from tests.support.gradients import check_gradients
 from tests.support.weights import assert_counts_copies, SPARE_ROWS, WEIGHTED, weighted_on
 
@@ -44,8 +45,7 @@ def check(place, dtype, n_channels, sizes, spare=0):
     check_gradient(place, y, gy, offsets)
 
 
-@pytest.mark.parametrize('n_channels', CHANNELS)
-@pytest.mark.parametrize('dtype', 'efd')
+@pytest.mark.parametrize('dtype, n_channels', CHANNELS_OF_DTYPES)
 def test_channels(place, dtype, n_channels):
     check(place, dtype, n_channels, (0, 3, 0, 0, 24, 1, 5, 0) if n_channels <= 64 else (0, 3, 1))
 
@@ -75,9 +75,11 @@ def test_blocks_that_stride_over_the_channels(gpu, monkeypatch):
     check(gpu, 'f', 33 * 4 * 3, (2, 0, 3))
 
 
-@pytest.mark.parametrize('sizes', [(0, 3, 24, 1, 0, 9), (2, 0, 5), (1, 1, 0, 300)], ids=str)
-@pytest.mark.parametrize('n_channels', [1, 2, 4, 24])
-@pytest.mark.parametrize('dtype', 'efd')
+@pytest.mark.parametrize(
+    'dtype, n_channels, sizes',
+    pairs('efd', [1, 2, 4, 24], [(0, 3, 24, 1, 0, 9), (2, 0, 5), (1, 1, 0, 300)]),
+    ids=str,
+)
 def test_weights(place, dtype, n_channels, sizes):
     rng = numpy.random.RandomState(0)
     offsets = offsets_of(sizes)

@@ -13,7 +13,7 @@ from chainer_bspmm.ops.segment_softmax import node_softmax
 from chainer_bspmm.ops.segments import row_sum, segment_broadcast_forward, segment_max_forward
 from chainer_bspmm.ops.segments import segment_sum_forward
 from tests.emulation.kernel_cases import (
-    CHANNELS,
+    CHANNELS_OF_DTYPES,
     integers,
     offsets_of,
     share_channels,
@@ -30,6 +30,7 @@ from tests.support import (
     reference,
     relative_error,
 )
+from tests.support.cases import pairs
 from tests.support.gradients import check_gradients
 from tests.support.weights import assert_counts_copies, SPARE_ROWS, WEIGHTED, weighted_on
 
@@ -71,8 +72,7 @@ def check_weighted(place, operation, n_channels, dtype, sizes):
 
 
 @pytest.mark.parametrize('operation', OPERATIONS)
-@pytest.mark.parametrize('n_channels', CHANNELS)
-@pytest.mark.parametrize('dtype', 'efd')
+@pytest.mark.parametrize('dtype, n_channels', CHANNELS_OF_DTYPES)
 def test_channels(place, dtype, n_channels, operation):
     sizes = SIZES if n_channels <= 64 else SIZES[:3]
     check(place, operation, integers((sum(sizes), n_channels), dtype, TERM), sizes)
@@ -150,9 +150,9 @@ def test_more_rows_than_a_block_reduces(xp, sizes, dtype, is_weighted):
         assert_close(actual, numpy.pad(expected, ((0, spare), (0, 0))), dtype)
 
 
-@pytest.mark.parametrize('operation', OPERATIONS)
-@pytest.mark.parametrize('n_channels', [1, 2, 4, 24])
-@pytest.mark.parametrize('dtype', 'efd')
+@pytest.mark.parametrize(
+    'dtype, n_channels, operation', pairs('efd', [1, 2, 4, 24], OPERATIONS), ids=str
+)
 def test_weights(place, dtype, n_channels, operation):
     y = check_weighted(place, operation, n_channels, dtype, SIZES)
     assert y.any() and not y[2].any()
@@ -229,8 +229,7 @@ def check_weighted_broadcast(place, dtype, n_channels, sizes, spare):
     check_broadcast(place, y, sizes, spare, weights=weights)
 
 
-@pytest.mark.parametrize('n_channels', CHANNELS)
-@pytest.mark.parametrize('dtype', 'efd')
+@pytest.mark.parametrize('dtype, n_channels', CHANNELS_OF_DTYPES)
 def test_channels_of_broadcast(place, dtype, n_channels):
     sizes = (0, 3, 0, 0, 24, 1, 5, 0) if n_channels <= 64 else (0, 3, 1)
     check_broadcast(place, integers((len(sizes), n_channels), dtype, TERM), sizes)
@@ -293,9 +292,9 @@ def test_nan_stays_in_its_segment(place):
 # --- the sum of all rows, the gradient of a bias ---
 
 
-@pytest.mark.parametrize('n_rows', [0, 1, 3, 4, 5, 8, 24, 33])
-@pytest.mark.parametrize('n_channels', [0, 1, 3, 8])
-@pytest.mark.parametrize('dtype', 'efd')
+@pytest.mark.parametrize(
+    'dtype, n_channels, n_rows', pairs('efd', [0, 1, 3, 8], [0, 1, 3, 4, 5, 8, 33]), ids=str
+)
 def test_sum_of_all_rows(place, chunks_of_four, dtype, n_channels, n_rows):
     x = integers((n_rows, n_channels), dtype, TERM)
     assert_exact(row_sum(place.put(x)), x.astype('d').sum(axis=0), dtype)

@@ -12,7 +12,7 @@ from chainer_bspmm import BatchedCSR, BatchedSELL
 from chainer_bspmm.sparse import check
 from tests.support import assert_same_arrays, BATCHES, batch_on, device_of
 
-SIZES = (1, 2, 7, 32, 64, 1000)
+SIZES = (1, 7, 1000)  # a row; a few, which may divide no graph; more than any graph has
 ARRAYS = ('slice_starts', 'slice_rows', 'column', 'data', 'row_order', 'row_offsets', 'col_offsets')
 
 
@@ -124,7 +124,7 @@ def test_transpose_of_symmetric_relations():
 
 
 @pytest.mark.parametrize('sort_rows', [False, True])
-@pytest.mark.parametrize('name', BATCHES)
+@pytest.mark.parametrize('name', ['many', 'ones', 'only empty graphs', 'rectangular'])
 def test_round_trip_to_a_device(xp, name, sort_rows):
     sell = BatchedSELL(BATCHES[name], 7, sort_rows)
     moved = sell.to_device(device_of(xp))

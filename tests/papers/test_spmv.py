@@ -31,9 +31,15 @@ def check(place, adj, dtype, form='csr', alpha=2, beta=-3):
     assert_exact(y, expected, dtype)
 
 
+# All factors in float32; one that adds and one that does not read y in the other dtypes.
+@pytest.mark.parametrize(
+    'dtype, alpha, beta',
+    [
+        *(('f', *factors) for factors in FACTORS),
+        *((dtype, *factors) for dtype in 'ed' for factors in ((2, 0), (-0.5, 2))),
+    ],
+)
 @pytest.mark.parametrize('form', FORMS)
-@pytest.mark.parametrize('dtype', 'efd')
-@pytest.mark.parametrize('alpha, beta', FACTORS)
 def test_factors(place, form, dtype, alpha, beta):
     check(place, batch('mixed', dtype), dtype, form, alpha, beta)
 

@@ -326,6 +326,11 @@ ALL_CASES = CASES + EDGE_CASES
 
 # The first case of each model, by the model's name.
 DEFAULTS = {case.model: case for case in reversed(CASES)}
+# Every model that wraps no other, and every wrapper around another one of them.
+QUICK_MODELS = (
+    *(name for name in DEFAULTS if '_' not in name and 'GraphConvModel' not in name),
+    *('GGNN_GWM', 'GIN_CWLE', 'NFP_GWLE'),
+)
 
 # Options that Chainer Chemistry's constructors take, but with which its forward passes fail.
 CRASHES = (

@@ -1,9 +1,13 @@
 """Fixtures that several files in this folder use."""
 
+import sys
 import types
 
 import numpy
 import pytest
+
+import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+import chainer
 
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.training.cuda_graphs import Capturer
@@ -13,6 +17,16 @@ from tests.training import host_graphs
 
 # Files whose tests train as users do.
 AS_USERS = 'test_calls', 'test_first_step', 'test_two_lines', 'test_unusual_scripts'
+# Files that ask nothing of the check of the first step.
+UNCHECKED = (
+    *('test_batches', 'test_between_steps', 'test_captured_evaluators', 'test_every_model'),
+    *('test_gradients', 'test_graph_updater', 'test_node_classification', 'test_watched'),
+)
+
+
+def file_of(request):
+    """Return the name of the file of a test, without its ending."""
+    return request.module.__name__.rpartition('.')[2]
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +35,24 @@ def begins_at_once(request, monkeypatch):
 
     `AS_USERS` are exceptions.
     """
-    if request.module.__name__.rpartition('.')[2] not in AS_USERS:
+    if file_of(request) not in AS_USERS:
         monkeypatch.setattr(TrainingDriver, 'needs_notes', lambda self, function: False)
+
+
+@pytest.fixture(autouse=True)
+def without_mpi(monkeypatch):
+    """Forget MPI, which a test of several ranks may have started: then nothing would be forked."""
+    monkeypatch.delitem(sys.modules, 'mpi4py.MPI', raising=False)
+
+
+@pytest.fixture(autouse=True)
+def unchecked(request, monkeypatch):
+    """Leave out the check of the first step in files that are `UNCHECKED`.
+
+    On a host the check forks processes, which takes longer than the steps of most tests.
+    """
+    if file_of(request) in UNCHECKED:
+        monkeypatch.setitem(vars(chainer.global_config), 'bspmm_check_swap', False)
 
 
 @pytest.fixture

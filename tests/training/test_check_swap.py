@@ -18,6 +18,7 @@ from chainer_chemistry.models.prediction import GraphConvPredictor, Regressor, s
 from chainer_bspmm import BatchedCSR, CSRConverter, functions, sparsify
 from chainer_bspmm.training import check_swap
 from tests.support import parity
+from tests.support.devices import slow_unless
 from tests.support.molecules import molecules
 
 
@@ -57,8 +58,8 @@ def squares(y, t):
 
 
 def param(case):
-    marks = () if case in parity.DEFAULTS.values() else pytest.mark.slow
-    return pytest.param(case, id='%s %s' % (case.model, case.options), marks=marks)
+    is_quick = case is parity.DEFAULTS[case.model] and case.model in parity.QUICK_MODELS
+    return slow_unless(is_quick, case, id='%s %s' % (case.model, case.options))
 
 
 @pytest.mark.parametrize('case', list(map(param, parity.CASES)))

@@ -1,8 +1,7 @@
-"""Every model with every option is captured in every layout, in training and for predictions."""
+"""Every model is captured in every layout, and every option, in training and for predictions."""
 
 import copy
 import functools
-import itertools
 import re
 
 import numpy
@@ -22,6 +21,7 @@ from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import layout_of
 from chainer_bspmm.training import captured_predict, GraphUpdater
 from tests.support import parity, relative_error
+from tests.support.devices import slow_unless
 from tests.support.training import assert_same_update, BATCH, HOST, is_captured, make_updater
 from tests.support.training import run
 from tests.training import host_graphs
@@ -45,18 +45,21 @@ NINE = tuple(
 )
 
 
-def cases(chosen, quick=LAYOUTS, without='-'):
-    """Parametrize a test over cases and layouts; defaults in the layouts `quick` are not slow.
+def cases(chosen, layouts=LAYOUTS, quick=LAYOUTS, models=parity.QUICK_MODELS):
+    """Parametrize a test over cases and layouts; some of them are not slow.
 
-    without: a regular expression; models whose names match it are slow.
+    Defaults of a model are tested in all of the layouts, its other options in one, in turn: an
+    option has the same code in every layout, and tests/models/test_parity.py has all of them.
+
+    layouts, quick: those of all cases, and of quick ones; models: those whose defaults are quick.
     """
-    defaults = tuple(parity.DEFAULTS.values())
     params = []
-    for case, layout in itertools.product(chosen, LAYOUTS):
-        is_quick = case in defaults and layout in quick and not re.search(without, case.model)
-        name = '%s, %s, %s' % (case.model, case.options, layout)
-        marks = () if is_quick else pytest.mark.slow
-        params.append(pytest.param(case, layout, id=name, marks=marks))
+    for i, case in enumerate(chosen):
+        is_default = case is parity.DEFAULTS[case.model]
+        for layout in layouts if is_default else (layouts[i % len(layouts)],):
+            is_quick = is_default and case.model in models and layout in quick
+            name = '%s, %s, %s' % (case.model, case.options, layout)
+            params.append(slow_unless(is_quick, case, layout, id=name))
     return pytest.mark.parametrize('case, layout', params)
 
 
@@ -215,7 +218,7 @@ DTYPES = {'float64': numpy.dtype('d'), 'mixed16': chainer.mixed16}
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
-@cases(parity.DEFAULTS.values(), quick=('folded',), without='^(?!GGNN$)')
+@cases(parity.DEFAULTS.values(), layouts=('folded',), models=('GGNN',))
 def test_dtypes(device, monkeypatch, no_causes, case, layout, dtype):
     dtype = DTYPES[dtype]
     with chainer.using_config('dtype', dtype):
@@ -229,15 +232,23 @@ def test_dtypes(device, monkeypatch, no_causes, case, layout, dtype):
         check_training(device, monkeypatch, case, layout, examples, bound)
 
 
-WITH_LAYERS = tuple(case for case in parity.CASES if case.options != 'no layer')
+HAS_DROPOUT = re.compile('RSGCN|GIN|RelGAT|GWM|WLE')
+WITH_DROPOUT = tuple(
+    case for case in parity.CASES if HAS_DROPOUT.search(case.model) and case.options != 'no layer'
+)
 
 
-@cases(WITH_LAYERS, quick=('folded',), without='_|GraphConvModel')
+@pytest.mark.parametrize('name', [name for name in parity.DEFAULTS if not HAS_DROPOUT.search(name)])
+def test_the_others_have_no_dropout(name):
+    model = parity.DEFAULTS[name].make()
+    assert not any(hasattr(link, 'dropout_ratio') for link in model.links())
+
+
+@cases(WITH_DROPOUT, quick=('folded',), models=('RSGCN', 'GIN', 'RelGAT', 'GGNN_GWM', 'NFP_GWLE'))
 def test_dropout(device, graphs, no_causes, case, layout):
     """Dropout drops other elements in every step, whatever the spare rows hold."""
     predictor = make(case, dropout_ratio=0.3)
-    if not any(getattr(link, 'dropout_ratio', 0) for link in predictor.links()):
-        pytest.skip('no dropout')
+    assert any(getattr(link, 'dropout_ratio', 0) for link in predictor.links())
     examples = examples_of(case)[:BATCH]
     converter = converter_for(case, layout)
     # Parameters are drawn on the host: a GPU's draw may have rectifiers that are never open.

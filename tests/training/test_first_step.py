@@ -36,6 +36,7 @@ from chainer_bspmm.training.check_rows import check_first_step, check_rows, Rows
 from chainer_bspmm.training.forked import cannot_fork
 from chainer_bspmm.training.program import Program
 from tests.support import parity
+from tests.support.devices import slow_unless
 
 PAGE = 'See docs/migration.md, "A Chain of your own"'
 COUNTED = (
@@ -166,16 +167,24 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize('layout', ['folded', 'packed', 'padded'])
-@pytest.mark.parametrize('name', RIGHT)
+@pytest.mark.parametrize(
+    'name, layout',
+    [*((name, 'folded') for name in RIGHT), ('its molecules', 'packed'), ('infinite', 'padded')],
+)
 def test_losses_that_are_right(name, layout):
     assert check(Own(RIGHT[name]), converter=CSRConverter(layout)) == RowsCheck(True)
 
 
 @pytest.mark.parametrize(
-    'converter', [CSRConverter(), CSRConverter('packed'), CSRConverter(padded_to=20)], ids=repr
+    'name, converter',
+    [
+        *((name, CSRConverter()) for name in WRONG),
+        ('len(atoms)', CSRConverter('packed')),
+        ('len(atoms)', CSRConverter(padded_to=20)),
+        ('only the gradient', CSRConverter('packed')),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize('name', WRONG)
 def test_losses_that_take_rows_for_molecules(name, converter):
     loss, cause = WRONG[name]
     is_right, text = check(Own(loss), converter=converter)
@@ -237,7 +246,13 @@ def test_pairs_of_molecules_and_keywords():
     assert not check_rows(model, loss, batch, {'divisor': lambda x, adj: x}).is_right
 
 
-@pytest.mark.parametrize('case', parity.DEFAULTS.values(), ids=list(parity.DEFAULTS))
+@pytest.mark.parametrize(
+    'case',
+    [
+        slow_unless(name in parity.QUICK_MODELS, case, id=name)
+        for name, case in parity.DEFAULTS.items()
+    ],
+)
 def test_every_model_is_right(case):
     data = parity.examples_of(case)
     model = sparsify(parity.initialised(case.make, data))
@@ -659,27 +674,16 @@ class OwnUpdater(StandardUpdater):
         optimizer.update(optimizer.target, *batch)
 
 
-class OwnConverter(CSRConverter):
-    pass
-
-
 def by_keywords(batch, device=None):
     atoms, adj, t = chainer_bspmm.concat_mols(batch, device)
     return {'atoms': atoms, 'adj': adj, 't': t}
 
 
-def wrapped(batch, device=None):
-    return chainer_bspmm.concat_mols(batch, device)
-
-
+# tests/training/test_check_rows.py has converters and layouts.
 WAYS = {
     'StandardUpdater': (StandardUpdater, CSRConverter()),
     'a subclass': (OwnUpdater, CSRConverter()),
-    'a converter of a user': (StandardUpdater, wrapped),
     'a dict': (StandardUpdater, by_keywords),
-    'a subclass of CSRConverter': (StandardUpdater, OwnConverter()),
-    'packed': (StandardUpdater, CSRConverter('packed')),
-    'padded_to': (StandardUpdater, CSRConverter(padded_to=20)),
     'GraphUpdater': (GraphUpdater, CSRConverter()),
 }
 

@@ -21,6 +21,7 @@ from chainer_bspmm.training.staging import Inputs
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.program import Program
 from chainer_bspmm.training.training_step import TrainingStep
+from tests.support.devices import slow_unless
 from tests.support.training import assert_same_bits, assert_same_training, BATCH, HOST, is_captured
 from tests.support.training import make_model, make_updater, MODELS, molecules, parameters
 from tests.support.training import RELATIONS, run, same_molecules, small_model, without_dropout
@@ -29,7 +30,10 @@ from tests.training import host_graphs
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 
 
-@pytest.mark.parametrize('name', MODELS)
+BIT_BY_BIT = 'RSGCN, batch norm', 'GGNN', 'GIN'  # one with each kind of state and of matrices
+
+
+@pytest.mark.parametrize('name', [slow_unless(name in BIT_BY_BIT, name) for name in MODELS])
 def test_captured_as_eager_to_the_bit(device, graphs, name, monkeypatch):
     """Dropout, batch norm, weight decay, clipping and a schedule, on a GPU 200 steps."""
     examples = molecules(40, RELATIONS.get(name, 1), classes=True)
@@ -194,17 +198,21 @@ def copies(model):
     return [param.array.copy() for _, param in sorted(model.namedparams(include_uninit=False))]
 
 
-PARTS = 'stage', 'launch', '_results_now', '_again', '_compute', '_complete'
+EAGER = 'stage', '_compute', '_complete'
+REPLAY = *EAGER, 'launch', '_results_now'
+CHECK = '_again', 'difference'
+INTERRUPTED = [  # number of steps before, and what is interrupted in the next one
+    *((0, name) for name in (*EAGER, 'difference')),  # tried out, then run
+    *((1, name) for name in (*REPLAY, *CHECK)),  # captured, replayed, checked
+    *((2, name) for name in (*REPLAY, *CHECK)),  # replayed and checked
+    *((3, name) for name in REPLAY),
+]
 
 
-@pytest.mark.parametrize(
-    'owner, name', [*((Program, part) for part in PARTS), (snapshot, 'difference')]
-)
-@pytest.mark.parametrize(  # before; the 16th replay, in step 17, is checked
-    'n_steps', (0, 1, 2, 16, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 15, 20)))
-)
-def test_an_interrupted_step_counts_if_it_was_done(monkeypatch, n_steps, owner, name):
+@pytest.mark.parametrize('n_steps, name', INTERRUPTED)
+def test_an_interrupted_step_counts_if_it_was_done(monkeypatch, n_steps, name):
     """Parameters and the number of updates go together."""
+    owner = snapshot if name == 'difference' else Program
     graphs = host_graphs.stand_in(monkeypatch)
     host_graphs.fuse(monkeypatch)
     optimizer = optimizers.SGD(1e-3)
@@ -222,12 +230,10 @@ def test_an_interrupted_step_counts_if_it_was_done(monkeypatch, n_steps, owner, 
             actual(*args, **kwargs)
         interrupt()
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(owner, name, interrupted)
-        try:
-            run(updater, 1)
-        except KeyboardInterrupt:
-            assert updater.iteration == n_steps
+        run(updater, 1)
+    assert updater.iteration == n_steps
     is_done = any((one != other).any() for one, other in zip(copies(model), before))
     assert optimizer.t - t == is_done
     assert all(param.update_rule.t == optimizer.t for param in model.params())
@@ -278,6 +284,20 @@ def test_a_new_seed_draws_other_numbers(device, graphs):
         results.append(parameters(updater))
     same, other = results
     assert any((same[name] != other[name]).any() for name in same)
+
+
+def test_reports_have_the_name_of_the_innermost_reporter(device, graphs, no_causes):
+    model = make_model()
+    updater = make_updater(GraphUpdater, device, model, molecules(40))
+    outer = chainer.Reporter()
+    outer.add_observer('outer', model)
+    for name in ['first'] * 4 + ['second'] * 4:
+        inner = chainer.Reporter()
+        inner.add_observer(name, model)
+        observation: dict = {}
+        with outer, inner.scope(observation):
+            updater.update()
+        assert list(observation) == [name + '/loss', name + '/mae']
 
 
 def test_first_without_a_reporter(device, graphs):

@@ -47,6 +47,7 @@ from tests.training import reached_module
 
 STEP, W = 0, 1.0
 LATE: int  # is not assigned before a loss is called
+breakpoint: int  # this neither, and is the name of a builtin
 
 
 def moment(reach):
@@ -1488,6 +1489,27 @@ def test_a_global_that_is_made_later_is_seen(monkeypatch):
     before = moment(reach)
     monkeypatch.setitem(globals(), 'LATE', 1)
     assert difference(reach, before) == ['LATE of module ' + HERE]
+
+
+@pytest.mark.parametrize('is_assigned', [False, True])
+def test_a_global_with_the_name_of_a_builtin_is_followed(monkeypatch, is_assigned):
+    """A loss reads one that exists, or assigns one that does not exist yet."""
+
+    def reads():
+        return breakpoint
+
+    def assigns():
+        global breakpoint
+        breakpoint = 2
+
+    if is_assigned:
+        monkeypatch.delitem(globals(), 'breakpoint', raising=False)
+    else:
+        monkeypatch.setitem(globals(), 'breakpoint', 1)
+    reach = Reach(assigns if is_assigned else reads)
+    before = moment(reach)
+    monkeypatch.setitem(globals(), 'breakpoint', 2)
+    assert difference(reach, before) == ['breakpoint of module ' + HERE]
 
 
 class Subclass(numpy.ndarray):

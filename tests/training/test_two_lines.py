@@ -430,23 +430,23 @@ def of_molecules(atoms, t):
     return len(t)
 
 
-def checked(device, model, kind=StandardUpdater, examples=EXAMPLES):
+def checked(device, model, examples=EXAMPLES):
     """Return the warnings of the first steps that name the swap."""
-    updater = script(device, kind, examples, model=model)
+    updater = script(device, StandardUpdater, examples, model=model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         run(updater, 2)
     return [str(w.message) for w in caught if 'takes rows' in str(w.message)]
 
 
-@pytest.mark.parametrize('kind', [StandardUpdater, GraphUpdater])
-def test_the_first_step_checks_the_loss(device, graphs, kind):
-    (text,) = checked(device, Loss(of_rows), kind)
+def test_the_first_step_checks_the_loss(device, graphs):
+    """tests/training/test_first_step.py has the other updaters."""
+    (text,) = checked(device, Loss(of_rows))
     assert 'use len(t)' in text
     classes = molecules(9, classes=True)
-    assert not checked(device, Loss(of_molecules), kind)
-    assert not checked(device, make_model(), kind)
-    assert not checked(device, make_model(classes=True), kind, classes)
+    assert not checked(device, Loss(of_molecules))
+    assert not checked(device, make_model())
+    assert not checked(device, make_model(classes=True), examples=classes)
     with chainer.using_config('bspmm_check_swap', False):
-        assert not checked(device, Loss(of_rows), kind)
-    assert checked(device, Loss(of_rows), kind, chainer_bspmm.dataset.to_sparse(EXAMPLES))
+        assert not checked(device, Loss(of_rows))
+    assert checked(device, Loss(of_rows), examples=chainer_bspmm.dataset.to_sparse(EXAMPLES))

@@ -235,7 +235,15 @@ def train(updater, n_steps):
     return texts
 
 
-@pytest.mark.parametrize('name', READINGS)
+# The update is fused, so that the graph has it, or is Chainer's and follows each replay.
+every_reading = pytest.mark.parametrize(
+    'name, is_fused',
+    [('updater.iteration', False), ('optimizer.t', True), ('optimizer.lr', True)],
+    indirect=['is_fused'],
+)
+
+
+@every_reading
 def test_a_weight_that_changes_with_every_step(device, graphs, name, is_fused):
     """The change is found at the second replay at the latest: no step uses an old weight."""
     results = []
@@ -250,6 +258,21 @@ def test_a_weight_that_changes_with_every_step(device, graphs, name, is_fused):
     assert_close_arrays(results[1], results[0])
 
 
+def test_a_replay_that_differs_names_what_is_not_watched(device, graphs):
+    """A list is too long to be watched; the loss reads something else that is not watched."""
+    many = list(range(10**5))
+
+    def read(updater):
+        return many[0] + updater.iteration
+
+    updater = annealed(GraphUpdater, device, read, same_molecules())
+    with eager_causes() as causes:
+        run(updater, 8)
+    (cause,) = causes
+    hint = re.escape(', maybe the variable many that read reads (docs/captured_training.md)')
+    assert re.fullmatch(DIFFERS.replace(r' \(docs/captured_training.md\)', hint), cause)
+
+
 OWNERS = {
     'updater.iteration': 'iteration of GraphUpdater',
     'optimizer.t': 't of SGD',
@@ -257,7 +280,7 @@ OWNERS = {
 }
 
 
-@pytest.mark.parametrize('name', READINGS)
+@every_reading
 def test_a_weight_that_is_an_attribute_of_chainers(device, graphs, name, is_fused):
     """The attribute is watched, and changes with every step."""
 

@@ -57,7 +57,7 @@ class InGlobal(Squares):
         return loss
 
 
-@script(SCRIPTS, quick=True, told=r'changes .*\bstep of\b')
+@script(SCRIPTS, told=r'changes .*\bstep of\b')
 def a_global(bench):
     bench.train(InGlobal(bench))
     return {'step': step}
@@ -104,7 +104,7 @@ class OfClass(Weighted):
         return warm(self.calls)
 
 
-@script(SCRIPTS, quick=True, told=r'changes .*\bcalls\b')
+@script(SCRIPTS, told=r'changes .*\bcalls\b')
 def a_class_attribute(bench):
     bench.train(OfClass(bench))
     return {'calls': OfClass.calls}
@@ -245,7 +245,7 @@ class WithSchedule(Weighted):
         return self.schedule.next()
 
 
-@script(SCRIPTS, quick=True, told=r'changes .*\bn\b')
+@script(SCRIPTS, told=r'changes .*\bn\b')
 def an_object_in_an_attribute(bench):
     schedule = Schedule()
     bench.train(WithSchedule(bench, schedule=schedule))
@@ -277,7 +277,7 @@ def weighed_by(bench, factor):
     return model
 
 
-@script(SCRIPTS, quick=True, told=r'changes .*\bhistory\b')
+@script(SCRIPTS, told=r'changes .*\bhistory\b')
 def a_list_in_a_closure(bench):
     history = []
 
@@ -445,7 +445,7 @@ def itertools_cycle(bench):
     return {'next': next(weights)}
 
 
-@script(SCRIPTS, quick=True, told=r'\bweights\b')
+@script(SCRIPTS, told=r'\bweights\b')
 def a_generator(bench):
     weights = (warm(n) for n in range(1, 1000))
     weighed_by(bench, lambda: next(weights))

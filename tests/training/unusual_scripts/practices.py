@@ -434,7 +434,7 @@ class Lazy(Squares):
         return loss
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS)
 def parameters_that_are_made_late(bench):
     bench.train(Lazy(bench))
 
@@ -457,7 +457,7 @@ def with_factor(bench, factor):
     bench.train(Regressor(bench.predictor(), lossfun=lossfun))
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS)
 def random_numbers_of_numpy(bench):
     with_factor(bench, lambda: float(numpy.random.uniform(0.5, 1.5)))
     return {'next': numpy.random.rand()}

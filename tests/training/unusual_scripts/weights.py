@@ -54,7 +54,7 @@ class OfDict(Weighted):
         return self.weights['mse']
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS)
 def a_dict_in_an_attribute(bench):
     model = OfDict(bench, weights={'mse': 1.0})
     bench.train(model, changed_by(lambda weight: model.weights.update(mse=weight)))
@@ -100,7 +100,7 @@ class OfGlobal(Weighted):
         return WEIGHT
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS)
 def a_global_that_a_method_names(bench):
     bench.train(OfGlobal(bench), changed_by(set_weight))
     return {'weight': WEIGHT}
@@ -172,7 +172,7 @@ def weighed_by(bench, factor, change):
     bench.train(Regressor(bench.predictor(), lossfun=lossfun), changed_by(change))
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS)
 def an_object_in_a_closure(bench):
     settings = types.SimpleNamespace(weight=1.0)
     weighed_by(bench, lambda: settings.weight, lambda w: setattr(settings, 'weight', w))
@@ -403,7 +403,7 @@ class Curriculum(Weighted):
         return 1.0 if self.updater.iteration < 21 else 0.3
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS)
 def the_iteration_of_the_updater(bench):
     model = Curriculum(bench)
     model.updater = bench.updater(model)
