@@ -23,6 +23,7 @@ import threading
 import types
 import typing
 import uuid
+import weakref
 from typing import Any
 
 import numpy
@@ -73,6 +74,11 @@ FROZEN = tuple, frozenset
 VIEWS = (*(type(view) for view in ({}.keys(), {}.values(), {}.items())),)
 LISTS = list, set, collections.deque
 BUFFERS = bytearray, array.array
+# Classes that refer to objects without keeping them alive.
+WEAK = (
+    *(weakref.ReferenceType, *weakref.ProxyTypes),
+    *(weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
+)
 # Classes of libraries all of whose attributes are followed, because a library's code reads them.
 OPEN = (
     *(types.SimpleNamespace, argparse.Namespace),  # compared, and searched by `in`

@@ -73,9 +73,10 @@ class Reach:
         self._found: collections.deque = collections.deque()  # objects that are yet to be followed
         self._seen: dict[int, Any] = {}  # objects by id, held so that no other gets the same id
         self._names: set[str] = set()  # names of attributes in the code that was reached
-        self._written: set[str] = set()  # those of them that the code assigns or deletes
-        self._library_classes: dict[int, type] = {}
-        self._library_modules: dict[int, types.ModuleType] = {}
+        self._written: set[str] = set()  # the names among these that the code assigns or deletes
+        self._of_libraries: dict[int, _OfLibrary] = {}  # by the id of a module or a class
+        # Whether a library's code made what is found now, so that it is none of the user's.
+        self._is_of_library = False
         self._objects: list[Any] = []  # objects whose attributes are followed, other than links
         self._uses_any_attribute = False
         self._modules_by_text: set[str] = set()  # names of modules, any variable of which is used
@@ -235,22 +236,30 @@ class Reach:
     def _find(self, thing, text, is_held=True):
         """Note an object to be followed. `is_held`: another object can be put in its place."""
         if type(thing) not in kinds.PLAIN_TYPES:
-            self._found.append((thing, text, is_held))
+            self._found.append((thing, text, is_held, self._is_of_library))
 
     def _follow_all(self):
         """Follow until nothing new is found: code names attributes, which lead to more code."""
         environment = vars(os.environ)['_data']
         while self._found:
             while self._found:
-                thing, text, is_held = self._found.popleft()
+                thing, text, is_held, is_of_library = self._found.popleft()
+                self._is_of_library = is_of_library
                 try:
                     self._follow(thing, text, is_held)
                 except Exception:  # a user's object may raise anything when it is read
                     self.cannot.append('leave changes in ' + text)
+            self._is_of_library = False
+            if '__subclasses__' in self._names:
+                for of_class in self._classes.values():
+                    for subclass in of_class.open_subclasses():
+                        self._find(subclass, 'a subclass')
             owners = *self._link_owners, *self._globals.values(), *self._owners
-            for owner in (*owners, *self._of_training):
+            for owner in (*owners, *self._of_libraries.values(), *self._of_training):
+                self._is_of_library = owner.is_of_library
                 for name in owner.open(self._names, self._uses_any_attribute):
                     self._find(owner.value(name), owner.text(name))
+            self._is_of_library = False
             if {'get_extension', '_extensions'} & self._names:
                 for trainer in self._trainers:
                     for entry in trainer._extensions.values():
@@ -263,8 +272,8 @@ class Reach:
         kind = type(thing)
         if issubclass(kind, type):
             self._class(thing, is_called=True)
-            if not kinds.is_of_user(thing.__module__) and _is_heap_type(thing):
-                self._library_classes[id(thing)] = thing
+            if not kinds.is_of_user(thing.__module__):
+                self._library_class(thing)
         elif issubclass(kind, chainer.Parameter):
             self._params.setdefault(id(thing), (text, thing))
         elif kind in kinds.COPYABLE:
@@ -290,15 +299,10 @@ class Reach:
             self._caches[id(function)] = function
         else:
             self.cannot.append('leave results in the cache of ' + text)
-        # A cache without a bound is a dict; one with a bound shows results as its own.
+        self._places.append(places.cache(function, 'the cache of ' + text))
         words = 'a result in the cache of ' + text
-        for kept in gc.get_referents(function)[: 2 * MAX_ITEMS]:
-            if kept is vars(function) or kept is function.__wrapped__:
-                continue
-            results = list(kept.values())[:MAX_ITEMS] if type(kept) is dict else [kept]
-            for result in results:
-                if type(result).__name__ != '_lru_list_elem':
-                    self._find(result, words, is_held=False)
+        for result in places.results_in_cache(function)[: 2 * MAX_ITEMS]:
+            self._find(result, words, is_held=False)
 
     def _follow_new(self, thing, kind, text):
         if issubclass(kind, kinds.ARRAYS):
@@ -308,6 +312,10 @@ class Reach:
                 self._link(link)
         elif issubclass(kind, types.FunctionType):
             self._function(thing)
+        elif issubclass(kind, kinds.WEAK) and not self._is_of_library:
+            # What is watched is also kept alive.
+            words = 'keep alive what %s refers to weakly (%s)'
+            self.cannot.append(words % (text, kind.__name__))
         elif issubclass(kind, kinds.OF_TRAINING):
             self._training_object(thing, kind)
         elif _is_drained(thing, kind):
@@ -443,12 +451,15 @@ class Reach:
         if is_of_library and not _is_only_python(kind):
             self._note_changed(text, kind)
             return
+        if is_of_library or kinds.is_of_user(kind.__module__):
+            self._is_of_library = is_of_library
         self._class(kind)
         self._objects.append(thing)
         text, now = _attribute_of(thing), _variables_of(thing)
         if now is not None:
             self._seen[id(now)] = now  # so that another dict in its place is noticed
             owner = _Owner(now, text)
+            owner.is_of_library = self._is_of_library
             owner.is_open = (
                 is_of_library
                 or issubclass(kind, kinds.OPEN)
@@ -468,6 +479,7 @@ class Reach:
             self._variables(places.slots(thing, text, members))
 
     def _class(self, kind, is_called=False):
+        is_of_user = kinds.is_of_user(kind.__module__)
         for base in (*kind.__mro__, *type(kind).__mro__):
             if kinds.is_of_user(base.__module__):
                 if id(base) not in self._classes:
@@ -476,13 +488,25 @@ class Reach:
                     self._owners.append(self._classes[id(base)])
                 if is_called:
                     self._classes[id(base)].never -= kinds.MAKERS
+            elif is_of_user:
+                self._library_class(base)
+        if id(kind) in self._classes:
+            self._classes[id(kind)].is_only_base = False
+
+    def _library_class(self, kind):
+        for base in kind.__mro__:
+            is_assignable = bool(base.__flags__ & 1 << 9)
+            if is_assignable and not kinds.is_of_user(base.__module__):
+                words = _words('', ' of class %s' % base.__name__)
+                self._of_libraries.setdefault(id(base), _OfLibrary(base, words))
 
     def _module(self, module):
         if kinds.is_of_user(module.__name__):
             text = _words('', ' of module %s' % module.__name__)
             self._owners.append(_OfModule(vars(module), text, self._modules_by_text))
         else:
-            self._library_modules[id(module)] = module
+            words = _words('', ' of module %s' % module.__name__)
+            self._of_libraries.setdefault(id(module), _OfLibrary(module, words))
             if module is logging:
                 self._find(logging.root, 'the root logger')
 
@@ -514,8 +538,9 @@ class Reach:
         self._variables(place)
 
     def _function(self, function):
+        self._is_of_library = not kinds.is_of_user(function.__globals__.get('__name__'))
         self._find(vars(function).get('__wrapped__'), function.__name__)
-        if not kinds.is_of_user(function.__globals__.get('__name__')):
+        if self._is_of_library:
             for implementation in vars(function).get('registry', {}).values():  # singledispatch
                 self._find(implementation, function.__name__)
             if vars(function):
@@ -605,15 +630,19 @@ class Reach:
             for key, (text, param) in self._params.items():
                 if key not in params and param.is_initialized:
                     self._array(param.array, text)
-        for of in self._library_classes.values():
-            words = _words('', ' of class %s' % of.__name__)
-            self._places.append(places.set_on_class(of, words, sorted(self._written)))
-        for module in self._library_modules.values():
-            names = sorted(self._written & vars(module).keys())
-            if names:
-                words = _words('', ' of module %s' % module.__name__)
-                self._places.append(places.module_variables(vars(module), words, names))
+        of_libraries = []
+        if self._names:  # a step without code of a user's has nothing to look at there
+            of_libraries = list(self._of_libraries.values())
+        for of_library in of_libraries:
+            if of_library.names(self._written):
+                self._places.append(of_library.place_of(self._written))
         self._places.append(places.classes_of_objects(self._objects, self.links.values()))
+        if self._classes:
+            classes = self._classes.values()
+            self._places.append(places.bases([of_class.kind for of_class in classes]))
+            if '__subclasses__' in self._names:
+                used = [of_class.kind for of_class in classes if not of_class.is_only_base]
+                self._places.append(places.subclasses(used))
         for owner in self._of_training:
             if owner.gives_examples and isinstance(owner.thing, kinds.PREFETCHING):
                 self._note_drained(owner.text('dataset'))
@@ -639,7 +668,7 @@ class Reach:
         # A look at a link costs no call: these views show its present attributes.
         self._of_links = [owner.variables.values() for owner in self._link_owners]
         self._looks = [place.look for place in watched]
-        self._sized = [owner.variables for owner in self._owners]
+        self._sized = [owner.variables for owner in (*self._owners, *of_libraries)]
         self._sized += [container for _, container in self._containers]
 
 
@@ -650,6 +679,7 @@ class _Owner:
     """
 
     is_open = False
+    is_of_library = False  # whether it belongs to an object that is not the user's
     always: Collection[str] = frozenset()
     never: Collection[str] = frozenset()
 
@@ -716,7 +746,9 @@ class _OfModule(_Owner):
 class _OfClass(_Owner):
     def __init__(self, kind):
         super().__init__(vars(kind), _words('', ' of class %s' % kind.__name__))
-        self._class = kind
+        self.kind = kind
+        self.is_only_base = True  # whether only subclasses of it were found, not the class itself
+        self._has_opened_subclasses = False
         # Methods of an updater or an iterator are called by a Trainer, not by a loss.
         self.is_open = _has_library_base(kind) and not issubclass(kind, kinds.OF_TRAINING)
         # These are called without being named: special methods by Python, others by Chainer.
@@ -726,8 +758,50 @@ class _OfClass(_Owner):
         # Pydantic keeps objects in Rust there, which no run changes.
         self.never |= {name for name in self.variables if name.startswith('__pydantic')}
 
+    def open_subclasses(self):
+        """Return the subclasses that are to be followed from now on; none in later calls.
+
+        Code asks classes for them that it names, or that it has an object of.
+        """
+        if self.is_only_base or self._has_opened_subclasses:
+            return []
+        self._has_opened_subclasses = True
+        return type.__subclasses__(self.kind)
+
     def place(self):
-        return places.class_attributes(self._class, self.text, sorted(self.opened))
+        return places.class_attributes(self.kind, self.text, sorted(self.opened))
+
+
+class _OfLibrary(_Owner):
+    """Variables of a module or a class of a library. Those that code names are watched.
+
+    Modules, classes, and a user's functions and objects are followed. Those that code assigns are
+    put back.
+    """
+
+    def __init__(self, of, text):
+        super().__init__(vars(of), text)
+        self._of = of
+
+    def open(self, names, uses_any_attribute):
+        return super().open(names, uses_any_attribute=False)
+
+    def value(self, name):
+        value = self.variables[name]
+        kind = type(value)
+        if issubclass(kind, (type, types.ModuleType)):
+            return value
+        is_function = issubclass(kind, types.FunctionType)
+        module = value.__globals__.get('__name__') if is_function else kind.__module__
+        return value if kinds.is_of_user(module) else None
+
+    def names(self, written):
+        """Return the watched names (set); `written`: names that code assigns to some object."""
+        # A step may add an attribute to a class, for example to a counter of all its objects.
+        return self.opened | written if isinstance(self._of, type) else self.opened
+
+    def place_of(self, written):
+        return places.of_library(self._of, self.text, sorted(self.names(written)), written)
 
 
 class _OfLink(_Owner):
@@ -852,11 +926,6 @@ def _has_constants(kind):
     if package in LIBRARIES:
         return not (issubclass(kind, kinds.ARRAYS) or _is_generator_of_cupy(kind))
     return kind.__module__ in kinds.CONSTANT
-
-
-def _is_heap_type(kind):
-    """Return whether attributes of a class can be assigned."""
-    return bool(kind.__flags__ & 1 << 9)
 
 
 def _is_generator_of_cupy(kind):
