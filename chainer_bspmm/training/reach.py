@@ -74,6 +74,8 @@ class Reach:
         self._seen: dict[int, Any] = {}  # objects by id, held so that no other gets the same id
         self._names: set[str] = set()  # names of attributes in the code that was reached
         self._written: set[str] = set()  # the names among these that the code assigns or deletes
+        # Beginnings of names, in code that makes names of attributes at run time.
+        self._prefixes: set[str] = set()
         self._of_libraries: dict[int, _OfLibrary] = {}  # by the id of a module or a class
         # Whether a library's code made what is found now, so that it is none of the user's.
         self._is_of_library = False
@@ -250,6 +252,8 @@ class Reach:
                 except Exception:  # a user's object may raise anything when it is read
                     self.cannot.append('leave changes in ' + text)
             self._is_of_library = False
+            if self._prefixes:
+                self._add_names_by_prefix()
             if '__subclasses__' in self._names:
                 for of_class in self._classes.values():
                     for subclass in of_class.open_subclasses():
@@ -267,6 +271,18 @@ class Reach:
                 self._trainers.clear()
             if {'environ', 'getenv'} & self._names and not self.follows(environment):
                 self._find(environment, 'os.environ')
+
+    def _add_names_by_prefix(self):
+        """Add the names of attributes that begin as names in code do, such as 'loss_' + phase."""
+        prefixes = tuple(self._prefixes)
+        owners = [*self._link_owners, *self._classes.values()]
+        owners += [owner for owner in self._owners if not owner.is_of_library]
+        for owner in owners:
+            self._names |= {
+                name
+                for name in owner.variables
+                if isinstance(name, str) and name.startswith(prefixes)
+            }
 
     def _follow(self, thing, text, is_held):
         kind = type(thing)
@@ -553,6 +569,7 @@ class Reach:
         self._names |= names.attributes.keys()
         self._written |= {name for name, is_written in names.attributes.items() if is_written}
         used = names.globals.keys() | names.attributes.keys()
+        self._prefixes |= names.prefixes
         self._uses_any_attribute |= names.uses_any_attribute or not kinds.READERS.isdisjoint(used)
         self._names |= {'next'} & names.globals.keys()
         for name in sorted(names.unknown):

@@ -696,6 +696,22 @@ def by_class_found_by_its_base():
     return loss, lambda: Square.n
 
 
+class Phases:
+    phase = 'main'
+
+    def loss_main(self):
+        global STEP
+        STEP += 1
+        return STEP
+
+
+def by_method_whose_name_is_made(beginning='loss_'):
+    global STEP
+    STEP = 0
+    phases = Phases()
+    return (lambda: getattr(phases, 'loss_' + phases.phase)()), lambda: STEP
+
+
 def by_attribute_of_a_parameter():
     link: Any = links.Linear(1, 1)
     link.W.n = 0
@@ -847,6 +863,7 @@ COUNTERS = {
     by_attribute_of_a_librarys_class: 'n_of_a_test of class Regressor',
     by_new_attribute_of_a_librarys_class: 'is_of_a_test of class Regressor',
     by_class_found_by_its_base: 'n of class Square',
+    by_method_whose_name_is_made: 'STEP of module ' + HERE,
     by_attribute_of_a_parameter: 'the attribute n of the attribute W of Linear',
     by_array_of_a_parameter: None,  # named by a `Moment`: tests of Guards
     by_array_of_a_variable: 'the variable variable that loss reads',

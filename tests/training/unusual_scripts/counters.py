@@ -1558,3 +1558,27 @@ class ByPenalty(Weighted):
 def objects_of_a_class_found_by_its_base(bench):
     bench.train(ByPenalty(bench))
     return {'n': Ridge.n_made}
+
+
+CALLS: collections.Counter = collections.Counter()
+
+
+class Phased(Squares):
+    phase = 'first'
+
+    def weighed(self, loss):
+        return getattr(self, 'weighed_' + self.phase)(loss)
+
+    def weighed_first(self, loss):
+        return loss
+
+    def weighed_then(self, loss):
+        CALLS['then'] += 1
+        return loss * warm(CALLS['then'])
+
+
+@script(SCRIPTS)
+def a_method_of_a_later_phase(bench):
+    model = Phased(bench)
+    bench.train(model, (lambda trainer: setattr(model, 'phase', 'then'), at(21)))
+    return CALLS
