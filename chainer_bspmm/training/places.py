@@ -99,7 +99,7 @@ def all_attributes(of: dict[str, Any], text: Callable[[str], str]) -> Place:
 
 
 def attributes(of: dict[str, Any], text: Callable[[str], str], names: Collection[str]) -> Place:
-    """Place of the variables in the `__dict__` of an object; only those in `names` are watched."""
+    """Place of the variables in the `__dict__` of an object; only `names` are watched."""
     return Place(
         text,
         read=of.copy,
@@ -111,7 +111,7 @@ def attributes(of: dict[str, Any], text: Callable[[str], str], names: Collection
 
 
 def class_attributes(of: type, text: Callable[[str], str], names: Collection[str]) -> Place:
-    """Place of the attributes of a class; only those in `names` are watched."""
+    """Place of the attributes of a class; only `names` are watched."""
     return Place(
         text,
         read=vars(of).copy,
@@ -285,7 +285,7 @@ def cell(of: types.CellType, text: str) -> Place:
 
 
 def context_variable(of: contextvars.ContextVar, text: str) -> Place:
-    """Place of a context variable. Once it has a value, it cannot be made to have none again."""
+    """Place of a context variable. A value that was set cannot be unset."""
 
     def write(name, value):
         of.set(value)
@@ -362,7 +362,7 @@ def buffer(of: Any, text: str) -> Place:
     def get(name, default):
         nonlocal last
         now = bytes(of)
-        if now != last:  # equal contents are returned as the same object, because looks use `is`
+        if now != last:  # equal contents are returned as the same object, because guards use `is`
             last = now
         return last
 
@@ -395,9 +395,9 @@ def parts_of_functions(of: Collection[types.FunctionType]) -> Place:
 def of_training(
     of: object, text: Callable[[str], str], names: Collection[str], kept: Collection[str]
 ) -> Place:
-    """Place of attributes of an object that every step changes: those in `names` are watched.
+    """Place of attributes of an object that every step changes: only `names` are watched.
 
-    Those in its `__dict__` whose names are in `kept` are saved and put back.
+    Variables of its `__dict__` whose names are in `kept` are saved and put back.
     """
     variables = vars(of)
     return Place(
@@ -429,7 +429,7 @@ def _named(text, get, write, delete, names):
 
 
 def _looking(get, names):
-    """Return a function that returns the values of `names`, MISSING for those without a value."""
+    """Return a function that looks up `names`; MISSING stands for a name without a value."""
     return functools.partial(map, get, names, itertools.repeat(MISSING))
 
 

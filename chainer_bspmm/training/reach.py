@@ -50,15 +50,16 @@ class Saved(NamedTuple):
 class Reach:
     """Links, functions and values that can be reached from functions, links and objects.
 
-    All attributes of links belong to it. Of a user's other objects, classes and modules, attributes
-    belong to it if the code that was reached names them, with their items if they are containers.
-    Of functions, the globals that they name, closures, defaults and attributes belong to it.
+    Links belong to it with all attributes. A user's other objects, classes and modules belong to it
+    with the attributes that the reached code names, and with the items of containers; functions
+    with the globals that they name, closures, defaults and attributes. Names of a library's classes
+    and modules are watched, but lead only to a user's objects, and to other modules and classes.
 
     - `links`, `functions`: dicts by id; functions are a user's.
     - `arrays`: words -> array, for arrays that are not attributes of links, and for parameters that
       do not belong to a link.
-    - `cannot`: clauses that complete "a check would ...", about changes that cannot be put back.
-    - `cut`: words for what is not watched: long containers, modules that are not imported yet.
+    - `cannot`: clauses that complete "a check would ...", about effects that cannot be undone.
+    - `cut`: words for state that is not watched: long containers, modules not yet imported.
     - `reads_training`: whether watched values change from step to step although only Chainer's code
       runs between steps.
     """
@@ -81,7 +82,7 @@ class Reach:
         self._is_of_library = False
         self._objects: list[Any] = []  # objects whose attributes are followed, other than links
         self._uses_any_attribute = False
-        self._modules_by_text: set[str] = set()  # names of modules, any variable of which is used
+        self._modules_by_text: set[str] = set()  # modules of which code may use any variable
         self._link_kinds: dict[type, Callable] = {}
         self._link_owners: list[_OfLink] = []
         self._owners: list[_Owner] = []  # owners other than links, globals and training objects
@@ -111,7 +112,7 @@ class Reach:
             for name, value in configuration.items():
                 self._find(value, 'the attribute %s of chainer.config' % name)
         self._follow_all()
-        for thing in things:  # last, because all else is found by better words
+        for thing in things:  # last, because what is found earlier gets better words
             if isinstance(thing, chainer.Link):
                 for each in called(thing):
                     self._find(each, 'an object of class %s' % type(each).__name__)
@@ -119,7 +120,7 @@ class Reach:
         self._make_places()
 
     def follows(self, container: Any) -> bool:
-        """Return whether the items of a container belong to it."""
+        """Return whether the items of a container are followed."""
         return id(container) in self._seen
 
     def values(self) -> list:
@@ -133,7 +134,7 @@ class Reach:
         return values
 
     def sizes(self) -> list[int]:
-        """Return the sizes of objects and containers that may have more items than `values` has."""
+        """Return the sizes of objects and containers of which `values` may leave out items."""
         return list(map(len, self._sized))
 
     def texts(self) -> list[str]:
@@ -153,7 +154,7 @@ class Reach:
         return Reach(*self._things)
 
     def unwatched(self) -> list[tuple[str, Any]]:
-        """Return (words, value) for all values that are put back, but watched in other ways.
+        """Return (words, value) for all values that are put back but are not among `values`.
 
         The array of a parameter is inside of a tuple, because it must be the same object.
         """
@@ -219,7 +220,7 @@ class Reach:
         return [(apply, changes) for apply, changes in found if changes is not None]
 
     def copy_iterators(self, saved: Saved, with_caches: bool = True) -> list[tuple]:
-        """Replace iterators by copies, from which a run then reads; `restore` undoes it.
+        """Replace iterators by copies from which a run reads; :meth:`restore` undoes that.
 
         `with_caches`: also replace functions with a cache of functools by ones with an empty cache.
         Returns [(copy, original)].
@@ -236,12 +237,12 @@ class Reach:
     # Following code and objects.
 
     def _find(self, thing, text, is_held=True):
-        """Note an object to be followed. `is_held`: another object can be put in its place."""
+        """Note an object to be followed. `is_held`: a copy can be put in its place."""
         if type(thing) not in kinds.PLAIN_TYPES:
             self._found.append((thing, text, is_held, self._is_of_library))
 
     def _follow_all(self):
-        """Follow until nothing new is found: code names attributes, which lead to more code."""
+        """Follow until nothing new is found: attributes that code names lead to more code."""
         environment = vars(os.environ)['_data']
         while self._found:
             while self._found:
@@ -344,7 +345,7 @@ class Reach:
             self._object(thing, kind, text)
 
     def _follow_parts(self, thing, kind, text):
-        """Follow an object that has more than attributes; return whether it is one."""
+        """Follow the parts of an object other than attributes; return whether it has any."""
         if issubclass(kind, chainer.Variable):
             self._variable(thing, text)
         elif hasattr(kind, '__self__'):  # a method, in Python or C
@@ -386,7 +387,7 @@ class Reach:
         return True
 
     def _attributes(self, thing, kind, text):
-        """Follow what a user's class adds to another kind of object, and attributes set on it."""
+        """Follow attributes of an object of another kind: of a user's subclass, or set on it."""
         is_module = issubclass(kind, types.ModuleType)
         if is_module and not kinds.is_of_user(thing.__name__):
             return
@@ -435,7 +436,7 @@ class Reach:
                     self._parameter(value, owner.text(name))
 
     def _parameter(self, param, text):
-        """Note what a step must leave as it is: the array, and numbers of the update rule."""
+        """Note what no extra run may change: the array, and numbers of the update rule."""
         if param.is_initialized:
             self._arrays_of_params.append(places.Items(param._data, text))
         if vars(param).keys() - kinds.OF_EVERY_PARAMETER:
@@ -589,7 +590,7 @@ class Reach:
                 self._modules_by_text.add(around[name].__name__)
         self._globals.setdefault(id(around), _Globals(around)).add(names.globals)
         added = vars(builtins).keys() - kinds.BUILTINS - around.keys()
-        if not added.isdisjoint(names.globals):  # a user has made her variables builtins
+        if not added.isdisjoint(names.globals):  # a user's code has made them builtins
             of_all = self._globals.setdefault(id(vars(builtins)), _Globals(vars(builtins)))
             of_all.add(dict.fromkeys(added & names.globals.keys(), True))
         self._closure(function)
@@ -692,7 +693,8 @@ class Reach:
 class _Owner:
     """Variables of an object, a function or a module, which are followed once code names them.
 
-    With `is_open` all are followed, except `never`. Code that may use any attribute opens all data.
+    With `is_open` all are followed. Those in `always` are followed at once, those in `never` not at
+    all. Code that may use any attribute opens every variable that is not callable.
     """
 
     is_open = False
@@ -750,7 +752,7 @@ class _Globals(_Owner):
 
 
 class _OfModule(_Owner):
-    """Variables of a module that code names, or any if its name is among `by_text`."""
+    """Variables of a module that code names, or any data if its name is among `by_text`."""
 
     def __init__(self, variables, text, by_text):
         super().__init__(variables, text)
@@ -772,7 +774,7 @@ class _OfClass(_Owner):
         called = {name for name, value in self.variables.items() if callable(value)}
         self.always = {n for n in called if n[:2] == '__' or n in kinds.CALLED} - kinds.UNCALLED
         self.never = kinds.OF_EVERY_CLASS | kinds.MAKERS
-        # Pydantic keeps objects in Rust there, which no run changes.
+        # In these attributes Pydantic keeps objects written in Rust, which no run changes.
         self.never |= {name for name in self.variables if name.startswith('__pydantic')}
 
     def open_subclasses(self):
@@ -828,7 +830,7 @@ class _OfLink(_Owner):
         now = self.variables.items()
         # A library's code, including this package's, may call any callable that a link has.
         self.always = {name for name, value in now if callable(value)}
-        # Arrays in attributes of links are left out, because they are found by their paths.
+        # Arrays in attributes of links are left out, because `snapshot.arrays_of` finds them.
         self.never = never | {name for name, value in now if isinstance(value, kinds.ARRAYS)}
 
     def place(self):
@@ -844,7 +846,7 @@ class _OfLink(_Owner):
 class _OfTraining(_Owner):
     """Attributes of an object in `kinds.OF_TRAINING` that code reads.
 
-    Those in its `__dict__` whose names are in `kept` are put back.
+    Attributes in its `__dict__` whose names are in `kept` are put back.
     """
 
     kept: Collection[str] = frozenset()
@@ -892,7 +894,7 @@ def _has_library_base(kind, quiet=kinds.QUIET):
 def _outputs(kind):
     """Return the attributes that a library's link assigns in a call, as Classifier does.
 
-    A step makes their values, so it does not read them.
+    The call makes these values anew, so it does not read them.
     """
     found = set()
     for base in kind.__mro__:
@@ -980,7 +982,7 @@ def _is_iterator_of_python(kind):
 def _emptied(cached):
     """Return a copy of a function of functools.lru_cache, with an empty cache."""
     empty = functools.lru_cache(**cached.cache_parameters())(cached.__wrapped__)
-    empty.__dict__ = vars(cached)  # so that attributes are put back with the original's
+    empty.__dict__ = vars(cached)  # shared, so that attributes are put back with the original's
     return empty
 
 
@@ -990,7 +992,7 @@ def _copied(iterator):
         make, arguments, *state = iterator.__reduce__()
         copy = make(*arguments)
         for position in state:
-            if position is not None:  # None for a range from Python 3.13 on; `arguments` have it
+            if position is not None:  # None if `arguments` have it: a range from Python 3.13 on
                 copy.__setstate__(position)
         return copy
     # Python 3.14 cannot copy itertools.count, so it is made from its text.
@@ -1014,7 +1016,7 @@ def _position(iterator):
 
 
 def _imported(name, function):
-    """Return the module that a function imports and its packages; none if not imported yet."""
+    """Return the module that a function imports, and its packages; [] before the import."""
     if name.startswith('.'):
         name = importlib.util.resolve_name(name, function.__globals__['__package__'])
     parts = name.split('.')
@@ -1025,7 +1027,7 @@ def _imported(name, function):
 
 
 def _variables_of(thing):
-    """Return the `__dict__` of an object, or None; the object's own __getattr__ is not asked."""
+    """Return the `__dict__` of an object, or None, without a call of its `__getattr__`."""
     kind = type(thing)
     has_dict = any('__dict__' in vars(base) for base in kind.__mro__)
     return vars(thing) if has_dict or issubclass(kind, threading.local) else None
