@@ -318,7 +318,8 @@ def cache(of: Any, text: str) -> Place:
 
     def look():
         nonlocal last, last_info
-        results, info = results_in_cache(of), of.cache_info()
+        results = results_in_cache(of)
+        info = of.cache_info()
         is_less = info.hits + info.misses < last_info.hits + last_info.misses
         are_gone = not set(map(id, last)).issubset(map(id, results))
         if is_less or (are_gone and info.currsize != info.maxsize):
