@@ -277,7 +277,8 @@ class Changing(First):
 
 def test_base_classes_are_put_back():
     place = places.bases([Changing])
-    before, saved = list(place.look()), place.save()
+    before = list(place.look())
+    saved = place.save()
     assert list(map(operator.is_, place.look(), before)) == [True]
     Changing.__bases__ = (Second,)
     assert list(place.look()) == [(Second,)]
