@@ -9,6 +9,8 @@ from chainer.training.triggers import EarlyStoppingTrigger, IntervalTrigger
 from chainer.training.triggers import ManualScheduleTrigger, OnceTrigger, TimeTrigger
 from chainer_chemistry.training.extensions.auto_print_report import AutoPrintReport
 
+from chainer_bspmm.training.kinds import is_of_user
+
 # These extensions change at most numbers of the optimizer, which are sent with every batch.
 # Subclasses do not count, because they may have a user's methods.
 _HARMLESS = (
@@ -116,7 +118,10 @@ def _only_counts(trigger):
 
 
 def _calls_users(extension):
-    """Return whether an extension calls another extension, or a user's function or trigger."""
+    """Return whether an extension calls another extension, or a user's object or function."""
+    # Such as a file of a user's class, whose methods PrintReport calls.
+    if any(is_of_user(type(part).__module__) for part in vars(extension).values()):
+        return True
     others = (getattr(extension, name, None) for name in ('_postprocess', '_log_report'))
     trigger = getattr(extension, '_trigger', None)  # LogReport's own
     return not (

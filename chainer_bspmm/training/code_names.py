@@ -21,6 +21,8 @@ _TO_ANYTHING = {
     *('globals', '__globals__', 'exec', 'eval', '__import__', 'import_module'),
     *('f_globals', 'f_locals', 'f_builtins', 'f_back'),
 }
+# A text with which names of attributes begin, such as 'loss_', 'loss_%s' and 'loss_{}'.
+_PREFIX = re.compile(r'(\w{2,}_)(?:%s|\{\w*\})?')
 # A replacement field of str.format with an attribute.
 _IN_FORMAT = re.compile(r'\{[^{}]*\.(\w+)')
 
@@ -32,6 +34,7 @@ class CodeNames(NamedTuple):
       names of builtins.
     - `modules`: names of modules that it imports; relative ones begin with dots.
     - `uses_any_attribute`: whether it may use attributes that it does not name.
+    - `prefixes`: texts with which names of such attributes may begin.
     - `by_text`: global variables whose attributes it may use without naming them.
     - `unknown`: names by which it may reach variables that it does not name.
     """
@@ -40,6 +43,7 @@ class CodeNames(NamedTuple):
     attributes: dict[str, bool]
     modules: frozenset[str]
     uses_any_attribute: bool
+    prefixes: frozenset[str]
     by_text: frozenset[str]
     unknown: frozenset[str]
 
@@ -83,6 +87,12 @@ def code_names(code: types.CodeType) -> CodeNames:
         modules |= names.modules
         by_text |= names.by_text
     used = variables.keys() | attributes.keys()
+    prefixes = set()
+    if used & _BY_TEXT:
+        texts = [text for text in code.co_consts if isinstance(text, str)]
+        prefixes = {match[1] for match in map(_PREFIX.fullmatch, texts) if match}
+        for text in filter(str.isidentifier, texts):  # as in `getattr(x, 'name')`
+            attributes.setdefault(text, False)
     unknown = used & _TO_ANYTHING
     if 'sys' in variables and 'modules' in attributes:
         unknown.add('sys.modules')
@@ -93,6 +103,7 @@ def code_names(code: types.CodeType) -> CodeNames:
         matches_classes
         or bool(used & _BY_TEXT)
         or any(names.uses_any_attribute for names in inner),
+        frozenset(prefixes.union(*(names.prefixes for names in inner))),
         frozenset(by_text),
         frozenset(unknown),
     )

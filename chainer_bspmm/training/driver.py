@@ -96,8 +96,8 @@ class Driver:
     def keep(self, program):
         """Keep the program of the last batch, after it has run the batch.
 
-        It is kept by two keys: Python's values before the run, and after it. The next batch with
-        either of them is captured.
+        It is kept under two keys: with Python's values before the run, and after it. The next batch
+        with either key is captured.
         """
         self.programs.add(self._key, program)
         self.programs.add(self._key_now(), program)
@@ -153,7 +153,7 @@ class Driver:
         """Return a new program, with its kernels compiled, and maybe tried out."""
         program = Program(self.session, self._work(batch), batch, capacity)
         program.rehearse(batch, counter)
-        if not self.programs:  # later programs need mostly the same kernels
+        if not self.programs:  # later programs mostly need the same kernels
             program.compile_kernels(batch)
         self._try_out(program, batch)
         return program

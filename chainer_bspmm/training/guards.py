@@ -16,7 +16,8 @@ from chainer_bspmm.training.reach import Reach
 from chainer_bspmm.training.snapshot import has_same_bits
 from chainer_bspmm.compat.user_code import LIBRARIES
 
-# Types of values that are compared by their text, as these classes print it; so NaN equals itself.
+# Types of values that are compared by their text, so that NaN equals itself. It is the text of the
+# type itself, not of a subclass.
 PRINTED = {
     int: hex,  # Python refuses to print thousands of decimal digits
     **{kind: kind.__repr__ for kind in (float, complex, str, bytes, range, slice)},
@@ -31,11 +32,12 @@ BY_TYPE = list, dict, set, collections.deque
 # unless their contents are watched.
 OPAQUE = chainer.Variable, dict, list
 
-# Most elements of an array on the host whose contents are watched. If the model is on a GPU, Python
-# reads the numbers of such an array, so a replay would repeat them.
+# Largest array on the host, in elements, whose contents are watched. With a model on a GPU, code
+# reads numbers from such an array in Python, so a replay would repeat them.
 MAX_HOST_SIZE = 10000
 
-# Libraries whose code keeps arrays in attributes only.
+# Libraries whose functions and classes do not count as a user's code, because they keep arrays in
+# attributes only.
 KNOWN = 'builtins', 'chainer', 'chainer_chemistry', 'chainermn', 'chainer_bspmm', 'numpy', 'cupy'
 
 
@@ -50,8 +52,8 @@ def references() -> list:
 class Guards:
     """Watch the values that a step reads from Python and that a captured graph would repeat.
 
-    docs/captured_training.md lists them. If a hyperparameter changes, the key is another object,
-    but equal.
+    docs/captured_training.md lists them. After a change of a hyperparameter the key is a new object
+    that equals the old one.
 
     `target` is the link that is trained or predicts, `function` runs on a batch, and `reach` is the
     `Reach` of both. `params` are the parameters of all links within reach, `other_params` the ones
@@ -67,9 +69,9 @@ class Guards:
         _guards.add(self)
 
     def key(self):
-        """Return the `Key` of now: equal to the last one if nothing has changed.
+        """Return the present `Key`, which equals the last one if no watched value has changed.
 
-        If no object was replaced, it is the last one itself.
+        If no object was replaced, it is the same object.
         """
         values = self._values()
         sizes = self.reach.sizes()
@@ -103,9 +105,9 @@ class Guards:
         return Moment(Reach(self._target, self._function))
 
     def ignore(self, outputs, others):
-        """Stop watching outputs, names of arrays that every run assigns and none reads.
+        """Stop watching `outputs`: names of arrays that every run replaces, so none reads them.
 
-        `others`: names of arrays that a run has left in their places, so they may be inputs.
+        `others`: names of arrays that a run did not replace; they may be inputs and stay watched.
         """
         outputs = (self._outputs | outputs) - others
         if outputs != self._outputs:
@@ -213,7 +215,7 @@ class Key:
     """Watched values at one moment; two keys are equal if no value differs.
 
     Arrays, functions and links are compared by ``id``. The key holds them, so that no other object
-    can get the same id. `update` are the update rules, and hooks of the optimizer and the rules.
+    can get the same id. `update`: the update rules, and the hooks of the optimizer and the rules.
     """
 
     def __init__(self, named_values, links, update):
@@ -247,8 +249,8 @@ class Moment:
     """State of Python that a run may change, at one moment: watched values, random numbers."""
 
     def __init__(self, reach):
-        # A name is a pair, because many values have the same words: an array among them may be an
-        # output, and another one not.
+        # A name is a pair (words, number), because several arrays may have the same words: one may
+        # be an output, and another one not.
         names = _numbered(reach.texts())
         values = reach.values()
         self._arrays = {n: v for n, v in zip(names, values, strict=True) if _is_array(v)}
@@ -284,7 +286,7 @@ class Moment:
         return None if self._key == before._key else self._key.change(before._key)
 
     def outputs(self, before):
-        """Return names (sets) of the arrays that were replaced since an earlier moment, or not."""
+        """Return two sets of names: arrays replaced since an earlier moment, and all others."""
         replaced = {
             name
             for name, array in self._arrays.items()
@@ -307,7 +309,7 @@ def _is_array(value):
 
 
 def _numbered(texts):
-    """Return (text, number) for each text: how many before it are the same."""
+    """Return (text, number) for each text; the number counts equal texts before it."""
     counts = collections.Counter()
     names = []
     for text in texts:
@@ -318,7 +320,7 @@ def _numbered(texts):
 
 def _is_of_user(value):
     """Return whether calling something may run a user's code."""
-    # Attributes are read of callables only, because other objects of a user may raise.
+    # Only callables are asked for their module, because other objects of a user may raise.
     return callable(value) and (
         (getattr(value, '__module__', None) or '').partition('.')[0] not in KNOWN
     )

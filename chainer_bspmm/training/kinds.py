@@ -23,6 +23,7 @@ import threading
 import types
 import typing
 import uuid
+import weakref
 from typing import Any
 
 import numpy
@@ -33,7 +34,7 @@ from chainer.iterators import DaliIterator, MultiprocessIterator, MultithreadIte
 from chainer_bspmm.compat.user_code import is_user_code
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, numpy.generic)
-# Classes whose objects cannot be changed, or only write to what lies outside of Python's memory.
+# Classes whose objects cannot be changed, or only write to files and devices.
 IGNORED = (
     *PLAIN,
     *(type(Ellipsis), type(NotImplemented), BaseException, io.IOBase, re.Pattern, re.Match),
@@ -49,7 +50,7 @@ IGNORED = (
 )
 # Classes such as `Meter[float]`, which are called like the class `Meter`.
 ALIASES = types.GenericAlias, type(typing.Iterable[int])
-# Modules of classes whose objects are as good as constants, or only write.
+# Modules whose classes have objects that no run changes, or that only write.
 CONSTANT = {
     *('dataclasses', 'typing', 'inspect', 'importlib', 'warnings'),
     *('_frozen_importlib', '_frozen_importlib_external', 'string', 'codecs', 'abc', 'types'),
@@ -73,6 +74,11 @@ FROZEN = tuple, frozenset
 VIEWS = (*(type(view) for view in ({}.keys(), {}.values(), {}.items())),)
 LISTS = list, set, collections.deque
 BUFFERS = bytearray, array.array
+# Classes that refer to objects without keeping them alive.
+WEAK = (
+    *(weakref.ReferenceType, *weakref.ProxyTypes),
+    *(weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
+)
 # Classes of libraries all of whose attributes are followed, because a library's code reads them.
 OPEN = (
     *(types.SimpleNamespace, argparse.Namespace),  # compared, and searched by `in`
@@ -88,14 +94,14 @@ OF_TRAINING = (
     *(chainer.training.Trainer, chainer.training.Updater, chainer.dataset.Iterator),
     *(chainer.Optimizer, chainer.optimizer.Hyperparameter),
 )
-# The ones of them that do a step, by methods in `STEPS`.
+# Classes among these that do a step, by a method in `STEPS`.
 OF_STEPS = chainer.training.Trainer, chainer.training.Updater, chainer.Optimizer
 STEPS = {'update', 'update_core', 'run'}
 # Iterators whose examples come from other threads and processes, or a GPU.
 PREFETCHING = MultithreadIterator, MultiprocessIterator, DaliIterator
 # Iterators that a copy can replace. Copies of other iterators would read from the same source.
 COPYABLE = *(type(iter(of)) for of in ([], (), range(1), '', 'é')), itertools.count
-# Modules of objects from which a read removes something, for good.
+# Modules of classes from whose objects a read removes data for good, such as queues.
 DRAINED = {
     *('queue', '_queue', 'socket', 'mmap', 'sqlite3', 'subprocess'),
     *('multiprocessing.queues', 'multiprocessing.connection'),
@@ -112,7 +118,7 @@ QUIET = {
     *('builtins', 'abc', 'typing', 'enum', 'collections', 'argparse', 'types'),
     *('chainer.link', 'chainer.device_resident'),
 }
-# The same, and modules of base classes without attributes of their own.
+# These modules, and those of base classes without attributes of their own.
 STATELESS = {*QUIET, 'collections.abc', 'contextlib', 'chainer.dataset.dataset_mixin'}
 # Methods that links and optimizers call.
 CALLED = {'forward', 'cleargrads', 'zerograds', 'params', 'namedparams'}

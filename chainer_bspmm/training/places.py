@@ -7,17 +7,20 @@ random numbers is a `GeneratorState`.
 import array
 import contextvars
 import functools
+import gc
 import itertools
 import operator
 import pickle
 import random
 import types
+import weakref
 from collections import deque, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy
 
+MAX_RESULTS = 256  # most results that are watched in a cache without a bound
 MISSING: Any = object()  # value of a variable that is not assigned, or was deleted
 
 
@@ -101,7 +104,7 @@ def all_attributes(of: dict[str, Any], text: Callable[[str], str]) -> Place:
 
 
 def attributes(of: dict[str, Any], text: Callable[[str], str], names: Collection[str]) -> Place:
-    """Place of the variables in the `__dict__` of an object; only those in `names` are watched."""
+    """Place of the variables in the `__dict__` of an object; only `names` are watched."""
     return Place(
         text,
         read=of.copy,
@@ -113,7 +116,7 @@ def attributes(of: dict[str, Any], text: Callable[[str], str], names: Collection
 
 
 def class_attributes(of: type, text: Callable[[str], str], names: Collection[str]) -> Place:
-    """Place of the attributes of a class; only those in `names` are watched."""
+    """Place of the attributes of a class; only `names` are watched."""
     return Place(
         text,
         read=vars(of).copy,
@@ -150,14 +153,55 @@ def only_watched(of: dict[str, Any], text: Callable[[str], str], names: Collecti
     )
 
 
-def set_on_class(of: type, text: Callable[[str], str], names: Collection[str]) -> Place:
-    """Place of the attributes of a library's class whose names are in `names`."""
-    return _named(
+def of_library(
+    of: type | types.ModuleType,
+    text: Callable[[str], str],
+    names: Collection[str],
+    written: Collection[str],
+) -> Place:
+    """Place of variables of a library's class or module: those in `names` are watched.
+
+    Those among them that are in `written` are saved and put back.
+    """
+    kind = type if isinstance(of, type) else types.ModuleType
+    kept = [name for name in names if name in written]
+    variables = vars(of)
+    return Place(
         text,
-        vars(of).get,
-        functools.partial(type.__setattr__, of),
-        functools.partial(type.__delattr__, of),
-        names,
+        read=lambda: {name: variables[name] for name in kept if name in variables},
+        write=functools.partial(kind.__setattr__, of),
+        delete=functools.partial(kind.__delattr__, of),
+        look=_looking(variables.get, names),
+        looked_at=lambda: names,
+    )
+
+
+def bases(of: Collection[type]) -> Place:
+    """Place of the base classes of classes, which can be replaced."""
+    get = vars(type)['__bases__'].__get__
+    return Place(
+        lambda kind: '__bases__ of class %s' % kind.__name__,
+        read=lambda: {kind: get(kind) for kind in of},
+        write=lambda kind, value: type.__setattr__(kind, '__bases__', value),
+        delete=lambda kind: None,
+        look=lambda: map(get, of),
+        looked_at=lambda: of,
+    )
+
+
+def subclasses(of: Collection[type]) -> Place:
+    """Place of the subclasses that classes have at present. They are only watched."""
+
+    def pairs():
+        return [(kind, subclass) for kind in of for subclass in type.__subclasses__(kind)]
+
+    return Place(
+        lambda kind: 'the subclasses of class %s' % kind.__name__,
+        read=dict,
+        write=lambda kind, value: None,
+        delete=lambda kind: None,
+        look=lambda: [subclass for _, subclass in pairs()],
+        looked_at=lambda: [kind for kind, _ in pairs()],
     )
 
 
@@ -246,7 +290,7 @@ def cell(of: types.CellType, text: str) -> Place:
 
 
 def context_variable(of: contextvars.ContextVar, text: str) -> Place:
-    """Place of a context variable. Once it has a value, it cannot be made to have none again."""
+    """Place of a context variable. A value that was set cannot be unset."""
 
     def write(name, value):
         of.set(value)
@@ -263,6 +307,60 @@ def context_variable(of: contextvars.ContextVar, text: str) -> Place:
     return _named(lambda name: text, get, write, delete, ['contents'])
 
 
+# Function of functools -> an object, which a look replaces if it finds that the cache was cleared.
+_generations: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def cache(of: Any, text: str) -> Place:
+    """Place of the results in the cache of a function of functools, watched as one value.
+
+    The value is another one if results were removed. It is the same if results were added, or
+    dropped because the cache is full.
+    """
+    _generations.setdefault(of, object())
+    last = results_in_cache(of)  # held, so that no other results get the same ids
+    last_info = of.cache_info()
+
+    def look():
+        nonlocal last, last_info
+        results = results_in_cache(of)
+        info = of.cache_info()
+        is_less = info.hits + info.misses < last_info.hits + last_info.misses
+        are_gone = not set(map(id, last)).issubset(map(id, results))
+        if is_less or (are_gone and info.currsize != info.maxsize):
+            _generations[of] = object()
+        last, last_info = results, info
+        return (_generations[of],)
+
+    return Place(
+        lambda name: text,
+        read=dict,
+        write=lambda name, value: None,
+        delete=lambda name: None,
+        look=look,
+        looked_at=lambda: ['contents'],
+    )
+
+
+def results_in_cache(of: Any) -> list:
+    """Return the results in the cache of a function of functools, and a few other objects."""
+    kept = [each for each in gc.get_referents(of) if each is not vars(of)]
+    if of.cache_parameters()['maxsize'] is None:
+        (results,) = [each for each in kept if type(each) is dict]
+        return list(itertools.islice(results.values(), MAX_RESULTS))
+    # A bounded cache refers to each result itself, apart from a dict of objects of its own.
+    return [
+        each
+        for each in kept
+        if each is not of.__wrapped__
+        and not (type(each) is dict and all(map(_is_of_cache, each.values())))
+    ]
+
+
+def _is_of_cache(thing):
+    return type(thing).__name__ == '_lru_list_elem'
+
+
 def buffer(of: Any, text: str) -> Place:
     """Place of the numbers in a bytearray or Python's array.array, watched as one value."""
     last = b''
@@ -270,7 +368,7 @@ def buffer(of: Any, text: str) -> Place:
     def get(name, default):
         nonlocal last
         now = bytes(of)
-        if now != last:  # equal contents are returned as the same object, because looks use `is`
+        if now != last:  # equal contents are returned as the same object, because guards use `is`
             last = now
         return last
 
@@ -303,9 +401,9 @@ def parts_of_functions(of: Collection[types.FunctionType]) -> Place:
 def of_training(
     of: object, text: Callable[[str], str], names: Collection[str], kept: Collection[str]
 ) -> Place:
-    """Place of attributes of an object that every step changes: those in `names` are watched.
+    """Place of attributes of an object that every step changes: only `names` are watched.
 
-    Those in its `__dict__` whose names are in `kept` are saved and put back.
+    Variables of its `__dict__` whose names are in `kept` are saved and put back.
     """
     variables = vars(of)
     return Place(
@@ -337,7 +435,7 @@ def _named(text, get, write, delete, names):
 
 
 def _looking(get, names):
-    """Return a function that returns the values of `names`, MISSING for those without a value."""
+    """Return a function that looks up `names`; MISSING stands for a name without a value."""
     return functools.partial(map, get, names, itertools.repeat(MISSING))
 
 

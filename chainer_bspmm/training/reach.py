@@ -50,15 +50,16 @@ class Saved(NamedTuple):
 class Reach:
     """Links, functions and values that can be reached from functions, links and objects.
 
-    All attributes of links belong to it. Of a user's other objects, classes and modules, attributes
-    belong to it if the code that was reached names them, with their items if they are containers.
-    Of functions, the globals that they name, closures, defaults and attributes belong to it.
+    Links belong to it with all attributes. A user's other objects, classes and modules belong to it
+    with the attributes that the reached code names, and with the items of containers; functions
+    with the globals that they name, closures, defaults and attributes. Names of a library's classes
+    and modules are watched, but lead only to a user's objects, and to other modules and classes.
 
     - `links`, `functions`: dicts by id; functions are a user's.
     - `arrays`: words -> array, for arrays that are not attributes of links, and for parameters that
       do not belong to a link.
-    - `cannot`: clauses that complete "a check would ...", about changes that cannot be put back.
-    - `cut`: words for what is not watched: long containers, modules that are not imported yet.
+    - `cannot`: clauses that complete "a check would ...", about effects that cannot be undone.
+    - `cut`: words for state that is not watched: long containers, modules not yet imported.
     - `reads_training`: whether watched values change from step to step although only Chainer's code
       runs between steps.
     """
@@ -73,12 +74,15 @@ class Reach:
         self._found: collections.deque = collections.deque()  # objects that are yet to be followed
         self._seen: dict[int, Any] = {}  # objects by id, held so that no other gets the same id
         self._names: set[str] = set()  # names of attributes in the code that was reached
-        self._written: set[str] = set()  # those of them that the code assigns or deletes
-        self._library_classes: dict[int, type] = {}
-        self._library_modules: dict[int, types.ModuleType] = {}
+        self._written: set[str] = set()  # the names among these that the code assigns or deletes
+        # Beginnings of names, in code that makes names of attributes at run time.
+        self._prefixes: set[str] = set()
+        self._of_libraries: dict[int, _OfLibrary] = {}  # by the id of a module or a class
+        # Whether a library's code made what is found now, so that it is none of the user's.
+        self._is_of_library = False
         self._objects: list[Any] = []  # objects whose attributes are followed, other than links
         self._uses_any_attribute = False
-        self._modules_by_text: set[str] = set()  # names of modules, any variable of which is used
+        self._modules_by_text: set[str] = set()  # modules of which code may use any variable
         self._link_kinds: dict[type, Callable] = {}
         self._link_owners: list[_OfLink] = []
         self._owners: list[_Owner] = []  # owners other than links, globals and training objects
@@ -108,7 +112,7 @@ class Reach:
             for name, value in configuration.items():
                 self._find(value, 'the attribute %s of chainer.config' % name)
         self._follow_all()
-        for thing in things:  # last, because all else is found by better words
+        for thing in things:  # last, because what is found earlier gets better words
             if isinstance(thing, chainer.Link):
                 for each in called(thing):
                     self._find(each, 'an object of class %s' % type(each).__name__)
@@ -116,7 +120,7 @@ class Reach:
         self._make_places()
 
     def follows(self, container: Any) -> bool:
-        """Return whether the items of a container belong to it."""
+        """Return whether the items of a container are followed."""
         return id(container) in self._seen
 
     def values(self) -> list:
@@ -130,7 +134,7 @@ class Reach:
         return values
 
     def sizes(self) -> list[int]:
-        """Return the sizes of objects and containers that may have more items than `values` has."""
+        """Return the sizes of objects and containers of which `values` may leave out items."""
         return list(map(len, self._sized))
 
     def texts(self) -> list[str]:
@@ -150,7 +154,7 @@ class Reach:
         return Reach(*self._things)
 
     def unwatched(self) -> list[tuple[str, Any]]:
-        """Return (words, value) for all values that are put back, but watched in other ways.
+        """Return (words, value) for all values that are put back but are not among `values`.
 
         The array of a parameter is inside of a tuple, because it must be the same object.
         """
@@ -216,7 +220,7 @@ class Reach:
         return [(place, changes) for place, changes in found if changes is not None]
 
     def copy_iterators(self, saved: Saved, with_caches: bool = True) -> list[tuple]:
-        """Replace iterators by copies, from which a run then reads; `restore` undoes it.
+        """Replace iterators by copies from which a run reads; :meth:`restore` undoes that.
 
         `with_caches`: also replace functions with a cache of functools by ones with an empty cache.
         Returns [(copy, original)].
@@ -233,24 +237,34 @@ class Reach:
     # Following code and objects.
 
     def _find(self, thing, text, is_held=True):
-        """Note an object to be followed. `is_held`: another object can be put in its place."""
+        """Note an object to be followed. `is_held`: a copy can be put in its place."""
         if type(thing) not in kinds.PLAIN_TYPES:
-            self._found.append((thing, text, is_held))
+            self._found.append((thing, text, is_held, self._is_of_library))
 
     def _follow_all(self):
-        """Follow until nothing new is found: code names attributes, which lead to more code."""
+        """Follow until nothing new is found: attributes that code names lead to more code."""
         environment = vars(os.environ)['_data']
         while self._found:
             while self._found:
-                thing, text, is_held = self._found.popleft()
+                thing, text, is_held, is_of_library = self._found.popleft()
+                self._is_of_library = is_of_library
                 try:
                     self._follow(thing, text, is_held)
                 except Exception:  # a user's object may raise anything when it is read
                     self.cannot.append('leave changes in ' + text)
+            self._is_of_library = False
+            if self._prefixes:
+                self._add_names_by_prefix()
+            if '__subclasses__' in self._names:
+                for of_class in self._classes.values():
+                    for subclass in of_class.open_subclasses():
+                        self._find(subclass, 'a subclass')
             owners = *self._link_owners, *self._globals.values(), *self._owners
-            for owner in (*owners, *self._of_training):
+            for owner in (*owners, *self._of_libraries.values(), *self._of_training):
+                self._is_of_library = owner.is_of_library
                 for name in owner.open(self._names, self._uses_any_attribute):
                     self._find(owner.value(name), owner.text(name))
+            self._is_of_library = False
             if {'get_extension', '_extensions'} & self._names:
                 for trainer in self._trainers:
                     for entry in trainer._extensions.values():
@@ -259,12 +273,24 @@ class Reach:
             if {'environ', 'getenv'} & self._names and not self.follows(environment):
                 self._find(environment, 'os.environ')
 
+    def _add_names_by_prefix(self):
+        """Add the names of attributes that begin as names in code do, such as 'loss_' + phase."""
+        prefixes = tuple(self._prefixes)
+        owners = [*self._link_owners, *self._classes.values()]
+        owners += [owner for owner in self._owners if not owner.is_of_library]
+        for owner in owners:
+            self._names |= {
+                name
+                for name in owner.variables
+                if isinstance(name, str) and name.startswith(prefixes)
+            }
+
     def _follow(self, thing, text, is_held):
         kind = type(thing)
         if issubclass(kind, type):
             self._class(thing, is_called=True)
-            if not kinds.is_of_user(thing.__module__) and _is_heap_type(thing):
-                self._library_classes[id(thing)] = thing
+            if not kinds.is_of_user(thing.__module__):
+                self._library_class(thing)
         elif issubclass(kind, chainer.Parameter):
             self._params.setdefault(id(thing), (text, thing))
         elif kind in kinds.COPYABLE:
@@ -290,15 +316,10 @@ class Reach:
             self._caches[id(function)] = function
         else:
             self.cannot.append('leave results in the cache of ' + text)
-        # A cache without a bound is a dict; one with a bound shows results as its own.
+        self._places.append(places.cache(function, 'the cache of ' + text))
         words = 'a result in the cache of ' + text
-        for kept in gc.get_referents(function)[: 2 * MAX_ITEMS]:
-            if kept is vars(function) or kept is function.__wrapped__:
-                continue
-            results = list(kept.values())[:MAX_ITEMS] if type(kept) is dict else [kept]
-            for result in results:
-                if type(result).__name__ != '_lru_list_elem':
-                    self._find(result, words, is_held=False)
+        for result in places.results_in_cache(function)[: 2 * MAX_ITEMS]:
+            self._find(result, words, is_held=False)
 
     def _follow_new(self, thing, kind, text):
         if issubclass(kind, kinds.ARRAYS):
@@ -308,6 +329,10 @@ class Reach:
                 self._link(link)
         elif issubclass(kind, types.FunctionType):
             self._function(thing)
+        elif issubclass(kind, kinds.WEAK) and not self._is_of_library:
+            # What is watched is also kept alive.
+            words = 'keep alive what %s refers to weakly (%s)'
+            self.cannot.append(words % (text, kind.__name__))
         elif issubclass(kind, kinds.OF_TRAINING):
             self._training_object(thing, kind)
         elif _is_drained(thing, kind):
@@ -320,7 +345,7 @@ class Reach:
             self._object(thing, kind, text)
 
     def _follow_parts(self, thing, kind, text):
-        """Follow an object that has more than attributes; return whether it is one."""
+        """Follow the parts of an object other than attributes; return whether it has any."""
         if issubclass(kind, chainer.Variable):
             self._variable(thing, text)
         elif hasattr(kind, '__self__'):  # a method, in Python or C
@@ -362,7 +387,7 @@ class Reach:
         return True
 
     def _attributes(self, thing, kind, text):
-        """Follow what a user's class adds to another kind of object, and attributes set on it."""
+        """Follow attributes of an object of another kind: of a user's subclass, or set on it."""
         is_module = issubclass(kind, types.ModuleType)
         if is_module and not kinds.is_of_user(thing.__name__):
             return
@@ -411,7 +436,7 @@ class Reach:
                     self._parameter(value, owner.text(name))
 
     def _parameter(self, param, text):
-        """Note what a step must leave as it is: the array, and numbers of the update rule."""
+        """Note what no extra run may change: the array, and numbers of the update rule."""
         if param.is_initialized:
             self._arrays_of_params.append(places.Items(param._data, text))
         if vars(param).keys() - kinds.OF_EVERY_PARAMETER:
@@ -443,12 +468,15 @@ class Reach:
         if is_of_library and not _is_only_python(kind):
             self._note_changed(text, kind)
             return
+        if is_of_library or kinds.is_of_user(kind.__module__):
+            self._is_of_library = is_of_library
         self._class(kind)
         self._objects.append(thing)
         text, now = _attribute_of(thing), _variables_of(thing)
         if now is not None:
             self._seen[id(now)] = now  # so that another dict in its place is noticed
             owner = _Owner(now, text)
+            owner.is_of_library = self._is_of_library
             owner.is_open = (
                 is_of_library
                 or issubclass(kind, kinds.OPEN)
@@ -468,6 +496,7 @@ class Reach:
             self._variables(places.slots(thing, text, members))
 
     def _class(self, kind, is_called=False):
+        is_of_user = kinds.is_of_user(kind.__module__)
         for base in (*kind.__mro__, *type(kind).__mro__):
             if kinds.is_of_user(base.__module__):
                 if id(base) not in self._classes:
@@ -476,13 +505,25 @@ class Reach:
                     self._owners.append(self._classes[id(base)])
                 if is_called:
                     self._classes[id(base)].never -= kinds.MAKERS
+            elif is_of_user:
+                self._library_class(base)
+        if id(kind) in self._classes:
+            self._classes[id(kind)].is_only_base = False
+
+    def _library_class(self, kind):
+        for base in kind.__mro__:
+            is_assignable = bool(base.__flags__ & 1 << 9)
+            if is_assignable and not kinds.is_of_user(base.__module__):
+                words = _words('', ' of class %s' % base.__name__)
+                self._of_libraries.setdefault(id(base), _OfLibrary(base, words))
 
     def _module(self, module):
         if kinds.is_of_user(module.__name__):
             text = _words('', ' of module %s' % module.__name__)
             self._owners.append(_OfModule(vars(module), text, self._modules_by_text))
         else:
-            self._library_modules[id(module)] = module
+            words = _words('', ' of module %s' % module.__name__)
+            self._of_libraries.setdefault(id(module), _OfLibrary(module, words))
             if module is logging:
                 self._find(logging.root, 'the root logger')
 
@@ -514,8 +555,9 @@ class Reach:
         self._variables(place)
 
     def _function(self, function):
+        self._is_of_library = not kinds.is_of_user(function.__globals__.get('__name__'))
         self._find(vars(function).get('__wrapped__'), function.__name__)
-        if not kinds.is_of_user(function.__globals__.get('__name__')):
+        if self._is_of_library:
             for implementation in vars(function).get('registry', {}).values():  # singledispatch
                 self._find(implementation, function.__name__)
             if vars(function):
@@ -528,6 +570,7 @@ class Reach:
         self._names |= names.attributes.keys()
         self._written |= {name for name, is_written in names.attributes.items() if is_written}
         used = names.globals.keys() | names.attributes.keys()
+        self._prefixes |= names.prefixes
         self._uses_any_attribute |= names.uses_any_attribute or not kinds.READERS.isdisjoint(used)
         self._names |= {'next'} & names.globals.keys()
         for name in sorted(names.unknown):
@@ -547,7 +590,7 @@ class Reach:
                 self._modules_by_text.add(around[name].__name__)
         self._globals.setdefault(id(around), _Globals(around)).add(names.globals)
         added = vars(builtins).keys() - kinds.BUILTINS - around.keys()
-        if not added.isdisjoint(names.globals):  # a user has made her variables builtins
+        if not added.isdisjoint(names.globals):  # a user's code has made them builtins
             of_all = self._globals.setdefault(id(vars(builtins)), _Globals(vars(builtins)))
             of_all.add(dict.fromkeys(added & names.globals.keys(), True))
         self._closure(function)
@@ -605,15 +648,19 @@ class Reach:
             for key, (text, param) in self._params.items():
                 if key not in params and param.is_initialized:
                     self._array(param.array, text)
-        for of in self._library_classes.values():
-            words = _words('', ' of class %s' % of.__name__)
-            self._places.append(places.set_on_class(of, words, sorted(self._written)))
-        for module in self._library_modules.values():
-            names = sorted(self._written & vars(module).keys())
-            if names:
-                words = _words('', ' of module %s' % module.__name__)
-                self._places.append(places.module_variables(vars(module), words, names))
+        of_libraries = []
+        if self._names:  # a step without code of a user's has nothing to look at there
+            of_libraries = list(self._of_libraries.values())
+        for of_library in of_libraries:
+            if of_library.names(self._written):
+                self._places.append(of_library.place_of(self._written))
         self._places.append(places.classes_of_objects(self._objects, self.links.values()))
+        if self._classes:
+            classes = self._classes.values()
+            self._places.append(places.bases([of_class.kind for of_class in classes]))
+            if '__subclasses__' in self._names:
+                used = [of_class.kind for of_class in classes if not of_class.is_only_base]
+                self._places.append(places.subclasses(used))
         for owner in self._of_training:
             if owner.gives_examples and isinstance(owner.thing, kinds.PREFETCHING):
                 self._note_drained(owner.text('dataset'))
@@ -639,17 +686,19 @@ class Reach:
         # A look at a link costs no call: these views show its present attributes.
         self._of_links = [owner.variables.values() for owner in self._link_owners]
         self._looks = [place.look for place in watched]
-        self._sized = [owner.variables for owner in self._owners]
+        self._sized = [owner.variables for owner in (*self._owners, *of_libraries)]
         self._sized += [container for _, container in self._containers]
 
 
 class _Owner:
     """Variables of an object, a function or a module, which are followed once code names them.
 
-    With `is_open` all are followed, except `never`. Code that may use any attribute opens all data.
+    With `is_open` all are followed. Those in `always` are followed at once, those in `never` not at
+    all. Code that may use any attribute opens every variable that is not callable.
     """
 
     is_open = False
+    is_of_library = False  # whether it belongs to an object that is not the user's
     always: Collection[str] = frozenset()
     never: Collection[str] = frozenset()
 
@@ -703,7 +752,7 @@ class _Globals(_Owner):
 
 
 class _OfModule(_Owner):
-    """Variables of a module that code names, or any if its name is among `by_text`."""
+    """Variables of a module that code names, or any data if its name is among `by_text`."""
 
     def __init__(self, variables, text, by_text):
         super().__init__(variables, text)
@@ -716,18 +765,62 @@ class _OfModule(_Owner):
 class _OfClass(_Owner):
     def __init__(self, kind):
         super().__init__(vars(kind), _words('', ' of class %s' % kind.__name__))
-        self._class = kind
+        self.kind = kind
+        self.is_only_base = True  # whether only subclasses of it were found, not the class itself
+        self._has_opened_subclasses = False
         # Methods of an updater or an iterator are called by a Trainer, not by a loss.
         self.is_open = _has_library_base(kind) and not issubclass(kind, kinds.OF_TRAINING)
         # These are called without being named: special methods by Python, others by Chainer.
         called = {name for name, value in self.variables.items() if callable(value)}
         self.always = {n for n in called if n[:2] == '__' or n in kinds.CALLED} - kinds.UNCALLED
         self.never = kinds.OF_EVERY_CLASS | kinds.MAKERS
-        # Pydantic keeps objects in Rust there, which no run changes.
+        # In these attributes Pydantic keeps objects written in Rust, which no run changes.
         self.never |= {name for name in self.variables if name.startswith('__pydantic')}
 
+    def open_subclasses(self):
+        """Return the subclasses that are to be followed from now on; none in later calls.
+
+        Code asks classes for them that it names, or that it has an object of.
+        """
+        if self.is_only_base or self._has_opened_subclasses:
+            return []
+        self._has_opened_subclasses = True
+        return type.__subclasses__(self.kind)
+
     def place(self):
-        return places.class_attributes(self._class, self.text, sorted(self.opened))
+        return places.class_attributes(self.kind, self.text, sorted(self.opened))
+
+
+class _OfLibrary(_Owner):
+    """Variables of a module or a class of a library. Those that code names are watched.
+
+    Modules, classes, and a user's functions and objects are followed. Those that code assigns are
+    put back.
+    """
+
+    def __init__(self, of, text):
+        super().__init__(vars(of), text)
+        self._of = of
+
+    def open(self, names, uses_any_attribute):
+        return super().open(names, uses_any_attribute=False)
+
+    def value(self, name):
+        value = self.variables[name]
+        kind = type(value)
+        if issubclass(kind, (type, types.ModuleType)):
+            return value
+        is_function = issubclass(kind, types.FunctionType)
+        module = value.__globals__.get('__name__') if is_function else kind.__module__
+        return value if kinds.is_of_user(module) else None
+
+    def names(self, written):
+        """Return the watched names (set); `written`: names that code assigns to some object."""
+        # A step may add an attribute to a class, for example to a counter of all its objects.
+        return self.opened | written if isinstance(self._of, type) else self.opened
+
+    def place_of(self, written):
+        return places.of_library(self._of, self.text, sorted(self.names(written)), written)
 
 
 class _OfLink(_Owner):
@@ -737,7 +830,7 @@ class _OfLink(_Owner):
         now = self.variables.items()
         # A library's code, including this package's, may call any callable that a link has.
         self.always = {name for name, value in now if callable(value)}
-        # Arrays in attributes of links are left out, because they are found by their paths.
+        # Arrays in attributes of links are left out, because `snapshot.arrays_of` finds them.
         self.never = never | {name for name, value in now if isinstance(value, kinds.ARRAYS)}
 
     def place(self):
@@ -753,7 +846,7 @@ class _OfLink(_Owner):
 class _OfTraining(_Owner):
     """Attributes of an object in `kinds.OF_TRAINING` that code reads.
 
-    Those in its `__dict__` whose names are in `kept` are put back.
+    Attributes in its `__dict__` whose names are in `kept` are put back.
     """
 
     kept: Collection[str] = frozenset()
@@ -801,7 +894,7 @@ def _has_library_base(kind, quiet=kinds.QUIET):
 def _outputs(kind):
     """Return the attributes that a library's link assigns in a call, as Classifier does.
 
-    A step makes their values, so it does not read them.
+    The call makes these values anew, so it does not read them.
     """
     found = set()
     for base in kind.__mro__:
@@ -854,11 +947,6 @@ def _has_constants(kind):
     return kind.__module__ in kinds.CONSTANT
 
 
-def _is_heap_type(kind):
-    """Return whether attributes of a class can be assigned."""
-    return bool(kind.__flags__ & 1 << 9)
-
-
 def _is_generator_of_cupy(kind):
     return kind.__name__ in ('RandomState', 'Generator') and 'random' in kind.__module__
 
@@ -894,7 +982,7 @@ def _is_iterator_of_python(kind):
 def _emptied(cached):
     """Return a copy of a function of functools.lru_cache, with an empty cache."""
     empty = functools.lru_cache(**cached.cache_parameters())(cached.__wrapped__)
-    empty.__dict__ = vars(cached)  # so that attributes are put back with the original's
+    empty.__dict__ = vars(cached)  # shared, so that attributes are put back with the original's
     return empty
 
 
@@ -904,7 +992,7 @@ def _copied(iterator):
         make, arguments, *state = iterator.__reduce__()
         copy = make(*arguments)
         for position in state:
-            if position is not None:  # None for a range from Python 3.13 on; `arguments` have it
+            if position is not None:  # None if `arguments` have it: a range from Python 3.13 on
                 copy.__setstate__(position)
         return copy
     # Python 3.14 cannot copy itertools.count, so it is made from its text.
@@ -928,7 +1016,7 @@ def _position(iterator):
 
 
 def _imported(name, function):
-    """Return the module that a function imports and its packages; none if not imported yet."""
+    """Return the module that a function imports, and its packages; [] before the import."""
     if name.startswith('.'):
         name = importlib.util.resolve_name(name, function.__globals__['__package__'])
     parts = name.split('.')
@@ -939,7 +1027,7 @@ def _imported(name, function):
 
 
 def _variables_of(thing):
-    """Return the `__dict__` of an object, or None; the object's own __getattr__ is not asked."""
+    """Return the `__dict__` of an object, or None, without a call of its `__getattr__`."""
     kind = type(thing)
     has_dict = any('__dict__' in vars(base) for base in kind.__mro__)
     return vars(thing) if has_dict or issubclass(kind, threading.local) else None

@@ -59,4 +59,5 @@ class Session:
 
     @staticmethod
     def _identity(key, target, function):
+        """Return the objects whose replacement ends a session."""
         return [*key.update, function, target]

@@ -1,6 +1,7 @@
 """`BetweenSteps`: whether a Trainer may have changed state that a step reads."""
 
 import contextlib
+import functools
 import types
 
 import numpy
@@ -113,6 +114,21 @@ def test_functions_of_users(tmp_path, of):
     assert run_with(tmp_path, (of(log), None)) == []
     own = type('OfUser', (extensions.LogReport,), {})
     assert run_with(tmp_path, (own(), None)) == []
+
+
+class File:
+    """A file of a user's, which may change anything."""
+
+    def write(self, text):
+        pass
+
+
+@pytest.mark.parametrize('kind', [AutoPrintReport, functools.partial(extensions.PrintReport, [])])
+def test_a_file_of_the_users(tmp_path, kind):
+    log = extensions.LogReport(trigger=(5, 'iteration'), log_name=None)
+    assert run_with(tmp_path, (log, None), (kind(out=File()), (7, 'iteration'))) == [
+        *(2, 3, 4, 5, 6, 8, 9)
+    ]
 
 
 def never(trainer):

@@ -49,6 +49,8 @@ ATTRIBUTES = {
     'def f(x): return lambda: x.a': {'a': False},
     'def f():\n from m import a as b': {'a': False},
     'def f(x): return x["a"]': {},
+    'def f(x): return getattr(x, "a", 1.0)': {'a': False},
+    'def f(x): return lambda: getattr(x, "a") + x["b c"]': {'a': False},
     'def f(x): return "{0.a:g} {b}".format(x, b=1)': {'format': False, 'a': False},
     'def f(x): return "{x.a.b} a.c".format(x=x)': {'format': False, 'b': False},
 }
@@ -111,6 +113,23 @@ ANY = {
 @pytest.mark.parametrize('source', ANY)
 def test_whether_attributes_are_used_without_their_name(source):
     assert names_of(source).uses_any_attribute is ANY[source]
+
+
+PREFIXES = {
+    'def f(x): return getattr(x, "loss_" + x.phase)': {'loss_'},
+    'def f(x): return getattr(x, f"loss_{x.phase}")': {'loss_'},
+    'def f(x): return getattr(x, "loss_%s" % x.phase)': {'loss_'},
+    'def f(x): return getattr(x, "loss_{}".format(x.phase))': {'loss_'},
+    'def f(x): return lambda: getattr(x, "loss_" + x.phase)': {'loss_'},
+    'def f(x): return getattr(x, "a loss_" + x.phase, "loss")': set(),
+    'def f(x): return getattr(x, "w_" + x.phase)': set(),
+    'def f(x): return x["loss_" + x.phase]': set(),
+}
+
+
+@pytest.mark.parametrize('source', PREFIXES)
+def test_beginnings_of_names_that_are_made(source):
+    assert names_of(source).prefixes == PREFIXES[source]
 
 
 BY_TEXT = {

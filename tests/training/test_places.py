@@ -1,6 +1,7 @@
 """Places of variables: each is looked at, saved, and put back in the same way."""
 
 import collections
+import functools
 import operator
 import random
 import types
@@ -97,7 +98,14 @@ def slots_place():
 
 
 def librarys_class_place():
-    return place_of_class(places.set_on_class)
+    return place_of_class(functools.partial(places.of_library, written={'a', 'b', 'c'}))
+
+
+def librarys_module_place():
+    of: Any = types.ModuleType('of')
+    of.a, of.b = 1, 2
+    place = places.of_library(of, words, ['a', 'b', 'c'], written={'a', 'b', 'c'})
+    return place, of.__setattr__, of.__delattr__
 
 
 def training_place():
@@ -109,7 +117,7 @@ def training_place():
 
 PLACES = [
     *(dict_place, ordered_place, refusing_place, whole_object_place, object_place, class_place),
-    *(module_place, slots_place, librarys_class_place, training_place),
+    *(module_place, slots_place, librarys_class_place, librarys_module_place, training_place),
 ]
 every_place = pytest.mark.parametrize('make', PLACES, ids=lambda make: make.__name__)
 
@@ -210,7 +218,7 @@ def test_a_variable_that_is_gone_can_be_deleted_again(make):
 
 WITH_NAMES = (
     *(object_place, class_place, module_place, slots_place, librarys_class_place),
-    training_place,
+    *(librarys_module_place, training_place),
 )
 
 
@@ -243,16 +251,105 @@ def test_an_object_with_a_missing_slot():
     assert places.slots(Slots(), words, {'a': vars(Slots)['a']}).save() == {}
 
 
-def test_other_attributes_of_a_librarys_class_are_left_alone():
+def test_attributes_of_a_librarys_class_that_no_code_writes_are_left_alone():
     class Of:
-        a = 1
-        b = 1
+        a = b = c = 1
 
-    place = places.set_on_class(Of, words, ['a'])
+    place = places.of_library(Of, words, ['a', 'b'], written={'a'})
     saved = place.save()
-    Of.b = 2
+    Of.a = Of.b = Of.c = 2
+    assert list(place.look()) == [2, 2]
     place.restore(saved)
-    assert saved == {'a': 1} and Of.b == 2
+    assert saved == {'a': 1} and (Of.a, Of.b, Of.c) == (1, 2, 2)
+
+
+class First:
+    pass
+
+
+class Second:
+    pass
+
+
+class Changing(First):
+    pass
+
+
+def test_base_classes_are_put_back():
+    place = places.bases([Changing])
+    before = list(place.look())
+    saved = place.save()
+    assert list(map(operator.is_, place.look(), before)) == [True]
+    Changing.__bases__ = (Second,)
+    assert list(place.look()) == [(Second,)]
+    place.restore(saved)
+    assert Changing.__bases__ == (First,)
+
+
+def test_new_subclasses_are_seen_and_left_alone():
+    class Base:
+        pass
+
+    class One(Base):
+        pass
+
+    place = places.subclasses([Base, One])
+    saved = place.save()
+    assert list(place.look()) == [One]
+
+    class Two(Base):
+        pass
+
+    place.restore(saved)
+    assert list(place.look()) == [One, Two]
+    assert place.texts() == 2 * ['the subclasses of class Base']
+
+
+def place_of_cache(maxsize):
+    cached = functools.lru_cache(maxsize)(lambda n: {'n': n})
+    return cached, places.cache(cached, 'of')
+
+
+BOUNDS = pytest.mark.parametrize('maxsize', (None, 2, 1))
+
+
+@BOUNDS
+def test_new_results_in_a_cache_are_not_seen(maxsize):
+    cached, place = place_of_cache(maxsize)
+    looks = [*place.look()]
+    for n in (1, 2, 1, 3):  # a bounded cache drops results
+        cached(n)
+        looks += place.look()
+    assert len(looks) == 5 and len(set(looks)) == 1
+
+
+@BOUNDS
+def test_a_cache_that_is_cleared_is_seen(maxsize):
+    cached, place = place_of_cache(maxsize)
+    cached(1)
+    cached(1)
+    (before,) = place.look()
+    cached.cache_clear()
+    cached(1)
+    (after,) = place.look()
+    assert after is not before and list(place.look()) == [after]
+
+
+def test_a_cache_that_is_cleared_and_used_more_than_before_is_seen():
+    cached, place = place_of_cache(maxsize=4)
+    cached(1)
+    (before,) = place.look()
+    cached.cache_clear()
+    for _ in range(9):
+        cached(1)
+    assert list(place.look()) != [before]
+
+
+@BOUNDS
+def test_results_in_a_cache(maxsize):
+    cached, _ = place_of_cache(maxsize)
+    result = cached(1)
+    assert any(each is result for each in places.results_in_cache(cached))
 
 
 def test_attributes_of_training_that_are_only_watched():

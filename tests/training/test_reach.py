@@ -46,6 +46,8 @@ from chainer_bspmm.training.reach import MAX_ITEMS, MAX_PLAIN, MAX_THINGS, Reach
 from tests.training import reached_module
 
 STEP, W = 0, 1.0
+CHAINER: Any = chainer  # tests add attributes to it
+FUNCTIONS: Any = functions
 LATE: int  # is not assigned before a loss is called
 breakpoint: int  # this neither, and is the name of a builtin
 
@@ -437,12 +439,6 @@ def by_cached_function():
     return (lambda: of(len(calls))), lambda: len(calls)
 
 
-def by_weak_reference():
-    s = Schedule()
-    reference = weakref.ref(s)
-    return (lambda: reference().next()), lambda: s.n
-
-
 def by_thread():
     of = threading.local()
     of.n = 0
@@ -539,12 +535,6 @@ def by_random():
 def by_summary():
     summary = chainer.reporter.Summary()
     return (lambda: summary.add(numpy.float32(1))), lambda: summary._n
-
-
-def by_weak_keys():
-    calls: Any = weakref.WeakKeyDictionary()
-    s = Schedule()
-    return (lambda: calls.update({s: calls.get(s, 0) + 1})), lambda: calls.get(s, 0)
 
 
 def by_event():
@@ -689,6 +679,40 @@ def by_new_attribute_of_a_librarys_class():
     return loss, lambda: hasattr(Regressor, 'is_of_a_test')
 
 
+class Penalty:
+    n = 0
+
+
+class Square(Penalty):
+    pass
+
+
+def by_class_found_by_its_base():
+    Square.n = 0
+
+    def loss():
+        for kind in Penalty.__subclasses__():
+            kind.n += 1
+
+    return loss, lambda: Square.n
+
+
+class Phases:
+    phase = 'main'
+
+    def loss_main(self):
+        global STEP
+        STEP += 1
+        return STEP
+
+
+def by_method_whose_name_is_made(beginning='loss_'):
+    global STEP
+    STEP = 0
+    phases = Phases()
+    return (lambda: getattr(phases, 'loss_' + phases.phase)()), lambda: STEP
+
+
 def by_attribute_of_a_parameter():
     link: Any = links.Linear(1, 1)
     link.W.n = 0
@@ -810,7 +834,6 @@ COUNTERS = {
     by_partial: 'the loss',
     by_decorated: 'the variable calls that counted reads',
     by_cached_function: 'the variable calls that <lambda> reads',
-    by_weak_reference: None,
     by_thread: 'the attribute n of _local',
     by_dict_in_object: 'the attribute deep of SimpleNamespace',
     by_context_variable: 'the context variable n',
@@ -825,7 +848,6 @@ COUNTERS = {
     by_numpy: 'the state of numpy.random',
     by_random: 'the state of random',
     by_summary: 'the attribute _n of Summary',
-    by_weak_keys: 'the attribute data of WeakKeyDictionary',
     by_event: 'the attribute _flag of Event',
     by_options: 'the attribute step of Values',
     by_dataset: 'the variable seen that <lambda> reads',
@@ -841,6 +863,8 @@ COUNTERS = {
     by_dict_of_an_object: '__dict__ of an object of class Cfg',
     by_attribute_of_a_librarys_class: 'n_of_a_test of class Regressor',
     by_new_attribute_of_a_librarys_class: 'is_of_a_test of class Regressor',
+    by_class_found_by_its_base: 'n of class Square',
+    by_method_whose_name_is_made: 'STEP of module ' + HERE,
     by_attribute_of_a_parameter: 'the attribute n of the attribute W of Linear',
     by_array_of_a_parameter: None,  # named by a `Moment`: tests of Guards
     by_array_of_a_variable: 'the variable variable that loss reads',
@@ -1214,6 +1238,101 @@ def of_configuration():
     return (lambda: chainer.config.of_a_test.w), lambda w: setattr(own, 'w', w)
 
 
+class Term:
+    weight = 1.0
+
+
+class Smooth(Term):
+    pass
+
+
+class Smoothest(Smooth):
+    pass
+
+
+def of_class_found_by_its_base():
+    def loss():
+        (kind,) = Term.__subclasses__()
+        return [each.weight for each in kind.__subclasses__()]
+
+    return loss, lambda w: setattr(Smoothest, 'weight', w)
+
+
+class Plugin:
+    pass
+
+
+PLUGINS = []
+
+
+def of_class_that_is_defined_later():
+    def change(w):
+        PLUGINS.append(type('Later', (Plugin,), {}))
+
+    return (lambda: Plugin.__subclasses__()), change
+
+
+class First:
+    pass
+
+
+class Second:
+    pass
+
+
+class Changing(First):
+    pass
+
+
+def of_base_classes():
+    def change(w):
+        Changing.__bases__ = (First,) if w == 2 else (Second,)
+
+    return Changing, change
+
+
+def of_librarys_module():
+    return (lambda: FUNCTIONS.of_a_test), lambda w: setattr(functions, 'of_a_test', w)
+
+
+def of_librarys_submodule():
+    return (lambda: CHAINER.functions.of_a_test), lambda w: setattr(functions, 'of_a_test', w)
+
+
+def of_librarys_class():
+    return (lambda: CHAINER.Link.of_a_test), lambda w: setattr(chainer.Link, 'of_a_test', w)
+
+
+def of_base_class_of_a_librarys_class():
+    return (lambda: CHAINER.Chain.of_a_test), lambda w: setattr(chainer.Link, 'of_a_test', w)
+
+
+class OfBase(chainer.Chain):
+    def forward(self):
+        return self.of_a_test
+
+
+def of_base_class_of_a_link():
+    return OfBase(), lambda w: setattr(chainer.Link, 'of_a_test', w)
+
+
+def of_users_function_in_a_library():
+    FUNCTIONS.of_a_test = helper
+    return (lambda: FUNCTIONS.of_a_test()), change_global
+
+
+def of_cache(maxsize):
+    @functools.lru_cache(maxsize)
+    def made():
+        return object()
+
+    def change(w):
+        made.cache_clear()
+        made()
+
+    return (lambda: made()), change
+
+
 def of_enclosing_function():
     weight = 1.0
 
@@ -1256,6 +1375,17 @@ CHANGES = {
     of_defaults_by_name: '__kwdefaults__ of loss',
     of_code: '__code__ of loss',
     of_environment: "b'CHAINER_BSPMM_TEST' in os.environ",
+    of_class_found_by_its_base: 'weight of class Smoothest',
+    of_class_that_is_defined_later: 'the subclasses of class Plugin',
+    of_base_classes: '__bases__ of class Changing',
+    of_librarys_module: 'of_a_test of module chainer.functions',
+    of_librarys_submodule: 'of_a_test of module chainer.functions',
+    of_librarys_class: 'of_a_test of class Link',
+    of_base_class_of_a_librarys_class: 'of_a_test of class Link',
+    of_base_class_of_a_link: 'of_a_test of class Link',
+    of_users_function_in_a_library: 'W of module ' + HERE,
+    functools.partial(of_cache, None): 'the cache of the variable made that <lambda> reads',
+    functools.partial(of_cache, 4): 'the cache of the variable made that <lambda> reads',
     of_enclosing_function: 'the variable weight that <lambda> reads',
     of_attrgetter: 'the attribute w of SimpleNamespace',
     of_format: 'the attribute w of SimpleNamespace',
@@ -1266,10 +1396,12 @@ CHANGES = {
 
 
 @pytest.fixture(autouse=True)
-def configuration_of_a_test():
-    """Let no test leave an attribute in the configuration of Chainer."""
+def attributes_of_a_test():
+    """Let no test leave an attribute in Chainer."""
     yield
-    vars(chainer.config._local).pop('of_a_test', None)
+    for owner in (chainer.config._local, functions, chainer.Link):
+        if 'of_a_test' in vars(owner):
+            delattr(owner, 'of_a_test')
 
 
 @pytest.mark.parametrize('make', CHANGES, ids=lambda make: getattr(make, '__name__', None))
@@ -1361,9 +1493,38 @@ def test_contents_that_no_code_names_are_not_followed():
     assert reach.follows(model.opts) and not reach.follows(model.history)
 
 
-def test_a_global_of_a_library_is_not_followed():
+def test_a_function_of_a_library_is_watched_but_not_followed():
     reach = Reach(lambda: functions.relu)
-    assert not any('chainer' in text for text in reach.texts())
+    texts = [text for text in reach.texts() if 'chainer' in text]
+    assert texts == ['relu of module chainer.functions'] and len(reach.functions) == 1
+
+
+def test_nothing_of_a_library_is_watched_for_its_own_code():
+    reach = Reach(Regressor(links.Linear(2, 1), functions.mean_squared_error))
+    assert not any(re.search('(?<!an object) of (module|class) ', text) for text in reach.texts())
+
+
+def test_a_name_that_a_librarys_module_gets_later_changes_the_sizes():
+    reach = Reach(lambda: getattr(functions, 'of_a_test', 1.0))
+    before = reach.sizes()
+    FUNCTIONS.of_a_test = 2.0
+    assert reach.sizes() != before
+
+
+def test_what_code_only_reads_in_a_library_is_not_put_back():
+    FUNCTIONS.of_a_test = 1.0
+    with undone(Reach(lambda: FUNCTIONS.of_a_test)):
+        FUNCTIONS.of_a_test = 2.0
+    assert FUNCTIONS.of_a_test == 2
+
+
+class Unrelated(Penalty):
+    pass
+
+
+def test_subclasses_of_a_class_that_is_only_a_base_are_not_followed():
+    reach = Reach(lambda: Square.__subclasses__())
+    assert not any('Unrelated' in text for text in reach.texts())
 
 
 @pytest.mark.parametrize('kind', (Regressor, Classifier))
@@ -1516,7 +1677,6 @@ class Subclass(numpy.ndarray):
     """An array with attributes, perhaps."""
 
 
-HELD = Schedule()
 LEFT = {
     'MaskedArray': lambda: numpy.ma.array([1.0, 2.0], mask=[0, 1]),
     'matrix': lambda: numpy.ones((1, 1)).view(numpy.matrix),
@@ -1524,7 +1684,6 @@ LEFT = {
     'Subclass': lambda: numpy.ones(2).view(Subclass),
     'flatiter': lambda: numpy.ones(2).flat,
     'c_double': lambda: ctypes.c_double(1.0),
-    'ProxyType': lambda: weakref.proxy(HELD),
 }
 
 
@@ -1603,7 +1762,33 @@ def test_results_in_a_cache_behind_a_partial_are_left():
     assert Reach(loss).cannot == ['leave results in the cache of a default of loss']
 
 
+HELD = Schedule()
+WEAK = {
+    'ReferenceType': lambda: weakref.ref(HELD),
+    'WeakMethod': lambda: weakref.WeakMethod(HELD.next),
+    'ProxyType': lambda: weakref.proxy(HELD),
+    'CallableProxyType': lambda: weakref.proxy(helper),
+    'WeakSet': lambda: weakref.WeakSet([HELD]),
+    'WeakKeyDictionary': lambda: weakref.WeakKeyDictionary({HELD: 1.0}),
+    'WeakValueDictionary': lambda: weakref.WeakValueDictionary(a=HELD),
+}
+
+
+@pytest.mark.parametrize('name', WEAK)
+def test_objects_to_which_a_user_refers_weakly_would_be_kept_alive(name):
+    given = types.SimpleNamespace(parts=[WEAK[name]()])
+    text = 'keep alive what the attribute parts of SimpleNamespace refers to weakly (%s)'
+    assert Reach(lambda: given.parts).cannot == [text % name]
+
+
+def stack_with_a_weak_reference():
+    stack = contextlib.ExitStack()
+    stack.callback(weakref.ref(HELD))
+    return stack
+
+
 HARMLESS = {
+    'weak reference of a library': stack_with_a_weak_reference,
     'generator of the system': random.SystemRandom,
     'array of text': lambda: numpy.array(['a', 'b']),
     'pattern': lambda: re.compile('a'),

@@ -546,7 +546,7 @@ def arrays_and_bytes_of_the_standard_library(bench):
     return {'counts': list(counts), 'flags': list(flags)}
 
 
-@script(SCRIPTS)
+@script(SCRIPTS, told=r'a check would keep alive what the variable weak that')
 def behind_a_weak_reference(bench):
     schedule = Schedule()
     weak = weakref.ref(schedule)
@@ -1532,3 +1532,53 @@ def an_updaters_loop_that_is_replaced_later(bench):
     finally:
         StandardUpdater.update_core = original
     return {'n': n}
+
+
+class Penalty:
+    n_made = 0
+
+    def __init__(self):
+        type(self).n_made += 1
+
+    def value(self):
+        return warm(type(self).n_made)
+
+
+class Ridge(Penalty):
+    pass
+
+
+class ByPenalty(Weighted):
+    def factor(self):
+        (kind,) = Penalty.__subclasses__()
+        return kind().value()
+
+
+@script(SCRIPTS)
+def objects_of_a_class_found_by_its_base(bench):
+    bench.train(ByPenalty(bench))
+    return {'n': Ridge.n_made}
+
+
+CALLS: collections.Counter = collections.Counter()
+
+
+class Phased(Squares):
+    phase = 'first'
+
+    def weighed(self, loss):
+        return getattr(self, 'weighed_' + self.phase)(loss)
+
+    def weighed_first(self, loss):
+        return loss
+
+    def weighed_then(self, loss):
+        CALLS['then'] += 1
+        return loss * warm(CALLS['then'])
+
+
+@script(SCRIPTS)
+def a_method_of_a_later_phase(bench):
+    model = Phased(bench)
+    bench.train(model, (lambda trainer: setattr(model, 'phase', 'then'), at(21)))
+    return CALLS

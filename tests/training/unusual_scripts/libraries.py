@@ -24,6 +24,7 @@ from chainer.training import extensions
 from chainer_chemistry.models.prediction import Regressor
 
 from tests.training.unusual_scripts.bench import (
+    at,
     changed_by,
     every,
     number,
@@ -233,7 +234,7 @@ class OfTask(Weighted):
         return self.task.weight
 
 
-@script(SCRIPTS)
+@script(SCRIPTS, told=r'a check would keep alive what the attribute values of Weight refers')
 def weak_keys(bench):
     model = OfTask(bench, task=Task())
     bench.train(model, changed_by(lambda weight: setattr(model.task, 'weight', weight)))
@@ -246,7 +247,7 @@ class ByProxy(Weighted):
         return warm(self.task.n)
 
 
-@script(SCRIPTS)
+@script(SCRIPTS, told=r'a check would keep alive what the attribute task of ByProxy refers')
 def behind_a_weak_proxy(bench):
     task: Any = Task()
     task.n = 0
@@ -534,3 +535,51 @@ def the_last_entry_of_a_report(bench):
     report = extensions.LogReport(trigger=every(5), log_name=None)
     bench.train(ByReport(bench, report=report), (report, every(1)))
     return {'n': len(report.log)}
+
+
+class Observer:
+    alive: weakref.WeakSet = weakref.WeakSet()
+
+    def __init__(self, weight):
+        self.weight = weight
+        Observer.alive.add(self)
+
+
+class OfObservers(Weighted):
+    def factor(self):
+        return sum(observer.weight for observer in Observer.alive)
+
+
+@script(SCRIPTS, told=r'a check would keep alive what alive of class Observer refers to weakly')
+def a_set_of_weak_references(bench):
+    held = [Observer(0.5), Observer(0.5)]
+    bench.train(
+        OfObservers(bench),
+        (lambda trainer: held.append(Observer(1.0)), at(10)),
+        (lambda trainer: held.pop(0), at(21)),
+    )
+    return {'alive': len(Observer.alive)}
+
+
+class Taught(Squares):
+    def __call__(self, atoms, adj, t):
+        y = self.predictor(atoms, adj)
+        loss = F.mean_squared_error(y, t)
+        teacher = self.teacher()
+        if teacher is not None:
+            with chainer.no_backprop_mode():
+                taught = teacher(atoms, adj)
+            loss += 0.5 * F.mean_squared_error(y, taught)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@script(SCRIPTS, told=r'a check would keep alive what the attribute teacher of Taught')
+def a_teacher_that_is_dropped(bench):
+    model = Taught(bench)
+    held = [model.predictor.copy('copy')]
+    model.teacher = weakref.ref(held[0])
+    if bench.device.xp is not numpy:
+        held[0].to_device(bench.device)
+    bench.train(model, (lambda trainer: held.clear(), at(21)))
+    return {'is_alive': model.teacher() is not None}

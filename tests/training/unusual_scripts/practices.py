@@ -1124,6 +1124,26 @@ def a_trigger_of_the_users_in_a_report(bench):
     return {'weight': model.weight}
 
 
+class Tee:
+    """File that lowers a weight of a model after some lines."""
+
+    def __init__(self, model):
+        self.model = model
+        self.n_lines = 0
+
+    def write(self, text):
+        self.n_lines += text.count('\n')
+        self.model.weight = 1.0 if self.n_lines < 20 else 0.5
+
+
+@script(SCRIPTS, fused=True)
+def a_file_of_the_users_for_a_report(bench):
+    model = OfWeight(bench, weight=1.0)
+    report = extensions.PrintReport(['iteration', 'main/loss'], out=Tee(model))
+    bench.train(model, (report, every(1)))
+    return {'weight': model.weight}
+
+
 @script(SCRIPTS)
 def an_observation_that_is_a_variable(bench):
     """Chainer reports the loss of a model as a variable, so that its `array` can be read."""

@@ -1194,3 +1194,155 @@ class Heads(Weighted):
 def heads_that_change_places(bench):
     model = Heads(bench)
     bench.train(model, (lambda trainer: model.heads._children.reverse(), at(21, 30)))
+
+
+class Term:
+    weight = 0.0
+
+
+class Absolute(Term):
+    weight = 0.5
+
+
+class Huber(Term):
+    weight = 0.5
+
+
+class OfTerms(Weighted):
+    def factor(self):
+        return sum(kind.weight for kind in Term.__subclasses__())
+
+
+@script(SCRIPTS)
+def classes_found_by_their_base(bench):
+    bench.train(OfTerms(bench), changed_by(lambda weight: setattr(Huber, 'weight', weight)))
+    return {'weight': Huber.weight}
+
+
+class Plugin:
+    weight = 1.0
+
+
+PLUGINS = []
+
+
+class OfPlugins(Weighted):
+    def factor(self):
+        return 1 + sum(kind.weight for kind in Plugin.__subclasses__())
+
+
+@script(SCRIPTS, n_captures=2)
+def a_class_that_is_defined_later(bench):
+    def define(trainer):
+        class Late(Plugin):
+            pass
+
+        PLUGINS.append(Late)
+
+    bench.train(OfPlugins(bench), (define, at(21)))
+
+
+class Whole:
+    def value(self):
+        return 1.0
+
+
+class Part:
+    def value(self):
+        return 0.5
+
+
+class Level(Whole):
+    pass
+
+
+class OfLevel(Weighted):
+    def factor(self):
+        return self.level.value()
+
+
+@script(SCRIPTS, n_captures=2)
+def a_base_class_that_is_replaced(bench):
+    bench.train(
+        OfLevel(bench, level=Level()),
+        (lambda trainer: setattr(Level, '__bases__', (Part,)), at(21)),
+    )
+
+
+class BySquares(Squares):
+    def __call__(self, atoms, adj, t):
+        loss = F.mean_squared_error(self.predictor(atoms, adj), t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@script(SCRIPTS, n_captures=2)
+def a_function_of_chainer_that_is_replaced(bench):
+    original = F.mean_squared_error
+
+    def replace(trainer):
+        F.mean_squared_error = F.mean_absolute_error
+
+    try:
+        bench.train(BySquares(bench), (replace, at(21)))
+    finally:
+        F.mean_squared_error = original
+
+
+CHAINER: Any = chainer
+
+
+class OfChainer(Weighted):
+    def factor(self):
+        return CHAINER.weight_of_a_user
+
+
+@script(SCRIPTS, n_captures=4)
+def a_variable_in_the_module_of_chainer(bench):
+    CHAINER.weight_of_a_user = 1.0
+    try:
+        change = changed_by(lambda weight: setattr(chainer, 'weight_of_a_user', weight))
+        bench.train(OfChainer(bench), change)
+        return {'weight': CHAINER.weight_of_a_user}
+    finally:
+        del CHAINER.weight_of_a_user
+
+
+class OfLinks(Weighted):
+    def factor(self):
+        return self.weight_of_a_user
+
+
+@script(SCRIPTS, n_captures=4)
+def an_attribute_of_the_class_link(bench):
+    CHAINER.Link.weight_of_a_user = 1.0
+    try:
+        change = changed_by(lambda weight: setattr(chainer.Link, 'weight_of_a_user', weight))
+        bench.train(OfLinks(bench), change)
+        return {'weight': CHAINER.Link.weight_of_a_user}
+    finally:
+        del CHAINER.Link.weight_of_a_user
+
+
+READ = {'weight': 1.0}
+
+
+@functools.lru_cache(maxsize=None)
+def settings():
+    return {name: value for name, value in READ.items()}
+
+
+class OfReadSettings(Weighted):
+    def factor(self):
+        return settings()['weight']
+
+
+@script(SCRIPTS, n_captures=3)
+def a_cache_that_is_cleared(bench):
+    """The first change is not read, because the cache has the old settings."""
+    bench.train(
+        OfReadSettings(bench),
+        (lambda trainer: READ.update(weight=0.5), at(15)),
+        (lambda trainer: settings.cache_clear(), at(30)),
+    )
+    return settings()
