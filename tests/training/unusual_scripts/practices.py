@@ -25,6 +25,7 @@ from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm import CSRConverter
+from chainer_bspmm.training import GraphUpdater
 from tests.training.unusual_scripts.bench import at, BATCH, every, N_STEPS, number, RATE, script
 from tests.training.unusual_scripts.bench import Script, Squares, warm, Weighted
 
@@ -563,6 +564,83 @@ def counting_converter(batch, device=None):
 def a_converter_function_that_counts(bench):
     bench.train(regressor(bench), converter=counting_converter)
     return {'n': n_converted}
+
+
+def captured_or_not() -> Any:
+    """Return the class of updaters of the run: only GraphUpdater takes any converter."""
+    return GraphUpdater if chainer.config.bspmm_capture else StandardUpdater
+
+
+def mixing_converter(batch, device=None):
+    """Mix up the labels of pairs of molecules, by NumPy's generator."""
+    atoms, adj, t = counting_converter(batch, device)
+    share = numpy.random.beta(0.4, 0.4)
+    others = t[numpy.random.permutation(len(t))]
+    return atoms, adj, (share * t + (1 - share) * others).astype('f')
+
+
+@script(SCRIPTS, n_captures=2)
+def a_converter_that_mixes_up_labels(bench):
+    bench.train(Squares(bench), converter=mixing_converter, kind=captured_or_not())
+    return {'n': n_converted, 'next': numpy.random.rand()}
+
+
+@script(SCRIPTS, told='the step changes n of class WarmSquares at every run')
+def a_converter_that_mixes_up_labels_of_a_step_that_counts(bench):
+    bench.train(WarmSquares(bench), converter=mixing_converter, kind=captured_or_not())
+    return {'n': n_converted, 'next': numpy.random.rand(), 'steps': WarmSquares.n}
+
+
+class WarmSquares(Squares):
+    n = 0
+
+    def weighed(self, loss):
+        WarmSquares.n += 1
+        return loss * warm(WarmSquares.n)
+
+
+class Annealed(Weighted):
+    weight = 1.0
+
+    def factor(self):
+        return self.weight
+
+
+@script(SCRIPTS, told='no step can be replayed, because the attribute weight of Annealed')
+def a_converter_that_mixes_up_labels_of_a_step_that_is_annealed(bench):
+    model = Annealed(bench)
+
+    def anneal(trainer):
+        model.weight *= 0.97
+
+    bench.train(model, (anneal, every(1)), converter=mixing_converter, kind=captured_or_not())
+    return {'n': n_converted, 'next': numpy.random.rand()}
+
+
+weight_of_converter = 1.0
+
+
+def weighing_converter(batch, device=None):
+    """Halve a weight of the loss at every tenth batch, before the batch is used."""
+    global weight_of_converter
+    if len(given_batches) % 10 == 9:
+        weight_of_converter *= 0.5
+    given_batches.append(len(batch))
+    return chainer_bspmm.concat_mols(batch, device)
+
+
+given_batches: list[int] = []
+
+
+class WeighedByConverter(Weighted):
+    def factor(self):
+        return weight_of_converter
+
+
+@script(SCRIPTS, quick=True)
+def a_converter_that_sets_a_weight(bench):
+    bench.train(WeighedByConverter(bench), converter=weighing_converter, kind=captured_or_not())
+    return {'n': len(given_batches), 'weight': weight_of_converter}
 
 
 class NoisyConverter(CSRConverter):
