@@ -288,7 +288,7 @@ def test_layout_that_cannot_be_captured_later(made):
     def loss_func(model, *args):
         loss = model(*args)
         if args[1].n_graphs == 7:
-            chainer.report({'n': 7}, model)
+            chainer.report({'n': 'seven'}, model)
         return loss
 
     updater, comm = made(loss_func)
@@ -306,7 +306,7 @@ def test_all_train_eagerly_if_one_has_to(made, monkeypatch, rank):
     def loss_func(model, *args):
         loss = model(*args)
         if rank == 0:
-            chainer.report({'n': 7}, model)
+            chainer.report({'n': 'seven'}, model)
         return loss
 
     updates = []

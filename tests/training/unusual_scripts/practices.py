@@ -637,7 +637,7 @@ class WeighedByConverter(Weighted):
         return weight_of_converter
 
 
-@script(SCRIPTS, quick=True)
+@script(SCRIPTS)
 def a_converter_that_sets_a_weight(bench):
     bench.train(WeighedByConverter(bench), converter=weighing_converter, kind=captured_or_not())
     return {'n': len(given_batches), 'weight': weight_of_converter}
