@@ -10,6 +10,7 @@ import chainer
 
 from chainer_bspmm.training import snapshot
 from chainer_bspmm.training.cuda_graphs import CannotCapture
+from chainer_bspmm.training.leftovers import read_by_the_next_run
 from chainer_bspmm.training.reports import host_numbers, Reports
 from chainer_bspmm.training.session import Session
 from chainer_bspmm.training.snapshot import NoSnapshot, ParameterMissing, Snapshot
@@ -27,6 +28,7 @@ REPEATS = 8
 FEW_ROUNDINGS = 8, 24, 56
 
 
+SPARE_ROWS = 'spare rows at the end of a batch, which belong to no molecule, change %s: %s'
 ON_HOST = '%s is reported as a value on the host, which a replay would repeat'
 
 
@@ -157,24 +159,25 @@ class Program:
             if changed:
                 raise CannotCapture('the %s changes %s at every run' % (work.name, changed))
             first, again, in_buffers = summaries
-            differs = work.difference(again, first)
-            if differs:
-                raise CannotCapture(
-                    'two runs of one batch differ in %s: something in Python changes that is not '
-                    'watched, such as a counter, or the model draws random numbers in another way '
-                    'than chainer.functions.dropout' % differs
-                )
-            self._refuse_other_numbers(numbers[1], numbers[0])
-            differs = work.difference(in_buffers, first)
-            if differs and self._is_rounding(arrays, before, first):
-                differs = None
-            differs = differs or snapshot.difference(numbers[2], numbers[0], 0)
-            differs = differs or (moments and moments[2].change_of_values(moments[0]))
-            if differs:
-                raise CannotCapture(
-                    'spare rows at the end of a batch, which belong to no molecule, change %s: '
-                    'a link or the loss treats every row as an atom' % differs
-                )
+            unlike = work.difference(again, first)
+            if not unlike:
+                self._refuse_other_numbers(numbers[1], numbers[0])
+                differs = work.difference(in_buffers, first)
+                if differs and self._is_rounding(arrays, before, first):
+                    differs = None
+                differs = differs or snapshot.difference(numbers[2], numbers[0], 0)
+                if differs:
+                    raise CannotCapture(
+                        SPARE_ROWS % (differs, 'a link or the loss treats every row as an atom')
+                    )
+                kept = moments and moments[2].change_of_values(moments[0])
+                if kept:
+                    raise CannotCapture(
+                        SPARE_ROWS % (kept, 'the %s keeps arrays or sizes of the batch' % work.name)
+                    )
+        if unlike:  # the state is that before the first run again
+            cause = self._why_unlike(arrays, first)
+            raise CannotCapture('two runs of one batch differ in %s: %s' % (unlike, cause))
         if moments:
             session.guards.ignore(*moments[1].outputs(moments[0]))
         self._is_tried = True
@@ -192,6 +195,24 @@ class Program:
         summary = snapshot.copies(self.work.summary(self._on_device(results)))
         before.restore_arrays()
         return summary, host_numbers(results)
+
+    def _why_unlike(self, arrays, first):
+        """Return a clause that says why two runs differ; `first` is the summary of the first."""
+
+        def is_like_the_first(before):
+            summary, _ = self._trial(arrays, before)
+            return not self.work.difference(summary, first)
+
+        name = None
+        if self._may_change:
+            with self._session.capturer.ordered():
+                name = read_by_the_next_run(self._snapshot, is_like_the_first)
+        if name is not None:
+            return 'the %s reads %s, which the last one has assigned' % (self.work.name, name)
+        return (
+            'something in Python changes that is not watched, such as a counter, or the model '
+            'draws random numbers in another way than chainer.functions.dropout'
+        )
 
     def _is_rounding(self, arrays, before, first):
         """Return whether rounding of the parameters alone makes trials differ: sums may cancel."""
@@ -357,7 +378,9 @@ class Program:
         if not differs:
             numbers = host_numbers(results)
             differs = snapshot.difference(numbers, host_numbers(eager_results), 0)
-            how = 'repeats a number that an eager one reports otherwise, %s: it depends on a value of'
+            how = (
+                'repeats a number that an eager one reports otherwise, %s: it depends on a value of'
+            )
         if differs:
             cut = self._session.guards.reach.cut
             raise StepDiffers(

@@ -252,8 +252,8 @@ def test_a_number_of_rows_is_that_of_the_batch(device, graphs):
     assert found[1] == found[0]
     assert causes == [
         'GraphUpdater trains eagerly: spare rows at the end of a batch, which belong to no '
-        'molecule, change the attribute n_rows of predictor: a link or the loss treats every row '
-        'as an atom'
+        'molecule, change the attribute n_rows of predictor: the step keeps arrays or sizes of the '
+        'batch'
     ]
 
 

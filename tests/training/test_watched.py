@@ -467,6 +467,13 @@ def stateful(link, atoms, adj):
     return link.h
 
 
+def reads_the_last(link, atoms, adj):
+    last = link.last
+    y = three_columns(link, atoms, adj)
+    link.last = y.array
+    return y if last is None else y + 0.5 * last
+
+
 def five_atoms_each(link, atoms, adj):
     h = functions.reshape(link.inner.embed(atoms), (adj.n_graphs, 5 + 1, -1))
     return functions.sum(h[:, :5], axis=1)[:, :3]
@@ -595,6 +602,10 @@ TWICE = (
     'such as a counter, or the model draws random numbers in another way than '
     'chainer.functions.dropout'
 )
+READS = (
+    r'two runs of one batch differ in main/loss \(relative difference \d.\de[-+]\d\d\): the step '
+    'reads the attribute %s, which the last one has assigned'
+)
 OF_LOSS = r'loss \(relative difference \d.\de[-+]\d\d\)'
 PADDED = chainer_bspmm.CSRConverter('padded')
 DEBUG = functools.partial(chainer.using_config, 'debug', True)
@@ -615,6 +626,9 @@ EAGER = {
     ),
     'a state that goes on from step to step': Script(
         changes('the attribute h of predictor'), stateful, attributes={'h': None}
+    ),
+    'a state that the first step makes': Script(
+        READS % 'last of predictor', reads_the_last, attributes={'last': None}
     ),
     'an attribute that changes': Script(
         changes('the attribute counter of predictor'), counting, n_steps=40

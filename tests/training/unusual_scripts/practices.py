@@ -26,8 +26,8 @@ from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.training import GraphUpdater
-from tests.training.unusual_scripts.bench import at, BATCH, every, N_STEPS, number, RATE, script
-from tests.training.unusual_scripts.bench import Script, Squares, warm, Weighted
+from tests.training.unusual_scripts.bench import at, BATCH, every, N_LABELS, N_STEPS, number, RATE
+from tests.training.unusual_scripts.bench import script, Script, Squares, warm, Weighted
 
 SCRIPTS: dict[str, Script] = {}
 
@@ -549,6 +549,51 @@ def an_iterator_with_an_order_of_its_own(bench):
     model.weights = weights
     bench.train(model)
     return {'epoch': weights.epoch, 'next': [weights.next() for _ in range(6)]}
+
+
+class Remembering(Squares):
+    """Has a state that passes from batch to batch, without its gradient."""
+
+    def __init__(self, bench):
+        super().__init__(bench)
+        with self.init_scope():
+            self.lstm = L.LSTM(N_LABELS, N_LABELS)
+
+    def __call__(self, atoms, adj, t):
+        if self.lstm.h is not None:
+            state = self.lstm.c.array, self.lstm.h.array
+            self.lstm.set_state(*map(chainer.Variable, state))
+        loss = F.mean_squared_error(self.lstm(self.predictor(atoms, adj)), t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@script(SCRIPTS, told='the step reads the attribute c of lstm, which the last one has assigned')
+def a_state_of_an_lstm(bench):
+    model = Remembering(bench)
+
+    def reset(trainer):
+        model.lstm.reset_state()
+
+    bench.train(model, (reset, every(8)))
+
+
+class KeepingSizes(Squares):
+    def __call__(self, atoms, adj, t):
+        self.n_rows = atoms.shape[0]
+        return super().__call__(atoms, adj, t)
+
+
+@script(SCRIPTS, told='change the attribute n_rows of KeepingSizes: the step keeps arrays or sizes')
+def a_number_of_rows_that_is_kept(bench):
+    model = KeepingSizes(bench)
+    sizes = []
+
+    def note(trainer):
+        sizes.append(model.n_rows)
+
+    bench.train(model, (note, every(1)))
+    return sizes
 
 
 n_converted = 0
