@@ -236,7 +236,7 @@ class Conversion:
     were made for a captured one.
     """
 
-    def __init__(self, examples, converter, device: chainer.backend.Device):
+    def __init__(self, examples, converter, device: chainer.backend.Device | None):
         self.examples = examples
         self.converter = converter
         self.device = device
@@ -259,6 +259,8 @@ class Conversion:
         If it was called for the host, copies of its arrays are sent, unless there is an object that
         only the converter can make on the device.
         """
+        if self.device is None:
+            return self.on_host()
         for result in self._results:
             with contextlib.suppress(_CannotSend):
                 return _sent(result, self.device)

@@ -26,8 +26,6 @@ REPEATS = 8
 # Parameters are changed by these multiples of their rounding errors. Only results that are nothing
 # but rounding errors themselves differ after that.
 FEW_ROUNDINGS = 8, 24, 56
-
-
 SPARE_ROWS = 'spare rows at the end of a batch, which belong to no molecule, change %s: %s'
 ON_HOST = '%s is reported as a value on the host, which a replay would repeat'
 

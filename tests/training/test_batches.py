@@ -436,6 +436,11 @@ def devices_of(value):
     return [backend.get_device_from_array(chainer.as_array(value))] if is_array else []
 
 
+def test_without_a_device_batches_stay_on_the_host():
+    conversion = batches.Conversion(same_molecules(3), CONVERTER, None)
+    assert conversion.on_device() is conversion.on_host()
+
+
 def test_only_a_converter_can_make_objects_of_a_user(device):
     devices = []
 
