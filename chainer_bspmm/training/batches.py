@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import operator
-from typing import TYPE_CHECKING
+from typing import Any
 import weakref
 
 import numpy
 
+import chainer
 from chainer.backends import cuda
 from chainer.dataset import convert
 from chainer.datasets import SubDataset
@@ -25,9 +27,6 @@ from chainer_bspmm.links.embed import node_shape
 from chainer_bspmm.sparse import BatchedCSR, build
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training.sizes import Capacities
-
-if TYPE_CHECKING:
-    import chainer
 
 
 class HostBatch:
@@ -165,11 +164,19 @@ def molecules_of(dataset):
     sparse = selection(dataset)
     if sparse is not None:
         return locate(sparse)
-    if isinstance(dataset, SubDataset) and len(dataset) and isinstance(dataset[0], SparseExample):
-        return locate(dataset[:])  # such as a part of a list of sparse examples
+    if _is_part_of_list(dataset) and len(dataset) and isinstance(dataset[0], SparseExample):
+        return locate(dataset[:])
     form = sparse_form.form_of(sparse_form.base_of(dataset))
     order = form and sparse_form.position_in_base(dataset, numpy.arange(len(dataset)))
     return None if form is None or order is None else (form.molecules, order)
+
+
+def _is_part_of_list(dataset):
+    # No example of another data set is looked at, because a user's code may make it.
+    base = dataset
+    while type(base) is SubDataset:
+        base = base._dataset
+    return base is not dataset and type(base) in (list, tuple)
 
 
 class Resident:
@@ -222,15 +229,88 @@ def _arrays_of(molecules):
     return (*_fields_of(molecules), *molecules.labels)
 
 
+class Conversion:
+    """Conversion of the examples of one step, for which a user's converter is called once.
+
+    The converter may draw random numbers or count its calls, so an eager step gets the arrays that
+    were made for a captured one.
+    """
+
+    def __init__(self, examples, converter, device: chainer.backend.Device | None):
+        self.examples = examples
+        self.converter = converter
+        self.device = device
+        self._results: list[Any] = []  # what the converter returned for the host, if it was called
+
+    @property
+    def is_of_user(self):
+        """Whether the converter may run a user's code."""
+        return type(self.converter) is not CSRConverter
+
+    def on_host(self):
+        """Return the result of the converter for the host."""
+        if not self._results:
+            self._results.append(convert._call_converter(self.converter, self.examples, None))
+        return self._results[0]
+
+    def on_device(self):
+        """Return the result of the converter on the device.
+
+        If it was called for the host, copies of its arrays are sent, unless there is an object that
+        only the converter can make on the device.
+        """
+        if self.device is None:
+            return self.on_host()
+        for result in self._results:
+            with contextlib.suppress(_CannotSend):
+                return _sent(result, self.device)
+        return convert._call_converter(self.converter, self.examples, self.device)
+
+    def arguments(self):
+        """Return the result on the device as the arguments of a loss, (tuple, dict)."""
+        result = self.on_device()
+        if isinstance(result, tuple):
+            return result, {}
+        return ((), result) if isinstance(result, dict) else ((result,), {})
+
+
+class _CannotSend(Exception):
+    """Error: it is not known how an object is sent to a device."""
+
+
+def _sent(value, device):
+    """Return a converter's result on a device, or raise _CannotSend."""
+    kind = type(value)
+    if kind in (numpy.ndarray, cuda.ndarray) and value.dtype.kind in 'biufc':
+        return device.send(value)
+    if kind is BatchedCSR:
+        return value.to_device(device)
+    if kind is chainer.Variable:
+        array = value.array if value.array is None else _sent(value.array, device)
+        return chainer.Variable(array, name=value.name, requires_grad=value.requires_grad)
+    if kind in (tuple, list):
+        return kind(_sent(each, device) for each in value)
+    if issubclass(kind, tuple) and hasattr(kind, '_make'):  # a named tuple
+        return kind._make(_sent(each, device) for each in value)
+    if kind in (dict, collections.OrderedDict):
+        return kind((name, _sent(each, device)) for name, each in value.items())
+    if value is None or kind in (bool, int, float, complex, str, bytes) or _is_scalar(value):
+        return value
+    raise _CannotSend
+
+
+def _is_scalar(value):
+    return isinstance(value, numpy.generic) and not isinstance(value, numpy.void)
+
+
 class NoSparseBatch(TypeError):
     """Error: the converter makes batches that cannot be captured."""
 
 
-def batch_of(
-    examples, converter, device: chainer.backend.GpuDevice, resident: Resident | None = None
-) -> DeviceBatch | HostBatch:
-    """Return the `DeviceBatch` or `HostBatch` of examples, or raise NoSparseBatch."""
-    if type(converter) is CSRConverter:
+def batch_of(conversion: Conversion, resident: Resident | None = None) -> DeviceBatch | HostBatch:
+    """Return the `DeviceBatch` or `HostBatch` of a conversion, or raise NoSparseBatch."""
+    if not conversion.is_of_user:
+        examples, converter, device = conversion.examples, conversion.converter, conversion.device
         is_list = isinstance(examples, (list, Selection))
         located = converter.locate(examples) if is_list and converter.layout != 'padded' else None
         if located is not None:
@@ -241,7 +321,7 @@ def batch_of(
                 molecules.device is device or molecules.device == device
             ):
                 return DeviceBatch(molecules, index, converter.layout, converter.padded_to)
-    arrays = convert._call_converter(converter, examples, None)
+    arrays = conversion.on_host()
     if not isinstance(arrays, tuple) or len(arrays) < 2 or not isinstance(arrays[1], BatchedCSR):
         got = type(arrays).__name__
         if isinstance(arrays, tuple):
@@ -258,7 +338,7 @@ def batch_of(
         if array.dtype.kind in NAMES:
             text = 'converter: expected numbers, got names (%s); leave the column out'
             raise NoSparseBatch(text % array.dtype)
-    n_node_columns = adj.n_node_columns if type(converter) is CSRConverter else 0
+    n_node_columns = 0 if conversion.is_of_user else adj.n_node_columns
     nodes = node_shape(adj)
     for i, array in enumerate((atoms, *labels)):
         is_of_graphs = i > n_node_columns

@@ -39,7 +39,7 @@ class _Evaluation(PredictionDriver):
 
     def evaluate(self, examples):
         """Return name -> value for a batch; the next batch may overwrite the arrays."""
-        return self.values_of(examples)
+        return self.values_of(self.conversion(examples))
 
     def values(self, arrays, n_graphs=None):
         return {

@@ -7,7 +7,7 @@ import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm.dataset.selection import Selection
-from chainer_bspmm.training.batches import batch_of, NoSparseBatch, Resident
+from chainer_bspmm.training.batches import batch_of, Conversion, NoSparseBatch, Resident
 from chainer_bspmm.training.cuda_graphs import CannotCapture
 from chainer_bspmm.training.iterators import Examples
 from chainer_bspmm.training.program import Program
@@ -47,7 +47,7 @@ class Driver:
         self._key: tuple = ()  # key of the last batch
         self._warned: set[str] = set()
 
-    def program(self, examples, converter, dataset, function, counter=0) -> tuple:
+    def program(self, conversion: Conversion, dataset, function, counter=0) -> tuple:
         """Return (reason, program, batch) for a batch; `counter`: the number of the step.
 
         If the program is None, the batch must be run eagerly, and `reason` (str) is the warning, or
@@ -57,17 +57,18 @@ class Driver:
         if self.reason is not None:
             return self.reason, None, None
         try:
-            if self.watched is None:
-                key = self._look(function)
-                reason = self._why_not_now()
-                if reason is not None:
-                    return reason, None, None
+            reason = self._look(function) if self.watched is None else None
+            if reason is None:
                 if self.resident is None:
                     self.resident = Resident(dataset, self.device)
-                self.watched = self._watch(key)
-            batch = batch_of(examples, converter, self.device, self.resident)
+                batch = batch_of(conversion, self.resident)
+                if conversion.is_of_user:  # its code may have changed what the step reads
+                    reason = self._look(function)
+            if reason is not None:
+                return reason, None, None
             form = batch.form
-            capacity = self.programs.capacity(form, self._need(examples, batch), dataset)
+            need = self._need(conversion.examples, batch)
+            capacity = self.programs.capacity(form, need, dataset)
             self._key = (form, batch.source, capacity, *self.watched)
             program = self.programs.find(self._key)
             if program is not None and program.would_overwrite():
@@ -114,14 +115,21 @@ class Driver:
         return need
 
     def _look(self, function):
-        """Return the guards' key; begin a new session if the last one is over."""
+        """Set `watched`, or return the reason (str or None) that rules out replays now.
+
+        A new session begins if the last one is over.
+        """
+        self.watched = None
         key = None if self.session is None else self.session.key(self.target, function)
-        if key is not None:
-            return key
-        self.forget()
-        session = self._begin(function)
-        self.session = session  # set at the end, because an interrupt may come before
-        return session.guards.key()
+        if key is None:
+            self.forget()
+            session = self._begin(function)
+            self.session = session  # set at the end, because an interrupt may come before
+            key = session.guards.key()
+        reason = self._why_not_now()
+        if reason is None:
+            self.watched = self._watch(key)
+        return reason
 
     def _begin(self, function) -> Session:
         """Begin a session, or raise CannotCapture."""

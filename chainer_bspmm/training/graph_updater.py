@@ -5,12 +5,12 @@ from typing import Any, Callable
 import numpy
 
 import chainer
-from chainer.dataset import convert
 from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.dataset.selection import Selection
+from chainer_bspmm.training.batches import Conversion
 from chainer_bspmm.training.between_steps import BetweenSteps
 from chainer_bspmm.training.calls import is_noting, noting
 from chainer_bspmm.training.cuda_graphs import CannotCapture, using
@@ -179,29 +179,29 @@ class GraphUpdater(StandardUpdater):
         driver = self._driver
         target = driver.target = driver.optimizer.target
         loss_func = self.loss_func or target
+        conversion = Conversion(examples, self.converter, self.input_device)
         if driver.together is not None and driver.do_all_capture is None:
-            args, kwargs = self._arguments(examples)
+            conversion.on_host()  # so that the converter is called once for both forms
+            args, kwargs = conversion.arguments()
             # This makes all parameters, and gives all ranks the same state.
             driver.together.start(loss_func, *args, **kwargs)
         if driver.needs_notes(loss_func):
             with noting(target):
-                self._step(examples, loss_func)
+                self._step(conversion, loss_func)
             driver.forget()  # so that the next session also watches the noted functions
         else:
-            self._step(examples, loss_func)
+            self._step(conversion, loss_func)
 
-    def _step(self, examples, loss_func):
+    def _step(self, conversion, loss_func):
         driver = self._driver
         dataset = getattr(self._iterators['main'], 'dataset', None)
-        reason, program, batch = driver.program(
-            examples, self.converter, dataset, loss_func, self.iteration
-        )
+        reason, program, batch = driver.program(conversion, dataset, loss_func, self.iteration)
         if driver.together is not None:
             reason = driver.agree(reason)
         if reason is not None or program is None:
             if reason is not None and (self._is_asked_for or is_on_gpu(driver.device)):
                 driver.warn(reason)
-            self._train_eagerly(examples)
+            self._train_eagerly(conversion)
             return
         optimizer = driver.optimizer
         update = driver.session.update
@@ -221,7 +221,7 @@ class GraphUpdater(StandardUpdater):
             if not isinstance(error, CannotCapture):
                 raise
             driver.warn(driver.give_up(str(error)))
-            self._train_eagerly(examples)
+            self._train_eagerly(conversion)
             return
         reporters = chainer.reporter._get_reporters()
         if reporters:
@@ -242,17 +242,10 @@ class GraphUpdater(StandardUpdater):
                 raise difference
             driver.warn(reason)
 
-    def _arguments(self, examples):
-        """Convert examples to the arguments of the loss function, (tuple, dict)."""
-        in_arrays = convert._call_converter(self.converter, examples, self.input_device)
-        if isinstance(in_arrays, tuple):
-            return in_arrays, {}
-        return ((), in_arrays) if isinstance(in_arrays, dict) else ((in_arrays,), {})
-
-    def _train_eagerly(self, examples):
+    def _train_eagerly(self, conversion):
         if self._driver.session is not None:  # the last step may still run on another stream
             self._driver.session.capturer.join()
-        args, kwargs = self._arguments(examples)
+        args, kwargs = conversion.arguments()
         optimizer = self._optimizers['main']
         optimizer.update(self.loss_func or optimizer.target, *args, **kwargs)
 

@@ -8,10 +8,10 @@ import numpy
 
 import chainer
 from chainer.backends import cuda
-from chainer.dataset import convert
 
 from chainer_bspmm.dataset import CSRConverter
 from chainer_bspmm.training import chainer_nodes, snapshot
+from chainer_bspmm.training.batches import Conversion
 from chainer_bspmm.training.cuda_graphs import CannotCapture
 from chainer_bspmm.training.driver import Driver, is_on_gpu
 from chainer_bspmm.training.program import StepDiffers
@@ -113,20 +113,23 @@ class PredictionDriver(Driver):
         if session is not None:
             session.capturer.free_unused()
 
-    def eager(self, examples):
+    def conversion(self, examples):
+        """Return the `Conversion` of a batch."""
+        return Conversion(examples, self._converter, self.device)
+
+    def eager(self, conversion):
         """Return name -> value for a batch, by the model itself, without buffers and graphs."""
-        arrays = convert._call_converter(self._converter, examples, self.device)
-        return self.values(arrays if isinstance(arrays, tuple) else (arrays,), len(examples))
+        arrays = conversion.on_device()
+        arrays = arrays if isinstance(arrays, tuple) else (arrays,)
+        return self.values(arrays, len(conversion.examples))
 
     def values(self, arrays, n_graphs=None):
         """Return name -> value for the arrays of a batch; if n_graphs is None, `adj` has it."""
         raise NotImplementedError
 
-    def values_of(self, examples):
+    def values_of(self, conversion):
         """Return name -> value, replayed if possible; the next replay may overwrite them."""
-        reason, program, batch = self.program(
-            examples, self._converter, self._dataset, self._function
-        )
+        reason, program, batch = self.program(conversion, self._dataset, self._function)
         if program is not None:
             try:
                 program.stage(batch)
@@ -146,7 +149,7 @@ class PredictionDriver(Driver):
                     raise
         if reason is not None:
             self.warn(reason)
-        return self.eager(examples)
+        return self.eager(conversion)
 
     raises_differences = True  # whether StepDiffers is raised if values were returned unchecked
 
@@ -176,7 +179,7 @@ class Predictor(PredictionDriver):
             chainer.no_backprop_mode(),
         ):
             run = self.values_of if is_on_gpu(self.device) else self.eager
-            self._outgoing = _Outgoing(run(examples)[VALUES])
+            self._outgoing = _Outgoing(run(self.conversion(examples))[VALUES])
         return self._outgoing
 
     def close(self):

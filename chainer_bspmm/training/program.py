@@ -11,7 +11,8 @@ import chainer
 from chainer_bspmm.training import guards, snapshot
 from chainer_bspmm.training.cuda_graphs import CannotCapture
 from chainer_bspmm.training.effects import Effects
-from chainer_bspmm.training.reports import Reports
+from chainer_bspmm.training.leftovers import read_by_the_next_run
+from chainer_bspmm.training.reports import host_numbers, Reports
 from chainer_bspmm.training.session import Session
 from chainer_bspmm.training.snapshot import NoSnapshot, ParameterMissing, Snapshot
 from chainer_bspmm.training.staging import Inputs
@@ -26,6 +27,8 @@ REPEATS = 8
 # Parameters are changed by these multiples of their rounding errors. Only results that are nothing
 # but rounding errors themselves differ after that.
 FEW_ROUNDINGS = 8, 24, 56
+SPARE_ROWS = 'spare rows at the end of a batch, which belong to no molecule, change %s: %s'
+ON_HOST = '%s is reported as a value on the host, which a replay would repeat'
 
 
 class StepDiffers(RuntimeError):
@@ -142,39 +145,45 @@ class Program:
         arrays = batch.arrays_on(session.device)
         before = self._snapshot_of_run()
         summaries = []
+        numbers = []
         moments = []
         with session.capturer.ordered(), before.undone():
             # Other arrays in the second run, so that an attribute that keeps one is an output.
             for arguments in (arrays, batch.arrays_on(session.device), None):
-                summaries.append(self._trial(arguments, before))
+                summary, of_host = self._trial(arguments, before)
+                summaries.append(summary)
+                numbers.append(of_host)
                 if self._may_change:
                     moments.append(session.guards.moment())
             changed = moments and moments[1].change(moments[0])
             if changed:
                 raise CannotCapture('the %s changes %s at every run' % (work.name, changed))
             first, again, in_buffers = summaries
-            differs = work.difference(again, first)
-            if differs:
-                raise CannotCapture(
-                    'two runs of one batch differ in %s: something in Python changes that is not '
-                    'watched, such as a counter, or the model draws random numbers in another way '
-                    'than chainer.functions.dropout' % differs
-                )
-            differs = work.difference(in_buffers, first)
-            if differs and self._is_rounding(arrays, before, first):
-                differs = None
-            differs = differs or (moments and moments[2].change_of_values(moments[0]))
-            if differs:
-                raise CannotCapture(
-                    'spare rows at the end of a batch, which belong to no molecule, change %s: '
-                    'a link or the loss treats every row as an atom' % differs
-                )
+            unlike = work.difference(again, first)
+            if not unlike:
+                self._refuse_other_numbers(numbers[1], numbers[0])
+                differs = work.difference(in_buffers, first)
+                if differs and self._is_rounding(arrays, before, first):
+                    differs = None
+                differs = differs or snapshot.difference(numbers[2], numbers[0], 0)
+                if differs:
+                    raise CannotCapture(
+                        SPARE_ROWS % (differs, 'a link or the loss treats every row as an atom')
+                    )
+                kept = moments and moments[2].change_of_values(moments[0])
+                if kept:
+                    raise CannotCapture(
+                        SPARE_ROWS % (kept, 'the %s keeps arrays or sizes of the batch' % work.name)
+                    )
+        if unlike:  # the state is that before the first run again
+            cause = self._why_unlike(arrays, first)
+            raise CannotCapture('two runs of one batch differ in %s: %s' % (unlike, cause))
         if moments:
             session.guards.ignore(*moments[1].outputs(moments[0]))
         self._is_tried = True
 
     def _trial(self, arrays, before):
-        """Run the work and return its summary; arrays are put back."""
+        """Run the work; return its summary, and the `host_numbers` reported; put arrays back."""
         try:
             results = self._compute(arrays, 'trial', alone=True)
         except ParameterMissing:
@@ -183,9 +192,27 @@ class Program:
             raise CannotCapture(blame(error, self._session.function)) from error
         self._refuse_host_values(results)
         self._refuse_host_changes(before)
-        summary = snapshot.copies(self.work.summary(results))
+        summary = snapshot.copies(self.work.summary(self._on_device(results)))
         before.restore_arrays()
-        return summary
+        return summary, host_numbers(results)
+
+    def _why_unlike(self, arrays, first):
+        """Return a clause that says why two runs differ; `first` is the summary of the first."""
+
+        def is_like_the_first(before):
+            summary, _ = self._trial(arrays, before)
+            return not self.work.difference(summary, first)
+
+        name = None
+        if self._may_change:
+            with self._session.capturer.ordered():
+                name = read_by_the_next_run(self._snapshot, is_like_the_first)
+        if name is not None:
+            return 'the %s reads %s, which the last one has assigned' % (self.work.name, name)
+        return (
+            'something in Python changes that is not watched, such as a counter, or the model '
+            'draws random numbers in another way than chainer.functions.dropout'
+        )
 
     def _is_rounding(self, arrays, before, first):
         """Return whether rounding of the parameters alone makes trials differ: sums may cancel."""
@@ -194,7 +221,8 @@ class Program:
         for n_roundings in FEW_ROUNDINGS:
             for param in self._session.target.params(include_uninit=False):
                 param.array *= 1 + n_roundings * numpy.finfo(param.dtype).eps
-            if self.work.difference(self._trial(arrays, before), first):
+            summary, _ = self._trial(arrays, before)
+            if self.work.difference(summary, first):
                 return True
         return False
 
@@ -263,11 +291,26 @@ class Program:
         # A prediction by a library's code alone changes nothing that a prediction reads.
         return self.work.changes_parameters or self._session.guards.has_user_code
 
+    def _on_device(self, results):
+        """Select the arrays on the device among results."""
+        kind = self._session.device.xp.ndarray
+        return {name: value for name, value in results.items() if isinstance(value, kind)}
+
     def _refuse_host_values(self, results):
-        for name, array in results.items():
-            if not isinstance(array, self._session.device.xp.ndarray):
-                text = '%s is reported as a value on the host, which a replay would repeat'
-                raise CannotCapture(text % name)
+        """Raise CannotCapture for a result that is neither on the device nor a plain number."""
+        known = self._on_device(results).keys() | host_numbers(results).keys()
+        for name in results:
+            if name not in known:
+                raise CannotCapture(ON_HOST % name)
+
+    def _refuse_other_numbers(self, numbers, before):
+        """Raise CannotCapture if a number that is reported from the host differs from before."""
+        # All that a step reads from Python is watched, so a number that stays the same is the same
+        # in every replay. Checks compare it with that of an eager step.
+        for name in {**before, **numbers}:
+            are_both = name in before and name in numbers
+            if not are_both or not snapshot.has_same_bits(numbers[name], before[name]):
+                raise CannotCapture(ON_HOST % name)
 
     def _refuse_host_changes(self, before):
         """Raise CannotCapture if a run wrote to an array on the host, which a graph would not."""
@@ -335,13 +378,19 @@ class Program:
         if after is not None:  # only the replay updated with all ranks, so its state is kept
             after.put_back(before.arrays)
             work.is_done = True
+        how = 'differs from an eager one in %s: it reads something from'
+        if not differs:
+            numbers = host_numbers(results)
+            differs = snapshot.difference(numbers, host_numbers(eager_results), 0)
+            how = (
+                'repeats a number that an eager one reports otherwise, %s: it depends on a value of'
+            )
         if differs:
             cut = self._session.guards.reach.cut
             raise StepDiffers(
-                'a replay of the captured %s differs from an eager one in %s: it reads something '
-                'from Python that has changed since it was captured, and that is not watched%s '
-                '(docs/captured_training.md)'
-                % (work.name, differs, ', maybe ' + cut[0] if cut else ''),
+                'a replay of the captured %s %s Python that has changed since it was captured, and '
+                'that is not watched%s (docs/captured_training.md)'
+                % (work.name, how % differs, ', maybe ' + cut[0] if cut else ''),
                 eager_results,
             )
         return results
@@ -361,18 +410,20 @@ class Program:
 
     def _state(self, before, results):
         """Return `Copies` of the arrays, gradients and results after a run."""
+        outcome = self.work.outcome(self._on_device(results))
         # With other ranks, only the data that this rank sends can be compared, not the update.
         if self.work.has_others:
-            return snapshot.Copies(self.work.outcome(results))
-        return snapshot.Copies({**before.arrays_now(), **self.work.outcome(results)})
+            return snapshot.Copies(outcome)
+        return snapshot.Copies({**before.arrays_now(), **outcome})
 
     def _results_now(self):
         """Return the results of the last replay."""
         results = dict(self._results)
         numbers = self._reports.numbers()
         if self.work.copies_results:
-            arrays = {name: array for name, array in results.items() if name not in numbers}
-            results.update(snapshot.copies(arrays))
+            arrays = self._on_device(results)
+            others = {name: array for name, array in arrays.items() if name not in numbers}
+            results.update(snapshot.copies(others))
         results.update(numbers)
         return results
 

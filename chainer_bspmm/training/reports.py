@@ -18,6 +18,17 @@ _STORAGE = 'f'  # any dtype will do, because the kernel copies bytes
 DEFINES = (('VECTOR', 1), ('N_VALUES', _N_VALUES), ('TABLE_BYTES', _TABLE.itemsize))
 
 
+def host_numbers(values):
+    """Select the plain numbers of Python and NumPy from a dict; return them as arrays, ()."""
+    plain = {
+        name: numpy.asarray(value)
+        for name, value in values.items()
+        if type(value) in (bool, int, float, complex) or isinstance(value, numpy.generic)
+    }
+    # Text and dates are no numbers, and integers of more than 64 bits become objects.
+    return {name: array for name, array in plain.items() if array.dtype.kind in 'biufc'}
+
+
 class Reports:
     """Numbers that the replays of one captured step report, without a launch for each number.
 

@@ -130,7 +130,9 @@ class HostCapturer(_Counting):
             # Without a reporter, as in a benchmark, nothing is reported this time.
             names = [] if again is None else [name for name in result if name in again]
             for name in names:
-                chainer.as_array(result[name])[...] = chainer.as_array(again[name])
+                array = chainer.as_array(result[name])
+                if isinstance(array, numpy.ndarray):  # a number stays that of the capture
+                    array[...] = chainer.as_array(again[name])
             for old, array in zip(effects, new, strict=True):
                 old[...] = array
 

@@ -3,14 +3,18 @@
 import copy
 import gc
 import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy
 import pytest
 
 import chainer_bspmm
 import chainer
-from chainer import optimizers, serializers
-from chainer.datasets import split_dataset, split_dataset_random, SubDataset
+from chainer import backend, optimizers, serializers
+from chainer.backends import cuda
+from chainer.dataset import convert
+from chainer.datasets import split_dataset, split_dataset_random, SubDataset, TransformDataset
 from chainer.iterators import SerialIterator
 
 from chainer_bspmm import CSRConverter
@@ -19,14 +23,15 @@ from chainer_bspmm.dataset.batch_form import needs
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.molecules import INTEGERS
 from chainer_bspmm.dataset.selection import locate, Selection
+from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training import batches, captured_predict, GraphUpdater
 from chainer_bspmm.training.batches import DeviceBatch, Resident
 from chainer_bspmm.training.iterators import Examples
 from chainer_bspmm.training.sizes import STEP
 from tests.support.data_sets import molecule_set
-from tests.support.training import assert_same_bits, BATCH, make_model, make_updater, molecules
-from tests.support.training import parameters, run, same_molecules, small_model
+from tests.support.training import assert_same_bits, BATCH, HOST, make_model, make_updater
+from tests.support.training import molecules, parameters, run, same_molecules, small_model
 from tests.training import host_graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
@@ -356,7 +361,7 @@ def test_a_folded_molecule_has_a_row_more(layout, more):
     data_set = to_sparse(molecules(400))
     convert = CSRConverter(layout)
     found = batches.capacities(data_set, BATCH, layout)
-    batch = batches.batch_of(data_set[:BATCH], convert, None)
+    batch = batches.batch_of(batches.Conversion(data_set[:BATCH], convert, HOST))
     capacity = found.of(batch.need)
     assert capacity.max_rows == data_set.molecules.sizes.max() + more
     n_rows = BATCH * (data_set.molecules.sizes.mean() + more)
@@ -371,6 +376,86 @@ def test_a_converter_of_a_user_that_leaves_out_a_column_of_atoms():
         atoms, adj, _, label = converter(batch, device)
         return atoms, adj, label
 
-    batch = batches.batch_of(dense, without, None)
+    batch = batches.batch_of(batches.Conversion(dense, without, HOST))
     assert isinstance(batch, batches.HostBatch)
     assert [array.shape for array in batch._rows[2]] == [(6,)]
+
+
+class Example(NamedTuple):
+    x: Any
+    y: Any
+
+
+def plain(value):
+    """Return a converter's result as nested lists, dicts and numbers on the host."""
+    if isinstance(value, BatchedCSR):
+        return cuda.to_cpu(value.to_dense()).tolist()
+    if isinstance(value, (chainer.Variable, *chainer.get_array_types())):
+        return cuda.to_cpu(chainer.as_array(value)).tolist()
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    return list(map(plain, value)) if isinstance(value, (tuple, list)) else value
+
+
+RESULTS: dict[str, Callable] = {
+    'a sparse batch': chainer_bspmm.concat_mols,
+    'dense arrays': lambda batch, device: convert.concat_examples(batch, device),
+    'a dict': lambda batch, device: {'x': convert.concat_examples(batch, device), 'name': 'one'},
+    'a variable': lambda *given: chainer.Variable(convert.concat_examples(*given)[2]),
+    'a named tuple': lambda *given: Example(convert.concat_examples(*given)[0], None),
+    'numbers': lambda *given: [3, 0.5, numpy.float32(2), convert.concat_examples(*given)],
+}
+
+
+@pytest.mark.parametrize('name', RESULTS)
+def test_a_converter_is_called_once_for_both_devices(device, name):
+    """What is sent to the device equals what the converter makes there."""
+    devices = []
+
+    def converter(batch, device=None):
+        devices.append(device)
+        return RESULTS[name](batch, device)
+
+    conversion = batches.Conversion(same_molecules(3), converter, device)
+    on_host = conversion.on_host()
+    found = conversion.on_device()
+    assert devices == [None] and conversion.on_host() is on_host
+    expected = RESULTS[name](same_molecules(3), device)
+    assert type(found) is type(expected) and plain(found) == plain(expected)
+    assert devices_of(found) == devices_of(expected)
+
+
+def devices_of(value):
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return [each for item in value for each in devices_of(item)]
+    if isinstance(value, BatchedCSR):
+        value = value.indptr
+    is_array = isinstance(value, (chainer.Variable, *chainer.get_array_types()))
+    return [backend.get_device_from_array(chainer.as_array(value))] if is_array else []
+
+
+def test_without_a_device_batches_stay_on_the_host():
+    conversion = batches.Conversion(same_molecules(3), CONVERTER, None)
+    assert conversion.on_device() is conversion.on_host()
+
+
+def test_only_a_converter_can_make_objects_of_a_user(device):
+    devices = []
+
+    def converter(batch, device=None):
+        devices.append(device)
+        return types.SimpleNamespace(batch=batch)
+
+    conversion = batches.Conversion(same_molecules(3), converter, device)
+    assert conversion.on_host() is not conversion.on_device()
+    assert len(devices) == 2 and devices[0] is None and devices[1] is not None
+
+
+def test_no_example_is_made_to_find_the_sizes_of_molecules():
+    def fails(example):
+        raise LookupError('an example was made')
+
+    part = SubDataset(TransformDataset(molecules(6), fails), 1, 5)
+    assert batches.molecules_of(part) is None

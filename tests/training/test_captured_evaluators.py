@@ -330,19 +330,37 @@ def test_guards_look_once_an_evaluation(device, prediction_graphs, no_causes, no
     assert_close(evaluated(own), evaluated(theirs))
 
 
-def test_values_on_the_host(device, prediction_graphs):
+def test_numbers_on_the_host(device, prediction_graphs, no_causes):
+    """They are those of the capture, which is made again if they change."""
     model = on(device, small_model())
+    model.threshold = 3.0
 
     def report(*arrays):
-        chainer.report({'constant': 3.0, 'loss': model(*arrays)})
+        chainer.report({'threshold': model.threshold, 'loss': model(*arrays)})
 
     own, theirs = make_pair(device, model, eval_func=report)
+    for threshold in (3.0, 3.0, 3.0, 0.5, 0.5, 0.5):
+        model.threshold = threshold
+        found = evaluated(own)
+        assert_close(found, evaluated(theirs))
+        assert found['threshold'] == threshold
+    assert prediction_graphs.n_launches
+
+
+def test_numbers_on_the_host_that_count(device, prediction_graphs):
+    model = on(device, small_model())
+    n_calls = hidden(0)
+
+    def report(*arrays):
+        n_calls.value += 1
+        chainer.report({'n': n_calls.value, 'loss': model(*arrays)})
+
+    own, _ = make_pair(device, model, eval_func=report)
     (cause,) = warned(own)
     assert cause == (
-        'GraphUpdater: an evaluator evaluates eagerly: constant is reported as a value on the '
-        'host, which a replay would repeat'
+        'GraphUpdater: an evaluator evaluates eagerly: n is reported as a value on the host, which '
+        'a replay would repeat'
     )
-    assert_close(evaluated(own), evaluated(theirs))
     assert not prediction_graphs.n_launches
 
 

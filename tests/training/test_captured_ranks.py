@@ -270,11 +270,25 @@ def test_parameters_of_another_size_in_another_session(made):
         train(updater, [4])
 
 
+def test_a_converter_is_called_once_a_step(made):
+    """Also in the first step, which makes the parameters before it."""
+    n_molecules = []
+
+    def converter(batch, device=None):
+        n_molecules.append(len(batch))
+        return chainer_bspmm.concat_mols(batch, device)
+
+    updater, comm = made(converter=converter)
+    sizes = [4, 4, 7, 4, 7]
+    assert not train(updater, sizes)
+    assert n_molecules == sizes
+
+
 def test_layout_that_cannot_be_captured_later(made):
     def loss_func(model, *args):
         loss = model(*args)
         if args[1].n_graphs == 7:
-            chainer.report({'n': 7}, model)
+            chainer.report({'n': 'seven'}, model)
         return loss
 
     updater, comm = made(loss_func)
@@ -292,7 +306,7 @@ def test_all_train_eagerly_if_one_has_to(made, monkeypatch, rank):
     def loss_func(model, *args):
         loss = model(*args)
         if rank == 0:
-            chainer.report({'n': 7}, model)
+            chainer.report({'n': 'seven'}, model)
         return loss
 
     updates = []

@@ -1,5 +1,7 @@
 """Assignments that are repeated after a launch, and arrays that somebody keeps between launches."""
 
+from typing import Any
+
 import numpy
 import pytest
 
@@ -15,7 +17,11 @@ from tests.support.training import is_captured, make_model, make_updater, molecu
 
 
 class Owner:
-    pass
+    variable: Any
+    array: Any
+    rows: list
+    parts: dict
+    y: chainer.Variable
 
 
 def nothing():

@@ -8,8 +8,9 @@ import pytest
 
 import chainer_bspmm
 import chainer
-from chainer import functions, optimizer_hooks, optimizers
+from chainer import functions, links, optimizer_hooks, optimizers
 from chainer.backends import cuda
+from chainer.dataset import convert
 from chainer.datasets import TransformDataset
 from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
@@ -22,9 +23,10 @@ from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.program import Program
 from chainer_bspmm.training.training_step import TrainingStep
 from tests.support.devices import slow_unless
-from tests.support.training import assert_same_bits, assert_same_training, BATCH, HOST, is_captured
-from tests.support.training import make_model, make_updater, MODELS, molecules, parameters
-from tests.support.training import RELATIONS, run, same_molecules, small_model, without_dropout
+from tests.support.training import assert_same_bits, assert_same_training, BATCH, counting, hidden
+from tests.support.training import HOST, is_captured, make_model, make_updater, MODELS, molecules
+from tests.support.training import parameters, RELATIONS, run, same_molecules, small_model
+from tests.support.training import three_columns, without_dropout
 from tests.training import host_graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
@@ -248,6 +250,130 @@ def test_an_interrupt_before_the_first_step(device, graphs, monkeypatch):
         run(updater, 1)
     run(updater, 20)
     assert all(program.is_captured for program in updater._driver.programs.values())
+
+
+class Noisy:
+    """A user's converter that counts its calls, and draws numbers that it adds to the labels."""
+
+    def __init__(self, convert=chainer_bspmm.concat_mols):
+        self._convert = convert
+        self.n_calls = 0
+
+    def __call__(self, batch, device=None):
+        self.n_calls += 1
+        atoms, adj, label = self._convert(batch, device)
+        noise = numpy.random.normal(size=label.shape).astype('f')
+        return atoms, adj, label + chainer.backend.get_array_module(label).asarray(noise)
+
+
+def reading_the_last(link, atoms, adj):
+    last = link.last
+    y = three_columns(link, atoms, adj)
+    link.last = y.array
+    return y if last is None else y + 0.1 * last
+
+
+def failing(link, atoms, adj):
+    if adj.has_spare:
+        raise LookupError('mine')
+    return three_columns(link, atoms, adj)
+
+
+def with_a_head(link, atoms, adj):
+    return link.head(link.inner(atoms, adj))
+
+
+# Function of a model, and the cause of eager training (a pattern) or None, if it is captured.
+CONVERTED = {
+    'captured': (lambda *given: three_columns(*given), None),
+    'parameters that are missing': (with_a_head, None),
+    'a step that counts': (counting, '.* changes the attribute counter of predictor at every run'),
+    'a step that reads what the last one left': (reading_the_last, 'two runs of one batch .*'),
+    'a step that fails with spare rows': (failing, '.* LookupError: mine .*'),
+}
+
+
+@pytest.mark.parametrize('name', CONVERTED)
+def test_a_converter_is_called_once_a_step(device, graphs, name):
+    """A user's converter may draw random numbers, so a second call would train with others."""
+    function, cause = CONVERTED[name]
+    converters = []
+
+    def make(kind):
+        converters.append(Noisy())
+        model = small_model(function, last=None)
+        if function is with_a_head:
+            with model.predictor.init_scope():
+                model.predictor.head = links.Linear(None, 3)
+        optimizer = optimizers.SGD(0.01)
+        model = without_dropout(model)
+        return make_updater(kind, device, model, optimizer=optimizer, converter=converters[-1])
+
+    with host_graphs.eager_causes() as causes:
+        updater = assert_same_training(make, 6)
+    assert [converter.n_calls for converter in converters] == [6, 6]
+    assert is_captured(updater) == (cause is None) and len(causes) == bool(cause)
+    for text in causes:
+        assert re.fullmatch('GraphUpdater trains eagerly: ' + cause, text), text
+
+
+def as_variable(batch, device):
+    atoms, adj, label = chainer_bspmm.concat_mols(batch, device)
+    return atoms, adj, chainer.Variable(label)
+
+
+@pytest.mark.parametrize('convert', [as_variable, convert.concat_examples])
+def test_a_converter_is_called_once_if_its_batches_cannot_be_captured(device, graphs, convert):
+    def make(kind):
+        converters.append(Noisy(convert))
+        numpy.random.seed(0)
+        model = links.Linear(4, 3)
+
+        def loss_func(atoms, adj, label):
+            x = model.xp.ones((len(label), 4), 'f')
+            return functions.mean_squared_error(model(x), label)
+
+        return make_updater(
+            kind,
+            device,
+            model,
+            optimizer=optimizers.SGD(0.01),
+            converter=converters[-1],
+            loss_func=loss_func,
+        )
+
+    converters = []
+    message = '^GraphUpdater trains eagerly: converter: expected .*, got .*$'
+    with pytest.warns(UserWarning, match=message):
+        assert_same_training(make, 3)
+    assert [converter.n_calls for converter in converters] == [3, 3]
+
+
+def test_a_converter_is_called_once_if_a_replay_differs(device, graphs):
+    converters = []
+
+    def make(kind):
+        converters.append(Noisy())
+        weight = hidden(1.0)
+        value = host_graphs.read_at_capture(lambda: weight.value)
+        model = small_model(lambda *given: three_columns(*given) * value(), hidden_weight=weight)
+        return make_updater(
+            kind,
+            device,
+            without_dropout(model),
+            optimizer=optimizers.SGD(0.01),
+            converter=converters[-1],
+            **({'on_difference': 'warn'} if kind is GraphUpdater else {}),
+        )
+
+    def change(updater):
+        model = updater.get_optimizer('main').target
+        model.predictor.hidden_weight.value = 0.5 if updater.iteration >= 4 else 1.0
+
+    with host_graphs.eager_causes() as causes:
+        assert_same_training(make, 9, change)
+    assert len(causes) == 1 and 'a replay of the captured step differs' in causes[0]
+    assert [converter.n_calls for converter in converters] == [9, 9]
 
 
 def test_the_epoch_is_the_iterator_s():

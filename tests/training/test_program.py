@@ -16,7 +16,8 @@ from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.program import blame, Program
 from tests.support import assert_close_arrays
 from tests.support.training import assert_same_training, HOST, is_captured, make_updater
-from tests.support.training import molecules, parameters, run, small_model, three_columns
+from tests.support.training import molecules, parameters, run, same_molecules, small_model
+from tests.support.training import three_columns
 from tests.support.training import calls_of_the_first_check, hidden, without_dropout
 from tests.training import host_graphs
 from tests.training.host_graphs import eager_causes
@@ -251,8 +252,56 @@ def test_a_number_of_rows_is_that_of_the_batch(device, graphs):
     assert found[1] == found[0]
     assert causes == [
         'GraphUpdater trains eagerly: spare rows at the end of a batch, which belong to no '
-        'molecule, change the attribute n_rows of predictor: a link or the loss treats every row '
-        'as an atom'
+        'molecule, change the attribute n_rows of predictor: the step keeps arrays or sizes of the '
+        'batch'
+    ]
+
+
+def train_with_a_reported_number(device, model, between, n_steps):
+    """Train step by step; return the numbers that were reported as 'beta'."""
+    updater = make_updater(GraphUpdater, device, model, same_molecules(), on_difference='warn')
+    found = []
+    for _ in range(n_steps):
+        (reported,) = run(updater, 1)
+        found.append(reported['main/predictor/beta'])
+        between(updater.iteration)
+    return updater, found
+
+
+def test_a_replay_reports_the_number_of_the_last_capture(device, graphs, no_causes):
+    def reporting(link, atoms, adj):
+        chainer.report({'beta': link.beta}, link)
+        return three_columns(link, atoms, adj)
+
+    model = small_model(reporting, beta=1.0)
+
+    def change(iteration):
+        model.predictor.beta = 1.0 if iteration < 5 else 0.25
+
+    updater, found = train_with_a_reported_number(device, model, change, 10)
+    assert found == 5 * [1.0] + 5 * [0.25] and is_captured(updater)
+
+
+def test_a_check_compares_reported_numbers(device, graphs):
+    """The eighth replay, of the ninth step, is checked."""
+
+    def reporting(link, atoms, adj):
+        chainer.report({'beta': link.beta.value}, link)
+        return three_columns(link, atoms, adj)
+
+    model = small_model(reporting, beta=hidden(1.0))  # nothing watches its value
+
+    def change(iteration):
+        model.predictor.beta.value = 1.0 if iteration < 6 else 0.25
+
+    with eager_causes() as causes:
+        _, found = train_with_a_reported_number(device, model, change, 10)
+    assert found == 8 * [1.0] + 2 * [0.25]
+    assert causes == [
+        'GraphUpdater trains eagerly: a replay of the captured step repeats a number that an eager '
+        'one reports otherwise, main/predictor/beta (relative difference 3.0e+00): it depends on '
+        'a value of Python that has changed since it was captured, and that is not watched '
+        '(docs/captured_training.md)'
     ]
 
 

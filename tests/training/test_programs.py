@@ -14,7 +14,7 @@ from chainer_bspmm.training import batches
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.cuda_graphs import CannotCapture
 from chainer_bspmm.training.programs import MAX_NEW, MAX_PROGRAMS, Programs
-from tests.support.training import molecules
+from tests.support.training import HOST, molecules
 
 
 def program(is_captured=True):
@@ -97,7 +97,7 @@ def test_layouts_have_sizes_of_their_own():
     programs = Programs('step')
     rows = {}
     for layout in ('padded', 'folded', 'packed'):
-        batch = batches.batch_of(data_set[:100], CSRConverter(layout), None)
+        batch = batches.batch_of(batches.Conversion(data_set[:100], CSRConverter(layout), HOST))
         rows[layout] = programs.capacity(batch.form, batch.need, data_set).rows
         assert rows[layout] == batches.capacities(data_set, 100, layout).of(batch.need).rows
     assert rows['padded'] > rows['folded'] > rows['packed']

@@ -3,6 +3,7 @@
 import types
 import typing
 
+import numpy
 import pytest
 
 from chainer_bspmm.compat import late_sums
@@ -35,6 +36,29 @@ class Number(typing.NamedTuple):
     shape: tuple
     dtype: str
     memory: Pointer
+
+
+def test_which_values_are_numbers_on_the_host():
+    values = {
+        'beta': 0.5,
+        'n': 3,
+        'is_warm': True,
+        'scale': numpy.float32(2),
+        'large': 2**70,
+        'word': 'one',
+        'text': numpy.str_('one'),
+        'nothing': None,
+        'pair': (1, 2),
+        'array': numpy.ones((), 'f'),
+    }
+    found = reports.host_numbers(values)
+    assert {name: array.item() for name, array in found.items()} == {
+        'beta': 0.5,
+        'n': 3,
+        'is_warm': True,
+        'scale': 2,
+    }
+    assert all(array.shape == () for array in found.values())
 
 
 @pytest.fixture

@@ -490,6 +490,13 @@ def stateful(link, atoms, adj):
     return link.h
 
 
+def reads_the_last(link, atoms, adj):
+    last = link.last
+    y = three_columns(link, atoms, adj)
+    link.last = y.array
+    return y if last is None else y + 0.5 * last
+
+
 def five_atoms_each(link, atoms, adj):
     h = functions.reshape(link.inner.embed(atoms), (adj.n_graphs, 5 + 1, -1))
     return functions.sum(h[:, :5], axis=1)[:, :3]
@@ -509,7 +516,18 @@ def reports_now_and_then(link, atoms, adj):
 
 
 def reports_numbers(link, atoms, adj):
-    chainer.report({'weight': 0.5, 'n': 3, 'flag': True}, link)
+    chainer.report({'weight': 0.5, 'n': 3, 'flag': True, 'scale': numpy.float32(2)}, link)
+    return three_columns(link, atoms, adj)
+
+
+def reports_rows(link, atoms, adj):
+    chainer.report({'n': len(atoms)}, link)
+    return three_columns(link, atoms, adj)
+
+
+def reports_counts(link, atoms, adj):
+    link.n_calls.value += 1
+    chainer.report({'n': link.n_calls.value}, link)
     return three_columns(link, atoms, adj)
 
 
@@ -607,6 +625,10 @@ TWICE = (
     'such as a counter, or the model draws random numbers in another way than '
     'chainer.functions.dropout'
 )
+READS = (
+    r'two runs of one batch differ in main/loss \(relative difference \d.\de[-+]\d\d\): the step '
+    'reads the attribute %s, which the last one has assigned'
+)
 OF_LOSS = r'loss \(relative difference \d.\de[-+]\d\d\)'
 PADDED = chainer_bspmm.CSRConverter('padded')
 DEBUG = functools.partial(chainer.using_config, 'debug', True)
@@ -627,6 +649,9 @@ EAGER = {
     ),
     'a state that goes on from step to step': Script(
         changes('the attribute h of predictor'), stateful, attributes={'h': None}
+    ),
+    'a state that the first step makes': Script(
+        READS % 'last of predictor', reads_the_last, attributes={'last': None}
     ),
     'an attribute that changes': Script(
         changes('the attribute counter of predictor'), counting, n_steps=40
@@ -675,9 +700,16 @@ EAGER = {
         attributes={'n_calls': hidden(0)},
         compared=(),
     ),
-    'reported numbers': Script(
-        'main/predictor/weight is reported as a value on the host, which a replay would repeat',
-        reports_numbers,
+    'a reported number of rows': Script(
+        'spare rows at the end of a batch, which belong to no molecule, change main/predictor/n '
+        r'\(relative difference \d.\de[-+]\d\d\): a link or the loss treats every row as an atom',
+        reports_rows,
+    ),
+    'a reported number that counts': Script(
+        'main/predictor/n is reported as a value on the host, which a replay would repeat',
+        reports_counts,
+        attributes={'n_calls': hidden(0)},
+        compared=(),
     ),
     'variables': Script(
         'converter: expected arrays on the host for device=None, got Variable',
@@ -783,6 +815,7 @@ HARMLESS = {
     'arrays that a step assigns': Script(
         function=keeps_arrays, attributes={'kept': None, 'options': {'kept': None}}
     ),
+    'reported numbers': Script(function=reports_numbers),
     'a hook that replaces gradients': Script(change=functools.partial(add_hook, hook=halve)),
     'gradients that are cleared between steps': between(lambda model: model.cleargrads()),
     'gradients that are replaced between steps': between(replace_gradients),

@@ -27,8 +27,9 @@ from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm import CSRConverter
-from tests.training.unusual_scripts.bench import at, BATCH, every, N_STEPS, number, RATE, script
-from tests.training.unusual_scripts.bench import Script, Squares, warm, Weighted
+from chainer_bspmm.training import GraphUpdater
+from tests.training.unusual_scripts.bench import at, BATCH, every, N_LABELS, N_STEPS, number, RATE
+from tests.training.unusual_scripts.bench import script, Script, Squares, warm, Weighted
 
 SCRIPTS: dict[str, Script] = {}
 
@@ -552,6 +553,51 @@ def an_iterator_with_an_order_of_its_own(bench):
     return {'epoch': weights.epoch, 'next': [weights.next() for _ in range(6)]}
 
 
+class Remembering(Squares):
+    """Has a state that passes from batch to batch, without its gradient."""
+
+    def __init__(self, bench):
+        super().__init__(bench)
+        with self.init_scope():
+            self.lstm = L.LSTM(N_LABELS, N_LABELS)
+
+    def __call__(self, atoms, adj, t):
+        if self.lstm.h is not None:
+            state = self.lstm.c.array, self.lstm.h.array
+            self.lstm.set_state(*map(chainer.Variable, state))
+        loss = F.mean_squared_error(self.lstm(self.predictor(atoms, adj)), t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@script(SCRIPTS, told='the step reads the attribute c of lstm, which the last one has assigned')
+def a_state_of_an_lstm(bench):
+    model = Remembering(bench)
+
+    def reset(trainer):
+        model.lstm.reset_state()
+
+    bench.train(model, (reset, every(8)))
+
+
+class KeepingSizes(Squares):
+    def __call__(self, atoms, adj, t):
+        self.n_rows = atoms.shape[0]
+        return super().__call__(atoms, adj, t)
+
+
+@script(SCRIPTS, told='change the attribute n_rows of KeepingSizes: the step keeps arrays or sizes')
+def a_number_of_rows_that_is_kept(bench):
+    model = KeepingSizes(bench)
+    sizes = []
+
+    def note(trainer):
+        sizes.append(model.n_rows)
+
+    bench.train(model, (note, every(1)))
+    return sizes
+
+
 n_converted = 0
 
 
@@ -565,6 +611,83 @@ def counting_converter(batch, device=None):
 def a_converter_function_that_counts(bench):
     bench.train(regressor(bench), converter=counting_converter)
     return {'n': n_converted}
+
+
+def captured_or_not() -> Any:
+    """Return the class of updaters of the run: only GraphUpdater takes any converter."""
+    return GraphUpdater if chainer.config.bspmm_capture else StandardUpdater
+
+
+def mixing_converter(batch, device=None):
+    """Mix up the labels of pairs of molecules, by NumPy's generator."""
+    atoms, adj, t = counting_converter(batch, device)
+    share = numpy.random.beta(0.4, 0.4)
+    others = t[numpy.random.permutation(len(t))]
+    return atoms, adj, (share * t + (1 - share) * others).astype('f')
+
+
+@script(SCRIPTS, n_captures=2)
+def a_converter_that_mixes_up_labels(bench):
+    bench.train(Squares(bench), converter=mixing_converter, kind=captured_or_not())
+    return {'n': n_converted, 'next': numpy.random.rand()}
+
+
+@script(SCRIPTS, told='the step changes n of class WarmSquares at every run')
+def a_converter_that_mixes_up_labels_of_a_step_that_counts(bench):
+    bench.train(WarmSquares(bench), converter=mixing_converter, kind=captured_or_not())
+    return {'n': n_converted, 'next': numpy.random.rand(), 'steps': WarmSquares.n}
+
+
+class WarmSquares(Squares):
+    n = 0
+
+    def weighed(self, loss):
+        WarmSquares.n += 1
+        return loss * warm(WarmSquares.n)
+
+
+class Annealed(Weighted):
+    weight = 1.0
+
+    def factor(self):
+        return self.weight
+
+
+@script(SCRIPTS, told='no step can be replayed, because the attribute weight of Annealed')
+def a_converter_that_mixes_up_labels_of_a_step_that_is_annealed(bench):
+    model = Annealed(bench)
+
+    def anneal(trainer):
+        model.weight *= 0.97
+
+    bench.train(model, (anneal, every(1)), converter=mixing_converter, kind=captured_or_not())
+    return {'n': n_converted, 'next': numpy.random.rand()}
+
+
+weight_of_converter = 1.0
+
+
+def weighing_converter(batch, device=None):
+    """Halve a weight of the loss at every tenth batch, before the batch is used."""
+    global weight_of_converter
+    if len(given_batches) % 10 == 9:
+        weight_of_converter *= 0.5
+    given_batches.append(len(batch))
+    return chainer_bspmm.concat_mols(batch, device)
+
+
+given_batches: list[int] = []
+
+
+class WeighedByConverter(Weighted):
+    def factor(self):
+        return weight_of_converter
+
+
+@script(SCRIPTS)
+def a_converter_that_sets_a_weight(bench):
+    bench.train(WeighedByConverter(bench), converter=weighing_converter, kind=captured_or_not())
+    return {'n': len(given_batches), 'weight': weight_of_converter}
 
 
 class NoisyConverter(CSRConverter):

@@ -20,6 +20,7 @@ import numpy
 
 import chainer
 from chainer import functions as F, optimizers, training
+from chainer.training import extensions
 from chainer_chemistry.models.prediction import Regressor
 
 from tests.training.unusual_scripts.bench import (
@@ -47,6 +48,35 @@ def an_attribute(bench):
     model = OfAttribute(bench, weight=1.0)
     bench.train(model, changed_by(lambda weight: setattr(model, 'weight', weight)))
     return {'weight': model.weight}
+
+
+class Reporting(Weighted):
+    """Reports its weight, a number of Python's, beside the loss."""
+
+    def factor(self):
+        chainer.report({'weight': self.weight, 'is_large': self.weight > 0.5}, self)
+        return self.weight
+
+
+@script(SCRIPTS, n_captures=4)
+def an_attribute_that_is_reported(bench):
+    model = Reporting(bench, weight=1.0)
+    bench.train(model, changed_by(lambda weight: setattr(model, 'weight', weight)))
+
+
+class ReportingRate(Squares):
+    """Reports the learning rate of its optimizer."""
+
+    def weighed(self, loss):
+        chainer.report({'lr': self.optimizer.lr}, self)
+        return loss
+
+
+@script(SCRIPTS, fused=True)
+def a_learning_rate_that_is_reported(bench):
+    optimizer = optimizers.SGD(0.05)
+    model = ReportingRate(bench, optimizer=optimizer)
+    bench.train(model, (extensions.ExponentialShift('lr', 0.5), at(21, 37)), optimizer=optimizer)
 
 
 class OfDict(Weighted):
