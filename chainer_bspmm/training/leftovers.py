@@ -29,9 +29,9 @@ def read_by_the_next_run(
             return None
         changes = before.changes()
     assigned = [
-        (apply.__self__, name, value)
-        for apply, values in changes
-        if isinstance(getattr(apply, '__self__', None), Place)
+        (place, name, value)
+        for place, values in changes
+        if isinstance(place, Place)
         for name, value in values.items()
     ]
     for place, name, value in assigned[:MOST]:
