@@ -20,14 +20,16 @@ from chainer_chemistry.models.prediction import Classifier, Regressor
 from chainer_bspmm.cuda import gemm, step
 from chainer_bspmm.ops import elementwise
 from chainer_bspmm.multi_node import communicators
-from chainer_bspmm.training import driver, flat_gradients, prediction, program, reports, session
-from chainer_bspmm.training import staging, update
+from chainer_bspmm.training import driver, flat_gradients, guards, prediction, program, reports
+from chainer_bspmm.training import session, staging, update
 from chainer_bspmm.training.cuda_graphs import HostCopyError
 from chainer_bspmm.training.fused_update import FusedUpdate, why_unsupported
 from chainer_bspmm.training.peer_memory import PeerMemory, PeerSums
 from chainer_bspmm.training.session import Session
 from chainer_bspmm.training.snapshot import Snapshot
 from chainer_bspmm.training.training_driver import TrainingDriver
+
+guards_references = guards.references  # the real function
 
 _tape = types.SimpleNamespace(recorded=None, replayed=None)
 
@@ -97,6 +99,21 @@ class _Counting:
         pass
 
 
+# Snapshots for the launches of graphs on the host. A CUDA graph needs none.
+_snapshots: weakref.WeakSet = weakref.WeakSet()
+
+
+def _references():
+    """Return what guards refer to, and snapshots of the stand-ins, once for each reference."""
+    found = guards_references()
+    for each in _snapshots:
+        for _, saved in each._python.places:
+            found += saved.values() if isinstance(saved, dict) else saved
+        found += [gradient for _, gradient in each._gradients]
+        found += each.arrays.values()
+    return found
+
+
 class HostCapturer(_Counting):
     """Capturer whose graphs run the function again, with Python's state of the capture.
 
@@ -116,6 +133,7 @@ class HostCapturer(_Counting):
                 before.restore_arrays()
         self.n_captures += 1
         effects = _arrays(before.changes())
+        _snapshots.add(before)
 
         def launch():
             self.n_launches += 1
@@ -287,6 +305,7 @@ def _stand_in_everywhere(monkeypatch):
         self.capturer.session = weakref.proxy(self)
 
     monkeypatch.setattr(Session, '__init__', made)
+    monkeypatch.setattr(guards, 'references', _references)
     blas = types.SimpleNamespace(use=lambda stream: None, dot=dot, matmul=numpy.matmul)
     monkeypatch.setattr(gemm, 'Blas', lambda: blas)
     monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
