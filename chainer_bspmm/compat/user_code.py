@@ -8,13 +8,14 @@ LIBRARIES = (
     *('cupy', 'cupy_backends'),
 )
 NOT_USER_CODE = sys.stdlib_module_names | {*LIBRARIES, 'numpy', 'scipy'}
+# Modules of named tuples, one for each class, and of the class of all functions in Cython.
+GENERATED = 'namedtuple_', '_cython_'
 
 
 def is_user_code(module):
     """Return whether a module (its name or None) is neither in a library nor in Python itself."""
     package = (module or '').partition('.')[0]
-    # Python writes the code of named tuples, in a module of its own for each class.
-    return package not in NOT_USER_CODE and not package.startswith('namedtuple_')
+    return package not in NOT_USER_CODE and not package.startswith(GENERATED)
 
 
 def warn(text):

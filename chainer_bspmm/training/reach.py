@@ -490,8 +490,7 @@ class Reach:
             for base in kind.__mro__
             if is_of_library or kinds.is_of_user(base.__module__)
             for name, member in vars(base).items()
-            # Members of classes in C, such as `__vectorcalloffset__`, cannot be assigned.
-            if isinstance(member, types.MemberDescriptorType) and not name.startswith('__')
+            if isinstance(member, types.MemberDescriptorType)
         }
         if members:
             self._variables(places.slots(thing, text, members))

@@ -2226,6 +2226,16 @@ def test_other_attributes_are_left_alone_when_changes_are_done_again():
     assert model.n == 1 and model.epoch == 3
 
 
+def test_functions_in_cython_are_constants():
+    """From NumPy 2 on `numpy.random.seed` is one, whose class has a member that is read-only."""
+
+    def loss():
+        numpy.random.seed(1)
+
+    reach = Reach(loss)
+    assert not reach.cannot and not reach._objects
+
+
 def test_nothing_changed():
     model = Many()
     reach = Reach(model)
