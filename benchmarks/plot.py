@@ -1,7 +1,7 @@
 """Draw the figures of docs/ from stored results; needs no GPU.
 
 ``python -m benchmarks.plot`` draws all figures, ``python -m benchmarks.plot captured FILE.json``
-the figures of one result (default: `harness.stored`).
+the figure ``captured`` from a file (default: the stored result).
 """
 
 import argparse
@@ -195,7 +195,7 @@ def log_axis(panel):
 
 
 def times_faster(group, best, references):
-    """Return the time of the fastest of `references` over that of `best`; None if missing."""
+    """Return the time of the fastest of `references` over the time of `best`; None if missing."""
     others = [group[name]['median'] for name in references if name in group]
     return min(others) / group[best]['median'] if best in group and others else None
 
