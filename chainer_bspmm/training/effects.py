@@ -2,16 +2,13 @@
 
 import collections
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy
 
 import chainer
 from chainer.backends import cuda
-
-
-_ARRAYS = numpy.ndarray, cuda.ndarray
 
 
 class Effects:
@@ -23,15 +20,22 @@ class Effects:
 
     Args:
         changes (list): the result of `Snapshot.changes`, while the assignments are in place.
-        gives_copies (bool): whether to assign copies of the arrays.
+        lasting (iterable): arrays that stay from step to step, such as those of parameters. Views
+            of them are assigned as they are, because Chainer's steps write to them, too.
+        gives_copies (bool): whether to assign copies of other arrays.
     """
 
-    def __init__(self, changes: list[tuple[Any, Any]], gives_copies: bool = False):
+    def __init__(
+        self, changes: list[tuple[Any, Any]], lasting: Iterable = (), gives_copies: bool = False
+    ):
         self._changes = changes
         self._n_values = sum(len(new) for _, new in changes)
         self._gives_copies = gives_copies
+        self._lasting = {id(_memory(array)) for array in lasting}
         # Variables, arrays and their memory. Somebody who keeps one refers to one of these.
-        self._objects = list(_objects_in([new for _, new in changes]))
+        found: dict[int, Any] = {}
+        self._find([new for _, new in changes], found)
+        self._objects = list(found.values())
         self._own_counts: list[int] = []  # references before anything else had one
         self._free_counts: list[int] = []  # references when nobody kept one
         self._are_made = False  # whether :meth:`are_kept` has just found all assignments in place
@@ -45,7 +49,7 @@ class Effects:
             self._own_counts = self._counts()
         copies: dict[int, Any] = {}
         for place, new in self._changes:
-            place.apply(_copied(new, copies) if self._gives_copies else new)
+            place.apply(self._copied(new, copies) if self._gives_copies else new)
 
     def are_kept(self, known: Callable[[], Collection]) -> bool:
         """Return whether the next launch of the graphs would write to arrays that somebody keeps.
@@ -72,50 +76,44 @@ class Effects:
     def _counts(self):
         return list(map(sys.getrefcount, self._objects))
 
+    def _find(self, value, found):
+        """Add the objects in a value to `found` (id -> object)."""
+        if isinstance(value, chainer.Variable):
+            found[id(value)] = value
+            self._find(value.array, found)
+        elif self._is_new(value):
+            found[id(value)] = value
+            found[id(_memory(value))] = _memory(value)
+        elif type(value) in (list, tuple, set, dict):
+            for each in value.values() if type(value) is dict else value:
+                self._find(each, found)
 
-def _objects_in(value):
-    """Yield the variables and arrays in a value, and the owners of their memory, each once."""
-    found: dict[int, Any] = {}
-    _find(value, found)
-    return found.values()
+    def _copied(self, value, copies):
+        """Return a value with copies of its arrays; one array stays one (`copies`: by id)."""
+        if id(value) not in copies:
+            copies[id(value)] = self._copy(value, copies)
+        return copies[id(value)]
+
+    def _copy(self, value, copies):
+        kind = type(value)
+        if self._is_new(value):
+            return value.copy()
+        if kind is chainer.Variable and self._is_new(value.array):
+            array = self._copied(value.array, copies)
+            return chainer.Variable(array, requires_grad=value.requires_grad)
+        if kind is dict:
+            return {name: self._copied(each, copies) for name, each in value.items()}
+        if kind in (list, tuple):
+            return kind(self._copied(each, copies) for each in value)
+        return value
+
+    def _is_new(self, value):
+        is_array = isinstance(value, (numpy.ndarray, cuda.ndarray))
+        return is_array and id(_memory(value)) not in self._lasting
 
 
-def _find(value, found):
-    if isinstance(value, chainer.Variable):
-        found[id(value)] = value
-        _find(value.array, found)
-    elif isinstance(value, cuda.ndarray):
-        found[id(value)] = value
-        found[id(value.data.mem)] = value.data.mem
-    elif isinstance(value, numpy.ndarray):
-        found[id(value)] = value
-        if value.base is not None:
-            found[id(value.base)] = value.base
-    else:
-        for each in _items(value):
-            _find(each, found)
-
-
-def _items(value):
-    if type(value) is dict:
-        return value.values()
-    return value if type(value) in (list, tuple, set) else ()
-
-
-def _copied(value, copies):
-    """Return a value with copies of the arrays in it; equal arrays stay one (`copies`: by id)."""
-    if id(value) not in copies:
-        copies[id(value)] = _new_copy(value, copies)
-    return copies[id(value)]
-
-
-def _new_copy(value, copies):
-    if isinstance(value, _ARRAYS):
-        return value.copy()
-    if type(value) is chainer.Variable and value.array is not None:
-        return chainer.Variable(_copied(value.array, copies), requires_grad=value.requires_grad)
-    if type(value) is dict:
-        return {name: _copied(each, copies) for name, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_copied(each, copies) for each in value)
-    return value
+def _memory(array):
+    """Return the object that owns the memory of an array."""
+    if isinstance(array, cuda.ndarray):
+        return array.data.mem
+    return array if array.base is None else array.base

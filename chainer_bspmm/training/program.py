@@ -247,7 +247,9 @@ class Program:
             self._refuse_host_values(results)
             # The effects hold the arrays that the graph writes, so that no other graph takes their
             # memory.
-            self._effects = Effects(before.changes(), self._session.gives_copies)
+            self._effects = Effects(
+                before.changes(), before.lasting_arrays(), self._session.gives_copies
+            )
             drawn = before.changed_generator()
             # Two trials of a step that seeds a generator are alike, but here the generator was
             # moved before.

@@ -71,6 +71,11 @@ class Snapshot:
         now = arrays_of(self._target, self._reach.anew(), self._has_parameters)
         return {name: now.get(name, array) for name, array in self.arrays.items()}
 
+    def lasting_arrays(self):
+        """Return the arrays (list) that are still where they were."""
+        now = self.arrays_now()
+        return [array for name, array in self.arrays.items() if now[name] is array]
+
     def changes(self):
         """Return the assignments since then, also of gradients, in the form of `Reach.changes`."""
         params = [param for param, before in self._gradients if param._grad is not before]

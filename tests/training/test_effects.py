@@ -100,6 +100,28 @@ def test_known_references_do_not_count(effects):
     assert not made.are_kept(lambda: known)
 
 
+def test_views_of_lasting_arrays():
+    """An attribute that is a parameter's array is written to by later steps."""
+    owner = Owner()
+    weights = numpy.arange(3.0)
+    new = {'array': weights[1:], 'y': chainer.Variable(weights)}
+    made = Effects([(all_attributes(vars(owner), str), new)], [weights], gives_copies=True)
+    made.repeat()
+    weights += 1
+    assert owner.array.tolist() == [2, 3] and owner.y is new['y']
+
+
+def test_a_lasting_array_may_be_kept():
+    owner = Owner()
+    weights = numpy.arange(3.0)
+    made = Effects([(all_attributes(vars(owner), str), {'array': weights[1:]})], [weights])
+    made.repeat()
+    assert not made.are_kept(nothing)
+    kept = owner.array
+    assert not made.are_kept(nothing)
+    del kept
+
+
 def test_copies():
     owner = Owner()
     array = numpy.arange(3.0)
