@@ -152,9 +152,9 @@ dropped = use(dropout.test_dropout, 'f', (137, 9), (1, 2, 5))
 # blocks.
 layer_ended = use(layer_end.test_bias_and_activation, 'f', (3, 300), 'relu', True)
 layer_ended_and_dropped = use(layer_end.test_dropout_is_that_of_the_step, 'f', (5, 7), 'identity')
-layer_summed = use(layer_end.test_sums_over_neighbours, 'f', (150, 8), True, True, False)
+layer_summed = use(layer_end.test_sums_over_neighbours, 'f', (150, 8), True, False)
 layer_spread = use(
-    layer_end.test_gradients_of_sums_over_neighbours, 'f', (150, 8), ('z', 'bias'), True, False
+    layer_end.test_gradients_of_sums_over_neighbours, 'f', (150, 8), ('z', 'bias'), False
 )
 layer_begun = use(layer_end.test_gradients, 'f', (600, 8), 'tanh', True)
 layer_begun_in_singles = use(layer_end.test_gradients, 'f', (5, 7), 'sigmoid', True)
