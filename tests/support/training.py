@@ -112,6 +112,14 @@ def counting(link, atoms, adj):
     return three_columns(link, atoms, adj)
 
 
+def reading_the_last(link, atoms, adj):
+    """Return three columns plus half of what the last call returned; `link.last` keeps it."""
+    last = link.last
+    y = three_columns(link, atoms, adj)
+    link.last = y.array
+    return y if last is None else y + 0.5 * last
+
+
 def small_model(function=three_columns, lossfun=functions.mean_squared_error, **attributes):
     numpy.random.seed(0)
     row = Row(function)

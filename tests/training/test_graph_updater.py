@@ -26,7 +26,7 @@ from tests.support.devices import slow_unless
 from tests.support.training import assert_same_bits, assert_same_training, BATCH, counting, hidden
 from tests.support.training import HOST, is_captured, make_model, make_updater, MODELS, molecules
 from tests.support.training import parameters, RELATIONS, run, same_molecules, small_model
-from tests.support.training import three_columns, without_dropout
+from tests.support.training import reading_the_last, three_columns, without_dropout
 from tests.training import host_graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
@@ -264,13 +264,6 @@ class Noisy:
         atoms, adj, label = self._convert(batch, device)
         noise = numpy.random.normal(size=label.shape).astype('f')
         return atoms, adj, label + chainer.backend.get_array_module(label).asarray(noise)
-
-
-def reading_the_last(link, atoms, adj):
-    last = link.last
-    y = three_columns(link, atoms, adj)
-    link.last = y.array
-    return y if last is None else y + 0.1 * last
 
 
 def failing(link, atoms, adj):

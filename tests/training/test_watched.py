@@ -37,7 +37,7 @@ from tests.support import assert_close_arrays
 from tests.support.training import assert_same_bits, assert_same_training, BATCH, counting, HOST
 from tests.support.training import is_captured, make_updater, mean_of_rows, n_keys, of_variables
 from tests.support.training import parameters, Row, run, same_molecules, small_model, three_columns
-from tests.support.training import hidden, without_dropout
+from tests.support.training import hidden, reading_the_last, without_dropout
 from tests.training import host_graphs
 from tests.training.host_graphs import eager_causes, read_at_capture
 
@@ -490,13 +490,6 @@ def stateful(link, atoms, adj):
     return link.h
 
 
-def reads_the_last(link, atoms, adj):
-    last = link.last
-    y = three_columns(link, atoms, adj)
-    link.last = y.array
-    return y if last is None else y + 0.5 * last
-
-
 def five_atoms_each(link, atoms, adj):
     h = functions.reshape(link.inner.embed(atoms), (adj.n_graphs, 5 + 1, -1))
     return functions.sum(h[:, :5], axis=1)[:, :3]
@@ -651,7 +644,7 @@ EAGER = {
         changes('the attribute h of predictor'), stateful, attributes={'h': None}
     ),
     'a state that the first step makes': Script(
-        READS % 'last of predictor', reads_the_last, attributes={'last': None}
+        READS % 'last of predictor', reading_the_last, attributes={'last': None}
     ),
     'an attribute that changes': Script(
         changes('the attribute counter of predictor'), counting, n_steps=40

@@ -1272,30 +1272,15 @@ def a_class_that_is_defined_later(bench):
     bench.train(OfPlugins(bench), (define, at(21)))
 
 
-class Whole:
-    def value(self):
-        return 1.0
-
-
-class Part:
-    def value(self):
-        return 0.5
-
-
-class Level(Whole):
+class Replaced(Full):
     pass
-
-
-class OfLevel(Weighted):
-    def factor(self):
-        return self.level.value()
 
 
 @script(SCRIPTS, n_captures=2)
 def a_base_class_that_is_replaced(bench):
     bench.train(
-        OfLevel(bench, level=Level()),
-        (lambda trainer: setattr(Level, '__bases__', (Part,)), at(21)),
+        OfObject(bench, stage=Replaced()),
+        (lambda trainer: setattr(Replaced, '__bases__', (Quarter,)), at(21)),
     )
 
 
