@@ -2,13 +2,15 @@
 
 import collections
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy
 
 import chainer
 from chainer.backends import cuda
+
+from chainer_bspmm.training.guards import References
 
 
 class Effects:
@@ -37,7 +39,8 @@ class Effects:
         self._find([new for _, new in changes], found)
         self._objects = list(found.values())
         self._own_counts: list[int] = []  # references before anything else had one
-        self._free_counts: list[int] = []  # references when nobody kept one
+        # (changes of the known references, counts) when nobody kept one
+        self._free: tuple[int, list[int]] | None = None
         self._are_made = False  # whether :meth:`are_kept` has just found all assignments in place
 
     def repeat(self) -> None:
@@ -51,26 +54,26 @@ class Effects:
         for place, new in self._changes:
             place.apply(self._copied(new, copies) if self._gives_copies else new)
 
-    def are_kept(self, known: Callable[[], Collection]) -> bool:
+    def are_kept(self, known: References) -> bool:
         """Return whether the next launch of the graphs would write to arrays that somebody keeps.
 
-        `known` returns objects that this package itself refers to, once for each reference.
+        `known` counts the references of this package itself.
         """
         if self._gives_copies or not self._own_counts:
             return False
         counts = self._counts()
         assigned = [value for place, new in self._changes for value in place.assigned(new)]
         self._are_made = len(assigned) == self._n_values
-        if self._are_made and counts == self._free_counts:  # nearly always
+        present = known.n_changes, counts
+        if self._are_made and present == self._free:  # nearly always
             return False
-        expected = collections.Counter(map(id, (*assigned, *known())))
-        if any(
-            count > own + expected[id(each)]
-            for each, count, own in zip(self._objects, counts, self._own_counts)
-        ):
-            return True
+        expected = collections.Counter(map(id, assigned))
+        for each, count, own in zip(self._objects, counts, self._own_counts):
+            n_others = count - own - expected[id(each)]
+            if n_others > 0 and n_others > known.count(each):
+                return True
         if self._are_made:
-            self._free_counts = counts
+            self._free = present
         return False
 
     def _counts(self):

@@ -41,12 +41,33 @@ MAX_HOST_SIZE = 10000
 KNOWN = 'builtins', 'chainer', 'chainer_chemistry', 'chainermn', 'chainer_bspmm', 'numpy', 'cupy'
 
 
-_guards: weakref.WeakSet = weakref.WeakSet()  # all that exist
+class References:
+    """References of all guards to the values that they saw last: none of them is a user's.
+
+    `n_changes` (int) stays the same for as long as the references stay the same.
+    """
+
+    def __init__(self):
+        self._guards: set[weakref.ref[Guards]] = set()
+        self.n_changes = 0
+
+    def note(self, guards):
+        """Note that guards refer to other values than before."""
+        self._guards.add(weakref.ref(guards, self._forget))
+        self.n_changes += 1
+
+    def count(self, value) -> int:
+        """Return the number of references to a value."""
+        there = [guards for each in self._guards if (guards := each()) is not None]
+        seen = [numpy.frombuffer(each._last_addresses, numpy.uintp) for each in there]
+        return sum(int(numpy.count_nonzero(addresses == id(value))) for addresses in seen)
+
+    def _forget(self, reference):
+        self._guards.discard(reference)
+        self.n_changes += 1
 
 
-def references() -> list:
-    """Return the objects that guards refer to, once for each reference."""
-    return [value for guards in _guards for value in guards._last]
+references = References()
 
 
 class Guards:
@@ -66,7 +87,6 @@ class Guards:
         self._optimizer = optimizer
         self._outputs = set()
         self._look()
-        _guards.add(self)
 
     def key(self):
         """Return the present `Key`, which equals the last one if no watched value has changed.
@@ -135,6 +155,7 @@ class Guards:
     def _keep(self, values):
         self._last = values
         self._last_addresses = _addresses(values)
+        references.note(self)
 
     def _differ(self, values):
         """Return whether values differ from the last ones in a way that may matter to a step."""

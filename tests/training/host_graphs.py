@@ -29,8 +29,6 @@ from chainer_bspmm.training.session import Session
 from chainer_bspmm.training.snapshot import Snapshot
 from chainer_bspmm.training.training_driver import TrainingDriver
 
-guards_references = guards.references  # the real function
-
 _tape = types.SimpleNamespace(recorded=None, replayed=None)
 
 
@@ -103,15 +101,17 @@ class _Counting:
 _snapshots: weakref.WeakSet = weakref.WeakSet()
 
 
-def _references():
-    """Return what guards refer to, and snapshots of the stand-ins, once for each reference."""
-    found = guards_references()
-    for each in _snapshots:
-        for _, saved in each._python.places:
-            found += saved.values() if isinstance(saved, dict) else saved
-        found += [gradient for _, gradient in each._gradients]
-        found += each.arrays.values()
-    return found
+class _References(guards.References):
+    """References of guards, and of the snapshots that stand in for graphs."""
+
+    def count(self, value):
+        found = []
+        for each in _snapshots:
+            for _, saved in each._python.places:
+                found += saved.values() if isinstance(saved, dict) else saved
+            found += [gradient for _, gradient in each._gradients]
+            found += each.arrays.values()
+        return super().count(value) + sum(each is value for each in found)
 
 
 class HostCapturer(_Counting):
@@ -134,6 +134,7 @@ class HostCapturer(_Counting):
         self.n_captures += 1
         effects = _arrays(before.changes())
         _snapshots.add(before)
+        guards.references.n_changes += 1
 
         def launch():
             self.n_launches += 1
@@ -305,7 +306,7 @@ def _stand_in_everywhere(monkeypatch):
         self.capturer.session = weakref.proxy(self)
 
     monkeypatch.setattr(Session, '__init__', made)
-    monkeypatch.setattr(guards, 'references', _references)
+    monkeypatch.setattr(guards, 'references', _References())
     blas = types.SimpleNamespace(use=lambda stream: None, dot=dot, matmul=numpy.matmul)
     monkeypatch.setattr(gemm, 'Blas', lambda: blas)
     monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())

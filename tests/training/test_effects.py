@@ -11,6 +11,7 @@ from chainer.training import extensions
 
 from chainer_bspmm.training import GraphUpdater, session
 from chainer_bspmm.training.effects import Effects
+from chainer_bspmm.training.guards import References
 from chainer_bspmm.training.places import all_attributes, Items
 
 from tests.support.training import is_captured, make_model, make_updater, molecules
@@ -24,9 +25,18 @@ class Owner:
     y: chainer.Variable
 
 
-def nothing():
-    """Return no known references."""
-    return ()
+class Known(References):
+    """Known references: those of a list."""
+
+    def __init__(self, *values):
+        super().__init__()
+        self.values = values
+
+    def count(self, value):
+        return sum(each is value for each in self.values)
+
+
+nothing = Known()
 
 
 @pytest.fixture
@@ -96,8 +106,30 @@ def test_somebody_keeps_what_the_owner_has_replaced(effects):
 
 def test_known_references_do_not_count(effects):
     owner, made = effects
-    known = [owner.variable]
-    assert not made.are_kept(lambda: known)
+    known = Known(owner.variable)
+    assert not made.are_kept(known)
+
+
+def test_known_references_are_counted_only_where_there_are_others(effects):
+    """There may be hundreds of thousands, in a process with many trained models."""
+    owner, made = effects
+    known = Known(owner.variable)
+    known.count = None
+    del known.values
+    assert not made.are_kept(known)
+    owner.variable = None
+    assert not made.are_kept(known)
+
+
+def test_known_references_may_change(effects):
+    owner, made = effects
+    known = Known(owner.variable)
+    assert not made.are_kept(known)
+    kept, known.values = known.values, ()
+    assert not made.are_kept(known)  # it has not been told
+    known.n_changes += 1
+    assert made.are_kept(known)
+    del kept
 
 
 def test_views_of_lasting_arrays():
