@@ -122,7 +122,8 @@ class Guards:
 
     def moment(self):
         """Return a `Moment` of the present state."""
-        return Moment(Reach(self._target, self._function))
+        # A library's code alone makes no other objects reachable.
+        return Moment(self.reach.anew() if self.has_user_code else self.reach)
 
     def ignore(self, outputs, others):
         """Stop watching `outputs`: names of arrays that every run replaces, so none reads them.

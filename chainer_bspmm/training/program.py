@@ -274,9 +274,14 @@ class Program:
             raise CannotCapture(blame(error, self._session.function)) from error
 
     def _snapshot(self):
-        session = self._session
+        guards = self._session.guards
         try:
-            return Snapshot(session.target, session.guards.reach, self.work.changes_parameters)
+            return Snapshot(
+                self._session.target,
+                guards.reach,
+                self.work.changes_parameters,
+                guards.has_user_code,
+            )
         except MemoryError:
             raise
         except Exception as error:  # an object of a user may raise anything when it is read

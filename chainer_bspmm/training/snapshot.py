@@ -22,10 +22,18 @@ class Snapshot:
 
     It consists of Python state (see `reach.Reach`), states of random number generators, contents of
     arrays, and the gradient arrays of parameters. `arrays` is name -> array.
+
+    Args:
+        target (Link): the link that is trained or predicts.
+        reach (Reach): the state that the function can reach.
+        has_parameters (bool): whether `arrays` has the parameters and the optimizer's states.
+        has_user_code (bool): whether the run may make other objects than arrays reachable. A
+            library's code keeps arrays in attributes of links only.
     """
 
-    def __init__(self, target, reach, has_parameters=True):
+    def __init__(self, target, reach, has_parameters=True, has_user_code=True):
         self._target = target
+        self._has_user_code = has_user_code
         self._has_parameters = has_parameters
         self._reach = reach
         self._python = reach.save()
@@ -68,7 +76,8 @@ class Snapshot:
 
     def arrays_now(self):
         """Return the current arrays by the same names; for one that is gone, the saved array."""
-        now = arrays_of(self._target, self._reach.anew(), self._has_parameters)
+        reach = self._reach.anew() if self._has_user_code else self._reach
+        now = arrays_of(self._target, reach, self._has_parameters)
         return {name: now.get(name, array) for name, array in self.arrays.items()}
 
     def lasting_arrays(self):

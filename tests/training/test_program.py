@@ -14,8 +14,10 @@ from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.program import blame, Program
+from chainer_bspmm.training.reach import Reach
 from tests.support import assert_close_arrays
-from tests.support.training import assert_same_training, HOST, is_captured, make_updater
+from tests.support.training import assert_same_training, HOST, is_captured
+from tests.support.training import make_model, make_updater
 from tests.support.training import molecules, parameters, run, same_molecules, small_model
 from tests.support.training import three_columns
 from tests.support.training import calls_of_the_first_check, hidden, without_dropout
@@ -41,6 +43,15 @@ def test_which_replays_are_checked(every, expected):
         if program.is_check_due():
             checked.append(number)
     assert checked == expected
+
+
+def test_checks_of_a_library_s_step_take_no_new_inventory(device, graphs, noted):
+    """Making one takes as long as an eager step."""
+    updater = make_updater(GraphUpdater, device, make_model())
+    run(updater, 3)
+    calls = noted(Reach, 'anew')
+    run(updater, 6)
+    assert is_captured(updater) and not calls
 
 
 def counted(link, atoms, adj):
