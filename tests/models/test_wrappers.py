@@ -56,7 +56,7 @@ def predictions(model, converter, examples):
 
 @pytest.mark.parametrize('model', [models.NFP_GWM, models.GIN_GWM])
 def test_unused_layer_gets_weights(tmp_path, model):
-    """A layer that concat_hidden leaves unused gets weights, because snapshots must not have None."""
+    """A layer that concat_hidden does not use gets weights, so that no snapshot contains None."""
     tied = {} if model is models.NFP_GWM else {'weight_tying': False}
     ours = model(3, concat_hidden=True, **tied)
     ours(*concat_mols(parity.examples_of(CASES[model.__name__])))
