@@ -1,4 +1,4 @@
-"""Figures that benchmarks make of measured times, against the figures stored beside them."""
+"""Summaries of measured times equal those that are stored beside them."""
 
 import json
 
