@@ -22,7 +22,7 @@ TF32 = ['--device', '0', '--tox21', 'file']
 
 @pytest.fixture
 def captures(monkeypatch):
-    """Run captured contenders on the host, with ordinary products for those in TF32."""
+    """Run captured contenders on the host, with ordinary products instead of TF32."""
     host_graphs.stand_in(monkeypatch)
     monkeypatch.setattr(steps, 'can_capture', lambda device: True)
     monkeypatch.setattr(steps, 'DeviceDataset', lambda sparse, device: sparse)

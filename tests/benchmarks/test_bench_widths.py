@@ -24,7 +24,7 @@ def subject_of(method):
 
 @pytest.fixture
 def captures(monkeypatch):
-    """Run captured contenders on the host, with ordinary products for those in TF32."""
+    """Run captured contenders on the host, with ordinary products instead of TF32."""
     host_graphs.stand_in(monkeypatch)
     monkeypatch.setattr(bench_steps, 'replay_ms', lambda replay: replay() or 0.01)
     monkeypatch.setattr(steps, 'can_capture', lambda device: True)

@@ -1,4 +1,4 @@
-"""Molecules of the benchmarks equal those that Chainer Chemistry parses."""
+"""Molecules of the benchmarks equal the molecules that Chainer Chemistry parses."""
 
 import numpy
 import pytest

@@ -1,4 +1,4 @@
-from chainer_bspmm.compat import module_view  # first: it repairs Chainer
+from chainer_bspmm.compat import module_view  # comes first: repairs Chainer
 import numpy
 import pytest
 

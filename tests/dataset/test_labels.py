@@ -68,7 +68,7 @@ def assert_same(array, expected):
 
 
 def assert_same_labels(batch, expected):
-    """Check that all columns behind the adjacency equal those of upstream's batch."""
+    """Check that all columns behind the adjacency equal upstream's."""
     for ours, theirs in zip(batch[2:], expected[2:], strict=True):
         assert_same(ours, theirs)
 
@@ -368,7 +368,7 @@ def test_labels_given_with_smiles():
     ids=str,
 )
 def test_numbers_have_the_dtype_that_holds_all(values, of):
-    """That is upstream's rule for numbers; arrays have the dtype of the first one."""
+    """Numbers follow upstream's rule; arrays have the dtype of the first one."""
     examples = [(*example[:2], value) for example, value in zip(molecules((3, 5)), values)]
     assert_same_labels(concat_mols(of(examples)[:]), dense_concat_mols(examples))
 

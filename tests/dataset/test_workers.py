@@ -1,4 +1,4 @@
-"""Worker processes: their answers, what they inherit, and how they end."""
+"""Worker processes: answers, inherited state, and ends."""
 
 import ctypes
 import faulthandler

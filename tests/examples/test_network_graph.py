@@ -1,4 +1,4 @@
-"""examples/network_graph: a generated network, files like those of Cora, refusals."""
+"""examples/network_graph: a generated network, files in Cora's format, refusals."""
 
 import json
 

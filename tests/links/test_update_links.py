@@ -263,7 +263,7 @@ def test_values_of_the_adjacency_play_no_part_in_attention(values):
 
 @pytest.mark.parametrize('mode', ['across', 'within'])
 def test_large_logits(mode):
-    """One edge gets all the weight; logits are not below those of the dense link's absent edges."""
+    """One edge gets all the weight; logits stay above the dense link's logits of absent edges."""
     h, adj = inputs()
     dense = links.RelGATUpdate.upstream(6, 4, softmax_mode=mode)
     for scale in (1e3, 3e3):

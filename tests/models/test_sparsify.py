@@ -1,4 +1,4 @@
-"""`sparsify` and `densify`: where they find models, what they leave alone, refusals."""
+"""`sparsify` and `densify`: places of models, preserved state, refusals."""
 
 import copy
 

@@ -131,7 +131,7 @@ def test_selection_follows_sub_data_sets():
 
 
 class Comm:
-    """Communicator of one rank; `sizes` are those of the parts of all ranks."""
+    """Communicator of one rank; `sizes` has the size of each rank's part."""
 
     def __init__(self, sizes, rank, batch_size):
         self.rank = rank

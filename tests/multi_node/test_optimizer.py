@@ -52,7 +52,7 @@ def test_ranks_are_one_large_batch(tmp_path, n_ranks):
 def trained_with(kind, name, comm=None, sizes=None):
     """Train; return the updater."""
     examples = my_share(molecules(4 * N_ALL), comm, sizes)
-    # Ranks begin with different parameters, and all have to take those of rank 0.
+    # Ranks begin with different parameters, and all have to take the parameters of rank 0.
     model = regressor(name, comm.rank if comm else 0, comm if 'norm' in name else None)
     optimizer = optimizer_of(model, comm, chainer.optimizers.SGD(1e-4))
     iterator = chainer.iterators.SerialIterator(examples, len(examples) // 4, shuffle=False)

@@ -31,7 +31,7 @@ class StepDropout(Dropout):
 
 
 def step_on(xp):
-    """Return a step whose products are those of the array module."""
+    """Return a step that multiplies by the array module."""
     blas = types.SimpleNamespace(dot=lambda a, b, to=None: a.dot(b), matmul=xp.matmul)
     return Step(blas, SEED, xp.full(1, STEP, numpy.uint64))
 

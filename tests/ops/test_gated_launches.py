@@ -95,7 +95,7 @@ def check(gpu, dtype, n_rows, widths, state=None, is_tanh=True, shift=0, bias=Tr
             numpy.testing.assert_allclose(cuda.to_cpu(ours), theirs, 0, bound, err_msg=str(i))
 
 
-# Widths with and without vectors, below and above those of a block; every dtype and kind of state.
+# Widths with and without vectors, narrower and wider than a block; every dtype and kind of state.
 QUICK = (None, 'e', 33), ('given', 'f', 1), ('given', 'f', 64), ('given', 'f', 65), ('x', 'd', 33)
 
 

@@ -240,7 +240,7 @@ def test_gradients(xp, both_ways):
 
 @pytest.mark.parametrize('both_ways', [False, True])
 def test_layer_of_a_graph_with_long_rows(xp, monkeypatch, both_ways):
-    """Such a layer is products: in a single launch, the rows of a tile would wait for long ones."""
+    """A layer with long rows is products: in one launch, the rows of a tile would wait for them."""
     given = []
 
     def noted(*args, **options):

@@ -328,7 +328,7 @@ def test_rows_without_edges(gpu, name, within, rows_per_node, spare):
 @pytest.mark.parametrize('dtype', LAUNCH_BOUND)
 @pytest.mark.parametrize('name', ['packed', 'unsorted', 'no edges'])
 def test_scores(gpu, name, dtype, spare):
-    """Logits are computed from scores, and gradients of scores from those of logits."""
+    """Logits are computed from scores, and gradients of scores from gradients of logits."""
     adj = varied(name, spare)
     n_heads = 3
     rng = numpy.random.RandomState(0)

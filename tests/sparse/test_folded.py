@@ -47,7 +47,7 @@ def test_from_matrices(xp, n_relations, padded_to):
     assert (adj.n_graphs, adj.n_rows, adj.max_rows) == (4, 13, 6)
     assert (adj.n_cols, adj.max_cols) == (13 * n_relations, 6 * n_relations)
     assert (adj.nnz, adj.max_nnz) == (packed.nnz, packed.max_nnz)
-    # Entries are those of the packed batch; rows and columns of phantom atoms have none.
+    # The entries are the packed batch's; rows and columns of phantom atoms have none.
     result = cuda.to_cpu(adj.to_dense())
     assert result.shape[-2:] == (6, 6)
     numpy.testing.assert_array_equal(result[..., :5, :5], packed.to_dense())

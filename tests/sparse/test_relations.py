@@ -112,7 +112,7 @@ def test_reciprocal_degrees(gpu, dtype, spare):
 
 
 def test_rows_of_scaled_matrices(gpu):
-    """One launch makes the rows of the matrix and those of its transpose."""
+    """One launch makes the rows of the matrix and the rows of its transpose."""
     rng = numpy.random.RandomState(0)
     halves = [numpy.triu(rng.uniform(size=(2, n, n)) < 0.3, 1) for n in (5, 3)]
     adj = BatchedCSR.from_matrices([half | half.transpose(0, 2, 1) for half in halves])

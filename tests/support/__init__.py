@@ -158,7 +158,7 @@ def device_of(xp):
 
 
 def ones_for(arguments):
-    """Return a dict of arguments in which float32 ones replace each tuple, which is their shape."""
+    """Return a dict of arguments in which arrays of float32 ones replace tuples, their shapes."""
     return {
         name: numpy.ones(value, 'f') if isinstance(value, tuple) else value
         for name, value in arguments.items()

@@ -40,7 +40,7 @@ ATTRIBUTES_OF_BATCH = (
 
 
 def molecules(sizes=(3, 1, 5), n_labels=1, out_size=None, n_relations=1, seed=0):
-    """Return dense examples like those of Chainer Chemistry's preprocessors."""
+    """Return dense examples in the format of Chainer Chemistry's preprocessors."""
     rng = numpy.random.RandomState(seed)
     examples = []
     for n in sizes:

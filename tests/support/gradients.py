@@ -44,7 +44,7 @@ def assert_same_outcome(found, expected, dtype, bound):
 
 
 def assert_same_gradients_alone(function, arrays, choices):
-    """Check that gradients of each choice of inputs equal those that are computed with all."""
+    """Check that gradients of some inputs equal the same gradients, computed with all others."""
     for higher in (False, True):
         y, *full = outcome(function, arrays, None, higher)
         for wanted in choices:
@@ -55,8 +55,8 @@ def assert_same_gradients_alone(function, arrays, choices):
 def check_gradients(function, *inputs):
     """Compare first and second derivatives with differences, whose steps suit exponentials.
 
-    Gradients that can be differentiated again, which may come from other nodes, are compared with
-    those that cannot. The second derivatives of the function should not vanish.
+    Differentiable gradients may come from other nodes, and are compared with gradients that cannot
+    be differentiated again. The second derivatives of the function should not vanish.
     """
     rng = numpy.random.RandomState(9)
     xp = chainer.backend.get_array_module(inputs[0])

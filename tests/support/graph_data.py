@@ -8,7 +8,7 @@ from chainer_chemistry.dataset.graph_dataset.base_graph_data import PaddingGraph
 from chainer_chemistry.dataset.graph_dataset.base_graph_data import SparseGraphData
 import numpy
 
-# name -> numbers of nodes. The last graphs are not empty, because upstream gives those no rows.
+# name -> numbers of nodes. The last graph is never empty, because upstream would give it no row.
 SIZES = {
     'one large graph': [300],
     'one node': [1],

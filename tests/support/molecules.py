@@ -1,4 +1,4 @@
-"""Random molecules like those of upstream's preprocessors, for tests of links and models."""
+"""Random molecules in the format of upstream's preprocessors, for tests of links and models."""
 
 import numpy
 
@@ -6,7 +6,7 @@ SIZES = (9, 1, 17, 4, 12, 2, 30, 8)
 
 
 def molecules(sizes=SIZES, kind='relations', n_relations=4, n_labels=3, seed=0):
-    """Return examples (atoms, adjacency, label); the kinds are those of :func:`adjacency`."""
+    """Return examples (atoms, adjacency, label); see :func:`adjacency` for the kinds."""
     rng = numpy.random.RandomState(seed)
     examples = []
     for n in sizes:

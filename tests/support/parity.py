@@ -1,9 +1,9 @@
 """Models with every option that Chainer Chemistry can run, and their comparison with ours.
 
-The outputs, and the gradient of every parameter, of the sparse model are compared with those of the
-dense one: packed batches with single molecules, folded and padded batches with the dense batch,
-lists of edges with upstream's batch of them. The truth is the dense model in float64, and the bound
-of an error depends on the dense model's own error in float32.
+Outputs, and the gradient of every parameter, are compared: packed batches with single molecules,
+folded and padded batches with the dense batch, lists of edges with upstream's batch of them. The
+truth is the dense model in float64, and the bound of an error depends on the dense model's own
+error in float32.
 """
 
 import collections

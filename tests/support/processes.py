@@ -88,7 +88,7 @@ class Forks:
         request = dict(code=code, argv=[str(word) for word in argv], cwd=str(cwd))
         request.update(zip(('stdout', 'stderr'), self._files))
         print(json.dumps(request), file=self._process.stdin, flush=True)
-        assert select.select([self._process.stdout], [], [], 300)[0], 'no end after 300 s'
+        assert select.select([self._process.stdout], [], [], 300)[0], 'still running after 300 s'
         status = int(self._process.stdout.readline())
         return Done(status, *(pathlib.Path(file).read_text() for file in self._files))
 

@@ -87,7 +87,7 @@ def no_warnings():
 
 @pytest.fixture
 def children(monkeypatch):
-    """Function that returns the processes that the test has forked and that still run."""
+    """Function that returns the forked processes of the test that still run."""
     pids = forked_processes(monkeypatch)
     return lambda: [pid for pid in pids if not is_gone(pid)]
 
@@ -266,8 +266,8 @@ def next_unseen():
     return _unseen.value
 
 
-# Kind of model -> (its function, a pattern of the cause, whether the values of a batch are those
-# of single molecules).
+# Kind of model -> (its function, a pattern of the cause, whether a batch has the values of single
+# molecules).
 EAGER = {
     'of all rows': (
         mean_of_rows,

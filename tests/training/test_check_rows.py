@@ -548,8 +548,8 @@ for method, data in {
     'nfp_gwm': lambda: with_super_nodes(of_one_relation()),
 }.items():
     RIGHT[method] = Case(lambda method=method: regressor(method), data=data)
-# A warning may say that losses that draw random numbers cannot be compared, and that a hook must
-# see only the user's calls. On a GPU such steps train eagerly, with another warning.
+# There may be a warning: random losses cannot be compared, and a hook must see only the user's
+# calls. On a GPU such steps train eagerly, with another warning.
 MAY_BE_TOLD = 'dropout', 'a random weight', 'a hook of functions'
 
 

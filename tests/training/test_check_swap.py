@@ -1,4 +1,4 @@
-"""`check_swap` is silent if nothing differs, says what differs, and leaves no trace."""
+"""`check_swap` is silent if nothing differs, names a difference, and leaves no trace."""
 
 import random
 import time

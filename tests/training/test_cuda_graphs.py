@@ -30,7 +30,7 @@ class Device:
 
 
 class Pool:
-    """Memory pool that counts the blocks of each device, and frees those of the current device."""
+    """Memory pool that counts the blocks of each device, and frees blocks of the current device."""
 
     made = []
 

@@ -263,7 +263,7 @@ def test_scratch_memory_stays(monkeypatch):
 
 def test_scratch_memory_holds_the_sums_of_all_launches(monkeypatch):
     """Many parameters of two dtypes need several launches, each with the most blocks."""
-    n_left = []  # elements behind those that a launch fills with sums
+    n_left = []  # elements behind the sums of a launch
 
     def run(name, like, plan, table, rates, before, after, **others):
         if after is not None:
@@ -320,7 +320,7 @@ def test_an_interrupt_while_counting():
     assert {*found} == {0, 1}
 
 
-# All that follows runs on a GPU. Chainer's kernels have the same formulas, but the compiler may
+# The tests below run on a GPU. Chainer's kernels have the same formulas, but the compiler may
 # round a product and sum once or twice. Chainer sums the norm of float32 gradients in float32,
 # our kernels in float64.
 BOUND = {'f': 2e-6, 'd': 1e-14}

@@ -135,7 +135,7 @@ def test_values_of_all_types_are_watched(before, after):
 
 
 def test_states_in_a_new_dict():
-    """Arrays of the new dict are watched, no longer those of the old one."""
+    """Arrays of the new dict are watched instead of the old arrays."""
     model, _, guards = guarded()
     before = guards.key()
     rule = rule_of(model)
@@ -291,7 +291,7 @@ def test_what_is_inside_of_globals(change, expected):
 
 
 def test_what_is_not_watched(monkeypatch):
-    """Variables that a step assigns, names that no code reads, and memory that is not Python's."""
+    """Variables that a step assigns, names that no code reads, and memory outside of Python."""
     model, _, guards = guarded()
     row = model.predictor
     outside = hidden(1.0)

@@ -44,7 +44,7 @@ def column(values):
 
 
 def tuples(actual=None):
-    """Return a NumpyTupleDataset like those of Chainer Chemistry's parsers."""
+    """Return a NumpyTupleDataset in the format of Chainer Chemistry's parsers."""
     atoms, adj, labels = zip(*(actual or examples()))
     return NumpyTupleDataset(column(atoms), column(adj), numpy.array(labels))
 
@@ -166,7 +166,7 @@ def test_a_sparse_form_has_no_node_columns(n_node_columns, suits):
 
 
 def test_padding_that_may_be_atoms(locked):
-    """Such data sets stay dense, because a packed batch of some molecules is an error."""
+    """The data set stays dense, because a packed batch of some molecules is an error."""
 
     def padded(adj):
         return numpy.pad(adj, ((0, 0), (0, 1), (0, 1)))

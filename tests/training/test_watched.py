@@ -282,7 +282,7 @@ OWNERS = {
 
 @every_reading
 def test_a_weight_that_is_an_attribute_of_chainers(device, graphs, name, is_fused):
-    """Such an attribute is watched, so its change at every step leads to a new capture."""
+    """The attribute is watched, so its change at every step leads to a new capture."""
 
     read = READINGS[name]
 
@@ -464,7 +464,7 @@ class Script:
     examples: Callable = same_molecules
     attributes: dict = dataclasses.field(default_factory=dict)
     n_steps: int = 4
-    compared: tuple = ('reports', 'parameters')  # with those of a StandardUpdater
+    compared: tuple = ('reports', 'parameters')  # compared with a StandardUpdater
 
     def make(self, kind, device):
         model = without_dropout(small_model(self.function, **copy.deepcopy(self.attributes)))
@@ -984,7 +984,7 @@ def test_averages_of_links(device, graphs):
 
 
 def test_averages_after_a_loss_that_raised_in_the_trial(device, graphs):
-    """Averages are those of eager steps, whichever run of the loss has raised an error, if any."""
+    """Averages equal eager ones, even if a run of the loss has raised an error."""
     averages = []
     for call in range(5):
         teacher = links.BatchNormalization(3)

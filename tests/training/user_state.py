@@ -154,7 +154,7 @@ class _Cell(_Place):
 
 
 class _Attributes(_Place):
-    """Attributes that are read by name: those in slots, or of a class."""
+    """Attributes that are read by name, because they are in slots or of a class."""
 
     def __init__(self, owner, names):
         super().__init__(owner)
@@ -239,7 +239,7 @@ def _is_own(name):
 
 
 def _names_of_class(kind):
-    """Return a function that lists a class's attributes, without those that Python makes."""
+    """Return a function that lists a class's attributes, except for Python's own."""
     return lambda: [name for name in vars(kind) if _is_own(name) and not _is_slot(vars(kind)[name])]
 
 

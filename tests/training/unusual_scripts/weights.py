@@ -1,4 +1,4 @@
-"""Scripts that change values that the loss reads, in every place that Python has for them.
+"""Scripts that change a value of the loss, in every place where Python can keep one.
 
 An extension, or the user's own loop, changes a weight between two steps. It does so late, because
 more of the first replays are checked, and once for a single step.
@@ -763,7 +763,7 @@ def a_dict_of_the_object_whose_method_is_the_loss(bench):
 
 
 class ByAttributeAccess(dict):
-    """A dict with its items as attributes, like those of configuration libraries."""
+    """A dict with its items as attributes, as in configuration libraries."""
 
     def __getattr__(self, name):
         return self[name]
