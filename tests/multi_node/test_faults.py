@@ -161,7 +161,7 @@ def assert_same(one, two):
 
 
 @needs_mpi
-@pytest.mark.slow  # the quick test of this is in tests/examples/test_ranks.py
+@pytest.mark.slow  # tests/examples/test_ranks.py resumes runs, too
 def test_resuming(tmp_path):
     on_kept_ranks(2, train, tmp_path, ('whole', N_STEPS, 0), ('part', 4, 0))
     on_kept_ranks(2, train, tmp_path, ('part', N_STEPS, 4))

@@ -65,7 +65,7 @@ def wide_on_host(array):
 
 
 def check(gpu, dtype, n_rows, widths, state=None, is_tanh=True, shift=0, bias=True):
-    """Compare a gate, or a step if `state` is that of `GRUStep`, with the nodes on a host."""
+    """Compare a gate, or a step with a state ('given' or 'x'), with the nodes on a host."""
     gy, x, message, s, pairs = arrays(n_rows, widths, state is not None, bias)
     gy, x, message, s = (
         None if array is None else gpu.put(array.astype(dtype), shift)

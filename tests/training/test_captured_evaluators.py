@@ -121,7 +121,7 @@ def test_a_loop_that_somebody_else_replaced_is_used(device, prediction_graphs, m
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
-def test_those_of_a_trainer(device, graphs, prediction_graphs, tmp_path, monkeypatch):
+def test_evaluators_of_a_trainer(device, graphs, prediction_graphs, tmp_path, monkeypatch):
     monkeypatch.setattr(chainer.global_config, 'bspmm_capture', True)
     updater = make_updater(GraphUpdater, device, make_model(), molecules(40))
     model = updater.get_optimizer('main').target

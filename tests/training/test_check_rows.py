@@ -247,7 +247,7 @@ def convert(batch, device=None):
 
 
 class Converter:
-    """A converter of a user's that keeps ours."""
+    """A user's converter, which calls ours."""
 
     def __init__(self):
         self.inner = CSRConverter()
