@@ -6,7 +6,7 @@ import sys
 import types
 import warnings
 
-from chainer_bspmm.compat import import_hooks  # comes first: repairs Chainer
+from chainer_bspmm.compat import import_hooks  # repairs Chainer before anything imports it
 import chainer
 from chainer import functions, links, optimizers, serializers
 import numpy

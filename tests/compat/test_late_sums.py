@@ -6,7 +6,7 @@ import types
 import numpy
 import pytest
 
-from chainer_bspmm.compat import late_sums  # comes first: repairs Chainer
+from chainer_bspmm.compat import late_sums  # repairs Chainer before anything imports it
 import chainer
 from chainer.backends import cuda
 

@@ -1,6 +1,6 @@
 """Models, batches and optimizers for several ranks, and training of every model."""
 
-from chainer_bspmm import CSRConverter  # comes first: repairs Chainer
+from chainer_bspmm import CSRConverter  # repairs Chainer before anything imports it
 import chainer
 import numpy
 from chainer import functions

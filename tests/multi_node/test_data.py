@@ -3,7 +3,7 @@
 import contextlib
 import re
 
-from chainer_bspmm import CSRConverter  # comes first: repairs Chainer
+from chainer_bspmm import CSRConverter  # repairs Chainer before anything imports it
 import chainer
 import numpy
 import pytest

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from chainer_bspmm import CSRConverter  # comes first: repairs Chainer
+from chainer_bspmm import CSRConverter  # repairs Chainer before anything imports it
 import chainer
 import numpy
 import pytest

@@ -5,7 +5,7 @@ import re
 import signal
 import time
 
-from chainer_bspmm.dataset import to_sparse  # comes first: repairs Chainer
+from chainer_bspmm.dataset import to_sparse  # repairs Chainer before anything imports it
 import chainer
 import numpy
 import pytest

@@ -6,7 +6,7 @@ import os
 import re
 import types
 
-from chainer_bspmm.training import GraphUpdater  # comes first: repairs Chainer
+from chainer_bspmm.training import GraphUpdater  # repairs Chainer before anything imports it
 import chainer
 import numpy
 import pytest

@@ -2,7 +2,7 @@
 
 import types
 
-from chainer_bspmm.cuda import step  # comes first: repairs Chainer
+from chainer_bspmm.cuda import step  # repairs Chainer before anything imports it
 import numpy
 import pytest
 

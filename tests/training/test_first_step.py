@@ -19,7 +19,7 @@ from typing import Any
 import numpy
 import pytest
 
-import chainer_bspmm  # comes first: repairs Chainer
+import chainer_bspmm  # repairs Chainer before anything imports it
 import chainer
 from chainer import functions as F, links as L, optimizers
 from chainer.function_hooks import TimerHook

@@ -5,7 +5,7 @@ import sys
 import numpy
 import pytest
 
-from chainer_bspmm.training import fused_update  # comes first: repairs Chainer
+from chainer_bspmm.training import fused_update  # repairs Chainer before anything imports it
 import chainer
 from chainer import optimizer_hooks as hooks, optimizers
 from chainer.backends import cuda

@@ -7,7 +7,7 @@ import pickle
 import numpy
 import pytest
 
-from chainer_bspmm import CSRConverter  # comes first: repairs Chainer
+from chainer_bspmm import CSRConverter  # repairs Chainer before anything imports it
 from chainer.datasets import ConcatenatedDataset, split_dataset_random, SubDataset, TransformDataset
 from chainer.iterators import MultithreadIterator, SerialIterator
 from chainer_chemistry.datasets import NumpyTupleDataset

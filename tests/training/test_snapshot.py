@@ -3,7 +3,7 @@
 import numpy
 import pytest
 
-from chainer_bspmm.training import snapshot  # comes first: repairs Chainer
+from chainer_bspmm.training import snapshot  # repairs Chainer before anything imports it
 import chainer
 from chainer import optimizers
 
