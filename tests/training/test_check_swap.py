@@ -8,7 +8,7 @@ import warnings
 import numpy
 import pytest
 
-from chainer_bspmm.dataset import from_smiles, to_sparse  # repairs Chainer before anything imports it
+from chainer_bspmm.dataset import from_smiles, to_sparse  # repairs Chainer first
 import chainer
 from chainer import functions as F, links as L
 from chainer_chemistry.links import EmbedAtomID, GeneralReadout, GGNNUpdate
