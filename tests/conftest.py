@@ -33,7 +33,7 @@ _stderr = pytest.StashKey[int]()
 
 
 def pytest_configure(config):
-    """Keep standard error, which pytest captures in a test, and loses if the process ends."""
+    """Keep standard error: in a test pytest captures it, and loses it if the process ends."""
     config.stash[_stderr] = os.dup(2)
 
 

@@ -118,7 +118,7 @@ def n_molecules(rank, turn):
 
 
 def exchange(folder, seconds, *replaced):
-    """Exchange gradients and vectors many times, on each rank at its own pace.
+    """Exchange gradients and vectors many times, each rank at its own pace.
 
     replaced: pairs of a text of the kernels and its replacement.
     """
@@ -144,7 +144,7 @@ def exchange(folder, seconds, *replaced):
         loss = device.put(numpy.array(1, 'f'))
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # not the test's own handler
         signal.alarm(seconds)
-        # Gradients and vectors are not mixed: a sum between exchanges would keep ranks together.
+        # One after the other: a sum between two exchanges would keep the ranks together.
         for turn in range(N_TURNS):
             check_gradients(flat, device, turn, loss, pace)
         for numbers in (0,), (0, 1):
@@ -195,7 +195,7 @@ def check_gradients(flat, device, turn, loss, pace):
     [
         pytest.param(2, SECONDS, (), marks=pytest.mark.slow),
         pytest.param(3, SECONDS, (), marks=pytest.mark.slow),
-        (2, SOON, SLOW),  # the next test without a fault
+        (2, SOON, SLOW),  # as below, without a fault
     ],
 )
 def test_every_turn(gxx, tmp_path, n_ranks, seconds, replaced):
@@ -223,4 +223,4 @@ def test_what_is_noticed(gxx, tmp_path, text, fault):
     sources = [kernels.source(name) for name in ('flat_gradients', 'peer_sum')]
     assert sum(source.count(text) for source in sources) == 1
     done = on_ranks(2, exchange, tmp_path, SOON, (text, fault), *SLOW, status=None)
-    assert ' error: ' not in done.stderr  # the fault was compiled
+    assert ' error: ' not in done.stderr  # it was compiled
