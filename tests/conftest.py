@@ -1,10 +1,10 @@
-"""Fixtures that all tests share: array modules, emulated GPUs, poisoned memory; a time limit."""
+"""Fixtures of all tests: array modules, emulated GPUs, poisoned memory; a limit of time."""
 
 import faulthandler
 import os
 import signal
 
-# Before NumPy is imported: the processes of pytest-xdist share the cores.
+# The processes of pytest-xdist share the cores, which NumPy must know when it is imported.
 if 'PYTEST_XDIST_WORKER' in os.environ:
     os.environ.update(OMP_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1')
 
@@ -21,13 +21,13 @@ from tests.support import poisoned
 from tests.support.devices import GPUS, place_of
 
 
-# Most tests compare with Chainer's own classes, which therefore stay as they are. The tests of
-# their adoption, such as tests/training/test_two_lines.py, turn it on.
+# Most tests compare with Chainer's own classes, so these are not adopted. Tests of the adoption,
+# such as tests/training/test_two_lines.py, turn it on.
 vars(chainer.global_config)['bspmm_capture'] = False
 
 
-SECONDS = 60  # for a test; ten times as many for slow tests, and on a GPU, where kernels compile
-SECONDS_TO_FAIL = 10  # more, for the test to fail before its process is ended
+SECONDS = 60  # limit of a test; ten times as many for slow tests, and on a GPU, which compiles
+SECONDS_TO_FAIL = 10  # more seconds until the process is ended
 
 _stderr = pytest.StashKey[int]()
 
@@ -39,9 +39,9 @@ def pytest_configure(config):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item):
-    """Let a test that hangs fail; if it never returns to Python, end the process.
+    """Fail a test that hangs, and end the process if the test never returns to Python.
 
-    Before the process ends, it prints the traceback.
+    The process first prints the traceback.
     """
     is_long = item.get_closest_marker('slow') or item.get_closest_marker('gpu')
     seconds = SECONDS * (10 if is_long else 1)
@@ -62,13 +62,13 @@ def pytest_runtest_protocol(item):
 
 @pytest.fixture(autouse=True, scope='session')
 def cache_of_the_tests(tmp_path_factory):
-    """Keep parsed SMILES out of the user's cache, also in processes that tests start."""
+    """Keep parsed SMILES out of the user's cache, also in processes that a test starts."""
     os.environ[cache.VARIABLE] = str(tmp_path_factory.mktemp('cache'))
 
 
 @pytest.fixture(params=['numpy', pytest.param('cupy', marks=pytest.mark.gpu)])
 def xp(request, monkeypatch):
-    """numpy, and cupy with every new array full of NaN; the latter is skipped without a GPU."""
+    """Array module: numpy, or, on a GPU, cupy, whose new arrays are filled with NaN."""
     if request.param == 'numpy':
         return numpy
     poisoned(monkeypatch, cuda.cupy)
@@ -77,27 +77,27 @@ def xp(request, monkeypatch):
 
 @pytest.fixture(params=GPUS)
 def gpu(request, monkeypatch):
-    """A place where kernels run: emulated (if slow, also under AddressSanitizer), or a GPU."""
+    """Place where kernels run: emulated (in slow tests also under AddressSanitizer), or a GPU."""
     return place_of(request.param, monkeypatch)
 
 
 @pytest.fixture(params=['numpy', *GPUS])
 def place(request, monkeypatch):
-    """A place where operations run: the host, or one of the places of `gpu`."""
+    """Place where operations run: the host, or one of the places of `gpu`."""
     return place_of(request.param, monkeypatch)
 
 
 @pytest.fixture(params=['numpy', pytest.param('cupy', marks=pytest.mark.gpu)])
 def device(request):
-    """A Chainer device: the host, or a GPU; the latter is skipped without one."""
+    """Chainer's device: the host, or a GPU, if there is one."""
     return chainer.get_device('@numpy' if request.param == 'numpy' else '@cupy:0')
 
 
 def pytest_collection_modifyitems(config, items):
     """Skip tests marked gpu if there is no GPU, and tests marked multi_gpu if there is one.
 
-    Of the cases of a test that need a missing GPU one is skipped, for it to be seen, and the others
-    are left out: thousands of skips would take as long as a tenth of the tests.
+    Of the cases of a test that need a missing GPU, one is skipped, so that it is listed. The others
+    are left out, because thousands of skips would take as long as a tenth of the tests.
     """
     n_gpus, _ = info.count_gpus()
     if not n_gpus:
@@ -108,7 +108,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _leave_out_cases_for_a_gpu(config, items):
-    """Skip the first case for a GPU of every test, slow and quick ones apart; remove the others."""
+    """Skip the first quick and the first slow case for a GPU of every test; remove the others."""
     first = {}
     left_out = []
     for item in items:

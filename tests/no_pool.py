@@ -1,6 +1,6 @@
-"""pytest plugin (``-p tests.no_pool``) for compute-sanitizer: one allocation per array.
+"""Plugin of pytest for compute-sanitizer (``-p tests.no_pool``): one allocation for each array.
 
-CuPy's memory pool hands out pieces of larger blocks, inside of which a sanitizer sees no bounds.
+CuPy's memory pool gives out pieces of larger blocks, in which a sanitizer sees no bounds.
 """
 
 import cupy

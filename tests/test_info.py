@@ -20,7 +20,7 @@ from tests.support.processes import python
 
 @pytest.fixture(scope='module')
 def printed(tmp_path_factory):
-    """The output of the command, once for all tests that only read it."""
+    """Output of the command, made once for all tests that only read it."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv('OMP_NUM_THREADS', '1')
         return python('-m', 'chainer_bspmm', 'info', cwd=tmp_path_factory.mktemp('info')).stdout
@@ -64,7 +64,7 @@ def test_molecules_have_at_most_one_bond_between_two_atoms():
 
 
 def make_wrong(monkeypatch, change):
-    """Change the result of every layer of neighbours on a host, and test one method only."""
+    """Change the result of every layer of neighbours on a host, and test only one method."""
     monkeypatch.setattr(self_test, 'METHODS', ('rsgcn',))
     original = products.graph_linear_on_host
 
@@ -146,7 +146,7 @@ def test_the_command_exits_with_the_outcome(monkeypatch):
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Dict package -> version or None (not installed), which replaces the installed versions."""
+    """Dict package -> version, or None if not installed, that replaces the installed versions."""
     original = info.version
     versions = {}
     monkeypatch.setattr(info, 'version', lambda name: versions.get(name, original(name)))

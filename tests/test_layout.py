@@ -1,4 +1,4 @@
-"""How the tests are laid out: no test file imports from another."""
+"""Layout of the tests: no test file imports from another."""
 
 import ast
 import pathlib
@@ -23,4 +23,4 @@ def test_no_import_from_a_test_file():
         for name in imported(path)
         if files & set(name.split('.'))
     }
-    assert not found, 'what several test files use belongs in tests/support'
+    assert not found, 'code that several test files use belongs in tests/support'

@@ -1,4 +1,4 @@
-"""tools/mutants.py: the faults that it draws, the tests that it runs, and its verdicts."""
+"""tools/mutants.py: its faults, the tests that it runs, and its verdicts."""
 
 import json
 import shutil
@@ -22,9 +22,9 @@ def tool():
 
 @pytest.fixture
 def project(tmp_path):
-    """Make the files of a checkout; return a function that adds some."""
+    """Function that adds files to a small checkout."""
 
-    root = tmp_path / 'checkout'  # copies are made beside it
+    root = tmp_path / 'checkout'  # copies are made beside this
 
     def add(**texts):
         for name, text in texts.items():
@@ -45,9 +45,9 @@ def names(root, paths):
 
 @pytest.fixture
 def outcome(tool, project, monkeypatch):
-    """Function of a test file's text: returns the tool's verdict on a fault of the module.
+    """Function from the text of a test file to the tool's verdict on a fault of the module.
 
-    tests: that run the module, by test file.
+    tests: test file -> tests that run the module.
     """
 
     def find(program, tests):
@@ -108,7 +108,7 @@ def test_an_outcome_depends_on_how_tests_end(tool, project, outcome, monkeypatch
 
 @pytest.fixture
 def stages(tool, project):
-    """Function of the tests that run the module: returns the stages, paths as in a checkout."""
+    """Function from the tests that run the module to the stages, with paths of a checkout."""
 
     def of(tests):
         root = project(tests__ops__test_double='', tests__ops__test_a='', tests__ops__test_b='')
@@ -277,7 +277,7 @@ def test_marks_show_which_tests_run_a_statement(tool, project, program, found):
 
 @pytest.fixture
 def marked(tool, project, monkeypatch, tmp_path_factory):
-    """Function that asks for the tests of a fault; returns them, and the files that were run."""
+    """Function that asks for the tests of a fault, and returns them and the files that were run."""
     path = tmp_path_factory.mktemp('results') / 'marks.jsonl'
     runs = []
 

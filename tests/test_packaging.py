@@ -1,4 +1,4 @@
-"""The version has one source, and the sdist and the wheel depend on the sources only."""
+"""The version has one source, and sdist and wheel depend only on the sources."""
 
 import hashlib
 import os
@@ -54,7 +54,7 @@ def test_an_sdist_depends_on_its_files_only(tmp_path):
 
 
 def build(checkout, out):
-    """Build the sdist and the wheel of a checkout; return name -> digest of the files."""
+    """Build the sdist and the wheel of a checkout; return name -> digest of their files."""
     subprocess.run(
         [sys.executable, 'tools/package.py', out],
         cwd=checkout,
@@ -88,7 +88,7 @@ def test_two_builds_are_equal(tmp_path):
 
 @pytest.mark.slow
 def test_a_module_that_an_earlier_build_has_left_is_not_installed(tmp_path):
-    """`pip install .` builds in the checkout, and leaves the folder build/ there."""
+    """`pip install .` builds in the checkout, and leaves its folder build/ there."""
     pytest.importorskip('build')
     checkout = tmp_path / 'checkout'
     shutil.copytree(ROOT, checkout, ignore=IGNORED)

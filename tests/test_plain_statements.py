@@ -1,4 +1,4 @@
-"""tools/plain_statements.py: statements that it refuses, and those that it allows."""
+"""tools/plain_statements.py: statements that it refuses, and statements that it allows."""
 
 import textwrap
 

@@ -1,4 +1,4 @@
-"""``python -m chainer_bspmm run``: a script sees what it sees under plain Python."""
+"""Command ``python -m chainer_bspmm run``: scripts run as under plain Python."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from chainer_bspmm import run_script
 from chainer_bspmm.compat import script_repairs
 from tests.support.processes import environment, Forks, python, ROOT
 
-# As the interpreter does for -m.
+# The interpreter does this for -m.
 OURS = 'import runpy; runpy._run_module_as_main("chainer_bspmm")'
 
 
@@ -25,7 +25,7 @@ def forks(tmp_path_factory):
 
 @pytest.fixture
 def command(forks, tmp_path):
-    """A function that runs `python -m chainer_bspmm WORDS` in `tmp_path`."""
+    """Function that runs `python -m chainer_bspmm WORDS` in `tmp_path`."""
     return lambda *words: forks.run(OURS, ['-m', *words], tmp_path)
 
 
@@ -35,8 +35,10 @@ def run(*words, cwd):
 
 @pytest.fixture
 def both(command, tmp_path):
-    """A function that runs a script with Python and with the command, checks that the results are
-    equal, and returns both."""
+    """Function that runs a script with Python and with the command, which must give equal results.
+
+    Returns both results.
+    """
 
     def run_both(text, *arguments):
         (tmp_path / 'script.py').write_text(text)
@@ -111,7 +113,7 @@ def test_interrupt(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A process in the background of a shell script would ignore the signal.
+        # If a shell script runs the tests in the background, the signal would be ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         env=environment(),
     ) as process:
@@ -135,7 +137,7 @@ def test_classes_of_the_script_pickle_into_plain_python(command, tmp_path):
     assert command('run', 'script.py', 'load').stdout == '3\n'
 
 
-# Unrepaired, it cannot be imported with NumPy 2 or with Python 3.12.
+# Without repairs, Chainer cannot be imported with NumPy 2 or with Python 3.12.
 CHILDREN = """
 import multiprocessing
 import sys
@@ -167,7 +169,7 @@ def test_child_processes_are_repaired(tmp_path, method):
     assert (done.returncode, done.stdout) == (0, '(1, 2) True\n'), done.stderr
 
 
-# Chainer itself: unrepaired, its import fails.
+# Without repairs, importing Chainer fails.
 CHILD = """
 import subprocess, sys
 text = 'import {} as module, chainer, sys; print(module.__spec__.name, chainer.Variable.__name__)'
@@ -185,7 +187,7 @@ def test_interpreters_that_a_script_starts_are_repaired(command, tmp_path):
 
 
 def test_interpreters_of_another_folder_are_repaired(tmp_path):
-    """The package may be found only because it is in the current folder."""
+    """The package may be found only because the current folder contains it."""
     (tmp_path / 'script.py').write_text(CHILD + 'import os; print(os.environ["PYTHONPATH"])\n')
     done = subprocess.run(
         [sys.executable, '-m', 'chainer_bspmm', 'run', str(tmp_path / 'script.py'), 'chainer'],
@@ -212,7 +214,7 @@ print(Parallel(n_jobs=2)(delayed(f)(i) for i in range(3)))
 
 @pytest.mark.slow
 def test_processes_of_joblib_are_repaired(command, tmp_path):
-    """scikit-learn's n_jobs starts such processes."""
+    """scikit-learn starts such processes for n_jobs."""
     (tmp_path / 'script.py').write_text(JOBLIB)
     done = command('run', 'script.py')
     assert done.stdout == '[1.0, 2.0, 3.0]\n', done.stderr
@@ -285,7 +287,7 @@ def test_upstreams_plot_scripts_annotate(command, tmp_path):
 
 
 def test_upstreams_network_script_reads_a_bool(tmp_path, monkeypatch):
-    monkeypatch.setenv('SETUPTOOLS_USE_DISTUTILS', 'stdlib')  # no distutils from Python 3.12 on
+    monkeypatch.setenv('SETUPTOOLS_USE_DISTUTILS', 'stdlib')  # Python 3.12 has no distutils
     (tmp_path / 'script.py').write_text(
         'from distutils.util import strtobool\n'
         'print([int(strtobool(text)) for text in ("yes", "True", "off", "0")])\n'
@@ -349,7 +351,7 @@ def test_errors_are_a_line_below_the_usage(command, tmp_path, arguments, message
 def test_another_command_is_refused(command):
     done = command('walk')
     assert done.returncode == 2
-    # How the others are listed depends on the version of Python.
+    # The list of other commands depends on the version of Python.
     start = "python -m chainer_bspmm: error: argument COMMAND: invalid choice: 'walk' (choose from "
     assert done.stderr.splitlines()[-1].startswith(start)
 

@@ -1,4 +1,4 @@
-"""Faults that `make lint` finds in code that only a GPU runs."""
+"""Faults in code that only a GPU runs are found by `make lint`."""
 
 import pathlib
 import re
@@ -10,12 +10,12 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CHECKED = 'chainer_bspmm', 'benchmarks', 'examples', 'tests', 'tools', 'docs'
-DISABLED = {  # codes of mypy's messages that are not reported; fewer are welcome
+DISABLED = {  # codes of mypy's messages that are not reported, as few as possible
     'arg-type', 'assignment', 'dict-item', 'func-returns-value', 'has-type', 'index', 'list-item',
     'method-assign', 'misc', 'operator', 'override', 'type-var', 'var-annotated',
 }  # fmt: skip
 
-# file, a line's text, its replacement, code of mypy's message
+# (file, text of a line, its replacement, code of mypy's message)
 ROT = [
     (
         'chainer_bspmm/training/cuda_graphs.py',

@@ -1,4 +1,4 @@
-"""Names of the package itself, some of which are imported when they are first used."""
+"""Names of the package, some of which are imported when they are first used."""
 
 import difflib
 
@@ -51,7 +51,7 @@ def test_dir_lists(name):
 
 @pytest.fixture(scope='module')
 def printed():
-    """Lines that a fresh process prints: modules that the import loads, then values of names."""
+    """Lines that a new process prints: modules that the import loads, then values of names."""
     code = """
 import sys
 import chainer_bspmm
@@ -94,6 +94,6 @@ def test_python_suggests_a_similar_name(package, name, meant):
     with pytest.raises(AttributeError) as caught:
         getattr(package, name)
     assert (caught.value.name, caught.value.obj) == (name, package)
-    # Python compares with these names, whether their module is imported yet or not.
+    # Python compares with these names, even if their modules are not imported yet.
     assert meant in dir(package)
     assert difflib.get_close_matches(name, dir(package), 1) == [meant]

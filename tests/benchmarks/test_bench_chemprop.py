@@ -1,4 +1,4 @@
-"""`bench_chemprop` with a stand-in for chemprop's command, which always answers 1."""
+"""`bench_chemprop`, with a stand-in for chemprop's command that always predicts 1."""
 
 import json
 import sys
@@ -42,7 +42,7 @@ def stand_in(folder, monkeypatch, part='test'):
 def test_metric():
     truth = numpy.array([[0, 1, 0], [1, numpy.nan, 0], [1, 0, 0]])
     answers = numpy.array([[0.2, 0.1, 0], [0.9, 0.5, 1], [0.1, 0.2, 1]])
-    assert bench.metric('classification', truth, answers) == 0.25  # the third has no area
+    assert bench.metric('classification', truth, answers) == 0.25  # the third label has one class
     assert bench.metric('regression', answers, answers + [[1], [-2], [0]]) == pytest.approx(1)
 
 
@@ -63,5 +63,5 @@ def test_both_are_measured_once(tmp_path, monkeypatch):
     expected = frame['alpha'].to_numpy()[bench.parts(60, 1)[2]]
     assert chemprop['test'] == pytest.approx(abs(expected - 1).mean())
     assert ours['test'] < chemprop['test'] and ours['seconds'] > 0
-    monkeypatch.setattr(bench, 'run', None)  # nothing is left to do
+    monkeypatch.setattr(bench, 'run', None)  # nothing must be run again
     assert stand_in(tmp_path, monkeypatch) == result

@@ -1,4 +1,4 @@
-"""Whole commands: which are run, with which caches, and figures made of their seconds."""
+"""Whole commands: their runs, their caches, and figures computed from their seconds."""
 
 import json
 import pathlib
@@ -21,7 +21,7 @@ def arguments(**given):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Record runs instead of making them; the first epoch takes 5 s, each other one 2 s."""
+    """Recorded runs that take no time: the first epoch counts as 5 s, the others as 2 s each."""
     made = []
 
     def run(task, name, epochs, place, variables, timeout=None):
@@ -44,7 +44,7 @@ def compare(args):
 
 
 def test_runs(runs):
-    """A cold run has a new cache, a warm one that of the last cold run; others run less often."""
+    """A cold run has a new cache, a warm run that of the last cold one; other runs are fewer."""
     made, _ = runs
     args = arguments(cold=2, warm=2)
     found, not_run = compare(args)
@@ -55,7 +55,7 @@ def test_runs(runs):
         caches = [path for contender, _, path in made if contender == name]
         assert len(set(caches[:2])) == 2 and set(caches[2:]) == {caches[1]}
     assert len({path for _, _, path in made}) == 6
-    # 20 epochs: 10 s, the first one's 5, 19 of 2.
+    # 20 epochs: 10 s, 5 s for the first one, and 2 s for each of the other 19.
     for name, kinds in found.items():
         assert {kind: kinds[kind]['seconds'] for kind in kinds} == {'cold': 53, 'warm': 53}
         assert kinds['warm']['is_extrapolated'] == (name != bench.CAPTURED)
@@ -106,7 +106,7 @@ def test_contenders_that_are_not_run_are_taken_from_an_earlier_result():
     bench.complete(found, result('old', **{ours: 2, upstream: 3}))
     bench.complete(found, result('older', **{upstream: 4, ours: 5}))
     bench.complete(found, {'conditions': {'commit': 'none'}, 'data': {}})
-    kept = {'warm': 3, 'commit': 'old'}  # that of the run
+    kept = {'warm': 3, 'commit': 'old'}  # commit of the run
     assert found['data']['qm9']['methods']['gin'] == {ours: {'warm': 1}, upstream: kept}
     failed = result('newer')
     bench.complete(failed, found)
@@ -138,7 +138,7 @@ def test_file(tmp_path, monkeypatch, capsys):
             assert found['is_extrapolated'] and len(cost['epochs']) == 2
             assert 0 < cost['model'] <= cost['exit'] and cost['seconds'] > cost['model']
             assert set(cost['phases']) >= {'data', 'training'}
-    monkeypatch.setattr(bench, 'run', None)  # there is nothing to do
+    monkeypatch.setattr(bench, 'run', None)  # nothing must be run
     bench.main([*options.split(), '--out', str(tmp_path)])
     assert 'there are: %s, %s' % tuple(contenders) in capsys.readouterr().out
     assert json.loads((tmp_path / 'command.json').read_text()) == result

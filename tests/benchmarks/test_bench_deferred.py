@@ -1,4 +1,4 @@
-"""The benchmark of deferred sums, as far as it runs without a GPU, with stand-ins for captures."""
+"""Benchmark of deferred sums, as far as it runs without a GPU, with stand-ins for captures."""
 
 import json
 
@@ -18,7 +18,7 @@ HOST = chainer.get_device('@numpy')
 
 @pytest.fixture
 def captures(monkeypatch):
-    """Captured contenders run on the host, in turns of few steps."""
+    """Run captured contenders on the host, in turns of few steps."""
     host_graphs.stand_in(monkeypatch)
     monkeypatch.setattr(bench, 'WARM', 8)
     monkeypatch.setattr(bench_steps, 'TURN', 0)

@@ -1,4 +1,4 @@
-"""The benchmark of looks, on the host."""
+"""Benchmark of looks, on the host."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""benchmarks/training/bench_network.py, on a small graph."""
+"""Benchmark of network graphs, on a small graph."""
 
 import chainer
 import numpy
@@ -14,7 +14,7 @@ def test_generated_network():
     sources, receivers = network.edges
     assert network.x.shape == (60, 9) and set(network.y) == {0, 1, 2}
     assert sources.shape == (300,) and sources.max() < 60
-    numpy.testing.assert_array_equal(sources[:150], receivers[150:])  # both ways
+    numpy.testing.assert_array_equal(sources[:150], receivers[150:])  # edges have both directions
     assert network.train.sum() == network.valid.sum() == 12
     assert not (network.train & network.valid).any()
     counts = numpy.sort(numpy.bincount(sources, minlength=60))
@@ -43,10 +43,10 @@ def test_a_wrong_loss_is_noticed(monkeypatch):
 
 
 def test_no_timed_step_is_a_check():
-    """Checks of the first layout come at the first 16 replays, then at powers of two."""
+    """Checks of the first form come at the first 16 replays, then at powers of two."""
     checks = {*range(17), *(2**i for i in range(11))}
     for size in bench_network.SIZES.values():
-        # The first steps are eager or captured: one replay fewer, or two.
+        # The first steps are eager or captured, so there are one or two replays fewer.
         replays = {
             step - eager
             for step in range(size.warm + 1, size.warm + size.steps + 1)

@@ -1,4 +1,4 @@
-"""The quality study: which runs, in which order; failures, merging and stored results."""
+"""Quality study: its runs and their order, failures, merging, stored results."""
 
 import json
 
@@ -51,6 +51,6 @@ def test_a_failed_run_is_made_up_for(tmp_path, monkeypatch, capsys):
     assert arms['dense']['metrics'][0] == found['metric'] and len(arms['packed']['metrics']) == 2
     assert arms['dense']['standard deviation'] > 0
     assert '0 failed' in capsys.readouterr().out
-    monkeypatch.setattr(bench, 'train', None)  # nothing is left to do
+    monkeypatch.setattr(bench, 'train', None)  # nothing must be trained again
     bench.main([*options, '1', '--commit', 'two'])
     assert json.loads(path.read_text()) == result

@@ -1,4 +1,4 @@
-"""The benchmark of scaling on two ranks of a CPU."""
+"""Benchmark of scaling, on two ranks of a CPU."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The benchmark of steps, as far as it runs without a GPU, with stand-ins for captures."""
+"""Benchmark of steps, as far as it runs without a GPU, with stand-ins for captures."""
 
 import json
 import types
@@ -27,7 +27,7 @@ def subject_of(method, n=N):
 
 @pytest.fixture
 def captures(monkeypatch):
-    """Captured contenders run on the host, in turns of few steps."""
+    """Run captured contenders on the host, in turns of few steps."""
     host_graphs.stand_in(monkeypatch)
     monkeypatch.setattr(bench, 'TURN', 0)
     monkeypatch.setattr(bench, 'replay_ms', lambda replay: replay() or 0.01)
@@ -119,7 +119,7 @@ def test_cell(captures):
 
 
 class Fake:
-    """A contender whose steps only move a clock, `multiple` at once; it fails past a time."""
+    """Contender whose steps only advance a clock, `multiple` at a time; it fails after `until`."""
 
     def __init__(self, clock, seconds, multiple=1, until=None, is_captured=False):
         self.is_captured = is_captured
@@ -146,7 +146,7 @@ class Fake:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that only the contenders move."""
+    """Clock that only contenders advance."""
     now = [0.0]
     for module in bench, steps:
         monkeypatch.setattr(module, 'time', types.SimpleNamespace(perf_counter=lambda: now[0]))
@@ -189,7 +189,7 @@ def test_the_others_are_timed_without_one_that_fails(clock):
 
 
 def test_bars_without_a_contender():
-    """A bar is not met if ours failed, and does not exist if the other library has no model."""
+    """A bar is not met if our run failed, and is left out if the other library lacks the model."""
 
     def met(ours, captured, **not_run):
         times = {steps.UPSTREAM: 8.0, steps.ON_DEVICE: ours, steps.GEOMETRIC_CAPTURED: captured}
@@ -227,11 +227,11 @@ def test_the_next_batch_is_for_what_upstream_had_no_memory_for(tmp_path, monkeyp
     result = run_main(tmp_path, words)
     method = result['data']['tox21']['methods']['rsgcn_cwle']
     batches = method['batches']
-    assert list(batches) == ['4', '3']  # 99 are more than there are
+    assert list(batches) == ['4', '3']  # there are fewer than 99 molecules
     assert method['relative_errors'].keys() == {steps.EAGER} and not result['not_run']
     assert batches['4']['not_run'] == {steps.UPSTREAM: 'MemoryError: 132 atoms'}
     assert set(batches['3']['milliseconds']) == {steps.UPSTREAM, steps.EAGER}
-    monkeypatch.setattr(bench, 'prepared', None)  # nothing is left to do
+    monkeypatch.setattr(bench, 'prepared', None)  # nothing must be measured again
     assert run_main(tmp_path, words) == result
 
 
@@ -266,7 +266,7 @@ def test_a_wrong_method_is_not_timed(tmp_path, monkeypatch):
 @pytest.mark.parametrize('size', [0, 1, 2])
 @pytest.mark.parametrize('method', ['rsgcn', 'gin', 'relgcn'])
 def test_static_batches_of_pytorch_geometric(method, size):
-    """Padded arrays give the same loss and gradients as an ordinary batch."""
+    """Padded arrays give the loss and gradients of an ordinary batch."""
     torch = pytest.importorskip('torch')
     data = pytest.importorskip('torch_geometric.data')
     from benchmarks.peers import geometric_models
@@ -276,7 +276,7 @@ def test_static_batches_of_pytorch_geometric(method, size):
     model = geometric_models.network(method, 8, 2, n_labels).eval()
     index = numpy.argsort(sparse.molecules.sizes)[:6].tolist()
     static = geometric_models.Static(sparse, len(index))
-    if size == 2:  # larger than those that were chosen
+    if size == 2:  # the batch is larger than the chosen sizes
         static.sizes = [(1,) * len(static.sizes[0])] * 2
     arrays, found = static.convert([sparse[i] for i in index])
     if size == 1:
@@ -286,7 +286,7 @@ def test_static_batches_of_pytorch_geometric(method, size):
         name: numpy.full(shape, 77, dtype) for name, (shape, dtype) in static.layout(found).items()
     }
     static.write(views, arrays)
-    assert views['batch'][-1] == 6  # at least one row is to spare
+    assert views['batch'][-1] == 6  # at least one row is spare
 
     def results(loss):
         model.zero_grad()
@@ -326,7 +326,7 @@ def test_a_step_of_jax_agrees(method, data):
 
 
 def test_batches_of_jax():
-    """JAX batches have one size; targets and molecules ascend; spare edges are among spare rows."""
+    """Batches of JAX have one size, ascending targets and molecules, spare edges in spare rows."""
     pytest.importorskip('jax')
     from benchmarks.peers import jax_models
 

@@ -1,4 +1,4 @@
-"""The benchmark of TF32, as far as it runs without a GPU, with stand-ins for captures."""
+"""Benchmark of TF32, as far as it runs without a GPU, with stand-ins for captures."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ TF32 = ['--device', '0', '--tox21', 'file']
 
 @pytest.fixture
 def captures(monkeypatch):
-    """Captured contenders run on the host, and products in TF32 are ordinary ones."""
+    """Run captured contenders on the host, with ordinary products instead of TF32."""
     host_graphs.stand_in(monkeypatch)
     monkeypatch.setattr(steps, 'can_capture', lambda device: True)
     monkeypatch.setattr(steps, 'DeviceDataset', lambda sparse, device: sparse)
@@ -143,7 +143,7 @@ def test_what_there_is_no_time_for_is_said(tmp_path):
 
 @pytest.mark.slow
 def test_it_goes_on_with_what_is_missing(tmp_path, monkeypatch):
-    # The trainings set it for this process, too, and it is one of the conditions of a result.
+    # Trainings set the number of threads in this process, too, and it is a condition of results.
     monkeypatch.setenv('OMP_NUM_THREADS', '1')
     first = run_main(tmp_path, '--methods rsgcn')
     (run,) = first['runs']
@@ -152,7 +152,7 @@ def test_it_goes_on_with_what_is_missing(tmp_path, monkeypatch):
     both = run_main(tmp_path, '--methods rsgcn ggnn')
     assert both['runs'][1] == run and both['errors']['8']['rsgcn'] == first['errors']['8']['rsgcn']
     assert {run['method'] for run in both['runs']} == set(both['errors']['8']) == {'rsgcn', 'ggnn'}
-    monkeypatch.setattr(bench, 'errors', None)  # nothing is left to do
+    monkeypatch.setattr(bench, 'errors', None)  # nothing must be measured again
     monkeypatch.setattr(bench_quality, 'train', None)
     assert run_main(tmp_path, '--methods rsgcn ggnn') == both
 

@@ -1,4 +1,4 @@
-"""`bench_two_lines` on few molecules: its files and its printed table."""
+"""`bench_two_lines`, on few molecules: its files and its printed table."""
 
 import contextlib
 import io
@@ -40,7 +40,7 @@ def read(folder):
 
 def test_epochs_are_measured(measured):
     folder, printed = measured
-    assert 'elapsed_time' not in printed  # of the reports of the trainings
+    assert 'elapsed_time' not in printed  # a report of the trainings
     assert 'iters/sec' not in printed
     result = read(folder)
     cell = cells_of(result)['16']
@@ -59,7 +59,7 @@ def test_predictions_are_measured(measured):
 
 def test_a_result_is_completed_by_other_batches(measured, monkeypatch, tmp_path):
     shutil.copytree(measured[0], tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(bench, 'predicting', None)  # the predictions are there
+    monkeypatch.setattr(bench, 'predicting', None)  # nothing must be predicted again
     run(tmp_path, '16', '8')
     before = cells_of(read(measured[0]))
     after = cells_of(read(tmp_path))

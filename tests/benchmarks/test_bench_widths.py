@@ -1,4 +1,4 @@
-"""The benchmark of wide layers, as far as it runs without a GPU, with stand-ins for captures."""
+"""Benchmark of wide layers, as far as it runs without a GPU, with stand-ins for captures."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ def subject_of(method):
 
 @pytest.fixture
 def captures(monkeypatch):
-    """Captured contenders run on the host, and products in TF32 are ordinary ones."""
+    """Run captured contenders on the host, with ordinary products instead of TF32."""
     host_graphs.stand_in(monkeypatch)
     monkeypatch.setattr(bench_steps, 'replay_ms', lambda replay: replay() or 0.01)
     monkeypatch.setattr(steps, 'can_capture', lambda device: True)
@@ -40,8 +40,8 @@ def n_atoms(subject):
 HEAD = [(N_BATCH, 8, 8), (N_BATCH, 8, 12)]
 PER_ATOM = {
     'rsgcn': [(8, 8), (8, 8)],
-    # The gates and candidates of one input are one product, the next layer's messages with them;
-    # the first step has no state.
+    # Gates and candidates of one input are one product, which includes the messages of the next
+    # layer. The first step has no state.
     'ggnn': [(8, 32), (16, 16), (8, 48), (16, 24), (8, 8), (16, 16)],
     'gin': [(8, 8), (8, 8), (8, 8), (8, 8), (16, 16)],
     'relgcn': [(16, 5 * 128), (128, 5 * 64), (64, 2 * 8)],
@@ -68,7 +68,7 @@ def test_a_degree_s_product_is_of_its_atoms():
 
 
 def cell(products=None, **milliseconds):
-    """Return a cell of times (`jit_fp32`, `ours_tf32`, ...), wall and device alike."""
+    """Return a cell with these times (`jit_fp32`, `ours_tf32`, ...) as wall and as device times."""
     names = {
         'ours_fp32': bench.OURS['FP32'],
         'ours_tf32': bench.OURS['TF32'],

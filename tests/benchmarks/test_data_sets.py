@@ -1,4 +1,4 @@
-"""The benchmarks' molecules equal those that Chainer Chemistry itself parses."""
+"""Molecules of the benchmarks equal the molecules that Chainer Chemistry parses."""
 
 import numpy
 import pytest
@@ -36,7 +36,7 @@ def test_generated_molecules_have_the_sizes_of_tox21():
 @pytest.mark.parametrize('method', ['nfp', 'relgcn'])
 @pytest.mark.parametrize('with_atom', [True, False])
 def test_weisfeiler_lehman(method, with_atom):
-    """Labels equal Chainer Chemistry's, except for their numbering."""
+    """Labels equal Chainer Chemistry's up to their numbering."""
     smiles, labels, _ = data_sets.tox21(limit=20)
     dense, _ = data_sets.of_smiles(smiles + ['[Na+].[Cl-]'], [*labels, labels[0]], method)
     atoms, matrices, _ = dense.get_datasets()
@@ -45,7 +45,7 @@ def test_weisfeiler_lehman(method, with_atom):
     )
     found, n_labels = data_sets.weisfeiler_lehman(dense, with_atom)
     assert list(map(len, found)) == list(map(len, atoms))
-    numbers = {name: i for i, name in enumerate(frequencies)}  # as they appear
+    numbers = {name: i for i, name in enumerate(frequencies)}  # in the order of appearance
     assert n_labels == len(numbers) > 5
     for one, other in zip(found, expected):
         assert one.tolist() == [numbers[name] for name in other]

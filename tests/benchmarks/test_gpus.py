@@ -1,4 +1,4 @@
-"""Tasks on several GPUs: one at a time on each, with its own processors."""
+"""Tasks on several GPUs: each GPU has one task at a time, with its own processors."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from benchmarks import gpus
 
 @pytest.fixture
 def processors(monkeypatch):
-    """Processors 8 to 15 belong to this process, and it may use every GPU."""
+    """Let this process use processors 8 to 15 and every GPU."""
     monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(8, 16)))
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
 
@@ -42,7 +42,7 @@ def test_one_task_at_a_time_on_each():
             assert place.gpu not in busy
             busy.add(place.gpu)
         if task < 2:
-            both.wait()  # two at once
+            both.wait()  # two tasks run at once
         with lock:
             busy.remove(place.gpu)
         return task * 10

@@ -1,4 +1,4 @@
-"""The harness of the benchmarks: gate, errors, conditions, files."""
+"""Harness of the benchmarks: gate, errors, conditions, files."""
 
 import json
 import re
@@ -15,7 +15,7 @@ def test_relative_error(dtype):
     assert harness.relative_error(numpy.array([3, 4], dtype), expected) == 0
     assert harness.relative_error(numpy.array([3, 5], dtype), expected) == 0.2
     assert harness.relative_error(numpy.array([0, 5], dtype), 0 * expected) == 5
-    # In float16 the squares would overflow.
+    # The squares would overflow in float16.
     assert harness.relative_error(100 * expected, 50 * expected) == 1
 
 
@@ -62,13 +62,13 @@ def test_a_result_is_saved_where_it_is_asked_for(tmp_path):
 
 @pytest.fixture
 def head(conditions):
-    """Head of a result, which exists before anything is measured."""
+    """Head of a result, before anything is measured."""
     return {'conditions': conditions, 'options': {'limit': None, 'epochs': (1, 2)}}
 
 
 @pytest.fixture
 def stored(head, tmp_path):
-    """A result that began with `head` on another day and has data, as its file holds it."""
+    """Contents of the file of a result that began with `head` on another day and has data."""
     conditions = {**head['conditions'], 'date': '2020-01-01'}
     path = harness.save('name', {**head, 'conditions': conditions, 'data': {'a': 1}}, tmp_path)
     return json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""benchmarks/products/matrices.py: the generated matrices have the claimed properties."""
+"""Generated matrices of the benchmarks have the claimed properties."""
 
 import numpy
 import pytest
@@ -35,7 +35,7 @@ def test_power_law_lengths_follow_the_law(rng):
     assert lengths.max() <= longest
     for length in (8, 16, 32, 64):  # P(row longer than length) = (mean / 2 / length) ^ 2
         assert abs((lengths >= length).mean() / (mean / 2 / length) ** 2 - 1) < 0.2, length
-    assert abs(numpy.corrcoef(numpy.arange(n_rows), lengths)[0, 1]) < 0.05  # in random order
+    assert abs(numpy.corrcoef(numpy.arange(n_rows), lengths)[0, 1]) < 0.05  # the order is random
 
 
 def test_rmat_has_hubs(rng):
@@ -43,7 +43,7 @@ def test_rmat_has_hubs(rng):
     lengths = numpy.diff(matrix.indptr)
     assert matrix.shape == (4096, 4096) and 6 < lengths.mean() < 8
     assert lengths.max() > 20 * lengths.mean() and (lengths == 0).any()
-    # Both ways: hubs are in rows and in columns.
+    # There are hubs among rows and among columns.
     assert numpy.diff(matrix.tocsc().indptr).max() > 20 * lengths.mean()
     quadrants = numpy.add.reduceat(numpy.sort(lengths), [0, 2048])
     assert 0.7 < quadrants[1] / lengths.sum()

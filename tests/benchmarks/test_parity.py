@@ -1,4 +1,4 @@
-"""The parity table as a page and as files; tests/models/test_parity.py compares the models."""
+"""Parity table as a page and as files; models are compared in tests/models/test_parity.py."""
 
 import json
 import re
@@ -15,7 +15,7 @@ CASES = [('RSGCN', 'one layer'), ('NFP', 'defaults')]
 
 
 def few(monkeypatch):
-    """Let there be two cases only, and one that upstream cannot run."""
+    """Leave only two cases, and one that upstream cannot run."""
     cases = {(case.model, case.options): case for case in parity.ALL_CASES}
     monkeypatch.setattr(parity, 'ALL_CASES', [cases[name] for name in CASES])
     monkeypatch.setattr(parity, 'CRASHES', parity.CRASHES[1:2])
@@ -23,7 +23,7 @@ def few(monkeypatch):
 
 @pytest.fixture(scope='module')
 def measured(tmp_path_factory):
-    """A folder with the result of two cases, on this CPU."""
+    """Folder with the result of two cases, on this CPU."""
     folder = tmp_path_factory.mktemp('parity')
     with pytest.MonkeyPatch.context() as monkeypatch:
         few(monkeypatch)
@@ -33,7 +33,7 @@ def measured(tmp_path_factory):
 
 @pytest.fixture
 def folder(measured, tmp_path, monkeypatch):
-    """A copy of it, for a test whose page is there as well."""
+    """Copy of the folder `measured`, which is also the place of the page."""
     few(monkeypatch)
     monkeypatch.setattr(parity, 'PAGE', tmp_path / 'parity.md')
     shutil.copytree(measured, tmp_path, dirs_exist_ok=True)

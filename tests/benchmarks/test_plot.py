@@ -1,4 +1,4 @@
-"""Figures are drawn from the stored results; their legends and captions are not clipped."""
+"""Figures are drawn from stored results, and their legends and captions are not clipped."""
 
 from matplotlib import pyplot
 import pytest

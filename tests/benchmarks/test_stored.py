@@ -1,4 +1,4 @@
-"""Figures that benchmarks make of measured times, against the figures stored beside them."""
+"""Summaries of measured times equal the stored ones."""
 
 import json
 
@@ -76,7 +76,7 @@ def test_matrices_of_figures(name):
     matrices = figures.random_matrices(figure, numpy.random.RandomState(1))
     assert len(matrices) == figure.batch
     counts = [set((matrix != 0).sum(axis=1)) for matrix in matrices]
-    assert all(len(count) == 1 for count in counts), 'rows of one matrix have equally many'
+    assert all(len(count) == 1 for count in counts), 'rows of a matrix are unequal'
     found = {len(matrix) for matrix in matrices}, {count.pop() for count in counts}
     for (low, high), got in zip((figure.dims, figure.nnz_per_row), found):
         assert low <= min(got) and max(got) <= high

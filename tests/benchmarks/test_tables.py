@@ -1,4 +1,4 @@
-"""The tables of the pages: cells of results that are partly missing."""
+"""Tables of the pages: cells of results that are partly missing."""
 
 import json
 
@@ -14,7 +14,7 @@ def cells(lines):
 
 
 def of_steps(data, method, **batches):
-    """Return a result of bench_steps; each of `batches` (`_32`) is contender -> milliseconds."""
+    """Return a result of bench_steps; each batch, such as `_32`, is contender -> milliseconds."""
     found = {}
     for name, medians in batches.items():
         times = {

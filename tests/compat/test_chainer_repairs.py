@@ -1,4 +1,4 @@
-"""Each repair of Chainer, on Chainer's real code path."""
+"""Repairs of Chainer, each tested by Chainer's code that needs it."""
 
 import inspect
 import re
@@ -6,7 +6,7 @@ import sys
 import types
 import warnings
 
-from chainer_bspmm.compat import import_hooks  # first: it repairs Chainer
+from chainer_bspmm.compat import import_hooks  # repairs Chainer before anything imports it
 import chainer
 from chainer import functions, links, optimizers, serializers
 import numpy
@@ -33,7 +33,7 @@ def test_gradient_of_as_strided():
 def test_as_strided_refuses_integer_gradients_as_before():
     from chainer.functions.array import as_strided
 
-    floats = vars(as_strided)['np'].sctypes['float']  # which NumPy 2 has not
+    floats = vars(as_strided)['np'].sctypes['float']  # NumPy 2 lacks this
     assert numpy.dtype('f') in floats and numpy.dtype('i') not in floats
 
 
@@ -136,7 +136,7 @@ def test_cudnn_warning_only_where_cudnn_can_be_installed(monkeypatch, cupy_major
     'period, unit', [(1, 'epoch'), (0.3, 'epoch'), (2, 'epoch'), (3, 'iteration')]
 )
 def test_triggers_fire_as_before(tmp_path, period, unit):
-    """The repaired trigger and Chainer's own, over snapshots old and new."""
+    """The repaired trigger agrees with Chainer's own, also after loading old and new snapshots."""
     from chainer.training.triggers import IntervalTrigger
 
     own, theirs = IntervalTrigger(period, unit), IntervalTrigger(period, unit)
@@ -153,7 +153,7 @@ def test_triggers_fire_as_before(tmp_path, period, unit):
             own = IntervalTrigger(period, unit)
             serializers.load_npz(tmp_path / 'own.npz', own)
         if step == 40:
-            for trigger in (own, theirs):  # of a snapshot that an early Chainer made
+            for trigger in (own, theirs):  # state from a snapshot of an early Chainer
                 trigger._previous_iteration, trigger._previous_epoch_detail = -1, -1.0
         fired.append(own(trainer))
         assert fired[-1] == inspect.unwrap(IntervalTrigger.__call__)(theirs, trainer)

@@ -1,4 +1,4 @@
-"""Repairs of ChainerMN's memory utility, with a stand-in for mpi4py and for the GPU."""
+"""Repairs of ChainerMN's memory utility, with stand-ins for mpi4py and for the GPU."""
 
 import textwrap
 
@@ -34,7 +34,7 @@ def test_kernels_include_half():
     ]
 
 
-# Two gradients, the second of which is missing, unpacked from numbers in float16.
+# Unpacks two gradients, of which the second is missing, from float16.
 _UNPACKED = '''
     class Buffer:
         """Device memory: answers with the numbers 0, 1, 2, ..."""

@@ -1,4 +1,4 @@
-"""Each repair of Chainer Chemistry, on its real code path."""
+"""Repairs of Chainer Chemistry, each tested by the code that needs it."""
 
 import contextlib
 import importlib
@@ -50,13 +50,13 @@ SMILES = [
 def numpy_warnings_are_errors():
     with warnings.catch_warnings():
         warnings.filterwarnings('error', module='chainer')
-        # The parsers try a ragged array first; NumPy < 1.24 makes it, with this warning.
+        # Parsers first try a ragged array, which NumPy < 1.24 makes with this warning.
         warnings.filterwarnings('ignore', 'Creating an ndarray from ragged')
         yield
 
 
 def make_dataset(method, dtype=numpy.float32):
-    """Parse the molecules, with two labels each, into upstream's data set."""
+    """Parse molecules with two labels each to upstream's data set."""
     features = SmilesParser(preprocess_method_dict[method]()).parse(SMILES)['dataset']
     labels = numpy.arange(len(SMILES) * 2).reshape(-1, 2) % 2
     return NumpyTupleDataset(*features.get_datasets(), labels.astype(dtype))
@@ -64,7 +64,7 @@ def make_dataset(method, dtype=numpy.float32):
 
 @contextlib.contextmanager
 def module_of_a_checkout(package, name, text, tmp_path, monkeypatch):
-    """A module of Chainer Chemistry that its wheel lacks."""
+    """Make a module of Chainer Chemistry that its wheel lacks."""
     *folders, file = name.split('.')
     folder = tmp_path.joinpath(*folders)
     folder.mkdir(parents=True)
@@ -86,7 +86,7 @@ def test_network_graphs_of_a_checkout_read_int(tmp_path, monkeypatch):
 
 
 def test_reddit_of_a_checkout_reads_sparse_matrices(tmp_path, monkeypatch):
-    """networkx is not installed here: a module of its version 3 stands for it."""
+    """A stand-in for version 3 of networkx is used, which is not installed."""
     text = (
         'import types\nnx = types.ModuleType("networkx")\nnx.from_scipy_sparse_array = str\n\n\n'
         'def read(x):\n    return nx.from_scipy_sparse_matrix(x)\n'
@@ -151,11 +151,11 @@ def test_sparse_preprocessor(method, shape):
 
 
 def test_supernode_feature_of_gwm_method():
-    # Errors inside a preprocessor drop the molecule without a word.
+    # An error in a preprocessor would silently drop the molecule.
     assert len(make_dataset('rsgcn_gwm')) == len(SMILES)
     super_node = make_dataset('rsgcn_gwm')[0][2]
     assert super_node.dtype == numpy.float32
-    # Atoms; bonds of any type; their share; which elements occur: C and O here.
+    # Features: number of atoms, bonds of any type, their share, and elements, here C and O.
     assert super_node[0] == 3
     assert numpy.flatnonzero(super_node[4 : 4 + 117]).tolist() == [5, 7]
 
@@ -226,7 +226,7 @@ def test_windows_of_occlusion_have_several_elements():
         converter=chainer.dataset.concat_examples,
         show_progress=False,
     )
-    # Two windows, whose sums are 27 and 54; the column in the middle is in both.
+    # There are two windows with sums of 27 and 54, and the column in the middle is in both.
     expected = numpy.array([[27, 81, 54]] * 2)
     numpy.testing.assert_array_equal(found, [[expected, expected]])
 
@@ -249,7 +249,7 @@ def test_splitters_give_a_partition(name):
 
 
 def test_scaffold_splitter_keeps_the_split_of_a_seed():
-    # As drawn by the unrepaired splitter with NumPy 1.22.
+    # The unrepaired splitter has drawn this with NumPy 1.22.
     splitter = split_method_dict['scaffold']()
     parts = splitter.train_valid_test_split(
         list(SMILES), SMILES, seed=3, frac_train=0.4, frac_valid=0.3, frac_test=0.3
@@ -309,7 +309,7 @@ def test_roc_auc_of_one_class_raises_if_asked_to():
 
 
 class _DeviceArray(cuda.ndarray if not cuda.available else object):
-    """Stands for a CuPy array; copying it to the host fails the test."""
+    """Stand-in for a CuPy array; copying it to the host fails the test."""
 
     shape = (1,)
     device = None
@@ -357,7 +357,7 @@ def make_gin(kind):
 
 @pytest.mark.parametrize('kind', ['dense', 'sparse'])
 def test_gin_npz_holds_no_pickled_object(tmp_path, kind):
-    """Files of before, without weights of the first MLP, are loaded as well."""
+    """Older files without weights of the first MLP can be loaded as well."""
     model, forward = make_gin(kind)
     expected = forward().array
     path = str(tmp_path / 'gin.npz')
@@ -401,7 +401,7 @@ def test_gin_draws_as_many_random_numbers_as_its_used_layers():
     numpy.random.seed(0)
     model, forward = make_gin('dense')
     state = numpy.random.get_state()[1:3]
-    # The two open layers: one of the update layer, one of first_mlp.
+    # Draws of two layers whose input size is open: of the update layer, and of first_mlp.
     numpy.random.normal(size=(4, 4))
     expected = numpy.random.normal()
     numpy.random.seed(0)

@@ -1,4 +1,4 @@
-"""Imports of upstream in fresh processes: order, leftovers, warnings, missing packages."""
+"""Imports of upstream in new processes: order, leftovers, warnings, missing packages."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.processes import Forks, python
 
-# Begins all programs, which may make modules impossible to import: HIDE.add('pkg_resources').
+# All programs begin with this, and may then hide modules: HIDE.add('pkg_resources').
 _HIDE = """
 import sys
 class Hide(set):
@@ -21,8 +21,8 @@ sys.meta_path.insert(0, HIDE)
 """
 
 
-# What upstream imports of others; the programs import upstream itself. None of these has imported
-# pkg_resources, setuptools or distutils.
+# Other packages that upstream imports, and that import neither pkg_resources nor setuptools nor
+# distutils. The programs import upstream itself.
 OTHERS = [
     'joblib',
     'numpy.testing',
@@ -43,7 +43,7 @@ def forks(tmp_path_factory):
 
 @pytest.fixture
 def run(forks):
-    """Function that runs code in a process without Chainer; returns its output and its errors."""
+    """Function that runs code in a process without Chainer; returns standard output and error."""
 
     def run_code(code):
         done = forks.run(_HIDE + textwrap.dedent(code))
@@ -54,15 +54,15 @@ def run(forks):
 
 
 def run_alone(code, *options):
-    """Run code in a fresh interpreter; return its output and its error output."""
+    """Run code in a new interpreter; return standard output and error."""
     done = python(*options, '-c', _HIDE + textwrap.dedent(code))
     return done.stdout, done.stderr
 
 
 @pytest.mark.slow  # compiles all of upstream
 def test_clean_import_warns_of_nothing():
-    # -B and an empty cache prefix: sources are compiled anew, which is when Python warns about
-    # their escape sequences.
+    # -B and an empty cache prefix make Python compile sources again, which is when it warns about
+    # escape sequences.
     _, errors = run_alone(
         """
         import sys, tempfile
@@ -196,7 +196,7 @@ def test_chainer_testing_finds_its_requirements(run):
 
 
 def test_import_after_a_failed_import_of_chainer(run):
-    # Where Chainer imports unaided, the failure is brought about by hiding one of its modules.
+    # A module of Chainer's is hidden, so that the import fails even if Chainer needs no repair.
     printed, _ = run("""
     HIDE.add('chainer._environment_check')
     try:
@@ -240,7 +240,7 @@ def test_import_after_a_failed_import_of_chainer_chemistry(run):
 
 
 def test_chainer_imported_first_is_repaired_in_place(run):
-    # Chainer imports unaided only with NumPy 1 and pkg_resources: helped by hand elsewhere.
+    # Without NumPy 1 and pkg_resources Chainer cannot be imported, and gets help here.
     printed, _ = run("""
         import sys, types, warnings
         warnings.simplefilter('ignore')
@@ -304,7 +304,7 @@ def test_missing_package_says_how_to_install_it(run, package, expected):
     assert printed == '%s\n%s\n0\n' % (package, expected)
 
 
-@pytest.mark.parametrize('missing', ['six', 'pandas'])  # needed at once, and later
+@pytest.mark.parametrize('missing', ['six', 'pandas'])  # one needed at once, one later
 def test_upstream_that_cannot_be_imported_says_what_to_do(missing):
     printed, _ = run_alone(f"""
     HIDE.add({missing!r})

@@ -1,4 +1,4 @@
-"""Sums of reported values on a GPU: Chainer's numbers, fetched together."""
+"""Sums of reported values on a GPU: Chainer's results, with fewer copies to the host."""
 
 import contextlib
 import types
@@ -6,13 +6,13 @@ import types
 import numpy
 import pytest
 
-from chainer_bspmm.compat import late_sums  # first: it repairs Chainer
+from chainer_bspmm.compat import late_sums  # repairs Chainer before anything imports it
 import chainer
 from chainer.backends import cuda
 
 
 class _OnDevice(numpy.ndarray):
-    """A stand-in for a CuPy array of one device."""
+    """Stand-in for a CuPy array of one device."""
 
     device = contextlib.nullcontext()
 
@@ -27,7 +27,7 @@ class _OnDevice(numpy.ndarray):
 
 @pytest.fixture
 def fetches(monkeypatch):
-    """Make Summary take these stand-ins for CuPy arrays; return how many it fetched each time."""
+    """Numbers of stand-ins for CuPy arrays that Summary has fetched each time."""
     numbers = []
 
     def stack(arrays):
@@ -45,7 +45,7 @@ def values_of(dtype, n):
 
 
 def upstream(values):
-    """Return mean and deviation as Chainer's Summary computes them, with arrays of a device."""
+    """Compute mean and deviation like Chainer's Summary with arrays of a device."""
     x = x2 = values[0].dtype.type(0)
     for value in values:
         x = numpy.add(x, value)
@@ -96,7 +96,7 @@ def test_values_on_host_and_device_keep_their_places_in_the_sum(fetches):
         summary.add(numpy.array(value).view(_OnDevice) if i % 2 else value)
     expected = 0.0
     for value in values:
-        expected = expected + value  # in float64 by NumPy 1
+        expected = expected + value  # NumPy 1 adds in float64
     assert summary.compute_mean() == expected / len(values)
 
 

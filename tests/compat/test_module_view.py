@@ -1,4 +1,4 @@
-from chainer_bspmm.compat import module_view  # first: it repairs Chainer
+from chainer_bspmm.compat import module_view  # repairs Chainer before anything imports it
 import numpy
 import pytest
 

@@ -1,4 +1,4 @@
-"""Repairs for scripts of other versions: arguments of Chainer Chemistry before 0.6, and others."""
+"""Repairs for scripts of other versions, such as arguments of Chainer Chemistry before 0.6."""
 
 import importlib
 import inspect
@@ -24,7 +24,7 @@ CLASSES = [
     for module, classes in RENAMED.items()
     for name, renamed in classes.items()
 ]
-# Of both versions: other than the defaults.
+# Values that differ from the defaults of both versions.
 VALUES = {
     'ch_list': [4, 6, 8],
     'hidden_dim': 12,
@@ -37,7 +37,7 @@ OTHERS = {'out_dim': 9, 'in_channels': 12, 'out_channels': 12}
 
 
 def required(kind):
-    """Return the arguments (dict) that a class needs today, its renamed ones included."""
+    """Return a dict of the arguments that a class needs today, including renamed ones."""
     parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
     names = [
         parameter.name
@@ -48,7 +48,7 @@ def required(kind):
 
 
 def described(link):
-    """Return the parameters of a link, with their shapes, and its plain attributes."""
+    """Return the shapes of a link's parameters, and its plain attributes."""
     shapes = {
         path: None if param.array is None else param.shape for path, param in link.namedparams()
     }
@@ -62,7 +62,7 @@ def described(link):
 
 @pytest.fixture
 def unwarned(monkeypatch):
-    """Return a class whose old keywords give a warning, as in a new process."""
+    """Function that returns a class whose old keywords give a warning, as in a new process."""
 
     def fresh(kind, renamed):
         init = taking_old_keywords(kind.__name__, kind.__init__.__wrapped__, renamed)
@@ -74,7 +74,7 @@ def unwarned(monkeypatch):
 
 @pytest.mark.parametrize('kind, renamed', CLASSES, ids=lambda value: getattr(value, '__name__', ''))
 def test_old_keywords_mean_the_new_ones(kind, renamed, unwarned):
-    """One warning names all old keywords; today's keywords give none."""
+    """One warning names all old keywords, and today's keywords give none."""
     old = {name: VALUES[name] for name in renamed}
     new = {renamed[name]: value for name, value in old.items() if renamed[name] is not None}
     others = {name: value for name, value in required(kind).items() if name not in new}
@@ -95,7 +95,7 @@ def test_old_keywords_mean_the_new_ones(kind, renamed, unwarned):
 
 @pytest.mark.parametrize('kind, renamed', CLASSES, ids=lambda value: getattr(value, '__name__', ''))
 def test_todays_classes_do_not_have_these_keywords(kind, renamed):
-    """A keyword that a class has keeps its meaning."""
+    """Otherwise a keyword of today would change its meaning."""
     parameters = set(inspect.signature(kind.__init__).parameters)
     assert not parameters & set(renamed)
     assert parameters >= {new for new in renamed.values() if new is not None}
@@ -123,7 +123,7 @@ def test_old_and_new_keyword_together():
 
 @pytest.mark.filterwarnings('ignore:NFP')
 def test_an_old_keyword_and_an_argument_in_its_place():
-    """Python's own message for an argument that is passed twice is kept."""
+    """The error is Python's own for an argument that is passed twice."""
     message = "NFP.__init__() got multiple values for argument 'hidden_channels'"
     with pytest.raises(TypeError, match='^%s$' % re.escape(message)):
         NFP(16, 8, hidden_dim=8)
@@ -158,7 +158,7 @@ def test_classes_of_a_user_and_swapped_ones_take_them(unwarned):
 
 
 def test_the_readout_of_ggnn_takes_the_width_that_it_gets():
-    """hidden_dim had no effect before 0.6; as in_channels it would be too small beside h0."""
+    """Before 0.6 hidden_dim had no effect; as in_channels it would be too small if there is h0."""
     from chainer_chemistry.links import GGNNReadout
 
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Products by a separate cuBLAS handle: layouts, shapes, dtypes, streams, lifetime and errors.
+"""Products by a separate cuBLAS handle: layouts, shapes, dtypes, streams, lifetime, errors.
 
 On the host a stand-in for the library shows that each call requests the right product.
 """
@@ -20,7 +20,7 @@ from tests.support.cases import pairs
 
 
 class OnHost:
-    """Stand-in for cuBLAS, installed, and functions that make arrays for it."""
+    """Installed stand-in for cuBLAS, with functions that make arrays for it."""
 
     put = staticmethod(cublas_on_cpu.on_host)
     empty = staticmethod(cublas_on_cpu.empty)
@@ -46,7 +46,7 @@ def host(monkeypatch):
     return OnHost(monkeypatch)
 
 
-# How (..., rows, columns) can lie in memory.
+# name -> function that makes an array (..., rows, columns) that lies in memory like that
 LAYOUTS = {
     'rows': lambda empty, lead, m, n: empty(lead + (m, n)),
     'columns': lambda empty, lead, m, n: empty(lead + (n, m)).swapaxes(-1, -2),
@@ -66,7 +66,7 @@ IN_PLACE = ('rows', 'columns', 'part of rows', 'part of columns', 'stack in betw
 
 
 def laid_out(place, array, layout):
-    """Return a copy of a NumPy array that lies as `layout` says, among NaN."""
+    """Return a copy of a NumPy array in this layout, surrounded by NaN."""
     *lead, m, n = array.shape
     target = STACK_LAYOUTS[layout](lambda shape: place.empty(shape, array.dtype), tuple(lead), m, n)
     target[...] = place.put(array)
@@ -119,7 +119,7 @@ def test_rows_that_lie_askew_are_copied(host):
 
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_factors_with_strides_of_zero(place, dtype):
-    """Repeated rows times repeated columns."""
+    """The factors have repeated rows and repeated columns."""
     blas = gemm.Blas()
     a = random(1, 7, dtype=dtype)
     b = random(7, 1, dtype=dtype)
@@ -140,7 +140,7 @@ def test_vectors(place, dtype):
             y = product(place.put(a), place.put(b))
             assert not isinstance(y, numpy.floating)
             assert_close(y, expected, dtype)
-    # Every second element, and backwards.
+    # One factor has every second element, the other one in reverse order.
     a = random(14, dtype=dtype)
     y = blas.dot(place.put(a)[::2], place.put(a)[::-2])
     assert_close(y, numpy.asarray(a[::2].astype('d').dot(a[::-2].astype('d'))), dtype)
@@ -289,7 +289,7 @@ def test_more_than_an_int_holds_is_refused(host):
 
 @pytest.fixture
 def library():
-    """The stand-in for cuBLAS, with functions that read a handle's stream and math mode."""
+    """Stand-in for cuBLAS, with functions that read the stream and the math mode of a handle."""
     library = ctypes.CDLL(cublas_on_cpu.path())
     library.stream_of.restype = ctypes.c_void_p
     library.stream_of.argtypes = library.math_mode.argtypes = [ctypes.c_void_p]
@@ -301,7 +301,7 @@ def test_math_mode_of_a_handle(host, library):
 
 
 def test_products_follow_the_current_stream(host, library):
-    # The stand-in refuses products without the workspace, which a change of the stream takes away.
+    # The stand-in refuses products without a workspace, which a change of the stream takes away.
     blas = gemm.Blas()
     a = host.put(random(3, 3))
     assert library.stream_of(blas._handle) == 1
@@ -340,7 +340,7 @@ def test_one_handle_after_another_on_a_device():
 def test_errors_have_names(place):
     blas = gemm.Blas()
     a = place.put(numpy.ones((2, 2), 'f'))
-    matrix = a.data.ptr, gemm.DATA_TYPES['f'], 2  # and its leading dimension
+    matrix = a.data.ptr, gemm.DATA_TYPES['f'], 2  # the last is the leading dimension
     factor = gemm.FACTORS['f'].ctypes.data
     with pytest.raises(Exception, match='INVALID_VALUE'):
         blas._library.gemm_ex(
@@ -387,7 +387,7 @@ def test_compute_type_is_what_cupy_was_told(host, told, single, double):
 @pytest.mark.gpu
 @pytest.mark.parametrize('size', [16, 64, 512, 2048])
 def test_float32_is_no_tf32(size):
-    # TF32 has 10 bits: it would round 1 + 2**-12 to 1. Zeros elsewhere, so that sums are exact.
+    # TF32 has 10 bits, so it would round 1 + 2**-12 to 1. Sums are exact, because all else is 0.
     cupy = cuda.cupy
     a = cupy.eye(size, dtype='f') * numpy.float32(1 + 2**-12)
     x = cupy.full((size, size), 1 + 2**-11, 'f')
@@ -399,7 +399,7 @@ def test_float32_is_no_tf32(size):
 
 @pytest.mark.gpu
 def test_float16_sums_in_float32():
-    # 4096 ones and then 2048 of 2**-2: halves stop at 2048 when ones are added one by one.
+    # Terms are 4096 ones and 2048 times 2**-2. A float16 sum would stop at 2048.
     a = cuda.cupy.ones((8, 6144), 'e')
     a[:, 4096:] = 0.25
     blas = gemm.Blas()
@@ -496,7 +496,7 @@ def test_wide_layers_are_products(monkeypatch, width, n_rows, n_matrices, is_tf3
     ],
 )
 def test_widths_that_are_products_in_tf32(monkeypatch, n_in, n_out, expected):
-    """Rows do not decide, otherwise spare rows would change the precision of a layer."""
+    """The number of rows must not matter, because spare rows would change a layer's precision."""
     monkeypatch.setattr(gemm, 'is_tf32', lambda dtype: True)
     for n_rows in (1, 600, 2300, 18000, 10**6):
         found = gemm.products_are_faster(
@@ -512,7 +512,7 @@ def test_dot_outside_of_a_step_is_the_arrays_own(xp):
 
 
 def test_dot_in_a_step():
-    class Array:  # anything but NumPy's
+    class Array:  # no array of NumPy's
         def dot(self, other):
             return 'its own product'
 

@@ -1,4 +1,4 @@
-"""Finding and assembling the CUDA sources."""
+"""CUDA sources: how they are found and assembled."""
 
 import concurrent.futures
 import contextlib
@@ -17,13 +17,13 @@ from chainer_bspmm.cuda import kernels
 def test_source_contains_each_header_once(name):
     text = kernels.source(name)
     assert text.count('using Real') == 1 and not re.search('#include ".*cuh"', text)
-    # Nothing of a host's: CuPy's compiler has only CUDA's own headers.
+    # There are no headers of a host, because CuPy's compiler has only CUDA's.
     of_device = re.sub('#ifndef __CUDACC__.*?#endif', '', text, flags=re.DOTALL)
     assert set(re.findall('#include <(.*)>', of_device)) == {'cuda_fp16.h'}
     assert re.search(
         r'extern "C" __global__ void (__launch_bounds__\([\w,* ]+\) )?%s\(' % name, text
     )
-    # Compiler messages name the right line of the right file.
+    # Messages of the compiler name the right line of the right file.
     original = kernels.paths()[name].read_text().splitlines()
     before, after = text.rsplit('"%s.cu"\n' % name, 1)
     line, after = int(before.rsplit('#line ', 1)[1]), after.splitlines()
@@ -50,7 +50,7 @@ def test_missing_sources(monkeypatch, tmp_path):
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """Stand-ins for CuPy's modules: the kernels that were compiled, and by which threads."""
+    """Stand-ins for CuPy's modules; list of compiled kernels and of the threads that did so."""
     found = []
 
     def module(code, options):

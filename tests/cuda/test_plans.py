@@ -1,4 +1,4 @@
-"""The launch policy, without a GPU: every row and vector has exactly one owner."""
+"""Launch policy, without a GPU: every row and vector has exactly one owner."""
 
 import hypothesis
 from hypothesis import strategies
@@ -21,9 +21,9 @@ from chainer_bspmm.sparse.build import transpose_launch
 
 
 def given(*drawn):
-    """Decorate a test to get draws of hypothesis: an integer from (least, most), an item of a list.
+    """Decorate a test to get draws of hypothesis: integers from (least, most), or items of a list.
 
-    Anything else is a strategy itself.
+    Other arguments are strategies.
     """
 
     def strategy_of(values):
@@ -42,7 +42,7 @@ def given(*drawn):
 
 @given((1, 200), [2, 4, 8], (0, 32))
 def test_vector_width(n_channels, itemsize, element):
-    """The widest power of two of at most 16 bytes that divides the channels and the address."""
+    """A vector is the largest power of two, up to 16 bytes, that divides channels and address."""
     address = 0x7F0000000000 + element * itemsize
     fits = [
         width
@@ -58,7 +58,7 @@ H200 = Device(132, 60 << 20)
 
 
 def rows_of(launch, n_rows):
-    """Return the rows that the threads of the first column of bspmm_csr own, in a list."""
+    """Return a list of the rows that the threads of the first column of bspmm_csr own."""
     _, rows, _ = launch.block
     per_thread = int(launch.arguments[2])
     return [
@@ -146,18 +146,18 @@ def test_offsets_are_as_wide_as_they_need_to_be():
     [(1000, 1000, 0), (10**6, 1, 1), (1, 10**6, 1), (61440, 61440, 0), (61440, 61441, 1)],
 )
 def test_result_is_streamed_where_it_does_not_fit_in_l2_beside_x(n_rows, n_cols, stream):
-    launch = bspmm_launch(n_rows, n_cols, 3 * n_rows, 64, 4, 4, H200)  # 60 MB of L2
+    launch = bspmm_launch(n_rows, n_cols, 3 * n_rows, 64, 4, 4, H200)  # L2 has 60 MB
     assert dict(launch.defines)['STREAM'] == stream
 
 
 @pytest.mark.parametrize(
     'itemsize, n_rows, n_channels, length, expected',
     [
-        # the launch's floor
+        # the launch itself takes longest
         (4, 5000, 64, 1, {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0, 'AHEAD': 3}),
         (4, 5000, 64, 3, {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0, 'AHEAD': 5}),
-        (4, 5000, 512, 3, {'PIPELINED': 1, 'COLUMNS': 1, 'STREAM': 0}),  # fits in L2 twice
-        (4, 5000, 512, 5, {'PIPELINED': 0, 'COLUMNS': 1, 'AHEAD': 5}),  # enough in flight
+        (4, 5000, 512, 3, {'PIPELINED': 1, 'COLUMNS': 1, 'STREAM': 0}),  # L2 holds it twice
+        (4, 5000, 512, 5, {'PIPELINED': 0, 'COLUMNS': 1, 'AHEAD': 5}),  # enough loads are in flight
         (4, 50000, 64, 3, {'PIPELINED': 1, 'COLUMNS': 1, 'STREAM': 0}),
         (4, 90000, 64, 3, {'PIPELINED': 1, 'COLUMNS': 2, 'STREAM': 1, 'AHEAD': 3}),
         (4, 90000, 64, 8, {'PIPELINED': 1, 'COLUMNS': 1, 'STREAM': 1, 'AHEAD': 3}),
@@ -185,9 +185,9 @@ def test_dot_launch(n_vectors, most):
     tile = dict(launch.defines)['TILE']
     assert tile == min(most, n_vectors) and launch.arguments == (100, n_vectors)
     assert lanes & (lanes - 1) == 0 and lanes <= 32 and ('LANES', lanes) in launch.defines
-    assert lanes * tile >= min(n_vectors, 32 * tile)  # one round, or as few as a warp can
+    assert lanes * tile >= min(n_vectors, 32 * tile)  # one round, or the fewest that a warp needs
     assert lanes == 1 or lanes // 2 * tile < n_vectors  # no lane is idle in all rows
-    assert lanes * rows % 32 == 0  # the lanes of a row lie in one warp
+    assert lanes * rows % 32 == 0  # lanes of a row are in one warp
     assert (launch.grid[0] - 1) * rows < 100 <= launch.grid[0] * rows
 
 
@@ -196,7 +196,7 @@ def test_segment_launches_cover_everything_once(n_rows, n_segments, n_vectors, w
     first, *second = reduce_launches(n_rows, n_segments, n_vectors * width, width, 4)
     columns, lanes, units = first.block
     assert dict(first.defines)['VECTOR'] == width and dict(first.defines)['COMBINE'] == 0
-    assert lanes & (lanes - 1) == 0  # lanes reduce by halving
+    assert lanes & (lanes - 1) == 0  # reductions halve the number of lanes
     assert columns * lanes * units <= MAX_SEGMENT_BLOCK and units <= MAX_BLOCK_Z
     assert first.shared_bytes == columns * lanes * units * width * 4 <= 48 * 1024
     tiles = first.grid[1]
@@ -266,7 +266,7 @@ def test_segment_launches_stay_within_the_grid():
         broadcast_launch(most, most - 2**16, most, 1),
     ):
         assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
-        # The kernel's chunks are numbered and multiplied in 32 bits.
+        # The kernel numbers and multiplies chunks in 32 bits.
         *_, chunk, n_chunks = map(int, launch.arguments[:5])
         assert (n_chunks - 1) * chunk < 2**31
 
@@ -304,7 +304,7 @@ def test_transpose_launch(n_graphs, max_cols, max_nnz, warps):
 
 
 def assert_covers_units_once(launch, n_units, n_vectors):
-    """Compare a launch with a thread for each vector of each unit, a row or pair."""
+    """Check that each vector of each unit, which is a row or a pair, has a thread."""
     columns, units, _ = launch.block
     assert BLOCK // 2 < columns * units <= BLOCK
     assert launch.grid[0] * units >= max(n_units, 1) > (launch.grid[0] - 1) * units
@@ -316,7 +316,7 @@ UNITS = [(1, 1, 1), (1000, 1, 1), (77, 3, 4), (10, 32, 4), (10, 33, 4), (5, 1000
 
 @pytest.mark.parametrize('n_units, n_vectors, width', [(0, 3, 4), *UNITS])
 def test_softmax_launch_covers_everything_once(n_units, n_vectors, width):
-    """A launch without units has a block, for rows of no segment."""
+    """Even without units, a launch has a block for rows that belong to no segment."""
     launch = softmax_launch(9, n_units, n_vectors * width, width)
     assert launch.arguments == (n_units, 9, n_vectors)
     assert dict(launch.defines) == {'VECTOR': width}
@@ -354,7 +354,7 @@ def test_dropout_launch_covers_everything_once(size, width):
 WIDTHS = strategies.tuples(
     strategies.integers(1, 300), strategies.integers(0, 300), strategies.integers(1, 150)
 )
-STATES = [(False, False), (True, False), (True, True)]  # whether there is one, and it is x
+STATES = [(False, False), (True, False), (True, True)]  # (has a state, state is x)
 
 
 @given((1, 10**6), WIDTHS, STATES, [False, True], [4, 8], [64, 99, 163, 227])
@@ -372,7 +372,7 @@ def test_gated_launch(n_rows, widths, state, is_gradient, itemsize, kilobytes):
     x, message, out = (-(-width // 4) for width in widths)  # in quads
     n_inputs = x + message + (has_state and not is_same) * out
     columns = -(-n_inputs // (3 if has_state and not is_same else 2)) if is_gradient else out
-    # What the kernel asserts: it compiles.
+    # These are the assertions of the kernel, so it compiles.
     assert d['ROWS'] % d['PER'] == 0
     assert d['THREADS'] == columns * d['ROWS'] // d['PER'] * d['SPLIT'] <= MAX_GATED_BLOCK
     assert d['THREADS'] >= (n_inputs if is_gradient else d['CHUNK'] // 4)
@@ -396,7 +396,7 @@ def test_shared_memory_of_gates_is_what_the_kernel_lays_out(
     if is_gradient:
         is_apart = has_state and not is_same
         n_parts = 3 if is_apart else 2
-        sums = -(-(x + message + is_apart * out) // (4 * n_parts)) * 4 * n_parts  # of a row
+        sums = -(-(x + message + is_apart * out) // (4 * n_parts)) * 4 * n_parts  # for each row
         row = n_maps * out + has_state * out
         chunk = d['CHUNK'] * sums
         if has_state:
@@ -420,8 +420,8 @@ def test_shared_memory_of_gates_is_what_the_kernel_lays_out(
     [
         (600, 64, {'ROWS': 8, 'SPLIT': 8, 'STAGES': 3}),
         (2300, 64, {'ROWS': 20, 'SPLIT': 4, 'STAGES': 3}),
-        (18400, 64, {'ROWS': 28, 'SPLIT': 2, 'STAGES': 2}),  # five blocks for each
-        (18400, 128, {'ROWS': 28, 'CHUNK': 32}),  # the widest that is still fast
+        (18400, 64, {'ROWS': 28, 'SPLIT': 2, 'STAGES': 2}),  # five blocks for each SM
+        (18400, 128, {'ROWS': 28, 'CHUNK': 32}),  # the widest layer that is still fast
         (2300, 200, None),
     ],
 )
@@ -454,7 +454,7 @@ def test_gated_weights_launch_covers_everything_once(n_rows, widths, state, item
     assert launch.grid[0] == of_W + of_U
     _, each = launch.arguments
     assert (launch.grid[1] - 1) * each < n_rows <= launch.grid[1] * each
-    # Sums of two groups, or of the tile and of the biases, then use the memory of the rows.
+    # The memory of the rows is later used for sums of two groups, or of the tile and the biases.
     assert launch.shared_bytes >= (tile * tile + max(tile * tile, launch.block[0])) * itemsize
 
 
@@ -518,7 +518,7 @@ def test_a_gradient_has_no_more_weights_than_registers_hold(itemsize, width_in, 
     assert plan(most + 4, is_backward=False) is not None
 
 
-@given((1, 2**31 - 64), (1, 10**5), (1, 3000))  # a run of rows, whole warps, is an int32
+@given((1, 2**31 - 64), (1, 10**5), (1, 3000))  # a run of rows is an int32 of whole warps
 def test_embed_launch_covers_everything_once(n_rows, n_types, n_channels):
     launch = embed_launch(n_rows, n_types, n_channels)
     n_runs, n_blocks, _ = launch.grid
@@ -530,14 +530,14 @@ def test_embed_launch_covers_everything_once(n_rows, n_types, n_channels):
     assert n_runs == 1 or n_runs * n_types * n_channels <= EMBED_SUMS
     defines = dict(launch.defines)
     assert launch.block == (32, defines['WARPS'], 1)
-    assert defines['ROWS'] * (32 * 8 + 4) <= 48 * 1024  # static shared memory of float64
+    assert defines['ROWS'] * (32 * 8 + 4) <= 48 * 1024  # static shared memory for float64
 
 
 def test_runs_of_a_batch_of_molecules():
     for n_rows, n_runs in ((60, 1), (2300, 36), (18400, 115)):
         launch = embed_launch(n_rows, 118, 64)
         assert launch.grid == (n_runs, 2, 1)
-        assert launch.arguments[-1] <= dict(launch.defines)['ROWS']  # loaded at once
+        assert launch.arguments[-1] <= dict(launch.defines)['ROWS']  # they are loaded at once
 
 
 @pytest.mark.parametrize(
@@ -572,14 +572,14 @@ def test_loss_grad_launch():
         (50_000, 100_000, LONG_ROW + 1, 16, 64),
         (50_000, 92_927, 3000, 32, 64),
         (50_000, 92_928, 3000, 32, 128),  # a thread of a full GPU gathers 22 vectors
-        (50_000, 200_000, 200, 32, 0),  # not much longer than a piece
+        (50_000, 200_000, 200, 32, 0),  # the longest row is hardly longer than a piece
         (1_000, 2_000, 2_000, 16, 64),
-        (1_000, 0, 2_000, 16, 0),  # of a batch without the long row
+        (1_000, 0, 2_000, 16, 0),  # a batch without the long row
         (1_000, 1_000, 2_000, 16, 64),
         (1_000, 4_000, 1_000_000, 1, 64),
-        (10**6, 10**6, 10**6, 1, 1024),  # as many sums as entries of a piece
+        (10**6, 10**6, 10**6, 1, 1024),  # the number of sums is that of the entries of a piece
         (232_965, 114_615_892, 37_454, 8, 256),  # Reddit
-        (100_000, 79_000_000, 7_750, 64, 512),  # sums of at most twice the rows of both features
+        (100_000, 79_000_000, 7_750, 64, 512),  # sums have at most twice the rows of both features
     ],
 )
 def test_piece_length(n_nodes, nnz, longest, n_vectors, piece):

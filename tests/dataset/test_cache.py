@@ -1,4 +1,4 @@
-"""Parsed SMILES on disk: found again only where they are the same, whole and readable."""
+"""Parsed SMILES on disk, which are found again only if they are the same, whole and readable."""
 
 import errno
 import multiprocessing
@@ -33,7 +33,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def parsed(monkeypatch):
-    """A list that grows with every parsing."""
+    """List with an item for each call of the parser."""
     parse = smiles_module.parse
     calls = []
 
@@ -46,7 +46,7 @@ def parsed(monkeypatch):
 
 
 def assert_equal(actual, expected):
-    """Compare two results of from_smiles bit for bit."""
+    """Check that two results of from_smiles have the same bits."""
     assert actual.smiles == expected.smiles
     assert actual.failures == expected.failures
     assert list(map(type, actual.failures)) == list(map(type, expected.failures))
@@ -115,7 +115,7 @@ def _half(content):
 
 
 def _flipped(content):
-    """Return the content with one bit in the middle changed."""
+    """Return the content with one bit in the middle flipped."""
     middle = len(content) // 2
     return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
@@ -159,7 +159,7 @@ def test_several_processes_at_once(folder):
 
 
 def cannot_write(folder, reason):
-    """Return a pattern of the whole warning."""
+    """Return a pattern that matches the whole warning."""
     message = 'cache: cannot write to %s: %s; CHAINER_BSPMM_CACHE_DIR names another folder'
     return '^%s$' % re.escape(message % (folder, reason))
 
@@ -191,7 +191,7 @@ def test_what_was_not_used_for_the_longest_time_is_removed(folder, monkeypatch):
         files.append(new)
         os.utime(new, (i, i))
     from_smiles(['C'], 'nfp', cache=True)  # used again
-    others = {folder / 'results.npz', folder / ('a' * 64), folder / ('a' * 40)}  # a user's
+    others = {folder / 'results.npz', folder / ('a' * 64), folder / ('a' * 40)}  # a user's files
     for other in others:
         other.write_bytes(files[0].read_bytes())
         os.utime(other, (0, 0))

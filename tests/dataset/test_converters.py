@@ -1,4 +1,4 @@
-"""The converters: every kind of data set and device argument, padding, refusals."""
+"""Converters: all kinds of data sets and device arguments, padding, refusals."""
 
 import collections
 import pickle
@@ -23,7 +23,7 @@ UNPADDED = ('packed', 'folded')
 
 
 def check(result, examples, layout='folded', padded_to=None):
-    """Compare a batch with the dense examples, whose atoms have no id 0 unless they are padding."""
+    """Compare a batch with dense examples, in which only padding has id 0."""
     atoms, adj = result[:2]
     phantoms = int(layout == 'folded')
     expected = [numpy.pad(e[0][e[0] != 0], (0, phantoms)) for e in examples]
@@ -69,7 +69,7 @@ def test_molecules_that_agree_are_not_looked_at_one_by_one(monkeypatch, n_relati
 
 @pytest.mark.parametrize('padded_to', [2, 5, 9])
 def test_folded_to_a_number_of_atoms(padded_to):
-    """Larger molecules get no phantom atoms; padding in the data set does not count."""
+    """Larger molecules get no phantom atoms, and stored padding does not count as atoms."""
     for examples in (molecules((3, 1, 5)), molecules((3, 1, 5), out_size=7)):
         for data_set in (examples, to_sparse(examples)):
             for part, few in ((data_set, examples), (data_set[:1], examples[:1])):
@@ -89,7 +89,7 @@ def test_padded_is_the_dense_batch(n_relations, out_size):
     assert adj.layout == 'padded' and atoms.dtype == expected[0].dtype
 
 
-@pytest.mark.parametrize('sizes', [(3, 1, 5), (4, 4, 4)])  # the latter makes one dense column
+@pytest.mark.parametrize('sizes', [(3, 1, 5), (4, 4, 4)])  # equal sizes make one dense column
 def test_kinds_of_data_set(sizes):
     examples = molecules(sizes)
     data_set = tuple_data_set(examples)
@@ -138,7 +138,7 @@ def test_scipy_adjacency():
 
 
 def test_dummy_atoms_with_bonds_are_kept():
-    # Atomic number 0 is RDKit's dummy atom: '*C*' has ids 0, 6, 0 and bonds to both ends.
+    # RDKit's dummy atoms have atomic number 0: '*C*' has ids 0, 6, 0 and bonds to both ends.
     adj = numpy.array([[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]], 'f')
     examples = [(numpy.array([0, 6, 0, 0], 'i'), adj)]
     atoms, batch = CSRConverter('packed', strip_padding=True)(examples)
@@ -152,7 +152,7 @@ def test_dummy_atoms_with_bonds_are_kept():
 @pytest.mark.parametrize('n_relations', [1, 2])
 @pytest.mark.parametrize('entry', [(0, 2), (2, 0)])
 def test_dummy_atoms_with_bonds_of_one_direction_are_kept(entry, n_relations):
-    """An entry in the atom's row or column alone is enough."""
+    """An entry in either the atom's row or its column is enough."""
     adj = numpy.zeros((n_relations, 4, 4), 'f')
     adj[(-1, *entry)] = 1
     adj = adj if n_relations > 1 else adj[0]
@@ -190,7 +190,7 @@ def test_instances_pickled_before_there_was_a_folded_layout():
         converter.__dict__ = {'layout': 'packed', **state}
         converter = pickle.loads(pickle.dumps(converter))
         check(converter(molecules(out_size=7)), molecules(out_size=7), 'packed')
-        # dropped without a question, as it was then
+        # older converters dropped such atoms without an error
         assert converter(LONE_IONS)[1].n_rows == 5
 
 
@@ -275,7 +275,7 @@ A_COMMON_SHAPE = 'expected labels of one shape, or NumPy arrays with the same nu
             ValueError,
             'batch[1][1]: expected shape (n, n) as in batch[0][1], got (4, 2, 2)',
         ),
-        # the first of several that are wrong is named, with the shape that it was given with
+        # the error names the first wrong example, with its original shape
         ([(ATOMS, ADJ), 'CO', [ATOMS, ADJ], 'N'], TypeError, 'batch[1]: %s, got str' % A_TUPLE),
         (
             [(ATOMS, ADJ), (ATOMS, numpy.eye(3)), (ATOMS[:1], ADJ), (ATOMS, numpy.eye(3))],
@@ -344,7 +344,7 @@ def test_bad_options(options, error, message):
         CSRConverter(**options)
 
 
-# --- columns of a value for each atom ---
+# --- columns with a value for each atom ---
 
 
 def with_column(sizes=(3, 1, 5), out_size=None, shape=(), dtype='i', n_labels=1):
@@ -358,7 +358,7 @@ def with_column(sizes=(3, 1, 5), out_size=None, shape=(), dtype='i', n_labels=1)
 @pytest.mark.parametrize('channels', [(), (3,)])
 @pytest.mark.parametrize('out_size', [None, 7])
 def test_node_columns(device, channels, out_size):
-    """Columns follow the atoms: a packed batch drops stored padding together with its atoms."""
+    """Columns have the rows of the atoms, so packed batches drop stored padding from them, too."""
     examples = with_column(out_size=out_size, shape=channels)
     atoms, adj, column, labels = CSRConverter('packed', n_node_columns=1)(examples, device)
     expected = numpy.concatenate([e[2][: (e[0] != 0).sum()] for e in examples])
@@ -368,7 +368,7 @@ def test_node_columns(device, channels, out_size):
     expected = dense_concat_mols(examples)
     for i in (0, 2, 3):
         numpy.testing.assert_array_equal(cuda.to_cpu(padded[i]), expected[i])
-    # A folded batch has every row of the dense batch, but only one row of zeros per molecule.
+    # A folded batch has the rows of the dense batch, but only one row of zeros for each molecule.
     atoms, adj, column, labels = map(on_host, CSRConverter(n_node_columns=1)(examples, device))
     for ours, theirs in ((atoms, expected[0]), (column, expected[2])):
         numpy.testing.assert_array_equal(unfolded(ours, adj).reshape(theirs.shape), theirs)
@@ -378,15 +378,15 @@ def test_node_columns(device, channels, out_size):
 
 @pytest.fixture
 def nothing_told(monkeypatch):
-    """No earlier batch tells which columns belong to atoms."""
+    """Forget what earlier batches have shown about columns."""
     monkeypatch.setattr(dense_examples, '_of_molecules', set())
 
 
 def test_an_earlier_batch_tells_of_molecules_of_one_size(nothing_told):
-    """Weights of four tasks are no labels of atoms where all molecules happen to have four."""
+    """Weights of four tasks are no labels of atoms, even if all molecules have four atoms."""
     tasks = numpy.arange(4, dtype='i'), numpy.ones(4, 'f')
     both = [[(*e[:2], *tasks) for e in molecules(sizes)] for sizes in ((4, 4), (3, 1, 7))]
-    assert concat_mols(both[0])[1].n_node_columns == 1  # a guess
+    assert concat_mols(both[0])[1].n_node_columns == 1  # a wrong guess
     assert concat_mols(both[1])[1].n_node_columns == 0
     *_, labels, weights = concat_mols(both[0])
     assert labels.shape == weights.shape == (2, 4)
@@ -430,7 +430,7 @@ def on_host(array):
         ({}, 1),
         ({'shape': (3,), 'dtype': 'f'}, 1),
         ({'n_labels': 0}, 1),
-        # Molecules of one size: only one-dimensional integers in front of another column.
+        # If molecules have one size, only one-dimensional integers before another column count.
         ({'out_size': 7}, 1),
         ({'sizes': (4,)}, 1),
         ({'sizes': (4, 4)}, 1),
@@ -451,7 +451,7 @@ def test_node_columns_are_recognised(layout, options, n_node_columns, nothing_to
         numpy.testing.assert_array_equal(ours, theirs)
     if n_node_columns:
         assert labels[0].shape[: atoms.ndim] == atoms.shape
-        # of two such columns the second is found as well, unless it may be a label
+        # a second such column is found as well, unless it may be a label
         twice = [(*e[:3], *e[2:]) for e in examples]
         assert converter(twice)[1].n_node_columns == 2
     # a column behind a label is a label
@@ -469,7 +469,7 @@ def test_node_columns_are_recognised(layout, options, n_node_columns, nothing_to
 
 
 def test_last_column_of_molecules_of_one_size():
-    """The column may belong to the atoms, for the model: then a folded batch drops no atom."""
+    """The model may take the column for one of atoms, so a folded batch drops no atoms."""
     examples = with_column(out_size=7, n_labels=0)
     atoms, adj, column = concat_mols(examples)
     assert adj.n_rows == len(atoms) == 24 and column.shape == (3, 7)
@@ -481,7 +481,7 @@ def test_last_column_of_molecules_of_one_size():
     'label', [numpy.zeros(4, 'f'), [1, 2, 3, 4]], ids=['a super node', 'a list']
 )
 def test_labels_that_are_as_long_as_the_molecules(layout, label):
-    """A super node is no column of atoms, and neither is a list."""
+    """Neither a super node nor a list is a column of atoms."""
     examples = [(atoms, adj, label, last) for atoms, adj, last in molecules((4, 4))]
     atoms, adj, *labels = CSRConverter(layout)(examples)
     assert not adj.n_node_columns
@@ -489,7 +489,7 @@ def test_labels_that_are_as_long_as_the_molecules(layout, label):
 
 
 def test_a_node_column_that_is_said_to_be_none():
-    """The column is then padded with 0, as by upstream."""
+    """The column is then padded with 0, like upstream's."""
     examples = [(atoms, adj, numpy.ones(len(atoms)), label) for atoms, adj, label in molecules()]
     _, adj, column, _ = CSRConverter(n_node_columns=0)(examples)
     assert not adj.n_node_columns
@@ -517,7 +517,7 @@ def test_a_sparse_data_set_has_no_node_columns():
 
 
 def may_be_atoms(i, n_lost, n_atoms):
-    """Return a pattern of the whole error about atoms that may or may not be padding."""
+    """Return a pattern that matches the whole error about atoms that may be padding."""
     message = (
         'strip_padding: expected True or False for this data set, got None: batch[%d] would lose '
         'the last %d of its %d atoms, which have id 0 and no bond. They need not be padding: '
@@ -532,21 +532,21 @@ LONE_IONS = [*molecules((3, 2)), ION]
 
 
 def test_ids_that_begin_at_0():
-    """An isolated atom of id 0 is a molecule, unless it is padding."""
+    """An isolated atom of id 0 is a molecule, unless it is stripped as padding."""
     for data_set in (LONE_IONS, to_sparse(LONE_IONS)):
         for strip, n_rows in ((True, 5), (False, 6), (numpy.bool_(False), 6)):
             atoms, adj, _ = CSRConverter('packed', strip_padding=strip)(data_set)
             assert len(atoms) == adj.n_rows == n_rows and adj.n_graphs == 3
         with pytest.raises(ValueError, match=may_be_atoms(2, 1, 1)):
             packed(data_set)
-        packed(data_set[:2])  # no such atom
+        packed(data_set[:2])  # these have no such atom
 
 
 @pytest.mark.parametrize(
     'ids, bond, lost',
     [
-        ([0, 7, 0], (0, 1), 1),  # 0 is the id of another atom, with a bond
-        ([0, 7, 0], None, 1),  # or without
+        ([0, 7, 0], (0, 1), 1),  # another atom with id 0 has a bond
+        ([0, 7, 0], None, 1),  # another atom with id 0 has no bond
         ([7, 0, 0], (0, 1), 1),
         ([7, 0, 0], None, None),  # padding
         ([7, 8, 0], (0, 1), None),
@@ -570,7 +570,7 @@ def test_padding_that_may_be_atoms(ids, bond, lost, n_relations):
                 with pytest.raises(ValueError, match=may_be_atoms(1, n, 3)):
                     converter(data_set)
         for strip in (None, True, False):
-            for options in ({}, {'padded_to': 3}):  # nothing is lost
+            for options in ({}, {'padded_to': 3}):  # no atom is lost
                 CSRConverter(**options, strip_padding=strip)(data_set)
             dense = CSRConverter('padded', strip_padding=strip)(data_set)
             numpy.testing.assert_array_equal(dense[0], [good[0], ids])
@@ -583,7 +583,7 @@ def test_molecules_of_different_sizes_without_lone_atoms_of_id_0():
         assert packed(data_set)[0].tolist() == [6, 0, 6]
 
 
-# --- folded is padded ---
+# --- folded batches, compared with padded ones ---
 
 
 @pytest.mark.parametrize('strip', [None, True, False])
@@ -615,7 +615,7 @@ def test_folded_rows_are_those_of_the_padded_batch(examples, kind, strip):
 
 
 def test_kept_atoms_of_id_0_are_no_part_of_the_weight():
-    """Data sets keep only the number of such atoms."""
+    """Kept atoms have rows of their own, although data sets store only their number."""
     for data_set in (LONE_IONS, to_sparse(LONE_IONS)):
         converter = CSRConverter(padded_to=2, strip_padding=False)
         atoms, adj, _ = converter(data_set)

@@ -1,4 +1,4 @@
-"""DeviceDataset: usable as any SparseDataset, with batches gathered on the GPU."""
+"""`DeviceDataset`: a SparseDataset whose batches are gathered on the GPU."""
 
 import pickle
 import re
@@ -17,7 +17,7 @@ from tests.support.data_sets import assert_same_batch, LABELS, molecule_set, mol
 
 INDEX = (3, 0, 6, 5, 5, 2, 1, 7, 0)
 ON_HOST = chainer.get_device('@numpy')
-# The molecules differ in size although they have padding: strip_padding says that it is padding.
+# The molecules differ in size and have padding, so strip_padding has to say that it is padding.
 PACKED = CSRConverter('packed', strip_padding=True)
 CONVERTERS = (
     concat_mols,
@@ -36,7 +36,7 @@ def on_host(batch):
 
 @pytest.fixture
 def resident():
-    """DeviceMolecules whose device is the host: everything except the kernel."""
+    """DeviceMolecules on the host, for tests without the kernel."""
     return DeviceMolecules(molecule_set(labels='five'), ON_HOST)
 
 
@@ -51,7 +51,7 @@ def test_no_gpu(monkeypatch):
 
 
 def too_large(device, most, needed):
-    """Return a pattern of the whole error."""
+    """Return a pattern that matches the whole error."""
     return (
         '^dataset: expected at most max_bytes = %d bytes for %s, got %d; keep using the '
         'SparseDataset, whose batches are sent one by one$' % (most, device, needed)
@@ -117,7 +117,7 @@ def test_good_index(resident):
 
 def test_other_devices_are_served_from_the_host(resident):
     assert resident.near(ON_HOST) is resident
-    resident.device = object()  # none of those below
+    resident.device = object()  # is none of the devices below
     dataset, expected = SparseDataset(resident), SparseDataset(resident.host)
     for device in (None, -1, '@numpy'):
         for converter in CONVERTERS:
@@ -133,7 +133,7 @@ def test_other_devices_are_served_from_the_host(resident):
     [
         ({'layout': 'packed', 'strip_padding': True}, True),
         ({'layout': 'packed', 'strip_padding': False}, False),
-        ({'strip_padding': False}, True),  # folded, these are the same numbers
+        ({'strip_padding': False}, True),  # a folded batch has the same numbers either way
         ({'padded_to': 6, 'strip_padding': False}, False),
         ({'layout': 'padded'}, False),
         ({}, True),
@@ -159,7 +159,7 @@ def test_the_only_molecule_is_not_gathered(device, monkeypatch, n_relations):
     assert_same_batch(on_host((atoms, adj, *labels)), (*expected[:2], *expected[2]))
     assert not adj.has_spare
     others, again, _ = only.batch(index, 'packed')
-    assert again.indices is adj.indices and others is not atoms  # which may be changed
+    assert again.indices is adj.indices and others is not atoms  # atoms are copies
     for other, error in ((numpy.zeros(2, 'l'), pytest.fail.Exception), (index + 1, IndexError)):
         with pytest.raises(error):
             only.batch(other, 'packed')
@@ -167,7 +167,7 @@ def test_the_only_molecule_is_not_gathered(device, monkeypatch, n_relations):
 
 def test_load_gives_what_was_saved(resident, tmp_path):
     SparseDataset.save(str(tmp_path / 'set.npz'), SparseDataset(resident))
-    again = DeviceDataset.load(str(tmp_path / 'set.npz'))  # inherited: on the host
+    again = DeviceDataset.load(str(tmp_path / 'set.npz'))  # the inherited method loads to the host
     assert type(again) is SparseDataset
     assert_same_batch(concat_mols(again), concat_mols(SparseDataset(resident.host)))
 
@@ -227,7 +227,7 @@ def test_limits_on_a_gpu():
 def test_second_gpu():
     host = to_sparse(molecules())
     dataset = DeviceDataset(host, 1)
-    for device in (1, 0):  # with device 0 current
+    for device in (1, 0):  # the current device is 0
         atoms, adj, label = concat_mols(dataset, device)
         assert atoms.device.id == adj.indptr.device.id == label.device.id == device
         assert_same_batch(on_host((atoms, adj, label)), concat_mols(host))

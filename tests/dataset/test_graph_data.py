@@ -1,4 +1,4 @@
-"""Graph data of Chainer Chemistry to sparse batches: the same nodes, edges and labels."""
+"""Graph data of Chainer Chemistry become sparse batches with the same nodes, edges and labels."""
 
 import re
 
@@ -20,7 +20,7 @@ PACKED = CSRConverter('packed')
 
 
 def entries(adj):
-    """Return the block-diagonal matrix, dense."""
+    """Return the block-diagonal matrix as a dense array."""
     return adj.to_scipy().toarray()
 
 
@@ -48,7 +48,7 @@ def test_edge_types():
     columns = theirs.edge_index[0] * 5 + theirs.edge_attr
     numpy.add.at(expected, (theirs.edge_index[1], columns), 1)
     numpy.testing.assert_array_equal(entries(adj), expected)
-    _, adj = PACKED(to_sparse(dataset))  # without types
+    _, adj = PACKED(to_sparse(dataset))  # without types of edges
     assert adj.n_relations == 1 and adj.nnz == len(theirs.edge_attr)
 
 
@@ -71,7 +71,7 @@ def test_padding_data(as_coo):
 
 
 def test_coo_matrix_that_upstream_has_changed():
-    """Upstream's GIN adds a dimension to the arrays of a single graph's matrix."""
+    """Upstream's GIN adds a dimension to the arrays of the matrix of a single graph."""
     data = padding_data(edge_lists([7])[0], as_coo=True)
     expected = entries(to_sparse([data])[0][1])
     for name in ('data', 'row', 'col'):
@@ -143,7 +143,7 @@ def test_errors(data, options, message):
 
 @pytest.mark.parametrize('n_edge_types', [None, 2])
 def test_a_last_node_of_id_0_is_no_padding(n_edge_types):
-    """Upstream pads no lists of edges."""
+    """Upstream does not pad lists of edges."""
     data = broken(edge_index=[[0, 1], [1, 0]], edge_attr=[0, 1])
     x, adj = to_sparse([data], n_edge_types)[0]
     assert x.tolist() == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""Labels of several shapes, and names: batches have upstream's arrays, whatever the data set."""
+"""Labels of several shapes, and names: batches of all data sets have upstream's arrays."""
 
 import pickle
 import re
@@ -23,12 +23,12 @@ BATCHES = ([0, 1, 2, 3, 4, 5], [2, 4], [5, 0, 1], [3])
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch):
-    """Earlier batches tell nothing, and later tests hear nothing of these."""
+    """Forget what earlier batches have shown about columns, and restore it after the test."""
     monkeypatch.setattr(dense_examples, '_of_molecules', set())
 
 
 def shapes(*columns):
-    """Return an array of each shape, of different numbers."""
+    """Return an array of random numbers for each shape."""
     rng = numpy.random.RandomState(0)
     return [rng.uniform(1, 9, shape) for shape in columns]
 
@@ -62,13 +62,13 @@ def examples_with(*columns):
 
 
 def assert_same(array, expected):
-    """Compare two arrays, with dtypes and shapes."""
+    """Check that two arrays have the same values, dtype and shape."""
     assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
     numpy.testing.assert_array_equal(array, expected)
 
 
 def assert_same_labels(batch, expected):
-    """Compare all columns, dtypes included, with upstream's batch."""
+    """Check that all columns behind the adjacency equal upstream's."""
     for ours, theirs in zip(batch[2:], expected[2:], strict=True):
         assert_same(ours, theirs)
 
@@ -101,7 +101,7 @@ DATA_SETS = {
 @pytest.mark.parametrize('name', LABELS)
 @pytest.mark.parametrize('kind', DATA_SETS)
 def test_labels_are_those_of_upstream(kind, name, tmp_path):
-    """The labels are between two other columns: numbers, and arrays of one shape."""
+    """The labels stand between a column of numbers and a column of arrays of one shape."""
     numbers = numpy.arange(6, dtype='f')
     examples = examples_with(numbers, LABELS[name], shapes(*6 * [3]))
     dataset = DATA_SETS[kind](examples, tmp_path)
@@ -110,7 +110,7 @@ def test_labels_are_those_of_upstream(kind, name, tmp_path):
         expected = dense_concat_mols([examples[i] for i in index])
         for layout in ('folded', 'padded', 'packed'):
             assert_same_labels(CSRConverter(layout)(batch), expected)
-        # as examples that come from other processes, one by one
+        # other processes send examples one by one
         assert_same_labels(concat_mols(list(map(unpickled, batch))), expected)
 
 
@@ -128,7 +128,7 @@ def test_labels_of_several_floating_dtypes_have_the_first_ones():
 
 
 def test_digits_of_labels_are_kept_behind_an_integer():
-    """Upstream would cut digits off; our converter does not, even for labels of one shape."""
+    """Unlike upstream's, our converter cuts no digits off, even if labels have one shape."""
     *_, labels = concat_mols(examples_with(of_dtypes(ONE, 'iffddf')))
     assert labels.dtype == numpy.float64
     numpy.testing.assert_array_equal(labels[1, :2], ONE[1].astype('f'))
@@ -200,7 +200,7 @@ NAME_COLUMNS = {
 @pytest.mark.parametrize('names', NAME_COLUMNS.values(), ids=NAME_COLUMNS)
 @pytest.mark.parametrize('kind', DATA_SETS)
 def test_names_pass_through(kind, names, tmp_path):
-    """Upstream's batch has them, too, but cut to the length of the first."""
+    """Upstream's batch has the names, too, but cut to the length of the first one."""
     examples = examples_with(names, numpy.arange(6, dtype='f'))
     dataset = DATA_SETS[kind](examples, tmp_path)
     for index in BATCHES:
@@ -215,7 +215,7 @@ def test_names_pass_through(kind, names, tmp_path):
 def test_names_are_refused_on_a_gpu(kind, monkeypatch, tmp_path):
     examples = examples_with(numpy.arange(6, dtype='f'), NAME_COLUMNS['str'])
     dataset = DATA_SETS[kind](examples, tmp_path)
-    gpu = types.SimpleNamespace(name='@cupy:0')  # nothing is to be sent there
+    gpu = types.SimpleNamespace(name='@cupy:0')  # nothing may be sent there
     monkeypatch.setattr(chainer, 'get_device', lambda device: device)
     message = (
         'batch[...][3]: expected numbers for @cupy:0, got names (<U5); leave the column out of the '
@@ -255,7 +255,7 @@ def test_columns_that_a_data_set_on_a_gpu_cannot_have(labels, message):
     ],
 )
 def test_labels_that_have_no_common_shape(labels, kinds):
-    """Upstream cannot make a batch of these labels either."""
+    """Upstream cannot make batches of these labels either."""
     expected = 'labels of one shape, or NumPy arrays with the same number of dimensions'
     message = 'batch[...][2]: expected %s, got %s' % (expected, kinds)
     with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
@@ -280,7 +280,7 @@ def pairs(ids='i', matrix=lambda adj: adj):
 
 
 def two_features(pairs):
-    """Replace the atoms of the second molecules by their features."""
+    """Replace the atoms of the second molecule of each pair by features."""
     return [(*e[:2], numpy.ones((len(e[2]), 2), 'f'), *e[3:]) for e in pairs]
 
 
@@ -308,7 +308,7 @@ def test_a_second_molecule_needs_another_converter(convert, name, examples):
 
 
 def test_a_row_for_each_atom_is_not_mistaken():
-    """A column of nodes stays one where it follows another; n_node_columns says that it is none."""
+    """A column of atoms is recognised behind the adjacency, and must be declared behind numbers."""
     charges = shapes(*SIZES)
     numbers = numpy.arange(6, dtype='f')
     atoms, adj, of_atoms, _ = concat_mols(examples_with(charges, numbers))
@@ -335,10 +335,10 @@ def test_a_row_for_each_atom_is_not_mistaken():
 
 
 def test_an_earlier_batch_tells_of_labels_of_several_shapes():
-    """Labels of one molecule may have a row for each atom by chance; earlier batches decide."""
+    """One molecule may have as many labels as atoms by chance, so earlier batches decide."""
     examples = examples_with(LABELS['integers'], numpy.arange(6, dtype='f'))
     lone = (*molecules((3,))[0][:2], LABELS['integers'][2], numpy.float32(1))
-    assert concat_mols([lone])[1].n_node_columns == 1  # a guess
+    assert concat_mols([lone])[1].n_node_columns == 1  # a wrong guess
     assert concat_mols(examples)[1].n_node_columns == 0
     assert concat_mols([lone])[1].n_node_columns == 0
 
@@ -368,7 +368,7 @@ def test_labels_given_with_smiles():
     ids=str,
 )
 def test_numbers_have_the_dtype_that_holds_all(values, of):
-    """As upstream's, which takes the first one's dtype of arrays only."""
+    """Numbers follow upstream's rule; arrays have the dtype of the first one."""
     examples = [(*example[:2], value) for example, value in zip(molecules((3, 5)), values)]
     assert_same_labels(concat_mols(of(examples)[:]), dense_concat_mols(examples))
 
@@ -377,5 +377,6 @@ def test_a_half_does_not_decide_for_larger_numbers():
     columns = [numpy.array(1, 'e'), numpy.array(1e6, 'f')], [numpy.ones(1, 'e'), numpy.full(2, 1e6)]
     for labels in columns:
         examples = [(*example[:2], label) for example, label in zip(molecules((3, 5)), labels)]
-        # A number of Python, because NumPy would make a half of 1e6, infinity, to compare it.
+        # The numbers are compared in Python, because NumPy would convert 1e6 to float16, which is
+        # infinity.
         assert concat_mols(to_sparse(examples)[:])[2].max().item() == 1e6

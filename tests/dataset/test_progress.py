@@ -1,4 +1,4 @@
-"""Progress bars: on a terminal only."""
+"""Progress bars are shown only on a terminal."""
 
 import io
 import sys
@@ -28,7 +28,7 @@ CLOSED.close()
 
 @pytest.mark.parametrize('stderr', [None, io.StringIO(), object(), CLOSED])
 def test_no_bar_without_a_terminal(monkeypatch, stderr):
-    """A disabled bar would still need a thread and a semaphore."""
+    """There is no bar at all, because even a disabled one needs a thread and a semaphore."""
     monkeypatch.setattr(module, 'tqdm', None)
     monkeypatch.setattr(sys, 'stderr', stderr)
     with progress(10, 'title') as advance:

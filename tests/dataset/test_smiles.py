@@ -1,4 +1,4 @@
-"""from_smiles: the data set of upstream's parser and to_sparse, and a reason for each failure."""
+"""`from_smiles` gives the data set of upstream's parser, and a reason for each failure."""
 
 import gzip
 import inspect
@@ -73,20 +73,20 @@ SMILES = [
     'O<-S',
     'O<-C1CC1',
     'CB(O)OI',
-    'C' * 300,  # more than are read from one matrix
+    'C' * 300,  # has more atoms than are read from one matrix
     '[NH4+].[O-]c1ccc[se]1',
 ]
 
 
 def upstream(smiles, preprocessor):
-    """Return upstream's result, its data set made sparse."""
+    """Return upstream's result, with its data set converted to sparse form."""
     result = SmilesParser(preprocessor).parse(smiles, return_smiles=True, return_is_successful=True)
     result['dataset'] = to_sparse(result['dataset'])
     return result
 
 
 def assert_same(actual, expected):
-    """Compare the result of from_smiles with upstream's."""
+    """Check that the result of from_smiles is upstream's."""
     is_kept = expected['is_successful']
     numpy.testing.assert_array_equal(actual.kept, numpy.flatnonzero(is_kept))
     assert actual.smiles == list(expected['smiles'])
@@ -99,7 +99,7 @@ def assert_same(actual, expected):
 
 
 def fails(preprocessor, error, message, smiles=('C',), **options):
-    """Check that from_smiles raises an error with exactly this message."""
+    """Check that from_smiles raises an error whose message is exactly this one."""
     with pytest.raises(error, match='^%s$' % re.escape(message)):
         from_smiles(smiles, preprocessor, **options)
 
@@ -170,7 +170,7 @@ needs_fork = pytest.mark.skipif(not workers.CAN_FORK, reason='processes are not 
 
 @pytest.fixture
 def nitrogen_kills(monkeypatch):
-    """A process that parses a SMILES with an N dies."""
+    """Make a process die that parses a SMILES with an N."""
     graph = smiles_module._graph
     monkeypatch.setattr(
         smiles_module,
@@ -235,7 +235,7 @@ def test_in_this_process_where_none_can_be_started(monkeypatch):
 
 
 def test_semaphores_are_not_needed(monkeypatch):
-    """Platforms without semaphores raise ImportError for multiprocessing.synchronize."""
+    """Platforms without semaphores cannot import multiprocessing.synchronize."""
     monkeypatch.setitem(sys.modules, 'multiprocessing.synchronize', None)
     assert len(from_smiles(['C'] * 600, 'nfp', n_processes=2).dataset) == 600
 
@@ -289,7 +289,7 @@ def test_a_molecule_of_which_rdkit_crashes():
 
 @needs_fork
 def test_a_crash_is_not_kept_on_disk(nitrogen_kills, monkeypatch, tmp_path):
-    """A crash may not happen again elsewhere or later: memory may have been short."""
+    """A crash may not happen again, for example if memory was short."""
     monkeypatch.setenv('CHAINER_BSPMM_CACHE_DIR', str(tmp_path))
     from_smiles(['C'] * 300 + ['N'], 'nfp', n_processes=2, cache=True)
     assert not list(tmp_path.iterdir())
@@ -312,7 +312,7 @@ def test_labels_follow_super_nodes():
 
 @pytest.mark.parametrize('kind', [pandas.DataFrame, pandas.Series])
 def test_labels_of_pandas_are_taken_by_position(kind):
-    """A pandas index may be in another order than the rows."""
+    """The index of a pandas object may be in another order than its rows."""
     labels = numpy.arange(len(SMILES)).astype('f')
     table = kind(labels, numpy.random.RandomState(0).permutation(len(SMILES)))
     result = from_smiles(SMILES, 'relgcn', table)
@@ -348,7 +348,7 @@ def test_failures_say_why(capfd):
 
 
 def test_a_smiles_has_one_line():
-    """A name may follow it, and its line may have an end."""
+    """A name or a line break may follow the SMILES, but no other line."""
     smiles = ['CCO\nCCN', 'CCO\rCCN', 'CCO name\r\nCCN', 'CCO', 'CCO name', 'CCO\tname', 'CCO\r\n']
     result = from_smiles(smiles, 'relgcn')
     assert result.kept.tolist() == [3, 4, 5, 6]
@@ -365,7 +365,7 @@ def warning_of(smiles, **options):
 
 
 def test_molecules_that_cannot_be_used_are_counted():
-    """One warning counts them and names the first: examples after it have moved up."""
+    """One warning counts them and names the first, behind which examples have moved up."""
     assert warning_of(['CCO', 'C(C', 'CCCCCC', 'C1CC']) == (
         'from_smiles: 2 of 4 SMILES cannot be used and have no example in the data set. The first, '
         "at position 1, is 'C(C': RDKit cannot parse it. `kept` has the positions of the examples, "
@@ -374,7 +374,7 @@ def test_molecules_that_cannot_be_used_are_counted():
 
 
 def test_a_molecule_that_cannot_be_used():
-    """A long SMILES is cut in the warning."""
+    """The warning cuts a long SMILES."""
     assert warning_of(['CCO', 'C(' * 1000]) == (
         'from_smiles: 1 of 2 SMILES cannot be used and has no example in the data set. The first, '
         "at position 1, is '%sC: RDKit cannot parse it. `kept` has the positions of the examples, "

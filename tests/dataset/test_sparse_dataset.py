@@ -1,4 +1,4 @@
-"""to_sparse and SparseDataset: equal to the dense data set in every use that one has."""
+"""`to_sparse` and `SparseDataset` equal the dense data set in all of its uses."""
 
 import contextlib
 import functools
@@ -47,9 +47,9 @@ def test_batches_are_those_of_the_dense_data_set(layout, n_labels, n_relations, 
 @pytest.mark.parametrize('chunk', [1, 2, 100])
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_symmetry_is_known_for_every_batch(layout, chunk, part, monkeypatch):
-    """Symmetry is known at once for chunks of one molecule and for chunks that are all symmetric.
+    """Symmetry of chunks is known at once if they have one molecule, or are symmetric as a whole.
 
-    Some chunks hold nothing but ones, which are not stored.
+    Some chunks contain only ones, which are not stored.
     """
     monkeypatch.setattr('chainer_bspmm.dataset.molecules.SYMMETRY_PART', part)
     monkeypatch.setattr(sparse_dataset, 'CHUNK', chunk)
@@ -58,7 +58,7 @@ def test_symmetry_is_known_for_every_batch(layout, chunk, part, monkeypatch):
         (numpy.ones(n, 'i'), random_matrix(rng, n, symmetric=symmetric, ones=n < 6).astype('f'), n)
         for n, symmetric in ((5, True), (6, False), (1, True), (4, True), (7, False))
     ]
-    # the pattern alone is symmetric
+    # only the pattern is symmetric, not the values
     examples.append((numpy.ones(2, 'i'), numpy.array([[0, 1], [2, 0]], 'f'), 2))
     sparse, converter = to_sparse(examples), CSRConverter(layout)
     assert sparse.molecules.symmetric.tolist() == [True, False, True, True, False, False]
@@ -155,7 +155,7 @@ def test_examples_of_several_data_sets_in_any_order(index):
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('n_relations', [1, 4])
 def test_gpu(layout, n_relations):
-    # float64 and bytes as well as int32: all are sent in one buffer
+    # float64, bytes and int32 are all sent in one buffer
     dense = [
         (*example, numpy.float64(i), numpy.bool_(i % 2))
         for i, example in enumerate(molecules(SIZES, n_relations=n_relations))
@@ -452,7 +452,7 @@ def test_examples_are_not_molecules():
 
 
 def test_one_relation_with_a_dimension_of_its_own(monkeypatch):
-    """Matrices of three dimensions may follow matrices of two, in another chunk."""
+    """Matrices of three dimensions may follow matrices of two dimensions in another chunk."""
     monkeypatch.setattr(sparse_dataset, 'CHUNK', 2)
     assert len(to_sparse([*GOOD[:2], (ATOMS, ADJ[None], LABEL), (ATOMS, ADJ[None], LABEL)])) == 4
 
@@ -514,7 +514,7 @@ def test_repr():
 
 
 def test_a_molecule_alone_may_end_with_an_atom_of_id_0():
-    """An atom of id 0 looks like padding here, so a packed batch raises an error."""
+    """In a single molecule an atom of id 0 looks like padding, so a packed batch is an error."""
     example = numpy.array([6, 8, 0], 'i'), numpy.diag(numpy.ones(3, 'f'))[None]
     example[1][0, 2, 2] = 0
     message = (

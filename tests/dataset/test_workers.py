@@ -1,4 +1,4 @@
-"""Worker processes: what they answer, what they inherit, and how they end."""
+"""Worker processes: answers, inherited state, and ends."""
 
 import ctypes
 import faulthandler
@@ -22,11 +22,11 @@ def double(x):
 
 
 def obey(order):
-    """Answer an order of a test, or die as it says."""
+    """Answer an order of a test, or die in the way that it names."""
     if order == 'crash':
         ctypes.string_at(0)
     elif order == 'hang up':
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup lets processes ignore it
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, processes ignore it
         os.kill(os.getpid(), signal.SIGHUP)
     elif order == 'exit':
         os._exit(7)
@@ -39,7 +39,7 @@ def obey(order):
 
 @pytest.fixture
 def start():
-    """A function that starts a Process."""
+    """Function that starts a `Process`, which ends with the test."""
     started = []
 
     def start_one(function):
@@ -53,7 +53,7 @@ def start():
 
 @pytest.fixture
 def two():
-    """Two workers that obey."""
+    """Two workers that run `obey`."""
     pool = Workers(obey, 2)
     yield pool
     pool.close()
@@ -82,7 +82,7 @@ def test_an_error_is_raised_and_the_process_stays(start):
 
 @pytest.mark.parametrize(
     'order, text',
-    # SIGHUP is signal 1, next to an exit status of 0.
+    # SIGHUP is signal 1, so its wait status is next to that of a normal exit.
     [('crash', 'Segmentation fault'), ('hang up', 'Hangup'), ('exit', 'exit status 7')],
 )
 def test_a_process_that_dies(start, order, text):
@@ -93,7 +93,7 @@ def test_a_process_that_dies(start, order, text):
 
 
 def test_a_crash_prints_nothing(start, capfd):
-    """The tests run with faulthandler, as programs may."""
+    """Nothing is printed although tests run with faulthandler, as programs may."""
     assert faulthandler.is_enabled()
     with pytest.raises(Died):
         start(obey).ask('crash')
@@ -139,7 +139,7 @@ def test_from_a_thread(start):
 
 
 def test_a_fork_of_the_caller_ends_no_process(start):
-    """A worker of multiprocessing, for example, may collect a generator that owns a process."""
+    """A forked process, as of multiprocessing, may collect a generator that owns a `Process`."""
     process = start(double)
     pid = os.fork()
     if not pid:

@@ -1,4 +1,4 @@
-"""Links of the pages to files and headings lead somewhere, and paths that they name exist."""
+"""Links of the pages to files and headings have a target, and paths in their text exist."""
 
 import pathlib
 import re
@@ -14,7 +14,7 @@ def without_code(page):
 
 
 def anchors(page):
-    """Return the names of a page's headings, as GitHub makes them."""
+    """Return the anchors that GitHub makes of a page's headings."""
     titles = re.findall(r'^#+ (.*)$', without_code(page), re.MULTILINE)
     return {re.sub(r'[^\w\- ]', '', title.lower()).replace(' ', '-') for title in titles}
 
@@ -36,7 +36,7 @@ def test_pages_are_found():
 
 @pytest.mark.parametrize('page', ['CONTRIBUTING.md', 'docs/architecture.md'])
 def test_paths(page):
-    """A path is relative to the repository or the package; in a table of training/, to that."""
+    """Paths are relative to the repository, the package, or, in a table, its folder training/."""
     text = without_code(ROOT / page)
     paths = re.findall(r'`([\w/.*]+(?:/|\.py|\.cu))`', text)
     assert 'kernels/bspmm_csr.cu' in paths or 'sparse/check.py' in paths

@@ -1,4 +1,4 @@
-"""docs/methods.md: its table names every method that is swapped and every one that is refused."""
+"""docs/methods.md: its table names every method that is swapped or refused."""
 
 import pathlib
 import re

@@ -1,4 +1,4 @@
-"""docs/migration.md: its script runs before and after the change, and prints the same."""
+"""docs/migration.md: its script runs before and after the change, with the same output."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Tables of the pages and numbers in their text agree with the stored results."""
+"""Tables and numbers of the pages agree with the stored results."""
 
 import json
 import pathlib
@@ -15,9 +15,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def agrees(cell, value):
-    """Say whether a cell is a value, rounded to the cell's digits; '-' is None.
+    """Return whether a cell is a value, rounded to the cell's digits; '-' is None.
 
-    Zeros at the end of an integer are no digits: 611,000 has three.
+    Zeros at the end of an integer do not count as digits: 611,000 has three.
     """
     if cell == '-' or value is None:
         return cell == '-' and value is None
@@ -45,7 +45,7 @@ def test_a_cell_agrees_with_values_that_it_rounds(cell, right, wrong):
 
 @pytest.mark.parametrize('path', tables.PAGES, ids=lambda path: path.name)
 def test_tables_are_of_the_stored_results(path):
-    """`python -m benchmarks.tables` would change nothing, and the results of all are stored."""
+    """`python -m benchmarks.tables` would change nothing, and no stored result is missing."""
     page = path.read_text()
     assert tables.page(page) == (page, [])
 
@@ -56,7 +56,7 @@ def test_every_table_is_on_a_page():
 
 
 def test_all_results_are_of_one_commit():
-    """Results that are not measured again are kept apart, and name their own commit."""
+    """Results that are not measured again are in other folders, with commits of their own."""
     folders = [harness.RESULTS / name for name in (harness.GPU, 'cpu')]
     paths = [path for folder in folders for path in folder.glob('*.json')]
     commits = {json.loads(path.read_text())['conditions']['commit'] for path in paths}
@@ -67,7 +67,7 @@ def test_all_results_are_of_one_commit():
     'page, n_better, n_worse', [('README.md', 1, 1), ('docs/methods.md', 3, 3)]
 )
 def test_quality_in_the_text(page, n_better, n_worse):
-    """`0.79 instead of 0.71 with RelGCN` is a ROC-AUC, in bohr³ it is an error."""
+    """`0.79 instead of 0.71 with RelGCN` is a ROC-AUC, or an error if the unit is bohr³."""
     summary = json.loads(harness.stored('quality').read_text())['summary']
     text = ' '.join((ROOT / page).read_text().split())
     found = re.findall(r'([\d.]+)( bohr³)? instead of ([\d.]+) with (\w+)', text)

@@ -1,4 +1,4 @@
-"""The public names: annotated, documented by an API page, their examples as printed."""
+"""Public names are annotated, and on a page of the API, and their examples run as printed."""
 
 import doctest
 import importlib
@@ -32,11 +32,11 @@ def api_page(package):
 
 
 def signature(member):
-    """Return the signature that this package wrote: a function's, or a class's constructor's."""
+    """Return the signature of a function, or of a constructor, of this package; else None."""
     if inspect.isclass(member):
         member = vars(member).get('__init__')
     if not inspect.isfunction(member) or not member.__module__.startswith('chainer_bspmm'):
-        return None  # a constructor of Chainer Chemistry
+        return None  # Chainer Chemistry's constructor
     return inspect.signature(member)
 
 
@@ -67,7 +67,7 @@ def test_is_annotated(name):
         parameter.name
         for parameter in found.parameters.values()
         if parameter.name != 'self'
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)  # passed on
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)  # are passed on
         and parameter.annotation is parameter.empty
     ]
     if not inspect.isclass(member) and found.return_annotation is found.empty:
@@ -92,7 +92,7 @@ def test_has_api_page(package):
         ]
         assert [name for name in named if name not in text] == []
     else:
-        assert f'\n::: {package.__name__}\n' in text  # tools/docs_hooks.py expands it
+        assert f'\n::: {package.__name__}\n' in text  # tools/docs_hooks.py expands this
 
 
 @pytest.mark.parametrize('module', EXAMPLES)

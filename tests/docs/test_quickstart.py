@@ -1,4 +1,4 @@
-"""docs/quickstart.md: its script runs, with the predictions that the page shows."""
+"""docs/quickstart.md: its script runs and gives the predictions of the page."""
 
 import re
 

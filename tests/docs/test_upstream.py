@@ -1,4 +1,4 @@
-"""docs/upstream.md: its programs print the output shown below them."""
+"""docs/upstream.md: its programs print the output that follows them."""
 
 import re
 

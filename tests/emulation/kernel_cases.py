@@ -1,8 +1,8 @@
 """Batches and values that the kernel tests share.
 
-Every value is an integer so small that all sums are exact in the dtype the kernels calculate in,
-and so large that they would not be in a narrower one. So the results must equal the reference,
-rounded once to the storage dtype: there is no tolerance.
+Values are integers. They are small enough for sums to be exact in the dtype in which the kernels
+calculate, and too large for sums in a narrower one to be exact. So results must equal the
+reference, rounded once to the storage dtype, without any tolerance.
 """
 
 import types
@@ -16,17 +16,17 @@ from chainer_bspmm.training.peer_memory import PeerMemory, words_of
 
 DTYPES = 'efd'
 CHANNELS = (1, 2, 3, 31, 33, 64, 1024)
-# Every width in float32; in the other dtypes two or three, among which are one whose rows are read
-# by the widest vectors and one whose rows are read element by element.
+# All widths in float32, and two or three in other dtypes: rows of one of these are read by the
+# widest vectors, rows of another one element by element.
 CHANNELS_OF_DTYPES = (
     *(('f', n_channels) for n_channels in CHANNELS),
     *(('e', 2), ('e', 33), ('e', 64), ('d', 33), ('d', 64)),
 )
-# Largest value where products are summed (the sums stay below 2**24 for float16 and float32, and
-# between 2**24 and 2**53 for float64), and where the values themselves are summed.
+# Largest values if products are summed (sums stay below 2**24 for float16 and float32, and between
+# 2**24 and 2**53 for float64), and if values themselves are summed.
 FACTOR = {'e': 31, 'f': 255, 'd': 2**20}
 TERM = {'e': 2000, 'f': 2**19, 'd': 2**40}
-# dtype, n_B, options of `csr_launch`: variants that the policy gives to larger batches.
+# (dtype, n_B, options of `csr_launch`): variants that the policy chooses for larger batches.
 CSR_VARIANTS = [
     ('f', 36, {'lanes': 8, 'columns': 2}),
     ('f', 33, {'lanes': 9, 'columns': 4, 'rows_per_thread': 2}),
@@ -41,21 +41,21 @@ BATCHES = ('mixed', 'one node', 'no edges', 'empty graphs', 'duplicates', 'relat
 
 
 def integers(shape, dtype, largest=FACTOR, seed=0):
-    """Return random integers of either sign, as floats."""
+    """Return random integers of both signs, as floats."""
     bound = largest[dtype]
     return numpy.random.RandomState(seed).randint(-bound, bound + 1, shape).astype(dtype)
 
 
 def offsets_of(sizes):
-    """Return the offsets where rows, graphs or segments of these sizes start, and the end."""
+    """Return the starts of rows, graphs or segments of these sizes, and the end."""
     return numpy.cumsum((0, *sizes)).astype('i')
 
 
 def weighted(offsets, n_channels, dtype, spare=0):
-    """Return negative features (n_rows, n_channels) and the float32 weights of their rows.
+    """Return negative features (n_rows, n_channels), and float32 weights of the rows.
 
-    Rows count 0, 1 or 50 times, so that even the sum of 24 of them is exact. Rows of the third
-    segment and rows of no segment do not count. Rows that do not count hold infinity and NaN.
+    Weights are 0, 1 or 50, so that even the sum of 24 rows is exact. Rows of the third segment, and
+    of no segment, have weight 0. Rows of weight 0 hold infinity and NaN.
     """
     n_rows = int(offsets[-1]) + spare
     weights = numpy.random.RandomState(1).choice([0, 1, 50], n_rows).astype('f')
@@ -67,7 +67,7 @@ def weighted(offsets, n_channels, dtype, spare=0):
 
 
 def batch(name, dtype):
-    """Return the BatchedCSR of one of BATCHES, or 'small'; none is symmetric."""
+    """Return one of BATCHES, or 'small', as a BatchedCSR, which is not symmetric."""
 
     def graph(*shape, density=0.4):
         shape = shape if len(shape) > 1 else shape * 2
@@ -104,7 +104,7 @@ def batch(name, dtype):
 
 
 def with_room(adj, spare):
-    """Return the matrix in larger arrays; spare columns do not exist, spare values are NaN."""
+    """Return the matrix in larger arrays; spare columns are out of range, spare values are NaN."""
     return adj.replace(
         n_rows=adj.n_rows + spare,
         n_cols=adj.n_cols + spare,
@@ -117,7 +117,7 @@ def with_room(adj, spare):
 
 
 def larger(put, adj, spare=0):
-    """Return the matrix in larger arrays of a device; spare values are 3."""
+    """Return the matrix in larger arrays on a device; spare values are 3."""
     new = adj.replace(has_spare=spare > 0)
     new.n_rows, new.nnz = adj.n_rows + spare, adj.nnz + spare
     new.indptr = put(numpy.pad(adj.indptr, (0, spare), mode='edge'))
@@ -129,7 +129,7 @@ def larger(put, adj, spare=0):
 
 
 def share_channels(monkeypatch, module, name):
-    """Give the launches of a plan two blocks side by side, which stride over the channels."""
+    """Make a plan launch two blocks side by side, which stride over the channels."""
     plan = getattr(module, name)
     plan = getattr(plan, '__wrapped__', plan)
 
@@ -143,14 +143,14 @@ def share_channels(monkeypatch, module, name):
 
 
 def film_arrays(adj, n_channels, dtype):
-    """Return messages, film and the gradient with respect to the result, for edge_film."""
-    largest = {'e': 15, 'f': 31, 'd': 2**10}  # three are multiplied with each other
+    """Return messages, film and gy for edge_film."""
+    largest = {'e': 15, 'f': 31, 'd': 2**10}  # for products of three values
     shapes = (adj.n_cols, n_channels), (adj.n_cols, 2 * n_channels), (adj.n_rows, n_channels)
     return [integers(shape, dtype, largest, seed) for seed, shape in enumerate(shapes)]
 
 
 def transpose_on(device, adj):
-    """Transpose a host BatchedCSR by the kernel; return indptr, indices, order."""
+    """Transpose a BatchedCSR of the host by the kernel; return indptr, indices, order."""
     assert transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz) is not None
     placed = types.SimpleNamespace(
         n_graphs=adj.n_graphs,
@@ -164,7 +164,7 @@ def transpose_on(device, adj):
 
 
 def summed(partials, parts):
-    """Sum partials in NumPy, in tests that need not launch the kernel of sum_partials."""
+    """Sum partials in NumPy, for tests that need not launch sum_partials."""
     return [
         partials[:, first : first + numpy.prod(shape)].sum(axis=0).reshape(shape).astype(dtype)
         for first, shape, dtype in parts
@@ -172,20 +172,20 @@ def summed(partials, parts):
 
 
 def words(values, turn):
-    """Return (n,) uint64: 32 bits of the values in the lower halves, a turn in the upper ones."""
+    """Return (n,) uint64: 32 bits of the values in the lower half, a turn in the upper half."""
     bits = values.view('u2').astype('u4') if values.itemsize == 2 else values.view('u4')
     return bits.ravel().astype('u8') | numpy.uint64(turn << 32)
 
 
 class Peers:
-    """Memory of three ranks, into which the other two have written their values of turn 7.
+    """Memory of three ranks, to which the other two have written their values of turn 7.
 
     Args:
         device (Emulated): the GPU of all three ranks.
         flat (FlatGradients): the gradients of this rank.
         rank (int): this rank.
-        others (dict): rank -> the values that it sends.
-        n_more (int): elements, and flags, of room beyond the necessary.
+        others (dict): rank -> values that it sends.
+        n_more (int): number of elements, and of flags, beyond the necessary ones.
     """
 
     TURN = 7
@@ -194,7 +194,7 @@ class Peers:
 
     def __init__(self, device, flat, rank, others, n_more=0):
         self._sizes = self.size, dtype, chunks = flat._room()
-        self.size += n_more  # the memory may be that of an earlier, larger model
+        self.size += n_more  # the memory may have been made for a larger model
         shape = 2, 3, self.size * words_of(dtype)
         self.arrays = [device.put(numpy.zeros(shape, 'u8')) for _ in range(3)]
         device.reachable += self.arrays

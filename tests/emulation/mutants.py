@@ -1,5 +1,5 @@
-"""Faults for every kernel, made from its source: an operator is changed, or a guard, a barrier or
-an assignment is removed."""
+"""Faults for every kernel, made in its source: a changed operator, or a guard, a barrier or an
+assignment that is removed."""
 
 import re
 import typing
@@ -7,7 +7,7 @@ import zlib
 
 from chainer_bspmm.cuda import kernels
 
-# Pairs (pattern, replacement) of regular expressions. Each match in a line is a possible fault.
+# Pairs (pattern, replacement) of regular expressions. Every match in a line is a possible fault.
 RULES = [
     (r' ([<>]) ', r' \1= '),
     (r' ([<>])= ', r' \1 '),
@@ -30,7 +30,8 @@ RULES = [
     (r'__sync(?:threads|warp)\(\);', ';'),
     (r'atomicAdd\(', '[](auto *to, auto value) { *to += value; }('),
 ]
-# Comments and code for the compiler alone: it notices a fault there, or the fault has no effect.
+# Comments, and code that is only for the compiler: it notices a fault there, or the fault has no
+# effect.
 LEFT_ALONE = [
     r'//.*',
     r'(?m)^#if.*__CUDA_ARCH__[^#]*',
@@ -46,16 +47,16 @@ LEFT_ALONE = [
 
 
 class Mutant(typing.NamedTuple):
-    """A file of `kernels/` with a fault in a line."""
+    """Mutant of a file of `kernels/`, with a fault in a line."""
 
     file: str
-    line: str  # without the fault
-    fault: str  # the line with the fault
-    text: str  # of the whole file, with the fault
+    line: str  # line without the fault
+    fault: str  # line with the fault
+    text: str  # whole file with the fault
 
 
 def mutants(path):
-    """Return mutants of a sixth of a file's lines, one each; the choice depends on lines alone."""
+    """Return one mutant each of a sixth of a file's lines; the choice depends only on the lines."""
     text = path.read_text()
     found = {}
     code = text
@@ -67,7 +68,7 @@ def mutants(path):
             line = text[begin : text.index('\n', begin)]
             changed = text[: match.start()] + match.expand(new) + text[match.end() :]
             fault = changed[begin : changed.index('\n', begin)]
-            # Equal lines count as one: a fault is in one of them.
+            # Equal lines count as one, and the fault is in one of them.
             mutant = Mutant(path.name, line.strip(), fault.strip(), changed)
             found.setdefault(line, []).append(mutant)
     order = {line: zlib.crc32(line.encode()) for line in found}
@@ -76,5 +77,5 @@ def mutants(path):
 
 
 def paths():
-    """Return the files of `kernels/` in a fixed order: the kernels, then the headers."""
+    """Return the files of `kernels/` in a fixed order: first the kernels, then the headers."""
     return [*sorted(kernels.paths().values()), *sorted(kernels.directory().glob('*.cuh'))]

@@ -1,4 +1,4 @@
-"""Registry of the kernels: their representatives, and the variants that nvcc compiles."""
+"""Registry of the kernels, with their representatives and the variants that nvcc compiles."""
 
 import itertools
 import typing
@@ -15,24 +15,24 @@ from chainer_bspmm.ops.mean_loss import LOSS_CHUNK
 from chainer_bspmm.training import flat_gradients, fused_update, peer_memory, reports
 from tests.emulation import representatives as use
 
-# The widest and the narrowest vector of every storage dtype.
+# Widest and narrowest vector of every storage dtype.
 STORAGE = [('e', 8), ('e', 1), ('f', 4), ('f', 1), ('d', 2), ('d', 1)]
 H200 = Device(132, 60 << 20)
 
 
 class Kernel(typing.NamedTuple):
-    """A kernel's uses, and the compile-time constants with which nvcc must make no spill."""
+    """Uses of a kernel, and compile-time constants with which nvcc must not spill registers."""
 
-    uses: tuple  # representatives; the first of them goes through most of its code
-    # Variants as (name, value) pairs without VECTOR: those that need most registers, or have widths
-    # that are not whole quads. Each is combined with the next dtype and vector of `storage`.
+    uses: tuple  # representatives; the first one runs most of the code
+    # Variants as (name, value) pairs without VECTOR, which need most registers, or have widths that
+    # are not whole quads. Each is combined with the next dtype and vector of `storage`.
     constants: list = [()]
     storage: list = STORAGE
-    widest: int = 8  # elements of a vector, at most
-    reads_ahead: bool = False  # only AddressSanitizer sees that it reads too far
+    widest: int = 8  # largest number of elements of a vector
+    reads_ahead: bool = False  # only AddressSanitizer notices that it reads too far
 
     def compiled(self):
-        """Return the variants that nvcc compiles: [(dtype, constants), ...]."""
+        """Return the variants that nvcc compiles, as [(dtype, constants), ...]."""
         n = max(len(self.storage), len(self.constants))
         turns = zip(itertools.cycle(self.storage), itertools.cycle(self.constants))
         return [
@@ -42,12 +42,12 @@ class Kernel(typing.NamedTuple):
 
 
 def table(names, *rows, **others):
-    """Return the constants of each row of values, and the constants that all rows share."""
+    """Return constants with the values of each row, and with `others`, which all rows share."""
     return [(*zip(names, row, strict=True), *others.items()) for row in rows]
 
 
 def dots(**others):
-    """Return the constants of sampled products."""
+    """Return constants of sampled products."""
     return table(('LANES', 'TILE'), (1, 1), (2, 4), (4, 4), (8, 2), (16, 2), (32, 4), **others)
 
 
@@ -72,7 +72,7 @@ def flat_gradient(is_pack, flat, loss, n_peers):
 
 
 ST = table(('SUBWARP', 'WEIGHTS', 'TRANS'), (4, 1, 0), (32, 0, 1), (1, 0, 0), (32, 1, 1))
-# The most that the policy gives to each.
+# Largest values that the policy chooses.
 CSR = table(
     ('WEIGHTS', 'RESIDUAL', 'AHEAD', 'COLUMNS', 'PIPELINED', 'STREAM', 'OFFSET'),
     (1, 1, 3, 2, 1, 1, 'unsigned'),
@@ -174,7 +174,7 @@ KERNELS = {
     'transpose_csr': Kernel((use.transposed,)),
     'bspmm_sell': Kernel(
         (use.sliced, use.sliced_by_two_blocks, use.sliced_vector),
-        # As many columns of x a thread as the policy gives it.
+        # TILE is the number of columns of x that the policy gives to a thread.
         table(
             ('TILE', 'WEIGHTS', 'WHOLE_WARPS'),
             (1, 1, 1),
@@ -190,10 +190,10 @@ KERNELS = {
     ),
     'bspmm_swa': Kernel(
         (use.swa_full, use.swa, use.swa_blocked),
-        # From dtype to dtype, so that every one meets three of them.
+        # They are given to the dtypes in turn, so that every dtype gets three.
         table(('SUBWARP', 'WEIGHTS'), (1, 0), (2, 1), (4, 2), (8, 0), (16, 1), (32, 2)),
     ),
-    # They add one element at a time, and have no atomics on half.
+    # These kernels add one element at a time, and have no atomics on half.
     'bspmm_st_shared': Kernel(
         (use.st_blocked, use.st_shared, use.st_shared_wide, use.st_blocked_wide),
         ST,
@@ -214,7 +214,8 @@ KERNELS = {
             use.dropped_slices,
             use.layer_of_degrees,
         ),
-        # As many matrices as a thread may hold gradients of, with half and with all of the threads.
+        # The largest numbers of matrices whose gradients a thread holds, with half and all of the
+        # threads.
         [
             graph_linear(2300, True, 2, True, 64, 64, 6, False, False, False, 6, True, 'sigmoid'),
             graph_linear(18400, True, 2, False, 63, 61, 6, False, False, True, 0, False, 'relu'),

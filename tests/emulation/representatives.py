@@ -1,8 +1,8 @@
-"""Small uses of every kernel that cover all of its code: they run under the sanitizers, and planted
-faults must change their results.
+"""Representatives: small uses of every kernel that cover all of its code. They run under the
+sanitizers, and planted faults must change their results.
 
-Each is a function of an emulated device that raises AssertionError if a result is wrong. Most are
-what the tests of the operation check with, on sizes that leave out no line of the kernel.
+Each is a function of an emulated device that raises AssertionError if a result is wrong. Most call
+the functions of the operation's tests, with sizes that leave out no line of the kernel.
 """
 
 import types
@@ -55,7 +55,7 @@ from tests.support.products import check_product, check_sampled
 
 
 def use(check, *arguments, **options):
-    """Return a use that checks with the function of a test."""
+    """Return a use that calls a function of a test."""
     return lambda gpu: check(gpu, *arguments, **options)
 
 
@@ -66,7 +66,7 @@ product = use(check_product, batch('mixed', 'f'), 'f', 8)
 
 
 def pipelined(gpu):
-    """Two vectors per thread, which goes through up to four rows."""
+    """Threads have two vectors, and up to four rows."""
     adj = batch('mixed', 'f')
     plan = csr_launch(adj.n_rows, adj.n_cols, 24, 4, lanes=3, columns=2, rows_per_thread=4, block=9)
     with mock.patch('chainer_bspmm.ops.bspmm.bspmm_launch', lambda *_: plan):
@@ -77,11 +77,11 @@ pieces_of_four = mock.patch('chainer_bspmm.ops.bspmm.piece_length', lambda *_: 4
 
 
 def long_adj():
-    """Rows that begin with a chunk of four, end with one, meet in one, cover several, or many."""
+    """Return rows that begin or end with a chunk of four, meet in one, or cover several or many."""
     return long_rows.rows_of([0, 5, 6, 1, 0, 8, 12, 2, 37, 4, 0], 'f')
 
 
-# A vector and three lanes, with a residual.
+# There are one vector, three lanes and a residual.
 in_pieces = pieces_of_four(use(long_rows.check, long_adj(), 'f', 36, with_residual=True))
 sampled_in_pieces = pieces_of_four(use(long_rows.check_sampled, long_adj(), 36))
 sampled = use(check_sampled, batch('mixed', 'f'), 'f', 36)
@@ -92,63 +92,63 @@ sampled_coo = use(products.check_sampled, 'mixed', 'f', 36)
 
 
 modulated = use(edge_film.check, batch('relations', 'f'), 'f', 12)
-# Rows of eight lanes, of which the last block has too few.
+# Rows have eight lanes, and the last block has fewer rows.
 normalised = use(layer_norm.check, 'f', (41, 32))
-# Each row of nine lanes.
+# Each row has nine lanes.
 summed_softmax = use(activated.check, 'f', (3, 41, 36))
 
 
 def rows_of_degrees(gpu):
-    """Values with spare entries, and then ones without."""
+    """One batch has values and spare entries, the other one implicit ones without spare entries."""
     degree_rows.check(gpu, degree_rows.symmetric(), 7, 'f', 2)
     degree_rows.check(gpu, BatchedCSR.from_matrices([numpy.ones((3, 3)), numpy.eye(2)]), 7, 'f', 2)
 
 
 recurrent = use(gated.check, 'f', 19, (6, 3, 5), 'given')
-# The state is x; a chunk has columns of both x and the message.
+# The state is x, and a chunk has columns of x and of the message.
 recurrent_rows = use(gated.check, 'f', 19, (5, 30, 5), 'x')
-# Without a message, and with more columns than a chunk has.
+# There is no message, and there are more columns than in a chunk.
 gated_rows = use(gated.check, 'f', 19, (37, 0, 2), is_tanh=False)
-# The sums are another kernel's, and would take longest of all.
+# Sums are computed by another kernel, which would take longest of all.
 without_sums = mock.patch('chainer_bspmm.ops.gates.launches.sum_partials', summed)
-# Two tiles of one input, and two parts of the rows, of which the last is short.
+# One input has two tiles, and rows have two parts, of which the last is short.
 weights_of_gates = without_sums(use(gated.check, 'f', 70, (33, 3, 5)))
-# The state is x, whose width is two tiles.
+# The state is x, which is two tiles wide.
 weights_of_recurrent_rows = without_sums(use(gated.check, 'f', 19, (33, 3, 33), 'x'))
 
 
 def maximum(gpu):
-    """Two lanes per segment, one of which is idle in the second."""
+    """Segments have two lanes, of which one is idle in the second segment."""
     x = -1 - abs(integers((20, 8), 'f'))
     x[3] = numpy.nan
     segments.check(gpu, 'max', x, (19, 1))
 
 
-# One that begins within a chunk of 256 rows and ends with one, and the other way about.
+# One segment begins within a chunk of 256 rows and ends with one, another one the other way round.
 long_segments = use(segments.check, 'sum', integers((900, 3), 'f'), (9, 503, 288, 100))
-# Short and long segments; no row of the third counts.
+# Segments are short and long, and all rows of the third have weight 0.
 weighted_sum = use(segments.check_weighted, 'sum', 3, 'f', (9, 388, 3, 300))
 weighted_maximum = use(segments.check_weighted, 'max', 3, 'f', (9, 388, 3, 300))
 broadcast = use(segments.check_broadcast, integers((3, 8), 'f'), (0, 9, 3), spare=2)
 weighted_broadcast = use(segments.check_weighted_broadcast, 'f', 8, (9, 321, 370), 2)
-# Segments that cross the border between two chunks of one block.
+# Segments cross the border between two chunks of a block.
 long_broadcast = use(segments.check_broadcast, integers((3, 3), 'f'), (9, 321, 370))
-# The last rows are of no segment.
+# The last rows belong to no segment.
 row_softmaxes = use(softmax.check, 'f', 12, (4, 0, 1, 8), 300)
 weighted_softmaxes = use(softmax.test_weights, 'f', 12, (4, 3, 0, 2))
 
 
 def transposed(gpu):
-    """Two warps a block."""
+    """Blocks have two warps."""
     indices = numpy.arange(150, dtype=numpy.int32) ** 2 % 40
     adj = BatchedCSR(numpy.array([0, 3, 3, 150] + [150] * 37), indices, numpy.array([0, 40]))
     transpose.check(gpu, adj)
 
 
-# By two blocks.
+# There are two blocks.
 dropped = use(dropout.test_dropout, 'f', (137, 9), (1, 2, 5))
 
-# Rows of more vectors than a block has columns, and of few or single elements, by several lanes and
+# Rows have more vectors than a block has columns, or few or single elements, with several lanes and
 # blocks.
 layer_ended = use(layer_end.test_bias_and_activation, 'f', (3, 300), 'relu', True)
 layer_ended_and_dropped = use(layer_end.test_dropout_is_that_of_the_step, 'f', (5, 7), 'identity')
@@ -161,7 +161,7 @@ layer_begun_in_singles = use(layer_end.test_gradients, 'f', (5, 7), 'sigmoid', T
 
 
 def gathered(gpu, check):
-    """Several graphs per warp."""
+    """A warp gathers several graphs."""
     index = (3, 0, 6, 5, 5, 2, 1, 7, 0) * 4
 
     def two_warps(*sizes):
@@ -176,12 +176,12 @@ def gathered_packed(gpu):
 
 
 def gathered_folded(gpu):
-    """Molecules smaller and larger than the padding."""
+    """Molecules are smaller and larger than the padding."""
     gathered(gpu, lambda *given: gather_batch.check_folded(*given, padded_to=12, spare=(70, 1)))
 
 
 def summed_by_type(gpu):
-    """Two runs, one of two chunks, and two blocks of channels; some rows are of no type."""
+    """There are two runs, one of two chunks, and two blocks of channels; some rows have no type."""
     n_rows = EMBED_CHUNK + 90
     ids = numpy.random.RandomState(0).randint(-3, 23, n_rows).astype('i')
     ids[20:60] = 3
@@ -194,7 +194,7 @@ def summed_by_type(gpu):
 
 
 def cross_entropy(gpu):
-    """Blocks of 64 elements, the last with one."""
+    """Blocks have 64 elements, the last one has one."""
     launches = loss_launches.__wrapped__
     with mock.patch.multiple('chainer_bspmm.ops.mean_loss', LOSS_CHUNK=64, loss_launches=launches):
         check_loss(gpu, 'SIGMOID_CROSS_ENTROPY', (3, 43))
@@ -203,7 +203,7 @@ def cross_entropy(gpu):
 @mock.patch('chainer_bspmm.ops.mean_loss.loss_launches', loss_launches.__wrapped__)
 @mock.patch('chainer_bspmm.cuda.plans.MAX_BLOCK', 64)
 def cross_entropy_along(gpu):
-    """A block of two warps; also with accuracy and gradient."""
+    """A block has two warps, and also computes accuracy and gradient."""
     check_loss(gpu, 'SIGMOID_CROSS_ENTROPY', (3, 43))
     mean_loss.test_what_comes_along(gpu, 'SIGMOID_CROSS_ENTROPY', 'd', (3, 43))
 
@@ -213,12 +213,12 @@ def check_loss(gpu, kind, shape):
 
 
 squared_error = use(check_loss, 'SQUARED_ERROR', (7, 20))
-# With NaN, and 0.
+# Values are also NaN and 0.
 absolute_error = use(mean_loss.test_values_that_are_nan, 'ABSOLUTE_ERROR', True)
 
 
 def layer(gpu, width_in, width_out, ratio=0.0, slices=1, **options):
-    """Two blocks with two tiles each; sums in two parts."""
+    """There are two blocks with two tiles each, and sums have two parts."""
     gpu.sizes = Device(1, 60 << 20)
     with mock.patch.multiple(
         launches,
@@ -235,14 +235,14 @@ layer_of_relations = use(
     layer, 8, 5, n_relations=2, has_self=True, has_relation_bias=True, n_biases=1
 )
 rectified_layer = use(layer, 8, 5, n_relations=2, has_self=True, n_biases=1, activation='relu')
-# One relation that the rows themselves belong to.
+# Rows are their own neighbours in the only relation.
 dropped_layer = use(layer, 6, 6, 0.5, n_relations=1, loop=True, has_relation_bias=True, n_biases=1)
-# Rectified, by blocks that share the columns of a result.
+# The result is rectified, and blocks share its columns.
 dropped_slices = use(layer, 8, 16, 0.5, 2, n_relations=1, activation='relu')
-# Three matrices one after the other, as many biases, shared columns; sums in uneven parts.
+# There are three separate matrices and biases, blocks share columns, and sums have uneven parts.
 layer_of_degrees = use(layer, 24, 24, 0.0, 2, n_relations=3, n_biases=3, by_relation=True)
 
-# Many rows, and results of several chunks.
+# There are many rows, and results have several chunks.
 sums_of_partials = use(partial_sums.check_rows, 'f', 70)
 
 
@@ -257,14 +257,14 @@ def tied_sums(gpu):
         partial_sums.test_tied_parameters_are_summed_together(gpu, sums)
 
 
-# Entries in any order; some rows have more of them than are read at once.
+# Entries are not sorted, and some rows have more of them than are read at once.
 rows_of_relations = use(relations.check_random, 40, 7, 0)
-# Also the values of the transpose.
+# Values of the transpose are computed, too.
 rows_of_scaled_relations = use(relations.test_reciprocal_degrees, 'd', 0)
 
 
 def updated(gpu):
-    """Norms that do not clip."""
+    """The norms are too small for clipping."""
     clipping = hooks.GradientClipping(1e9), hooks.GradientClipping(1e8)
     shapes = (1100,), (3,)
     make = fused_update.OPTIMIZERS['SGD']
@@ -277,32 +277,32 @@ def updated_by_other_rules(gpu):
         fused_update.check(gpu, fused_update.OPTIMIZERS[name], 'd', [(37,)], add_hooks, 2)
 
 
-# --- the papers' ---
+# --- kernels of the papers ---
 
 
 def sliced(gpu):
-    """Slices of up to 64 rows, two warps each; the last block has warps without a slice."""
+    """Slices have up to 64 rows and two warps, and the last block has warps without a slice."""
     adj = BatchedCSR.from_matrices([integers((n, n), 'f') for n in (35, 3, 2)])
     products.check(gpu, 'sell', BatchedSELL(adj, 64, True), 'f', 9)
 
 
 def sliced_by_two_blocks(gpu):
-    """Blocks that share the columns of a slice."""
+    """Blocks share the columns of a slice."""
     with pytest.MonkeyPatch.context() as patch:
         share_channels(patch, policy, 'sell_launch')
         products.check(gpu, 'sell', BatchedSELL(batch('small', 'f'), 2), 'f', 33)
 
 
 sliced_vector = use(spmv.check, batch('mixed', 'f'), 'f', 'sell 7 sorted')
-# Several lanes a row, and rounds of them.
+# Rows have several lanes, and need several rounds.
 vector = use(spmv.check, BatchedCSR.from_matrices([integers((n, n), 'f') for n in (35, 3)]), 'f')
-# With nine columns 16 lanes share a row: 8 rows per block, of which the last uses 5.
+# If there are nine columns, 16 lanes share a row. Blocks have 8 rows, the last one has 5.
 swa = use(products.check, 'swa', batch('mixed', 'f'), 'f', 9)
 swa_blocked = use(products.check, 'swa_blocked', batch('mixed', 'f'), 'f', 80)
 
 
 def swa_full(gpu):
-    """Two blocks of 16 sub-warps: two have no row in the last graph, two have no graph."""
+    """Of two blocks of 16 sub-warps, two sub-warps have no row in the last graph, two no graph."""
     adj = BatchedCSR.from_matrices([1 + abs(integers((n, n), 'f')) for n in (7, 5)])
     products.check(gpu, 'swa', adj, 'f', 16)
 
@@ -310,7 +310,7 @@ def swa_full(gpu):
 st_shared = use(products.check, 'st_shared', batch('relations', 'f'), 'f', 5)
 st_blocked = use(products.check, 'st_blocked', batch('relations', 'f'), 'f', 5)
 st_global = use(products.check, 'st_global', batch('duplicates', 'f'), 'f', 5)
-# Entries go round a block more than once, columns round a sub-warp; the transpose.
+# Entries need several rounds of a block, and columns of a sub-warp; the matrix is transposed.
 st_shared_wide = use(products.check, 'st_shared', batch('mixed', 'f'), 'f', 33, trans=True)
 st_blocked_wide = use(products.check, 'st_blocked', batch('mixed', 'f'), 'f', 33)
 st_global_wide = use(products.check, 'st_global', batch('mixed', 'f'), 'f', 33, trans=True)
@@ -320,13 +320,13 @@ st_global_wide = use(products.check, 'st_global', batch('mixed', 'f'), 'f', 33, 
 
 
 def assert_same(actual, expected):
-    """Compare all elements of two lists of arrays."""
+    """Check that all elements of two lists of arrays are equal."""
     flat = [numpy.concatenate([numpy.ravel(a).astype('d') for a in s]) for s in (actual, expected)]
     numpy.testing.assert_array_equal(*flat)
 
 
 def summed_over_peers(gpu):
-    """Vectors of 300 elements, each of turn 3; and once more with another one of this rank."""
+    """Vectors of 300 elements are summed in turn 3, and again with another vector of this rank."""
     n, n_ranks, rank = 300, 3, 1
     peers = PeerMemory.__new__(PeerMemory)
     vectors = [integers((n,), 'f', seed=r) for r in range(4)]
@@ -350,11 +350,11 @@ def summed_over_peers(gpu):
     assert_same([total, again, arrays[0], arrays[2], peers.turns], expected)
 
 
-VALUES = integers((3,), 'f'), integers((1100,), 'f', seed=1)  # two chunks, the last with a few
+VALUES = integers((3,), 'f'), integers((1100,), 'f', seed=1)  # two chunks, the last is short
 
 
 def _flat(gpu):
-    """Return `FlatGradients` of rank 1 of 3, which has a bad loss, and its gradients."""
+    """Return `FlatGradients` of rank 1 of 3, whose loss is not finite, and its gradients."""
     link = chainer.Link()
     with link.init_scope():
         link.v, link.w = (chainer.Parameter(gpu.put(value)) for value in VALUES)
@@ -385,7 +385,7 @@ zeroed = use(averaged, (0, 1, 0))
 
 
 def exchanged(gpu):
-    """Compare the other ranks' half of this turn, each chunk's flag, and the mean gradients."""
+    """The other ranks' memory, the turns of all chunks, and the mean gradients are compared."""
     flat_gradients, grads = _flat(gpu)
 
     def sent(factor, n_molecules):
@@ -406,7 +406,7 @@ def exchanged(gpu):
 
 
 def staged(gpu):
-    """The third slot of four, then the next; a thread has two quads, or one."""
+    """The third and fourth of four slots are copied; a thread has one or two quads."""
     n_quads = 1024 + 5
     slots = gpu.put(numpy.arange(4 * 4 * n_quads, dtype='u4').reshape(4, 4 * n_quads))
     to = gpu.put(numpy.zeros_like(slots[:2]))
@@ -420,7 +420,7 @@ def staged(gpu):
 
 
 def reported(gpu):
-    """Numbers of all sizes, to the second row, by two launches."""
+    """Two launches write numbers of all sizes to the second row."""
     numbers = [gpu.put(numpy.array(5, kind)) for kind in ('f', 'd', 'e', 'i1', 'i8')]
     rows = gpu.put(numpy.full((2, len(numbers)), 2**64 - 1, numpy.uint64))
     gpu.reachable += [*numbers, rows[1]]

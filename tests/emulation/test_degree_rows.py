@@ -1,4 +1,4 @@
-"""Rows by the degree of nodes, against a loop; and the node that has them, against a host's."""
+"""Rows by the degree of nodes, compared with a loop, and the node that uses them, with a host's."""
 
 import numpy
 import pytest
@@ -12,7 +12,7 @@ from tests.support.molecules import adjacency
 
 
 def symmetric(kind='counts', sizes=(5, 1, 0, 9, 2), dtype='f'):
-    """Return a batch, its third node with a degree that is not whole."""
+    """Return a symmetric batch; with 'any values', the degree of the third node is no integer."""
     rng = numpy.random.RandomState(0)
     matrices = [adjacency(rng, n, 'counted bonds') if n else numpy.zeros((0, 0)) for n in sizes]
     if kind == 'any values':
@@ -25,7 +25,7 @@ def symmetric(kind='counts', sizes=(5, 1, 0, 9, 2), dtype='f'):
 
 
 def expected(adj, n_types):
-    """Return the five arrays, entry by entry."""
+    """Compute the five arrays entry by entry."""
     data = numpy.ones(adj.nnz) if adj.data is None else adj.data.astype('d')
     rows = [range(*pair) for pair in zip(adj.indptr, adj.indptr[1:])]
     degrees = [data[row].sum() for row in rows]
@@ -78,7 +78,7 @@ def test_many_rows(device, spare):
 
 
 def test_degrees_are_rounded_as_the_values(device):
-    """A host rounds a product with ones to their dtype: three thirds are 1, as here."""
+    """Degrees are rounded to the dtype of values, as on a host, so three thirds are 1."""
     third = numpy.full((3, 3), 1 / 3, 'e')
     assert third.astype('d').sum(axis=1)[0] != 1
     adj = larger(device.put, BatchedCSR.from_matrices([third]))
@@ -87,7 +87,7 @@ def test_degrees_are_rounded_as_the_values(device):
 
 
 def test_node(device, monkeypatch):
-    """Output and gradients as on a host; nodes of degrees with and without a weight."""
+    """Output and gradients equal a host's, also for nodes of degrees without a weight."""
     adj = symmetric()
     n_types = 3
     rng = numpy.random.RandomState(1)

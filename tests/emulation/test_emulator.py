@@ -1,4 +1,4 @@
-"""The emulator itself: kernels that it runs, and faults that it reports."""
+"""Tests of the emulator: kernels that it runs, and faults that it reports."""
 
 import numpy
 import pytest
@@ -111,7 +111,7 @@ extern "C" __global__ void shared(int *y)
 
 
 def test_shared_memory_is_poisoned_for_every_block():
-    """A block finds poison instead of the values of the block before it."""
+    """A block finds poison instead of the values that another block has left."""
     y = numpy.zeros(3, 'i')
     run(build(SHARED, 'shared'), (3, 1, 1), (1, 1, 1), (y,))
     numpy.testing.assert_array_equal(y, [-1] * 3)

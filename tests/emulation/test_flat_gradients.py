@@ -1,4 +1,4 @@
-"""Gradients of several ranks: packed, added up, and their mean unpacked."""
+"""Gradients of several ranks, which are packed, added up, and unpacked as their mean."""
 
 import ctypes
 import types
@@ -15,10 +15,10 @@ from chainer_bspmm.training.flat_gradients import FlatGradients, raise_if_not_fi
 from tests.emulation.kernel_cases import integers, Peers, words
 
 SHAPES = (), (0,), (3, 5), (1024,), (1025,), (2, 0), (2, 1025)
-LARGEST = {'d': 200}  # sums over the ranks are exact in float16
-N_MOLECULES = 2, 6, 0  # of the ranks: their sum is a power of two, so means are exact
+LARGEST = {'d': 200}  # keeps sums over ranks exact in float16
+N_MOLECULES = 2, 6, 0  # each rank's; means are exact, because the sum is a power of two
 RANK = 1
-# They write to memory of the host, which the process of a sanitizer has not.
+# These tests write to memory of the host, which the process of a sanitizer lacks.
 pinned = pytest.mark.parametrize('device', ['plain'], indirect=True)
 
 
@@ -41,7 +41,7 @@ def ranks(device, dtypes, shapes=SHAPES, dtype=None):
 
 
 def sent_by(rank, gradients, bad=()):
-    """Return the flat array that a rank sends."""
+    """Return the flat array that a rank has to send."""
     scaled = [N_MOLECULES[rank] * numpy.ravel(of_ranks[rank]) for of_ranks in gradients]
     flags = [float(rank == other and rank in bad) for other in range(3)]
     return numpy.concatenate([*scaled, [N_MOLECULES[rank]], flags])
@@ -49,7 +49,7 @@ def sent_by(rank, gradients, bad=()):
 
 @pytest.fixture
 def made(device, monkeypatch):
-    """Return a function that makes `FlatGradients` whose collective adds what others send."""
+    """Function that makes `FlatGradients` whose collective adds the arrays of other ranks."""
 
     def of(optimizer, others):
         flat = FlatGradients(optimizer)
@@ -70,14 +70,14 @@ def made(device, monkeypatch):
     for char, name in zip('efd', ('FLOAT16', 'FLOAT32', 'FLOAT64')):
         monkeypatch.setattr(nccl, 'NCCL_' + name, char, raising=False)
     monkeypatch.setattr(nccl, 'NCCL_SUM', 'sum', raising=False)
-    # Attributes of the emulator's own stand-in for CuPy.
+    # The emulator's stand-in for CuPy gets these attributes.
     cuda.cupy.cuda.alloc_pinned_memory = bytearray
     cuda.cupy.cuda.get_current_stream = lambda: types.SimpleNamespace(ptr=5)
     return of
 
 
 def check(device, made, dtypes, shapes=SHAPES, dtype=None, loss=1, loss_dtype='f', bad=()):
-    """Pack, add up and unpack; compare the sent array, and the gradients."""
+    """Pack, add up and unpack; check the sent array and the gradients."""
     optimizer, gradients = ranks(device, dtypes, shapes, dtype)
     flat = made(optimizer, [sent_by(rank, gradients, bad) for rank in (0, 2)])
     assert flat.sent.dtype == (dtype or max(dtypes, key='efd'.index))
@@ -90,7 +90,7 @@ def check(device, made, dtypes, shapes=SHAPES, dtype=None, loss=1, loss_dtype='f
 
 
 def check_means(optimizer, gradients, bad=()):
-    """Compare the gradients with the means over all ranks; all are 0 if a rank is bad."""
+    """Compare the gradients with the means over all ranks, which are 0 if a rank is bad."""
     for i, of_ranks in enumerate(gradients):
         param = getattr(optimizer.target, 'p%03d' % i)
         mean = numpy.average(of_ranks, axis=0, weights=N_MOLECULES)
@@ -99,7 +99,7 @@ def check_means(optimizer, gradients, bad=()):
 
 
 def find_copies(device):
-    """Let the kernel's table have addresses of arrays that are made from now on."""
+    """Allow addresses of arrays that are made from now on in the kernel's table."""
     put = device.put
 
     def put_within_reach(array):
@@ -139,16 +139,16 @@ def test_ranks_that_write_to_the_memory_of_each_other(device, made, dtypes, bad,
     for found, of_rank in zip(peers.arrays, expected):
         numpy.testing.assert_array_equal(found, of_rank)
     by_dtype = [sum(chunks_of(SHAPES[i :: len(dtypes)])) for i in range(len(dtypes))]
-    # Each block counts.
+    # Each block counts its turns.
     assert peers.turn.tolist().count(7) == sum(min(n, 2 * n_sms) for n in by_dtype)
-    flat.add_up()  # which would raise: there is no NCCL
+    flat.add_up()  # calling NCCL would be an error here
     flat.unpack()
     assert flat._is_bad.tolist() == [int(rank in bad) for rank in range(3)]
     check_means(optimizer, gradients, bad)
 
 
 def test_memory_for_parameters_of_other_sizes_is_not_used(device, made):
-    """Ranks would write past the end of memory for fewer parameters."""
+    """In memory for fewer parameters, ranks would write past the end."""
     shapes = [(3, 5), (1025,)]
     optimizer, _ = ranks(device, 'f', shapes)
     peers = Peers(device, made(optimizer, []), RANK, {})
@@ -180,7 +180,7 @@ def test_own_loss_is_not_finite(device, made, loss, loss_dtype):
     assert flat._is_bad.tolist() == [0, 1, 0]
     with pytest.raises(FloatingPointError, match='the loss of rank 1 .* noticed after step 6'):
         raise_if_not_finite(flat._optimizer)
-    raise_if_not_finite(flat._optimizer)  # once
+    raise_if_not_finite(flat._optimizer)  # the error is raised only once
 
 
 @pinned
@@ -207,7 +207,7 @@ def test_gradient_that_is_a_view(device, made):
 @pinned
 @pytest.mark.parametrize('n_params', (3, flat_gradients._N_PARAMETERS + 1))
 def test_parameters_with_one_gradient(device, made, n_params):
-    """Terms of a sum share one gradient; here the last parameter has a part of it."""
+    """Terms of a sum share a gradient; the last parameter has a part of it."""
     optimizer, gradients = ranks(device, 'f', ((1, 5),) * (n_params - 1) + ((1, 3),))
     params = [getattr(optimizer.target, 'p%03d' % i) for i in (0, n_params - 2, n_params - 1)]
     params[1].grad = params[0].grad

@@ -20,16 +20,16 @@ OPTIMIZERS = {
     'AMSGRAD': lambda: optimizers.AMSGrad(0.02, beta2=0.9),
 }
 CHUNK = {'f': 1024, 'd': 512}
-# A step rounds a number about ten times, and Chainer on the CPU puts the same formulas in another
-# order.
+# A step rounds a number about ten times, and Chainer computes the same formulas in another order on
+# the CPU.
 BOUND = {'f': 50 * 2**-24, 'd': 1e-14}
 SHAPES = ((), (0,), (1,), (3, 5), (1024,), (1025,), (3, 0), (2, 1025))
 
 
 def links(device, dtypes, shapes):
-    """Return two links with equal parameters: one whose arrays the kernel takes, and Chainer's.
+    """Return two links with equal parameters, one of them with arrays on the emulated device.
 
-    Their parameter `late` is not initialised.
+    The parameter `late` of both is not initialised.
     """
     rng = numpy.random.RandomState(0)
     ours, theirs = chainer.Link(), chainer.Link()
@@ -51,9 +51,9 @@ def normal(rng, shape):
 def check(
     device, make, dtypes, shapes=SHAPES, add_hooks=(), n_steps=5, change=None, gradient=normal
 ):
-    """Compare parameters, gradients, states and counters over steps; return Chainer's link.
+    """Compare parameters, gradients, states and counters after steps; return Chainer's link.
 
-    Parameter `late` gets its array in the second step, p003 has no gradient, `alone` no rule.
+    The parameter `late` gets its array in the second step, p003 has no gradient, `alone` no rule.
     """
 
     links_ = links(device, dtypes, shapes)
@@ -134,7 +134,7 @@ def test_hooks(device, add_hooks):
     check(device, OPTIMIZERS['SGD'], dtype, SHAPES[:6], add_hooks, n_steps=2)
     n_clippings = sum(type(hook) is hooks.GradientClipping for hook in add_hooks)
     rules = [launch['RULE'] for launch in device.launched]
-    assert rules == 2 * (n_clippings * ['NONE'] + ['NONE', 'SGD'])  # the last NONE for `alone`
+    assert rules == 2 * (n_clippings * ['NONE'] + ['NONE', 'SGD'])  # the last NONE is for `alone`
 
 
 def test_hooks_whose_numbers_change(device):
@@ -156,7 +156,7 @@ def test_more_parameters_than_blocks(device, monkeypatch):
 
 
 def test_both_dtypes_in_one_norm(device):
-    # Integers: Chainer adds up the float32 part of the norm in float32, which is then exact.
+    # Chainer sums the float32 part of the norm in float32, which is exact for integers.
     check(
         device,
         OPTIMIZERS['MOMENTUM_SGD'],
@@ -170,7 +170,7 @@ def test_both_dtypes_in_one_norm(device):
 
 @pytest.mark.parametrize('add_hooks', [(), (ELEMENTWISE[0], ACTIVE)], ids=['plain', 'hooks'])
 def test_parameters_that_are_not_updated(device, add_hooks):
-    """Hooks and the norm count them, as in Chainer; their data and counters stay."""
+    """As in Chainer, hooks and the norm include them, but their data and counters stay."""
 
     def change(step, optimizer):
         if step == 1:
@@ -201,7 +201,7 @@ def test_one_rule_with_a_variant_of_its_own(device):
 
 @pytest.mark.parametrize('dtype', 'fd')
 def test_sign_of_parameters_that_have_none(device, dtype):
-    """Lasso leaves the gradients of 0 and -0 alone, and makes the gradient of a NaN a NaN."""
+    """Lasso leaves the gradients of 0 and -0 alone, and the gradient of NaN becomes NaN."""
 
     def change(step, optimizer):
         optimizer.target.p000.array[...] = [0.0, -0.0, numpy.nan, 2, -2, 3]
@@ -223,7 +223,7 @@ def test_norms_that_are_no_numbers(device, value):
 
 
 def test_parameters_that_share_a_gradient(device, monkeypatch):
-    """Parameters of ``V + W`` do. Hooks must clip and decay each gradient by itself."""
+    """The parameters of ``V + W`` share one, but hooks must clip and decay each one separately."""
     ours, theirs = (OPTIMIZERS['SGD']().setup(link) for link in links(device, 'd', SHAPES[3:5] * 2))
     rng = numpy.random.RandomState(1)
     device.reachable = []

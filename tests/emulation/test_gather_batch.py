@@ -17,21 +17,21 @@ from tests.emulation.emulator.cuda_on_cpu import build, run
 from tests.support.data_sets import assert_same_batch, LABELS, molecule_set
 from tests.support.devices import slow_unless
 
-MAP_NORESERVE = 0x4000  # of Linux
+MAP_NORESERVE = 0x4000  # Linux
 NULL = numpy.uintp(0)
 INDEX = (3, 0, 6, 5, 5, 2, 1, 7, 0)
 INDICES = [INDEX, (0,), (2,), (2, 6), (4,), (7,), (1, 4, 1), tuple(range(8))]
 
 
 def on_device(device, molecules):
-    """Return DeviceMolecules on the emulated device."""
+    """Return `DeviceMolecules` on the emulated device."""
     emulated = CpuDevice()
     emulated.send = device.put
     return DeviceMolecules(molecules, emulated)
 
 
 def check_exact(device, molecules, index, layout='packed', padded_to=None):
-    """Compare with the batch that is gathered on the host; return the number of launches."""
+    """Compare a batch with the one that the host gathers; return the number of launches."""
     before = len(device.launched)
     index = numpy.array(index)
     atoms, adj, labels = on_device(device, molecules).batch(index, layout, padded_to)
@@ -44,14 +44,14 @@ def check_exact(device, molecules, index, layout='packed', padded_to=None):
 
 
 def empty_like(buffer):
-    """Return a buffer like one of the fields of `Buffers`: an array, a list of arrays, or None."""
+    """Return a buffer like a field of `Buffers`: an array, a list of arrays, or None."""
     if isinstance(buffer, list):
         return [numpy.empty_like(array) for array in buffer]
     return None if buffer is None else numpy.empty_like(buffer)
 
 
 def check_spare(device, molecules, index, spare, layout='packed', padded_to=None):
-    """Compare whole buffers, full of 127 or NaN before, with buffers that the host fills."""
+    """Compare whole buffers, first filled with 127 or NaN, with buffers that the host fills."""
     before = len(device.launched)
     index = numpy.array(index)
     atoms, adj, labels = molecules.batch(index, layout, padded_to)
@@ -168,7 +168,7 @@ def test_many_graphs(device, n_graphs, n_sms):
 
 
 def test_offsets_beyond_32_bits(gxx):
-    """The second of two molecules begins 2**31 bytes after the first, whose block does not run."""
+    """The second of two molecules begins 2**31 bytes behind the first, whose block is left out."""
     n_nodes = 2**11 + 1
     atom_bytes = 2**20
     flags = mmap.MAP_PRIVATE | MAP_NORESERVE

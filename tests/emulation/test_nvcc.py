@@ -1,4 +1,4 @@
-"""The kernels as NVIDIA's compiler sees them, for every architecture; no GPU is needed for that."""
+"""Kernels, compiled by NVIDIA's compiler for every architecture, for which no GPU is needed."""
 
 import functools
 import os
@@ -16,7 +16,7 @@ from tests.emulation.registry import KERNELS
 from tests.support.devices import slow_unless
 
 
-# From Turing on: the generations that CuPy supports and this project names.
+# Generations, from Turing on, that CuPy supports and this project names.
 ARCHITECTURES = ('sm_75', 'sm_80', 'sm_90', 'sm_100', 'sm_120')
 
 
@@ -26,7 +26,7 @@ def known_architectures():
 
 
 def compiled(name, dtype, defines, architecture, *flags):
-    """Return the report of ptxas for a kernel; skip the test without a compiler for it."""
+    """Return the report of ptxas for a kernel; skip the test if there is no compiler for it."""
     if shutil.which('nvcc') is None:
         pytest.skip('nvcc is not on the PATH')
     if architecture not in known_architectures():
@@ -39,7 +39,7 @@ def compiled(name, dtype, defines, architecture, *flags):
         '-Xptxas=-v',
         *flags,
     )
-    # The file itself: in the text that CuPy compiles, `#pragma once` stands in the main file.
+    # The file is compiled, because the text that CuPy compiles has `#pragma once` in its main file.
     path = kernels.paths()[name]
 
     def compile_it():
@@ -55,7 +55,7 @@ def compiled(name, dtype, defines, architecture, *flags):
 
 
 def usage(report):
-    """Return the bytes of the stack and the bytes spilled, from a report of ptxas."""
+    """Return the bytes of the stack, and the spilled bytes, of a report of ptxas."""
     assert 'bytes spill stores' in report, 'not a report of ptxas: ' + report
     stack = re.findall(r'(\d+) bytes stack frame', report)
     spilled = re.findall(r'(\d+) bytes spill (?:stores|loads)', report)
@@ -66,13 +66,13 @@ QUICK = 'bspmm_csr', 'gated_step', 'graph_linear'
 
 
 def cases():
-    """Yield all variants for sm_90, and a third of them, in turn, for each other architecture."""
+    """Yield all variants for sm_90, and, in turn, a third of them for each other architecture."""
     for name, kernel in KERNELS.items():
         for turn, architecture in enumerate(ARCHITECTURES):
             for i, (dtype, defines) in enumerate(kernel.compiled()):
                 if architecture == 'sm_90' or i % 3 == turn % 3:
                     yield slow_unless(
-                        # Four floats, of kernels that change most and take the most registers.
+                        # Four floats, of the kernels that change most and need most registers.
                         name in QUICK and architecture == 'sm_90' and i == 2,
                         name,
                         architecture,
@@ -84,9 +84,9 @@ def cases():
 
 @pytest.mark.parametrize('name, architecture, dtype, defines', list(cases()))
 def test_kernel_compiles_without_a_warning_or_a_spill(name, architecture, dtype, defines):
-    """Use of the stack is a failure, too: it would hold a copy of the kernel's table."""
+    """No stack may be used either, because it would hold a copy of the kernel's table."""
     report = compiled(name, dtype, defines, architecture)
-    assert usage(report) == (0, 0), 'bytes of the stack and spilled'
+    assert usage(report) == (0, 0), 'bytes of the stack, and spilled bytes'
 
 
 def test_spill_is_noticed():
@@ -104,7 +104,7 @@ def test_spill_is_noticed():
     ],
 )
 def test_what_peers_write_meanwhile_is_read(tmp_path, name, n_peers):
-    """A value and its turn are one access of 64 bits, which bypasses caches of constants."""
+    """A value and its turn are read by one access of 64 bits that bypasses caches of constants."""
     if shutil.which('nvcc') is None:
         pytest.skip('nvcc is not on the PATH')
     f = numpy.dtype('f')

@@ -1,4 +1,4 @@
-"""Kernels broken on purpose: their representatives must notice every fault."""
+"""Faults planted in kernels, which the kernels' representatives must notice."""
 
 import multiprocessing
 import shutil
@@ -15,8 +15,8 @@ from tests.emulation.registry import KERNELS
 from tests.support.devices import slow_unless
 
 NOTICED, UNKNOWN = 3, 4  # exit status
-SECONDS = 1  # of processor time, after which a kernel counts as hung; it needs a twentieth
-# Faults that no representative can notice: (file, a part of the line, the reason).
+SECONDS = 1  # processor time after which a kernel counts as hung; it needs a twentieth
+# Faults that no representative can notice: (file, part of the line, reason)
 UNNOTICED = [
     ('bspmm_csr.cu', 'if (row + step < stop) {', 'bounds of one row more are read, which exist'),
     ('bspmm_csr.cu', 'if (left > 0) load(', 'the last entry before is read, and not used'),
@@ -62,26 +62,26 @@ def is_known(mutant):
 
 
 def uses_of(file):
-    """Yield the representatives of a kernel, or of the kernels that include a header."""
+    """Yield the representatives of a kernel, or of all kernels that include a header."""
     for name, path in kernels.paths().items():
         if file == path.name or '#include "%s"' % file in path.read_text():
             yield from KERNELS[name].uses
 
 
 def look(make_device, file):
-    """Exit with status NOTICED, or by a signal that a kernel causes, if the fault is noticed."""
+    """Exit with status NOTICED, or by a signal from the kernel, if the fault is noticed."""
     for sanitizer, times in (None, 1), (MEMORY, 1), (RACES, 20):
         if sanitizer and not knows(sanitizer=sanitizer):
             sys.exit(UNKNOWN)
         for use in dict.fromkeys(uses_of(file)):
-            for _ in range(times):  # a run shows a race only if the two threads are close in time
+            for _ in range(times):  # a race is noticed only if two threads are close in time
                 signal.setitimer(signal.ITIMER_PROF, SECONDS)
                 try:
                     use(make_device(sanitizer))
                 except CompileError:
-                    raise  # this shows nothing about the tests
+                    raise  # says nothing about the tests
                 except Exception:
-                    sys.exit(NOTICED)  # a wrong result, or KernelError
+                    sys.exit(NOTICED)  # wrong result or KernelError
 
 
 QUICK = 'bspmm_csr.cu', 'dropout.cu', 'layer_norm.cu', 'segment_reduce.cu'  # one fault of each

@@ -1,4 +1,4 @@
-"""Emulated kernels of several processes that write to each other's memory, and wait for it."""
+"""Emulated kernels of several processes, which write to each other's memory and wait for it."""
 
 import mmap
 
@@ -25,12 +25,12 @@ from tests.support.ranks import needs_mpi, on_ranks
 N_TURNS = 20
 RECEIVE = 'receive(received + r * stride, i, now, value[r][e])'
 HALF = 'const int half = now % 2 * PEERS;\n    '
-SECONDS, SOON = 80, 40  # after which a rank that waits in vain is ended
+SECONDS, SOON = 80, 40  # time after which a rank is ended that waits in vain
 SHAPES = (3, 5), (1025,), (0,), (2,)
-VECTORS = 3, 70  # elements of the vectors that are added up as well
-MOST = 1e-3  # seconds that a rank is late, at most
-# A rank that reads late, so that the others are ahead. It sleeps for longer than they
-# need for a turn, also on a busy machine, where they would otherwise wait for its core.
+VECTORS = 3, 70  # elements of vectors that are summed, too
+MOST = 1e-3  # seconds by which a rank is late at most
+# One rank reads late, so that others are ahead. It sleeps for longer than these need for a
+# turn, also on a busy machine, where they would otherwise wait for its core.
 SLOW = (
     ('#include <sched.h>', '#include <sched.h>\n#include <unistd.h>'),
     ('Sum total = 0;', 'if (rank && threadIdx.x == 0) usleep(20000); Sum total = 0;'),
@@ -42,7 +42,7 @@ SLOW = (
 
 
 class Runtime:
-    """Files in a folder that processes map, instead of memory of GPUs."""
+    """Stand-in for CUDA's runtime: processes map files of a folder instead of memory of GPUs."""
 
     CUDARuntimeError = OSError
 
@@ -52,7 +52,7 @@ class Runtime:
 
     def allocate(self, n_bytes):
         path = self._folder / ('memory of %d' % os.getpid())
-        numpy.full(n_bytes // 4, 1, numpy.uint32).tofile(path)  # as if turn 1 were over
+        numpy.full(n_bytes // 4, 1, numpy.uint32).tofile(path)  # looks as if turn 1 was over
         return self.ipcOpenMemHandle(path)
 
     def ipcOpenMemHandle(self, path):
@@ -78,7 +78,7 @@ class Runtime:
 
 
 def stand_in(monkeypatch, folder, *replaced):
-    """Return the emulator, and a list that gets every kernel loaded from now on."""
+    """Return the emulator, and a list that gets all kernels that are loaded from now on."""
     device = cuda_on_cpu.Device(monkeypatch)
     source = kernels.source
 
@@ -108,7 +108,7 @@ def stand_in(monkeypatch, folder, *replaced):
 
 
 def values_of(rank, turn, shape, number):
-    """Return a rank's part of a sum: integers, so that sums are exact."""
+    """Return a rank's part of a sum; integers make sums exact."""
     rng = numpy.random.RandomState(1000 * turn + 10 * number + rank)
     return rng.randint(-50, 50, shape).astype('f')
 
@@ -120,7 +120,7 @@ def n_molecules(rank, turn):
 def exchange(folder, seconds, *replaced):
     """Exchange gradients and vectors many times, each rank at its own pace.
 
-    replaced: pairs of a text in the kernels and its replacement.
+    replaced: pairs of a text of the kernels and its replacement.
     """
     import chainermn
 
@@ -142,7 +142,7 @@ def exchange(folder, seconds, *replaced):
         assert flat.has_sum and flat.peers.vectors == [(n, numpy.dtype('f')) for n in VECTORS]
         ready = set(loaded)
         loss = device.put(numpy.array(1, 'f'))
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # not the handler of the test's own alarm
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # not the test's own handler
         signal.alarm(seconds)
         # One after the other: a sum between two exchanges would keep the ranks together.
         for turn in range(N_TURNS):
@@ -151,7 +151,7 @@ def exchange(folder, seconds, *replaced):
             for turn in range(N_TURNS):
                 check_vectors(flat, device, turn, numbers, pace)
         assert set(loaded) == ready  # nothing is compiled while another rank waits
-        comm.mpi_comm.Barrier()  # another may still read this rank's memory
+        comm.mpi_comm.Barrier()  # another rank may still read this memory
         flat.peers.unmap()
         peer_memory._kept.clear()
 
@@ -159,7 +159,7 @@ def exchange(folder, seconds, *replaced):
 def check_vectors(flat, device, turn, numbers, pace):
     rank = flat._comm.rank
     ranks = range(flat._comm.size)
-    for alone in (False, True):  # a check does a step once more, with the same values of the others
+    for alone in (False, True):  # a check repeats a step with the others' values
         flat.sums.begin(alone)
         for number in numbers:
             time.sleep(pace.uniform(0, MOST))
@@ -178,7 +178,7 @@ def check_gradients(flat, device, turn, loss, pace):
         device.reachable.append(param.grad)
     time.sleep(pace.uniform(0, MOST))
     weights = [n_molecules(rank, turn) for rank in ranks]
-    flat.pack(weights[rank], loss, alone=True)  # which the others do not notice
+    flat.pack(weights[rank], loss, alone=True)  # others do not notice this
     flat.pack(weights[rank], loss)
     for number, param in enumerate(params):
         total = sum(

@@ -7,7 +7,7 @@ from tests.emulation.emulator.cuda_on_cpu import MEMORY, RACES
 from tests.emulation.registry import KERNELS
 
 
-# The other kernels have tests without a sanitizer, from which their representatives come.
+# These kernels have no other tests, from which representatives could come.
 ALONE = 'peer_sum', 'report', 'staged_copy'
 
 

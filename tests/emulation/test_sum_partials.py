@@ -12,7 +12,7 @@ from tests.emulation.kernel_cases import DTYPES, integers
 
 
 def partials(device, dtype, n_rows, n_columns, seed=0):
-    """Return an array of integers that are summed exactly."""
+    """Return an array of integers, whose sums are exact."""
     array = device.put(integers((n_rows, n_columns), 'd' if dtype == 'd' else 'f', seed=seed))
     device.reachable.append(array)
     return array
@@ -42,7 +42,7 @@ def test_rows(device, dtype, n_rows):
 @pytest.mark.parametrize('n_rows', [1, 9, 65, 150])
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_rows_of_many_columns(device, monkeypatch, dtype, n_rows):
-    """A thread has several of them."""
+    """A thread has several columns."""
     monkeypatch.setattr(partial_sums, 'MANY', 1)
     check_rows(device, dtype, n_rows)
 
@@ -62,7 +62,7 @@ def test_nothing_to_sum(device):
 
 @pytest.fixture
 def pending(monkeypatch):
-    """Return the `PendingSums` of a step that is under way."""
+    """`PendingSums` of a step that is under way."""
     found = partial_sums.PendingSums()
     monkeypatch.setattr(step, 'current', lambda: types.SimpleNamespace(sums=found))
     return found
@@ -84,7 +84,7 @@ def test_sums_of_a_step_are_one_launch_at_its_end(device, pending):
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('n_rows', [0, 4])
 def test_blocks_of_a_product(device, pending, dtype, n_rows):
-    """They are the blocks themselves as long as no other gradient is added to them."""
+    """Gradients are the blocks themselves as long as nothing is added to them."""
     product = device.put(integers((n_rows, 35), dtype))
     found = shared(product, 2)
     expected = product[: n_rows // 2], product[n_rows // 2 :]
@@ -122,7 +122,7 @@ def test_a_product_is_added_to_other_gradients(device, pending):
 
 
 def test_a_product_that_others_might_read_shows_it(device, monkeypatch):
-    """The trial of a step looks for NaN that has got from a deferred gradient to others."""
+    """The trial of a step looks for NaN that other gradients have read from a deferred one."""
     sums = partial_sums.PendingSums(shows_reads=True)
     monkeypatch.setattr(step, 'current', lambda: types.SimpleNamespace(sums=sums))
     (block,) = shared(device.put(integers((2, 35), 'f')))
@@ -130,7 +130,7 @@ def test_a_product_that_others_might_read_shows_it(device, monkeypatch):
 
 
 def test_columns_of_a_product_are_copied(device, pending):
-    """Kernels add to arrays without gaps."""
+    """Kernels add only to contiguous arrays."""
     product = device.put(integers((35, 4), 'f')).T
     (block,) = shared(product)
     numpy.testing.assert_array_equal(block, product)
@@ -142,7 +142,7 @@ def test_tied_parameters_are_summed_together(device, pending):
     total, *others = [sum_partials(source, [(1, (50,), 'f')])[0] for source in sources]
     for other in others:
         assert pending.chain(total, other)
-    assert not pending.chain(total, others[0]), 'it is pending no more'
+    assert not pending.chain(total, others[0]), 'others[0] must no longer be pending'
     assert not pending.chain(total, total)
     (half,) = sum_partials(sources[0], [(1, (50,), 'e')])
     assert not pending.chain(total, half)
@@ -169,7 +169,7 @@ def test_a_chain_ends_where_a_launch_has_no_more_places(device, pending):
 
 
 def test_gradients_of_one_variable(device, pending):
-    """Sums are deferred if all gradients are pending, otherwise added at once."""
+    """Sums are deferred if all gradients are pending, and added at once otherwise."""
     source = partials(device, 'f', 9, 70)
     first, second, third = (
         chainer.Variable(array) for array in sum_partials(source, [(0, (33,), 'f')] * 3)

@@ -1,4 +1,4 @@
-"""The only kernel of the benchmarks, TensorFlow's product as in the report, on the CPU."""
+"""TensorFlow's product of the report, the only kernel of the benchmarks, on the CPU."""
 
 import pathlib
 import shutil
@@ -20,7 +20,7 @@ def test_product(gxx, sanitizer, n_b, threads):
     if sanitizer and not knows(sanitizer=sanitizer):
         pytest.skip('g++ -fsanitize=%s does not work here' % sanitizer)
     rng = numpy.random.RandomState(0)
-    dense = rng.randint(-3, 4, (9, 9)).astype('f')  # small integers: any order of sums is exact
+    dense = rng.randint(-3, 4, (9, 9)).astype('f')  # sums of small integers are exact in any order
     ids = numpy.ascontiguousarray(numpy.argwhere(dense), 'i')
     rng.shuffle(ids)
     values = dense[ids[:, 0], ids[:, 1]]

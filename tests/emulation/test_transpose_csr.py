@@ -17,7 +17,7 @@ def check(device, adj):
 
 
 def random_batch(sizes, n_columns=None):
-    """Rows of 0 to 6 entries in any order, of which some name the same place."""
+    """Return rows of 0 to 6 unsorted entries, some of which are in one place."""
     rng = numpy.random.RandomState(0)
     n_columns = sizes if n_columns is None else n_columns
     starts = offsets_of(n_columns)
@@ -43,7 +43,7 @@ def test_sizes(device, sizes):
     check(device, random_batch(sizes))
 
 
-# As many columns as warps scan in several rounds; fewer columns than rows.
+# So many columns that warps scan them in several rounds, and fewer columns than rows.
 @pytest.mark.parametrize(
     'sizes, n_columns',
     [((3, 20), (12, 80)), ((40, 3), (2, 1)), ((2,), (100,)), ((20, 5), (300, 20))],
@@ -87,8 +87,8 @@ def test_capacity_beyond_the_batch(device, spare):
     larger.indices = numpy.pad(adj.indices, (0, spare), constant_values=2**30)
     indptr, indices, order = transpose_on(device, larger)
     expected = build.transpose(numpy, adj.indptr, adj.indices, adj.n_cols)
-    # Columns that no graph has are empty rows of a product with the transpose.
+    # Columns that belong to no graph are empty rows of the transpose.
     numpy.testing.assert_array_equal(indptr, numpy.pad(expected[0], (0, spare), mode='edge'))
     numpy.testing.assert_array_equal(indices, numpy.pad(expected[1], (0, spare)))
-    # All of `order` may index values, so spare places are indices of spare entries.
+    # `order` as a whole may index values, so spare places hold indices of spare entries.
     numpy.testing.assert_array_equal(order, [*expected[2], *range(adj.nnz, adj.nnz + spare)])

@@ -1,4 +1,4 @@
-"""Run the scripts of examples/ as a user does."""
+"""Scripts of examples/, run as users run them."""
 
 import contextlib
 import csv
@@ -24,7 +24,7 @@ def command(script, arguments):
 
 
 def run_here(script, *arguments, status=0, cwd=None):
-    """Run a script in this process; return what it prints to stdout, or why it ends with 1."""
+    """Run a script in this process; return its standard output, or its error if it fails."""
     before = os.getcwd()
     out = io.StringIO()
     argv = command(script, arguments)[1:]
@@ -33,7 +33,7 @@ def run_here(script, *arguments, status=0, cwd=None):
         mock.patch.multiple(sys, argv=argv, path=path, unraisablehook=None),
         mock.patch.dict(vars(chainer.global_config)),
         contextlib.redirect_stdout(out),
-        threadpool_limits(1),  # as of a process: the products are small
+        threadpool_limits(1),  # small products are faster on one thread
     ):
         os.chdir(cwd or before)
         try:
@@ -47,7 +47,7 @@ def run_here(script, *arguments, status=0, cwd=None):
 
 
 def error_of(script, *arguments, cwd=None):
-    """Return the error of a script that must fail: one line, without a traceback."""
+    """Return the error of a script that must fail with one line, without a traceback."""
     message = run_here(script, *arguments, status=1, cwd=cwd)
     assert message.startswith('error: ') and '\n' not in message
     return message
@@ -64,7 +64,7 @@ def rows(path):
 
 
 def imported(folder, name):
-    """Import a module of an example; the module itself finds examples/common."""
+    """Import a module of an example, which itself finds examples/common."""
     sys.path.insert(0, str(folder))
     try:
         return importlib.import_module(name)

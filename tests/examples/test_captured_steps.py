@@ -1,4 +1,4 @@
-"""``--updater graph`` of the examples: where it is refused, how its steps are timed, resuming."""
+"""Option ``--updater graph`` of the examples: refusals, times of steps, resuming."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ QUICK = ['--unit-num', '8', '--conv-layers', '2', '--num-data', '200']
 
 @pytest.fixture(scope='module')
 def common():
-    """The modules of examples/common."""
+    """Modules of examples/common."""
     imported(EXAMPLES / 'qm9', 'train_qm9')
     from common import data, training
 
@@ -31,7 +31,7 @@ def test_captured_steps_need_a_gpu(tmp_path):
         'error: --updater graph: CUDA graphs need a GPU, as by --device 0, and no --dense; '
         '--device is -1'
     )
-    assert not (tmp_path / 'out').exists()  # refused before anything was written
+    assert not (tmp_path / 'out').exists()  # nothing was written before the refusal
 
 
 CPU = types.SimpleNamespace(xp=numpy)
@@ -65,7 +65,7 @@ def test_captured_steps_of_a_dense_model_are_refused(common):
 
 
 def layout_of(common, padded_to, layout='folded', dense=False):
-    """Return the layout of a training on molecules of at most 7 atoms."""
+    """Return the layout of a training with molecules of at most 7 atoms."""
     args = argparse.Namespace(padded_to=padded_to, layout=layout, dense=dense)
     molecules = types.SimpleNamespace(full_sizes=numpy.array([3, 7, 5]))
     return common.training.layout_of(args, types.SimpleNamespace(molecules=molecules))
@@ -111,7 +111,7 @@ def test_only_folded_batches_are_padded_to_a_number(common, padded_to, layout, d
 
 @pytest.mark.parametrize('rank', [0, 2])
 def test_each_rank_draws_by_a_seed_of_its_own(common, tmp_path, monkeypatch, rank):
-    """The seed decides the dropout of a rank's captured steps."""
+    """Dropout in captured steps depends on this seed."""
     seeds = []
 
     def make_updater(*args, seed, **options):
@@ -128,7 +128,7 @@ def test_each_rank_draws_by_a_seed_of_its_own(common, tmp_path, monkeypatch, ran
 
 
 class Steps:
-    """An updater without a model: a step takes a second, an epoch three steps."""
+    """An updater without a model: a step takes one second, and an epoch has three steps."""
 
     iteration = 0
     get_all_optimizers = dict
@@ -151,14 +151,14 @@ class Steps:
 
 @pytest.fixture
 def clock(common, monkeypatch):
-    """A clock whose seconds (`now`) the test moves."""
+    """Clock whose time `now`, in seconds, is set by the test."""
     clock = types.SimpleNamespace(now=5.0)
     monkeypatch.setattr(common.training.time, 'perf_counter', lambda: clock.now)
     return clock
 
 
 def seconds_of_epochs(common, clock, updater, device, out):
-    """Return the seconds of three epochs that a StepTimer finds, beside a slow extension."""
+    """Return the seconds that a StepTimer finds for three epochs beside a slow extension."""
 
     def slow(trainer):
         clock.now += 50
@@ -180,7 +180,7 @@ def test_steps_of_an_epoch_are_timed_until_a_gpu_is_done(common, clock, tmp_path
     updater = Steps(clock)
     gpu = types.SimpleNamespace(xp='cupy', device=types.SimpleNamespace(synchronize=wait))
     assert seconds_of_epochs(common, clock, updater, gpu, tmp_path) == [6, 6, 6]
-    assert waited == [0, 3, 3, 6, 6, 9, 9]  # before an epoch starts and ends
+    assert waited == [0, 3, 3, 6, 6, 9, 9]  # before the start and end of each epoch
 
 
 def test_steps_are_timed_without_what_follows_an_epoch(common, clock, tmp_path):

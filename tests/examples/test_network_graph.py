@@ -1,4 +1,4 @@
-"""examples/network_graph: a generated network, files like Cora's, and refusals."""
+"""examples/network_graph: a generated network, files in Cora's format, refusals."""
 
 import json
 
@@ -26,7 +26,7 @@ def network_data():
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """The folder of Cora in Chainer's cache, empty."""
+    """Empty folder of Cora in Chainer's cache."""
     monkeypatch.setattr(download, '_dataset_root', str(tmp_path / 'cache'))
     folder = tmp_path / 'cache' / 'pfnet' / 'chainer' / 'cora'
     folder.mkdir(parents=True)
@@ -34,7 +34,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def write_cora(folder):
-    """Write twelve papers of three classes, told by their words, in a ring."""
+    """Write a ring of twelve papers of three classes, which have different words."""
     papers = ['p%d' % i for i in range(12)]
     with open(folder / 'cora.content', 'w') as file:
         for i, paper in enumerate(papers):
@@ -62,7 +62,7 @@ def test_generated(tmp_path, method, epochs):
     log = json.loads((out / 'log').read_text())
     assert [entry['epoch'] for entry in log] == list(range(epochs // 10, epochs + 1, epochs // 10))
     assert {'main/loss(train)', 'main/accuracy(valid)'} <= log[0].keys()
-    # The model fits upstream's.
+    # Upstream's model can load the file.
     kind = {'gin_sparse': GINSparse, 'gin': GIN}[method]
     model = NodeClassifier(kind(None, True, hidden_channels=32, out_channels=7, n_update_layers=2))
     serializers.load_npz(out / 'model.npz', model)
@@ -111,7 +111,7 @@ def test_files_unlike_those_of_cora_are_refused(cache, network_data, name, text,
     with pytest.raises(network_data.DataError) as error:
         network_data.load('auto', 0)
     start = '%s is not as in %s: %s' % (cache / name, network_data.URL % 'cora', reason)
-    assert str(error.value).startswith(start)  # the rest is NumPy's or Python's
+    assert str(error.value).startswith(start)  # the rest of the message is NumPy's or Python's
 
 
 EMPTY = (

@@ -1,4 +1,4 @@
-"""The scripts of examples/own_dataset, run as a user runs them; the folder of a run."""
+"""Scripts of examples/own_dataset, run as users run them, and the folder of a run."""
 
 import contextlib
 import io
@@ -29,7 +29,7 @@ CHAINS = ['C' * n + end for n in range(1, 31) for end in ('', 'N', 'O')]
 TABLE = 'smiles,y,name\n' + ''.join(
     '%s,%d,m%d\n' % (smiles, i, i) for i, smiles in enumerate(CHAINS)
 )
-SNAPSHOT = 'snapshot_8.0'  # the last of WORDS
+SNAPSHOT = 'snapshot_8.0'  # last snapshot of a run with WORDS
 WORDS = ['--data', 'mine.csv', '--labels', 'y', '--task', 'regression', '--out', 'result', *QUICK]
 
 
@@ -38,7 +38,7 @@ def run(script, *arguments, **options):
 
 
 def train_on(folder, text, *arguments, **options):
-    """Train on a CSV file of this text in a folder, into the folder `result` there."""
+    """Write a CSV file to a folder, and train on it into the folder `result` there."""
     folder.mkdir(exist_ok=True)
     (folder / 'mine.csv').write_text(text)
     return run('train_own.py', *WORDS, *arguments, cwd=folder, **options)
@@ -46,7 +46,7 @@ def train_on(folder, text, *arguments, **options):
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    """A folder with mine.csv and, of a training on it, result."""
+    """Folder with mine.csv, and with `result` of a training on it."""
     folder = tmp_path_factory.mktemp('trained')
     train_on(folder, TABLE)
     return folder
@@ -54,7 +54,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def folder(trained, tmp_path):
-    """A copy of the trained folder, for a test that changes it."""
+    """Copy of the folder `trained`, for a test that changes it."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     path = tmp_path / 'result' / 'settings.json'
     path.write_text(path.read_text().replace(str(trained), str(tmp_path)))
@@ -72,7 +72,7 @@ def common():
 
 @pytest.fixture
 def error(tmp_path, monkeypatch):
-    """A function for the error of a script in the folder of the test."""
+    """Function that returns the error of a script in the folder of the test."""
     monkeypatch.chdir(tmp_path)
     return lambda script, *arguments: error_of(OWN / script, *arguments)
 
@@ -101,7 +101,7 @@ def test_regression_of_several_labels(tmp_path):
 
 
 def test_classification_by_scaffold(tmp_path):
-    """Molecules with one scaffold are in one part; predictions find the test part again."""
+    """Molecules with the same scaffold are in one part, and predictions use the same test part."""
     rings = [
         'C1CCCCC1',
         'c1ccccc1',
@@ -265,7 +265,7 @@ def test_a_folder_with_the_name_of_a_file_is_found_before_any_is_removed(folder,
 
 
 def test_a_folder_that_another_run_has_claimed_meanwhile(common, tmp_path):
-    for _ in range(2):  # two runs, before either starts
+    for _ in range(2):  # both runs check the folder before one starts
         common.folder.check(str(tmp_path), force=False)
     common.folder.start_run(str(tmp_path), {'seed': 1}, force=False)
     (tmp_path / 'log').write_text('of the first')
@@ -289,7 +289,7 @@ def test_a_run_that_was_stopped_twice_continues(folder):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # A process in the background of a shell script would ignore the signal.
+            # If a shell script runs the tests in the background, the signal would be ignored.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         while process.poll() is None and set(folder.glob('stopped/snapshot_*')) <= before:
@@ -327,12 +327,12 @@ def test_an_interrupt_before_the_training(common, folder, monkeypatch):
 
 
 def continued(folder, *words):
-    """Resume the run in result with these options alone; return the printed text."""
+    """Resume the run in `result` with only these options; return the printed text."""
     return run('train_own.py', '--resume', '--out', 'result', *words, cwd=folder)
 
 
 def test_a_resumption_needs_no_option_of_the_run(folder):
-    """The last command's options, even the number of epochs, are in settings.json."""
+    """settings.json has the options of the last command, including the number of epochs."""
     text = continued(folder, '--epoch', '3')
     assert 'Resumed result: epoch 2, step 8\n' in text
     assert 'The run has completed all 3 epochs: nothing to train\n' in continued(folder)
@@ -399,7 +399,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_run_on_a_terminal_is_continued_elsewhere(folder, monkeypatch, recwarn):
-    """Progress is a bar on a terminal, else lines, whose trigger the snapshot then lacks."""
+    """The snapshot of a run with a progress bar lacks the trigger of printed lines."""
     monkeypatch.chdir(folder)
     with contextlib.redirect_stdout(Terminal()) as terminal:
         imported(OWN, 'train_own').run([*WORDS, '--out', 'new'])
@@ -415,7 +415,7 @@ def test_a_learning_rate(folder):
 
 
 def test_patience(folder):
-    """No epoch betters the first at a learning rate of 0; a resumption remembers that."""
+    """With a learning rate of 0 no epoch is better than the first, which a snapshot remembers."""
     words = [*WORDS, '--learning-rate', '0', '--patience', '3', '--out', 'still']
     text = run('train_own.py', *words, '--epoch', '3', cwd=folder)
     assert 'Stopped' not in text
@@ -441,7 +441,7 @@ def test_progress_within_an_epoch(common, monkeypatch, capsys):
 
 
 def test_no_second_snapshot_within_a_second(trained, common, tmp_path, monkeypatch):
-    """The last epoch has one all the same; two are kept, so epochs 1 and 3 show which were due."""
+    """Only the first and the last epoch have one: two are kept, a third would delete one."""
     monkeypatch.chdir(tmp_path)
     clock = types.SimpleNamespace(perf_counter=itertools.count(5, 1e-6).__next__)
     monkeypatch.setattr(common.training, 'time', clock)
@@ -459,7 +459,7 @@ def test_there_is_a_snapshot_of_the_last_epoch_however_short(trained):
     'script', ['train_own.py', pytest.param('predict_own.py', marks=pytest.mark.slow)]
 )
 def test_an_interrupt_at_any_moment_is_one_line(trained, tmp_path, script):
-    """The earliest interrupts come while modules are imported."""
+    """The earliest of the interrupts come while modules are imported."""
     words = [*WORDS, '--data', trained / 'mine.csv', '--epoch', '9999']
     if script == 'predict_own.py':
         words = ['--in-dir', trained / 'result', '--data', '-']  # waits for data
@@ -585,7 +585,7 @@ def test_objects_in_files_are_refused_before_they_run(common, folder, error, nam
     path = folder / 'result' / ('model.npz' if name == 'object' else name)
     with zipfile.ZipFile(path) as archive:
         found = [common.folder.read_array(archive.read(name)) for name in archive.namelist()]
-    assert any(array.dtype == object for array in found)  # a None
+    assert any(array.dtype == object for array in found)  # there is an array that contains None
     evil = numpy.array(None, object)
     evil[()] = 1.5 if name == 'object' else Evil()
     saved = arrays(path)
@@ -602,7 +602,7 @@ def test_objects_in_files_are_refused_before_they_run(common, folder, error, nam
 
 
 def test_a_pickle_before_the_archive_is_not_loaded(folder):
-    """NumPy alone would load the pickle instead of the archive behind it."""
+    """NumPy would load the pickle instead of the archive behind it."""
     path = folder / 'result' / 'model.npz'
     expected = run('predict_own.py', '--smiles', 'C', cwd=folder)
     path.write_bytes(pickle.dumps(Evil()) + path.read_bytes())
@@ -617,7 +617,7 @@ def test_none_of_every_pickle_protocol_is_no_object(common, protocol):
     numpy.lib.format.write_array_header_1_0(header, description)
     text = pickle.dumps(numpy.array(None, object), protocol)
     texts = [text]
-    if protocol < 4:  # texts have no lengths: the name may be that of another version of NumPy
+    if protocol < 4:  # modules may have the name of another version, because texts have no lengths
         for new in (b'numpy.core', b'numpy._core'):
             texts.append(text.replace(b'numpy._core', b'numpy.core').replace(b'numpy.core', new))
     for text in texts:
@@ -628,7 +628,7 @@ def test_none_of_every_pickle_protocol_is_no_object(common, protocol):
 def test_a_damaged_snapshot_is_one_line(folder, error, change):
     path = folder / 'result' / SNAPSHOT
     whole = path.read_bytes()
-    flags = whole.index(b'PK\1\2') + 8  # in the directory at the end
+    flags = whole.index(b'PK\1\2') + 8  # flags in the directory at the end
     changed = {
         'truncated': whole[:-9],
         'garbled': whole[:200] + b'abcd' + whole[204:],
@@ -639,17 +639,17 @@ def test_a_damaged_snapshot_is_one_line(folder, error, change):
     before = content(folder / 'result')
     message = error('train_own.py', *WORDS, '--resume')
     start = 'error: result/%s cannot be loaded, it is damaged or another kind of file: ' % SNAPSHOT
-    assert message.startswith(start)  # the reason is zipfile's or NumPy's
+    assert message.startswith(start)  # the rest of the message is zipfile's or NumPy's
     assert content(folder / 'result') == before
 
 
 @contextlib.contextmanager
 def full_disk(most):
-    """Let no file have more than `most` bytes, as if the disk was full by then."""
+    """Limit files to `most` bytes, as if the disk was full."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:
-        # Pytest captures output in a file, which the limit would cut.
+        # The limit would also cut the file to which pytest captures output.
         with contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
@@ -701,7 +701,7 @@ def test_results_are_valid_json(common, tmp_path):
 
 @pytest.fixture(params=['in another order', 'with another label'])
 def changed(request, folder):
-    """The folder of a training whose data have changed since."""
+    """Folder of a training whose data have changed since."""
     header, first, *others = TABLE.splitlines(keepends=True)
     if request.param == 'in another order':
         lines = [*others, first]
@@ -731,7 +731,7 @@ def test_a_folder_may_move_without_the_data(folder):
 
 
 MISSING = {0: '', 1: 'NaN', 2: ' n/a '}
-# Three rows in thirty have no label; then follow three failures, and twice one molecule.
+# Three of thirty rows have no label. Three failures follow, and one molecule twice.
 ODD_ROWS = 'smiles,y\n' + ''.join(
     '%s,%s\n' % (smiles, MISSING.get(i % 30, i)) for i, smiles in enumerate(CHAINS)
 )
@@ -747,7 +747,7 @@ def test_molecules_without_labels_are_refused(tmp_path):
 
 @pytest.fixture(scope='module')
 def trained_on_odd_rows(tmp_path_factory):
-    """Folder and printed text of a training on such a file, in batches larger than the file."""
+    """Folder and printed text of a training on such rows, with batches larger than the file."""
     folder = tmp_path_factory.mktemp('odd')
     return folder, train_on(folder, ODD_ROWS, '--skip-missing', '--batchsize', '100000')
 
@@ -797,7 +797,7 @@ def test_molecules_without_labels_are_predicted(trained_on_odd_rows):
 
 
 def test_errors_are_those_of_the_molecules_that_were_predicted(trained_on_odd_rows):
-    """A molecule that cannot be predicted comes before the others in the file."""
+    """The first molecule of the file cannot be predicted, which must not shift the others."""
     folder, _ = trained_on_odd_rows
     (folder / 'known.csv').write_text('smiles,y\nC1CC,500\nCCO,1\nCCN,90\n')
     printed = run('predict_own.py', '--data', 'known.csv', '--out', 'k.csv', cwd=folder)
@@ -827,12 +827,12 @@ def test_molecules_without_any_label_are_skipped(tmp_path):
 def test_labels_of_one_value_are_said_to_teach_nothing(tmp_path):
     printed = train_on(tmp_path, 'smiles,y\n' + ''.join('%s,3\n' % each for each in CHAINS))
     assert 'All training molecules have one value of y: nothing to learn\n' in printed
-    assert 'std was 0' not in printed  # of Chainer Chemistry's scaler
+    assert 'std was 0' not in printed  # this is a warning of Chainer Chemistry's scaler
 
 
 @pytest.fixture
 def predicted(trained, tmp_path):
-    """A file of predictions for all of mine.csv."""
+    """File of predictions for all molecules of mine.csv."""
     path = tmp_path / 'first.csv'
     in_dir = trained / 'result'
     run('predict_own.py', '--in-dir', in_dir, '--data', trained / 'mine.csv', '--out', path)
@@ -881,7 +881,7 @@ def test_renamed_predictions_stay_beside_new_ones(trained, predicted, tmp_path):
 
 @pytest.fixture
 def new_molecules(folder):
-    """The folder of a training, and in it new.csv, whose second molecule cannot be used."""
+    """Folder of a training that has new.csv, whose second molecule cannot be used."""
     (folder / 'new.csv').write_text('smiles,name\nCCO,a\nC1,b\n')
     return folder
 
@@ -901,7 +901,7 @@ def test_predictions_into_a_pipe(new_molecules):
 
 @pytest.fixture
 def to_standard_output(new_molecules, capsys):
-    """A function that predicts with --out -, and returns what went to stdout, and to stderr."""
+    """Function that predicts with --out -, and returns the standard output and error."""
 
     def predict(*words):
         path = new_molecules / '-'
@@ -915,7 +915,7 @@ def to_standard_output(new_molecules, capsys):
 
 
 def test_predictions_on_standard_output(to_standard_output):
-    """Standard output has only the table, which another program can read."""
+    """Standard output has nothing but the table, so another program can read it."""
     out, err = to_standard_output('--data', 'new.csv')
     header, ethanol, failure = out.splitlines()
     assert header == 'smiles,name,y predicted,not predicted'
@@ -958,7 +958,7 @@ def test_predictions_on_a_standard_output_that_is_full(new_molecules):
 
 @pytest.fixture
 def figures(tmp_path, monkeypatch):
-    """Figures that would have been written to a file, in order."""
+    """List of figures in the order in which they would have been written to files."""
     figures = []
 
     def keep(figure, path, **options):

@@ -1,4 +1,4 @@
-"""The scripts of examples/qm9, run as a user runs them."""
+"""Scripts of examples/qm9, run as users run them."""
 
 import gzip
 import hashlib
@@ -51,7 +51,7 @@ def data(qm9_data):
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    """Output folder of a short training, and the printed text."""
+    """Output folder and printed text of a short training."""
     out = tmp_path_factory.mktemp('trained')
     return out, run('train_qm9.py', '--out', out, *ALPHA)
 
@@ -71,7 +71,7 @@ def test_targets_are_upstreams(qm9_data):
 
 @pytest.fixture(scope='module', params=[False, True], ids=['sparse', 'dense'])
 def sample(request, qm9_data, data):
-    """The data set of the sample, without labels, and its rows with all targets and reasons."""
+    """Data set of the sample without labels, and its rows with all targets and reasons."""
     _, table = qm9_data.read('sample', {'label': 'all'})
     return data.preprocess(table, 'rsgcn', request.param)
 
@@ -103,7 +103,7 @@ def test_molecules_of_the_sample_are_those_of_upstreams_parser(qm9_data, sample)
 
 def test_labels_of_methane_are_those_of_qm9(sample):
     _, table = sample
-    rotation = [157.7118, 157.70997, 157.70699]  # A, B, C, as in the first file of QM9
+    rotation = [157.7118, 157.70997, 157.70699]  # A, B, C of the first file of QM9
     electrons = [0, 13.21, -0.3877, 0.1171, 0.5048, 35.3641]  # mu, alpha, homo, lumo, gap, r2
     energies = [0.044749, -40.47893, -40.476062, -40.475117, -40.498597]  # zpve, U0, U, H, G
     heat_capacity = [6.469]
@@ -190,7 +190,7 @@ def test_a_run_is_not_resumed_with_other_settings(trained, option, value, name, 
 
 
 def test_resumed_training_equals_an_uninterrupted_one(trained, tmp_path):
-    """Equal seeds train equal models, too."""
+    """Two runs with the same seed train equal models as well."""
     train = ['train_qm9.py', '--out', tmp_path, *ALPHA]
     run(*train, '--epoch', '1')
     assert 'Resumed %s: epoch 1, step 5\n' % tmp_path in run(*train, '--resume')
@@ -234,7 +234,7 @@ def test_layouts_with_phantom_atoms_train_as_the_dense_model_does(tmp_path):
     for name in ('padded', 'folded'):
         assert logs[name] == pytest.approx(logs['dense'], rel=1e-4)
     assert logs['packed'] != pytest.approx(logs['dense'], rel=1e-2)
-    again = run('predict_qm9.py', '--in-dir', tmp_path / 'padded')  # in the layout of the training
+    again = run('predict_qm9.py', '--in-dir', tmp_path / 'padded')  # in the training's layout
     result = json.loads((tmp_path / 'padded' / 'result.json').read_text())
     assert 'MAE of alpha: %.6g ' % result['test']['MAE']['alpha'] in again
 
@@ -248,7 +248,7 @@ def test_layouts_with_phantom_atoms_train_as_the_dense_model_does(tmp_path):
     ],
 )
 def test_predictions_are_in_the_layout_of_the_training(tmp_path, method, options):
-    """A model trained dense has learned with padding: it is predicted with it."""
+    """A model that was trained dense has learned with padding, so it predicts with padding."""
     options = ['--method', method, *options.split(), *ALPHA, '--num-data', '60']
     run('train_qm9.py', '--out', tmp_path, *options)
     mae = json.loads((tmp_path / 'result.json').read_text())['test']['MAE']['alpha']
@@ -363,7 +363,7 @@ def test_failures_from_the_cache_have_their_reasons(qm9_data, data):
 
 @pytest.fixture
 def error(tmp_path, monkeypatch):
-    """A function for the error of train_qm9.py in the folder of the test, where is a file."""
+    """Function that returns the error of train_qm9.py in the folder of the test, with `file`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'file').touch()
     return lambda *words: error_of(QM9 / 'train_qm9.py', '--num-data', '60', *words)
@@ -403,7 +403,7 @@ def test_devices_that_cannot_be_used(tmp_path, error, device, reason):
 
 def test_too_little_memory_is_no_traceback(tmp_path, error):
     message = error('--unit-num', '1000000000000')
-    assert message.startswith('error: not enough memory: Unable to allocate ')  # and how much
+    assert message.startswith('error: not enough memory: Unable to allocate ')  # says how much
     assert not (tmp_path / 'result' / 'model.npz').exists()
 
 
@@ -476,11 +476,11 @@ def test_full_reads_qm9pack(qm9_data, tmp_path, monkeypatch):
         'smiles',
         'A',
         'B',
-    ]  # test.csv is read like the sample
+    ]  # test.csv has the columns of the sample
 
 
 def test_full_falls_back_on_upstreams_download(qm9_data, tmp_path, monkeypatch, capsys):
-    path = tmp_path / 'qm9.csv'  # as upstream writes it
+    path = tmp_path / 'qm9.csv'  # like upstream's file
     path.write_text(',SMILES1,SMILES2,gap\n0,CC,CC,0.5\n')
     monkeypatch.setattr(qm9_data, 'qm9pack_files', lambda: [])
     monkeypatch.setattr(qm9_data, 'get_qm9_filepath', lambda: str(path))
@@ -494,14 +494,14 @@ PREDICTED = 'alpha predicted [bohr^3]'
 
 @pytest.fixture
 def predict(trained, tmp_path, monkeypatch):
-    """A function that predicts with the trained model, in the folder of the test."""
+    """Function that predicts with the trained model in the folder of the test."""
     monkeypatch.chdir(tmp_path)
     return lambda *words: run('predict_qm9.py', '--in-dir', trained[0], *words)
 
 
 @pytest.fixture
 def prediction_error(trained, tmp_path, monkeypatch):
-    """A function that returns the error of a prediction with the trained model."""
+    """Function that returns the error of a prediction with the trained model."""
     monkeypatch.chdir(tmp_path)
     return lambda *words: error_of(QM9 / 'predict_qm9.py', '--in-dir', trained[0], *words)
 
@@ -573,7 +573,7 @@ def test_unknown_labels_are_left_out_of_the_error(from_file):
         'rows)\n' in text
     )
     assert re.search(r'MAE of alpha: \S+ bohr\^3, RMSE \S+, R2 nan \(1 molecules\)\n', text)
-    assert table[3]['alpha'] == '>5'  # as it was read
+    assert table[3]['alpha'] == '>5'  # the text of the file
 
 
 def test_predictions_of_smiles_are_those_of_a_file(from_file, predict, tmp_path):

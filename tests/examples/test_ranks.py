@@ -1,4 +1,4 @@
-"""The examples under mpirun: training, resuming, screening, options that do not go together."""
+"""Examples under mpirun: training, resuming, screening, options that exclude each other."""
 
 import csv
 import json
@@ -37,7 +37,7 @@ def data_file(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def train(data_file, tmp_path_factory):
-    """Function that trains on two ranks, and returns the folder and the printed text."""
+    """Function that trains on two ranks, and returns the output folder and the printed text."""
     folder = tmp_path_factory.mktemp('trained')
 
     def run(name, *options):
@@ -56,7 +56,7 @@ def trained(train):
 @needs_mpi
 def test_training(trained, data_file):
     out, text = trained
-    assert text.count('Split: 70 training, 15 validation, 16 test') == 1  # the first rank prints
+    assert text.count('Split: 70 training, 15 validation, 16 test') == 1  # by the first rank
     assert text.count('Model, results and pictures: ') == 1
     assert '\033' not in text  # mpirun may give the first rank a terminal
     names = {'best_model.npz', 'learning_curve.png', 'log', 'model.npz', 'result.json'}
@@ -69,12 +69,12 @@ def test_training(trained, data_file):
     assert {path.name for path in out.iterdir()} == names
     result = json.loads((out / 'result.json').read_text())
     assert result['settings']['ranks'] == 2
-    assert result['steps'] == 2 * 3  # 35 molecules a rank, at most 16 in a step
+    assert result['steps'] == 2 * 3  # each rank has 35 molecules, in steps of at most 16
 
 
 @needs_mpi
 def test_ranks_draw_other_random_numbers(trained):
-    """Dropout and the order of molecules depend on the random state of a rank."""
+    """Dropout and the order of molecules depend on the random state of each rank."""
     out, _ = trained
     states = [arrays(out / ('snapshot_6.%d' % rank)) for rank in (0, 1)]
     keys = [state['extensions/random_state/keys'] for state in states]
@@ -94,7 +94,7 @@ def test_a_run_is_not_continued_by_another_number_of_ranks(trained, data_file):
 @pytest.mark.slow
 def test_resuming_ends_with_the_same_model(train, trained):
     out, _ = train('part', '--epoch', '1')
-    # As if the run had been killed after the second rank wrote, before the first did.
+    # The run seems to have been killed after the second rank's snapshot, before the first rank's.
     shutil.copy(trained[0] / 'snapshot_6.1', out)
     _, text = train('part', '--epoch', '2', '--resume')
     assert text.count('Resumed ') == 1
@@ -134,7 +134,7 @@ def test_screening_is_that_of_one_process(trained, tmp_path):
 
 
 def test_ranks_resume_from_the_last_snapshot_of_all(tmp_path, monkeypatch):
-    """A kill may have come after one rank's snapshot and before the other's."""
+    """The run may have been killed after one rank's snapshot and before another's."""
     imported(EXAMPLES / 'tox21', 'train_tox21')
     from common import folder
 
@@ -149,7 +149,7 @@ def test_ranks_resume_from_the_last_snapshot_of_all(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('n_lines', [0, 3, 8, 24, 49, 50])
 def test_lines_of_all_ranks_are_in_order(n_lines):
-    """Each of three ranks has every third four lines, and learns of failures late."""
+    """Each of three ranks has every third group of four lines, and knows failures only later."""
     screen = imported(EXAMPLES / 'tox21', 'screen_tox21')
     barrier = threading.Barrier(3, timeout=30)
     turns = [None] * 3

@@ -1,4 +1,4 @@
-"""A user's table is accounted for row by row, in training and prediction."""
+"""Every row of a user's table is accounted for, in training and prediction."""
 
 import csv
 import gzip
@@ -27,7 +27,7 @@ WORDS = ['--data', 'mine.csv', '--labels', 'y', '--task', 'regression', '--out',
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    """The output folder of a training on 90 chains."""
+    """Output folder of a training on 90 chains."""
     folder = tmp_path_factory.mktemp('trained')
     (folder / 'mine.csv').write_text(TABLE)
     run_here(TRAIN, *WORDS, cwd=folder)
@@ -36,7 +36,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """A function that writes mine.csv in the folder of the test."""
+    """Function that writes mine.csv in the folder of the test."""
     monkeypatch.chdir(tmp_path)
     return lambda text: (tmp_path / 'mine.csv').write_text(text)
 
@@ -62,7 +62,7 @@ def data():
     return data
 
 
-# Reading.
+# Tables are read.
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_errors_of_standard_input_call_it_so(write, monkeypatch, text, message):
 
 
 def test_training_on_a_pipe(tmp_path):
-    """A pipe is read once, but its test part can be predicted later."""
+    """A pipe can be read only once, but the test part can be predicted later."""
     path = tmp_path / 'out'
     words = ['--data', '/dev/stdin', '--out', path, *WORDS[2:6], *QUICK]
     for script in [TRAIN, *words], [PREDICT, '--in-dir', path]:
@@ -245,7 +245,7 @@ def test_training_on_a_pipe(tmp_path):
     assert len(rows(path / 'predictions.csv')) == 14
 
 
-# Every row has its line, every column its place.
+# Every row keeps its line, and every column its place.
 
 
 def test_rows_without_smiles_are_predicted_to_nothing(predicted):
@@ -357,12 +357,12 @@ def test_cells_are_written_as_they_were_read(write, trained, tmp_path, cell):
     assert first[:3] == ['CCO', cell, '7'] and second[:3] == ['CCN', 'b', '8']
 
 
-# Labels.
+# Labels of tables.
 
 
 @pytest.mark.parametrize('mean, spread', [(-2912301, 0.1), (-1e9, 1)])
 def test_a_spread_far_below_the_mean_is_learned(write, tmp_path, mean, spread):
-    """The printed test error is that of result.json, in the units of the labels as read."""
+    """The printed test error is that of result.json, in the units of the labels of the file."""
     draw = random.Random(0)
     smiles = ['C' * (n % 20 + 1) + 'NOSPF'[n % 5] for n in range(120)]
     lines = ['%s,%.4f' % (text, mean + draw.gauss(0, spread)) for text in smiles]
@@ -417,7 +417,7 @@ def test_a_classification_says_that_predictions_of_a_class_without_labels_mean_n
 
 
 def test_files_have_the_scaler_of_the_labels_as_they_are(trained):
-    """Upstream's model can read the file: its scaler is for the labels as they are."""
+    """Upstream's model can load the file, because its scaler is for labels without a shift."""
     with numpy.load(trained / 'model.npz', allow_pickle=True) as file:
         mean, std = (file['predictor/label_scaler/' + name] for name in ('mean', 'std'))
     known = {row['smiles'] for row in rows(trained / 'training.csv')}
@@ -452,7 +452,7 @@ def test_the_mean_alone_is_that_of_each_target(data):
 
 @pytest.mark.parametrize('labels, expected', [([[0.0], [4]], 3), ([[0.0, 1], [4, 2]], 3.75)])
 def test_the_mae_of_a_log_is_in_the_target_s_unit_only_if_there_is_one(data, labels, expected):
-    """Standard deviations are 2 and, of the second target, 0.5."""
+    """The standard deviation of the first target is 2, that of the second 0.5."""
     from common.tasks import Regression
 
     settings = {'method': 'rsgcn', 'unit_num': 4, 'conv_layers': 1}
@@ -469,7 +469,7 @@ def test_a_label_may_have_dollar_signs(write, tmp_path):
     assert (tmp_path / 'out' / 'fit.png').read_bytes().startswith(b'\x89PNG')
 
 
-# Molecules that are the same.
+# Equal molecules.
 
 
 def test_duplicates_are_the_same_however_they_are_written(write):
@@ -518,7 +518,7 @@ def test_both_kinds_of_data_set_take_the_same_smiles(data, dense):
     assert len(found[0]) == 4
 
 
-# Output.
+# Output files.
 
 
 @pytest.mark.parametrize('script', ['train', 'predict'])
@@ -542,7 +542,7 @@ def test_a_reader_that_closes_the_pipe_ends_the_program_quietly(trained, write, 
 
 
 def predict_as_a_process(trained, *words, stdout=subprocess.PIPE, **variables):
-    """Predict in another process, because its standard output matters."""
+    """Predict in another process, which has its own standard output."""
     return subprocess.run(
         command(PREDICT, ['--in-dir', trained, '--data', 'mine.csv', *words]),
         env={**environment(), **variables},
@@ -552,7 +552,7 @@ def predict_as_a_process(trained, *words, stdout=subprocess.PIPE, **variables):
 
 
 def test_a_link_to_standard_output_is_standard_output(trained, write, tmp_path):
-    """Its file keeps what it has had, and gets nothing but the table."""
+    """The file of the output keeps its contents, and gets nothing but the table."""
     write('smiles,name\nCCO,a\n')
     (tmp_path / 'link').symlink_to('/proc/self/fd/1')
     (tmp_path / 'found').write_text('before\n')
@@ -600,7 +600,7 @@ def test_messages_that_standard_output_cannot_hold_are_one_line(
 
 @pytest.fixture
 def own_file(tmp_path):
-    """A link to a file that this process has open, whose first line it has written."""
+    """Link to a file that this process has open, and to which it has written a line."""
     with open(tmp_path / 'own', 'w') as file:
         print('before', file=file, flush=True)
         link = tmp_path / 'link'

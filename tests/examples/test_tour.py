@@ -1,4 +1,4 @@
-"""examples/tour.ipynb runs, with the same outputs as are stored in it."""
+"""examples/tour.ipynb was stored after a complete run, and runs again."""
 
 import pathlib
 
@@ -23,7 +23,7 @@ def printed(notebook):
 
 @pytest.mark.slow
 def test_tour(monkeypatch):
-    # Of the kernel: on a busy machine such small products are much slower on several threads.
+    # The kernel gets one thread: on a busy machine small products are much slower on several.
     monkeypatch.setenv('OPENBLAS_NUM_THREADS', '1')
     notebook = nbformat.read(PATH, 4)
     code = [cell for cell in notebook.cells if cell.cell_type == 'code']

@@ -1,4 +1,4 @@
-"""The scripts of examples/tox21, run as a user runs them."""
+"""Scripts of examples/tox21, run as users run them."""
 
 import csv
 import gzip
@@ -17,7 +17,7 @@ from tests.support.processes import environment
 
 TOX21 = EXAMPLES / 'tox21'
 QUICK = ['--unit-num', '8', '--conv-layers', '2', '--batchsize', '16']
-# Path of MoleculeNet's file, if given: it is not part of the project.
+# Path of MoleculeNet's file, which is not part of the project.
 REAL = os.environ.get('TOX21_CSV')
 CHAINS = ['C' * n for n in range(1, 13)]
 
@@ -40,7 +40,7 @@ def tasks(tox21_data):
 
 @pytest.fixture(scope='module')
 def data_file(tox21_data, tmp_path_factory):
-    """A set in the form of MoleculeNet's: nitrogen makes active, a third of the labels is blank."""
+    """File like MoleculeNet's: molecules with nitrogen are active, a third of labels is blank."""
     rng = numpy.random.RandomState(0)
     path = tmp_path_factory.mktemp('data') / 'tox21.csv.gz'
     lines = [','.join([*tox21_data.ASSAYS, 'mol_id', 'smiles'])]
@@ -58,7 +58,7 @@ def data_file(tox21_data, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def trained(data_file, tmp_path_factory):
-    """Output folder of a short training, and the printed text."""
+    """Output folder and printed text of a short training."""
     out = tmp_path_factory.mktemp('trained')
     return out, run('train_tox21.py', '--data', data_file, '--epoch', '3', '--out', out, *QUICK)
 
@@ -67,7 +67,7 @@ def test_roc_auc_is_that_of_scikit_learn_without_missing_labels(tasks):
     rng = numpy.random.RandomState(1)
     labels = rng.randint(-1, 2, (501, 3)).astype('f')
     labels[::7] = numpy.nan
-    scores = (labels + rng.normal(size=labels.shape)).astype('f').round(1)  # with ties
+    scores = (labels + rng.normal(size=labels.shape)).astype('f').round(1)  # rounding makes ties
     scores[::7] = 0
     expected = [roc_auc_score(t[t >= 0], y[t >= 0]) for t, y in zip(labels.T, scores.T)]
     numpy.testing.assert_allclose(tasks.roc_aucs(labels, scores), expected, rtol=1e-13)
@@ -181,7 +181,7 @@ def test_enough_training_separates_the_classes(data_file, tmp_path):
 
 @pytest.fixture
 def predict(trained, tmp_path, monkeypatch):
-    """A function that predicts with the trained model, in the folder of the test."""
+    """Function that predicts with the trained model in the folder of the test."""
     monkeypatch.chdir(tmp_path)
     return lambda *words: run('predict_tox21.py', '--in-dir', trained[0], *words)
 
@@ -301,7 +301,7 @@ def test_saliency_replaces_no_file(trained, tmp_path):
 
 @pytest.fixture(scope='module')
 def trained_with_super_nodes(data_file, tmp_path_factory):
-    """The output folder of a training of a model with a super node for each molecule."""
+    """Output folder of a training of a model with a super node for each molecule."""
     out = tmp_path_factory.mktemp('super')
     method = ['--method', 'ggnn_gwm', '--layout', 'packed', '--epoch', '1']
     run('train_tox21.py', '--data', data_file, '--out', out, *method, *QUICK)
@@ -310,7 +310,7 @@ def trained_with_super_nodes(data_file, tmp_path_factory):
 
 @pytest.mark.parametrize('calculator', ('gradient', 'occlusion'))
 def test_saliency_beside_super_nodes(trained_with_super_nodes, tmp_path, calculator):
-    """A batch of methane has as many rows as molecules."""
+    """A batch of methane has as many rows as molecules, so super nodes look like rows."""
     run(
         'explain_tox21.py',
         *('--in-dir', trained_with_super_nodes),
@@ -489,7 +489,7 @@ def test_screening_of_what_is_no_list_of_smiles(screen, tmp_path, content, got):
 
 @pytest.mark.parametrize('most', [12, -12], ids=['first', 'last'])
 def test_a_damaged_archive_of_a_list_is_one_line(trained, tmp_path, monkeypatch, most):
-    """The archive has nothing but its first bytes, or lacks its last ones."""
+    """The archive has only its first bytes, or lacks its last ones."""
     monkeypatch.chdir(tmp_path)
     lines = ''.join('%s m%d\n' % ('C' * (i % 7 + 1), i) for i in range(50))
     (tmp_path / 'list.smi').write_bytes(gzip.compress(lines.encode(), mtime=0)[:most])

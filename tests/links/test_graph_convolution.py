@@ -1,4 +1,4 @@
-"""GraphConvolution against the loops of the papers."""
+"""`GraphConvolution`, compared with the loops of the papers."""
 
 import numpy
 import pytest
@@ -24,7 +24,7 @@ def graphs(sizes=SIZES, n_channels=3):
 
 
 def triple_loop(A, X, W, bias):
-    """Y as the papers have it: for each graph, for each channel, three steps."""
+    """Compute Y like the papers: three steps for each graph and channel."""
     Y = []
     for b in range(len(A)):
         C = []
@@ -37,7 +37,7 @@ def triple_loop(A, X, W, bias):
 
 
 def link_of(W, bias, dtype):
-    """A link with the parameters W (channels, in, out) and bias (channels, out)."""
+    """Return a link with the parameters W (channels, in, out) and bias (channels, out)."""
     n_channels, n_in, n_out = W.shape
     with chainer.using_config('dtype', numpy.dtype(dtype)):
         link = GraphConvolution(n_in, n_out, n_channels)
@@ -62,7 +62,7 @@ def test_values(device, dtype, layout, n_out, n_channels):
     link = link_of(W, bias, dtype)
     link.to_device(device)
     batch = BatchedCSR.from_matrices(adj, layout).astype(dtype).to_device(device)
-    # As the link sees them.
+    # The link gets values that are rounded to its dtype.
     W, bias, *rest = (numpy.asarray(a).astype(dtype).astype('d') for a in (W, bias, *X))
     expected = triple_loop([a.astype(dtype).astype('d') for a in adj], rest, W, bias)
     if layout == 'packed':
@@ -77,7 +77,7 @@ def test_values(device, dtype, layout, n_out, n_channels):
     for shape in ((len(SIZES), max(SIZES)), (len(SIZES) * max(SIZES),)):
         y = link(device.send(padded.astype(dtype).reshape(shape + (4,))), batch)
         assert y.shape == shape + (n_out,)
-        # Rows that no atom owns have no entries: no neighbours, no bias.
+        # Rows of phantom atoms have no entries, so they get neither neighbours nor bias.
         assert relative_error(cuda.to_cpu(y.array).reshape(total.shape), total) < bound
 
 

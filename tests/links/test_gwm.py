@@ -1,4 +1,4 @@
-"""The graph warp module alone: both layouts, several steps, its state, few nodes."""
+"""The graph warp module by itself: two layouts, several steps, its state, few nodes."""
 
 import copy
 import inspect
@@ -23,7 +23,7 @@ def batch(layout):
 
 
 def features(rng, n_rows):
-    """Return the nodes' features before an update and after it."""
+    """Return random features of nodes, before an update and after it."""
     return rng.uniform(-1, 1, (n_rows, 6)).astype('f'), rng.uniform(-1, 1, (n_rows, 6)).astype('f')
 
 
@@ -40,7 +40,7 @@ def dense_steps(link, h, h_new, g):
 
 
 def steps(link, h, h_new, g, adj):
-    """Return nodes and super nodes after two steps of ours."""
+    """Return nodes and super nodes after two steps of our link."""
     link.reset_state()
     for step in range(2):
         h, g = link(h, h_new, g, adj, step)
@@ -56,7 +56,7 @@ def steps(link, h, h_new, g, adj):
     ids=['defaults', 'activated nodes', 'activated gates'],
 )
 def pair(request, device):
-    """Chainer Chemistry's link, and ours with its parameters on a device."""
+    """Chainer Chemistry's link, and ours on the device with the same parameters."""
     numpy.random.seed(0)
     dense = DenseGWM(**OPTIONS, **request.param)
     link = sparse_link(GWM, copy.deepcopy(dense))
@@ -78,7 +78,7 @@ def test_padded(device, pair):
 
 
 def test_packed(device, pair):
-    """Packed molecules have the results of each molecule alone."""
+    """Molecules of a packed batch have the results of single molecules."""
     dense, link = pair
     rng = numpy.random.RandomState(0)
     h, h_new = features(rng, sum(SIZES))
@@ -108,7 +108,7 @@ def test_constructor_makes_upstreams_parameters():
 
 @pytest.mark.parametrize('part', ['graph_transmitter', 'wgu_local', 'wgu_super'])
 def test_dropout(part):
-    """Dropout changes attention and each gate, in training only."""
+    """Dropout changes the attention and each of the gates, only in training."""
     numpy.random.seed(0)
     link = GWM(**OPTIONS)
     for unit in getattr(link, part):

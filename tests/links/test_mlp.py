@@ -1,4 +1,4 @@
-"""The head: the same numbers and gradients as upstream's, in fewer nodes."""
+"""The head has the results and gradients of upstream's, with fewer nodes."""
 
 import numpy
 import pytest

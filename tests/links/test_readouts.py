@@ -1,6 +1,6 @@
-"""Readout links alone: values by hand and Chainer Chemistry's, masks, graphs without nodes.
+"""Readout links by themselves: values by hand, upstream's values, masks, graphs without nodes.
 
-tests/models/test_parity.py compares the numbers of MPNN's.
+MPNN's readout is compared with upstream's in tests/models/test_parity.py.
 """
 
 import numpy
@@ -118,8 +118,7 @@ def test_nfp(device, in_channels, with_mask):
 
 
 def test_nfp_of_graphs_of_different_sizes():
-    """One of the graphs has no nodes."""
-    # In every node the scores sum to 1: a graph's fingerprint sums to its number of nodes.
+    # The scores of a node sum to 1, so the fingerprint of a graph sums to its number of nodes.
     adj = BatchedCSR.from_matrices([numpy.eye(2), numpy.zeros((0, 0)), numpy.eye(3)])
     y = NFPReadout(4, 6)(numpy.random.RandomState(0).uniform(size=(5, 6)).astype('f'), adj).array
     numpy.testing.assert_allclose(y.sum(axis=1), [2, 0, 3], rtol=1e-6)

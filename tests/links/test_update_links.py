@@ -1,4 +1,4 @@
-"""Update links alone: against Chainer Chemistry's in every layout; refusals."""
+"""Update links by themselves, compared with Chainer Chemistry's in every layout; refusals."""
 
 import functools
 
@@ -19,7 +19,7 @@ from tests.support.cases import pairs
 from tests.support.molecules import adjacency
 from tests.support.parity import randomised, sparse_link
 
-# Class, kind of adjacency, arguments and options of the constructor.
+# (class, kind of adjacency, arguments of the constructor, its options)
 LINKS = [
     *(('RSGCNUpdate', 'normalised', (n, 4), {}) for n in (None, 6)),
     *(('RelGCNUpdate', 'relations', (n, n_out), {}) for n in (None, 6) for n_out in (4, 9)),
@@ -68,14 +68,14 @@ LINKS = [
 
 
 def inputs(kind='relations', n_relations=4):
-    """Return features of two graphs of five nodes, and the adjacency as upstream takes it."""
+    """Return features and upstream's dense adjacency of two graphs of five nodes."""
     rng = numpy.random.RandomState(0)
     h = rng.uniform(-1, 1, (2, 5, 6)).astype('f')
     return h, numpy.stack([adjacency(rng, 5, kind, n_relations) for _ in range(2)])
 
 
 def numbers(link):
-    """Return the attributes of a link that are numbers, strings or functions."""
+    """Return the attributes of a link that are numbers, strings, functions or None."""
     kinds = int, float, str, type(functions.relu), type(None)
     own = {name: value for name, value in vars(link).items() if not name.startswith('_')}
     return {name: value for name, value in own.items() if isinstance(value, kinds)}
@@ -83,12 +83,12 @@ def numbers(link):
 
 @pytest.mark.parametrize('name, kind, arguments, options', LINKS, ids=str)
 def test_update_link(device, name, kind, arguments, options):
-    """Swapped and new links equal upstream's; all rows are atoms, so packed is padded."""
+    """Swapped and new links equal upstream's; all rows are atoms, so layouts agree."""
     sparse = getattr(links, name)
     arguments = [getattr(functions, a) if isinstance(a, str) else a for a in arguments]
     h, adj = inputs(kind, arguments[1] if name == 'GNNFiLMUpdate' else 4)
     conditions = []
-    if name == 'NFPUpdate':  # upstream's model passes degrees to its link; ours reads the batch
+    if name == 'NFPUpdate':  # upstream's link gets degrees from its model, ours from the batch
         degrees = adj.sum(axis=1)[:, :, None]
         conditions = [
             [numpy.broadcast_to(degrees == d, h.shape) for d in range(1, arguments[2] + 2)]
@@ -97,9 +97,9 @@ def test_update_link(device, name, kind, arguments, options):
     dense(h, adj, *conditions)
     getattr(randomised(dense), 'reset_state', int)()
     if name == 'GNNFiLMUpdate':
-        dense.norm_layer.eps = 0.5  # the user's own
+        dense.norm_layer.eps = 0.5  # a value that a user has set
     steps = [dense(h, adj, *conditions).array for _ in range(3)]
-    assert (steps[0] != steps[1]).all() == (name == 'GGNNUpdate')  # its state counts
+    assert (steps[0] != steps[1]).all() == (name == 'GGNNUpdate')  # it has a state
     swapped = sparse_link(sparse, dense)
     fresh = sparse(*arguments, **options)
     for link in (swapped, fresh):
@@ -130,7 +130,7 @@ def test_first_call_of_relgcn_draws_parameters_as_upstream_does():
 
 @pytest.mark.parametrize('activation', [functions.relu, functions.tanh])
 def test_layers_of_gin_that_users_put_there(activation):
-    """A user's activation and link hooks have their effect."""
+    """A user's layers keep their activation, and link hooks run."""
     h, adj = inputs('counted')
     dense = links.GINUpdate.upstream(6, dropout_ratio=0.0, n_layers=3)
     del dense.graph_mlp
@@ -149,7 +149,7 @@ def test_layers_of_gin_that_users_put_there(activation):
     of_this_thread = TimerHook()
     with of_this_thread:
         link(h, BatchedCSR.from_matrices(list(adj), 'padded'))
-    assert len(of_this_thread.call_history) == 4  # the link itself, too
+    assert len(of_this_thread.call_history) == 4  # three layers and the link itself
 
 
 def test_state_of_another_batch():
@@ -172,9 +172,9 @@ def test_swap_of_nfp_alone():
 
 
 def check_against_padded(function, xp, n_relations, n_channels):
-    """Compare values, gradients and second gradients of a folded and a padded batch, in float64.
+    """Compare results, gradients and second gradients of a folded and a padded batch in float64.
 
-    The function takes a batch and features; equal rows must have equal results.
+    ``function(adj, x)`` must have equal results for equal rows.
     """
     rng = numpy.random.RandomState(0)
     matrices = [random_matrix(rng, n, n_relations, density=0.4) for n in (4, 0, 1, 6, 3)]
@@ -184,7 +184,7 @@ def check_against_padded(function, xp, n_relations, n_channels):
     )
     n = padded.max_rows
     offsets = cuda.to_cpu(folded.row_offsets)
-    # For each row of the padded batch, the row of the folded batch that stands for it.
+    # Index of the row of the folded batch that stands for each row of the padded batch.
     rows = [numpy.minimum(numpy.arange(a, a + n), b - 1) for a, b in zip(offsets, offsets[1:])]
     copied = xp.asarray(numpy.concatenate(rows))
     x = xp.asarray(rng.uniform(-1, 1, (folded.n_rows, n_channels)))
@@ -238,7 +238,7 @@ def test_a_node_without_neighbours_gets_the_bias_of_the_norm():
 
 
 def test_a_node_without_neighbours_gets_the_mean_of_its_graph():
-    """The mean is over its atoms in packed layout, over all slots in padded layout."""
+    """The mean is over the atoms in packed batches, over all rows of the graph in padded ones."""
     h = inputs()[0][:1, :4]
     link = links.RelGATUpdate(6, 5, n_heads=1, n_edge_types=1)
     m = functions.linear(h[0], link.message_layer.W).array
@@ -263,7 +263,7 @@ def test_values_of_the_adjacency_play_no_part_in_attention(values):
 
 @pytest.mark.parametrize('mode', ['across', 'within'])
 def test_large_logits(mode):
-    """One edge has all the weight; logits go as far down as the dense link's absent edges allow."""
+    """One edge gets all the weight; logits stay above the dense link's logits of absent edges."""
     h, adj = inputs()
     dense = links.RelGATUpdate.upstream(6, 4, softmax_mode=mode)
     for scale in (1e3, 3e3):
@@ -372,7 +372,7 @@ film = functools.partial(links.GNNFiLMUpdate, 5)
     ],
 )
 def test_bad_input(make, shape, adj, error, message):
-    """Parameter `adj` is a matrix, or the number of relations of one."""
+    """`adj` is a matrix, or its number of relations."""
     if isinstance(adj, int):
         adj = BatchedCSR.from_matrices([numpy.ones((adj, 2, 2), 'f')])
     with pytest.raises(error, match=message):

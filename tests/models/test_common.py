@@ -1,4 +1,4 @@
-"""Rules for every model: upstream's constructor, inputs, float16, refusals."""
+"""Rules that every model follows: upstream's constructor, inputs, float16, refusals."""
 
 import gc
 import inspect
@@ -26,7 +26,7 @@ MASKED = ('NFP', 'GIN', 'GGNN', 'GNNFiLM')
 PADDED = CSRConverter('padded')
 
 every_model = pytest.mark.parametrize('name', CASES)
-# For what our base classes do, whichever the model.
+# For tests of our base classes, whose code does not depend on the model.
 quick_models = pytest.mark.parametrize(
     'name', [slow_unless(name in parity.QUICK_MODELS, name) for name in CASES]
 )
@@ -41,7 +41,7 @@ def dense_model(name):
 
 
 def ours(name, **options):
-    """Return a fresh model of ours, with the options of its case."""
+    """Return a new model of ours with the options of its case."""
     return getattr(models, name)(**{**CASES[name].make.keywords, **options})
 
 
@@ -50,7 +50,7 @@ def packed(name, examples, device=-1):
 
 
 def alone(model, examples):
-    """Return the results of upstream's model for each molecule."""
+    """Return the results of upstream's model for each molecule by itself."""
     return numpy.concatenate([model(*dense_concat_mols([e])).array for e in examples])
 
 
@@ -70,7 +70,7 @@ def test_the_class_is_a_subclass_of_upstreams(name):
 
 @every_model
 def test_the_constructor_is_upstreams(name):
-    """One seed makes our model and upstream's alike; sparsify turns the latter into the former."""
+    """The same seed gives our model and upstream's equal parameters; sparsify makes them alike."""
     made = []
     for make in (lambda: ours(name), CASES[name].make):
         numpy.random.seed(3)
@@ -93,7 +93,7 @@ def test_the_constructor_is_upstreams(name):
 
 @quick_models
 def test_densify_undoes_sparsify(name):
-    """densify gives back upstream's model, with the same results as before, bit for bit."""
+    """densify returns upstream's model, whose results have the same bits as before."""
     examples = examples_of(name)
     dense = dense_model(name)
     kinds = [type(link) for link in dense.links()]
@@ -122,7 +122,7 @@ def test_snapshots_load_both_ways(tmp_path, name):
         expected = alone(dense, examples)
         chainer.serializers.save_npz(tmp_path / 'dense.npz', dense)
         chainer.serializers.load_npz(tmp_path / 'dense.npz', fresh)
-        if hasattr(dense, 'first_mlp'):  # of zeros
+        if hasattr(dense, 'first_mlp'):  # ours has zeros there
             assert not fresh.first_mlp.layers[0].W.array.any()
         assert relative_error(fresh(*packed(name, examples)).array, expected) < 1e-5
         chainer.serializers.save_npz(tmp_path / 'sparse.npz', fresh)
@@ -134,7 +134,7 @@ def test_snapshots_load_both_ways(tmp_path, name):
 
 @every_model
 def test_a_model_that_was_never_called(name):
-    """The first call makes the parameters that upstream's makes."""
+    """The first call makes the same parameters as upstream's first call."""
     examples = examples_of(name)
     made = []
     for make, batch in (
@@ -154,13 +154,13 @@ def test_calls_do_not_depend_on_the_calls_before(device, name):
     model = parity.swapped(dense_model(name), device)
     first = packed(name, examples_of(name), device)
     expected = model(*first).array
-    model(*packed(name, examples_of(name, (3, 4)), device))  # another number of nodes
+    model(*packed(name, examples_of(name, (3, 4)), device))  # has another number of nodes
     assert (model(*first).array == expected).all()
 
 
 @quick_models
 def test_nothing_that_is_kept_with_a_batch_refers_back_to_it(device, name):
-    """A cycle would keep the device memory of both until the garbage collector finds it."""
+    """A cycle would keep device memory until the garbage collector finds it."""
     model = parity.swapped(dense_model(name), device)
     batch = parity.converters_of(CASES[name])['folded'](examples_of(name), device)
     adj = weakref.ref(batch[1])
@@ -170,7 +170,7 @@ def test_nothing_that_is_kept_with_a_batch_refers_back_to_it(device, name):
         y.grad = y.array
         y.backward()
         del batch, y
-        getattr(model, 'reset_state', int)()  # a state holds the graph of the last call
+        getattr(model, 'reset_state', int)()  # the state holds the graph of the last call
         assert adj() is None
     finally:
         gc.enable()
@@ -189,7 +189,7 @@ def test_features_instead_of_ids(name):
 
 @pytest.mark.parametrize('name', MASKED)
 def test_is_real_node(device, name):
-    """A mask of any kind; the padded batch that it leaves out is the packed one."""
+    """A mask may have any dtype; a padded batch with masked phantom atoms equals a packed one."""
     dense, examples = dense_model(name), examples_of(name)
     sizes = [len(example[0]) for example in examples]
     model = parity.swapped(dense, device)
@@ -205,7 +205,7 @@ def test_is_real_node(device, name):
 
 @pytest.mark.parametrize('name', MASKED + ('GGNN_GWM', 'NFP_GWM', 'GIN_CWLE'))
 def test_is_real_node_in_packed_batches(device, name):
-    """Nodes left out are left out of the readout: here the last of every molecule."""
+    """The readout leaves out masked nodes, here the last node of every molecule."""
     dense, examples = dense_model(name), examples_of(name)
     keep = [(numpy.arange(len(e[0])) < max(len(e[0]) - 1, 1)).astype('f') for e in examples]
     expected = numpy.concatenate(
@@ -229,7 +229,7 @@ def test_is_real_node_in_packed_batches(device, name):
     ),
 )
 def test_half_precision(device, name, dtype, layout):
-    """The whole model in one of Chainer's float16 modes, against the float32 model's answer."""
+    """A whole model in one of Chainer's float16 modes is compared with the float32 model."""
     examples = examples_of(name)
     converter = parity.converters_of(CASES[name])[layout]
     with chainer.using_config('dtype', chainer.mixed16 if dtype == 'mixed16' else numpy.float16):
@@ -258,7 +258,7 @@ NODES = {
     'GGNN': (['GraphLinear', 'GRUStep'], ['GatedLinear', 'SegmentSum']),
     'GNNFiLM': (['EdgeFiLM', 'LayerNorm'], ['GatedLinear', 'SegmentSum']),
     'RelGAT': (['LinearFunction', 'RelationAttention'], ['GatedLinear', 'SegmentSum']),
-    'RelGCN': (['GraphLinear'], ['GatedLinear', 'SegmentSum']),  # activations included
+    'RelGCN': (['GraphLinear'], ['GatedLinear', 'SegmentSum']),  # with activations
 }
 
 
@@ -360,7 +360,7 @@ def test_mask_that_does_not_fit_a_padded_batch(name):
     ],
 )
 def test_a_part_of_ones_own(name, part):
-    """Nothing is swapped, and the message names the part."""
+    """If a part has a user's class, nothing is swapped, and the message names the part."""
     dense = CASES[name].make()
     parent, _, index = part.partition('.')
     own = chainer.links.Linear(3)

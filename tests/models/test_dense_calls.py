@@ -1,4 +1,4 @@
-"""Errors for sparse batches that reach models of Chainer Chemistry, and for nothing else."""
+"""Models of Chainer Chemistry refuse sparse batches, but not dense ones."""
 
 import inspect
 import pickle
@@ -81,7 +81,7 @@ def test_an_update_link(make):
 
 @pytest.mark.parametrize('kind', sorted(PARTS, key=str))
 def test_a_part_that_was_put_into_a_swapped_model(kind):
-    """The part would be swapped with its owner, so the advice of the error is right."""
+    """The error advises to swap, which would swap the part together with its owner."""
     takes_no_widths = kind.__name__ in ('GWM', 'GeneralReadout')
     part = kind() if takes_no_widths else kind(out_dim=3, in_channels=6)
     message = message_of(lambda: part(numpy.zeros((len(ATOMS), 6), 'f'), ADJ))
@@ -89,7 +89,7 @@ def test_a_part_that_was_put_into_a_swapped_model(kind):
 
 
 def test_a_model_outside_of_init_scope():
-    """sparsify does not find it, and the advice says so."""
+    """sparsify does not find such a model, and the error says so."""
 
     class WithTeacher(chainer.Chain):
         def __init__(self):
@@ -127,7 +127,7 @@ def test_a_model_that_cannot_be_swapped(method):
 
 
 def test_a_subclass():
-    """sparsify would refuse a subclass; the advice is to derive it from our class."""
+    """sparsify would refuse a subclass, so the error advises to derive it from our class."""
     message = message_of(lambda: Mine(3)(ATOMS, ADJ))
     assert 'Mine is a subclass of chainer_chemistry.models.rsgcn.RSGCN, whose class and' in message
     assert 'derive it from chainer_bspmm.models.RSGCN, or run it unswapped' in message

@@ -1,4 +1,4 @@
-"""Chainer's or Chainer Chemistry's converter with a swapped model: one sentence says so."""
+"""A swapped model with Chainer's or Chainer Chemistry's converter: the error says so."""
 
 import functools
 
@@ -47,7 +47,7 @@ def classifier():
 
 
 class OwnChain(chainer.Chain):
-    """A loss of a user's own."""
+    """A user's Chain with a loss."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +59,7 @@ class OwnChain(chainer.Chain):
 
 
 class Converting(OwnChain):
-    """A model that makes sparse batches of dense ones by itself."""
+    """A model that itself converts dense batches to sparse ones."""
 
     def forward(self, atoms, adj, t):
         return super().forward(atoms, BatchedCSR.from_dense(adj), t)
@@ -153,7 +153,7 @@ def test_the_converter_of_the_training_is_named(converter, remedy):
 
 
 def test_a_chain_of_ones_own():
-    """The converter fails, or, with molecules of one size, the model names what it expects."""
+    """The converter fails, or, if molecules have one size, the model says what it expects."""
     step = updater(OwnChain())
     assert message_of(step.update) == refusal('StandardUpdater')
     step = updater(OwnChain(), OF_ONE_SIZE)
@@ -219,7 +219,7 @@ def test_an_updater_of_ones_own_without_a_converter():
 
 
 def test_an_evaluator_without_a_main_target():
-    """The evaluator's own `evaluate` is run."""
+    """A user's `evaluate` is called, although no target is named "main"."""
 
     class Mine(Evaluator):
         def evaluate(self):

@@ -1,4 +1,4 @@
-"""GIN: features of the nodes, dropout, the widths that are refused; GINSparse."""
+"""GIN: features of nodes, dropout, widths that are refused; GINSparse."""
 
 import functools
 
@@ -26,7 +26,7 @@ PACKED = CSRConverter('packed')
 
 
 def test_node_embedding(device):
-    """Embeddings may have another width than layers; test_parity.py has equal widths."""
+    """Embeddings may be wider or narrower than layers; equal widths are in test_parity.py."""
     examples = [example[:2] for example in molecules((5, 1, 9), 'counted')]
     dense = parity.initialised(lambda: DenseGIN(3, True, out_channels=5), examples)
     model = parity.swapped(dense, device)
@@ -57,7 +57,7 @@ def test_dropout_behind_a_hook_is_upstreams(monkeypatch):
 def test_dropout_is_applied_in_training_only():
     model = GIN(3)
     batch = concat_mols(molecules([7] * 5, 'counted'))[:2]
-    model(*batch)  # makes parameters, from random numbers
+    model(*batch)  # makes parameters from random numbers
     assert (model(*batch).array != model(*batch).array).any()
     with chainer.using_config('train', False):
         assert (model(*batch).array == model(*batch).array).all()
@@ -65,7 +65,7 @@ def test_dropout_is_applied_in_training_only():
 
 @pytest.mark.parametrize('is_cleared', [False, True])
 def test_first_mlp_gets_zeros_in_the_first_call(device, is_cleared):
-    """Weights that stay None break optimizers; random numbers would shift all later ones."""
+    """Weights that stay None would break optimizers, and drawing them would change later draws."""
     model = GIN(3)
     assert model.first_mlp.layers[0].W.array is None
     model.to_device(device)
@@ -98,12 +98,12 @@ def test_out_channels_that_do_not_fit(options, message):
 
 
 def test_out_channels_of_one_tied_update():
-    """A single update does not take its own result, so its widths may differ."""
+    """The widths may differ, because a single update is not applied to its own result."""
     GIN(3, out_channels=5, node_embedding=True, weight_tying=True, n_update_layers=1)
 
 
 def test_features_of_any_width(device):
-    """Upstream takes any width with node_embedding, but its readout only that of embeddings."""
+    """Features may have any width with node_embedding; upstream's readout takes only one width."""
     examples = [(numpy.random.RandomState(0).rand(7, 11).astype('f'), numpy.eye(7, dtype='f'))]
     dense = DenseGIN(3, True, dropout_ratio=0.0)
     with chainer.no_backprop_mode():
@@ -117,7 +117,7 @@ def test_features_of_any_width(device):
 
 
 def sparse_pair(data, device, ratio=0.0, **options):
-    """Return upstream's GINSparse and ours, with the same random parameters, and batches."""
+    """Return upstream's GINSparse and ours with equal random parameters, and a batch for each."""
     batch = SparseGraphDataset(data).converter(data, -1)
     numpy.random.seed(0)
     dense = DenseGINSparse(3, dropout_ratio=ratio, **options)

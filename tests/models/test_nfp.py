@@ -1,4 +1,4 @@
-"""NFP: quirks by a loop, layers concatenated, degrees once a batch, refusals."""
+"""NFP: quirks, concatenated layers, degrees, hooks, refusals."""
 
 import numpy
 import pytest
@@ -18,7 +18,7 @@ EXAMPLES = [example[:2] for example in molecules(kind='counted')]
 
 
 def dense_model(**options):
-    """Return a model whose biases are not 0; its own call fails if layers are concatenated."""
+    """Return upstream's model with nonzero biases; its call fails if layers are concatenated."""
     concat_hidden = options.pop('concat_hidden', False)
     model = parity.initialised(lambda: DenseNFP(3, **options), EXAMPLES)
     model.concat_hidden = concat_hidden
@@ -26,7 +26,7 @@ def dense_model(**options):
 
 
 def loop(model, atoms, adj):
-    """Return each layer's fingerprint of one molecule, a node at a time in float64."""
+    """Compute each layer's fingerprint of one molecule, node by node in float64."""
 
     def array(parameter):
         return parameter.array.astype('d')
@@ -48,7 +48,7 @@ def loop(model, atoms, adj):
 
 
 def test_quirks_by_a_loop():
-    """Column degrees, weights by degree, all biases for every node; upstream agrees."""
+    """Degrees are sums of columns and choose the weights, but every node gets all biases."""
     dense = dense_model()
     expected = numpy.array([sum(loop(dense, *example)) for example in EXAMPLES])
     theirs = numpy.concatenate([dense(*dense_concat_mols([e])).array for e in EXAMPLES])
@@ -60,7 +60,7 @@ def test_quirks_by_a_loop():
 
 @pytest.mark.parametrize('n_update_layers', [1, 3])
 def test_concatenated_layers(device, n_update_layers):
-    """Upstream concatenates along an axis that does not exist; the meaning is plain."""
+    """Upstream fails here, because it concatenates along an axis that does not exist."""
     dense = dense_model(concat_hidden=True, n_update_layers=n_update_layers)
     with pytest.raises(chainer.utils.type_check.InvalidType):
         dense(*dense_concat_mols(EXAMPLES))
@@ -97,7 +97,7 @@ def test_bad_options(options, message):
 
 @pytest.mark.parametrize('n_update_layers', [1, 3])
 def test_hooks_of_readouts_run(n_update_layers):
-    """A hook makes the model call readouts one by one, with the same values."""
+    """If a readout has a hook, the model calls readouts one by one, with the same results."""
     model = NFP(3, n_update_layers=n_update_layers)
     batch = concat_mols(EXAMPLES)
     expected = model(*batch).array

@@ -1,4 +1,4 @@
-"""NodeClassifier: upstream's losses, metrics and gradients for nodes of one graph."""
+"""`NodeClassifier` has upstream's losses, metrics and gradients for nodes of one graph."""
 
 import copy
 import functools
@@ -111,7 +111,7 @@ def test_metrics_can_be_switched_off():
 
 @pytest.mark.parametrize('layout', ['folded', 'padded'])
 def test_other_layouts(layout):
-    """Columns of nodes have rows for phantom nodes, which no mask selects."""
+    """Columns of nodes have rows for phantom atoms, which no mask selects."""
     train, valid = masks()
     data = graph('dense')
     example = (data.x, data.adj, data.y, train, valid)
@@ -148,7 +148,7 @@ def test_what_cannot_be_swapped():
 
 
 def test_upstreams_training_function(tmp_path):
-    """Upstream's function passes unconverted data, and the error names ours."""
+    """Upstream's function passes unconverted data, and the error recommends our function."""
     model = sparsify(Dense(predictor('list of edges')))
     with pytest.raises(
         TypeError,

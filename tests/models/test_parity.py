@@ -1,4 +1,4 @@
-"""Every model with every option against Chainer Chemistry's: outputs and the gradients of all."""
+"""Outputs and gradients of every model with every option, compared with Chainer Chemistry's."""
 
 import functools
 
@@ -23,7 +23,7 @@ def name_of(case):
     return '%s, %s' % (case.model, case.options)
 
 
-# Not in docs/parity.md.
+# Cases that are not in docs/parity.md.
 MORE = tuple(
     parity.new_case(
         kind.__name__, str(given), kind, 'relations', n_relations, out_dim=3, masked=masked, **given
@@ -52,7 +52,7 @@ MORE = tuple(
     )
     for given in options
 )
-# Ones instead of values, and symmetric: such a batch has no values at all.
+# Symmetric matrices of ones: their batches store no values.
 BONDS = tuple(
     case._replace(options=case.options + ', bonds', adjacency='bonds')
     for case in parity.CASES
@@ -73,16 +73,16 @@ BONDS = tuple(
 CANCELLING = 'RelGAT, within', 'RelGAT, within, bonds'
 
 
-# Options that a quick case has in another model, two at once that have a case each, and those that
-# tests/links/test_update_links.py has.
+# These options have a quick case in another model, have a case each if there are two, or are in
+# tests/links/test_update_links.py.
 SLOW_OPTIONS = (
     *('within', 'one head', 'heads concatenated', 'heads concatenated, within'),
     *('features, node embedding', 'nine relations'),
     *('wide', 'number of layers', 'two relations', 'tied, concatenated', 'untied, concatenated'),
     *('set2set, two relations', 'ggnn, two relations', 'ggnn, concatenated'),
 )
-# Of the models that wrap others, the defaults of two bases: test_common.py has the outputs of all.
-# Of `MORE`, only the cases of one relation.
+# Quick cases of models that wrap others are the defaults of two bases, because test_common.py has
+# the outputs of all. Quick cases of `MORE` have one relation.
 WRAPPERS_OF = 'GGNN', 'RSGCN'
 QUICK = (
     *(
@@ -116,7 +116,7 @@ def test_parity(device, case):
 @pytest.mark.parametrize('readout', ['sum', 'max'])
 @pytest.mark.parametrize('layout, sizes', [('packed', EQUAL), ('folded', SIZES), ('padded', SIZES)])
 def test_batch_norm(device, layout, sizes, readout, train):
-    """Packed batches are compared where they have the dense rows; running statistics, too."""
+    """Running statistics are compared, too. Packed batches have the dense rows: sizes are equal."""
     case = parity.DEFAULTS['RSGCN']._replace(sizes=sizes)
     make = functools.partial(
         dense.RSGCN, 3, use_batch_norm=True, dropout_ratio=0.0, readout=GeneralReadout(readout)
@@ -162,7 +162,7 @@ QUICK_SIZES = ('GGNN', 1), ('GGNN', 12), ('GGNN', 40), ('RSGCN', 12), ('GIN_CWLE
     ],
 )
 def test_padded_to(device, name, n):
-    """Every molecule as upstream has it when padded to n atoms, or as it is if it has more."""
+    """Molecules equal upstream's, padded to n atoms, or unpadded if they have more."""
     case = parity.DEFAULTS[name]
     examples = parity.examples_of(case)
     model = parity.initialised(case.make, examples)
@@ -190,7 +190,7 @@ def test_cases_have_names_of_their_own():
 
 
 def test_a_mistake_is_found(monkeypatch):
-    """A relation layer that loses some of its bias shows in output and gradients."""
+    """If a relation layer loses part of its bias, output and gradients show it."""
     graph_linear = relgcn_update.graph_linear
 
     def wrong(adj, h, W, b, *own, **options):
@@ -211,7 +211,7 @@ def test_errors():
     )
     found = parity.errors(actual, truth)
     assert found['output'] == pytest.approx(0.1) and found['/b'] == pytest.approx(0.5)
-    assert found['/a'] == pytest.approx(5e-13)  # 0 but for rounding: against all gradients
+    assert found['/a'] == pytest.approx(5e-13)  # is rounding, so it is measured by all gradients
     with pytest.raises(AssertionError, match='gradients of other parameters: /b'):
         parity.errors({name: truth[name] for name in ('output', '/a')}, truth)
 

@@ -1,8 +1,8 @@
-"""Layers, callables and numbers that a user put into a model: upstream's answer, or a refusal.
+"""Layers, callables and numbers that a user puts into a model: upstream's answer, or a refusal.
 
-The cases are generated: every attribute of every link of every model that holds a link, a callable
-or a number is changed, before `sparsify` and after it. A link is replaced by one whose class is a
-subclass that doubles the result, a callable by one that does, a number by others.
+The cases are generated. Every attribute of every link of every model is changed if it holds a link,
+a callable or a number, once before `sparsify` and once after it. Links get a subclass that doubles
+the result, callables are replaced by ones that double theirs, and numbers by other numbers.
 """
 
 import collections
@@ -29,7 +29,7 @@ from tests.support.molecules import molecules
 
 SIZES = (4, 6, 3)
 
-# One of each family, the options that bring other layers, the wrappers, the models of edge lists.
+# Besides the defaults of every model: options with other layers, and models for lists of edges.
 OPTIONS = {
     ('RSGCN', 'batch norm'),
     ('RSGCN', 'activated readout'),
@@ -47,14 +47,14 @@ CASES = {
     if case is parity.DEFAULTS.get(case.model) or (case.model, case.options) in OPTIONS
 }
 
-# Strings that are options, and what they may be changed to.
+# Options that are strings -> another value
 STRINGS = {'mode': 'max', 'softmax_mode': 'within'}
 
 Outcome = collections.namedtuple('Outcome', 'place change kind detail')
 
 
 def smaller(case):
-    """Return a case with few layers, if its model takes their number."""
+    """Return a case with two layers, if its model takes the number of layers."""
     try:
         make = functools.partial(case.make, n_update_layers=2)
         make()
@@ -77,12 +77,12 @@ def model_of(case):
 
 
 def doubled(values):
-    # The result is also negated, because a rectifier cannot hide that.
+    # The sign changes, too, which a rectifier cannot hide.
     return tuple(-2 * v for v in values) if isinstance(values, tuple) else -2 * values
 
 
 def subclass(kind, method):
-    """Return a subclass whose `method`, ``__call__`` or ``forward``, doubles the result."""
+    """Return a subclass whose `method` (``__call__`` or ``forward``) doubles the result."""
 
     def call(self, *args, **kwargs):
         return doubled(getattr(super(own, self), method)(*args, **kwargs))
@@ -105,7 +105,7 @@ def set_attribute(name, value, link):
 
 
 def changes_of(link):
-    """Yield the names of changes of a link, and functions that make them in such a link."""
+    """Yield names of changes of a link, and functions that make the changes in such a link."""
     if not isinstance(link, (chainer.ChainList, chainer.Sequential)):
         for method in ('__call__', 'forward'):
             if hasattr(type(link), method):
@@ -137,7 +137,7 @@ def at(model, path):
 
 
 def answer(model, batch):
-    """Return the result, or the error."""
+    """Return the result of a model, or its error."""
     try:
         with (
             chainer.no_backprop_mode(),
@@ -167,7 +167,7 @@ def judged(place, change, actual, expected, before):
         return Outcome(
             place, change, 'silent', '%s, not %s' % (actual.ravel()[:2], expected.ravel()[:2])
         )
-    # The kind is called if the change has changed the answer, both upstream's and ours.
+    # The kind 'called' means that the change has the same effect on upstream's answer and on ours.
     return Outcome(place, change, 'equal' if is_equal(before, expected) else 'called', '')
 
 
@@ -246,7 +246,7 @@ def test_the_dense_models_answer_or_a_refusal(name):
     assert min(counts[kind] for kind in ('refused', 'called', 'equal')) > 5
 
 
-# --- the messages ---
+# --- messages ---
 
 
 class Halved(GraphLinear):
@@ -355,7 +355,7 @@ def test_a_subclass_of_ours_calls_its_own_layers():
 
 
 def test_a_softmax_of_atoms():
-    """Upstream's goes over the atoms, one over the channels would be another function."""
+    """Upstream's softmax is over the atoms; one over the channels is another function."""
     readout = links.GeneralReadout(activation=chainer.functions.softmax)
     with pytest.raises(ValueError) as caught:
         readout(numpy.ones((BATCH[1].n_rows, 2), 'f'), BATCH[1])
@@ -367,7 +367,7 @@ def test_a_softmax_of_atoms():
 
 
 class OwnEmbed(chainer.Link):
-    """An embedding without a table W."""
+    """An embedding that has no table W."""
 
     def __init__(self, n_channels):
         super().__init__()
@@ -420,7 +420,7 @@ def test_an_embedding_of_ones_own_that_reduces_atoms():
 
 
 def test_a_head_for_atoms():
-    """Upstream's layer for atoms, on the rows of a swapped model."""
+    """A layer for atoms of upstream's gets the rows of a swapped model."""
     message = message_of(lambda: GraphLinear(4, 1)(numpy.ones((10, 4), 'f')))
     assert message == (
         'GraphLinear: expected features of shape (n_graphs, N, channels), got (10, 4). If these '

@@ -1,4 +1,4 @@
-"""RelGCN: the scaled adjacency, features instead of ids, inputs that are refused; RelGCNSparse."""
+"""RelGCN: scaled adjacency, features instead of ids, refused inputs; RelGCNSparse."""
 
 import re
 
@@ -46,7 +46,7 @@ def test_scale_adj_where_the_matrix_is_symmetric():
 
 
 def test_degree_of_zero_counts_as_one():
-    """Entries that cancel each other make a degree of 0, too, as in Chainer Chemistry."""
+    """A degree may be 0 because entries cancel each other, as in Chainer Chemistry."""
     matrix = numpy.array([[[0, 2, 1], [0, -2, 3], [0, 0, 0]]] * 2, 'f')
     adj = BatchedCSR.from_matrices([matrix])
     scaled = scale_adj(adj, numpy.dtype('f')).to_dense()
@@ -76,7 +76,7 @@ def test_features_that_are_not_a_row_for_each_node(shape):
 
 @pytest.mark.parametrize('sizes', graph_data.SIZES.values(), ids=graph_data.SIZES)
 def test_list_of_edges(device, sizes):
-    """RelGCNSparse, whose parameters have another order."""
+    """RelGCNSparse has the results of upstream's; its parameters have another order."""
     data = graph_data.edge_lists(sizes, 4)
     batch = SparseGraphDataset(data).converter(data, -1)
     dense = DenseRelGCNSparse(5)
@@ -104,7 +104,7 @@ def test_first_call_of_relgcn_sparse_draws_as_upstream():
 
 
 def test_relgcn_sparse_scaled(device):
-    """Upstream raises NotImplementedError: the same as RelGCN with the rows in its order."""
+    """Upstream has no such model, so it is compared with RelGCN, with reordered parameters."""
     data = graph_data.edge_lists([6, 4], 4)
     batch = CSRConverter('packed')(to_sparse(data, 4), device)
     model = RelGCNSparse(3, scale_adj=True)

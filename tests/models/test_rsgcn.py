@@ -1,4 +1,4 @@
-"""RSGCN: dropout, readouts, numbers of layers, and ids of atoms."""
+"""RSGCN: dropout, readouts, numbers of layers, ids of atoms."""
 
 import functools
 
@@ -25,7 +25,7 @@ use_batch_norm = pytest.mark.parametrize('use_batch_norm', [False, True])
 
 @use_batch_norm
 def test_dropout_is_upstreams(monkeypatch, use_batch_norm):
-    """Dropout comes after a rectifier and batch norm, or without them."""
+    """Dropout comes after the rectifier, with and without batch norm."""
     make = functools.partial(
         DenseRSGCN, 3, hidden_channels=8, dropout_ratio=0.3, use_batch_norm=use_batch_norm
     )
@@ -51,7 +51,7 @@ def test_dropout_is_applied_in_training_only(use_batch_norm):
 
 
 def test_readouts():
-    """Upstream's readout is swapped; a user's readout is called with the batch."""
+    """A readout of upstream's is swapped, and a user's readout is called with the batch."""
     batch = concat_mols(EXAMPLES)[:2]
     model = RSGCN(4, readout=links.GeneralReadout.upstream('summax'))
     assert type(model.readout) is links.GeneralReadout and model(*batch).shape == (4, 8)
@@ -91,7 +91,7 @@ def test_atom_id_outside_of_the_embedding():
 
 
 def test_largest_atom_id_of_a_batch_is_believed():
-    """The largest id of the batch is known to it; no id is read from the array."""
+    """A batch knows its largest id, so no id is read from the array."""
     model = RSGCN(3, n_atom_types=10)
     example = numpy.array([9, 10], 'i'), numpy.eye(2, dtype='f'), 0.0
     atoms, adj, _ = CSRConverter('packed')([example])

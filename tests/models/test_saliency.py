@@ -1,4 +1,4 @@
-"""Chainer Chemistry's saliency calculators on swapped models: the bits of its dense models."""
+"""Chainer Chemistry's saliency calculators give swapped models the bits of dense ones."""
 
 import copy
 
@@ -46,7 +46,7 @@ def examples(method, n=7):
 
 
 def pair(method, data=None, n=7):
-    """Return data, upstream's model and the same one, swapped."""
+    """Return data, upstream's model, and a swapped copy of it."""
     data = examples(method, n) if data is None else data
     numpy.random.seed(0)
     model = Regressor(set_up_predictor(method, 6, 2, 1), device=-1)
@@ -64,7 +64,7 @@ def first_embedding(model):
 
 
 def score(model):
-    """Return a function of a batch to (n_graphs, 1), as occlusion takes one."""
+    """Return the function that occlusion needs: from a batch to an array (n_graphs, 1)."""
     if hasattr(model, 'predictor'):
         return model.predictor
     return lambda *batch: chainer.functions.sum(model(*batch), axis=1, keepdims=True)
@@ -73,7 +73,7 @@ def score(model):
 def compute(
     kind, model, data, converter, batchsize=4, link=embedding, options=None, timing='post', **more
 ):
-    """Return a calculator of a kind, and its result; `link`: model -> the link that it watches."""
+    """Return a calculator and its result; ``link(model)`` is the link that it watches."""
     hook = VariableMonitorLinkHook(link(model), timing=timing)
     calculator = kind(model, hook, eval_fun=score(model), device=-1, **options or {})
     more.setdefault('show_progress', False)
@@ -81,19 +81,20 @@ def compute(
 
 
 def alone(kind, model, data, **more):
-    """Return the saliency that a calculator computes for each molecule alone."""
+    """Return the saliency that a calculator computes for each molecule by itself."""
     return [compute(kind, model, [example], concat_mols, 1, **more)[1][0] for example in data]
 
 
 def assert_as_alone(found, expected):
-    """Check (samples, molecules, atoms, ...) against a list of (1, atoms, ...), padded with 0."""
+    """Compare (samples, molecules, atoms, ...) with a list of (1, atoms, ...), padded with 0."""
     assert found.shape[:3] == (1, len(expected), max(values.shape[1] for values in expected))
     for values, (right,) in zip(found[0], expected):
         numpy.testing.assert_array_equal(values[: len(right)], right)
         assert not values[len(right) :].any()
 
 
-# The gradient in one layout, of one model in all, is quick; each window is a forward pass.
+# Occlusion runs a forward pass for each window, so only one model has quick tests of everything.
+# The other models have quick tests of the gradient, in one layout.
 @pytest.mark.parametrize(
     'name, kind, options, layout',
     [
@@ -171,7 +172,7 @@ def test_links_that_upstream_calls_without_hooks():
         data,
         concat_mols,
         link=lambda model: model.predictor.mlp.layers[0],
-        timing='pre',  # the output of the readout
+        timing='pre',  # watches the output of the readout
     )
     numpy.testing.assert_array_equal(of_link(graph_conv.readout_layers[0]), expected)
 
@@ -219,7 +220,7 @@ def test_inputs_that_are_kept():
     assert total.shape == atoms.shape
 
 
-# Of batches of 1 and of 2 some have molecules of one atom only.
+# Some batches of size 1 and 2 have only molecules of one atom.
 ONE_ATOM = {
     name: [example[:2] for example in molecules_of_sizes(sizes, 'bonds')]
     for name, sizes in {'alone': (1,), 'last': (4, 3, 1), 'first': (1, 1, 2)}.items()
@@ -268,7 +269,7 @@ def test_dropout_is_no_training():
     ),
 )
 def test_predictions_keep_inputs(layout, name, column):
-    """Inputs are kept as by upstream's converter, padded to the largest molecule or more."""
+    """Inputs are kept in upstream's form, padded to the largest molecule or further."""
     data = examples('ggnn') if name == 'several' else ONE_ATOM[name]
     case = parity.DEFAULTS['GGNN']._replace(column=column)
     columns = {

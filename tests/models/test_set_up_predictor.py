@@ -1,4 +1,4 @@
-"""set_up_predictor: every method of Chainer Chemistry works, or is refused with a reason."""
+"""`set_up_predictor`: every method of Chainer Chemistry works, or is refused with a reason."""
 
 import inspect
 
@@ -17,7 +17,7 @@ from tests.support.molecules import molecules
 
 
 def upstreams_methods():
-    """Return the methods in Chainer Chemistry's source, which has no list of them."""
+    """Read the methods from the source of Chainer Chemistry, which has no list of them."""
     source = inspect.getsource(set_up_dense_predictor)
     return set(piece.split("'")[1] for piece in source.split('method == ')[1:])
 
@@ -89,7 +89,7 @@ def test_methods_without_a_sparse_form(method, reason):
 
 
 def test_mpnn():
-    """Chainer Chemistry's examples/own_dataset offers it."""
+    """Chainer Chemistry's examples/own_dataset offers MPNN."""
     examples = molecules([5, 3], n_relations=4)
     predictors = []
     for make, convert in (
@@ -102,13 +102,13 @@ def test_mpnn():
         )
         y = predictors[-1](*convert(examples)[:2])
         assert y.shape == (2, 3)
-        assert (120, 6) in {p.shape for p in predictors[-1].params()}  # of the embedding
+        assert (120, 6) in {p.shape for p in predictors[-1].params()}  # the embedding's
     for (name, ours), (_, theirs) in zip(*[p.namedparams() for p in predictors]):
         numpy.testing.assert_array_equal(ours.array, theirs.array, name)
 
 
 def test_mpnn_with_an_edge_network():
-    """Edge networks are upstream's default, and have no sparse form."""
+    """Edge networks are upstream's default, but have no sparse form."""
     examples = molecules([5, 3], n_relations=4)
     edge_network = set_up_dense_predictor('mpnn', n_unit=6, conv_layers=2, class_num=3)
     assert edge_network(*dense_concat_mols(examples)[:2]).shape == (2, 3)

@@ -1,4 +1,4 @@
-"""The layout of the batches that a model was trained with, and the warning about another one."""
+"""Layout that a model was trained with, and the warning about batches of another one."""
 
 import pickle
 import warnings
@@ -25,7 +25,7 @@ MODELS = {name: getattr(models, name) for name in parity.DEFAULTS}
 
 
 def regressor(kind=dense.RelGCN, **options):
-    numpy.random.seed(0)  # some weights predict almost 0, which differs by more than 1e-5 of itself
+    numpy.random.seed(0)  # with other weights, predictions near 0 would have larger relative errors
     return Regressor(
         GraphConvPredictor(kind(4, **options), MLP(3, 8)), chainer.functions.mean_squared_error
     )
@@ -37,7 +37,7 @@ def trained(model, converter, examples=EXAMPLES):
 
 
 def predicted(model, converter, examples=EXAMPLES):
-    """Return the prediction, and the warnings."""
+    """Return predictions, and the warnings about the layout."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         values = model.predict([example[:2] for example in examples], converter=converter)
@@ -95,7 +95,7 @@ def test_the_size_of_padding():
 
 
 def test_calls_that_are_no_training():
-    """A first call may only make parameters, and predictions may run in training mode."""
+    """A first call may just make parameters, and predictions may run in training mode."""
     model = sparsify(regressor())
     model(*PACKED(EXAMPLES))
     assert layout_of(model) is None
@@ -120,7 +120,7 @@ def test_one_warning_for_each_model():
 
 
 def test_padded_batches_of_a_captured_step():
-    """Padded batches of a captured step are stored as rows, but still count as padded."""
+    """Padded batches of a captured step are rows in a buffer, but count as padded ones."""
     atoms, adj = PADDED(EXAMPLES)[:2]
     model = trained(sparsify(regressor()), PACKED).predictor
     with (
@@ -157,7 +157,7 @@ def test_rsgcn(options, n_warnings):
 
 
 def test_a_model_that_upstream_trained():
-    """The counts of the optimizer, which a pickle keeps, show that it was trained."""
+    """The optimizer's counts, which a pickle keeps, show that upstream's code trained the model."""
     model = trained(regressor(), dense_concat_mols)
     model = sparsify(pickle.loads(pickle.dumps(model)))
     assert layout_of(model) == ('folded', None)
@@ -213,7 +213,7 @@ def test_training_goes_on_as_upstreams():
     model = densify(trained(sparsify(regressor()), PACKED))
     model = pickle.loads(pickle.dumps(model))
     for param in model.params():
-        param.update_rule.t += 1  # as steps of the optimizer do
+        param.update_rule.t += 1  # like a step of the optimizer
     assert layout_of(sparsify(model)) == ('folded', None)
 
 

@@ -1,4 +1,4 @@
-"""sparsify and densify: where a model may be, what stays the same, refusals."""
+"""`sparsify` and `densify`: places of models, preserved state, refusals."""
 
 import copy
 
@@ -23,7 +23,7 @@ from tests.support.molecules import molecules
 from tests.support import assert_close_arrays
 
 METHODS = ('rsgcn', 'nfp', 'gin', 'ggnn', 'relgcn', 'relgat', 'gnnfilm')
-QUICK = 'rsgcn', 'ggnn'  # without a state from call to call, and with one
+QUICK = 'rsgcn', 'ggnn'  # one without and one with a state that is kept between calls
 CASES = {name.lower(): case for name, case in parity.DEFAULTS.items()}
 SIZES = (5, 9, 3)
 
@@ -41,7 +41,7 @@ def rsgcn(**options):
 
 
 class OwnChain(chainer.Chain):
-    """Chain as a user might write it: the model is below other links and lists."""
+    """A user's Chain, in which the model is below other links and lists."""
 
     def __init__(self, conv):
         super().__init__()
@@ -65,7 +65,7 @@ WRAPPERS = {
 
 @pytest.mark.parametrize('wrapper', WRAPPERS)
 def test_swap_in_place(wrapper):
-    """Objects and results stay the same; tests/models/test_common.py tests every model."""
+    """Objects and results stay the same; every model is tested in tests/models/test_common.py."""
     model = WRAPPERS[wrapper]()
     examples = examples_of('ggnn')
     with chainer.using_config('train', False):
@@ -84,10 +84,10 @@ def test_swap_in_place(wrapper):
 
 @pytest.mark.parametrize('method', [slow_unless(name in QUICK, name) for name in METHODS])
 def test_optimizer_that_was_set_up_before_goes_on(device, method):
-    """Runs from equal state, one swapped in the middle, make the same steps.
+    """Two runs that begin alike make the same steps, although one model is swapped halfway.
 
-    Molecules have one size, so that dense and packed batches hold the same rows. All is float64,
-    because Adam divides by the size of a gradient, and so magnifies the rounding of one near 0.
+    Molecules have one size, so that dense and packed batches have the same rows. Everything is
+    float64, because Adam divides by the size of a gradient, which magnifies rounding near 0.
     """
     case = CASES[method]._replace(sizes=(7,))
     examples = examples_of(method, [7] * 6)
@@ -113,7 +113,7 @@ def test_optimizer_that_was_set_up_before_goes_on(device, method):
 
 
 def test_what_a_user_set_stays():
-    """Attributes, names, hooks, parameters and persistent values, there and back."""
+    """Attributes, names, hooks, parameters and persistent values survive both swaps."""
     predictor = GraphConvPredictor(rsgcn())
     model = predictor.graph_conv
     hook = TimerHook()
@@ -133,7 +133,7 @@ def test_what_a_user_set_stays():
         assert (model.name, alone.name) == ('graph_conv', 'mine')
         assert '/graph_conv/temperature' in dict(predictor.namedparams())
         assert all('TimerHook' in link.local_link_hooks for link in (model, model.gconvs[1]))
-        if change is sparsify:  # upstream's links do not run their hooks
+        if change is sparsify:  # upstream's links run no hooks
             predictor(*concat_mols(EXAMPLES)[:2])
             assert len(hook.call_history) == 2
 
@@ -193,7 +193,7 @@ def test_pickle_of_a_predictor(tmp_path):
     ],
 )
 def test_hooks_of_links_that_are_not_called_are_refused(kind, layer):
-    """Spectral normalisation, left out without notice, would give other numbers."""
+    """If spectral normalisation were skipped silently, results would differ."""
     model = sparsify(kind(4))
     bonds = numpy.ones({dense.NFP: (3, 3), dense.GNNFiLM: (5, 3, 3)}.get(kind, (4, 3, 3)), 'f')
     batch = concat_mols([(numpy.array([6, 7, 8], 'i'), bonds)])
@@ -214,7 +214,7 @@ def test_hooks_of_links_that_are_not_called_are_refused(kind, layer):
     ],
 )
 def test_update_link_in_a_chain_of_ones_own(method, arguments, options):
-    """A readout next to it is not swapped: the chain calls it without an adjacency."""
+    """A readout beside the update link is not swapped, because the chain passes it no adjacency."""
     kind = getattr(links, method + 'Update')
 
     class Own(chainer.Chain):
@@ -260,7 +260,7 @@ def test_device_is_kept(device):
     assert model(*concat_mols(EXAMPLES, device)[:2]).xp is device.xp
 
 
-# --- refusals: the reason first, then what to do ---
+# --- refusals, which give the reason first and then the remedy ---
 
 PAIRS = 'every pair of atoms'
 LISTS = 'it gathers and adds features by index, along a list of %s'

@@ -1,6 +1,6 @@
-"""The GWM, CWLE and GWLE models: swap, snapshots, real data, refusals.
+"""GWM, CWLE and GWLE models: swap, snapshots, real data, refusals.
 
-test_parity.py compares their numbers with Chainer Chemistry's.
+Their results are compared with Chainer Chemistry's in test_parity.py.
 """
 
 import copy
@@ -56,7 +56,7 @@ def predictions(model, converter, examples):
 
 @pytest.mark.parametrize('model', [models.NFP_GWM, models.GIN_GWM])
 def test_unused_layer_gets_weights(tmp_path, model):
-    """Nothing calls linear_for_concat_super with concat_hidden; None would be in snapshots."""
+    """A layer that concat_hidden does not use gets weights, so that no snapshot contains None."""
     tied = {} if model is models.NFP_GWM else {'weight_tying': False}
     ours = model(3, concat_hidden=True, **tied)
     ours(*concat_mols(parity.examples_of(CASES[model.__name__])))
@@ -70,7 +70,7 @@ def test_unused_layer_gets_weights(tmp_path, model):
     numpy.testing.assert_array_equal(dense.linear_for_concat_super.W.array, weight.array)
 
 
-# Options of all wrappers, named after the steps that they add between or after updates.
+# Options of all wrappers, named after the operations that they add between or after updates.
 STEPS = {
     'batch norm': {'use_batchnorm': True},
     'dropout': {'dropout_ratio': 0.3},
@@ -85,7 +85,7 @@ STEPS = {
 
 @pytest.mark.parametrize('options', STEPS.values(), ids=STEPS)
 def test_steps_between_updates(monkeypatch, options):
-    """The steps of a model without its wrapper are compared; test_parity.py has the wrappers."""
+    """Training is compared without the wrapper, which is in test_parity.py."""
     make = functools.partial(
         GWMGraphConvModel,
         update_layer=RelGCNUpdate,
@@ -101,7 +101,7 @@ def test_steps_between_updates(monkeypatch, options):
 
 
 def test_tied_updates_are_activated_once():
-    """Upstream activates tied updates only after the first one, however many there are."""
+    """Upstream activates only after the first of several tied updates."""
     examples = parity.examples_of(CASES['GGNN_GWM'])
     model = GWMGraphConvModel(
         update_layer=GGNNUpdate,
@@ -119,7 +119,7 @@ def test_tied_updates_are_activated_once():
 @pytest.mark.parametrize('n_degrees', [2, 9])
 @pytest.mark.parametrize('method', ['NFP_GWM', 'NFP_CWLE', 'NFP_GWLE'])
 def test_degrees_of_nfp_that_count_are_those_of_the_model(method, n_degrees):
-    """Upstream leaves out the layers, biases included, of degrees from a changed number on."""
+    """If the number of degrees is changed, upstream leaves out layers of degrees from there on."""
     case = CASES[method]
     examples = parity.examples_of(case)
     model = initialised(case.make(), examples)
@@ -141,7 +141,7 @@ def preprocessed(method):
 
 @pytest.mark.parametrize('method', ['rsgcn_gwm', 'nfp_gwm', 'ggnn_gwm', 'gin_gwm'])
 def test_data_set_with_super_nodes(method):
-    """Predictions from SMILES, by dense and by sparse data sets, equal upstream's.
+    """Predictions from SMILES equal upstream's, for dense and for sparse data sets.
 
     The super node's features are a column of the sparse data set like any other.
     """
@@ -163,9 +163,9 @@ def test_data_set_with_super_nodes(method):
     [('ggnn_cwle', 1), ('relgcn_gwle', 2), ('rsgcn_cwle', 3), ('ggnn_wle', 1), ('relgcn_wle', 2)],
 )
 def test_data_set_with_labels(method, rounds):
-    """Predictions from SMILES, labelled by Chainer Chemistry itself, equal upstream's.
+    """Predictions from SMILES equal upstream's, with labels of Chainer Chemistry's own.
 
-    The first molecule, methane, is one atom without bonds. Its label is 0, which is not padding.
+    The first molecule is methane, one atom without bonds, whose label 0 is not padding.
     """
     pytest.importorskip('rdkit')
     data = [(*each, numpy.zeros(1, 'f')) for each in preprocessed(method.split('_')[0])]
@@ -177,7 +177,7 @@ def test_data_set_with_labels(method, rounds):
     assert examples[0][2 if is_column else 0] == [0]
     inputs = [e[:-1] for e in examples]
     dense = initialised(predictor(method), inputs)
-    # With its target left out, the column of molecules of one size looks like a label.
+    # If molecules have one size, and no target follows, the column looks like a label.
     one_size = (inputs[:1], inputs[1:2], [inputs[3]] * 3)
     with chainer.using_config('train', False):
         alone = predictions(dense, dense_concat_mols, inputs)
@@ -190,7 +190,7 @@ def test_data_set_with_labels(method, rounds):
             assert relative_error(dense(*batch).array, expected) < 1e-5
             for given, result in zip((inputs, *one_size), (expected, *few)):
                 assert relative_error(dense(*converter(given)).array, result) < 1e-5
-        # the same with phantom atoms
+        # The same holds with phantom atoms.
         for batch in one_size:
             found, expected = (
                 dense(*CSRConverter(padded_to=30, n_node_columns=n_columns)(batch)).array
@@ -238,7 +238,7 @@ def test_super_node():
 
 @pytest.fixture
 def labelled():
-    """A model that takes labels of atoms, up to 39, and its batch of 83 rows."""
+    """A model that takes labels of atoms from 0 to 39, and its batch of 83 rows."""
     examples = parity.examples_of(CASES['GGNN_CWLE'])
     batch = CSRConverter('packed', n_node_columns=1)(examples)
     return models.GGNN_CWLE(3, n_wle_types=40), *batch

@@ -1,6 +1,6 @@
-"""Models, batches and optimizers that ranks share, and training of every model."""
+"""Models, batches and optimizers for several ranks, and training of every model."""
 
-from chainer_bspmm import CSRConverter  # first: it repairs Chainer
+from chainer_bspmm import CSRConverter  # repairs Chainer before anything imports it
 import chainer
 import numpy
 from chainer import functions
@@ -10,12 +10,12 @@ from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import GraphUpdater
 from tests.support.training import MODELS, molecules, RELATIONS
 
-N_STEPS = 6  # eager; each of four batches at least once
+N_STEPS = 6  # eager steps: each of four batches at least once
 N_STEPS_ON_GPUS = 20
-N_ALL = 12  # molecules of a step, on all ranks
+N_ALL = 12  # molecules of a step, of all ranks together
 CONVERTERS = {
     'packed': CSRConverter('packed'),
-    # Padding to the largest molecule of a batch would make results depend on the ranks.
+    # If batches were padded to their largest molecule, results would depend on the ranks.
     'folded': CSRConverter('folded', padded_to=12),
 }
 CASES = [(name, 'packed') for name in MODELS]
@@ -23,7 +23,7 @@ CASES += [(name, 'folded') for name in ('RSGCN, batch norm', 'RelGCN')]
 
 
 class NormOfHead(chainer.Chain):
-    """Batch normalisation of molecules instead of atoms."""
+    """Predictor that normalises features of molecules instead of atoms over the batch."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ def regressor(name, seed=0, batch_norm_over=None):
     model = NormOfHead() if name == 'norm of head' else MODELS[name]()
     for link in model.links():
         if hasattr(link, 'dropout_ratio'):
-            link.dropout_ratio = 0.0  # each rank would draw other numbers
+            link.dropout_ratio = 0.0  # ranks would draw different numbers
     if batch_norm_over:
         from chainermn.links import create_mnbn_model
 
@@ -61,27 +61,27 @@ def communicator(name='naive'):
 
 
 def optimizer_of(model, comm, actual=None):
-    """Return an optimizer of all ranks, or Chainer's own without a communicator."""
-    # By default Adam would make a whole step of a gradient that is nothing but rounding.
+    """Return an optimizer of all ranks, or Chainer's own if there is no communicator."""
+    # With the default eps, Adam would make a full step of a gradient that is only rounding.
     optimizer = actual or chainer.optimizers.Adam(eps=1e-3)
     if comm:
         import chainermn
 
         optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
     optimizer.setup(model)
-    optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1))  # by the norm of the mean
+    optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1))  # clips the mean of all ranks
     return optimizer
 
 
 def arrays_of(model):
-    """Return parameters and persistent values."""
+    """Return parameters and persistent values as a dict."""
     serializer = chainer.serializers.DictionarySerializer()
     model.serialize(serializer)
     return dict(serializer.target)
 
 
 def my_share(examples, comm, sizes=None):
-    """Return this rank's examples of each step, one step after the other."""
+    """Return this rank's share of the examples of each step, in the order of steps."""
     if comm is None:
         return examples
     sizes = sizes or [N_ALL // comm.size] * comm.size
@@ -93,13 +93,13 @@ def my_share(examples, comm, sizes=None):
 
 
 def parameters_of_every_model(comm, device='@numpy', check=lambda updater: None):
-    """Return parameters after one step and after many."""
+    """Train every model; return the parameters after the first step and after the last."""
     arrays = {}
     chainer.get_device(device).use()
     for name, layout in CASES:
         examples = molecules(4 * N_ALL, RELATIONS.get(name, 1))
         model = regressor(name, 0, comm if 'norm' in name else None)
-        if device != '@numpy':  # CuPy would draw lazy parameters by a seed of each process
+        if device != '@numpy':  # CuPy's seed differs between processes
             with chainer.using_config('train', False), chainer.using_device('@numpy'):
                 model(*CONVERTERS[layout](examples[:2]))
         model.to_device(device)
@@ -120,7 +120,7 @@ def parameters_of_every_model(comm, device='@numpy', check=lambda updater: None)
 
 
 class Disagreement(Exception):
-    """The rank that tells, and the message that `faults.raise_on` would end the ranks with."""
+    """Rank and message with which `faults.raise_on` would end all ranks."""
 
 
 def raise_now(comm, rank, error):
@@ -128,7 +128,7 @@ def raise_now(comm, rank, error):
 
 
 class At(extension.Extension):
-    """Call a function after a step."""
+    """Extension that calls a function after one step."""
 
     trigger = (1, 'iteration')
 

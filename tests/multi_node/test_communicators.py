@@ -1,4 +1,4 @@
-"""Refusals of `create_communicator`; nothing of MPI is loaded before it is called."""
+"""Refusals of `create_communicator`, before which no module of MPI is loaded."""
 
 import os
 import platform
@@ -25,7 +25,7 @@ def test_nothing_of_mpi_is_imported():
 
 
 def create(name='naive'):
-    """Call `create_communicator` with checks that must refuse."""
+    """Call `create_communicator`, whose checks must refuse."""
 
     def make(*args, **kwargs):
         pytest.fail('was created')
@@ -35,7 +35,7 @@ def create(name='naive'):
 
 @pytest.fixture
 def mpi(monkeypatch):
-    """Stand-in for mpi4py with one process, even where mpi4py is not installed."""
+    """Stand-in for mpi4py with one process; mpi4py need not be installed."""
     world = types.SimpleNamespace(size=1, rank=0)
     module = types.SimpleNamespace(
         COMM_WORLD=world, Get_library_version=lambda: 'Some MPI 1.2, 2020', __file__='/no/library'
@@ -93,7 +93,7 @@ def test_processes_that_another_mpirun_has_started(mpi, monkeypatch, variable):
 
 
 def test_one_process_of_a_step_of_slurm(mpi, monkeypatch):
-    """A process of an mpirun, or of a shell, inside of a Slurm step counts as one."""
+    """A process that mpirun or a shell starts inside a Slurm step counts as one."""
     monkeypatch.delenv('SLURM_PTY_PORT', raising=False)
     monkeypatch.setenv('SLURM_STEP_NUM_TASKS', '4')
     assert communicators.n_started() == (4, 'SLURM_STEP_NUM_TASKS')
@@ -105,7 +105,7 @@ def test_one_process_of_a_step_of_slurm(mpi, monkeypatch):
 
 
 class Comm:
-    """Two ranks on one host, seen from the first; `change` makes the second one's value."""
+    """Communicator of the first of two ranks; the value of the second one is ``change(mine)``."""
 
     rank = 0
     size = 2
@@ -121,7 +121,7 @@ class Comm:
 
 @pytest.fixture
 def host_of_gpus(monkeypatch):
-    """A function that says how many GPUs the host of the first rank has."""
+    """Function that sets the number of GPUs of the first rank's host."""
     runtime = types.SimpleNamespace(deviceGetPCIBusId=lambda i: '0000:%d' % i)
     cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
     monkeypatch.setattr(cuda, 'cupy', cupy)

@@ -1,9 +1,9 @@
-"""Scattered sparse data sets, epochs that end together, evaluations of all molecules."""
+"""Scattered sparse data sets, epochs of all ranks, and evaluations of all molecules."""
 
 import contextlib
 import re
 
-from chainer_bspmm import CSRConverter  # first: it repairs Chainer
+from chainer_bspmm import CSRConverter  # repairs Chainer before anything imports it
 import chainer
 import numpy
 import pytest
@@ -36,7 +36,7 @@ def labels_of(dataset):
 
 @contextlib.contextmanager
 def disagreement(pattern):
-    """Expect an error that rank 0 tells all ranks, whose whole message has this pattern."""
+    """Expect an error that rank 0 raises for all ranks; its message matches the pattern."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(faults, 'raise_on', raise_now)
         with pytest.raises(Disagreement) as caught:
@@ -58,7 +58,7 @@ def scatter():
                     mine, comm, root, force_equal_length=equal, **options
                 )
                 assert type(part) is SparseDataset
-                assert len(part.molecules) == len(part)  # the other molecules are not here
+                assert len(part.molecules) == len(part)  # other ranks' molecules are not here
                 parts = comm.mpi_comm.allgather(part)
                 assert [len(p) for p in parts] == ([4, 4, 4] if equal else [4, 4, 3])
                 labels = numpy.concatenate([labels_of(p) for p in parts])
@@ -69,14 +69,14 @@ def scatter():
                     numpy.testing.assert_array_equal(labels, labels_of(whole)[order])
                 if not options and not equal:
                     numpy.testing.assert_array_equal(labels, labels_of(whole))
-    # All ranks may pass the same data set; a part of a data set is sparse, too.
+    # All ranks may pass the same data set, and parts of a sparse data set may be scattered.
     assert len(chainermn.scatter_dataset(whole, comm)) == 4
     half, _ = chainer.datasets.split_dataset_random(whole, 6, seed=0)
     part = chainermn.scatter_dataset(half, comm)
     assert type(part) is SparseDataset
     labels = numpy.concatenate(comm.mpi_comm.allgather(labels_of(part)))
     numpy.testing.assert_array_equal(labels, [half[i][2] for i in range(6)])
-    # Dense data sets are scattered by ChainerMN itself.
+    # ChainerMN itself scatters dense data sets.
     dense = chainermn.scatter_dataset(molecules(6) if comm.rank == 0 else None, comm)
     assert type(dense) is chainer.datasets.SubDataset and len(dense) == 2
 
@@ -131,7 +131,7 @@ def test_selection_follows_sub_data_sets():
 
 
 class Comm:
-    """A communicator of ranks with parts of these sizes, seen from one of them."""
+    """Communicator of one rank; `sizes` has the size of each rank's part."""
 
     def __init__(self, sizes, rank, batch_size):
         self.rank = rank
@@ -172,7 +172,7 @@ def test_epochs_end_together(sizes, batch_size, repeat):
 
 @pytest.mark.parametrize('shuffle', [True, False])
 def test_numbers_instead_of_examples(shuffle):
-    """`GraphUpdater` takes the molecules of a `PartIterator` by their numbers."""
+    """`GraphUpdater` takes indices of molecules from a `PartIterator`."""
     dataset = data_set(11)
     found = []
     for of in (Examples().next, lambda iterator, converter: iterator.next()):
@@ -201,7 +201,7 @@ UNEQUAL_EPOCHS = (
 
 
 def updater_of_parts(make_iterator):
-    """Return an updater over parts of four and three molecules."""
+    """Return an updater for parts of four and three molecules."""
     import chainermn
 
     comm = communicator()
@@ -239,7 +239,7 @@ def test_unequal_parts_with_another_iterator():
 
 
 def check_epochs(n, batch_size, on_rank_1, optimizers):
-    """Check the epochs of n examples, where the other of two ranks has told its length."""
+    """Check epochs of n examples on rank 0 against the length that rank 1 has sent."""
 
     class Optimizer(chainer.optimizers.SGD):
         communicator = Comm([0, 0], 0, None)
@@ -249,7 +249,7 @@ def check_epochs(n, batch_size, on_rank_1, optimizers):
     _check_epochs(StandardUpdater(iterator, {name: Optimizer() for name in optimizers}))
 
 
-# Several optimizers need no main one.
+# If there are several optimizers, none has to be called "main".
 of_one_or_more = pytest.mark.parametrize('optimizers', [('main',), ('gen', 'dis')], ids=str)
 
 
@@ -278,7 +278,7 @@ def evaluate(path):
 
 
 def results(comm):
-    """Return the values that evaluators report on all ranks, or in this process alone."""
+    """Return the values that evaluators report, on all ranks or in this process alone."""
     from chainer_chemistry.training.extensions import BatchEvaluator, R2ScoreEvaluator
 
     if comm:
@@ -286,7 +286,7 @@ def results(comm):
     numpy.random.seed(0)
     model = Regressor(MODELS['NFP'](), lossfun=squared_error, metrics_fun={'mse': squared_error})
     found = {}
-    for n in (13, 2):  # one rank of three has none of two
+    for n in (13, 2):  # two molecules leave one of three ranks without any
         part = data_set(n)
         if comm:
             whole = part if comm.rank == 0 else None
@@ -321,7 +321,7 @@ def results(comm):
 
 
 def test_an_evaluator_may_change_its_class():
-    """`GraphUpdater` changes the class of an evaluator that it captures."""
+    """The class may change, because `GraphUpdater` changes it to capture evaluations."""
 
     class Captured(extensions.Evaluator):
         def evaluate(self):

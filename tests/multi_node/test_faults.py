@@ -1,4 +1,4 @@
-"""A rank that fails in any way ends all within seconds, with one message; snapshots stay."""
+"""If a rank fails, all end within seconds, with one message, and snapshots stay."""
 
 import functools
 import os
@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from chainer_bspmm import CSRConverter  # first: it repairs Chainer
+from chainer_bspmm import CSRConverter  # repairs Chainer before anything imports it
 import chainer
 import numpy
 import pytest
@@ -20,7 +20,7 @@ from tests.multi_node.models import At
 from tests.support.ranks import needs_mpi, on_kept_ranks, on_ranks
 from tests.support.training import MODELS, molecules
 
-SECONDS = 20  # with the start of the processes; a hang lasts forever
+SECONDS = 20  # includes the start of processes; a hang would last forever
 N_STEPS = 8
 CHECKPOINTS, SNAPSHOTS = 'checkpointer', 'snapshots'
 
@@ -39,7 +39,7 @@ def make_trainer(comm, folder, n_steps=N_STEPS, kind=SNAPSHOTS):
     part = chainermn.scatter_dataset(mine, comm, shuffle=True, seed=0)
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
     optimizer.setup(model)
-    # Random numbers are not in a snapshot by themselves.
+    # A snapshot does not contain the state of random numbers.
     iterator = SerialIterator(part, 4, shuffle=False)
     updater = StandardUpdater(iterator, optimizer, converter=CSRConverter('packed'))
     trainer = chainer.training.Trainer(updater, (n_steps, 'iteration'), out=folder)
@@ -83,7 +83,7 @@ BY_ZERO = 'ZeroDivisionError: .*by zero'
         ('raise', ENDS % 1 + BY_ZERO),
         slow('exit', ENDS % 1 + 'exit status 1'),
         slow('nan', ENDS % 1 + 'FloatingPointError: the loss of rank 1 is nan in step 6'),
-        slow('killed', 'rank 1 .*[Kk]illed'),  # by mpirun itself
+        slow('killed', 'rank 1 .*[Kk]illed'),  # mpirun's own message
         slow('all raise', ENDS % 0 + BY_ZERO),
     ],
 )
@@ -96,7 +96,7 @@ def test_a_rank_that_fails_ends_all(tmp_path, how, message):
     assert 'was not ended' not in done.stderr
     if how == 'exit':
         assert 'no more disk' in done.stderr
-    # Snapshots of two ranks after two steps and four.
+    # There are snapshots of two ranks after two steps and after four.
     saved = sorted(os.listdir(tmp_path / 'out'))
     assert len(saved) == 4
     for name in saved:
@@ -134,7 +134,7 @@ def train(folder, *runs):
                 snapshot = os.path.join(path, 'snapshot_%d.%d' % (resume, comm.rank))
                 chainer.serializers.load_npz(snapshot, trainer)
             assert trainer.updater.iteration == resume
-            saved.finalize = lambda: None  # removes the checkpoints of a run that was complete
+            saved.finalize = lambda: None  # would remove the checkpoints of a complete run
             trainer.run()
             chainer.serializers.save_npz(os.path.join(path, 'model.%d' % comm.rank), model)
 
@@ -161,14 +161,14 @@ def assert_same(one, two):
 
 
 @needs_mpi
-@pytest.mark.slow  # test_ranks.py of the examples resumes a run
+@pytest.mark.slow  # tests/examples/test_ranks.py resumes runs, too
 def test_resuming(tmp_path):
     on_kept_ranks(2, train, tmp_path, ('whole', N_STEPS, 0), ('part', 4, 0))
     on_kept_ranks(2, train, tmp_path, ('part', N_STEPS, 4))
-    for kind in (SNAPSHOTS, CHECKPOINTS):  # to the bit
+    for kind in (SNAPSHOTS, CHECKPOINTS):  # all bits are equal
         for rank in range(2):
             name = 'model.%d' % rank
             assert_same(tmp_path / kind / 'whole' / name, tmp_path / kind / 'part' / name)
         assert_same(tmp_path / kind / 'part' / 'model.0', tmp_path / kind / 'part' / 'model.1')
-    # Parameters and optimizer, on another number of ranks.
+    # Parameters and optimizer can be loaded by another number of ranks.
     on_kept_ranks(3, continue_with_more, tmp_path / SNAPSHOTS / 'part' / 'snapshot_4.0')

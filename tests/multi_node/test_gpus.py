@@ -1,11 +1,11 @@
-"""Two GPUs: captured steps of ranks that share memory, and their end."""
+"""Captured steps of two ranks that share memory, each on its GPU, and how they end."""
 
 import os
 import re
 import signal
 import time
 
-from chainer_bspmm.dataset import to_sparse  # first: it repairs Chainer
+from chainer_bspmm.dataset import to_sparse  # repairs Chainer before anything imports it
 import chainer
 import numpy
 import pytest
@@ -22,7 +22,7 @@ from tests.support import assert_close_arrays
 
 pytestmark = [needs_mpi, pytest.mark.gpu, pytest.mark.multi_gpu]
 N_STEPS = 40
-SECONDS = 60  # with the start of processes on GPUs; a hang lasts forever
+SECONDS = 60  # includes the start of processes on GPUs; a hang would last forever
 
 
 def bits_of(arrays):
@@ -33,7 +33,7 @@ def train_every_model(path):
     comm = communicator('pure_nccl')
 
     def check(updater):
-        assert updater._driver.peers is not None  # one launch does it all
+        assert updater._driver.peers is not None  # the whole step is one launch
         bits = bits_of(arrays_of(updater.get_optimizer('main').target))
         assert len(set(comm.mpi_comm.allgather(bits))) == 1
 
@@ -51,7 +51,7 @@ def test_two_gpus_are_one_large_batch(tmp_path):
 
 
 def exchange(n_turns):
-    """Replace gradients by their mean, with either rank late now and then: integers, exact."""
+    """Replace gradients, which are integers, by their exact mean; ranks are late now and then."""
     comm = communicator('pure_nccl')
     device = chainer.get_device(comm.intra_rank)
     device.use()
@@ -89,7 +89,7 @@ def test_many_exchanges():
 
 
 def updater_of(comm, name):
-    """Return an updater over batches of a few layouts, and a second one of its optimizer."""
+    """Return two updaters with one optimizer, whose batches have a few forms."""
     device = chainer.get_device(comm.intra_rank)
     model = regressor(name, 0, comm if 'norm' in name else None)
     with chainer.using_config('train', False):
@@ -118,7 +118,7 @@ def train_both_ways():
         for is_captured in (True, False):
             Program.capture = capture if is_captured else lambda self: None
             first, second = updater_of(comm, name)
-            for _ in range(N_STEPS):  # in turns, in the memory that both share
+            for _ in range(N_STEPS):  # both updaters share memory, and take turns
                 first.update()
                 second.update()
             n_captured = [of.is_captured for of in first._driver.programs.values()].count(True)

@@ -1,4 +1,4 @@
-"""Ranks train as one process of Chainer does with batches of all their molecules."""
+"""Ranks train like one process of Chainer with the molecules of all ranks."""
 
 import itertools
 import json
@@ -6,7 +6,7 @@ import os
 import re
 import types
 
-from chainer_bspmm.training import GraphUpdater  # first: it repairs Chainer
+from chainer_bspmm.training import GraphUpdater  # repairs Chainer before anything imports it
 import chainer
 import numpy
 import pytest
@@ -25,7 +25,7 @@ from tests.support.training import molecules
 from tests.training import host_graphs
 
 N_CAPTURED = 16  # steps
-CAPTURED_SIZES = (7, 5)  # molecules of the ranks in each
+CAPTURED_SIZES = (7, 5)  # molecules of a step on each rank
 CAPTURED = 'RSGCN', 'RSGCN, batch norm', 'norm of head'
 
 
@@ -50,9 +50,9 @@ def test_ranks_are_one_large_batch(tmp_path, n_ranks):
 
 
 def trained_with(kind, name, comm=None, sizes=None):
-    """Return the updater after training."""
+    """Train; return the updater."""
     examples = my_share(molecules(4 * N_ALL), comm, sizes)
-    # Ranks start from the state of rank 0, not of rank 1.
+    # Ranks begin with different parameters, and all have to take the parameters of rank 0.
     model = regressor(name, comm.rank if comm else 0, comm if 'norm' in name else None)
     optimizer = optimizer_of(model, comm, chainer.optimizers.SGD(1e-4))
     iterator = chainer.iterators.SerialIterator(examples, len(examples) // 4, shuffle=False)
@@ -86,7 +86,7 @@ def train_with_graphs(name, are_of_one_host):
         host_graphs.with_ranks(monkeypatch, comm)
         updater = trained_with(GraphUpdater, name, comm, CAPTURED_SIZES)
     assert len(graphs) == 1
-    if 'norm' in name and not are_of_one_host:  # sums over several hosts run eagerly
+    if 'norm' in name and not are_of_one_host:  # sums over several hosts make steps eager
         assert not sent and not graphs[0].n_launches
     else:
         assert len(sent) == N_CAPTURED and graphs[0].n_launches > N_CAPTURED / 2
@@ -106,7 +106,7 @@ def test_captured_ranks_are_one_large_batch(tmp_path):
 def unequal_batches(path):
     comm = communicator()
     found = parameters_of_unequal_batches(comm)
-    # Parameters are the same on all ranks, though these began with different ones.
+    # Parameters are the same on all ranks, although they were different at first.
     bits = b''.join(numpy.asarray(found[key]).tobytes() for key in sorted(found))
     assert len(set(comm.mpi_comm.allgather(bits))) == 1
     if comm.rank == 0:
@@ -124,7 +124,7 @@ def parameters_of_unequal_batches(comm):
     ):
         model = regressor(name, comm.rank if comm else 0, comm if 'norm' in name else None)
         optimizer = optimizer_of(model, comm, chainer.optimizers.SGD(1e-3))
-        optimizer.remove_hook('GradientClipping')  # which hides a factor of all gradients
+        optimizer.remove_hook('GradientClipping')  # it would hide a wrong factor
         mine = my_share(examples, comm, sizes)
         for _ in range(2):
             if mine:
@@ -146,7 +146,7 @@ def test_every_molecule_counts_alike(tmp_path):
 
 
 def join_with_statistics():
-    """A rank without a batch would not take part in the sums of statistics."""
+    """A rank without a batch cannot join, because it would miss the sums of statistics."""
     comm = communicator()
     model = regressor('norm of head', 0, comm)
     optimizer = optimizer_of(model, comm)
@@ -167,7 +167,7 @@ def test_a_rank_without_a_batch_where_statistics_are_of_all():
 
 @pytest.mark.parametrize('share, expected', [(0.25, [1, 2]), (0.5, [2, 4]), (1, [4, 8])])
 def test_gradients_have_their_share_before_their_mean_is_taken(monkeypatch, share, expected):
-    """Two ranks add and halve their gradients, as communicators of ChainerMN do."""
+    """Gradients get their weight first, and then ChainerMN's communicator takes their mean."""
     model = chainer.Link()
     with model.init_scope():
         model.W = chainer.Parameter(numpy.zeros(2, 'f'))
@@ -199,13 +199,13 @@ def test_naive_with_a_model_on_a_gpu(monkeypatch):
 def test_number_of_molecules():
     atoms, adj, labels = CONVERTERS['folded'](molecules(5))
     assert n_molecules([atoms, adj, labels]) == n_molecules([adj]) == 5
-    assert n_molecules([numpy.zeros((4, 9)), numpy.zeros((4, 9, 9))]) == 4  # a dense batch
+    assert n_molecules([numpy.zeros((4, 9)), numpy.zeros((4, 9, 9))]) == 4  # dense batch
     assert n_molecules([]) == n_molecules(['no array']) == 1
-    assert n_molecules([numpy.zeros((7, 4)), numpy.zeros(4)]) == 1  # batches along another axis
+    assert n_molecules([numpy.zeros((7, 4)), numpy.zeros(4)]) == 1  # another batch axis
 
 
 class OfRank:
-    """A hook of a user's, which differs between ranks."""
+    """A user's hook, which differs between ranks."""
 
     name = 'OfRank'
 
@@ -217,7 +217,7 @@ class OfRank:
 
 
 def begin_with_given_gradients():
-    """Nothing is updated: the ranks do not have one state yet."""
+    """The first call updates nothing, because the ranks have different states until then."""
     comm = communicator()
     model = chainer.links.Linear(3, 2)
     optimizer = optimizer_of(model, comm)
@@ -246,7 +246,7 @@ def begin(case):
 
 def begin_with(comm, case):
     examples = molecules(4)
-    # The first has parameters that a batch makes.
+    # GIN has parameters that the first batch makes.
     name = 'GIN' if case in ('lazy', 'made on one', 'joined') else 'RSGCN'
     if case == 'models':
         name = ('RSGCN', 'NFP')[comm.rank]
@@ -268,11 +268,11 @@ def begin_with(comm, case):
     if case == 'order of hooks' and comm.rank:
         optimizer.remove_hook('GradientClipping')
         optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1))
-    if case == 'of a rank':  # which is no reason to refuse
+    if case == 'of a rank':  # must not be refused
         optimizer.add_hook(OfRank(comm.rank))
     if case == 'updates' and comm.rank:
         optimizer.actual_optimizer.t = 3
-    if case == 'states':  # as of snapshots of other runs
+    if case == 'states':  # like snapshots of other runs
         start.make_states(model)
         model.predictor.embed.W.update_rule.state['m'][...] = comm.rank
     batch = CONVERTERS['packed'](examples)
@@ -282,7 +282,7 @@ def begin_with(comm, case):
                 model(*batch)
     if case == 'nan' and comm.rank:
         optimizer.update(model, *batch[:2], batch[2] * numpy.nan)
-    if case == 'joined':  # by the first rank, whose model has no parameters
+    if case == 'joined':  # rank 0 joins while its model has no parameters
         optimizer.update(model, *batch) if comm.rank else optimizer.join()
     optimizer.update(model, *batch)
     if case == 'another model':
@@ -293,7 +293,7 @@ def begin_with(comm, case):
         object.__setattr__(optimizer, 'zero_fill', False)
         loss = model if comm.rank else lambda atoms, adj, t: functions.sum(model.predictor.embed.W)
         optimizer.update(loss, *batch)
-    if case == 'no batch':  # nor gradients, on one rank
+    if case == 'no batch':  # one rank has no gradients either
         object.__setattr__(optimizer, 'zero_fill', False)
         optimizer.join() if comm.rank else optimizer.update(model, *batch)
     if case == 'grown':
@@ -318,7 +318,7 @@ def test_ranks_begin_alike(case):
 
 
 def make_lazy_parameters():
-    """Note the mode in which the loss runs: the trial that makes parameters comes first."""
+    """Check the modes of the loss: first a trial in test mode makes the parameters."""
     model = chainer.links.Linear(None, 2)
     modes = []
 
@@ -332,7 +332,7 @@ def make_lazy_parameters():
 
 @needs_mpi
 def test_parameters_are_made_in_test_mode():
-    """In training, batch normalisation would count the first batch twice, and dropout draw."""
+    """In training mode, batch normalisation would count the batch twice, and dropout would draw."""
     on_kept_ranks(2, make_lazy_parameters)
 
 
@@ -356,7 +356,7 @@ def test_a_trial_that_makes_parameters_reports_nothing():
 
 
 def mean_of_halves():
-    """Average float16 as float32: not every MPI adds float16, and half of 2**-24 would be 0."""
+    """Average float16 in float32: not every MPI adds float16, and half of 2**-24 would be 0."""
     param = chainer.Parameter(numpy.zeros(2, 'e'))
     param.grad = numpy.array([1, 2**-24], 'e')
     _mean_on_host(communicator(), [param], 0.5)
@@ -394,7 +394,7 @@ DISAGREEMENTS = {
 
 
 def disagree(path):
-    """Run each case on all ranks; an error would end them with the first case."""
+    """Run all cases on all ranks; a real error would end the ranks at the first case."""
     comm = communicator()
     told = {}
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -1,8 +1,8 @@
-"""Sums over ranks for batch normalisation; its results are tested in test_optimizer.py."""
+"""Sums over ranks for batch normalisation, whose results are tested in test_optimizer.py."""
 
 import types
 
-from chainer_bspmm.cuda import step  # first: it repairs Chainer
+from chainer_bspmm.cuda import step  # repairs Chainer before anything imports it
 import numpy
 import pytest
 

@@ -1,4 +1,4 @@
-"""Linear layers with an activation against Chainer's two functions; gradients to second order."""
+"""Linear layers with an activation, compared with Chainer's two functions; second derivatives."""
 
 import types
 
@@ -23,7 +23,7 @@ def softmax_of_one(x, W, b=None):
 
 
 PAIRS = [(linear_relu, functions.relu), (softmax_of_one, functions.softmax)]
-# Chainer sums a float16 bias gradient in float16, on the host: 50 roundings of 5e-4.
+# On the host Chainer sums the gradient of a float16 bias in float16: 50 roundings of 5e-4.
 BOUNDS = {'float16': 5e-3, 'float32': 1e-5, 'float64': 1e-5}
 
 
@@ -50,7 +50,7 @@ def test_same_as_two_functions(xp, fused, activation, shape, dtype, wanted):
 def test_gradients(xp, fused, activation):
     given = inputs(xp, 20, 5, 4, 'float64')
     if fused is linear_relu:
-        assert 20 < (linear_relu(*given).array > 0).sum() < 60  # both sides of the bend
+        assert 20 < (linear_relu(*given).array > 0).sum() < 60  # both sides of 0
     check_gradients(lambda *a: (fused(*a) + 1) ** 2, *given)
 
 
@@ -73,11 +73,11 @@ def test_large_values_do_not_overflow(xp, function):
     assert numpy.isfinite(cuda.to_cpu(function(x, W, b).array)).all()
 
 
-# --- several layers whose softmaxes are added ---
+# --- sum of the softmaxes of several layers ---
 
 
 def several(xp, dtype, n_rows=20):
-    """Return the inputs of three layers, the second without a bias."""
+    """Return the inputs of three layers, of which the second has no bias."""
     (x, W, b), (x2, W2, _), third = (inputs(xp, n_rows, n_in, 6, dtype) for n_in in (5, 2, 5))
     return [x, W, b, x2 * 2, W2 * 3, *(array / 2 for array in third)]
 
@@ -96,7 +96,7 @@ def test_sum_of_layers(xp, dtype, n_rows):
         return sum(functions.softmax(functions.linear(*layer)) for layer in layers)
 
     for wanted in (range(8), (1, 3, 7)):
-        # In float64: Chainer rounds every layer's result to float16.
+        # Chainer computes in float64, because it would round every layer's result to float16.
         theirs = outcome(separately, [array.astype('d') for array in given], wanted)
         assert_same_outcome(outcome(summed, given, wanted), theirs, dtype, BOUNDS[dtype])
 
@@ -130,9 +130,9 @@ def test_layers_that_do_not_fit(layers, message):
         linear_softmax(*([numpy.ones(shape, 'f') for shape in layer] for layer in layers))
 
 
-# --- the softmaxes and their sum, by one launch ---
+# --- softmaxes and their sum in one launch ---
 
-# A rounding to the dtype, three where terms are added, and a few in the calculation.
+# One rounding to the dtype, up to three if terms are added, and a few in the calculation.
 BOUND = {'e': 2**-9, 'f': 2**-20, 'd': 2**-48}
 
 
@@ -148,7 +148,7 @@ def check(place, dtype, shape):
     for found, exact in ((a, wide), (y, expected), (gradients, wanted)):
         assert found.dtype == dtype and found.shape == exact.shape
         numpy.testing.assert_allclose(cuda.to_cpu(found), exact, BOUND[dtype], 3 * BOUND[dtype])
-    y[...] = 7  # the result of one term takes its place
+    y[...] = 7  # the result of a single term is in place
     assert (cuda.to_cpu(a) == 7).all() == (shape[0] == 1)
 
 
@@ -180,7 +180,7 @@ def test_softmax_that_is_not_defined_is_nan(gpu):
 
 
 def test_node(gpu, monkeypatch):
-    """Two layers of other widths, the second without a bias: as on a host."""
+    """The node of two layers, of which the second has no bias, gives the host's results."""
     rng = numpy.random.RandomState(1)
     shapes = [(9, 5), (4, 5), (4,), (9, 3), (4, 3)]
     inputs = [rng.uniform(-1, 1, shape).astype('f') for shape in shapes]
@@ -210,7 +210,7 @@ def test_empty_result_launches_nothing(gpu, shape):
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('ratio', [0.5, 0.1])
 def test_dropout_is_chainers(xp, monkeypatch, dtype, ratio):
-    """Dropping equal elements gives equal results, in either order of rectifier and dropout."""
+    """The same elements are dropped, so results are equal in either order of relu and dropout."""
     draw_as_chainer(monkeypatch)
     given = inputs(xp, 50, 7, 6, dtype)
     results = []

@@ -1,4 +1,4 @@
-"""batch_norm of batches with weights or spare rows against Chainer's link on the rows they mean."""
+"""`batch_norm` with weights or spare rows, compared with Chainer's link on repeated rows."""
 
 import types
 
@@ -22,7 +22,7 @@ from tests.support.weights import assert_counts_copies, copies_of, SPARE_ROWS, s
 from tests.support.weights import WEIGHTED, weighted_on
 
 
-# Chainer's own float16 sums have errors of that size.
+# The float16 bound is the size of the errors of Chainer's own float16 sums.
 BOUNDS = {'float16': 2e-2, 'float32': 2e-5, 'float64': 1e-12}
 
 
@@ -31,7 +31,7 @@ def batch(xp, name, n_spare=7):
 
 
 def new_link(xp, n_channels, dtype, **options):
-    """A link with parameters and averages that are not those it begins with."""
+    """Return a link with parameters and averages other than the initial ones."""
     rng = numpy.random.RandomState(1)
     with chainer.using_config('dtype', numpy.dtype(dtype)):
         link = GraphBatchNormalization(n_channels, **options)
@@ -75,7 +75,7 @@ CASES = (
 @pytest.mark.parametrize('is_weighted, n_spare', [(False, 7), (True, 0), (True, 3)])
 @pytest.mark.parametrize('name, dtype, options', CASES, ids=str)
 def test_a_row_counts_as_often_as_its_weight(xp, name, dtype, options, is_weighted, n_spare):
-    """Rows that do not count, such as spare rows, hold NaN."""
+    """Rows of weight 0 and spare rows hold NaN."""
     if is_weighted:
         adj = weighted_on(name, xp, dtype, n_spare)
         rows, _ = copies_of(adj.row_weights, adj.row_offsets)
@@ -125,7 +125,7 @@ def test_gradients(xp, n_spare):
 
     def function(x, gamma, beta):
         link = GraphBatchNormalization(2, eps=1e-1, dtype=numpy.float64).to_device(device_of(xp))
-        del link.gamma, link.beta  # parameters, for variables to take their place
+        del link.gamma, link.beta  # replaced by variables
         link.gamma, link.beta = gamma, beta
         return batch_norm(adj, link, x) ** 2
 
@@ -143,7 +143,7 @@ def test_variance_is_no_difference_of_large_numbers(xp, dtype, mean):
     expected = chainer.links.BatchNormalization.__call__(
         new_link(xp, 4, 'float64'), x[: ordinary.n_rows].astype('d')
     ).array
-    assert relative_error(y[: ordinary.n_rows], expected) < 1e-3  # of 1000 / 1.5 * 6e-8
+    assert relative_error(y[: ordinary.n_rows], expected) < 1e-3  # rounding: 1000 / 1.5 * 6e-8
 
 
 @LARGE_MEANS
@@ -191,7 +191,7 @@ def test_link_without_a_size_yet(xp):
 
 @pytest.mark.parametrize('train, spare', [(False, True), (True, False), (False, False)])
 def test_everything_else_is_the_links(xp, train, spare):
-    """The link itself normalises all rows: results are equal to the last bit."""
+    """The link itself normalises such rows, so results have the same bits."""
     adj = batch(xp, 'many')[spare]
     x = features_of(xp, adj, 3, 'float32')
     results = []
@@ -206,13 +206,13 @@ def test_everything_else_is_the_links(xp, train, spare):
         numpy.testing.assert_array_equal(cuda.to_cpu(actual), cuda.to_cpu(expected))
 
 
-# --- the launches against the formulas on a host ---
+# --- launches, compared with the formulas on a host ---
 
 BOUND = {'f': 1e-5, 'd': 1e-13}
 
 
 WEIGHTS = (1,) * 24 + (0,) * 6, (1, 1, 7, 1, 0, 1, 120), (0,) * 4, (3,), (1,) * 4 + (0,) * 70
-WAYS = (False, 1), (True, 1), (False, 3)  # whether recomputing, and the number of ranks
+WAYS = (False, 1), (True, 1), (False, 3)  # (whether statistics are recomputed, number of ranks)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_same_as_on_the_host(gpu, dtype, weights, n_channels, way):
         def add_up(array):
             return put(cuda.to_cpu(array) * array.dtype.type(n_ranks))
 
-        ranks = types.SimpleNamespace(sum=add_up, sum_of_gradients=add_up)  # with the same batch
+        ranks = types.SimpleNamespace(sum=add_up, sum_of_gradients=add_up)  # equal batches
         row_weights = put(weights)
         n_rows = add_up(weights.sum(axis=0))
         y, statistics = module._forward(
@@ -249,7 +249,7 @@ def test_same_as_on_the_host(gpu, dtype, weights, n_channels, way):
     actual = results(gpu.put)
     expected = results(lambda array: array)
     assert len(actual) == (6 if recomputing else 8)
-    if n_ranks > 1 and weights.sum() > 1:  # the running variance alone knows how many rows count
+    if n_ranks > 1 and weights.sum() > 1:  # only the running variance depends on the number of rows
         alone = module._forward(x, gamma, beta, weights, weights.sum(axis=0), 1e-3, 0, None)
         numpy.testing.assert_allclose(expected[0], alone[0], BOUND[dtype], BOUND[dtype] * 40)
     for one, other in zip(actual, expected):
@@ -283,7 +283,7 @@ def test_what_does_not_fit(link, shape, message):
 
 
 class TwoAlike(module.OneRank):
-    """This rank and another one, which has the same batch."""
+    """Two ranks that have the same batch."""
 
     def sum(self, array):
         return 2 * array
@@ -304,6 +304,6 @@ def test_statistics_are_those_of_the_ranks_of_a_link(name):
     twice = outcome(lambda h: batch_norm(adj, of_two, h), of_two, x, weights)
     once = outcome(lambda h: batch_norm(adj, of_one, h), of_one, x, weights)
     variance = twice.pop('variance'), once.pop('variance')
-    assert (variance[0] != variance[1]).all()  # the running variance is that of twice as many rows
+    assert (variance[0] != variance[1]).all()  # there are twice as many rows
     for key, expected in once.items():
         assert relative_error(twice[key], expected) < BOUNDS['float64'], key

@@ -1,4 +1,4 @@
-"""bsddmm: values, launches, gradients, refusals."""
+"""`bsddmm`: values, launches, gradients, refusals."""
 
 import numpy
 import pytest
@@ -78,7 +78,7 @@ def test_input_of_three_dimensions_that_is_not_contiguous(place):
 def test_sampled_product_of_halves_is_summed_in_float32():
     rng = numpy.random.RandomState(0)
     adj = BatchedCSR.from_matrices([numpy.ones((5, 5))])
-    # Exact in float32; partial sums are not in float16.
+    # The partial sums are exact in float32, but not in float16.
     u, v = (rng.randint(-9, 10, (5, 3000)).astype('e') for _ in range(2))
     for layout in (numpy.ascontiguousarray, numpy.asfortranarray):
         w = bsddmm_forward(adj, layout(u), layout(v))
@@ -93,7 +93,7 @@ def test_capacity_beyond_the_batch(gpu):
     v = integers((adj.n_cols, 40), 'f', seed=3)
     w = bsddmm_forward(gpu.put(larger), gpu.put(u), gpu.put(v))
     expected = reference.bsddmm(adj, u[: adj.n_rows], v)
-    assert_exact(w, numpy.pad(expected, (0, spare)), 'f')  # entries that no row owns: 0, not NaN
+    assert_exact(w, numpy.pad(expected, (0, spare)), 'f')  # spare entries are 0, not NaN
 
 
 @pytest.mark.parametrize('dtype', 'efd')

@@ -1,4 +1,4 @@
-"""bspmm: values, launches, gradients to second order, refusals."""
+"""`bspmm`: values, launches, gradients and second derivatives, refusals."""
 
 import functools
 import weakref
@@ -53,7 +53,7 @@ def test_channels(place, dtype, n_channels):
     check_product(place, batch('small' if n_channels > 64 else 'mixed', dtype), dtype, n_channels)
 
 
-# Where values come from, whether transposed, and what a launch for it is compiled for.
+# (source of the values, whether the matrix is transposed, constant of the launch)
 VALUES = (
     ('ones', False, 0),
     ('ones', True, 0),
@@ -98,7 +98,7 @@ def test_batches(place, name, trans):
     ],
 )
 def test_other_batches(xp, name, dtype):
-    """Batches: symmetric, rectangular, of ones only, with a huge graph among tiny ones."""
+    """Batches are symmetric, rectangular, of ones only, or have a huge graph among tiny ones."""
     rng = numpy.random.RandomState(0)
     adj = batch_on(name, xp, dtype)
     data = features(rng, xp, adj.nnz, 1, dtype)[:, 0]
@@ -142,8 +142,8 @@ def test_subclass_of_ndarray(tmp_path):
     assert_close(bspmm(adj, x).array, reference.bspmm(adj, x), 'float32')
 
 
-# A row with fewer entries than are loaded at once loads its last entry again. A value there that is
-# not finite must not be added again, not even times 0.
+# A row that has fewer entries than are loaded at once loads its last entry again. That must not be
+# added again, not even times 0, because it may be NaN or infinite.
 @pytest.mark.parametrize('algorithm', ['auto', 'vector', 'pipelined'])
 @pytest.mark.parametrize('dtype', 'efd')
 def test_nan_reaches_its_rows_only(place, dtype, algorithm):
@@ -231,7 +231,7 @@ def test_runs_on_the_device_of_its_arrays():
         (segments, 'segment_sum', x, adj.row_offsets),
         (segments, 'segment_max', x, adj.row_offsets),
     ]
-    with cuda.get_device_from_id(0):  # another one is current
+    with cuda.get_device_from_id(0):  # the arrays are on another GPU
         results = [getattr(room, name + '_forward')(*arguments) for room, name, *arguments in calls]
         spread = segment_broadcast_forward(top, adj.row_offsets, adj.n_rows)
         assert cuda.Device().id == 0
@@ -251,7 +251,7 @@ def test_more_elements_than_32_bits_count():
     if cupy.cuda.runtime.memGetInfo()[0] < 20 * 2**30:
         pytest.skip('needs 20 GB of GPU memory')
     offsets = cupy.array([0, n], 'i')
-    # Row i holds column n - 1 - i: every product crosses from one end to the other.
+    # Row i has an entry in column n - 1 - i, so every product needs the opposite end of x.
     adj = BatchedCSR(cupy.arange(n + 1, dtype='i'), cupy.arange(n - 1, -1, -1, dtype='i'), offsets)
     x = cupy.broadcast_to(cupy.arange(n, dtype='i')[:, None] % 1000, (n, n_channels)).astype('e')
     y = bspmm_forward(adj, x)
@@ -281,7 +281,7 @@ def test_gradients(xp, name, given):
         inputs.append(features(rng, xp, adj.nnz, 1, 'float64')[:, 0])
     if 'residual' in given:
         inputs.append(features(rng, xp, adj.n_rows, 3, 'float64'))
-    # squared, so that the second derivatives do not vanish
+    # the square has second derivatives
     check_gradients(lambda *arrays: bspmm(adj, **dict(zip(given.split(), arrays))) ** 2, *inputs)
 
 

@@ -1,4 +1,4 @@
-"""Degree-dependent linear layers: values by a loop, both ways to compute them, gradients."""
+"""Degree-dependent linear layers: values by a loop, every way to compute them, gradients."""
 
 import numpy
 import pytest
@@ -15,14 +15,14 @@ from tests.support import assert_close, device_of, DTYPES, features
 from tests.support.gradients import assert_same_gradients_alone, check_gradients
 
 
-# Types of nodes: with and without, an unused one, one with several nodes, one past the last (4).
+# Types of nodes: 0 has no weights, 3 has no nodes, 2 has several, and 9 is beyond the last type, 4.
 TYPES = numpy.array([1, 0, 4, 2, 2, 9, 1, 2, 4, 0, 2])
 N_TYPES = 4
 
 
 @pytest.fixture(autouse=True)
 def expand_anywhere(monkeypatch):
-    """The kernel by NumPy, for a host that computes as a GPU does."""
+    """Let NumPy stand in for the kernel if a host computes in the way of a GPU."""
     launched = degree_linear._expand
 
     def expand(x, is_type):
@@ -35,16 +35,16 @@ def expand_anywhere(monkeypatch):
 
 
 def adjacency(xp, dtype, types=TYPES, way='relations'):
-    """Return a batch whose nodes have these degrees, with neighbours of all kinds.
+    """Return a batch whose nodes have these degrees, and neighbours of other degrees.
 
     Args:
-        way (str): ``'relations'``: symmetric, which is one launch on a GPU; ``'expanded'``: not
-            symmetric, and a host computes as a GPU does then; ``'grouped'``: not symmetric.
+        way (str): ``'relations'``: symmetric, computed by one launch on a GPU; ``'grouped'``: not
+        symmetric; ``'expanded'``: not symmetric, and computed on a host as on a GPU.
     """
     n = len(types)
     matrix = numpy.zeros((n, n))
     if way == 'relations':
-        # Pairs of neighbours in the list have edges; the diagonal completes the degrees.
+        # Each node has an edge to its partner in the list, and the diagonal completes its degree.
         for i in range(0, n - 1, 2):
             matrix[i, i + 1] = matrix[i + 1, i] = min(types[i], types[i + 1]) / 2
         matrix[range(n), range(n)] = types - matrix.sum(axis=0)
@@ -70,7 +70,7 @@ def parameters(rng, xp, n_in, n_out, dtype):
 
 
 def layer_of(xp, way):
-    """Return a layer for the nodes of `TYPES`, a function of arrays, and x, weights and biases."""
+    """Return a layer for nodes of `TYPES` as a function of arrays, and a list of the arrays."""
     adj = adjacency(xp, 'float64', way=way)
     rng = numpy.random.RandomState(0)
     x = features(rng, xp, len(TYPES), 3, 'float64')
@@ -83,7 +83,7 @@ def layer_of(xp, way):
 
 
 def loop(adj, types, x, weights, biases):
-    """Return the float64 truth, a node at a time."""
+    """Compute the result node by node in float64."""
     x, *parameters = (cuda.to_cpu(a).astype('d') for a in (x, *weights, *biases))
     weights = parameters[:N_TYPES]
     biases = parameters[N_TYPES:]
@@ -106,7 +106,7 @@ def test_values(xp, types, dtype, way):
         x = features(rng, xp, len(types), n_in, dtype)
         weights, biases = parameters(rng, xp, n_in, n_out, dtype)
         y = degree_linear_sigmoid(adj, x, weights, biases).array
-        # float16: sums of a few terms are themselves rounded, which the sigmoid shrinks again.
+        # In float16 sums of a few terms are rounded as well, but the sigmoid shrinks these errors.
         assert_close(y, loop(adj, types, x, weights, biases), dtype)
 
 
@@ -118,7 +118,7 @@ def test_gradients(xp, way):
 
 @pytest.mark.parametrize('way', WAYS)
 def test_features_with_another_use(xp, way):
-    """The other use has a gradient first; this node, of lower rank, adds its own to that."""
+    """The other use has its gradient first, and the node of the layer adds its own to it."""
     layer, (x, *parameters) = layer_of(xp, way)
     found = []
     zero = chainer.Variable(xp.zeros(()))
@@ -160,7 +160,7 @@ def test_infinite_feature_stays_with_its_neighbours(xp):
         weights, biases = parameters(numpy.random.RandomState(1), xp, 2, 2, 'float32')
         weights = [abs(W) for W in weights]
         adj = adjacency(xp, 'float32', numpy.array([2, 2, 1, 1]), way)
-        with numpy.errstate(invalid='ignore'):  # of lanes past the end of NumPy's arrays
+        with numpy.errstate(invalid='ignore'):  # NumPy reads past the end of arrays
             y = degree_linear_sigmoid(adj, x, weights, biases)
         assert numpy.isfinite(cuda.to_cpu(y.array)).all()
 

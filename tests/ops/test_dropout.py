@@ -1,4 +1,4 @@
-"""Dropout: generators and their statistics; the nodes that draw from that of a training step."""
+"""Dropout: generators, their statistics, and nodes that draw from the generator of a step."""
 
 import types
 
@@ -24,14 +24,14 @@ SEED, STEP = 2**63 + 12345, 2**33 + 6
 
 
 class StepDropout(Dropout):
-    """Chainer's node with its forward pass replaced, as a step replaces it."""
+    """Chainer's node with the forward pass that it has in a step."""
 
     def forward(self, inputs):
         return step_dropout(self, current(), inputs)
 
 
 def step_on(xp):
-    """A step with the products of the array module."""
+    """Return a step that multiplies by the array module."""
     blas = types.SimpleNamespace(dot=lambda a, b, to=None: a.dot(b), matmul=xp.matmul)
     return Step(blas, SEED, xp.full(1, STEP, numpy.uint64))
 
@@ -41,7 +41,7 @@ def factors(shape, ratio, stream, dtype, seed=SEED, number=STEP):
     return (kept * numpy.dtype(dtype).type(1 / (1 - ratio))).reshape(shape)
 
 
-# --- the generator ---
+# --- generator ---
 
 
 @pytest.mark.parametrize(
@@ -61,24 +61,24 @@ def factors(shape, ratio, stream, dtype, seed=SEED, number=STEP):
     ],
 )
 def test_published_vectors(counter, key, words):
-    """The test vectors of the authors' implementation, Random123."""
+    """The reference gives the test vectors of Random123, the authors' implementation."""
     assert tuple(map(int, reference.philox(counter, key))) == words
 
 
 def test_layout_of_what_goes_into_the_generator():
-    """Seed, stream and step are words of its key and of its counter."""
+    """Seed, stream and step are words of the generator's key and counter."""
     words = reference.random_words(11, (7 << 32) + 3, 9, (2 << 32) + 8)
     for i in range(11):
         assert words[i] == reference.philox((i // 4, 9, 8, 2), (3, 7))[i % 4]
 
 
 N = 1 << 20
-# Five standard deviations: a right generator fails one such comparison in two million.
+# Standard deviations: with five, a correct generator fails one of two million comparisons.
 SIGMAS = 5
 
 
 def assert_independent(a, b, share):
-    """Pairs are kept together as often as two independent draws would be."""
+    """Check that both of a pair are kept as often as in independent draws."""
     pairs = (a & b).mean()
     expected = share**2
     assert abs(pairs - expected) < SIGMAS * (expected * (1 - expected) / a.size) ** 0.5
@@ -92,7 +92,7 @@ def outside_of_a_step(ratio, seed=0):
 @pytest.mark.parametrize('ratio', [0.001, 0.1, 0.25, 0.5, 0.9])
 def test_share_that_is_kept(ratio):
     kept = outside_of_a_step(ratio)
-    # All; a column of a feature matrix, and so a word of the generator, too.
+    # All elements, and each column of a feature matrix, which comes from one word of the generator.
     for part in (kept, *(kept[phase::64] for phase in range(64))):
         bound = SIGMAS * (ratio * (1 - ratio) / part.size) ** 0.5
         assert abs(part.mean() - (1 - ratio)) < bound
@@ -103,7 +103,7 @@ def test_numpys_seed_decides_outside_of_a_step(ratio):
     first, again, other = (outside_of_a_step(ratio, seed) for seed in (0, 0, 1))
     assert (first == again).all()
     assert_independent(first, other, 1 - ratio)
-    assert_independent(first, draw_kept((N,), ratio), 1 - ratio)  # the next draw
+    assert_independent(first, draw_kept((N,), ratio), 1 - ratio)  # the next draw is another one
     assert draw_kept((0, 3), ratio).shape == (0, 3)
 
 
@@ -113,9 +113,9 @@ def test_elements_are_independent(distance):
     assert_independent(kept[:-distance], kept[distance:], 0.5)
 
 
-# --- the operation bit for bit: which elements it keeps, and their values ---
+# --- operation, compared bit by bit: kept elements and their values ---
 
-# seed, stream, step: every word that goes into the generator is more than its low bits.
+# (seed, stream, step); every word of the generator's input has high bits in one of them.
 DRAWS = [(0, 0, 0), (2**64 - 3, 2**32 - 1, 2**64 - 1), (5 << 32, 7, 11 << 32), (3, 1, 4)]
 
 
@@ -125,7 +125,7 @@ def mask_of(x, ratio, draw):
 
 
 def run(function, place, x, ratio, draw, shift=0):
-    """Return the input after the call and the results, on the host."""
+    """Call an operation; return its input, which it may overwrite, and its results, on the host."""
     seed, stream, step = draw
     given = place.put(x, shift)
     results = function(given, ratio, seed, stream, place.put(numpy.array([step], numpy.uint64)))
@@ -184,7 +184,7 @@ def test_vectors_as_wide_as_the_address_allows(gpu, dtype, shift, width):
 
 @pytest.mark.parametrize('element', range(4))
 def test_every_bit_of_the_published_vector_counts(place, element):
-    """An element is kept up to the ratio that its word is, and not beyond."""
+    """An element is kept at the ratio of its random word, and dropped at the next higher ratio."""
     word = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)[element]
     for ratio, kept in ((word / 2**32, True), ((word + 1) / 2**32, False)):
         _, (mask, _) = run(dropout_forward, place, numpy.ones(4, 'd'), ratio, DRAWS[0])
@@ -241,7 +241,7 @@ def test_gradients_of_step_dropout(xp):
     step = step_on(xp)
 
     def function(x):
-        with under_way(step):  # its layers count from 0: one mask for all calls
+        with under_way(step):  # layers count from 0, so all calls have one mask
             return (StepDropout(0.4).apply((x,))[0] + 1) ** 2
 
     check_gradients(function, features(numpy.random.RandomState(0), xp, 5, 3, 'float64'))
@@ -344,7 +344,7 @@ def test_replayed_graph_draws_by_the_step():
     cupy.cuda.Stream.null.synchronize()
     pool = cupy.cuda.MemoryPool()
     with cupy.cuda.using_allocator(pool.malloc), stream:
-        run()  # everything is compiled
+        run()  # compiles all kernels
         stream.begin_capture()
         dropped = run()
         graph = stream.end_capture()
@@ -356,6 +356,6 @@ def test_replayed_graph_draws_by_the_step():
                 (y, numpy.maximum(cuda.to_cpu(x), 0), 1),
             ):
                 numpy.testing.assert_array_equal(
-                    cuda.to_cpu(actual),  # waits for the stream, which is the current one
+                    cuda.to_cpu(actual),  # waits for `stream`, which is current
                     expected * factors(x.shape, 0.5, layer, 'f', number=number),
                 )

@@ -1,4 +1,4 @@
-"""edge_film: its kernel in exact numbers, the layer against plain loops, the matrices of edges."""
+"""`edge_film`: its kernel in exact numbers, the layer by plain loops, the matrices of edges."""
 
 import numpy
 import pytest
@@ -28,7 +28,7 @@ from tests.support.spare import with_spare
 
 
 def launches(place):
-    """Return the constants of the launches of edge_film; a batch on a GPU adds other launches."""
+    """Return the constants of edge_film's own launches; on a GPU a batch needs others as well."""
     return [defines for defines in place.launched if 'RESULT' in defines]
 
 
@@ -38,7 +38,7 @@ def results(adj, messages, film, gy):
 
 
 def check(place, adj, dtype, n_channels, shift=0, step=1):
-    """step: of the columns that are taken."""
+    """Compare exactly; arrays have every `step`-th column of larger ones."""
     arrays = film_arrays(adj, n_channels * step, dtype)
     expected = reference.edge_film(adj, *(array[:, ::step] for array in arrays))
     messages, film, gy = (place.put(array, shift)[:, ::step] for array in arrays)
@@ -87,7 +87,7 @@ def test_blocks_that_stride_over_the_channels(gpu, monkeypatch):
 def test_capacity_beyond_the_batch(gpu):
     adj = batch('relations', 'f')
     spare = with_spare(adj, 5, 7)
-    for matrix in (spare, spare.T):  # a row that does not exist: reading it would be an error
+    for matrix in (spare, spare.T):  # reading these rows would be an error
         matrix.indices[adj.nnz :] = 2**30
         matrix.data[adj.nnz :] = numpy.nan
     arrays = film_arrays(adj, 12, 'f')
@@ -125,7 +125,7 @@ def test_empty_result_launches_nothing(place, n_rows, n_channels):
     assert not launches(place)
 
 
-# --- the layer ---
+# --- layer ---
 
 
 def arguments(adj, xp, dtype, n_in=4, n_channels=3):
@@ -136,12 +136,12 @@ def arguments(adj, xp, dtype, n_in=4, n_channels=3):
 
 
 def truth(adj, x, W, W_g, **activation):
-    """The docstring's formula, edge by edge, in float64."""
+    """Compute the formula of edge_film's docstring edge by edge, in float64."""
     x, W, W_g = (cuda.to_cpu(array).astype('d') for array in (x, W, W_g))
     n_relations = adj.n_relations
 
     def mapped(W):
-        """Return rows i * R + r: x[i] W_r^T."""
+        """Return x[i] W_r^T as row i * R + r."""
         by_relation = [x @ W[r::n_relations].T for r in range(n_relations)]
         return numpy.stack(by_relation, axis=1).reshape(-1, len(W) // n_relations)
 
@@ -181,7 +181,7 @@ def test_another_activation(xp, name):
 
 @pytest.mark.parametrize('limit', [1, 40, 10**6])
 def test_blocks_of_graphs(monkeypatch, limit):
-    """A host computes graphs one by one, some at a time, or all at once, with equal results."""
+    """A host computes graphs in blocks of one, some or all, with equal results."""
     monkeypatch.setattr('chainer_bspmm.ops.edge_film.FILM_BLOCK', limit)
     name = 'empty graphs first, between, last'
     for adj in (relation_batch_on('many', numpy, 'd'), small_relation_batch_on(name, numpy)):
@@ -194,7 +194,7 @@ def test_blocks_of_graphs(monkeypatch, limit):
     'limit, n_graphs', [(1, [1, 1, 1, 1]), (12, [2, 1, 1]), (16, [2, 2]), (28, [4])]
 )
 def test_blocks_have_as_many_graphs_as_fit(monkeypatch, limit, n_graphs):
-    """Graphs of 2, 4, 6 and 2 edges, with two channels."""
+    """The graphs have 2, 4, 6 and 2 edges, and there are two channels."""
     monkeypatch.setattr('chainer_bspmm.ops.edge_film.FILM_BLOCK', limit)
     adj = BatchedCSR.from_matrices([numpy.eye(n)[None] for n in (2, 4, 6, 2)])
     messages, film = numpy.zeros((adj.n_cols, 2)), numpy.zeros((adj.n_rows, 4))
@@ -205,7 +205,7 @@ def test_blocks_have_as_many_graphs_as_fit(monkeypatch, limit, n_graphs):
 
 @pytest.mark.parametrize('name', [*NAMES, 'symmetric'])
 def test_matrices_of_edges(name):
-    """Matrices of edges pass the constructor's checks, and gather and add up the right rows."""
+    """Matrices of edges pass the checks of the constructor, and gather and sum the right rows."""
     adj = relation_batch_on(name, numpy, 'float64')
     edges = edges_of(adj)
     for matrix in (edges.from_source, edges.from_receiver, edges.to_node):
@@ -216,7 +216,7 @@ def test_matrices_of_edges(name):
             assert getattr(matrix, size) == getattr(checked, size), size
         assert all(getattr(matrix, name).dtype == numpy.int32 for name in matrix._integers)
     x = numpy.random.RandomState(0).uniform(-1, 1, (adj.n_cols, 2))
-    # The product in two steps.
+    # Gathering and summing is the product with the adjacency.
     y = bspmm_forward(edges.to_node, bspmm_forward(edges.from_source, x))
     assert_close(y, reference.bspmm(adj, x), 'float64')
     pair = [r * adj.n_relations + c % adj.n_relations for _, r, c in reference.entries(adj)]

@@ -1,4 +1,4 @@
-"""Rows of a table, and their gradient: exact sums, to second order, the same bits again."""
+"""Rows of a table and their gradient: exact sums, second derivatives, reproducible bits."""
 
 import numpy
 import pytest
@@ -12,14 +12,14 @@ from tests.support.gradients import check_gradients
 
 
 def some_ids(n_rows, n_types, dtype='i'):
-    """Return ids of which a half is one, as carbon is among atoms, and some are none."""
+    """Return ids of which half are equal, as carbon's are, and some are outside of the table."""
     rng = numpy.random.RandomState(n_rows)
     ids = rng.randint(-1, n_types + 1, n_rows)
     return numpy.where(rng.uniform(size=n_rows) < 0.5, n_types // 2, ids).astype(dtype)
 
 
 def check(place, dtype, ids, n_types, n_channels, step=1):
-    """step: of the ids and columns that are taken."""
+    """Compare exactly; arrays have every `step`-th id and column of larger ones."""
     gy = integers((len(ids[::step]), n_channels * step), dtype)
     result = embed_rows_backward(place.put(ids)[::step], place.put(gy)[:, ::step], n_types)
     ids, gy = ids[::step], gy[:, ::step]
@@ -39,7 +39,7 @@ def test_rows(gpu, n_rows):
     check(gpu, 'f', some_ids(n_rows, 20), 20, 5)
 
 
-# One, few, as many as elements, and more than rows.
+# Numbers of types: one, few, as many as chemical elements, and more than rows.
 @pytest.mark.parametrize('dtype, n_types', [('f', 1), ('f', 3), ('f', 118), ('d', 118), ('f', 400)])
 def test_types(gpu, dtype, n_types):
     check(gpu, dtype, some_ids(300, n_types), n_types, 33)

@@ -1,6 +1,6 @@
-"""Rules for every fused node: it is one node, and gradients of some inputs share no memory.
+"""Rules for fused nodes: an operation is one node, and gradients share no memory.
 
-Other tests run its kernels on bare arrays; here the node itself launches them.
+Other tests run the kernels on bare arrays; here the nodes launch them.
 """
 
 import functools
@@ -28,11 +28,11 @@ from tests.support.gradients import assert_same_gradients_alone
 
 
 class Node(typing.NamedTuple):
-    function: typing.Callable  # of a batch and the arrays
-    n_features: int  # of the arrays; the others are parameters
+    function: typing.Callable  # function of a batch and the arrays
+    n_features: int  # so many of the arrays are features, the others are parameters
     shapes: list
-    n_relations: int = 2  # of the batch
-    aggregates_first: object = None  # products in this order, instead of the host's
+    n_relations: int = 2  # relations of the batch
+    aggregates_first: object = None  # order of the products, if not the host's
 
 
 def pairs(arrays):
@@ -95,7 +95,7 @@ def batch_and_arrays(node):
     """Return a batch of seven nodes, and arrays in float64."""
     rng = numpy.random.RandomState(0)
     matrices = [random_matrix(rng, n, node.n_relations) for n in (4, 1, 2)]
-    if node.n_relations == 1:  # integers, for degrees
+    if node.n_relations == 1:  # degrees are integers
         matrices = [numpy.ceil(matrix) for matrix in matrices]
     adj = BatchedCSR.from_matrices(matrices)
     return adj, [rng.uniform(-1, 1, shape) for shape in node.shapes]
@@ -103,7 +103,7 @@ def batch_and_arrays(node):
 
 @pytest.fixture(params=NODES)
 def node(request, xp, monkeypatch):
-    """Triple: a function of arrays, arrays in float64, and the `Node`."""
+    """Function of arrays, the arrays in float64, and the `Node`."""
     node = NODES[request.param]
     if node.aggregates_first is not None:
         monkeypatch.setattr(products, '_is_on_host', lambda *_: False)
@@ -118,7 +118,7 @@ def node(request, xp, monkeypatch):
     return function, [xp.asarray(array) for array in arrays], node
 
 
-# test_activated_linear.py has linear_softmax. A GPU chooses the order of the products itself.
+# linear_softmax is in test_activated_linear.py. A GPU itself chooses the order of the products.
 WITH_KERNELS = [
     name
     for name, node in NODES.items()
@@ -160,7 +160,7 @@ def test_gradients_of_some_inputs_alone(node):
 
 @pytest.mark.parametrize('higher', [False, True])
 def test_gradients_share_no_memory(node, higher):
-    """Hooks such as WeightDecay write to a parameter's gradient."""
+    """Hooks such as WeightDecay write to a parameter's gradient, which must change no other."""
     function, arrays, node = node
     variables = [chainer.Variable(array) for array in arrays]
     functions.sum(function(*variables) ** 2).backward(enable_double_backprop=higher)

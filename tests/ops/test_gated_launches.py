@@ -1,4 +1,4 @@
-"""Gates and steps of a recurrent unit in one kernel, and gradients, against float64."""
+"""Kernels of gates and of steps of a recurrent unit, and gradients, compared with float64."""
 
 import numpy
 import pytest
@@ -14,12 +14,12 @@ from tests.support.cases import pairs
 from tests.support.devices import on_an_emulated_device, slow_unless
 
 
-# Roundings to the dtype: of the result, of the values kept for the gradients, and of sums.
+# Roundings to the dtype of results, of values that are kept for gradients, and of sums.
 BOUND = {'e': 2**-8, 'f': 2**-18, 'd': 2**-46}
 
 
 def arrays(n_rows, widths, has_state, has_bias=True):
-    """Return gy, x, the message (None: no columns), the state, and the parameters, in float64."""
+    """Return gy, x, the message (None without columns), the state, and parameters in float64."""
     rng = numpy.random.RandomState(0)
     x, message, out = widths
 
@@ -34,7 +34,7 @@ def arrays(n_rows, widths, has_state, has_bias=True):
 
 
 def expected(gy, x, message, state, pairs, is_tanh):
-    """Return the result and all gradients by the nodes on a host."""
+    """Compute the result and all gradients by the nodes on a host."""
     parameters = [array for pair in pairs for array in pair if array is not None]
     if state is None and not is_tanh or message is None or len(parameters) < 4:
         (W_value, b_value), (W_gate, b_gate) = pairs
@@ -60,12 +60,12 @@ def expected(gy, x, message, state, pairs, is_tanh):
 
 
 def wide_on_host(array):
-    """Return a NumPy array, for which the nodes launch no kernel, in float64."""
+    """Return a float64 NumPy array, for which nodes launch no kernel."""
     return None if array is None else numpy.array(cuda.to_cpu(array), 'd', subok=False)
 
 
 def check(gpu, dtype, n_rows, widths, state=None, is_tanh=True, shift=0, bias=True):
-    """state: as GRUStep takes it."""
+    """Compare a gate, or a step with a state ('given' or 'x'), with the nodes on a host."""
     gy, x, message, s, pairs = arrays(n_rows, widths, state is not None, bias)
     gy, x, message, s = (
         None if array is None else gpu.put(array.astype(dtype), shift)
@@ -95,7 +95,7 @@ def check(gpu, dtype, n_rows, widths, state=None, is_tanh=True, shift=0, bias=Tr
             numpy.testing.assert_allclose(cuda.to_cpu(ours), theirs, 0, bound, err_msg=str(i))
 
 
-# Vectors and single columns, fewer and more than a block has; every dtype and kind of state.
+# Widths with and without vectors, narrower and wider than a block; every dtype and kind of state.
 QUICK = (None, 'e', 33), ('given', 'f', 1), ('given', 'f', 64), ('given', 'f', 65), ('x', 'd', 33)
 
 
@@ -115,7 +115,7 @@ def test_widths(gpu, dtype, width, state):
     assert gpu.names == {'gated_step', 'gated_weights', 'sum_partials'}
 
 
-# Widths that do not fill a thread or a block, each of the three alone; one part, and no bias.
+# Each of the three widths in turn does not fill a thread or a block; one part, and no bias.
 @pytest.mark.parametrize(
     'widths, options',
     [
@@ -148,7 +148,7 @@ def test_unaligned_input(gpu, dtype, shift, vector):
     assert vectors == {vector}
 
 
-# Each of the numbers of rows that a block may have; gradients are summed in several parts.
+# A block may have each of these numbers of rows, and gradients have several partial sums.
 @on_an_emulated_device
 @pytest.mark.parametrize(
     'n_rows', [slow_unless(n_rows in (23, 300), n_rows) for n_rows in (9, 23, 37, 50, 300)]

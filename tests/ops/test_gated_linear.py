@@ -1,4 +1,4 @@
-"""gated_linear against Chainer's nodes, its gradients to second order, refusals."""
+"""`gated_linear`, compared with Chainer's nodes; second derivatives, refusals."""
 
 import functools
 
@@ -49,14 +49,14 @@ def test_same_as_chainers_nodes(xp, dtype, activation, with_bias, widths):
     ours = functools.partial(apply, len(widths), activation)
     theirs = functools.partial(in_chainers_nodes, len(widths), activation)
     expected = outcome(theirs, [array.astype('d') for array in inputs])
-    # float16: some twenty roundings of 2**-11 in each element.
+    # In float16 an element has about twenty roundings of 2**-11.
     bound = {'float16': 5e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
     assert_same_outcome(outcome(ours, inputs), expected, dtype, bound)
 
 
 @pytest.mark.parametrize('widths', [(128,), (64, 64), (64, 32, 32)], ids=str)
 def test_as_wide_as_models_are(xp, widths):
-    """A GPU moves 16 bytes at a time, where there are one or two parts."""
+    """If there are one or two parts, a GPU loads 16 bytes at a time."""
     inputs = [array / 4 for array in arrays(widths, True, n_rows=2300)]
     ours = functools.partial(apply, len(widths), functions.tanh)
     theirs = functools.partial(in_chainers_nodes, len(widths), functions.tanh)

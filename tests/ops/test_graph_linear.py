@@ -1,4 +1,4 @@
-"""Layers of one relation: with a rectifier, dropout, rows as their own neighbours; on a host."""
+"""Layers of one relation, with a rectifier, dropout, or rows as their own neighbours; on a host."""
 
 import numpy
 import pytest
@@ -20,7 +20,7 @@ from tests.support.layers import convolved_relu, linear_relu
 
 @pytest.fixture(params=[True, False], ids=['own', 'products'])
 def order(request, monkeypatch):
-    """Two ways: the one that the device takes by itself, and products, neighbours summed first."""
+    """Two ways to compute: the device's own, and products that sum neighbours first."""
     if not request.param:
         monkeypatch.setattr(products, '_is_on_host', lambda x: False)
         monkeypatch.setattr(products, 'aggregates_first', lambda *_: True)
@@ -28,7 +28,7 @@ def order(request, monkeypatch):
 
 
 def given(xp):
-    """Return matrices that are not symmetric, x, W, b and b_self."""
+    """Return asymmetric matrices, x, W, b and b_self."""
     rng = numpy.random.RandomState(0)
     adj = BatchedCSR.from_matrices([random_matrix(rng, n).astype('d') for n in (5, 1, 7)])
     x, W = features(rng, xp, 13, 6, 'd'), features(rng, xp, 4, 6, 'd')
@@ -36,7 +36,7 @@ def given(xp):
 
 
 def test_rows_as_their_own_neighbours(xp, order):
-    """One matrix is used without its rows as neighbours first, and then with them."""
+    """The same matrix is used without and then with rows as their own neighbours."""
     adj, *arrays = given(xp)
     for loop in (False, True):
         ours, theirs = _ours_and_theirs(adj, loop)
@@ -59,7 +59,7 @@ def _ours_and_theirs(adj, loop):
 
 @pytest.mark.parametrize('other_first', [False, True])
 def test_features_with_another_use(xp, other_first):
-    """Gradients of both uses are added, by the launch of the layer if it comes second."""
+    """Gradients of both uses are added; the launch of the layer does so if it comes second."""
     adj, x, W, b, b_self = given(xp)
     found = []
     for function in _ours_and_theirs(adj, False):
@@ -93,14 +93,14 @@ def test_same_as_product_with_rectified_layer(xp, sizes, dtype, ratio):
         numpy.random.seed(0)
         xp.random.seed(0)
         found.append(outcome(function, arrays))
-    # The convolution maps before it sums: W is wider than it is high.
+    # The convolution maps before it sums, because W is wider than it is high.
     bound = {'float16': 2e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
     assert_same_outcome(found[0], found[1], dtype, bound)
 
 
 def test_gradients_of_a_rectifier(xp):
     adj, x, W, *_ = given(xp)
-    assert 10 < (convolved_relu(adj, x, W).array > 0).sum() < 42  # both sides of the bend
+    assert 10 < (convolved_relu(adj, x, W).array > 0).sum() < 42  # both sides of 0
     check_gradients(lambda *a: (convolved_relu(adj, *a) + 1) ** 2, x, W)
 
 
@@ -143,20 +143,20 @@ def test_a_loop_is_of_one_relation():
 
 
 def test_zeros_that_dropout_keeps():
-    """An element that a kernel has dropped is -0; a 0 was kept."""
+    """A dropped element is -0, so an element of 0 was kept."""
     layer = node.GraphLinear(None, ('x', 'W_self'), functions.identity, 0.5, False)
     layer._y = numpy.array([0.0, -0.0, 3.0], 'f')
     numpy.testing.assert_array_equal(layer._factors(), [2, 0, 2])
 
 
-# --- on a host: as dense matrices, one for each relation ---
+# --- on a host, compared with a dense matrix for each relation ---
 
 
 def on_a_host(n_relations, loop, n_in, n_out, n_left_out):
-    """Return a batch, its matrices with the loop, x and the parameters.
+    """Return a batch, its dense matrices including the loop, x and the parameters.
 
-    A third relation has no entries, some nodes have none, and two entries name one place. Each bit
-    of `n_left_out` leaves out a parameter.
+    A third relation has no entries, some nodes have none, and two entries are in the same place.
+    Each bit of `n_left_out` leaves out a parameter.
     """
     rng = numpy.random.RandomState(0)
     n = 9
@@ -164,7 +164,7 @@ def on_a_host(n_relations, loop, n_in, n_out, n_left_out):
     A[2:3] = 0
     A[:, 4] = A[:, :, 5] = 0
     i, j, r = A.transpose(1, 2, 0).nonzero()
-    order = numpy.lexsort((rng.rand(i.size), i))  # columns in any order
+    order = numpy.lexsort((rng.rand(i.size), i))  # columns are not sorted
     i, j, r = (numpy.concatenate([part[order][:1], part[order]]) for part in (i, j, r))
     A[r[0], i[0], j[0]] *= 2
     values = A[r, i, j]
@@ -214,7 +214,7 @@ def test_gradients_on_a_host(n_relations, loop, n_in, n_out, n_left_out):
     )
     y = reference.graph_linear(A, **arrays)
     for name, array in arrays.items():
-        # The layer is linear in each argument: differences are exact up to rounding.
+        # The layer is linear in each argument, so differences are exact up to rounding.
         change = rng.rand(*array.shape)
         changed = reference.graph_linear(A, **{**arrays, name: array + change})
         rise = (gy * (changed - y)).sum()

@@ -1,4 +1,4 @@
-"""Layers by kernels/graph_linear.cu, forward and backward, against float64."""
+"""Layers by kernels/graph_linear.cu, forward and backward, compared with float64."""
 
 import numpy
 import pytest
@@ -14,7 +14,7 @@ from tests.support.layer_kernels import BOUND, by_relation, expected, layer, mat
 
 
 def on_host(gradients):
-    """Return the same names with arrays, or lists of them, on the host."""
+    """Return a copy of the dict with arrays, or lists of arrays, on the host."""
     return {name: cuda.to_cpu(found) for name, found in gradients.items()}
 
 
@@ -57,7 +57,7 @@ def check(gpu, dtype, spec, n_rows, is_weighted=True, ratio=0.0, shift=0):
     numpy.testing.assert_allclose(more, gradients['x'] + x, 0, bound, err_msg='more')
     wide = [None if array is None else array.astype('d') for array in parameters]
     wanted, largest = expected(spec, A.astype('d'), x.astype('d'), wide, gy.astype('d'), kept)
-    if spec.by_relation:  # an array for each relation, and for each of the equal biases
+    if spec.by_relation:  # one array for each relation, and for each of the equal biases
         wanted['W'] = by_relation(spec, wanted['W'])
         wanted['b_self'] = numpy.tile(wanted['b_self'], (spec.n_biases, 1))
         for found in (gradients, again):
@@ -148,7 +148,7 @@ def test_blocks_take_several_tiles(gpu, n_sms):
 
 @pytest.mark.parametrize('ratio', [0.0, 0.5])
 def test_nan_stays_where_it_comes_from(gpu, ratio):
-    """NaN reaches all rows with an entry for it, even behind a rectifier and where dropped."""
+    """NaN reaches exactly the rows with an entry for it, despite a rectifier and dropout."""
     spec = layer(8, 8, **SPECS['convolution'])
     n_rows = 20
     A = matrices(n_rows, 1, 'f')
@@ -176,7 +176,7 @@ def test_dropout(gpu, dtype, widths, activation):
     check(gpu, dtype, spec, 19, ratio=0.3)
 
 
-@pytest.mark.parametrize('dtype, value', [('f', 0), ('e', 2**-20)])  # -(2**-26) becomes -0
+@pytest.mark.parametrize('dtype, value', [('f', 0), ('e', 2**-20)])  # -(2**-26) is rounded to -0
 def test_zeros_that_dropout_keeps_have_gradients(gpu, dtype, value):
     spec = layer(4, 4)
     x = numpy.full((9, 4), value, dtype)

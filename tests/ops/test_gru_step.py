@@ -1,4 +1,4 @@
-"""gru_step against Chainer's StatefulGRU, its gradients to second order, refusals."""
+"""`gru_step`, compared with Chainer's StatefulGRU; second derivatives, refusals."""
 
 import numpy
 import pytest
@@ -13,7 +13,7 @@ N, C, M, H = 7, 3, 2, 5
 
 
 def arrays(dtype='float64', with_state=True, seed=0):
-    """Return x, message, state where there is one, then every W and b, on the host."""
+    """Return x, message, state if there is one, and every W and b, on the host."""
     rng = numpy.random.RandomState(seed)
     shapes = [(N, C), (N, M)] + [(N, H)] * with_state
     shapes += [(H, C + M), (H,)] * (3 if with_state else 2) + [(H, H), (H,)] * (3 * with_state)
@@ -28,14 +28,14 @@ def step(*inputs):
 
 
 def chainers_own(*inputs):
-    """Return the result of chainer.links.StatefulGRU for the inputs."""
+    """Compute the result by chainer.links.StatefulGRU."""
     with_state = len(inputs) > 6
     with chainer.using_config('dtype', inputs[0].dtype):
         link = chainer.links.StatefulGRU(C + M, H)
     names = ('W', 'W_z', 'W_r', 'U', 'U_z', 'U_r') if with_state else ('W', 'W_z')
     for name, W, b in zip(names, inputs[2 + with_state :: 2], inputs[3 + with_state :: 2]):
         layer = getattr(link, name)
-        del layer.W, layer.b  # parameters, for variables to take their place
+        del layer.W, layer.b  # replaced by variables
         layer.W, layer.b = W, b
     if with_state:
         link.set_state(inputs[2])
@@ -64,7 +64,7 @@ def test_gradients(xp, with_state):
 
 
 def test_features_that_are_the_state():
-    """Every step of a GGNN with tied weights, except the first, passes the state as features."""
+    """A GGNN with tied weights passes its state as features in every step but the first."""
     rng = numpy.random.RandomState(0)
     shapes = [(N, H), (N, M)] + [(H, H + M), (H,)] * 3 + [(H, H), (H,)] * 3
     x, message, *parameters = [rng.uniform(-1, 1, shape) for shape in shapes]
@@ -77,9 +77,9 @@ def test_features_that_are_the_state():
 @pytest.mark.parametrize('n_rows, n', [(600, 64), (2300, 64), (5000, 64), (600, 256)])
 @pytest.mark.parametrize('state', ['none', 'given', 'x'])
 def test_as_wide_as_models_are(xp, state, n_rows, n):
-    """A GPU has another kernel for each of these numbers of rows, and moves 16 bytes at a time.
+    """A GPU uses another kernel for each of these numbers of rows, and loads 16 bytes at a time.
 
-    The weights of 256 units may not fit into a kernel; such steps are products.
+    If the weights of 256 units do not fit into a kernel, the step is computed as products.
     """
     rng = numpy.random.RandomState(0)
     with_state = state != 'none'

@@ -1,4 +1,4 @@
-"""Vectors and weights of launches; results of kernels are tested with each operation."""
+"""Vectors and weights of launches; results of kernels are in the tests of each operation."""
 
 import numpy
 import pytest
@@ -25,7 +25,7 @@ def launches(monkeypatch):
     return Launches(monkeypatch)
 
 
-# operation -> (call on its float32 arrays of four channels, how many it takes, how many it makes)
+# operation -> (call on float32 arrays of four channels, number of arguments, number of results)
 OPERATIONS = {
     'bspmm': (lambda x, residual: bspmm_forward(ADJ, x, residual=residual), 2, 1),
     'bspmm, SELL': (lambda x, y: products.bspmm_forward(BatchedSELL(ADJ), x, residual=y), 2, 1),
@@ -70,7 +70,7 @@ def test_segments_read_weights_only_where_there_are_some(launches, is_weighted):
     segment_broadcast_forward(top, ADJ.row_offsets, ADJ.n_rows, None, weights)
     segment_softmax_forward(rows, ADJ.row_offsets, weights)
     segment_softmax_backward(rows, rows, ADJ.row_offsets, weights)
-    assert len(launches) == 7  # two for a sum or maximum of which the sizes are not known
+    assert len(launches) == 7  # a sum or maximum of unknown sizes needs two
     for defines, arguments in launches:
         assert defines['WEIGHTED'] == is_weighted
         assert any(each is weights for each in arguments) == is_weighted

@@ -1,4 +1,4 @@
-"""The end of a layer whose products are done: bias, activation, dropout, and their gradient."""
+"""End of a layer after its products: bias, activation, dropout, and their gradient."""
 
 import types
 
@@ -20,7 +20,7 @@ DRAW = 2**40 + 3, 5, 2**33 + 1  # seed, layer, step
 
 
 def cases(*parameters):
-    """Return cases of a dtype, a shape and more; in another dtype than float32 one is quick."""
+    """Return combinations with all dtypes; not all of float16 and float64 are quick."""
     found = pairs('efd', *parameters)
     return [slow_unless(case[0] == 'f' or case[1] == parameters[0][0], *case) for case in found]
 
@@ -30,7 +30,7 @@ def drawn(shape, dtype, seed=0):
 
 
 def assert_near(actual, expected, dtype, largest=1):
-    """Compare with float64; `largest`: the largest value before the activation."""
+    """Compare with float64; `largest` is the largest value before the activation."""
     actual = cuda.to_cpu(actual)
     assert actual.dtype == dtype
     bound = BOUND[dtype] * max(abs(expected).max(), largest)
@@ -66,7 +66,7 @@ def test_dropout_is_that_of_the_step(gpu, dtype, shape, activation):
     function, _ = ACTIVATIONS[activation]
     scale = float(numpy.dtype(dtype).type(1 / 0.7))
     assert_near(y, function(sums.astype('d') + b) * kept * scale, dtype)
-    if activation == 'identity':  # by which the gradient knows
+    if activation == 'identity':  # the gradient recognises dropped elements by that
         y = cuda.to_cpu(y)
         numpy.testing.assert_array_equal((y == 0) & numpy.signbit(y), ~kept)
 
@@ -89,10 +89,10 @@ def test_gradients(gpu, dtype, shape, activation, has_bias):
 @pytest.mark.parametrize('activation', ['identity', 'relu'])
 @pytest.mark.parametrize('dtype', 'efd')
 def test_gradient_of_dropout(gpu, dtype, activation):
-    """What was dropped is -0 after the identity, 0 after a rectifier."""
+    """A dropped element is -0 after the identity, and 0 after a rectifier."""
     kept = numpy.arange(24).reshape(4, 6) % 3 > 0
     y = numpy.where(kept, 1.5, -0.0 if activation == 'identity' else 0.0).astype(dtype)
-    y[1, 1] = 0  # kept by an identity
+    y[1, 1] = 0  # the identity has kept it
     gy = drawn((4, 6), dtype)
     z, _ = end_backward(gpu.put(y), gpu.put(gy), activation, 0.5)
     is_passed = kept.copy()
@@ -101,7 +101,7 @@ def test_gradient_of_dropout(gpu, dtype, activation):
 
 
 def sums_of(A, rows, loop):
-    """Return the sums over neighbours in float64."""
+    """Compute the sums over neighbours in float64."""
     rows = rows.astype('d')
     return A[0].astype('d') @ rows + (rows if loop else 0)
 
@@ -164,7 +164,7 @@ def test_gradients_of_sums_over_neighbours(gpu, dtype, shape, needed, loop):
 
 
 def test_a_row_without_neighbours_takes_no_nan(gpu):
-    """The kernel loads a row's last entry again, which must not be added once more, times 0."""
+    """The kernel loads a row's last entry again, which must not be added, not even times 0."""
     A = numpy.zeros((1, 3, 3), 'f')
     A[0, 0, 1] = 1
     mapped = gpu.put(numpy.array([[numpy.nan], [2], [numpy.nan]], 'f'))

@@ -1,4 +1,4 @@
-"""layer_norm: its kernel against the formula on a host, the function against Chainer's."""
+"""`layer_norm`: its kernel, compared with the host's formula, the function with Chainer's."""
 
 import functools
 
@@ -13,14 +13,14 @@ from tests.emulation.kernel_cases import CHANNELS_OF_DTYPES
 from tests.support.gradients import check_gradients, outcome
 
 
-# Roundings to the dtype, and a few to the dtype of the calculation.
+# Roundings of results to their dtype, and a few in the dtype of the calculation.
 BOUND = {'e': 2**-9, 'f': 2**-19, 'd': 2**-47}
 
 
 def check(place, dtype, shape):
     rng = numpy.random.RandomState(0)
     x, gy = (rng.uniform(-1, 2, shape).astype(dtype) for _ in range(2))
-    x[:, ::2] += 3  # or a deviation of almost nothing would magnify roundings
+    x[:, ::2] += 3  # a small deviation would magnify roundings
     gamma, beta = (rng.uniform(0.5, 2, shape[1]).astype(dtype) for _ in range(2))
 
     def results(x, gamma, beta, gy):
@@ -33,7 +33,7 @@ def check(place, dtype, shape):
     for actual, wanted in zip(found, expected, strict=True):
         assert actual.dtype in (dtype, found[0].dtype) and actual.shape == wanted.shape
         scale = max(1, abs(wanted).max(initial=0))
-        if shape[1] == 1:  # its gradient is a difference of two that are as large
+        if shape[1] == 1:  # its gradient is a difference of two large terms
             scale = max(scale, abs(gy * gamma).max() * 1e-3**-0.5)
         numpy.testing.assert_allclose(cuda.to_cpu(actual), wanted, 0, BOUND[dtype] * scale)
 
@@ -88,7 +88,7 @@ def test_gradients(xp):
 
 
 def test_rows_of_one_value_in_half_precision(xp):
-    """Rows of one value have a variance of 0: the gradient is large, but finite."""
+    """Rows of equal values have a variance of 0, so gradients are large, but finite."""
     x = chainer.Variable(xp.ones((2, 4), 'e'))
     y = layer_norm(x, xp.ones(4, 'f'), xp.arange(4, dtype='f'), 1e-6)
     assert (y.array == xp.arange(4)).all() and y.dtype == numpy.float16

@@ -1,4 +1,4 @@
-"""Layers as products on a GPU: ends by a launch, parts added in place, gradients passed on."""
+"""Layers as products on a GPU: a launch for the end, sums in place, earlier gradients."""
 
 import numpy
 import pytest
@@ -29,7 +29,7 @@ LAYERS = {
 
 @pytest.fixture(autouse=True)
 def on_device(monkeypatch, gpu):
-    """The emulated device's arrays are NumPy's, and so would be those of ones."""
+    """Make arrays of ones the device's: the emulated device has NumPy arrays of its own class."""
     degrees = products._degrees
     monkeypatch.setattr(products, '_is_on_host', lambda x: False)
     monkeypatch.setattr(products, '_degrees', lambda *arguments: gpu.put(degrees(*arguments)))
@@ -85,7 +85,7 @@ def test_gradients(gpu, dtype, name, has_more):
 @pytest.mark.parametrize('activation', ['identity', 'relu'])
 @pytest.mark.parametrize('n_relations, loop', [(0, False), (1, True), (3, False)])
 def test_gradients_of_a_steps_dropout(gpu, n_relations, loop, activation):
-    """With one relation, a neighbour's gradient is dropped where it is read."""
+    """With one relation, the gradient of a neighbour is dropped when it is read."""
     rng = numpy.random.RandomState(1)
     spec = layer(6, 5, n_relations, activation, has_self=True, loop=loop, n_biases=1)
     shapes = {'W': (n_relations * 5, 6), 'W_self': (5, 6), 'b_self': (5,)}
@@ -126,7 +126,7 @@ def test_gradients_of_a_steps_dropout(gpu, n_relations, loop, activation):
 
 
 def test_what_was_accumulated_is_not_written_to(gpu):
-    """Another variable may have the array, too."""
+    """The array may belong to another variable, too."""
     more = gpu.put(numpy.ones((N_ROWS, 6), 'f'))
     W = gpu.put(numpy.ones((5, 6), 'f'))
     x, gy = gpu.put(numpy.ones((N_ROWS, 6), 'f')), gpu.put(numpy.ones((N_ROWS, 5), 'f'))

@@ -1,4 +1,4 @@
-"""Matrices with rows far longer than the mean: products in pieces, and the bounds of batches."""
+"""Matrices with rows far longer than the mean: products in pieces, and bounds of batches."""
 
 import numpy
 import pytest
@@ -33,8 +33,8 @@ from tests.support.gradients import check_gradients
 
 PIECE = 4
 FACTOR = {'e': 7, 'f': 63, 'd': 2**20}
-# Lengths of rows. A long row begins with a chunk, ends with one, is followed by another or by empty
-# ones, comes first or last, and has one entry more than a piece or many.
+# Lengths of rows. Some long rows begin or end with a chunk, are followed by long or by empty rows,
+# come first or last, or have one entry or many more than a piece.
 ROWS = {
     'first': [5, 0, 1],
     'last': [3, 5],
@@ -49,7 +49,7 @@ ROWS = {
 
 
 def rows_of(lengths, dtype, n_cols=None):
-    """Return one graph with rows of these lengths; entries may name the same place."""
+    """Return a graph with rows of these lengths; several entries may be in one place."""
     n_rows = max(len(lengths), n_cols or 0)
     lengths = numpy.pad(lengths, (0, n_rows - len(lengths)))
     nnz = int(lengths.sum())
@@ -110,7 +110,7 @@ def test_given_values(gpu, short_pieces, trans):
     [(WARP, True, {}), (2, False, {}), (WARP, False, {'OFFSET': 'size_t'})],
 )
 def test_variants(gpu, short_pieces, monkeypatch, lanes, stream, constants):
-    """Results written past the cache, several blocks side by side, more vectors than 2^32."""
+    """Results bypass the cache, several blocks share columns, or offsets have 64 bits."""
     adj = rows_of(ROWS['many pieces'], 'f')
     plan = csr_launch(adj.n_rows, adj.n_cols, 32, 4, lanes=lanes, ahead=AHEAD_LONG, stream=stream)
     plan = plan._replace(defines=tuple(dict(plan.defines, **constants).items()))
@@ -152,7 +152,7 @@ def test_sampled_products_beyond_the_batch(gpu, short_pieces):
 
 @pytest.mark.parametrize('n_entries, n_launched', [(129, 2), (128, 1), (0, 1)])
 def test_what_the_policy_launches(gpu, n_entries, n_launched):
-    """Batches whose bound allows long rows get a second launch only with enough entries for one."""
+    """A bound that allows long rows adds a second launch only if entries suffice for such a row."""
     adj = rows_of([0, n_entries], 'f').replace(longest=1000)
     x = integers((adj.n_cols, 4), 'f', FACTOR, seed=2)
     assert_exact(bspmm_forward(gpu.put(adj), gpu.put(x)), reference.bspmm(adj, x), 'f')
@@ -176,7 +176,7 @@ def test_the_policy_counts_vectors(gpu, monkeypatch, n_channels, n_vectors):
 
 
 def test_pieces_longer_than_what_is_left_of_the_numbers(gpu, monkeypatch):
-    """The end of a chunk may lie past 2^31."""
+    """The end of a chunk may be beyond 2^31."""
     monkeypatch.setattr(module, 'piece_length', lambda *_: 2**31 - 1)
     check(gpu, rows_of(ROWS['one'], 'f'), 'f', 4)
 
@@ -187,7 +187,7 @@ H200 = Device(132, 60 << 20)
 
 
 def star(n_leaves, both_ways=True):
-    """Return a graph whose node 0 gathers from as many others, with weights."""
+    """Return a graph with weights whose node 0 has `n_leaves` neighbours."""
     leaves = numpy.arange(1, n_leaves + 1)
     values = numpy.random.RandomState(0).uniform(0.5, 1.5, n_leaves)
     matrix = scipy.sparse.coo_matrix((values, (0 * leaves, leaves)), (n_leaves + 1,) * 2)
@@ -195,7 +195,7 @@ def star(n_leaves, both_ways=True):
 
 
 def power_law(rng, n_rows):
-    """Return a matrix with rows of n_rows, n_rows / 2, n_rows / 3, ... entries, some made empty."""
+    """Return a matrix whose rows have n_rows, n_rows / 2, n_rows / 3, ... entries, some none."""
     lengths = rng.permutation(n_rows // numpy.arange(1, n_rows + 1))
     lengths[rng.choice(n_rows, n_rows // 4)] = 0
     rows = numpy.repeat(numpy.arange(n_rows), lengths)
@@ -240,7 +240,7 @@ def test_gradients(xp, both_ways):
 
 @pytest.mark.parametrize('both_ways', [False, True])
 def test_layer_of_a_graph_with_long_rows(xp, monkeypatch, both_ways):
-    """Long rows make a layer products: in one launch the other rows of a tile would wait."""
+    """A layer with long rows is products: in one launch, the rows of a tile would wait for them."""
     given = []
 
     def noted(*args, **options):
@@ -259,7 +259,7 @@ def test_layer_of_a_graph_with_long_rows(xp, monkeypatch, both_ways):
 
 def test_bounds():
     few = BatchedCSR.from_matrices([star(LONG_ROW // 2)])
-    assert few.longest == few.nnz == LONG_ROW  # not looked through
+    assert few.longest == few.nnz == LONG_ROW  # a bound, without a look at the rows
     one_way, both = (
         BatchedCSR.from_matrices([star(5), star(200, both_ways)]) for both_ways in (False, True)
     )
@@ -271,7 +271,7 @@ def test_bounds():
 
 
 def counted(adj):
-    """Return the most entries that a row or a column has."""
+    """Return the number of entries of the longest row or column."""
     n_true = adj._n_true_entries()
     columns = numpy.bincount(adj.indices[:n_true], minlength=1)
     return max(numpy.diff(adj.indptr).max(initial=0), columns.max())
@@ -280,7 +280,7 @@ def counted(adj):
 @pytest.mark.parametrize('n_relations', [1, 3])
 @pytest.mark.parametrize('long', ['row', 'column', 'row and column'])
 def test_bounds_of_matrices_that_are_made_of_it(long, n_relations):
-    """A bound is at least the longest row: otherwise the launch for long rows would be left out."""
+    """A bound below the longest row would leave out the launch for long rows."""
     graph = star(500, both_ways=long == 'row and column')
     if long != 'row and column':
         graph = graph + scipy.sparse.eye(501)
@@ -303,7 +303,7 @@ def test_matrices_that_are_made_of_molecules_have_no_long_rows():
     rng = numpy.random.RandomState(0)
     adj = BatchedCSR.from_matrices([random_matrix(rng, n, 4, True, 0.02) for n in (9, 30)] * 5)
     assert adj.longest <= LONG_ROW // 8 < LONG_ROW < adj.nnz
-    adj = adj.replace(longest=LONG_ROW)  # as in captured steps
+    adj = adj.replace(longest=LONG_ROW)  # the bound of captured steps
     edges = edges_of(adj)
     pattern = AttentionPattern(adj, 8, True, False, 'f')
     for matrix in (
@@ -320,7 +320,7 @@ def test_matrices_that_are_made_of_molecules_have_no_long_rows():
 
 @pytest.fixture
 def stars(monkeypatch):
-    """A data set of stars whose longest rows have 3, 150, 20 and 300 entries."""
+    """Data set of stars with longest rows of 3, 150, 20 and 300 entries."""
     monkeypatch.setattr(cuda, 'cupy', numpy, raising=False)
     monkeypatch.setattr(device_dataset, 'gather_batch', lambda *_: None)
     examples = [
@@ -345,7 +345,7 @@ def test_bounds_in_a_part_of_a_data_set(stars):
 def test_bounds_in_batches_of_a_data_set(stars, index, bound):
     index = numpy.array(index)
     _, on_host, _ = stars.host.batch(index, 'packed')
-    # A batch of few entries is not looked through on the host.
+    # On the host the rows of a batch of few entries are not looked at.
     assert on_host.longest == (bound if bound > 20 else on_host.max_nnz)
     _, on_device, _ = stars.batch(index, 'packed')
     assert on_device.longest == bound
@@ -367,7 +367,7 @@ def test_bounds_in_captured_batches(stars, index, bound):
 
 
 def test_rows_of_molecules_stay_whole():
-    """No atom has many bonds, however many atoms a molecule has."""
+    """Atoms have few bonds, however many atoms a molecule has."""
     chain = scipy.sparse.diags([1.0, 1.0], [-1, 1], shape=(500, 500)).toarray()
     relations = numpy.stack([chain, chain])
     adj = BatchedCSR.from_matrices([relations] * 3)

@@ -1,4 +1,4 @@
-"""The kernel of losses against Chainer's functions in float64, value and gradient."""
+"""Kernel of losses: values and gradients, compared with Chainer's functions in float64."""
 
 import types
 
@@ -16,7 +16,7 @@ from tests.support.cases import pairs
 from tests.support.devices import slow_unless
 
 
-# Roundings of the result, and of the terms.
+# Roundings of the result and of its terms.
 BOUND = {'e': 2**-10, 'f': 2**-21, 'd': 2**-49}
 CHAINER = {
     'SIGMOID_CROSS_ENTROPY': functions.sigmoid_cross_entropy,
@@ -41,14 +41,14 @@ def arrays_of(kind, dtype, shape):
 
 
 def assert_close(actual, expected, dtype):
-    """Compare values, of which the largest is the scale."""
+    """Compare with a bound relative to the largest value."""
     assert actual.dtype == dtype and actual.shape == expected.shape
     scale = abs(numpy.nan_to_num(expected)).max(initial=1e-300)
     numpy.testing.assert_allclose(cuda.to_cpu(actual), expected, 0, BOUND[dtype] * scale)
 
 
 def check(gpu, kind, dtype, x, t, divisor=None, **options):
-    """Compare with Chainer's function, which gets the `options`."""
+    """Compare with Chainer's function, to which the `options` are passed."""
     divisor = divisor if kind in HAS_LABELS else x.size
     variable = chainer.Variable(x.astype('d'))
     expected = CHAINER[kind](variable, t.astype('d') if t.dtype.kind == 'f' else t, **options)
@@ -92,7 +92,7 @@ def test_more_elements_than_a_block_s(gpu, kind):
 
 def test_more_blocks_than_threads_add_up(gpu, monkeypatch):
     monkeypatch.setattr('chainer_bspmm.ops.mean_loss.LOSS_CHUNK', 4)
-    # Instead of 1,024: the emulator runs each thread.
+    # 64 instead of 1,024, because the emulator runs every thread.
     monkeypatch.setattr('chainer_bspmm.cuda.plans.MAX_BLOCK', 64)
     monkeypatch.setattr('chainer_bspmm.ops.mean_loss.loss_launches', loss_launches.__wrapped__)
     check(gpu, LABELLED, 'f', *arrays_of(LABELLED, 'f', (1027,)))
@@ -163,7 +163,7 @@ def test_rows_that_lie_apart(gpu):
     ids=str,
 )
 def test_what_comes_along(gpu, kind, dtype, shape):
-    """One launch gives the bits of three, for loss, accuracy and gradient."""
+    """One launch gives the bits of three: for the loss, the accuracy and the gradient."""
     x, t = map(gpu.put, arrays_of(kind, dtype, shape))
     for divisor in (None, 3) if kind in HAS_LABELS else (x.size,):
         of_kind = Loss(kind, divisor)
@@ -193,7 +193,7 @@ def test_too_many_for_anything_along(gpu):
 
 @pytest.mark.parametrize('n_rows, kinds', [(128, 'S'), (400, 'Sg'), (1400, 'SSBBg')])
 def test_launches_of_a_classifier_s_step(gpu, monkeypatch, n_rows, kinds):
-    """Loss, accuracy and gradient, by Chainer's functions."""
+    """Chainer's functions compute loss, accuracy and gradient."""
     monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
     x, t = arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (n_rows, 12))
     one = numpy.ones((), 'f')
@@ -217,7 +217,7 @@ def test_launches_of_a_classifier_s_step(gpu, monkeypatch, n_rows, kinds):
 
 
 def test_what_came_along_is_for_the_same_loss(gpu):
-    """A gradient made with the loss is used for the same arrays, for a gradient of 1, and once."""
+    """The gradient that comes with a loss is used once, for the same arrays, if gy is 1."""
     x, t = map(gpu.put, arrays_of('SQUARED_ERROR', 'f', (128, 12)))
     one, two = (gpu.put(numpy.full((), value, 'f')) for value in (1, 2))
     a_step = step.Step(None, 0, None)
@@ -227,7 +227,7 @@ def test_what_came_along_is_for_the_same_loss(gpu):
         chainer_nodes._loss_forward(a_step, squared, x, t)
         chainer_nodes._loss_forward(
             a_step, squared._replace(kind='ABSOLUTE_ERROR'), x, t
-        )  # a metric
+        )  # this is a metric
         for n_launches, loss, *arrays in (
             (1, squared, gpu.put(x + 1), t, one),
             (1, squared, x, gpu.put(t + 1), one),

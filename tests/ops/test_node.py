@@ -1,4 +1,4 @@
-"""Backward passes: a node if a graph of the gradients is wanted, else arithmetic only."""
+"""Backward passes of fused nodes, with and without a graph of the gradients."""
 
 import types
 
@@ -35,11 +35,11 @@ class InPlaceMul(AccumulateInPlace, Mul):
 
 @pytest.mark.parametrize('graph', [True, False])
 def test_accumulate_in_place(graph):
-    """x is used four times, once as both inputs, and has a gradient already."""
+    """x is used four times, once for both inputs, and already has a gradient."""
     x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
     z = x
     for other in (y, x, x):
-        (z,) = InPlaceMul().apply((z, other))  # x^3 y in the end
+        (z,) = InPlaceMul().apply((z, other))  # the last z is x^3 y
     z.grad = numpy.ones(2, 'f')
     x.grad = numpy.full(2, 5, 'f')
     with Calls() as calls:
@@ -108,7 +108,7 @@ def test_fused_node_is_told_which_gradients_are_wanted(wanted):
 
 
 class Launched(AccumulateInLaunch, Product):
-    """Product whose gradients stand for launches that may add to an existing gradient."""
+    """Product with stand-ins for launches that may add to an existing gradient."""
 
     fails = False
 
@@ -128,7 +128,7 @@ class Launched(AccumulateInLaunch, Product):
 
 @pytest.mark.parametrize('adds_more, graph', [(True, False), (True, True), (False, False)])
 def test_accumulate_in_launch(adds_more, graph):
-    """x has a gradient already, and is used as both inputs; y has one from another node."""
+    """x already has a gradient, and is used for both inputs."""
     x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
     nodes = [Launched(adds_more) for _ in range(3)]
     (z,) = nodes[0].apply((x, y))
@@ -140,13 +140,13 @@ def test_accumulate_in_launch(adds_more, graph):
     z.backward(enable_double_backprop=graph)
     assert x.grad.tolist() == [5 + 36] * 2 and y.grad.tolist() == [8, 8]
     assert before.tolist() == [5, 5]
-    # The second one has another first input.
+    # The first input of the second node is not x.
     is_added = adds_more and not graph
     assert [len(node.added) for node in nodes] == [int(is_added), 0, int(is_added)]
 
 
 class Deferred:
-    """Sums of a step: one gradient is not written before it is settled."""
+    """Sums of a step: the gradient `array` gets its value when it is settled."""
 
     def __init__(self, array, value):
         self.array, self.value = array, value
@@ -219,7 +219,7 @@ OPERATIONS = {
 @pytest.mark.parametrize('double', [False, True])
 @pytest.mark.parametrize('name', OPERATIONS)
 def test_gradients_that_do_not_fit_the_result(name, double):
-    """chainer.grad passes on what it is given; kernels read it as an array like the result."""
+    """chainer.grad passes any seed on, but kernels expect one like the result."""
     function, array = OPERATIONS[name]
     x = chainer.Variable(array)
     y = function(x)

@@ -1,4 +1,4 @@
-"""relation_attention against plain loops: values, gradients, dropout, refusals."""
+"""`relation_attention`, compared with plain loops: values, gradients, dropout, refusals."""
 
 import functools
 
@@ -42,7 +42,7 @@ def arguments(adj, xp, dtype, n_heads, n_channels=3):
 
 
 def truth(adj, m, W, b, n_heads, within=False, concat_heads=False, negative_slope=0.2):
-    """The docstring's formula, row by row, in float64."""
+    """Compute the formula of relation_attention's docstring row by row, in float64."""
     m, W, b = (cuda.to_cpu(array).astype('d') for array in (m, W, b))
     n_relations = adj.n_relations
     n_channels = W.shape[1] // 2
@@ -108,7 +108,7 @@ def check(adj, dtype, n_heads=2, options='mean'):
 
 def test_one_batch_for_several_dtypes(xp):
     adj = BatchedCSR.from_matrices([numpy.zeros((2, 3, 3))]).to_device(device_of(xp))
-    for dtype in ('float32', 'float64'):  # means of six
+    for dtype in ('float32', 'float64'):  # rows without edges get means over six slots
         check(adj, dtype)
 
 
@@ -124,7 +124,7 @@ def test_gradients(xp, name, options):
 
 
 def folded_batch(xp, padded_to):
-    """Sizes below, at and above N, and a graph of phantom nodes alone."""
+    """Return a folded batch with sizes below, at and above N, and a graph of phantom atoms only."""
     rng = numpy.random.RandomState(0)
     matrices = [random_matrix(rng, n, 2, density=0.4) for n in (4, 0, 1, 3)]
     adj = BatchedCSR.from_matrices(matrices, 'folded', padded_to=padded_to)
@@ -141,7 +141,7 @@ def test_folded(xp, options, padded_to):
 
 
 def test_no_weight_at_all(xp):
-    """A phantom row of molecules without atoms has no slot to attend to."""
+    """The phantom rows of molecules without atoms have no slots, so results are 0."""
     adj = BatchedCSR.from_matrices([numpy.zeros((2, 0, 0))] * 2, 'folded')
     adj = adj.to_device(device_of(xp))
     y = relation_attention(adj, *arguments(adj, xp, 'float32', 2), n_heads=2).array
@@ -153,14 +153,14 @@ def test_gradients_under_dropout(xp, options):
     adj = folded_batch(xp, 5)
 
     def function(m, W, b):
-        xp.random.seed(7)  # one mask for all calls
+        xp.random.seed(7)  # all calls have the same mask
         return relation_attention(adj, m, W, b, 2, dropout_ratio=0.4, **OPTIONS[options])
 
     check_gradients(function, *arguments(adj, xp, 'float64', 2))
 
 
 def test_dropout(xp):
-    """Nothing outside of training; in training weights are kept or not, and right on average."""
+    """Dropout does nothing outside of training, and is right on average in training."""
     adj = relation_batch_on('four relations', xp, 'float64')
     given = adj, *arguments(adj, xp, 'float64', 2), 2
     expected = relation_attention(*given).array
@@ -177,7 +177,7 @@ def test_dropout(xp):
 @pytest.mark.parametrize('options', OPTIONS)
 @pytest.mark.parametrize('name', SMALL)
 def test_dropout_that_drops_nothing(xp, name, options):
-    """Dropout turns slots of the mean into entries, which keep their weights."""
+    """With dropout, slots of the mean become entries, which have the same weights."""
     adj = relation_batch_on(name, xp, 'float64')
     given = arguments(adj, xp, 'float64', 2)
     layer = functools.partial(relation_attention, adj, n_heads=2, **OPTIONS[options])
@@ -189,12 +189,12 @@ def test_dropout_that_drops_nothing(xp, name, options):
 @pytest.mark.parametrize('layout', ['packed', 'folded'])
 @pytest.mark.parametrize('within', [False, True])
 def test_dropout_of_uniform_weights_one_by_one(xp, within, layout):
-    """Features of nodes without neighbours are chosen so that the result shows the weights."""
+    """The features of nodes without neighbours are chosen so that results are the weights."""
     n, n_graphs, n_relations, ratio = 4, 400, 2, 0.25
     matrices = [numpy.zeros((n_relations, n, n))] * n_graphs
     padded_to = n + 6 if layout == 'folded' else None
     adj = BatchedCSR.from_matrices(matrices, layout, padded_to=padded_to).to_device(device_of(xp))
-    n_rows = adj.max_rows  # of a graph
+    n_rows = adj.max_rows  # rows of each graph
     slots = numpy.eye(n_rows * n_relations).reshape(n_rows, -1)
     xp.random.seed(0)
     y = relation_attention(
@@ -210,20 +210,20 @@ def test_dropout_of_uniform_weights_one_by_one(xp, within, layout):
     kept = weights > 0
     counts = numpy.ones((n_rows, 1))
     if layout == 'folded':
-        counts[-1] = 6  # dropped together
+        counts[-1] = 6  # six phantom atoms, which are dropped together
     uniform = counts / counts.sum() / (1 if within else n_relations)
     expected = numpy.broadcast_to(uniform / (1 - ratio), weights.shape)
     numpy.testing.assert_allclose(weights[kept], expected[kept], rtol=1e-12)
     assert abs(kept.mean() - (1 - ratio)) < 0.03
-    assert (kept == kept[:, :1]).all()  # the rows of a graph share them
+    assert (kept == kept[:, :1]).all()  # rows of a graph share them
     slots = kept[:, 0].reshape(n_graphs, -1)
-    for one, other in ((slots[:-1], slots[1:]), (slots[:, :-1], slots[:, 1:])):  # all others not
+    for one, other in ((slots[:-1], slots[1:]), (slots[:, :-1], slots[:, 1:])):  # others differ
         assert abs((one & other).mean() - (1 - ratio) ** 2) < 0.03
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'float32'])
 def test_gradients_are_those_of_float64(xp, dtype):
-    """Each gradient of a large batch, from the node's own formula."""
+    """All gradients of a large batch are computed by the node's own formula."""
     adj = relation_batch_on('four relations', xp, 'float64')
     given = arguments(adj, xp, dtype, 3, 8)
     layer = functools.partial(relation_attention, adj, n_heads=3)
@@ -263,7 +263,7 @@ def test_no_mean_where_every_node_has_neighbours():
     assert pattern_of(adj, 2, True, False, numpy.dtype('f')).isolated is not None
 
 
-# --- the launches, against NumPy ---
+# --- launches, compared with NumPy ---
 
 VARIED = ['packed', 'folded', 'unsorted', 'no edges']
 LAUNCH_BOUND = {'f': 1e-6, 'd': 1e-14}
@@ -328,7 +328,7 @@ def test_rows_without_edges(gpu, name, within, rows_per_node, spare):
 @pytest.mark.parametrize('dtype', LAUNCH_BOUND)
 @pytest.mark.parametrize('name', ['packed', 'unsorted', 'no edges'])
 def test_scores(gpu, name, dtype, spare):
-    """Logits are made of scores, and gradients of scores of gradients of logits."""
+    """Logits are computed from scores, and gradients of scores from gradients of logits."""
     adj = varied(name, spare)
     n_heads = 3
     rng = numpy.random.RandomState(0)

@@ -1,4 +1,4 @@
-"""relation_linear in both orders: values, gradients to second order, sharing, refusals."""
+"""`relation_linear` in both orders: values, gradients, second derivatives, sharing, refusals."""
 
 import functools
 import importlib
@@ -20,7 +20,7 @@ module = importlib.import_module('chainer_bspmm.ops.graph_linear.products')
 
 PARTS = [('b', 'W_self', 'b_self'), ('b',), ('W_self',), ('b_self',), ()]
 
-# (in_channels, out_channels) of each order; equal widths are summed first.
+# (in_channels, out_channels); if widths are equal, neighbours are summed first.
 WIDTHS = {
     'transform': (5, 3),
     'aggregate': (3, 5),
@@ -33,7 +33,7 @@ WIDTHS = {
 
 @pytest.fixture(params=[True, False, None], ids=['aggregate', 'transform', 'own'])
 def order(request, monkeypatch):
-    """Force each order for all widths; None: the order that the device takes by itself."""
+    """Force one order for all widths, or, if the parameter is None, leave it to the device."""
     if request.param is not None:
         monkeypatch.setattr(module, '_is_on_host', lambda *_: False)
         monkeypatch.setattr(module, 'aggregates_first', lambda *_: request.param)
@@ -57,7 +57,7 @@ def parameters(adj, xp, dtype, widths, parts):
 
 
 def test_one_matrix_for_several_dtypes(order, xp):
-    """Data cached with a matrix of implicit ones depend on the dtype of the features."""
+    """Cached data of a matrix of implicit ones depend on the dtype of the features."""
     adj = relation_batch_on('unsorted relations', xp, 'f')
     shared = adj.replace()
     for dtype in ('d', 'e', 'f'):
@@ -93,7 +93,7 @@ def test_half_precision(xp, order):
     given = parameters(adj, xp, 'float16', (5, 4), PARTS[0])
     y = relation_linear(adj, **given).array
     assert y.dtype == numpy.float16
-    # The array between GEMM and product is rounded too, and so is the term that is added last.
+    # The array between GEMM and product is rounded, and so is the term that is added last.
     assert relative_error(y, truth(adj, **given)) < 4 * 5e-4
 
 
@@ -140,7 +140,7 @@ def test_order_is_chosen_by_the_narrower_side():
 
 @pytest.mark.parametrize('widths, between', [((8, 2), 2), ((2, 8), 2)])
 def test_products_are_of_the_narrower_width(monkeypatch, widths, between):
-    """One product forward and one backward, and one of a single column for the degrees."""
+    """There is one product forward, one backward, and one with a single column for the degrees."""
     rng = numpy.random.RandomState(0)
     adj = BatchedCSR.from_matrices([random_matrix(rng, n, 4).astype('f') for n in (5, 3)])
     monkeypatch.setattr(module, '_is_on_host', lambda *_: False)
@@ -153,9 +153,9 @@ def test_products_are_of_the_narrower_width(monkeypatch, widths, between):
     monkeypatch.setattr(module, 'bspmm_forward', noted)
     given = parameters(adj, numpy, 'float32', widths, PARTS[0])
     outcome(functools.partial(layer, adj, given), given.values())
-    degrees_first = not module.aggregates_first(*widths)  # they are part of what is added to
+    degrees_first = not module.aggregates_first(*widths)  # the product adds to them
     assert seen == ([1, between] if degrees_first else [between, 1]) + [between]
-    # The degrees are kept with the matrix.
+    # The matrix keeps its degrees.
     relation_linear(adj, **given)
     assert seen[3:] == [between]
 

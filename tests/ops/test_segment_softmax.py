@@ -1,4 +1,4 @@
-"""Softmax over the entries of rows and over the nodes of graphs: values, gradients, extremes."""
+"""Softmax over the entries of rows, or over the rows of graphs: values, gradients, extremes."""
 
 import numpy
 import pytest
@@ -16,7 +16,7 @@ from tests.support.cases import pairs
 from tests.support.gradients import check_gradients
 from tests.support.weights import assert_counts_copies, SPARE_ROWS, WEIGHTED, weighted_on
 
-# Relative error of an element: its rounding to the dtype, and a few in the calculation.
+# Relative error of an element: one rounding to its dtype, and a few in the calculation.
 BOUND = {'e': 2**-10, 'f': 2**-20, 'd': 2**-48}
 
 
@@ -29,7 +29,7 @@ def check_gradient(place, y, gy, offsets, *weights):
     expected = reference.segment_softmax_grad(y, gy, offsets, *weights)
     bound = BOUND[y.dtype.char]
     numpy.testing.assert_allclose(gx, expected, rtol=bound, atol=6 * bound)
-    # Of no segment, or of weight 0.
+    # Rows that belong to no segment, or have weight 0, get no gradient.
     assert not gx[offsets[-1] :].any() and not any(gx[w == 0].any() for w in weights)
 
 
@@ -91,7 +91,7 @@ def test_weights(place, dtype, n_channels, sizes):
     y = cuda.to_cpu(segment_softmax_forward(*map(place.put, (x, offsets, weights))))
     assert y.dtype == dtype and not y[uncounted].any()
     expected = reference.segment_softmax(x, offsets, weights)
-    last_place = float(numpy.finfo(dtype).smallest_subnormal)  # a large weight makes y that small
+    last_place = float(numpy.finfo(dtype).smallest_subnormal)  # y, if weights are large
     numpy.testing.assert_allclose(y, expected, rtol=BOUND[dtype], atol=last_place)
     check_gradient(place, y, gy, offsets, weights)
 
@@ -99,7 +99,7 @@ def test_weights(place, dtype, n_channels, sizes):
 @pytest.mark.parametrize('is_weighted', [False, True])
 @pytest.mark.parametrize('dtype', ['e', 'f'])
 def test_arithmetic_is_double(place, dtype, is_weighted):
-    """Sums of narrower storage, too: gradients that nearly cancel show it."""
+    """Narrower dtypes are summed in double precision, which gradients show that nearly cancel."""
     rng = numpy.random.RandomState(0)
     offsets = numpy.array([0, 300], 'i')
     a = (rng.uniform(0.5, 1.5, (300, 4)) / 300).astype(dtype)
@@ -116,7 +116,7 @@ def test_arithmetic_is_double(place, dtype, is_weighted):
 
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_huge_values(place, dtype):
-    """Nothing overflows, and large values close to each other keep their difference."""
+    """There is no overflow, and the differences of large values are not lost."""
     largest = numpy.finfo(dtype).max
     x = numpy.array([largest, -largest, 1024, 1025, -1024, -1025, largest], dtype)
     e = numpy.exp(1)
@@ -147,7 +147,7 @@ def test_empty_result_launches_nothing(place, n_rows, n_channels, n_segments):
     assert not place.launched
 
 
-# --- over the entries of rows ---
+# --- softmax over the entries of rows ---
 
 
 @pytest.mark.parametrize('name', ['empty graphs first, between, last', 'many', 'rectangular'])
@@ -206,7 +206,7 @@ def test_bad_input(adj, x, error, message):
         segment_softmax(adj, x)
 
 
-# --- over the nodes of graphs ---
+# --- softmax over the rows of graphs ---
 
 
 every_size = pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_gradients_are_sums_over_copies(xp, name, n_spare):
 
 
 def test_values_that_underflow_count_in_higher_derivatives(xp):
-    """Chainer's own softmax is the truth where y is 0 although the row counts."""
+    """Some y are 0 although their rows count; Chainer's softmax has the right derivatives."""
     adj = batch_on('one graph', xp, 'float32')
     x = xp.array([[0], [-200], [1], [-300], [-1e4]], 'f')
     results = []
@@ -258,11 +258,11 @@ def test_values_that_underflow_count_in_higher_derivatives(xp):
 
 @pytest.mark.parametrize('weight', [1, 0, 100])
 def test_large_gradients_in_float16(weight):
-    """The gradient of the last row sums its copies, and may be smaller than another row's."""
+    """The gradient of the last row is the sum over its copies, and may be smaller than others."""
     adj = batch_on('huge among tiny', numpy, 'float16')
     weights = numpy.ones(adj.n_rows, 'f')
     weights[2] = weight  # a graph of one row
-    weights[302] = weight  # the last of 300
+    weights[302] = weight  # the last row of a graph of 300
     adj = adj.replace(row_weights=weights)
     gy = numpy.full((adj.n_rows, 1), 5e4, 'e')
     x = chainer.Variable(numpy.zeros(gy.shape, 'e'))

@@ -1,4 +1,4 @@
-"""Segmented sum, maximum and broadcast, and the sum of all rows."""
+"""Segment sum, maximum and broadcast, and the sum of all rows."""
 
 import numpy
 import pytest
@@ -35,11 +35,11 @@ from tests.support.gradients import check_gradients
 from tests.support.weights import assert_counts_copies, SPARE_ROWS, WEIGHTED, weighted_on
 
 
-# Empty segments first, in between and last; one row; one huge among tiny ones; one row more, as
-# many as, and one row fewer than the kernel loads ahead.
+# Sizes of segments: 0 first, in between and last; 1; a huge one among tiny ones; one more than the
+# number of rows that the kernel loads ahead, that number, and one less.
 SIZES = (0, 1, 24, 0, 0, 2, 9, 8, 7, 1, 0)
-# Segments that are longer than a chunk of 4 rows, and not; they begin and end within a chunk, at
-# its border and one row next to it, and two meet in one chunk.
+# Segments with more and with fewer rows than a chunk of 4. They begin and end within a chunk, at
+# its border and one row beside it, and two meet within a chunk.
 LONG = (5,), (4,), (8, 9), (3, 6, 5, 2), (4, 5, 0, 0, 5), (1, 1, 30, 2, 0), (7, 7, 7), (0, 17, 0, 1)
 OPERATIONS = ('sum', 'max')
 
@@ -88,7 +88,7 @@ def test_segments(place, sizes, operation):
 @pytest.mark.parametrize('dtype', 'efd')
 def test_nan_wins_wherever_it_stands(place, dtype, operation):
     x = integers((37, 3), dtype, TERM)
-    # First, middle and last of a segment, and alone in one.
+    # NaN is the first, a middle, the last, and the only row of a segment.
     x[0, 0] = x[12, 1] = x[23, 2] = x[36, 1] = numpy.nan
     assert numpy.isnan(check(place, operation, x, (24, 9, 3, 1))).sum() == 4
 
@@ -104,7 +104,7 @@ def test_rows_beyond_the_batch_are_not_read(place, dtype, operation):
 @pytest.mark.parametrize('operation', OPERATIONS)
 @pytest.mark.parametrize('sizes', LONG, ids=str)
 def test_long_segments(gpu, chunks_of_four, sizes, operation):
-    # Two vectors and a part of a wider one; the first of many columns for many units a block.
+    # 8 channels are two vectors, 33 do not fill vectors, and with 1 a block has many units.
     for n_channels in (8, 33, 1):
         check(gpu, operation, -1 - abs(integers((sum(sizes), n_channels), 'f', TERM)), sizes)
     has_long = sum(sizes) > 4
@@ -115,7 +115,7 @@ def test_long_segments(gpu, chunks_of_four, sizes, operation):
 @pytest.mark.parametrize('dtype', 'efd')
 def test_long_segments_in_every_dtype(gpu, chunks_of_four, dtype, operation):
     x = integers((34, 24), dtype, TERM)
-    x[29:] = numpy.nan  # rows beyond the batch
+    x[29:] = numpy.nan  # rows behind the batch
     x[9, 3] = x[25, 4] = numpy.nan
     assert numpy.isnan(check(gpu, operation, x, (6, 1, 19, 3))).sum() == 2
 
@@ -126,7 +126,7 @@ def test_long_segments_in_every_dtype(gpu, chunks_of_four, dtype, operation):
     'sizes', [(3, 0, 24, 9, 1), (3, 700, 0, 300, 2, 256, 257), (20000, 5)], ids=str
 )
 def test_more_rows_than_a_block_reduces(xp, sizes, dtype, is_weighted):
-    """Rows that do not count hold NaN: some of every segment, all of the last and of none."""
+    """Ignored rows hold NaN: some of every segment, all of the last one, and spare rows."""
     rng = numpy.random.RandomState(0)
     offsets = xp.asarray(offsets_of(sizes))
     n_rows = sum(sizes)
@@ -135,7 +135,7 @@ def test_more_rows_than_a_block_reduces(xp, sizes, dtype, is_weighted):
     weights[n_rows - sizes[-1] :] = 0
     weights = xp.asarray(weights) if is_weighted else None
     for n_channels in (1, 3, 24, 64)[: 2 if n_rows > 10000 else None]:
-        # Of one sign: otherwise a sum could be small compared with the rounding of its terms.
+        # Values have one sign: otherwise sums could be small compared with the rounding of terms.
         x = features(rng, xp, n_rows + spare, n_channels, dtype) - 2
         x[weights == 0 if is_weighted else slice(n_rows, None)] = numpy.nan
         for operation in OPERATIONS:
@@ -162,13 +162,13 @@ def test_weights(place, dtype, n_channels, operation):
 @pytest.mark.parametrize('sizes', [*LONG, (1, 3, 19, 2)], ids=str)
 def test_weights_of_long_segments(gpu, chunks_of_four, sizes, operation):
     for n_channels in (8, 1):
-        check_weighted(gpu, operation, n_channels, 'f', (*sizes, 0, 0))  # there is a third
+        check_weighted(gpu, operation, n_channels, 'f', (*sizes, 0, 0))  # at least three
 
 
 @pytest.mark.parametrize('dtype', 'efd')
 @pytest.mark.parametrize('sizes', [(6, 3), (2, 1)], ids=str)
 def test_maximum_of_counted_rows_without_a_finite_value(place, chunks_of_four, dtype, sizes):
-    """-inf and NaN are values of counted rows; a segment without counted rows has 0."""
+    """-inf and NaN are valid values of rows that count; a segment without such rows has 0."""
     x = numpy.full((sum(sizes), 3), -numpy.inf, dtype)
     x[1] = -numpy.inf, 5, numpy.nan
     weights = numpy.zeros(sum(sizes), 'f')
@@ -179,14 +179,14 @@ def test_maximum_of_counted_rows_without_a_finite_value(place, chunks_of_four, d
 
 @pytest.mark.parametrize('dtype', 'efd')
 def test_weights_are_as_exact_as_float32(place, dtype):
-    # Odd numbers, too large for a float16; and one, too large for an integer in float32.
+    # 2049 and 2051 are no float16 numbers, and 2**24 - 1 is the largest odd number of float32.
     weights = numpy.array([2**24 - 1, 2**24 - 2, 2051, 2049], 'f')
     x = numpy.array([[1], [-1], [1], [-1]], dtype)
     assert check(place, 'sum', x, (4,), weights) == 3
 
 
 def test_parts_of_a_long_segment_are_not_rounded_to_float16(place, chunks_of_four):
-    # 2049 is not a float16: a part that is one would lose its ones.
+    # float16 cannot represent 2049, so a part that is rounded to it would lose its 1.
     x = numpy.array([[2048], [0], [0], [1]] * 2 + [[-2048], [0], [0], [0]] * 2, 'e')
     assert check(place, 'sum', x, (16,)) == 2
 
@@ -197,7 +197,7 @@ def test_one_launch_where_no_segment_is_long(gpu, chunks_of_four):
     y = segment_sum_forward(gpu.put(x), gpu.put(offsets), 4)
     assert_exact(y, reference.segment_sum(x, offsets), 'f')
     assert len(gpu.launched) == 1
-    # It is a hint: a wrong one only costs time.
+    # The bound is a hint; a wrong one only costs time.
     y = segment_max_forward(gpu.put(x), gpu.put(offsets_of((12,))), 1)
     assert_exact(y, reference.segment_max(x, offsets_of((12,))), 'f')
 
@@ -208,7 +208,7 @@ def test_blocks_that_stride_over_the_channels(gpu, chunks_of_four, monkeypatch, 
     check(gpu, 'sum', integers((sum(sizes), 33 * 4 * 3), 'f', TERM), sizes)
 
 
-# --- the broadcast ---
+# --- broadcast ---
 
 
 def check_broadcast(place, y, sizes, spare=0, max_rows=None, weights=None):
@@ -224,7 +224,7 @@ def check_broadcast(place, y, sizes, spare=0, max_rows=None, weights=None):
 def check_weighted_broadcast(place, dtype, n_channels, sizes, spare):
     _, weights = weighted(offsets_of(sizes), n_channels, dtype, spare)
     y = integers((len(sizes), n_channels), dtype)
-    y[2] = numpy.nan  # of which no row counts
+    y[2] = numpy.nan  # a segment without rows that count
     y[2, ::2] = numpy.inf
     check_broadcast(place, y, sizes, spare, weights=weights)
 
@@ -289,7 +289,7 @@ def test_nan_stays_in_its_segment(place):
     check_broadcast(place, numpy.array([[1, numpy.nan], [2, 3]], 'f'), (1, 2))
 
 
-# --- the sum of all rows, the gradient of a bias ---
+# --- sum of all rows: the gradient of a bias ---
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_sum_of_all_rows(place, chunks_of_four, dtype, n_channels, n_rows):
 
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_sum_of_many_rows_that_lie_apart(xp, dtype):
-    # Positive values: otherwise a sum could be small compared with the rounding of its terms.
+    # Values are positive: otherwise a sum could be small compared with the rounding of its terms.
     x = (features(numpy.random.RandomState(0), xp, 3000, 2, dtype) + 2)[::-1, ::-1]
     assert_close(row_sum(x), cuda.to_cpu(x).astype('d').sum(axis=0), dtype)
 
@@ -312,7 +312,7 @@ def test_rounding_over_many_rows():
     x = (numpy.random.RandomState(0).normal(size=(200000, 8)) + 0.3).astype('f')
     truth = x.astype('d').sum(axis=0)
     assert relative_error(row_sum(x), truth) < 1e-6
-    assert relative_error(x.sum(axis=0), truth) > 3e-6  # which row_sum avoids
+    assert relative_error(x.sum(axis=0), truth) > 3e-6  # unlike row_sum's
 
 
 # --- functions of batches ---
@@ -329,7 +329,7 @@ def test_gradients_are_sums_over_copies(xp, name, n_spare, function):
 
 @pytest.mark.parametrize('n_spare', SPARE_ROWS)
 def test_broadcast_does_not_look_at_weights(xp, n_spare):
-    """A row gets its graph's value once; the gradient of a row is already a sum over its copies."""
+    """A row gets its graph's value once, and the gradient of a row already sums over its copies."""
     adj = weighted_on('many', xp, 'float64', n_spare)
     y = chainer.Variable(features(numpy.random.RandomState(0), xp, adj.n_graphs, 3, 'float64'))
     x = segment_broadcast(adj, y)
@@ -384,8 +384,8 @@ def test_gradients(xp, name, function):
     rng = numpy.random.RandomState(0)
     adj = batch_on(name, xp, 'float64')
     n = adj.n_graphs if function is segment_broadcast else adj.n_rows
-    # Distinct values, for a maximum has no derivative where two rows meet; not so large that their
-    # squares would drown the differences.
+    # Values are distinct, because a maximum of equal rows has no derivative, and small, so that the
+    # differences are not lost in their squares.
     x = xp.asarray(rng.permutation(n * 3).reshape(n, 3) * 0.01)
     check_gradients(lambda x: function(adj, x) ** 2, x)
 

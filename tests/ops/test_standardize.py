@@ -1,4 +1,4 @@
-"""Scaling by mean and deviation as one node: the formula, gradients to second order."""
+"""Scaling by mean and deviation as one node: its formula, gradients, second derivatives."""
 
 import numpy
 import pytest

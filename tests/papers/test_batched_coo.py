@@ -1,4 +1,4 @@
-"""BatchedCOO: building, converting, moving, refusals."""
+"""`BatchedCOO`: construction, conversions, transfers, refusals."""
 
 import pickle
 
@@ -154,7 +154,7 @@ IDS = numpy.array([[0, 0], [1, 0], [1, 1], [2, 2]])
 GOOD = {'ids': IDS, 'row_offsets': [0, 2, 3], 'entry_offsets': [0, 3, 4]}
 
 
-# Checks that BatchedCSR calls as well have one case each here.
+# Checks that BatchedCSR has, too, have one case each here.
 @pytest.mark.parametrize(
     'changes, message',
     [
@@ -198,7 +198,7 @@ def test_bad_raw_arrays(changes, message):
 
 
 def test_too_many_entries():
-    huge = numpy.broadcast_to(numpy.int32(0), (2**31, 2))  # takes four bytes
+    huge = numpy.broadcast_to(numpy.int32(0), (2**31, 2))  # takes only four bytes
     with pytest.raises(ValueError, match=r'non-zeros: expected at most .* got 2147483648'):
         BatchedCOO(huge, numpy.array([0, 1]), numpy.array([0, 2**31]))
 

@@ -1,4 +1,4 @@
-"""BatchedSELL: slices, padding, conversions, moving, refusals."""
+"""`BatchedSELL`: slices, padding, conversions, transfers, refusals."""
 
 import pickle
 import weakref
@@ -12,19 +12,19 @@ from chainer_bspmm import BatchedCSR, BatchedSELL
 from chainer_bspmm.sparse import check
 from tests.support import assert_same_arrays, BATCHES, batch_on, device_of
 
-SIZES = (1, 7, 1000)  # a row; a few, which may divide no graph; more than any graph has
+SIZES = (1, 7, 1000)  # one row, a few, and more rows than any graph has
 ARRAYS = ('slice_starts', 'slice_rows', 'column', 'data', 'row_order', 'row_offsets', 'col_offsets')
 
 
 def report_example():
-    """The matrix of the report's figures 1 and 3, with one more graph behind it."""
+    """Return the matrix of figures 1 and 3 of the report, followed by another graph."""
     first = numpy.array([[1, 0, 2, 0], [0, 3, 0, 4], [0, 5, 0, 0], [0, 0, 0, 6]], float)
     second = numpy.array([[0, 0, 0], [7, 8, 9], [0, 0, 0]], float)
     return BatchedCSR.from_matrices([first, second])
 
 
 def test_slices_by_hand(xp):
-    """test_slices asks for the rows and widths of slices of every size."""
+    """Arrays are written out for one size; all sizes are in test_slices."""
     sell = BatchedSELL(report_example().to_device(device_of(xp)), 3)
     assert sell.xp is xp and sell.row_order is None
     for name, expected in {
@@ -94,7 +94,7 @@ def test_slices(name, size, sort_rows):
     assert heights.max(initial=0) == sell.max_slice_rows == min(size, adj.max_rows)
     for s, height in enumerate(heights):
         first, end = sell.slice_rows[s : s + 2]
-        assert height == size or end in offsets  # only the last of a graph is short
+        assert height == size or end in offsets  # only the last slice of a graph is short
         n_places = sell.slice_starts[s + 1] - sell.slice_starts[s]
         assert n_places == height * lengths[first:end].max()
     for name in ('slice_starts', 'slice_rows', 'column'):
@@ -116,7 +116,7 @@ def test_transpose(xp, name):
 
 
 def test_transpose_of_symmetric_relations():
-    """Rows of the transpose are pairs of node and relation."""
+    """Rows of the transpose are pairs of node and relation, so it is another matrix."""
     adj = BatchedCSR.from_matrices([numpy.stack([numpy.eye(3), numpy.ones((3, 3))])])
     assert adj.is_symmetric
     transpose = BatchedSELL(adj).T
@@ -189,7 +189,7 @@ def test_transpose_does_not_refer_back():
 
 def test_pickle():
     sell = BatchedSELL(BATCHES['many'], 7, True)
-    assert sell.T is not sell  # it is kept, and goes along
+    assert sell.T is not sell  # the transpose is cached, and is pickled as well
     again = pickle.loads(pickle.dumps(sell))
     assert_same_arrays(again, sell, ARRAYS)
     assert_same_arrays(again.T, sell.T, ARRAYS)

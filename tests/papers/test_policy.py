@@ -1,4 +1,4 @@
-"""The launch policy of the papers' kernels, without a GPU."""
+"""Launch policy of the papers' kernels, without a GPU."""
 
 import hypothesis
 from hypothesis import strategies
@@ -10,13 +10,13 @@ from chainer_bspmm.papers import policy
 
 
 def test_subwarp():
-    """The power of two that has a lane for each column, at most a warp."""
+    """A sub-warp is a power of two, with a lane for each column, and at most a warp."""
     widths = [policy.subwarp(n) for n in range(1, 41)]
     assert widths == [1, 2, *[4] * 2, *[8] * 4, *[16] * 8, *[32] * 24]
     assert policy.subwarp(2**31 - 1) == 32
 
 
-# Four rows a block: 32 KB are 2,048 columns of float32 sums, 1,024 of float64.
+# A block has four rows, so 32 KB hold 2,048 columns of float32 sums, or 1,024 of float64.
 @pytest.mark.parametrize(
     'n_channels, itemsize, partitions, width, shared_bytes',
     [
@@ -65,7 +65,7 @@ def test_swa_launch_covers_everything_once(n_graphs, max_rows, n_channels, items
     assert partitions * width >= n_channels
     assert width == -(-n_channels // partitions)
     assert launch.shared_bytes == rows * width * max(itemsize, 4) <= 32 * 1024
-    # The fewest partitions that fit: half as many would not.
+    # There are as few partitions as possible: half as many would not fit.
     if partitions > (2 if blocked else 1):
         assert rows * -(-n_channels // (partitions // 2)) * max(itemsize, 4) > 32 * 1024
 
@@ -98,7 +98,7 @@ def test_sell_launch_covers_everything_once(n_slices, rows, n_vectors, width):
     assert launch.block == (block, 1, 1) and block % 32 == 0
     assert launch.arguments == (n_slices, n_slots, n_vectors)
     assert (launch.grid[0] - 1) * block < n_slices * n_slots <= launch.grid[0] * block
-    # With whole warps the lanes of one warp are all of one slice.
+    # With whole warps, all lanes of a warp belong to one slice.
     assert defines['WHOLE_WARPS'] == (rows >= 32) and (n_slots % 32 == 0) == (rows >= 32)
     tile = defines['TILE']
     assert 1 <= tile and tile * width <= policy.SELL_COLUMNS
@@ -134,7 +134,7 @@ def test_sources_load_as_many_entries_as_the_policy_assumes():
 @pytest.mark.parametrize(
     'max_rows, n_channels, itemsize, expected',
     [
-        # 32 KB hold 8192 floats
+        # 32 KB hold 8,192 floats
         (8192, 1, 4, 'st_shared'),
         (8192, 2, 4, 'st_blocked'),
         (8193, 1, 4, 'st_global'),
@@ -152,7 +152,7 @@ def test_st_algorithm(max_rows, n_channels, itemsize, expected):
 @pytest.mark.parametrize(
     'max_rows, n_channels, itemsize, n_partitions, n_columns',
     [
-        # The paper's example: the largest matrix of the batch needs two parts, so all have two.
+        # Example of the paper: the largest matrix of the batch needs two parts, so all have two.
         (256, 64, 4, 2, 32),
         (256, 1024, 4, 32, 32),
         (8192, 5, 4, 5, 1),
@@ -184,13 +184,13 @@ def test_st_shared_launch(max_rows, n_channels, max_nnz, itemsize):
         n_columns = policy.st_partition(max_rows, n_channels, itemsize)
     launch = policy.st_shared_launch(7, max_rows, max_nnz, n_channels, n_columns, itemsize)
     assert launch.shared_bytes == max_rows * n_columns * itemsize <= 32 * 1024
-    # Every column has a block; grid and block are within what CUDA allows.
+    # Every column has a block, and grid and block are within CUDA's limits.
     n_graphs, y, z = launch.grid
     assert n_graphs == 7 and y * z * n_columns >= n_channels and max(y, z) <= 65535
     threads = launch.block[0]
     lanes = dict(launch.defines)['SUBWARP']
     assert 32 <= threads <= 1024 and threads % 32 == 0 and lanes == policy.subwarp(n_columns)
-    # A sub-warp for every entry of the largest matrix, or as many as a block has.
+    # Every entry of the largest matrix has a sub-warp, unless a block has fewer.
     assert threads == 1024 or threads // lanes >= max_nnz
 
 

@@ -1,4 +1,4 @@
-"""The papers' products, with every container and kernel: values, launches, gradients, refusals."""
+"""Products of the papers, by all containers and kernels: values, launches, gradients, refusals."""
 
 import functools
 from typing import Any
@@ -31,7 +31,7 @@ def sell(adj):
     return BatchedSELL(adj, 7, sort_rows=True)
 
 
-# algorithm -> the container that it multiplies with
+# algorithm -> function that makes its container
 CONTAINERS = {
     **dict.fromkeys(launches.SWA_ALGORITHMS, lambda adj: adj),
     **dict.fromkeys(launches.SELL_ALGORITHMS, sell),
@@ -41,7 +41,7 @@ SWA = 'swa', 'swa_rows', 'swa_blocked'
 ST = 'st'
 ST_CASES = ('st_shared', 'st_blocked', 'st_global')
 every_algorithm = pytest.mark.parametrize('algorithm', CONTAINERS)
-# A host has one algorithm for each container, whichever is named.
+# A host has only one algorithm for each container, whatever its name.
 ON_HOST = 'swa', 'sell', 'st'
 
 
@@ -58,12 +58,12 @@ every_place = at_places('algorithm', ((algorithm,) for algorithm in CONTAINERS))
 
 
 def put_on(place, *arrays):
-    """Return the arrays of a place; None stays None."""
+    """Put arrays on a place; None stays None."""
     return [None if array is None else place.put(array) for array in arrays]
 
 
 def check(place, algorithm, adj, dtype, n_channels, values='own', with_residual=True, trans=False):
-    """adj: a BatchedCSR, or the container itself."""
+    """Check a product by an algorithm; adj is a BatchedCSR, or the algorithm's own container."""
     if type(adj) is BatchedCSR:
         if values == 'ones':
             adj = adj.replace(data=None)
@@ -81,18 +81,18 @@ def check(place, algorithm, adj, dtype, n_channels, values='own', with_residual=
 
 
 def by(algorithm):
-    """Return the product by this algorithm, a function as `bspmm_forward`."""
+    """Return a function like `bspmm_forward` that uses this algorithm."""
     return functools.partial(bspmm_forward, algorithm=algorithm)
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Use small blocks, which take more rounds over the entries: on a CPU threads are expensive."""
+    """Use small blocks, which need more rounds, because threads are expensive on a CPU."""
     monkeypatch.setattr(policy, 'ST_BLOCK', 128)
     monkeypatch.setattr(policy, 'st_shared_launch', policy.st_shared_launch.__wrapped__)
 
 
-# In float32 also widths that sub-warps do not divide.
+# Float32 has also widths that sub-warps do not divide.
 WIDTHS = *CHANNELS_OF_DTYPES, ('f', 5), ('f', 7), ('f', 9), ('f', 17)
 
 
@@ -109,11 +109,11 @@ WIDTHS = *CHANNELS_OF_DTYPES, ('f', 5), ('f', 7), ('f', 9), ('f', 17)
 def test_channels(place, small_blocks, algorithm, dtype, n_channels):
     name = 'small' if n_channels > 64 else 'mixed'
     check(place, algorithm, batch(name, dtype), dtype, n_channels)
-    if place.launched and algorithm != 'st_blocked':  # which has fewer columns
+    if place.launched and algorithm != 'st_blocked':  # it has fewer columns
         assert place.launched[-1]['SUBWARP'] == policy.subwarp(n_channels)
 
 
-# values, whether transposed, whether with a residual
+# (values, whether the matrix is transposed, whether there is a residual)
 VALUES = (
     *(('ones', False, True), ('ones', True, False)),
     *(('own', False, False), ('own', True, True)),
@@ -127,7 +127,7 @@ VALUES = (
         (algorithm, *options)
         for algorithm in CONTAINERS
         for options in VALUES
-        if (algorithm, options[0]) != ('sell', 'given')  # SELL takes no other values
+        if (algorithm, options[0]) != ('sell', 'given')  # SELL takes no values as argument
     ),
 )
 def test_values(place, algorithm, values, trans, with_residual):
@@ -202,7 +202,7 @@ def test_gradients(place, algorithm):
 
 @pytest.mark.parametrize('algorithm', ['swa', 'sell', 'st'])
 def test_second_derivatives(xp, algorithm):
-    """Second derivatives equal differences; on a GPU the same algorithm computes them."""
+    """Second derivatives equal numerical ones; on a GPU the same algorithm computes them."""
     rng = numpy.random.RandomState(0)
     adj = CONTAINERS[algorithm](support.BATCHES['four relations'])
     adj = adj if xp is numpy else adj.to_device('@cupy:0')
@@ -233,14 +233,14 @@ def test_second_derivatives_are_those_of_the_host(gpu, algorithm):
         total = sum(chainer.functions.sum(g * g) for g in first)
         return [g.array for g in first + chainer.grad([total], inputs)]
 
-    expected = derivatives(adj, arrays, 'auto')  # SciPy
+    expected = derivatives(adj, arrays, 'auto')  # by SciPy
     result = derivatives(gpu.put(adj), put_on(gpu, *arrays), algorithm)
     assert len(gpu.launched) > 5
     for actual, exact in zip(result, expected):
         assert_exact(actual, exact, 'd')
 
 
-# --- SWA: partitions of wide matrices, rows of graphs only ---
+# --- SWA: partitions of wide matrices, only rows of graphs ---
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_partitions_about_the_budget(gpu, dtype, n_channels, partitions):
 
 @pytest.mark.parametrize('algorithm', SWA)
 def test_batch_with_spare_rows_is_refused(gpu, algorithm):
-    """The kernels would leave spare rows unwritten."""
+    """The kernels would not write spare rows."""
     adj = batch('small', 'f').replace(has_spare=True)
     x = gpu.put(integers((adj.n_cols, 4), 'f'))
     with pytest.raises(
@@ -281,7 +281,7 @@ def test_tiles(gpu, dtype, n_channels, tile):
 
 
 def tall(dtype):
-    """A graph of more rows than two warps, one of exactly a warp, a small and an empty one."""
+    """Return graphs with more rows than two warps, as many as a warp, few rows, and none."""
     rng = numpy.random.RandomState(0)
     return BatchedCSR.from_matrices(
         [integers((n, n), dtype, seed=n) * (rng.uniform(size=(n, n)) < 0.1) for n in (70, 0, 32, 3)]
@@ -304,16 +304,16 @@ def test_blocks_that_stride_over_the_channels(gpu, monkeypatch):
     check(gpu, 'sell', batch('small', 'f'), 'f', 33)
 
 
-# --- ST: in shared memory, in parts of it, or not ---
+# --- ST: in shared memory, in parts in shared memory, in global memory ---
 
 
 def test_partitions_of_a_wide_output(gpu, small_blocks):
-    # 24 rows of 1024 floats are three times the budget: four partitions.
+    # 24 rows of 1024 floats are three times the budget, so there are four partitions.
     check(gpu, ST, batch('mixed', 'f'), 'f', 1024)
 
 
 def corners(n_rows):
-    """Return a batch of a tall graph, with entries in its corners, and a small one."""
+    """Return a batch of a tall graph with entries in its corners, and a small graph."""
     ids = [[n_rows - 1, 0], [0, n_rows - 1], [n_rows - 1, 0], [n_rows + 1, n_rows]]
     return BatchedCOO(
         ids=numpy.array(ids),
@@ -343,7 +343,7 @@ def test_rule_at_the_limit_of_shared_memory(gpu, monkeypatch, n_rows, n_channels
 
 def test_capacity_beyond_the_batch(gpu):
     adj = coo(batch('small', 'f'))
-    # Places that do not exist, so that using them would be an error.
+    # Spare entries have places out of range, so using them would be an error.
     ids = numpy.pad(adj.ids, ((0, 5), (0, 0)), constant_values=2**30)
     data = numpy.pad(adj.data, (0, 5), constant_values=numpy.nan)
     larger = gpu.put(adj.replace(ids=ids, data=data, nnz=adj.nnz + 5))
@@ -353,7 +353,7 @@ def test_capacity_beyond_the_batch(gpu):
         assert_exact(y, reference.bspmm(adj, x), 'f')
     w = cuda.to_cpu(bsddmm_forward(larger, gpu.put(x), gpu.put(x)))
     assert_exact(w[: adj.nnz], reference.bsddmm(adj, x, x), 'f')
-    assert numpy.isnan(w[adj.nnz :]).all()  # as they were
+    assert numpy.isnan(w[adj.nnz :]).all()  # unchanged
 
 
 def test_blocks_without_a_column_leave(gpu, monkeypatch):
@@ -380,11 +380,11 @@ def test_atomics_are_declared(gpu):
         with warnings.catch_warnings():
             warnings.simplefilter('error')
             papers.bsddmm(there, x_there, x_there)
-            papers.bspmm(coo(adj), x)  # SciPy
+            papers.bspmm(coo(adj), x)  # by SciPy
             papers.bspmm(gpu.put(adj), x_there)
 
 
-# --- the sampled product over a BatchedCOO ---
+# --- sampled product over a BatchedCOO ---
 
 
 def check_sampled(place, name, dtype, n_channels):
@@ -546,6 +546,6 @@ def test_other_functions_want_csr():
 def test_algorithms():
     adj = batch('small', 'f')
     assert papers.algorithms(adj) == list(SWA)
-    assert papers.algorithms(with_spare(adj, 0, 1)) == []  # they write rows of graphs only
+    assert papers.algorithms(with_spare(adj, 0, 1)) == []  # all write only rows of graphs
     assert papers.algorithms(coo(adj)) == [ST, *ST_CASES]
     assert papers.algorithms(sell(adj)) == ['sell']

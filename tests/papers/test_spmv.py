@@ -1,4 +1,4 @@
-"""spmv of both containers: values, launches, refusals, and y, which beta = 0 leaves unread."""
+"""`spmv` of both containers: values, launches, refusals, and y, which beta = 0 leaves unread."""
 
 import numpy
 import pytest
@@ -11,7 +11,7 @@ from tests.emulation.kernel_cases import batch, BATCHES, integers
 from tests.support import assert_exact, reference
 
 
-# Exact in every dtype: powers of two and small integers.
+# Powers of two and small integers are exact in every dtype.
 FACTORS = [(1, 0), (1, 1), (2, 0), (-0.5, 2), (0, 1), (0, 0), (1, -1)]
 FORMS = {
     'csr': lambda adj: adj,
@@ -25,13 +25,13 @@ def check(place, adj, dtype, form='csr', alpha=2, beta=-3):
     x, y = integers(adj.n_cols, dtype, seed=2), integers(adj.n_rows, dtype, seed=3)
     expected = reference.spmv(adj, x, alpha, beta, y)
     if beta == 0:
-        y.fill(numpy.nan)  # which must not be read
+        y.fill(numpy.nan)  # must not be read
     x, y = place.put(x), place.put(y)
     assert papers.spmv(place.put(FORMS[form](adj)), x, alpha, beta, y) is y
     assert_exact(y, expected, dtype)
 
 
-# All factors in float32; one that adds and one that does not read y in the other dtypes.
+# All factors in float32; in other dtypes one beta that adds y, and one that leaves it unread.
 @pytest.mark.parametrize(
     'dtype, alpha, beta',
     [
@@ -82,7 +82,7 @@ def test_new_result_of_x_that_is_not_contiguous(place, form):
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('alpha, beta', [(1, numpy.nan), (1, numpy.inf), (1, 1e-60), (0, 0)])
 def test_what_factors_do_to_values_that_are_not_finite(place, form, alpha, beta):
-    """A beta that is 0 once rounded leaves y unread; an alpha of 0 still multiplies."""
+    """A beta that is rounded to 0 leaves y unread, but an alpha of 0 multiplies."""
     adj = batch('small', 'f')
     x, y = integers(adj.n_cols, 'f'), numpy.ones(adj.n_rows, 'f')
     if beta < 1:

@@ -1,4 +1,4 @@
-"""Methods that all containers have from `Batch`: changed copies, derived data, transfers."""
+"""Methods of all containers, from `Batch`: changed copies, derived data, transfers."""
 
 import types
 

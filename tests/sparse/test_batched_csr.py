@@ -1,4 +1,4 @@
-"""BatchedCSR: building, converting, moving, refusals."""
+"""`BatchedCSR`: construction, conversions, transfers, refusals."""
 
 import pickle
 import re
@@ -34,7 +34,7 @@ def padded(dense, n):
 
 
 def as_scipy(matrices):
-    """Return SciPy matrices; a list of them for each stack of relations."""
+    """Return SciPy matrices, or, for each stack of relations, a list of them."""
     sparse = scipy.sparse.csr_matrix
     return [sparse(m) if m.ndim == 2 else [sparse(one) for one in m] for m in matrices]
 
@@ -154,7 +154,7 @@ def test_symmetry_of_every_relation_is_found(n_relations):
         others.append([stack.copy() for stack in symmetric])
         first, second = others[1][3]
         i, j = numpy.argwhere((first != 0) & (second == 0) & ~numpy.eye(5, dtype=bool))[0]
-        second[i, j], first[i, j] = first[i, j], 0  # one direction has another relation
+        second[i, j], first[i, j] = first[i, j], 0  # the directions have different relations
     for other in others:
         for given in (other, as_scipy(other)):
             adj = BatchedCSR.from_matrices(given)
@@ -176,7 +176,7 @@ def test_symmetry_of_relations_in_any_order_is_found():
         ((20, 1, 7), 4, 0.1),
         ((50,) * 20, 1, 0.06),
         ((900,), 1, 0.004),
-        # More entries, or columns, than a block of a GPU handles.
+        # These have more entries or columns than a block of a GPU handles.
         ((150, 3), 1, 0.9),
         ((13000,), 1, 1e-5),
     ],
@@ -247,7 +247,7 @@ def test_astype():
     assert half.dtype == numpy.float16 and adj.dtype == numpy.float64
     assert half.to_dense().dtype == numpy.float16 and half.to_scipy().dtype == numpy.float32
     assert half.T.dtype == numpy.float16 and adj.astype(float) is adj
-    assert adj.astype('float16') is half  # and with it its cached transpose
+    assert adj.astype('float16') is half  # so the cached transpose is kept as well
     assert adj.astype('f').dtype == numpy.float32 and adj.astype('float16') is half
     with pytest.raises(TypeError, match='dtype: expected float16, float32 or float64, got int32'):
         adj.astype('int32')
@@ -418,7 +418,7 @@ GOOD = {'indptr': [0, 2, 3, 4], 'indices': [0, 1, 1, 2], 'row_offsets': [0, 2, 3
     ],
 )
 def test_bad_raw_arrays(changes, message):
-    """Another kind than integers, or an array, is a TypeError."""
+    """A wrong type or dtype is a TypeError, everything else a ValueError."""
     of_kind = 'integers|a NumPy|float16|an int'
     error = TypeError if re.search('expected (%s)' % of_kind, message) else ValueError
     given = {
@@ -436,7 +436,7 @@ def test_raw_arrays_on_two_devices():
 
 
 def test_too_many_entries():
-    huge = numpy.broadcast_to(numpy.int32(0), (2**31,))  # takes four bytes
+    huge = numpy.broadcast_to(numpy.int32(0), (2**31,))  # takes only four bytes
     message = r'non-zeros: expected at most 2\*\*31 - 1 .* got 2147483648'
     with pytest.raises(ValueError, match=message):
         BatchedCSR(numpy.array([0, 1]), huge, numpy.array([0, 1]))

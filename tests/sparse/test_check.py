@@ -1,4 +1,4 @@
-"""Checks of arguments that need two GPUs to fail."""
+"""Checks that only arguments on two GPUs can fail."""
 
 import types
 
@@ -12,7 +12,7 @@ from chainer_bspmm.sparse import check
 
 
 class OnGPU(numpy.ndarray):
-    """A NumPy array with the attributes of a CuPy array that tell its GPU."""
+    """A NumPy array with the attributes that name a CuPy array's GPU."""
 
     device_id = 0
 

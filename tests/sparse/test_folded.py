@@ -1,4 +1,4 @@
-"""Folded batches: a row for all phantom nodes of a graph, and its weight."""
+"""Folded batches: the row for all phantom atoms of a graph, and its weight."""
 
 import pickle
 
@@ -14,7 +14,7 @@ from chainer_bspmm.sparse.relations import relation_rows, with_values
 from tests.support import device_of, MATRIX_SIZES, random_matrices
 from tests.support.spare import buffers_for, with_spare
 
-# padded_to -> weights of all rows; the last row of each graph stands for its phantom nodes.
+# padded_to -> weights of all rows; the last row of each graph stands for its phantom atoms.
 WEIGHTS = {
     None: [1, 1, 1, 2, 1, 4, 5, 1, 1, 1, 1, 1, 0],
     1: [1, 1, 1, 0, 1, 0, 1, 1, 1, 1, 1, 1, 0],
@@ -47,7 +47,7 @@ def test_from_matrices(xp, n_relations, padded_to):
     assert (adj.n_graphs, adj.n_rows, adj.max_rows) == (4, 13, 6)
     assert (adj.n_cols, adj.max_cols) == (13 * n_relations, 6 * n_relations)
     assert (adj.nnz, adj.max_nnz) == (packed.nnz, packed.max_nnz)
-    # The same entries; rows and columns of phantom nodes have none.
+    # The entries are the packed batch's; rows and columns of phantom atoms have none.
     result = cuda.to_cpu(adj.to_dense())
     assert result.shape[-2:] == (6, 6)
     numpy.testing.assert_array_equal(result[..., :5, :5], packed.to_dense())
@@ -103,7 +103,7 @@ def test_what_has_the_same_rows_has_the_weights(xp, n_relations, padded_to):
 
 @pytest.mark.parametrize('n_relations', [1, 3])
 def test_what_has_other_rows_has_none(xp, n_relations):
-    """Weights count nodes: rows that are pairs of node and relation, or edges, have none."""
+    """Weights count nodes, so matrices whose rows are edges, or pairs with relations, have none."""
     adj = folded(n_relations).to_device(device_of(xp))
     edges = edges_of(adj)
     others = [

@@ -1,4 +1,4 @@
-"""Matrices with a row for every relation, and with other values."""
+"""Matrices with a row for every pair of node and relation, and with other values."""
 
 import numpy
 import pytest
@@ -16,7 +16,7 @@ from tests.support.relations import relation_batch_on
 
 @pytest.fixture
 def rectangular():
-    """Two graphs of 1 and 2 receivers, 3 and 1 senders, two relations."""
+    """Two graphs with 1 and 2 receivers, 3 and 1 senders, and two relations."""
     return BatchedCSR(
         indptr=numpy.array([0, 3, 4, 6]),
         indices=numpy.array([5, 0, 3, 7, 6, 7]),
@@ -34,7 +34,7 @@ def test_rows_of_relations(rectangular):
     for i, column, value in zip(matrix.row, matrix.col, matrix.data):
         expected[2 * i + column % 2, column // 2] = value
     numpy.testing.assert_array_equal(rows.to_scipy().toarray(), expected)
-    # The blocks of the graphs, and the sizes that follow from them.
+    # Check the blocks of graphs, and the sizes that follow from them.
     assert rows.row_offsets.tolist() == [0, 2, 6] and rows.col_offsets.tolist() == [0, 3, 4]
     assert (rows.max_rows, rows.max_cols, rows.n_relations) == (4, 3, 1)
     numpy.testing.assert_array_equal(rows.T.row_offsets, rows.col_offsets)
@@ -61,7 +61,7 @@ def test_rows_of_relations_of_batches(xp, name):
     assert rows.max_rows == adj.max_rows * n_relations
     assert rows.max_cols == adj.max_cols // n_relations
     assert relation_rows(adj) is rows
-    # The checks for arrays of unknown origin accept these.
+    # The constructor, which checks arrays of unknown origin, accepts these.
     BatchedCSR(rows.indptr, rows.indices, rows.row_offsets, rows.data, rows.col_offsets)
 
 
@@ -94,7 +94,7 @@ def check(gpu, adj, spare=0):
 @pytest.mark.parametrize('dtype', 'efd')
 @pytest.mark.parametrize('spare', [0, 3])
 def test_reciprocal_degrees(gpu, dtype, spare):
-    """Rows have up to six entries; one has none. The transpose is compared as well."""
+    """Rows have up to six entries, one has none; the transpose is compared, too."""
     rng = numpy.random.RandomState(0)
     halves = [numpy.triu(rng.uniform(size=(3, n, n)) < 0.2, 1) for n in (9, 1, 14)]
     adj = BatchedCSR.from_matrices([half | half.transpose(0, 2, 1) for half in halves])
@@ -105,7 +105,7 @@ def test_reciprocal_degrees(gpu, dtype, spare):
     rows = numpy.repeat(numpy.arange(3 * adj.n_rows), numpy.diff(plain.indptr)) // 3
     for actual, of in ((made.data, plain.indices), (made.transposed_data, rows)):
         expected = numpy.pad(1 / degrees[of], (0, spare), constant_values=1)
-        if dtype != 'd':  # divided in float32, then rounded
+        if dtype != 'd':  # the quotient is float32, and is then rounded
             expected = expected.astype('f')
         assert actual.dtype == dtype
         numpy.testing.assert_array_equal(cuda.to_cpu(actual), expected.astype(dtype))
@@ -131,7 +131,7 @@ def test_batches(gpu, name):
 
 
 def check_random(gpu, n_rows, most, spare):
-    """Rows of fewer entries than `most`, in any order."""
+    """Check rows with fewer than `most` entries, which are not sorted."""
     rng = numpy.random.RandomState(0)
     n_relations = 3
     counts = rng.randint(0, most, n_rows)
@@ -149,7 +149,7 @@ def check_random(gpu, n_rows, most, spare):
 
 @pytest.mark.parametrize('spare', [0, 1, 300])
 def test_many_rows_in_any_order(gpu, spare):
-    """Buffers may have spare capacity behind the rows."""
+    """Buffers may have spare rows and entries."""
     check_random(gpu, 150, 6, spare)
 
 

@@ -1,4 +1,4 @@
-"""Batches in buffers larger than they are: operations have the results of the ordinary batch."""
+"""Batches in larger buffers: operations have the results of the ordinary batch."""
 
 import functools
 
@@ -28,7 +28,7 @@ NAMES = [name for name in BATCHES if name not in ('padded', 'rectangular')]
 SPARE = [(0, 0), (1, 0), (0, 1), (7, 50)]
 
 
-# Every batch with both, three of them with neither or with one.
+# Every batch with spare rows and entries, and a few with only one kind or with none.
 PAIRS = [(name, SPARE[-1]) for name in NAMES] + [
     ('four relations', (0, 0)),
     ('duplicates, unsorted', (1, 0)),
@@ -39,13 +39,13 @@ PAIRS = [(name, SPARE[-1]) for name in NAMES] + [
 
 @pytest.fixture(params=PAIRS, ids=str)
 def pair(request, xp):
-    """The ordinary batch and the one with spare rows and entries, float64."""
+    """The ordinary batch, and the batch with spare rows and entries, in float64."""
     name, (spare_rows, spare_nnz) = request.param
     return batch_on(name, xp, 'd'), with_spare(BATCHES[name], spare_rows, spare_nnz, xp)
 
 
 def assert_padded(actual, expected, exact=True):
-    """Compare an array with the ordinary batch's; the rest must be 0."""
+    """Compare an array with that of the ordinary batch; the rest of it must be 0."""
     actual, expected = cuda.to_cpu(actual), cuda.to_cpu(expected)
     assert actual.dtype == expected.dtype
     assert not actual[len(expected) :].any()
@@ -57,7 +57,7 @@ def assert_padded(actual, expected, exact=True):
 
 
 def assert_same_matrix(actual, expected):
-    """Compare every array of two containers, one with spare rows and entries."""
+    """Compare every array of two containers, of which the first has spare rows and entries."""
     assert actual.has_spare
     nnz, n_rows = expected.nnz, expected.n_rows
     indptr = cuda.to_cpu(actual.indptr)
@@ -104,7 +104,7 @@ def test_spare_entries_stay_where_they_are_with_their_values(pair):
 
 
 def test_dense_form(pair):
-    """A dense form is padded to the bound of the rows instead of their maximum."""
+    """The dense form is padded to the bound of the number of rows, not to the actual maximum."""
     adj, spare = pair
     expected = cuda.to_cpu(adj.to_dense())
     dense = cuda.to_cpu(spare.to_dense())
@@ -122,7 +122,7 @@ def test_scipy_matrix(pair):
 
 @pytest.mark.parametrize('name', NAMES)
 def test_transpose_that_sorts(name, xp):
-    """The path for graphs that are too large for a block."""
+    """Graphs that are too large for a block are transposed by sorting."""
     for spare_rows, spare_nnz in SPARE:
         adj = batch_on(name, xp, 'd')
         spare = with_spare(BATCHES[name], spare_rows, spare_nnz, xp)
@@ -150,12 +150,12 @@ def padded_rows(array, n_rows, fill=0.0):
 
 
 def check_function(pair, function, rows, n_channels, *parameters, fill=7.0):
-    """Compare a function's values, gradients and second gradients with and without spare rows.
+    """Compare results, gradients and second gradients of a function with and without spare rows.
 
     Args:
-        function (callable): of a batch, features and parameters.
-        rows (callable): of a batch; the number of rows of the features.
-        fill (float): in the spare rows of the features and of the gradient.
+        function (callable): function of a batch, features and parameters.
+        rows (callable): function of a batch that returns the number of rows of the features.
+        fill (float): value in the spare rows of the features and of the gradient.
     """
     rng = numpy.random.RandomState(0)
     adj, spare = pair
@@ -233,7 +233,7 @@ def test_broadcast(pair):
     'function, rows', [(functions.segment_softmax, n_entries), (functions.node_softmax, n_nodes)]
 )
 def test_softmaxes(pair, function, rows):
-    """Spare entries or rows may hold anything, and get 0."""
+    """Spare entries and rows may hold any value, and their results are 0."""
     check_function(pair, function, rows, 2, fill=numpy.nan)
 
 
@@ -260,9 +260,9 @@ def test_forced_algorithms(algorithm):
 )
 def test_attention(pair, within, concat_heads, dropout_ratio):
     if pair[1].nnz and not pair[1].n_rows:
-        return  # spare entries name row 0: no buffer is without rows
+        return  # spare entries are in row 0, so buffers always have rows
 
-    def function(adj, m, W, b):  # the generator of a step draws the same for both
+    def function(adj, m, W, b):  # a step draws the same numbers for both batches
         blas = types.SimpleNamespace(dot=lambda a, b, to=None: a.dot(b))
         with under_way(Step(blas, 1, adj.xp.full(1, 2, numpy.uint64))):
             return relation_attention(

@@ -1,4 +1,4 @@
-"""Graph batches that break things, tolerances, and comparison with the float64 reference."""
+"""Difficult graph batches, tolerances, and comparisons with the float64 reference."""
 
 import numpy
 
@@ -9,14 +9,15 @@ from chainer_bspmm.ops import dropout
 
 DTYPES = ('float16', 'float32', 'float64')
 
-# Relative error norm ||out - reference|| / ||reference|| against float64, which sees the same
-# rounded inputs. float32, float64: at most a few hundred roundings of 6e-8 and 1e-16. float16: sums
-# are float32, so only the result is rounded, by 2**-11 = 5e-4 of an element at worst.
+# Relative error norm ||out - reference|| / ||reference||; the float64 reference has the same
+# rounded inputs. In float32 and float64 there are at most a few hundred roundings of 6e-8 and
+# 1e-16. Sums of float16 are float32, so only the result is rounded, by at most 2**-11 = 5e-4 of
+# an element.
 TOLERANCE = {'float16': 5e-4, 'float32': 1e-5, 'float64': 1e-14}
 
 
 def draw_as_chainer(monkeypatch):
-    """Let dropout on a host keep the elements that ``chainer.functions.dropout`` keeps."""
+    """Make dropout on a host keep the elements that ``chainer.functions.dropout`` keeps."""
 
     def draw_kept(shape, ratio):
         return numpy.random.rand(*shape) >= ratio
@@ -25,7 +26,7 @@ def draw_as_chainer(monkeypatch):
 
 
 def assert_close(actual, expected, dtype):
-    """Compare the relative error norm with the tolerance of the dtype; NaN only where expected."""
+    """Check the relative error norm against the tolerance of the dtype, and the places of NaN."""
     actual = cuda.to_cpu(actual)
     assert actual.dtype == numpy.dtype(dtype)
     assert actual.shape == expected.shape
@@ -37,7 +38,7 @@ def assert_close(actual, expected, dtype):
 
 
 def assert_exact(array, expected, dtype):
-    """Fail unless an array equals the float64 `expected`, rounded once to its dtype."""
+    """Check that an array equals the float64 `expected`, rounded once to the array's dtype."""
     assert array.dtype == numpy.dtype(dtype)
     assert array.shape == expected.shape
     numpy.testing.assert_array_equal(cuda.to_cpu(array), expected.astype(dtype))
@@ -50,14 +51,14 @@ def relative_error(actual, expected):
 
 
 def assert_close_arrays(found, expected, bound=1e-5):
-    """Compare two mappings name -> array by the relative error of each."""
+    """Check the relative error of each array of two mappings name -> array."""
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         assert relative_error(found[name], array) < bound, name
 
 
 def assert_same_arrays(a, b, names):
-    """Compare arrays of two containers, on any device; where one has None both have."""
+    """Check that two containers, on any device, have equal arrays, or both None, of these names."""
     for name in names:
         one = getattr(a, name)
         other = getattr(b, name)
@@ -91,7 +92,7 @@ SIZES = {
 
 
 def batches(seed=0):
-    """Yield (name, BatchedCSR in float64 on the host) of every kind that breaks things."""
+    """Yield (name, BatchedCSR in float64 on the host) of every difficult kind."""
     rng = numpy.random.RandomState(seed)
     for name, sizes in SIZES.items():
         yield name, BatchedCSR.from_matrices([random_matrix(rng, n) for n in sizes])
@@ -157,7 +158,7 @@ def device_of(xp):
 
 
 def ones_for(arguments):
-    """Return arguments, a dict, with float32 ones in place of each tuple: the shape of an array."""
+    """Return a dict of arguments in which arrays of float32 ones replace tuples, their shapes."""
     return {
         name: numpy.ones(value, 'f') if isinstance(value, tuple) else value
         for name, value in arguments.items()
@@ -169,7 +170,7 @@ def features(rng, xp, n_rows, n_channels, dtype):
 
 
 def poisoned(monkeypatch, cupy):
-    """Fill what cupy.empty returns: an element that a kernel forgets to write shows as NaN."""
+    """Fill arrays of cupy.empty with NaN, so that elements that a kernel leaves out are noticed."""
     empty = cupy.empty
 
     def empty_poisoned(shape, dtype=float, *args, **kwargs):
@@ -184,6 +185,6 @@ MATRIX_SIZES = [3, 1, 0, 5]
 
 
 def random_matrices(n_relations=1, **options):
-    """Return a `random_matrix` of each of `MATRIX_SIZES`, the same ones in every call."""
+    """Return a `random_matrix` of each of `MATRIX_SIZES`; every call returns the same."""
     rng = numpy.random.RandomState(1)
     return [random_matrix(rng, n, n_relations, **options) for n in MATRIX_SIZES]

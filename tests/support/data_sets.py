@@ -1,4 +1,4 @@
-"""Molecules of every kind, dense and sparse, and comparison of their batches."""
+"""Dense and sparse molecules of every kind, and comparisons of their batches."""
 
 from chainer_chemistry.datasets import NumpyTupleDataset
 import numpy
@@ -6,7 +6,7 @@ import numpy
 from chainer_bspmm.dataset.molecules import Molecules
 from tests.support import random_matrix
 
-# Molecule 0 is the largest, 2 and 6 have no node, 1 and 4 are single atoms.
+# Molecule 0 is the largest, 2 and 6 have no atoms, 1 and 4 are single atoms.
 SIZES = (37, 1, 0, 5, 1, 12, 0, 4)
 
 LABELS = {
@@ -22,7 +22,7 @@ LABELS = {
     'float64': (('d', ()),),
     'bytes': (('?', ()),),
 }
-# Compared by assert_same_batch.
+# Attributes that assert_same_batch compares.
 ATTRIBUTES_OF_BATCH = (
     'n_graphs',
     'n_rows',
@@ -40,7 +40,7 @@ ATTRIBUTES_OF_BATCH = (
 
 
 def molecules(sizes=(3, 1, 5), n_labels=1, out_size=None, n_relations=1, seed=0):
-    """Return dense examples as of Chainer Chemistry's preprocessors."""
+    """Return dense examples in the format of Chainer Chemistry's preprocessors."""
     rng = numpy.random.RandomState(seed)
     examples = []
     for n in sizes:
@@ -56,7 +56,7 @@ def molecules(sizes=(3, 1, 5), n_labels=1, out_size=None, n_relations=1, seed=0)
 
 
 def tuple_data_set(examples):
-    """Return their NumpyTupleDataset; arrays of different shapes are objects."""
+    """Return a NumpyTupleDataset of examples; columns of several shapes are arrays of objects."""
     columns = []
     for values in zip(*examples):
         if len({numpy.shape(value) for value in values}) == 1:
@@ -68,18 +68,18 @@ def tuple_data_set(examples):
 
 
 def molecule_set(sizes=SIZES, n_relations=1, data='f', atoms='ids', labels='float32', seed=0):
-    """Return Molecules of random entries.
+    """Return `Molecules` with random entries.
 
     Args:
-        sizes (sequence of int): nodes of every molecule; some of them get no entry.
-        data (str or None): a dtype's letter.
+        sizes (sequence of int): numbers of atoms; some molecules get no entries.
+        data (str or None): letter of a dtype.
         atoms (str): 'ids', or the letter of the features' dtype.
         labels (str): one of LABELS.
     """
     rng = numpy.random.RandomState(seed)
     sizes = numpy.array(sizes)
     n_nodes = int(sizes.sum())
-    # Molecules of three or four nodes have no entry at all.
+    # Molecules of three or four atoms have no entries.
     row_nnz = rng.randint(0, 4, n_nodes).astype('i')
     row_nnz[numpy.repeat((sizes == 3) | (sizes == 4), sizes)] = 0
     widths = numpy.repeat(numpy.repeat(sizes * n_relations, sizes), row_nnz)
@@ -94,7 +94,7 @@ def molecule_set(sizes=SIZES, n_relations=1, data='f', atoms='ids', labels='floa
 
 
 def assert_same_batch(actual, expected):
-    """Compare the results of two converters, including every array of the sparse batch."""
+    """Check that two converters have equal results, including every array of the sparse batch."""
     (atoms, adj, *labels), (e_atoms, e_adj, *e_labels) = actual, expected
     for a, e in zip([atoms] + labels, [e_atoms] + e_labels, strict=True):
         numpy.testing.assert_array_equal(a, e)
@@ -113,7 +113,7 @@ def assert_same_batch(actual, expected):
 
 
 def assert_same_molecules(actual, expected):
-    """Compare the arrays of two sparse data sets bit for bit; return pairs of labels."""
+    """Check that two sparse data sets have equal arrays; return their labels in pairs."""
     fields = actual.molecules.fields()
     expected_fields = expected.molecules.fields()
     labels = zip(fields.pop('labels'), expected_fields.pop('labels'), strict=True)

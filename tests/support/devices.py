@@ -1,7 +1,7 @@
-"""Places where tests run operations: the host, an emulated GPU, or a real one.
+"""Places where tests run operations: the host, an emulated GPU, a real GPU.
 
-Every place has `put`, which makes an array of its kind. GPUs also have `launched`, the compile-time
-constants of every launch, and `names`, the kernels that were launched.
+Every place has `put`, which makes an array of the place's kind. GPUs also have `launched`, the
+compile-time constants of every launch, and `names`, the kernels that were launched.
 """
 
 import functools
@@ -24,8 +24,8 @@ GPUS = [
 ]
 
 
-# For tests that change the GPU's sizes: on a real GPU a kernel keeps the limit of shared memory
-# that it was compiled for.
+# Tests that change the sizes of the GPU cannot run on a real one, where a kernel keeps the limit of
+# shared memory that it was compiled for.
 on_an_emulated_device = pytest.mark.parametrize('gpu', GPUS[:-1], indirect=True)
 
 
@@ -35,7 +35,7 @@ def slow_unless(is_quick, *values, id=None):
 
 
 class Host:
-    """NumPy: nothing is launched."""
+    """NumPy, where nothing is launched."""
 
     is_host = True
     launched = ()
@@ -45,7 +45,7 @@ class Host:
 
 
 class Emulated(cuda_on_cpu.Device):
-    """Emulated GPU: g++ builds all kernels, elementwise ones too (tests/emulation/README.md).
+    """Emulated GPU: g++ builds all kernels, including elementwise ones (tests/emulation/README.md).
 
     `put` returns batches unchanged. Every new array is `reachable`: a kernel may read and write it
     through a table of addresses.
@@ -66,7 +66,7 @@ class Emulated(cuda_on_cpu.Device):
 
 
 class Real:
-    """CuPy's current device; new arrays are full of NaN."""
+    """CuPy's current device; new arrays are filled with NaN."""
 
     is_host = False
 
@@ -101,7 +101,7 @@ class Real:
 
 
 def place_of(name, monkeypatch):
-    """Return the place that a parameter of the fixtures `place` and `gpu` names."""
+    """Return the place that has the name of a parameter of the fixtures `place` and `gpu`."""
     if name == 'numpy':
         return Host()
     if name == 'cupy':

@@ -1,4 +1,4 @@
-"""Gradients against numerical differences, to second order."""
+"""Gradients and second derivatives, compared with numerical differences."""
 
 import numpy
 
@@ -8,7 +8,7 @@ from chainer.backends import cuda
 
 from tests.support import relative_error
 
-# Batches of tests.support that have something to break in a backward pass.
+# Batches of tests.support that are difficult in a backward pass.
 GRADIENT_BATCHES = [
     'empty graphs first, between, last',
     'symmetric',
@@ -21,20 +21,21 @@ GRADIENT_BATCHES = [
 
 
 def outcome(function, arrays, wanted=None, higher=False):
-    """Return a function's output and the gradients of its inputs; None for those not `wanted`."""
+    """Return a function's output and its gradients, with None for inputs that are not `wanted`."""
     variables = [
         chainer.Variable(array.copy(), requires_grad=wanted is None or i in wanted)
         for i, array in enumerate(arrays)
     ]
     y = function(*variables)
-    # Not y, which a rectifier makes 0. All elements have one sign, so that sums do not cancel.
+    # The gradient is not y, which a rectifier makes 0. Its elements have one sign, so that sums do
+    # not cancel.
     y.grad = (0.5 + y.xp.arange(y.size) * 7 % 17 / 16).reshape(y.shape).astype(y.dtype)
     y.backward(enable_double_backprop=higher)
     return [y.array, *(variable.grad for variable in variables)]
 
 
 def assert_same_outcome(found, expected, dtype, bound):
-    """Compare two lists of arrays by the relative error of each; where one is None both are."""
+    """Check the relative error of each array of two lists, and that both have None in one place."""
     for actual, wanted in zip(found, expected, strict=True):
         assert (actual is None) == (wanted is None)
         if wanted is not None:
@@ -43,7 +44,7 @@ def assert_same_outcome(found, expected, dtype, bound):
 
 
 def assert_same_gradients_alone(function, arrays, choices):
-    """Compare gradients of each choice of inputs alone with the same among gradients of all."""
+    """Check that gradients of some inputs equal the same gradients, computed with all others."""
     for higher in (False, True):
         y, *full = outcome(function, arrays, None, higher)
         for wanted in choices:
@@ -52,10 +53,10 @@ def assert_same_gradients_alone(function, arrays, choices):
 
 
 def check_gradients(function, *inputs):
-    """Compare first and second derivatives with differences over steps fit for exponentials.
+    """Compare first and second derivatives with differences, whose steps suit exponentials.
 
-    Also compare the gradients that can be differentiated again, which may come from other nodes,
-    with those that cannot. The second derivatives of the function should not vanish.
+    Differentiable gradients may come from other nodes, and are compared with gradients that cannot
+    be differentiated again. The second derivatives of the function should not vanish.
     """
     rng = numpy.random.RandomState(9)
     xp = chainer.backend.get_array_module(inputs[0])
@@ -63,7 +64,7 @@ def check_gradients(function, *inputs):
         xp.asarray(rng.uniform(-1, 1, array.shape)) for array in (function(*inputs).array, *inputs)
     )
     options = {'dtype': 'd', 'eps': 1e-5, 'atol': 1e-6, 'rtol': 1e-6}
-    numpy.random.seed(9)  # gradient_check draws the direction of its differences from it
+    numpy.random.seed(9)  # gradient_check draws the direction of its differences
     gradient_check.check_backward(function, inputs, gy, **options)
     gradient_check.check_double_backward(function, inputs, gy, tuple(ggx), **options)
     single, double = [], []
@@ -77,7 +78,7 @@ def check_gradients(function, *inputs):
 
 
 class Calls(chainer.FunctionHook):
-    """Hook that notes the labels of the functions that are called."""
+    """Hook that records the labels of the functions that are called."""
 
     name = 'Calls'
 

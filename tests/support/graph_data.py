@@ -1,4 +1,4 @@
-"""Graph data of Chainer Chemistry, and the output and gradients of a model for it."""
+"""Graph data of Chainer Chemistry, and outputs and gradients of models for it."""
 
 import chainer
 from chainer import functions
@@ -8,7 +8,7 @@ from chainer_chemistry.dataset.graph_dataset.base_graph_data import PaddingGraph
 from chainer_chemistry.dataset.graph_dataset.base_graph_data import SparseGraphData
 import numpy
 
-# name -> numbers of nodes. Upstream gives no row to empty graphs at the end.
+# name -> numbers of nodes. The last graph is never empty, because upstream would give it no row.
 SIZES = {
     'one large graph': [300],
     'one node': [1],
@@ -18,9 +18,10 @@ SIZES = {
 
 
 def edge_lists(sizes, n_edge_types=None, n_channels=None, n_classes=None, seed=0):
-    """Return SparseGraphData with directed edges, some twice, and a last node without any.
+    """Return SparseGraphData with directed edges, some of them twice, and a last node without any.
 
-    None means: no types of edges; ids instead of features; no labels, otherwise one for each node.
+    Edges have no types if `n_edge_types` is None, nodes have ids if `n_channels` is None, and no
+    labels if `n_classes` is None.
     """
     rng = numpy.random.RandomState(seed)
     data = []
@@ -37,7 +38,7 @@ def edge_lists(sizes, n_edge_types=None, n_channels=None, n_classes=None, seed=0
 
 
 def padding_data(data, as_coo=False):
-    """Return PaddingGraphData of the same graph, with a dense matrix or a CooMatrix."""
+    """Return the same graph as PaddingGraphData, with a dense matrix or a CooMatrix."""
     n = len(data.x)
     sources, receivers = data.edge_index
     adj = numpy.zeros((n, n), 'f')
@@ -49,7 +50,7 @@ def padding_data(data, as_coo=False):
 
 
 class OfPaddingData(chainer.Chain):
-    """Model for upstream's NodeClassifier: takes features and matrix from the data."""
+    """Model for upstream's NodeClassifier, which takes features and matrix from the data."""
 
     def __init__(self, model):
         super().__init__()
@@ -61,7 +62,7 @@ class OfPaddingData(chainer.Chain):
 
 
 def outcome(model, y):
-    """Return an output and the gradients of all parameters, by name on the host."""
+    """Return the output and the gradients of all parameters, by name, on the host."""
     model.cleargrads()
     weight = numpy.linspace(0.5, 1.5, y.shape[-1]).astype(y.dtype)
     functions.sum(y * y * model.xp.asarray(weight)).backward()

@@ -1,4 +1,4 @@
-"""Launches without a GPU: kernels are recorded instead of run."""
+"""Launches that are recorded, without a GPU, instead of run."""
 
 import types
 
@@ -11,7 +11,7 @@ from chainer_bspmm.cuda.plans import Device
 
 
 class DeviceArray(numpy.ndarray):
-    """A NumPy array with the attributes of a CuPy array's memory that launches read."""
+    """A NumPy array with the attributes of CuPy's memory that launches read."""
 
     @property
     def data(self):
@@ -28,9 +28,9 @@ def placed(array, shift=0):
 
 
 class Launches(list):
-    """List of (compile-time constants, arguments); the results of the calls are never written.
+    """List of (compile-time constants, arguments) of launches, whose results are never written.
 
-    `shifts`: for each of the next new arrays, how many bytes it lies past a multiple of 16.
+    `shifts`: number of bytes by which each of the next new arrays lies past a multiple of 16.
     """
 
     def __init__(self, monkeypatch):

@@ -1,4 +1,4 @@
-"""Layers of graph convolutions in float64, and matrices of relations, to compare kernels with."""
+"""Layers of graph convolutions in float64, with which kernels are compared, and matrices."""
 
 import types
 
@@ -7,7 +7,7 @@ import numpy
 from chainer_bspmm.ops.graph_linear.launches import Layer
 from tests.support import reference
 
-# Roundings of results to the dtype, and of sums to the dtype of the calculation.
+# Roundings of results to their dtype, and of sums to the dtype of the calculation.
 BOUND = {'e': 2**-9, 'f': 2**-19, 'd': 2**-47}
 ACTIVATIONS = {
     'identity': (lambda v: v, lambda y: numpy.ones_like(y)),
@@ -25,7 +25,7 @@ def layer(width_in, width_out, n_relations=0, activation='identity', **options):
 
 
 def matrices(n_rows, n_relations, dtype, is_weighted=True, seed=0):
-    """Return (R, n_rows, n_rows) with rows of none, few and many entries."""
+    """Return matrices (R, n_rows, n_rows) whose rows have no, few or many entries."""
     rng = numpy.random.RandomState(seed)
     shape = n_relations, n_rows, n_rows
     found = rng.uniform(0.5, 2, shape) * (rng.uniform(size=shape) < 0.1)
@@ -36,7 +36,7 @@ def matrices(n_rows, n_relations, dtype, is_weighted=True, seed=0):
 
 
 def side(gpu, stacked, is_weighted):
-    """Return rows i * R + r of (R, n, n) matrices as the arrays of a CSR matrix."""
+    """Return matrices (R, n, n) as the arrays of one CSR matrix with rows i * R + r."""
     flat = stacked.transpose(1, 0, 2).reshape(-1, stacked.shape[2])
     rows, columns = numpy.nonzero(flat)
     counts = numpy.bincount(rows, minlength=len(flat))
@@ -48,7 +48,7 @@ def side(gpu, stacked, is_weighted):
 
 
 def by_relation(spec, W):
-    """Return the matrices or biases of the relations, (R, n_out, ...)."""
+    """Return the matrices or biases of each relation, (R, n_out, ...)."""
     shape = (spec.n_relations, spec.width_out) if spec.by_relation else (-1, spec.n_relations)
     blocks = W.reshape(shape + W.shape[1:])
     return blocks if spec.by_relation else blocks.swapaxes(0, 1)
@@ -60,9 +60,9 @@ def flat(spec, blocks):
 
 
 def expected(spec, A, x, parameters, gy, kept=1.0):
-    """Return y, gx and the gradients in float64, and the largest value before the activation.
+    """Compute y and all gradients in float64, and the largest value before the activation.
 
-    kept: the factors of dropout.
+    kept: factors of dropout.
     """
     W, W_self, b, b_self = parameters
     A = A.copy()

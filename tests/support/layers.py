@@ -1,4 +1,4 @@
-"""Two frequent uses of `graph_linear`, as functions of arrays alone."""
+"""Two frequent uses of `graph_linear`, as functions of arrays."""
 
 from chainer import functions
 

@@ -1,4 +1,4 @@
-"""Random molecules as upstream's preprocessors make them, for tests of links and models."""
+"""Random molecules in the format of upstream's preprocessors, for tests of links and models."""
 
 import numpy
 
@@ -6,7 +6,7 @@ SIZES = (9, 1, 17, 4, 12, 2, 30, 8)
 
 
 def molecules(sizes=SIZES, kind='relations', n_relations=4, n_labels=3, seed=0):
-    """Return examples (atoms, adjacency, label); :func:`adjacency` has the kinds."""
+    """Return examples (atoms, adjacency, label); see :func:`adjacency` for the kinds."""
     rng = numpy.random.RandomState(seed)
     examples = []
     for n in sizes:
@@ -19,11 +19,11 @@ def molecules(sizes=SIZES, kind='relations', n_relations=4, n_labels=3, seed=0):
 def adjacency(rng, n, kind='relations', n_relations=4):
     """Return a random adjacency of n atoms, float32, of one of these kinds.
 
-    `relations`: (n_relations, n, n) values, not symmetric, so that a swap of sender and receiver
-    shows; some atoms have no bond. `bonds`: the same as symmetric ones. `counted`: (n, n) numbers
-    of bonds with self-loops, whose column sums, from 0 to beyond 7, are not its row sums. `counted
-    bonds`: the same, symmetric. `normalised`: (n, n), symmetric, as RSGCN takes it; no two atoms
-    are equivalent, so that a maximum has one winner.
+    `relations`: (n_relations, n, n) values, not symmetric, so that a swap of sender and receiver is
+    noticed; some atoms have no bond. `bonds`: symmetric, and all values are 1. `counted`: (n, n)
+    numbers of bonds with self-loops; column sums are from 0 to beyond 7, and differ from row sums.
+    `counted bonds`: numbers of bonds, symmetric. `normalised`: (n, n), symmetric, for RSGCN; no two
+    atoms are equivalent, so that a maximum has one winner.
     """
     if kind in ('relations', 'bonds'):
         which = rng.randint(0, n_relations, (n, n))
@@ -35,7 +35,7 @@ def adjacency(rng, n, kind='relations', n_relations=4):
     chain = numpy.eye(n) + numpy.diag(numpy.ones(max(n - 1, 0)), 1)[:n, :n]
     adj = numpy.minimum(chain + chain.T + (rng.uniform(size=(n, n)) < 0.1), 1)
     if kind == 'counted':
-        if n > 3:  # degrees of 0 and beyond 7, an entry of 2
+        if n > 3:  # for degrees of 0 and beyond 7, and an entry of 2
             adj[:, 1], adj[:, 3], adj[0, 2] = 0, 1, 2
         return adj.astype('f')
     if kind == 'counted bonds':
@@ -50,12 +50,12 @@ def adjacency(rng, n, kind='relations', n_relations=4):
 
 
 def mask_of(sizes, dtype='f'):
-    """Return ``is_real_node``, (n_graphs, N), of padded molecules."""
+    """Return ``is_real_node`` (n_graphs, N) of padded molecules."""
     return (numpy.arange(max(sizes)) < numpy.array(sizes)[:, None]).astype(dtype)
 
 
 def folded_mask_of(sizes, dtype='f'):
-    """Return ``is_real_node``, (n_rows,), of folded molecules."""
+    """Return ``is_real_node`` (n_rows,) of folded molecules."""
     mask = numpy.ones(sum(sizes) + len(sizes), dtype)
     mask[numpy.cumsum(numpy.array(sizes) + 1) - 1] = 0
     return mask

@@ -1,9 +1,9 @@
-"""Every model with every option that Chainer Chemistry can run, and how ours is compared with it.
+"""Models with every option that Chainer Chemistry can run, and their comparison with ours.
 
-Compared are the outputs and the gradient of every parameter, of the sparse model and the dense
-one: packed batches with each molecule alone, folded and padded ones with the dense batch, lists of
-edges with upstream's own batch of them. The truth is the dense model in float64, and the bound of
-an error depends on the dense model's own error in float32.
+Outputs, and the gradient of every parameter, are compared: packed batches with single molecules,
+folded and padded batches with the dense batch, lists of edges with upstream's batch of them. The
+truth is the dense model in float64, and the bound of an error depends on the dense model's own
+error in float32.
 """
 
 import collections
@@ -44,26 +44,26 @@ EQUAL_SIZES = (11,) * 6  # no phantom atoms
 N_LABELS = 40
 FLOAT32, OWN_ERRORS, FLOAT64 = 1e-5, 3, 1e-10
 
-# Of readouts, sums included. After one that saturates, gradients would be little but rounding.
+# Activation of readouts, also of sums. If it saturated, gradients would be mostly rounding.
 ACTIVATION = functions.leaky_relu
 
-COLUMNS = ('upstream', 'ours', 'ours float64')  # the errors of :func:`compare`
+COLUMNS = ('upstream', 'ours', 'ours float64')  # errors that :func:`compare` returns
 
-# A gradient that would be 0 without rounding, such as that of a bias before a softmax: its error is
-# relative to the norm of all gradients together. It is below this share of that norm, in float64.
+# A gradient below this share of the norm of all gradients, in float64, is 0 apart from rounding,
+# such as that of a bias before a softmax. Its error is relative to the norm of all gradients.
 ZERO = 1e-9
 
 
-# --- the cases ---
+# --- cases ---
 
-# model, options: names
-# make: () -> Chainer Chemistry's model
+# model, options: their names
+# make: function that makes Chainer Chemistry's model
 # adjacency: kind of the matrices, 'features' if nodes have features instead of ids; 'edges' or
 #     'edges, features' for lists of edges, which upstream packs
-# column: 'super' (a super node) or 'labels' (of the nodes), which follow the adjacency; or None
+# column: 'super' (a super node) or 'labels' (of nodes), which follows the adjacency; or None
 # sizes: numbers of atoms
-# packed_sizes: the same of packed batches, all equal where a result depends on other molecules
-# masked: compared with is_real_node as well
+# packed_sizes: numbers of atoms in packed batches, equal if a result depends on other molecules
+# masked: whether the model is also compared with is_real_node
 Case = collections.namedtuple(
     'Case', 'model options make adjacency n_relations column sizes packed_sizes masked'
 )
@@ -80,9 +80,9 @@ def new_case(
     one_size=False,
     **given,
 ):
-    """Return a `Case` of a kind of model, made with the arguments that are `given`.
+    """Return a `Case` of a kind of model that is made with the `given` arguments.
 
-    one_size: whether all molecules have as many atoms.
+    one_size: whether all molecules have the same number of atoms.
     """
     sizes = EQUAL_SIZES if one_size else SIZES
     return Case(
@@ -124,7 +124,7 @@ def _base_cases():
         'one degree': {'max_degree': 0},
         'atom types': {'n_atom_types': 25},
     }.items():
-        # Degrees by row and by column, which differ, and where they are the same.
+        # Degrees by row and by column differ in some cases, and are the same in others.
         adjacency = 'counted' if options in ('one layer', 'few degrees') else 'counted bonds'
         yield new_case('NFP', options, models.NFP, adjacency, out_dim=3, **given)
     for options, given in {
@@ -256,7 +256,7 @@ def _wrapper_cases():
                 if given.pop('off', False):
                     given['with_gwm' if wrapper == 'GWM' else 'with_wle'] = False
                 if (base, wrapper, label) == ('RSGCN', 'GWM', 'max'):
-                    given['one_size'] = True  # phantom atoms are equal except for rounding
+                    given['one_size'] = True  # else phantom atoms differ by rounding
                 if base in ('RSGCN', 'GIN'):
                     given['dropout_ratio'] = 0.0
                 if wrapper != 'GWM':
@@ -320,19 +320,19 @@ def _edge_cases():
         yield new_case('RelGCNSparse', options, RelGCNSparse, kind, 4, out_dim=3, **given)
 
 
-CASES = tuple(_base_cases()) + tuple(_wrapper_cases())  # of molecules
-EDGE_CASES = tuple(_edge_cases())  # of lists of edges
+CASES = tuple(_base_cases()) + tuple(_wrapper_cases())  # molecules
+EDGE_CASES = tuple(_edge_cases())  # lists of edges
 ALL_CASES = CASES + EDGE_CASES
 
-# The first case of each model, by the model's name.
+# model -> its first case
 DEFAULTS = {case.model: case for case in reversed(CASES)}
-# Every model that wraps no other, and every wrapper around another one of them.
+# Every model that wraps no other model, and every wrapper around a different one of them.
 QUICK_MODELS = (
     *(name for name in DEFAULTS if '_' not in name and 'GraphConvModel' not in name),
     *('GGNN_GWM', 'GIN_CWLE', 'NFP_GWLE'),
 )
 
-# Options that Chainer Chemistry's constructors take, but with which its forward passes fail.
+# Options that Chainer Chemistry's constructors accept, but that make its forward passes fail.
 CRASHES = (
     new_case(
         'GIN',
@@ -355,7 +355,7 @@ CRASHES = (
 
 
 def examples_of(case, seed=0):
-    """Return random molecules (atoms, adjacency, the case's column, if any), or edge lists."""
+    """Return random molecules (atoms, adjacency, and the case's column if any), or edge lists."""
     rng = numpy.random.RandomState(seed)
     if case.adjacency.startswith('edges'):
         n_channels = 6 if case.adjacency == 'edges, features' else None
@@ -376,20 +376,20 @@ def examples_of(case, seed=0):
     return examples
 
 
-# --- the comparison ---
+# --- comparison ---
 
 
 def dense_batch(examples):
-    """Return a batch for Chainer Chemistry's model, of molecules or of lists of edges."""
+    """Return a batch of molecules or of lists of edges for Chainer Chemistry's model."""
     if isinstance(examples[0], tuple):
         return dense_concat_mols(examples)
     return (SparseGraphDataset(examples).converter(examples, -1),)
 
 
 def initialised(make, examples):
-    """Return a model with all parameters; biases are not 0, and norms are not the identity.
+    """Return a model with all parameters; no bias is 0, and no norm is the identity.
 
-    Otherwise mistakes in them would not show.
+    Otherwise mistakes in them would not be noticed.
     """
     numpy.random.seed(0)
     model = make()
@@ -397,7 +397,7 @@ def initialised(make, examples):
         model(*dense_batch(examples[:1]))
     for link in model.links():
         if isinstance(link, chainer.links.GRU) and link.W_r.W.array is None:
-            link.W_r._initialize_params(link.W.W.shape[1])  # takes no part while there is no state
+            link.W_r._initialize_params(link.W.W.shape[1])  # unused without a state
     rng = numpy.random.RandomState(5)
     for name, parameter in sorted(model.namedparams()):
         if re.search(r'/b\d*$', name):
@@ -415,7 +415,7 @@ def to_double(model):
     for link in model.links():
         for name in link._params:
             parameter = getattr(link, name)
-            if parameter.array is not None:  # of a layer that is never used
+            if parameter.array is not None:  # else the layer is never used
                 parameter.array = parameter.array.astype('d')
         for name in link._persistent:
             value = getattr(link, name)
@@ -427,7 +427,7 @@ def to_double(model):
 
 
 def double(batch):
-    """Convert arrays of float32; a sparse adjacency takes the dtype of the features by itself."""
+    """Convert float32 arrays; a sparse adjacency itself takes the dtype of the features."""
     if len(batch) == 1:  # upstream's batch of lists of edges
         data = copy.copy(batch[0])
         data.x = _double(data.x)
@@ -441,7 +441,7 @@ def _double(array):
 
 @contextlib.contextmanager
 def dense_models_in_float64():
-    """Let Chainer Chemistry's links that mix float32 constants into any dtype run in float64."""
+    """Run links of Chainer Chemistry in float64, even if they contain float32 constants."""
     where, scatter_add = functions.where, functions.scatter_add
     lstm = chainer.links.NStepLSTM.forward
 
@@ -464,7 +464,7 @@ def dense_models_in_float64():
 
 
 def outcome(model, batches):
-    """Return output and gradients of all parameters, summed over batches, by name on the host."""
+    """Return output and gradients of all parameters, summed over batches, by name, on the host."""
     model.cleargrads()
     outputs = []
     for inputs in batches:
@@ -479,9 +479,9 @@ def outcome(model, batches):
 
 
 def unfolded(y, adj):
-    """Return features of the nodes of a folded batch with every row as often as it counts.
+    """Return features of the nodes of a folded batch with each row as often as it counts.
 
-    Anything else is returned as it is.
+    Other results are returned unchanged.
     """
     weights = getattr(adj, 'row_weights', None)
     if weights is None or len(y) != adj.n_rows:
@@ -505,7 +505,7 @@ def errors(actual, truth):
 
 
 def compare(case, device, with_own=True):
-    """Return layout -> name -> errors of upstream's float32, ours, and our float64."""
+    """Return layout -> name -> errors of upstream's float32, our float32, and our float64."""
     examples = examples_of(case)
     dense = initialised(case.make, examples)
     if case.adjacency.startswith('edges'):
@@ -531,15 +531,15 @@ def compare(case, device, with_own=True):
 
 
 def converters_of(case):
-    """Return the converter to batches of each layout, by its name."""
+    """Return layout -> converter."""
     n = int(case.column == 'labels')
     return {layout: CSRConverter(layout, n_node_columns=n) for layout in LAYOUTS}
 
 
 def upstream(dense, batches, with_own=True, mask=None):
-    """Return the outcome of a dense model in float64, and the errors of its float32 by name.
+    """Return the outcome of a dense model in float64, and name -> error in float32.
 
-    `mask`: the model's is_real_node. Without `with_own` the errors of its float32 are 0.
+    `mask`: the model's is_real_node. Without `with_own` the errors are 0.
     """
     with dense_models_in_float64():
         truth = outcome(_Masked(to_double(dense), mask), map(double, batches))
@@ -549,10 +549,10 @@ def upstream(dense, batches, with_own=True, mask=None):
 
 
 def measure(dense, theirs, batch, device, mask=None):
-    """Return, by name, the errors of upstream's float32, ours, and our float64.
+    """Return name -> errors of upstream's float32, our float32, and our float64.
 
-    `theirs`: the result of `upstream`; `batch`: the sparse model's inputs, on its device; `mask`:
-    the is_real_node of this batch, on the host.
+    `theirs`: result of `upstream`; `batch`: the sparse model's inputs on its device; `mask`:
+    is_real_node of this batch, on the host.
     """
     truth, own = theirs
     mask = None if mask is None else device.send(mask)
@@ -564,14 +564,14 @@ def measure(dense, theirs, batch, device, mask=None):
 
 
 def swapped(dense, device):
-    """Return a sparse copy of a model on a device."""
+    """Return a swapped copy of a model on a device."""
     model = chainer_bspmm.sparsify(copy.deepcopy(dense))
     model.to_device(device)
     return model
 
 
 def sparse_link(kind, dense):
-    """Return a copy of a link of Chainer Chemistry as our class `kind`, readouts included."""
+    """Return a copy of a link of Chainer Chemistry with our class `kind`, and swapped readouts."""
     link = copy.deepcopy(dense)
     for part, its_kind in kind.swaps(link):
         part.__class__ = its_kind
@@ -579,7 +579,7 @@ def sparse_link(kind, dense):
 
 
 def randomised(model):
-    """Give every parameter random values: biases start at 0, where mistakes hide."""
+    """Give every parameter random values, because biases start at 0, which hides mistakes."""
     rng = numpy.random.RandomState(0)
     for _, parameter in sorted(model.namedparams(include_uninit=False)):
         shape = parameter.shape
@@ -588,7 +588,7 @@ def randomised(model):
 
 
 class _Masked(chainer.Chain):
-    """A model with is_real_node, if any; parameter paths and array module are the model's."""
+    """A model that is called with is_real_node, if there is one, and is in `/model`."""
 
     def __init__(self, model, mask):
         super().__init__()
@@ -601,14 +601,14 @@ class _Masked(chainer.Chain):
 
 
 def check(case, device):
-    """Return a line of text for each error beyond its bound; quick if there is none."""
+    """Return a line of text for each error beyond its bound, quickly if there is none."""
     return failures(compare(case, device, with_own=False)) and failures(compare(case, device))
 
 
 def assert_same_in_training(monkeypatch, make, examples):
     """Compare a swapped model with the dense one in training, where both drop the same elements.
 
-    All is float64. `examples` must have one size: only then do both draw for the same rows.
+    Everything is float64. `examples` must have one size, so that both draw for the same rows.
     """
     draw_as_chainer(monkeypatch)
     dense = to_double(initialised(make, examples))
@@ -623,7 +623,7 @@ def assert_same_in_training(monkeypatch, make, examples):
 
 
 def failures(found):
-    """Return a line of text for each error beyond its bound in a result of :func:`compare`."""
+    """Return a line of text for each error of :func:`compare` that is beyond its bound."""
     lines = []
     for layout, names in found.items():
         for name, e in names.items():
@@ -636,7 +636,7 @@ def failures(found):
 
 
 def crash(case):
-    """Return the type of the error that Chainer Chemistry's own model raises, or None."""
+    """Return the type of the error that Chainer Chemistry's model raises, or None."""
     examples = examples_of(case)
     try:
         initialised(case.make, examples)

@@ -1,4 +1,4 @@
-"""Separate processes, in which a test may change anything."""
+"""Separate processes, in which tests may change anything."""
 
 import collections
 import json
@@ -12,8 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 Done = collections.namedtuple('Done', 'returncode stdout stderr')
 
-# A process that imports modules once and forks for every program. A fork leaves the loop: its
-# program runs and ends at the top level of a `python -c`, and only this text tells it what to do.
+# A process that imports modules once and forks for every program. A fork leaves the loop, so its
+# program runs and ends at the top level, like one of `python -c`.
 _SERVER = """
 import importlib, json, os, sys
 for name in sys.argv[1:]:
@@ -45,13 +45,13 @@ exec(code)
 
 
 def environment():
-    """Return an environment (dict) that imports this checkout, with one thread per library."""
+    """Return an environment in which this checkout is imported, and libraries have one thread."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
     return dict(os.environ, PYTHONPATH=path, OPENBLAS_NUM_THREADS='1')
 
 
 def python(*words, cwd=None, status=0):
-    """Run ``python WORDS`` in a fresh process, which imports this checkout; status None: any."""
+    """Run ``python WORDS`` in a new process that imports this checkout; status None: any."""
     done = subprocess.run(
         [sys.executable, *map(str, words)],
         cwd=cwd,
@@ -67,8 +67,8 @@ def python(*words, cwd=None, status=0):
 class Forks:
     """Run programs in forks of one process that has imported some modules.
 
-    A program starts fast because these modules are imported already. It sees nothing of the
-    programs before it.
+    A program starts fast because these modules are imported already. Earlier programs have no
+    effect on it.
     """
 
     def __init__(self, folder, *modules):
@@ -82,13 +82,13 @@ class Forks:
         )
 
     def run(self, code, argv=('-c',), cwd='.'):
-        """Run a program text; return its status and output (Done)."""
+        """Run the text of a program; return its status and output (Done)."""
         for file in self._files:
             open(file, 'w').close()
         request = dict(code=code, argv=[str(word) for word in argv], cwd=str(cwd))
         request.update(zip(('stdout', 'stderr'), self._files))
         print(json.dumps(request), file=self._process.stdin, flush=True)
-        assert select.select([self._process.stdout], [], [], 300)[0], 'no end after 300 s'
+        assert select.select([self._process.stdout], [], [], 300)[0], 'still running after 300 s'
         status = int(self._process.stdout.readline())
         return Done(status, *(pathlib.Path(file).read_text() for file in self._files))
 
@@ -107,7 +107,7 @@ def is_gone(pid):
 
 
 def forked_processes(monkeypatch):
-    """Return a list to which the pid of every process that this one forks is added."""
+    """Return a list that gets the pid of every process that this one forks."""
     fork = os.fork
     pids = []
 

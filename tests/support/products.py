@@ -1,4 +1,4 @@
-"""Checks of products, by any container and kernel."""
+"""Checks of products of any container and kernel."""
 
 import numpy
 import pytest
@@ -22,11 +22,10 @@ def check_product(
     largest=FACTOR,
     multiply=bspmm_forward,
 ):
-    """Compare a product with the reference, exactly; also check that its arguments are unchanged.
+    """Check that a product equals the reference exactly, and leaves its arguments unchanged.
 
-    values: where the values of the entries come from: 'own', the matrix; 'ones', nowhere, all are
-    1; 'given', an argument.
-    largest: dtype -> the largest value of x. multiply: the product, perhaps another container's.
+    values: 'own': values of the matrix; 'ones': all entries are 1; 'given': values are an argument.
+    largest: dtype -> largest value of x. multiply: the product, which may be another container's.
     """
     n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
     x = integers((n_in, n_channels), dtype, largest, seed=2)
@@ -42,7 +41,7 @@ def check_product(
 
 
 def check_sampled(place, adj, dtype, n_channels, multiply=bsddmm_forward):
-    """Compare a sampled product with the reference, exactly; nothing is launched for no entries."""
+    """Check that a sampled product equals the reference, and without entries launches nothing."""
     u = integers((adj.n_rows, n_channels), dtype, seed=0)
     v = integers((adj.n_cols, n_channels), dtype, seed=1)
     w = multiply(place.put(adj), place.put(u), place.put(v))
@@ -51,7 +50,7 @@ def check_sampled(place, adj, dtype, n_channels, multiply=bsddmm_forward):
 
 
 def check_three_dimensions(place, adj, multiply=bspmm_forward, has_data=True):
-    """Compare the product of a padded batch with the reference; no array is contiguous."""
+    """Compare the product of a padded batch with the reference, for arrays with strides."""
     x = integers((4, adj.max_rows, adj.n_graphs), 'f')
     data = integers(2 * adj.nnz, 'f', seed=1)
     residual = integers((adj.n_graphs, adj.max_rows, 8), 'f', seed=2)
@@ -68,7 +67,7 @@ def check_nan(place, dtype, multiply, container=lambda adj: adj):
     adj = batch('mixed', dtype)
     x = integers((adj.n_cols, 3), dtype)
     x[10, 1] = adj.data[2] = numpy.nan
-    x[0, 0] = x[7, 2] = numpy.inf  # padding in a BatchedSELL could read row 0
+    x[0, 0] = x[7, 2] = numpy.inf  # padding of a BatchedSELL might read row 0
     adj = container(adj)
     expected = reference.bspmm(adj, x)
     assert 3 < (~numpy.isfinite(expected)).sum() < expected.size // 2
@@ -76,7 +75,7 @@ def check_nan(place, dtype, multiply, container=lambda adj: adj):
 
 
 def check_duplicates(place, multiply=bspmm_forward, container=lambda adj: adj, has_data=True):
-    """Compare products of two entries at one place; the sum of their values would overflow."""
+    """Compare products of two entries in one place, whose sum would overflow."""
     values = numpy.array([3e38, 3e38], 'f')  # the sum is infinite
     adj = BatchedCSR(numpy.array([0, 2]), numpy.array([0, 0]), numpy.array([0, 1]), values)
     adj = container(adj)
@@ -90,7 +89,7 @@ def check_duplicates(place, multiply=bspmm_forward, container=lambda adj: adj, h
 
 
 def diagonal(n_nodes):
-    """Return a batch of graphs of these sizes in which every node has an edge to itself."""
+    """Return a batch of graphs of these sizes in which each node has an edge to itself."""
     n_rows = sum(n_nodes)
     return BatchedCSR(numpy.arange(n_rows + 1), numpy.arange(n_rows), numpy.array((0, *n_nodes)))
 

@@ -1,4 +1,4 @@
-"""Functions of test modules on several ranks: each rank is a process that mpirun starts."""
+"""Functions of test modules on several ranks, which are processes that mpirun starts."""
 
 import atexit
 import importlib
@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.processes import environment, ROOT
 
-# An mpirun beside the interpreter belongs to the MPI that mpi4py finds there.
+# An mpirun beside the interpreter belongs to the MPI that mpi4py uses there.
 _beside_python = shutil.which('mpirun', path=str(pathlib.Path(sys.executable).parent))
 MPIRUN = _beside_python or shutil.which('mpirun')
 needs_mpi = pytest.mark.skipif(
@@ -27,18 +27,18 @@ needs_mpi = pytest.mark.skipif(
 SETTINGS = {
     'OMPI_ALLOW_RUN_AS_ROOT': '1',
     'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',
-    # Allow more ranks than cores, bound to no core: the first two for Open MPI 5, then for 4.
+    # Allow more ranks than cores, without binding: two settings for Open MPI 5, two for Open MPI 4.
     'PRTE_MCA_rmaps_default_mapping_policy': ':oversubscribe',
     'PRTE_MCA_hwloc_default_binding_policy': 'none',
     'OMPI_MCA_rmaps_base_oversubscribe': '1',
     'OMPI_MCA_hwloc_base_binding_policy': 'none',
     'OMP_NUM_THREADS': '1',
-    'OMPI_MCA_mpi_yield_when_idle': '1',  # a rank that waits leaves its core to others
+    'OMPI_MCA_mpi_yield_when_idle': '1',  # waiting ranks leave their core to others
 }
 
 
 def mpirun(n_ranks, *words, status=0, cwd=None, stdin=None, timeout=100):
-    """Run a Python command line on several ranks; status None: any but 0."""
+    """Run a Python command line on several ranks; status None: any except 0."""
     done = subprocess.run(
         [MPIRUN, '-n', str(n_ranks), sys.executable, *map(str, words)],
         cwd=cwd,
@@ -67,8 +67,8 @@ def on_ranks(n_ranks, function, *arguments, **options):
 def on_kept_ranks(n_ranks, function, *arguments):
     """Call a function of a test module on ranks that stay for the next test.
 
-    This saves starting ranks, which takes longer than most tests. The function should return:
-    if it raises, the ranks end, and the message has their standard output and error.
+    To start ranks takes longer than most tests. If the function raises an error, the ranks end, and
+    the message has their standard output and error.
     """
     if n_ranks not in _Kept.ranks:
         _Kept.ranks[n_ranks] = _Kept(n_ranks)
@@ -80,10 +80,10 @@ def _plain(arguments):
 
 
 class _Kept:
-    """Ranks that wait for calls, each at the end of a pipe; they end when the pipes close."""
+    """Ranks that wait for calls, each at a pipe, and end when the pipes are closed."""
 
-    ranks: dict[int, '_Kept'] = {}  # number of ranks -> the ranks that run
-    TIMEOUT = 45  # seconds for a call: with the 10 to close, fewer than a test has
+    ranks: dict[int, '_Kept'] = {}  # number of ranks -> running ranks
+    TIMEOUT = 45  # seconds for a call; 10 more for closing are still fewer than a test has
 
     def __init__(self, n_ranks):
         self._n_ranks = n_ranks
@@ -106,7 +106,7 @@ class _Kept:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        # A pipe opened for reading and writing does not wait for its other end.
+        # A pipe that is opened for reading and writing does not wait for its other end.
         *self._calls, self._done = (os.open(pipe, os.O_RDWR) for pipe in pipes)
         atexit.register(self.close)
 
@@ -116,7 +116,7 @@ class _Kept:
             os.write(call, text.encode())
         try:
             self._wait()
-        except BaseException:  # such as the test's time limit: the ranks may never return
+        except BaseException:  # the time limit of the test, for example: the ranks may never return
             self.close()
             raise
 
@@ -146,7 +146,7 @@ class _Kept:
 
 
 def wait_for_calls(folder):
-    """Call the functions that the pipes name, until the pipes close; run by a kept rank."""
+    """Call the functions that are named in the pipe until that is closed; runs on a kept rank."""
     from mpi4py import MPI
 
     done = os.open(os.path.join(folder, 'done'), os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""The float64 NumPy reference that every fast path is compared with; slow, plain loops.
+"""Float64 NumPy reference with which every fast path is compared: slow, plain loops.
 
 All functions take host or device arrays and return float64 NumPy arrays. The docstrings of
 ``chainer_bspmm.functions`` have the same formulas.
@@ -60,7 +60,7 @@ def bsddmm(adj, u, v):
 
 
 def matrices(adj):
-    """(R, n_rows, n_rows) of a batch with a column for each node and relation."""
+    """Return matrices (R, n_rows, n_rows) of a batch with a column for each node and relation."""
     dense = adj.to_scipy().toarray()
     n_relations = adj.n_relations
     return numpy.stack([dense[:, r::n_relations] for r in range(n_relations)])
@@ -69,7 +69,7 @@ def matrices(adj):
 def graph_linear(A, x, W=None, b=None, W_self=None, b_self=None):
     """y = sum over r of A[r] (x W_r^T + b_r) + x W_self^T + b_self.
 
-    A: (R, n, n). Row c * R + r of W and b is of channel c and relation r.
+    A: (R, n, n). Row c * R + r of W and b belongs to channel c and relation r.
     """
     x, W, b, W_self, b_self = (None if a is None else _host(a) for a in (x, W, b, W_self, b_self))
     y = numpy.zeros(1) if b_self is None else b_self
@@ -82,8 +82,8 @@ def graph_linear(A, x, W=None, b=None, W_self=None, b_self=None):
 def edge_film(adj, messages, film, gy=None, activation=lambda z: numpy.maximum(z, 0)):
     """y[row] = sum over the row's entries of value * activation(gamma * messages[column] + beta).
 
-    gamma and beta are the halves of film[row * R + relation of the column]. With `gy`, also return
-    the gradients with respect to messages and film; the activation is then a rectifier.
+    gamma and beta are the halves of film[row * R + relation of the column]. If `gy` is given, also
+    return the gradients with respect to messages and film; the activation is then a rectifier.
     """
     messages, film = _host(messages), _host(film)
     values = numpy.ones(adj.nnz) if adj.data is None else _host(adj.data)
@@ -106,7 +106,7 @@ def edge_film(adj, messages, film, gy=None, activation=lambda z: numpy.maximum(z
 
 
 def _segments(n_rows, offsets, weights):
-    """Yield the rows of every segment whose weight is not 0, and these weights (rows, 1)."""
+    """Yield, for each segment, the rows with a weight other than 0, and their weights (rows, 1)."""
     weights = numpy.ones(n_rows) if weights is None else _host(weights)
     offsets = cuda.to_cpu(offsets)
     for a, b in zip(offsets[:-1], offsets[1:]):
@@ -169,10 +169,10 @@ def segment_softmax_grad(y, gy, offsets, weights=None):
 
 
 def philox(counter, key):
-    """Philox4x32-10 of Salmon et al. 2011 (SC11).
+    """Generator Philox4x32-10 of Salmon et al. 2011 (SC11).
 
-    counter: four integers below 2**32, or arrays of them; key: two integers. Returns four uint32
-    arrays.
+    counter: four integers below 2**32, or arrays of them; key: two integers. Return four arrays of
+    uint32.
     """
     c0, c1, c2, c3 = (numpy.asarray(word, numpy.uint64) for word in counter)
     key0, key1 = key
@@ -191,7 +191,7 @@ def philox(counter, key):
 
 
 def random_words(n, seed, stream, step):
-    """Random uint32 words of n elements, as in kernels/dropout.cu: word i % 4 of counter i / 4."""
+    """Return n random uint32 words, as in kernels/dropout.cu: word i % 4 of counter i / 4."""
     quads = numpy.arange(-(-n // 4), dtype=numpy.uint64)
     counter = (
         quads,
@@ -204,5 +204,5 @@ def random_words(n, seed, stream, step):
 
 
 def kept(n, ratio, seed, stream, step):
-    """Mask of the elements that dropout keeps, (n,) bool."""
+    """Return the mask (n,) of the elements that dropout keeps."""
     return random_words(n, seed, stream, step) >= min(ratio * 2.0**32, 2.0**32 - 1)

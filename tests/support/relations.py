@@ -1,11 +1,11 @@
-"""Batches with a column for every row and relation, whose entries break things."""
+"""Batches with a column for every row and relation, and difficult entries."""
 
 import numpy
 
 from chainer_bspmm import BatchedCSR
 from tests.support import batch_on, random_matrix
 
-# Rows whose entries do not come relation by relation, one of them stored twice.
+# Rows whose entries are not sorted by relation, with one entry twice.
 UNSORTED = {
     'unsorted relations': BatchedCSR(
         indptr=numpy.array([0, 4, 5, 7, 8]),
@@ -34,7 +34,7 @@ NAMES = [
     'duplicates, unsorted',
     *UNSORTED,
 ]
-# Four columns for one row and one relation.
+# There are four columns for one row and one relation.
 TOO_WIDE = BatchedCSR(
     indptr=numpy.array([0, 1]),
     indices=numpy.array([0]),
@@ -44,7 +44,7 @@ TOO_WIDE = BatchedCSR(
 
 
 def relation_batch_on(name, xp, dtype):
-    """Return one of these batches in a dtype on a device."""
+    """Return one of the batches in a dtype on a device."""
     if name not in UNSORTED:
         return batch_on(name, xp, dtype)
     adj = UNSORTED[name].astype(dtype)
@@ -52,7 +52,7 @@ def relation_batch_on(name, xp, dtype):
 
 
 def small_relation_batch_on(name, xp):
-    """Return one of these batches in float64, with few enough nodes for numerical gradients."""
+    """Return one of the batches in float64, with few enough nodes for numerical gradients."""
     if name != 'four relations':
         return relation_batch_on(name, xp, 'float64')
     rng = numpy.random.RandomState(0)

@@ -1,4 +1,4 @@
-"""Batches in buffers larger than they are."""
+"""Batches in buffers that are larger than necessary."""
 
 import numpy
 
@@ -10,7 +10,7 @@ OPTIONAL = ('data', 'row_weights')
 
 
 def buffers_for(adj, spare_rows, spare_nnz, n_labels=0):
-    """Return NumPy buffers full of NaN and indices out of range, which show if they are read."""
+    """Return NumPy buffers of NaN and of indices out of range, so that reading them is noticed."""
     n_rows, nnz = adj.n_rows + spare_rows, adj.nnz + spare_nnz
     return Buffers(
         atoms=numpy.full(n_rows, 2**30, 'i'),
@@ -25,7 +25,7 @@ def buffers_for(adj, spare_rows, spare_nnz, n_labels=0):
 
 
 def with_spare(adj, spare_rows, spare_nnz, xp=numpy):
-    """Return a host batch in larger arrays of a device."""
+    """Return a host batch in larger arrays on a device."""
     buffers = buffers_for(adj, spare_rows, spare_nnz)
     fill_buffers(buffers, numpy.zeros(adj.n_rows, 'i'), adj, [])
     arrays = {name: getattr(buffers, name) for name in (*INTEGERS, *OPTIONAL)}

@@ -1,4 +1,4 @@
-"""Models, examples and updaters for the tests of captured training."""
+"""Models, examples and updaters for tests of captured training."""
 
 import collections
 import types
@@ -45,22 +45,22 @@ class _Hidden(types.ModuleType):
 
 
 def hidden(value):
-    """Return an object with an attribute `value` that nothing watches: a library's module."""
+    """Return an object whose attribute `value` is not watched, because it is a library's module."""
     module = _Hidden('ctypes.hidden')
     module.value = value
     return module
 
 
 def calls_of_the_first_check(device):
-    """Return how often the check of the first step runs a right loss in this process.
+    """Return the number of runs of a correct loss, in this process, by the check of the first step.
 
-    On the host it runs it in other processes.
+    On the host the check runs it in other processes.
     """
     return 0 if device.xp is numpy else 2
 
 
 def molecules(n, n_relations=1, seed=0, classes=False):
-    """Return examples (atoms, adj, label) with random bonds; sizes from 1 to 12."""
+    """Return examples (atoms, adj, label) of 1 to 12 atoms with random bonds."""
     rng = numpy.random.RandomState(seed)
     examples = []
     for _ in range(n):
@@ -78,12 +78,12 @@ def molecules(n, n_relations=1, seed=0, classes=False):
 
 
 def same_molecules(n=BATCH):
-    """Return examples of equal size: all batches after the first one share its layout."""
+    """Return examples of equal size, so that all full batches have one form."""
     return [example for example in molecules(400) if len(example[0]) == 5][:n]
 
 
 class Row(chainer.Chain):
-    """Model that calls a function of (itself, atoms, adj); `counter` is there to be changed."""
+    """Model that calls a function of (itself, atoms, adj); tests may change `counter`."""
 
     def __init__(self, function, predictor=None):
         super().__init__()
@@ -101,19 +101,19 @@ def three_columns(link, atoms, adj):
 
 
 def mean_of_rows(link, atoms, adj):
-    """Return three columns plus a mean over all rows, spare ones included."""
+    """Return three columns plus a mean over all rows, including spare ones."""
     h = functions.mean(link.inner.embed(atoms), axis=0)
     return functions.broadcast_to(h[None, :3], (adj.n_graphs, 3)) + three_columns(link, atoms, adj)
 
 
 def counting(link, atoms, adj):
-    """Return three columns; each call also changes an attribute."""
+    """Return three columns, and change an attribute."""
     link.counter += 1
     return three_columns(link, atoms, adj)
 
 
 def reading_the_last(link, atoms, adj):
-    """Return three columns plus half of what the last call returned; `link.last` keeps it."""
+    """Return three columns plus half of the last result, which `link.last` keeps."""
     last = link.last
     y = three_columns(link, atoms, adj)
     link.last = y.array
@@ -150,7 +150,7 @@ def without_dropout(model):
 def make_updater(
     kind, device, model=None, examples=None, optimizer=None, hooks=(), batch_size=BATCH, **kwargs
 ):
-    """Return an updater; by default of :func:`small_model` and :func:`same_molecules`."""
+    """Return an updater, by default of :func:`small_model` with :func:`same_molecules`."""
     model = small_model() if model is None else model
     examples = same_molecules() if examples is None else examples
     optimizer = (optimizer or optimizers.Adam()).setup(model)
@@ -158,7 +158,7 @@ def make_updater(
         optimizer.add_hook(hook)
     numpy.random.seed(3)
     if device.xp is not numpy:
-        device.xp.random.seed(3)  # layers that learn their input size start on the device
+        device.xp.random.seed(3)  # layers that learn their input size are initialised there
     iterator = SerialIterator(examples, batch_size)
     kwargs.setdefault('converter', chainer_bspmm.concat_mols)
     if kind is GraphUpdater:
@@ -168,7 +168,7 @@ def make_updater(
 
 
 def run(updater, n_steps):
-    """Update `n_steps` times; return the values that each step reported, a list of dicts."""
+    """Update `n_steps` times; return a list of dicts of the values that each step has reported."""
     reporter = chainer.Reporter()
     reported = []
     target = updater.get_optimizer('main').target
@@ -192,9 +192,9 @@ def parameters(updater):
 
 
 def assert_same_training(make, n_steps=6, between=lambda updater: None, bound=1e-5):
-    """Train with an updater of each kind and compare the parameters; return the GraphUpdater.
+    """Train with both kinds of updaters and compare parameters; return the GraphUpdater.
 
-    `make` returns an updater of a class; `between` is called with the updater after each step.
+    ``make(kind)`` makes an updater, ``between(updater)`` is called after each step.
     """
     found = []
     for kind in (StandardUpdater, GraphUpdater):
@@ -212,28 +212,28 @@ def is_captured(updater):
 
 
 def of_variables(batch, device=None):
-    """Converter whose labels are a Variable, not an array."""
+    """Convert a batch, with labels as a Variable."""
     atoms, adj, labels = chainer_bspmm.concat_mols(batch, device)
     return atoms, adj, chainer.Variable(labels)
 
 
 def assert_same_bits(found, expected):
-    """Compare two dicts name -> array, bit for bit."""
+    """Check that two dicts name -> array have the same bits."""
     assert found.keys() == expected.keys()
     for name in expected:
         assert found[name].tobytes() == expected[name].tobytes(), name
 
 
 def n_keys(updater):
-    """Count the different keys of the guards among the programs."""
+    """Return the number of different keys of the guards in the keys of programs."""
     return len({layout[-1] for layout in updater._driver.programs})
 
 
 def assert_same_update(ours, theirs, bounds):
     """Compare parameters, gradients, states and counters of two links.
 
-    bounds: dtype's letter -> error, relative to the largest element of all parameters (of all
-    gradients, all states m, ...), because single elements of an average of gradients may cancel.
+    bounds: letter of a dtype -> error, relative to the largest element of all parameters, of all
+    gradients, of all states m, ...: in an average of gradients, single elements may cancel.
     """
     groups = collections.defaultdict(list)  # (kind, dtype) -> pairs of arrays
     for own, other in zip(ours.params(False), theirs.params(False), strict=True):

@@ -1,4 +1,4 @@
-"""Rows with weights, and the repeated rows that they stand for."""
+"""Rows with weights, and batches in which these rows are repeated."""
 
 import numpy
 
@@ -9,13 +9,13 @@ from chainer.backends import cuda
 from tests.support import BATCHES
 from tests.support.spare import with_spare
 
-# Batches of tests.support whose rows get weights, and numbers of spare rows.
+# Batches of tests.support that get weights, and numbers of spare rows.
 WEIGHTED = ['one graph', 'empty graphs first, between, last', 'huge among tiny', 'many']
 SPARE_ROWS = [0, 3]
 
 
 def weighted_on(name, xp, dtype, n_spare):
-    """Return one of BATCHES whose rows count 0 to 7 times; rows of its last graph do not count."""
+    """Return one of BATCHES with rows of weight 0 to 7, and of weight 0 in its last graph."""
     adj = BATCHES[name].astype(dtype)
     weights = numpy.random.RandomState(3).choice([0, 1, 1, 2, 7], adj.n_rows).astype('f')
     if adj.n_graphs > 1:
@@ -28,30 +28,30 @@ def weighted_on(name, xp, dtype, n_spare):
 
 
 def copies_of(weights, offsets):
-    """Return the index of every row as often as it counts, (n_copies,); offsets of segments."""
+    """Return the index of each row as often as it counts (n_copies,), and offsets of segments."""
     counts = cuda.to_cpu(weights).astype(int)
     starts = numpy.append(0, numpy.cumsum(counts))[cuda.to_cpu(offsets)]
     return numpy.repeat(numpy.arange(counts.size), counts), starts.astype('i')
 
 
 def sum_of_copies(values, rows, n_rows):
-    """Return float64 sums of the values of the copies of every row, on the host."""
+    """Return float64 sums over the copies of each row, on the host."""
     sums = numpy.zeros((n_rows,) + values.shape[1:])
     numpy.add.at(sums, rows, values)
     return sums
 
 
 def poison(x, weights):
-    """Write NaN and infinity to the rows of weight 0 and return x."""
+    """Write NaN and infinity to the rows of weight 0; return x."""
     x[weights == 0] = numpy.nan
     x[::2][weights[::2] == 0] = numpy.inf
     return x
 
 
 def repeated(adj):
-    """Return the batch without weights that has each row as often as it counts, and these rows.
+    """Return a batch without weights in which each row is repeated, and the repeated rows.
 
-    It has no entries.
+    The batch has no entries.
     """
     rows, starts = copies_of(adj.row_weights, adj.row_offsets)
     xp, n_rows = adj.xp, rows.size
@@ -70,11 +70,11 @@ def repeated(adj):
 
 
 def assert_counts_copies(function, adj, x):
-    """Compare a function of (adj, x) for rows with weights, and for the repeated rows.
+    """Compare a function of (adj, x) for rows with weights with that for repeated rows.
 
-    Compared are the output, the gradient, the gradient that can be differentiated again, and the
-    gradient of that. The gradient with respect to a row is the sum over its copies. The function
-    need not be linear. Rows that do not count hold NaN or infinity, and get gradients of 0.
+    The output, the gradient, the gradient that can be differentiated again, and the gradient of
+    that are compared. The gradient with respect to a row is the sum over its copies. The function
+    need not be linear. Rows of weight 0 hold NaN or infinity, and have gradients of 0.
     """
     plain, rows = repeated(adj)
     rows, results = adj.xp.asarray(rows), []

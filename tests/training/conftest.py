@@ -17,7 +17,7 @@ from tests.training import host_graphs
 
 # Files whose tests train as users do.
 AS_USERS = 'test_calls', 'test_first_step', 'test_two_lines', 'test_unusual_scripts'
-# Files that ask nothing of the check of the first step.
+# Files whose tests do not depend on the check of the first step.
 UNCHECKED = (
     *('test_batches', 'test_between_steps', 'test_captured_evaluators', 'test_every_model'),
     *('test_gradients', 'test_graph_updater', 'test_node_classification', 'test_watched'),
@@ -33,7 +33,7 @@ def file_of(request):
 def begins_at_once(request, monkeypatch):
     """Leave out the eager step that notes calls of a user's loss, so that tests need not count it.
 
-    `AS_USERS` are exceptions.
+    Files in `AS_USERS` keep that step.
     """
     if file_of(request) not in AS_USERS:
         monkeypatch.setattr(TrainingDriver, 'needs_notes', lambda self, function: False)
@@ -41,7 +41,7 @@ def begins_at_once(request, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def without_mpi(monkeypatch):
-    """Forget MPI, which a test of several ranks may have started: then nothing would be forked."""
+    """Hide MPI, which a test of several ranks may have imported: with it no process is forked."""
     monkeypatch.delitem(sys.modules, 'mpi4py.MPI', raising=False)
 
 
@@ -57,13 +57,13 @@ def unchecked(request, monkeypatch):
 
 @pytest.fixture
 def graphs(device, monkeypatch):
-    """The list of stand-ins that were made on the host; None on a GPU."""
+    """List of the stand-ins that are made on the host; None on a GPU."""
     return host_graphs.stand_in(monkeypatch) if device.xp is numpy else None
 
 
 @pytest.fixture
 def noted(monkeypatch):
-    """Function that lets calls of an attribute be noted in a list, as `of` describes them."""
+    """Function that records calls of an owner's attribute: returns a list of ``of(*args)``."""
 
     def note(owner, name, calls=None, of=lambda *args: args):
         calls, function = [] if calls is None else calls, getattr(owner, name)
@@ -80,7 +80,7 @@ def noted(monkeypatch):
 
 @pytest.fixture(params=(False, True), ids=('eager update', 'fused'))
 def is_fused(request, graphs, monkeypatch):
-    """Bool: stand-ins launch updates with the step. On a GPU updates always are."""
+    """Whether stand-ins launch the update with the step, as a GPU always does."""
     if request.param and graphs is not None:
         host_graphs.fuse(monkeypatch)
     return request.param
@@ -96,14 +96,14 @@ def no_causes():
 
 @pytest.fixture
 def fused(graphs, monkeypatch):
-    """Let updates be launched with the step on the stand-ins, too; on a GPU they are."""
+    """Make stand-ins launch the update with the step, as a GPU always does."""
     if graphs is not None:
         host_graphs.fuse(monkeypatch)
 
 
 @pytest.fixture
 def prediction_graphs(device, monkeypatch):
-    """Stand-in for graphs on the host; on a GPU, counts of the launches of real graphs."""
+    """Stand-in for graphs on the host; on a GPU, counts of captures and launches of real graphs."""
     if device.xp is numpy:
         return host_graphs.stand_in_for_prediction(monkeypatch)
     counts = types.SimpleNamespace(n_captures=0, n_launches=0)
@@ -111,7 +111,7 @@ def prediction_graphs(device, monkeypatch):
 
     def counted(self, function):
         replay, result = capture(self, function)
-        counts.n_captures += kernels._local.together is None  # else it will be dropped
+        counts.n_captures += kernels._local.together is None  # else it only compiles
 
         def launch():
             counts.n_launches += 1

@@ -1,8 +1,8 @@
-"""Stand-ins for CUDA graphs and pinned memory on the host: the updater's logic without a GPU.
+"""Stand-ins for CUDA graphs and pinned memory on the host, to test the updater without a GPU.
 
 A capture runs the function and undoes its changes; a launch runs it again and writes into the
 arrays that the capture returned, as a graph would. Values that the function reads through
-:func:`read_at_capture` are the same in every launch, as values that a graph has recorded are.
+:func:`read_at_capture` are the same in every launch, like values that a graph has recorded.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _tape = types.SimpleNamespace(recorded=None, replayed=None)
 
 
 def read_at_capture(read):
-    """Return a function that returns ``read()``; in a launch, the value from the capture."""
+    """Return a function that returns ``read()``, but in a launch the value from the capture."""
 
     def value():
         if _tape.replayed is not None:
@@ -73,7 +73,7 @@ def _capture_and_drop(graphs, function):
 
 
 class _Counting:
-    """Base of the capturers on the host: no streams, and counts of captures and launches.
+    """Base of the capturers on the host. It has no streams, and counts captures and launches.
 
     `is_ordered`: whether work that starts now would be ordered after and before all other work.
     """
@@ -97,7 +97,7 @@ class _Counting:
         pass
 
 
-# Snapshots for the launches of graphs on the host. A CUDA graph needs none.
+# Snapshots that stand-ins for graphs need for their launches. A CUDA graph needs none.
 _snapshots: weakref.WeakSet = weakref.WeakSet()
 
 
@@ -115,9 +115,9 @@ class _References(guards.References):
 
 
 class HostCapturer(_Counting):
-    """Capturer whose graphs run the function again, with Python's state of the capture.
+    """Capturer whose graphs run the function again, in the state that Python had at the capture.
 
-    `session` is the session that it was made for.
+    `session` is the session that the capturer was made for.
     """
 
     nbytes = 1
@@ -170,7 +170,7 @@ def _arrays(values):
 
 
 class HostStaging(staging.Staging):
-    """Slots that the copy takes in turn, as the kernel does, launched by itself or in a graph."""
+    """Staging on the host. Like the kernel, its copy takes the slots in turn."""
 
     is_kernel = True
 
@@ -187,7 +187,7 @@ class HostStaging(staging.Staging):
         if self._is_filled:  # after an error
             self._next = self._position
         for array in self._slots[self._next].values():
-            array.view('u1').fill(255)  # a value that the host forgets to write shows
+            array.view('u1').fill(255)  # so that a value that the host forgets to write is noticed
         self._is_filled = True
         return self._slots[self._next]
 
@@ -205,7 +205,7 @@ class HostStaging(staging.Staging):
 
 
 class HostReports(reports.Reports):
-    """`Reports` that copy the numbers, without their addresses; a capture writes nothing."""
+    """`Reports` that copy numbers, not addresses; a capture writes nothing."""
 
     def _load(self):
         pass
@@ -237,7 +237,7 @@ class HostReports(reports.Reports):
 
 @contextlib.contextmanager
 def eager_causes():
-    """Yield a list; at the end it gets the warnings that say why something is not captured."""
+    """Yield a list that gets, at the end, the warnings that say why something is not captured."""
     actual = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
@@ -272,7 +272,7 @@ def _why_not_fused(optimizer):
 
 
 def fuse(monkeypatch):
-    """Let updates of SGD be launched with the step, on the stand-ins too."""
+    """Make stand-ins launch updates of SGD with the step."""
     monkeypatch.setattr(update, 'why_unsupported', _why_not_fused)
     monkeypatch.setattr(update, 'FusedUpdate', HostFused)
 
@@ -290,7 +290,7 @@ def _as_cupy_joins(join):
 
 
 def dot(a, b, to=None):
-    """Multiply as `gemm.Blas.dot`, which adds to its third argument; ``numpy.dot`` overwrites."""
+    """Multiply like `gemm.Blas.dot`, which adds to its third argument; ``numpy.dot`` overwrites."""
     product = a.dot(b)
     if to is None:
         return product
@@ -347,7 +347,7 @@ def stand_in(monkeypatch):
 
 
 class PredictionGraphs(HostCapturer):
-    """Capturer of predictions; counts the results on their way to the host."""
+    """Capturer of predictions that counts the results on their way to the host."""
 
     def __init__(self):
         super().__init__()
@@ -388,7 +388,7 @@ def stand_in_for_prediction(monkeypatch):
 
 
 class HostPeerSums(PeerSums):
-    """`PeerSums` by MPI. A capture calls no MPI: nothing would run on a GPU then."""
+    """`PeerSums` by MPI. A capture does not call MPI, because a capture on a GPU runs nothing."""
 
     def __init__(self, comm):
         super().__init__(comm)
@@ -404,7 +404,7 @@ class HostPeerSums(PeerSums):
 
 
 class HostPeers:
-    """`PeerMemory` that holds nothing: the sums are collectives."""
+    """`PeerMemory` without memory, because sums are collectives here."""
 
     vectors = ()
 
@@ -456,7 +456,7 @@ class HostFlatGradients(flat_gradients.FlatGradients):
             self._is_bad[flags != 0] = 1
 
     def _parts(self, array):
-        """Yield every parameter and its part, in its shape."""
+        """Yield every parameter with its part of the array, in the parameter's shape."""
         start = 0
         for param in self._params():
             yield param, array[start : start + param.size].reshape(param.shape)
@@ -464,9 +464,9 @@ class HostFlatGradients(flat_gradients.FlatGradients):
 
 
 def with_ranks(monkeypatch, comm):
-    """Let `GraphUpdater` take a communicator (any object) for one of NCCL, updates being fused.
+    """Make `GraphUpdater` take `comm`, which may be any object, for an NCCL communicator.
 
-    ``comm.n_waits`` counts how often the host waits for launched work.
+    Updates are fused. ``comm.n_waits`` counts how often the host waits for launched work.
     """
     fuse(monkeypatch)
     place = types.SimpleNamespace(empty=numpy.empty)

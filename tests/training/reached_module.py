@@ -1,4 +1,4 @@
-"""A module of a user's, as `test_reach` sees it."""
+"""A user's module, for test_reach.py."""
 
 step, weight, unused = 0, 1.0, 0
 

@@ -1,4 +1,4 @@
-"""Sources of batches: indices from the iterator, and a data set's copy on the GPU."""
+"""Where batches come from: indices from the iterator, and a data set's copy on the GPU."""
 
 import copy
 import gc
@@ -123,7 +123,7 @@ def test_a_number_that_is_wrong(dataset, name, wrong):
 
 
 class Gpu(chainer.backend.CpuDevice):
-    """The host, taken for a GPU with some free memory."""
+    """The host, posing as a GPU with `free` bytes of free memory."""
 
     name = '@cupy:0'
     xp = numpy
@@ -140,14 +140,14 @@ def gather(self, index, buffers, padded_to=None):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Take the host for a GPU; its kernel that gathers is NumPy's."""
+    """The host, posing as a GPU: NumPy stands in for the kernel that gathers."""
     for module in (batches, device_dataset):
         monkeypatch.setattr(module, 'cuda', types.SimpleNamespace(cupy=numpy))
     monkeypatch.setattr(DeviceMolecules, 'gather', gather)
     batch = DeviceMolecules.batch
 
     def batch_on_host(self, index, *options):
-        if len(self) == len(index) == 1:  # no kernel gathers it
+        if len(self) == len(index) == 1:  # a single molecule is copied, not gathered
             return batch(self, index, *options)
         return self.host.batch(index, *options)
 
@@ -194,7 +194,7 @@ def test_what_has_no_copy(gpu, dataset):
     'labels', [[numpy.zeros(1 + i % 3) for i in range(8)], list('abcdefgh')], ids=['', 'names']
 )
 def test_labels_of_several_shapes_have_no_copy(gpu, labels):
-    """Batches of labels of several shapes are sent one by one."""
+    """A data set whose labels have several shapes is sent from the host, batch by batch."""
     sparse = to_sparse([(*e[:2], label) for e, label in zip(molecules(8), labels, strict=True)])
     assert Resident(sparse, gpu).of(sparse.molecules) is sparse.molecules
     assert sparse.molecules.atoms.flags.writeable
@@ -409,7 +409,7 @@ RESULTS: dict[str, Callable] = {
 
 @pytest.mark.parametrize('name', RESULTS)
 def test_a_converter_is_called_once_for_both_devices(device, name):
-    """What is sent to the device equals what the converter makes there."""
+    """A batch that is converted on the host and sent equals one converted on the device."""
     devices = []
 
     def converter(batch, device=None):

@@ -27,7 +27,7 @@ PER_EPOCH = 4  # steps
 
 
 class Updater(training.Updater):
-    """An updater that writes down what `BetweenSteps` tells it before each step."""
+    """An updater that records the answer of `BetweenSteps` before each step."""
 
     def __init__(self):
         self.iteration = 0
@@ -61,7 +61,7 @@ def make_trainer(updater, out, n_steps=10, kind=training.Trainer):
 
 
 def run_with(out, *given, n_steps=10, updater=None, kind=training.Trainer):
-    """Return the numbers of the steps before which nothing needed another look."""
+    """Train; return the indices of the steps before which the guards need not look."""
     updater = updater or Updater()
     trainer = make_trainer(updater, out, n_steps, kind)
     for extension, trigger in given:
@@ -117,7 +117,7 @@ def test_functions_of_users(tmp_path, of):
 
 
 class File:
-    """A file of a user's, which may change anything."""
+    """A user's file object, whose methods may change anything."""
 
     def write(self, text):
         pass
@@ -155,7 +155,7 @@ STOPS = {
 
 @pytest.mark.parametrize('name', STOPS)
 def test_triggers_that_stop(tmp_path, name):
-    """Chainer's triggers read what was reported; a user's may change anything."""
+    """Chainer's triggers only read reported values; a user's may change anything."""
     updater = Updater()
     trainer = make_trainer(updater, tmp_path)
     trainer.stop_trigger = STOPS[name]
@@ -191,7 +191,7 @@ def test_an_updater_inside_another(tmp_path):
 
 @pytest.mark.parametrize('is_main', [False, True])
 def test_a_shift_of_an_attribute(tmp_path, is_main):
-    """ExponentialShift may shift an attribute of something else than an optimizer."""
+    """ExponentialShift may shift an attribute of an object that is not a main optimizer."""
     updater = Updater()
     shifted = types.SimpleNamespace(rate=1.0, target=chainer.Link())
     updater.get_all_optimizers = lambda: {'main': shifted} if is_main else {}
@@ -222,7 +222,8 @@ def test_a_step_inside_an_extension(tmp_path):
 
     trainer.extend(two_more, trigger=(5, 'iteration'))
     trainer.run()
-    # Steps 6 and 7 are inside, 8 and 9 as the first ones of a run, 11 and 12 are inside.
+    # Steps 6, 7, 11 and 12 run inside the extension. Steps 8 and 9 come after such steps, and
+    # count as the first ones of a run.
     assert [i for i, told in enumerate(updater.told, 1) if told] == [3, 4, 5, 10]
     assert len(updater.told) == 12
 
@@ -271,8 +272,8 @@ def test_guards_look_when_needed(device, graphs, no_causes, tmp_path, monkeypatc
 
     with pytest.warns(UserWarning) if not is_fused else contextlib.nullcontext():
         updater, log = trained(GraphUpdater, device, tmp_path, change)
-    # The first batch of a layout, and its replays 1, 2, 4, ... 32, run eagerly, after which the
-    # guards look. After step 25 there is a change, after 50 there might be one.
+    # The first batch of a form, and replays 1, 2, 4, ... 32, run eagerly; the guards look before
+    # the next step. The extension changes something after step 25, and might after step 50.
     eager = {0, 1, 2, 4, 8, 16, 25, 26, 27, 29, 33, 41, 57}
     if is_fused:
         assert looks == sorted({0, 25, 50} | {step + 1 for step in eager})
@@ -285,7 +286,7 @@ def test_guards_look_when_needed(device, graphs, no_causes, tmp_path, monkeypatc
 
 
 def test_where_guards_look_at_every_step(device, graphs, no_causes, tmp_path, fused, looks):
-    """Guards look at every step if examples are a user's class, and outside of a trainer."""
+    """Guards look at every step if a user's class holds the examples, or without a Trainer."""
     trained(GraphUpdater, device, tmp_path, a_users, type('OfUser', (list,), {}))
     assert looks == list(range(60))
     del looks[:]

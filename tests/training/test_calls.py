@@ -1,4 +1,4 @@
-"""Calls of a user's loss are noted in the first step, before anything is tried out."""
+"""Functions that a user's loss calls, noted in the first step, before anything is tried out."""
 
 import gc
 import sys
@@ -19,7 +19,7 @@ from tests.training import host_graphs
 
 
 class Chosen(chainer.Link):
-    """Link whose loss is chosen by text; `made` has weak references to objects of its steps."""
+    """Link that chooses its loss by name; `made` has weak references to objects of its steps."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +58,7 @@ def test_functions_that_a_loss_calls():
 
 
 def test_objects_whose_methods_are_called():
-    """Objects that the step has made are gone."""
+    """Noted calls keep no object alive that the step has made."""
     link = Chosen()
     step(link)
     assert [each for each in called(link) if not isinstance(each, types.FunctionType)] == [link]
@@ -66,7 +66,7 @@ def test_objects_whose_methods_are_called():
 
 
 def test_a_model_of_a_library_has_no_functions_of_a_user():
-    """The package makes named tuples, whose methods are in modules that no library has."""
+    """Methods of the package's named tuples are in no library's module, and must be left out."""
     model = make_model()
     optimizer = chainer.optimizers.SGD(0.1).setup(model)
     with noting(model):
@@ -75,7 +75,7 @@ def test_a_model_of_a_library_has_no_functions_of_a_user():
 
 
 def test_functions_of_another_module_with_equal_code_are_left_out():
-    """A file that is loaded twice has such functions."""
+    """Two functions have equal code if a file is loaded twice."""
     modules: list[dict] = [{'__name__': 'a_script_of_a_user'} for _ in range(2)]
     for module in modules:
         exec(compile('def loss(link): return link.w * link.w', 'a_script.py', 'exec'), module)
@@ -110,7 +110,7 @@ def test_what_the_collection_of_garbage_calls_is_left_out():
 
 
 def test_nothing_else_is_called_by_the_loss():
-    """Hooks of an optimizer run in the same step, but not in its loss."""
+    """Hooks of an optimizer run in the same step, but the loss does not call them."""
 
     def hook(optimizer):
         assert is_noting()

@@ -1,4 +1,4 @@
-"""Evaluators of a GraphUpdater's trainer: captured, with the results of eager ones."""
+"""Captured evaluators have the results of eager ones."""
 
 from collections.abc import Callable
 import re
@@ -30,11 +30,11 @@ VALIDATION = molecules(5 * BATCH + 3, seed=1)  # the last batch is smaller
 
 
 def make(device, model, kind=extensions.Evaluator, dataset=VALIDATION, **kwargs):
-    """Return an evaluator, as a script makes it."""
+    """Return an evaluator like that of a script."""
     kwargs.setdefault('converter', chainer_bspmm.concat_mols)
     iterator = SerialIterator(dataset, BATCH, repeat=False, shuffle=False)
     evaluator = kind(iterator, model, device=device, **kwargs)
-    evaluator.name = 'validation'  # as Trainer.extend names it
+    evaluator.name = 'validation'  # the name that Trainer.extend gives
     return evaluator
 
 
@@ -46,7 +46,7 @@ def make_pair(device, model, *args, **kwargs):
 
 
 def evaluated(evaluator):
-    """Evaluate as an extension of a trainer; return the observation, as floats."""
+    """Run an evaluator like a Trainer's extension; return the observation as floats."""
     with chainer.Reporter().scope({}):
         return {name: float(value) for name, value in evaluator().items()}
 
@@ -77,7 +77,7 @@ def test_same_numbers_as_eager(device, prediction_graphs, no_causes, where):
         expected = evaluated(theirs)
         assert {'validation/main/loss', 'validation/main/mae'} == set(expected)
         assert_close(evaluated(own), expected)
-        for param in model.params():  # the next evaluation must see it
+        for param in model.params():  # the next evaluation must see the change
             param.array[...] *= 1.1
     assert own.get_iterator('main').__dict__.keys() == theirs.get_iterator('main').__dict__.keys()
     assert own.get_iterator('main').epoch_detail == theirs.get_iterator('main').epoch_detail == 1
@@ -121,7 +121,7 @@ def test_a_loop_that_somebody_else_replaced_is_used(device, prediction_graphs, m
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
-def test_those_of_a_trainer(device, graphs, prediction_graphs, tmp_path, monkeypatch):
+def test_evaluators_of_a_trainer(device, graphs, prediction_graphs, tmp_path, monkeypatch):
     monkeypatch.setattr(chainer.global_config, 'bspmm_capture', True)
     updater = make_updater(GraphUpdater, device, make_model(), molecules(40))
     model = updater.get_optimizer('main').target
@@ -245,7 +245,7 @@ def test_what_is_watched_leads_to_a_new_capture(device, prediction_graphs, no_ca
 
 
 def test_another_name(device, prediction_graphs, no_causes):
-    """A Trainer gives an evaluator another name, even if a script has called it before."""
+    """A Trainer may rename an evaluator that a script has called before."""
     own, theirs = make_pair(device, on(device, make_model()))
     for name in ('validation', 'test'):
         own.name = theirs.name = name
@@ -263,9 +263,9 @@ def test_another_model(device, prediction_graphs, no_causes):
 
 
 def test_a_change_by_a_checked_replay_is_seen_by_the_next(device, prediction_graphs):
-    """The check of a replay also runs the model itself, which changes an attribute here."""
+    """The check of a replay runs the model, which changes an attribute here."""
     model = on(device, small_model(factor=1.0))
-    late = hidden(1.0)  # nothing watches its value
+    late = hidden(1.0)  # its value is not watched
 
     def forward(link, atoms, adj):
         y = link.inner(atoms, adj)[:, :3] * link.factor
@@ -292,8 +292,8 @@ def warned(evaluator, n_times=3):
 
 
 def test_what_is_not_watched_is_found(device, prediction_graphs):
-    """The check finds a change of unwatched state, and evaluation continues eagerly."""
-    factor = hidden(1.0)  # nothing watches its value
+    """A check finds the change, and evaluation continues eagerly."""
+    factor = hidden(1.0)  # its value is not watched
     read = host_graphs.read_at_capture(lambda: factor.value)
 
     def forward(link, atoms, adj):
@@ -331,7 +331,7 @@ def test_guards_look_once_an_evaluation(device, prediction_graphs, no_causes, no
 
 
 def test_numbers_on_the_host(device, prediction_graphs, no_causes):
-    """They are those of the capture, which is made again if they change."""
+    """A replay repeats the numbers of its capture; if they change, there is a new capture."""
     model = on(device, small_model())
     model.threshold = 3.0
 
@@ -365,7 +365,7 @@ def test_numbers_on_the_host_that_count(device, prediction_graphs):
 
 
 def test_the_loss_of_the_last_batch_is_left_in_the_model(device, prediction_graphs):
-    """An evaluation leaves the same loss as without captures, whatever a step had left there."""
+    """An evaluation leaves the same loss as an eager one, whatever loss a step had left there."""
     model = on(device, make_model())
     own, theirs = make_pair(device, model, dataset=VALIDATION[: 2 * BATCH])
     for _ in range(20):  # until replays are no longer compared with eager evaluations

@@ -1,4 +1,4 @@
-"""`captured_predict` against the model's own predictions, molecule by molecule of the input."""
+"""`captured_predict`, compared with the model's own prediction of each molecule."""
 
 import itertools
 import os
@@ -39,7 +39,7 @@ BAD = [4, 6, 8]  # indices of the SMILES that RDKit cannot parse
 
 
 def on(device, model):
-    """Return the model on a device, with all of its parameters made."""
+    """Move a model to a device, make all of its parameters, and return it."""
     examples = molecules(3, RELATIONS.get(getattr(model, 'made_of', None), 1))
     with chainer.using_config('train', False):
         model.predictor(*chainer_bspmm.concat_mols(examples)[:2])
@@ -87,7 +87,7 @@ def no_warnings():
 
 @pytest.fixture
 def children(monkeypatch):
-    """A function that returns the processes that the test started and that are still there."""
+    """Function that returns the forked processes of the test that still run."""
     pids = forked_processes(monkeypatch)
     return lambda: [pid for pid in pids if not is_gone(pid)]
 
@@ -100,7 +100,7 @@ def test_as_each_molecule_alone(device, prediction_graphs, name, no_warnings):
     converter = chainer_bspmm.CSRConverter('packed')
     parts = list(captured_predict(model, data, device, batch_size=8, converter=converter))
     assert [len(part.index) for part in parts] == [8] * 10 + [3]
-    assert all(type(part.values) is numpy.ndarray for part in parts)  # of their own
+    assert all(type(part.values) is numpy.ndarray for part in parts)  # no views
     index, values, failures = collected(parts)
     numpy.testing.assert_array_equal(index, numpy.arange(83))
     assert values.shape == (83, 3) and values.dtype == numpy.float32 and not failures
@@ -110,7 +110,7 @@ def test_as_each_molecule_alone(device, prediction_graphs, name, no_warnings):
 
 
 def test_padded_batches_of_growing_molecules_share_graphs(device, prediction_graphs, no_warnings):
-    """The largest molecule of a batch decides how many rows there are."""
+    """A padded batch has as many rows a molecule as its largest molecule has atoms."""
     model = model_of(device, 'GGNN')
     data_set = to_sparse(sorted(molecules(160, 4), key=lambda example: len(example[0])))
     converter = chainer_bspmm.CSRConverter('padded')
@@ -146,7 +146,7 @@ def test_a_data_set_on_the_gpu(no_warnings):
 
 
 def test_on_the_cpu(no_warnings):
-    """A model may give the same array every time."""
+    """A model may return the same array at every call."""
     model = model_of(HOST)
     examples = molecules(24)
     scores = numpy.zeros(8, 'f')
@@ -172,7 +172,7 @@ def test_two_at_once(device, prediction_graphs, no_warnings):
 
 
 def test_configuration_of_the_caller(device, prediction_graphs):
-    """The configuration between batches is the caller's, who may train meanwhile."""
+    """Between batches the configuration is the caller's, who may train meanwhile."""
     model = model_of(device)
     data = to_sparse(molecules(64))
     current = cuda.cupy.cuda.get_current_stream().ptr if device.xp is not numpy else None
@@ -193,7 +193,7 @@ def test_parameters_changed_in_place_between_batches(device, prediction_graphs):
         param.array *= 0.5
     rest = [part.values for part in predictions]
     assert prediction_graphs.n_captures == 1 and prediction_graphs.n_launches > n_launches
-    # One batch had been launched already.
+    # The next batch had already been launched with the old parameters.
     numpy.testing.assert_array_equal(rest[0], seen[-1])
     assert relative_error(numpy.concatenate(rest[1:]), expected_of(model, data)[56:]) < 1e-5
 
@@ -206,7 +206,7 @@ def test_an_attribute_that_changes(device, prediction_graphs, no_warnings):
     for i, part in enumerate(captured_predict(model, data, batch_size=8)):
         values.append(part.values)
         if i == 9:
-            model.predictor.counter = 1  # the batch after the next sees it
+            model.predictor.counter = 1  # the next batch has been launched already
     assert prediction_graphs.n_captures == 2
     assert relative_error(values[11], 2 * values[0]) < 1e-5
     assert relative_error(values[-1], 2 * values[0]) < 1e-5
@@ -257,17 +257,17 @@ def picky(link, atoms, adj):
     return three_columns(link, atoms, adj)
 
 
-_unseen = hidden(0)  # nothing watches its value
+_unseen = hidden(0)  # its value is not watched
 
 
 def next_unseen():
-    """Return another number than at the last call, by more than rounding."""
+    """Return a number that differs from the last one by more than rounding."""
     _unseen.value = _unseen.value % 7 + 1
     return _unseen.value
 
 
-# Kind of model -> (its function, a pattern of the cause, whether a batch gives the same values as
-# single molecules).
+# Kind of model -> (its function, a pattern of the cause, whether a batch has the values of single
+# molecules).
 EAGER = {
     'of all rows': (
         mean_of_rows,
@@ -303,7 +303,7 @@ EAGER = {
 
 
 def assert_eager(device, function, cause, is_same=True):
-    """Predict with a model around `function`; the one warning has this cause (a pattern)."""
+    """Predict with a model around `function`; check that one warning has this cause (a pattern)."""
     model = on(device, Regressor(Row(function)))
     examples = molecules(8 * 40 if function is counting else 80)
     with warnings.catch_warnings(record=True) as caught:
@@ -373,7 +373,7 @@ def test_a_model_that_was_not_swapped(device):
 
 
 def test_what_is_compared():
-    """Numbers may differ by rounding of the parameters' dtype; of classes, one in a hundred may."""
+    """Numbers may differ by rounding in the parameters' dtype, and one class in a hundred may."""
     model, half = chainer.Chain(), chainer.Chain()
     with half.init_scope():
         half.W = chainer.Parameter(numpy.ones(1, 'e'))
@@ -454,7 +454,7 @@ def test_smiles_none_of_which_can_be_used():
     ((index, values, failures),) = captured_predict(model, ['nonsense', None], method='rsgcn')
     assert len(index) == len(values) == 0
     assert [failure.position for failure in failures] == [0, 1]
-    # Only the last SMILES are bad; then so many that a batch in the middle has nothing else.
+    # First only the last SMILES is bad, then so many that a batch has nothing else.
     for n_bad, shapes in ((1, [(250, 3), (0, 3)]), (350, [(250, 3), (0, 3), (0, 3)])):
         smiles = ['C'] * 250 + ['x'] * n_bad
         parts = list(captured_predict(model, smiles, method='rsgcn', batch_size=250))
@@ -523,7 +523,7 @@ def test_an_error_comes_after_what_was_before(device, prediction_graphs, childre
 
 
 def test_left_in_the_middle(monkeypatch, children):
-    """No result is left on its way, and graphs, memory and processes are gone."""
+    """No result stays on its way, and graphs, memory and processes are gone."""
     pytest.importorskip('rdkit')
     graphs = host_graphs.stand_in_for_prediction(monkeypatch)
     model = model_of(HOST)
@@ -549,7 +549,7 @@ def test_left_in_the_middle(monkeypatch, children):
 
 
 def test_smiles_without_end():
-    """SMILES are read only a little ahead; the rest is never requested."""
+    """SMILES are read only a little ahead of the predictions."""
     pytest.importorskip('rdkit')
     n_read = 0
 
@@ -629,7 +629,7 @@ def test_another_device():
 
 @pytest.mark.gpu
 def test_memory_is_given_back():
-    """Memory is given back after a whole run, and after one that was left in the middle."""
+    """Memory is given back after a complete run, and after one that was left in the middle."""
     device = chainer.get_device('@cupy:0')
     model = model_of(device)
     data = DeviceDataset(molecules(400), 0)
@@ -668,11 +668,11 @@ def test_on_streams_in_turn():
 
 @pytest.mark.parametrize('changes_at', (1, 5))
 def test_a_prediction_that_changes(device, prediction_graphs, changes_at):
-    """A change found before a wrong result was yielded makes it eager; later it is an error."""
+    """A change that is found before a wrong result was yielded is a warning, later an error."""
     model = model_of(device)
     data = molecules(4) * 24  # equal batches of 8
     seen = []
-    n_seen = hidden(0)  # nothing watches its value
+    n_seen = hidden(0)  # its value is not watched
     factor = host_graphs.read_at_capture(lambda: 2.0 if n_seen.value >= changes_at else 1.0)
 
     def predict(atoms, adj):

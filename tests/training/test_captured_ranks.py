@@ -1,4 +1,4 @@
-"""Captured steps of several ranks: one collective each, with the result of one large batch."""
+"""Captured steps of several ranks: a collective a step, and the results of one large batch."""
 
 import copy
 import re
@@ -21,15 +21,15 @@ from tests.training.host_graphs import eager_causes, read_at_capture
 
 RATE = 1e-5
 LARGEST_NORM = 1.0
-# Sizes of this rank's batches: layouts come again, and are captured, replayed and checked.
+# Sizes of this rank's batches. Forms come again, so they are captured, replayed and checked.
 SIZES = [4, 4, 4, 7, 4, 7, 7, 2, 4, 2, 2, 4, 7] * 2
 
 
 class Others:
-    """A communicator of rank 0 of 2; the other one has two molecules in every step.
+    """A communicator of rank 0 of 2. The other rank has two molecules in every step.
 
-    sums: the number of elements in every collective; reason: why the other cannot capture (str or
-    None); is_bad: whether its loss is not finite.
+    sums: number of elements of every collective; reason: text that says why the other rank cannot
+    capture, or None; is_bad: whether the loss of the other rank is not finite.
     """
 
     rank, size, allreduce_grad_dtype = 0, 2, None
@@ -45,8 +45,8 @@ class Others:
 
     def allgather(self, mine):
         self.told.append(mine)
-        # All start alike: state, checksum. Then they tell why they cannot capture, and whether
-        # they have statistics of all ranks.
+        # Ranks compare their states and checksums, which are equal here. Then they tell each other
+        # why they cannot capture, and whether they have statistics of all ranks.
         return [mine, self.reason if len(self.told) == 3 else mine]
 
     def batch(self):
@@ -54,10 +54,10 @@ class Others:
         return molecules(2, seed=100 + len(self.sums))
 
     def allReduce(self, sent, received):
-        assert len(self.told) == 4  # before, this rank might wait for ever
+        assert len(self.told) == 4  # else this rank might wait for ever
         copied = copy.deepcopy(self._model)
         copied.cleargrads()
-        reporter = chainer.Reporter()  # its own
+        reporter = chainer.Reporter()  # the other rank has its own
         reporter.add_observer('main', copied)
         with reporter:
             loss_of(copied, self.batch()).backward()
@@ -75,7 +75,7 @@ def loss_of(model, examples):
 
 
 class Batches(chainer.dataset.Iterator):
-    """Batches of this rank, of the sizes that are to come."""
+    """Batches of this rank, whose sizes a test puts into `sizes`."""
 
     dataset = ()
     is_new_epoch, epoch, epoch_detail = False, 0, 0.0
@@ -102,7 +102,7 @@ def device():
 
 @pytest.fixture
 def made(monkeypatch, device, graphs):
-    """Return a function that makes an updater of rank 0, and the other rank."""
+    """Function that makes an updater of rank 0, and the other rank."""
     from chainermn.optimizers import _MultiNodeOptimizer
 
     kind = type('MultiNodeOptimizer', (multi_node.Weighted, _MultiNodeOptimizer), {})
@@ -125,7 +125,7 @@ def made(monkeypatch, device, graphs):
 
 
 def train(updater, sizes):
-    """Update with batches of these sizes; return the causes for which steps are not captured."""
+    """Update with batches of these sizes; return the warnings that say why steps are eager."""
     updater.get_iterator('main').sizes = list(sizes)
     reporter = chainer.Reporter()
     reporter.add_observer('main', updater._driver.optimizer.target)
@@ -175,7 +175,7 @@ def test_a_rank_does_not_check_its_first_step_alone(made, noted):
 
 @pytest.mark.parametrize('step', (0, 1, 9))
 def test_loss_of_another_rank_is_not_finite(made, step):
-    """Parameters stay as they are, and the next step says so: run, captured or replayed."""
+    """Parameters stay the same, and the next step raises: run, captured or replayed."""
     updater, comm = made()
     train(updater, SIZES[:1] * step)
     comm.is_bad = True
@@ -184,7 +184,7 @@ def test_loss_of_another_rank_is_not_finite(made, step):
     for param, array in zip(updater._driver.optimizer.target.params(), before):
         numpy.testing.assert_array_equal(param.array, array)
     n_before = len(updater._driver.programs)
-    # As after a change of the optimizer: programs are forgotten, the bad loss is not.
+    # After a change of the optimizer programs are forgotten, but not the bad loss.
     updater._driver.forget()
     assert n_before and not updater._driver.programs
     message = '^the loss of rank 1 is not finite, noticed after step %d$' % (step + 1)
@@ -206,13 +206,13 @@ def test_loss_of_the_last_step_is_not_finite(made, end):
             updater.finalize()
         else:
             updater.serialize(chainer.serializers.DictionarySerializer())
-    assert comm.n_waits == 1  # for that step
+    assert comm.n_waits == 1  # it waits for the last step
     assert updater.get_iterator('main').is_over == (end == 'finalize')
 
 
 def test_replay_that_differs(made):
-    """The state of the replay stays: the other ranks have replayed as well."""
-    factor = hidden(1.0)  # nothing watches its value
+    """The state after the replay stays, because the other ranks have replayed as well."""
+    factor = hidden(1.0)  # its value is not watched
     read = read_at_capture(lambda: factor.value)
     updater, comm = made(lambda model, *args: model(*args) * read())
     train(updater, [4] * 12)
@@ -241,7 +241,7 @@ def test_replay_that_differs(made):
 
 @pytest.mark.parametrize('is_one_host', (False, True))
 def test_a_view_of_a_parameter_is_reported_as_before_the_update(made, is_one_host):
-    """The step that a replay is compared with ends before the update."""
+    """The eager step that a replay is compared with ends before the update."""
 
     def loss_func(model, *args):
         _, last = max(model.namedparams())
@@ -271,7 +271,7 @@ def test_parameters_of_another_size_in_another_session(made):
 
 
 def test_a_converter_is_called_once_a_step(made):
-    """Also in the first step, which makes the parameters before it."""
+    """The first step makes parameters beforehand, and must not call the converter for that."""
     n_molecules = []
 
     def converter(batch, device=None):

@@ -1,4 +1,4 @@
-"""Chainer's own nodes inside a step: the same results and gradients, by the step's products."""
+"""Chainer's own nodes have the same results and gradients inside a step, by its products."""
 
 import itertools
 import threading
@@ -50,7 +50,7 @@ class CountingBlas(gemm.Blas):
 
 @pytest.fixture
 def a_step(xp, monkeypatch):
-    """A step whose products are counted, and which includes NumPy arrays."""
+    """A step that counts its products, and that takes NumPy arrays, too."""
     if xp is numpy:
         monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
     return step.Step(HostBlas() if xp is numpy else CountingBlas(), 0, None)
@@ -82,7 +82,7 @@ for a, b in itertools.product((False, True), repeat=2):
     shapes = [(2, 1) + shapes[0], (1, 4) + shapes[1]]
     CASES['matmul, broadcast %s' % options] = matmul(**options), shapes
 CASES['matmul of vectors'] = matmul(), [(7,), (7,)]
-# chainer.functions.tensordot computes a part of the gradients of their gradients.
+# Part of the gradients of their gradients comes from chainer.functions.tensordot.
 VECTORS = {
     'matrix times vector': (matmul(), [(5, 7), (7,)]),
     'vector times stack': (matmul(), [(7,), (2, 7, 3)]),
@@ -98,7 +98,7 @@ BOUNDS = {'float16': 2e-3, 'float32': 1e-6, 'float64': 1e-14}
 
 
 def assert_alike(actual, expected, bound):
-    """Compare lists of arrays, whose dtypes and kinds are the same."""
+    """Check that arrays of two lists have the same types and dtypes, and are close."""
     for one, other in zip(actual, expected, strict=True):
         assert one.dtype == other.dtype and one.shape == other.shape
         assert type(one) is type(other)
@@ -106,7 +106,7 @@ def assert_alike(actual, expected, bound):
 
 
 def outputs_and_gradients(function, arrays):
-    """Return the output, first gradients, and gradients of a function of those, as arrays."""
+    """Return as arrays the output, the gradients, and the gradients of a function of these."""
     variables = [chainer.Variable(array) for array in arrays]
     y = function(*variables)
     first = chainer.grad([y], variables, [functions.cos(y)], enable_double_backprop=True)
@@ -128,7 +128,7 @@ def test_same_as_outside(xp, a_step, name, dtype):
     n_products = a_step.blas.n_products
     assert n_products > 0 and actual[0].dtype == dtype
     assert_alike(actual, expected, {**BOUNDS, 'float32': 2e-6}[dtype])
-    # Outside again: nothing stays behind.
+    # Outside of the step, Chainer's nodes are as before.
     for one, other in zip(outputs_and_gradients(function, arrays), expected):
         assert (one == other).all()
     assert a_step.blas.n_products == n_products
@@ -166,7 +166,7 @@ def test_mixed_dtypes(xp, a_step, dtypes):
 
 @pytest.fixture
 def n_losses(noted):
-    """The number of calls for losses, metrics and gradients, in a list."""
+    """List with an item for each call for a loss, a metric or a gradient."""
     counts = []
     for name in ('forward', 'training_forward', 'backward'):
         noted(Loss, name, counts)
@@ -174,7 +174,7 @@ def n_losses(noted):
 
 
 def of_labels(lossfun, **options):
-    """A function of scores; a third of the labels is -1."""
+    """Return a loss of scores for labels of which a third is -1."""
 
     def loss(x):
         labels = x.xp.arange(x.size, dtype='i') % 3 - 1
@@ -188,7 +188,7 @@ def of_no_labels(lossfun, **options):
 
 
 def of_some(lossfun):
-    """A function of predictions; a third of the targets is NaN."""
+    """Return a loss of predictions for targets of which a third is NaN."""
 
     def loss(x):
         t = functions.sin(x).array.ravel()
@@ -262,7 +262,7 @@ def test_binary_accuracy(xp, a_step, n_losses, dtype):
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
 @pytest.mark.parametrize('lossfun', [functions.sigmoid_cross_entropy, functions.mean_squared_error])
 def test_one_launch_for_all_of_a_loss(xp, a_step, n_losses, lossfun, dtype):
-    """Gradients come with the loss, because the step knows that the gradient of the loss is 1."""
+    """The launch of the loss computes its gradient, because a step knows that gy is 1."""
     x, t = inputs_of(xp, [(5, 7)] * 2, dtype)
     if lossfun is functions.sigmoid_cross_entropy:
         t = (t > 0).astype('i')
@@ -306,7 +306,7 @@ def test_cross_entropy_of_each_is_chainer_s(xp, a_step, n_losses):
 
 
 def labelled(lossfun, **options):
-    """A function of scores (9, 4) and classes with one of -1."""
+    """Return a function of scores (9, 4) for classes of which some are -1."""
 
     def loss(x):
         t = x.xp.arange(9, dtype='i') % 4
@@ -316,7 +316,7 @@ def labelled(lossfun, **options):
 
 
 def with_nan(score, **options):
-    """A function of predictions (9, 4) and targets of which one is NaN and one column constant."""
+    """Return a metric of predictions (9, 4) for targets with one NaN and one constant column."""
 
     def metric(x):
         t = functions.sin(x).array
@@ -361,7 +361,7 @@ COPIES = {
 
 
 def output_and_gradients(function, arrays):
-    """Return the output and, where it has any, the gradients, as arrays."""
+    """Return the output and the gradients, if there are any, as arrays."""
     variables = [chainer.Variable(array) for array in arrays]
     y = function(*variables)
     gradients = chainer.grad([y], variables, [chainer.Variable(y.xp.full(y.shape, 2, y.dtype))])
@@ -401,7 +401,7 @@ def test_a_step_does_without_cudnn():
 
 
 def test_dropout(xp, a_step):
-    """Dropout in a step draws by the step's seed, number and layers; outside it draws as ever."""
+    """Dropout draws by the seed, the number and the layer of a step; outside it is Chainer's."""
     a_step.seed = 5
     a_step.counter = xp.full(1, 9, numpy.uint64)
     with chainer_nodes.under_way(a_step):
@@ -415,7 +415,7 @@ def test_dropout(xp, a_step):
                 numpy.testing.assert_allclose(cuda.to_cpu(array), expected, 1e-6)
     outside = cuda.to_cpu(functions.dropout(x, 0.25).array)
     assert set(numpy.unique(outside)) <= {0, numpy.float32(1 / 0.75)}
-    assert a_step.next_stream() == 2  # outside none was taken
+    assert a_step.next_stream() == 2  # dropout outside of the step has taken no stream
 
 
 @pytest.mark.parametrize('indices', [None, [0, 2, 3]])
@@ -440,7 +440,7 @@ def test_standard_scaler(xp, a_step, noted, indices):
 
 
 def test_a_step_in_another_thread(monkeypatch):
-    """The step that ends first leaves the other one its nodes; a thread without one has its own."""
+    """A step that ends leaves a step of another thread its nodes; other threads have Chainer's."""
     monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
     x, W = inputs_of(numpy, [(5, 7), (3, 7)], 'float32')
     blas = HostBlas()
@@ -454,11 +454,11 @@ def test_a_step_in_another_thread(monkeypatch):
     thread = threading.Thread(target=other)
     thread.start()
     is_inside.wait()
-    functions.linear(x, W)  # no step in this thread
+    functions.linear(x, W)  # there is no step in this thread
     with chainer_nodes.under_way(step.Step(blas, 0, None)):
         may_end.set()
         thread.join()
         functions.linear(x, W)
         assert blas.n_products == 1
-    functions.linear(x, W)  # nor here
+    functions.linear(x, W)  # its step has ended
     assert blas.n_products == 1

@@ -49,7 +49,7 @@ def as_a_user_has_it(monkeypatch):
 
 
 def examples(n=12, n_relations=4, sizes=(1, 12), labels=None):
-    """Return dense molecules; `labels` makes their labels of a generator and a number of atoms."""
+    """Return dense molecules; ``labels(rng, n_atoms)`` makes the label of each."""
     rng = numpy.random.RandomState(0)
     made = []
     for size in rng.randint(sizes[0], sizes[1], n):
@@ -65,13 +65,13 @@ def of_one_relation(**options):
 
 
 def with_super_nodes(given):
-    """Return examples with the features of a super node, of as many numbers as upstream has."""
+    """Return examples with features of a super node, as many as upstream's examples have."""
     rng = numpy.random.RandomState(1)
     return [(atoms, adj, rng.rand(248).astype('f'), label) for atoms, adj, label in given]
 
 
 class Own(chainer.Chain):
-    """A Chain of a user around a predictor; `loss` is a function of self, y, and the batch."""
+    """A user's Chain around a predictor; `loss` is a function of self, y, and the batch."""
 
     def __init__(self, loss, **attributes):
         super().__init__()
@@ -90,7 +90,7 @@ class Own(chainer.Chain):
 
 
 class Layers(chainer.Chain):
-    """Layers that a user has put together; `reduce` makes the loss of the features of rows."""
+    """Layers that a user has put together; `reduce` computes the loss from the rows' features."""
 
     def __init__(self, reduce):
         super().__init__()
@@ -117,7 +117,7 @@ def regressor(method='ggnn', kind=Regressor, **options):
 
 
 def by_hand(updater, n_steps):
-    """Train in a loop of the user's, without the updater."""
+    """Train in a user's own loop, without the updater."""
     iterator, optimizer = updater.get_iterator('main'), updater.get_optimizer('main')
     for _ in range(n_steps):
         batch = updater.converter(iterator.next(), updater.device)
@@ -125,15 +125,15 @@ def by_hand(updater, n_steps):
 
 
 class Case(NamedTuple):
-    """Script of a user: model, converter, data, updater and loop."""
+    """A user's script: model, converter, data, updater and loop."""
 
     model: Callable[[], chainer.Link]
     converter: Callable = chainer_bspmm.concat_mols
     data: Callable[[], Any] = examples
     kind: Any = StandardUpdater
     loop: Callable = run
-    loss_func: Callable | None = None  # of the model
-    within: Callable = contextlib.nullcontext  # makes the context of the steps
+    loss_func: Callable | None = None  # loss function of a model
+    within: Callable = contextlib.nullcontext  # context manager around the steps
 
 
 def updater_of(case, device):
@@ -167,7 +167,7 @@ def warned(case, device):
 
 
 def tells_of_rows(text):
-    """Return whether a text says that results are wrong, not that a check was impossible."""
+    """Return whether a text says that results are wrong, rather than that no check was possible."""
     return 'molecule' in text and not re.search('could not|cannot be', text)
 
 
@@ -247,7 +247,7 @@ def convert(batch, device=None):
 
 
 class Converter:
-    """A converter of a user's that keeps ours."""
+    """A user's converter, which calls ours."""
 
     def __init__(self):
         self.inner = CSRConverter()
@@ -357,7 +357,8 @@ WRONG = {
     'a big attribute': Case(lambda: Own(over_rows, bank=numpy.zeros((3000, 1000), 'f'))),
     'a random loss': Case(own(with_dropout)),
 }
-# The check runs in test mode, and from `optimizer.update(loss, ...)`: docs/limits.md.
+# The check runs in test mode, and only where a script calls `optimizer.update(loss, ...)`
+# (docs/limits.md).
 UNSEEN = {
     'a normalisation over all rows': Case(
         lambda: layers(lambda self, h, adj, t: F.mean(self.norm(h)[0] ** 2))
@@ -365,8 +366,8 @@ UNSEEN = {
     'only in training mode': Case(own(only_in_training)),
     'an updater that is written out': Case(own(over_rows), kind=WrittenOut),
 }
-# These take the way of others through the check, and tests/training/test_first_step.py asks its
-# functions for most of them.
+# These cases go through the check like others that are not slow, and most of them are also in
+# tests/training/test_first_step.py, which calls the functions of the check.
 SLOW = {
     *('atoms.shape[0]', 'atoms.size', 'a penalty by len(atoms)', 'a weight that learns'),
     *('the deviation of ids', 'the mean of ids', 'copies of y', 'only the gradient'),
@@ -378,7 +379,7 @@ SLOW = {
     *('a tiny loss', 'a huge loss', 'a root of the error'),
     *('relgcn', 'relgat', 'gnnfilm', 'rsgcn', 'gin', 'nfp', 'ggnn_gwm', 'rsgcn_gwm', 'nfp_gwm'),
 }
-# For these a warning is enough that says why the check could not be made.
+# For these cases it is enough if a warning says why there was no check.
 MAY_SAY_THAT_IT_CANNOT = 'a random loss', 'an open file', 'a hook of functions', 'a hook of links'
 
 
@@ -394,7 +395,7 @@ def masked(self, y, x, adj, t):
 
 
 def some_unknown(rng, size):
-    """Labels of which one is missing for about half of the molecules."""
+    """Return labels; about half of the molecules lack one."""
     label = rng.uniform(1, 2, N_LABELS).astype('f')
     if rng.uniform() < 0.5:
         label[rng.randint(N_LABELS)] = numpy.nan
@@ -416,7 +417,7 @@ def of_atoms(rng, size):
 
 
 def loss_of_atoms(self, h, adj, t):
-    """Labels of atoms times features, summed over a molecule; phantom atoms have labels of 0."""
+    """Sum labels of atoms times features over a molecule; labels of phantom atoms are 0."""
     return F.sum(F.sum(h * t, axis=-1) ** 2) / adj.n_graphs
 
 
@@ -547,8 +548,8 @@ for method, data in {
     'nfp_gwm': lambda: with_super_nodes(of_one_relation()),
 }.items():
     RIGHT[method] = Case(lambda method=method: regressor(method), data=data)
-# Losses that draw random numbers cannot be compared, and a hook must see only the user's calls: a
-# warning may say so. With a GPU such steps train eagerly, and another warning says that.
+# There may be a warning: random losses cannot be compared, and a hook must see only the user's
+# calls. On a GPU such steps train eagerly, with another warning.
 MAY_BE_TOLD = 'dropout', 'a random weight', 'a hook of functions'
 
 
@@ -620,7 +621,7 @@ def of_generator(self, y, x, adj, t):
 
 
 class GradientOfBefore(Own):
-    """Adds to a gradient that only the user clears."""
+    """A Chain that notes the gradient from before the step, which only the user clears."""
 
     def __call__(self, *batch):
         loss = super().__call__(*batch)
@@ -662,7 +663,7 @@ UNDISTURBED: dict[str, tuple[Callable, Callable]] = {
 
 @pytest.mark.parametrize('name', UNDISTURBED)
 def test_what_must_not_be_disturbed(name, monkeypatch):
-    """The check leaves losses, parameters and a script's counters the same, bit for bit."""
+    """Losses, parameters and a script's counters have the same bits with the check as without."""
     make, state_of = UNDISTURBED[name]
     checks = [option for option in vars(chainer.global_config) if option.startswith('bspmm_check')]
     data = of_one_relation if make is batch_normed else examples
@@ -695,13 +696,13 @@ def test_variables_are_looked_at_as_arrays(loss, is_wrong):
 
 
 def test_the_cause_in_batches_padded_to_a_number(device):
-    """The advice is to use `len(t)`: another converter would change all results."""
+    """The text advises `len(t)`, and not another converter, which would change all results."""
     text = next(filter(tells_of_rows, warned(WRONG['batches padded to a number'], device)))
     assert 'len(t)' in text and "CSRConverter('padded')" not in text
 
 
 class WithWeights(Own):
-    """Labels, and a weight of each molecule."""
+    """A Chain whose batches have labels, and a weight for each molecule."""
 
     def __call__(self, atoms, adj, t, weights):
         losses = F.sigmoid_cross_entropy(self.predictor(atoms, adj), t, reduce='no')
@@ -712,13 +713,13 @@ class WithWeights(Own):
 
 @pytest.mark.parametrize('name', UNSEEN)
 def test_what_the_check_does_not_see(name):
-    """The check on a host overlooks these; captured steps find the first two in the trial."""
+    """The check on a host overlooks these; the trial of a captured step finds the first two."""
     assert not any(map(tells_of_rows, warned(UNSEEN[name], chainer.get_device('@numpy'))))
 
 
 def test_labels_that_are_taken_for_atoms(device, monkeypatch):
-    """Each molecule has as many atoms as labels: a dense batch runs, a sparse one does not."""
-    monkeypatch.setattr(dense_examples, '_of_molecules', set())  # of other tests' labels
+    """If each molecule has as many labels as atoms, a dense batch runs, but a sparse one fails."""
+    monkeypatch.setattr(dense_examples, '_of_molecules', set())  # forgets other tests' labels
     data = [
         (atoms, adj, numpy.array([0, 1], 'i'), numpy.ones(1, 'f'))
         for atoms, adj, _ in examples(6, sizes=(N_LABELS, N_LABELS + 1))
@@ -733,7 +734,7 @@ def test_labels_that_are_taken_for_atoms(device, monkeypatch):
 
 
 def test_an_optimizer_without_a_model():
-    """Errors are Chainer's, or name the optimizer, instead of an argument of the check."""
+    """The error is Chainer's, or names the optimizer, but no argument of the check."""
     iterator = SerialIterator(examples(), 4)
     updater = StandardUpdater(iterator, optimizers.SGD(), converter=chainer_bspmm.concat_mols)
     with pytest.raises(Exception) as raised:

@@ -1,4 +1,4 @@
-"""`check_swap`: silent where nothing differs, a text where something does, no trace of itself."""
+"""`check_swap` is silent if nothing differs, names a difference, and leaves no trace."""
 
 import random
 import time
@@ -8,7 +8,7 @@ import warnings
 import numpy
 import pytest
 
-from chainer_bspmm.dataset import from_smiles, to_sparse  # first: it repairs Chainer
+from chainer_bspmm.dataset import from_smiles, to_sparse  # repairs Chainer first
 import chainer
 from chainer import functions as F, links as L
 from chainer_chemistry.links import EmbedAtomID, GeneralReadout, GGNNUpdate
@@ -37,7 +37,7 @@ def one_relation(actual):
 
 
 class Own(chainer.Chain):
-    """A Chain of a user around a predictor; `loss` is a function of self, y, and the batch."""
+    """A user's Chain around a predictor; `loss` is a function of self, y, and the batch."""
 
     def __init__(self, loss, method='ggnn', n_out=1):
         super().__init__()
@@ -72,7 +72,7 @@ def test_every_model_is_equal(case):
         y = model(*batch)
         return F.sum(y * y) / y.shape[0]
 
-    # Features of atoms have no form in which a loss of the user would be equal but the padded one.
+    # With features of atoms, a user's loss has the dense model's value only in padded batches.
     layout = 'padded' if 'node embedding' in case.options else 'folded'
     converter = CSRConverter(layout, n_node_columns=int(case.column == 'labels'))
     actual = check_swap(model, actual, converter, loss)
@@ -128,7 +128,7 @@ def test_rows_taken_for_molecules(name):
 def test_rounding_decides_which_rows_are_the_maximum():
     smiles = 'COC', 'CCC', 'CC(C)(C)C', 'CCOCC', 'O=C=O', 'CC(=O)C', 'c1ccccc1'  # equivalent atoms
     actual = from_smiles(smiles, 'rsgcn', labels=numpy.ones((len(smiles), 1), 'f')).dataset
-    for seed in range(20):  # on some machines a quarter of them jumps
+    for seed in range(20):  # on some machines every fourth one jumps to another row
         numpy.random.seed(seed)
         model = RSGCN(8, hidden_channels=8, n_update_layers=2, readout=GeneralReadout(mode='max'))
         own = Own(lambda self, y, x, adj, t: F.mean((y - t) ** 2))
@@ -166,7 +166,7 @@ def test_reductions_over_rows(name):
 
 
 def test_labels_of_atoms():
-    """Labels that are taken for columns of atoms get other rows."""
+    """The converter takes labels of atoms for a column of atoms, so rows are added to them."""
     actual = [(*example[:2], numpy.arange(len(example[0]), dtype='f')) for example in examples()]
     model = sparsify(Own(lambda self, y, x, adj, t: F.mean(y) * numpy.float32(t.mean())))
     assert check_swap(model, actual).equal is False
@@ -209,7 +209,7 @@ CANNOT_BE_TOLD = {
         """AttributeError("'numpy.ndarray' object has no attribute 'n_graphs'")""",
     ),
 }
-# Wrong examples are for the converter to refuse.
+# Refusing wrong examples is left to the converter.
 for i, batch in enumerate(([], [1], [(numpy.int32(1), 2)], [(None,)])):
     CANNOT_BE_TOLD['wrong examples %d' % i] = {'data': batch}, None
 
@@ -259,7 +259,7 @@ def test_it_leaves_no_trace():
 
 
 def test_what_a_loss_refers_to_stays():
-    """Models in closures, default arguments and attributes are swapped and dense in turn."""
+    """A model that a loss reads from a closure, a default or an attribute is left as it was."""
     model = sparsify(set_up_predictor('rsgcn', 8, 2, 1))
     holder = types.SimpleNamespace(model=model)
 
@@ -294,7 +294,7 @@ def test_a_loss_that_is_right_and_a_reported_number_that_is_wrong():
 
 @pytest.mark.parametrize('is_after', [False, True])
 def test_a_gradient_that_only_one_of_both_has(is_after):
-    """A parameter has a gradient only before the swap, or only after it; the loss is the same."""
+    """The loss is the same, but a parameter has a gradient only before or only after the swap."""
 
     def loss(self, y, x, adj, t):
         error = F.mean_squared_error(y, t)

@@ -1,4 +1,4 @@
-"""Names that byte code uses; one set of answers for all versions of Python."""
+"""Names that byte code uses, which are the same for all versions of Python."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from chainer_bspmm.training.code_names import code_names
 
 
 def names_of(source):
-    """Return the names of the one function that a text defines."""
+    """Return the names that the only function of a source text uses."""
     variables: dict = {}
     exec(source, variables)
     return code_names(variables['f'].__code__)
@@ -22,7 +22,7 @@ GLOBALS = {
     'def f(): return lambda: a': {'a': False},
     'def f():\n def g():\n  global a\n  a = 1\n return a, g': {'a': True},
     'def f(): return [b + a for b in ()]': {'a': False},
-    # Comparing two local variables is one instruction of newer versions that names both.
+    # Newer versions compare two local variables in one instruction that names both.
     'def f(b, c): return b < c': {},
     'def f(b, c):\n b = c\n return b': {},
 }

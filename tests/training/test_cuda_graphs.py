@@ -1,4 +1,4 @@
-"""Memory and streams of a `Capturer`, with stand-ins for CuPy's that record their calls."""
+"""Memory and streams of a `Capturer`, with stand-ins for CuPy's classes that record calls."""
 
 import collections
 import gc
@@ -30,7 +30,7 @@ class Device:
 
 
 class Pool:
-    """Memory pool that counts the blocks of each device, and frees the current device's."""
+    """Memory pool that counts the blocks of each device, and frees blocks of the current device."""
 
     made = []
 
@@ -59,10 +59,10 @@ class Memory:
 
 @pytest.fixture
 def make(monkeypatch):
-    """Function that makes a capturer for GPU 1, and its pool, while GPU 0 is current."""
+    """Function that makes a capturer for GPU 1 and its pool, while GPU 0 is current."""
 
     def make_stream(non_blocking):
-        assert non_blocking  # others wait for the legacy stream, which ends a capture
+        assert non_blocking  # other streams wait for the legacy stream, which ends a capture
 
     fake = types.SimpleNamespace(
         Stream=make_stream,
@@ -122,7 +122,7 @@ def test_an_error_while_kernels_are_compiled(make, monkeypatch):
 
 @pytest.fixture
 def streams(make, monkeypatch):
-    """A capturer, the list of calls of streams and events, and a function that uses a stream."""
+    """A capturer, the calls of streams and events in a list, and a function that uses a stream."""
     calls = []
 
     class Stream:
@@ -206,7 +206,7 @@ def test_the_allocator_of_pinned_memory_is_put_back(monkeypatch, kind):
     cupy = types.SimpleNamespace(cuda=fake, get_default_pinned_memory_pool=lambda: default)
     monkeypatch.setattr(cuda, 'cupy', cupy, raising=False)
     with cuda_graphs._no_host_copies():
-        pool = (fake.alloc_pinned_memory(8)).mem.pool()  # in a thread that captures nothing
+        pool = (fake.alloc_pinned_memory(8)).mem.pool()  # this thread captures nothing
         assert pool is (own if kind == 'own' else default)
         fake.is_capturing = True
         message = '^a copy of 8 bytes from the host to the device$'

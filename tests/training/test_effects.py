@@ -26,7 +26,7 @@ class Owner:
 
 
 class Known(References):
-    """Known references: those of a list."""
+    """Known references, given as a list of the objects that they refer to."""
 
     def __init__(self, *values):
         super().__init__()
@@ -41,7 +41,7 @@ nothing = Known()
 
 @pytest.fixture
 def effects():
-    """An array, a variable and a list of an owner, assigned once as after the first launch."""
+    """An owner, and the `Effects` that assign its variable, array and list; repeated once."""
     owner = Owner()
     owner.variable = chainer.Variable(numpy.arange(3.0))
     owner.array = numpy.arange(4.0)[1:]
@@ -95,7 +95,7 @@ def test_somebody_keeps(effects, keep):
 
 
 def test_somebody_keeps_what_the_owner_has_replaced(effects):
-    """There are as many references as before, but of others."""
+    """The number of references is the same, but another object refers to the variable."""
     owner, made = effects
     assert not made.are_kept(nothing)
     kept, owner.variable = owner.variable, None
@@ -111,7 +111,7 @@ def test_known_references_do_not_count(effects):
 
 
 def test_known_references_are_counted_only_where_there_are_others(effects):
-    """There may be hundreds of thousands, in a process with many trained models."""
+    """A process with many trained models may have hundreds of thousands of known references."""
     owner, made = effects
     known = Known(owner.variable)
     known.count = None
@@ -126,14 +126,14 @@ def test_known_references_may_change(effects):
     known = Known(owner.variable)
     assert not made.are_kept(known)
     kept, known.values = known.values, ()
-    assert not made.are_kept(known)  # it has not been told
+    assert not made.are_kept(known)  # the change has not been announced
     known.n_changes += 1
     assert made.are_kept(known)
     del kept
 
 
 def test_views_of_lasting_arrays():
-    """An attribute that is a parameter's array is written to by later steps."""
+    """An attribute that is a view of a parameter's array must follow later updates."""
     owner = Owner()
     weights = numpy.arange(3.0)
     new = {'array': weights[1:], 'y': chainer.Variable(weights)}
@@ -171,7 +171,7 @@ def test_copies():
 
 @pytest.fixture
 def sessions(monkeypatch):
-    """List of the sessions that are made."""
+    """List of all sessions that are made."""
     made = []
 
     class Noted(session.Session):

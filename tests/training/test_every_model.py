@@ -1,4 +1,4 @@
-"""Every model is captured in every layout, and every option, in training and for predictions."""
+"""Every model is captured with every option and in every layout, for training and prediction."""
 
 import copy
 import functools
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 SIZES = (5, 1, 8, 3, 2, 6, 4, 1, 7, 5, 3, 2, 8, 8, 4, 8)  # two batches
 LAYOUTS = 'packed', 'folded', 'padded'
 
-# Models that join so many arrays that CuPy would send a table of them from the host.
+# Models that join more arrays than CuPy can without sending a table from the host.
 RELATIONS = {'adjacency': 'relations'}
 HEADS = {'n_edge_types': 2, 'n_heads': 9}
 NINE = tuple(
@@ -46,12 +46,13 @@ NINE = tuple(
 
 
 def cases(chosen, layouts=LAYOUTS, quick=LAYOUTS, models=parity.QUICK_MODELS):
-    """Parametrize a test over cases and layouts; some of them are not slow.
+    """Parametrize a test over cases and layouts, most of which are slow tests.
 
-    Defaults of a model are tested in all of the layouts, its other options in one, in turn: an
-    option has the same code in every layout, and tests/models/test_parity.py has all of them.
+    A model with default options is tested in all of the layouts. Every other option is tested in
+    one of them, in turn: an option has the same code in every layout, and
+    tests/models/test_parity.py has all combinations.
 
-    layouts, quick: those of all cases, and of quick ones; models: those whose defaults are quick.
+    layouts: layouts of the test; quick, models: layouts and models whose defaults are not slow.
     """
     params = []
     for i, case in enumerate(chosen):
@@ -74,9 +75,9 @@ class PerMolecule(GraphConvPredictor):
 
 
 def make(case, dropout_ratio=0.0):
-    """Return a predictor; `dropout_ratio`: of all links that have one."""
+    """Return a predictor whose links have this ratio of dropout, if they have any."""
     numpy.random.seed(0)
-    # A copy: the swap happens in place, and readouts among the arguments belong to all tests.
+    # A copy, because the swap happens in place, and all tests share the readouts of a case.
     model = PerMolecule(chainer_bspmm.sparsify(copy.deepcopy(case.make())), MLP(3, hidden_dim=8))
     for link in model.links():
         if hasattr(link, 'dropout_ratio'):
@@ -95,19 +96,19 @@ def converter_for(case, layout):
 
 
 def check_training(device, monkeypatch, case, layout, examples, bound=1e-5, wrap=None):
-    """Train captured and with a StandardUpdater; compare. Return the captured model."""
+    """Compare captured training with that of a StandardUpdater; return the captured model."""
     wrap = wrap or functools.partial(Regressor, lossfun=functions.mean_squared_error)
     trained = []
     for kind in (StandardUpdater, GraphUpdater):
         if kind is GraphUpdater and device.xp is numpy:
             host_graphs.stand_in(monkeypatch)
-        sgd = optimizers.SGD(1e-7)  # training would multiply rounding errors
+        sgd = optimizers.SGD(1e-7)  # larger steps would multiply rounding errors
         converter = converter_for(case, layout)
         updater = make_updater(kind, device, wrap(make(case)), examples, sgd, converter=converter)
         run(updater, 5)
         trained.append(updater.get_optimizer('main').target)
     assert is_captured(updater)
-    # The trial compares losses with and without spare rows, but not gradients.
+    # Gradients are compared, too: the trial compares only losses with and without spare rows.
     expected, found = trained
     assert_same_update(found, expected, dict.fromkeys('efd', bound))
     assert layout_of(found) == layout_of(expected) is not None
@@ -120,7 +121,7 @@ def test_training(device, monkeypatch, no_causes, case, layout):
 
 
 class PerGraph(GraphConvPredictor):
-    """Predictor as :class:`PerMolecule`, of upstream's batch of lists of edges."""
+    """Predictor like :class:`PerMolecule`, for upstream's batches of lists of edges."""
 
     def __call__(self, batch):
         y = self.graph_conv(batch)
@@ -159,9 +160,11 @@ def test_lists_of_edges(device, monkeypatch, no_causes, case):
 
 @edge_cases
 def test_lists_of_edges_against_upstream(device, monkeypatch, no_causes, case):
-    """All is float64: a sum that is 0 but for rounding may be rectified in one of two models.
+    """Training equals that of upstream's model, which is trained on the host.
 
-    Upstream's model is trained on the host.
+    Everything is float64, because a sum that is 0 up to rounding may be positive in only one of the
+    models, and is then rectified in the other.
+
     """
     data = labelled_graphs(case)
     for graph in data:
@@ -176,10 +179,10 @@ def test_lists_of_edges_against_upstream(device, monkeypatch, no_causes, case):
             lossfun=functions.mean_squared_error,
         )
         with chainer.no_backprop_mode(), parity.dense_models_in_float64():
-            dense(converter(data[:1], -1))  # to make all parameters
+            dense(converter(data[:1], -1))  # makes all parameters
 
         def started(predictor):
-            """Return a model around the predictor, with the parameters of upstream's."""
+            """Return a Regressor with this predictor and the parameters of upstream's model."""
             model = Regressor(predictor, lossfun=functions.mean_squared_error)
             model.copyparams(dense)
             return model
@@ -199,7 +202,7 @@ def test_lists_of_edges_against_upstream(device, monkeypatch, no_causes, case):
 def test_prediction(device, prediction_graphs, no_causes, case, layout):
     model = make(case)
     examples = examples_of(case)[:8]
-    examples = 2 * (examples + examples[::-1])  # batches of one layout
+    examples = 2 * (examples + examples[::-1])  # all batches have one form
     model.to_device(device)
     converter = converter_for(case, layout)
     n_inputs = 2 + (case.column is not None)
@@ -246,12 +249,13 @@ def test_the_others_have_no_dropout(name):
 
 @cases(WITH_DROPOUT, quick=('folded',), models=('RSGCN', 'GIN', 'RelGAT', 'GGNN_GWM', 'NFP_GWLE'))
 def test_dropout(device, graphs, no_causes, case, layout):
-    """Dropout drops other elements in every step, whatever the spare rows hold."""
+    """Every captured step drops other elements."""
     predictor = make(case, dropout_ratio=0.3)
     assert any(getattr(link, 'dropout_ratio', 0) for link in predictor.links())
     examples = examples_of(case)[:BATCH]
     converter = converter_for(case, layout)
-    # Parameters are drawn on the host: a GPU's draw may have rectifiers that are never open.
+    # Parameters are drawn on the host, because with a GPU's draw all outputs of a rectifier may
+    # be 0.
     with chainer.no_backprop_mode(), chainer.using_config('train', False):
         predictor(*converter(examples)[:-1])
     model = Regressor(predictor, lossfun=functions.mean_squared_error)
@@ -266,7 +270,7 @@ def test_dropout(device, graphs, no_causes, case, layout):
     run(updater, 2)
     assert is_captured(updater)
     losses = [reported['main/loss'] for reported in run(updater, 8)]
-    # Of the same molecules with the same parameters: but for rounding, only dropout changes it.
+    # Molecules and parameters stay the same, so only dropout changes the loss beyond rounding.
     assert numpy.ptp(losses) > 1e-4 * max(losses)
 
 
@@ -281,7 +285,7 @@ def ignoring(function):
 
 
 metrics = {'mae': chemistry_functions.mean_absolute_error, 'r2': chemistry_functions.r2_score}
-# name -> (label of a molecule, class around the predictor, its loss and metrics)
+# name -> (function that makes a label, class around the predictor, its loss and metrics)
 OBJECTIVES = {
     'classes': (lambda rng: numpy.array(rng.randint(-1, 3), 'i'), Classifier),
     'classes, ignored in metrics': (

@@ -1,4 +1,4 @@
-"""`check_rows`: a text where rows are taken for molecules, silent otherwise, no trace of itself."""
+"""`check_rows` says where rows are taken for molecules, is silent otherwise, leaves no trace."""
 
 import builtins
 import contextlib
@@ -19,7 +19,7 @@ from typing import Any
 import numpy
 import pytest
 
-import chainer_bspmm  # first: it repairs Chainer
+import chainer_bspmm  # repairs Chainer before anything imports it
 import chainer
 from chainer import functions as F, links as L, optimizers
 from chainer.function_hooks import TimerHook
@@ -65,7 +65,7 @@ N_ROWS = sum(len(atoms) for atoms, *_ in EXAMPLES)
 
 
 class Own(chainer.Chain):
-    """A Chain of a user around a predictor; `loss` is a function of self, y, and the batch."""
+    """A user's Chain around a predictor; `loss` is a function of self, y, and the batch."""
 
     def __init__(self, loss):
         super().__init__()
@@ -82,7 +82,7 @@ class Own(chainer.Chain):
 
 
 class Layers(chainer.Chain):
-    """Layers that a user has put together; `reduce` makes the loss of the nodes' features."""
+    """Layers that a user has put together; `reduce` computes the loss from the rows' features."""
 
     def __init__(self, reduce):
         super().__init__()
@@ -111,13 +111,13 @@ def check(model, data=EXAMPLES, converter=chainer_bspmm.concat_mols, loss_func=N
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-    """Let the check run the loss in this process, as for a model on a GPU, and undo that."""
+    """Make the check run the loss in this process and undo that, as for a model on a GPU."""
     monkeypatch.setattr('chainer_bspmm.training.check_rows._is_on_host', lambda links: False)
 
 
 @pytest.fixture(params=['in_forks', 'in_this_process'])
 def runs(request):
-    """Both ways of the check to run a loss."""
+    """The two ways in which the check can run a loss."""
     if request.param == 'in_this_process':
         request.getfixturevalue(request.param)
     elif cannot_fork():
@@ -272,7 +272,7 @@ def test_a_float64_model():
         assert check(Own(WRONG['len(atoms)'][0])).is_right is False
 
 
-# What cannot be told.
+# Losses that the check cannot judge.
 
 GENERATOR = (i for i in range(1000))
 
@@ -406,7 +406,7 @@ def test_as_many_rows_as_molecules():
     assert actual == RowsCheck(None, 'the batch has as many rows as molecules')
 
 
-# No trace.
+# The check leaves no trace.
 
 STEP = 0
 
@@ -547,7 +547,7 @@ def test_batches_of_a_step_under_way(runs):
     assert check_rows(model, model, chainer_bspmm.concat_mols(EXAMPLES), {}, around).is_right
 
 
-# State that no reading of code finds: forks need not know of it.
+# Forked processes need not know about state that cannot be found by reading code.
 
 
 class Cycle(itertools.cycle):
@@ -571,7 +571,7 @@ class Counted:
         Counted.n += 1
 
 
-# Of libraries, which no step changes otherwise.
+# Objects of libraries, which get a counter here.
 of_python: Any = builtins
 of_chainer: Any = F.relu
 
@@ -583,7 +583,7 @@ shared = multiprocessing.Value('i', 0)
 
 
 class HiddenCounters(Own):
-    """A Chain with counters that the code changes in places of all kinds."""
+    """A Chain that advances counters in places of all kinds."""
 
     @timed
     def __call__(self, *batch):
@@ -598,7 +598,7 @@ class HiddenCounters(Own):
 
 
 def hidden_counters():
-    """Return all counters; iterators count this call as well."""
+    """Return all counters; this call advances the iterators, too."""
     return [
         *(timed.n, Counted.n, next(weights), next(zipped)[0], int(masked[0]), shared.value),
         *(of_python.n_steps_of_a_test, of_chainer.n_steps_of_a_test),
@@ -622,7 +622,7 @@ def test_counters_that_no_inventory_knows(is_right, monkeypatch):
 
 @needs_forks
 def test_a_counter_that_no_inventory_knows_and_the_loss_reads():
-    """All runs begin with one state, so a loss that counts does not look random."""
+    """All runs begin in the same state, so a loss that counts does not look random."""
     factors = Cycle([1.0, 0.5, 0.25])
     model = Own(lambda self, y, x, adj, t: squares(y, t) / len(x) * next(factors))
     is_right, text = check(model)
@@ -648,18 +648,18 @@ def test_random_numbers_for_each_row(draw):
 
 
 def test_where_processes_cannot_be_forked(monkeypatch):
-    """There is no check, and no word about it: the pages tell."""
+    """There is no check, and no warning says so; the pages do."""
     monkeypatch.setattr('chainer_bspmm.training.check_rows.cannot_fork', lambda: 'a reason')
     optimizer = optimizers.Adam().setup(Own(WRONG['len(atoms)'][0]))
     batch = chainer_bspmm.concat_mols(EXAMPLES)
     assert not caught_by(lambda: optimizer.update(optimizer.target, *batch))
 
 
-# Ways in.
+# How scripts reach the check.
 
 
 def caught_by(run):
-    """Return the texts that are warned about the loss."""
+    """Return the texts of the warnings about the loss."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         run()
@@ -679,7 +679,7 @@ def by_keywords(batch, device=None):
     return {'atoms': atoms, 'adj': adj, 't': t}
 
 
-# tests/training/test_check_rows.py has converters and layouts.
+# Converters and layouts are in tests/training/test_check_rows.py.
 WAYS = {
     'StandardUpdater': (StandardUpdater, CSRConverter()),
     'a subclass': (OwnUpdater, CSRConverter()),
@@ -703,7 +703,7 @@ def test_ways_in(way):
 
 
 def captured(model, device):
-    """Return a GraphUpdater after four steps, and the texts of their warnings."""
+    """Train four steps; return the GraphUpdater, and the texts of the warnings."""
     model.to_device(device)
     optimizer = optimizers.SGD(1e-4).setup(model)
     iterator = SerialIterator([EXAMPLES[0]] * 8, 4)
@@ -724,7 +724,7 @@ def test_a_captured_training_that_is_wrong(device, graphs):
 
 
 def test_what_the_trial_of_a_captured_step_does_not_find(device, graphs, monkeypatch):
-    """A trial takes a few spare rows, the check as many as the batch has."""
+    """A trial adds a few spare rows, the check as many rows as the batch has."""
     monkeypatch.setattr(Program, 'try_out', lambda self, batch: None)
     updater, (text,) = captured(Own(WRONG['len(atoms)'][0]), device)
     begin = (
@@ -859,7 +859,7 @@ def test_nothing_is_said_of_chainer_chemistrys_own_models():
     assert not caught_by(lambda: optimizer.update(model, *batch))
 
 
-# The wrapper.
+# The method that wraps `optimizer.update`.
 
 
 def unwrapped():
@@ -896,7 +896,7 @@ def test_a_checked_optimizer_takes_no_time():
         call = functools.partial(update, optimizer, loss, *batch)
         return min(timeit.repeat(call, number=200, repeat=9))
 
-    # It takes 1 us a call. In turns, because other programs take their part.
+    # It takes 1 us a call. The two are timed in turn, because other programs use the processor.
     extra = [seconds(chainer.GradientMethod.update) - seconds(unwrapped()) for _ in range(5)]
     assert statistics.median(extra) < 200 * 10e-6
 

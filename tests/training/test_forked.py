@@ -1,4 +1,4 @@
-"""`run_forked`: results, errors and deaths of the copy, and what of it this process never sees."""
+"""`run_forked`: results, errors and deaths of the copy, and its effects on this process."""
 
 import atexit
 import gc
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(bool(cannot_fork()), reason='processes are not f
 
 @pytest.fixture
 def pids(monkeypatch):
-    """List of the processes that were forked."""
+    """List of the ids of processes that the test has forked."""
     return forked_processes(monkeypatch)
 
 
@@ -38,7 +38,7 @@ def raising(error):
     return function
 
 
-# What it returns and raises.
+# Results and errors.
 
 
 def test_a_result():
@@ -101,7 +101,7 @@ def test_a_copy_that_works_for_long(monkeypatch):
 
 
 def test_a_lock_that_another_thread_holds(monkeypatch):
-    """The copy has no such thread, so nothing in it releases the lock."""
+    """The copy lacks the thread that holds the lock, so the lock is never released there."""
     monkeypatch.setattr(forked, 'IDLE', 0.1)
     lock, is_done = threading.Lock(), threading.Event()
     taken = threading.Event()
@@ -152,7 +152,7 @@ def test_a_process_that_uses_mpi(monkeypatch, is_initialized):
     assert cannot_fork() == expected
 
 
-# How it treats this process.
+# Effects of forking on this process.
 
 
 def test_ctrl_c_ends_the_copy(pids):
@@ -214,7 +214,7 @@ def test_no_file_stays_open():
     assert os.listdir('/proc/self/fd') == before
 
 
-# What the copy cannot change, or show.
+# State that the copy cannot change, and output that it does not show.
 
 
 def test_state_in_memory():

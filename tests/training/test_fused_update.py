@@ -1,11 +1,11 @@
-"""FusedUpdate: refusals, its numbers on the host, its launches against Chainer's updates."""
+"""`FusedUpdate`: refusals, the numbers that it sends, its launches against Chainer's updates."""
 
 import sys
 
 import numpy
 import pytest
 
-from chainer_bspmm.training import fused_update  # first: it repairs Chainer
+from chainer_bspmm.training import fused_update  # repairs Chainer before anything imports it
 import chainer
 from chainer import optimizer_hooks as hooks, optimizers
 from chainer.backends import cuda
@@ -228,7 +228,7 @@ def test_variants_follow_what_a_graph_cannot():
     disabled = update.variants()
     optimizer.target.p003.update_rule.hyperparam.amsgrad = True
     other = update.variants()
-    optimizer.hyperparam.adabound = True  # the step would be captured again, and is refused
+    optimizer.hyperparam.adabound = True  # leads to a new capture, which is refused
     assert len({before, disabled, other, update.variants()}) == 4
     assert 'adabound' in why_unsupported(optimizer)
 
@@ -262,8 +262,8 @@ def test_scratch_memory_stays(monkeypatch):
 
 
 def test_scratch_memory_holds_the_sums_of_all_launches(monkeypatch):
-    """Hundreds of parameters of two dtypes make several launches, each of the most blocks."""
-    n_left = []  # elements where each launch that leaves sums may write
+    """Many parameters of two dtypes need several launches, each with the most blocks."""
+    n_left = []  # elements behind the sums of a launch
 
     def run(name, like, plan, table, rates, before, after, **others):
         if after is not None:
@@ -281,11 +281,11 @@ def test_scratch_memory_holds_the_sums_of_all_launches(monkeypatch):
     update = FusedUpdate(optimizer_of(link=link, add_hooks=HOOKS['clipping last']))
     update.prepare()
     update.launch(update.advance())
-    assert len(n_left) == 4 and min(n_left) >= 0  # two for each dtype
+    assert len(n_left) == 4 and min(n_left) >= 0  # two launches for each dtype
 
 
 def interrupted(function, n):
-    """Raise KeyboardInterrupt at a function's nth instruction; return whether it has so many."""
+    """Call a function, interrupted at its nth instruction; return whether it has that many."""
 
     def trace(frame, event, argument):
         nonlocal n
@@ -308,7 +308,7 @@ def interrupted(function, n):
 
 
 def test_an_interrupt_while_counting():
-    """All counters go up or none does, so that the optimizer's tells whether to count back."""
+    """All counters go up, or none, so that the optimizer's counter shows whether to count back."""
     optimizer = optimizer_of(add_hooks=[hooks.WeightDecay(0.1)])
     update = FusedUpdate(optimizer)
     found = []
@@ -320,8 +320,9 @@ def test_an_interrupt_while_counting():
     assert {*found} == {0, 1}
 
 
-# The rest runs on a GPU. Chainer's kernels have the same formulas, but the compiler may round a
-# product and sum once or twice; the norm of float32 gradients is a float32 sum there, double here.
+# The tests below run on a GPU. Chainer's kernels have the same formulas, but the compiler may
+# round a product and sum once or twice. Chainer sums the norm of float32 gradients in float32,
+# our kernels in float64.
 BOUND = {'f': 2e-6, 'd': 1e-14}
 SHAPES = ((), (0,), (3, 5), (1024,), (1025,), (2, 1025), (300, 1000))
 
@@ -341,7 +342,7 @@ def two_optimizers(make, dtype, shapes=SHAPES, add_hooks=()):
 
 
 def assert_same_steps(ours, theirs, n_steps):
-    """Update by launches and by Chainer, and compare after each step."""
+    """Compare updates by our launches with Chainer's after each step."""
     update = FusedUpdate(ours)
     update.prepare()
     for step in range(n_steps):

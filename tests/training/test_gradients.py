@@ -1,4 +1,4 @@
-"""Gradients of a step: constants (1 of the loss, 0 of unused parameters), sums at its end."""
+"""Gradients of a step: constant ones (1 of the loss, 0 of unused parameters), deferred sums."""
 
 import types
 
@@ -41,7 +41,7 @@ def test_what_has_a_gradient_or_is_no_scalar_keeps_it(device):
 
 @pytest.mark.parametrize('shape', [(), (1,), (2, 3)])
 def test_hooks_may_change_gradients(device, shape):
-    """The gradient of a parameter that is added to the loss is the 1 itself, or a view of it."""
+    """A parameter that is added to the loss shares the gradient of the loss, until detached."""
     one = training_step.SeedGradient(device)
     param = parameter(device, shape)
     other = parameter(device, shape)
@@ -71,13 +71,13 @@ def test_zeros_of_what_has_no_gradient(device):
         assert param.grad.flags.c_contiguous
         if param is not params[2]:
             assert not param.grad.any()
-            param.grad += 1  # not shared
+            param.grad += 1  # no other parameter shares the array
     assert params[2].grad is saved
     assert all((param.grad == 1).all() for param in params)
 
 
 class Shifted(chainer.Chain):
-    """A loss plus a parameter, which has the same gradient as the loss."""
+    """A loss to which a parameter is added, whose gradient is then that of the loss."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +101,7 @@ def test_hooks_change_gradients_of_one_step_only(device, graphs):
 
 
 class Mapped(AccumulateInPlace, FusedNode):
-    """x W^T; the gradient with respect to W is a sum that a step may defer."""
+    """Product x W^T; a step may defer the sum that is the gradient with respect to W."""
 
     def _output(self, inputs):
         return inputs[0] @ inputs[1].T
@@ -116,7 +116,7 @@ class Mapped(AccumulateInPlace, FusedNode):
 
 
 class Model(chainer.Chain):
-    """Three layers that share W; the first, whose gradient is added last, may be Chainer's."""
+    """Three layers that share W. If `is_read`, the first is Chainer's, and reads the gradient."""
 
     def __init__(self, is_read):
         super().__init__()
@@ -135,7 +135,7 @@ class Model(chainer.Chain):
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Numbers of sums in each launch; the host computes them."""
+    """List of the number of sums in each launch; the host computes the sums."""
     host_graphs.stand_in(monkeypatch)
     found = []
 
@@ -154,7 +154,7 @@ def launches(monkeypatch):
 
 @pytest.mark.parametrize('is_read', [False, True])
 def test_sums_of_a_step(launches, noted, is_read):
-    """Sums wait for the end of the step only if nothing reads them before."""
+    """Sums are deferred only if nothing reads them before the end of the step."""
     found = []
     programs = noted(Program, 'capture', of=lambda program: program)
     for kind in (GraphUpdater, StandardUpdater):
@@ -166,11 +166,11 @@ def test_sums_of_a_step(launches, noted, is_read):
     (program,) = programs
     assert program.work._defers_sums != is_read
     if not is_read:
-        assert launches and set(launches) == {1}  # the uses of W are summed together
+        assert launches and set(launches) == {1}  # all uses of W are one sum
 
 
 class LowRank(chainer.Chain):
-    """A layer whose weight is W + B A: its gradient is W's, and is read for those of A and B."""
+    """Layer with the weight W + B A. The gradients of A and B are computed from that of the sum."""
 
     def __init__(self):
         super().__init__()

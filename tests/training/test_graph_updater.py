@@ -1,4 +1,4 @@
-"""`GraphUpdater` against StandardUpdater, and against its own steps run eagerly."""
+"""`GraphUpdater`, compared with StandardUpdater and with its own steps run eagerly."""
 
 import re
 import threading
@@ -32,15 +32,15 @@ from tests.training import host_graphs
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 
 
-BIT_BY_BIT = 'RSGCN, batch norm', 'GGNN', 'GIN'  # one with each kind of state and of matrices
+BIT_BY_BIT = 'RSGCN, batch norm', 'GGNN', 'GIN'  # each kind of state and of matrices
 
 
 @pytest.mark.parametrize('name', [slow_unless(name in BIT_BY_BIT, name) for name in MODELS])
 def test_captured_as_eager_to_the_bit(device, graphs, name, monkeypatch):
-    """Dropout, batch norm, weight decay, clipping and a schedule, on a GPU 200 steps."""
+    """Steps have dropout, batch norm, weight decay, clipping and a schedule."""
     examples = molecules(40, RELATIONS.get(name, 1), classes=True)
     results = []
-    # The first batch of a form as well: other sizes of arrays round differently.
+    # The first batch of a form is computed in the buffers, too: other sizes round differently.
     monkeypatch.setattr(Program, 'run', lambda self, batch: self._eagerly(None))
     for captured in (True, False):
         hooks = optimizer_hooks.WeightDecay(1e-3), optimizer_hooks.GradientClipping(0.5)
@@ -61,7 +61,7 @@ def test_captured_as_eager_to_the_bit(device, graphs, name, monkeypatch):
 
 @pytest.mark.parametrize('name', ('RSGCN', 'GGNN'))
 def test_kernels_are_compiled_together(device, graphs, name, monkeypatch):
-    """Other threads compile before the first step, and again once missing parameters exist."""
+    """Other threads compile kernels before the first step, and once missing parameters exist."""
     compile_one = kernels._compiled
     in_threads = {}
 
@@ -83,7 +83,7 @@ def test_kernels_are_compiled_together(device, graphs, name, monkeypatch):
 
 
 def test_reports_keep_their_values(device, graphs, monkeypatch):
-    """Reported values stay through more steps than one allocation has rows for."""
+    """Reported values stay the same for more steps than one allocation has rows."""
     monkeypatch.setattr(reports, 'N_ROWS', 8)
     model = make_model()
     updater = make_updater(GraphUpdater, device, model, molecules(40), check_every=7)
@@ -137,7 +137,7 @@ def test_numbers_of_a_fused_update(device, graphs, fused):
             optimizer.target.predictor.mlp.layers[0].W.update_rule.add_hook(lambda *_: None)
 
     assert_same_training(make, 9, change)
-    assert len(set(map(id, capturers))) == 3  # one until each hook came
+    assert len(set(map(id, capturers))) == 3  # a new capturer after each hook
     assert all(capturers)
 
 
@@ -180,7 +180,7 @@ def interrupt(*args):
 
 @pytest.mark.parametrize('owner, name', [(Program, 'launch'), (Inputs, 'fetched')])
 def test_an_interrupt_around_a_launch(device, graphs, monkeypatch, owner, name):
-    """Steps after the interrupt have their own batches: host and graph agree on the slot."""
+    """Steps after the interrupt get their own batches: host and graph agree on the slot."""
 
     updater = make_updater(GraphUpdater, device, make_model(), same_molecules())
     run(updater, 20)
@@ -203,7 +203,7 @@ def copies(model):
 EAGER = 'stage', '_compute', '_complete'
 REPLAY = *EAGER, 'launch', '_results_now'
 CHECK = '_again', 'difference'
-INTERRUPTED = [  # number of steps before, and what is interrupted in the next one
+INTERRUPTED = [  # number of steps before, and the function that is interrupted in the next one
     *((0, name) for name in (*EAGER, 'difference')),  # tried out, then run
     *((1, name) for name in (*REPLAY, *CHECK)),  # captured, replayed, checked
     *((2, name) for name in (*REPLAY, *CHECK)),  # replayed and checked
@@ -213,7 +213,7 @@ INTERRUPTED = [  # number of steps before, and what is interrupted in the next o
 
 @pytest.mark.parametrize('n_steps, name', INTERRUPTED)
 def test_an_interrupted_step_counts_if_it_was_done(monkeypatch, n_steps, name):
-    """Parameters and the number of updates go together."""
+    """An update is counted if and only if it has changed the parameters."""
     owner = snapshot if name == 'difference' else Program
     graphs = host_graphs.stand_in(monkeypatch)
     host_graphs.fuse(monkeypatch)
@@ -276,7 +276,7 @@ def with_a_head(link, atoms, adj):
     return link.head(link.inner(atoms, adj))
 
 
-# Function of a model, and the cause of eager training (a pattern) or None, if it is captured.
+# A model's function, and the cause of eager training (a pattern), or None if it is captured.
 CONVERTED = {
     'captured': (lambda *given: three_columns(*given), None),
     'parameters that are missing': (with_a_head, None),
@@ -383,7 +383,7 @@ def test_the_epoch_is_the_iterator_s():
 
 
 def test_a_seed_is_not_drawn():
-    """The seed follows from NumPy's state, which stays: batches come in StandardUpdater's order."""
+    """The seed follows from NumPy's state without a draw, so StandardUpdater's order is kept."""
     given = HOST, make_model(), molecules(9)
     seeds = {make_updater(GraphUpdater, *given, seed=None).seed for _ in range(2)}
     after = numpy.random.rand()
@@ -392,7 +392,7 @@ def test_a_seed_is_not_drawn():
 
 
 def test_a_new_seed_draws_other_numbers(device, graphs):
-    """Captured steps draw by the old seed, so none of them is replayed with another one."""
+    """Captured steps draw by the seed of their capture, so they are not replayed with another."""
     results = []
     for seed in (7, 8):
         updater = make_updater(GraphUpdater, device, make_model())
@@ -427,7 +427,7 @@ def test_first_without_a_reporter(device, graphs):
 
 
 def test_a_check_waits_for_the_last_step(device, graphs, noted):
-    """The last step may be on another stream: wait first, and then copy the checked arrays."""
+    """A check waits before it copies arrays, because the last step may be on another stream."""
     capturer = host_graphs.HostCapturer if graphs is not None else cuda_graphs.Capturer
     calls = []
     updater = make_updater(GraphUpdater, device, small_model(), molecules(BATCH))
@@ -484,7 +484,7 @@ def test_a_parameter_made_late_that_a_fused_update_refuses(monkeypatch):
 
 
 def test_arguments_by_position():
-    """All arguments of StandardUpdater can be passed by position."""
+    """StandardUpdater's arguments can be passed by position."""
     updater = GraphUpdater(
         SerialIterator(same_molecules(), BATCH),
         optimizers.SGD().setup(small_model()),

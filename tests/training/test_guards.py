@@ -1,6 +1,6 @@
-"""`Guards`: the objects that they watch, the names of these, and changes of the key.
+"""`Guards`: the objects that they watch, the names of the objects, and changes of the key.
 
-The changes of a whole training are in test_watched.
+Changes during a training are in test_watched.py.
 """
 
 import collections
@@ -27,15 +27,15 @@ from tests.support.training import hidden, small_model, without_dropout
 
 FACTOR = 1.0
 
-loss = 0.0  # a global of the same name as an attribute that functions below read
+loss = 0.0  # has the name of an attribute that functions below read
 
 
 def names_a_global(*args):
-    return sum([FACTOR * i for i in range(len(args))])  # in a function within
+    return sum([FACTOR * i for i in range(len(args))])  # an inner function reads the global
 
 
 class Loss:
-    """A loss with a weight, in the ways in which it can be written."""
+    """A loss with a weight, as a callable object and as a method."""
 
     def __init__(self, model):
         self.model = model
@@ -100,7 +100,7 @@ def test_what_changes_back_is_the_same():
 
 
 class Printing(float):
-    """A number that prints as any other."""
+    """A number whose text is that of all others."""
 
     def __repr__(self):
         return 'a number'
@@ -135,7 +135,7 @@ def test_values_of_all_types_are_watched(before, after):
 
 
 def test_states_in_a_new_dict():
-    """The new dict's arrays are watched, instead of those that the guards found at first."""
+    """Arrays of the new dict are watched instead of the old arrays."""
     model, _, guards = guarded()
     before = guards.key()
     rule = rule_of(model)
@@ -146,7 +146,7 @@ def test_states_in_a_new_dict():
 
 
 def test_hyperparameters_in_a_new_object():
-    """Hyperparameters may change at every step: the key stays, and the update reads them anew."""
+    """Hyperparameters are not in the key, because the update reads them at every step."""
     model, optimizer, guards = guarded()
     before = guards.key()
     rule = rule_of(model)
@@ -158,7 +158,7 @@ def test_hyperparameters_in_a_new_object():
 
 
 def test_closures():
-    """Closures are watched: of the loss, of a function in a partial, of a link's function."""
+    """The closures of a loss, of a function in a partial, and of a link's function are watched."""
     factor = 1.0
     model = small_model()
     around = small_model(lossfun=lambda x, t: factor)
@@ -208,7 +208,7 @@ def test_globals(monkeypatch, make):
 
 
 def test_links_around_a_function():
-    """Parameters of links are watched, however the function refers to the links."""
+    """Parameters of a link are watched, whichever way a function refers to the link."""
     teacher = links.Linear(2, 2)
     holder = links.Linear(2, 2)
     holder.teacher = teacher
@@ -231,7 +231,7 @@ def test_links_around_a_function():
 
 
 class Weight:
-    """A weight of a class, which an object may have, too."""
+    """A class with a weight, which an object may override."""
 
     factor = 1.0
 
@@ -287,11 +287,11 @@ def test_what_is_inside_of_globals(change, expected):
     finally:
         reach.restore(before)
     assert text == (expected % __name__ if '%s' in expected else expected)
-    assert guards.key() == key  # once it was put back
+    assert guards.key() == key  # after the change was undone
 
 
 def test_what_is_not_watched(monkeypatch):
-    """Objects that every step replaces, that no code names, or that are not Python's."""
+    """Variables that a step assigns, names that no code reads, and memory outside of Python."""
     model, _, guards = guarded()
     row = model.predictor
     outside = hidden(1.0)
@@ -301,7 +301,7 @@ def test_what_is_not_watched(monkeypatch):
     row.seen = []
     before = guards.key(), own.key()
     outside.value = 2.0
-    monkeypatch.setitem(globals(), 'loss', 1.0)  # functions read the attribute of this name
+    monkeypatch.setitem(globals(), 'loss', 1.0)  # functions read only the attribute of this name
     model.loss = chainer.Variable(numpy.ones(1))
     row.cache = {1: 2}
     row.seen = [3]
@@ -309,7 +309,7 @@ def test_what_is_not_watched(monkeypatch):
 
 
 def test_dicts_and_lists_of_a_link_whose_code_a_library_calls():
-    """Code of a library may name any attribute, so all are watched."""
+    """A library's code may name any attribute, so all attributes are watched."""
     model, _, guards = guarded()
     for name, value in (('cache', {}), ('seen', [])):
         setattr(model, name, value)
@@ -337,7 +337,7 @@ def test_objects_that_code_tells_apart_by_identity(one, other):
 
 
 def test_an_output_is_watched_no_longer():
-    """An array that every run assigns is an output; a number that it assigns is still watched."""
+    """An array that every run assigns is an output; an assigned number is still watched."""
     model = chainer.Chain()
 
     def function():
@@ -364,7 +364,7 @@ def test_an_output_is_watched_no_longer():
 
 
 def of_two_lists():
-    """Return guards of a function that replaces the second of two arrays, and the namespaces."""
+    """Return guards of a function that replaces the second of two arrays, and both owners."""
     given, last = (types.SimpleNamespace(weight=numpy.ones(2)) for _ in range(2))
 
     def function():
@@ -402,7 +402,7 @@ def test_an_output_that_a_run_leaves_in_its_place_is_watched_again():
 
 
 class OnGPU(chainer.Link):
-    """A link that says that it is on a GPU, and reads an array of the host."""
+    """A link that claims to be on a GPU, and reads an array on the host."""
 
     xp: Any = 'a GPU'
 

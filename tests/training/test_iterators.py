@@ -1,4 +1,4 @@
-"""Dense data sets are converted once; a later change of them is an error, or is seen."""
+"""Dense data sets are converted once; a later change is an error, or is noticed."""
 
 import copy
 import gc
@@ -7,7 +7,7 @@ import pickle
 import numpy
 import pytest
 
-from chainer_bspmm import CSRConverter  # first: it repairs Chainer
+from chainer_bspmm import CSRConverter  # repairs Chainer before anything imports it
 from chainer.datasets import ConcatenatedDataset, split_dataset_random, SubDataset, TransformDataset
 from chainer.iterators import MultithreadIterator, SerialIterator
 from chainer_chemistry.datasets import NumpyTupleDataset
@@ -25,13 +25,13 @@ SIZES = (3, 1, 7, 4, 4, 2, 9, 5, 3, 6, 1)
 
 @pytest.fixture(autouse=True)
 def locked():
-    """A function that tells whether any array is read-only because of this test."""
+    """Function that returns the locks that this test still holds."""
     before = set(sparse_form._locks)
     return lambda: set(sparse_form._locks) - before
 
 
 def examples(kind='relations', n_relations=4, dtype='f'):
-    """A list of (atoms, adjacency, label)."""
+    """Return a list of (atoms, adjacency, label)."""
     rng = numpy.random.RandomState(1)
     made = molecules(SIZES, kind, n_relations)
     return [(atoms, adj.astype(dtype), rng.uniform(size=2).astype('f')) for atoms, adj, *_ in made]
@@ -44,7 +44,7 @@ def column(values):
 
 
 def tuples(actual=None):
-    """Chainer Chemistry's data set, as its parsers make it."""
+    """Return a NumpyTupleDataset in the format of Chainer Chemistry's parsers."""
     atoms, adj, labels = zip(*(actual or examples()))
     return NumpyTupleDataset(column(atoms), column(adj), numpy.array(labels))
 
@@ -71,8 +71,8 @@ KEPT = {
     'columns that are lists': lambda: NumpyTupleDataset(*map(list, tuples()._datasets)),
     'unpickled': lambda: pickle.loads(pickle.dumps(tuples(), 4)),
 }
-if type(numpy.frombuffer(bytearray(1), 'b').base) is memoryview:  # not with NumPy 1.22
-    # The default of Python 3.14.
+if type(numpy.frombuffer(bytearray(1), 'b').base) is memoryview:  # false with NumPy 1.22
+    # Protocol 5 is the default of Python 3.14.
     KEPT['unpickled, protocol 5'] = lambda: pickle.loads(pickle.dumps(tuples(), 5))
 
 
@@ -166,7 +166,7 @@ def test_a_sparse_form_has_no_node_columns(n_node_columns, suits):
 
 
 def test_padding_that_may_be_atoms(locked):
-    """The data set stays dense: whether a packed batch is an error depends on the batch."""
+    """The data set stays dense, because a packed batch of some molecules is an error."""
 
     def padded(adj):
         return numpy.pad(adj, ((0, 0), (0, 1), (0, 1)))
@@ -192,10 +192,10 @@ def test_an_edit_in_place_is_an_error_until_the_end(name, place):
         dataset[0][place][...] = 1
     taken.close()
     if name == 'unpickled' and place < 2:
-        return  # NumPy does not let them be written again
+        return  # NumPy does not let such arrays become writable again
     dataset[0][place][...] = 1
     assert (dataset[0][place] == 1).all()
-    again = opened(dataset)  # converted anew
+    again = opened(dataset)  # is converted again
     molecules, index = molecules_of(dataset)
     atoms, adj, labels = CONVERTER(Selection(molecules, index[:1]))
     if place == 0:
@@ -208,7 +208,7 @@ def test_an_edit_in_place_is_an_error_until_the_end(name, place):
 
 
 def test_the_owner_of_a_view_is_locked_too():
-    """Arrays are locked with the owners of their memory, and so are columns of arrays."""
+    """The owners of the arrays' memory are locked, too, and columns of arrays."""
     owner = numpy.random.RandomState(0).randint(1, 9, (6, 5)).astype('i')
     _, adj, labels = of_one_size()._datasets
     actual = list(zip(owner, adj, labels))
@@ -235,7 +235,7 @@ def test_a_list_whose_items_are_replaced(base):
     assert type(taken.next(iterator, CONVERTER)) is Selection
     actual[4] = (actual[4][0] + 1, *actual[4][1:])
     assert taken.next(iterator, CONVERTER)[-5 if base else 4] is actual[4]
-    actual[3][0][...] = 1  # no longer locked
+    actual[3][0][...] = 1  # is no longer locked
 
 
 REPLACE = {
@@ -311,7 +311,7 @@ def test_views_of_one_array_in_two_trainings(locked):
     two = opened(actual[5:])
     one.close()
     with pytest.raises(ValueError, match='read-only'):
-        actual[0][2][...] = 0  # a view of memory that the other still locks
+        actual[0][2][...] = 0  # the other training still locks the memory of this view
     two.close()
     for example in actual:
         example[2][...] = 1
@@ -339,7 +339,7 @@ def test_an_interrupt_while_it_is_converted(monkeypatch, locked):
 
 
 def test_data_sets_that_take_turns(locked):
-    """Data sets that alternate are converted whole a few times, and then batch by batch."""
+    """Alternating data sets are converted as a whole a few times, and then batch by batch."""
     taken = Examples()
     iterators = [SerialIterator(examples(), 3) for _ in range(2)]
     kinds = [type(taken.next(iterators[i % 2], CONVERTER)) for i in range(9)]
@@ -351,7 +351,7 @@ def test_data_sets_that_take_turns(locked):
 @pytest.mark.parametrize('make', [examples, lambda: SubDataset(examples(), 2, 9)])
 @pytest.mark.parametrize('number', [-1, 99])
 def test_samplers_that_count_from_the_end(make, number):
-    """Chainer passes such a number to the data set: -1 is its last example, 99 an IndexError."""
+    """Chainer passes a sampled index to the data set: -1 is the last example, 99 an IndexError."""
     found = make()
 
     def sampled(order, position):
@@ -370,7 +370,7 @@ def test_samplers_that_count_from_the_end(make, number):
 
     iterator = SerialIterator(found, 3, shuffle=None, order_sampler=sampler)
     assert type(Examples().next(iterator, CONVERTER)) is Selection
-    split = SubDataset(found, 0, 4, numpy.arange(len(found)) - 2)  # of molecules -2, -1, 0, 1
+    split = SubDataset(found, 0, 4, numpy.arange(len(found)) - 2)  # molecules -2, -1, 0, 1
     batch = Examples().next(SerialIterator(split, 3, shuffle=False), CONVERTER)
     assert type(batch) is list and all(e is found[i] for i, e in zip((-2, -1, 0), batch))
 
@@ -396,8 +396,8 @@ def test_what_nobody_closes_ends_with_its_owner(locked):
 @pytest.mark.parametrize('layout', ['folded', 'padded', 'packed', 9])
 @pytest.mark.parametrize('last', [(6, True), (0, False), (0, True)], ids=str)
 def test_a_form_that_suits_a_converter(layout, strip_padding, last):
-    """The sparse form makes the same batches as the dense examples."""
-    atom, is_bonded = last  # of each molecule: an atom, padding, or a bonded atom of id 0
+    """A sparse form makes the same batches as the dense examples, where it suits."""
+    atom, is_bonded = last  # an atom, padding, or a bonded atom of id 0
     dense = examples(n_relations=1)
     for atoms, adj, _ in dense:
         atoms[-1], adj[-1], adj[:, -1] = atom, is_bonded, is_bonded
@@ -413,7 +413,7 @@ def test_a_form_that_suits_a_converter(layout, strip_padding, last):
 
 @pytest.mark.parametrize('how', ['bytearray', 'memoryview of it', 'memoryview of an array'])
 def test_memory_that_somebody_else_can_write_to(how, locked):
-    """Arrays over it cannot be locked: they are converted batch by batch."""
+    """Arrays over such memory cannot be locked, so they are converted batch by batch."""
     memory = bytearray(4 * sum(SIZES))
     if how == 'memoryview of an array':
         flat = numpy.asarray(memoryview(numpy.frombuffer(memory, 'i')))
@@ -424,7 +424,7 @@ def test_memory_that_somebody_else_can_write_to(how, locked):
     dataset = [(mine, *example[1:]) for mine, example in zip(atoms, examples())]
     assert type(Examples().next(SerialIterator(dataset, 3), CONVERTER)) is list
     assert not locked()
-    memory[0] = 7  # memory that is not locked
+    memory[0] = 7  # this memory is not locked
 
 
 def test_sparse_examples_in_lists_that_are_split():

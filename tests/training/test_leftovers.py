@@ -1,4 +1,4 @@
-"""The value that one run of a batch leaves and the next one reads."""
+"""Values that one run of a batch leaves and the next one reads."""
 
 import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 import chainer
@@ -10,7 +10,7 @@ from chainer_bspmm.training.snapshot import Snapshot
 
 
 class Sums(chainer.Link):
-    """A link that assigns three attributes in a run, and reads one of them."""
+    """A link that assigns two attributes and an entry of a dict, and reads one of them."""
 
     first = None
     last = None

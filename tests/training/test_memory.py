@@ -1,4 +1,4 @@
-"""`GraphUpdater` among others: memory, streams, models and GPUs side by side, an interrupt."""
+"""Memory, streams, models and GPUs of several `GraphUpdater` side by side, and an interrupt."""
 
 import contextlib
 import gc
@@ -28,7 +28,7 @@ N_STEPS = 12
 
 
 def make(name='RSGCN', device='@cupy:0', on_device=False):
-    """Return an updater whose model has all its parameters; its batches come in a fixed order."""
+    """Return an updater whose model has all parameters, and whose batches have a fixed order."""
     examples = molecules(40, RELATIONS.get(name, 1))
     model = make_model(name)
     with chainer.using_config('train', False), chainer.no_backprop_mode():
@@ -45,7 +45,7 @@ def step(updater, n_steps=N_STEPS):
 
 
 def trained(*args):
-    """Return the parameters after a training that nothing else disturbs."""
+    """Return the parameters after a training with nothing beside it."""
     updater = make(*args)
     step(updater)
     return checked_parameters(updater)
@@ -64,7 +64,7 @@ def test_memory_is_given_back(on_device):
         gc.collect()
         return cuda.cupy.get_default_memory_pool().used_bytes()
 
-    trained('RSGCN', '@cupy:0', on_device)  # allocates memory kept for good: tables of kernels
+    trained('RSGCN', '@cupy:0', on_device)  # tables of kernels are never freed
     before = used()
     updater = make(on_device=on_device)
     step(updater)
@@ -86,7 +86,7 @@ def test_gradients_outlive_the_updater():
     expected = [cuda.to_cpu(parameter.grad).copy() for parameter in model.params()]
     del updater
     gc.collect()
-    step(make('RelGCN'))  # takes memory that was given back
+    step(make('RelGCN'))  # takes the memory that was given back
     for parameter, gradient in zip(model.params(), expected):
         numpy.testing.assert_array_equal(cuda.to_cpu(parameter.grad), gradient)
     updater = StandardUpdater(
@@ -147,13 +147,13 @@ def test_two_gpus_take_turns(on_device, made_current):
 
 
 def test_an_interrupt_during_capture(device, graphs):
-    """A user presses Ctrl-C during a capture; the rest is as without that step."""
+    """If a user presses Ctrl-C during a capture, training continues as without that step."""
     results = []
-    is_on_host = graphs is not None  # the function reads no counts that a capture changes
+    is_on_host = graphs is not None  # else the guards would watch `graphs` in `function`
     # Three calls try the first batch out, one trains with it, and then rows are checked.
     first = 3 + 1 + calls_of_the_first_check(device)
-    for interrupted in ((first + 1,), ()):  # the next call is in the capture
-        n_calls = hidden(0)  # a number that is watched would have every step train eagerly
+    for interrupted in ((first + 1,), ()):  # the next call would be the capture's
+        n_calls = hidden(0)  # if this were watched, every step would train eagerly
 
         def function(link, atoms, adj):
             h = link.inner(atoms, adj)[:, :3]
@@ -199,7 +199,7 @@ def test_memory_goes_when_steps_turn_eager(device, graphs):
 
 
 def test_memory_goes_with_the_updater(monkeypatch):
-    """A driver and its programs are no cycle, so memory does not wait for a garbage collection."""
+    """A driver and its programs form no cycle, so memory is freed without garbage collection."""
     host_graphs.stand_in(monkeypatch)
     updater = make_updater(GraphUpdater, HOST)
     run(updater, 3)
@@ -223,7 +223,7 @@ extern "C" __global__ void spin(long long n_clocks) {
 
 @pytest.mark.gpu
 def test_from_stream_to_stream(no_causes):
-    """Every step runs on another stream, half of them late; the user does not synchronise."""
+    """Each step runs on another stream, every second one is late, and nobody synchronises."""
     device = GpuDevice.from_device_id(0)
     results = []
     for n_streams in (1, 3):
@@ -245,7 +245,7 @@ def test_from_stream_to_stream(no_causes):
 
 @pytest.mark.gpu
 def test_clipping_with_several_layouts(no_causes):
-    """Scratch memory of the first graph is not reused while others are captured."""
+    """Scratch memory of the first graph is not used again while others are captured."""
     device = chainer.get_device('@cupy:0')
     clipping = [optimizer_hooks.GradientClipping(0.5)]
     updater = make_updater(GraphUpdater, device, make_model(), molecules(20), hooks=clipping)
@@ -260,7 +260,7 @@ def test_clipping_with_several_layouts(no_causes):
 
 @pytest.mark.parametrize('end', [lambda driver: driver.forget(), lambda driver: driver.give_up('')])
 def test_what_a_key_holds_goes_with_the_programs(monkeypatch, end):
-    """A key holds an array that a step read, but only as long as there are programs."""
+    """A key keeps an array alive that a step reads, but only as long as there are programs."""
     host_graphs.stand_in(monkeypatch)
     model = small_model(with_a_weight, weight=numpy.ones(3, 'f'))
     updater = make_updater(GraphUpdater, HOST, model)

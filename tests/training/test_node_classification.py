@@ -1,4 +1,4 @@
-"""run_node_classification_train: the results of upstream's, in captured steps."""
+"""`run_node_classification_train` has upstream's results, in captured steps."""
 
 import copy
 import json
@@ -33,7 +33,7 @@ def graph(kind='GINSparse', **options):
 
 @pytest.fixture
 def captured(device, monkeypatch):
-    """Let the function train in captured steps, on the host too; return the updaters it makes."""
+    """Capture the function's steps, also on the host; list of the updaters that it makes."""
     made = []
 
     class Updater(GraphUpdater):
@@ -49,8 +49,8 @@ def captured(device, monkeypatch):
 
 
 def train(function, model, data, out, **options):
-    """Train, return the log: a dict for each epoch."""
-    numpy.random.seed(0)  # layers that learn their input size start in the first step
+    """Train; return the log, which has a dict for each epoch."""
+    numpy.random.seed(0)  # layers that learn their input size are initialised in the first step
     optimizer = chainer.optimizers.SGD(0.1)
     log = [extensions.LogReport(trigger=(1, 'iteration'))]
     options = {'epoch': EPOCHS, 'extensions_list': log, 'optimizer': optimizer, **options}
@@ -59,7 +59,7 @@ def train(function, model, data, out, **options):
 
 
 def assert_same_training(ours, theirs):
-    """Compare two logs, except for their times."""
+    """Check that two logs agree, except in times."""
     assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs):
         assert one.keys() == other.keys()
@@ -68,9 +68,9 @@ def assert_same_training(ours, theirs):
 
 
 def make_pair(kind='GINSparse'):
-    """Return upstream's classifier, as its example has it, and ours with the same parameters.
+    """Return the classifier of upstream's example, and ours with the same parameters.
 
-    It has a readout that never gets parameters.
+    Upstream's has a readout that never gets parameters.
     """
     numpy.random.seed(0)
     make = GINSparse if kind == 'GINSparse' else GIN
@@ -96,10 +96,10 @@ def test_results_are_upstreams(device, captured, no_causes, tmp_path, kind):
     found = train(run_node_classification_train, ours, graph(kind), tmp_path, device=device)
     assert_same_training(found, expected)
     for one, other in zip(ours.params(), theirs.params()):
-        if other.is_initialized:  # upstream does not initialize first_mlp
+        if other.is_initialized:  # upstream never initialises first_mlp
             assert relative_error(one.array, other.array) < 1e-5
     (updater,) = captured
-    (program,) = updater._driver.programs.values()  # one graph is one layout
+    (program,) = updater._driver.programs.values()  # one graph is one form
     assert program.is_captured
 
 
@@ -112,7 +112,7 @@ def test_on_a_cpu_steps_are_chainers(tmp_path, recwarn):
 
 
 def test_resume(tmp_path):
-    """Parameters that are never used are in no snapshot."""
+    """A snapshot lacks parameters that are never used, and can be resumed nevertheless."""
 
     def trained(model, name, **options):
         optimizer = chainer.optimizers.Adam()
@@ -129,7 +129,7 @@ def test_resume(tmp_path):
     trained(model, 'resumed', epoch=3, extensions_list=[snapshot, log])
     _, model = make_pair()
     for param in model.params(include_uninit=False):
-        param.array[...] = 0  # the snapshot has others
+        param.array[...] = 0  # resuming must replace these values
     resumed = trained(model, 'resumed', resume_path=tmp_path / 'resumed' / 'snapshot')
     assert_same_training(resumed, at_once)
 

@@ -1,4 +1,4 @@
-"""`reaches_outside`: code that visibly opens files or starts processes, and code that does not."""
+"""`reaches_outside` recognises code that opens files or starts processes."""
 
 import os
 import os.path

@@ -1,4 +1,4 @@
-"""`peer_memory`: the memory that a rank maps; all ranks give up if one has to."""
+"""`peer_memory`: memory that ranks map from each other. If one rank cannot, all give up."""
 
 import types
 
@@ -12,12 +12,12 @@ DTYPE = numpy.dtype('f')
 CHUNKS = ('f', 2), ('d', 1)
 VECTORS = [(1, DTYPE), (70, numpy.dtype('d'))]
 FAILS = 'get', 0, 2, 'prepare', 'another, get', 'another, open', 'one GPU', 'vectors'
-OWN = 4096  # addresses
+OWN = 4096  # address
 OTHERS = {0: 10**6, 2: 2 * 10**6}
 
 
 class Runtime:
-    """CUDA's runtime, as rank 1 of 3 sees it."""
+    """Stand-in for CUDA's runtime on rank 1 of 3."""
 
     CUDARuntimeError = type('CUDARuntimeError', (RuntimeError,), {})
 
@@ -29,7 +29,7 @@ class Runtime:
 
     def memset(self, address, value, n_bytes):
         assert address == OWN and value == 0
-        assert n_bytes >= 2 * 3 * 8 * (SIZE + 1 + 2 * 70)  # 32 bits of an element in 8 bytes
+        assert n_bytes >= 2 * 3 * 8 * (SIZE + 1 + 2 * 70)  # 8 bytes for 32 bits of an element
 
     def deviceSynchronize(self):
         pass
@@ -76,7 +76,7 @@ def runtime(monkeypatch):
 
 
 def communicator(runtime, handle=True, is_done=True, size=3, intra_size=3, gpu=2, vectors=None):
-    """Return the communicator of rank 1; the other ranks tell it these values."""
+    """Return the communicator of rank 1, to which the other ranks send these values."""
     told = []
 
     def allgather(mine):
@@ -113,17 +113,17 @@ def test_addresses_of_all_ranks(runtime):
     first, second = (slot - found.data for slot in found.slots)
     assert first.tolist() == [19 * 256] * 3 and second.tolist() == [20 * 256] * 3
     assert found.fits(SIZE, DTYPE, CHUNKS)
-    # Blocks count their turns: the same chunks in other launches are not the same.
+    # Blocks count their turns, so the memory suits only the same chunks in the same order.
     other_dtype = VECTORS[1][1]
     for other in ((99, DTYPE, CHUNKS), (SIZE, other_dtype, CHUNKS), (SIZE, DTYPE, CHUNKS[::-1])):
         assert not found.fits(*other)
     del found, comm
     assert runtime.opened == list(OTHERS.values())
-    assert not runtime.events  # others may have mapped it
+    assert not runtime.events  # memory that other ranks may have mapped is not freed
 
 
 def test_the_same_memory_for_the_same_sizes(runtime):
-    """Memory of other sizes stays, too: graphs may write to it."""
+    """Memory for other sizes is kept as well, because graphs may write to it."""
     comm = communicator(runtime)
     prepared = []
     first = connected(comm)
@@ -137,7 +137,7 @@ def test_the_same_memory_for_the_same_sizes(runtime):
 
 @pytest.mark.parametrize('fails', ['get', 'prepare', 'another, open'])
 def test_what_was_connected_before_stays_mapped(runtime, fails):
-    """Captured graphs write to it, even if the ranks cannot use it for new graphs."""
+    """Captured graphs write to mapped memory, even if new graphs cannot use it."""
     connected(communicator(runtime))
     ((comm, memory),) = peer_memory._kept
     comm.told.clear()
@@ -167,5 +167,5 @@ def test_all_give_up_where_one_has_to(runtime, fails):
         assert len(comm.told) == 1 and not runtime.events
         return
     assert len(comm.told) == 3
-    # Others may have mapped this rank's until all are here.
+    # Other ranks may have mapped this rank's memory until all have reached the barrier.
     assert runtime.events == ['unmap'] * len(runtime.opened) + ['barrier', 'free']

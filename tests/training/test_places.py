@@ -1,4 +1,4 @@
-"""Places of variables: each is looked at, saved, and put back in the same way."""
+"""Places of variables, which are all looked at, saved, and put back in the same way."""
 
 import collections
 import functools
@@ -37,7 +37,7 @@ def ordered_place():
 
 
 class Refusing(dict):
-    """A user's dict: its own code counts, checks, or refuses."""
+    """A user's dict whose methods must not be called."""
 
     def __setitem__(self, key, value):
         raise NotImplementedError
@@ -375,7 +375,7 @@ def test_attributes_except_some():
 
 
 class Others:
-    """A class of objects with which those of `Attributes` can be exchanged."""
+    """A class that can replace `Attributes` as the class of an object."""
 
 
 def test_the_class_of_an_object_is_put_back():
@@ -399,7 +399,7 @@ def test_the_dict_of_an_object_is_put_back():
 
 
 def test_the_class_of_a_link_is_put_back_but_not_its_dict():
-    """A link's attributes have a place of their own."""
+    """A link's attributes are put back by another place."""
     of: Any = Attributes()
     place = places.classes_of_objects([], [of])
     saved = place.save()
@@ -535,7 +535,7 @@ every_generator = pytest.mark.parametrize('name', GENERATORS)
 
 
 def normal(generator):
-    """Draw a number in a way in which some generators draw two, and keep one."""
+    """Draw a normal number; some generators draw two, and keep the second one."""
     if isinstance(generator, random.Random):
         return generator.gauss(0, 1)
     return generator.normal()

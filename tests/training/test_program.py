@@ -1,4 +1,4 @@
-"""`Program`: how often a user's code runs, which replays are checked, and errors."""
+"""`Program`: number of calls of a user's code, replays that are checked, and errors."""
 
 import random
 import re
@@ -60,7 +60,7 @@ def counted(link, atoms, adj):
 
 
 def calls_of_steps(updater, n_steps):
-    """Return the number of calls of the model in each step (list)."""
+    """Return a list of the number of calls of the model in each step."""
     n_calls = updater.get_optimizer('main').target.predictor.n_calls
     found = []
     for _ in range(n_steps):
@@ -71,9 +71,11 @@ def calls_of_steps(updater, n_steps):
 
 
 def test_how_often_a_step_calls_the_model(device, graphs, no_causes):
-    """Calls: three for the trial, one for the eager step, those for the check of rows; then for the
-    capture and its check; then for each check of a replay."""
-    model = small_model(counted, n_calls=hidden(0))  # nothing watches its value
+    """The trial, the eager step and the check of rows call the model, then the capture and checks.
+
+    The trial calls it three times, each of the others once, except for the check of rows.
+    """
+    model = small_model(counted, n_calls=hidden(0))  # its value is not watched
     updater = make_updater(GraphUpdater, device, model)
     launched = 0 if graphs is None else 1  # a stand-in runs the model
     first = 3 + 1 + calls_of_the_first_check(device)
@@ -94,9 +96,10 @@ def model_with_a_lazy_head():
 
 
 def test_a_parameter_is_made_by_the_step_itself(device, graphs, no_causes):
-    """The trial ends at the missing parameter; the step is Chainer's, after which rows are checked.
+    """The trial of the first step ends at the missing parameter, and the step is Chainer's.
 
-    The second step is tried out and run, the third one captured, replayed and checked.
+    Then rows are checked. The second step is tried out and run, the third one is captured, replayed
+    and checked.
     """
     updater = make_updater(GraphUpdater, device, model_with_a_lazy_head())
     launched = 0 if graphs is None else 1
@@ -118,7 +121,7 @@ def test_a_parameter_gets_the_random_numbers_that_chainers_loop_draws(device, gr
 
 
 def test_nothing_is_taken_from_a_generator_but_by_the_step(device, graphs):
-    """A drawn value cannot be put back into a generator, so there is no extra run."""
+    """There is no extra run, because a value cannot be put back into a generator."""
 
     def drawing(link, atoms, adj):
         return three_columns(link, atoms, adj) * next(link.weights)
@@ -137,14 +140,14 @@ def test_nothing_is_taken_from_a_generator_but_by_the_step(device, graphs):
 
 
 def test_a_step_that_seeds_a_generator_trains_eagerly(device, graphs):
-    """Two trials end alike, but a replay would not seed the generator."""
+    """Two runs of the trial have the same result, but a replay would not seed the generator."""
 
     def seeding(link, atoms, adj):
         numpy.random.seed(1)
         return three_columns(link, atoms, adj) * numpy.random.uniform()
 
     def make(kind):
-        # The second step starts where the first has left the generator.
+        # There are two batches, so the second step draws after the first one.
         return make_updater(kind, device, without_dropout(small_model(seeding)), molecules(32))
 
     with eager_causes() as causes:
@@ -155,7 +158,7 @@ def test_a_step_that_seeds_a_generator_trains_eagerly(device, graphs):
 
 
 def test_a_run_that_fails_is_undone(device, graphs):
-    """The batch is run once more, for the user to see the error, with a warning before it."""
+    """After a warning the batch is run once more, so that the user sees the error."""
 
     def fails_once(link, atoms, adj):
         link.seen.append(len(link.seen))
@@ -173,12 +176,12 @@ def test_a_run_that_fails_is_undone(device, graphs):
     with pytest.warns(UserWarning, match=message % re.escape(__file__)):
         run(updater, 1)
     assert model.predictor.seen == [0]
-    # Rows are checked after the step.
+    # A failed run, the step, and the check of rows after it.
     assert model.predictor.n_calls.value == 1 + 1 + calls_of_the_first_check(device)
 
 
 class Sealed(random.Random):
-    """A user's generator that does not tell its state."""
+    """A user's generator that does not reveal its state."""
 
     def getstate(self):
         raise LookupError('mine')
@@ -250,7 +253,7 @@ def counts_rows(link, atoms, adj):
 
 
 def test_a_number_of_rows_is_that_of_the_batch(device, graphs):
-    """Buffers have more rows, which a captured step would count."""
+    """A captured step would count the spare rows of its buffers."""
     found = []
     with eager_causes() as causes:
         for kind in (StandardUpdater, GraphUpdater):
@@ -269,7 +272,7 @@ def test_a_number_of_rows_is_that_of_the_batch(device, graphs):
 
 
 def train_with_a_reported_number(device, model, between, n_steps):
-    """Train step by step; return the numbers that were reported as 'beta'."""
+    """Train step by step; return the updater, and the numbers that are reported as 'beta'."""
     updater = make_updater(GraphUpdater, device, model, same_molecules(), on_difference='warn')
     found = []
     for _ in range(n_steps):
@@ -294,13 +297,13 @@ def test_a_replay_reports_the_number_of_the_last_capture(device, graphs, no_caus
 
 
 def test_a_check_compares_reported_numbers(device, graphs):
-    """The eighth replay, of the ninth step, is checked."""
+    """The eighth replay is checked, in the ninth step."""
 
     def reporting(link, atoms, adj):
         chainer.report({'beta': link.beta.value}, link)
         return three_columns(link, atoms, adj)
 
-    model = small_model(reporting, beta=hidden(1.0))  # nothing watches its value
+    model = small_model(reporting, beta=hidden(1.0))  # its value is not watched
 
     def change(iteration):
         model.predictor.beta.value = 1.0 if iteration < 6 else 0.25
@@ -318,7 +321,7 @@ def test_a_check_compares_reported_numbers(device, graphs):
 
 @pytest.mark.parametrize('part', ['_snapshot', '_again'])
 def test_training_goes_on_eagerly_where_a_check_has_no_memory(monkeypatch, part):
-    """The step that was to be checked is done once, and counted once."""
+    """The step that was to be checked is done and counted once."""
     host_graphs.stand_in(monkeypatch)
     host_graphs.fuse(monkeypatch)
 

@@ -1,4 +1,4 @@
-"""Programs that are kept, sizes of their buffers, and changes that come too often."""
+"""Programs that are kept, the sizes of their buffers, and values that change too often."""
 
 import types
 
@@ -39,7 +39,7 @@ def test_the_least_recently_used_is_dropped():
 
 
 def test_a_program_is_not_replaced_but_moved():
-    """A captured program is not replaced by an eager one; a captured program has one key."""
+    """An eager program does not replace a captured one, and a captured program has one key."""
     programs = Programs('step')
     captured, other = program(), program()
     programs.add(('here',), captured)
@@ -61,7 +61,7 @@ def test_something_that_changes_every_time():
         if programs.find(layout) is None:
             programs.add(layout, program())
 
-    for _ in range(3):  # each time one of them comes again
+    for _ in range(3):  # one of the keys comes again every time
         for link.number in range(MAX_NEW):
             meet()
         meet()
@@ -75,7 +75,7 @@ def test_something_that_changes_every_time():
 
 
 def test_programs_that_are_captured_and_never_replayed():
-    """Each key comes twice, as if a step itself changed a value that the next one reads."""
+    """Each key comes twice, as if a step changed a value that the next one reads."""
     programs = Programs('step')
     link = chainer.Link()
     guards = Guards(link, link)
@@ -92,7 +92,7 @@ def test_programs_that_are_captured_and_never_replayed():
 
 
 def test_layouts_have_sizes_of_their_own():
-    """A padded batch has more rows; packed batches after it do not get as many."""
+    """Packed batches that come after a padded one do not get as many rows."""
     data_set = to_sparse(molecules(400))
     programs = Programs('step')
     rows = {}

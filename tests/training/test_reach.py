@@ -1,6 +1,6 @@
-"""Objects that a user's code can reach: changes of them are seen, and undone after a run.
+"""Objects that a user's code can reach: their changes are seen, and undone after a run.
 
-Each function here stands for a loss. It takes nothing, and returns a number.
+Each function here stands for a loss. It takes no arguments, and returns a number.
 """
 
 import argparse
@@ -48,26 +48,27 @@ from tests.training import reached_module
 STEP, W = 0, 1.0
 CHAINER: Any = chainer  # tests add attributes to it
 FUNCTIONS: Any = functions
-LATE: int  # is not assigned before a loss is called
-breakpoint: int  # this neither, and is the name of a builtin
+LATE: int  # assigned by a loss or by a test
+breakpoint: int  # assigned later, like LATE; the name is that of a builtin
 
 
 def moment(reach):
-    """Return counts of watched objects by text and id, states of generators, and the objects."""
+    """Return counts of watched objects by text and id, states of generators, and all objects."""
     named = reach.named()
     identities = collections.Counter((text, id(value)) for text, value in named)
-    return identities, reach.states(), named  # the values keep their ids
+    return identities, reach.states(), named  # the ids stay valid as long as the objects are kept
 
 
 def difference(reach, before):
-    """Return the descriptions of changed objects since a moment, each once, in order."""
+    """Return the descriptions of objects that have changed since a moment, each once, in order."""
     identities, states, _ = moment(reach)
     changed = [text for text, _ in (identities - before[0]) + (before[0] - identities)]
     changed += [text for text, state in states.items() if state != before[1][text]]
     return list(dict.fromkeys(changed))
 
 
-# Ways to count: each makes (loss, function that returns the count without changing it).
+# Losses that count, each in another way. Each function returns the loss and a function that reads
+# the count without changing it.
 
 
 class Schedule:
@@ -114,7 +115,7 @@ class CountingGlobally(chainer.Chain):
 
 
 class UsersList(list):
-    """A list with attributes."""
+    """A user's list, which can have attributes."""
 
 
 def by_global():
@@ -804,7 +805,7 @@ COUNTERS = {
     by_function_of_module: 'step of module tests.training.reached_module',
     by_import: 'step of module tests.training.reached_module',
     by_link: 'the attribute n of Counting',
-    by_method: None,  # is new: `test_an_attribute_that_is_new`
+    by_method: None,  # a new attribute: see `NEW`
     by_class_attribute: 'n of class Of',
     by_new_class_attribute: None,
     by_property: 'the attribute _n of Of',
@@ -821,7 +822,7 @@ COUNTERS = {
     by_long_list: 'the variable history that <lambda> reads',
     by_long_dict: 'the variable history that <lambda> reads',
     by_set: 'the variable history that <lambda> reads',
-    by_ordered_dict: None,  # the order is put back, but is no value
+    by_ordered_dict: None,  # the order is put back, but not looked at
     by_default_dict: 'the variable history that loss reads',
     by_counter: 'the variable history that <lambda> reads',
     by_user_dict: "'n' in the attribute data of UserDict",
@@ -853,7 +854,7 @@ COUNTERS = {
     by_dataset: 'the variable seen that <lambda> reads',
     by_vectorized: 'the variable seen that <lambda> reads',
     by_single_dispatch: 'the variable calls that of_int reads',
-    by_methodcaller: None,  # is new, as for `by_object`
+    by_methodcaller: None,  # a new attribute
     by_number_of_an_enum: 'step of module tests.training.reached_module',
     by_key: 'the attribute n of Slotted',
     by_result_of_a_cached_function: 'the attribute n of SimpleNamespace',
@@ -866,7 +867,7 @@ COUNTERS = {
     by_class_found_by_its_base: 'n of class Square',
     by_method_whose_name_is_made: 'STEP of module ' + HERE,
     by_attribute_of_a_parameter: 'the attribute n of the attribute W of Linear',
-    by_array_of_a_parameter: None,  # named by a `Moment`: tests of Guards
+    by_array_of_a_parameter: None,  # a `Moment` names it: see test_guards.py
     by_array_of_a_variable: 'the variable variable that loss reads',
     by_array_of_a_variable_of_a_link: 'the attribute mean of Link',
     by_rate: 'the attribute lr of SGD',
@@ -979,7 +980,8 @@ def test_an_iterator_is_the_same_object_after_a_run():
     assert given is same
 
 
-# Changes from outside: each function makes (loss, function that sets its weight to a value).
+# Losses with a weight that is changed from outside. Each function returns the loss and a function
+# that sets the weight.
 
 
 def of_dict():
@@ -1144,7 +1146,7 @@ def of_member_of_an_enum():
 
 
 class ByText:
-    """An object that has the entries of a dict as attributes."""
+    """An object whose attributes are the entries of a dict."""
 
     def __init__(self, entries):
         self._entries = entries
@@ -1209,7 +1211,7 @@ def of_format():
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Fields:
-    """A dataclass whose code names none of its fields."""
+    """A dataclass of which no code names a field."""
 
     coefficient: float = 1.0
 
@@ -1397,7 +1399,7 @@ CHANGES = {
 
 @pytest.fixture(autouse=True)
 def attributes_of_a_test():
-    """Let no test leave an attribute in Chainer."""
+    """Delete attributes that a test has left in Chainer."""
     yield
     for owner in (chainer.config._local, functions, chainer.Link):
         if 'of_a_test' in vars(owner):
@@ -1417,7 +1419,7 @@ def test_what_changes_is_seen(make):
 
 
 class Many(chainer.Chain):
-    """A user's Chain: a method, attributes that only it uses, and a history that nothing reads."""
+    """A user's Chain that has attributes, and a history, that its `forward` does not read."""
 
     def __init__(self):
         super().__init__()
@@ -1428,7 +1430,7 @@ class Many(chainer.Chain):
             self.linear = links.Linear(2, 2)
 
     def forward(self, x):
-        super().namedlinks()  # is no call of the constructor
+        super().namedlinks()  # calls a method of the base class other than the constructor
         return self.loss(self.linear(x))
 
     def loss(self, y):
@@ -1529,7 +1531,7 @@ def test_subclasses_of_a_class_that_is_only_a_base_are_not_followed():
 
 @pytest.mark.parametrize('kind', (Regressor, Classifier))
 def test_what_a_library_makes_in_each_step_is_not_followed(kind):
-    """Metrics of a Regressor are not followed, even if a user's code names `metrics`, too."""
+    """A Regressor's metrics are not followed, even if a user's code names `metrics` as well."""
     metrics = {'metric': lambda y, t: 1.0}
     own: Any = types.SimpleNamespace(metrics=metrics)
     lossfun = functions.mean_squared_error
@@ -1654,7 +1656,7 @@ def test_a_global_that_is_made_later_is_seen(monkeypatch):
 
 @pytest.mark.parametrize('is_assigned', [False, True])
 def test_a_global_with_the_name_of_a_builtin_is_followed(monkeypatch, is_assigned):
-    """A loss reads one that exists, or assigns one that does not exist yet."""
+    """A loss reads a global that exists, or assigns one that does not exist yet."""
 
     def reads():
         return breakpoint
@@ -1674,7 +1676,7 @@ def test_a_global_with_the_name_of_a_builtin_is_followed(monkeypatch, is_assigne
 
 
 class Subclass(numpy.ndarray):
-    """An array with attributes, perhaps."""
+    """A user's subclass of arrays, which may have attributes."""
 
 
 LEFT = {
@@ -1931,7 +1933,7 @@ def test_a_module_that_is_not_imported_yet_is_cut():
 
 
 class Raising:
-    """An object that cannot be looked at."""
+    """An object whose attributes cannot be read."""
 
     @property
     def __dict__(self):
@@ -2092,7 +2094,7 @@ def test_an_iterator_of_several_threads(name):
         examples.finalize()
 
 
-# Saving, putting back, doing again.
+# Changes are saved, put back and made again.
 
 
 def test_putting_back_keeps_objects_and_their_order():
@@ -2227,7 +2229,7 @@ def test_other_attributes_are_left_alone_when_changes_are_done_again():
 
 
 def test_functions_in_cython_are_constants():
-    """From NumPy 2 on `numpy.random.seed` is one, whose class has a member that is read-only."""
+    """`numpy.random.seed` is one since NumPy 2, and its class has a read-only member."""
 
     def loss():
         numpy.random.seed(1)
@@ -2264,7 +2266,7 @@ def test_a_cache_that_is_filled_once_differs_only_once():
 
 
 class Refusing(dict):
-    """A user's dict whose attributes are its entries."""
+    """A user's dict with its entries as attributes."""
 
     def __getattr__(self, name):
         return self[name]
@@ -2288,7 +2290,7 @@ def test_two_looks_at_the_same_objects_are_equal():
 
 
 def test_an_updater_that_a_loss_runs_cannot_be_put_back():
-    """A step changes parameters, counters and an iterator of another training."""
+    """The step of another training changes its parameters, counters and iterator."""
     model = links.Linear(2, 2)
     optimizer = chainer.optimizers.SGD().setup(model)
     inner = StandardUpdater(SerialIterator([numpy.zeros(2, 'f')], 1), optimizer)

@@ -1,4 +1,4 @@
-"""Rows of reported numbers: which memory replays write to."""
+"""Memory that replays write reported numbers to."""
 
 import types
 import typing
@@ -31,7 +31,7 @@ class Table:
 
 
 class Number(typing.NamedTuple):
-    """Arguments of CuPy's array."""
+    """Stand-in for CuPy's array, made from the same arguments."""
 
     shape: tuple
     dtype: str
@@ -63,7 +63,7 @@ def test_which_values_are_numbers_on_the_host():
 
 @pytest.fixture
 def given(monkeypatch):
-    """The `Reports` of a step that reports two numbers, the current stream, the tables made."""
+    """`Reports` of a step that reports two numbers, the current stream, and all tables."""
     stream = types.SimpleNamespace(ptr=1)
     tables = []
 
@@ -102,7 +102,7 @@ def test_numbers_are_views_of_the_last_row(given):
 
 
 def test_another_stream_has_other_memory(given):
-    """Freed memory may be given to later work on the stream that it was allocated on."""
+    """Freed memory may be reused by later work on the stream on which it was allocated."""
     found, stream, tables = given
     found.next_row()
     stream.ptr = 2

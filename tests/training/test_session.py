@@ -1,4 +1,4 @@
-"""`Session`: changes that end it, and changes that only lead to another key."""
+"""`Session`: changes that end a session, and changes that lead to another key."""
 
 import re
 import types

@@ -1,4 +1,4 @@
-"""Sizes of buffers: two for a data set, more where a batch is larger, always with room to spare."""
+"""Sizes of buffers: two for a data set, more for larger batches, always with room to spare."""
 
 import numpy
 import pytest
@@ -32,14 +32,14 @@ def test_two_sizes_hold_the_batches_of_a_data_set(sizes):
         assert holds(taken[-1], need)
         assert taken[-1].rows > need.rows and taken[-1].entries > need.entries
     small, large = sorted(set(taken))
-    # Rounding up to a multiple makes the share of the smaller one larger than 0.84.
+    # The smaller size is meant for 84 % of the batches, for more if it is rounded up.
     assert 0.8 < taken.count(small) / 1000 < 0.97
     assert large.rows < 1.3 * 64 * sizes.mean()
     assert small.max_rows == large.max_rows == sizes.max()
 
 
 def test_sizes_at_the_edges():
-    """No size exceeds the largest batch's; all batches of a data set fit, with a spare row."""
+    """All batches of a data set fit with a spare row, and no size exceeds that of the largest."""
     sizes = numpy.array([1] * 99 + [STEP])
     capacities = Capacities(2, sizes, sizes, needs(sizes, sizes, None))
     assert capacities.of(Capacity(STEP + 1, STEP + 1, STEP, STEP, -1)).rows == 2 * STEP
@@ -61,7 +61,7 @@ def test_larger_batches_add_sizes(sizes, known):
     added = capacities.of(first)
     assert holds(added, first) and added.rows % STEP == added.entries % STEP == 0
     assert added.rows <= 1.2 * first.rows + STEP
-    assert capacities.of(first._replace(rows=5400)) is added  # a tenth more than it was made for
+    assert capacities.of(first._replace(rows=5400)) is added  # sizes have a tenth to spare
     larger = capacities.of(first._replace(entries=90000))
     assert holds(larger, added) and larger is not added
     assert capacities.of(first) is added

@@ -1,9 +1,9 @@
-"""`Snapshot`: undoes or repeats the changes of a run; compares the arrays of two runs."""
+"""`Snapshot` undoes or repeats the changes of a run, and compares the arrays of two runs."""
 
 import numpy
 import pytest
 
-from chainer_bspmm.training import snapshot  # first: it repairs Chainer
+from chainer_bspmm.training import snapshot  # repairs Chainer before anything imports it
 import chainer
 from chainer import optimizers
 
@@ -39,7 +39,7 @@ def test_arrays_that_cannot_be_written_are_left_out():
 
 
 class OfUser(numpy.ndarray):
-    """An array with attributes, perhaps."""
+    """A user's subclass of arrays, which may have attributes."""
 
 
 def read_only(array):
@@ -85,7 +85,7 @@ def test_arrays_of_the_host_that_did_not_change_are_not_written():
     arrays = {'of a user': numpy.ones(3)}
     before = snapshot.Copies(arrays)
     arrays['of a user'].flags.writeable = False
-    before.put_back(arrays)  # would raise
+    before.put_back(arrays)  # writing would raise an error
     assert arrays['of a user'].tolist() == [1, 1, 1]
 
 
@@ -149,7 +149,7 @@ def test_difference(actual, expected, tolerance, differs):
 
 
 def test_how_an_array_differs():
-    """A number that is not finite has no distance from another one."""
+    """There is no relative difference if a number is not finite."""
     for actual, how in (
         (2.02, 'relative difference 1.0e-02'),
         (numpy.nan, 'one of them is not finite'),
@@ -164,7 +164,7 @@ class Table:
 
 
 class Owner(chainer.Chain):
-    """A link that changes all that it holds where it is called."""
+    """A link whose call changes everything that it holds."""
 
     def __init__(self):
         super().__init__()
@@ -189,7 +189,7 @@ class Owner(chainer.Chain):
 
 
 def contents(owner):
-    """Return all that the owner holds, as it is now."""
+    """Return copies of everything that the owner holds."""
     table = dict(owner.table.rows)
     arrays = [array.copy() for array in (owner.sums, owner.W.array)]
     gradient = owner.W.grad
@@ -225,7 +225,7 @@ def test_a_run_that_fails_is_put_back(taken):
 
 
 def test_what_a_run_assigned_can_be_assigned_again(taken):
-    """Attributes, contents and gradients of the run come back; arrays stay as they were before."""
+    """Attributes, contents and gradients of the run come back, but not the numbers in arrays."""
     owner, before = taken
     with before.undone():
         owner()
@@ -261,7 +261,7 @@ def test_no_parameter_is_left_that_a_run_has_added(taken):
 
 
 def test_numbers_drawn_for_a_parameter_stay_drawn(taken):
-    """A failed run made the parameter: the next run draws the next numbers, as in Chainer."""
+    """If a failed run has made a parameter, the next run draws other numbers, as in Chainer."""
     owner, before = taken
     owner.lazy.initialize((4,))
     state = numpy.random.get_state()[1:3]

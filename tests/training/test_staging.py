@@ -1,4 +1,4 @@
-"""Staging buffers: the places of arrays in them, and the order of copies and steps."""
+"""Staging buffers: where arrays lie in them, and the order of copies and steps."""
 
 import contextlib
 import ctypes
@@ -27,7 +27,7 @@ class Pinned(bytearray):
 
 @pytest.fixture(params=[0, staging.FEW_BYTES], ids=['copy', 'kernel'])
 def staged(request, monkeypatch):
-    """A `Staging` between two places on the host, and the list of its actions."""
+    """A `Staging` that copies from host to host, and the list of its actions."""
     calls = []
 
     class Event:
@@ -71,12 +71,12 @@ def staged(request, monkeypatch):
         position += 1
 
     made = staging.Staging(ARRAYS, types.SimpleNamespace(device=Device()))
-    assert calls.pop() == ('synchronize', None) and not calls  # its memory is ready on any stream
+    assert calls.pop() == ('synchronize', None) and not calls  # the memory is ready on any stream
     return made, calls
 
 
 def test_arrays_arrive(staged):
-    """Arrays arrive by `send`, and once more by `again`."""
+    """`send` and `again` copy the arrays."""
     staged, _ = staged
     for number in range(1, 2 * staging.N_SLOTS + 2):
         for i, array in enumerate(staged.fill().values()):
@@ -99,7 +99,7 @@ def test_the_host_waits_for_the_last_copy_from_a_group_of_slots(staged):
     for _ in range(4 * n):
         slots.append(id(staged.fill()))
         staged.send('the current one')
-    assert slots[: 2 * n] == slots[2 * n :] and len(set(slots)) == 2 * n  # in turn
+    assert slots[: 2 * n] == slots[2 * n :] and len(set(slots)) == 2 * n  # all slots in turn
     assert [call for call, _ in calls] == ['wait', *['copy'] * n, 'record'] * 4
     waited, recorded = ([event for call, event in calls if call == k] for k in ('wait', 'record'))
     assert waited == recorded and waited[:2] == waited[2:] and waited[0] is not waited[1]
@@ -114,7 +114,7 @@ def test_memory_is_given_back_when_all_copies_are_done(staged):
 
 @pytest.mark.parametrize('was_copied', [False, True])
 def test_after_an_error_the_host_asks_which_slot_is_next(staged, was_copied):
-    """Between the two calls a signal, for example, may raise."""
+    """A signal handler, for example, may raise between `fill` and `send`."""
     staged, calls = staged
     for number in range(1, 5 * staging.N_SLOTS):
         for array in staged.fill().values():
@@ -129,7 +129,7 @@ def test_after_an_error_the_host_asks_which_slot_is_next(staged, was_copied):
 
 
 def make_inputs(calls, is_few):
-    """Return `Inputs` that note their actions, and a batch for them."""
+    """Return `Inputs` that record their actions in a list, and a batch for them."""
 
     class Recording(staging.Staging):
         is_kernel = is_few
@@ -168,7 +168,7 @@ def make_inputs(calls, is_few):
 
 
 def test_a_batch_is_sent_after_the_last_step():
-    """The last step may be on another stream, and still read memory that the copy overwrites."""
+    """The last step may run on another stream, and still read the memory that a copy overwrites."""
     calls = []
     inputs, batch = make_inputs(calls, True)
     inputs.send(batch, 5, [1.5, 2.5])
@@ -181,7 +181,7 @@ def test_a_graph_fetches_few_bytes(is_few):
     calls = []
     inputs, batch = make_inputs(calls, is_few)
     inputs.fetch()
-    assert calls == ['copy'] * is_few  # captured
+    assert calls == ['copy'] * is_few  # captured in the graph
     del calls[:]
     inputs.send(batch, 5, [1.5, 2.5], by_graph=True)
     inputs.fetched('the stream')

@@ -1,4 +1,4 @@
-"""The two lines of a script reach captured steps, evaluations and predictions."""
+"""The two lines of a script lead to captured steps, evaluations and predictions."""
 
 import copy
 import pickle
@@ -36,19 +36,19 @@ def adopting(monkeypatch):
 
 
 def script(device, kind=StandardUpdater, examples=EXAMPLES, converter=None, model=None, by=None):
-    """Return the updater of a script, as it is made there."""
+    """Return an updater like that of a script."""
     model = model or make_model(seed=0)
     optimizer = (by or optimizers.Adam()).setup(model)
     numpy.random.seed(3)
     if device.xp is not numpy:
-        device.xp.random.seed(3)  # layers that learn their input size start on the device
+        device.xp.random.seed(3)  # layers that learn their input size are initialised there
     iterator = SerialIterator(examples, BATCH)
     converter = converter or chainer_bspmm.concat_mols
     return kind(iterator, optimizer, converter=converter, device=device)
 
 
 def test_a_standard_updater_trains_captured(device, graphs, no_causes):
-    """Parameters have the same bits as with a GraphUpdater, and as with eager steps."""
+    """Parameters have the bits of a GraphUpdater's, and of eager steps."""
     actual = []
     for kind in (StandardUpdater, GraphUpdater):
         model = without_dropout(make_model(seed=0))
@@ -85,7 +85,7 @@ def test_what_stays_as_it_is(kind, converter):
 
 
 def test_a_choice_that_was_made_first_stays(monkeypatch):
-    """A user's choice in Chainer's configuration stays if it was made before the import."""
+    """The import leaves a user's earlier choice in Chainer's configuration alone."""
     for owner, name in (
         (StandardUpdater, '__init__'),
         (StandardUpdater, 'update'),
@@ -93,7 +93,7 @@ def test_a_choice_that_was_made_first_stays(monkeypatch):
         (BaseForwardModel, '_forward'),
         (chainer.GradientMethod, 'update'),
     ):
-        monkeypatch.setattr(owner, name, getattr(owner, name))  # put back at the end
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # is put back at the end
     monkeypatch.setattr(adoption, '_is_installed', False)
     monkeypatch.setattr(chainer.global_config, 'bspmm_capture', False)
     adoption.install()
@@ -152,7 +152,7 @@ def test_updaters_that_stay_eager(given):
 def test_a_parallel_updater_trains_as_it_is(first, second):
     model = make_model()
     converter = chainer_bspmm.concat_mols
-    model(*converter(EXAMPLES[:2]))  # makes all parameters
+    model(*converter(EXAMPLES[:2]))  # all parameters exist before the copies are made
     devices = {'main': first, 'second': second}
     updater = training.updaters.ParallelUpdater(
         SerialIterator(EXAMPLES, 6),
@@ -167,7 +167,7 @@ def test_a_parallel_updater_trains_as_it_is(first, second):
 
 
 def test_without_a_gpu_it_trains_as_before(tmp_path):
-    """Training is silent and has the same bits; dense examples are converted once."""
+    """Training has the same bits without a warning, and dense examples are converted once."""
     run(script(HOST), 9)  # a loop without a Trainer, which locks nothing
     EXAMPLES[0][0][...] = EXAMPLES[0][0]
     seen, actual = [], []
@@ -222,7 +222,7 @@ def test_an_optimizer_that_is_replaced(device, graphs, no_causes):
 
 
 class Gan(StandardUpdater):
-    """Uses names before they are there."""
+    """An updater whose methods use an attribute before its `__init__` has assigned it."""
 
     def __init__(self, optimizer, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -258,7 +258,7 @@ def test_loops_that_somebody_else_replaced_are_used(monkeypatch):
 
 
 def trained(device, folder, n_steps, resume=None, captured=True):
-    """Train with upstream's extensions, as a Trainer by hand; return the updater."""
+    """Train in a Trainer with upstream's extensions; return the updater."""
     with chainer.using_config('bspmm_capture', captured):
         updater = script(device)
     trainer = training.Trainer(updater, (n_steps, 'iteration'), out=str(folder))
@@ -266,7 +266,7 @@ def trained(device, folder, n_steps, resume=None, captured=True):
     trainer.extend(extensions.snapshot(filename='{.updater.iteration}'), trigger=(5, 'iteration'))
     if resume is not None:
         if captured:
-            updater.seed = 9  # the snapshot's counts: steps captured with this are not replayed
+            updater.seed = 9  # the snapshot's seed replaces it, which leads to new captures
             run(updater, 3)
         chainer.serializers.load_npz(resume, trainer)
     trainer.run()
@@ -327,7 +327,7 @@ def test_predictions_of_upstream_replay(device, prediction_graphs, no_causes, ho
 
 
 def test_predictions_that_upstreams_loop_makes(device, prediction_graphs, no_causes):
-    """Predictions of few batches, with kept inputs, with functions on the way, of other shapes."""
+    """Few batches, kept inputs, preprocessing, and results of other shapes use upstream's loop."""
     model = on(device)
     expected = predictions(model)
     n_launches = prediction_graphs.n_launches
@@ -386,7 +386,7 @@ def test_forward_with_positional_arguments(device, prediction_graphs, predicting
 
 
 def test_forward_in_training_is_upstreams(device, prediction_graphs):
-    """Replays belong to test mode, without dropout; in training mode none may be used."""
+    """Replays are for test mode, without dropout, and must not be used in training mode."""
     model = on(device)
     with chainer.no_backprop_mode():
         model._forward(DATA, model.predictor, 3, chainer_bspmm.concat_mols)
@@ -431,7 +431,7 @@ def of_molecules(atoms, t):
 
 
 def checked(device, model, examples=EXAMPLES):
-    """Return the warnings of the first steps that name the swap."""
+    """Return the warnings of the first steps that are about the swap."""
     updater = script(device, StandardUpdater, examples, model=model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
@@ -440,7 +440,7 @@ def checked(device, model, examples=EXAMPLES):
 
 
 def test_the_first_step_checks_the_loss(device, graphs):
-    """tests/training/test_first_step.py has the other updaters."""
+    """Other updaters are in tests/training/test_first_step.py."""
     (text,) = checked(device, Loss(of_rows))
     assert 'use len(t)' in text
     classes = molecules(9, classes=True)

@@ -1,8 +1,8 @@
-"""Unusual scripts train by the two lines as they do in Chainer's own loop, or an error says why.
+"""Unusual scripts train by the two lines as in Chainer's own loop, or an error says why not.
 
-Each script of tests/training/unusual_scripts runs twice, in modules of its own: without the check
-and without captured steps, and as a user gets them. Parameters, every reported value and the
-script's own counters have to be equal; on a host without captured steps, to the bit.
+Each script of tests/training/unusual_scripts runs twice, each time in a new module: first without
+checks and captured steps, and then as for a user. Parameters, reported values and the script's
+own counters have to be equal, and have the same bits on a host without captured steps.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from tests.training.unusual_scripts.bench import Bench, Script
 
 FOLDER = pathlib.Path(__file__).parent / 'unusual_scripts'
 FILES = {'counters': counters, 'weights': weights, 'practices': practices, 'libraries': libraries}
-ROUNDING = 1e-4  # of the norm of an array, or of a number, in captured steps
+ROUNDING = 1e-4  # relative to the norm of an array, or to a number, in captured steps
 
 _numbers = itertools.count()
 
@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
 
 @contextlib.contextmanager
 def user_module(file: str):
-    """Load a file of scripts as a module of a user's, new and with its own globals."""
+    """Load a file of scripts as a user's module, which is new and has its own globals."""
     name = 'script_of_a_user_%d' % next(_numbers)
     spec = importlib.util.spec_from_file_location(name, FOLDER / (file + '.py'))
     module = importlib.util.module_from_spec(spec)
@@ -61,7 +61,7 @@ def user_module(file: str):
 
 @contextlib.contextmanager
 def as_given(by_two_lines: bool):
-    """Configure training by the two lines; or Chainer's own loop, without any check."""
+    """Configure training by the two lines, or Chainer's own loop without any check."""
     configured = vars(chainer.global_config)
     checks = [name for name in configured if name.startswith('bspmm_check')]
     assert checks
@@ -72,7 +72,7 @@ def as_given(by_two_lines: bool):
 
 
 def run(file, name, device, by_two_lines, reached=None) -> Outcome:
-    """Run a script. Meanwhile the list ``reached`` holds its module and models."""
+    """Run a script; meanwhile the list ``reached`` holds its module and its models."""
     state, error = None, ''
     reached = [] if reached is None else reached
     with (
@@ -93,7 +93,7 @@ def run(file, name, device, by_two_lines, reached=None) -> Outcome:
 
 
 def differences(actual: Outcome, expected: Outcome, rounding: float) -> list[str]:
-    """Return the differences between a run and that of Chainer's loop, a sentence each."""
+    """Return sentences that say how a run differs from that of Chainer's loop."""
     found = []
     if actual.error != expected.error:
         found.append('the error is %r, not %r' % (actual.error, expected.error))
@@ -116,7 +116,7 @@ def differences(actual: Outcome, expected: Outcome, rounding: float) -> list[str
 
 
 def are_equal(actual, expected, rounding) -> bool:
-    """Compare dicts, lists and plain values; only floats may differ, by rounding."""
+    """Compare dicts, lists and plain values, of which only floats may differ, by rounding."""
     if isinstance(expected, dict):
         return actual.keys() == expected.keys() and all(
             are_equal(actual[name], expected[name], rounding) for name in expected
@@ -153,7 +153,7 @@ def everything():
 
 @functools.lru_cache
 def of_chainer(file, name, device) -> Outcome:
-    """Run a script without the check and captures, once for all tests of a kind of device."""
+    """Run a script without checks and captures, once for all tests on one kind of device."""
     expected = run(file, name, device, by_two_lines=False)
     assert not expected.error, expected.error
     assert expected.reports and all(map(is_finite, expected.parameters.values()))
@@ -175,7 +175,7 @@ def compare(file, name, device, rounding, reached=None):
 
 @pytest.fixture
 def captured(monkeypatch):
-    """Stand in for graphs; return the list of capturers, and a list for what scripts reach."""
+    """Stand in for graphs; return a list of all capturers, and a list for the reached objects."""
     made = host_graphs.stand_in(monkeypatch)
     reached: list = []
     user_state.freeze_launches(monkeypatch, host_graphs.HostCapturer, reached)
@@ -189,7 +189,7 @@ def test_on_a_host(file, name):
 
 @pytest.mark.parametrize('file, name', [*everything()])
 def test_captured_by_stand_ins(file, name, captured, monkeypatch):
-    """A launch of a stand-in reads what Python held at its capture, as a graph does."""
+    """Like a graph, a stand-in's launch reads the values that Python held at its capture."""
     made, reached = captured
     script = FILES[file].SCRIPTS[name]
     if script.fused:
@@ -200,7 +200,7 @@ def test_captured_by_stand_ins(file, name, captured, monkeypatch):
 
 
 def test_stand_ins_are_launched(captured):
-    """Tests of stand-ins prove something only if a script's step is captured and launched."""
+    """Tests with stand-ins prove nothing unless a script's step is captured and launched."""
     made, reached = captured
     compare('weights', 'an_attribute', '@numpy', ROUNDING, reached)
     assert sum(capturer.n_launches for capturer in made) > 20

@@ -1,4 +1,4 @@
-"""`Update`: which one follows the gradients, and that a step is counted once, where it was done."""
+"""`Update`: the kind that an optimizer gets, and the count of steps, which are counted once."""
 
 import re
 
@@ -28,7 +28,7 @@ def optimizer_of(make=optimizers.SGD):
 
 
 def counts(optimizer):
-    """Return the numbers of steps that the optimizer and its rules have counted (set)."""
+    """Return the set of the counts of steps of the optimizer and of its update rules."""
     return {optimizer.t, *(param.update_rule.t for param in optimizer.target.params())}
 
 
@@ -56,7 +56,7 @@ def test_an_eager_update_is_that_of_the_optimizer():
     made.advance()
     assert counts(optimizer) == {0}
     made.launch(None)
-    assert made.finish()  # Python has run
+    assert made.finish()  # the optimizer's own code has run
     assert counts(optimizer) == {1}
     numpy.testing.assert_allclose(optimizer.target.w.array, 0.95)
 
@@ -122,7 +122,7 @@ def test_a_trial_after_an_error_reads_the_counters_that_were_put_right(fused, is
 
 
 def test_a_parameter_that_no_kernel_updates_ends_it(monkeypatch):
-    """A step made the parameter: the optimizer then updates by itself, and counts once."""
+    """If a step has made such a parameter, the optimizer updates by itself, and counts once."""
     optimizer = optimizer_of(lambda: optimizers.SGD(0.1))
     link = optimizer.target
     made = update.OneLaunch(optimizer)

@@ -1,4 +1,4 @@
-"""Labels of several shapes and names in trainings, evaluations and predictions, as upstream's."""
+"""Labels of several shapes, and names: trained, evaluated and predicted as upstream does."""
 
 import re
 import warnings
@@ -26,7 +26,7 @@ N_BATCHES = 5
 
 
 def examples_of(seed=0, n=N_BATCHES * BATCH):
-    """Return molecules with labels of one to three values; batches are one, two or three wide."""
+    """Return molecules with one to three labels each, so that batches are one to three wide."""
     widths = [3 if i % 19 == 0 else 2 if i % 11 == 0 else 1 for i in range(n)]
     return [
         (atoms, adj, label[:width])
@@ -38,7 +38,7 @@ EXAMPLES = examples_of()
 
 
 def loss_of_width(y, t):
-    """Squared errors over all tasks of the widest molecule of the batch: padding counts."""
+    """Mean squared error over the labels of the widest molecule of a batch, padding included."""
     return F.mean_squared_error(y[:, : t.shape[1]], t)
 
 
@@ -59,7 +59,7 @@ def adopting(monkeypatch):
 
 def trained(dataset, device, converter=None, n_steps=8 * N_BATCHES):
     """Return the updater of a script, its reported values and its parameters."""
-    device.xp.random.seed(3)  # layers that learn their input size start on the device
+    device.xp.random.seed(3)  # layers that learn their input size are initialised there
     model = model_of(is_dense=converter is not None)
     updater = StandardUpdater(
         iterator_of(dataset),
@@ -72,7 +72,7 @@ def trained(dataset, device, converter=None, n_steps=8 * N_BATCHES):
 
 @pytest.mark.parametrize('kind', [list, to_sparse], ids=['dense examples', 'a SparseDataset'])
 def test_it_trains_as_upstream(device, graphs, no_causes, adopting, kind):
-    """Each width has a captured step; padding of one batch is not reused for another."""
+    """Each width has its own captured step, and padding of one batch is not used for another."""
     _, expected_reports, expected = trained(EXAMPLES, device, dense_concat_mols)
     updater, reports, actual = trained(kind(EXAMPLES), device)
     assert type(updater) is GraphUpdater
@@ -100,7 +100,7 @@ def test_it_trains_as_upstream_without_captures():
 def test_it_is_evaluated_as_upstream(device, prediction_graphs, no_causes, adopting, kind):
     losses = []
     for converter, dataset in ((dense_concat_mols, EXAMPLES), (None, kind(EXAMPLES))):
-        device.xp.random.seed(3)  # layers that learn their input size start on the device
+        device.xp.random.seed(3)  # layers that learn their input size are initialised there
         model = model_of(is_dense=converter is not None)
         model.to_device(device)
         evaluator = extensions.Evaluator(
@@ -117,7 +117,7 @@ def test_it_is_evaluated_as_upstream(device, prediction_graphs, no_causes, adopt
 
 
 class WithExtra(chainer.Chain):
-    """A predictor with one more input, of several values for each molecule."""
+    """A predictor with one more input, which has several values for each molecule."""
 
     def __init__(self):
         super().__init__()

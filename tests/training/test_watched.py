@@ -1,8 +1,8 @@
-"""Changes between the steps of a script, and their effect on its captured step.
+"""Changes between the steps of a script, and their effects on its captured step.
 
-The tables list all that is watched: a change leads to a new capture (`CHANGES`), is read at
-every step or found by the check of a replay (`READINGS`), makes steps run eagerly (`EAGER`), or is
-harmless (`HARMLESS`). Every training is compared with that of a StandardUpdater.
+The tables list changes: some lead to a new capture (`CHANGES`), are read at every step or found by
+the check of a replay (`READINGS`), or make steps run eagerly (`EAGER`), and others are harmless
+(`HARMLESS`). Every training is compared with that of a StandardUpdater.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def on_host(array):
 
 
 def put(path, value):
-    """Return a change of a model: an attribute becomes `value` of its old value."""
+    """Return a function that changes an attribute of a model to ``value(old value)``."""
 
     def change(model, optimizer):
         *parts, name = path.split('.')
@@ -76,7 +76,7 @@ OFFSET = 0.0
 
 
 class Scaled(chainer.Chain):
-    """A model whose weights are all over a script."""
+    """A model whose weights are in many places of a script."""
 
     def __init__(self, inner):
         super().__init__()
@@ -94,7 +94,7 @@ class Scaled(chainer.Chain):
         return y * (factor * self.scale.factor) + OFFSET
 
 
-# Functions of (model, optimizer), in the order of one training.
+# Functions of (model, optimizer), called one after the other in one training.
 CHANGES: dict[str, Callable] = {
     'a number': put('predictor.counter', lambda before: 1),
     'a flag for a number': put('predictor.counter', bool),
@@ -126,7 +126,7 @@ CHANGES: dict[str, Callable] = {
 
 
 def reset():
-    """Take back the changes that are not in a model."""
+    """Undo the changes that are not in a model."""
     global OFFSET
     vars(chainer.global_config).pop('guarded', None)
     Scale.factor = 1.0
@@ -144,7 +144,7 @@ def changing_model():
 
 
 def test_a_training_with_every_change(device, graphs, no_causes, configured):
-    """Changes come one after the other: each is captured, and trains as a StandardUpdater does."""
+    """After each change the step is captured again, and trains as a StandardUpdater does."""
     changes = [*CHANGES.values()]
     keys = []
 
@@ -169,7 +169,7 @@ def test_a_training_with_every_change(device, graphs, no_causes, configured):
 
 
 def test_a_program_keeps_what_its_key_names_by_id(device, graphs):
-    """A program keeps these objects alive, because another object could get the same id."""
+    """A program keeps these objects alive, because otherwise a new object could get the same id."""
     model = small_model(factor=device.xp.ones(3, 'f'))
     model.lossfun = lambda x, t: functions.mean_squared_error(x, t)
     updater = make_updater(GraphUpdater, device, model, same_molecules())
@@ -190,7 +190,7 @@ def test_a_program_keeps_what_its_key_names_by_id(device, graphs):
     assert all(reference() is None for reference in references)
 
 
-# Functions of the updater.
+# name -> function that reads the value from the updater
 READINGS: dict[str, Callable] = {
     'updater.iteration': lambda updater: updater.iteration,
     'optimizer.t': lambda updater: updater.get_optimizer('main').t,
@@ -227,7 +227,7 @@ def annealed(kind, device, read, examples, **kwargs):
 
 
 def train(updater, n_steps):
-    """Train with a rate that changes; return the texts of the warnings."""
+    """Train with a changing learning rate; return the texts of the warnings."""
     with eager_causes() as texts:
         for _ in range(n_steps):
             updater.get_optimizer('main').lr = 0.01 + 0.001 * updater.iteration
@@ -235,7 +235,7 @@ def train(updater, n_steps):
     return texts
 
 
-# The update is fused, so that the graph has it, or is Chainer's and follows each replay.
+# A fused update is part of the graph; Chainer's own follows each replay.
 every_reading = pytest.mark.parametrize(
     'name, is_fused',
     [('updater.iteration', False), ('optimizer.t', True), ('optimizer.lr', True)],
@@ -245,7 +245,7 @@ every_reading = pytest.mark.parametrize(
 
 @every_reading
 def test_a_weight_that_changes_with_every_step(device, graphs, name, is_fused):
-    """The change is found at the second replay at the latest: no step uses an old weight."""
+    """The second replay finds the change at the latest, so no step uses an old weight."""
     results = []
     for kind in (StandardUpdater, GraphUpdater):
         updater = annealed(kind, device, READINGS[name], same_molecules())
@@ -259,7 +259,7 @@ def test_a_weight_that_changes_with_every_step(device, graphs, name, is_fused):
 
 
 def test_a_replay_that_differs_names_what_is_not_watched(device, graphs):
-    """A list is too long to be watched; the loss reads something else that is not watched."""
+    """The hint names a list that is too long to be watched; the loss reads another value, too."""
     many = list(range(10**5))
 
     def read(updater):
@@ -282,7 +282,7 @@ OWNERS = {
 
 @every_reading
 def test_a_weight_that_is_an_attribute_of_chainers(device, graphs, name, is_fused):
-    """The attribute is watched, and changes with every step."""
+    """The attribute is watched, so its change at every step leads to a new capture."""
 
     read = READINGS[name]
 
@@ -309,7 +309,7 @@ def test_a_weight_that_is_an_attribute_of_chainers(device, graphs, name, is_fuse
 
 @pytest.mark.parametrize('period', (4, 8))
 def test_an_old_weight_at_a_checked_replay(device, graphs, period):
-    """The replay has the number of its step here."""
+    """Replay n is at iteration n here, so replays 4 and 8, which are checked, find the change."""
 
     def read(updater):
         return 0.0 if updater.iteration % period else 50.0
@@ -326,7 +326,7 @@ def weighted(link, atoms, adj):
 
 @pytest.mark.parametrize('period, phase', [(3, 0), (10, 9)])
 def test_a_weight_that_changes_and_changes_back(device, graphs, no_causes, period, phase):
-    """Each of its values has a captured step, which is trained with from then on."""
+    """Each value of the weight has a captured step, which is replayed whenever it comes back."""
 
     def change(updater):
         settings = updater.get_optimizer('main').target.predictor.settings
@@ -342,7 +342,7 @@ def test_a_weight_that_changes_and_changes_back(device, graphs, no_causes, perio
 
 
 def test_a_weight_that_changes_later_with_layouts_that_alternate(device, graphs):
-    """Every layout counts its own replays; the change is found at its fourth or eighth."""
+    """Every form counts its own replays; the fourth or eighth one finds the change."""
 
     def later(updater):
         return updater.iteration // 10
@@ -358,10 +358,10 @@ def test_a_weight_that_changes_later_with_layouts_that_alternate(device, graphs)
 
 
 def test_it_goes_on_from_the_eager_result(device, graphs, monkeypatch, is_fused):
-    """Results equal an eager run's to the bit, although a weight changes from step 5 on.
+    """Results have the bits of an eager run, although a weight changes from step 5 on.
 
-    Reported values and gradients are compared, too. The other run's first steps are eager over the
-    same buffers, its later ones without a program.
+    Reported values and gradients are compared, too. The other run computes its first steps eagerly
+    in the same buffers, and later ones without a program.
     """
     results = []
     for is_eager in (False, True):
@@ -374,7 +374,7 @@ def test_it_goes_on_from_the_eager_result(device, graphs, monkeypatch, is_fused)
         with monkeypatch.context() as patch:
             if is_eager:
                 patch.setattr(Program, 'capture', lambda _: None)
-            assert not train(updater, 5)  # replays 1 to 4, of which 3 is not checked
+            assert not train(updater, 5)  # replays 1 to 4, of which only 3 is not checked
             optimizer.lr += 0.001
             with eager_causes() as texts:
                 reported = run(updater, 1)
@@ -404,13 +404,13 @@ def test_warnings_point_to_the_user_s_code(device, graphs):
 
 
 def unknown_number():
-    """Return a number from 0 to 1 of a generator whose state cannot be read."""
+    """Return a number from 0 to 1 from a generator whose state cannot be read."""
     return int.from_bytes(os.urandom(2), 'big') / 2**16
 
 
 def test_a_step_that_is_not_deterministic_unnoticed(device, graphs):
-    """Kernels that add with atomics."""
-    n = 1 << 16  # so many that two runs hardly ever add in one order
+    """Kernels that add with atomics differ by rounding, which a check tolerates."""
+    n = 1 << 16  # so many that two runs hardly ever add in the same order
     rng = numpy.random.RandomState(0)
     rows = rng.randint(BATCH, size=n)
     weights = rng.normal(size=(n, 1)).astype('f') / n
@@ -435,7 +435,7 @@ def test_a_step_that_is_not_deterministic_unnoticed(device, graphs):
 
 
 def test_a_difference_beyond_rounding(monkeypatch):
-    """Steps that differ from each other do not make up for it."""
+    """A larger difference is reported, even if eager steps differ from each other."""
     host_graphs.stand_in(monkeypatch)
 
     def function(link, atoms, adj):
@@ -452,19 +452,19 @@ def test_a_difference_beyond_rounding(monkeypatch):
 
 @dataclasses.dataclass
 class Script:
-    """Unusual parts of a script, and the cause in its one warning, if it warns."""
+    """Unusual parts of a script, and the cause that its only warning names, if there is one."""
 
     cause: str = ''  # a pattern
-    function: Callable = three_columns  # of the model
-    change: Callable = lambda updater: None  # after each step
-    options: dict = dataclasses.field(default_factory=dict)  # of the updater
-    # Larger steps would magnify the different rounding of the kernels of a step.
+    function: Callable = three_columns  # the model's
+    change: Callable = lambda updater: None  # called after each step
+    options: dict = dataclasses.field(default_factory=dict)  # the updater's
+    # Larger steps would magnify differences in rounding between kernels.
     optimizer: Callable = functools.partial(optimizers.SGD, 0.01)
     around: Callable = contextlib.nullcontext
     examples: Callable = same_molecules
     attributes: dict = dataclasses.field(default_factory=dict)
     n_steps: int = 4
-    compared: tuple = ('reports', 'parameters')  # with a StandardUpdater
+    compared: tuple = ('reports', 'parameters')  # compared with a StandardUpdater
 
     def make(self, kind, device):
         model = without_dropout(small_model(self.function, **copy.deepcopy(self.attributes)))
@@ -474,7 +474,7 @@ class Script:
         return make_updater(kind, device, model, self.examples(), self.optimizer(), **options)
 
     def train(self, kind, device):
-        """Return the updater, and the reported values."""
+        """Train; return the updater, and the reported values."""
         updater = self.make(kind, device)
         reported = []
         with self.around():
@@ -604,7 +604,7 @@ def counts_by_an_iterator(link, atoms, adj):
 
 
 def cannot(error, function):
-    """Return a pattern of the cause that names an error and the function it comes from."""
+    """Return a pattern of a cause that names an error and the function that raises it."""
     place = re.escape(__file__), function
     return r'/predictor \(Row\) cannot be captured: %s \(%s, line \d+, in %s\)' % (error, *place)
 
@@ -746,7 +746,7 @@ EAGER_ON_A_GPU = {
 
 
 def halve(optimizer):
-    """A hook that replaces gradients, which are other arrays then."""
+    """A hook that replaces gradients by new arrays."""
     for param in optimizer.target.params(False):
         param.grad = param.grad * numpy.float32(0.5)
 
@@ -825,7 +825,7 @@ PARAMS = [pytest.param(n, marks=pytest.mark.gpu) if n in EAGER_ON_A_GPU else n f
 
 @pytest.mark.parametrize('name', PARAMS)
 def test_unusual_scripts(device, graphs, name):
-    """One warning says why, however many steps; training continues as ever."""
+    """One warning names the cause, however many steps follow, and training continues."""
     script = SCRIPTS[name]
     if name in EAGER_ON_A_GPU and device.xp is numpy:
         pytest.skip('on a host nothing of it is noticed')
@@ -884,7 +884,7 @@ def fails(*args):
     ],
 )
 def test_an_error_of_the_user_s(device, graphs, loss_func, error, cause, message):
-    """The user's error is raised as by StandardUpdater, after the warning."""
+    """After a warning, the user's error is raised as by StandardUpdater."""
     updater = make_updater(GraphUpdater, device, loss_func=loss_func)
     warning = '^GraphUpdater trains eagerly: the step cannot be captured: %s: %s$'
     with (
@@ -905,7 +905,7 @@ def test_parameters_elsewhere(monkeypatch):
 
 @pytest.mark.parametrize('dtype', ('float16', 'float32'))
 def test_rounding_of_the_parameters_dtype(monkeypatch, dtype):
-    """Parameters' dtype decides how much rounding is allowed, however exact the loss is."""
+    """The parameters' dtype decides how much rounding is allowed, even if the loss is float32."""
     host_graphs.stand_in(monkeypatch)
 
     def function(link, atoms, adj):
@@ -938,7 +938,7 @@ def only_a_head(kind, device):
 
 
 def test_parameters_that_are_not_the_optimizer_s(device, graphs, no_causes):
-    """A new array of such a parameter is another step; its gradient stays as it is."""
+    """A new array of such a parameter leads to a new capture; its gradient is left alone."""
     gradients = []
 
     def change(updater):
@@ -956,7 +956,7 @@ def test_parameters_that_are_not_the_optimizer_s(device, graphs, no_causes):
 
 
 def test_averages_of_links(device, graphs):
-    """Averages change once a step, of a link without an optimizer and of one without a size yet."""
+    """Averages change once a step, also in a link without an optimizer, or without a size yet."""
     averages = []
     for kind in (StandardUpdater, GraphUpdater):
         teacher = links.BatchNormalization(3)
@@ -984,7 +984,7 @@ def test_averages_of_links(device, graphs):
 
 
 def test_averages_after_a_loss_that_raised_in_the_trial(device, graphs):
-    """Averages are as after eager steps, whichever run of the loss raised, if any."""
+    """Averages equal eager ones, even if a run of the loss has raised an error."""
     averages = []
     for call in range(5):
         teacher = links.BatchNormalization(3)
@@ -1015,7 +1015,7 @@ def test_averages_after_a_loss_that_raised_in_the_trial(device, graphs):
 
 
 class Counting:
-    """A loss that keeps arrays: one is changed in place, one replaced."""
+    """A loss with two arrays, of which it changes one in place and replaces the other."""
 
     def __init__(self, model, xp):
         self.model = model
@@ -1030,7 +1030,7 @@ class Counting:
 
 @pytest.mark.parametrize('are_watched', (False, True))
 def test_a_check_changes_nothing(device, graphs, are_watched):
-    """Counters, sums and averages go up by one a step, as in StandardUpdater."""
+    """Counters, sums and averages advance once a step, as in StandardUpdater."""
     actual = []
     for kind in (StandardUpdater, GraphUpdater):
 
@@ -1054,7 +1054,7 @@ def test_a_check_changes_nothing(device, graphs, are_watched):
 
 
 def test_attributes_that_a_step_sets(device, graphs, no_causes):
-    """Attributes have the values of the last step, from any graph, as after an eager step."""
+    """Attributes have the values of the last step, whichever graph was replayed."""
 
     def function(link, atoms, adj):
         link.n_graphs = adj.n_graphs
@@ -1081,7 +1081,7 @@ def test_attributes_that_a_step_sets(device, graphs, no_causes):
 
 
 def test_forms_that_take_turns_are_captured_once(device, graphs, no_causes, noted):
-    """Larger batches find one of two values in the attribute, so they are captured twice."""
+    """The larger form finds two different values in the attribute, so it is captured twice."""
 
     def function(link, atoms, adj):
         link.n_graphs = adj.n_graphs

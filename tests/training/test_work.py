@@ -1,4 +1,4 @@
-"""The difference that spare rows may make."""
+"""Tolerance for the difference that spare rows may make."""
 
 import types
 

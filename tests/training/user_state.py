@@ -1,9 +1,9 @@
-"""The Python state that a script can reach, found by brute force: stand-ins read it as captured.
+"""Python state that a script can reach, found by brute force, for stand-ins to read as captured.
 
-A launch of a CUDA graph runs no Python, so it repeats what Python held at the capture. A stand-in
-on the host runs the step again, and would read what Python holds by then. `freeze_launches` gives
-it the state of its capture for the time of a launch. It does not rely on the package's own search
-for the values that a step reads: it follows every reference, however long that takes.
+A launch of a CUDA graph runs no Python, so it repeats with the values of its capture. A stand-in
+on the host runs the step again, and would read the present values. `freeze_launches` restores the
+state of the capture for the time of a launch. It does not rely on the package's own search for
+the values that a step reads, but follows every reference, however long that takes.
 """
 
 import argparse
@@ -40,7 +40,7 @@ COPIED = itertools.count, itertools.cycle, type(iter([])), type(iter(())), type(
 
 
 def freeze_launches(monkeypatch, capturer, reached):
-    """Let launches of a class of stand-ins read all state below `reached`, as at the capture."""
+    """Make launches of a class of stand-ins read all state below `reached` as it was captured."""
     capture = capturer.capture
 
     def capture_frozen(self, function):
@@ -57,7 +57,7 @@ def freeze_launches(monkeypatch, capturer, reached):
 
 
 class State:
-    """Values of all places that can be reached from some objects, read when this is made."""
+    """Values of all places that can be reached from `roots`, read when the object is made."""
 
     def __init__(self, roots):
         self._places = _places(roots)
@@ -94,7 +94,7 @@ class _Place:
         self.owner = owner
 
     def let_iterators_be_copies(self, value):
-        """Replace iterators in a value that was read by copies, where they can be copied."""
+        """Replace iterators in a read value by copies, if they can be copied."""
 
 
 class _Dict(_Place):
@@ -154,7 +154,7 @@ class _Cell(_Place):
 
 
 class _Attributes(_Place):
-    """Attributes by name: of a class, or in slots."""
+    """Attributes that are read by name, because they are in slots or of a class."""
 
     def __init__(self, owner, names):
         super().__init__(owner)
@@ -206,7 +206,7 @@ class _Generator(_Place):
 
 
 class _Kind(_Place):
-    """Class and `__dict__` of an object of a user's, both of which can be replaced."""
+    """Class and `__dict__` of a user's object, both of which can be replaced."""
 
     def read(self):
         return type(self.owner), getattr(self.owner, '__dict__', None)
@@ -220,7 +220,7 @@ class _Kind(_Place):
 
 
 class _Variable(_Place):
-    """Array of a variable or a parameter; a graph always uses the array of its capture."""
+    """Array of a variable or parameter; a graph always uses the array of its capture."""
 
     def read(self):
         return self.owner.array
@@ -239,7 +239,7 @@ def _is_own(name):
 
 
 def _names_of_class(kind):
-    """Return a function that lists a class's attributes, without those that Python makes."""
+    """Return a function that lists a class's attributes, except for Python's own."""
     return lambda: [name for name in vars(kind) if _is_own(name) and not _is_slot(vars(kind)[name])]
 
 
@@ -256,7 +256,7 @@ def _places(roots):
     configuration = vars(chainer.global_config), vars(chainer.config._local)
     waiting = [*roots, *configuration]
     places: list[_Place] = []
-    seen: dict[int, object] = {}  # keeps objects alive, so that no address is used twice
+    seen: dict[int, object] = {}  # keeps objects alive, so that no id is used twice
 
     def follow(*values):
         waiting.extend(values)
@@ -321,7 +321,7 @@ def _places(roots):
 
 
 def _attributes_of(thing, places):
-    """Add the places of an object's attributes; return the values of these."""
+    """Add the places of an object's attributes; return the values of the attributes."""
     held = []
     attributes = getattr(thing, '__dict__', None)
     if isinstance(attributes, dict):

@@ -1,7 +1,7 @@
-// A stand-in for the cuBLAS library: the calls that chainer_bspmm.cuda.gemm makes, on the host's
-// memory, in three loops. Like the real one it forgets the workspace when the stream changes, and
-// refuses what the manual says is refused. It also refuses a product without a user's workspace,
-// for which the real one allocates. It shows nothing of precision on a device, streams or capture.
+// Stand-in for cuBLAS: the calls of chainer_bspmm.cuda.gemm, on the host's memory, in three loops.
+// Like the real library it forgets the workspace when the stream changes, and refuses arguments
+// that the manual excludes. It also refuses a product without a user's workspace, for which the
+// real one allocates. It cannot show faults of precision on a device, of streams, or of captures.
 #include <cstddef>
 
 namespace {
@@ -17,9 +17,9 @@ struct Handle {
     bool is_live = true;
 };
 
-int leading(int rows) { return rows > 1 ? rows : 1; }  // the least that is allowed
+int leading(int rows) { return rows > 1 ? rows : 1; }  // smallest valid leading dimension
 
-// One product, column by column. In: what is stored; Real: what is calculated in.
+// Compute one product, column by column. In: type of storage; Real: type of the calculation.
 template <typename In, typename Real>
 void multiply(int trans_a, int trans_b, int m, int n, int k, Real alpha, const In* a, int lda,
               const In* b, int ldb, Real beta, In* c, int ldc) {
@@ -62,7 +62,7 @@ int cublasCreate_v2(void** handle) {
 
 int cublasDestroy_v2(void* handle) {
     if (!static_cast<Handle*>(handle)->is_live) return kNotInitialized;
-    static_cast<Handle*>(handle)->is_live = false;  // kept, so that a second call is seen
+    static_cast<Handle*>(handle)->is_live = false;  // kept, so that a second call is noticed
     --live;
     return kSuccess;
 }

@@ -1,4 +1,4 @@
-"""cuBLAS without a GPU: a library for the host with the same calls, and arrays for it."""
+"""Stand-in for cuBLAS on the host: a library with the same calls, and arrays for it."""
 
 import contextlib
 import functools
@@ -15,7 +15,7 @@ SOURCE = pathlib.Path(__file__).resolve().parent / 'cublas_on_cpu.cpp'
 
 
 class HostArray(numpy.ndarray):
-    """A NumPy array with the address attributes of CuPy's; views and results have this type too."""
+    """A NumPy array with the attributes of CuPy's addresses, like its views and results."""
 
     device_id = 0
 
@@ -28,7 +28,7 @@ class HostArray(numpy.ndarray):
 
 
 def on_host(array):
-    """Return an array as a `HostArray`, with the same strides."""
+    """Return an array as a `HostArray` with the same strides."""
     return numpy.asarray(array).view(HostArray)
 
 
@@ -40,18 +40,18 @@ def empty(shape, dtype):
 
 @functools.lru_cache(maxsize=None)
 def path():
-    """Return the path (str) of the library; skips the test where g++ cannot build it."""
+    """Return the path (str) of the library; skip the test if g++ cannot build it."""
     text = SOURCE.read_text()
     if not cuda_on_cpu.knows('_Float16 x = 1; int main() { return x != 1; }'):
         pytest.skip('g++ knows no _Float16')
-    # Bsymbolic: its calls must resolve to itself, even if CuPy has loaded the real library.
+    # With Bsymbolic its calls resolve to itself, even if CuPy has loaded the real library.
     return str(cache.library(text, '-O1', '-shared', '-fPIC', '-Wl,-Bsymbolic'))
 
 
 def install(monkeypatch):
     """Make `gemm` use the library and take `HostArray`.
 
-    Returns an object with CuPy's `current` stream and CuPy's setting `compute_type`.
+    Return an object with CuPy's `current` stream and CuPy's setting `compute_type`.
     """
     streams = types.SimpleNamespace(current=types.SimpleNamespace(ptr=1), compute_type=0)
     module = types.SimpleNamespace(

@@ -1,5 +1,5 @@
 // Stand-in for CUDA's header of this name. A compiler without _Float16 can still compile kernels
-// that store float or double: for them __half is just a type that is never used.
+// that store float or double, because these never use the type __half.
 #pragma once
 
 #ifdef __FLT16_MANT_DIG__

@@ -1,11 +1,11 @@
-// Lets g++ compile a CUDA source for the CPU: as much of CUDA as this project's kernels use, and
-// launch(). README.md says how the kernel then runs and what a run can show.
+// CUDA for g++ and the CPU, as far as this project's kernels use it, and launch(). README.md
+// describes how a kernel runs, and which faults a run can show.
 #pragma once
 
 #include <cstddef>
 #include <cstring>
 
-// From <cmath>, which takes longer to parse than a kernel takes to compile.
+// Functions of <cmath>, which takes longer to parse than a kernel takes to compile.
 extern "C" double exp(double), log1p(double), sqrt(double), tanh(double);
 inline float exp(float x) { return __builtin_expf(x); }
 inline float log1p(float x) { return __builtin_log1pf(x); }
@@ -34,7 +34,7 @@ inline float __int_as_float(int bits)
 #else
 #define __shared__ static __attribute__((section("cuda_shared")))
 #endif
-// One OS thread for each CUDA thread, rather than a coroutine.
+// With OS_THREADS each CUDA thread is a thread of the operating system, not a coroutine.
 #ifdef OS_THREADS
 #define PER_THREAD thread_local
 #else
@@ -43,7 +43,7 @@ inline float __int_as_float(int bits)
 
 struct Dimensions { unsigned x, y, z; };
 
-#pragma GCC visibility push(default)  // what the engine defines
+#pragma GCC visibility push(default)  // names that the engine defines
 
 extern PER_THREAD Dimensions threadIdx, blockIdx;
 extern Dimensions blockDim, gridDim;
@@ -51,13 +51,13 @@ extern Dimensions blockDim, gridDim;
 void __syncthreads();
 void __syncwarp(unsigned mask = ~0u);
 
-// What `extern __shared__` names: the block's dynamic shared memory.
+// Dynamic shared memory of the block, for `extern __shared__`.
 void *dynamic_shared();
 
-// Meet the other lanes of a mask; return what every lane of the warp brought to this call.
+// Meet the other lanes of a mask; return the argument of every lane of the warp.
 const unsigned long long *exchange(unsigned mask, unsigned long long bits);
 
-// Tell the engine that several blocks may change what lies there.
+// Tell the engine that several blocks may change the value at this address.
 void note_atomic(const void *address);
 
 // Return the lane `delta` away among `width` neighbours, or the calling lane if that lies outside of
@@ -78,7 +78,7 @@ struct Grid {
     unsigned char *static_shared, *static_shared_end;  // all such variables of the kernel
 };
 
-// Run all threads of a grid; return what went wrong (null: nothing).
+// Run all threads of a grid; return a description of the fault, or null.
 const char *run_grid(const Grid &grid);
 
 #pragma GCC visibility pop

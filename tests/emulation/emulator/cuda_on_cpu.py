@@ -1,5 +1,5 @@
-"""Run the kernels without a GPU: g++ builds them, and a stand-in for CuPy lets the package
-itself choose, launch and call them. README.md says what a run can and cannot show."""
+"""Kernels without a GPU: g++ builds them, and a stand-in for CuPy lets the package choose, launch
+and call them. README.md says which faults a run can and cannot show."""
 
 import ctypes
 import functools
@@ -23,12 +23,14 @@ from tests.emulation.emulator import cache
 from tests.support.launches import DeviceArray, placed
 
 FOLDER = pathlib.Path(__file__).resolve().parent
-# Values of -fsanitize. MEMORY: accesses outside arrays, unaligned vectors. RACES: data races.
+# Values of -fsanitize. MEMORY finds accesses outside arrays and unaligned vectors, RACES finds data
+# races.
 MEMORY, RACES = 'address,undefined', 'thread'
-# Memory that a program still holds at exit is not a fault of a kernel.
+# Memory that a program holds at its end is no fault of a kernel.
 ENVIRONMENT = dict(os.environ, ASAN_OPTIONS='detect_leaks=0')
-SECONDS = 120  # a run takes about one; a deadlock is found without waiting
-# Without a sanitizer: checks that need no library end in a signal, which the engine reports.
+SECONDS = 120  # a run takes about one; deadlocks are found without waiting
+# Checks that need no library, for runs without a sanitizer: they end in a signal, which the engine
+# reports.
 CHECKS = '-fsanitize=alignment,bounds', '-fsanitize-undefined-trap-on-error'
 ENTRY = """#include "cuda_on_cpu.h"
 %s
@@ -43,7 +45,7 @@ _numbers = itertools.count()
 
 
 class KernelError(Exception):
-    """A kernel has undefined behaviour on a GPU, as reported by the engine or a sanitizer."""
+    """Undefined behaviour of a kernel on a GPU, reported by the engine or a sanitizer."""
 
 
 @functools.lru_cache(maxsize=None)
@@ -53,7 +55,7 @@ def has_compiler():
 
 @functools.lru_cache(maxsize=None)
 def knows(text='int main() {}', sanitizer=None):
-    """Return whether g++ builds a C++17 program that then runs on this machine."""
+    """Return whether g++ builds a C++17 program that runs on this machine."""
     options = ['-fsanitize=' + sanitizer] if sanitizer else []
 
     def probe():
@@ -69,12 +71,12 @@ def knows(text='int main() {}', sanitizer=None):
 
 
 def _compile(suffix, text, *options, engine=None):
-    """Compile a text that may include this folder's headers; return the path of the result."""
+    """Compile a text that may include headers of this folder; return the path of the result."""
     headers = [path.read_text() for path in sorted(FOLDER.glob('*.h'))]
-    level = '-O0' if engine else '-O1'  # a kernel takes longer to compile than to run
+    level = '-O0' if engine else '-O1'  # compiling takes longer than running
     linked = []
     if engine is not None and engine.suffix == '.so':  # both files are in one folder: $ORIGIN
-        # The engine brings the standard libraries: to find them again takes as long as to compile.
+        # The engine has the standard libraries; linking them again takes as long as compiling.
         linked = ['-nostdlib', '-L%s' % engine.parent, '-l:' + engine.name, '-Wl,-rpath,$ORIGIN']
     elif engine is not None:
         linked = ['-x', 'none', engine]
@@ -92,12 +94,12 @@ def _compile(suffix, text, *options, engine=None):
 
 @functools.lru_cache(maxsize=None)
 def _engine(sanitizer):
-    """Return the path of the engine: a library, or an object file for a program."""
+    """Return the path of the engine, a library, or an object file for a program."""
     threads = 'threads.cpp' if sanitizer == RACES else 'fibers.cpp'
     text = ''.join((FOLDER / name).read_text() for name in ('engine.cpp', threads))
     if sanitizer is None:
         return _compile('.so', text, '-DIN_PROCESS', '-shared', '-fPIC')
-    # ThreadSanitizer must not see how the engine makes lanes meet.
+    # ThreadSanitizer must not see how the engine synchronises lanes.
     options = ['-DOS_THREADS'] if sanitizer == RACES else ['-fsanitize=' + sanitizer]
     return _compile('.o', text, '-g1', '-pthread', *options, '-c')
 
@@ -107,9 +109,10 @@ def build(text, entry, options=(), sanitizer=None):
     """Compile the kernel `entry` of a CUDA source.
 
     Returns:
-        The kernel for :func:`run`: a function in this process; with a sanitizer, a program's path.
+        The kernel for :func:`run`: a function in this process, or, with a sanitizer, the path of a
+        program.
     """
-    # No macro can turn this declaration of an array into one of a pointer.
+    # No macro could turn the declaration of this array into that of a pointer.
     text = re.sub(
         r'extern __shared__ (\w+) (\w+)\[\];',
         r'\1 *const \2 = static_cast<\1 *>(dynamic_shared());',
@@ -128,13 +131,13 @@ def build(text, entry, options=(), sanitizer=None):
 
 
 def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
-    """Run a kernel on NumPy arrays, which it may change, NumPy numbers and bare pointers.
+    """Run a kernel with NumPy arrays, which it may change, NumPy numbers and bare pointers.
 
     Memory behind a bare pointer (``numpy.uintp``) is neither copied nor checked.
 
-    An array that is passed twice is one array for the kernel, too. A structured array of size one
-    is a struct passed by value. Where it, or an array of uint64, holds the address of one of the
-    `reachable` arrays, the kernel finds a pointer to that array.
+    An array that is passed twice is a single array for the kernel, too. A structured array of size
+    one is a struct that is passed by value. If that, or an array of uint64, holds the address of
+    one of the `reachable` arrays, the kernel finds a pointer to that array.
 
     Raises:
         KernelError: the kernel has undefined behaviour on a GPU; the message has the report.
@@ -177,7 +180,7 @@ def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
         else:
             assert isinstance(argument, (numpy.integer, numpy.floating))
             words.append(str(argument))
-    # A quotient that was not rounded is a TypeError: the engine would read only its first digits.
+    # A quotient that is not rounded is a TypeError; the engine would read only its first digits.
     sizes = map(operator.index, (*grid, *block, shared_bytes))
     words = [*map(str, sizes), *words]
     if in_process:
@@ -202,19 +205,19 @@ def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
 
 
 class Device:
-    """The GPU's part of the package with its kernels on the CPU, for the duration of a test.
+    """Emulated GPU, for the duration of a test: the package's GPU code with kernels on the CPU.
 
-    New arrays are full of NaN, new arrays of integers full of 127.
+    New arrays are filled with NaN, new arrays of integers with 127.
 
     Args:
         monkeypatch: pytest's.
         sanitizer (str or None): `MEMORY` or `RACES`.
 
     Attributes:
-        launched (list): the compile-time constants (dict) of every launch.
-        names (set): the kernels that were launched.
-        sizes (plans.Device): the GPU that plans are made for.
-        reachable (list): arrays whose addresses may be in structs passed by value, or in tables.
+        launched (list): compile-time constants (dict) of every launch.
+        names (set): names of the kernels that were launched.
+        sizes (plans.Device): GPU for which plans are made.
+        reachable (list): arrays whose addresses may be in structs or in tables.
     """
 
     def __init__(self, monkeypatch, sanitizer=None):

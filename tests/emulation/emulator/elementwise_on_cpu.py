@@ -1,4 +1,4 @@
-"""Run the operation of a CuPy ElementwiseKernel without a GPU: g++ builds a loop around it."""
+"""CuPy's ElementwiseKernel without a GPU: g++ builds a loop around its operation."""
 
 import ctypes
 import functools
@@ -17,7 +17,7 @@ template <typename T> T rsqrt(T x) { return 1 / std::sqrt(x); }
 """
 
 
-# Options of NVRTC -> the same for g++.
+# option of NVRTC -> option of g++
 OPTIONS = {'--fmad=false': '-ffp-contract=off'}
 
 
@@ -28,7 +28,7 @@ def _build(text, options):
 
 
 def _parameters(text):
-    """Yield (is_raw, type, name) of each parameter as CuPy declares them."""
+    """Yield (is_raw, type, name) of each parameter of a declaration for CuPy."""
     for declaration in text.split(','):
         *raw, kind, name = declaration.split()
         assert raw in ([], ['raw'])
@@ -36,10 +36,10 @@ def _parameters(text):
 
 
 def elementwise(put, in_params, out_params, operation, name, options=()):
-    """Return a stand-in for CuPy's ``ElementwiseKernel`` of the same arguments.
+    """Return a stand-in for CuPy's ``ElementwiseKernel`` with the same arguments.
 
-    put: makes a device array of a NumPy array. New outputs are full of NaN. As in CuPy, arrays
-    must have the declared types, and scalars are converted to them.
+    put: function from a NumPy array to a device array. New outputs are filled with NaN. As in CuPy,
+    arrays must have the declared types, and scalars are converted to them.
     """
     inputs, outputs = list(_parameters(in_params)), list(_parameters(out_params))
     parameters = inputs + outputs
@@ -73,7 +73,7 @@ def elementwise(put, in_params, out_params, operation, name, options=()):
             constant = 'const ' if n < len(inputs) else ''
             c_type = C_TYPES[types[kind].char]
             signature.append('%s%s *_%s' % (constant, c_type, label))
-            if is_raw:  # the name is a pointer to all elements
+            if is_raw:  # the name stands for a pointer to all elements
                 named = '*%s = _%s' % (label, label)
             else:
                 named = '&%s = _%s[i]' % (label, label)

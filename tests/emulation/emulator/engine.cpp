@@ -1,4 +1,4 @@
-// The arrays of a launch, and its blocks one after the other. README.md has the overview.
+// Arrays of a launch, and its blocks, which run one after the other. README.md has the overview.
 #include "engine.h"
 
 #include <algorithm>
@@ -37,7 +37,7 @@ struct Array {
 std::vector<Array> arrays;
 const std::size_t GUARD = 64, PAGE = 4096;
 
-// Restore all arrays to what they were before the first block.
+// Restore all arrays to their state before the first block.
 void restore()
 {
     for (Array &array : arrays) {
@@ -48,7 +48,7 @@ void restore()
     }
 }
 
-// Move what a block changed to the results, and restore the arrays: every block runs as if it were the
+// Move a block's changes to the results, and restore the arrays: every block runs as if it were the
 // first, and no two may change the same byte, except by atomics.
 bool collect()
 {

@@ -1,4 +1,5 @@
-// What engine.cpp (arrays, launches) shares with fibers.cpp or threads.cpp (the threads of a block).
+// Declarations that engine.cpp (arrays, launches) shares with fibers.cpp or threads.cpp (threads of
+// a block).
 #pragma once
 
 #include "cuda_on_cpu.h"
@@ -13,11 +14,11 @@ inline std::vector<unsigned char> shared_memory;  // dynamic, of the block that 
 // Run the threads of one block; return false after a fail().
 bool run_block(unsigned block, bool reversed, void (*thread)(void *), void *context);
 
-// What a grid needs before its first block and after its last.
+// Prepare a grid before its first block, and clean up after its last.
 void begin_grid();
 void end_grid();
 
-// Record what went wrong. fail() is for a thread of a block, and does not return to it.
+// Record a fault. fail() is called by a thread of a block, and does not return to it.
 void record(const std::string &message);
 [[noreturn]] void fail(const std::string &message);
 

@@ -1,5 +1,5 @@
-// The threads of a block as coroutines on one OS thread: each runs as far as it can before the next
-// one does, in the order of their numbers or the reverse, so that a run is repeatable.
+// Threads of a block as coroutines on one OS thread: each runs as far as it can before the next one
+// does, in the order of their numbers or in reverse, so that a run is repeatable.
 #include "engine.h"
 
 #include <csetjmp>
@@ -10,15 +10,15 @@
 
 namespace {
 
-// The threads that wait for each other: a block at __syncthreads, the lanes of one mask.
+// Threads that wait for each other: a block at __syncthreads, the lanes of one mask.
 struct Group {
     unsigned expected = 0, arrived = 0, turn = 0;
-    // By turn: the next shuffle may begin before all lanes have read the results of the last one.
+    // Indexed by turn: a shuffle may begin before all lanes have read the results of the last one.
     unsigned long long bits[2][32];
 };
 
-// Where a coroutine, or the loop that runs them all, has stopped. Once begun, they switch by jumps:
-// swapcontext would make two system calls each time.
+// Place where a coroutine, or the loop that runs them all, has stopped. Once begun, they switch by
+// jumps, because swapcontext would make two system calls each time.
 struct Place {
     jmp_buf jump;
 

@@ -1,5 +1,5 @@
-// One OS thread for each CUDA thread, for ThreadSanitizer: it sees races within a block. This file is
-// compiled without it: of this file it sees only what pthreads order.
+// One OS thread for each CUDA thread, so that ThreadSanitizer finds races within a block. This file
+// is compiled without ThreadSanitizer, which then sees only the order that pthreads impose.
 #include "engine.h"
 
 #include <atomic>
@@ -16,21 +16,21 @@ extern "C" void AnnotateIgnoreSyncEnd(const char *file, int line);
 
 namespace {
 
-// What a thread sleeps on. Each thread has its own: if all shared one, a thread that wakes late would be
-// ordered after whatever the others did meanwhile, and ThreadSanitizer would miss races.
+// Condition on which a thread sleeps. Each thread has its own: if all shared one, a thread that
+// wakes late would be ordered after later accesses of others, and ThreadSanitizer would miss races.
 struct Sleep {
     std::mutex mutex;
     std::condition_variable called;
     bool over = false;
-    Sleep *next;  // of those who wait in one group; a vector would move its content by memmove,
+    Sleep *next;  // waits in the same group; a vector would move its contents by memmove,
                   // which ThreadSanitizer sees
 };
 
-// The threads that wait for each other: a block at __syncthreads, the lanes of one mask.
+// Threads that wait for each other: a block at __syncthreads, the lanes of one mask.
 struct Group {
     unsigned expected = 0, turn = 0, n_asleep = 0;
     Sleep *asleep = nullptr;
-    // By turn, so that the next shuffle can begin while a slow lane still reads the results of the last.
+    // Indexed by turn, so that a shuffle can begin while a slow lane still reads the last results.
     unsigned long long bits[2][32];
 };
 
@@ -52,8 +52,8 @@ struct Block {
     Group everyone;
     std::vector<Warp> warps;
     std::vector<Sleep> sleeps;  // by thread
-    // Threads that have not returned, times ALIVE, plus those of them that wait. All accesses are
-    // relaxed, so that they order nothing.
+    // Number of threads that have not returned, times ALIVE, plus the number of waiting ones. All
+    // accesses are relaxed, so that they order nothing.
     std::atomic<std::uint64_t> state;
 };
 

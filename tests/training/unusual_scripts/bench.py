@@ -1,4 +1,4 @@
-"""`Bench`: data, models and results of the scripts; `script`: adds one to the table of its file."""
+"""`Bench` has data, models and results of a script; `script` adds one to the table of its file."""
 
 import random
 import tempfile
@@ -21,18 +21,18 @@ N_STEPS = 48
 BATCH = 6
 N_LABELS = 2
 RATE = 0.05
-CHANGES = {21: 0.5, 27: 2.0, 28: 0.25, 37: 0.75}  # after the step of a number
+CHANGES = {21: 0.5, 27: 2.0, 28: 0.25, 37: 0.75}  # step after which the weight changes -> weight
 
 
 class Script(NamedTuple):
     """A script, and the ways in which its training may differ from Chainer's own loop.
 
-    `quick`: it is one of the most telling, and part of `make test`. `outside`: it keeps state
-    outside of Python's memory; if results differ, a warning must match this pattern ('' if only
-    the documentation can tell). `refused`: a pattern of the error that may end it instead and names
-    the cause. `told`: a pattern that a warning must match where steps can be captured.
-    `n_captures`: how often stand-ins must capture its step. `fused`: stand-ins launch its update
-    with the step, so that they rely on what is known of the code between two steps.
+    `quick`: the script is one of the most telling, and part of `make test`. `outside`: it keeps
+    state outside of Python's memory; if results differ, a warning must match this pattern ('' if
+    only the documentation can say so). `refused`: a pattern of the error that names the cause and
+    may end the script instead. `told`: a pattern that a warning must match where steps can be
+    captured. `n_captures`: how often stand-ins must capture its step. `fused`: stand-ins launch its
+    update with the step, so that guards are skipped if the code between two steps is known.
     """
 
     run: Callable
@@ -45,7 +45,7 @@ class Script(NamedTuple):
 
 
 def script(table: dict, **how: Any) -> Callable:
-    """Decorate a script: add it to the table of its file."""
+    """Return a decorator that adds a script to the table of its file."""
 
     def add(function):
         table[function.__name__] = Script(function, **how)
@@ -55,7 +55,7 @@ def script(table: dict, **how: Any) -> Callable:
 
 
 def at(*steps: int) -> ManualScheduleTrigger:
-    """Return a trigger that fires after the steps of these numbers."""
+    """Return a trigger that fires after the steps with these numbers."""
     return ManualScheduleTrigger(list(steps), 'iteration')
 
 
@@ -64,12 +64,12 @@ def every(n: int) -> tuple[int, str]:
 
 
 def changed_by(change: Callable[[float], Any]) -> tuple:
-    """Return an extension and its trigger that call ``change(weight)`` at the steps of CHANGES."""
+    """Return an extension that calls ``change(weight)``, and a trigger for the steps of CHANGES."""
     return (lambda trainer: change(CHANGES[trainer.updater.iteration])), at(*CHANGES)
 
 
 def warm(n: int) -> float:
-    """Return the factor of the n-th call in a warm-up."""
+    """Return the factor of the n-th call of a warm-up."""
     return 1 - 0.5**n
 
 
@@ -79,7 +79,7 @@ def number(value: Any) -> float:
 
 
 class Bench:
-    """A device, small data sets and models from a seed, and a log of what trainings reported.
+    """A device, small data sets and models from a seed, and a log of reported values.
 
     Args:
         device (Device): where models are trained.
@@ -123,7 +123,7 @@ class Bench:
         kind: Any = StandardUpdater,
         **options: Any,
     ) -> Any:
-        """Return an updater as a user makes it, with our converter: the second of the two lines."""
+        """Return an updater like a user's, with our converter: the second of the two lines."""
         optimizer = optimizer or optimizers.SGD(RATE)
         optimizer.setup(model)
         iterator = SerialIterator(self.molecules() if data is None else data, BATCH)
@@ -138,7 +138,7 @@ class Bench:
         )
 
     def run(self, updater: Any, *extended: tuple, until: Any = None, n_steps: int = N_STEPS) -> Any:
-        """Train by a Trainer with pairs of extension and trigger, and a LogReport of each step."""
+        """Train in a Trainer with pairs of extension and trigger, and a LogReport of each step."""
         with tempfile.TemporaryDirectory() as folder:
             trainer = training.Trainer(updater, until or (n_steps, 'iteration'), out=folder)
             log = extensions.LogReport(trigger=(1, 'iteration'), log_name=None)  # writes no file
@@ -156,7 +156,7 @@ class Bench:
         return self.run(self.updater(model, **options), *extended, n_steps=n_steps)
 
     def step(self, updater: Any, model: chainer.Link | None = None) -> dict[str, float]:
-        """Update once, for a user's own loop; return the reported values."""
+        """Update once, as in a user's own loop; return the reported values."""
         model = model or updater.get_optimizer('main').target
         reporter = chainer.Reporter()
         reporter.add_observer('main', model)
@@ -178,7 +178,7 @@ class Bench:
 
 
 class Squares(chainer.Chain):
-    """A user's Chain around a predictor: the mean squared error, changed by `weighed`."""
+    """A user's Chain around a predictor, with the mean squared error, which `weighed` changes."""
 
     def __init__(self, bench: Bench, **attributes: Any):
         super().__init__()
@@ -197,7 +197,7 @@ class Squares(chainer.Chain):
 
 
 class Weighted(Squares):
-    """The mean squared error times the `factor` of a step, a number."""
+    """A Chain with the mean squared error times a number, the `factor` of the step."""
 
     def weighed(self, loss):
         return loss * self.factor()

@@ -1,6 +1,6 @@
-"""Scripts whose step changes values that it reads: counters, wherever Python can keep one.
+"""Scripts whose step changes values that it reads: counters in every place that Python has.
 
-The usual reason is a warm-up, here as a factor `warm(n)` of the loss.
+The usual purpose is a warm-up, here by the factor `warm(n)` of the loss.
 """
 
 import argparse
@@ -770,7 +770,7 @@ def a_report_at_times(bench):
 
 
 class Baseline(Squares):
-    """The moving average of earlier losses, as an array."""
+    """Model that divides by the moving average of earlier losses, which is an array."""
 
     def weighed(self, loss):
         factor = 1 / (1 + self.baseline)
@@ -893,7 +893,7 @@ def a_list_of_losses_as_numbers(bench):
 
 
 class WithLastOutput(Squares):
-    """The difference to the output of the step before is penalised."""
+    """Model with a penalty for the difference from the last step's output."""
 
     def __call__(self, atoms, adj, t):
         y = self.predictor(atoms, adj)
@@ -914,7 +914,7 @@ def the_output_of_the_step_before(bench):
 
 
 class Bank(Squares):
-    """A memory bank: a ring of past means."""
+    """Model with a memory bank, a ring of past means."""
 
     def __call__(self, atoms, adj, t):
         y = self.predictor(atoms, adj)
@@ -985,13 +985,13 @@ class Cached(Squares):
 
 @script(SCRIPTS)
 def functools_lru_cache(bench):
-    bench.train(Cached(bench), data=bench.molecules(23))  # batches of two sizes
+    bench.train(Cached(bench), data=bench.molecules(23))  # the last batch of an epoch is smaller
     return {'made': n_made, 'misses': scale_of.cache_info().misses}
 
 
 @script(SCRIPTS, outside='')
 def hits_of_functools_lru_cache(bench):
-    """A replay calls no function, so none is counted."""
+    """A replay calls no function, so the cache counts no hit."""
     bench.train(Cached(bench))
     return {'hits': scale_of.cache_info().hits}
 
@@ -1083,7 +1083,7 @@ def a_global_by_the_function_globals(bench):
 
 
 class ByLibrary(Weighted):
-    """An attribute of the user's that lies on an object of a library."""
+    """Model that keeps a user's attribute on an object of a library."""
 
     def factor(self):
         self.predictor.mlp.n_calls = getattr(self.predictor.mlp, 'n_calls', 0) + 1
@@ -1098,7 +1098,7 @@ def an_attribute_of_a_links_of_a_library(bench):
 
 
 class FromQueue(Squares):
-    """Model whose output is compared with that of some steps before."""
+    """Model that compares its output with an earlier one, from a queue."""
 
     def __call__(self, atoms, adj, t):
         y = self.predictor(atoms, adj)
@@ -1147,14 +1147,14 @@ class KeepsTarget(Squares):
 
 @script(SCRIPTS, n_captures=1)
 def an_output_of_a_link(bench):
-    """An array that every step assigns, and that none reads, leaves the step captured."""
+    """The step stays captured if every step assigns the array and none reads it."""
     model = KeepsTarget(bench, target=None)
     bench.train(model)
     return {'sum': number(abs(model.target).sum())}
 
 
 class InPhases(Squares):
-    """Model that keeps its output in one phase, and reads an array in its place in another."""
+    """Model that keeps its output in an attribute, from which it reads in a second phase."""
 
     def __call__(self, atoms, adj, t):
         y = self.predictor(atoms, adj)
@@ -1169,7 +1169,7 @@ class InPhases(Squares):
 
 @script(SCRIPTS, quick=True, n_captures=3)
 def an_output_that_becomes_an_input(bench):
-    """The step is captured anew for the second phase, and for another array in it."""
+    """The step is captured again for the second phase, and for another array in that phase."""
     model = InPhases(bench, phase='collect', target=None)
 
     def begin(trainer):

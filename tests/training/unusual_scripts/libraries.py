@@ -1,6 +1,6 @@
-"""Scripts whose state lies in objects of libraries: of Python's own, NumPy's and Chainer's.
+"""Scripts whose state lies in objects of libraries: Python's own, NumPy's and Chainer's.
 
-Such an object is followed like a user's; or else a trial would leave it changed, which is named as
+Such an object is followed like a user's. If a trial would leave it changed, a warning names that as
 the reason why steps are not captured, and why there is no check on a GPU.
 """
 
@@ -72,7 +72,7 @@ class OfEntropy(Weighted):
 
 @script(SCRIPTS, n_captures=1)
 def a_generator_of_the_system(bench):
-    """It has no state, so it is no reason against a capture."""
+    """The generator has no state, so it does not prevent a capture."""
     bench.train(OfEntropy(bench, rng=random.SystemRandom()))
 
 

@@ -1,4 +1,4 @@
-"""Scripts of the practices of training: averages, schedules, freezing, own updaters, own data."""
+"""Scripts with common practices: averages, schedules, freezing, own updaters, own data."""
 
 import argparse
 import collections
@@ -43,7 +43,7 @@ def regressor(bench, **options):
 
 
 class Averaged(training.Extension):
-    """The moving averages of the parameters, which the model gets at the end."""
+    """Moving averages of the parameters, which the model gets at the end."""
 
     def __init__(self, model, decay=0.9):
         self.model, self.decay = model, decay
@@ -132,7 +132,7 @@ def a_hook_that_is_added_and_removed(bench):
 
 
 class CountingHook:
-    """A hook of the user's own: scales gradients, and counts its calls."""
+    """A user's hook that scales gradients and counts its calls."""
 
     name = 'CountingHook'
     call_for_each_param = False
@@ -198,7 +198,7 @@ def rates_of_layers(bench):
 
 
 class Penalised(Squares):
-    """A gradient penalty: the gradient of the output with respect to the features is small."""
+    """Model with a penalty for the gradient of the output with respect to the features."""
 
     def __call__(self, atoms, adj, t):
         h = self.predictor.graph_conv(atoms, adj)
@@ -231,7 +231,7 @@ def adversarial_features(bench):
 
 
 class OwnUpdater(StandardUpdater):
-    """Updater with a whole step written out, and with its own counter."""
+    """Updater with a counter whose step is written out in full."""
 
     n = 0
 
@@ -313,7 +313,7 @@ def distillation(bench):
 
 
 class MeanTeacher(Squares):
-    """The teacher follows the student inside of the loss."""
+    """Model whose loss also moves a teacher towards the student."""
 
     def __init__(self, bench):
         super().__init__(bench)
@@ -499,7 +499,7 @@ def a_generator_of_python_in_an_object(bench):
 
 
 class Permuted(Squares):
-    """Self-supervision: labels of molecules in another order, drawn by NumPy."""
+    """Model that compares with labels in another order, which NumPy draws."""
 
     def __call__(self, atoms, adj, t):
         y = self.predictor(atoms, adj)
@@ -515,7 +515,7 @@ def a_permutation_of_the_batch(bench):
 
 
 class Unlabelled(Squares):
-    """A semi-supervised loss: reads a batch of an iterator of its own."""
+    """Model with a semi-supervised loss, which reads a batch from an iterator of its own."""
 
     def __init__(self, bench):
         super().__init__(bench)
@@ -537,7 +537,7 @@ def an_iterator_that_the_loss_reads(bench):
 
 
 class OfOrder(Weighted):
-    """Draws from an iterator with a generator of its own."""
+    """Model that draws from an iterator, which has a generator of its own."""
 
     def factor(self):
         return next(self.weights)[0]
@@ -554,7 +554,7 @@ def an_iterator_with_an_order_of_its_own(bench):
 
 
 class Remembering(Squares):
-    """Has a state that passes from batch to batch, without its gradient."""
+    """Model that passes a state from batch to batch, without its gradient."""
 
     def __init__(self, bench):
         super().__init__(bench)
@@ -614,12 +614,12 @@ def a_converter_function_that_counts(bench):
 
 
 def captured_or_not() -> Any:
-    """Return the class of updaters of the run: only GraphUpdater takes any converter."""
+    """Return the class of the run's updater: GraphUpdater also captures with a user's converter."""
     return GraphUpdater if chainer.config.bspmm_capture else StandardUpdater
 
 
 def mixing_converter(batch, device=None):
-    """Mix up the labels of pairs of molecules, by NumPy's generator."""
+    """Convert, and mix the labels of pairs of molecules by numbers that NumPy draws."""
     atoms, adj, t = counting_converter(batch, device)
     share = numpy.random.beta(0.4, 0.4)
     others = t[numpy.random.permutation(len(t))]
@@ -668,7 +668,7 @@ weight_of_converter = 1.0
 
 
 def weighing_converter(batch, device=None):
-    """Halve a weight of the loss at every tenth batch, before the batch is used."""
+    """Convert, and halve a weight of the loss before every tenth batch is used."""
     global weight_of_converter
     if len(given_batches) % 10 == 9:
         weight_of_converter *= 0.5
@@ -691,7 +691,7 @@ def a_converter_that_sets_a_weight(bench):
 
 
 class NoisyConverter(CSRConverter):
-    """Adds noise to labels, by NumPy's generator."""
+    """Converter that adds noise, drawn by NumPy, to labels."""
 
     def __call__(self, batch, device=None, padding=None):
         batch = [
@@ -753,7 +753,7 @@ class Writing(Squares):
 
 @script(SCRIPTS, outside='')
 def an_open_file_as_an_attribute(bench):
-    """Pages, not warnings, tell of more lines in a file than steps: see docs/migration.md."""
+    """The file has more lines than there are steps: docs/migration.md says so, no warning does."""
     with tempfile.TemporaryFile('w+') as file:
         bench.train(Writing(bench, file=file))
         file.seek(0)
@@ -918,7 +918,7 @@ def a_data_set_that_counts_and_augments(bench):
 
 
 class Heads(Squares):
-    """A curriculum: the number of heads grows."""
+    """Model whose number of heads grows."""
 
     def __init__(self, bench):
         super().__init__(bench, n_heads=1)
@@ -945,7 +945,7 @@ def a_curriculum_of_heads(bench):
 
 
 class ByGradients(Squares):
-    """The weight of the loss follows the gradients of the step before."""
+    """Model that weights its loss by the gradients of the last step."""
 
     def weighed(self, loss):
         gradient = self.predictor.mlp.layers[-1].b.grad
@@ -974,7 +974,7 @@ def clipping_after_the_update(bench):
 
 @script(SCRIPTS)
 def optimizers_of_two_parts(bench):
-    """A dict of two optimizers, as of a GAN, in an updater of the user's."""
+    """A user's updater has a dict of two optimizers, like that of a GAN."""
 
     class Both(StandardUpdater):
         def update_core(self):
@@ -1011,7 +1011,7 @@ def an_optimizer_that_is_set_up_again(bench):
 
 @script(SCRIPTS)
 def a_training_that_goes_on(bench):
-    """Two Trainers, one after the other, on one updater; the loss changes in between."""
+    """Two Trainers run one after the other with one updater, and the loss changes in between."""
     model = Squares(bench, weight=1.0)
     updater = bench.updater(model)
     bench.run(updater, n_steps=20)
@@ -1070,7 +1070,7 @@ def a_debug_flag(bench):
 
 
 class DecaysByAssignment(Squares):
-    """Model that shrinks its weights by arrays that it assigns."""
+    """Model that shrinks its weights by assigning new arrays."""
 
     def __call__(self, atoms, adj, t):
         for param in self.params(include_uninit=False):
@@ -1102,7 +1102,7 @@ def freezing_at_every_third_call(bench):
 
 
 class Thaws(Squares):
-    """Model that thaws its head at the first call, and freezes it at the next."""
+    """Model that freezes and thaws its head in turn."""
 
     def weighed(self, loss):
         rule = self.predictor.mlp.l_out.W.update_rule
@@ -1248,7 +1248,7 @@ def a_trigger_of_the_users_in_a_report(bench):
 
 
 class Tee:
-    """File that lowers a weight of a model after some lines."""
+    """File that lowers a weight of a model after some lines were written."""
 
     def __init__(self, model):
         self.model = model
@@ -1269,7 +1269,7 @@ def a_file_of_the_users_for_a_report(bench):
 
 @script(SCRIPTS)
 def an_observation_that_is_a_variable(bench):
-    """Chainer reports the loss of a model as a variable, so that its `array` can be read."""
+    """Chainer reports a model's loss as a variable, so extensions can read its `array`."""
     seen = []
     bench.train(
         Squares(bench),
@@ -1299,7 +1299,7 @@ def a_teacher_that_another_optimizer_holds(bench):
 
 
 class Adapted(Squares):
-    """Model that takes a step of a copy of itself in every loss, with an optimizer of its own."""
+    """Model whose loss trains a copy of itself for a step, with an optimizer of its own."""
 
     def __call__(self, atoms, adj, t):
         adapted = copy.deepcopy(self.predictor)
@@ -1340,7 +1340,7 @@ def labels_that_the_loss_keeps(bench):
 
 @script(SCRIPTS)
 def labels_of_a_data_set_of_the_users_that_the_loss_keeps(bench):
-    """Such a data set has no copy on the device, so each batch is sent there."""
+    """A user's data set has no copy on the device, so each batch is sent there."""
     bench.train(KeepsLabels(bench), data=UsersExamples(bench.molecules()))
 
 
@@ -1367,7 +1367,7 @@ def views_of_outputs_kept_without_a_copy(bench):
 
 
 class Lookback:
-    """Hook of an optimizer: adds half of the last step's gradient, which it keeps as it is."""
+    """Hook of an optimizer that adds half of the last step's gradient, kept without a copy."""
 
     name = 'Lookback'
     call_for_each_param = True
@@ -1393,7 +1393,7 @@ def a_hook_that_keeps_gradients(bench):
 
 @script(SCRIPTS, fused=True)
 def an_extension_that_keeps_gradients(bench):
-    """The change from the last step's gradient to this step's is logged."""
+    """The extension logs how gradients change from step to step."""
     model = regressor(bench)
     kept: list[dict] = []
 

@@ -1,7 +1,7 @@
-"""Scripts that change, from outside, values that the loss reads, wherever Python can keep them.
+"""Scripts that change a value of the loss, in every place where Python can keep one.
 
-An extension, or the user's own loop, changes a weight between two steps: late, since the first
-replays of a step are looked at more closely, and once for a single step.
+An extension, or the user's own loop, changes a weight between two steps. It does so late, because
+more of the first replays are checked, and once for a single step.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def an_attribute(bench):
 
 
 class Reporting(Weighted):
-    """Reports its weight, a number of Python's, beside the loss."""
+    """Model that reports its weight, which is a number, beside the loss."""
 
     def factor(self):
         chainer.report({'weight': self.weight, 'is_large': self.weight > 0.5}, self)
@@ -65,7 +65,7 @@ def an_attribute_that_is_reported(bench):
 
 
 class ReportingRate(Squares):
-    """Reports the learning rate of its optimizer."""
+    """Model that reports the learning rate of its optimizer."""
 
     def weighed(self, loss):
         chainer.report({'lr': self.optimizer.lr}, self)
@@ -366,7 +366,7 @@ def an_array_in_a_dict_that_is_replaced(bench):
 
 
 class ByTable(Weighted):
-    """Weights of tasks in an array of the host."""
+    """Model with weights of tasks in an array on the host."""
 
     def factor(self):
         return float(self.table[0])
@@ -396,7 +396,7 @@ def a_property_of_a_dict(bench):
 
 
 class Annealed(Weighted):
-    """KL annealing: an extension writes `beta` after each step."""
+    """Model with KL annealing, for which an extension writes `beta` after each step."""
 
     def factor(self):
         return self.beta
@@ -425,7 +425,7 @@ def annealing_in_a_dict_at_every_step(bench):
 
 
 class Curriculum(Weighted):
-    """Model that reads the iteration of an updater, which it gets later."""
+    """Model that reads the iteration of an updater, which is assigned later."""
 
     updater: Any = None
 
@@ -643,7 +643,7 @@ def weights_of_tasks_in_a_list(bench):
 
 @script(SCRIPTS)
 def weights_of_tasks_by_their_losses(bench):
-    """Tasks that are learned get less weight: an extension reads the reported losses."""
+    """An extension reads the reported losses, and gives less weight to tasks that are learned."""
     model = OfTasks(bench, weights=[0.5, 0.5])
 
     def balance(trainer):
@@ -713,7 +713,7 @@ HALF, FULL = object(), object()
 
 
 class OfSentinel(Weighted):
-    """Compares an object that has nothing but its identity."""
+    """Model that compares sentinels, objects with nothing but an identity."""
 
     size = FULL
 
@@ -763,7 +763,7 @@ def a_dict_of_the_object_whose_method_is_the_loss(bench):
 
 
 class ByAttributeAccess(dict):
-    """A dict whose items are attributes, as configuration libraries have it."""
+    """A dict with its items as attributes, as in configuration libraries."""
 
     def __getattr__(self, name):
         return self[name]
@@ -868,7 +868,7 @@ class ByTrainer(Weighted):
 
 
 class Connect(training.Extension):
-    """Extension that gives a model the trainer, before the first step."""
+    """Extension that gives the trainer to a model before the first step."""
 
     def __init__(self, model):
         self.model = model
@@ -960,7 +960,7 @@ def a_method_of_a_number_of_an_enum(bench):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class ByIdentity:
-    """Dataclass whose code names none of its fields."""
+    """Dataclass of which no code names a field."""
 
     coefficient: float = 1.0
 
@@ -1031,7 +1031,7 @@ def the_class_of_an_object(bench):
 
 
 class Parameters:
-    """Settings as they are read from a file."""
+    """Settings that are read from a file."""
 
     def __init__(self, **given):
         self.__dict__ = given
@@ -1054,7 +1054,7 @@ def the_dict_of_an_object_that_is_replaced(bench):
 
 
 class OfTwo(Squares):
-    """Model that keeps its output in one namespace, and reads an array of equal name in another."""
+    """Model that keeps its output in one namespace, and reads an array of that name in another."""
 
     def __call__(self, atoms, adj, t):
         y = self.predictor(atoms, adj)
@@ -1114,7 +1114,7 @@ def an_object_that_is_made_a_string(bench):
     bench.train(model, changed_by(change))
 
 
-LATE_FACTOR: float  # is not assigned before an extension does it
+LATE_FACTOR: float  # an extension assigns it
 
 
 def factor_of_late_global():
@@ -1354,7 +1354,7 @@ class OfReadSettings(Weighted):
 
 @script(SCRIPTS, n_captures=3)
 def a_cache_that_is_cleared(bench):
-    """The first change is not read, because the cache has the old settings."""
+    """The first change is not read, because the cache still has the old settings."""
     bench.train(
         OfReadSettings(bench),
         (lambda trainer: READ.update(weight=0.5), at(15)),
