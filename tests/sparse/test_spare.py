@@ -259,9 +259,6 @@ def test_forced_algorithms(algorithm):
     'within, concat_heads, dropout_ratio', [(False, False, 0), (True, True, 0), (False, True, 0.4)]
 )
 def test_attention(pair, within, concat_heads, dropout_ratio):
-    if pair[1].nnz and not pair[1].n_rows:
-        return  # spare entries are in row 0, so buffers always have rows
-
     def function(adj, m, W, b):  # a step draws the same numbers for both batches
         blas = types.SimpleNamespace(dot=lambda a, b, to=None: a.dot(b))
         with under_way(Step(blas, 1, adj.xp.full(1, 2, numpy.uint64))):
