@@ -17,7 +17,16 @@ from chainer import functions as F
 from chainer.backends import cuda
 from chainer_chemistry.models.prediction import Classifier, Regressor
 
-from tests.training.unusual_scripts.bench import at, every, N_STEPS, number, script, Script, Squares
+from tests.training.unusual_scripts.bench import (
+    at,
+    Bench,
+    every,
+    N_STEPS,
+    number,
+    script,
+    Script,
+    Squares,
+)
 
 SCRIPTS: dict[str, Script] = {}
 
@@ -104,12 +113,6 @@ def in_a_history(bench, make):
     return [numbers(metrics) for metrics in history]
 
 
-def of_some_steps(bench, make):
-    model, data = make(bench)
-    history = of_steps(bench, model, lambda model: model.metrics, AT, data=data)
-    return [numbers(metrics) for metrics in history]
-
-
 def in_a_history_of_ones_own_loop(bench, make):
     model, data = make(bench)
     updater = bench.updater(model, data=data)
@@ -191,7 +194,7 @@ def that_are_cleared(bench, make):
 
 
 OF_METRICS = (
-    *(of_the_best_step, in_a_history, of_some_steps, in_a_history_of_ones_own_loop),
+    *(of_the_best_step, in_a_history, in_a_history_of_ones_own_loop),
     *(with_an_entry_that_is_popped, with_an_entry_that_is_popped_at_times),
     *(with_an_entry_that_is_added, with_an_entry_that_is_added_at_times),
     *(with_an_entry_that_is_scaled, that_are_cleared),
@@ -272,16 +275,11 @@ class KeepsSubclassOfList(Keeping):
         self.parts = Rows(y.array)
 
 
-class KeepsSet(Keeping):
-    def keep(self, y, loss, t):
-        self.parts = {y}
-
-
 def shown(value):
     """Return a digest of a kept container, of its kind."""
     if isinstance(value, dict):
         return {name: shown(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple, set)):
+    if isinstance(value, (list, tuple)):
         return [shown(each) for each in value]
     return digest(value)
 
@@ -289,10 +287,6 @@ def shown(value):
 def kept_of_all_steps(bench, kind):
     kept = of_every_step(bench, kind(bench), lambda model: model.parts)
     return {'kinds': sorted({type(parts).__name__ for parts in kept}), 'kept': shown(kept)}
-
-
-def kept_of_some_steps(bench, kind):
-    return shown(of_steps(bench, kind(bench), lambda model: model.parts, AT))
 
 
 def kept_of_the_best_step(bench, kind):
@@ -310,12 +304,12 @@ CONTAINERS = {
     'a_named_tuple': KeepsNamedTuple,
     'a_dict_of_ones_own_class': KeepsSubclassOfDict,
     'a_list_of_ones_own_class': KeepsSubclassOfList,
-    'a_set': KeepsSet,
 }
 for container, kind in CONTAINERS.items():
-    for run in (kept_of_all_steps, kept_of_some_steps, kept_of_the_best_step):
+    for run in (kept_of_all_steps, kept_of_the_best_step):
         SCRIPTS['%s_%s' % (container, run.__name__)] = Script(
-            functools.partial(run, kind=kind), quick=kind is KeepsDict and run is kept_of_some_steps
+            functools.partial(run, kind=kind),
+            quick=kind is KeepsDict and run is kept_of_the_best_step,
         )
 
 
@@ -510,17 +504,19 @@ LABELS = {
     'kept_as_a_view': KeepsViewOfLabels,
     'kept_with_outputs': KeepsLabelsAndOutputs,
 }
-DATA = {
-    '': lambda bench: bench.molecules(),
-    '_of_a_data_set_of_the_users': lambda bench: UsersExamples(bench.molecules()),
-}
-for ending, make in DATA.items():
-    for name, kind in LABELS.items():
-        for run in (labels_of_all_steps, labels_of_some_steps, labels_in_ones_own_loop):
-            SCRIPTS['%s_%s%s' % (run.__name__, name, ending)] = Script(
-                functools.partial(run, kind=kind, make=make),
-                quick=not ending and kind is KeepsLabels and run is labels_of_all_steps,
-            )
+OF_LABELS = labels_of_all_steps, labels_of_some_steps, labels_in_ones_own_loop
+for name, kind in LABELS.items():
+    for run in OF_LABELS:
+        SCRIPTS['%s_%s' % (run.__name__, name)] = Script(
+            functools.partial(run, kind=kind, make=Bench.molecules),
+            quick=kind is KeepsLabels and run is labels_of_all_steps,
+        )
+for run in OF_LABELS:
+    SCRIPTS[run.__name__ + '_of_a_data_set_of_the_users'] = Script(
+        functools.partial(
+            run, kind=KeepsLabels, make=lambda bench: UsersExamples(bench.molecules())
+        )
+    )
 
 
 class ReportsLabels(Keeping):
@@ -541,13 +537,13 @@ class KeepsBatch(Squares):
     """Model that assigns its inputs, and features of the atoms."""
 
     def __call__(self, atoms, adj, t):
-        self.n_atoms, self.atoms, self.adj = len(atoms), atoms, adj
+        self.atoms, self.adj = atoms, adj
         self.h = self.predictor.graph_conv.embed(atoms)
         return super().__call__(atoms, adj, t)
 
 
 def of_batch(read: Callable) -> Script:
-    """Return a script that reads an input right after each step, of molecules of many sizes."""
+    """Return a script that reads an input right after each step, of batches of many sizes."""
 
     def run(bench):
         read_of_all = of_every_step(bench, KeepsBatch(bench), read)
@@ -557,15 +553,25 @@ def of_batch(read: Callable) -> Script:
 
 
 READ = {
-    'the_number_of_atoms': lambda model: model.n_atoms,
+    'the_number_of_atoms': lambda model: len(model.atoms),
+    'the_number_of_molecules': lambda model: model.adj.n_graphs,
     'the_atoms': lambda model: model.atoms.copy(),
     'the_adjacency': lambda model: model.adj.to_dense(),
     'features_of_atoms': lambda model: model.h.array.copy(),
-    'atoms_and_features_kept_by_reference': lambda model: (model.atoms, model.h),
-    'the_adjacency_kept_by_reference': lambda model: model.adj.data,
 }
 for name, read in READ.items():
-    SCRIPTS[name + '_read_after_each_step'] = of_batch(read)
+    SCRIPTS[name + '_of_a_batch_read_after_each_step'] = of_batch(read)
+
+
+@script(SCRIPTS)
+def atoms_and_their_features_kept_by_reference(bench):
+    return shown(of_every_step(bench, KeepsBatch(bench), lambda model: (model.atoms, model.h)))
+
+
+@script(SCRIPTS)
+def adjacencies_kept_by_reference(bench):
+    kept = of_every_step(bench, KeepsBatch(bench), lambda model: model.adj)
+    return [digest(adj.to_dense()) for adj in kept]
 
 
 class KeepsAtoms(Squares):
@@ -587,7 +593,6 @@ class KeepsAdjacency(Squares):
 
 @script(SCRIPTS)
 def only_the_adjacency_read_after_each_step(bench):
-    """The attribute of a step is a batch, so its shape and all of its entries are read."""
     model = KeepsAdjacency(bench)
     dense = of_every_step(bench, model, lambda model: (model.adj.n_graphs, model.adj.to_dense()))
     return [{'n': n_graphs, **digest(matrices)} for n_graphs, matrices in dense]
