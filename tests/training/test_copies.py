@@ -171,8 +171,7 @@ def test_nothing_is_copied_if_a_loop_keeps_copies(device, graphs, sessions):
     assert len({array.tobytes() for array in kept}) == len(kept)
 
 
-def test_nothing_is_copied_if_only_the_last_results_of_a_loop_have_a_name(device, graphs, sessions):
-    """The name is bound anew after the step, and until then refers to a result of the last one."""
+def test_nothing_is_copied_if_a_loop_deletes_results(device, graphs, sessions):
     model = Own(assign_variables)
     updater = make_updater(GraphUpdater, device, model)
     losses = collections.deque(maxlen=4)

@@ -31,6 +31,7 @@ from tests.training.unusual_scripts.bench import (
 SCRIPTS: dict[str, Script] = {}
 
 AT = at(5, 20, 25, 30, 40)  # eager, and captured
+UNTIL_BEST = 33  # the best of so many steps is a captured one, and others follow
 
 
 def digest(value: Any) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def of_every_step(bench, model, get, **options) -> list:
 
 
 def of_best_step(bench, model, get, *extended, **options) -> dict[str, Any]:
-    """Train, and return the least loss, its step, and ``get(model)`` of that step."""
+    """Train briefly, and return the least loss, its step, and ``get(model)`` of that step."""
     best: dict[str, Any] = {'loss': float('inf')}
 
     def keep(trainer):
@@ -59,7 +60,7 @@ def of_best_step(bench, model, get, *extended, **options) -> dict[str, Any]:
         if loss < best['loss']:
             best.update(loss=loss, step=trainer.updater.iteration, value=get(model))
 
-    bench.train(model, *extended, (keep, every(1)), **options)
+    bench.train(model, *extended, (keep, every(1)), n_steps=UNTIL_BEST, **options)
     return best
 
 
@@ -200,10 +201,13 @@ OF_METRICS = (
     *(with_an_entry_that_is_scaled, that_are_cleared),
 )
 QUICK = of_the_best_step, with_an_entry_that_is_added
+FUSED = of_the_best_step, with_an_entry_that_is_popped_at_times
 for kind, make in {'regressor': make_regressor, 'classifier': make_classifier}.items():
     for run in OF_METRICS:
         SCRIPTS['metrics_of_a_%s_%s' % (kind, run.__name__)] = Script(
-            functools.partial(run, make=make), quick=kind == 'regressor' and run in QUICK
+            functools.partial(run, make=make),
+            quick=kind == 'regressor' and run in QUICK,
+            fused=run in FUSED,
         )
 
 
