@@ -314,6 +314,7 @@ for container, kind in CONTAINERS.items():
         SCRIPTS['%s_%s' % (container, run.__name__)] = Script(
             functools.partial(run, kind=kind),
             quick=kind is KeepsDict and run is kept_of_the_best_step,
+            fused=run is kept_of_the_best_step,
         )
 
 
