@@ -1,6 +1,7 @@
 """Fixtures that all tests share: array modules, emulated GPUs, poisoned memory; a time limit."""
 
 import faulthandler
+import gc
 import os
 import signal
 
@@ -33,8 +34,19 @@ _stderr = pytest.StashKey[int]()
 
 
 def pytest_configure(config):
-    """Keep standard error: in a test pytest captures it, and loses it if the process ends."""
+    """Keep standard error: in a test pytest captures it, and loses it if the process ends.
+
+    Collecting tests makes a million objects and hardly any garbage to search them for.
+    """
     config.stash[_stderr] = os.dup(2)
+    gc.disable()
+
+
+def pytest_collection_finish():
+    """Let collections of garbage, in tests and their forks, pass over modules and tests."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(hookwrapper=True)
