@@ -28,7 +28,6 @@ from chainer_bspmm.compat.user_code import is_user_code
 PAGE = 'docs/migration.md, "A Chain of your own"'
 # Relative error up to which results count as equal if only the contents of spare rows differ.
 SAME = 1e-6
-_GENERATORS = numpy.random.RandomState, numpy.random.Generator, random.Random
 _TYPES = Regressor, Classifier, GraphConvPredictor  # Chainer Chemistry's, whose losses are known
 
 
@@ -305,17 +304,17 @@ class _Check:
 
 
 def _move_generators():
-    """Draw a number from every generator of random numbers in this process, which is a copy."""
-    gc.unfreeze()  # no list has the generators that a user has frozen
-    objects = gc.get_objects()
-    kinds = {id(type(each)): type(each) for each in objects}  # far fewer than objects
-    generators = {number for number, kind in kinds.items() if issubclass(kind, _GENERATORS)}
-    for thing in objects:
-        if id(type(thing)) not in generators:
-            continue
-        if issubclass(type(thing), numpy.random.RandomState):
+    """Draw a number from every generator of random numbers in this process.
+
+    Those of the modules are in no list of objects where a user has called ``gc.freeze``.
+    """
+    random.random()
+    numpy.random.random_sample()
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, numpy.random.RandomState):
             thing.random_sample()
-        else:
+        elif issubclass(kind, (numpy.random.Generator, random.Random)):
             thing.random()
 
 
