@@ -18,7 +18,7 @@ OURS = 'import runpy; runpy._run_module_as_main("chainer_bspmm")'
 
 @pytest.fixture(scope='module')
 def forks(tmp_path_factory):
-    forks = Forks(tmp_path_factory.mktemp('forks'), 'chainer_bspmm')
+    forks = Forks(tmp_path_factory.mktemp('forks'), 'chainer_bspmm.info', 'chainer_bspmm.run_script')
     yield forks
     forks.close()
 
