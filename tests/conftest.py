@@ -81,9 +81,12 @@ def cache_of_the_tests(tmp_path_factory):
     os.environ[cache.VARIABLE] = str(tmp_path_factory.mktemp('cache'))
 
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def forks(tmp_path_factory):
-    """`Forks` of a process that has imported the package; a test module may have its own."""
+    """`Forks` of a process that has imported the package; a test module may have its own.
+
+    It ends with the module, because other tests wait for all child processes.
+    """
     forks = Forks(
         tmp_path_factory.mktemp('forks'), 'chainer_bspmm.info', 'chainer_bspmm.run_script'
     )
