@@ -10,6 +10,7 @@ import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 import chainer
 
 from chainer_bspmm.cuda import kernels
+from chainer_bspmm.training import session
 from chainer_bspmm.training.cuda_graphs import Capturer
 from chainer_bspmm.training.training_driver import TrainingDriver
 from tests.training import host_graphs
@@ -59,6 +60,21 @@ def unchecked(request, monkeypatch):
 def graphs(device, monkeypatch):
     """List of the stand-ins that are made on the host; None on a GPU."""
     return host_graphs.stand_in(monkeypatch) if device.xp is numpy else None
+
+
+@pytest.fixture
+def sessions(monkeypatch):
+    """List of all sessions that are made."""
+    made = []
+
+    class Noted(session.Session):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+
+    for module in ('driver', 'prediction'):
+        monkeypatch.setattr('chainer_bspmm.training.%s.Session' % module, Noted, raising=False)
+    return made
 
 
 @pytest.fixture

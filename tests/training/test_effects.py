@@ -9,7 +9,7 @@ import chainer_bspmm
 import chainer
 from chainer.training import extensions
 
-from chainer_bspmm.training import GraphUpdater, session
+from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.effects import Effects
 from chainer_bspmm.training.guards import References
 from chainer_bspmm.training.places import all_attributes, Items
@@ -167,21 +167,6 @@ def test_copies():
     assert not owner.y.requires_grad
     assert owner.parts == {'of y': [owner.y.array], 'n': 2}
     assert not made.are_kept(nothing)
-
-
-@pytest.fixture
-def sessions(monkeypatch):
-    """List of all sessions that are made."""
-    made = []
-
-    class Noted(session.Session):
-        def __init__(self, *args):
-            super().__init__(*args)
-            made.append(self)
-
-    for module in ('driver', 'prediction'):
-        monkeypatch.setattr('chainer_bspmm.training.%s.Session' % module, Noted, raising=False)
-    return made
 
 
 def test_nothing_is_copied_if_only_chainer_s_code_runs_between_steps(

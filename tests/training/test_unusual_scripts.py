@@ -25,11 +25,17 @@ import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 import chainer
 
 from tests.training import host_graphs, user_state
-from tests.training.unusual_scripts import counters, libraries, practices, weights
+from tests.training.unusual_scripts import counters, kept, libraries, practices, weights
 from tests.training.unusual_scripts.bench import Bench, Script
 
 FOLDER = pathlib.Path(__file__).parent / 'unusual_scripts'
-FILES = {'counters': counters, 'weights': weights, 'practices': practices, 'libraries': libraries}
+FILES = {
+    'counters': counters,
+    'weights': weights,
+    'practices': practices,
+    'libraries': libraries,
+    'kept': kept,
+}
 ROUNDING = 1e-4  # relative to the norm of an array, or to a number, in captured steps
 
 _numbers = itertools.count()
