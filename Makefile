@@ -23,6 +23,10 @@ demo: $(READY)
 # One process per core. The tests of a module stay together until a process is idle.
 override PYTEST = $(VENV)/bin/python -m pytest -n auto --dist worksteal
 
+# Python may keep what it compiled, whatever the environment says: else each worker, and each process
+# that tests start, would compile the package and the tests once more.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(READY)
 	@$(PYTEST) -m 'not slow'
 	@echo 'Left out: tests marked slow (the sanitizers over all cases, nvcc for every GPU, long' \

@@ -1,6 +1,7 @@
 """Fixtures of all tests: array modules, emulated GPUs, poisoned memory; a limit of time."""
 
 import faulthandler
+import gc
 import os
 import signal
 
@@ -19,6 +20,7 @@ from chainer_bspmm import info
 from chainer_bspmm.dataset import cache
 from tests.support import poisoned
 from tests.support.devices import GPUS, place_of
+from tests.support.processes import Forks
 
 
 # Most tests compare with Chainer's own classes, so these are not adopted. Tests of the adoption,
@@ -35,6 +37,19 @@ _stderr = pytest.StashKey[int]()
 def pytest_configure(config):
     """Keep standard error: in a test pytest captures it, and loses it if the process ends."""
     config.stash[_stderr] = os.dup(2)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection():
+    """Let collections of garbage, in tests and their forks, pass over modules and tests.
+
+    There are a million of such objects. To make them leaves hardly any garbage.
+    """
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -64,6 +79,19 @@ def pytest_runtest_protocol(item):
 def cache_of_the_tests(tmp_path_factory):
     """Keep parsed SMILES out of the user's cache, also in processes that a test starts."""
     os.environ[cache.VARIABLE] = str(tmp_path_factory.mktemp('cache'))
+
+
+@pytest.fixture(scope='module')
+def forks(tmp_path_factory):
+    """`Forks` of a process that has imported the package; a test module may have its own.
+
+    It ends with the module, because other tests wait for all child processes.
+    """
+    forks = Forks(
+        tmp_path_factory.mktemp('forks'), 'chainer_bspmm.info', 'chainer_bspmm.run_script'
+    )
+    yield forks
+    forks.close()
 
 
 @pytest.fixture(params=['numpy', pytest.param('cupy', marks=pytest.mark.gpu)])

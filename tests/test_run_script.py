@@ -10,17 +10,10 @@ import pytest
 
 from chainer_bspmm import run_script
 from chainer_bspmm.compat import script_repairs
-from tests.support.processes import environment, Forks, python, ROOT
+from tests.support.processes import environment, python, ROOT
 
 # The interpreter does this for -m.
 OURS = 'import runpy; runpy._run_module_as_main("chainer_bspmm")'
-
-
-@pytest.fixture(scope='module')
-def forks(tmp_path_factory):
-    forks = Forks(tmp_path_factory.mktemp('forks'), 'chainer_bspmm')
-    yield forks
-    forks.close()
 
 
 @pytest.fixture

@@ -113,10 +113,12 @@ class _Notes:
 
     def found(self):
         """Return weak references to the functions and the objects."""
-        # A frame refers to its code, but not to its function.
+        # A frame refers to its code, but not to its function. To look for one takes as long as a
+        # collection of garbage, so it is not done for the models of a library.
+        codes = [code for (code, _), is_of_user in self._codes.items() if is_of_user]
         functions = [
             weakref.ref(each)
-            for each in gc.get_objects()
+            for each in (gc.get_referrers(*codes) if codes else ())
             if type(each) is types.FunctionType
             and self._codes.get((each.__code__, id(each.__globals__)))
         ]

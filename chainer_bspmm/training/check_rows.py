@@ -304,7 +304,12 @@ class _Check:
 
 
 def _move_generators():
-    """Draw a number from every generator of random numbers in this process."""
+    """Draw a number from every generator of random numbers in this process.
+
+    Those of the modules are in no list of objects where a user has called ``gc.freeze``.
+    """
+    random.random()
+    numpy.random.random_sample()
     for thing in gc.get_objects():
         kind = type(thing)
         if issubclass(kind, numpy.random.RandomState):

@@ -59,8 +59,7 @@ class References:
     def count(self, value) -> int:
         """Return the number of references to a value."""
         there = [guards for each in self._guards if (guards := each()) is not None]
-        seen = [numpy.frombuffer(each._last_addresses, numpy.uintp) for each in there]
-        return sum(int(numpy.count_nonzero(addresses == id(value))) for addresses in seen)
+        return sum(guards.reach.references(value) + guards._n_last(value) for guards in there)
 
     def _forget(self, reference):
         self._guards.discard(reference)
@@ -126,9 +125,10 @@ class Guards:
         return Moment(self.reach.anew() if self.has_user_code else self.reach)
 
     def ignore(self, outputs, others):
-        """Stop watching `outputs`: names of arrays that every run replaces, so none reads them.
+        """Stop watching `outputs`: names of values that every run replaces, so none reads them.
 
-        `others`: names of arrays that a run did not replace; they may be inputs and stay watched.
+        They are arrays and containers. `others`: names of those that a run did not replace; they
+        may be inputs and stay watched.
         """
         outputs = (self._outputs | outputs) - others
         if outputs != self._outputs:
@@ -157,6 +157,11 @@ class Guards:
         self._last = values
         self._last_addresses = _addresses(values)
         references.note(self)
+
+    def _n_last(self, value):
+        """Return how many of the last values are this one."""
+        addresses = numpy.frombuffer(self._last_addresses, numpy.uintp)
+        return int(numpy.count_nonzero(addresses == id(value)))
 
     def _differ(self, values):
         """Return whether values differ from the last ones in a way that may matter to a step."""
@@ -276,6 +281,7 @@ class Moment:
         names = _numbered(reach.texts())
         values = reach.values()
         self._arrays = {n: v for n, v in zip(names, values, strict=True) if _is_array(v)}
+        self._containers = {n: v for n, v in zip(names, values) if type(v) in BY_TYPE}
         others = [(n[0], v) for n, v in zip(names, values) if not _is_array(v)]
         unwatched = reach.unwatched()
         self._unwatched = {
@@ -308,13 +314,10 @@ class Moment:
         return None if self._key == before._key else self._key.change(before._key)
 
     def outputs(self, before):
-        """Return two sets of names: arrays replaced since an earlier moment, and all others."""
-        replaced = {
-            name
-            for name, array in self._arrays.items()
-            if before._arrays.get(name, array) is not array
-        }
-        return replaced, self._arrays.keys() - replaced
+        """Return two sets of names of arrays and containers: replaced since then, and others."""
+        now, then = {**self._arrays, **self._containers}, {**before._arrays, **before._containers}
+        replaced = {name for name, value in now.items() if then.get(name, value) is not value}
+        return replaced, now.keys() - replaced
 
 
 def _addresses(values):

@@ -38,6 +38,8 @@ class Place:
         keeps_order (bool): whether the order of the names is put back, too.
     """
 
+    is_of_library = False  # whether the variables are attributes of a library's link
+
     def __init__(
         self,
         text: Callable[[Any], str],
@@ -446,11 +448,11 @@ class Items:
         kind: Any = list if isinstance(of, list) else set if isinstance(of, set) else deque
         # As in `entries`, the base class's methods are used: a user's subclass may do more.
         self.look = functools.partial(kind.__iter__, of)
-        self._of, self._kind, self._text = of, kind, text
+        self._of, self._kind, self.text = of, kind, text
 
     def texts(self) -> list[str]:
         """Return words for each of the items that `look` returns."""
-        return [self._text for _ in self.look()]
+        return [self.text for _ in self.look()]
 
     def save(self) -> list:
         """Return the items."""

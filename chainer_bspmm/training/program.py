@@ -10,7 +10,7 @@ import chainer
 
 from chainer_bspmm.training import guards, snapshot
 from chainer_bspmm.training.cuda_graphs import CannotCapture
-from chainer_bspmm.training.effects import Effects
+from chainer_bspmm.training.effects import Effects, shapes
 from chainer_bspmm.training.leftovers import read_by_the_next_run
 from chainer_bspmm.training.reports import host_numbers, Reports
 from chainer_bspmm.training.session import Session
@@ -147,6 +147,7 @@ class Program:
         summaries = []
         numbers = []
         moments = []
+        kept = []  # shapes of the arrays that each run has assigned
         with session.capturer.ordered(), before.undone():
             # Other arrays in the second run, so that an attribute that keeps one is an output.
             for arguments in (arrays, batch.arrays_on(session.device), None):
@@ -155,6 +156,8 @@ class Program:
                 numbers.append(of_host)
                 if self._may_change:
                     moments.append(session.guards.moment())
+                if session.guards.has_user_code:
+                    kept.append(shapes(before.assignments()))
             changed = moments and moments[1].change(moments[0])
             if changed:
                 raise CannotCapture('the %s changes %s at every run' % (work.name, changed))
@@ -170,11 +173,14 @@ class Program:
                     raise CannotCapture(
                         SPARE_ROWS % (differs, 'a link or the loss treats every row as an atom')
                     )
-                kept = moments and moments[2].change_of_values(moments[0])
-                if kept:
-                    raise CannotCapture(
-                        SPARE_ROWS % (kept, 'the %s keeps arrays or sizes of the batch' % work.name)
-                    )
+                differs = moments and moments[2].change_of_values(moments[0])
+                if not differs and kept:
+                    alone, _, among_spare = kept
+                    others = (text for text in alone if among_spare.get(text) != alone[text])
+                    differs = next(others, None)
+                if differs:
+                    cause = 'the %s keeps arrays or sizes of the batch' % work.name
+                    raise CannotCapture(SPARE_ROWS % (differs, cause))
         if unlike:  # the state is that before the first run again
             cause = self._why_unlike(arrays, first)
             raise CannotCapture('two runs of one batch differ in %s: %s' % (unlike, cause))
@@ -340,10 +346,10 @@ class Program:
         self._n_replays += 1
         if is_due:
             return self._checked_replay()
-        self.launch()
-        return self._results_now()
+        return self.launch()
 
     def launch(self):
+        """Launch the graphs, and repeat what they leave in Python; return the results by name."""
         for i, graph in enumerate(self._graphs):
             if i:
                 self.work.exchange()
@@ -351,7 +357,9 @@ class Program:
             if not i:
                 self._inputs.fetched(stream)
         self.work.is_done = True
-        self._effects.repeat()
+        results = self._results_now()
+        self._effects.repeat({id(array): results[name] for name, array in self._results.items()})
+        return results
 
     def _checked_replay(self):
         self._session.capturer.join()  # the last step may still be running on another stream
@@ -369,8 +377,7 @@ class Program:
     def _compared(self, before):
         """Replay the staged batch, run it eagerly from the same state, and compare; StepDiffers."""
         work = self.work
-        self.launch()
-        results = self._results_now()
+        results = self.launch()
         replayed = self._state(before, results)
         after = snapshot.Copies(before.arrays) if work.has_others else None
         sent = self._inputs.sent()
@@ -460,8 +467,11 @@ class Program:
 
         `alone`: without other ranks.
         """
+        # A user's code may keep arrays of an eager run's batch.
+        are_separate = mode != 'captured' and self._session.guards.has_user_code
         with self.work.under_way(self._inputs.step, alone):
-            return self.work.compute(arrays or self._inputs.arrays(), mode, alone)
+            arrays = arrays or self._inputs.arrays(are_separate)
+            return self.work.compute(arrays, mode, alone)
 
     def _complete(self):
         self.work.complete(self._inputs.numbers)

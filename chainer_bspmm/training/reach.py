@@ -123,6 +123,10 @@ class Reach:
         """Return whether the items of a container are followed."""
         return id(container) in self._seen
 
+    def references(self, value: Any) -> int:
+        """Return the number of references from here to a variable or an array."""
+        return (id(value) in self._seen) + sum(value is array for array in self.arrays.values())
+
     def values(self) -> list:
         """Return the present watched values, in the order of `texts`."""
         values: list = []
@@ -827,6 +831,7 @@ class _OfLink(_Owner):
     def __init__(self, link, never, is_open):
         super().__init__(vars(link), _attribute_of(link))
         self.is_open = is_open
+        self._is_of_library = not kinds.is_of_user(type(link).__module__)
         now = self.variables.items()
         # A library's code, including this package's, may call any callable that a link has.
         self.always = {name for name, value in now if callable(value)}
@@ -834,7 +839,9 @@ class _OfLink(_Owner):
         self.never = never | {name for name, value in now if isinstance(value, kinds.ARRAYS)}
 
     def place(self):
-        return places.all_attributes(self.variables, self.text)
+        place = places.all_attributes(self.variables, self.text)
+        place.is_of_library = self._is_of_library
+        return place
 
     def unfollowed(self, reach):
         """Yield places of containers that no code names, such as Chainer's set of children."""

@@ -92,6 +92,10 @@ class Snapshot:
         gradients = [(_Gradients(params), new)] if params else []
         return self._reach.changes(self._python, self._copied) + gradients
 
+    def assignments(self):
+        """Return :meth:`changes` without gradients, and without putting any iterator back."""
+        return self._reach.changes(self._python)
+
     def move_generators(self):
         """Draw from NumPy's and Python's generators, so that a run that seeds one is noticed."""
         numpy.random.random()

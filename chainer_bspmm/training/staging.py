@@ -201,8 +201,20 @@ class Inputs:
         """Write copies of :meth:`sent` to the device."""
         sent.put_back(self._staging.device)
 
-    def arrays(self):
-        """Return the batch (atoms, BatchedCSR, label...); gather it if only indices were sent."""
+    def arrays(self, are_separate=False):
+        """Return the batch (atoms, BatchedCSR, label...); gather it if only indices were sent.
+
+        The arrays are new views, so that an attribute that keeps one is seen to be assigned. With
+        `are_separate` they are copies, which no later batch overwrites.
+        """
         if self._gather is not None:
             self._gather(self._staging.device, self._buffers)
-        return batch_form.batch_over(self._buffers, self._form, self._capacity)
+
+        def new(array):
+            return array.copy() if are_separate else array.view()
+
+        tables = self._buffers._asdict()
+        labels = [new(array) for array in tables.pop('labels')]
+        others = {name: None if array is None else new(array) for name, array in tables.items()}
+        buffers = batch_form.Buffers(labels=labels, **others)
+        return batch_form.batch_over(buffers, self._form, self._capacity)

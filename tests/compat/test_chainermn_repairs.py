@@ -2,7 +2,7 @@
 
 import textwrap
 
-from tests.support.processes import python
+import pytest
 
 _MEMORY_UTILITY = """
     import chainer_bspmm
@@ -16,11 +16,19 @@ _MEMORY_UTILITY = """
 """
 
 
-def run(code):
-    return python('-c', textwrap.dedent(_MEMORY_UTILITY + code)).stdout
+@pytest.fixture
+def run(forks):
+    """Function that runs code in another process, and returns what it prints."""
+
+    def run_code(code):
+        done = forks.run(textwrap.dedent(_MEMORY_UTILITY + code))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run_code
 
 
-def test_kernels_include_half():
+def test_kernels_include_half(run):
     printed = run("""
     chainer.cuda.raw = lambda code, name: (name, code)
     for make in (_memory_utility._cupy_batched_pack_params,
@@ -52,7 +60,7 @@ _UNPACKED = '''
 '''
 
 
-def test_unpack_converts_gradients_in_place():
+def test_unpack_converts_gradients_in_place(run):
     run(
         _UNPACKED
         + """
@@ -62,7 +70,7 @@ def test_unpack_converts_gradients_in_place():
     )
 
 
-def test_unpack_makes_missing_gradients():
+def test_unpack_makes_missing_gradients(run):
     run(
         _UNPACKED
         + """

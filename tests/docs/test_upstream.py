@@ -6,7 +6,7 @@ import pytest
 
 from chainer_bspmm.models import METHODS
 from chainer_bspmm.models.set_up_predictor import EDGE_LIST_METHODS, REFUSED
-from tests.support.processes import python, ROOT
+from tests.support.processes import ROOT
 
 PAGE = ROOT / 'docs' / 'upstream.md'
 LISTINGS = re.findall(r'```python\n(.*?)```\n\n```text\n(.*?)```', PAGE.read_text(), re.DOTALL)
@@ -28,7 +28,9 @@ def test_every_program_has_its_output():
     LISTINGS,
     ids=[program.split('\n')[-2].strip()[:30] for program, _ in LISTINGS],
 )
-def test_output(program, output):
+def test_output(forks, program, output):
     if 'rdkit' in program or 'SmilesParser' in program:
         pytest.importorskip('rdkit')
-    assert python('-c', program).stdout == output
+    done = forks.run(program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == output

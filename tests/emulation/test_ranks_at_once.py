@@ -23,6 +23,7 @@ from tests.emulation.emulator import cuda_on_cpu
 from tests.support.ranks import needs_mpi, on_ranks
 
 N_TURNS = 20
+FEW_TURNS = 6  # each half of the memory is used three times
 RECEIVE = 'receive(received + r * stride, i, now, value[r][e])'
 HALF = 'const int half = now % 2 * PEERS;\n    '
 SECONDS, SOON = 80, 40  # time after which a rank is ended that waits in vain
@@ -117,8 +118,8 @@ def n_molecules(rank, turn):
     return (turn + 3 * rank) % 4 + (rank == 0)
 
 
-def exchange(folder, seconds, *replaced):
-    """Exchange gradients and vectors many times, each rank at its own pace.
+def exchange(folder, seconds, n_turns, *replaced):
+    """Exchange gradients and vectors `n_turns` times, each rank at its own pace.
 
     replaced: pairs of a text of the kernels and its replacement.
     """
@@ -145,10 +146,10 @@ def exchange(folder, seconds, *replaced):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # not the test's own handler
         signal.alarm(seconds)
         # One after the other: a sum between two exchanges would keep the ranks together.
-        for turn in range(N_TURNS):
+        for turn in range(n_turns):
             check_gradients(flat, device, turn, loss, pace)
         for numbers in (0,), (0, 1):
-            for turn in range(N_TURNS):
+            for turn in range(n_turns):
                 check_vectors(flat, device, turn, numbers, pace)
         assert set(loaded) == ready  # nothing is compiled while another rank waits
         comm.mpi_comm.Barrier()  # another rank may still read this memory
@@ -191,15 +192,16 @@ def check_gradients(flat, device, turn, loss, pace):
 
 @needs_mpi
 @pytest.mark.parametrize(
-    'n_ranks, seconds, replaced',
+    'n_ranks, seconds, n_turns, replaced',
     [
-        pytest.param(2, SECONDS, (), marks=pytest.mark.slow),
-        pytest.param(3, SECONDS, (), marks=pytest.mark.slow),
-        (2, SOON, SLOW),  # as below, without a fault
+        pytest.param(2, SECONDS, N_TURNS, (), marks=pytest.mark.slow),
+        pytest.param(3, SECONDS, N_TURNS, (), marks=pytest.mark.slow),
+        pytest.param(2, SOON, N_TURNS, SLOW, marks=pytest.mark.slow),  # as below, without a fault
+        (2, SOON, FEW_TURNS, SLOW),
     ],
 )
-def test_every_turn(gxx, tmp_path, n_ranks, seconds, replaced):
-    on_ranks(n_ranks, exchange, tmp_path, seconds, *replaced)
+def test_every_turn(gxx, tmp_path, n_ranks, seconds, n_turns, replaced):
+    on_ranks(n_ranks, exchange, tmp_path, seconds, n_turns, *replaced)
 
 
 @needs_mpi
@@ -222,5 +224,5 @@ def test_every_turn(gxx, tmp_path, n_ranks, seconds, replaced):
 def test_what_is_noticed(gxx, tmp_path, text, fault):
     sources = [kernels.source(name) for name in ('flat_gradients', 'peer_sum')]
     assert sum(source.count(text) for source in sources) == 1
-    done = on_ranks(2, exchange, tmp_path, SOON, (text, fault), *SLOW, status=None)
+    done = on_ranks(2, exchange, tmp_path, SOON, N_TURNS, (text, fault), *SLOW, status=None)
     assert ' error: ' not in done.stderr  # it was compiled

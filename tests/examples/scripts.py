@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import gc
 import importlib
 import io
 import os
@@ -32,6 +33,8 @@ def run_here(script, *arguments, status=0, cwd=None):
     with (
         mock.patch.multiple(sys, argv=argv, path=path, unraisablehook=None),
         mock.patch.dict(vars(chainer.global_config)),
+        # What the process of the tests has frozen stays so.
+        mock.patch.multiple(gc, freeze=mock.DEFAULT, unfreeze=mock.DEFAULT),
         contextlib.redirect_stdout(out),
         threadpool_limits(1),  # small products are faster on one thread
     ):

@@ -632,16 +632,17 @@ def test_a_counter_that_no_inventory_knows_and_the_loss_reads():
 
 @needs_forks
 @pytest.mark.parametrize(
-    'draw',
+    'make',
     [
-        numpy.random.RandomState(0).normal,
-        numpy.random.default_rng(0).normal,
-        lambda size: random.Random(random.random()).random() * size,
-        lambda size: random.SystemRandom().random() * size,
+        lambda: numpy.random.RandomState(0).normal,
+        lambda: numpy.random.default_rng(0).normal,
+        lambda: lambda size: random.Random(random.random()).random() * size,
+        lambda: lambda size: random.SystemRandom().random() * size,
     ],
     ids=['RandomState', 'Generator', 'random', 'SystemRandom'],
 )
-def test_random_numbers_for_each_row(draw):
+def test_random_numbers_for_each_row(make):
+    draw = make()
     model = Own(lambda self, y, x, adj, t: F.mean(y) * float(numpy.sum(draw(len(x)))))
     expected = 'two runs of one batch differ, so it is random in test mode'
     assert check(model) == RowsCheck(None, expected)
