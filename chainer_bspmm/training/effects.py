@@ -116,8 +116,7 @@ class Effects:
 
         `around`: the ids of the containers around the value. Returns whether there are any.
         """
-        if isinstance(value, (chainer.variable.VariableNode, Batch)):
-            raise CannotCapture(ANEW % type(value).__name__)
+        _refuse_unknown(value)
         if not isinstance(value, CONTAINERS) or id(value) in around:
             return bool(around) and self._add(value, inside)
         around = {*around, id(value)}
@@ -191,6 +190,9 @@ def shapes(changes: list[tuple[Any, Any]]) -> dict[str, list]:
     """Return words for each place -> the shapes of the arrays that were assigned to it.
 
     Attributes of libraries' links are left out: they may have spare rows, which no library reads.
+
+    Raises:
+        CannotCapture: an object that cannot be made anew was assigned.
     """
     found: dict[str, list] = {}
     for place, new in changes:
@@ -205,9 +207,16 @@ def shapes(changes: list[tuple[Any, Any]]) -> dict[str, list]:
 def _shapes(value, around):
     if isinstance(value, (chainer.Variable, numpy.ndarray, cuda.ndarray)):
         return [value.shape]
+    _refuse_unknown(value)
     if not isinstance(value, CONTAINERS) or id(value) in around:
         return []
     return [shape for item in _items(value) for shape in _shapes(item, {*around, id(value)})]
+
+
+def _refuse_unknown(value):
+    """Raise CannotCapture for an object with arrays of a batch that cannot be made anew."""
+    if isinstance(value, (chainer.variable.VariableNode, Batch)):
+        raise CannotCapture(ANEW % type(value).__name__)
 
 
 def _is_known(kind):

@@ -149,7 +149,6 @@ class Program:
         moments = []
         kept = []  # shapes of the arrays that each run has assigned
         with session.capturer.ordered(), before.undone():
-            # Other arrays in the second run, so that an attribute that keeps one is an output.
             for arguments in (arrays, batch.arrays_on(session.device), None):
                 summary, of_host = self._trial(arguments, before)
                 summaries.append(summary)
@@ -185,7 +184,8 @@ class Program:
             cause = self._why_unlike(arrays, first)
             raise CannotCapture('two runs of one batch differ in %s: %s' % (unlike, cause))
         if moments:
-            session.guards.ignore(*moments[1].outputs(moments[0]))
+            # The last run had other arrays of the batch, so an attribute that keeps one is an output.
+            session.guards.ignore(*moments[2].outputs(moments[1]))
         self._is_tried = True
 
     def _trial(self, arrays, before):
