@@ -5,7 +5,7 @@ from typing import Any, Callable
 import numpy
 
 import chainer
-from chainer.iterators import SerialIterator
+from chainer.iterators import SerialIterator, ShuffleOrderSampler
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.dataset import concat_mols
@@ -145,7 +145,8 @@ class GraphUpdater(StandardUpdater):
         examples = driver.examples.next(
             iterator, self.converter, between is not None, driver.watched is not None
         )
-        if type(examples) is not Selection:  # a user's code may have made the list
+        # A user's code may have made a list, or the order of a new epoch.
+        if type(examples) is not Selection or iterator.is_new_epoch and _has_own_order(iterator):
             driver.watched = None
         with using(self.input_device):  # all work is on the device's current stream
             self._train(examples)
@@ -267,6 +268,11 @@ class GraphUpdater(StandardUpdater):
             pass  # it is a snapshot of a StandardUpdater
         if isinstance(serializer, chainer.Deserializer):
             driver.forget()  # captured steps use the old seed
+
+
+def _has_own_order(iterator):
+    """Return whether a user's code may decide the order of the examples in an epoch."""
+    return type(iterator.order_sampler) not in (ShuffleOrderSampler, type(None))
 
 
 def adopt(updater: StandardUpdater) -> None:

@@ -46,7 +46,7 @@ IGNORED = (
     *(types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType),
     *(types.ClassMethodDescriptorType, type(vars(abc.ABC)['_abc_impl'])),
     *(type(threading.Lock()), type(threading.RLock())),
-    *(logging.Handler, logging.Formatter, logging.Filter, logging.Manager),
+    *(logging.Handler, logging.Formatter, logging.Filter),
 )
 # Classes such as `Meter[float]`, which are called like the class `Meter`.
 ALIASES = types.GenericAlias, type(typing.Iterable[int])
@@ -83,9 +83,14 @@ WEAK = (
 OPEN = (
     *(types.SimpleNamespace, argparse.Namespace),  # compared, and searched by `in`
     *(collections.ChainMap, collections.UserDict, collections.UserList, enum.Enum),
-    *(logging.Logger, logging.LoggerAdapter, OrderSampler, configparser.RawConfigParser),
-    *(chainer.reporter.Summary, chainer.reporter.DictSummary, chainer.Distribution),
-    *(chainer.datasets.TransformDataset, chainer.training.Extension),
+    *(logging.Logger, logging.LoggerAdapter, logging.Manager, configparser.RawConfigParser),
+    *(chainer.Reporter, chainer.reporter.Summary, chainer.reporter.DictSummary),
+    *(chainer.Distribution, chainer.initializer.Initializer, OrderSampler),
+    *(chainer.FunctionNode, chainer.FunctionHook, chainer.LinkHook, chainer.training.Extension),
+    *(chainer.datasets.TransformDataset, chainer.datasets.SubDataset),
+    *(chainer.datasets.TupleDataset, chainer.datasets.DictDataset),
+    chainer.datasets.ConcatenatedDataset,
+    *(kind for kind in vars(chainer.training.triggers).values() if isinstance(kind, type)),
     *(kind for kind in vars(chainer.optimizer_hooks).values() if isinstance(kind, type)),
 )
 RECORDS = threading.local, *OPEN
@@ -128,6 +133,8 @@ OF_EVERY_CLASS = {
     *('__dict__', '__weakref__', '__module__', '__doc__', '__slots__', '__annotations__'),
     *('__qualname__', '__firstlineno__', '__static_attributes__'),
 }
+# Among these are the graph that a node belongs to, and the arrays that it retains.
+OF_EVERY_NODE = {*vars(chainer.FunctionNode)}
 OF_EVERY_LINK = {*vars(chainer.Chain()), '_local_link_hooks'}
 OF_EVERY_PARAMETER = {*vars(chainer.Parameter(0.0)), '_has_chainerx_array'}
 OF_EVERY_CACHE = {*vars(functools.lru_cache(chainer.as_array))}

@@ -486,9 +486,10 @@ class Reach:
                 or issubclass(kind, kinds.OPEN)
                 or _has_library_base(kind, kinds.STATELESS)
             )
-            if issubclass(kind, logging.Logger):
-                owner.never = {'_cache'}  # a cache of levels, to which every call may add
+            owner.never = _unread(kind, now)
             self._owners.append(owner)
+            if issubclass(kind, logging.Logger):
+                self._find(thing.manager, 'the manager of loggers')  # for `logging.disable`
         members = {
             name: member
             for base in kind.__mro__
@@ -911,6 +912,17 @@ def _outputs(kind):
                 attributes = code_names(function.__code__).attributes
                 found |= {name for name, is_written in attributes.items() if is_written}
     return found
+
+
+def _unread(kind, variables):
+    """Return the names of an object's variables that are not followed, whatever code names."""
+    if issubclass(kind, logging.Logger):
+        return {'_cache'}  # a cache of levels, to which every call may add
+    if issubclass(kind, logging.Manager):
+        return variables.keys() - {'_disable'}  # the others are all loggers, and their classes
+    if issubclass(kind, chainer.FunctionNode):
+        return kinds.OF_EVERY_NODE
+    return frozenset()
 
 
 def _configurations():

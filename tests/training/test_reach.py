@@ -558,6 +558,22 @@ def by_dataset():
     return (lambda: examples[0]), lambda: len(seen)
 
 
+def by_reporter():
+    reporter = chainer.Reporter()
+    return (lambda: reporter.report({'n': 1})), lambda: len(reporter.observation)
+
+
+def by_function_hook():
+    timer = chainer.function_hooks.TimerHook()
+    x = numpy.ones(1, 'f')
+
+    def loss():
+        with timer:
+            functions.relu(x)
+
+    return loss, lambda: len(timer.call_history)
+
+
 def by_vectorized():
     seen: list[float] = []
     of = numpy.vectorize(lambda x: seen.append(x), otypes=[object])
@@ -852,6 +868,8 @@ COUNTERS = {
     by_event: 'the attribute _flag of Event',
     by_options: 'the attribute step of Values',
     by_dataset: 'the variable seen that <lambda> reads',
+    by_reporter: 'the attribute observation of Reporter',
+    by_function_hook: 'the attribute call_history of TimerHook',
     by_vectorized: 'the variable seen that <lambda> reads',
     by_single_dispatch: 'the variable calls that of_int reads',
     by_methodcaller: None,  # a new attribute
@@ -1345,6 +1363,45 @@ def of_enclosing_function():
     return (lambda: weight), change
 
 
+def of_initializer():
+    constant = chainer.initializers.Constant(1.0)
+    return (lambda: constant.fill_value), functools.partial(setattr, constant, 'fill_value')
+
+
+def of_node():
+    node = functions.activation.leaky_relu.LeakyReLU()
+    return (lambda: node.slope), functools.partial(setattr, node, 'slope')
+
+
+def of_trigger():
+    trigger: Any = training.triggers.MinValueTrigger('main/loss')
+    return (lambda: trigger._best_value), functools.partial(setattr, trigger, '_best_value')
+
+
+def of_dataset(make):
+    weights = [1.0]
+    examples = make(weights)
+    return (lambda: examples[0]), functools.partial(weights.__setitem__, 0)
+
+
+of_part = functools.partial(of_dataset, lambda ws: chainer.datasets.SubDataset(ws, 0, 1))
+of_fields_of_examples = functools.partial(of_dataset, chainer.datasets.TupleDataset)
+of_names_of_examples = functools.partial(of_dataset, lambda ws: chainer.datasets.DictDataset(w=ws))
+of_joined_parts = functools.partial(of_dataset, chainer.datasets.ConcatenatedDataset)
+
+
+def of_all_loggers(make):
+    given = make()
+
+    def change(level):
+        given.manager.disable = int(level)
+
+    return (lambda: given.isEnabledFor(logging.INFO)), change
+
+
+of_logger = functools.partial(of_all_loggers, lambda: logging.getLogger('reach.of.a.test'))
+of_root_logger = functools.partial(of_all_loggers, lambda: logging.root)
+
 CHANGES = {
     of_dict: "'w' in the variable opts that <lambda> reads",
     of_nested: "'w' in the variable opts that <lambda> reads",
@@ -1394,13 +1451,23 @@ CHANGES = {
     of_fields: 'the attribute coefficient of Fields',
     of_string: 'the attribute kind of Named',
     of_configuration: 'the attribute w of SimpleNamespace',
+    of_initializer: 'the attribute fill_value of Constant',
+    of_node: 'the attribute slope of LeakyReLU',
+    of_trigger: 'the attribute _best_value of MinValueTrigger',
+    of_part: 'the attribute _dataset of SubDataset',
+    of_fields_of_examples: 'the attribute _datasets of TupleDataset',
+    of_names_of_examples: 'the attribute _datasets of DictDataset',
+    of_joined_parts: 'the attribute _datasets of ConcatenatedDataset',
+    of_logger: 'the attribute _disable of Manager',
+    of_root_logger: 'the attribute _disable of Manager',
 }
 
 
 @pytest.fixture(autouse=True)
 def attributes_of_a_test():
-    """Delete attributes that a test has left in Chainer."""
+    """Delete attributes that a test has left in Chainer, and enable loggers again."""
     yield
+    logging.disable(logging.NOTSET)
     for owner in (chainer.config._local, functions, chainer.Link):
         if 'of_a_test' in vars(owner):
             delattr(owner, 'of_a_test')
@@ -1808,6 +1875,8 @@ HARMLESS = {
     'iterator of a list': lambda: iter([1]),
     'numbers': lambda: itertools.count(0.5, -2),
     'module': lambda: sys,
+    'function in a graph': lambda: functions.relu(chainer.Variable(numpy.ones(1, 'f'))).creator,
+    'loggers': lambda: logging.root.manager,
 }
 
 
@@ -2037,6 +2106,14 @@ def test_an_iterator_of_the_users_is_followed():
     with undone(reach):
         own.next()
     assert Own.n == 0
+
+
+def test_the_graph_of_a_function_is_not_followed():
+    x = chainer.Variable(numpy.ones(1, 'f'))
+    node = functions.leaky_relu(x, 0.1).creator
+    reach = Reach(lambda: node.slope * len(node.inputs))
+    assert 'the attribute slope of LeakyReLU' in reach.texts()
+    assert not reach.arrays and not reach.follows(node.inputs)
 
 
 def test_an_attribute_of_a_users_that_loggers_have_too():

@@ -13,6 +13,7 @@ import copy
 import functools
 import gc
 import itertools
+import logging
 import optparse
 import random
 import threading
@@ -22,7 +23,7 @@ import weakref
 import numpy
 
 import chainer
-from chainer import training
+from chainer import datasets, training
 from chainer.iterators import SerialIterator
 
 from chainer_bspmm.compat import user_code
@@ -31,6 +32,10 @@ NAMESPACES = types.SimpleNamespace, argparse.Namespace, threading.local
 OF_LIBRARIES = (
     *(weakref.WeakKeyDictionary, threading.Event, optparse.Values, numpy.vectorize),
     *(chainer.reporter.Summary, chainer.Distribution, training.extensions.LogReport),
+    *(chainer.Reporter, chainer.FunctionNode, chainer.FunctionHook, chainer.LinkHook),
+    *(chainer.initializer.Initializer, datasets.SubDataset, datasets.TupleDataset),
+    *(datasets.DictDataset, datasets.ConcatenatedDataset, training.triggers.MinValueTrigger),
+    *(logging.Logger, logging.Manager),
 )
 OF_EVERY_PARAMETER = vars(chainer.Parameter(0.0)).keys()
 OF_TRAINING = training.Trainer, training.Updater, chainer.Optimizer, SerialIterator

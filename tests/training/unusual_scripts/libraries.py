@@ -6,6 +6,7 @@ the reason why steps are not captured, and why there is no check on a GPU.
 
 import concurrent.futures
 import functools
+import logging
 import multiprocessing
 import optparse
 import random
@@ -18,9 +19,10 @@ import numpy
 import scipy.sparse
 
 import chainer
-from chainer import distributions, functions as F
-from chainer.datasets import TransformDataset
-from chainer.training import extensions
+from chainer import distributions, function_hooks, functions as F, initializers
+from chainer.datasets import ConcatenatedDataset, DictDataset
+from chainer.datasets import SubDataset, TransformDataset, TupleDataset
+from chainer.training import extensions, triggers
 from chainer_chemistry.models.prediction import Regressor
 
 from tests.training.unusual_scripts.bench import (
@@ -583,3 +585,185 @@ def a_teacher_that_is_dropped(bench):
         held[0].to_device(bench.device)
     bench.train(model, (lambda trainer: held.clear(), at(21)))
     return {'is_alive': model.teacher() is not None}
+
+
+class Reporting(Squares):
+    """Model with a reporter of its own, to which it reports the loss before it is weighed."""
+
+    def __init__(self, bench):
+        super().__init__(bench)
+        self.reporter = chainer.Reporter()
+        self.reporter.add_observer('parts', self)
+
+    def weighed(self, loss):
+        with self.reporter:
+            chainer.report({'squares': loss}, self)
+        return loss * 0.5
+
+
+@script(SCRIPTS)
+def a_reporter_of_the_models_own(bench):
+    model = Reporting(bench)
+    parts = []
+
+    def keep(trainer):
+        parts.append(number(model.reporter.observation['parts/squares']))
+
+    bench.train(model, (keep, every(1)))
+    return {'parts': parts}
+
+
+class ReportingToTrainer(Squares):
+    """Model that reports to the Trainer's reporter by a reference of its own."""
+
+    def weighed(self, loss):
+        if self.reporter is not None:
+            self.reporter.report({'squares': loss}, self)
+        return loss * 0.5
+
+
+@script(SCRIPTS, n_captures=1)
+def the_reporter_of_the_trainer(bench):
+    model = ReportingToTrainer(bench, reporter=None)
+    squares = []
+
+    def keep(trainer):
+        model.reporter = trainer.reporter
+        squares.append(number(trainer.observation.get('main/squares', 0.0)))
+
+    bench.train(model, (keep, every(1)))
+    return {'squares': squares}
+
+
+class Timed(Squares):
+    def weighed(self, loss):
+        with self.timer:
+            return loss * 0.5
+
+
+@script(SCRIPTS, told=r'the step changes the attribute call_history of TimerHook at every run')
+def a_hook_around_part_of_the_loss(bench):
+    model = Timed(bench, timer=function_hooks.TimerHook())
+    bench.train(model)
+    return {'calls': len(model.timer.call_history)}
+
+
+class OfInitializer(Weighted):
+    def factor(self):
+        return self.constant.fill_value
+
+
+@script(SCRIPTS, n_captures=4)
+def a_value_of_an_initializer(bench):
+    model = OfInitializer(bench, constant=initializers.Constant(1.0))
+    bench.train(model, changed_by(lambda weight: setattr(model.constant, 'fill_value', weight)))
+
+
+class OfNode(Squares):
+    def weighed(self, loss):
+        return loss * self.node.slope
+
+
+@script(SCRIPTS, n_captures=4)
+def a_value_of_a_function(bench):
+    model = OfNode(bench, node=F.activation.leaky_relu.LeakyReLU(slope=1.0))
+    bench.train(model, changed_by(lambda weight: setattr(model.node, 'slope', weight)))
+
+
+class OfCreator(Squares):
+    """Model that keeps the function of its loss, which leads to the graph of the step."""
+
+    def weighed(self, loss):
+        loss = F.leaky_relu(loss, self.slope)
+        self.node = loss.creator
+        return loss * self.node.slope + loss
+
+
+@script(SCRIPTS, told=r'the step changes the attribute node of OfCreator at every run')
+def a_function_of_each_step(bench):
+    model = OfCreator(bench, slope=1.0)
+    bench.train(model, changed_by(lambda weight: setattr(model, 'slope', weight)))
+    return {'slope': model.node.slope}
+
+
+class OfExample(Weighted):
+    def factor(self):
+        return self.examples[0]
+
+
+@script(SCRIPTS, n_captures=4)
+def an_example_of_a_part(bench):
+    weights = [1.0, 0.0]
+    bench.train(
+        OfExample(bench, examples=SubDataset(weights, 0, 1)),
+        changed_by(lambda weight: weights.__setitem__(0, weight)),
+    )
+
+
+@script(SCRIPTS, n_captures=4)
+def an_example_of_joined_parts(bench):
+    weights = [1.0]
+    bench.train(
+        OfExample(bench, examples=ConcatenatedDataset(weights, [0.0])),
+        changed_by(lambda weight: weights.__setitem__(0, weight)),
+    )
+
+
+class OfField(Weighted):
+    def factor(self):
+        return self.examples[0][self.field]
+
+
+@script(SCRIPTS, n_captures=4)
+def a_field_of_an_example(bench):
+    weights = [1.0]
+    bench.train(
+        OfField(bench, examples=TupleDataset([0.0], weights), field=1),
+        changed_by(lambda weight: weights.__setitem__(0, weight)),
+    )
+
+
+@script(SCRIPTS, n_captures=4)
+def a_field_with_a_name(bench):
+    weights = [1.0]
+    bench.train(
+        OfField(bench, examples=DictDataset(weight=weights), field='weight'),
+        changed_by(lambda weight: weights.__setitem__(0, weight)),
+    )
+
+
+class OfBest(Weighted):
+    def factor(self):
+        best = self.trigger._best_value
+        return 1.0 if best is None else 1 / (1 + best)
+
+
+@script(SCRIPTS)
+def the_best_value_of_a_trigger(bench):
+    """The trigger changes at every step, because it adds up the reported values."""
+    trigger = triggers.MinValueTrigger('main/loss', every(10))
+    model = OfBest(bench, trigger=trigger)
+    best = []
+    bench.train(model, (lambda trainer: best.append(trigger._best_value), trigger))
+    return {'best': best}
+
+
+logger = logging.getLogger('libraries_of_a_user')
+
+
+class Verbose(Weighted):
+    def factor(self):
+        return 0.5 if logger.isEnabledFor(logging.INFO) else 1.0
+
+
+@script(SCRIPTS, n_captures=2)
+def logging_that_is_disabled(bench):
+    logger.setLevel(logging.INFO)
+    try:
+        bench.train(
+            Verbose(bench),
+            (lambda trainer: logging.disable(logging.CRITICAL), at(21)),
+            (lambda trainer: logging.disable(logging.NOTSET), at(33)),
+        )
+    finally:
+        logging.disable(logging.NOTSET)

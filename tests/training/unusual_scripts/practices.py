@@ -20,7 +20,7 @@ from chainer import functions as F, link_hooks, links as L, optimizer_hooks, opt
 from chainer import function_hooks, training
 from chainer.backends import cuda
 from chainer.datasets import TransformDataset
-from chainer.iterators import SerialIterator, ShuffleOrderSampler
+from chainer.iterators import OrderSampler, SerialIterator, ShuffleOrderSampler
 from chainer.training import extensions
 from chainer.training.triggers import EarlyStoppingTrigger
 from chainer.training.updaters import StandardUpdater
@@ -1244,6 +1244,31 @@ def a_trigger_of_the_users_in_a_report(bench):
     model = OfWeight(bench, weight=1.0)
     report = extensions.LogReport(trigger=Trigger(model), log_name=None)
     bench.train(model, (report, every(1)))
+    return {'weight': model.weight}
+
+
+class Curriculum(OrderSampler):
+    """Order sampler that lowers a weight of a model when its fifth epoch begins."""
+
+    def __init__(self, model):
+        self.model = model
+        self.n_epochs = 0
+
+    def __call__(self, order, position):
+        self.n_epochs += 1
+        if self.n_epochs == 5:
+            self.model.weight = 0.25
+        return numpy.random.permutation(len(order))
+
+
+@script(SCRIPTS, fused=True, n_captures=2)
+def an_order_sampler_that_sets_a_weight(bench):
+    """Only Chainer's extensions run between steps, but the iterator calls the user's sampler."""
+    model = OfWeight(bench, weight=1.0)
+    updater = bench.updater(model)
+    iterator = updater.get_iterator('main')
+    iterator.order_sampler = Curriculum(model)
+    bench.run(updater)
     return {'weight': model.weight}
 
 
