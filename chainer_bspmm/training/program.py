@@ -184,7 +184,7 @@ class Program:
             cause = self._why_unlike(arrays, first)
             raise CannotCapture('two runs of one batch differ in %s: %s' % (unlike, cause))
         if moments:
-            # The last run had other arrays of the batch, so an attribute that keeps one is an output.
+            # The last run had other arrays, so attributes that keep some of a batch are outputs.
             session.guards.ignore(*moments[2].outputs(moments[1]))
         self._is_tried = True
 

@@ -511,15 +511,15 @@ LABELS = {
 }
 OF_LABELS = labels_of_all_steps, labels_of_some_steps, labels_in_ones_own_loop
 for name, kind in LABELS.items():
-    for run in OF_LABELS:
-        SCRIPTS['%s_%s' % (run.__name__, name)] = Script(
-            functools.partial(run, kind=kind, make=Bench.molecules),
-            quick=kind is KeepsLabels and run is labels_of_all_steps,
+    for how in OF_LABELS:
+        SCRIPTS['%s_%s' % (how.__name__, name)] = Script(
+            functools.partial(how, kind=kind, make=Bench.molecules),
+            quick=kind is KeepsLabels and how is labels_of_all_steps,
         )
-for run in OF_LABELS:
-    SCRIPTS[run.__name__ + '_of_a_data_set_of_the_users'] = Script(
+for how in OF_LABELS:
+    SCRIPTS[how.__name__ + '_of_a_data_set_of_the_users'] = Script(
         functools.partial(
-            run, kind=KeepsLabels, make=lambda bench: UsersExamples(bench.molecules())
+            how, kind=KeepsLabels, make=lambda bench: UsersExamples(bench.molecules())
         )
     )
 
