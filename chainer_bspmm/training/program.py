@@ -358,7 +358,13 @@ class Program:
                 self._inputs.fetched(stream)
         self.work.is_done = True
         results = self._results_now()
-        self._effects.repeat({id(array): results[name] for name, array in self._results.items()})
+        self._effects.repeat(
+            {
+                id(array): results[name]
+                for name, array in self._results.items()
+                if results[name] is not array
+            }
+        )
         return results
 
     def _checked_replay(self):

@@ -1,6 +1,7 @@
 """Assignments that are repeated after a launch, and arrays that somebody keeps between launches."""
 
-from typing import Any
+import collections
+from typing import Any, NamedTuple
 
 import numpy
 import pytest
@@ -10,7 +11,8 @@ import chainer
 from chainer.training import extensions
 
 from chainer_bspmm.training import GraphUpdater
-from chainer_bspmm.training.effects import Effects
+from chainer_bspmm.training.cuda_graphs import CannotCapture
+from chainer_bspmm.training.effects import Effects, shapes
 from chainer_bspmm.training.guards import References
 from chainer_bspmm.training.places import all_attributes, Items
 
@@ -130,6 +132,98 @@ def test_known_references_may_change(effects):
     known.n_changes += 1
     assert made.are_kept(known)
     del kept
+
+
+class Pair(NamedTuple):
+    y: Any
+    n: int
+
+
+CONTAINERS = {
+    'list': list,
+    'tuple': tuple,
+    'dict': lambda items: dict(enumerate(items)),
+    'OrderedDict': lambda items: collections.OrderedDict(enumerate(items)),
+    'defaultdict': lambda items: collections.defaultdict(list, enumerate(items)),
+    'named tuple': lambda items: Pair(*items),
+}
+
+
+def effects_of(owner, **new):
+    return Effects([(all_attributes(vars(owner), str), new)])
+
+
+@pytest.mark.parametrize('make', CONTAINERS.values(), ids=CONTAINERS)
+def test_a_container_is_made_anew_with_copies(make):
+    owner, array = Owner(), numpy.zeros(2)
+    made = effects_of(owner, parts=make([array, 3]))
+    kept = []
+    for number in range(2):
+        assert not made.are_kept(nothing)
+        array[...] = number
+        made.repeat()
+        kept.append(owner.parts)
+    assert type(kept[0]) is type(kept[1]) is type(make([0, 0]))
+    first, second = (list(each.values() if isinstance(each, dict) else each) for each in kept)
+    assert first[0].tolist() == [0, 0] and second[0].tolist() == [1, 1]
+    assert first[1] == second[1] == 3
+
+
+def test_what_a_user_changes_in_a_container_is_not_there_after_the_next_step():
+    owner = Owner()
+    made = effects_of(owner, parts={'y': numpy.zeros(2)})
+    made.repeat()
+    owner.parts['more'] = owner.parts.pop('y')
+    assert not made.are_kept(nothing)
+    made.repeat()
+    assert list(owner.parts) == ['y']
+
+
+def test_reported_arrays_in_a_container_are_not_copied():
+    owner, array, reported = Owner(), numpy.zeros(2), numpy.ones(2)
+    made = effects_of(owner, parts={'y': array}, variable=chainer.Variable(array))
+    made.repeat({id(array): reported})
+    assert owner.parts['y'] is reported
+
+
+def test_a_container_that_is_in_itself():
+    owner = Owner()
+    parts: dict = {'y': numpy.zeros(2)}
+    parts['self'] = parts
+    effects_of(owner, parts=parts).repeat()
+    assert owner.parts is not parts and owner.parts['self'] is owner.parts
+
+
+class UsersDict(dict):
+    pass
+
+
+@pytest.mark.parametrize(
+    'make', [lambda y: UsersDict(y=y), lambda y: y.node, lambda y: [UsersDict(y=y)]]
+)
+def test_arrays_in_an_object_that_cannot_be_made_anew(make):
+    with pytest.raises(CannotCapture, match='keeps arrays in an object of class'):
+        effects_of(Owner(), parts=make(chainer.Variable(numpy.zeros(2))))
+
+
+def test_a_container_of_numbers_may_be_of_any_class():
+    owner = Owner()
+    made = effects_of(owner, parts=UsersDict(y=2))
+    made.repeat()
+    assert owner.parts == {'y': 2}
+
+
+def test_shapes():
+    """Attributes of a library's link are left out: only its own code reads them."""
+    place, of_library = (all_attributes({}, str) for _ in range(2))
+    of_library.is_of_library = True
+    y = chainer.Variable(numpy.zeros((2, 3)))
+    new = {'y': y, 'parts': {'a': [y.array[:1]]}, 'n': 2}
+    assert shapes([(place, new), (of_library, {'h': y})]) == {
+        'y': [(2, 3)],
+        'parts': [(1, 3)],
+        'n': [],
+    }
 
 
 def test_views_of_lasting_arrays():
