@@ -155,7 +155,8 @@ def effects_of(owner, **new):
 
 @pytest.mark.parametrize('make', CONTAINERS.values(), ids=CONTAINERS)
 def test_a_container_is_made_anew_with_copies(make):
-    owner, array = Owner(), numpy.zeros(2)
+    owner = Owner()
+    array = numpy.zeros(2)
     made = effects_of(owner, parts=make([array, 3]))
     kept = []
     for number in range(2):
@@ -180,7 +181,8 @@ def test_what_a_user_changes_in_a_container_is_not_there_after_the_next_step():
 
 
 def test_reported_arrays_in_a_container_are_not_copied():
-    owner, array, reported = Owner(), numpy.zeros(2), numpy.ones(2)
+    owner = Owner()
+    array, reported = numpy.zeros(2), numpy.ones(2)
     made = effects_of(owner, parts={'y': array}, variable=chainer.Variable(array))
     made.repeat({id(array): reported})
     assert owner.parts['y'] is reported
