@@ -105,7 +105,7 @@ class Effects:
         expected = collections.Counter(map(id, assigned))
         for each, count, own in zip(self._objects, counts, self._own_counts):
             n_others = count - own - expected[id(each)]
-            if n_others > 0 and n_others > known.count(each):
+            if n_others > 0 and not known.are_at_least(n_others, each):
                 return True
         if are_made:
             self._free = present

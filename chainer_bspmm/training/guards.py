@@ -48,21 +48,31 @@ class References:
     """
 
     def __init__(self):
-        self._guards: set[weakref.ref[Guards]] = set()
+        # A dict for its order: whoever looked last comes last.
+        self._guards: dict[weakref.ref[Guards], None] = {}
         self.n_changes = 0
 
     def note(self, guards):
         """Note that guards refer to other values than before."""
-        self._guards.add(weakref.ref(guards, self._forget))
+        reference = weakref.ref(guards, self._forget)
+        self._guards.pop(reference, None)
+        self._guards[reference] = None
         self.n_changes += 1
 
-    def count(self, value) -> int:
-        """Return the number of references to a value."""
-        there = [guards for each in self._guards if (guards := each()) is not None]
-        return sum(guards.reach.references(value) + guards._n_last(value) for guards in there)
+    def are_at_least(self, n: int, value) -> bool:
+        """Return whether there are n references to a value."""
+        # There may be guards of many trainings. The guards of this one have looked just now, and
+        # mostly have all of them. A list is taken, because guards may end at any time.
+        for reference in reversed(list(self._guards)):
+            if n <= 0:
+                break
+            guards = reference()
+            if guards is not None:
+                n -= guards.references(value)
+        return n <= 0
 
     def _forget(self, reference):
-        self._guards.discard(reference)
+        self._guards.pop(reference, None)
         self.n_changes += 1
 
 
@@ -135,6 +145,12 @@ class Guards:
             self._outputs = outputs
             self._look()
 
+    def references(self, value) -> int:
+        """Return the number of references from here to a value."""
+        addresses = numpy.frombuffer(self._last_addresses, numpy.uintp)
+        n_last = int(numpy.count_nonzero(addresses == id(value)))
+        return n_last + self.reach.references(value)
+
     def _values(self):
         """Return the present values (tuple) of everything that is watched."""
         values = [*vars(chainer.config._local).values(), *vars(chainer.global_config).values()]
@@ -157,11 +173,6 @@ class Guards:
         self._last = values
         self._last_addresses = _addresses(values)
         references.note(self)
-
-    def _n_last(self, value):
-        """Return how many of the last values are this one."""
-        addresses = numpy.frombuffer(self._last_addresses, numpy.uintp)
-        return int(numpy.count_nonzero(addresses == id(value)))
 
     def _differ(self, values):
         """Return whether values differ from the last ones in a way that may matter to a step."""

@@ -104,14 +104,14 @@ _snapshots: weakref.WeakSet = weakref.WeakSet()
 class _References(guards.References):
     """References of guards, and of the snapshots that stand in for graphs."""
 
-    def count(self, value):
-        found = []
+    def are_at_least(self, n, value):
+        found: list = []
         for each in _snapshots:
             for _, saved in each._python.places:
                 found += saved.values() if isinstance(saved, dict) else saved
             found += [gradient for _, gradient in each._gradients]
             found += each.arrays.values()
-        return super().count(value) + sum(each is value for each in found)
+        return super().are_at_least(n - sum(each is value for each in found), value)
 
 
 class HostCapturer(_Counting):

@@ -21,7 +21,7 @@ import chainer
 from chainer import functions, link_hooks, links, optimizers
 from chainer_chemistry.models.prediction import Regressor
 
-from chainer_bspmm.training.guards import Guards
+from chainer_bspmm.training.guards import Guards, References
 from chainer_bspmm.training.reach import Reach
 from tests.support.training import hidden, small_model, without_dropout
 
@@ -539,3 +539,53 @@ KNOWN = Regressor(links.Linear(3, 2), functions.mean_squared_error, {'mae': func
 )
 def test_code_of_a_user(model, loss_func, expected):
     assert Guards(model, loss_func or model).has_user_code is expected
+
+
+class Holder:
+    """Stand-in for guards, with a number of references to every value."""
+
+    def __init__(self, n):
+        self.n = n
+        self.n_asked = 0
+
+    def references(self, value):
+        self.n_asked += 1
+        return self.n
+
+
+@pytest.mark.parametrize('n, expected', [(0, True), (2, True), (3, True), (4, False)])
+def test_references_of_all_guards(n, expected):
+    references = References()
+    holders = Holder(1), Holder(2)
+    for each in holders:
+        references.note(each)
+    assert references.are_at_least(n, None) is expected
+
+
+def test_guards_that_looked_last_are_asked_first():
+    references = References()
+    holders = [Holder(2) for _ in range(3)]
+    for each in (*holders, holders[0]):
+        references.note(each)
+    assert references.are_at_least(2, None)
+    assert [each.n_asked for each in holders] == [1, 0, 0]
+
+
+def test_guards_that_have_ended_refer_to_nothing():
+    references = References()
+    ended, other = Holder(1), Holder(1)
+    references.note(ended)
+    references.note(other)
+    n_changes = references.n_changes
+    del ended
+    assert references.n_changes != n_changes
+    assert references.are_at_least(1, None) and not references.are_at_least(2, None)
+
+
+def test_references_of_guards_to_what_they_watch():
+    """They hold an attribute's value among the last values, and what is in it."""
+    model = chainer.Chain()
+    model.y = chainer.Variable(numpy.ones(2))
+    guards = Guards(model, lambda: model.y.array.sum())
+    assert guards.references(model.y) >= 1
+    assert guards.references(chainer.Variable(numpy.ones(2))) == 0
