@@ -55,33 +55,43 @@ class Effects:
         self._gives_copies = gives_copies
         self._lasting = {id(_memory(array)) for array in lasting}
         values = [value for _, new in changes for value in _items(new)]
-        inside: dict[int, Any] = {}  # variables and arrays in containers
         self._makes_anew = gives_copies or any(isinstance(each, CONTAINERS) for each in values)
+        self._copied: set[int] = set()  # ids of variables and arrays in containers
         for value in values:
-            self._look_into(value, inside, set())
-        self._copied = set(inside)
+            self._look_into(value)
         # Variables, arrays and their memory. Somebody who keeps one refers to one of these.
         objects: dict[int, Any] = {}
         for value in values:
-            self._add(value, objects)
-        self._objects = [each for key, each in objects.items() if key not in self._copied]
-        self._own_counts: list[int] = []  # references before anything else had one
+            if id(value) not in self._copied:
+                for each in self._written(value):
+                    objects[id(each)] = each
+                    if not isinstance(each, chainer.Variable):
+                        objects[id(_memory(each))] = _memory(each)
+        self._objects = list(objects.values())
+        # References to each before anything else had one, once they were counted.
+        self._own_counts: list[int] | None = None
         # (changes of the known references, counts) when nobody kept one
         self._free: tuple[int, list[int]] | None = None
         self._are_made = False  # whether :meth:`are_kept` has just found all assignments in place
 
-    def repeat(self, reported: dict[int, Any] | None = None) -> None:
+    def repeat(self, written: dict[str, Any], results: dict[str, Any]) -> None:
         """Make the assignments again, after a call of :meth:`are_kept` and a launch.
 
-        `reported`: arrays of this launch that no other launch writes to, by the id of the array
-        that the graphs write.
+        `written`: name -> result that the graphs write. `results`: name -> result of this launch;
+        if it is another array, no other launch writes to it.
         """
         if self._are_made:
             self._are_made = False
             return
         if self._makes_anew:
-            self._given = self._made_anew(dict(reported or {}))
-        if not self._own_counts:
+            made = {
+                id(array): results[name]
+                for name, array in written.items()
+                if results[name] is not array
+            }
+            self._given = self._made_anew(made)
+            del made  # its references must not be counted
+        if self._own_counts is None:
             # A capture leaves garbage, which may refer to the arrays until it is collected.
             gc.collect(1)
             self._own_counts = list(map(sys.getrefcount, self._objects))
@@ -93,7 +103,7 @@ class Effects:
 
         `known` counts the references of this package itself.
         """
-        if self._gives_copies or not self._own_counts:
+        if self._gives_copies or self._own_counts is None:
             return False
         counts = list(map(sys.getrefcount, self._objects))
         assigned = [value for place, new in self._given for value in place.assigned(new)]
@@ -111,31 +121,20 @@ class Effects:
             self._free = present
         return False
 
-    def _look_into(self, value, inside, around):
-        """Add the variables and arrays in a container to `inside` (id -> object).
+    def _look_into(self, value):
+        """Note the variables and arrays in a container, or raise CannotCapture."""
+        for part in _parts(value):
+            if part is not value:
+                self._copied.update(map(id, self._written(part)))
+            if isinstance(part, CONTAINERS) and not _is_known(type(part)):
+                if any(self._written(each) for each in _parts(part)):
+                    raise CannotCapture(ANEW % type(part).__name__)
 
-        `around`: the ids of the containers around the value. Returns whether there are any.
-        """
-        _refuse_unknown(value)
-        if not isinstance(value, CONTAINERS) or id(value) in around:
-            return bool(around) and self._add(value, inside)
-        around = {*around, id(value)}
-        has_arrays = [self._look_into(item, inside, around) for item in _items(value)]
-        if any(has_arrays) and not _is_known(type(value)):
-            raise CannotCapture(ANEW % type(value).__name__)
-        return any(has_arrays)
-
-    def _add(self, value, found):
-        """Add a variable or an array, and its memory, to `found`; return whether it is one."""
+    def _written(self, value):
+        """Return the variable and the array that a value is, unless the array is a lasting one."""
         if isinstance(value, chainer.Variable):
-            found[id(value)] = value
-            self._add(value.array, found)
-            return True
-        if not self._is_new(value):
-            return False
-        found[id(value)] = value
-        found[id(_memory(value))] = _memory(value)
-        return True
+            return [value, *self._written(value.array)]
+        return [value] if self._is_new(value) else []
 
     def _made_anew(self, made):
         """Return the assignments with new containers and copies."""
@@ -198,25 +197,29 @@ def shapes(changes: list[tuple[Any, Any]]) -> dict[str, list]:
     for place, new in changes:
         if isinstance(place, Place) and not place.is_of_library:
             for name, value in new.items():
-                found.setdefault(place.text(name), []).extend(_shapes(value, set()))
+                found.setdefault(place.text(name), []).extend(_shapes(value))
         elif isinstance(place, Items):
-            found.setdefault(place.text, []).extend(_shapes(new, set()))
+            found.setdefault(place.text, []).extend(_shapes(new))
     return found
 
 
-def _shapes(value, around):
-    if isinstance(value, (chainer.Variable, numpy.ndarray, cuda.ndarray)):
-        return [value.shape]
-    _refuse_unknown(value)
-    if not isinstance(value, CONTAINERS) or id(value) in around:
-        return []
-    return [shape for item in _items(value) for shape in _shapes(item, {*around, id(value)})]
+def _shapes(value):
+    kinds = chainer.Variable, numpy.ndarray, cuda.ndarray
+    return [part.shape for part in _parts(value) if isinstance(part, kinds)]
 
 
-def _refuse_unknown(value):
-    """Raise CannotCapture for an object with arrays of a batch that cannot be made anew."""
+def _parts(value, around=()):
+    """Return a value and, if it is a container, everything in it.
+
+    `around`: the ids of the containers around the value. Raises CannotCapture for an object with
+    arrays of a batch that cannot be made anew.
+    """
     if isinstance(value, (chainer.variable.VariableNode, Batch)):
         raise CannotCapture(ANEW % type(value).__name__)
+    if not isinstance(value, CONTAINERS) or id(value) in around:
+        return [value]
+    around = (*around, id(value))
+    return [value, *(part for item in _items(value) for part in _parts(item, around))]
 
 
 def _is_known(kind):

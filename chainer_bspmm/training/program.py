@@ -149,6 +149,7 @@ class Program:
         moments = []
         kept = []  # shapes of the arrays that each run has assigned
         with session.capturer.ordered(), before.undone():
+            # The second run has separate arrays, because the first may have written to its own.
             for arguments in (arrays, batch.arrays_on(session.device), None):
                 summary, of_host = self._trial(arguments, before)
                 summaries.append(summary)
@@ -358,13 +359,7 @@ class Program:
                 self._inputs.fetched(stream)
         self.work.is_done = True
         results = self._results_now()
-        self._effects.repeat(
-            {
-                id(array): results[name]
-                for name, array in self._results.items()
-                if results[name] is not array
-            }
-        )
+        self._effects.repeat(self._results, results)
         return results
 
     def _checked_replay(self):

@@ -54,7 +54,7 @@ def effects():
     del new
     owner.variable = owner.array = None
     del owner.rows[:]
-    made.repeat()
+    made.repeat({}, {})
     return owner, made
 
 
@@ -63,7 +63,7 @@ def test_assignments_are_made_again(effects):
     variable, array, (row,) = owner.variable, owner.array, owner.rows
     owner.variable = owner.array = None
     owner.rows[0] = 0
-    made.repeat()
+    made.repeat({}, {})
     assert owner.variable is variable and owner.array is array and owner.rows[0] is row
 
 
@@ -73,7 +73,7 @@ def test_nobody_keeps_anything(effects):
     assert not made.are_kept(nothing)
     owner.array = None
     assert not made.are_kept(nothing)
-    made.repeat()
+    made.repeat({}, {})
     assert owner.array is not None
 
 
@@ -162,7 +162,7 @@ def test_a_container_is_made_anew_with_copies(make):
     for number in range(2):
         assert not made.are_kept(nothing)
         array[...] = number
-        made.repeat()
+        made.repeat({}, {})
         kept.append(owner.parts)
     assert type(kept[0]) is type(kept[1]) is type(make([0, 0]))
     first, second = (list(each.values() if isinstance(each, dict) else each) for each in kept)
@@ -173,10 +173,10 @@ def test_a_container_is_made_anew_with_copies(make):
 def test_what_a_user_changes_in_a_container_is_not_there_after_the_next_step():
     owner = Owner()
     made = effects_of(owner, parts={'y': numpy.zeros(2)})
-    made.repeat()
+    made.repeat({}, {})
     owner.parts['more'] = owner.parts.pop('y')
     assert not made.are_kept(nothing)
-    made.repeat()
+    made.repeat({}, {})
     assert list(owner.parts) == ['y']
 
 
@@ -184,15 +184,39 @@ def test_reported_arrays_in_a_container_are_not_copied():
     owner = Owner()
     array, reported = numpy.zeros(2), numpy.ones(2)
     made = effects_of(owner, parts={'y': array}, variable=chainer.Variable(array))
-    made.repeat({id(array): reported})
+    made.repeat({'y': array}, {'y': reported})
     assert owner.parts['y'] is reported
+
+
+def test_a_view_of_an_array_that_is_in_a_container_too():
+    """The container has a copy, but the attribute has the memory that the next launch writes."""
+    owner = Owner()
+    base = numpy.zeros((4, 2))
+    made = effects_of(owner, array=base[:3], parts=[base[:1]])
+    made.repeat({}, {})
+    assert not made.are_kept(nothing)
+    made.repeat({}, {})
+    kept = owner.array[1:]
+    assert made.are_kept(nothing)
+    del kept
+
+
+def test_garbage_is_collected_once(monkeypatch):
+    """Also where there is nothing to count, as in most predictions."""
+    calls = []
+    monkeypatch.setattr('chainer_bspmm.training.effects.gc.collect', calls.append)
+    made = Effects([])
+    for _ in range(3):
+        assert not made.are_kept(nothing)
+        made.repeat({}, {})
+    assert len(calls) == 1
 
 
 def test_a_container_that_is_in_itself():
     owner = Owner()
     parts: dict = {'y': numpy.zeros(2)}
     parts['self'] = parts
-    effects_of(owner, parts=parts).repeat()
+    effects_of(owner, parts=parts).repeat({}, {})
     assert owner.parts is not parts and owner.parts['self'] is owner.parts
 
 
@@ -211,7 +235,7 @@ def test_arrays_in_an_object_that_cannot_be_made_anew(make):
 def test_a_container_of_numbers_may_be_of_any_class():
     owner = Owner()
     made = effects_of(owner, parts=UsersDict(y=2))
-    made.repeat()
+    made.repeat({}, {})
     assert owner.parts == {'y': 2}
 
 
@@ -234,7 +258,7 @@ def test_views_of_lasting_arrays():
     weights = numpy.arange(3.0)
     new = {'array': weights[1:], 'y': chainer.Variable(weights)}
     made = Effects([(all_attributes(vars(owner), str), new)], [weights], gives_copies=True)
-    made.repeat()
+    made.repeat({}, {})
     weights += 1
     assert owner.array.tolist() == [2, 3] and owner.y is new['y']
 
@@ -243,7 +267,7 @@ def test_a_lasting_array_may_be_kept():
     owner = Owner()
     weights = numpy.arange(3.0)
     made = Effects([(all_attributes(vars(owner), str), {'array': weights[1:]})], [weights])
-    made.repeat()
+    made.repeat({}, {})
     assert not made.are_kept(nothing)
     kept = owner.array
     assert not made.are_kept(nothing)
@@ -255,10 +279,10 @@ def test_copies():
     array = numpy.arange(3.0)
     new = {'y': chainer.Variable(array, requires_grad=False), 'parts': {'of y': [array], 'n': 2}}
     made = Effects([(all_attributes(vars(owner), str), new)], gives_copies=True)
-    made.repeat()
+    made.repeat({}, {})
     first = owner.y
     array += 1
-    made.repeat()
+    made.repeat({}, {})
     assert first.array.tolist() == [0, 1, 2] and owner.y.array.tolist() == [1, 2, 3]
     assert not owner.y.requires_grad
     assert owner.parts == {'of y': [owner.y.array], 'n': 2}
