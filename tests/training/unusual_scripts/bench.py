@@ -177,6 +177,19 @@ class Bench:
         }
 
 
+class UsersExamples(chainer.dataset.DatasetMixin):
+    """A user's data set, which has no copy on the device: each batch is sent there."""
+
+    def __init__(self, examples):
+        self.examples = examples
+
+    def __len__(self):
+        return len(self.examples)
+
+    def get_example(self, i):
+        return self.examples[i]
+
+
 class Squares(chainer.Chain):
     """A user's Chain around a predictor, with the mean squared error, which `weighed` changes."""
 

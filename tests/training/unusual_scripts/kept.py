@@ -26,6 +26,7 @@ from tests.training.unusual_scripts.bench import (
     script,
     Script,
     Squares,
+    UsersExamples,
 )
 
 SCRIPTS: dict[str, Script] = {}
@@ -469,19 +470,6 @@ class KeepsViewOfLabels(Keeping):
 class KeepsLabelsAndOutputs(Keeping):
     def keep(self, y, loss, t):
         self.t = y, t
-
-
-class UsersExamples(chainer.dataset.DatasetMixin):
-    """A user's data set, which has no copy on the device: each batch is sent there."""
-
-    def __init__(self, examples):
-        self.examples = examples
-
-    def __len__(self):
-        return len(self.examples)
-
-    def get_example(self, i):
-        return self.examples[i]
 
 
 def labels_of_all_steps(bench, kind, make):

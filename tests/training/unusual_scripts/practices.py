@@ -29,7 +29,14 @@ from chainer_chemistry.models.prediction import Regressor
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.training import GraphUpdater
 from tests.training.unusual_scripts.bench import at, BATCH, every, N_LABELS, N_STEPS, number, RATE
-from tests.training.unusual_scripts.bench import script, Script, Squares, warm, Weighted
+from tests.training.unusual_scripts.bench import (
+    script,
+    Script,
+    Squares,
+    UsersExamples,
+    warm,
+    Weighted,
+)
 
 SCRIPTS: dict[str, Script] = {}
 
@@ -1339,17 +1346,6 @@ class Adapted(Squares):
 @script(SCRIPTS)
 def an_optimizer_inside_of_the_loss(bench):
     bench.train(Adapted(bench))
-
-
-class UsersExamples(chainer.dataset.DatasetMixin):
-    def __init__(self, examples):
-        self.examples = examples
-
-    def __len__(self):
-        return len(self.examples)
-
-    def get_example(self, i):
-        return self.examples[i]
 
 
 class KeepsLabels(Squares):
