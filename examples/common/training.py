@@ -410,7 +410,8 @@ def main(run):
     except MemoryError as error:
         sys.exit('error: not enough memory: %s' % error)
     except KeyboardInterrupt:
-        sys.exit('interrupted')
+        print('interrupted', file=sys.stderr)
+        sys.exit(130)
     except BrokenPipeError:  # the reader of stdout has ended, such as `head`
         sys.exit(1)
     finally:
