@@ -115,11 +115,25 @@ class _Notes:
         """Return weak references to the functions and the objects."""
         # A frame refers to its code, but not to its function. To look for one takes as long as a
         # collection of garbage, so it is not done for the models of a library.
-        codes = [code for (code, _), is_of_user in self._codes.items() if is_of_user]
-        functions = [
-            weakref.ref(each)
+        functions = self._functions()
+        if gc.get_freeze_count() and {each.__code__ for each in functions} < self._user_codes():
+            # Others may be among the objects that a user has frozen, which are not searched. What
+            # was made since then gets frozen, too.
+            gc.unfreeze()
+            try:
+                functions = self._functions()
+            finally:
+                gc.freeze()
+        return [*map(weakref.ref, functions), *self._owners.values()]
+
+    def _user_codes(self):
+        return {code for (code, _), is_of_user in self._codes.items() if is_of_user}
+
+    def _functions(self):
+        codes = self._user_codes()
+        return [
+            each
             for each in (gc.get_referrers(*codes) if codes else ())
             if type(each) is types.FunctionType
             and self._codes.get((each.__code__, id(each.__globals__)))
         ]
-        return [*functions, *self._owners.values()]

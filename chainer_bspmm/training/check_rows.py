@@ -304,17 +304,13 @@ class _Check:
 
 
 def _move_generators():
-    """Draw a number from every generator of random numbers in this process.
-
-    Those of the modules are in no list of objects where a user has called ``gc.freeze``.
-    """
-    random.random()
-    numpy.random.random_sample()
-    for thing in gc.get_objects():
-        kind = type(thing)
-        if issubclass(kind, numpy.random.RandomState):
-            thing.random_sample()
-        elif issubclass(kind, (numpy.random.Generator, random.Random)):
+    """Draw a number from every generator of random numbers in this process, a fork."""
+    gc.unfreeze()  # objects that a user has frozen are not searched otherwise
+    objects = gc.get_objects()
+    own = numpy.random.RandomState, numpy.random.Generator, random.Random
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, own)}
+    for thing in objects:
+        if type(thing) in kinds:
             thing.random()
 
 
