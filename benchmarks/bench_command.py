@@ -275,12 +275,13 @@ def main(argv=None):
     device = harness.device_of('0' if args.gpus else '-1')
     head = {
         'question': 'seconds from the start of a command to the saved model, %d epochs' % EPOCHS,
-        'method': 'Each run is a new process; the median of the runs counts. Options %s. cold: '
-        'empty folders for the kernels (CUPY_CACHE_DIR) and the data sets (XDG_CACHE_HOME); warm: '
-        'those of a run before. Files of Python packages are in memory in both. Several GPUs: a '
-        'method on a data set on each, all its runs there, one after the other, each GPU with its '
-        'processors. is_extrapolated: of fewer epochs, of which the later ones count for those '
-        'that are missing' % ' '.join(example_runs.OPTIONS),
+        'method': 'Medians of runs; each run is a new process. Options: %s. cold: the folders for '
+        'kernels (CUPY_CACHE_DIR) and data sets (XDG_CACHE_HOME) are empty; warm: a run before has '
+        'filled them. The files of Python packages are in memory in both cases. On several GPUs, '
+        'all runs of a method on a data set take place one after the other on the same GPU, with '
+        'the processors that belong to it. is_extrapolated: fewer epochs were run, and the missing '
+        'ones are taken to last as long as the later ones of these'
+        % ' '.join(example_runs.OPTIONS),
         'conditions': {
             **harness.conditions(args.commit, device),
             'n_gpus': args.gpus,

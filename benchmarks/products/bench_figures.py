@@ -387,11 +387,12 @@ def main():
         'against its peers',
         'method': {
             DEVICE_WARM: 'median, 10th and 90th percentile of %d interleaved replays of CUDA '
-            'graphs of %d calls each (%d from %d bytes on, 1 of what goes matrix by '
-            'matrix), each the second of two' % (WARM_ROUNDS, measure.CALLS, FEW_CALLS, MANY_BYTES),
-            DEVICE_COLD: 'the same of %d replays of %d calls (1), before each of which other '
-            'memory of twice the size of the L2 is read; the time of that, measured '
-            'in the same round, is subtracted' % (COLD_ROUNDS, COLD_CALLS),
+            'graphs; only the second of two replays in a row is timed. A graph has %d calls, or '
+            '%d where the arrays take at least %d bytes, or 1 where a call multiplies matrix by '
+            'matrix' % (WARM_ROUNDS, measure.CALLS, FEW_CALLS, MANY_BYTES),
+            DEVICE_COLD: 'the same with %d replays of graphs of %d calls, or 1. Before each replay '
+            'other memory, of twice the size of the L2, is read; the time for that is measured in '
+            'the same round and subtracted' % (COLD_ROUNDS, COLD_CALLS),
             WALL: 'from the start of one call in Python until the device is done, %d interleaved '
             'turns of 5 calls after an unmeasured one; matrix by matrix: the replay of a '
             'CUDA graph. auto, swa and st allocate the result, as '

@@ -50,8 +50,8 @@ def contenders(adj, x):
             return bspmm_forward(adj, x)
 
     calls = {AUTO: lambda: bspmm_forward(adj, x), WHOLE: whole}
-    matrix = cusparse.csr(adj.indptr, adj.indices, adj.data, adj.n_cols)
     for name in CUSPARSE:
+        matrix = cusparse.csr(adj.indptr, adj.indices, adj.data, adj.n_cols)
         y = cupy.full((adj.n_rows, x.shape[1]), numpy.nan, 'f')
         calls[name] = cusparse.SpMM(matrix, x, y, name.removeprefix('cuSPARSE '))
     if torch_peers:

@@ -232,11 +232,11 @@ def main(argv=None):
     conditions = harness.step_conditions(args.commit, harness.device_of(args.devices[0]))
     args.machine = conditions.get('gpu') or conditions['cpu']
     head = {
-        'question': 'test metrics after full-length trainings: upstream dense; ours folded, to '
-        "the batch's largest molecule or the data set's, and packed",
-        'method': '%s; seeds decide split, parameters and batches; ours in captured steps '
-        'where conditions name a GPU; several trainings at a time, so seconds are not '
-        'comparable with those of other files' % ' '.join(example_runs.OPTIONS),
+        'question': 'metrics on the test set after full-length trainings: upstream, dense; ours, '
+        'folded and padded to the largest molecule of the batch or of the data set, and packed',
+        'method': 'Options: %s. A seed determines split, parameters and batches. On a GPU, ours '
+        'trains in captured steps. Several trainings run at the same time, so the seconds cannot '
+        'be compared with other files' % ' '.join(example_runs.OPTIONS),
         'conditions': conditions,
         'metrics': {data: of.metric for data, of in DATA.items()},
         'epochs': {data: args.epoch or of.epochs for data, of in DATA.items()},

@@ -92,14 +92,13 @@ STUDIES = {
     ),
 }
 METHOD = (
-    'Medians of interleaved rounds (low, high: 10th and 90th percentile) of as many steps as take '
-    '%g s, at least %d, at most %d, waited for after the last of them; wall is that time a step, '
-    'host that until the last was launched; a turn in which a replay is checked (every 2,000th is) '
-    'is above the median; Chainer trains in the loop of its Trainer, without extensions; %d units, '
-    '%d layers, float32, Adam. device: of a captured step, between replays, '
-    'by events; busy: device over wall. peak_bytes: what the memory pools hold, parameters and '
-    'data on the device included. '
-    % (TURN, MIN_STEPS, MAX_STEPS, subjects.N_UNIT, subjects.N_LAYERS)
+    'Medians of interleaved rounds (low, high: 10th and 90th percentile). A round has as many '
+    'steps as take %g s, at least %d and at most %d. wall: time per step until the last one has '
+    'ended; host: until it has been launched. Every 2,000th replay is checked; the median leaves '
+    'out the few rounds that have such a step. Chainer trains in the loop of its Trainer, without '
+    'extensions. %d units, %d layers, float32, Adam. device: time of a captured step between '
+    'replays, by events; busy: device over wall. peak_bytes: memory that the pools hold, with '
+    'parameters and data. ' % (TURN, MIN_STEPS, MAX_STEPS, subjects.N_UNIT, subjects.N_LAYERS)
 )
 
 

@@ -44,10 +44,10 @@ MULTIPLYING = {'FP32': contextlib.nullcontext, 'TF32': step_contenders.tf32}
 METHOD = bench_steps.METHOD.replace(
     '%d units, %d layers, ' % (subjects.N_UNIT, subjects.N_LAYERS), ''
 ) + (
-    'Ours: packed, from a DeviceDataset. TF32: with CUPY_TF32=1. products: those of forward and '
-    'backward in one CUDA graph, by cublasGemmEx at the same precision, of the rows that they need '
-    '(NFP: of each degree), products of one input as one; sums over neighbours are none. %s'
-    % bench_steps.STUDIES['jax'].method
+    'Ours: packed, from a DeviceDataset. TF32: with CUPY_TF32=1. products: the matrix products of '
+    'forward and backward in one CUDA graph, by cublasGemmEx at the same precision, on the rows '
+    'that they need (NFP: those of each degree); products with the same input are one; sums over '
+    'neighbours are not included. %s' % bench_steps.STUDIES['jax'].method
 )
 
 
