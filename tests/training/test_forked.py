@@ -162,7 +162,7 @@ def test_ctrl_c_ends_the_copy(pids):
     assert is_gone(*pids)
 
 
-@pytest.mark.parametrize('handler', [signal.SIG_IGN, lambda *_: os.waitpid(-1, 0)])
+@pytest.mark.parametrize('handler', [signal.SIG_IGN, lambda *_: os.waitpid(-1, os.WNOHANG)])
 def test_a_user_who_waits_for_all_children(handler):
     before = signal.signal(signal.SIGCHLD, handler)
     try:
