@@ -1,6 +1,7 @@
 """examples/tour.ipynb was stored after a complete run, and runs again."""
 
 import pathlib
+import re
 
 import pytest
 
@@ -13,12 +14,14 @@ PATH = pathlib.Path(EXAMPLES, 'tour.ipynb')
 
 
 def printed(notebook):
-    return ''.join(
+    """Return the text that a notebook has printed, without the digits of its numbers."""
+    text = ''.join(
         output.get('text', '')
         for cell in notebook.cells
         for output in cell.get('outputs', [])
         if output.get('name') == 'stdout'
     )
+    return re.sub(r'\d[\d.]*(e-\d+)?', '#', text)
 
 
 @pytest.mark.slow
@@ -32,7 +35,7 @@ def test_tour(monkeypatch):
     nbclient.NotebookClient(
         notebook, timeout=300, resources={'metadata': {'path': PATH.parent}}
     ).execute()
-    for text in stored, printed(notebook):
-        assert 'SwapCheck(equal=True' in text and 'times faster' in text, text
+    assert printed(notebook) == stored
+    assert 'SwapCheck(equal=True' in stored
     pictures = sum('image/png' in str(cell.get('outputs')) for cell in code)
     assert pictures == 3
