@@ -12,6 +12,7 @@ import scipy.sparse
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
+from chainer_bspmm.sparse import check
 from chainer_bspmm.sparse.relations import relation_rows, transposed_rows
 from tests.support import (
     assert_same_arrays,
@@ -448,6 +449,16 @@ def test_too_many_columns():
     n = 2500 * 10**6
     with pytest.raises(ValueError, match='nodes times relations: .* got 2500000000'):
         BatchedCSR.from_matrices([scipy.sparse.coo_matrix(([], ([], [])), shape=(n, n), dtype='f')])
+
+
+@pytest.mark.parametrize('layout, n_rows', [('padded', 8), ('folded', 7)])
+def test_too_many_columns_with_the_rows_of_a_layout(monkeypatch, layout, n_rows):
+    matrices = [numpy.zeros((3, n, n), 'f') for n in (1, 4)]
+    monkeypatch.setattr(check, 'INT32_MAX', 3 * n_rows)
+    BatchedCSR.from_matrices(matrices, layout=layout)
+    monkeypatch.setattr(check, 'INT32_MAX', 3 * n_rows - 1)
+    with pytest.raises(ValueError, match='nodes times relations: .* got %d' % (3 * n_rows)):
+        BatchedCSR.from_matrices(matrices, layout=layout)
 
 
 def ones(*shape):
