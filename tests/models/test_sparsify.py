@@ -348,6 +348,13 @@ def test_dense_parts_of_a_sparse_model_are_swapped():
     model(*concat_mols(EXAMPLES)[:2])
 
 
+def test_a_part_of_a_sparse_model_that_cannot_be_swapped():
+    model = GraphConvPredictor(models.GIN(4, n_update_layers=2))
+    model.graph_conv.update_layers[1] = gin_with_an_update_of_ones_own().update_layers[1]
+    with pytest.raises(ValueError, match=r'^model\.graph_conv\.update_layers\.1: expected .*GINUp'):
+        sparsify(model)
+
+
 def test_densify_refuses_a_readout_of_your_own():
     model = models.RSGCN(4, 6, readout=lambda h, adj: h)
     with pytest.raises(

@@ -416,6 +416,15 @@ def test_what_ranks_disagree_about(tmp_path):
         assert of_0[case] == [int(case == 'nan'), message], case
 
 
+def test_a_parameter_of_two_shapes():
+    one, other = (({'/a': ((n, 2), 'float32')}, {}, 0) for n in (4, 5))
+    expected = (
+        "model: expected the same on all ranks, parameter '/a' is float32 of shape (4, 2) on rank "
+        '0 and float32 of shape (5, 2) on rank 3'
+    )
+    assert start._difference(one, other, 3) == expected
+
+
 @pytest.mark.parametrize('has, rank', [(0, 0), (3, 3)])
 def test_a_parameter_of_one_rank(has, rank):
     one = ({'/a': ((2,), 'float32')}, {}, 0)

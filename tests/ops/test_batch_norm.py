@@ -168,6 +168,16 @@ def test_results_of_one_row_at_most_are_finite(xp, sizes, layout):
         assert xp.isfinite(array).all()
 
 
+@pytest.mark.parametrize('n', [2, 3])
+def test_the_average_of_variances_is_unbiased(xp, n):
+    adj = with_spare(BatchedCSR.from_matrices([numpy.zeros((n, n))], 'packed'), 3, 0, xp)
+    link, oracle = new_link(xp, 2, 'float32'), new_link(xp, 2, 'float32')
+    x = features_of(xp, adj, 2, 'float32')
+    batch_norm(adj, link, x)
+    chainer.links.BatchNormalization.__call__(oracle, x[:n])
+    assert relative_error(link.avg_var, oracle.avg_var) < BOUNDS['float32']
+
+
 def test_averages_are_updated_in_place_unless_recomputing(xp):
     _, adj = batch(xp, 'many')
     link = new_link(xp, 3, 'float32')
