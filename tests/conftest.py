@@ -35,8 +35,11 @@ _stderr = pytest.StashKey[int]()
 
 
 def pytest_configure(config):
-    """Keep standard error: in a test pytest captures it, and loses it if the process ends."""
+    # In a test pytest captures standard error, and loses it if the process ends.
     config.stash[_stderr] = os.dup(2)
+    # A shell lets jobs in its background ignore interrupts, but some tests send them.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(hookwrapper=True)
