@@ -507,6 +507,19 @@ def test_a_batch_of_too_many_columns():
         concat_mols(sparse)
 
 
+@pytest.mark.parametrize('n_relations', [1, 2])
+@pytest.mark.parametrize('place', [(slice(None), 5), (5, slice(None))], ids=['column', 'row'])
+def test_longest_rows_and_columns(n_relations, place):
+    """They are counted if one has more than 128 entries. Each relation has separate columns."""
+    examples = molecules((3, 140, 5), n_relations=n_relations)
+    for atoms, adj, *_ in examples:
+        if len(atoms) == 140:
+            adj[(-1, *place)[-adj.ndim :]] = 1
+    adjacencies = [adj.reshape(-1, *adj.shape[-2:]) != 0 for _, adj, *_ in examples]
+    expected = [max(adj.sum((0, 2)).max(), adj.sum(1).max()) for adj in adjacencies]
+    assert to_sparse(examples).molecules.longest.tolist() == expected
+
+
 def test_repr():
     sparse = to_sparse(molecules(SIZES))
     assert repr(sparse[1:]) == '<SparseDataset: 6 molecules, 1 relation, 3 columns>'

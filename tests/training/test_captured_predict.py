@@ -595,6 +595,7 @@ def test_no_molecules(device, prediction_graphs):
             {'data': 'CCO', 'method': 'rsgcn'},
             'data: expected a data set or an iterable of SMILES, got one string',
         ),
+        ({'data': 5, 'method': 'rsgcn'}, 'data: expected an iterable of SMILES, got int'),
         ({'model': 1}, 'model: expected a chainer.Link, got int'),
     ],
 )
