@@ -17,6 +17,7 @@ from chainer_chemistry.models.prediction import GraphConvPredictor, Regressor, s
 
 from chainer_bspmm import BatchedCSR, CSRConverter, functions, sparsify
 from chainer_bspmm.training import check_swap
+from chainer_bspmm.training.check_swap import _not_too_large
 from tests.support import parity
 from tests.support.devices import slow_unless
 from tests.support.molecules import molecules
@@ -314,8 +315,14 @@ def test_padded_to_and_len_of_atoms():
     assert 'chainer_bspmm.functions.segment_sum. See docs' in actual.text
 
 
+def test_the_largest_molecules_are_left_out():
+    sizes = 600, 30, 500, 64, 60
+    left = _not_too_large([(numpy.ones(n), None, numpy.ones(1)) for n in sizes])
+    assert [len(atoms) for atoms, *_ in left] == [30, 60, 64]
+
+
 def test_a_few_of_large_molecules():
-    sizes = 30, 600, 64, 60, 500
+    sizes = 600, 64, 60, 500, 30
     actual = [(*e[:2], numpy.ones(1, 'f')) for e in molecules(sizes, 'relations', 4)]
     model = sparsify(Own(EQUAL['a mean of y']))
     start = time.perf_counter()
