@@ -3,12 +3,16 @@
 ``python -m benchmarks.training.bench_widths --tox21 tox21.csv.gz`` on a GPU times captured steps of
 five models, packed, from a `DeviceDataset`, beside upstream's dense steps and, for three of the
 models, JAX's. All are in FP32 and in TF32. The floor of a cell is the time of the step's matrix
-products alone, by cuBLAS. It writes ``benchmarks/results/<gpu or cpu>/widths.json``.
+products alone, by cuBLAS. With ``--gpus 2`` two models are measured at the same time, each on a GPU
+and half of the processors. It writes ``benchmarks/results/<gpu or cpu>/widths.json``.
 """
 
 import contextlib
 import importlib.util
 import itertools
+import json
+import pathlib
+import sys
 import time
 
 import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
@@ -17,7 +21,7 @@ from chainer.functions.connection.linear import LinearFunction
 from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
 import numpy
 
-from benchmarks import harness
+from benchmarks import gpus, harness
 from benchmarks.training import bench_steps, step_contenders, subjects
 from benchmarks.training.step_contenders import EAGER_PACKED, PACKED, PRECISIONS
 from benchmarks.training.step_contenders import UPSTREAM
@@ -247,7 +251,35 @@ def run(args, device):
             print('\n'.join(bench_steps.table(title, of['batches'][str(n_batch)])), flush=True)
             result['bars'] = bars(data)
             harness.save('widths', result, args.out)
-    result['bars'] = bars(data)
+    finish(result, args, start)
+
+
+def run_on_several(argv, args):
+    """Measure each method in a process of its own, on one of several GPUs; join the results."""
+    start = time.perf_counter()
+    parts = pathlib.Path(args.out or harness.ROOT / '.cache') / 'widths'
+
+    def call(method, place):
+        mine = '--gpus', '1', '--methods', method, '--out', str(parts / method)
+        command = [sys.executable, '-m', 'benchmarks.training.bench_widths', *argv, *mine]
+        if place.run(command):
+            raise SystemExit('%s ended with an error' % method)
+        return json.loads((parts / method / 'widths.json').read_text())
+
+    result, *others = gpus.spread(args.methods, args.gpus, call)
+    for other in others:
+        for n_unit, methods in other['data'].items():
+            result['data'].setdefault(n_unit, {}).update(methods)
+        result['not_run'] += other['not_run']
+    result['options'].update(
+        {'gpus': args.gpus, 'cpus of each': len(gpus.places(args.gpus)[0].cpus)}
+    )
+    finish(result, args, start)
+
+
+def finish(result, args, start):
+    """Judge and store a result, and print what it lacks; `start`: when the benchmark began."""
+    result['bars'] = bars(result['data'])
     harness.print_bars(result['bars'])
     path = harness.save('widths', result, args.out)
     print('not run for lack of time:', result['not_run'] or 'nothing')
@@ -265,9 +297,13 @@ def main(argv=None):
     parser.add_argument(
         '--seconds', type=float, default=SECONDS, help='of the rounds of each cell, at least'
     )
+    parser.add_argument('--gpus', type=int, default=1, help='number of GPUs; each takes methods')
     subjects.add_time(parser, TIME)
     args = parser.parse_args(argv)
-    run(args, harness.device_of(args.device))
+    if args.gpus > 1:
+        run_on_several(sys.argv[1:] if argv is None else argv, args)
+    else:
+        run(args, harness.device_of(args.device))
 
 
 if __name__ == '__main__':

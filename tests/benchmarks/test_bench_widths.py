@@ -140,6 +140,16 @@ def test_what_there_is_no_time_for_is_said(tmp_path):
 
 
 @pytest.mark.slow
+def test_results_of_several_gpus_are_joined(tmp_path):
+    result = run_main(tmp_path, '--units 8 16 --batches 8 --methods nfp rsgcn --gpus 2')
+    assert {units: list(methods) for units, methods in result['data'].items()} == {
+        '8': ['nfp', 'rsgcn'],
+        '16': ['nfp', 'rsgcn'],
+    }
+    assert result['options']['gpus'] == 2 and result['not_run'] == []
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 def test_both_precisions_are_captured(captures, tmp_path):
     result = run_main(tmp_path, '--units 8 --batches 8 --methods nfp')
